@@ -1,0 +1,37 @@
+"""Clearhead: a transformer you can read, train and see through.
+
+Importing it loads nothing: each name below loads its module, and torch, when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from clearhead.nn import masks as masks
+    from clearhead.nn.attention import MultiHeadAttention as MultiHeadAttention
+    from clearhead.nn.attention import attend_fused as attend_fused
+    from clearhead.nn.attention import attend_reference as attend_reference
+    from clearhead.nn.attention import softargmax as softargmax
+
+_HOMES = {
+    "softargmax": "clearhead.nn.attention",
+    "attend_reference": "clearhead.nn.attention",
+    "attend_fused": "clearhead.nn.attention",
+    "MultiHeadAttention": "clearhead.nn.attention",
+    "masks": "clearhead.nn.masks",
+}
+
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"clearhead has no {name!r}; it has {', '.join(_HOMES)}")
+    home = import_module(_HOMES[name])
+    return home if _HOMES[name].endswith(f".{name}") else getattr(home, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -1,0 +1,72 @@
+"""What does not fit together, refused in one line: the rule, what came, what to do.
+
+Dims: B batch, H heads, Q queries, K keys, D head width, E model width.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def check_heads(width: int, n_heads: int) -> None:
+    if n_heads < 1 or width < 1 or width % n_heads:
+        heads = max(1, n_heads)
+        nearest = max(1, round(width / heads)) * heads
+        raise ValueError(
+            f"width must be a multiple of n_heads, got width={width}, n_heads={n_heads}; "
+            f"try width={nearest}, n_heads={heads}"
+        )
+
+
+def check_width(x: Tensor, width: int, name: str) -> None:
+    if x.shape[-1] != width:
+        raise ValueError(
+            f"{name} must have {width} numbers per token in its last dimension, got shape {tuple(x.shape)}; "
+            "project it, or build the module with that width"
+        )
+
+
+def check_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, beta: float | None) -> float:
+    """Refuses what does not fit together; returns beta, or its default 1/sqrt(D)."""
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(
+            f"queries and keys must have the same width, got {q.shape[-1]} and {k.shape[-1]}; project one of them first"
+        )
+    if k.shape[-2] != v.shape[-2]:
+        raise ValueError(
+            f"there must be one value for each key, got {k.shape[-2]} keys and {v.shape[-2]} values; "
+            "pass keys and values of the same length"
+        )
+    if mask is not None:
+        check_mask(mask, (*q.shape[:-1], k.shape[-2]))
+    return 1 / math.sqrt(q.shape[-1]) if beta is None else beta
+
+
+def check_bool(mask: Tensor) -> None:
+    if mask.dtype != torch.bool:
+        raise ValueError(
+            f"a mask must be bool with True = may attend, got {mask.dtype}; "
+            "convert numbers with masks.from_additive, torch.nn's masks with masks.from_torch"
+        )
+
+
+def check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
+    """Refuses a mask that is not bool, or that does not broadcast to the scores' shape (B,H,Q,K)."""
+    check_bool(mask)
+    fits = mask.dim() <= len(shape) and all(
+        m in (1, s) for m, s in zip(reversed(mask.shape), reversed(shape), strict=False)
+    )
+    if not fits:
+        raise ValueError(
+            f"a mask must broadcast to the scores (B,H,Q,K) = {shape}, got {tuple(mask.shape)}; "
+            "use (Q,K) for one mask for all, (B,1,1,K) for padding, (B,1,Q,K) for one per example"
+        )
+
+
+def check_even(head_width: int, multiple: int) -> None:
+    if head_width % multiple:
+        raise ValueError(
+            f"rotary positions need a head width (width / n_heads) that is a multiple of {multiple}, "
+            f"got {head_width}; change width or n_heads"
+        )

@@ -1,0 +1,80 @@
+"""Blocks one after the other: the encoder, the decoder, and the pair of them.
+
+All take embeddings: whatever can be turned into vectors of the model's width can be fed in.
+Dims: B batch, L length, Q queries, K keys, E model width.
+"""
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+
+from clearhead.nn.blocks import DecoderBlock, EncoderBlock
+from clearhead.nn.cache import Cache
+
+
+class Encoder(nn.Module):
+    """(B,L,E) -> (B,L,E)"""
+
+    def __init__(self, blocks: Iterable[EncoderBlock], norm: nn.Module | None = None):
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = nn.Identity() if norm is None else norm
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        mask: Tensor | None = None,
+        angles: Tensor | None = None,
+        bias: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        for i, block in enumerate(self.blocks):
+            layer = None if cache is None else cache.layers[i]
+            x = block(x, mask=mask, angles=angles, bias=bias, cache=layer)
+        return self.norm(x)
+
+
+class Decoder(nn.Module):
+    """x (B,Q,E), memory (B,K,E) -> (B,Q,E)"""
+
+    def __init__(self, blocks: Iterable[DecoderBlock], norm: nn.Module | None = None):
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = nn.Identity() if norm is None else norm
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        *,
+        mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        angles: Tensor | None = None,
+        bias: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        for i, block in enumerate(self.blocks):
+            layer = None if cache is None else cache.layers[i]
+            x = block(x, memory, mask=mask, memory_mask=memory_mask, angles=angles, bias=bias, cache=layer)
+        return self.norm(x)
+
+
+class EncoderDecoder(nn.Module):
+    """The pair of 2017, from embeddings to embeddings. source (B,K,E), target (B,Q,E) -> (B,Q,E)"""
+
+    def __init__(self, encoder: Encoder, decoder: Decoder):
+        super().__init__()
+        self.encoder, self.decoder = encoder, decoder
+
+    def forward(
+        self,
+        source: Tensor,
+        target: Tensor,
+        *,
+        source_mask: Tensor | None = None,
+        target_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+    ) -> Tensor:
+        memory = self.encoder(source, mask=source_mask)
+        return self.decoder(target, memory, mask=target_mask, memory_mask=memory_mask)
