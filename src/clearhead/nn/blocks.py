@@ -21,7 +21,7 @@ NORMS = ("pre", "post", "none")
 
 
 def stochastic_depth(branch: Tensor, rate: float) -> Tensor:
-    """The branch, dropped whole for a random share `rate` of the examples; the others are scaled up to keep the mean."""
+    """The branch, dropped whole for a random share `rate` of the examples; the rest is scaled up to keep the mean."""
     if rate == 1.0:
         return torch.zeros_like(branch)
     keep = torch.empty(branch.shape[0], *[1] * (branch.dim() - 1), dtype=branch.dtype, device=branch.device)

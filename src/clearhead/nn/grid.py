@@ -24,7 +24,7 @@ def sinusoidal_2d(rows: int, columns: int, width: int, device: torch.device | st
 
 
 def interpolate(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
-    """A position table for another grid, by bicubic interpolation; for the same grid the table itself. (P,E) -> (P',E)"""
+    """A position table (P,E) for another grid, by bicubic interpolation; for the same grid, the table itself."""
     if old == new:
         return table
     image = table.T.unflatten(1, old)[None]  # (1,E,rows,columns)

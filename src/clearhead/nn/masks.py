@@ -19,11 +19,13 @@ from clearhead.nn.checks import check_bool
 class CausalMask(Tensor):
     """(Q,K): each query sees the keys up to its own place; the last query stands at the last key."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # what is calculated from it is an ordinary tensor
+    # what is calculated from it is an ordinary tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, n_queries: int, n_keys: int, device: torch.device | str | None = None) -> "CausalMask":
-        return Tensor._make_wrapper_subclass(cls, (n_queries, n_keys), dtype=torch.bool, device=device)
+        size = (n_queries, n_keys)
+        return Tensor._make_wrapper_subclass(cls, size, dtype=torch.bool, device=torch.empty(0, device=device).device)
 
     def __init__(self, n_queries: int, n_keys: int, device: torch.device | str | None = None):
         super().__init__()
@@ -33,7 +35,7 @@ class CausalMask(Tensor):
         return torch.ones(n_queries, n_keys, dtype=torch.bool, device=self.device).tril(n_keys - n_queries)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return func(*tree_map_only(cls, cls.dense, args), **tree_map_only(cls, cls.dense, kwargs or {}))
 
     def numpy(self, *, force: bool = False) -> Any:
@@ -128,7 +130,7 @@ def to_additive(mask: Tensor, low: float = -math.inf, dtype: torch.dtype = torch
 
 
 def kernel_mask(mask: Tensor | None, logit_bias: Tensor | None) -> tuple[Tensor | None, bool]:
-    """What scaled_dot_product_attention takes: (attn_mask, is_causal). Its own causal flag needs as many keys as queries."""
+    """What scaled_dot_product_attention takes: (attn_mask, is_causal). Its flag needs as many keys as queries."""
     if logit_bias is not None:
         return logit_bias if mask is None else logit_bias.masked_fill(~mask, -math.inf), False
     if isinstance(mask, CausalMask):

@@ -5,6 +5,8 @@ Cutting an image into patches and projecting each one is a convolution whose str
 Dims: B batch, C channels, P patches, E model width; images are (B,C,height,width).
 """
 
+from itertools import pairwise
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -21,7 +23,7 @@ def grid_of(images: Tensor, size: int) -> tuple[int, int]:
     height, width = images.shape[-2:]
     if size < 1 or height % size or width % size or not height or not width:
         raise ValueError(
-            f"image height and width must be multiples of the patch size, got {height} x {width} and patch size {size}; "
+            f"image height and width must be multiples of the patch size, got {height} x {width}, patch size {size}; "
             "pad or resize the images, or choose a size that divides both"
         )
     return height // size, width // size
@@ -69,6 +71,13 @@ class PatchTokens(nn.Module):
         return conv
 
 
+def halving(before: int, after: int) -> nn.Conv2d:
+    conv = nn.Conv2d(before, after, 3, stride=2, padding=1)
+    nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+    nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
+    return conv
+
+
 class ConvolutionTokens(nn.Module):
     """Overlapping tokens: 3x3 convolutions of stride 2, each halving the image, until one place is one patch."""
 
@@ -79,13 +88,7 @@ class ConvolutionTokens(nn.Module):
             raise ValueError(f"a convolutional tokenizer needs a patch size of 2, 4, 8, ..., got {size}; try 4")
         self.size = size
         widths = [channels] + [max(8, width >> (halvings - 1 - i)) for i in range(halvings - 1)] + [width]
-        self.stages = nn.ModuleList(
-            nn.Conv2d(before, after, 3, stride=2, padding=1)
-            for before, after in zip(widths[:-1], widths[1:], strict=True)
-        )
-        for stage in self.stages:
-            nn.init.kaiming_normal_(stage.weight, nonlinearity="relu")
-            nn.init.zeros_(stage.bias)
+        self.stages = nn.ModuleList(halving(before, after) for before, after in pairwise(widths))
 
     def grid(self, images: Tensor) -> tuple[int, int]:
         return grid_of(images, self.size)

@@ -26,7 +26,7 @@ def rotary_angles_2d(rows: int, columns: int, head_width: int, device: torch.dev
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Turns the pair (x_i, x_{i+D/2}) by angle i, so that q·k depends on the distance alone. x (...,L,D), angles (L,D/2)"""
+    """Turns the pair (x_i, x_{i+D/2}) by angle i: then q·k knows the distance alone. x (...,L,D), angles (L,D/2)"""
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
