@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from clearhead.models.language import LanguageModel as LanguageModel
+    from clearhead.models.predictor import SequencePredictor as SequencePredictor
+    from clearhead.models.seq2seq import Seq2Seq as Seq2Seq
+    from clearhead.models.vit import VisionTransformer as VisionTransformer
     from clearhead.nn import masks as masks
     from clearhead.nn.attention import MultiHeadAttention as MultiHeadAttention
     from clearhead.nn.attention import attend_fused as attend_fused
@@ -21,6 +25,10 @@ _HOMES = {
     "attend_fused": "clearhead.nn.attention",
     "MultiHeadAttention": "clearhead.nn.attention",
     "masks": "clearhead.nn.masks",
+    "SequencePredictor": "clearhead.models.predictor",
+    "VisionTransformer": "clearhead.models.vit",
+    "Seq2Seq": "clearhead.models.seq2seq",
+    "LanguageModel": "clearhead.models.language",
 }
 
 __all__ = list(_HOMES)

@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.nn.cache import KeyValues
-from clearhead.nn.checks import check_attend, check_heads, check_width
+from clearhead.nn.checks import check_attend, check_width
 from clearhead.nn.linear import xavier_linear
 from clearhead.nn.masks import kernel_mask
 from clearhead.nn.rotary import rotate
+from clearhead.nn.sizes import check_heads
 
 Attend = Callable[..., Tensor | tuple[Tensor, Tensor]]
 
@@ -39,7 +40,7 @@ def softargmax(z: Tensor, beta: float = 1.0, dim: int = -1, where: Tensor | None
     candidates = z if where is None else z.masked_fill(~where, lowest)
     largest = candidates.amax(dim, keepdim=True).detach()
     if math.isinf(beta):
-        logits = torch.where(candidates == largest, 0.0, lowest)
+        logits = torch.zeros_like(z).masked_fill(candidates != largest, lowest)
     else:
         logits = beta * (candidates - largest).clamp(min=lowest)  # at most 0, so e^logits cannot overflow
     if where is None:
@@ -88,6 +89,8 @@ def attend_fused(
     if math.isinf(beta):
         return attend_reference(q, k, v, mask, beta, bias=bias, dropout=dropout)[0]
     kernels_mask, is_causal = kernel_mask(mask, None if bias is None else beta * bias)
+    if is_causal and beta <= 0:  # its -inf above the diagonal is scaled too: 0 * -inf is NaN, -1 * -inf is inf
+        q, beta = beta * q, 1.0
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=kernels_mask, dropout_p=dropout, is_causal=is_causal, scale=beta
     )
@@ -110,7 +113,8 @@ class SingleHeadAttention(nn.Module):
     ) -> Tensor:
         keys = x if keys is None else keys
         values = keys if values is None else values
-        return attend_fused(self.query(x), self.key(keys), self.value(values), mask)
+        q, k, v = (y.unsqueeze(-3) for y in (self.query(x), self.key(keys), self.value(values)))  # (B,1,L,D)
+        return attend_fused(q, k, v, mask).squeeze(-3)
 
 
 class MultiHeadAttention(nn.Module):
@@ -173,7 +177,7 @@ class MultiHeadAttention(nn.Module):
         out = self.attend(q, k, v, mask, self.beta, bias=bias, dropout=dropout)
         if isinstance(out, tuple):
             out, _ = out  # attend_reference shows its weights too
-        return self.output(out.transpose(1, 2).flatten(-2))  # (B,H,Q,D) -> (B,Q,E)
+        return self.output(out.transpose(-3, -2).flatten(-2))  # (B,H,Q,D) -> (B,Q,E)
 
     def keys_values(self, keys: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
         values = keys if values is None else values
@@ -183,7 +187,7 @@ class MultiHeadAttention(nn.Module):
 
     def split(self, x: Tensor) -> Tensor:
         """(B,L,E) -> (B,H,L,D): each head gets its slice of the width."""
-        return x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+        return x.unflatten(-1, (self.n_heads, -1)).transpose(-3, -2)
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> "MultiHeadAttention":

@@ -25,12 +25,12 @@ class KeyValues:
         elif end > self._k.shape[-2]:  # twice the room each time: the copying adds up to one copy
             old_k, old_v = self._k, self._v
             self._k, self._v = _room(k, 2 * end), _room(v, 2 * end)
-            self._k[:, :, : self.length] = old_k[:, :, : self.length]
-            self._v[:, :, : self.length] = old_v[:, :, : self.length]
-        self._k[:, :, self.length : end] = k
-        self._v[:, :, self.length : end] = v
+            self._k[..., : self.length, :] = old_k[..., : self.length, :]
+            self._v[..., : self.length, :] = old_v[..., : self.length, :]
+        self._k[..., self.length : end, :] = k
+        self._v[..., self.length : end, :] = v
         self.length = end
-        return self._k[:, :, :end], self._v[:, :, :end]
+        return self._k[..., :end, :], self._v[..., :end, :]
 
     def once(self, compute: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """The keys and values of a memory: computed at the first call, the same ones ever after."""
@@ -62,9 +62,9 @@ class Cache:
         return self.layers[0].own.length
 
     def select(self, rows: Tensor) -> None:
+        """Goes on with these rows of the batch. Rows change places within an example, whose memory stays as it is."""
         for layer in self.layers:
             layer.own.select(rows)
-            layer.memory.select(rows)
 
 
 def _room(like: Tensor, length: int) -> Tensor:

@@ -9,16 +9,6 @@ import torch
 from torch import Tensor
 
 
-def check_heads(width: int, n_heads: int) -> None:
-    if n_heads < 1 or width < 1 or width % n_heads:
-        heads = max(1, n_heads)
-        nearest = max(1, round(width / heads)) * heads
-        raise ValueError(
-            f"width must be a multiple of n_heads, got width={width}, n_heads={n_heads}; "
-            f"try width={nearest}, n_heads={heads}"
-        )
-
-
 def check_width(x: Tensor, width: int, name: str) -> None:
     if x.shape[-1] != width:
         raise ValueError(
@@ -61,12 +51,4 @@ def check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
         raise ValueError(
             f"a mask must broadcast to the scores (B,H,Q,K) = {shape}, got {tuple(mask.shape)}; "
             "use (Q,K) for one mask for all, (B,1,1,K) for padding, (B,1,Q,K) for one per example"
-        )
-
-
-def check_even(head_width: int, multiple: int) -> None:
-    if head_width % multiple:
-        raise ValueError(
-            f"rotary positions need a head width (width / n_heads) that is a multiple of {multiple}, "
-            f"got {head_width}; change width or n_heads"
         )

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.nn.checks import check_even
 from clearhead.nn.positions import sinusoidal
 from clearhead.nn.rotary import rotary_angles_2d
+from clearhead.nn.sizes import check_even
 
 
 def sinusoidal_2d(rows: int, columns: int, width: int, device: torch.device | str | None = None) -> Tensor:

@@ -11,8 +11,8 @@ from abc import ABC
 import torch
 from torch import Tensor, nn
 
-from clearhead.nn.checks import check_even
 from clearhead.nn.rotary import alibi, rotary_angles
+from clearhead.nn.sizes import check_even
 
 
 def sinusoidal(places: Tensor, width: int) -> Tensor:

@@ -7,7 +7,7 @@ Dims: L length, H heads, Q queries, K keys, D head width.
 import torch
 from torch import Tensor
 
-from clearhead.nn.checks import check_even
+from clearhead.nn.sizes import check_even
 
 
 def rotary_angles(places: Tensor, head_width: int, base: float = 10_000.0) -> Tensor:

@@ -1,0 +1,1 @@
+"""Parts become architectures. `config` and `presets` load without torch."""

@@ -1,0 +1,95 @@
+"""Beam search: follow the N likeliest beginnings at once, and keep the best that have ended.
+
+The score of a sequence is its log-probability; sequences of different length are compared by score / length^penalty.
+The greedy answer stays a candidate, so the answer is never worse than it.
+Dims: B batch, N beams, L prompt length, T new tokens, V vocabulary.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead.models.generate import Generated, Greedy, Writer
+
+NEVER = -torch.inf
+
+
+@dataclass(frozen=True)
+class Beam:
+    """The best of `size` sequences followed at once; a higher length_penalty favours longer ones."""
+
+    size: int = 5
+    length_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"a beam's size must be at least 1, got {self.size}; 1 is greedy search")
+        if self.length_penalty < 0:
+            raise ValueError(
+                f"length_penalty must be at least 0, got {self.length_penalty}; 0 compares plain log-probabilities"
+            )
+
+    def __call__(self, writers: Callable[[int], Writer], prompt: Tensor, n_tokens: int, end: int | None) -> Generated:
+        found = self.search(writers(self.size), prompt, n_tokens, end)
+        greedy = Greedy()(writers, prompt, n_tokens, end)
+        greedy = candidates(greedy.candidates, greedy.scores, greedy.lengths, n_tokens, end)
+        known = (found.candidates == greedy.candidates).all(-1).any(-1, keepdim=True)
+        best = self.best_of(found, replace(greedy, scores=greedy.scores.masked_fill(known, NEVER)))
+        return replace(best, candidates=best.candidates[..., : int(best.lengths.max())])
+
+    def search(self, writer: Writer, prompt: Tensor, n_tokens: int, end: int | None) -> Generated:
+        n_examples, n_prompt = prompt.shape
+        live = prompt[:, None].expand(-1, self.size, -1)  # (B,N,length)
+        live_scores = torch.full((n_examples, self.size), NEVER, device=prompt.device)
+        ended = candidates(live[..., :0], live_scores, torch.ones_like(live[..., 0]), n_tokens, end)  # none yet
+        live_scores[:, 0] = 0.0  # all beams begin alike: one of them is enough
+        first_row = torch.arange(n_examples, device=prompt.device)[:, None] * self.size
+        for length in range(1, n_tokens + 1):
+            log_p = writer.next_logits(live.flatten(0, 1)).float().log_softmax(-1)  # (B*N,V)
+            totals = (live_scores.flatten()[:, None] + log_p).reshape(n_examples, -1)  # (B,N*V)
+            # Each beam can end in one way, so at least N of the best 2N go on.
+            scores, choices = totals.topk(min(2 * self.size, totals.shape[1]))
+            beams, tokens = choices // log_p.shape[-1], choices % log_p.shape[-1]
+            grown = torch.cat([take(live, beams), tokens[..., None]], dim=-1)
+            if end is not None:
+                end_scores = scores.masked_fill(tokens != end, NEVER)
+                lengths = torch.full_like(tokens, length)
+                ended = self.best_of(ended, candidates(grown[..., n_prompt:], end_scores, lengths, n_tokens, end))
+                scores = scores.masked_fill(tokens == end, NEVER)
+            live_scores, kept = scores.topk(self.size)
+            live = take(grown, kept)
+            if self.decided(ended, live_scores, n_tokens):
+                return ended
+            writer.select((first_row + beams.gather(1, kept)).flatten())
+        unended = candidates(live[..., n_prompt:], live_scores, torch.full_like(kept, n_tokens), n_tokens, end)
+        return self.best_of(ended, unended)
+
+    def rank(self, scores: Tensor, lengths: Tensor | int) -> Tensor:
+        return scores / lengths**self.length_penalty
+
+    def decided(self, ended: Generated, live_scores: Tensor, n_tokens: int) -> bool:
+        """Nothing that goes on can still become a candidate: its score only falls, its length only grows."""
+        hope = self.rank(live_scores[:, 0], n_tokens)
+        return bool((self.rank(ended.scores, ended.lengths)[:, -1] >= hope).all())
+
+    def best_of(self, some: Generated, others: Generated) -> Generated:
+        """The `size` best of both."""
+        sequences = torch.cat([some.candidates, others.candidates], dim=1)
+        lengths = torch.cat([some.lengths, others.lengths], dim=1)
+        scores = torch.cat([some.scores, others.scores], dim=1)
+        best = self.rank(scores, lengths).topk(self.size).indices
+        return Generated(take(sequences, best), lengths.gather(1, best), scores.gather(1, best))
+
+
+def candidates(ids: Tensor, scores: Tensor, lengths: Tensor, n_tokens: int, end: int | None) -> Generated:
+    """Sequences (B,M,T) filled up to n_tokens, so that they can be compared and joined."""
+    filled = F.pad(ids, (0, n_tokens - ids.shape[-1]), value=0 if end is None else end)
+    return Generated(filled, lengths, scores)
+
+
+def take(sequences: Tensor, chosen: Tensor) -> Tensor:
+    """Whole sequences (B,N,T) by their number (B,M) -> (B,M,T)"""
+    return sequences.gather(1, chosen[..., None].expand(-1, -1, sequences.shape[-1]))

@@ -1,0 +1,207 @@
+"""Which function a model computes: frozen configs, checked when they are made. Importing this does not import torch."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from clearhead.nn.sizes import check_even, check_heads
+
+Norm = Literal["pre", "post", "none"]
+Activation = Literal["gelu", "relu"]
+Places = Literal["sinusoidal", "learned", "rotary", "alibi", "none"]
+GridPlaces = Literal["learned", "sinusoidal", "rotary", "none"]
+Tokenizer = Literal["patches", "convolutions"]
+Pooling = Literal["class", "mean", "attention"]
+PredictorReadout = Literal["each", "class", "mean", "attention"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackConfig:
+    """A stack of equal blocks: what every model below has in common."""
+
+    width: int
+    depth: int
+    n_heads: int
+    hidden: int | None = None
+    """width of the feed-forward net's middle; 4 * width unless given"""
+    activation: Activation = "gelu"
+    norm: Norm = "pre"
+    dropout: float = 0.0
+    """on the embeddings and on what each sublayer adds"""
+    attention_dropout: float = 0.0
+    """on the attention weights"""
+    hidden_dropout: float = 0.0
+    """inside the feed-forward net, where the vision transformer has it and the one of 2017 has not"""
+    drop_path: float = 0.0
+    """stochastic depth: chance of leaving out the last block's sublayers; earlier blocks less, in proportion"""
+    beta: float | None = None
+    """inverse temperature of attention; 1/sqrt(head width) unless given"""
+    output_projection: bool = True
+    """mix the heads' outputs by a linear layer (W_O)"""
+
+    def __post_init__(self) -> None:
+        check_positive(width=self.width, depth=self.depth, n_heads=self.n_heads, hidden=self.feedforward_width)
+        check_heads(self.width, self.n_heads)
+        check_choice(activation=(self.activation, Activation), norm=(self.norm, Norm))
+        for name in ("dropout", "attention_dropout", "hidden_dropout", "drop_path"):
+            rate = getattr(self, name)
+            if not 0 <= rate < 1:
+                raise ValueError(f"{name} must be at least 0 and below 1, got {rate}; 0 turns it off")
+
+    @property
+    def feedforward_width(self) -> int:
+        return 4 * self.width if self.hidden is None else self.hidden
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.n_heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig:
+    """One attention layer on its own, for `shapes`."""
+
+    width: int
+    n_heads: int = 1
+
+    def __post_init__(self) -> None:
+        check_positive(width=self.width, n_heads=self.n_heads)
+        check_heads(self.width, self.n_heads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictorConfig(StackConfig):
+    """An encoder that answers for each token, or for the sequence as a whole."""
+
+    n_inputs: int
+    """different tokens, or numbers per token"""
+    n_outputs: int
+    context: int = 512
+    """longest sequence, for learned positions"""
+    positions: Places = "sinusoidal"
+    readout: PredictorReadout = "each"
+    head_hidden: int = 0
+    """width of one more layer before the answer; 0 for none"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(n_inputs=self.n_inputs, n_outputs=self.n_outputs, context=self.context)
+        check_choice(readout=(self.readout, PredictorReadout))
+        check_places(self.positions, self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionConfig(StackConfig):
+    """A vision transformer."""
+
+    image_size: int | tuple[int, int]
+    """height and width that the model is built for; others work too"""
+    patch_size: int
+    n_classes: int
+    channels: int = 3
+    tokenizer: Tokenizer = "patches"
+    positions: GridPlaces = "learned"
+    readout: Pooling = "class"
+    head_hidden: int = 0
+    """width of one more layer before the answer; 0 for none"""
+    embedding_norm: bool = False
+    """layer norm on the embeddings, as BERT does"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(patch_size=self.patch_size, n_classes=self.n_classes, channels=self.channels)
+        check_choice(
+            tokenizer=(self.tokenizer, Tokenizer),
+            positions=(self.positions, GridPlaces),
+            readout=(self.readout, Pooling),
+        )
+        height, width = self.image_shape
+        check_positive(image_height=height, image_width=width)
+        if height % self.patch_size or width % self.patch_size:
+            raise ValueError(
+                f"image_size must be a multiple of patch_size, got {height} x {width} and {self.patch_size}; "
+                "choose a patch size that divides both"
+            )
+        if self.positions == "rotary":
+            check_even(self.head_width, 4)
+        if self.positions == "sinusoidal" and self.width % 4:
+            raise ValueError(
+                f"2-D sinusoidal positions need a width that is a multiple of 4, got {self.width}; round it up"
+            )
+
+    @property
+    def image_shape(self) -> tuple[int, int]:
+        size = self.image_size
+        return (size, size) if isinstance(size, int) else size
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        height, width = self.image_shape
+        return height // self.patch_size, width // self.patch_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seq2SeqConfig(StackConfig):
+    """The encoder-decoder of 2017; `depth` blocks in the encoder and, unless given, as many in the decoder."""
+
+    n_source: int
+    """different source tokens"""
+    n_target: int
+    """different target tokens"""
+    decoder_depth: int | None = None
+    context: int = 512
+    """longest sequence, for learned positions"""
+    positions: Places = "sinusoidal"
+    tie_weights: bool = False
+    """one table for the target's embedding and the output; with n_source = n_target for the source's too"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(
+            n_source=self.n_source, n_target=self.n_target, context=self.context, decoder_depth=self.decoder_blocks
+        )
+        check_places(self.positions, self)
+
+    @property
+    def decoder_blocks(self) -> int:
+        return self.depth if self.decoder_depth is None else self.decoder_depth
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageConfig(StackConfig):
+    """The decoder-only language model."""
+
+    n_tokens: int
+    """different tokens"""
+    context: int = 512
+    """longest sequence, for learned positions"""
+    positions: Places = "learned"
+    tie_weights: bool = True
+    """one table for the embedding and the output"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(n_tokens=self.n_tokens, context=self.context)
+        check_places(self.positions, self)
+
+
+ModelConfig = PredictorConfig | VisionConfig | Seq2SeqConfig | LanguageConfig
+
+
+def check_positive(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ValueError(f"{name} must be a whole number above 0, got {size!r}; try {name}=1 or more")
+
+
+def check_choice(**choices: tuple[str, Any]) -> None:
+    for name, (value, allowed) in choices.items():
+        if value not in get_args(allowed):
+            raise ValueError(f"{name} must be one of {', '.join(get_args(allowed))}, got {value!r}; choose one of them")
+
+
+def check_places(positions: str, stack: StackConfig) -> None:
+    check_choice(positions=(positions, Places))
+    if positions == "rotary":
+        check_even(stack.head_width, 2)
+    if positions == "sinusoidal" and stack.width % 2:
+        raise ValueError(f"sinusoidal positions need an even width, got {stack.width}; try width={stack.width + 1}")

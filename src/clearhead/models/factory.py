@@ -1,0 +1,22 @@
+"""From any config to its model."""
+
+from torch import nn
+
+from clearhead.models.config import LanguageConfig, ModelConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
+from clearhead.models.language import LanguageModel
+from clearhead.models.predictor import SequencePredictor
+from clearhead.models.seq2seq import Seq2Seq
+from clearhead.models.vit import VisionTransformer
+
+
+def build_model(config: ModelConfig) -> nn.Module:
+    match config:
+        case PredictorConfig():
+            return SequencePredictor(config)
+        case VisionConfig():
+            return VisionTransformer(config)
+        case Seq2SeqConfig():
+            return Seq2Seq(config)
+        case LanguageConfig():
+            return LanguageModel(config)
+    raise TypeError(f"a model config is one of Predictor-, Vision-, Seq2Seq- and LanguageConfig, got {type(config)}")

@@ -1,0 +1,168 @@
+"""Generation: from the logits of the next token to a sequence.
+
+A `Writer` knows how a model continues a sequence; `Greedy`, `Sampling` and `Beam` (in beam.py) decide which token is
+taken. All work with and without a key/value cache, and answer the same.
+Dims: B batch, N candidates for each example, L prompt length, T new tokens, V vocabulary.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.nn.cache import Cache
+
+
+@dataclass(frozen=True)
+class Generated:
+    """New tokens (the prompt is not among them); for each example its N candidates, the best first."""
+
+    candidates: Tensor
+    """(B,N,T); after a candidate's end, the end token again"""
+    lengths: Tensor
+    """(B,N) new tokens, the end token included"""
+    scores: Tensor
+    """(B,N) log-probability of those tokens under the model"""
+
+    @property
+    def ids(self) -> Tensor:
+        """(B,T): the best candidate of each example."""
+        return self.candidates[:, 0]
+
+
+class Writer:
+    """The next token's logits after sequences that grow: next_logits (N,length) -> (N,V).
+
+    `continue_with(ids, cache)` is the model's own pass: logits (N,length,V), of the newest ids when there is a cache.
+    """
+
+    def __init__(self, continue_with: Callable[[Tensor, Cache | None], Tensor], cache: Cache | None):
+        self.continue_with, self.cache = continue_with, cache
+
+    def next_logits(self, ids: Tensor) -> Tensor:
+        known = 0 if self.cache is None else self.cache.length
+        return self.continue_with(ids[:, known:], self.cache)[:, -1]
+
+    def select(self, rows: Tensor) -> None:
+        if self.cache is not None:
+            self.cache.select(rows)
+
+
+Strategy = Callable[[Callable[[int], Writer], Tensor, int, int | None], Generated]
+"""(writers, prompt (B,L), n_tokens, end) -> Generated; writers(N) makes a Writer for N sequences per example."""
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """Always the likeliest token."""
+
+    def __call__(self, writers: Callable[[int], Writer], prompt: Tensor, n_tokens: int, end: int | None) -> Generated:
+        return write(writers(1), prompt, n_tokens, end, lambda logits: logits.argmax(-1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Tokens drawn from the model's own distribution, sharpened or cut.
+
+    temperature below 1 prefers likely tokens; top_k keeps the k likeliest; top_p the fewest that hold p of the mass.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ValueError(
+                f"temperature must be above 0, got {self.temperature}; for the likeliest token use Greedy()"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1, got {self.top_k}; None keeps all tokens")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}; None keeps all tokens")
+
+    def __call__(self, writers: Callable[[int], Writer], prompt: Tensor, n_tokens: int, end: int | None) -> Generated:
+        random = torch.Generator(prompt.device).manual_seed(self.seed)
+
+        def draw(logits: Tensor) -> Tensor:
+            shares = self.distribution(logits)
+            return torch.multinomial(shares, 1, generator=random)[:, 0]
+
+        return write(writers(1), prompt, n_tokens, end, draw)
+
+    def distribution(self, logits: Tensor) -> Tensor:
+        """What is drawn from. (B,V) -> (B,V)"""
+        logits = logits.float() / self.temperature
+        if self.top_k is not None:
+            logits = keep_top_k(logits, self.top_k)
+        if self.top_p is not None:
+            logits = keep_top_p(logits, self.top_p)
+        return logits.softmax(-1)
+
+
+def keep_top_k(logits: Tensor, k: int) -> Tensor:
+    """-inf for all but the k largest of each row (and what ties with the last of them)."""
+    smallest_kept = logits.topk(min(k, logits.shape[-1])).values[:, -1:]
+    return logits.masked_fill(logits < smallest_kept, -torch.inf)
+
+
+def keep_top_p(logits: Tensor, p: float) -> Tensor:
+    """-inf for all but the fewest tokens of each row whose probabilities add up to p; the likeliest always stays."""
+    ordered, tokens = logits.sort(descending=True)
+    shares = ordered.softmax(-1)
+    mass_before = shares.cumsum(-1) - shares
+    drop_ordered = mass_before >= p
+    drop_ordered[:, 0] = False
+    return logits.masked_fill(drop_ordered.gather(-1, tokens.argsort(-1)), -torch.inf)
+
+
+def write(
+    writer: Writer, prompt: Tensor, n_tokens: int, end: int | None, choose: Callable[[Tensor], Tensor]
+) -> Generated:
+    """One candidate per example: choose (B,V) -> (B,) the next token, until all have ended or n_tokens are written."""
+    ids, n_prompt = prompt, prompt.shape[1]
+    ended = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
+    lengths = torch.zeros(len(prompt), dtype=torch.long, device=prompt.device)
+    scores = torch.zeros(len(prompt), device=prompt.device)
+    for _ in range(n_tokens):
+        logits = writer.next_logits(ids)
+        token = choose(logits)
+        if end is not None:
+            token = token.masked_fill(ended, end)
+        log_p = logits.float().log_softmax(-1).gather(-1, token[:, None])[:, 0]
+        scores = scores + log_p.masked_fill(ended, 0.0)
+        lengths = lengths + ~ended
+        ids = torch.cat([ids, token[:, None]], dim=1)
+        if end is not None:
+            ended = ended | (token == end)
+            if ended.all():
+                break
+    return Generated(ids[:, None, n_prompt:], lengths[:, None], scores[:, None])
+
+
+@contextmanager
+def testing_stage(model: nn.Module) -> Iterator[None]:
+    """No dropout and no gradients inside; afterwards every module is in the stage it was in."""
+    stages = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in stages.items():
+            module.training = training
+
+
+def check_generation(prompt: Tensor, n_tokens: int, n_vocabulary: int, end: int | None) -> None:
+    if prompt.dim() != 2 or prompt.shape[1] < 1:
+        raise ValueError(
+            f"a prompt must be ids (batch, length) with at least one token, got shape {tuple(prompt.shape)}; "
+            "begin with the token that begins every text"
+        )
+    if n_tokens < 1:
+        raise ValueError(f"n_tokens must be at least 1, got {n_tokens}; it is the largest number of new tokens")
+    if end is not None and not 0 <= end < n_vocabulary:
+        raise ValueError(f"end must be an id from 0 to {n_vocabulary - 1}, got {end}; None generates all n_tokens")

@@ -1,0 +1,132 @@
+"""Named configs: numbers only. Importing this does not import torch."""
+
+import difflib
+from collections.abc import Callable
+
+from clearhead.models.config import LanguageConfig, ModelConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
+
+
+def reverse() -> PredictorConfig:
+    """R2.5: answers a sequence of digits in reverse order. One block, one head."""
+    return PredictorConfig(
+        width=32,
+        depth=1,
+        n_heads=1,
+        hidden=64,
+        activation="relu",
+        norm="post",
+        n_inputs=10,
+        n_outputs=10,
+        context=16,
+        head_hidden=32,
+    )
+
+
+def plain_mnist() -> VisionConfig:
+    """R3.1: x + attention(x), x + MLP(x) with one head, no positions, no norm, no output projection."""
+    return VisionConfig(
+        width=64,
+        depth=4,
+        n_heads=1,
+        hidden=64,
+        activation="relu",
+        norm="none",
+        output_projection=False,
+        image_size=28,
+        channels=1,
+        patch_size=7,
+        n_classes=10,
+        positions="none",
+    )
+
+
+def small_mnist() -> VisionConfig:
+    """A vision transformer for MNIST with what the plain one lacks, at about its size."""
+    return VisionConfig(
+        width=64,
+        depth=4,
+        n_heads=4,
+        hidden=128,
+        image_size=28,
+        channels=1,
+        patch_size=7,
+        n_classes=10,
+    )
+
+
+def bert_cifar() -> VisionConfig:
+    """R0.6: 4x4 patches of CIFAR-10 images fed straight into a BERT-style encoder."""
+    return VisionConfig(
+        width=256,
+        depth=12,
+        n_heads=8,
+        hidden=1024,
+        norm="post",
+        dropout=0.1,
+        attention_dropout=0.1,
+        image_size=32,
+        patch_size=4,
+        n_classes=10,
+        head_hidden=256,
+        embedding_norm=True,
+    )
+
+
+def tiny_vit() -> VisionConfig:
+    """The vision transformer that the benchmarks compare: 65 tokens of width 192."""
+    return VisionConfig(width=192, depth=6, n_heads=3, image_size=32, patch_size=4, n_classes=10)
+
+
+def vit_base() -> VisionConfig:
+    """ViT-B/16 of 2020, for images of 224 x 224 and 1000 classes."""
+    return VisionConfig(width=768, depth=12, n_heads=12, image_size=224, patch_size=16, n_classes=1000)
+
+
+def transformer_base() -> Seq2SeqConfig:
+    """The base model of 2017, with a shared vocabulary of 37,000 tokens."""
+    return Seq2SeqConfig(
+        width=512,
+        depth=6,
+        n_heads=8,
+        hidden=2048,
+        activation="relu",
+        norm="post",
+        dropout=0.1,
+        n_source=37_000,
+        n_target=37_000,
+        tie_weights=True,
+    )
+
+
+def tiny_language() -> LanguageConfig:
+    """A language model of characters for a laptop."""
+    return LanguageConfig(width=128, depth=4, n_heads=4, n_tokens=65, context=64)
+
+
+def gpt2_small() -> LanguageConfig:
+    """The smallest GPT-2."""
+    return LanguageConfig(
+        width=768, depth=12, n_heads=12, dropout=0.1, attention_dropout=0.1, n_tokens=50_257, context=1024
+    )
+
+
+PRESETS: dict[str, Callable[[], ModelConfig]] = {
+    "reverse": reverse,
+    "plain_mnist": plain_mnist,
+    "small_mnist": small_mnist,
+    "bert_cifar": bert_cifar,
+    "tiny_vit": tiny_vit,
+    "vit_base": vit_base,
+    "transformer_base": transformer_base,
+    "tiny_language": tiny_language,
+    "gpt2_small": gpt2_small,
+}
+
+
+def preset(name: str) -> ModelConfig:
+    """The config of that name."""
+    if name not in PRESETS:
+        near = difflib.get_close_matches(name, PRESETS, n=1)
+        hint = f"did you mean {near[0]}?" if near else "choose one of them"
+        raise LookupError(f"a preset is one of {', '.join(PRESETS)}, got {name!r}; {hint}")
+    return PRESETS[name]()

@@ -1,0 +1,19 @@
+"""Numbers that must divide each other, refused in one line when they don't. Without torch: configs use it too."""
+
+
+def check_heads(width: int, n_heads: int) -> None:
+    if n_heads < 1 or width < 1 or width % n_heads:
+        heads = max(1, n_heads)
+        nearest = max(1, round(width / heads)) * heads
+        raise ValueError(
+            f"width must be a multiple of n_heads, got width={width}, n_heads={n_heads}; "
+            f"try width={nearest}, n_heads={heads}"
+        )
+
+
+def check_even(head_width: int, multiple: int) -> None:
+    if head_width % multiple:
+        raise ValueError(
+            f"rotary positions need a head width (width / n_heads) that is a multiple of {multiple}, "
+            f"got {head_width}; change width or n_heads"
+        )
