@@ -43,8 +43,9 @@ class Beam:
     def search(self, writer: Writer, prompt: Tensor, n_tokens: int, end: int | None) -> Generated:
         n_examples, n_prompt = prompt.shape
         live = prompt[:, None].expand(-1, self.size, -1)  # (B,N,length)
-        live_scores = torch.full((n_examples, self.size), NEVER, device=prompt.device)
-        ended = candidates(live[..., :0], live_scores, torch.ones_like(live[..., 0]), n_tokens, end)  # none yet
+        nothing = torch.full((n_examples, self.size), NEVER, device=prompt.device)
+        ended = candidates(live[..., :0], nothing, torch.ones_like(live[..., 0]), n_tokens, end)
+        live_scores = nothing.clone()
         live_scores[:, 0] = 0.0  # all beams begin alike: one of them is enough
         first_row = torch.arange(n_examples, device=prompt.device)[:, None] * self.size
         for length in range(1, n_tokens + 1):

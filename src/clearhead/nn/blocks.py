@@ -85,6 +85,19 @@ class EncoderBlock(nn.Module):
         x = self.around_attention(x, lambda h: self.attention(h, mask=mask, angles=angles, bias=bias, cache=own))
         return self.around_feedforward(x, self.feedforward)
 
+    @classmethod
+    def from_torch(cls, layer: nn.TransformerEncoderLayer) -> "EncoderBlock":
+        """The same layer as this one of torch.nn, with a copy of its weights; ours is always batch first."""
+        from clearhead.nn.interchange_stacks import encoder_block_from_torch
+
+        return encoder_block_from_torch(layer)
+
+    def to_torch(self, *, batch_first: bool = True) -> nn.TransformerEncoderLayer:
+        """A layer of torch.nn that computes the same, with a copy of these weights."""
+        from clearhead.nn.interchange_stacks import encoder_block_to_torch
+
+        return encoder_block_to_torch(self, batch_first=batch_first)
+
 
 class DecoderBlock(nn.Module):
     """Self-attention, attention to the encoder's output (the memory), then feed-forward."""
@@ -125,3 +138,16 @@ class DecoderBlock(nn.Module):
             x, lambda h: self.cross_attention(h, memory, mask=memory_mask, cache=kept_memory)
         )
         return self.around_feedforward(x, self.feedforward)
+
+    @classmethod
+    def from_torch(cls, layer: nn.TransformerDecoderLayer) -> "DecoderBlock":
+        """The same layer as this one of torch.nn, with a copy of its weights; ours is always batch first."""
+        from clearhead.nn.interchange_stacks import decoder_block_from_torch
+
+        return decoder_block_from_torch(layer)
+
+    def to_torch(self, *, batch_first: bool = True) -> nn.TransformerDecoderLayer:
+        """A layer of torch.nn that computes the same, with a copy of these weights."""
+        from clearhead.nn.interchange_stacks import decoder_block_to_torch
+
+        return decoder_block_to_torch(self, batch_first=batch_first)

@@ -15,6 +15,8 @@ from torch.utils._pytree import tree_map_only
 
 from clearhead.nn.checks import check_bool
 
+IN_PLACE = "a causal mask stores nothing, so it cannot be changed in place; write mask = mask & other, or mask.clone()"
+
 
 class CausalMask(Tensor):
     """(Q,K): each query sees the keys up to its own place; the last query stands at the last key."""
@@ -36,7 +38,18 @@ class CausalMask(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        return func(*tree_map_only(cls, cls.dense, args), **tree_map_only(cls, cls.dense, kwargs or {}))
+        dense_args = tree_map_only(cls, cls.dense, args)
+        out = func(*dense_args, **tree_map_only(cls, cls.dense, kwargs or {}))
+        if func._schema.is_mutable and isinstance(args[0], cls) and not dense_args[0].equal(args[0].dense()):
+            raise ValueError(IN_PLACE)  # what changes nothing may pass: load_state_dict copies equal masks
+        return out
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise ValueError(IN_PLACE)
+
+    def __deepcopy__(self, memo: dict) -> "CausalMask":
+        n_queries, n_keys = self.shape
+        return CausalMask(n_queries, n_keys, self.device)
 
     def numpy(self, *, force: bool = False) -> Any:
         return self.dense().numpy(force=force)

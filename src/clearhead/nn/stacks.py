@@ -34,6 +34,19 @@ class Encoder(nn.Module):
             x = block(x, mask=mask, angles=angles, bias=bias, cache=layer)
         return self.norm(x)
 
+    @classmethod
+    def from_torch(cls, stack: nn.TransformerEncoder) -> "Encoder":
+        """The same stack as this one of torch.nn, with a copy of its weights; ours is always batch first."""
+        from clearhead.nn.interchange_stacks import encoder_from_torch
+
+        return encoder_from_torch(stack)
+
+    def to_torch(self, *, batch_first: bool = True) -> nn.TransformerEncoder:
+        """A stack of torch.nn that computes the same, with a copy of these weights."""
+        from clearhead.nn.interchange_stacks import encoder_to_torch
+
+        return encoder_to_torch(self, batch_first=batch_first)
+
 
 class Decoder(nn.Module):
     """x (B,Q,E), memory (B,K,E) -> (B,Q,E)"""
@@ -59,6 +72,19 @@ class Decoder(nn.Module):
             x = block(x, memory, mask=mask, memory_mask=memory_mask, angles=angles, bias=bias, cache=layer)
         return self.norm(x)
 
+    @classmethod
+    def from_torch(cls, stack: nn.TransformerDecoder) -> "Decoder":
+        """The same stack as this one of torch.nn, with a copy of its weights; ours is always batch first."""
+        from clearhead.nn.interchange_stacks import decoder_from_torch
+
+        return decoder_from_torch(stack)
+
+    def to_torch(self, *, batch_first: bool = True) -> nn.TransformerDecoder:
+        """A stack of torch.nn that computes the same, with a copy of these weights."""
+        from clearhead.nn.interchange_stacks import decoder_to_torch
+
+        return decoder_to_torch(self, batch_first=batch_first)
+
 
 class EncoderDecoder(nn.Module):
     """The pair of 2017, from embeddings to embeddings. source (B,K,E), target (B,Q,E) -> (B,Q,E)"""
@@ -78,3 +104,16 @@ class EncoderDecoder(nn.Module):
     ) -> Tensor:
         memory = self.encoder(source, mask=source_mask)
         return self.decoder(target, memory, mask=target_mask, memory_mask=memory_mask)
+
+    @classmethod
+    def from_torch(cls, transformer: nn.Transformer) -> "EncoderDecoder":
+        """The same transformer as this one of torch.nn, with a copy of its weights; ours is always batch first."""
+        from clearhead.nn.interchange_stacks import encoder_decoder_from_torch
+
+        return encoder_decoder_from_torch(transformer)
+
+    def to_torch(self, *, batch_first: bool = True) -> nn.Transformer:
+        """A transformer of torch.nn that computes the same, with a copy of these weights."""
+        from clearhead.nn.interchange_stacks import encoder_decoder_to_torch
+
+        return encoder_decoder_to_torch(self, batch_first=batch_first)
