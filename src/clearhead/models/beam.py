@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.models.generate import Generated, Greedy, Writer
+from clearhead.models.generate import Generated, Greedy, Writer, log_probabilities
 
 NEVER = -torch.inf
 
@@ -35,7 +35,7 @@ class Beam:
     def __call__(self, writers: Callable[[int], Writer], prompt: Tensor, n_tokens: int, end: int | None) -> Generated:
         found = self.search(writers(self.size), prompt, n_tokens, end)
         greedy = Greedy()(writers, prompt, n_tokens, end)
-        greedy = candidates(greedy.candidates, greedy.scores, greedy.lengths, n_tokens, end)
+        greedy = replace(greedy, candidates=filled(greedy.candidates, n_tokens, end))
         known = (found.candidates == greedy.candidates).all(-1).any(-1, keepdim=True)
         best = self.best_of(found, replace(greedy, scores=greedy.scores.masked_fill(known, NEVER)))
         return replace(best, candidates=best.candidates[..., : int(best.lengths.max())])
@@ -44,28 +44,30 @@ class Beam:
         n_examples, n_prompt = prompt.shape
         live = prompt[:, None].expand(-1, self.size, -1)  # (B,N,length)
         nothing = torch.full((n_examples, self.size), NEVER, device=prompt.device)
-        ended = candidates(live[..., :0], nothing, torch.ones_like(live[..., 0]), n_tokens, end)
+        ended = candidates(live[..., :0], nothing, 1, n_tokens, end)
+        n_ended = torch.zeros_like(prompt[:, :1])
         live_scores = nothing.clone()
         live_scores[:, 0] = 0.0  # all beams begin alike: one of them is enough
         first_row = torch.arange(n_examples, device=prompt.device)[:, None] * self.size
         for length in range(1, n_tokens + 1):
-            log_p = writer.next_logits(live.flatten(0, 1)).float().log_softmax(-1)  # (B*N,V)
+            log_p = log_probabilities(writer.next_logits(live.flatten(0, 1)))  # (B*N,V)
             totals = (live_scores.flatten()[:, None] + log_p).reshape(n_examples, -1)  # (B,N*V)
             # Each beam can end in one way, so at least N of the best 2N go on.
             scores, choices = totals.topk(min(2 * self.size, totals.shape[1]))
             beams, tokens = choices // log_p.shape[-1], choices % log_p.shape[-1]
             grown = torch.cat([take(live, beams), tokens[..., None]], dim=-1)
             if end is not None:
-                end_scores = scores.masked_fill(tokens != end, NEVER)
-                lengths = torch.full_like(tokens, length)
-                ended = self.best_of(ended, candidates(grown[..., n_prompt:], end_scores, lengths, n_tokens, end))
-                scores = scores.masked_fill(tokens == end, NEVER)
+                ends = (tokens == end) & (torch.arange(tokens.shape[1], device=tokens.device) < self.size)
+                new = candidates(grown[..., n_prompt:], scores.masked_fill(~ends, NEVER), length, n_tokens, end)
+                ended, n_ended = self.best_of(ended, new), n_ended + ends.sum(1, keepdim=True)
+                # A beam that has ended is used up: with one beam, that is greedy search.
+                scores = scores.masked_fill((tokens == end) | (n_ended >= self.size), NEVER)
             live_scores, kept = scores.topk(self.size)
             live = take(grown, kept)
             if self.decided(ended, live_scores, n_tokens):
                 return ended
             writer.select((first_row + beams.gather(1, kept)).flatten())
-        unended = candidates(live[..., n_prompt:], live_scores, torch.full_like(kept, n_tokens), n_tokens, end)
+        unended = candidates(live[..., n_prompt:], live_scores, n_tokens, n_tokens, end)
         return self.best_of(ended, unended)
 
     def rank(self, scores: Tensor, lengths: Tensor | int) -> Tensor:
@@ -85,10 +87,14 @@ class Beam:
         return Generated(take(sequences, best), lengths.gather(1, best), scores.gather(1, best))
 
 
-def candidates(ids: Tensor, scores: Tensor, lengths: Tensor, n_tokens: int, end: int | None) -> Generated:
-    """Sequences (B,M,T) filled up to n_tokens, so that they can be compared and joined."""
-    filled = F.pad(ids, (0, n_tokens - ids.shape[-1]), value=0 if end is None else end)
-    return Generated(filled, lengths, scores)
+def candidates(ids: Tensor, scores: Tensor, length: int, n_tokens: int, end: int | None) -> Generated:
+    """Sequences (B,M,T) of one length with their scores (B,M); NEVER marks what is no candidate."""
+    return Generated(filled(ids, n_tokens, end), torch.full_like(scores, length, dtype=torch.long), scores)
+
+
+def filled(ids: Tensor, n_tokens: int, end: int | None) -> Tensor:
+    """(B,M,T) -> (B,M,n_tokens), so that sequences can be compared and joined."""
+    return F.pad(ids, (0, n_tokens - ids.shape[-1]), value=0 if end is None else end)
 
 
 def take(sequences: Tensor, chosen: Tensor) -> Tensor:

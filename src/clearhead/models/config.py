@@ -1,9 +1,10 @@
 """Which function a model computes: frozen configs, checked when they are made. Importing this does not import torch."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from clearhead.nn.sizes import check_even, check_heads
+from clearhead.nn.sizes import check_even, check_halvings, check_heads
 
 Norm = Literal["pre", "post", "none"]
 Activation = Literal["gelu", "relu"]
@@ -42,6 +43,10 @@ class StackConfig:
         check_positive(width=self.width, depth=self.depth, n_heads=self.n_heads, hidden=self.feedforward_width)
         check_heads(self.width, self.n_heads)
         check_choice(activation=(self.activation, Activation), norm=(self.norm, Norm))
+        if self.beta is not None and math.isnan(self.beta):
+            raise ValueError(
+                "beta must be a number, got nan; None is 1/sqrt(head width), and +inf, -inf, 0 are allowed"
+            )
         for name in ("dropout", "attention_dropout", "hidden_dropout", "drop_path"):
             rate = getattr(self, name)
             if not 0 <= rate < 1:
@@ -121,6 +126,8 @@ class VisionConfig(StackConfig):
                 f"image_size must be a multiple of patch_size, got {height} x {width} and {self.patch_size}; "
                 "choose a patch size that divides both"
             )
+        if self.tokenizer == "convolutions":
+            check_halvings(self.patch_size)
         if self.positions == "rotary":
             check_even(self.head_width, 4)
         if self.positions == "sinusoidal" and self.width % 4:

@@ -132,7 +132,7 @@ def write(
         token = choose(logits)
         if end is not None:
             token = token.masked_fill(ended, end)
-        log_p = logits.float().log_softmax(-1).gather(-1, token[:, None])[:, 0]
+        log_p = log_probabilities(logits).gather(-1, token[:, None])[:, 0]
         scores = scores + log_p.masked_fill(ended, 0.0)
         lengths = lengths + ~ended
         ids = torch.cat([ids, token[:, None]], dim=1)
@@ -141,6 +141,11 @@ def write(
             if ended.all():
                 break
     return Generated(ids[:, None, n_prompt:], lengths[:, None], scores[:, None])
+
+
+def log_probabilities(logits: Tensor) -> Tensor:
+    """At least in float32: sums of many would drown in less."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
 
 @contextmanager

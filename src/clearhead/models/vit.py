@@ -38,11 +38,13 @@ class VisionTransformer(nn.Module):
         return self.head(self.readout(x))
 
     def tokens(self, images: Tensor) -> Tensor:
-        check_channels(images, self.config.channels)
+        check_images(images, self.config.channels)
         return self.tokenize(images)
 
 
-def check_channels(images: Tensor, channels: int) -> None:
+def check_images(images: Tensor, channels: int) -> None:
+    if not images.is_floating_point():
+        raise ValueError(f"images must be floating point, got {images.dtype}; turn bytes into images.float() / 255")
     if images.dim() == 4 and images.shape[1] != channels:
         raise ValueError(
             f"images must have {channels} channels, got shape {tuple(images.shape)}; "

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.nn.linear import xavier_linear
+from clearhead.nn.sizes import check_halvings
 
 
 def grid_of(images: Tensor, size: int) -> tuple[int, int]:
@@ -83,9 +84,8 @@ class ConvolutionTokens(nn.Module):
 
     def __init__(self, channels: int, width: int, size: int):
         super().__init__()
+        check_halvings(size)
         halvings = size.bit_length() - 1
-        if size != 2**halvings or size < 2:
-            raise ValueError(f"a convolutional tokenizer needs a patch size of 2, 4, 8, ..., got {size}; try 4")
         self.size = size
         widths = [channels] + [max(8, width >> (halvings - 1 - i)) for i in range(halvings - 1)] + [width]
         self.stages = nn.ModuleList(halving(before, after) for before, after in pairwise(widths))

@@ -17,3 +17,10 @@ def check_even(head_width: int, multiple: int) -> None:
             f"rotary positions need a head width (width / n_heads) that is a multiple of {multiple}, "
             f"got {head_width}; change width or n_heads"
         )
+
+
+def check_halvings(patch_size: int) -> None:
+    if patch_size < 2 or patch_size & (patch_size - 1):
+        raise ValueError(
+            f"a convolutional tokenizer halves the image: patch size must be 2, 4, 8, ..., got {patch_size}; try 4"
+        )

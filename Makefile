@@ -1,0 +1,50 @@
+# make demo    train a tiny transformer and look at its attention
+# make test    the whole test suite
+# make check   what a contributor runs before a commit: format, lint, types, layers, tests
+# make bench   speed beside timm, vit-pytorch, Hugging Face and torch.nn
+# Each makes the virtual environment .venv by itself; PYTHON=python3.12 make test chooses another interpreter.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test check lint format bench clean
+
+demo: $(VENV)/package
+	$(BIN)/python examples/reverse.py
+
+test: $(VENV)/dev
+	$(BIN)/pytest -n 2
+
+check: lint test
+
+lint: $(VENV)/dev
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/dev
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+bench: $(VENV)/bench
+	$(BIN)/python benchmarks/step.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+# Each file below stands for an installed set of packages and is made anew when the lists of packages change.
+$(VENV)/package: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/dev: $(VENV)/package
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+$(VENV)/bench: $(VENV)/package
+	$(PIP) --editable '.[bench]'
+	touch $@

@@ -1,0 +1,92 @@
+from itertools import product
+
+import pytest
+import torch
+
+from clearhead import LanguageModel
+from clearhead.models.beam import Beam
+from clearhead.models.config import LanguageConfig
+
+END = 2
+
+
+def language(seed):
+    torch.manual_seed(seed)
+    config = LanguageConfig(width=8, depth=1, n_heads=2, n_tokens=4, positions="rotary", tie_weights=False)
+    model = LanguageModel(config).double()
+    with torch.no_grad():
+        model.head.weight.mul_(2)
+    return model
+
+
+def prompts(n=3):
+    return torch.randint(0, 4, (n, 2), generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def best_by_exhaustion(model, prompt, n_tokens, penalty):
+    """Every sequence that ends, or is n_tokens long, with its rank."""
+    ranks = {}
+    for ids in product(range(4), repeat=n_tokens):
+        length = ids.index(END) + 1 if END in ids else n_tokens
+        ids = (*ids[:length],)
+        if ids in ranks:
+            continue
+        full = torch.cat([prompt, torch.tensor(ids)])
+        log_p = model(full[None])[0, len(prompt) - 1 : -1].log_softmax(-1)
+        ranks[ids] = (log_p.gather(-1, torch.tensor(ids)[:, None]).sum() / length**penalty).item()
+    return max(ranks.items(), key=lambda item: item[1])
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("end", [None, END])
+def test_a_beam_of_one_is_greedy(seed, end):
+    model = language(seed)
+    greedy, beam = (model.generate(prompts(), *how, n_tokens=6, end=end) for how in ((), (Beam(1),)))
+    assert torch.equal(greedy.candidates, beam.candidates)
+    torch.testing.assert_close(greedy.scores, beam.scores)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+def test_a_wide_beam_finds_the_best_of_all(seed, penalty):
+    model, n_tokens = language(seed), 3
+    out = model.generate(prompts(), Beam(40, penalty), n_tokens=n_tokens, end=END)
+    for row, prompt in enumerate(prompts()):
+        best, rank = best_by_exhaustion(model, prompt, n_tokens, penalty)
+        length = out.lengths[row, 0].item()
+        assert tuple(out.ids[row, :length].tolist()) == best
+        assert out.scores[row, 0].item() / length**penalty == pytest.approx(rank)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0])
+def test_a_beam_is_never_worse_than_greedy(seed, size, penalty):
+    how = Beam(size, penalty)
+    greedy = language(seed).generate(prompts(), n_tokens=8, end=END)
+    beam = language(seed).generate(prompts(), how, n_tokens=8, end=END)
+    assert (how.rank(beam.scores, beam.lengths)[:, 0] >= how.rank(greedy.scores, greedy.lengths)[:, 0] - 1e-9).all()
+
+
+def test_candidates_are_different_and_the_best_comes_first():
+    how = Beam(5)
+    out = language(3).generate(prompts(), how, n_tokens=6, end=END)
+    ranks = how.rank(out.scores, out.lengths)
+    assert (ranks[:, :-1] >= ranks[:, 1:]).all()
+    for candidates in out.candidates:
+        assert len({tuple(ids) for ids in candidates.tolist()}) == 5
+
+
+def test_a_beam_wider_than_all_there_is_marks_the_empty_places():
+    out = language(0).generate(prompts(), Beam(9), n_tokens=1, end=END)
+    assert out.scores.isfinite().sum(1).tolist() == [4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [(lambda: Beam(0), "size must be at least 1, got 0"), (lambda: Beam(2, -1), "length_penalty must be at least 0")],
+)
+def test_bad_input_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

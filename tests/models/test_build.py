@@ -1,0 +1,36 @@
+import torch
+
+from clearhead.models import build
+from clearhead.models.config import PredictorConfig
+
+CONFIG = PredictorConfig(
+    width=4,
+    depth=4,
+    n_heads=1,
+    n_inputs=2,
+    n_outputs=2,
+    dropout=0.1,
+    attention_dropout=0.2,
+    hidden_dropout=0.3,
+    drop_path=0.4,
+)
+
+
+def test_stochastic_depth_grows_to_the_last_block():
+    rates = [block.around_attention.drop_path for block in build.encoder(CONFIG).blocks]
+    torch.testing.assert_close(rates, [0.1, 0.2, 0.3, 0.4])
+
+
+def test_each_dropout_stands_in_its_place():
+    block = build.decoder(CONFIG, 1).blocks[0]
+    assert block.attention.dropout == block.cross_attention.dropout == 0.2
+    assert block.feedforward.dropout.p == 0.3
+    assert block.around_attention.dropout.p == block.around_cross_attention.dropout.p == 0.1
+
+
+def test_beta_and_the_output_projection_reach_attention():
+    from dataclasses import replace
+
+    attention = build.attention(replace(CONFIG, beta=2.0, output_projection=False))
+    assert attention.beta == 2.0
+    assert isinstance(attention.output, torch.nn.Identity)

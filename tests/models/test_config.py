@@ -1,0 +1,82 @@
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+
+from clearhead.models.config import LanguageConfig, PredictorConfig, Seq2SeqConfig, StackConfig, VisionConfig
+
+VISION = VisionConfig(width=8, depth=1, n_heads=2, image_size=8, patch_size=4, n_classes=2)
+
+
+def test_configs_and_presets_load_without_torch():
+    code = "import sys, clearhead.models.config, clearhead.models.presets; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_config_cannot_be_changed_but_derived():
+    with pytest.raises(FrozenInstanceError):
+        VISION.width = 16
+    assert replace(VISION, width=16).width == 16
+    assert VISION.width == 8
+
+
+def test_a_derived_config_is_checked_again():
+    with pytest.raises(ValueError, match="multiple of n_heads"):
+        replace(VISION, n_heads=3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"width": 130, "n_heads": 4}, r"width must be a multiple of n_heads, got width=130, n_heads=4; try width=128"),
+        ({"depth": 0}, r"depth must be a whole number above 0, got 0"),
+        ({"width": 8.0}, r"width must be a whole number above 0, got 8\.0"),
+        ({"hidden": 0}, r"hidden must be a whole number above 0"),
+        ({"norm": "middle"}, r"norm must be one of pre, post, none, got 'middle'"),
+        ({"activation": "swish"}, r"activation must be one of gelu, relu, got 'swish'"),
+        ({"dropout": 1.0}, r"dropout must be at least 0 and below 1, got 1\.0"),
+        ({"attention_dropout": -0.1}, r"attention_dropout must be at least 0"),
+        ({"drop_path": 2}, r"drop_path must be at least 0"),
+        ({"beta": float("nan")}, r"beta must be a number"),
+    ],
+)
+def test_a_stack_refuses_what_does_not_fit(fields, message):
+    with pytest.raises(ValueError, match=message):
+        StackConfig(**{"width": 8, "depth": 1, "n_heads": 2, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"image_size": 9}, r"image_size must be a multiple of patch_size, got 9 x 9 and 4"),
+        ({"image_size": (8, 6)}, r"got 8 x 6 and 4"),
+        ({"tokenizer": "words"}, r"tokenizer must be one of patches, convolutions"),
+        ({"tokenizer": "convolutions", "patch_size": 1}, r"patch size must be 2, 4, 8"),
+        ({"readout": "each"}, r"readout must be one of class, mean, attention"),
+        ({"positions": "alibi"}, r"positions must be one of learned, sinusoidal, rotary, none"),
+        ({"positions": "rotary", "n_heads": 4}, r"multiple of 4, got 2"),
+        ({"positions": "sinusoidal", "width": 6}, r"multiple of 4, got 6"),
+        ({"n_classes": 0}, r"n_classes must be"),
+    ],
+)
+def test_a_vision_config_refuses_what_does_not_fit(fields, message):
+    with pytest.raises(ValueError, match=message):
+        replace(VISION, **fields)
+
+
+@pytest.mark.parametrize("positions", ["rotary", "sinusoidal"])
+def test_sequence_positions_need_an_even_width(positions):
+    stack = {"width": 3, "depth": 1, "n_heads": 1, "positions": positions}
+    for make in (
+        lambda: PredictorConfig(**stack, n_inputs=2, n_outputs=2),
+        lambda: LanguageConfig(**stack, n_tokens=2),
+        lambda: Seq2SeqConfig(**stack, n_source=2, n_target=2),
+    ):
+        with pytest.raises(ValueError, match="got 3"):
+            make()
+
+
+def test_the_feed_forward_net_is_four_times_as_wide_unless_told_otherwise():
+    assert VISION.feedforward_width == 4 * VISION.width
+    assert replace(VISION, hidden=5).feedforward_width == 5

@@ -1,0 +1,25 @@
+import pytest
+
+from clearhead import LanguageModel, Seq2Seq, SequencePredictor, VisionTransformer
+from clearhead.models.config import LanguageConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
+from clearhead.models.factory import build_model
+
+STACK = {"width": 4, "depth": 1, "n_heads": 1}
+
+
+@pytest.mark.parametrize(
+    ("config", "model"),
+    [
+        (PredictorConfig(**STACK, n_inputs=2, n_outputs=2), SequencePredictor),
+        (VisionConfig(**STACK, image_size=4, patch_size=2, n_classes=2), VisionTransformer),
+        (Seq2SeqConfig(**STACK, n_source=2, n_target=2), Seq2Seq),
+        (LanguageConfig(**STACK, n_tokens=2), LanguageModel),
+    ],
+)
+def test_each_config_builds_its_model(config, model):
+    assert type(build_model(config)) is model
+
+
+def test_anything_else_is_refused():
+    with pytest.raises(TypeError, match=r"a model config is one of .* got <class 'int'>"):
+        build_model(3)

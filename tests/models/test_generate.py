@@ -1,0 +1,175 @@
+import math
+
+import pytest
+import torch
+
+from clearhead import LanguageModel, Seq2Seq
+from clearhead.models.beam import Beam
+from clearhead.models.config import LanguageConfig, Seq2SeqConfig
+from clearhead.models.generate import Greedy, Sampling, keep_top_k, keep_top_p
+
+END = 3
+
+
+def sharpened(model):
+    """Random weights whose answers differ clearly from token to token."""
+    with torch.no_grad():
+        model.head.weight.mul_(3)
+    return model.double()
+
+
+def language(positions="rotary", seed=0, **fields):
+    torch.manual_seed(seed)
+    config = LanguageConfig(width=16, depth=2, n_heads=2, n_tokens=7, positions=positions, tie_weights=False, **fields)
+    return sharpened(LanguageModel(config))
+
+
+def seq2seq(seed=0):
+    torch.manual_seed(seed)
+    return sharpened(Seq2Seq(Seq2SeqConfig(width=16, depth=2, n_heads=2, n_source=6, n_target=7)))
+
+
+def prompts(n=4, length=3):
+    return torch.randint(0, 7, (n, length), generator=torch.Generator().manual_seed(5))
+
+
+@torch.no_grad()
+def own_score(model, prompt, ids, length):
+    """The log-probability that the model itself gives to the first `length` new tokens."""
+    log_p = model(torch.cat([prompt, ids])[None])[0, len(prompt) - 1 : -1].log_softmax(-1)
+    return log_p.gather(-1, ids[:, None])[:length, 0].sum()
+
+
+STRATEGIES = [
+    Greedy(),
+    Sampling(),
+    Sampling(temperature=0.7, top_k=4, top_p=0.9, seed=3),
+    Beam(1),
+    Beam(4),
+    Beam(4, 0.0),
+]
+
+
+@pytest.mark.parametrize("how", STRATEGIES, ids=str)
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "alibi"])
+def test_a_cache_changes_no_token(how, positions):
+    model = language(positions)
+    cached = model.generate(prompts(), how, n_tokens=8, end=END)
+    plain = model.generate(prompts(), how, n_tokens=8, end=END, use_cache=False)
+    assert torch.equal(cached.candidates, plain.candidates)
+    assert torch.equal(cached.lengths, plain.lengths)
+    torch.testing.assert_close(cached.scores, plain.scores)
+
+
+@pytest.mark.parametrize("how", STRATEGIES, ids=str)
+def test_a_cache_changes_no_token_of_a_translation(how):
+    model, source = seq2seq(), torch.randint(0, 6, (4, 5), generator=torch.Generator().manual_seed(5))
+    options = {"begin": 0, "end": END, "n_tokens": 8, "source_lengths": torch.tensor([5, 2, 3, 1])}
+    cached, plain = (model.generate(source, how, **options, use_cache=use) for use in (True, False))
+    assert torch.equal(cached.candidates, plain.candidates)
+    torch.testing.assert_close(cached.scores, plain.scores)
+
+
+@pytest.mark.parametrize("how", STRATEGIES, ids=str)
+def test_the_score_is_the_models_own(how):
+    model = language()
+    out = model.generate(prompts(), how, n_tokens=8, end=END)
+    for row, prompt in enumerate(prompts()):
+        for ids, length, score in zip(out.candidates[row], out.lengths[row], out.scores[row], strict=True):
+            torch.testing.assert_close(own_score(model, prompt, ids, length), score)
+
+
+@pytest.mark.parametrize("how", STRATEGIES[:1] + STRATEGIES[3:], ids=str)
+def test_a_batch_answers_as_its_examples_alone(how):
+    model, source = seq2seq(), torch.randint(0, 6, (6, 5), generator=torch.Generator().manual_seed(5))
+    lengths = torch.tensor([5, 2, 3, 1, 4, 5])
+    together = model.generate(source, how, begin=0, end=END, n_tokens=8, source_lengths=lengths)
+    for row, length in enumerate(lengths):
+        alone = model.generate(source[row : row + 1, :length], how, begin=0, end=END, n_tokens=8)
+        n = alone.ids.shape[1]
+        assert torch.equal(together.candidates[row, :, :n], alone.candidates[0])
+        assert (together.candidates[row, :, n:] == END).all()
+        torch.testing.assert_close(together.scores[row], alone.scores[0])
+
+
+def test_what_follows_the_end_is_the_end():
+    out = language(seed=1).generate(prompts(20), Sampling(temperature=2.0), n_tokens=12, end=END)
+    assert (out.lengths < 12).any()
+    for ids, length in zip(out.ids, out.lengths[:, 0], strict=True):
+        assert (ids[: length - 1] != END).all()
+        assert (ids[length:] == END).all()
+
+
+def test_greedy_takes_the_likeliest_token_each_time():
+    model, ids = language(), prompts()
+    out = model.generate(ids, n_tokens=5)
+    for step in range(5):
+        with torch.no_grad():
+            assert torch.equal(model(ids)[:, -1].argmax(-1), out.ids[:, step])
+        ids = torch.cat([ids, out.ids[:, step : step + 1]], dim=1)
+
+
+def test_sampling_follows_the_models_distribution():
+    model, n = language(), 4000
+    prompt = prompts(1).expand(n, -1)
+    with torch.no_grad():
+        expected = model(prompt[:1])[0, -1].softmax(-1)
+    drawn = model.generate(prompt, Sampling(), n_tokens=1).ids[:, 0]
+    shares = torch.bincount(drawn, minlength=7) / n
+    assert (shares - expected).abs().max() < 4 * math.sqrt(0.25 / n)
+    assert expected.max() < 0.9
+
+
+def test_the_seed_decides_the_sample():
+    model = language()
+    first, again, other = (model.generate(prompts(), Sampling(seed=s), n_tokens=12).ids for s in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_a_low_temperature_and_the_top_one_are_greedy():
+    model = language()
+    greedy = model.generate(prompts(), n_tokens=6).ids
+    for how in (Sampling(temperature=1e-4), Sampling(top_k=1), Sampling(top_p=1e-6)):
+        assert torch.equal(model.generate(prompts(), how, n_tokens=6).ids, greedy)
+
+
+def test_top_k_and_top_p_keep_the_right_tokens():
+    logits = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log()
+    assert keep_top_k(logits, 2).isfinite().tolist() == [[False, True, False, True]]
+    assert keep_top_k(logits, 9).isfinite().all()
+    assert keep_top_p(logits, 0.4).isfinite().tolist() == [[False, True, False, False]]
+    assert keep_top_p(logits, 0.41).isfinite().tolist() == [[False, True, False, True]]
+    assert keep_top_p(logits, 0.75).isfinite().tolist() == [[False, True, True, True]]
+    assert keep_top_p(logits, 1.0).isfinite().all()
+
+
+def test_generation_leaves_the_model_in_its_stage():
+    model = language(dropout=0.5).train()
+    model.dropout.eval()
+    first, again = (model.generate(prompts(), n_tokens=6).ids for _ in range(2))
+    assert torch.equal(first, again)
+    assert model.training
+    assert not model.dropout.training
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: Sampling(temperature=0), r"temperature must be above 0, got 0; .* use Greedy\(\)"),
+        (lambda m: Sampling(top_k=0), "top_k must be at least 1"),
+        (lambda m: Sampling(top_p=1.5), "top_p must be above 0 and at most 1, got 1.5"),
+        (lambda m: m.generate(prompts()[0], n_tokens=2), r"a prompt must be ids \(batch, length\)"),
+        (lambda m: m.generate(prompts(length=0), n_tokens=2), "at least one token"),
+        (lambda m: m.generate(prompts(), n_tokens=0), "n_tokens must be at least 1, got 0"),
+        (lambda m: m.generate(prompts(), n_tokens=2, end=7), "end must be an id from 0 to 6, got 7"),
+    ],
+)
+def test_bad_input_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(language())
+
+
+def test_a_learned_table_says_when_it_is_full():
+    with pytest.raises(ValueError, match="must fit the learned position table of 5 rows, got length 6"):
+        language("learned", context=5).generate(prompts(), n_tokens=9)

@@ -1,0 +1,82 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from clearhead import LanguageModel
+from clearhead.models.config import LanguageConfig
+from clearhead.nn.cache import Cache
+
+CONFIG = LanguageConfig(width=8, depth=2, n_heads=2, n_tokens=7, context=10)
+POSITIONS = ["sinusoidal", "learned", "rotary", "alibi", "none"]
+
+
+def build(**fields):
+    torch.manual_seed(0)
+    return LanguageModel(replace(CONFIG, **fields)).double()
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(0, 7, (3, 6), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_a_prefix_is_blind_to_its_suffix(ids, positions):
+    model = build(positions=positions)
+    other = torch.cat([ids[:, :3], (ids[:, 3:] + 1) % 7], dim=1)
+    before, after = model(ids), model(other)
+    torch.testing.assert_close(before[:, :3], after[:, :3], rtol=0, atol=1e-12)
+    torch.testing.assert_close(model(ids[:, :3]), before[:, :3])
+    assert (before[:, 3:] - after[:, 3:]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("pieces", [[1] * 6, [4, 1, 1], [2, 3, 1]])
+def test_cached_pieces_equal_the_whole(ids, positions, pieces):
+    model, cache = build(positions=positions), Cache(2)
+    with torch.no_grad():
+        parts = [model(piece, cache=cache) for piece in ids.split(pieces, dim=1)]
+        torch.testing.assert_close(torch.cat(parts, dim=1), model(ids))
+    assert cache.length == 6
+
+
+def test_embeddings_may_come_from_elsewhere(ids):
+    model = build()
+    torch.testing.assert_close(model(inputs_embeds=model.tokens(ids)), model(ids))
+
+
+def test_a_mask_is_joined_with_the_causal_one(ids):
+    model = build()
+    hide_first = torch.ones(1, 1, 1, 6, dtype=torch.bool)
+    hide_first[..., 0] = False
+    other = ids.clone()
+    other[:, 0] = (ids[:, 0] + 1) % 7
+    before, after = model(ids, mask=hide_first), model(other, mask=hide_first)
+    torch.testing.assert_close(before[:, 1:], after[:, 1:], rtol=0, atol=1e-12)
+    assert (model(ids)[:, 1:] - model(other)[:, 1:]).abs().max() > 1e-3
+
+
+def test_tied_weights_are_one_parameter():
+    tied, untied = build(tie_weights=True), build(tie_weights=False)
+    assert tied.head.weight is tied.embed.weight
+    assert sum(p.numel() for p in untied.parameters()) - sum(p.numel() for p in tied.parameters()) == 7 * 8
+
+
+def test_it_compiles_whole_and_answers_the_same(ids):
+    model = build()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(ids), model(ids))
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (torch.full((1, 2), 7), "ids must be from 0 to 6, got 7"),
+        (torch.zeros(1, 11, dtype=torch.long), "must fit the learned position table of 10 rows, got length 11"),
+        (torch.zeros(1, 2), "ids must be whole numbers, got torch.float32; embeddings go in as inputs_embeds="),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(ids, message):
+    with pytest.raises(ValueError, match=message):
+        build()(ids)

@@ -1,0 +1,116 @@
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from clearhead import SequencePredictor, masks
+from clearhead.models.config import PredictorConfig
+
+CONFIG = PredictorConfig(width=8, depth=2, n_heads=2, n_inputs=5, n_outputs=3, context=6)
+POSITIONS = ["sinusoidal", "learned", "rotary", "alibi", "none"]
+WHOLE = ["class", "mean", "attention"]
+
+
+def build(**fields):
+    torch.manual_seed(0)
+    return SequencePredictor(replace(CONFIG, **fields)).double()
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(0, 5, (3, 6), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("readout", ["each", *WHOLE])
+def test_logits_for_each_token_or_for_the_whole(ids, positions, readout):
+    logits = build(positions=positions, readout=readout)(ids)
+    assert logits.shape == ((3, 6, 3) if readout == "each" else (3, 3))
+
+
+def test_an_id_is_a_one_hot_vector(ids):
+    model = build()
+    torch.testing.assert_close(model(ids), model(F.one_hot(ids, 5).double()))
+
+
+def test_embeddings_may_come_from_elsewhere(ids):
+    model = build()
+    torch.testing.assert_close(model(inputs_embeds=model.tokens(ids)), model(ids))
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("readout", ["each", *WHOLE])
+def test_padding_never_changes_what_is_real(ids, positions, readout):
+    model, lengths = build(positions=positions, readout=readout), torch.tensor([2, 6, 4])
+    real = torch.arange(6) < lengths[:, None]
+    other = torch.where(real, ids, (ids + 1) % 5)
+    assert not torch.equal(ids, other)
+    before, after = model(ids, lengths=lengths), model(other, lengths=lengths)
+    if readout == "each":
+        before, after = before[real], after[real]
+    torch.testing.assert_close(before, after, rtol=0, atol=1e-12)
+    short = model(ids[:1, :2])
+    torch.testing.assert_close(short[0], before[:2] if readout == "each" else before[0])
+
+
+@pytest.mark.parametrize("readout", WHOLE)
+def test_without_positions_the_whole_does_not_depend_on_the_order(ids, readout):
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    model = build(positions="none", readout=readout)
+    torch.testing.assert_close(model(ids), model(ids[:, order]))
+    moved = build(positions="learned", readout=readout)
+    with torch.no_grad():
+        moved.positions.table.mul_(50)
+    assert (moved(ids) - moved(ids[:, order])).abs().max() > 1e-3
+
+
+def test_without_positions_each_answer_moves_with_its_token(ids):
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    model = build(positions="none")
+    torch.testing.assert_close(model(ids)[:, order], model(ids[:, order]))
+
+
+def test_a_causal_mask_hides_the_suffix(ids):
+    model = build()
+    other = torch.cat([ids[:, :3], (ids[:, 3:] + 1) % 5], dim=1)
+    mask = masks.causal(6)
+    torch.testing.assert_close(model(ids, mask=mask)[:, :3], model(other, mask=mask)[:, :3], rtol=0, atol=1e-12)
+    assert (model(ids)[:, :3] - model(other)[:, :3]).abs().max() > 1e-6
+
+
+def test_a_mask_is_widened_for_the_class_token(ids):
+    """A mask that forbids everything leaves each token alone with the class token."""
+    model = build(readout="class")
+    nobody = torch.zeros(6, 6, dtype=torch.bool)
+    assert model(ids, mask=nobody).shape == (3, 3)
+    torch.testing.assert_close(model(ids, mask=torch.ones(1, 1, dtype=torch.bool)), model(ids))
+
+
+def test_dropout_acts_in_training_only(ids):
+    model = build(dropout=0.5, attention_dropout=0.5, hidden_dropout=0.5, drop_path=0.5)
+    assert not torch.equal(model(ids), model(ids))
+    model.eval()
+    assert torch.equal(model(ids), model(ids))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: m(), "one of the two, got neither"),
+        (lambda m: m(torch.zeros(1, 2, dtype=torch.long), inputs_embeds=torch.zeros(1, 2, 8)), "got both"),
+        (lambda m: m(torch.full((1, 2), 5)), "ids must be from 0 to 4, got 5"),
+        (lambda m: m(torch.full((1, 2), -1)), "ids must be from 0 to 4, got -1"),
+        (lambda m: m(torch.zeros(2, dtype=torch.long)), r"ids must be \(batch, length\), got shape \(2,\)"),
+        (lambda m: m(torch.zeros(1, 2, dtype=torch.bool)), "ids must be whole numbers, got torch.bool"),
+        (lambda m: m(torch.zeros(1, 2, 4)), r"features must have 5 numbers per token .* got shape \(1, 2, 4\)"),
+        (lambda m: m(inputs_embeds=torch.zeros(1, 2, 9)), "inputs_embeds must have 8 numbers per token"),
+        (lambda m: m(torch.zeros(1, 7, dtype=torch.long)), "must fit the learned position table of 6 rows"),
+        (lambda m: m(torch.zeros(1, 2, dtype=torch.long), lengths=torch.tensor([3])), "no length may exceed"),
+        (lambda m: m(torch.zeros(1, 2, dtype=torch.long), mask=torch.zeros(3, 3).bool()), "must broadcast to"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(call, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        call(build(positions="learned"))
+    assert "\n" not in str(caught.value)

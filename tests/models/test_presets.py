@@ -1,0 +1,70 @@
+import pytest
+import torch
+
+from clearhead.models.factory import build_model
+from clearhead.models.presets import PRESETS, bert_cifar, plain_mnist, preset, reverse
+
+
+def count(name):
+    with torch.device("meta"):
+        return sum(p.numel() for p in build_model(preset(name)).parameters())
+
+
+def test_bert_cifar_is_r0_6():
+    config = bert_cifar()
+    assert (config.image_size, config.patch_size, config.channels, config.n_classes) == (32, 4, 3, 10)
+    assert (config.width, config.depth, config.n_heads, config.feedforward_width) == (256, 12, 8, 1024)
+    assert (config.norm, config.activation, config.positions, config.readout) == ("post", "gelu", "learned", "class")
+    assert (config.dropout, config.attention_dropout, config.hidden_dropout) == (0.1, 0.1, 0.0)
+    assert config.embedding_norm
+    assert config.head_hidden == 256
+    with torch.device("meta"):
+        model = build_model(config)
+        tokens = []
+        model.encoder.blocks[0].register_forward_pre_hook(lambda _, args: tokens.append(args[0].shape))
+        assert model(torch.empty(192, 3, 32, 32)).shape == (192, 10)
+    assert tokens == [(192, 65, 256)]
+
+
+def test_reverse_is_r2_5():
+    config = reverse()
+    assert (config.width, config.depth, config.n_heads) == (32, 1, 1)
+    assert (config.n_inputs, config.n_outputs, config.positions, config.readout) == (10, 10, "sinusoidal", "each")
+    assert build_model(config)(torch.zeros(2, 16, dtype=torch.long)).shape == (2, 16, 10)
+
+
+def test_plain_mnist_is_r3_1():
+    config = plain_mnist()
+    assert (config.width, config.depth, config.n_heads, config.patch_size, config.hidden) == (64, 4, 1, 7, 64)
+    assert (config.norm, config.positions, config.readout, config.output_projection) == ("none", "none", "class", False)
+    names = [name for name, _ in build_model(config).named_parameters()]
+    assert not [name for name in names if "norm" in name or "positions" in name or "attention.output" in name]
+
+
+def test_the_plain_model_cannot_tell_shuffled_patches():
+    """R3.2: without positions, the logits do not change when the patches change places."""
+    model = build_model(plain_mnist()).double()
+    patches = torch.randn(2, 16, 64, dtype=torch.float64)
+    shuffled = patches[:, torch.randperm(16)]
+    torch.testing.assert_close(model(inputs_embeds=patches), model(inputs_embeds=shuffled))
+    with_positions = build_model(preset("small_mnist")).double()
+    change = with_positions(inputs_embeds=patches) - with_positions(inputs_embeds=shuffled)
+    assert change.abs().max() > 1e-4
+
+
+def test_published_sizes_come_out():
+    """GPT-2 small has 124,439,808 parameters; ViT-B/16 86,567,656, 768 of them the class token's position."""
+    assert count("gpt2_small") == 124_439_808
+    assert count("vit_base") == 86_567_656 - 768
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_builds(name):
+    assert count(name) > 0
+
+
+def test_an_unknown_preset_is_answered_with_the_nearest():
+    with pytest.raises(LookupError, match=r"got 'bert_cifra'; did you mean bert_cifar\?"):
+        preset("bert_cifra")
+    with pytest.raises(LookupError, match="choose one of them"):
+        preset("zzz")

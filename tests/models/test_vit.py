@@ -1,0 +1,88 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from clearhead import VisionTransformer
+from clearhead.models.config import VisionConfig
+
+CONFIG = VisionConfig(width=8, depth=2, n_heads=2, image_size=(8, 12), patch_size=4, n_classes=3, channels=2)
+
+
+def build(**fields):
+    torch.manual_seed(0)
+    return VisionTransformer(replace(CONFIG, **fields)).double()
+
+
+@pytest.fixture
+def images():
+    return torch.randn(2, 2, 8, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("readout", ["class", "mean", "attention"])
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "none"])
+@pytest.mark.parametrize("tokenizer", ["patches", "convolutions"])
+def test_any_image_size_gives_logits(readout, positions, tokenizer):
+    model = build(readout=readout, positions=positions, tokenizer=tokenizer)
+    for height, width in ((8, 12), (4, 4), (16, 8)):
+        assert model(torch.randn(2, 2, height, width, dtype=torch.float64)).shape == (2, 3)
+
+
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary"])
+def test_positions_make_the_order_of_the_patches_matter(positions):
+    model = build(positions=positions)
+    if positions == "learned":
+        with torch.no_grad():
+            model.positions.table.mul_(50)
+    patches = torch.randn(2, 6, 8, dtype=torch.float64)
+    change = model(inputs_embeds=patches) - model(inputs_embeds=patches[:, [5, 4, 3, 2, 1, 0]])
+    assert change.abs().max() > 1e-4
+
+
+def test_without_positions_it_does_not(images):
+    model = build(positions="none")
+    patches = model.tokens(images)
+    torch.testing.assert_close(model(inputs_embeds=patches), model(inputs_embeds=patches[:, [5, 4, 3, 2, 1, 0]]))
+
+
+def test_embeddings_may_come_from_elsewhere(images):
+    model = build()
+    torch.testing.assert_close(model(inputs_embeds=model.tokens(images)), model(images))
+
+
+def test_patches_cut_or_convolved_are_the_same_model(images):
+    model = build()
+    convolved = model.tokenize.as_convolution()(images).flatten(2).transpose(1, 2)
+    torch.testing.assert_close(model(inputs_embeds=convolved), model(images))
+
+
+def test_the_embedding_norm_comes_before_the_blocks(images):
+    model = build(embedding_norm=True)
+    seen = []
+    model.encoder.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    model(images)
+    assert seen[0].mean(-1).abs().max() < 1e-6
+
+
+def test_every_parameter_learns(images):
+    for readout in ("class", "mean", "attention"):
+        model = build(readout=readout, head_hidden=4, embedding_norm=True)
+        model(images).square().sum().backward()
+        assert not [name for name, p in model.named_parameters() if p.grad is None]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: m(torch.zeros(1, 2, 9, 12)), "must be multiples of the patch size, got 9 x 12, patch size 4"),
+        (lambda m: m(torch.zeros(1, 3, 8, 12)), "images must have 2 channels, got shape"),
+        (lambda m: m(torch.zeros(2, 8, 12)), r"images must be \(batch, channels, height, width\)"),
+        (lambda m: m(inputs_embeds=torch.zeros(1, 5, 8)), "each of the 2 x 3 patches, got 5"),
+        (lambda m: m(inputs_embeds=torch.zeros(6, 8)), r"inputs_embeds must be \(batch, length, width\)"),
+        (lambda m: m(torch.zeros(1, 2, 8, 12, dtype=torch.uint8)), "images must be floating point, got torch.uint8"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(call, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        call(build())
+    assert "\n" not in str(caught.value)
