@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from clearhead.models.language import LanguageModel as LanguageModel
     from clearhead.models.predictor import SequencePredictor as SequencePredictor
     from clearhead.models.seq2seq import Seq2Seq as Seq2Seq
+    from clearhead.models.shapes import shapes as shapes
     from clearhead.models.vit import VisionTransformer as VisionTransformer
     from clearhead.nn import masks as masks
     from clearhead.nn.attention import MultiHeadAttention as MultiHeadAttention
@@ -29,6 +30,7 @@ _HOMES = {
     "VisionTransformer": "clearhead.models.vit",
     "Seq2Seq": "clearhead.models.seq2seq",
     "LanguageModel": "clearhead.models.language",
+    "shapes": "clearhead.models.shapes",
 }
 
 __all__ = list(_HOMES)
@@ -38,7 +40,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"clearhead has no {name!r}; it has {', '.join(_HOMES)}")
     home = import_module(_HOMES[name])
-    return home if _HOMES[name].endswith(f".{name}") else getattr(home, name)
+    return home if name == "masks" else getattr(home, name)
 
 
 def __dir__() -> list[str]:

@@ -41,13 +41,13 @@ def test_positions_make_the_order_of_the_patches_matter(positions):
 
 def test_without_positions_it_does_not(images):
     model = build(positions="none")
-    patches = model.tokens(images)
+    patches = model.tokenize(images)
     torch.testing.assert_close(model(inputs_embeds=patches), model(inputs_embeds=patches[:, [5, 4, 3, 2, 1, 0]]))
 
 
 def test_embeddings_may_come_from_elsewhere(images):
     model = build()
-    torch.testing.assert_close(model(inputs_embeds=model.tokens(images)), model(images))
+    torch.testing.assert_close(model(inputs_embeds=model.tokenize(images)), model(images))
 
 
 def test_patches_cut_or_convolved_are_the_same_model(images):

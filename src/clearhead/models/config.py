@@ -1,10 +1,9 @@
 """Which function a model computes: frozen configs, checked when they are made. Importing this does not import torch."""
 
-import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from clearhead.nn.sizes import check_even, check_halvings, check_heads
+from clearhead.nn.sizes import check_beta, check_even, check_halvings, check_heads
 
 Norm = Literal["pre", "post", "none"]
 Activation = Literal["gelu", "relu"]
@@ -43,10 +42,8 @@ class StackConfig:
         check_positive(width=self.width, depth=self.depth, n_heads=self.n_heads, hidden=self.feedforward_width)
         check_heads(self.width, self.n_heads)
         check_choice(activation=(self.activation, Activation), norm=(self.norm, Norm))
-        if self.beta is not None and math.isnan(self.beta):
-            raise ValueError(
-                "beta must be a number, got nan; None is 1/sqrt(head width), and +inf, -inf, 0 are allowed"
-            )
+        if self.beta is not None:
+            check_beta(self.beta)
         for name in ("dropout", "attention_dropout", "hidden_dropout", "drop_path"):
             rate = getattr(self, name)
             if not 0 <= rate < 1:
@@ -63,14 +60,37 @@ class StackConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionConfig:
-    """One attention layer on its own, for `shapes`."""
+    """One attention layer on its own, for `shapes`. With a key or value width of its own: one head, without W_O."""
 
     width: int
     n_heads: int = 1
+    key_width: int | None = None
+    """numbers per query and key; width unless given"""
+    value_width: int | None = None
+    """numbers per value; width unless given"""
 
     def __post_init__(self) -> None:
         check_positive(width=self.width, n_heads=self.n_heads)
         check_heads(self.width, self.n_heads)
+        if self.is_single:
+            check_positive(key_width=self.query_key_width, value_width=self.values_width)
+            if self.n_heads != 1:
+                raise ValueError(
+                    f"a key_width or value_width of its own needs a single head, got n_heads={self.n_heads}; "
+                    "try n_heads=1"
+                )
+
+    @property
+    def is_single(self) -> bool:
+        return self.key_width is not None or self.value_width is not None
+
+    @property
+    def query_key_width(self) -> int:
+        return self.width if self.key_width is None else self.key_width
+
+    @property
+    def values_width(self) -> int:
+        return self.width if self.value_width is None else self.value_width
 
 
 @dataclass(frozen=True, kw_only=True)

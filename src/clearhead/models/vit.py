@@ -27,7 +27,7 @@ class VisionTransformer(nn.Module):
 
     def forward(self, images: Tensor | None = None, *, inputs_embeds: Tensor | None = None) -> Tensor:
         """`inputs_embeds` (B,P,E) are patch embeddings made elsewhere, for the grid that the model was built for."""
-        x = embeddings_or(self.tokens, images, inputs_embeds, self.config.width)
+        x = embeddings_or(self.tokenize, images, inputs_embeds, self.config.width)
         grid = self.config.grid if images is None else self.tokenize.grid(images)
         check_patches(x, grid)
         angles = self.positions.angles(grid, x.device)
@@ -36,21 +36,6 @@ class VisionTransformer(nn.Module):
         x = self.readout.begin(self.positions(x, grid))  # (B,P,E) -> (B,L,E)
         x = self.encoder(self.dropout(self.embedding_norm(x)), angles=angles)
         return self.head(self.readout(x))
-
-    def tokens(self, images: Tensor) -> Tensor:
-        check_images(images, self.config.channels)
-        return self.tokenize(images)
-
-
-def check_images(images: Tensor, channels: int) -> None:
-    if not images.is_floating_point():
-        raise ValueError(f"images must be floating point, got {images.dtype}; turn bytes into images.float() / 255")
-    if images.dim() == 4 and images.shape[1] != channels:
-        raise ValueError(
-            f"images must have {channels} channels, got shape {tuple(images.shape)}; "
-            "order them (batch, channels, height, width), or build the model with channels="
-            f"{images.shape[1]}"
-        )
 
 
 def check_patches(x: Tensor, grid: tuple[int, int]) -> None:

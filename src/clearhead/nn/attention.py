@@ -17,7 +17,7 @@ from clearhead.nn.checks import check_attend, check_width
 from clearhead.nn.linear import xavier_linear
 from clearhead.nn.masks import kernel_mask
 from clearhead.nn.rotary import rotate
-from clearhead.nn.sizes import check_heads
+from clearhead.nn.sizes import check_beta, check_heads
 
 Attend = Callable[..., Tensor | tuple[Tensor, Tensor]]
 
@@ -28,8 +28,7 @@ def softargmax(z: Tensor, beta: float = 1.0, dim: int = -1, where: Tensor | None
     beta = 0 shares equally, +inf gives all to the largest, -inf all to the smallest; ties share.
     Entries that are False in `where` take no part; a row without any True gets zeros.
     """
-    if math.isnan(beta):
-        raise ValueError("beta must be a number, got nan; +inf, -inf and 0 are allowed")
+    check_beta(beta)
     if not z.is_floating_point():
         z = z.to(torch.get_default_dtype())
     if z.shape[dim] == 0:
@@ -39,8 +38,8 @@ def softargmax(z: Tensor, beta: float = 1.0, dim: int = -1, where: Tensor | None
     lowest = torch.finfo(z.dtype).min  # not -inf: 0 * -inf, and a row of nothing but -inf, would be NaN
     candidates = z if where is None else z.masked_fill(~where, lowest)
     largest = candidates.amax(dim, keepdim=True).detach()
-    if math.isinf(beta):
-        logits = torch.zeros_like(z).masked_fill(candidates != largest, lowest)
+    if beta > torch.finfo(z.dtype).max:
+        logits = torch.zeros_like(z).masked_fill(candidates < largest, lowest).masked_fill(largest.isnan(), math.nan)
     else:
         logits = beta * (candidates - largest).clamp(min=lowest)  # at most 0, so e^logits cannot overflow
     if where is None:
@@ -86,7 +85,7 @@ def attend_fused(
     The kernel has no answer at beta = +inf and -inf (it gives NaN): there, the formula itself is used.
     """
     beta = check_attend(q, k, v, mask, beta)
-    if math.isinf(beta):
+    if abs(beta) > torch.finfo(q.dtype).max:
         return attend_reference(q, k, v, mask, beta, bias=bias, dropout=dropout)[0]
     kernels_mask, is_causal = kernel_mask(mask, None if bias is None else beta * bias)
     if is_causal and beta <= 0:  # its -inf above the diagonal is scaled too: 0 * -inf is NaN, -1 * -inf is inf
@@ -113,6 +112,8 @@ class SingleHeadAttention(nn.Module):
     ) -> Tensor:
         keys = x if keys is None else keys
         values = keys if values is None else values
+        for name, given, layer in (("x", x, self.query), ("keys", keys, self.key), ("values", values, self.value)):
+            check_width(given, layer.in_features, name)
         q, k, v = (y.unsqueeze(-3) for y in (self.query(x), self.key(keys), self.value(values)))  # (B,1,L,D)
         return attend_fused(q, k, v, mask).squeeze(-3)
 

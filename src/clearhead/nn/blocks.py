@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from clearhead.nn.attention import MultiHeadAttention
 from clearhead.nn.cache import LayerCache
+from clearhead.nn.checks import check_width
 from clearhead.nn.feedforward import FeedForward
 
 NORMS = ("pre", "post", "none")
@@ -81,6 +82,7 @@ class EncoderBlock(nn.Module):
         bias: Tensor | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
+        check_width(x, self.attention.query.in_features, "x")
         own = None if cache is None else cache.own
         x = self.around_attention(x, lambda h: self.attention(h, mask=mask, angles=angles, bias=bias, cache=own))
         return self.around_feedforward(x, self.feedforward)
@@ -132,6 +134,7 @@ class DecoderBlock(nn.Module):
         cache: LayerCache | None = None,
     ) -> Tensor:
         """x (B,Q,E), memory (B,K,E) -> (B,Q,E). Queries come from x; keys and values from the memory."""
+        check_width(x, self.attention.query.in_features, "x")
         own, kept_memory = (None, None) if cache is None else (cache.own, cache.memory)
         x = self.around_attention(x, lambda h: self.attention(h, mask=mask, angles=angles, bias=bias, cache=own))
         x = self.around_cross_attention(

@@ -8,6 +8,8 @@ import math
 import torch
 from torch import Tensor
 
+from clearhead.nn.sizes import check_beta
+
 
 def check_width(x: Tensor, width: int, name: str) -> None:
     if x.shape[-1] != width:
@@ -30,7 +32,9 @@ def check_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, beta: flo
         )
     if mask is not None:
         check_mask(mask, (*q.shape[:-1], k.shape[-2]))
-    return 1 / math.sqrt(q.shape[-1]) if beta is None else beta
+    beta = 1 / math.sqrt(q.shape[-1]) if beta is None else beta
+    check_beta(beta)
+    return beta
 
 
 def check_bool(mask: Tensor) -> None:

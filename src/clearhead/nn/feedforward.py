@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clearhead.nn.checks import check_width
 from clearhead.nn.linear import xavier_linear
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
@@ -33,4 +34,5 @@ class FeedForward(nn.Module):
         self.narrow = xavier_linear(hidden, n_out or width, bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        check_width(x, self.widen.in_features, "x")
         return self.narrow(self.dropout(self.activation(self.widen(x))))

@@ -64,11 +64,7 @@ def causal(n_queries: int, n_keys: int | None = None, device: torch.device | str
     With more keys than queries, the queries are the last of the sequence (as in generation with a cache).
     """
     n_keys = n_queries if n_keys is None else n_keys
-    if not 0 <= n_queries <= n_keys:
-        raise ValueError(
-            f"a causal mask needs 0 <= n_queries <= n_keys, got {n_queries} and {n_keys}; "
-            "the queries are the last n_queries of the n_keys tokens"
-        )
+    check_last(n_queries, n_keys)
     if torch.compiler.is_compiling():  # the compiler traces ordinary tensors only
         return torch.ones(n_queries, n_keys, dtype=torch.bool, device=device).tril(n_keys - n_queries)
     return CausalMask(n_queries, n_keys, device)
@@ -77,11 +73,20 @@ def causal(n_queries: int, n_keys: int | None = None, device: torch.device | str
 def window(n_queries: int, reach: int, n_keys: int | None = None, device: torch.device | str | None = None) -> Tensor:
     """(Q,K): True where query and key are at most `reach` places apart. & causal(n) looks back only."""
     n_keys = n_queries if n_keys is None else n_keys
+    check_last(n_queries, n_keys)
     if reach < 0:
         raise ValueError(f"reach must be at least 0, got {reach}; 0 lets each token see itself alone")
     query_places = torch.arange(n_keys - n_queries, n_keys, device=device)
     distance = query_places[:, None] - torch.arange(n_keys, device=device)
     return distance.abs() <= reach
+
+
+def check_last(n_queries: int, n_keys: int) -> None:
+    if not 0 <= n_queries <= n_keys:
+        raise ValueError(
+            f"a mask among the tokens of a sequence needs 0 <= n_queries <= n_keys, got {n_queries} and {n_keys}; "
+            "the queries are the last n_queries of the n_keys tokens"
+        )
 
 
 def padding(lengths: Tensor, n_keys: int | None = None) -> Tensor:
@@ -153,4 +158,4 @@ def kernel_mask(mask: Tensor | None, logit_bias: Tensor | None) -> tuple[Tensor 
         if n_queries == n_keys:
             return None, True
         return mask.dense(), False
-    return mask, False
+    return None if mask is None else torch.atleast_2d(mask), False

@@ -14,6 +14,17 @@ from clearhead.nn.linear import xavier_linear
 from clearhead.nn.sizes import check_halvings
 
 
+def check_images(images: Tensor, channels: int) -> None:
+    if not images.is_floating_point():
+        raise ValueError(f"images must be floating point, got {images.dtype}; turn bytes into images.float() / 255")
+    if images.dim() == 4 and images.shape[1] != channels:
+        raise ValueError(
+            f"images must have {channels} channels, got shape {tuple(images.shape)}; "
+            "order them (batch, channels, height, width), or build the model with channels="
+            f"{images.shape[1]}"
+        )
+
+
 def grid_of(images: Tensor, size: int) -> tuple[int, int]:
     """Rows and columns of patches in these images."""
     if images.dim() != 4:
@@ -60,6 +71,7 @@ class PatchTokens(nn.Module):
         return grid_of(images, self.size)
 
     def forward(self, images: Tensor) -> Tensor:
+        check_images(images, self.channels)
         return self.project(to_patches(images, self.size))
 
     def as_convolution(self) -> nn.Conv2d:
@@ -86,7 +98,7 @@ class ConvolutionTokens(nn.Module):
         super().__init__()
         check_halvings(size)
         halvings = size.bit_length() - 1
-        self.size = size
+        self.channels, self.size = channels, size
         widths = [channels] + [max(8, width >> (halvings - 1 - i)) for i in range(halvings - 1)] + [width]
         self.stages = nn.ModuleList(halving(before, after) for before, after in pairwise(widths))
 
@@ -94,6 +106,7 @@ class ConvolutionTokens(nn.Module):
         return grid_of(images, self.size)
 
     def forward(self, images: Tensor) -> Tensor:
+        check_images(images, self.channels)
         x = images
         for i, stage in enumerate(self.stages):
             x = stage(F.relu(x) if i else x)

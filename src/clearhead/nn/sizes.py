@@ -1,4 +1,6 @@
-"""Numbers that must divide each other, refused in one line when they don't. Without torch: configs use it too."""
+"""Numbers that don't fit, refused in one line. Without torch: configs use it too."""
+
+import math
 
 
 def check_heads(width: int, n_heads: int) -> None:
@@ -24,3 +26,8 @@ def check_halvings(patch_size: int) -> None:
         raise ValueError(
             f"a convolutional tokenizer halves the image: patch size must be 2, 4, 8, ..., got {patch_size}; try 4"
         )
+
+
+def check_beta(beta: float) -> None:
+    if math.isnan(beta):
+        raise ValueError("beta must be a number, got nan; +inf, -inf and 0 are allowed")

@@ -1,0 +1,7 @@
+"""python -m clearhead"""
+
+import sys
+
+from clearhead.cli.main import main
+
+sys.exit(main())

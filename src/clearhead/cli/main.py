@@ -1,0 +1,96 @@
+"""`clearhead`: finds the command, runs it, and turns what went wrong into one line.
+
+Nothing here imports torch, so that help and mistakes answer at once; a command imports it when it needs it.
+"""
+
+import difflib
+import io
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from clearhead import __version__
+
+USAGE_ERROR, INTERRUPTED = 2, 130
+
+
+@dataclass(frozen=True)
+class Command:
+    home: str
+    """the module whose run(argv) it is"""
+    what: str
+    example: str
+
+
+COMMANDS = {
+    "shapes": Command(
+        home="clearhead.cli.shapes",
+        what="every tensor of a model: its shape, parameters and multiply-adds",
+        example="clearhead shapes bert_cifar",
+    ),
+    "steps": Command(
+        home="clearhead.cli.steps",
+        what="self-attention in five steps, with the numbers of each",
+        example="clearhead steps --causal",
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code: 0, or 2 with one line on stderr when the input was wrong, or 130 after Ctrl-C."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without kᵀ shows k?
+    try:
+        run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except (ValueError, LookupError) as error:
+        print("clearhead:", *str(error.args[0] if error.args else error).split(), file=sys.stderr)
+        return USAGE_ERROR
+    except SystemExit as leaving:  # argparse has shown a command's help
+        return int(leaving.code or 0)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader (head, less) has seen enough; Python must not complain when it exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def run(argv: list[str]) -> None:
+    match argv:
+        case [] | ["-h" | "--help" | "help", *_]:
+            print(welcome())
+        case ["-V" | "--version", *_]:
+            print(f"clearhead {__version__}")
+        case [name, *rest] if name in COMMANDS:
+            import_module(COMMANDS[name].home).run(rest)
+        case [name, *_]:
+            near = difflib.get_close_matches(name, COMMANDS, n=1)
+            hint = f"did you mean {near[0]}?" if near else "see clearhead --help"
+            raise LookupError(f"a command is one of {', '.join(COMMANDS)}, got {name!r}; {hint}")
+
+
+def welcome() -> str:
+    size = max(map(len, COMMANDS))
+    commands = [f"  {name:{size}}  {command.what}" for name, command in COMMANDS.items()]
+    examples = [f"  {command.example}" for command in COMMANDS.values()]
+    return "\n".join(
+        [
+            "clearhead: a transformer you can read, train and see through",
+            "",
+            "usage: clearhead COMMAND [options]",
+            "",
+            "commands",
+            *commands,
+            "",
+            "examples",
+            *examples,
+            "",
+            "clearhead COMMAND --help explains a command; clearhead --version tells the version.",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""An argparse parser whose mistakes are one line: the rule, what came, what to do."""
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from typing import NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises ValueError instead of printing its usage and leaving; names the nearest option to an unknown one."""
+
+    def __init__(self, prog: str, description: str):
+        super().__init__(
+            prog=prog,
+            usage=f"{prog} [options]",
+            description=description,
+            allow_abbrev=False,
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=30),
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        args, unknown = self.parse_known_args([dashed(arg) for arg in argv])
+        if unknown:
+            raise ValueError(self.describe_unknown(unknown[0]))
+        return args
+
+    def describe_unknown(self, arg: str) -> str:
+        command = self.prog.removeprefix("clearhead ")
+        if not arg.startswith("-"):
+            return f"{command} takes options, --name value, got {arg!r}; see {self.prog} --help"
+        option = arg.partition("=")[0]
+        known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+        near = difflib.get_close_matches(option, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"see {self.prog} --help"
+        return f"{command} has no option {option}; {hint}"
+
+
+def dashed(arg: str) -> str:
+    """--n_heads=4 is --n-heads=4"""
+    option, equals, value = arg.partition("=")
+    return option.replace("_", "-") + equals + value if option.startswith("--") else arg

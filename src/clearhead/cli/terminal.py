@@ -1,0 +1,21 @@
+"""Where output goes: as wide as the terminal, with colours only there; as wide as it likes in a file or a pipe."""
+
+import os
+import sys
+
+from rich.console import Console, Group, RenderableType
+
+FILE_WIDTH = 120
+
+
+def console() -> Console:
+    is_sized = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(width=None if is_sized else FILE_WIDTH, highlight=False, emoji=False, markup=False)
+
+
+def show(renderable: RenderableType) -> None:
+    """Prints it; lines end where their text ends."""
+    target = console()
+    with target.capture() as captured:
+        target.print(Group(renderable))  # a Text alone would be wrapped even where it says not to
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))

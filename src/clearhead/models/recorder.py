@@ -1,0 +1,202 @@
+"""Writes down the tensors of one forward pass, step by step, without changing the model.
+
+A TorchFunctionMode sees every call of torch; hooks on the modules tell where in the model it happens. Of all calls it
+keeps the steps that a reader would name: products, norms, activations, sums along the way of the tokens, attention.
+Dims: B batch, L length, Q queries, K keys, H heads, D head width, E model width.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from clearhead.nn.attention import attend_reference
+
+LAYERS = {
+    "linear": "linear",
+    "embedding": "its row of the table, per id",
+    "conv2d": "convolution",
+    "layer_norm": "layer norm",
+}
+"""calls that are a whole module's work, and go by its name"""
+
+PRODUCTS = {"matmul": "matrix product", "softmax": "softargmax"}
+"""calls of attention where it is written as its formula"""
+
+ON_THE_WAY = {"add": "sum", "cat": "joined", "gelu": "gelu", "relu": "relu"}
+"""calls that count when they are done to a tensor that is already written down: other sums are bookkeeping"""
+
+TIED = "tied to"
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TensorShape:
+    """One tensor of a pass: an input, a weight, or the result of a step."""
+
+    name: str
+    """where: the path of a parameter or of a module, and what happens there"""
+    what: str
+    rows: Shape
+    """a token is a row: (B,L,E); the weights of attention sum to 1 along each row"""
+    columns: Shape
+    """a token is a column: (E,L) of one example, a heads dimension of one left out"""
+    parameters: int = 0
+    multiply_adds: int = 0
+
+
+def record(model: nn.Module, inputs: dict[str, Tensor]) -> list[TensorShape]:
+    """The tensors of model(*inputs), in order."""
+    recorder = Recorder(model, inputs)
+    hooks = [
+        hook
+        for name, module in model.named_modules()
+        for hook in (
+            module.register_forward_pre_hook(recorder.entering(name, module)),
+            module.register_forward_hook(recorder.leaving()),
+        )
+    ]
+    try:
+        with torch.no_grad(), recorder:
+            model(*inputs.values())
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return recorder.tensors
+
+
+class Recorder(TorchFunctionMode):
+    def __init__(self, model: nn.Module, inputs: dict[str, Tensor]):
+        super().__init__()
+        self.names = {id(p): name for name, p in model.named_parameters()}
+        self.inside: list[tuple[str, nn.Module]] = []
+        self.tensors = [TensorShape(name, "input", tuple(x.shape), as_columns(x)) for name, x in inputs.items()]
+        self.known = {id(x): x for x in inputs.values()}  # kept alive, so that no id is given twice
+        self.waiting: dict[int, nn.Parameter] = {}  # parameters that were cut or turned, until a step takes them in
+        self.counted: set[int] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        leaves = tree_leaves((args, kwargs))
+        self.waiting |= {id(p): p for p in leaves if isinstance(p, nn.Parameter)}
+        name = getattr(func, "__name__", "")
+        if name == "scaled_dot_product_attention":
+            q, k, v, *_ = args
+            self.attention(q, k, v, out)
+        elif name in LAYERS or name in PRODUCTS or (name in ON_THE_WAY and any(id(x) in self.known for x in leaves)):
+            self.step(name, args, out)
+        return out
+
+    def step(self, func: str, args: Any, out: Tensor) -> None:
+        owner, parameters = self.take_parameters(func, args)
+        word = (LAYERS | PRODUCTS | ON_THE_WAY)[func]
+        name = owner if func in LAYERS else join(owner, ON_THE_WAY.get(func, func))
+        is_heads = func in PRODUCTS and out.dim() > 3
+        self.add(name, word, out, as_columns(out, is_heads), parameters, multiply_adds(func, args, out))
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, z: Tensor) -> None:
+        """The kernel's own q, k, v (B,H,L,D) and z; the weights (B,H,Q,K) that it does not show, from the formula."""
+        path = self.inside[-1][0]
+        for name, what, x in (("q", "queries", q), ("k", "keys", k), ("v", "values", v)):
+            self.add(join(path, f"{name}_per_head"), f"{what}, per head", x.transpose(-3, -2), as_columns(x, True))
+        weights = attend_reference(q, k, v)[1]
+        what = "softargmax of q · k, scaled"
+        self.add(join(path, "weights"), what, weights, as_columns(weights, True), work=weights.numel() * q.shape[-1])
+        what = "weighted sum of the values"
+        work = z.numel() * k.shape[-2]
+        self.add(join(path, "z_per_head"), what, z.transpose(-3, -2), as_columns(z, True), work=work)
+
+    def take_parameters(self, func: str, args: Any) -> tuple[str, int]:
+        """Writes down the matrices that a step uses; returns whose step it is, and how many other numbers it learns."""
+        path, module = self.inside[-1]
+        own = {id(p): join(path, name) for name, p in module.named_parameters(recurse=False)}
+        others = 0
+        for p in self.waiting.values():
+            name = own.get(id(p)) or self.names[id(p)]
+            path = name.rpartition(".")[0]
+            count = 0 if id(p) in self.counted else p.numel()
+            self.counted.add(id(p))
+            if p.dim() == 1:
+                others += count
+                continue
+            what = "learned" if count else f"{TIED} {self.names[id(p)]}"
+            rows, columns = matrix_shapes(func, args, p)
+            self.tensors.append(TensorShape(name, what, rows, columns, count))
+        self.waiting.clear()
+        return path, others
+
+    def entering(self, name: str, module: nn.Module) -> Callable[[nn.Module, Any], None]:
+        def hook(_: nn.Module, args: Any) -> None:
+            if self.inside:
+                self.notice(args[0], join(name, "input"), "rearranged")
+            self.inside.append((name, module))
+
+        return hook
+
+    def leaving(self) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, _: Any, out: Tensor) -> None:
+            self.notice(out, self.inside[-1][0], f"output of {type(module).__name__}")
+            self.inside.pop()
+
+        return hook
+
+    def notice(self, x: Tensor, name: str, what: str) -> None:
+        """A tensor that comes by without a step of its own is worth a line when its shape is new."""
+        before = self.tensors[-1]
+        if id(x) not in self.known and tuple(x.shape) != before.rows:
+            if before.name.endswith("z_per_head"):
+                name, what = before.name.removesuffix("_per_head"), "the heads side by side"
+            parameters = self.take_parameters("", ())[1]
+            self.add(name, what, x, as_columns(x), parameters)
+        self.known[id(x)] = x
+
+    def add(self, name: str, what: str, x: Tensor, columns: Shape, parameters: int = 0, work: int = 0) -> None:
+        repeats = sum(tensor.name.split("#")[0] == name for tensor in self.tensors)
+        name = f"{name}#{repeats + 1}" if repeats else name
+        self.tensors.append(TensorShape(name, what, tuple(x.shape), columns, parameters, work))
+        self.known[id(x)] = x
+
+
+def multiply_adds(func: str, args: Any, out: Tensor) -> int:
+    match func:
+        case "linear" | "matmul":
+            return out.numel() * args[0].shape[-1]
+        case "conv2d":
+            return out.numel() * args[1][0].numel()
+    return 0
+
+
+def matrix_shapes(func: str, args: Any, p: nn.Parameter) -> tuple[Shape, Shape]:
+    """In both conventions. A linear layer stores the W of y = W x; a table has a row for each token or place."""
+    shape = tuple(p.shape)
+    if len(shape) != 2:
+        return shape, shape
+    if func == "linear":
+        return shape[::-1], shape
+    rows = tuple(args[1].shape) if func == "embedding" else shape
+    return rows, rows[::-1]
+
+
+def as_columns(x: Tensor, is_heads: bool = False) -> Shape:
+    """One example with tokens as columns. (B,L,E) -> (E,L), (B,E) -> (E,1), per head (B,H,L,D) -> (H,D,L)"""
+    shape = tuple(x.shape[1:])
+    if not x.is_floating_point():  # ids (B,L): one in each column
+        return (1, *shape)
+    if is_heads:
+        *heads, length, width = shape
+        return (width, length) if heads == [1] else (*heads, width, length)
+    match shape:
+        case (width,):
+            return (width, 1)
+        case (length, width):
+            return (width, length)
+    return shape  # an image has neither rows nor columns of tokens
+
+
+def join(*parts: str) -> str:
+    return ".".join(part for part in parts if part)

@@ -1,0 +1,237 @@
+"""The command line: answers at once, says what went wrong in one line, and prints plain text into files."""
+
+import io
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from clearhead import __version__
+from clearhead.cli import main as cli
+from clearhead.cli.main import COMMANDS, main
+from clearhead.models.presets import PRESETS
+from clearhead.models.shapes import shapes
+
+
+def python(*args, **options):
+    return subprocess.run([sys.executable, *args], capture_output=True, text=True, timeout=60, **options)
+
+
+def told(capsys, *argv):
+    """What a command that should work prints."""
+    assert main(argv) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["help"]])
+def test_welcome_names_every_command_with_an_example(capsys, argv):
+    out = told(capsys, *argv)
+    for name, command in COMMANDS.items():
+        assert command.what in out
+        assert f"clearhead {name}" in out
+    assert max(map(len, out.splitlines())) <= 83
+
+
+def test_every_example_of_the_welcome_page_works(capsys):
+    for command in COMMANDS.values():
+        assert told(capsys, *command.example.split()[1:])
+
+
+def test_version(capsys):
+    assert told(capsys, "--version") == f"clearhead {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--help"],
+        ["--version"],
+        ["shapes"],
+        ["shapes", "tiny_vit", "--help"],
+        ["steps", "--help"],
+        ["shapes", "tiny_vit", "--widht", "3"],
+        ["shapes", "tiny_vit", "--width", "100"],
+        ["steps", "--beta", "warm"],
+        ["shpaes"],
+    ],
+)
+def test_help_and_mistakes_do_not_import_torch(argv):
+    code = "import sys; from clearhead.cli.main import main; main(sys.argv[1:]); print('torch' in sys.modules)"
+    assert python("-c", code, *argv).stdout.endswith("False\n")
+
+
+def test_help_answers_in_half_a_second():
+    def seconds():
+        start = time.perf_counter()
+        assert python("-m", "clearhead", "--help").returncode == 0
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(5)) < 0.5
+
+
+def test_python_m_clearhead_reports_mistakes():
+    done = python("-m", "clearhead", "shapes", "tiny_vit", "--width", "100")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("shpaes", "a command is one of shapes, steps, got 'shpaes'; did you mean shapes?"),
+        ("--jsn", "got '--jsn'; see clearhead --help"),
+        ("shapes tiny_vt", "got 'tiny_vt'; did you mean tiny_vit?"),
+        ("shapes xyz", "got 'xyz'; choose one of them"),
+        ("shapes --jsn", "shapes NAME has no option --jsn; did you mean --json?"),
+        ("shapes tiny_vit --widht 3", "shapes tiny_vit has no option --widht; did you mean --width?"),
+        ("shapes tiny_vit --n_hedas=3", "has no option --n-hedas; did you mean --n-heads?"),
+        ("shapes tiny_vit --zzz", "has no option --zzz; see clearhead shapes tiny_vit --help"),
+        ("shapes tiny_vit 5", "takes options, --name value, got '5'"),
+        ("shapes tiny_vit --width", "--width: expected one argument; see clearhead shapes tiny_vit --help"),
+        ("shapes tiny_vit --width abc", "--width: must be a whole number, got 'abc'"),
+        ("shapes tiny_vit --hidden abc", "--hidden: must be a whole number, or none, got 'abc'"),
+        ("shapes tiny_vit --dropout abc", "--dropout: must be a number, got 'abc'"),
+        ("shapes tiny_vit --image-size 3x", "must be a whole number, or two as 32x64, got '3x'"),
+        ("shapes tiny_vit --width 100", "width must be a multiple of n_heads, got width=100, n_heads=3; try width=99"),
+        ("shapes tiny_vit --norm middle", "norm must be one of pre, post, none, got 'middle'"),
+        ("shapes tiny_vit --batch 0", "batch must be a whole number above 0, got 0"),
+        ("shapes tiny_vit --rows --columns", "--columns: not allowed with argument --rows"),
+        ("shapes tiny_vit --length 5", "follows from its image, got length=5; change image_size"),
+        ("steps --beta nan", "--beta: must be a number or inf, got 'nan'"),
+        ("steps --file nowhere.json", "nowhere.json: No such file or directory; check its path"),
+        ("steps my.json", "steps takes options, --name value, got 'my.json'"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(capsys, argv, message):
+    assert main(argv.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("clearhead: ")
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+
+
+def test_an_error_of_several_lines_becomes_one(capsys, monkeypatch):
+    def fail(argv):
+        raise LookupError("first\n  second")
+
+    monkeypatch.setattr(cli, "run", fail)
+    assert main([]) == 2
+    assert capsys.readouterr().err == "clearhead: first second\n"
+
+
+def test_interrupted_quietly(capsys, monkeypatch):
+    def interrupt(argv):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "run", interrupt)
+    assert main([]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_closed_pipe_is_quiet():
+    writer = subprocess.Popen(
+        [sys.executable, "-m", "clearhead", "shapes"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    writer.stdout.close()
+    assert writer.stderr.read() == b""
+    writer.stderr.close()
+    assert writer.wait(timeout=60) == 0
+
+
+def test_shapes_lists_what_can_be_asked_for(capsys):
+    out = told(capsys, "shapes")
+    assert all(name in out for name in ("attention", *PRESETS))
+    assert told(capsys, "shapes", "--help") == out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_help_of_a_model_shows_its_fields_words_and_values(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    out = told(capsys, "shapes", "bert_cifar", "--help")
+    assert "--n-heads N, --heads N" in out
+    assert "(now 8)" in out
+    assert "layer norm on the embeddings, as BERT does (now yes)" in " ".join(out.split())
+    assert "--length" not in out
+    assert "--source-length" in told(capsys, "shapes", "transformer_base", "--help")
+
+
+def test_shapes_json_equals_the_function(capsys):
+    data = json.loads(told(capsys, "shapes", "reverse", "--batch", "3", "--length", "7", "--json"))
+    assert data == json.loads(json.dumps({"name": "reverse", **shapes("reverse", batch=3, length=7).to_dict()}))
+
+
+@pytest.mark.parametrize(
+    ("argv", "field", "value"),
+    [
+        ("--width 96", "width", 96),
+        ("--heads 2", "n_heads", 2),
+        ("--n_heads=2", "n_heads", 2),
+        ("--hidden none", "hidden", None),
+        ("--beta inf", "beta", "inf"),
+        ("--beta -0.5", "beta", -0.5),
+        ("--norm post", "norm", "post"),
+        ("--image-size 14x28", "image_size", [14, 28]),
+        ("--image-size 14", "image_size", 14),
+        ("--no-output-projection", "output_projection", False),
+        ("--embedding-norm", "embedding_norm", True),
+    ],
+)
+def test_any_field_can_be_changed(capsys, argv, field, value):
+    data = json.loads(told(capsys, "shapes", "small-mnist", *argv.split(), "--depth", "1", "--json"))
+    assert data["config"][field] == value
+    assert data["config"]["depth"] == 1
+
+
+def test_the_name_may_come_last(capsys):
+    assert told(capsys, "shapes", "--width", "16", "reverse") == told(capsys, "shapes", "reverse", "--width", "16")
+
+
+def test_r1_3_and_r0_1_on_the_command_line(capsys):
+    def attention(options):
+        return told(capsys, "shapes", "attention", *options.split())
+
+    heads = attention("--width 768 --heads 12 --tokens 5")
+    assert all(shape in heads for shape in ("[1,5,768]", "[1,5,12,64]", "[1,12,5,5]"))
+    single = attention("--width 256 --key-width 64 --value-width 256 --tokens 5")
+    assert "[256,64]" in single
+    columns = attention("--width 768 --tokens 6 --columns")
+    assert "[6,6]" in columns
+    assert "[1," not in columns
+
+
+def test_source_and_target_may_differ(capsys):
+    argv = "shapes transformer_base --depth 1 --length 7 --source-length 9 --every-block"
+    assert "[1,8,7,9]" in told(capsys, *argv.split())
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+@pytest.mark.parametrize("argv", ["shapes transformer_base --depth 1", "steps --causal"])
+def test_output_is_plain_text_that_fits(capsys, monkeypatch, argv, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    out = told(capsys, *argv.split())
+    assert "\x1b" not in out
+    assert max(map(len, out.splitlines())) <= int(columns)
+    assert not any(line.endswith(" ") for line in out.splitlines())
+
+
+def test_steps_from_a_file_with_options(capsys, tmp_path):
+    path = tmp_path / "my.json"
+    path.write_text(json.dumps({"q": [[1, 0], [0, 1]], "k": [[1, 0], [0, 1]], "v": [[1, 2], [3, 4]], "beta": 0}))
+    shared = json.loads(told(capsys, "steps", "--file", str(path), "--json"))
+    assert shared["steps"][-1]["matrices"]["z"]["numbers"] == [[2, 3], [2, 3]]
+    sharp = json.loads(told(capsys, "steps", "--file", str(path), "--beta", "inf", "--json"))
+    assert sharp["steps"][-1]["matrices"]["z"]["numbers"] == [[1, 2], [3, 4]]
+    causal = json.loads(told(capsys, "steps", "--file", str(path), "--causal", "--json"))
+    assert causal["steps"][-1]["matrices"]["z"]["numbers"] == [[1, 2], [2, 3]]
+
+
+def test_letters_that_a_terminal_lacks_do_no_harm(monkeypatch):
+    plain = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", plain)
+    assert main(["steps"]) == 0
+    assert b"scores = q k?" in plain.buffer.getvalue()

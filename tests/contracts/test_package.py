@@ -1,0 +1,92 @@
+"""Promises about the package as a whole."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import clearhead
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "src/clearhead").rglob("*.py"))
+PUBLIC = {
+    "softargmax",
+    "attend_reference",
+    "attend_fused",
+    "masks",
+    "MultiHeadAttention",
+    "VisionTransformer",
+    "SequencePredictor",
+    "Seq2Seq",
+    "LanguageModel",
+    "shapes",
+}
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+def test_the_public_names_are_there():
+    assert set(clearhead.__all__) == PUBLIC
+    assert set(dir(clearhead)) >= PUBLIC
+    for name in PUBLIC - {"masks"}:
+        assert callable(getattr(clearhead, name))
+    assert clearhead.masks.causal(3).shape == (3, 3)
+
+
+def test_an_unknown_name_is_answered_with_what_there_is():
+    with pytest.raises(AttributeError, match=r"clearhead has no 'atend_fused'; it has .*attend_fused"):
+        clearhead.atend_fused  # noqa: B018
+
+
+def test_importing_clearhead_does_not_import_torch():
+    assert run("import sys, clearhead; sys.exit('torch' in sys.modules)").returncode == 0
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_module_imports_alone(path):
+    """No hidden order of imports: each file's imports resolve without another file having been loaded first."""
+    module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
+    if module.endswith("__main__"):
+        pytest.skip("running it is its purpose")
+    done = run(f"import {module}")
+    assert done.returncode == 0, done.stderr
+
+
+def test_type_hints_are_shipped():
+    assert (ROOT / "src/clearhead/py.typed").exists()
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_is_unpickled(path):
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names] + [getattr(node, "module", None)]
+            assert not {"pickle", "cloudpickle", "dill", "joblib"} & set(names)
+        if isinstance(node, ast.Attribute):
+            assert not (node.attr == "load" and isinstance(node.value, ast.Name) and node.value.id == "torch")
+
+
+def test_the_version_is_written_once():
+    assert re.fullmatch(r"\d+\.\d+\.\d+", clearhead.__version__)
+    assert clearhead.__version__ not in (ROOT / "pyproject.toml").read_text()
+
+
+def test_the_readme_lists_every_source_file_and_no_other():
+    readme = (ROOT / "README.md").read_text()
+    tree = readme.split("```text\nsrc/clearhead/\n")[1].split("```")[0]
+    listed, folders = set(), {}
+    for line in tree.splitlines():
+        depth, name = (len(line) - len(line.lstrip())) // 2, line.split()[0]
+        if name.endswith("/"):
+            folders[depth] = name
+        else:
+            listed.add("".join(folders[d] for d in range(1, depth)) + name)
+            assert len(line.split(maxsplit=1)) == 2, f"{name} has no line about what it is"
+    there = {str(path.relative_to(ROOT / "src/clearhead")) for path in SOURCES}
+    assert listed == {name for name in there if not name.endswith("/__init__.py")}

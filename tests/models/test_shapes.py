@@ -1,0 +1,289 @@
+"""The shape calculator: equal to what a real pass on real numbers goes through."""
+
+import json
+from dataclasses import replace
+from functools import cache
+from importlib import import_module
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import clearhead
+from clearhead.models.config import (
+    AttentionConfig,
+    LanguageConfig,
+    PredictorConfig,
+    Seq2SeqConfig,
+    VisionConfig,
+)
+from clearhead.models.factory import build_model
+from clearhead.models.presets import PRESETS
+from clearhead.models.recorder import record
+from clearhead.models.shapes import Shapes, shapes
+from clearhead.models.shapes_table import as_text, count
+from clearhead.nn.attention import MultiHeadAttention, attend_reference
+
+STACK = {"width": 8, "depth": 2, "n_heads": 2, "hidden": 12}
+VISION = VisionConfig(**STACK, image_size=(8, 12), patch_size=4, n_classes=3)
+PREDICTOR = PredictorConfig(**STACK, n_inputs=5, n_outputs=3, context=6)
+SEQ2SEQ = Seq2SeqConfig(**STACK, n_source=7, n_target=9, context=6, tie_weights=True)
+LANGUAGE = LanguageConfig(**STACK, n_tokens=11, context=6)
+
+SMALL = {
+    "vision": VISION,
+    "vision, convolutions": replace(VISION, tokenizer="convolutions", positions="sinusoidal", readout="mean"),
+    "vision, rotary": replace(VISION, positions="rotary", readout="attention", embedding_norm=True, head_hidden=5),
+    "vision, plain": replace(VISION, norm="none", output_projection=False, positions="none"),
+    "vision, beta inf": replace(VISION, beta=float("inf")),
+    "predictor": PREDICTOR,
+    "predictor, learned": replace(PREDICTOR, positions="learned", readout="class", norm="post", activation="relu"),
+    "predictor, alibi": replace(PREDICTOR, positions="alibi", readout="attention"),
+    "seq2seq": SEQ2SEQ,
+    "seq2seq, one table": replace(SEQ2SEQ, n_source=9, decoder_depth=1, norm="post"),
+    "language": LANGUAGE,
+    "language, rotary": replace(LANGUAGE, positions="rotary", tie_weights=False),
+}
+small = pytest.mark.parametrize("config", SMALL.values(), ids=SMALL)
+
+
+def real_inputs(config, batch=2):
+    match config:
+        case VisionConfig():
+            return {"images": torch.randn(batch, config.channels, *config.image_shape)}
+        case Seq2SeqConfig():
+            return {"source": torch.randint(7, (batch, 4)), "target": torch.randint(7, (batch, 6))}
+    return {"ids": torch.randint(5, (batch, 6))}
+
+
+@cache
+def same_shapes(config, batch=2) -> Shapes:
+    """Of the inputs above."""
+    return shapes(config, batch=batch, source_length=4 if isinstance(config, Seq2SeqConfig) else None)
+
+
+def test_r1_3_twelve_heads():
+    seen = shapes(AttentionConfig(width=768, n_heads=12), length=5)
+    assert seen["tokens"].rows == (1, 5, 768)
+    assert seen["q_per_head"].rows == seen["k_per_head"].rows == seen["v_per_head"].rows == (1, 5, 12, 64)
+    assert seen["weights"].rows == (1, 12, 5, 5)
+    assert seen["z_per_head"].rows == (1, 5, 12, 64)
+    assert seen["z"].rows == (1, 5, 768)
+
+
+def test_r1_3_equals_a_real_pass():
+    kept = {}
+
+    def keeping(q, k, v, *rest, **named):
+        out, weights = attend_reference(q, k, v, *rest, **named)
+        kept.update(q=q, k=k, v=v, z_per_head=out, weights=weights)
+        return out
+
+    layer = MultiHeadAttention(768, 12, attend=keeping)
+    layer.output.register_forward_pre_hook(lambda module, args: kept.update(z=args[0]))
+    layer(torch.randn(1, 5, 768))
+    seen = shapes(AttentionConfig(width=768, n_heads=12), length=5)
+    for name in ("q", "k", "v"):
+        assert seen[f"{name}_per_head"].rows == kept[name].transpose(1, 2).shape
+    assert seen["z_per_head"].rows == kept["z_per_head"].transpose(1, 2).shape
+    assert seen["weights"].rows == kept["weights"].shape
+    assert seen["z"].rows == kept["z"].shape
+
+
+def test_r1_1_tokens_as_columns():
+    seen = shapes(AttentionConfig(width=768), length=6)
+    assert seen["tokens"].columns == (768, 6)
+    for name in ("query", "key", "value"):
+        assert seen[f"{name}.weight"].columns == (768, 768)
+        assert seen[name].columns == (768, 6)
+    assert seen["weights"].columns == (6, 6)
+    assert seen["output"].columns == (768, 6)
+
+
+def test_r0_1_key_and_value_widths():
+    seen = shapes(AttentionConfig(width=256, key_width=64, value_width=256), length=5)
+    assert seen["key.weight"].rows == (256, 64)
+    assert seen["value.weight"].rows == (256, 256)
+    assert seen["z"].rows == (1, 5, 256)
+
+
+def test_columns_of_attention_to_a_memory_are_keys_by_queries():
+    seen = same_shapes(SEQ2SEQ)
+    weights = seen["decoder.blocks.0.cross_attention.weights"]
+    assert weights.rows == (2, 2, 6, 4)
+    assert weights.columns == (2, 4, 6)
+
+
+@small
+def test_meta_pass_equals_real_pass(config):
+    model = build_model(config).eval()
+    assert record(model, real_inputs(config)) == list(same_shapes(config).tensors)
+
+
+@small
+def test_every_layer_has_the_shape_that_its_hook_sees(config):
+    model = build_model(config).eval()
+    outputs = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | nn.LayerNorm | nn.Conv2d | nn.Embedding):
+            module.register_forward_hook(lambda _, args, out, name=name: outputs.update({name: tuple(out.shape)}))
+    model(*real_inputs(config).values())
+    seen = same_shapes(config)
+    assert len(outputs) > 8
+    assert {name: seen[name].rows for name in outputs} == outputs
+
+
+@small
+def test_parameters_add_up_to_the_model(config):
+    seen = same_shapes(config)
+    assert seen.parameters == sum(p.numel() for p in build_model(config).parameters())
+    assert seen.parameters == sum(tensor.parameters for tensor in seen.tensors)
+
+
+@small
+def test_names_are_unique(config):
+    names = [tensor.name for tensor in same_shapes(config).tensors]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset(name):
+    seen = shapes(name)
+    assert seen.parameters == sum(tensor.parameters for tensor in seen.tensors)
+    last = PRESETS[name]().depth - 1
+    assert seen[f"encoder.blocks.{last}.attention.weights"].multiply_adds > 0
+
+
+def test_multiply_adds_of_a_vision_transformer_by_hand():
+    config = VISION
+    B, P, E, H = 2, 6, config.width, config.feedforward_width
+    L = P + 1
+    embed = P * 3 * 4 * 4 * E
+    block = 4 * L * E * E + 2 * L * L * E + 2 * L * E * H
+    head = E * config.n_classes
+    assert shapes(config, batch=B).multiply_adds == B * (embed + config.depth * block + head)
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if "beta" not in name])
+def test_multiply_adds_are_half_of_torchs_own_count(name):
+    # with the formula for attention, whose products torch counts on every device
+    config = SMALL[name]
+    model = build_model(config).eval().requires_grad_(False)
+    for module in model.modules():
+        if isinstance(module, MultiHeadAttention):
+            module.attend = attend_reference
+    with FlopCounterMode(display=False) as counter:
+        model(*real_inputs(config).values())
+    assert 2 * same_shapes(config).multiply_adds == counter.get_total_flops()
+
+
+def test_infinite_beta_takes_the_formula_with_the_same_work():
+    assert shapes(replace(VISION, beta=float("inf"))).multiply_adds == shapes(VISION).multiply_adds
+
+
+def test_multiply_adds_grow_with_the_batch_and_parameters_do_not():
+    one, three = shapes(LANGUAGE), shapes(LANGUAGE, batch=3)
+    assert three.multiply_adds == 3 * one.multiply_adds
+    assert three.parameters == one.parameters
+    assert [t.columns for t in three.tensors] == [t.columns for t in one.tensors]
+
+
+def test_recording_leaves_the_model_as_it_was():
+    model = build_model(VISION).eval()
+    inputs = real_inputs(VISION)
+    before = model(*inputs.values())
+    record(model, inputs)
+    assert torch.equal(model(*inputs.values()), before)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_a_tied_table_counts_once():
+    seen = shapes(LANGUAGE)
+    assert seen["embed.weight"].parameters == LANGUAGE.n_tokens * LANGUAGE.width
+    assert seen["head.weight"].parameters == 0
+    assert seen["head.weight"].what == "tied to embed.weight"
+    assert shapes(replace(LANGUAGE, tie_weights=False))["head.weight"].parameters > 0
+
+
+@small
+def test_json_round_trip(config):
+    seen = same_shapes(config)
+    data = json.loads(json.dumps(seen.to_dict(), allow_nan=False))
+    assert [tuple(t["rows"]) for t in data["tensors"]] == [t.rows for t in seen.tensors]
+    assert data["parameters"] == seen.parameters
+    assert data["config"]["kind"] == type(config).__name__
+
+
+def test_equal_blocks_are_folded_unless_asked_for():
+    deep = shapes(replace(VISION, depth=5))
+    folded, full = as_text(deep.table()), as_text(deep.table(every_block=True))
+    assert "encoder.blocks.1-4: the same" in folded
+    assert "encoder.blocks.3" not in folded
+    assert "encoder.blocks.3" in full
+    one_block = sum(t.parameters for t in deep.tensors if t.name.startswith("encoder.blocks.2."))
+    assert any(line.startswith("encoder.blocks.1-4") and count(4 * one_block) in line for line in folded.splitlines())
+
+
+def test_unequal_blocks_are_not_folded():
+    model = nn.Sequential(nn.Sequential(nn.Sequential(nn.Linear(2, 3))), nn.Sequential(nn.Sequential(nn.Linear(3, 2))))
+    tensors = record(model, {"x": torch.randn(1, 4, 2)})
+    seen = Shapes(config=VISION, batch=1, tensors=tuple(tensors), parameters=0, multiply_adds=0)
+    assert "the same" not in str(seen)
+
+
+@pytest.mark.parametrize("name", ["transformer_base", "vit_base", "gpt2_small"])
+def test_table_fits_the_terminal_a_line_for_each_tensor(name):
+    seen = shapes(replace(PRESETS[name](), depth=1))
+    for width in (80, 120):
+        lines = as_text(seen.table(width=width), width).splitlines()
+        assert max(map(len, lines)) <= width
+        shown = [line for line in lines if "[" in line and "tokens" not in line]
+        assert len(shown) == len(seen.tensors)
+
+
+def test_one_convention_at_a_time():
+    seen = shapes(AttentionConfig(width=12, n_heads=3), length=5)
+    rows, columns = as_text(seen.table("rows")), as_text(seen.table("columns"))
+    assert "[1,5,12]" in rows
+    assert "[12,5]" not in rows
+    assert "[12,5]" in columns
+    assert "[1,5,12]" not in columns
+
+
+def test_counts_stay_short():
+    assert count(0) == ""
+    assert count(9_999_999) == "9,999,999"
+    assert all(len(count(10**n)) <= 9 for n in range(25))
+
+
+def test_public_name_is_the_function_even_after_its_module_is_imported():
+    import_module("clearhead.models.shapes")
+    assert clearhead.shapes is shapes
+    assert clearhead.shapes("reverse").tensors == shapes(PRESETS["reverse"]()).tensors
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: shapes("tiny_vt"), "did you mean tiny_vit"),
+        (lambda: shapes(VISION, batch=0), "batch must be a whole number above 0, got 0"),
+        (lambda: shapes(VISION, length=4), "follows from its image, got length=4; change image_size"),
+        (lambda: shapes(LANGUAGE, source_length=4), "source_length is for an encoder-decoder, got it for a Language"),
+        (lambda: shapes(LANGUAGE, length=0), "length must be a whole number above 0"),
+        (lambda: shapes(LANGUAGE, length=7), "position table of 6 rows, got length 7"),
+        (lambda: shapes(AttentionConfig(width=10**12)), "below 2\\^61, got larger ones; choose smaller"),
+        (lambda: shapes(AttentionConfig(width=10**30)), "below 2\\^61, got larger ones; choose smaller"),
+        (lambda: shapes(VISION)["head.wieght"], "a tensor is one of images.*got 'head.wieght'"),
+        (lambda: AttentionConfig(width=8, n_heads=2, key_width=4), "needs a single head, got n_heads=2; try n_heads=1"),
+        (lambda: AttentionConfig(width=8, value_width=0), "value_width must be a whole number above 0"),
+    ],
+)
+def test_errors_say_what_to_do(make, message):
+    with pytest.raises((ValueError, LookupError), match=message):
+        make()
+
+
+def test_other_configs_are_a_mistake_of_ours():
+    with pytest.raises(TypeError, match="a config or the name of a preset"):
+        shapes(3)

@@ -1,0 +1,186 @@
+"""The five steps: their last numbers are attention's, and what cannot be followed is refused in one line."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from clearhead.models.steps import EXAMPLE, five_steps
+from clearhead.models.steps_file import read_steps_file
+from clearhead.models.steps_text import steps_text
+from clearhead.nn import masks
+from clearhead.nn.attention import attend_reference
+
+GOLDEN = {
+    "q": [[0.3367, 0.1288], [0.2345, 0.2303], [-1.1229, -0.1863]],
+    "k": [[2.2082, -0.6380], [0.4617, 0.2674], [0.5349, 0.8094]],
+    "v": [[1.1103, -1.6898], [-0.9890, 0.9580], [1.3221, 0.8172]],
+}
+
+
+def matrices(steps):
+    return {name: matrix for step in steps for name, matrix in step.matrices.items()}
+
+
+def reference(q, k, v, mask=None, beta=None):
+    out, weights = attend_reference(q[None, None], k[None, None], v[None, None], mask, beta)
+    return out[0, 0], weights[0, 0]
+
+
+def test_golden_vector():
+    seen = matrices(five_steps(**GOLDEN))
+    weights = [[0.4028, 0.2886, 0.3086], [0.3538, 0.3069, 0.3393], [0.1303, 0.4630, 0.4067]]
+    z = [[0.5698, -0.1520], [0.5379, -0.0265], [0.2246, 0.5556]]
+    # the inputs are rounded to four places, and so are the answers
+    torch.testing.assert_close(seen["weights"], torch.tensor(weights, dtype=torch.float64), atol=2e-4, rtol=0)
+    torch.testing.assert_close(seen["z"], torch.tensor(z, dtype=torch.float64), atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("beta", [None, 0.0, 2.0, -1.0, math.inf, -math.inf])
+def test_the_sum_is_attend_reference(beta, causal):
+    torch.manual_seed(0)
+    x, w_q, w_k, w_v = (torch.randn(*size, dtype=torch.float64) for size in [(5, 4), (4, 3), (4, 3), (4, 2)])
+    seen = matrices(five_steps(x=x, w_q=w_q, w_k=w_k, w_v=w_v, beta=beta, causal=causal))
+    mask = masks.causal(5) if causal else None
+    z, weights = reference(x @ w_q, x @ w_k, x @ w_v, mask, beta)
+    torch.testing.assert_close(seen["z"], z)
+    torch.testing.assert_close(seen["weights"], weights)
+    torch.testing.assert_close(seen["weights"].sum(dim=1), torch.ones(5, dtype=torch.float64))
+
+
+def test_each_step_follows_from_the_one_before():
+    steps = five_steps(**EXAMPLE)
+    assert [step.number for step in steps] == [1, 2, 3, 4, 5]
+    m = matrices(steps)
+    torch.testing.assert_close(m["q"], m["x"] @ m["w_q"])
+    torch.testing.assert_close(m["scores"], m["q"] @ m["k"].T)
+    torch.testing.assert_close(m["scaled"], m["scores"] / m["q"].shape[1] ** 0.5)
+    torch.testing.assert_close(m["weights"], m["scaled"].softmax(dim=1))
+    torch.testing.assert_close(m["weighted"].sum(dim=1), m["z"])
+
+
+def test_causal_hides_later_tokens():
+    seen = matrices(five_steps(**EXAMPLE, causal=True))
+    above = torch.ones(3, 3).triu(1).bool()
+    assert (seen["weights"][above] == 0).all()
+    assert (seen["scaled"][above] == -math.inf).all()
+    assert (seen["weights"][~above] > 0).all()
+
+
+def test_json_round_trip_hides_what_the_mask_hides():
+    steps = five_steps(**EXAMPLE, causal=True)
+    data = json.loads(json.dumps([step.to_dict() for step in steps], allow_nan=False))
+    assert data[2]["matrices"]["scaled"]["numbers"][0][1:] == [None, None]
+    assert data[4]["matrices"]["z"] == {"shape": [3, 3], "numbers": steps[4].matrices["z"].tolist()}
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_text_fits_the_terminal(width):
+    torch.manual_seed(0)
+    large = [torch.randn(*size) * 1e6 for size in [(20, 64), (64, 16), (64, 16), (64, 16)]]
+    for given in (EXAMPLE, GOLDEN, dict(zip(EXAMPLE, large, strict=True))):
+        lines = steps_text(five_steps(**given), width).plain.splitlines()
+        assert max(map(len, lines)) <= width
+
+
+def test_text_shows_every_matrix_with_its_shape_and_numbers():
+    text = steps_text(five_steps(**EXAMPLE)).plain
+    for title in ("x [3,4]", "W_Q [4,2]", "q [3,2]", "scores [3,3]", "weights [3,3]", "weighted [3,3,3]", "z [3,3]"):
+        assert title in text
+    first = matrices(five_steps(**EXAMPLE))["z"][0]
+    assert "  ".join(f"{n:.3f}" for n in first.tolist()) in text
+
+
+def write(path, content):
+    if path.suffix == ".npz":
+        np.savez(path, **content)
+    else:
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def test_files_give_what_was_written(tmp_path):
+    from_json = five_steps(**read_steps_file(write(tmp_path / "my.json", {**GOLDEN, "beta": "inf", "mask": "causal"})))
+    arrays = {name: np.array(matrix) for name, matrix in GOLDEN.items()}
+    extras = {"beta": np.array(math.inf), "mask": np.array("causal")}
+    from_npz = five_steps(**read_steps_file(write(tmp_path / "my.npz", {**arrays, **extras})))
+    wanted = matrices(five_steps(**GOLDEN, beta=math.inf, causal=True))["z"]
+    assert torch.equal(matrices(from_json)["z"], wanted)
+    assert torch.equal(matrices(from_npz)["z"], wanted)
+
+
+def test_files_are_never_unpickled(tmp_path):
+    path = write(tmp_path / "my.npz", {"x": np.array([print], dtype=object)})
+    with pytest.raises(ValueError, match=r"arrays of numbers saved by numpy.savez.*allow_pickle"):
+        read_steps_file(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "must be JSON, got an error"),
+        ("[" * 100_000, "lists far too deep"),
+        ("[1]", "must name its matrices, got \\[1\\]; write"),
+        ({"wq": [[1]]}, "got 'wq' in my.json; did you mean w_q?"),
+        ({}, "need x, w_q, w_k, w_v, or q, k, v, got nothing; add x, w_q, w_k, w_v"),
+        ({"x": [[1]], "w_q": [[1]]}, "got x, w_q; add w_k, w_v"),
+        ({"q": [[1]], "k": [[1]]}, "got q, k; add v"),
+        ({**EXAMPLE, "q": [[1]]}, "got x, w_q, w_k, w_v, q; leave out q, k, v or x"),
+        (
+            {**GOLDEN, "v": [[1, 2], [3], [4, 5]]},
+            "every row of v must be as long as its first, 2 numbers, got 1 in row 2",
+        ),
+        ({**GOLDEN, "v": [["a"]]}, "v must hold numbers.*got 'a' in row 1; replace it"),
+        ({**GOLDEN, "v": [[True]]}, "v must hold numbers.*got True"),
+        ({**GOLDEN, "v": [[math.nan]]}, "v must hold numbers of at most 1e\\+30, got nan in row 1"),
+        ({**GOLDEN, "v": [[10**400]]}, "v must hold numbers of at most 1e\\+30, got 1000"),
+        ({**GOLDEN, "v": [1, 2]}, "v must be a list of rows of numbers, got \\[1, 2\\]; try"),
+        ({**GOLDEN, "v": []}, "v must be a list of rows"),
+        ({**GOLDEN, "v": [[[1]]]}, "v must hold numbers.*got \\[1\\]"),
+        (
+            {**EXAMPLE, "w_k": [[1, 2]]},
+            "w_k must have a row for each of the 4 numbers.*got w_k \\[1, 2\\] for x \\[3, 4\\]",
+        ),
+        ({**EXAMPLE, "w_k": [[1]] * 4}, "queries and keys must have the same width, got 2 and 1"),
+        ({**GOLDEN, "v": [[1]]}, "one value for each key, got 3 keys and 1 values"),
+        ({**GOLDEN, "q": [[1, 1]] * 4, "mask": "causal"}, "needs 0 <= n_queries <= n_keys, got 4 and 3"),
+        ({**GOLDEN, "mask": "window"}, "mask must be \"causal\" or left out, got 'window'"),
+        ({**GOLDEN, "beta": "warm"}, "beta must be a number or inf, got 'warm'; leave it out"),
+        ({**GOLDEN, "beta": True}, "beta must be a number or inf, got True"),
+    ],
+)
+def test_bad_files_are_told_what_to_do(tmp_path, content, message):
+    path = write(tmp_path / "my.json", content)
+    with pytest.raises(ValueError, match=message):
+        five_steps(**read_steps_file(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("my.txt", b"", "must end in .json or .npz, got 'my.txt'; save it"),
+        ("my.json", b"\xff\xfe", "must be JSON"),
+        ("my.npz", b"not a zip", "must be arrays of numbers saved by numpy.savez"),
+        ("my.npz", b"PK\x03\x04 broken", "must be arrays of numbers saved by numpy.savez"),
+    ],
+)
+def test_other_files_are_told_what_to_do(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_steps_file(tmp_path / name)
+
+
+def test_missing_files_are_told_what_to_do(tmp_path):
+    with pytest.raises(ValueError, match="No such file or directory; check its path"):
+        read_steps_file(tmp_path / "none.json")
+    (tmp_path / "folder.json").mkdir()
+    with pytest.raises(ValueError, match="Is a directory; check its path"):
+        read_steps_file(tmp_path / "folder.json")
+
+
+def test_a_beta_that_is_no_number_is_refused():
+    with pytest.raises(ValueError, match="beta must be a number, got nan"):
+        five_steps(**EXAMPLE, beta=math.nan)

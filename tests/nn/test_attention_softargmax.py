@@ -1,0 +1,95 @@
+"""Laws of softargmax: exact at its limits, stable for huge numbers, softmax everywhere between."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clearhead.nn.attention import softargmax
+
+
+def test_softargmax_at_beta_zero_shares_equally():
+    z = torch.tensor([[3.0, -1.0, 1e30, 0.0]])
+    assert softargmax(z, 0.0).tolist() == [[0.25] * 4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_softargmax_at_infinite_beta_picks_the_extreme_and_ties_share(dtype):
+    z = torch.tensor([[1.0, 4.0, 4.0, -2.0], [5.0, 0.0, 0.0, 0.0]], dtype=dtype)
+    largest, smallest = softargmax(z, math.inf), softargmax(z, -math.inf)
+    assert largest.tolist() == [[0, 0.5, 0.5, 0], [1, 0, 0, 0]]
+    assert smallest[0].tolist() == [0, 0, 0, 1]
+    torch.testing.assert_close(smallest[1], torch.tensor([0, 1 / 3, 1 / 3, 1 / 3], dtype=dtype))
+    assert largest.dtype == smallest.dtype == dtype
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.25, 1.0, 50.0, -1.0, -50.0, math.inf, -math.inf])
+@pytest.mark.parametrize(("huge", "dtype"), [(3e38, torch.float32), (1e308, torch.float64)])
+def test_softargmax_is_stable_for_huge_logits_of_both_signs(huge, dtype, beta):
+    z = torch.tensor([huge, 0.0, -huge, huge], dtype=dtype, requires_grad=True)
+    expected = [0.25] * 4 if beta == 0 else [0.5, 0, 0, 0.5] if beta > 0 else [0, 0, 1, 0]
+    weights = softargmax(z, beta)
+    assert weights.tolist() == expected
+    assert softargmax(z, beta, where=torch.tensor([True, True, False, True])).isfinite().all()
+    if math.isfinite(beta):
+        (gradient,) = torch.autograd.grad(weights[0], z)
+        assert gradient.isfinite().all()
+
+
+@given(seed=st.integers(0, 2**16), beta=st.floats(-50, 50), n=st.integers(1, 6))
+@settings(deadline=None, max_examples=12, derandomize=True)
+def test_softargmax_equals_softmax_of_beta_z_and_ignores_a_shift(seed, beta, n):
+    z = torch.randn(3, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    weights = softargmax(z, beta)
+    torch.testing.assert_close(weights, torch.softmax(beta * z, -1))
+    torch.testing.assert_close(weights.sum(-1), torch.ones(3, dtype=torch.float64))
+    torch.testing.assert_close(softargmax(z + 7.5, beta), weights, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0, -2.0, math.inf, -math.inf])
+def test_softargmax_works_along_any_dim(beta):
+    z = torch.randn(2, 3, 4)
+    where = torch.rand(2, 3, 4) > 0.3
+    assert not where.all()
+    for dim in (0, 1, 2, -3, -2):
+        along_last = softargmax(z.movedim(dim, -1), beta, where=where.movedim(dim, -1)).movedim(-1, dim)
+        torch.testing.assert_close(softargmax(z, beta, dim=dim, where=where), along_last)
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0, 50.0, -1.0, -50.0, math.inf, -math.inf])
+def test_softargmax_leaves_out_what_where_excludes(beta):
+    z = torch.tensor([[1.0, 9.0, 2.0, -9.0, 2.0]] * 2, requires_grad=True)
+    where = torch.tensor([[True, False, True, False, True], [False] * 5])
+    weights = softargmax(z, beta, where=where)
+    torch.testing.assert_close(weights[0, where[0]], softargmax(z[0, where[0]], beta))
+    assert weights[0, ~where[0]].tolist() == [0, 0], "excluded entries are the extremes, and still take nothing"
+    assert weights[1].tolist() == [0] * 5, "a row without any True gets zeros"
+    if math.isfinite(beta):
+        (gradient,) = torch.autograd.grad((weights * torch.randn(2, 5)).sum(), z)
+        assert gradient.isfinite().all()
+        assert (gradient[~where] == 0).all()
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0, 50.0, -1.0])
+def test_softargmax_has_the_gradients_of_softmax(beta):
+    z = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    upstream = torch.randn(3, 5, dtype=torch.float64)
+    (ours,) = torch.autograd.grad(softargmax(z, beta), z, upstream)
+    (theirs,) = torch.autograd.grad(torch.softmax(beta * z, -1), z, upstream)
+    torch.testing.assert_close(ours, theirs)
+    assert torch.autograd.gradcheck(lambda z: softargmax(z, beta), z)
+    where = torch.rand(3, 5) > 0.4
+    assert not where.all()
+    assert torch.autograd.gradcheck(lambda z: softargmax(z, beta, where=where), z)
+
+
+def test_softargmax_takes_whole_numbers_and_nothing():
+    torch.testing.assert_close(softargmax(torch.tensor([1, 2])), torch.softmax(torch.tensor([1.0, 2.0]), -1))
+    assert softargmax(torch.empty(3, 0)).shape == (3, 0)
+
+
+def test_softargmax_refuses_a_beta_that_is_no_number():
+    with pytest.raises(ValueError, match="beta must be a number, got nan"):
+        softargmax(torch.zeros(2), math.nan)

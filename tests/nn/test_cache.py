@@ -1,0 +1,70 @@
+import torch
+
+from clearhead.nn.cache import Cache, KeyValues
+
+
+def keys_values(length, batch=2):
+    return torch.randn(batch, 3, length, 4), torch.randn(batch, 3, length, 5)
+
+
+def test_extend_returns_all_that_came_in_order():
+    cache, ks, vs = KeyValues(), [], []
+    for length in (1, 1, 3, 1, 7, 1):  # beyond the room that it makes, again and again
+        k, v = keys_values(length)
+        ks.append(k)
+        vs.append(v)
+        all_k, all_v = cache.extend(k, v)
+        assert torch.equal(all_k, torch.cat(ks, 2))
+        assert torch.equal(all_v, torch.cat(vs, 2))
+        assert cache.length == all_k.shape[2]
+
+
+def test_a_token_more_seldom_costs_a_copy():
+    cache, homes = KeyValues(), set()
+    kept = []  # keeps every buffer alive, so that no address is used twice
+    for _ in range(100):
+        k, _ = cache.extend(*keys_values(1))
+        kept.append(k)
+        homes.add(k.data_ptr())
+    assert len(homes) <= 8, "room doubles"
+
+
+def test_select_keeps_rows_in_the_order_given_and_goes_on():
+    cache = KeyValues()
+    cache.select(torch.tensor([0]))  # nothing in it yet: nothing to do
+    k, v = keys_values(3)
+    cache.extend(k, v)
+    rows = torch.tensor([1, 1, 0])
+    cache.select(rows)
+    more_k, more_v = keys_values(1, batch=3)
+    all_k, all_v = cache.extend(more_k, more_v)
+    assert torch.equal(all_k, torch.cat([k[rows], more_k], 2))
+    assert torch.equal(all_v, torch.cat([v[rows], more_v], 2))
+
+
+def test_once_computes_at_the_first_call_alone():
+    cache, calls = KeyValues(), []
+
+    def compute():
+        calls.append(1)
+        return keys_values(3)
+
+    first, second = cache.once(compute), cache.once(compute)
+    assert torch.equal(first[0], second[0])
+    assert torch.equal(first[1], second[1])
+    assert len(calls) == 1
+
+
+def test_a_models_cache_has_a_memory_for_each_layer():
+    cache = Cache(2)
+    assert (len(cache.layers), cache.length) == (2, 0)
+    k, v = keys_values(3)
+    for layer in cache.layers:
+        layer.own.extend(k, v)
+        layer.memory.once(lambda: (k, v))
+    assert cache.length == 3
+    swapped = torch.tensor([1, 0])
+    cache.select(swapped)
+    for layer in cache.layers:
+        assert torch.equal(layer.own.extend(k, v)[0], torch.cat([k[swapped], k], 2))
+        assert torch.equal(layer.memory.once(lambda: (v, k))[0], k), "an example's memory stays as it is"

@@ -1,0 +1,51 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from clearhead.nn.feedforward import ACTIVATIONS, FeedForward
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_it_is_its_formula(name):
+    net = FeedForward(4, 7, ACTIVATIONS[name], n_out=3)
+    for linear in (net.widen, net.narrow):
+        torch.nn.init.normal_(linear.bias)
+    x = torch.randn(2, 5, 4)
+    hidden = x @ net.widen.weight.T + net.widen.bias
+    hidden = {"relu": hidden.clamp(min=0), "gelu": hidden * 0.5 * (1 + torch.erf(hidden / 2**0.5))}[name]
+    torch.testing.assert_close(net(x), hidden @ net.narrow.weight.T + net.narrow.bias)
+    assert net(x).shape == (2, 5, 3)
+
+
+def test_it_equals_two_convolutions_of_kernel_one():
+    """R4.13: the same net at each position."""
+    net = FeedForward(4, 7, F.relu)
+    x = torch.randn(2, 5, 4)
+    hidden = F.conv1d(x.mT, net.widen.weight[..., None], net.widen.bias).relu()
+    torch.testing.assert_close(net(x), F.conv1d(hidden, net.narrow.weight[..., None], net.narrow.bias).mT)
+
+
+def test_positions_do_not_see_each_other():
+    net, x = FeedForward(4, 7), torch.randn(1, 5, 4, requires_grad=True)
+    (gradient,) = torch.autograd.grad(net(x)[0, 2].sum(), x)
+    assert gradient[0].any(-1).tolist() == [False, False, True, False, False]
+
+
+def test_dropout_acts_in_training_alone_and_bias_may_be_left_out():
+    net, x = FeedForward(4, 64, dropout=0.5, bias=False), torch.randn(1, 5, 4)
+    assert not torch.equal(net(x), net(x))
+    net.eval()
+    assert torch.equal(net(x), net(x))
+    assert (net(torch.zeros(1, 4)) == 0).all()
+    assert [name for name, _ in net.named_parameters()] == ["widen.weight", "narrow.weight"]
+
+
+def test_dropout_stands_between_the_two_layers():
+    net = FeedForward(4, 10, F.relu, dropout=0.5, n_out=1)
+    for linear, weight, bias in [(net.widen, 0.0, 1.0), (net.narrow, 1.0, 0.0)]:  # ten hidden ones, summed
+        torch.nn.init.constant_(linear.weight, weight)
+        torch.nn.init.constant_(linear.bias, bias)
+    out = net(torch.zeros(2000, 4))
+    assert set(out.flatten().tolist()) <= set(range(0, 21, 2)), "each hidden one is dropped, or kept and doubled"
+    assert len(out.unique()) > 5, "each for itself"
+    assert abs(out.mean() - 10) < 0.4

@@ -1,0 +1,258 @@
+"""Conversions lose nothing, and refuse what the other side cannot say. That they compute the same: tests/oracles."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from clearhead.nn import masks
+from clearhead.nn.attention import MultiHeadAttention, attend_reference
+from clearhead.nn.blocks import DecoderBlock, EncoderBlock
+from clearhead.nn.feedforward import FeedForward
+from clearhead.nn.interchange import attention_from_packed
+from clearhead.nn.stacks import Decoder, Encoder, EncoderDecoder
+
+WIDTH, HEADS = 8, 2
+
+
+def attention(**options):
+    return MultiHeadAttention(WIDTH, HEADS, **options)
+
+
+def encoder_block(activation=F.gelu, bias=True, **options):
+    feedforward = FeedForward(WIDTH, 12, activation, dropout=0.2, bias=bias)
+    return EncoderBlock(attention(dropout=0.1), feedforward, width=WIDTH, **{"dropout": 0.3} | options)
+
+
+def decoder_block(**options):
+    parts = attention(dropout=0.1), attention(key_input_width=6, value_input_width=6), FeedForward(WIDTH, 12, F.relu)
+    return DecoderBlock(*parts, width=WIDTH, **options)
+
+
+def encoder(depth=2, **options):
+    return Encoder([encoder_block(**options) for _ in range(depth)], nn.LayerNorm(WIDTH))
+
+
+def decoder(depth=3):
+    return Decoder([decoder_block(norm="post") for _ in range(depth)])
+
+
+def pair():
+    return EncoderDecoder(encoder(), decoder())
+
+
+def half_frozen():
+    module = attention()
+    module.key.requires_grad_(False)
+    return module
+
+
+MODULES = {
+    "attention": attention,
+    "attention without bias": partial(attention, bias=False, dropout=0.1),
+    "attention to other widths": partial(attention, key_input_width=6, value_input_width=10),
+    "encoder block": encoder_block,
+    "encoder block with little bias": partial(encoder_block, bias=False, norm_eps=1e-3),
+    "decoder block": decoder_block,
+    "encoder": encoder,
+    "decoder": decoder,
+    "pair": pair,
+}
+
+
+def settings_of(module):
+    """All that is not a weight: classes, activations, rates, eps, and each module's mode, by address."""
+    ordinary = (bool, int, float, str, tuple, type(None), type(F.gelu), type(F.relu))
+    return {
+        name: (type(part), {key: value for key, value in vars(part).items() if isinstance(value, ordinary)})
+        for name, part in module.named_modules()
+    }
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
+def test_there_and_back_changes_nothing(make, batch_first):
+    module = make().double()
+    for name, weight in module.named_parameters():
+        weight.requires_grad_(not name.endswith("bias"))
+    for part in module.modules():
+        part.training = not isinstance(part, nn.Dropout)
+    random_state = torch.get_rng_state()
+    there = module.to_torch(batch_first=batch_first)
+    back = type(module).from_torch(there)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert settings_of(back) == settings_of(module)
+    ours, returned = dict(module.named_parameters()), dict(back.named_parameters())
+    assert ours.keys() == returned.keys()
+    for name, weight in ours.items():
+        assert torch.equal(weight, returned[name])
+        assert weight.dtype == returned[name].dtype
+        assert weight.requires_grad == returned[name].requires_grad
+    places = [weight.data_ptr() for one in (module, there, back) for weight in one.parameters()]
+    assert len(places) == len(set(places))  # copies: training one leaves the others alone
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
+def test_every_part_gets_the_mode(make, training):
+    module = make().train(training)
+    there = module.to_torch()
+    for converted in (there, type(module).from_torch(there)):
+        assert {part.training for part in converted.modules()} == {training}
+
+
+def test_stacks_of_different_depths():
+    there = pair().to_torch()
+    assert there.encoder.num_layers == len(there.encoder.layers) == 2
+    assert there.decoder.num_layers == len(there.decoder.layers) == 3
+
+
+def test_a_conversion_without_gradients_can_still_be_trained():
+    with torch.no_grad():
+        module = MultiHeadAttention.from_torch(nn.MultiheadAttention(WIDTH, HEADS))
+        assert all(weight.requires_grad for weight in [*module.parameters(), *module.to_torch().parameters()])
+
+
+def test_in_proj_weight_is_three_row_blocks():
+    theirs = nn.MultiheadAttention(WIDTH, HEADS)
+    ours = MultiHeadAttention.from_torch(theirs)
+    for i, part in enumerate((ours.query, ours.key, ours.value)):
+        assert torch.equal(part.weight, theirs.in_proj_weight[i * WIDTH : (i + 1) * WIDTH])
+        assert part.weight.shape != theirs.in_proj_weight[i].shape  # row i is one row of W_Q, not W_Q, W_K or W_V
+        assert torch.equal(theirs.in_proj_weight[i], ours.query.weight[i])
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", F.silu, nn.GELU(approximate="tanh"), nn.PReLU()], ids=str)
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [(EncoderBlock, nn.TransformerEncoderLayer), (DecoderBlock, nn.TransformerDecoderLayer)],
+)
+def test_any_activation_comes_along(ours, theirs, activation):
+    block = ours.from_torch(theirs(WIDTH, HEADS, 12, activation=activation))
+    expected = (
+        {"relu": F.relu, "gelu": F.gelu}.get(activation, activation) if isinstance(activation, str) else activation
+    )
+    assert type(block.feedforward.activation) is type(expected)
+    x = torch.randn(5)
+    torch.testing.assert_close(block.feedforward.activation(x), expected(x))
+    torch.testing.assert_close(block.to_torch().activation(x), expected(x))
+
+
+@pytest.mark.parametrize("options", [{"activation": nn.GELU(approximate="tanh")}, {"bias": False}], ids=str)
+def test_no_fast_path_where_it_would_compute_something_else(options):
+    block, x = encoder_block(**options).eval(), 3 * torch.randn(2, 5, WIDTH)
+    with torch.no_grad():
+        torch.testing.assert_close(block.to_torch()(x), block(x))
+
+
+def reference_packed_layer(x, qkv, output, n_heads, mask):
+    """The layer of the course report, as it is written there, with its mask passed on."""
+    batch, length, width = x.shape
+    packed = qkv(x).reshape(batch, length, n_heads, 3 * width // n_heads).permute(0, 2, 1, 3)
+    q, k, v = packed.chunk(3, dim=-1)
+    logits = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
+    weights = F.softmax(logits.masked_fill(~mask, -9e15), dim=-1)
+    return output((weights @ v).permute(0, 2, 1, 3).reshape(batch, length, width))
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(2, 5), st.booleans(), st.booleans())
+def test_heads_packed_one_by_one(n_heads, head_width, length, qkv_has_bias, output_has_bias):
+    width = n_heads * head_width
+    qkv = nn.Linear(width, 3 * width, qkv_has_bias, dtype=torch.float64)
+    output = nn.Linear(width, width, output_has_bias, dtype=torch.float64)
+    x, mask = torch.randn(2, length, width, dtype=torch.float64), masks.causal(length)
+    assert not mask.all()
+    ours = attention_from_packed(qkv.weight, qkv.bias, output.weight, output.bias, n_heads)
+    torch.testing.assert_close(ours(x, mask=mask), reference_packed_layer(x, qkv, output, n_heads, mask))
+    assert all(weight.requires_grad for weight in ours.parameters())
+
+
+def test_packed_weights_of_other_shapes_are_refused():
+    qkv, output = torch.randn(24, 8), torch.randn(8, 8)
+    with pytest.raises(ValueError, match=r"must have the shapes .* got \(8, 24\) and \(8, 8\); transpose"):
+        attention_from_packed(qkv.T, None, output, None, 2)
+    with pytest.raises(ValueError, match="width must be a multiple of n_heads, got width=8, n_heads=3"):
+        attention_from_packed(qkv, None, output, None, 3)
+
+
+@pytest.mark.parametrize(
+    ("convert", "module", "message"),
+    [
+        (MultiHeadAttention, nn.MultiheadAttention(8, 2, add_bias_kv=True), "got add_bias_kv=True.*add_bias_kv=False"),
+        (MultiHeadAttention, nn.MultiheadAttention(8, 2, add_zero_attn=True), "got add_zero_attn=True.*build"),
+        (MultiHeadAttention, nn.Linear(8, 8), "only a MultiheadAttention can be converted at this place, got Linear;"),
+        (
+            EncoderBlock,
+            nn.TransformerDecoderLayer(8, 2, 12),
+            "only a TransformerEncoderLayer .* got TransformerDecoder",
+        ),
+        (Encoder, nn.TransformerEncoder(nn.Identity(), 1, enable_nested_tensor=False), "EncoderLayer .* got Identity"),
+        (
+            EncoderDecoder,
+            nn.Transformer(8, 2, 1, 1, 12, custom_encoder=nn.Identity()),
+            "TransformerEncoder .* got Identity",
+        ),
+    ],
+)
+def test_what_we_cannot_express(convert, module, message):
+    with pytest.raises(ValueError, match=message) as error:
+        convert.from_torch(module)
+    assert "\n" not in str(error.value)
+
+
+def narrow_encoder():
+    block = EncoderBlock(MultiHeadAttention(6, 2), FeedForward(6, 12), width=6)
+    return EncoderDecoder(Encoder([block]), decoder())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            partial(attention, beta=3.0),
+            r"torch.nn has beta = 1/sqrt\(head width\) = 0.5 only, got beta=3; multiply .* 2,",
+        ),
+        (
+            partial(attention, attend=lambda *_: None),
+            "attend_fused and attend_reference only, got .*lambda.*; set attend",
+        ),
+        (partial(attention, output_projection=False), "got output_projection=False; set output"),
+        (half_frozen, r"all or none must be trained, got requires_grad=\[True, False, True\]; make them agree"),
+        (partial(encoder_block, norm="none"), "norm='pre' and norm='post' only, got norm='none'; build"),
+        (partial(encoder_block, drop_path=0.1), "no stochastic depth, got drop_path=0.1; set"),
+        (partial(encoder, depth=0), "must have a layer, got a stack without blocks; build"),
+        (partial(decoder, depth=0), "must have a layer, got a stack without blocks; build"),
+        (lambda: EncoderBlock(attention(), nn.Identity(), width=8), "only a FeedForward .* got Identity; convert"),
+        (narrow_encoder, "one width, got 6 in the encoder and 8 in the decoder; convert"),
+    ],
+)
+def test_what_torch_cannot_express(make, message):
+    with pytest.raises(ValueError, match=message) as error:
+        make().to_torch()
+    assert "\n" not in str(error.value)
+
+
+def test_the_ways_out_that_the_errors_name():
+    """beta goes into the queries, a missing output layer becomes the identity: torch.nn then computes the same."""
+    module, x = attention(beta=3.0, output_projection=False), torch.randn(2, 5, WIDTH)
+    before = module(x)
+    with torch.no_grad():
+        module.query.weight *= 3.0 * 2
+        module.query.bias *= 3.0 * 2
+        module.output = nn.Linear(WIDTH, WIDTH)
+        module.output.weight.copy_(torch.eye(WIDTH))
+        module.output.bias.zero_()
+    module.beta = None
+    torch.testing.assert_close(module.to_torch()(x, x, x)[0], before)
+
+
+@pytest.mark.parametrize("options", [{"beta": 0.5}, {"attend": attend_reference}], ids=str)
+def test_what_only_looks_different_is_converted(options):
+    module, x = attention(**options), torch.randn(2, 5, WIDTH)
+    torch.testing.assert_close(module.to_torch()(x, x, x)[0], module(x))

@@ -1,0 +1,247 @@
+"""Masks: True = may attend, everywhere. The lazy causal one must pass for an ordinary tensor in every way."""
+
+import copy
+import io
+import math
+import operator
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from clearhead.nn import masks
+from clearhead.nn.attention import attend_fused
+
+DENSE = torch.tensor([[True, False, False], [True, True, False], [True, True, True]])
+
+
+def test_causal_mask_of_five_tokens_as_numbers():
+    """R0.3"""
+    expected = [
+        [0, -10000, -10000, -10000, -10000],
+        [0, 0, -10000, -10000, -10000],
+        [0, 0, 0, -10000, -10000],
+        [0, 0, 0, 0, -10000],
+        [0, 0, 0, 0, 0],
+    ]
+    assert masks.to_additive(masks.causal(5), low=-10000).tolist() == expected
+
+
+def test_causal_with_more_keys_than_queries_is_the_last_rows():
+    assert torch.equal(masks.causal(2, 5), masks.causal(5)[-2:])
+    assert masks.causal(1, 4).tolist() == [[True] * 4]
+    assert masks.causal(0, 4).shape == (0, 4)
+
+
+def test_causal_stores_nothing():
+    huge = masks.causal(1_000_000)
+    assert huge.shape == (1_000_000, 1_000_000)
+    assert huge.data_ptr() == 0
+
+
+@pytest.mark.parametrize(("n_queries", "n_keys"), [(4, 3), (-1, 3)])
+def test_causal_refuses_more_queries_than_keys(n_queries, n_keys):
+    with pytest.raises(ValueError, match=f"0 <= n_queries <= n_keys, got {n_queries} and {n_keys}"):
+        masks.causal(n_queries, n_keys)
+
+
+# --- a lazy mask is an ordinary bool tensor ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda m: m & torch.tensor([True, False, True]),
+        lambda m: torch.tensor([True, False, True]) & m,
+        lambda m: m | torch.tensor([True, False, True]),
+        lambda m: m ^ m.T,
+        lambda m: m & masks.padding(torch.tensor([1, 3])),
+        lambda m: m & m,
+        operator.invert,
+        lambda m: m[1],
+        lambda m: m[:, 1:],
+        lambda m: m[None, None],
+        lambda m: m[torch.tensor([2, 0])],
+        lambda m: torch.arange(9).reshape(3, 3)[m],
+        lambda m: m == m.T,
+        lambda m: m.float(),
+        lambda m: m.to(torch.float64),
+        lambda m: m.int().sum(),
+        lambda m: m.any(-1),
+        lambda m: m.all(),
+        lambda m: m.expand(2, 3, 3),
+        lambda m: m.clone(),
+        lambda m: torch.stack([m, m]),
+        lambda m: torch.cat([m, ~m]),
+        lambda m: torch.where(m, 0.0, -math.inf),
+        lambda m: torch.zeros(3, 3).masked_fill(~m, -1.0),
+        lambda m: torch.zeros(3, 3).masked_fill_(m, -1.0),
+        lambda m: torch.triu(m, 1),
+        lambda m: torch.stack(list(m)),
+    ],
+)
+def test_what_is_calculated_from_a_lazy_mask_is_an_ordinary_tensor(use):
+    came, expected = use(masks.causal(3)), use(DENSE.clone())
+    assert type(came) is torch.Tensor
+    assert came.dtype == expected.dtype
+    assert torch.equal(came, expected)
+
+
+def test_a_lazy_mask_reads_as_an_ordinary_one():
+    mask = masks.causal(3)
+    assert isinstance(mask, torch.Tensor)
+    assert (mask.shape, mask.dtype, mask.device, mask.dim(), len(mask)) == ((3, 3), torch.bool, DENSE.device, 2, 3)
+    assert mask.tolist() == DENSE.tolist()
+    assert mask[1, 2].item() is False
+    assert bool(masks.causal(1)) is True
+    assert torch.equal(mask, DENSE)
+    assert torch.equal(DENSE, mask)
+    torch.testing.assert_close(mask, DENSE)
+    assert not torch.equal(mask, ~DENSE)
+    for array in (mask.numpy(), np.asarray(mask), mask.cpu().numpy()):
+        assert array.dtype == bool
+        assert array.tolist() == DENSE.tolist()
+    assert repr(mask).count("True") == 6
+    assert repr(mask).count("False") == 3
+
+
+def test_a_lazy_mask_moves_and_copies():
+    mask = masks.causal(2, 3)
+    assert mask.to("meta").device.type == masks.causal(2, device="meta").device.type == "meta"
+    saved = io.BytesIO()
+    torch.save(mask.clone(), saved)
+    saved.seek(0)
+    loaded = torch.load(saved, weights_only=True)
+    for other in (copy.copy(mask), copy.deepcopy(mask), pickle.loads(pickle.dumps(mask)), loaded):
+        assert other.tolist() == mask.tolist()
+    assert isinstance(copy.deepcopy(mask), masks.CausalMask), "a copy is as cheap as the first"
+
+
+class WithMask(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.register_buffer("mask", masks.causal(n))
+
+
+def test_a_lazy_mask_may_be_a_buffer():
+    module = WithMask(3)
+    state = module.state_dict()
+    assert torch.equal(state["mask"], DENSE)
+    fresh = copy.deepcopy(WithMask(3)).double()
+    fresh.load_state_dict(state)
+    assert torch.equal(fresh.mask, DENSE)
+    assert fresh.to("meta").mask.device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: operator.iand(m, torch.eye(3, dtype=torch.bool)),
+        lambda m: operator.ior(m, ~DENSE),
+        lambda m: operator.setitem(m, (0, 2), True),
+        lambda m: m.logical_not_(),
+        lambda m: m.fill_(True),
+        lambda m: m.copy_(~DENSE),
+    ],
+)
+def test_a_lazy_mask_refuses_a_change_in_place_instead_of_losing_it(change):
+    mask = masks.causal(3)
+    with pytest.raises(ValueError, match="cannot be changed in place; write mask = mask & other"):
+        change(mask)
+    assert torch.equal(mask, DENSE)
+
+
+def test_a_causal_mask_made_inside_a_compiled_function_works():
+    def self_attention(x):
+        return attend_fused(x, x, x, masks.causal(x.shape[-2]) & masks.window(x.shape[-2], 2))
+
+    def causal_attention(x):
+        return attend_fused(x, x, x, masks.causal(x.shape[-2]))
+
+    x = torch.randn(1, 2, 5, 4)
+    for function in (self_attention, causal_attention):
+        compiled = torch.compile(function, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x), function(x))
+
+
+# --- the others -------------------------------------------------------------------------------------------------------
+
+
+def test_window_is_a_band_and_with_causal_looks_back_only():
+    band = masks.window(4, 1)
+    assert band.int().tolist() == [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
+    assert (band & masks.causal(4)).int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+    assert torch.equal(masks.window(4, 0), torch.eye(4, dtype=torch.bool))
+    assert masks.window(4, 3).all()
+    assert torch.equal(masks.window(2, 1, 4), band[-2:]), "fewer queries are the last ones"
+    with pytest.raises(ValueError, match="reach must be at least 0, got -1"):
+        masks.window(4, -1)
+
+
+def test_padding_marks_the_first_keys_of_each_sequence():
+    mask = masks.padding(torch.tensor([2, 0, 3]))
+    assert mask.shape == (3, 1, 1, 3)
+    assert mask[:, 0, 0].int().tolist() == [[1, 1, 0], [0, 0, 0], [1, 1, 1]]
+    assert masks.padding(torch.tensor([2]), 5).int().tolist() == [[[[1, 1, 0, 0, 0]]]]
+    assert masks.padding(torch.tensor([], dtype=torch.long)).shape == (0, 1, 1, 0)
+
+
+@pytest.mark.parametrize("lengths", [torch.tensor([1.0]), torch.tensor([True]), torch.tensor([[1]])])
+def test_padding_refuses_what_is_no_list_of_lengths(lengths):
+    with pytest.raises(ValueError, match=r"lengths must be whole numbers of shape \(B,\), got .*real\[:, None, None"):
+        masks.padding(lengths)
+
+
+def test_padding_refuses_a_length_beyond_the_keys():
+    with pytest.raises(ValueError, match="got length 4 and 3 keys"):
+        masks.padding(torch.tensor([4, 1]), 3)
+
+
+def test_from_torch_reads_both_polarities():
+    blocked = nn.Transformer.generate_square_subsequent_mask(4)
+    assert torch.equal(masks.from_torch(blocked), masks.causal(4))
+    assert torch.equal(masks.from_torch(blocked.bool()), masks.causal(4)), "-inf is True, 0 is False"
+    real = masks.padding(torch.tensor([2, 4]))
+    is_padding = ~real[:, 0, 0]
+    assert torch.equal(masks.from_torch(key_padding_mask=is_padding), real)
+    numbers = torch.zeros(2, 4).masked_fill(is_padding, -math.inf)
+    assert torch.equal(masks.from_torch(key_padding_mask=numbers), real)
+    assert torch.equal(masks.from_torch(blocked, is_padding), masks.causal(4) & real)
+    assert torch.equal(masks.from_torch(key_padding_mask=is_padding[0]), real[0])
+    assert masks.from_torch() is None
+
+
+def test_from_torch_unfolds_a_mask_for_each_head_of_each_example():
+    B, H, Q, K = 2, 3, 4, 5
+    ours = torch.rand(B, H, Q, K) > 0.5
+    assert torch.equal(masks.from_torch(~ours.flatten(0, 1), n_heads=H), ours)
+    both = masks.from_torch(~ours.flatten(0, 1), torch.tensor([[False] * 5, [True] * 5]), n_heads=H)
+    assert torch.equal(both[0], ours[0])
+    assert not both[1].any()
+    with pytest.raises(ValueError, match=r"must be \(B\*n_heads,Q,K\), got \(6, 4, 5\) with n_heads=4"):
+        masks.from_torch(ours.flatten(0, 1), n_heads=4)
+
+
+@pytest.mark.parametrize("low", [-math.inf, -10_000.0, -1e30])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_additive_and_back_is_the_same_mask(low, dtype):
+    mask = torch.rand(2, 1, 4, 5) > 0.5
+    numbers = masks.to_additive(mask, low, dtype)
+    assert numbers.dtype == dtype
+    assert numbers.unique().tolist() == [torch.tensor(low, dtype=dtype).item(), 0.0]
+    assert torch.equal(masks.from_additive(numbers), mask)
+
+
+@pytest.mark.parametrize("number", [-1.0, 0.5, -9999.0, math.inf, math.nan])
+def test_an_additive_mask_refuses_a_number_between(number):
+    with pytest.raises(ValueError, match=f"0 or at most -10000, got {number:g}; .*bias="):
+        masks.from_additive(torch.tensor([[0.0, number]]))
+
+
+def test_additive_masks_refuse_the_other_kind():
+    with pytest.raises(ValueError, match=r"must be floating point, got torch.bool; a bool one goes to from_torch"):
+        masks.from_additive(torch.tensor([True]))
+    with pytest.raises(ValueError, match=r"a mask must be bool with True = may attend, got torch.float32"):
+        masks.to_additive(torch.zeros(2, 2))

@@ -1,0 +1,137 @@
+"""Laws of whole stacks: padding is never seen, a causal prefix is blind to its suffix, a cache changes nothing."""
+
+import pytest
+import torch
+from torch import nn
+
+from clearhead.nn import masks
+from clearhead.nn.attention import MultiHeadAttention
+from clearhead.nn.blocks import NORMS, DecoderBlock, EncoderBlock
+from clearhead.nn.cache import Cache
+from clearhead.nn.feedforward import FeedForward
+from clearhead.nn.positions import AlibiPositions, NoPositions, RotaryPositions
+from clearhead.nn.stacks import Decoder, Encoder, EncoderDecoder
+
+WIDTH, N_HEADS, DEPTH = 8, 2, 2
+EVERY_NORM = pytest.mark.parametrize("norm", NORMS)
+
+
+def attention():
+    return MultiHeadAttention(WIDTH, N_HEADS)
+
+
+def encoder(norm="pre"):
+    blocks = [EncoderBlock(attention(), FeedForward(WIDTH, 16), width=WIDTH, norm=norm) for _ in range(DEPTH)]
+    return Encoder(blocks, nn.LayerNorm(WIDTH)).double()
+
+
+def decoder(norm="pre"):
+    feedforwards = [FeedForward(WIDTH, 16) for _ in range(DEPTH)]
+    blocks = [DecoderBlock(attention(), attention(), f, width=WIDTH, norm=norm) for f in feedforwards]
+    return Decoder(blocks, nn.LayerNorm(WIDTH)).double()
+
+
+def tokens(length):
+    return torch.randn(2, length, WIDTH, dtype=torch.float64)
+
+
+def assert_same(came, expected):
+    torch.testing.assert_close(came, expected, rtol=0, atol=1e-12)
+
+
+def test_blocks_follow_one_another_and_the_norm_comes_last():
+    stack, x, memory = encoder(), tokens(5), tokens(4)
+    expected = x
+    for block in stack.blocks:
+        expected = block(expected, mask=masks.causal(5))
+    assert_same(stack(x, mask=masks.causal(5)), stack.norm(expected))
+    assert_same(Encoder(stack.blocks)(x, mask=masks.causal(5)), expected)
+    stack, expected = decoder(), x
+    for block in stack.blocks:
+        expected = block(expected, memory)
+    assert_same(stack(x, memory), stack.norm(expected))
+    assert_same(Decoder(stack.blocks)(x, memory), expected)
+
+
+def test_the_pair_is_its_two_halves():
+    pair = EncoderDecoder(encoder(), decoder())
+    source, target = tokens(5), tokens(4)
+    source_mask, target_mask = masks.padding(torch.tensor([5, 2])), masks.causal(4)
+    whole = pair(source, target, source_mask=source_mask, target_mask=target_mask, memory_mask=source_mask)
+    memory = pair.encoder(source, mask=source_mask)
+    assert_same(whole, pair.decoder(target, memory, mask=target_mask, memory_mask=source_mask))
+    for left_out in ("source_mask", "target_mask", "memory_mask"):
+        given = {"source_mask": source_mask, "target_mask": target_mask, "memory_mask": source_mask, left_out: None}
+        assert not torch.allclose(pair(source, target, **given), whole), f"{left_out} matters"
+
+
+@EVERY_NORM
+def test_padding_never_changes_a_real_position(norm):
+    lengths = torch.tensor([3, 5])
+    mask = masks.padding(lengths, 6)
+    real = mask[:, 0, 0]
+    x = tokens(6)
+    other = torch.where(real[..., None], x, 10 * torch.randn_like(x))
+    stack = encoder(norm)
+    assert_same(stack(other, mask=mask)[real], stack(x, mask=mask)[real])
+    assert not torch.allclose(stack(other)[real], stack(x)[real]), "without the mask it would be seen"
+    for b, length in enumerate(lengths.tolist()):
+        alone = stack(x[b : b + 1, :length])
+        assert_same(stack(x, mask=mask)[b : b + 1, :length], alone)
+
+
+@EVERY_NORM
+def test_padding_of_the_memory_never_reaches_the_decoder(norm):
+    mask = masks.padding(torch.tensor([2, 3]), 4)
+    x, memory = tokens(5), tokens(4)
+    other = torch.where(mask[:, 0, 0, :, None], memory, 10 * torch.randn_like(memory))
+    stack = decoder(norm)
+    assert_same(stack(x, other, memory_mask=mask), stack(x, memory, memory_mask=mask))
+    assert not torch.allclose(stack(x, other), stack(x, memory))
+
+
+@EVERY_NORM
+def test_a_causal_prefix_is_blind_to_its_suffix(norm):
+    x, memory = tokens(6), tokens(4)
+    other = x.clone()
+    other[:, 4:] = 10 * torch.randn(2, 2, WIDTH, dtype=torch.float64)
+    for stack, others in [(encoder(norm), ()), (decoder(norm), (memory,))]:
+        before, after = stack(x, *others, mask=masks.causal(6)), stack(other, *others, mask=masks.causal(6))
+        assert_same(after[:, :4], before[:, :4])
+        assert not torch.allclose(after[:, 4:], before[:, 4:])
+        assert not torch.allclose(stack(other, *others)[:, :4], stack(x, *others)[:, :4]), "without the mask it sees"
+
+
+@pytest.mark.parametrize("positions", [NoPositions(), RotaryPositions(4), AlibiPositions(N_HEADS, 4)], ids=repr)
+@pytest.mark.parametrize("steps", [[1, 1, 1, 1, 1], [3, 2]], ids=str)
+@EVERY_NORM
+def test_with_a_cache_a_stack_gives_what_it_gives_without(norm, steps, positions):
+    x, memory = tokens(5), tokens(4)
+    memory_mask = masks.padding(torch.tensor([4, 2]))
+    for stack, others, options in [
+        (encoder(norm), (), {}),
+        (decoder(norm), (memory,), {"memory_mask": memory_mask}),
+    ]:
+        angles, bias = positions.inside(x)
+        with torch.no_grad():
+            whole = stack(x, *others, mask=masks.causal(5), angles=angles, bias=bias, **options)
+            cache, parts = Cache(DEPTH), []
+            for new in steps:
+                start = cache.length
+                part = x[:, start : start + new]
+                angles, bias = positions.inside(part, start)
+                mask = masks.causal(new, start + new)
+                parts.append(stack(part, *others, mask=mask, angles=angles, bias=bias, cache=cache, **options))
+        assert_same(torch.cat(parts, 1), whole)
+        assert cache.length == 5
+
+
+def test_a_selected_cache_goes_on_with_the_selected_rows():
+    stack, x, memory = decoder(), tokens(5), tokens(4)
+    memory = memory[:1].expand(2, -1, -1)  # two beams of one example: their memory is the same
+    rows, cache = torch.tensor([1, 1]), Cache(DEPTH)
+    with torch.no_grad():
+        stack(x[:, :4], memory, mask=masks.causal(4), cache=cache)
+        cache.select(rows)
+        last = stack(x[rows, 4:], memory, mask=masks.causal(1, 5), cache=cache)
+        assert_same(last, stack(x, memory, mask=masks.causal(5))[rows, 4:])
