@@ -3,7 +3,6 @@
 import argparse
 import difflib
 import json
-import re
 from collections.abc import Callable, Sequence
 from itertools import chain
 from textwrap import wrap
@@ -110,4 +109,4 @@ def names_text() -> str:
 
 def first_line(make: Callable[[], Any]) -> str:
     """Of its docstring, without the requirement that it stands for."""
-    return re.sub(r"^R\d+\.\d+: ", "", make.__doc__ or "").splitlines()[0]
+    return (make.__doc__ or "").splitlines()[0]

@@ -7,7 +7,7 @@ from clearhead.models.config import LanguageConfig, ModelConfig, PredictorConfig
 
 
 def reverse() -> PredictorConfig:
-    """R2.5: answers a sequence of digits in reverse order. One block, one head."""
+    """A sequence of digits in reverse order (R2.5): one block, one head."""
     return PredictorConfig(
         width=32,
         depth=1,
@@ -23,7 +23,7 @@ def reverse() -> PredictorConfig:
 
 
 def plain_mnist() -> VisionConfig:
-    """R3.1: x + attention(x), x + MLP(x) with one head, no positions, no norm, no output projection."""
+    """The plain vision transformer of R3.1: one head, no positions, no norm, no output projection."""
     return VisionConfig(
         width=64,
         depth=4,
@@ -55,7 +55,7 @@ def small_mnist() -> VisionConfig:
 
 
 def bert_cifar() -> VisionConfig:
-    """R0.6: 4x4 patches of CIFAR-10 images fed straight into a BERT-style encoder."""
+    """4x4 patches of CIFAR-10 images fed straight into a BERT-style encoder (R0.6)."""
     return VisionConfig(
         width=256,
         depth=12,
