@@ -1,6 +1,6 @@
 """Train the smallest transformer on reversing 16 digits, then look at what its one head attends to.
 
-    python examples/reverse.py
+python examples/reverse.py
 """
 
 import time
@@ -70,11 +70,13 @@ def main() -> None:
     start = time.perf_counter()
     train(model)
     seconds = time.perf_counter() - start
-    print(f"{test(model):.2%} of 10,000 unseen sequences reversed without a mistake, after {seconds:.1f} s of training.\n")
+    print(
+        f"{test(model):.2%} of 10,000 unseen sequences reversed without a mistake, after {seconds:.1f} s of training.\n"
+    )
 
     ids, _ = digits(1, torch.Generator().manual_seed(3))
     weights = attention_map(model, ids)
-    print("What each answer (row) attends to (column); a darker cell is a larger weight:\n")
+    print("What each answer (row) attends to (column), from 0 to 1 as ' .:-=+*#%@':\n")
     print("            " + " ".join(f"{digit}" for digit in ids[0].tolist()))
     for row, answer in zip(weights, model(ids)[0].argmax(-1).tolist(), strict=True):
         print(f"  answer {answer}  " + " ".join(" .:-=+*#%@"[min(9, int(w * 10))] for w in row.tolist()))

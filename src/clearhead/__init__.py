@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from clearhead.nn.attention import MultiHeadAttention as MultiHeadAttention
     from clearhead.nn.attention import attend_fused as attend_fused
     from clearhead.nn.attention import attend_reference as attend_reference
-    from clearhead.nn.attention import softargmax as softargmax
+    from clearhead.nn.softargmax import softargmax as softargmax
 
 _HOMES = {
-    "softargmax": "clearhead.nn.attention",
+    "softargmax": "clearhead.nn.softargmax",
     "attend_reference": "clearhead.nn.attention",
     "attend_fused": "clearhead.nn.attention",
     "MultiHeadAttention": "clearhead.nn.attention",

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -24,7 +25,8 @@ MODULES = {"torch.nn": "torch", "timm": "timm", "vit-pytorch": "vit_pytorch", "t
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict:
     file = tmp_path_factory.mktemp("step") / "report.json"
     command = [sys.executable, BENCHMARKS / "step.py", "--rounds", "1", "--batch", "2", "--json", file]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads that wait for each other crawl beside other tests
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=one_thread)
     assert done.returncode == 0, done.stderr
     return {**json.loads(file.read_text()), "printed": done.stdout}
 

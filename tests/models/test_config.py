@@ -1,6 +1,7 @@
+import json
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import FrozenInstanceError, asdict, replace
 
 import pytest
 
@@ -35,9 +36,10 @@ def test_a_derived_config_is_checked_again():
         ({"hidden": 0}, r"hidden must be a whole number above 0"),
         ({"norm": "middle"}, r"norm must be one of pre, post, none, got 'middle'"),
         ({"activation": "swish"}, r"activation must be one of gelu, relu, got 'swish'"),
-        ({"dropout": 1.0}, r"dropout must be at least 0 and below 1, got 1\.0"),
-        ({"attention_dropout": -0.1}, r"attention_dropout must be at least 0"),
-        ({"drop_path": 2}, r"drop_path must be at least 0"),
+        ({"dropout": 1.0}, r"dropout must be a number of at least 0 and below 1, got 1\.0"),
+        ({"attention_dropout": -0.1}, r"attention_dropout must be a number of at least 0"),
+        ({"dropout": "0.1"}, r"dropout must be a number of at least 0 and below 1, got '0\.1'"),
+        ({"drop_path": 2}, r"drop_path must be a number of at least 0"),
         ({"beta": float("nan")}, r"beta must be a number"),
     ],
 )
@@ -80,3 +82,8 @@ def test_sequence_positions_need_an_even_width(positions):
 def test_the_feed_forward_net_is_four_times_as_wide_unless_told_otherwise():
     assert VISION.feedforward_width == 4 * VISION.width
     assert replace(VISION, hidden=5).feedforward_width == 5
+
+
+def test_a_config_comes_back_from_json():
+    for config in (VISION, replace(VISION, image_size=(8, 12))):
+        assert VisionConfig(**json.loads(json.dumps(asdict(config)))) == config

@@ -23,3 +23,9 @@ def test_each_config_builds_its_model(config, model):
 def test_anything_else_is_refused():
     with pytest.raises(TypeError, match=r"a model config is one of .* got <class 'int'>"):
         build_model(3)
+
+
+@pytest.mark.parametrize("model", [SequencePredictor, VisionTransformer, Seq2Seq, LanguageModel])
+def test_a_model_says_which_config_it_wants(model):
+    with pytest.raises(ValueError, match=r"is built from a \w+Config, got 'tiny_vit'; make one, or take one from"):
+        model("tiny_vit")

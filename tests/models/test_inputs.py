@@ -1,7 +1,9 @@
 import pytest
 import torch
 
-from clearhead.models.inputs import check_ids, embeddings_or
+from clearhead import LanguageModel
+from clearhead.models.config import LanguageConfig
+from clearhead.models.inputs import embeddings_or, look_up
 
 
 def test_ids_are_embedded_and_embeddings_pass():
@@ -12,11 +14,23 @@ def test_ids_are_embedded_and_embeddings_pass():
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
 def test_whole_numbers_of_any_size_are_ids(dtype):
-    check_ids(torch.tensor([[0, 4]], dtype=dtype), 5)
+    table, ids = torch.randn(5, 2), torch.tensor([[0, 4]], dtype=dtype)
+    assert torch.equal(look_up(ids, table), table[torch.tensor([[0, 4]])])
     with pytest.raises(ValueError, match="from 0 to 3, got 4"):
-        check_ids(torch.tensor([[0, 4]], dtype=dtype), 4)
+        look_up(ids, table[:4])
 
 
-def test_an_empty_sequence_and_the_meta_device_are_not_looked_into():
-    check_ids(torch.zeros(1, 0, dtype=torch.long), 5)
-    check_ids(torch.zeros(1, 3, dtype=torch.long, device="meta"), 1)
+def test_ids_may_be_empty_or_have_no_numbers():
+    assert look_up(torch.zeros(1, 0, dtype=torch.long), torch.randn(5, 2)).shape == (1, 0, 2)
+    assert look_up(torch.zeros(1, 3, dtype=torch.long, device="meta"), torch.randn(5, 2, device="meta")).shape == (
+        1,
+        3,
+        2,
+    )
+
+
+def test_token_vectors_are_as_large_as_the_waves_added_to_them():
+    for positions in ("sinusoidal", "learned"):
+        model = LanguageModel(LanguageConfig(width=64, depth=1, n_heads=1, n_tokens=50, positions=positions))
+        spread = model.tokens(torch.arange(50)[None]).std().item()
+        assert spread == pytest.approx(1.0 if positions == "sinusoidal" else 1 / 8, rel=0.1)

@@ -57,10 +57,26 @@ def test_a_mask_is_joined_with_the_causal_one(ids):
     assert (model(ids)[:, 1:] - model(other)[:, 1:]).abs().max() > 1e-3
 
 
-def test_tied_weights_are_one_parameter():
+def test_a_tied_table_is_saved_once():
     tied, untied = build(tie_weights=True), build(tie_weights=False)
-    assert tied.head.weight is tied.embed.weight
     assert sum(p.numel() for p in untied.parameters()) - sum(p.numel() for p in tied.parameters()) == 7 * 8
+    stored = [tensor.data_ptr() for tensor in tied.state_dict().values()]
+    assert len(stored) == len(set(stored))
+
+
+def test_a_tied_table_learns_from_both_ends(ids):
+    model = build(tie_weights=True)
+    model(ids).logsumexp(-1).sum().backward()
+    assert (model.embed.weight.grad != 0).all()
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [(torch.zeros(6, 6), "a mask must be bool"), (torch.ones(3, 3, dtype=torch.bool), "must broadcast to the scores")],
+)
+def test_a_mask_that_does_not_fit_is_refused(ids, mask, message):
+    with pytest.raises(ValueError, match=message):
+        build()(ids, mask=mask)
 
 
 def test_it_compiles_whole_and_answers_the_same(ids):

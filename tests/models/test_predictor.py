@@ -36,7 +36,7 @@ def test_an_id_is_a_one_hot_vector(ids):
 
 def test_embeddings_may_come_from_elsewhere(ids):
     model = build()
-    torch.testing.assert_close(model(inputs_embeds=model.tokens(ids)), model(ids))
+    torch.testing.assert_close(model(inputs_embeds=model.embed(ids)), model(ids))
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
@@ -106,7 +106,10 @@ def test_dropout_acts_in_training_only(ids):
         (lambda m: m(torch.zeros(1, 2, 4)), r"features must have 5 numbers per token .* got shape \(1, 2, 4\)"),
         (lambda m: m(inputs_embeds=torch.zeros(1, 2, 9)), "inputs_embeds must have 8 numbers per token"),
         (lambda m: m(torch.zeros(1, 7, dtype=torch.long)), "must fit the learned position table of 6 rows"),
-        (lambda m: m(torch.zeros(1, 2, dtype=torch.long), lengths=torch.tensor([3])), "no length may exceed"),
+        (
+            lambda m: m(torch.zeros(1, 2, dtype=torch.long), lengths=torch.tensor([3])),
+            "lengths must be from 0",
+        ),
         (lambda m: m(torch.zeros(1, 2, dtype=torch.long), mask=torch.zeros(3, 3).bool()), "must broadcast to"),
     ],
 )

@@ -62,12 +62,19 @@ def test_embeddings_may_stand_for_the_source(source, target):
     torch.testing.assert_close(model(None, target, inputs_embeds=model.source_tokens(source)), model(source, target))
 
 
-def test_one_table_may_serve_three_places():
-    model = build(n_source=7, tie_weights=True)
-    assert model.head.weight is model.embed_target.weight is model.embed_source.weight
-    model = build(tie_weights=True)
-    assert model.head.weight is model.embed_target.weight
-    assert model.embed_source.weight is not model.embed_target.weight
+def test_one_table_may_serve_three_places(source, target):
+    for fields, n_tables in (({"n_source": 7, "tie_weights": True}, 1), ({"tie_weights": True}, 2), ({}, 3)):
+        model = build(**fields)
+        assert len([name for name in model.state_dict() if "embed" in name or "head" in name]) == n_tables
+        assert model(source, target).shape == (3, 4, 7)
+
+
+def test_it_compiles_whole_with_padding(source, target):
+    model = build()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(
+        compiled(source, target, source_lengths=LENGTHS), model(source, target, source_lengths=LENGTHS)
+    )
 
 
 def test_every_parameter_learns(source, target):

@@ -151,8 +151,8 @@ def test_names_are_unique(config):
 def test_every_preset(name):
     seen = shapes(name)
     assert seen.parameters == sum(tensor.parameters for tensor in seen.tensors)
-    last = PRESETS[name]().depth - 1
-    assert seen[f"encoder.blocks.{last}.attention.weights"].multiply_adds > 0
+    stack = "stack" if isinstance(seen.config, LanguageConfig) else "encoder"
+    assert seen[f"{stack}.blocks.{seen.config.depth - 1}.attention.weights"].multiply_adds > 0
 
 
 def test_multiply_adds_of_a_vision_transformer_by_hand():

@@ -61,7 +61,7 @@ def value_and_gradients(attend, inputs, mask, beta, upstream):
     """The output, and the gradient of each of q, k, v (and bias); an input that plays no part has gradient 0."""
     inputs = [x.clone().requires_grad_() for x in inputs]
     q, k, v, bias = [*inputs, None][:4]
-    out = out_of(attend, q, k, v, mask, beta, bias=bias)
+    out = out_of(attend, q, k, v, mask, beta, logit_bias=bias)
     gradients = torch.autograd.grad(out, inputs, upstream, allow_unused=True)
     return [out.detach()] + [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, gradients, strict=True)]
 
@@ -128,12 +128,14 @@ def test_default_beta_is_one_over_the_root_of_the_key_width():
 
 
 @pytest.mark.parametrize("beta", BETAS)
-def test_bias_is_added_to_the_scores_before_beta(beta):
+def test_a_bias_is_added_after_beta_and_is_nothing_beside_an_infinite_one(beta):
     q, k, v = random_qkv()
     bias = torch.randn(2, 4, 4, dtype=torch.float64)
-    expected = softargmax(q @ k.mT + bias, 1 / math.sqrt(3) if beta is None else beta) @ v
-    torch.testing.assert_close(attend_reference(q, k, v, None, beta, bias=bias)[0], expected)
-    torch.testing.assert_close(attend_fused(q, k, v, None, beta, bias=bias), expected)
+    beta = 1 / math.sqrt(3) if beta is None else beta
+    scores = q @ k.mT
+    expected = (softargmax(scores, beta) if math.isinf(beta) else softargmax(beta * scores + bias)) @ v
+    torch.testing.assert_close(attend_reference(q, k, v, None, beta, logit_bias=bias)[0], expected)
+    torch.testing.assert_close(attend_fused(q, k, v, None, beta, logit_bias=bias), expected)
 
 
 # --- laws of attention ------------------------------------------------------------------------------------------------
@@ -175,7 +177,7 @@ def test_a_query_that_sees_nothing_gives_zeros_and_no_nan_in_any_gradient(attend
     assert not mask[1, 0, 3].any(), "in an example that sees something, a single row sees nothing too"
     assert mask[1, 0, 0].any()
     with torch.autograd.set_detect_anomaly(True):
-        out = out_of(attend, *inputs, mask, beta, bias=bias)
+        out = out_of(attend, *inputs, mask, beta, logit_bias=bias)
         out.square().sum().backward()
     assert (out[0] == 0).all()
     assert (out[1, :, 3] == 0).all()
@@ -224,8 +226,8 @@ def test_a_lazy_causal_mask_answers_as_its_dense_form(attend, beta, size):
     dense = lazy.clone()
     assert not isinstance(dense, masks.CausalMask)
     for bias in (None, torch.randn(2, Q, K, dtype=torch.float64)):
-        out = out_of(attend, q, k, v, lazy, beta, bias=bias)
-        torch.testing.assert_close(out, out_of(attend, q, k, v, dense, beta, bias=bias))
+        out = out_of(attend, q, k, v, lazy, beta, logit_bias=bias)
+        torch.testing.assert_close(out, out_of(attend, q, k, v, dense, beta, logit_bias=bias))
 
 
 @pytest.fixture
@@ -284,3 +286,16 @@ def test_dropout_keeps_the_mean_and_drops_something(attend):
 def test_reference_shows_its_weights_before_dropout():
     q, k, v = random_qkv()
     torch.testing.assert_close(attend_reference(q, k, v, dropout=0.9)[1], attend_reference(q, k, v)[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("beta", [None, 1.0, 50.0])
+@pytest.mark.parametrize("attend", [attend_reference, attend_fused])
+def test_half_precision_loses_no_more_than_its_own_rounding(dtype, beta, attend):
+    """Large scores overflow float16 and are coarse in bfloat16 unless they are summed in float32."""
+    torch.manual_seed(0)
+    q, k, v = (scale * torch.randn(1, 2, 5, 64).to(dtype) for scale in (8, 8, 1))
+    exact = attend_reference(q.double(), k.double(), v.double(), None, beta)[0]
+    out = out_of(attend, q, k, v, None, beta)
+    assert out.dtype == dtype
+    assert (out.double() - exact).abs().max() < 8 * torch.finfo(dtype).eps

@@ -81,7 +81,7 @@ def test_positions_inside_attention_are_passed_on(block):
     others = (tokens(4),) if isinstance(block, DecoderBlock) else ()
     plain = block(x, *others)
     assert not torch.allclose(block(x, *others, angles=torch.rand(5, 2)), plain)
-    assert not torch.allclose(block(x, *others, bias=torch.rand(2, 5, 5, dtype=torch.float64)), plain)
+    assert not torch.allclose(block(x, *others, logit_bias=torch.rand(2, 5, 5, dtype=torch.float64)), plain)
 
 
 def test_post_norm_leaves_normalised_tokens_and_none_has_no_norm():

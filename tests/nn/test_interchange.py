@@ -65,11 +65,15 @@ MODULES = {
 }
 
 
+def kind(part):
+    return nn.Linear if isinstance(part, nn.Linear) else type(part)
+
+
 def settings_of(module):
     """All that is not a weight: classes, activations, rates, eps, and each module's mode, by address."""
     ordinary = (bool, int, float, str, tuple, type(None), type(F.gelu), type(F.relu))
     return {
-        name: (type(part), {key: value for key, value in vars(part).items() if isinstance(value, ordinary)})
+        name: (kind(part), {key: value for key, value in vars(part).items() if isinstance(value, ordinary)})
         for name, part in module.named_modules()
     }
 
@@ -127,7 +131,12 @@ def test_in_proj_weight_is_three_row_blocks():
         assert torch.equal(theirs.in_proj_weight[i], ours.query.weight[i])
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", F.silu, nn.GELU(approximate="tanh"), nn.PReLU()], ids=str)
+def name_of(activation) -> str:
+    """Without an address in it: test processes must agree on the names of their tests."""
+    return getattr(activation, "__name__", str(activation))
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", F.silu, nn.GELU(approximate="tanh"), nn.PReLU()], ids=name_of)
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [(EncoderBlock, nn.TransformerEncoderLayer), (DecoderBlock, nn.TransformerDecoderLayer)],
@@ -252,7 +261,9 @@ def test_the_ways_out_that_the_errors_name():
     torch.testing.assert_close(module.to_torch()(x, x, x)[0], before)
 
 
-@pytest.mark.parametrize("options", [{"beta": 0.5}, {"attend": attend_reference}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"beta": 0.5}, {"attend": attend_reference}], ids=lambda fields: next(iter(fields))
+)
 def test_what_only_looks_different_is_converted(options):
     module, x = attention(**options), torch.randn(2, 5, WIDTH)
     torch.testing.assert_close(module.to_torch()(x, x, x)[0], module(x))

@@ -195,8 +195,10 @@ def test_padding_refuses_what_is_no_list_of_lengths(lengths):
 
 
 def test_padding_refuses_a_length_beyond_the_keys():
-    with pytest.raises(ValueError, match="got length 4 and 3 keys"):
+    with pytest.raises(ValueError, match="lengths must be from 0 to the number of keys, 3, got 4"):
         masks.padding(torch.tensor([4, 1]), 3)
+    with pytest.raises(ValueError, match="got -1"):
+        masks.padding([2, -1], 3)
 
 
 def test_from_torch_reads_both_polarities():
@@ -236,7 +238,7 @@ def test_additive_and_back_is_the_same_mask(low, dtype):
 
 @pytest.mark.parametrize("number", [-1.0, 0.5, -9999.0, math.inf, math.nan])
 def test_an_additive_mask_refuses_a_number_between(number):
-    with pytest.raises(ValueError, match=f"0 or at most -10000, got {number:g}; .*bias="):
+    with pytest.raises(ValueError, match=f"0 or at most -10000, got {number:g}; .*logit_bias="):
         masks.from_additive(torch.tensor([[0.0, number]]))
 
 

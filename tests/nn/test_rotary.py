@@ -80,7 +80,7 @@ def test_with_a_cache_places_go_on_where_they_stopped(kind):
     def positions(start, end):
         if kind == "rotary":
             return {"angles": rotary_angles(torch.arange(start, end), 4)}
-        return {"bias": alibi(2, end - start, end).double()}
+        return {"logit_bias": alibi(2, end - start, end).double()}
 
     with torch.no_grad():
         whole = attention(x, mask=masks.causal(6), **positions(0, 6))

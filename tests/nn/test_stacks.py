@@ -102,7 +102,7 @@ def test_a_causal_prefix_is_blind_to_its_suffix(norm):
         assert not torch.allclose(stack(other, *others)[:, :4], stack(x, *others)[:, :4]), "without the mask it sees"
 
 
-@pytest.mark.parametrize("positions", [NoPositions(), RotaryPositions(4), AlibiPositions(N_HEADS, 4)], ids=repr)
+@pytest.mark.parametrize("positions", [NoPositions(), RotaryPositions(4), AlibiPositions(N_HEADS)], ids=repr)
 @pytest.mark.parametrize("steps", [[1, 1, 1, 1, 1], [3, 2]], ids=str)
 @EVERY_NORM
 def test_with_a_cache_a_stack_gives_what_it_gives_without(norm, steps, positions):
@@ -114,14 +114,14 @@ def test_with_a_cache_a_stack_gives_what_it_gives_without(norm, steps, positions
     ]:
         angles, bias = positions.inside(x)
         with torch.no_grad():
-            whole = stack(x, *others, mask=masks.causal(5), angles=angles, bias=bias, **options)
+            whole = stack(x, *others, mask=masks.causal(5), angles=angles, logit_bias=bias, **options)
             cache, parts = Cache(DEPTH), []
             for new in steps:
                 start = cache.length
                 part = x[:, start : start + new]
                 angles, bias = positions.inside(part, start)
                 mask = masks.causal(new, start + new)
-                parts.append(stack(part, *others, mask=mask, angles=angles, bias=bias, cache=cache, **options))
+                parts.append(stack(part, *others, mask=mask, angles=angles, logit_bias=bias, cache=cache, **options))
         assert_same(torch.cat(parts, 1), whole)
         assert cache.length == 5
 

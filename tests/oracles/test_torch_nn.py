@@ -39,7 +39,7 @@ all_layers = pytest.mark.parametrize(
         {"bias": False},
         {"norm_first": True, "bias": False, "activation": F.silu},
     ],
-    ids=str,
+    ids=["post", "pre", "gelu", "pre, function, eps", "no bias", "pre, no bias, silu"],
 )
 
 
@@ -161,6 +161,31 @@ def test_attention_of_any_shape(data):
     theirs, n_keys = shaken(theirs, torch.float64), n_queries + more_keys
     shapes = (B, n_queries, heads * head_width), (B, n_keys, kdim), (B, n_keys, vdim)
     compare_attention(theirs, *mask_pair("padding", n_queries, n_keys), *inputs(*shapes, dtype=torch.float64))
+
+
+@both_dtypes
+@pytest.mark.parametrize("beta", [0.0, WIDTH**-0.5, 1.0, 50.0])
+@pytest.mark.parametrize("kind", ["none", "causal", "window", "padding"])
+@pytest.mark.parametrize("n_keys", [Q, K], ids=["self", "cross"])
+def test_any_beta_is_a_larger_or_smaller_query(n_keys, kind, beta, dtype):
+    """torch.nn has no beta, but queries that are beta * sqrt(D) times as long say the same."""
+    theirs = shaken(nn.MultiheadAttention(WIDTH, HEADS, batch_first=True), torch.float64)
+    ours = MultiHeadAttention.from_torch(theirs).to(dtype)
+    ours.beta = beta
+    factor = beta * (WIDTH // HEADS) ** 0.5
+    with torch.no_grad():
+        theirs.in_proj_weight[:WIDTH] *= factor
+        theirs.in_proj_bias[:WIDTH] *= factor
+    our_mask, their_masks = mask_pair(kind, Q, n_keys)
+    leaves = inputs((B, Q, WIDTH), (B, n_keys, WIDTH), dtype=dtype)
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    output, expected = ours(*leaves, mask=our_mask), theirs(exact[0], exact[1], exact[1], **their_masks)[0]
+    upstream = torch.randn_like(expected)
+    output.backward(upstream.to(dtype))
+    expected.backward(upstream)
+    tolerance = TOLERANCE[dtype] * max(1.0, factor)  # rounding in the logits grows with their size
+    for a, b in zip([output, *(x.grad for x in leaves)], [expected, *(x.grad for x in exact)], strict=True):
+        assert (a - b).abs().max() <= tolerance * max(1.0, b.abs().max().item())
 
 
 def test_attention_of_the_width_of_the_course():

@@ -87,7 +87,7 @@ def welcome() -> str:
             "examples",
             *examples,
             "",
-            "clearhead COMMAND --help explains a command; clearhead --version tells the version.",
+            "clearhead COMMAND --help explains a command.",
         ]
     )
 

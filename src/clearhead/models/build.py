@@ -10,7 +10,7 @@ from clearhead.nn.attention import MultiHeadAttention
 from clearhead.nn.blocks import DecoderBlock, EncoderBlock
 from clearhead.nn.feedforward import ACTIVATIONS, FeedForward
 from clearhead.nn.grid import GridPositions, LearnedGrid, NoGridPositions, RotaryGrid, SinusoidalGrid
-from clearhead.nn.linear import xavier_linear
+from clearhead.nn.linear import XavierLinear
 from clearhead.nn.patches import ConvolutionTokens, PatchTokens
 from clearhead.nn.positions import (
     AlibiPositions,
@@ -93,7 +93,7 @@ def positions(kind: str, context: int, config: StackConfig) -> Positions:
         case "rotary":
             return RotaryPositions(config.head_width)
         case "alibi":
-            return AlibiPositions(config.n_heads, config.head_width)
+            return AlibiPositions(config.n_heads)
         case _:
             return NoPositions()
 
@@ -133,4 +133,4 @@ def head(config: PredictorConfig | VisionConfig, n_outputs: int) -> nn.Module:
         return FeedForward(
             config.width, config.head_hidden, ACTIVATIONS[config.activation], config.hidden_dropout, n_out=n_outputs
         )
-    return xavier_linear(config.width, n_outputs)
+    return XavierLinear(config.width, n_outputs)

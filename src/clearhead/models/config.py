@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from clearhead.nn.sizes import check_beta, check_even, check_halvings, check_heads
+from clearhead.nn.sizes import check_beta, check_even, check_halvings, check_heads, check_waves
 
 Norm = Literal["pre", "post", "none"]
 Activation = Literal["gelu", "relu"]
@@ -46,8 +46,8 @@ class StackConfig:
             check_beta(self.beta)
         for name in ("dropout", "attention_dropout", "hidden_dropout", "drop_path"):
             rate = getattr(self, name)
-            if not 0 <= rate < 1:
-                raise ValueError(f"{name} must be at least 0 and below 1, got {rate}; 0 turns it off")
+            if not isinstance(rate, int | float) or not 0 <= rate < 1:
+                raise ValueError(f"{name} must be a number of at least 0 and below 1, got {rate!r}; 0 turns it off")
 
     @property
     def feedforward_width(self) -> int:
@@ -133,6 +133,8 @@ class VisionConfig(StackConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.image_size, list):  # a tuple that has been in a JSON file
+            object.__setattr__(self, "image_size", tuple(self.image_size))
         check_positive(patch_size=self.patch_size, n_classes=self.n_classes, channels=self.channels)
         check_choice(
             tokenizer=(self.tokenizer, Tokenizer),
@@ -150,10 +152,8 @@ class VisionConfig(StackConfig):
             check_halvings(self.patch_size)
         if self.positions == "rotary":
             check_even(self.head_width, 4)
-        if self.positions == "sinusoidal" and self.width % 4:
-            raise ValueError(
-                f"2-D sinusoidal positions need a width that is a multiple of 4, got {self.width}; round it up"
-            )
+        if self.positions == "sinusoidal":
+            check_waves(self.width, 4)
 
     @property
     def image_shape(self) -> tuple[int, int]:
@@ -230,5 +230,13 @@ def check_places(positions: str, stack: StackConfig) -> None:
     check_choice(positions=(positions, Places))
     if positions == "rotary":
         check_even(stack.head_width, 2)
-    if positions == "sinusoidal" and stack.width % 2:
-        raise ValueError(f"sinusoidal positions need an even width, got {stack.width}; try width={stack.width + 1}")
+    if positions == "sinusoidal":
+        check_waves(stack.width, 2)
+
+
+def check_kind(config: object, kind: type) -> None:
+    if not isinstance(config, kind):
+        raise ValueError(
+            f"this model is built from a {kind.__name__}, got {config!r}; "
+            f"make one, or take one from clearhead.models.presets"
+        )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from clearhead.models.config import LanguageConfig, Seq2SeqConfig
 from clearhead.nn.cache import Cache
 
 
@@ -72,7 +73,8 @@ class Sampling:
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
-    seed: int = 0
+    seed: int | None = None
+    """the same seed draws the same tokens; without one, torch's own random state decides"""
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
@@ -85,7 +87,7 @@ class Sampling:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}; None keeps all tokens")
 
     def __call__(self, writers: Callable[[int], Writer], prompt: Tensor, n_tokens: int, end: int | None) -> Generated:
-        random = torch.Generator(prompt.device).manual_seed(self.seed)
+        random = None if self.seed is None else torch.Generator(prompt.device).manual_seed(self.seed)
 
         def draw(logits: Tensor) -> Tensor:
             shares = self.distribution(logits)
@@ -171,3 +173,12 @@ def check_generation(prompt: Tensor, n_tokens: int, n_vocabulary: int, end: int 
         raise ValueError(f"n_tokens must be at least 1, got {n_tokens}; it is the largest number of new tokens")
     if end is not None and not 0 <= end < n_vocabulary:
         raise ValueError(f"end must be an id from 0 to {n_vocabulary - 1}, got {end}; None generates all n_tokens")
+
+
+def check_room(config: LanguageConfig | Seq2SeqConfig, length: int) -> None:
+    """Before the first token rather than at the one that no longer fits."""
+    if config.positions == "learned" and length > config.context:
+        raise ValueError(
+            f"prompt and new tokens must fit the learned position table of {config.context} rows, got {length}; "
+            "ask for fewer tokens, or build the model with a larger context or other positions"
+        )

@@ -3,10 +3,12 @@
 Dims: B batch, L length, E model width.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from clearhead.nn.checks import check_width
 
@@ -26,19 +28,47 @@ def embeddings_or(
     return inputs_embeds
 
 
-def check_ids(ids: Tensor, n_tokens: int) -> None:
-    """Refuses what is not (B,L) of whole numbers below n_tokens."""
+def token_table(n_tokens: int, width: int) -> nn.Embedding:
+    """A learned vector for each token, of about unit length: a table that also serves as output gives logits near 0."""
+    table = nn.Embedding(n_tokens, width)
+    nn.init.normal_(table.weight, std=width**-0.5)
+    return table
+
+
+def token_scale(positions: str, width: int) -> float:
+    """What token vectors are multiplied by: beside the waves of sinusoidal positions, numbers of about 1 are needed."""
+    return math.sqrt(width) if positions == "sinusoidal" else 1.0
+
+
+class OneHotLinear(nn.Module):
+    """x W + b for features x (B,L,n), and the same for ids (B,L), which stand for one-hot vectors: a row of W each."""
+
+    def __init__(self, n_inputs: int, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(n_inputs, width))
+        self.bias = nn.Parameter(torch.zeros(width))
+        nn.init.xavier_uniform_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            return look_up(x, self.weight) + self.bias
+        check_width(x, len(self.weight), "features")
+        check_batched(x, 3, "features must be (batch, length, numbers per token)")
+        return F.linear(x, self.weight.T, self.bias)
+
+
+def look_up(ids: Tensor, table: Tensor) -> Tensor:
+    """The rows of the table (V,E) for ids (B,L) -> (B,L,E)"""
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise ValueError(f"ids must be whole numbers, got {ids.dtype}; embeddings go in as inputs_embeds=")
     check_batched(ids, 2, "ids must be (batch, length)")
-    # Looking at the numbers would make an accelerator wait, and has no meaning while a graph is traced.
-    if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high >= n_tokens:
-            raise ValueError(
-                f"ids must be from 0 to {n_tokens - 1}, got {low if low < 0 else high}; "
-                "build the model with as many tokens as the data has"
-            )
+    try:
+        return F.embedding(ids.long(), table)
+    except IndexError:
+        wrong = ids[(ids < 0) | (ids >= len(table))][0].item()
+        raise ValueError(
+            f"ids must be from 0 to {len(table) - 1}, got {wrong}; build the model with as many tokens as the data has"
+        ) from None
 
 
 def check_batched(x: Tensor, n_dims: int, rule: str) -> None:

@@ -3,16 +3,16 @@
 Dims: B batch, L length, E model width, V vocabulary.
 """
 
-import torch
 from torch import Tensor, nn
 
 from clearhead.models import build
-from clearhead.models.config import LanguageConfig
-from clearhead.models.generate import Generated, Greedy, Strategy, Writer, check_generation, testing_stage
-from clearhead.models.inputs import check_ids, embeddings_or
+from clearhead.models.config import LanguageConfig, check_kind
+from clearhead.models.generate import Generated, Greedy, Strategy, Writer, check_generation, check_room, testing_stage
+from clearhead.models.inputs import embeddings_or, look_up, token_scale, token_table
 from clearhead.nn import masks
 from clearhead.nn.cache import Cache
-from clearhead.nn.linear import xavier_linear
+from clearhead.nn.checks import check_mask
+from clearhead.nn.linear import TiedLinear, XavierLinear
 
 
 class LanguageModel(nn.Module):
@@ -20,14 +20,13 @@ class LanguageModel(nn.Module):
 
     def __init__(self, config: LanguageConfig):
         super().__init__()
+        check_kind(config, LanguageConfig)
         self.config = config
         self.embed = token_table(config.n_tokens, config.width)
         self.positions = build.positions(config.positions, config.context, config)
         self.dropout = nn.Dropout(config.dropout)
-        self.encoder = build.encoder(config)
-        self.head = xavier_linear(config.width, config.n_tokens, bias=False)
-        if config.tie_weights:
-            self.head.weight = self.embed.weight
+        self.stack = build.encoder(config)
+        self.head = TiedLinear() if config.tie_weights else XavierLinear(config.width, config.n_tokens, bias=False)
 
     def forward(
         self,
@@ -40,16 +39,18 @@ class LanguageModel(nn.Module):
         """With a cache, ids are the newest tokens only. `mask` (to B,H,L,K) is joined with the causal one."""
         x = embeddings_or(self.tokens, ids, inputs_embeds, self.config.width)
         start = 0 if cache is None else cache.length
-        length = x.shape[1]
+        n_examples, length, _ = x.shape
+        if mask is not None:
+            check_mask(mask, (n_examples, self.config.n_heads, length, start + length))
         causal = masks.causal(length, start + length, x.device)
         x = self.dropout(self.positions(x, start))
-        angles, bias = self.positions.inside(x, start)
-        x = self.encoder(x, mask=causal if mask is None else causal & mask, angles=angles, bias=bias, cache=cache)
-        return self.head(x)
+        angles, logit_bias = self.positions.inside(x, start)
+        mask = causal if mask is None else causal & mask
+        x = self.stack(x, mask=mask, angles=angles, logit_bias=logit_bias, cache=cache)
+        return self.head(x, self.embed.weight) if self.config.tie_weights else self.head(x)
 
     def tokens(self, ids: Tensor) -> Tensor:
-        check_ids(ids, self.config.n_tokens)
-        return self.embed(ids)
+        return look_up(ids, self.embed.weight) * token_scale(self.config.positions, self.config.width)
 
     def generate(
         self,
@@ -62,6 +63,7 @@ class LanguageModel(nn.Module):
     ) -> Generated:
         """Continues each prompt (B,L) by up to n_tokens tokens, or until `end`."""
         check_generation(prompt, n_tokens, self.config.n_tokens, end)
+        check_room(self.config, prompt.shape[1] + n_tokens - 1)
 
         def writers(n_each: int) -> Writer:
             cache = Cache(self.config.depth) if use_cache else None
@@ -69,11 +71,3 @@ class LanguageModel(nn.Module):
 
         with testing_stage(self):
             return how(writers, prompt, n_tokens, end)
-
-
-def token_table(n_tokens: int, width: int) -> nn.Embedding:
-    """A learned vector for each token, of about unit length: a table that also serves as output gives logits near 0."""
-    table = nn.Embedding(n_tokens, width)
-    with torch.no_grad():
-        nn.init.normal_(table.weight, std=width**-0.5)
-    return table

@@ -7,11 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.models import build
-from clearhead.models.config import PredictorConfig
-from clearhead.models.inputs import check_ids, embeddings_or
+from clearhead.models.config import PredictorConfig, check_kind
+from clearhead.models.inputs import OneHotLinear, embeddings_or
 from clearhead.nn import masks
-from clearhead.nn.checks import check_width
-from clearhead.nn.linear import xavier_linear
+from clearhead.nn.checks import check_mask
 
 
 class SequencePredictor(nn.Module):
@@ -19,8 +18,9 @@ class SequencePredictor(nn.Module):
 
     def __init__(self, config: PredictorConfig):
         super().__init__()
+        check_kind(config, PredictorConfig)
         self.config = config
-        self.embed = xavier_linear(config.n_inputs, config.width)
+        self.embed = OneHotLinear(config.n_inputs, config.width)
         self.readout = build.readout(config)
         self.positions = build.positions(config.positions, config.context + self.readout.n_extra, config)
         self.dropout = nn.Dropout(config.dropout)
@@ -36,23 +36,17 @@ class SequencePredictor(nn.Module):
         mask: Tensor | None = None,
     ) -> Tensor:
         """`lengths` (B,) says how many tokens of each sequence are real; `mask` (to B,H,L,L) who may see whom."""
-        embedded = embeddings_or(self.tokens, x, inputs_embeds, self.config.width)
-        length = embedded.shape[1]
+        embedded = embeddings_or(self.embed, x, inputs_embeds, self.config.width)
+        n_examples, length, _ = embedded.shape
+        if mask is not None:
+            check_mask(mask, (n_examples, self.config.n_heads, length, length))
         embedded = self.readout.begin(embedded)
         embedded = self.dropout(self.positions(embedded))
-        angles, bias = self.positions.inside(embedded)
+        angles, logit_bias = self.positions.inside(embedded)
         present = None if lengths is None else masks.padding(lengths, length)[:, 0, 0]
         mask = whole_mask(mask, present, length, self.readout.n_extra)
-        encoded = self.encoder(embedded, mask=mask, angles=angles, bias=bias)
+        encoded = self.encoder(embedded, mask=mask, angles=angles, logit_bias=logit_bias)
         return self.head(self.readout(encoded, present))
-
-    def tokens(self, x: Tensor) -> Tensor:
-        """An id is a one-hot vector: its row of the same weights."""
-        if x.is_floating_point():
-            check_width(x, self.config.n_inputs, "features")
-            return self.embed(x)
-        check_ids(x, self.config.n_inputs)
-        return F.embedding(x, self.embed.weight.T) + self.embed.bias
 
 
 def whole_mask(mask: Tensor | None, present: Tensor | None, length: int, n_extra: int) -> Tensor | None:

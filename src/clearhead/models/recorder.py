@@ -117,10 +117,13 @@ class Recorder(TorchFunctionMode):
         own = {id(p): join(path, name) for name, p in module.named_parameters(recurse=False)}
         others = 0
         for p in self.waiting.values():
-            name = own.get(id(p)) or self.names[id(p)]
-            path = name.rpartition(".")[0]
             count = 0 if id(p) in self.counted else p.numel()
             self.counted.add(id(p))
+            is_tied = not count and func == "linear" and id(p) not in own
+            name = join(path, "weight") if is_tied else own.get(id(p)) or self.names[id(p)]
+            path = name.rpartition(".")[0]
+            if not count and not is_tied:
+                continue  # a table that is looked up again has its line already
             if p.dim() == 1:
                 others += count
                 continue

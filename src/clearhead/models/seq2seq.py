@@ -3,19 +3,16 @@
 Dims: B batch, L length, Q target tokens, K source tokens, E model width, V vocabulary.
 """
 
-import math
-
 import torch
 from torch import Tensor, nn
 
 from clearhead.models import build
-from clearhead.models.config import Seq2SeqConfig
-from clearhead.models.generate import Generated, Greedy, Strategy, Writer, check_generation, testing_stage
-from clearhead.models.inputs import check_ids, embeddings_or
-from clearhead.models.language import token_table
+from clearhead.models.config import Seq2SeqConfig, check_kind
+from clearhead.models.generate import Generated, Greedy, Strategy, Writer, check_generation, check_room, testing_stage
+from clearhead.models.inputs import embeddings_or, look_up, token_scale, token_table
 from clearhead.nn import masks
 from clearhead.nn.cache import Cache
-from clearhead.nn.linear import xavier_linear
+from clearhead.nn.linear import TiedLinear, XavierLinear
 
 
 class Seq2Seq(nn.Module):
@@ -23,19 +20,17 @@ class Seq2Seq(nn.Module):
 
     def __init__(self, config: Seq2SeqConfig):
         super().__init__()
+        check_kind(config, Seq2SeqConfig)
         self.config = config
-        self.embed_source = token_table(config.n_source, config.width)
+        one_table = config.tie_weights and config.n_source == config.n_target
+        self.embed_source = None if one_table else token_table(config.n_source, config.width)
         self.embed_target = token_table(config.n_target, config.width)
         self.source_positions = build.positions(config.positions, config.context, config)
         self.target_positions = build.positions(config.positions, config.context, config)
         self.dropout = nn.Dropout(config.dropout)
         self.encoder = build.encoder(config)
         self.decoder = build.decoder(config, config.decoder_blocks)
-        self.head = xavier_linear(config.width, config.n_target, bias=False)
-        if config.tie_weights:
-            self.head.weight = self.embed_target.weight
-            if config.n_source == config.n_target:
-                self.embed_source.weight = self.embed_target.weight
+        self.head = TiedLinear() if config.tie_weights else XavierLinear(config.width, config.n_target, bias=False)
 
     def forward(
         self,
@@ -59,8 +54,8 @@ class Seq2Seq(nn.Module):
         """What the decoder attends to: (B,K) -> (B,K,E)"""
         x = embeddings_or(self.source_tokens, source, inputs_embeds, self.config.width)
         x = self.dropout(self.source_positions(x))
-        angles, bias = self.source_positions.inside(x)
-        return self.encoder(x, mask=padding_mask(source_lengths, x), angles=angles, bias=bias)
+        angles, logit_bias = self.source_positions.inside(x)
+        return self.encoder(x, mask=padding_mask(source_lengths, x), angles=angles, logit_bias=logit_bias)
 
     def decode(
         self, target: Tensor, memory: Tensor, *, source_lengths: Tensor | None = None, cache: Cache | None = None
@@ -68,7 +63,7 @@ class Seq2Seq(nn.Module):
         """Logits (B,Q,V); with a cache, `target` is the newest tokens only."""
         start = 0 if cache is None else cache.length
         x = self.dropout(self.target_positions(self.target_tokens(target), start))
-        angles, bias = self.target_positions.inside(x, start)
+        angles, logit_bias = self.target_positions.inside(x, start)
         length = x.shape[1]
         x = self.decoder(
             x,
@@ -76,18 +71,17 @@ class Seq2Seq(nn.Module):
             mask=masks.causal(length, start + length, x.device),
             memory_mask=padding_mask(source_lengths, memory),
             angles=angles,
-            bias=bias,
+            logit_bias=logit_bias,
             cache=cache,
         )
-        return self.head(x)
+        return self.head(x, self.embed_target.weight) if self.config.tie_weights else self.head(x)
 
     def source_tokens(self, ids: Tensor) -> Tensor:
-        check_ids(ids, self.config.n_source)
-        return self.embed_source(ids) * math.sqrt(self.config.width)  # as long as the positions added to it
+        table = self.embed_target if self.embed_source is None else self.embed_source
+        return look_up(ids, table.weight) * token_scale(self.config.positions, self.config.width)
 
     def target_tokens(self, ids: Tensor) -> Tensor:
-        check_ids(ids, self.config.n_target)
-        return self.embed_target(ids) * math.sqrt(self.config.width)
+        return look_up(ids, self.embed_target.weight) * token_scale(self.config.positions, self.config.width)
 
     def generate(
         self,
@@ -103,6 +97,7 @@ class Seq2Seq(nn.Module):
         """Writes a target for each source (B,K): from the token `begin` to the token `end`, or n_tokens."""
         prompt = torch.full((len(source), 1), begin, device=source.device)
         check_generation(prompt, n_tokens, self.config.n_target, end)
+        check_room(self.config, n_tokens)
         with testing_stage(self):
             memory = self.encode(source, source_lengths=source_lengths)
 

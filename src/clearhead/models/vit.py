@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.models import build
-from clearhead.models.config import VisionConfig
+from clearhead.models.config import VisionConfig, check_kind
 from clearhead.models.inputs import embeddings_or
 
 
@@ -16,6 +16,7 @@ class VisionTransformer(nn.Module):
 
     def __init__(self, config: VisionConfig):
         super().__init__()
+        check_kind(config, VisionConfig)
         self.config = config
         self.tokenize = build.tokenizer(config)
         self.positions = build.grid_positions(config)

@@ -1,8 +1,8 @@
 """Attention, written twice: once as the formula, once as the fused kernel.
 
 `attend_reference` is the definition, and shows its weights; `attend_fused` is the same function, fast, without them.
-tests/nn/test_attention.py proves them equal in values and gradients; nothing else may assume it.
-Dims: B batch, L length, Q queries, K keys, H heads, D head width, E model width.
+tests/nn/test_attention.py holds the two to the same values and gradients, for every kind of mask and beta.
+Dims: B batch, L length, Q queries, K keys, H heads, D head width of queries and keys, Dv of values, E model width.
 """
 
 import math
@@ -14,37 +14,13 @@ from torch import Tensor, nn
 
 from clearhead.nn.cache import KeyValues
 from clearhead.nn.checks import check_attend, check_width
-from clearhead.nn.linear import xavier_linear
+from clearhead.nn.linear import XavierLinear
 from clearhead.nn.masks import kernel_mask
 from clearhead.nn.rotary import rotate
-from clearhead.nn.sizes import check_beta, check_heads
+from clearhead.nn.sizes import check_heads
+from clearhead.nn.softargmax import softargmax
 
 Attend = Callable[..., Tensor | tuple[Tensor, Tensor]]
-
-
-def softargmax(z: Tensor, beta: float = 1.0, dim: int = -1, where: Tensor | None = None) -> Tensor:
-    """e^(beta z_i) / sum_j e^(beta z_j): the share of each entry in being the largest.
-
-    beta = 0 shares equally, +inf gives all to the largest, -inf all to the smallest; ties share.
-    Entries that are False in `where` take no part; a row without any True gets zeros.
-    """
-    check_beta(beta)
-    if not z.is_floating_point():
-        z = z.to(torch.get_default_dtype())
-    if z.shape[dim] == 0:
-        return z
-    if beta < 0:
-        return softargmax(-z, -beta, dim, where)  # the smallest of z is the largest of -z
-    lowest = torch.finfo(z.dtype).min  # not -inf: 0 * -inf, and a row of nothing but -inf, would be NaN
-    candidates = z if where is None else z.masked_fill(~where, lowest)
-    largest = candidates.amax(dim, keepdim=True).detach()
-    if beta > torch.finfo(z.dtype).max:
-        logits = torch.zeros_like(z).masked_fill(candidates < largest, lowest).masked_fill(largest.isnan(), math.nan)
-    else:
-        logits = beta * (candidates - largest).clamp(min=lowest)  # at most 0, so e^logits cannot overflow
-    if where is None:
-        return logits.softmax(dim)
-    return logits.masked_fill(~where, lowest).softmax(dim).masked_fill(~where, 0.0)
 
 
 def attend_reference(
@@ -54,20 +30,26 @@ def attend_reference(
     mask: Tensor | None = None,
     beta: float | None = None,
     *,
-    bias: Tensor | None = None,
+    logit_bias: Tensor | None = None,
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """softargmax_beta(q kᵀ + bias) v, and the weights before dropout. A query that may see nothing returns zeros.
+    """softargmax(beta q kᵀ + logit_bias) v, and the weights before dropout. A query that may see nothing gets zeros.
 
-    q (B,H,Q,D), k (B,H,K,D), v (B,H,K,Dv), mask to (B,H,Q,K) -> out (B,H,Q,Dv), weights (B,H,Q,K)
-    beta is 1/sqrt(D) unless given.
+    q (B,H,Q,D), k (B,H,K,D), v (B,H,K,Dv), mask and logit_bias to (B,H,Q,K) -> out (B,H,Q,Dv), weights (B,H,Q,K)
+    beta is 1/sqrt(D) unless given. Beside an infinite beta, a bias weighs nothing.
     """
-    beta = check_attend(q, k, v, mask, beta)
-    scores = q @ k.transpose(-2, -1)
-    if bias is not None:
-        scores = scores + bias
-    weights = softargmax(scores, beta, where=mask)
+    beta = 1 / math.sqrt(q.shape[-1]) if beta is None else beta
+    check_attend(q, k, v, mask, beta, logit_bias)
+    scores = in_float32(q) @ in_float32(k).transpose(-2, -1)
+    if logit_bias is not None and not math.isinf(beta):
+        scores, beta = beta * scores + logit_bias, 1.0
+    weights = softargmax(scores, beta, where=mask).to(v.dtype)
     return F.dropout(weights, dropout) @ v, weights
+
+
+def in_float32(x: Tensor) -> Tensor:
+    """At least: half-precision numbers are multiplied as such, but summed in float32, as the kernel does."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def attend_fused(
@@ -77,17 +59,18 @@ def attend_fused(
     mask: Tensor | None = None,
     beta: float | None = None,
     *,
-    bias: Tensor | None = None,
+    logit_bias: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """What `attend_reference` returns first, computed piece by piece: no (Q,K) matrix is ever stored.
+    """What `attend_reference` returns first; the kernel goes piece by piece and, where it can, stores no (Q,K) matrix.
 
-    The kernel has no answer at beta = +inf and -inf (it gives NaN): there, the formula itself is used.
+    It has no answer (NaN) at a beta that is infinite, or so large that beta q kᵀ overflows: there, the formula is used.
     """
-    beta = check_attend(q, k, v, mask, beta)
-    if abs(beta) > torch.finfo(q.dtype).max:
-        return attend_reference(q, k, v, mask, beta, bias=bias, dropout=dropout)[0]
-    kernels_mask, is_causal = kernel_mask(mask, None if bias is None else beta * bias)
+    beta = 1 / math.sqrt(q.shape[-1]) if beta is None else beta
+    check_attend(q, k, v, mask, beta, logit_bias)
+    if abs(beta) > torch.finfo(q.dtype).max ** 0.5:
+        return attend_reference(q, k, v, mask, beta, logit_bias=logit_bias, dropout=dropout)[0]
+    kernels_mask, is_causal = kernel_mask(mask, None if logit_bias is None else logit_bias.to(q.dtype))
     if is_causal and beta <= 0:  # its -inf above the diagonal is scaled too: 0 * -inf is NaN, -1 * -inf is inf
         q, beta = beta * q, 1.0
     return F.scaled_dot_product_attention(
@@ -103,9 +86,9 @@ class SingleHeadAttention(nn.Module):
 
     def __init__(self, width: int, key_width: int, value_width: int, *, bias: bool = True):
         super().__init__()
-        self.query = xavier_linear(width, key_width, bias)
-        self.key = xavier_linear(width, key_width, bias)
-        self.value = xavier_linear(width, value_width, bias)
+        self.query = XavierLinear(width, key_width, bias)
+        self.key = XavierLinear(width, key_width, bias)
+        self.value = XavierLinear(width, value_width, bias)
 
     def forward(
         self, x: Tensor, keys: Tensor | None = None, values: Tensor | None = None, *, mask: Tensor | None = None
@@ -121,6 +104,7 @@ class SingleHeadAttention(nn.Module):
 class MultiHeadAttention(nn.Module):
     """n_heads attentions side by side, each on its own slice of the width; their outputs joined and mixed by W_O.
 
+    Answers one tensor; the weights are what `attend_reference` shows for the same queries, keys and values.
     x (B,Q,width), keys (B,K,key_input_width), values (B,K,value_input_width) -> (B,Q,width)
     Self-attention when only x is given; values default to keys.
     """
@@ -141,10 +125,10 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         check_heads(width, n_heads)
         self.n_heads, self.dropout, self.beta, self.attend = n_heads, dropout, beta, attend
-        self.query = xavier_linear(width, width, bias)
-        self.key = xavier_linear(key_input_width or width, width, bias)
-        self.value = xavier_linear(value_input_width or width, width, bias)
-        self.output = xavier_linear(width, width, bias) if output_projection else nn.Identity()
+        self.query: nn.Linear = XavierLinear(width, width, bias)
+        self.key: nn.Linear = XavierLinear(key_input_width or width, width, bias)
+        self.value: nn.Linear = XavierLinear(value_input_width or width, width, bias)
+        self.output: nn.Module = XavierLinear(width, width, bias) if output_projection else nn.Identity()
 
     def forward(
         self,
@@ -154,13 +138,13 @@ class MultiHeadAttention(nn.Module):
         *,
         mask: Tensor | None = None,
         angles: Tensor | None = None,
-        bias: Tensor | None = None,
+        logit_bias: Tensor | None = None,
         cache: KeyValues | None = None,
     ) -> Tensor:
         """The attention of x to keys, or of x to itself.
 
-        For self-attention alone: angles (Q,D/2) turn queries and keys (rotary positions), and a cache holds the keys
-        and values of the tokens before x. bias (H,Q,K) is added to the scores (ALiBi).
+        angles (Q,D/2) turn queries and keys (rotary positions; self-attention only), logit_bias (H,Q,K) is added to
+        the logits (ALiBi). A cache holds the keys and values of earlier tokens, or those of a memory.
         """
         check_width(x, self.query.in_features, "x")
         q = self.split(self.query(x))
@@ -170,12 +154,14 @@ class MultiHeadAttention(nn.Module):
                 q, k = rotate(q, angles), rotate(k, angles)
             if cache is not None:
                 k, v = cache.extend(k, v)
+        elif angles is not None:
+            raise ValueError("angles are for self-attention, got them together with keys; leave out one of the two")
         elif cache is not None:
             k, v = cache.once(lambda: self.keys_values(keys, values))
         else:
             k, v = self.keys_values(keys, values)
         dropout = self.dropout if self.training else 0.0
-        out = self.attend(q, k, v, mask, self.beta, bias=bias, dropout=dropout)
+        out = self.attend(q, k, v, mask, self.beta, logit_bias=logit_bias, dropout=dropout)
         if isinstance(out, tuple):
             out, _ = out  # attend_reference shows its weights too
         return self.output(out.transpose(-3, -2).flatten(-2))  # (B,H,Q,D) -> (B,Q,E)

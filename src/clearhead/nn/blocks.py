@@ -79,12 +79,14 @@ class EncoderBlock(nn.Module):
         *,
         mask: Tensor | None = None,
         angles: Tensor | None = None,
-        bias: Tensor | None = None,
+        logit_bias: Tensor | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
         check_width(x, self.attention.query.in_features, "x")
         own = None if cache is None else cache.own
-        x = self.around_attention(x, lambda h: self.attention(h, mask=mask, angles=angles, bias=bias, cache=own))
+        x = self.around_attention(
+            x, lambda h: self.attention(h, mask=mask, angles=angles, logit_bias=logit_bias, cache=own)
+        )
         return self.around_feedforward(x, self.feedforward)
 
     @classmethod
@@ -130,13 +132,15 @@ class DecoderBlock(nn.Module):
         mask: Tensor | None = None,
         memory_mask: Tensor | None = None,
         angles: Tensor | None = None,
-        bias: Tensor | None = None,
+        logit_bias: Tensor | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
         """x (B,Q,E), memory (B,K,E) -> (B,Q,E). Queries come from x; keys and values from the memory."""
         check_width(x, self.attention.query.in_features, "x")
         own, kept_memory = (None, None) if cache is None else (cache.own, cache.memory)
-        x = self.around_attention(x, lambda h: self.attention(h, mask=mask, angles=angles, bias=bias, cache=own))
+        x = self.around_attention(
+            x, lambda h: self.attention(h, mask=mask, angles=angles, logit_bias=logit_bias, cache=own)
+        )
         x = self.around_cross_attention(
             x, lambda h: self.cross_attention(h, memory, mask=memory_mask, cache=kept_memory)
         )

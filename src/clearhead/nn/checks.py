@@ -3,8 +3,6 @@
 Dims: B batch, H heads, Q queries, K keys, D head width, E model width.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -19,8 +17,10 @@ def check_width(x: Tensor, width: int, name: str) -> None:
         )
 
 
-def check_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, beta: float | None) -> float:
-    """Refuses what does not fit together; returns beta, or its default 1/sqrt(D)."""
+def check_attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, beta: float, logit_bias: Tensor | None = None
+) -> None:
+    check_beta(beta)
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(
             f"queries and keys must have the same width, got {q.shape[-1]} and {k.shape[-1]}; project one of them first"
@@ -30,11 +30,19 @@ def check_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, beta: flo
             f"there must be one value for each key, got {k.shape[-2]} keys and {v.shape[-2]} values; "
             "pass keys and values of the same length"
         )
+    if not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
+        raise ValueError(
+            "queries, keys and values must have the same batch and heads, got "
+            f"{tuple(q.shape[:-2])}, {tuple(k.shape[:-2])} and {tuple(v.shape[:-2])}; expand them to one size"
+        )
+    scores = (*q.shape[:-1], k.shape[-2])
     if mask is not None:
-        check_mask(mask, (*q.shape[:-1], k.shape[-2]))
-    beta = 1 / math.sqrt(q.shape[-1]) if beta is None else beta
-    check_beta(beta)
-    return beta
+        check_mask(mask, scores)
+    if logit_bias is not None and not fits(logit_bias, scores):
+        raise ValueError(
+            f"a logit_bias must broadcast to the scores (B,H,Q,K) = {scores}, got {tuple(logit_bias.shape)}; "
+            "use (H,Q,K) for one per head"
+        )
 
 
 def check_bool(mask: Tensor) -> None:
@@ -48,11 +56,15 @@ def check_bool(mask: Tensor) -> None:
 def check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
     """Refuses a mask that is not bool, or that does not broadcast to the scores' shape (B,H,Q,K)."""
     check_bool(mask)
-    fits = mask.dim() <= len(shape) and all(
-        m in (1, s) for m, s in zip(reversed(mask.shape), reversed(shape), strict=False)
-    )
-    if not fits:
+    if not fits(mask, shape):
         raise ValueError(
             f"a mask must broadcast to the scores (B,H,Q,K) = {shape}, got {tuple(mask.shape)}; "
             "use (Q,K) for one mask for all, (B,1,1,K) for padding, (B,1,Q,K) for one per example"
         )
+
+
+def fits(x: Tensor, shape: tuple[int, ...]) -> bool:
+    """Whether x broadcasts to exactly this shape."""
+    return x.dim() <= len(shape) and all(
+        n in (1, size) for n, size in zip(reversed(x.shape), reversed(shape), strict=False)
+    )

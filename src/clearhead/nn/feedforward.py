@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.nn.checks import check_width
-from clearhead.nn.linear import xavier_linear
+from clearhead.nn.linear import XavierLinear
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 
@@ -28,10 +28,10 @@ class FeedForward(nn.Module):
         bias: bool = True,
     ):
         super().__init__()
-        self.widen = xavier_linear(width, hidden, bias)
+        self.widen = XavierLinear(width, hidden, bias)
         self.activation = activation
         self.dropout = nn.Dropout(dropout)
-        self.narrow = xavier_linear(hidden, n_out or width, bias)
+        self.narrow = XavierLinear(hidden, n_out or width, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         check_width(x, self.widen.in_features, "x")

@@ -11,13 +11,12 @@ from torch import Tensor, nn
 
 from clearhead.nn.positions import sinusoidal
 from clearhead.nn.rotary import rotary_angles_2d
-from clearhead.nn.sizes import check_even
+from clearhead.nn.sizes import check_even, check_waves
 
 
 def sinusoidal_2d(rows: int, columns: int, width: int, device: torch.device | str | None = None) -> Tensor:
     """Half of the width tells the row, half the column. -> (rows*columns, E)"""
-    if width % 4:
-        raise ValueError(f"2-D sinusoidal positions need a width that is a multiple of 4, got {width}; round it up")
+    check_waves(width, 4)
     by_row = sinusoidal(torch.arange(rows, device=device), width // 2)
     by_column = sinusoidal(torch.arange(columns, device=device), width // 2)
     return torch.cat([by_row.repeat_interleave(columns, dim=0), by_column.repeat(rows, 1)], dim=-1)

@@ -1,12 +1,20 @@
 """The linear layer as every part of this package starts it."""
 
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 
-def xavier_linear(n_in: int, n_out: int, bias: bool = True) -> nn.Linear:
+class XavierLinear(nn.Linear):
     """x Wᵀ + b, with W drawn so that the variance is kept forwards and backwards (Xavier, uniform), and b = 0."""
-    linear = nn.Linear(n_in, n_out, bias)
-    nn.init.xavier_uniform_(linear.weight)
-    if bias:
-        nn.init.zeros_(linear.bias)
-    return linear
+
+    def reset_parameters(self) -> None:
+        nn.init.xavier_uniform_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class TiedLinear(nn.Module):
+    """x Wᵀ with the W of another layer, passed in beside x: it is stored, saved and counted there."""
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(x, weight)

@@ -7,6 +7,7 @@ Dims: B batch, H heads, Q queries, K keys.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -89,17 +90,24 @@ def check_last(n_queries: int, n_keys: int) -> None:
         )
 
 
-def padding(lengths: Tensor, n_keys: int | None = None) -> Tensor:
+def padding(lengths: Tensor | Sequence[int], n_keys: int | None = None) -> Tensor:
     """(B,1,1,K): True at the first lengths[b] keys of each sequence, False at what fills up the batch."""
+    lengths = torch.as_tensor(lengths)
     if lengths.dim() != 1 or lengths.is_floating_point() or lengths.dtype == torch.bool:
         raise ValueError(
             f"lengths must be whole numbers of shape (B,), got {lengths.dtype} of shape {tuple(lengths.shape)}; "
             "for a (B,K) bool of real tokens use real[:, None, None, :]"
         )
-    longest = int(lengths.max()) if lengths.numel() else 0
-    n_keys = longest if n_keys is None else n_keys
-    if longest > n_keys:
-        raise ValueError(f"no length may exceed the number of keys, got length {longest} and {n_keys} keys; cut it")
+    if n_keys is None:
+        n_keys = int(lengths.max()) if lengths.numel() else 0
+    # Looking at the numbers would make an accelerator wait, and has no meaning while a graph is traced.
+    if lengths.device.type == "cpu" and lengths.numel() and not torch.compiler.is_compiling():
+        shortest, longest = int(lengths.min()), int(lengths.max())
+        if shortest < 0 or longest > n_keys:
+            raise ValueError(
+                f"lengths must be from 0 to the number of keys, {n_keys}, got {shortest if shortest < 0 else longest}; "
+                "cut the lengths or pad the batch"
+            )
     return (torch.arange(n_keys, device=lengths.device) < lengths[:, None])[:, None, None, :]
 
 
@@ -136,7 +144,7 @@ def from_additive(numbers: Tensor) -> Tensor:
     if other.any():
         raise ValueError(
             f"an additive mask must be 0 or at most -10000, got {numbers[other][0].item():g}; "
-            "numbers between are a bias: pass them as bias="
+            "numbers between are a bias: pass them as logit_bias="
         )
     return mask
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.nn.linear import xavier_linear
+from clearhead.nn.linear import XavierLinear
 from clearhead.nn.sizes import check_halvings
 
 
@@ -30,7 +30,7 @@ def grid_of(images: Tensor, size: int) -> tuple[int, int]:
     if images.dim() != 4:
         raise ValueError(
             f"images must be (batch, channels, height, width), got shape {tuple(images.shape)}; "
-            "add a batch of one with image[None]"
+            "add a batch of one with image[None], or the channel of grey images with images[:, None]"
         )
     height, width = images.shape[-2:]
     if size < 1 or height % size or width % size or not height or not width:
@@ -65,7 +65,7 @@ class PatchTokens(nn.Module):
     def __init__(self, channels: int, width: int, size: int):
         super().__init__()
         self.channels, self.size = channels, size
-        self.project = xavier_linear(channels * size * size, width)
+        self.project = XavierLinear(channels * size * size, width)
 
     def grid(self, images: Tensor) -> tuple[int, int]:
         return grid_of(images, self.size)

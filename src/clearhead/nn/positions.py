@@ -5,20 +5,18 @@ attention its angles (rotary) or its bias (ALiBi). Each kind does one of the two
 Dims: B batch, L length, E model width, H heads, Q queries, K keys, D head width.
 """
 
-import math
 from abc import ABC
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.nn.rotary import alibi, rotary_angles
-from clearhead.nn.sizes import check_even
+from clearhead.nn.sizes import check_even, check_waves
 
 
 def sinusoidal(places: Tensor, width: int) -> Tensor:
     """sin(place / 10000^(2i/E)) in the even columns, cos of the same in the odd ones. places (L,) -> (L,E)"""
-    if width % 2:
-        raise ValueError(f"sinusoidal positions need an even width, got {width}; try width={width + 1}")
+    check_waves(width, 2)
     steps = torch.arange(0, width, 2, device=places.device, dtype=torch.float32)
     angles = places[:, None].float() * 10_000.0 ** (-steps / width)
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
@@ -32,7 +30,7 @@ class Positions(nn.Module, ABC):
         return x
 
     def inside(self, x: Tensor, start: int = 0) -> tuple[Tensor | None, Tensor | None]:
-        """For attention among tokens (B,L,E): angles (L,D/2) and bias (H,Q,K), or None."""
+        """For attention among tokens (B,L,E): angles (L,D/2) and logit_bias (H,Q,K), or None."""
         return None, None
 
 
@@ -82,11 +80,10 @@ class RotaryPositions(Positions):
 class AlibiPositions(Positions):
     """Lowers each logit by slope * distance; one slope for each head."""
 
-    def __init__(self, n_heads: int, head_width: int):
+    def __init__(self, n_heads: int):
         super().__init__()
-        self.n_heads, self.head_width = n_heads, head_width
+        self.n_heads = n_heads
 
     def inside(self, x: Tensor, start: int = 0) -> tuple[Tensor | None, Tensor | None]:
         length = x.shape[-2]
-        bias = alibi(self.n_heads, length, start + length, x.device)
-        return None, (bias * math.sqrt(self.head_width)).to(x.dtype)  # attention's beta scales it back: 1/sqrt(D)
+        return None, alibi(self.n_heads, length, start + length, x.device).to(x.dtype)

@@ -31,3 +31,11 @@ def check_halvings(patch_size: int) -> None:
 def check_beta(beta: float) -> None:
     if math.isnan(beta):
         raise ValueError("beta must be a number, got nan; +inf, -inf and 0 are allowed")
+
+
+def check_waves(width: int, multiple: int) -> None:
+    if width % multiple:
+        raise ValueError(
+            f"sinusoidal positions need a width that is a multiple of {multiple}, got {width}; "
+            f"try width={width + multiple - width % multiple}"
+        )

@@ -26,12 +26,12 @@ class Encoder(nn.Module):
         *,
         mask: Tensor | None = None,
         angles: Tensor | None = None,
-        bias: Tensor | None = None,
+        logit_bias: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
         for i, block in enumerate(self.blocks):
             layer = None if cache is None else cache.layers[i]
-            x = block(x, mask=mask, angles=angles, bias=bias, cache=layer)
+            x = block(x, mask=mask, angles=angles, logit_bias=logit_bias, cache=layer)
         return self.norm(x)
 
     @classmethod
@@ -64,12 +64,12 @@ class Decoder(nn.Module):
         mask: Tensor | None = None,
         memory_mask: Tensor | None = None,
         angles: Tensor | None = None,
-        bias: Tensor | None = None,
+        logit_bias: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
         for i, block in enumerate(self.blocks):
             layer = None if cache is None else cache.layers[i]
-            x = block(x, memory, mask=mask, memory_mask=memory_mask, angles=angles, bias=bias, cache=layer)
+            x = block(x, memory, mask=mask, memory_mask=memory_mask, angles=angles, logit_bias=logit_bias, cache=layer)
         return self.norm(x)
 
     @classmethod
