@@ -60,6 +60,9 @@ def test_a_stack_refuses_what_does_not_fit(fields, message):
         ({"positions": "rotary", "n_heads": 4}, r"multiple of 4, got 2"),
         ({"positions": "sinusoidal", "width": 6}, r"multiple of 4, got 6"),
         ({"n_classes": 0}, r"n_classes must be"),
+        ({"head_hidden": -3}, r"head_hidden must be a whole number of at least 0, got -3"),
+        ({"image_size": "16"}, r"image_size must be a number or \(height, width\), got '16'"),
+        ({"embedding_norm": "false"}, r"embedding_norm must be True or False, got 'false'"),
     ],
 )
 def test_a_vision_config_refuses_what_does_not_fit(fields, message):

@@ -110,6 +110,8 @@ def test_dropout_acts_in_training_only(ids):
             lambda m: m(torch.zeros(1, 2, dtype=torch.long), lengths=torch.tensor([3])),
             "lengths must be from 0",
         ),
+        (lambda m: m(torch.zeros(3, 2, dtype=torch.long), lengths=torch.tensor([2])), "got 1 lengths for 3"),
+        (lambda m: m(inputs_embeds=torch.zeros(1, 2, 8).long()), "inputs_embeds must be floating point"),
         (lambda m: m(torch.zeros(1, 2, dtype=torch.long), mask=torch.zeros(3, 3).bool()), "must broadcast to"),
     ],
 )

@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from clearhead.nn.cache import Cache, KeyValues
@@ -43,16 +44,25 @@ def test_select_keeps_rows_in_the_order_given_and_goes_on():
 
 
 def test_once_computes_at_the_first_call_alone():
-    cache, calls = KeyValues(), []
+    cache, calls, memory = KeyValues(), [], torch.zeros(1)
 
     def compute():
         calls.append(1)
         return keys_values(3)
 
-    first, second = cache.once(compute), cache.once(compute)
+    first, second = cache.once(memory, compute), cache.once(memory, compute)
     assert torch.equal(first[0], second[0])
     assert torch.equal(first[1], second[1])
     assert len(calls) == 1
+    with pytest.raises(ValueError, match="of one memory, got another"):
+        cache.once(torch.zeros(1), compute)
+
+
+def test_another_batch_needs_another_cache():
+    cache = KeyValues()
+    cache.extend(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4))
+    with pytest.raises(ValueError, match="goes on with the batch that it began with"):
+        cache.extend(torch.zeros(3, 2, 1, 4), torch.zeros(3, 2, 1, 4))
 
 
 def test_a_models_cache_has_a_memory_for_each_layer():
@@ -61,10 +71,10 @@ def test_a_models_cache_has_a_memory_for_each_layer():
     k, v = keys_values(3)
     for layer in cache.layers:
         layer.own.extend(k, v)
-        layer.memory.once(lambda: (k, v))
+        layer.memory.once(k, lambda: (k, v))
     assert cache.length == 3
     swapped = torch.tensor([1, 0])
     cache.select(swapped)
     for layer in cache.layers:
         assert torch.equal(layer.own.extend(k, v)[0], torch.cat([k[swapped], k], 2))
-        assert torch.equal(layer.memory.once(lambda: (v, k))[0], k), "an example's memory stays as it is"
+        assert torch.equal(layer.memory.once(k, lambda: (v, k))[0], k), "an example's memory stays as it is"

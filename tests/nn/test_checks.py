@@ -1,5 +1,7 @@
 """What does not fit is refused in one line: the rule, what came, the next step. Checked where a user meets it."""
 
+import math
+
 import pytest
 import torch
 
@@ -82,3 +84,33 @@ def test_modules_pass_the_refusal_on():
             attention(x, x, x[:, :2])
         with pytest.raises(ValueError, match="a mask must broadcast"):
             attention(x, mask=masks.causal(4))
+
+
+@pytest.mark.parametrize("attend", [attend_reference, attend_fused])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"mask": torch.ones(5, 5, dtype=torch.bool, device="meta")},
+            "a mask must be where the queries",
+        ),
+        ({"logit_bias": torch.ones(5, 5, device="meta")}, "a logit_bias must be where the queries are"),
+        ({"logit_bias": torch.ones(5, 5, dtype=torch.bool)}, "a logit_bias must be floating point"),
+        ({"logit_bias": torch.ones(4, 5)}, "broadcast to the scores"),
+        ({"k": torch.ones(1, 1, 5, 4, dtype=torch.float64)}, "of one floating-point dtype and device, got keys"),
+        ({"k": torch.ones(2, 1, 5, 4)}, "must have the same batch and heads"),
+        ({"q": torch.ones(4)}, "got queries torch.float32 of shape"),
+        ({"q": torch.ones(1, 1, 5, 0), "k": torch.ones(1, 1, 5, 0)}, "of shape"),
+        ({"beta": math.nan}, "beta must be a number, got nan"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(attend, change, message):
+    fitting = {name: torch.ones(1, 1, 5, 4) for name in "qkv"}
+    with pytest.raises(ValueError, match=message):
+        attend(**{**fitting, **change})
+
+
+def test_angles_are_for_self_attention():
+    x = torch.ones(1, 3, 4)
+    with pytest.raises(ValueError, match="angles are for self-attention"):
+        MultiHeadAttention(4, 1)(x, x, angles=torch.ones(3, 2))

@@ -49,3 +49,22 @@ def test_dropout_stands_between_the_two_layers():
     assert set(out.flatten().tolist()) <= set(range(0, 21, 2)), "each hidden one is dropped, or kept and doubled"
     assert len(out.unique()) > 5, "each for itself"
     assert abs(out.mean() - 10) < 0.4
+
+
+@pytest.mark.parametrize("activation", [F.gelu, F.relu, F.silu])
+def test_without_gradients_it_answers_the_same_and_leaves_x_alone(activation):
+    net, x = FeedForward(4, 8, activation), torch.randn(2, 3, 4)
+    before = x.clone()
+    expected = net(x)
+    with torch.no_grad():
+        torch.testing.assert_close(net(x), expected)
+        assert torch.equal(x, before)
+
+
+def test_a_hook_keeps_what_it_saw():
+    """The activation works in place where it may; not on what somebody looks at."""
+    net, x, seen = FeedForward(4, 8), torch.randn(2, 3, 4), []
+    net.widen.register_forward_hook(lambda module, args, out: seen.append(out))
+    with torch.no_grad():
+        net(x)
+        assert torch.equal(seen[0], F.linear(x, net.widen.weight, net.widen.bias))

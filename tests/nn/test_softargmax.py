@@ -93,3 +93,33 @@ def test_softargmax_takes_whole_numbers_and_nothing():
 def test_softargmax_refuses_a_beta_that_is_no_number():
     with pytest.raises(ValueError, match="beta must be a number, got nan"):
         softargmax(torch.zeros(2), math.nan)
+
+
+@pytest.mark.parametrize("beta", [0.5, 1.0, 50.0, math.inf])
+def test_infinite_scores_are_the_largest_and_the_smallest_numbers(beta):
+    inf = math.inf
+    assert softargmax(torch.tensor([inf, 0.0, inf]), beta).tolist() == [0.5, 0.0, 0.5]
+    assert softargmax(torch.tensor([-inf, 0.0, -inf]), beta).tolist() == [0.0, 1.0, 0.0]
+    assert softargmax(torch.tensor([-inf, -inf]), beta).tolist() == [0.5, 0.5]
+    assert softargmax(torch.tensor([-inf, 5.0]), beta, where=torch.tensor([True, False])).tolist() == [1.0, 0.0]
+    assert softargmax(torch.tensor([math.nan, 5.0]), beta).isnan().all()
+
+
+def test_gradients_of_zero_flow_at_infinity():
+    z = torch.randn(3, 4, requires_grad=True)
+    softargmax(z, math.inf)[:, 0].sum().backward()
+    assert torch.equal(z.grad, torch.zeros(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: softargmax(torch.tensor(1.0)), "real numbers in at least one dimension"),
+        (lambda: softargmax(torch.tensor([1j])), "real numbers in at least one dimension"),
+        (lambda: softargmax(torch.zeros(2), "1"), "beta must be a number, got '1'"),
+        (lambda: softargmax(torch.zeros(2), where=torch.ones(2)), "a mask must be bool"),
+    ],
+)
+def test_what_is_no_score_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

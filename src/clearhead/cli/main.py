@@ -13,7 +13,7 @@ from importlib import import_module
 
 from clearhead import __version__
 
-USAGE_ERROR, INTERRUPTED = 2, 130
+FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,9 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 0, or 2 with one line on stderr when the input was wrong, or 130 after Ctrl-C."""
+    """The exit code: 0; 2 with one line on stderr when the input was wrong; 1 when writing failed; 130 after Ctrl-C."""
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without kᵀ shows k?
     try:
@@ -54,6 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:  # the reader (head, less) has seen enough; Python must not complain when it exits
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        print(f"clearhead: {error.strerror or error}: {error.filename or 'output'}", file=sys.stderr)
+        return FAILED
     return 0
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import re
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -17,6 +18,7 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=30),
         )
+        self._negative_number_matcher = re.compile(r"-(inf|\.?\d)", re.ASCII)  # --beta -inf, --beta -1e5
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message.removeprefix('argument ')}; see {self.prog} --help")

@@ -25,11 +25,11 @@ class Beam:
     length_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.size < 1:
+        if not isinstance(self.size, int) or self.size < 1:
             raise ValueError(f"a beam's size must be at least 1, got {self.size}; 1 is greedy search")
-        if self.length_penalty < 0:
+        if not 0 <= self.length_penalty <= 10:
             raise ValueError(
-                f"length_penalty must be at least 0, got {self.length_penalty}; 0 compares plain log-probabilities"
+                f"length_penalty must be from 0 to 10, got {self.length_penalty}; 0 compares plain log-probabilities"
             )
 
     def __call__(self, writers: Callable[[int], Writer], prompt: Tensor, n_tokens: int, end: int | None) -> Generated:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from clearhead.nn.sizes import check_beta, check_even, check_halvings, check_heads, check_waves
+from clearhead.nn.sizes import check_beta, check_even, check_halvings, check_heads, check_rate, check_waves
 
 Norm = Literal["pre", "post", "none"]
 Activation = Literal["gelu", "relu"]
@@ -41,13 +41,12 @@ class StackConfig:
     def __post_init__(self) -> None:
         check_positive(width=self.width, depth=self.depth, n_heads=self.n_heads, hidden=self.feedforward_width)
         check_heads(self.width, self.n_heads)
+        check_yes_or_no(output_projection=self.output_projection)
         check_choice(activation=(self.activation, Activation), norm=(self.norm, Norm))
         if self.beta is not None:
             check_beta(self.beta)
         for name in ("dropout", "attention_dropout", "hidden_dropout", "drop_path"):
-            rate = getattr(self, name)
-            if not isinstance(rate, int | float) or not 0 <= rate < 1:
-                raise ValueError(f"{name} must be a number of at least 0 and below 1, got {rate!r}; 0 turns it off")
+            check_rate(name, getattr(self, name))
 
     @property
     def feedforward_width(self) -> int:
@@ -110,6 +109,7 @@ class PredictorConfig(StackConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(n_inputs=self.n_inputs, n_outputs=self.n_outputs, context=self.context)
+        check_hidden(self.head_hidden)
         check_choice(readout=(self.readout, PredictorReadout))
         check_places(self.positions, self)
 
@@ -135,6 +135,11 @@ class VisionConfig(StackConfig):
         super().__post_init__()
         if isinstance(self.image_size, list):  # a tuple that has been in a JSON file
             object.__setattr__(self, "image_size", tuple(self.image_size))
+        size = self.image_size
+        if not isinstance(size, int) and not (isinstance(size, tuple) and len(size) == 2):
+            raise ValueError(f"image_size must be a number or (height, width), got {size!r}; try 32")
+        check_yes_or_no(embedding_norm=self.embedding_norm)
+        check_hidden(self.head_hidden)
         check_positive(patch_size=self.patch_size, n_classes=self.n_classes, channels=self.channels)
         check_choice(
             tokenizer=(self.tokenizer, Tokenizer),
@@ -183,6 +188,7 @@ class Seq2SeqConfig(StackConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_yes_or_no(tie_weights=self.tie_weights)
         check_positive(
             n_source=self.n_source, n_target=self.n_target, context=self.context, decoder_depth=self.decoder_blocks
         )
@@ -207,6 +213,7 @@ class LanguageConfig(StackConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_yes_or_no(tie_weights=self.tie_weights)
         check_positive(n_tokens=self.n_tokens, context=self.context)
         check_places(self.positions, self)
 
@@ -218,6 +225,17 @@ def check_positive(**sizes: int) -> None:
     for name, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ValueError(f"{name} must be a whole number above 0, got {size!r}; try {name}=1 or more")
+
+
+def check_hidden(head_hidden: int) -> None:
+    if not isinstance(head_hidden, int) or isinstance(head_hidden, bool) or head_hidden < 0:
+        raise ValueError(f"head_hidden must be a whole number of at least 0, got {head_hidden!r}; 0 for no such layer")
+
+
+def check_yes_or_no(**flags: bool) -> None:
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise ValueError(f"{name} must be True or False, got {flag!r}; choose one of the two")
 
 
 def check_choice(**choices: tuple[str, Any]) -> None:

@@ -81,7 +81,7 @@ class Sampling:
             raise ValueError(
                 f"temperature must be above 0, got {self.temperature}; for the likeliest token use Greedy()"
             )
-        if self.top_k is not None and self.top_k < 1:
+        if self.top_k is not None and (not isinstance(self.top_k, int) or self.top_k < 1):
             raise ValueError(f"top_k must be at least 1, got {self.top_k}; None keeps all tokens")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}; None keeps all tokens")
@@ -167,11 +167,11 @@ def check_generation(prompt: Tensor, n_tokens: int, n_vocabulary: int, end: int 
     if prompt.dim() != 2 or prompt.shape[1] < 1:
         raise ValueError(
             f"a prompt must be ids (batch, length) with at least one token, got shape {tuple(prompt.shape)}; "
-            "begin with the token that begins every text"
+            "add a batch of one with prompt[None], and begin with the token that begins every text"
         )
-    if n_tokens < 1:
+    if not isinstance(n_tokens, int) or n_tokens < 1:
         raise ValueError(f"n_tokens must be at least 1, got {n_tokens}; it is the largest number of new tokens")
-    if end is not None and not 0 <= end < n_vocabulary:
+    if end is not None and not (isinstance(end, int) and 0 <= end < n_vocabulary):
         raise ValueError(f"end must be an id from 0 to {n_vocabulary - 1}, got {end}; None generates all n_tokens")
 
 

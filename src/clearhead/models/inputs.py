@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clearhead.nn import masks
 from clearhead.nn.checks import check_width
 
 
@@ -23,6 +24,8 @@ def embeddings_or(
     if inputs_embeds is None:
         assert x is not None
         return embed(x)
+    if not inputs_embeds.is_floating_point():
+        raise ValueError(f"inputs_embeds must be floating point, got {inputs_embeds.dtype}; ids go in without a name")
     check_width(inputs_embeds, width, "inputs_embeds")
     check_batched(inputs_embeds, 3, "inputs_embeds must be (batch, length, width)")
     return inputs_embeds
@@ -69,6 +72,17 @@ def look_up(ids: Tensor, table: Tensor) -> Tensor:
         raise ValueError(
             f"ids must be from 0 to {len(table) - 1}, got {wrong}; build the model with as many tokens as the data has"
         ) from None
+
+
+def padding_mask(lengths: Tensor | None, x: Tensor) -> Tensor | None:
+    """(B,1,1,L): True at the real tokens of x (B,L,E)."""
+    if lengths is None:
+        return None
+    if len(lengths) != len(x):
+        raise ValueError(
+            f"there must be one length for each example, got {len(lengths)} lengths for {len(x)}; pass lengths (B,)"
+        )
+    return masks.padding(lengths, x.shape[1])
 
 
 def check_batched(x: Tensor, n_dims: int, rule: str) -> None:

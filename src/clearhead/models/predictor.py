@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from clearhead.models import build
 from clearhead.models.config import PredictorConfig, check_kind
-from clearhead.models.inputs import OneHotLinear, embeddings_or
-from clearhead.nn import masks
+from clearhead.models.inputs import OneHotLinear, embeddings_or, padding_mask
 from clearhead.nn.checks import check_mask
 
 
@@ -40,10 +39,11 @@ class SequencePredictor(nn.Module):
         n_examples, length, _ = embedded.shape
         if mask is not None:
             check_mask(mask, (n_examples, self.config.n_heads, length, length))
+        padding = padding_mask(lengths, embedded)
+        present = None if padding is None else padding[:, 0, 0]
         embedded = self.readout.begin(embedded)
         embedded = self.dropout(self.positions(embedded))
         angles, logit_bias = self.positions.inside(embedded)
-        present = None if lengths is None else masks.padding(lengths, length)[:, 0, 0]
         mask = whole_mask(mask, present, length, self.readout.n_extra)
         encoded = self.encoder(embedded, mask=mask, angles=angles, logit_bias=logit_bias)
         return self.head(self.readout(encoded, present))

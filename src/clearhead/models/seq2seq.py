@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from clearhead.models import build
 from clearhead.models.config import Seq2SeqConfig, check_kind
 from clearhead.models.generate import Generated, Greedy, Strategy, Writer, check_generation, check_room, testing_stage
-from clearhead.models.inputs import embeddings_or, look_up, token_scale, token_table
+from clearhead.models.inputs import embeddings_or, look_up, padding_mask, token_scale, token_table
 from clearhead.nn import masks
 from clearhead.nn.cache import Cache
 from clearhead.nn.linear import TiedLinear, XavierLinear
@@ -109,7 +109,3 @@ class Seq2Seq(nn.Module):
                 return Writer(lambda ids, cache: self.decode(ids, memories, source_lengths=lengths, cache=cache), cache)
 
             return how(writers, prompt, n_tokens, end)
-
-
-def padding_mask(lengths: Tensor | None, x: Tensor) -> Tensor | None:
-    return None if lengths is None else masks.padding(lengths, x.shape[1])

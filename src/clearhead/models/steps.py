@@ -78,8 +78,8 @@ def five_steps(
     first = project({name: to_matrix(name, value) for name, value in came.items() if value is not None})
     q, k, v = (first.matrices[name] for name in GIVEN)
     mask = masks.causal(len(q), len(k)).clone() if causal else None
-    beta = 1 / math.sqrt(q.shape[-1]) if beta is None else beta
     check_attend(q, k, v, mask, beta)
+    beta = 1 / math.sqrt(q.shape[-1]) if beta is None else beta
     scores = q @ k.T
     weights = softargmax(scores, beta, where=mask)
     weighted = weights[:, :, None] * v  # (Q,K,1) * (K,Dv) -> (Q,K,Dv)

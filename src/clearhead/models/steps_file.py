@@ -63,7 +63,7 @@ def to_beta(value: Any) -> float:
     """A number, or "inf" and "-inf", which JSON has no number for."""
     try:
         beta = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         beta = math.nan
     if isinstance(value, bool) or math.isnan(beta):
         raise ValueError(f"beta must be a number or inf, got {brief(value)}; leave it out for 1/sqrt(query width)")

@@ -17,7 +17,7 @@ from clearhead.nn.checks import check_attend, check_width
 from clearhead.nn.linear import XavierLinear
 from clearhead.nn.masks import kernel_mask
 from clearhead.nn.rotary import rotate
-from clearhead.nn.sizes import check_heads
+from clearhead.nn.sizes import check_heads, check_rate
 from clearhead.nn.softargmax import softargmax
 
 Attend = Callable[..., Tensor | tuple[Tensor, Tensor]]
@@ -38,10 +38,10 @@ def attend_reference(
     q (B,H,Q,D), k (B,H,K,D), v (B,H,K,Dv), mask and logit_bias to (B,H,Q,K) -> out (B,H,Q,Dv), weights (B,H,Q,K)
     beta is 1/sqrt(D) unless given. Beside an infinite beta, a bias weighs nothing.
     """
-    beta = 1 / math.sqrt(q.shape[-1]) if beta is None else beta
     check_attend(q, k, v, mask, beta, logit_bias)
+    beta = 1 / math.sqrt(q.shape[-1]) if beta is None else beta
     scores = in_float32(q) @ in_float32(k).transpose(-2, -1)
-    if logit_bias is not None and not math.isinf(beta):
+    if logit_bias is not None and not is_infinite(beta, scores):
         scores, beta = beta * scores + logit_bias, 1.0
     weights = softargmax(scores, beta, where=mask).to(v.dtype)
     return F.dropout(weights, dropout) @ v, weights
@@ -50,6 +50,11 @@ def attend_reference(
 def in_float32(x: Tensor) -> Tensor:
     """At least: half-precision numbers are multiplied as such, but summed in float32, as the kernel does."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def is_infinite(beta: float, scores: Tensor) -> bool:
+    """So large that beta times a score overflows: beside it, nothing else counts."""
+    return abs(beta) > torch.finfo(scores.dtype).max ** 0.5
 
 
 def attend_fused(
@@ -64,11 +69,11 @@ def attend_fused(
 ) -> Tensor:
     """What `attend_reference` returns first; the kernel goes piece by piece and, where it can, stores no (Q,K) matrix.
 
-    It has no answer (NaN) at a beta that is infinite, or so large that beta q kᵀ overflows: there, the formula is used.
+    It has no answer (NaN) at an infinite beta: there, the formula is used.
     """
-    beta = 1 / math.sqrt(q.shape[-1]) if beta is None else beta
     check_attend(q, k, v, mask, beta, logit_bias)
-    if abs(beta) > torch.finfo(q.dtype).max ** 0.5:
+    beta = 1 / math.sqrt(q.shape[-1]) if beta is None else beta
+    if is_infinite(beta, q):
         return attend_reference(q, k, v, mask, beta, logit_bias=logit_bias, dropout=dropout)[0]
     kernels_mask, is_causal = kernel_mask(mask, None if logit_bias is None else logit_bias.to(q.dtype))
     if is_causal and beta <= 0:  # its -inf above the diagonal is scaled too: 0 * -inf is NaN, -1 * -inf is inf
@@ -124,10 +129,11 @@ class MultiHeadAttention(nn.Module):
     ):
         super().__init__()
         check_heads(width, n_heads)
+        check_rate("dropout", dropout)
         self.n_heads, self.dropout, self.beta, self.attend = n_heads, dropout, beta, attend
         self.query: nn.Linear = XavierLinear(width, width, bias)
-        self.key: nn.Linear = XavierLinear(key_input_width or width, width, bias)
-        self.value: nn.Linear = XavierLinear(value_input_width or width, width, bias)
+        self.key: nn.Linear = XavierLinear(width if key_input_width is None else key_input_width, width, bias)
+        self.value: nn.Linear = XavierLinear(width if value_input_width is None else value_input_width, width, bias)
         self.output: nn.Module = XavierLinear(width, width, bias) if output_projection else nn.Identity()
 
     def forward(
@@ -157,7 +163,7 @@ class MultiHeadAttention(nn.Module):
         elif angles is not None:
             raise ValueError("angles are for self-attention, got them together with keys; leave out one of the two")
         elif cache is not None:
-            k, v = cache.once(lambda: self.keys_values(keys, values))
+            k, v = cache.once(keys, lambda: self.keys_values(keys, values))
         else:
             k, v = self.keys_values(keys, values)
         dropout = self.dropout if self.training else 0.0

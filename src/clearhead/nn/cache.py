@@ -16,13 +16,19 @@ class KeyValues:
         self.length = 0
         self._k: Tensor | None = None
         self._v: Tensor | None = None
+        self._memory: Tensor | None = None
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Adds the newest keys and values (B,H,new,D) and returns all of them."""
         end = self.length + k.shape[-2]
         if self._k is None or self._v is None:
             self._k, self._v = _room(k, end), _room(v, end)
-        elif end > self._k.shape[-2]:  # twice the room each time: the copying adds up to one copy
+        if k.shape[:-2] != self._k.shape[:-2]:
+            raise ValueError(
+                f"a cache goes on with the batch that it began with, {tuple(self._k.shape[:-2])} of (batch, heads), "
+                f"got {tuple(k.shape[:-2])}; begin with a new cache"
+            )
+        if end > self._k.shape[-2]:  # twice the room each time: the copying adds up to one copy
             old_k, old_v = self._k, self._v
             self._k, self._v = _room(k, 2 * end), _room(v, 2 * end)
             self._k[..., : self.length, :] = old_k[..., : self.length, :]
@@ -32,10 +38,13 @@ class KeyValues:
         self.length = end
         return self._k[..., :end, :], self._v[..., :end, :]
 
-    def once(self, compute: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    def once(self, memory: Tensor, compute: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """The keys and values of a memory: computed at the first call, the same ones ever after."""
         if self._k is None or self._v is None:
+            self._memory = memory
             self._k, self._v = compute()
+        if self._memory is not memory:
+            raise ValueError("a cache holds the keys and values of one memory, got another; begin with a new cache")
         return self._k, self._v
 
     def select(self, rows: Tensor) -> None:

@@ -18,9 +18,16 @@ def check_width(x: Tensor, width: int, name: str) -> None:
 
 
 def check_attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, beta: float, logit_bias: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, beta: float | None, logit_bias: Tensor | None = None
 ) -> None:
-    check_beta(beta)
+    if beta is not None:
+        check_beta(beta)
+    for name, x in (("queries", q), ("keys", k), ("values", v)):
+        if x.dim() < 2 or not x.is_floating_point() or x.dtype != q.dtype or x.device != q.device or not q.shape[-1]:
+            raise ValueError(
+                "queries, keys and values must be (..., length, width) of one floating-point dtype and device, got "
+                f"{name} {x.dtype} of shape {tuple(x.shape)} on {x.device}; convert them with .to()"
+            )
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(
             f"queries and keys must have the same width, got {q.shape[-1]} and {k.shape[-1]}; project one of them first"
@@ -36,11 +43,15 @@ def check_attend(
             f"{tuple(q.shape[:-2])}, {tuple(k.shape[:-2])} and {tuple(v.shape[:-2])}; expand them to one size"
         )
     scores = (*q.shape[:-1], k.shape[-2])
+    for name, extra in (("mask", mask), ("logit_bias", logit_bias)):
+        if extra is not None and extra.device != q.device:
+            raise ValueError(f"a {name} must be where the queries are, {q.device}, got {extra.device}; move it there")
     if mask is not None:
         check_mask(mask, scores)
-    if logit_bias is not None and not fits(logit_bias, scores):
+    if logit_bias is not None and not (logit_bias.is_floating_point() and fits(logit_bias, scores)):
         raise ValueError(
-            f"a logit_bias must broadcast to the scores (B,H,Q,K) = {scores}, got {tuple(logit_bias.shape)}; "
+            "a logit_bias must be floating point and broadcast to the scores (B,H,Q,K) = "
+            f"{scores}, got {logit_bias.dtype} of shape {tuple(logit_bias.shape)}; "
             "use (H,Q,K) for one per head"
         )
 

@@ -5,13 +5,17 @@ Dims: B batch, L length, E model width.
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.nn.checks import check_width
 from clearhead.nn.linear import XavierLinear
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
+Activation = Callable[[Tensor], Tensor]
+
+ACTIVATIONS: dict[str, Activation] = {"relu": F.relu, "gelu": F.gelu}
+IN_PLACE: dict[Activation, Activation] = {F.relu: F.relu_, F.gelu: torch.ops.aten.gelu_}
 
 
 class FeedForward(nn.Module):
@@ -21,7 +25,7 @@ class FeedForward(nn.Module):
         self,
         width: int,
         hidden: int,
-        activation: Callable[[Tensor], Tensor] = F.gelu,
+        activation: Activation = F.gelu,
         dropout: float = 0.0,
         *,
         n_out: int | None = None,
@@ -31,8 +35,14 @@ class FeedForward(nn.Module):
         self.widen = XavierLinear(width, hidden, bias)
         self.activation = activation
         self.dropout = nn.Dropout(dropout)
-        self.narrow = XavierLinear(hidden, n_out or width, bias)
+        self.narrow = XavierLinear(hidden, width if n_out is None else n_out, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         check_width(x, self.widen.in_features, "x")
-        return self.narrow(self.dropout(self.activation(self.widen(x))))
+        return self.narrow(self.dropout(self.activate(self.widen(x))))
+
+    def activate(self, hidden: Tensor) -> Tensor:
+        """In place where nobody else needs what was there: no gradient, no hook. The widest tensor is made once."""
+        if torch.is_grad_enabled() or self.widen._forward_hooks:
+            return self.activation(hidden)
+        return IN_PLACE.get(self.activation, self.activation)(hidden)

@@ -26,8 +26,9 @@ def interpolate(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Te
     """A position table (P,E) for another grid, by bicubic interpolation; for the same grid, the table itself."""
     if old == new:
         return table
-    image = table.T.unflatten(1, old)[None]  # (1,E,rows,columns)
-    return F.interpolate(image, size=new, mode="bicubic", antialias=True)[0].flatten(1).T
+    wide = torch.promote_types(table.dtype, torch.float32)  # half precision has no interpolation
+    image = table.T.unflatten(1, old)[None].to(wide)  # (1,E,rows,columns)
+    return F.interpolate(image, size=new, mode="bicubic", antialias=True)[0].flatten(1).T.to(table.dtype)
 
 
 class GridPositions(nn.Module, ABC):

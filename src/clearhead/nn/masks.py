@@ -39,9 +39,14 @@ class CausalMask(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        dense_args = tree_map_only(cls, cls.dense, args)
-        out = func(*dense_args, **tree_map_only(cls, cls.dense, kwargs or {}))
-        if func._schema.is_mutable and isinstance(args[0], cls) and not dense_args[0].equal(args[0].dense()):
+        made: list[tuple[Tensor, CausalMask]] = []
+
+        def dense(mask: CausalMask) -> Tensor:
+            made.append((mask.dense(), mask))
+            return made[-1][0]
+
+        out = func(*tree_map_only(cls, dense, args), **tree_map_only(cls, dense, kwargs or {}))
+        if func._schema.is_mutable and not all(now.equal(mask.dense()) for now, mask in made):
             raise ValueError(IN_PLACE)  # what changes nothing may pass: load_state_dict copies equal masks
         return out
 
@@ -54,6 +59,9 @@ class CausalMask(Tensor):
 
     def numpy(self, *, force: bool = False) -> Any:
         return self.dense().numpy(force=force)
+
+    def share_memory_(self) -> "CausalMask":
+        return self  # there is nothing to share
 
     def tolist(self) -> list:
         return self.dense().tolist()

@@ -53,7 +53,7 @@ class MeanPooling(Readout):
 
     def forward(self, x: Tensor, present: Tensor | None = None) -> Tensor:
         if present is None:
-            return x.mean(dim=1)
+            return x.sum(dim=1) / max(1, x.shape[1])
         counts = present.sum(dim=1, keepdim=True).clamp(min=1)
         return x.masked_fill(~present[..., None], 0.0).sum(dim=1) / counts
 

@@ -29,8 +29,13 @@ def check_halvings(patch_size: int) -> None:
 
 
 def check_beta(beta: float) -> None:
-    if math.isnan(beta):
-        raise ValueError("beta must be a number, got nan; +inf, -inf and 0 are allowed")
+    if not isinstance(beta, int | float) or math.isnan(beta):
+        raise ValueError(f"beta must be a number, got {beta!r}; +inf, -inf and 0 are allowed")
+
+
+def check_rate(name: str, rate: float) -> None:
+    if not isinstance(rate, int | float) or not 0 <= rate < 1:
+        raise ValueError(f"{name} must be a number of at least 0 and below 1, got {rate!r}; 0 turns it off")
 
 
 def check_waves(width: int, multiple: int) -> None:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from clearhead.nn.checks import check_bool
 from clearhead.nn.sizes import check_beta
 
 
@@ -13,6 +14,10 @@ def softargmax(z: Tensor, beta: float = 1.0, dim: int = -1, where: Tensor | None
     Entries that are False in `where` take no part; a row without any True gets zeros.
     """
     check_beta(beta)
+    if z.is_complex() or z.dim() == 0:
+        raise ValueError(f"softargmax needs real numbers in at least one dimension, got {z!r}; choose a dimension")
+    if where is not None:
+        check_bool(where)
     if not z.is_floating_point():
         z = z.to(torch.get_default_dtype())
     if z.shape[dim] == 0:
@@ -20,11 +25,13 @@ def softargmax(z: Tensor, beta: float = 1.0, dim: int = -1, where: Tensor | None
     if beta < 0:
         return softargmax(-z, -beta, dim, where)  # the smallest of z is the largest of -z
 
-    lowest = torch.finfo(z.dtype).min  # stands for -inf, which would make NaN: 0 * -inf, or a row of nothing else
+    # The largest and lowest numbers stand for inf and -inf, which would make NaN: 0 * -inf, inf - inf.
+    lowest, highest = torch.finfo(z.dtype).min, torch.finfo(z.dtype).max
+    z = z.clamp(lowest, highest)
     if where is not None:
         z = z.masked_fill(~where, lowest)  # so that the largest is one that takes part
     largest = z.amax(dim, keepdim=True).detach()  # taking it from all of z changes no share, and so no gradient
-    if beta > torch.finfo(z.dtype).max:  # infinite, for numbers of this dtype
+    if beta > highest:  # infinite, for numbers of this dtype
         nothing = 0 * z.clamp(-1, 1)  # zeros through which gradients of zero flow
         logits = nothing.masked_fill(z < largest, lowest)
     else:
