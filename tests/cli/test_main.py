@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -235,3 +236,26 @@ def test_letters_that_a_terminal_lacks_do_no_harm(monkeypatch):
     monkeypatch.setattr(sys, "stdout", plain)
     assert main(["steps"]) == 0
     assert b"scores = q k?" in plain.buffer.getvalue()
+
+
+@pytest.mark.parametrize("columns", ["0", "20", "60"])
+def test_a_narrow_terminal_loses_no_number(monkeypatch, capsys, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(["shapes", "attention", "--width", "768"]) == 0
+    out = capsys.readouterr().out
+    assert "query.weight" in out
+    assert "589,824" in out
+    assert main(["steps"]) == 0
+
+
+def test_a_negative_beta_needs_no_equals_sign(capsys):
+    assert main(["steps", "--beta", "-inf"]) == 0
+    assert main(["steps", "--beta", "-1e5"]) == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
+def test_a_full_disk_is_one_line():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "clearhead"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "clearhead: No space left on device: output\n"

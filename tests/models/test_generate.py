@@ -163,6 +163,8 @@ def test_generation_leaves_the_model_in_its_stage():
         (lambda m: Sampling(top_p=1.5), "top_p must be above 0 and at most 1, got 1.5"),
         (lambda m: m.generate(prompts()[0], n_tokens=2), r"a prompt must be ids \(batch, length\)"),
         (lambda m: m.generate(prompts(length=0), n_tokens=2), "at least one token"),
+        (lambda m: m.generate(prompts(n=0), n_tokens=2), "for one example"),
+        (lambda m: m.generate(prompts(), n_tokens=2, end=1.5), "end must be an id from 0 to 6, got 1.5"),
         (lambda m: m.generate(prompts(), n_tokens=0), "n_tokens must be at least 1, got 0"),
         (lambda m: m.generate(prompts(), n_tokens=2, end=7), "end must be an id from 0 to 6, got 7"),
     ],

@@ -6,11 +6,14 @@ import sys
 from rich.console import Console, Group, RenderableType
 
 FILE_WIDTH = 120
+NARROWEST = 78
+"""below it a table would lose its numbers; long lines that go on in the next are the lesser evil"""
 
 
 def console() -> Console:
     is_sized = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(width=None if is_sized else FILE_WIDTH, highlight=False, emoji=False, markup=False)
+    width = max(NARROWEST, Console().width) if is_sized else FILE_WIDTH
+    return Console(width=width, highlight=False, emoji=False, markup=False)
 
 
 def show(renderable: RenderableType) -> None:

@@ -164,9 +164,10 @@ def testing_stage(model: nn.Module) -> Iterator[None]:
 
 
 def check_generation(prompt: Tensor, n_tokens: int, n_vocabulary: int, end: int | None) -> None:
-    if prompt.dim() != 2 or prompt.shape[1] < 1:
+    if prompt.dim() != 2 or not prompt.numel():
         raise ValueError(
-            f"a prompt must be ids (batch, length) with at least one token, got shape {tuple(prompt.shape)}; "
+            "a prompt must be ids (batch, length) with at least one token for one example, "
+            f"got shape {tuple(prompt.shape)}; "
             "add a batch of one with prompt[None], and begin with the token that begins every text"
         )
     if not isinstance(n_tokens, int) or n_tokens < 1:
