@@ -35,17 +35,25 @@ COMMANDS = {
         what="self-attention in five steps, with the numbers of each",
         example="clearhead steps --causal",
     ),
+    "lab": Command(
+        home="clearhead.cli.lab",
+        what="claims about attention, each an experiment with a verdict",
+        example="clearhead lab elongated-key --alpha 10",
+    ),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 0; 2 with one line on stderr when the input was wrong; 1 when writing failed; 130 after Ctrl-C."""
+    """The exit code: 0; 130 after Ctrl-C; with one line on stderr, 2 when the input was wrong, 1 when writing failed.
+
+    A command may have a code of its own: lab says 1 when a verdict is not the expected one.
+    """
     if sys.stdout is None:  # closed by the caller
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without kᵀ shows k?
     try:
-        run(list(sys.argv[1:] if argv is None else argv))
+        code = run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except (ValueError, LookupError) as error:
         print("clearhead:", *str(error.args[0] if error.args else error).split(), file=sys.stderr)
@@ -59,21 +67,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"clearhead: {error.strerror or error}: {error.filename or 'output'}", file=sys.stderr)
         return FAILED
+    else:
+        return code
     return 0
 
 
-def run(argv: list[str]) -> None:
+def run(argv: list[str]) -> int:
+    """A command's own exit code, 0 unless it has one."""
     match argv:
         case [] | ["-h" | "--help" | "help", *_]:
             print(welcome())
         case ["-V" | "--version", *_]:
             print(f"clearhead {__version__}")
         case [name, *rest] if name in COMMANDS:
-            import_module(COMMANDS[name].home).run(rest)
+            return import_module(COMMANDS[name].home).run(rest) or 0
         case [name, *_]:
             near = difflib.get_close_matches(name, COMMANDS, n=1)
             hint = f"did you mean {near[0]}?" if near else "see clearhead --help"
             raise LookupError(f"a command is one of {', '.join(COMMANDS)}, got {name!r}; {hint}")
+    return 0
 
 
 def welcome() -> str:

@@ -1,0 +1,88 @@
+"""What a claim is: a sentence about attention, an experiment, and the verdict of its numbers.
+
+A claim's `run` measures and compares; each comparison is a `Check`, and the claim holds if all its checks do.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Verdict = Literal["holds", "refuted"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One measured number beside what the claim says of it."""
+
+    name: str
+    value: float
+    says: str
+    """what the claim says of the number, to be read after it: `= 0.5 to 1e-12`, `at least 0.9`"""
+    ok: bool
+
+
+def equals(name: str, value: float, expected: float, tolerance: float) -> Check:
+    """|value - expected| <= tolerance"""
+    return Check(name, value, f"= {expected:g} to {tolerance:g}", abs(value - expected) <= tolerance)
+
+
+def at_most(name: str, value: float, limit: float) -> Check:
+    return Check(name, value, f"at most {limit:g}", value <= limit)
+
+
+def at_least(name: str, value: float, limit: float) -> Check:
+    return Check(name, value, f"at least {limit:g}", value >= limit)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an experiment found: its checks, and the arrays that its figure is drawn from."""
+
+    checks: tuple[Check, ...]
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert self.checks, "an experiment without a check proves nothing"
+
+    @property
+    def verdict(self) -> Verdict:
+        return "holds" if all(check.ok and not math.isnan(check.value) for check in self.checks) else "refuted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A sentence about attention that is put to the test."""
+
+    slug: str
+    rows: tuple[str, ...]
+    """the rows of the course reports that it answers, such as R4.5"""
+    lesson: str
+    """the chapter that it belongs to, one of LESSONS"""
+    statement: str
+    mistake: str
+    """what a mistaken reader would say instead"""
+    formula: str
+    run: Callable[..., Result]
+    """keyword arguments with defaults only: what a reader may play with, `seed` among them"""
+    try_next: str
+    """a command that is worth a look after this one"""
+    expected: Verdict = "holds"
+    trains: bool = False
+    """needs a training run of up to a minute"""
+    draw: "Callable[[Result], Figure] | None" = None
+
+
+LESSONS = (
+    "Softargmax and its temperature",
+    "Attention and its weights",
+    "Heads",
+    "Positions and order",
+    "What attention can compute",
+    "Blocks: feed-forward, norm, skip connections",
+    "Images and convolutions",
+    "Masks, training and testing",
+)

@@ -1,0 +1,61 @@
+"""All claims by name, and how one is run."""
+
+import difflib
+import inspect
+from collections.abc import Iterable
+
+from clearhead.lab import (
+    columns,
+    elongated_key,
+    equivariance,
+    imitations,
+    masking,
+    moved_key,
+    own_token,
+    saturation,
+    temperature,
+)
+from clearhead.lab.claim import Claim, Result
+
+ALL: tuple[Claim, ...] = (
+    temperature.CLAIM,
+    saturation.CLAIM,
+    columns.CLAIM,
+    moved_key.CLAIM,
+    elongated_key.CLAIM,
+    own_token.CLAIM,
+    equivariance.CLAIM,
+    imitations.RUNNING_LINEAR,
+    imitations.CONVOLUTION,
+    masking.ADDITIVE,
+    masking.HIDDEN_ROW,
+)
+
+CLAIMS: dict[str, Claim] = {claim.slug: claim for claim in ALL}
+
+
+def find(slug: str) -> Claim:
+    if slug not in CLAIMS:
+        raise LookupError(f"a claim is one of {', '.join(CLAIMS)}, got {slug!r}; {nearest(slug, CLAIMS)}")
+    return CLAIMS[slug]
+
+
+def settings(claim: Claim) -> dict[str, inspect.Parameter]:
+    """What a reader may change: the numbers among the arguments of its `run`."""
+    parameters = inspect.signature(claim.run).parameters.values()
+    return {p.name: p for p in parameters if isinstance(p.default, int | float)}
+
+
+def run(slug: str, **changes: object) -> Result:
+    """The experiment of one claim, with its own numbers or with yours: run("elongated-key", alpha=3)."""
+    claim = find(slug)
+    known = inspect.signature(claim.run).parameters
+    for name in changes:
+        if name not in known:
+            raise ValueError(f"{slug} takes {', '.join(known)}, got {name!r}; {nearest(name, known)}")
+    return claim.run(**changes)
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, words, n=1)
+    return f"did you mean {near[0]}?" if near else "choose one of them"

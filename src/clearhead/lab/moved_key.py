@@ -1,0 +1,77 @@
+"""A small random step of one key: how every output moves."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from clearhead.lab.claim import Check, Claim, Result, at_most
+from clearhead.nn.attention import attend_reference
+
+Rule = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
+"""(weights of key a (n,), eps·q (n,), v_a (t,), out (n,t), beta) -> first-order change of the outputs (n,t)"""
+
+
+def first_order(weight: Tensor, step: Tensor, v_a: Tensor, out: Tensor, beta: float) -> Tensor:
+    """beta A_aj (eps·q_j) (v_a - h_j)"""
+    return beta * (weight * step)[:, None] * (v_a - out)
+
+
+def scaled_down(weight: Tensor, step: Tensor, v_a: Tensor, out: Tensor, beta: float) -> Tensor:
+    """The mistake: outputs shrink, whichever way the key moved."""
+    return -beta * (weight * step.abs())[:, None] * out
+
+
+def run(
+    *, seed: int = 0, width: int = 8, n_keys: int = 6, beta: float = 0.5, size: float = 1e-6, rule: Rule = first_order
+) -> Result:
+    random = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(n, width, generator=random, dtype=torch.float64) for n in (5, n_keys, n_keys))
+    eps = torch.randn(width, generator=random, dtype=torch.float64)
+    eps = size * eps / eps.norm()
+    out, weights = attend_reference(q, k, v, beta=beta)
+    moved = k.clone()
+    moved[0] += eps
+    # Central difference: the terms of second order are the same on both sides, and cancel.
+    back = k.clone()
+    back[0] -= eps
+    measured = (attend_reference(q, moved, v, beta=beta)[0] - attend_reference(q, back, v, beta=beta)[0]) / 2
+    predicted = rule(weights[:, 0], q @ eps, v[0], out, beta)
+    error = (measured - predicted).norm() / measured.norm()
+    least = measured.norm(dim=1).min() / measured.norm(dim=1).max()
+    return Result(
+        (
+            at_most("relative error of the first-order formula", error.item(), 1e-5),
+            at_most("outputs that did not move at all", float(least == 0), 0.0),
+            second_order(random, q[0], k, v, beta),
+        )
+    )
+
+
+def second_order(random: torch.Generator, q: Tensor, k: Tensor, v: Tensor, beta: float, s: float = 0.05) -> Check:
+    """Mean change over random steps of variance s², against ½ beta² s² |q|² A(1-2A)(v_a - h)."""
+    out, weights = attend_reference(q[None], k, v, beta=beta)
+    share = weights[0, 0]
+    steps = s * torch.randn(20_000, 1, len(q), generator=random, dtype=torch.float64)
+    total = torch.zeros_like(out)
+    for sign in (1, -1):  # each step and its opposite: the first-order part, a control variate, drops out
+        moved = k.repeat(len(steps), 1, 1)
+        moved[:, 0] += sign * steps[:, 0]
+        queries = q.expand(len(steps), 1, -1)
+        total += attend_reference(queries, moved, v.expand(len(steps), -1, -1), beta=beta)[0].mean(0) / 2
+    predicted = 0.5 * beta**2 * s**2 * q.square().sum() * share * (1 - 2 * share) * (v[0] - out)
+    scale = 0.5 * beta**2 * s**2 * q.square().sum() * share * (v[0] - out)
+    error = (total - out - predicted).norm() / scale.norm()
+    return at_most("relative error of the second-order mean", error.item(), 0.02)
+
+
+CLAIM = Claim(
+    slug="moved-key",
+    rows=("R4.4",),
+    lesson="Attention and its weights",
+    statement="A small random step of key a moves every output to or from v_a; to first order, zero on average.",
+    mistake="The outputs are scaled down.",
+    formula="dh_j = beta A_aj (eps·q_j)(v_a - h_j);  E[dh_j] = ½ beta² s² |q_j|² A_a (1 - 2 A_a)(v_a - h_j)",
+    run=run,
+    try_next="clearhead lab moved-key --size 0.1",
+)

@@ -1,0 +1,74 @@
+import pytest
+import torch
+
+from clearhead import lab
+from clearhead.lab import columns, elongated_key, moved_key, saturation, temperature
+from clearhead.lab.claim import LESSONS
+from clearhead.lab.claims import ALL, CLAIMS, find, settings
+from clearhead.nn.positions import SinusoidalPositions
+
+MISTAKES = {
+    "temperature": {"rule": temperature.softargmin},
+    "saturation": {"scale": saturation.unscaled},
+    "columns": {"keys_first": False},
+    "moved-key": {"rule": moved_key.scaled_down},
+    "elongated-key": {"rule": elongated_key.divided_by_alpha},
+    "equivariance": {"positions": SinusoidalPositions()},
+    "running-linear": {"beta": 0.0},
+    "convolution": {"beta": 0.5},
+    "additive-mask": {"low": -10.0},
+    "hidden-row": {"low": -1.0},
+}
+"""the false statement of each claim that holds, as its own experiment takes it"""
+
+
+@pytest.mark.parametrize("slug", CLAIMS)
+def test_the_verdict_is_the_expected_one_over_seeds_and_widths(slug):
+    claim, widths = CLAIMS[slug], (8, 16, 32)
+    for seed in range(20):
+        changes = {"seed": seed}
+        if "width" in settings(claim):
+            changes["width"] = widths[seed % 3] if slug not in ("saturation", "columns") else 64 * (1 + seed % 3)
+        result = lab.run(slug, **changes)
+        assert result.verdict == claim.expected, (changes, result.checks)
+
+
+@pytest.mark.parametrize("slug", [claim.slug for claim in ALL if claim.expected == "holds"])
+def test_the_mistake_is_refuted(slug):
+    assert lab.run(slug, **MISTAKES[slug]).verdict == "refuted"
+
+
+def test_what_is_refuted_could_have_held():
+    assert lab.run("own-token", same_projection=True).verdict == "holds"
+
+
+def test_the_wrong_columns_are_as_wide_as_the_model():
+    assert [check.value for check in columns.run(keys_first=False).checks[:2]] == [768, 768]
+
+
+def test_a_number_that_is_none_proves_nothing():
+    assert lab.run("elongated-key", beta=float("inf")).verdict == "refuted"
+
+
+@pytest.mark.parametrize("claim", ALL, ids=lambda claim: claim.slug)
+def test_every_claim_can_be_read_and_played_with(claim):
+    assert claim.lesson in LESSONS
+    assert claim.rows
+    assert "seed" in settings(claim)
+    for text in (claim.statement, claim.mistake, claim.formula):
+        assert text
+    assert claim.try_next.startswith("clearhead ")
+
+
+def test_an_experiment_leaves_the_same_numbers_for_the_same_seed():
+    torch.manual_seed(1)
+    first = lab.run("moved-key", seed=3)
+    torch.manual_seed(2)
+    assert lab.run("moved-key", seed=3) == first
+
+
+def test_unknown_names_are_answered_with_the_nearest():
+    with pytest.raises(LookupError, match=r"got 'elongated'; did you mean elongated-key\?"):
+        find("elongated")
+    with pytest.raises(ValueError, match=r"elongated-key takes seed, .* got 'alhpa'; did you mean alpha\?"):
+        lab.run("elongated-key", alhpa=3)
