@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from clearhead import lab
-from clearhead.lab import columns, elongated_key, moved_key, saturation, temperature
+from clearhead.lab import columns, elongated_key, moved_key, saturation, temperature, torch_weights
 from clearhead.lab.claim import LESSONS
 from clearhead.lab.claims import ALL, CLAIMS, find, settings
 from clearhead.nn.positions import SinusoidalPositions
@@ -18,6 +18,16 @@ MISTAKES = {
     "convolution": {"beta": 0.5},
     "additive-mask": {"low": -10.0},
     "hidden-row": {"low": -1.0},
+    "hard-and-soft": {"beta": 1.0},
+    "permutation": {"beta": 1.0},
+    "torch-weights": {"read": torch_weights.rows},
+    "head-outputs": {"mix_weights": True},
+    "graph": {"mask_edges": False},
+    "feed-forward": {"swap": True},
+    "skip-connections": {"has_skip": False},
+    "patches": {"stride": 2},
+    "reach": {"depth": 2},
+    "stages": {"testing": False},
 }
 """the false statement of each claim that holds, as its own experiment takes it"""
 

@@ -91,8 +91,8 @@ def table(found: Sequence[tuple["Claim", "Result"]]) -> str:
             *lines[1:],
             "",
             f"{as_expected} of {len(found)} verdicts are as expected.",
-            f"clearhead lab {found[0][0].slug} shows one in depth;",
-            f"clearhead lab {found[0][0].slug} --help what you may change in it.",
+            f"One in depth:              clearhead lab {found[0][0].slug}",
+            f"What you may change in it: clearhead lab {found[0][0].slug} --help",
         ]
     )
 

@@ -5,30 +5,47 @@ import inspect
 from collections.abc import Iterable
 
 from clearhead.lab import (
+    choices,
     columns,
+    depth,
     elongated_key,
     equivariance,
+    head_outputs,
     imitations,
     masking,
     moved_key,
     own_token,
+    pieces,
+    reach,
     saturation,
+    stages,
     temperature,
+    torch_weights,
 )
 from clearhead.lab.claim import Claim, Result
 
 ALL: tuple[Claim, ...] = (
     temperature.CLAIM,
+    choices.HARD_AND_SOFT,
     saturation.CLAIM,
     columns.CLAIM,
     moved_key.CLAIM,
     elongated_key.CLAIM,
     own_token.CLAIM,
+    torch_weights.CLAIM,
+    head_outputs.CLAIM,
     equivariance.CLAIM,
+    choices.PERMUTATION,
     imitations.RUNNING_LINEAR,
     imitations.CONVOLUTION,
+    pieces.GRAPH,
+    pieces.FEEDFORWARD,
+    depth.CLAIM,
+    pieces.PATCHES,
+    reach.CLAIM,
     masking.ADDITIVE,
     masking.HIDDEN_ROW,
+    stages.CLAIM,
 )
 
 CLAIMS: dict[str, Claim] = {claim.slug: claim for claim in ALL}
