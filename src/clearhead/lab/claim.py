@@ -4,12 +4,9 @@ A claim's `run` measures and compares; each comparison is a `Check`, and the cla
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 Verdict = Literal["holds", "refuted"]
 
@@ -40,10 +37,9 @@ def at_least(name: str, value: float, limit: float) -> Check:
 
 @dataclass(frozen=True)
 class Result:
-    """What an experiment found: its checks, and the arrays that its figure is drawn from."""
+    """What an experiment found."""
 
     checks: tuple[Check, ...]
-    data: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert self.checks, "an experiment without a check proves nothing"
@@ -71,9 +67,6 @@ class Claim:
     try_next: str
     """a command that is worth a look after this one"""
     expected: Verdict = "holds"
-    trains: bool = False
-    """needs a training run of up to a minute"""
-    draw: "Callable[[Result], Figure] | None" = None
 
 
 LESSONS = (
