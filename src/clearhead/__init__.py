@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from clearhead import lab as lab
     from clearhead.models.language import LanguageModel as LanguageModel
     from clearhead.models.predictor import SequencePredictor as SequencePredictor
     from clearhead.models.seq2seq import Seq2Seq as Seq2Seq
@@ -31,6 +32,7 @@ _HOMES = {
     "Seq2Seq": "clearhead.models.seq2seq",
     "LanguageModel": "clearhead.models.language",
     "shapes": "clearhead.models.shapes",
+    "lab": "clearhead.lab",
 }
 
 __all__ = list(_HOMES)
@@ -40,7 +42,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"clearhead has no {name!r}; it has {', '.join(_HOMES)}")
     home = import_module(_HOMES[name])
-    return home if name == "masks" else getattr(home, name)
+    return home if name in ("masks", "lab") else getattr(home, name)
 
 
 def __dir__() -> list[str]:

@@ -23,6 +23,7 @@ PUBLIC = {
     "Seq2Seq",
     "LanguageModel",
     "shapes",
+    "lab",
 }
 
 
@@ -33,9 +34,10 @@ def run(code):
 def test_the_public_names_are_there():
     assert set(clearhead.__all__) == PUBLIC
     assert set(dir(clearhead)) >= PUBLIC
-    for name in PUBLIC - {"masks"}:
+    for name in PUBLIC - {"masks", "lab"}:
         assert callable(getattr(clearhead, name))
     assert clearhead.masks.causal(3).shape == (3, 3)
+    assert clearhead.lab.run("elongated-key", alpha=3).verdict == "holds"
 
 
 def test_an_unknown_name_is_answered_with_what_there_is():

@@ -77,6 +77,13 @@ def test_an_experiment_leaves_the_same_numbers_for_the_same_seed():
     assert lab.run("moved-key", seed=3) == first
 
 
+@pytest.mark.parametrize("slug", CLAIMS)
+def test_an_experiment_leaves_the_random_state_alone(slug):
+    before = torch.get_rng_state()
+    lab.run(slug)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_unknown_names_are_answered_with_the_nearest():
     with pytest.raises(LookupError, match=r"got 'elongated'; did you mean elongated-key\?"):
         find("elongated")

@@ -4,6 +4,8 @@ import difflib
 import inspect
 from collections.abc import Iterable
 
+import torch
+
 from clearhead.lab import (
     choices,
     columns,
@@ -70,7 +72,8 @@ def run(slug: str, **changes: object) -> Result:
     for name in changes:
         if name not in known:
             raise ValueError(f"{slug} takes {', '.join(known)}, got {name!r}; {nearest(name, known)}")
-    return claim.run(**changes)
+    with torch.random.fork_rng(devices=[]):  # an experiment may seed torch; the caller's random state stays
+        return claim.run(**changes)
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
