@@ -1,6 +1,8 @@
 # make demo    train a tiny transformer and look at its attention
 # make test    the whole test suite
 # make check   what a contributor runs before a commit: format, lint, types, layers, tests
+# make docs    docs/lab.md anew, from what the lab finds
+# make soak    the long tests: minutes to hours
 # make bench   speed beside timm, vit-pytorch, Hugging Face and torch.nn
 # Each makes the virtual environment .venv by itself; PYTHON=python3.12 make test chooses another interpreter.
 
@@ -9,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check lint format bench clean
+.PHONY: demo test check lint format bench docs soak clean
 
 demo: $(VENV)/package
 	$(BIN)/python examples/reverse.py
@@ -31,6 +33,12 @@ format: $(VENV)/dev
 
 bench: $(VENV)/bench
 	$(BIN)/python benchmarks/step.py
+
+docs: $(VENV)/package
+	$(BIN)/clearhead lab --all --page docs/lab.md
+
+soak: $(VENV)/dev
+	$(BIN)/pytest -m soak
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

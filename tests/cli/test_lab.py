@@ -2,8 +2,11 @@ import json
 
 import pytest
 
+from clearhead import lab
 from clearhead.cli.main import main
+from clearhead.lab.claim import Result, equals
 from clearhead.lab.claims import CLAIMS
+from clearhead.lab.figures.gallery import FIGURES
 
 
 def test_the_table_names_every_claim_and_what_to_do_next(capsys):
@@ -20,19 +23,63 @@ def test_json_has_the_promised_keys(capsys):
     assert [row["id"] for row in rows] == list(CLAIMS)
     for row in rows:
         assert set(row) == {"id", "rows", "claim", "expected", "verdict", "numbers"}
-        assert row["verdict"] == row["expected"]
-        assert row["numbers"]
+        if CLAIMS[row["id"]].trains:
+            assert (row["verdict"], row["numbers"]) == ("not run", [])
+        else:
+            assert row["verdict"] == row["expected"]
+            assert row["numbers"]
 
 
-@pytest.mark.parametrize("slug", CLAIMS)
-def test_one_claim_in_depth(capsys, slug):
+def test_training_claims_are_not_run_unless_asked_for(capsys, monkeypatch):
+    asked = []
+
+    def instead(slug):
+        asked.append(slug)
+        return Result((equals("one", 1, 1, 0),)) if CLAIMS[slug].expected == "holds" else lab.run(slug)
+
+    monkeypatch.setattr("clearhead.lab.claims.run", instead)
+    assert main(["lab"]) == 0
+    assert "positions          not run" in capsys.readouterr().out
+    assert asked == [slug for slug in CLAIMS if not CLAIMS[slug].trains]
+    asked.clear()
+    assert main(["lab", "--all"]) == 0
+    assert "not run" not in capsys.readouterr().out
+    assert asked == list(CLAIMS)
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("slug", [slug for slug in CLAIMS if not CLAIMS[slug].trains])
+def test_one_claim_in_depth(capsys, elsewhere, slug):
     assert main(["lab", slug]) == 0
     out = capsys.readouterr().out
     assert f"expected: {CLAIMS[slug].expected}" in out
     assert "The mistake:" in out
+    figure = elsewhere / "figures" / f"{slug}.png"
+    assert figure.exists() == (slug in FIGURES) == (f"Figure:  figures/{slug}.png" in out)
 
 
-def test_a_reader_may_play_and_an_unexpected_verdict_exits_1(capsys):
+def test_a_training_claim_in_depth_takes_fewer_steps_when_asked_to(capsys, elsewhere):
+    assert main(["lab", "several-heads", "--steps", "2", "--no-figure"]) == 1
+    assert "Verdict: refuted (expected: holds)" in capsys.readouterr().out
+
+
+def test_a_figure_goes_where_it_is_asked_to(capsys, elsewhere):
+    assert main(["lab", "temperature", "--figure", "a/b.svg"]) == 0
+    assert (elsewhere / "a" / "b.svg").read_text().startswith("<?xml")
+    assert main(["lab", "temperature", "--json"]) == 0
+    assert main(["lab", "temperature", "--no-figure"]) == 0
+    assert not (elsewhere / "figures").exists()
+    assert main(["lab", "temperature", "--figure", "b.gif"]) == 2
+    assert main(["lab", "columns", "--figure", "b.png"]) == 2
+    assert "a claim with a figure, got columns" in capsys.readouterr().err
+
+
+def test_a_reader_may_play_and_an_unexpected_verdict_exits_1(capsys, elsewhere):
     assert main(["lab", "elongated-key", "--alpha", "10", "--seed", "4"]) == 0
     assert main(["lab", "additive-mask", "--low", "-10"]) == 1
     assert "Verdict: refuted (expected: holds)" in capsys.readouterr().out

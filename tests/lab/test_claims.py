@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from clearhead import lab
-from clearhead.lab import columns, elongated_key, moved_key, saturation, temperature, torch_weights
+from clearhead.lab import columns, elongated_key, moved_key, places, saturation, temperature, torch_weights
 from clearhead.lab.claim import LESSONS
 from clearhead.lab.claims import ALL, CLAIMS, find, settings
 from clearhead.nn.positions import SinusoidalPositions
@@ -28,24 +28,69 @@ MISTAKES = {
     "patches": {"stride": 2},
     "reach": {"depth": 2},
     "stages": {"testing": False},
+    "attention-map": {"other_keys": True},
+    "cross-attention": {"encoder_queries": True},
+    "multi-head": {"from_left": False},
+    "heads-as-groups": {"one_kernel": True},
+    "several-heads": {"n_heads": 1},
+    "learned-positions": {"rule": places.place_only},
+    "positions": {"placed": False},
+    "layer-norm": {"batch_norm": True},
+    "pre-norm": {"post": True},
+    "class-token": {"mean": True},
+    "any-size": {"learned": True},
+    "parallel": {"recurrent": True},
+    "rotation": {"turn": True},
 }
 """the false statement of each claim that holds, as its own experiment takes it"""
 
 
-@pytest.mark.parametrize("slug", CLAIMS)
-def test_the_verdict_is_the_expected_one_over_seeds_and_widths(slug):
-    claim, widths = CLAIMS[slug], (8, 16, 32)
-    for seed in range(20):
+FAST = [claim.slug for claim in ALL if not claim.trains]
+TRAINING = [claim.slug for claim in ALL if claim.trains]
+WIDTHS = {"saturation": (64, 128, 192), "columns": (64, 128, 192), **dict.fromkeys(TRAINING, (32, 48, 64))}
+
+
+def check_verdicts(slug, seeds):
+    claim = CLAIMS[slug]
+    for seed in seeds:
         changes = {"seed": seed}
         if "width" in settings(claim):
-            changes["width"] = widths[seed % 3] if slug not in ("saturation", "columns") else 64 * (1 + seed % 3)
+            changes["width"] = WIDTHS.get(slug, (8, 16, 32))[seed % 3]
         result = lab.run(slug, **changes)
         assert result.verdict == claim.expected, (changes, result.checks)
 
 
-@pytest.mark.parametrize("slug", [claim.slug for claim in ALL if claim.expected == "holds"])
+@pytest.mark.parametrize("slug", FAST)
+def test_the_verdict_is_the_expected_one_over_seeds_and_widths(slug):
+    check_verdicts(slug, range(20))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slug", TRAINING)
+def test_the_verdict_of_a_training_run_is_the_expected_one(slug):
+    check_verdicts(slug, (0,))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("slug", TRAINING)
+def test_the_verdict_of_a_training_run_is_the_expected_one_over_seeds_and_widths(slug):
+    check_verdicts(slug, range(20))
+
+
+def test_claims_stand_in_the_order_of_the_lessons():
+    assert [claim.lesson for claim in ALL] == sorted((claim.lesson for claim in ALL), key=LESSONS.index)
+
+
+@pytest.mark.parametrize("slug", [slug for slug in FAST if CLAIMS[slug].expected == "holds"])
 def test_the_mistake_is_refuted(slug):
     assert lab.run(slug, **MISTAKES[slug]).verdict == "refuted"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("slug", "fails"), [("positions", {0}), ("several-heads", {0, 1})])
+def test_the_mistake_of_a_training_run_is_refuted_by_the_number_it_is_about(slug, fails):
+    checks = lab.run(slug, **MISTAKES[slug]).checks
+    assert {i for i, check in enumerate(checks) if not check.ok} == fails
 
 
 def test_what_is_refuted_could_have_held():
@@ -80,7 +125,7 @@ def test_an_experiment_leaves_the_same_numbers_for_the_same_seed():
 @pytest.mark.parametrize("slug", CLAIMS)
 def test_an_experiment_leaves_the_random_state_alone(slug):
     before = torch.get_rng_state()
-    lab.run(slug)
+    lab.run(slug, **({"steps": 2} if CLAIMS[slug].trains else {}))
     assert torch.equal(torch.get_rng_state(), before)
 
 

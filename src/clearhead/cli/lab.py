@@ -1,46 +1,95 @@
-"""`clearhead lab`: all claims in a table, or one in depth, with the reader's own numbers."""
+"""`clearhead lab`: all claims in a table, or one in depth with the reader's own numbers and a figure."""
 
 import json
 import math
+import sys
+from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
+from textwrap import fill, wrap
 from typing import TYPE_CHECKING, Any
 
 from clearhead.cli.parser import Parser
 
 if TYPE_CHECKING:
     from clearhead.lab.claim import Claim, Result
+    from clearhead.lab.page import Finding
 
 ABOUT = """\
 Each claim about attention is an experiment: it holds or it is refuted, and you
-see by which numbers."""
+see by which numbers. clearhead lab SLUG shows one in depth."""
 
 UNEXPECTED = 1
 
 
 def run(argv: Sequence[str]) -> int:
     """The exit code: 1 when a verdict is not the expected one."""
-    from clearhead.lab.claims import ALL, find
-    from clearhead.lab.claims import run as run_claim
+    if argv and not argv[0].startswith("-"):
+        return run_one(argv[0], argv[1:])
+    return run_all(argv)
 
-    slug, rest = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (None, argv)
-    if slug is None:
-        options = Parser("clearhead lab", ABOUT)
-        options.add_argument("--json", action="store_true", help="everything, for programs")
-        args = options.parse(rest)
-        found = [(claim, run_claim(claim.slug)) for claim in ALL]
-    else:
-        claim = find(slug)
-        options = Parser(f"clearhead lab {slug}", claim.statement)
-        options.add_argument("--json", action="store_true", help="everything, for programs")
-        add_settings(options, claim)
-        args = options.parse(rest)
-        changes = {name: value for name, value in vars(args).items() if name != "json"}
-        found = [(claim, run_claim(slug, **changes))]
+
+def run_all(argv: Sequence[str]) -> int:
+    from clearhead.lab.claims import ALL
+    from clearhead.lab.claims import run as run_claim
+    from clearhead.lab.page import Finding, write_page
+
+    options = Parser("clearhead lab", ABOUT)
+    options.add_argument("--all", action="store_true", help="run the claims that train a model, too (a minute)")
+    options.add_argument("--json", action="store_true", help="everything, for programs")
+    options.add_argument("--page", type=Path, metavar="FILE.md", help="write a hand-out with figures beside it")
+    args = options.parse(argv)
+    found = []
+    for claim in ALL:
+        if claim.trains and args.all:
+            print(f"{claim.slug} trains a model ...", file=sys.stderr)
+        found.append(Finding(claim, run_claim(claim.slug) if args.all or not claim.trains else None))
+    if args.page:
+        write_page(args.page, found)
     if args.json:
-        print(json.dumps([as_dict(claim, result) for claim, result in found], indent=2))
+        print(json.dumps([as_dict(finding) for finding in found], indent=2))
     else:
-        print(one(*found[0]) if slug else table(found))
-    return UNEXPECTED if any(result.verdict != claim.expected for claim, result in found) else 0
+        print(table(found))
+        if args.page:
+            print(f"Hand-out:                  {args.page}")
+    return exit_code(found)
+
+
+def run_one(slug: str, argv: Sequence[str]) -> int:
+    from clearhead.lab.claims import find, settings
+    from clearhead.lab.claims import run as run_claim
+    from clearhead.lab.page import Finding
+
+    claim = find(slug)
+    options = Parser(f"clearhead lab {slug}", claim.statement)
+    options.add_argument("--json", action="store_true", help="everything, for programs")
+    options.add_argument(
+        "--figure", type=Path, metavar="FILE", help="where the figure goes: .png, .svg or .pdf (now figures/SLUG.png)"
+    )
+    options.add_argument("--no-figure", action="store_true", help="numbers only")
+    add_settings(options, claim)
+    args = options.parse(argv)
+    changes = {name: getattr(args, name) for name in settings(claim)}
+    finding = Finding(claim, run_claim(slug, **changes))
+    drawn = draw(claim, args, changes)
+    if args.json:
+        print(json.dumps([as_dict(finding)], indent=2))
+    else:
+        print(one(finding, drawn))
+    return exit_code([finding])
+
+
+def draw(claim: "Claim", args: Namespace, changes: dict[str, object]) -> Path | None:
+    """The figure's file; without --figure only where a person reads the answer."""
+    from clearhead.lab.figures.gallery import FIGURES, draw_claim, save
+
+    if claim.slug not in FIGURES:
+        if args.figure:
+            raise ValueError(f"--figure needs a claim with a figure, got {claim.slug}; try {', '.join(FIGURES)}")
+        return None
+    if args.no_figure or (args.json and not args.figure):
+        return None
+    return save(draw_claim(claim.slug, changes), args.figure or Path("figures", f"{claim.slug}.png"))
 
 
 def add_settings(options: Parser, claim: "Claim") -> None:
@@ -59,52 +108,60 @@ def yes_or_no(text: str) -> bool:
     return text.lower() == "true"
 
 
-def as_dict(claim: "Claim", result: "Result") -> dict[str, Any]:
+def exit_code(found: Sequence["Finding"]) -> int:
+    return 0 if all(finding.is_expected for finding in found) else UNEXPECTED
+
+
+def as_dict(finding: "Finding") -> dict[str, Any]:
+    claim = finding.claim
     return {
         "id": claim.slug,
         "rows": list(claim.rows),
         "claim": claim.statement,
         "expected": claim.expected,
-        "verdict": result.verdict,
+        "verdict": finding.verdict,
         "numbers": [
             {"name": c.name, "value": c.value if math.isfinite(c.value) else str(c.value), "says": c.says, "ok": c.ok}
-            for c in result.checks
+            for c in finding.checks
         ],
     }
 
 
-def table(found: Sequence[tuple["Claim", "Result"]]) -> str:
-    from textwrap import wrap
-
-    size = max(len(claim.slug) for claim, _ in found)
-    lines, lesson = [], ""
-    for claim, result in sorted(found, key=lambda pair: lessons().index(pair[0].lesson)):
+def table(found: Sequence["Finding"]) -> str:
+    size = max(len(finding.claim.slug) for finding in found)
+    lines: list[str] = []
+    lesson = ""
+    for finding in found:
+        claim = finding.claim
         if claim.lesson != lesson:
             lesson = claim.lesson
             lines += ["", lesson]
-        first, *others = wrap(claim.statement, 78 - size - 13)
-        mark = "" if result.verdict == claim.expected else f"  (expected: {claim.expected})"
-        lines.append(f"  {claim.slug:{size}}  {result.verdict:7}  {first}{mark}")
+        mark = "" if finding.is_expected else f" (expected: {claim.expected})"
+        first, *others = wrap(claim.statement + mark, 78 - size - 13)
+        lines.append(f"  {claim.slug:{size}}  {finding.verdict:7}  {first}")
         lines += [" " * (size + 13) + line for line in others]
-    as_expected = sum(result.verdict == claim.expected for claim, result in found)
-    return "\n".join(
-        [
-            *lines[1:],
-            "",
-            f"{as_expected} of {len(found)} verdicts are as expected.",
-            f"One in depth:              clearhead lab {found[0][0].slug}",
-            f"What you may change in it: clearhead lab {found[0][0].slug} --help",
-        ]
-    )
+    return "\n".join([*lines[1:], "", *summary(found)])
 
 
-def one(claim: "Claim", result: "Result") -> str:
-    from textwrap import fill
+def summary(found: Sequence["Finding"]) -> list[str]:
+    ran = [finding for finding in found if finding.result]
+    waiting = [finding.claim.slug for finding in found if not finding.result]
+    first = found[0].claim.slug
+    return [
+        f"{sum(finding.is_expected for finding in ran)} of {len(ran)} verdicts are as expected.",
+        *([f"{len(waiting)} that train a model:    clearhead lab --all"] if waiting else []),
+        f"One in depth, with figure: clearhead lab {first}",
+        f"What you may change in it: clearhead lab {first} --help",
+        "For programs, as hand-out: clearhead lab --help",
+    ]
 
-    size = max(len(check.name) for check in result.checks)
+
+def one(finding: "Finding", figure: Path | None) -> str:
+    claim = finding.claim
+    size = max(len(check.name) for check in finding.checks)
     numbers = [
         f"  {'yes' if check.ok else 'no ':3}  {check.name:{size}}  {check.value:.6g}  ({check.says})"
-        for check in result.checks
+        for check in finding.checks
     ]
     return "\n".join(
         [
@@ -113,17 +170,13 @@ def one(claim: "Claim", result: "Result") -> str:
             fill(claim.statement, 78),
             fill(f"The mistake: {claim.mistake}", 78),
             "",
-            f"  {claim.formula}",
+            *wrap(claim.formula, 76, initial_indent="  ", subsequent_indent="  "),
             "",
             *numbers,
             "",
-            f"Verdict: {result.verdict} (expected: {claim.expected}).",
-            f"Try: {claim.try_next}",
+            f"Verdict: {finding.verdict} (expected: {claim.expected}).",
+            *([f"Figure:  {figure}"] if figure else []),
+            f"Try:     {claim.try_next}",
+            f"Change:  clearhead lab {claim.slug} --help",
         ]
     )
-
-
-def lessons() -> tuple[str, ...]:
-    from clearhead.lab.claim import LESSONS
-
-    return LESSONS

@@ -35,6 +35,10 @@ def at_least(name: str, value: float, limit: float) -> Check:
     return Check(name, value, f"at least {limit:g}", value >= limit)
 
 
+def within(name: str, value: float, low: float, high: float) -> Check:
+    return Check(name, value, f"from {low:g} to {high:g}", low <= value <= high)
+
+
 @dataclass(frozen=True)
 class Result:
     """What an experiment found."""
@@ -67,6 +71,8 @@ class Claim:
     try_next: str
     """a command that is worth a look after this one"""
     expected: Verdict = "holds"
+    trains: bool = False
+    """it needs a training run of up to a minute, so `clearhead lab` runs it only when asked to"""
 
 
 LESSONS = (

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from clearhead.nn.attention import MultiHeadAttention, attend_fused
 from clearhead.nn.feedforward import FeedForward
+from clearhead.nn.patches import PatchTokens
 from clearhead.nn.softargmax import softargmax
 
 SHARP = 50.0
@@ -141,6 +142,11 @@ class Pointwise(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(x)
+
+
+def patches_as_convolution(tokens: PatchTokens) -> nn.Conv2d:
+    """Cut and projected patches as one convolution whose stride is its kernel's size. (B,C,h,w) -> (B,E,rows,columns)"""
+    return tokens.as_convolution()
 
 
 def soft_attention_as_linear(n_keys: int) -> Tensor:

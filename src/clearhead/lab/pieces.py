@@ -3,7 +3,7 @@
 import torch
 
 from clearhead.lab.claim import Claim, Result, at_least, at_most
-from clearhead.lab.constructions import feedforward_as_convolutions, message_passing
+from clearhead.lab.constructions import feedforward_as_convolutions, message_passing, patches_as_convolution
 from clearhead.nn.attention import attend_reference
 from clearhead.nn.feedforward import FeedForward
 from clearhead.nn.patches import PatchTokens
@@ -23,7 +23,7 @@ def run_patches(*, seed: int = 0, width: int = 8, patch: int = 4, side: int = 3,
     """stride is the patch size unless given."""
     torch.manual_seed(seed)
     tokens, images = PatchTokens(3, width, patch).double(), torch.randn(2, 3, side * patch, side * patch).double()
-    conv = tokens.as_convolution()
+    conv = patches_as_convolution(tokens)
     conv.stride = (stride or patch, stride or patch)
     with torch.no_grad():
         convolved = conv(images).flatten(2).mT

@@ -1,0 +1,144 @@
+"""What is said of transformers against convolutional networks: any size, in parallel, turned images."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clearhead.lab.claim import Claim, Result, at_least, at_most, equals
+from clearhead.lab.reach import AlongTheLine
+from clearhead.nn.attention import MultiHeadAttention
+from clearhead.nn.positions import LearnedPositions, Positions, SinusoidalPositions
+
+LENGTHS = (5, 8, 13, 40)
+
+
+def run(*, seed: int = 0, width: int = 8, context: int = 8, learned: bool = False) -> Result:
+    """learned asks of a learned table of `context` rows what holds of waves."""
+    torch.manual_seed(seed)
+    attention, convolution = MultiHeadAttention(width, 2), AlongTheLine(width, kernel=3, depth=2)
+    table = LearnedPositions(context, width)
+
+    def answered(layer: Callable[[Tensor], Tensor]) -> int:
+        """How many of the lengths it takes."""
+        count = 0
+        for length in LENGTHS:
+            try:
+                count += layer(torch.randn(1, length, width)).shape == (1, length, width)
+            except ValueError:  # the table has no row for the place
+                continue
+        return count
+
+    def placed(where: Positions) -> Callable[[Tensor], Tensor]:
+        return lambda x: attention(where(x))
+
+    with torch.no_grad():
+        return Result(
+            (
+                equals("of 4 lengths, a convolution takes", answered(convolution), 4, 0),
+                equals(
+                    "attention with waves takes", answered(placed(table if learned else SinusoidalPositions())), 4, 0
+                ),
+                equals(
+                    f"attention with a learned table of {context} rows takes",
+                    answered(placed(table)),
+                    sum(length <= context for length in LENGTHS),
+                    0,
+                ),
+                at_most("lengths that such a table takes", answered(placed(table)), 3),
+            )
+        )
+
+
+def run_parallel(*, seed: int = 0, width: int = 8, n_tokens: int = 9, recurrent: bool = False) -> Result:
+    """recurrent asks of a recurrent net what holds of attention."""
+    torch.manual_seed(seed)
+    x = torch.randn(1, n_tokens, width, dtype=torch.float64)
+    attention, convolution = MultiHeadAttention(width, 2).double(), AlongTheLine(width, 3, 1).double()
+    upper = MultiHeadAttention(width, 2).double()
+    chain = nn.GRU(width, width, batch_first=True).double()
+
+    def attend_one(i: int) -> Tensor:
+        """Place i by itself, from the layer's input alone: no other place's answer is needed."""
+        return chain(x[:, i : i + 1])[0] if recurrent else attention(x[:, i : i + 1], x)
+
+    def convolve_one(i: int) -> Tensor:
+        return convolution(F.pad(x, (0, 0, 1, 1))[:, i : i + 3])[:, 1:2]
+
+    with torch.no_grad():
+        whole = chain(x)[0] if recurrent else attention(x)
+        alone = torch.cat([attend_one(i) for i in range(n_tokens)], dim=1)
+        windows = torch.cat([convolve_one(i) for i in range(n_tokens)], dim=1)
+        second = upper(attention(x)) - upper(x)
+        return Result(
+            (
+                at_most("attention, each place by itself: difference", (alone - whole).abs().max().item(), 1e-12),
+                at_most("convolution, the same", (windows - convolution(x)).abs().max().item(), 1e-12),
+                at_least("a second layer without the first: difference", second.abs().max().item(), 1e-3),
+            )
+        )
+
+
+def run_rotation(*, seed: int = 0, width: int = 4, side: int = 8, turn: bool = False) -> Result:
+    """turn asks of quarter turns what holds of shifts."""
+    torch.manual_seed(seed)
+    images = torch.randn(1, width, side, side, dtype=torch.float64)
+    layer = nn.Conv2d(width, width, 3, padding=1, padding_mode="circular").double()
+
+    def shifted(x: Tensor) -> Tensor:
+        return x.roll((2, 3), dims=(2, 3))
+
+    def turned(x: Tensor) -> Tensor:
+        return x.rot90(dims=(2, 3))
+
+    def change(move: Callable[[Tensor], Tensor]) -> tuple[float, float]:
+        """Of the layer: how far the moved image's answer is from the moved answer; of a pooled answer: how far it moves."""
+        with torch.no_grad():
+            before, after = layer(images), layer(move(images))
+            pooled = after.relu().mean((2, 3)) - before.relu().mean((2, 3))
+            return (after - move(before)).abs().max().item(), pooled.abs().max().item()
+
+    move, pooled = change(turned if turn else shifted)
+    return Result(
+        (
+            at_most("shifted image: difference from the shifted answer", move, 1e-12),
+            at_most("the pooled answer moves by", pooled, 1e-12),
+            at_least("turned image: difference from the turned answer", change(turned)[0], 1e-2),
+            at_least("turned image: the pooled answer moves by", change(turned)[1], 1e-4),
+        )
+    )
+
+
+ANY_SIZE = Claim(
+    slug="any-size",
+    rows=("R1.7",),
+    lesson="Images and convolutions",
+    statement="Attention and convolution both take any size; a learned position table is what does not.",
+    mistake="A transformer takes any size, a CNN needs a fixed one.",
+    formula="neither W_Q, W_K, W_V nor a kernel has a size that depends on the length; a table (context, width) has",
+    run=run,
+    try_next="clearhead lab any-size --context 20",
+)
+
+PARALLEL = Claim(
+    slug="parallel",
+    rows=("R1.7",),
+    lesson="Images and convolutions",
+    statement="Both attention and convolution are parallel over places and sequential over layers.",
+    mistake="CNNs are sequential and transformers parallel.",
+    formula="h_i^(l+1) = f(h^(l), i):  needs the whole layer below, and no other place of its own",
+    run=run_parallel,
+    try_next="clearhead lab parallel --recurrent true",
+)
+
+ROTATION = Claim(
+    slug="rotation",
+    rows=("R0.10",),
+    lesson="Images and convolutions",
+    statement="A convolution follows a shift of the image; it does not follow a turn, and pooling does not help.",
+    mistake="CNNs are invariant to rotation.",
+    formula="conv(shift x) = shift conv(x);  conv(turn x) = turn conv(x) only for kernels that are their own turn",
+    run=run_rotation,
+    try_next="clearhead lab rotation --side 32",
+)

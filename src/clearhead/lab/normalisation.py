@@ -1,0 +1,98 @@
+"""Layer norm: why it is not batch norm, and where it stands in the block."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.lab.claim import Claim, Result, at_least, at_most, within
+from clearhead.nn.attention import MultiHeadAttention
+from clearhead.nn.blocks import EncoderBlock
+from clearhead.nn.feedforward import FeedForward
+
+
+def run(*, seed: int = 0, width: int = 16, n_tokens: int = 5, batch_norm: bool = False) -> Result:
+    """batch_norm asks of batch norm what holds of layer norm."""
+    torch.manual_seed(seed)
+    x = torch.randn(4, n_tokens, width, dtype=torch.float64)
+    others = torch.cat([x[:1], 10 * torch.randn(3, n_tokens, width, dtype=torch.float64)])
+
+    def by_batch(tokens: Tensor) -> Tensor:
+        return nn.BatchNorm1d(width).double()(tokens.mT).mT
+
+    def change(norm: nn.Module) -> float:
+        """How far the first example's answer moves when the other examples of its batch do."""
+        with torch.no_grad():
+            if batch_norm:
+                return (by_batch(x)[0] - by_batch(others)[0]).abs().max().item()
+            return (norm(x)[0] - norm(others)[0]).abs().max().item()
+
+    with torch.no_grad():
+        moved = (by_batch(x)[0] - by_batch(others)[0]).abs().max().item()
+    return Result(
+        (
+            at_most("other examples change: layer norm of the first moves by", change(nn.LayerNorm(width).double()), 0),
+            at_least("other examples change: batch norm of the first moves by", moved, 0.1),
+        )
+    )
+
+
+def gradients(norm: str, depth: int, width: int) -> list[float]:
+    """Norm of the gradient at the input of each of `depth` fresh blocks, the first of the stack first."""
+    blocks = [
+        EncoderBlock(MultiHeadAttention(width, 2), FeedForward(width, 4 * width), width=width, norm=norm).double()
+        for _ in range(depth)
+    ]
+    final = nn.LayerNorm(width).double() if norm == "pre" else nn.Identity()
+    h = torch.randn(16, 6, width, dtype=torch.float64, requires_grad=True)
+    inputs: list[Tensor] = []
+    for block in blocks:
+        inputs.append(h)
+        h = block(h)
+    loss = (final(h) * torch.randn_like(h)).sum()
+    return [gradient.norm().item() for gradient in torch.autograd.grad(loss, inputs)]
+
+
+def run_wiring(*, seed: int = 0, width: int = 32, depth: int = 24, post: bool = False) -> Result:
+    """post asks of post-norm what holds of pre-norm."""
+    torch.manual_seed(seed)
+
+    def last(norm: str) -> float:
+        """Gradient at the last of `depth` blocks over that at a single one."""
+        return gradients(norm, depth, width)[-1] / gradients(norm, 1, width)[-1]
+
+    shrinking, steady = last("post" if post else "pre"), last("post")
+    return Result(
+        (
+            within(
+                f"pre-norm: last of {depth} blocks over a single one, times sqrt({depth})",
+                shrinking * math.sqrt(depth),
+                0.5,
+                1.8,
+            ),
+            at_least("post-norm: the last over a single one", steady, 0.35),
+        )
+    )
+
+
+LAYER = Claim(
+    slug="layer-norm",
+    rows=("R4.14",),
+    lesson="Blocks: feed-forward, norm, skip connections",
+    statement="Layer norm treats each token by itself; with batch norm, an answer depends on the rest of the batch.",
+    mistake="Batch norm would do the same.",
+    formula="LN(x) = (x - mean(x)) / std(x), over the width of one token",
+    run=run,
+    try_next="clearhead lab pre-norm",
+)
+
+WIRING = Claim(
+    slug="pre-norm",
+    rows=("R4.14", "R0.5"),
+    lesson="Blocks: feed-forward, norm, skip connections",
+    statement="With pre-norm the last block's gradient falls as 1/sqrt(depth); with post-norm not: it needs a warm-up.",
+    mistake="Where the norm stands makes no difference to a fresh model.",
+    formula="pre: |x_L| grows as sqrt(L), and the last norm divides by it;  post: every block's input has norm sqrt(d)",
+    run=run_wiring,
+    try_next="clearhead lab pre-norm --depth 48",
+)

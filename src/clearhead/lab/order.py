@@ -1,0 +1,101 @@
+"""When positions are needed: a task of order, and one of content. Trains three small models."""
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.lab.claim import Claim, Result, at_least, at_most
+from clearhead.lab.learning import accuracy, fit
+from clearhead.models.config import Places, PredictorConfig
+from clearhead.models.predictor import SequencePredictor
+
+LENGTH, DIGITS, N_TEST = 16, 10, 10_000
+
+
+def reversal(random: torch.Generator, n: int) -> tuple[Tensor, Tensor]:
+    """Digits (n,L), to be said backwards."""
+    digits = torch.randint(0, DIGITS, (n, LENGTH), generator=random)
+    return digits, digits.flip(1)
+
+
+def odd_one_out(random: torch.Generator, n: int, width: int = 8) -> tuple[Tensor, Tensor]:
+    """Sets of points (n,L,width) around one centre, but for one point; the target (n,) is its index."""
+    centre, other = 2 * torch.randn(2, n, 1, width, generator=random)
+    index = torch.randint(0, LENGTH, (n,), generator=random)
+    points = centre.expand(n, LENGTH, width).clone()
+    points[torch.arange(n), index] = other[:, 0]
+    return points + 0.3 * torch.randn(points.shape, generator=random), index
+
+
+def bag_limit(random: torch.Generator, n: int) -> float:
+    """The best share of right digits for who knows its own digit and the others' counts, but no place.
+
+    Its answer is never its own place's, so the best guess is the commonest of the 15 other digits.
+    """
+    digits, _ = reversal(random, n)
+    counts = nn.functional.one_hot(digits, DIGITS).sum(1)  # (n,DIGITS)
+    others = counts[:, None] - nn.functional.one_hot(digits, DIGITS)  # (n,L,DIGITS)
+    return (others.amax(-1).double() / (LENGTH - 1)).mean().item()
+
+
+class Scores(nn.Module):
+    """One score for each element of a set, from a predictor with one output each. (n,L,width) -> (n,L)"""
+
+    def __init__(self, predictor: SequencePredictor):
+        super().__init__()
+        self.predictor = predictor
+
+    def forward(self, points: Tensor) -> Tensor:
+        return self.predictor(points).squeeze(-1)
+
+
+def predictor(width: int, positions: Places, n_inputs: int, n_outputs: int) -> SequencePredictor:
+    config = PredictorConfig(
+        width=width,
+        depth=1,
+        n_heads=1,
+        hidden=2 * width,
+        norm="post",
+        n_inputs=n_inputs,
+        n_outputs=n_outputs,
+        head_hidden=width,
+        positions=positions,
+    )
+    return SequencePredictor(config)
+
+
+def reversed_digits(width: int, positions: Places, steps: int, seed: int) -> float:
+    model = predictor(width, positions, DIGITS, DIGITS)
+    fit(model, reversal, steps=steps, seed=seed)
+    return accuracy(model, reversal, seed=seed, n_examples=N_TEST)
+
+
+def run(*, seed: int = 0, width: int = 32, steps: int = 300, placed: bool = True) -> Result:
+    """placed=False asks of the model without positions what holds with them."""
+    torch.manual_seed(seed)
+    with_places = reversed_digits(width, "sinusoidal" if placed else "none", steps, seed)
+    without = reversed_digits(width, "none", steps, seed)
+    limit = bag_limit(torch.Generator().manual_seed(seed), N_TEST)
+    scores = Scores(predictor(width, "none", 8, 1))
+    fit(scores, odd_one_out, steps=steps, seed=seed)
+    found = accuracy(scores, odd_one_out, seed=seed)
+    return Result(
+        (
+            at_least("reversal with positions: right digits", with_places, 1.0),
+            at_most("reversal without: right digits above what a bag of digits allows", without - limit, 0.01),
+            at_least("reversal without: right digits", without, 0.1),
+            at_least("odd one out of 16, without positions: right", found, 0.95),
+        )
+    )
+
+
+CLAIM = Claim(
+    slug="positions",
+    rows=("R4.8",),
+    lesson="Positions and order",
+    statement="Positions are needed where order matters: reversal cannot be learnt without them, odd-one-out can.",
+    mistake="A transformer always needs positions; or: it learns the order by itself.",
+    formula="without positions the answer for a token knows its own content and the bag of the others, nothing else",
+    run=run,
+    try_next="clearhead lab positions --steps 1000",
+    trains=True,
+)

@@ -1,0 +1,79 @@
+"""The lab's hand-out: a page for a class, written from what the experiments found."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from clearhead.lab.claim import Check, Claim, Result
+
+HEAD = """\
+# The lab
+
+Each sentence below is a claim about attention that was put to the test: an experiment measured some numbers, and the
+claim holds if all of them are what it says. Beside it stands the mistake that is often made instead. Every experiment
+can be run again, with other numbers, by the command that is named; a whole lesson takes seconds on a laptop.
+
+This page is written by `clearhead lab --all --page docs/lab.md`.
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim and what its experiment found; None if it was not run."""
+
+    claim: Claim
+    result: Result | None
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        return self.result.checks if self.result else ()
+
+    @property
+    def verdict(self) -> str:
+        return self.result.verdict if self.result else "not run"
+
+    @property
+    def is_expected(self) -> bool:
+        return self.result is None or self.result.verdict == self.claim.expected
+
+
+def write_page(path: Path, found: Sequence[Finding]) -> None:
+    """The page, and the figures in a folder of its name beside it: docs/lab.md and docs/lab/."""
+    from clearhead.lab.figures.gallery import FIGURES, draw_claim, save
+
+    figures = path.with_suffix("")
+    figures.mkdir(parents=True, exist_ok=True)
+    for finding in found:
+        if finding.claim.slug in FIGURES:
+            save(draw_claim(finding.claim.slug), figures / f"{finding.claim.slug}.svg")
+    path.write_text(page(found, figures.name, FIGURES), encoding="utf-8")
+
+
+def page(found: Sequence[Finding], figures: str, drawn: Sequence[str] | dict) -> str:
+    """The text, with `drawn` claims' figures linked from the folder `figures`."""
+    lines = [HEAD]
+    for number, (lesson, findings) in enumerate(groupby(found, lambda finding: finding.claim.lesson), start=1):
+        lines.append(f"## {number}. {lesson}\n")
+        for finding in findings:
+            lines += entry(finding, f"{figures}/{finding.claim.slug}.svg" if finding.claim.slug in drawn else None)
+    return "\n".join(lines)
+
+
+def entry(finding: Finding, figure: str | None) -> list[str]:
+    claim = finding.claim
+    rows = [f"| {check.name} | {shown(check.value)} | {check.says} | {'yes' if check.ok else 'no'} |" for check in finding.checks]
+    return [
+        f"### {claim.slug}: {finding.verdict}\n",
+        f"{claim.statement}  ",
+        f"*The mistake:* {claim.mistake}\n",
+        f"```text\n{claim.formula}\n```\n",
+        *(["| measured | value | the claim says | |", "|---|---|---|---|", *rows, ""] if rows else []),
+        *([f"![{claim.slug}]({figure})\n"] if figure else []),
+        f"Run it: `clearhead lab {claim.slug}`; then try `{claim.try_next}`. ({', '.join(claim.rows)})\n",
+    ]
+
+
+def shown(value: float) -> str:
+    """Three digits; what is smaller than rounding errors is said to be so, for it differs between machines."""
+    return "below 1e-9" if 0 < abs(value) < 1e-9 else f"{value:.3g}"

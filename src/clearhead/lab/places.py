@@ -1,0 +1,113 @@
+"""Positions are added, as vectors as wide as a token; and what the answer is read from."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from clearhead.lab.claim import Claim, Result, at_least, at_most, equals
+from clearhead.models.config import VisionConfig
+from clearhead.models.vit import VisionTransformer
+from clearhead.nn.grid import LearnedGrid
+
+Rule = Callable[[Tensor, Tensor], Tensor]
+"""(tokens (P,E), table (P,E)) -> what the encoder is given"""
+
+
+def added(tokens: Tensor, table: Tensor) -> Tensor:
+    return tokens + table
+
+
+def place_only(tokens: Tensor, table: Tensor) -> Tensor:
+    """The mistake: one more number, the place itself."""
+    places = torch.arange(len(tokens), dtype=tokens.dtype)
+    return torch.cat([tokens, places[:, None]], dim=1)
+
+
+def model_for(width: int, readout: str, side: int = 4) -> VisionTransformer:
+    config = VisionConfig(
+        width=width, depth=2, n_heads=2, image_size=4 * side, patch_size=4, n_classes=3, readout=readout
+    )
+    return VisionTransformer(config).double().eval()
+
+
+def run(*, seed: int = 0, width: int = 16, side: int = 4, rule: Rule = added) -> Result:
+    torch.manual_seed(seed)
+    model = model_for(width, "mean", side)
+    table = model.positions
+    assert isinstance(table, LearnedGrid)
+    images = torch.randn(1, 3, 4 * side, 4 * side, dtype=torch.float64)
+    order = torch.arange(side * side).roll(1)
+    with torch.no_grad():
+        tokens = model.tokenize(images)
+        given, expected = table(tokens, (side, side))[0], rule(tokens[0], table.table)
+        error = (given - expected).abs().max().item() if given.shape == expected.shape else float("inf")
+        table.table.mul_(50)  # as large as the tokens: training makes it so
+        shuffled = change(model, tokens, order)
+        table.table.zero_()
+        without = change(model, tokens, order)
+    return Result(
+        (
+            at_most("what the encoder gets: difference from tokens + table", error, 0.0),
+            equals("numbers that tell one place", table.table.shape[1], width, 0),
+            at_least("patches shuffled: the answer moves by", shuffled, 1e-3),
+            at_most("the same with the table at zero", without, 1e-12),
+        )
+    )
+
+
+def change(model: VisionTransformer, tokens: Tensor, order: Tensor) -> float:
+    answers = model(inputs_embeds=tokens), model(inputs_embeds=tokens[:, order])
+    return (answers[0] - answers[1]).abs().max().item()
+
+
+def run_readout(*, seed: int = 0, width: int = 16, mean: bool = False) -> Result:
+    """mean asks of mean pooling what holds of the class token."""
+    torch.manual_seed(seed)
+    images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
+
+    def read_places(readout: str) -> int:
+        """Tokens leaving the encoder that the answer is read from."""
+        model = model_for(width, readout)
+        encoded: list[Tensor] = []
+        handle = model.encoder.register_forward_hook(lambda module, args, out: encoded.append(out))
+        answer = model(images)
+        handle.remove()
+        (gradient,) = torch.autograd.grad(answer.square().sum(), encoded)
+        return int((gradient[0].abs().sum(-1) > 0).sum())
+
+    model = model_for(width, "class")
+    with torch.no_grad():
+        tokens = model.readout.begin(model.positions(model.tokenize(images), (4, 4)))
+        by_hand = model.head(model.encoder(tokens)[:, 0])  # the encoder ends in a layer norm
+        error = (by_hand - model(images)).abs().max().item()
+    return Result(
+        (
+            at_most("difference of MLP(LN(z_0)) from the model", error, 1e-12),
+            equals("class token: tokens that the answer is read from", read_places("mean" if mean else "class"), 1, 0),
+            equals("mean pooling: tokens that the answer is read from", read_places("mean"), 16, 0),
+        )
+    )
+
+
+LEARNED = Claim(
+    slug="learned-positions",
+    rows=("R4.15",),
+    lesson="Positions and order",
+    statement="A learned position is a vector as wide as a token, added to it; without it patches are a bag.",
+    mistake="The position is just the number of the patch.",
+    formula="z_i = W patch_i + E_i,  E (P, width) learned",
+    run=run,
+    try_next="clearhead lab class-token",
+)
+
+READOUT = Claim(
+    slug="class-token",
+    rows=("R4.15",),
+    lesson="Images and convolutions",
+    statement="A vision transformer answers from one token, MLP(LN(z_0)), or from the mean of all; it has no decoder.",
+    mistake="The answer is read from all patches, or from a decoder.",
+    formula="y = MLP(LN(z_0));  or y = MLP(mean_i LN(z_i))",
+    run=run_readout,
+    try_next="clearhead shapes vit_base",
+)
