@@ -1,0 +1,42 @@
+"""All figures, by the name of the claim that they show."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from clearhead.lab.figures import (
+    depth,
+    graph,
+    imitations,
+    keys,
+    masks,
+    positions,
+    reach,
+    saturation,
+    temperature,
+    tokens,
+)
+from clearhead.lab.figures.style import save as save
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FIGURES: "dict[str, Callable[..., Figure]]" = {
+    "temperature": temperature.draw_temperature,
+    "hard-and-soft": temperature.draw_hard_and_soft,
+    "saturation": saturation.draw_saturation,
+    "moved-key": keys.draw_moved_key,
+    "elongated-key": keys.draw_elongated_key,
+    "own-token": tokens.draw_own_token,
+    "equivariance": tokens.draw_equivariance,
+    "positions": positions.draw_positions,
+    "permutation": imitations.draw_permutation,
+    "running-linear": imitations.draw_running_linear,
+    "convolution": imitations.draw_convolution,
+    "graph": graph.draw_graph,
+    "skip-connections": depth.draw_skip_connections,
+    "layer-norm": depth.draw_layer_norm,
+    "reach": reach.draw_reach,
+    "additive-mask": masks.draw_masks,
+    "hidden-row": masks.draw_hidden_row,
+}
+"""each takes `seed` and some of its claim's settings, all with defaults"""
