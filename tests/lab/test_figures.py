@@ -37,8 +37,6 @@ def drawn_texts(figure):
     """Every text that is seen."""
     figure.canvas.draw()
     found = [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
-    if figure._suptitle:
-        found.append(figure._suptitle)
     for axes in figure.axes:
         found += [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
         if axes.get_legend():

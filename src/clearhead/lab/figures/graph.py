@@ -34,8 +34,9 @@ def arrows(axes: "Axes", weights: Tensor) -> None:
     for hearer, speaker in weights.nonzero().tolist():
         weight = weights[hearer, speaker].item()
         if hearer != speaker:
+            tail, head = 0.05 + 0.4 * weight, 0.4 + 0.5 * weight
             arrow = {
-                "arrowstyle": f"simple,tail_width={0.05 + 0.4 * weight},head_width={0.4 + 0.5 * weight},head_length=0.7",
+                "arrowstyle": f"simple,tail_width={tail},head_width={head},head_length=0.7",
                 "connectionstyle": "arc3,rad=0.12",
                 "mutation_scale": 18,
                 "linewidth": 0,

@@ -50,7 +50,7 @@ def draw_moved_key(
 def draw_elongated_key(
     *, seed: int = 0, width: int = 8, n_keys: int = 6, alpha: float = 3.0, beta: float = 0.5
 ) -> "Figure":
-    """Left: all weights of 20 queries after key 1 has become alpha times as long. Right: its own weight against alpha."""
+    """Left: the weights of 20 queries once key 1 is alpha times as long. Right: its own weight against alpha."""
     random = torch.Generator().manual_seed(seed)
     keys = torch.randn(n_keys, width, generator=random, dtype=torch.float64)
     queries = torch.randn(20, width, generator=random, dtype=torch.float64)

@@ -5,7 +5,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from clearhead.lab.figures.style import BLACK, BLUE, GREEN, LIGHT, SMALL, VERMILION, canvas, count_ticks, label, name
+from clearhead.lab.figures.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    LIGHT,
+    SMALL,
+    TITLE,
+    VERMILION,
+    canvas,
+    count_ticks,
+    label,
+    name,
+)
 from clearhead.nn import masks
 from clearhead.nn.attention import attend_reference
 
@@ -82,5 +94,5 @@ def draw_hidden_row(*, seed: int = 0, width: int = 8, n_tokens: int = 6, low: fl
     name(all_axes[0], "nothing hidden", "key", "weight of the key")
     all_axes[0].locator_params(axis="y", nbins=5)
     label(all_axes[2], 0.5, 1 / n_tokens, "1/n", offset=(0, 4))
-    figure.suptitle("When every key is hidden", fontsize=18)
+    figure.suptitle("When every key is hidden", fontsize=TITLE)
     return figure

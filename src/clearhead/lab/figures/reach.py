@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from clearhead.lab.figures.style import BLUE, GREEN, VERMILION, canvas, name
+from clearhead.lab.figures.style import BLUE, GREEN, TEXT, VERMILION, canvas, name
 from clearhead.lab.reach import AlongTheLine
 from clearhead.nn.attention import MultiHeadAttention
 
@@ -43,5 +43,5 @@ def draw_reach(*, seed: int = 0, width: int = 8, n_tokens: int = 21, kernel: int
         name(axes, f"{title}:\nsees {int((norms > 0).sum())} of {n_tokens}", "place (0 = output)")
     all_axes[0].set_yscale("log")
     all_axes[0].set_ylim(lowest / 3, 1.5)
-    all_axes[0].set_ylabel("influence (largest = 1)", fontsize=16)
+    all_axes[0].set_ylabel("influence (largest = 1)", fontsize=TEXT)
     return figure

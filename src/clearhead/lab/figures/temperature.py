@@ -12,6 +12,7 @@ from clearhead.lab.figures.style import (
     GREY,
     SKY,
     SMALL,
+    TEXT,
     VERMILION,
     canvas,
     count_ticks,
@@ -55,7 +56,7 @@ def draw_temperature(*, seed: int = 0, n_keys: int = 4) -> "Figure":
 
 
 def draw_hard_and_soft(*, seed: int = 0, width: int = 8, n_queries: int = 6, n_keys: int = 6) -> "Figure":
-    """The weights of the same queries and keys: shared equally, softly, and given to one key. Below, sums over queries."""
+    """The weights of the same queries and keys at three betas; below, their sums over the queries."""
     random = torch.Generator().manual_seed(seed)
     q, k = (torch.randn(n, width, generator=random, dtype=torch.float64) for n in (n_queries, n_keys))
     titles = {0.0: "soft: beta = 0", width**-0.5: "beta = 1/sqrt(d)", math.inf: "hard: beta = inf"}
@@ -76,6 +77,6 @@ def draw_hard_and_soft(*, seed: int = 0, width: int = 8, n_queries: int = 6, n_k
         axes.set_xlim(-0.5, n_keys - 0.5)
         axes.grid(axis="x", visible=False)
         name(axes, "", "key")
-    above[0].set_ylabel("query", fontsize=16)
-    below[0].set_ylabel("sum", fontsize=16)
+    above[0].set_ylabel("query", fontsize=TEXT)
+    below[0].set_ylabel("sum", fontsize=TEXT)
     return figure
