@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from clearhead.cli.parser import Parser
 
 if TYPE_CHECKING:
-    from clearhead.lab.claim import Claim, Result
+    from clearhead.lab.claim import Claim
     from clearhead.lab.page import Finding
 
 ABOUT = """\

@@ -93,7 +93,7 @@ def run_rotation(*, seed: int = 0, width: int = 4, side: int = 8, turn: bool = F
         return x.rot90(dims=(2, 3))
 
     def change(move: Callable[[Tensor], Tensor]) -> tuple[float, float]:
-        """Of the layer: how far the moved image's answer is from the moved answer; of a pooled answer: how far it moves."""
+        """How far the moved image's answer is from the moved answer, and how far the pooled one moves."""
         with torch.no_grad():
             before, after = layer(images), layer(move(images))
             pooled = after.relu().mean((2, 3)) - before.relu().mean((2, 3))

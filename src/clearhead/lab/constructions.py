@@ -145,7 +145,7 @@ class Pointwise(nn.Module):
 
 
 def patches_as_convolution(tokens: PatchTokens) -> nn.Conv2d:
-    """Cut and projected patches as one convolution whose stride is its kernel's size. (B,C,h,w) -> (B,E,rows,columns)"""
+    """Cut and projected patches as a convolution whose stride is its kernel's size. (B,C,h,w) -> (B,E,rows,columns)"""
     return tokens.as_convolution()
 
 

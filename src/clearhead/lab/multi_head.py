@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.lab.claim import Claim, Result, at_most, equals
 from clearhead.nn.attention import MultiHeadAttention, attend_reference
@@ -23,9 +23,10 @@ def run(*, seed: int = 0, width: int = 16, n_heads: int = 4, n_tokens: int = 5, 
         for W_Q, W_K, W_V in zip(*(heads(p.weight) for p in (layer.query, layer.key, layer.value)), strict=True):
             Q, K, V = W_Q @ C, W_K @ C, W_V @ C
             outputs.append(V @ softargmax(K.T @ Q, len(Q) ** -0.5, dim=0))  # O_i (d,n)
+        assert isinstance(layer.output, nn.Linear)
         W_O = layer.output.weight
         joined = W_O @ torch.cat(outputs)
-        summed = sum(part @ O for part, O in zip(W_O.chunk(n_heads, dim=1), outputs, strict=True))
+        summed = torch.stack([part @ out for part, out in zip(W_O.chunk(n_heads, dim=1), outputs, strict=True)]).sum(0)
         expected = layer(C.T[None])[0].T
     return Result(
         (

@@ -62,7 +62,10 @@ def page(found: Sequence[Finding], figures: str, drawn: Sequence[str] | dict) ->
 
 def entry(finding: Finding, figure: str | None) -> list[str]:
     claim = finding.claim
-    rows = [f"| {check.name} | {shown(check.value)} | {check.says} | {'yes' if check.ok else 'no'} |" for check in finding.checks]
+    rows = [
+        f"| {check.name} | {shown(check.value)} | {check.says} | {'yes' if check.ok else 'no'} |"
+        for check in finding.checks
+    ]
     return [
         f"### {claim.slug}: {finding.verdict}\n",
         f"{claim.statement}  ",

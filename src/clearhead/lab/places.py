@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from clearhead.lab.claim import Claim, Result, at_least, at_most, equals
-from clearhead.models.config import VisionConfig
+from clearhead.models.config import Pooling, VisionConfig
 from clearhead.models.vit import VisionTransformer
 from clearhead.nn.grid import LearnedGrid
 
@@ -24,7 +24,7 @@ def place_only(tokens: Tensor, table: Tensor) -> Tensor:
     return torch.cat([tokens, places[:, None]], dim=1)
 
 
-def model_for(width: int, readout: str, side: int = 4) -> VisionTransformer:
+def model_for(width: int, readout: Pooling, side: int = 4) -> VisionTransformer:
     config = VisionConfig(
         width=width, depth=2, n_heads=2, image_size=4 * side, patch_size=4, n_classes=3, readout=readout
     )
@@ -66,7 +66,7 @@ def run_readout(*, seed: int = 0, width: int = 16, mean: bool = False) -> Result
     torch.manual_seed(seed)
     images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
 
-    def read_places(readout: str) -> int:
+    def read_places(readout: Pooling) -> int:
         """Tokens leaving the encoder that the answer is read from."""
         model = model_for(width, readout)
         encoded: list[Tensor] = []

@@ -69,7 +69,7 @@ CLAIM = Claim(
     slug="several-heads",
     rows=("R0.9",),
     lesson="Heads",
-    statement="Where an answer needs several places at once, several heads beat one of equal width; too many are worse.",
+    statement="Where an answer needs several places at once, several heads beat one as wide; too many are worse.",
     mistake="More heads are always better, or never matter.",
     formula="equal parameters: n_heads x head width = width; a head mixes what it sees, a narrow one cannot aim",
     run=run,

@@ -1,0 +1,51 @@
+"""All figures, by the name of the claim that they show."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from clearhead.lab.figures import (
+    depth,
+    graph,
+    imitations,
+    keys,
+    masks,
+    positions,
+    reach,
+    saturation,
+    temperature,
+    tokens,
+)
+from clearhead.lab.figures.style import save as save
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FIGURES: "dict[str, Callable[..., Figure]]" = {
+    "temperature": temperature.draw_temperature,
+    "hard-and-soft": temperature.draw_hard_and_soft,
+    "saturation": saturation.draw_saturation,
+    "moved-key": keys.draw_moved_key,
+    "elongated-key": keys.draw_elongated_key,
+    "own-token": tokens.draw_own_token,
+    "equivariance": tokens.draw_equivariance,
+    "positions": positions.draw_positions,
+    "permutation": imitations.draw_permutation,
+    "running-linear": imitations.draw_running_linear,
+    "convolution": imitations.draw_convolution,
+    "graph": graph.draw_graph,
+    "skip-connections": depth.draw_skip_connections,
+    "pre-norm": depth.draw_pre_norm,
+    "reach": reach.draw_reach,
+    "additive-mask": masks.draw_masks,
+    "hidden-row": masks.draw_hidden_row,
+}
+"""each takes `seed` and some of its claim's settings, all with defaults"""
+
+
+def draw_claim(slug: str, changes: Mapping[str, object] = MappingProxyType({})) -> "Figure":
+    """The figure of a claim, with those of the reader's numbers that it depends on."""
+    draw = FIGURES[slug]
+    known = inspect.signature(draw).parameters
+    return draw(**{name: value for name, value in changes.items() if name in known})

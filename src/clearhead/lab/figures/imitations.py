@@ -1,0 +1,162 @@
+"""How close attention comes to the layers that it imitates, as beta grows."""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead.lab.constructions import SHARP, OffsetAttention, convolution, identity, permutation, pointwise
+from clearhead.lab.figures.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    LIGHT,
+    ORANGE,
+    PURPLE,
+    SMALL,
+    VERMILION,
+    canvas,
+    heat_maps,
+    label,
+    name,
+)
+from clearhead.nn.attention import attend_reference
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Errors = dict[str, Callable[[float], float]]
+"""what is imitated -> its largest error at a beta"""
+FLOOR = 1e-17
+BOTH = "tokens 1, 3:"
+LOOKS = {
+    "conv2d": (VERMILION, "D"),
+    "conv1d": (BLUE, "o"),
+    "1x1": (GREEN, "s"),
+    "permutation": (ORANGE, "^"),
+    "identity": (PURPLE, "v"),
+    BOTH: (BLACK, "x"),
+}
+
+
+def largest(difference: Tensor) -> float:
+    return difference.abs().max().item()
+
+
+def simple_errors(seed: int, width: int, length: int) -> Errors:
+    random = torch.Generator().manual_seed(seed)
+    x = torch.randn(2, length, width, generator=random, dtype=torch.float64)
+    weight = torch.randn(width, width, generator=random, dtype=torch.float64)
+    order = torch.randperm(length, generator=random)
+    return {
+        "1x1": lambda beta: largest(pointwise(weight, None, length, beta)(x) - F.linear(x, weight)),
+        "permutation": lambda beta: largest(permutation(x, order, beta) - x[:, order]),
+        "identity": lambda beta: largest(identity(width, length, beta)(x) - x),
+    }
+
+
+def convolution_errors(seed: int, width: int, length: int, kernel: int) -> Errors:
+    random = torch.Generator().manual_seed(seed)
+    side = min(length, 6)
+    line = torch.randn(2, width, length, generator=random, dtype=torch.float64)
+    image = torch.randn(2, width, side, side, generator=random, dtype=torch.float64)
+    along = torch.randn(width, width, kernel, generator=random, dtype=torch.float64)
+    across = torch.randn(width, width, kernel, kernel, generator=random, dtype=torch.float64)
+
+    def conv1d(beta: float) -> float:
+        made = convolution(along, None, (length,), beta)(line.mT).mT
+        return largest(made - F.conv1d(line, along, padding=kernel // 2))
+
+    def conv2d(beta: float) -> float:
+        made = convolution(across, None, (side, side), beta)(image.flatten(2).mT).mT.unflatten(2, (side, side))
+        return largest(made - F.conv2d(image, across, padding=kernel // 2))
+
+    return {"conv2d": conv2d, "conv1d": conv1d}
+
+
+@torch.no_grad()
+def draw_errors(axes: "Axes", errors: Errors, beta: float) -> None:
+    """One line for each imitation, on a logarithmic axis, with a mark at `beta`."""
+    last = max(60.0, min(1.2 * beta, 200.0))
+    betas = torch.linspace(0, last, 25).tolist()
+    for turn, (text, error) in enumerate(errors.items()):
+        colour, marker = LOOKS[text]
+        with torch.random.fork_rng(devices=[]):  # a layer is born with random weights, before ours are filled in
+            heights = [max(error(b), FLOOR) for b in betas]
+        axes.plot(betas, heights, marker + "-", color=colour, linewidth=2.5, markersize=9, markevery=(turn, 5))
+        axes.lines[-1].set_label("_" + text if text == BOTH else text)  # it is named beside its line
+    axes.set_yscale("log")
+    axes.set_ylim(FLOOR, 1e4)
+    axes.set_yticks([1e0, 1e-4, 1e-8, 1e-12, 1e-16])
+    axes.axhspan(FLOOR, 1e-14, color=LIGHT, zorder=0)
+    label(axes, 0, 1e-14, "rounding (float64)", BLACK, offset=(4, -18))
+    if 0 <= beta <= last:
+        axes.axvline(beta, color=GREY, linestyle="--", zorder=0)
+    if len(errors) > 1:
+        axes.legend(fontsize=SMALL, loc="center right", bbox_to_anchor=(1.0, 0.55), framealpha=1)
+
+
+def draw_convolution(
+    *, seed: int = 0, width: int = 3, length: int = 9, kernel: int = 3, beta: float = SHARP
+) -> "Figure":
+    """The error of every construction against beta."""
+    figure, (axes,) = canvas()
+    draw_errors(axes, convolution_errors(seed, width, length, kernel) | simple_errors(seed, width, length), beta)
+    name(axes, "The larger beta, the closer attention is to each layer", "beta", "largest error")
+    return figure
+
+
+def draw_permutation(*, seed: int = 0, width: int = 8, n_tokens: int = 6, beta: float = SHARP) -> "Figure":
+    """The weights that permute; and two tokens for which a large beta is not enough, since both choose the longer."""
+    errors = simple_errors(seed, width, n_tokens)
+    both = torch.tensor([[1.0, 0.0], [3.0, 0.0]], dtype=torch.float64)
+    places = torch.eye(n_tokens, dtype=torch.float64)
+    order = torch.randperm(n_tokens, generator=torch.Generator().manual_seed(seed))
+    figure, (left, right) = canvas("AB", widths=(1, 1.2))
+    heat_maps(figure, [left], [attend_reference(places[order], places, places, beta=beta)[1]], "weight")
+    name(left, "One key for each query", "key", "query")
+    draw_errors(
+        right,
+        {
+            "permutation": errors["permutation"],
+            "identity": errors["identity"],
+            BOTH: lambda b: largest(attend_reference(both, both, both, beta=b)[0] - both),
+        },
+        beta,
+    )
+    label(right, 3, 1.0, f"{BOTH} both choose 3", offset=(0, 14))
+    name(right, "beta alone is not enough", "beta", "largest error")
+    return figure
+
+
+def draw_running_linear(*, seed: int = 0, width: int = 4, length: int = 6, beta: float = SHARP) -> "Figure":
+    """The weights at beta = 0, where every place gets the mean, and at a large beta; and the error between."""
+    with torch.random.fork_rng(devices=[]):
+        maps = [offset_weights(identity(width, length, b)) for b in (0.0, beta)]
+    figure, (zero, large, right) = canvas("AC;BC", widths=(1, 2))
+    heat_maps(figure, [zero, large], maps, "weight")
+    for axes, b in ((zero, 0.0), (large, beta)):
+        name(axes, "", "", "query")
+        axes.set_title(f"beta = {b:g}", fontsize=SMALL)
+    name(large, "", "key", "query")
+    large.set_title(f"beta = {beta:g}", fontsize=SMALL)
+    draw_errors(right, {"1x1": simple_errors(seed, width, length)["1x1"]}, beta)
+    name(right, "A linear layer needs a large beta", "beta", "largest error")
+    return figure
+
+
+@torch.no_grad()
+def offset_weights(layer: OffsetAttention) -> Tensor:
+    """The weights of its first head, among tokens whose features are zero: its scores look at places alone. (L,L)"""
+    attention = layer.attention
+    features = torch.zeros(1, len(layer.places), layer.n_out, dtype=layer.places.dtype)
+    tokens = torch.cat([features, layer.places[None]], dim=-1)
+    tokens = F.pad(tokens, (0, attention.query.in_features - tokens.shape[-1]))
+    q, k = attention.split(attention.query(tokens)), attention.split(attention.key(tokens))
+    beta = math.nan if attention.beta is None else attention.beta
+    return attend_reference(q, k, k, layer.mask, beta)[1][0, 0]

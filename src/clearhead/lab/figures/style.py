@@ -1,0 +1,141 @@
+"""How the lab's figures look: readable from the last row of a lecture hall, and the same to the colour-blind.
+
+Only this file touches matplotlib, and only when a figure is made. pyplot stays out: a figure belongs to its caller, not
+to a global list, and leaves nobody else's settings changed.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+
+SIZE = (10.0, 5.6)
+"""inches"""
+DPI = 150
+TITLE, TEXT, SMALL = 18, 16, 14
+"""points, at SIZE"""
+
+# Okabe and Ito's colours, without the yellow that a projector washes out
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+BLUE, VERMILION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
+GREY, LIGHT = "#767676", "#DDDDDD"
+TRUTH, MISTAKE = BLUE, VERMILION
+MAP = "viridis"
+
+METADATA: dict[str, dict[str, Any]] = {
+    ".png": {"Software": None},
+    ".svg": {"Date": None},
+    ".pdf": {"CreationDate": None},
+}
+"""what each format would otherwise write about the day and the program"""
+
+
+def canvas(
+    places: str = "A",
+    *,
+    widths: Sequence[float] | None = None,
+    heights: Sequence[float] | None = None,
+    same_x: bool = False,
+    same_y: bool = False,
+) -> "tuple[Figure, list[Axes]]":
+    """An empty figure and its axes, by letter: "AB" are two side by side, "AB;AC" has one tall and two small."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=SIZE, dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)  # type: ignore[union-attr, call-arg]
+    by_letter = figure.subplot_mosaic(places, width_ratios=widths, height_ratios=heights, sharex=same_x, sharey=same_y)
+    all_axes = [by_letter[letter] for letter in sorted(by_letter)]
+    for axes in all_axes:
+        axes.tick_params(labelsize=SMALL)
+        axes.tick_params(which="minor", labelbottom=False, labelleft=False)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(color=LIGHT, linewidth=0.8)
+        axes.set_axisbelow(True)
+    return figure, all_axes
+
+
+def name(axes: "Axes", title: str = "", x: str = "", y: str = "") -> None:
+    """The title says what is seen; the labels say in which unit."""
+    axes.set_title(title, fontsize=TITLE if len(title) < 40 else TEXT, pad=10)
+    axes.set_xlabel(x, fontsize=TEXT)
+    axes.set_ylabel(y, fontsize=TEXT)
+
+
+def label(axes: "Axes", x: float, y: float, text: str, colour: str = BLACK, **where: Any) -> None:
+    """A line's or a point's name beside it, in its own colour; `offset` is in points."""
+    across, up = where.pop("offset", (0, 0))
+    axes.annotate(
+        text, (x, y), (across, up), textcoords="offset points", color=colour, fontsize=SMALL, clip_on=False, **where
+    )
+
+
+def key_below(figure: "Figure", axes: "Axes", columns: int = 4) -> None:
+    """The names of what is drawn in `axes`, the last first, in one line below everything: nothing is covered."""
+    handles, names = axes.get_legend_handles_labels()
+    figure.legend(handles[::-1], names[::-1], loc="outside lower center", ncols=columns, fontsize=SMALL, frameon=False)
+
+
+def heat_maps(figure: "Figure", all_axes: "Sequence[Axes]", maps: Sequence[Tensor], unit: str) -> "list[AxesImage]":
+    """Matrices as colours on one scale, whose bar ends at the lowest and the highest number there is.
+
+    Numbers that are not finite stay white.
+    """
+    import numpy as np
+
+    numbers = torch.cat([matrix[matrix.isfinite()].flatten() for matrix in maps])
+    low, high = numbers.min().item(), numbers.max().item()
+    images = []
+    for axes, matrix in zip(all_axes, maps, strict=True):
+        shown = np.ma.masked_invalid(matrix.detach().double().numpy())
+        images.append(axes.imshow(shown, cmap=MAP, vmin=low, vmax=high, interpolation="nearest"))
+        axes.grid(False)
+        count_ticks(axes, *matrix.shape)
+    bar = figure.colorbar(images[-1], ax=list(all_axes), shrink=0.85, pad=0.03)
+    bar.ax.tick_params(labelsize=SMALL)
+    bar.set_label(unit, fontsize=TEXT)
+    if low < high:
+        ticks = [low, (low + high) / 2, high]
+        bar.set_ticks(ticks, labels=[short(tick, high - low) for tick in ticks])
+    return images
+
+
+def short(value: float, spread: float) -> str:
+    """Rounded to about a hundredth of the spread."""
+    decimals = max(0, 2 - round(math.log10(spread)))
+    return f"{value:.{decimals}f}" if decimals < 5 else f"{value:.1e}"
+
+
+def count_ticks(axes: "Axes", rows: int, columns: int) -> None:
+    """Tokens are counted from 1; if there are many, only some get a number."""
+    for set_ticks, count in ((axes.set_xticks, columns), (axes.set_yticks, rows)):
+        step = 1 if count <= 8 else math.ceil(count / 5)
+        places = range(0, count, step)
+        set_ticks(list(places), labels=[str(place + 1) for place in places])
+    axes.tick_params(length=0)
+
+
+def save(figure: "Figure", path: Path) -> Path:
+    """Written as PNG, SVG or PDF, by the suffix of the path; the same figure gives the same bytes."""
+    import matplotlib
+
+    suffix = path.suffix.lower()
+    if suffix not in METADATA:
+        raise ValueError(
+            f"a figure is saved as {', '.join(METADATA)}, got {path.name!r}; try {path.with_suffix('.png').name}"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # each further layout would move things by a hair: one serves all formats
+    with matplotlib.rc_context({"svg.hashsalt": "clearhead"}):
+        figure.savefig(path, metadata=METADATA[suffix], facecolor="white")
+    return path

@@ -1,0 +1,207 @@
+import inspect
+import subprocess
+import sys
+import time
+from itertools import combinations
+
+import matplotlib
+import pytest
+import torch
+from matplotlib.text import Text
+
+from clearhead.lab.claims import CLAIMS, settings
+from clearhead.lab.figures import imitations, positions, reach, saturation, style, tokens
+from clearhead.lab.figures.gallery import FIGURES, draw_claim, save
+from clearhead.nn.attention import MultiHeadAttention
+from clearhead.nn.positions import sinusoidal
+
+"""figures whose claims are written by others at this moment"""
+
+SETTINGS = {
+    "n_keys": 2,
+    "n_tokens": 20,
+    "beta": 2.0,
+    "alpha": 10.0,
+    "low": -10.0,
+    "size": 0.1,
+    "kernel": 7,
+    "share": 0.1,
+    "length": 12,
+    "n_queries": 3,
+}
+"""other numbers than the defaults, such as a reader plays with"""
+
+
+def drawn_texts(figure):
+    """Every text that is seen."""
+    figure.canvas.draw()
+    found = [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
+    for axes in figure.axes:
+        found += [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
+        if axes.get_legend():
+            found += [*axes.get_legend().get_texts(), axes.get_legend().get_title()]
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            found += [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+            found += [tick.label2 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+    return [text for text in found if text.get_visible() and text.get_text().strip()]
+
+
+def faults(figure):
+    """What the last row of a lecture hall could not read: text that is small, cut off, or upon other text."""
+    texts = drawn_texts(figure)
+    boxes = [Text.get_window_extent(text) for text in texts]
+    width, height = figure.bbox.size
+    found = [f"small: {text.get_text()}" for text in texts if text.get_fontsize() < style.SMALL]
+    for text, box in zip(texts, boxes, strict=True):
+        if box.x0 < 0 or box.y0 < 0 or box.x1 > width or box.y1 > height:
+            found.append(f"cut off: {text.get_text()}")
+    for (one, first), (other, second) in combinations(zip(texts, boxes, strict=True), 2):
+        if first.padded(-2).overlaps(second.padded(-2)):
+            found.append(f"one upon the other: {one.get_text()} | {other.get_text()}")
+    return found
+
+
+@pytest.mark.parametrize("slug", FIGURES)
+def test_everything_can_be_read_and_follows_the_seed(slug):
+    pictures = set()
+    for seed in (0, 1, 2):
+        figure = FIGURES[slug](seed=seed)
+        assert tuple(figure.get_size_inches()) == style.SIZE
+        assert drawn_texts(figure)
+        assert not faults(figure), seed
+        check_colour_bars(figure)
+        pictures.add(bytes(figure.canvas.buffer_rgba()))
+    assert len(pictures) == (3 if slug != "additive-mask" else 1)  # masks are not random
+
+
+@pytest.mark.parametrize("slug", FIGURES)
+def test_everything_can_be_read_with_a_readers_own_numbers(slug):
+    known = inspect.signature(FIGURES[slug]).parameters
+    figure = FIGURES[slug](**{name: value for name, value in SETTINGS.items() if name in known})
+    assert not faults(figure)
+
+
+def test_the_faults_are_found():
+    figure, (left, right) = style.canvas("AB")
+    style.name(left, "a title that is far too long for half of a figure, and so is cut off at both of its ends")
+    style.label(right, 0.5, 0.5, "one")
+    style.label(right, 0.5, 0.5, "other")
+    right.text(0.1, 0.1, "tiny", fontsize=8)
+    assert {fault.split(":")[0] for fault in faults(figure)} == {"cut off", "one upon the other", "small"}
+
+
+def check_colour_bars(figure):
+    """Maps of one scale share a bar, which ends at the lowest and at the highest number that they show."""
+    groups = {}
+    for image in (image for axes in figure.axes for image in axes.images):
+        groups.setdefault(image.get_clim(), []).append(image)
+    for (low, high), images in groups.items():
+        arrays = [image.get_array() for image in images]
+        assert low == min(array.min() for array in arrays)
+        assert high == max(array.max() for array in arrays)
+        bars = [image.colorbar for image in images if image.colorbar]
+        assert bars or all(image.get_cmap().N == 2 for image in images)  # two colours need no scale
+        for bar in bars:
+            assert (bar.vmin, bar.vmax) == (low, high)
+            assert (bar.get_ticks()[0], bar.get_ticks()[-1]) == (low, high)
+
+
+@pytest.mark.parametrize("slug", FIGURES)
+def test_the_same_seed_gives_the_same_bytes(slug, tmp_path):
+    torch.manual_seed(7)
+    one = FIGURES[slug](seed=3)
+    torch.manual_seed(8)
+    other = FIGURES[slug](seed=3)
+    for suffix, start in {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}.items():
+        first = save(one, tmp_path / "new" / f"first{suffix}").read_bytes()
+        assert first.startswith(start)
+        assert save(other, tmp_path / f"second{suffix}").read_bytes() == first
+    assert save(one, tmp_path / "again.pdf").read_bytes() == first
+
+
+def test_a_figure_is_saved_in_the_formats_that_there_are(tmp_path):
+    figure, _ = style.canvas()
+    with pytest.raises(ValueError, match=r"saved as \.png, \.svg, \.pdf, got 'mask\.jpg'; try mask\.png"):
+        save(figure, tmp_path / "mask.jpg")
+    assert save(figure, tmp_path / "MASK.PNG").exists()
+
+
+def test_a_figure_follows_the_readers_numbers():
+    longer = draw_claim("elongated-key", {"alpha": 5.0, "mistaken": True})
+    assert any("alpha = 5" in axes.get_title() for axes in longer.axes)
+
+
+def test_each_figure_belongs_to_a_claim_and_takes_its_settings():
+    for slug, draw in FIGURES.items():
+        parameters = inspect.signature(draw).parameters
+        assert "seed" in parameters
+        assert all(parameter.default is not inspect.Parameter.empty for parameter in parameters.values())
+        assert set(parameters) <= set(settings(CLAIMS[slug]))
+
+
+def test_drawing_all_takes_seconds_and_leaves_everything_else_alone():
+    random, rc = torch.get_rng_state(), dict(matplotlib.rcParams)
+    start = time.process_time()
+    for draw in FIGURES.values():
+        draw().canvas.draw()
+    assert time.process_time() - start < 15
+    assert torch.equal(torch.get_rng_state(), random)
+    assert dict(matplotlib.rcParams) == rc
+
+
+def test_matplotlib_is_loaded_when_a_figure_is_drawn_and_pyplot_never():
+    code = """
+import sys
+import clearhead.lab.claims
+from clearhead.lab.figures.gallery import FIGURES, draw_claim
+assert "matplotlib" not in sys.modules
+FIGURES["additive-mask"]()
+assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_numbers_that_are_not_finite_are_no_limits():
+    figure, (axes,) = style.canvas()
+    (image,) = style.heat_maps(figure, [axes], [torch.tensor([[0.5, float("-inf")], [2.0, float("nan")]])], "")
+    assert image.get_clim() == (0.5, 2.0)
+
+
+def test_gradients_through_a_soft_weight_are_larger():
+    soft, hard = (saturation.gradient(64, beta, 8, torch.Generator().manual_seed(0)) for beta in (1 / 8, 1.0))
+    assert soft > 1.5 * hard
+
+
+def test_influence_is_the_norm_of_each_block_of_the_jacobian():
+    torch.manual_seed(0)
+    x = torch.randn(1, 5, 4, dtype=torch.float64)
+    conv = reach.AlongTheLine(4, 3, 1).double()
+    norms = conv.layers[0].weight.square().sum(dim=(0, 1)).sqrt()  # a convolution is linear: its taps are its Jacobian
+    expected = torch.cat([torch.zeros(1), norms / norms.max(), torch.zeros(1)])
+    torch.testing.assert_close(reach.influence(conv, x), expected.double().detach())
+    assert (reach.influence(MultiHeadAttention(4, 2).double(), x) > 0).all()
+
+
+def test_the_weights_of_an_imitation_are_the_identity_or_equal():
+    weight = torch.eye(3, dtype=torch.float64)
+    sharp, even = (imitations.offset_weights(imitations.pointwise(weight, None, 5, beta)) for beta in (50.0, 0.0))
+    torch.testing.assert_close(sharp, torch.eye(5, dtype=torch.float64))
+    torch.testing.assert_close(even, torch.full((5, 5), 0.2, dtype=torch.float64))
+
+
+def test_errors_of_the_imitations_fall_with_beta():
+    for error in (imitations.simple_errors(0, 3, 6) | imitations.convolution_errors(0, 3, 6, 3)).values():
+        assert error(50.0) < 1e-9 < 1e-3 < error(1.0)
+
+
+def test_similar_places_are_near_places():
+    alike = positions.similarity(sinusoidal(torch.arange(20), 32))
+    torch.testing.assert_close(alike.diagonal(), torch.ones(20))
+    assert (alike[0, 1:4].diff() < 0).all()
+
+
+def test_the_own_share_counts_the_diagonal():
+    assert tokens.own_share(torch.eye(4)) == 1
+    assert tokens.own_share(torch.eye(4).roll(1, 0)) == 0
