@@ -154,7 +154,7 @@ def test_matplotlib_is_loaded_when_a_figure_is_drawn_and_pyplot_never():
     code = """
 import sys
 import clearhead.lab.claims
-from clearhead.lab.figures.gallery import FIGURES, draw_claim
+from clearhead.lab.figures.gallery import FIGURES
 assert "matplotlib" not in sys.modules
 FIGURES["additive-mask"]()
 assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules
