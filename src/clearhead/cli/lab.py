@@ -71,7 +71,9 @@ def run_one(slug: str, argv: Sequence[str]) -> int:
     args = options.parse(argv)
     changes = {name: getattr(args, name) for name in settings(claim)}
     finding = Finding(claim, run_claim(slug, **changes))
-    drawn = draw(claim, args, changes)
+    drawn = draw(
+        claim, args, {name: value for name, value in changes.items() if value != settings(claim)[name].default}
+    )
     if args.json:
         print(json.dumps([as_dict(finding)], indent=2))
     else:
