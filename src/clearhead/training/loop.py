@@ -88,7 +88,7 @@ def train_on(
     patience = setup.config.training.patience
     setup.model.train()
     while standing.step < setup.n_steps and not (patience and standing.stale >= patience):
-        must_stop = update(setup, standing, request.wanted)
+        must_stop = update(setup, standing, request)
         step, is_last = standing.step, standing.step == setup.n_steps
 
         if step % setup.config.training.log_every == 0 or is_last:
@@ -106,7 +106,7 @@ def train_on(
     return "finished" if standing.step == setup.n_steps else "patience"
 
 
-def update(setup: Setup, standing: Standing, stop_wanted: bool) -> bool:
+def update(setup: Setup, standing: Standing, request: StopRequest) -> bool:
     """One step: forward, backward, clip, update. Returns whether any process wants to stop after it."""
     config, team, step = setup.config, setup.processes, standing.step
     batch = to_device(setup.batches.at(step, team.rank, team.world), team.device)
@@ -122,7 +122,7 @@ def update(setup: Setup, standing: Standing, stop_wanted: bool) -> bool:
         sums += counts(loss, setup.objective.right(outputs.detach(), part))
 
     # one message for all that processes have to agree on, and one wait for the GPU
-    extra = torch.stack([setup.optimizers.squared_norm(), sums.new_full((), stop_wanted)])
+    extra = torch.stack([setup.optimizers.squared_norm(), sums.new_full((), request.wanted)])
     *totals, squared_norm, n_stops = team.add(torch.cat([sums, extra])).tolist()
     norm = math.sqrt(squared_norm if setup.is_sharded else squared_norm / team.world)
     check_finite(totals[0] / batch.n_global, norm, step + 1)

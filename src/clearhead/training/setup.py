@@ -73,12 +73,16 @@ def set_up(config: RunConfig, processes: Processes, *, shard: bool, report: Call
     if shard and processes.world > 1:
         sharding.shard(model)
     else:
-        sample = batches.at(0, processes.rank, processes.world).inputs.to(processes.device)
-        forward = replicated(compiled(model, config.training.compile, sample, report), processes)
+        fast = compiled(model, config.training.compile, lambda: first_inputs(batches, processes), report)
+        forward = replicated(fast, processes)
     optimizers = Optimizers(model, config.optimizer)
     average = WeightAverage(model, config.training.ema) if config.training.ema else None
     torch.manual_seed(key_of(config.seed, "dropout", processes.rank))  # and drops something else
     return Setup(config, processes, data, batches, model, forward, optimizers, average, shard and processes.world > 1)
+
+
+def first_inputs(batches: Batches, processes: Processes) -> Tensor:
+    return batches.at(0, processes.rank, processes.world).inputs.to(processes.device)
 
 
 def check_portions(config: RunConfig, world: int) -> None:
