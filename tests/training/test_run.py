@@ -290,13 +290,16 @@ for kill in range(n_kills):
             traceback.print_exc()
         os._exit(1)
     os.close(said)
-    time.sleep(moments.uniform(0.002, 0.06))
+    told = os.fdopen(listens)
+    for _ in range(moments.choice((0, 1, 2, 3))):  # not in time: a slow disk must not mean that nothing is ever saved
+        saved = int(told.readline())
+    time.sleep(moments.uniform(0, 0.02))
     while kill % 3 == 0 and not any(name.startswith("saving-") for name in os.listdir(path + "/checkpoints")):
         pass
     os.kill(child, signal.SIGKILL)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL, "the child ended by itself"
     in_a_save += any(name.startswith("saving-") for name in os.listdir(path + "/checkpoints"))
-    with os.fdopen(listens) as told:
+    with told:
         saved = max([saved, *map(int, told.read().split())])
     reports = []
     with RunDirectory.open(path, reports.append).lock() as run:
@@ -318,5 +321,5 @@ def test_thirty_real_kills_lose_nothing(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     saved, in_a_save = map(int, done.stdout.split())
-    assert saved > 30
+    assert saved >= 30
     assert in_a_save >= 5, "too few of the kills came in the middle of a save to prove anything"
