@@ -1,0 +1,45 @@
+"""Ctrl-C and SIGTERM end a run at the next step, with a checkpoint; and how a run says by its exit code what happened."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+FINISHED = 0
+"""trained to the end, or until patience ran out, and tested"""
+STOPPED = 3
+"""a signal came: there is a checkpoint of the step that was under way, and `resume` continues after it"""
+DIVERGED = 4
+"""the loss or the gradient was no longer a finite number: stopped at that step, which is in no checkpoint"""
+
+
+class StopRequest:
+    """Whether somebody wants the run to stop."""
+
+    wanted = False
+
+
+@contextmanager
+def stopping_on_signals() -> Iterator[StopRequest]:
+    """The first signal asks for a stop; the second ends the process at once, which loses only the steps since the
+    last checkpoint, for a checkpoint is complete or not there. Old handlers are back afterwards."""
+    request = StopRequest()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        request.wanted = True
+        name = signal.Signals(number).name
+        # print is not allowed here: the signal may have come in the middle of a print
+        os.write(2, f"\n{name}: stopping after this step, with a checkpoint (again: at once, without)\n".encode())
+
+    if threading.current_thread() is not threading.main_thread():  # Python lets only the main thread have handlers
+        yield request
+        return
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
