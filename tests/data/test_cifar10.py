@@ -83,8 +83,8 @@ def test_a_class_that_does_not_exist_is_refused(label):
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("test_batch.png", b"nonsense", "test_batch.png must be a whole PNG, got a damaged one"),
-        ("test_batch.png", as_png(BINARIES["test_batch.bin"])[:-2000], "must be a whole PNG, got a damaged one"),
+        ("test_batch.png", b"nonsense", r"test_batch.png must be a whole picture \(PNG\), got something else"),
+        ("test_batch.png", as_png(BINARIES["test_batch.bin"])[:-2000], "must be a whole picture"),
         (
             "test_batch.png",
             as_png(BINARIES["test_batch.bin"] * 2),
