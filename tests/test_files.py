@@ -30,6 +30,7 @@ def test_whichever_call_fails_the_file_is_the_old_one_or_the_new_one(tmp_path, f
             break
         assert isinstance(failure, OSError)
         assert failure.errno == kind
+        assert failure.filename in (str(path), str(tmp_path), None)
         assert path.read_bytes() in (b"old", b"new")
         assert once is False or os.listdir(tmp_path) == ["a"]
     assert at > 4
