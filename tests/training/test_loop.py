@@ -153,10 +153,12 @@ def test_portions_of_a_batch_are_the_batch(config, tmp_path):
 def test_patience_ends_a_run_that_gets_no_better_and_the_end_survives_a_kill(config, tmp_path, monkeypatch):
     config = with_training(config, patience=2, evaluate_every=2, checkpoint_every=100, ema=0.0)
     config = replace(config, optimizer=replace(config.optimizer, lr=0.0, muon_lr=0.0))
-    monkeypatch.setattr(loop, "test_once", lambda *parts: None)  # as if killed before the test
-    outcome = train(config, tmp_path / "run", quiet=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "test_once", lambda *parts: None)  # as if killed before the test
+        outcome = train(config, tmp_path / "run", quiet=True)
     assert (outcome.reason, outcome.step, outcome.best_step) == ("patience", 6, 2)
-    monkeypatch.undo()
+    outcome = resume(tmp_path / "run", quiet=True)
+    assert (outcome.reason, outcome.step, outcome.test["best_step"]) == ("patience", 6, 2)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_is_in_no_checkpoint(config, tmp_path):

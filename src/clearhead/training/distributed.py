@@ -82,6 +82,11 @@ def processes() -> Iterator[Processes]:
     dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo", timeout=PATIENCE)
     try:
         yield Processes(dist.get_rank(), dist.get_world_size(), device)
+    except RuntimeError as error:
+        if isinstance(error, dist.DistError) or "gloo" in str(error):
+            message = "processes of a run must all live, and one has ended or is silent; resume the run with all"
+            raise ConnectionError(message) from error
+        raise
     finally:
         dist.destroy_process_group()
 
@@ -92,7 +97,7 @@ def replicated(forward: Callable[[Tensor], Tensor], processes: Processes) -> Cal
         return forward
     from torch.nn.parallel import DistributedDataParallel
 
-    return DistributedDataParallel(forward, broadcast_buffers=False, gradient_as_bucket_view=True)
+    return DistributedDataParallel(forward, gradient_as_bucket_view=True)
 
 
 def exchanging(forward: Any, is_last: bool) -> AbstractContextManager[None]:

@@ -1,5 +1,6 @@
 """Weights split over processes (FSDP2): each keeps a part of every tensor. Every function leaves other tensors alone."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ def shard(model: nn.Module) -> None:
     """Splits the model's weights over all processes; each block's are put together just before they are needed."""
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
+    # of no harm: a loss does not change the model's answer in place
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     for module in model.modules():
         if isinstance(module, EncoderBlock | DecoderBlock):
             fully_shard(module)
