@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.data.dataset import DataSet
 from clearhead.data.draws import key_of
 from clearhead.training.checkpoint import Snapshot
 from clearhead.training.ema import weights_to_use
@@ -65,8 +66,14 @@ def snapshot(setup: Setup, standing: Standing) -> Snapshot | None:
     for kind, state in random_states(setup.processes.device).items():
         for rank, bytes_of_rank in enumerate(setup.processes.gather(state)):
             optimizer[f"random.rank{rank}{kind}"] = bytes_of_rank
-    state = {"standing": standing.to_json(), "made_with": setup.made_with()}
+    state = {"standing": standing.to_json(), "made_with": setup.made_with(), "data": about_data(setup.data)}
     return Snapshot(standing.step, model, optimizer, state) if keep else None
+
+
+def about_data(data: DataSet) -> dict[str, Any]:
+    """What is needed to ask the trained model something and to read its answer, where the data itself is not there."""
+    normalise = {"mean": list(data.normalise.mean), "std": list(data.normalise.std)} if data.normalise else None
+    return {"classes": list(data.classes), "normalise": normalise}
 
 
 def restore(setup: Setup, found: Snapshot | None, report: Callable[[str], None]) -> Standing:
