@@ -40,6 +40,11 @@ COMMANDS = {
         what="claims about attention, each an experiment with a verdict",
         example="clearhead lab elongated-key --alpha 10",
     ),
+    "data": Command(
+        home="clearhead.cli.data",
+        what="data sets: which there are, fetching one, looking at one",
+        example="clearhead data list",
+    ),
 }
 
 

@@ -3,17 +3,15 @@
 The makers' binary files: for each image its class, one byte, and then 1,024 bytes each of red, green and blue.
 """
 
-import io
-import json
-
 import numpy as np
 import torch
-from PIL import Image
 
 from clearhead.data.config import DataConfig
 from clearhead.data.dataset import DataSet, Images, Normalise, set_apart
+from clearhead.data.pictures import open_picture
 from clearhead.data.sources import Npm, Web
 from clearhead.data.store import Files, Stored, pick, read
+from clearhead.files import from_json
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 NORMALISE = Normalise(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
@@ -47,18 +45,15 @@ def from_picture(files: Files, name: str) -> bytes:
 def picture(data: bytes, name: str) -> np.ndarray:
     """(images, numbers of one image, channels)"""
     expected = (SIDE * SIDE, PER_FILE)
-    try:
-        with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
-            if image.size != expected or image.mode != "RGB":
-                raise ValueError(f"{name} must be RGB of {expected}, got {image.mode} of {image.size}")
-            return np.asarray(image)
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{name} must be a whole PNG, got a damaged one ({error})") from None
+    image = open_picture(data, name, formats=("PNG",))
+    if image.size != expected or image.mode != "RGB":
+        raise ValueError(f"{name} must be RGB of {expected}, got {image.mode} of {image.size}")
+    return np.asarray(image)
 
 
 def labels_of(data: bytes, name: str) -> np.ndarray:
     try:
-        numbers = json.loads(data)
+        numbers = from_json(data)
     except ValueError as error:  # not JSON, or not text
         raise ValueError(f"{name} must be a list of labels in JSON ({error})") from None
     if not isinstance(numbers, list) or not all(type(n) is int and 0 <= n < len(CLASSES) for n in numbers):
