@@ -87,7 +87,7 @@ def test_python_m_clearhead_reports_mistakes():
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("shpaes", "a command is one of shapes, steps, lab, curves, got 'shpaes'; did you mean shapes?"),
+        ("shpaes", f"a command is one of {', '.join(COMMANDS)}, got 'shpaes'; did you mean shapes?"),
         ("--jsn", "got '--jsn'; see clearhead --help"),
         ("shapes tiny_vt", "got 'tiny_vt'; did you mean tiny_vit?"),
         ("shapes xyz", "got 'xyz'; choose one of them"),

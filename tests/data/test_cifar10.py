@@ -11,7 +11,7 @@ from PIL import Image
 from clearhead.data import cifar10
 from clearhead.data.config import DataConfig
 from clearhead.data.datasets import load
-from clearhead.data.store import digest
+from clearhead.files import sha256
 
 NAMES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
 PER_FILE = 4
@@ -94,6 +94,7 @@ def test_a_class_that_does_not_exist_is_refused(label):
         ("test_lables.json", b"[1, 2, 3, 10]", "must be a list of numbers from 0 to 9"),
         ("test_lables.json", b"[1, 2, 3, true]", "must be a list of numbers from 0 to 9"),
         ("test_lables.json", b"{}", "must be a list of numbers from 0 to 9"),
+        ("test_lables.json", b"[" * 100_000, "must be a list of labels in JSON"),
         ("test_lables.json", b"\xff", "must be a list of labels in JSON"),
     ],
 )
@@ -127,7 +128,7 @@ def test_it_is_loaded_out_of_the_users_copy(cache, monkeypatch):
     (cache / "cifar10").mkdir(parents=True)
     for name, data in BINARIES.items():
         (cache / "cifar10" / name).write_bytes(data)
-        monkeypatch.setitem(cifar10.STORED.digests, name, digest(data))
+        monkeypatch.setitem(cifar10.STORED.digests, name, sha256(data))
     data = load(DataConfig(name="cifar10", validation=4), seed=0)
     assert (len(data.train), len(data.validation), len(data.test)) == (16, 4, 4)
     assert torch.equal(data.test.images, cifar10.parse(BINARIES["test_batch.bin"], "").images)

@@ -8,7 +8,8 @@ from clearhead.data import fashion
 from clearhead.data.config import DataConfig
 from clearhead.data.datasets import load
 from clearhead.data.sources import Here
-from clearhead.data.store import digest, obtain
+from clearhead.data.store import obtain
+from clearhead.files import sha256
 
 
 def idx(*shape):
@@ -30,7 +31,7 @@ def test_gzipped_or_plain_files_are_fetched_and_loaded(cache, tmp_path, monkeypa
     (tmp_path / "mine").mkdir()
     for name, data in FILES.items():
         (tmp_path / "mine" / f"{name}{ending}").write_bytes(pack(data))
-        monkeypatch.setitem(fashion.DIGESTS, name, digest(data))
+        monkeypatch.setitem(fashion.DIGESTS, name, sha256(data))
     obtain(fashion.STORED, (Here(tmp_path / "mine"),), print)
     data = load(DataConfig(name="fashion", validation=2), seed=0)
     assert (len(data.train), len(data.validation), len(data.test)) == (10, 2, 5)

@@ -3,9 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.data import store
+from clearhead import files
 from clearhead.data.sources import Here, Web
-from clearhead.data.store import Stored, cache_folder, digest, has, obtain, pick, read, write_atomic
+from clearhead.data.store import Stored, cache_folder, has, obtain, pick, read
+from clearhead.files import sha256
 
 FILES = {"one": b"first", "two": b"second"}
 
@@ -17,7 +18,7 @@ def double(files):
 
 STORED = Stored(
     name="toy",
-    digests={name: digest(data) for name, data in FILES.items()},
+    digests={name: sha256(data) for name, data in FILES.items()},
     wanted=frozenset(FILES),
     decode=double,
     sources=(),
@@ -112,7 +113,7 @@ def test_a_full_disk_is_no_fault_of_the_source(cache, good, monkeypatch):
     def full(handle):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(OSError, match="No space left on device"):
         obtain(STORED, (Here(good), Here(good)), said)
     assert not has(STORED)
@@ -123,10 +124,3 @@ def test_the_cache_is_where_the_user_says(cache, monkeypatch):
     assert cache_folder() == cache
     monkeypatch.delenv("CLEARHEAD_CACHE")
     assert cache_folder() == Path.home() / ".cache/clearhead"
-
-
-def test_an_old_file_is_replaced_as_a_whole(tmp_path):
-    write_atomic(tmp_path / "a/b", b"old")
-    write_atomic(tmp_path / "a/b", b"new")
-    assert (tmp_path / "a/b").read_bytes() == b"new"
-    assert len(list((tmp_path / "a").iterdir())) == 1

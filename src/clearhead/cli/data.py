@@ -110,7 +110,7 @@ def show_digits(config: "DataConfig", seed: int) -> None:
 def write_sheet(config: "DataConfig", seed: int, out: Path) -> None:
     from clearhead.data.datasets import load
     from clearhead.data.sheet import contact_sheet
-    from clearhead.data.store import write_atomic
+    from clearhead.files import write_atomic
 
     if out.suffix.lower() != ".png":
         raise ValueError(f"a contact sheet is a .png file, got {str(out)!r}; try --out {out.with_suffix('.png')}")

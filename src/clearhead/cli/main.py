@@ -70,7 +70,7 @@ COMMANDS = {
     "data": Command(
         home="clearhead.cli.data",
         what="data sets: which there are, fetching one, looking at one",
-        example="clearhead data show mnist",
+        example="clearhead data list",
     ),
     "shapes": Command(
         home="clearhead.cli.shapes",

@@ -3,8 +3,6 @@
 The makers' binary files: for each image its class, one byte, and then 1,024 bytes each of red, green and blue.
 """
 
-import json
-
 import numpy as np
 import torch
 
@@ -13,6 +11,7 @@ from clearhead.data.dataset import DataSet, Images, Normalise, set_apart
 from clearhead.data.pictures import open_picture
 from clearhead.data.sources import Npm, Web
 from clearhead.data.store import Files, Stored, pick, read
+from clearhead.files import from_json
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 NORMALISE = Normalise(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
@@ -54,7 +53,7 @@ def picture(data: bytes, name: str) -> np.ndarray:
 
 def labels_of(data: bytes, name: str) -> np.ndarray:
     try:
-        numbers = json.loads(data)
+        numbers = from_json(data)
     except ValueError as error:  # not JSON, or not text
         raise ValueError(f"{name} must be a list of labels in JSON ({error})") from None
     if not isinstance(numbers, list) or not all(type(n) is int and 0 <= n < len(CLASSES) for n in numbers):

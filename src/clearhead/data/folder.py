@@ -19,7 +19,8 @@ from clearhead.data.dataset import DataSet, Images, Normalise, Part, set_apart
 from clearhead.data.draws import key_of
 from clearhead.data.idx import parse
 from clearhead.data.pictures import SUFFIXES, read_picture, resize
-from clearhead.data.store import cache_folder, write_atomic
+from clearhead.data.store import cache_folder
+from clearhead.files import write_atomic
 
 NORMALISE = Normalise(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 TEST_SEED = 0
@@ -126,6 +127,7 @@ def pixels_of(listing: Listing, size: int) -> Tensor:
     pixels = decode(listing.files, size)
     head = b"\0\0\x08\x04" + b"".join(n.to_bytes(4, "big") for n in pixels.shape)
     data = head + pixels.numpy().tobytes()
+    kept.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(kept, hashlib.sha256(data).digest() + data)
     return pixels
 

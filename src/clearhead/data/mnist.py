@@ -3,13 +3,13 @@
 By Yann LeCun, Corinna Cortes and Christopher J.C. Burges; CC BY-SA 3.0: files/mnist/LICENCE.txt.
 """
 
-import hashlib
 from functools import cache
 from importlib.resources import files
 
 from clearhead.data.config import DataConfig
 from clearhead.data.dataset import DataSet, Images, Normalise, set_apart
 from clearhead.data.idx import gunzip, images_and_labels
+from clearhead.files import sha256
 
 CLASSES = tuple("0123456789")
 NORMALISE = Normalise(mean=(0.1307,), std=(0.3081,))
@@ -36,6 +36,6 @@ def digits(part: str) -> Images:
 def embedded(name: str) -> bytes:
     packed = files("clearhead.data").joinpath("files", "mnist", f"{name}.gz").read_bytes()
     data = gunzip(packed, name, MOST)
-    if hashlib.sha256(data).hexdigest() != DIGESTS[name]:
+    if sha256(data) != DIGESTS[name]:
         raise ValueError(f"{name} must be as its makers published it, got other bytes; install clearhead again")
     return data

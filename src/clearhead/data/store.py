@@ -3,15 +3,14 @@
 CLEARHEAD_CACHE names the folder that all of them are in; ~/.cache/clearhead unless it is set.
 """
 
-import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from clearhead.data.sources import Source
+from clearhead.files import sha256, write_atomic
 
 Files = dict[str, bytes]
 
@@ -51,7 +50,7 @@ def read(stored: Stored, name: str) -> bytes:
             f"{stored.name} must be fetched before it is used, got no {path}; run: clearhead data get {stored.name}"
         )
     data = path.read_bytes()
-    if digest(data) != stored.digests[name]:
+    if sha256(data) != stored.digests[name]:
         raise ValueError(f"{path} must be as it was fetched, got other bytes; run: clearhead data get {stored.name}")
     return data
 
@@ -67,6 +66,7 @@ def obtain(stored: Stored, sources: Sequence[Source], report: Callable[[str], No
             tried.append(f"{source.what}: {error}")
             report(f"  no: {error}")
         else:
+            folder_of(stored).mkdir(parents=True, exist_ok=True)
             for name, data in files.items():
                 write_atomic(folder_of(stored) / name, data)
             shutil.rmtree(downloads_of(stored), ignore_errors=True)
@@ -85,7 +85,7 @@ def fetched(stored: Stored, source: Source) -> Files:
     try:
         files = stored.decode(found)
         for name, expected in stored.digests.items():
-            if digest(files[name]) != expected:
+            if sha256(files[name]) != expected:
                 raise ValueError(f"{name} is not what its makers published (its digest differs)")
     except ValueError:
         shutil.rmtree(downloads)  # it would only be found wrong again
@@ -103,22 +103,3 @@ def pick(files: Files, names: Sequence[str]) -> Files:
 
 def downloads_of(stored: Stored) -> Path:
     return cache_folder() / "downloads" / stored.name
-
-
-def digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """The file has all of the data or is not there: written beside, made to last, and renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with open(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException:
-        Path(beside).unlink(missing_ok=True)
-        raise
