@@ -1,6 +1,6 @@
 """Runs of several processes on this machine, started by forks of one process that has imported torch already.
 
-    python ranks.py FOLDER   trains and resumes everything that test_distributed.py asks about, into FOLDER
+python ranks.py FOLDER   trains and resumes everything that test_distributed.py asks about, into FOLDER
 """
 
 import json
@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-import torch._dynamo  # noqa: F401: what torch imports late, once here and not in each fork
-import torch.distributed.fsdp  # noqa: F401
-import torch.distributed.tensor  # noqa: F401
+import torch._dynamo  # what torch imports late: once here, not in each fork
+import torch.distributed.fsdp
+import torch.distributed.tensor
 import torch.nn.parallel
 
 from clearhead.data import datasets
@@ -98,7 +98,7 @@ def with_signal(step, number, only_rank, work):
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    data = DataSet(Digits(47, 0), Digits(13, 1), Digits(601, 2), (), None)
+    data = DataSet(Digits(47, 0), Digits(13, 1), Digits(513, 2), (), None)
     datasets.load = lambda config, seed: data
 
     def new(name, config=CONFIG, **options):

@@ -42,7 +42,7 @@ def assert_close(folder, expected):
 
 @pytest.mark.parametrize("name", ["of2", "of3", "sharded"])
 def test_any_number_of_processes_learns_the_same(runs, done, name):
-    """Losses of every step and evaluation, with 11 examples to a batch and 13 and 601 to evaluate."""
+    """Losses of every step and evaluation, with 11 examples to a batch, and 13 and 513 (512 + 1) to evaluate."""
     assert set(done[name]["codes"]) == {0}
     assert_close(runs / name, runs / "of1")
     made_with = RunDirectory.open(runs / name).newest().state["made_with"]

@@ -8,7 +8,7 @@ import torch
 from clearhead.data.batches import Batches
 from clearhead.data.config import Augmentation
 from clearhead.training import checkpoint, loop
-from clearhead.training.loop import Diverged, resume, train
+from clearhead.training.loop import DivergedError, resume, train
 from clearhead.training.run import RunDirectory
 from clearhead.training.signals import FINISHED, STOPPED
 
@@ -116,7 +116,9 @@ def test_the_records_of_a_run(config, tmp_path):
     assert found[-1] == outcome.test
     assert found[-1]["flip_average"] is False
     best = max((r for r in found if r["kind"] == "validation"), key=lambda r: (r["accuracy"], -r["loss"]))
-    assert outcome.best_step == found[-1]["best_step"] == best["step"] == RunDirectory.open(tmp_path / "run").best_step()
+    assert (
+        outcome.best_step == found[-1]["best_step"] == best["step"] == RunDirectory.open(tmp_path / "run").best_step()
+    )
 
 
 def test_the_test_set_is_scored_once(config, tmp_path, monkeypatch):
@@ -164,7 +166,9 @@ def test_patience_ends_a_run_that_gets_no_better_and_the_end_survives_a_kill(con
 def test_a_loss_that_is_not_finite_stops_the_run_and_is_in_no_checkpoint(config, tmp_path):
     optimizer = replace(config.optimizer, kind="adamw", lr=1e30, clip=0.0, warmup=0)
     config = with_training(replace(config, optimizer=optimizer), checkpoint_every=1, log_every=1)
-    with pytest.raises(Diverged, match=r"must be finite, got a loss of .* at step \d+, which is not saved") as caught:
+    with pytest.raises(
+        DivergedError, match=r"must be finite, got a loss of .* at step \d+, which is not saved"
+    ) as caught:
         train(config, tmp_path / "run", quiet=True)
     assert caught.value.exit_code not in (FINISHED, STOPPED)
     failed = int(str(caught.value).split("at step ")[1].split(",")[0])

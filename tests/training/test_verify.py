@@ -35,8 +35,8 @@ def test_every_difference_is_named(config, tmp_path):
     assert compare(tmp_path / "a", tmp_path / "b") == []
     place = tmp_path / "b/checkpoints" / checkpoint.name_of(12)
     state = checkpoint.load(place)
-    state.model["head.bias"][0] = -0.0 if state.model["head.bias"][0] == 0 else torch.nextafter(
-        state.model["head.bias"][0], torch.tensor(9.0)
+    state.model["head.bias"][0] = (
+        -0.0 if state.model["head.bias"][0] == 0 else torch.nextafter(state.model["head.bias"][0], torch.tensor(9.0))
     )
     state.state["standing"]["stale"] += 1
     checkpoint.save(tmp_path / "b", state)

@@ -6,7 +6,7 @@ Importing this does not import torch.
 import difflib
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_type_hints
 
 from clearhead.data.config import DataConfig
@@ -173,11 +173,10 @@ def read(kind: Any, values: Any, what: str) -> Any:
         for name, value in values.items()
         if types[name] == ModelConfig or is_dataclass(types[name])
     }
-    required = {field.name for field in fields(kind)} - values.keys()
-    try:
-        return kind(**(values | nested))
-    except TypeError:
-        raise ValueError(f"{what} needs all of its fields, got none of {', '.join(sorted(required))}; add them") from None
+    missing = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING and f.name not in values]
+    if missing:
+        raise ValueError(f"{what} needs all of its fields, got no {', '.join(missing)}; add what is missing")
+    return kind(**(values | nested))
 
 
 def check_name(name: Any, names: Iterable[str], what: str) -> None:

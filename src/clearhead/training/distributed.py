@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+CPU = torch.device("cpu")
 PATIENCE = timedelta(minutes=5)
 """how long a process waits for another that is silent; one that has ended is noticed at once"""
 
@@ -22,7 +23,7 @@ class Processes:
 
     rank: int = 0
     world: int = 1
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
 
     @property
     def is_first(self) -> bool:
@@ -68,11 +69,14 @@ class Processes:
         return received
 
 
+ALONE = Processes()
+
+
 @contextmanager
 def processes() -> Iterator[Processes]:
     """All processes of this run, connected; with gloo on processors, with NCCL on GPUs."""
     has_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if has_gpu else torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if has_gpu else CPU
     if has_gpu:
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:

@@ -1,6 +1,6 @@
 """The moving average of the weights: less noisy than the weights of the last step, and so what gets evaluated."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -39,7 +39,7 @@ class WeightAverage:
             torch._foreach_copy_(weights, own)
 
     @staticmethod
-    def parts(tensors: dict[str, Tensor]) -> list[Tensor]:
+    def parts(tensors: Mapping[str, Tensor]) -> list[Tensor]:
         return [local(tensor.detach()) for tensor in tensors.values()]
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from clearhead.data.batches import Batch, evaluation_batches
 from clearhead.data.dataset import Examples, Normalise
 from clearhead.training.config import Precision
-from clearhead.training.distributed import Processes
+from clearhead.training.distributed import ALONE, Processes
 from clearhead.training.metrics import N_COUNTS, counts, summary
 from clearhead.training.objective import Objective, to_device
 from clearhead.training.precision import autocast
@@ -22,7 +22,7 @@ def evaluate(
     objective: Objective,
     examples: Examples,
     normalise: Normalise | None,
-    processes: Processes = Processes(),
+    processes: Processes = ALONE,
     *,
     precision: Precision = "float32",
     flip_average: bool = False,

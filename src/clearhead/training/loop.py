@@ -28,7 +28,7 @@ from clearhead.training.state import Standing, restore, snapshot, use_weights
 Reason = Literal["finished", "patience", "stopped"]
 
 
-class Diverged(ArithmeticError):  # noqa: N818: what happened, in one word
+class DivergedError(ArithmeticError):
     """The loss or the gradient was not a finite number; the step that it happened in is in no checkpoint."""
 
     exit_code = DIVERGED
@@ -140,7 +140,7 @@ def update(setup: Setup, standing: Standing, request: StopRequest) -> bool:
 
 def check_finite(loss: float, norm: float, step: int) -> None:
     if not (math.isfinite(loss) and math.isfinite(norm)):
-        raise Diverged(
+        raise DivergedError(
             f"loss and gradient must be finite, got a loss of {loss} and a gradient of length {norm} at step {step}, "
             "which is not saved; try a smaller learning rate, a longer warm-up or clip=1"
         )

@@ -9,7 +9,7 @@ N_COUNTS = 5
 def counts(loss: Tensor, right: Tensor) -> Tensor:
     """Sum of losses, examples, right answers, answers, examples with every answer right. right (B,…) -> float64 (5,)"""
     n_examples = right.shape[0]
-    answers = right.reshape(n_examples, -1)
+    answers = right[:, None] if right.dim() == 1 else right.flatten(1)
     return torch.stack(
         [
             loss.detach().double(),

@@ -106,8 +106,6 @@ def portions(batch: Batch, n: int) -> list[Batch]:
     """The batch in n parts that differ in size by one at most."""
     if n == 1:
         return [batch]
-    parts = [
-        [None] * n if tensor is None else tensor.tensor_split(n)
-        for tensor in (batch.inputs, batch.targets, batch.other, batch.share)
-    ]
-    return [Batch(*part, batch.n_global) for part in zip(*parts, strict=True)]  # type: ignore[arg-type]
+    others, shares = ([None] * n if t is None else t.tensor_split(n) for t in (batch.other, batch.share))
+    parts = zip(batch.inputs.tensor_split(n), batch.targets.tensor_split(n), others, shares, strict=True)
+    return [Batch(*part, batch.n_global) for part in parts]

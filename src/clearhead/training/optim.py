@@ -89,7 +89,7 @@ class Optimizers:
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Everything that the next update depends on beside weights and gradients: `<weight>.<what>` -> tensor."""
-        names = {weight: name for name, weight in self.weights.items()}
+        names: dict[Tensor, str] = {weight: name for name, weight in self.weights.items()}
         return {
             f"{names[weight]}.{what}": tensor
             for member in self.members

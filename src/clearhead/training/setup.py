@@ -34,6 +34,7 @@ class Setup:
     optimizers: Optimizers
     average: WeightAverage | None
     is_sharded: bool
+    is_compiled: bool
 
     @property
     def objective(self) -> Objective:
@@ -58,7 +59,7 @@ class Setup:
             "threads": torch.get_num_threads(),
             "processes": self.processes.world,
             "sharded": self.is_sharded,
-            "compiled": self.forward is not self.model and "Optimized" in repr(type(self.forward)),
+            "compiled": self.is_compiled,
             "device": torch.cuda.get_device_name() if self.processes.device.type == "cuda" else "cpu",
         }
 
@@ -69,16 +70,19 @@ def set_up(config: RunConfig, processes: Processes, *, shard: bool, report: Call
     batches = Batches(data, config.data, config.training.batch_size, config.seed)
     torch.manual_seed(config.seed)  # every process begins with the same weights
     model = build_model(config.model).to(processes.device)
-    forward: Callable[[Tensor], Tensor] = model
-    if shard and processes.world > 1:
+    fast: Callable[[Tensor], Tensor] = model
+    is_sharded = shard and processes.world > 1
+    if is_sharded:
         sharding.shard(model)
     else:
         fast = compiled(model, config.training.compile, lambda: first_inputs(batches, processes), report)
-        forward = replicated(fast, processes)
+    forward = model if is_sharded else replicated(fast, processes)
     optimizers = Optimizers(model, config.optimizer)
     average = WeightAverage(model, config.training.ema) if config.training.ema else None
     torch.manual_seed(key_of(config.seed, "dropout", processes.rank))  # and drops something else
-    return Setup(config, processes, data, batches, model, forward, optimizers, average, shard and processes.world > 1)
+    return Setup(
+        config, processes, data, batches, model, forward, optimizers, average, is_sharded, is_compiled=fast is not model
+    )
 
 
 def first_inputs(batches: Batches, processes: Processes) -> Tensor:

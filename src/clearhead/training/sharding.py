@@ -1,4 +1,4 @@
-"""Weights split over processes (FSDP2): each keeps a part of every tensor. Every function leaves other tensors alone."""
+"""Weights split over processes (FSDP2): each keeps a part of every tensor. Other tensors pass through."""
 
 import warnings
 from typing import Any

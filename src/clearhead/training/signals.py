@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a run at the next step, with a checkpoint; and how a run says by its exit code what happened."""
+"""Ctrl-C and SIGTERM end a run at the next step, with a checkpoint; and what a run's exit code means."""
 
 import os
 import signal

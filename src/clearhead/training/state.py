@@ -63,8 +63,8 @@ def snapshot(setup: Setup, standing: Standing) -> Snapshot | None:
     others = {f"optim.{name}": tensor for name, tensor in setup.optimizers.state_tensors().items()}
     others |= {f"ema.{name}": tensor for name, tensor in averages.items()}
     model, optimizer = gathered(setup.model.state_dict(), keep), gathered(others, keep)
-    for kind, state in random_states(setup.processes.device).items():
-        for rank, bytes_of_rank in enumerate(setup.processes.gather(state)):
+    for kind, generator in random_states(setup.processes.device).items():
+        for rank, bytes_of_rank in enumerate(setup.processes.gather(generator)):
             optimizer[f"random.rank{rank}{kind}"] = bytes_of_rank
     state = {"standing": standing.to_json(), "made_with": setup.made_with(), "data": about_data(setup.data)}
     return Snapshot(standing.step, model, optimizer, state) if keep else None

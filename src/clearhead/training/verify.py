@@ -55,7 +55,8 @@ def train_and_kill(config: RunConfig, folder: Path, step: int) -> int:
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, str(folder)], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert child.stdin is not None and child.stderr is not None
+    assert child.stdin is not None
+    assert child.stderr is not None
     try:
         child.stdin.write(json.dumps(config.to_dict()))
         child.stdin.close()
