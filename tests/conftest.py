@@ -59,3 +59,44 @@ class Faults:
 @pytest.fixture
 def faults(monkeypatch):
     return Faults(monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """Small runs of several kinds, trained once: reverse, mnist (barely), whole-sum; read them, don't change them."""
+    from clearhead.recipes.start import train
+
+    home = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        few = {"data.validation": 50, "training.threads": 1, "training.log_every": 5}
+        images = {"model.patch_size": 14, "model.width": 16, "model.depth": 1, "model.tokenizer": "patches"}
+        runs = {
+            "reverse": {"training.steps": 12, "data.limit": 500},
+            "mnist": {"training.steps": 12, "training.ema": 0.5, "data.limit": 400, **images},
+            "oddity": {"training.steps": 3, "data.limit": 200, "model.width": 8, "model.depth": 1, "data.set_size": 4},
+        }
+        for name, changes in runs.items():
+            train(name, name, changes=few | changes, quiet=True)
+        train("whole", "sum", changes=few | {"data.question": "sum", "training.steps": 3, "data.limit": 400}, quiet=True)
+        train(
+            "whole", "repeat", changes=few | {"data.question": "repeat", "training.steps": 3, "data.limit": 400}, quiet=True
+        )
+    return home / "runs"
+
+
+@pytest.fixture
+def pictures(tmp_path, monkeypatch):
+    """A folder of red, green and blue pictures, some larger than others; the cache is a temporary one."""
+    import numpy as np
+    from PIL import Image
+
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
+    noise = np.random.default_rng(0)
+    for channel, name in enumerate(("red", "green", "blue")):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for i in range(10):
+            pixels = noise.integers(0, 90, (20 + i, 24, 3), dtype=np.uint8)
+            pixels[..., channel] += 160
+            Image.fromarray(pixels).save(tmp_path / "pictures" / name / f"{i}.png")
+    return tmp_path / "pictures"

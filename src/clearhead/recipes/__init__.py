@@ -1,1 +1,1 @@
-"""Experiments: one file each, which opens with its command, what it takes and what it reaches. Does not import torch."""
+"""Experiments: one file each, opening with its command, what it takes and what it reaches. No torch needed."""
