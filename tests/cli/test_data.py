@@ -43,7 +43,7 @@ def test_getting_from_a_folder_then_showing(capsys, elsewhere, monkeypatch):
     assert "clearhead data show fashion" in captured.out
     assert captured.err == f"fashion from {mine}\n"
     assert main(["data", "list"]) == 0
-    assert "fashion   fetched " in capsys.readouterr().out
+    assert "fashion   fetched  " in capsys.readouterr().out
     assert main(["data", "show", "fashion", "--out", "sheet.png"]) == 0
     assert capsys.readouterr().out == "wrote sheet.png\n"
     with Image.open("sheet.png") as sheet:

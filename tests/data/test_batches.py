@@ -68,6 +68,14 @@ def test_the_same_image_looks_different_in_the_next_epoch():
     assert sum(same) < N / 3
 
 
+def test_a_place_in_the_batch_is_augmented_differently_at_the_next_step():
+    same = Images(PIXELS[:1].expand(N, -1, -1, -1), torch.arange(N))
+    data = DataSet(same, same, same, classes=(), normalise=DATA.normalise)
+    order = Batches(data, DataConfig(name="mnist", augmentation=Augmentation(crop=2, flip=True)), 7, seed=0)
+    assert not torch.equal(order.at(0).inputs, order.at(1).inputs)
+    assert not torch.equal(order.at(0).inputs, order.at(3).inputs)  # the first step of the next epoch
+
+
 def test_the_seed_changes_order_and_augmentation():
     assert not torch.equal(batches(seed=0).at(0).targets, batches(seed=1).at(0).targets)
 

@@ -46,7 +46,7 @@ def show_list() -> None:
     from clearhead.data.datasets import DATASETS
 
     for name, entry in DATASETS.items():
-        print(f"{name:8}  {state_of(name):11}  {entry.what}")
+        print(f"{name:8}  {state_of(name):13}  {entry.what}")
 
 
 def state_of(name: str) -> str:
