@@ -43,7 +43,7 @@ def test_getting_from_a_folder_then_showing(capsys, elsewhere, monkeypatch):
     assert "clearhead data show fashion" in captured.out
     assert captured.err == f"fashion from {mine}\n"
     assert main(["data", "list"]) == 0
-    assert "fashion   fetched " in capsys.readouterr().out
+    assert "fashion   fetched  " in capsys.readouterr().out
     assert main(["data", "show", "fashion", "--out", "sheet.png"]) == 0
     assert capsys.readouterr().out == "wrote sheet.png\n"
     with Image.open("sheet.png") as sheet:
@@ -92,7 +92,7 @@ def test_help(capsys, argv):
         ("data get", "data get needs the name of a data set, got none; see clearhead data list"),
         ("data show --out x.png", "data show needs the name of a data set"),
         ("data get minst", "got 'minst'; did you mean mnist?"),
-        ("data get mnist", "got mnist, which needs no fetching"),
+        ("data get mnist", "what is fetched is cifar10 or fashion, got mnist; it can be used as it is"),
         ("data get cifar10 --form here", "did you mean --from?"),
         ("data get cifar10 --from nowhere", "tried nowhere: there is no such file or folder; if you have it:"),
         ("data show cifar10", "run: clearhead data get cifar10"),
@@ -114,8 +114,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(capsys):
     assert capsys.readouterr().err.startswith("clearhead: No such file or directory: ")
 
 
-def test_mistakes_are_answered_without_torch():
-    code = (
-        "import sys; from clearhead.cli.main import main; main(['data', 'get', 'x']); sys.exit('torch' in sys.modules)"
-    )
+@pytest.mark.parametrize("argv", [["data", "list"], ["data", "get", "x"], ["data", "show", "x"]])
+def test_the_list_and_mistakes_are_answered_without_torch(argv):
+    code = f"import sys; from clearhead.cli.main import main; main({argv}); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0

@@ -53,7 +53,7 @@ def test_a_batch_size_that_divides_shows_everything_once():
 
 
 @given(steps=st.lists(st.integers(0, 12), min_size=1, max_size=6))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_step_does_not_depend_on_the_steps_before(steps):
     order = batches()
     for step in steps:
@@ -66,6 +66,14 @@ def test_the_same_image_looks_different_in_the_next_epoch():
     first, second = order.at(0), order.at(1)
     same = [torch.equal(first.inputs[first.targets == i], second.inputs[second.targets == i]) for i in range(N)]
     assert sum(same) < N / 3
+
+
+def test_a_place_in_the_batch_is_augmented_differently_at_the_next_step():
+    same = Images(PIXELS[:1].expand(N, -1, -1, -1), torch.arange(N))
+    data = DataSet(same, same, same, classes=(), normalise=DATA.normalise)
+    order = Batches(data, DataConfig(name="mnist", augmentation=Augmentation(crop=2, flip=True)), 7, seed=0)
+    assert not torch.equal(order.at(0).inputs, order.at(1).inputs)
+    assert not torch.equal(order.at(0).inputs, order.at(3).inputs)  # the first step of the next epoch
 
 
 def test_the_seed_changes_order_and_augmentation():

@@ -71,19 +71,22 @@ def test_the_test_set_does_not_depend_on_where_the_folder_is(tmp_path):
 
 def test_pictures_are_decoded_once_until_one_changes(tmp_path, monkeypatch):
     root = fill(tmp_path / "mine", cat=3, dog=3)
+    paint(root / "cat/0.bmp", 100)
     before = shades(data_of(root).test)
     decoded = []
     original = folder.decode
     monkeypatch.setattr(folder, "decode", lambda files, size: decoded.append(len(files)) or original(files, size))
     assert shades(data_of(root).test) == before
     assert decoded == []
-    paint(root / "cat/0.png", 200)
-    os.utime(root / "cat/0.png", ns=(1, 1))
+    length = (root / "cat/0.bmp").stat().st_size
+    paint(root / "cat/0.bmp", 200)
+    assert (root / "cat/0.bmp").stat().st_size == length  # only the time tells
+    os.utime(root / "cat/0.bmp", ns=(1, 1))
     data = data_of(root)
-    assert decoded == [6]
+    assert decoded == [7]
     assert 200 in shades(data.train) + shades(data.validation) + shades(data.test)
     load(DataConfig(name="folder", folder=str(root), image_size=5), 0)
-    assert decoded == [6, 6]
+    assert decoded == [7, 7]
 
 
 def test_a_damaged_cache_is_made_anew(tmp_path, cache):

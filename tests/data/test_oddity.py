@@ -42,6 +42,12 @@ def test_training_validation_and_test_share_no_image():
     assert DATA.test.images is mnist.digits("t10k")
 
 
+def test_each_part_has_draws_of_its_own():
+    train, validation, test = (part.members(ALL)[1] for part in (DATA.train, DATA.validation, DATA.test))
+    for a, b in ((train, validation), (train, test), (validation, test)):
+        assert abs((a == b).float().mean() - 1 / 6) < 0.06
+
+
 def test_any_set_can_be_had_alone():
     some = torch.tensor([700, 3])
     for whole, part in zip(DATA.train.members(ALL), DATA.train.members(some), strict=True):

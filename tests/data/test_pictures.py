@@ -40,7 +40,7 @@ def test_other_formats_are_refused(kind):
 
 
 @given(data=st.data(), kind=st.sampled_from(list(FORMATS)))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_damaged_pictures_are_read_or_refused(data, kind):
     content = bytearray(packed(Image.fromarray(PIXELS), kind))
     for at, byte in data.draw(st.lists(st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255)), max_size=5)):
@@ -57,7 +57,6 @@ def test_damaged_pictures_are_read_or_refused(data, kind):
 @given(
     junk=st.binary(max_size=300), start=st.sampled_from([b"", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"\xff\xd8\xff", b"BM"])
 )
-@settings(deadline=None)
 def test_junk_is_refused(junk, start):
     with pytest.raises(ValueError, match=r"it must be a whole picture|a picture may have"):
         open_picture(start + junk, "it")
@@ -102,3 +101,9 @@ def test_a_picture_is_resized_to_the_square_in_its_middle():
     assert torch.equal(resize(Image.fromarray(wide), 4), torch.from_numpy(PIXELS[:4, :4]).permute(2, 0, 1))
     assert resize(Image.fromarray(wide), 7).shape == (3, 7, 7)
     assert resize(Image.new("L", (1, 900), 9), 3).unique().tolist() == [9]
+
+
+def test_a_picture_becomes_grey_where_one_channel_is_asked_for():
+    grey = resize(Image.new("RGB", (6, 6), (255, 0, 0)), 4, channels=1)
+    assert grey.shape == (1, 4, 4)
+    assert grey.unique().tolist() == [76]  # 0.299 of 255

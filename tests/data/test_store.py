@@ -44,12 +44,13 @@ def folder(path, files):
 def test_the_first_source_that_has_it_is_used(cache, tmp_path, good):
     lines = []
     sources = (Here(tmp_path / "absent"), Here(good), Here(tmp_path / "never tried"))
-    assert not has(STORED)
+    assert not has("toy")
     assert obtain(STORED, sources, lines.append) == cache / "toy"
-    assert has(STORED)
+    assert has("toy")
     assert {name: read(STORED, name) for name in FILES} == FILES
     assert [line.split(":")[0] for line in lines] == [f"toy from {tmp_path}/absent", "  no", f"toy from {good}"]
-    assert sorted(path.name for path in cache.rglob("*") if path.is_file()) == ["one", "two"]
+    assert sorted(path.name for path in cache.rglob("*") if path.is_file()) == ["one", "source.txt", "two"]
+    assert (cache / "toy/source.txt").read_text() == f"{good}\n"
 
 
 def test_when_all_fail_each_is_named_with_its_reason(cache, tmp_path, server):
@@ -64,7 +65,7 @@ def test_when_all_fail_each_is_named_with_its_reason(cache, tmp_path, server):
     assert "half: two is missing; " in message
     assert f"{server.address}/one: HTTP Error 404" in message
     assert message.endswith("if you have it: clearhead data get toy --from PATH")
-    assert not has(STORED)
+    assert not has("toy")
 
 
 def test_a_wrong_download_is_not_kept_for_the_next_try(cache, server):
@@ -116,7 +117,7 @@ def test_a_full_disk_is_no_fault_of_the_source(cache, good, monkeypatch):
     monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(OSError, match="No space left on device"):
         obtain(STORED, (Here(good), Here(good)), said)
-    assert not has(STORED)
+    assert not has("toy")
     assert list((cache / "toy").iterdir()) == []
 
 

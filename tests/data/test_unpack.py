@@ -129,7 +129,7 @@ def test_a_password_is_refused(tmp_path):
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_damaged_archive_is_read_or_refused(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("damaged")
     make = data.draw(st.sampled_from(list(MAKERS.values())))
@@ -146,7 +146,7 @@ def test_a_damaged_archive_is_read_or_refused(data, tmp_path_factory):
 
 
 @given(junk=st.binary(max_size=2000), packed=st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_junk_is_read_or_refused(junk, packed, tmp_path_factory):
     path = tmp_path_factory.mktemp("junk") / "archive"
     path.write_bytes(gzip.compress(junk) if packed else junk)

@@ -3,6 +3,7 @@
 import io
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,7 @@ def show_list() -> None:
     from clearhead.data.datasets import DATASETS
 
     for name, entry in DATASETS.items():
-        print(f"{name:8}  {state_of(name):11}  {entry.what}")
+        print(f"{name:8}  {state_of(name):13}  {entry.what}")
 
 
 def state_of(name: str) -> str:
@@ -55,7 +56,7 @@ def state_of(name: str) -> str:
     origin = DATASETS[name].origin
     if origin != "fetched":
         return origin
-    return "fetched" if has(stored(name)) else "to be fetched"
+    return "fetched" if has(name) else "to be fetched"
 
 
 def get(name: str, argv: Sequence[str]) -> None:
@@ -68,8 +69,9 @@ def get(name: str, argv: Sequence[str]) -> None:
     from clearhead.data.store import obtain
 
     if DATASETS[name].origin != "fetched":
-        raise ValueError(f"only cifar10 and fashion are fetched, got {name}, which needs no fetching; train with it")
-    wanted = stored(name)
+        fetched = [other for other, entry in DATASETS.items() if entry.origin == "fetched"]
+        raise ValueError(f"what is fetched is {' or '.join(fetched)}, got {name}; it can be used as it is")
+    wanted: Stored = import_module(DATASETS[name].home).STORED
     sources = [Here(Path(args.path).expanduser())] if args.path else wanted.sources
     folder = obtain(wanted, sources, lambda line: print(line, file=sys.stderr))
     print(f"{name} is in {folder}, checked; look at it with: clearhead data show {name}")
@@ -123,9 +125,3 @@ def check_name(name: str) -> None:
     from clearhead.data.config import DataConfig
 
     DataConfig(name=name)
-
-
-def stored(name: str) -> "Stored":
-    from clearhead.data import cifar10, fashion
-
-    return {"cifar10": cifar10.STORED, "fashion": fashion.STORED}[name]

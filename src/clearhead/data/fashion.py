@@ -35,7 +35,7 @@ STORED = Stored(
     wanted=frozenset([*DIGESTS, *(f"{name}.gz" for name in DIGESTS)]),
     decode=decode,
     sources=(
-        Here(Path("/usr/share/datasets/fashion-mnist")),  # the Debian package dataset-fashion-mnist
+        Here(Path("/usr/share/datasets/fashion-mnist"), origin="from the Debian package dataset-fashion-mnist"),
         *(Web(tuple(f"{site}/{name}.gz" for name in DIGESTS), most=MOST) for site in SITES),
     ),
 )

@@ -19,7 +19,7 @@ SET_APART = 5_000
 """MNIST's training images that only validation sets are made of"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OddSets:
     """Set i of a stream of its own, drawn from the images at `chosen`: float (B,S,784) -> the odd one's place (B,).
 

@@ -61,7 +61,8 @@ def turned(image: Image.Image) -> Image.Image:
         return image
 
 
-def resize(image: Image.Image, size: int) -> Tensor:
-    """uint8 (3,size,size): the largest square in the middle of the picture, shrunk or enlarged."""
+def resize(image: Image.Image, size: int, channels: int = 3) -> Tensor:
+    """uint8 (channels,size,size): the largest square in the middle, shrunk or enlarged; 3 channels, or 1 for grey."""
     square = ImageOps.fit(image.convert("RGB"), (size, size), method=Image.Resampling.BICUBIC)
-    return torch.from_numpy(np.asarray(square).transpose(2, 0, 1).copy())
+    pixels = np.array(square.convert({1: "L", 3: "RGB"}[channels]))
+    return torch.from_numpy(pixels.reshape(size, size, channels).transpose(2, 0, 1).copy())

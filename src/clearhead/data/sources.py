@@ -29,10 +29,12 @@ class Here:
     """A folder with the files in it or in a folder below, an archive, or one of the files."""
 
     path: Path
+    origin: str = ""
+    """who puts it there"""
 
     @property
     def what(self) -> str:
-        return str(self.path)
+        return f"{self.path} ({self.origin})" if self.origin else str(self.path)
 
     def read(self, wanted: Collection[str], downloads: Path) -> dict[str, bytes]:
         if not self.path.exists():

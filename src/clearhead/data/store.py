@@ -13,6 +13,8 @@ from clearhead.data.sources import Source
 from clearhead.files import sha256, write_atomic
 
 Files = dict[str, bytes]
+SOURCE = "source.txt"
+"""says where the files beside it came from; written when all of them are there"""
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,9 @@ def folder_of(stored: Stored) -> Path:
     return cache_folder() / stored.name
 
 
-def has(stored: Stored) -> bool:
-    """All its files are here; whether they are whole is seen when they are read."""
-    return all((folder_of(stored) / name).is_file() for name in stored.digests)
+def has(name: str) -> bool:
+    """All its files were fetched; whether they are still whole is seen when they are read."""
+    return (cache_folder() / name / SOURCE).is_file()
 
 
 def read(stored: Stored, name: str) -> bytes:
@@ -69,6 +71,7 @@ def obtain(stored: Stored, sources: Sequence[Source], report: Callable[[str], No
             folder_of(stored).mkdir(parents=True, exist_ok=True)
             for name, data in files.items():
                 write_atomic(folder_of(stored) / name, data)
+            write_atomic(folder_of(stored) / SOURCE, f"{source.what}\n".encode())
             shutil.rmtree(downloads_of(stored), ignore_errors=True)
             return folder_of(stored)
     raise LookupError(
