@@ -28,6 +28,7 @@ class Faults:
         self.at: int | None = None
         self.once = True
         self.error: Callable[[], BaseException] = self.FULL
+        monkeypatch.setattr(os, "fsync", lambda file: None)  # no test pulls the plug, and it takes all the time
         for name in self.CALLS:
             monkeypatch.setattr(os, name, self.counted(name, getattr(os, name)))
 
