@@ -23,9 +23,11 @@ def write_atomic(path: Path, data: bytes) -> None:
     try:
         write_durable(part, data)
         os.replace(part, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             os.unlink(part)
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = os.fspath(path), None  # nobody knows the other name
         raise
     fsync_folder(path.parent)
 

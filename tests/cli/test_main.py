@@ -37,7 +37,11 @@ def test_welcome_names_every_command_with_an_example(capsys, argv):
     assert max(map(len, out.splitlines())) <= 83
 
 
-def test_every_example_of_the_welcome_page_works(capsys):
+def test_every_example_of_the_welcome_page_works(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/mine").mkdir(parents=True)
+    (tmp_path / "runs/mine/config.json").write_text("{}")
+    (tmp_path / "runs/mine/metrics.jsonl").write_text('{"kind": "train", "epoch": 1.0, "loss": 0.5}\n')
     for command in COMMANDS.values():
         assert told(capsys, *command.example.split()[1:])
 
@@ -83,7 +87,7 @@ def test_python_m_clearhead_reports_mistakes():
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("shpaes", "a command is one of shapes, steps, lab, got 'shpaes'; did you mean shapes?"),
+        ("shpaes", f"a command is one of {', '.join(COMMANDS)}, got 'shpaes'; did you mean shapes?"),
         ("--jsn", "got '--jsn'; see clearhead --help"),
         ("shapes tiny_vt", "got 'tiny_vt'; did you mean tiny_vit?"),
         ("shapes xyz", "got 'xyz'; choose one of them"),

@@ -53,7 +53,7 @@ def test_a_batch_size_that_divides_shows_everything_once():
 
 
 @given(steps=st.lists(st.integers(0, 12), min_size=1, max_size=6))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_step_does_not_depend_on_the_steps_before(steps):
     order = batches()
     for step in steps:

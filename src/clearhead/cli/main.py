@@ -40,6 +40,16 @@ COMMANDS = {
         what="claims about attention, each an experiment with a verdict",
         example="clearhead lab elongated-key --alpha 10",
     ),
+    "data": Command(
+        home="clearhead.cli.data",
+        what="data sets: which there are, fetching one, looking at one",
+        example="clearhead data list",
+    ),
+    "curves": Command(
+        home="clearhead.cli.curves",
+        what="loss and accuracy of one or more runs against their epochs, as a picture",
+        example="clearhead curves runs/mine --epochs 10 20 30",
+    ),
 }
 
 

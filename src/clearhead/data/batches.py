@@ -15,7 +15,7 @@ from clearhead.data.dataset import DataSet, Examples, Normalise
 from clearhead.data.draws import key_of, order
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Batch:
     """One process's slice of n examples."""
 

@@ -45,7 +45,7 @@ class DataSet:
     """from the uint8 images that the examples are to what a model takes; None where they are that already"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Images:
     """Images in memory: uint8 (N,C,H,W), and the number of each one's class, int64 (N,)."""
 
@@ -59,7 +59,7 @@ class Images:
         return self.images[indices], self.labels[indices]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Part:
     """Some of the examples: those at `chosen` (n,)."""
 

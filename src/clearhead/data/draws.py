@@ -35,8 +35,8 @@ def bits(key: int, places: Tensor) -> Tensor:
     return mix(places * signed(GOLDEN) + signed(key))
 
 
-def below(n: int, key: int, places: Tensor) -> Tensor:
-    """A whole number from 0 to n - 1 for each place of the stream."""
+def below(n: int | Tensor, key: int, places: Tensor) -> Tensor:
+    """A whole number from 0 to n - 1 for each place of the stream; n may differ from place to place."""
     return shifted(bits(key, places), 1) % n
 
 

@@ -4,12 +4,14 @@ A record has a `kind` (train, validation, test), the `step`, and numbers. A line
 process that is killed leaves at most one that does not, at the end, and it is no record.
 """
 
+import difflib
 import os
 from pathlib import Path
 from typing import Any
 
 from clearhead.files import from_json, fsync_folder, opened, to_json, write_all, write_atomic
 
+CONFIG, METRICS = "config.json", "metrics.jsonl"
 Record = dict[str, Any]
 
 
@@ -28,6 +30,20 @@ def append(path: Path, record: Record) -> None:
 def read(path: Path) -> list[Record]:
     """All records in order, [] without a file."""
     return [parse(path, number, line) for number, line in enumerate(lines(path), 1)]
+
+
+def of_run(folder: Path) -> list[Record]:
+    """The records of a run's folder, for those who only read; LookupError if it is none."""
+    if not (folder / CONFIG).is_file():
+        raise no_run(folder)
+    return read(folder / METRICS)
+
+
+def no_run(folder: Path) -> LookupError:
+    there = [config.parent.name for config in folder.parent.glob(f"*/{CONFIG}")]
+    near = difflib.get_close_matches(folder.name, there, n=1)
+    hint = f"did you mean {folder.with_name(near[0])}?" if near else "`clearhead train RECIPE --name NAME` makes one"
+    return LookupError(f"a run is a folder with a {CONFIG}, got {folder}; {hint}")
 
 
 def drop_after(path: Path, step: int) -> None:

@@ -10,7 +10,6 @@
 Anyone may read; only the owner, inside `with run.lock():`, writes.
 """
 
-import difflib
 import errno
 import os
 import secrets
@@ -32,9 +31,9 @@ from clearhead.files import (
 )
 from clearhead.training import checkpoint, records
 from clearhead.training.checkpoint import DamagedCheckpointError, Snapshot
-from clearhead.training.records import Record
+from clearhead.training.records import CONFIG, METRICS, Record
 
-CONFIG, METRICS, BEST, LOCK = "config.json", "metrics.jsonl", "best.json", "lock"
+BEST, LOCK = "best.json", "lock"
 Report = Callable[[str], None]
 
 
@@ -82,7 +81,7 @@ class RunDirectory:
         try:
             config = from_json((path / CONFIG).read_bytes())
         except (FileNotFoundError, NotADirectoryError):
-            raise LookupError(f"a run is a folder with a {CONFIG}, got {path}; {hint(path)}") from None
+            raise records.no_run(path) from None
         except ValueError as error:
             raise ValueError(f"{path / CONFIG} must be JSON, got an error: {error}; correct it there") from None
         if not isinstance(config, dict):
@@ -175,9 +174,3 @@ def take(file: int, path: Path) -> None:
         raise OSError(error.errno, message, str(path)) from None
     os.ftruncate(file, 0)
     write_all(file, f"{os.getpid()}\n".encode())
-
-
-def hint(path: Path) -> str:
-    there = [folder.parent.name for folder in path.parent.glob(f"*/{CONFIG}")]
-    near = difflib.get_close_matches(path.name, there, n=1)
-    return f"did you mean {path.with_name(near[0])}?" if near else "`clearhead train RECIPE --name NAME` makes one"

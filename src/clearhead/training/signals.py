@@ -17,7 +17,7 @@ DIVERGED = 4
 
 
 SAME_REQUEST = 1.0
-"""seconds in which one more signal is an echo of the first: torchrun passes on a Ctrl-C that the terminal sent to all"""
+"""seconds in which one more signal is an echo of the first: torchrun passes on a Ctrl-C that its processes got too"""
 
 
 class StopRequest:
