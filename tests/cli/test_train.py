@@ -12,7 +12,7 @@ import pytest
 
 from clearhead.cli.main import EXIT_CODES, main
 from clearhead.training import checkpoint, signals
-from clearhead.training.loop import Diverged
+from clearhead.training.loop import DivergedError
 from clearhead.training.verify import compare
 
 TINY = ["--training.steps", "3", "--data.limit", "300", "--data.validation", "20"]
@@ -141,7 +141,7 @@ def test_a_run_that_diverges_says_so(capsys, monkeypatch):
     err = capsys.readouterr().err
     assert err.startswith("clearhead: loss and gradient must be finite")
     assert err.count("\n") == 1
-    assert Diverged.exit_code == signals.DIVERGED
+    assert DivergedError.exit_code == signals.DIVERGED
 
 
 def test_the_exit_codes_of_training_are_on_the_help_page():

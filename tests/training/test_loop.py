@@ -203,6 +203,12 @@ def test_a_folder_that_exists_is_not_overwritten(config, tmp_path):
         train(config, tmp_path / "run", quiet=True)
 
 
+def test_a_config_that_does_not_fit_the_data_leaves_no_folder(config, tmp_path):
+    with pytest.raises(ValueError, match="batch_size must be from 1 to the 57"):
+        train(with_training(config, batch_size=58), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
 def test_plain_lines_when_the_output_is_no_terminal(config, tmp_path, capsys):
     train(config, tmp_path / "run")
     out = capsys.readouterr().out

@@ -25,6 +25,12 @@ def test_evaluations_are_once_an_epoch_and_checkpoints_with_them_unless_said(con
     assert setup.n_steps == 15
 
 
+def test_the_model_has_as_many_classes_as_the_data(config):
+    config = replace(config, model=replace(config.model, n_classes=4))
+    with pytest.raises(ValueError, match="as many classes as mnist, 3, got n_classes=4"):
+        set_up(config, Processes(), shard=False, report=pytest.fail)
+
+
 def test_each_process_needs_an_example_for_each_portion(config):
     check_portions(config, world=5)  # 10 examples, 2 portions
     with pytest.raises(ValueError, match=r"each of 6 processes needs .* got batch_size=10; try batch_size=12 or more"):

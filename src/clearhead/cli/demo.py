@@ -33,7 +33,7 @@ def run(argv: Sequence[str]) -> int:
     print(f"\n{outcome.test['accuracy']:.2%} of 10,000 unseen digits read right, after {seconds:.0f} s of training.\n")
     print("Open")
     for path, what in zip(pictures, PICTURES, strict=True):
-        print(f"  {str(path):32}  {what}")
+        print(f"  {path!s:34}  {what}")
     print(
         "\nTry\n"
         "  clearhead predict runs/demo YOUR.png --invert    your own digit, dark on white paper\n"

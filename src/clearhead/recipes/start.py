@@ -1,6 +1,5 @@
 """From a recipe to a run: `train`, which gives the run its folder below runs/ and never overwrites one."""
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +11,8 @@ from clearhead.training.config import RunConfig
 from clearhead.training.distributed import processes
 from clearhead.training.loop import Outcome, fit
 from clearhead.training.progress import Display, Silence
-from clearhead.training.run import RunDirectory
+from clearhead.training.run import Report, RunDirectory
+from clearhead.training.setup import own_surroundings, set_up
 
 RUNS = Path("runs")
 
@@ -35,22 +35,23 @@ def train(
     if not isinstance(recipe, str) and changes:
         raise ValueError("changes are for a recipe's name, got them for a config; change it with dataclasses.replace")
     check_agreement(config)
-    with processes() as team:
-        run = new_or_old(config, name, resume) if team.is_first else None
-        config = RunConfig.from_dict(team.share(run.config if run else None))
-        display = Display(quiet=quiet) if run else Silence()
-        outcome = fit(config, run, team, shard=shard, display=display)
+    check_run_name(name)
+    with processes() as team, own_surroundings(config.training.threads):
+        display = Display(quiet=quiet) if team.is_first else Silence()
+        setup = set_up(config, team, shard=shard, report=display.warn)  # first: a config that fails leaves no folder
+        run = new_or_old(config, name, resume, display.warn) if team.is_first else None
+        outcome = fit(setup, run, display)
         if run and outcome.reason != "stopped":
             display.say(f"the run is in {run.path}; look at it with: clearhead curves {run.path}")
         return outcome
 
 
-def new_or_old(config: RunConfig, name: str | None, resume: bool) -> RunDirectory:
+def new_or_old(config: RunConfig, name: str | None, resume: bool, report: Report) -> RunDirectory:
     """The run's folder: a new one, or with `resume` the one of that name, if it has the same config."""
     path = folder_of(config, name, resume)
     if not (resume and path.exists()):
-        return RunDirectory.create(path, config.to_dict())
-    run = RunDirectory.open(path)
+        return RunDirectory.create(path, config.to_dict(), report)
+    run = RunDirectory.open(path, report)
     before, now = (flat(c.to_dict()) for c in (RunConfig.from_dict(run.config), config))
     others = [
         f"{name}={now.get(name)} (was {before.get(name)})" for name in now | before if before.get(name) != now.get(name)
@@ -73,7 +74,6 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def folder_of(config: RunConfig, name: str | None, resume: bool = False) -> Path:
     if name is not None:
-        check_run_name(name)
         return RUNS / name
     path, n = RUNS / f"{config.recipe}-{config.seed}", 1
     while path.exists() and not resume:
@@ -82,8 +82,8 @@ def folder_of(config: RunConfig, name: str | None, resume: bool = False) -> Path
     return path
 
 
-def check_run_name(name: str) -> None:
-    if not re.fullmatch(r"[\w][\w.+-]*", name) or name != os.path.basename(name):
+def check_run_name(name: str | None) -> None:
+    if name is not None and not re.fullmatch(r"\w[\w.+-]*", name):
         raise ValueError(
             f"a run's name has letters, digits and _ . + - and begins with one of the first three, got {name!r}; "
             "the folder is runs/NAME here"

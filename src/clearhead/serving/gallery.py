@@ -32,8 +32,8 @@ class Shown:
 def draw_gallery(groups: dict[str, Sequence[Shown]]) -> "Figure":
     """A block of pictures below each title; a wrong answer stands in orange, with the right one."""
     rows = {title: -(-len(shown) // COLUMNS) for title, shown in groups.items() if shown}
-    figure = blank(1.25 * COLUMNS, sum(1.62 * n + 0.45 for n in rows.values()))
-    blocks = figure.subfigures(len(rows), 1, squeeze=False, height_ratios=[1.62 * n + 0.45 for n in rows.values()])
+    figure = blank(1.25 * COLUMNS, sum(1.7 * n + 0.45 for n in rows.values()))
+    blocks = figure.subfigures(len(rows), 1, squeeze=False, height_ratios=[1.7 * n + 0.45 for n in rows.values()])
     for block, (title, n) in zip(blocks[:, 0], rows.items(), strict=True):
         block.suptitle(title, fontsize=12)
         panels = block.subplots(n, COLUMNS, squeeze=False).flat

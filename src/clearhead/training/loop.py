@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 import torch
 
+from clearhead.training import checkpoint
 from clearhead.training.config import RunConfig
-from clearhead.training.distributed import Processes, exchanging, processes
+from clearhead.training.distributed import exchanging, processes
 from clearhead.training.evaluate import evaluate
 from clearhead.training.metrics import N_COUNTS, counts, summary
 from clearhead.training.objective import portions, to_device
@@ -51,35 +52,37 @@ class Outcome:
 
 def train(config: RunConfig, folder: str | Path, *, shard: bool = False, quiet: bool = False) -> Outcome:
     """Trains a new run in a new folder. `shard` splits the weights over the processes (FSDP2)."""
-    with processes() as team:
-        run = RunDirectory.create(folder, config.to_dict()) if team.is_first else None
-        return fit(config, run, team, shard=shard, display=Display(quiet=quiet) if run else Silence())
+    with processes() as team, own_surroundings(config.training.threads):
+        display = Display(quiet=quiet) if team.is_first else Silence()
+        setup = set_up(config, team, shard=shard, report=display.warn)  # first: a config that fails leaves no folder
+        run = RunDirectory.create(folder, config.to_dict(), display.warn) if team.is_first else None
+        return fit(setup, run, display)
 
 
 def resume(folder: str | Path, *, shard: bool = False, quiet: bool = False) -> Outcome:
     """Continues a run after its newest checkpoint, to its end."""
     with processes() as team:
-        run = RunDirectory.open(folder) if team.is_first else None
+        display = Display(quiet=quiet) if team.is_first else Silence()
+        run = RunDirectory.open(folder, display.warn) if team.is_first else None
         config = RunConfig.from_dict(team.share(run.config if run else None))
-        return fit(config, run, team, shard=shard, display=Display(quiet=quiet) if run else Silence())
+        with own_surroundings(config.training.threads):
+            return fit(set_up(config, team, shard=shard, report=display.warn), run, display)
 
 
-def fit(config: RunConfig, run: RunDirectory | None, team: Processes, *, shard: bool, display: Display) -> Outcome:
+def fit(setup: Setup, run: RunDirectory | None, display: Display) -> Outcome:
     """From wherever the run is to its end. Only the first process has a run directory."""
-    with run.lock() if run else nullcontext(), own_surroundings(config.training.threads):
-        setup = set_up(config, team, shard=shard, report=display.warn)
+    with run.lock() if run else nullcontext(), stopping_on_signals() as request:
         standing = restore(setup, run.newest() if run else None, display.warn)
         if run:
             run.drop_after(standing.step)
-            if standing.best_step and has_checkpoint(run, standing.best_step):
+            if standing.best_step in checkpoint.steps(run.path):  # a kill may have come between saving and marking
                 run.mark_best(standing.best_step)
-        with stopping_on_signals() as request:
-            with display.training(setup.n_steps, standing.step, config.training.batch_size):
-                reason = train_on(setup, standing, run, request, display)
-            test = None if reason == "stopped" else test_once(setup, standing, run, display)
-        if reason == "stopped" and run:
-            display.say(f"stopped after step {standing.step}; go on with: clearhead resume {run.path}")
-        return Outcome(reason, standing.step, standing.best_step, test)
+        with display.training(setup.n_steps, standing.step, setup.config.training.batch_size):
+            reason = train_on(setup, standing, run, request, display)
+        test = None if reason == "stopped" else test_once(setup, standing, run, display)
+    if reason == "stopped" and run:
+        display.say(f"stopped after step {standing.step}; go on with: clearhead resume {run.path}")
+    return Outcome(reason, standing.step, standing.best_step, test)
 
 
 def train_on(
@@ -211,9 +214,3 @@ def test_once(setup: Setup, standing: Standing, run: RunDirectory | None, displa
 
 def head(kind: str, setup: Setup, standing: Standing) -> dict[str, Any]:
     return {"kind": kind, "step": standing.step, "epoch": standing.step / setup.batches.steps_per_epoch}
-
-
-def has_checkpoint(run: RunDirectory, step: int) -> bool:
-    from clearhead.training import checkpoint
-
-    return step in checkpoint.steps(run.path)

@@ -11,6 +11,7 @@ from clearhead.data import datasets
 from clearhead.data.batches import Batches
 from clearhead.data.dataset import DataSet
 from clearhead.data.draws import key_of
+from clearhead.models.config import VisionConfig
 from clearhead.models.factory import build_model
 from clearhead.training import sharding
 from clearhead.training.config import RunConfig
@@ -67,6 +68,7 @@ class Setup:
 def set_up(config: RunConfig, processes: Processes, *, shard: bool, report: Callable[[str], None]) -> Setup:
     check_portions(config, processes.world)
     data = datasets.load(config.data, config.seed)
+    check_classes(config, data)
     batches = Batches(data, config.data, config.training.batch_size, config.seed)
     torch.manual_seed(config.seed)  # every process begins with the same weights
     model = build_model(config.model).to(processes.device)
@@ -95,6 +97,14 @@ def check_portions(config: RunConfig, world: int) -> None:
         raise ValueError(
             f"each of {world} processes needs an example for each of {training.accumulate} portions, "
             f"got batch_size={training.batch_size}; try batch_size={world * training.accumulate} or more"
+        )
+
+
+def check_classes(config: RunConfig, data: DataSet) -> None:
+    if isinstance(config.model, VisionConfig) and data.classes and len(data.classes) != config.model.n_classes:
+        raise ValueError(
+            f"the model must have as many classes as {config.data.name}, {len(data.classes)}, got "
+            f"n_classes={config.model.n_classes}; set --model.n-classes {len(data.classes)}"
         )
 
 
