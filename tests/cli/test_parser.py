@@ -13,7 +13,7 @@ KNOWN = ["--name", "--seed", "--training.steps", "--optimizer.lr", "--model.widt
         ("--step", "--training.steps"),
         ("--lr", "--optimizer.lr"),
         ("--optim.lr", "--optimizer.lr"),
-        ("--optimizer.learning-rate", None),
+        ("--optimizer.learning-rate", "--optimizer.lr"),
         ("--modle.widht", "--model.width"),
         ("--zzz", None),
     ],

@@ -44,7 +44,7 @@ def test_inverted_pictures_are_asked_about_inverted(trained, digits, capsys):
 
 
 def test_digits(trained, capsys):
-    ids = "3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3".split()
+    ids = ["3", "1", "4", "1", "5", "9", "2", "6", "5", "3", "5", "8", "9", "7", "9", "3"]
     assert len(told(capsys, trained / "reverse", "--ids", *ids).splitlines()) == 16
     (line,) = told(capsys, trained / "sum", "--ids", *ids).splitlines()
     assert line.startswith(" ".join(ids) + "  ")

@@ -7,7 +7,10 @@ from clearhead.cli.main import main
     ("argv", "message"),
     [
         ("", "required: RUN"),
-        ("nowhere", "a run is a folder with a config.json, got nowhere; `clearhead train RECIPE --name NAME` makes one"),
+        (
+            "nowhere",
+            "a run is a folder with a config.json, got nowhere; `clearhead train RECIPE --name NAME` makes one",
+        ),
         ("nowhere --training.steps 5", "resume has no option --training.steps"),
     ],
 )

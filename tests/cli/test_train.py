@@ -120,7 +120,15 @@ def test_help_shows_the_recipe_and_all_of_its_fields(capsys, monkeypatch):
     assert main(["train", "mnist", "--help"]) == 0
     out = capsys.readouterr().out
     assert "Handwritten digits" in out
-    for option in ("--name", "--seed", "--dry-run", "--resume", "--shard", "--training.steps", "--data.augmentation.crop"):
+    for option in (
+        "--name",
+        "--seed",
+        "--dry-run",
+        "--resume",
+        "--shard",
+        "--training.steps",
+        "--data.augmentation.crop",
+    ):
         assert option in out
     assert "--recipe" not in out
     assert main(["train"]) == 0
@@ -137,7 +145,9 @@ def test_a_dry_run_says_what_it_takes_and_leaves_nothing(capsys, here, monkeypat
 
 
 def test_a_run_that_diverges_says_so(capsys, monkeypatch):
-    assert main(["train", "reverse", *TINY, "--optimizer.lr", "1e30", "--optimizer.warmup", "0"]) == signals.DIVERGED == 4
+    assert (
+        main(["train", "reverse", *TINY, "--optimizer.lr", "1e30", "--optimizer.warmup", "0"]) == signals.DIVERGED == 4
+    )
     err = capsys.readouterr().err
     assert err.startswith("clearhead: loss and gradient must be finite")
     assert err.count("\n") == 1
@@ -159,7 +169,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(capsys, here):
 
 @pytest.mark.slow
 def test_stopped_by_a_signal_and_resumed_it_is_the_run_that_was_not_stopped(here):
-    steps = ["--training.steps", "120", "--training.checkpoint-every", "50", "--training.log-every", "1"]
+    steps = ["--training.steps", "60", "--training.checkpoint-every", "25", "--training.log-every", "1"]
     argv = [sys.executable, "-m", "clearhead", "train", "reverse", *steps, "--name"]
     assert subprocess.run([*argv, "whole"], capture_output=True, timeout=120).returncode == 0
     child = subprocess.Popen([*argv, "stopped"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -17,7 +17,11 @@ MNIST = config_of("mnist")
         ("oddity", {"model.n_inputs": 10}, "oddity needs n_inputs=784, got 10"),
         ("oddity", {"objective": "classes"}, "oddity needs objective=odd, got classes"),
         ("mnist", {"objective": "each"}, "mnist needs objective=classes, got each"),
-        ("mnist", {"model.image_size": 32}, "mnist has images of 28 x 28 with 1 channels, got a model for 32 x 32 with 1"),
+        (
+            "mnist",
+            {"model.image_size": 32},
+            "mnist has images of 28 x 28 with 1 channels, got a model for 32 x 32 with 1",
+        ),
         ("mnist", {"model.channels": 3}, "got a model for 28 x 28 with 3"),
         ("mnist", {"model.n_classes": 5}, "mnist has 10 classes, got n_classes=5; set it to 10"),
         ("folder", {}, "own pictures need their folder, got none; add --data.folder PATH"),

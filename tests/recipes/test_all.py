@@ -33,7 +33,8 @@ def test_a_recipe_names_itself_and_survives_a_json_file(name):
 
 
 def test_importing_recipes_does_not_import_torch():
-    code = "import sys, clearhead.recipes.all as r; [e.make() for e in r.RECIPES.values()]; sys.exit('torch' in sys.modules)"
+    code = "import sys, clearhead.recipes.all as all; [recipe.make() for recipe in all.RECIPES.values()]"
+    code += "; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -116,5 +116,5 @@ def test_a_run_without_a_checkpoint_cannot_be_asked(tmp_path, trained):
     RunDirectory.create(tmp_path / "new", json.loads((trained / "reverse/config.json").read_text()))
     with pytest.raises(LookupError, match="must have a checkpoint, got none yet"):
         clearhead.load(tmp_path / "new")
-    with pytest.raises(LookupError, match="a run is a folder with a config.json"):
+    with pytest.raises(LookupError, match=r"a run is a folder with a config\.json"):
         clearhead.load(tmp_path / "nowhere")

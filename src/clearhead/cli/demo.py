@@ -18,8 +18,8 @@ def run(argv: Sequence[str]) -> int:
     options.add_argument("--steps", type=reader(int), metavar="N", help="fewer or more steps than the recipe has")
     args = options.parse(argv)
 
-    from clearhead.recipes.all import config_of
     from clearhead.models.shapes import shapes
+    from clearhead.recipes.all import config_of
     from clearhead.serving.demo import RECIPE, demo
 
     config = config_of(RECIPE)

@@ -29,7 +29,7 @@ class Command:
 COMMANDS = {
     "demo": Command(
         home="clearhead.cli.demo",
-        what="a first run: train on handwritten digits for a minute, and see what came of it",
+        what="a first run: train on digits for a minute, see what came of it",
         example="clearhead demo",
     ),
     "recipes": Command(
@@ -49,7 +49,7 @@ COMMANDS = {
     ),
     "curves": Command(
         home="clearhead.cli.curves",
-        what="loss and accuracy of one or more runs against their epochs, as a picture",
+        what="loss and accuracy of runs against their epochs, as a picture",
         example="clearhead curves runs/mine --epochs 10 20 30",
     ),
     "confusion": Command(
