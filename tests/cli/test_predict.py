@@ -45,7 +45,11 @@ def test_inverted_pictures_are_asked_about_inverted(trained, digits, capsys):
 
 def test_digits(trained, capsys):
     ids = ["3", "1", "4", "1", "5", "9", "2", "6", "5", "3", "5", "8", "9", "7", "9", "3"]
-    assert len(told(capsys, trained / "reverse", "--ids", *ids).splitlines()) == 16
+    asked, answered = told(capsys, trained / "reverse", "--ids", *ids).splitlines()
+    assert asked == "digits   " + " ".join(ids)
+    assert answered.startswith("answers  ")
+    assert len(answered.partition("(")[0].split()) == 17
+    assert len(json.loads(told(capsys, trained / "reverse", "--ids", *ids, "--json"))) == 16
     (line,) = told(capsys, trained / "sum", "--ids", *ids).splitlines()
     assert line.startswith(" ".join(ids) + "  ")
     assert "%" not in line

@@ -92,6 +92,7 @@ def test_any_field_can_be_changed(monkeypatch, argv, path, value):
         ("reverse --name a/b", "a run's name has letters, digits"),
         ("reverse extra", "takes options, --name value, got 'extra'"),
         ("whole --objective odd", "whole with question=commonest needs objective=classes, got odd"),
+        ("mnist --data.question sum", "train mnist has no option --data.question"),
         ("folder", "own pictures need their folder, got none; add --data.folder PATH"),
         ("cifar10-bert", "cifar10 must be fetched before it is used"),
     ],

@@ -7,7 +7,7 @@ The config checks the values itself when it is made; here text only becomes a nu
 import argparse
 import ast
 import inspect
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import fields, is_dataclass, replace
 from textwrap import dedent
 from types import NoneType
@@ -18,16 +18,17 @@ from clearhead.cli.parser import Parser
 ALIASES = {"n_heads": ("heads",)}
 
 
-def add_overrides(parser: Parser, config: Any, title: str, path: str = "", hidden: Sequence[str] = ()) -> None:
-    """An option for each field; its help shows the words below the field and the value it has now."""
+def add_overrides(parser: Parser, config: Any, title: str, path: str = "", without: Collection[str] = ()) -> None:
+    """An option for each field; its help shows the words below the field and the value it has now. Fields are left out
+    by their paths."""
     group = parser.add_argument_group(title)
     types, words = get_type_hints(type(config)), field_words(type(config))
     for field in fields(config):
         value, kind = getattr(config, field.name), types[field.name]
-        if field.name in hidden:
+        if path + field.name in without:
             continue
         if is_dataclass(value):
-            add_overrides(parser, value, path + field.name, f"{path}{field.name}.")
+            add_overrides(parser, value, path + field.name, f"{path}{field.name}.", without)
             continue
         text = " ".join(filter(None, [words.get(field.name, ""), f"(now {show(value)})"])).replace("%", "%%")
         what: dict[str, Any] = {"dest": path + field.name, "default": argparse.SUPPRESS}

@@ -63,6 +63,11 @@ def pictures_at(path: Path) -> list[Path]:
 
 
 def as_text(asked: Sequence[str], answers: Sequence["Answer"]) -> str:
+    """A line for each; of a sequence with an answer for each digit, two lines below one another."""
+    if len(answers) > 1 and all(len(what) == 1 for what in asked):
+        least = min(answer.probability or 0 for answer in answers)
+        found = " ".join(answer.answer for answer in answers)
+        return f"digits   {' '.join(asked)}\nanswers  {found}   (the least likely {least:.1%})"
     size, answer_size = max(map(len, asked)), max(len(answer.answer) for answer in answers)
     return "\n".join(
         f"{what:{size}}  {answer.answer:{answer_size}}{likelihood(answer)}"

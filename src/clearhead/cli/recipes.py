@@ -56,15 +56,11 @@ def table(rows: Sequence[dict[str, Any]]) -> "Table":
     from rich.table import Table
 
     shown = Table(box=None, pad_edge=False, header_style="bold")
-    for title, side in (
-        ("recipe", "left"),
-        ("what", "left"),
-        ("data", "left"),
-        ("parameters", "right"),
-        ("time", "right"),
-        ("test accuracy", "right"),
-    ):
-        shown.add_column(title, justify=side, no_wrap=title == "recipe")
+    shown.add_column("recipe", no_wrap=True)
+    for title in ("what", "data"):
+        shown.add_column(title)
+    for title in ("parameters", "time", "test accuracy"):
+        shown.add_column(title, justify="right")
     for row in rows:
         numbers = f"{row['parameters']:,}" if row["parameters"] else "by classes"
         measured = (

@@ -41,7 +41,7 @@ def run(argv: Sequence[str]) -> int:
     options.add_argument(
         "--dry-run", action="store_true", help="say what it takes, by a few real steps; leaves nothing"
     )
-    add_overrides(options, config, "what you may change", hidden=("recipe",))
+    add_overrides(options, config, "what you may change", without=fixed(name))
     args = options.parse(rest)
     changes = given(config, args)
     config = config_of(name, changes)  # a mistake is answered before torch is loaded
@@ -55,6 +55,12 @@ def run(argv: Sequence[str]) -> int:
 
     outcome = train(config, args.name, resume=args.resume, shard=args.shard)
     return outcome.exit_code
+
+
+def fixed(name: str) -> set[str]:
+    """What cannot be changed in a recipe: its name, and what only other data sets have."""
+    others = {f"data.{field}" for field in ("question", "length", "set_size", "folder", "image_size")}
+    return {"recipe"} | others - {f"data.{argument}" for argument in inspect.signature(find(name).make).parameters}
 
 
 def split_recipe(argv: Sequence[str], command: str) -> tuple[str | None, list[str]]:

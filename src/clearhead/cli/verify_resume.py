@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from clearhead.cli.overrides import add_overrides, given
 from clearhead.cli.parser import Parser
-from clearhead.cli.train import recipe_lines, split_recipe
+from clearhead.cli.train import fixed, recipe_lines, split_recipe
 from clearhead.recipes.all import config_of, find
 
 ABOUT = """\
@@ -25,7 +25,7 @@ def run(argv: Sequence[str]) -> int:
         return 0
     config = find(name).make()
     options = Parser(f"clearhead verify-resume {name}", ABOUT)
-    add_overrides(options, config, "what you may change", hidden=("recipe",))
+    add_overrides(options, config, "what you may change", without=fixed(name))
     short = {"training.steps": STEPS, "training.checkpoint_every": CHECKPOINT_EVERY}
     config = config_of(name, short | given(config, options.parse(rest)))
 

@@ -84,6 +84,6 @@ def changed(config: Any, changes: dict[str, Any]) -> Any:
             parts.setdefault(first, {})[rest] = value
         else:
             values[path] = value
-    for first, rest in parts.items():
-        values[first] = changed(getattr(config, first), rest)
+    for name, inside in parts.items():
+        values[name] = changed(getattr(config, name), inside)
     return replace(config, **values)

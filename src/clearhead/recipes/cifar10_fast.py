@@ -1,8 +1,8 @@
 """CIFAR-10 on a laptop's processor: convolutional tokens, three blocks of width 128, Muon.
 
 clearhead data get cifar10 && clearhead train cifar10-fast
-takes      TIME
-reaches    ACCURACY
+takes      not measured yet: --dry-run estimates it
+reaches    not measured yet
 """
 
 from clearhead.data.config import Augmentation, DataConfig

@@ -1,8 +1,8 @@
 """Handwritten digits with a small vision transformer whose tokens are made by two convolutions.
 
 clearhead train mnist
-takes      TIME
-reaches    ACCURACY
+takes      not measured yet: --dry-run estimates it
+reaches    not measured yet
 """
 
 from clearhead.data.config import Augmentation, DataConfig
