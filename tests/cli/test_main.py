@@ -147,6 +147,15 @@ def test_interrupted_quietly(capsys, monkeypatch):
     assert capsys.readouterr() == ("", "")
 
 
+def test_an_error_of_the_system_without_a_file_is_one_line(capsys, monkeypatch):
+    def fail(argv):
+        raise ConnectionError("a process has ended; resume the run")
+
+    monkeypatch.setattr(cli, "run", fail)
+    assert main([]) == 1
+    assert capsys.readouterr().err == "clearhead: a process has ended; resume the run\n"
+
+
 def test_a_mistake_of_ours_is_one_line_too_unless_its_place_is_asked_for(capsys, monkeypatch):
     def fail(argv):
         raise RuntimeError("shapes do not match\nand so on")

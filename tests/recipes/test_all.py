@@ -3,10 +3,18 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from clearhead.data.config import Augmentation
+from clearhead.models.factory import build_model
+from clearhead.recipes.agreement import IMAGES
 from clearhead.recipes.all import RECIPES, changed, config_of, find
 from clearhead.training.config import RunConfig
+from clearhead.training.distributed import Processes
+from clearhead.training.loop import update
+from clearhead.training.setup import own_surroundings, set_up
+from clearhead.training.signals import StopRequest
+from clearhead.training.state import Standing
 
 COMPLETE = [name for name in RECIPES if name != "folder"]
 
@@ -30,6 +38,24 @@ def test_a_recipe_names_itself_and_survives_a_json_file(name):
     config = config_of(name)
     assert config.recipe == name
     assert RunConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+@pytest.mark.parametrize("name", ["reverse", "whole", "oddity", "mnist", "mnist-plain"])
+def test_a_recipe_can_make_its_first_step(name):
+    """On the data that comes with the package."""
+    config = config_of(name, {"training.batch_size": 4})
+    with own_surroundings(threads=1):
+        setup = set_up(config, Processes(), shard=False, report=pytest.fail)
+        before = [weight.clone() for weight in setup.model.parameters()]
+        update(setup, Standing(), StopRequest())
+    assert not any(torch.equal(weight, old) for weight, old in zip(setup.model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("name", ["mnist", "mnist-plain", "fashion", "cifar10-fast", "cifar10-bert"])
+def test_a_model_takes_the_images_of_its_data(name):
+    config = config_of(name)
+    channels, size = IMAGES[config.data.name]
+    assert build_model(config.model)(torch.zeros(2, channels, size, size)).shape == (2, 10)
 
 
 def test_importing_recipes_does_not_import_torch():

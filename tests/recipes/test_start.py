@@ -50,6 +50,12 @@ def test_a_name_is_not_a_path(name):
         check_run_name(name)
 
 
+def test_a_recipe_of_ones_own_names_a_folder_too_and_not_a_path(here):
+    with pytest.raises(ValueError, match=r"a run's name has letters, digits .*, got '\.\./mine-0'"):
+        train(replace(config_of("reverse", TINY), recipe="../mine"), quiet=True)
+    assert list(here.iterdir()) == []
+
+
 def test_any_config_can_be_trained_and_loaded_from_python(here):
     config = config_of("reverse", TINY)
     outcome = clearhead.train(replace(config, seed=4), "python", quiet=True)

@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        return complain(f"{error.strerror or error}: {error.filename or 'output'}", FAILED)
+        return complain(f"{error.strerror}: {error.filename or 'output'}" if error.strerror else error, FAILED)
     except Exception as error:
         return complain_unexpected(error)
     return code

@@ -35,7 +35,8 @@ def train(
     if not isinstance(recipe, str) and changes:
         raise ValueError("changes are for a recipe's name, got them for a config; change it with dataclasses.replace")
     check_agreement(config)
-    check_run_name(name)
+    if name is not None:
+        check_run_name(name)
     with processes() as team, own_surroundings(config.training.threads):
         display = Display(quiet=quiet) if team.is_first else Silence()
         setup = set_up(config, team, shard=shard, report=display.warn)  # first: a config that fails leaves no folder
@@ -73,17 +74,17 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def folder_of(config: RunConfig, name: str | None, resume: bool = False) -> Path:
-    if name is not None:
-        return RUNS / name
-    path, n = RUNS / f"{config.recipe}-{config.seed}", 1
-    while path.exists() and not resume:
+    first = name or f"{config.recipe}-{config.seed}"
+    check_run_name(first)
+    path, n = RUNS / first, 1
+    while name is None and path.exists() and not resume:
         n += 1
-        path = RUNS / f"{config.recipe}-{config.seed}-{n}"
+        path = RUNS / f"{first}-{n}"
     return path
 
 
-def check_run_name(name: str | None) -> None:
-    if name is not None and not re.fullmatch(r"\w[\w.+-]*", name):
+def check_run_name(name: str) -> None:
+    if not re.fullmatch(r"\w[\w.+-]*", name):
         raise ValueError(
             f"a run's name has letters, digits and _ . + - and begins with one of the first three, got {name!r}; "
             "the folder is runs/NAME here"
