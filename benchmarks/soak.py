@@ -89,11 +89,11 @@ class Soak:
             raise SoakError(f"{name} saved no checkpoint; more --steps or a smaller --checkpoint-every is needed")
 
     def kill_once(self, name: str, in_save: bool) -> bool:
-        """Starts it and kills it at a random moment; False if it came to its end before."""
-        began, process = time.monotonic(), self.start(name)
+        """Starts it and kills it at a random moment; False if it had made its last step before."""
+        left, began, process = saves(self.run_of(name)), time.monotonic(), self.start(name)
         try:
             if in_save:
-                self.wait_for_a_save(process, name, began)
+                self.wait_for_a_save(process, name, began, left)
             else:
                 sleep_beside(process, self.moment())
         finally:
@@ -102,9 +102,11 @@ class Soak:
             self.check_end(process, name)
             return False
         self.kills += 1
-        self.in_saves += is_saving(self.run_of(name))
-        self.check_newest(name)
-        return True
+        self.in_saves += bool(saves(self.run_of(name)) - left)  # what the kill before this one left does not count
+        newest, last = self.newest_step(name), self.newest_step(UNDISTURBED)
+        self.resumable += 0 < newest < last
+        print(self.account(), flush=True)
+        return newest < last
 
     def moment(self) -> float:
         """Seconds from the start of a process: one in four before it trains, the others while it does."""
@@ -112,24 +114,26 @@ class Soak:
         before, after = (0.0, start), (start, min(self.end, 3 * start))
         return self.moments.uniform(*self.moments.choice((before, after, after, after)))
 
-    def wait_for_a_save(self, process: "subprocess.Popen[bytes]", name: str, began: float) -> None:
+    def wait_for_a_save(
+        self, process: "subprocess.Popen[bytes]", name: str, began: float, left: set[tuple[str, int]]
+    ) -> None:
         """Until the first, second or third save has begun, and then a little: not all at its beginning."""
         for _ in range(self.moments.randint(1, 3)):
             for wanted in (False, True):
-                while is_saving(self.run_of(name)) != wanted and process.poll() is None:
+                while bool(saves(self.run_of(name)) - left) != wanted and process.poll() is None:
                     self.check_patience(began, name)
                     time.sleep(0.0002)
         time.sleep(self.moments.uniform(0, 0.01))
 
-    def check_newest(self, name: str) -> None:
+    def newest_step(self, name: str) -> int:
+        """0 before the first checkpoint. None may be damaged."""
         if not self.run_of(name).exists():
-            return
+            return 0
         reports: list[str] = []
         newest = RunDirectory.open(self.run_of(name), reports.append).newest()
-        last = checkpoint.steps(self.run_of(UNDISTURBED))[-1]
-        self.resumable += newest is not None and newest.step < last
         if reports:
             raise SoakError(f"kill {self.kills} damaged a checkpoint: {'; '.join(reports)}")
+        return newest.step if newest else 0
 
     def check_end(self, process: "subprocess.Popen[bytes]", name: str) -> None:
         if process.returncode != 0:
@@ -154,11 +158,13 @@ def sleep_beside(process: "subprocess.Popen[bytes]", seconds: float) -> None:
         return
 
 
-def is_saving(run: Path) -> bool:
+def saves(run: Path) -> set[tuple[str, int]]:
+    """The temporary folders of checkpoints that are being saved, and when each was last changed."""
     try:
-        return any(name.startswith(SAVING) for name in os.listdir(run / "checkpoints"))
+        found = [entry for entry in os.scandir(run / "checkpoints") if entry.name.startswith(SAVING)]
+        return {(entry.name, entry.stat().st_mtime_ns) for entry in found}
     except FileNotFoundError:
-        return False
+        return set()
 
 
 def differences(ours: Path, theirs: Path) -> list[str]:
@@ -202,7 +208,7 @@ def soak(job: Soak, n_kills: int) -> int:
         n_runs += 1
         name = f"killed-{n_runs}"
         while job.resumable < n_kills and job.kill_once(name, in_save=3 * job.in_saves <= job.kills):
-            print(job.account(), flush=True)
+            pass
         job.finish(name)
         if found := differences(job.run_of(UNDISTURBED), job.run_of(name)):
             raise SoakError(f"{name} differs from the undisturbed run: " + "; ".join(found))
