@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     script = Path(__file__).with_name("ranks.py")
-    done = subprocess.run([sys.executable, "-W", "error", script, folder], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-W", "error", script, folder], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return folder
 
