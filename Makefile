@@ -1,4 +1,4 @@
-# make demo    train a tiny transformer and look at its attention
+# make demo    train a vision transformer on handwritten digits and draw what came of it
 # make test    the whole test suite
 # make check   what a contributor runs before a commit: format, lint, types, layers, tests
 # make docs    docs/lab.md anew, from what the lab finds
@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 .PHONY: demo test check lint format bench docs soak clean
 
 demo: $(VENV)/package
-	$(BIN)/python examples/reverse.py
+	$(BIN)/clearhead demo
 
 test: $(VENV)/dev
 	$(BIN)/pytest -n 2

@@ -1,5 +1,102 @@
 """One thread for each test process: several that share two cores only get in each other's way."""
 
+import errno
+import os
+from collections.abc import Callable
+
+import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+class Killed(BaseException):
+    """The process ends here: nothing that it would have done afterwards happens."""
+
+
+class Faults:
+    """A system whose calls fail at will: what full disks, permissions and kills do, at every place one by one."""
+
+    CALLS = ("open", "write", "fsync", "rename", "replace", "mkdir", "unlink", "rmdir", "ftruncate")
+    """every call by which the package changes a disk"""
+    NEVER = 10**9
+    FULL = staticmethod(lambda: OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    KILLED = Killed
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.count, self.trace = 0, []
+        self.at: int | None = None
+        self.once = True
+        self.error: Callable[[], BaseException] = self.FULL
+        monkeypatch.setattr(os, "fsync", lambda file: None)  # no test pulls the plug, and it takes all the time
+        for name in self.CALLS:
+            monkeypatch.setattr(os, name, self.counted(name, getattr(os, name)))
+
+    def counted(self, name, call):
+        def counted_call(*args, **kwargs):
+            if self.at is None:
+                return call(*args, **kwargs)
+            number, self.count = self.count, self.count + 1
+            if number == self.at or (number > self.at and not self.once):
+                raise self.error()
+            self.trace.append((name, *args))
+            return call(*args, **kwargs)
+
+        return counted_call
+
+    def during(self, job, at: int, once: bool = True, error: Callable[[], BaseException] = FULL):
+        """Runs a job whose call number `at` fails, and all after it unless `once`; what it raised, or None, and whether
+        the job came as far as that call."""
+        self.count, self.trace, self.at, self.once, self.error = 0, [], at, once, error
+        try:
+            job()
+            return None, self.count > at
+        except (OSError, Killed) as failure:
+            return failure, self.count > at
+        finally:
+            self.at = None
+
+
+@pytest.fixture
+def faults(monkeypatch):
+    return Faults(monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """Small runs of several kinds, hardly trained, made once: read them, don't change them."""
+    from clearhead.recipes.start import train
+
+    home = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        few = {"data.validation": 50, "training.threads": 1, "training.log_every": 5}
+        images = {"model.patch_size": 14, "model.width": 16, "model.depth": 1, "model.tokenizer": "patches"}
+        runs = {
+            "reverse": {"training.steps": 12, "data.limit": 500},
+            "mnist": {"training.steps": 12, "training.ema": 0.5, "data.limit": 400, **images},
+            "oddity": {"training.steps": 3, "data.limit": 200, "model.width": 8, "model.depth": 1, "data.set_size": 4},
+        }
+        for name, changes in runs.items():
+            train(name, name, changes=few | changes, quiet=True)
+        for question in ("sum", "repeat"):
+            about = {"data.question": question, "training.steps": 3, "data.limit": 400, "model.width": 8}
+            train("whole", question, changes=few | about, quiet=True)
+    return home / "runs"
+
+
+@pytest.fixture
+def pictures(tmp_path, monkeypatch):
+    """A folder of red, green and blue pictures, some larger than others; the cache is a temporary one."""
+    import numpy as np
+    from PIL import Image
+
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
+    noise = np.random.default_rng(0)
+    for channel, name in enumerate(("red", "green", "blue")):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for i in range(10):
+            pixels = noise.integers(0, 90, (20 + i, 24, 3), dtype=np.uint8)
+            pixels[..., channel] += 160
+            Image.fromarray(pixels).save(tmp_path / "pictures" / name / f"{i}.png")
+    return tmp_path / "pictures"

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from clearhead.nn.attention import attend_fused as attend_fused
     from clearhead.nn.attention import attend_reference as attend_reference
     from clearhead.nn.softargmax import softargmax as softargmax
+    from clearhead.recipes.start import train as train
+    from clearhead.serving.session import load as load
 
 _HOMES = {
     "softargmax": "clearhead.nn.softargmax",
@@ -33,6 +35,8 @@ _HOMES = {
     "LanguageModel": "clearhead.models.language",
     "shapes": "clearhead.models.shapes",
     "lab": "clearhead.lab",
+    "train": "clearhead.recipes.start",
+    "load": "clearhead.serving.session",
 }
 
 __all__ = list(_HOMES)

@@ -37,9 +37,14 @@ def test_welcome_names_every_command_with_an_example(capsys, argv):
     assert max(map(len, out.splitlines())) <= 83
 
 
-def test_every_example_of_the_welcome_page_works(capsys):
-    for command in COMMANDS.values():
-        assert told(capsys, *command.example.split()[1:])
+@pytest.mark.slow
+def test_every_example_of_the_welcome_page_works(capsys, tmp_path, monkeypatch):
+    """In their order: the run of one is what the next ones look at."""
+    monkeypatch.chdir(tmp_path)
+    for name, command in COMMANDS.items():
+        if name != "demo":  # a minute of training: see test_demo.py
+            assert main(command.example.split()[1:]) == 0, command.example
+            assert capsys.readouterr().out
 
 
 def test_version(capsys):
@@ -58,6 +63,14 @@ def test_version(capsys):
         ["shapes", "tiny_vit", "--width", "100"],
         ["steps", "--beta", "warm"],
         ["shpaes"],
+        ["train"],
+        ["train", "mnist", "--help"],
+        ["train", "mnist", "--training.epohcs", "3"],
+        ["train", "mnist", "--model.width", "63"],
+        ["recipes", "--help"],
+        ["resume", "--help"],
+        ["predict", "--help"],
+        ["demo", "--help"],
     ],
 )
 def test_help_and_mistakes_do_not_import_torch(argv):
@@ -83,7 +96,7 @@ def test_python_m_clearhead_reports_mistakes():
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("shpaes", "a command is one of shapes, steps, lab, got 'shpaes'; did you mean shapes?"),
+        ("shpaes", f"a command is one of {', '.join(COMMANDS)}, got 'shpaes'; did you mean shapes?"),
         ("--jsn", "got '--jsn'; see clearhead --help"),
         ("shapes tiny_vt", "got 'tiny_vt'; did you mean tiny_vit?"),
         ("shapes xyz", "got 'xyz'; choose one of them"),
@@ -132,6 +145,28 @@ def test_interrupted_quietly(capsys, monkeypatch):
     monkeypatch.setattr(cli, "run", interrupt)
     assert main([]) == 130
     assert capsys.readouterr() == ("", "")
+
+
+def test_an_error_of_the_system_without_a_file_is_one_line(capsys, monkeypatch):
+    def fail(argv):
+        raise ConnectionError("a process has ended; resume the run")
+
+    monkeypatch.setattr(cli, "run", fail)
+    assert main([]) == 1
+    assert capsys.readouterr().err == "clearhead: a process has ended; resume the run\n"
+
+
+def test_a_mistake_of_ours_is_one_line_too_unless_its_place_is_asked_for(capsys, monkeypatch):
+    def fail(argv):
+        raise RuntimeError("shapes do not match\nand so on")
+
+    monkeypatch.setattr(cli, "run", fail)
+    assert main([]) == 5
+    err = "clearhead: RuntimeError: shapes do not match (unexpected; CLEARHEAD_TRACEBACK=1 shows where)\n"
+    assert capsys.readouterr().err == err
+    monkeypatch.setenv("CLEARHEAD_TRACEBACK", "1")
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        main([])
 
 
 def test_a_closed_pipe_is_quiet():

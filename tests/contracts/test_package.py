@@ -24,6 +24,8 @@ PUBLIC = {
     "LanguageModel",
     "shapes",
     "lab",
+    "train",
+    "load",
 }
 
 

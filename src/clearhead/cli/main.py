@@ -13,7 +13,9 @@ from importlib import import_module
 
 from clearhead import __version__
 
-FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
+FAILED, USAGE_ERROR, MISTAKE, INTERRUPTED = 1, 2, 5, 130
+"""training adds two of its own: see training/signals.py"""
+TRACEBACK = "CLEARHEAD_TRACEBACK"
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,51 @@ class Command:
 
 
 COMMANDS = {
+    "demo": Command(
+        home="clearhead.cli.demo",
+        what="a first run: train on digits for a minute, see what came of it",
+        example="clearhead demo",
+    ),
+    "recipes": Command(
+        home="clearhead.cli.recipes",
+        what="experiments that are ready to run, with what they take and reach",
+        example="clearhead recipes",
+    ),
+    "train": Command(
+        home="clearhead.cli.train",
+        what="train a recipe, with any of its numbers changed",
+        example="clearhead train reverse --name mine --training.steps 150",
+    ),
+    "resume": Command(
+        home="clearhead.cli.resume",
+        what="go on with a run that was stopped or killed",
+        example="clearhead resume runs/mine",
+    ),
+    "curves": Command(
+        home="clearhead.cli.curves",
+        what="loss and accuracy of runs against their epochs, as a picture",
+        example="clearhead curves runs/mine --epochs 10 20 30",
+    ),
+    "confusion": Command(
+        home="clearhead.cli.confusion",
+        what="which class a run takes for which, on the test set, as a picture",
+        example="clearhead confusion runs/mine",
+    ),
+    "predict": Command(
+        home="clearhead.cli.predict",
+        what="a run's answers for your own pictures or digits",
+        example="clearhead predict runs/mine --ids 3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3",
+    ),
+    "verify-resume": Command(
+        home="clearhead.cli.verify_resume",
+        what="proof that a killed run goes on bit for bit on this machine",
+        example="clearhead verify-resume reverse",
+    ),
+    "data": Command(
+        home="clearhead.cli.data",
+        what="data sets: which there are, fetching one, looking at one",
+        example="clearhead data list",
+    ),
     "shapes": Command(
         home="clearhead.cli.shapes",
         what="every tensor of a model: its shape, parameters and multiply-adds",
@@ -42,12 +89,20 @@ COMMANDS = {
     ),
 }
 
+EXIT_CODES = """\
+exit codes
+    0  done
+    1  a file could not be read or written; lab: a verdict is not the expected
+       one; verify-resume: the runs differ
+    2  the command or its input was wrong
+    3  training was stopped by a signal: a checkpoint is there, resume goes on
+    4  training diverged: the loss or the gradient was not a finite number
+    5  a mistake in clearhead, or not enough memory
+  130  Ctrl-C, outside of training"""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 0; 130 after Ctrl-C; with one line on stderr, 2 when the input was wrong, 1 when writing failed.
-
-    A command may have a code of its own: lab says 1 when a verdict is not the expected one.
-    """
+    """The exit code, one of those above; all but 0, 3 and 130 come with one line on stderr."""
     if sys.stdout is None:  # closed by the caller
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -56,20 +111,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except (ValueError, LookupError) as error:
-        print("clearhead:", *str(error.args[0] if error.args else error).split(), file=sys.stderr)
-        return USAGE_ERROR
+        return complain(error.args[0] if error.args else error, USAGE_ERROR)
     except SystemExit as leaving:  # argparse has shown a command's help
         return int(leaving.code or 0)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # the reader (head, less) has seen enough; Python must not complain when it exits
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except OSError as error:
-        print(f"clearhead: {error.strerror or error}: {error.filename or 'output'}", file=sys.stderr)
-        return FAILED
-    else:
-        return code
-    return 0
+        return complain(f"{error.strerror}: {error.filename or 'output'}" if error.strerror else error, FAILED)
+    except Exception as error:
+        return complain_unexpected(error)
+    return code
+
+
+def complain(message: object, code: int) -> int:
+    """One line, whatever the message is."""
+    print("clearhead:", *str(message).split(), file=sys.stderr)
+    return code
+
+
+def complain_unexpected(error: Exception) -> int:
+    """A run that diverged knows its exit code; anything else is our mistake, or the machine's limit."""
+    if hasattr(error, "exit_code"):
+        return complain(error, error.exit_code)
+    if os.environ.get(TRACEBACK):
+        raise error
+    first = (str(error).strip().splitlines() or [""])[0]
+    return complain(f"{type(error).__name__}: {first} (unexpected; {TRACEBACK}=1 shows where)", MISTAKE)
 
 
 def run(argv: list[str]) -> int:
@@ -103,6 +173,8 @@ def welcome() -> str:
             "",
             "examples",
             *examples,
+            "",
+            EXIT_CODES,
             "",
             "clearhead COMMAND --help explains a command.",
         ]

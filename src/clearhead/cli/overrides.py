@@ -1,4 +1,5 @@
-"""Options from the fields of a config: --width 256, --norm post, --image-size 32x64, --no-output-projection.
+"""Options from the fields of a config: --width 256, --norm post, --image-size 32x64, --no-output-projection; of a
+config of configs by their path: --training.steps 100, --data.augmentation.flip true.
 
 The config checks the values itself when it is made; here text only becomes a number or a word.
 """
@@ -6,29 +7,38 @@ The config checks the values itself when it is made; here text only becomes a nu
 import argparse
 import ast
 import inspect
-from dataclasses import Field, fields, replace
+from collections.abc import Collection
+from dataclasses import fields, is_dataclass, replace
 from textwrap import dedent
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from clearhead.cli.parser import Parser
 
-ALIASES = {"n_heads": "--heads"}
+ALIASES = {"n_heads": ("heads",)}
 
 
-def add_overrides(parser: Parser, config: Any, title: str) -> None:
-    """An option for each field; its help shows the words below the field and the value it has now."""
+def add_overrides(parser: Parser, config: Any, title: str, path: str = "", without: Collection[str] = ()) -> None:
+    """An option for each field; its help shows the words below the field and the value it has now. Fields are left out
+    by their paths."""
     group = parser.add_argument_group(title)
     types, words = get_type_hints(type(config)), field_words(type(config))
     for field in fields(config):
-        names = [option_of(field), *([ALIASES[field.name]] if field.name in ALIASES else [])]
-        value = getattr(config, field.name)
+        value, kind = getattr(config, field.name), types[field.name]
+        if path + field.name in without:
+            continue
+        if is_dataclass(value):
+            add_overrides(parser, value, path + field.name, f"{path}{field.name}.", without)
+            continue
         text = " ".join(filter(None, [words.get(field.name, ""), f"(now {show(value)})"])).replace("%", "%%")
-        kind: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": text}
-        if types[field.name] is bool:
-            group.add_argument(*names, action=argparse.BooleanOptionalAction, **kind)
+        what: dict[str, Any] = {"dest": path + field.name, "default": argparse.SUPPRESS}
+        names = ["--" + dashes(path + name) for name in (field.name, *ALIASES.get(field.name, ()))]
+        if kind is bool:
+            group.add_argument(*names, type=yes_or_no, nargs="?", const=True, metavar="true|false", help=text, **what)
+            no = f"--no-{dashes(path + field.name)}"
+            group.add_argument(no, action="store_const", const=False, help=argparse.SUPPRESS, **what)
         else:
-            group.add_argument(*names, type=reader(types[field.name]), metavar=metavar(types[field.name]), **kind)
+            group.add_argument(*names, type=reader(kind), metavar=metavar(kind), help=text, **what)
 
 
 def overridden(config: Any, args: argparse.Namespace) -> Any:
@@ -37,8 +47,20 @@ def overridden(config: Any, args: argparse.Namespace) -> Any:
     return replace(config, **{name: value for name, value in vars(args).items() if name in names})
 
 
-def option_of(field: Field) -> str:
-    return "--" + field.name.replace("_", "-")
+def given(config: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """What was given for a config of configs, by path: {"training.steps": 100}."""
+    names = {field.name for field in fields(config)}
+    return {path: value for path, value in vars(args).items() if path.partition(".")[0] in names}
+
+
+def dashes(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def yes_or_no(text: str) -> bool:
+    if text.lower() not in ("true", "false", "yes", "no"):
+        raise argparse.ArgumentTypeError(f"must be true or false, got {text!r}")
+    return text.lower() in ("true", "yes")
 
 
 def reader(kind: Any) -> Any:
@@ -46,7 +68,7 @@ def reader(kind: Any) -> Any:
     kinds = get_args(kind) or (kind,)
 
     def read(text: str) -> Any:
-        if get_origin(kind) is Literal:
+        if get_origin(kind) is Literal or kind is str:
             return text
         if NoneType in kinds and text == "none":
             return None
@@ -77,6 +99,8 @@ def describe(kind: Any) -> str:
 def metavar(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return "{" + ",".join(get_args(kind)) + "}"
+    if kind is str:
+        return "TEXT"
     return "X" if float in (get_args(kind) or (kind,)) else "N"
 
 
@@ -88,6 +112,8 @@ def show(value: Any) -> str:
             return "yes" if value else "no"
         case (height, width):
             return f"{height}x{width}"
+        case "":
+            return "none"
     return str(value)
 
 

@@ -35,9 +35,19 @@ class Parser(argparse.ArgumentParser):
             return f"{command} takes options, --name value, got {arg!r}; see {self.prog} --help"
         option = arg.partition("=")[0]
         known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
-        near = difflib.get_close_matches(option, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"see {self.prog} --help"
+        near = nearest(option, known)
+        hint = f"did you mean {near}?" if near else f"see {self.prog} --help"
         return f"{command} has no option {option}; {hint}"
+
+
+def nearest(option: str, known: Sequence[str]) -> str | None:
+    """The option most like it; for one without its group (--lr for --optimizer.lr), by the last part of the name."""
+    by_end = {name.rpartition(".")[2].removeprefix("--"): name for name in reversed(known)}
+    if near := difflib.get_close_matches(option, known, n=1, cutoff=0.7):
+        return near[0]
+    if near := difflib.get_close_matches(option.rpartition(".")[2].removeprefix("--"), by_end, n=1):
+        return by_end[near[0]]
+    return next(iter(difflib.get_close_matches(option, known, n=1)), None)
 
 
 def dashed(arg: str) -> str:

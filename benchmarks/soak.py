@@ -1,0 +1,253 @@
+"""Kills training at random moments with SIGKILL, resumes it, and compares it with a run that nothing disturbed.
+
+    python benchmarks/soak.py reverse                                         # 50 kills: some minutes
+    python benchmarks/soak.py mnist --kills 50 --steps 120 -- --data.limit 4000
+    python benchmarks/soak.py reverse --kills 3                               # does it work at all
+
+A third of the kills come while a checkpoint is being saved, when its temporary folder is there. After each kill the
+newest checkpoint must be whole; at the end weights, optimizer, averages, random states and every logged number must be
+those of the undisturbed run, bit for bit. What follows `--` goes to `clearhead train`. Exit code 1 if anything differs.
+"""
+
+import argparse
+import os
+import random
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clearhead.files import from_json
+from clearhead.training import checkpoint
+from clearhead.training.checkpoint import MODEL, OPTIMIZER, SAVING, STATE
+from clearhead.training.run import RunDirectory
+
+UNDISTURBED = "undisturbed"
+
+
+class SoakError(Exception):
+    """What must not happen."""
+
+
+@dataclass
+class Soak:
+    """The commands, and what has happened so far."""
+
+    train: list[str]
+    """without --name"""
+    resume: list[str]
+    """without the run's folder"""
+    folder: Path
+    patience: float
+    moments: random.Random
+    kills: int = 0
+    in_saves: int = 0
+    resumable: int = 0
+    """kills between the first checkpoint and the last: the others only prove that a run can begin or be over"""
+    first_checkpoint: float = 0.0
+    """seconds from the start of the undisturbed run to its first checkpoint"""
+    end: float = 0.0
+    """and to its end"""
+
+    def account(self) -> str:
+        return f"{self.kills} kills, {self.in_saves} in a save, {self.resumable} in the midst of training"
+
+    def run_of(self, name: str) -> Path:
+        return self.folder / "runs" / name
+
+    def start(self, name: str) -> "subprocess.Popen[bytes]":
+        """Trains, or resumes once there is something to resume."""
+        is_there = self.run_of(name).exists()
+        command = [*self.resume, str(self.run_of(name))] if is_there else [*self.train, "--name", name]
+        log = (self.folder / f"{name}.log").open("ab")
+        with log:  # a session of its own: a kill takes its children too
+            return subprocess.Popen(
+                command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def finish(self, name: str) -> None:
+        """Lets it run to its end, and notes when its first checkpoint came."""
+        began, process = time.monotonic(), self.start(name)
+        try:
+            while process.poll() is None:
+                self.check_patience(began, name)
+                if not self.first_checkpoint and checkpoint.steps(self.run_of(name)):
+                    self.first_checkpoint = time.monotonic() - began
+                time.sleep(0.01)
+        finally:
+            stop(process)
+        self.check_end(process, name)
+        self.end = self.end or time.monotonic() - began
+        if not self.first_checkpoint:
+            raise SoakError(f"{name} saved no checkpoint; more --steps or a smaller --checkpoint-every is needed")
+
+    def kill_once(self, name: str, in_save: bool) -> bool:
+        """Starts it and kills it at a random moment; False if it had made its last step before."""
+        left, began, process = saves(self.run_of(name)), time.monotonic(), self.start(name)
+        try:
+            if in_save:
+                self.wait_for_a_save(process, name, began, left)
+            else:
+                sleep_beside(process, self.moment())
+        finally:
+            stop(process)
+        if process.returncode != -signal.SIGKILL:
+            self.check_end(process, name)
+            return False
+        self.kills += 1
+        self.in_saves += bool(saves(self.run_of(name)) - left)  # what the kill before this one left does not count
+        newest, last = self.newest_step(name), self.newest_step(UNDISTURBED)
+        self.resumable += 0 < newest < last
+        print(self.account(), flush=True)
+        return newest < last
+
+    def moment(self) -> float:
+        """Seconds from the start of a process: one in four before it trains, the others while it does."""
+        start = self.first_checkpoint
+        before, after = (0.0, start), (start, min(self.end, 3 * start))
+        return self.moments.uniform(*self.moments.choice((before, after, after, after)))
+
+    def wait_for_a_save(
+        self, process: "subprocess.Popen[bytes]", name: str, began: float, left: set[tuple[str, int]]
+    ) -> None:
+        """Until the first, second or third save has begun, and then a little: not all at its beginning."""
+        for _ in range(self.moments.randint(1, 3)):
+            for wanted in (False, True):
+                while bool(saves(self.run_of(name)) - left) != wanted and process.poll() is None:
+                    self.check_patience(began, name)
+                    time.sleep(0.0002)
+        time.sleep(self.moments.uniform(0, 0.01))
+
+    def newest_step(self, name: str) -> int:
+        """0 before the first checkpoint. None may be damaged."""
+        if not self.run_of(name).exists():
+            return 0
+        reports: list[str] = []
+        newest = RunDirectory.open(self.run_of(name), reports.append).newest()
+        if reports:
+            raise SoakError(f"kill {self.kills} damaged a checkpoint: {'; '.join(reports)}")
+        return newest.step if newest else 0
+
+    def check_end(self, process: "subprocess.Popen[bytes]", name: str) -> None:
+        if process.returncode != 0:
+            tail = (self.folder / f"{name}.log").read_text(errors="replace").splitlines()[-5:]
+            raise SoakError(f"{name} ended with code {process.returncode}:\n" + "\n".join(tail))
+
+    def check_patience(self, began: float, name: str) -> None:
+        if time.monotonic() - began > self.patience:
+            raise SoakError(f"{name} did nothing that was waited for within {self.patience:g} s")
+
+
+def stop(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def sleep_beside(process: "subprocess.Popen[bytes]", seconds: float) -> None:
+    try:
+        process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return
+
+
+def saves(run: Path) -> set[tuple[str, int]]:
+    """The temporary folders of checkpoints that are being saved, and when each was last changed."""
+    try:
+        found = [entry for entry in os.scandir(run / "checkpoints") if entry.name.startswith(SAVING)]
+        return {(entry.name, entry.stat().st_mtime_ns) for entry in found}
+    except FileNotFoundError:
+        return set()
+
+
+def differences(ours: Path, theirs: Path) -> list[str]:
+    """What is not equal in two runs, time aside."""
+    found = []
+    a, b = checkpoint.steps(ours), checkpoint.steps(theirs)
+    if not a or not b or a[-1] != b[-1]:
+        found.append(f"the last checkpoints are those of steps {a[-1:]} and {b[-1:]}")
+    for step in sorted(set(a) & set(b)):
+        here, there = (run / "checkpoints" / checkpoint.name_of(step) for run in (ours, theirs))
+        found += [f"{name} of step {step}" for name in (MODEL, OPTIMIZER) if not same_bytes(here / name, there / name)]
+        if timeless(from_json((here / STATE).read_bytes())) != timeless(from_json((there / STATE).read_bytes())):
+            found.append(f"{STATE} of step {step}")
+    one, other = RunDirectory.open(ours), RunDirectory.open(theirs)
+    if one.best_step() != other.best_step():
+        found.append(f"the best steps are {one.best_step()} and {other.best_step()}")
+    records = [[timeless(record) for record in run.records()] for run in (one, other)]
+    if len(records[0]) != len(records[1]):
+        found.append(f"there are {len(records[0])} and {len(records[1])} records")
+    found += [f"records {x} and {y}" for x, y in zip(*records, strict=False) if x != y][:3]
+    return found
+
+
+def same_bytes(a: Path, b: Path) -> bool:
+    return a.read_bytes() == b.read_bytes()
+
+
+def timeless(value: Any) -> Any:
+    """Without what a clock has measured: no two runs take equally long."""
+    if isinstance(value, dict):
+        return {key: timeless(inner) for key, inner in value.items() if "second" not in key}
+    return [timeless(inner) for inner in value] if isinstance(value, list) else value
+
+
+def soak(job: Soak, n_kills: int) -> int:
+    """As many runs as it takes for all the kills, each compared at its end; their number."""
+    print("an undisturbed run ...", flush=True)
+    job.finish(UNDISTURBED)
+    n_runs = 0
+    while job.resumable < n_kills:
+        n_runs += 1
+        name = f"killed-{n_runs}"
+        while job.resumable < n_kills and job.kill_once(name, in_save=3 * job.in_saves <= job.kills):
+            pass
+        job.finish(name)
+        if found := differences(job.run_of(UNDISTURBED), job.run_of(name)):
+            raise SoakError(f"{name} differs from the undisturbed run: " + "; ".join(found))
+    return n_runs
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    argv = list(sys.argv[1:] if argv is None else argv)
+    cut = argv.index("--") if "--" in argv else len(argv)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe")
+    parser.add_argument(
+        "--kills", type=int, default=50, help="in the midst of training; those before and after do not count"
+    )
+    parser.add_argument("--steps", type=int, default=200, help="of a run")
+    parser.add_argument("--checkpoint-every", type=int, default=10, help="steps")
+    parser.add_argument("--seed", type=int, default=1, help="of the training and of the moments of the kills")
+    parser.add_argument("--patience", type=float, default=600, help="seconds for a run, or for a save to begin")
+    parser.add_argument("--command", default=f"{shlex.quote(sys.executable)} -m clearhead", help="how clearhead starts")
+    args = parser.parse_args(argv[:cut])
+    start = shlex.split(args.command)
+    numbers = {
+        "--seed": args.seed,
+        "--training.steps": args.steps,
+        "--training.checkpoint-every": args.checkpoint_every,
+    }
+    train = [*start, "train", args.recipe, *(str(x) for pair in numbers.items() for x in pair), *argv[cut + 1 :]]
+
+    folder = Path(tempfile.mkdtemp(prefix="soak-"))
+    job = Soak(train, [*start, "resume"], folder, args.patience, random.Random(args.seed))
+    try:
+        n_runs = soak(job, args.kills)
+    except SoakError as error:
+        print(f"soak: {error}\nall of it is left in {folder}", file=sys.stderr)
+        return 1
+    shutil.rmtree(folder)
+    print(f"{job.account()}: {n_runs} runs equal the undisturbed one, bit for bit")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

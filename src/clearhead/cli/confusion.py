@@ -1,0 +1,30 @@
+"""`clearhead confusion`: from the name of a run to a picture of its mistakes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from clearhead.cli.parser import Parser
+
+ABOUT = """\
+Which class is taken for which: the best checkpoint of a run on its test set,
+one row for each right answer, one column for each given one."""
+
+
+def run(argv: Sequence[str]) -> None:
+    options = Parser("clearhead confusion", ABOUT)
+    options.usage = "clearhead confusion RUN [options]"
+    options.add_argument("run", metavar="RUN", help="the folder of a run, such as runs/mine")
+    options.add_argument(
+        "--out", metavar="FILE", type=Path, help="a .png, .svg or .pdf (now figures/confusion.png in the run's folder)"
+    )
+    args = options.parse(argv)
+
+    from clearhead.serving.session import Session
+    from clearhead.serving.testing import confusion
+    from clearhead.training.confusion import draw_confusion
+    from clearhead.training.figures import check_suffix, save_figure
+
+    out = args.out or Path(args.run) / "figures/confusion.png"
+    check_suffix(out)
+    session = Session(args.run)
+    print(save_figure(draw_confusion(confusion(session), session.classes), out))

@@ -1,0 +1,89 @@
+"""`clearhead predict`: picture files, folders of them, or digits; a run's answers, as text or as JSON."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clearhead.cli.parser import Parser
+
+if TYPE_CHECKING:
+    from clearhead.serving.session import Answer
+
+ABOUT = """\
+What a run's best checkpoint answers, for pictures of your own or for digits.
+Pictures are cropped to a square and resized exactly as in training."""
+
+EXAMPLES = """\
+examples
+  clearhead predict runs/mine photo.jpg more/ --json
+  clearhead predict runs/demo my-digit.png --invert
+  clearhead predict runs/reverse-0 --ids 3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3"""
+
+
+def run(argv: Sequence[str]) -> None:
+    options = Parser("clearhead predict", ABOUT)
+    options.usage = "clearhead predict RUN IMAGE... [options]"
+    options.epilog = EXAMPLES
+    options.add_argument("run", metavar="RUN", help="the folder of a run, such as runs/mine")
+    options.add_argument("images", metavar="IMAGE", nargs="*", help="picture files, and folders of them")
+    options.add_argument("--ids", metavar="N", nargs="+", type=int, help="digits, for a run of reverse or whole")
+    options.add_argument("--invert", action="store_true", help="dark becomes light: MNIST's digits are white on black")
+    options.add_argument("--json", action="store_true", help="all probabilities, for programs")
+    args = options.parse(argv)
+    if bool(args.images) == bool(args.ids):
+        came = "both" if args.ids else "neither"
+        raise ValueError(
+            f"predict takes picture files or --ids, one of the two, got {came}; see clearhead predict --help"
+        )
+
+    from clearhead.serving.session import Session
+
+    session = Session(args.run)
+    if args.ids:
+        answers = session.predict_ids(args.ids)
+        asked = [str(n) for n in args.ids] if len(answers) > 1 else [" ".join(map(str, args.ids))]
+    else:
+        paths = [path for name in args.images for path in pictures_at(Path(name))]
+        answers, asked = session.predict(paths, invert=args.invert), [str(path) for path in paths]
+    print(as_json(asked, answers) if args.json else as_text(asked, answers))
+
+
+def pictures_at(path: Path) -> list[Path]:
+    """The file itself, or all pictures below a folder."""
+    from clearhead.data.folder import is_picture
+
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for file in path.rglob("*") if is_picture(file))
+    if not found:
+        raise LookupError(f"a folder must have pictures in it, got none in {path}; name another")
+    return found
+
+
+def as_text(asked: Sequence[str], answers: Sequence["Answer"]) -> str:
+    """A line for each; of a sequence with an answer for each digit, two lines below one another."""
+    if len(answers) > 1 and all(len(what) == 1 for what in asked):
+        least = min(answer.probability or 0 for answer in answers)
+        found = " ".join(answer.answer for answer in answers)
+        return f"digits   {' '.join(asked)}\nanswers  {found}   (the least likely {least:.1%})"
+    size, answer_size = max(map(len, asked)), max(len(answer.answer) for answer in answers)
+    return "\n".join(
+        f"{what:{size}}  {answer.answer:{answer_size}}{likelihood(answer)}"
+        for what, answer in zip(asked, answers, strict=True)
+    )
+
+
+def likelihood(answer: "Answer") -> str:
+    """How likely the answer is, and the next best."""
+    if answer.probability is None:
+        return ""
+    others = list(answer.probabilities.items())[1:2]
+    next_best = "".join(f"  (then {name}, {share:.1%})" for name, share in others if share >= 0.001)
+    return f"  {answer.probability:6.1%}{next_best}"
+
+
+def as_json(asked: Sequence[str], answers: Sequence["Answer"]) -> str:
+    rows = [{"input": what, **asdict(answer)} for what, answer in zip(asked, answers, strict=True)]
+    return json.dumps(rows, indent=2)

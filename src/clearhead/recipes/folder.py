@@ -1,0 +1,43 @@
+"""Your own pictures: a folder for each class, with the pictures in it.
+
+clearhead train folder --data.folder PATH
+takes      depends on how many there are: ask with --dry-run
+reaches    depends on what they show
+
+PATH/cats/*.jpg, PATH/dogs/*.jpg ..., or the same below PATH/train/, PATH/val/ and PATH/test/. The classes are the names
+of the folders. Where there is no test folder, a fifth of each class is kept for the test.
+"""
+
+from clearhead.data.config import Augmentation, DataConfig
+from clearhead.models.config import VisionConfig
+from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
+
+
+def folder(*, folder: str = "", image_size: int = 64) -> RunConfig:
+    """The number of classes is the number of folders; without a folder, two."""
+    return RunConfig(
+        recipe="folder",
+        model=VisionConfig(
+            width=128,
+            depth=3,
+            n_heads=4,
+            hidden=256,
+            image_size=image_size,
+            patch_size=8,
+            n_classes=n_classes(folder) if folder else 2,
+            tokenizer="convolutions",
+            readout="attention",
+        ),
+        data=DataConfig(
+            name="folder", folder=folder, image_size=image_size, augmentation=Augmentation(crop=4, flip=True)
+        ),
+        optimizer=OptimizerConfig(kind="muon", lr=3e-3, schedule="linear", warmup=20),
+        training=TrainingConfig(epochs=30, batch_size=32, label_smoothing=0.1, flip_average=True),
+        objective="classes",
+    )
+
+
+def n_classes(folder: str) -> int:
+    from clearhead.data.folder import list_pictures  # imports torch
+
+    return len(list_pictures(folder).classes)

@@ -1,0 +1,24 @@
+"""Reverse 16 random digits with one block and one head (R2.5).
+
+clearhead train reverse
+takes      about 4 seconds on one processor core
+reaches    100.00% of 10,000 unseen sequences without a mistake
+"""
+
+from dataclasses import replace
+
+from clearhead.data.config import DataConfig
+from clearhead.models import presets
+from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
+
+
+def reverse(*, length: int = 16) -> RunConfig:
+    return RunConfig(
+        recipe="reverse",
+        model=replace(presets.reverse(), context=length),
+        data=DataConfig(name="reverse", length=length),
+        optimizer=OptimizerConfig(lr=1e-2, beta2=0.98, schedule="cosine", warmup=20, clip=1.0),
+        # so small a model loses more by waiting for a second thread than it gains
+        training=TrainingConfig(steps=200, batch_size=128, evaluate_every=50, threads=1),
+        objective="each",
+    )

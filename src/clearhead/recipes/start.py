@@ -1,0 +1,91 @@
+"""From a recipe to a run: `train`, which gives the run its folder below runs/ and never overwrites one."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from clearhead.recipes.agreement import check_agreement
+from clearhead.recipes.all import config_of
+from clearhead.training.config import RunConfig
+from clearhead.training.distributed import processes
+from clearhead.training.loop import Outcome, fit
+from clearhead.training.progress import Display, Silence
+from clearhead.training.run import Report, RunDirectory
+from clearhead.training.setup import own_surroundings, set_up
+
+RUNS = Path("runs")
+
+
+def train(
+    recipe: str | RunConfig,
+    name: str | None = None,
+    *,
+    changes: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    shard: bool = False,
+    quiet: bool = False,
+) -> Outcome:
+    """Trains a recipe, perhaps with changes={"training.steps": 100}, or any run config, in runs/NAME.
+
+    Without a name it is the recipe's, with the seed, and with a number if there is such a run already. `resume` goes on
+    with the run of that name if it is there; `shard` splits the weights over processes that torchrun has started.
+    """
+    config = config_of(recipe, dict(changes or {})) if isinstance(recipe, str) else recipe
+    if not isinstance(recipe, str) and changes:
+        raise ValueError("changes are for a recipe's name, got them for a config; change it with dataclasses.replace")
+    check_agreement(config)
+    if name is not None:
+        check_run_name(name)
+    with processes() as team, own_surroundings(config.training.threads):
+        display = Display(quiet=quiet) if team.is_first else Silence()
+        setup = set_up(config, team, shard=shard, report=display.warn)  # first: a config that fails leaves no folder
+        run = new_or_old(config, name, resume, display.warn) if team.is_first else None
+        outcome = fit(setup, run, display)
+        if run and outcome.reason != "stopped":
+            display.say(f"the run is in {run.path}; look at it with: clearhead curves {run.path}")
+        return outcome
+
+
+def new_or_old(config: RunConfig, name: str | None, resume: bool, report: Report) -> RunDirectory:
+    """The run's folder: a new one, or with `resume` the one of that name, if it has the same config."""
+    path = folder_of(config, name, resume)
+    if not (resume and path.exists()):
+        return RunDirectory.create(path, config.to_dict(), report)
+    run = RunDirectory.open(path, report)
+    before, now = (flat(c.to_dict()) for c in (RunConfig.from_dict(run.config), config))
+    others = [
+        f"{name}={now.get(name)} (was {before.get(name)})" for name in now | before if before.get(name) != now.get(name)
+    ]
+    if others:
+        raise ValueError(
+            f"a run goes on with the settings that it began with, got {', '.join(others)} for {path}; "
+            "leave that out, or choose another name"
+        )
+    return run
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"training": {"steps": 5}} -> {"training.steps": 5}"""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return found
+
+
+def folder_of(config: RunConfig, name: str | None, resume: bool = False) -> Path:
+    first = name or f"{config.recipe}-{config.seed}"
+    check_run_name(first)
+    path, n = RUNS / first, 1
+    while name is None and path.exists() and not resume:
+        n += 1
+        path = RUNS / f"{first}-{n}"
+    return path
+
+
+def check_run_name(name: str) -> None:
+    if not re.fullmatch(r"\w[\w.+-]*", name):
+        raise ValueError(
+            f"a run's name has letters, digits and _ . + - and begins with one of the first three, got {name!r}; "
+            "the folder is runs/NAME here"
+        )

@@ -1,0 +1,124 @@
+"""A trained run, ready to be asked. Dims: B batch, C channels, L length, V classes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from clearhead.data import mnist
+from clearhead.data.dataset import Normalise
+from clearhead.data.pictures import read_picture, resize
+from clearhead.models.config import VisionConfig
+from clearhead.models.factory import build_model
+from clearhead.training.config import RunConfig
+from clearhead.training.ema import weights_to_use
+from clearhead.training.run import RunDirectory
+
+AT_ONCE = 256
+"""examples that are answered in one pass"""
+
+
+def load(run: str | Path) -> nn.Module:
+    """The trained model of a run: its best checkpoint, in the testing stage. It answers as it did in training: for
+    `reverse`, ids (B,16) -> logits (B,16,10); for images, which must be normalised, (B,C,height,width) -> (B,V)."""
+    return Session(run).model
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A class and how sure the model is of it; or a number, about which it says nothing of the kind."""
+
+    answer: str
+    probability: float | None
+    probabilities: dict[str, float]
+    """of all classes, the most likely first; {} where the answer is a number"""
+
+
+class Session:
+    """A run's best checkpoint, with the names of its classes and all that happens to a picture before the model."""
+
+    def __init__(self, run: str | Path):
+        directory = RunDirectory.open(run)
+        self.path = directory.path
+        self.config = RunConfig.from_dict(directory.config)
+        found = directory.best()
+        if found is None:
+            raise LookupError(f"{run} must have a checkpoint, got none yet; train it longer: clearhead resume {run}")
+        self.step = found.step
+        with torch.random.fork_rng():
+            self.model = build_model(self.config.model)
+        self.model.load_state_dict(weights_to_use(found.model, found.optimizer))
+        self.model.eval()
+        about: dict[str, Any] = found.state["data"]
+        self.classes: tuple[str, ...] = tuple(about["classes"])
+        self.normalise = (
+            Normalise(**{k: tuple(v) for k, v in about["normalise"].items()}) if about["normalise"] else None
+        )
+
+    @property
+    def takes_pictures(self) -> bool:
+        return self.normalise is not None or self.config.data.name == "oddity"
+
+    def predict(self, images: Tensor | Sequence[str | Path], *, invert: bool = False) -> list[Answer]:
+        """An answer for each picture: files, or uint8 (B,C,height,width). `invert` makes dark light: MNIST's digits
+        are white on black. Of `oddity`, the pictures are one set, and each answer says how likely it is the odd one."""
+        if not self.takes_pictures:
+            raise ValueError(f"{self.path} answers about digits, got pictures; ask with predict_ids, or --ids 3 1 4")
+        pixels = images if isinstance(images, Tensor) else self.read(images)
+        pixels = 255 - pixels if invert else pixels
+        if self.config.data.name == "oddity":
+            return self.odd_one(mnist.NORMALISE(pixels))
+        assert self.normalise is not None
+        return self.read_answers(self.logits(self.normalise(pixels)))
+
+    def predict_ids(self, ids: Tensor | Sequence[int]) -> list[Answer]:
+        """Digits (L,): an answer for each of them (`reverse`), or one for the whole."""
+        if self.takes_pictures:
+            raise ValueError(f"{self.path} answers about pictures, got digits; name picture files instead")
+        logits = self.logits(torch.as_tensor(ids, dtype=torch.long)[None])
+        return self.read_answers(logits[0] if self.config.objective == "each" else logits)
+
+    @torch.inference_mode()
+    def logits(self, inputs: Tensor) -> Tensor:
+        """What the model answers to its own kind of inputs; for images the mean with their mirror images, if the run
+        was tested so."""
+        outputs = []
+        for part in inputs.split(AT_ONCE):
+            answer = self.model(part)
+            if self.config.training.flip_average:
+                answer = (answer + self.model(part.flip(-1))) / 2
+            outputs.append(answer)
+        return torch.cat(outputs)
+
+    def read(self, paths: Sequence[str | Path]) -> Tensor:
+        """Picture files -> uint8 (B,C,height,width), by the same function that training used."""
+        model = self.config.model
+        channels, size = (model.channels, model.image_shape[0]) if isinstance(model, VisionConfig) else (1, 28)
+        return torch.stack([resize(in_channels(read_picture(Path(path)), channels), size)[:channels] for path in paths])
+
+    def read_answers(self, logits: Tensor) -> list[Answer]:
+        """logits (B,V), (B,1) for yes or no, (B,1) for a number"""
+        if self.config.objective == "number":
+            return [Answer(f"{number:.2f}", None, {}) for number in logits.squeeze(-1).tolist()]
+        if self.config.objective == "yes-no":
+            logits = torch.cat([torch.zeros_like(logits), logits], dim=-1)  # softmax([0, z]) is sigmoid(z)
+        return [self.named(row) for row in logits.softmax(-1).tolist()]
+
+    def named(self, probabilities: list[float]) -> Answer:
+        pairs = sorted(zip(self.classes, probabilities, strict=True), key=lambda pair: -pair[1])
+        return Answer(pairs[0][0], pairs[0][1], dict(pairs))
+
+    def odd_one(self, images: Tensor) -> list[Answer]:
+        shares = self.logits(images.flatten(1)[None]).flatten().softmax(0).tolist()
+        return [
+            Answer("odd" if share == max(shares) else "-", share, {"odd": share, "-": 1 - share}) for share in shares
+        ]
+
+
+def in_channels(image: Image.Image, channels: int) -> Image.Image:
+    """Grey for a model with one channel."""
+    return image.convert("L") if channels == 1 else image

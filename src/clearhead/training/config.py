@@ -1,0 +1,205 @@
+"""How a model is fitted, and a run as a whole: frozen configs, checked when they are made, to and from JSON.
+
+Importing this does not import torch.
+"""
+
+import difflib
+import math
+from collections.abc import Iterable
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from typing import Any, Literal, get_type_hints
+
+from clearhead.data.config import DataConfig
+from clearhead.models.config import (
+    LanguageConfig,
+    ModelConfig,
+    PredictorConfig,
+    Seq2SeqConfig,
+    VisionConfig,
+    check_choice,
+    check_positive,
+    check_yes_or_no,
+)
+
+Kind = Literal["adamw", "muon"]
+Schedule = Literal["cosine", "linear", "constant"]
+Precision = Literal["auto", "float32", "bf16"]
+Compile = Literal["auto", "on", "off"]
+ObjectiveName = Literal["classes", "each", "yes-no", "number", "odd"]
+
+MODELS: dict[str, type] = {
+    "predictor": PredictorConfig,
+    "vision": VisionConfig,
+    "seq2seq": Seq2SeqConfig,
+    "language": LanguageConfig,
+}
+"""what a model config is called in a file"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """How weights follow their gradients."""
+
+    kind: Kind = "adamw"
+    """adamw for all weights, or muon for the matrices inside blocks and the convolutions, and adamw for the rest"""
+    lr: float = 1e-3
+    """AdamW's learning rate after the warm-up"""
+    muon_lr: float = 0.02
+    """Muon's learning rate after the warm-up"""
+    weight_decay: float = 0.01
+    """share of a matrix taken off at each step, times its learning rate; norms, biases and embeddings keep theirs"""
+    beta1: float = 0.9
+    beta2: float = 0.999
+    momentum: float = 0.95
+    """Muon's"""
+    schedule: Schedule = "cosine"
+    warmup: int = 0
+    """steps in which the learning rate rises from 0"""
+    final: float = 0.0
+    """share of the learning rate that is left at the end; of no effect when it is constant"""
+    clip: float = 1.0
+    """longest gradient: a longer one is shortened to this; 0 for no limit"""
+
+    def __post_init__(self) -> None:
+        check_choice(kind=(self.kind, Kind), schedule=(self.schedule, Schedule))
+        check_between(0, math.inf, lr=self.lr, muon_lr=self.muon_lr, weight_decay=self.weight_decay, clip=self.clip)
+        check_between(0, 1, beta1=self.beta1, beta2=self.beta2, momentum=self.momentum)
+        check_count(warmup=self.warmup)
+        if not is_number(self.final) or not 0 <= self.final <= 1:
+            raise ValueError(f"final must be a share from 0 to 1, got {self.final!r}; try 0 or 0.1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """How long, in which portions, and what happens on the way."""
+
+    steps: int = 0
+    """updates of the weights; or 0, and epochs instead"""
+    epochs: int = 0
+    """passes over the training examples; or 0, and steps instead"""
+    batch_size: int = 128
+    """examples in an update, over all processes"""
+    accumulate: int = 1
+    """portions that a batch is worked off in, for want of memory: the update is the same"""
+    label_smoothing: float = 0.0
+    """share of the target that is spread over all classes"""
+    ema: float = 0.0
+    """decay of the weights' moving average, which is what gets evaluated; 0 for none"""
+    evaluate_every: int = 0
+    """steps between evaluations; 0 for once an epoch"""
+    checkpoint_every: int = 0
+    """steps between checkpoints; 0 for each evaluation. A best result and the end are always kept"""
+    keep: int = 2
+    """newest checkpoints that stay, beside the best"""
+    patience: int = 0
+    """evaluations without a better one before training ends early; 0 for never"""
+    log_every: int = 10
+    """steps that one record of the training loss is about"""
+    precision: Precision = "auto"
+    """bf16 for the matrix products, or float32; auto is bf16 where the hardware has it"""
+    compile: Compile = "auto"
+    """torch.compile; auto is on with a GPU"""
+    flip_average: bool = False
+    """at the test, and only there: the mean of the answers for an image and its mirror image"""
+    threads: int = 0
+    """processor threads; 0 for torch's own choice"""
+
+    def __post_init__(self) -> None:
+        check_count(steps=self.steps, epochs=self.epochs, evaluate_every=self.evaluate_every, threads=self.threads)
+        check_count(checkpoint_every=self.checkpoint_every, patience=self.patience)
+        check_positive(batch_size=self.batch_size, accumulate=self.accumulate, keep=self.keep, log_every=self.log_every)
+        check_choice(precision=(self.precision, Precision), compile=(self.compile, Compile))
+        check_between(0, 1, label_smoothing=self.label_smoothing, ema=self.ema)
+        check_yes_or_no(flip_average=self.flip_average)
+        if (self.steps > 0) == (self.epochs > 0):
+            raise ValueError(
+                f"training lasts a number of steps or of epochs, got steps={self.steps}, epochs={self.epochs}; "
+                "set one of the two above 0 and the other to 0"
+            )
+        if self.accumulate > self.batch_size:
+            raise ValueError(
+                f"a batch must have an example for each portion, got batch_size={self.batch_size}, "
+                f"accumulate={self.accumulate}; try accumulate={self.batch_size} or less"
+            )
+
+    def n_steps(self, steps_per_epoch: int) -> int:
+        return self.steps or self.epochs * steps_per_epoch
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """All that a run depends on."""
+
+    recipe: str
+    """where these numbers come from"""
+    model: ModelConfig
+    data: DataConfig
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    training: TrainingConfig
+    objective: ObjectiveName = "classes"
+    """what is asked of the model: see training/objective.py"""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_choice(objective=(self.objective, ObjectiveName))
+        check_count(seed=self.seed)
+        if self.training.flip_average and not isinstance(self.model, VisionConfig):
+            raise ValueError("only images can be mirrored, got flip_average=True; set it to False")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a JSON file; the model's `kind` says which config it is."""
+        (kind,) = [name for name, kind in MODELS.items() if type(self.model) is kind]
+        values = asdict(self)
+        return values | {"model": {"kind": kind} | values["model"]}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "RunConfig":
+        return read(cls, values, "a run")
+
+
+def read(kind: Any, values: Any, what: str) -> Any:
+    """A config from plain values; its fields that are configs are read in the same way."""
+    if not isinstance(values, dict):
+        raise ValueError(f"{what} must be written as names and values, got {values!r}; see config.json of a run")
+    if kind == ModelConfig:
+        name, values = values.get("kind"), {key: value for key, value in values.items() if key != "kind"}
+        check_name(name, MODELS, "a model's kind")
+        kind = MODELS[name]  # type: ignore[index]
+    types = get_type_hints(kind)
+    for name in values:
+        check_name(name, types, f"a field of {what}")
+    nested = {
+        name: read(types[name], value, name)
+        for name, value in values.items()
+        if types[name] == ModelConfig or is_dataclass(types[name])
+    }
+    missing = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING and f.name not in values]
+    if missing:
+        raise ValueError(f"{what} needs all of its fields, got no {', '.join(missing)}; add what is missing")
+    return kind(**(values | nested))
+
+
+def check_name(name: Any, names: Iterable[str], what: str) -> None:
+    """Refuses a name that is not among these, with the nearest one that is."""
+    names = list(names)
+    if name not in names:
+        near = difflib.get_close_matches(str(name).replace("-", "_"), names, n=1)
+        hint = f"did you mean {near[0]}?" if near else "choose one of them"
+        raise LookupError(f"{what} is one of {', '.join(names)}, got {name!r}; {hint}")
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_count(**counts: int) -> None:
+    for name, count in counts.items():
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+            raise ValueError(f"{name} must be a whole number of at least 0, got {count!r}; try {name}=0")
+
+
+def check_between(low: float, high: float, **numbers: float) -> None:
+    for name, number in numbers.items():
+        if not is_number(number) or not low <= number < high:
+            above = "" if high == math.inf else f" and below {high}"
+            raise ValueError(f"{name} must be a number of at least {low}{above}, got {number!r}; try {name}={low}")

@@ -1,0 +1,216 @@
+"""The training loop, from top to bottom: `train` and `resume` both end up in `fit`, and `fit` in `update`.
+
+With one process or many, the code is the same: the first process writes, all compute. A run that is resumed is the run
+that was never interrupted, bit for bit, with the same software and the same number of threads and processes.
+"""
+
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from clearhead.training import checkpoint
+from clearhead.training.config import RunConfig
+from clearhead.training.distributed import exchanging, processes
+from clearhead.training.evaluate import evaluate
+from clearhead.training.metrics import N_COUNTS, counts, summary
+from clearhead.training.objective import portions, to_device
+from clearhead.training.precision import autocast
+from clearhead.training.progress import Display, Silence
+from clearhead.training.run import RunDirectory
+from clearhead.training.schedule import multiplier
+from clearhead.training.setup import Setup, own_surroundings, set_up
+from clearhead.training.signals import DIVERGED, FINISHED, STOPPED, StopRequest, stopping_on_signals
+from clearhead.training.state import Standing, restore, snapshot, use_weights
+
+Reason = Literal["finished", "patience", "stopped"]
+
+
+class DivergedError(ArithmeticError):
+    """The loss or the gradient was not a finite number; the step that it happened in is in no checkpoint."""
+
+    exit_code = DIVERGED
+
+
+@dataclass(frozen=True)
+class Outcome:
+    reason: Reason
+    """trained to the end; no better evaluation for too long; or asked to stop"""
+    step: int
+    best_step: int
+    """the evaluation that was best, and whose checkpoint is kept; 0 before the first"""
+    test: dict[str, Any] | None
+    """the best checkpoint on the test set; None when the run was stopped"""
+
+    @property
+    def exit_code(self) -> int:
+        return STOPPED if self.reason == "stopped" else FINISHED
+
+
+def train(config: RunConfig, folder: str | Path, *, shard: bool = False, quiet: bool = False) -> Outcome:
+    """Trains a new run in a new folder. `shard` splits the weights over the processes (FSDP2)."""
+    with processes() as team, own_surroundings(config.training.threads):
+        display = Display(quiet=quiet) if team.is_first else Silence()
+        setup = set_up(config, team, shard=shard, report=display.warn)  # first: a config that fails leaves no folder
+        run = RunDirectory.create(folder, config.to_dict(), display.warn) if team.is_first else None
+        return fit(setup, run, display)
+
+
+def resume(folder: str | Path, *, shard: bool = False, quiet: bool = False) -> Outcome:
+    """Continues a run after its newest checkpoint, to its end."""
+    with processes() as team:
+        display = Display(quiet=quiet) if team.is_first else Silence()
+        run = RunDirectory.open(folder, display.warn) if team.is_first else None
+        config = RunConfig.from_dict(team.share(run.config if run else None))
+        with own_surroundings(config.training.threads):
+            return fit(set_up(config, team, shard=shard, report=display.warn), run, display)
+
+
+def fit(setup: Setup, run: RunDirectory | None, display: Display) -> Outcome:
+    """From wherever the run is to its end. Only the first process has a run directory."""
+    with run.lock() if run else nullcontext(), stopping_on_signals() as request:
+        standing = restore(setup, run.newest() if run else None, display.warn)
+        if run:
+            run.drop_after(standing.step)
+            if standing.best_step in checkpoint.steps(run.path):  # a kill may have come between saving and marking
+                run.mark_best(standing.best_step)
+        with display.training(setup.n_steps, standing.step, setup.config.training.batch_size):
+            reason = train_on(setup, standing, run, request, display)
+        test = None if reason == "stopped" else test_once(setup, standing, run, display)
+    if reason == "stopped" and run:
+        display.say(f"stopped after step {standing.step}; go on with: clearhead resume {run.path}")
+    return Outcome(reason, standing.step, standing.best_step, test)
+
+
+def train_on(
+    setup: Setup, standing: Standing, run: RunDirectory | None, request: StopRequest, display: Display
+) -> Reason:
+    patience = setup.config.training.patience
+    setup.model.train()
+    while standing.step < setup.n_steps and not (patience and standing.stale >= patience):
+        must_stop = update(setup, standing, request)
+        step, is_last = standing.step, standing.step == setup.n_steps
+
+        if step % setup.config.training.log_every == 0 or is_last:
+            log_training(setup, standing, run, display)
+
+        is_best = False
+        if (step % setup.evaluate_every == 0 or is_last) and len(setup.data.validation):
+            is_best = validate(setup, standing, run, display)
+
+        is_over = is_last or must_stop or (patience > 0 and standing.stale >= patience)
+        if step % setup.checkpoint_every == 0 or is_best or is_over:
+            save(setup, standing, run)
+        if must_stop and not is_last:
+            return "stopped"
+    return "finished" if standing.step == setup.n_steps else "patience"
+
+
+def update(setup: Setup, standing: Standing, request: StopRequest) -> bool:
+    """One step: forward, backward, clip, update. Returns whether any process wants to stop after it."""
+    config, team, step = setup.config, setup.processes, standing.step
+    batch = to_device(setup.batches.at(step, team.rank, team.world), team.device)
+    sums = torch.zeros(N_COUNTS, dtype=torch.float64, device=team.device)
+    parts = portions(batch, config.training.accumulate)
+    for i, part in enumerate(parts):
+        with exchanging(setup.forward, is_last=i == len(parts) - 1):
+            with autocast(config.training.precision, team.device):
+                outputs = setup.forward(part.inputs)
+            loss = setup.objective.loss(outputs, part, config.training.label_smoothing)
+            # processes average their gradients: times world, over the examples of all, is the mean over all examples
+            (loss * (team.world / batch.n_global)).backward()
+        sums += counts(loss, setup.objective.right(outputs.detach(), part))
+
+    # one message for all that processes have to agree on, and one wait for the GPU
+    extra = torch.stack([setup.optimizers.squared_norm(), sums.new_full((), request.wanted)])
+    *totals, squared_norm, n_stops = team.add(torch.cat([sums, extra])).tolist()
+    norm = math.sqrt(squared_norm if setup.is_sharded else squared_norm / team.world)
+    check_finite(totals[0] / batch.n_global, norm, step + 1)
+    if config.optimizer.clip and norm > config.optimizer.clip:
+        setup.optimizers.shorten(config.optimizer.clip / norm)
+    setup.optimizers.step(multiplier(step, setup.n_steps, config.optimizer))
+    setup.optimizers.zero_grad()
+    if setup.average is not None:
+        setup.average.update(step)
+
+    standing.step += 1
+    standing.sums = [before + now for before, now in zip(standing.sums, totals, strict=True)]
+    return n_stops > 0
+
+
+def check_finite(loss: float, norm: float, step: int) -> None:
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        raise DivergedError(
+            f"loss and gradient must be finite, got a loss of {loss} and a gradient of length {norm} at step {step}, "
+            "which is not saved; try a smaller learning rate, a longer warm-up or clip=1"
+        )
+
+
+def log_training(setup: Setup, standing: Standing, run: RunDirectory | None, display: Display) -> None:
+    """The mean over the steps since the last such record."""
+    config = setup.config.optimizer
+    lr = config.lr * multiplier(standing.step - 1, setup.n_steps, config)
+    record = head("train", setup, standing) | summary(standing.sums) | {"lr": lr, "seconds": standing.seconds}
+    standing.sums = [0.0] * N_COUNTS
+    if run:
+        run.log(record)
+    display.trained(record)
+
+
+def validate(setup: Setup, standing: Standing, run: RunDirectory | None, display: Display) -> bool:
+    """Evaluates the averaged weights if there are any; returns whether this is the best so far."""
+    precision = setup.config.training.precision
+    with setup.average.in_place() if setup.average else nullcontext():
+        result = evaluate(
+            setup.model,
+            setup.objective,
+            setup.data.validation,
+            setup.data.normalise,
+            setup.processes,
+            precision=precision,
+        )
+    is_best = standing.judge(result)
+    record = head("validation", setup, standing) | result | {"seconds": standing.seconds}
+    if run:
+        run.log(record)
+    display.evaluated(record, "  best so far" if is_best else "")
+    return is_best
+
+
+def save(setup: Setup, standing: Standing, run: RunDirectory | None) -> None:
+    state = snapshot(setup, standing)
+    if run and state:
+        run.save(state, setup.config.training.keep)
+        if standing.best_step == standing.step:
+            run.mark_best(standing.step)
+
+
+def test_once(setup: Setup, standing: Standing, run: RunDirectory | None, display: Display) -> dict[str, Any]:
+    """The best checkpoint on the test set, unless that has been done before this run was resumed."""
+    tested = [record for record in run.records() if record["kind"] == "test"] if run else []
+    if known := setup.processes.share(tested[-1] if tested else None):
+        return dict(known)
+    use_weights(setup, run.best() if run else None)
+    flip_average = setup.config.training.flip_average
+    result = evaluate(
+        setup.model,
+        setup.objective,
+        setup.data.test,
+        setup.data.normalise,
+        setup.processes,
+        precision=setup.config.training.precision,
+        flip_average=flip_average,
+    )
+    record = head("test", setup, standing) | {"best_step": standing.best_step or standing.step} | result
+    record |= {"flip_average": flip_average, "seconds": standing.seconds}
+    if run:
+        run.log(record)
+    display.evaluated(record, "  (mean over each image and its mirror image)" if flip_average else "")
+    return record
+
+
+def head(kind: str, setup: Setup, standing: Standing) -> dict[str, Any]:
+    return {"kind": kind, "step": standing.step, "epoch": standing.step / setup.batches.steps_per_epoch}

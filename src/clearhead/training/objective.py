@@ -1,0 +1,111 @@
+"""What is asked of a model: the loss that training makes small, and which answers count as right.
+
+Losses are sums over the examples of a batch, not means: who divides by the number of all examples, over all portions
+and processes, gets the mean exactly. Dims: B batch, L length, V choices, S elements of a set.
+"""
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead.data.batches import Batch
+
+
+class Objective(Protocol):
+    def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
+        """The sum of the examples' losses."""
+        ...
+
+    def right(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Bool, for each answer that was asked for: (B,), or (B,L) where each token has one."""
+        ...
+
+
+class Classes:
+    """One of V classes for each example: logits (B,V), targets (B,). A blend of two (mixup) is asked for both."""
+
+    def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
+        outputs = outputs.float()
+        if batch.other is None or batch.share is None:
+            return F.cross_entropy(outputs, batch.targets, reduction="sum", label_smoothing=smoothing)
+        first = F.cross_entropy(outputs, batch.targets, reduction="none", label_smoothing=smoothing)
+        second = F.cross_entropy(outputs, batch.other, reduction="none", label_smoothing=smoothing)
+        return (batch.share * first + (1 - batch.share) * second).sum()
+
+    def right(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Of a blend, the class with the larger share."""
+        targets = batch.targets
+        if batch.other is not None and batch.share is not None:
+            targets = torch.where(batch.share >= 0.5, targets, batch.other)
+        return outputs.argmax(dim=-1) == targets
+
+
+class Each:
+    """One of V classes for each token: logits (B,L,V), targets (B,L). An example's loss is the mean of its tokens'."""
+
+    def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
+        tokens, targets = outputs.float().flatten(0, 1), batch.targets.flatten()
+        return F.cross_entropy(tokens, targets, reduction="sum", label_smoothing=smoothing) / batch.targets.shape[1]
+
+    def right(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return outputs.argmax(dim=-1) == batch.targets
+
+
+class YesNo:
+    """Yes (1) or no (0): one logit (B,1), targets (B,)."""
+
+    def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
+        targets = batch.targets.float() * (1 - smoothing) + smoothing / 2
+        return F.binary_cross_entropy_with_logits(outputs.float().squeeze(-1), targets, reduction="sum")
+
+    def right(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return (outputs.squeeze(-1) > 0) == (batch.targets > 0.5)
+
+
+class Number:
+    """A number (B,1), by its squared distance from the target (B,); right when it rounds to it."""
+
+    def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
+        return F.mse_loss(outputs.float().squeeze(-1), batch.targets.float(), reduction="sum")
+
+    def right(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return outputs.squeeze(-1).round() == batch.targets.round()
+
+
+class Odd:
+    """Which element of a set is the odd one: a score for each (B,S,1), softmax over the set, targets (B,)."""
+
+    def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
+        scores = outputs.float().squeeze(-1)
+        return F.cross_entropy(scores, batch.targets, reduction="sum", label_smoothing=smoothing)
+
+    def right(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return outputs.squeeze(-1).argmax(dim=-1) == batch.targets
+
+
+OBJECTIVES: dict[str, Objective] = {
+    "classes": Classes(),
+    "each": Each(),
+    "yes-no": YesNo(),
+    "number": Number(),
+    "odd": Odd(),
+}
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    if batch.inputs.device == device:
+        return batch
+    other, share = (None if t is None else t.to(device, non_blocking=True) for t in (batch.other, batch.share))
+    inputs, targets = (t.to(device, non_blocking=True) for t in (batch.inputs, batch.targets))
+    return Batch(inputs, targets, other, share, batch.n_global)
+
+
+def portions(batch: Batch, n: int) -> list[Batch]:
+    """The batch in n parts that differ in size by one at most."""
+    if n == 1:
+        return [batch]
+    others, shares = ([None] * n if t is None else t.tensor_split(n) for t in (batch.other, batch.share))
+    parts = zip(batch.inputs.tensor_split(n), batch.targets.tensor_split(n), others, shares, strict=True)
+    return [Batch(*part, batch.n_global) for part in parts]

@@ -1,0 +1,85 @@
+"""What a user sees while training: a bar in a terminal, plain lines in a file."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+SECONDS_BETWEEN_LINES = 5.0
+
+
+class Display:
+    """Shows how far training is, unless quiet; `warn` is heard always. Only the first process should have one."""
+
+    def __init__(self, *, quiet: bool = False, console: Console | None = None):
+        self.quiet = quiet
+        self.console = console or Console(highlight=False, emoji=False, markup=False)
+        self.bar: tuple[Progress, TaskID] | None = None
+        self.n_steps = self.start = self.batch_size = 0
+        self.began, self.last_line = 0.0, -SECONDS_BETWEEN_LINES
+
+    @contextmanager
+    def training(self, n_steps: int, start: int, batch_size: int) -> Iterator[None]:
+        """Around the steps from `start` to n_steps."""
+        self.n_steps, self.start, self.batch_size, self.began = n_steps, start, batch_size, time.monotonic()
+        if self.quiet or not self.console.is_terminal:
+            yield
+            return
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[numbers]}"), TimeRemainingColumn())
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            self.bar = progress, progress.add_task("", total=n_steps, completed=start, numbers="")
+            try:
+                yield
+            finally:
+                self.bar = None
+
+    def say(self, message: str) -> None:
+        """A line that stays."""
+        if not self.quiet:
+            self.console.print(message, soft_wrap=True)
+
+    def warn(self, message: str) -> None:
+        print(f"warning: {message}", file=sys.stderr)
+
+    def trained(self, record: dict[str, Any]) -> None:
+        """Moves the bar, or writes a line every few seconds."""
+        if self.quiet:
+            return
+        step, now = record["step"], time.monotonic()
+        speed = (step - self.start) * self.batch_size / max(now - self.began, 1e-9)
+        numbers = f"loss {record['loss']:.4f}  accuracy {record['accuracy']:.2%}  {speed:,.0f} examples/s"
+        if self.bar is not None:
+            progress, task = self.bar
+            progress.update(task, completed=step, numbers=numbers)
+        elif now - self.last_line >= SECONDS_BETWEEN_LINES or step == self.n_steps:
+            left = (self.n_steps - step) * self.batch_size / max(speed, 1e-9)
+            self.say(f"step {step}/{self.n_steps}  {numbers}  {clock(left)} left")
+            self.last_line = now
+
+    def evaluated(self, record: dict[str, Any], note: str = "") -> None:
+        whole = f"  whole {record['whole']:.2%}" if "whole" in record else ""
+        self.say(
+            f"{record['kind']} at step {record['step']}  loss {record['loss']:.4f}  "
+            f"accuracy {record['accuracy']:.2%}{whole}{note}"
+        )
+
+
+class Silence(Display):
+    """For the other processes: the first one speaks for all."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+
+    def warn(self, message: str) -> None:
+        pass
+
+
+def clock(seconds: float) -> str:
+    """1:02:03, or 2:03"""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

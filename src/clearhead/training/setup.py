@@ -1,0 +1,120 @@
+"""All parts of a run, built from its config: the same in every process and each time."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.data import datasets
+from clearhead.data.batches import Batches
+from clearhead.data.dataset import DataSet
+from clearhead.data.draws import key_of
+from clearhead.models.config import VisionConfig
+from clearhead.models.factory import build_model
+from clearhead.training import sharding
+from clearhead.training.config import RunConfig
+from clearhead.training.distributed import Processes, replicated
+from clearhead.training.ema import WeightAverage
+from clearhead.training.objective import OBJECTIVES, Objective
+from clearhead.training.optim import Optimizers
+from clearhead.training.precision import compiled
+
+
+@dataclass(frozen=True)
+class Setup:
+    config: RunConfig
+    processes: Processes
+    data: DataSet
+    batches: Batches
+    model: nn.Module
+    """the weights, under their own names"""
+    forward: Callable[[Tensor], Tensor]
+    """the model as training calls it: perhaps compiled, perhaps one of many"""
+    optimizers: Optimizers
+    average: WeightAverage | None
+    is_sharded: bool
+    is_compiled: bool
+
+    @property
+    def objective(self) -> Objective:
+        return OBJECTIVES[self.config.objective]
+
+    @property
+    def n_steps(self) -> int:
+        return self.config.training.n_steps(self.batches.steps_per_epoch)
+
+    @property
+    def evaluate_every(self) -> int:
+        return self.config.training.evaluate_every or self.batches.steps_per_epoch
+
+    @property
+    def checkpoint_every(self) -> int:
+        return self.config.training.checkpoint_every or self.evaluate_every
+
+    def made_with(self) -> dict[str, str | int | bool]:
+        """What the last bits of the numbers depend on beside the config."""
+        return {
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "processes": self.processes.world,
+            "sharded": self.is_sharded,
+            "compiled": self.is_compiled,
+            "device": torch.cuda.get_device_name() if self.processes.device.type == "cuda" else "cpu",
+        }
+
+
+def set_up(config: RunConfig, processes: Processes, *, shard: bool, report: Callable[[str], None]) -> Setup:
+    check_portions(config, processes.world)
+    data = datasets.load(config.data, config.seed)
+    check_classes(config, data)
+    batches = Batches(data, config.data, config.training.batch_size, config.seed)
+    torch.manual_seed(config.seed)  # every process begins with the same weights
+    model = build_model(config.model).to(processes.device)
+    fast: Callable[[Tensor], Tensor] = model
+    is_sharded = shard and processes.world > 1
+    if is_sharded:
+        sharding.shard(model)
+    else:
+        fast = compiled(model, config.training.compile, lambda: first_inputs(batches, processes), report)
+    forward = model if is_sharded else replicated(fast, processes)
+    optimizers = Optimizers(model, config.optimizer)
+    average = WeightAverage(model, config.training.ema) if config.training.ema else None
+    torch.manual_seed(key_of(config.seed, "dropout", processes.rank))  # and drops something else
+    return Setup(
+        config, processes, data, batches, model, forward, optimizers, average, is_sharded, is_compiled=fast is not model
+    )
+
+
+def first_inputs(batches: Batches, processes: Processes) -> Tensor:
+    return batches.at(0, processes.rank, processes.world).inputs.to(processes.device)
+
+
+def check_portions(config: RunConfig, world: int) -> None:
+    training = config.training
+    if training.batch_size // world < training.accumulate:
+        raise ValueError(
+            f"each of {world} processes needs an example for each of {training.accumulate} portions, "
+            f"got batch_size={training.batch_size}; try batch_size={world * training.accumulate} or more"
+        )
+
+
+def check_classes(config: RunConfig, data: DataSet) -> None:
+    if isinstance(config.model, VisionConfig) and data.classes and len(data.classes) != config.model.n_classes:
+        raise ValueError(
+            f"the model must have as many classes as {config.data.name}, {len(data.classes)}, got "
+            f"n_classes={config.model.n_classes}; set --model.n-classes {len(data.classes)}"
+        )
+
+
+@contextmanager
+def own_surroundings(threads: int) -> Iterator[None]:
+    """Random state and number of threads are the caller's again afterwards."""
+    before = torch.get_num_threads()
+    with torch.random.fork_rng():
+        torch.set_num_threads(threads or before)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)

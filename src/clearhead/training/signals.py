@@ -1,0 +1,54 @@
+"""Ctrl-C and SIGTERM end a run at the next step, with a checkpoint; and what a run's exit code means."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+FINISHED = 0
+"""trained to the end, or until patience ran out, and tested"""
+STOPPED = 3
+"""a signal came: there is a checkpoint of the step that was under way, and `resume` continues after it"""
+DIVERGED = 4
+"""the loss or the gradient was no longer a finite number: stopped at that step, which is in no checkpoint"""
+
+
+SAME_REQUEST = 1.0
+"""seconds in which one more signal is an echo of the first: torchrun passes on a Ctrl-C that its processes got too"""
+
+
+class StopRequest:
+    """Whether somebody wants the run to stop, and since when."""
+
+    wanted = False
+    since = 0.0
+
+
+@contextmanager
+def stopping_on_signals() -> Iterator[StopRequest]:
+    """The first signal asks for a stop; one more ends the process at once, which loses only the steps since the
+    last checkpoint, for a checkpoint is complete or not there. Old handlers are back afterwards."""
+    request = StopRequest()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        now, name = time.monotonic(), signal.Signals(number).name
+        if not request.wanted:
+            request.wanted, request.since = True, now
+            # print is not allowed here: the signal may have come in the middle of a print
+            os.write(2, f"\n{name}: stopping after this step, with a checkpoint (again: at once, without)\n".encode())
+        elif now - request.since > SAME_REQUEST:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    if threading.current_thread() is not threading.main_thread():  # Python lets only the main thread have handlers
+        yield request
+        return
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

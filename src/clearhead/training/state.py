@@ -1,0 +1,125 @@
+"""What a run is besides its config: to a checkpoint and back, bit for bit, over any number of processes."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.data.dataset import DataSet
+from clearhead.data.draws import key_of
+from clearhead.training.checkpoint import Snapshot
+from clearhead.training.ema import weights_to_use
+from clearhead.training.metrics import N_COUNTS
+from clearhead.training.setup import Setup
+from clearhead.training.sharding import fill, gathered
+
+
+@dataclass
+class Standing:
+    """How far a run is. Equal in all processes."""
+
+    step: int = 0
+    """updates made"""
+    sums: list[float] = field(default_factory=lambda: [0.0] * N_COUNTS)
+    """counts since the last training record: see metrics.counts"""
+    best_step: int = 0
+    best_score: list[float] = field(default_factory=list)
+    """accuracy, then minus the loss; [] before the first evaluation"""
+    stale: int = 0
+    """evaluations since the best one"""
+    began: float = field(default_factory=time.monotonic)
+    """when the run would have begun, had it never been interrupted"""
+
+    @property
+    def seconds(self) -> float:
+        return round(time.monotonic() - self.began, 3)
+
+    def judge(self, result: dict[str, float]) -> bool:
+        """Whether this evaluation is the best so far, which is remembered."""
+        score = [result["accuracy"], -result["loss"]]
+        if self.best_score and score <= self.best_score:
+            self.stale += 1
+            return False
+        self.best_step, self.best_score, self.stale = self.step, score, 0
+        return True
+
+    def to_json(self) -> dict[str, Any]:
+        values = {name: value for name, value in vars(self).items() if name != "began"}
+        return values | {"seconds": self.seconds}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Standing":
+        values = dict(values)
+        return cls(began=time.monotonic() - values.pop("seconds"), **values)
+
+
+def snapshot(setup: Setup, standing: Standing) -> Snapshot | None:
+    """The run as it is; None in all processes but the first, which must ask too."""
+    keep = setup.processes.is_first
+    averages = {} if setup.average is None else setup.average.averages
+    others = {f"optim.{name}": tensor for name, tensor in setup.optimizers.state_tensors().items()}
+    others |= {f"ema.{name}": tensor for name, tensor in averages.items()}
+    model, optimizer = gathered(setup.model.state_dict(), keep), gathered(others, keep)
+    for kind, generator in random_states(setup.processes.device).items():
+        for rank, bytes_of_rank in enumerate(setup.processes.gather(generator)):
+            optimizer[f"random.rank{rank}{kind}"] = bytes_of_rank
+    state = {"standing": standing.to_json(), "made_with": setup.made_with(), "data": about_data(setup.data)}
+    return Snapshot(standing.step, model, optimizer, state) if keep else None
+
+
+def about_data(data: DataSet) -> dict[str, Any]:
+    """What is needed to ask the trained model something and to read its answer, where the data itself is not there."""
+    normalise = {"mean": list(data.normalise.mean), "std": list(data.normalise.std)} if data.normalise else None
+    return {"classes": list(data.classes), "normalise": normalise}
+
+
+def restore(setup: Setup, found: Snapshot | None, report: Callable[[str], None]) -> Standing:
+    """Brings all processes to where the first one's checkpoint is; to the beginning without one."""
+    processes = setup.processes
+    state = processes.share(None if found is None else found.state)
+    if state is None:
+        return Standing()
+    standing = Standing.from_json(state["standing"])
+    fill(setup.model.state_dict(), processes.share_tensors(found.model if found else {}))
+    optimizer = processes.share_tensors(found.optimizer if found else {})
+    setup.optimizers.load_state_tensors(starting_with("optim.", optimizer))
+    if setup.average is not None:
+        fill(setup.average.averages, starting_with("ema.", optimizer))
+    restore_random(setup, starting_with("random.", optimizer), standing.step)
+    announce(state["made_with"], setup.made_with(), report)
+    return standing
+
+
+def use_weights(setup: Setup, found: Snapshot | None) -> None:
+    """Gives the model the weights that were evaluated when this checkpoint was made."""
+    weights = weights_to_use(found.model, found.optimizer) if found else {}
+    fill(setup.model.state_dict(), setup.processes.share_tensors(weights))
+
+
+def random_states(device: torch.device) -> dict[str, Tensor]:
+    """The generators that dropout draws from."""
+    states = {"": torch.get_rng_state()}
+    return states | ({".cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+
+
+def restore_random(setup: Setup, states: dict[str, Tensor], step: int) -> None:
+    """This process's generators; a process that the checkpoint does not know starts a stream of its own."""
+    rank, device = setup.processes.rank, setup.processes.device
+    torch.manual_seed(key_of(setup.config.seed, "dropout", rank, step))
+    if f"rank{rank}" in states:
+        torch.set_rng_state(states[f"rank{rank}"])
+    if f"rank{rank}.cuda" in states and device.type == "cuda":
+        torch.cuda.set_rng_state(states[f"rank{rank}.cuda"], device)
+
+
+def announce(before: dict[str, Any], now: dict[str, Any], report: Callable[[str], None]) -> None:
+    changes = [f"{name} was {before.get(name)}, is {value}" for name, value in now.items() if before.get(name) != value]
+    if changes:
+        report(f"numbers may differ in their last digits from an uninterrupted run: {'; '.join(changes)}")
+
+
+def starting_with(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

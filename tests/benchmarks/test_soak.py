@@ -1,0 +1,121 @@
+"""benchmarks/soak.py kills, resumes and compares, and finds what differs."""
+
+import importlib
+import shlex
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from clearhead.training.checkpoint import Snapshot
+from clearhead.training.run import RunDirectory
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+TRAINER = """
+import sys, time, torch
+from pathlib import Path
+from clearhead.training.checkpoint import Snapshot
+from clearhead.training.run import RunDirectory
+
+kind, *rest = sys.argv[1:]
+options = dict(zip(rest[1::2], rest[2::2]))
+if kind == "train":
+    config = {"steps": int(options["--training.steps"]), "every": int(options["--training.checkpoint-every"])}
+    run = RunDirectory.create(Path("runs") / options["--name"], config)
+else:
+    run = RunDirectory.open(rest[0])
+with run.lock():
+    torch.manual_seed(1)
+    weights, step = torch.zeros(300), 0
+    if found := run.newest():
+        weights, step = found.model["w"], found.step
+        if FORGETS is False:
+            torch.set_rng_state(found.optimizer["random.rank0"])
+    run.drop_after(step)
+    while step < run.config["steps"]:
+        step += 1
+        weights = weights + torch.randn(300)
+        time.sleep(0.04)
+        run.log({"kind": "train", "step": step, "loss": weights.square().mean().item(), "seconds": time.time()})
+        if step % run.config["every"] == 0:
+            random = {"random.rank0": torch.get_rng_state()}
+            run.save(Snapshot(step, {"w": weights}, random, {"seconds": time.time()}))
+            run.mark_best(step)
+"""
+
+
+@pytest.fixture
+def soak(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("soak")
+
+
+def soaked(soak: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_kills: int, forgets: bool) -> int:
+    monkeypatch.setattr(soak.tempfile, "mkdtemp", lambda prefix: str(tmp_path / "soak"))
+    monkeypatch.setenv("PYTHONPATH", str(BENCHMARKS.parent / "src"))
+    (tmp_path / "soak").mkdir()
+    trainer = tmp_path / "trainer.py"
+    trainer.write_text(TRAINER.replace("FORGETS", str(forgets)))
+    command = shlex.join([sys.executable, str(trainer)])
+    options = ["--kills", str(n_kills), "--steps", "60", "--checkpoint-every", "3", "--command", command]
+    return soak.main(["any", *options, "--patience", "100"])
+
+
+@pytest.mark.slow
+def test_a_trainer_that_resumes_exactly_passes(soak, tmp_path, monkeypatch, capsys):
+    assert soaked(soak, tmp_path, monkeypatch, 1, forgets=False) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert "1 in the midst of training" in last
+    assert "bit for bit" in last
+    assert not (tmp_path / "soak").exists()
+
+
+@pytest.mark.slow
+def test_a_trainer_that_forgets_its_random_state_is_found_out(soak, tmp_path, monkeypatch, capsys):
+    assert soaked(soak, tmp_path, monkeypatch, 1, forgets=True) == 1
+    err = capsys.readouterr().err
+    assert "differs from the undisturbed run: model.safetensors of step" in err
+    assert (tmp_path / "soak/runs/killed-1").exists()
+
+
+@pytest.mark.slow
+def test_a_command_that_fails_is_shown_with_what_it_said(soak, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(soak.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
+    assert soak.main(["any", "--command", f"{shlex.quote(sys.executable)} -c 1/0"]) == 1
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def make_run(path: Path, **changes) -> Path:
+    values = {"w": 1.0, "m": 2.0, "lr": 0.1, "loss": 0.5, "seconds": 1.0, "last": 2} | changes
+    run = RunDirectory.create(path, {})
+    with run.lock():
+        for step in (1, values["last"]):
+            run.log({"kind": "train", "step": step, "loss": values["loss"], "seconds": values["seconds"]})
+            state = {"lr": values["lr"], "standing": {"seconds": values["seconds"]}}
+            tensors = {"w": torch.tensor(values["w"])}, {"m": torch.tensor(values["m"])}
+            run.save(Snapshot(step, *tensors, state))
+        run.mark_best(changes.get("best", 1))
+    return path
+
+
+def test_equal_runs_differ_in_nothing_but_time(soak, tmp_path):
+    assert soak.differences(make_run(tmp_path / "a"), make_run(tmp_path / "b", seconds=9.0)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"w": 1.0000001}, "model.safetensors of step 1"),
+        ({"m": -2.0}, "optimizer.safetensors of step 1"),
+        ({"lr": 0.1 + 1e-17 + 2e-17}, "state.json of step 1"),
+        ({"loss": 0.5000000000000001}, "records {'kind': 'train', 'step': 1, 'loss': 0.5} and"),
+        ({"last": 3}, "the last checkpoints are those of steps [2] and [3]"),
+        ({"best": 2}, "the best steps are 1 and 2"),
+    ],
+)
+def test_every_difference_is_found(soak, tmp_path, changes, message):
+    found = soak.differences(make_run(tmp_path / "a"), make_run(tmp_path / "b", **changes))
+    assert any(line.startswith(message) for line in found), found

@@ -1,0 +1,55 @@
+import json
+
+import pytest
+
+from clearhead.cli.main import main
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, n_epochs in (("short", 2), ("long", 5)):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.json").write_text("{}")
+        records = [
+            {"kind": k, "epoch": e, "loss": 1 / e} for e in range(1, n_epochs + 1) for k in ("train", "validation")
+        ]
+        (tmp_path / "runs" / name / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    return tmp_path
+
+
+def test_one_run_gets_its_picture_among_its_own_figures(runs, capsys):
+    assert main(["curves", "runs/long"]) == 0
+    assert capsys.readouterr().out == "runs/long/figures/curves.png\n"
+    assert (runs / "runs/long/figures/curves.png").stat().st_size > 1000
+
+
+def test_several_runs_and_windows_in_any_format(runs, capsys):
+    assert main(["curves", "runs/short", "runs/long"]) == 0
+    assert (runs / "curves.png").exists()
+    assert main(["curves", "runs/short", "runs/long", "--epochs", "2", "5", "--out", "a/b.svg"]) == 0
+    assert (runs / "a/b.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["runs/lnog"], "did you mean runs/long?"),
+        ([], "required: RUN"),
+        (["runs/long", "--out", "a.jpg"], "a picture is saved as .png, .svg, .pdf, got 'a.jpg'; try a.png"),
+        (["--epochs", "10", "runs/long"], "got 'runs/long'; runs come before it"),
+        (["runs/long", "--epochs", "0"], "1 or more, got '0'"),
+        (["runs/long", "--epoch", "3"], "did you mean --epochs?"),
+    ],
+)
+def test_mistakes_are_one_line(runs, capsys, argv, message):
+    assert main(["curves", *argv]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_picture_that_cannot_be_written_is_one_line(runs, capsys):
+    (runs / "a").write_text("in the way")
+    assert main(["curves", "runs/long", "--out", "a/b.png"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1

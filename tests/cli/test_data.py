@@ -1,0 +1,120 @@
+import gzip
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from clearhead.cli.main import main
+from clearhead.data import fashion, mnist
+from clearhead.data.datasets import DATASETS
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def as_fashion(folder, monkeypatch):
+    """MNIST's own test files in the place of all four: the right format, and already here."""
+    folder.mkdir()
+    for name in fashion.DIGESTS:
+        source = name.replace("train", "t10k")
+        (folder / f"{name}.gz").write_bytes(gzip.compress(mnist.embedded(source), 1))
+        monkeypatch.setitem(fashion.DIGESTS, name, mnist.DIGESTS[source])
+    return folder
+
+
+def test_the_list_has_every_data_set_and_says_what_is_here(capsys):
+    assert main(["data", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(DATASETS)
+    assert "to be fetched" in next(line for line in lines if line.startswith("cifar10"))
+    assert max(map(len, lines)) <= 80
+
+
+def test_getting_from_a_folder_then_showing(capsys, elsewhere, monkeypatch):
+    mine = as_fashion(elsewhere / "mine", monkeypatch)
+    assert main(["data", "get", "fashion", "--from", str(mine)]) == 0
+    captured = capsys.readouterr()
+    assert "clearhead data show fashion" in captured.out
+    assert captured.err == f"fashion from {mine}\n"
+    assert main(["data", "list"]) == 0
+    assert "fashion   fetched  " in capsys.readouterr().out
+    assert main(["data", "show", "fashion", "--out", "sheet.png"]) == 0
+    assert capsys.readouterr().out == "wrote sheet.png\n"
+    with Image.open("sheet.png") as sheet:
+        assert sheet.format == "PNG"
+
+
+@pytest.mark.parametrize("name", ["mnist", "oddity"])
+def test_what_is_embedded_can_be_shown_at_once(capsys, name):
+    assert main(["data", "show", name]) == 0
+    with Image.open(f"{name}.png") as sheet:
+        assert sheet.width > 300
+
+
+def test_own_pictures_are_shown(capsys, elsewhere):
+    for name in ("cat", "dog"):
+        (elsewhere / "mine" / name).mkdir(parents=True)
+        for i in range(3):
+            shade = np.full((8, 8, 3), 50 * i, np.uint8)
+            Image.fromarray(shade).save(elsewhere / "mine" / name / f"{i}.png")
+    assert main(["data", "show", "folder", "--from", "mine"]) == 0
+    assert capsys.readouterr().out == "wrote folder.png\n"
+
+
+def test_digits_are_shown_as_text(capsys):
+    assert main(["data", "show", "reverse"]) == 0
+    for line in capsys.readouterr().out.splitlines():
+        digits, answer = (side.split() for side in line.split("->"))
+        assert digits == answer[::-1]
+    assert main(["data", "show", "whole", "--question", "sum"]) == 0
+    for line in capsys.readouterr().out.splitlines():
+        digits, answer = line.split("->")
+        assert sum(map(int, digits.split())) == int(answer)
+    assert main(["data", "show", "whole", "--question", "repeat"]) == 0
+
+
+@pytest.mark.parametrize("argv", ["data", "data --help", "data get --help", "data show -h", "data get cifar10 --help"])
+def test_help(capsys, argv):
+    assert main(argv.split()) == 0
+    assert "usage: clearhead data" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("data fetch mnist", "data takes list, get NAME or show NAME, got 'fetch'"),
+        ("data get", "data get needs the name of a data set, got none; see clearhead data list"),
+        ("data show --out x.png", "data show needs the name of a data set"),
+        ("data get minst", "got 'minst'; did you mean mnist?"),
+        ("data get mnist", "what is fetched is cifar10 or fashion, got mnist; it can be used as it is"),
+        ("data get cifar10 --form here", "did you mean --from?"),
+        ("data get cifar10 --from nowhere", "tried nowhere: there is no such file or folder; if you have it:"),
+        ("data show cifar10", "run: clearhead data get cifar10"),
+        ("data show mnist --out x.jpg", "a contact sheet is a .png file, got 'x.jpg'; try --out x.png"),
+        ("data show folder", "folder must be a folder of pictures, got ''"),
+        ("data show whole --question why", "question must be one of commonest, repeat, sum, got 'why'"),
+        ("data list --all", "data list has no option --all"),
+    ],
+)
+def test_mistakes_are_one_line(capsys, argv, message):
+    assert main(argv.split()) == 2
+    err = capsys.readouterr().err.splitlines()
+    assert message in err[-1]
+    assert err[-1].startswith("clearhead: ")
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(capsys):
+    assert main(["data", "show", "mnist", "--out", "absent/x.png"]) == 1
+    assert capsys.readouterr().err.startswith("clearhead: No such file or directory: ")
+
+
+@pytest.mark.parametrize("argv", [["data", "list"], ["data", "get", "x"], ["data", "show", "x"]])
+def test_the_list_and_mistakes_are_answered_without_torch(argv):
+    code = f"import sys; from clearhead.cli.main import main; main({argv}); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0

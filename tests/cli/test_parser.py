@@ -1,0 +1,22 @@
+import pytest
+
+from clearhead.cli.parser import nearest
+
+KNOWN = ["--name", "--seed", "--training.steps", "--optimizer.lr", "--model.width", "--data.limit"]
+
+
+@pytest.mark.parametrize(
+    ("option", "answer"),
+    [
+        ("--nmae", "--name"),
+        ("--steps", "--training.steps"),
+        ("--step", "--training.steps"),
+        ("--lr", "--optimizer.lr"),
+        ("--optim.lr", "--optimizer.lr"),
+        ("--optimizer.learning-rate", "--optimizer.lr"),
+        ("--modle.widht", "--model.width"),
+        ("--zzz", None),
+    ],
+)
+def test_the_nearest_option_by_its_whole_name_or_its_last_part(option, answer):
+    assert nearest(option, KNOWN) == answer

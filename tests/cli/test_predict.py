@@ -1,0 +1,80 @@
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from clearhead.cli.main import main
+
+
+@pytest.fixture
+def digits(tmp_path):
+    (tmp_path / "more/deep").mkdir(parents=True)
+    for name in ("a.png", "more/b.jpg", "more/deep/c.webp"):
+        Image.fromarray(np.full((30, 40), 100, np.uint8)).save(tmp_path / name)
+    (tmp_path / "more/notes.txt").write_text("no picture")
+    return tmp_path
+
+
+def told(capsys, *argv):
+    assert main(["predict", *map(str, argv)]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def test_a_line_for_each_picture_folders_included(trained, digits, capsys):
+    lines = told(capsys, trained / "mnist", digits / "a.png", digits / "more").splitlines()
+    assert [line.split()[0] for line in lines] == [str(digits / n) for n in ("a.png", "more/b.jpg", "more/deep/c.webp")]
+    assert all("%" in line for line in lines)
+
+
+def test_json_has_all_probabilities(trained, digits, capsys):
+    (row,) = json.loads(told(capsys, trained / "mnist", digits / "a.png", "--json"))
+    assert row["input"] == str(digits / "a.png")
+    assert set(row["probabilities"]) == set("0123456789")
+    assert row["probability"] == row["probabilities"][row["answer"]]
+
+
+def test_inverted_pictures_are_asked_about_inverted(trained, digits, capsys):
+    Image.fromarray(np.full((30, 40), 155, np.uint8)).save(digits / "light.png")
+    (plain,) = json.loads(told(capsys, trained / "mnist", digits / "a.png", "--json"))
+    (inverted,) = json.loads(told(capsys, trained / "mnist", digits / "light.png", "--invert", "--json"))
+    assert plain["probabilities"] == inverted["probabilities"]
+
+
+def test_digits(trained, capsys):
+    ids = ["3", "1", "4", "1", "5", "9", "2", "6", "5", "3", "5", "8", "9", "7", "9", "3"]
+    asked, answered = told(capsys, trained / "reverse", "--ids", *ids).splitlines()
+    assert asked == "digits   " + " ".join(ids)
+    assert answered.startswith("answers  ")
+    assert len(answered.partition("(")[0].split()) == 17
+    assert len(json.loads(told(capsys, trained / "reverse", "--ids", *ids, "--json"))) == 16
+    (line,) = told(capsys, trained / "sum", "--ids", *ids).splitlines()
+    assert line.startswith(" ".join(ids) + "  ")
+    assert "%" not in line
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        ("RUN/mnist", 2, "predict takes picture files or --ids, one of the two, got neither"),
+        ("RUN/mnist a.png --ids 1", 2, "got both"),
+        ("RUN/mnist nowhere.png", 1, "No such file or directory: nowhere.png"),
+        ("RUN/mnist empty", 2, "a folder must have pictures in it, got none in empty"),
+        ("RUN/mnist bad.png", 2, "bad.png must be a whole picture"),
+        ("RUN/mnist --ids 3", 2, "answers about pictures, got digits"),
+        ("RUN/reverse a.png", 2, "answers about digits, got pictures"),
+        ("RUN/reverse --ids 3 x", 2, "--ids: invalid int value: 'x'"),
+        ("RUN/reverse --ids 33", 2, "ids must be from 0 to 9, got 33"),
+        ("RUN/mnits a.png", 2, "did you mean"),
+    ],
+)
+def test_mistakes_are_one_line(trained, digits, capsys, monkeypatch, argv, code, message):
+    monkeypatch.chdir(digits)
+    (digits / "empty").mkdir()
+    (digits / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\n but not really")
+    assert main(["predict", *argv.replace("RUN", str(trained)).split()]) == code
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1

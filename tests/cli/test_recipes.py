@@ -1,0 +1,27 @@
+import json
+
+from clearhead.cli.main import main
+from clearhead.cli.recipes import duration
+from clearhead.recipes.all import RECIPES
+
+
+def test_every_recipe_with_what_was_measured(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["recipes"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n{name} " in out for name in RECIPES)
+    assert "100.00%" in out
+    assert "10,282" in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_json(capsys):
+    assert main(["recipes", "--json"]) == 0
+    rows = {row["recipe"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows.keys() == RECIPES.keys()
+    for name, recipe in RECIPES.items():
+        assert (rows[name]["seconds"] is None) == (recipe.measured is None)
+
+
+def test_durations():
+    assert [duration(s) for s in (3.61, 44.2, 119, 600)] == ["3.6 s", "44 s", "119 s", "10 min"]

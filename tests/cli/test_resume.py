@@ -1,0 +1,29 @@
+import pytest
+
+from clearhead.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("", "required: RUN"),
+        (
+            "nowhere",
+            "a run is a folder with a config.json, got nowhere; `clearhead train RECIPE --name NAME` makes one",
+        ),
+        ("nowhere --training.steps 5", "resume has no option --training.steps"),
+    ],
+)
+def test_mistakes_are_one_line(capsys, tmp_path, monkeypatch, argv, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(["resume", *argv.split()]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_run_that_has_ended_says_what_it_reached(capsys, trained):
+    before = (trained / "reverse/metrics.jsonl").read_bytes()
+    assert main(["resume", str(trained / "reverse")]) == 0
+    assert f"{trained / 'reverse'} is trained: " in capsys.readouterr().out
+    assert (trained / "reverse/metrics.jsonl").read_bytes() == before

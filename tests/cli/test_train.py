@@ -1,0 +1,191 @@
+"""clearhead train, from the command line to the folder."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from clearhead.cli.main import EXIT_CODES, main
+from clearhead.training import checkpoint, signals
+from clearhead.training.loop import DivergedError
+from clearhead.training.verify import compare
+
+TINY = ["--training.steps", "3", "--data.limit", "300", "--data.validation", "20"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def config_at(path):
+    return json.loads((Path(path) / "config.json").read_text())
+
+
+def test_a_recipe_is_trained_in_its_folder(capsys):
+    assert main(["train", "reverse", "--name", "mine", "--seed", "7", *TINY]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert "test at step 3" in captured.out
+    assert captured.out.endswith("the run is in runs/mine; look at it with: clearhead curves runs/mine\n")
+    assert config_at("runs/mine")["seed"] == 7
+    assert (checkpoint.steps(Path("runs/mine"))) == [3]
+    assert Path("runs/mine/checkpoints/step-00000003/model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("argv", "path", "value"),
+    [
+        ("reverse --training.steps 9", "training.steps", 9),
+        ("reverse --training.epochs 2", "training.steps", 0),
+        ("reverse --training.checkpoint-every 5", "training.checkpoint_every", 5),
+        ("reverse --training.checkpoint_every=5", "training.checkpoint_every", 5),
+        ("reverse --optimizer.lr 1e-3", "optimizer.lr", 1e-3),
+        ("reverse --optimizer.kind muon", "optimizer.kind", "muon"),
+        ("reverse --model.heads 2", "model.n_heads", 2),
+        ("reverse --model.hidden none", "model.hidden", None),
+        ("reverse --data.length 5", "model.context", 5),
+        ("mnist --data.augmentation.flip true", "data.augmentation.flip", True),
+        ("mnist --data.augmentation.flip", "data.augmentation.flip", True),
+        ("fashion --data.augmentation.flip false", "data.augmentation.flip", False),
+        ("fashion --no-data.augmentation.flip", "data.augmentation.flip", False),
+        ("whole --data.question sum", "objective", "number"),
+        ("mnist_plain --seed 4", "seed", 4),
+    ],
+)
+def test_any_field_can_be_changed(monkeypatch, argv, path, value):
+    seen = []
+
+    def train(config, name, **options):
+        seen.append(config)
+        return type("Outcome", (), {"exit_code": 0})
+
+    monkeypatch.setattr("clearhead.recipes.start.train", train)
+    assert main(["train", *argv.split()]) == 0
+    found = seen[0].to_dict()
+    for name in path.split("."):
+        found = found[name]
+    assert found == value
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("revers", "a recipe is one of reverse, whole, "),
+        ("revers", "got 'revers'; did you mean reverse?"),
+        ("--name x", "train takes a recipe's name first, got '--name'; one of reverse, whole, "),
+        ("reverse --lr 1", "train reverse has no option --lr; did you mean --optimizer.lr?"),
+        ("reverse --steps 1", "has no option --steps; did you mean --training.steps?"),
+        ("reverse --optimiser.lr 1", "has no option --optimiser.lr; did you mean --optimizer.lr?"),
+        ("reverse --training.check-point-every 1", "did you mean --training.checkpoint-every?"),
+        ("reverse --model.witdh 1", "did you mean --model.width?"),
+        ("reverse --training.steps many", "--training.steps: must be a whole number, got 'many'"),
+        ("reverse --data.augmentation.flip perhaps", "--data.augmentation.flip: must be true or false, got 'perhaps'"),
+        ("reverse --training.steps 0", "training lasts a number of steps or of epochs"),
+        ("reverse --model.width 33 --model.heads 2", "width must be a multiple of n_heads"),
+        ("reverse --name a/b", "a run's name has letters, digits"),
+        ("reverse extra", "takes options, --name value, got 'extra'"),
+        ("whole --objective odd", "whole with question=commonest needs objective=classes, got odd"),
+        ("mnist --data.question sum", "train mnist has no option --data.question"),
+        ("folder", "own pictures need their folder, got none; add --data.folder PATH"),
+        ("cifar10-bert", "cifar10 must be fetched before it is used"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(capsys, here, monkeypatch, argv, message):
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(here / "none"))
+    assert main(["train", *argv.split()]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("clearhead: ")
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+
+
+def test_an_existing_run_is_not_overwritten_but_resumed_if_so_told(capsys):
+    argv = ["train", "reverse", "--name", "mine", *TINY]
+    assert main(argv) == 0
+    assert main(argv) == 2
+    assert "which exists; go on with it by `clearhead resume runs/mine`" in capsys.readouterr().err
+    assert main([*argv, "--resume"]) == 0
+    assert main(["resume", "runs/mine"]) == 0
+    assert "runs/mine is trained: " in capsys.readouterr().out
+
+
+def test_help_shows_the_recipe_and_all_of_its_fields(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["train", "mnist", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "Handwritten digits" in out
+    for option in (
+        "--name",
+        "--seed",
+        "--dry-run",
+        "--resume",
+        "--shard",
+        "--training.steps",
+        "--data.augmentation.crop",
+    ):
+        assert option in out
+    assert "--recipe" not in out
+    assert main(["train"]) == 0
+    assert "cifar10-bert" in capsys.readouterr().out
+
+
+def test_a_dry_run_says_what_it_takes_and_leaves_nothing(capsys, here, monkeypatch):
+    monkeypatch.setattr("clearhead.recipes.estimate.TIMED", 1)
+    assert main(["train", "reverse", "--dry-run", *TINY]) == 0
+    out = capsys.readouterr().out
+    for word in ("parameters         10,282", "memory ", "seconds per epoch", "done at"):
+        assert word in out
+    assert list(here.iterdir()) == []
+
+
+def test_a_run_that_diverges_says_so(capsys, monkeypatch):
+    assert (
+        main(["train", "reverse", *TINY, "--optimizer.lr", "1e30", "--optimizer.warmup", "0"]) == signals.DIVERGED == 4
+    )
+    err = capsys.readouterr().err
+    assert err.startswith("clearhead: loss and gradient must be finite")
+    assert err.count("\n") == 1
+    assert DivergedError.exit_code == signals.DIVERGED
+
+
+def test_the_exit_codes_of_training_are_on_the_help_page():
+    for code in (signals.FINISHED, signals.STOPPED, signals.DIVERGED):
+        assert f"\n    {code}  " in EXIT_CODES
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(capsys, here):
+    (here / "runs").write_text("a file where a folder should be")
+    assert main(["train", "reverse", "--name", "x", *TINY]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("clearhead: the run is not created")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_stopped_by_a_signal_and_resumed_it_is_the_run_that_was_not_stopped(here):
+    steps = ["--training.steps", "60", "--training.checkpoint-every", "25", "--training.log-every", "1"]
+    argv = [sys.executable, "-m", "clearhead", "train", "reverse", *steps, "--name"]
+    assert subprocess.run([*argv, "whole"], capture_output=True, timeout=120).returncode == 0
+    child = subprocess.Popen([*argv, "stopped"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    records = here / "runs/stopped/metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (records.exists() and records.read_bytes().count(b"\n") > 5) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(child.pid, signal.SIGTERM)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == signals.STOPPED == 3
+    assert "go on with: clearhead resume runs/stopped" in out
+    assert "SIGTERM: stopping after this step" in err
+    assert "Traceback" not in err
+    resumed = subprocess.run(
+        [sys.executable, "-m", "clearhead", "resume", "runs/stopped"], capture_output=True, text=True, timeout=120
+    )
+    assert (resumed.returncode, resumed.stderr) == (0, "")
+    assert compare(here / "runs/whole", here / "runs/stopped") == []

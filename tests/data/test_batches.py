@@ -1,0 +1,127 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clearhead.data.batches import Batches, evaluation_batches
+from clearhead.data.config import Augmentation, DataConfig
+from clearhead.data.dataset import DataSet, Images, Normalise
+from clearhead.data.datasets import load
+
+N = 23
+PIXELS = torch.randint(0, 256, (N, 2, 6, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+IMAGES = Images(PIXELS, torch.arange(N))
+DATA = DataSet(IMAGES, IMAGES, IMAGES, classes=(), normalise=Normalise((0.3, 0.4), (0.2, 0.3)))
+NOTHING = Augmentation()
+EVERYTHING = Augmentation(crop=2, flip=True, cutout=2, mixup=0.5)
+
+
+def batches(augmentation=EVERYTHING, seed=0, batch_size=7):
+    return Batches(DATA, DataConfig(name="mnist", augmentation=augmentation), batch_size, seed)
+
+
+def tensors(batch):
+    return [x for x in (batch.inputs, batch.targets, batch.other, batch.share) if x is not None]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("augmentation", [NOTHING, Augmentation(crop=1, flip=True), EVERYTHING])
+def test_the_slices_joined_are_the_batch_bit_for_bit(world, augmentation):
+    order = batches(augmentation)
+    for step in (0, 4, 10):
+        whole = tensors(order.at(step))
+        slices = [order.at(step, rank, world) for rank in range(world)]
+        assert all(part.n_global == 7 for part in slices)
+        assert all(len(part.targets) >= 1 for part in slices)
+        for expected, parts in zip(whole, zip(*map(tensors, slices), strict=True), strict=True):
+            assert torch.equal(torch.cat(parts), expected)
+
+
+def test_an_epoch_shows_each_example_at_most_once_and_epochs_differ():
+    order = batches(NOTHING)
+    assert order.steps_per_epoch == 3
+    epochs = [torch.cat([order.at(3 * epoch + i).targets for i in range(3)]) for epoch in range(3)]
+    for epoch in epochs:
+        assert len(epoch.unique()) == len(epoch) == 21
+    assert not torch.equal(epochs[0], epochs[1])
+    assert len(torch.cat(epochs).unique()) == N
+
+
+def test_a_batch_size_that_divides_shows_everything_once():
+    order = batches(NOTHING, batch_size=N)
+    assert order.at(4).targets.sort().values.tolist() == list(range(N))
+
+
+@given(steps=st.lists(st.integers(0, 12), min_size=1, max_size=6))
+@settings(max_examples=20)
+def test_a_step_does_not_depend_on_the_steps_before(steps):
+    order = batches()
+    for step in steps:
+        for a, b in zip(tensors(order.at(step)), tensors(batches().at(step)), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_the_same_image_looks_different_in_the_next_epoch():
+    order = batches(Augmentation(crop=2, flip=True), batch_size=N)
+    first, second = order.at(0), order.at(1)
+    same = [torch.equal(first.inputs[first.targets == i], second.inputs[second.targets == i]) for i in range(N)]
+    assert sum(same) < N / 3
+
+
+def test_a_place_in_the_batch_is_augmented_differently_at_the_next_step():
+    same = Images(PIXELS[:1].expand(N, -1, -1, -1), torch.arange(N))
+    data = DataSet(same, same, same, classes=(), normalise=DATA.normalise)
+    order = Batches(data, DataConfig(name="mnist", augmentation=Augmentation(crop=2, flip=True)), 7, seed=0)
+    assert not torch.equal(order.at(0).inputs, order.at(1).inputs)
+    assert not torch.equal(order.at(0).inputs, order.at(3).inputs)  # the first step of the next epoch
+
+
+def test_the_seed_changes_order_and_augmentation():
+    assert not torch.equal(batches(seed=0).at(0).targets, batches(seed=1).at(0).targets)
+
+
+def test_torchs_own_random_state_is_neither_used_nor_moved():
+    before = torch.get_rng_state()
+    first = batches().at(0)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(99)
+    assert torch.equal(batches().at(0).inputs, first.inputs)
+
+
+def test_mixup_blends_the_image_of_the_second_target():
+    mixed = batches(Augmentation(mixup=0.5)).at(0)
+    normal = DATA.normalise(PIXELS)
+    for image, a, b, share in zip(mixed.inputs, mixed.targets, mixed.other, mixed.share, strict=True):
+        torch.testing.assert_close(image, share * normal[a] + (1 - share) * normal[b])
+    assert len(mixed.share.unique()) == 7
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@pytest.mark.parametrize("batch_size", [1, 4, N, 100])
+def test_evaluation_shows_each_example_once_over_all_processes(world, batch_size):
+    parts = [list(evaluation_batches(IMAGES, DATA.normalise, batch_size, rank, world)) for rank in range(world)]
+    assert len({len(part) for part in parts}) == 1
+    seen = torch.cat([batch.targets for step in zip(*parts, strict=True) for batch in step])
+    assert seen.tolist() == list(range(N))
+    assert sum(batch.n_global for batch in parts[0]) == N
+    images = torch.cat([batch.inputs for step in zip(*parts, strict=True) for batch in step])
+    assert torch.equal(images, DATA.normalise(PIXELS))
+
+
+def test_ids_pass_as_they_are():
+    config = DataConfig(name="reverse", limit=40)
+    batch = Batches(load(config, 0), config, 8, seed=0).at(3)
+    assert torch.equal(batch.inputs.flip(1), batch.targets)
+    assert batch.other is batch.share is None
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(ValueError, match="batch_size must be from 1 to the 23 training examples, got 24"):
+        batches(batch_size=24)
+    with pytest.raises(ValueError, match="batch_size=7 for 8 processes"):
+        batches().at(0, rank=0, world=8)
+    with pytest.raises(ValueError, match=r"rank must be from 0 to 1 \(world=2\), got 2"):
+        batches().at(0, rank=2, world=2)
+    config = DataConfig(name="reverse", augmentation=EVERYTHING)
+    with pytest.raises(ValueError, match="augmentation is for images, got it for reverse"):
+        Batches(load(config, 0), config, 8, seed=0)

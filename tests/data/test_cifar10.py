@@ -1,0 +1,139 @@
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from clearhead.data import cifar10
+from clearhead.data.config import DataConfig
+from clearhead.data.datasets import load
+from clearhead.files import sha256
+
+NAMES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
+PER_FILE = 4
+
+
+def binary(seed):
+    random = np.random.default_rng(seed)
+    records = random.integers(0, 256, (PER_FILE, cifar10.RECORD), dtype=np.uint8)
+    records[:, 0] = random.integers(0, 10, PER_FILE)
+    return records.tobytes()
+
+
+BINARIES = {f"{name}.bin": binary(i) for i, name in enumerate(NAMES)}
+
+
+def as_png(data):
+    """One image in each row, in height-width-channel order."""
+    records = np.frombuffer(data, np.uint8).reshape(-1, cifar10.RECORD)
+    pixels = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1).reshape(-1, 1024, 3)
+    packed = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(packed, "PNG")
+    return packed.getvalue()
+
+
+def as_pictures():
+    labels = {name: [data[i * cifar10.RECORD] for i in range(PER_FILE)] for name, data in BINARIES.items()}
+    train = [label for name in NAMES[:5] for label in labels[f"{name}.bin"]]
+    return {
+        **{f"{name}.png": as_png(BINARIES[f"{name}.bin"]) for name in NAMES},
+        "train_lables.json": json.dumps(train).encode(),
+        "test_lables.json": json.dumps(labels["test_batch.bin"]).encode(),
+    }
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(cifar10, "PER_FILE", PER_FILE)
+
+
+def test_pictures_become_the_makers_files_without_loss(small):
+    assert cifar10.decode(as_pictures()) == BINARIES
+    assert cifar10.decode(dict(BINARIES)) == BINARIES
+
+
+def test_a_file_is_read_as_its_makers_describe_it():
+    images = cifar10.parse(BINARIES["data_batch_1.bin"], "it")
+    data = BINARIES["data_batch_1.bin"][cifar10.RECORD :]  # the second image
+    assert images.images.shape == (PER_FILE, 3, 32, 32)
+    assert images.labels[1] == data[0]
+    assert images.images[1, 0, 0, :5].tolist() == list(data[1:6])
+    assert images.images[1, 2, 31, 31] == data[3072]
+
+
+@given(data=st.binary(max_size=40), records=st.integers(0, 2))
+def test_files_of_another_length_are_refused(data, records):
+    broken = bytes(records * cifar10.RECORD) + data
+    if len(broken) % cifar10.RECORD == 0 and broken:
+        return
+    with pytest.raises(ValueError, match="has 3073 bytes for each image, got"):
+        cifar10.parse(broken, "it")
+
+
+@given(label=st.integers(10, 255))
+def test_a_class_that_does_not_exist_is_refused(label):
+    with pytest.raises(ValueError, match=f"labels must be below 10, got {label} in it"):
+        cifar10.parse(bytes([label]) + bytes(3072), "it")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("test_batch.png", b"nonsense", r"test_batch.png must be a whole picture \(PNG\), got something else"),
+        ("test_batch.png", as_png(BINARIES["test_batch.bin"])[:-2000], "must be a whole picture"),
+        (
+            "test_batch.png",
+            as_png(BINARIES["test_batch.bin"] * 2),
+            r"must be RGB of \(1024, 4\), got RGB of \(1024, 8\)",
+        ),
+        ("test_lables.json", b"[1, 2, 3]", "must have a label for each image, got 4 images, 3 labels"),
+        ("test_lables.json", b"[1, 2, 3, 10]", "must be a list of numbers from 0 to 9"),
+        ("test_lables.json", b"[1, 2, 3, true]", "must be a list of numbers from 0 to 9"),
+        ("test_lables.json", b"{}", "must be a list of numbers from 0 to 9"),
+        ("test_lables.json", b"[" * 100_000, "must be a list of labels in JSON"),
+        ("test_lables.json", b"\xff", "must be a list of labels in JSON"),
+    ],
+)
+def test_pictures_that_do_not_fit_are_refused(small, name, data, message):
+    with pytest.raises(ValueError, match=message):
+        cifar10.decode({**as_pictures(), name: data})
+
+
+@given(data=st.data())
+def test_damaged_pictures_are_refused_or_read(data):
+    packed = bytearray(as_png(BINARIES["test_batch.bin"]))
+    at = data.draw(st.integers(0, len(packed) - 1))
+    packed[at] ^= data.draw(st.integers(1, 255))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cifar10, "PER_FILE", PER_FILE)
+        try:
+            assert cifar10.picture(bytes(packed), "it").shape == (PER_FILE, 1024, 3)
+        except ValueError as error:
+            assert "it must be" in str(error)  # noqa: PT017
+
+
+def test_missing_files_are_named():
+    half = {name: data for name, data in BINARIES.items() if "4" not in name}
+    with pytest.raises(ValueError, match=r"data_batch_4.bin is missing"):
+        cifar10.decode(half)
+    with pytest.raises(ValueError, match=r"data_batch_1.png, .* are missing"):
+        cifar10.decode({})
+
+
+def test_it_is_loaded_out_of_the_users_copy(cache, monkeypatch):
+    (cache / "cifar10").mkdir(parents=True)
+    for name, data in BINARIES.items():
+        (cache / "cifar10" / name).write_bytes(data)
+        monkeypatch.setitem(cifar10.STORED.digests, name, sha256(data))
+    data = load(DataConfig(name="cifar10", validation=4), seed=0)
+    assert (len(data.train), len(data.validation), len(data.test)) == (16, 4, 4)
+    assert torch.equal(data.test.images, cifar10.parse(BINARIES["test_batch.bin"], "").images)
+
+
+def test_without_a_copy_it_says_how_to_get_one(cache):
+    with pytest.raises(LookupError, match="run: clearhead data get cifar10"):
+        load(DataConfig(name="cifar10"), seed=0)

@@ -1,0 +1,73 @@
+from urllib.error import HTTPError
+
+import pytest
+
+from clearhead.data.download import download
+
+DATA = bytes(range(256)) * 1000
+
+
+@pytest.fixture
+def url(server):
+    server.files["/data.bin"] = DATA
+    return f"{server.address}/data.bin"
+
+
+def test_the_file_arrives_whole(server, url, tmp_path):
+    download(url, tmp_path / "it", most=len(DATA))
+    assert (tmp_path / "it").read_bytes() == DATA
+    assert [path.name for path in tmp_path.iterdir()] == ["it"]
+    assert server.asked == [("/data.bin", None)]
+
+
+def test_it_goes_on_where_an_earlier_try_stopped(server, url, tmp_path):
+    (tmp_path / "it.part").write_bytes(DATA[:1000])
+    download(url, tmp_path / "it", most=len(DATA))
+    assert (tmp_path / "it").read_bytes() == DATA
+    assert server.asked == [("/data.bin", "bytes=1000-")]
+
+
+def test_a_connection_that_breaks_is_taken_up_again(server, url, tmp_path):
+    server.at_once = 100_000
+    download(url, tmp_path / "it", most=len(DATA))
+    assert (tmp_path / "it").read_bytes() == DATA
+    assert [wanted for _, wanted in server.asked] == [None, "bytes=100000-", "bytes=200000-"]
+
+
+def test_a_server_without_ranges_starts_again(server, url, tmp_path):
+    server.knows_ranges = False
+    (tmp_path / "it.part").write_bytes(b"other bytes")
+    download(url, tmp_path / "it", most=len(DATA))
+    assert (tmp_path / "it").read_bytes() == DATA
+
+
+def test_a_part_that_is_longer_than_the_file_starts_again(server, url, tmp_path):
+    (tmp_path / "it.part").write_bytes(DATA + b"more")
+    download(url, tmp_path / "it", most=len(DATA))
+    assert (tmp_path / "it").read_bytes() == DATA
+    assert len(server.asked) == 2
+
+
+def test_without_progress_it_gives_up_and_keeps_what_came(server, url, tmp_path):
+    server.at_once = 0
+    (tmp_path / "it.part").write_bytes(DATA[:1000])
+    with pytest.raises(OSError, match="the answer ended after 1000 of 256000 bytes"):
+        download(url, tmp_path / "it", most=len(DATA))
+    assert (tmp_path / "it.part").read_bytes() == DATA[:1000]
+    assert not (tmp_path / "it").exists()
+
+
+def test_a_file_without_end_is_refused(server, url, tmp_path):
+    server.says_length = False
+    with pytest.raises(ValueError, match="the file may have 1000 bytes, got more"):
+        download(url, tmp_path / "it", most=1000)
+    assert not (tmp_path / "it").exists()
+
+
+def test_what_is_not_there_is_an_error(server, tmp_path):
+    with pytest.raises(HTTPError, match="404"):
+        download(f"{server.address}/other", tmp_path / "it", most=10)
+    with pytest.raises(OSError, match="it cannot be reached"):
+        download("http://127.0.0.1:9/it", tmp_path / "it", most=10)
+    with pytest.raises(ValueError, match="starts with https:// or http://, got 'file:///etc/passwd'"):
+        download("file:///etc/passwd", tmp_path / "it", most=10)

@@ -1,0 +1,54 @@
+import torch
+
+from clearhead.data import mnist
+from clearhead.data.config import DataConfig
+from clearhead.data.datasets import load
+
+DATA = load(DataConfig(name="oddity", set_size=6), seed=4)
+ALL = torch.arange(1000)
+
+
+def test_one_image_of_each_set_is_of_another_class():
+    for examples in (DATA.train, DATA.validation, DATA.test):
+        members, place = examples.members(ALL)
+        labels = examples.images.labels[members]
+        odd = labels.gather(1, place[:, None])
+        assert ((labels == odd).sum(1) == 1).all()
+        rest = labels[torch.arange(6) != place[:, None]].view(1000, 5)
+        assert (rest == rest[:, :1]).all()
+
+
+def test_every_place_and_every_class_comes_up():
+    members, place = DATA.train.members(ALL)
+    labels = mnist.digits("train").labels[members]
+    assert torch.bincount(place, minlength=6).min() > 120
+    assert torch.bincount(labels.gather(1, place[:, None])[:, 0], minlength=10).min() > 60
+    assert torch.bincount(labels.flatten(), minlength=10).min() > 400
+
+
+def test_inputs_are_the_images_themselves():
+    members, place = DATA.test.members(ALL[:5])
+    inputs, targets = DATA.test.take(ALL[:5])
+    assert inputs.shape == (5, 6, 784)
+    assert torch.equal(targets, place)
+    expected = mnist.NORMALISE(mnist.digits("t10k").images[members.flatten()])
+    assert torch.equal(inputs, expected.view(5, 6, 784))
+
+
+def test_training_validation_and_test_share_no_image():
+    train, validation = set(DATA.train.chosen.tolist()), set(DATA.validation.chosen.tolist())
+    assert not train & validation
+    assert len(train) + len(validation) == 60_000
+    assert DATA.test.images is mnist.digits("t10k")
+
+
+def test_each_part_has_draws_of_its_own():
+    train, validation, test = (part.members(ALL)[1] for part in (DATA.train, DATA.validation, DATA.test))
+    for a, b in ((train, validation), (train, test), (validation, test)):
+        assert abs((a == b).float().mean() - 1 / 6) < 0.06
+
+
+def test_any_set_can_be_had_alone():
+    some = torch.tensor([700, 3])
+    for whole, part in zip(DATA.train.members(ALL), DATA.train.members(some), strict=True):
+        assert torch.equal(whole[some], part)

@@ -1,0 +1,109 @@
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from clearhead.data.pictures import FORMATS, MOST_PIXELS, in_rgb, open_picture, read_picture, resize
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (12, 20, 3), dtype=np.uint8)
+
+
+def packed(image, kind="PNG", **options):
+    data = io.BytesIO()
+    image.save(data, kind, **options)
+    return data.getvalue()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_each_format_is_read(kind, tmp_path):
+    path = tmp_path / f"it{FORMATS[kind][0]}"
+    path.write_bytes(packed(Image.fromarray(PIXELS), kind))
+    image = read_picture(path)
+    assert image.mode == "RGB"
+    assert image.size == (20, 12)
+    if kind in ("PNG", "BMP"):
+        assert np.array_equal(np.asarray(image), PIXELS)
+
+
+@pytest.mark.parametrize("kind", ["TIFF", "PPM", "ICO", "PDF"])
+def test_other_formats_are_refused(kind):
+    with pytest.raises(
+        ValueError, match=r"it must be a whole picture \(PNG, JPEG, WEBP, GIF, BMP\), got something else"
+    ):
+        open_picture(packed(Image.fromarray(PIXELS), kind), "it")
+
+
+@given(data=st.data(), kind=st.sampled_from(list(FORMATS)))
+@settings(max_examples=200)
+def test_damaged_pictures_are_read_or_refused(data, kind):
+    content = bytearray(packed(Image.fromarray(PIXELS), kind))
+    for at, byte in data.draw(st.lists(st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255)), max_size=5)):
+        content[at] = byte
+    content = content[: data.draw(st.integers(0, len(content)))]
+    try:
+        image = in_rgb(open_picture(bytes(content), "it"))
+    except ValueError as error:
+        assert "it" in str(error)  # noqa: PT017
+    else:
+        assert resize(image, 4).shape == (3, 4, 4)
+
+
+@given(
+    junk=st.binary(max_size=300), start=st.sampled_from([b"", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"\xff\xd8\xff", b"BM"])
+)
+def test_junk_is_refused(junk, start):
+    with pytest.raises(ValueError, match=r"it must be a whole picture|a picture may have"):
+        open_picture(start + junk, "it")
+
+
+def test_a_bomb_is_refused_before_it_is_decoded():
+    def chunk(name, data):
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    for side in (8_000, 12_000, 60_000):
+        head = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
+        rows = zlib.compress(bytes(1000))
+        bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+        assert side * side > MOST_PIXELS
+        with pytest.raises(ValueError, match=r"a picture may have|decompression bomb"):
+            open_picture(bomb, "it")
+
+
+def test_a_picture_is_turned_upright():
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned by a quarter
+    image = in_rgb(open_picture(packed(Image.fromarray(PIXELS), exif=exif.tobytes()), "it"))
+    assert np.array_equal(np.asarray(image), np.rot90(PIXELS, -1))
+
+
+def test_what_is_transparent_is_white():
+    clear = Image.new("RGBA", (3, 3), (255, 0, 0, 0))
+    assert np.asarray(in_rgb(clear)).min() == 255
+    palette = Image.new("P", (3, 3), 0)
+    palette.info["transparency"] = 0
+    assert np.asarray(in_rgb(palette)).min() == 255
+
+
+def test_sixteen_bits_of_grey_become_eight():
+    grey = Image.fromarray(np.array([[0, 257, 65535]], np.uint16))
+    assert np.asarray(in_rgb(grey))[0, :, 0].tolist() == [0, 1, 255]
+
+
+def test_a_picture_is_resized_to_the_square_in_its_middle():
+    wide = np.zeros((4, 12, 3), np.uint8)
+    wide[:, 4:8] = PIXELS[:4, :4]
+    assert torch.equal(resize(Image.fromarray(wide), 4), torch.from_numpy(PIXELS[:4, :4]).permute(2, 0, 1))
+    assert resize(Image.fromarray(wide), 7).shape == (3, 7, 7)
+    assert resize(Image.new("L", (1, 900), 9), 3).unique().tolist() == [9]
+
+
+def test_a_picture_becomes_grey_where_one_channel_is_asked_for():
+    grey = resize(Image.new("RGB", (6, 6), (255, 0, 0)), 4, channels=1)
+    assert grey.shape == (1, 4, 4)
+    assert grey.unique().tolist() == [76]  # 0.299 of 255

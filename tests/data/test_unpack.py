@@ -1,0 +1,156 @@
+import gzip
+import io
+import stat
+import tarfile
+import zipfile
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clearhead.data import unpack
+from clearhead.data.unpack import read_archive
+
+
+def tar(path, members, mode="w:gz"):
+    with tarfile.open(path, mode) as archive:
+        for member, data in members:
+            info = tarfile.TarInfo(member) if isinstance(member, str) else member
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+def zipped(path, members):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for member, data in members:
+            archive.writestr(member, data)
+    return path
+
+
+def special(name, kind, target=""):
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+MAKERS = {"tgz": tar, "tar": lambda path, members: tar(path, members, "w"), "zip": zipped}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_the_wanted_files_are_read_and_no_others(tmp_path, make):
+    path = make(tmp_path / "archive", [("a/b/one.bin", b"1" * 5000), ("two.bin", b""), ("a/three.bin", b"3")])
+    assert read_archive(path, {"one.bin", "two.bin", "four.bin"}) == {"one.bin": b"1" * 5000, "two.bin": b""}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize("name", ["../a", "a/../../b", "/etc/passwd", "..\\a", "C:/a", "a/.."])
+def test_paths_that_lead_outside_are_refused(tmp_path, make, name):
+    path = make(tmp_path / "archive", [("fine", b"1"), (name, b"2")])
+    with pytest.raises(ValueError, match="an archive's files must stay inside it, got"):
+        read_archive(path, {"fine"})
+
+
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.CONTTYPE]
+)
+def test_links_and_devices_are_refused(tmp_path, kind):
+    path = tar(tmp_path / "archive", [("fine", b"1"), (special("odd", kind, "fine"), b"")])
+    if kind == tarfile.CONTTYPE:  # an ordinary file by another name
+        assert read_archive(path, {"fine"}) == {"fine": b"1"}
+        return
+    with pytest.raises(ValueError, match="ordinary files only, got a link or device 'odd'"):
+        read_archive(path, {"fine"})
+
+
+@pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFCHR, stat.S_IFIFO])
+def test_links_and_devices_in_a_zip_are_refused(tmp_path, kind):
+    info = zipfile.ZipInfo("odd")
+    info.external_attr = (kind | 0o777) << 16
+    path = zipped(tmp_path / "archive", [(info, "fine")])
+    with pytest.raises(ValueError, match="ordinary files only, got a link or device 'odd'"):
+        read_archive(path, {"fine"})
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_a_wanted_file_that_is_too_large_is_refused(tmp_path, make):
+    path = make(tmp_path / "archive", [("bomb", bytes(300_000)), ("other", bytes(300_000))])
+    assert len(read_archive(path, {"bomb"}, most=700_000)["bomb"]) == 300_000
+    with pytest.raises(ValueError, match="may unpack to 400000 bytes, got more in archive"):
+        read_archive(path, {"bomb", "other"}, most=400_000)
+
+
+def test_a_bomb_among_the_unwanted_is_refused_too(tmp_path):
+    path = tar(tmp_path / "archive", [("bomb", bytes(5_000_000)), ("fine", b"1")])
+    assert path.stat().st_size < 10_000
+    with pytest.raises(ValueError, match="may unpack to 1000000 bytes"):
+        read_archive(path, {"fine"}, most=1_000_000)
+
+
+def test_a_bomb_in_a_head_of_a_tar_is_refused(tmp_path):
+    info = tarfile.TarInfo("fine")
+    info.pax_headers = {"comment": "a" * 5_000_000}
+    path = tmp_path / "archive"
+    with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(info)
+    with pytest.raises(ValueError, match="may unpack to 1000000 bytes"):
+        read_archive(path, {"fine"}, most=1_000_000)
+
+
+def test_a_zip_that_lies_about_its_size_is_refused(tmp_path):
+    path = zipped(tmp_path / "archive", [("bomb", bytes(100_000))])
+    data = path.read_bytes()
+    size = (100_000).to_bytes(4, "little")
+    assert data.count(size) == 2
+    path.write_bytes(data.replace(size, (10).to_bytes(4, "little")))
+    with pytest.raises(ValueError, match="got a damaged one"):
+        read_archive(path, {"bomb"})
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_a_file_twice_and_too_many_files_are_refused(tmp_path, make, monkeypatch):
+    path = make(tmp_path / "archive", [("a/one", b"1"), ("b/one", b"2")])
+    with pytest.raises(ValueError, match="got one twice in archive"):
+        read_archive(path, {"one"})
+    monkeypatch.setattr(unpack, "MOST_MEMBERS", 1)
+    with pytest.raises(ValueError, match="may have 1 members, got more"):
+        read_archive(path, {"two"})
+
+
+def test_a_password_is_refused(tmp_path):
+    path = zipped(tmp_path / "archive", [("one", b"1")])
+    data = bytearray(path.read_bytes())
+    for mark, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        data[data.index(mark) + offset] |= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="a zip must be without password"):
+        read_archive(path, {"one"})
+
+
+@given(data=st.data())
+@settings(max_examples=150)
+def test_a_damaged_archive_is_read_or_refused(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("damaged")
+    make = data.draw(st.sampled_from(list(MAKERS.values())))
+    path = make(folder / "archive", [("a/one", b"abc" * 50), ("two", b"x" * 700)])
+    content = bytearray(path.read_bytes())
+    for at, byte in data.draw(st.lists(st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255)), max_size=4)):
+        content[at] = byte
+    path.write_bytes(content[: data.draw(st.integers(0, len(content)))])
+    try:
+        found = read_archive(path, {"one", "two"}, most=100_000)
+    except ValueError:
+        return
+    assert set(found) <= {"one", "two"}
+
+
+@given(junk=st.binary(max_size=2000), packed=st.booleans())
+@settings(max_examples=100)
+def test_junk_is_read_or_refused(junk, packed, tmp_path_factory):
+    path = tmp_path_factory.mktemp("junk") / "archive"
+    path.write_bytes(gzip.compress(junk) if packed else junk)
+    try:
+        assert read_archive(path, {"one"}) == {}
+    except ValueError as error:
+        assert "archive" in str(error)  # noqa: PT017

@@ -1,0 +1,39 @@
+import pytest
+
+from clearhead.recipes.agreement import check_agreement
+from clearhead.recipes.all import changed, config_of
+
+MNIST = config_of("mnist")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("whole", {"objective": "number"}, "whole with question=commonest needs objective=classes, got number; leave"),
+        ("whole", {"model.n_outputs": 1}, "whole with question=commonest needs n_outputs=10, got 1"),
+        ("whole", {"model.readout": "each"}, "needs an answer from readout=mean, class or attention, got each"),
+        ("reverse", {"model.readout": "mean"}, "reverse needs an answer from readout=each, got mean"),
+        ("reverse", {"model.n_inputs": 9}, "reverse needs n_inputs=10, got 9"),
+        ("oddity", {"model.n_inputs": 10}, "oddity needs n_inputs=784, got 10"),
+        ("oddity", {"objective": "classes"}, "oddity needs objective=odd, got classes"),
+        ("mnist", {"objective": "each"}, "mnist needs objective=classes, got each"),
+        (
+            "mnist",
+            {"model.image_size": 32},
+            "mnist has images of 28 x 28 with 1 channels, got a model for 32 x 32 with 1",
+        ),
+        ("mnist", {"model.channels": 3}, "got a model for 28 x 28 with 3"),
+        ("mnist", {"model.n_classes": 5}, "mnist has 10 classes, got n_classes=5; set it to 10"),
+        ("folder", {}, "own pictures need their folder, got none; add --data.folder PATH"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(name, changes, message):
+    with pytest.raises(ValueError, match=message):
+        config_of(name, changes)
+
+
+def test_the_right_kind_of_model():
+    with pytest.raises(ValueError, match="mnist has images, which a VisionConfig is for, got a PredictorConfig"):
+        check_agreement(changed(MNIST, {"model": config_of("reverse").model}))
+    with pytest.raises(ValueError, match="reverse has sequences, which a PredictorConfig is for, got a VisionConfig"):
+        check_agreement(changed(config_of("reverse"), {"model": MNIST.model}))

@@ -1,0 +1,105 @@
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from clearhead.data.config import Augmentation
+from clearhead.models.factory import build_model
+from clearhead.recipes.agreement import IMAGES
+from clearhead.recipes.all import RECIPES, changed, config_of, find
+from clearhead.training.config import RunConfig
+from clearhead.training.distributed import Processes
+from clearhead.training.loop import update
+from clearhead.training.setup import own_surroundings, set_up
+from clearhead.training.signals import StopRequest
+from clearhead.training.state import Standing
+
+COMPLETE = [name for name in RECIPES if name != "folder"]
+
+
+def test_the_recipes_that_were_promised():
+    assert set(RECIPES) == {
+        "reverse", "whole", "oddity", "mnist", "mnist-plain", "cifar10-fast", "cifar10-bert", "fashion", "folder",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_each_file_opens_with_command_time_and_accuracy(name):
+    words = sys.modules[find(name).make.__module__].__doc__
+    assert f"clearhead train {name}" in words
+    assert "\ntakes      " in words
+    assert "\nreaches    " in words
+
+
+@pytest.mark.parametrize("name", COMPLETE)
+def test_a_recipe_names_itself_and_survives_a_json_file(name):
+    config = config_of(name)
+    assert config.recipe == name
+    assert RunConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+@pytest.mark.parametrize("name", ["reverse", "whole", "oddity", "mnist", "mnist-plain"])
+def test_a_recipe_can_make_its_first_step(name):
+    """On the data that comes with the package."""
+    config = config_of(name, {"training.batch_size": 4})
+    with own_surroundings(threads=1):
+        setup = set_up(config, Processes(), shard=False, report=pytest.fail)
+        before = [weight.clone() for weight in setup.model.parameters()]
+        update(setup, Standing(), StopRequest())
+    same = [torch.equal(weight, old) for weight, old in zip(setup.model.parameters(), before, strict=True)]
+    assert sum(same) < len(same) / 10  # a bias of keys has no gradient but for rounding
+
+
+@pytest.mark.parametrize("name", ["mnist", "mnist-plain", "fashion", "cifar10-fast", "cifar10-bert"])
+def test_a_model_takes_the_images_of_its_data(name):
+    config = config_of(name)
+    channels, size = IMAGES[config.data.name]
+    assert build_model(config.model)(torch.zeros(2, channels, size, size)).shape == (2, 10)
+
+
+def test_importing_recipes_does_not_import_torch():
+    code = "import sys, clearhead.recipes.all as all; [recipe.make() for recipe in all.RECIPES.values()]"
+    code += "; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_any_field_can_be_changed_by_its_path():
+    config = config_of("mnist", {"seed": 3, "optimizer.lr": 0.5, "data.augmentation.flip": True, "data.limit": 7})
+    assert (config.seed, config.optimizer.lr, config.data.limit) == (3, 0.5, 7)
+    assert config.data.augmentation == Augmentation(crop=config_of("mnist").data.augmentation.crop, flip=True)
+
+
+def test_fields_that_only_fit_together_change_together():
+    model = changed(config_of("mnist"), {"model.width": 30, "model.n_heads": 5}).model
+    assert (model.width, model.n_heads) == (30, 5)
+
+
+@pytest.mark.parametrize(("given", "other"), [("epochs", "steps"), ("steps", "epochs")])
+@pytest.mark.parametrize("name", ["mnist", "reverse"])
+def test_steps_and_epochs_take_the_place_of_one_another(name, given, other):
+    training = config_of(name, {f"training.{given}": 3}).training
+    assert (getattr(training, given), getattr(training, other)) == (3, 0)
+
+
+def test_both_at_once_are_refused():
+    with pytest.raises(ValueError, match="a number of steps or of epochs, got steps=3, epochs=4"):
+        config_of("mnist", {"training.steps": 3, "training.epochs": 4})
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("revers", {}, r"a recipe is one of reverse, .*, got 'revers'; did you mean reverse\?"),
+        ("reverse", {"trainin.steps": 1}, "got 'trainin'; did you mean training"),
+        ("reverse", {"training.stps": 1}, "a field of TrainingConfig is one of .*, got 'stps'; did you mean steps"),
+    ],
+)
+def test_unknown_names_are_answered_with_the_nearest(name, changes, message):
+    with pytest.raises(LookupError, match=message):
+        config_of(name, changes)
+
+
+def test_a_recipe_may_be_written_with_underscores():
+    assert config_of("mnist_plain") == config_of("mnist-plain")

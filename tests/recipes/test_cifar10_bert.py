@@ -1,0 +1,16 @@
+from clearhead.data.cifar10 import NORMALISE
+from clearhead.recipes.cifar10_bert import cifar10_bert
+
+
+def test_the_numbers_of_r0_6():
+    config = cifar10_bert()
+    model, augmentation = config.model, config.data.augmentation
+    assert (augmentation.crop, augmentation.flip, augmentation.cutout, augmentation.mixup) == (4, True, 0, 0)
+    assert (NORMALISE.mean, NORMALISE.std) == ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+    assert config.training.batch_size == 192
+    assert (config.optimizer.kind, config.optimizer.lr) == ("adamw", 5e-4)
+    assert (model.depth, model.n_heads, model.width, model.hidden) == (12, 8, 256, 1024)
+    assert (model.patch_size, model.tokenizer, model.readout, model.positions) == (4, "patches", "class", "learned")
+    assert (model.norm, model.activation, model.dropout, model.embedding_norm) == ("post", "gelu", 0.1, True)
+    assert model.head_hidden == 256
+    assert model.grid == (8, 8)

@@ -1,0 +1,75 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import clearhead
+from clearhead.recipes.all import config_of
+from clearhead.recipes.start import check_run_name, flat, train
+from clearhead.training.run import RunDirectory
+
+TINY = {"training.steps": 2, "data.limit": 200, "data.validation": 10}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_run_without_a_name_is_called_by_recipe_and_seed_and_never_overwrites():
+    for _ in range(2):
+        train("reverse", changes=TINY | {"seed": 5}, quiet=True)
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["reverse-5", "reverse-5-2"]
+
+
+def test_an_existing_run_is_refused_and_left_as_it_is():
+    train("reverse", "mine", changes=TINY, quiet=True)
+    before = Path("runs/mine/config.json").read_bytes()
+    with pytest.raises(ValueError, match="a new run needs a new folder, got runs/mine, which exists"):
+        train("reverse", "mine", changes=TINY | {"seed": 1}, quiet=True)
+    assert Path("runs/mine/config.json").read_bytes() == before
+
+
+def test_resume_goes_on_if_the_run_is_there_and_begins_if_not():
+    assert train("reverse", "mine", changes=TINY, resume=True, quiet=True).step == 2
+    n = len(RunDirectory.open("runs/mine").records())
+    assert train("reverse", "mine", changes=TINY, resume=True, quiet=True).step == 2
+    assert len(RunDirectory.open("runs/mine").records()) == n
+
+
+def test_resume_with_other_settings_is_refused():
+    train("reverse", "mine", changes=TINY, quiet=True)
+    with pytest.raises(ValueError, match=r"got training.steps=3 \(was 2\) for runs/mine; leave that out"):
+        train("reverse", "mine", changes=TINY | {"training.steps": 3}, resume=True, quiet=True)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", "../x", ".hidden", "a b", "-x"])
+def test_a_name_is_not_a_path(name):
+    with pytest.raises(ValueError, match="a run's name has letters, digits"):
+        check_run_name(name)
+
+
+def test_a_recipe_of_ones_own_names_a_folder_too_and_not_a_path(here):
+    with pytest.raises(ValueError, match=r"a run's name has letters, digits .*, got '\.\./mine-0'"):
+        train(replace(config_of("reverse", TINY), recipe="../mine"), quiet=True)
+    assert list(here.iterdir()) == []
+
+
+def test_any_config_can_be_trained_and_loaded_from_python(here):
+    config = config_of("reverse", TINY)
+    outcome = clearhead.train(replace(config, seed=4), "python", quiet=True)
+    assert outcome.reason == "finished"
+    assert not clearhead.load("runs/python").training
+    with pytest.raises(ValueError, match="changes are for a recipe's name"):
+        clearhead.train(config, changes={"seed": 1})
+
+
+def test_what_does_not_fit_leaves_no_folder(here):
+    with pytest.raises(ValueError, match="needs objective=each"):
+        clearhead.train(replace(config_of("reverse"), objective="odd"), quiet=True)
+    assert not (here / "runs").exists()
+
+
+def test_flat():
+    assert flat({"a": 1, "b": {"c": {"d": 2}}}) == {"a": 1, "b.c.d": 2}

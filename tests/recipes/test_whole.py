@@ -1,0 +1,34 @@
+import pytest
+import torch
+
+from clearhead.data import datasets
+from clearhead.models.factory import build_model
+from clearhead.recipes.all import config_of
+from clearhead.training.objective import OBJECTIVES
+
+
+@pytest.mark.parametrize(("question", "objective"), [("commonest", "classes"), ("repeat", "yes-no"), ("sum", "number")])
+def test_objective_and_head_follow_the_question(question, objective):
+    config = config_of("whole", {"data.question": question})
+    assert config.objective == objective
+    data = datasets.load(config.data, seed=0)
+    ids, targets = data.test.take(torch.arange(6))
+    assert ids.shape == (6, config.data.length)
+    from clearhead.data.batches import Batch
+
+    outputs = build_model(config.model)(ids)
+    batch = Batch(ids, targets, None, None, 6)
+    assert OBJECTIVES[objective].right(outputs, batch).shape == (6,)
+    assert OBJECTIVES[objective].loss(outputs, batch).isfinite()
+
+
+def test_of_16_digits_one_always_repeats():
+    assert config_of("whole", {"data.question": "repeat"}).data.length == 8
+    assert config_of("whole", {"data.question": "repeat", "data.length": 5}).model.context == 5
+    with pytest.raises(ValueError, match="can be asked of 2 to 10 digits"):
+        config_of("whole", {"data.question": "repeat", "data.length": 16})
+
+
+def test_an_unknown_question_is_refused():
+    with pytest.raises(ValueError, match="question must be one of commonest, repeat, sum, got 'largest'"):
+        config_of("whole", {"data.question": "largest"})

@@ -1,0 +1,33 @@
+from pathlib import Path
+
+from clearhead.recipes.all import config_of
+from clearhead.serving import demo as module
+from clearhead.serving.demo import demo, draw_all
+
+
+def test_pictures_of_a_run(trained):
+    pictures = draw_all(trained / "mnist")
+    assert [path.name for path in pictures] == ["curves.png", "confusion.png", "predictions.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
+
+
+def test_the_demo_trains_the_recipe_and_goes_on_when_called_again(tmp_path, monkeypatch):
+    asked = []
+
+    def train(config, name, **options):
+        asked.append((config, name, options))
+        return type("Outcome", (), {"reason": "stopped"})
+
+    monkeypatch.setattr(module, "train", train)
+    assert demo()[1] == []
+    assert asked == [(config_of("mnist"), "demo", {"resume": True})]
+
+
+def test_the_whole_demo_with_a_tiny_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tiny = {"model.patch_size": 14, "model.width": 8, "model.tokenizer": "patches", "model.depth": 1, "data.limit": 300}
+    monkeypatch.setattr(module, "config_of", lambda name, changes: config_of(name, tiny | changes))
+    outcome, pictures = demo(steps=2)
+    assert outcome.step == 2
+    assert outcome.test["accuracy"] > 0
+    assert all(Path(path).is_file() for path in pictures)

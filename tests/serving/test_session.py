@@ -1,0 +1,120 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import clearhead
+from clearhead.data import datasets
+from clearhead.recipes.start import train
+from clearhead.serving.session import Session
+from clearhead.training.evaluate import evaluate
+from clearhead.training.objective import OBJECTIVES
+from clearhead.training.run import RunDirectory
+
+
+def test_reverse_takes_ids_and_answers_logits(trained):
+    model = clearhead.load(trained / "reverse")
+    assert not model.training
+    assert model(torch.zeros(3, 16, dtype=torch.long)).shape == (3, 16, 10)
+
+
+@pytest.mark.parametrize("name", ["reverse", "mnist", "oddity", "sum", "repeat"])
+def test_what_is_loaded_is_what_was_tested(trained, name):
+    """The best checkpoint, and its averaged weights where there are any: the same numbers on the test set."""
+    session = Session(trained / name)
+    data = datasets.load(session.config.data, session.config.seed)
+    result = evaluate(session.model, OBJECTIVES[session.config.objective], data.test, data.normalise)
+    (record,) = [r for r in RunDirectory.open(trained / name).records() if r["kind"] == "test"]
+    assert record["best_step"] == session.step
+    for key, value in result.items():
+        assert value == pytest.approx(record[key], rel=1e-6)
+
+
+def test_loading_leaves_the_random_state_alone(trained):
+    before = torch.get_rng_state()
+    clearhead.load(trained / "reverse")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_classes_and_normalisation_are_the_datas(trained):
+    session = Session(trained / "mnist")
+    data = datasets.load(session.config.data, 0)
+    assert (session.classes, session.normalise) == (data.classes, data.normalise)
+    assert Session(trained / "reverse").normalise is None
+
+
+def test_pictures_from_files_and_from_tensors_get_the_same_answers(trained, tmp_path):
+    session = Session(trained / "mnist")
+    images, _ = datasets.load(session.config.data, 0).test.take(torch.arange(5))
+    paths = []
+    for i, image in enumerate(images):
+        paths.append(tmp_path / f"{i}.png")
+        Image.fromarray(image[0].numpy()).save(paths[-1])
+    assert torch.equal(session.read(paths), images)
+    assert session.predict(paths) == session.predict(images)
+    assert session.predict(255 - images, invert=True) == session.predict(images)
+
+
+def test_pictures_of_any_size_and_colour_fit(trained, tmp_path):
+    Image.fromarray(np.full((50, 31, 3), 200, np.uint8)).save(tmp_path / "large.jpg")
+    (answer,) = Session(trained / "mnist").predict([tmp_path / "large.jpg"])
+    assert sum(answer.probabilities.values()) == pytest.approx(1)
+    assert answer.probability == max(answer.probabilities.values())
+    assert answer.answer == next(iter(answer.probabilities))
+
+
+def test_many_pictures_are_answered_in_portions(trained, monkeypatch):
+    session = Session(trained / "mnist")
+    images, _ = datasets.load(session.config.data, 0).test.take(torch.arange(7))
+    whole = session.predict(images)
+    monkeypatch.setattr("clearhead.serving.session.AT_ONCE", 3)
+    for one, other in zip(session.predict(images), whole, strict=True):
+        assert one.answer == other.answer
+        assert one.probability == pytest.approx(other.probability, abs=1e-5)
+
+
+def test_mirror_images_are_asked_too_if_the_run_was_tested_so(pictures, monkeypatch):
+    monkeypatch.chdir(pictures.parent)
+    changes = {"data.folder": "pictures", "training.steps": 2, "training.batch_size": 8, "model.width": 8}
+    train("folder", "mine", changes=changes, quiet=True)
+    session = Session("runs/mine")
+    assert session.config.training.flip_average
+    x = torch.randn(2, 3, 64, 64)
+    assert torch.allclose(session.logits(x), session.logits(x.flip(-1)), atol=1e-6)
+    assert not torch.allclose(session.model(x), session.model(x.flip(-1)), atol=1e-6)
+
+
+def test_digits_get_one_answer_each_or_one_for_all(trained):
+    ids = [3, 1, 4, 1, 5, 9, 2, 6]
+    assert len(Session(trained / "reverse").predict_ids(ids)) == 8
+    (answer,) = Session(trained / "repeat").predict_ids(ids)
+    assert set(answer.probabilities) == {"no repeat", "repeat"}
+    (number,) = Session(trained / "sum").predict_ids(ids)
+    assert number.probability is None
+    float(number.answer)
+
+
+def test_one_of_a_set_is_the_odd_one(trained):
+    images, _ = datasets.load(Session(trained / "mnist").config.data, 0).test.take(torch.arange(4))
+    answers = Session(trained / "oddity").predict(images)
+    assert sum(answer.answer == "odd" for answer in answers) == 1
+    assert sum(answer.probability for answer in answers) == pytest.approx(1)
+
+
+def test_the_wrong_kind_of_question_is_refused(trained):
+    with pytest.raises(ValueError, match="answers about digits, got pictures"):
+        Session(trained / "reverse").predict(torch.zeros(1, 1, 28, 28, dtype=torch.uint8))
+    with pytest.raises(ValueError, match="answers about pictures, got digits"):
+        Session(trained / "mnist").predict_ids([1])
+    with pytest.raises(ValueError, match="ids must be from 0 to 9, got 11"):
+        Session(trained / "reverse").predict_ids([11])
+
+
+def test_a_run_without_a_checkpoint_cannot_be_asked(tmp_path, trained):
+    RunDirectory.create(tmp_path / "new", json.loads((trained / "reverse/config.json").read_text()))
+    with pytest.raises(LookupError, match="must have a checkpoint, got none yet"):
+        clearhead.load(tmp_path / "new")
+    with pytest.raises(LookupError, match=r"a run is a folder with a config\.json"):
+        clearhead.load(tmp_path / "nowhere")

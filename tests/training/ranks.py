@@ -1,0 +1,132 @@
+"""Runs of several processes on this machine, started by forks of one process that has imported torch already.
+
+python ranks.py FOLDER   trains and resumes everything that test_distributed.py asks about, into FOLDER
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch._dynamo  # what torch imports late: once here, not in each fork
+import torch.distributed.fsdp
+import torch.distributed.tensor
+import torch.nn.parallel
+
+from clearhead.data import datasets
+from clearhead.data.batches import Batches
+from clearhead.data.config import DataConfig
+from clearhead.data.dataset import DataSet
+from clearhead.models.config import PredictorConfig
+from clearhead.training import checkpoint
+from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
+from clearhead.training.loop import resume, train
+
+CONFIG = RunConfig(
+    recipe="test",
+    model=PredictorConfig(width=8, depth=2, n_heads=2, n_inputs=5, n_outputs=5, context=6, positions="learned"),
+    data=DataConfig(name="reverse"),
+    optimizer=OptimizerConfig(kind="muon", lr=0.005, warmup=2, clip=0.5),
+    training=TrainingConfig(
+        steps=8, batch_size=11, accumulate=2, ema=0.8, log_every=1, evaluate_every=4, checkpoint_every=2, keep=9
+    ),
+    objective="each",
+)
+DROPPING = replace(CONFIG, model=replace(CONFIG.model, dropout=0.2))
+
+
+class Digits:
+    """n sequences of 6 digits, to be reversed."""
+
+    def __init__(self, n, seed):
+        self.ids = torch.randint(5, (n, 6), generator=torch.Generator().manual_seed(seed))
+
+    def __len__(self):
+        return len(self.ids)
+
+    def take(self, indices):
+        return self.ids[indices], self.ids[indices].flip(1)
+
+
+def in_processes(world, work):
+    """Forks `world` processes that do work(rank); their exit codes, and how long the last one took to follow."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    children = {}
+    for rank in range(world):
+        child = os.fork()
+        if child == 0:
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_PORT": port}
+            os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1")
+            try:
+                os._exit(work(rank).exit_code)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+        children[child] = rank
+    codes, ends, began = [0] * world, [], time.monotonic()
+    for _ in range(world):
+        child, status = os.wait()
+        codes[children[child]] = os.waitstatus_to_exitcode(status)
+        ends.append(time.monotonic())
+    return {"codes": codes, "seconds": ends[-1] - ends[0], "all": ends[-1] - began}
+
+
+def with_signal(step, number, only_rank, work):
+    """The same work, in which one process gets a signal while it is at a step."""
+
+    def signalled(rank):
+        whole = Batches.at
+
+        def at(self, now, rank=0, world=1):
+            if now == step - 1 and rank == only_rank:
+                os.kill(os.getpid(), number)
+            return whole(self, now, rank, world)
+
+        Batches.at = at
+        return work(rank)
+
+    return signalled
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    data = DataSet(Digits(47, 0), Digits(13, 1), Digits(513, 2), (), None)
+    datasets.load = lambda config, seed: data
+
+    def new(name, config=CONFIG, **options):
+        return lambda rank: train(config, folder / name, quiet=True, **options)
+
+    def again(name, **options):
+        return lambda rank: resume(folder / name, quiet=True, **options)
+
+    done = {}
+    for world in (1, 2, 3):
+        done[f"of{world}"] = in_processes(world, new(f"of{world}"))
+    done["sharded"] = in_processes(2, new("sharded", shard=True))
+
+    done["whole"] = in_processes(2, new("whole", DROPPING))
+    done["stopped"] = in_processes(2, with_signal(5, signal.SIGTERM, 1, new("stopped", DROPPING)))
+    done["continued"] = in_processes(2, again("stopped"))
+
+    done["stopped2"] = in_processes(2, with_signal(5, signal.SIGTERM, 0, new("recounted")))
+    done["recounted"] = in_processes(3, again("recounted"))
+
+    done["stopped sharded"] = in_processes(2, with_signal(5, signal.SIGTERM, 0, new("resharded", shard=True)))
+    done["resharded"] = in_processes(2, again("resharded", shard=True))
+
+    done["killed"] = in_processes(2, with_signal(6, signal.SIGKILL, 1, new("killed")))
+    done["after the kill"] = checkpoint.steps(folder / "killed")
+    done["revived"] = in_processes(2, again("killed"))
+    (folder / "done.json").write_text(json.dumps(done))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

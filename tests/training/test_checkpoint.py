@@ -1,0 +1,298 @@
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clearhead.training.checkpoint import (
+    MANIFEST,
+    MODEL,
+    OPTIMIZER,
+    STATE,
+    DamagedCheckpointError,
+    Snapshot,
+    clean,
+    load,
+    newest,
+    remove,
+    save,
+    steps,
+)
+
+FILES = (MODEL, OPTIMIZER, STATE, MANIFEST)
+
+
+def snapshot(step: int, value: float = 0.5) -> Snapshot:
+    return Snapshot(step, {"w": torch.full((2,), value)}, {"m": torch.tensor(step)}, {"loss": 0.1 + 0.2})
+
+
+def silent(message: str) -> None:
+    raise AssertionError(f"nothing is to be reported here: {message}")
+
+
+def same(a: dict, b: dict) -> bool:
+    """bit for bit, NaN included"""
+    return a.keys() == b.keys() and all(
+        a[k].dtype == b[k].dtype
+        and a[k].shape == b[k].shape
+        and a[k].contiguous().reshape(-1).view(torch.uint8).equal(b[k].contiguous().reshape(-1).view(torch.uint8))
+        for k in a
+    )
+
+
+def equal(a: Snapshot, b: Snapshot) -> bool:
+    return a.step == b.step and a.state == b.state and same(a.model, b.model) and same(a.optimizer, b.optimizer)
+
+
+class TestRoundTrip:
+    def test_every_kind_of_tensor_comes_back_bit_for_bit(self, tmp_path):
+        table = torch.randn(3, 4)
+        given = Snapshot(
+            step=7,
+            model={
+                "number": torch.tensor(1.5),
+                "half": torch.randn(3).bfloat16(),
+                "bool": torch.tensor([True, False]),
+                "nothing": torch.empty(0, 3),
+                "turned": table.t(),
+                "whole": table,
+                "tied": table,
+                "slice": table[1:, ::2],
+                "special": torch.tensor([float("nan"), float("inf"), -0.0, 1e-45]),
+                "double": torch.randn(2, dtype=torch.float64),
+                "parameter": torch.nn.Parameter(torch.randn(2)),
+            },
+            optimizer={"random.rank0": torch.get_rng_state(), "step": torch.tensor(3, dtype=torch.int64)},
+            state={"a": 0.1 + 0.2, "b": [1, None, True, "ä"], "c": {"d": -0.0}},
+        )
+        back = load(save(tmp_path, given))
+        assert equal(given, back)
+        assert str(back.state["c"]["d"]) == "-0.0"
+        back.model["whole"].mul_(2)  # its own memory, and writable
+        assert same({"t": back.model["turned"]}, {"t": table.t()})
+
+    def test_nothing_at_all_is_a_snapshot_too(self, tmp_path):
+        assert equal(load(save(tmp_path, Snapshot(0, {}, {}, {}))), Snapshot(0, {}, {}, {}))
+
+    def test_equal_snapshots_are_equal_bytes(self, tmp_path):
+        (tmp_path / "a").mkdir()
+        (tmp_path / "b").mkdir()
+        a, b = save(tmp_path / "a", snapshot(3)), save(tmp_path / "b", snapshot(3))
+        assert all((a / name).read_bytes() == (b / name).read_bytes() for name in FILES)
+
+    def test_names_sort_in_the_order_of_steps(self, tmp_path):
+        places = [save(tmp_path, snapshot(step)).name for step in (1000, 9, 120)]
+        assert places == ["step-00001000", "step-00000009", "step-00000120"]
+        assert steps(tmp_path) == [9, 120, 1000]
+        assert [f"step-{step:08d}" for step in steps(tmp_path)] == sorted(places)
+
+    @pytest.mark.parametrize("state", [{"a": (1, 2)}, {"a": {1: 2}}])
+    def test_a_state_that_would_come_back_changed_is_refused(self, tmp_path, state):
+        with pytest.raises(ValueError, match=r"state must be what JSON gives back as it was, got a change in \['a'\]"):
+            save(tmp_path, Snapshot(1, {}, {}, state))
+        assert os.listdir(tmp_path) == []
+
+    def test_nan_in_the_state_is_refused(self, tmp_path):
+        with pytest.raises(ValueError, match="must be one that JSON has"):
+            save(tmp_path, Snapshot(1, {}, {}, {"loss": float("nan")}))
+        assert os.listdir(tmp_path) == []
+
+    def test_the_same_step_again_takes_the_place_of_the_first(self, tmp_path):
+        save(tmp_path, snapshot(1, 0.25))
+        save(tmp_path, snapshot(1, 0.75))
+        assert equal(newest(tmp_path, silent), snapshot(1, 0.75))
+        assert os.listdir(tmp_path / "checkpoints") == ["step-00000001"]
+
+
+class TestDamage:
+    def test_before_the_first_checkpoint_there_is_none(self, tmp_path):
+        assert newest(tmp_path, silent) is None
+
+    @settings(max_examples=100, deadline=None)
+    @given(st.sampled_from(FILES), st.floats(0, 1, exclude_max=True), st.integers(0, 8), st.integers(1, 2))
+    def test_a_flipped_bit_or_a_cut_anywhere_is_found_and_the_next_older_taken(self, name, where, bit, n_damaged):
+        with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "fsync", lambda file: None)
+            for step in range(3):
+                place = save(Path(folder), snapshot(step))
+                if step >= 3 - n_damaged:
+                    content = bytearray((place / name).read_bytes())
+                    at = int(where * len(content))
+                    if bit < 8:
+                        content[at] ^= 1 << bit
+                    (place / name).write_bytes(content if bit < 8 else content[:at])
+            reports: list[str] = []
+            found = newest(Path(folder), reports.append)
+            assert found is not None
+            assert equal(found, snapshot(2 - n_damaged))
+            assert len(reports) == n_damaged
+            assert len(list(Path(folder).glob("checkpoints/damaged-step-*"))) == n_damaged
+            assert equal(newest(Path(folder), silent), found)
+
+    @pytest.mark.parametrize("name", FILES)
+    def test_a_missing_file_is_damage_and_named(self, tmp_path, name):
+        place = save(tmp_path, snapshot(1))
+        (place / name).unlink()
+        with pytest.raises(DamagedCheckpointError, match=f"{name} is missing"):
+            load(place)
+
+    @pytest.mark.parametrize(
+        ("name", "content", "message"),
+        [
+            (MODEL, b"", "model.safetensors has 0 bytes instead of"),
+            (STATE, b"null", "state.json has 4 bytes instead of"),
+            (MANIFEST, b"{}", "manifest.json is not what was saved"),
+            (MANIFEST, b'{"files": []}', "manifest.json is not what was saved"),
+            (MANIFEST, b"[" * 10_000, "manifest.json is not what was saved"),
+        ],
+    )
+    def test_what_is_wrong_is_said(self, tmp_path, name, content, message):
+        place = save(tmp_path, snapshot(1))
+        (place / name).write_bytes(content)
+        with pytest.raises(DamagedCheckpointError, match=message):
+            load(place)
+
+    def test_a_checkpoint_under_the_name_of_another_step_is_not_taken_for_it(self, tmp_path):
+        save(tmp_path, snapshot(1)).rename(tmp_path / "checkpoints/step-00000009")
+        reports: list[str] = []
+        assert newest(tmp_path, reports.append) is None
+        assert "it holds step 1" in reports[0]
+
+    def test_the_same_step_damaged_again_loses_nothing(self, tmp_path):
+        for _ in range(3):
+            (save(tmp_path, snapshot(1)) / STATE).unlink()
+            assert newest(tmp_path, lambda message: None) is None
+        names = {"damaged-step-00000001", "damaged-step-00000001-2", "damaged-step-00000001-3"}
+        assert set(os.listdir(tmp_path / "checkpoints")) == names
+
+    def test_who_only_reads_renames_nothing(self, tmp_path):
+        save(tmp_path, snapshot(1))
+        (save(tmp_path, snapshot(2)) / STATE).unlink()
+        reports: list[str] = []
+        assert newest(tmp_path, reports.append, set_aside=False).step == 1
+        assert steps(tmp_path) == [1, 2]
+        assert len(reports) == 1
+
+    def test_one_that_is_deleted_while_it_is_read_is_no_damage(self, tmp_path, monkeypatch):
+        first = save(tmp_path, snapshot(1))
+        read_bytes = Path.read_bytes
+
+        def read_late(path):
+            if path.parent == first and path.name == STATE:
+                save(tmp_path, snapshot(2))
+                remove(first)
+            return read_bytes(path)
+
+        monkeypatch.setattr(Path, "read_bytes", read_late)
+        assert newest(tmp_path, silent, set_aside=False).step == 2
+
+    @pytest.mark.parametrize("kind", [errno.EACCES, errno.EIO])
+    def test_a_disk_that_cannot_be_read_is_an_error_and_no_damage(self, tmp_path, monkeypatch, kind):
+        save(tmp_path, snapshot(1))
+        monkeypatch.setattr(Path, "read_bytes", lambda path: (_ for _ in ()).throw(OSError(kind, "no", str(path))))
+        with pytest.raises(OSError, match="no"):
+            newest(tmp_path, silent)
+        assert steps(tmp_path) == [1]
+
+
+class TestFailures:
+    """Each call of the system fails in turn: nothing that was saved is lost, and nothing is said to be saved that
+    is not."""
+
+    @pytest.mark.parametrize("once", [True, False])
+    @pytest.mark.parametrize("kind", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EIO])
+    @pytest.mark.parametrize("step", [2, 3], ids=["the same step again", "a new step"])
+    def test_a_failing_save_says_so_and_loses_nothing(self, tmp_path, faults, kind, once, step):
+        for at in range(200):
+            folder = tmp_path / str(at)
+            folder.mkdir()
+            for before in (1, 2):
+                save(folder, snapshot(before))
+            job, error = lambda f=folder: save(f, snapshot(step, 0.75)), lambda: OSError(kind, os.strerror(kind))
+            failure, reached = faults.during(job, at, once, error)
+            if once:  # then it can put things right by itself
+                assert steps(folder)[:2] == [1, 2]
+                assert not list(folder.glob("checkpoints/saving-*"))
+            clean(folder)
+            found = newest(folder, silent)
+            if not reached:
+                break
+            if failure is None:
+                assert equal(found, snapshot(step, 0.75))
+            else:
+                assert failure.errno == kind
+                assert f"the checkpoint of step {step} is not saved: {os.strerror(kind)}" in str(failure)
+                assert equal(found, snapshot(2)) or equal(found, snapshot(step, 0.75))
+            remove(folder / "checkpoints" / f"step-{found.step:08d}")
+            assert equal(newest(folder, silent), snapshot(1 if found.step == 2 else 2))
+        assert at > 15
+        assert failure is None
+
+    @pytest.mark.parametrize("step", [2, 3], ids=["the same step again", "a new step"])
+    def test_a_kill_at_any_call_of_a_save_loses_nothing(self, tmp_path, faults, step):
+        for at in range(200):
+            folder = tmp_path / str(at)
+            folder.mkdir()
+            for before in (1, 2):
+                save(folder, snapshot(before))
+            job = lambda f=folder: save(f, snapshot(step, 0.75))  # noqa: E731
+            _, reached = faults.during(job, at, once=False, error=faults.KILLED)
+            clean(folder)
+            found = newest(folder, silent)
+            assert equal(found, snapshot(step, 0.75)) or (reached and equal(found, snapshot(2)))
+            assert all(name.startswith("step-") for name in os.listdir(folder / "checkpoints"))
+            if not reached:
+                break
+        assert at > 15
+
+    def test_a_kill_at_any_call_of_a_deletion_leaves_a_whole_one_or_none(self, tmp_path, faults):
+        for at in range(200):
+            folder = tmp_path / str(at)
+            folder.mkdir()
+            for before in (1, 2):
+                save(folder, snapshot(before))
+            job = lambda f=folder: remove(f / "checkpoints/step-00000002")  # noqa: E731
+            _, reached = faults.during(job, at, once=False, error=faults.KILLED)
+            assert newest(folder, silent).step in (1, 2)
+            clean(folder)
+            assert set(os.listdir(folder / "checkpoints")) <= {"step-00000001", "step-00000002"}
+            if not reached:
+                break
+        assert at > 5
+        assert steps(folder) == [1]
+
+    def test_everything_is_durable_before_it_gets_its_name_and_the_name_before_it_returns(self, tmp_path, faults):
+        faults.during(lambda: save(tmp_path, snapshot(1)), faults.NEVER)
+        calls = [call for call, *_ in faults.trace]
+        assert calls[calls.index("rename") :] == ["rename", "open", "fsync"]
+        before = faults.trace[: calls.index("rename")]
+        opened = [Path(args[0]).name for call, *args in before if call == "open"]
+        assert opened == [*FILES, "saving-step-00000001"]
+        assert [call for call, *_ in before].count("fsync") == len(opened)
+        assert before[-1][0] == "fsync"
+
+    def test_leftovers_of_a_killed_save_are_in_nobodys_way(self, tmp_path):
+        save(tmp_path, snapshot(1))
+        for prefix in ("saving-", "deleting-"):
+            (tmp_path / "checkpoints" / f"{prefix}step-00000002").mkdir()
+            (tmp_path / "checkpoints" / f"{prefix}step-00000002" / MODEL).write_bytes(b"half")
+        assert newest(tmp_path, silent).step == 1
+        save(tmp_path, snapshot(2))
+        assert newest(tmp_path, silent).step == 2
+        clean(tmp_path)
+        assert set(os.listdir(tmp_path / "checkpoints")) == {"step-00000001", "step-00000002"}
+
+    def test_a_file_where_the_folder_should_be_is_an_error(self, tmp_path):
+        (tmp_path / "checkpoints").write_bytes(b"")
+        with pytest.raises(OSError, match="the checkpoint of step 1 is not saved"):
+            save(tmp_path, snapshot(1))
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere: simulated above by EACCES and EROFS")
+    def test_a_folder_without_permission_is_an_error(self, tmp_path):
+        (tmp_path / "checkpoints").mkdir(mode=0o555)
+        with pytest.raises(PermissionError, match="the checkpoint of step 1 is not saved"):
+            save(tmp_path, snapshot(1))

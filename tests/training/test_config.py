@@ -1,0 +1,128 @@
+import json
+import subprocess
+import sys
+from dataclasses import fields, replace
+from typing import get_args
+
+import pytest
+
+from clearhead.data.config import Augmentation, DataConfig
+from clearhead.models.config import LanguageConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
+from clearhead.training.config import ObjectiveName, OptimizerConfig, RunConfig, TrainingConfig
+from clearhead.training.objective import OBJECTIVES
+
+STACK = {"width": 8, "depth": 1, "n_heads": 2}
+MODELS = [
+    PredictorConfig(**STACK, n_inputs=3, n_outputs=3),
+    VisionConfig(**STACK, image_size=(8, 4), patch_size=4, n_classes=2),
+    Seq2SeqConfig(**STACK, n_source=3, n_target=4),
+    LanguageConfig(**STACK, n_tokens=5),
+]
+RUN = RunConfig(
+    recipe="test",
+    model=MODELS[1],
+    data=DataConfig(name="mnist", augmentation=Augmentation(crop=2)),
+    training=TrainingConfig(epochs=2, flip_average=True),
+    seed=3,
+)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
+def test_a_run_survives_json(model):
+    run = replace(RUN, model=model, training=TrainingConfig(steps=5))
+    assert RunConfig.from_dict(json.loads(json.dumps(run.to_dict()))) == run
+
+
+def test_configs_load_without_torch():
+    code = "import sys, clearhead.training.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_every_objective_can_be_chosen_and_no_other():
+    assert set(get_args(ObjectiveName)) == set(OBJECTIVES)
+
+
+@pytest.mark.parametrize("kind", [OptimizerConfig, TrainingConfig, RunConfig])
+def test_a_config_has_few_fields(kind):
+    assert len(fields(kind)) <= 15
+
+
+@pytest.mark.parametrize(
+    ("path", "match"),
+    [
+        (("training", "batchsize"), "a field of training is one of steps, .* got 'batchsize'; did you mean batch_size"),
+        (("optimizer", "weight-decay"), "got 'weight-decay'; did you mean weight_decay"),
+        (("model", "n_head"), "got 'n_head'; did you mean n_heads"),
+        (("data", "augmentation", "flipp"), "a field of augmentation .* got 'flipp'; did you mean flip"),
+        (("sed",), "a field of a run .* got 'sed'; did you mean seed"),
+    ],
+)
+def test_an_unknown_field_is_answered_with_the_nearest(path, match):
+    values = RUN.to_dict()
+    inner = values
+    for name in path[:-1]:
+        inner = inner[name]
+    inner[path[-1]] = 1
+    with pytest.raises(LookupError, match=match):
+        RunConfig.from_dict(values)
+
+
+def test_an_unknown_kind_of_model_is_refused():
+    values = RUN.to_dict()
+    values["model"]["kind"] = "visoin"
+    with pytest.raises(LookupError, match=r"a model's kind is one of .* got 'visoin'; did you mean vision"):
+        RunConfig.from_dict(values)
+
+
+def test_what_is_missing_is_named():
+    values = RUN.to_dict()
+    del values["training"], values["seed"]
+    with pytest.raises(ValueError, match="a run needs all of its fields, got no training; add what is missing"):
+        RunConfig.from_dict(values)
+    with pytest.raises(ValueError, match="training must be written as names and values, got 3"):
+        RunConfig.from_dict(RUN.to_dict() | {"training": 3})
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"steps": 3}, "steps or of epochs, got steps=3, epochs=2"),
+        ({"epochs": 0}, "steps or of epochs, got steps=0, epochs=0"),
+        ({"batch_size": 0}, "batch_size must be a whole number above 0, got 0"),
+        ({"accumulate": 200}, "an example for each portion, got batch_size=128, accumulate=200"),
+        ({"ema": 1.0}, "ema must be a number of at least 0 and below 1, got 1.0"),
+        ({"label_smoothing": -0.1}, "label_smoothing must be a number of at least 0"),
+        ({"precision": "fp8"}, "precision must be one of auto, float32, bf16, got 'fp8'"),
+        ({"patience": 1.5}, "patience must be a whole number of at least 0, got 1.5"),
+        ({"compile": "maybe"}, "compile must be one of auto, on, off"),
+    ],
+)
+def test_training_that_makes_no_sense_is_refused(changes, match):
+    with pytest.raises(ValueError, match=match):
+        replace(RUN.training, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"kind": "sgd"}, "kind must be one of adamw, muon, got 'sgd'"),
+        ({"lr": float("nan")}, "lr must be a number of at least 0, got nan"),
+        ({"lr": "0.1"}, "lr must be a number of at least 0, got '0.1'"),
+        ({"beta2": 1}, "beta2 must be a number of at least 0 and below 1, got 1"),
+        ({"final": 2.0}, "final must be a share from 0 to 1, got 2.0"),
+        ({"warmup": -1}, "warmup must be a whole number of at least 0"),
+    ],
+)
+def test_an_optimizer_that_makes_no_sense_is_refused(changes, match):
+    with pytest.raises(ValueError, match=match):
+        OptimizerConfig(**changes)
+
+
+def test_only_images_have_a_mirror_image():
+    with pytest.raises(ValueError, match="only images can be mirrored"):
+        replace(RUN, model=MODELS[0])
+
+
+def test_epochs_become_steps():
+    assert RUN.training.n_steps(steps_per_epoch=7) == 14
+    assert TrainingConfig(steps=3).n_steps(steps_per_epoch=7) == 3

@@ -1,0 +1,103 @@
+"""Laws about several processes. ranks.py trains them all once; each test below looks at what came out."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from clearhead.training.distributed import Processes, exchanging, processes, replicated
+from clearhead.training.run import RunDirectory
+from clearhead.training.verify import compare
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    script = Path(__file__).with_name("ranks.py")
+    done = subprocess.run([sys.executable, "-W", "error", script, folder], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def done(runs):
+    return json.loads((runs / "done.json").read_text())
+
+
+def records(folder):
+    return RunDirectory.open(folder).records()
+
+
+def assert_close(folder, expected):
+    assert len(records(folder)) == len(records(expected)) == 8 + 2 + 1
+    for mine, theirs in zip(records(folder), records(expected), strict=True):
+        assert (mine["kind"], mine["step"], mine["epoch"]) == (theirs["kind"], theirs["step"], theirs["epoch"])
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["of2", "of3", "sharded"])
+def test_any_number_of_processes_learns_the_same(runs, done, name):
+    """Losses of every step and evaluation, with 11 examples to a batch, and 13 and 513 (512 + 1) to evaluate."""
+    assert set(done[name]["codes"]) == {0}
+    assert_close(runs / name, runs / "of1")
+    made_with = RunDirectory.open(runs / name).newest().state["made_with"]
+    assert made_with["processes"] == (3 if name == "of3" else 2)
+    assert made_with["sharded"] is (name == "sharded")
+
+
+@pytest.mark.parametrize("name", ["of2", "of3", "sharded"])
+def test_evaluation_counts_each_example_once(runs, name):
+    """Accuracies are quotients of counts: equal to the last bit."""
+    mine, theirs = ([r["accuracy"] for r in records(runs / n) if r["kind"] != "train"] for n in (name, "of1"))
+    assert mine == theirs
+
+
+def test_split_weights_are_saved_whole(runs):
+    split, whole = (RunDirectory.open(runs / name).newest() for name in ("sharded", "of1"))
+    assert {n: t.shape for n, t in split.model.items()} == {n: t.shape for n, t in whole.model.items()}
+    moments = {n: t.shape for n, t in whole.optimizer.items() if not n.startswith("random.")}
+    assert {n: t.shape for n, t in split.optimizer.items() if not n.startswith("random.")} == moments
+
+
+def test_a_signal_to_one_process_stops_all_and_resume_is_exact_with_dropout(runs, done):
+    assert done["stopped"]["codes"] == [3, 3]
+    assert done["continued"]["codes"] == [0, 0]
+    assert compare(runs / "stopped", runs / "whole") == []
+    states = RunDirectory.open(runs / "whole").newest().optimizer
+    assert not torch.equal(states["random.rank0"], states["random.rank1"])  # each drops something else
+
+
+def test_sharded_resume_is_exact(runs, done):
+    assert (done["stopped sharded"]["codes"], done["resharded"]["codes"]) == ([3, 3], [0, 0])
+    assert compare(runs / "resharded", runs / "sharded") == []
+
+
+def test_another_number_of_processes_goes_on_at_the_right_example(runs, done):
+    assert (done["stopped2"]["codes"], done["recounted"]["codes"]) == ([3, 3], [0, 0, 0])
+    assert_close(runs / "recounted", runs / "of1")
+
+
+def test_one_killed_process_ends_all_at_once_and_resume_is_exact(runs, done):
+    assert done["killed"]["codes"] == [1, -9]
+    assert done["killed"]["seconds"] < 30
+    assert done["after the kill"] == [2, 4]
+    assert done["revived"]["codes"] == [0, 0]
+    assert compare(runs / "killed", runs / "of2") == []
+
+
+def test_one_process_needs_no_others():
+    alone = Processes()
+    numbers = torch.tensor([1.0, 2.0])
+    assert alone.is_first
+    assert torch.equal(alone.add(numbers), numbers)
+    assert alone.share({"a": 1}) == {"a": 1}
+    assert alone.gather(numbers) == [numbers]
+    model = torch.nn.Linear(1, 1)
+    assert replicated(model, alone) is model
+    with exchanging(model, is_last=False), processes() as team:
+        assert (team.rank, team.world) == (0, 1)

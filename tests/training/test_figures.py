@@ -1,0 +1,46 @@
+import os
+import sys
+
+import pytest
+
+from clearhead.training.figures import METADATA, blank, save_figure
+
+
+def drawn():
+    figure = blank(2, 1)
+    figure.subplots().plot([0, 1], [1, 0], label="a")
+    return figure
+
+
+@pytest.mark.parametrize(
+    ("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF"), (".PNG", b"\x89PNG")]
+)
+def test_the_suffix_chooses_the_format_and_the_same_figure_gives_the_same_bytes(tmp_path, suffix, start):
+    a, b = (save_figure(drawn(), tmp_path / "deep" / f"{name}{suffix}") for name in "ab")
+    assert a.read_bytes().startswith(start)
+    assert a.read_bytes() == b.read_bytes()
+    assert sorted(os.listdir(tmp_path / "deep")) == [a.name, b.name]
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a", ".png"])
+def test_other_formats_are_refused_with_one_that_works(tmp_path, name):
+    with pytest.raises(ValueError, match=r"a picture is saved as .png, .svg, .pdf, got .*; try .*.png"):
+        save_figure(drawn(), tmp_path / name)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_picture_that_cannot_be_written_is_an_error_with_its_own_name(tmp_path, faults):
+    save_figure(drawn(), tmp_path / "a.png")
+    before = (tmp_path / "a.png").read_bytes()
+    figure = blank(1, 1)
+    faults.during(lambda: save_figure(figure, tmp_path / "b.png"), faults.NEVER)  # fonts are loaded by now
+    calls = [call for call, *_ in faults.trace]
+    failure, _ = faults.during(lambda: save_figure(figure, tmp_path / "a.png"), calls.index("write"))
+    assert failure.filename == str(tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes() == before
+
+
+def test_pyplot_stays_out():
+    assert set(METADATA) == {".png", ".svg", ".pdf"}
+    drawn()
+    assert "matplotlib.pyplot" not in sys.modules

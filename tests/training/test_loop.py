@@ -1,0 +1,218 @@
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+
+from clearhead.data.batches import Batches
+from clearhead.data.config import Augmentation
+from clearhead.training import checkpoint, loop
+from clearhead.training.loop import DivergedError, resume, train
+from clearhead.training.run import RunDirectory
+from clearhead.training.signals import FINISHED, STOPPED
+
+
+def without_times(record):
+    return {name: value for name, value in record.items() if name != "seconds"}
+
+
+def records(folder):
+    return [without_times(record) for record in RunDirectory.open(folder).records()]
+
+
+def assert_identical(folder, other):
+    """Weights, optimizer, averages, random state, standing and records, of every checkpoint that both have."""
+    assert records(folder) == records(other)
+    common = set(checkpoint.steps(folder)) & set(checkpoint.steps(other))
+    assert max(checkpoint.steps(folder)) in common
+    for step in common:
+        mine, theirs = (checkpoint.load(path / "checkpoints" / checkpoint.name_of(step)) for path in (folder, other))
+        assert without_times(mine.state["standing"]) == without_times(theirs.state["standing"])
+        for tensors, others in ((mine.model, theirs.model), (mine.optimizer, theirs.optimizer)):
+            assert tensors.keys() == others.keys()
+            for name in tensors:
+                assert torch.equal(tensors[name], others[name]), (step, name)
+
+
+def with_training(config, **changes):
+    return replace(config, training=replace(config.training, **changes))
+
+
+def without_chance(config):
+    model = replace(config.model, dropout=0.0, attention_dropout=0.0, drop_path=0.0)
+    return replace(config, model=model, data=replace(config.data, augmentation=Augmentation()))
+
+
+@pytest.fixture
+def signal_at(monkeypatch):
+    """Sends this process a signal while it works on a step."""
+
+    def send_at(step, number=signal.SIGTERM):
+        def at(self, now, rank=0, world=1):
+            if now == step - 1:
+                os.kill(os.getpid(), number)
+            return whole(self, now, rank, world)
+
+        whole = Batches.at
+        monkeypatch.setattr(Batches, "at", at)
+        return lambda: monkeypatch.setattr(Batches, "at", whole)
+
+    return send_at
+
+
+def test_a_resumed_run_is_the_run_that_was_never_interrupted(config, tmp_path, signal_at):
+    assert train(config, tmp_path / "whole", quiet=True).reason == "finished"
+    for step in range(1, 12):
+        back_to_normal = signal_at(step)
+        stopped = train(config, tmp_path / f"at{step}", quiet=True)
+        back_to_normal()
+        assert (stopped.reason, stopped.step, stopped.test, stopped.exit_code) == ("stopped", step, None, STOPPED)
+        ended = resume(tmp_path / f"at{step}", quiet=True)
+        assert (ended.reason, ended.step, ended.exit_code) == ("finished", 12, FINISHED)
+        assert_identical(tmp_path / f"at{step}", tmp_path / "whole")
+
+
+def test_a_run_that_was_killed_goes_on_from_its_newest_checkpoint(config, tmp_path, monkeypatch):
+    train(config, tmp_path / "whole", quiet=True)
+    whole = Batches.at
+
+    def at(self, step, rank=0, world=1):
+        if step == 10:
+            raise KeyboardInterrupt
+        return whole(self, step, rank, world)
+
+    monkeypatch.setattr(Batches, "at", at)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "killed", quiet=True)
+    monkeypatch.setattr(Batches, "at", whole)
+    assert records(tmp_path / "killed")[-1]["step"] == 10  # past the checkpoint: must be forgotten
+    assert checkpoint.steps(tmp_path / "killed")[-1] == 9
+    resume(tmp_path / "killed", quiet=True)
+    assert_identical(tmp_path / "killed", tmp_path / "whole")
+
+
+def test_the_guard_of_these_tests_another_seed_is_another_run(config, tmp_path):
+    train(config, tmp_path / "a", quiet=True)
+    train(replace(config, seed=1), tmp_path / "b", quiet=True)
+    with pytest.raises(AssertionError):
+        assert_identical(tmp_path / "a", tmp_path / "b")
+
+
+def test_the_records_of_a_run(config, tmp_path):
+    outcome = train(config, tmp_path / "run", quiet=True)
+    found = RunDirectory.open(tmp_path / "run").records()
+    assert [(r["kind"], r["step"]) for r in found] == [
+        ("validation", 4),
+        ("train", 5),
+        ("validation", 8),
+        ("train", 10),
+        ("train", 12),
+        ("validation", 12),
+        ("test", 12),
+    ]
+    assert found[1]["epoch"] == 5 / 5  # 57 examples are 5 full batches of 10
+    assert found[1]["lr"] == pytest.approx(0.01 * (1 + torch.cos(torch.tensor(torch.pi / 9)).item()) / 2)
+    assert found[-1] == outcome.test
+    assert found[-1]["flip_average"] is False
+    best = max((r for r in found if r["kind"] == "validation"), key=lambda r: (r["accuracy"], -r["loss"]))
+    assert (
+        outcome.best_step == found[-1]["best_step"] == best["step"] == RunDirectory.open(tmp_path / "run").best_step()
+    )
+
+
+def test_the_test_set_is_scored_once(config, tmp_path, monkeypatch):
+    first = train(config, tmp_path / "run", quiet=True)
+    monkeypatch.setattr(loop, "evaluate", None)
+    assert resume(tmp_path / "run", quiet=True) == first
+    assert [r["kind"] for r in records(tmp_path / "run")].count("test") == 1
+
+
+def test_a_run_without_validation_examples_keeps_its_last_step(config, tmp_path, monkeypatch):
+    from clearhead.data import datasets
+
+    data = datasets.load(config.data, 0)
+    empty = replace(data, validation=type(data.validation)(data.validation.images[:0], data.validation.labels[:0]))
+    monkeypatch.setattr(datasets, "load", lambda config, seed: empty)
+    outcome = train(config, tmp_path / "run", quiet=True)
+    assert outcome.best_step == 0
+    assert outcome.test["best_step"] == 12
+    assert not [r for r in records(tmp_path / "run") if r["kind"] == "validation"]
+
+
+def test_portions_of_a_batch_are_the_batch(config, tmp_path):
+    """After one step the optimizers' moments are the gradient, up to a factor."""
+    config = without_chance(config)
+    for n in (1, 3):
+        train(with_training(config, accumulate=n, steps=1), tmp_path / f"in{n}", quiet=True)
+    one, three = (RunDirectory.open(tmp_path / f"in{n}").newest() for n in (1, 3))
+    moments = [name for name in one.optimizer if name.endswith(("exp_avg", "momentum"))]
+    assert len(moments) == len(one.model)
+    for name in moments:
+        torch.testing.assert_close(three.optimizer[name], one.optimizer[name], rtol=1e-4, atol=1e-7)
+
+
+def test_patience_ends_a_run_that_gets_no_better_and_the_end_survives_a_kill(config, tmp_path, monkeypatch):
+    config = with_training(config, patience=2, evaluate_every=2, checkpoint_every=100, ema=0.0)
+    config = replace(config, optimizer=replace(config.optimizer, lr=0.0, muon_lr=0.0))
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "test_once", lambda *parts: None)  # as if killed before the test
+        outcome = train(config, tmp_path / "run", quiet=True)
+    assert (outcome.reason, outcome.step, outcome.best_step) == ("patience", 6, 2)
+    outcome = resume(tmp_path / "run", quiet=True)
+    assert (outcome.reason, outcome.step, outcome.test["best_step"]) == ("patience", 6, 2)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_is_in_no_checkpoint(config, tmp_path):
+    optimizer = replace(config.optimizer, kind="adamw", lr=1e30, clip=0.0, warmup=0)
+    config = with_training(replace(config, optimizer=optimizer), checkpoint_every=1, log_every=1)
+    with pytest.raises(
+        DivergedError, match=r"must be finite, got a loss of .* at step \d+, which is not saved"
+    ) as caught:
+        train(config, tmp_path / "run", quiet=True)
+    assert caught.value.exit_code not in (FINISHED, STOPPED)
+    failed = int(str(caught.value).split("at step ")[1].split(",")[0])
+    assert checkpoint.steps(tmp_path / "run") == list(range(1, failed))
+    assert records(tmp_path / "run")[-1]["step"] == failed - 1
+
+
+def test_training_leaves_the_random_state_and_the_threads_alone(config, tmp_path):
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    train(with_training(config, steps=1, threads=2), tmp_path / "run", quiet=True)
+    assert torch.equal(torch.rand(1), expected)
+    assert torch.get_num_threads() == 1
+
+
+def test_bf16_trains_close_to_float32_and_keeps_float32_weights(config, tmp_path):
+    config = without_chance(config)
+    for precision in ("float32", "bf16"):
+        train(with_training(config, precision=precision, steps=4, ema=0.0), tmp_path / precision, quiet=True)
+    exact, rough = (RunDirectory.open(tmp_path / precision) for precision in ("float32", "bf16"))
+    assert rough.newest().model["head.weight"].dtype == torch.float32
+    exact_loss, rough_loss = exact.records()[0]["loss"], rough.records()[0]["loss"]
+    assert rough_loss == pytest.approx(exact_loss, rel=0.1)
+    assert rough_loss != exact_loss
+
+
+def test_a_folder_that_exists_is_not_overwritten(config, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/mine.txt").write_text("precious")
+    with pytest.raises(ValueError, match="needs a new folder"):
+        train(config, tmp_path / "run", quiet=True)
+
+
+def test_a_config_that_does_not_fit_the_data_leaves_no_folder(config, tmp_path):
+    with pytest.raises(ValueError, match="batch_size must be from 1 to the 57"):
+        train(with_training(config, batch_size=58), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_plain_lines_when_the_output_is_no_terminal(config, tmp_path, capsys):
+    train(config, tmp_path / "run")
+    out = capsys.readouterr().out
+    assert "step 12/12" in out
+    assert "examples/s" in out
+    assert "test at step 12" in out
+    assert "\x1b" not in out

@@ -1,0 +1,25 @@
+import torch
+
+from clearhead.training.metrics import counts, summary
+
+
+def test_counts_of_unequal_parts_add_up_where_means_would_not():
+    right = torch.tensor([True, True, True, False, False])
+    parts = counts(torch.tensor(3.0), right[:1]) + counts(torch.tensor(5.0), right[1:])
+    assert summary(parts.tolist()) == {"loss": 8 / 5, "accuracy": 3 / 5}
+    assert sum(part.float().mean().item() for part in (right[:1], right[1:])) / 2 != 3 / 5
+
+
+def test_an_example_with_several_answers_is_whole_when_all_are_right():
+    right = torch.tensor([[True, True, True], [True, False, True]])
+    assert summary(counts(torch.tensor(1.0), right).tolist()) == {"loss": 0.5, "accuracy": 5 / 6, "whole": 0.5}
+
+
+def test_no_examples_count_nothing():
+    none = counts(torch.tensor(0.0), torch.zeros(0, 3, dtype=torch.bool))
+    assert none.tolist() == [0.0] * 5
+
+
+def test_a_loss_that_is_counted_needs_no_gradient():
+    loss = torch.tensor(1.0, requires_grad=True) * 2
+    assert not counts(loss, torch.ones(1, dtype=torch.bool)).requires_grad

@@ -1,0 +1,102 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from clearhead.data.batches import Batch
+from clearhead.training.objective import OBJECTIVES, portions, to_device
+
+X = torch.zeros(4, 1)
+
+
+def batch(targets, other=None, share=None):
+    return Batch(X[: len(targets)], targets, other, share, len(targets))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_classes_are_torchs_cross_entropy(smoothing):
+    logits, targets = torch.randn(4, 5), torch.tensor([0, 4, 2, 2])
+    expected = F.cross_entropy(logits, targets, label_smoothing=smoothing) * 4
+    torch.testing.assert_close(OBJECTIVES["classes"].loss(logits, batch(targets), smoothing), expected)
+
+
+def test_label_smoothing_spreads_its_share_over_all_classes():
+    logits, targets = torch.randn(1, 4), torch.tensor([1])
+    logs = logits.log_softmax(-1)[0]
+    expected = -(0.8 * logs[1] + 0.2 / 4 * logs.sum())
+    torch.testing.assert_close(OBJECTIVES["classes"].loss(logits, batch(targets), 0.2), expected)
+
+
+def test_a_blend_is_asked_for_both_and_counts_as_the_larger():
+    logits = torch.tensor([[9.0, 0, 0], [9.0, 0, 0]])
+    blend = batch(torch.tensor([0, 0]), torch.tensor([1, 1]), torch.tensor([0.7, 0.3]))
+    first, second = -logits[0].log_softmax(-1)[:2]
+    loss = OBJECTIVES["classes"].loss(logits, blend)
+    torch.testing.assert_close(loss, 0.7 * first + 0.3 * second + 0.3 * first + 0.7 * second)
+    assert OBJECTIVES["classes"].right(logits, blend).tolist() == [True, False]
+
+
+def test_each_token_is_asked_and_an_example_is_their_mean():
+    logits, targets = torch.randn(2, 3, 5), torch.randint(5, (2, 3))
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten()) * 2
+    torch.testing.assert_close(OBJECTIVES["each"].loss(logits, batch(targets)), expected)
+    assert OBJECTIVES["each"].right(F.one_hot(targets, 5), batch(targets)).shape == (2, 3)
+    assert OBJECTIVES["each"].right(F.one_hot(targets, 5), batch(targets)).all()
+
+
+def test_yes_or_no():
+    logits, targets = torch.tensor([[2.0], [-3.0], [1.0]]), torch.tensor([1.0, 0.0, 0.0])
+    yes_no = OBJECTIVES["yes-no"]
+    expected = sum(math.log1p(math.exp(x)) for x in (-2, -3, 1))
+    assert yes_no.loss(logits, batch(targets)).item() == pytest.approx(expected, rel=1e-6)
+    assert yes_no.loss(torch.zeros(1, 1), batch(targets[:1]), 0.5).item() == pytest.approx(math.log(2))
+    assert yes_no.right(logits, batch(targets)).tolist() == [True, True, False]
+
+
+def test_a_number():
+    outputs, targets = torch.tensor([[2.4], [2.6]]), torch.tensor([2.0, 2.0])
+    assert OBJECTIVES["number"].loss(outputs, batch(targets)).item() == pytest.approx(0.16 + 0.36)
+    assert OBJECTIVES["number"].right(outputs, batch(targets)).tolist() == [True, False]
+
+
+def test_the_odd_one_is_a_choice_among_the_elements():
+    scores, targets = torch.randn(3, 6, 1), torch.tensor([0, 5, 3])
+    odd = OBJECTIVES["odd"]
+    torch.testing.assert_close(
+        odd.loss(scores, batch(targets)), -scores[..., 0].log_softmax(1)[range(3), targets].sum()
+    )
+    shuffle = torch.randperm(6)
+    moved = torch.argsort(shuffle)[targets]
+    torch.testing.assert_close(odd.loss(scores[:, shuffle], batch(moved)), odd.loss(scores, batch(targets)))
+    assert torch.equal(odd.right(scores[:, shuffle], batch(moved)), odd.right(scores, batch(targets)))
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_losses_are_sums_so_portions_add_up(name):
+    shape = {"classes": (4, 5), "each": (4, 3, 5), "odd": (4, 5, 1)}.get(name, (4, 1))
+    outputs = torch.randn(shape)
+    targets = torch.randint(5, (4, 3)) if name == "each" else torch.randint(2, (4,))
+    targets = targets.float() if name in ("yes-no", "number") else targets
+    objective, whole = OBJECTIVES[name], batch(targets)
+    parts = portions(whole, 3)
+    assert [len(part.targets) for part in parts] == [2, 1, 1]
+    losses = [objective.loss(o, part) for o, part in zip(outputs.tensor_split(3), parts, strict=True)]
+    torch.testing.assert_close(sum(losses), objective.loss(outputs, whole))
+
+
+def test_portions_of_a_blend_keep_both_targets():
+    blend = Batch(X, torch.arange(4), torch.arange(4).flip(0), torch.rand(4), 9)
+    parts = portions(blend, 2)
+    assert torch.equal(torch.cat([part.other for part in parts]), blend.other)
+    assert torch.equal(torch.cat([part.share for part in parts]), blend.share)
+    assert {part.n_global for part in parts} == {9}
+    assert portions(blend, 1) == [blend]
+
+
+def test_a_batch_that_is_there_is_not_moved_and_another_is():
+    blend = Batch(X, torch.arange(4), None, torch.rand(4), 9)
+    assert to_device(blend, torch.device("cpu")) is blend
+    moved = to_device(blend, torch.device("meta"))
+    assert moved.inputs.device == moved.targets.device == moved.share.device == torch.device("meta")
+    assert moved.other is None

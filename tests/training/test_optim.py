@@ -1,0 +1,110 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from clearhead.models.config import LanguageConfig, PredictorConfig, VisionConfig
+from clearhead.models.factory import build_model
+from clearhead.training.config import OptimizerConfig
+from clearhead.training.optim import Optimizers, split_weights
+
+VISION = VisionConfig(
+    width=8, depth=1, n_heads=2, image_size=8, patch_size=4, channels=1, n_classes=3, tokenizer="convolutions"
+)
+
+
+def names(model, weights):
+    by_weight = {weight: name for name, weight in model.named_parameters()}
+    return {by_weight[weight] for weight in weights}
+
+
+def test_which_weights_go_where():
+    model = build_model(VISION)
+    hidden, decayed, kept = (names(model, weights) for weights in split_weights(model, "muon"))
+    block = "encoder.blocks.0"
+    assert hidden == {
+        "tokenize.stages.0.weight",
+        "tokenize.stages.1.weight",
+        *(f"{block}.attention.{part}.weight" for part in ("query", "key", "value", "output")),
+        f"{block}.feedforward.widen.weight",
+        f"{block}.feedforward.narrow.weight",
+    }
+    assert decayed == {"head.weight"}
+    assert {"readout.token", "positions.table", "encoder.norm.weight", "head.bias"} < kept
+    assert hidden | decayed | kept == {name for name, _ in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("config", "kept"),
+    [
+        (LanguageConfig(width=8, depth=1, n_heads=2, n_tokens=5), {"embed.weight", "positions.table"}),
+        (PredictorConfig(width=8, depth=1, n_heads=2, n_inputs=5, n_outputs=2), {"embed.weight", "embed.bias"}),
+    ],
+)
+def test_embeddings_are_not_pulled_to_zero(config, kept):
+    model = build_model(config)
+    hidden, decayed, free = split_weights(model, "adamw")
+    assert not hidden
+    assert kept < names(model, free)
+    assert all(weight.dim() == 2 for weight in decayed)
+
+
+def backward(model):
+    model(torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(1))).square().sum().backward()
+
+
+def steps(model, optimizers, n):
+    for _ in range(n):
+        backward(model)
+        optimizers.step(0.5)
+        optimizers.zero_grad()
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_state_to_tensors_and_back_goes_on_exactly(kind):
+    config = OptimizerConfig(kind=kind, weight_decay=0.1)
+    torch.manual_seed(0)
+    whole, first = build_model(VISION), build_model(VISION)
+    first.load_state_dict(whole.state_dict())
+    steps(whole, Optimizers(whole, config), 4)
+    optimizers = Optimizers(first, config)
+    steps(first, optimizers, 2)
+    saved = {name: tensor.clone() for name, tensor in optimizers.state_tensors().items()}
+    again = Optimizers(first, config)
+    again.load_state_tensors(saved)
+    steps(first, again, 2)
+    for name, weight in whole.named_parameters():
+        assert torch.equal(weight, first.get_parameter(name)), name
+
+
+def test_the_multiplier_scales_every_learning_rate():
+    model = build_model(VISION)
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    optimizers = Optimizers(model, OptimizerConfig(kind="muon", lr=0.1, muon_lr=0.2))
+    backward(model)
+    optimizers.step(0.0)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+    assert {group["lr"] for member in optimizers.members for group in member.param_groups} == {0.0}
+    optimizers.step(0.5)
+    assert {group["lr"] for member in optimizers.members for group in member.param_groups} == {0.05, 0.1}
+
+
+def test_norm_and_shortening_are_those_of_torch():
+    torch.manual_seed(0)
+    ours, theirs = build_model(VISION), build_model(VISION)
+    theirs.load_state_dict(ours.state_dict())
+    backward(ours)
+    backward(theirs)
+    optimizers = Optimizers(ours, OptimizerConfig())
+    norm = optimizers.squared_norm().sqrt().item()
+    expected = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.1).item()
+    assert expected > 0.1
+    assert norm == pytest.approx(expected, rel=1e-6)
+    optimizers.shorten(0.1 / norm)
+    for name, weight in theirs.named_parameters():
+        torch.testing.assert_close(ours.get_parameter(name).grad, weight.grad)
+
+
+def test_a_muon_run_without_blocks_is_adamw_alone():
+    model = torch.nn.Linear(2, 2)
+    assert len(Optimizers(model, replace(OptimizerConfig(), kind="muon")).members) == 1

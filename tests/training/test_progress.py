@@ -1,0 +1,60 @@
+import io
+
+from rich.console import Console
+
+from clearhead.training import progress
+from clearhead.training.progress import Display, Silence, clock
+
+RECORD = {"kind": "train", "step": 10, "loss": 0.5, "accuracy": 0.75}
+
+
+def shown(work, *, terminal, quiet=False):
+    out = io.StringIO()
+    display = Display(quiet=quiet, console=Console(file=out, force_terminal=terminal, width=120, highlight=False))
+    with display.training(100, 0, 32):
+        work(display)
+    return out.getvalue()
+
+
+def test_a_file_gets_lines_a_few_seconds_apart_and_the_last(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+
+    def work(display):
+        for step in range(10, 101, 10):
+            now[0] += 2
+            display.trained(RECORD | {"step": step})
+
+    lines = shown(work, terminal=False).splitlines()
+    assert [line.split()[1] for line in lines] == ["10/100", "40/100", "70/100", "100/100"]
+    assert lines[0] == "step 10/100  loss 0.5000  accuracy 75.00%  160 examples/s  0:18 left"
+
+
+def test_a_terminal_gets_a_bar_with_the_same_numbers():
+    out = shown(lambda display: display.trained(RECORD), terminal=True)
+    assert "10/100" in out
+    assert "accuracy 75.00%" in out
+    assert "examples/s" in out
+    assert "\x1b" in out
+
+
+def test_evaluations_stay_and_a_quiet_display_shows_nothing():
+    record = RECORD | {"kind": "validation", "whole": 0.5}
+
+    def work(display):
+        display.evaluated(record, "  best so far")
+        display.trained(RECORD)
+
+    out = shown(work, terminal=False)
+    assert "validation at step 10  loss 0.5000  accuracy 75.00%  whole 50.00%  best so far\n" in out
+    assert shown(work, terminal=True, quiet=True) == ""
+
+
+def test_warnings_are_heard_unless_another_process_speaks(capsys):
+    Display(quiet=True).warn("the sky falls")
+    Silence().warn("here too")
+    assert capsys.readouterr().err == "warning: the sky falls\n"
+
+
+def test_clock():
+    assert [clock(5), clock(125.4), clock(3723)] == ["0:05", "2:05", "1:02:03"]

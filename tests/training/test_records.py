@@ -1,0 +1,121 @@
+import errno
+import os
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clearhead.training import records
+
+TRAIN = [{"kind": "train", "step": step, "loss": 1 / (step + 3)} for step in range(5)]
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for record in TRAIN:
+        records.append(path, record)
+    return path
+
+
+def test_records_come_back_in_order_one_in_a_line(path):
+    assert records.read(path) == TRAIN
+    assert len(path.read_bytes().splitlines()) == len(TRAIN)
+
+
+def test_without_a_file_there_are_none(tmp_path):
+    assert records.read(tmp_path / "metrics.jsonl") == []
+    records.drop_torn(tmp_path / "metrics.jsonl")
+    records.drop_after(tmp_path / "metrics.jsonl", 0)
+    records.make_durable(tmp_path / "metrics.jsonl")
+    assert os.listdir(tmp_path) == []
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False)))
+def test_losses_come_back_bit_for_bit(tmp_path_factory, losses):
+    path = tmp_path_factory.mktemp("records") / "metrics.jsonl"
+    for loss in losses:
+        records.append(path, {"loss": loss})
+    found = [record["loss"] for record in records.read(path)]
+    assert [struct.pack("d", loss) for loss in found] == [struct.pack("d", loss) for loss in losses]
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_is_never_written(path, loss):
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="must be one that JSON has"):
+        records.append(path, {"step": 5, "loss": loss})
+    assert path.read_bytes() == before
+
+
+def test_half_a_line_is_no_record_and_is_cut_off_wherever_it_ends(path):
+    whole = path.read_bytes()
+    last = whole.splitlines(keepends=True)[-1]
+    for n in range(len(last)):
+        path.write_bytes(whole[: len(whole) - len(last) + n])
+        assert records.read(path) == TRAIN[:-1]
+        records.drop_torn(path)
+        records.append(path, TRAIN[-1])
+        assert path.read_bytes() == whole
+
+
+def test_lines_that_never_reached_the_disk_are_cut_off(path):
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"\0" * 40 + b"\n\0\0")
+    records.drop_torn(path)
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("line", [b"\n", b"[1]\n", b'{"loss": NaN}\n', b"\xff\n"])
+def test_a_bad_line_in_the_middle_is_an_error_that_names_it(path, line):
+    path.write_bytes(line + path.read_bytes())
+    records.drop_torn(path)
+    with pytest.raises(
+        ValueError, match=r"every line of .*metrics.jsonl must be a JSON object, got line 1: .*; remove it"
+    ):
+        records.read(path)
+
+
+def test_what_came_after_a_step_is_forgotten_and_the_rest_is_left_as_it_is(path):
+    records.append(path, {"kind": "start"})
+    lines = path.read_bytes().splitlines(keepends=True)
+    records.drop_after(path, 2)
+    assert path.read_bytes() == b"".join([*lines[:3], lines[-1]])
+
+
+def test_nothing_is_rewritten_when_nothing_is_to_be_forgotten(path):
+    before = path.stat().st_ino
+    records.drop_after(path, 4)
+    assert path.stat().st_ino == before
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_forgetting_happens_whole_or_not_at_all(path, faults, kill):
+    whole = path.read_bytes()
+    for at in range(100):
+        path.write_bytes(whole)
+        error = faults.KILLED if kill else faults.FULL
+        _, reached = faults.during(lambda: records.drop_after(path, 2), at, not kill, error)
+        assert records.read(path) in (TRAIN, TRAIN[:3])
+        if not reached:
+            break
+    assert at > 4
+    assert records.read(path) == TRAIN[:3]
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_line_leaves_no_part_of_it(path, monkeypatch):
+    before, write = path.read_bytes(), os.write
+
+    def write_some(file, data):
+        if len(data) < 20:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data[:10])
+
+    monkeypatch.setattr(os, "write", write_some)
+    with pytest.raises(OSError, match=r"No space left on device: '.*metrics.jsonl'"):
+        records.append(path, TRAIN[0])
+    monkeypatch.undo()
+    assert path.read_bytes() == before
+    records.append(path, TRAIN[0])
+    assert records.read(path) == [*TRAIN, TRAIN[0]]

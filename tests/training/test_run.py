@@ -1,0 +1,325 @@
+import errno
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from clearhead.training import checkpoint
+from clearhead.training.checkpoint import Snapshot
+from clearhead.training.run import RunDirectory
+
+CONFIG = {"recipe": "reverse", "seed": 7, "optimizer": {"lr": 0.1 + 0.2}}
+
+
+def snapshot(step: int) -> Snapshot:
+    return Snapshot(step, {"w": torch.full((2,), float(step))}, {}, {})
+
+
+def record(step: int) -> dict:
+    return {"kind": "train", "step": step, "loss": 1 / (step + 1)}
+
+
+@pytest.fixture
+def reports():
+    return []
+
+
+@pytest.fixture
+def run(tmp_path, reports):
+    return RunDirectory.create(tmp_path / "runs/mine", CONFIG, reports.append)
+
+
+class TestCreate:
+    def test_it_opens_with_what_it_was_made_from(self, run):
+        assert run.config == CONFIG
+        assert RunDirectory.open(run.path).config == CONFIG
+        assert run.newest() is run.best() is None
+        assert run.records() == []
+        assert os.listdir(run.path.parent) == ["mine"]
+
+    def test_a_folder_that_exists_is_never_overwritten(self, run):
+        with pytest.raises(ValueError, match=r"a new run needs a new folder, got .*mine.*`clearhead resume .*mine`"):
+            RunDirectory.create(run.path, {"other": 1})
+        assert RunDirectory.open(run.path).config == CONFIG
+
+    def test_neither_is_a_file(self, tmp_path):
+        (tmp_path / "mine").write_text("poem")
+        with pytest.raises(ValueError, match="needs a new folder"):
+            RunDirectory.create(tmp_path / "mine", CONFIG)
+        assert (tmp_path / "mine").read_text() == "poem"
+
+    def test_an_empty_folder_is_as_good_as_none(self, tmp_path):
+        (tmp_path / "mine").mkdir()
+        assert RunDirectory.create(tmp_path / "mine", CONFIG).config == CONFIG
+
+    def test_of_two_that_create_one_run_one_is_refused(self, tmp_path, monkeypatch):
+        rename = os.rename
+
+        def late(old, new):
+            monkeypatch.setattr(os, "rename", rename)
+            RunDirectory.create(tmp_path / "mine", {"faster": 1})
+            rename(old, new)
+
+        monkeypatch.setattr(os, "rename", late)
+        with pytest.raises(ValueError, match="needs a new folder"):
+            RunDirectory.create(tmp_path / "mine", CONFIG)
+        assert RunDirectory.open(tmp_path / "mine").config == {"faster": 1}
+        assert os.listdir(tmp_path) == ["mine"]
+
+    def test_a_run_is_there_with_its_config_or_not_at_all(self, tmp_path, faults):
+        for at in range(100):
+            path = tmp_path / f"run{at}"
+            failure, reached = faults.during(lambda p=path: RunDirectory.create(p, CONFIG), at)
+            if not reached:
+                break
+            if failure is not None:
+                assert "the run is not created: No space left on device" in str(failure)
+            assert RunDirectory.open(path).config == CONFIG if path.exists() else failure is not None
+        assert at > 8
+        assert RunDirectory.open(path).config == CONFIG
+
+    def test_a_file_instead_of_the_folder_above_is_an_error(self, tmp_path):
+        (tmp_path / "runs").write_text("")
+        with pytest.raises(OSError, match="the run is not created"):
+            RunDirectory.create(tmp_path / "runs/mine", CONFIG)
+
+
+class TestOpen:
+    def test_what_is_no_run_is_answered_with_the_nearest_that_is(self, run):
+        with pytest.raises(
+            LookupError, match=r"a run is a folder with a config.json, got .*mime; did you mean .*mine\?"
+        ):
+            RunDirectory.open(run.path.with_name("mime"))
+        with pytest.raises(LookupError, match="`clearhead train RECIPE --name NAME` makes one"):
+            RunDirectory.open(run.path.with_name("other"))
+
+    @pytest.mark.parametrize("content", ["{", "[1]", '{"a": NaN}'])
+    def test_a_config_that_is_none_is_an_error(self, run, content):
+        (run.path / "config.json").write_text(content)
+        with pytest.raises(ValueError, match=r"config.json must .*; correct it there"):
+            RunDirectory.open(run.path)
+
+
+class TestOwner:
+    def test_only_the_owner_writes(self, run):
+        for write in (
+            lambda: run.log(record(1)),
+            lambda: run.save(snapshot(1)),
+            lambda: run.drop_after(1),
+            lambda: run.mark_best(1),
+        ):
+            with pytest.raises(AssertionError, match="only the owner writes"):
+                write()
+
+    def test_there_is_one_at_a_time(self, run):
+        with run.lock():
+            with pytest.raises(OSError, match=f"one owner at a time, and process {os.getpid()} owns.*mine"):
+                RunDirectory.open(run.path).lock().__enter__()
+            assert run.is_owned
+        with RunDirectory.open(run.path).lock():
+            pass
+
+    def test_an_error_of_the_owner_goes_through_unchanged_and_frees_the_run(self, run):
+        with pytest.raises(OSError, match=r"^mine$") as caught, run.lock():
+            raise OSError("mine")
+        assert caught.value.filename is None
+        assert not run.is_owned
+        with run.lock():
+            pass
+
+    def test_a_system_without_locks_says_so(self, run, monkeypatch):
+        monkeypatch.setitem(sys.modules, "fcntl", None)
+        with pytest.raises(OSError, match="locked with flock, which Linux and macOS have"):
+            run.lock().__enter__()
+
+    @pytest.mark.slow
+    def test_another_process_is_kept_out_until_the_owner_is_killed(self, run):
+        code = (
+            "import sys, time; from clearhead.training.run import RunDirectory\n"
+            "with RunDirectory.open(sys.argv[1]).lock(): print('mine', flush=True); time.sleep(100)"
+        )
+        with subprocess.Popen([sys.executable, "-c", code, str(run.path)], stdout=subprocess.PIPE, text=True) as owner:
+            assert owner.stdout.readline() == "mine\n"
+            with pytest.raises(OSError, match=f"process {owner.pid} owns this one"):
+                run.lock().__enter__()
+            owner.send_signal(signal.SIGKILL)
+            owner.wait()
+            with run.lock():
+                pass
+
+    def test_what_a_killed_owner_left_is_tidied_up(self, run):
+        with run.lock():
+            run.log(record(1))
+            run.save(snapshot(1))
+        (run.path / "checkpoints/saving-step-00000002").mkdir()
+        (run.path / ".metrics.jsonl.0123.part").write_text("half")
+        with (run.path / "metrics.jsonl").open("a") as file:
+            file.write('{"kind": "tr')
+        with run.lock():
+            assert os.listdir(run.path / "checkpoints") == ["step-00000001"]
+            assert not list(run.path.glob(".*"))
+            run.log(record(2))
+        assert run.records() == [record(1), record(2)]
+
+
+class TestCheckpoints:
+    def test_the_last_ones_and_the_best_are_kept(self, run):
+        with run.lock():
+            for step in range(1, 10):
+                run.save(snapshot(step), keep=2)
+                if step == 3:
+                    run.mark_best(3)
+        assert checkpoint.steps(run.path) == [3, 8, 9]
+        assert run.best().step == run.best_step() == 3
+        assert run.newest().step == 9
+
+    def test_the_one_just_saved_is_always_kept(self, run):
+        with run.lock():
+            run.save(snapshot(5), keep=0)
+            run.save(snapshot(4), keep=0)
+        assert checkpoint.steps(run.path) == [4, 5]
+
+    def test_without_a_mark_the_newest_is_the_best(self, run):
+        with run.lock():
+            run.save(snapshot(1))
+        assert run.best().step == 1
+
+    def test_a_damaged_best_one_is_reported_and_the_newest_taken(self, run, reports):
+        with run.lock():
+            for step in (1, 2):
+                run.save(snapshot(step))
+            run.mark_best(1)
+        (run.path / "checkpoints/step-00000001/state.json").unlink()
+        assert run.best().step == 2
+        assert "the best checkpoint, of step 1, cannot be used: state.json is missing" in reports[0]
+
+    def test_the_best_one_must_have_been_saved(self, run):
+        with run.lock(), pytest.raises(LookupError, match=r"must have a checkpoint, got step 4 in .*; save it first"):
+            run.mark_best(4)
+
+    def test_only_the_owner_renames_damaged_ones(self, run, reports):
+        with run.lock():
+            for step in (1, 2):
+                run.save(snapshot(step))
+        (run.path / "checkpoints/step-00000002/state.json").unlink()
+        assert run.newest().step == 1
+        assert checkpoint.steps(run.path) == [1, 2]
+        with run.lock():
+            assert run.newest().step == 1
+        assert checkpoint.steps(run.path) == [1]
+        assert len(reports) == 2
+
+    def test_an_old_one_that_cannot_be_deleted_is_reported_and_the_new_one_is_saved(self, run, reports, monkeypatch):
+        def fail(place):
+            raise OSError(errno.EACCES, "Permission denied")
+
+        with run.lock():
+            run.save(snapshot(1), keep=1)
+            monkeypatch.setattr(checkpoint, "remove", lambda place: None if "replaced" in place.name else fail(place))
+            run.save(snapshot(2), keep=1)
+        assert reports == ["the old checkpoint of step 1 is not deleted: Permission denied"]
+        assert run.newest().step == 2
+
+    def test_records_are_durable_before_the_checkpoint_that_counts_on_them(self, run, faults):
+        with run.lock():
+            run.log(record(1))
+            faults.during(lambda: run.save(snapshot(1)), faults.NEVER)
+        calls = [(call, str(args[0])) for call, *args in faults.trace]
+        assert calls[0] == ("open", str(run.path / "metrics.jsonl"))
+        assert calls[1][0] == "fsync"
+
+    @pytest.mark.parametrize("once", [True, False])
+    def test_whichever_call_fails_nothing_is_lost_and_nothing_falsely_saved(self, tmp_path, faults, once):
+        for at in range(200):
+            run = RunDirectory.create(tmp_path / str(at), CONFIG, lambda message: None)
+            with run.lock():
+                for step in (1, 2):
+                    run.log(record(step))
+                    run.save(snapshot(step), keep=2)
+                run.mark_best(1)
+                failure, reached = faults.during(lambda r=run: r.save(snapshot(3), keep=1), at, once)
+            again = RunDirectory.open(run.path, lambda message: pytest.fail(message))
+            with again.lock():
+                found = again.newest()
+                assert found.step == 3 if failure is None else found.step in (2, 3)
+                assert again.best().step == 1
+                assert again.records() == [record(1), record(2)]
+            if not reached:
+                break
+            assert failure is None or failure.errno == errno.ENOSPC
+        assert at > 25
+
+
+KILLS = '''
+"""Forks a child that logs and saves without end, kills it at a random moment, and looks at what is left; 30 times."""
+import os, random, signal, sys, time, traceback
+import torch
+from clearhead.training.checkpoint import Snapshot
+from clearhead.training.run import RunDirectory
+
+path, n_kills, moments = sys.argv[1], int(sys.argv[2]), random.Random(1)
+
+def record(step):
+    return {"kind": "train", "step": step, "loss": 1 / step}
+
+def train(said):
+    with RunDirectory.open(path).lock() as run:
+        found = run.newest()
+        step = found.step if found else 0
+        run.drop_after(step)
+        while True:
+            step += 1
+            run.log(record(step))
+            run.save(Snapshot(step, {"w": torch.full((500,), float(step))}, {"m": torch.tensor(step)}, {}), keep=2)
+            if step % 5 == 0:
+                run.mark_best(step)
+            os.write(said, b"%d\\n" % step)
+
+RunDirectory.create(path, {})
+saved, in_a_save = 0, 0
+for kill in range(n_kills):
+    listens, said = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            train(said)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(1)
+    os.close(said)
+    told = os.fdopen(listens)
+    for _ in range(moments.choice((0, 1, 2, 3))):  # not in time: a slow disk must not mean that nothing is ever saved
+        saved = int(told.readline())
+    time.sleep(moments.uniform(0, 0.02))
+    while kill % 3 == 0 and not any(name.startswith("saving-") for name in os.listdir(path + "/checkpoints")):
+        pass
+    os.kill(child, signal.SIGKILL)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL, "the child ended by itself"
+    in_a_save += any(name.startswith("saving-") for name in os.listdir(path + "/checkpoints"))
+    with told:
+        saved = max([saved, *map(int, told.read().split())])
+    reports = []
+    with RunDirectory.open(path, reports.append).lock() as run:
+        found = run.newest()
+        step = found.step if found else 0
+        assert not reports, reports
+        assert step in (saved, saved + 1), f"{saved} was said to be saved, {step} is"
+        assert step == 0 or (found.model["w"] == step).all() and found.optimizer["m"] == step
+        assert [r["step"] for r in run.records()] in ([*range(1, step + 1)], [*range(1, step + 2)])
+        assert run.best_step() is None or run.best().step == run.best_step()
+        saved = step
+print(saved, in_a_save)
+'''
+
+
+@pytest.mark.slow
+def test_thirty_real_kills_lose_nothing(tmp_path):
+    command = [sys.executable, "-c", KILLS, str(tmp_path / "run"), "30"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    saved, in_a_save = map(int, done.stdout.split())
+    assert saved >= 30
+    assert in_a_save >= 5, "too few of the kills came in the middle of a save to prove anything"

@@ -1,0 +1,37 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from clearhead.training.distributed import Processes
+from clearhead.training.setup import check_portions, own_surroundings, set_up
+
+
+def test_every_process_begins_with_the_same_weights_and_drops_something_else(config):
+    built = []
+    for rank in range(2):
+        with own_surroundings(1):
+            setup = set_up(replace(config, seed=7), Processes(rank), shard=False, report=pytest.fail)
+            built.append((setup.model.state_dict(), torch.rand(3)))
+    (first, drawn), (second, drawn_too) = built
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(drawn, drawn_too)
+
+
+def test_evaluations_are_once_an_epoch_and_checkpoints_with_them_unless_said(config):
+    training = replace(config.training, evaluate_every=0, checkpoint_every=0, steps=0, epochs=3)
+    setup = set_up(replace(config, training=training), Processes(), shard=False, report=pytest.fail)
+    assert setup.evaluate_every == setup.checkpoint_every == setup.batches.steps_per_epoch == 5
+    assert setup.n_steps == 15
+
+
+def test_the_model_has_as_many_classes_as_the_data(config):
+    config = replace(config, model=replace(config.model, n_classes=4))
+    with pytest.raises(ValueError, match="as many classes as mnist, 3, got n_classes=4"):
+        set_up(config, Processes(), shard=False, report=pytest.fail)
+
+
+def test_each_process_needs_an_example_for_each_portion(config):
+    check_portions(config, world=5)  # 10 examples, 2 portions
+    with pytest.raises(ValueError, match=r"each of 6 processes needs .* got batch_size=10; try batch_size=12 or more"):
+        check_portions(config, world=6)

@@ -1,0 +1,26 @@
+"""Weights that are not split pass through; test_distributed.py has those that are."""
+
+import torch
+from torch import nn
+
+from clearhead.training.sharding import fill, gathered, is_split, local, own_part, split_like, whole
+
+
+def test_a_tensor_that_is_not_split_is_its_own_part():
+    x, like = torch.ones(2), torch.zeros(2)
+    assert not is_split(x)
+    assert local(x) is own_part(x, like) is whole(x, like) is split_like(x, like) is x
+
+
+def test_only_who_keeps_gets_the_tensors():
+    model = nn.Linear(2, 2)
+    assert gathered(model.state_dict(), keep=False) == {}
+    kept = gathered(model.state_dict(), keep=True)
+    assert kept.keys() == {"weight", "bias"}
+    assert torch.equal(kept["weight"], model.weight)
+
+
+def test_filling_writes_into_the_model():
+    model = nn.Linear(2, 2)
+    fill(model.state_dict(), {"weight": torch.full((2, 2), 3.0), "bias": torch.zeros(2), "more": torch.zeros(1)})
+    assert torch.equal(model.weight.detach(), torch.full((2, 2), 3.0))

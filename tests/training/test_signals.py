@@ -1,0 +1,53 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from clearhead.training.signals import DIVERGED, FINISHED, STOPPED, stopping_on_signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_asks_for_a_stop_and_nothing_else(number, capfd):
+    before = signal.getsignal(number)
+    with stopping_on_signals() as request:
+        assert not request.wanted
+        os.kill(os.getpid(), number)
+        assert request.wanted
+    assert signal.getsignal(number) is before
+    assert f"{number.name}: stopping after this step" in capfd.readouterr().err
+
+
+def test_the_second_signal_ends_the_process():
+    code = """
+import os, signal
+from clearhead.training import signals
+with signals.stopping_on_signals():
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGINT)  # an echo
+    print("still here", flush=True)
+    signals.SAME_REQUEST = 0.0
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("never")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "still here\n")
+
+
+def test_a_thread_of_its_own_trains_without_handlers():
+    found = []
+
+    def work():
+        with stopping_on_signals() as request:
+            found.append(request.wanted)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [False]
+
+
+def test_exit_codes_differ_from_each_other_and_from_those_of_the_command_line():
+    assert len({FINISHED, STOPPED, DIVERGED, 1, 2, 130}) == 6

@@ -1,0 +1,82 @@
+import json
+
+import pytest
+import torch
+
+from clearhead.training.distributed import Processes
+from clearhead.training.loop import update
+from clearhead.training.setup import own_surroundings, set_up
+from clearhead.training.signals import StopRequest
+from clearhead.training.state import Standing, announce, restore, snapshot, use_weights
+
+
+@pytest.fixture
+def setup(config):
+    with own_surroundings(1):
+        yield set_up(config, Processes(), shard=False, report=pytest.fail)
+
+
+def test_standing_survives_json_with_its_clock():
+    standing = Standing(step=3, sums=[0.1, 1.0, 2.0, 3.0, 1e-300], best_step=2, best_score=[0.5, -1 / 3], stale=1)
+    standing.began -= 100
+    back = Standing.from_json(json.loads(json.dumps(standing.to_json())))
+    assert back.seconds == pytest.approx(standing.seconds, abs=1)
+    back.began = standing.began
+    assert back == standing
+
+
+def test_the_best_is_the_most_accurate_and_among_equals_the_surest():
+    standing = Standing()
+    results = [(0.5, 1.0), (0.4, 0.1), (0.5, 0.9), (0.5, 0.9), (0.6, 2.0)]
+    judged = []
+    for standing.step, (accuracy, loss) in enumerate(results, 1):
+        judged.append((standing.judge({"accuracy": accuracy, "loss": loss}), standing.stale, standing.best_step))
+    assert judged == [(True, 0, 1), (False, 1, 1), (True, 0, 3), (False, 1, 3), (True, 0, 5)]
+
+
+def test_a_snapshot_restores_everything_that_the_next_step_depends_on(setup):
+    standing = Standing()
+    update(setup, standing, StopRequest())
+    saved = snapshot(setup, standing)
+    saved = type(saved)(
+        saved.step,
+        {n: t.clone() for n, t in saved.model.items()},
+        {n: t.clone() for n, t in saved.optimizer.items()},
+        json.loads(json.dumps(saved.state)),
+    )
+    update(setup, standing, StopRequest())
+    expected = {name: weight.clone() for name, weight in setup.model.state_dict().items()}
+    again = set_up(setup.config, Processes(), shard=False, report=pytest.fail)
+    back = restore(again, saved, pytest.fail)
+    assert back.step == 1
+    update(again, back, StopRequest())
+    assert back.sums == standing.sums
+    assert all(torch.equal(weight, expected[name]) for name, weight in again.model.state_dict().items())
+
+
+def test_what_is_used_is_what_was_evaluated(setup):
+    standing = Standing()
+    update(setup, standing, StopRequest())
+    averages = {name: tensor.clone() for name, tensor in setup.average.averages.items()}
+    assert not torch.equal(averages["head.weight"], setup.model.head.weight)
+    use_weights(setup, snapshot(setup, standing))
+    assert all(torch.equal(weight, averages[name]) for name, weight in setup.model.named_parameters())
+
+
+def test_a_process_that_the_checkpoint_does_not_know_draws_its_own_numbers(setup):
+    saved = snapshot(setup, Standing())
+    other = set_up(setup.config, Processes(rank=1), shard=False, report=pytest.fail)
+    restore(other, saved, pytest.fail)
+    assert not torch.equal(torch.get_rng_state(), saved.optimizer["random.rank0"])
+
+
+def test_without_a_checkpoint_it_is_the_beginning(setup):
+    assert restore(setup, None, pytest.fail).step == 0
+
+
+def test_other_conditions_are_announced():
+    said = []
+    announce({"torch": "2.6", "threads": 2}, {"torch": "2.6", "threads": 2}, said.append)
+    assert said == []
+    announce({"torch": "2.6", "threads": 2}, {"torch": "2.7", "threads": 2}, said.append)
+    assert said == ["numbers may differ in their last digits from an uninterrupted run: torch was 2.6, is 2.7"]

@@ -1,0 +1,52 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from clearhead.data.config import DataConfig
+from clearhead.models.config import PredictorConfig
+from clearhead.training import checkpoint
+from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
+from clearhead.training.loop import train
+from clearhead.training.verify import compare, train_and_kill, verify_resume
+
+REVERSE = RunConfig(
+    recipe="reverse",
+    model=PredictorConfig(width=8, depth=1, n_heads=1, n_inputs=10, n_outputs=10, dropout=0.1),
+    data=DataConfig(name="reverse", length=4, validation=50, limit=500),
+    optimizer=OptimizerConfig(kind="muon"),
+    training=TrainingConfig(steps=40, batch_size=16, checkpoint_every=6, evaluate_every=40, ema=0.9),
+    objective="each",
+)
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_resumed_exactly(tmp_path):
+    found = verify_resume(REVERSE, tmp_path)
+    assert found.is_exact, found.differences
+    assert found.steps == 40
+    assert 20 <= found.killed_at < 40
+    assert found.resumed_from in range(18, 40, 6)
+
+
+def test_every_difference_is_named(config, tmp_path):
+    train(config, tmp_path / "a", quiet=True)
+    train(config, tmp_path / "b", quiet=True)
+    assert compare(tmp_path / "a", tmp_path / "b") == []
+    place = tmp_path / "b/checkpoints" / checkpoint.name_of(12)
+    state = checkpoint.load(place)
+    state.model["head.bias"][0] = (
+        -0.0 if state.model["head.bias"][0] == 0 else torch.nextafter(state.model["head.bias"][0], torch.tensor(9.0))
+    )
+    state.state["standing"]["stale"] += 1
+    checkpoint.save(tmp_path / "b", state)
+    assert compare(tmp_path / "a", tmp_path / "b") == ["the standing", "head.bias"]
+
+
+@pytest.mark.slow
+def test_a_child_that_fails_is_an_error(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/mine.txt").write_text("precious")
+    config = replace(REVERSE, seed=1)
+    with pytest.raises(ValueError, match="must train until then, got an error: ValueError: a new run needs a new"):
+        train_and_kill(config, tmp_path / "run", 3)
