@@ -53,8 +53,9 @@ def test_a_stack_refuses_what_does_not_fit(fields, message):
     [
         ({"image_size": 9}, r"image_size must be a multiple of patch_size, got 9 x 9 and 4"),
         ({"image_size": (8, 6)}, r"got 8 x 6 and 4"),
-        ({"tokenizer": "words"}, r"tokenizer must be one of patches, convolutions"),
+        ({"tokenizer": "words"}, r"tokenizer must be one of patches, convolutions, stem"),
         ({"tokenizer": "convolutions", "patch_size": 1}, r"patch size must be 2, 4, 8"),
+        ({"tokenizer": "stem", "patch_size": 1}, r"patch size must be 2, 4, 8"),
         ({"readout": "each"}, r"readout must be one of class, mean, attention"),
         ({"positions": "alibi"}, r"positions must be one of learned, sinusoidal, rotary, none"),
         ({"positions": "rotary", "n_heads": 4}, r"multiple of 4, got 2"),

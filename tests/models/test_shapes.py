@@ -33,6 +33,7 @@ LANGUAGE = LanguageConfig(**STACK, n_tokens=11, context=6)
 
 SMALL = {
     "vision": VISION,
+    "vision, stem": replace(VISION, tokenizer="stem"),
     "vision, convolutions": replace(VISION, tokenizer="convolutions", positions="sinusoidal", readout="mean"),
     "vision, rotary": replace(VISION, positions="rotary", readout="attention", embedding_norm=True, head_hidden=5),
     "vision, plain": replace(VISION, norm="none", output_projection=False, positions="none"),

@@ -21,7 +21,7 @@ def images():
 
 @pytest.mark.parametrize("readout", ["class", "mean", "attention"])
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "none"])
-@pytest.mark.parametrize("tokenizer", ["patches", "convolutions"])
+@pytest.mark.parametrize("tokenizer", ["patches", "convolutions", "stem"])
 def test_any_image_size_gives_logits(readout, positions, tokenizer):
     model = build(readout=readout, positions=positions, tokenizer=tokenizer)
     for height, width in ((8, 12), (4, 4), (16, 8)):

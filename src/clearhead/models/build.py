@@ -22,6 +22,7 @@ from clearhead.nn.positions import (
 )
 from clearhead.nn.readout import AttentionPooling, ClassToken, EachToken, MeanPooling, Readout
 from clearhead.nn.stacks import Decoder, Encoder
+from clearhead.nn.stem import StemTokens
 
 
 def attention(config: StackConfig) -> MultiHeadAttention:
@@ -110,9 +111,15 @@ def grid_positions(config: VisionConfig) -> GridPositions:
             return NoGridPositions()
 
 
-def tokenizer(config: VisionConfig) -> PatchTokens | ConvolutionTokens:
-    kind = ConvolutionTokens if config.tokenizer == "convolutions" else PatchTokens
-    return kind(config.channels, config.width, config.patch_size)
+def tokenizer(config: VisionConfig) -> PatchTokens | ConvolutionTokens | StemTokens:
+    sizes = config.channels, config.width, config.patch_size
+    match config.tokenizer:
+        case "patches":
+            return PatchTokens(*sizes)
+        case "convolutions":
+            return ConvolutionTokens(*sizes)
+        case "stem":
+            return StemTokens(*sizes)
 
 
 def readout(config: PredictorConfig | VisionConfig) -> Readout:

@@ -9,7 +9,7 @@ Norm = Literal["pre", "post", "none"]
 Activation = Literal["gelu", "relu"]
 Places = Literal["sinusoidal", "learned", "rotary", "alibi", "none"]
 GridPlaces = Literal["learned", "sinusoidal", "rotary", "none"]
-Tokenizer = Literal["patches", "convolutions"]
+Tokenizer = Literal["patches", "convolutions", "stem"]
 Pooling = Literal["class", "mean", "attention"]
 PredictorReadout = Literal["each", "class", "mean", "attention"]
 
@@ -153,7 +153,7 @@ class VisionConfig(StackConfig):
                 f"image_size must be a multiple of patch_size, got {height} x {width} and {self.patch_size}; "
                 "choose a patch size that divides both"
             )
-        if self.tokenizer == "convolutions":
+        if self.tokenizer != "patches":
             check_halvings(self.patch_size)
         if self.positions == "rotary":
             check_even(self.head_width, 4)

@@ -1,0 +1,138 @@
+"""How long recipes take to reach an accuracy: ours beside the one that a course or a report describes, in one run.
+
+python benchmarks/learning.py reverse     the UvA notebook's recipe beside ours, taking turns
+python benchmarks/learning.py mnist       the plain transformer of R3 beside ours
+python benchmarks/learning.py cifar10     ours; needs clearhead data get cifar10
+
+Only training is timed; the test set is scored from time to time, off the clock. The test examples decide nothing here.
+Seconds times the matmul peak, measured in the same run, is what holds from machine to machine: TFLOP at peak.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from clearhead.recipes.all import config_of
+from clearhead.training.config import RunConfig
+from clearhead.training.distributed import ALONE
+from clearhead.training.evaluate import evaluate
+from clearhead.training.loop import update
+from clearhead.training.setup import own_surroundings, set_up
+from clearhead.training.signals import StopRequest
+from clearhead.training.state import Standing
+
+UVA = {
+    "optimizer.lr": 5e-4,
+    "optimizer.beta2": 0.999,
+    "optimizer.weight_decay": 0.0,
+    "optimizer.schedule": "cosine",
+    "optimizer.warmup": 50,
+    "optimizer.clip": 5.0,
+    "training.steps": 3900,
+}
+"""Adam, batch 128: the notebook's numbers, for the same model and data"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    name: str
+    config: RunConfig
+    targets: tuple[float, ...]
+    every: int
+    """steps between two scores"""
+    measure: str = "accuracy"
+
+
+TASKS = {
+    "reverse": lambda: [
+        Entry("clearhead", config_of("reverse"), (1.0,), 10, "whole"),
+        Entry("UvA recipe", config_of("reverse", UVA), (1.0,), 50, "whole"),
+    ],
+    "mnist": lambda: [
+        Entry("clearhead", config_of("mnist"), (0.9461, 0.987, 0.991), 50),
+        Entry("plain (R3)", config_of("mnist-plain"), (0.9461,), 200),
+    ],
+    "cifar10": lambda: [Entry("clearhead", config_of("cifar10-fast"), (0.80, 0.90), 400)],
+}
+
+
+@dataclass(frozen=True)
+class Reached:
+    name: str
+    seed: int
+    target: float
+    steps: int | None
+    seconds: float | None
+    """None if training ended before"""
+
+
+def reach(entry: Entry, seed: int) -> Iterator[Reached]:
+    """Trains until the last target or the recipe's end."""
+    config = entry.config
+    with own_surroundings(config.training.threads):
+        setup = set_up(config_with_seed(config, seed), ALONE, shard=False, report=print)
+        standing, seconds, waiting = Standing(), 0.0, list(entry.targets)
+        setup.model.train()
+        while waiting and standing.step < setup.n_steps:
+            start = time.perf_counter()
+            update(setup, standing, StopRequest())
+            seconds += time.perf_counter() - start
+            if standing.step % entry.every == 0 or standing.step == setup.n_steps:
+                with setup.average.in_place() if setup.average else nullcontext():
+                    score = evaluate(
+                        setup.model,
+                        setup.objective,
+                        setup.data.test,
+                        setup.data.normalise,
+                        flip_average=config.training.flip_average,
+                    )[entry.measure]
+                print(f"  {entry.name}: step {standing.step}, {seconds:.1f} s, {score:.2%}", flush=True)
+                while waiting and score >= waiting[0]:
+                    yield Reached(entry.name, seed, waiting.pop(0), standing.step, seconds)
+    for target in waiting:
+        yield Reached(entry.name, seed, target, None, None)
+
+
+def config_with_seed(config: RunConfig, seed: int) -> RunConfig:
+    return RunConfig.from_dict(config.to_dict() | {"seed": seed})
+
+
+def matmul_peak(size: int = 1024, tries: int = 10) -> float:
+    """Operations a second, at the best of several tries."""
+    a, best = torch.randn(size, size), 0.0
+    for _ in range(tries):
+        start = time.perf_counter()
+        a @ a
+        best = max(best, 2 * size**3 / (time.perf_counter() - start))
+    return best
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("task", choices=TASKS)
+    options.add_argument("--rounds", type=int, default=1, help="each with another seed, the entries taking turns")
+    options.add_argument("--json", type=Path, metavar="FILE")
+    args = options.parse_args()
+    peak = matmul_peak()
+    found = [reached for seed in range(args.rounds) for entry in TASKS[args.task]() for reached in reach(entry, seed)]
+    peak = max(peak, matmul_peak())
+    print(f"\nmatmul peak {peak / 1e9:.0f} GFLOP/s, {torch.get_num_threads()} threads")
+    print(f"{'recipe':<14}{'seed':>5}{'target':>9}{'steps':>8}{'seconds':>10}{'TFLOP at peak':>15}")
+    for row in found:
+        if row.seconds is None:
+            print(f"{row.name:<14}{row.seed:>5}{row.target:>9.2%}   not reached")
+        else:
+            work = row.seconds * peak / 1e12
+            print(f"{row.name:<14}{row.seed:>5}{row.target:>9.2%}{row.steps:>8}{row.seconds:>10.1f}{work:>15.1f}")
+    if args.json:
+        args.json.write_text(json.dumps({"peak": peak, "reached": [asdict(row) for row in found]}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
