@@ -1,6 +1,7 @@
 # make demo    train a vision transformer on handwritten digits and draw what came of it
 # make test    the whole test suite
 # make check   what a contributor runs before a commit: format, lint, types, layers, tests
+# make soak    kill -9 at random moments, 50 times for each of two recipes; every resume must be bit-exact
 # make bench   speed beside timm, vit-pytorch, Hugging Face and torch.nn
 # Each makes the virtual environment .venv by itself; PYTHON=python3.12 make test chooses another interpreter.
 
@@ -9,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check lint format bench clean
+.PHONY: demo test check lint format soak bench clean
 
 demo: $(VENV)/package
 	$(BIN)/clearhead demo
@@ -28,6 +29,10 @@ lint: $(VENV)/dev
 format: $(VENV)/dev
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+
+soak: $(VENV)/package
+	$(BIN)/python benchmarks/soak.py reverse
+	$(BIN)/python benchmarks/soak.py mnist --steps 120 -- --data.limit 4000
 
 bench: $(VENV)/bench
 	$(BIN)/python benchmarks/step.py
