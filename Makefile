@@ -2,7 +2,7 @@
 # make test    the whole test suite
 # make check   what a contributor runs before a commit: format, lint, types, layers, tests
 # make docs    docs/lab.md anew, from what the lab finds
-# make soak    the long tests: minutes to hours
+# make soak    the long tests; kill -9 at random moments, 50 times for each of two recipes; every resume must be bit-exact
 # make bench   speed beside timm, vit-pytorch, Hugging Face and torch.nn
 # Each makes the virtual environment .venv by itself; PYTHON=python3.12 make test chooses another interpreter.
 
@@ -31,14 +31,16 @@ format: $(VENV)/dev
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
+soak: $(VENV)/dev
+	$(BIN)/pytest -m soak
+	$(BIN)/python benchmarks/soak.py reverse
+	$(BIN)/python benchmarks/soak.py mnist --steps 120 -- --data.limit 4000
+
 bench: $(VENV)/bench
 	$(BIN)/python benchmarks/step.py
 
 docs: $(VENV)/package
 	$(BIN)/clearhead lab --all --page docs/lab.md
-
-soak: $(VENV)/dev
-	$(BIN)/pytest -m soak
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -171,9 +171,11 @@ def test_a_folder_that_cannot_be_written_is_one_line(capsys, here):
 @pytest.mark.slow
 def test_stopped_by_a_signal_and_resumed_it_is_the_run_that_was_not_stopped(here):
     steps = ["--training.steps", "60", "--training.checkpoint-every", "25", "--training.log-every", "1"]
-    argv = [sys.executable, "-m", "clearhead", "train", "reverse", *steps, "--name"]
-    assert subprocess.run([*argv, "whole"], capture_output=True, timeout=120).returncode == 0
-    child = subprocess.Popen([*argv, "stopped"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    argv = ["train", "reverse", *steps, "--name"]
+    assert main([*argv, "whole"]) == 0
+    child = subprocess.Popen(
+        [sys.executable, "-m", "clearhead", *argv, "stopped"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     records = here / "runs/stopped/metrics.jsonl"
     deadline = time.monotonic() + 60
     while not (records.exists() and records.read_bytes().count(b"\n") > 5) and time.monotonic() < deadline:
@@ -184,8 +186,5 @@ def test_stopped_by_a_signal_and_resumed_it_is_the_run_that_was_not_stopped(here
     assert "go on with: clearhead resume runs/stopped" in out
     assert "SIGTERM: stopping after this step" in err
     assert "Traceback" not in err
-    resumed = subprocess.run(
-        [sys.executable, "-m", "clearhead", "resume", "runs/stopped"], capture_output=True, text=True, timeout=120
-    )
-    assert (resumed.returncode, resumed.stderr) == (0, "")
+    assert main(["resume", "runs/stopped"]) == 0
     assert compare(here / "runs/whole", here / "runs/stopped") == []

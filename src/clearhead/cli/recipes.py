@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 ABOUT = """\
 Experiments that are ready to run, with what they took and reached when they
-were measured, unchanged, on two processor cores."""
+were measured, unchanged, on at most two processor cores."""
 
 
 def run(argv: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ from clearhead.training.config import RunConfig, check_name
 
 @dataclass(frozen=True)
 class Measured:
-    """What the recipe took and reached, unchanged, with seed 0, on two processor cores."""
+    """What the recipe took and reached, unchanged, with seed 0, on at most two processor cores."""
 
     seconds: float
     """of training, validation included"""
@@ -40,9 +40,11 @@ class Recipe:
 RECIPES = {
     "reverse": Recipe(reverse, "16 digits in reverse order", Measured(seconds=3.6, accuracy=1.0)),
     "whole": Recipe(whole, "one answer about 16 digits", Measured(seconds=44, accuracy=1.0)),
-    "oddity": Recipe(oddity, "the odd one out of ten images"),
+    "oddity": Recipe(oddity, "the odd one out of ten images", Measured(seconds=332, accuracy=0.9917)),
     "mnist": Recipe(mnist, "handwritten digits, quickly"),
-    "mnist-plain": Recipe(mnist_plain, "the same without positions and norms: why it is poor"),
+    "mnist-plain": Recipe(
+        mnist_plain, "the same without positions and norms: why it is poor", Measured(seconds=380, accuracy=0.9230)
+    ),
     "cifar10-fast": Recipe(cifar10_fast, "photographs of ten classes, on a laptop"),
     "cifar10-bert": Recipe(cifar10_bert, "the same with a BERT-style encoder of 12 layers"),
     "fashion": Recipe(fashion, "clothes of ten classes"),

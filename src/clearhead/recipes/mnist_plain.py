@@ -1,8 +1,8 @@
 """The plain vision transformer on 40,000 MNIST images (R3): to see what positions, norms and W_O are good for.
 
 clearhead train mnist-plain
-takes      not measured yet: --dry-run estimates it
-reaches    not measured yet; the report that it comes from: 94.61% after 1000 epochs
+takes      less than seven minutes on one processor core
+reaches    92.30% after 20 epochs; the report that it comes from: 94.61% after 1000 epochs
 """
 
 from clearhead.data.config import DataConfig
