@@ -3,7 +3,7 @@
 clearhead train whole                          a class: cross-entropy
 clearhead train whole --data.question repeat   yes or no: binary cross-entropy
 clearhead train whole --data.question sum      a number: squared error
-takes      less than a minute on one processor core
+takes      44 (commonest) to 90 seconds (sum) on one processor core that others used too
 reaches    100.00% (commonest), 100.00% (repeat), 99.80% (sum, rounded) of 10,000 unseen sequences
 """
 
