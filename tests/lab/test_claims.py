@@ -4,7 +4,8 @@ import torch
 from clearhead import lab
 from clearhead.lab import columns, elongated_key, moved_key, places, saturation, temperature, torch_weights
 from clearhead.lab.claim import LESSONS
-from clearhead.lab.claims import ALL, CLAIMS, find, settings
+from clearhead.lab.claims import ALL, CLAIMS, find
+from clearhead.lab.settings import settings
 from clearhead.nn.positions import SinusoidalPositions
 
 MISTAKES = {
@@ -17,18 +18,18 @@ MISTAKES = {
     "running-linear": {"beta": 0.0},
     "convolution": {"beta": 0.5},
     "additive-mask": {"low": -10.0},
-    "hidden-row": {"low": -1.0},
+    "hidden-row": {"by_mask": True},
     "hard-and-soft": {"beta": 1.0},
-    "permutation": {"beta": 1.0},
+    "permutation": {"by_place": False},
     "torch-weights": {"read": torch_weights.rows},
     "head-outputs": {"mix_weights": True},
     "graph": {"mask_edges": False},
-    "feed-forward": {"swap": True},
+    "feed-forward": {"attention": True},
     "skip-connections": {"has_skip": False},
     "patches": {"stride": 2},
     "reach": {"depth": 2},
     "stages": {"testing": False},
-    "attention-map": {"other_keys": True},
+    "attention-map": {"mixed": True},
     "cross-attention": {"encoder_queries": True},
     "multi-head": {"from_left": False},
     "heads-as-groups": {"one_kernel": True},
@@ -98,7 +99,7 @@ def test_what_is_refuted_could_have_held():
 
 
 def test_the_wrong_columns_are_as_wide_as_the_model():
-    assert [check.value for check in columns.run(keys_first=False).checks[:2]] == [768, 768]
+    assert [check.value for check in columns.run(keys_first=False).checks[2:4]] == [768, 768]
 
 
 def test_a_number_that_is_none_proves_nothing():

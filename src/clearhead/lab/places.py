@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from clearhead.lab.claim import Claim, Result, at_least, at_most, equals
-from clearhead.models.config import Pooling, VisionConfig
+from clearhead.models.config import GridPlaces, Pooling, VisionConfig
 from clearhead.models.vit import VisionTransformer
+from clearhead.nn.blocks import DecoderBlock
 from clearhead.nn.grid import LearnedGrid
 
 Rule = Callable[[Tensor, Tensor], Tensor]
@@ -24,9 +25,16 @@ def place_only(tokens: Tensor, table: Tensor) -> Tensor:
     return torch.cat([tokens, places[:, None]], dim=1)
 
 
-def model_for(width: int, readout: Pooling, side: int = 4) -> VisionTransformer:
+def model_for(width: int, readout: Pooling, side: int = 4, positions: GridPlaces = "learned") -> VisionTransformer:
     config = VisionConfig(
-        width=width, depth=2, n_heads=2, image_size=4 * side, patch_size=4, n_classes=3, readout=readout
+        width=width,
+        depth=2,
+        n_heads=2,
+        image_size=4 * side,
+        patch_size=4,
+        n_classes=3,
+        readout=readout,
+        positions=positions,
     )
     return VisionTransformer(config).double().eval()
 
@@ -46,12 +54,14 @@ def run(*, seed: int = 0, width: int = 16, side: int = 4, rule: Rule = added) ->
         shuffled = change(model, tokens, order)
         table.table.zero_()
         without = change(model, tokens, order)
+        waves = change(model_for(width, "mean", side, "sinusoidal"), tokens, order)
     return Result(
         (
             at_most("what the encoder gets: difference from tokens + table", error, 0.0),
             equals("numbers that tell one place", table.table.shape[1], width, 0),
             at_least("patches shuffled: the answer moves by", shuffled, 1e-3),
             at_most("the same with the table at zero", without, 1e-12),
+            at_least("the same with sinusoidal positions instead", waves, 1e-3),
         )
     )
 
@@ -86,6 +96,7 @@ def run_readout(*, seed: int = 0, width: int = 16, mean: bool = False) -> Result
             at_most("difference of MLP(LN(z_0)) from the model", error, 1e-12),
             equals("class token: tokens that the answer is read from", read_places("mean" if mean else "class"), 1, 0),
             equals("mean pooling: tokens that the answer is read from", read_places("mean"), 16, 0),
+            equals("decoder blocks in it", sum(isinstance(part, DecoderBlock) for part in model.modules()), 0, 0),
         )
     )
 
@@ -99,6 +110,7 @@ LEARNED = Claim(
     formula="z_i = W patch_i + E_i,  E (P, width) learned",
     run=run,
     try_next="clearhead lab class-token",
+    least={"side": 2},
 )
 
 READOUT = Claim(
