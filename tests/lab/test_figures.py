@@ -10,7 +10,7 @@ import torch
 from matplotlib.text import Text
 
 from clearhead.lab.claims import CLAIMS
-from clearhead.lab.figures import imitations, positions, reach, saturation, style, tokens
+from clearhead.lab.figures import imitations, positions, reach, style, tokens
 from clearhead.lab.figures.gallery import FIGURES, draw_claim, save
 from clearhead.lab.saturation import measure
 from clearhead.lab.settings import settings

@@ -47,7 +47,9 @@ def run_all(argv: Sequence[str]) -> int:
     options = Parser("clearhead lab", ABOUT)
     options.add_argument("--all", action="store_true", help="run the claims that train a model, too (a minute each)")
     options.add_argument("--json", action="store_true", help="all claims with their numbers, for programs")
-    options.add_argument("--page", type=Path, metavar="FILE.md", help="write a hand-out with figures in a folder beside it")
+    options.add_argument(
+        "--page", type=Path, metavar="FILE.md", help="write a hand-out with figures in a folder beside it"
+    )
     args = options.parse(argv)
     if args.page:
         check_page(args.page)
@@ -70,7 +72,7 @@ def run_one(slug: str, argv: Sequence[str]) -> int:
     from clearhead.lab.claims import find
     from clearhead.lab.claims import run as run_claim
     from clearhead.lab.page import Finding
-    from clearhead.lab.settings import settings
+    from clearhead.lab.settings import check_settings, settings
 
     claim = find(slug)
     options = Parser(f"clearhead lab {slug}", about_one(claim))
@@ -83,6 +85,7 @@ def run_one(slug: str, argv: Sequence[str]) -> int:
     args = options.parse(argv)
     check_figure(claim, args.figure)
     changes = {name: getattr(args, name) for name in settings(claim)}
+    check_settings(claim, changes)
     announce(claim, will_run=True)
     finding = Finding(claim, run_claim(slug, **changes))
     drawn = draw(claim, args, changes)
@@ -143,7 +146,9 @@ def add_settings(options: Parser, claim: "Claim") -> None:
         kind: Any = yes_or_no if is_flag else type(default)
         text = f"true or false, now {str(default).lower()}" if is_flag else f"{MEANING[name]}; now {default}"
         option = f"--{name.replace('_', '-')}"
-        options.add_argument(option, dest=name, type=kind, default=default, help=text, metavar="TRUE" if is_flag else "N")
+        options.add_argument(
+            option, dest=name, type=kind, default=default, help=text, metavar="TRUE" if is_flag else "N"
+        )
 
 
 def yes_or_no(text: str) -> bool:

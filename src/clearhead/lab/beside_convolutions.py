@@ -38,7 +38,10 @@ def run(*, seed: int = 0, width: int = 8, context: int = 8, learned: bool = Fals
             (
                 equals("of 4 lengths, a convolution takes", answered(convolution), 4, 0),
                 equals(
-                    "attention with sinusoidal positions takes", answered(placed(table if learned else SinusoidalPositions())), 4, 0
+                    "attention with sinusoidal positions takes",
+                    answered(placed(table if learned else SinusoidalPositions())),
+                    4,
+                    0,
                 ),
                 equals(
                     f"attention with a learned table of {context} rows takes",
@@ -75,7 +78,11 @@ def run_parallel(*, seed: int = 0, width: int = 8, n_tokens: int = 9, recurrent:
         return Result(
             (
                 at_most("attention, each place by itself: difference", (alone - whole).abs().max().item(), 1e-12),
-                at_most("convolution, each place by itself: difference", (windows - convolution(x)).abs().max().item(), 1e-12),
+                at_most(
+                    "convolution, each place by itself: difference",
+                    (windows - convolution(x)).abs().max().item(),
+                    1e-12,
+                ),
                 at_least("attention, second layer without the first: difference", second.abs().max().item(), 1e-3),
                 at_least("convolution, the same", deeper.abs().max().item(), 1e-3),
             )
@@ -124,6 +131,7 @@ ANY_SIZE = Claim(
     formula="neither W_Q, W_K, W_V nor a kernel has a size that depends on the length; a table (context, width) has",
     run=run,
     try_next="clearhead lab any-size --context 20",
+    multiples={"width": 2},
 )
 
 PARALLEL = Claim(
@@ -135,6 +143,7 @@ PARALLEL = Claim(
     formula="h_i^(l+1) = f(h^(l), i):  needs the whole layer below, and no other place of its own",
     run=run_parallel,
     try_next="clearhead lab parallel --recurrent true",
+    multiples={"width": 2},
 )
 
 ROTATION = Claim(

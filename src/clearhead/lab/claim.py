@@ -76,6 +76,10 @@ class Claim:
     """a command that is worth a look after this one"""
     least: Mapping[str, float] = field(default_factory=dict)
     """the lowest number that a setting takes, where it is not 1: below it, the statement says nothing"""
+    most: Mapping[str, float] = field(default_factory=dict)
+    """the highest, where it is not that of all claims"""
+    multiples: Mapping[str, int] = field(default_factory=dict)
+    """of what a setting must be a multiple, as width of a fixed number of heads"""
     expected: Verdict = "holds"
     trains: bool = False
     """it needs a training run of up to a minute, so `clearhead lab` runs it only when asked to"""

@@ -89,7 +89,10 @@ def run(slug: str, **changes: object) -> Result:
         if name not in known:
             raise ValueError(f"{slug} takes {', '.join(known)}, got {name!r}; {nearest(name, known)}")
     check_settings(claim, changes)
-    with enough_memory(), torch.random.fork_rng(devices=[]):  # an experiment may seed torch; the caller's random state stays
+    with (
+        enough_memory(),
+        torch.random.fork_rng(devices=[]),
+    ):  # an experiment may seed torch; the caller's random state stays
         return claim.run(**changes)
 
 

@@ -43,5 +43,6 @@ CLAIM = Claim(
     formula="attention(P X) = P attention(X) for every permutation P",
     run=run,
     try_next="clearhead lab equivariance --n-tokens 50",
+    multiples={"width": 2},
     least={"n_tokens": 2},
 )

@@ -53,7 +53,7 @@ CONVOLUTION = Claim(
     slug="convolution",
     rows=("R4.11", "R4.7"),
     lesson="What attention can compute",
-    statement="With a head per offset, masked beyond the border, and beta large, attention is any convolution of stride 1.",
+    statement="One head per offset, none beyond the border, beta large: attention is any convolution of stride 1.",
     mistake="Attention cannot look at neighbours by their place.",
     formula="score = -|y + offset - y'|² + const;  W_O W_V of a head = the kernel's tap;  zero padding",
     run=run,

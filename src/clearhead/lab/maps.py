@@ -81,4 +81,5 @@ CROSS = Claim(
     formula="softargmax(beta (x W_Q)(m W_K)ᵀ) m W_V;  x decoder (Q,e), m encoder's output (K,e) -> (Q,e)",
     run=run_cross,
     try_next="clearhead shapes transformer_base",
+    multiples={"width": 2},
 )

@@ -26,7 +26,9 @@ def run(*, seed: int = 0, width: int = 8, n_tokens: int = 6, low: float = -10_00
         (
             at_most("weight that reaches a hidden key", added(low)[~mask].max().item(), 0.0),
             at_most("difference of all weights from a mask's", (added(low) - by_mask).abs().max().item(), 1e-6),
-            above("logarithm of that weight (with a mask: -inf)", logits.log_softmax(-1)[~mask].max().item(), -math.inf),
+            above(
+                "logarithm of that weight (with a mask: -inf)", logits.log_softmax(-1)[~mask].max().item(), -math.inf
+            ),
             at_least("weight that reaches a hidden key with -10 instead", added(-10.0)[~mask].max().item(), 1e-8),
         )
     )

@@ -48,11 +48,13 @@ def run(
     )
 
 
-def second_order(random: torch.Generator, q: Tensor, k: Tensor, v: Tensor, beta: float, s: float = 0.05) -> list[Check]:
+def second_order(random: torch.Generator, q: Tensor, k: Tensor, v: Tensor, beta: float) -> list[Check]:
     """Random steps of variance s²: which way they move the output, and the mean against the formula."""
     out, weights = attend_reference(q[None], k, v, beta=beta)
     share = weights[0, 0]
-    steps = s * torch.randn(20_000, 1, len(q), generator=random, dtype=torch.float64)
+    s = 0.05 / (beta * q.norm())  # small enough for the third order to stay away
+    steps = torch.randn(20_000, 1, len(q), generator=random, dtype=torch.float64)
+    steps *= s * q.norm() / (steps @ q).square().mean().sqrt()  # their spread along q is s² exactly, not nearly
     total, closer = torch.zeros_like(out), 0.0
     for sign in (1, -1):  # each step and its opposite: the first-order part, a control variate, drops out
         moved = k.repeat(len(steps), 1, 1)
@@ -79,5 +81,6 @@ CLAIM = Claim(
     formula="dh_j = beta A_aj (eps·q_j)(v_a - h_j);  E[dh_j] = ½ beta² s² |q_j|² A_a (1 - 2 A_a)(v_a - h_j)",
     run=run,
     try_next="clearhead lab moved-key --size 0.1",
-    least={"n_keys": 2},
+    least={"n_keys": 2, "beta": 0.01, "size": 1e-9},
+    most={"width": 1024, "beta": 2, "size": 1},
 )

@@ -96,5 +96,6 @@ WIRING = Claim(
     formula="pre: |x_L| grows as sqrt(L), and the last norm divides by it;  post: every block's input has norm sqrt(d)",
     run=run_wiring,
     try_next="clearhead lab pre-norm --depth 48",
-    least={"depth": 16},
+    least={"depth": 16, "width": 8},
+    multiples={"width": 2},
 )

@@ -1,4 +1,4 @@
-"""Layers under other names: feed-forward as 1x1 convolutions, patches as a strided one, attention as a graph network."""
+"""Layers under other names: feed-forward and patches as convolutions, attention as message passing on a graph."""
 
 import torch
 
@@ -96,4 +96,5 @@ GRAPH = Claim(
     run=run_graph,
     try_next="clearhead lab graph --share 0.1",
     least={"n_nodes": 2, "share": 0},
+    most={"share": 1},
 )

@@ -110,6 +110,7 @@ LEARNED = Claim(
     formula="z_i = W patch_i + E_i,  E (P, width) learned",
     run=run,
     try_next="clearhead lab class-token",
+    multiples={"width": 4},
     least={"side": 2},
 )
 
@@ -122,4 +123,5 @@ READOUT = Claim(
     formula="y = MLP(LN(z_0));  or y = MLP(mean_i LN(z_i))",
     run=run_readout,
     try_next="clearhead shapes vit_base",
+    multiples={"width": 2},
 )

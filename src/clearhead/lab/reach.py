@@ -66,5 +66,6 @@ CLAIM = Claim(
     formula="d h_i / d x_j is dense for attention, k wide for a convolution, 1 + depth (k-1) wide for several",
     run=run,
     try_next="clearhead lab reach --kernel 7",
+    multiples={"width": 2},
     least={"kernel": 3},
 )

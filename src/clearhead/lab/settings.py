@@ -4,6 +4,7 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from clearhead.lab.claim import Claim
 from clearhead.nn.sizes import check_heads
@@ -39,6 +40,8 @@ MEANING = {
 LARGEST = 10_000
 """of all sizes: larger ones ask nothing else of a claim, and take all memory"""
 LARGEST_SEED = 2**32 - 1
+LARGEST_NUMBER = 1e30
+"""of numbers that are no size, but for beta: beyond it, sums overflow in float32"""
 
 
 def settings(claim: Claim) -> dict[str, inspect.Parameter]:
@@ -50,15 +53,23 @@ def settings(claim: Claim) -> dict[str, inspect.Parameter]:
 def check_settings(claim: Claim, changes: Mapping[str, object]) -> None:
     """Refuses what the experiment would answer with an error, or with a number that means nothing."""
     known = settings(claim)
-    for name, value in changes.items():
-        if name in known:
-            check_kind(name, value, known[name].default)
-            check_range(claim, name, value)  # type: ignore[arg-type]
-    values = {name: changes.get(name, parameter.default) for name, parameter in known.items()}
-    if "n_heads" in values and "width" in values:
+    values: dict[str, Any] = {name: changes.get(name, parameter.default) for name, parameter in known.items()}
+    for name, value in values.items():
+        check_kind(name, value, known[name].default)
+        if not isinstance(value, bool):
+            check_range(claim, name, value)
+    for name, factor in claim.multiples.items():
+        if values[name] % factor:
+            above = values[name] + factor - values[name] % factor
+            raise ValueError(
+                f"{name} of {claim.slug} must be a multiple of {factor}, got {values[name]}; try {name}={above}"
+            )
+    if "n_heads" in values:
         check_heads(values["width"], values["n_heads"])
     if "kernel" in values and values["kernel"] % 2 == 0:
-        raise ValueError(f"kernel must be odd, got {values['kernel']}; try {values['kernel'] + 1}")
+        raise ValueError(
+            f"kernel of {claim.slug} must be odd, got {values['kernel']}; try kernel={values['kernel'] + 1}"
+        )
 
 
 def check_kind(name: str, value: object, default: object) -> None:
@@ -71,30 +82,20 @@ def check_kind(name: str, value: object, default: object) -> None:
 def check_range(claim: Claim, name: str, value: float) -> None:
     least, most = limits(claim, name)
     if not least <= value <= most:  # NaN is refused, too
-        raise ValueError(f"{name} of {claim.slug} must be {between(least, most)}, got {value!r}; choose one in between")
+        raise ValueError(
+            f"{name} of {claim.slug} must be from {least:.10g} to {most:.10g}, got {value!r}; choose another"
+        )
 
 
 def limits(claim: Claim, name: str) -> tuple[float, float]:
     """The lowest and the highest number that a setting takes."""
     default = settings(claim)[name].default
-    if isinstance(default, bool):
-        return False, True
     if isinstance(default, int):
-        return claim.least.get(name, min(1, default)), LARGEST_SEED if name == "seed" else LARGEST
-    if name == "beta":
-        return claim.least.get(name, -math.inf), math.inf
-    most = math.nextafter(math.inf, 0)  # finite
-    return claim.least.get(name, -most), most
-
-
-def between(least: float, most: float) -> str:
-    if math.isinf(least) and math.isinf(most):
-        return "a number"
-    if abs(least) == math.nextafter(math.inf, 0):
-        return "finite"
-    if most >= math.nextafter(math.inf, 0):
-        return f"finite and at least {least:g}" if math.isfinite(most) else f"at least {least:g}"
-    return f"from {least:g} to {int(most)}"
+        least, most = float(min(1, default)), float(LARGEST_SEED if name == "seed" else LARGEST)
+    else:
+        most = math.inf if name == "beta" else LARGEST_NUMBER
+        least = -most
+    return claim.least.get(name, least), claim.most.get(name, most)
 
 
 @contextmanager
@@ -104,5 +105,7 @@ def enough_memory() -> Iterator[None]:
         yield
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, MemoryError) or "allocate" in str(error):
-            raise ValueError("all sizes together must fit into memory, got too many numbers; try smaller ones") from None
+            raise ValueError(
+                "all sizes together must fit into memory, got too many numbers; try smaller ones"
+            ) from None
         raise

@@ -45,9 +45,12 @@ CLAIM = Claim(
     slug="stages",
     rows=("R0.8",),
     lesson="Masks, training and testing",
-    statement="In testing the same input gives the same output, and weights stay; in training dropout and steps change both.",
+    statement="In testing the same input gives the same output and weights stay; in training neither is so.",
     mistake="A trained model always answers the same.",
     formula="dropout(x) = x m / (1-p), m drawn anew in training; x itself in testing",
     run=run,
     try_next="clearhead lab stages --dropout 0.01",
+    least={"dropout": 0},
+    most={"dropout": 0.9},
+    multiples={"width": 2},
 )

@@ -129,7 +129,7 @@ def check_format(path: Path) -> str:
     suffix = path.suffix.lower()
     if suffix not in METADATA:
         name = f"{path.stem or 'figure'}.png"
-        raise ValueError(f"a figure is saved as {', '.join(METADATA)}, got {str(path)!r}; try {name}")
+        raise ValueError(f"a figure is saved as {', '.join(METADATA)}, got {path.name!r}; try {name}")
     return suffix
 
 
