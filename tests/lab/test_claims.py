@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -85,6 +87,40 @@ def test_claims_stand_in_the_order_of_the_lessons():
 @pytest.mark.parametrize("slug", [slug for slug in FAST if CLAIMS[slug].expected == "holds"])
 def test_the_mistake_is_refuted(slug):
     assert lab.run(slug, **MISTAKES[slug]).verdict == "refuted"
+
+
+@pytest.mark.parametrize(
+    ("slug", "changes", "name"),
+    [
+        ("elongated-key", {"beta": -1.0}, "how far A_0 rises where z_0 > 0"),
+        ("elongated-key", {"beta": -1.0}, "how far it falls where z_0 < 0"),
+        ("elongated-key", {"alpha": 1.0}, "how far A_0 rises where z_0 > 0"),
+        ("hard-and-soft", {"beta": -math.inf}, "hard, self: distance from one-hot rows"),
+        ("permutation", {"beta": 1.0}, "distance from the tokens themselves"),
+        ("convolution", {"border_mask": False}, "largest difference from conv1d"),
+        ("hidden-row", {"low": -1.0}, "distance of its weights from 1/n each"),
+        ("any-size", {"context": 40}, "lengths that such a table takes"),
+        ("stages", {"dropout": 0.0}, "same input twice, training stage: difference"),
+        ("stages", {"testing": False}, "one pass in the testing stage: the weights move by"),
+        ("saturation", {"scale": saturation.unscaled}, "all logits 1000 larger, spread the same: entropy left"),
+        ("feed-forward", {"attention": True}, "places that the answer at one place depends on"),
+        ("attention-map", {"mixed": True}, "other examples change: the first one's map moves by"),
+    ],
+)
+def test_the_number_that_a_change_is_about_refutes(slug, changes, name):
+    assert name in {check.name for check in lab.run(slug, **changes).checks if not check.ok}
+
+
+def test_weights_that_are_no_softargmax_refute_both_orders_of_the_moved_key(monkeypatch):
+    def squared(q, k, v, beta):
+        weights = (1 + beta * q @ k.mT).square()
+        weights = weights / weights.sum(-1, keepdim=True)
+        return weights @ v, weights
+
+    monkeypatch.setattr(moved_key, "attend_reference", squared)
+    refuted = {check.name for check in moved_key.run().checks if not check.ok}
+    assert "relative error of the first-order formula" in refuted
+    assert any(name.startswith("error of the second-order mean") for name in refuted)
 
 
 @pytest.mark.slow
