@@ -98,6 +98,7 @@ def test_help_explains_what_may_be_changed(capsys, slug):
     out = capsys.readouterr().out
     assert "another number draws other random inputs" in " ".join(out.split())
     assert f'clearhead.lab.run("{slug}", seed=0' in out
+    assert ("--figure" in out) == (slug in FIGURES)
     assert max(map(len, out.splitlines())) <= 80
 
 

@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from argparse import ArgumentTypeError, Namespace
+from argparse import SUPPRESS, ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from inspect import cleandoc
 from pathlib import Path
@@ -71,16 +71,16 @@ def run_all(argv: Sequence[str]) -> int:
 def run_one(slug: str, argv: Sequence[str]) -> int:
     from clearhead.lab.claims import find
     from clearhead.lab.claims import run as run_claim
+    from clearhead.lab.figures.gallery import FIGURES
     from clearhead.lab.page import Finding
     from clearhead.lab.settings import check_settings, settings
 
     claim = find(slug)
     options = Parser(f"clearhead lab {slug}", about_one(claim))
     options.add_argument("--json", action="store_true", help="everything, for programs")
-    options.add_argument(
-        "--figure", type=Path, metavar="FILE", help="where the figure goes: .png, .svg or .pdf (now figures/SLUG.png)"
-    )
-    options.add_argument("--no-figure", action="store_true", help="numbers only")
+    where = f"where the figure goes: .png, .svg or .pdf (now figures/{slug}.png)" if slug in FIGURES else SUPPRESS
+    options.add_argument("--figure", type=Path, metavar="FILE", help=where)
+    options.add_argument("--no-figure", action="store_true", help="numbers only" if slug in FIGURES else SUPPRESS)
     add_settings(options, claim)
     args = options.parse(argv)
     check_figure(claim, args.figure)
