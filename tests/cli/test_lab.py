@@ -79,6 +79,37 @@ def test_a_figure_goes_where_it_is_asked_to(capsys, elsewhere):
     assert "a claim with a figure, got columns" in capsys.readouterr().err
 
 
+def test_what_cannot_be_written_is_one_line(capsys, elsewhere):
+    (elsewhere / "file").write_text("")
+    (elsewhere / "folder.md").mkdir()
+    assert main(["lab", "temperature", "--figure", "file/a.png"]) == 1
+    assert main(["lab", "--page", "folder.md"]) == 2
+    assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_a_training_claim_says_that_it_takes_a_while(capsys, elsewhere):
+    main(["lab", "several-heads", "--steps", "1", "--json"])
+    assert "several-heads trains small models" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("slug", CLAIMS)
+def test_help_explains_what_may_be_changed(capsys, slug):
+    assert main(["lab", slug, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "another number draws other random inputs" in " ".join(out.split())
+    assert f'clearhead.lab.run("{slug}", seed=0' in out
+    assert ("--figure" in out) == (slug in FIGURES)
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_table_tells_of_every_other_way_to_use_the_lab(capsys):
+    assert main(["lab", "--help"]) == 0
+    assert main(["lab"]) == 0
+    out = capsys.readouterr().out
+    for way in ("--all", "--json", "--page", 'clearhead.lab.run("temperature")', "--n-keys 3"):
+        assert way in out
+
+
 def test_a_reader_may_play_and_an_unexpected_verdict_exits_1(capsys, elsewhere):
     assert main(["lab", "elongated-key", "--alpha", "10", "--seed", "4"]) == 0
     assert main(["lab", "additive-mask", "--low", "-10"]) == 1
@@ -92,7 +123,12 @@ def test_a_reader_may_play_and_an_unexpected_verdict_exits_1(capsys, elsewhere):
         (["lab", "elongated"], "did you mean elongated-key?"),
         (["lab", "elongated-key", "--alhpa", "3"], "did you mean --alpha?"),
         (["lab", "elongated-key", "--alpha", "much"], "--alpha: invalid float value: 'much'"),
-        (["lab", "own-token", "--same-projection", "maybe"], "--same-projection: invalid yes_or_no value"),
+        (["lab", "own-token", "--same-projection", "maybe"], "--same-projection: must be true or false, got 'maybe'"),
+        (["lab", "temperature", "--n-keys", "0"], "n_keys of temperature must be from 1 to 10000, got 0"),
+        (["lab", "positions", "--width", "7"], "width of positions must be a multiple of 2, got 7"),
+        (["lab", "several-heads", "--steps", "0"], "steps of several-heads must be from 1 to 10000, got 0"),
+        (["lab", "positions", "--figure", "a.gif"], "a figure is saved as .png, .svg, .pdf, got 'a.gif'; try a.png"),
+        (["lab", "--page", "hand-out"], "a page is a file that ends in .md, got 'hand-out'; try hand-out.md"),
     ],
 )
 def test_mistakes_are_one_line(capsys, argv, message):

@@ -1,10 +1,13 @@
+import math
+
 import pytest
 import torch
 
 from clearhead import lab
 from clearhead.lab import columns, elongated_key, moved_key, places, saturation, temperature, torch_weights
 from clearhead.lab.claim import LESSONS
-from clearhead.lab.claims import ALL, CLAIMS, find, settings
+from clearhead.lab.claims import ALL, CLAIMS, find
+from clearhead.lab.settings import settings
 from clearhead.nn.positions import SinusoidalPositions
 
 MISTAKES = {
@@ -17,18 +20,18 @@ MISTAKES = {
     "running-linear": {"beta": 0.0},
     "convolution": {"beta": 0.5},
     "additive-mask": {"low": -10.0},
-    "hidden-row": {"low": -1.0},
+    "hidden-row": {"by_mask": True},
     "hard-and-soft": {"beta": 1.0},
-    "permutation": {"beta": 1.0},
+    "permutation": {"by_place": False},
     "torch-weights": {"read": torch_weights.rows},
     "head-outputs": {"mix_weights": True},
     "graph": {"mask_edges": False},
-    "feed-forward": {"swap": True},
+    "feed-forward": {"attention": True},
     "skip-connections": {"has_skip": False},
     "patches": {"stride": 2},
     "reach": {"depth": 2},
     "stages": {"testing": False},
-    "attention-map": {"other_keys": True},
+    "attention-map": {"mixed": True},
     "cross-attention": {"encoder_queries": True},
     "multi-head": {"from_left": False},
     "heads-as-groups": {"one_kernel": True},
@@ -86,6 +89,40 @@ def test_the_mistake_is_refuted(slug):
     assert lab.run(slug, **MISTAKES[slug]).verdict == "refuted"
 
 
+@pytest.mark.parametrize(
+    ("slug", "changes", "name"),
+    [
+        ("elongated-key", {"beta": -1.0}, "how far A_0 rises where z_0 > 0"),
+        ("elongated-key", {"beta": -1.0}, "how far it falls where z_0 < 0"),
+        ("elongated-key", {"alpha": 1.0}, "how far A_0 rises where z_0 > 0"),
+        ("hard-and-soft", {"beta": -math.inf}, "hard, self: distance from one-hot rows"),
+        ("permutation", {"beta": 1.0}, "distance from the tokens themselves"),
+        ("convolution", {"border_mask": False}, "largest difference from conv1d"),
+        ("hidden-row", {"low": -1.0}, "distance of its weights from 1/n each"),
+        ("any-size", {"context": 40}, "lengths that such a table takes"),
+        ("stages", {"dropout": 0.0}, "same input twice, training stage: difference"),
+        ("stages", {"testing": False}, "one pass in the testing stage: the weights move by"),
+        ("saturation", {"scale": saturation.unscaled}, "all logits 1000 larger, spread the same: entropy left"),
+        ("feed-forward", {"attention": True}, "places that the answer at one place depends on"),
+        ("attention-map", {"mixed": True}, "other examples change: the first one's map moves by"),
+    ],
+)
+def test_the_number_that_a_change_is_about_refutes(slug, changes, name):
+    assert name in {check.name for check in lab.run(slug, **changes).checks if not check.ok}
+
+
+def test_weights_that_are_no_softargmax_refute_both_orders_of_the_moved_key(monkeypatch):
+    def squared(q, k, v, beta):
+        weights = (1 + beta * q @ k.mT).square()
+        weights = weights / weights.sum(-1, keepdim=True)
+        return weights @ v, weights
+
+    monkeypatch.setattr(moved_key, "attend_reference", squared)
+    refuted = {check.name for check in moved_key.run().checks if not check.ok}
+    assert "relative error of the first-order formula" in refuted
+    assert any(name.startswith("error of the second-order mean") for name in refuted)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("slug", "fails"), [("positions", {0}), ("several-heads", {0, 1})])
 def test_the_mistake_of_a_training_run_is_refuted_by_the_number_it_is_about(slug, fails):
@@ -98,7 +135,7 @@ def test_what_is_refuted_could_have_held():
 
 
 def test_the_wrong_columns_are_as_wide_as_the_model():
-    assert [check.value for check in columns.run(keys_first=False).checks[:2]] == [768, 768]
+    assert [check.value for check in columns.run(keys_first=False).checks[2:4]] == [768, 768]
 
 
 def test_a_number_that_is_none_proves_nothing():

@@ -9,13 +9,13 @@ import pytest
 import torch
 from matplotlib.text import Text
 
-from clearhead.lab.claims import CLAIMS, settings
-from clearhead.lab.figures import imitations, positions, reach, saturation, style, tokens
+from clearhead.lab.claims import CLAIMS
+from clearhead.lab.figures import imitations, positions, reach, style, tokens
 from clearhead.lab.figures.gallery import FIGURES, draw_claim, save
+from clearhead.lab.saturation import measure
+from clearhead.lab.settings import settings
 from clearhead.nn.attention import MultiHeadAttention
 from clearhead.nn.positions import sinusoidal
-
-"""figures whose claims are written by others at this moment"""
 
 SETTINGS = {
     "n_keys": 2,
@@ -170,7 +170,7 @@ def test_numbers_that_are_not_finite_are_no_limits():
 
 
 def test_gradients_through_a_soft_weight_are_larger():
-    soft, hard = (saturation.gradient(64, beta, 8, torch.Generator().manual_seed(0)) for beta in (1 / 8, 1.0))
+    soft, hard = (measure(64, beta, 8, torch.Generator().manual_seed(0)).gradient for beta in (1 / 8, 1.0))
     assert soft > 1.5 * hard
 
 

@@ -3,8 +3,9 @@
 import json
 import math
 import sys
-from argparse import Namespace
+from argparse import SUPPRESS, ArgumentTypeError, Namespace
 from collections.abc import Sequence
+from inspect import cleandoc
 from pathlib import Path
 from textwrap import fill, wrap
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,16 @@ if TYPE_CHECKING:
 
 ABOUT = """\
 Each claim about attention is an experiment: it holds or it is refuted, and you
-see by which numbers. clearhead lab SLUG shows one in depth."""
+see by which numbers. Without options, all claims in a table; the words in its
+first column are their names.
+
+  clearhead lab temperature               one claim in depth, with its figure
+  clearhead lab temperature --help        what you may change in it
+  clearhead lab temperature --n-keys 3    the same with your own numbers
+
+From Python:
+  import clearhead
+  clearhead.lab.run("temperature", n_keys=3).verdict"""
 
 UNEXPECTED = 1
 
@@ -32,17 +42,20 @@ def run(argv: Sequence[str]) -> int:
 def run_all(argv: Sequence[str]) -> int:
     from clearhead.lab.claims import ALL
     from clearhead.lab.claims import run as run_claim
-    from clearhead.lab.page import Finding, write_page
+    from clearhead.lab.page import Finding, check_page, write_page
 
     options = Parser("clearhead lab", ABOUT)
-    options.add_argument("--all", action="store_true", help="run the claims that train a model, too (a minute)")
-    options.add_argument("--json", action="store_true", help="everything, for programs")
-    options.add_argument("--page", type=Path, metavar="FILE.md", help="write a hand-out with figures beside it")
+    options.add_argument("--all", action="store_true", help="run the claims that train a model, too (a minute each)")
+    options.add_argument("--json", action="store_true", help="all claims with their numbers, for programs")
+    options.add_argument(
+        "--page", type=Path, metavar="FILE.md", help="write a hand-out with figures in a folder beside it"
+    )
     args = options.parse(argv)
+    if args.page:
+        check_page(args.page)
     found = []
     for claim in ALL:
-        if claim.trains and args.all:
-            print(f"{claim.slug} trains a model ...", file=sys.stderr)
+        announce(claim, args.all)
         found.append(Finding(claim, run_claim(claim.slug) if args.all or not claim.trains else None))
     if args.page:
         write_page(args.page, found)
@@ -56,20 +69,24 @@ def run_all(argv: Sequence[str]) -> int:
 
 
 def run_one(slug: str, argv: Sequence[str]) -> int:
-    from clearhead.lab.claims import find, settings
+    from clearhead.lab.claims import find
     from clearhead.lab.claims import run as run_claim
+    from clearhead.lab.figures.gallery import FIGURES
     from clearhead.lab.page import Finding
+    from clearhead.lab.settings import check_settings, settings
 
     claim = find(slug)
-    options = Parser(f"clearhead lab {slug}", claim.statement)
+    options = Parser(f"clearhead lab {slug}", about_one(claim))
     options.add_argument("--json", action="store_true", help="everything, for programs")
-    options.add_argument(
-        "--figure", type=Path, metavar="FILE", help="where the figure goes: .png, .svg or .pdf (now figures/SLUG.png)"
-    )
-    options.add_argument("--no-figure", action="store_true", help="numbers only")
+    where = f"where the figure goes: .png, .svg or .pdf (now figures/{slug}.png)" if slug in FIGURES else SUPPRESS
+    options.add_argument("--figure", type=Path, metavar="FILE", help=where)
+    options.add_argument("--no-figure", action="store_true", help="numbers only" if slug in FIGURES else SUPPRESS)
     add_settings(options, claim)
     args = options.parse(argv)
+    check_figure(claim, args.figure)
     changes = {name: getattr(args, name) for name in settings(claim)}
+    check_settings(claim, changes)
+    announce(claim, will_run=True)
     finding = Finding(claim, run_claim(slug, **changes))
     drawn = draw(
         claim, args, {name: value for name, value in changes.items() if value != settings(claim)[name].default}
@@ -81,32 +98,64 @@ def run_one(slug: str, argv: Sequence[str]) -> int:
     return exit_code([finding])
 
 
+def announce(claim: "Claim", will_run: bool) -> None:
+    """A line before a wait; on stderr, where no program reads it as an answer."""
+    if claim.trains and will_run:
+        print(f"{claim.slug} trains small models, up to a minute ...", file=sys.stderr, flush=True)
+
+
+def about_one(claim: "Claim") -> str:
+    from clearhead.lab.settings import settings
+
+    explained = cleandoc(claim.run.__doc__ or "")
+    values = ", ".join(f"{name}={parameter.default!r}" for name, parameter in list(settings(claim).items())[:2])
+    return "\n\n".join(
+        [
+            fill(claim.statement, 78),
+            *([fill(explained, 78)] if explained else []),
+            f'From Python:\n  import clearhead\n  clearhead.lab.run("{claim.slug}", {values}).checks',
+        ]
+    )
+
+
+def check_figure(claim: "Claim", path: Path | None) -> None:
+    """Before the experiment: nobody waits for a figure that cannot be saved."""
+    from clearhead.lab.figures.gallery import FIGURES
+    from clearhead.lab.figures.style import check_format
+
+    if path is None:
+        return
+    if claim.slug not in FIGURES:
+        raise ValueError(f"--figure needs a claim with a figure, got {claim.slug}; try {', '.join(FIGURES)}")
+    check_format(path)
+
+
 def draw(claim: "Claim", args: Namespace, changes: dict[str, object]) -> Path | None:
     """The figure's file; without --figure only where a person reads the answer."""
     from clearhead.lab.figures.gallery import FIGURES, draw_claim, save
 
-    if claim.slug not in FIGURES:
-        if args.figure:
-            raise ValueError(f"--figure needs a claim with a figure, got {claim.slug}; try {', '.join(FIGURES)}")
-        return None
-    if args.no_figure or (args.json and not args.figure):
+    if claim.slug not in FIGURES or args.no_figure or (args.json and not args.figure):
         return None
     return save(draw_claim(claim.slug, changes), args.figure or Path("figures", f"{claim.slug}.png"))
 
 
 def add_settings(options: Parser, claim: "Claim") -> None:
-    from clearhead.lab.claims import settings
+    from clearhead.lab.settings import MEANING, settings
 
     for name, parameter in settings(claim).items():
         default = parameter.default
-        kind: Any = yes_or_no if isinstance(default, bool) else type(default)
-        text = f"now {default}"
-        options.add_argument(f"--{name.replace('_', '-')}", dest=name, type=kind, default=default, help=text)
+        is_flag = isinstance(default, bool)
+        kind: Any = yes_or_no if is_flag else type(default)
+        text = f"true or false, now {str(default).lower()}" if is_flag else f"{MEANING[name]}; now {default}"
+        option = f"--{name.replace('_', '-')}"
+        options.add_argument(
+            option, dest=name, type=kind, default=default, help=text, metavar="TRUE" if is_flag else "N"
+        )
 
 
 def yes_or_no(text: str) -> bool:
     if text.lower() not in ("true", "false"):
-        raise ValueError(text)
+        raise ArgumentTypeError(f"must be true or false, got {text!r}")
     return text.lower() == "true"
 
 
@@ -151,10 +200,12 @@ def summary(found: Sequence["Finding"]) -> list[str]:
     first = found[0].claim.slug
     return [
         f"{sum(finding.is_expected for finding in ran)} of {len(ran)} verdicts are as expected.",
-        *([f"{len(waiting)} that train a model:    clearhead lab --all"] if waiting else []),
+        *([f"{len(waiting)} that train a model:      clearhead lab --all"] if waiting else []),
         f"One in depth, with figure: clearhead lab {first}",
         f"What you may change in it: clearhead lab {first} --help",
-        "For programs, as hand-out: clearhead lab --help",
+        "As numbers for programs:   clearhead lab --json",
+        "As a page to hand out:     clearhead lab --page lab.md",
+        f'From Python:               clearhead.lab.run("{first}")',
     ]
 
 
@@ -167,7 +218,7 @@ def one(finding: "Finding", figure: Path | None) -> str:
     ]
     return "\n".join(
         [
-            f"{claim.slug}  ({', '.join(claim.rows)}; {claim.lesson})",
+            f"{claim.slug}  ({claim.lesson}; answers {', '.join(claim.rows)} of the course reports)",
             "",
             fill(claim.statement, 78),
             fill(f"The mistake: {claim.mistake}", 78),

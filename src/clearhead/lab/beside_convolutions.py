@@ -15,7 +15,7 @@ LENGTHS = (5, 8, 13, 40)
 
 
 def run(*, seed: int = 0, width: int = 8, context: int = 8, learned: bool = False) -> Result:
-    """learned asks of a learned table of `context` rows what holds of waves."""
+    """learned asks of a learned table of `context` rows what holds of sinusoidal positions."""
     torch.manual_seed(seed)
     attention, convolution = MultiHeadAttention(width, 2), AlongTheLine(width, kernel=3, depth=2)
     table = LearnedPositions(context, width)
@@ -38,7 +38,10 @@ def run(*, seed: int = 0, width: int = 8, context: int = 8, learned: bool = Fals
             (
                 equals("of 4 lengths, a convolution takes", answered(convolution), 4, 0),
                 equals(
-                    "attention with waves takes", answered(placed(table if learned else SinusoidalPositions())), 4, 0
+                    "attention with sinusoidal positions takes",
+                    answered(placed(table if learned else SinusoidalPositions())),
+                    4,
+                    0,
                 ),
                 equals(
                     f"attention with a learned table of {context} rows takes",
@@ -56,7 +59,7 @@ def run_parallel(*, seed: int = 0, width: int = 8, n_tokens: int = 9, recurrent:
     torch.manual_seed(seed)
     x = torch.randn(1, n_tokens, width, dtype=torch.float64)
     attention, convolution = MultiHeadAttention(width, 2).double(), AlongTheLine(width, 3, 1).double()
-    upper = MultiHeadAttention(width, 2).double()
+    upper, higher = MultiHeadAttention(width, 2).double(), AlongTheLine(width, 3, 1).double()
     chain = nn.GRU(width, width, batch_first=True).double()
 
     def attend_one(i: int) -> Tensor:
@@ -71,11 +74,17 @@ def run_parallel(*, seed: int = 0, width: int = 8, n_tokens: int = 9, recurrent:
         alone = torch.cat([attend_one(i) for i in range(n_tokens)], dim=1)
         windows = torch.cat([convolve_one(i) for i in range(n_tokens)], dim=1)
         second = upper(attention(x)) - upper(x)
+        deeper = higher(convolution(x)) - higher(x)
         return Result(
             (
                 at_most("attention, each place by itself: difference", (alone - whole).abs().max().item(), 1e-12),
-                at_most("convolution, the same", (windows - convolution(x)).abs().max().item(), 1e-12),
-                at_least("a second layer without the first: difference", second.abs().max().item(), 1e-3),
+                at_most(
+                    "convolution, each place by itself: difference",
+                    (windows - convolution(x)).abs().max().item(),
+                    1e-12,
+                ),
+                at_least("attention, second layer without the first: difference", second.abs().max().item(), 1e-3),
+                at_least("convolution, the same", deeper.abs().max().item(), 1e-3),
             )
         )
 
@@ -84,7 +93,9 @@ def run_rotation(*, seed: int = 0, width: int = 4, side: int = 8, turn: bool = F
     """turn asks of quarter turns what holds of shifts."""
     torch.manual_seed(seed)
     images = torch.randn(1, width, side, side, dtype=torch.float64)
-    layer = nn.Conv2d(width, width, 3, padding=1, padding_mode="circular").double()
+    layer, even = (nn.Conv2d(width, width, 3, padding=1, padding_mode="circular").double() for _ in range(2))
+    with torch.no_grad():  # the mean of its four turns is a kernel that is its own turn
+        even.weight.copy_(torch.stack([even.weight.rot90(turns, (2, 3)) for turns in range(4)]).mean(0))
 
     def shifted(x: Tensor) -> Tensor:
         return x.roll((2, 3), dims=(2, 3))
@@ -92,7 +103,7 @@ def run_rotation(*, seed: int = 0, width: int = 4, side: int = 8, turn: bool = F
     def turned(x: Tensor) -> Tensor:
         return x.rot90(dims=(2, 3))
 
-    def change(move: Callable[[Tensor], Tensor]) -> tuple[float, float]:
+    def change(move: Callable[[Tensor], Tensor], layer: nn.Module = layer) -> tuple[float, float]:
         """How far the moved image's answer is from the moved answer, and how far the pooled one moves."""
         with torch.no_grad():
             before, after = layer(images), layer(move(images))
@@ -106,6 +117,7 @@ def run_rotation(*, seed: int = 0, width: int = 4, side: int = 8, turn: bool = F
             at_most("the pooled answer moves by", pooled, 1e-12),
             at_least("turned image: difference from the turned answer", change(turned)[0], 1e-2),
             at_least("turned image: the pooled answer moves by", change(turned)[1], 1e-4),
+            at_most("turned image, a kernel that is its own turn: difference", change(turned, even)[0], 1e-12),
         )
     )
 
@@ -119,6 +131,7 @@ ANY_SIZE = Claim(
     formula="neither W_Q, W_K, W_V nor a kernel has a size that depends on the length; a table (context, width) has",
     run=run,
     try_next="clearhead lab any-size --context 20",
+    multiples={"width": 2},
 )
 
 PARALLEL = Claim(
@@ -130,6 +143,7 @@ PARALLEL = Claim(
     formula="h_i^(l+1) = f(h^(l), i):  needs the whole layer below, and no other place of its own",
     run=run_parallel,
     try_next="clearhead lab parallel --recurrent true",
+    multiples={"width": 2},
 )
 
 ROTATION = Claim(
@@ -141,4 +155,5 @@ ROTATION = Claim(
     formula="conv(shift x) = shift conv(x);  conv(turn x) = turn conv(x) only for kernels that are their own turn",
     run=run_rotation,
     try_next="clearhead lab rotation --side 32",
+    least={"side": 4},
 )

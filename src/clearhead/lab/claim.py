@@ -4,8 +4,8 @@ A claim's `run` measures and compares; each comparison is a `Check`, and the cla
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 Verdict = Literal["holds", "refuted"]
@@ -33,6 +33,10 @@ def at_most(name: str, value: float, limit: float) -> Check:
 
 def at_least(name: str, value: float, limit: float) -> Check:
     return Check(name, value, f"at least {limit:g}", value >= limit)
+
+
+def above(name: str, value: float, limit: float) -> Check:
+    return Check(name, value, f"above {limit:g}", value > limit)
 
 
 def within(name: str, value: float, low: float, high: float) -> Check:
@@ -70,6 +74,12 @@ class Claim:
     """keyword arguments with defaults only: what a reader may play with, `seed` among them"""
     try_next: str
     """a command that is worth a look after this one"""
+    least: Mapping[str, float] = field(default_factory=dict)
+    """the lowest number that a setting takes, where it is not 1: below it, the statement says nothing"""
+    most: Mapping[str, float] = field(default_factory=dict)
+    """the highest, where it is not that of all claims"""
+    multiples: Mapping[str, int] = field(default_factory=dict)
+    """of what a setting must be a multiple, as width of a fixed number of heads"""
     expected: Verdict = "holds"
     trains: bool = False
     """it needs a training run of up to a minute, so `clearhead lab` runs it only when asked to"""

@@ -32,6 +32,7 @@ from clearhead.lab import (
     torch_weights,
 )
 from clearhead.lab.claim import Claim, Result
+from clearhead.lab.settings import check_settings, enough_memory
 
 ALL: tuple[Claim, ...] = (
     temperature.CLAIM,
@@ -80,12 +81,6 @@ def find(slug: str) -> Claim:
     return CLAIMS[slug]
 
 
-def settings(claim: Claim) -> dict[str, inspect.Parameter]:
-    """What a reader may change: the numbers among the arguments of its `run`."""
-    parameters = inspect.signature(claim.run).parameters.values()
-    return {p.name: p for p in parameters if isinstance(p.default, int | float)}
-
-
 def run(slug: str, **changes: object) -> Result:
     """The experiment of one claim, with its own numbers or with yours: run("elongated-key", alpha=3)."""
     claim = find(slug)
@@ -93,7 +88,11 @@ def run(slug: str, **changes: object) -> Result:
     for name in changes:
         if name not in known:
             raise ValueError(f"{slug} takes {', '.join(known)}, got {name!r}; {nearest(name, known)}")
-    with torch.random.fork_rng(devices=[]):  # an experiment may seed torch; the caller's random state stays
+    check_settings(claim, changes)
+    with (
+        enough_memory(),
+        torch.random.fork_rng(devices=[]),
+    ):  # an experiment may seed torch; the caller's random state stays
         return claim.run(**changes)
 
 

@@ -37,8 +37,9 @@ CLAIM = Claim(
     rows=("R4.16",),
     lesson="Blocks: feed-forward, norm, skip connections",
     statement="With x + f(x) the gradient still reaches the first of many layers; with f(x) alone it fades.",
-    mistake="Skip connections only add parameters.",
+    mistake="The gradient reaches the first layer as well without them.",
     formula="d(x + f(x))/dx = I + f'(x)",
     run=run,
     try_next="clearhead lab skip-connections --depth 100",
+    least={"depth": 16},
 )

@@ -36,4 +36,5 @@ CLAIM = Claim(
     formula="H = W_O [O_1; ...; O_h],  O_i = W_V,i V softargmax((W_K,i K)ᵀ W_Q,i Q)",
     run=run,
     try_next="clearhead shapes attention --width 768 --heads 12",
+    least={"n_heads": 2, "n_tokens": 2},
 )

@@ -7,21 +7,29 @@ from clearhead.lab.claim import Claim, Result, at_least, at_most, equals
 from clearhead.nn.attention import MultiHeadAttention, attend_reference
 
 
-def run(*, seed: int = 0, width: int = 16, n_examples: int = 3, n_tokens: int = 6, other_keys: bool = False) -> Result:
-    """other_keys attends to other tokens: then it is no self-attention."""
+def run(*, seed: int = 0, width: int = 16, n_examples: int = 3, n_tokens: int = 6, mixed: bool = False) -> Result:
+    """mixed lets the examples of the batch attend to each other, as one long sequence: the mistake."""
     torch.manual_seed(seed)
     layer = MultiHeadAttention(width, 1).double()
-    x, y = torch.randn(2, n_examples, n_tokens, width, dtype=torch.float64)
-    keys = y if other_keys else x
+    x = torch.randn(n_examples, n_tokens, width, dtype=torch.float64)
+    others = torch.cat([x[:1], torch.randn_like(x[1:])])
+
+    def map_of(tokens: Tensor) -> Tensor:
+        tokens = tokens.flatten(0, 1)[None] if mixed else tokens
+        return attend_reference(layer.query(tokens), layer.key(tokens), layer.value(tokens))[1]
+
     with torch.no_grad():
-        weights = attend_reference(layer.query(x), layer.key(x), layer.value(x))[1]
-        error = (layer(x, keys, keys) - layer(x)).abs().max().item()
+        weights = map_of(x)
+        moved = (map_of(others) - weights)[0].abs().max().item()
+        by_torch, _ = layer.to_torch()(x, x, x)
+        error = (layer(x) - by_torch).abs().max().item()
     return Result(
         (
             equals("first size of the map: examples", weights.shape[0], n_examples, 0),
             equals("second: tokens that ask", weights.shape[1], n_tokens, 0),
             equals("third: tokens that are asked", weights.shape[2], n_tokens, 0),
-            at_most("difference of Attention(X, X, X) from self-attention", error, 1e-12),
+            at_most("other examples change: the first one's map moves by", moved, 0.0),
+            at_most("difference of nn.MultiheadAttention(X, X, X) from self-attention", error, 1e-12),
         )
     )
 
@@ -58,7 +66,7 @@ MAP = Claim(
     rows=("R3.4",),
     lesson="Attention and its weights",
     statement="The map of one head is batch x sequence x sequence, and self-attention is Attention(X, X, X).",
-    mistake="The map is as wide as the model, or mixes the examples of a batch.",
+    mistake="The map mixes the examples of a batch.",
     formula="A = softargmax(beta X W_Q (X W_K)ᵀ)  (B,L,L)",
     run=run,
     try_next="clearhead steps",
@@ -73,4 +81,5 @@ CROSS = Claim(
     formula="softargmax(beta (x W_Q)(m W_K)ᵀ) m W_V;  x decoder (Q,e), m encoder's output (K,e) -> (Q,e)",
     run=run_cross,
     try_next="clearhead shapes transformer_base",
+    multiples={"width": 2},
 )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from clearhead.lab.claim import Check, Claim, Result, at_most
+from clearhead.lab.claim import Check, Claim, Result, at_most, equals
 from clearhead.nn.attention import attend_reference
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
@@ -38,31 +38,38 @@ def run(
     measured = (attend_reference(q, moved, v, beta=beta)[0] - attend_reference(q, back, v, beta=beta)[0]) / 2
     predicted = rule(weights[:, 0], q @ eps, v[0], out, beta)
     error = (measured - predicted).norm() / measured.norm()
-    least = measured.norm(dim=1).min() / measured.norm(dim=1).max()
+    still = int((measured.norm(dim=1) == 0).sum())
     return Result(
         (
             at_most("relative error of the first-order formula", error.item(), 1e-5),
-            at_most("outputs that did not move at all", float(least == 0), 0.0),
-            second_order(random, q[0], k, v, beta),
+            at_most("outputs that did not move at all", still, 0.0),
+            *second_order(random, q[0], k, v, beta),
         )
     )
 
 
-def second_order(random: torch.Generator, q: Tensor, k: Tensor, v: Tensor, beta: float, s: float = 0.05) -> Check:
-    """Mean change over random steps of variance s², against ½ beta² s² |q|² A(1-2A)(v_a - h)."""
+def second_order(random: torch.Generator, q: Tensor, k: Tensor, v: Tensor, beta: float) -> list[Check]:
+    """Random steps of variance s²: which way they move the output, and the mean against the formula."""
     out, weights = attend_reference(q[None], k, v, beta=beta)
     share = weights[0, 0]
-    steps = s * torch.randn(20_000, 1, len(q), generator=random, dtype=torch.float64)
-    total = torch.zeros_like(out)
+    s = 0.05 / (beta * q.norm())  # small enough for the third order to stay away
+    steps = torch.randn(20_000, 1, len(q), generator=random, dtype=torch.float64)
+    steps *= s * q.norm() / (steps @ q).square().mean().sqrt()  # their spread along q is s² exactly, not nearly
+    total, closer = torch.zeros_like(out), 0.0
     for sign in (1, -1):  # each step and its opposite: the first-order part, a control variate, drops out
         moved = k.repeat(len(steps), 1, 1)
         moved[:, 0] += sign * steps[:, 0]
         queries = q.expand(len(steps), 1, -1)
-        total += attend_reference(queries, moved, v.expand(len(steps), -1, -1), beta=beta)[0].mean(0) / 2
-    predicted = 0.5 * beta**2 * s**2 * q.square().sum() * share * (1 - 2 * share) * (v[0] - out)
+        outputs = attend_reference(queries, moved, v.expand(len(steps), -1, -1), beta=beta)[0]
+        total += outputs.mean(0) / 2
+        if sign == 1:
+            closer = ((outputs - out) @ (v[0] - out[0]) > 0).double().mean().item()
     scale = 0.5 * beta**2 * s**2 * q.square().sum() * share * (v[0] - out)
-    error = (total - out - predicted).norm() / scale.norm()
-    return at_most("relative error of the second-order mean", error.item(), 0.02)
+    error = (total - out - scale * (1 - 2 * share)).norm() / scale.norm()
+    return [
+        equals("share of random steps that bring the output closer to v_a", closer, 0.5, 0.03),
+        at_most("error of the second-order mean, over ½ beta² s² |q|² A_a |v_a - h|", error.item(), 0.02),
+    ]
 
 
 CLAIM = Claim(
@@ -74,4 +81,6 @@ CLAIM = Claim(
     formula="dh_j = beta A_aj (eps·q_j)(v_a - h_j);  E[dh_j] = ½ beta² s² |q_j|² A_a (1 - 2 A_a)(v_a - h_j)",
     run=run,
     try_next="clearhead lab moved-key --size 0.1",
+    least={"n_keys": 2, "beta": 0.01, "size": 1e-9},
+    most={"width": 1024, "beta": 2, "size": 1},
 )

@@ -13,28 +13,38 @@ def run(*, seed: int = 0, width: int = 16, n_heads: int = 4, n_tokens: int = 5, 
     """from_left=False multiplies from the other side, Cᵀ W, which for square weights is Wᵀ C."""
     torch.manual_seed(seed)
     layer = MultiHeadAttention(width, n_heads, bias=False).double()
-    C = torch.randn(width, n_tokens, dtype=torch.float64)  # columns are tokens
+    C, *given = torch.randn(4, width, n_tokens, dtype=torch.float64)  # columns are tokens
 
     def heads(weight: Tensor) -> tuple[Tensor, ...]:
         return (weight if from_left else weight.T).chunk(n_heads)  # W_i (d,e)
 
-    with torch.no_grad():
-        outputs = []
+    def outputs(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+        """O_i = W_V,i v softargmax((W_K,i k)ᵀ W_Q,i q), (d,n) each"""
+        found = []
         for W_Q, W_K, W_V in zip(*(heads(p.weight) for p in (layer.query, layer.key, layer.value)), strict=True):
-            Q, K, V = W_Q @ C, W_K @ C, W_V @ C
-            outputs.append(V @ softargmax(K.T @ Q, len(Q) ** -0.5, dim=0))  # O_i (d,n)
+            Q, K, V = W_Q @ q, W_K @ k, W_V @ v
+            found.append(V @ softargmax(K.T @ Q, len(Q) ** -0.5, dim=0))
+        return found
+
+    def gap(made: Tensor, *inputs: Tensor) -> float:
+        return (made - layer(*(x.T[None] for x in inputs))[0].T).abs().max().item()
+
+    with torch.no_grad():
         assert isinstance(layer.output, nn.Linear)
-        W_O = layer.output.weight
-        joined = W_O @ torch.cat(outputs)
-        summed = torch.stack([part @ out for part, out in zip(W_O.chunk(n_heads, dim=1), outputs, strict=True)]).sum(0)
-        expected = layer(C.T[None])[0].T
-    return Result(
-        (
-            equals("rows of one head's W_Q", len(W_Q), width // n_heads, 0),
-            at_most("difference of W_O [O_1; ...; O_h] from the layer", (joined - expected).abs().max().item(), 1e-12),
-            at_most("difference of the sum of W_O,i O_i from it", (summed - expected).abs().max().item(), 1e-12),
+        W_O, own = layer.output.weight, outputs(C, C, C)
+        summed = torch.stack([part @ out for part, out in zip(W_O.chunk(n_heads, dim=1), own, strict=True)]).sum(0)
+        return Result(
+            (
+                equals("rows of one head's output", len(own[0]), width // n_heads, 0),
+                at_most("difference of W_O [O_1; ...; O_h] from the layer", gap(W_O @ torch.cat(own), C), 1e-12),
+                at_most("difference of the sum of W_O,i O_i from it", gap(summed, C), 1e-12),
+                at_most(
+                    "for given Q, K and V: difference from the layer",
+                    gap(W_O @ torch.cat(outputs(*given)), *given),
+                    1e-12,
+                ),
+            )
         )
-    )
 
 
 def run_groups(*, seed: int = 0, width: int = 8, n_heads: int = 4, length: int = 9, one_kernel: bool = False) -> Result:
@@ -62,7 +72,7 @@ COLUMNS = Claim(
     rows=("R4.6",),
     lesson="Heads",
     statement="From C (e,n) each head projects once, from the left: W_i C; one W_O without an index mixes the outputs.",
-    mistake="C W_i, projected twice, and one W_O for each head.",
+    mistake="C W_i, from the right, and a W_O of its own for each head.",
     formula="Q_i = W_Q,i C (d,n), K_i, V_i likewise;  H = W_O [O_1; ...; O_h], W_O (e, h d)",
     run=run,
     try_next="clearhead lab head-outputs",
@@ -74,6 +84,7 @@ GROUPS = Claim(
     lesson="Heads",
     statement="Heads are to attention what groups with a kernel each are to a convolution: own pattern, own channels.",
     mistake="Heads repeat one pattern; a convolution has nothing like them.",
+    least={"length": 3},
     formula="scores_h(i,j) = log w_h(j - i):  attention = grouped convolution with kernels w_h",
     run=run_groups,
     try_next="clearhead lab convolution",

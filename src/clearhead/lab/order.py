@@ -97,5 +97,6 @@ CLAIM = Claim(
     formula="without positions the answer for a token knows its own content and the bag of the others, nothing else",
     run=run,
     try_next="clearhead lab positions --steps 1000",
+    multiples={"width": 2},
     trains=True,
 )

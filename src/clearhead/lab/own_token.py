@@ -28,5 +28,6 @@ CLAIM = Claim(
     formula="argmax_j q_i·k_j = i only if W_Q and W_K make it so",
     run=run,
     try_next="clearhead lab own-token --same-projection true",
+    least={"n_tokens": 2},
     expected="refuted",
 )

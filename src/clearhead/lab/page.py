@@ -1,6 +1,6 @@
 """The lab's hand-out: a page for a class, written from what the experiments found."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -12,7 +12,9 @@ HEAD = """\
 
 Each sentence below is a claim about attention that was put to the test: an experiment measured some numbers, and the
 claim holds if all of them are what it says. Beside it stands the mistake that is often made instead. Every experiment
-can be run again, with other numbers, by the command that is named; a whole lesson takes seconds on a laptop.
+can be run again, with other numbers, by the command that is named; a whole lesson takes seconds on a laptop, and a
+claim that trains a model up to a minute. Codes such as R4.5 number the statements of the course reports that are
+answered.
 
 This page is written by `clearhead lab --all --page docs/lab.md`.
 """
@@ -38,10 +40,17 @@ class Finding:
         return self.result is None or self.result.verdict == self.claim.expected
 
 
+def check_page(path: Path) -> None:
+    """Before the experiments: nobody waits for a page that cannot be written."""
+    if path.suffix.lower() != ".md" or path.is_dir():
+        raise ValueError(f"a page is a file that ends in .md, got {str(path)!r}; try {path.stem or 'lab'}.md")
+
+
 def write_page(path: Path, found: Sequence[Finding]) -> None:
     """The page, and the figures in a folder of its name beside it: docs/lab.md and docs/lab/."""
     from clearhead.lab.figures.gallery import FIGURES, draw_claim, save
 
+    check_page(path)
     figures = path.with_suffix("")
     figures.mkdir(parents=True, exist_ok=True)
     for finding in found:
@@ -50,7 +59,7 @@ def write_page(path: Path, found: Sequence[Finding]) -> None:
     path.write_text(page(found, figures.name, FIGURES), encoding="utf-8")
 
 
-def page(found: Sequence[Finding], figures: str, drawn: Sequence[str] | dict) -> str:
+def page(found: Sequence[Finding], figures: str, drawn: Container[str]) -> str:
     """The text, with `drawn` claims' figures linked from the folder `figures`."""
     lines = [HEAD]
     for number, (lesson, findings) in enumerate(groupby(found, lambda finding: finding.claim.lesson), start=1):

@@ -1,22 +1,29 @@
-"""Two layers under other names: feed-forward as 1x1 convolutions, patches as a strided convolution."""
+"""Layers under other names: feed-forward and patches as convolutions, attention as message passing on a graph."""
 
 import torch
 
-from clearhead.lab.claim import Claim, Result, at_least, at_most
+from clearhead.lab.claim import Claim, Result, at_least, at_most, equals
 from clearhead.lab.constructions import feedforward_as_convolutions, message_passing, patches_as_convolution
-from clearhead.nn.attention import attend_reference
+from clearhead.lab.reach import inputs_seen
+from clearhead.nn.attention import MultiHeadAttention, attend_reference
 from clearhead.nn.feedforward import FeedForward
 from clearhead.nn.patches import PatchTokens
 
 
-def run_feedforward(*, seed: int = 0, width: int = 8, n_tokens: int = 5, swap: bool = False) -> Result:
-    """swap compares with the tokens in another order: the mistake that places are mixed."""
+def run_feedforward(*, seed: int = 0, width: int = 8, n_tokens: int = 5, attention: bool = False) -> Result:
+    """attention asks of attention what holds of the feed-forward net: the mistake that places are mixed."""
     torch.manual_seed(seed)
     net, x = FeedForward(width, 4 * width).double(), torch.randn(2, n_tokens, width, dtype=torch.float64)
+    layer = MultiHeadAttention(width, 1).double() if attention else net
     with torch.no_grad():
         convolved = feedforward_as_convolutions(net)(x.mT).mT
-        error = (convolved - net(x.flip(1) if swap else x)).abs().max().item()
-    return Result((at_most("difference from two 1x1 convolutions", error, 1e-12),))
+        error = (convolved - layer(x)).abs().max().item()
+    return Result(
+        (
+            at_most("difference from two 1x1 convolutions", error, 1e-12),
+            equals("places that the answer at one place depends on", inputs_seen(layer, x[:1]), 1, 0),
+        )
+    )
 
 
 def run_patches(*, seed: int = 0, width: int = 8, patch: int = 4, side: int = 3, stride: int = 0) -> Result:
@@ -64,7 +71,8 @@ FEEDFORWARD = Claim(
     mistake="It mixes positions.",
     formula="max(0, x W_1 + b_1) W_2 + b_2 = conv_1x1(max(0, conv_1x1(x)))",
     run=run_feedforward,
-    try_next="clearhead lab feed-forward --swap true",
+    try_next="clearhead lab feed-forward --attention true",
+    least={"n_tokens": 2},
 )
 
 PATCHES = Claim(
@@ -87,4 +95,6 @@ GRAPH = Claim(
     formula="h_i = sum over edges (i,j) of softargmax_j(q_i·k_j) v_j",
     run=run_graph,
     try_next="clearhead lab graph --share 0.1",
+    least={"n_nodes": 2, "share": 0},
+    most={"share": 1},
 )

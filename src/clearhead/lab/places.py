@@ -3,11 +3,13 @@
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from clearhead.lab.claim import Claim, Result, at_least, at_most, equals
-from clearhead.models.config import Pooling, VisionConfig
+from clearhead.models.config import GridPlaces, Pooling, VisionConfig
 from clearhead.models.vit import VisionTransformer
+from clearhead.nn.blocks import DecoderBlock
 from clearhead.nn.grid import LearnedGrid
 
 Rule = Callable[[Tensor, Tensor], Tensor]
@@ -24,9 +26,16 @@ def place_only(tokens: Tensor, table: Tensor) -> Tensor:
     return torch.cat([tokens, places[:, None]], dim=1)
 
 
-def model_for(width: int, readout: Pooling, side: int = 4) -> VisionTransformer:
+def model_for(width: int, readout: Pooling, side: int = 4, positions: GridPlaces = "learned") -> VisionTransformer:
     config = VisionConfig(
-        width=width, depth=2, n_heads=2, image_size=4 * side, patch_size=4, n_classes=3, readout=readout
+        width=width,
+        depth=2,
+        n_heads=2,
+        image_size=4 * side,
+        patch_size=4,
+        n_classes=3,
+        readout=readout,
+        positions=positions,
     )
     return VisionTransformer(config).double().eval()
 
@@ -46,12 +55,14 @@ def run(*, seed: int = 0, width: int = 16, side: int = 4, rule: Rule = added) ->
         shuffled = change(model, tokens, order)
         table.table.zero_()
         without = change(model, tokens, order)
+        waves = change(model_for(width, "mean", side, "sinusoidal"), tokens, order)
     return Result(
         (
             at_most("what the encoder gets: difference from tokens + table", error, 0.0),
             equals("numbers that tell one place", table.table.shape[1], width, 0),
             at_least("patches shuffled: the answer moves by", shuffled, 1e-3),
             at_most("the same with the table at zero", without, 1e-12),
+            at_least("the same with sinusoidal positions instead", waves, 1e-3),
         )
     )
 
@@ -77,15 +88,20 @@ def run_readout(*, seed: int = 0, width: int = 16, mean: bool = False) -> Result
         return int((gradient[0].abs().sum(-1) > 0).sum())
 
     model = model_for(width, "class")
+    norm, z = model.encoder.norm, []
+    assert isinstance(norm, nn.LayerNorm)
+    handle = norm.register_forward_hook(lambda module, args, out: z.append(args[0]))
     with torch.no_grad():
-        tokens = model.readout.begin(model.positions(model.tokenize(images), (4, 4)))
-        by_hand = model.head(model.encoder(tokens)[:, 0])  # the encoder ends in a layer norm
-        error = (by_hand - model(images)).abs().max().item()
+        answer = model(images)
+        handle.remove()
+        by_hand = model.head(F.layer_norm(z[0][:, 0], (width,), eps=norm.eps))  # fresh: its scale is 1, its shift 0
+        error = (by_hand - answer).abs().max().item()
     return Result(
         (
             at_most("difference of MLP(LN(z_0)) from the model", error, 1e-12),
             equals("class token: tokens that the answer is read from", read_places("mean" if mean else "class"), 1, 0),
             equals("mean pooling: tokens that the answer is read from", read_places("mean"), 16, 0),
+            equals("decoder blocks in it", sum(isinstance(part, DecoderBlock) for part in model.modules()), 0, 0),
         )
     )
 
@@ -99,6 +115,8 @@ LEARNED = Claim(
     formula="z_i = W patch_i + E_i,  E (P, width) learned",
     run=run,
     try_next="clearhead lab class-token",
+    multiples={"width": 4},
+    least={"side": 2},
 )
 
 READOUT = Claim(
@@ -110,4 +128,5 @@ READOUT = Claim(
     formula="y = MLP(LN(z_0));  or y = MLP(mean_i LN(z_i))",
     run=run_readout,
     try_next="clearhead shapes vit_base",
+    multiples={"width": 2},
 )

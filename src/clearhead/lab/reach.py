@@ -28,6 +28,8 @@ class AlongTheLine(nn.Module):
 
 def run(*, seed: int = 0, width: int = 8, n_tokens: int = 21, kernel: int = 3, depth: int = 1) -> Result:
     """depth is that of the convolutions that are said to see `kernel` places."""
+    if kernel > n_tokens:
+        raise ValueError(f"n_tokens must be at least kernel, got {n_tokens} and {kernel}; try n_tokens={4 * kernel}")
     torch.manual_seed(seed)
     x = torch.randn(1, n_tokens, width, dtype=torch.float64)
     needed = -(-(n_tokens // 2) // (kernel // 2))
@@ -64,4 +66,6 @@ CLAIM = Claim(
     formula="d h_i / d x_j is dense for attention, k wide for a convolution, 1 + depth (k-1) wide for several",
     run=run,
     try_next="clearhead lab reach --kernel 7",
+    multiples={"width": 2},
+    least={"kernel": 3},
 )

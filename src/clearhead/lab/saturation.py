@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,12 +22,31 @@ def unscaled(width: int) -> float:
     return 1.0
 
 
-def measure(width: int, beta: float, n_keys: int, random: torch.Generator) -> tuple[float, float]:
-    """Variance of the logits, and entropy of their softargmax in units of the largest possible, over 512 draws."""
+@dataclass(frozen=True)
+class Softness:
+    """Of softargmax over some keys, the mean of 512 draws of a query and its keys."""
+
+    variance: float
+    """of the logits"""
+    entropy: float
+    """of the weights, in units of the largest possible"""
+    gradient: float
+    """norm at the logits of what arrives at the weights as random numbers of unit variance"""
+
+
+def measure(width: int, beta: float, n_keys: int, random: torch.Generator, raised: float = 0.0) -> Softness:
+    """`raised` is added to all logits alike: as large as they then are, their spread stays."""
     q = torch.randn(512, 1, width, generator=random, dtype=torch.float64)
     k = torch.randn(512, n_keys, width, generator=random, dtype=torch.float64)
-    logits = beta * (q @ k.mT)[:, 0]
-    return logits.var().item(), entropy(softargmax(logits)).mean().item() / math.log(n_keys)
+    logits = (raised + beta * (q @ k.mT)[:, 0]).requires_grad_()
+    weights = softargmax(logits)
+    arriving = torch.randn(weights.shape, generator=random, dtype=torch.float64)
+    (gradient,) = torch.autograd.grad(weights, logits, arriving)
+    return Softness(
+        variance=logits.var().item(),
+        entropy=entropy(weights).mean().item() / math.log(n_keys),
+        gradient=gradient.norm(dim=-1).mean().item(),
+    )
 
 
 def entropy(shares: Tensor) -> Tensor:
@@ -35,16 +55,18 @@ def entropy(shares: Tensor) -> Tensor:
 
 def run(*, seed: int = 0, width: int = 256, n_keys: int = 16, scale: Scale = one_over_root) -> Result:
     random = torch.Generator().manual_seed(seed)
-    narrow, wide = 4, max(16, width)
-    variances, entropies = zip(*(measure(d, scale(d), n_keys, random) for d in (narrow, wide)), strict=True)
-    plain_variance, plain_entropy = measure(wide, 1.0, n_keys, random)
+    narrow, wide, plain = (measure(d, s, n_keys, random) for d, s in ((4, scale(4)), (width, scale(width)), (width, 1)))
+    raised = measure(width, scale(width), n_keys, random, raised=1000.0)
     return Result(
         (
-            equals(f"variance of the logits at width {wide}", variances[1], 1.0, 0.15),
-            at_most("entropy lost from the narrow to the wide", entropies[0] - entropies[1], 0.1),
-            equals("variance without the scale, over the width", plain_variance / wide, 1.0, 0.15),
-            at_most("entropy left without the scale (1 is the most)", plain_entropy, 0.5),
-            at_least("entropy left with it", entropies[1], 0.7),
+            equals("variance of the logits at width 4", narrow.variance, 1.0, 0.35),
+            equals(f"variance of the logits at width {width}", wide.variance, 1.0, 0.15),
+            equals("variance without the scale, over the width", plain.variance / width, 1.0, 0.15),
+            at_most("entropy lost from width 4 to the wide", narrow.entropy - wide.entropy, 0.1),
+            at_least("entropy left with the scale (1 is the most)", wide.entropy, 0.7),
+            at_most("entropy left without it", plain.entropy, 0.5),
+            at_least("gradient at the logits, with the scale over without", wide.gradient / plain.gradient, 1.1),
+            at_least("all logits 1000 larger, spread the same: entropy left", raised.entropy, 0.7),
         )
     )
 
@@ -53,9 +75,10 @@ CLAIM = Claim(
     slug="saturation",
     rows=("R4.17", "R4.1"),
     lesson="Softargmax and its temperature",
-    statement="1/sqrt(d) keeps the logits of unit-variance queries and keys at unit variance: softargmax stays soft.",
+    statement="Softargmax saturates with the spread of its logits; 1/sqrt(d) keeps it at 1 for unit-variance q and k.",
     mistake="The scale is a detail: softargmax gives the same without it.",
     formula="Var(q·k) = d, so Var(q·k / sqrt(d)) = 1",
     run=run,
     try_next="clearhead lab saturation --width 4096",
+    least={"width": 16, "n_keys": 2},
 )

@@ -20,10 +20,23 @@ def run(*, seed: int = 0, width: int = 16, dropout: float = 0.2, testing: bool =
         with torch.no_grad():
             return (model(ids) - model(ids)).abs().max().item()
 
+    def learnt(training: bool) -> float:
+        """How far the weights are moved by one pass of a stage; only a pass that leaves a graph can move them."""
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        model.train(training)
+        with torch.set_grad_enabled(training):
+            answer = model(ids)
+        if answer.requires_grad:
+            answer.square().mean().backward()
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+        return max((p - q).abs().max().item() for p, q in zip(model.parameters(), before, strict=True))
+
     return Result(
         (
             at_most("same input twice, testing stage: difference", change(not testing), 0.0),
             at_least("same input twice, training stage: difference", change(True), 1e-3),
+            at_most("one pass in the testing stage: the weights move by", learnt(not testing), 0.0),
+            at_least("one pass and its step in the training stage: they move by", learnt(True), 1e-6),
         )
     )
 
@@ -32,9 +45,12 @@ CLAIM = Claim(
     slug="stages",
     rows=("R0.8",),
     lesson="Masks, training and testing",
-    statement="In the testing stage the same input gives the same output; in the training stage dropout changes it.",
+    statement="In testing the same input gives the same output and weights stay; in training neither is so.",
     mistake="A trained model always answers the same.",
     formula="dropout(x) = x m / (1-p), m drawn anew in training; x itself in testing",
     run=run,
     try_next="clearhead lab stages --dropout 0.01",
+    least={"dropout": 0},
+    most={"dropout": 0.9},
+    multiples={"width": 2},
 )

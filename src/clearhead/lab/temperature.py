@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from clearhead.lab.claim import Claim, Result, at_most
+from clearhead.lab.claim import Claim, Result, at_most, equals
 from clearhead.nn.softargmax import softargmax
 
 Rule = Callable[[Tensor, float], Tensor]
@@ -28,6 +28,7 @@ def run(*, seed: int = 0, n_keys: int = 6, rule: Rule = softargmax) -> Result:
 
     return Result(
         (
+            equals("beta 1: sum over the keys", rule(z, 1.0).sum().item(), 1.0, 1e-12),
             at_most("beta 0: distance from 1/m each", gap(0.0, torch.full_like(z, 1 / n_keys)), 0.0),
             at_most("beta 1: distance from plain softmax", gap(1.0, z.softmax(0)), 1e-15),
             at_most("beta +inf: distance from the argmax", gap(math.inf, best), 0.0),

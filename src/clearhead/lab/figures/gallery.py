@@ -18,6 +18,7 @@ from clearhead.lab.figures import (
     tokens,
 )
 from clearhead.lab.figures.style import save as save
+from clearhead.lab.settings import enough_memory
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,4 +49,5 @@ def draw_claim(slug: str, changes: Mapping[str, object] = MappingProxyType({})) 
     """The figure of a claim, with those of the reader's numbers that it depends on."""
     draw = FIGURES[slug]
     known = inspect.signature(draw).parameters
-    return draw(**{name: value for name, value in changes.items() if name in known})
+    with enough_memory():
+        return draw(**{name: value for name, value in changes.items() if name in known})

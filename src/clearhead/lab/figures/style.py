@@ -124,15 +124,20 @@ def count_ticks(axes: "Axes", rows: int, columns: int) -> None:
     axes.tick_params(length=0)
 
 
+def check_format(path: Path) -> str:
+    """The suffix of a figure's file, if it is one that figures are saved as."""
+    suffix = path.suffix.lower()
+    if suffix not in METADATA:
+        name = f"{path.stem or 'figure'}.png"
+        raise ValueError(f"a figure is saved as {', '.join(METADATA)}, got {path.name!r}; try {name}")
+    return suffix
+
+
 def save(figure: "Figure", path: Path) -> Path:
     """Written as PNG, SVG or PDF, by the suffix of the path; the same figure gives the same bytes."""
     import matplotlib
 
-    suffix = path.suffix.lower()
-    if suffix not in METADATA:
-        raise ValueError(
-            f"a figure is saved as {', '.join(METADATA)}, got {path.name!r}; try {path.with_suffix('.png').name}"
-        )
+    suffix = check_format(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # each further layout would move things by a hair: one serves all formats

@@ -1,0 +1,77 @@
+import inspect
+import math
+
+import pytest
+
+from clearhead import lab
+from clearhead.lab.claims import ALL, CLAIMS
+from clearhead.lab.settings import MEANING, check_settings, enough_memory, limits, settings
+
+NUMBERS = [
+    (claim, name)
+    for claim in ALL
+    for name, parameter in settings(claim).items()
+    if not isinstance(parameter.default, bool)
+]
+
+
+@pytest.mark.parametrize(("claim", "name"), NUMBERS, ids=lambda part: getattr(part, "slug", part))
+def test_numbers_out_of_range_are_refused_in_one_line(claim, name):
+    least, most = limits(claim, name)
+    for value in (math.nan, least - max(1, abs(least)), most + max(1, most)):
+        if value in (math.inf, -math.inf) and most == math.inf:  # an infinite beta
+            continue
+        whole = isinstance(settings(claim)[name].default, int)
+        if whole and math.isnan(value):
+            continue
+        with pytest.raises(ValueError, match=rf"^{name} of {claim.slug} must be from .* to .*, got ") as caught:
+            lab.run(claim.slug, **{name: int(value) if whole else value})
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("claim", "name"), NUMBERS, ids=lambda part: getattr(part, "slug", part))
+def test_each_number_is_explained_and_takes_its_own(claim, name):
+    assert MEANING[name]
+    check_settings(claim, {name: settings(claim)[name].default})
+
+
+@pytest.mark.parametrize("claim", ALL, ids=lambda claim: claim.slug)
+def test_what_is_true_or_false_is_explained_by_the_experiment(claim):
+    for name, parameter in settings(claim).items():
+        if isinstance(parameter.default, bool):
+            assert name in (inspect.getdoc(claim.run) or ""), name
+
+
+@pytest.mark.parametrize("claim", ALL, ids=lambda claim: claim.slug)
+def test_limits_are_those_of_settings_that_exist(claim):
+    assert {*claim.least, *claim.most, *claim.multiples} <= set(settings(claim))
+
+
+@pytest.mark.parametrize(
+    ("slug", "changes", "message"),
+    [
+        ("heads-as-groups", {"n_heads": 3}, "width must be a multiple of n_heads"),
+        ("reach", {"width": 7}, r"width of reach must be a multiple of 2, got 7; try width=8"),
+        ("reach", {"kernel": 4}, r"kernel of reach must be odd, got 4; try kernel=5"),
+        ("reach", {"kernel": 25}, "n_tokens must be at least kernel, got 21 and 25"),
+        ("temperature", {"n_keys": 2.5}, "n_keys must be a whole number, got 2.5"),
+        ("temperature", {"n_keys": True}, "n_keys must be a whole number, got True"),
+        ("elongated-key", {"alpha": "3"}, "alpha must be a number, got '3'"),
+        ("own-token", {"same_projection": 1}, "same_projection must be True or False, got 1"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(slug, changes, message):
+    with pytest.raises(ValueError, match=message):
+        lab.run(slug, **changes)
+
+
+def test_an_infinite_beta_is_a_number():
+    check_settings(CLAIMS["hard-and-soft"], {"beta": -math.inf})
+
+
+def test_too_little_memory_is_the_readers_to_mend_and_other_errors_are_ours():
+    for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ...")):
+        with pytest.raises(ValueError, match="must fit into memory"), enough_memory():
+            raise error
+    with pytest.raises(RuntimeError, match="shapes"), enough_memory():
+        raise RuntimeError("shapes do not match")
