@@ -36,6 +36,7 @@ MISTAKES = {
     "multi-head": {"from_left": False},
     "heads-as-groups": {"one_kernel": True},
     "several-heads": {"n_heads": 1},
+    "augmentation": {"crop": 0},
     "learned-positions": {"rule": places.place_only},
     "positions": {"placed": False},
     "layer-norm": {"batch_norm": True},
@@ -124,7 +125,7 @@ def test_weights_that_are_no_softargmax_refute_both_orders_of_the_moved_key(monk
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("slug", "fails"), [("positions", {0}), ("several-heads", {0, 1})])
+@pytest.mark.parametrize(("slug", "fails"), [("positions", {0}), ("several-heads", {0, 1}), ("augmentation", {1, 2})])
 def test_the_mistake_of_a_training_run_is_refuted_by_the_number_it_is_about(slug, fails):
     checks = lab.run(slug, **MISTAKES[slug]).checks
     assert {i for i, check in enumerate(checks) if not check.ok} == fails

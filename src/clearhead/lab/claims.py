@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from clearhead.lab import (
+    augmentation,
     beside_convolutions,
     choices,
     columns,
@@ -69,6 +70,7 @@ ALL: tuple[Claim, ...] = (
     masking.ADDITIVE,
     masking.HIDDEN_ROW,
     stages.CLAIM,
+    augmentation.CLAIM,
 )
 """in the order of the lessons"""
 

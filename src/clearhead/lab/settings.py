@@ -28,6 +28,8 @@ MEANING = {
     "kernel": "places that one convolution covers, an odd number",
     "context": "rows of the learned table",
     "steps": "training steps",
+    "n_images": "images to learn from",
+    "crop": "pixels that images are moved by in training",
     "beta": "1 / temperature: scores are multiplied by it; inf is taken",
     "alpha": "how many times longer the key becomes",
     "size": "length of the key's step",

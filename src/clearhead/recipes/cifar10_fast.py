@@ -21,7 +21,7 @@ def cifar10_fast() -> RunConfig:
             image_size=32,
             patch_size=4,
             n_classes=10,
-            tokenizer="convolutions",
+            tokenizer="stem",
             readout="attention",
         ),
         data=DataConfig(name="cifar10", augmentation=Augmentation(crop=4, flip=True)),

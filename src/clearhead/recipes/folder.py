@@ -25,7 +25,7 @@ def folder(*, folder: str = "", image_size: int = 64) -> RunConfig:
             image_size=image_size,
             patch_size=8,
             n_classes=n_classes(folder) if folder else 2,
-            tokenizer="convolutions",
+            tokenizer="stem",
             readout="attention",
         ),
         data=DataConfig(

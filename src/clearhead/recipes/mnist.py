@@ -22,7 +22,7 @@ def mnist() -> RunConfig:
             channels=1,
             patch_size=4,
             n_classes=10,
-            tokenizer="convolutions",
+            tokenizer="stem",
             readout="attention",
         ),
         data=DataConfig(name="mnist", augmentation=Augmentation(crop=2)),
