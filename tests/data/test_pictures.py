@@ -113,7 +113,9 @@ def test_a_picture_becomes_grey_where_one_channel_is_asked_for():
 @pytest.mark.parametrize("content", [b"", b"hello"])
 def test_what_is_no_picture_is_refused_by_its_name(tmp_path, content):
     (tmp_path / "words.png").write_bytes(content)
-    with pytest.raises(ValueError, match=r"words\.png must be a whole picture .* got something else; repair or remove it$"):
+    with pytest.raises(
+        ValueError, match=r"words\.png must be a whole picture .* got something else; repair or remove it$"
+    ):
         read_picture(tmp_path / "words.png")
 
 

@@ -30,7 +30,7 @@ Reason = Literal["finished", "patience", "stopped"]
 
 
 class DivergedError(ArithmeticError):
-    """The loss or the gradient was not a finite number; the step that it happened in is in no checkpoint."""
+    """The loss, the gradient or a weight was not a finite number; the step that it happened in is in no checkpoint."""
 
     exit_code = DIVERGED
 
