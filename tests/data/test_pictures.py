@@ -1,6 +1,7 @@
 import io
 import struct
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -107,3 +108,24 @@ def test_a_picture_becomes_grey_where_one_channel_is_asked_for():
     grey = resize(Image.new("RGB", (6, 6), (255, 0, 0)), 4, channels=1)
     assert grey.shape == (1, 4, 4)
     assert grey.unique().tolist() == [76]  # 0.299 of 255
+
+
+@pytest.mark.parametrize("content", [b"", b"hello"])
+def test_what_is_no_picture_is_refused_by_its_name(tmp_path, content):
+    (tmp_path / "words.png").write_bytes(content)
+    with pytest.raises(
+        ValueError, match=r"words\.png must be a whole picture .* got something else; repair or remove it$"
+    ):
+        read_picture(tmp_path / "words.png")
+
+
+def test_a_file_without_end_is_refused(monkeypatch):
+    monkeypatch.setattr("clearhead.data.pictures.MOST_BYTES", 1000)
+    with pytest.raises(ValueError, match="a picture may have 1000 bytes, got more in /dev/zero"):
+        read_picture(Path("/dev/zero"))
+
+
+def test_a_bomb_that_pillow_sees_first_is_called_large_and_not_damaged(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    with pytest.raises(ValueError, match=f"a picture may have {MOST_PIXELS} pixels, got more in x"):
+        open_picture(packed(Image.new("L", (10, 10))), "x")

@@ -103,3 +103,11 @@ def test_unknown_names_are_answered_with_the_nearest(name, changes, message):
 
 def test_a_recipe_may_be_written_with_underscores():
     assert config_of("mnist_plain") == config_of("mnist-plain")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"), [("training", "is changed field by field, as in training.NAME"), ("seed.x", "has no fields")]
+)
+def test_a_path_ends_at_a_number(path, message):
+    with pytest.raises(LookupError, match=message):
+        config_of("reverse", {path: 3})

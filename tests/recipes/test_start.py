@@ -73,3 +73,16 @@ def test_what_does_not_fit_leaves_no_folder(here):
 
 def test_flat():
     assert flat({"a": 1, "b": {"c": {"d": 2}}}) == {"a": 1, "b.c.d": 2}
+
+
+def test_an_empty_folder_is_a_new_run_with_resume_too(here):
+    (here / "runs/mine").mkdir(parents=True)
+    assert train("reverse", "mine", changes=TINY, resume=True, quiet=True).reason == "finished"
+
+
+def test_a_name_that_is_taken_is_answered_before_the_data_is_read(here, monkeypatch):
+    (here / "runs/mine").mkdir(parents=True)
+    (here / "runs/mine/letter.txt").write_text("mine")
+    monkeypatch.setattr("clearhead.recipes.start.set_up", lambda *args, **named: pytest.fail("the data is read"))
+    with pytest.raises(ValueError, match="which exists; choose another name"):
+        train("reverse", "mine", quiet=True)

@@ -1,5 +1,7 @@
 from pathlib import Path
 
+import pytest
+
 from clearhead.recipes.all import config_of
 from clearhead.serving import demo as module
 from clearhead.serving.demo import demo, draw_all
@@ -31,3 +33,8 @@ def test_the_whole_demo_with_a_tiny_model(tmp_path, monkeypatch):
     assert outcome.step == 2
     assert outcome.test["accuracy"] > 0
     assert all(Path(path).is_file() for path in pictures)
+
+
+def test_a_demo_has_at_least_one_step():
+    with pytest.raises(ValueError, match="steps must be a whole number above 0, got 0"):
+        demo(steps=0)

@@ -1,10 +1,12 @@
 import json
+import math
 import subprocess
 import sys
 from dataclasses import fields, replace
 from typing import get_args
 
 import pytest
+import torch
 
 from clearhead.data.config import Augmentation, DataConfig
 from clearhead.models.config import LanguageConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
@@ -106,8 +108,8 @@ def test_training_that_makes_no_sense_is_refused(changes, match):
     ("changes", "match"),
     [
         ({"kind": "sgd"}, "kind must be one of adamw, muon, got 'sgd'"),
-        ({"lr": float("nan")}, "lr must be a number of at least 0, got nan"),
-        ({"lr": "0.1"}, "lr must be a number of at least 0, got '0.1'"),
+        ({"lr": float("nan")}, "lr must be a finite number of at least 0, got nan"),
+        ({"lr": "0.1"}, "lr must be a finite number of at least 0, got '0.1'"),
         ({"beta2": 1}, "beta2 must be a number of at least 0 and below 1, got 1"),
         ({"final": 2.0}, "final must be a share from 0 to 1, got 2.0"),
         ({"warmup": -1}, "warmup must be a whole number of at least 0"),
@@ -126,3 +128,17 @@ def test_only_images_have_a_mirror_image():
 def test_epochs_become_steps():
     assert RUN.training.n_steps(steps_per_epoch=7) == 14
     assert TrainingConfig(steps=3).n_steps(steps_per_epoch=7) == 3
+
+
+def test_numbers_that_the_machine_cannot_take_are_refused_here():
+    with pytest.raises(ValueError, match="threads must be a whole number of at most 1024, got 100000"):
+        TrainingConfig(steps=1, threads=100_000)
+    with pytest.raises(ValueError, match="lr must be a finite number of at least 0, got inf"):
+        OptimizerConfig(lr=math.inf)
+
+
+def test_a_seed_is_one_that_torch_takes():
+    fine = replace(RUN, seed=2**63 - 1)
+    torch.manual_seed(fine.seed)
+    with pytest.raises(ValueError, match="seed must be a whole number of at most"):
+        replace(fine, seed=2**63)

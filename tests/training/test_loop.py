@@ -9,6 +9,7 @@ from clearhead.data.batches import Batches
 from clearhead.data.config import Augmentation
 from clearhead.training import checkpoint, loop
 from clearhead.training.loop import DivergedError, resume, train
+from clearhead.training.optim import Optimizers
 from clearhead.training.run import RunDirectory
 from clearhead.training.signals import FINISHED, STOPPED
 
@@ -216,3 +217,26 @@ def test_plain_lines_when_the_output_is_no_terminal(config, tmp_path, capsys):
     assert "examples/s" in out
     assert "test at step 12" in out
     assert "\x1b" not in out
+
+
+def spoil(monkeypatch, at):
+    """From this step on, updates leave weights that are not finite."""
+    step = Optimizers.step
+
+    def spoiling(self, multiplier):
+        step(self, multiplier)
+        spoiling.made += 1
+        if spoiling.made >= at:
+            next(iter(self.weights.values())).data.fill_(float("inf"))
+
+    spoiling.made = 0
+    monkeypatch.setattr(Optimizers, "step", spoiling)
+
+
+@pytest.mark.parametrize("evaluate_every", [3, 100])
+def test_weights_that_an_update_has_spoilt_are_in_no_checkpoint(config, tmp_path, monkeypatch, evaluate_every):
+    training = replace(config.training, steps=4, evaluate_every=evaluate_every, checkpoint_every=1, log_every=100)
+    spoil(monkeypatch, at=3)
+    with pytest.raises(DivergedError, match="weights must give finite answers, got others after step 3"):
+        train(replace(config, training=training), tmp_path / "run", quiet=True)
+    assert max(checkpoint.steps(tmp_path / "run")) == 2

@@ -1,4 +1,6 @@
 import io
+import subprocess
+import sys
 
 from rich.console import Console
 
@@ -58,3 +60,13 @@ def test_warnings_are_heard_unless_another_process_speaks(capsys):
 
 def test_clock():
     assert [clock(5), clock(125.4), clock(3723)] == ["0:05", "2:05", "1:02:03"]
+
+
+def test_a_reader_who_leaves_does_not_end_the_training():
+    code = "from clearhead.training.progress import Display; d = Display(); [d.say('x' * 999) for _ in range(999)]"
+    ends = "import sys; print(d.quiet, file=sys.stderr)"
+    child = subprocess.Popen([sys.executable, "-c", f"{code}; {ends}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child.stdout.close()
+    errors = child.stderr.read().decode()
+    child.stderr.close()
+    assert (child.wait(60), errors) == (0, "True\n")

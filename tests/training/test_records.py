@@ -119,3 +119,10 @@ def test_a_disk_that_is_full_in_the_middle_of_a_line_leaves_no_part_of_it(path, 
     assert path.read_bytes() == before
     records.append(path, TRAIN[0])
     assert records.read(path) == [*TRAIN, TRAIN[0]]
+
+
+@pytest.mark.parametrize("line", [b'{"step": "x"}', b'{"step": 1, "epoch": []}', b'{"step": 1, "loss": null}'])
+def test_a_record_whose_numbers_are_none_is_named(path, line):
+    path.write_bytes(line + b"\n")
+    with pytest.raises(ValueError, match=r"must be a number in .*metrics\.jsonl, got line 1"):
+        records.read(path)

@@ -323,3 +323,10 @@ def test_thirty_real_kills_lose_nothing(tmp_path):
     saved, in_a_save = map(int, done.stdout.split())
     assert saved >= 30
     assert in_a_save >= 5, "too few of the kills came in the middle of a save to prove anything"
+
+
+def test_a_run_that_cannot_save_is_refused_before_it_trains(run):
+    (run.path / "checkpoints").rmdir()
+    (run.path / "checkpoints").write_text("in the way")
+    with pytest.raises(FileExistsError), run.lock():
+        pytest.fail("it would train")

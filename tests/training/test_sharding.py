@@ -1,5 +1,6 @@
 """Weights that are not split pass through; test_distributed.py has those that are."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -22,5 +23,15 @@ def test_only_who_keeps_gets_the_tensors():
 
 def test_filling_writes_into_the_model():
     model = nn.Linear(2, 2)
-    fill(model.state_dict(), {"weight": torch.full((2, 2), 3.0), "bias": torch.zeros(2), "more": torch.zeros(1)})
+    fill(model.state_dict(), {"weight": torch.full((2, 2), 3.0), "bias": torch.zeros(2)})
     assert torch.equal(model.weight.detach(), torch.full((2, 2), 3.0))
+
+
+@pytest.mark.parametrize(
+    "other", [{"weight": torch.zeros(2, 3)}, {}, {"weight": torch.zeros(2, 2), "more": torch.zeros(1)}]
+)
+def test_filling_with_the_weights_of_another_model_is_refused_and_changes_nothing(other):
+    target = torch.ones(2, 2)
+    with pytest.raises(ValueError, match=r"a checkpoint must fit the model of config\.json"):
+        fill({"weight": target}, other)
+    assert torch.equal(target, torch.ones(2, 2))

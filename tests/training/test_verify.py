@@ -50,3 +50,9 @@ def test_a_child_that_fails_is_an_error(tmp_path):
     config = replace(REVERSE, seed=1)
     with pytest.raises(ValueError, match="must train until then, got an error: ValueError: a new run needs a new"):
         train_and_kill(config, tmp_path / "run", 3)
+
+
+def test_a_run_too_short_to_be_killed_is_refused(tmp_path):
+    short = replace(REVERSE, training=replace(REVERSE.training, steps=3))
+    with pytest.raises(ValueError, match="needs 4 steps or more to be killed halfway, got 3"):
+        verify_resume(short, tmp_path)

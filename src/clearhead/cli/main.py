@@ -96,7 +96,7 @@ exit codes
        one; verify-resume: the runs differ
     2  the command or its input was wrong
     3  training was stopped by a signal: a checkpoint is there, resume goes on
-    4  training diverged: the loss or the gradient was not a finite number
+    4  training diverged: loss, gradient or weights were not finite numbers
     5  a mistake in clearhead, or not enough memory
   130  Ctrl-C, outside of training"""
 

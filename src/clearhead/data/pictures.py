@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 FORMATS = {"PNG": (".png",), "JPEG": (".jpg", ".jpeg"), "WEBP": (".webp",), "GIF": (".gif",), "BMP": (".bmp",)}
@@ -17,9 +17,11 @@ MOST_BYTES = 200_000_000
 
 def read_picture(path: Path) -> Image.Image:
     """The picture in a file, upright, in RGB; of several frames the first."""
-    if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"a picture may have {MOST_BYTES} bytes, got {path.stat().st_size} in {path}; make it smaller")
-    return in_rgb(open_picture(path.read_bytes(), str(path)))
+    with path.open("rb") as file:
+        data = file.read(MOST_BYTES + 1)  # no more, however long: /dev/zero has no end, and says that it is empty
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"a picture may have {MOST_BYTES} bytes, got more in {path}; make it smaller")
+    return in_rgb(open_picture(data, str(path)))
 
 
 def open_picture(data: bytes, name: str, formats: tuple[str, ...] = tuple(FORMATS)) -> Image.Image:
@@ -30,9 +32,17 @@ def open_picture(data: bytes, name: str, formats: tuple[str, ...] = tuple(FORMAT
             image = Image.open(io.BytesIO(data), formats=formats)
             if image.width * image.height <= MOST_PIXELS:
                 image.load()
+    except Image.DecompressionBombError as error:  # far beyond ours, and so seen first by Pillow
+        raise ValueError(
+            f"a picture may have {MOST_PIXELS} pixels, got more in {name} ({error}); make it smaller"
+        ) from None
+    except UnidentifiedImageError:  # its message has only an address in memory to tell
+        raise ValueError(
+            f"{name} must be a whole picture ({', '.join(formats)}), got something else; repair or remove it"
+        ) from None
     except Exception as error:  # damaged files make decoders raise nearly anything
         raise ValueError(
-            f"{name} must be a whole picture ({', '.join(formats)}), got something else ({error}); repair or remove it"
+            f"{name} must be a whole picture ({', '.join(formats)}), got a damaged one ({error}); repair or remove it"
         ) from None
     if image.width * image.height > MOST_PIXELS:
         raise ValueError(

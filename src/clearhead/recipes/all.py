@@ -82,10 +82,14 @@ def changed(config: Any, changes: dict[str, Any]) -> Any:
     for path, value in changes.items():
         first, _, rest = path.partition(".")
         check_name(first, vars(config), f"a field of {type(config).__name__}")
-        if rest and is_dataclass(getattr(config, first)):
+        has_fields = is_dataclass(getattr(config, first))
+        if bool(rest) != has_fields and not is_dataclass(value):
+            rule = f"is changed field by field, as in {first}.NAME" if has_fields else "has no fields"
+            raise LookupError(f"{first} {rule}, got {path!r}; name what is to be changed")
+        if rest:
             parts.setdefault(first, {})[rest] = value
         else:
-            values[path] = value
+            values[first] = value
     for name, inside in parts.items():
         values[name] = changed(getattr(config, name), inside)
     return replace(config, **values)

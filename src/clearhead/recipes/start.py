@@ -11,7 +11,8 @@ from clearhead.training.config import RunConfig
 from clearhead.training.distributed import processes
 from clearhead.training.loop import Outcome, fit
 from clearhead.training.progress import Display, Silence
-from clearhead.training.run import Report, RunDirectory
+from clearhead.training.records import CONFIG
+from clearhead.training.run import Report, RunDirectory, check_new
 from clearhead.training.setup import own_surroundings, set_up
 
 RUNS = Path("runs")
@@ -37,6 +38,8 @@ def train(
     check_agreement(config)
     if name is not None:
         check_run_name(name)
+    if name is not None and not resume:
+        check_new(RUNS / name)  # here too: a mistake is answered before the data is read
     with processes() as team, own_surroundings(config.training.threads):
         display = Display(quiet=quiet) if team.is_first else Silence()
         setup = set_up(config, team, shard=shard, report=display.warn)  # first: a config that fails leaves no folder
@@ -50,7 +53,7 @@ def train(
 def new_or_old(config: RunConfig, name: str | None, resume: bool, report: Report) -> RunDirectory:
     """The run's folder: a new one, or with `resume` the one of that name, if it has the same config."""
     path = folder_of(config, name, resume)
-    if not (resume and path.exists()):
+    if not (resume and (path / CONFIG).exists()):
         return RunDirectory.create(path, config.to_dict(), report)
     run = RunDirectory.open(path, report)
     before, now = (flat(c.to_dict()) for c in (RunConfig.from_dict(run.config), config))

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from clearhead.models.config import check_positive
 from clearhead.recipes.all import config_of
 from clearhead.recipes.start import train
 from clearhead.serving.gallery import gallery_of_test
@@ -18,6 +19,8 @@ RECIPE, NAME = "mnist", "demo"
 
 def demo(*, steps: int | None = None) -> tuple[Outcome, list[Path]]:
     """Trains runs/demo, or goes on with it; then draws its curves, its mistakes and its answers."""
+    if steps is not None:
+        check_positive(steps=steps)
     config = config_of(RECIPE, {"training.steps": steps} if steps else {})
     outcome = train(config, NAME, resume=True)
     return outcome, [] if outcome.reason == "stopped" else draw_all(Path("runs") / NAME)

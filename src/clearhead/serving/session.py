@@ -17,6 +17,7 @@ from clearhead.models.factory import build_model
 from clearhead.training.config import RunConfig
 from clearhead.training.ema import weights_to_use
 from clearhead.training.run import RunDirectory
+from clearhead.training.sharding import fill
 
 AT_ONCE = 256
 """examples that are answered in one pass"""
@@ -51,7 +52,7 @@ class Session:
         self.step = found.step
         with torch.random.fork_rng():
             self.model = build_model(self.config.model)
-        self.model.load_state_dict(weights_to_use(found.model, found.optimizer))
+        fill(self.model.state_dict(), weights_to_use(found.model, found.optimizer))
         self.model.eval()
         about: dict[str, Any] = found.state["data"]
         self.classes: tuple[str, ...] = tuple(about["classes"])

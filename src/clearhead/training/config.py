@@ -27,6 +27,11 @@ Precision = Literal["auto", "float32", "bf16"]
 Compile = Literal["auto", "on", "off"]
 ObjectiveName = Literal["classes", "each", "yes-no", "number", "odd"]
 
+MOST_SEED = 2**63 - 1
+"""torch's generators take no more"""
+MOST_THREADS = 1024
+"""many more, and the process ends without a word when they are started"""
+
 MODELS: dict[str, type] = {
     "predictor": PredictorConfig,
     "vision": VisionConfig,
@@ -105,7 +110,8 @@ class TrainingConfig:
     """processor threads; 0 for torch's own choice"""
 
     def __post_init__(self) -> None:
-        check_count(steps=self.steps, epochs=self.epochs, evaluate_every=self.evaluate_every, threads=self.threads)
+        check_count(steps=self.steps, epochs=self.epochs, evaluate_every=self.evaluate_every)
+        check_at_most(MOST_THREADS, threads=self.threads)
         check_count(checkpoint_every=self.checkpoint_every, patience=self.patience)
         check_positive(batch_size=self.batch_size, accumulate=self.accumulate, keep=self.keep, log_every=self.log_every)
         check_choice(precision=(self.precision, Precision), compile=(self.compile, Compile))
@@ -142,7 +148,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_choice(objective=(self.objective, ObjectiveName))
-        check_count(seed=self.seed)
+        check_at_most(MOST_SEED, seed=self.seed)
         if self.training.flip_average and not isinstance(self.model, VisionConfig):
             raise ValueError("only images can be mirrored, got flip_average=True; set it to False")
 
@@ -198,8 +204,15 @@ def check_count(**counts: int) -> None:
             raise ValueError(f"{name} must be a whole number of at least 0, got {count!r}; try {name}=0")
 
 
+def check_at_most(most: int, **counts: int) -> None:
+    check_count(**counts)
+    for name, count in counts.items():
+        if count > most:
+            raise ValueError(f"{name} must be a whole number of at most {most}, got {count}; choose a smaller one")
+
+
 def check_between(low: float, high: float, **numbers: float) -> None:
     for name, number in numbers.items():
         if not is_number(number) or not low <= number < high:
-            above = "" if high == math.inf else f" and below {high}"
-            raise ValueError(f"{name} must be a number of at least {low}{above}, got {number!r}; try {name}={low}")
+            kind, above = ("finite number", "") if high == math.inf else ("number", f" and below {high}")
+            raise ValueError(f"{name} must be a {kind} of at least {low}{above}, got {number!r}; try {name}={low}")

@@ -30,7 +30,7 @@ Reason = Literal["finished", "patience", "stopped"]
 
 
 class DivergedError(ArithmeticError):
-    """The loss or the gradient was not a finite number; the step that it happened in is in no checkpoint."""
+    """The loss, the gradient or a weight was not a finite number; the step that it happened in is in no checkpoint."""
 
     exit_code = DIVERGED
 
@@ -149,6 +149,15 @@ def check_finite(loss: float, norm: float, step: int) -> None:
         )
 
 
+def check_finite_weights(are_finite: bool, step: int) -> None:
+    """The loss is of the weights before an update: the last one before a checkpoint may have spoilt them."""
+    if not are_finite:
+        raise DivergedError(
+            f"weights must give finite answers, got others after step {step}, which is not saved; "
+            "try a smaller learning rate, a longer warm-up or clip=1"
+        )
+
+
 def log_training(setup: Setup, standing: Standing, run: RunDirectory | None, display: Display) -> None:
     """The mean over the steps since the last such record."""
     config = setup.config.optimizer
@@ -172,6 +181,7 @@ def validate(setup: Setup, standing: Standing, run: RunDirectory | None, display
             setup.processes,
             precision=precision,
         )
+    check_finite_weights(math.isfinite(result["loss"]), standing.step)
     is_best = standing.judge(result)
     record = head("validation", setup, standing) | result | {"seconds": standing.seconds}
     if run:
@@ -183,6 +193,7 @@ def validate(setup: Setup, standing: Standing, run: RunDirectory | None, display
 def save(setup: Setup, standing: Standing, run: RunDirectory | None) -> None:
     state = snapshot(setup, standing)
     if run and state:
+        check_finite_weights(all(bool(weight.isfinite().all()) for weight in state.model.values()), standing.step)
         run.save(state, setup.config.training.keep)
         if standing.best_step == standing.step:
             run.mark_best(standing.step)
@@ -190,7 +201,7 @@ def save(setup: Setup, standing: Standing, run: RunDirectory | None) -> None:
 
 def test_once(setup: Setup, standing: Standing, run: RunDirectory | None, display: Display) -> dict[str, Any]:
     """The best checkpoint on the test set, unless that has been done before this run was resumed."""
-    tested = [record for record in run.records() if record["kind"] == "test"] if run else []
+    tested = [record for record in run.records() if record.get("kind") == "test"] if run else []
     if known := setup.processes.share(tested[-1] if tested else None):
         return dict(known)
     use_weights(setup, run.best() if run else None)

@@ -39,8 +39,12 @@ class Display:
 
     def say(self, message: str) -> None:
         """A line that stays."""
-        if not self.quiet:
+        if self.quiet:
+            return
+        try:
             self.console.print(message, soft_wrap=True)
+        except (BrokenPipeError, SystemExit):  # rich leaves when the reader (head, less) has; training does not
+            self.quiet = True
 
     def warn(self, message: str) -> None:
         print(f"warning: {message}", file=sys.stderr)

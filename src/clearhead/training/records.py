@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.files import from_json, fsync_folder, opened, to_json, write_all, write_atomic
+from clearhead.training.config import is_number
 
 CONFIG, METRICS = "config.json", "metrics.jsonl"
 Record = dict[str, Any]
@@ -40,7 +41,7 @@ def of_run(folder: Path) -> list[Record]:
 
 
 def no_run(folder: Path) -> LookupError:
-    there = [config.parent.name for config in folder.parent.glob(f"*/{CONFIG}")]
+    there = [config.parent.name for config in folder.parent.glob(f"*/{CONFIG}") if config.is_file()]
     near = difflib.get_close_matches(folder.name, there, n=1)
     hint = f"did you mean {folder.with_name(near[0])}?" if near else "`clearhead train RECIPE --name NAME` makes one"
     return LookupError(f"a run is a folder with a {CONFIG}, got {folder}; {hint}")
@@ -87,6 +88,9 @@ def parse(path: Path, number: int, line: bytes) -> Record:
     if not is_record(line):
         raise ValueError(f"every line of {path} must be a JSON object, got line {number}: {line[:60]!r}; remove it")
     record: Record = from_json(line)
+    wrong = [name for name in ("step", "epoch", "loss", "accuracy") if not is_number(record.get(name, 0))]
+    if wrong:
+        raise ValueError(f"{wrong[0]} must be a number in {path}, got line {number}: {line[:60]!r}; remove it")
     return record
 
 

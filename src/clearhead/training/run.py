@@ -56,9 +56,7 @@ class RunDirectory:
         """A new folder, there with its config or not at all."""
         path, content = Path(path), to_json(config, indent=2)
         new = path.with_name(f".{path.name}.new-{secrets.token_hex(4)}")
-        refusal = f"a new run needs a new folder, got {path}, which exists; go on with it by `clearhead resume {path}`"
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise ValueError(f"{refusal}, or choose another name")
+        check_new(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             new.mkdir()
@@ -68,8 +66,8 @@ class RunDirectory:
             os.rename(new, path)
             fsync_folder(path.parent)
         except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and path.is_dir():  # another process was faster
-                raise ValueError(f"{refusal}, or choose another name") from None
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another process was faster
+                check_new(path)
             raise OSError(error.errno, f"the run is not created: {error.strerror or error}", str(path)) from error
         finally:
             shutil.rmtree(new, ignore_errors=True)
@@ -95,6 +93,7 @@ class RunDirectory:
         try:
             take(file, self.path)
             self.is_owned = True
+            (self.path / "checkpoints").mkdir(exist_ok=True)  # what cannot be saved to is known before the first step
             checkpoint.clean(self.path)
             remove_parts(self.path)
             records.drop_torn(self.path / METRICS)
@@ -157,6 +156,13 @@ class RunDirectory:
     def newest(self) -> Snapshot | None:
         """The newest whole checkpoint, None before the first. The owner renames damaged ones aside."""
         return checkpoint.newest(self.path, self.report, set_aside=self.is_owned)
+
+
+def check_new(path: Path) -> None:
+    """Refuses a folder that is there with something in it: a run is never overwritten."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        way_on = f"go on with it by `clearhead resume {path}`, or " if (path / CONFIG).is_file() else ""
+        raise ValueError(f"a new run needs a new folder, got {path}, which exists; {way_on}choose another name")
 
 
 def take(file: int, path: Path) -> None:

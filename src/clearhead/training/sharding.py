@@ -75,6 +75,13 @@ def gathered(tensors: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def fill(targets: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
-    """Writes whole tensors into targets of the same names, which may be split."""
+    """Writes whole tensors into targets of the same names, which may be split; ValueError if they are others."""
+    sizes, wanted = ({name: tuple(t.shape) for name, t in each.items()} for each in (tensors, targets))
+    if others := sorted(name for name in sizes | wanted if sizes.get(name) != wanted.get(name)):
+        name = others[0]
+        raise ValueError(
+            f"a checkpoint must fit the model of config.json, got {name} of shape {sizes.get(name)} instead of "
+            f"{wanted.get(name)}; write config.json as it was when the run began"
+        )
     for name, target in targets.items():
         local(target).copy_(own_part(tensors[name].to(target.device), target))

@@ -13,7 +13,7 @@ FINISHED = 0
 STOPPED = 3
 """a signal came: there is a checkpoint of the step that was under way, and `resume` continues after it"""
 DIVERGED = 4
-"""the loss or the gradient was no longer a finite number: stopped at that step, which is in no checkpoint"""
+"""the loss, the gradient or a weight was no longer a finite number: stopped at that step, which is in no checkpoint"""
 
 
 SAME_REQUEST = 1.0

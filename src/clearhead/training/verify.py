@@ -15,6 +15,8 @@ from clearhead.training.config import RunConfig
 from clearhead.training.loop import resume, train
 from clearhead.training.run import RunDirectory
 
+FEWEST_STEPS = 4
+
 CHILD = """
 import json, sys
 from clearhead.training.config import RunConfig
@@ -43,6 +45,8 @@ def verify_resume(config: RunConfig, folder: str | Path) -> Verification:
     threads = config.training.threads or torch.get_num_threads()
     config = replace(config, training=replace(config.training, threads=threads, log_every=1))
     n_steps = train(config, folder / "whole", quiet=True).step
+    if n_steps < FEWEST_STEPS:
+        raise ValueError(f"a run needs {FEWEST_STEPS} steps or more to be killed halfway, got {n_steps}; take more")
     killed_at = train_and_kill(config, folder / "killed", n_steps // 2)
     found = RunDirectory.open(folder / "killed").newest()
     resume(folder / "killed", quiet=True)
