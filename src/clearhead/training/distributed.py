@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -92,6 +93,9 @@ def processes() -> Iterator[Processes]:
             raise ConnectionError(message) from error
         raise
     finally:
+        # The group ends when its last owner does, and waits for its threads while it keeps Python's lock; a thread that
+        # has yet to drop a tensor waits for that lock. So they get it first.
+        time.sleep(0.1)
         dist.destroy_process_group()
 
 
