@@ -32,7 +32,7 @@ MAP = "viridis"
 
 METADATA: dict[str, dict[str, Any]] = {
     ".png": {"Software": None},
-    ".svg": {"Date": None},
+    ".svg": {"Date": None, "Creator": None},
     ".pdf": {"CreationDate": None},
 }
 """what each format would otherwise write about the day and the program"""
