@@ -37,8 +37,15 @@ def test_without_a_class_it_is_the_models_own_answer():
 
 def test_a_patch_of_the_mean_colour_is_hidden_by_nothing():
     assert occlusion(Corner(), IMAGES, (2, 2), 1, fill="mean").abs().max() == 0
-    with pytest.raises(ValueError, match="fill must be 'mean' or 'grey', got 'black'"):
-        occlusion(Corner(), IMAGES, (2, 2), 1, fill="black")
+    with pytest.raises(ValueError, match="fill must be one of grey, mean, black, got 'white'"):
+        occlusion(Corner(), IMAGES, (2, 2), 1, fill="white")
+
+
+def test_black_is_the_darkest_of_the_image_itself():
+    images = IMAGES.clone()
+    images[:, :, 3, 3] = -1
+    moved = occlusion(Corner(), images, (2, 2), 1, fill="black")
+    assert torch.allclose(moved[:, 0, 0], (IMAGES[:, 0, 0, 0] * 4).sigmoid() - torch.tensor(-4.0).sigmoid())
 
 
 def test_cells_cover_the_image_once():

@@ -155,14 +155,15 @@ def show_picture(axes: "Axes", image: Any) -> None:
 
 
 def lay_over(axes: "Axes", image: Any, cells: "NDArray[np.float64]", low: float, high: float, colours: str = "") -> Any:
-    """A map over the picture in grey, so that only the map has colours; the bar is the map's."""
-    height, width = numbers(image).shape[1:]
+    """A map in its true colours, and the picture as a veil: white where it is lighter than most, black where darker."""
     grey = numbers(image).mean(0) / 255
+    height, width = grey.shape
     drawn = heat(
         axes, cells, low, high, *([colours] if colours else []), extent=(-0.5, width - 0.5, height - 0.5, -0.5)
     )
-    strength = np.stack([np.zeros_like(grey)] * 3 + [0.55 * (1 - grey)], axis=-1)  # black ink: dark pixels darken
-    axes.imshow(strength, interpolation="nearest")
+    lighter = grey - np.median(grey)
+    veil = np.stack([(lighter > 0).astype(float)] * 3 + [0.6 * np.abs(lighter)], axis=-1)
+    axes.imshow(veil, interpolation="nearest")
     return drawn
 
 

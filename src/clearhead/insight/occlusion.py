@@ -16,7 +16,7 @@ from torch import Tensor, nn
 AT_ONCE = 256
 """images in one pass"""
 
-Fill = Literal["mean", "grey"]
+Fill = Literal["grey", "mean", "black"]
 Logits = Callable[[Any], Tensor]
 """from what a model returns to logits (B,V)"""
 
@@ -104,11 +104,16 @@ def cells_of(images: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 def replacement(images: Tensor, fill: Fill) -> Tensor:
-    """What stands in for a hidden patch: each image's own mean colour, or the 0 of normalised images, to (B,C,1,1)."""
-    if fill not in ("mean", "grey"):
-        raise ValueError(f"fill must be 'mean' or 'grey', got {fill!r}; 'grey' is 0, the mean of normalised images")
-    mean = images.mean((2, 3), keepdim=True)
-    return mean if fill == "mean" else torch.zeros_like(mean)
+    """What stands in for a hidden patch, (B,C,1,1): the 0 of normalised images, or an image's own mean or darkest."""
+    if fill == "mean":
+        return images.mean((2, 3), keepdim=True)
+    if fill == "black":
+        return images.amin((2, 3), keepdim=True)
+    if fill != "grey":
+        raise ValueError(
+            f"fill must be one of grey, mean, black, got {fill!r}; grey is 0, the mean of normalised images"
+        )
+    return images.new_zeros(len(images), images.shape[1], 1, 1)
 
 
 def class_of_each(model: nn.Module, images: Tensor, classes: Tensor | int | None, logits: Logits) -> Tensor:

@@ -20,7 +20,7 @@ TITLE, TEXT, SMALL = 18, 15, 12
 """points"""
 MAP = "viridis"
 """even steps of lightness, told apart by the colour-blind and in grey"""
-BOTH_WAYS = "PuOr"
+BOTH_WAYS = "PuOr_r"
 """purple below zero, white at zero, orange above"""
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's, without the yellow, which a white page swallows"""
