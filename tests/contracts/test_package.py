@@ -23,6 +23,8 @@ PUBLIC = {
     "Seq2Seq",
     "LanguageModel",
     "shapes",
+    "look",
+    "edit",
     "lab",
     "train",
     "load",

@@ -1,1 +1,1 @@
-"""Looking inside any PyTorch model: its attention, what it adds up to, and what follows when it is changed."""
+"""Looks inside any PyTorch model: its attention, head by head, and what changes when a head is changed."""
