@@ -25,6 +25,7 @@ PUBLIC = {
     "shapes",
     "look",
     "edit",
+    "head_importance",
     "lab",
     "train",
     "load",

@@ -2,8 +2,12 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
-from clearhead.insight.heads import class_token_mass, diagonality, distance, distances, entropy
+import clearhead
+from clearhead.insight.edit import edit
+from clearhead.insight.heads import class_token_mass, diagonality, distance, distances, entropy, head_importance
+from clearhead.nn.attention import MultiHeadAttention
 
 
 def test_entropy_of_uniform_is_log_n_and_of_one_key_is_zero():
@@ -66,3 +70,42 @@ def test_class_token_mass_is_the_weight_of_its_key():
     weights = torch.tensor([[[[0.5, 0.5], [0.3, 0.7]]]])
     assert class_token_mass(weights).item() == pytest.approx(0.4)
     assert class_token_mass(weights, place=1).item() == pytest.approx(0.6)
+
+
+class Heads(nn.Module):
+    """A layer of four heads and one of two; the third head of the first has no way out."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = MultiHeadAttention(8, 4), MultiHeadAttention(8, 2)
+        with torch.no_grad():
+            self.first.output.weight[:, 4:6] = 0
+
+    def forward(self, x, scale=1.0):
+        x = x + self.first(x)
+        return (x + self.second(x)) * scale
+
+
+def test_a_head_without_a_way_out_is_not_needed():
+    changes = head_importance(Heads(), torch.randn(2, 5, 8), lambda output: output.square().mean())
+    assert changes.shape == (2, 4)
+    assert changes[0, 2] == 0
+    assert (changes[0, [0, 1, 3]].abs() > 1e-4).all()
+    assert changes[1, :2].abs().min() > 1e-4
+    assert changes[1, 2:].isnan().all()  # there are no such heads
+
+
+def test_the_change_is_the_score_without_the_head_minus_with_it():
+    model, x = Heads(), torch.randn(2, 5, 8)
+    score = lambda output: output.square().mean()  # noqa: E731
+    found = clearhead.head_importance(model, (x, 3.0), score, to="uniform", addresses=["second"])
+    with torch.no_grad(), edit(model, "second", head=1, to="uniform"):
+        without = score(model(x, 3.0))
+    assert found.shape == (1, 2)
+    assert found[0, 1].item() == pytest.approx((without - score(model(x, 3.0))).item(), abs=1e-6)
+
+
+def test_a_score_is_one_number():
+    with pytest.raises(ValueError, match=r"a score is one number, got a tensor of shape \(2, 5, 8\); take its mean"):
+        head_importance(Heads(), torch.randn(2, 5, 8), lambda output: output)

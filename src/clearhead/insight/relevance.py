@@ -20,7 +20,7 @@ from torch import Tensor
 from clearhead.insight.rollout import check_stack, follow, follow_across
 
 if TYPE_CHECKING:
-    from clearhead.insight.look import Seen, SeenLayer
+    from clearhead.insight.seen import Seen, SeenLayer
 
 
 def relevance(seen: "Seen", score: Tensor, addresses: Sequence[str] | None = None) -> Tensor:
@@ -33,7 +33,7 @@ def relevance(seen: "Seen", score: Tensor, addresses: Sequence[str] | None = Non
     chosen = list(seen) if addresses is None else list(addresses)
     layers = [seen[address] for address in chosen]
     check_stack([(layer.n_queries, layer.n_keys) for layer in layers])
-    return follow(contributions(layers, chosen, score), add_relevance)
+    return follow(contributions(layers, score), add_relevance)
 
 
 def relevance_across(
@@ -42,7 +42,7 @@ def relevance_across(
     """The same for an encoder-decoder, by the addresses of its layers: of each target token, what it owes to the target
     (B,Q,Q) and to the source (B,Q,K)."""
     addresses = [*encoder, *decoder, *cross]
-    found = contributions([seen[address] for address in addresses], addresses, score)
+    found = contributions([seen[address] for address in addresses], score)
     first, second = len(encoder), len(encoder) + len(decoder)
     return follow_across(found[:first], found[first:second], found[second:], add_relevance)
 
@@ -51,17 +51,18 @@ def add_relevance(before: Tensor, weights: Tensor, looked_at: Tensor) -> Tensor:
     return before + weights @ looked_at
 
 
-def contributions(layers: "Sequence[SeenLayer]", addresses: Sequence[str], score: Tensor) -> list[Tensor]:
+def contributions(layers: "Sequence[SeenLayer]", score: Tensor) -> list[Tensor]:
     """relu(A * dA), the mean of the heads, for each layer: (B,Q,K)"""
-    for layer, address in zip(layers, addresses, strict=True):
-        if not layer.out.requires_grad:
+    for layer in layers:
+        if not layer.call.raw_out.requires_grad:
             raise ValueError(
-                f"relevance needs a pass with gradients, got none for {address}; look again, outside of torch.no_grad "
-                "and with parameters or inputs that require them"
+                f"relevance needs a pass with gradients, got none for {layer.address}; look again, outside of "
+                "torch.no_grad, with parameters or inputs that require them"
             )
     if not score.requires_grad:
         raise ValueError("the score must come from seen.output, got one without a graph; take seen.output[:, 3]")
-    gradients = torch.autograd.grad(score.sum(), [layer.out for layer in layers], retain_graph=True, allow_unused=True)
+    outputs = [layer.call.raw_out for layer in layers]
+    gradients = torch.autograd.grad(score.sum(), outputs, retain_graph=True, allow_unused=True)
     return [contribution(layer, gradient) for layer, gradient in zip(layers, gradients, strict=True)]
 
 
@@ -71,5 +72,5 @@ def contribution(layer: "SeenLayer", d_out: Tensor | None) -> Tensor:
     weights = layer.weights()
     if d_out is None:
         return torch.zeros_like(weights[:, 0])
-    d_weights = d_out @ layer.v.mT
+    d_weights = layer.call.arranged(d_out) @ layer.v.mT
     return (weights * d_weights).clamp(min=0).mean(1)

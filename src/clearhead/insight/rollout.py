@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from clearhead.insight.look import Seen
+    from clearhead.insight.seen import Seen
 
 Add = Callable[[Tensor, Tensor, Tensor], Tensor]
 """from what a token was made of, the weights, and what the tokens it looks at are made of: what it is made of now"""

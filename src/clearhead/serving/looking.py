@@ -15,10 +15,11 @@ from clearhead.data import datasets
 from clearhead.insight.figures import draw_head, draw_over_image, draw_tokens, draw_wall
 from clearhead.insight.figures_heads import draw_aggregates, draw_ranking
 from clearhead.insight.heads import head_importance
-from clearhead.insight.look import Seen, look
+from clearhead.insight.look import look
 from clearhead.insight.occlusion import Fill, deletion_area, occlusion
 from clearhead.insight.relevance import relevance
 from clearhead.insight.rollout import maximum, mean, rollout, to_answer
+from clearhead.insight.seen import Seen
 from clearhead.models.config import VisionConfig
 from clearhead.serving.session import Answer, Session
 from clearhead.training.figures import save_figure
@@ -49,13 +50,15 @@ def sample(session: Session, number: int) -> Example:
     """Example `number` of the run's test set."""
     data = datasets.load(session.config.data, session.config.seed)
     if not 0 <= number < len(data.test):
-        raise LookupError(f"a test example has a number from 0 to {len(data.test) - 1}, got {number}; choose one of them")
+        raise LookupError(
+            f"a test example has a number from 0 to {len(data.test) - 1}, got {number}; choose one of them"
+        )
     inputs, _ = data.test.take(torch.tensor([number]))
     if session.normalise is not None:
         return picture(session, inputs)
     if session.takes_pictures:  # a set of images: each is a token
-        answers = session.read_odd(inputs)
-        return Example(inputs, answers, tokens=tuple(f"image {i}" for i in range(inputs.shape[1])))
+        (odd,) = [i for i, answer in enumerate(session.odd_one(inputs[0])) if answer.answer == "odd"]
+        return Example(inputs, f"image {odd}", tokens=tuple(f"image {i}" for i in range(inputs.shape[1])))
     return digits(session, inputs[0].tolist())
 
 
@@ -94,7 +97,7 @@ def pictures_of(session: Session, example: Example) -> "Iterator[tuple[str, str,
         "every layer and head",
         draw_wall([layer[0] for layer in weights], names, title=f"every layer and head; it answers {example.answer}"),
     )
-    tokens = names_of(session, example, weights[0].shape[-1])
+    tokens = names_of(example, weights[0].shape[-1])
     title = f"{names[0]}, head {sharpest}"
     one = weights[0][0, int(sharpest)]
     yield "head.png", "the sharpest head of the first layer", draw_head(one, queries=tokens, keys=tokens, title=title)
@@ -105,7 +108,7 @@ def pictures_of(session: Session, example: Example) -> "Iterator[tuple[str, str,
         yield from over_image(session, example, seen, weights)
 
 
-def names_of(session: Session, example: Example, n_tokens: int) -> tuple[str, ...] | None:
+def names_of(example: Example, n_tokens: int) -> tuple[str, ...] | None:
     if example.tokens is None:
         return None
     return ("class",) * (n_tokens - len(example.tokens)) + example.tokens

@@ -1,0 +1,34 @@
+import pytest
+
+from clearhead.cli.main import main
+
+
+def test_it_prints_what_to_open(trained, tmp_path, capsys):
+    assert main(["look", str(trained / "reverse"), "--ids", "3", "1", "4", "--out", str(tmp_path / "new")]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("It answers ")
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {"wall.png", "head.png", "tokens.png", "heads.png"}
+    assert all(str(path) in out for path in (tmp_path / "new").iterdir())
+
+
+def test_pictures_are_in_the_runs_folder_unless_said(trained):
+    assert main(["look", str(trained / "repeat"), "--sample", "0"]) == 0
+    assert (trained / "repeat/figures/look/wall.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("RUN/mnist", "look takes one of --sample, --image and --ids, got none of them; try --sample 0"),
+        ("RUN/mnist --sample 1 --ids 3", "got --sample and --ids"),
+        ("RUN/mnist --ids 3", "answers about pictures, got digits"),
+        ("RUN/mnist --sample -1", "a number from 0 to 9999, got -1"),
+        ("RUN/reverse --image a.png", "takes no single picture, got a.png"),
+        ("RUN/reverse --ids 33", "ids must be from 0 to 9, got 33"),
+    ],
+)
+def test_mistakes_are_one_line(trained, capsys, argv, message):
+    assert main(["look", *argv.replace("RUN", str(trained)).split()]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
