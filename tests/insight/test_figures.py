@@ -24,13 +24,14 @@ def test_one_head_shows_its_weights_from_zero_to_the_largest():
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == list("abcd")
 
 
-def test_the_wall_has_a_panel_for_each_head_on_one_scale():
+def test_the_wall_has_a_panel_for_each_head_and_a_scale_for_each_layer():
     layers = [torch.rand(3, 5, 5), torch.rand(2, 1, 5)]
     figure = drawn(draw_wall(layers, ["encoder.blocks.0.attention", "pool"]))
     images = images_of(figure)
     assert len(images) == 5
     assert np.allclose(images[4].get_array(), layers[1][1])
-    assert {image.get_clim() for image in images} == {(0, max(layer.max().item() for layer in layers))}
+    assert {image.get_clim() for image in images[:3]} == {(0, layers[0].max().item())}
+    assert {image.get_clim() for image in images[3:]} == {(0, layers[1].max().item())}
     with pytest.raises(ValueError, match="got 1 names for 2"):
         draw_wall(layers, ["encoder"])
 

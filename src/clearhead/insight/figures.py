@@ -58,7 +58,7 @@ def draw_alignment(
 ) -> "Figure":
     """Cross-attention (Q,K) with the words of both sides; a ring marks the largest weight of each row."""
     matrix = two_dimensional(weights)
-    width, height = (min(14.0, max(6.0, 2.5 + 0.5 * n)) for n in (matrix.shape[1], matrix.shape[0]))
+    width, height = (min(14.0, max(6.5, 2.5 + 0.5 * n)) for n in (matrix.shape[1], matrix.shape[0]))
     figure = blank(width, height)
     axes = figure.subplots()
     image = heat(axes, matrix, 0, limits([matrix])[1])
@@ -66,7 +66,7 @@ def draw_alignment(
     axes.scatter(
         matrix.argmax(1), range(len(matrix)), s=90, facecolors="none", edgecolors=COLOURS[1], linewidths=2, zorder=3
     )
-    axes.set_title(title, fontsize=TITLE, pad=10)
+    figure.suptitle(title, fontsize=TITLE)
     axes.set_xlabel("source", fontsize=TEXT)
     axes.set_ylabel("target", fontsize=TEXT)
     bar(figure, image, axes, "weight", shrink=0.85)
@@ -74,14 +74,14 @@ def draw_alignment(
 
 
 def draw_wall(layers: Sequence[Any], names: Sequence[str], *, title: str = "every layer and head") -> "Figure":
-    """Every head of every layer, (H,Q,K) each: a row for each layer, all on one scale."""
+    """Every head of every layer, (H,Q,K) each: a row for each layer, with a scale of its own."""
     stacks = [numbers(layer) for layer in layers]
     check_names(names, len(stacks))
     columns = max(len(stack) for stack in stacks)
-    high = max(limits([stack])[1] for stack in stacks)
     figure = blank(max(8.0, 1.9 * columns + 2.6), max(3.6, 1.9 * len(stacks) + 1.2))
     panels = figure.subplots(len(stacks), columns, squeeze=False)
     for row, (stack, name) in enumerate(zip(stacks, names, strict=True)):
+        high = limits([stack])[1]
         for column, axes in enumerate(panels[row]):
             plain(axes)
             if column < len(stack):
@@ -89,8 +89,8 @@ def draw_wall(layers: Sequence[Any], names: Sequence[str], *, title: str = "ever
             if row == 0:
                 axes.set_title(f"head {column}", fontsize=TEXT)
         panels[row][0].set_ylabel(broken(name), fontsize=SMALL)
+        bar(figure, image, list(panels[row]), "weight", shrink=0.9, aspect=12)
     figure.suptitle(title, fontsize=TITLE)
-    bar(figure, image, list(panels.flat), "weight", shrink=0.8, aspect=30)
     return figure
 
 
@@ -155,13 +155,16 @@ def show_picture(axes: "Axes", image: Any) -> None:
 
 
 def lay_over(axes: "Axes", image: Any, cells: "NDArray[np.float64]", low: float, high: float, colours: str = "") -> Any:
-    """A map in its true colours, and the picture as a veil: white where it is lighter than most, black where darker."""
+    """A map in its true colours, and the picture as a veil: white where it is lighter than most, black where darker.
+
+    Colours that are white in their middle get the negative, which shows on them.
+    """
     grey = numbers(image).mean(0) / 255
     height, width = grey.shape
     drawn = heat(
         axes, cells, low, high, *([colours] if colours else []), extent=(-0.5, width - 0.5, height - 0.5, -0.5)
     )
-    lighter = grey - np.median(grey)
+    lighter = (grey - np.median(grey)) * (-0.6 if colours else 1)
     veil = np.stack([(lighter > 0).astype(float)] * 3 + [0.6 * np.abs(lighter)], axis=-1)
     axes.imshow(veil, interpolation="nearest")
     return drawn
@@ -182,5 +185,5 @@ def is_long(shape: Sequence[int]) -> bool:
 
 
 def broken(name: str) -> str:
-    """An address on several lines, so that it fits beside its row."""
-    return name.replace(".", ".\n", 1) if len(name) < 24 else "\n".join(name.rsplit(".", 2))
+    """An address on two lines, so that it fits beside its row."""
+    return ".\n".join(name.rsplit(".", 1))

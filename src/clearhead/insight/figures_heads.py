@@ -75,7 +75,7 @@ def draw_aggregates(
     areas = {} if areas is None else areas
     cells = {name: two_dimensional(cells) for name, cells in maps.items()}
     proof = two_dimensional(occluded)
-    columns = min(4, len(cells) + 2)
+    columns = min(4, -(-(len(cells) + 2) // 2))
     rows = -(-(len(cells) + 2) // columns)
     figure = blank(3.3 * columns, 3.4 * rows + 0.6)
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
@@ -119,7 +119,7 @@ def draw_entropy(steps: Sequence[int], entropies: Any, names: Sequence[str], *, 
         axes.grid(color=GRID)
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_ylim(bottom=0)
-    figure.supxlabel("step", fontsize=TEXT)
+        axes.set_xlabel("step", fontsize=TEXT)
     figure.supylabel("entropy (nats)", fontsize=TEXT)
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(labels)), fontsize=SMALL, frameon=False)
@@ -128,7 +128,7 @@ def draw_entropy(steps: Sequence[int], entropies: Any, names: Sequence[str], *, 
 
 
 def draw_strip(
-    steps: Sequence[int], maps: Any, *, title: str = "a head while it is trained", most: int = 8
+    steps: Sequence[int], maps: Any, *, title: str = "a head while it is trained", most: int = 6
 ) -> "Figure":
     """One head's weights (T,Q,K) at `most` of the steps, from the first to the last, on one scale."""
     table = numbers(maps)

@@ -95,7 +95,7 @@ def pictures_of(session: Session, example: Example) -> "Iterator[tuple[str, str,
     yield (
         "wall.png",
         "every layer and head",
-        draw_wall([layer[0] for layer in weights], names, title=f"every layer and head; it answers {example.answer}"),
+        draw_wall([layer[0] for layer in weights], names),
     )
     tokens = names_of(example, weights[0].shape[-1])
     title = f"{names[0]}, head {sharpest}"
