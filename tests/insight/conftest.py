@@ -20,7 +20,12 @@ class ByHand(nn.Module):
 
     def __init__(self, n_heads=HEADS, dropout=0.0):
         super().__init__()
-        self.qkv, self.out, self.n_heads, self.p = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), n_heads, dropout
+        self.qkv, self.out, self.n_heads, self.p = (
+            nn.Linear(WIDTH, 3 * WIDTH),
+            nn.Linear(WIDTH, WIDTH),
+            n_heads,
+            dropout,
+        )
         self.drop = nn.Dropout(dropout)
 
     def forward(self, x):
@@ -167,7 +172,10 @@ KINDS = {
     "joined heads": (Joined, lambda: (tokens(),)),
     "torch.nn": (lambda: nn.MultiheadAttention(WIDTH, HEADS, batch_first=True), lambda: (tokens(),) * 3),
     "torch.nn encoder": (encoder, lambda: (tokens(),)),
-    "torch.nn transformer": (lambda: nn.Transformer(WIDTH, HEADS, 1, 1, 16, batch_first=True), lambda: (tokens(), tokens())),
+    "torch.nn transformer": (
+        lambda: nn.Transformer(WIDTH, HEADS, 1, 1, 16, batch_first=True),
+        lambda: (tokens(), tokens()),
+    ),
 }
 
 

@@ -60,7 +60,9 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("options", [{"is_causal": True}, *({"attn_mask": m} for m in MASKS.values())], ids=["flag", *MASKS])
+@pytest.mark.parametrize(
+    "options", [{"is_causal": True}, *({"attn_mask": m} for m in MASKS.values())], ids=["flag", *MASKS]
+)
 def test_uniform_shares_go_to_the_keys_that_may_be_seen(options):
     q, k, v = 100 * torch.randn(2, 4, 4, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 3)
     with edit(model := Kernel(), "Kernel", head=[0, 3], to="uniform"):
@@ -99,32 +101,33 @@ def test_two_edits_go_together_and_other_models_are_left_alone(written):
     assert torch.equal(changed, other(x))
 
 
+def refused(model, inputs, *args, **options):
+    with edit(model, *args, **options):
+        model(inputs)
+
+
 def test_what_is_not_there_is_answered_with_what_there_is(written):
-    model, x = written.small_vit(), torch.randn(2, 1, 8, 8)
-    with pytest.raises(LookupError, match=r"no module at 'encoder.blocks.7.attention'; did you mean 'encoder.blocks.\d.att"):
-        with edit(model, "encoder.blocks.7.attention"):
-            pass
+    model, x, first_one = written.small_vit(), torch.randn(2, 1, 8, 8), "encoder.blocks.0.attention"
+    with pytest.raises(
+        LookupError, match=r"no module at 'encoder.blocks.7.attention'; did you mean 'encoder.blocks.\d.att"
+    ):
+        refused(model, x, "encoder.blocks.7.attention")
     with pytest.raises(LookupError, match=r"no attention at 'embedding_norm'; there is encoder.blocks.0.attention, "):
-        with edit(model, "embedding_norm"):
-            model(x)
+        refused(model, x, "embedding_norm")
     with pytest.raises(LookupError, match=r"no attention at 'encoder.blocks.0.attention#2'"):
-        with edit(model, "encoder.blocks.0.attention#2"):
-            model(x)
+        refused(model, x, f"{first_one}#2")
     with pytest.raises(LookupError, match=r"no attention was seen; looked for scaled_dot_product"):
-        with edit(plain := written.Classifier(), "Classifier"):
-            plain(written.tokens())
+        refused(written.Classifier(), written.tokens(), "Classifier")
     with pytest.raises(LookupError, match=r"no head 2 at 'encoder.blocks.0.attention'; its heads are 0 to 1"):
-        with edit(model, "encoder.blocks.0.attention", head=2):
-            model(x)
-    with pytest.raises(ValueError, match=r"new weights must broadcast to \(B,heads,Q,K\) = \(2, 1, 5, 5\), got \(3, 3\)"):
-        with edit(model, "encoder.blocks.0.attention", head=1, to=torch.ones(3, 3)):
-            model(x)
+        refused(model, x, first_one, head=2)
+    with pytest.raises(
+        ValueError, match=r"new weights must broadcast to \(B,heads,Q,K\) = \(2, 1, 5, 5\), got \(3, 3\)"
+    ):
+        refused(model, x, first_one, head=1, to=torch.ones(3, 3))
     with pytest.raises(ValueError, match=r'to must be "uniform", "zero", a tensor or a function, got \'none\''):
-        with edit(model, "encoder.blocks.0.attention", to="none"):
-            pass
-    with pytest.raises(ValueError, match="edit needs an nn.Module, got Tensor"):
-        with edit(x, "a"):
-            pass
+        refused(model, x, first_one, to="none")
+    with pytest.raises(ValueError, match=r"edit needs an nn\.Module, got Tensor"):
+        refused(x, x, "a")
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
 
 

@@ -236,9 +236,11 @@ def test_a_classifiers_softmax_does_not_count(written):
 
 
 def test_a_model_without_attention_is_an_error_that_says_what_was_looked_for(written):
-    with pytest.raises(LookupError, match=r"no attention was seen in Classifier; looked for scaled_dot.*multiplies values"):
+    with pytest.raises(
+        LookupError, match=r"no attention was seen in Classifier; looked for scaled_dot.*multiplies values"
+    ):
         look(written.Classifier(), written.tokens())
-    with pytest.raises(ValueError, match="look needs an nn.Module and its inputs, got Tensor"):
+    with pytest.raises(ValueError, match=r"look needs an nn\.Module and its inputs, got Tensor"):
         look(torch.ones(1))
 
 
@@ -292,7 +294,9 @@ class Made(TorchDispatchMode):
 def test_one_row_of_one_head_takes_memory_for_one_row(options):
     n = 16_384
     q, k, v = torch.randn(1, 2, n, 4), torch.randn(1, 2, n, 4), torch.randn(1, 2, n, 4)
-    out = torch.empty(1, 2, n, 4)  # what the kernel would give takes seconds at this length, and no weights depend on it
+    out = torch.empty(
+        1, 2, n, 4
+    )  # what the kernel would give takes seconds at this length, and no weights depend on it
     layer = SeenLayer("", "sdpa", "", Fused(q, k, v, None, 0.0, bool(options), 0.5, out))
     with Made(q, k, v, out) as made:
         weights = layer.weights(head=1, rows=[n - 1])

@@ -1,7 +1,8 @@
 """From a softmax to the values that its result multiplies.
 
 Between the two a model may drop, cast, mask, rescale and rearrange, or mix the heads ("talking heads"). Each step's
-result is followed, and with it goes its twin without dropout. What multiplies no values is forgotten together with its tensor: a classifier's softmax, say.
+result is followed, and with it goes its twin without dropout. What multiplies no values is forgotten together with its
+tensor: a classifier's softmax, say.
 """
 
 from collections.abc import Callable
@@ -16,10 +17,14 @@ SOFTMAXES = {"softmax", "_safe_softmax"}
 DROPOUTS = {"dropout", "dropout_", "dropout1d", "dropout2d", "feature_dropout"}
 CASTS = {"to", "type", "type_as", "float", "half", "bfloat16", "double", "contiguous", "clone", "cpu", "cuda"}
 PRODUCTS = {"mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__"}
-ELEMENTWISE = CASTS | PRODUCTS | {
-    *("masked_fill", "masked_fill_", "where", "nan_to_num", "nan_to_num_", "clamp"),
-    *("div", "div_", "true_divide", "__truediv__", "__itruediv__", "__div__", "__idiv__"),
-}
+ELEMENTWISE = (
+    CASTS
+    | PRODUCTS
+    | {
+        *("masked_fill", "masked_fill_", "where", "nan_to_num", "nan_to_num_", "clamp"),
+        *("div", "div_", "true_divide", "__truediv__", "__itruediv__", "__div__", "__idiv__"),
+    }
+)
 SHAPES = {
     *("view", "reshape", "view_as", "reshape_as", "flatten", "unflatten", "squeeze", "unsqueeze"),
     *("transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis", "t", "T", "mT", "adjoint"),
@@ -32,13 +37,16 @@ FOLLOWED = DROPOUTS | ELEMENTWISE | SHAPES | MIXES - {"einsum"}
 
 @dataclass(frozen=True, eq=False)
 class Trail:
-    twin: Tensor
-    """the same without dropout; the followed tensor itself as long as nothing was dropped"""
     axis: int
     """along which the softmax made the numbers sum to 1"""
     born: torch.Size
     """the shape that the softmax returned"""
+    twin: Tensor | None = None
+    """the same without dropout; None as long as nothing was dropped, so that the entry does not hold its own tensor"""
     dropout: float = 0.0
+
+    def before_dropout(self, followed: Tensor) -> Tensor:
+        return followed if self.twin is None else self.twin
 
     def n_joined(self, shape: torch.Size) -> int:
         """How many heads are in the first axis, where (B,H,Q,K) became (B H,Q,K); else 0."""
@@ -58,7 +66,7 @@ class Trails:
     def start(self, out: Tensor, args: Any, kwargs: Any) -> None:
         dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
         if isinstance(out, Tensor) and isinstance(dim, int) and out.dim() > 1:
-            self.trails[out] = Trail(out, dim % out.dim(), out.shape)
+            self.trails[out] = Trail(dim % out.dim(), out.shape)
 
     def of(self, x: Any) -> Trail | None:
         return self.trails.get(x) if isinstance(x, Tensor) else None
@@ -70,11 +78,12 @@ class Trails:
         if source is None or trail is None:
             return func(*args, **kwargs)
         rate = dropout_rate(name, source, args, kwargs)
-        if rate and trail.twin is source and is_in_place(name, args, kwargs):
-            trail = replace(trail, twin=source.clone())
+        twin = trail.before_dropout(source)
+        if rate and twin is source and is_in_place(name, args, kwargs):
+            twin = source.clone()
         out = func(*args, **kwargs)
         if rate:
-            self.trails[out] = replace(trail, dropout=rate)
+            self.trails[out] = replace(trail, twin=twin, dropout=rate)
         else:
             self.go_on(name, func, source, args, kwargs, out)
         return out
@@ -85,10 +94,9 @@ class Trails:
         axis = None if trail is None else axis_after(name, func, source, trail.axis, args, kwargs, out)
         if trail is None or axis is None:
             return
-        twin = out
-        if trail.twin is not source:
-            twin = trail.twin.clone() if is_in_place(name, args, kwargs) else trail.twin
-            twin = called_with(func, source, twin, args, kwargs) if name not in DROPOUTS else twin
+        twin = trail.twin
+        if twin is not None and name not in DROPOUTS:
+            twin = called_with(func, source, twin.clone() if is_in_place(name, args, kwargs) else twin, args, kwargs)
         self.trails[out] = replace(trail, twin=twin, axis=axis)
 
 
