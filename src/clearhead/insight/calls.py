@@ -110,10 +110,10 @@ class Fused:
             return torch.arange(n_keys, device=self.raw_q.device) <= places[:, None]
         if self.mask is None:
             return None
-        mask = self.mask[(None,) * max(0, self.raw_q.dim() - self.mask.dim())]
-        mask = with_heads(mask)
+        mask = with_heads(self.mask[(None,) * max(0, self.raw_q.dim() - self.mask.dim())])
         if mask.dim() > 4:
-            mask = four_axes(mask.expand(*self.raw_q.shape[:-3], *mask.shape[-3:]))
+            mask = mask.expand(*self.raw_q.shape[:-3], *mask.shape[-3:])
+        mask = four_axes(mask)
         mask = mask if mask.shape[1] == 1 else of_heads(mask, heads, mask.shape[1])
         return mask if mask.shape[-2] == 1 else mask[:, :, rows]
 

@@ -2,7 +2,7 @@
 
 A TorchFunctionMode is told of every call of torch inside the `with` block. Three kinds are attention: the fused kernel;
 torch.nn's multi_head_attention_forward, which is run so that the calls inside it are seen; and a softmax whose result
-multiplies values. What has no such calls (compiled modules, the inference fast path of torch.nn) runs eagerly meanwhile.
+multiplies values. What makes no such calls (compiled modules, torch.nn's fast path) runs eagerly meanwhile.
 """
 
 import math
@@ -59,7 +59,7 @@ class Capture(TorchFunctionMode):
         if name in PRODUCTS:
             return self.product(name, args, kwargs, out)
         if name == "einsum":
-            return self.einsum(args, out)
+            return self.einsum(func, args, kwargs, out)
         return out
 
     def fused(
@@ -102,14 +102,14 @@ class Capture(TorchFunctionMode):
             n_axes = weights.dim() if trail is None else max(weights.dim(), values.dim())
             if trail is None or trail.axis != weights.dim() - 1 - i:
                 continue
-            n_joined = self.n_joined() if weights.dim() == 3 else 0
+            n_joined = (trail.n_joined(weights.shape) or self.n_joined()) if n_axes == 3 else 0
             layout = matmul_layout(n_axes, values.dim(), i == 0, n_joined)
             if layout is not None:
-                twin = trail.twin[(None,) * (n_axes - weights.dim())]
+                twin = trail.before_dropout(weights)[(None,) * (n_axes - weights.dim())]
                 return self.written(twin, values, layout, trail.dropout, out)
         return out
 
-    def einsum(self, args: Any, out: Tensor) -> Tensor:
+    def einsum(self, func: Any, args: Any, kwargs: Any, out: Tensor) -> Tensor:
         equation, *operands = args
         if len(operands) == 1 and isinstance(operands[0], list | tuple):
             operands = list(operands[0])
@@ -119,7 +119,9 @@ class Capture(TorchFunctionMode):
             values, trail = operands[1 - i], self.trails.of(weights)
             layout = None if trail is None else einsum_layout(equation, i == 0, weights.dim(), values.dim())
             if trail is not None and layout is not None and layout.weights.index(layout.keys) == trail.axis:
-                return self.written(trail.twin, values, layout, trail.dropout, out)
+                return self.written(trail.before_dropout(weights), values, layout, trail.dropout, out)
+            if trail is not None:
+                self.trails.go_on("einsum", func, weights, args, kwargs, out)
         return out
 
     def written(self, weights: Tensor, values: Tensor, layout: Layout, dropout: float, out: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Changing the weights of a head while a model runs, to see what its output owes to them.
 
-    with edit(model, "blocks.2.attn", head=1, to="uniform"):
-        changed = model(images)
+with edit(model, "blocks.2.attn", head=1, to="uniform"):
+    changed = model(images)
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,10 +1,10 @@
 """Looking inside any PyTorch model: one ordinary forward pass, and the attention of every layer and head.
 
-    seen = look(model, images)
-    seen.output                                       # what the model answered
-    seen                                              # a table: address, kernel, heads, queries x keys
-    seen["blocks.3.attn"].weights(head=1, rows=[0])   # (B,1,1,K): computed only now, only this
-    seen.verify()                                     # largest |weights @ v - what the kernel returned| per layer
+seen = look(model, images)
+seen.output                                       # what the model answered
+seen                                              # a table: address, kernel, heads, queries x keys
+seen["blocks.3.attn"].weights(head=1, rows=[0])   # (B,1,1,K): computed only now, only this
+seen.verify()                                     # largest |weights @ v - what the kernel returned| per layer
 """
 
 from collections.abc import Sequence

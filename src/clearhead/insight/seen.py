@@ -114,7 +114,9 @@ class Seen:
         if address in self.layers:
             return self.layers[address]
         if address in self.addresses:
-            raise LookupError(f"{address!r} was not kept, only {listed(list(self.layers))}; look with keep=[{address!r}]")
+            raise LookupError(
+                f"{address!r} was not kept, only {listed(list(self.layers))}; look with keep=[{address!r}]"
+            )
         raise unknown(address, self.layers)
 
     def verify(self) -> dict[str, float]:
@@ -136,7 +138,10 @@ def aligned(table: list[list[str]]) -> list[str]:
     """Words to the left, numbers to the right."""
     widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
     to_right = {2, 3}
-    cells = [[x.rjust(w) if i in to_right else x.ljust(w) for i, (x, w) in enumerate(zip(line, widths, strict=True))] for line in table]
+    cells = [
+        [x.rjust(w) if i in to_right else x.ljust(w) for i, (x, w) in enumerate(zip(line, widths, strict=True))]
+        for line in table
+    ]
     return ["  ".join(line).rstrip() for line in cells]
 
 
@@ -154,7 +159,9 @@ def check_rows(rows: Sequence[int] | slice | None, n_queries: int, address: str)
     rows = [rows] if isinstance(rows, int) else list(rows)
     for row in rows:
         if not -n_queries <= row < n_queries:
-            raise LookupError(f"no row {row} at {address!r}; a row is a query, and its queries are {spelled(n_queries)}")
+            raise LookupError(
+                f"no row {row} at {address!r}; a row is a query, and its queries are {spelled(n_queries)}"
+            )
     return rows
 
 
