@@ -2,8 +2,9 @@ import pytest
 import torch
 from torch import nn
 
+from clearhead.insight.edit import edit
 from clearhead.insight.look import look
-from clearhead.insight.relevance import relevance, relevance_across
+from clearhead.insight.relevance import relevance, relevance_across, weight_gradient
 from clearhead.nn.attention import MultiHeadAttention
 
 
@@ -130,3 +131,25 @@ def test_a_pass_without_gradients_cannot_be_explained():
         seen = look(model, x)
     with pytest.raises(ValueError, match=r"needs a pass with gradients, got none for layers\.0; look again"):
         relevance(seen, seen.output[:, 0])
+
+
+def test_on_any_model_the_gradient_is_what_a_change_of_the_weights_does(kind):
+    """Without autograd: the weights are changed by hand, a little."""
+    model, inputs = kind[0].double(), [x.double() for x in kind[1]]
+
+    def score(output):
+        first = output[0] if isinstance(output, tuple) else output
+        return (first * torch.arange(first.numel()).view_as(first).sin()).sum()
+
+    seen = look(model, *inputs)
+    for address in seen:
+        layer = seen[address]
+        (d_out,) = torch.autograd.grad(score(seen.output), layer.call.raw_out, retain_graph=True)
+        change = torch.randn_like(layer.weights()) * 1e-6
+        outputs = []
+        for sign in (1, -1):
+            with torch.no_grad(), edit(model, address, to=lambda weights, sign=sign: weights + sign * change):  # noqa: B023
+                outputs.append(score(model(*inputs)).item())
+        expected = (weight_gradient(layer, d_out) * change).sum().item()
+        assert (outputs[0] - outputs[1]) / 2 == pytest.approx(expected, rel=1e-4, abs=1e-11)
+        assert abs(expected) > 1e-8

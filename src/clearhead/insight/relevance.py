@@ -72,5 +72,9 @@ def contribution(layer: "SeenLayer", d_out: Tensor | None) -> Tensor:
     weights = layer.weights()
     if d_out is None:
         return torch.zeros_like(weights[:, 0])
-    d_weights = layer.call.arranged(d_out) @ layer.v.mT
-    return (weights * d_weights).clamp(min=0).mean(1)
+    return (weights * weight_gradient(layer, d_out)).clamp(min=0).mean(1)
+
+
+def weight_gradient(layer: "SeenLayer", d_out: Tensor) -> Tensor:
+    """d_out vᵀ: how the score would change with each weight, all others left as they are. (B,H,Q,K)"""
+    return layer.call.arranged(d_out) @ layer.v.mT

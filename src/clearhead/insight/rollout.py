@@ -55,8 +55,8 @@ def rollout_across(
     encoder (B,H,K,K), decoder (B,H,Q,Q) and cross (B,H,Q,K) are the weights of each layer. The rows of both together
     sum to 1. Assumes what `rollout` does, and that cross-attention has a residual path around it as well.
     """
-    heads_mean = [[weights.mean(1) for weights in part] for part in (encoder, decoder, cross)]
-    return follow_across(*heads_mean, through_residual)
+    of_encoder, of_decoder, of_cross = ([weights.mean(1) for weights in part] for part in (encoder, decoder, cross))
+    return follow_across(of_encoder, of_decoder, of_cross, through_residual)
 
 
 def to_answer(matrix: Tensor, *, class_token: bool) -> Tensor:

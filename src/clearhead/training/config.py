@@ -103,10 +103,15 @@ class TrainingConfig:
     """at the test, and only there: the mean of the answers for an image and its mirror image"""
     threads: int = 0
     """processor threads; 0 for torch's own choice"""
+    probe: int = 0
+    """inputs whose attention is kept while training, for `clearhead look RUN --over-time`; 0 for none"""
+    probe_every: int = 0
+    """steps between two such looks; 0 for about 40 in all"""
 
     def __post_init__(self) -> None:
         check_count(steps=self.steps, epochs=self.epochs, evaluate_every=self.evaluate_every, threads=self.threads)
         check_count(checkpoint_every=self.checkpoint_every, patience=self.patience)
+        check_count(probe=self.probe, probe_every=self.probe_every)
         check_positive(batch_size=self.batch_size, accumulate=self.accumulate, keep=self.keep, log_every=self.log_every)
         check_choice(precision=(self.precision, Precision), compile=(self.compile, Compile))
         check_between(0, 1, label_smoothing=self.label_smoothing, ema=self.ema)
