@@ -15,7 +15,7 @@ def runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     dropout = {"model.dropout": 0.2}
     train("reverse", "plain", changes=FEW | dropout, quiet=True)
-    train("reverse", "watched", changes=FEW | dropout | {"training.probe": 2, "training.probe_every": 4}, quiet=True)
+    train("reverse", "watched", changes=FEW | dropout | {"probe.inputs": 2, "probe.every": 4}, quiet=True)
     return tmp_path / "runs"
 
 

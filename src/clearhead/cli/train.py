@@ -46,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
     )
     add_overrides(options, config, "what you may change", without=fixed(name))
     args = options.parse(rest)
-    changes = given(config, args) | ({} if args.probe is None else {"training.probe": args.probe})
+    changes = given(config, args) | ({} if args.probe is None else {"probe.inputs": args.probe})
     config = config_of(name, changes)  # a mistake is answered before torch is loaded
 
     if args.dry_run:

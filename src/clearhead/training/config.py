@@ -103,15 +103,10 @@ class TrainingConfig:
     """at the test, and only there: the mean of the answers for an image and its mirror image"""
     threads: int = 0
     """processor threads; 0 for torch's own choice"""
-    probe: int = 0
-    """inputs whose attention is kept while training, for `clearhead look RUN --over-time`; 0 for none"""
-    probe_every: int = 0
-    """steps between two such looks; 0 for about 40 in all"""
 
     def __post_init__(self) -> None:
         check_count(steps=self.steps, epochs=self.epochs, evaluate_every=self.evaluate_every, threads=self.threads)
         check_count(checkpoint_every=self.checkpoint_every, patience=self.patience)
-        check_count(probe=self.probe, probe_every=self.probe_every)
         check_positive(batch_size=self.batch_size, accumulate=self.accumulate, keep=self.keep, log_every=self.log_every)
         check_choice(precision=(self.precision, Precision), compile=(self.compile, Compile))
         check_between(0, 1, label_smoothing=self.label_smoothing, ema=self.ema)
@@ -132,6 +127,19 @@ class TrainingConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProbeConfig:
+    """Attention that is kept while it is learnt, for `clearhead look RUN --over-time`."""
+
+    inputs: int = 0
+    """validation examples that are looked at; 0 for no probe"""
+    every: int = 0
+    """steps between two looks; 0 for about 40 looks in all"""
+
+    def __post_init__(self) -> None:
+        check_count(inputs=self.inputs, every=self.every)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """All that a run depends on."""
 
@@ -144,6 +152,7 @@ class RunConfig:
     objective: ObjectiveName = "classes"
     """what is asked of the model: see training/objective.py"""
     seed: int = 0
+    probe: ProbeConfig = field(default_factory=ProbeConfig)
 
     def __post_init__(self) -> None:
         check_choice(objective=(self.objective, ObjectiveName))

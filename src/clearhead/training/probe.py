@@ -25,9 +25,9 @@ TIMES = 40
 
 def is_due(setup: Setup, step: int) -> bool:
     """At the start, at the end, and every few steps."""
-    training = setup.config.training
-    every = training.probe_every or max(1, setup.n_steps // TIMES)
-    return training.probe > 0 and (step % every == 0 or step == setup.n_steps)
+    probe = setup.config.probe
+    every = probe.every or max(1, setup.n_steps // TIMES)
+    return probe.inputs > 0 and (step % every == 0 or step == setup.n_steps)
 
 
 def keep_maps(setup: Setup, step: int, run: RunDirectory | None) -> None:
@@ -45,7 +45,7 @@ def keep_maps(setup: Setup, step: int, run: RunDirectory | None) -> None:
 def probed_inputs(setup: Setup) -> Tensor:
     """The first validation examples, or training examples where there are no others."""
     examples = setup.data.validation if len(setup.data.validation) else setup.data.train
-    inputs, _ = examples.take(torch.arange(min(setup.config.training.probe, len(examples))))
+    inputs, _ = examples.take(torch.arange(min(setup.config.probe.inputs, len(examples))))
     inputs = setup.data.normalise(inputs) if setup.data.normalise else inputs
     return inputs.to(setup.processes.device)
 
