@@ -42,11 +42,15 @@ def run(argv: Sequence[str]) -> int:
         "--dry-run", action="store_true", help="say what it takes, by a few real steps; leaves nothing"
     )
     options.add_argument(
-        "--probe", metavar="N", type=reader(int), help="keep the attention to N inputs: clearhead look RUN --over-time"
+        "--probe",
+        metavar="N",
+        dest="probed",
+        type=reader(int),
+        help="keep the attention to N inputs, for clearhead look RUN --over-time",
     )
     add_overrides(options, config, "what you may change", without=fixed(name))
     args = options.parse(rest)
-    changes = given(config, args) | ({} if args.probe is None else {"probe.inputs": args.probe})
+    changes = given(config, args) | ({} if args.probed is None else {"probe.inputs": args.probed})
     config = config_of(name, changes)  # a mistake is answered before torch is loaded
 
     if args.dry_run:
