@@ -36,7 +36,7 @@ def save_animation(
     plain(axes)
     axes.set_xlabel("key", fontsize=TEXT)
     axes.set_ylabel("query", fontsize=TEXT)
-    figure.suptitle(title, fontsize=TITLE)
+    figure.suptitle(title, fontsize=TEXT if len(title) > 30 else TITLE)
     bar(figure, shown, axes, "weight", shrink=0.85)
     frames = []
     for step, matrix in zip(steps, table, strict=True):

@@ -27,7 +27,7 @@ def look_over_time(run: str | Path, folder: Path | None = None) -> list[tuple[Pa
     table = entropies(list(maps.values()))
     layer, head = changed_most(table)
     one = maps[names[layer]][:, 0, head]  # (T,Q,K) of the first input
-    title = f"{names[layer]}, head {head}, while it is trained"
+    title = f"{names[layer]}, head {head}"
     keys = {layer_maps.shape[-1] for layer_maps in maps.values()}
     most = math.log(keys.pop()) if len(keys) == 1 else None
     return [
