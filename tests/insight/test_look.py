@@ -204,6 +204,30 @@ def test_the_fast_path_of_torch_nn_is_left_for_the_pass_and_the_table_says_so(wr
         torch.backends.mha.set_fastpath_enabled(True)
 
 
+def test_padding_that_torch_nn_would_cut_out_is_seen_as_masked():
+    """Without gradients, its encoder turns such a batch into a nested tensor, unless someone looks."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model, x = nn.TransformerEncoder(layer, 1).eval(), torch.randn(2, 5, 8)
+    padding = torch.arange(5) >= torch.tensor([[5], [3]])
+    with torch.no_grad():
+        seen = look(model, x, src_key_padding_mask=padding)
+    assert seen["layers.0.self_attn"].weights()[1, ..., 3:].count_nonzero() == 0
+    assert seen["layers.0.self_attn"].weights()[0, ..., 3:].count_nonzero() > 0
+    assert seen.verify()["layers.0.self_attn"] < 1e-6
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
+def test_it_works_in_other_modes_of_torch(kind, mode):
+    model, inputs = kind
+    with mode():
+        seen = look(model, *inputs)
+        plain = model(*inputs)
+        for address in seen:
+            assert seen[address].weights().shape[-2:] == (seen[address].n_queries, seen[address].n_keys)
+    torch.testing.assert_close(leaves(seen.output)[0], leaves(plain)[0], rtol=0, atol=1e-5)
+    assert max(seen.verify().values()) < 0.02
+
+
 @pytest.mark.parametrize("how", ["torch.compile(model)", "model.compile()", "one block"])
 def test_compiled_models_run_eagerly_for_the_pass_and_the_table_says_so(written, how):
     model, x = written.small_vit().eval(), torch.randn(2, 1, 8, 8)
