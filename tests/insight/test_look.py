@@ -7,10 +7,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from clearhead import MultiHeadAttention, attend_reference, masks
+from clearhead import MultiHeadAttention, Seq2Seq, attend_reference, masks
 from clearhead.insight.calls import Fused
 from clearhead.insight.look import look
 from clearhead.insight.seen import SeenLayer
+from clearhead.models.config import Seq2SeqConfig
 
 
 def leaves(output):
@@ -251,6 +252,17 @@ def test_compiled_models_run_eagerly_for_the_pass_and_the_table_says_so(written,
     with torch.no_grad():
         compiled(x)
     assert calls  # afterwards it is compiled as before
+
+
+def test_cross_attention_of_our_encoder_decoder():
+    config = Seq2SeqConfig(width=8, depth=1, n_heads=2, hidden=16, n_source=9, n_target=9)
+    model = Seq2Seq(config).eval()
+    source, target = torch.randint(0, 9, (2, 6)), torch.randint(0, 9, (2, 4))
+    seen = look(model, source, target)
+    assert [(layer.n_queries, layer.n_keys) for layer in map(seen.__getitem__, seen)] == [(6, 6), (4, 4), (4, 6)]
+    own = list(seen)[1]
+    assert seen[own].weights().triu(1).count_nonzero() == 0  # no token sees a later one
+    assert max(seen.verify().values()) < 1e-5
 
 
 def test_a_classifiers_softmax_does_not_count(written):

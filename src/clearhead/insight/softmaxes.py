@@ -161,6 +161,8 @@ def dropout_rate(name: str, source: Tensor, args: Any, kwargs: Any) -> float:
     mask = next((x for x in (*args, *kwargs.values()) if x is not source), None)
     if not isinstance(mask, Tensor) or mask.shape != source.shape or not mask.is_floating_point():
         return 0.0
+    if mask.is_meta or not mask.numel():  # no numbers to look at
+        return 0.0
     largest = mask.detach().max()
     is_dropped = mask == 0
     is_dropout = largest > 1 and is_dropped.any() and (is_dropped | (mask == largest)).all()
