@@ -59,6 +59,7 @@ class Trails:
 
     def __init__(self) -> None:
         self.trails = WeakTensorKeyDictionary()
+        self.is_started = False
 
     def __len__(self) -> int:
         return len(self.trails)
@@ -67,6 +68,7 @@ class Trails:
         dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
         if isinstance(out, Tensor) and isinstance(dim, int) and out.dim() > 1:
             self.trails[out] = Trail(dim % out.dim(), out.shape)
+            self.is_started = True
 
     def of(self, x: Any) -> Trail | None:
         return self.trails.get(x) if isinstance(x, Tensor) else None
