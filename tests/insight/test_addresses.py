@@ -72,3 +72,12 @@ def test_an_unknown_address_is_answered_with_the_nearest_and_all():
     )
     assert str(unknown("x", ["blocks"])) == "no attention at 'x'; there is blocks"
     assert str(unknown("x", [f"layer {i}" for i in range(70)])).endswith("layer 59 and 10 more")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_scripted_modules_are_passed_over():
+    model = nn.Sequential(torch.jit.script(nn.Linear(2, 2)), nn.Linear(2, 2))
+    places = Places(model)
+    with places.followed():
+        assert len(model[1]._forward_hooks) == 1
+        assert model(torch.ones(2)).shape == (2,)

@@ -7,10 +7,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from clearhead import MultiHeadAttention, attend_reference, masks
+from clearhead import MultiHeadAttention, Seq2Seq, attend_reference, masks
 from clearhead.insight.calls import Fused
 from clearhead.insight.look import look
 from clearhead.insight.seen import SeenLayer
+from clearhead.models.config import Seq2SeqConfig
 
 
 def leaves(output):
@@ -204,6 +205,30 @@ def test_the_fast_path_of_torch_nn_is_left_for_the_pass_and_the_table_says_so(wr
         torch.backends.mha.set_fastpath_enabled(True)
 
 
+def test_padding_that_torch_nn_would_cut_out_is_seen_as_masked():
+    """Without gradients, its encoder turns such a batch into a nested tensor, unless someone looks."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model, x = nn.TransformerEncoder(layer, 1).eval(), torch.randn(2, 5, 8)
+    padding = torch.arange(5) >= torch.tensor([[5], [3]])
+    with torch.no_grad():
+        seen = look(model, x, src_key_padding_mask=padding)
+    assert seen["layers.0.self_attn"].weights()[1, ..., 3:].count_nonzero() == 0
+    assert seen["layers.0.self_attn"].weights()[0, ..., 3:].count_nonzero() > 0
+    assert seen.verify()["layers.0.self_attn"] < 1e-6
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
+def test_it_works_in_other_modes_of_torch(kind, mode):
+    model, inputs = kind
+    with mode():
+        seen = look(model, *inputs)
+        plain = model(*inputs)
+        for address in seen:
+            assert seen[address].weights().shape[-2:] == (seen[address].n_queries, seen[address].n_keys)
+    torch.testing.assert_close(leaves(seen.output)[0], leaves(plain)[0], rtol=0, atol=1e-5)
+    assert max(seen.verify().values()) < 0.02
+
+
 @pytest.mark.parametrize("how", ["torch.compile(model)", "model.compile()", "one block"])
 def test_compiled_models_run_eagerly_for_the_pass_and_the_table_says_so(written, how):
     model, x = written.small_vit().eval(), torch.randn(2, 1, 8, 8)
@@ -227,6 +252,17 @@ def test_compiled_models_run_eagerly_for_the_pass_and_the_table_says_so(written,
     with torch.no_grad():
         compiled(x)
     assert calls  # afterwards it is compiled as before
+
+
+def test_cross_attention_of_our_encoder_decoder():
+    config = Seq2SeqConfig(width=8, depth=1, n_heads=2, hidden=16, n_source=9, n_target=9)
+    model = Seq2Seq(config).eval()
+    source, target = torch.randint(0, 9, (2, 6)), torch.randint(0, 9, (2, 4))
+    seen = look(model, source, target)
+    assert [(layer.n_queries, layer.n_keys) for layer in map(seen.__getitem__, seen)] == [(6, 6), (4, 4), (4, 6)]
+    own = list(seen)[1]
+    assert seen[own].weights().triu(1).count_nonzero() == 0  # no token sees a later one
+    assert max(seen.verify().values()) < 1e-5
 
 
 def test_a_classifiers_softmax_does_not_count(written):

@@ -1,5 +1,6 @@
 """What was seen is asked by address, head and row; what is not there is answered with what there is."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -40,8 +41,11 @@ def test_heads_and_rows_may_be_given_in_any_way():
     assert check_heads(None, 2, "") == [0, 1]
     assert check_heads(1, 2, "") == [1]
     assert check_heads((1, 0), 2, "") == [1, 0]
-    assert check_rows([-1, 0], 3, "") == [-1, 0]
-    assert check_rows(slice(1, 2), 3, "") == slice(1, 2)
+    assert check_heads(np.int64(1), 2, "") == [1]
+    assert check_rows(None, 3, "") == [0, 1, 2]
+    assert check_rows([-1, 0], 3, "") == [2, 0]
+    assert check_rows(torch.tensor([1]), 3, "") == [1]
+    assert check_rows(slice(None, None, -1), 3, "") == [2, 1, 0]
     with pytest.raises(LookupError, match="its heads are 0 alone"):
         check_heads(1, 1, "")
 

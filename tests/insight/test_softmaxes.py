@@ -106,6 +106,7 @@ def test_the_rate_of_dropout_is_read_from_its_call():
     assert dropout_rate("mul", SHARES, (SHARES, (keep > 0).float()), {}) == 0  # a mask
     assert dropout_rate("mul", SHARES, (SHARES, torch.rand_like(SHARES) + 1), {}) == 0
     assert dropout_rate("masked_fill", SHARES, (SHARES, keep), {}) == 0
+    assert dropout_rate("mul", SHARES.to("meta"), (SHARES.to("meta"), keep.to("meta")), {}) == 0
 
 
 def test_names_tell_what_is_done_in_place():

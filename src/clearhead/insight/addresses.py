@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 
@@ -33,6 +34,8 @@ class Places:
         hooks = []
         try:
             for name, module in self.model.named_modules():
+                if isinstance(module, torch.jit.ScriptModule):
+                    continue  # takes no hooks, and shows nothing of what happens inside it
                 path = without_wrappers(name) or type(module).__name__
                 enter, leave = self.hooks_of(path, module)
                 hooks.append(module.register_forward_pre_hook(enter, prepend=True))

@@ -23,6 +23,7 @@ from clearhead.insight.softmaxes import FOLLOWED, SOFTMAXES, Trails
 
 KERNEL = "scaled_dot_product_attention"
 TORCH_NN = "multi_head_attention_forward"
+ATTENTION = {KERNEL, TORCH_NN} | SOFTMAXES
 PRODUCTS = {"matmul", "__matmul__", "__rmatmul__", "bmm", "mm"}
 LOOKED_FOR = f"{KERNEL}, {TORCH_NN}, and a softmax whose result multiplies values (matmul, bmm, @, einsum)"
 
@@ -38,21 +39,19 @@ class Capture(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self.places.inside:
-            return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if name == "__get__":  # x.mT is a property
-            name = getattr(getattr(func, "__self__", None), "__name__", "")
-        if name == KERNEL:
-            return self.fused(func, *args, **kwargs)
-        if name == TORCH_NN:
-            return self.inside_torch_nn(func, args, kwargs)
-        if name in SOFTMAXES:
+        if name in ATTENTION and self.places.inside:
+            if name == KERNEL:
+                return self.fused(func, *args, **kwargs)
+            if name == TORCH_NN:
+                return self.inside_torch_nn(func, args, kwargs)
             out = func(*args, **kwargs)
             self.trails.start(out, args, kwargs)
             return out
-        if not len(self.trails):
+        if not self.trails.is_started or not self.places.inside:  # the most frequent case by far
             return func(*args, **kwargs)
+        if name == "__get__":  # x.mT is a property
+            name = getattr(getattr(func, "__self__", None), "__name__", "")
         if name in FOLLOWED:
             return self.trails.follow(name, func, args, kwargs)
         out = func(*args, **kwargs)

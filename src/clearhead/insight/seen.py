@@ -5,6 +5,7 @@ Dims: B batch, H heads, Q queries, K keys, D width of queries and keys, Dv of va
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -67,7 +68,7 @@ class SeenLayer:
     def weights(self, head: int | Sequence[int] | None = None, rows: Sequence[int] | slice | None = None) -> Tensor:
         """(B,H,Q,K), or only some heads and queries of it; the weights before dropout."""
         heads = check_heads(head, self.n_heads, self.address)
-        places = torch.arange(self.n_queries)[check_rows(rows, self.n_queries, self.address)]
+        places = torch.tensor(check_rows(rows, self.n_queries, self.address), dtype=torch.long)
         n_rows = max(1, PIECE // max(1, self.batch * len(heads) * self.n_keys))
         if len(places) <= n_rows:
             return self.call.weights(heads, slice_of(places))
@@ -146,23 +147,25 @@ def aligned(table: list[list[str]]) -> list[str]:
 
 
 def check_heads(head: int | Sequence[int] | None, n_heads: int, address: str) -> list[int]:
-    heads = list(range(n_heads)) if head is None else [head] if isinstance(head, int) else list(head)
+    if head is None:
+        return list(range(n_heads))
+    heads = [int(head)] if isinstance(head, Integral) else [int(one) for one in head]  # type: ignore[union-attr]
     for one in heads:
         if not 0 <= one < n_heads:
             raise LookupError(f"no head {one} at {address!r}; its heads are {spelled(n_heads)}")
     return heads
 
 
-def check_rows(rows: Sequence[int] | slice | None, n_queries: int, address: str) -> slice | list[int]:
+def check_rows(rows: Sequence[int] | slice | None, n_queries: int, address: str) -> list[int]:
     if rows is None or isinstance(rows, slice):
-        return rows or slice(None)
-    rows = [rows] if isinstance(rows, int) else list(rows)
+        return list(range(n_queries)[rows or slice(None)])
+    rows = [int(rows)] if isinstance(rows, Integral) else [int(row) for row in rows]
     for row in rows:
         if not -n_queries <= row < n_queries:
             raise LookupError(
                 f"no row {row} at {address!r}; a row is a query, and its queries are {spelled(n_queries)}"
             )
-    return rows
+    return [row % n_queries for row in rows]
 
 
 def spelled(n: int) -> str:

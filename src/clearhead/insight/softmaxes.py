@@ -59,6 +59,7 @@ class Trails:
 
     def __init__(self) -> None:
         self.trails = WeakTensorKeyDictionary()
+        self.is_started = False
 
     def __len__(self) -> int:
         return len(self.trails)
@@ -67,6 +68,7 @@ class Trails:
         dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
         if isinstance(out, Tensor) and isinstance(dim, int) and out.dim() > 1:
             self.trails[out] = Trail(dim % out.dim(), out.shape)
+            self.is_started = True
 
     def of(self, x: Any) -> Trail | None:
         return self.trails.get(x) if isinstance(x, Tensor) else None
@@ -160,6 +162,8 @@ def dropout_rate(name: str, source: Tensor, args: Any, kwargs: Any) -> float:
         return 0.0
     mask = next((x for x in (*args, *kwargs.values()) if x is not source), None)
     if not isinstance(mask, Tensor) or mask.shape != source.shape or not mask.is_floating_point():
+        return 0.0
+    if mask.is_meta or not mask.numel():  # no numbers to look at
         return 0.0
     largest = mask.detach().max()
     is_dropped = mask == 0
