@@ -1,7 +1,10 @@
 import pytest
 import torch
 
+from clearhead.insight.look import look
 from clearhead.insight.rollout import maximum, mean, rollout, rollout_across, to_answer
+from clearhead.models.config import Seq2SeqConfig
+from clearhead.models.seq2seq import Seq2Seq
 
 
 def random_weights(*shape):
@@ -98,3 +101,17 @@ def test_layers_that_do_not_fit_are_refused(layers, pair):
         rollout([])
     with pytest.raises(ValueError, match="got 3, 1 and 2"):
         rollout_across(pair["encoder"], pair["decoder"][:1], pair["cross"])
+
+
+def test_from_what_look_saw_of_our_own_encoder_decoder():
+    config = Seq2SeqConfig(width=8, depth=2, n_heads=2, n_source=5, n_target=5, decoder_depth=3)
+    seen = look(Seq2Seq(config).eval(), torch.randint(0, 5, (2, 4)), torch.randint(0, 5, (2, 6)))
+    weights = {address: seen[address].weights() for address in seen}
+    encoder = [w for address, w in weights.items() if address.startswith("encoder")]
+    decoder, cross = ([w for w in weights.values() if w.shape[-2:] == shape] for shape in ((6, 6), (6, 4)))
+    assert (len(encoder), len(decoder), len(cross)) == (2, 3, 3)
+    target, source = rollout_across(encoder, decoder, cross)
+    assert torch.allclose(target.sum(-1) + source.sum(-1), torch.ones(2, 6), atol=1e-5)
+    assert target.triu(1).abs().max() == 0  # causal
+    with pytest.raises(ValueError, match="or those of an encoder-decoder to rollout_across"):
+        rollout(seen)
