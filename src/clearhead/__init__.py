@@ -10,6 +10,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from clearhead import lab as lab
+    from clearhead.insight.edit import edit as edit
+    from clearhead.insight.heads import head_importance as head_importance
+    from clearhead.insight.look import look as look
     from clearhead.models.language import LanguageModel as LanguageModel
     from clearhead.models.predictor import SequencePredictor as SequencePredictor
     from clearhead.models.seq2seq import Seq2Seq as Seq2Seq
@@ -34,6 +37,9 @@ _HOMES = {
     "Seq2Seq": "clearhead.models.seq2seq",
     "LanguageModel": "clearhead.models.language",
     "shapes": "clearhead.models.shapes",
+    "look": "clearhead.insight.look",
+    "edit": "clearhead.insight.edit",
+    "head_importance": "clearhead.insight.heads",
     "lab": "clearhead.lab",
     "train": "clearhead.recipes.start",
     "load": "clearhead.serving.session",

@@ -3,7 +3,7 @@ from pathlib import Path
 from clearhead.cli.main import main
 from clearhead.training.loop import Outcome
 
-PICTURES = [Path(f"runs/demo/figures/{name}.png") for name in ("curves", "confusion", "predictions")]
+PICTURES = [(Path(f"runs/demo/figures/{name}.png"), f"about {name}") for name in ("curves", "look/aggregates")]
 
 
 def test_the_demo_says_what_came_of_it_what_to_open_and_what_to_try(capsys, monkeypatch):
@@ -12,7 +12,7 @@ def test_the_demo_says_what_came_of_it_what_to_open_and_what_to_try(capsys, monk
     assert main(["demo"]) == 0
     out = capsys.readouterr().out
     assert "98.76% of 10,000 unseen digits read right, after 61 s of training." in out
-    assert all(str(path) in out for path in PICTURES)
+    assert all(str(path) in out and what in out for path, what in PICTURES)
     assert "\nTry\n  clearhead predict runs/demo" in out
     assert max(map(len, out.splitlines())) <= 90
 

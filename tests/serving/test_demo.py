@@ -9,8 +9,10 @@ from clearhead.serving.demo import demo, draw_all
 
 def test_pictures_of_a_run(trained):
     pictures = draw_all(trained / "mnist")
-    assert [path.name for path in pictures] == ["curves.png", "confusion.png", "predictions.png"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
+    names = [path.name for path, _ in pictures]
+    assert names[:3] == ["curves.png", "confusion.png", "predictions.png"]
+    assert {"wall.png", "patches.png", "aggregates.png"} <= set(names[3:])
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path, _ in pictures)
 
 
 def test_the_demo_trains_the_recipe_and_goes_on_when_called_again(tmp_path, monkeypatch):
@@ -32,7 +34,7 @@ def test_the_whole_demo_with_a_tiny_model(tmp_path, monkeypatch):
     outcome, pictures = demo(steps=2)
     assert outcome.step == 2
     assert outcome.test["accuracy"] > 0
-    assert all(Path(path).is_file() for path in pictures)
+    assert all(Path(path).is_file() for path, _ in pictures)
 
 
 def test_a_demo_has_at_least_one_step():

@@ -8,9 +8,8 @@ from clearhead.cli.parser import Parser
 ABOUT = """\
 Trains a vision transformer on the 60,000 handwritten digits that come with
 clearhead, in runs/demo, tests it on 10,000 others, and draws its curves, its
-confusion matrix and its answers. Once more, and it goes on where it was."""
-
-PICTURES = ("loss and accuracy against epochs", "which digit was taken for which", "answers, and the worst mistakes")
+confusion matrix, its answers and what it looks at. Once more, and it goes on
+where it was."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -32,11 +31,12 @@ def run(argv: Sequence[str]) -> int:
     seconds = outcome.test["seconds"]
     print(f"\n{outcome.test['accuracy']:.2%} of 10,000 unseen digits read right, after {seconds:.0f} s of training.\n")
     print("Open")
-    for path, what in zip(pictures, PICTURES, strict=True):
-        print(f"  {path!s:34}  {what}")
+    for path, what in pictures:
+        print(f"  {path!s:37}  {what}")
     print(
         "\nTry\n"
         "  clearhead predict runs/demo YOUR.png --invert    your own digit, dark on white paper\n"
+        "  clearhead look runs/demo --sample 7              what it looks at in another digit\n"
         "  clearhead train mnist --name wide --model.width 96 --training.epochs 4\n"
         "  clearhead curves runs/demo runs/wide             the two side by side\n"
         "  clearhead train reverse                          four seconds, 100%\n"

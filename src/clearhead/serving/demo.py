@@ -6,6 +6,7 @@ from clearhead.models.config import check_positive
 from clearhead.recipes.all import config_of
 from clearhead.recipes.start import train
 from clearhead.serving.gallery import gallery_of_test
+from clearhead.serving.looking import look_at, sample
 from clearhead.serving.session import Session
 from clearhead.serving.testing import confusion
 from clearhead.training.confusion import draw_confusion
@@ -17,8 +18,8 @@ from clearhead.training.run import RunDirectory
 RECIPE, NAME = "mnist", "demo"
 
 
-def demo(*, steps: int | None = None) -> tuple[Outcome, list[Path]]:
-    """Trains runs/demo, or goes on with it; then draws its curves, its mistakes and its answers."""
+def demo(*, steps: int | None = None) -> tuple[Outcome, list[tuple[Path, str]]]:
+    """Trains runs/demo, or goes on with it; then draws its curves, its mistakes, its answers and what it looks at."""
     if steps is not None:
         check_positive(steps=steps)
     config = config_of(RECIPE, {"training.steps": steps} if steps else {})
@@ -26,10 +27,13 @@ def demo(*, steps: int | None = None) -> tuple[Outcome, list[Path]]:
     return outcome, [] if outcome.reason == "stopped" else draw_all(Path("runs") / NAME)
 
 
-def draw_all(run: Path) -> list[Path]:
+def draw_all(run: Path) -> list[tuple[Path, str]]:
+    """Each picture, and what it shows."""
     session, figures = Session(run), RunDirectory.open(run).path / "figures"
-    return [
-        save_figure(draw_curves([read_curves(run)]), figures / "curves.png"),
-        save_figure(draw_confusion(confusion(session), session.classes), figures / "confusion.png"),
-        save_figure(gallery_of_test(session), figures / "predictions.png"),
-    ]
+    drawn = {
+        "curves.png": ("loss and accuracy against epochs", draw_curves([read_curves(run)])),
+        "confusion.png": ("which digit was taken for which", draw_confusion(confusion(session), session.classes)),
+        "predictions.png": ("answers, and the worst mistakes", gallery_of_test(session)),
+    }
+    saved = [(save_figure(figure, figures / name), what) for name, (what, figure) in drawn.items()]
+    return saved + look_at(session, sample(session, 0))

@@ -133,6 +133,19 @@ class TrainingConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProbeConfig:
+    """Attention that is kept while it is learnt, for `clearhead look RUN --over-time`."""
+
+    inputs: int = 0
+    """validation examples that are looked at; 0 for no probe"""
+    every: int = 0
+    """steps between two looks; 0 for about 40 looks in all"""
+
+    def __post_init__(self) -> None:
+        check_count(inputs=self.inputs, every=self.every)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """All that a run depends on."""
 
@@ -145,6 +158,7 @@ class RunConfig:
     objective: ObjectiveName = "classes"
     """what is asked of the model: see training/objective.py"""
     seed: int = 0
+    probe: ProbeConfig = field(default_factory=ProbeConfig)
 
     def __post_init__(self) -> None:
         check_choice(objective=(self.objective, ObjectiveName))

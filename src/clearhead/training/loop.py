@@ -19,6 +19,7 @@ from clearhead.training.evaluate import evaluate
 from clearhead.training.metrics import N_COUNTS, counts, summary
 from clearhead.training.objective import portions, to_device
 from clearhead.training.precision import autocast
+from clearhead.training.probe import is_due, keep_maps
 from clearhead.training.progress import Display, Silence
 from clearhead.training.run import RunDirectory
 from clearhead.training.schedule import multiplier
@@ -90,12 +91,17 @@ def train_on(
 ) -> Reason:
     patience = setup.config.training.patience
     setup.model.train()
+    if standing.step == 0 and is_due(setup, 0):
+        keep_maps(setup, 0, run)
     while standing.step < setup.n_steps and not (patience and standing.stale >= patience):
         must_stop = update(setup, standing, request)
         step, is_last = standing.step, standing.step == setup.n_steps
 
         if step % setup.config.training.log_every == 0 or is_last:
             log_training(setup, standing, run, display)
+
+        if is_due(setup, step):
+            keep_maps(setup, step, run)
 
         is_best = False
         if (step % setup.evaluate_every == 0 or is_last) and len(setup.data.validation):

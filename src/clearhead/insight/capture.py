@@ -1,0 +1,176 @@
+"""Sees every attention of a forward pass, while the model and its kernels stay as they are.
+
+A TorchFunctionMode is told of every call of torch inside the `with` block. Three kinds are attention: the fused kernel;
+torch.nn's multi_head_attention_forward, which is run so that the calls inside it are seen; and a softmax whose result
+multiplies values. What makes no such calls (compiled modules, torch.nn's fast path) runs eagerly meanwhile.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from clearhead.insight.addresses import Places
+from clearhead.insight.calls import Call, Fused, Written
+from clearhead.insight.layout import Layout, einsum_layout, matmul_layout
+from clearhead.insight.softmaxes import FOLLOWED, SOFTMAXES, Trails
+
+KERNEL = "scaled_dot_product_attention"
+TORCH_NN = "multi_head_attention_forward"
+ATTENTION = {KERNEL, TORCH_NN} | SOFTMAXES
+PRODUCTS = {"matmul", "__matmul__", "__rmatmul__", "bmm", "mm"}
+LOOKED_FOR = f"{KERNEL}, {TORCH_NN}, and a softmax whose result multiplies values (matmul, bmm, @, einsum)"
+
+Receive = Callable[[str, Call, str, str], Tensor]
+"""address, call, kernel, note -> the output that the model gets"""
+
+
+class Capture(TorchFunctionMode):
+    def __init__(self, model: nn.Module, receive: Receive, fast_path: bool):
+        super().__init__()
+        self.places, self.receive, self.trails, self.fast_path = Places(model), receive, Trails(), fast_path
+        self.torch_nn: list[tuple[int, bool]] = []  # heads, and whether it could have taken the fast path
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in ATTENTION and self.places.inside:
+            if name == KERNEL:
+                return self.fused(func, *args, **kwargs)
+            if name == TORCH_NN:
+                return self.inside_torch_nn(func, args, kwargs)
+            out = func(*args, **kwargs)
+            self.trails.start(out, args, kwargs)
+            return out
+        if not self.trails.is_started or not self.places.inside:  # the most frequent case by far
+            return func(*args, **kwargs)
+        if name == "__get__":  # x.mT is a property
+            name = getattr(getattr(func, "__self__", None), "__name__", "")
+        if name in FOLLOWED:
+            return self.trails.follow(name, func, args, kwargs)
+        out = func(*args, **kwargs)
+        if name in PRODUCTS:
+            return self.product(name, args, kwargs, out)
+        if name == "einsum":
+            return self.einsum(func, args, kwargs, out)
+        return out
+
+    def fused(
+        self,
+        func: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        options = {} if not enable_gqa else {"enable_gqa": True}
+        out = func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options)
+        if query.is_nested:
+            return out
+        scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        return self.seen(Fused(query, key, value, attn_mask, dropout_p, is_causal, scale, out), "sdpa")
+
+    def inside_torch_nn(self, func: FunctionType, args: Any, kwargs: Any) -> Any:
+        query, key, value, _, n_heads = args[:5]
+        module = self.places.inside[-1].module
+        could_be_fast = self.fast_path and query is key and key is value and has_fast_path(module)
+        self.torch_nn.append((n_heads, could_be_fast))
+        try:
+            with self:
+                return unannounced(func)(*args, **kwargs)
+        finally:
+            self.torch_nn.pop()
+
+    def product(self, name: str, args: Any, kwargs: Any, out: Tensor) -> Tensor:
+        operands = [*args, *(kwargs[key] for key in ("other", "mat2") if key in kwargs)][:2]
+        if name == "__rmatmul__":
+            operands.reverse()
+        for i, weights in enumerate(operands):
+            values = operands[1 - i]
+            trail = self.trails.of(weights)
+            n_axes = weights.dim() if trail is None else max(weights.dim(), values.dim())
+            if trail is None or trail.axis != weights.dim() - 1 - i:
+                continue
+            n_joined = (trail.n_joined(weights.shape) or self.n_joined()) if n_axes == 3 else 0
+            layout = matmul_layout(n_axes, values.dim(), i == 0, n_joined)
+            if layout is not None:
+                twin = trail.before_dropout(weights)[(None,) * (n_axes - weights.dim())]
+                return self.written(twin, values, layout, trail.dropout, out)
+        return out
+
+    def einsum(self, func: Any, args: Any, kwargs: Any, out: Tensor) -> Tensor:
+        equation, *operands = args
+        if len(operands) == 1 and isinstance(operands[0], list | tuple):
+            operands = list(operands[0])
+        if not isinstance(equation, str) or len(operands) != 2:
+            return out
+        for i, weights in enumerate(operands):
+            values, trail = operands[1 - i], self.trails.of(weights)
+            layout = None if trail is None else einsum_layout(equation, i == 0, weights.dim(), values.dim())
+            if trail is not None and layout is not None and layout.weights.index(layout.keys) == trail.axis:
+                return self.written(trail.before_dropout(weights), values, layout, trail.dropout, out)
+            if trail is not None:
+                self.trails.go_on("einsum", func, weights, args, kwargs, out)
+        return out
+
+    def written(self, weights: Tensor, values: Tensor, layout: Layout, dropout: float, out: Tensor) -> Tensor:
+        return self.seen(Written(weights, values, layout, dropout, out), "softmax")
+
+    def n_joined(self) -> int:
+        """torch.nn joins batch and heads in one axis where it writes its own softmax."""
+        if self.torch_nn:
+            return self.torch_nn[-1][0]
+        module = self.places.inside[-1].module
+        return module.num_heads if isinstance(module, nn.MultiheadAttention) else 0
+
+    def seen(self, call: Call, kernel: str) -> Tensor:
+        notes = []
+        if self.places.inside[-1].is_compiled:
+            notes.append("compiled, ran eagerly")
+        if self.torch_nn:
+            kernel = "nn.MultiheadAttention"
+            if self.torch_nn[-1][1]:
+                notes.append("without its fast path")
+        if call.dropout:
+            notes.append(f"dropout {call.dropout:g}, not verified")
+        return self.receive(self.places.next_address(), call, kernel, "; ".join(notes))
+
+
+@contextmanager
+def captured(model: nn.Module, receive: Receive) -> Iterator[Capture]:
+    """Every attention of model inside the block goes to `receive`; hooks and switches are as before afterwards."""
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    capture = Capture(model, receive, fast_path)
+    with ExitStack() as stack:
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
+        torch.backends.mha.set_fastpath_enabled(False)
+        if "torch._dynamo" in sys.modules:  # as long as it is not loaded, nothing is compiled
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(capture.places.followed())
+        stack.enter_context(capture)
+        yield capture
+
+
+def has_fast_path(module: nn.Module) -> bool:
+    """Whether torch.nn would run this one by a single fused call, by the main conditions that it names."""
+    if not isinstance(module, nn.MultiheadAttention) or module.training or not module.batch_first:
+        return False
+    return not (torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()))
+
+
+def unannounced(function: FunctionType) -> FunctionType:
+    """The same function without its first step, which is to hand itself over to a mode like ours as a whole."""
+    names = {**function.__globals__, "has_torch_function": lambda _: False}
+    same = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    same.__kwdefaults__ = function.__kwdefaults__
+    return same

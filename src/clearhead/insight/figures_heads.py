@@ -1,0 +1,145 @@
+"""Heads and aggregates as pictures: rankings, maps beside the occlusion map, heads that form while training.
+
+Dims: T times, L layers, H heads, C channels.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clearhead.insight.figures import is_long, lay_over, show_picture, two_dimensional
+from clearhead.insight.style import (
+    BOTH_WAYS,
+    COLOURS,
+    GRID,
+    SMALL,
+    TEXT,
+    TITLE,
+    bar,
+    blank,
+    check_names,
+    heat,
+    limits,
+    numbers,
+    plain,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_BARS = 24
+
+
+def draw_ranking(
+    changes: Any,
+    names: Sequence[str],
+    *,
+    unit: str = "change of the score",
+    title: str = "what the model loses with each head",
+) -> "Figure":
+    """Heads by how much their loss changes the score (L,H), the largest change first; nan where there is no head."""
+    table = numbers(changes)
+    check_names(names, len(table))
+    places = [(row, head) for row, head in np.ndindex(*table.shape) if np.isfinite(table[row, head])]
+    places.sort(key=lambda place: -abs(table[place]))
+    left_out, places = len(places[MOST_BARS:]), places[:MOST_BARS]
+    figure = blank(10.0, max(3.2, 0.36 * len(places) + 1.9))
+    axes = figure.subplots()
+    values = [table[place] for place in places]
+    axes.barh(range(len(places)), values, color=[COLOURS[0] if value >= 0 else COLOURS[1] for value in values])
+    axes.set_yticks(range(len(places)), labels=[f"{names[row]}  head {head}" for row, head in places])
+    axes.invert_yaxis()
+    axes.axvline(0, color="black", linewidth=1)
+    axes.tick_params(labelsize=SMALL)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.grid(axis="x", color=GRID)
+    axes.set_axisbelow(True)
+    axes.set_xlabel(unit + (f"   ({left_out} smaller changes are left out)" if left_out else ""), fontsize=TEXT)
+    figure.suptitle(title, fontsize=TITLE)
+    return figure
+
+
+def draw_aggregates(
+    image: Any,
+    maps: Mapping[str, Any],
+    occluded: Any,
+    areas: Mapping[str, float] | None = None,
+    *,
+    title: str = "what attention suggests, beside what hiding a patch does",
+) -> "Figure":
+    """The image, each aggregate (rows,columns) over it on a scale of its own, and the occlusion map.
+
+    `areas` are those under the deletion curves, by the name of the map, "occlusion" for the last.
+    """
+    areas = {} if areas is None else areas
+    cells = {name: two_dimensional(cells) for name, cells in maps.items()}
+    proof = two_dimensional(occluded)
+    columns = min(4, -(-(len(cells) + 2) // 2))
+    rows = -(-(len(cells) + 2) // columns)
+    figure = blank(3.3 * columns, 3.4 * rows + 0.6)
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in panels:
+        plain(axes)
+    show_picture(panels[0], image)
+    panels[0].set_title("image", fontsize=TEXT)
+    for axes, (name, matrix) in zip(panels[1:], [*cells.items(), ("occlusion", proof)], strict=False):
+        if name == "occlusion":
+            most = float(np.abs(matrix).max()) or 1.0
+            drawn = lay_over(axes, image, matrix, -most, most, BOTH_WAYS)
+        else:
+            drawn = lay_over(axes, image, matrix, *limits([matrix]))
+        axes.set_title(name, fontsize=TEXT)
+        bar(figure, drawn, axes, orientation="horizontal", shrink=0.8, pad=0.02)
+        if name in areas:
+            axes.set_xlabel(f"deletion area {areas[name]:.3f}", fontsize=SMALL)
+    figure.suptitle(title, fontsize=TITLE)
+    return figure
+
+
+def draw_entropy(steps: Sequence[int], entropies: Any, names: Sequence[str], *, most: float | None = None) -> "Figure":
+    """Entropy of each head against the step of training (T,L,H), a panel for each layer; `most` is that of a head that
+    looks at all keys alike."""
+    table = numbers(entropies)
+    check_names(names, table.shape[1])
+    columns = min(3, len(names))
+    rows = -(-len(names) // columns)
+    figure = blank(max(8.0, 4.6 * columns), 3.6 * rows + 1.2)
+    panels = figure.subplots(rows, columns, squeeze=False, sharey=True, sharex=True)
+    for axes in list(panels.flat)[len(names) :]:
+        axes.set_axis_off()
+    for layer, (axes, name) in enumerate(zip(panels.flat, names, strict=False)):
+        for head in range(table.shape[2]):
+            colour, dashed = COLOURS[head % len(COLOURS)], "-" if head < len(COLOURS) else "--"
+            axes.plot(steps, table[:, layer, head], dashed, color=colour, linewidth=2.5, label=f"head {head}")
+        if most is not None:
+            axes.axhline(most, color="black", linewidth=1, linestyle=":", label="all keys alike")
+        axes.set_title(name, fontsize=TEXT)
+        axes.tick_params(labelsize=SMALL)
+        axes.grid(color=GRID)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("step", fontsize=TEXT)
+    figure.supylabel("entropy (nats)", fontsize=TEXT)
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(labels)), fontsize=SMALL, frameon=False)
+    figure.suptitle("heads that form look at fewer keys", fontsize=TITLE)
+    return figure
+
+
+def draw_strip(
+    steps: Sequence[int], maps: Any, *, title: str = "a head while it is trained", most: int = 6
+) -> "Figure":
+    """One head's weights (T,Q,K) at `most` of the steps, from the first to the last, on one scale."""
+    table = numbers(maps)
+    chosen = np.unique(np.linspace(0, len(table) - 1, min(most, len(table))).round().astype(int))
+    figure = blank(2.3 * len(chosen) + 1.4, 3.4)
+    panels = list(figure.subplots(1, len(chosen), squeeze=False).flat)
+    high = limits([table])[1]
+    for axes, i in zip(panels, chosen, strict=True):
+        drawn = heat(axes, table[i], 0, high, aspect="auto" if is_long(table[i].shape) else "equal")
+        axes.set_title(f"step {steps[i]:,}", fontsize=TEXT)
+        plain(axes)
+    figure.suptitle(title, fontsize=TITLE)
+    bar(figure, drawn, panels, "weight", shrink=0.85)
+    return figure

@@ -1,0 +1,179 @@
+"""What was seen of a forward pass: the attention of each layer, by its address.
+
+Dims: B batch, H heads, Q queries, K keys, D width of queries and keys, Dv of values.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.insight.addresses import listed, unknown
+from clearhead.insight.calls import Call, Rows
+
+PIECE = 2**20
+"""how many weights are computed at a time"""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SeenLayer:
+    """One attention. Its weights are computed when asked, for the heads and rows asked."""
+
+    address: str
+    kernel: str
+    """sdpa, softmax, or nn.MultiheadAttention"""
+    note: str
+    """what was different for this pass, and whether there was dropout"""
+    call: Call
+
+    @property
+    def q(self) -> Tensor | None:
+        """(B,H,Q,D); None where the model wrote its own softmax"""
+        return self.call.q
+
+    @property
+    def k(self) -> Tensor | None:
+        """(B,H,K,D), with a head for each head of the queries; None where the model wrote its own softmax"""
+        return self.call.k
+
+    @property
+    def v(self) -> Tensor:
+        """(B,H,K,Dv)"""
+        return self.call.v
+
+    @property
+    def out(self) -> Tensor:
+        """(B,H,Q,Dv): what the model really got, before heads are joined. `gradient` is its gradient."""
+        return self.call.arranged(self.call.raw_out)
+
+    @property
+    def batch(self) -> int:
+        return self.out.shape[0]
+
+    @property
+    def n_heads(self) -> int:
+        return self.out.shape[1]
+
+    @property
+    def n_queries(self) -> int:
+        return self.out.shape[2]
+
+    @property
+    def n_keys(self) -> int:
+        return self.call.n_keys
+
+    def weights(self, head: int | Sequence[int] | None = None, rows: Sequence[int] | slice | None = None) -> Tensor:
+        """(B,H,Q,K), or only some heads and queries of it; the weights before dropout."""
+        heads = check_heads(head, self.n_heads, self.address)
+        places = torch.tensor(check_rows(rows, self.n_queries, self.address), dtype=torch.long)
+        n_rows = max(1, PIECE // max(1, self.batch * len(heads) * self.n_keys))
+        if len(places) <= n_rows:
+            return self.call.weights(heads, slice_of(places))
+        return torch.cat([self.call.weights(heads, slice_of(piece)) for piece in places.split(n_rows)], dim=2)
+
+    def gradient(self, score: Tensor) -> Tensor:
+        """d score / d out (B,H,Q,Dv), for a pass that was seen with gradients on. Its product with vᵀ is d weights."""
+        (gradient,) = torch.autograd.grad(score, self.call.raw_out, retain_graph=True)
+        return self.call.arranged(gradient)
+
+    def verify(self) -> float:
+        """The largest difference between weights @ v and what the model got."""
+        largest, heads, out = 0.0, list(range(self.n_heads)), self.out
+        n_rows = max(1, PIECE // max(1, self.batch * self.n_heads * self.n_keys))
+        with torch.no_grad():
+            values = self.call.values(heads)
+            for start in range(0, self.n_queries, n_rows):
+                rows = slice(start, start + n_rows)
+                difference = self.call.weights(heads, rows).to(values.dtype) @ values - out[:, :, rows]
+                largest = max(largest, difference.abs().max().item() if difference.numel() else 0.0)
+        return largest
+
+    def __repr__(self) -> str:
+        what = f"{self.n_heads} heads, {self.n_queries} x {self.n_keys}"
+        return f"{self.address}: {self.kernel}, {what}" + (f" ({self.note})" if self.note else "")
+
+
+class Seen:
+    """The attention of one forward pass, by address, in the order in which it happened; and the model's output."""
+
+    def __init__(self, output: Any, layers: dict[str, SeenLayer], addresses: Sequence[str]):
+        self.output, self.layers, self.addresses = output, layers, list(addresses)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.layers)
+
+    def __contains__(self, address: object) -> bool:
+        return address in self.layers
+
+    def __getitem__(self, address: str) -> SeenLayer:
+        if address in self.layers:
+            return self.layers[address]
+        if address in self.addresses:
+            raise LookupError(
+                f"{address!r} was not kept, only {listed(list(self.layers))}; look with keep=[{address!r}]"
+            )
+        raise unknown(address, self.layers)
+
+    def verify(self) -> dict[str, float]:
+        """The largest |weights @ v - what the model got| of each layer. Layers with dropout are left out."""
+        return {address: layer.verify() for address, layer in self.layers.items() if not layer.call.dropout}
+
+    def __repr__(self) -> str:
+        head = ["address", "kernel", "heads", "queries x keys", "note"]
+        lines = [
+            [layer.address, layer.kernel, str(layer.n_heads), f"{layer.n_queries} x {layer.n_keys}", layer.note]
+            for layer in self.layers.values()
+        ]
+        n_left = len(self.addresses) - len(self.layers)
+        ending = [f"and {n_left} more, not kept"] if n_left else []
+        return "\n".join([*aligned([head, *lines]), *ending])
+
+
+def aligned(table: list[list[str]]) -> list[str]:
+    """Words to the left, numbers to the right."""
+    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
+    to_right = {2, 3}
+    cells = [
+        [x.rjust(w) if i in to_right else x.ljust(w) for i, (x, w) in enumerate(zip(line, widths, strict=True))]
+        for line in table
+    ]
+    return ["  ".join(line).rstrip() for line in cells]
+
+
+def check_heads(head: int | Sequence[int] | None, n_heads: int, address: str) -> list[int]:
+    if head is None:
+        return list(range(n_heads))
+    heads = [int(head)] if isinstance(head, Integral) else [int(one) for one in head]  # type: ignore[union-attr]
+    for one in heads:
+        if not 0 <= one < n_heads:
+            raise LookupError(f"no head {one} at {address!r}; its heads are {spelled(n_heads)}")
+    return heads
+
+
+def check_rows(rows: Sequence[int] | slice | None, n_queries: int, address: str) -> list[int]:
+    if rows is None or isinstance(rows, slice):
+        return list(range(n_queries)[rows or slice(None)])
+    rows = [int(rows)] if isinstance(rows, Integral) else [int(row) for row in rows]
+    for row in rows:
+        if not -n_queries <= row < n_queries:
+            raise LookupError(
+                f"no row {row} at {address!r}; a row is a query, and its queries are {spelled(n_queries)}"
+            )
+    return [row % n_queries for row in rows]
+
+
+def spelled(n: int) -> str:
+    return f"0 to {n - 1}" if n > 1 else "0 alone" if n else "none"
+
+
+def slice_of(places: Tensor) -> Rows:
+    """Neighbouring places as a slice, which makes a view."""
+    if len(places) and bool((places.diff() == 1).all()):
+        return slice(int(places[0]), int(places[-1]) + 1)
+    return places

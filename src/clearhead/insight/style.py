@@ -1,0 +1,102 @@
+"""How the pictures of attention look: readable from the last row, and the same to the colour-blind.
+
+matplotlib is loaded when one is drawn. pyplot stays out: a figure belongs to who asked for it, not to a global list.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+    from numpy.typing import NDArray
+
+TITLE, TEXT, SMALL = 18, 15, 12
+"""points"""
+MAP = "viridis"
+"""even steps of lightness, told apart by the colour-blind and in grey"""
+BOTH_WAYS = "PuOr_r"
+"""purple below zero, white at zero, orange above"""
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's, without the yellow, which a white page swallows"""
+GRID, GREY = "#DDDDDD", "#767676"
+
+
+def blank(width: float, height: float) -> "Figure":
+    """An empty figure of this many inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def numbers(values: Any) -> "NDArray[np.float64]":
+    """Tensors and lists alike."""
+    return np.asarray(values.detach().cpu().double() if isinstance(values, Tensor) else values, dtype=np.float64)
+
+
+def heat(
+    axes: "Axes", matrix: "NDArray[np.float64]", low: float, high: float, colours: str = MAP, **options: Any
+) -> "AxesImage":
+    """A matrix as colours between two limits; what is not finite stays white."""
+    image = axes.imshow(
+        np.ma.masked_invalid(matrix), cmap=colours, vmin=low, vmax=high, interpolation="nearest", **options
+    )
+    axes.grid(False)
+    return image
+
+
+def limits(matrices: "Sequence[NDArray[np.float64]]") -> tuple[float, float]:
+    """The lowest and the highest finite number of all."""
+    values = np.concatenate([matrix[np.isfinite(matrix)].ravel() for matrix in matrices])
+    return (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
+
+
+def bar(figure: "Figure", image: "AxesImage", axes: "Axes | Sequence[Axes]", unit: str = "", **options: Any) -> None:
+    """A colour bar whose ends are the limits, written out."""
+    colour_bar = figure.colorbar(image, ax=axes if not isinstance(axes, Sequence) else list(axes), **options)
+    low, high = image.get_clim()
+    if low < high:
+        ticks = [low, (low + high) / 2, high]
+        colour_bar.set_ticks(ticks, labels=[short(tick, high - low) for tick in ticks])
+    colour_bar.ax.tick_params(labelsize=SMALL)
+    colour_bar.set_label(unit, fontsize=TEXT)
+
+
+def short(value: float, spread: float) -> str:
+    """Rounded to about a hundredth of the spread."""
+    decimals = max(0, 2 - round(math.log10(spread)))
+    return f"{value:.{decimals}f}" if decimals < 6 else f"{value:.1e}"
+
+
+def plain(axes: "Axes") -> None:
+    """Neither ticks nor frame: for pictures."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
+
+
+def tick_names(axes: "Axes", rows: Sequence[str] | None, columns: Sequence[str] | None, shape: Sequence[int]) -> None:
+    """The tokens' names, or their places counted from 0; where there are many places, only some get a number."""
+    for names, n, axis in ((rows, shape[0], axes.yaxis), (columns, shape[1], axes.xaxis)):
+        if names is None:
+            step = 1 if n <= 10 else math.ceil(n / 6)
+            axis.set_ticks(list(range(0, n, step)), labels=[str(i) for i in range(0, n, step)])
+        else:
+            check_names(names, n)
+            axis.set_ticks(list(range(n)), labels=list(names))
+    upright = columns is not None and max(map(len, columns), default=0) > 3
+    axes.tick_params(length=0, labelsize=SMALL)
+    axes.tick_params(axis="x", labelrotation=90 if upright else 0)
+
+
+def check_names(names: Sequence[str], n: int) -> None:
+    if len(names) != n:
+        raise ValueError(f"each token has one name, got {len(names)} names for {n} tokens; leave them out, or name all")

@@ -1,0 +1,156 @@
+"""What a run looks at: its attention on one example, as pictures.
+
+For images, also what the attention adds up to, beside what hiding each patch does.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from clearhead.data import datasets
+from clearhead.insight.figures import draw_head, draw_over_image, draw_tokens, draw_wall
+from clearhead.insight.figures_heads import draw_aggregates, draw_ranking
+from clearhead.insight.heads import head_importance
+from clearhead.insight.look import look
+from clearhead.insight.occlusion import Fill, deletion_area, occlusion
+from clearhead.insight.relevance import relevance
+from clearhead.insight.rollout import maximum, mean, rollout, to_answer
+from clearhead.insight.seen import Seen
+from clearhead.models.config import VisionConfig
+from clearhead.serving.session import Answer, Session
+from clearhead.training.figures import save_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Example:
+    """One input as the model takes it, (1, ...), and as it is drawn."""
+
+    inputs: Tensor
+    answer: str
+    image: Tensor | None = None
+    """uint8 (C,height,width)"""
+    tokens: tuple[str, ...] | None = None
+    """names of its tokens"""
+
+
+def look_at(session: Session, example: Example, folder: Path | None = None) -> list[tuple[Path, str]]:
+    """Draws all there is to see of an example into RUN/figures/look, or `folder`; each file, and what it shows."""
+    folder = session.path / "figures/look" if folder is None else folder
+    return [(save_figure(figure, folder / name), what) for name, what, figure in pictures_of(session, example)]
+
+
+def sample(session: Session, number: int) -> Example:
+    """Example `number` of the run's test set."""
+    data = datasets.load(session.config.data, session.config.seed)
+    if not 0 <= number < len(data.test):
+        raise LookupError(
+            f"a test example has a number from 0 to {len(data.test) - 1}, got {number}; choose one of them"
+        )
+    inputs, _ = data.test.take(torch.tensor([number]))
+    if session.normalise is not None:
+        return picture(session, inputs)
+    if session.takes_pictures:  # a set of images: each is a token
+        (odd,) = [i for i, answer in enumerate(session.odd_one(inputs[0])) if answer.answer == "odd"]
+        return Example(inputs, f"image {odd}", tokens=tuple(f"image {i}" for i in range(inputs.shape[1])))
+    return digits(session, inputs[0].tolist())
+
+
+def file(session: Session, path: Path, *, invert: bool = False) -> Example:
+    """A picture file, cropped and resized as in training."""
+    if session.normalise is None:
+        raise ValueError(f"{session.path} takes no single picture, got {path}; try --sample 0 or --ids 3 1 4")
+    pixels = session.read([path])
+    return picture(session, 255 - pixels if invert else pixels)
+
+
+def picture(session: Session, pixels: Tensor) -> Example:
+    assert session.normalise is not None
+    (answer,) = session.predict(pixels)
+    return Example(session.normalise(pixels), said(answer), image=pixels[0])
+
+
+def digits(session: Session, ids: Sequence[int]) -> Example:
+    answers = session.predict_ids(ids)
+    return Example(torch.tensor([list(ids)]), " ".join(a.answer for a in answers), tokens=tuple(map(str, ids)))
+
+
+def said(answer: Answer) -> str:
+    return answer.answer if answer.probability is None else f"{answer.answer} ({answer.probability:.0%})"
+
+
+def pictures_of(session: Session, example: Example) -> "Iterator[tuple[str, str, Figure]]":
+    """File name, what it shows, and the figure."""
+    with torch.enable_grad():
+        seen = look(session.model, example.inputs)
+    names = list(seen)
+    weights = [seen[name].weights().detach() for name in names]
+    sharpest = weights[0][0].amax(-1).mean(-1).argmax().item()
+    yield (
+        "wall.png",
+        "every layer and head",
+        draw_wall([layer[0] for layer in weights], names),
+    )
+    tokens = names_of(example, weights[0].shape[-1])
+    title = f"{names[0]}, head {sharpest}"
+    one = weights[0][0, int(sharpest)]
+    yield "head.png", "the sharpest head of the first layer", draw_head(one, queries=tokens, keys=tokens, title=title)
+    if tokens is not None:
+        yield "tokens.png", "the same head, from token to token", draw_tokens(one, tokens, title=title)
+    yield "heads.png", "what the model loses with each head", ranking(session, example, seen)
+    if example.image is not None:
+        yield from over_image(session, example, seen, weights)
+
+
+def names_of(example: Example, n_tokens: int) -> tuple[str, ...] | None:
+    if example.tokens is None:
+        return None
+    return ("class",) * (n_tokens - len(example.tokens)) + example.tokens
+
+
+def ranking(session: Session, example: Example, seen: Seen) -> "Figure":
+    """Each head's loss against how sure the model is of what it answers: the mean log-probability, or the number."""
+    chosen = seen.output.detach().argmax(-1, keepdim=True)
+
+    def score(output: Tensor) -> Tensor:
+        return output.mean() if output.shape[-1] == 1 else output.log_softmax(-1).gather(-1, chosen).mean()
+
+    unit = "change of the output" if seen.output.shape[-1] == 1 else "change of the answer's log-probability"
+    return draw_ranking(head_importance(session.model, example.inputs, score), list(seen), unit=unit)
+
+
+def over_image(
+    session: Session, example: Example, seen: Seen, weights: Sequence[Tensor]
+) -> "Iterator[tuple[str, str, Figure]]":
+    model = session.config.model
+    assert isinstance(model, VisionConfig)
+    has_class_token, grid = model.readout == "class", model.grid
+    last = weights[-1]
+    heads = to_answer(last[0], class_token=has_class_token).unflatten(1, grid)  # (H,rows,columns)
+    title = f"what the answer {example.answer} looks at, in {list(seen)[-1]}"
+    by_head = {f"head {i}": cells for i, cells in enumerate(heads)}
+    yield "patches.png", "patches over the image", draw_over_image(example.image, by_head, title=title)
+    chosen = seen.output[0].argmax()
+    pools = last.shape[-2] != last.shape[-1]
+    layers = weights[-1:] if pools else weights  # a pooling query reads the answer alone
+    matrices = {
+        "mean": mean(layers),
+        "maximum": maximum(layers),
+        "rollout": rollout(weights),
+        "relevance": relevance(seen, seen.output[:, chosen]),
+    }
+    maps = {name: to_answer(m, class_token=has_class_token).unflatten(1, grid) for name, m in matrices.items()}
+    fill: Fill = "black" if model.channels == 1 else "grey"
+    proof = occlusion(session.model, example.inputs, grid, int(chosen), fill=fill)
+    areas = {
+        name: deletion_area(session.model, example.inputs, ranked, int(chosen), fill=fill).item()
+        for name, ranked in {**maps, "occlusion": proof}.items()
+    }
+    figure = draw_aggregates(example.image, {name: m[0] for name, m in maps.items()}, proof[0], areas)
+    yield "aggregates.png", "what attention adds up to, beside hiding each patch", figure

@@ -1,0 +1,55 @@
+"""Heads while they form: pictures of the maps that a run with a probe has kept.
+
+Dims: T steps, N inputs, H heads, Q queries, K keys.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from clearhead.insight.animation import save_animation
+from clearhead.insight.figures_heads import draw_entropy, draw_strip
+from clearhead.insight.heads import entropy
+from clearhead.training.figures import save_figure
+from clearhead.training.probe import read_maps
+from clearhead.training.run import RunDirectory
+
+
+def look_over_time(run: str | Path, folder: Path | None = None) -> list[tuple[Path, str]]:
+    """Entropy of each head against the step; of the head that changed most, a strip of pictures and an animation."""
+    path = RunDirectory.open(run).path
+    folder = path / "figures/look" if folder is None else folder
+    steps, maps = read_maps(path)
+    names = list(maps)
+    table = entropies(list(maps.values()))
+    layer, head = changed_most(table)
+    one = maps[names[layer]][:, 0, head]  # (T,Q,K) of the first input
+    title = f"{names[layer]}, head {head}"
+    keys = {layer_maps.shape[-1] for layer_maps in maps.values()}
+    most = math.log(keys.pop()) if len(keys) == 1 else None
+    return [
+        (
+            save_figure(draw_entropy(steps, table, names, most=most), folder / "entropy.png"),
+            "how many keys each head looks at, against the step",
+        ),
+        (save_figure(draw_strip(steps, one, title=title), folder / "strip.png"), "the head that changed most"),
+        (save_animation(steps, one, folder / "head.gif", title=title), "the same, moving"),
+    ]
+
+
+def entropies(layers: Sequence[Tensor]) -> Tensor:
+    """(T,layers,H) of weights (T,N,H,Q,K) for each layer; nan where a layer has fewer heads."""
+    n_heads = max(layer.shape[2] for layer in layers)
+    table = torch.full((len(layers[0]), len(layers), n_heads), torch.nan)
+    for i, layer in enumerate(layers):
+        table[:, i, : layer.shape[2]] = torch.stack([entropy(weights) for weights in layer])
+    return table
+
+
+def changed_most(table: Tensor) -> tuple[int, int]:
+    """The layer and head whose entropy moved most from its first value."""
+    moved = (table - table[:1]).abs().amax(0).nan_to_num(-1)
+    return divmod(int(moved.argmax()), moved.shape[1])

@@ -1,0 +1,60 @@
+"""Attention while it is learnt: the maps of a few fixed inputs, kept every few steps in the run directory.
+
+RUN/probe/step-00000040.safetensors holds the maps (N,H,Q,K) of each layer by its address, in float16, for the model as
+it is at that step, without averaging. Looking changes nothing: a run with a probe is the run without it.
+Dims: N inputs, H heads, Q queries, K keys, T steps.
+"""
+
+import re
+from pathlib import Path
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from clearhead.files import write_atomic
+from clearhead.insight.look import look
+from clearhead.training.evaluate import testing
+from clearhead.training.run import RunDirectory
+from clearhead.training.setup import Setup
+
+FOLDER = "probe"
+TIMES = 40
+"""how often a run is probed unless said"""
+
+
+def is_due(setup: Setup, step: int) -> bool:
+    """At the start, at the end, and every few steps."""
+    probe = setup.config.probe
+    every = probe.every or max(1, setup.n_steps // TIMES)
+    return probe.inputs > 0 and (step % every == 0 or step == setup.n_steps)
+
+
+def keep_maps(setup: Setup, step: int, run: RunDirectory | None) -> None:
+    """All processes look, because split weights must meet in step; the first one writes."""
+    inputs = probed_inputs(setup)
+    with testing(setup.model), torch.no_grad():
+        seen = look(setup.model, inputs)
+        maps = {address: seen[address].weights().half().cpu().contiguous() for address in seen}
+    if run:
+        folder = run.path / FOLDER
+        folder.mkdir(exist_ok=True)
+        write_atomic(folder / f"step-{step:08d}.safetensors", save(maps))
+
+
+def probed_inputs(setup: Setup) -> Tensor:
+    """The first validation examples, or training examples where there are no others."""
+    examples = setup.data.validation if len(setup.data.validation) else setup.data.train
+    inputs, _ = examples.take(torch.arange(min(setup.config.probe.inputs, len(examples))))
+    inputs = setup.data.normalise(inputs) if setup.data.normalise else inputs
+    return inputs.to(setup.processes.device)
+
+
+def read_maps(run: Path) -> tuple[list[int], dict[str, Tensor]]:
+    """The steps (T,), and by address the weights (T,N,H,Q,K)."""
+    found = sorted((run / FOLDER).glob("step-*.safetensors"))
+    if not found:
+        raise LookupError(f"{run} has no maps of its training; train it with a probe: clearhead train RECIPE --probe 4")
+    steps = [int(number) for path in found for number in re.findall(r"step-(\d+)", path.name)]
+    each = [load(path.read_bytes()) for path in found]
+    return steps, {address: torch.stack([maps[address] for maps in each]).float() for address in each[0]}

@@ -1,0 +1,47 @@
+import pytest
+
+from clearhead.cli.main import main
+
+
+def test_it_prints_what_to_open(trained, tmp_path, capsys):
+    assert main(["look", str(trained / "reverse"), "--ids", "3", "1", "4", "--out", str(tmp_path / "new")]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("It answers ")
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {"wall.png", "head.png", "tokens.png", "heads.png"}
+    assert all(str(path) in out for path in (tmp_path / "new").iterdir())
+
+
+def test_pictures_are_in_the_runs_folder_unless_said(trained):
+    assert main(["look", str(trained / "repeat"), "--sample", "0"]) == 0
+    assert (trained / "repeat/figures/look/wall.png").is_file()
+
+
+def test_a_watched_run_is_drawn_over_time(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    small = "--training.steps 4 --probe.every 2 --data.limit 300 --data.validation 50 --training.threads 1"
+    assert main(["train", "reverse", "--name", "watched", "--probe", "3", *small.split()]) == 0
+    capsys.readouterr()
+    assert main(["look", "runs/watched", "--over-time"]) == 0
+    out = capsys.readouterr().out
+    for name in ("entropy.png", "strip.png", "head.gif"):
+        assert str(tmp_path / "runs/watched/figures/look" / name) in out or f"runs/watched/figures/look/{name}" in out
+        assert (tmp_path / "runs/watched/figures/look" / name).is_file()
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("RUN/mnist", "look takes one of --sample, --image, --ids and --over-time, got none of them; try --sample 0"),
+        ("RUN/mnist --sample 1 --ids 3", "got --sample and --ids"),
+        ("RUN/mnist --over-time", "has no maps of its training; train it with a probe"),
+        ("RUN/mnist --ids 3", "answers about pictures, got digits"),
+        ("RUN/mnist --sample -1", "a number from 0 to 9999, got -1"),
+        ("RUN/reverse --image a.png", "takes no single picture, got a.png"),
+        ("RUN/reverse --ids 33", "ids must be from 0 to 9, got 33"),
+    ],
+)
+def test_mistakes_are_one_line(trained, capsys, argv, message):
+    assert main(["look", *argv.replace("RUN", str(trained)).split()]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1

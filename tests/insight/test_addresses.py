@@ -1,0 +1,83 @@
+"""The address of a call is the path of the innermost module that is running."""
+
+import pytest
+import torch
+from torch import nn
+
+from clearhead.insight.addresses import Places, is_compiled, paths_of, unknown
+
+
+class Fails(nn.Module):
+    def forward(self, x):
+        raise RuntimeError
+
+
+class Forgives(nn.Module):
+    """Goes on after a part of it has failed."""
+
+    def __init__(self, note):
+        super().__init__()
+        self.fails, self.linear, self.note = Fails(), nn.Linear(2, 2), note
+
+    def forward(self, x):
+        try:
+            self.fails(x)
+        except RuntimeError:
+            self.note()
+        return self.linear(x)
+
+
+def test_modules_are_left_also_when_they_raise():
+    addresses = []
+    model = Forgives(lambda: addresses.append(places.next_address()))
+    places = Places(model)
+    with places.followed():
+        model(torch.ones(2))
+        model.linear.register_forward_hook(lambda *_: addresses.append(places.next_address()))
+        model(torch.ones(2))
+    assert addresses == ["Forgives", "Forgives", "Forgives#2"]  # counted anew in each pass
+    assert not places.inside
+    assert places.n_passes == 2
+
+
+def test_hooks_are_gone_afterwards_and_those_of_others_stay():
+    model = nn.Sequential(nn.Linear(2, 2))
+    own = model[0].register_forward_hook(lambda *_: None)
+
+    def fail_inside():
+        with Places(model).followed():
+            assert len(model[0]._forward_hooks) == 2
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail_inside()
+    assert list(model[0]._forward_hooks) == [own.id]
+    assert not model[0]._forward_pre_hooks
+    assert not model[0]._forward_hooks_always_called
+
+
+def test_a_compiled_model_has_the_addresses_of_the_original():
+    model = nn.Sequential(nn.Linear(2, 2))
+    compiled = torch.compile(model, backend="eager")
+    assert is_compiled(compiled)
+    assert not is_compiled(model)
+    assert paths_of(compiled)[1:] == ["Sequential", "0"]
+    model.compile(backend="eager")
+    assert is_compiled(model)
+
+
+def test_an_unknown_address_is_answered_with_the_nearest_and_all():
+    assert str(unknown("blocks.1.atn", ["blocks.0.attn", "blocks.1.attn"])) == (
+        "no attention at 'blocks.1.atn'; did you mean 'blocks.1.attn'? there is blocks.0.attn, blocks.1.attn"
+    )
+    assert str(unknown("x", ["blocks"])) == "no attention at 'x'; there is blocks"
+    assert str(unknown("x", [f"layer {i}" for i in range(70)])).endswith("layer 59 and 10 more")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_scripted_modules_are_passed_over():
+    model = nn.Sequential(torch.jit.script(nn.Linear(2, 2)), nn.Linear(2, 2))
+    places = Places(model)
+    with places.followed():
+        assert len(model[1]._forward_hooks) == 1
+        assert model(torch.ones(2)).shape == (2,)

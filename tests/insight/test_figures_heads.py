@@ -1,0 +1,54 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from clearhead.insight.figures_heads import MOST_BARS, draw_aggregates, draw_entropy, draw_ranking, draw_strip
+
+
+def drawn(figure):
+    figure.canvas.draw()
+    return figure
+
+
+def test_heads_are_ranked_by_the_size_of_the_change():
+    changes = torch.tensor([[0.1, -0.5], [0.3, math.nan]])
+    axes = drawn(draw_ranking(changes, ["first", "second"])).axes[0]
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([-0.5, 0.3, 0.1])
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["first  head 1", "second  head 0", "first  head 0"]
+
+
+def test_of_many_heads_the_smallest_changes_are_left_out_and_it_says_so():
+    axes = drawn(draw_ranking(torch.rand(12, 12), [f"block {i}" for i in range(12)])).axes[0]
+    assert len(axes.patches) == MOST_BARS
+    assert f"({144 - MOST_BARS} smaller changes are left out)" in axes.get_xlabel()
+
+
+def test_aggregates_have_scales_of_their_own_and_occlusion_is_even_about_zero():
+    image = torch.randint(0, 256, (1, 28, 28), dtype=torch.uint8)
+    maps = {"mean": torch.rand(7, 7), "rollout": 5 * torch.rand(7, 7), "relevance": torch.rand(7, 7)}
+    occluded = torch.rand(7, 7) - 0.1
+    figure = drawn(draw_aggregates(image, maps, occluded, {"mean": 0.25, "occlusion": 0.1}))
+    shown = [i for axes in figure.axes for i in axes.get_images() if i.get_array().shape == (7, 7)]
+    assert [i.get_clim() for i in shown[:3]] == [(m.double().min(), m.double().max()) for m in maps.values()]
+    assert shown[3].get_clim() == (-occluded.abs().double().max(), occluded.abs().double().max())
+    assert {axes.get_xlabel() for axes in figure.axes} >= {"deletion area 0.250", "deletion area 0.100"}
+
+
+def test_entropy_has_a_line_for_each_head_and_one_for_the_most():
+    table = torch.rand(5, 2, 3)
+    figure = drawn(draw_entropy([0, 10, 20, 30, 40], table, ["a", "b"], most=math.log(16)))
+    for layer, axes in enumerate(figure.axes[:2]):
+        assert [line.get_ydata().tolist() for line in axes.get_lines()[:3]] == table[:, layer].T.double().tolist()
+        assert axes.get_lines()[3].get_ydata()[0] == math.log(16)
+
+
+def test_a_strip_goes_from_the_first_to_the_last_step_on_one_scale():
+    maps = torch.rand(20, 4, 4)
+    figure = drawn(draw_strip(list(range(0, 200, 10)), maps, most=5))
+    titles = [axes.get_title() for axes in figure.axes[:5]]
+    assert (titles[0], titles[-1]) == ("step 0", "step 190")
+    images = [image for axes in figure.axes for image in axes.get_images()]
+    assert np.allclose(images[4].get_array(), maps[-1])
+    assert {image.get_clim() for image in images[:5]} == {(0, maps.max().item())}

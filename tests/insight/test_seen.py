@@ -1,0 +1,76 @@
+"""What was seen is asked by address, head and row; what is not there is answered with what there is."""
+
+import numpy as np
+import pytest
+import torch
+
+from clearhead.insight.look import look
+from clearhead.insight.seen import check_heads, check_rows
+
+
+@pytest.fixture
+def seen(written):
+    return look(written.small_vit(), torch.randn(2, 1, 8, 8))
+
+
+def test_the_table(seen):
+    assert repr(seen).splitlines() == [
+        "address                     kernel  heads  queries x keys  note",
+        "encoder.blocks.0.attention  sdpa        2           5 x 5",
+        "encoder.blocks.1.attention  sdpa        2           5 x 5",
+    ]
+    assert repr(seen["encoder.blocks.1.attention"]) == "encoder.blocks.1.attention: sdpa, 2 heads, 5 x 5"
+    assert len(seen) == 2
+
+
+def test_errors_list_what_there_is(seen):
+    with pytest.raises(
+        LookupError, match=r"no attention at 'encoder.blocks.0.attn'; did you mean 'encoder.blocks.0.attention'\?"
+    ):
+        seen["encoder.blocks.0.attn"]
+    layer = seen["encoder.blocks.0.attention"]
+    with pytest.raises(LookupError, match=r"no head 2 at 'encoder.blocks.0.attention'; its heads are 0 to 1"):
+        layer.weights(head=2)
+    with pytest.raises(LookupError, match=r"no head -1 at"):
+        layer.weights(head=[0, -1])
+    with pytest.raises(LookupError, match=r"no row 5 at .*; a row is a query, and its queries are 0 to 4"):
+        layer.weights(rows=[0, 5])
+
+
+def test_heads_and_rows_may_be_given_in_any_way():
+    assert check_heads(None, 2, "") == [0, 1]
+    assert check_heads(1, 2, "") == [1]
+    assert check_heads((1, 0), 2, "") == [1, 0]
+    assert check_heads(np.int64(1), 2, "") == [1]
+    assert check_rows(None, 3, "") == [0, 1, 2]
+    assert check_rows([-1, 0], 3, "") == [2, 0]
+    assert check_rows(torch.tensor([1]), 3, "") == [1]
+    assert check_rows(slice(None, None, -1), 3, "") == [2, 1, 0]
+    with pytest.raises(LookupError, match="its heads are 0 alone"):
+        check_heads(1, 1, "")
+
+
+def test_rows_in_any_order(seen):
+    layer = seen["encoder.blocks.0.attention"]
+    whole = layer.weights()
+    torch.testing.assert_close(layer.weights(rows=[-1, 0, 2]), whole[:, :, [-1, 0, 2]])
+    assert layer.weights(rows=[]).shape == (2, 2, 0, 5)
+
+
+def test_the_gradient_of_the_output_times_the_values_is_that_of_the_weights(kind):
+    """d score / d weights = (d score / d out) vᵀ, checked against the change that a small edit makes."""
+    from clearhead.insight.edit import edit
+
+    model, inputs = (x.double() if not isinstance(x, tuple) else tuple(y.double() for y in x) for x in kind)
+
+    def score(output):
+        return (output[0] if isinstance(output, tuple) else output).square().sum()
+
+    seen = look(model, *inputs)
+    layer = seen[next(iter(seen))]
+    assert torch.is_grad_enabled()
+    gradient = layer.gradient(score(seen.output)) @ layer.v.mT
+    step = 1e-6 * torch.randn_like(gradient)
+    with edit(model, layer.address, to=lambda weights: weights + step):
+        moved = score(model(*inputs)) - score(seen.output)
+    torch.testing.assert_close(moved, (gradient * step).sum(), rtol=1e-3, atol=1e-9)

@@ -1,0 +1,35 @@
+import numpy as np
+import pytest
+import torch
+
+from clearhead.insight.style import bar, blank, heat, limits, numbers, short, tick_names
+
+
+def test_tensors_and_arrays_alike():
+    assert np.array_equal(numbers(torch.ones(2, requires_grad=True)), numbers([1, 1]))
+
+
+def test_limits_are_those_of_finite_numbers():
+    assert limits([np.array([1.0, np.nan]), np.array([[-2.0, np.inf]])]) == (-2.0, 1.0)
+
+
+def test_the_bar_names_its_true_ends():
+    figure = blank(4, 3)
+    axes = figure.subplots()
+    bar(figure, heat(axes, np.eye(3) * 0.37, 0, 0.37), axes, "weight")
+    labels = [text.get_text() for text in figure.axes[-1].get_yticklabels()]
+    assert (labels[0], labels[-1]) == ("0.00", "0.37")
+
+
+def test_numbers_are_as_long_as_they_need_be():
+    assert [short(0.5, 1.0), short(12.3456, 100.0), short(0.00123, 0.002)] == ["0.50", "12", "0.00123"]
+
+
+def test_many_places_get_few_numbers_and_names_must_fit():
+    axes = blank(4, 3).subplots()
+    axes.imshow(np.zeros((50, 3)))
+    tick_names(axes, None, ["a", "b", "c"], (50, 3))
+    assert len(axes.get_yticks()) < 10
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["a", "b", "c"]
+    with pytest.raises(ValueError, match="each token has one name, got 2 names for 3 tokens"):
+        tick_names(axes, None, ["a", "b"], (50, 3))

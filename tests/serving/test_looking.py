@@ -1,0 +1,50 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from clearhead.data import datasets
+from clearhead.serving.looking import digits, file, look_at, sample
+from clearhead.serving.session import Session
+
+ALWAYS = ["wall.png", "head.png"]
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        ("mnist", [*ALWAYS, "heads.png", "patches.png", "aggregates.png"]),
+        ("reverse", [*ALWAYS, "tokens.png", "heads.png"]),
+        ("oddity", [*ALWAYS, "tokens.png", "heads.png"]),
+        ("sum", [*ALWAYS, "tokens.png", "heads.png"]),
+    ],
+)
+def test_pictures_of_every_kind_of_run(trained, tmp_path, run, expected):
+    session = Session(trained / run)
+    pictures = look_at(session, sample(session, 1), tmp_path)
+    assert [path.name for path, _ in pictures] == expected
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path, _ in pictures)
+    assert all(parameter.grad is None for parameter in session.model.parameters())
+
+
+def test_a_sample_is_the_test_sets(trained):
+    session = Session(trained / "mnist")
+    pixels, _ = datasets.load(session.config.data, 0).test.take(torch.tensor([3]))
+    example = sample(session, 3)
+    assert torch.equal(example.image, pixels[0])
+    assert torch.equal(example.inputs, session.normalise(pixels))
+    assert example.answer.startswith(session.predict(pixels)[0].answer)
+    with pytest.raises(LookupError, match="a number from 0 to 9999, got 10000"):
+        sample(session, 10_000)
+
+
+def test_files_and_digits(trained, tmp_path):
+    session = Session(trained / "mnist")
+    Image.fromarray(np.arange(28 * 28, dtype=np.uint8).reshape(28, 28)).save(tmp_path / "a.png")
+    plain, inverted = (file(session, tmp_path / "a.png", invert=invert) for invert in (False, True))
+    assert torch.equal(plain.image, 255 - inverted.image)
+    reverse = Session(trained / "reverse")
+    example = digits(reverse, [3, 1, 4])
+    assert (example.tokens, example.inputs.tolist()) == (("3", "1", "4"), [[3, 1, 4]])
+    with pytest.raises(ValueError, match="takes no single picture"):
+        file(reverse, tmp_path / "a.png")

@@ -1,0 +1,23 @@
+import math
+
+import pytest
+import torch
+
+from clearhead.serving.over_time import changed_most, entropies
+
+
+def test_entropies_have_a_place_for_each_layer_and_head():
+    uniform, sharp = torch.full((3, 2, 4, 5, 8), 1 / 8), torch.eye(8)[:5].expand(3, 2, 1, 5, 8)
+    table = entropies([uniform, sharp])
+    assert table.shape == (3, 2, 4)
+    assert torch.allclose(table[:, 0], torch.full((3, 4), math.log(8)))
+    assert table[:, 1, 0].tolist() == [0, 0, 0]
+    assert table[:, 1, 1:].isnan().all()
+
+
+@pytest.mark.parametrize("place", [(0, 1), (1, 0)])
+def test_the_head_that_changed_most(place):
+    table = torch.ones(3, 2, 2)
+    table[1, place[0], place[1]] = 3
+    table[2, 1, 1] = math.nan
+    assert changed_most(table) == place
