@@ -1,8 +1,8 @@
-"""Handwritten digits with a small vision transformer whose tokens are made by two convolutions.
+"""Handwritten digits with a small vision transformer whose tokens are made by three convolutions.
 
 clearhead train mnist
-takes      100 seconds on two processor cores, 54 for one epoch
-reaches    99.27% after 2 epochs (with 4 heads; 118 seconds), 98.68% after one
+takes      97 seconds on two processor cores
+reaches    99.14%; with --training.epochs 1, 98.68% in 54 seconds
 """
 
 from clearhead.data.config import Augmentation, DataConfig

@@ -1,0 +1,42 @@
+"""benchmarks/learning.py finds the step at which an accuracy is reached, or says that it was not."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from clearhead.recipes.all import config_of
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "learning.py"
+
+
+@pytest.fixture(scope="module")
+def learning():
+    spec = importlib.util.spec_from_file_location("learning", FILE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_targets_are_reached_in_order_or_not_at_all(learning, capsys):
+    entry = learning.Entry("tiny", config_of("reverse", {"training.steps": 4}), (0.0, 0.01, 1.0), 2)
+    first, second, last = learning.reach(entry, seed=0)
+    assert (first.target, first.steps) == (0.0, 2)
+    assert (second.target, second.steps) == (0.01, 2)
+    assert first.seconds > 0
+    assert (last.target, last.steps, last.seconds) == (1.0, None, None)
+    assert "tiny: step 4" in capsys.readouterr().out
+
+
+def test_every_task_compares_recipes_that_exist(learning):
+    for make in learning.TASKS.values():
+        for entry in make():
+            assert entry.targets == tuple(sorted(entry.targets))
+    ours, theirs = (entry.config for entry in learning.TASKS["reverse"]())
+    assert ours.model == theirs.model
+    assert ours.data == theirs.data
+    assert theirs.optimizer.lr == 5e-4
+
+
+def test_the_peak_is_a_speed(learning):
+    assert learning.matmul_peak(size=64, tries=2) > 1e6
