@@ -144,7 +144,7 @@ def test_drawing_all_takes_seconds_and_leaves_everything_else_alone():
     start = time.process_time()
     for draw in FIGURES.values():
         draw().canvas.draw()
-    assert time.process_time() - start < 15
+    assert time.process_time() - start < 20  # 7 on an idle core
     assert torch.equal(torch.get_rng_state(), random)
     assert dict(matplotlib.rcParams) == rc
 

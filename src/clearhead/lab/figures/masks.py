@@ -29,7 +29,7 @@ def draw_masks(*, seed: int = 0, n_tokens: int = 5, low: float = -10_000.0) -> "
     Nothing in it is random.
     """
     figure, (numbers, *four) = canvas("ABC;ADE", widths=(2.1, 1, 1))
-    causal = masks.causal(n_tokens).clone()
+    causal = masks.CausalMask(n_tokens, n_tokens).dense()
     padding = masks.padding([max(1, n_tokens - 2)], n_tokens)[0, 0].expand(n_tokens, n_tokens)
     additive = masks.to_additive(causal, low)
     two_colours(numbers, causal, [[f"{number:g}" for number in row] for row in additive.tolist()])
