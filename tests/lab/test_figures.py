@@ -65,20 +65,20 @@ def faults(figure):
 @pytest.mark.parametrize("slug", FIGURES)
 def test_everything_can_be_read_and_follows_the_seed(slug):
     pictures = set()
-    for seed in (0, 1, 2):
+    for seed in (0, 1):
         figure = FIGURES[slug](seed=seed)
         assert tuple(figure.get_size_inches()) == style.SIZE
         assert drawn_texts(figure)
         assert not faults(figure), seed
         check_colour_bars(figure)
         pictures.add(bytes(figure.canvas.buffer_rgba()))
-    assert len(pictures) == (3 if slug != "additive-mask" else 1)  # masks are not random
+    assert len(pictures) == (2 if slug != "additive-mask" else 1)  # masks are not random
 
 
 @pytest.mark.parametrize("slug", FIGURES)
 def test_everything_can_be_read_with_a_readers_own_numbers(slug):
     known = inspect.signature(FIGURES[slug]).parameters
-    figure = FIGURES[slug](**{name: value for name, value in SETTINGS.items() if name in known})
+    figure = FIGURES[slug](seed=2, **{name: value for name, value in SETTINGS.items() if name in known})
     assert not faults(figure)
 
 
@@ -145,7 +145,7 @@ def test_drawing_all_takes_seconds_and_leaves_everything_else_alone():
     start = time.process_time()
     for draw in FIGURES.values():
         draw().canvas.draw()
-    assert time.process_time() - start < 15
+    assert time.process_time() - start < 20  # 7 on an idle core
     assert torch.equal(torch.get_rng_state(), random)
     assert dict(matplotlib.rcParams) == rc
 

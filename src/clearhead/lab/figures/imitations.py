@@ -1,6 +1,5 @@
 """How close attention comes to the layers that it imitates, as beta grows."""
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -140,11 +139,9 @@ def draw_running_linear(*, seed: int = 0, width: int = 4, length: int = 6, beta:
         maps = [offset_weights(identity(width, length, b)) for b in (0.0, beta)]
     figure, (zero, large, right) = canvas("AC;BC", widths=(1, 2))
     heat_maps(figure, [zero, large], maps, "weight")
-    for axes, b in ((zero, 0.0), (large, beta)):
-        name(axes, "", "", "query")
+    for axes, b, x in ((zero, 0.0, ""), (large, beta, "key")):
+        name(axes, "", x, "query")
         axes.set_title(f"beta = {b:g}", fontsize=SMALL)
-    name(large, "", "key", "query")
-    large.set_title(f"beta = {beta:g}", fontsize=SMALL)
     draw_errors(right, {"1x1": simple_errors(seed, width, length)["1x1"]}, beta)
     name(right, "A linear layer needs a large beta", "beta", "largest error")
     return figure
@@ -158,5 +155,4 @@ def offset_weights(layer: OffsetAttention) -> Tensor:
     tokens = torch.cat([features, layer.places[None]], dim=-1)
     tokens = F.pad(tokens, (0, attention.query.in_features - tokens.shape[-1]))
     q, k = attention.split(attention.query(tokens)), attention.split(attention.key(tokens))
-    beta = math.nan if attention.beta is None else attention.beta
-    return attend_reference(q, k, k, layer.mask, beta)[1][0, 0]
+    return attend_reference(q, k, k, layer.mask, attention.beta)[1][0, 0]

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.lab.elongated_key import divided_by_alpha, exact
@@ -37,7 +38,7 @@ def draw_moved_key(
     against(left, measured[0], first_order(*arguments), scaled_down(*arguments))
     name(left, "One step of key 1", "predicted change / |step|", "measured change / |step|")
     key_below(figure, left)
-    along = measured[:, 0] @ (v[0] - out[0]) / (v[0] - out[0]).norm()
+    along = measured[:, 0] @ F.normalize(v[0] - out[0], dim=0)
     right.hist(along.tolist(), bins=30, color=TRUTH)
     right.axvline(0, color=BLACK, linewidth=2)
     right.axvline(along.mean().item(), color=MISTAKE, linewidth=2, linestyle="--")
@@ -92,7 +93,7 @@ def against(axes: "Axes", measured: Tensor, formula: Tensor, mistake: Tensor) ->
     axes.scatter(formula.flatten(), measured.flatten(), s=60, color=TRUTH, edgecolor="white", label="formula")
     axes.axline((0, 0), slope=1, color=GREY, linewidth=2, zorder=0)
     numbers = torch.cat([part[part.isfinite()] for part in (measured, formula, mistake)])
-    room = 0.06 * (numbers.max() - numbers.min()).item()
+    room = 0.06 * (numbers.max() - numbers.min()).item() or 1.0
     limits = numbers.min().item() - room, numbers.max().item() + room
     axes.set(xlim=limits, ylim=limits)
     axes.locator_params(nbins=5)

@@ -6,8 +6,9 @@ to a global list, and leaves nobody else's settings changed.
 
 import math
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -71,11 +72,21 @@ def name(axes: "Axes", title: str = "", x: str = "", y: str = "") -> None:
     axes.set_ylabel(y, fontsize=TEXT)
 
 
-def label(axes: "Axes", x: float, y: float, text: str, colour: str = BLACK, **where: Any) -> None:
-    """A line's or a point's name beside it, in its own colour; `offset` is in points."""
-    across, up = where.pop("offset", (0, 0))
+def label(
+    axes: "Axes",
+    x: float,
+    y: float,
+    text: str,
+    colour: str = BLACK,
+    *,
+    offset: tuple[float, float] = (0, 0),
+    ha: Literal["left", "center", "right"] = "left",
+    va: Literal["baseline", "center", "top"] = "baseline",
+    xycoords: Any = "data",
+) -> None:
+    """The name of a line or a point beside it, in its own colour; `offset` is in points."""
     axes.annotate(
-        text, (x, y), (across, up), textcoords="offset points", color=colour, fontsize=SMALL, clip_on=False, **where
+        text, (x, y), offset, xycoords, "offset points", color=colour, fontsize=SMALL, ha=ha, va=va, clip_on=False
     )
 
 
@@ -97,7 +108,8 @@ def heat_maps(figure: "Figure", all_axes: "Sequence[Axes]", maps: Sequence[Tenso
     images = []
     for axes, matrix in zip(all_axes, maps, strict=True):
         shown = np.ma.masked_invalid(matrix.detach().double().numpy())
-        images.append(axes.imshow(shown, cmap=MAP, vmin=low, vmax=high, interpolation="nearest"))
+        aspect: Any = "equal" if 0.5 <= matrix.shape[0] / matrix.shape[1] <= 2 else "auto"  # no thin strips
+        images.append(axes.imshow(shown, cmap=MAP, vmin=low, vmax=high, interpolation="nearest", aspect=aspect))
         axes.grid(False)
         count_ticks(axes, *matrix.shape)
     bar = figure.colorbar(images[-1], ax=list(all_axes), shrink=0.85, pad=0.03)
@@ -107,6 +119,28 @@ def heat_maps(figure: "Figure", all_axes: "Sequence[Axes]", maps: Sequence[Tenso
         ticks = [low, (low + high) / 2, high]
         bar.set_ticks(ticks, labels=[short(tick, high - low) for tick in ticks])
     return images
+
+
+def two_colours(axes: "Axes", mask: Tensor, texts: list[list[str]]) -> None:
+    """Blue where the mask is True, grey where it is False; each cell with its text, if there is room for it."""
+    from matplotlib.colors import ListedColormap
+
+    rows, columns = mask.shape
+    axes.imshow(mask.int().numpy(), cmap=ListedColormap([LIGHT, BLUE]), vmin=0, vmax=1, interpolation="nearest")
+    count_ticks(axes, rows, columns)
+    axes.grid(False)
+    axes.set_xticks([column + 0.5 for column in range(columns - 1)], minor=True)
+    axes.set_yticks([row + 0.5 for row in range(rows - 1)], minor=True)
+    axes.grid(which="minor", color="white", linewidth=min(2.0, 12 / rows))  # between the cells
+    axes.tick_params(which="minor", length=0)
+    axes.spines[:].set_visible(False)
+    if rows <= 6:
+        for row, column in product(range(rows), range(columns)):
+            label(
+                axes, column, row, texts[row][column], "white" if mask[row, column] else BLACK, ha="center", va="center"
+            )
+    for text in axes.texts:
+        text.set_in_layout(False)  # they lie inside: the layout need not look at them
 
 
 def short(value: float, spread: float) -> str:
