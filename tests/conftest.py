@@ -1,4 +1,7 @@
-"""One thread for each test process: several that share two cores only get in each other's way."""
+"""One thread for each test process: several that share two cores only get in each other's way.
+
+Property-based tests draw the same examples each time; `make soak` draws others (pytest --hypothesis-profile=other).
+"""
 
 import errno
 import os
@@ -6,7 +9,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import settings
 
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("other", deadline=None)
+settings.load_profile("same")
 torch.set_num_threads(1)
 
 

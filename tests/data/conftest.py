@@ -5,10 +5,6 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from hypothesis import settings
-
-settings.register_profile("patient", deadline=None)  # a busy machine is no failure
-settings.load_profile("patient")
 
 
 class Server:

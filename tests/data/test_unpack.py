@@ -48,7 +48,7 @@ def test_the_wanted_files_are_read_and_no_others(tmp_path, make):
 @pytest.mark.parametrize("name", ["../a", "a/../../b", "/etc/passwd", "..\\a", "C:/a", "a/.."])
 def test_paths_that_lead_outside_are_refused(tmp_path, make, name):
     path = make(tmp_path / "archive", [("fine", b"1"), (name, b"2")])
-    with pytest.raises(ValueError, match="an archive's files must stay inside it, got"):
+    with pytest.raises(ValueError, match="an archive's files must have names that stay inside it, got"):
         read_archive(path, {"fine"})
 
 
@@ -125,6 +125,13 @@ def test_a_password_is_refused(tmp_path):
         data[data.index(mark) + offset] |= 1
     path.write_bytes(data)
     with pytest.raises(ValueError, match="a zip must be without password"):
+        read_archive(path, {"one"})
+
+
+def test_a_file_without_a_name_is_refused(tmp_path):
+    path = zipped(tmp_path / "archive", [("one", b"1")])
+    path.write_bytes(path.read_bytes().replace(b"one", b"\0ne"))
+    with pytest.raises(ValueError, match="must have names that stay inside it, got ''"):
         read_archive(path, {"one"})
 
 

@@ -73,9 +73,9 @@ def zip_members(path: Path, wanted: Collection[str], most: int) -> Iterator[tupl
 
 def check_member(name: str, is_ordinary: bool, count: int, archive: str) -> None:
     parts = PurePosixPath(name.replace("\\", "/")).parts
-    if name.startswith(("/", "\\")) or ".." in parts or name[1:2] == ":":
+    if not parts or name.startswith(("/", "\\")) or ".." in parts or name[1:2] == ":":
         raise ValueError(
-            f"an archive's files must stay inside it, got {name!r} in {archive}; do not trust this archive"
+            f"an archive's files must have names that stay inside it, got {name!r} in {archive}; do not trust this archive"
         )
     if not is_ordinary:
         raise ValueError(
