@@ -75,7 +75,8 @@ def check_member(name: str, is_ordinary: bool, count: int, archive: str) -> None
     parts = PurePosixPath(name.replace("\\", "/")).parts
     if not parts or name.startswith(("/", "\\")) or ".." in parts or name[1:2] == ":":
         raise ValueError(
-            f"an archive's files must have names that stay inside it, got {name!r} in {archive}; do not trust this archive"
+            f"an archive's files must have names that stay inside it, got {name!r} in {archive}; "
+            "do not trust this archive"
         )
     if not is_ordinary:
         raise ValueError(
