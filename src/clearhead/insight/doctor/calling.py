@@ -1,0 +1,167 @@
+"""Finds out how a module can be called: by the names of its parameters, then by trying."""
+
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from clearhead.insight.doctor.encodings import LENGTHS, OF_PAIRS, OF_TOKENS, Encoding, encodings
+from clearhead.insight.doctor.feeds import Feed, Features, Ids, Images, feeds_for, lengths_of
+from clearhead.insight.doctor.parameters import Parameter, parameters_of, sequences
+from clearhead.insight.doctor.subject import EXAMPLES, Plan, Subject, copied, shaken
+from clearhead.insight.leaks import movement
+
+LENGTH, SOURCE_LENGTH = 7, 9
+
+
+@dataclass(frozen=True)
+class Called:
+    """A subject that answers, and the parameters of its forward()."""
+
+    subject: Subject
+    parameters: list[Parameter]
+    breaks_in_float64: str = ""
+    """what it said, if it answers in float32 only"""
+
+    def describe(self) -> str:
+        plan, what = self.subject.plan, []
+        for name, feed in plan.feeds.items():
+            length = plan.lengths[name]
+            what.append(
+                f"{name}={feed.describe(f'({EXAMPLES},{length})' if plan.batch_first else f'({length},{EXAMPLES})')}"
+            )
+        what += [f"{name}={plan.main}" for name in plan.same]
+        what += [f"{name}=True" for name in plan.switches]
+        what += [f"{name}={'causal' if name in plan.causal else 'all'} {e}" for name, e in plan.masks.items()]
+        return f"forward({'; '.join(what)}), eval(), {str(self.subject.dtype).removeprefix('torch.')}"
+
+
+def call(module: nn.Module, width: int | None, length: int | None) -> Called:
+    """A copy of the module with a plan that works, in float64 if it can."""
+    parameters = parameters_of(module.forward if not hasattr(module, "_orig_mod") else module._orig_mod.forward)
+    model = shaken(copied(module))
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    found, failures = None, []
+    for plan in plans(model, parameters, width, length):
+        subject = Subject(model, plan, dtype)
+        try:
+            output = subject.answer(subject.draw(0))
+        except Exception as error:
+            failures.append((plan, error))
+            continue
+        if output.is_floating_point() and output.dim() > 1 and len(output) == EXAMPLES:
+            found = subject
+            break
+    if found is None:
+        raise ValueError(refusal(module, failures))
+    found = with_labels(found, parameters)
+    found = found.by(batch_first=False) if is_length_first(found) else found
+    return in_float64(found, parameters)
+
+
+def plans(model: nn.Module, parameters: list[Parameter], width: int | None, length: int | None) -> Iterator[Plan]:
+    main, source = sequences(parameters)
+    same = tuple(parameter.name for parameter in parameters if parameter.role == "same")
+    is_memory = any(parameter.role == "memory" for parameter in parameters)
+    lengths = [length] if length else lengths_of(model, LENGTH)
+    for feed, n, batch_first in product(feeds_for(model, width), lengths, (True, False)):
+        both = {main: feed} if source is None else {source: source_feed(model, feed, is_memory), main: feed}
+        sizes = {main: n} if source is None else {source: length or max(SOURCE_LENGTH, n), main: n}
+        if isinstance(feed, Images):
+            if source is not None or n != lengths[0] or not batch_first:
+                continue
+            sizes = {main: 0}
+        plan = Plan(main, source, both, sizes, same, batch_first=batch_first)
+        for nothing, masks in fillings(parameters, main, source):
+            yield replace(plan, nothing=nothing, masks=masks)
+
+
+def source_feed(model: nn.Module, feed: Feed, is_memory: bool) -> Feed:
+    """What is read: the same kind as what is written, or, of an encoder's output, features as wide as the model."""
+    if not (is_memory and isinstance(feed, Ids)):
+        return feed
+    return Features(next(module.embedding_dim for module in model.modules() if isinstance(module, nn.Embedding)))
+
+
+def fillings(
+    parameters: list[Parameter], main: str, source: str | None
+) -> Iterator[tuple[tuple[str, ...], dict[str, Encoding]]]:
+    """What required masks may get: nothing at first, then masks that hide nothing, written in every way."""
+    masks = [p for p in parameters if p.is_required and p.role in ("padding", "attention")]
+    lengths = {p.name: LENGTHS for p in parameters if p.is_required and p.role == "lengths"}
+    others = tuple(p.name for p in parameters if p.is_required and p.role in ("labels", "causal"))
+    yield (*others, *(p.name for p in masks)), lengths
+    if not masks:
+        return
+    shapes = [OF_TOKENS + ("(Q,K)",) if p.role == "padding" else OF_PAIRS + OF_TOKENS[:3] for p in masks]
+    meanings = list(dict.fromkeys(encoding.meaning for encoding in encodings(OF_PAIRS)))
+    for meaning, chosen in product(meanings, product(*shapes)):
+        written = {p.name: Encoding(shape, meaning) for p, shape in zip(masks, chosen, strict=True)}
+        yield others, {**written, **lengths}
+
+
+def with_labels(subject: Subject, parameters: list[Parameter]) -> Subject:
+    """Some modules answer about every token only when they get labels as well."""
+    labels = tuple(
+        p.name for p in parameters if p.role == "labels" and isinstance(subject.plan.feeds[subject.plan.main], Ids)
+    )
+    if not labels or subject.has_places(subject.answer(subject.draw(0))):
+        return subject
+    more = subject.by(same=(*subject.plan.same, *labels))
+    try:
+        return more if more.has_places(more.answer(more.draw(0))) else subject
+    except Exception:
+        return subject
+
+
+def is_length_first(subject: Subject) -> bool:
+    """Whether the module takes (L,B,...): its first axis then mixes, and its second one does not."""
+    plan = subject.plan
+    if plan.source is not None or not plan.batch_first or not subject.has_tokens:
+        return False
+    inputs = subject.draw(0)
+    before = subject.answer(inputs)
+    if not subject.has_places(before):
+        return False
+    by_first = movement(before, subject.answer(subject.changed(inputs, plan.main, 0)))
+    by_second = movement(before, subject.answer(subject.changed(inputs, plan.main, (slice(None), 0))))
+    return bool(by_first[1:].any()) and not bool(by_second[:, 1:].any())
+
+
+def in_float64(subject: Subject, parameters: list[Parameter]) -> Called:
+    exact = replace(subject, model=copied(subject.model).double(), dtype=torch.float64)
+    try:
+        exact.answer(exact.draw(0))
+    except Exception as error:
+        return Called(subject, parameters, said(error))
+    return Called(exact, parameters)
+
+
+def refusal(module: nn.Module, failures: list[tuple[Plan, Exception]]) -> str:
+    """What was tried, and what the module said to the first."""
+    name = type(module).__name__
+    if not failures:
+        return f"{name} must answer with numbers (batch, ...), got none; return logits or features from forward()"
+    tried = dict.fromkeys(feed.describe("(5,7)") for plan, _ in failures for feed in plan.feeds.values())
+    return (
+        f"{name} must take one of {', '.join(tried)}, got {said(failures[0][1])}; "
+        "say --width N or --length N, or name a function that returns a wrapper"
+    )
+
+
+def said(error: Exception) -> str:
+    """An error in one line, with the place in the user's file."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {first}{place}"
+
+
+def is_users(file: str) -> bool:
+    path = Path(file)
+    ours = Path(__file__).resolve().parents[2]
+    return path.is_file() and ours not in path.resolve().parents and "site-packages" not in path.parts

@@ -1,0 +1,115 @@
+"""Causality: no output may move when a later token is changed. What kind of mask is missing is told by what does move."""
+
+from collections.abc import Iterator
+
+from clearhead.insight.doctor.calling import Called
+from clearhead.insight.doctor.encodings import OF_PAIRS, Encoding, encodings
+from clearhead.insight.doctor.influence import Influence, influence
+from clearhead.insight.doctor.parameters import OF_SOURCE, is_about_source
+from clearhead.insight.doctor.report import Finding
+from clearhead.insight.doctor.shown import Shown, shown
+from clearhead.insight.doctor.subject import Subject
+
+NAME = "causality"
+
+
+def with_causal_mask(called: Called) -> Subject:
+    """The subject as it is causal: as it stands, or with a switch or a mask of its own; the nearest to it if none is."""
+    subject = called.subject
+    plain = subject.answer(subject.draw(0))
+    if not subject.has_places(plain):
+        return subject
+    ranked = []
+    for i, candidate in enumerate(candidates(called)):
+        try:
+            found = influence(candidate, candidate.draw(0))
+        except Exception:  # a mask of this shape or dtype is not what it takes
+            continue
+        n_leaks = int((found.later > 0).sum())
+        if not n_leaks and found.is_finite and (found.earlier.any() or i == 0):
+            return candidate
+        kinds = [layer.reach for layer in shown(candidate)]
+        ranked.append((not found.earlier.any(), n_leaks - bool("causal" in kinds), i, candidate))
+    return min(ranked, key=lambda rank: rank[:3])[-1] if ranked else subject
+
+
+def candidates(called: Called) -> Iterator[Subject]:
+    subject, plan = called.subject, called.subject.plan
+    yield subject
+    switches = tuple(p.name for p in called.parameters if p.role == "causal")
+    if switches:
+        yield subject.by(switches=switches, nothing=without(plan.nothing, switches))
+    for name in masks_of_pairs(called):
+        for encoding in encodings(OF_PAIRS):
+            yield with_mask(subject, name, encoding)
+
+
+def masks_of_pairs(called: Called) -> list[str]:
+    """The parameters by which a caller may make it causal."""
+    plan = called.subject.plan
+    return [
+        p.name
+        for p in called.parameters
+        if p.role == "attention" and not is_about_source(p.name, plan.main, plan.source)
+        if not (plan.source is None and OF_SOURCE.fullmatch(p.name) and p.name.startswith(("memory", "cross")))
+    ]
+
+
+def with_mask(subject: Subject, name: str, encoding: Encoding) -> Subject:
+    plan = subject.plan
+    masks = {**plan.masks, name: encoding}
+    return subject.by(masks=masks, causal=(*plan.causal, name), nothing=without(plan.nothing, (name,)))
+
+
+def without(names: tuple[str, ...], gone: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in names if name not in gone)
+
+
+def check_causality(called: Called) -> Finding:
+    """`called` with what makes it causal, if anything does."""
+    subject = called.subject
+    inputs = subject.draw(0)
+    if not subject.has_places(subject.answer(inputs)):
+        return Finding(NAME, "not checked", "there is no output for each token, so none has a future")
+    found, layers = influence(subject, inputs), shown(subject)
+    if found.later.any():
+        return Finding(NAME, "fault", f"{found.worst(found.later)}: {leak_of(found, layers, called)}")
+    if any(
+        layer.reach == "not itself" for layer in layers if layer.weights.shape[-1] == subject.length
+    ) or is_blind_to_itself(found):
+        return Finding(NAME, "fault", "off by one: no query sees its own token; use tril(), not tril(-1)")
+    if not found.earlier.any():
+        return Finding(
+            NAME, "warning", "no output moves with any other token, so nothing can leak: does it attend at all?"
+        )
+    by = [f"with {name}, {encoding}" for name, encoding in subject.plan.masks.items() if name in subject.plan.causal]
+    by += [f"with {name}=True" for name in subject.plan.switches]
+    return Finding(NAME, "fine", f"no output moves when a later token is changed{''.join(f', {how}' for how in by)}")
+
+
+def is_blind_to_itself(found: Influence) -> bool:
+    return bool(found.earlier.any()) and not found.amounts.diagonal().any()
+
+
+def leak_of(found: Influence, layers: list[Shown], called: Called) -> str:
+    """What kind of mistake lets the future in, and what to do."""
+    n, leaks = len(found.amounts), found.later > 0
+    layers = [layer for layer in layers if layer.weights.shape[-2:] == (n, n) and layer.reach != "other"]
+    kinds = {layer.reach for layer in layers}
+    if late := [layer for layer in layers if layer.is_masked_late]:
+        low = min(layer.sums[0] for layer in late)
+        return f"the mask comes after the softmax (rows sum to {low:.2f}, not 1); hide scores before it"
+    if "not itself" in kinds or (n > 2 and leaks[0].all() and not leaks[1:].any()):
+        return "off by one: no query sees its own token, so the first sees none, or all; use tril(), not tril(-1)"
+    if not found.earlier.any() or "inverted" in kinds:
+        return "inverted: an output sees what comes after it and not what came before; turn the mask round"
+    reach = max(j - i for i, j in leaks.nonzero().tolist())
+    if "one too far" in kinds or (reach < n - 2 and not kinds):
+        return "off by one: a query sees one token too far; use tril(), not tril(1), or triu(1), not triu(2), where True hides"
+    if "causal" in kinds and "open" in kinds:
+        unmasked = ", ".join(layer.address for layer in layers if layer.reach == "open")
+        return f"the mask is dropped in {unmasked}; other layers have it"
+    taken = ", ".join(masks_of_pairs(called))
+    if taken:
+        return f"every output sees the whole sequence, whatever {taken} says; pass it on to the scores"
+    return "the mask is dropped, or there is none; if it is meant to see both ways, say --no-causal"

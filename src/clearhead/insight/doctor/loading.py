@@ -1,0 +1,82 @@
+"""The user's own module, from `file:Class` or `package.file:function`, found from the current folder."""
+
+import importlib
+import inspect
+import sys
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from clearhead.insight.doctor.calling import said
+
+
+def load(target: str, folder: Path) -> nn.Module:
+    """What the class gives without arguments, or what the function returns."""
+    path, colon, name = target.partition(":")
+    if not (colon and path and name):
+        raise ValueError(f"a module is named as file:Class or file:function, got {target!r}; try mymodel:MyModel")
+    if path.endswith(".py") or "/" in path:
+        dotted = path.removesuffix(".py").strip("./").replace("/", ".")
+        raise ValueError(f"a module is named as Python imports it, got {path!r}; try {dotted}:{name}")
+    make = find(imported(path, folder), path, name)
+    if isinstance(make, nn.Module):
+        return make
+    try:
+        made = make()
+    except TypeError as error:
+        needed = required(make)
+        if needed:
+            raise ValueError(
+                f"{target} must be one that is called without arguments, got one that needs {', '.join(needed)}; "
+                f"name a function that returns {name}({', '.join(f'{one}=...' for one in needed)})"
+            ) from None
+        raise ValueError(f"{target} must return a module, got {said(error)}; build it in Python first") from None
+    except Exception as error:
+        raise ValueError(f"{target} must return a module, got {said(error)}; build it in Python first") from None
+    if not isinstance(made, nn.Module):
+        raise ValueError(f"{target} must be or return an nn.Module, got {type(made).__name__}; name another")
+    return made
+
+
+def imported(path: str, folder: Path) -> Any:
+    """The Python module; the folder is searched first, as in `python -m`."""
+    here = str(folder.resolve())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name and (path == error.name or path.startswith(f"{error.name}.")):
+            raise LookupError(
+                f"a module is looked for in {folder.resolve()} and where Python looks, got {path!r}, which is in neither; "
+                "go to the folder of the file, and leave out .py"
+            ) from None
+        raise ValueError(f"{path} must import what is installed, got {said(error)}; install it") from None
+    except Exception as error:
+        raise ValueError(f"{path} must be a file that Python can import, got {said_of_file(error)}; mend it") from None
+
+
+def said_of_file(error: Exception) -> str:
+    if isinstance(error, SyntaxError):
+        return f"SyntaxError: {error.msg} ({Path(error.filename or '?').name}:{error.lineno})"
+    return said(error)
+
+
+def find(module: Any, path: str, name: str) -> Any:
+    if hasattr(module, name):
+        return getattr(module, name)
+    known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+    near = get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(known) or 'nothing to call'}"
+    raise LookupError(f"{path} has no {name!r}; {hint}")
+
+
+def required(make: Any) -> list[str]:
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]

@@ -1,0 +1,75 @@
+"""Order: attention alone treats tokens as a set. Does the module know their places, and do examples stay apart?"""
+
+import torch
+from torch import Tensor
+
+from clearhead.insight.doctor.report import Finding
+from clearhead.insight.doctor.subject import Subject
+from clearhead.insight.leaks import movement
+
+ROUGHLY = 1e4
+"""roundings: other places in a sum, another order of adding up"""
+
+
+def check_order(subject: Subject, causal: bool) -> list[Finding]:
+    """Tokens are permuted. If the answers are permuted in the same way, nothing in it knows about places."""
+    if not subject.has_tokens:
+        return [Finding("order", "not checked", "images have no order of tokens to change")]
+    findings = []
+    for name in subject.plan.feeds:
+        what = "the order of its tokens" if name == subject.plan.main else f"the order of {name}"
+        if is_blind(subject, name, causal):
+            text = f"it does not notice {what} (permutation equivariance): right for sets; for text, add positions"
+            findings.append(Finding("order", "warning", text))
+        else:
+            findings.append(Finding("order", "fine", f"it notices {what}: it knows about places, or its mask does"))
+    return findings
+
+
+def is_blind(subject: Subject, name: str, causal: bool) -> bool:
+    """Where a causal mask tells places apart by itself, only the last output sees all tokens, and is asked alone."""
+    inputs, length = subject.draw(0), subject.plan.lengths[name]
+    before = subject.answer(inputs)
+    permutation = torch.arange(length)
+    is_main_with_places = name == subject.plan.main and subject.has_places(before)
+    if causal and is_main_with_places:
+        permutation[:2] = torch.tensor([1, 0])
+    else:
+        permutation = permutation.roll(2)
+    after = subject.answer({**inputs, name: inputs[name][:, permutation]})
+    if causal and is_main_with_places:
+        return same(before[:, -1], after[:, -1])
+    return same(before[:, permutation], after) if is_main_with_places else same(before, after)
+
+
+def same(before: Tensor, after: Tensor) -> bool:
+    return not movement(before, after, roundings=ROUGHLY).any()
+
+
+def check_examples(subject: Subject) -> Finding:
+    """One example is changed: no other one may move."""
+    inputs = subject.draw(0)
+    before, changed = subject.answer(inputs), inputs
+    for name in inputs:
+        changed = subject.changed(changed, name, 0)
+    moved = movement(before, subject.answer(changed))
+    if moved[1:].any():
+        text = f"example {1 + int(moved[1:].amax(1).argmax())} moves by {moved[1:].max().item():.2g} when example 0 is changed"
+        return Finding(
+            "examples", "fault", f"{text}: a view() or a norm mixes the batch; look for the axis of the batch"
+        )
+    return Finding("examples", "fine", "no example of a batch moves another")
+
+
+def check_answer(subject: Subject) -> Finding:
+    """The same input twice, with other random numbers."""
+    inputs = subject.draw(0)
+    first, second = subject.answer(inputs, seed=0), subject.answer(inputs, seed=1)
+    if not first.isfinite().all():
+        n = int((~first.isfinite()).flatten(2).any(-1).any(0).sum()) if first.dim() > 2 else 1
+        text = f"{n} of {first.shape[1] if first.dim() > 2 else 1} outputs are not finite for ordinary input"
+        return Finding("answer", "fault", f"{text}: does a query see no key at all?")
+    if movement(first, second).any():
+        text = "two answers to the same input differ in eval(): F.dropout needs training=self.training"
+        return Finding("answer", "fault", text)
+    return Finding("answer", "fine", "finite, and the same each time in eval()")

@@ -1,0 +1,192 @@
+"""Padding: what a mask hides may move no other output. Which way round a mask is meant is found by trying.
+
+Dims: B batch, Q queries, K keys.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clearhead.insight.doctor.calling import Called
+from clearhead.insight.doctor.encodings import LENGTHS, OF_BOTH, OF_TOKENS, Encoding, encodings, is_turned, usual
+from clearhead.insight.doctor.feeds import Ids
+from clearhead.insight.doctor.influence import Influence, influence
+from clearhead.insight.doctor.parameters import is_about_source
+from clearhead.insight.doctor.report import Finding
+from clearhead.insight.doctor.shown import shown
+from clearhead.insight.doctor.subject import EXAMPLES, Masks, Subject
+from clearhead.insight.leaks import movement
+
+NAME = "padding"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that together hide tokens of one sequence, and how they are written, once that is known."""
+
+    names: tuple[str, ...]
+    sequence: str
+    encoding: Encoding | None = None
+
+    def masks(self, seen: Tensor, encoding: Encoding | None = None) -> Masks:
+        """All of them with one mask (B,K), or (B,Q,K)."""
+        written = encoding or self.encoding
+        assert written is not None
+        seen = seen if seen.dim() == 3 else seen[:, None].expand(-1, seen.shape[-1], -1)
+        return {name: (written, seen) for name in self.names}
+
+    def spelled(self, encoding: Encoding) -> str:
+        return f"{' and '.join(self.names)}: {encoding}"
+
+
+def groups(called: Called) -> list[Group]:
+    """The masks of each sequence together; lengths alone. A mask of pairs will do where there is none of tokens."""
+    plan, found = called.subject.plan, []
+    for sequence in [plan.main] if plan.source is None else [plan.source, plan.main]:
+        own = [
+            p for p in called.parameters if is_about_source(p.name, plan.main, plan.source) == (sequence == plan.source)
+        ]
+        tokens = tuple(p.name for p in own if p.role == "padding")
+        lengths = [(p.name,) for p in own if p.role == "lengths"]
+        pairs = tuple(p.name for p in own if p.role == "attention" and not p.name.startswith(("memory", "cross")))[:1]
+        found += [Group(names, sequence) for names in [tokens, *lengths] if names]
+        if pairs and not tokens and not lengths:
+            found.append(Group(pairs, sequence))
+    return found
+
+
+def options(group: Group, called: Called) -> list[Encoding]:
+    if all(p.role == "lengths" for p in called.parameters if p.name in group.names):
+        return [LENGTHS]
+    plan = called.subject.plan
+    return list(encodings(OF_BOTH if set(group.names) & set(plan.causal) else OF_TOKENS))
+
+
+def hidden_places(length: int, encoding: Encoding) -> list[int]:
+    """Two, with real tokens before, between and after them; at the end for lengths, which can't say it otherwise."""
+    return [length - 2, length - 1] if encoding == LENGTHS else sorted({min(2, length - 2), length - 2})
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What happened when tokens were hidden with one encoding."""
+
+    encoding: Encoding
+    leak: Influence
+    """of the hidden tokens on all outputs but their own"""
+    is_right: bool
+    does_nothing: bool
+
+
+def tried(subject: Subject, group: Group, encoding: Encoding) -> Trial:
+    inputs, length = subject.draw(0), subject.plan.lengths[group.sequence]
+    hidden = hidden_places(length, encoding)
+    seen = torch.ones(EXAMPLES, length, dtype=torch.bool)
+    seen[:, hidden] = False
+    masks = group.masks(seen, encoding)
+    leak = influence(subject, inputs, masks, group.sequence, hidden)
+    visible = [place for place in range(length) if place not in hidden]
+    flow = influence(subject, inputs, masks, group.sequence, visible)
+    if group.sequence == subject.plan.main and subject.has_places(subject.answer(inputs, masks)):
+        for amounts, places in ((leak.amounts, hidden), (flow.amounts, visible)):
+            amounts[hidden] = 0.0  # an output behind the length does not count
+            amounts[places, range(len(places))] = 0.0  # the residual path of a token itself
+    is_right = leak.is_finite and not leak.amounts.any() and bool(flow.amounts.any())
+    same = not movement(subject.answer(inputs), subject.answer(inputs, masks)).any()
+    return Trial(encoding, leak, is_right, same)
+
+
+def solve(called: Called, group: Group) -> tuple[Group, list[Trial]]:
+    """The group with the encoding that works, if one does; and what was tried until then."""
+    trials = []
+    for encoding in options(group, called):
+        try:
+            trials.append(tried(called.subject, group, encoding))
+        except Exception:  # a mask of this shape or dtype is not what it takes
+            continue
+        if trials[-1].is_right:
+            return Group(group.names, group.sequence, encoding), trials
+    return group, trials
+
+
+def check_padding(called: Called, solved: list[tuple[Group, list[Trial]]]) -> list[Finding]:
+    findings = [finding_of(called, group, trials) for group, trials in solved]
+    by_id = check_padding_id(called.subject)
+    if by_id and not any(group.sequence == called.subject.plan.main for group, _ in solved):
+        findings.append(by_id)
+    if not findings:
+        why = "it takes no mask of tokens: batches must be of one length" if called.subject.has_tokens else "no tokens"
+        findings.append(Finding(NAME, "not checked", why))
+    return findings
+
+
+def finding_of(called: Called, group: Group, trials: list[Trial]) -> Finding:
+    names = " and ".join(group.names)
+    if group.encoding is not None:
+        turned = [name for name in group.names if is_turned(name, group.encoding.meaning)]
+        if turned:
+            meant = "1 = may attend" if usual(turned[0]) == "may" else "True = hidden"
+            text = f"inverted: by its name {turned[0]} means {meant}, here it is the opposite; turn it round"
+            return Finding(NAME, "fault", text)
+        return Finding(
+            NAME, "fine", f"hidden tokens of {group.sequence} move no other output ({group.spelled(group.encoding)})"
+        )
+    if not trials:
+        return Finding(
+            NAME, "not checked", f"no shape and dtype of {names} was taken; try a wrapper with (batch, length)"
+        )
+    trial = best(trials, group)
+    if trial.does_nothing or all(one.does_nothing for one in trials):
+        return Finding(NAME, "fault", f"{names} changes nothing: the mask is dropped on its way to the scores")
+    if not trial.leak.is_finite:
+        return Finding(NAME, "fault", f"the answer is not finite when {names} hides two tokens ({trial.encoding})")
+    if not trial.leak.amounts.any():
+        return Finding(NAME, "warning", f"with {names} no token moves any other output: does it attend at all?")
+    return Finding(NAME, "fault", f"{sentence(called.subject, group, trial)}: {why(called.subject, group, trial)}")
+
+
+def best(trials: list[Trial], group: Group) -> Trial:
+    """The one that its name promises, or else the one that leaks least."""
+    promised = [trial for trial in trials if trial.encoding.meaning == usual(group.names[0])]
+    alive = [trial for trial in promised or trials if not trial.does_nothing] or trials
+    return min(alive, key=lambda trial: (not trial.leak.is_finite, float(trial.leak.amounts.sum())))
+
+
+def sentence(subject: Subject, group: Group, trial: Trial) -> str:
+    output, column = divmod(int(trial.leak.amounts.argmax()), trial.leak.amounts.shape[1])
+    place = hidden_places(subject.plan.lengths[group.sequence], trial.encoding)[column]
+    return f"output {output} moves by {trial.leak.amounts.max().item():.2g} when the hidden token {place} is changed"
+
+
+def why(subject: Subject, group: Group, trial: Trial) -> str:
+    length = subject.plan.lengths[group.sequence]
+    seen = torch.ones(EXAMPLES, length, dtype=torch.bool)
+    seen[:, hidden_places(length, trial.encoding)] = False
+    late = [layer for layer in shown(subject, group.masks(seen, trial.encoding)) if layer.is_masked_late]
+    if late:
+        return f"the mask comes after the softmax (rows sum to {late[0].sums[0]:.2f}, not 1); hide scores before it"
+    return f"padding leaks through {' and '.join(group.names)}; hide keys (columns), in every layer and in pooling"
+
+
+def check_padding_id(subject: Subject) -> Finding | None:
+    """A table with a padding id promises that it means nothing: more of it at the end must not move an output."""
+    feed, main = subject.plan.feeds[subject.plan.main], subject.plan.main
+    if not isinstance(feed, Ids) or feed.padding is None or subject.plan.source is not None or subject.length < 4:
+        return None
+    inputs = subject.draw(0)
+    inputs[main][:, -2:] = feed.padding
+    shorter = {main: inputs[main][:, :-1]}
+    try:
+        less = subject.by(lengths={main: subject.length - 1}).answer(shorter)
+        more = subject.answer(inputs)
+    except Exception:
+        return None
+    if subject.has_places(more):
+        less, more = less[:, : subject.length - 2], more[:, : subject.length - 2]
+    moved = movement(more, less, roundings=1e4).amax(0)  # another length, another order of sums
+    if not moved.any():
+        return Finding(NAME, "fine", f"one more token of padding (id {feed.padding}) moves no output")
+    output = int(moved.argmax())
+    text = f"output {output} moves by {moved.max().item():.2g} with one more token of padding (id {feed.padding})"
+    return Finding(NAME, "fault", f"{text}: padding leaks; hide the keys where ids == {feed.padding}")

@@ -1,0 +1,153 @@
+"""From queries and keys to the softmax: what the scores are multiplied by, and which operand is which.
+
+A TorchFunctionMode follows tensors through products with a number and through changes of shape, so that it does not
+matter whether queries, keys or scores are scaled. What it cannot follow it does not judge.
+Dims: Q queries, K keys, D width of queries and keys.
+"""
+
+import math
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from clearhead.insight.capture import KERNEL
+from clearhead.insight.capture import PRODUCTS as MATMULS
+from clearhead.insight.doctor.gradient import listed
+from clearhead.insight.doctor.report import Finding
+from clearhead.insight.doctor.subject import Subject, undisturbed
+from clearhead.insight.softmaxes import CASTS, PRODUCTS, SHAPES, SOFTMAXES
+
+DIVISIONS = {"div", "div_", "true_divide", "divide", "__truediv__", "__itruediv__"}
+HIDING = {"add", "__add__", "__radd__", "__iadd__", "add_", "masked_fill", "masked_fill_", "where", "sub", "__sub__"}
+QUERY_NAME = re.compile(r"(.*\.)?(q|query|queries|wq|w_q|q_proj|query_proj|to_q|q_lin|linear_q|w_query)")
+KEY_NAME = re.compile(r"(.*\.)?(k|key|keys|wk|w_k|k_proj|key_proj|to_k|k_lin|linear_k|w_key)")
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """Scores before their softmax, so far; or, without queries and keys, a tensor times `factor`."""
+
+    factor: float = 1.0
+    queries: Tensor | None = None
+    keys: Tensor | None = None
+
+
+class Scores(TorchFunctionMode):
+    """Collects the scores of each softmax over keys, as many as n_keys."""
+
+    def __init__(self, n_keys: int):
+        super().__init__()
+        self.n_keys = n_keys
+        self.followed = WeakTensorKeyDictionary()
+        self.found: list[Scored] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name == "__get__":  # x.mT is a property
+            name = getattr(getattr(func, "__self__", None), "__name__", "")
+        out = func(*args, **kwargs)
+        if isinstance(out, Tensor):
+            self.follow(name, [*args, *kwargs.values()], kwargs, out)
+        return out
+
+    def follow(self, name: str, operands: list[Any], kwargs: dict[str, Any], out: Tensor) -> None:
+        tensors = [x for x in operands if isinstance(x, Tensor) and x.dim()]
+        if name == KERNEL:
+            scale = kwargs.get("scale") or 1 / math.sqrt(tensors[0].shape[-1])
+            self.found.append(Scored(scale, tensors[0], tensors[1]))
+        elif name in MATMULS and len(tensors) == 2:
+            left, right = tensors[::-1] if name == "__rmatmul__" else tensors
+            self.followed[out] = Scored(self.of(left).factor * self.of(right).factor, left, right.mT)
+        elif name in SOFTMAXES and tensors and tensors[0] in self.followed:
+            scored = self.of(tensors[0])
+            if scored.queries is not None and out.shape[-1] == self.n_keys and out.dim() > 2:
+                self.found.append(scored)
+        elif name in PRODUCTS | DIVISIONS and tensors:
+            number = number_of(operands)
+            if number is not None:
+                scored = self.of(tensors[0])
+                self.followed[out] = replace(
+                    scored, factor=scored.factor * (1 / number if name in DIVISIONS else number)
+                )
+        elif name in SHAPES | CASTS | HIDING and tensors:
+            source = next((x for x in tensors if x in self.followed), None)
+            if source is not None and source is not out:
+                self.followed[out] = self.of(source)
+
+    def of(self, x: Tensor) -> Scored:
+        return self.followed.get(x, Scored())
+
+
+def number_of(operands: list[Any]) -> float | None:
+    """The number that a tensor is multiplied with or divided by, if it is one."""
+    for x in operands:
+        if isinstance(x, int | float) and not isinstance(x, bool) and x:
+            return float(x)
+        if isinstance(x, Tensor) and x.numel() == 1 and x.dim() == 0 and x.item():
+            return float(x.item())
+    return None
+
+
+def check_scores(subject: Subject) -> list[Finding]:
+    """Two things that work, but are seldom meant: another scale, and keys in the place of queries."""
+    found, outputs = watched(subject)
+    if not found:
+        return [Finding("scale", "not checked", "no product of queries and keys was seen before a softmax")]
+    unusual = {}
+    for scored in found:
+        assert scored.queries is not None
+        width = scored.queries.shape[-1]
+        if not math.isclose(scored.factor, 1 / math.sqrt(width), rel_tol=0.01):
+            unusual[f"scores are multiplied by {scored.factor:.3g}, not by 1/sqrt({width}) = {width**-0.5:.3g}"] = None
+    findings = []
+    if unusual:
+        text = f"{listed(list(unusual), 1)}: on purpose, or forgotten? softmax saturates or flattens with it"
+        findings.append(Finding("scale", "warning", text))
+    swapped = [names for scored in found if (names := swapped_names(scored, outputs))]
+    if swapped:
+        text = f"what {swapped[0][0]} makes asks, and {swapped[0][1]} answers"
+        why = "the same function by other names, until weights come from elsewhere or the two are masked differently"
+        findings.append(Finding("keys and queries", "warning", f"{text}: {why}"))
+    return findings or [Finding("scale", "fine", "scores are multiplied by 1/sqrt(width of a head)")]
+
+
+def watched(subject: Subject) -> tuple[list[Scored], dict[str, Tensor]]:
+    """The scores of one call, and what modules named after queries and keys returned."""
+    outputs: dict[str, Tensor] = {}
+    hooks = [
+        module.register_forward_hook(lambda _, __, out, path=path: outputs.update({path: out}))
+        for path, module in subject.model.named_modules()
+        if QUERY_NAME.fullmatch(path.lower()) or KEY_NAME.fullmatch(path.lower())
+    ]
+    scores = Scores(subject.length)
+    try:
+        with torch.no_grad(), undisturbed(subject.dtype, 0), scores:
+            subject.model(**subject.arguments(subject.draw(0), {}))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return scores.found, outputs
+
+
+def swapped_names(scored: Scored, outputs: dict[str, Tensor]) -> tuple[str, str] | None:
+    """The two modules by whose names keys stand where queries should, if so."""
+    assert scored.queries is not None
+    assert scored.keys is not None
+    asking = next((p for p, x in outputs.items() if KEY_NAME.fullmatch(p.lower()) and alike(x, scored.queries)), None)
+    asked = next((p for p, x in outputs.items() if QUERY_NAME.fullmatch(p.lower()) and alike(x, scored.keys)), None)
+    return None if asking is None or asked is None else (asking, asked)
+
+
+def alike(x: Any, y: Tensor) -> bool:
+    """The same numbers in any order, up to one factor: a reshape, a transposition, a scale. (One head of several is
+    not found.)"""
+    if not isinstance(x, Tensor) or x.numel() != y.numel() or not y.any():
+        return False
+    x, y = (z.flatten().sort().values / z.norm() for z in (x, y))
+    return torch.allclose(x, y, rtol=1e-6, atol=1e-9)

@@ -1,0 +1,192 @@
+"""A module under examination: a copy of it, how it is called, and what it answers.
+
+The copy is in its evaluation stage and in float64 where it can be, so that what must not move does not move at all. Its
+weights are shaken a little: weights that start at zero would hide what flows through them.
+Dims: B batch, L length, Q queries or outputs, K keys.
+"""
+
+import copy
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.insight.doctor.encodings import Encoding
+from clearhead.insight.doctor.feeds import Feed
+
+EXAMPLES = 5
+"""a number that is rarely that of heads, layers or tokens, so that a mask of a wrong shape does not fit by chance"""
+SHAKE = 0.05
+Inputs = dict[str, Tensor]
+Masks = Mapping[str, tuple[Encoding, Tensor]]
+"""by parameter: how the mask is written, and the mask itself (B,Q,K), True = may attend"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a module is called."""
+
+    main: str
+    """the sequence whose places the outputs have"""
+    source: str | None
+    """the sequence that the main one only reads from"""
+    feeds: Mapping[str, Feed]
+    lengths: Mapping[str, int]
+    same: tuple[str, ...] = ()
+    """parameters that get the main sequence again"""
+    nothing: tuple[str, ...] = ()
+    """required parameters that get None"""
+    switches: tuple[str, ...] = ()
+    masks: Mapping[str, Encoding] = field(default_factory=dict)
+    """those given in every call; they hide nothing unless they are causal"""
+    causal: tuple[str, ...] = ()
+    batch_first: bool = True
+
+    def n_keys(self, mask: str, of_source: bool) -> int:
+        return self.lengths[self.source if of_source and self.source else self.main]
+
+
+@dataclass(frozen=True)
+class Subject:
+    model: nn.Module
+    plan: Plan
+    dtype: torch.dtype
+
+    @property
+    def length(self) -> int:
+        return self.plan.lengths[self.plan.main]
+
+    def draw(self, seed: int) -> Inputs:
+        return {
+            name: feed.draw(EXAMPLES, self.plan.lengths[name], generator(seed, i))
+            for i, (name, feed) in enumerate(self.plan.feeds.items())
+        }
+
+    def changed(self, inputs: Inputs, name: str, index: Any, seed: int = 1) -> Inputs:
+        """The same with other tokens at an index of one sequence."""
+        x = inputs[name].clone()
+        x[index] = self.plan.feeds[name].others(x, generator(seed))[index]
+        return {**inputs, name: x}
+
+    def answer(self, inputs: Inputs, masks: Masks | None = None, seed: int = 0) -> Tensor:
+        """(B,Q,...): what it answers, without gradients."""
+        with torch.no_grad(), undisturbed(self.dtype, seed):
+            return self.shaped(tensor_of(self.model(**self.arguments(inputs, masks or {}))))
+
+    def arguments(self, inputs: Inputs, masks: Masks) -> dict[str, Any]:
+        """All that forward() gets, as it wants it."""
+        given: dict[str, Any] = {}
+        for name, x in inputs.items():
+            x = x.to(self.dtype) if x.is_floating_point() else x.clone()
+            given[name] = x if self.plan.batch_first else x.transpose(0, 1)
+        given |= dict.fromkeys(self.plan.same, given[self.plan.main])
+        given |= dict.fromkeys(self.plan.nothing)
+        given |= dict.fromkeys(self.plan.switches, True)
+        together = {name: (encoding, self.always(name)) for name, encoding in self.plan.masks.items()}
+        for name, (encoding, seen) in masks.items():
+            together[name] = (encoding, seen & together[name][1] if name in together else seen)
+        return given | {name: encoding.write(seen, self.dtype) for name, (encoding, seen) in together.items()}
+
+    def always(self, name: str) -> Tensor:
+        """The mask of every call: causal, or one that hides nothing."""
+        of_source = name not in self.plan.causal and self.is_about_source(name)
+        n_keys = self.plan.n_keys(name, of_source)
+        everything = torch.ones(EXAMPLES, n_keys, n_keys, dtype=torch.bool)
+        return everything.tril() if name in self.plan.causal else everything
+
+    def is_about_source(self, name: str) -> bool:
+        from clearhead.insight.doctor.parameters import is_about_source
+
+        return is_about_source(name, self.plan.main, self.plan.source)
+
+    def shaped(self, output: Tensor) -> Tensor:
+        """Examples first, then places; (B L,V) and (B,V,L) are put in that order."""
+        if not self.plan.batch_first and output.dim() > 2:
+            output = output.transpose(0, 1)
+        if output.dim() == 2 and output.shape[0] == EXAMPLES * self.length:
+            return output.unflatten(0, (EXAMPLES, self.length))
+        if output.dim() == 3 and output.shape[1] != self.length == output.shape[2]:
+            return output.transpose(1, 2)
+        return output
+
+    def has_places(self, output: Tensor) -> bool:
+        """Whether there is an output for each token."""
+        return output.dim() > 2 and output.shape[1] == self.length and self.has_tokens
+
+    @property
+    def has_tokens(self) -> bool:
+        return self.plan.lengths[self.plan.main] > 0
+
+    def by(self, **changes: Any) -> "Subject":
+        """The same module, called in another way."""
+        return replace(self, plan=replace(self.plan, **changes))
+
+
+def generator(seed: int, part: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(1000 * seed + part)
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """A copy to be examined; the module itself stays as it is."""
+    module = getattr(module, "_orig_mod", module)  # what torch.compile wrapped
+    try:
+        twin = copy.deepcopy(module)
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        raise ValueError(
+            f"a module must be one that copy.deepcopy can copy, got {type(error).__name__}: {first}; "
+            "keep only parameters, buffers and modules in it, not what was calculated from them"
+        ) from None
+    return twin.eval()
+
+
+@torch.no_grad()
+def shaken(module: nn.Module) -> nn.Module:
+    for i, parameter in enumerate(module.parameters()):
+        if parameter.requires_grad and parameter.is_floating_point():
+            noise = torch.randn(parameter.shape, generator=generator(2, i), dtype=torch.float64)
+            parameter.add_(SHAKE * noise.to(parameter))
+    return module
+
+
+@contextmanager
+def undisturbed(dtype: torch.dtype, seed: int) -> Iterator[None]:
+    """What is drawn at random is drawn from this seed, tensors are born in this dtype; everything is as before after it.
+
+    torch.nn's fast path and compiled code are off: neither is exact in float64, and neither shows its attention.
+    """
+    was_dtype, was_fast = torch.get_default_dtype(), torch.backends.mha.get_fastpath_enabled()
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(warnings.catch_warnings())
+        stack.callback(torch.set_default_dtype, was_dtype)
+        stack.callback(torch.backends.mha.set_fastpath_enabled, was_fast)
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        warnings.simplefilter("ignore")
+        torch.manual_seed(seed)
+        torch.backends.mha.set_fastpath_enabled(False)
+        if dtype == torch.float64:
+            torch.set_default_dtype(dtype)
+        yield
+
+
+def tensor_of(output: Any) -> Tensor:
+    """The answer itself, where a module returns more than one thing: logits, or the first tensor of numbers."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, Mapping):
+        parts = [output[key] for key in ("logits", "last_hidden_state") if key in output] + list(output.values())
+    elif isinstance(output, list | tuple):
+        parts = list(output)
+    else:
+        parts = [getattr(output, key, None) for key in ("logits", "last_hidden_state")]
+    for part in parts:
+        if isinstance(part, Tensor) and part.is_floating_point() and part.dim() > 1:
+            return part
+    raise ValueError(f"forward() must return a tensor, or a tuple or dict with one, got {type(output).__name__}")
