@@ -22,9 +22,7 @@ class Attention(nn.Module):
         self.key, self.out = nn.Linear(WIDTH, WIDTH, bias=self.key_bias), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x, hidden=None):
-        q, k, v = (
-            layer(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
-        )
+        q, k, v = (layer(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value))
         weights = self.weights(self.scores(q, k), hidden)
         return self.out((weights @ v).transpose(1, 2).flatten(2))
 
@@ -55,9 +53,13 @@ class Safe(Infinite):
         return scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(hidden, 0.0)
 
 
-class NanBackwards(Infinite):
+class NanBackwards(Attention):
+    """The answer is mended, the gradient is not."""
+
     def weights(self, scores, hidden):
-        return super().weights(scores, hidden).nan_to_num()
+        if hidden is None:
+            return scores.softmax(-1)
+        return (scores + torch.zeros_like(scores).masked_fill(hidden, -math.inf)).softmax(-1).nan_to_num()
 
 
 class Unscaled(Attention):

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from clearhead.insight.doctor.encodings import LENGTHS, OF_PAIRS, OF_TOKENS, Encoding, encodings
-from clearhead.insight.doctor.feeds import Feed, Features, Ids, Images, feeds_for, lengths_of
+from clearhead.insight.doctor.feeds import Features, Feed, Ids, Images, feeds_for, lengths_of
 from clearhead.insight.doctor.parameters import Parameter, parameters_of, sequences
-from clearhead.insight.doctor.subject import EXAMPLES, Plan, Subject, copied, shaken
+from clearhead.insight.doctor.subject import EXAMPLES, Plan, Subject, copied, shaken, unwrapped
 from clearhead.insight.leaks import movement
 
 LENGTH, SOURCE_LENGTH = 7, 9
@@ -42,11 +42,24 @@ class Called:
 
 def call(module: nn.Module, width: int | None, length: int | None) -> Called:
     """A copy of the module with a plan that works, in float64 if it can."""
-    parameters = parameters_of(module.forward if not hasattr(module, "_orig_mod") else module._orig_mod.forward)
-    model = shaken(copied(module))
+    inner = unwrapped(module)
+    parameters = parameters_of(inner.forward)
+    model = shaken(copied(inner))
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    found, failures = first_that_answers(model, dtype, plans(model, parameters, width, length))
+    if found is None:
+        raise ValueError(refusal(inner, failures))
+    found = with_labels(found, parameters)
+    found = found.by(batch_first=False) if is_length_first(found) else found
+    return in_float64(found, parameters)
+
+
+def first_that_answers(
+    model: nn.Module, dtype: torch.dtype, plans: Iterator[Plan]
+) -> tuple[Subject | None, list[tuple[Plan, Exception]]]:
+    """The first with a finite answer, or else the first with any; and what the others said."""
     found, failures = None, []
-    for plan in plans(model, parameters, width, length):
+    for plan in plans:
         subject = Subject(model, plan, dtype)
         try:
             output = subject.answer(subject.draw(0))
@@ -54,13 +67,10 @@ def call(module: nn.Module, width: int | None, length: int | None) -> Called:
             failures.append((plan, error))
             continue
         if output.is_floating_point() and output.dim() > 1 and len(output) == EXAMPLES:
-            found = subject
-            break
-    if found is None:
-        raise ValueError(refusal(module, failures))
-    found = with_labels(found, parameters)
-    found = found.by(batch_first=False) if is_length_first(found) else found
-    return in_float64(found, parameters)
+            found = found or subject
+            if output.isfinite().all():
+                return subject, failures
+    return found, failures
 
 
 def plans(model: nn.Module, parameters: list[Parameter], width: int | None, length: int | None) -> Iterator[Plan]:
@@ -97,7 +107,7 @@ def fillings(
     yield (*others, *(p.name for p in masks)), lengths
     if not masks:
         return
-    shapes = [OF_TOKENS + ("(Q,K)",) if p.role == "padding" else OF_PAIRS + OF_TOKENS[:3] for p in masks]
+    shapes = [(*OF_TOKENS, "(Q,K)") if p.role == "padding" else OF_PAIRS + OF_TOKENS[:3] for p in masks]
     meanings = list(dict.fromkeys(encoding.meaning for encoding in encodings(OF_PAIRS)))
     for meaning, chosen in product(meanings, product(*shapes)):
         written = {p.name: Encoding(shape, meaning) for p, shape in zip(masks, chosen, strict=True)}

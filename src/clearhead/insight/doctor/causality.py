@@ -1,4 +1,4 @@
-"""Causality: no output may move when a later token is changed. What kind of mask is missing is told by what does move."""
+"""Causality: no output may move when a later token is changed. What does move tells which mistake it is."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ NAME = "causality"
 
 
 def with_causal_mask(called: Called) -> Subject:
-    """The subject as it is causal: as it stands, or with a switch or a mask of its own; the nearest to it if none is."""
+    """The subject as it is causal: as it stands, or by a switch or a mask; the nearest to it if none is."""
     subject = called.subject
     plain = subject.answer(subject.draw(0))
     if not subject.has_places(plain):
@@ -61,6 +61,17 @@ def with_mask(subject: Subject, name: str, encoding: Encoding) -> Subject:
     return subject.by(masks=masks, causal=(*plan.causal, name), nothing=without(plan.nothing, (name,)))
 
 
+def is_taken(subject: Subject, name: str) -> bool:
+    """Whether the module answers with a mask of pairs there."""
+    for encoding in encodings(OF_PAIRS):
+        try:
+            with_mask(subject, name, encoding).answer(subject.draw(0))
+        except Exception:
+            continue
+        return True
+    return False
+
+
 def without(names: tuple[str, ...], gone: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in names if name not in gone)
 
@@ -105,11 +116,11 @@ def leak_of(found: Influence, layers: list[Shown], called: Called) -> str:
         return "inverted: an output sees what comes after it and not what came before; turn the mask round"
     reach = max(j - i for i, j in leaks.nonzero().tolist())
     if "one too far" in kinds or (reach < n - 2 and not kinds):
-        return "off by one: a query sees one token too far; use tril(), not tril(1), or triu(1), not triu(2), where True hides"
+        return "off by one: a query sees one token too far; use tril(), not tril(1); where True hides, triu(1)"
     if "causal" in kinds and "open" in kinds:
         unmasked = ", ".join(layer.address for layer in layers if layer.reach == "open")
         return f"the mask is dropped in {unmasked}; other layers have it"
-    taken = ", ".join(masks_of_pairs(called))
+    taken = [name for name in masks_of_pairs(called) if is_taken(called.subject, name)]
     if taken:
-        return f"every output sees the whole sequence, whatever {taken} says; pass it on to the scores"
+        return f"every output sees the whole sequence, whatever {', '.join(taken)} says; pass it on to the scores"
     return "the mask is dropped, or there is none; if it is meant to see both ways, say --no-causal"

@@ -1,4 +1,4 @@
-"""How a mask is written down. Ours is bool (B,Q,K) with True = may attend; others turn it round, add numbers, and drop axes.
+"""How a mask is written down: ours is bool (B,Q,K), True = may attend; others turn it round, add it, drop axes.
 
 Dims: B batch, H heads, Q queries, K keys.
 """
@@ -68,7 +68,7 @@ def encodings(shapes: tuple[str, ...]) -> Iterator[Encoding]:
 
 
 def usual(name: str) -> Meaning | None:
-    """What a mask of this name means wherever it is used: Hugging Face's and torch.nn's. Others mean one or the other."""
+    """What a mask of this name means wherever it is used, at Hugging Face or in torch.nn; others mean either."""
     if name.endswith("attention_mask"):
         return "may"
     return "hidden" if name.endswith("key_padding_mask") else None

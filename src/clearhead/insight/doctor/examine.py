@@ -4,9 +4,13 @@ from dataclasses import replace
 
 from torch import nn
 
-from clearhead.insight.doctor import calling, causality, gradient, norms, nothing_seen, order, padding, precision
-from clearhead.insight.doctor import saving, scores, shown
+from clearhead.insight.doctor import causality, gradient, norms, nothing_seen, order, padding, precision, saving, scores
+from clearhead.insight.doctor.calling import Called, call
 from clearhead.insight.doctor.report import Finding, Report
+from clearhead.insight.doctor.shown import check_rows
+from clearhead.insight.doctor.subject import unwrapped
+
+NEEDS_NUMBERS = ("padding", "rows that see nothing", "weights", "order", "scale", "norms", "gradient", "dtype")
 
 
 def examine(
@@ -24,20 +28,32 @@ def examine(
     """
     if not isinstance(module, nn.Module):
         raise ValueError(f"examine needs an nn.Module, got {type(module).__name__}; pass the module itself")
-    called = calling.call(module, width, length)
-    findings = [order.check_answer(called.subject), order.check_examples(called.subject)]
+    called = padding.with_required_masks(call(module, width, length))
+    answer = order.check_answer(called.subject)
+    findings = [answer]
     if causal:
         called = replace(called, subject=causality.with_causal_mask(called))
         findings.append(causality.check_causality(called))
-    solved = [padding.solve(called, group) for group in padding.groups(called)] if called.subject.has_tokens else []
-    known = [group for group, _ in solved if group.encoding is not None]
-    findings += padding.check_padding(called, solved)
-    findings.append(nothing_seen.check_nothing_seen(called, known))
-    findings.append(shown.check_rows(called.subject))
-    findings += order.check_order(called.subject, causal)
-    findings += scores.check_scores(called.subject)
-    findings.append(norms.check_norms(called.subject))
-    findings += gradient.check_gradient(called.subject)
-    findings += precision.check_precision(called)
+    if called.subject.answer(called.subject.draw(0)).isfinite().all():
+        findings += inner_findings(called, causal)
+    else:
+        findings += [Finding(check, "not checked", "the answer is not finite") for check in NEEDS_NUMBERS]
     findings += saving.check_saving(module)
-    return Report(name or type(module).__name__, called.describe(), tuple(findings))
+    return Report(name or type(unwrapped(module)).__name__, called.describe(), tuple(findings))
+
+
+def inner_findings(called: Called, causal: bool) -> list[Finding]:
+    subject = called.subject
+    solved = [padding.solve(called, group) for group in padding.groups(called)]
+    known = [group for group, _ in solved if group.encoding is not None]
+    return [
+        *padding.check_padding(called, solved),
+        nothing_seen.check_nothing_seen(subject, known),
+        check_rows(subject),
+        order.check_examples(subject),
+        *order.check_order(subject, causal),
+        *scores.check_scores(subject),
+        norms.check_norms(subject),
+        *gradient.check_gradient(subject),
+        *precision.check_precision(called),
+    ]

@@ -62,7 +62,7 @@ def has_still_third(size: Tensor, least: float) -> bool:
     if size.dim() != 1 or len(size) % 3 or not least:
         return False
     queries, keys, values = size.chunk(3)
-    return keys.max() <= least < min(queries.max(), values.max())
+    return bool(keys.max() <= least < min(queries.max(), values.max()))
 
 
 def listed(names: list[str], most: int = 4) -> str:

@@ -51,8 +51,8 @@ def imported(path: str, folder: Path) -> Any:
     except ModuleNotFoundError as error:
         if error.name and (path == error.name or path.startswith(f"{error.name}.")):
             raise LookupError(
-                f"a module is looked for in {folder.resolve()} and where Python looks, got {path!r}, which is in neither; "
-                "go to the folder of the file, and leave out .py"
+                f"a module is looked for in this folder and where Python looks, got {path!r}, which is in neither; "
+                "go to the folder of its file, and leave out .py"
             ) from None
         raise ValueError(f"{path} must import what is installed, got {said(error)}; install it") from None
     except Exception as error:

@@ -22,7 +22,7 @@ def check_norms(subject: Subject) -> Finding:
             f"each of {len(norms)} is used once in a pass of its block" if norms else "there are none that can be seen"
         )
         return Finding(NAME, "fine", text)
-    text = f"{listed(shared)} is used {uses[shared[0]]} times in a pass: shared on purpose, or is one forgotten?"
+    text = f"{listed(shared)}: used {uses[shared[0]]} times in one pass; shared on purpose, or is a norm forgotten?"
     return Finding(NAME, "warning", text)
 
 

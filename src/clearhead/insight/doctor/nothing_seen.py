@@ -1,71 +1,71 @@
 """Rows that see nothing: a softmax over no keys is 0/0. The answer, and every gradient, must stay finite."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from clearhead.insight.doctor.calling import Called
 from clearhead.insight.doctor.encodings import LENGTHS
+from clearhead.insight.doctor.feeds import Ids
 from clearhead.insight.doctor.padding import Group
 from clearhead.insight.doctor.report import Finding
 from clearhead.insight.doctor.shown import shown
-from clearhead.insight.doctor.subject import EXAMPLES, Masks, Subject, tensor_of, undisturbed
+from clearhead.insight.doctor.subject import EXAMPLES, Inputs, Masks, Subject, tensor_of, undisturbed
 
 NAME = "rows that see nothing"
 TORCH_NN = (
-    "NaN where a query may see no key, which is torch.nn's own doing (need_weights=True); "
-    "need_weights=False gives zeros"
+    "NaN where a query may see no key: torch.nn's own doing where it returns weights; need_weights=False gives zeros"
 )
+CURE = "softmax over nothing; give such rows zeros, or hide with a finite number"
 
 
-def check_nothing_seen(called: Called, solved: list[Group]) -> Finding:
+def check_nothing_seen(subject: Subject, solved: list[Group]) -> Finding:
     """All tokens of one example hidden; and, with a mask of pairs, all keys of one query."""
-    trials = [trial for group in solved for trial in trials_of(called.subject, group)]
-    if not trials:
-        return Finding(NAME, "not checked", "no mask was found that could hide all")
-    n_taken = 0
-    for what, masks in trials:
+    n_tried = n_taken = 0
+    for what, inputs, masks in trials(subject, solved):
+        n_tried += 1
         try:
-            is_whole, is_kind = is_finite(called.subject, masks), is_finite_backwards(called.subject, masks)
+            is_whole, is_kind = is_finite(subject, inputs, masks), is_finite_backwards(subject, inputs, masks)
         except Exception:  # a module may refuse an example without tokens: that is kind, too
             continue
         n_taken += 1
         if is_whole and is_kind:
             continue
-        if any(not layer.is_finite and layer.is_torch_nn for layer in shown(called.subject, masks)):
+        if any(not layer.is_finite and layer.is_torch_nn for layer in shown(subject, masks)):
             return Finding(NAME, "warning", TORCH_NN)
-        how = "the answer has NaN" if not is_whole else "a gradient is NaN, though the answer is not"
-        return Finding(
-            NAME, "fault", f"{how} {what}: softmax over nothing; give such rows zeros, or hide with a finite number"
-        )
+        how = "the answer has NaN" if not is_whole else "a gradient is NaN, though the answer is not,"
+        return Finding(NAME, "fault", f"{how} {what}: {CURE}")
     if not n_taken:
-        return Finding(NAME, "not checked", "the module refuses a mask that hides all")
+        why = "the module refuses to hide all" if n_tried else "no mask was found that could hide all"
+        return Finding(NAME, "not checked", why)
     return Finding(NAME, "fine", "an example or a query that may see nothing stays finite, and so do gradients")
 
 
-def trials_of(subject: Subject, group: Group) -> list[tuple[str, Masks]]:
-    length, found = subject.plan.lengths[group.sequence], []
-    seen = torch.ones(EXAMPLES, length, length, dtype=torch.bool)
-    first_hidden = seen.clone()
-    first_hidden[0] = False
-    found.append(
-        (f"when all tokens of one example are hidden by {' and '.join(group.names)}", group.masks(first_hidden))
-    )
-    assert group.encoding is not None
-    if group.encoding != LENGTHS and "Q" in group.encoding.shape:
-        row_hidden = seen.clone()
-        row_hidden[:, 2] = False
-        found.append(("when one query may see no key", group.masks(row_hidden)))
-    return found
+def trials(subject: Subject, solved: list[Group]) -> Iterator[tuple[str, Inputs, Masks]]:
+    inputs, main = subject.draw(0), subject.plan.main
+    for group in solved:
+        length = subject.plan.lengths[group.sequence]
+        seen = torch.ones(EXAMPLES, length, length, dtype=torch.bool)
+        seen[0] = False
+        yield f"when {' and '.join(group.names)} hides all tokens of an example", inputs, group.masks(seen)
+        assert group.encoding is not None
+        if group.encoding != LENGTHS and "Q" in group.encoding.shape:
+            seen[0], seen[:, 2] = True, False
+            yield f"when {group.names[0]} hides all keys from one query", inputs, group.masks(seen)
+    feed = subject.plan.feeds[main]
+    if isinstance(feed, Ids) and feed.padding is not None and not solved:
+        inputs[main][0] = feed.padding
+        yield f"when an example is padding only (id {feed.padding})", inputs, {}
 
 
-def is_finite(subject: Subject, masks: Masks) -> bool:
-    return bool(subject.answer(subject.draw(0), masks).isfinite().all())
+def is_finite(subject: Subject, inputs: Inputs, masks: Masks) -> bool:
+    return bool(subject.answer(inputs, masks).isfinite().all())
 
 
-def is_finite_backwards(subject: Subject, masks: Masks) -> bool:
+def is_finite_backwards(subject: Subject, inputs: Inputs, masks: Masks) -> bool:
     """The gradient of all other examples: a loss leaves out what is padding."""
     with undisturbed(subject.dtype, 0):
-        output = subject.shaped(tensor_of(subject.model(**subject.arguments(subject.draw(0), masks))))
+        output = subject.shaped(tensor_of(subject.model(**subject.arguments(inputs, masks))))
         parameters = [p for p in subject.model.parameters() if p.requires_grad]
         if not output.requires_grad or not parameters:
             return True

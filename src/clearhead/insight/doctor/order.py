@@ -54,7 +54,8 @@ def check_examples(subject: Subject) -> Finding:
         changed = subject.changed(changed, name, 0)
     moved = movement(before, subject.answer(changed))
     if moved[1:].any():
-        text = f"example {1 + int(moved[1:].amax(1).argmax())} moves by {moved[1:].max().item():.2g} when example 0 is changed"
+        example, by = 1 + int(moved[1:].amax(1).argmax()), moved[1:].max().item()
+        text = f"example {example} moves by {by:.2g} when example 0 is changed"
         return Finding(
             "examples", "fault", f"{text}: a view() or a norm mixes the batch; look for the axis of the batch"
         )

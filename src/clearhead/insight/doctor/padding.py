@@ -3,7 +3,7 @@
 Dims: B batch, Q queries, K keys.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ class Group:
         written = encoding or self.encoding
         assert written is not None
         seen = seen if seen.dim() == 3 else seen[:, None].expand(-1, seen.shape[-1], -1)
-        return {name: (written, seen) for name in self.names}
+        return dict.fromkeys(self.names, (written, seen))
 
     def spelled(self, encoding: Encoding) -> str:
         return f"{' and '.join(self.names)}: {encoding}"
@@ -42,7 +42,10 @@ class Group:
 
 def groups(called: Called) -> list[Group]:
     """The masks of each sequence together; lengths alone. A mask of pairs will do where there is none of tokens."""
-    plan, found = called.subject.plan, []
+    plan = called.subject.plan
+    found: list[Group] = []
+    if not called.subject.has_tokens:
+        return found
     for sequence in [plan.main] if plan.source is None else [plan.source, plan.main]:
         own = [
             p for p in called.parameters if is_about_source(p.name, plan.main, plan.source) == (sequence == plan.source)
@@ -108,6 +111,16 @@ def solve(called: Called, group: Group) -> tuple[Group, list[Trial]]:
         if trials[-1].is_right:
             return Group(group.names, group.sequence, encoding), trials
     return group, trials
+
+
+def with_required_masks(called: Called) -> Called:
+    """Masks that are given in every call, and hide nothing, written as the module means them."""
+    for group in groups(called):
+        names = [name for name in group.names if name in called.subject.plan.masks]
+        if names and (encoding := solve(called, group)[0].encoding):
+            masks = {**called.subject.plan.masks, **dict.fromkeys(names, encoding)}
+            called = replace(called, subject=called.subject.by(masks=masks))
+    return called
 
 
 def check_padding(called: Called, solved: list[tuple[Group, list[Trial]]]) -> list[Finding]:

@@ -79,7 +79,7 @@ def parameters_of(forward: Callable[..., Any]) -> list[Parameter]:
         elif is_required:
             raise ValueError(
                 f"forward() has a parameter that no rule fills, {parameter.name!r}, which has no default; "
-                "name a function that returns a wrapper whose forward(self, x) fills it (rules: clearhead doctor --help)"
+                "name a function that returns a wrapper whose forward(self, x) fills it (see clearhead doctor --help)"
             )
     return found
 

@@ -33,6 +33,8 @@ class Scored:
     """Scores before their softmax, so far; or, without queries and keys, a tensor times `factor`."""
 
     factor: float = 1.0
+    width: int = 0
+    """of a query and a key"""
     queries: Tensor | None = None
     keys: Tensor | None = None
 
@@ -60,10 +62,12 @@ class Scores(TorchFunctionMode):
         tensors = [x for x in operands if isinstance(x, Tensor) and x.dim()]
         if name == KERNEL:
             scale = kwargs.get("scale") or 1 / math.sqrt(tensors[0].shape[-1])
-            self.found.append(Scored(scale, tensors[0], tensors[1]))
+            self.found.append(Scored(scale, tensors[0].shape[-1], tensors[0], tensors[1]))
         elif name in MATMULS and len(tensors) == 2:
             left, right = tensors[::-1] if name == "__rmatmul__" else tensors
-            self.followed[out] = Scored(self.of(left).factor * self.of(right).factor, left, right.mT)
+            self.followed[out] = Scored(self.factor(left, right), left.shape[-1], left, right)
+        elif name == "einsum" and len(tensors) == 2 and isinstance(operands[0], str):
+            self.followed[out] = of_einsum(operands[0], tensors, self.factor(*tensors))
         elif name in SOFTMAXES and tensors and tensors[0] in self.followed:
             scored = self.of(tensors[0])
             if scored.queries is not None and out.shape[-1] == self.n_keys and out.dim() > 2:
@@ -80,8 +84,23 @@ class Scores(TorchFunctionMode):
             if source is not None and source is not out:
                 self.followed[out] = self.of(source)
 
+    def factor(self, left: Tensor, right: Tensor) -> float:
+        return self.of(left).factor * self.of(right).factor
+
     def of(self, x: Tensor) -> Scored:
         return self.followed.get(x, Scored())
+
+
+def of_einsum(equation: str, tensors: list[Tensor], factor: float) -> Scored:
+    """Keys are those whose places are the last axis of the result."""
+    left, arrow, out = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    if not arrow or len(terms) != 2 or "." in equation:
+        return Scored()
+    summed = [i for i, letter in enumerate(terms[0]) if letter in terms[1] and letter not in out]
+    width = tensors[0].shape[summed[0]] if len(summed) == 1 else 0
+    queries, keys = tensors if out[-1] in terms[1] else tensors[::-1]
+    return Scored(factor, width, queries, keys) if width else Scored()
 
 
 def number_of(operands: list[Any]) -> float | None:
@@ -99,12 +118,12 @@ def check_scores(subject: Subject) -> list[Finding]:
     found, outputs = watched(subject)
     if not found:
         return [Finding("scale", "not checked", "no product of queries and keys was seen before a softmax")]
-    unusual = {}
+    unusual: dict[str, None] = {}
     for scored in found:
-        assert scored.queries is not None
-        width = scored.queries.shape[-1]
+        width = scored.width
         if not math.isclose(scored.factor, 1 / math.sqrt(width), rel_tol=0.01):
-            unusual[f"scores are multiplied by {scored.factor:.3g}, not by 1/sqrt({width}) = {width**-0.5:.3g}"] = None
+            text = f"scores are multiplied by {scored.factor:.3g}, not by 1/sqrt({width}) = {width**-0.5:.3g}"
+            unusual[text] = None
     findings = []
     if unusual:
         text = f"{listed(list(unusual), 1)}: on purpose, or forgotten? softmax saturates or flattens with it"

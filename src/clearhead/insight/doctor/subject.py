@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from clearhead.insight.doctor.encodings import Encoding
 from clearhead.insight.doctor.feeds import Feed
+from clearhead.insight.doctor.parameters import is_about_source
 
 EXAMPLES = 5
 """a number that is rarely that of heads, layers or tokens, so that a mask of a wrong shape does not fit by chance"""
@@ -46,9 +47,6 @@ class Plan:
     """those given in every call; they hide nothing unless they are causal"""
     causal: tuple[str, ...] = ()
     batch_first: bool = True
-
-    def n_keys(self, mask: str, of_source: bool) -> int:
-        return self.lengths[self.source if of_source and self.source else self.main]
 
 
 @dataclass(frozen=True)
@@ -94,15 +92,10 @@ class Subject:
 
     def always(self, name: str) -> Tensor:
         """The mask of every call: causal, or one that hides nothing."""
-        of_source = name not in self.plan.causal and self.is_about_source(name)
-        n_keys = self.plan.n_keys(name, of_source)
+        of_source = is_about_source(name, self.plan.main, self.plan.source)
+        n_keys = self.plan.lengths[self.plan.source if of_source and self.plan.source else self.plan.main]
         everything = torch.ones(EXAMPLES, n_keys, n_keys, dtype=torch.bool)
         return everything.tril() if name in self.plan.causal else everything
-
-    def is_about_source(self, name: str) -> bool:
-        from clearhead.insight.doctor.parameters import is_about_source
-
-        return is_about_source(name, self.plan.main, self.plan.source)
 
     def shaped(self, output: Tensor) -> Tensor:
         """Examples first, then places; (B L,V) and (B,V,L) are put in that order."""
@@ -131,9 +124,14 @@ def generator(seed: int, part: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(1000 * seed + part)
 
 
+def unwrapped(module: nn.Module) -> nn.Module:
+    """What torch.compile wrapped, or the module itself."""
+    inner = getattr(module, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else module
+
+
 def copied(module: nn.Module) -> nn.Module:
     """A copy to be examined; the module itself stays as it is."""
-    module = getattr(module, "_orig_mod", module)  # what torch.compile wrapped
     try:
         twin = copy.deepcopy(module)
     except Exception as error:
@@ -156,7 +154,7 @@ def shaken(module: nn.Module) -> nn.Module:
 
 @contextmanager
 def undisturbed(dtype: torch.dtype, seed: int) -> Iterator[None]:
-    """What is drawn at random is drawn from this seed, tensors are born in this dtype; everything is as before after it.
+    """Random numbers come from this seed, tensors are born in this dtype; afterwards everything is as before.
 
     torch.nn's fast path and compiled code are off: neither is exact in float64, and neither shows its attention.
     """
