@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from clearhead import lab as lab
+    from clearhead.insight.doctor.examine import examine as examine
     from clearhead.insight.edit import edit as edit
     from clearhead.insight.heads import head_importance as head_importance
     from clearhead.insight.look import look as look
@@ -40,6 +41,7 @@ _HOMES = {
     "look": "clearhead.insight.look",
     "edit": "clearhead.insight.edit",
     "head_importance": "clearhead.insight.heads",
+    "examine": "clearhead.insight.doctor.examine",
     "lab": "clearhead.lab",
     "train": "clearhead.recipes.start",
     "load": "clearhead.serving.session",

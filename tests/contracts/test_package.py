@@ -26,6 +26,7 @@ PUBLIC = {
     "look",
     "edit",
     "head_importance",
+    "examine",
     "lab",
     "train",
     "load",

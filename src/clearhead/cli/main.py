@@ -67,6 +67,11 @@ COMMANDS = {
         what="what a run looks at when it answers: its attention, as pictures",
         example="clearhead look runs/mine --sample 3",
     ),
+    "doctor": Command(
+        home="clearhead.cli.doctor",
+        what="your own module, examined: masks that leak, NaN, dead parameters",
+        example="clearhead doctor mymodel:GPT",
+    ),
     "verify-resume": Command(
         home="clearhead.cli.verify_resume",
         what="proof that a killed run goes on bit for bit on this machine",
@@ -98,7 +103,7 @@ EXIT_CODES = """\
 exit codes
     0  done
     1  a file could not be read or written; lab: a verdict is not the expected
-       one; verify-resume: the runs differ
+       one; verify-resume: the runs differ; doctor: there is a fault
     2  the command or its input was wrong
     3  training was stopped by a signal: a checkpoint is there, resume goes on
     4  training diverged: loss, gradient or weights were not finite numbers

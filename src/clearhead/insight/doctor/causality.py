@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from clearhead.insight.doctor.calling import Called
 from clearhead.insight.doctor.encodings import OF_PAIRS, Encoding, encodings
 from clearhead.insight.doctor.influence import Influence, influence
-from clearhead.insight.doctor.parameters import OF_SOURCE, is_about_source
+from clearhead.insight.doctor.parameters import is_about_source
 from clearhead.insight.doctor.report import Finding
 from clearhead.insight.doctor.shown import Shown, shown
 from clearhead.insight.doctor.subject import Subject
@@ -47,12 +47,7 @@ def candidates(called: Called) -> Iterator[Subject]:
 def masks_of_pairs(called: Called) -> list[str]:
     """The parameters by which a caller may make it causal."""
     plan = called.subject.plan
-    return [
-        p.name
-        for p in called.parameters
-        if p.role == "attention" and not is_about_source(p.name, plan.main, plan.source)
-        if not (plan.source is None and OF_SOURCE.fullmatch(p.name) and p.name.startswith(("memory", "cross")))
-    ]
+    return [p.name for p in called.parameters if p.role == "attention" and not is_about_source(p.name, plan.source)]
 
 
 def with_mask(subject: Subject, name: str, encoding: Encoding) -> Subject:

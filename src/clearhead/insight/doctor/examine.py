@@ -4,13 +4,13 @@ from dataclasses import replace
 
 from torch import nn
 
-from clearhead.insight.doctor import causality, gradient, norms, nothing_seen, order, padding, precision, saving, scores
+from clearhead.insight.doctor import causality, empty_rows, gradient, norms, order, padding, precision, saving, scores
 from clearhead.insight.doctor.calling import Called, call
 from clearhead.insight.doctor.report import Finding, Report
 from clearhead.insight.doctor.shown import check_rows
 from clearhead.insight.doctor.subject import unwrapped
 
-NEEDS_NUMBERS = ("padding", "rows that see nothing", "weights", "order", "scale", "norms", "gradient", "dtype")
+NEEDS_NUMBERS = ("padding", "empty rows", "weights", "order", "scale", "norms", "gradient", "dtype")
 
 
 def examine(
@@ -48,7 +48,7 @@ def inner_findings(called: Called, causal: bool) -> list[Finding]:
     known = [group for group, _ in solved if group.encoding is not None]
     return [
         *padding.check_padding(called, solved),
-        nothing_seen.check_nothing_seen(subject, known),
+        empty_rows.check_empty_rows(subject, known),
         check_rows(subject),
         order.check_examples(subject),
         *order.check_order(subject, causal),

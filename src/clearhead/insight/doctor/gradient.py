@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from clearhead.insight.doctor.report import Finding
-from clearhead.insight.doctor.subject import Subject, generator, tensor_of, undisturbed
+from clearhead.insight.doctor.subject import Subject, generator, tensors_of, undisturbed
 
 NAME = "gradient"
 BATCHES = 3
@@ -17,7 +17,7 @@ KEY_BIAS = "the same is added to all scores of a query, which the softmax does n
 
 
 def check_gradient(subject: Subject) -> list[Finding]:
-    """Over a few batches, by a random direction of the outputs."""
+    """Over a few batches, by a random direction of all that it returns."""
     sizes = gradient_sizes(subject)
     if not sizes:
         return [Finding(NAME, "not checked", "it has no parameters to train")]
@@ -46,11 +46,15 @@ def gradient_sizes(subject: Subject) -> dict[str, Tensor]:
     sizes = {name: torch.zeros_like(p) for name, p in named.items()}
     for batch in range(BATCHES if named else 0):
         with undisturbed(subject.dtype, batch):
-            output = tensor_of(subject.model(**subject.arguments(subject.draw(batch), {})))
-            direction = torch.randn(output.shape, generator=generator(batch, 7), dtype=torch.float64).to(output)
-            if not output.requires_grad:
+            outputs = tensors_of(subject.model(**subject.arguments(subject.draw(batch), {})))
+            outputs = [output for output in outputs if output.requires_grad]
+            if not outputs:
                 return sizes
-            gradients = torch.autograd.grad((output * direction).sum(), list(named.values()), allow_unused=True)
+            directions = [
+                torch.randn(output.shape, generator=generator(batch, 7), dtype=torch.float64).to(output)
+                for output in outputs
+            ]
+            gradients = torch.autograd.grad(outputs, list(named.values()), directions, allow_unused=True)
         for name, gradient in zip(named, gradients, strict=True):
             if gradient is not None:
                 sizes[name] = torch.maximum(sizes[name], gradient.abs().nan_to_num(torch.inf))

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from clearhead.insight.doctor.calling import said
@@ -24,7 +25,9 @@ def load(target: str, folder: Path) -> nn.Module:
     if isinstance(make, nn.Module):
         return make
     try:
-        made = make()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # the same weights each time, and so the same report
+            made = make()
     except TypeError as error:
         needed = required(make)
         if needed:
@@ -55,6 +58,11 @@ def imported(path: str, folder: Path) -> Any:
                 "go to the folder of its file, and leave out .py"
             ) from None
         raise ValueError(f"{path} must import what is installed, got {said(error)}; install it") from None
+    except SystemExit:
+        raise ValueError(
+            f"{path} must be a file that can be imported, got one that ends the program; "
+            'put what it runs below if __name__ == "__main__":'
+        ) from None
     except Exception as error:
         raise ValueError(f"{path} must be a file that Python can import, got {said_of_file(error)}; mend it") from None
 

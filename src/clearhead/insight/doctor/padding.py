@@ -12,7 +12,7 @@ from clearhead.insight.doctor.calling import Called
 from clearhead.insight.doctor.encodings import LENGTHS, OF_BOTH, OF_TOKENS, Encoding, encodings, is_turned, usual
 from clearhead.insight.doctor.feeds import Ids
 from clearhead.insight.doctor.influence import Influence, influence
-from clearhead.insight.doctor.parameters import is_about_source
+from clearhead.insight.doctor.parameters import OF_MEMORY, is_about_source
 from clearhead.insight.doctor.report import Finding
 from clearhead.insight.doctor.shown import shown
 from clearhead.insight.doctor.subject import EXAMPLES, Masks, Subject
@@ -47,12 +47,10 @@ def groups(called: Called) -> list[Group]:
     if not called.subject.has_tokens:
         return found
     for sequence in [plan.main] if plan.source is None else [plan.source, plan.main]:
-        own = [
-            p for p in called.parameters if is_about_source(p.name, plan.main, plan.source) == (sequence == plan.source)
-        ]
+        own = [p for p in called.parameters if is_about_source(p.name, plan.source) == (sequence == plan.source)]
         tokens = tuple(p.name for p in own if p.role == "padding")
         lengths = [(p.name,) for p in own if p.role == "lengths"]
-        pairs = tuple(p.name for p in own if p.role == "attention" and not p.name.startswith(("memory", "cross")))[:1]
+        pairs = tuple(p.name for p in own if p.role == "attention" and not OF_MEMORY.fullmatch(p.name.lower()))[:1]
         found += [Group(names, sequence) for names in [tokens, *lengths] if names]
         if pairs and not tokens and not lengths:
             found.append(Group(pairs, sequence))

@@ -7,49 +7,37 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Role = Literal["sequence", "target", "memory", "same", "padding", "lengths", "attention", "causal", "labels"]
-"""sequence: what is read; target: what a decoder writes; memory: what it attends to; same: keys and values of
+"""sequence: what is read; target: what a decoder has written; memory: what it attends to; same: keys and values of
 self-attention; padding and lengths: which tokens are real; attention: who may see whom; causal: a switch"""
 
 RULES = """\
-  first parameter     the sequence: ids where there is an nn.Embedding, else
-                      features (or images); after query: key and value are the same
-  tgt, target, trg, y, decoder_input_ids ...      what the decoder has written
-  memory, enc_out, encoder_hidden_states ...      what the decoder attends to
-  attention_mask, *padding_mask, *pad_mask ...    which tokens are real
-  lengths, src_lengths, seq_lens ...              how many tokens are real
-  mask, attn_mask, src_mask, tgt_mask ...         who may see whom
-  is_causal, causal                               a switch, turned on if needed
-  labels, targets                                 the same ids, if needed
-  any other           its default; without one the module can't be called"""
+  the first                        the sequence: ids where there is an nn.Embedding,
+                                   else features, or images
+  key, value after query           the same once more
+  tgt, trg, decoder_input_ids ...  what a decoder has written; y and target too, if
+                                   they are required
+  memory, enc_out ...              what a decoder attends to, if required
+  attention_mask, *padding_mask    which tokens are real: (batch, length) and such
+  lengths, src_lengths, seq_lens   how many tokens are real
+  mask, attn_mask, tgt_mask ...    who may see whom: (length, length) and such
+  is_causal, causal                a switch, turned on if needed
+  labels, targets                  the ids once more, if needed
+  any other                        its default; without one the module is refused"""
 
-TARGETS = {
-    "tgt",
-    "target",
-    "trg",
-    "y",
-    "decoder_input_ids",
-    "decoder_input",
-    "decoder_inputs",
-    "dec_input",
-    "dec_inputs",
-}
-TARGET = re.compile(r"(tgt|trg|target)_(ids|tokens|seq|input|inputs|input_ids)")
-MEMORY = {
-    "memory",
-    "enc_out",
-    "enc_output",
-    "encoder_out",
-    "encoder_output",
-    "encoder_outputs",
-    "encoder_hidden_states",
-}
-LABELS = {"labels", "targets"}
-PADDING = re.compile(r".*pad.*mask|(.*_)?(attention|input|token|valid)_mask")
+TARGET = re.compile(r"tgt|trg|(dec|decoder)_(input|inputs|input_ids)|(tgt|trg|target)_(ids|tokens|seq|input|inputs)")
+EITHER = re.compile(r"y|target")
+MEMORY = re.compile(r"memory|(enc|encoder)_(out|output|outputs)|encoder_hidden_states")
 LENGTHS = re.compile(r"(.*_)?(lengths|lens)")
+PADDING = re.compile(r".*pad.*mask|(.*_)?(attention|input|token|valid)_mask")
 ATTENTION = re.compile(r"(.*_)?mask")
-CAUSAL = {"is_causal", "causal"}
+CAUSAL = re.compile(r"is_causal|causal")
+LABELS = re.compile(r"labels|targets")
+QUERY, KEY_OR_VALUE = re.compile(r"q|query|queries"), re.compile(r"k|keys?|v|values?")
+
 OF_TARGET = re.compile(r"(tgt|trg|target|dec|decoder)_.*")
 OF_SOURCE = re.compile(r"(src|source|memory|enc|encoder|cross)_.*")
+OF_MEMORY = re.compile(r"(memory|enc|encoder|cross)_.*")
+"""masks of an encoder's output, which are left out where there is none"""
 
 
 @dataclass(frozen=True)
@@ -72,8 +60,8 @@ def parameters_of(forward: Callable[..., Any]) -> list[Parameter]:
         )
     found = []
     for i, parameter in enumerate(named):
-        role = role_of(parameter.name, i, named[0].name)
         is_required = parameter.default is parameter.empty
+        role = "sequence" if i == 0 else role_of(parameter.name.lower(), named[0].name.lower(), is_required)
         if role is not None:
             found.append(Parameter(parameter.name, role, is_required))
         elif is_required:
@@ -81,27 +69,29 @@ def parameters_of(forward: Callable[..., Any]) -> list[Parameter]:
                 f"forward() has a parameter that no rule fills, {parameter.name!r}, which has no default; "
                 "name a function that returns a wrapper whose forward(self, x) fills it (see clearhead doctor --help)"
             )
+    if sequences(found)[1] is None:
+        return [p for p in found if p.is_required or not OF_MEMORY.fullmatch(p.name.lower())]
     return found
 
 
-def role_of(name: str, place: int, first: str) -> Role | None:
-    name = name.lower()
-    if name in TARGETS or TARGET.fullmatch(name):
-        return "target" if place else "sequence"
-    if place == 0:
-        return "sequence"
-    if name in ("key", "value", "k", "v", "keys", "values") and first.lower() in ("query", "q", "queries"):
+def role_of(name: str, first: str, is_required: bool) -> Role | None:
+    """Of any parameter but the first."""
+    if KEY_OR_VALUE.fullmatch(name) and QUERY.fullmatch(first):
         return "same"
-    if name in MEMORY:
-        return "memory"
-    if name in CAUSAL:
-        return "causal"
-    if name in LABELS:
-        return "labels"
-    for pattern, role in ((LENGTHS, "lengths"), (PADDING, "padding"), (ATTENTION, "attention")):
-        if pattern.fullmatch(name):
-            return role  # type: ignore[return-value]
-    return None
+    if TARGET.fullmatch(name):
+        return "target"
+    if EITHER.fullmatch(name):
+        return "target" if is_required else "labels"
+    if MEMORY.fullmatch(name):
+        return "memory" if is_required else None
+    rules: list[tuple[re.Pattern[str], Role]] = [
+        (CAUSAL, "causal"),
+        (LABELS, "labels"),
+        (LENGTHS, "lengths"),
+        (PADDING, "padding"),
+        (ATTENTION, "attention"),
+    ]
+    return next((role for pattern, role in rules if pattern.fullmatch(name)), None)
 
 
 def sequences(parameters: list[Parameter]) -> tuple[str, str | None]:
@@ -112,8 +102,8 @@ def sequences(parameters: list[Parameter]) -> tuple[str, str | None]:
     return by_role["sequence"], by_role.get("memory")
 
 
-def is_about_source(name: str, main: str, source: str | None) -> bool:
-    """Whether a mask hides tokens of the source, where there is one."""
+def is_about_source(name: str, source: str | None) -> bool:
+    """Whether a mask hides tokens of the source, where there is one. Of a decoder's masks, only those named so."""
     if source is None or OF_TARGET.fullmatch(name.lower()):
         return False
-    return bool(OF_SOURCE.fullmatch(name.lower())) or role_of(source, 1, main) != "memory"
+    return bool(OF_SOURCE.fullmatch(name.lower())) or not MEMORY.fullmatch(source.lower())

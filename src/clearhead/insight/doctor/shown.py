@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead.insight.doctor.report import Finding
+from clearhead.insight.doctor.report import Finding, counted
 from clearhead.insight.doctor.subject import Masks, Subject, undisturbed
 from clearhead.insight.look import look
 from clearhead.insight.seen import SeenLayer
@@ -88,4 +88,4 @@ def check_rows(subject: Subject) -> Finding:
         if abs(low - 1) > 1e-4 or abs(high - 1) > 1e-4:
             text = f"at {layer.address} rows of weights sum to {low:.2f} to {high:.2f}, not 1"
             return Finding(NAME, "warning", f"{text}: heads that are mixed, or a softmax over the wrong axis?")
-    return Finding(NAME, "fine", f"rows of weights sum to 1 in all {len(layers)} attention layers")
+    return Finding(NAME, "fine", f"rows of weights sum to 1 in {counted(len(layers), 'attention layer')}")

@@ -92,7 +92,7 @@ class Subject:
 
     def always(self, name: str) -> Tensor:
         """The mask of every call: causal, or one that hides nothing."""
-        of_source = is_about_source(name, self.plan.main, self.plan.source)
+        of_source = is_about_source(name, self.plan.source)
         n_keys = self.plan.lengths[self.plan.source if of_source and self.plan.source else self.plan.main]
         everything = torch.ones(EXAMPLES, n_keys, n_keys, dtype=torch.bool)
         return everything.tril() if name in self.plan.causal else everything
@@ -176,15 +176,19 @@ def undisturbed(dtype: torch.dtype, seed: int) -> Iterator[None]:
 
 def tensor_of(output: Any) -> Tensor:
     """The answer itself, where a module returns more than one thing: logits, or the first tensor of numbers."""
-    if isinstance(output, Tensor):
-        return output
+    for part in tensors_of(output):
+        if part.dim() > 1:
+            return part
+    raise ValueError(f"forward() must return a tensor, or a tuple or dict with one, got {type(output).__name__}")
+
+
+def tensors_of(output: Any) -> list[Tensor]:
+    """All tensors of numbers that a module returns, the answer itself first."""
     if isinstance(output, Mapping):
-        parts = [output[key] for key in ("logits", "last_hidden_state") if key in output] + list(output.values())
+        names = [name for name in ("logits", "last_hidden_state") if name in output]
+        parts = [output[name] for name in dict.fromkeys([*names, *output])]
     elif isinstance(output, list | tuple):
         parts = list(output)
     else:
-        parts = [getattr(output, key, None) for key in ("logits", "last_hidden_state")]
-    for part in parts:
-        if isinstance(part, Tensor) and part.is_floating_point() and part.dim() > 1:
-            return part
-    raise ValueError(f"forward() must return a tensor, or a tuple or dict with one, got {type(output).__name__}")
+        parts = [output, *(getattr(output, name, None) for name in ("logits", "last_hidden_state"))]
+    return [part for part in parts if isinstance(part, Tensor) and part.is_floating_point()]

@@ -1,0 +1,82 @@
+"""`clearhead doctor`: a user's own module, examined; a line for each check."""
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+from clearhead.cli.overrides import reader
+from clearhead.cli.parser import Parser
+from clearhead.insight.doctor.parameters import RULES
+
+if TYPE_CHECKING:
+    from clearhead.insight.doctor.report import Report
+
+ABOUT = """\
+Examines your own transformer from outside: changes the future, the padding, the
+order and the dtype, and sees what moves. Faults are certain; warnings are what
+can't be decided from outside. docs/doctor.md explains each check.
+
+MODULE is file:Class, built without arguments, or file:function that returns a
+module; the file is found from this folder."""
+
+EPILOG = f"""\
+how forward() is called: by the names of its parameters
+{RULES}
+
+examples
+  clearhead doctor mymodel:GPT
+  clearhead doctor mymodel:Encoder --no-causal --width 32
+  clearhead doctor package.models:small_model --json
+
+The exit code is 1 if there is a fault. From Python: clearhead.examine(module)"""
+
+FAULT = 1
+
+
+def run(argv: Sequence[str]) -> int:
+    """The exit code: 1 when there is a fault."""
+    options = Parser("clearhead doctor", ABOUT)
+    options.usage = "clearhead doctor MODULE [options]"
+    options.epilog = EPILOG
+    options.add_argument("module", metavar="MODULE", help="file:Class or file:function, without .py")
+    options.add_argument("--no-causal", action="store_true", help="it is meant to see later tokens, as an encoder does")
+    options.add_argument("--width", type=reader(int), metavar="N", help="features of so many numbers, instead of ids")
+    options.add_argument("--length", type=reader(int), metavar="N", help="tokens in a sequence (now 7)")
+    options.add_argument("--json", action="store_true", help="for programs")
+    args = options.parse(argv)
+    for name in ("width", "length"):
+        check_positive(name, getattr(args, name))
+
+    from clearhead.insight.doctor.examine import examine
+    from clearhead.insight.doctor.loading import load
+
+    with redirect_stdout(sys.stderr):  # what the user's file prints is no part of the answer
+        module = load(args.module, Path.cwd())
+        report = examine(module, causal=not args.no_causal, width=args.width, length=args.length, name=args.module)
+    print(json.dumps(report.to_dict(), indent=2) if args.json else as_text(report))
+    return FAULT if report.faults else 0
+
+
+def check_positive(name: str, value: int | None) -> None:
+    least = 3 if name == "length" else 1
+    if value is not None and value < least:
+        raise ValueError(f"--{name} must be at least {least}, got {value}; leave it out to let the doctor find one")
+
+
+def as_text(report: "Report") -> str:
+    """As wide as the terminal: what does not fit goes on below."""
+    from clearhead.cli.terminal import console
+
+    width = console().width
+    size = max(len(finding.check) for finding in report.findings)
+    lines = [*wrap(f"{report.module}: {report.called}", width, subsequent_indent="  "), ""]
+    for finding in report.findings:
+        start = (
+            f"{finding.verdict.upper() if finding.verdict == 'fault' else finding.verdict:11}  {finding.check:{size}}  "
+        )
+        lines += wrap(finding.text, width, initial_indent=start, subsequent_indent=" " * len(start))
+    return "\n".join([*lines, "", report.summary()])
