@@ -41,6 +41,11 @@ def test_welcome_names_every_command_with_an_example(capsys, argv):
 def test_every_example_of_the_welcome_page_works(capsys, tmp_path, monkeypatch):
     """In their order: the run of one is what the next ones look at."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "mymodel.py").write_text(
+        "from clearhead import LanguageModel\nfrom clearhead.models.presets import tiny_language\n"
+        "def GPT():\n    return LanguageModel(tiny_language())\n"
+    )
     for name, command in COMMANDS.items():
         if name != "demo":  # a minute of training: see test_demo.py
             assert main(command.example.split()[1:]) == 0, command.example
@@ -70,6 +75,8 @@ def test_version(capsys):
         ["recipes", "--help"],
         ["resume", "--help"],
         ["predict", "--help"],
+        ["doctor", "--help"],
+        ["doctor"],
         ["demo", "--help"],
     ],
 )

@@ -75,8 +75,7 @@ def as_text(report: "Report") -> str:
     size = max(len(finding.check) for finding in report.findings)
     lines = [*wrap(f"{report.module}: {report.called}", width, subsequent_indent="  "), ""]
     for finding in report.findings:
-        start = (
-            f"{finding.verdict.upper() if finding.verdict == 'fault' else finding.verdict:11}  {finding.check:{size}}  "
-        )
+        verdict = "FAULT" if finding.verdict == "fault" else finding.verdict
+        start = f"{verdict:11}  {finding.check:{size}}  "
         lines += wrap(finding.text, width, initial_indent=start, subsequent_indent=" " * len(start))
     return "\n".join([*lines, "", report.summary()])

@@ -155,7 +155,7 @@ def refusal(module: nn.Module, failures: list[tuple[Plan, Exception]]) -> str:
     """What was tried, and what the module said to the first."""
     name = type(module).__name__
     if not failures:
-        return f"{name} must answer with numbers (batch, ...), got none; return logits or features from forward()"
+        return f"{name} must answer for each of {EXAMPLES} examples, got another number; return (batch, ...)"
     tried = dict.fromkeys(feed.describe("(5,7)") for plan, _ in failures for feed in plan.feeds.values())
     return (
         f"{name} must take one of {', '.join(tried)}, got {said(failures[0][1])}; "

@@ -9,6 +9,7 @@ from clearhead.insight.doctor.parameters import is_about_source
 from clearhead.insight.doctor.report import Finding
 from clearhead.insight.doctor.shown import Shown, shown
 from clearhead.insight.doctor.subject import Subject
+from clearhead.insight.leaks import movement
 
 NAME = "causality"
 
@@ -22,6 +23,8 @@ def with_causal_mask(called: Called) -> Subject:
     ranked = []
     for i, candidate in enumerate(candidates(called)):
         try:
+            if i and not movement(plain, candidate.answer(candidate.draw(0))).any():
+                continue  # it changes nothing
             found = influence(candidate, candidate.draw(0))
         except Exception:  # a mask of this shape or dtype is not what it takes
             continue
@@ -105,9 +108,9 @@ def leak_of(found: Influence, layers: list[Shown], called: Called) -> str:
     if late := [layer for layer in layers if layer.is_masked_late]:
         low = min(layer.sums[0] for layer in late)
         return f"the mask comes after the softmax (rows sum to {low:.2f}, not 1); hide scores before it"
-    if "not itself" in kinds or (n > 2 and leaks[0].all() and not leaks[1:].any()):
+    if "not itself" in kinds or (n > 2 and leaks[0, 1:].all() and not leaks[1:].any()):
         return "off by one: no query sees its own token, so the first sees none, or all; use tril(), not tril(-1)"
-    if not found.earlier.any() or "inverted" in kinds:
+    if not found.earlier[:-1].any() or "inverted" in kinds:  # the last row sees none, or whatever that is turned into
         return "inverted: an output sees what comes after it and not what came before; turn the mask round"
     reach = max(j - i for i, j in leaks.nonzero().tolist())
     if "one too far" in kinds or (reach < n - 2 and not kinds):

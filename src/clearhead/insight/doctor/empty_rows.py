@@ -1,4 +1,4 @@
-"""Empty rows, of queries that may see nothing: a softmax over no keys is 0/0. The answer, and every gradient, must stay finite."""
+"""Empty rows: a query that may see no key has a softmax of 0/0. The answer and every gradient must stay finite."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import sys
+from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -21,26 +22,27 @@ def load(target: str, folder: Path) -> nn.Module:
     if path.endswith(".py") or "/" in path:
         dotted = path.removesuffix(".py").strip("./").replace("/", ".")
         raise ValueError(f"a module is named as Python imports it, got {path!r}; try {dotted}:{name}")
-    make = find(imported(path, folder), path, name)
-    if isinstance(make, nn.Module):
-        return make
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # the same weights each time, and so the same report
-            made = make()
-    except TypeError as error:
-        needed = required(make)
-        if needed:
-            raise ValueError(
-                f"{target} must be one that is called without arguments, got one that needs {', '.join(needed)}; "
-                f"name a function that returns {name}({', '.join(f'{one}=...' for one in needed)})"
-            ) from None
-        raise ValueError(f"{target} must return a module, got {said(error)}; build it in Python first") from None
-    except Exception as error:
-        raise ValueError(f"{target} must return a module, got {said(error)}; build it in Python first") from None
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)  # the same weights each time, and so the same report
+        made = find(imported(path, folder), path, name)
+        if callable(made) and not isinstance(made, nn.Module):
+            made = built(made, target, name)
     if not isinstance(made, nn.Module):
         raise ValueError(f"{target} must be or return an nn.Module, got {type(made).__name__}; name another")
     return made
+
+
+def built(make: Callable[[], Any], target: str, name: str) -> Any:
+    needed = required(make)
+    if needed:
+        raise ValueError(
+            f"{target} must be one that is called without arguments, got one that needs {', '.join(needed)}; "
+            f"name a function that returns {name}({', '.join(f'{one}=...' for one in needed)})"
+        )
+    try:
+        return make()
+    except Exception as error:
+        raise ValueError(f"{target} must return a module, got {said(error)}; build it in Python first") from None
 
 
 def imported(path: str, folder: Path) -> Any:
@@ -82,7 +84,7 @@ def find(module: Any, path: str, name: str) -> Any:
     raise LookupError(f"{path} has no {name!r}; {hint}")
 
 
-def required(make: Any) -> list[str]:
+def required(make: Callable[..., Any]) -> list[str]:
     try:
         parameters = inspect.signature(make).parameters.values()
     except (TypeError, ValueError):

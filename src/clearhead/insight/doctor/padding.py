@@ -83,19 +83,33 @@ class Trial:
 def tried(subject: Subject, group: Group, encoding: Encoding) -> Trial:
     inputs, length = subject.draw(0), subject.plan.lengths[group.sequence]
     hidden = hidden_places(length, encoding)
+    masks = group.masks(without(hidden, length), encoding)
+    before = subject.answer(inputs, masks)
+    does_nothing = not movement(subject.answer(inputs), before).any()
+    leak = influence(subject, inputs, masks, group.sequence, hidden)
+    if group.sequence == subject.plan.main and subject.has_places(before):
+        leak.amounts[hidden] = 0.0  # what stands at a hidden place does not count
+    if does_nothing or not leak.is_finite or leak.amounts.any():
+        return Trial(encoding, leak, False, does_nothing)
+    return Trial(encoding, leak, lets_through(subject, group, masks, hidden), does_nothing)
+
+
+def lets_through(subject: Subject, group: Group, masks: Masks, hidden: list[int]) -> bool:
+    """Whether tokens that are not hidden still move other outputs."""
+    inputs, length = subject.draw(0), subject.plan.lengths[group.sequence]
+    visible = [place for place in range(length) if place not in hidden]
+    amounts = influence(subject, inputs, masks, group.sequence, visible).amounts
+    if group.sequence == subject.plan.main and len(amounts) == length:
+        amounts[visible, range(len(visible))] = 0.0  # the residual path of a token to its own output
+        amounts[hidden] = 0.0
+    return bool(amounts.any())
+
+
+def without(hidden: list[int], length: int) -> Tensor:
+    """(B,K): True but at these places."""
     seen = torch.ones(EXAMPLES, length, dtype=torch.bool)
     seen[:, hidden] = False
-    masks = group.masks(seen, encoding)
-    leak = influence(subject, inputs, masks, group.sequence, hidden)
-    visible = [place for place in range(length) if place not in hidden]
-    flow = influence(subject, inputs, masks, group.sequence, visible)
-    if group.sequence == subject.plan.main and subject.has_places(subject.answer(inputs, masks)):
-        for amounts, places in ((leak.amounts, hidden), (flow.amounts, visible)):
-            amounts[hidden] = 0.0  # an output behind the length does not count
-            amounts[places, range(len(places))] = 0.0  # the residual path of a token itself
-    is_right = leak.is_finite and not leak.amounts.any() and bool(flow.amounts.any())
-    same = not movement(subject.answer(inputs), subject.answer(inputs, masks)).any()
-    return Trial(encoding, leak, is_right, same)
+    return seen
 
 
 def solve(called: Called, group: Group) -> tuple[Group, list[Trial]]:
@@ -172,8 +186,7 @@ def sentence(subject: Subject, group: Group, trial: Trial) -> str:
 
 def why(subject: Subject, group: Group, trial: Trial) -> str:
     length = subject.plan.lengths[group.sequence]
-    seen = torch.ones(EXAMPLES, length, dtype=torch.bool)
-    seen[:, hidden_places(length, trial.encoding)] = False
+    seen = without(hidden_places(length, trial.encoding), length)
     late = [layer for layer in shown(subject, group.masks(seen, trial.encoding)) if layer.is_masked_late]
     if late:
         return f"the mask comes after the softmax (rows sum to {late[0].sums[0]:.2f}, not 1); hide scores before it"

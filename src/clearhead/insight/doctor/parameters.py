@@ -11,11 +11,11 @@ Role = Literal["sequence", "target", "memory", "same", "padding", "lengths", "at
 self-attention; padding and lengths: which tokens are real; attention: who may see whom; causal: a switch"""
 
 RULES = """\
-  the first                        the sequence: ids where there is an nn.Embedding,
+  the first                        the sequence: ids if there is an nn.Embedding,
                                    else features, or images
   key, value after query           the same once more
-  tgt, trg, decoder_input_ids ...  what a decoder has written; y and target too, if
-                                   they are required
+  tgt, trg, decoder_input_ids ...  what a decoder has written; y and target too,
+                                   if they are required
   memory, enc_out ...              what a decoder attends to, if required
   attention_mask, *padding_mask    which tokens are real: (batch, length) and such
   lengths, src_lengths, seq_lens   how many tokens are real

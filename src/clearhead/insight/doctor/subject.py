@@ -167,7 +167,7 @@ def undisturbed(dtype: torch.dtype, seed: int) -> Iterator[None]:
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         warnings.simplefilter("ignore")
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         torch.backends.mha.set_fastpath_enabled(False)
         if dtype == torch.float64:
             torch.set_default_dtype(dtype)
@@ -179,7 +179,9 @@ def tensor_of(output: Any) -> Tensor:
     for part in tensors_of(output):
         if part.dim() > 1:
             return part
-    raise ValueError(f"forward() must return a tensor, or a tuple or dict with one, got {type(output).__name__}")
+    raise ValueError(
+        f"forward() must return a tensor (batch, ...), or a tuple or dict with one, got {type(output).__name__}"
+    )
 
 
 def tensors_of(output: Any) -> list[Tensor]:

@@ -1,0 +1,98 @@
+import json
+import sys
+
+import pytest
+
+from clearhead.cli.main import main
+from clearhead.insight.doctor.parameters import RULES
+
+FILE = """
+from torch import nn
+from clearhead import LanguageModel, SequencePredictor
+from clearhead.models.config import LanguageConfig, PredictorConfig
+
+print("the user's own words")
+SMALL = {"width": 8, "depth": 1, "n_heads": 2, "hidden": 16}
+
+def right():
+    return LanguageModel(LanguageConfig(n_tokens=11, context=16, **SMALL))
+
+class Wrong(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = SequencePredictor(PredictorConfig(n_inputs=5, n_outputs=3, **SMALL))
+
+    def forward(self, x):
+        return self.inner(x)
+
+class Odd(nn.Module):
+    def forward(self, x, edges):
+        return x
+"""
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "doctors_patient", raising=False)
+    (tmp_path / "doctors_patient.py").write_text(FILE)
+    yield
+    sys.modules.pop("doctors_patient", None)
+
+
+def test_a_module_without_a_fault(capsys):
+    assert main(["doctor", "doctors_patient:right"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("doctors_patient:right: forward(ids=ids (5,7) below 11)")
+    assert "fine         causality" in captured.out
+    assert captured.out.endswith("no faults, 1 warning\n")
+    assert captured.err == "the user's own words\n"  # and not among the answer
+    assert max(map(len, captured.out.splitlines())) <= 120
+
+
+def test_a_fault_is_exit_code_1(capsys):
+    assert main(["doctor", "doctors_patient:Wrong"]) == 1
+    assert "FAULT        causality" in capsys.readouterr().out
+
+
+def test_an_encoder_may_see_both_ways(capsys):
+    assert main(["doctor", "doctors_patient:Wrong", "--no-causal", "--width", "5", "--length", "6"]) == 0
+    out = capsys.readouterr().out
+    assert "features (5,6,5)" in out
+    assert "causality" not in out
+
+
+def test_programs_get_the_same(capsys):
+    assert main(["doctor", "doctors_patient:Wrong", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["module"] == "doctors_patient:Wrong"
+    assert report["faults"] == sum(finding["verdict"] == "fault" for finding in report["findings"]) == 1
+
+
+def test_help_has_the_rules(capsys):
+    assert main(["doctor", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert RULES in out
+    assert max(map(len, out.splitlines())) <= 83
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("", "the following arguments are required: MODULE; see clearhead doctor --help"),
+        ("doctors_patient", "named as file:Class or file:function"),
+        ("nowhere:GPT", "got 'nowhere', which is in neither"),
+        ("doctors_patient:Odd", "no rule fills, 'edges', which has no default"),
+        ("doctors_patient:Wrong --width 0", "--width must be at least 1, got 0"),
+        ("doctors_patient:Wrong --length 2", "--length must be at least 3, got 2"),
+        ("doctors_patient:Wrong --width 4", "must take one of features (5,7,4), got"),
+        ("doctors_patient:Wrong --causal", "doctor has no option --causal; did you mean --no-causal?"),
+    ],
+)
+def test_mistakes_are_one_line(capsys, argv, message):
+    assert main(["doctor", *argv.split()]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err.replace("the user's own words\n", "")
+    assert captured.err.replace("the user's own words\n", "").count("\n") == 1

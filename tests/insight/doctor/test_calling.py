@@ -1,0 +1,96 @@
+import pytest
+import torch
+from torch import nn
+
+from clearhead.insight.doctor.calling import call, said
+from clearhead.insight.doctor.feeds import Features, Ids, Images
+
+
+def plan_of(module, width=None, length=None):
+    return call(module, width, length).subject.plan
+
+
+def test_ids_features_and_images_are_told_apart(ward):
+    assert plan_of(ward.GPT()).feeds == {"idx": Ids(ward.GPT().tokens.num_embeddings)}
+    assert plan_of(ward.OfTorch()).feeds == {"x": Features(8)}
+    assert plan_of(nn.Sequential(nn.Conv2d(3, 2, 4), nn.Flatten())).feeds == {"input": Images(3, 32)}
+
+
+def test_places_before_tokens_are_no_trouble():
+    """The first table need not be that of tokens."""
+
+    class PlacesFirst(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.places, self.tokens = nn.Embedding(64, 4), nn.Embedding(9, 4)
+
+        def forward(self, ids):
+            return self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
+
+    assert plan_of(PlacesFirst()).feeds == {"ids": Ids(9)}
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_the_axis_of_the_batch_is_found(batch_first):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first)
+    assert plan_of(layer).batch_first == batch_first
+    both = nn.Transformer(8, 2, 1, 1, 16, batch_first=True)
+    assert plan_of(both).batch_first
+
+
+def test_a_fixed_length_is_found():
+    class Fixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.places, self.linear = nn.Parameter(torch.zeros(1, 12, 4)), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.linear(x + self.places)
+
+    assert plan_of(Fixed()).lengths == {"x": 12}
+    assert plan_of(nn.Linear(4, 4), length=9).lengths == {"input": 9}
+
+
+def test_labels_are_given_where_only_they_bring_all_outputs(ward):
+    assert plan_of(ward.NanoGPT()).same == ("targets",)
+    assert plan_of(ward.GPT()).same == ()
+
+
+def test_required_masks_are_filled(ward):
+    assert plan_of(ward.Generic()).nothing == ("mask",)
+    assert set(plan_of(ward.Annotated()).masks) == {"src_mask", "tgt_mask"}
+
+
+def test_float64_unless_the_module_forbids_it(ward):
+    assert call(ward.GPT(), None, None).subject.dtype == torch.float64
+    called = call(ward.HardFloat(), None, None)
+    assert called.subject.dtype == torch.float32
+    assert "dtype" in called.breaks_in_float64
+
+
+def test_how_it_was_called_is_told(ward):
+    assert call(ward.GPT(), None, None).describe() == "forward(idx=ids (5,7) below 11), eval(), float64"
+    told = call(nn.MultiheadAttention(8, 2), None, None).describe()
+    assert told == "forward(query=features (7,5,8); key=query; value=query), eval(), float64"
+
+
+def test_what_was_tried_is_told(ward):
+    class Joined(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).flatten(0, 1)[:3]
+
+    with pytest.raises(ValueError, match="no rule fills, 'edges'"):
+        call(ward.Unknown(), None, None)
+    with pytest.raises(
+        ValueError, match=r"Linear must take one of features \(5,7,3\), got RuntimeError: .*; say --width N"
+    ):
+        call(nn.Linear(4, 4), 3, None)
+    with pytest.raises(ValueError, match="Joined must answer for each of 5 examples, got another number"):
+        call(Joined(4, 4), 4, None)
+
+
+def test_an_error_is_one_line_with_its_place_in_the_users_file():
+    with pytest.raises(ZeroDivisionError) as caught:
+        1 / 0  # noqa: B018
+    assert said(caught.value).startswith("ZeroDivisionError: division by zero (test_calling.py:")
+    assert said(RuntimeError("first\nsecond")) == "RuntimeError: first"

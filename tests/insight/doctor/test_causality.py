@@ -1,0 +1,115 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from clearhead.insight.doctor.calling import call
+from clearhead.insight.doctor.causality import check_causality, with_causal_mask
+
+
+def found_in(module):
+    called = call(module, None, None)
+    return check_causality(replace(called, subject=with_causal_mask(called)))
+
+
+@pytest.mark.parametrize("attention", ["Attention", "Unseen", "Infinite", "ScaledQueries"])
+def test_a_causal_model_is_fine(ward, attention):
+    assert found_in(ward.GPT(getattr(ward, attention))).verdict == "fine"
+
+
+@pytest.mark.parametrize("attention", ["Attention", "Unseen"])
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [
+        ("Dropped", "dropped"),
+        ("OneTooFar", "one token too far"),
+        ("NotItself", "sees its own token"),
+        ("Inverted", "inverted"),
+    ],
+)
+def test_each_planted_fault_is_told_from_the_others(ward, model, what, attention):
+    """Also where the weights can't be seen; then by who moves whom."""
+    found = found_in(getattr(ward, model)(getattr(ward, attention), depth=1))
+    assert found.verdict == "fault"
+    assert what in found.text
+    assert found.text.startswith("output ")
+
+
+def test_off_by_one_in_many_layers_is_no_dropped_mask(ward):
+    assert "one token too far" in found_in(ward.OneTooFar(depth=7)).text
+
+
+def test_a_mask_after_the_softmax_is_told(ward):
+    assert "after the softmax (rows sum to 0." in found_in(ward.GPT(ward.LateMask)).text
+    assert "after the softmax" in found_in(ward.Generic(ward.LateMask)).text
+
+
+def test_the_layer_without_a_mask_is_named(ward):
+    assert "dropped in blocks.1.attention; other layers have it" in found_in(ward.DroppedInOne()).text
+
+
+def test_a_query_that_sees_nothing_is_off_by_one_too(ward):
+    """With -inf the first row is NaN, and in the next layer all are."""
+    assert "use tril(), not tril(-1)" in found_in(ward.NotItself(ward.Infinite)).text
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_mask_that_the_caller_gives_is_found(batch_first):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first)
+    found = found_in(layer)
+    assert found.verdict == "fine"
+    assert found.text.endswith("with src_mask, (Q,K), True = hidden")
+
+
+def test_the_polarity_of_a_mask_is_found_and_told(ward):
+    assert "mask, (Q,K), True = may attend" in found_in(ward.Generic()).text
+    assert "mask, (Q,K), added to the scores" in found_in(ward.Additive()).text
+
+
+def test_a_switch_is_turned_on():
+    class Switched(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 24)
+
+        def forward(self, x, is_causal=False):
+            q, k, v = self.linear(x)[:, None].chunk(3, -1)
+            return x + nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)[:, 0]
+
+    assert found_in(Switched()).text.endswith("with is_causal=True")
+
+
+def test_a_mask_that_is_taken_and_dropped_is_told(ward):
+    assert "whatever mask says; pass it on" in found_in(ward.GenericDropped()).text
+
+
+def test_an_encoder_is_told_how_to_say_so(ward):
+    assert "say --no-causal" in found_in(ward.Encoder()).text
+
+
+def test_what_cannot_be_asked_is_not_judged(ward):
+    assert found_in(ward.Pooled()).verdict == "not checked"
+    assert found_in(nn.Linear(4, 4)).verdict == "warning"  # no token sees another
+
+
+def test_weights_that_start_at_zero_hide_nothing(ward):
+    assert found_in(ward.ZeroInitDropped()).verdict == "fault"
+    assert found_in(ward.ZeroInit()).verdict == "fine"
+
+
+def test_only_the_target_of_an_encoder_decoder_has_a_future(ward):
+    assert found_in(ward.Annotated()).verdict == "fine"
+    assert found_in(nn.Transformer(8, 2, 1, 1, 16, batch_first=True)).verdict == "fine"
+
+
+def test_both_mistakes_of_a_random_model_are_found_in_float32(ward):
+    class Single(ward.GPT):
+        def forward(self, idx):
+            return super().forward(idx) if self.head.weight.dtype == torch.float32 else 1 / 0
+
+    class SingleDropped(Single):
+        hides = ward.Dropped.hides
+
+    assert found_in(Single()).verdict == "fine"
+    assert found_in(SingleDropped()).verdict == "fault"

@@ -1,0 +1,134 @@
+"""The whole examination: right modules pass, whoever wrote them; each planted fault is the only one that is found."""
+
+import pytest
+import torch
+from torch import nn
+
+import clearhead
+from clearhead import LanguageModel, MultiHeadAttention, Seq2Seq, SequencePredictor, VisionTransformer, examine
+from clearhead.models.config import LanguageConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
+
+SMALL = {"width": 8, "depth": 2, "n_heads": 2, "hidden": 16}
+
+
+def layer(**options):
+    return nn.TransformerEncoderLayer(8, 2, 16, **options)
+
+
+RIGHT = {
+    "LanguageModel": (lambda: LanguageModel(LanguageConfig(n_tokens=11, context=16, **SMALL)), True),
+    "rotary": (lambda: LanguageModel(LanguageConfig(n_tokens=11, context=16, positions="rotary", **SMALL)), True),
+    "SequencePredictor": (lambda: SequencePredictor(PredictorConfig(n_inputs=5, n_outputs=3, **SMALL)), False),
+    "with a mask": (lambda: SequencePredictor(PredictorConfig(n_inputs=5, n_outputs=3, **SMALL)), True),
+    "one answer": (
+        lambda: SequencePredictor(PredictorConfig(n_inputs=5, n_outputs=3, readout="class", **SMALL)),
+        False,
+    ),
+    "Seq2Seq": (lambda: Seq2Seq(Seq2SeqConfig(n_source=11, n_target=9, **SMALL)), True),
+    "VisionTransformer": (
+        lambda: VisionTransformer(VisionConfig(image_size=32, patch_size=16, n_classes=5, **SMALL)),
+        True,
+    ),
+    "MultiHeadAttention": (lambda: MultiHeadAttention(8, 2), True),
+    "nn.TransformerEncoderLayer": (lambda: layer(batch_first=True), True),
+    "nn.TransformerEncoderLayer, length first": (layer, True),
+    "nn.TransformerEncoder": (lambda: nn.TransformerEncoder(layer(batch_first=True), 2), True),
+    "nn.TransformerEncoder, both ways": (lambda: nn.TransformerEncoder(layer(batch_first=True), 2), False),
+    "nn.Transformer": (lambda: nn.Transformer(8, 2, 1, 1, 16, batch_first=True), True),
+    "nn.TransformerDecoder": (
+        lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), 1),
+        True,
+    ),
+    "nn.MultiheadAttention": (lambda: nn.MultiheadAttention(8, 2, batch_first=True), True),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_modules_of_ours_and_of_torch_nn_have_no_fault(name):
+    build, causal = RIGHT[name]
+    report = examine(build(), causal=causal)
+    assert not report.faults, report
+    assert report["gradient"].verdict in ("fine", "warning")
+    if name != "VisionTransformer":
+        assert report["padding"].verdict == "fine"
+    if causal and name != "VisionTransformer":
+        assert report["causality"].verdict == "fine"
+
+
+@pytest.mark.parametrize(
+    ("model", "causal"),
+    [("GPT", True), ("NanoGPT", True), ("ZeroInit", True), ("Encoder", False), ("Generic", True), ("OfTorch", True)],
+)
+def test_right_modules_by_hand_have_no_fault(ward, model, causal):
+    report = examine(getattr(ward, model)(), causal=causal)
+    assert not report.faults, report
+
+
+PLANTED = {
+    "dropped mask": (lambda ward: ward.Dropped(), True, {"causality"}),
+    "inverted polarity": (lambda ward: ward.Inverted(), True, {"causality"}),
+    "inverted polarity of a padding mask": (lambda ward: ward.InvertedPadding(), False, {"padding"}),
+    "off by one": (lambda ward: ward.OneTooFar(), True, {"causality"}),
+    "off by one, the other way": (lambda ward: ward.NotItself(), True, {"causality"}),
+    "mask after softmax": (lambda ward: ward.GPT(ward.LateMask), True, {"causality", "weights"}),
+    "padding that leaks": (lambda ward: ward.RowsHidden(), False, {"padding"}),
+    "padding dropped": (lambda ward: ward.DroppedPadding(), False, {"padding"}),
+    "NaN on a fully masked row": (lambda ward: ward.Encoder(ward.Infinite), False, {"empty rows"}),
+    "unreached parameter": (lambda ward: ward.Unreached(), True, {"gradient"}),
+    "chance in eval()": (lambda ward: ward.AlwaysDropping(), True, {"answer"}),
+    "mixed batch": (lambda ward: ward.MixedBatch(), False, {"examples"}),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_found_and_nothing_else(ward, name):
+    build, causal, checks = PLANTED[name]
+    assert {finding.check for finding in examine(build(ward), causal=causal).faults} == checks
+
+
+UNDECIDABLE = {
+    "no positions": (lambda ward: ward.Encoder(positions=False), False, "order"),
+    "an unusual scale": (lambda ward: ward.GPT(ward.Unscaled), True, "scale"),
+    "one norm shared": (lambda ward: ward.GPT(block=ward.SharedNorm), True, "norms"),
+    "keys and queries swapped": (lambda ward: ward.GPT(ward.Swapped), True, "keys and queries"),
+    "a key bias": (lambda ward: ward.GPT(ward.WithKeyBias), True, "gradient"),
+    "a plain tensor": (lambda ward: ward.PlainTensor(), True, "saving"),
+}
+
+
+@pytest.mark.parametrize("name", UNDECIDABLE)
+def test_what_cannot_be_decided_is_a_warning(ward, name):
+    build, causal, check = UNDECIDABLE[name]
+    report = examine(build(ward), causal=causal)
+    assert not report.faults
+    assert check in {finding.check for finding in report.warnings}
+
+
+def test_a_compiled_module_is_examined_as_what_it_wraps(ward):
+    compiled = nn.Module()
+    compiled._orig_mod = ward.GPT()
+    report = examine(compiled)
+    assert report.module == "GPT"
+    assert not report.faults
+    assert "_orig_mod." in report["saving"].text
+
+
+def test_an_answer_that_is_not_finite_comes_first(ward):
+    report = examine(ward.NotItself(ward.Infinite))
+    assert [finding.check for finding in report.faults] == ["answer", "causality"]
+    assert report["gradient"].verdict == "not checked"
+
+
+def test_the_same_report_twice_and_nothing_is_changed(ward):
+    model = ward.GPT().train()
+    state, random = {name: x.clone() for name, x in model.state_dict().items()}, torch.get_rng_state()
+    assert examine(model) == examine(model)
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(x, state[name]) for name, x in model.state_dict().items())
+
+
+def test_it_is_a_public_name():
+    assert clearhead.examine is examine
+    with pytest.raises(ValueError, match=r"examine needs an nn.Module, got type; pass the module itself"):
+        examine(nn.Linear)

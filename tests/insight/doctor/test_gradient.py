@@ -1,0 +1,69 @@
+import pytest
+import torch
+from torch import nn
+
+from clearhead import LanguageModel
+from clearhead.insight.doctor.calling import call
+from clearhead.insight.doctor.gradient import check_gradient
+from clearhead.models.config import LanguageConfig
+
+
+def found_in(module):
+    return check_gradient(call(module, None, None).subject)
+
+
+def test_a_gradient_reaches_everything(ward):
+    (found,) = found_in(ward.GPT())
+    assert found.verdict == "fine"
+    assert f"all {len(list(ward.GPT().parameters()))} parameters" in found.text
+
+
+@pytest.mark.parametrize(
+    ("model", "name"), [("Unreached", "forgotten.weight, forgotten.bias"), ("Detached", "tokens.weight")]
+)
+def test_what_no_gradient_reaches_is_named(ward, model, name):
+    (found,) = found_in(getattr(ward, model)())
+    assert found.verdict == "fault"
+    assert f"reaches {name}:" in found.text
+
+
+def test_weights_that_start_at_zero_are_no_fault(ward):
+    assert found_in(ward.ZeroInit())[0].verdict == "fine"
+
+
+def test_a_key_bias_is_a_warning(ward):
+    (found,) = found_in(ward.GPT(ward.WithKeyBias, depth=1))
+    assert found.verdict == "warning"
+    assert "key bias blocks.0.attention.key.bias has no gradient" in found.text
+    (found,) = found_in(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True))
+    assert "in_proj_bias (its keys' part)" in found.text
+
+
+def test_with_rotary_positions_a_key_bias_learns():
+    config = LanguageConfig(n_tokens=11, width=8, depth=1, n_heads=2, context=16, positions="rotary")
+    assert found_in(LanguageModel(config))[0].verdict == "fine"
+
+
+def test_frozen_parameters_and_other_outputs_count_as_they_should(ward):
+    class TwoHeads(ward.GPT):
+        def __init__(self):
+            super().__init__()
+            self.other = nn.Linear(8, 2)
+            self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+
+        def forward(self, idx):
+            return super().forward(idx), self.other(self.tokens(idx))
+
+    assert found_in(TwoHeads())[0].verdict == "fine"
+    assert found_in(nn.Flatten(2))[0].verdict == "not checked"
+
+
+def test_a_gradient_that_is_not_finite_is_a_fault(ward):
+    class Rooted(ward.GPT):
+        def forward(self, idx):
+            x = super().forward(idx)
+            return x + (x - x).sqrt()
+
+    (found,) = found_in(Rooted())
+    assert found.verdict == "fault"
+    assert "is not finite" in found.text

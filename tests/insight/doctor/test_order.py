@@ -1,0 +1,60 @@
+import pytest
+import torch
+from torch import nn
+
+from clearhead.insight.doctor.calling import call
+from clearhead.insight.doctor.order import check_answer, check_examples, check_order
+
+
+def subject_of(module):
+    return call(module, None, None).subject
+
+
+@pytest.mark.parametrize(("positions", "verdict"), [(True, "fine"), (False, "warning")])
+def test_an_encoder_without_positions_is_equivariant(ward, positions, verdict):
+    (found,) = check_order(subject_of(ward.Encoder(positions=positions)), causal=False)
+    assert found.verdict == verdict
+
+
+def test_the_last_output_of_a_causal_layer_without_positions_knows_no_order(ward):
+    class NoPlaces(ward.GPT):
+        def __init__(self, depth):
+            super().__init__(depth=depth)
+            nn.init.zeros_(self.places.weight)
+            self.places.weight.requires_grad_(False)
+
+    assert check_order(subject_of(NoPlaces(1)), causal=True)[0].verdict == "warning"
+    assert check_order(subject_of(NoPlaces(2)), causal=True)[0].verdict == "fine"  # its mask tells places apart
+    assert check_order(subject_of(ward.GPT(depth=1)), causal=True)[0].verdict == "fine"
+
+
+def test_every_sequence_is_asked(ward):
+    findings = check_order(subject_of(nn.Transformer(8, 2, 1, 1, 16, batch_first=True)), causal=False)
+    assert ["src" in finding.text for finding in findings] == [True, False]
+
+
+def test_one_answer_for_all_tokens(ward):
+    assert check_order(subject_of(ward.Pooled(positions=False)), causal=False)[0].verdict == "warning"
+    assert check_order(subject_of(ward.Pooled()), causal=False)[0].verdict == "fine"
+
+
+def test_examples_stay_apart(ward):
+    assert check_examples(subject_of(ward.GPT())).verdict == "fine"
+    assert check_examples(subject_of(ward.MixedBatch())).verdict == "fault"
+
+
+def test_an_answer_must_come_again(ward):
+    assert check_answer(subject_of(ward.GPT())).verdict == "fine"
+    assert "F.dropout needs training" in check_answer(subject_of(ward.AlwaysDropping())).text
+
+
+def test_an_answer_must_be_finite(ward):
+    found = check_answer(subject_of(ward.NotItself(ward.Infinite, depth=1)))
+    assert found.verdict == "fault"
+    assert "1 of 7 outputs are not finite" in found.text
+
+    class Pooled(ward.GPT):
+        def forward(self, idx):
+            return super().forward(idx).mean(1) * torch.inf
+
+    assert check_answer(subject_of(Pooled())).verdict == "fault"

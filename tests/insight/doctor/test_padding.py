@@ -1,0 +1,102 @@
+import pytest
+from torch import nn
+
+from clearhead.insight.doctor.calling import call
+from clearhead.insight.doctor.padding import check_padding, groups, solve, with_required_masks
+
+
+def found_in(module):
+    called = with_required_masks(call(module, None, None))
+    return check_padding(called, [solve(called, group) for group in groups(called)])
+
+
+def worst(module):
+    findings = found_in(module)
+    return next((finding for finding in findings if finding.verdict == "fault"), findings[0])
+
+
+def test_masks_of_one_sequence_belong_together():
+    called = call(nn.Transformer(8, 2, 1, 1, 16, batch_first=True), None, None)
+    assert [(group.sequence, group.names) for group in groups(called)] == [
+        ("src", ("src_key_padding_mask", "memory_key_padding_mask")),
+        ("tgt", ("tgt_key_padding_mask",)),
+    ]
+
+
+@pytest.mark.parametrize("attention", ["Attention", "Infinite", "Safe", "Unseen"])
+def test_a_mask_that_hides_is_fine_and_its_polarity_is_told(ward, attention):
+    found = worst(ward.Encoder(getattr(ward, attention)))
+    assert found.verdict == "fine"
+    assert "(attention_mask: (B,K), True = may attend)" in found.text
+
+
+def test_torch_nn_means_the_opposite(ward):
+    assert "(key_padding_mask: (B,K), True = hidden)" in worst(ward.OfTorch()).text
+
+
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [
+        ("InvertedPadding", "inverted: by its name attention_mask means 1 = may attend"),
+        ("RowsHidden", "hide keys (columns)"),
+        ("DroppedPadding", "attention_mask changes nothing"),
+        ("Pooled", "output 0 moves by"),
+    ],
+)
+def test_each_planted_fault_is_found(ward, model, what):
+    found = worst(getattr(ward, model)())
+    assert found.verdict == "fault"
+    assert what in found.text
+
+
+def test_the_hidden_token_and_the_output_are_named(ward):
+    assert worst(ward.RowsHidden()).text.startswith("output ")
+    assert "when the hidden token " in worst(ward.RowsHidden()).text
+
+
+def test_a_mask_after_the_softmax_is_told(ward):
+    assert "the mask comes after the softmax" in worst(ward.Encoder(ward.LateMask)).text
+
+
+def test_pooling_without_the_padding_is_fine(ward):
+    assert worst(ward.PooledRightly()).verdict == "fine"
+
+
+def test_an_encoders_padding_must_be_hidden_from_the_decoder_too(ward):
+    assert {finding.verdict for finding in found_in(ward.Annotated())} == {"fine"}
+    assert "output" in worst(ward.Annotated(leaks=True)).text
+
+
+def test_lengths_are_a_mask_as_well():
+    class Lengths(nn.Module):
+        """The mean of the tokens, without padding or with it."""
+
+        def __init__(self, right=True):
+            super().__init__()
+            self.linear, self.right = nn.Linear(4, 4), right
+
+        def forward(self, x, lengths=None):
+            x = self.linear(x)
+            if lengths is None:
+                return x.mean(1)
+            real = (x.new_ones(x.shape[:2]).cumsum(1) <= lengths[:, None])[..., None]
+            return (x * real).sum(1) / lengths[:, None] if self.right else x.sum(1) / lengths[:, None]
+
+    assert "(lengths: real tokens)" in worst(Lengths()).text
+    found = worst(Lengths(right=False))
+    assert found.verdict == "fault"
+    assert "when the hidden token" in found.text
+
+
+def test_a_padding_id_promises_that_it_means_nothing(ward):
+    assert worst(ward.ByPaddingId()).verdict == "fine"
+    assert "padding leaks; hide the keys where ids == 0" in worst(ward.ByPaddingId(masked=False)).text
+
+
+def test_without_a_mask_there_is_nothing_to_check(ward):
+    assert worst(ward.GPT()).verdict == "not checked"
+
+
+def test_required_masks_are_written_as_the_module_means_them(ward):
+    called = with_required_masks(call(ward.Annotated(), None, None))
+    assert {encoding.meaning for encoding in called.subject.plan.masks.values()} == {"may"}
