@@ -90,6 +90,19 @@ class Unseen(Attention):
         return exponentials / exponentials.sum(-1, keepdim=True)
 
 
+class WrongView(Attention):
+    """Heads by view() alone: what becomes a head is a piece of the sequence."""
+
+    def forward(self, x, hidden=None):
+        q, k, v = (layer(x).view(len(x), HEADS, x.shape[1], -1) for layer in (self.query, self.key, self.value))
+        return self.out((self.weights(self.scores(q, k), hidden) @ v).transpose(1, 2).flatten(2))
+
+
+class WrongAxis(Attention):
+    def weights(self, scores, hidden):
+        return (scores if hidden is None else scores.masked_fill(hidden, -1e9)).softmax(-2)
+
+
 class Block(nn.Module):
     def __init__(self, attention=Attention):
         super().__init__()

@@ -51,6 +51,17 @@ def test_a_fixed_length_is_found():
     assert plan_of(nn.Linear(4, 4), length=9).lengths == {"input": 9}
 
 
+def test_a_short_context_is_no_reason_to_turn_the_batch_round(ward):
+    class Short(ward.GPT):
+        def __init__(self):
+            super().__init__()
+            self.places = nn.Embedding(6, 8)
+
+    plan = plan_of(Short())
+    assert plan.batch_first
+    assert plan.lengths["idx"] <= 6
+
+
 def test_labels_are_given_where_only_they_bring_all_outputs(ward):
     assert plan_of(ward.NanoGPT()).same == ("targets",)
     assert plan_of(ward.GPT()).same == ()

@@ -45,6 +45,11 @@ def test_a_mask_after_the_softmax_is_told(ward):
     assert "after the softmax" in found_in(ward.Generic(ward.LateMask)).text
 
 
+def test_tokens_that_mix_outside_of_the_mask_are_told(ward):
+    assert "a view() where a transpose() was meant?" in found_in(ward.GPT(ward.WrongView)).text
+    assert "a softmax goes over the wrong axis" in found_in(ward.GPT(ward.WrongAxis)).text
+
+
 def test_the_layer_without_a_mask_is_named(ward):
     assert "dropped in blocks.1.attention; other layers have it" in found_in(ward.DroppedInOne()).text
 

@@ -1,4 +1,5 @@
 import pytest
+import torch
 from torch import nn
 
 from clearhead.insight.doctor.calling import call
@@ -91,6 +92,21 @@ def test_lengths_are_a_mask_as_well():
 def test_a_padding_id_promises_that_it_means_nothing(ward):
     assert worst(ward.ByPaddingId()).verdict == "fine"
     assert "padding leaks; hide the keys where ids == 0" in worst(ward.ByPaddingId(masked=False)).text
+
+
+def test_a_padding_id_of_a_source(ward):
+    class Written(nn.Module):
+        def __init__(self, masked):
+            super().__init__()
+            self.inner, self.masked = ward.Annotated(), masked
+            self.inner.tokens = nn.Embedding(11, 8, padding_idx=0)
+
+        def forward(self, src, tgt):
+            real = (src != 0 if self.masked else torch.ones_like(src).bool())[:, None]
+            return self.inner(src, tgt, real, torch.ones(len(tgt), tgt.shape[1], tgt.shape[1]).tril())
+
+    assert "in src moves no output" in next(found.text for found in found_in(Written(True)) if "in src" in found.text)
+    assert worst(Written(False)).verdict == "fault"
 
 
 def test_without_a_mask_there_is_nothing_to_check(ward):

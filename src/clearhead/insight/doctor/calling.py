@@ -12,6 +12,7 @@ from torch import nn
 from clearhead.insight.doctor.encodings import LENGTHS, OF_PAIRS, OF_TOKENS, Encoding, encodings
 from clearhead.insight.doctor.feeds import Features, Feed, Ids, Images, feeds_for, lengths_of
 from clearhead.insight.doctor.parameters import Parameter, parameters_of, sequences
+from clearhead.insight.doctor.report import listed
 from clearhead.insight.doctor.subject import EXAMPLES, Plan, Subject, copied, shaken, unwrapped
 from clearhead.insight.leaks import movement
 
@@ -78,7 +79,7 @@ def plans(model: nn.Module, parameters: list[Parameter], width: int | None, leng
     same = tuple(parameter.name for parameter in parameters if parameter.role == "same")
     is_memory = any(parameter.role == "memory" for parameter in parameters)
     lengths = [length] if length else lengths_of(model, LENGTH)
-    for feed, n, batch_first in product(feeds_for(model, width), lengths, (True, False)):
+    for batch_first, feed, n in product((True, False), list(feeds_for(model, width)), lengths):
         both = {main: feed} if source is None else {source: source_feed(model, feed, is_memory), main: feed}
         sizes = {main: n} if source is None else {source: length or max(SOURCE_LENGTH, n), main: n}
         if isinstance(feed, Images):
@@ -156,9 +157,9 @@ def refusal(module: nn.Module, failures: list[tuple[Plan, Exception]]) -> str:
     name = type(module).__name__
     if not failures:
         return f"{name} must answer for each of {EXAMPLES} examples, got another number; return (batch, ...)"
-    tried = dict.fromkeys(feed.describe("(5,7)") for plan, _ in failures for feed in plan.feeds.values())
+    tried = list(dict.fromkeys(feed.describe("(5,7)") for plan, _ in failures for feed in plan.feeds.values()))
     return (
-        f"{name} must take one of {', '.join(tried)}, got {said(failures[0][1])}; "
+        f"{name} must take one of {listed(tried)}, got {said(failures[0][1])}; "
         "say --width N or --length N, or name a function that returns a wrapper"
     )
 

@@ -118,7 +118,10 @@ def leak_of(found: Influence, layers: list[Shown], called: Called) -> str:
     if "causal" in kinds and "open" in kinds:
         unmasked = ", ".join(layer.address for layer in layers if layer.reach == "open")
         return f"the mask is dropped in {unmasked}; other layers have it"
+    if kinds == {"causal"}:
+        return "all attention is masked rightly, so tokens mix elsewhere: a view() where a transpose() was meant?"
     taken = [name for name in masks_of_pairs(called) if is_taken(called.subject, name)]
     if taken:
         return f"every output sees the whole sequence, whatever {', '.join(taken)} says; pass it on to the scores"
-    return "the mask is dropped, or there is none; if it is meant to see both ways, say --no-causal"
+    other = "" if kinds else ", or a softmax goes over the wrong axis"
+    return f"the mask is dropped, or there is none{other}; if it is meant to see both ways, say --no-causal"

@@ -94,7 +94,7 @@ def feeds_for(model: nn.Module, width: int | None) -> Iterator[Feed]:
         yield Ids(n, next((table.padding_idx for table in tables if table.padding_idx is not None), None))
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     if not convolutions:
-        yield from map(Features, widths_of(model))
+        yield from map(Features, widths_of(model) or [8])
     for channels in [convolutions[0].in_channels] if convolutions else [3, 1]:
         yield from (Images(channels, side) for side in SIDES)
 

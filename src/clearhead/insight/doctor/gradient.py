@@ -5,7 +5,7 @@ import re
 import torch
 from torch import Tensor
 
-from clearhead.insight.doctor.report import Finding
+from clearhead.insight.doctor.report import Finding, listed
 from clearhead.insight.doctor.subject import Subject, generator, tensors_of, undisturbed
 
 NAME = "gradient"
@@ -67,7 +67,3 @@ def has_still_third(size: Tensor, least: float) -> bool:
         return False
     queries, keys, values = size.chunk(3)
     return bool(keys.max() <= least < min(queries.max(), values.max()))
-
-
-def listed(names: list[str], most: int = 4) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

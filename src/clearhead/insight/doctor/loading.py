@@ -23,7 +23,7 @@ def load(target: str, folder: Path) -> nn.Module:
         dotted = path.removesuffix(".py").strip("./").replace("/", ".")
         raise ValueError(f"a module is named as Python imports it, got {path!r}; try {dotted}:{name}")
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)  # the same weights each time, and so the same report
+        torch.default_generator.manual_seed(0)
         made = find(imported(path, folder), path, name)
         if callable(made) and not isinstance(made, nn.Module):
             made = built(made, target, name)
@@ -39,6 +39,7 @@ def built(make: Callable[[], Any], target: str, name: str) -> Any:
             f"{target} must be one that is called without arguments, got one that needs {', '.join(needed)}; "
             f"name a function that returns {name}({', '.join(f'{one}=...' for one in needed)})"
         )
+    torch.default_generator.manual_seed(0)  # the same weights each time, and so the same report
     try:
         return make()
     except Exception as error:

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from clearhead.insight.doctor.gradient import listed
-from clearhead.insight.doctor.report import Finding
+from clearhead.insight.doctor.report import Finding, listed
 from clearhead.insight.doctor.subject import Subject, undisturbed
 
 NAME = "norms"

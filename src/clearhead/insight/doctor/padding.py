@@ -137,9 +137,9 @@ def with_required_masks(called: Called) -> Called:
 
 def check_padding(called: Called, solved: list[tuple[Group, list[Trial]]]) -> list[Finding]:
     findings = [finding_of(called, group, trials) for group, trials in solved]
-    by_id = check_padding_id(called.subject)
-    if by_id and not any(group.sequence == called.subject.plan.main for group, _ in solved):
-        findings.append(by_id)
+    for name in sorted(set(called.subject.plan.feeds) - {group.sequence for group, _ in solved}):
+        by_id = check_padding_id(called.subject, name)
+        findings += [by_id] if by_id else []
     if not findings:
         why = "it takes no mask of tokens: batches must be of one length" if called.subject.has_tokens else "no tokens"
         findings.append(Finding(NAME, "not checked", why))
@@ -193,24 +193,23 @@ def why(subject: Subject, group: Group, trial: Trial) -> str:
     return f"padding leaks through {' and '.join(group.names)}; hide keys (columns), in every layer and in pooling"
 
 
-def check_padding_id(subject: Subject) -> Finding | None:
+def check_padding_id(subject: Subject, name: str) -> Finding | None:
     """A table with a padding id promises that it means nothing: more of it at the end must not move an output."""
-    feed, main = subject.plan.feeds[subject.plan.main], subject.plan.main
-    if not isinstance(feed, Ids) or feed.padding is None or subject.plan.source is not None or subject.length < 4:
+    feed, length = subject.plan.feeds[name], subject.plan.lengths[name]
+    if not isinstance(feed, Ids) or feed.padding is None or length < 4:
         return None
     inputs = subject.draw(0)
-    inputs[main][:, -2:] = feed.padding
-    shorter = {main: inputs[main][:, :-1]}
+    inputs[name][:, -2:] = feed.padding
+    shorter = subject.by(lengths={**subject.plan.lengths, name: length - 1})
     try:
-        less = subject.by(lengths={main: subject.length - 1}).answer(shorter)
-        more = subject.answer(inputs)
-    except Exception:
+        more, less = subject.answer(inputs), shorter.answer({**inputs, name: inputs[name][:, :-1]})
+    except Exception:  # a module may want sequences of one length
         return None
-    if subject.has_places(more):
-        less, more = less[:, : subject.length - 2], more[:, : subject.length - 2]
+    if name == subject.plan.main and subject.has_places(more):
+        less, more = less[:, : length - 2], more[:, : length - 2]
     moved = movement(more, less, roundings=1e4).amax(0)  # another length, another order of sums
     if not moved.any():
-        return Finding(NAME, "fine", f"one more token of padding (id {feed.padding}) moves no output")
-    output = int(moved.argmax())
-    text = f"output {output} moves by {moved.max().item():.2g} with one more token of padding (id {feed.padding})"
-    return Finding(NAME, "fault", f"{text}: padding leaks; hide the keys where ids == {feed.padding}")
+        return Finding(NAME, "fine", f"one more token of padding (id {feed.padding}) in {name} moves no output")
+    output, by = int(moved.argmax()), moved.max().item()
+    text = f"output {output} moves by {by:.2g} with one more token of padding (id {feed.padding}) in {name}"
+    return Finding(NAME, "fault", f"{text}: padding leaks; hide the keys where {name} == {feed.padding}")

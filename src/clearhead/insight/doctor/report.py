@@ -62,3 +62,7 @@ class Report:
 
 def counted(n: int, what: str) -> str:
     return f"{n or 'no'} {what}{'' if n == 1 else 's'}"
+
+
+def listed(names: list[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

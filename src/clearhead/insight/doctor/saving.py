@@ -2,8 +2,7 @@
 
 from torch import Tensor, nn
 
-from clearhead.insight.doctor.gradient import listed
-from clearhead.insight.doctor.report import Finding
+from clearhead.insight.doctor.report import Finding, listed
 
 NAME = "saving"
 

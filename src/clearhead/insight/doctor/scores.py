@@ -17,8 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from clearhead.insight.capture import KERNEL
 from clearhead.insight.capture import PRODUCTS as MATMULS
-from clearhead.insight.doctor.gradient import listed
-from clearhead.insight.doctor.report import Finding
+from clearhead.insight.doctor.report import Finding, listed
 from clearhead.insight.doctor.subject import Subject, undisturbed
 from clearhead.insight.softmaxes import CASTS, PRODUCTS, SHAPES, SOFTMAXES
 
