@@ -33,8 +33,8 @@ def run(argv: Sequence[str]) -> None:
     )
     args = options.parse(argv)
 
+    from clearhead.drawing import check_suffix, save_figure
     from clearhead.training.curves import draw_curves, read_curves
-    from clearhead.training.figures import check_suffix, save_figure
 
     folders = [Path(run) for run in args.runs]
     out = args.out or (folders[0] / "figures/curves.png" if len(folders) == 1 else Path("curves.png"))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from clearhead.data import datasets
+from clearhead.drawing import save_figure
 from clearhead.insight.figures import draw_head, draw_over_image, draw_tokens, draw_wall
 from clearhead.insight.figures_heads import draw_aggregates, draw_ranking
 from clearhead.insight.heads import head_importance
@@ -22,7 +23,6 @@ from clearhead.insight.rollout import maximum, mean, rollout, to_answer
 from clearhead.insight.seen import Seen
 from clearhead.models.config import VisionConfig
 from clearhead.serving.session import Answer, Session
-from clearhead.training.figures import save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
