@@ -43,6 +43,8 @@ def run(argv: Sequence[str]) -> None:
 
 
 def read_epochs(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"must be a number of epochs, 1 or more, got {text!r}; runs come before it")
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) == 0:
+        raise argparse.ArgumentTypeError(
+            f"must be a number of epochs, from 1 to 999999999, got {text!r:.60}; runs come before it"
+        )
     return int(text)
