@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clearhead.data import datasets
 from clearhead.insight.look import look
-from clearhead.insight.occlusion import deletion_area, occlusion
+from clearhead.insight.occlusion import deletion_area, deletion_curve, occlusion
 from clearhead.insight.relevance import relevance
 from clearhead.insight.rollout import maximum, mean, rollout, to_answer, weights_of
 from clearhead.serving.session import Session
@@ -55,7 +55,10 @@ def main() -> None:
     images = session.normalise(pixels)
     maps = maps_of(session, images, right)
     maps["occlusion"] = occlusion(session.model, images, session.config.model.grid, right, fill=args.fill)
-    areas = {name: deletion_area(session.model, images, ranked, right, fill=args.fill) for name, ranked in maps.items()}
+    areas = {
+        name: deletion_area(deletion_curve(session.model, images, ranked, right, fill=args.fill))
+        for name, ranked in maps.items()
+    }
     for name, area in areas.items():
         print(f"{name:28}  {area.mean():.4f} ± {area.std() / math.sqrt(len(area)):.4f}")
     better = areas["relevance of another class"] - areas["relevance"]

@@ -38,7 +38,8 @@ def test_several_runs_and_windows_in_any_format(runs, capsys):
         ([], "required: RUN"),
         (["runs/long", "--out", "a.jpg"], "a picture is saved as .png, .svg, .pdf, got 'a.jpg'; try a.png"),
         (["--epochs", "10", "runs/long"], "got 'runs/long'; runs come before it"),
-        (["runs/long", "--epochs", "0"], "1 or more, got '0'"),
+        (["runs/long", "--epochs", "0"], "from 1 to 999999999, got '0'"),
+        (["runs/long", "--epochs", "9" * 400], "from 1 to 999999999, got '999"),
         (["runs/long", "--epoch", "3"], "did you mean --epochs?"),
     ],
 )

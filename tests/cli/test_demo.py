@@ -15,6 +15,8 @@ def test_the_demo_says_what_came_of_it_what_to_open_and_what_to_try(capsys, monk
     assert all(str(path) in out and what in out for path, what in PICTURES)
     assert "\nTry\n  clearhead predict runs/demo" in out
     assert max(map(len, out.splitlines())) <= 90
+    readme = Path(__file__).parents[2] / "README.md"
+    assert out[out.index("\nTry\n") :] in readme.read_text()
 
 
 def test_a_demo_that_is_stopped_has_the_exit_code_of_that(monkeypatch, capsys):

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from clearhead import __version__
 from clearhead.cli import main as cli
@@ -174,6 +175,40 @@ def test_a_mistake_of_ours_is_one_line_too_unless_its_place_is_asked_for(capsys,
     monkeypatch.setenv("CLEARHEAD_TRACEBACK", "1")
     with pytest.raises(RuntimeError, match="shapes do not match"):
         main([])
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("standing"), IndexError("no"), UnicodeEncodeError("utf-8", "x", 0, 1, "no")]
+)
+def test_python_s_own_lookup_errors_are_mistakes_of_ours(capsys, monkeypatch, error):
+    """Alone, 'standing' or 'utf-8' would tell nobody anything."""
+
+    def fail(argv):
+        raise error
+
+    monkeypatch.setattr(cli, "run", fail)
+    assert main([]) == 5
+    err = capsys.readouterr().err
+    assert err.startswith(f"clearhead: {type(error).__name__}: ")
+    assert err.endswith("(unexpected; CLEARHEAD_TRACEBACK=1 shows where)\n")
+
+
+def memory_error_of_torch():
+    try:
+        torch.empty(2**60)
+    except RuntimeError as error:
+        return error
+
+
+@pytest.mark.parametrize("error", [MemoryError(), memory_error_of_torch(), RuntimeError("CUDA out of memory. Tried")])
+def test_too_little_memory_is_said_with_what_to_do(capsys, monkeypatch, error):
+    def fail(argv):
+        raise error
+
+    monkeypatch.setattr(cli, "run", fail)
+    assert main([]) == 5
+    message = "clearhead: this must fit into memory, got too little; choose a smaller batch, model or input\n"
+    assert capsys.readouterr().err == message
 
 
 def test_a_closed_pipe_is_quiet():

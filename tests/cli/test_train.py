@@ -13,6 +13,7 @@ import pytest
 from clearhead.cli.main import EXIT_CODES, main
 from clearhead.training import checkpoint, signals
 from clearhead.training.loop import DivergedError
+from clearhead.training.run import RunDirectory
 from clearhead.training.verify import compare
 
 TINY = ["--training.steps", "3", "--data.limit", "300", "--data.validation", "20"]
@@ -89,11 +90,15 @@ def test_any_field_can_be_changed(monkeypatch, argv, path, value):
         ("reverse --data.augmentation.flip perhaps", "--data.augmentation.flip: must be true or false, got 'perhaps'"),
         ("reverse --training.steps 0", "training lasts a number of steps or of epochs"),
         ("reverse --model.width 33 --model.heads 2", "width must be a multiple of n_heads"),
-        ("reverse --name a/b", "a run's name has letters, digits"),
+        ("reverse --name a/b", "a run's name has at most 60 letters, digits"),
         ("reverse extra", "takes options, --name value, got 'extra'"),
         ("whole --objective odd", "whole with question=commonest needs objective=classes, got odd"),
         ("mnist --data.question sum", "train mnist has no option --data.question"),
-        ("folder", "own pictures need their folder, got none; add --data.folder PATH"),
+        ("folder", "own pictures need their folder, got none; run: clearhead train folder --data.folder PATH"),
+        ("mnist --data.name folder", "got none; run: clearhead train folder --data.folder PATH"),
+        ("mnist --data.name reverse", "leave objective and data as they are, or choose another recipe"),
+        ("reverse --training.steps " + "9" * 30, "steps must be a whole number of at most 1000000000000, got 999"),
+        ("reverse --name " + "x" * 300, "a run's name has at most 60 letters, digits"),
         ("cifar10-bert", "cifar10 must be fetched before it is used"),
     ],
 )
@@ -188,3 +193,22 @@ def test_stopped_by_a_signal_and_resumed_it_is_the_run_that_was_not_stopped(here
     assert "Traceback" not in err
     assert main(["resume", "runs/stopped"]) == 0
     assert compare(here / "runs/whole", here / "runs/stopped") == []
+
+
+@pytest.mark.slow
+def test_torchrun_with_split_weights_learns_what_one_process_does(here):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    done = subprocess.run(
+        [*torchrun, "clearhead", "train", "reverse", "--shard", "--name", "two", *TINY],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the run is in runs/two") == 1  # one process speaks for both
+    assert main(["train", "reverse", "--name", "one", *TINY]) == 0
+    two, one = (RunDirectory.open(here / "runs" / name) for name in ("two", "one"))
+    made_with = two.newest().state["made_with"]
+    assert (made_with["processes"], made_with["sharded"]) == (2, True)
+    assert [r["loss"] for r in two.records()] == pytest.approx([r["loss"] for r in one.records()], rel=1e-5)

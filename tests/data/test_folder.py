@@ -110,6 +110,31 @@ def test_other_files_are_left_alone(tmp_path):
     assert len(list_pictures(str(root)).files) == 5
 
 
+def test_names_that_are_no_text_are_read_but_a_class_has_to_be_text(tmp_path):
+    root = fill(tmp_path / "mine", cat=3, dog=3)
+    os.rename(root / "cat/0.png", os.fsencode(root / "cat") + b"/\xff.png")
+    assert len(data_of(root).train) + len(data_of(root).test) == 6
+    os.rename(root / "cat", os.fsencode(root) + b"/c\xff")
+    with pytest.raises(ValueError, match=r"the name of a class must be text \(UTF-8\), got .*; rename that folder"):
+        data_of(root)
+
+
+def test_pictures_that_do_not_fit_into_memory_are_refused_before_one_is_read(tmp_path, monkeypatch):
+    root = fill(tmp_path / "mine", cat=3, dog=3)
+    monkeypatch.setattr(folder, "read_picture", pytest.fail)
+    with pytest.raises(
+        ValueError, match=r"all pictures must fit into memory, got 6 of 1000000 x 1000000, 18,000 GB of "
+    ):
+        load(DataConfig(name="folder", folder=str(root), image_size=1_000_000), 0)
+
+
+def test_without_a_place_for_the_cache_pictures_are_read_all_the_same(tmp_path, monkeypatch):
+    root = fill(tmp_path / "mine", cat=3, dog=3)
+    (tmp_path / "file").write_text("where a folder should be")
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "file/cache"))
+    assert len(data_of(root).train) + len(data_of(root).test) == 6
+
+
 def test_an_unreadable_picture_is_named(tmp_path):
     root = fill(tmp_path / "mine", cat=3, dog=3)
     (root / "dog/7.jpg").write_bytes(b"no picture")

@@ -1,3 +1,5 @@
+import io
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,6 +78,32 @@ def test_a_wrong_download_is_not_kept_for_the_next_try(cache, server):
     server.files["/two"] = b"sseeccoonndd"
     obtain(STORED, (source,), said)
     assert read(STORED, "two") == b"second"
+
+
+def test_a_page_instead_of_an_archive_is_not_kept_for_the_next_try(cache, server):
+    """What a hotel's network answers with, until one has signed in."""
+    server.files = {"/toy.tar": b"<html>please sign in</html>"}
+    source = Web((f"{server.address}/toy.tar",))
+    with pytest.raises(
+        LookupError, match=r"toy\.tar must be a whole \.tar, \.tar\.gz or \.zip archive, got a damaged one"
+    ):
+        obtain(STORED, (source,), said)
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, data in {"one": b"ffiirrsstt", "two": b"sseeccoonndd"}.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    server.files = {"/toy.tar": packed.getvalue()}
+    obtain(STORED, (source,), said)
+    assert read(STORED, "two") == b"second"
+
+
+def test_a_cache_that_cannot_be_made_is_named(tmp_path, good, monkeypatch):
+    (tmp_path / "file").write_text("where a folder should be")
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "file/cache"))
+    with pytest.raises(OSError, match="file/cache"):
+        obtain(STORED, (Here(good),), said)
 
 
 def test_an_interrupted_download_is_kept_for_the_next_try(cache, server):

@@ -68,7 +68,7 @@ def test_the_curve_falls_when_the_patch_that_counts_is_hidden():
 
 def test_a_better_ranking_has_a_smaller_area():
     first = torch.tensor([[4.0, 3.0], [2.0, 1.0]]).expand(3, 2, 2)
-    good, bad = (deletion_area(Corner(), IMAGES, ranking, 1) for ranking in (first, -first))
+    good, bad = (deletion_area(deletion_curve(Corner(), IMAGES, ranking, 1)) for ranking in (first, -first))
     assert (good < bad).all()
     before = (IMAGES[:, 0, 0, 0] * 4).sigmoid()
     assert torch.allclose(good, 0.5 + (before - 0.5) / 8)
@@ -77,7 +77,7 @@ def test_a_better_ranking_has_a_smaller_area():
 
 def test_rankings_need_one_map_for_each_image():
     with pytest.raises(ValueError, match=r"a ranking is \(images, rows, columns\), got \(2, 2\) for 3 images"):
-        deletion_area(Corner(), IMAGES, torch.zeros(2, 2))
+        deletion_curve(Corner(), IMAGES, torch.zeros(2, 2))
 
 
 def test_many_images_go_in_portions_and_other_outputs_can_be_read(monkeypatch):

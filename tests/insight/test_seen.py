@@ -1,8 +1,12 @@
 """What was seen is asked by address, head and row; what is not there is answered with what there is."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from clearhead.insight.look import look
 from clearhead.insight.seen import check_heads, check_rows
@@ -74,3 +78,15 @@ def test_the_gradient_of_the_output_times_the_values_is_that_of_the_weights(kind
     with edit(model, layer.address, to=lambda weights: weights + step):
         moved = score(model(*inputs)) - score(seen.output)
     torch.testing.assert_close(moved, (gradient * step).sum(), rtol=1e-3, atol=1e-9)
+
+
+class Kernel(nn.Module):
+    def forward(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def test_what_is_no_number_is_not_called_equal():
+    q, k, v = torch.randn(3, 1, 2, 4, 3)
+    assert look(Kernel(), q, k, v).verify()["Kernel"] < 1e-5
+    v[0, 1, 2, 0] = torch.nan
+    assert math.isnan(look(Kernel(), q, k, v).verify()["Kernel"])

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.insight.style import bar, blank, heat, limits, numbers, short, tick_names
+from clearhead.insight.style import bar, blank, heat, limits, numbers, tick_names
 
 
 def test_tensors_and_arrays_alike():
@@ -19,10 +19,6 @@ def test_the_bar_names_its_true_ends():
     bar(figure, heat(axes, np.eye(3) * 0.37, 0, 0.37), axes, "weight")
     labels = [text.get_text() for text in figure.axes[-1].get_yticklabels()]
     assert (labels[0], labels[-1]) == ("0.00", "0.37")
-
-
-def test_numbers_are_as_long_as_they_need_be():
-    assert [short(0.5, 1.0), short(12.3456, 100.0), short(0.00123, 0.002)] == ["0.50", "12", "0.00123"]
 
 
 def test_many_places_get_few_numbers_and_names_must_fit():

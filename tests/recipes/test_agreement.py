@@ -24,7 +24,7 @@ MNIST = config_of("mnist")
         ),
         ("mnist", {"model.channels": 3}, "got a model for 28 x 28 with 3"),
         ("mnist", {"model.n_classes": 5}, "mnist has 10 classes, got n_classes=5; set it to 10"),
-        ("folder", {}, "own pictures need their folder, got none; add --data.folder PATH"),
+        ("folder", {}, "own pictures need their folder, got none; run: clearhead train folder --data.folder PATH"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(name, changes, message):

@@ -3,6 +3,7 @@ import torch
 from clearhead.recipes import estimate as module
 from clearhead.recipes.all import config_of
 from clearhead.recipes.estimate import Estimate, estimate
+from clearhead.training.config import MOST_STEPS
 
 SMALL = {"data.limit": 1000, "data.validation": 100, "training.batch_size": 50, "training.epochs": 3}
 
@@ -47,3 +48,18 @@ def test_seconds_add_up():
     assert found.seconds_per_epoch == 12
     assert "0:36" in str(found)
     assert "60 (3 epochs)" in str(found)
+    assert "done at" in str(found)
+
+
+def test_what_takes_a_century_has_no_date():
+    found = Estimate(
+        parameters=1,
+        memory=1,
+        examples=1,
+        steps=MOST_STEPS,
+        steps_per_epoch=1,
+        seconds_per_step=1.0,
+        seconds_per_evaluation=0.0,
+        evaluations=0,
+    )
+    assert "nobody here will see it done" in str(found)

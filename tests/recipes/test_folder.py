@@ -1,6 +1,8 @@
 import pytest
 
+from clearhead.data import datasets
 from clearhead.recipes.all import config_of
+from clearhead.recipes.folder import BATCH_SIZE, folder
 from clearhead.recipes.start import train
 from clearhead.serving.session import Session
 
@@ -9,6 +11,12 @@ def test_classes_and_size_follow_the_pictures(pictures):
     config = config_of("folder", {"data.folder": str(pictures), "data.image_size": 16})
     assert config.model.n_classes == 3
     assert config.model.image_shape == (16, 16)
+
+
+def test_few_pictures_make_one_batch_and_many_do_not(pictures):
+    config = config_of("folder", {"data.folder": str(pictures)})
+    assert config.training.batch_size == len(datasets.load(config.data, config.seed).train) < BATCH_SIZE
+    assert folder().training.batch_size == BATCH_SIZE
 
 
 def test_own_pictures_are_learned_and_then_predicted_without_their_folder(pictures, monkeypatch):

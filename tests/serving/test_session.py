@@ -100,6 +100,10 @@ def test_one_of_a_set_is_the_odd_one(trained):
     images, _ = datasets.load(Session(trained / "mnist").config.data, 0).test.take(torch.arange(4))
     answers = Session(trained / "oddity").predict(images)
     assert sum(answer.answer == "odd" for answer in answers) == 1
+    same = Session(trained / "oddity").predict(images[:1].expand(4, -1, -1, -1))
+    assert [answer.answer for answer in same] == ["odd", "-", "-", "-"]
+    with pytest.raises(ValueError, match="a set has 3 pictures or more, got 2; name the others too"):
+        Session(trained / "oddity").predict(images[:2])
     assert sum(answer.probability for answer in answers) == pytest.approx(1)
 
 

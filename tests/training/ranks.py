@@ -38,6 +38,8 @@ CONFIG = RunConfig(
     ),
     objective="each",
 )
+SELDOM = replace(CONFIG, training=replace(CONFIG.training, evaluate_every=1, checkpoint_every=8))
+"""most of its evaluations are followed by a step, not by a checkpoint"""
 DROPPING = replace(CONFIG, model=replace(CONFIG.model, dropout=0.2))
 
 
@@ -111,6 +113,8 @@ def main(folder: Path) -> None:
     for world in (1, 2, 3):
         done[f"of{world}"] = in_processes(world, new(f"of{world}"))
     done["sharded"] = in_processes(2, new("sharded", shard=True))
+    for world in (1, 2):
+        done[f"seldom{world}"] = in_processes(world, new(f"seldom{world}", SELDOM, shard=True))
 
     done["whole"] = in_processes(2, new("whole", DROPPING))
     done["stopped"] = in_processes(2, with_signal(5, signal.SIGTERM, 1, new("stopped", DROPPING)))

@@ -3,8 +3,8 @@ import json
 import pytest
 from matplotlib.lines import Line2D
 
+from clearhead.drawing import COLOURS
 from clearhead.training.curves import MOST_POINTS, Curves, draw_curves, read_curves, thinned
-from clearhead.training.figures import COLOURS
 
 
 def run_of(n_epochs: int, name: str = "mine", steps_per_epoch: int = 4, **last) -> Curves:

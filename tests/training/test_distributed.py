@@ -33,8 +33,8 @@ def records(folder):
     return RunDirectory.open(folder).records()
 
 
-def assert_close(folder, expected):
-    assert len(records(folder)) == len(records(expected)) == 8 + 2 + 1
+def assert_close(folder, expected, n_evaluations=2):
+    assert len(records(folder)) == len(records(expected)) == 8 + n_evaluations + 1
     for mine, theirs in zip(records(folder), records(expected), strict=True):
         assert (mine["kind"], mine["step"], mine["epoch"]) == (theirs["kind"], theirs["step"], theirs["epoch"])
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
@@ -55,6 +55,13 @@ def test_evaluation_counts_each_example_once(runs, name):
     """Accuracies are quotients of counts: equal to the last bit."""
     mine, theirs = ([r["accuracy"] for r in records(runs / n) if r["kind"] != "train"] for n in (name, "of1"))
     assert mine == theirs
+
+
+def test_evaluation_leaves_no_averaged_weights_behind_where_weights_are_split(runs):
+    """Whole weights that a forward pass put together must not outlive the evaluation of their averages."""
+    assert [r["step"] for r in records(runs / "seldom1") if r["kind"] == "validation"] == list(range(1, 9))
+    assert len(list((runs / "seldom1/checkpoints").glob("step-*"))) < 8
+    assert_close(runs / "seldom2", runs / "seldom1", n_evaluations=8)
 
 
 def test_split_weights_are_saved_whole(runs):

@@ -49,3 +49,14 @@ def test_the_last_maps_are_those_of_the_last_weights(runs):
 def test_a_run_without_a_probe_has_no_maps(runs):
     with pytest.raises(LookupError, match="has no maps of its training; train it with a probe"):
         read_maps(runs / "plain")
+
+
+def test_damaged_maps_are_named(runs):
+    path = runs / "watched/probe/step-00000004.safetensors"
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(
+        ValueError, match=r"step-00000004.safetensors must be the maps that a probe wrote, .*; delete it"
+    ):
+        read_maps(runs / "watched")
+    path.rename(path.with_name("step-four.safetensors"))
+    assert read_maps(runs / "watched")[0] == [0, 6]

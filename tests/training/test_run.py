@@ -156,11 +156,13 @@ class TestOwner:
             run.save(snapshot(1))
         (run.path / "checkpoints/saving-step-00000002").mkdir()
         (run.path / ".metrics.jsonl.0123.part").write_text("half")
+        (run.path / "probe").mkdir()
+        (run.path / "probe/.step-00000004.safetensors.0123.part").write_text("half")
         with (run.path / "metrics.jsonl").open("a") as file:
             file.write('{"kind": "tr')
         with run.lock():
             assert os.listdir(run.path / "checkpoints") == ["step-00000001"]
-            assert not list(run.path.glob(".*"))
+            assert not [*run.path.glob(".*"), *run.path.glob("probe/.*")]
             run.log(record(2))
         assert run.records() == [record(1), record(2)]
 

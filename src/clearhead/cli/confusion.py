@@ -19,10 +19,10 @@ def run(argv: Sequence[str]) -> None:
     )
     args = options.parse(argv)
 
+    from clearhead.drawing import check_suffix, save_figure
     from clearhead.serving.session import Session
     from clearhead.serving.testing import confusion
     from clearhead.training.confusion import draw_confusion
-    from clearhead.training.figures import check_suffix, save_figure
 
     out = args.out or Path(args.run) / "figures/confusion.png"
     check_suffix(out)

@@ -33,8 +33,8 @@ def run(argv: Sequence[str]) -> None:
     )
     args = options.parse(argv)
 
+    from clearhead.drawing import check_suffix, save_figure
     from clearhead.training.curves import draw_curves, read_curves
-    from clearhead.training.figures import check_suffix, save_figure
 
     folders = [Path(run) for run in args.runs]
     out = args.out or (folders[0] / "figures/curves.png" if len(folders) == 1 else Path("curves.png"))
@@ -43,6 +43,8 @@ def run(argv: Sequence[str]) -> None:
 
 
 def read_epochs(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"must be a number of epochs, 1 or more, got {text!r}; runs come before it")
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) == 0:
+        raise argparse.ArgumentTypeError(
+            f"must be a number of epochs, from 1 to 999999999, got {text!r:.60}; runs come before it"
+        )
     return int(text)

@@ -118,6 +118,7 @@ def write_sheet(config: "DataConfig", seed: int, out: Path) -> None:
         raise ValueError(f"a contact sheet is a .png file, got {str(out)!r}; try --out {out.with_suffix('.png')}")
     packed = io.BytesIO()
     contact_sheet(load(config, seed)).save(packed, "PNG")
+    out.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(out, packed.getvalue())
 
 

@@ -120,14 +120,14 @@ def about_one(claim: "Claim") -> str:
 
 def check_figure(claim: "Claim", path: Path | None) -> None:
     """Before the experiment: nobody waits for a figure that cannot be saved."""
+    from clearhead.drawing import check_suffix
     from clearhead.lab.figures.gallery import FIGURES
-    from clearhead.lab.figures.style import check_format
 
     if path is None:
         return
     if claim.slug not in FIGURES:
         raise ValueError(f"--figure needs a claim with a figure, got {claim.slug}; try {', '.join(FIGURES)}")
-    check_format(path)
+    check_suffix(path)
 
 
 def draw(claim: "Claim", args: Namespace, changes: dict[str, object]) -> Path | None:

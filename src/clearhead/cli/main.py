@@ -120,6 +120,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
+    except (KeyError, IndexError, UnicodeError) as error:  # nobody wrote these for a reader
+        return complain_unexpected(error)
     except (ValueError, LookupError) as error:
         return complain(error.args[0] if error.args else error, USAGE_ERROR)
     except SystemExit as leaving:  # argparse has shown a command's help
@@ -148,6 +150,8 @@ def complain_unexpected(error: Exception) -> int:
         return complain(error, error.exit_code)
     if os.environ.get(TRACEBACK):
         raise error
+    if isinstance(error, MemoryError) or "allocate" in str(error) or "out of memory" in str(error):
+        return complain("this must fit into memory, got too little; choose a smaller batch, model or input", MISTAKE)
     first = (str(error).strip().splitlines() or [""])[0]
     return complain(f"{type(error).__name__}: {first} (unexpected; {TRACEBACK}=1 shows where)", MISTAKE)
 

@@ -20,7 +20,7 @@ def download(url: str, target: Path, most: int) -> None:
     """Writes target once the file is whole; until then target.part has what came. At most `most` bytes are taken."""
     if not url.startswith(("https://", "http://")):
         raise ValueError(f"an address starts with https:// or http://, got {url!r}; use --from for a path")
-    part = target.with_name(target.name + ".part")
+    part = part_of(target)
     while True:
         before = size_of(part)
         try:
@@ -72,6 +72,11 @@ def bar() -> Progress:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     return Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal, transient=True)
+
+
+def part_of(target: Path) -> Path:
+    """Where the bytes are that have come so far."""
+    return target.with_name(target.name + ".part")
 
 
 def size_of(path: Path) -> int:

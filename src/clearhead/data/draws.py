@@ -17,7 +17,7 @@ def key_of(*parts: int | str) -> int:
     """One stream for each different sequence of parts, such as (seed, "crop", epoch, step)."""
     key = 0
     for part in parts:
-        number = part if isinstance(part, int) else zlib.crc32(part.encode()) << 32
+        number = part if isinstance(part, int) else zlib.crc32(part.encode(errors="surrogateescape")) << 32
         key = mix_one(key + GOLDEN + mix_one(number & ALL))
     return key
 

@@ -5,7 +5,9 @@ is no test folder, a fifth of each class is the test set: always the same fifth,
 """
 
 import hashlib
+import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,16 +48,21 @@ class Listing:
 
 def load(config: DataConfig, seed: int) -> DataSet:
     listing = list_pictures(config.folder)
+    train, test, n_validation = divided(listing, config.validation)
     images = Images(pixels_of(listing, config.image_size), torch.tensor(listing.labels))
+    learned, held = set_apart(Part(images, torch.tensor(train)), n_validation, config.limit, seed)
+    if validation := listing.at("validation"):
+        held = Part(images, torch.tensor(validation))
+    return DataSet(learned, held, Part(images, torch.tensor(test)), listing.classes, NORMALISE)
+
+
+def divided(listing: Listing, validation: int) -> tuple[list[int], list[int], int]:
+    """The pictures to learn from, those to test on, and how many of the first are set apart if `validation` are wanted
+    and there is no folder of them."""
     train, test = listing.at("train"), listing.at("test")
     if not test:
         train, test = without_test(listing, train)
-    validation = listing.at("validation")
-    n_validation = 0 if validation else min(config.validation, len(train) // SHARE)
-    learned, held = set_apart(Part(images, torch.tensor(train)), n_validation, config.limit, seed)
-    if validation:
-        held = Part(images, torch.tensor(validation))
-    return DataSet(learned, held, Part(images, torch.tensor(test)), listing.classes, NORMALISE)
+    return train, test, 0 if listing.at("validation") else min(validation, len(train) // SHARE)
 
 
 def list_pictures(folder: str) -> Listing:
@@ -66,11 +73,7 @@ def list_pictures(folder: str) -> Listing:
     if not homes["train"]:
         homes = {"train": [root], "validation": [], "test": []}
     classes = tuple(path.name for path in subfolders(homes["train"][0]))
-    if len(classes) < 2:
-        raise ValueError(
-            f"there must be two classes or more, each a folder in {homes['train'][0]}, got {len(classes)}; "
-            "sort the pictures into folders"
-        )
+    check_classes(classes, homes["train"][0])
     found = [
         (path, classes.index(name), split)
         for split, places in homes.items()
@@ -80,6 +83,17 @@ def list_pictures(folder: str) -> Listing:
     ]
     files, labels, splits = zip(*found, strict=True)
     return Listing(root, classes, files, labels, splits)
+
+
+def check_classes(classes: tuple[str, ...], place: Path) -> None:
+    if len(classes) < 2:
+        raise ValueError(
+            f"there must be two classes or more, each a folder in {place}, got {len(classes)}; "
+            "sort the pictures into folders"
+        )
+    for name in classes:
+        if name.encode(errors="replace").decode() != name:  # names of files are bytes, and not all bytes are text
+            raise ValueError(f"the name of a class must be text (UTF-8), got {name!r} in {place}; rename that folder")
 
 
 def pictures_by_class(place: Path, classes: tuple[str, ...]) -> dict[str, list[Path]]:
@@ -124,12 +138,24 @@ def pixels_of(listing: Listing, size: int) -> Tensor:
         data = kept.read_bytes()
         if hashlib.sha256(data[DIGEST_BYTES:]).digest() == data[:DIGEST_BYTES]:
             return parse(data[DIGEST_BYTES:], str(kept))
+    check_room(len(listing.files), size)
     pixels = decode(listing.files, size)
     head = b"\0\0\x08\x04" + b"".join(n.to_bytes(4, "big") for n in pixels.shape)
     data = head + pixels.numpy().tobytes()
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(kept, hashlib.sha256(data).digest() + data)
+    with suppress(OSError):  # without a place for it they are decoded again the next time
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(kept, hashlib.sha256(data).digest() + data)
     return pixels
+
+
+def check_room(n: int, size: int) -> None:
+    """Refuses what this machine's memory cannot hold, before the first picture is read."""
+    needed, there = n * 3 * size**2, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise ValueError(
+            f"all pictures must fit into memory, got {n} of {size} x {size}, {needed / 1e9:,.0f} GB of "
+            f"{there / 1e9:,.0f}; choose a smaller image_size"
+        )
 
 
 def key_of_files(listing: Listing, size: int) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from clearhead.data.download import download
+from clearhead.data.download import download, part_of
 from clearhead.data.unpack import MOST, read_archive
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
@@ -63,9 +63,14 @@ class Web:
         found: dict[str, bytes] = {}
         for url in self.urls:
             target = downloads / url.rpartition("/")[2]
-            if not target.exists():
-                download(url, target, self.most)
-            found.update(read_file(target, wanted))
+            try:
+                if not target.exists():
+                    download(url, target, self.most)
+                found.update(read_file(target, wanted))
+            except ValueError:  # not what it should be: the next try must not find it again
+                for path in (target, part_of(target)):
+                    path.unlink(missing_ok=True)
+                raise
         return found
 
 

@@ -60,6 +60,7 @@ def read(stored: Stored, name: str) -> bytes:
 def obtain(stored: Stored, sources: Sequence[Source], report: Callable[[str], None]) -> Path:
     """Fetches from the first source that has it, and returns the folder of the copy."""
     tried = []
+    downloads_of(stored).mkdir(parents=True, exist_ok=True)  # here: a place that cannot be written is no source's fault
     for source in sources:
         report(f"{stored.name} from {source.what}")
         try:
@@ -83,7 +84,7 @@ def obtain(stored: Stored, sources: Sequence[Source], report: Callable[[str], No
 def fetched(stored: Stored, source: Source) -> Files:
     """The decoded files of a source, with the right digests."""
     downloads = downloads_of(stored)
-    downloads.mkdir(parents=True, exist_ok=True)
+    downloads.mkdir(exist_ok=True)  # again: a source before this one may have brought rubbish
     found = source.read(stored.wanted, downloads)
     try:
         files = stored.decode(found)

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from clearhead.insight.addresses import Places
 from clearhead.insight.calls import Call, Fused, Written
 from clearhead.insight.layout import Layout, einsum_layout, matmul_layout
-from clearhead.insight.softmaxes import FOLLOWED, SOFTMAXES, Trails
+from clearhead.insight.softmaxes import FOLLOWED, SOFTMAXES, Trails, argument
 
 KERNEL = "scaled_dot_product_attention"
 TORCH_NN = "multi_head_attention_forward"
@@ -92,15 +92,14 @@ class Capture(TorchFunctionMode):
             self.torch_nn.pop()
 
     def product(self, name: str, args: Any, kwargs: Any, out: Tensor) -> Tensor:
-        operands = [*args, *(kwargs[key] for key in ("other", "mat2") if key in kwargs)][:2]
+        operands = [argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "other", "mat2")]
         if name == "__rmatmul__":
             operands.reverse()
         for i, weights in enumerate(operands):
-            values = operands[1 - i]
-            trail = self.trails.of(weights)
-            n_axes = weights.dim() if trail is None else max(weights.dim(), values.dim())
+            values, trail = operands[1 - i], self.trails.of(weights)
             if trail is None or trail.axis != weights.dim() - 1 - i:
                 continue
+            n_axes = max(weights.dim(), values.dim())
             n_joined = (trail.n_joined(weights.shape) or self.n_joined()) if n_axes == 3 else 0
             layout = matmul_layout(n_axes, values.dim(), i == 0, n_joined)
             if layout is not None:

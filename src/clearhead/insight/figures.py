@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clearhead.drawing import COLOURS, GREY
 from clearhead.insight.style import (
-    COLOURS,
-    GREY,
     SMALL,
     TEXT,
     TITLE,

@@ -8,22 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clearhead.drawing import COLOURS, LIGHT
 from clearhead.insight.figures import is_long, lay_over, show_picture, two_dimensional
-from clearhead.insight.style import (
-    BOTH_WAYS,
-    COLOURS,
-    GRID,
-    SMALL,
-    TEXT,
-    TITLE,
-    bar,
-    blank,
-    check_names,
-    heat,
-    limits,
-    numbers,
-    plain,
-)
+from clearhead.insight.style import BOTH_WAYS, SMALL, TEXT, TITLE, bar, blank, check_names, heat, limits, numbers, plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,7 +40,7 @@ def draw_ranking(
     axes.axvline(0, color="black", linewidth=1)
     axes.tick_params(labelsize=SMALL)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.grid(axis="x", color=GRID)
+    axes.grid(axis="x", color=LIGHT)
     axes.set_axisbelow(True)
     axes.set_xlabel(unit + (f"   ({left_out} smaller changes are left out)" if left_out else ""), fontsize=TEXT)
     figure.suptitle(title, fontsize=TITLE)
@@ -116,7 +103,7 @@ def draw_entropy(steps: Sequence[int], entropies: Any, names: Sequence[str], *, 
             axes.axhline(most, color="black", linewidth=1, linestyle=":", label="all keys alike")
         axes.set_title(name, fontsize=TEXT)
         axes.tick_params(labelsize=SMALL)
-        axes.grid(color=GRID)
+        axes.grid(color=LIGHT)
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_ylim(bottom=0)
         axes.set_xlabel("step", fontsize=TEXT)

@@ -76,17 +76,9 @@ def deletion_curve(
     return torch.stack(curve, dim=1)
 
 
-def deletion_area(
-    model: nn.Module,
-    images: Tensor,
-    ranking: Tensor,
-    classes: Tensor | int | None = None,
-    *,
-    fill: Fill = "grey",
-    logits: Logits = lambda output: output,
-) -> Tensor:
-    """The area under the deletion curve, of a whole that is 1 wide and 1 high: (B,). Smaller is the better ranking."""
-    curve = deletion_curve(model, images, ranking, classes, fill=fill, logits=logits)
+def deletion_area(curve: Tensor) -> Tensor:
+    """The area under a deletion curve (B,P+1), of a whole that is 1 wide and 1 high: (B,). Smaller is the better
+    ranking."""
     return torch.trapezoid(curve, dx=1 / (curve.shape[1] - 1), dim=1)
 
 

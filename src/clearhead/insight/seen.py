@@ -80,16 +80,17 @@ class SeenLayer:
         return self.call.arranged(gradient)
 
     def verify(self) -> float:
-        """The largest difference between weights @ v and what the model got."""
-        largest, heads, out = 0.0, list(range(self.n_heads)), self.out
+        """The largest difference between weights @ v and what the model got; nan where either is no number."""
+        largest, heads, out = self.out.new_zeros(()), list(range(self.n_heads)), self.out
         n_rows = max(1, PIECE // max(1, self.batch * self.n_heads * self.n_keys))
         with torch.no_grad():
             values = self.call.values(heads)
             for start in range(0, self.n_queries, n_rows):
                 rows = slice(start, start + n_rows)
                 difference = self.call.weights(heads, rows).to(values.dtype) @ values - out[:, :, rows]
-                largest = max(largest, difference.abs().max().item() if difference.numel() else 0.0)
-        return largest
+                if difference.numel():
+                    largest = torch.maximum(largest, difference.abs().amax())  # of a nan and a number, nan
+        return largest.item()
 
     def __repr__(self) -> str:
         what = f"{self.n_heads} heads, {self.n_queries} x {self.n_keys}"

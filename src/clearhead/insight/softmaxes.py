@@ -102,6 +102,11 @@ class Trails:
         self.trails[out] = replace(trail, twin=twin, axis=axis)
 
 
+def argument(args: Any, kwargs: Any, place: int, *names: str) -> Any:
+    """An argument of a call, wherever the caller put it."""
+    return args[place] if place < len(args) else next((kwargs[name] for name in names if name in kwargs), None)
+
+
 def called_with(func: Callable[..., Any], source: Tensor, other: Tensor, args: Any, kwargs: Any) -> Any:
     """The same call with another tensor in the place of source."""
     return func(
@@ -119,11 +124,12 @@ def axis_after(
     last = source.dim() - 1
     match name:
         case "linear":
-            return axis if args[0] is source and axis != last else None
+            return axis if argument(args, kwargs, 0, "input") is source and axis != last else None
         case "layer_norm":
-            return axis if axis <= last - len(args[1]) else None
+            return axis if axis <= last - len(argument(args, kwargs, 1, "normalized_shape")) else None
         case "conv2d":
-            return axis if args[0] is source and axis >= last - 1 and args[1].shape[2:] == (1, 1) else None
+            image, kernel = argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "weight")
+            return axis if image is source and axis >= last - 1 and kernel.shape[2:] == (1, 1) else None
         case "einsum":
             return axis_after_einsum(args[0], args[1] is source, axis)
     if name not in SHAPES:  # a mask or factor of another shape would make something else of it

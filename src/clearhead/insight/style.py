@@ -1,6 +1,6 @@
 """How the pictures of attention look: readable from the last row, and the same to the colour-blind.
 
-matplotlib is loaded when one is drawn. pyplot stays out: a figure belongs to who asked for it, not to a global list.
+Colours and saving are those of every picture: see drawing.py.
 """
 
 import math
@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from clearhead import drawing
+from clearhead.drawing import MAP, short
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -18,23 +21,14 @@ if TYPE_CHECKING:
 
 TITLE, TEXT, SMALL = 18, 15, 12
 """points"""
-MAP = "viridis"
-"""even steps of lightness, told apart by the colour-blind and in grey"""
 BOTH_WAYS = "PuOr_r"
 """purple below zero, white at zero, orange above"""
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's, without the yellow, which a white page swallows"""
-GRID, GREY = "#DDDDDD", "#767676"
+DPI = 120
 
 
 def blank(width: float, height: float) -> "Figure":
     """An empty figure of this many inches."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return drawing.blank(width, height, DPI)
 
 
 def numbers(values: Any) -> "NDArray[np.float64]":
@@ -68,12 +62,6 @@ def bar(figure: "Figure", image: "AxesImage", axes: "Axes | Sequence[Axes]", uni
         colour_bar.set_ticks(ticks, labels=[short(tick, high - low) for tick in ticks])
     colour_bar.ax.tick_params(labelsize=SMALL)
     colour_bar.set_label(unit, fontsize=TEXT)
-
-
-def short(value: float, spread: float) -> str:
-    """Rounded to about a hundredth of the spread."""
-    decimals = max(0, 2 - round(math.log10(spread)))
-    return f"{value:.{decimals}f}" if decimals < 6 else f"{value:.1e}"
 
 
 def plain(axes: "Axes") -> None:

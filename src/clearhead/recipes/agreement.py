@@ -17,9 +17,12 @@ def check_agreement(config: RunConfig) -> None:
     data, asked = config.data, objective_of(config.data)
     what = f"whole with question={data.question}" if data.name == "whole" else data.name
     if config.objective != asked:
-        raise ValueError(f"{what} needs objective={asked}, got {config.objective}; leave the objective as it is")
+        raise ValueError(
+            f"{what} needs objective={asked}, got {config.objective}; leave objective and data as they are, or choose "
+            "another recipe"
+        )
     if data.name == "folder" and not data.folder:
-        raise ValueError("own pictures need their folder, got none; add --data.folder PATH")
+        raise ValueError("own pictures need their folder, got none; run: clearhead train folder --data.folder PATH")
     if data.name in (*IMAGES, "folder"):
         check_vision(config.model, data)
     else:

@@ -19,6 +19,8 @@ from clearhead.training.state import Standing
 
 WARM_UP, TIMED, SECONDS = 2, 20, 5.0
 """steps before the clock runs; steps that it runs for, unless that many seconds are over before"""
+A_LIFE = 100 * 365 * 24 * 3600.0
+"""in seconds"""
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,13 @@ class Estimate:
     def seconds(self) -> float:
         return self.steps * self.seconds_per_step + self.evaluations * self.seconds_per_evaluation
 
+    @property
+    def end(self) -> str:
+        if self.seconds > A_LIFE:
+            return "nobody here will see it done"
+        return f"started now, done at {datetime.now() + timedelta(seconds=self.seconds):%H:%M on %d %B}"
+
     def __str__(self) -> str:
-        end = datetime.now() + timedelta(seconds=self.seconds)
         epochs = self.steps / self.steps_per_epoch
         return "\n".join(
             [
@@ -55,7 +62,7 @@ class Estimate:
                 f"steps              {self.steps:,} ({epochs:.3g} epochs)",
                 f"seconds per step   {self.seconds_per_step:.3g}",
                 f"seconds per epoch  {self.seconds_per_epoch:,.3g}, validation included",
-                f"in all             {clock(self.seconds)}; started now, done at {end:%H:%M on %d %B}",
+                f"in all             {clock(self.seconds)}; {self.end}",
             ]
         )
 

@@ -12,9 +12,12 @@ from clearhead.data.config import Augmentation, DataConfig
 from clearhead.models.config import VisionConfig
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 
+BATCH_SIZE = 32
+
 
 def folder(*, folder: str = "", image_size: int = 64) -> RunConfig:
-    """The number of classes is the number of folders; without a folder, two."""
+    """The number of classes is the number of folders; without a folder, two. Few pictures make one small batch."""
+    n_classes, n_pictures = counts(folder) if folder else (2, BATCH_SIZE)
     return RunConfig(
         recipe="folder",
         model=VisionConfig(
@@ -24,7 +27,7 @@ def folder(*, folder: str = "", image_size: int = 64) -> RunConfig:
             hidden=256,
             image_size=image_size,
             patch_size=8,
-            n_classes=n_classes(folder) if folder else 2,
+            n_classes=n_classes,
             tokenizer="stem",
             readout="attention",
         ),
@@ -32,12 +35,17 @@ def folder(*, folder: str = "", image_size: int = 64) -> RunConfig:
             name="folder", folder=folder, image_size=image_size, augmentation=Augmentation(crop=4, flip=True)
         ),
         optimizer=OptimizerConfig(kind="muon", lr=3e-3, schedule="linear", warmup=20),
-        training=TrainingConfig(epochs=30, batch_size=32, label_smoothing=0.1, flip_average=True),
+        training=TrainingConfig(
+            epochs=30, batch_size=min(BATCH_SIZE, n_pictures), label_smoothing=0.1, flip_average=True
+        ),
         objective="classes",
     )
 
 
-def n_classes(folder: str) -> int:
-    from clearhead.data.folder import list_pictures  # imports torch
+def counts(folder: str) -> tuple[int, int]:
+    """Classes, and pictures to learn from."""
+    from clearhead.data.folder import divided, list_pictures  # imports torch
 
-    return len(list_pictures(folder).classes)
+    listing = list_pictures(folder)
+    train, _, n_validation = divided(listing, DataConfig.validation)
+    return len(listing.classes), len(train) - n_validation

@@ -87,8 +87,9 @@ def folder_of(config: RunConfig, name: str | None, resume: bool = False) -> Path
 
 
 def check_run_name(name: str) -> None:
-    if not re.fullmatch(r"\w[\w.+-]*", name):
+    if not re.fullmatch(r"\w[\w.+-]{0,59}", name):
         raise ValueError(
-            f"a run's name has letters, digits and _ . + - and begins with one of the first three, got {name!r}; "
+            "a run's name has at most 60 letters, digits and _ . + - and begins with one of the first three, "
+            f"got {name!r:.80}; "
             "the folder is runs/NAME here"
         )

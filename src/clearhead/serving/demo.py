@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from clearhead.drawing import save_figure
 from clearhead.models.config import check_positive
 from clearhead.recipes.all import config_of
 from clearhead.recipes.start import train
@@ -11,7 +12,6 @@ from clearhead.serving.session import Session
 from clearhead.serving.testing import confusion
 from clearhead.training.confusion import draw_confusion
 from clearhead.training.curves import draw_curves, read_curves
-from clearhead.training.figures import save_figure
 from clearhead.training.loop import Outcome
 from clearhead.training.run import RunDirectory
 

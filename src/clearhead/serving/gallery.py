@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from clearhead.data import datasets
+from clearhead.drawing import COLOURS, blank
 from clearhead.serving.session import Session
 from clearhead.serving.testing import answers_on_test
-from clearhead.training.figures import COLOURS, blank
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from clearhead.data import datasets
+from clearhead.drawing import save_figure
 from clearhead.insight.figures import draw_head, draw_over_image, draw_tokens, draw_wall
 from clearhead.insight.figures_heads import draw_aggregates, draw_ranking
 from clearhead.insight.heads import head_importance
 from clearhead.insight.look import look
-from clearhead.insight.occlusion import Fill, deletion_area, occlusion
+from clearhead.insight.occlusion import Fill, deletion_area, deletion_curve, occlusion
 from clearhead.insight.relevance import relevance
 from clearhead.insight.rollout import maximum, mean, rollout, to_answer
 from clearhead.insight.seen import Seen
 from clearhead.models.config import VisionConfig
 from clearhead.serving.session import Answer, Session
-from clearhead.training.figures import save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -149,7 +149,7 @@ def over_image(
     fill: Fill = "black" if model.channels == 1 else "grey"
     proof = occlusion(session.model, example.inputs, grid, int(chosen), fill=fill)
     areas = {
-        name: deletion_area(session.model, example.inputs, ranked, int(chosen), fill=fill).item()
+        name: deletion_area(deletion_curve(session.model, example.inputs, ranked, int(chosen), fill=fill)).item()
         for name, ranked in {**maps, "occlusion": proof}.items()
     }
     figure = draw_aggregates(example.image, {name: m[0] for name, m in maps.items()}, proof[0], areas)

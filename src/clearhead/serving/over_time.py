@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from clearhead.drawing import save_figure
 from clearhead.insight.animation import save_animation
 from clearhead.insight.figures_heads import draw_entropy, draw_strip
 from clearhead.insight.heads import entropy
-from clearhead.training.figures import save_figure
 from clearhead.training.probe import read_maps
 from clearhead.training.run import RunDirectory
 

@@ -21,6 +21,8 @@ from clearhead.training.sharding import fill
 
 AT_ONCE = 256
 """examples that are answered in one pass"""
+FEWEST_OF_A_SET = 3
+"""of two, neither is the odd one"""
 
 
 def load(run: str | Path) -> nn.Module:
@@ -114,9 +116,12 @@ class Session:
         return Answer(pairs[0][0], pairs[0][1], dict(pairs))
 
     def odd_one(self, images: Tensor) -> list[Answer]:
+        if len(images) < FEWEST_OF_A_SET:
+            raise ValueError(f"a set has {FEWEST_OF_A_SET} pictures or more, got {len(images)}; name the others too")
         shares = self.logits(images.flatten(1)[None]).flatten().softmax(0).tolist()
+        odd = shares.index(max(shares))  # of equal ones the first
         return [
-            Answer("odd" if share == max(shares) else "-", share, {"odd": share, "-": 1 - share}) for share in shares
+            Answer("odd" if i == odd else "-", share, {"odd": share, "-": 1 - share}) for i, share in enumerate(shares)
         ]
 
 

@@ -29,6 +29,8 @@ ObjectiveName = Literal["classes", "each", "yes-no", "number", "odd"]
 
 MOST_SEED = 2**63 - 1
 """torch's generators take no more"""
+MOST_STEPS = 10**12
+"""of steps and of epochs: more than anybody lives to see"""
 MOST_THREADS = 1024
 """many more, and the process ends without a word when they are started"""
 
@@ -110,7 +112,8 @@ class TrainingConfig:
     """processor threads; 0 for torch's own choice"""
 
     def __post_init__(self) -> None:
-        check_count(steps=self.steps, epochs=self.epochs, evaluate_every=self.evaluate_every)
+        check_at_most(MOST_STEPS, steps=self.steps, epochs=self.epochs)
+        check_count(evaluate_every=self.evaluate_every)
         check_at_most(MOST_THREADS, threads=self.threads)
         check_count(checkpoint_every=self.checkpoint_every, patience=self.patience)
         check_positive(batch_size=self.batch_size, accumulate=self.accumulate, keep=self.keep, log_every=self.log_every)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from clearhead.training.figures import blank
+from clearhead.drawing import blank
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
-from clearhead.training.figures import COLOURS, GREY, GRID, MARKERS, blank
+from clearhead.drawing import COLOURS, GREY, LIGHT, blank
 from clearhead.training.records import Record, of_run
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ KINDS: dict[Kind, str] = {"train": "training", "validation": "validation"}
 MOST_POINTS = 200
 """a line of more than these in one panel is noise that hides the others"""
 MOST_MARKS = 60
+MARKERS = "os^Dv<>PX"
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def draw_panel(panel: "Axes", runs: Sequence[Curves], quantity: Quantity, window
     panel.set_title(f"{quantity}, epochs 0 to {window:.3g}", fontsize=12)
     panel.set_xlabel("epoch", fontsize=11)
     panel.set_ylabel(quantity, fontsize=11)
-    panel.grid(color=GRID, linewidth=0.8)
+    panel.grid(color=LIGHT, linewidth=0.8)
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)
     if not panel.lines:

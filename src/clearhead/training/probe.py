@@ -9,16 +9,16 @@ import re
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from clearhead.files import write_atomic
 from clearhead.insight.look import look
 from clearhead.training.evaluate import testing
-from clearhead.training.run import RunDirectory
+from clearhead.training.run import PROBE, RunDirectory
 from clearhead.training.setup import Setup
 
-FOLDER = "probe"
 TIMES = 40
 """how often a run is probed unless said"""
 
@@ -37,7 +37,7 @@ def keep_maps(setup: Setup, step: int, run: RunDirectory | None) -> None:
         seen = look(setup.model, inputs)
         maps = {address: seen[address].weights().half().cpu().contiguous() for address in seen}
     if run:
-        folder = run.path / FOLDER
+        folder = run.path / PROBE
         folder.mkdir(exist_ok=True)
         write_atomic(folder / f"step-{step:08d}.safetensors", save(maps))
 
@@ -52,9 +52,18 @@ def probed_inputs(setup: Setup) -> Tensor:
 
 def read_maps(run: Path) -> tuple[list[int], dict[str, Tensor]]:
     """The steps (T,), and by address the weights (T,N,H,Q,K)."""
-    found = sorted((run / FOLDER).glob("step-*.safetensors"))
+    found = sorted((run / PROBE).glob("step-[0-9]*.safetensors"))
     if not found:
         raise LookupError(f"{run} has no maps of its training; train it with a probe: clearhead train RECIPE --probe 4")
     steps = [int(number) for path in found for number in re.findall(r"step-(\d+)", path.name)]
-    each = [load(path.read_bytes()) for path in found]
+    each = [maps_in(path) for path in found]
     return steps, {address: torch.stack([maps[address] for maps in each]).float() for address in each[0]}
+
+
+def maps_in(path: Path) -> dict[str, Tensor]:
+    try:
+        return load(path.read_bytes())
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path} must be the maps that a probe wrote, got a damaged file ({error}); delete it"
+        ) from None

@@ -4,6 +4,7 @@
     runs/mine/metrics.jsonl     what was measured
     runs/mine/checkpoints/      where to go on from
     runs/mine/best.json         which of them is the best
+    runs/mine/probe/            attention while it is learnt, if so asked
     runs/mine/figures/          pictures
     runs/mine/lock              held by the process that trains; the system lets go of it when that process ends
 
@@ -33,7 +34,7 @@ from clearhead.training import checkpoint, records
 from clearhead.training.checkpoint import DamagedCheckpointError, Snapshot
 from clearhead.training.records import CONFIG, METRICS, Record
 
-BEST, LOCK = "best.json", "lock"
+BEST, LOCK, PROBE = "best.json", "lock", "probe"
 Report = Callable[[str], None]
 
 
@@ -95,7 +96,8 @@ class RunDirectory:
             self.is_owned = True
             (self.path / "checkpoints").mkdir(exist_ok=True)  # what cannot be saved to is known before the first step
             checkpoint.clean(self.path)
-            remove_parts(self.path)
+            for folder in (self.path, self.path / PROBE):  # not figures, which anyone may be drawing
+                remove_parts(folder)
             records.drop_torn(self.path / METRICS)
             yield self
         finally:

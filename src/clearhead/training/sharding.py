@@ -18,7 +18,8 @@ def shard(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, EncoderBlock | DecoderBlock):
             fully_shard(module)
-    fully_shard(model)
+    # what was put together must not outlive the pass: an evaluation may be of other weights (ema.py) than the next step
+    fully_shard(model, reshard_after_forward=True)
     for name in ("encode", "decode"):  # other ways into a model than forward: the weights must be there too
         if hasattr(model, name):
             register_fsdp_forward_method(model, name)

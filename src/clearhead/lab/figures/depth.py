@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from clearhead.drawing import BLUE, VERMILION
 from clearhead.lab.depth import first_gradient
-from clearhead.lab.figures.style import BLUE, MISTAKE, TRUTH, VERMILION, canvas, label, name
+from clearhead.lab.figures.style import MISTAKE, TRUTH, canvas, label, name
 from clearhead.lab.normalisation import gradients
 
 if TYPE_CHECKING:

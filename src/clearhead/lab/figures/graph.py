@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from clearhead.lab.figures.style import BLACK, BLUE, SMALL, canvas, name
+from clearhead.drawing import BLACK, BLUE
+from clearhead.lab.figures.style import SMALL, canvas, name
 from clearhead.nn.attention import attend_reference
 
 if TYPE_CHECKING:

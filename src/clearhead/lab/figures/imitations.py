@@ -7,22 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clearhead.drawing import BLACK, BLUE, GREEN, GREY, LIGHT, ORANGE, PURPLE, VERMILION
 from clearhead.lab.constructions import SHARP, OffsetAttention, convolution, identity, permutation, pointwise
-from clearhead.lab.figures.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    LIGHT,
-    ORANGE,
-    PURPLE,
-    SMALL,
-    VERMILION,
-    canvas,
-    heat_maps,
-    label,
-    name,
-)
+from clearhead.lab.figures.style import SMALL, canvas, heat_maps, label, name
 from clearhead.nn.attention import attend_reference
 
 if TYPE_CHECKING:

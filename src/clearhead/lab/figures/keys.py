@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clearhead.drawing import BLACK, GREY
 from clearhead.lab.elongated_key import divided_by_alpha, exact
-from clearhead.lab.figures.style import BLACK, GREY, MISTAKE, TRUTH, canvas, key_below, label, name
+from clearhead.lab.figures.style import MISTAKE, TRUTH, canvas, key_below, label, name
 from clearhead.lab.moved_key import first_order, scaled_down
 from clearhead.nn.attention import attend_reference
 from clearhead.nn.softargmax import softargmax

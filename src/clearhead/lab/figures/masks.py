@@ -4,18 +4,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from clearhead.lab.figures.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    SMALL,
-    TITLE,
-    VERMILION,
-    canvas,
-    label,
-    name,
-    two_colours,
-)
+from clearhead.drawing import BLACK, BLUE, GREEN, VERMILION
+from clearhead.lab.figures.style import SMALL, TITLE, canvas, label, name, two_colours
 from clearhead.nn import masks
 from clearhead.nn.attention import attend_reference
 

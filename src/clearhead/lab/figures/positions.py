@@ -5,17 +5,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from clearhead.lab.figures.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    ORANGE,
-    SMALL,
-    VERMILION,
-    canvas,
-    heat_maps,
-    label,
-)
+from clearhead.drawing import BLACK, BLUE, GREEN, ORANGE, VERMILION
+from clearhead.lab.figures.style import SMALL, canvas, heat_maps, label
 from clearhead.nn.positions import LearnedPositions, sinusoidal
 from clearhead.nn.rotary import alibi, rotary_angles, rotate
 

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from clearhead.lab.figures.style import BLUE, GREEN, TEXT, VERMILION, canvas, name
+from clearhead.drawing import BLUE, GREEN, VERMILION
+from clearhead.lab.figures.style import TEXT, canvas, name
 from clearhead.lab.reach import AlongTheLine
 from clearhead.nn.attention import MultiHeadAttention
 

@@ -1,7 +1,6 @@
 """How the lab's figures look: readable from the last row of a lecture hall, and the same to the colour-blind.
 
-Only this file touches matplotlib, and only when a figure is made. pyplot stays out: a figure belongs to its caller, not
-to a global list, and leaves nobody else's settings changed.
+Colours and saving are those of every picture: see drawing.py.
 """
 
 import math
@@ -13,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from clearhead.drawing import BLACK, BLUE, LIGHT, MAP, VERMILION, blank, check_suffix, save_figure, short
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -20,23 +21,10 @@ if TYPE_CHECKING:
 
 SIZE = (10.0, 5.6)
 """inches"""
-DPI = 150
 TITLE, TEXT, SMALL = 18, 16, 14
 """points, at SIZE"""
 
-# Okabe and Ito's colours, without the yellow that a projector washes out
-BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
-BLUE, VERMILION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
-GREY, LIGHT = "#767676", "#DDDDDD"
 TRUTH, MISTAKE = BLUE, VERMILION
-MAP = "viridis"
-
-METADATA: dict[str, dict[str, Any]] = {
-    ".png": {"Software": None},
-    ".svg": {"Date": None, "Creator": None},
-    ".pdf": {"CreationDate": None},
-}
-"""what each format would otherwise write about the day and the program"""
 
 
 def canvas(
@@ -48,11 +36,7 @@ def canvas(
     same_y: bool = False,
 ) -> "tuple[Figure, list[Axes]]":
     """An empty figure and its axes, by letter: "AB" are two side by side, "AB;AC" has one tall and two small."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=SIZE, dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank(*SIZE)
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)  # type: ignore[union-attr, call-arg]
     by_letter = figure.subplot_mosaic(places, width_ratios=widths, height_ratios=heights, sharex=same_x, sharey=same_y)
     all_axes = [by_letter[letter] for letter in sorted(by_letter)]
@@ -143,12 +127,6 @@ def two_colours(axes: "Axes", mask: Tensor, texts: list[list[str]]) -> None:
         text.set_in_layout(False)  # they lie inside: the layout need not look at them
 
 
-def short(value: float, spread: float) -> str:
-    """Rounded to about a hundredth of the spread."""
-    decimals = max(0, 2 - round(math.log10(spread)))
-    return f"{value:.{decimals}f}" if decimals < 5 else f"{value:.1e}"
-
-
 def count_ticks(axes: "Axes", rows: int, columns: int) -> None:
     """Tokens are counted from 1; if there are many, only some get a number."""
     for set_ticks, count in ((axes.set_xticks, columns), (axes.set_yticks, rows)):
@@ -158,23 +136,9 @@ def count_ticks(axes: "Axes", rows: int, columns: int) -> None:
     axes.tick_params(length=0)
 
 
-def check_format(path: Path) -> str:
-    """The suffix of a figure's file, if it is one that figures are saved as."""
-    suffix = path.suffix.lower()
-    if suffix not in METADATA:
-        name = f"{path.stem or 'figure'}.png"
-        raise ValueError(f"a figure is saved as {', '.join(METADATA)}, got {path.name!r}; try {name}")
-    return suffix
-
-
 def save(figure: "Figure", path: Path) -> Path:
     """Written as PNG, SVG or PDF, by the suffix of the path; the same figure gives the same bytes."""
-    import matplotlib
-
-    suffix = check_format(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    check_suffix(path)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # each further layout would move things by a hair: one serves all formats
-    with matplotlib.rc_context({"svg.hashsalt": "clearhead"}):
-        figure.savefig(path, metadata=METADATA[suffix], facecolor="white")
-    return path
+    return save_figure(figure, path)

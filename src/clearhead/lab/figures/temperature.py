@@ -5,20 +5,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from clearhead.lab.figures.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    SKY,
-    SMALL,
-    TEXT,
-    VERMILION,
-    canvas,
-    count_ticks,
-    heat_maps,
-    name,
-)
+from clearhead.drawing import BLACK, BLUE, GREEN, GREY, SKY, VERMILION
+from clearhead.lab.figures.style import SMALL, TEXT, canvas, count_ticks, heat_maps, name
 from clearhead.nn.attention import attend_reference
 from clearhead.nn.softargmax import softargmax
 

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from clearhead.lab.figures.style import BLUE, GREEN, GREY, VERMILION, canvas, heat_maps, key_below, label, name
+from clearhead.drawing import BLUE, GREEN, GREY, VERMILION
+from clearhead.lab.figures.style import canvas, heat_maps, key_below, label, name
 from clearhead.nn.attention import MultiHeadAttention, attend_reference
 from clearhead.nn.positions import NoPositions, Positions, SinusoidalPositions
 

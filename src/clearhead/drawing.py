@@ -1,9 +1,11 @@
-"""How the pictures of training look, and how they are saved.
+"""What every picture has in common: an empty figure, colours that everybody tells apart, and how it is saved.
 
-matplotlib is loaded when one is drawn. pyplot stays out: a figure belongs to who asked for it, not to a global list.
+matplotlib is loaded when one is drawn. pyplot stays out: a figure belongs to who asked for it, not to a global list,
+and leaves nobody else's settings changed.
 """
 
 import io
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,27 +14,37 @@ from clearhead.files import write_atomic
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+BLUE, VERMILION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
+COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
 """Okabe and Ito's, which the colour-blind tell apart too, without the yellow, which a white page swallows"""
-MARKERS = "os^Dv<>PX"
-GRID, GREY = "#DDDDDD", "#767676"
+GREY, LIGHT = "#767676", "#DDDDDD"
+MAP = "viridis"
+"""even steps of lightness, told apart by the colour-blind and in grey"""
+DPI = 150
 
 METADATA: dict[str, dict[str, Any]] = {
     ".png": {"Software": None},
-    ".svg": {"Date": None},
+    ".svg": {"Date": None, "Creator": None},
     ".pdf": {"CreationDate": None},
 }
 """the formats, and what each would otherwise say about the day and the program"""
 
 
-def blank(width: float, height: float) -> "Figure":
+def blank(width: float, height: float, dpi: int = DPI) -> "Figure":
     """An empty figure of this many inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def short(value: float, spread: float) -> str:
+    """Rounded to about a hundredth of the spread."""
+    decimals = max(0, 2 - round(math.log10(spread)))
+    return f"{value:.{decimals}f}" if decimals < 6 else f"{value:.1e}"
 
 
 def check_suffix(path: Path) -> None:

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from clearhead.training.figures import METADATA, blank, save_figure
+from clearhead.drawing import METADATA, blank, save_figure, short
 
 
 def drawn():
@@ -45,7 +45,7 @@ def test_pyplot_stays_out():
     """In a process of its own: other tests load libraries that load it."""
     code = """
 import sys
-from clearhead.training.figures import blank
+from clearhead.drawing import blank
 blank(2, 1).subplots().plot([0, 1], [1, 0])
 assert "matplotlib.figure" in sys.modules and "matplotlib.pyplot" not in sys.modules
 """
@@ -55,3 +55,7 @@ assert "matplotlib.figure" in sys.modules and "matplotlib.pyplot" not in sys.mod
 
 def test_three_formats_are_written():
     assert set(METADATA) == {".png", ".svg", ".pdf"}
+
+
+def test_numbers_are_as_long_as_they_need_be():
+    assert [short(0.5, 1.0), short(12.3456, 100.0), short(0.00123, 0.002)] == ["0.50", "12", "0.00123"]

@@ -1,0 +1,17 @@
+from clearhead.models.factory import build_model
+from clearhead.recipes.cifar10_fast import cifar10_fast
+from clearhead.training.optim import split_weights
+
+
+def test_photographs_are_mirrored_in_training_and_so_may_be_at_the_test():
+    assert cifar10_fast().data.augmentation.flip
+    assert cifar10_fast().training.flip_average
+
+
+def test_muon_takes_most_of_the_weights_convolutions_among_them():
+    config = cifar10_fast()
+    hidden, decayed, kept = split_weights(build_model(config.model), config.optimizer.kind)
+    counts = [sum(weight.numel() for weight in weights) for weights in (hidden, decayed, kept)]
+    assert counts[0] > 0.8 * sum(counts)
+    assert any(weight.dim() == 4 for weight in hidden)
+    assert not any(weight.dim() == 4 for weight in decayed + kept)
