@@ -3,38 +3,68 @@ import torch
 import torch.nn.functional as F
 
 from clearhead.nn.patches import to_patches
-from clearhead.nn.stem import NormedConvolution, StemTokens
+from clearhead.nn.stem import COLOURS, NEIGHBOURS, NOISE, Stage, StemTokens, cosines, even_filters
 
 
-@pytest.mark.parametrize(("size", "strides"), [(2, [2]), (4, [2, 1, 2]), (8, [2, 1, 2, 1, 2])])
-def test_tokens_stand_on_the_same_grid_as_patches(size, strides):
+@pytest.mark.parametrize(("size", "widths"), [(2, [32]), (4, [16, 32]), (8, [8, 16, 32])])
+def test_tokens_stand_on_the_same_grid_as_patches(size, widths):
     tokens, images = StemTokens(3, 32, size), torch.randn(2, 3, 2 * size, 3 * size)
     assert tokens.grid(images) == (2, 3)
     assert tokens(images).shape == (2, 6, 32)
-    assert [stage.convolution.stride[0] for stage in tokens.stages] == strides
-
-
-def test_each_convolution_doubles_the_channels_up_to_the_width():
-    widths = [stage.convolution.out_channels for stage in StemTokens(1, 128, 4).stages]
-    assert widths == [32, 64, 128]
-    assert [stage.convolution.out_channels for stage in StemTokens(1, 16, 8).stages] == [8, 8, 8, 8, 16]
+    assert [stage.halve.out_channels for stage in tokens.stages] == widths
 
 
 def test_tokens_see_their_patch_and_overlap():
-    images = torch.randn(1, 3, 16, 16, requires_grad=True)
+    images = torch.randn(1, 3, 32, 32, requires_grad=True)
     out = StemTokens(3, 16, 4)(images)
-    (gradient,) = torch.autograd.grad(out[0, 5].abs().sum(), images)
+    (gradient,) = torch.autograd.grad(out[0, 9].abs().sum(), images)
     seen = to_patches(gradient, 4)[0].abs().sum(-1) > 0
-    assert seen[5]
+    assert seen[9]
     assert seen.sum() > 1
-    assert not seen[15], "and nothing of the far corner"
+    assert not seen[63], "and nothing of the far corner"
 
 
 def test_a_stage_is_its_formula():
-    stage, x = NormedConvolution(3, 8, 2).double(), torch.randn(2, 3, 6, 6, dtype=torch.float64)
-    places = F.conv2d(x, stage.convolution.weight, stride=2, padding=1).permute(0, 2, 3, 1)
-    expected = F.gelu(F.layer_norm(places, (8,))).permute(0, 3, 1, 2)
-    torch.testing.assert_close(stage(x), expected)
+    stage, x = Stage(3, 8).double(), torch.randn(2, 3, 6, 6, dtype=torch.float64)
+    answers = F.pad(F.conv2d(x, stage.halve.weight, padding=1).relu(), (1, 1, 1, 1))
+    halved = answers.unfold(2, 3, 2).unfold(3, 3, 2).amax((-1, -2))
+    torch.testing.assert_close(stage(x), halved + F.conv2d(halved, stage.look_around.weight, padding=1).relu())
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_cosines_are_an_orthonormal_basis_that_begins_with_the_mean(n):
+    basis = cosines(n)
+    torch.testing.assert_close(basis @ basis.T, torch.eye(n))
+    torch.testing.assert_close(basis[0], torch.full((n,), n**-0.5))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_filters_answer_evenly_to_pixels_that_are_alike_as_in_photographs(channels):
+    near = NEIGHBOURS ** (torch.arange(3)[:, None] - torch.arange(3)).abs()
+    alike = torch.full((channels, channels), COLOURS).fill_diagonal_(1.0)
+    pixels = torch.kron(alike, torch.kron(near, near)).double()
+    filters = even_filters(channels).flatten(1).double()
+    spread = filters @ pixels @ filters.T
+    loud = spread.diagonal() > 0.5  # where photographs say more than noise
+    assert loud.sum() > 5
+    assert (spread.diagonal() <= 1.001).all()
+    among = spread - spread.diagonal().diag()
+    assert among.abs().max() < 0.12, "cosines are nearly, not quite, what makes such pixels independent"
+    plain = torch.eye(9 * channels, dtype=torch.float64)
+    raw = plain @ pixels @ plain.T
+    assert (raw - raw.diagonal().diag()).abs().max() > 0.9, "as the pixels themselves are not"
+    variances = 1 / filters.square().sum(1) - NOISE
+    assert (variances[:-1] >= variances[1:] - 1e-6).all(), "the plainest first"
+
+
+def test_the_first_stage_begins_with_each_filter_in_both_signs():
+    (first, second) = (stage.halve.weight for stage in StemTokens(3, 128, 4).stages)
+    torch.testing.assert_close(first[:27], even_filters(3))
+    torch.testing.assert_close(first[27:54], -even_filters(3))
+    assert second.abs().max() < 0.1, "later stages begin at random"
+    few = StemTokens(3, 16, 4).stages[0].halve.weight
+    torch.testing.assert_close(few[:4], even_filters(3)[:4])
+    torch.testing.assert_close(few[4:], -even_filters(3)[:4])
 
 
 def test_an_images_tokens_do_not_depend_on_its_batch():

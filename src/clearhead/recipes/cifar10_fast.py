@@ -15,8 +15,8 @@ def cifar10_fast() -> RunConfig:
         recipe="cifar10-fast",
         model=VisionConfig(
             width=128,
-            depth=3,
-            n_heads=4,
+            depth=2,
+            n_heads=2,
             hidden=256,
             image_size=32,
             patch_size=4,
