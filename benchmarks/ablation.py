@@ -1,0 +1,71 @@
+"""Does a trained run need its attention? Its accuracy on the test set with the weights of all heads changed.
+
+python benchmarks/ablation.py runs/cifar10-fast-0
+
+`uniform`: every token takes the mean of all, so that what a token looks for no longer counts. `zero`: nothing passes
+from token to token. Each is done to all layers at once, then to each layer alone; nothing is trained anew.
+"""
+
+import argparse
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from clearhead.data import datasets
+from clearhead.data.batches import evaluation_batches
+from clearhead.data.dataset import DataSet, Part
+from clearhead.insight.edit import edit
+from clearhead.insight.look import look
+from clearhead.serving.session import Session
+from clearhead.training.evaluate import evaluate
+from clearhead.training.objective import OBJECTIVES
+
+Way = Literal["uniform", "zero"]
+WAYS: tuple[Way, ...] = ("uniform", "zero")
+
+
+def accuracy(session: Session, data: DataSet, layers: Sequence[str], way: Way) -> float:
+    """With these layers' weights changed in this way."""
+    with ExitStack() as changes:
+        for layer in layers:
+            changes.enter_context(edit(session.model, layer, to=way))
+        result = evaluate(session.model, OBJECTIVES[session.config.objective], data.test, data.normalise)
+    return result["accuracy"]
+
+
+def is_square(weights: Tensor) -> bool:
+    """From every token to every token; a pooling query has a single row."""
+    return weights.shape[-2] == weights.shape[-1]
+
+
+def limited(data: DataSet, n: int) -> DataSet:
+    return replace(data, test=Part(data.test, torch.arange(n))) if n else data
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("run")
+    options.add_argument("--examples", type=int, default=0, help="of the test set; 0 for all")
+    args = options.parse_args()
+    session = Session(args.run)
+    data = limited(datasets.load(session.config.data, session.config.seed), args.examples)
+    one = next(iter(evaluation_batches(data.test, data.normalise, batch_size=1)))
+    seen = look(session.model, one.inputs)
+    layers = list(seen)
+    inside = [layer for layer in layers if is_square(seen[layer].weights(head=0))]
+    print(f"{'as trained':32} {accuracy(session, data, (), 'zero'):7.2%}")
+    for way in WAYS:
+        print(f"{'all layers ' + way:32} {accuracy(session, data, layers, way):7.2%}")
+        if len(inside) < len(layers):
+            print(f"{'all but the pooling ' + way:32} {accuracy(session, data, inside, way):7.2%}")
+    for layer in layers:
+        for way in WAYS:
+            print(f"{layer + ' ' + way:32} {accuracy(session, data, [layer], way):7.2%}")
+
+
+if __name__ == "__main__":
+    main()
