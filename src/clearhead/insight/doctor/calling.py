@@ -45,7 +45,7 @@ def call(module: nn.Module, width: int | None, length: int | None) -> Called:
     """A copy of the module with a plan that works, in float64 if it can."""
     inner = unwrapped(module)
     parameters = parameters_of(inner.forward)
-    model = shaken(copied(inner))
+    model = shaken(copied(inner).cpu())
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     found, failures = first_that_answers(model, dtype, plans(model, parameters, width, length))
     if found is None:
