@@ -1,6 +1,5 @@
 """All recipes by name, with what was measured; from a name and some changed numbers to a config that fits together."""
 
-import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass, replace
@@ -54,10 +53,7 @@ RECIPES = {
 
 def find(name: str) -> Recipe:
     name = name.replace("_", "-")
-    if name not in RECIPES:
-        near = difflib.get_close_matches(name, RECIPES, n=1)
-        hint = f"did you mean {near[0]}?" if near else "choose one of them"
-        raise LookupError(f"a recipe is one of {', '.join(RECIPES)}, got {name!r}; {hint}")
+    check_name(name, RECIPES, "a recipe")
     return RECIPES[name]
 
 

@@ -63,7 +63,7 @@ def new_or_old(config: RunConfig, name: str | None, resume: bool, report: Report
     if others:
         raise ValueError(
             f"a run goes on with the settings that it began with, got {', '.join(others)} for {path}; "
-            "leave that out, or choose another name"
+            f"leave that out, choose another name, or move {path} away"
         )
     return run
 

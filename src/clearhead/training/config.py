@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_type_hints
 
-from clearhead.data.config import DataConfig
+from clearhead.data.config import DataConfig, is_number
 from clearhead.models.config import (
     LanguageConfig,
     ModelConfig,
@@ -209,10 +209,6 @@ def check_name(name: Any, names: Iterable[str], what: str) -> None:
         near = difflib.get_close_matches(str(name).replace("-", "_"), names, n=1)
         hint = f"did you mean {near[0]}?" if near else "choose one of them"
         raise LookupError(f"{what} is one of {', '.join(names)}, got {name!r}; {hint}")
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_count(**counts: int) -> None:

@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from clearhead.data.config import is_number
 from clearhead.files import from_json, fsync_folder, opened, to_json, write_all, write_atomic
-from clearhead.training.config import is_number
 
 CONFIG, METRICS = "config.json", "metrics.jsonl"
 Record = dict[str, Any]
