@@ -12,6 +12,7 @@ from clearhead.training.config import RunConfig
 from clearhead.training.distributed import Processes
 from clearhead.training.evaluate import BATCH_SIZE, testing
 from clearhead.training.loop import update
+from clearhead.training.objective import to_device
 from clearhead.training.progress import Display, clock
 from clearhead.training.setup import Setup, own_surroundings, set_up
 from clearhead.training.signals import StopRequest
@@ -124,5 +125,5 @@ def time_evaluation(setup: Setup) -> float:
     start = time.perf_counter()
     batch = next(evaluation_batches(examples, setup.data.normalise, BATCH_SIZE))
     with testing(setup.model), torch.inference_mode():
-        setup.model(batch.inputs.to(setup.processes.device)).cpu()
+        setup.objective.ask(setup.model, to_device(batch, setup.processes.device)).cpu()
     return (time.perf_counter() - start) * len(examples) / len(batch.inputs)
