@@ -19,7 +19,8 @@ Pronunciations = Mapping[str, tuple[tuple[str, ...], ...]]
 DIGEST = "81917843c7f44ce2b094ac63873c2c7a4cf802040792c455ba3ca406891c3d22"
 VARIANT = re.compile(r"(?<=.)\(\d+\)$")
 REMARK = re.compile(r"(^|\s)#.*|^;;;.*")
-PHONE = re.compile(r"[A-Z]+[012]?")
+PHONES = re.compile(r"[A-Z]+[012]?( [A-Z]+[012]?)*")
+NO_STRESS = str.maketrans("", "", "012")
 TEST_SHARE = 20
 """one word in so many is for the test"""
 
@@ -30,7 +31,7 @@ def read_dictionary(path: str | Path, *, stress: bool) -> Pronunciations:
         text = Path(path).expanduser().read_text("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be text in UTF-8, got other bytes ({error.reason}); convert it first") from None
-    return grouped(entries(text.split("\n"), str(path)), stress)
+    return grouped(entries(text.split("\n"), str(path), stress=stress))
 
 
 @cache
@@ -39,29 +40,28 @@ def embedded(*, stress: bool) -> Pronunciations:
     data = gzip.decompress(files("clearhead.data").joinpath("files", "cmudict", "cmudict.dict.gz").read_bytes())
     if hashlib.sha256(data).hexdigest() != DIGEST:
         raise ValueError("cmudict.dict must be as its makers published it, got other bytes; install clearhead again")
-    return grouped(entries(data.decode().split("\n"), "cmudict.dict"), stress)
+    return grouped(entries(data.decode().split("\n"), "cmudict.dict", stress=stress))
 
 
-def entries(lines: Iterable[str], name: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+def entries(lines: Iterable[str], name: str, *, stress: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Word and phones of each line that has any."""
     for number, line in enumerate(lines, start=1):
         if not (parts := REMARK.sub("", line).split()):
             continue
-        word, phones = VARIANT.sub("", parts[0]).lower(), tuple(phone.upper() for phone in parts[1:])
-        if not phones or not all(PHONE.fullmatch(phone) for phone in phones):
+        word, phones = VARIANT.sub("", parts[0]).lower(), " ".join(parts[1:]).upper()
+        if not PHONES.fullmatch(phones):
             raise ValueError(
                 f"a line has a word and its phones, as in 'word W ER1 D', got {line[:60]!r} in line {number} of {name}; "
                 "correct or remove it"
             )
-        yield word, phones
+        yield word, tuple((phones if stress else phones.translate(NO_STRESS)).split())
 
 
-def grouped(found: Iterable[tuple[str, tuple[str, ...]]], stress: bool) -> Pronunciations:
-    """By word; pronunciations that differ in stress only are one when stress is dropped."""
+def grouped(found: Iterable[tuple[str, tuple[str, ...]]]) -> Pronunciations:
+    """By word; without stress, pronunciations that differ in nothing else are one."""
     words: dict[str, dict[tuple[str, ...], None]] = {}
     for word, phones in found:
-        kept = phones if stress else tuple(phone.rstrip("012") for phone in phones)
-        words.setdefault(word, {})[kept] = None
+        words.setdefault(word, {})[phones] = None
     return {word: tuple(each) for word, each in words.items()}
 
 

@@ -6,8 +6,6 @@ user's own, `train_file` is learnt and validated on in the same way, and `test_f
 A word with several pronunciations is an example for each of them.
 """
 
-from collections.abc import Iterable
-
 from clearhead.data.config import DataConfig
 from clearhead.data.dataset import DataSet
 from clearhead.data.dictionary import Pronunciations, apart, embedded, for_testing, letters_of, phones_of, read_dictionary
@@ -16,18 +14,19 @@ from clearhead.data.tokens import END, Vocabulary
 
 
 def load(config: DataConfig, seed: int) -> DataSet:
-    known, tested = dictionaries(config)
+    known, _ = dictionaries(config)
     letters, phones = Vocabulary.marked(letters_of(known)), Vocabulary.marked(phones_of(known))
+    train, validation, test = (pairs(part, letters, phones) for part in parts(config).values())
+    return DataSet(train, validation, test, classes=phones.symbols, normalise=None, symbols=letters.symbols)
+
+
+def parts(config: DataConfig) -> dict[str, Pronunciations]:
+    """The words of each part: train, validation, test."""
+    known, tested = dictionaries(config)
     learned, held = apart((word for word in known if word not in tested), config.validation)
     learned = learned[: config.limit] if config.limit else learned
-    return DataSet(
-        pairs(known, learned, letters, phones),
-        pairs(known, held, letters, phones),
-        pairs(tested, tested, letters, phones),
-        classes=phones.symbols,
-        normalise=None,
-        symbols=letters.symbols,
-    )
+    chosen = {name: {word: known[word] for word in words} for name, words in (("train", learned), ("validation", held))}
+    return chosen | {"test": tested}
 
 
 def dictionaries(config: DataConfig) -> tuple[Pronunciations, Pronunciations]:
@@ -42,8 +41,8 @@ def dictionaries(config: DataConfig) -> tuple[Pronunciations, Pronunciations]:
     return known, {word: known[word] for word in tested_words}
 
 
-def pairs(known: Pronunciations, words: Iterable[str], letters: Vocabulary, phones: Vocabulary) -> Pairs:
+def pairs(words: Pronunciations, letters: Vocabulary, phones: Vocabulary) -> Pairs:
     """An example for each pronunciation of each of the words."""
-    chosen = [(word, each) for word in words for each in known[word]]
+    chosen = [(word, each) for word, known in words.items() for each in known]
     sources = [letters.ids(word) for word, _ in chosen]
     return Pairs.of(sources, [[*phones.ids(each), END] for _, each in chosen])
