@@ -13,7 +13,7 @@ from clearhead.training.distributed import Processes
 from clearhead.training.evaluate import BATCH_SIZE, testing
 from clearhead.training.loop import update
 from clearhead.training.objective import to_device
-from clearhead.training.progress import Display, clock
+from clearhead.training.progress import Display, clock, padding_line
 from clearhead.training.setup import Setup, own_surroundings, set_up
 from clearhead.training.signals import StopRequest
 from clearhead.training.state import Standing
@@ -35,6 +35,8 @@ class Estimate:
     seconds_per_step: float
     seconds_per_evaluation: float
     evaluations: int
+    padding: tuple[float, float] | None
+    """see Batches.padding"""
 
     @property
     def seconds_per_epoch(self) -> float:
@@ -53,6 +55,7 @@ class Estimate:
                 f"parameters         {self.parameters:,}",
                 f"memory             {self.memory / 2**20:,.0f} MB for weights, optimizer and one step",
                 f"training examples  {self.examples:,}",
+                *([padding_line(*self.padding)] if self.padding else []),
                 f"steps              {self.steps:,} ({epochs:.3g} epochs)",
                 f"seconds per step   {self.seconds_per_step:.3g}",
                 f"seconds per epoch  {self.seconds_per_epoch:,.3g}, validation included",
@@ -80,6 +83,7 @@ def estimate(config: RunConfig) -> Estimate:
         seconds_per_step=per_step,
         seconds_per_evaluation=per_evaluation,
         evaluations=-(-setup.n_steps // setup.evaluate_every) if validation else 0,
+        padding=setup.batches.padding(),
     )
 
 

@@ -16,11 +16,12 @@ from clearhead.training import checkpoint
 from clearhead.training.config import RunConfig
 from clearhead.training.distributed import exchanging, processes
 from clearhead.training.evaluate import evaluate
+from clearhead.training.mask_check import check_masks
 from clearhead.training.metrics import N_COUNTS, counts, summary
 from clearhead.training.objective import portions, to_device
 from clearhead.training.precision import autocast
 from clearhead.training.probe import is_due, keep_maps
-from clearhead.training.progress import Display, Silence
+from clearhead.training.progress import Display, Silence, padding_line
 from clearhead.training.run import RunDirectory
 from clearhead.training.schedule import multiplier
 from clearhead.training.setup import Setup, own_surroundings, set_up
@@ -78,6 +79,8 @@ def fit(setup: Setup, run: RunDirectory | None, display: Display) -> Outcome:
             run.drop_after(standing.step)
             if standing.best_step in checkpoint.steps(run.path):  # a kill may have come between saving and marking
                 run.mark_best(standing.best_step)
+        if standing.step == 0:
+            announce_sequences(setup, display)
         with display.training(setup.n_steps, standing.step, setup.config.training.batch_size):
             reason = train_on(setup, standing, run, request, display)
         test = None
@@ -86,6 +89,14 @@ def fit(setup: Setup, run: RunDirectory | None, display: Display) -> Outcome:
     if reason == "stopped" and run:
         display.say(f"stopped after step {standing.step}; go on with: clearhead resume {run.path}")
     return Outcome(reason, standing.step, standing.best_step, test)
+
+
+def announce_sequences(setup: Setup, display: Display) -> None:
+    """Before the first step: that no mask leaks, which is checked, and how much of the batches is padding."""
+    if check_masks(setup):
+        display.say("masks checked: no output sees what comes after it, or padding")
+    if (padding := setup.batches.padding()) is not None:
+        display.say(padding_line(*padding))
 
 
 def train_on(
