@@ -28,5 +28,5 @@ def by_length(members: Tensor, lengths: Tensor) -> Tensor:
 def padded_share(members: Tensor, lengths: Tensor, batch_size: int) -> float:
     """The share of all tokens that is padding, when each batch is as long as its longest example on each side."""
     batches = lengths[members[: len(members) // batch_size * batch_size]].unflatten(0, (-1, batch_size))
-    real, all_tokens = batches.sum(), batches.amax(1).sum() * batch_size
-    return 1 - float(real / all_tokens)
+    real, all_tokens = int(batches.sum()), int(batches.amax(1).sum()) * batch_size
+    return 1 - real / all_tokens

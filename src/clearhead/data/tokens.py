@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 
 PAD, BEGIN, END = 0, 1, 2
 """ids that stand for no symbol: the rest of a short source; before the first token of a target; after its last"""
@@ -47,13 +48,10 @@ class Vocabulary:
 
     def read(self, ids: Iterable[int]) -> list[str]:
         """The symbols up to the end mark; other marks are left out."""
-        found: list[str] = []
-        for i in ids:
-            if self.has_marks and i == END:
-                break
-            if not (self.has_marks and i < len(MARKS)):
-                found.append(self.symbols[i])
-        return found
+        if not self.has_marks:
+            return [self.symbols[i] for i in ids]
+        written = takewhile(lambda i: i != END, ids)
+        return [self.symbols[i] for i in written if i >= len(MARKS)]
 
 
 def shown(symbols: Sequence[str]) -> str:

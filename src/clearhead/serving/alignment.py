@@ -43,7 +43,7 @@ def pictures_of_word(session: Session, word: str) -> "Iterator[tuple[str, str, F
         seen = look(session.model, *inputs)
         weights = {address: seen[address].weights() for address in seen}
     address, aligned = sharpest({name: w for name, w in weights.items() if "cross_attention" in name})
-    title = f"which letter each phone looks at, in {address}"
+    title = f"which letter each phone looks at,\nin {address}"
     yield "alignment.png", "which letter each phone looks at", draw_alignment(aligned, letters, phones, title=title)
     for name, (part, what) in WALLS.items():
         chosen = {address: w for address, w in weights.items() if part in address}
