@@ -70,7 +70,7 @@ COMMANDS = {
     "sample": Command(
         home="clearhead.cli.sample",
         what="words or text that a run writes",
-        example='clearhead sample runs/words-0 --prompt un --temperature 0.8',
+        example="clearhead sample runs/words-0 --prompt un",
     ),
     "look": Command(
         home="clearhead.cli.look",

@@ -1,9 +1,9 @@
 """A run of `pronounce` that says words. Dims: B batch, K letters."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
+from itertools import takewhile
 
 from clearhead.data.pairs import Pairs
 from clearhead.data.tokens import BEGIN, END, PAD, Vocabulary
@@ -29,7 +29,7 @@ def pronounce(session: Session, words: Sequence[str], how: Beam = BEAM) -> list[
     model = session.model
     if not isinstance(model, Seq2Seq):
         raise ValueError(f"{session.path} says no words, got {words[0]!r}; ask a run of the recipe pronounce")
-    ids, phones = [spelled(session, word) for word in words], Vocabulary(session.classes)
+    ids = [spelled(session, word) for word in words]
     sources = Pairs.of(ids, [[END]] * len(ids))
     order = sources.lengths[:, 0].argsort(stable=True)  # words of like length need little padding
     found: list[list[Spoken]] = [[] for _ in words]
@@ -38,15 +38,15 @@ def pronounce(session: Session, words: Sequence[str], how: Beam = BEAM) -> list[
         made = model.generate(
             source, how, begin=BEGIN, end=END, n_tokens=MOST_PHONES, source_lengths=(source != PAD).sum(1)
         )
-        for place, rows, scores in zip(
-            chosen.tolist(), made.candidates.tolist(), made.scores.tolist(), strict=True
-        ):
-            found[place] = [
-                Spoken(tuple(phones.read(row)), score)
-                for row, score in zip(rows, scores, strict=True)
-                if score > -torch.inf
-            ]
+        for i, place in enumerate(chosen.tolist()):
+            rows = zip(made.candidates[i].tolist(), made.scores[i].tolist(), strict=True)
+            found[place] = [Spoken(read(session, row), score) for row, score in rows if score > -math.inf]
     return found
+
+
+def read(session: Session, ids: Sequence[int]) -> tuple[str, ...]:
+    """What is written up to the end mark; other marks, which only a poor model writes, are shown."""
+    return tuple(session.classes[i] for i in takewhile(lambda i: i != END, ids))
 
 
 def spelled(session: Session, word: str) -> list[int]:
