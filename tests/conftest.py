@@ -97,7 +97,9 @@ def trained(tmp_path_factory):
         spoken = {"data.train_file": "my.dict", "data.test_file": "my.test", "training.steps": 20}
         (home / "my.test").write_text("cab K AE B\ncab(2) K AE D\nbad B AE D\n")
         train("pronounce-fast", "pronounce", changes=brief | spoken, quiet=True)
-        train("words", "words", changes=brief | {"training.steps": 10}, quiet=True)
+        letters = "abcdefghijklmnopqrstuvwxyz"
+        (home / "my.words").write_text("".join(f"{a}{b}{a}\n" for a in letters for b in letters))
+        train("words", "words", changes=brief | {"data.file": "my.words", "training.steps": 10}, quiet=True)
         train("text", "text", changes=brief | {"data.file": "my.txt", "training.steps": 10}, quiet=True)
         os.rename(home / "my.txt", home / "gone.txt")  # a run needs no data to be asked
     return home / "runs"

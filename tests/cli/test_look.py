@@ -51,7 +51,10 @@ def test_a_test_word_is_looked_at_by_its_number(trained, tmp_path, capsys, monke
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("RUN/mnist", "look takes one of --sample, --image, --ids, --text and --over-time, got none of them; try --sample 0"),
+        (
+            "RUN/mnist",
+            "look takes one of --sample, --image, --ids, --text and --over-time, got none of them; try --sample 0",
+        ),
         ("RUN/mnist --sample 1 --ids 3", "got --sample and --ids"),
         ("RUN/mnist --over-time", "has no maps of its training; train it with a probe"),
         ("RUN/mnist --ids 3", "answers about pictures, got digits"),

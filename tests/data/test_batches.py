@@ -136,9 +136,7 @@ SEQUENCES = DataSet(LONG, LONG, LONG, classes=(), normalise=None)
 def test_sequences_of_like_length_share_a_batch_in_the_same_order_for_any_number_of_processes(
     seed, batch_size, window, world
 ):
-    order, again = (
-        Batches(SEQUENCES, DataConfig(name="pronounce", window=window), batch_size, seed) for _ in range(2)
-    )
+    order, again = (Batches(SEQUENCES, DataConfig(name="pronounce", window=window), batch_size, seed) for _ in range(2))
     again.order_of(7)  # whatever was asked before
     for epoch in (0, 3):
         assert torch.equal(order.order_of(epoch), again.order_of(epoch))

@@ -21,5 +21,5 @@ def test_a_byte_is_a_symbol_of_its_own_number(tmp_path):
 
 def test_characters_need_a_text(tmp_path):
     (tmp_path / "x").write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match="must be text in UTF-8, got other bytes .*level=byte"):
+    with pytest.raises(ValueError, match=r"must be text in UTF-8, got other bytes .*level=byte"):
         read_text(str(tmp_path / "x"), "character")

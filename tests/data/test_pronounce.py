@@ -21,7 +21,8 @@ def words_in(examples):
 def test_no_word_is_in_two_parts_and_none_is_lost():
     train, validation, test = (set(PARTS[name]) for name in ("train", "validation", "test"))
     assert words_in(DATA.validation) == validation
-    assert not (train & validation or train & test or validation & test)
+    assert not train & validation
+    assert not (train | validation) & test
     assert len(train) + len(validation) + len(test) == 126_052
     assert len(validation) == 700
     assert 126_052 / 21 < len(test) < 126_052 / 19
@@ -30,7 +31,9 @@ def test_no_word_is_in_two_parts_and_none_is_lost():
 def test_neither_seed_nor_stress_nor_limit_moves_a_word():
     config = DataConfig(name="pronounce", validation=700, stress=True, limit=50)
     other = parts(config)
-    assert [set(other[name]) for name in ("validation", "test")] == [set(PARTS[name]) for name in ("validation", "test")]
+    assert [set(other[name]) for name in ("validation", "test")] == [
+        set(PARTS[name]) for name in ("validation", "test")
+    ]
     assert list(other["train"]) == list(PARTS["train"])[:50]
     assert words_in(load(config, seed=1).train) == set(other["train"])
 

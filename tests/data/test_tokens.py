@@ -31,7 +31,7 @@ def test_without_marks_every_id_is_a_symbol():
 @pytest.mark.parametrize(
     ("known", "symbols", "message"),
     [
-        (LETTERS, "abx", "a symbol is one of those learnt, 'abc', got 'x'; leave it out"),
+        (LETTERS, "abx", "a symbol is one of those learnt, 'abc', got 'x'; write it another way"),
         (Vocabulary.marked(["AA", "B"]), ["AA", "ZZ"], "those learnt, AA B, got 'ZZ'"),
         (Vocabulary(("a",)), "<", "those learnt, 'a', got '<'"),
     ],

@@ -21,7 +21,7 @@ def test_own_words_are_the_lines_each_once(tmp_path_factory, lines):
 
 def test_a_text_is_no_list_of_words(tmp_path):
     (tmp_path / "text.txt").write_text(f"word\n{'long ' * MOST}")
-    with pytest.raises(ValueError, match="at most 100 letters, got 'long .* in line 2 of .*train the recipe text"):
+    with pytest.raises(ValueError, match=r"at most 100 letters, got 'long .* in line 2 of .*train the recipe text"):
         read_words(str(tmp_path / "text.txt"))
     (tmp_path / "text.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match="must be text in UTF-8"):

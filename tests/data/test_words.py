@@ -8,7 +8,9 @@ from clearhead.data.tokens import BEGIN, END, IGNORED, PAD, Vocabulary
 
 @pytest.fixture
 def data(tmp_path):
-    (tmp_path / "names.txt").write_text("\n".join(f"{a}{b}{c}"[: 2 + (a == b)] for a in "abc" for b in "xyz" for c in "kl"))
+    (tmp_path / "names.txt").write_text(
+        "\n".join(f"{a}{b}{c}"[: 2 + (a == b)] for a in "abc" for b in "xyz" for c in "kl")
+    )
     return load(DataConfig(name="words", file=str(tmp_path / "names.txt"), validation=2), seed=0)
 
 

@@ -42,7 +42,9 @@ def test_a_recipe_names_itself_and_survives_a_json_file(name):
     assert RunConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
-@pytest.mark.parametrize("name", ["reverse", "whole", "oddity", "mnist", "mnist-plain", "pronounce", "pronounce-fast", "words"])
+@pytest.mark.parametrize(
+    "name", ["reverse", "whole", "oddity", "mnist", "mnist-plain", "pronounce", "pronounce-fast", "words"]
+)
 def test_a_recipe_can_make_its_first_step(name):
     """On the data that comes with the package."""
     config = config_of(name, {"training.batch_size": 4})

@@ -39,9 +39,7 @@ def test_the_nearest_pronunciation_counts():
 def test_rates_by_hand(trained, monkeypatch):
     words = {"cab": (("K", "AE", "B"), ("K", "AA", "B")), "bad": (("B", "AE", "D"),), "a": (("AH",),)}
     said = {"cab": ("K", "AA", "B"), "bad": ("B", "D"), "a": ("EY", "EY")}
-    monkeypatch.setattr(
-        evaluating, "pronounce", lambda session, asked, how: [[Spoken(said[w], -1.0)] for w in asked]
-    )
+    monkeypatch.setattr(evaluating, "pronounce", lambda session, asked, how: [[Spoken(said[w], -1.0)] for w in asked])
     found = error_rates(Session(trained / "pronounce"), words)
     assert (found.words, found.wrong, found.phones, found.errors) == (3, 2, 7, 3)
     assert (found.word_error_rate, found.phoneme_error_rate) == (2 / 3, 3 / 7)

@@ -79,9 +79,13 @@ def get(name: str, argv: Sequence[str]) -> None:
 
 
 def show(name: str, argv: Sequence[str]) -> None:
-    options = Parser(f"clearhead data show {name}", "A contact sheet as a PNG file; of digits, words and texts, examples as text.")
+    options = Parser(
+        f"clearhead data show {name}", "A contact sheet as a PNG file; of digits, words and texts, examples as text."
+    )
     options.add_argument("--out", metavar="FILE", help=f"where the sheet goes ({name}.png)")
-    options.add_argument("--from", dest="path", metavar="PATH", default="", help="folder: the pictures; text, words: the file")
+    options.add_argument(
+        "--from", dest="path", metavar="PATH", default="", help="folder: the pictures; text, words: the file"
+    )
     options.add_argument("--question", default="commonest", help="whole: commonest, repeat or sum")
     options.add_argument("--seed", type=int, default=0, help="which examples (0)")
     args = options.parse(argv)

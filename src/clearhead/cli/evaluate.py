@@ -75,4 +75,7 @@ def as_text(result: dict[str, Any]) -> str:
         is_share = name.endswith("rate") or name in ("accuracy", "whole")
         shown[name.replace("_", " ")] = f"{value:.2%}" if is_share else f"{value:.4f}" if name == "loss" else value
     size = max(map(len, shown))
-    return "\n".join(f"{name:{size}}  {value:,}" if type(value) is int else f"{name:{size}}  {value}" for name, value in shown.items())
+    return "\n".join(
+        f"{name:{size}}  {value:,}" if type(value) is int else f"{name:{size}}  {value}"
+        for name, value in shown.items()
+    )

@@ -30,7 +30,9 @@ def run(argv: Sequence[str]) -> None:
     options.add_argument("--sample", metavar="N", type=reader(int), help="an example of the test set, counted from 0")
     options.add_argument("--image", metavar="FILE", type=Path, help="a picture file")
     options.add_argument("--ids", metavar="N", nargs="+", type=int, help="digits, for a run of reverse or whole")
-    options.add_argument("--text", metavar="TEXT", help="a word, for a run of pronounce; or any text, for words and text")
+    options.add_argument(
+        "--text", metavar="TEXT", help="a word, for a run of pronounce; or any text, for words and text"
+    )
     options.add_argument("--over-time", action="store_true", help="heads while they formed, in a run with --probe")
     options.add_argument("--invert", action="store_true", help="dark becomes light: MNIST's digits are white on black")
     options.add_argument("--out", metavar="FOLDER", type=Path, help="where to (now figures/look in the run's folder)")
@@ -39,7 +41,9 @@ def run(argv: Sequence[str]) -> None:
     given += ["over-time"] * args.over_time
     if len(given) != 1:
         came = " and ".join(f"--{name}" for name in given) or "none of them"
-        raise ValueError(f"look takes one of --sample, --image, --ids, --text and --over-time, got {came}; try --sample 0")
+        raise ValueError(
+            f"look takes one of --sample, --image, --ids, --text and --over-time, got {came}; try --sample 0"
+        )
     if args.over_time:
         from clearhead.serving.over_time import look_over_time
 

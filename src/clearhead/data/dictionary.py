@@ -51,8 +51,8 @@ def entries(lines: Iterable[str], name: str, *, stress: bool) -> Iterator[tuple[
         word, phones = VARIANT.sub("", parts[0]).lower(), " ".join(parts[1:]).upper()
         if not PHONES.fullmatch(phones):
             raise ValueError(
-                f"a line has a word and its phones, as in 'word W ER1 D', got {line[:60]!r} in line {number} of {name}; "
-                "correct or remove it"
+                f"a line has a word and its phones, as in 'word W ER1 D', got {line[:60]!r} "
+                f"in line {number} of {name}; correct or remove it"
             )
         yield word, tuple((phones if stress else phones.translate(NO_STRESS)).split())
 
@@ -88,7 +88,6 @@ def apart(words: Iterable[str], n: int) -> tuple[list[str], list[str]]:
 
 def for_testing(words: Iterable[str]) -> tuple[list[str], list[str]]:
     """The rest, and one word in TEST_SHARE: those whose digest is a multiple of it."""
-    learned, test = [], []
-    for word in words:
-        (learned if digest_of(word) % TEST_SHARE else test).append(word)
-    return learned, test
+    known = list(words)
+    test = {word for word in known if digest_of(word) % TEST_SHARE == 0}
+    return [word for word in known if word not in test], [word for word in known if word in test]

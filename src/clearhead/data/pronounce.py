@@ -8,21 +8,32 @@ A word with several pronunciations is an example for each of them.
 
 from clearhead.data.config import DataConfig
 from clearhead.data.dataset import DataSet
-from clearhead.data.dictionary import Pronunciations, apart, embedded, for_testing, letters_of, phones_of, read_dictionary
+from clearhead.data.dictionary import (
+    Pronunciations,
+    apart,
+    embedded,
+    for_testing,
+    letters_of,
+    phones_of,
+    read_dictionary,
+)
 from clearhead.data.pairs import Pairs
 from clearhead.data.tokens import END, Vocabulary
 
 
 def load(config: DataConfig, seed: int) -> DataSet:
-    known, _ = dictionaries(config)
+    known, tested = dictionaries(config)
     letters, phones = Vocabulary.marked(letters_of(known)), Vocabulary.marked(phones_of(known))
-    train, validation, test = (pairs(part, letters, phones) for part in parts(config).values())
+    train, validation, test = (pairs(part, letters, phones) for part in divided(known, tested, config).values())
     return DataSet(train, validation, test, classes=phones.symbols, normalise=None, symbols=letters.symbols)
 
 
 def parts(config: DataConfig) -> dict[str, Pronunciations]:
     """The words of each part: train, validation, test."""
-    known, tested = dictionaries(config)
+    return divided(*dictionaries(config), config)
+
+
+def divided(known: Pronunciations, tested: Pronunciations, config: DataConfig) -> dict[str, Pronunciations]:
     learned, held = apart((word for word in known if word not in tested), config.validation)
     learned = learned[: config.limit] if config.limit else learned
     chosen = {name: {word: known[word] for word in words} for name, words in (("train", learned), ("validation", held))}

@@ -43,7 +43,7 @@ class Vocabulary:
             known = self.symbols[len(MARKS) :] if self.has_marks else self.symbols
             unknown = next(symbol for symbol in symbols if symbol not in self.places)
             raise LookupError(
-                f"a symbol is one of those learnt, {shown(known)}, got {unknown!r}; leave it out or write it another way"
+                f"a symbol is one of those learnt, {shown(known)}, got {unknown!r}; write it another way"
             ) from None
 
     def read(self, ids: Iterable[int]) -> list[str]:

@@ -3,7 +3,7 @@
 Dims: H heads, Q written tokens, K letters.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -55,8 +55,10 @@ def pictures_of_word(session: Session, word: str) -> "Iterator[tuple[str, str, F
         return output.log_softmax(-1).gather(-1, target[..., None]).mean()
 
     unit = "change of the mean log-probability of a phone"
-    yield "heads.png", "what the model loses with each head", draw_ranking(
-        head_importance(session.model, inputs, score), list(seen), unit=unit
+    yield (
+        "heads.png",
+        "what the model loses with each head",
+        draw_ranking(head_importance(session.model, inputs, score), list(seen), unit=unit),
     )
 
 

@@ -118,8 +118,11 @@ class Written(Objective):
 
 
 class Next(Objective):
-    """The token after each: logits (B,L,V), targets (B,L) with IGNORED where none follows. An example's loss is the mean
-    of its tokens', in nats, and the smallest loss is the best: many tokens can't be known, only their likelihoods."""
+    """The token after each: logits (B,L,V), targets (B,L) with IGNORED where none follows.
+
+    An example's loss is the mean of its tokens', in nats, and the smallest loss is the best: which token follows can
+    seldom be known, but how likely it is can.
+    """
 
     def asked(self, batch: Batch) -> Tensor:
         return batch.targets != IGNORED

@@ -27,7 +27,7 @@ def compiled(
     rehearse: Callable[[Callable[..., Tensor]], Tensor],
     report: Callable[[str], None],
 ) -> Callable[..., Tensor]:
-    """The model, compiled if so chosen, after a rehearsal: from it to its outputs; the model itself where that fails."""
+    """The model, compiled if so chosen, after a rehearsal that asks it something; the model itself where that fails."""
     if choice == "off" or (choice == "auto" and not torch.cuda.is_available()):
         return model
     fast: Callable[..., Tensor] = torch.compile(model)

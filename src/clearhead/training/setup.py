@@ -88,9 +88,7 @@ def set_up(config: RunConfig, processes: Processes, *, shard: bool, report: Call
     )
 
 
-def rehearsal(
-    config: RunConfig, batches: Batches, processes: Processes
-) -> Callable[[Callable[..., Tensor]], Tensor]:
+def rehearsal(config: RunConfig, batches: Batches, processes: Processes) -> Callable[[Callable[..., Tensor]], Tensor]:
     """From a model to what it answers to the first batch."""
 
     def first_answers(forward: Callable[..., Tensor]) -> Tensor:
