@@ -1,5 +1,6 @@
 """`clearhead look`: one example, and pictures of all that a run looks at."""
 
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,13 +38,7 @@ def run(argv: Sequence[str]) -> None:
     options.add_argument("--invert", action="store_true", help="dark becomes light: MNIST's digits are white on black")
     options.add_argument("--out", metavar="FOLDER", type=Path, help="where to (now figures/look in the run's folder)")
     args = options.parse(argv)
-    given = [name for name in ("sample", "image", "ids", "text") if getattr(args, name) is not None]
-    given += ["over-time"] * args.over_time
-    if len(given) != 1:
-        came = " and ".join(f"--{name}" for name in given) or "none of them"
-        raise ValueError(
-            f"look takes one of --sample, --image, --ids, --text and --over-time, got {came}; try --sample 0"
-        )
+    check_one(args)
     if args.over_time:
         from clearhead.serving.over_time import look_over_time
 
@@ -64,6 +59,17 @@ def run(argv: Sequence[str]) -> None:
         example = looking.sample(session, args.sample)
     print(f"It answers {example.answer}.\n")
     print_pictures(looking.look_at(session, example, args.out))
+
+
+def check_one(args: Namespace) -> None:
+    """Exactly one kind of example is asked for."""
+    given = [name for name in ("sample", "image", "ids", "text") if getattr(args, name) is not None]
+    given += ["over-time"] * args.over_time
+    if len(given) != 1:
+        came = " and ".join(f"--{name}" for name in given) or "none of them"
+        raise ValueError(
+            f"look takes one of --sample, --image, --ids, --text and --over-time, got {came}; try --sample 0"
+        )
 
 
 def print_pictures(pictures: Sequence[tuple[Path, str]]) -> None:
