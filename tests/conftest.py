@@ -4,6 +4,7 @@ Property-based tests draw the same examples each time; `make soak` draws others 
 """
 
 import errno
+import itertools
 import os
 from collections.abc import Callable
 
@@ -89,7 +90,26 @@ def trained(tmp_path_factory):
         for question in ("sum", "repeat"):
             about = {"data.question": question, "training.steps": 3, "data.limit": 400, "model.width": 8}
             train("whole", question, changes=few | about, quiet=True)
+        (home / "my.dict").write_text(made_up_dictionary())
+        (home / "my.txt").write_text("To be, or not to be: that is the question.\n" * 40)
+        small = {"model.width": 16, "model.depth": 1, "model.n_heads": 2, "model.hidden": 32, "training.batch_size": 32}
+        brief = few | small | {"data.validation": 20, "training.evaluate_every": 20}
+        spoken = {"data.train_file": "my.dict", "data.test_file": "my.test", "training.steps": 20}
+        (home / "my.test").write_text("cab K AE B\ncab(2) K AE D\nbad B AE D\n")
+        train("pronounce-fast", "pronounce", changes=brief | spoken, quiet=True)
+        letters = "abcdefghijklmnopqrstuvwxyz"
+        (home / "my.words").write_text("".join(f"{a}{b}{a}\n" for a in letters for b in letters))
+        train("words", "words", changes=brief | {"data.file": "my.words", "training.steps": 10}, quiet=True)
+        train("text", "text", changes=brief | {"data.file": "my.txt", "training.steps": 10}, quiet=True)
+        os.rename(home / "my.txt", home / "gone.txt")  # a run needs no data to be asked
     return home / "runs"
+
+
+def made_up_dictionary() -> str:
+    """Words of four letters, each of which has a phone of its own."""
+    phones = dict(zip("abcd", ("AE", "B", "K", "D"), strict=True))
+    words = ["".join(letters[: 2 + i % 3]) for i, letters in enumerate(itertools.product("abcd", repeat=4))]
+    return "".join(f"{word} {' '.join(phones[letter] for letter in word)}\n" for word in dict.fromkeys(words))
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
 import gzip
+import re
 import subprocess
 import sys
 
@@ -43,7 +44,7 @@ def test_getting_from_a_folder_then_showing(capsys, elsewhere, monkeypatch):
     assert "clearhead data show fashion" in captured.out
     assert captured.err == f"fashion from {mine}\n"
     assert main(["data", "list"]) == 0
-    assert "fashion   fetched  " in capsys.readouterr().out
+    assert re.search("fashion +fetched  ", capsys.readouterr().out)
     assert main(["data", "show", "fashion", "--out", "sheet.png"]) == 0
     assert capsys.readouterr().out == "wrote sheet.png\n"
     with Image.open("sheet.png") as sheet:
@@ -121,3 +122,18 @@ def test_a_folder_is_made_and_one_that_cannot_be_is_one_line(capsys):
 def test_the_list_and_mistakes_are_answered_without_torch(argv):
     code = f"import sys; from clearhead.cli.main import main; main({argv}); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_words_and_texts_are_shown_as_text(capsys, elsewhere):
+    assert main(["data", "show", "pronounce"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 10
+    assert all("   ->   " in line for line in lines)
+    (elsewhere / "names.txt").write_text("".join(f"{a}{b}\n" for a in "abcdef" for b in "xyz"))
+    assert main(["data", "show", "words", "--from", "names.txt"]) == 0
+    assert set(capsys.readouterr().out.split()) < {a + b for a in "abcdef" for b in "xyz"}
+    (elsewhere / "my.txt").write_text("To be, or not to be: that is the question.\n" * 40)
+    assert main(["data", "show", "text", "--from", "my.txt"]) == 0
+    assert "question" in capsys.readouterr().out
+    assert main(["data", "show", "text"]) == 2
+    assert "a text is read from a file, got none; add --from PATH" in capsys.readouterr().err

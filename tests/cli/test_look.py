@@ -29,14 +29,39 @@ def test_a_watched_run_is_drawn_over_time(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
+    ("name", "text", "pictures"),
+    [
+        ("pronounce", "cab", {"alignment.png", "cross.png", "encoder.png", "decoder.png", "heads.png"}),
+        ("words", "cab", {"wall.png", "head.png", "tokens.png", "heads.png"}),
+        ("text", "to be", {"wall.png", "head.png", "tokens.png", "heads.png"}),
+    ],
+)
+def test_words_and_text_are_looked_at(trained, tmp_path, capsys, name, text, pictures):
+    assert main(["look", str(trained / name), "--text", text, "--out", str(tmp_path / "new")]) == 0
+    assert capsys.readouterr().out.startswith("It answers ")
+    assert {path.name for path in (tmp_path / "new").iterdir()} == pictures
+
+
+def test_a_test_word_is_looked_at_by_its_number(trained, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(trained.parent)
+    assert main(["look", "runs/pronounce", "--sample", "1", "--out", str(tmp_path / "new")]) == 0
+    assert (tmp_path / "new/alignment.png").is_file()
+
+
+@pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("RUN/mnist", "look takes one of --sample, --image, --ids and --over-time, got none of them; try --sample 0"),
+        (
+            "RUN/mnist",
+            "look takes one of --sample, --image, --ids, --text and --over-time, got none of them; try --sample 0",
+        ),
         ("RUN/mnist --sample 1 --ids 3", "got --sample and --ids"),
         ("RUN/mnist --over-time", "has no maps of its training; train it with a probe"),
         ("RUN/mnist --ids 3", "answers about pictures, got digits"),
         ("RUN/mnist --sample -1", "a number from 0 to 9999, got -1"),
         ("RUN/reverse --image a.png", "takes no single picture, got a.png"),
+        ("RUN/reverse --text word", "answers about digits, got text"),
+        ("RUN/pronounce --text xyz", "in 'xyz': a symbol is one of those learnt"),
         ("RUN/reverse --ids 33", "ids must be from 0 to 9, got 33"),
     ],
 )

@@ -48,6 +48,8 @@ def test_every_example_of_the_welcome_page_works(capsys, tmp_path, monkeypatch):
         "def GPT():\n    return LanguageModel(tiny_language())\n"
     )
     for name, command in COMMANDS.items():
+        if name == "sample":  # which writes with a run of words
+            assert main(["train", "words", "--training.steps", "2", "--data.limit", "600"]) == 0
         if name != "demo":  # a minute of training: see test_demo.py
             assert main(command.example.split()[1:]) == 0, command.example
             assert capsys.readouterr().out

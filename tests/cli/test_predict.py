@@ -58,7 +58,7 @@ def test_digits(trained, capsys):
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [
-        ("RUN/mnist", 2, "predict takes picture files or --ids, one of the two, got neither"),
+        ("RUN/mnist", 2, "predict takes picture files, words or --ids, one of them, got neither"),
         ("RUN/mnist a.png --ids 1", 2, "got both"),
         ("RUN/mnist nowhere.png", 1, "No such file or directory: nowhere.png"),
         ("RUN/mnist empty", 2, "a folder must have pictures in it, got none in empty"),
@@ -78,3 +78,27 @@ def test_mistakes_are_one_line(trained, digits, capsys, monkeypatch, argv, code,
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_words_are_said_with_the_next_best_answers(trained, capsys, monkeypatch):
+    monkeypatch.setattr("clearhead.serving.pronouncing.MOST_PHONES", 12)
+    lines = told(capsys, trained / "pronounce", "cab", "BAD", "--beam", 3).splitlines()
+    assert [line.split()[0] for line in lines[::3]] == ["cab", "BAD"]
+    assert len(lines) == 6
+    assert all(line.endswith("%") for line in lines)
+    one, two = json.loads(told(capsys, trained / "pronounce", "cab", "bad", "--json"))
+    assert (one["input"], two["input"]) == ("cab", "bad")
+    assert set(one["answers"][0]) == {"phones", "score", "probability"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("RUN/pronounce xyz", "in 'xyz': a symbol is one of those learnt, 'abcd', got 'x'"),
+        ("RUN/pronounce --ids 3", "answers about words, got digits; write words instead"),
+        ("RUN/words hello", "answers about text, got pictures; let it write: clearhead sample"),
+    ],
+)
+def test_words_that_cannot_be_said_are_one_line(trained, capsys, argv, message):
+    assert main(["predict", *argv.replace("RUN", str(trained)).split()]) == 2
+    assert message in capsys.readouterr().err

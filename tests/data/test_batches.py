@@ -7,6 +7,7 @@ from clearhead.data.batches import Batches, evaluation_batches
 from clearhead.data.config import Augmentation, DataConfig
 from clearhead.data.dataset import DataSet, Images, Normalise
 from clearhead.data.datasets import load
+from clearhead.data.pairs import Pairs
 
 N = 23
 PIXELS = torch.randint(0, 256, (N, 2, 6, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -125,3 +126,31 @@ def test_what_cannot_be_is_refused():
     config = DataConfig(name="reverse", augmentation=EVERYTHING)
     with pytest.raises(ValueError, match="augmentation is for images, got it for reverse"):
         Batches(load(config, 0), config, 8, seed=0)
+
+
+LONG = Pairs.of([[3] * (1 + i * 7 % 13) for i in range(60)], [[4] * (1 + i * 5 % 11) for i in range(60)])
+SEQUENCES = DataSet(LONG, LONG, LONG, classes=(), normalise=None)
+
+
+@given(st.integers(0, 9), st.integers(1, 12), st.integers(0, 5), st.integers(1, 12))
+def test_sequences_of_like_length_share_a_batch_in_the_same_order_for_any_number_of_processes(
+    seed, batch_size, window, world
+):
+    order, again = (Batches(SEQUENCES, DataConfig(name="pronounce", window=window), batch_size, seed) for _ in range(2))
+    again.order_of(7)  # whatever was asked before
+    for epoch in (0, 3):
+        assert torch.equal(order.order_of(epoch), again.order_of(epoch))
+        assert order.order_of(epoch).sort().values.tolist() == list(range(60))
+    step, world = order.steps_per_epoch, min(world, batch_size)
+    whole = order.at(step)
+    slices = [again.at(step, rank, world) for rank in range(world)]
+    joined = [row[row != 0].tolist() for part in slices for row in part.inputs]
+    assert joined == [row[row != 0].tolist() for row in whole.inputs]
+
+
+def test_padding_is_told_with_and_without_sorting():
+    by_length, any_length = (Batches(SEQUENCES, DataConfig(name="pronounce", window=w), 6, 0) for w in (10, 0))
+    share, unsorted = by_length.padding()
+    assert share < 0.7 * unsorted
+    assert any_length.padding() == (unsorted, unsorted)
+    assert batches().padding() is None

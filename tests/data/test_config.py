@@ -29,6 +29,10 @@ def test_importing_it_does_not_import_torch():
         ("validation", -1, "validation must be a whole number of at least 0, got -1"),
         ("limit", 1.5, "limit must be a whole number of at least 0, got 1.5"),
         ("folder", None, "folder must be a path as text, got None"),
+        ("train_file", 3, "train_file must be a path as text, got 3"),
+        ("stress", 1, "stress must be True or False, got 1"),
+        ("level", "word", "level must be one of character, byte, got 'word'"),
+        ("window", -1, "window must be a whole number of at least 0, got -1"),
         ("augmentation", {"crop": 4}, "augmentation must be an Augmentation, got"),
     ],
 )

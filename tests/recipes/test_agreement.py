@@ -25,6 +25,8 @@ MNIST = config_of("mnist")
         ("mnist", {"model.channels": 3}, "got a model for 28 x 28 with 3"),
         ("mnist", {"model.n_classes": 5}, "mnist has 10 classes, got n_classes=5; set it to 10"),
         ("folder", {}, "own pictures need their folder, got none; run: clearhead train folder --data.folder PATH"),
+        ("text", {}, "a text is learnt from a file, got none; add --data.file PATH"),
+        ("words", {"objective": "each"}, "words needs objective=next, got each"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(name, changes, message):
@@ -35,5 +37,15 @@ def test_what_does_not_fit_together_is_refused(name, changes, message):
 def test_the_right_kind_of_model():
     with pytest.raises(ValueError, match="mnist has images, which a VisionConfig is for, got a PredictorConfig"):
         check_agreement(changed(MNIST, {"model": config_of("reverse").model}))
+    with pytest.raises(ValueError, match="pronounce needs a Seq2SeqConfig, got a LanguageConfig; take one"):
+        check_agreement(changed(config_of("pronounce"), {"model": config_of("words").model}))
     with pytest.raises(ValueError, match="reverse has sequences, which a PredictorConfig is for, got a VisionConfig"):
         check_agreement(changed(config_of("reverse"), {"model": MNIST.model}))
+
+
+def test_a_table_of_positions_must_reach_as_far_as_is_read(tmp_path):
+    (tmp_path / "my.txt").write_text("words, words, words. " * 50)
+    changes = {"data.file": str(tmp_path / "my.txt"), "model.positions": "learned"}
+    assert config_of("text", changes | {"data.length": 20}).model.context == 20
+    with pytest.raises(ValueError, match="reads 64 at once needs context=64, got 32; set it to that"):
+        config_of("text", changes | {"model.context": 32})

@@ -16,12 +16,14 @@ from clearhead.training.setup import own_surroundings, set_up
 from clearhead.training.signals import StopRequest
 from clearhead.training.state import Standing
 
-COMPLETE = [name for name in RECIPES if name != "folder"]
+COMPLETE = [name for name in RECIPES if name not in ("folder", "text")]
+"""those that need no file of the user's"""
 
 
 def test_the_recipes_that_were_promised():
     assert set(RECIPES) == {
         "reverse", "whole", "oddity", "mnist", "mnist-plain", "cifar10-fast", "cifar10-bert", "fashion", "folder",
+        "pronounce", "pronounce-fast", "words", "text",
     }  # fmt: skip
 
 
@@ -40,7 +42,9 @@ def test_a_recipe_names_itself_and_survives_a_json_file(name):
     assert RunConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
-@pytest.mark.parametrize("name", ["reverse", "whole", "oddity", "mnist", "mnist-plain"])
+@pytest.mark.parametrize(
+    "name", ["reverse", "whole", "oddity", "mnist", "mnist-plain", "pronounce", "pronounce-fast", "words"]
+)
 def test_a_recipe_can_make_its_first_step(name):
     """On the data that comes with the package."""
     config = config_of(name, {"training.batch_size": 4})

@@ -43,7 +43,9 @@ def test_seconds_add_up():
         seconds_per_step=0.5,
         seconds_per_evaluation=2.0,
         evaluations=3,
+        padding=(0.05, 0.5),
     )
+    assert "5.0% of all tokens; 50.0% without sorting by length" in str(found)
     assert found.seconds == 36
     assert found.seconds_per_epoch == 12
     assert "0:36" in str(found)

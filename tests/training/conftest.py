@@ -1,4 +1,5 @@
-"""Runs of a dozen steps on random images, with everything on that draws random numbers."""
+"""Runs of a dozen steps on random images, or on words of a made-up language, with everything on that draws random
+numbers."""
 
 from dataclasses import replace
 
@@ -8,7 +9,10 @@ import torch
 from clearhead.data import datasets
 from clearhead.data.config import Augmentation, DataConfig
 from clearhead.data.dataset import DataSet, Images, Normalise
-from clearhead.models.config import VisionConfig
+from clearhead.data.pairs import Pairs
+from clearhead.data.tokens import BEGIN, END
+from clearhead.data.words import Words
+from clearhead.models.config import LanguageConfig, Seq2SeqConfig, VisionConfig
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 
 MODEL = VisionConfig(
@@ -39,3 +43,44 @@ def config(monkeypatch):
     )
     monkeypatch.setattr(datasets, "load", lambda config, seed: data)
     return CONFIG
+
+
+WRITING = replace(
+    CONFIG,
+    model=Seq2SeqConfig(width=8, depth=1, n_heads=2, n_source=9, n_target=8, dropout=0.2),
+    data=DataConfig(name="pronounce", window=2),
+    training=replace(CONFIG.training, label_smoothing=0.1),
+    objective="written",
+)
+SPELLING = replace(
+    WRITING,
+    model=LanguageConfig(width=8, depth=1, n_heads=2, n_tokens=9, dropout=0.2),
+    data=DataConfig(name="words", window=2),
+    objective="next",
+)
+
+
+def random_words(n, seed):
+    """Words of 1 to 6 letters, and each letter's own phone for every second of them."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.randint(1, 7, (n,), generator=generator).tolist()
+    words = [torch.randint(3, 8, (size,), generator=generator).tolist() for size in sizes]
+    return words, [[*word[::2], END] for word in words]
+
+
+def pairs(n, seed):
+    return Pairs.of(*random_words(n, seed))
+
+
+def spelled(n, seed):
+    words, _ = random_words(n, seed)
+    return Words(Pairs.of([[BEGIN, *word] for word in words], [[*word, END] for word in words]))
+
+
+@pytest.fixture(params=["written", "next"])
+def sequences(request, monkeypatch):
+    """The config of a run that writes: an encoder-decoder, and a language model."""
+    make, config = (pairs, WRITING) if request.param == "written" else (spelled, SPELLING)
+    data = DataSet(make(57, 0), make(13, 1), make(17, 2), (), None)
+    monkeypatch.setattr(datasets, "load", lambda config, seed: data)
+    return config

@@ -23,7 +23,9 @@ from clearhead.data import datasets
 from clearhead.data.batches import Batches
 from clearhead.data.config import DataConfig
 from clearhead.data.dataset import DataSet
-from clearhead.models.config import PredictorConfig
+from clearhead.data.pairs import Pairs
+from clearhead.data.tokens import END
+from clearhead.models.config import PredictorConfig, Seq2SeqConfig
 from clearhead.training import checkpoint
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 from clearhead.training.loop import resume, train
@@ -40,6 +42,13 @@ CONFIG = RunConfig(
 )
 SELDOM = replace(CONFIG, training=replace(CONFIG.training, evaluate_every=1, checkpoint_every=8))
 """most of its evaluations are followed by a step, not by a checkpoint"""
+WRITING = replace(
+    CONFIG,
+    model=Seq2SeqConfig(width=8, depth=1, n_heads=2, n_source=8, n_target=8),
+    data=DataConfig(name="pronounce", window=2),
+    training=replace(CONFIG.training, label_smoothing=0.1),
+    objective="written",
+)
 DROPPING = replace(CONFIG, model=replace(CONFIG.model, dropout=0.2))
 
 
@@ -54,6 +63,14 @@ class Digits:
 
     def take(self, indices):
         return self.ids[indices], self.ids[indices].flip(1)
+
+
+def words(n, seed):
+    """n words of 1 to 6 letters, to be written backwards."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.randint(1, 7, (n,), generator=generator).tolist()
+    ids = [torch.randint(3, 8, (size,), generator=generator).tolist() for size in sizes]
+    return Pairs.of(ids, [[*word[::-1], END] for word in ids])
 
 
 def in_processes(world, work):
@@ -100,8 +117,8 @@ def with_signal(step, number, only_rank, work):
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    data = DataSet(Digits(47, 0), Digits(13, 1), Digits(513, 2), (), None)
-    datasets.load = lambda config, seed: data
+    digits, pairs = (DataSet(make(47, 0), make(13, 1), make(513, 2), (), None) for make in (Digits, words))
+    datasets.load = lambda config, seed: pairs if config.name == "pronounce" else digits
 
     def new(name, config=CONFIG, **options):
         return lambda rank: train(config, folder / name, quiet=True, **options)
@@ -112,6 +129,9 @@ def main(folder: Path) -> None:
     done = {}
     for world in (1, 2, 3):
         done[f"of{world}"] = in_processes(world, new(f"of{world}"))
+    for world in (1, 2):
+        done[f"written by {world}"] = in_processes(world, new(f"written by {world}", WRITING))
+    done["written sharded"] = in_processes(2, new("written sharded", WRITING, shard=True))
     done["sharded"] = in_processes(2, new("sharded", shard=True))
     for world in (1, 2):
         done[f"seldom{world}"] = in_processes(world, new(f"seldom{world}", SELDOM, shard=True))

@@ -64,6 +64,13 @@ def test_evaluation_leaves_no_averaged_weights_behind_where_weights_are_split(ru
     assert_close(runs / "seldom2", runs / "seldom1", n_evaluations=8)
 
 
+@pytest.mark.parametrize("name", ["written by 2", "written sharded"])
+def test_padded_words_are_learnt_alike_by_any_number_of_processes(runs, done, name):
+    """Each process pads to its own longest word, and one of them has no test example in the last batch."""
+    assert set(done[name]["codes"]) == {0}
+    assert_close(runs / name, runs / "written by 1")
+
+
 def test_split_weights_are_saved_whole(runs):
     split, whole = (RunDirectory.open(runs / name).newest() for name in ("sharded", "of1"))
     assert {n: t.shape for n, t in split.model.items()} == {n: t.shape for n, t in whole.model.items()}

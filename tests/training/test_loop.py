@@ -5,9 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from clearhead.data import datasets
 from clearhead.data.batches import Batches
 from clearhead.data.config import Augmentation
+from clearhead.data.dataset import Part
 from clearhead.training import checkpoint, loop
+from clearhead.training.distributed import Processes
 from clearhead.training.loop import DivergedError, resume, train
 from clearhead.training.optim import Optimizers
 from clearhead.training.run import RunDirectory
@@ -240,3 +243,40 @@ def test_weights_that_an_update_has_spoilt_are_in_no_checkpoint(config, tmp_path
     with pytest.raises(DivergedError, match="weights must give finite answers, got others after step 3"):
         train(replace(config, training=training), tmp_path / "run", quiet=True)
     assert max(checkpoint.steps(tmp_path / "run")) == 2
+
+
+def test_a_run_that_writes_is_resumed_exactly(sequences, tmp_path, signal_at):
+    train(sequences, tmp_path / "whole", quiet=True)
+    undo = signal_at(5)
+    assert train(sequences, tmp_path / "stopped", quiet=True).reason == "stopped"
+    undo()
+    assert resume(tmp_path / "stopped", quiet=True).step == 12
+    assert_identical(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_portions_of_padded_sequences_make_the_same_update(sequences, tmp_path):
+    config = replace(sequences, model=replace(sequences.model, dropout=0.0))
+    train(with_training(config, accumulate=1), tmp_path / "one", quiet=True)
+    train(with_training(config, accumulate=3), tmp_path / "three", quiet=True)
+    for mine, theirs in zip(records(tmp_path / "one"), records(tmp_path / "three"), strict=True):
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+
+
+def test_padding_and_checked_masks_are_said_once_at_the_start(sequences, tmp_path, capsys, signal_at):
+    undo = signal_at(5)
+    train(sequences, tmp_path / "run")
+    undo()
+    said = capsys.readouterr().out
+    assert said.count("masks checked: no output sees what comes after it, or padding") == 1
+    assert "of all tokens; " in said
+    resume(tmp_path / "run")
+    assert "masks checked" not in capsys.readouterr().out
+
+
+def test_a_run_without_a_test_set_ends_without_a_test(sequences, tmp_path, monkeypatch):
+    data = loop.set_up(sequences, Processes(), shard=False, report=pytest.fail).data
+    none = Part(data.test, torch.arange(0))
+    monkeypatch.setattr(datasets, "load", lambda config, seed: replace(data, test=none))
+    outcome = train(sequences, tmp_path / "run", quiet=True)
+    assert (outcome.reason, outcome.test) == ("finished", None)
+    assert {record["kind"] for record in records(tmp_path / "run")} == {"train", "validation"}

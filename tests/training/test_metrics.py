@@ -23,3 +23,11 @@ def test_no_examples_count_nothing():
 def test_a_loss_that_is_counted_needs_no_gradient():
     loss = torch.tensor(1.0, requires_grad=True) * 2
     assert not counts(loss, torch.ones(1, dtype=torch.bool)).requires_grad
+
+
+def test_what_was_not_asked_for_counts_neither_as_right_nor_as_wrong():
+    right = torch.tensor([[True, False, True], [True, False, False]])
+    asked = torch.tensor([[True, False, False], [True, True, False]])
+    assert summary(counts(torch.tensor(1.0), right, asked).tolist()) == {"loss": 0.5, "accuracy": 2 / 3, "whole": 0.5}
+    everywhere = torch.ones_like(asked)
+    assert torch.equal(counts(torch.tensor(1.0), right, everywhere), counts(torch.tensor(1.0), right))

@@ -5,7 +5,12 @@ import torch
 import torch.nn.functional as F
 
 from clearhead.data.batches import Batch
-from clearhead.training.objective import OBJECTIVES, portions, to_device
+from clearhead.data.pairs import Pairs
+from clearhead.data.tokens import BEGIN, END, IGNORED, PAD
+from clearhead.models.config import Seq2SeqConfig
+from clearhead.models.seq2seq import Seq2Seq
+from clearhead.training.metrics import counts
+from clearhead.training.objective import OBJECTIVES, before, portions, to_device
 
 X = torch.zeros(4, 1)
 
@@ -72,11 +77,86 @@ def test_the_odd_one_is_a_choice_among_the_elements():
     assert torch.equal(odd.right(scores[:, shuffle], batch(moved)), odd.right(scores, batch(targets)))
 
 
+WORDS = Pairs.of([[3, 4, 5], [6], [4, 4]], [[3, 5, END], [4, END], [5, 6, 7, END]])
+SOURCES, TARGETS = WORDS.take(torch.arange(3))
+WRITTEN, NEXT = OBJECTIVES["written"], OBJECTIVES["next"]
+
+
+def words_batch(inputs=SOURCES, targets=TARGETS):
+    return Batch(inputs, targets, None, None, len(inputs))
+
+
+def test_the_decoder_is_given_the_begin_mark_and_the_targets_one_place_later():
+    assert before(TARGETS).tolist() == [[BEGIN, 3, 5, END], [BEGIN, 4, END, PAD], [BEGIN, 5, 6, 7]]
+
+
+def test_what_is_written_costs_minus_the_logarithm_of_its_probability():
+    """The same number that generation gives a sequence that it has written itself."""
+    torch.manual_seed(0)
+    model = Seq2Seq(Seq2SeqConfig(width=8, depth=1, n_heads=2, n_source=8, n_target=8)).eval()
+    made = model.generate(SOURCES, begin=BEGIN, end=None, n_tokens=4, source_lengths=(SOURCES != PAD).sum(1))
+    batch = words_batch(targets=made.ids)
+    outputs = WRITTEN.ask(model, batch)
+    torch.testing.assert_close(WRITTEN.loss(outputs, batch), -made.scores.sum())
+
+
+def test_padding_of_targets_costs_nothing_and_smoothing_is_per_token():
+    outputs = torch.randn(3, 4, 8)
+    for smoothing in (0.0, 0.1):
+        expected = sum(
+            F.cross_entropy(o[t != IGNORED], t[t != IGNORED], reduction="sum", label_smoothing=smoothing)
+            for o, t in zip(outputs, TARGETS, strict=True)
+        )
+        torch.testing.assert_close(WRITTEN.loss(outputs, words_batch(), smoothing), expected)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_token_is_right_just_when_greedy_decoding_writes_this_target(seed):
+    torch.manual_seed(seed)
+    model = Seq2Seq(Seq2SeqConfig(width=8, depth=1, n_heads=2, n_source=8, n_target=8)).eval()
+    lengths = (SOURCES != PAD).sum(1)
+    answers = model.generate(SOURCES, begin=BEGIN, end=END, n_tokens=4, source_lengths=lengths).ids
+    answers = F.pad(answers, (0, 4 - answers.shape[1]), value=END)
+    after_end = ((answers == END).cumsum(1) > 1) & (answers == END)
+    own = answers.masked_fill(after_end, IGNORED)  # what it writes; and the same with one change
+    changed = own.clone()
+    changed[:, 0] = (changed[:, 0] + 1) % 8
+    targets = torch.stack([own[0], changed[1], own[2]])
+    batch = words_batch(targets=targets)
+    assert WRITTEN.right(WRITTEN.ask(model, batch), batch).tolist() == [True, False, True]
+
+
+def test_the_next_token_costs_the_mean_over_those_that_are_asked_for():
+    outputs, batch = torch.randn(3, 4, 8), words_batch()
+    for smoothing in (0.0, 0.1):
+        expected = sum(
+            F.cross_entropy(o[t != IGNORED], t[t != IGNORED], label_smoothing=smoothing)
+            for o, t in zip(outputs, TARGETS, strict=True)
+        )
+        torch.testing.assert_close(NEXT.loss(outputs, batch, smoothing), expected)
+    assert torch.equal(NEXT.asked(batch), TARGETS != IGNORED)
+    perfect = F.one_hot(TARGETS.clamp(min=0), 8)
+    sums = counts(NEXT.loss(outputs, batch), NEXT.right(perfect, batch), NEXT.asked(batch)).tolist()
+    assert sums[1:] == [3, 9, 9, 3]
+
+
+def test_a_language_model_is_judged_by_its_loss_and_others_by_their_accuracy():
+    surer, righter = {"loss": 1.0, "accuracy": 0.3}, {"loss": 1.1, "accuracy": 0.4}
+    assert NEXT.score(surer) > NEXT.score(righter)
+    assert WRITTEN.score(surer) < WRITTEN.score(righter)
+
+
+@pytest.mark.parametrize("name", ["classes", "each", "yes-no", "number", "odd", "next"])
+def test_most_models_are_asked_with_their_inputs_alone(name):
+    assert OBJECTIVES[name].ask(lambda inputs: inputs + 1, batch(torch.zeros(4))).tolist() == (X + 1).tolist()
+
+
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_losses_are_sums_so_portions_add_up(name):
-    shape = {"classes": (4, 5), "each": (4, 3, 5), "odd": (4, 5, 1)}.get(name, (4, 1))
+    per_token = name in ("each", "written", "next")
+    shape = (4, 3, 5) if per_token else {"classes": (4, 5), "odd": (4, 5, 1)}.get(name, (4, 1))
     outputs = torch.randn(shape)
-    targets = torch.randint(5, (4, 3)) if name == "each" else torch.randint(2, (4,))
+    targets = torch.randint(5, (4, 3)) if per_token else torch.randint(2, (4,))
     targets = targets.float() if name in ("yes-no", "number") else targets
     objective, whole = OBJECTIVES[name], batch(targets)
     parts = portions(whole, 3)

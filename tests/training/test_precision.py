@@ -34,7 +34,7 @@ def test_a_failing_compiler_is_loud_and_training_goes_on(monkeypatch):
     monkeypatch.setattr(torch, "compile", broken)
     said, model = [], nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
     state = torch.get_rng_state()
-    assert compiled(model, "on", lambda: torch.ones(1, 2), said.append) is model
+    assert compiled(model, "on", lambda forward: forward(torch.ones(1, 2)), said.append) is model
     assert said == ["torch.compile FAILED, training goes on without it, slower: no C++ compiler"]
     assert torch.equal(torch.get_rng_state(), state)
     assert all(weight.grad is None for weight in model.parameters())
@@ -43,7 +43,7 @@ def test_a_failing_compiler_is_loud_and_training_goes_on(monkeypatch):
 def test_a_rehearsal_leaves_no_trace(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda model: lambda x: model(x))
     model, state = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), torch.get_rng_state()
-    fast = compiled(model, "on", lambda: torch.ones(1, 2), pytest.fail)
+    fast = compiled(model, "on", lambda forward: forward(torch.ones(1, 2)), pytest.fail)
     assert fast is not model
     assert torch.equal(torch.get_rng_state(), state)
     assert all(weight.grad is None for weight in model.parameters())

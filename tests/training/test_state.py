@@ -30,7 +30,7 @@ def test_the_best_is_the_most_accurate_and_among_equals_the_surest():
     results = [(0.5, 1.0), (0.4, 0.1), (0.5, 0.9), (0.5, 0.9), (0.6, 2.0)]
     judged = []
     for standing.step, (accuracy, loss) in enumerate(results, 1):
-        judged.append((standing.judge({"accuracy": accuracy, "loss": loss}), standing.stale, standing.best_step))
+        judged.append((standing.judge([accuracy, -loss]), standing.stale, standing.best_step))
     assert judged == [(True, 0, 1), (False, 1, 1), (True, 0, 3), (False, 1, 3), (True, 0, 5)]
 
 

@@ -45,8 +45,9 @@ def run(argv: Sequence[str]) -> int:
 def show_list() -> None:
     from clearhead.data.datasets import DATASETS
 
+    size = max(map(len, DATASETS))
     for name, entry in DATASETS.items():
-        print(f"{name:8}  {state_of(name):13}  {entry.what}")
+        print(f"{name:{size}}  {state_of(name):13}  {entry.what}")
 
 
 def state_of(name: str) -> str:
@@ -78,9 +79,13 @@ def get(name: str, argv: Sequence[str]) -> None:
 
 
 def show(name: str, argv: Sequence[str]) -> None:
-    options = Parser(f"clearhead data show {name}", "A contact sheet as a PNG file; of digits, examples as text.")
+    options = Parser(
+        f"clearhead data show {name}", "A contact sheet as a PNG file; of digits, words and texts, examples as text."
+    )
     options.add_argument("--out", metavar="FILE", help=f"where the sheet goes ({name}.png)")
-    options.add_argument("--from", dest="path", metavar="PATH", default="", help="folder: where the pictures are")
+    options.add_argument(
+        "--from", dest="path", metavar="PATH", default="", help="folder: the pictures; text, words: the file"
+    )
     options.add_argument("--question", default="commonest", help="whole: commonest, repeat or sum")
     options.add_argument("--seed", type=int, default=0, help="which examples (0)")
     args = options.parse(argv)
@@ -88,9 +93,13 @@ def show(name: str, argv: Sequence[str]) -> None:
     from clearhead.data.config import DataConfig
 
     is_short = name == "whole" and args.question == "repeat"
-    config = DataConfig(name=name, folder=args.path, question=args.question, length=8 if is_short else 16, validation=0)
+    length = 64 if name == "text" else 8 if is_short else 16
+    paths = {"folder": args.path, "file": args.path}
+    config = DataConfig(name=name, question=args.question, length=length, validation=0, **paths)
     if name in ("reverse", "whole"):
         show_digits(config, args.seed)
+    elif name in ("pronounce", "words", "text"):
+        show_symbols(config, args.seed)
     else:
         out = Path(args.out or f"{name}.png")
         write_sheet(config, args.seed, out)
@@ -107,6 +116,23 @@ def show_digits(config: "DataConfig", seed: int) -> None:
     for row, target in zip(ids.tolist(), targets.tolist(), strict=True):
         answer = " ".join(map(str, target)) if isinstance(target, list) else f"{target:g}"
         print(f"{' '.join(map(str, row))}   ->   {answer}")
+
+
+def show_symbols(config: "DataConfig", seed: int) -> None:
+    """Ten examples drawn by the seed: words with their phones, words, or pieces of the text."""
+    from clearhead.data.datasets import load
+    from clearhead.data.draws import key_of, order
+    from clearhead.data.tokens import Vocabulary
+
+    if config.name == "text" and not config.file:
+        raise ValueError("a text is read from a file, got none; add --from PATH")
+    data = load(config, seed)
+    sources, targets = data.train.take(order(key_of(seed, "show"), len(data.train))[:10])
+    read, written = Vocabulary(data.symbols), Vocabulary(data.classes)
+    for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+        shown = "".join(read.read(source))
+        answer = f"   ->   {' '.join(written.read(i for i in target if i >= 0))}"
+        print(ascii(shown) if config.name == "text" else shown + answer * (config.name == "pronounce"))
 
 
 def write_sheet(config: "DataConfig", seed: int, out: Path) -> None:

@@ -59,8 +59,18 @@ COMMANDS = {
     ),
     "predict": Command(
         home="clearhead.cli.predict",
-        what="a run's answers for your own pictures or digits",
+        what="a run's answers for your own pictures, words or digits",
         example="clearhead predict runs/mine --ids 3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3",
+    ),
+    "evaluate": Command(
+        home="clearhead.cli.evaluate",
+        what="how good a run is, on the test set or on a dictionary of your own",
+        example="clearhead evaluate runs/mine --part validation",
+    ),
+    "sample": Command(
+        home="clearhead.cli.sample",
+        what="words or text that a run writes",
+        example="clearhead sample runs/words-0 --prompt un",
     ),
     "look": Command(
         home="clearhead.cli.look",

@@ -1,53 +1,82 @@
-"""`clearhead predict`: picture files, folders of them, or digits; a run's answers, as text or as JSON."""
+"""`clearhead predict`: picture files, folders of them, words or digits; a run's answers, as text or as JSON."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clearhead.cli.overrides import reader
 from clearhead.cli.parser import Parser
 
 if TYPE_CHECKING:
-    from clearhead.serving.session import Answer
+    from clearhead.serving.session import Answer, Session
 
 ABOUT = """\
-What a run's best checkpoint answers, for pictures of your own or for digits.
-Pictures are cropped to a square and resized exactly as in training."""
+What a run's best checkpoint answers, for pictures of your own, words or digits.
+Pictures are cropped to a square and resized exactly as in training; words are
+pronounced, with the next best answers and their probabilities."""
 
 EXAMPLES = """\
 examples
   clearhead predict runs/mine photo.jpg more/ --json
   clearhead predict runs/demo my-digit.png --invert
+  clearhead predict runs/pronounce-0 thorough through --beam 10
   clearhead predict runs/reverse-0 --ids 3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3"""
 
 
 def run(argv: Sequence[str]) -> None:
     options = Parser("clearhead predict", ABOUT)
-    options.usage = "clearhead predict RUN IMAGE... [options]"
+    options.usage = "clearhead predict RUN IMAGE|WORD... [options]"
     options.epilog = EXAMPLES
     options.add_argument("run", metavar="RUN", help="the folder of a run, such as runs/mine")
-    options.add_argument("images", metavar="IMAGE", nargs="*", help="picture files, and folders of them")
+    options.add_argument("asked", metavar="IMAGE|WORD", nargs="*", help="picture files and folders of them, or words")
     options.add_argument("--ids", metavar="N", nargs="+", type=int, help="digits, for a run of reverse or whole")
+    options.add_argument("--beam", metavar="N", type=reader(int), help="words: beams that are followed (now 5)")
     options.add_argument("--invert", action="store_true", help="dark becomes light: MNIST's digits are white on black")
     options.add_argument("--json", action="store_true", help="all probabilities, for programs")
     args = options.parse(argv)
-    if bool(args.images) == bool(args.ids):
+    if bool(args.asked) == bool(args.ids):
         came = "both" if args.ids else "neither"
         raise ValueError(
-            f"predict takes picture files or --ids, one of the two, got {came}; see clearhead predict --help"
+            f"predict takes picture files, words or --ids, one of them, got {came}; see clearhead predict --help"
         )
 
     from clearhead.serving.session import Session
 
     session = Session(args.run)
+    if args.asked and session.takes == "words":
+        print(spoken(session, args.asked, args.beam, as_json=args.json))
+        return
     if args.ids:
         answers = session.predict_ids(args.ids)
         asked = [str(n) for n in args.ids] if len(answers) > 1 else [" ".join(map(str, args.ids))]
     else:
-        paths = [path for name in args.images for path in pictures_at(Path(name))]
+        paths = [path for name in args.asked for path in pictures_at(Path(name))]
         answers, asked = session.predict(paths, invert=args.invert), [str(path) for path in paths]
     print(as_json(asked, answers) if args.json else as_text(asked, answers))
+
+
+def spoken(session: "Session", words: Sequence[str], beam: int | None, *, as_json: bool) -> str:
+    """The beam's answers to each word, the best first, with their probabilities."""
+    from clearhead.models.beam import Beam
+    from clearhead.serving.pronouncing import BEAM, pronounce
+
+    answers = pronounce(session, words, BEAM if beam is None else Beam(beam, BEAM.length_penalty))
+    if as_json:
+        rows = [
+            {"input": word, "answers": [asdict(way) | {"probability": math.exp(way.score)} for way in ways]}
+            for word, ways in zip(words, answers, strict=True)
+        ]
+        return json.dumps(rows, indent=2)
+    size = max(map(len, words))
+    width = max(len(" ".join(way.phones)) for ways in answers for way in ways)
+    return "\n".join(
+        f"{word if i == 0 else '':{size}}  {' '.join(way.phones):{width}}  {math.exp(way.score):6.1%}"
+        for word, ways in zip(words, answers, strict=True)
+        for i, way in enumerate(ways)
+    )
 
 
 def pictures_at(path: Path) -> list[Path]:

@@ -46,7 +46,7 @@ def as_dict(name: str, recipe: Recipe) -> dict[str, Any]:
         "recipe": name,
         "what": recipe.what,
         "data": config.data.name,
-        "parameters": None if config.data.name == "folder" else shapes(config.model).parameters,
+        "parameters": None if config.data.name in ("folder", "text") else shapes(config.model).parameters,
         "seconds": recipe.measured.seconds if recipe.measured else None,
         "test_accuracy": recipe.measured.accuracy if recipe.measured else None,
     }
@@ -62,7 +62,7 @@ def table(rows: Sequence[dict[str, Any]]) -> "Table":
     for title in ("parameters", "time", "test accuracy"):
         shown.add_column(title, justify="right")
     for row in rows:
-        numbers = f"{row['parameters']:,}" if row["parameters"] else "by classes"
+        numbers = f"{row['parameters']:,}" if row["parameters"] else "by its data"
         measured = (
             (duration(row["seconds"]), f"{row['test_accuracy']:.2%}") if row["seconds"] else ("", "not measured yet")
         )

@@ -66,7 +66,8 @@ def run(argv: Sequence[str]) -> int:
 
 def fixed(name: str) -> set[str]:
     """What cannot be changed in a recipe: its name, and what only other data sets have."""
-    others = {f"data.{field}" for field in ("question", "length", "set_size", "folder", "image_size")}
+    own = ("question", "length", "set_size", "folder", "image_size", "train_file", "test_file", "stress", "file")
+    others = {f"data.{field}" for field in (*own, "level", "window")}
     return {"recipe"} | others - {f"data.{argument}" for argument in inspect.signature(find(name).make).parameters}
 
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from clearhead.data.augment import augment, blend, partners, shares
+from clearhead.data.buckets import bucketed, padded_share
 from clearhead.data.config import DataConfig
-from clearhead.data.dataset import DataSet, Examples, Normalise
+from clearhead.data.dataset import DataSet, Examples, Normalise, lengths_of
 from clearhead.data.draws import key_of, order
 
 
@@ -41,6 +42,7 @@ class Batches:
         if config.augmentation.is_on and data.normalise is None:
             raise ValueError(f"augmentation is for images, got it for {config.name}; leave it out")
         self.data, self.augmentation, self.batch_size, self.seed = data, config.augmentation, batch_size, seed
+        self.lengths, self.window = lengths_of(data.train), config.window
         self.steps_per_epoch = len(data.train) // batch_size
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
 
@@ -60,8 +62,24 @@ class Batches:
 
     def order_of(self, epoch: int) -> Tensor:
         if epoch != self._epoch:  # kept for the steps to come, which are mostly of the same epoch
-            self._epoch, self._order = epoch, order(key_of(self.seed, "order", epoch), len(self.data.train))
+            self._epoch, self._order = epoch, self.shuffled(epoch)
         return self._order
+
+    def shuffled(self, epoch: int) -> Tensor:
+        """All examples once; where they differ in length, those of a batch are alike."""
+        members = order(key_of(self.seed, "order", epoch), len(self.data.train))
+        if self.lengths is None or not self.window:
+            return members
+        return bucketed(members, self.lengths, self.batch_size, self.window, key_of(self.seed, "buckets", epoch))
+
+    def padding(self) -> tuple[float, float] | None:
+        """The share of padding in the first epoch's tokens, and what it would be with batches of any lengths; None
+        where all examples are of one length."""
+        if self.lengths is None:
+            return None
+        any_lengths = order(key_of(self.seed, "order", 0), len(self.data.train))
+        shares = [padded_share(members, self.lengths, self.batch_size) for members in (self.order_of(0), any_lengths)]
+        return shares[0], shares[1]
 
     def see(self, members: Tensor, places: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets at some places of the batch, as the model sees them."""

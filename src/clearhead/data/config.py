@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 from clearhead.data.datasets import DATASETS
 
 Question = Literal["commonest", "repeat", "sum"]
+Level = Literal["character", "byte"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +45,30 @@ class DataConfig:
     question: Question = "commonest"
     """whole: what is asked about the digits"""
     length: int = 16
-    """reverse, whole: digits in a sequence"""
+    """reverse, whole: digits in a sequence; text: characters or bytes that are read at once"""
     set_size: int = 10
     """oddity: images in a set"""
     folder: str = ""
     """folder: where the images are"""
     image_size: int = 64
     """folder: height and width that images are resized to"""
+    train_file: str = ""
+    """pronounce: a dictionary to learn, in place of the embedded one"""
+    test_file: str = ""
+    """pronounce: a dictionary to test on; its words are never learnt"""
+    stress: bool = False
+    """pronounce: keep the stress of vowels, AH0, AH1 and AH2, or drop it"""
+    file: str = ""
+    """text: the text; words: a list of words, a line for each, in place of the dictionary's"""
+    level: Level = "character"
+    """text: what a token is"""
+    window: int = 50
+    """pronounce, words: batches whose examples are sorted by length together, to pad less; 0 for none"""
     validation: int = 1000
-    """training examples set apart, chosen by the run's seed; of a folder at most a fifth, or its own val/"""
+    """training examples set apart, chosen by the run's seed; of a folder at most a fifth, or its own val/; of words,
+    chosen by their spelling; of a text at most a tenth, its end"""
     limit: int = 0
-    """training examples used, 0 for all"""
+    """training examples used, 0 for all; of a dictionary, words"""
     augmentation: Augmentation = field(default_factory=Augmentation)
 
     def __post_init__(self) -> None:
@@ -68,9 +82,12 @@ class DataConfig:
             )
         check_whole(1, length=self.length, image_size=self.image_size)
         check_whole(3, set_size=self.set_size)
-        check_whole(0, validation=self.validation, limit=self.limit)
-        if not isinstance(self.folder, str):
-            raise ValueError(f"folder must be a path as text, got {self.folder!r}; pass str(path)")
+        check_whole(0, validation=self.validation, limit=self.limit, window=self.window)
+        if self.level not in get_args(Level):
+            raise ValueError(f"level must be one of {', '.join(get_args(Level))}, got {self.level!r}; choose one")
+        if not isinstance(self.stress, bool):
+            raise ValueError(f"stress must be True or False, got {self.stress!r}; choose one of the two")
+        check_paths(folder=self.folder, train_file=self.train_file, test_file=self.test_file, file=self.file)
         if not isinstance(self.augmentation, Augmentation):
             raise ValueError(f"augmentation must be an Augmentation, got {self.augmentation!r}; make one")
         self.check_repeat()
@@ -81,6 +98,12 @@ class DataConfig:
                 "whether a digit repeats can be asked of 2 to 10 digits (of more, one always does), "
                 f"got length={self.length}; try length=8"
             )
+
+
+def check_paths(**paths: str) -> None:
+    for name, path in paths.items():
+        if not isinstance(path, str):
+            raise ValueError(f"{name} must be a path as text, got {path!r}; pass str(path)")
 
 
 def is_number(value: Any) -> bool:

@@ -10,11 +10,18 @@ from clearhead.data.draws import key_of, order
 
 
 class Examples(Protocol):
+    """Those of different lengths also have `lengths`, (N,S): how many tokens each side of each example has."""
+
     def __len__(self) -> int: ...
 
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and targets, which depend on nothing but the indices."""
         ...
+
+
+def lengths_of(examples: Examples) -> Tensor | None:
+    """(N,S), or None where all examples are of one length."""
+    return getattr(examples, "lengths", None)
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,8 @@ class DataSet:
     """their names in the order of the targets; () where there are none"""
     normalise: Normalise | None
     """from the uint8 images that the examples are to what a model takes; None where they are that already"""
+    symbols: tuple[str, ...] = ()
+    """what the ids of the inputs stand for; () where they are no ids, or stand for themselves"""
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,6 +25,9 @@ DATASETS = {
     "mnist": Entry("clearhead.data.mnist", "70,000 handwritten digits, 28 x 28", "embedded"),
     "cifar10": Entry("clearhead.data.cifar10", "60,000 colour photographs of 10 classes, 32 x 32", "fetched"),
     "fashion": Entry("clearhead.data.fashion", "70,000 pictures of clothes of 10 classes, 28 x 28", "fetched"),
+    "pronounce": Entry("clearhead.data.pronounce", "126,052 English words and how they are said", "embedded"),
+    "words": Entry("clearhead.data.words", "English words, letter by letter", "embedded"),
+    "text": Entry("clearhead.data.text", "your own text, character by character or byte by byte", "yours"),
     "folder": Entry("clearhead.data.folder", "your own images, one folder for each class", "yours"),
 }
 

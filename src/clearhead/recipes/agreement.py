@@ -1,14 +1,22 @@
 """What data, model and objective must agree on: checked before anything is trained."""
 
 from clearhead.data.config import DataConfig
-from clearhead.models.config import PredictorConfig, VisionConfig
+from clearhead.models.config import LanguageConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
 from clearhead.recipes.whole import ANSWERING
 from clearhead.training.config import ObjectiveName, RunConfig
 
 N_CLASSES = 10
 """of every data set here but the user's own"""
-OBJECTIVES: dict[str, ObjectiveName] = {"reverse": "each", "oddity": "odd"}
+OBJECTIVES: dict[str, ObjectiveName] = {
+    "reverse": "each",
+    "oddity": "odd",
+    "pronounce": "written",
+    "words": "next",
+    "text": "next",
+}
 """images are asked for their class; whole: see ANSWERING"""
+WRITERS: dict[str, type] = {"written": Seq2SeqConfig, "next": LanguageConfig}
+"""the model that each of these objectives is for"""
 IMAGES = {"mnist": (1, 28), "fashion": (1, 28), "cifar10": (3, 32)}
 """channels, and height and width"""
 
@@ -23,8 +31,12 @@ def check_agreement(config: RunConfig) -> None:
         )
     if data.name == "folder" and not data.folder:
         raise ValueError("own pictures need their folder, got none; run: clearhead train folder --data.folder PATH")
+    if data.name == "text" and not data.file:
+        raise ValueError("a text is learnt from a file, got none; add --data.file PATH")
     if data.name in (*IMAGES, "folder"):
         check_vision(config.model, data)
+    elif asked in WRITERS:
+        check_writer(config.model, data, WRITERS[asked])
     else:
         check_predictor(config.model, what, asked)
 
@@ -44,6 +56,15 @@ def check_vision(model: object, data: DataConfig) -> None:
         )
     if data.name != "folder" and model.n_classes < N_CLASSES:
         raise ValueError(f"{data.name} has {N_CLASSES} classes, got n_classes={model.n_classes}; set it to {N_CLASSES}")
+
+
+def check_writer(model: object, data: DataConfig, kind: type) -> None:
+    if not isinstance(model, kind):
+        raise ValueError(f"{data.name} needs a {kind.__name__}, got a {type(model).__name__}; take one")
+    if isinstance(model, LanguageConfig) and model.positions == "learned" and model.context < data.length:
+        raise ValueError(
+            f"a model that reads {data.length} at once needs context={data.length}, got {model.context}; set it to that"
+        )
 
 
 def check_predictor(model: object, what: str, asked: ObjectiveName) -> None:

@@ -13,8 +13,12 @@ from clearhead.recipes.folder import folder
 from clearhead.recipes.mnist import mnist
 from clearhead.recipes.mnist_plain import mnist_plain
 from clearhead.recipes.oddity import oddity
+from clearhead.recipes.pronounce import pronounce
+from clearhead.recipes.pronounce_fast import pronounce_fast
 from clearhead.recipes.reverse import reverse
+from clearhead.recipes.text import text
 from clearhead.recipes.whole import whole
+from clearhead.recipes.words import words
 from clearhead.training.config import RunConfig, check_name
 
 
@@ -47,6 +51,10 @@ RECIPES = {
     "cifar10-fast": Recipe(cifar10_fast, "photographs of ten classes, on a laptop"),
     "cifar10-bert": Recipe(cifar10_bert, "the same with a BERT-style encoder of 12 layers"),
     "fashion": Recipe(fashion, "clothes of ten classes"),
+    "pronounce": Recipe(pronounce, "how English words are said"),
+    "pronounce-fast": Recipe(pronounce_fast, "the same, in a few minutes"),
+    "words": Recipe(words, "words that nobody has written yet"),
+    "text": Recipe(text, "your own text, and how it goes on"),
     "folder": Recipe(folder, "your own pictures"),
 }
 

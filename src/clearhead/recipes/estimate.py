@@ -12,7 +12,8 @@ from clearhead.training.config import RunConfig
 from clearhead.training.distributed import Processes
 from clearhead.training.evaluate import BATCH_SIZE, testing
 from clearhead.training.loop import update
-from clearhead.training.progress import Display, clock
+from clearhead.training.objective import to_device
+from clearhead.training.progress import Display, clock, padding_line
 from clearhead.training.setup import Setup, own_surroundings, set_up
 from clearhead.training.signals import StopRequest
 from clearhead.training.state import Standing
@@ -36,6 +37,8 @@ class Estimate:
     seconds_per_step: float
     seconds_per_evaluation: float
     evaluations: int
+    padding: tuple[float, float] | None
+    """see Batches.padding"""
 
     @property
     def seconds_per_epoch(self) -> float:
@@ -59,6 +62,7 @@ class Estimate:
                 f"parameters         {self.parameters:,}",
                 f"memory             {self.memory / 2**20:,.0f} MB for weights, optimizer and one step",
                 f"training examples  {self.examples:,}",
+                *([padding_line(*self.padding)] if self.padding else []),
                 f"steps              {self.steps:,} ({epochs:.3g} epochs)",
                 f"seconds per step   {self.seconds_per_step:.3g}",
                 f"seconds per epoch  {self.seconds_per_epoch:,.3g}, validation included",
@@ -86,6 +90,7 @@ def estimate(config: RunConfig) -> Estimate:
         seconds_per_step=per_step,
         seconds_per_evaluation=per_evaluation,
         evaluations=-(-setup.n_steps // setup.evaluate_every) if validation else 0,
+        padding=setup.batches.padding(),
     )
 
 
@@ -131,5 +136,5 @@ def time_evaluation(setup: Setup) -> float:
     start = time.perf_counter()
     batch = next(evaluation_batches(examples, setup.data.normalise, BATCH_SIZE))
     with testing(setup.model), torch.inference_mode():
-        setup.model(batch.inputs.to(setup.processes.device)).cpu()
+        setup.objective.ask(setup.model, to_device(batch, setup.processes.device)).cpu()
     return (time.perf_counter() - start) * len(examples) / len(batch.inputs)

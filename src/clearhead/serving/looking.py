@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from clearhead.data import datasets
+from clearhead.data.characters import from_user, to_user
+from clearhead.data.tokens import BEGIN, PAD, Vocabulary
 from clearhead.drawing import save_figure
 from clearhead.insight.figures import draw_head, draw_over_image, draw_tokens, draw_wall
 from clearhead.insight.figures_heads import draw_aggregates, draw_ranking
@@ -22,10 +24,15 @@ from clearhead.insight.relevance import relevance
 from clearhead.insight.rollout import maximum, mean, rollout, to_answer
 from clearhead.insight.seen import Seen
 from clearhead.models.config import VisionConfig
+from clearhead.serving.alignment import pictures_of_word, written
+from clearhead.serving.pronouncing import spelled
 from clearhead.serving.session import Answer, Session
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+LONGEST = 64
+"""tokens of a text that are drawn: its last"""
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,8 @@ class Example:
     """uint8 (C,height,width)"""
     tokens: tuple[str, ...] | None = None
     """names of its tokens"""
+    word: str | None = None
+    """what is to be pronounced"""
 
 
 def look_at(session: Session, example: Example, folder: Path | None = None) -> list[tuple[Path, str]]:
@@ -56,6 +65,9 @@ def sample(session: Session, number: int) -> Example:
     inputs, _ = data.test.take(torch.tensor([number]))
     if session.normalise is not None:
         return picture(session, inputs)
+    if session.takes in ("words", "text"):
+        ids = [i for i in inputs[0].tolist() if i not in (PAD, BEGIN) or not Vocabulary(session.symbols).has_marks]
+        return text(session, to_user("".join(session.symbols[i] for i in ids), session.config.data.level))
     if session.takes_pictures:  # a set of images: each is a token
         (odd,) = [i for i, answer in enumerate(session.odd_one(inputs[0])) if answer.answer == "odd"]
         return Example(inputs, f"image {odd}", tokens=tuple(f"image {i}" for i in range(inputs.shape[1])))
@@ -85,8 +97,31 @@ def said(answer: Answer) -> str:
     return answer.answer if answer.probability is None else f"{answer.answer} ({answer.probability:.0%})"
 
 
+def text(session: Session, asked: str) -> Example:
+    """A word for a run of pronounce; any text for a run of words or text."""
+    known = Vocabulary(session.symbols)
+    if session.takes == "words":
+        return Example(torch.tensor([spelled(session, asked)]), " ".join(written(session, asked)[:-1]), word=asked)
+    if session.takes != "text":
+        raise ValueError(f"{session.path} answers about {session.takes}, got text; {session.instead}")
+    marks = [BEGIN] if known.has_marks else []
+    ids = [*marks, *known.ids(from_user(asked, session.config.data.level))]
+    inputs = torch.tensor([ids[-LONGEST:]])
+    after = session.logits(inputs)[0].argmax(-1).tolist()
+    names = tuple(visible(known.symbols[i]) for i in inputs[0].tolist())
+    return Example(inputs, f"{visible(known.symbols[after[-1]])} after {names[-1]}", tokens=names)
+
+
+def visible(symbol: str) -> str:
+    """A character as a name on a figure: signs that do not show are written out."""
+    return symbol if symbol.isprintable() and not symbol.isspace() else ascii(symbol)[1:-1].replace(" ", "space")
+
+
 def pictures_of(session: Session, example: Example) -> "Iterator[tuple[str, str, Figure]]":
     """File name, what it shows, and the figure."""
+    if example.word is not None:
+        yield from pictures_of_word(session, example.word)
+        return
     with torch.enable_grad():
         seen = look(session.model, example.inputs)
     names = list(seen)

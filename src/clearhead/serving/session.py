@@ -58,6 +58,7 @@ class Session:
         self.model.eval()
         about: dict[str, Any] = found.state["data"]
         self.classes: tuple[str, ...] = tuple(about["classes"])
+        self.symbols: tuple[str, ...] = tuple(about.get("symbols", ()))  # runs of before have none
         self.normalise = (
             Normalise(**{k: tuple(v) for k, v in about["normalise"].items()}) if about["normalise"] else None
         )
@@ -66,11 +67,27 @@ class Session:
     def takes_pictures(self) -> bool:
         return self.normalise is not None or self.config.data.name == "oddity"
 
+    @property
+    def takes(self) -> str:
+        """What is asked about."""
+        named = {"written": "words", "next": "text"}.get(self.config.objective, "digits")
+        return "pictures" if self.takes_pictures else named
+
+    @property
+    def instead(self) -> str:
+        """What to do when it was asked about something else."""
+        return {
+            "pictures": "name picture files instead",
+            "digits": "ask with predict_ids, or --ids 3 1 4",
+            "words": "write words instead",
+            "text": f"let it write: clearhead sample {self.path}",
+        }[self.takes]
+
     def predict(self, images: Tensor | Sequence[str | Path], *, invert: bool = False) -> list[Answer]:
         """An answer for each picture: files, or uint8 (B,C,height,width). `invert` makes dark light: MNIST's digits
         are white on black. Of `oddity`, the pictures are one set, and each answer says how likely it is the odd one."""
         if not self.takes_pictures:
-            raise ValueError(f"{self.path} answers about digits, got pictures; ask with predict_ids, or --ids 3 1 4")
+            raise ValueError(f"{self.path} answers about {self.takes}, got pictures; {self.instead}")
         pixels = images if isinstance(images, Tensor) else self.read(images)
         pixels = 255 - pixels if invert else pixels
         if self.config.data.name == "oddity":
@@ -80,8 +97,8 @@ class Session:
 
     def predict_ids(self, ids: Tensor | Sequence[int]) -> list[Answer]:
         """Digits (L,): an answer for each of them (`reverse`), or one for the whole."""
-        if self.takes_pictures:
-            raise ValueError(f"{self.path} answers about pictures, got digits; name picture files instead")
+        if self.takes != "digits":
+            raise ValueError(f"{self.path} answers about {self.takes}, got digits; {self.instead}")
         logits = self.logits(torch.as_tensor(ids, dtype=torch.long)[None])
         return self.read_answers(logits[0] if self.config.objective == "each" else logits)
 

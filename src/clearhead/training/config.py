@@ -25,7 +25,7 @@ Kind = Literal["adamw", "muon"]
 Schedule = Literal["cosine", "linear", "constant"]
 Precision = Literal["auto", "float32", "bf16"]
 Compile = Literal["auto", "on", "off"]
-ObjectiveName = Literal["classes", "each", "yes-no", "number", "odd"]
+ObjectiveName = Literal["classes", "each", "yes-no", "number", "odd", "written", "next"]
 
 MOST_SEED = 2**63 - 1
 """torch's generators take no more"""

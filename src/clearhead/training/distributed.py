@@ -99,7 +99,7 @@ def processes() -> Iterator[Processes]:
         dist.destroy_process_group()
 
 
-def replicated(forward: Callable[[Tensor], Tensor], processes: Processes) -> Callable[[Tensor], Tensor]:
+def replicated(forward: Callable[..., Tensor], processes: Processes) -> Callable[..., Tensor]:
     """The model with gradients that are the mean over all processes (DDP); itself where there is one process."""
     if processes.world == 1 or not isinstance(forward, nn.Module):
         return forward

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -34,18 +35,21 @@ def evaluate(
         for batch in evaluation_batches(examples, normalise, BATCH_SIZE, processes.rank, processes.world):
             batch = to_device(batch, processes.device)
             with autocast(precision, processes.device):
-                outputs = answers(model, batch, flip_average)
-            sums += counts(objective.loss(outputs, batch), objective.right(outputs, batch))
+                outputs = answers(model, objective, batch, flip_average)
+            sums += counts(objective.loss(outputs, batch), objective.right(outputs, batch), objective.asked(batch))
     return summary(processes.add(sums).tolist())
 
 
-def answers(model: nn.Module, batch: Batch, flip_average: bool) -> Tensor:
+def answers(model: nn.Module, objective: Objective, batch: Batch, flip_average: bool) -> Tensor:
     """The model's outputs. A process without a share of a batch asks about zeros: split weights must meet in step."""
     n = len(batch.inputs)
-    inputs = batch.inputs if n else batch.inputs.new_zeros(1, *batch.inputs.shape[1:])
-    outputs: Tensor = model(inputs)
+    if not n:
+        inputs, targets = (side.new_zeros(1, *side.shape[1:]) for side in (batch.inputs, batch.targets))
+        batch = replace(batch, inputs=inputs, targets=targets)
+    outputs = objective.ask(model, batch)
     if flip_average:
-        outputs = (outputs + model(inputs.flip(-1))) / 2
+        mirrored = replace(batch, inputs=batch.inputs.flip(-1))
+        outputs = (outputs + objective.ask(model, mirrored)) / 2
     return outputs[:n]
 
 

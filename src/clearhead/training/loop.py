@@ -16,11 +16,12 @@ from clearhead.training import checkpoint
 from clearhead.training.config import RunConfig
 from clearhead.training.distributed import exchanging, processes
 from clearhead.training.evaluate import evaluate
+from clearhead.training.mask_check import check_masks
 from clearhead.training.metrics import N_COUNTS, counts, summary
 from clearhead.training.objective import portions, to_device
 from clearhead.training.precision import autocast
 from clearhead.training.probe import is_due, keep_maps
-from clearhead.training.progress import Display, Silence
+from clearhead.training.progress import Display, Silence, padding_line
 from clearhead.training.run import RunDirectory
 from clearhead.training.schedule import multiplier
 from clearhead.training.setup import Setup, own_surroundings, set_up
@@ -44,7 +45,7 @@ class Outcome:
     best_step: int
     """the evaluation that was best, and whose checkpoint is kept; 0 before the first"""
     test: dict[str, Any] | None
-    """the best checkpoint on the test set; None when the run was stopped"""
+    """the best checkpoint on the test set; None when the run was stopped, or there is no such set"""
 
     @property
     def exit_code(self) -> int:
@@ -78,12 +79,24 @@ def fit(setup: Setup, run: RunDirectory | None, display: Display) -> Outcome:
             run.drop_after(standing.step)
             if standing.best_step in checkpoint.steps(run.path):  # a kill may have come between saving and marking
                 run.mark_best(standing.best_step)
+        if standing.step == 0:
+            announce_sequences(setup, display)
         with display.training(setup.n_steps, standing.step, setup.config.training.batch_size):
             reason = train_on(setup, standing, run, request, display)
-        test = None if reason == "stopped" else test_once(setup, standing, run, display)
+        test = None
+        if reason != "stopped" and len(setup.data.test):
+            test = test_once(setup, standing, run, display)
     if reason == "stopped" and run:
         display.say(f"stopped after step {standing.step}; go on with: clearhead resume {run.path}")
     return Outcome(reason, standing.step, standing.best_step, test)
+
+
+def announce_sequences(setup: Setup, display: Display) -> None:
+    """Before the first step: that no mask leaks, which is checked, and how much of the batches is padding."""
+    if check_masks(setup):
+        display.say("masks checked: no output sees what comes after it, or padding")
+    if (padding := setup.batches.padding()) is not None:
+        display.say(padding_line(*padding))
 
 
 def train_on(
@@ -124,11 +137,11 @@ def update(setup: Setup, standing: Standing, request: StopRequest) -> bool:
     for i, part in enumerate(parts):
         with exchanging(setup.forward, is_last=i == len(parts) - 1):
             with autocast(config.training.precision, team.device):
-                outputs = setup.forward(part.inputs)
+                outputs = setup.objective.ask(setup.forward, part)
             loss = setup.objective.loss(outputs, part, config.training.label_smoothing)
             # processes average their gradients: times world, over the examples of all, is the mean over all examples
             (loss * (team.world / batch.n_global)).backward()
-        sums += counts(loss, setup.objective.right(outputs.detach(), part))
+        sums += counts(loss, setup.objective.right(outputs.detach(), part), setup.objective.asked(part))
 
     # one message for all that processes have to agree on, and one wait for the GPU
     extra = torch.stack([setup.optimizers.squared_norm(), sums.new_full((), request.wanted)])
@@ -188,7 +201,7 @@ def validate(setup: Setup, standing: Standing, run: RunDirectory | None, display
             precision=precision,
         )
     check_finite_weights(math.isfinite(result["loss"]), standing.step)
-    is_best = standing.judge(result)
+    is_best = standing.judge(setup.objective.score(result))
     record = head("validation", setup, standing) | result | {"seconds": standing.seconds}
     if run:
         run.log(record)

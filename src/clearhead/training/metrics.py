@@ -6,17 +6,26 @@ from torch import Tensor
 N_COUNTS = 5
 
 
-def counts(loss: Tensor, right: Tensor) -> Tensor:
-    """Sum of losses, examples, right answers, answers, examples with every answer right. right (B,…) -> float64 (5,)"""
+def counts(loss: Tensor, right: Tensor, asked: Tensor | None = None) -> Tensor:
+    """Sum of losses, examples, right answers, answers, examples with every answer right. right (B,…) -> float64 (5,)
+
+    `asked` is False where no answer was asked for; those count neither as right nor as wrong.
+    """
     n_examples = right.shape[0]
     answers = right[:, None] if right.dim() == 1 else right.flatten(1)
+    if asked is None:
+        n_answers = loss.new_full((), answers.numel(), dtype=torch.float64)
+        whole = answers.all(dim=1)
+    else:
+        n_answers = asked.sum().double()
+        whole, answers = (answers | ~asked.flatten(1)).all(dim=1), answers & asked.flatten(1)
     return torch.stack(
         [
             loss.detach().double(),
             loss.new_full((), n_examples, dtype=torch.float64),
             answers.sum().double(),
-            loss.new_full((), answers.numel(), dtype=torch.float64),
-            answers.all(dim=1).sum().double(),
+            n_answers,
+            whole.sum().double(),
         ]
     )
 

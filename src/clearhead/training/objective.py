@@ -4,6 +4,7 @@ Losses are sums over the examples of a batch, not means: who divides by the numb
 and processes, gets the mean exactly. Dims: B batch, L length, V choices, S elements of a set.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -11,9 +12,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.data.batches import Batch
+from clearhead.data.tokens import BEGIN, IGNORED, PAD
 
 
 class Objective(Protocol):
+    def ask(self, forward: Callable[..., Tensor], batch: Batch) -> Tensor:
+        """What the model answers: its outputs."""
+        return forward(batch.inputs)
+
+    def asked(self, batch: Batch) -> Tensor | None:
+        """Bool, of the shape of `right`: where an answer was asked for; None for everywhere."""
+        return None
+
+    def score(self, result: dict[str, float]) -> list[float]:
+        """By what two evaluations are compared: the first number that differs, and the larger is the better."""
+        return [result["accuracy"], -result["loss"]]
+
     def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
         """The sum of the examples' losses."""
         ...
@@ -23,7 +37,7 @@ class Objective(Protocol):
         ...
 
 
-class Classes:
+class Classes(Objective):
     """One of V classes for each example: logits (B,V), targets (B,). A blend of two (mixup) is asked for both."""
 
     def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
@@ -42,7 +56,7 @@ class Classes:
         return outputs.argmax(dim=-1) == targets
 
 
-class Each:
+class Each(Objective):
     """One of V classes for each token: logits (B,L,V), targets (B,L). An example's loss is the mean of its tokens'."""
 
     def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
@@ -53,7 +67,7 @@ class Each:
         return outputs.argmax(dim=-1) == batch.targets
 
 
-class YesNo:
+class YesNo(Objective):
     """Yes (1) or no (0): one logit (B,1), targets (B,)."""
 
     def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
@@ -64,7 +78,7 @@ class YesNo:
         return (outputs.squeeze(-1) > 0) == (batch.targets > 0.5)
 
 
-class Number:
+class Number(Objective):
     """A number (B,1), by its squared distance from the target (B,); right when it rounds to it."""
 
     def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
@@ -74,7 +88,7 @@ class Number:
         return outputs.squeeze(-1).round() == batch.targets.round()
 
 
-class Odd:
+class Odd(Objective):
     """Which element of a set is the odd one: a score for each (B,S,1), softmax over the set, targets (B,)."""
 
     def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
@@ -85,13 +99,63 @@ class Odd:
         return outputs.squeeze(-1).argmax(dim=-1) == batch.targets
 
 
+class Written(Objective):
+    """A sequence written token by token: logits (B,Q,V), targets (B,Q) with IGNORED after the end mark.
+
+    An example's loss is -log p(target), the sum of its tokens'. The model is told the right tokens so far (teacher
+    forcing), and an answer is right when every token is: just then greedy decoding writes this target.
+    """
+
+    def ask(self, forward: Callable[..., Tensor], batch: Batch) -> Tensor:
+        return forward(batch.inputs, before(batch.targets), source_lengths=(batch.inputs != PAD).sum(1))
+
+    def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
+        tokens, targets = outputs.float().flatten(0, 1), batch.targets.flatten()
+        return F.cross_entropy(tokens, targets, reduction="sum", label_smoothing=smoothing, ignore_index=IGNORED)
+
+    def right(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return ((outputs.argmax(dim=-1) == batch.targets) | (batch.targets == IGNORED)).all(dim=1)
+
+
+class Next(Objective):
+    """The token after each: logits (B,L,V), targets (B,L) with IGNORED where none follows.
+
+    An example's loss is the mean of its tokens', in nats, and the smallest loss is the best: which token follows can
+    seldom be known, but how likely it is can.
+    """
+
+    def asked(self, batch: Batch) -> Tensor:
+        return batch.targets != IGNORED
+
+    def score(self, result: dict[str, float]) -> list[float]:
+        return [-result["loss"]]
+
+    def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
+        tokens, asked = outputs.float().transpose(1, 2), self.asked(batch)
+        losses = F.cross_entropy(
+            tokens, batch.targets, reduction="none", label_smoothing=smoothing, ignore_index=IGNORED
+        )
+        return (losses.sum(1) / asked.sum(1).clamp(min=1)).sum()
+
+    def right(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return outputs.argmax(dim=-1) == batch.targets
+
+
 OBJECTIVES: dict[str, Objective] = {
     "classes": Classes(),
     "each": Each(),
     "yes-no": YesNo(),
     "number": Number(),
     "odd": Odd(),
+    "written": Written(),
+    "next": Next(),
 }
+
+
+def before(targets: Tensor) -> Tensor:
+    """What the decoder is given: the begin mark, and the targets one place later. (B,Q) -> (B,Q)"""
+    begin = torch.full_like(targets[:, :1], BEGIN)
+    return torch.cat([begin, targets[:, :-1].masked_fill(targets[:, :-1] == IGNORED, PAD)], dim=1)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

@@ -22,15 +22,18 @@ def autocast(precision: Precision, device: torch.device) -> torch.autocast:
 
 
 def compiled(
-    model: nn.Module, choice: Compile, sample: Callable[[], Tensor], report: Callable[[str], None]
-) -> Callable[[Tensor], Tensor]:
-    """The model, compiled if so chosen, after a rehearsal on a sample; the model itself where that fails."""
+    model: nn.Module,
+    choice: Compile,
+    rehearse: Callable[[Callable[..., Tensor]], Tensor],
+    report: Callable[[str], None],
+) -> Callable[..., Tensor]:
+    """The model, compiled if so chosen, after a rehearsal that asks it something; the model itself where that fails."""
     if choice == "off" or (choice == "auto" and not torch.cuda.is_available()):
         return model
-    fast: Callable[[Tensor], Tensor] = torch.compile(model)
+    fast: Callable[..., Tensor] = torch.compile(model)
     try:
         with torch.random.fork_rng():
-            fast(sample()).float().sum().backward()
+            rehearse(fast).float().sum().backward()
     except Exception as error:  # whatever a compiler, its cache or its linker may raise
         reason = str(error).strip().splitlines() or [type(error).__name__]
         report(f"torch.compile FAILED, training goes on without it, slower: {reason[0]}")

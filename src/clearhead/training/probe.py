@@ -7,15 +7,20 @@ Dims: N inputs, H heads, Q queries, K keys, T steps.
 
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from clearhead.data.batches import Batch, evaluation_batches
+from clearhead.data.dataset import Part
 from clearhead.files import write_atomic
 from clearhead.insight.look import look
+from clearhead.insight.seen import Seen
 from clearhead.training.evaluate import testing
+from clearhead.training.objective import to_device
 from clearhead.training.run import PROBE, RunDirectory
 from clearhead.training.setup import Setup
 
@@ -32,22 +37,28 @@ def is_due(setup: Setup, step: int) -> bool:
 
 def keep_maps(setup: Setup, step: int, run: RunDirectory | None) -> None:
     """All processes look, because split weights must meet in step; the first one writes."""
-    inputs = probed_inputs(setup)
+    batch = probed(setup)
+    seen: list[Seen] = []
+
+    def looked(*args: Any, **kwargs: Any) -> Tensor:
+        seen.append(look(setup.model, *args, **kwargs))
+        return seen[0].output
+
     with testing(setup.model), torch.no_grad():
-        seen = look(setup.model, inputs)
-        maps = {address: seen[address].weights().half().cpu().contiguous() for address in seen}
+        setup.objective.ask(looked, batch)
+        maps = {address: seen[0][address].weights().half().cpu().contiguous() for address in seen[0]}
     if run:
         folder = run.path / PROBE
         folder.mkdir(exist_ok=True)
         write_atomic(folder / f"step-{step:08d}.safetensors", save(maps))
 
 
-def probed_inputs(setup: Setup) -> Tensor:
+def probed(setup: Setup) -> Batch:
     """The first validation examples, or training examples where there are no others."""
     examples = setup.data.validation if len(setup.data.validation) else setup.data.train
-    inputs, _ = examples.take(torch.arange(min(setup.config.probe.inputs, len(examples))))
-    inputs = setup.data.normalise(inputs) if setup.data.normalise else inputs
-    return inputs.to(setup.processes.device)
+    n = min(setup.config.probe.inputs, len(examples))
+    batch = next(evaluation_batches(Part(examples, torch.arange(n)), setup.data.normalise, n))
+    return to_device(batch, setup.processes.device)
 
 
 def read_maps(run: Path) -> tuple[list[int], dict[str, Tensor]]:

@@ -82,6 +82,10 @@ class Silence(Display):
         pass
 
 
+def padding_line(share: float, unsorted: float) -> str:
+    return f"padding            {share:.1%} of all tokens; {unsorted:.1%} without sorting by length"
+
+
 def clock(seconds: float) -> str:
     """1:02:03, or 2:03"""
     minutes, rest = divmod(round(seconds), 60)

@@ -11,13 +11,13 @@ from clearhead.data import datasets
 from clearhead.data.batches import Batches
 from clearhead.data.dataset import DataSet
 from clearhead.data.draws import key_of
-from clearhead.models.config import VisionConfig
+from clearhead.models.config import LanguageConfig, Seq2SeqConfig, VisionConfig
 from clearhead.models.factory import build_model
 from clearhead.training import sharding
 from clearhead.training.config import RunConfig
 from clearhead.training.distributed import Processes, replicated
 from clearhead.training.ema import WeightAverage
-from clearhead.training.objective import OBJECTIVES, Objective
+from clearhead.training.objective import OBJECTIVES, Objective, to_device
 from clearhead.training.optim import Optimizers
 from clearhead.training.precision import compiled
 
@@ -30,7 +30,7 @@ class Setup:
     batches: Batches
     model: nn.Module
     """the weights, under their own names"""
-    forward: Callable[[Tensor], Tensor]
+    forward: Callable[..., Tensor]
     """the model as training calls it: perhaps compiled, perhaps one of many"""
     optimizers: Optimizers
     average: WeightAverage | None
@@ -69,15 +69,16 @@ def set_up(config: RunConfig, processes: Processes, *, shard: bool, report: Call
     check_portions(config, processes.world)
     data = datasets.load(config.data, config.seed)
     check_classes(config, data)
+    check_symbols(config, data)
     batches = Batches(data, config.data, config.training.batch_size, config.seed)
     torch.manual_seed(config.seed)  # every process begins with the same weights
     model = build_model(config.model).to(processes.device)
-    fast: Callable[[Tensor], Tensor] = model
+    fast: Callable[..., Tensor] = model
     is_sharded = shard and processes.world > 1
     if is_sharded:
         sharding.shard(model)
     else:
-        fast = compiled(model, config.training.compile, lambda: first_inputs(batches, processes), report)
+        fast = compiled(model, config.training.compile, rehearsal(config, batches, processes), report)
     forward = model if is_sharded else replicated(fast, processes)
     optimizers = Optimizers(model, config.optimizer)
     average = WeightAverage(model, config.training.ema) if config.training.ema else None
@@ -87,8 +88,14 @@ def set_up(config: RunConfig, processes: Processes, *, shard: bool, report: Call
     )
 
 
-def first_inputs(batches: Batches, processes: Processes) -> Tensor:
-    return batches.at(0, processes.rank, processes.world).inputs.to(processes.device)
+def rehearsal(config: RunConfig, batches: Batches, processes: Processes) -> Callable[[Callable[..., Tensor]], Tensor]:
+    """From a model to what it answers to the first batch."""
+
+    def first_answers(forward: Callable[..., Tensor]) -> Tensor:
+        batch = to_device(batches.at(0, processes.rank, processes.world), processes.device)
+        return OBJECTIVES[config.objective].ask(forward, batch)
+
+    return first_answers
 
 
 def check_portions(config: RunConfig, world: int) -> None:
@@ -98,6 +105,21 @@ def check_portions(config: RunConfig, world: int) -> None:
             f"each of {world} processes needs an example for each of {training.accumulate} portions, "
             f"got batch_size={training.batch_size}; try batch_size={world * training.accumulate} or more"
         )
+
+
+def check_symbols(config: RunConfig, data: DataSet) -> None:
+    """Where ids stand for symbols, the model must know as many."""
+    wanted = {}
+    if isinstance(config.model, Seq2SeqConfig):
+        wanted = {"n_source": len(data.symbols), "n_target": len(data.classes)}
+    if isinstance(config.model, LanguageConfig):
+        wanted = {"n_tokens": len(data.symbols)}
+    for name, n in wanted.items():
+        if n and getattr(config.model, name) != n:
+            raise ValueError(
+                f"the model must have as many symbols as {config.data.name}, {n}, got "
+                f"{name}={getattr(config.model, name)}; set --model.{name.replace('_', '-')} {n}"
+            )
 
 
 def check_classes(config: RunConfig, data: DataSet) -> None:

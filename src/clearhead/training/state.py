@@ -27,7 +27,7 @@ class Standing:
     """counts since the last training record: see metrics.counts"""
     best_step: int = 0
     best_score: list[float] = field(default_factory=list)
-    """accuracy, then minus the loss; [] before the first evaluation"""
+    """see Objective.score; [] before the first evaluation"""
     stale: int = 0
     """evaluations since the best one"""
     began: float = field(default_factory=time.monotonic)
@@ -37,9 +37,8 @@ class Standing:
     def seconds(self) -> float:
         return round(time.monotonic() - self.began, 3)
 
-    def judge(self, result: dict[str, float]) -> bool:
+    def judge(self, score: list[float]) -> bool:
         """Whether this evaluation is the best so far, which is remembered."""
-        score = [result["accuracy"], -result["loss"]]
         if self.best_score and score <= self.best_score:
             self.stale += 1
             return False
@@ -73,7 +72,7 @@ def snapshot(setup: Setup, standing: Standing) -> Snapshot | None:
 def about_data(data: DataSet) -> dict[str, Any]:
     """What is needed to ask the trained model something and to read its answer, where the data itself is not there."""
     normalise = {"mean": list(data.normalise.mean), "std": list(data.normalise.std)} if data.normalise else None
-    return {"classes": list(data.classes), "normalise": normalise}
+    return {"classes": list(data.classes), "symbols": list(data.symbols), "normalise": normalise}
 
 
 def restore(setup: Setup, found: Snapshot | None, report: Callable[[str], None]) -> Standing:

@@ -1,0 +1,78 @@
+"""What the key/value cache saves: seconds to write a text with it and without it, against the text's length.
+
+python benchmarks/cache.py
+
+Without a cache, every new token makes the model read the whole text again; with it, only the token before. Both write
+the same text, greedily, one after the other in each round.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from clearhead.models.config import LanguageConfig
+from clearhead.models.language import LanguageModel
+
+LENGTHS = (16, 32, 64, 128, 256, 512)
+
+
+def seconds_of(model: LanguageModel, n_tokens: int, use_cache: bool) -> tuple[float, torch.Tensor]:
+    prompt = torch.zeros(1, 1, dtype=torch.long)
+    start = time.perf_counter()
+    ids = model.generate(prompt, n_tokens=n_tokens, use_cache=use_cache).ids
+    return time.perf_counter() - start, ids
+
+
+def measure(model: LanguageModel, n_tokens: int, rounds: int) -> dict[str, float]:
+    """Medians over the rounds; the texts must be the same."""
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for round_ in range(-1, rounds):  # round -1 warms up
+        texts = []
+        for use_cache in (True, False):
+            seconds, ids = seconds_of(model, n_tokens, use_cache)
+            texts.append(ids)
+            if round_ >= 0:
+                times[use_cache].append(seconds)
+        if not torch.equal(*texts):
+            raise ValueError(f"both ways must write the same text, got different ones of {n_tokens} tokens")
+    cached, plain = median(times[True]), median(times[False])
+    return {"tokens": n_tokens, "with": cached, "without": plain, "times": plain / cached}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="tokens that are written")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--depth", type=int, default=4)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args(arguments)
+    torch.manual_seed(0)
+    config = LanguageConfig(
+        width=options.width,
+        depth=options.depth,
+        n_heads=4,
+        n_tokens=65,
+        positions="rotary",
+        context=max(options.lengths),
+    )
+    model = LanguageModel(config).eval()
+    print(f"torch {torch.__version__}, threads {torch.get_num_threads()}, width {options.width}, depth {options.depth}")
+    print(f"{'tokens':>8}{'with cache, s':>16}{'without, s':>13}{'times faster':>15}")
+    rows = []
+    for n_tokens in options.lengths:
+        rows.append(measure(model, n_tokens, options.rounds))
+        row = rows[-1]
+        print(f"{n_tokens:>8}{row['with']:>16.3f}{row['without']:>13.3f}{row['times']:>15.2f}", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""How soon a text is learnt: the recipe `text` beside nanoGPT's published laptop-CPU setting, in one run.
+
+python benchmarks/text.py --file ../shared/data/tinyshakespeare/input.txt
+
+Both train the same size of model (4 layers, 4 heads, width 128, 64 characters at once) on the first nine tenths of the
+text. They take turns, some steps each, so that whatever else the machine does slows down both. Only training is timed;
+the loss on the whole last tenth is measured off the clock. nanoGPT's setting goes on to its end, ours until the loss
+that nanoGPT publishes for it, 1.88, is reached.
+"""
+
+import argparse
+import json
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+from clearhead.recipes.all import config_of
+from clearhead.training.config import RunConfig
+from clearhead.training.distributed import ALONE
+from clearhead.training.evaluate import evaluate
+from clearhead.training.loop import update
+from clearhead.training.setup import Setup, own_surroundings, set_up
+from clearhead.training.signals import StopRequest
+from clearhead.training.state import Standing
+
+TARGET = 1.88
+"""validation loss in nats per character that nanoGPT publishes for its setting after 2,000 steps"""
+NANOGPT = {
+    "model.positions": "learned",
+    "training.steps": 2000,
+    "training.batch_size": 12,
+    "training.ema": 0.0,
+    "optimizer.kind": "adamw",
+    "optimizer.lr": 1e-3,
+    "optimizer.final": 0.1,
+    "optimizer.schedule": "cosine",
+    "optimizer.warmup": 100,
+    "optimizer.beta2": 0.99,
+    "optimizer.weight_decay": 0.1,
+    "optimizer.clip": 1.0,
+}
+
+
+@dataclass
+class Entry:
+    """A run in the middle of its training."""
+
+    name: str
+    setup: Setup
+    every: int
+    """steps between two measurements, and of a turn"""
+    to_the_end: bool
+    standing: Standing = field(default_factory=Standing)
+    seconds: float = 0.0
+    losses: dict[int, float] = field(default_factory=dict)
+    reached: tuple[int, float] | None = None
+    """steps and seconds to the target"""
+
+    @property
+    def is_done(self) -> bool:
+        return self.standing.step >= self.setup.n_steps or (self.reached is not None and not self.to_the_end)
+
+    def turn(self, target: float) -> None:
+        self.setup.model.train()
+        start = time.perf_counter()
+        for _ in range(min(self.every, self.setup.n_steps - self.standing.step)):
+            update(self.setup, self.standing, StopRequest())
+        self.seconds += time.perf_counter() - start
+        with self.setup.average.in_place() if self.setup.average else nullcontext():
+            loss = evaluate(self.setup.model, self.setup.objective, self.setup.data.validation, None)["loss"]
+        self.losses[self.standing.step] = loss
+        if loss <= target and self.reached is None:
+            self.reached = self.standing.step, self.seconds
+        print(f"  {self.name}: step {self.standing.step}, {self.seconds:.1f} s, loss {loss:.4f}", flush=True)
+
+
+def entries(file: str, seed: int, changes: dict[str, object], every: int) -> list[Entry]:
+    common = {"data.file": file, "data.validation": 10**9, "seed": seed}
+    configs: dict[str, RunConfig] = {
+        "clearhead text": config_of("text", common | changes),
+        "nanoGPT's setting": config_of("text", common | NANOGPT | changes),
+    }
+    return [
+        Entry(name, set_up(config, ALONE, shard=False, report=print), every, to_the_end=name != "clearhead text")
+        for name, config in configs.items()
+    ]
+
+
+def race(found: list[Entry], target: float) -> None:
+    while waiting := [entry for entry in found if not entry.is_done]:
+        for entry in waiting:
+            entry.turn(target)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--file", required=True, help="the text")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--every", type=int, default=20, help="steps of a turn, after which the loss is measured")
+    parser.add_argument("--steps", type=int, help="of both, instead of their own")
+    parser.add_argument("--target", type=float, default=TARGET)
+    parser.add_argument("--check", type=float, help="exit code 1 unless ours is that many times sooner")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args(arguments)
+    changes: dict[str, object] = {} if options.steps is None else {"training.steps": options.steps}
+    with own_surroundings(threads=0):
+        found = entries(options.file, options.seed, changes, options.every)
+        race(found, options.target)
+    print(f"\ntorch {torch.__version__}, threads {torch.get_num_threads()}, seed {options.seed}")
+    print(f"{'recipe':<20}{'steps to ' + str(options.target):>16}{'seconds':>9}{'last loss':>11}{'after steps':>13}")
+    for entry in found:
+        steps, seconds = (f"{entry.reached[0]}", f"{entry.reached[1]:.1f}") if entry.reached else ("not reached", "")
+        last = entry.losses[entry.standing.step]
+        print(f"{entry.name:<20}{steps:>16}{seconds:>9}{last:>11.4f}{entry.standing.step:>13}")
+    if options.json:
+        rows = [{"name": e.name, "seconds": e.seconds, "reached": e.reached, "losses": e.losses} for e in found]
+        rows.append(
+            {"optimizer": asdict(found[0].setup.config.optimizer), "model": asdict(found[0].setup.config.model)}
+        )
+        options.json.write_text(json.dumps(rows, indent=2))
+    return verdict(found, options.check)
+
+
+def verdict(found: list[Entry], wanted: float | None) -> int:
+    ours, theirs = found
+    if ours.reached is None or theirs.reached is None:
+        return 0 if wanted is None else 1
+    ratio = theirs.reached[1] / ours.reached[1]
+    print(f"ours is {ratio:.2f} times sooner")
+    return int(wanted is not None and ratio < wanted)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""`clearhead evaluate`: a run, and how good it is."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clearhead.cli.overrides import reader
+from clearhead.cli.parser import Parser
+
+if TYPE_CHECKING:
+    from clearhead.serving.session import Session
+
+ABOUT = """\
+How good a run's best checkpoint is. Of pronounce: word and phoneme error rate,
+each word against the nearest of its pronunciations; of any other run: loss and
+accuracy."""
+
+EXAMPLES = """\
+examples
+  clearhead evaluate runs/mine
+  clearhead evaluate runs/mine --part validation --beam 1
+  clearhead evaluate runs/mine --test other.dict --json"""
+
+
+def run(argv: Sequence[str]) -> None:
+    options = Parser("clearhead evaluate", ABOUT)
+    options.usage = "clearhead evaluate RUN [options]"
+    options.epilog = EXAMPLES
+    options.add_argument("run", metavar="RUN", help="the folder of a run, such as runs/mine")
+    options.add_argument("--part", choices=("test", "validation"), default="test", help="of the run's data (now test)")
+    options.add_argument("--test", metavar="FILE", type=Path, help="pronounce: a dictionary to test on instead")
+    options.add_argument("--beam", metavar="N", type=reader(int), help="pronounce: beams that are followed (now 5)")
+    options.add_argument("--json", action="store_true", help="for programs")
+    args = options.parse(argv)
+
+    from clearhead.serving.session import Session
+
+    session = Session(args.run)
+    if session.config.objective == "written":
+        result = rates(session, args.part, args.test, args.beam)
+    elif args.test is not None or args.beam is not None:
+        raise ValueError(f"--test and --beam are for runs of pronounce, got {args.run}; leave them out")
+    else:
+        result = numbers(session, args.part)
+    print(json.dumps(result, indent=2) if args.json else as_text(result))
+
+
+def rates(session: "Session", part: Any, test: Path | None, beam: int | None) -> dict[str, Any]:
+    from clearhead.models.beam import Beam
+    from clearhead.serving.evaluating import error_rates, words_to_score
+    from clearhead.serving.pronouncing import BEAM
+
+    how = BEAM if beam is None else Beam(beam, BEAM.length_penalty)
+    found = error_rates(session, words_to_score(session, part, test), how)
+    return {
+        "part": part if test is None else str(test),
+        "beam": how.size,
+        **asdict(found),
+        "word_error_rate": found.word_error_rate,
+        "phoneme_error_rate": found.phoneme_error_rate,
+    }
+
+
+def numbers(session: "Session", part: Any) -> dict[str, Any]:
+    from clearhead.serving.evaluating import loss_and_accuracy
+
+    return {"part": part, **loss_and_accuracy(session, part)}
+
+
+def as_text(result: dict[str, Any]) -> str:
+    shown = {}
+    for name, value in result.items():
+        is_share = name.endswith("rate") or name in ("accuracy", "whole")
+        shown[name.replace("_", " ")] = f"{value:.2%}" if is_share else f"{value:.4f}" if name == "loss" else value
+    size = max(map(len, shown))
+    return "\n".join(
+        f"{name:{size}}  {value:,}" if type(value) is int else f"{name:{size}}  {value}"
+        for name, value in shown.items()
+    )

@@ -1,0 +1,38 @@
+"""A text as symbols: its characters, or the bytes of its UTF-8. Does not import torch.
+
+A byte is written as the character of that number, so that both kinds are read in the same way.
+"""
+
+from pathlib import Path
+
+from clearhead.data.config import Level
+
+BYTES = tuple(map(chr, range(256)))
+
+
+def read_text(file: str, level: Level) -> str:
+    """All of a file, one character for each token."""
+    data = Path(file).expanduser().read_bytes()
+    if level == "byte":
+        return data.decode("latin-1")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{file} must be text in UTF-8, got other bytes ({error.reason}); convert it, or learn it with level=byte"
+        ) from None
+
+
+def symbols_of(text: str, level: Level) -> tuple[str, ...]:
+    """What the ids stand for: all bytes, or the characters that occur, in their order."""
+    return BYTES if level == "byte" else tuple(sorted(set(text)))
+
+
+def from_user(text: str, level: Level) -> str:
+    """What a user has typed, one character for each token."""
+    return text.encode().decode("latin-1") if level == "byte" else text
+
+
+def to_user(symbols: str, level: Level) -> str:
+    """The other way; bytes that are no UTF-8 become a question mark in a diamond."""
+    return symbols.encode("latin-1").decode(errors="replace") if level == "byte" else symbols

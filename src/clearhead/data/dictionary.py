@@ -1,0 +1,93 @@
+"""Pronouncing dictionaries: a word and its phones on each line. Does not import torch.
+
+Two forms are read, line by line: the CMU dictionary's, `word(2) W ER1 D # a remark`, and `WORD<tab>W ER D`. Spelling is
+taken in lower case; word(2) is another pronunciation of word. The CMU dictionary is embedded in the package:
+135,166 entries by Carnegie Mellon University, files/cmudict/LICENCE.txt.
+"""
+
+import gzip
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+Pronunciations = Mapping[str, tuple[tuple[str, ...], ...]]
+"""each word, with its different pronunciations in the order of the file"""
+
+DIGEST = "81917843c7f44ce2b094ac63873c2c7a4cf802040792c455ba3ca406891c3d22"
+VARIANT = re.compile(r"(?<=.)\(\d+\)$")
+REMARK = re.compile(r"(^|\s)#.*|^;;;.*")
+PHONES = re.compile(r"[A-Z]+[012]?( [A-Z]+[012]?)*")
+NO_STRESS = str.maketrans("", "", "012")
+TEST_SHARE = 20
+"""one word in so many is for the test"""
+
+
+def read_dictionary(path: str | Path, *, stress: bool) -> Pronunciations:
+    """The user's own dictionary."""
+    try:
+        text = Path(path).expanduser().read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be text in UTF-8, got other bytes ({error.reason}); convert it first") from None
+    return grouped(entries(text.split("\n"), str(path), stress=stress))
+
+
+@cache
+def embedded(*, stress: bool) -> Pronunciations:
+    """The CMU dictionary; read once for each process."""
+    data = gzip.decompress(files("clearhead.data").joinpath("files", "cmudict", "cmudict.dict.gz").read_bytes())
+    if hashlib.sha256(data).hexdigest() != DIGEST:
+        raise ValueError("cmudict.dict must be as its makers published it, got other bytes; install clearhead again")
+    return grouped(entries(data.decode().split("\n"), "cmudict.dict", stress=stress))
+
+
+def entries(lines: Iterable[str], name: str, *, stress: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Word and phones of each line that has any."""
+    for number, line in enumerate(lines, start=1):
+        if not (parts := REMARK.sub("", line).split()):
+            continue
+        word, phones = VARIANT.sub("", parts[0]).lower(), " ".join(parts[1:]).upper()
+        if not PHONES.fullmatch(phones):
+            raise ValueError(
+                f"a line has a word and its phones, as in 'word W ER1 D', got {line[:60]!r} "
+                f"in line {number} of {name}; correct or remove it"
+            )
+        yield word, tuple((phones if stress else phones.translate(NO_STRESS)).split())
+
+
+def grouped(found: Iterable[tuple[str, tuple[str, ...]]]) -> Pronunciations:
+    """By word; without stress, pronunciations that differ in nothing else are one."""
+    words: dict[str, dict[tuple[str, ...], None]] = {}
+    for word, phones in found:
+        words.setdefault(word, {})[phones] = None
+    return {word: tuple(each) for word, each in words.items()}
+
+
+def letters_of(words: Iterable[str]) -> list[str]:
+    return sorted({letter for word in words for letter in word})
+
+
+def phones_of(words: Pronunciations) -> list[str]:
+    return sorted({phone for each in words.values() for phones in each for phone in phones})
+
+
+def digest_of(word: str) -> int:
+    """sha256 of the word in UTF-8, as one large number: what decides which part a word is in."""
+    return int.from_bytes(hashlib.sha256(word.encode()).digest(), "big")
+
+
+def apart(words: Iterable[str], n: int) -> tuple[list[str], list[str]]:
+    """The rest, and the n words whose digests are the smallest, both in the order of their digests."""
+    ordered = sorted(words, key=digest_of)
+    if n >= len(ordered):
+        raise ValueError(f"there must be words left to learn, got {len(ordered)} and validation={n}; choose fewer")
+    return ordered[n:], ordered[:n]
+
+
+def for_testing(words: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The rest, and one word in TEST_SHARE: those whose digest is a multiple of it."""
+    known = list(words)
+    test = {word for word in known if digest_of(word) % TEST_SHARE == 0}
+    return [word for word in known if word not in test], [word for word in known if word in test]

@@ -1,0 +1,59 @@
+"""`pronounce`: words and their phones, from the embedded CMU dictionary or from the user's own.
+
+No word is in two parts, and neither seed nor order decides which: of the embedded dictionary a twentieth of the words,
+by the digest of their spelling, is the test set; of what is left, the words with the smallest digests validate. Of the
+user's own, `train_file` is learnt and validated on in the same way, and `test_file`, if there is one, is the test set.
+A word with several pronunciations is an example for each of them.
+"""
+
+from clearhead.data.config import DataConfig
+from clearhead.data.dataset import DataSet
+from clearhead.data.dictionary import (
+    Pronunciations,
+    apart,
+    embedded,
+    for_testing,
+    letters_of,
+    phones_of,
+    read_dictionary,
+)
+from clearhead.data.pairs import Pairs
+from clearhead.data.tokens import END, Vocabulary
+
+
+def load(config: DataConfig, seed: int) -> DataSet:
+    known, tested = dictionaries(config)
+    letters, phones = Vocabulary.marked(letters_of(known)), Vocabulary.marked(phones_of(known))
+    train, validation, test = (pairs(part, letters, phones) for part in divided(known, tested, config).values())
+    return DataSet(train, validation, test, classes=phones.symbols, normalise=None, symbols=letters.symbols)
+
+
+def parts(config: DataConfig) -> dict[str, Pronunciations]:
+    """The words of each part: train, validation, test."""
+    return divided(*dictionaries(config), config)
+
+
+def divided(known: Pronunciations, tested: Pronunciations, config: DataConfig) -> dict[str, Pronunciations]:
+    learned, held = apart((word for word in known if word not in tested), config.validation)
+    learned = learned[: config.limit] if config.limit else learned
+    chosen = {name: {word: known[word] for word in words} for name, words in (("train", learned), ("validation", held))}
+    return chosen | {"test": tested}
+
+
+def dictionaries(config: DataConfig) -> tuple[Pronunciations, Pronunciations]:
+    """All words with letters and phones to be learnt, and those to be tested on, which may be among them."""
+    if config.train_file:
+        tested = read_dictionary(config.test_file, stress=config.stress) if config.test_file else {}
+        return read_dictionary(config.train_file, stress=config.stress), tested
+    if config.test_file:
+        return embedded(stress=config.stress), read_dictionary(config.test_file, stress=config.stress)
+    known = embedded(stress=config.stress)
+    _, tested_words = for_testing(known)
+    return known, {word: known[word] for word in tested_words}
+
+
+def pairs(words: Pronunciations, letters: Vocabulary, phones: Vocabulary) -> Pairs:
+    """An example for each pronunciation of each of the words."""
+    chosen = [(word, each) for word, known in words.items() for each in known]
+    sources = [letters.ids(word) for word, _ in chosen]
+    return Pairs.of(sources, [[*phones.ids(each), END] for _, each in chosen])

@@ -1,0 +1,58 @@
+"""`text`: a file's text, and what comes next in it, for windows of a fixed length.
+
+The end of the text, at most a tenth of it, is read to validate; nothing is left for a test. Dims: B batch, L length.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.data.characters import read_text, symbols_of
+from clearhead.data.config import DataConfig
+from clearhead.data.dataset import DataSet
+
+SHARE = 10
+"""one character in so many validates at most"""
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """Window i begins `stride` * i tokens into the text: tokens (B,L) -> the tokens one place later (B,L)."""
+
+    ids: Tensor
+    length: int
+    stride: int
+    n: int
+
+    def __len__(self) -> int:
+        return self.n
+
+    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        seen = self.ids[indices[:, None] * self.stride + torch.arange(self.length + 1)].long()
+        return seen[:, :-1], seen[:, 1:]
+
+
+def load(config: DataConfig, seed: int) -> DataSet:
+    text = read_text(config.file, config.level)
+    symbols = symbols_of(text, config.level)
+    ids, length = ids_of(text, symbols), config.length
+    n_held = min(config.validation * length + 1, len(ids) - len(ids) * (SHARE - 1) // SHARE) if config.validation else 0
+    learned, held = ids[: len(ids) - n_held], ids[len(ids) - n_held :]
+    n_learned, n_windows = len(learned) - length, (n_held - 1) // length if n_held else 0
+    if n_learned < 1 or (config.validation and n_windows < 1):
+        raise ValueError(
+            f"a text must have {SHARE * (length + 2)} characters or more for windows of {length}, got {len(ids)} "
+            f"in {config.file}; choose a longer text or a smaller length"
+        )
+    train = Windows(learned, length, 1, min(n_learned, config.limit or n_learned))
+    validation, test = Windows(held, length, length, n_windows), Windows(held, length, length, 0)
+    return DataSet(train, validation, test, classes=symbols, normalise=None, symbols=symbols)
+
+
+def ids_of(text: str, symbols: tuple[str, ...]) -> Tensor:
+    """int32 (len(text),); quick, for texts of many millions."""
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    known = np.array([ord(symbol) for symbol in symbols], dtype=np.uint32)
+    return torch.from_numpy(np.searchsorted(known, codes).astype(np.int32))

@@ -1,0 +1,55 @@
+"""How a word is said, from how it is written: the encoder-decoder of 2017 on the CMU dictionary.
+
+clearhead train pronounce
+clearhead train pronounce --data.train-file my.dict --data.test-file my.test
+takes      not measured yet: --dry-run estimates it
+reaches    not measured yet; clearhead evaluate RUN says word and phoneme error rates
+"""
+
+from clearhead.data.config import DataConfig
+from clearhead.models.config import Seq2SeqConfig
+from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
+
+LETTERS, PHONES, STRESSED = 32, 42, 72
+"""of the embedded dictionary, the marks for padding, begin and end included"""
+
+
+def pronounce(*, train_file: str = "", test_file: str = "", stress: bool = False, window: int = 50) -> RunConfig:
+    """The letters and phones are those of the dictionary that is learnt."""
+    n_source, n_target = alphabets(train_file, stress)
+    return RunConfig(
+        recipe="pronounce",
+        model=Seq2SeqConfig(
+            width=256,
+            depth=4,
+            n_heads=4,
+            hidden=1024,
+            dropout=0.1,
+            attention_dropout=0.1,
+            hidden_dropout=0.1,
+            n_source=n_source,
+            n_target=n_target,
+        ),
+        data=DataConfig(
+            name="pronounce",
+            train_file=train_file,
+            test_file=test_file,
+            stress=stress,
+            window=window,
+            validation=2000,
+        ),
+        optimizer=OptimizerConfig(kind="muon", lr=1e-3, muon_lr=0.02, beta2=0.98, schedule="linear", warmup=400),
+        training=TrainingConfig(epochs=40, batch_size=256, label_smoothing=0.1, ema=0.999),
+        objective="written",
+    )
+
+
+def alphabets(train_file: str, stress: bool) -> tuple[int, int]:
+    """How many letters and phones there are, marks included."""
+    if not train_file:
+        return LETTERS, STRESSED if stress else PHONES
+    from clearhead.data.dictionary import letters_of, phones_of, read_dictionary
+    from clearhead.data.tokens import MARKS
+
+    words = read_dictionary(train_file, stress=stress)
+    return len(MARKS) + len(letters_of(words)), len(MARKS) + len(phones_of(words))

@@ -1,0 +1,33 @@
+"""Any text, character by character or byte by byte: a decoder-only model of four layers that reads 64 at once.
+
+clearhead train text --data.file PATH
+clearhead sample runs/text-0 --prompt "Once upon a time"
+takes      not measured yet: --dry-run estimates it
+reaches    not measured yet
+"""
+
+from clearhead.data.config import DataConfig, Level
+from clearhead.models.config import LanguageConfig
+from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
+
+
+def text(*, file: str = "", level: Level = "character", length: int = 64) -> RunConfig:
+    """The tokens are the characters of the text, or all 256 bytes; without a text, the printable ones of ASCII."""
+    return RunConfig(
+        recipe="text",
+        model=LanguageConfig(
+            width=128, depth=4, n_heads=4, positions="rotary", n_tokens=n_symbols(file, level), context=length
+        ),
+        data=DataConfig(name="text", file=file, level=level, length=length, validation=2000),
+        optimizer=OptimizerConfig(kind="muon", lr=3e-3, beta2=0.98, schedule="linear", warmup=50),
+        training=TrainingConfig(steps=2000, batch_size=32, evaluate_every=200),
+        objective="next",
+    )
+
+
+def n_symbols(file: str, level: Level) -> int:
+    if not file:
+        return 256 if level == "byte" else 96
+    from clearhead.data.characters import read_text, symbols_of
+
+    return len(symbols_of(read_text(file, level), level))

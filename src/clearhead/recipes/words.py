@@ -1,0 +1,39 @@
+"""Words that nobody has written yet: a decoder-only model that has learnt the spelling of a dictionary.
+
+clearhead train words
+clearhead train words --data.file names.txt    a list of your own, one in each line
+clearhead sample runs/words-0
+takes      not measured yet: --dry-run estimates it
+reaches    not measured yet
+"""
+
+from clearhead.data.config import DataConfig
+from clearhead.models.config import LanguageConfig
+from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
+
+LETTERS = 29
+"""a to z, and the marks for padding, begin and end"""
+
+
+def words(*, file: str = "", window: int = 50) -> RunConfig:
+    """The letters are those of the words."""
+    return RunConfig(
+        recipe="words",
+        model=LanguageConfig(
+            width=96, depth=4, n_heads=4, hidden=256, positions="rotary", dropout=0.05, n_tokens=n_letters(file)
+        ),
+        data=DataConfig(name="words", file=file, window=window),
+        optimizer=OptimizerConfig(kind="muon", lr=3e-3, beta2=0.98, schedule="linear", warmup=100),
+        training=TrainingConfig(epochs=4, batch_size=256, ema=0.99, evaluate_every=200),
+        objective="next",
+    )
+
+
+def n_letters(file: str) -> int:
+    if not file:
+        return LETTERS
+    from clearhead.data.dictionary import letters_of
+    from clearhead.data.tokens import MARKS
+    from clearhead.data.word_list import read_words
+
+    return len(MARKS) + len(letters_of(read_words(file)))

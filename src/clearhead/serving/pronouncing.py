@@ -1,0 +1,59 @@
+"""A run of `pronounce` that says words. Dims: B batch, K letters."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from clearhead.data.pairs import Pairs
+from clearhead.data.tokens import BEGIN, END, PAD, Vocabulary
+from clearhead.models.beam import Beam
+from clearhead.models.seq2seq import Seq2Seq
+from clearhead.serving.session import AT_ONCE, Session
+
+MOST_PHONES = 64
+"""longest answer, the end mark included"""
+BEAM = Beam(5)
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """One way to say a word, and the logarithm of its probability under the model."""
+
+    phones: tuple[str, ...]
+    score: float
+
+
+def pronounce(session: Session, words: Sequence[str], how: Beam = BEAM) -> list[list[Spoken]]:
+    """For each word the beam's candidates, the best first."""
+    model = session.model
+    if not isinstance(model, Seq2Seq):
+        raise ValueError(f"{session.path} says no words, got {words[0]!r}; ask a run of the recipe pronounce")
+    ids = [spelled(session, word) for word in words]
+    sources = Pairs.of(ids, [[END]] * len(ids))
+    order = sources.lengths[:, 0].argsort(stable=True)  # words of like length need little padding
+    found: list[list[Spoken]] = [[] for _ in words]
+    for chosen in order.split(AT_ONCE):
+        source, _ = sources.take(chosen)
+        made = model.generate(
+            source, how, begin=BEGIN, end=END, n_tokens=MOST_PHONES, source_lengths=(source != PAD).sum(1)
+        )
+        for i, place in enumerate(chosen.tolist()):
+            rows = zip(made.candidates[i].tolist(), made.scores[i].tolist(), strict=True)
+            found[place] = [Spoken(read(session, row), score) for row, score in rows if score > -math.inf]
+    return found
+
+
+def read(session: Session, ids: Sequence[int]) -> tuple[str, ...]:
+    """What is written up to the end mark; other marks, which only a poor model writes, are shown."""
+    return tuple(session.classes[i] for i in takewhile(lambda i: i != END, ids))
+
+
+def spelled(session: Session, word: str) -> list[int]:
+    """The ids of a word's letters."""
+    if not word.strip():
+        raise ValueError(f"a word has letters, got {word!r}; write one")
+    try:
+        return Vocabulary(session.symbols).ids(word.strip().lower())
+    except LookupError as error:
+        raise LookupError(f"in {word!r}: {error.args[0]}") from None

@@ -1,0 +1,54 @@
+import json
+
+import pytest
+
+from clearhead.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def beside_the_data(trained, monkeypatch):
+    monkeypatch.chdir(trained.parent)
+
+
+def told(capsys, *argv):
+    assert main(["evaluate", *argv]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def test_error_rates_of_words(capsys):
+    out = told(capsys, "runs/pronounce")
+    assert "word error rate     " in out
+    assert "phoneme error rate  " in out
+    found = json.loads(told(capsys, "runs/pronounce", "--part", "validation", "--beam", "2", "--json"))
+    assert (found["part"], found["beam"], found["words"]) == ("validation", 2, 20)
+    assert found["word_error_rate"] == found["wrong"] / 20
+
+
+def test_a_dictionary_of_ones_own(capsys, tmp_path):
+    (tmp_path / "own.dict").write_text("ab AE1 B\nba B AE1\n")
+    found = json.loads(told(capsys, "runs/pronounce", "--test", str(tmp_path / "own.dict"), "--json"))
+    assert (found["part"], found["words"], found["phones"]) == (str(tmp_path / "own.dict"), 2, 4)
+
+
+def test_loss_and_accuracy_of_any_other_run(capsys):
+    out = told(capsys, "runs/reverse")
+    assert "accuracy  " in out
+    assert set(json.loads(told(capsys, "runs/words", "--json"))) == {"part", "loss", "accuracy", "whole"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("runs/reverse --beam 3", "--test and --beam are for runs of pronounce, got runs/reverse"),
+        ("runs/pronounce --beam 0", "a beam's size must be at least 1, got 0"),
+        ("runs/pronounce --part trian", "invalid choice: 'trian'"),
+        ("runs/nothing", "a run is a folder with a config.json"),
+    ],
+)
+def test_mistakes_are_one_line(capsys, argv, message):
+    assert main(["evaluate", *argv.split()]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1

@@ -1,0 +1,40 @@
+import json
+
+import pytest
+
+from clearhead.cli.main import main
+
+
+def told(capsys, *argv):
+    assert main(["sample", *map(str, argv)]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def test_a_word_in_each_line(trained, capsys):
+    assert len(told(capsys, trained / "words").splitlines()) == 10
+    lines = told(capsys, trained / "words", "--prompt", "re", "--n", 3, "--seed", 1, "--top-p", 0.9).splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("re") for line in lines)
+
+
+def test_one_text_of_a_length(trained, capsys):
+    (text,) = json.loads(told(capsys, trained / "text", "--tokens", 40, "--temperature", 0.5, "--top-k", 5, "--json"))
+    assert len(text) == 40
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("RUN/words --temperature 0", "temperature must be above 0, got 0"),
+        ("RUN/words --n -1", "there must be something to write, got n=-1"),
+        ("RUN/text --tokens 0", "something to write, got n=1, n_tokens=0"),
+        ("RUN/mnist", "writes no text, got a prompt for it; take a run of the recipe words or text"),
+    ],
+)
+def test_mistakes_are_one_line(trained, capsys, argv, message):
+    assert main(["sample", *argv.replace("RUN", str(trained)).split()]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1

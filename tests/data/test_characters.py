@@ -1,0 +1,25 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clearhead.data.characters import BYTES, from_user, read_text, symbols_of, to_user
+
+
+@pytest.mark.parametrize("level", ["character", "byte"])
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
+def test_what_a_user_writes_comes_back(level, text):
+    symbols = from_user(text, level)
+    assert to_user(symbols, level) == text
+    assert set(symbols) <= set(symbols_of(symbols, level))
+
+
+def test_a_byte_is_a_symbol_of_its_own_number(tmp_path):
+    (tmp_path / "x").write_bytes(bytes(range(256)))
+    assert tuple(read_text(str(tmp_path / "x"), "byte")) == BYTES == symbols_of("", "byte")
+    assert to_user("\xc3", "byte") == "\ufffd"
+
+
+def test_characters_need_a_text(tmp_path):
+    (tmp_path / "x").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"must be text in UTF-8, got other bytes .*level=byte"):
+        read_text(str(tmp_path / "x"), "character")

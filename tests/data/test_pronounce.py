@@ -1,0 +1,84 @@
+import pytest
+import torch
+
+from clearhead.data.config import DataConfig
+from clearhead.data.datasets import load
+from clearhead.data.pronounce import parts
+from clearhead.data.tokens import END, Vocabulary
+
+CONFIG = DataConfig(name="pronounce", validation=700)
+DATA = load(CONFIG, seed=0)
+
+
+PARTS = parts(CONFIG)
+
+
+def words_in(examples):
+    source, _ = examples.take(torch.arange(len(examples)))
+    return {"".join(Vocabulary(DATA.symbols).read(row)) for row in source.tolist()}
+
+
+def test_no_word_is_in_two_parts_and_none_is_lost():
+    train, validation, test = (set(PARTS[name]) for name in ("train", "validation", "test"))
+    assert words_in(DATA.validation) == validation
+    assert not train & validation
+    assert not (train | validation) & test
+    assert len(train) + len(validation) + len(test) == 126_052
+    assert len(validation) == 700
+    assert 126_052 / 21 < len(test) < 126_052 / 19
+
+
+def test_neither_seed_nor_stress_nor_limit_moves_a_word():
+    config = DataConfig(name="pronounce", validation=700, stress=True, limit=50)
+    other = parts(config)
+    assert [set(other[name]) for name in ("validation", "test")] == [
+        set(PARTS[name]) for name in ("validation", "test")
+    ]
+    assert list(other["train"]) == list(PARTS["train"])[:50]
+    assert words_in(load(config, seed=1).train) == set(other["train"])
+
+
+def test_an_example_is_letters_and_phones_with_an_end():
+    source, target = DATA.train.take(torch.arange(3))
+    (word, known), *_ = PARTS["train"].items()
+    assert "".join(Vocabulary(DATA.symbols).read(source[0].tolist())) == word
+    written = target[0][target[0] >= 0].tolist()
+    assert written[-1] == END
+    assert tuple(Vocabulary(DATA.classes).read(written)) == known[0]
+
+
+def test_each_pronunciation_is_an_example():
+    assert len(DATA.train) == sum(map(len, PARTS["train"].values()))
+    assert max(map(len, PARTS["train"].values())) > 2
+
+
+@pytest.fixture
+def own(tmp_path):
+    (tmp_path / "my.train").write_text("".join(f"{a}{b}\tAA B\n" for a in "abcd" for b in "abcd"))
+    (tmp_path / "my.test").write_text("ab\tB AA\ndd\tAA\n")
+    return {"train_file": str(tmp_path / "my.train"), "test_file": str(tmp_path / "my.test")}
+
+
+def test_own_files_are_learnt_and_their_test_words_never(own):
+    config = DataConfig(name="pronounce", validation=3, **own)
+    found = parts(config)
+    assert {name: len(words) for name, words in found.items()} == {"train": 11, "validation": 3, "test": 2}
+    assert found["test"]["ab"] == (("B", "AA"),)
+    assert load(config, 0).symbols[3:] == tuple("abcd")
+
+
+def test_without_a_test_file_all_of_an_own_dictionary_is_learnt(own):
+    found = parts(DataConfig(name="pronounce", validation=3, train_file=own["train_file"]))
+    assert {name: len(words) for name, words in found.items()} == {"train": 13, "validation": 3, "test": 0}
+
+
+def test_an_own_test_file_for_the_embedded_dictionary(own):
+    found = parts(DataConfig(name="pronounce", validation=3, test_file=own["test_file"]))
+    assert set(found["test"]) == {"ab", "dd"}
+    assert "ab" not in found["train"]
+
+
+def test_a_letter_that_was_never_learnt_is_named(own, tmp_path):
+    (tmp_path / "my.test").write_text("xa\tAA\n")
+    with pytest.raises(LookupError, match="one of those learnt, 'abcd', got 'x'"):
+        load(DataConfig(name="pronounce", validation=3, **own), 0)

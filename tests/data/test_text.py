@@ -1,0 +1,64 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clearhead.data.config import DataConfig
+from clearhead.data.datasets import load
+from clearhead.data.text import ids_of
+
+TEXT = "".join(chr(97 + i * i % 7) for i in range(500)) + "é\n"
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT, "utf-8")
+    return str(tmp_path / "text.txt")
+
+
+def text_of(data, ids):
+    return "".join(data.symbols[i] for i in ids.tolist())
+
+
+def test_each_window_is_followed_by_its_next_character(file):
+    data = load(DataConfig(name="text", file=file, length=10), seed=0)
+    inputs, targets = data.train.take(torch.arange(len(data.train)))
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    for start in (0, 7, len(data.train) - 1):
+        assert text_of(data, inputs[start]) + text_of(data, targets[start, -1:]) == TEXT[start : start + 11]
+
+
+def test_the_end_validates_and_is_not_learnt(file):
+    data = load(DataConfig(name="text", file=file, length=10), seed=0)
+    n_learned = len(TEXT) * 9 // 10
+    _, last = data.train.take(torch.tensor([len(data.train) - 1]))
+    assert text_of(data, last[0]) == TEXT[n_learned - 10 : n_learned]
+    inputs, _ = data.validation.take(torch.arange(len(data.validation)))
+    assert text_of(data, inputs.flatten()) == TEXT[n_learned : n_learned + 50]
+    assert len(data.test) == 0
+
+
+def test_fewer_windows_validate_when_so_asked(file):
+    data = load(DataConfig(name="text", file=file, length=10, validation=2, limit=7), seed=0)
+    assert (len(data.train), len(data.validation)) == (7, 2)
+    inputs, targets = data.validation.take(torch.arange(2))
+    assert text_of(data, inputs.flatten()) + text_of(data, targets[1, -1:]) == TEXT[-21:]
+    assert len(load(DataConfig(name="text", file=file, validation=0), seed=0).validation) == 0
+
+
+def test_bytes_are_256_symbols(file):
+    data = load(DataConfig(name="text", file=file, length=10, level="byte"), seed=0)
+    assert len(data.symbols) == 256
+    assert data.train.take(torch.tensor([0]))[0][0, 0] == ord(TEXT[0])
+
+
+def test_a_text_that_is_too_short_is_refused(tmp_path):
+    (tmp_path / "short.txt").write_text("hello")
+    with pytest.raises(ValueError, match="must have 180 characters or more for windows of 16, got 5"):
+        load(DataConfig(name="text", file=str(tmp_path / "short.txt")), seed=0)
+
+
+@given(st.text(min_size=1))
+def test_ids_are_places_among_the_symbols(text):
+    symbols = tuple(sorted(set(text)))
+    assert [symbols[i] for i in ids_of(text, symbols).tolist()] == list(text)

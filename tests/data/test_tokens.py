@@ -1,0 +1,47 @@
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clearhead.data.tokens import BEGIN, END, IGNORED, MARKS, PAD, Vocabulary
+
+LETTERS = Vocabulary.marked("cab")
+
+
+def test_marks_come_first_and_symbols_are_sorted():
+    assert LETTERS.symbols == (*MARKS, "a", "b", "c")
+    assert (LETTERS.symbols[PAD], LETTERS.symbols[BEGIN], LETTERS.symbols[END]) == MARKS
+    assert IGNORED not in range(len(LETTERS))
+
+
+@given(st.lists(st.sampled_from("abc")))
+def test_ids_read_back_as_the_symbols(symbols):
+    assert LETTERS.read(LETTERS.ids(symbols)) == symbols
+    assert LETTERS.read([BEGIN, *LETTERS.ids(symbols), END, 4, PAD]) == symbols
+
+
+def test_without_marks_every_id_is_a_symbol():
+    plain = Vocabulary(("x", "y", "z"))
+    assert not plain.has_marks
+    assert plain.read([0, 1, 2]) == ["x", "y", "z"]
+
+
+@pytest.mark.parametrize(
+    ("known", "symbols", "message"),
+    [
+        (LETTERS, "abx", "a symbol is one of those learnt, 'abc', got 'x'; write it another way"),
+        (Vocabulary.marked(["AA", "B"]), ["AA", "ZZ"], "those learnt, AA B, got 'ZZ'"),
+        (Vocabulary(("a",)), "<", "those learnt, 'a', got '<'"),
+    ],
+)
+def test_an_unknown_symbol_is_named_beside_the_known_ones(known, symbols, message):
+    with pytest.raises(LookupError, match=message):
+        known.ids(symbols)
+
+
+def test_tokens_and_dictionaries_need_no_torch():
+    code = "import sys, clearhead.data.tokens, clearhead.data.dictionary, clearhead.data.characters"
+    code += ", clearhead.data.word_list; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

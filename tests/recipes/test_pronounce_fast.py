@@ -1,0 +1,18 @@
+import pytest
+
+from clearhead.recipes.start import train
+from clearhead.serving.evaluating import error_rates, words_to_score
+from clearhead.serving.session import Session
+
+
+@pytest.mark.slow
+def test_words_that_were_never_seen_are_said_better_than_by_chance(tmp_path, monkeypatch):
+    """The embedded split, with few words and a small model: most phones of unseen words are right after seconds."""
+    monkeypatch.chdir(tmp_path)
+    small = {"model.width": 48, "model.hidden": 96, "model.depth": 1, "data.limit": 10_000, "data.validation": 200}
+    brief = {"training.steps": 240, "training.batch_size": 64, "training.evaluate_every": 240, "training.threads": 1}
+    train("pronounce-fast", "run", changes=small | brief, quiet=True)
+    session = Session("runs/run")
+    rates = error_rates(session, words_to_score(session, "validation"))
+    assert rates.words == 200
+    assert rates.phoneme_error_rate < 0.5

@@ -1,0 +1,26 @@
+import torch
+
+from clearhead.serving.alignment import pictures_of_word, sharpest, written
+from clearhead.serving.pronouncing import pronounce
+from clearhead.serving.session import Session
+
+
+def test_what_is_aligned_is_what_is_said(trained):
+    session = Session(trained / "pronounce")
+    assert written(session, "cab") == (*pronounce(session, ["cab"])[0][0].phones, "<end>")
+
+
+def test_pictures_of_a_word(trained):
+    session = Session(trained / "pronounce")
+    found = {name: figure for name, _, figure in pictures_of_word(session, "Cab")}
+    assert list(found) == ["alignment.png", "cross.png", "encoder.png", "decoder.png", "heads.png"]
+    axes = found["alignment.png"].axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == list("cab")
+    assert [label.get_text() for label in axes.get_yticklabels()] == list(written(session, "cab"))
+
+
+def test_the_sharpest_layer_is_drawn():
+    sharp, blurred = torch.eye(4).expand(1, 2, 4, 4), torch.full((1, 2, 4, 4), 0.25)
+    address, weights = sharpest({"one": blurred, "two": sharp})
+    assert address == "two"
+    assert torch.equal(weights, torch.eye(4))

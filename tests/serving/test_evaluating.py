@@ -1,0 +1,72 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clearhead.serving import evaluating
+from clearhead.serving.evaluating import edit_distance, error_rates, loss_and_accuracy, nearest, words_to_score
+from clearhead.serving.pronouncing import Spoken
+from clearhead.serving.session import Session
+from clearhead.training.run import RunDirectory
+
+PHONES = st.lists(st.sampled_from(["AA", "B", "K"]), max_size=7)
+
+
+def slow_distance(one, other):
+    """The definition, for short sequences."""
+    if not one or not other:
+        return len(one) + len(other)
+    same = slow_distance(one[1:], other[1:]) + (one[0] != other[0])
+    return min(same, slow_distance(one[1:], other) + 1, slow_distance(one, other[1:]) + 1)
+
+
+@given(st.text("ab", max_size=5), st.text("ab", max_size=5))
+def test_distance_is_its_definition(one, other):
+    assert edit_distance(one, other) == slow_distance(one, other)
+
+
+@given(PHONES, PHONES, PHONES)
+def test_distance_is_a_distance(one, two, three):
+    assert edit_distance(one, two) == edit_distance(two, one)
+    assert (edit_distance(one, two) == 0) == (one == two)
+    assert edit_distance(one, three) <= edit_distance(one, two) + edit_distance(two, three)
+
+
+def test_the_nearest_pronunciation_counts():
+    assert nearest(("B", "AA"), [("K", "K", "K"), ("B", "AA", "K")]) == (1, 3)
+    assert nearest(("B", "AA"), [("B",), ("B", "AA")]) == (0, 2)
+
+
+def test_rates_by_hand(trained, monkeypatch):
+    words = {"cab": (("K", "AE", "B"), ("K", "AA", "B")), "bad": (("B", "AE", "D"),), "a": (("AH",),)}
+    said = {"cab": ("K", "AA", "B"), "bad": ("B", "D"), "a": ("EY", "EY")}
+    monkeypatch.setattr(evaluating, "pronounce", lambda session, asked, how: [[Spoken(said[w], -1.0)] for w in asked])
+    found = error_rates(Session(trained / "pronounce"), words)
+    assert (found.words, found.wrong, found.phones, found.errors) == (3, 2, 7, 3)
+    assert (found.word_error_rate, found.phoneme_error_rate) == (2 / 3, 3 / 7)
+
+
+def test_words_of_the_run_or_of_a_file(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(trained.parent)
+    session = Session(trained / "pronounce")
+    assert set(words_to_score(session, "test")) == {"cab", "bad"}
+    assert len(words_to_score(session, "validation")) == 20
+    (tmp_path / "own").write_text("ab\tAE1 B\n")
+    assert words_to_score(session, "test", tmp_path / "own") == {"ab": (("AE", "B"),)}
+    with pytest.raises(ValueError, match="there must be words to score, got none"):
+        error_rates(session, {})
+
+
+@pytest.mark.parametrize("name", ["mnist", "reverse", "words", "pronounce"])
+def test_any_run_is_measured_as_its_training_did(trained, monkeypatch, name):
+    monkeypatch.chdir(trained.parent)
+    (record,) = [r for r in RunDirectory.open(trained / name).records() if r["kind"] == "test"]
+    for key, value in loss_and_accuracy(Session(trained / name), "test").items():
+        assert value == pytest.approx(record[key], rel=1e-5)
+
+
+def test_a_part_must_have_examples(trained, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.txt").write_text("To be, or not to be: that is the question.\n" * 40)
+    with pytest.raises(ValueError, match="must have test examples, got none; try --part validation"):
+        loss_and_accuracy(Session(trained / "text"), "test")
+    assert loss_and_accuracy(Session(trained / "text"), "validation")["loss"] > 0

@@ -1,0 +1,75 @@
+import math
+
+import pytest
+import torch
+
+from clearhead.data.tokens import BEGIN, END, Vocabulary
+from clearhead.models.beam import Beam
+from clearhead.models.generate import Greedy
+from clearhead.serving import pronouncing
+from clearhead.serving.pronouncing import pronounce
+from clearhead.serving.session import Session
+
+WORDS = ["cab", "a", "dddd", "bad", "abcabc", "ba"]
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setattr(pronouncing, "MOST_PHONES", 12)  # a model that has hardly learnt does not end by itself
+
+
+@pytest.fixture(scope="module")
+def session(trained):
+    return Session(trained / "pronounce")
+
+
+def test_letters_and_phones_are_the_dictionarys(session):
+    assert session.symbols[3:] == tuple("abcd")
+    assert session.classes[3:] == ("AE", "B", "D", "K")
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 256])
+def test_many_words_are_said_like_one_at_a_time(session, monkeypatch, at_once):
+    together = pronounce(session, WORDS)
+    monkeypatch.setattr(pronouncing, "AT_ONCE", at_once)
+    for word, expected in zip(WORDS, together, strict=True):
+        (alone,) = pronounce(session, [word])
+        assert [way.phones for way in alone] == [way.phones for way in expected]
+        assert [way.score for way in alone] == pytest.approx([way.score for way in expected], abs=1e-4)
+
+
+def test_a_score_is_the_models_own_logarithm_of_the_probability(session):
+    letters, phones = Vocabulary(session.symbols), Vocabulary(session.classes)
+    for way in pronounce(session, ["cab"])[0]:
+        target = [*phones.ids(way.phones), END]
+        logits = session.model(torch.tensor([letters.ids("cab")]), torch.tensor([[BEGIN, *target[:-1]]]))
+        logs = logits.log_softmax(-1)[0, range(len(target)), target]
+        if len(target) <= pronouncing.MOST_PHONES:
+            assert way.score == pytest.approx(logs.sum().item(), abs=1e-4)
+
+
+def test_the_best_is_never_less_likely_per_length_than_the_greedy_answer(session):
+    how = Beam(3, length_penalty=0)
+    for word in WORDS:
+        ids = torch.tensor([Vocabulary(session.symbols).ids(word)])
+        greedy = session.model.generate(ids, Greedy(), begin=BEGIN, end=END, n_tokens=pronouncing.MOST_PHONES)
+        assert pronounce(session, [word], how)[0][0].score >= greedy.scores.item() - 1e-5
+
+
+def test_capitals_and_blanks_do_not_matter(session):
+    assert pronounce(session, [" CaB "]) == pronounce(session, ["cab"])
+
+
+def test_what_cannot_be_said(session, trained):
+    with pytest.raises(LookupError, match="in 'Zeb': a symbol is one of those learnt, 'abcd', got 'z'"):
+        pronounce(session, ["Zeb"])
+    with pytest.raises(ValueError, match="a word has letters, got ' '"):
+        pronounce(session, [" "])
+    with pytest.raises(ValueError, match="says no words, got 'cab'; ask a run of the recipe pronounce"):
+        pronounce(Session(trained / "words"), ["cab"])
+
+
+def test_probabilities_of_different_answers_add_up_to_less_than_one(session):
+    ways = pronounce(session, ["ab"], Beam(8))[0]
+    assert len({way.phones for way in ways}) == len(ways)
+    assert sum(math.exp(way.score) for way in ways) < 1

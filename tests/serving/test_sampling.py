@@ -1,0 +1,81 @@
+import pytest
+import torch
+
+from clearhead.models.config import LanguageConfig
+from clearhead.models.generate import Sampling
+from clearhead.models.language import LanguageModel
+from clearhead.serving.sampling import MOST_LETTERS, continued, sample
+from clearhead.serving.session import Session
+
+
+@pytest.fixture(scope="module")
+def words(trained):
+    return Session(trained / "words")
+
+
+@pytest.fixture(scope="module")
+def text(trained):
+    return Session(trained / "text")
+
+
+def test_words_begin_as_asked_and_end_by_themselves(words):
+    found = sample(words, "un", Sampling(seed=1), n=20, n_tokens=5)
+    assert len(found) == 20
+    assert all(word.startswith("un") and len(word) <= 2 + MOST_LETTERS for word in found)
+    assert len(set(found)) > 10
+    assert all(set(word) <= set("abcdefghijklmnopqrstuvwxyz") for word in found)
+
+
+def test_a_text_goes_on_for_as_long_as_asked(text):
+    (found,) = sample(text, "To be", Sampling(seed=1), n=1, n_tokens=200)
+    assert found.startswith("To be")
+    assert len(found) == 5 + 200
+    (other,) = sample(text, "", Sampling(seed=1), n=1, n_tokens=10)
+    assert len(other) == 10
+
+
+@pytest.mark.parametrize("name", ["words", "text"])
+def test_a_seed_writes_the_same_again(trained, name):
+    session = Session(trained / name)
+    first, again, other = (sample(session, "", Sampling(seed=seed), n=3, n_tokens=150) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_the_likeliest_alone_is_greedy(text):
+    one, two = (sample(text, "To", Sampling(top_k=1, seed=seed), n=1, n_tokens=30) for seed in (1, 2))
+    assert one == two == sample(text, "To", Sampling(temperature=1e-4), n=1, n_tokens=30)
+
+
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+@pytest.mark.parametrize("length", [1, 3, 8, 20])
+def test_a_model_never_reads_more_than_its_context(positions, length):
+    torch.manual_seed(0)
+    model = LanguageModel(LanguageConfig(width=8, depth=1, n_heads=2, n_tokens=5, context=8, positions=positions))
+    longest = []
+    model.stack.register_forward_pre_hook(
+        lambda stack, args, kwargs: longest.append(args[0].shape[1] + kwargs["cache"].length), with_kwargs=True
+    )
+    prompt = torch.zeros(2, length, dtype=torch.long)
+    found = continued(model, prompt, Sampling(seed=0), 30)
+    assert found.shape == (2, length + 30)
+    assert torch.equal(found[:, :length], prompt)
+    assert max(longest) <= 8
+
+
+def test_portions_of_a_long_text_are_not_drawn_alike():
+    """Logits that do not depend on the text: the same draws in each portion would repeat it."""
+    model = LanguageModel(LanguageConfig(width=8, depth=1, n_heads=2, n_tokens=50, context=8))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+    tokens = continued(model, torch.zeros(1, 1, dtype=torch.long), Sampling(seed=3), 40)[0].tolist()
+    assert len(set(tokens)) > 20
+
+
+def test_what_cannot_be_written(words, text, trained):
+    with pytest.raises(LookupError, match="got 'ä'"):
+        sample(words, "ä", Sampling(), n=1, n_tokens=1)
+    with pytest.raises(ValueError, match="writes no text, got a prompt for it"):
+        sample(Session(trained / "pronounce"), "", Sampling(), n=1, n_tokens=1)
+    with pytest.raises(ValueError, match="something to write, got n=0, n_tokens=5"):
+        sample(text, "", Sampling(), n=0, n_tokens=5)

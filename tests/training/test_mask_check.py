@@ -1,0 +1,51 @@
+import pytest
+import torch
+
+from clearhead.nn import masks
+from clearhead.training.distributed import Processes
+from clearhead.training.loop import train
+from clearhead.training.mask_check import check_masks
+from clearhead.training.setup import own_surroundings, set_up
+
+
+def built(config):
+    with own_surroundings(threads=1):
+        return set_up(config, Processes(), shard=False, report=pytest.fail)
+
+
+def test_whole_masks_pass_and_nothing_is_changed(sequences):
+    setup = built(sequences)
+    setup.model.train()
+    before, random = [weight.clone() for weight in setup.model.parameters()], torch.get_rng_state()
+    assert check_masks(setup)
+    assert setup.model.training
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(now, old) for now, old in zip(setup.model.parameters(), before, strict=True))
+    assert all(weight.grad is None for weight in setup.model.parameters())
+
+
+def test_a_model_that_sees_all_at_once_has_no_such_masks(config):
+    assert not check_masks(built(config))
+
+
+def test_a_decoder_that_sees_the_future_is_never_trained(sequences, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        masks, "causal", lambda q, k=None, device=None: torch.ones(q, k or q, dtype=torch.bool, device=device)
+    )
+    with pytest.raises(ValueError, match=r"got a model that leaks: output \d+ of .* when the token at place \d+"):
+        train(sequences, tmp_path / "run", quiet=True)
+    assert not list((tmp_path / "run/checkpoints").glob("*"))
+
+
+@pytest.mark.parametrize("sequences", ["written"], indirect=True)
+@pytest.mark.parametrize("name", ["encode", "decode"])
+def test_a_model_that_sees_padding_is_never_trained(sequences, monkeypatch, name):
+    setup = built(sequences)
+    whole = getattr(setup.model, name)
+
+    def blind(*args, source_lengths=None, **kwargs):
+        return whole(*args, **kwargs)
+
+    monkeypatch.setattr(setup.model, name, blind)
+    with pytest.raises(ValueError, match=r"leaks: output \d+ of example \d+ moves .* the padding at place \d+"):
+        check_masks(setup)
