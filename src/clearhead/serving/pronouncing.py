@@ -18,7 +18,8 @@ BEAM = Beam(5)
 
 @dataclass(frozen=True)
 class Spoken:
-    """One way to say a word, and the logarithm of its probability under the model."""
+    """One way to say a word, and the logarithm of its probability under the model. Ways are ordered by that number over
+    their length, as the beam compares them."""
 
     phones: tuple[str, ...]
     score: float
