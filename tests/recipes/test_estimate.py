@@ -63,5 +63,6 @@ def test_what_takes_a_century_has_no_date():
         seconds_per_step=1.0,
         seconds_per_evaluation=0.0,
         evaluations=0,
+        padding=None,
     )
     assert "nobody here will see it done" in str(found)
