@@ -114,7 +114,7 @@ def same_twice(logits_of: LogitsOf, ids: Tensor) -> Tensor:
     return first
 
 
-def movement(before: Tensor, after: Tensor) -> Tensor:
+def movement(before: Tensor, after: Tensor, roundings: float = ROUNDINGS) -> Tensor:
     """How far each output moved, (B,Q,...) -> (B,Q), or (B,V) -> (B,1): its largest change; 0 for roundings alone.
 
     NaN in both is no movement; in one of them it is an infinite one.
@@ -125,7 +125,7 @@ def movement(before: Tensor, after: Tensor) -> Tensor:
     apart = (after - before).abs().masked_fill(~finite, torch.inf)
     apart = apart.masked_fill((before == after) | (before.isnan() & after.isnan()), 0.0).flatten(2).amax(-1)
     largest = before.abs().where(finite, 0.0).max() if before.numel() else before.new_zeros(())
-    return apart.where(apart > ROUNDINGS * torch.finfo(before.dtype).eps * largest, 0.0)
+    return apart.where(apart > roundings * torch.finfo(before.dtype).eps * largest, 0.0)
 
 
 def named(
