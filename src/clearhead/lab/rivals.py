@@ -2,6 +2,7 @@
 
 from torch import nn
 
+from clearhead.data.tokens import MARKS
 from clearhead.lab.lstm import Alone, Recurrent
 from clearhead.models.config import Seq2SeqConfig
 from clearhead.models.seq2seq import Seq2Seq
@@ -9,9 +10,14 @@ from clearhead.nn.attention import MultiHeadAttention
 
 TRANSFORMER, WITH, WITHOUT = "transformer", "LSTM with attention", "LSTM alone"
 NAMES = (TRANSFORMER, WITH, WITHOUT)
+DIGITS = 10
+N_TOKENS = len(MARKS) + DIGITS
+"""what they read and write, unless told otherwise"""
 
 
-def rival(name: str, width: int, n_source: int, n_target: int, *, forget: float = 1.0) -> nn.Module:
+def rival(
+    name: str, width: int, n_source: int = N_TOKENS, n_target: int = N_TOKENS, *, forget: float = 1.0
+) -> nn.Module:
     """(source (B,K), target so far (B,Q)) -> logits (B,Q,V); `forget` is for LSTMs.
 
     An LSTM has 8 width² weights, a block of the transformer 8 width² in the encoder and 12 width² in the decoder: with
