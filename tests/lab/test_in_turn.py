@@ -14,7 +14,7 @@ def test_each_operation_after_another_counts_and_those_side_by_side_once():
 
 
 def test_a_chain_may_be_longer_than_python_may_nest():
-    x = y = torch.ones(1, requires_grad=True)
+    y = torch.ones(1, requires_grad=True)
     for _ in range(DEEP):
         y = y * 1.0 + y
     assert longest_chain(y) >= 2 * DEEP

@@ -69,6 +69,7 @@ def test_the_verdict_is_about_what_attention_adds(monkeypatch):
     phones = {TRANSFORMER: 0.85, WITH: 0.82, WITHOUT: 0.75}
     monkeypatch.setattr(recurrence, "digits_right", lambda *_: digits)
     monkeypatch.setattr(recurrence, "phones_right", lambda *_: phones)
+    monkeypatch.setattr(recurrence, "curves", lambda *_: ())
     assert recurrence.run().verdict == "holds"
     as_good = digits | {WITHOUT: [1.0, 1.0, 1.0]}
     monkeypatch.setattr(recurrence, "digits_right", lambda *_: as_good)

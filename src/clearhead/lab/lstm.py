@@ -10,7 +10,6 @@ encoder's other states, if anything does, is a part passed in.
 Dims: B batch, Q target tokens, K source tokens, E model width, V vocabulary.
 """
 
-import torch
 from torch import Tensor, nn
 
 from clearhead.models.inputs import embeddings_or
@@ -43,9 +42,9 @@ class Recurrent(nn.Module):
         self.encoder, self.decoder = (nn.LSTM(width, width, batch_first=True) for _ in range(2))
         self.norm = nn.LayerNorm(width)
         self.head = XavierLinear(width, n_target, bias=False)
-        with torch.no_grad():
-            for lstm in (self.encoder, self.decoder):
-                lstm.bias_hh_l0[width : 2 * width] += forget  # torch keeps the gates in the order i, f, g, o
+        for lstm in (self.encoder, self.decoder):
+            _, f, _, _ = lstm.get_parameter("bias_hh_l0").detach().chunk(4)  # torch's order: i, f, g, o
+            f += forget
 
     def forward(self, source: Tensor | None, target: Tensor, *, inputs_embeds: Tensor | None = None) -> Tensor:
         """`inputs_embeds` (B,K,E) may stand for the source."""

@@ -111,9 +111,9 @@ def run(*, seed: int = 0, width: int = 32, length: int = 20, steps: int = 400, a
     checks = (
         at_most("parameters of the largest model over the smallest", spread(models), 1.05),
         at_least(f"transformer, {length} digits: right", digits[TRANSFORMER][-1], 0.95),
-        at_least("LSTM with attention: right", digits[other][-1], 0.9),
-        at_most("LSTM alone: right", digits[WITHOUT][-1], 0.8),
-        at_least(f"LSTM alone, {lengths[0]} digits: right", digits[WITHOUT][0], 0.9),
+        at_least("LSTM with attention: right", digits[other][-1], 0.95),
+        at_most("LSTM alone: right", digits[WITHOUT][-1], 0.85),
+        at_least(f"LSTM alone, {lengths[0]} digits: right", digits[WITHOUT][0], 0.95),
         at_least("transformer, new words: right phones, more than of LSTM alone", lead(phones, TRANSFORMER), 0.03),
         at_least("LSTM with attention: the same", lead(phones, other), 0.03),
     )
@@ -132,8 +132,8 @@ def curves(
     models = untrained(width, 1.0, seed)
     found = []
     for name, model in models.items():
+        gradients = fading(model, further, width, seed)
         milliseconds = [1000 * seconds(model.float(), length, seed) for length in further]
-        gradients = fading(model.double(), further, width, seed)
         found += [
             Curve("right digits", name, tuple(lengths), tuple(digits[name])),
             Curve("right phones", name, (LETTERS,), (phones[name],)),
@@ -149,7 +149,7 @@ CLAIM = Claim(
     lesson="Beside recurrence",
     statement="Attention, in a transformer or beside an LSTM, says long sequences backwards; an LSTM of equal size "
     "alone only short ones, and it pronounces words worse.",
-    mistake="An LSTM with enough weights needs no attention; or: only a transformer can do without recurrence's losses.",
+    mistake="An LSTM with as many weights does without attention; or: recurrence has to go before attention helps.",
     formula="without attention, all that the decoder knows of the source is one state and cell, 2 width numbers",
     run=run,
     try_next="clearhead lab recurrence --length 16",

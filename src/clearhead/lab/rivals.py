@@ -24,8 +24,9 @@ def rival(
     4 width² for attention, or for the net in its place, all three are of one size.
     """
     if name == TRANSFORMER:
-        sizes = {"width": width, "hidden": 2 * width, "n_source": n_source, "n_target": n_target}
-        return Seq2Seq(Seq2SeqConfig(depth=1, n_heads=1, **sizes))
+        return Seq2Seq(
+            Seq2SeqConfig(width=width, depth=1, n_heads=1, hidden=2 * width, n_source=n_source, n_target=n_target)
+        )
     part = MultiHeadAttention(width, 1) if name == WITH else Alone(width)
     return Recurrent(width, n_source, n_target, part, forget=forget)
 
