@@ -3,10 +3,10 @@ import json
 import pytest
 
 from clearhead.cli.main import main
-from clearhead.lab.claim import Result, equals
+from clearhead.lab.claim import Curve, Result, equals
 from clearhead.lab.claims import CLAIMS
 from clearhead.lab.claims import run as run_claim
-from clearhead.lab.figures.gallery import FIGURES
+from clearhead.lab.figures.gallery import DRAWN
 
 
 def test_the_table_names_every_claim_and_what_to_do_next(capsys):
@@ -60,7 +60,7 @@ def test_one_claim_in_depth(capsys, elsewhere, slug):
     assert f"expected: {CLAIMS[slug].expected}" in out
     assert "The mistake:" in out
     figure = elsewhere / "figures" / f"{slug}.png"
-    assert figure.exists() == (slug in FIGURES) == (f"Figure:  figures/{slug}.png" in out)
+    assert figure.exists() == (slug in DRAWN) == (f"Figure:  figures/{slug}.png" in out)
 
 
 def test_a_training_claim_in_depth_takes_fewer_steps_when_asked_to(capsys, elsewhere):
@@ -77,6 +77,14 @@ def test_a_figure_goes_where_it_is_asked_to(capsys, elsewhere):
     assert main(["lab", "temperature", "--figure", "b.gif"]) == 2
     assert main(["lab", "columns", "--figure", "b.png"]) == 2
     assert "a claim with a figure, got columns" in capsys.readouterr().err
+
+
+def test_what_a_training_measured_is_in_the_json(capsys, monkeypatch):
+    curve = Curve("right digits", "transformer", (4, 8), (1.0, 0.5))
+    monkeypatch.setattr("clearhead.lab.claims.run", lambda slug, **_: Result((equals("one", 1, 1, 0),), (curve,)))
+    assert main(["lab", "recurrence", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["curves"] == [{"what": "right digits", "name": "transformer", "x": [4, 8], "y": [1.0, 0.5]}]
 
 
 def test_what_cannot_be_written_is_one_line(capsys, elsewhere):
@@ -98,7 +106,7 @@ def test_help_explains_what_may_be_changed(capsys, slug):
     out = capsys.readouterr().out
     assert "another number draws other random inputs" in " ".join(out.split())
     assert f'clearhead.lab.run("{slug}", seed=0' in out
-    assert ("--figure" in out) == (slug in FIGURES)
+    assert ("--figure" in out) == (slug in DRAWN)
     assert max(map(len, out.splitlines())) <= 80
 
 

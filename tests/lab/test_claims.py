@@ -39,6 +39,9 @@ MISTAKES = {
     "augmentation": {"crop": 0},
     "learned-positions": {"rule": places.place_only},
     "positions": {"placed": False},
+    "gradient-path": {"attends": False},
+    "in-turn": {"recurrent": True},
+    "recurrence": {"attends": False},
     "layer-norm": {"batch_norm": True},
     "pre-norm": {"post": True},
     "class-token": {"mean": True},
@@ -51,7 +54,13 @@ MISTAKES = {
 
 FAST = [claim.slug for claim in ALL if not claim.trains]
 TRAINING = [claim.slug for claim in ALL if claim.trains]
-WIDTHS = {"saturation": (64, 128, 192), "columns": (64, 128, 192), **dict.fromkeys(TRAINING, (32, 48, 64))}
+WIDTHS = {
+    "saturation": (64, 128, 192),
+    "columns": (64, 128, 192),
+    "gradient-path": (16, 32, 48),
+    "in-turn": (16, 32, 48),
+    **dict.fromkeys(TRAINING, (32, 48, 64)),
+}
 
 
 def check_verdicts(slug, seeds):
@@ -105,6 +114,7 @@ def test_the_mistake_is_refuted(slug):
         ("stages", {"testing": False}, "one pass in the testing stage: the weights move by"),
         ("saturation", {"scale": saturation.unscaled}, "all logits 1000 larger, spread the same: entropy left"),
         ("feed-forward", {"attention": True}, "places that the answer at one place depends on"),
+        ("gradient-path", {"forget": 8.0}, "LSTM alone: the same"),
         ("attention-map", {"mixed": True}, "other examples change: the first one's map moves by"),
     ],
 )
@@ -125,7 +135,10 @@ def test_weights_that_are_no_softargmax_refute_both_orders_of_the_moved_key(monk
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("slug", "fails"), [("positions", {0}), ("several-heads", {0, 1}), ("augmentation", {1, 2})])
+@pytest.mark.parametrize(
+    ("slug", "fails"),
+    [("positions", {0}), ("several-heads", {0, 1}), ("augmentation", {1, 2}), ("recurrence", {2, 6})],
+)
 def test_the_mistake_of_a_training_run_is_refuted_by_the_number_it_is_about(slug, fails):
     checks = lab.run(slug, **MISTAKES[slug]).checks
     assert {i for i, check in enumerate(checks) if not check.ok} == fails

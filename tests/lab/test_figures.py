@@ -9,9 +9,11 @@ import pytest
 import torch
 from matplotlib.text import Text
 
+from clearhead.lab.claim import Curve, Result, equals
 from clearhead.lab.claims import CLAIMS
 from clearhead.lab.figures import imitations, positions, reach, style, tokens
-from clearhead.lab.figures.gallery import FIGURES, draw_claim, save
+from clearhead.lab.figures.gallery import FIGURES, FROM_RESULTS, draw_claim, draw_result, save
+from clearhead.lab.rivals import NAMES
 from clearhead.lab.saturation import measure
 from clearhead.lab.settings import settings
 from clearhead.nn.attention import MultiHeadAttention
@@ -82,6 +84,39 @@ def test_everything_can_be_read_with_a_readers_own_numbers(slug):
     assert not faults(figure)
 
 
+def measured(lengths, share, gradient):
+    """What the three models of `recurrence` might be found to do."""
+    curves = []
+    for name in NAMES:
+        curves += [
+            Curve("right digits", name, lengths, tuple(share for _ in lengths)),
+            Curve("right phones", name, (6,), (share,)),
+            Curve("gradient", name, lengths, tuple(gradient**n for n in range(len(lengths)))),
+            Curve("milliseconds", name, lengths, tuple(10.0 * share + n for n in range(len(lengths)))),
+        ]
+    return Result((equals("one", 1, 1, 0),), tuple(curves))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "share", "gradient"), [((6, 12, 24), 1.0, 0.5), ((4, 8, 16, 32, 64, 128), 0.0, 1e-12)]
+)
+def test_what_a_training_found_can_be_read_and_is_what_is_drawn(lengths, share, gradient):
+    result = measured(lengths, share, gradient)
+    figure = draw_result("recurrence", result)
+    assert tuple(figure.get_size_inches()) == style.SIZE
+    assert not faults(figure)
+    drawn = {(line.get_label(), *line.get_ydata()) for axes in figure.axes for line in axes.lines}
+    assert drawn == {(curve.name, *curve.y) for curve in result.curves if curve.what != "right phones"}
+    heights = [bar.get_height() for axes in figure.axes for bar in axes.patches]
+    assert heights == [share] * len(NAMES)
+
+
+def test_what_was_not_run_has_no_figure():
+    assert draw_result("recurrence", None) is None
+    assert draw_result("columns", None) is None
+    assert draw_result("temperature", None) is not None
+
+
 def test_the_faults_are_found():
     figure, (left, right) = style.canvas("AB")
     style.name(left, "a title that is far too long for half of a figure, and so is cut off at both of its ends")
@@ -133,6 +168,8 @@ def test_a_figure_follows_the_readers_numbers():
 
 
 def test_each_figure_belongs_to_a_claim_and_takes_its_settings():
+    assert all(CLAIMS[slug].trains for slug in FROM_RESULTS)
+    assert not set(FROM_RESULTS) & set(FIGURES)
     for slug, draw in FIGURES.items():
         parameters = inspect.signature(draw).parameters
         assert "seed" in parameters

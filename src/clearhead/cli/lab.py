@@ -71,16 +71,16 @@ def run_all(argv: Sequence[str]) -> int:
 def run_one(slug: str, argv: Sequence[str]) -> int:
     from clearhead.lab.claims import find
     from clearhead.lab.claims import run as run_claim
-    from clearhead.lab.figures.gallery import FIGURES
+    from clearhead.lab.figures.gallery import DRAWN
     from clearhead.lab.page import Finding
     from clearhead.lab.settings import check_settings, settings
 
     claim = find(slug)
     options = Parser(f"clearhead lab {slug}", about_one(claim))
     options.add_argument("--json", action="store_true", help="everything, for programs")
-    where = f"where the figure goes: .png, .svg or .pdf (now figures/{slug}.png)" if slug in FIGURES else SUPPRESS
+    where = f"where the figure goes: .png, .svg or .pdf (now figures/{slug}.png)" if slug in DRAWN else SUPPRESS
     options.add_argument("--figure", type=Path, metavar="FILE", help=where)
-    options.add_argument("--no-figure", action="store_true", help="numbers only" if slug in FIGURES else SUPPRESS)
+    options.add_argument("--no-figure", action="store_true", help="numbers only" if slug in DRAWN else SUPPRESS)
     add_settings(options, claim)
     args = options.parse(argv)
     check_figure(claim, args.figure)
@@ -89,7 +89,7 @@ def run_one(slug: str, argv: Sequence[str]) -> int:
     announce(claim, will_run=True)
     finding = Finding(claim, run_claim(slug, **changes))
     drawn = draw(
-        claim, args, {name: value for name, value in changes.items() if value != settings(claim)[name].default}
+        finding, args, {name: value for name, value in changes.items() if value != settings(claim)[name].default}
     )
     if args.json:
         print(json.dumps([as_dict(finding)], indent=2))
@@ -121,22 +121,23 @@ def about_one(claim: "Claim") -> str:
 def check_figure(claim: "Claim", path: Path | None) -> None:
     """Before the experiment: nobody waits for a figure that cannot be saved."""
     from clearhead.drawing import check_suffix
-    from clearhead.lab.figures.gallery import FIGURES
+    from clearhead.lab.figures.gallery import DRAWN
 
     if path is None:
         return
-    if claim.slug not in FIGURES:
-        raise ValueError(f"--figure needs a claim with a figure, got {claim.slug}; try {', '.join(FIGURES)}")
+    if claim.slug not in DRAWN:
+        raise ValueError(f"--figure needs a claim with a figure, got {claim.slug}; try {', '.join(DRAWN)}")
     check_suffix(path)
 
 
-def draw(claim: "Claim", args: Namespace, changes: dict[str, object]) -> Path | None:
+def draw(finding: "Finding", args: Namespace, changes: dict[str, object]) -> Path | None:
     """The figure's file; without --figure only where a person reads the answer."""
-    from clearhead.lab.figures.gallery import FIGURES, draw_claim, save
+    from clearhead.lab.figures.gallery import draw_result, save
 
-    if claim.slug not in FIGURES or args.no_figure or (args.json and not args.figure):
+    if args.no_figure or (args.json and not args.figure):
         return None
-    return save(draw_claim(claim.slug, changes), args.figure or Path("figures", f"{claim.slug}.png"))
+    figure = draw_result(finding.claim.slug, finding.result, changes)
+    return save(figure, args.figure or Path("figures", f"{finding.claim.slug}.png")) if figure else None
 
 
 def add_settings(options: Parser, claim: "Claim") -> None:
@@ -175,6 +176,7 @@ def as_dict(finding: "Finding") -> dict[str, Any]:
             {"name": c.name, "value": c.value if math.isfinite(c.value) else str(c.value), "says": c.says, "ok": c.ok}
             for c in finding.checks
         ],
+        **({"curves": [vars(curve) for curve in finding.curves]} if finding.curves else {}),
     }
 
 

@@ -44,10 +44,23 @@ def within(name: str, value: float, low: float, high: float) -> Check:
 
 
 @dataclass(frozen=True)
+class Curve:
+    """Numbers that were measured one after the other, for a figure: what took minutes is not measured twice."""
+
+    what: str
+    """the quantity, such as `right digits`; curves of one quantity are drawn together"""
+    name: str
+    """whose it is"""
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Result:
     """What an experiment found."""
 
     checks: tuple[Check, ...]
+    curves: tuple[Curve, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.checks, "an experiment without a check proves nothing"
@@ -90,6 +103,7 @@ LESSONS = (
     "Attention and its weights",
     "Heads",
     "Positions and order",
+    "Beside recurrence",
     "What attention can compute",
     "Blocks: feed-forward, norm, skip connections",
     "Images and convolutions",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from clearhead.lab.claim import Check, Claim, Result
+from clearhead.lab.claim import Check, Claim, Curve, Result
 
 HEAD = """\
 # The lab
@@ -32,6 +32,10 @@ class Finding:
         return self.result.checks if self.result else ()
 
     @property
+    def curves(self) -> tuple[Curve, ...]:
+        return self.result.curves if self.result else ()
+
+    @property
     def verdict(self) -> str:
         return self.result.verdict if self.result else "not run"
 
@@ -48,15 +52,17 @@ def check_page(path: Path) -> None:
 
 def write_page(path: Path, found: Sequence[Finding]) -> None:
     """The page, and the figures in a folder of its name beside it: docs/lab.md and docs/lab/."""
-    from clearhead.lab.figures.gallery import FIGURES, draw_claim, save
+    from clearhead.lab.figures.gallery import draw_result, save
 
     check_page(path)
     figures = path.with_suffix("")
     figures.mkdir(parents=True, exist_ok=True)
+    drawn = set()
     for finding in found:
-        if finding.claim.slug in FIGURES:
-            save(draw_claim(finding.claim.slug), figures / f"{finding.claim.slug}.svg")
-    path.write_text(page(found, figures.name, FIGURES), encoding="utf-8")
+        if figure := draw_result(finding.claim.slug, finding.result):
+            save(figure, figures / f"{finding.claim.slug}.svg")
+            drawn.add(finding.claim.slug)
+    path.write_text(page(found, figures.name, drawn), encoding="utf-8")
 
 
 def page(found: Sequence[Finding], figures: str, drawn: Container[str]) -> str:

@@ -34,6 +34,7 @@ MEANING = {
     "alpha": "how many times longer the key becomes",
     "size": "length of the key's step",
     "low": "the number that is added to hidden scores",
+    "forget": "added to the bias of the LSTMs' forget gates: the higher, the longer a cell is kept",
     "share": "of all edges, those that the graph has",
     "dropout": "share of numbers that are dropped in training",
 }

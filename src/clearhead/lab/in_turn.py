@@ -1,0 +1,64 @@
+"""What has to wait: operations of an encoder-decoder that can only be done one after the other."""
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.lab.claim import Claim, Result, at_least, equals
+from clearhead.lab.gradient_path import SHORT, untrained
+from clearhead.lab.rivals import N_TOKENS, TRANSFORMER, WITH, WITHOUT
+
+
+def longest_chain(output: Tensor) -> int:
+    """Operations on the longest way from the output back to an input or a weight: each needs the one before it."""
+    assert output.grad_fn is not None
+    lengths: dict[object, int] = {}
+    waiting = [output.grad_fn]
+    while waiting:
+        node = waiting[-1]
+        inputs = [other for other, _ in node.next_functions if other is not None]
+        unknown = [other for other in inputs if other not in lengths]
+        waiting += unknown
+        if not unknown:
+            lengths[waiting.pop()] = 1 + max((lengths[other] for other in inputs), default=0)
+    return lengths[output.grad_fn]
+
+
+def chain(model: nn.Module, length: int) -> int:
+    """That of all logits for one source and target of this length."""
+    ids = torch.arange(length)[None] % N_TOKENS
+    return longest_chain(model(ids, ids))
+
+
+def run(*, seed: int = 0, width: int = 32, length: int = 64, recurrent: bool = False) -> Result:
+    """recurrent asks of the LSTM with attention what holds of the transformer."""
+    models = untrained(width, forget=1.0, seed=seed)
+    longer = {name: chain(model, length) - chain(model, SHORT) for name, model in models.items()}
+    tokens = 2 * (length - SHORT)
+    return Result(
+        (
+            equals(
+                f"transformer, {length} tokens for {SHORT}: more operations in turn",
+                longer[WITH if recurrent else TRANSFORMER],
+                0,
+                0,
+            ),
+            at_least("LSTM alone: more, for each further token read or written", longer[WITHOUT] / tokens, 1),
+            at_least("LSTM with attention: the same", longer[WITH] / tokens, 1),
+        )
+    )
+
+
+CLAIM = Claim(
+    slug="in-turn",
+    rows=("R4.12",),
+    lesson="Beside recurrence",
+    statement="A transformer is trained on any length in as many steps one after the other; an LSTM, with attention or "
+    "without, in more with every token.",
+    mistake="With attention, an LSTM can read all tokens at once, too.",
+    formula="h_t = f(x_t, h_(t-1)) waits for h_(t-1);  softargmax(beta q_t Kᵀ) V for no other answer of its layer",
+    run=run,
+    try_next="clearhead lab in-turn --recurrent true",
+    least={"width": 16, "length": 8},
+    most={"width": 256, "length": 256},
+    multiples={"width": 2},
+)

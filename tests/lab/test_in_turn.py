@@ -1,0 +1,20 @@
+import torch
+
+from clearhead.lab.in_turn import longest_chain
+
+DEEP = 3_000
+
+
+def test_each_operation_after_another_counts_and_those_side_by_side_once():
+    x = torch.ones(2, requires_grad=True)
+    one = longest_chain(x.exp())
+    assert longest_chain(x.exp().sin()) == one + 1
+    assert longest_chain(x.exp() + x.sin()) == one + 1
+    assert longest_chain(x.exp().sin().cos() + x) == one + 3
+
+
+def test_a_chain_may_be_longer_than_python_may_nest():
+    y = torch.ones(1, requires_grad=True)
+    for _ in range(DEEP):
+        y = y * 1.0 + y
+    assert longest_chain(y) >= 2 * DEEP
