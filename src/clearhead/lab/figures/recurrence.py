@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
+
 from clearhead.drawing import BLUE, GREEN, VERMILION
 from clearhead.lab.claim import Result
 from clearhead.lab.figures.style import SMALL, canvas, key_below, name
@@ -39,7 +41,8 @@ def up_to(length: int) -> list[int]:
 def draw_paths(*, seed: int = 0, width: int = 32, length: int = 64) -> "Figure":
     """Left: the gradient from the last output to the first input. Right: operations that wait for one another."""
     lengths = up_to(length)
-    models = untrained(width, 1.0, seed)
+    with torch.random.fork_rng(devices=[]):
+        models = untrained(width, 1.0, seed)
     figure, (left, right) = canvas("AB")
     for whose in reversed(NAMES):
         line(left, whose, lengths, fading(models[whose], lengths, width, seed))
