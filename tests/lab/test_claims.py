@@ -60,6 +60,7 @@ WIDTHS = {
     "gradient-path": (16, 32, 48),
     "in-turn": (16, 32, 48),
     **dict.fromkeys(TRAINING, (32, 48, 64)),
+    "recurrence": (32, 40, 48),
 }
 
 

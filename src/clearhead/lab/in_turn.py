@@ -37,7 +37,7 @@ def run(*, seed: int = 0, width: int = 32, length: int = 64, recurrent: bool = F
     return Result(
         (
             equals(
-                f"transformer, {length} tokens for {SHORT}: more operations in turn",
+                f"transformer, {length} tokens instead of {SHORT}: operations in turn, more by",
                 longer[WITH if recurrent else TRANSFORMER],
                 0,
                 0,
@@ -52,8 +52,8 @@ CLAIM = Claim(
     slug="in-turn",
     rows=("R4.12",),
     lesson="Beside recurrence",
-    statement="A transformer is trained on any length in as many steps one after the other; an LSTM, with attention or "
-    "without, in more with every token.",
+    statement="A transformer's longest chain of operations is the same for any length; an LSTM's grows with every "
+    "token, with attention or without.",
     mistake="With attention, an LSTM can read all tokens at once, too.",
     formula="h_t = f(x_t, h_(t-1)) waits for h_(t-1);  softargmax(beta q_t Kᵀ) V for no other answer of its layer",
     run=run,
