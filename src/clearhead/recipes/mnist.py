@@ -1,8 +1,8 @@
-"""Handwritten digits with a small vision transformer whose tokens are made by three convolutions.
+"""Handwritten digits with a small vision transformer whose tokens are made by a few convolutions.
 
 clearhead train mnist
-takes      97 seconds on two processor cores
-reaches    99.14%; with --training.epochs 1, 98.68% in 54 seconds
+takes      four minutes on two processor cores that others use too
+reaches    99.41%; with --training.epochs 1, 99.01% in two minutes
 """
 
 from clearhead.data.config import Augmentation, DataConfig
