@@ -78,6 +78,7 @@ def draw_wall(layers: Sequence[Any], names: Sequence[str], *, title: str = "ever
     check_names(names, len(stacks))
     columns = max(len(stack) for stack in stacks)
     figure = blank(max(8.0, 1.9 * columns + 2.6), max(3.6, 1.9 * len(stacks) + 1.2))
+    figure.set_layout_engine("constrained", rect=(0.02, 0, 0.98, 1))  # room for names of two lines
     panels = figure.subplots(len(stacks), columns, squeeze=False)
     for row, (stack, name) in enumerate(zip(stacks, names, strict=True)):
         high = limits([stack])[1]
