@@ -1,8 +1,8 @@
-"""CIFAR-10 on a laptop's processor: convolutional tokens, three blocks of width 128, Muon.
+"""CIFAR-10 on a laptop's processor: convolutional tokens, two blocks of width 128, Muon.
 
 clearhead data get cifar10 && clearhead train cifar10-fast
-takes      not measured yet: --dry-run estimates it
-reaches    not measured yet
+takes      49 minutes on two processor cores that others use too
+reaches    89.77%; with --training.steps 900, 83.68% in 9 minutes
 """
 
 from clearhead.data.config import Augmentation, DataConfig
@@ -26,6 +26,6 @@ def cifar10_fast() -> RunConfig:
         ),
         data=DataConfig(name="cifar10", augmentation=Augmentation(crop=4, flip=True)),
         optimizer=OptimizerConfig(kind="muon", lr=3e-3, schedule="linear", warmup=100),
-        training=TrainingConfig(epochs=8, batch_size=128, label_smoothing=0.1, flip_average=True),
+        training=TrainingConfig(epochs=14, batch_size=128, label_smoothing=0.1, flip_average=True),
         objective="classes",
     )
