@@ -90,7 +90,7 @@ def reach(entry: Entry, seed: int) -> Iterator[Reached]:
                         setup.objective,
                         setup.data.test,
                         setup.data.normalise,
-                        flip_average=config.training.flip_average,
+                        views=config.training.views,
                     )[entry.measure]
                 print(f"  {entry.name}: step {standing.step}, {seconds:.1f} s, {score:.2%}", flush=True)
                 while waiting and score >= waiting[0]:

@@ -14,6 +14,13 @@ def test_tokens_stand_on_the_same_grid_as_patches(size, widths):
     assert [stage.halve.out_channels for stage in tokens.stages] == widths
 
 
+@pytest.mark.parametrize(("channels", "first"), [(1, 24), (3, 56)])
+def test_the_first_stage_has_a_channel_for_each_filter_and_sign_and_hardly_more(channels, first):
+    tokens = StemTokens(channels, 256, 4)
+    assert tokens.stages[0].halve.out_channels == first
+    assert 0 <= first - 2 * len(even_filters(channels)) < 8
+
+
 def test_tokens_see_their_patch_and_overlap():
     images = torch.randn(1, 3, 32, 32, requires_grad=True)
     out = StemTokens(3, 16, 4)(images)

@@ -24,7 +24,7 @@ RUN = RunConfig(
     recipe="test",
     model=MODELS[1],
     data=DataConfig(name="mnist", augmentation=Augmentation(crop=2)),
-    training=TrainingConfig(epochs=2, flip_average=True),
+    training=TrainingConfig(epochs=2, views="mirror"),
     seed=3,
 )
 
@@ -120,8 +120,8 @@ def test_an_optimizer_that_makes_no_sense_is_refused(changes, match):
         OptimizerConfig(**changes)
 
 
-def test_only_images_have_a_mirror_image():
-    with pytest.raises(ValueError, match="only images can be mirrored"):
+def test_only_images_have_several_views():
+    with pytest.raises(ValueError, match="only images have several views"):
         replace(RUN, model=MODELS[0])
 
 

@@ -64,7 +64,8 @@ def test_runs_of_different_length_share_a_panel_each_in_its_colour():
 
 def test_the_test_result_is_named_and_so_is_averaging():
     assert run_of(1, accuracy=0.98765, loss=1.0).label == "mine (test 98.77%)"
-    assert "with mirror images" in run_of(1, accuracy=0.98765, flip_average=True).label
+    assert "with mirror images" in run_of(1, accuracy=0.98765, views="mirror").label
+    assert "6 views" in run_of(1, accuracy=0.98765, views="moved").label
     assert run_of(1, loss=1.0).label == "mine"
 
 

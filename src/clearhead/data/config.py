@@ -9,6 +9,8 @@ from clearhead.data.datasets import DATASETS
 
 Question = Literal["commonest", "repeat", "sum"]
 Level = Literal["character", "byte"]
+Views = Literal["one", "mirror", "moved"]
+"""of an image: itself; with its mirror image; both also moved by a pixel along a diagonal, to either side"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,7 +68,8 @@ class Stage(nn.Module):
 
 class StemTokens(nn.Module):
     """One token for each place that is left after halving the image; each stage has twice the channels of the one
-    before, and the last the model's width. (B,C,height,width) -> (B,P,E)"""
+    before, and the last the model's width. The first, where pixels are many, has no more than one for each even filter
+    and sign, in multiples of 8. (B,C,height,width) -> (B,P,E)"""
 
     def __init__(self, channels: int, width: int, size: int):
         super().__init__()
@@ -76,6 +77,8 @@ class StemTokens(nn.Module):
         self.channels, self.size = channels, size
         last = size.bit_length() - 2
         widths = [channels, *(max(8, width >> (last - i)) for i in range(last)), width]
+        if last:
+            widths[1] = min(widths[1], 8 * math.ceil(18 * channels / 8))
         stages = [Stage(before, after) for before, after in pairwise(widths)]
         stages[0].begin_even()
         self.stages = nn.Sequential(*stages)

@@ -36,7 +36,7 @@ def folder(*, folder: str = "", image_size: int = 64) -> RunConfig:
         ),
         optimizer=OptimizerConfig(kind="muon", lr=3e-3, schedule="linear", warmup=20),
         training=TrainingConfig(
-            epochs=30, batch_size=min(BATCH_SIZE, n_pictures), label_smoothing=0.1, flip_average=True
+            epochs=30, batch_size=min(BATCH_SIZE, n_pictures), label_smoothing=0.1, views="mirror"
         ),
         objective="classes",
     )

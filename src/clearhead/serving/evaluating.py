@@ -79,6 +79,6 @@ def loss_and_accuracy(session: Session, part: PartName) -> dict[str, float]:
     if not len(examples):
         other = "validation" if part == "test" else "test"
         raise ValueError(f"{session.path} must have {part} examples, got none; try --part {other}")
-    flip_average = session.config.training.flip_average and part == "test"
+    views = session.config.training.views if part == "test" else "one"
     objective = OBJECTIVES[session.config.objective]
-    return evaluate(session.model, objective, examples, data.normalise, flip_average=flip_average)
+    return evaluate(session.model, objective, examples, data.normalise, views=views)

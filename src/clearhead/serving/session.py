@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from clearhead.data import mnist
 from clearhead.data.dataset import Normalise
 from clearhead.data.pictures import read_picture, resize
+from clearhead.data.views import mean_over_views
 from clearhead.models.config import VisionConfig
 from clearhead.models.factory import build_model
 from clearhead.training.config import RunConfig
@@ -104,15 +105,10 @@ class Session:
 
     @torch.inference_mode()
     def logits(self, inputs: Tensor) -> Tensor:
-        """What the model answers to its own kind of inputs; for images the mean with their mirror images, if the run
-        was tested so."""
-        outputs = []
-        for part in inputs.split(AT_ONCE):
-            answer = self.model(part)
-            if self.config.training.flip_average:
-                answer = (answer + self.model(part.flip(-1))) / 2
-            outputs.append(answer)
-        return torch.cat(outputs)
+        """What the model answers to its own kind of inputs; for images the mean over as many views as the run was
+        tested with."""
+        views = self.config.training.views
+        return torch.cat([mean_over_views(self.model, part, views) for part in inputs.split(AT_ONCE)])
 
     def read(self, paths: Sequence[str | Path]) -> Tensor:
         """Picture files -> uint8 (B,C,height,width), by the same function that training used."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_type_hints
 
-from clearhead.data.config import DataConfig, is_number
+from clearhead.data.config import DataConfig, Views, is_number
 from clearhead.models.config import (
     LanguageConfig,
     ModelConfig,
@@ -18,7 +18,6 @@ from clearhead.models.config import (
     VisionConfig,
     check_choice,
     check_positive,
-    check_yes_or_no,
 )
 
 Kind = Literal["adamw", "muon"]
@@ -106,8 +105,9 @@ class TrainingConfig:
     """bf16 for the matrix products, or float32; auto is bf16 where the hardware has it"""
     compile: Compile = "auto"
     """torch.compile; auto is on with a GPU"""
-    flip_average: bool = False
-    """at the test, and only there: the mean of the answers for an image and its mirror image"""
+    views: Views = "one"
+    """at the test, and only there, the mean of the answers for several views of an image: mirror adds its mirror image,
+    moved both of them a pixel to two sides"""
     threads: int = 0
     """processor threads; 0 for torch's own choice"""
 
@@ -117,9 +117,8 @@ class TrainingConfig:
         check_at_most(MOST_THREADS, threads=self.threads)
         check_count(checkpoint_every=self.checkpoint_every, patience=self.patience)
         check_positive(batch_size=self.batch_size, accumulate=self.accumulate, keep=self.keep, log_every=self.log_every)
-        check_choice(precision=(self.precision, Precision), compile=(self.compile, Compile))
+        check_choice(precision=(self.precision, Precision), compile=(self.compile, Compile), views=(self.views, Views))
         check_between(0, 1, label_smoothing=self.label_smoothing, ema=self.ema)
-        check_yes_or_no(flip_average=self.flip_average)
         if (self.steps > 0) == (self.epochs > 0):
             raise ValueError(
                 f"training lasts a number of steps or of epochs, got steps={self.steps}, epochs={self.epochs}; "
@@ -166,8 +165,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         check_choice(objective=(self.objective, ObjectiveName))
         check_at_most(MOST_SEED, seed=self.seed)
-        if self.training.flip_average and not isinstance(self.model, VisionConfig):
-            raise ValueError("only images can be mirrored, got flip_average=True; set it to False")
+        if self.training.views != "one" and not isinstance(self.model, VisionConfig):
+            raise ValueError(f"only images have several views, got views={self.training.views!r}; set it to 'one'")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a JSON file; the model's `kind` says which config it is."""

@@ -50,7 +50,7 @@ class Curves:
         tests = [record for record in self.records if record.get("kind") == "test" and "accuracy" in record]
         if not tests:
             return self.name
-        how = ", with mirror images" if tests[-1].get("flip_average") else ""
+        how = {"mirror": ", with mirror images", "moved": ", mean over 6 views"}.get(tests[-1].get("views", ""), "")
         return f"{self.name} (test {tests[-1]['accuracy']:.2%}{how})"
 
 

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.data.batches import Batch, evaluation_batches
+from clearhead.data.config import Views
 from clearhead.data.dataset import Examples, Normalise
+from clearhead.data.views import mean_over_views
 from clearhead.training.config import Precision
 from clearhead.training.distributed import ALONE, Processes
 from clearhead.training.metrics import N_COUNTS, counts, summary
@@ -26,30 +28,27 @@ def evaluate(
     processes: Processes = ALONE,
     *,
     precision: Precision = "float32",
-    flip_average: bool = False,
+    views: Views = "one",
 ) -> dict[str, float]:
-    """Loss and accuracy over all examples, known to every process. With `flip_average`, of the mean of the answers
-    for an image and its mirror image."""
+    """Loss and accuracy over all examples, known to every process; of the mean of the answers for several views
+    of each image, if told so."""
     sums = torch.zeros(N_COUNTS, dtype=torch.float64, device=processes.device)
     with testing(model), torch.inference_mode():
         for batch in evaluation_batches(examples, normalise, BATCH_SIZE, processes.rank, processes.world):
             batch = to_device(batch, processes.device)
             with autocast(precision, processes.device):
-                outputs = answers(model, objective, batch, flip_average)
+                outputs = answers(model, objective, batch, views)
             sums += counts(objective.loss(outputs, batch), objective.right(outputs, batch), objective.asked(batch))
     return summary(processes.add(sums).tolist())
 
 
-def answers(model: nn.Module, objective: Objective, batch: Batch, flip_average: bool) -> Tensor:
+def answers(model: nn.Module, objective: Objective, batch: Batch, views: Views) -> Tensor:
     """The model's outputs. A process without a share of a batch asks about zeros: split weights must meet in step."""
     n = len(batch.inputs)
     if not n:
         inputs, targets = (side.new_zeros(1, *side.shape[1:]) for side in (batch.inputs, batch.targets))
         batch = replace(batch, inputs=inputs, targets=targets)
-    outputs = objective.ask(model, batch)
-    if flip_average:
-        mirrored = replace(batch, inputs=batch.inputs.flip(-1))
-        outputs = (outputs + objective.ask(model, mirrored)) / 2
+    outputs = mean_over_views(lambda view: objective.ask(model, replace(batch, inputs=view)), batch.inputs, views)
     return outputs[:n]
 
 

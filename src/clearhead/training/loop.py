@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from clearhead.data.views import NAMES
 from clearhead.training import checkpoint
 from clearhead.training.config import RunConfig
 from clearhead.training.distributed import exchanging, processes
@@ -224,7 +225,7 @@ def test_once(setup: Setup, standing: Standing, run: RunDirectory | None, displa
     if known := setup.processes.share(tested[-1] if tested else None):
         return dict(known)
     use_weights(setup, run.best() if run else None)
-    flip_average = setup.config.training.flip_average
+    views = setup.config.training.views
     result = evaluate(
         setup.model,
         setup.objective,
@@ -232,13 +233,13 @@ def test_once(setup: Setup, standing: Standing, run: RunDirectory | None, displa
         setup.data.normalise,
         setup.processes,
         precision=setup.config.training.precision,
-        flip_average=flip_average,
+        views=views,
     )
     record = head("test", setup, standing) | {"best_step": standing.best_step or standing.step} | result
-    record |= {"flip_average": flip_average, "seconds": standing.seconds}
+    record |= {"views": views, "seconds": standing.seconds}
     if run:
         run.log(record)
-    display.evaluated(record, "  (mean over each image and its mirror image)" if flip_average else "")
+    display.evaluated(record, f"  ({NAMES[views]})" if NAMES[views] else "")
     return record
 
 

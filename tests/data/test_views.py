@@ -1,0 +1,38 @@
+import pytest
+import torch
+
+from clearhead.data.config import Views
+from clearhead.data.views import mean_over_views, views_of
+
+IMAGES = torch.arange(24.0).view(1, 2, 3, 4)
+
+
+@pytest.mark.parametrize(("views", "n"), [("one", 1), ("mirror", 2), ("moved", 6)])
+def test_each_view_has_the_shape_of_the_images_which_come_first(views: Views, n: int):
+    found = views_of(IMAGES, views)
+    assert len(found) == n
+    assert found[0] is IMAGES
+    assert all(view.shape == IMAGES.shape for view in found)
+    assert len({tuple(view.flatten().tolist()) for view in found}) == n
+
+
+def test_moved_images_have_moved_by_one_pixel_and_repeat_no_edge():
+    _, down, up, *_ = views_of(IMAGES, "moved")
+    assert torch.equal(down[:, :, 1:, 1:], IMAGES[:, :, :-1, :-1])
+    assert torch.equal(up[:, :, :-1, :-1], IMAGES[:, :, 1:, 1:])
+    assert torch.equal(down[:, :, 0, 1:], IMAGES[:, :, 1, :-1])
+
+
+def test_every_view_has_its_mirror_image():
+    found = views_of(IMAGES, "moved")
+    for view, mirrored in zip(found[:3], found[3:], strict=True):
+        assert torch.equal(view.flip(-1), mirrored)
+
+
+def test_the_mean_is_over_the_answers_and_not_over_the_images():
+    def largest(images: torch.Tensor) -> torch.Tensor:
+        return images.flatten(1).max(1).values
+
+    answers = [largest(view) for view in views_of(IMAGES, "moved")]
+    assert torch.equal(mean_over_views(largest, IMAGES, "moved"), torch.stack(answers).mean(0))
+    assert torch.equal(mean_over_views(largest, IMAGES, "one"), largest(IMAGES))
