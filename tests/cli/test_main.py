@@ -1,7 +1,5 @@
 """The command line: answers at once, says what went wrong in one line, and prints plain text into files."""
 
-import io
-import json
 import subprocess
 import sys
 import time
@@ -13,25 +11,15 @@ import torch
 from clearhead import __version__
 from clearhead.cli import main as cli
 from clearhead.cli.main import COMMANDS, main
-from clearhead.models.presets import PRESETS
-from clearhead.models.shapes import shapes
 
 
 def python(*args, **options):
     return subprocess.run([sys.executable, *args], capture_output=True, text=True, timeout=60, **options)
 
 
-def told(capsys, *argv):
-    """What a command that should work prints."""
-    assert main(argv) == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    return captured.out
-
-
 @pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["help"]])
-def test_welcome_names_every_command_with_an_example(capsys, argv):
-    out = told(capsys, *argv)
+def test_welcome_names_every_command_with_an_example(told, argv):
+    out = told(*argv)
     for name, command in COMMANDS.items():
         assert command.what in out
         assert f"clearhead {name}" in out
@@ -55,8 +43,8 @@ def test_every_example_of_the_welcome_page_works(capsys, tmp_path, monkeypatch):
             assert capsys.readouterr().out
 
 
-def test_version(capsys):
-    assert told(capsys, "--version") == f"clearhead {__version__}\n"
+def test_version(told):
+    assert told("--version") == f"clearhead {__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -221,115 +209,6 @@ def test_a_closed_pipe_is_quiet():
     assert writer.stderr.read() == b""
     writer.stderr.close()
     assert writer.wait(timeout=60) == 0
-
-
-def test_shapes_lists_what_can_be_asked_for(capsys):
-    out = told(capsys, "shapes")
-    assert all(name in out for name in ("attention", *PRESETS))
-    assert told(capsys, "shapes", "--help") == out
-    assert max(map(len, out.splitlines())) <= 80
-
-
-def test_help_of_a_model_shows_its_fields_words_and_values(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    out = told(capsys, "shapes", "bert_cifar", "--help")
-    assert "--n-heads N, --heads N" in out
-    assert "(now 8)" in out
-    assert "layer norm on the embeddings, as BERT does (now yes)" in " ".join(out.split())
-    assert "--length" not in out
-    assert "--source-length" in told(capsys, "shapes", "transformer_base", "--help")
-
-
-def test_shapes_json_equals_the_function(capsys):
-    data = json.loads(told(capsys, "shapes", "reverse", "--batch", "3", "--length", "7", "--json"))
-    assert data == json.loads(json.dumps({"name": "reverse", **shapes("reverse", batch=3, length=7).to_dict()}))
-
-
-@pytest.mark.parametrize(
-    ("argv", "field", "value"),
-    [
-        ("--width 96", "width", 96),
-        ("--heads 2", "n_heads", 2),
-        ("--n_heads=2", "n_heads", 2),
-        ("--hidden none", "hidden", None),
-        ("--beta inf", "beta", "inf"),
-        ("--beta -0.5", "beta", -0.5),
-        ("--norm post", "norm", "post"),
-        ("--image-size 14x28", "image_size", [14, 28]),
-        ("--image-size 14", "image_size", 14),
-        ("--no-output-projection", "output_projection", False),
-        ("--embedding-norm", "embedding_norm", True),
-    ],
-)
-def test_any_field_can_be_changed(capsys, argv, field, value):
-    data = json.loads(told(capsys, "shapes", "small-mnist", *argv.split(), "--depth", "1", "--json"))
-    assert data["config"][field] == value
-    assert data["config"]["depth"] == 1
-
-
-def test_the_name_may_come_last(capsys):
-    assert told(capsys, "shapes", "--width", "16", "reverse") == told(capsys, "shapes", "reverse", "--width", "16")
-
-
-def test_r1_3_and_r0_1_on_the_command_line(capsys):
-    def attention(options):
-        return told(capsys, "shapes", "attention", *options.split())
-
-    heads = attention("--width 768 --heads 12 --tokens 5")
-    assert all(shape in heads for shape in ("[1,5,768]", "[1,5,12,64]", "[1,12,5,5]"))
-    single = attention("--width 256 --key-width 64 --value-width 256 --tokens 5")
-    assert "[256,64]" in single
-    columns = attention("--width 768 --tokens 6 --columns")
-    assert "[6,6]" in columns
-    assert "[1," not in columns
-
-
-def test_source_and_target_may_differ(capsys):
-    argv = "shapes transformer_base --depth 1 --length 7 --source-length 9 --every-block"
-    assert "[1,8,7,9]" in told(capsys, *argv.split())
-
-
-@pytest.mark.parametrize("columns", ["80", "120"])
-@pytest.mark.parametrize("argv", ["shapes transformer_base --depth 1", "steps --causal"])
-def test_output_is_plain_text_that_fits(capsys, monkeypatch, argv, columns):
-    monkeypatch.setenv("COLUMNS", columns)
-    out = told(capsys, *argv.split())
-    assert "\x1b" not in out
-    assert max(map(len, out.splitlines())) <= int(columns)
-    assert not any(line.endswith(" ") for line in out.splitlines())
-
-
-def test_steps_from_a_file_with_options(capsys, tmp_path):
-    path = tmp_path / "my.json"
-    path.write_text(json.dumps({"q": [[1, 0], [0, 1]], "k": [[1, 0], [0, 1]], "v": [[1, 2], [3, 4]], "beta": 0}))
-    shared = json.loads(told(capsys, "steps", "--file", str(path), "--json"))
-    assert shared["steps"][-1]["matrices"]["z"]["numbers"] == [[2, 3], [2, 3]]
-    sharp = json.loads(told(capsys, "steps", "--file", str(path), "--beta", "inf", "--json"))
-    assert sharp["steps"][-1]["matrices"]["z"]["numbers"] == [[1, 2], [3, 4]]
-    causal = json.loads(told(capsys, "steps", "--file", str(path), "--causal", "--json"))
-    assert causal["steps"][-1]["matrices"]["z"]["numbers"] == [[1, 2], [2, 3]]
-
-
-def test_letters_that_a_terminal_lacks_do_no_harm(monkeypatch):
-    plain = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr(sys, "stdout", plain)
-    assert main(["steps"]) == 0
-    assert b"scores = q k?" in plain.buffer.getvalue()
-
-
-@pytest.mark.parametrize("columns", ["0", "20", "60"])
-def test_a_narrow_terminal_loses_no_number(monkeypatch, capsys, columns):
-    monkeypatch.setenv("COLUMNS", columns)
-    assert main(["shapes", "attention", "--width", "768"]) == 0
-    out = capsys.readouterr().out
-    assert "query.weight" in out
-    assert "589,824" in out
-    assert main(["steps"]) == 0
-
-
-def test_a_negative_beta_needs_no_equals_sign(capsys):
-    assert main(["steps", "--beta", "-inf"]) == 0
-    assert main(["steps", "--beta", "-1e5"]) == 0
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")

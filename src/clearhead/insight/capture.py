@@ -147,7 +147,7 @@ class Capture(TorchFunctionMode):
 
 @contextmanager
 def captured(model: nn.Module, receive: Receive) -> Iterator[Capture]:
-    """Every attention of model inside the block goes to `receive`; hooks and switches are as before afterwards."""
+    """Every attention of model inside the block goes to `receive`; modules and switches are as before afterwards."""
     fast_path = torch.backends.mha.get_fastpath_enabled()
     capture = Capture(model, receive, fast_path)
     with ExitStack() as stack:

@@ -1,8 +1,8 @@
 """CIFAR-10 on a laptop's processor: convolutional tokens, two blocks of width 128, Muon.
 
 clearhead data get cifar10 && clearhead train cifar10-fast
-takes      49 minutes on two processor cores that others use too
-reaches    89.77%; with --training.steps 900, 83.68% in 9 minutes
+takes      43 minutes on two processor cores
+reaches    91.18%, the mean over six views of each image; with --training.steps 900, 83.7% in 7 minutes
 """
 
 from clearhead.data.config import Augmentation, DataConfig

@@ -21,12 +21,10 @@ def pronounce(*, train_file: str = "", test_file: str = "", stress: bool = False
         recipe="pronounce",
         model=Seq2SeqConfig(
             width=256,
-            depth=4,
+            depth=3,
             n_heads=4,
             hidden=1024,
-            dropout=0.1,
-            attention_dropout=0.1,
-            hidden_dropout=0.1,
+            dropout=0.2,
             n_source=n_source,
             n_target=n_target,
         ),
@@ -38,8 +36,10 @@ def pronounce(*, train_file: str = "", test_file: str = "", stress: bool = False
             window=window,
             validation=2000,
         ),
-        optimizer=OptimizerConfig(kind="muon", lr=1e-3, muon_lr=0.02, beta2=0.98, schedule="linear", warmup=400),
-        training=TrainingConfig(epochs=40, batch_size=256, label_smoothing=0.1, ema=0.999),
+        optimizer=OptimizerConfig(
+            kind="muon", lr=2e-3, muon_lr=0.02, beta2=0.98, schedule="linear", warmup=200, weight_decay=0.05
+        ),
+        training=TrainingConfig(epochs=20, batch_size=512, label_smoothing=0.1, ema=0.999),
         objective="written",
     )
 
