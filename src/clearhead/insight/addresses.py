@@ -1,8 +1,8 @@
 """Where in a model a call happens: the path of the innermost module that is running.
 
 A stack of the modules that are running is kept by a `forward` of their own, which they have only as long as the `with`
-block. Hooks would do as well, but torch lets go of inputs and outputs later where there are any, and the pass takes 1.15
-times as long.
+block. Hooks would do as well, but where there are any torch lets go of inputs and outputs later, and the pass takes
+1.15 times as long.
 """
 
 from collections import Counter
