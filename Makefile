@@ -35,7 +35,7 @@ soak: $(VENV)/dev
 	$(BIN)/pytest -m soak
 	$(BIN)/pytest -n 2 --hypothesis-profile=other tests/data tests/nn tests/training/test_records.py tests/test_files.py
 	$(BIN)/python benchmarks/soak.py reverse
-	$(BIN)/python benchmarks/soak.py mnist --steps 120 -- --data.limit 4000
+	$(BIN)/python benchmarks/soak.py mnist --steps 120 -- --data.limit 4000 --training.batch-size 32
 
 bench: $(VENV)/bench
 	$(BIN)/python benchmarks/step.py

@@ -1,7 +1,7 @@
 """Kills training at random moments with SIGKILL, resumes it, and compares it with a run that nothing disturbed.
 
     python benchmarks/soak.py reverse                                         # 50 kills: some minutes
-    python benchmarks/soak.py mnist --kills 50 --steps 120 -- --data.limit 4000
+    python benchmarks/soak.py mnist --kills 50 --steps 120 -- --data.limit 4000 --training.batch-size 32
     python benchmarks/soak.py reverse --kills 3                               # does it work at all
 
 A third of the kills come while a checkpoint is being saved, when its temporary folder is there. After each kill the
