@@ -35,9 +35,7 @@ def folder(*, folder: str = "", image_size: int = 64) -> RunConfig:
             name="folder", folder=folder, image_size=image_size, augmentation=Augmentation(crop=4, flip=True)
         ),
         optimizer=OptimizerConfig(kind="muon", lr=3e-3, schedule="linear", warmup=20),
-        training=TrainingConfig(
-            epochs=30, batch_size=min(BATCH_SIZE, n_pictures), label_smoothing=0.1, views="mirror"
-        ),
+        training=TrainingConfig(epochs=30, batch_size=min(BATCH_SIZE, n_pictures), label_smoothing=0.1, views="mirror"),
         objective="classes",
     )
 
