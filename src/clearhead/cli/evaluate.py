@@ -11,6 +11,7 @@ from clearhead.cli.parser import Parser
 
 if TYPE_CHECKING:
     from clearhead.data.dictionary import Pronunciations
+    from clearhead.serving.evaluating import PartName
     from clearhead.serving.session import Session
 
 ABOUT = """\
@@ -48,7 +49,7 @@ def run(argv: Sequence[str]) -> None:
     print(json.dumps(result, indent=2) if args.json else as_text(result))
 
 
-def rates(session: "Session", part: Any, test: Path | None, beam: int | None) -> dict[str, Any]:
+def rates(session: "Session", part: "PartName", test: Path | None, beam: int | None) -> dict[str, Any]:
     from clearhead.models.beam import Beam
     from clearhead.serving.evaluating import error_rates, words_to_score
     from clearhead.serving.pronouncing import BEAM
@@ -79,7 +80,7 @@ def warn_of_learnt(session: "Session", words: "Pronunciations", test: Path) -> N
             warn(f"{n:,} of the {len(words):,} words of {test} were learnt in training, which flatters the rates")
 
 
-def numbers(session: "Session", part: Any) -> dict[str, Any]:
+def numbers(session: "Session", part: "PartName") -> dict[str, Any]:
     from clearhead.serving.evaluating import loss_and_accuracy
 
     return {"part": part, **loss_and_accuracy(session, part)}
