@@ -1,3 +1,4 @@
+import hashlib
 from importlib.resources import files
 
 import pytest
@@ -124,6 +125,10 @@ def test_parts_have_no_common_word_and_miss_none(words, data):
     assert len(held) == n
     if held:
         assert max(map(digest_of, held)) < min(map(digest_of, rest))
+
+
+def test_the_hash_is_the_stated_one():
+    assert digest_of("é") == int(hashlib.sha256(b"\xc3\xa9").hexdigest(), 16)
 
 
 def test_a_word_stays_in_its_part_whatever_the_others_are():

@@ -14,7 +14,7 @@ from torch import Tensor
 from clearhead.data import datasets
 from clearhead.data.characters import from_user, to_user
 from clearhead.data.tokens import BEGIN, PAD, Vocabulary
-from clearhead.drawing import save_figure
+from clearhead.drawing import save_figure, visible
 from clearhead.insight.figures import draw_head, draw_over_image, draw_tokens, draw_wall
 from clearhead.insight.figures_heads import draw_aggregates, draw_ranking
 from clearhead.insight.heads import head_importance
@@ -112,14 +112,9 @@ def text(session: Session, asked: str) -> Example:
         raise ValueError(f"a text has characters, got {asked!r}; write some")
     assert isinstance(session.config.model, LanguageConfig)
     inputs = torch.tensor([ids[-min(LONGEST, session.config.model.context) :]])
-    after = session.logits(inputs)[0].argmax(-1).tolist()
-    names = tuple(visible(known.symbols[i]) for i in inputs[0].tolist())
-    return Example(inputs, f"{visible(known.symbols[after[-1]])} after {names[-1]}", tokens=names)
-
-
-def visible(symbol: str) -> str:
-    """A character as a name on a figure: signs that do not show are written out."""
-    return symbol if symbol.isprintable() and not symbol.isspace() else ascii(symbol)[1:-1].replace(" ", "space")
+    symbols = [known.symbols[i] for i in inputs[0].tolist()]
+    after = known.symbols[int(session.logits(inputs)[0, -1].argmax())]
+    return Example(inputs, f"{after!r} after {symbols[-1]!r}", tokens=tuple(map(visible, symbols)))
 
 
 def pictures_of(session: Session, example: Example) -> "Iterator[tuple[str, str, Figure]]":
