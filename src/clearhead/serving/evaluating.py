@@ -47,8 +47,8 @@ def error_rates(session: Session, words: Pronunciations, how: Beam = BEAM) -> Er
     if not words:
         raise ValueError(f"there must be words to score, got none for {session.path}; name some with --test FILE")
     can_write = Vocabulary(session.classes)
-    for phones in {phones for known in words.values() for phones in known}:
-        can_write.ids(phones)
+    for pronunciation in {each for known in words.values() for each in known}:
+        can_write.ids(pronunciation)
     answers = pronounce(session, list(words), how)
     counted = [nearest(spoken[0].phones, known) for spoken, known in zip(answers, words.values(), strict=True)]
     wrong, phones, errors = sum(e > 0 for e, _ in counted), sum(n for _, n in counted), sum(e for e, _ in counted)
