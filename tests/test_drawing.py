@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from clearhead.drawing import METADATA, blank, save_figure, short
+from clearhead.drawing import METADATA, blank, save_figure, short, visible
 
 
 def drawn():
@@ -59,3 +59,11 @@ def test_three_formats_are_written():
 
 def test_numbers_are_as_long_as_they_need_be():
     assert [short(0.5, 1.0), short(12.3456, 100.0), short(0.00123, 0.002)] == ["0.50", "12", "0.00123"]
+
+
+@pytest.mark.parametrize(
+    ("symbol", "name"),
+    [("a", "a"), ("é", "é"), (" ", "space"), ("\n", r"\n"), ("\x00", r"\x00"), ("你", "U+4F60"), ("<end>", "<end>")],
+)
+def test_every_character_has_a_name_that_can_be_drawn(symbol, name):
+    assert visible(symbol) == name

@@ -47,6 +47,17 @@ def short(value: float, spread: float) -> str:
     return f"{value:.{decimals}f}" if decimals < 6 else f"{value:.1e}"
 
 
+def visible(symbol: str) -> str:
+    """A character as a name on a figure: signs that do not show, or that matplotlib's own font has not, are written
+    out."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    if not symbol.isprintable() or symbol.isspace():
+        return ascii(symbol)[1:-1].replace(" ", "space")
+    glyphs = get_font(findfont(FontProperties()))
+    return "".join(c if glyphs.get_char_index(ord(c)) else f"U+{ord(c):04X}" for c in symbol)
+
+
 def check_suffix(path: Path) -> None:
     if path.suffix.lower() not in METADATA:
         raise ValueError(

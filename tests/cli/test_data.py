@@ -129,6 +129,9 @@ def test_words_and_texts_are_shown_as_text(capsys, elsewhere):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 10
     assert all("   ->   " in line for line in lines)
+    (elsewhere / "my.dict").write_text("".join(f"{a}{b} B D\n" for a in "abcdef" for b in "xyz"))
+    assert main(["data", "show", "pronounce", "--from", "my.dict"]) == 0
+    assert {line.partition(" ")[2].strip() for line in capsys.readouterr().out.splitlines()} == {"->   B D"}
     (elsewhere / "names.txt").write_text("".join(f"{a}{b}\n" for a in "abcdef" for b in "xyz"))
     assert main(["data", "show", "words", "--from", "names.txt"]) == 0
     assert set(capsys.readouterr().out.split()) < {a + b for a in "abcdef" for b in "xyz"}

@@ -1,4 +1,6 @@
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -27,9 +29,20 @@ def test_error_rates_of_words(capsys):
 
 
 def test_a_dictionary_of_ones_own(capsys, tmp_path):
-    (tmp_path / "own.dict").write_text("ab AE1 B\nba B AE1\n")
+    (tmp_path / "own.dict").write_text("aaaaa AE1 B\nbbbbb B AE1\n")
     found = json.loads(told(capsys, "runs/pronounce", "--test", str(tmp_path / "own.dict"), "--json"))
     assert (found["part"], found["words"], found["phones"]) == (str(tmp_path / "own.dict"), 2, 4)
+
+
+def test_words_that_were_learnt_are_told_of(capsys, tmp_path, monkeypatch):
+    few, run = tmp_path / "few.dict", Path("runs/pronounce").resolve()
+    few.write_text("\n".join(Path("my.dict").read_text().split("\n")[:12]))
+    assert main(["evaluate", str(run), "--test", str(few), "--beam", "1"]) == 0
+    told = re.fullmatch(r"warning: (\d+) of the 12 words of .* were learnt in training, .*\n", capsys.readouterr().err)
+    assert 0 < int(told[1]) <= 12
+    monkeypatch.chdir(tmp_path)
+    assert main(["evaluate", str(run), "--test", str(few), "--beam", "1"]) == 0
+    assert "were learnt is not known: the run's own files are not there" in capsys.readouterr().err
 
 
 def test_loss_and_accuracy_of_any_other_run(capsys):

@@ -5,7 +5,8 @@ from clearhead.cli.main import main
 
 def test_it_prints_what_to_open(trained, tmp_path, capsys):
     assert main(["look", str(trained / "reverse"), "--ids", "3", "1", "4", "--out", str(tmp_path / "new")]) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert err.endswith("has learnt from sequences of 16 digits, got 3: its answer is a guess\n")
     assert out.startswith("It answers ")
     assert {path.name for path in (tmp_path / "new").iterdir()} == {"wall.png", "head.png", "tokens.png", "heads.png"}
     assert all(str(path) in out for path in (tmp_path / "new").iterdir())
@@ -61,7 +62,7 @@ def test_a_test_word_is_looked_at_by_its_number(trained, tmp_path, capsys, monke
         ("RUN/mnist --sample -1", "a number from 0 to 9999, got -1"),
         ("RUN/reverse --image a.png", "takes no single picture, got a.png"),
         ("RUN/reverse --text word", "answers about digits, got text"),
-        ("RUN/pronounce --text xyz", "in 'xyz': a symbol is one of those learnt"),
+        ("RUN/pronounce --text xyz", "a symbol is one of those learnt, 'abcd', got 'x' in 'xyz'"),
         ("RUN/reverse --ids 33", "ids must be from 0 to 9, got 33"),
     ],
 )

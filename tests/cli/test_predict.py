@@ -50,6 +50,10 @@ def test_digits(trained, capsys):
     assert answered.startswith("answers  ")
     assert len(answered.partition("(")[0].split()) == 17
     assert len(json.loads(told(capsys, trained / "reverse", "--ids", *ids, "--json"))) == 16
+    assert main(["predict", str(trained / "reverse"), "--ids", "3", "1", "4"]) == 0
+    err = capsys.readouterr().err
+    assert err.startswith("warning: ")
+    assert err.endswith("has learnt from sequences of 16 digits, got 3: its answer is a guess\n")
     (line,) = told(capsys, trained / "sum", "--ids", *ids).splitlines()
     assert line.startswith(" ".join(ids) + "  ")
     assert "%" not in line
@@ -67,6 +71,8 @@ def test_digits(trained, capsys):
         ("RUN/reverse a.png", 2, "answers about digits, got pictures"),
         ("RUN/reverse --ids 3 x", 2, "--ids: invalid int value: 'x'"),
         ("RUN/reverse --ids 33", 2, "ids must be from 0 to 9, got 33"),
+        (f"RUN/reverse --ids {'3' * 30}", 2, f"ids must be from 0 to 9, got {'3' * 30}"),
+        ("RUN/reverse --ids 3 --beam 2", 2, "--beam is for words and runs of pronounce, got"),
         ("RUN/mnits a.png", 2, "did you mean"),
     ],
 )
@@ -94,7 +100,7 @@ def test_words_are_said_with_the_next_best_answers(trained, capsys, monkeypatch)
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("RUN/pronounce xyz", "in 'xyz': a symbol is one of those learnt, 'abcd', got 'x'"),
+        ("RUN/pronounce xyz", "a symbol is one of those learnt, 'abcd', got 'x' in 'xyz'"),
         ("RUN/pronounce --ids 3", "answers about words, got digits; write words instead"),
         ("RUN/words hello", "answers about text, got pictures; let it write: clearhead sample"),
     ],

@@ -1,3 +1,6 @@
+import shutil
+from pathlib import Path
+
 import pytest
 
 from clearhead.cli.main import main
@@ -27,3 +30,15 @@ def test_a_run_that_has_ended_says_what_it_reached(capsys, trained):
     assert main(["resume", str(trained / "reverse")]) == 0
     assert f"{trained / 'reverse'} is trained: " in capsys.readouterr().out
     assert (trained / "reverse/metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_does_not_go_on_with_another_dictionary(capsys, trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained / "pronounce", "mine")
+    for name in ("my.dict", "my.test"):
+        shutil.copy(trained.parent / name, name)
+    assert main(["resume", "mine"]) == 0
+    capsys.readouterr()
+    Path("my.dict").write_text(Path("my.dict").read_text().replace("ab AE B", "ab B AE"))
+    assert main(["resume", "mine"]) == 2
+    assert "the data that it began with, got other bytes in my.dict; put the old file back" in capsys.readouterr().err

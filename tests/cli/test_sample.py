@@ -27,7 +27,12 @@ def test_one_text_of_a_length(trained, capsys):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("RUN/words --temperature 0", "temperature must be above 0, got 0"),
+        ("RUN/words --temperature 0", "temperature must be above 0, got 0.0; for the likeliest token use top_k=1"),
+        ("RUN/words --top-k 0", "top_k must be at least 1, got 0; leave it out to keep all tokens"),
+        ("RUN/words --top-p 0", "top_p must be above 0 and at most 1, got 0.0"),
+        ("RUN/words --seed -1", "seed must be a whole number from 0 to 9223372036854775807, got -1"),
+        ("RUN/words --seed 1000000000000000000000", "seed must be a whole number from 0 to"),
+        ("RUN/words --n 0", "there must be something to write, got n=0"),
         ("RUN/words --n -1", "there must be something to write, got n=-1"),
         ("RUN/text --tokens 0", "something to write, got n=1, n_tokens=0"),
         ("RUN/mnist", "writes no text, got a prompt for it; take a run of the recipe words or text"),

@@ -17,9 +17,24 @@ def test_a_byte_is_a_symbol_of_its_own_number(tmp_path):
     (tmp_path / "x").write_bytes(bytes(range(256)))
     assert tuple(read_text(str(tmp_path / "x"), "byte")) == BYTES == symbols_of("", "byte")
     assert to_user("\xc3", "byte") == "\ufffd"
+    assert from_user(b"\xff".decode(errors="surrogateescape"), "byte") == "\xff"
 
 
 def test_characters_need_a_text(tmp_path):
     (tmp_path / "x").write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match=r"must be text in UTF-8, got other bytes .*level=byte"):
         read_text(str(tmp_path / "x"), "character")
+
+
+@pytest.mark.parametrize("level", ["character", "byte"])
+@pytest.mark.parametrize(("text", "n"), [("", 0), ("aaa", 1)])
+def test_a_text_has_different_characters(tmp_path, level, text, n):
+    (tmp_path / "x").write_text(text)
+    with pytest.raises(ValueError, match=f"two different characters or more, got {n} in .*; choose another"):
+        read_text(str(tmp_path / "x"), level)
+
+
+def test_a_byte_order_mark_is_no_character(tmp_path):
+    (tmp_path / "x").write_text("ab", "utf-8-sig")
+    assert read_text(str(tmp_path / "x"), "character") == "ab"
+    assert len(read_text(str(tmp_path / "x"), "byte")) == 5

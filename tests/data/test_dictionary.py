@@ -1,3 +1,4 @@
+import hashlib
 from importlib.resources import files
 
 import pytest
@@ -33,7 +34,21 @@ def test_without_stress_pronunciations_that_differ_in_nothing_else_are_one():
     assert read(FORMS, stress=False)["word"] == (("W", "ER", "D"),)
 
 
-@pytest.mark.parametrize("line", ["word", "word(2)", "word W ER3 D", "word W-ER", "word W1ER", "a b é", "x 1"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "word",
+        "word(2)",
+        "word W ER3 D",
+        "word W-ER",
+        "word W1ER",
+        "a b é",
+        "x 1",
+        "New York\tN UW Y AO R K",
+        f"{'x' * 101} B",
+        f"x{' B' * 100}",
+    ],
+)
 def test_a_malformed_line_is_named_with_its_file_and_number(line):
     with pytest.raises(ValueError, match=r"a word and its phones, as in .* in line 2 of some\.dict; correct or remove"):
         read(f"fine F AY1 N\n{line}\n")
@@ -67,6 +82,13 @@ def test_any_text_is_read_or_answered_in_one_line(text):
 def test_a_file_that_is_no_text_is_refused(tmp_path):
     (tmp_path / "x.dict").write_bytes(b"caf\xe9 K AE F EY")
     with pytest.raises(ValueError, match=r"x\.dict must be text in UTF-8, got other bytes"):
+        read_dictionary(tmp_path / "x.dict", stress=True)
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", ";;; nothing but a remark\n# and another\n"])
+def test_a_dictionary_without_an_entry_is_refused(tmp_path, text):
+    (tmp_path / "x.dict").write_text(text)
+    with pytest.raises(ValueError, match=r"a word and its phones in each line, got none in .*x\.dict"):
         read_dictionary(tmp_path / "x.dict", stress=True)
 
 
@@ -105,13 +127,17 @@ def test_parts_have_no_common_word_and_miss_none(words, data):
         assert max(map(digest_of, held)) < min(map(digest_of, rest))
 
 
+def test_the_hash_is_the_stated_one():
+    assert digest_of("é") == int(hashlib.sha256(b"\xc3\xa9").hexdigest(), 16)
+
+
 def test_a_word_stays_in_its_part_whatever_the_others_are():
     words = [f"w{i}" for i in range(200)]
     _, held = apart(words, 20)
-    _, fewer = apart([word for word in words if word in held or hash(word) % 2], 20)
-    assert set(held) <= set(fewer)
+    _, again = apart([word for i, word in enumerate(words) if word in held or i % 2], 20)
+    assert held == again
 
 
 def test_some_words_must_be_left_to_learn():
-    with pytest.raises(ValueError, match="there must be words left to learn, got 3 and validation=3; choose fewer"):
+    with pytest.raises(ValueError, match=r"words to learn beside .* validation=3, got 3; try validation=0, or more"):
         apart(["a", "b", "c"], 3)

@@ -31,14 +31,21 @@ def test_without_marks_every_id_is_a_symbol():
 @pytest.mark.parametrize(
     ("known", "symbols", "message"),
     [
-        (LETTERS, "abx", "a symbol is one of those learnt, 'abc', got 'x'; write it another way"),
-        (Vocabulary.marked(["AA", "B"]), ["AA", "ZZ"], "those learnt, AA B, got 'ZZ'"),
+        (LETTERS, "abx", "a symbol is one of those learnt, 'abc', got 'x' in 'abx'; write it another way"),
+        (Vocabulary.marked(["AA", "B"]), ["AA", "ZZ"], "those learnt, AA B, got 'ZZ' in AA ZZ"),
         (Vocabulary(("a",)), "<", "those learnt, 'a', got '<'"),
     ],
 )
 def test_an_unknown_symbol_is_named_beside_the_known_ones(known, symbols, message):
     with pytest.raises(LookupError, match=message):
         known.ids(symbols)
+
+
+def test_of_very_many_symbols_the_first_are_named():
+    known = Vocabulary(tuple(map(chr, range(0x4E00, 0x5E00))))
+    with pytest.raises(LookupError, match=r"got 'x' in '\u4e00+\.\.\.; write") as raised:
+        known.ids("\u4e00" * 500 + "x")
+    assert len(str(raised.value)) < 400
 
 
 def test_tokens_and_dictionaries_need_no_torch():

@@ -81,10 +81,11 @@ def test_the_score_is_the_models_own(how):
 
 @pytest.mark.parametrize("how", STRATEGIES[:1] + STRATEGIES[3:], ids=str)
 def test_a_batch_answers_as_its_examples_alone(how):
-    model, source = seq2seq(), torch.randint(0, 6, (6, 5), generator=torch.Generator().manual_seed(5))
-    lengths = torch.tensor([5, 2, 3, 1, 4, 5])
+    model, source = seq2seq(), torch.randint(0, 6, (64, 5), generator=torch.Generator().manual_seed(5))
+    lengths = torch.tensor([5, 2, 3, 1, 4, 5, 3, 2]).repeat(8)
     together = model.generate(source, how, begin=0, end=END, n_tokens=8, source_lengths=lengths)
-    for row, length in enumerate(lengths):
+    for row in range(0, 64, 7):
+        length = lengths[row]
         alone = model.generate(source[row : row + 1, :length], how, begin=0, end=END, n_tokens=8)
         n = alone.ids.shape[1]
         assert torch.equal(together.candidates[row, :, :n], alone.candidates[0])
@@ -132,7 +133,7 @@ def test_the_seed_decides_the_sample():
 def test_a_low_temperature_and_the_top_one_are_greedy():
     model = language()
     greedy = model.generate(prompts(), n_tokens=6).ids
-    for how in (Sampling(temperature=1e-4), Sampling(top_k=1), Sampling(top_p=1e-6)):
+    for how in (Sampling(temperature=1e-4), Sampling(temperature=1e-300), Sampling(top_k=1), Sampling(top_p=1e-6)):
         assert torch.equal(model.generate(prompts(), how, n_tokens=6).ids, greedy)
 
 
@@ -158,7 +159,9 @@ def test_generation_leaves_the_model_in_its_stage():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m: Sampling(temperature=0), r"temperature must be above 0, got 0; .* use Greedy\(\)"),
+        (lambda m: Sampling(temperature=0), r"temperature must be above 0, got 0; .* use top_k=1 or Greedy\(\)"),
+        (lambda m: Sampling(seed=-1), "seed must be a whole number from 0 to 9223372036854775807, got -1"),
+        (lambda m: Sampling(seed=2**63), "seed must be a whole number"),
         (lambda m: Sampling(top_k=0), "top_k must be at least 1"),
         (lambda m: Sampling(top_p=1.5), "top_p must be above 0 and at most 1, got 1.5"),
         (lambda m: m.generate(prompts()[0], n_tokens=2), r"a prompt must be ids \(batch, length\)"),

@@ -49,3 +49,4 @@ def test_a_table_of_positions_must_reach_as_far_as_is_read(tmp_path):
     assert config_of("text", changes | {"data.length": 20}).model.context == 20
     with pytest.raises(ValueError, match="reads 64 at once needs context=64, got 32; set it to that"):
         config_of("text", changes | {"model.context": 32})
+    assert config_of("words", {"model.positions": "learned", "model.context": 9}).data.length > 9  # of no effect there

@@ -2,8 +2,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clearhead.data.pronounce import parts
 from clearhead.serving import evaluating
-from clearhead.serving.evaluating import edit_distance, error_rates, loss_and_accuracy, nearest, words_to_score
+from clearhead.serving.evaluating import (
+    edit_distance,
+    error_rates,
+    learnt,
+    loss_and_accuracy,
+    nearest,
+    words_to_score,
+)
 from clearhead.serving.pronouncing import Spoken
 from clearhead.serving.session import Session
 from clearhead.training.run import RunDirectory
@@ -37,8 +45,8 @@ def test_the_nearest_pronunciation_counts():
 
 
 def test_rates_by_hand(trained, monkeypatch):
-    words = {"cab": (("K", "AE", "B"), ("K", "AA", "B")), "bad": (("B", "AE", "D"),), "a": (("AH",),)}
-    said = {"cab": ("K", "AA", "B"), "bad": ("B", "D"), "a": ("EY", "EY")}
+    words = {"cab": (("K", "AE", "B"), ("K", "D", "B")), "bad": (("B", "AE", "D"),), "a": (("AE",),)}
+    said = {"cab": ("K", "D", "B"), "bad": ("B", "D"), "a": ("K", "K")}
     monkeypatch.setattr(evaluating, "pronounce", lambda session, asked, how: [[Spoken(said[w], -1.0)] for w in asked])
     found = error_rates(Session(trained / "pronounce"), words)
     assert (found.words, found.wrong, found.phones, found.errors) == (3, 2, 7, 3)
@@ -54,6 +62,35 @@ def test_words_of_the_run_or_of_a_file(trained, tmp_path, monkeypatch):
     assert words_to_score(session, "test", tmp_path / "own") == {"ab": (("AE", "B"),)}
     with pytest.raises(ValueError, match="there must be words to score, got none"):
         error_rates(session, {})
+
+
+def test_a_phone_that_the_run_cannot_write_is_no_mistake_of_its_own(trained):
+    """Such as those of a dictionary with stress: every word would be wrong."""
+    with pytest.raises(LookupError, match="one of those learnt, AE B D K, got 'AE1' in K AE1 B"):
+        error_rates(Session(trained / "pronounce"), {"cab": (("K", "AE1", "B"),)})
+
+
+def test_words_that_were_learnt_are_counted(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(trained.parent)
+    session = Session(trained / "pronounce")
+    train, held = parts(session.config.data)["train"], parts(session.config.data)["validation"]
+    mixed = dict.fromkeys([*list(train)[:3], *held, "zzz"], (("B",),))
+    assert learnt(session, mixed) == 3
+    monkeypatch.chdir(tmp_path)
+    assert learnt(session, mixed) is None
+
+
+def test_data_that_has_changed_measures_nothing(trained, tmp_path, monkeypatch):
+    session = Session(trained / "pronounce")
+    monkeypatch.chdir(tmp_path)
+    for name in ("my.dict", "my.test"):
+        (tmp_path / name).write_text((trained.parent / name).read_text() + "abba AE B B AE\n" * (name == "my.dict"))
+    message = r"measured on the data of its training, got other bytes in my\.dict; put the old file back"
+    with pytest.raises(ValueError, match=message):
+        words_to_score(session, "validation")
+    with pytest.raises(ValueError, match=message):
+        loss_and_accuracy(session, "validation")
+    assert learnt(session, {"cab": (("B",),)}) is None
 
 
 @pytest.mark.parametrize("name", ["mnist", "reverse", "words", "pronounce"])

@@ -1,10 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from clearhead.data import datasets
-from clearhead.serving.looking import digits, file, look_at, sample
+from clearhead.serving.looking import digits, file, look_at, sample, text
 from clearhead.serving.session import Session
 
 ALWAYS = ["wall.png", "head.png"]
@@ -48,3 +50,18 @@ def test_files_and_digits(trained, tmp_path):
     assert (example.tokens, example.inputs.tolist()) == (("3", "1", "4"), [[3, 1, 4]])
     with pytest.raises(ValueError, match="takes no single picture"):
         file(reverse, tmp_path / "a.png")
+
+
+def test_of_a_long_text_the_end_is_drawn_as_far_as_the_model_reads(trained):
+    session = Session(trained / "text")
+    session.config = replace(session.config, model=replace(session.config.model, context=5))
+    assert text(session, "To be, or not").tokens == ("r", "space", "n", "o", "t")
+    with pytest.raises(ValueError, match="a text has characters, got ''; write some"):
+        text(session, "")
+
+
+def test_a_run_without_a_test_set_has_no_sample(trained, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.txt").write_text("To be, or not to be: that is the question.\n" * 40)
+    with pytest.raises(LookupError, match="has no test examples, got --sample 0; try --text instead"):
+        sample(Session(trained / "text"), 0)

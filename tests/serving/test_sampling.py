@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -70,6 +72,12 @@ def test_portions_of_a_long_text_are_not_drawn_alike():
             weight.zero_()
     tokens = continued(model, torch.zeros(1, 1, dtype=torch.long), Sampling(seed=3), 40)[0].tolist()
     assert len(set(tokens)) > 20
+
+
+def test_a_short_table_of_places_ends_a_word(words, monkeypatch):
+    model = LanguageModel(replace(words.config.model, positions="learned", context=5)).eval()
+    monkeypatch.setattr(words, "model", model)
+    assert max(map(len, sample(words, "ab", Sampling(seed=0), n=20, n_tokens=1))) <= 5
 
 
 def test_what_cannot_be_written(words, text, trained):

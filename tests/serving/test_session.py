@@ -114,6 +114,14 @@ def test_the_wrong_kind_of_question_is_refused(trained):
         Session(trained / "mnist").predict_ids([1])
     with pytest.raises(ValueError, match="ids must be from 0 to 9, got 11"):
         Session(trained / "reverse").predict_ids([11])
+    with pytest.raises(ValueError, match=r"ids must be from 0 to 9, got 9{30}; ask about digits"):
+        Session(trained / "reverse").predict_ids([3, 10**30 - 1])
+
+
+def test_another_number_of_digits_than_in_training_is_told(trained):
+    session = Session(trained / "repeat")
+    assert session.unlike_training([3] * 8) == ""
+    assert "has learnt from sequences of 8 digits, got 3" in session.unlike_training([3, 1, 4])
 
 
 def test_a_run_without_a_checkpoint_cannot_be_asked(tmp_path, trained):

@@ -35,3 +35,14 @@ def test_each_process_needs_an_example_for_each_portion(config):
     check_portions(config, world=5)  # 10 examples, 2 portions
     with pytest.raises(ValueError, match=r"each of 6 processes needs .* got batch_size=10; try batch_size=12 or more"):
         check_portions(config, world=6)
+
+
+def test_a_table_of_places_must_reach_over_the_longest_example(sequences):
+    def built(context):
+        model = replace(sequences.model, positions="learned", context=context)
+        return set_up(replace(sequences, model=model), Processes(), shard=False, report=pytest.fail)
+
+    longest = max(int(part.lengths.max()) for part in (built(99).data.train, built(99).data.test))
+    assert built(longest).model.config.context == longest
+    with pytest.raises(ValueError, match=f"{longest} tokens, got context={longest - 1}; set --model.context {longest}"):
+        built(longest - 1)

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -68,6 +69,19 @@ def test_a_process_that_the_checkpoint_does_not_know_draws_its_own_numbers(setup
     other = set_up(setup.config, Processes(rank=1), shard=False, report=pytest.fail)
     restore(other, saved, pytest.fail)
     assert not torch.equal(torch.get_rng_state(), saved.optimizer["random.rank0"])
+
+
+def test_a_run_does_not_go_on_with_another_file(setup):
+    def reading(digest):
+        return replace(setup, data=replace(setup.data, files={"my.dict": digest}))
+
+    saved = snapshot(reading("one"), Standing())
+    assert restore(reading("one"), saved, pytest.fail).step == 0
+    with pytest.raises(
+        ValueError, match=r"data that it began with, got other bytes in my\.dict; put the old file back"
+    ):
+        restore(reading("other"), saved, pytest.fail)
+    assert restore(reading("other"), snapshot(setup, Standing()), pytest.fail).step == 0  # of before, without digests
 
 
 def test_without_a_checkpoint_it_is_the_beginning(setup):

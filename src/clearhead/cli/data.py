@@ -84,7 +84,7 @@ def show(name: str, argv: Sequence[str]) -> None:
     )
     options.add_argument("--out", metavar="FILE", help=f"where the sheet goes ({name}.png)")
     options.add_argument(
-        "--from", dest="path", metavar="PATH", default="", help="folder: the pictures; text, words: the file"
+        "--from", dest="path", metavar="PATH", default="", help="folder: the pictures; pronounce, text, words: the file"
     )
     options.add_argument("--question", default="commonest", help="whole: commonest, repeat or sum")
     options.add_argument("--seed", type=int, default=0, help="which examples (0)")
@@ -94,7 +94,7 @@ def show(name: str, argv: Sequence[str]) -> None:
 
     is_short = name == "whole" and args.question == "repeat"
     length = 64 if name == "text" else 8 if is_short else 16
-    paths = {"folder": args.path, "file": args.path}
+    paths = {"folder": args.path, "file": args.path, "train_file": args.path}
     config = DataConfig(name=name, question=args.question, length=length, validation=0, **paths)
     if name in ("reverse", "whole"):
         show_digits(config, args.seed)

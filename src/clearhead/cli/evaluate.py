@@ -10,6 +10,8 @@ from clearhead.cli.overrides import reader
 from clearhead.cli.parser import Parser
 
 if TYPE_CHECKING:
+    from clearhead.data.dictionary import Pronunciations
+    from clearhead.serving.evaluating import PartName
     from clearhead.serving.session import Session
 
 ABOUT = """\
@@ -47,13 +49,16 @@ def run(argv: Sequence[str]) -> None:
     print(json.dumps(result, indent=2) if args.json else as_text(result))
 
 
-def rates(session: "Session", part: Any, test: Path | None, beam: int | None) -> dict[str, Any]:
+def rates(session: "Session", part: "PartName", test: Path | None, beam: int | None) -> dict[str, Any]:
     from clearhead.models.beam import Beam
     from clearhead.serving.evaluating import error_rates, words_to_score
     from clearhead.serving.pronouncing import BEAM
 
     how = BEAM if beam is None else Beam(beam, BEAM.length_penalty)
-    found = error_rates(session, words_to_score(session, part, test), how)
+    words = words_to_score(session, part, test)
+    found = error_rates(session, words, how)
+    if test is not None:
+        warn_of_learnt(session, words, test)
     return {
         "part": part if test is None else str(test),
         "beam": how.size,
@@ -63,7 +68,19 @@ def rates(session: "Session", part: Any, test: Path | None, beam: int | None) ->
     }
 
 
-def numbers(session: "Session", part: Any) -> dict[str, Any]:
+def warn_of_learnt(session: "Session", words: "Pronunciations", test: Path) -> None:
+    """Words that were learnt are no test."""
+    from clearhead.cli.terminal import warn
+    from clearhead.serving.evaluating import learnt
+
+    match learnt(session, words):
+        case None:
+            warn(f"whether words of {test} were learnt is not known: the run's own files are not there, or changed")
+        case n if n:
+            warn(f"{n:,} of the {len(words):,} words of {test} were learnt in training, which flatters the rates")
+
+
+def numbers(session: "Session", part: "PartName") -> dict[str, Any]:
     from clearhead.serving.evaluating import loss_and_accuracy
 
     return {"part": part, **loss_and_accuracy(session, part)}

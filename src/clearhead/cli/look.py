@@ -45,6 +45,7 @@ def run(argv: Sequence[str]) -> None:
         print_pictures(look_over_time(args.run, args.out))
         return
 
+    from clearhead.cli.terminal import warn
     from clearhead.serving import looking
     from clearhead.serving.session import Session
 
@@ -55,6 +56,8 @@ def run(argv: Sequence[str]) -> None:
         example = looking.text(session, args.text)
     elif args.ids is not None:
         example = looking.digits(session, args.ids)
+        if note := session.unlike_training(args.ids):
+            warn(note)
     else:
         example = looking.sample(session, args.sample)
     print(f"It answers {example.answer}.\n")

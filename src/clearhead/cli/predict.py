@@ -43,14 +43,19 @@ def run(argv: Sequence[str]) -> None:
             f"predict takes picture files, words or --ids, one of them, got {came}; see clearhead predict --help"
         )
 
+    from clearhead.cli.terminal import warn
     from clearhead.serving.session import Session
 
     session = Session(args.run)
     if args.asked and session.takes == "words":
         print(spoken(session, args.asked, args.beam, as_json=args.json))
         return
+    if args.beam is not None:
+        raise ValueError(f"--beam is for words and runs of pronounce, got {args.run}; leave it out")
     if args.ids:
         answers = session.predict_ids(args.ids)
+        if note := session.unlike_training(args.ids):
+            warn(note)
         asked = [str(n) for n in args.ids] if len(answers) > 1 else [" ".join(map(str, args.ids))]
     else:
         paths = [path for name in args.asked for path in pictures_at(Path(name))]

@@ -42,6 +42,7 @@ def run(argv: Sequence[str]) -> None:
 
     how = Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
     session = Session(args.run)
-    n = args.n or (TEXTS if session.config.data.name == "text" else WORDS)
+    usual = TEXTS if session.config.data.name == "text" else WORDS
+    n = usual if args.n is None else args.n
     written = sample(session, args.prompt, how, n=n, n_tokens=args.tokens)
     print(json.dumps(written, indent=2, ensure_ascii=False) if args.json else "\n".join(written))

@@ -16,6 +16,11 @@ def console() -> Console:
     return Console(width=width, highlight=False, emoji=False, markup=False)
 
 
+def warn(message: str) -> None:
+    """A line beside the output, which programs do not read."""
+    print(f"warning: {message}", file=sys.stderr)
+
+
 def show(renderable: RenderableType) -> None:
     """Prints it; lines end where their text ends."""
     target = console()

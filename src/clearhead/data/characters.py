@@ -13,10 +13,17 @@ BYTES = tuple(map(chr, range(256)))
 def read_text(file: str, level: Level) -> str:
     """All of a file, one character for each token."""
     data = Path(file).expanduser().read_bytes()
-    if level == "byte":
-        return data.decode("latin-1")
+    text = data.decode("latin-1") if level == "byte" else decoded(data, file)
+    if len(set(text)) < 2:
+        raise ValueError(
+            f"a text must have two different characters or more, got {len(set(text))} in {file}; choose another"
+        )
+    return text
+
+
+def decoded(data: bytes, file: str) -> str:
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{file} must be text in UTF-8, got other bytes ({error.reason}); convert it, or learn it with level=byte"
@@ -29,8 +36,8 @@ def symbols_of(text: str, level: Level) -> tuple[str, ...]:
 
 
 def from_user(text: str, level: Level) -> str:
-    """What a user has typed, one character for each token."""
-    return text.encode().decode("latin-1") if level == "byte" else text
+    """What a user has typed, one character for each token; bytes that are no UTF-8 are those bytes."""
+    return text.encode(errors="surrogateescape").decode("latin-1") if level == "byte" else text
 
 
 def to_user(symbols: str, level: Level) -> str:

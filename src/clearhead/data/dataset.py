@@ -1,6 +1,7 @@
 """What a data set is: examples to train on, to validate on and to test on. Dims: N examples, B batch, C channels."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -52,6 +53,8 @@ class DataSet:
     """from the uint8 images that the examples are to what a model takes; None where they are that already"""
     symbols: tuple[str, ...] = ()
     """what the ids of the inputs stand for; () where they are no ids, or stand for themselves"""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """the user's own files that it was read from, and the sha256 of each"""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,12 @@
 """All data sets by name. Nothing here imports torch: a data set's own file does, when it is loaded."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from clearhead.files import sha256
 
 if TYPE_CHECKING:
     from clearhead.data.config import DataConfig
@@ -16,6 +20,8 @@ class Entry:
     what: str
     origin: str
     """made as it is needed; embedded in the package; fetched by `clearhead data get`; or the user's own"""
+    files: tuple[str, ...] = ()
+    """fields of the config that may name files of the user's own"""
 
 
 DATASETS = {
@@ -25,9 +31,16 @@ DATASETS = {
     "mnist": Entry("clearhead.data.mnist", "70,000 handwritten digits, 28 x 28", "embedded"),
     "cifar10": Entry("clearhead.data.cifar10", "60,000 colour photographs of 10 classes, 32 x 32", "fetched"),
     "fashion": Entry("clearhead.data.fashion", "70,000 pictures of clothes of 10 classes, 28 x 28", "fetched"),
-    "pronounce": Entry("clearhead.data.pronounce", "126,052 English words and how they are said", "embedded"),
-    "words": Entry("clearhead.data.words", "English words, letter by letter", "embedded"),
-    "text": Entry("clearhead.data.text", "your own text, character by character or byte by byte", "yours"),
+    "pronounce": Entry(
+        "clearhead.data.pronounce",
+        "126,052 English words and how they are said",
+        "embedded",
+        files=("train_file", "test_file"),
+    ),
+    "words": Entry("clearhead.data.words", "English words, letter by letter", "embedded", files=("file",)),
+    "text": Entry(
+        "clearhead.data.text", "your own text, character by character or byte by byte", "yours", files=("file",)
+    ),
     "folder": Entry("clearhead.data.folder", "your own images, one folder for each class", "yours"),
 }
 
@@ -35,4 +48,15 @@ DATASETS = {
 def load(config: "DataConfig", seed: int) -> "DataSet":
     """The data set that the config names; which training examples are set apart depends on the seed."""
     data: DataSet = import_module(DATASETS[config.name].home).load(config, seed)
-    return data
+    return replace(data, files=digests(config))
+
+
+def digests(config: "DataConfig") -> dict[str, str]:
+    """The user's own files that the data is read from, by their paths: the sha256 of each."""
+    paths = [getattr(config, field) for field in DATASETS[config.name].files]
+    return {path: sha256(Path(path).expanduser()) for path in paths if path}
+
+
+def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Paths of files that were read before and have other bytes now."""
+    return [path for path, digest in now.items() if before.get(path, digest) != digest]

@@ -21,6 +21,8 @@ VARIANT = re.compile(r"(?<=.)\(\d+\)$")
 REMARK = re.compile(r"(^|\s)#.*|^;;;.*")
 PHONES = re.compile(r"[A-Z]+[012]?( [A-Z]+[012]?)*")
 NO_STRESS = str.maketrans("", "", "012")
+MOST = 100
+"""letters of a word, and phones: a longer line is no entry"""
 TEST_SHARE = 20
 """one word in so many is for the test"""
 
@@ -31,7 +33,10 @@ def read_dictionary(path: str | Path, *, stress: bool) -> Pronunciations:
         text = Path(path).expanduser().read_text("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be text in UTF-8, got other bytes ({error.reason}); convert it first") from None
-    return grouped(entries(text.split("\n"), str(path), stress=stress))
+    words = grouped(entries(text.split("\n"), str(path), stress=stress))
+    if not words:
+        raise ValueError(f"a dictionary has a word and its phones in each line, got none in {path}; name another file")
+    return words
 
 
 @cache
@@ -46,10 +51,12 @@ def embedded(*, stress: bool) -> Pronunciations:
 def entries(lines: Iterable[str], name: str, *, stress: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Word and phones of each line that has any."""
     for number, line in enumerate(lines, start=1):
-        if not (parts := REMARK.sub("", line).split()):
+        kept = REMARK.sub("", line).strip()
+        if not (parts := kept.split()):
             continue
         word, phones = VARIANT.sub("", parts[0]).lower(), " ".join(parts[1:]).upper()
-        if not PHONES.fullmatch(phones):
+        is_one_word = "\t" not in kept or kept.partition("\t")[0].strip() == parts[0]
+        if not PHONES.fullmatch(phones) or not is_one_word or max(len(word), len(parts)) > MOST:
             raise ValueError(
                 f"a line has a word and its phones, as in 'word W ER1 D', got {line[:60]!r} "
                 f"in line {number} of {name}; correct or remove it"
@@ -82,7 +89,10 @@ def apart(words: Iterable[str], n: int) -> tuple[list[str], list[str]]:
     """The rest, and the n words whose digests are the smallest, both in the order of their digests."""
     ordered = sorted(words, key=digest_of)
     if n >= len(ordered):
-        raise ValueError(f"there must be words left to learn, got {len(ordered)} and validation={n}; choose fewer")
+        raise ValueError(
+            f"there must be words to learn beside those of the test and validation={n}, got {len(ordered)}; "
+            f"try validation={len(ordered) // 10}, or more words"
+        )
     return ordered[n:], ordered[:n]
 
 

@@ -11,6 +11,8 @@ MARKS = ("<pad>", "<begin>", "<end>")
 """their names, in the order of the ids"""
 IGNORED = -100
 """what targets are padded with: no answer is asked for there"""
+MOST_SHOWN = 120
+"""characters of a list of symbols that fit into a message"""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class Vocabulary:
             known = self.symbols[len(MARKS) :] if self.has_marks else self.symbols
             unknown = next(symbol for symbol in symbols if symbol not in self.places)
             raise LookupError(
-                f"a symbol is one of those learnt, {shown(known)}, got {unknown!r}; write it another way"
+                f"a symbol is one of those learnt, {shown(known)}, got {unknown!r} in {shown(symbols)}; "
+                "write it another way"
             ) from None
 
     def read(self, ids: Iterable[int]) -> list[str]:
@@ -55,5 +58,6 @@ class Vocabulary:
 
 
 def shown(symbols: Sequence[str]) -> str:
-    """Characters side by side, names with blanks between them."""
-    return repr("".join(symbols)) if all(len(symbol) == 1 for symbol in symbols) else " ".join(symbols)
+    """Characters side by side, names with blanks between them; the first of very many."""
+    text = repr("".join(symbols)) if all(len(symbol) == 1 for symbol in symbols) else " ".join(symbols)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."

@@ -2,10 +2,7 @@
 
 from pathlib import Path
 
-from clearhead.data.dictionary import embedded
-
-MOST = 100
-"""letters in a word: a longer line is no word"""
+from clearhead.data.dictionary import MOST, embedded
 
 
 def words_of(file: str) -> list[str]:

@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from clearhead.models.config import LanguageConfig, Seq2SeqConfig
 from clearhead.nn.cache import Cache
 
+MOST_SEED = torch.iinfo(torch.int64).max
+"""a generator takes no more"""
+
 
 @dataclass(frozen=True)
 class Generated:
@@ -79,12 +82,14 @@ class Sampling:
     def __post_init__(self) -> None:
         if not self.temperature > 0:
             raise ValueError(
-                f"temperature must be above 0, got {self.temperature}; for the likeliest token use Greedy()"
+                f"temperature must be above 0, got {self.temperature}; for the likeliest token use top_k=1 or Greedy()"
             )
         if self.top_k is not None and (not isinstance(self.top_k, int) or self.top_k < 1):
-            raise ValueError(f"top_k must be at least 1, got {self.top_k}; None keeps all tokens")
+            raise ValueError(f"top_k must be at least 1, got {self.top_k}; leave it out to keep all tokens")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}; None keeps all tokens")
+            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}; leave it out to keep all tokens")
+        if self.seed is not None and (not isinstance(self.seed, int) or not 0 <= self.seed <= MOST_SEED):
+            raise ValueError(f"seed must be a whole number from 0 to {MOST_SEED}, got {self.seed}; choose another")
 
     def __call__(self, writers: Callable[[int], Writer], prompt: Tensor, n_tokens: int, end: int | None) -> Generated:
         random = None if self.seed is None else torch.Generator(prompt.device).manual_seed(self.seed)
@@ -97,7 +102,8 @@ class Sampling:
 
     def distribution(self, logits: Tensor) -> Tensor:
         """What is drawn from. (B,V) -> (B,V)"""
-        logits = logits.float() / self.temperature
+        logits = logits.double()  # the largest becomes 0, and stays it at any temperature
+        logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature
         if self.top_k is not None:
             logits = keep_top_k(logits, self.top_k)
         if self.top_p is not None:
@@ -174,6 +180,11 @@ def check_generation(prompt: Tensor, n_tokens: int, n_vocabulary: int, end: int 
         raise ValueError(f"n_tokens must be at least 1, got {n_tokens}; it is the largest number of new tokens")
     if end is not None and not (isinstance(end, int) and 0 <= end < n_vocabulary):
         raise ValueError(f"end must be an id from 0 to {n_vocabulary - 1}, got {end}; None generates all n_tokens")
+
+
+def room(config: LanguageConfig | Seq2SeqConfig, n_prompt: int, n_tokens: int) -> int:
+    """How many of n_tokens new ones fit behind a prompt: all, but for a learned position table that ends before."""
+    return min(n_tokens, config.context - n_prompt + 1) if config.positions == "learned" else n_tokens
 
 
 def check_room(config: LanguageConfig | Seq2SeqConfig, length: int) -> None:

@@ -61,7 +61,9 @@ def check_vision(model: object, data: DataConfig) -> None:
 def check_writer(model: object, data: DataConfig, kind: type) -> None:
     if not isinstance(model, kind):
         raise ValueError(f"{data.name} needs a {kind.__name__}, got a {type(model).__name__}; take one")
-    if isinstance(model, LanguageConfig) and model.positions == "learned" and model.context < data.length:
+    if data.name != "text" or not isinstance(model, LanguageConfig) or model.positions != "learned":
+        return
+    if model.context < data.length:
         raise ValueError(
             f"a model that reads {data.length} at once needs context={data.length}, got {model.context}; set it to that"
         )

@@ -62,7 +62,7 @@ class Estimate:
                 f"parameters         {self.parameters:,}",
                 f"memory             {self.memory / 2**20:,.0f} MB for weights, optimizer and one step",
                 f"training examples  {self.examples:,}",
-                *([padding_line(*self.padding)] if self.padding else []),
+                *([f"padding            {padding_line(*self.padding)}"] if self.padding else []),
                 f"steps              {self.steps:,} ({epochs:.3g} epochs)",
                 f"seconds per step   {self.seconds_per_step:.3g}",
                 f"seconds per epoch  {self.seconds_per_epoch:,.3g}, validation included",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead.data.tokens import BEGIN, END, MARKS, Vocabulary
+from clearhead.drawing import visible
 from clearhead.insight.figures import draw_alignment, draw_wall
 from clearhead.insight.figures_heads import draw_ranking
 from clearhead.insight.heads import entropy, head_importance
@@ -35,7 +36,7 @@ def written(session: Session, word: str) -> tuple[str, ...]:
 
 def pictures_of_word(session: Session, word: str) -> "Iterator[tuple[str, str, Figure]]":
     """File name, what it shows, and the figure."""
-    phones, letters = written(session, word), tuple(word.strip().lower())
+    phones, letters = written(session, word), tuple(map(visible, word.strip().lower()))
     target = torch.tensor([Vocabulary(session.classes).ids(phones)])
     given = torch.cat([torch.full((1, 1), BEGIN), target[:, :-1]], dim=1)
     inputs = torch.tensor([spelled(session, word)]), given

@@ -12,6 +12,7 @@ from typing import Literal
 from clearhead.data import datasets
 from clearhead.data.dictionary import Pronunciations, read_dictionary
 from clearhead.data.pronounce import parts
+from clearhead.data.tokens import Vocabulary
 from clearhead.models.beam import Beam
 from clearhead.serving.pronouncing import BEAM, pronounce
 from clearhead.serving.session import Session
@@ -41,9 +42,13 @@ class ErrorRates:
 
 
 def error_rates(session: Session, words: Pronunciations, how: Beam = BEAM) -> ErrorRates:
-    """The best answer to each word against its pronunciations."""
+    """The best answer to each word against its pronunciations. Phones that the run cannot write are refused: they are
+    mostly those of a dictionary with stress, for a run without, or the other way round."""
     if not words:
         raise ValueError(f"there must be words to score, got none for {session.path}; name some with --test FILE")
+    can_write = Vocabulary(session.classes)
+    for pronunciation in {each for known in words.values() for each in known}:
+        can_write.ids(pronunciation)
     answers = pronounce(session, list(words), how)
     counted = [nearest(spoken[0].phones, known) for spoken, known in zip(answers, words.values(), strict=True)]
     wrong, phones, errors = sum(e > 0 for e, _ in counted), sum(n for _, n in counted), sum(e for e, _ in counted)
@@ -54,7 +59,27 @@ def words_to_score(session: Session, part: PartName, test: Path | None = None) -
     """Those of a file, or of a part of the run's own data."""
     if test is not None:
         return read_dictionary(test, stress=session.config.data.stress)
+    check_files(session)
     return parts(session.config.data)[part]
+
+
+def learnt(session: Session, words: Pronunciations) -> int | None:
+    """How many of the words the run was trained on; None where that is not known, because its own file is not there,
+    or has changed."""
+    try:
+        check_files(session)
+        return len(words.keys() & parts(session.config.data)["train"].keys())
+    except (OSError, ValueError):
+        return None
+
+
+def check_files(session: Session) -> None:
+    """In a file that has changed, words that validate or test may be such as were learnt."""
+    if changed := datasets.changed_files(session.files, datasets.digests(session.config.data)):
+        raise ValueError(
+            f"{session.path} is measured on the data of its training, got other bytes in {', '.join(changed)}; "
+            "put the old file back"
+        )
 
 
 def nearest(written: Sequence[str], known: Sequence[Sequence[str]]) -> tuple[int, int]:
@@ -74,6 +99,7 @@ def edit_distance(one: Sequence[str], other: Sequence[str]) -> int:
 
 def loss_and_accuracy(session: Session, part: PartName) -> dict[str, float]:
     """Of any run, as its training measures them."""
+    check_files(session)
     data = datasets.load(session.config.data, session.config.seed)
     examples = data.test if part == "test" else data.validation
     if not len(examples):

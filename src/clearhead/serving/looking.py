@@ -14,7 +14,7 @@ from torch import Tensor
 from clearhead.data import datasets
 from clearhead.data.characters import from_user, to_user
 from clearhead.data.tokens import BEGIN, PAD, Vocabulary
-from clearhead.drawing import save_figure
+from clearhead.drawing import save_figure, visible
 from clearhead.insight.figures import draw_head, draw_over_image, draw_tokens, draw_wall
 from clearhead.insight.figures_heads import draw_aggregates, draw_ranking
 from clearhead.insight.heads import head_importance
@@ -23,7 +23,7 @@ from clearhead.insight.occlusion import Fill, deletion_area, deletion_curve, occ
 from clearhead.insight.relevance import relevance
 from clearhead.insight.rollout import maximum, mean, rollout, to_answer
 from clearhead.insight.seen import Seen
-from clearhead.models.config import VisionConfig
+from clearhead.models.config import LanguageConfig, VisionConfig
 from clearhead.serving.alignment import pictures_of_word, written
 from clearhead.serving.pronouncing import spelled
 from clearhead.serving.session import Answer, Session
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LONGEST = 64
-"""tokens of a text that are drawn: its last"""
+"""tokens of a text that are drawn: its last, and no more than the model has learnt to read at once"""
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ def look_at(session: Session, example: Example, folder: Path | None = None) -> l
 def sample(session: Session, number: int) -> Example:
     """Example `number` of the run's test set."""
     data = datasets.load(session.config.data, session.config.seed)
+    if not len(data.test):
+        raise LookupError(f"{session.path} has no test examples, got --sample {number}; try --text instead")
     if not 0 <= number < len(data.test):
         raise LookupError(
             f"a test example has a number from 0 to {len(data.test) - 1}, got {number}; choose one of them"
@@ -106,15 +108,13 @@ def text(session: Session, asked: str) -> Example:
         raise ValueError(f"{session.path} answers about {session.takes}, got text; {session.instead}")
     marks = [BEGIN] if known.has_marks else []
     ids = [*marks, *known.ids(from_user(asked, session.config.data.level))]
-    inputs = torch.tensor([ids[-LONGEST:]])
-    after = session.logits(inputs)[0].argmax(-1).tolist()
-    names = tuple(visible(known.symbols[i]) for i in inputs[0].tolist())
-    return Example(inputs, f"{visible(known.symbols[after[-1]])} after {names[-1]}", tokens=names)
-
-
-def visible(symbol: str) -> str:
-    """A character as a name on a figure: signs that do not show are written out."""
-    return symbol if symbol.isprintable() and not symbol.isspace() else ascii(symbol)[1:-1].replace(" ", "space")
+    if not ids:
+        raise ValueError(f"a text has characters, got {asked!r}; write some")
+    assert isinstance(session.config.model, LanguageConfig)
+    inputs = torch.tensor([ids[-min(LONGEST, session.config.model.context) :]])
+    symbols = [known.symbols[i] for i in inputs[0].tolist()]
+    after = known.symbols[int(session.logits(inputs)[0, -1].argmax())]
+    return Example(inputs, f"{after!r} after {symbols[-1]!r}", tokens=tuple(map(visible, symbols)))
 
 
 def pictures_of(session: Session, example: Example) -> "Iterator[tuple[str, str, Figure]]":

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from clearhead.data.dictionary import MOST
 from clearhead.data.pairs import Pairs
 from clearhead.data.tokens import BEGIN, END, PAD, Vocabulary
 from clearhead.models.beam import Beam
+from clearhead.models.generate import room
 from clearhead.models.seq2seq import Seq2Seq
 from clearhead.serving.session import AT_ONCE, Session
 
@@ -36,8 +38,9 @@ def pronounce(session: Session, words: Sequence[str], how: Beam = BEAM) -> list[
     found: list[list[Spoken]] = [[] for _ in words]
     for chosen in order.split(AT_ONCE):
         source, _ = sources.take(chosen)
+        n_tokens = room(model.config, 1, MOST_PHONES)
         made = model.generate(
-            source, how, begin=BEGIN, end=END, n_tokens=MOST_PHONES, source_lengths=(source != PAD).sum(1)
+            source, how, begin=BEGIN, end=END, n_tokens=n_tokens, source_lengths=(source != PAD).sum(1)
         )
         for i, place in enumerate(chosen.tolist()):
             rows = zip(made.candidates[i].tolist(), made.scores[i].tolist(), strict=True)
@@ -52,9 +55,11 @@ def read(session: Session, ids: Sequence[int]) -> tuple[str, ...]:
 
 def spelled(session: Session, word: str) -> list[int]:
     """The ids of a word's letters."""
-    if not word.strip():
+    letters = word.strip().lower()
+    if not letters:
         raise ValueError(f"a word has letters, got {word!r}; write one")
-    try:
-        return Vocabulary(session.symbols).ids(word.strip().lower())
-    except LookupError as error:
-        raise LookupError(f"in {word!r}: {error.args[0]}") from None
+    if len(letters) > MOST:
+        raise ValueError(
+            f"a word has at most {MOST} letters, got {len(letters)}: {letters[:20]!r}...; write a shorter one"
+        )
+    return Vocabulary(session.symbols).ids(letters)

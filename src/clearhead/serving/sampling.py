@@ -8,7 +8,7 @@ from torch import Tensor
 from clearhead.data.characters import from_user, to_user
 from clearhead.data.draws import key_of
 from clearhead.data.tokens import BEGIN, END, Vocabulary
-from clearhead.models.generate import Sampling
+from clearhead.models.generate import Sampling, room
 from clearhead.models.language import LanguageModel
 from clearhead.serving.session import Session
 
@@ -29,7 +29,8 @@ def sample(session: Session, prompt: str, how: Sampling, *, n: int, n_tokens: in
     symbols = from_user(prompt, level)
     if known.has_marks:
         begin = torch.tensor([[BEGIN, *known.ids(symbols)]]).expand(n, -1)
-        rows = model.generate(begin, how, n_tokens=MOST_LETTERS, end=END).ids
+        n_letters = max(1, room(model.config, begin.shape[1], MOST_LETTERS))
+        rows = model.generate(begin, how, n_tokens=n_letters, end=END).ids
         return [prompt + "".join(known.read(row)) for row in rows.tolist()]
     if not symbols:
         symbols = FIRST if FIRST in known.places else known.symbols[0]

@@ -60,6 +60,7 @@ class Session:
         about: dict[str, Any] = found.state["data"]
         self.classes: tuple[str, ...] = tuple(about["classes"])
         self.symbols: tuple[str, ...] = tuple(about.get("symbols", ()))  # runs of before have none
+        self.files: dict[str, str] = about.get("files", {})
         self.normalise = (
             Normalise(**{k: tuple(v) for k, v in about["normalise"].items()}) if about["normalise"] else None
         )
@@ -100,8 +101,18 @@ class Session:
         """Digits (L,): an answer for each of them (`reverse`), or one for the whole."""
         if self.takes != "digits":
             raise ValueError(f"{self.path} answers about {self.takes}, got digits; {self.instead}")
+        wrong = [] if isinstance(ids, Tensor) else [n for n in ids if not 0 <= n <= 9]
+        if wrong:
+            raise ValueError(f"ids must be from 0 to 9, got {wrong[0]}; ask about digits")
         logits = self.logits(torch.as_tensor(ids, dtype=torch.long)[None])
         return self.read_answers(logits[0] if self.config.objective == "each" else logits)
+
+    def unlike_training(self, ids: Sequence[int]) -> str:
+        """What to say of digits that are more or fewer than those in training; "" where they are as many."""
+        length = self.config.data.length
+        if len(ids) == length:
+            return ""
+        return f"{self.path} has learnt from sequences of {length} digits, got {len(ids)}: its answer is a guess"
 
     @torch.inference_mode()
     def logits(self, inputs: Tensor) -> Tensor:

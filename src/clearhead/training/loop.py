@@ -97,7 +97,7 @@ def announce_sequences(setup: Setup, display: Display) -> None:
     if check_masks(setup):
         display.say("masks checked: no output sees what comes after it, or padding")
     if (padding := setup.batches.padding()) is not None:
-        display.say(padding_line(*padding))
+        display.say(f"padding: {padding_line(*padding)}")
 
 
 def train_on(

@@ -83,7 +83,7 @@ class Silence(Display):
 
 
 def padding_line(share: float, unsorted: float) -> str:
-    return f"padding            {share:.1%} of all tokens; {unsorted:.1%} without sorting by length"
+    return f"{share:.1%} of all tokens; {unsorted:.1%} without sorting by length"
 
 
 def clock(seconds: float) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from clearhead.data import datasets
 from clearhead.data.batches import Batches
-from clearhead.data.dataset import DataSet
+from clearhead.data.dataset import DataSet, lengths_of
 from clearhead.data.draws import key_of
 from clearhead.models.config import LanguageConfig, Seq2SeqConfig, VisionConfig
 from clearhead.models.factory import build_model
@@ -70,6 +70,7 @@ def set_up(config: RunConfig, processes: Processes, *, shard: bool, report: Call
     data = datasets.load(config.data, config.seed)
     check_classes(config, data)
     check_symbols(config, data)
+    check_lengths(config, data)
     batches = Batches(data, config.data, config.training.batch_size, config.seed)
     torch.manual_seed(config.seed)  # every process begins with the same weights
     model = build_model(config.model).to(processes.device)
@@ -120,6 +121,19 @@ def check_symbols(config: RunConfig, data: DataSet) -> None:
                 f"the model must have as many symbols as {config.data.name}, {n}, got "
                 f"{name}={getattr(config.model, name)}; set --model.{name.replace('_', '-')} {n}"
             )
+
+
+def check_lengths(config: RunConfig, data: DataSet) -> None:
+    """A table of places must have a row for each token: better found out now than at the first long word."""
+    if not isinstance(config.model, Seq2SeqConfig | LanguageConfig) or config.model.positions != "learned":
+        return
+    found = [lengths_of(part) for part in (data.train, data.validation, data.test) if len(part)]
+    longest = max((int(lengths.max()) for lengths in found if lengths is not None), default=0)
+    if longest > config.model.context:
+        raise ValueError(
+            f"learned positions must reach over the longest example of {config.data.name}, {longest} tokens, got "
+            f"context={config.model.context}; set --model.context {longest}"
+        )
 
 
 def check_classes(config: RunConfig, data: DataSet) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.data.dataset import DataSet
+from clearhead.data.datasets import changed_files
 from clearhead.data.draws import key_of
 from clearhead.training.checkpoint import Snapshot
 from clearhead.training.ema import weights_to_use
@@ -72,7 +73,8 @@ def snapshot(setup: Setup, standing: Standing) -> Snapshot | None:
 def about_data(data: DataSet) -> dict[str, Any]:
     """What is needed to ask the trained model something and to read its answer, where the data itself is not there."""
     normalise = {"mean": list(data.normalise.mean), "std": list(data.normalise.std)} if data.normalise else None
-    return {"classes": list(data.classes), "symbols": list(data.symbols), "normalise": normalise}
+    known = {"classes": list(data.classes), "symbols": list(data.symbols), "normalise": normalise}
+    return known | {"files": dict(data.files)}
 
 
 def restore(setup: Setup, found: Snapshot | None, report: Callable[[str], None]) -> Standing:
@@ -81,6 +83,7 @@ def restore(setup: Setup, found: Snapshot | None, report: Callable[[str], None])
     state = processes.share(None if found is None else found.state)
     if state is None:
         return Standing()
+    check_files(state["data"].get("files", {}), setup.data)  # runs of before have none
     standing = Standing.from_json(state["standing"])
     fill(setup.model.state_dict(), processes.share_tensors(found.model if found else {}))
     optimizer = processes.share_tensors(found.optimizer if found else {})
@@ -90,6 +93,15 @@ def restore(setup: Setup, found: Snapshot | None, report: Callable[[str], None])
     restore_random(setup, starting_with("random.", optimizer), standing.step)
     announce(state["made_with"], setup.made_with(), report)
     return standing
+
+
+def check_files(before: dict[str, str], data: DataSet) -> None:
+    """With other words in a file, other words would validate, and some of them are learnt already."""
+    if changed := changed_files(before, data.files):
+        raise ValueError(
+            f"a run goes on with the data that it began with, got other bytes in {', '.join(changed)}; "
+            "put the old file back, or train anew"
+        )
 
 
 def use_weights(setup: Setup, found: Snapshot | None) -> None:
