@@ -114,8 +114,8 @@ def test_an_error_is_one_line_with_its_place_in_the_users_file():
 
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_a_length_that_is_asked_for_does_not_turn_the_batch_round(batch_first):
-    both = nn.Transformer(8, 2, 1, 1, 16, batch_first=batch_first)
-    assert plan_of(both, length=6).batch_first == batch_first
+    layer = nn.TransformerDecoderLayer(8, 2, 16, batch_first=batch_first)
+    assert plan_of(layer, length=6).batch_first == batch_first
 
 
 def test_a_source_as_long_as_its_places_will_do(ward):

@@ -16,7 +16,7 @@ def test_what_breaks_is_told_with_its_place(ward):
     findings = found_in(ward.HardFloat())
     assert {finding.verdict for finding in findings} == {"warning"}
     assert ["float64" in findings[0].text, "bfloat16" in findings[1].text] == [True, True]
-    assert all("(layers.py:" in finding.text for finding in findings)
+    assert all("(attention.py:" in finding.text for finding in findings)
 
 
 def test_large_negative_numbers_do_not_fit_into_float16(ward):
