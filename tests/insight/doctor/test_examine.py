@@ -157,3 +157,14 @@ def test_a_module_that_breaks_in_the_middle_is_examined_as_far_as_it_goes(ward):
     report = examine(Shy())
     assert report["norms"].text.startswith("it breaks here: RuntimeError: watched (test_examine.py:")
     assert not report.faults
+
+
+def test_an_answer_may_be_shorter_for_other_input(ward):
+    class Short(ward.GPT):
+        first = None
+
+        def forward(self, idx):
+            self.first = self.first or idx[0, 0].item()
+            return super().forward(idx)[:, : 7 if idx[0, 0] == self.first else 3]
+
+    assert "it breaks here: RuntimeError: The size of tensor" in examine(Short())["examples"].text

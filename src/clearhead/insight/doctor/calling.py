@@ -156,8 +156,10 @@ def is_length_first(subject: Subject) -> bool:
     before = subject.answer(inputs)
     if not subject.has_places(before):
         return False
-    by_first = movement(before, subject.answer(subject.changed(inputs, plan.main, 0)))
-    by_second = movement(before, subject.answer(subject.changed(inputs, plan.main, (slice(None), 0))))
+    by_first, by_second = (subject.answer(subject.changed(inputs, plan.main, at)) for at in (0, (slice(None), 0)))
+    if not before.shape == by_first.shape == by_second.shape:  # how long the answer is depends on the input
+        return False
+    by_first, by_second = movement(before, by_first), movement(before, by_second)
     return bool(by_first[1:].any()) and not bool(by_second[:, 1:].any())
 
 
