@@ -25,6 +25,10 @@ class Wrong(nn.Module):
     def forward(self, x):
         return self.inner(x)
 
+class Leaves(nn.Module):
+    def forward(self, x):
+        raise SystemExit(0)
+
 class Odd(nn.Module):
     def forward(self, x, edges):
         return x
@@ -84,6 +88,7 @@ def test_help_has_the_rules(capsys):
         ("doctors_patient", "named as file:Class or file:function"),
         ("nowhere:GPT", "got 'nowhere', which is in neither"),
         ("doctors_patient:Odd", "no rule fills, 'edges', which has no default"),
+        ("doctors_patient:Leaves", "got one that ends the program; mend its forward()"),
         ("doctors_patient:Wrong --width 0", "--width must be at least 1, got 0"),
         ("doctors_patient:Wrong --length 2", "--length must be at least 3, got 2"),
         ("doctors_patient:Wrong --width 4", "must take one of features (5,7,4), got"),

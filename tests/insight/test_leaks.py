@@ -134,6 +134,13 @@ def test_roundings_and_lasting_nan_are_no_movement():
     assert movement(torch.zeros(1, 2), torch.ones(1, 2)).tolist() == [[1.0]]
 
 
+@pytest.mark.parametrize("fill", [-1e9, torch.finfo(torch.float32).min, -torch.inf])
+def test_a_number_that_is_filled_in_hides_no_movement(fill):
+    """As for ids that a model may not choose."""
+    before = torch.tensor([[[1.0, fill], [2.0, fill]]])
+    assert movement(before, before + torch.tensor([0.1, 0.0]))[0].tolist() == pytest.approx([0.1, 0.1])
+
+
 def test_mistakes_are_one_line():
     with pytest.raises(ValueError, match=r"must be whole numbers \(B,L\), got torch.float32"):
         future_leak(mixing(torch.eye(L)), torch.zeros(2, L), N_IDS)

@@ -56,7 +56,10 @@ def run(argv: Sequence[str]) -> int:
 
     with redirect_stdout(sys.stderr):  # what the user's file prints is no part of the answer
         module = load(args.module, Path.cwd())
-        report = examine(module, causal=not args.no_causal, width=args.width, length=args.length, name=args.module)
+        try:
+            report = examine(module, causal=not args.no_causal, width=args.width, length=args.length, name=args.module)
+        except SystemExit:
+            raise ValueError(f"{args.module} must answer, got one that ends the program; mend its forward()") from None
     print(json.dumps(report.to_dict(), indent=2) if args.json else as_text(report))
     return FAULT if report.faults else 0
 

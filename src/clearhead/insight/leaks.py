@@ -18,6 +18,9 @@ LogitsOf = Callable[[Tensor], Tensor]
 ROUNDINGS = 4
 """a number has moved if it differs by more than so many roundings of the largest one: a mask leaves exact zeros"""
 
+FILLED = 1e6
+"""a number that is so many times larger than all that moved was filled in (-1e9 for what is not allowed)"""
+
 
 @dataclass(frozen=True)
 class Leak:
@@ -123,9 +126,13 @@ def movement(before: Tensor, after: Tensor, roundings: float = ROUNDINGS) -> Ten
         before, after = before[:, None], after[:, None]
     finite = before.isfinite() & after.isfinite()
     apart = (after - before).abs().masked_fill(~finite, torch.inf)
-    apart = apart.masked_fill((before == after) | (before.isnan() & after.isnan()), 0.0).flatten(2).amax(-1)
-    largest = before.abs().where(finite, 0.0).max() if before.numel() else before.new_zeros(())
-    return apart.where(apart > roundings * torch.finfo(before.dtype).eps * largest, 0.0)
+    apart = apart.masked_fill((before == after) | (before.isnan() & after.isnan()), 0.0)
+    apart, size = apart.flatten(2), torch.maximum(before.abs(), after.abs()).where(finite, 0.0).flatten(2)
+    if not apart.any():
+        return apart.amax(-1)
+    most = FILLED * size[apart > 0].max()
+    least = roundings * torch.finfo(before.dtype).eps * size[size <= most].max()
+    return apart.where(apart > least, 0.0).amax(-1)
 
 
 def named(

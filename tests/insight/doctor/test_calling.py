@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -96,7 +98,7 @@ def test_what_was_tried_is_told(ward):
         ValueError, match=r"Linear must take one of features \(5,7,3\), got RuntimeError: .*; say --width N"
     ):
         call(nn.Linear(4, 4), 3, None)
-    with pytest.raises(ValueError, match="Joined must answer for each of 5 examples, got another number"):
+    with pytest.raises(ValueError, match=r"Joined must answer for each of 5 examples, got \(3, 4\); return"):
         call(Joined(4, 4), 4, None)
 
 
@@ -105,3 +107,38 @@ def test_an_error_is_one_line_with_its_place_in_the_users_file():
         1 / 0  # noqa: B018
     assert said(caught.value).startswith("ZeroDivisionError: division by zero (test_calling.py:")
     assert said(RuntimeError("first\nsecond")) == "RuntimeError: first"
+    with pytest.raises(json.JSONDecodeError) as caught:
+        json.loads("{")
+    assert "(test_calling.py:" in said(caught.value)  # and not the place in Python's own
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_length_that_is_asked_for_does_not_turn_the_batch_round(batch_first):
+    layer = nn.TransformerDecoderLayer(8, 2, 16, batch_first=batch_first)
+    assert plan_of(layer, length=6).batch_first == batch_first
+
+
+def test_a_source_as_long_as_its_places_will_do(ward):
+    class Short(ward.Annotated):
+        def __init__(self):
+            super().__init__()
+            self.places = nn.Embedding(5, 8)
+
+    assert plan_of(Short(), length=5).lengths == {"src": 5, "tgt": 5}
+    assert max(plan_of(Short()).lengths.values()) <= 5
+
+
+def test_a_mistake_in_forward_is_told_as_that(ward):
+    class Typo(ward.GPT):
+        def forward(self, idx):
+            return super().forwrad(idx)
+
+    with pytest.raises(ValueError, match=r"Typo must answer, got AttributeError: .*forwrad.*; mend its forward"):
+        call(Typo(), None, None)
+    with pytest.raises(ValueError, match=r"must know two ids or more, got an nn.Embedding of 1 and RuntimeError"):
+        call(nn.Sequential(nn.Embedding(1, 4), nn.Linear(4, 4)), None, None)
+
+
+def test_the_length_that_was_tried_is_told():
+    with pytest.raises(ValueError, match=r"must take one of features \(5,9,3\), got"):
+        call(nn.Linear(4, 4), 3, 9)

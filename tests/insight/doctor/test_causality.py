@@ -98,6 +98,15 @@ def test_what_cannot_be_asked_is_not_judged(ward):
     assert found_in(nn.Linear(4, 4)).verdict == "warning"  # no token sees another
 
 
+@pytest.mark.parametrize(("model", "verdict"), [("GPT", "fine"), ("Dropped", "fault")])
+def test_an_output_may_be_one_number(ward, model, verdict):
+    class Scores(getattr(ward, model)):
+        def forward(self, idx):
+            return super().forward(idx).mean(-1)
+
+    assert found_in(Scores()).verdict == verdict
+
+
 def test_weights_that_start_at_zero_hide_nothing(ward):
     assert found_in(ward.ZeroInitDropped()).verdict == "fault"
     assert found_in(ward.ZeroInit()).verdict == "fine"
@@ -118,3 +127,13 @@ def test_both_mistakes_of_a_random_model_are_found_in_float32(ward):
 
     assert found_in(Single()).verdict == "fine"
     assert found_in(SingleDropped()).verdict == "fault"
+
+
+def test_an_input_that_is_moved_on_by_one_is_no_mistake(ward):
+    """Output i then sees the tokens before i: a causal mask, and a first token of its own."""
+
+    class Moved(ward.GPT):
+        def forward(self, idx):
+            return super().forward(nn.functional.pad(idx, (1, -1)))
+
+    assert found_in(Moved()).verdict == "fine"

@@ -46,5 +46,17 @@ def test_torch_nn_is_a_warning_with_a_way_out(ward):
     assert found_in(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)).verdict == "fine"
 
 
+def test_torch_nn_is_told_where_ids_make_the_mask(ward):
+    class ByIds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.inner = nn.Embedding(11, 8, padding_idx=0), ward.OfTorch()
+
+        def forward(self, ids):
+            return self.inner(self.tokens(ids), key_padding_mask=ids == 0)
+
+    assert found_in(ByIds()).verdict == "warning"
+
+
 def test_without_a_mask_it_is_not_judged(ward):
     assert found_in(ward.GPT()).verdict == "not checked"

@@ -132,3 +132,39 @@ def test_it_is_a_public_name():
     assert clearhead.examine is examine
     with pytest.raises(ValueError, match=r"examine needs an nn.Module, got type; pass the module itself"):
         examine(nn.Linear)
+
+
+def test_a_module_that_keeps_its_weights_is_examined(ward):
+    class Keeping(ward.Attention):
+        def weights(self, scores, hidden):
+            self.last = super().weights(scores, hidden)
+            return self.last
+
+    model = ward.GPT(Keeping)
+    model(torch.ones(1, 3, dtype=torch.long))
+    report = examine(model)
+    assert not report.faults
+    assert report["dtype"].verdict != "not checked"
+
+
+def test_a_module_that_breaks_in_the_middle_is_examined_as_far_as_it_goes(ward):
+    class Shy(ward.GPT):
+        def forward(self, idx):
+            if self.head._forward_pre_hooks:  # as the check of norms has them
+                raise RuntimeError("watched")
+            return super().forward(idx)
+
+    report = examine(Shy())
+    assert report["norms"].text.startswith("it breaks here: RuntimeError: watched (test_examine.py:")
+    assert not report.faults
+
+
+def test_an_answer_may_be_shorter_for_other_input(ward):
+    class Short(ward.GPT):
+        first = None
+
+        def forward(self, idx):
+            self.first = self.first or idx[0, 0].item()
+            return super().forward(idx)[:, : 7 if idx[0, 0] == self.first else 3]
+
+    assert "it breaks here: RuntimeError: The size of tensor" in examine(Short())["examples"].text

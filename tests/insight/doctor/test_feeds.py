@@ -42,6 +42,13 @@ def test_the_likeliest_feed_comes_first():
     )  # places may be fewer than tokens
 
 
+def test_the_padding_id_is_that_of_tokens():
+    segments, tokens, places = nn.Embedding(3, 4, padding_idx=0), nn.Embedding(11, 4), nn.Embedding(9, 4)
+    assert next(feeds_for(nn.Sequential(tokens, segments), None)) == Ids(11)
+    padded = nn.Embedding(11, 4, padding_idx=2)
+    assert next(feeds_for(nn.Sequential(places, padded), None)) == Ids(9, 2)
+
+
 def test_a_fixed_length_is_found_in_what_is_added():
     model = nn.Module()
     assert 7 in lengths_of(model, 7)

@@ -67,3 +67,39 @@ def test_a_gradient_that_is_not_finite_is_a_fault(ward):
     (found,) = found_in(Rooted())
     assert found.verdict == "fault"
     assert "is not finite" in found.text
+
+
+def test_what_cannot_be_trained_is_a_fault(ward):
+    class InPlace(ward.GPT):
+        def forward(self, idx):
+            x = super().forward(idx).sigmoid()
+            x += 1  # sigmoid's gradient needs what was there
+            return x
+
+    (found,) = found_in(InPlace())
+    assert found.verdict == "fault"
+    assert "it cannot be trained: with gradients on, it breaks with RuntimeError" in found.text
+
+
+def test_what_only_other_uses_of_the_module_reach_is_no_fault(ward):
+    class Masking(ward.GPT):
+        """A parameter of the training stage, one of an optional memory, and an output deep inside."""
+
+        def __init__(self):
+            super().__init__()
+            self.masked, self.read, self.deep = nn.Parameter(torch.zeros(8)), nn.Linear(8, 11), nn.Linear(8, 2)
+
+        def forward(self, idx, memory=None):
+            x = super().forward(idx)
+            if self.training:
+                x = x + (self.masked * torch.ones(8)).sum()
+            if memory is not None:
+                x = x + self.read(memory).mean(1, keepdim=True)
+            return x, {"more": [self.deep(self.tokens(idx))]}
+
+    assert found_in(Masking())[0].verdict == "fine"
+
+
+def test_gradients_are_on_whatever_they_were(ward):
+    with torch.no_grad():
+        assert found_in(ward.GPT())[0].verdict == "fine"

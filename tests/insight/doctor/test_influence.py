@@ -1,7 +1,7 @@
 import torch
 
 from clearhead.insight.doctor.calling import call
-from clearhead.insight.doctor.influence import Influence, influence
+from clearhead.insight.doctor.influence import Influence, influence, roughly_moved
 
 
 def test_a_causal_model_moves_forwards_only(ward):
@@ -23,3 +23,9 @@ def test_the_pair_that_moves_most_is_named():
     amounts[0, 2] = 0.25
     found = Influence(amounts, True)
     assert found.worst(found.later) == "output 0 moves by 0.25 when token 2 is changed"
+
+
+def test_float32_inside_is_no_movement_where_sums_have_another_order():
+    x = torch.rand(5, 7, 3, dtype=torch.float64)
+    assert not roughly_moved(x, x + 1e-7).any()
+    assert roughly_moved(x, x + 1e-3).all()

@@ -24,6 +24,9 @@ def build():
 def broken():
     return 1 / 0
 
+def leaves():
+    raise SystemExit("enough")
+
 ready = nn.Linear(2, 2)
 number = 3
 def three():
@@ -61,14 +64,20 @@ def test_the_same_weights_each_time_and_random_state_untouched(folder):
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("users_file", "named as file:Class or file:function, got 'users_file'; try mymodel:MyModel"),
+        ("users_file", "named as file:Class or file:function, got 'users_file'; try users_file:MyModel"),
+        ("users_file.Model", "try users_file:Model"),
+        ("users_file.py", "try users_file:MyModel"),
         ("users_file.py:Model", "as Python imports it, got 'users_file.py'; try users_file:Model"),
         ("./users_package/inner.py:Model", "try users_package.inner:Model"),
+        (".users_package.inner:Model", "try users_package.inner:Model"),
+        ("/home/me/users_file.py:Model", "go to /home/me and try users_file:Model"),
+        ("../users_file.py:Model", "go to .. and try users_file:Model"),
         ("nowhere:Model", "got 'nowhere', which is in neither; go to the folder"),
         ("users_file:Modle", "users_file has no 'Modle'; did you mean Model?"),
-        ("users_file:xyz", "users_file has no 'xyz'; there is "),
-        ("users_file:Sized", "got one that needs width; name a function that returns Sized(width=...)"),
+        ("users_file:xyz", "users_file has no 'xyz'; there is Model, Sized, build, broken, leaves, three"),
+        ("users_file:Sized", "got one that needs width; name a function: def small(): return Sized(width=...)"),
         ("users_file:broken", "got ZeroDivisionError: division by zero (users_file.py:17)"),
+        ("users_file:leaves", "must return a module, got SystemExit: enough (users_file.py:20)"),
         ("users_file:three", "must be or return an nn.Module, got int"),
         ("users_file:number", "must be or return an nn.Module, got int"),
     ],
@@ -94,3 +103,17 @@ def test_errors_in_the_users_file_have_their_place(folder, text, message):
     with pytest.raises(ValueError, match="users_bad must") as caught:
         load("users_bad:Model", folder)
     assert message in str(caught.value)
+
+
+def test_a_file_with_the_name_of_another_module_is_told(folder):
+    (folder / "token.py").write_text(FILE)  # Python has imported its own long ago
+    with pytest.raises(ValueError, match=r"a name that Python has no module of, got token.py; rename it"):
+        load("token:Model", folder)
+
+
+def test_a_file_that_asks_for_an_accelerator_gets_none(folder, monkeypatch):
+    """Or else its forward() would make tensors there, while the copy is on the CPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    (folder / "users_device.py").write_text(f"{FILE}\nready.where = 'cuda' if torch.cuda.is_available() else 'cpu'")
+    assert load("users_device:ready", folder).where == "cpu"
+    assert torch.cuda.is_available()

@@ -28,6 +28,14 @@ def test_the_last_output_of_a_causal_layer_without_positions_knows_no_order(ward
     assert check_order(subject_of(ward.GPT(depth=1)), causal=True)[0].verdict == "fine"
 
 
+def test_a_softmax_in_float32_hides_no_missing_positions(ward):
+    class Single(ward.Attention):
+        def weights(self, scores, hidden):
+            return scores.float().softmax(-1).to(scores.dtype)
+
+    assert check_order(subject_of(ward.Encoder(Single, positions=False)), causal=False)[0].verdict == "warning"
+
+
 def test_every_sequence_is_asked(ward):
     findings = check_order(subject_of(nn.Transformer(8, 2, 1, 1, 16, batch_first=True)), causal=False)
     assert ["src" in finding.text for finding in findings] == [True, False]
@@ -41,6 +49,12 @@ def test_one_answer_for_all_tokens(ward):
 def test_examples_stay_apart(ward):
     assert check_examples(subject_of(ward.GPT())).verdict == "fine"
     assert check_examples(subject_of(ward.MixedBatch())).verdict == "fault"
+
+
+def test_length_first_is_a_warning_since_it_may_be_forgotten():
+    found = check_examples(subject_of(nn.TransformerEncoderLayer(8, 2, 16)))
+    assert found.verdict == "warning"
+    assert "or is batch_first=True forgotten?" in found.text
 
 
 def test_an_answer_must_come_again(ward):

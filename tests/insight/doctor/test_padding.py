@@ -1,5 +1,6 @@
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from clearhead.insight.doctor.calling import call
@@ -116,3 +117,43 @@ def test_without_a_mask_there_is_nothing_to_check(ward):
 def test_required_masks_are_written_as_the_module_means_them(ward):
     called = with_required_masks(call(ward.Annotated(), None, None))
     assert {encoding.meaning for encoding in called.subject.plan.masks.values()} == {"may"}
+
+
+@pytest.mark.parametrize("sides", [(1, 0), (0, 1)])
+def test_a_token_that_is_added_moves_the_outputs_of_hidden_ones(ward, sides):
+    """As a class token does, before the others or behind them."""
+
+    class Added(ward.Encoder):
+        def forward(self, input_ids, attention_mask=None):
+            real = None if attention_mask is None else F.pad(attention_mask, sides, value=1)
+            return super().forward(F.pad(input_ids, sides, value=1), real)
+
+    class Leaking(Added):
+        hidden = ward.RowsHidden.hidden
+
+    assert worst(Added()).verdict == "fine"
+    assert worst(Leaking()).verdict == "fault"
+
+
+def test_a_mask_of_pairs_for_all_examples_will_do():
+    class OfPairs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x, mask=None):
+            return x + self.attention(x, x, x, attn_mask=mask, need_weights=False)[0]
+
+    assert "mask: (Q,K), True = hidden" in worst(OfPairs()).text
+
+
+def test_a_sum_may_rely_on_rows_of_zeros():
+    class Bag(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.head = nn.Embedding(11, 8, padding_idx=0), nn.Linear(8, 3)
+
+        def forward(self, ids):
+            return self.head(self.tokens(ids).sum(1))
+
+    assert worst(Bag()).verdict == "fine"

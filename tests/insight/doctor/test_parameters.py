@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from clearhead.insight.doctor.parameters import is_about_source, parameters_of, sequences
 
+TWO_MASKS = {"trg_mask": "attention", "src_mask": "attention"}
+
 
 def roles(signature):
     """Of a forward() written as text."""
@@ -29,6 +31,11 @@ def roles(signature):
         ("query, key, value", {"query": "sequence", "key": "same", "value": "same"}),
         ("tgt, memory, tgt_mask=None", {"tgt": "sequence", "memory": "memory", "tgt_mask": "attention"}),
         ("ids, encoder_hidden_states=None, encoder_attention_mask=None", {"ids": "sequence"}),
+        ("trg, enc_src, trg_mask, src_mask", {"trg": "sequence", "enc_src": "memory"} | TWO_MASKS),
+        ("x, context, context_mask=None", {"x": "sequence", "context": "memory", "context_mask": "attention"}),
+        ("x, context=None, context_mask=None", {"x": "sequence"}),
+        ("enc_X, dec_X", {"enc_X": "sequence", "dec_X": "target"}),
+        ("src, has_mask=True", {"src": "sequence"}),
         ("x, temperature=1.0, *args, **more", {"x": "sequence"}),
     ],
 )

@@ -53,3 +53,17 @@ def test_a_softmax_over_classes_is_none_of_its_business(ward):
 
 def test_what_is_not_seen_is_not_judged(ward):
     assert found_in(ward.GPT(ward.Unseen))[0].verdict == "not checked"
+
+
+@pytest.mark.parametrize(("scale", "verdict"), [(1.0, "fine"), (None, "warning")])
+def test_queries_that_are_scaled_before_the_kernel_count(scale, verdict):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 24)
+
+        def forward(self, x):
+            q, k, v = self.linear(x)[:, None].chunk(3, -1)
+            return nn.functional.scaled_dot_product_attention(q * 8**-0.5, k, v, scale=scale)[:, 0]
+
+    assert found_in(Scaled())[0].verdict == verdict

@@ -1,4 +1,6 @@
 import copy
+import threading
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -59,9 +61,18 @@ def test_the_answer_is_found_among_what_is_returned():
     logits, loss, state = torch.zeros(2, 3), torch.zeros(()), torch.zeros(2, 4)
     assert tensor_of((loss, logits)) is logits
     assert tensor_of({"hidden": state, "logits": logits}) is logits
+
+    @dataclass
+    class Answer:
+        loss: torch.Tensor
+        scores: torch.Tensor
+
+    assert tensor_of(Answer(loss, state)) is state
     assert tensors_of([logits, loss, "words", torch.zeros(2, 2, dtype=torch.long)]) == [logits, loss]
-    with pytest.raises(ValueError, match=r"must return a tensor \(batch, ...\), or a tuple or dict with one, got str"):
+    with pytest.raises(ValueError, match=r"must return a tensor \(batch, ...\), or a tuple, .* with one, got str"):
         tensor_of("words")
+    with pytest.raises(ValueError, match=r"with one, got torch.float32 \(\); return one"):
+        tensor_of(loss)
 
 
 def test_weights_are_shaken_and_frozen_ones_are_not():
@@ -74,6 +85,11 @@ def test_weights_are_shaken_and_frozen_ones_are_not():
     assert not model.weight.any()
 
 
+def test_rows_of_padding_are_not_shaken():
+    table = nn.Embedding(4, 3, padding_idx=1)
+    assert (shaken(copied(table)).weight != table.weight).any(1).tolist() == [True, False, True, True]
+
+
 def test_what_is_compiled_is_unwrapped():
     inner, outer = nn.Linear(2, 2), nn.Module()
     outer._orig_mod = inner
@@ -83,6 +99,17 @@ def test_what_is_compiled_is_unwrapped():
 
 def test_a_module_that_cannot_be_copied_is_refused():
     model = nn.Linear(2, 2)
-    model.double_weight = model.weight * 2
-    with pytest.raises(ValueError, match=r"copy.deepcopy can copy, got RuntimeError: .*; keep only parameters"):
+    model.lock = threading.Lock()
+    with pytest.raises(ValueError, match=r"copy.deepcopy can copy, got TypeError: .*; keep only parameters"):
         copied(model)
+    with pytest.raises(ValueError, match="parameters must have numbers, got lazy ones"):
+        copied(nn.LazyLinear(2))
+
+
+def test_what_a_module_keeps_of_its_last_pass_is_copied_without_its_history():
+    model = nn.Linear(2, 2)
+    model.last, model.all = model.weight * 2, [model.weight * 3]
+    twin = copied(model)
+    assert torch.equal(twin.last, model.last)
+    assert torch.equal(twin.all[0], model.all[0])
+    assert model.last.grad_fn is not None

@@ -13,10 +13,13 @@ from clearhead.insight.doctor.encodings import LENGTHS, OF_PAIRS, OF_TOKENS, Enc
 from clearhead.insight.doctor.feeds import Features, Feed, Ids, Images, feeds_for, lengths_of
 from clearhead.insight.doctor.parameters import Parameter, parameters_of, sequences
 from clearhead.insight.doctor.report import listed
-from clearhead.insight.doctor.subject import EXAMPLES, Plan, Subject, copied, shaken, unwrapped
+from clearhead.insight.doctor.subject import EXAMPLES, NoAnswerError, Plan, Subject, copied, shaken, unwrapped
 from clearhead.insight.leaks import movement
 
-LENGTH, SOURCE_LENGTH = 7, 9
+LENGTH, LONGER = 7, 2
+"""tokens; and how many more in a source, so that the two are not taken for each other if it can be"""
+MISTAKES = (NameError, AttributeError, KeyError, ArithmeticError, ImportError, OSError, NotImplementedError)
+"""errors that hardly come from what a module is given"""
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,8 @@ class Called:
     subject: Subject
     parameters: list[Parameter]
     breaks_in_float64: str = ""
-    """what it said, if it answers in float32 only"""
+    """what it said, if it answers in its own dtype only"""
+    own_dtype: torch.dtype = torch.float32
 
     def describe(self) -> str:
         plan, what = self.subject.plan, []
@@ -51,6 +55,7 @@ def call(module: nn.Module, width: int | None, length: int | None) -> Called:
     if found is None:
         raise ValueError(refusal(inner, failures))
     found = with_labels(found, parameters)
+    found = found.by(is_number=True) if has_numbers(found) else found
     found = found.by(batch_first=False) if is_length_first(found) else found
     return in_float64(found, parameters)
 
@@ -67,10 +72,13 @@ def first_that_answers(
         except Exception as error:
             failures.append((plan, error))
             continue
-        if output.is_floating_point() and output.dim() > 1 and len(output) == EXAMPLES:
-            found = found or subject
-            if output.isfinite().all():
-                return subject, failures
+        if len(output) != EXAMPLES:
+            came = f"must answer for each of {EXAMPLES} examples, got {tuple(output.shape)}; return (batch, ...)"
+            failures.append((plan, NoAnswerError(came)))
+            continue
+        found = found or subject
+        if output.isfinite().all():
+            return subject, failures
     return found, failures
 
 
@@ -79,9 +87,10 @@ def plans(model: nn.Module, parameters: list[Parameter], width: int | None, leng
     same = tuple(parameter.name for parameter in parameters if parameter.role == "same")
     is_memory = any(parameter.role == "memory" for parameter in parameters)
     lengths = [length] if length else lengths_of(model, LENGTH)
-    for batch_first, feed, n in product((True, False), list(feeds_for(model, width)), lengths):
+    longer = (0,) if source is None else (LONGER, 0)
+    for more, batch_first, feed, n in product(longer, (True, False), list(feeds_for(model, width)), lengths):
         both = {main: feed} if source is None else {source: source_feed(model, feed, is_memory), main: feed}
-        sizes = {main: n} if source is None else {source: length or max(SOURCE_LENGTH, n), main: n}
+        sizes = {main: n} if source is None else {source: n + more, main: n}
         if isinstance(feed, Images):
             if source is not None or n != lengths[0] or not batch_first:
                 continue
@@ -129,6 +138,15 @@ def with_labels(subject: Subject, parameters: list[Parameter]) -> Subject:
         return subject
 
 
+def has_numbers(subject: Subject) -> bool:
+    """Whether it answers (B,L), a number for each token: then the answer is shorter where the sequence is."""
+    shorter = subject.by(lengths={**subject.plan.lengths, subject.plan.main: subject.length - 1})
+    try:
+        return all(one.answer(one.draw(0)).shape == (EXAMPLES, one.length) for one in (subject, shorter))
+    except Exception:  # a module may want sequences of one length, or images
+        return False
+
+
 def is_length_first(subject: Subject) -> bool:
     """Whether the module takes (L,B,...): its first axis then mixes, and its second one does not."""
     plan = subject.plan
@@ -138,8 +156,10 @@ def is_length_first(subject: Subject) -> bool:
     before = subject.answer(inputs)
     if not subject.has_places(before):
         return False
-    by_first = movement(before, subject.answer(subject.changed(inputs, plan.main, 0)))
-    by_second = movement(before, subject.answer(subject.changed(inputs, plan.main, (slice(None), 0))))
+    by_first, by_second = (subject.answer(subject.changed(inputs, plan.main, at)) for at in (0, (slice(None), 0)))
+    if not before.shape == by_first.shape == by_second.shape:  # how long the answer is depends on the input
+        return False
+    by_first, by_second = movement(before, by_first), movement(before, by_second)
     return bool(by_first[1:].any()) and not bool(by_second[:, 1:].any())
 
 
@@ -148,23 +168,31 @@ def in_float64(subject: Subject, parameters: list[Parameter]) -> Called:
     try:
         exact.answer(exact.draw(0))
     except Exception as error:
-        return Called(subject, parameters, said(error))
-    return Called(exact, parameters)
+        return Called(subject, parameters, said(error), subject.dtype)
+    return Called(exact, parameters, own_dtype=subject.dtype)
 
 
 def refusal(module: nn.Module, failures: list[tuple[Plan, Exception]]) -> str:
     """What was tried, and what the module said to the first."""
-    name = type(module).__name__
-    if not failures:
-        return f"{name} must answer for each of {EXAMPLES} examples, got another number; return (batch, ...)"
-    tried = list(dict.fromkeys(feed.describe("(5,7)") for plan, _ in failures for feed in plan.feeds.values()))
+    name, error = type(module).__name__, failures[0][1]
+    if isinstance(error, NoAnswerError):
+        return f"{name} {error}"
+    if {table.num_embeddings for table in module.modules() if isinstance(table, nn.Embedding)} == {1}:
+        return f"{name} must know two ids or more, got an nn.Embedding of 1 and {said(error)}; make it larger"
+    to_likeliest = {said(other) for plan, other in failures if plan.feeds == failures[0][0].feeds}
+    if isinstance(error, MISTAKES) and len(to_likeliest) == 1:
+        return f"{name} must answer, got {said(error)}; mend its forward()"
+    tried: dict[Feed, str] = {}
+    for plan, _ in failures:
+        for sequence, feed in plan.feeds.items():
+            tried.setdefault(feed, feed.describe(f"({EXAMPLES},{plan.lengths[sequence]})"))
     return (
-        f"{name} must take one of {listed(tried)}, got {said(failures[0][1])}; "
+        f"{name} must take one of {listed(list(tried.values()))}, got {said(error)}; "
         "say --width N or --length N, or name a function that returns a wrapper"
     )
 
 
-def said(error: Exception) -> str:
+def said(error: BaseException) -> str:
     """An error in one line, with the place in the user's file."""
     first = (str(error).strip().splitlines() or [""])[0]
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
@@ -174,5 +202,6 @@ def said(error: Exception) -> str:
 
 def is_users(file: str) -> bool:
     path = Path(file)
-    ours = Path(__file__).resolve().parents[2]
-    return path.is_file() and ours not in path.resolve().parents and "site-packages" not in path.parts
+    ours, pythons = Path(__file__).resolve().parents[2], Path(traceback.__file__).resolve().parent
+    is_others = "site-packages" in path.parts or {ours, pythons} & set(path.resolve().parents)
+    return path.is_file() and not is_others

@@ -83,9 +83,8 @@ def check_causality(called: Called) -> Finding:
     found, layers = influence(subject, inputs), shown(subject)
     if found.later.any():
         return Finding(NAME, "fault", f"{found.worst(found.later)}: {leak_of(found, layers, called)}")
-    if any(
-        layer.reach == "not itself" for layer in layers if layer.weights.shape[-1] == subject.length
-    ) or is_blind_to_itself(found):
+    reaches = {layer.reach for layer in layers if layer.weights.shape[-1] == subject.length}
+    if "not itself" in reaches or ("causal" not in reaches and is_blind_to_itself(found)):
         return Finding(NAME, "fault", "off by one: no query sees its own token; use tril(), not tril(-1)")
     if not found.earlier.any():
         return Finding(
@@ -97,6 +96,7 @@ def check_causality(called: Called) -> Finding:
 
 
 def is_blind_to_itself(found: Influence) -> bool:
+    """So is a module with a causal mask that moves its input on by one token, and rightly so."""
     return bool(found.earlier.any()) and not found.amounts.diagonal().any()
 
 

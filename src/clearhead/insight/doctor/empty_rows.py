@@ -36,7 +36,7 @@ def check_empty_rows(subject: Subject, solved: list[Group]) -> Finding:
         n_taken += 1
         if is_whole and is_kind:
             continue
-        if any(not layer.is_finite and layer.is_torch_nn for layer in shown(subject, masks)):
+        if any(not layer.is_finite and layer.is_torch_nn for layer in shown(subject, masks, inputs)):
             return Finding(NAME, "warning", TORCH_NN)
         how = "the answer has NaN" if not is_whole else "a gradient is NaN, though the answer is not,"
         return Finding(NAME, "fault", f"{how} {what}: {CURE}")
@@ -69,7 +69,7 @@ def is_finite(subject: Subject, inputs: Inputs, masks: Masks) -> bool:
 
 def is_finite_backwards(subject: Subject, inputs: Inputs, masks: Masks) -> bool:
     """The gradient of all other examples: a loss leaves out what is padding."""
-    with undisturbed(subject.dtype, 0):
+    with torch.enable_grad(), undisturbed(subject.dtype, 0):
         output = subject.shaped(tensor_of(subject.model(**subject.arguments(inputs, masks))))
         parameters = [p for p in subject.model.parameters() if p.requires_grad]
         if not output.requires_grad or not parameters:

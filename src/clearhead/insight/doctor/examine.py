@@ -1,15 +1,17 @@
 """The examination: every check of anybody's module, in the order in which one thing explains the next."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from torch import nn
 
 from clearhead.insight.doctor import causality, empty_rows, gradient, norms, order, padding, precision, saving, scores
-from clearhead.insight.doctor.calling import Called, call
+from clearhead.insight.doctor.calling import Called, call, said
 from clearhead.insight.doctor.report import Finding, Report
 from clearhead.insight.doctor.shown import check_rows
 from clearhead.insight.doctor.subject import unwrapped
 
+Check = Callable[[], list[Finding]]
 NEEDS_NUMBERS = ("padding", "empty rows", "weights", "order", "scale", "norms", "gradient", "dtype")
 
 
@@ -29,11 +31,10 @@ def examine(
     if not isinstance(module, nn.Module):
         raise ValueError(f"examine needs an nn.Module, got {type(module).__name__}; pass the module itself")
     called = padding.with_required_masks(call(module, width, length))
-    answer = order.check_answer(called.subject)
-    findings = [answer]
+    findings = found("answer", lambda: [order.check_answer(called.subject)])
     if causal:
         called = replace(called, subject=causality.with_causal_mask(called))
-        findings.append(causality.check_causality(called))
+        findings += found("causality", lambda: [causality.check_causality(called)])
     if called.subject.answer(called.subject.draw(0)).isfinite().all():
         findings += inner_findings(called, causal)
     else:
@@ -46,14 +47,23 @@ def inner_findings(called: Called, causal: bool) -> list[Finding]:
     subject = called.subject
     solved = [padding.solve(called, group) for group in padding.groups(called)]
     known = [group for group, _ in solved if group.encoding is not None]
-    return [
-        *padding.check_padding(called, solved),
-        empty_rows.check_empty_rows(subject, known),
-        check_rows(subject),
-        order.check_examples(subject),
-        *order.check_order(subject, causal),
-        *scores.check_scores(subject),
-        norms.check_norms(subject),
-        *gradient.check_gradient(subject),
-        *precision.check_precision(called),
-    ]
+    checks: dict[str, Check] = {
+        "padding": lambda: padding.check_padding(called, solved),
+        "empty rows": lambda: [empty_rows.check_empty_rows(subject, known)],
+        "weights": lambda: [check_rows(subject)],
+        "examples": lambda: [order.check_examples(subject)],
+        "order": lambda: order.check_order(subject, causal),
+        "scale": lambda: scores.check_scores(subject),
+        "norms": lambda: [norms.check_norms(subject)],
+        "gradient": lambda: gradient.check_gradient(subject),
+        "dtype": lambda: precision.check_precision(called),
+    }
+    return [finding for name, check in checks.items() for finding in found(name, check)]
+
+
+def found(name: str, check: Check) -> list[Finding]:
+    """What a check finds; the module may break in the middle of it, and the others go on."""
+    try:
+        return check()
+    except Exception as error:
+        return [Finding(name, "not checked", f"it breaks here: {said(error)}")]

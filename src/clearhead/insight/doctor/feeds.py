@@ -91,7 +91,8 @@ def feeds_for(model: nn.Module, width: int | None) -> Iterator[Feed]:
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding) and module.num_embeddings > 1]
     sizes = [table.num_embeddings for table in tables]
     for n in dict.fromkeys([*sizes[:1], min(sizes)] if sizes else []):
-        yield Ids(n, next((table.padding_idx for table in tables if table.padding_idx is not None), None))
+        large = [table for table in tables if table.num_embeddings >= n and table.padding_idx is not None]
+        yield Ids(n, next((table.padding_idx for table in large), None))
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     if not convolutions:
         yield from map(Features, widths_of(model) or [8])

@@ -12,6 +12,9 @@ from torch import Tensor
 from clearhead.insight.doctor.subject import Inputs, Masks, Subject
 from clearhead.insight.leaks import movement
 
+ROUGHLY = 100
+"""roundings of float32"""
+
 
 @dataclass(frozen=True, eq=False)
 class Influence:
@@ -34,6 +37,11 @@ class Influence:
         """The sentence that names the pair that moves most."""
         output, token = divmod(int(of.argmax()), of.shape[1])
         return f"output {output} moves by {of.max().item():.2g} when token {token} is changed"
+
+
+def roughly_moved(before: Tensor, after: Tensor) -> Tensor:
+    """movement() where sums are added up in another order, by a module that may calculate in float32 inside."""
+    return movement(before.float(), after.float(), roundings=ROUGHLY)
 
 
 def influence(

@@ -3,12 +3,10 @@
 import torch
 from torch import Tensor
 
+from clearhead.insight.doctor.influence import roughly_moved
 from clearhead.insight.doctor.report import Finding
 from clearhead.insight.doctor.subject import Subject
 from clearhead.insight.leaks import movement
-
-ROUGHLY = 1e4
-"""roundings: other places in a sum, another order of adding up"""
 
 
 def check_order(subject: Subject, causal: bool) -> list[Finding]:
@@ -43,7 +41,7 @@ def is_blind(subject: Subject, name: str, causal: bool) -> bool:
 
 
 def same(before: Tensor, after: Tensor) -> bool:
-    return not movement(before, after, roundings=ROUGHLY).any()
+    return not roughly_moved(before, after).any()
 
 
 def check_examples(subject: Subject) -> Finding:
@@ -59,6 +57,11 @@ def check_examples(subject: Subject) -> Finding:
         return Finding(
             "examples", "fault", f"{text}: a view() or a norm mixes the batch; look for the axis of the batch"
         )
+    if not subject.plan.batch_first:
+        text = (
+            "no example moves another, if it is given (length, batch, ...): meant so, or is batch_first=True forgotten?"
+        )
+        return Finding("examples", "warning", text)
     return Finding("examples", "fine", "no example of a batch moves another")
 
 

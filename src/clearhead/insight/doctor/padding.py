@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead.insight.doctor.calling import Called
 from clearhead.insight.doctor.encodings import LENGTHS, OF_BOTH, OF_TOKENS, Encoding, encodings, is_turned, usual
 from clearhead.insight.doctor.feeds import Ids
-from clearhead.insight.doctor.influence import Influence, influence
+from clearhead.insight.doctor.influence import Influence, influence, roughly_moved
 from clearhead.insight.doctor.parameters import OF_MEMORY, is_about_source
 from clearhead.insight.doctor.report import Finding
 from clearhead.insight.doctor.shown import shown
@@ -19,6 +19,8 @@ from clearhead.insight.doctor.subject import EXAMPLES, Masks, Subject
 from clearhead.insight.leaks import movement
 
 NAME = "padding"
+MOST_ADDED = 2
+"""tokens, such as a class token; an answer that is shorter or longer by more is none about tokens"""
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,9 @@ def groups(called: Called) -> list[Group]:
 def options(group: Group, called: Called) -> list[Encoding]:
     if all(p.role == "lengths" for p in called.parameters if p.name in group.names):
         return [LENGTHS]
-    plan = called.subject.plan
-    return list(encodings(OF_BOTH if set(group.names) & set(plan.causal) else OF_TOKENS))
+    shapes = OF_BOTH if set(group.names) & set(called.subject.plan.causal) else OF_TOKENS
+    takes_pairs = all(p.role == "attention" for p in called.parameters if p.name in group.names)
+    return list(encodings((*shapes, "(Q,K)") if takes_pairs else shapes))
 
 
 def hidden_places(length: int, encoding: Encoding) -> list[int]:
@@ -87,21 +90,36 @@ def tried(subject: Subject, group: Group, encoding: Encoding) -> Trial:
     before = subject.answer(inputs, masks)
     does_nothing = not movement(subject.answer(inputs), before).any()
     leak = influence(subject, inputs, masks, group.sequence, hidden)
-    if group.sequence == subject.plan.main and subject.has_places(before):
-        leak.amounts[hidden] = 0.0  # what stands at a hidden place does not count
+    has_own = group.sequence == subject.plan.main and before.dim() > 2
+    own = own_outputs(leak.amounts, hidden, length) if has_own else {}
+    leak.amounts[[own[place] for place in hidden if place in own]] = 0.0  # what stands at a hidden place does not count
     if does_nothing or not leak.is_finite or leak.amounts.any():
         return Trial(encoding, leak, False, does_nothing)
-    return Trial(encoding, leak, lets_through(subject, group, masks, hidden), does_nothing)
+    return Trial(encoding, leak, lets_through(subject, group, masks, hidden, own), does_nothing)
 
 
-def lets_through(subject: Subject, group: Group, masks: Masks, hidden: list[int]) -> bool:
+def own_outputs(amounts: Tensor, hidden: list[int], length: int) -> dict[int, int]:
+    """By place, the output of that token: the same place, or moved on by tokens that the module adds (a class token)
+    or leaves out; then as hidden tokens move others least."""
+    n_more = len(amounts) - length
+    if abs(n_more) > MOST_ADDED or len(amounts) == 1:
+        return {}
+    moves = []
+    for by in range(min(0, n_more), max(0, n_more) + 1):
+        own = {place: place + by for place in range(length) if 0 <= place + by < len(amounts)}
+        rest = amounts.clone()
+        rest[[own[place] for place in hidden if place in own]] = 0.0
+        moves.append((float(rest.sum()), own))
+    return min(moves, key=lambda move: move[0])[1]
+
+
+def lets_through(subject: Subject, group: Group, masks: Masks, hidden: list[int], own: dict[int, int]) -> bool:
     """Whether tokens that are not hidden still move other outputs."""
     inputs, length = subject.draw(0), subject.plan.lengths[group.sequence]
     visible = [place for place in range(length) if place not in hidden]
     amounts = influence(subject, inputs, masks, group.sequence, visible).amounts
-    if group.sequence == subject.plan.main and len(amounts) == length:
-        amounts[visible, range(len(visible))] = 0.0  # the residual path of a token to its own output
-        amounts[hidden] = 0.0
+    for place, output in own.items():  # the residual path of a token to its own output
+        amounts[output, visible.index(place) if place in visible else slice(None)] = 0.0
     return bool(amounts.any())
 
 
@@ -207,7 +225,7 @@ def check_padding_id(subject: Subject, name: str) -> Finding | None:
         return None
     if name == subject.plan.main and subject.has_places(more):
         less, more = less[:, : length - 2], more[:, : length - 2]
-    moved = movement(more, less, roundings=1e4).amax(0)  # another length, another order of sums
+    moved = roughly_moved(more, less).amax(0)
     if not moved.any():
         return Finding(NAME, "fine", f"one more token of padding (id {feed.padding}) in {name} moves no output")
     output, by = int(moved.argmax()), moved.max().item()

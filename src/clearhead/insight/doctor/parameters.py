@@ -16,7 +16,7 @@ RULES = """\
   key, value after query           the same once more
   tgt, trg, decoder_input_ids ...  what a decoder has written; y and target too,
                                    if they are required
-  memory, enc_out ...              what a decoder attends to, if required
+  memory, enc_out, context ...     what a decoder attends to, if required
   attention_mask, *padding_mask    which tokens are real: (batch, length) and such
   lengths, src_lengths, seq_lens   how many tokens are real
   mask, attn_mask, tgt_mask ...    who may see whom: (length, length) and such
@@ -24,9 +24,9 @@ RULES = """\
   labels, targets                  the ids once more, if needed
   any other                        its default; without one the module is refused"""
 
-TARGET = re.compile(r"tgt|trg|(dec|decoder)_(input|inputs|input_ids)|(tgt|trg|target)_(ids|tokens|seq|input|inputs)")
+TARGET = re.compile(r"tgt|trg|(dec|decoder)_(x|input|inputs|input_ids)|(tgt|trg|target)_(ids|tokens|seq|input|inputs)")
 EITHER = re.compile(r"y|target")
-MEMORY = re.compile(r"memory|(enc|encoder)_(out|output|outputs)|encoder_hidden_states")
+MEMORY = re.compile(r"memory|context|enc|encoded|(enc|encoder)_(src|out|output|outputs|states|hidden_states)")
 LENGTHS = re.compile(r"(.*_)?(lengths|lens)")
 PADDING = re.compile(r".*pad.*mask|(.*_)?(attention|input|token|valid)_mask")
 ATTENTION = re.compile(r"(.*_)?mask")
@@ -35,8 +35,8 @@ LABELS = re.compile(r"labels|targets")
 QUERY, KEY_OR_VALUE = re.compile(r"q|query|queries"), re.compile(r"k|keys?|v|values?")
 
 OF_TARGET = re.compile(r"(tgt|trg|target|dec|decoder)_.*")
-OF_SOURCE = re.compile(r"(src|source|memory|enc|encoder|cross)_.*")
-OF_MEMORY = re.compile(r"(memory|enc|encoder|cross)_.*")
+OF_SOURCE = re.compile(r"(src|source|memory|context|enc|encoder|cross)_.*")
+OF_MEMORY = re.compile(r"(memory|context|enc|encoder|cross)_.*")
 """masks of an encoder's output, which are left out where there is none"""
 
 
@@ -62,6 +62,8 @@ def parameters_of(forward: Callable[..., Any]) -> list[Parameter]:
     for i, parameter in enumerate(named):
         is_required = parameter.default is parameter.empty
         role = "sequence" if i == 0 else role_of(parameter.name.lower(), named[0].name.lower(), is_required)
+        if role in ("padding", "attention", "lengths") and isinstance(parameter.default, bool):
+            role = None  # has_mask=True is no mask
         if role is not None:
             found.append(Parameter(parameter.name, role, is_required))
         elif is_required:

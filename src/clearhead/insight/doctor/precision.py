@@ -6,8 +6,8 @@ import torch
 
 from clearhead.insight.doctor.calling import Called, said
 from clearhead.insight.doctor.feeds import Images
-from clearhead.insight.doctor.report import Finding
-from clearhead.insight.doctor.subject import Subject, copied
+from clearhead.insight.doctor.report import Finding, Verdict
+from clearhead.insight.doctor.subject import copied
 
 NAME = "dtype"
 NOT_OURS = ("not implemented for", "not supported")
@@ -20,13 +20,14 @@ def check_precision(called: Called) -> list[Finding]:
         text = f"breaks in float64: {called.breaks_in_float64}; take dtypes from the tensors that come in"
         findings.append(Finding(NAME, "warning", text))
     for dtype in (torch.bfloat16, torch.float16):
-        found = of_dtype(called.subject, dtype)
+        found = of_dtype(called, dtype)
         if found is not None:
             findings.append(found)
     return findings or [Finding(NAME, "fine", "float64, bfloat16 and float16 go in and come out")]
 
 
-def of_dtype(subject: Subject, dtype: torch.dtype) -> Finding | None:
+def of_dtype(called: Called, dtype: torch.dtype) -> Finding | None:
+    subject = called.subject
     name = str(dtype).removeprefix("torch.")
     twin = replace(subject, model=copied(subject.model).to(dtype), dtype=dtype)
     try:
@@ -47,5 +48,6 @@ def of_dtype(subject: Subject, dtype: torch.dtype) -> Finding | None:
     has_images = any(isinstance(feed, Images) for feed in subject.plan.feeds.values())
     if not output.isfinite().all() and subject.answer(subject.draw(0)).isfinite().all() and not has_images:
         text = f"in {name} the answer is not finite: a number is too large for it, such as -1e9 as a mask"
-        return Finding(NAME, "fault", f"{text}; use torch.finfo(dtype).min or a bool mask")
+        verdict: Verdict = "fault" if dtype == called.own_dtype else "warning"
+        return Finding(NAME, verdict, f"{text}; use torch.finfo(dtype).min or a bool mask")
     return None

@@ -23,8 +23,8 @@ from clearhead.insight.softmaxes import CASTS, PRODUCTS, SHAPES, SOFTMAXES
 
 DIVISIONS = {"div", "div_", "true_divide", "divide", "__truediv__", "__itruediv__"}
 HIDING = {"add", "__add__", "__radd__", "__iadd__", "add_", "masked_fill", "masked_fill_", "where", "sub", "__sub__"}
-QUERY_NAME = re.compile(r"(.*\.)?(q|query|queries|wq|w_q|q_proj|query_proj|to_q|q_lin|linear_q|w_query)")
-KEY_NAME = re.compile(r"(.*\.)?(k|key|keys|wk|w_k|k_proj|key_proj|to_k|k_lin|linear_k|w_key)")
+QUERY_NAME = re.compile(r"(.*[._])?w?(q|query|queries)(_(proj|lin|linear|layer))?")
+KEY_NAME = re.compile(r"(.*[._])?w?(k|key|keys)(_(proj|lin|linear|layer))?")
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,8 @@ class Scores(TorchFunctionMode):
         tensors = [x for x in operands if isinstance(x, Tensor) and x.dim()]
         if name == KERNEL:
             scale = kwargs.get("scale") or 1 / math.sqrt(tensors[0].shape[-1])
-            self.found.append(Scored(scale, tensors[0].shape[-1], tensors[0], tensors[1]))
+            factor = scale * self.factor(tensors[0], tensors[1])
+            self.found.append(Scored(factor, tensors[0].shape[-1], tensors[0], tensors[1]))
         elif name in MATMULS and len(tensors) == 2:
             left, right = tensors[::-1] if name == "__rmatmul__" else tensors
             self.followed[out] = Scored(self.factor(left, right), left.shape[-1], left, right)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.insight.doctor.report import Finding, counted
-from clearhead.insight.doctor.subject import Masks, Subject, undisturbed
+from clearhead.insight.doctor.subject import Inputs, Masks, Subject, undisturbed
 from clearhead.insight.look import look
 from clearhead.insight.seen import SeenLayer
 
@@ -59,9 +59,9 @@ class Shown:
         return (sums.min().item(), sums.max().item()) if sums.numel() else (1.0, 1.0)
 
 
-def shown(subject: Subject, masks: Masks | None = None) -> list[Shown]:
+def shown(subject: Subject, masks: Masks | None = None, inputs: Inputs | None = None) -> list[Shown]:
     """All attention that can be seen in one ordinary call; none if it is hidden, or if the call fails."""
-    arguments = subject.arguments(subject.draw(0), masks or {})
+    arguments = subject.arguments(subject.draw(0) if inputs is None else inputs, masks or {})
     with torch.no_grad(), undisturbed(subject.dtype, 0):
         try:
             seen = look(subject.model, **arguments)

@@ -47,6 +47,8 @@ class Plan:
     """those given in every call; they hide nothing unless they are causal"""
     causal: tuple[str, ...] = ()
     batch_first: bool = True
+    is_number: bool = False
+    """whether each output is one number: (B,L) answers"""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,9 @@ class Subject:
         return everything.tril() if name in self.plan.causal else everything
 
     def shaped(self, output: Tensor) -> Tensor:
-        """Examples first, then places; (B L,V) and (B,V,L) are put in that order."""
+        """Examples first, then places; (B L,V), (B,V,L) and (B,L) are put in that order."""
+        if self.plan.is_number:
+            output = output[..., None]
         if not self.plan.batch_first and output.dim() > 2:
             output = output.transpose(0, 1)
         if output.dim() == 2 and output.shape[0] == EXAMPLES * self.length:
@@ -132,8 +136,13 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 def copied(module: nn.Module) -> nn.Module:
     """A copy to be examined; the module itself stays as it is."""
+    if any(nn.parameter.is_lazy(parameter) or parameter.is_meta for parameter in module.parameters()):
+        raise ValueError(
+            "a module's parameters must have numbers, got lazy ones, or ones on the meta device; "
+            "call it once first, in a function that returns it"
+        )
     try:
-        twin = copy.deepcopy(module)
+        twin = copy.deepcopy(module, calculated(module))
     except Exception as error:
         first = (str(error).strip().splitlines() or [""])[0]
         raise ValueError(
@@ -143,11 +152,25 @@ def copied(module: nn.Module) -> nn.Module:
     return twin.eval()
 
 
+def calculated(module: nn.Module) -> dict[int, Any]:
+    """By id, what a module has kept of its last pass (attention weights, say), without the history that forbids a
+    copy."""
+    kept = [value for part in module.modules() for value in vars(part).values()]
+    kept += [x for value in kept if isinstance(value, list | tuple) for x in value]
+    kept += [x for value in kept if isinstance(value, dict) for x in value.values()]
+    return {id(x): x.detach().clone() for x in kept if isinstance(x, Tensor) and x.grad_fn is not None}
+
+
 @torch.no_grad()
 def shaken(module: nn.Module) -> nn.Module:
+    """Rows of padding stay: they may be the zeros that a sum relies on."""
+    tables = [part for part in module.modules() if isinstance(part, nn.Embedding) and part.padding_idx is not None]
+    padding = {id(table.weight): table.padding_idx for table in tables}
     for i, parameter in enumerate(module.parameters()):
         if parameter.requires_grad and parameter.is_floating_point():
             noise = torch.randn(parameter.shape, generator=generator(2, i), dtype=torch.float64)
+            if id(parameter) in padding:
+                noise[padding[id(parameter)]] = 0.0
             parameter.add_(SHAKE * noise.to(parameter))
     return module
 
@@ -174,23 +197,29 @@ def undisturbed(dtype: torch.dtype, seed: int) -> Iterator[None]:
         yield
 
 
+class NoAnswerError(ValueError):
+    """forward() returns nothing that could be looked at."""
+
+
 def tensor_of(output: Any) -> Tensor:
     """The answer itself, where a module returns more than one thing: logits, or the first tensor of numbers."""
     for part in tensors_of(output):
         if part.dim() > 1:
             return part
-    raise ValueError(
-        f"forward() must return a tensor (batch, ...), or a tuple or dict with one, got {type(output).__name__}"
+    came = f"{output.dtype} {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+    raise NoAnswerError(
+        f"must return a tensor (batch, ...), or a tuple, dict or dataclass with one, got {came}; return one"
     )
 
 
 def tensors_of(output: Any) -> list[Tensor]:
     """All tensors of numbers that a module returns, the answer itself first."""
-    if isinstance(output, Mapping):
-        names = [name for name in ("logits", "last_hidden_state") if name in output]
-        parts = [output[name] for name in dict.fromkeys([*names, *output])]
+    if isinstance(output, Tensor):
+        parts = [output]
     elif isinstance(output, list | tuple):
         parts = list(output)
     else:
-        parts = [output, *(getattr(output, name, None) for name in ("logits", "last_hidden_state"))]
+        named = output if isinstance(output, Mapping) else getattr(output, "__dict__", {})  # a dataclass
+        first = [name for name in ("logits", "last_hidden_state") if name in named]
+        parts = [named[name] for name in dict.fromkeys([*first, *named])]
     return [part for part in parts if isinstance(part, Tensor) and part.is_floating_point()]

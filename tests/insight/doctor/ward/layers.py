@@ -1,0 +1,83 @@
+"""Modules of features, with masks in every form."""
+
+import math
+
+import torch
+from torch import nn
+
+from . import HEADS, WIDTH
+from .attention import Attention, Block
+
+
+class Generic(nn.Module):
+    """features (B,L,E) and a mask (L,L) of pairs, True = may attend, required."""
+
+    def __init__(self, attention=Attention):
+        super().__init__()
+        self.block = Block(attention)
+
+    def hidden(self, mask):
+        return mask == 0
+
+    def forward(self, x, mask):
+        return self.block(x, None if mask is None else self.hidden(mask))
+
+
+class GenericDropped(Generic):
+    def hidden(self, mask):
+        return None
+
+
+class Additive(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = Attention()
+
+    def forward(self, x, mask=None):
+        q, k, v = (layer(x) for layer in (self.attention.query, self.attention.key, self.attention.value))
+        scores = q @ k.mT / math.sqrt(WIDTH)
+        return x + self.attention.out((scores if mask is None else scores + mask).softmax(-1) @ v)
+
+
+class MixedBatch(nn.Module):
+    """Takes (B,L,E) for (L,B,E) inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 16)
+
+    def forward(self, x):
+        x = self.layer(x)
+        return x + x.roll(1, dims=1)
+
+
+class HardFloat(Generic):
+    def forward(self, x, mask=None):
+        return super().forward(x.to(torch.float32), mask)
+
+
+class Upcast(Generic):
+    def forward(self, x, mask=None):
+        return super().forward(x, mask).float()
+
+
+class OfTorch(nn.Module):
+    """nn.MultiheadAttention as people wrap it."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.attention, self.norm = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True), nn.LayerNorm(WIDTH)
+        self.options = options
+
+    def forward(self, x, attn_mask=None, key_padding_mask=None):
+        masks = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
+        return self.norm(x + self.attention(x, x, x, **masks, **self.options)[0])
+
+
+class Unknown(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, edges):
+        return self.linear(x)
