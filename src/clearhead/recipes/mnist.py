@@ -1,8 +1,8 @@
 """Handwritten digits with a small vision transformer whose tokens are made by a few convolutions.
 
 clearhead train mnist
-takes      four minutes on two processor cores that others use too
-reaches    99.41%; with --training.epochs 1, 99.01% in two minutes
+takes      75 seconds on two processor cores
+reaches    99.05%; with --training.steps 340, 98.7% in 48 seconds; with --training.steps 700, 99.2% in 116
 """
 
 from clearhead.data.config import Augmentation, DataConfig
