@@ -78,7 +78,7 @@ class StemTokens(nn.Module):
         last = size.bit_length() - 2
         widths = [channels, *(max(8, width >> (last - i)) for i in range(last)), width]
         if last:
-            widths[1] = min(widths[1], 8 * math.ceil(18 * channels / 8))
+            widths[1] = min(widths[1], 8 * math.ceil(2 * 9 * channels / 8))
         stages = [Stage(before, after) for before, after in pairwise(widths)]
         stages[0].begin_even()
         self.stages = nn.Sequential(*stages)
