@@ -17,6 +17,7 @@ from clearhead.training import sharding
 from clearhead.training.config import RunConfig
 from clearhead.training.distributed import Processes, replicated
 from clearhead.training.ema import WeightAverage
+from clearhead.training.memory import kept_memory
 from clearhead.training.objective import OBJECTIVES, Objective, to_device
 from clearhead.training.optim import Optimizers
 from clearhead.training.precision import compiled
@@ -146,9 +147,9 @@ def check_classes(config: RunConfig, data: DataSet) -> None:
 
 @contextmanager
 def own_surroundings(threads: int) -> Iterator[None]:
-    """Random state and number of threads are the caller's again afterwards."""
+    """Random state, number of threads and the ways of malloc are the caller's again afterwards."""
     before = torch.get_num_threads()
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), kept_memory():
         torch.set_num_threads(threads or before)
         try:
             yield

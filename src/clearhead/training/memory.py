@@ -1,0 +1,43 @@
+"""Memory that a step gives back is kept for the next step.
+
+glibc hands large blocks back to the system as soon as they are free, and the system clears every page of them when
+they are taken again. A training step frees and takes the same hundreds of megabytes each time: on two cores that was
+a fifth of the step of `mnist`. No number changes.
+"""
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
+"""names of mallopt(3)"""
+KEPT = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: 2**31 - 1, M_TOP_PAD: 64 << 20}
+USUAL = {M_MMAP_MAX: 1 << 16, M_TRIM_THRESHOLD: 128 << 10, M_TOP_PAD: 0}
+"""what glibc begins with"""
+
+
+@contextmanager
+def kept_memory() -> Iterator[bool]:
+    """For the time of the block, freed memory stays with the process; afterwards what is free goes back. Says whether
+    it is so: not where malloc is not glibc's, nor where the environment has settled it."""
+    libc = ctypes.CDLL(None) if sys.platform == "linux" and not is_settled() else None
+    if not hasattr(libc, "mallopt"):
+        yield False
+        return
+    for name, value in KEPT.items():
+        libc.mallopt(name, value)
+    try:
+        yield True
+    finally:
+        for name, value in USUAL.items():
+            libc.mallopt(name, value)
+        libc.malloc_trim(0)
+
+
+def is_settled() -> bool:
+    """Whether who started this process chose how malloc works: what was chosen cannot be read back."""
+    return "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or any(
+        name.startswith("MALLOC_") for name in os.environ
+    )
