@@ -22,8 +22,7 @@ USUAL = {M_MMAP_MAX: 1 << 16, M_TRIM_THRESHOLD: 128 << 10, M_TOP_PAD: 0}
 def kept_memory() -> Iterator[bool]:
     """For the time of the block, freed memory stays with the process; afterwards what is free goes back. Says whether
     it is so: not where malloc is not glibc's, nor where the environment has settled it."""
-    libc = ctypes.CDLL(None) if sys.platform == "linux" and not is_settled() else None
-    if not hasattr(libc, "mallopt"):
+    if sys.platform != "linux" or is_settled() or not hasattr(libc := ctypes.CDLL(None), "mallopt"):
         yield False
         return
     for name, value in KEPT.items():
