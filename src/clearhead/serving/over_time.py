@@ -3,7 +3,6 @@
 Dims: T steps, N inputs, H heads, Q queries, K keys.
 """
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,8 +27,8 @@ def look_over_time(run: str | Path, folder: Path | None = None) -> list[tuple[Pa
     layer, head = changed_most(table)
     one = maps[names[layer]][:, 0, head]  # (T,Q,K) of the first input
     title = f"{names[layer]}, head {head}"
-    keys = {layer_maps.shape[-1] for layer_maps in maps.values()}
-    most = math.log(keys.pop()) if len(keys) == 1 else None
+    alike = {round(entropy_if_alike(layer_maps), 6) for layer_maps in maps.values()}
+    most = alike.pop() if len(alike) == 1 else None
     return [
         (
             save_figure(draw_entropy(steps, table, names, most=most), folder / "entropy.png"),
@@ -47,6 +46,13 @@ def entropies(layers: Sequence[Tensor]) -> Tensor:
     for i, layer in enumerate(layers):
         table[:, i, : layer.shape[2]] = torch.stack([entropy(weights) for weights in layer])
     return table
+
+
+def entropy_if_alike(layer: Tensor) -> float:
+    """Of weights (T,N,H,Q,K): that of a head which looks alike at all keys that a query may see, those that any head has
+    looked at."""
+    n_keys = (layer > 0).any(0).any(1).sum(-1).double()  # (N,Q)
+    return n_keys[n_keys > 0].log().mean().item()
 
 
 def changed_most(table: Tensor) -> tuple[int, int]:
