@@ -39,7 +39,9 @@ def run(argv: Sequence[str]) -> None:
     options.add_argument("run", metavar="RUN", help="the folder of a run, such as runs/mine")
     options.add_argument("--part", choices=("test", "validation"), default="test", help="of the run's data (now test)")
     options.add_argument("--test", metavar="FILE", type=Path, help="pronounce: a dictionary to test on instead")
-    options.add_argument("--beam", metavar="N", type=reader(int), help="pronounce: answers that are followed to find the best (now 5)")
+    options.add_argument(
+        "--beam", metavar="N", type=reader(int), help="pronounce: answers followed for each word (now 5)"
+    )
     options.add_argument("--json", action="store_true", help="for programs")
     args = options.parse(argv)
 

@@ -34,7 +34,7 @@ def run(argv: Sequence[str]) -> None:
     options.add_argument("run", metavar="RUN", help="the folder of a run, such as runs/mine")
     options.add_argument("asked", metavar="IMAGE|WORD", nargs="*", help="picture files and folders of them, or words")
     options.add_argument("--ids", metavar="N", nargs="+", type=int, help="digits, for a run of reverse or whole")
-    options.add_argument("--beam", metavar="N", type=reader(int), help="words: answers that are followed and shown (now 5)")
+    options.add_argument("--beam", metavar="N", type=reader(int), help="words: answers followed and shown (now 5)")
     options.add_argument("--invert", action="store_true", help="dark becomes light: MNIST's digits are white on black")
     options.add_argument("--json", action="store_true", help="all probabilities, for programs")
     args = options.parse(argv)

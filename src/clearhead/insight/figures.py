@@ -60,7 +60,7 @@ def draw_alignment(
     weight of each row."""
     matrix = two_dimensional(weights)
     rows, columns = matrix.shape
-    figure = blank(min(14.0, max(7.2, 2.5 + 0.5 * columns)), min(14.0, max(3.8, 2.2 + 0.5 * rows)))
+    figure = blank(min(14.0, max(7.2, 2.5 + 0.5 * columns)), min(14.0, max(4.0, 2.4 + 0.5 * rows)))
     axes = figure.subplots()
     image = heat(axes, matrix, 0, limits([matrix])[1])
     tick_names(axes, target, source, matrix.shape)
@@ -70,6 +70,7 @@ def draw_alignment(
     figure.suptitle(title, fontsize=TITLE)
     axes.set_xlabel(names[0], fontsize=TEXT)
     axes.set_ylabel(names[1], fontsize=TEXT)
+    figure.supxlabel("a ring marks the largest weight of its row", fontsize=SMALL, color=GREY)
     bar(figure, image, axes, "weight", shrink=0.85)
     return figure
 

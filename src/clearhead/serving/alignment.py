@@ -45,7 +45,7 @@ def pictures_of_word(session: Session, word: str) -> "Iterator[tuple[str, str, F
         weights = {address: seen[address].weights() for address in seen}
     address, aligned = sharpest({name: w for name, w in weights.items() if "cross_attention" in name})
     what = "which letter each phone looks at"
-    title = f"{what}:\nmean of the heads of {address}"
+    title = f"{what},\n{address}, mean of heads"
     yield "alignment.png", what, draw_alignment(aligned, letters, phones, names=("letter", "phone"), title=title)
     for name, (part, what) in WALLS.items():
         chosen = {address: w for address, w in weights.items() if part in address}

@@ -49,8 +49,8 @@ def entropies(layers: Sequence[Tensor]) -> Tensor:
 
 
 def entropy_if_alike(layer: Tensor) -> float:
-    """Of weights (T,N,H,Q,K): that of a head which looks alike at all keys that a query may see, those that any head has
-    looked at."""
+    """Of weights (T,N,H,Q,K): that of a head which looks alike at all keys that a query may see: those that any
+    head has looked at."""
     n_keys = (layer > 0).any(0).any(1).sum(-1).double()  # (N,Q)
     return n_keys[n_keys > 0].log().mean().item()
 
