@@ -23,8 +23,8 @@ def sample(session: Session, prompt: str, how: Sampling, *, n: int, n_tokens: in
     model, known = session.model, Vocabulary(session.symbols)
     if not isinstance(model, LanguageModel):
         raise ValueError(
-            f"words or text are written by a run of the recipe words or text, got {session.path}, which answers about "
-            f"{session.takes}; {session.instead}"
+            f"a run of the recipe words or text writes, got {session.path}, which answers about {session.takes}; "
+            f"ask it with: clearhead predict {session.path}"
         )
     if n < 1 or n_tokens < 1:
         raise ValueError(f"there must be something to write, got n={n}, n_tokens={n_tokens}; choose 1 or more of both")
