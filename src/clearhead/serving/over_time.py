@@ -3,7 +3,7 @@
 Dims: T steps, N inputs, H heads, Q queries, K keys.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -21,7 +21,8 @@ def look_over_time(run: str | Path, folder: Path | None = None) -> list[tuple[Pa
     """Entropy of each head against the step; of the head that changed most, a strip of pictures and an animation."""
     path = RunDirectory.open(run).path
     folder = path / "figures/look" if folder is None else folder
-    steps, maps = read_maps(path)
+    steps, found = read_maps(path)
+    maps = {name: found[name] for name in in_order(found)}
     names = list(maps)
     table = entropies(list(maps.values()))
     layer, head = changed_most(table)
@@ -37,6 +38,11 @@ def look_over_time(run: str | Path, folder: Path | None = None) -> list[tuple[Pa
         (save_figure(draw_strip(steps, one, title=title), folder / "strip.png"), "the head that changed most"),
         (save_animation(steps, one, folder / "head.gif", title=title), "the same, moving"),
     ]
+
+
+def in_order(addresses: Iterable[str]) -> list[str]:
+    """A file of maps has no order of its own: by name, block 2 before block 10."""
+    return sorted(addresses, key=lambda name: [(int(p), "") if p.isdigit() else (-1, p) for p in name.split(".")])
 
 
 def entropies(layers: Sequence[Tensor]) -> Tensor:
