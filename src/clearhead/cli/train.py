@@ -72,7 +72,7 @@ def fixed(name: str) -> set[str]:
     own = ("question", "length", "set_size", "folder", "image_size", "train_file", "test_file", "stress", "file")
     others = {f"data.{field}" for field in (*own, "level", "window")}
     make = find(name).make
-    pictures = set() if isinstance(make().model, VisionConfig) else {"data.augmentation", "training.views"}
+    pictures: set[str] = set() if isinstance(make().model, VisionConfig) else {"data.augmentation", "training.views"}
     return {"recipe"} | pictures | others - {f"data.{argument}" for argument in inspect.signature(make).parameters}
 
 
