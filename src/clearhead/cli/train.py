@@ -68,7 +68,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def fixed(name: str) -> set[str]:
-    """What cannot be changed in a recipe: its name, what only other data sets have, and what only pictures have."""
+    """What cannot be changed in a recipe: its name, and what only other data sets have, or only pictures."""
     own = ("question", "length", "set_size", "folder", "image_size", "train_file", "test_file", "stress", "file")
     others = {f"data.{field}" for field in (*own, "level", "window")}
     make = find(name).make
