@@ -45,6 +45,14 @@ def test_words_that_were_learnt_are_told_of(capsys, tmp_path, monkeypatch):
     assert "were learnt is not known: the run's own files are not there" in capsys.readouterr().err
 
 
+def test_a_long_wait_is_announced_beside_the_answer(capsys, monkeypatch):
+    monkeypatch.setattr("clearhead.cli.evaluate.MANY", 10)
+    assert main(["evaluate", "runs/pronounce", "--part", "validation", "--beam", "1", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["words"] == 20
+    assert err.startswith("20 words are said")
+
+
 def test_loss_and_accuracy_of_any_other_run(capsys):
     out = told(capsys, "runs/reverse")
     assert "accuracy  " in out

@@ -68,7 +68,7 @@ def test_digits(trained, capsys):
         ("RUN/mnist empty", 2, "a folder must have pictures in it, got none in empty"),
         ("RUN/mnist bad.png", 2, "bad.png must be a whole picture"),
         ("RUN/mnist --ids 3", 2, "answers about pictures, got digits"),
-        ("RUN/reverse a.png", 2, "answers about digits, got pictures"),
+        ("RUN/reverse a.png", 2, "answers about digits, got 'a.png'; ask with"),
         ("RUN/reverse --ids 3 x", 2, "--ids: invalid int value: 'x'"),
         ("RUN/reverse --ids 33", 2, "ids must be from 0 to 9, got 33"),
         (f"RUN/reverse --ids {'3' * 30}", 2, f"ids must be from 0 to 9, got {'3' * 30}"),
@@ -102,7 +102,7 @@ def test_words_are_said_with_the_next_best_answers(trained, capsys, monkeypatch)
     [
         ("RUN/pronounce xyz", "a symbol is one of those learnt, 'abcd', got 'x' in 'xyz'"),
         ("RUN/pronounce --ids 3", "answers about words, got digits; write words instead"),
-        ("RUN/words hello", "answers about text, got pictures; let it write: clearhead sample"),
+        ("RUN/words hello", "answers about text, got 'hello'; let it write: clearhead sample"),
     ],
 )
 def test_words_that_cannot_be_said_are_one_line(trained, capsys, argv, message):

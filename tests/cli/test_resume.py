@@ -32,6 +32,14 @@ def test_a_run_that_has_ended_says_what_it_reached(capsys, trained):
     assert (trained / "reverse/metrics.jsonl").read_bytes() == before
 
 
+def test_a_run_without_a_test_says_that_it_has_ended(capsys, trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained / "text", "mine")
+    shutil.copy(trained.parent / "gone.txt", "my.txt")
+    assert main(["resume", "mine"]) == 0
+    assert capsys.readouterr().out.endswith("mine is trained\n")
+
+
 def test_a_run_does_not_go_on_with_another_dictionary(capsys, trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(trained / "pronounce", "mine")

@@ -35,7 +35,7 @@ def test_one_text_of_a_length(trained, capsys):
         ("RUN/words --n 0", "there must be something to write, got n=0"),
         ("RUN/words --n -1", "there must be something to write, got n=-1"),
         ("RUN/text --tokens 0", "something to write, got n=1, n_tokens=0"),
-        ("RUN/mnist", "writes no text, got a prompt for it; take a run of the recipe words or text"),
+        ("RUN/mnist", "which answers about pictures; ask it with: clearhead predict"),
     ],
 )
 def test_mistakes_are_one_line(trained, capsys, argv, message):

@@ -87,7 +87,9 @@ def test_any_field_can_be_changed(monkeypatch, argv, path, value):
         ("reverse --training.check-point-every 1", "did you mean --training.checkpoint-every?"),
         ("reverse --model.witdh 1", "did you mean --model.width?"),
         ("reverse --training.steps many", "--training.steps: must be a whole number, got 'many'"),
-        ("reverse --data.augmentation.flip perhaps", "--data.augmentation.flip: must be true or false, got 'perhaps'"),
+        ("mnist --data.augmentation.flip perhaps", "--data.augmentation.flip: must be true or false, got 'perhaps'"),
+        ("pronounce --data.augmentation.flip true", "train pronounce has no option --data.augmentation.flip"),
+        ("text", "a text is learnt from a file, got none; add --data.file PATH"),
         ("reverse --training.steps 0", "training lasts a number of steps or of epochs"),
         ("reverse --model.width 33 --model.heads 2", "width must be a multiple of n_heads"),
         ("reverse --name a/b", "a run's name has at most 60 letters, digits"),
@@ -137,6 +139,11 @@ def test_help_shows_the_recipe_and_all_of_its_fields(capsys, monkeypatch):
     ):
         assert option in out
     assert "--recipe" not in out
+    assert main(["train", "words", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "--data.file" in out
+    assert "augmentation" not in out
+    assert "--training.views" not in out
     assert main(["train"]) == 0
     assert "cifar10-bert" in capsys.readouterr().out
 

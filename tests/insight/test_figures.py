@@ -57,8 +57,10 @@ def test_token_to_token_draws_the_strongest_widest():
 
 
 def test_alignment_rings_the_largest_of_each_row():
-    figure = drawn(draw_alignment(WEIGHTS, list("uvwxyz"), list("abcd")))
-    rings = figure.axes[0].collections[0].get_offsets()
+    figure = drawn(draw_alignment(WEIGHTS, list("uvwxyz"), list("abcd"), names=("letter", "phone")))
+    axes = figure.axes[0]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("letter", "phone")
+    rings = axes.collections[0].get_offsets()
     assert rings[:, 0].tolist() == WEIGHTS.argmax(1).tolist()
 
 

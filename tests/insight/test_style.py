@@ -21,6 +21,15 @@ def test_the_bar_names_its_true_ends():
     assert (labels[0], labels[-1]) == ("0.00", "0.37")
 
 
+def test_only_long_names_are_turned():
+    figure = blank(4, 3)
+    axes = figure.subplots()
+    axes.imshow(np.zeros((2, 3)))
+    tick_names(axes, None, ["<begin>", "b", "TH"], (2, 3))
+    figure.canvas.draw()
+    assert [text.get_rotation() for text in axes.get_xticklabels()] == [90, 0, 0]
+
+
 def test_many_places_get_few_numbers_and_names_must_fit():
     axes = blank(4, 3).subplots()
     axes.imshow(np.zeros((50, 3)))

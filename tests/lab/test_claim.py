@@ -22,6 +22,11 @@ def test_a_check_says_whether_its_number_is_as_claimed(check, ok):
     assert Result((check,)).verdict == ("holds" if ok else "refuted")
 
 
+def test_a_tolerance_is_named_where_there_is_one():
+    assert equals("a", 3, 3, 0).says == "= 3"
+    assert equals("a", 3, 3, 1e-9).says == "= 3 to 1e-09"
+
+
 def test_one_number_that_is_off_refutes():
     assert Result((at_most("a", 0.0, 1.0), at_most("b", 2.0, 1.0))).verdict == "refuted"
 

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from clearhead.serving.over_time import changed_most, entropies
+from clearhead.serving.over_time import changed_most, entropies, entropy_if_alike, in_order
 
 
 def test_entropies_have_a_place_for_each_layer_and_head():
@@ -13,6 +13,23 @@ def test_entropies_have_a_place_for_each_layer_and_head():
     assert torch.allclose(table[:, 0], torch.full((3, 4), math.log(8)))
     assert table[:, 1, 0].tolist() == [0, 0, 0]
     assert table[:, 1, 1:].isnan().all()
+
+
+def test_layers_are_in_the_order_of_their_numbers():
+    ordered = ["pool", "stack.blocks.0.attention", "stack.blocks.2.attention", "stack.blocks.10.attention"]
+    assert in_order({ordered[i] for i in (3, 1, 0, 2)}) == ordered
+    assert in_order(reversed(ordered)) == ordered
+
+
+def test_alike_is_over_the_keys_that_may_be_seen():
+    """A query of a causal model sees no later key: entropies reach the mean of log 1, log 2 ... log K, not log K."""
+    weights = torch.ones(2, 3, 4, 5, 5).tril()
+    alike = weights / weights.sum(-1, keepdim=True)
+    assert entropy_if_alike(alike) == pytest.approx(entropies([alike]).max().item())
+    sharp = alike.clone()
+    sharp[0] = torch.eye(5)  # what is seen at one step may be seen
+    assert entropy_if_alike(sharp) == pytest.approx(entropy_if_alike(alike))
+    assert entropy_if_alike(torch.full((2, 3, 4, 5, 8), 1 / 8)) == pytest.approx(math.log(8))
 
 
 @pytest.mark.parametrize("place", [(0, 1), (1, 0)])

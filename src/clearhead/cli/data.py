@@ -132,7 +132,7 @@ def show_symbols(config: "DataConfig", seed: int) -> None:
     for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
         shown = "".join(read.read(source))
         answer = f"   ->   {' '.join(written.read(i for i in target if i >= 0))}"
-        print(ascii(shown) if config.name == "text" else shown + answer * (config.name == "pronounce"))
+        print(repr(shown) if config.name == "text" else shown + answer * (config.name == "pronounce"))
 
 
 def write_sheet(config: "DataConfig", seed: int, out: Path) -> None:

@@ -1,6 +1,7 @@
 """`clearhead evaluate`: a run, and how good it is."""
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,13 +18,18 @@ if TYPE_CHECKING:
 ABOUT = """\
 How good a run's best checkpoint is. Of pronounce: word and phoneme error rate,
 each word against the nearest of its pronunciations; of any other run: loss and
-accuracy."""
+accuracy. Where each token has an answer (reverse, words, text), they are those
+of one token, the loss in nats, and "whole" is the share of examples without a
+mistake. A run of text has no test part: measure it with --part validation."""
 
 EXAMPLES = """\
 examples
   clearhead evaluate runs/mine
   clearhead evaluate runs/mine --part validation --beam 1
   clearhead evaluate runs/mine --test other.dict --json"""
+
+MANY = 1_000
+"""words that nobody waits for without being told"""
 
 
 def run(argv: Sequence[str]) -> None:
@@ -33,7 +39,9 @@ def run(argv: Sequence[str]) -> None:
     options.add_argument("run", metavar="RUN", help="the folder of a run, such as runs/mine")
     options.add_argument("--part", choices=("test", "validation"), default="test", help="of the run's data (now test)")
     options.add_argument("--test", metavar="FILE", type=Path, help="pronounce: a dictionary to test on instead")
-    options.add_argument("--beam", metavar="N", type=reader(int), help="pronounce: beams that are followed (now 5)")
+    options.add_argument(
+        "--beam", metavar="N", type=reader(int), help="pronounce: answers followed for each word (now 5)"
+    )
     options.add_argument("--json", action="store_true", help="for programs")
     args = options.parse(argv)
 
@@ -56,6 +64,8 @@ def rates(session: "Session", part: "PartName", test: Path | None, beam: int | N
 
     how = BEAM if beam is None else Beam(beam, BEAM.length_penalty)
     words = words_to_score(session, part, test)
+    if len(words) > MANY:
+        print(f"{len(words):,} words are said, {how.size} ways each: this may take minutes ...", file=sys.stderr)
     found = error_rates(session, words, how)
     if test is not None:
         warn_of_learnt(session, words, test)

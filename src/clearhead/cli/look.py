@@ -19,6 +19,7 @@ examples
   clearhead look runs/demo --image my-digit.png --invert
   clearhead look runs/reverse-0 --ids 3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3
   clearhead look runs/pronounce-0 --text thorough
+  clearhead look runs/text-0 --text "Once upon a time"
   clearhead train reverse --name watched --probe 4
   clearhead look runs/watched --over-time"""
 

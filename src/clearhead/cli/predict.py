@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 ABOUT = """\
 What a run's best checkpoint answers, for pictures of your own, words or digits.
 Pictures are cropped to a square and resized exactly as in training; words are
-pronounced, with the next best answers and their probabilities."""
+pronounced, with the next best answers and the probability of each. Their order
+is by probability for their length, so that short answers have no advantage."""
 
 EXAMPLES = """\
 examples
@@ -33,7 +34,7 @@ def run(argv: Sequence[str]) -> None:
     options.add_argument("run", metavar="RUN", help="the folder of a run, such as runs/mine")
     options.add_argument("asked", metavar="IMAGE|WORD", nargs="*", help="picture files and folders of them, or words")
     options.add_argument("--ids", metavar="N", nargs="+", type=int, help="digits, for a run of reverse or whole")
-    options.add_argument("--beam", metavar="N", type=reader(int), help="words: beams that are followed (now 5)")
+    options.add_argument("--beam", metavar="N", type=reader(int), help="words: answers followed and shown (now 5)")
     options.add_argument("--invert", action="store_true", help="dark becomes light: MNIST's digits are white on black")
     options.add_argument("--json", action="store_true", help="all probabilities, for programs")
     args = options.parse(argv)
@@ -58,6 +59,8 @@ def run(argv: Sequence[str]) -> None:
             warn(note)
         asked = [str(n) for n in args.ids] if len(answers) > 1 else [" ".join(map(str, args.ids))]
     else:
+        if not session.takes_pictures:
+            raise ValueError(f"{args.run} answers about {session.takes}, got {args.asked[0]!r}; {session.instead}")
         paths = [path for name in args.asked for path in pictures_at(Path(name))]
         answers, asked = session.predict(paths, invert=args.invert), [str(path) for path in paths]
     print(as_json(asked, answers) if args.json else as_text(asked, answers))

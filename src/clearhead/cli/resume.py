@@ -22,6 +22,7 @@ def run(argv: Sequence[str]) -> int:
     from clearhead.training.loop import resume
 
     outcome = resume(args.run, shard=args.shard)
-    if outcome.test is not None:
-        print(f"{args.run} is trained: {outcome.test['accuracy']:.2%} on the test set")
+    if outcome.reason != "stopped":
+        tested = "" if outcome.test is None else f": {outcome.test['accuracy']:.2%} on the test set"
+        print(f"{args.run} is trained{tested}")
     return outcome.exit_code

@@ -26,10 +26,12 @@ def run(argv: Sequence[str]) -> None:
     options.usage = "clearhead sample RUN [options]"
     options.epilog = EXAMPLES
     options.add_argument("run", metavar="RUN", help="the folder of a run, such as runs/words-0")
-    options.add_argument("--prompt", metavar="TEXT", default="", help="how it begins")
+    options.add_argument("--prompt", metavar="TEXT", default="", help="how it begins (now nothing)")
     options.add_argument("--n", metavar="N", type=reader(int), help=f"how many (words: {WORDS}, text: {TEXTS})")
     options.add_argument("--tokens", metavar="N", type=reader(int), default=300, help="text: how long (now 300)")
-    options.add_argument("--temperature", metavar="X", type=reader(float), default=1.0, help="(now 1)")
+    options.add_argument(
+        "--temperature", metavar="X", type=reader(float), default=1.0, help="below 1 likelier, above 1 bolder (now 1)"
+    )
     options.add_argument("--top-k", metavar="N", type=reader(int), help="only the N likeliest tokens")
     options.add_argument("--top-p", metavar="X", type=reader(float), help="only the fewest that hold this share")
     options.add_argument("--seed", metavar="N", type=reader(int), help="the same number writes the same again")

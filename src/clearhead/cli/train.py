@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from clearhead.cli.overrides import add_overrides, given, reader
 from clearhead.cli.parser import Parser
+from clearhead.models.config import VisionConfig
 from clearhead.recipes.all import RECIPES, config_of, find
 
 ABOUT = """\
@@ -21,6 +22,8 @@ examples
   clearhead train mnist --training.epochs 5 --model.width 96 --dry-run
   clearhead train whole --data.question sum
   clearhead train folder --data.folder pictures
+  clearhead train pronounce-fast --data.stress true
+  clearhead train text --data.file my.txt
   torchrun --nproc-per-node 2 -m clearhead train mnist --name two
 
 clearhead train RECIPE --help lists all that can be changed in it."""
@@ -65,10 +68,12 @@ def run(argv: Sequence[str]) -> int:
 
 
 def fixed(name: str) -> set[str]:
-    """What cannot be changed in a recipe: its name, and what only other data sets have."""
+    """What cannot be changed in a recipe: its name, and what only other data sets have, or only pictures."""
     own = ("question", "length", "set_size", "folder", "image_size", "train_file", "test_file", "stress", "file")
     others = {f"data.{field}" for field in (*own, "level", "window")}
-    return {"recipe"} | others - {f"data.{argument}" for argument in inspect.signature(find(name).make).parameters}
+    make = find(name).make
+    pictures: set[str] = set() if isinstance(make().model, VisionConfig) else {"data.augmentation", "training.views"}
+    return {"recipe"} | pictures | others - {f"data.{argument}" for argument in inspect.signature(make).parameters}
 
 
 def split_recipe(argv: Sequence[str], command: str) -> tuple[str | None, list[str]]:

@@ -53,12 +53,14 @@ def draw_alignment(
     source: Sequence[str],
     target: Sequence[str],
     *,
+    names: tuple[str, str] = ("source", "target"),
     title: str = "which source token each target looks at",
 ) -> "Figure":
-    """Cross-attention (Q,K) with the words of both sides; a ring marks the largest weight of each row."""
+    """Cross-attention (Q,K) with the tokens of both sides, and `names` for what they are; a ring marks the largest
+    weight of each row."""
     matrix = two_dimensional(weights)
-    width, height = (min(14.0, max(6.5, 2.5 + 0.5 * n)) for n in (matrix.shape[1], matrix.shape[0]))
-    figure = blank(width, height)
+    rows, columns = matrix.shape
+    figure = blank(min(14.0, max(7.2, 2.5 + 0.5 * columns)), min(14.0, max(4.0, 2.4 + 0.5 * rows)))
     axes = figure.subplots()
     image = heat(axes, matrix, 0, limits([matrix])[1])
     tick_names(axes, target, source, matrix.shape)
@@ -66,8 +68,9 @@ def draw_alignment(
         matrix.argmax(1), range(len(matrix)), s=90, facecolors="none", edgecolors=COLOURS[1], linewidths=2, zorder=3
     )
     figure.suptitle(title, fontsize=TITLE)
-    axes.set_xlabel("source", fontsize=TEXT)
-    axes.set_ylabel("target", fontsize=TEXT)
+    axes.set_xlabel(names[0], fontsize=TEXT)
+    axes.set_ylabel(names[1], fontsize=TEXT)
+    figure.supxlabel("a ring marks the largest weight of its row", fontsize=SMALL, color=GREY)
     bar(figure, image, axes, "weight", shrink=0.85)
     return figure
 
@@ -91,6 +94,7 @@ def draw_wall(layers: Sequence[Any], names: Sequence[str], *, title: str = "ever
         panels[row][0].set_ylabel(broken(name), fontsize=SMALL)
         bar(figure, image, list(panels[row]), "weight", shrink=0.9, aspect=12)
     figure.suptitle(title, fontsize=TITLE)
+    figure.supxlabel("a row is what one query looks at, a column is a key", fontsize=SMALL, color=GREY)
     return figure
 
 

@@ -43,6 +43,7 @@ def draw_ranking(
     axes.grid(axis="x", color=LIGHT)
     axes.set_axisbelow(True)
     axes.set_xlabel(unit + (f"   ({left_out} smaller changes are left out)" if left_out else ""), fontsize=TEXT)
+    axes.margins(y=0.02)
     figure.suptitle(title, fontsize=TITLE)
     return figure
 

@@ -24,6 +24,8 @@ TITLE, TEXT, SMALL = 18, 15, 12
 BOTH_WAYS = "PuOr_r"
 """purple below zero, white at zero, orange above"""
 DPI = 120
+LONG = 3
+"""a name below a column that has more characters is turned"""
 
 
 def blank(width: float, height: float) -> "Figure":
@@ -80,9 +82,9 @@ def tick_names(axes: "Axes", rows: Sequence[str] | None, columns: Sequence[str] 
         else:
             check_names(names, n)
             axis.set_ticks(list(range(n)), labels=list(names))
-    upright = columns is not None and max(map(len, columns), default=0) > 3
     axes.tick_params(length=0, labelsize=SMALL)
-    axes.tick_params(axis="x", labelrotation=90 if upright else 0)
+    for label in axes.get_xticklabels():
+        label.set_rotation(90 if columns is not None and len(label.get_text()) > LONG else 0)
 
 
 def check_names(names: Sequence[str], n: int) -> None:

@@ -24,7 +24,8 @@ class Check:
 
 def equals(name: str, value: float, expected: float, tolerance: float) -> Check:
     """|value - expected| <= tolerance"""
-    return Check(name, value, f"= {expected:g} to {tolerance:g}", abs(value - expected) <= tolerance)
+    says = f"= {expected:g} to {tolerance:g}" if tolerance else f"= {expected:g}"
+    return Check(name, value, says, abs(value - expected) <= tolerance)
 
 
 def at_most(name: str, value: float, limit: float) -> Check:

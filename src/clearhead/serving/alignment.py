@@ -44,8 +44,9 @@ def pictures_of_word(session: Session, word: str) -> "Iterator[tuple[str, str, F
         seen = look(session.model, *inputs)
         weights = {address: seen[address].weights() for address in seen}
     address, aligned = sharpest({name: w for name, w in weights.items() if "cross_attention" in name})
-    title = f"which letter each phone looks at,\nin {address}"
-    yield "alignment.png", "which letter each phone looks at", draw_alignment(aligned, letters, phones, title=title)
+    what = "which letter each phone looks at"
+    title = f"{what},\n{address}, mean of heads"
+    yield "alignment.png", what, draw_alignment(aligned, letters, phones, names=("letter", "phone"), title=title)
     for name, (part, what) in WALLS.items():
         chosen = {address: w for address, w in weights.items() if part in address}
         if part == "decoder.":
@@ -55,7 +56,7 @@ def pictures_of_word(session: Session, word: str) -> "Iterator[tuple[str, str, F
     def score(output: Tensor) -> Tensor:
         return output.log_softmax(-1).gather(-1, target[..., None]).mean()
 
-    unit = "change of the mean log-probability of a phone"
+    unit = "change of the mean log-probability of a phone\n(below 0: less sure without the head)"
     yield (
         "heads.png",
         "what the model loses with each head",

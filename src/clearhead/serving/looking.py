@@ -156,7 +156,8 @@ def ranking(session: Session, example: Example, seen: Seen) -> "Figure":
     def score(output: Tensor) -> Tensor:
         return output.mean() if output.shape[-1] == 1 else output.log_softmax(-1).gather(-1, chosen).mean()
 
-    unit = "change of the output" if seen.output.shape[-1] == 1 else "change of the answer's log-probability"
+    log_probability = "change of the answer's log-probability\n(below 0: less sure without the head)"
+    unit = "change of the output" if seen.output.shape[-1] == 1 else log_probability
     return draw_ranking(head_importance(session.model, example.inputs, score), list(seen), unit=unit)
 
 

@@ -3,8 +3,7 @@
 Dims: T steps, N inputs, H heads, Q queries, K keys.
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -22,14 +21,15 @@ def look_over_time(run: str | Path, folder: Path | None = None) -> list[tuple[Pa
     """Entropy of each head against the step; of the head that changed most, a strip of pictures and an animation."""
     path = RunDirectory.open(run).path
     folder = path / "figures/look" if folder is None else folder
-    steps, maps = read_maps(path)
+    steps, found = read_maps(path)
+    maps = {name: found[name] for name in in_order(found)}
     names = list(maps)
     table = entropies(list(maps.values()))
     layer, head = changed_most(table)
     one = maps[names[layer]][:, 0, head]  # (T,Q,K) of the first input
     title = f"{names[layer]}, head {head}"
-    keys = {layer_maps.shape[-1] for layer_maps in maps.values()}
-    most = math.log(keys.pop()) if len(keys) == 1 else None
+    alike = {round(entropy_if_alike(layer_maps), 6) for layer_maps in maps.values()}
+    most = alike.pop() if len(alike) == 1 else None
     return [
         (
             save_figure(draw_entropy(steps, table, names, most=most), folder / "entropy.png"),
@@ -40,6 +40,11 @@ def look_over_time(run: str | Path, folder: Path | None = None) -> list[tuple[Pa
     ]
 
 
+def in_order(addresses: Iterable[str]) -> list[str]:
+    """A file of maps has no order of its own: by name, block 2 before block 10."""
+    return sorted(addresses, key=lambda name: [(int(p), "") if p.isdigit() else (-1, p) for p in name.split(".")])
+
+
 def entropies(layers: Sequence[Tensor]) -> Tensor:
     """(T,layers,H) of weights (T,N,H,Q,K) for each layer; nan where a layer has fewer heads."""
     n_heads = max(layer.shape[2] for layer in layers)
@@ -47,6 +52,13 @@ def entropies(layers: Sequence[Tensor]) -> Tensor:
     for i, layer in enumerate(layers):
         table[:, i, : layer.shape[2]] = torch.stack([entropy(weights) for weights in layer])
     return table
+
+
+def entropy_if_alike(layer: Tensor) -> float:
+    """Of weights (T,N,H,Q,K): that of a head which looks alike at all keys that a query may see: those that any
+    head has looked at."""
+    n_keys = (layer > 0).any(0).any(1).sum(-1).double()  # (N,Q)
+    return n_keys[n_keys > 0].log().mean().item()
 
 
 def changed_most(table: Tensor) -> tuple[int, int]:

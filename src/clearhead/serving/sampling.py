@@ -22,7 +22,10 @@ def sample(session: Session, prompt: str, how: Sampling, *, n: int, n_tokens: in
     """n continuations of a prompt, each with the prompt before it: words to their end, of a text n_tokens."""
     model, known = session.model, Vocabulary(session.symbols)
     if not isinstance(model, LanguageModel):
-        raise ValueError(f"{session.path} writes no text, got a prompt for it; take a run of the recipe words or text")
+        raise ValueError(
+            f"a run of the recipe words or text writes, got {session.path}, which answers about {session.takes}; "
+            f"ask it with: clearhead predict {session.path}"
+        )
     if n < 1 or n_tokens < 1:
         raise ValueError(f"there must be something to write, got n={n}, n_tokens={n_tokens}; choose 1 or more of both")
     level = session.config.data.level

@@ -28,7 +28,8 @@ FEWEST_OF_A_SET = 3
 
 def load(run: str | Path) -> nn.Module:
     """The trained model of a run: its best checkpoint, in the testing stage. It answers as it did in training: for
-    `reverse`, ids (B,16) -> logits (B,16,10); for images, which must be normalised, (B,C,height,width) -> (B,V)."""
+    `reverse`, ids (B,16) -> logits (B,16,10); for images, which must be normalised, (B,C,height,width) -> (B,V); for
+    `words` and `text`, ids (B,L) -> (B,L,V); for `pronounce`, letters (B,K) and phones so far (B,Q) -> (B,Q,V)."""
     return Session(run).model
 
 

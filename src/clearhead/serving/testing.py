@@ -15,7 +15,8 @@ def answers_on_test(session: Session, data: DataSet) -> tuple[Tensor, Tensor]:
     each token, every token is an example."""
     if session.config.objective not in ("classes", "each", "yes-no"):
         raise ValueError(
-            f"classes can be confused, got {session.path}, whose answers are no classes; look at its curves instead"
+            f"classes can be confused, got {session.path}, whose answers are no classes; measure it with: "
+            f"clearhead evaluate {session.path}"
         )
     targets, answers = [], []
     for batch in evaluation_batches(data.test, data.normalise, AT_ONCE):
