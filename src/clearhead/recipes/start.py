@@ -16,6 +16,8 @@ from clearhead.training.run import Report, RunDirectory, check_new
 from clearhead.training.setup import own_surroundings, set_up
 
 RUNS = Path("runs")
+NEXT = {"written": "ask it: clearhead predict {} thorough", "next": "let it write: clearhead sample {}"}
+"""by objective: what else to do with a run that is trained"""
 
 
 def train(
@@ -47,6 +49,8 @@ def train(
         outcome = fit(setup, run, display)
         if run and outcome.reason != "stopped":
             display.say(f"the run is in {run.path}; look at it with: clearhead curves {run.path}")
+            if config.objective in NEXT:
+                display.say(NEXT[config.objective].format(run.path))
         return outcome
 
 
