@@ -91,6 +91,10 @@ def test_the_answer_is_found_among_what_is_returned():
         tensor_of("words")
     with pytest.raises(ValueError, match=r"with one, got torch.float32 \(\); return one"):
         tensor_of(loss)
+    with pytest.raises(ValueError, match=r"with one, got torch.float32 \(2, 0\); return one"):
+        tensor_of(logits[:, :0])
+    with pytest.raises(ValueError, match=r"got torch.float32 \(2, 3\), torch.sparse_coo; return one"):
+        tensor_of(logits.to_sparse())
 
 
 def test_weights_are_shaken_and_frozen_ones_are_not():

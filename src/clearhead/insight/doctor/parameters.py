@@ -53,8 +53,8 @@ def parameters_of(forward: Callable[..., Any]) -> list[Parameter]:
         signature = inspect.signature(forward)
     except (TypeError, ValueError):
         raise ValueError(
-            "a module's forward() must be written in Python, got one that is not, as torch.jit makes it; "
-            "examine the module that it was made from"
+            "a module's forward() must have parameters that Python knows, got one without a signature; "
+            "write a wrapper with forward(self, x)"
         ) from None
     named = [
         parameter

@@ -205,9 +205,11 @@ class NoAnswerError(ValueError):
 def tensor_of(output: Any) -> Tensor:
     """The answer itself, where a module returns more than one thing: logits, or the first tensor of numbers."""
     for part in tensors_of(output):
-        if part.dim() > 1:
+        if part.dim() > 1 and part.numel():
             return part
-    came = f"{output.dtype} {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+    came = type(output).__name__
+    if isinstance(output, Tensor):
+        came = f"{output.dtype} {tuple(output.shape)}" + f", {output.layout}" * (output.layout != torch.strided)
     raise NoAnswerError(
         f"must return a tensor (batch, ...), or a tuple, dict or dataclass with one, got {came}; return one"
     )
@@ -223,7 +225,8 @@ def tensors_of(output: Any) -> list[Tensor]:
         named = output if isinstance(output, Mapping) else attributes(output)
         first = [name for name in ("logits", "last_hidden_state") if name in named]
         parts = [named[name] for name in dict.fromkeys([*first, *named])]
-    return [part for part in parts if isinstance(part, Tensor) and part.is_floating_point()]
+    dense = (part for part in parts if isinstance(part, Tensor) and part.layout == torch.strided)
+    return [part for part in dense if part.is_floating_point()]
 
 
 def attributes(output: Any) -> dict[str, Any]:
