@@ -25,6 +25,12 @@ def test_batches_of_a_window_are_sorted_and_then_shuffled():
     assert found[:, 0].tolist() != sorted(found[:, 0].tolist(), reverse=True)
 
 
+def test_a_window_of_more_batches_than_there_are_is_all_of_them():
+    lengths = order(1, 20)[:, None]
+    found = (bucketed(order(0, 20), lengths, 4, window, key=3).tolist() for window in (5, 10**30))
+    assert next(found) == next(found)
+
+
 def test_equal_first_sides_are_sorted_by_the_second():
     lengths = torch.tensor([[2, 9], [1, 5], [2, 1], [1, 7]])
     assert bucketed(torch.arange(4), lengths, 4, window=1, key=0).tolist() == [1, 3, 2, 0]

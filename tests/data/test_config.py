@@ -33,6 +33,8 @@ def test_importing_it_does_not_import_torch():
         ("stress", 1, "stress must be True or False, got 1"),
         ("level", "word", "level must be one of character, byte, got 'word'"),
         ("window", -1, "window must be a whole number of at least 0, got -1"),
+        ("length", 10**20, "length must be a whole number of at most 1000000000000, got 1000"),
+        ("limit", 10**20, "limit must be a whole number of at most 1000000000000, got 1000"),
         ("augmentation", {"crop": 4}, "augmentation must be an Augmentation, got"),
     ],
 )

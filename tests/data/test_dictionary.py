@@ -12,7 +12,7 @@ FORMS = """\
 ;;; a remark of the old form
 word W ER1 D
 word(2) W ER0 D # another way
-Tab\tT AE B
+Tab\tT AE B\t
 
 'tis(1)  T IH1 Z
 """
@@ -47,6 +47,10 @@ def test_without_stress_pronunciations_that_differ_in_nothing_else_are_one():
         "New York\tN UW Y AO R K",
         f"{'x' * 101} B",
         f"x{' B' * 100}",
+        "new york N UW Y AO R K",
+        "ship S I p",
+        "\tK AE T",
+        " \tK AE T",
     ],
 )
 def test_a_malformed_line_is_named_with_its_file_and_number(line):
@@ -141,3 +145,5 @@ def test_a_word_stays_in_its_part_whatever_the_others_are():
 def test_some_words_must_be_left_to_learn():
     with pytest.raises(ValueError, match=r"words to learn beside .* validation=3, got 3; try validation=0, or more"):
         apart(["a", "b", "c"], 3)
+    with pytest.raises(ValueError, match="validation=0, got 0; add words that are not in the test"):
+        apart([], 0)

@@ -52,10 +52,14 @@ def test_bytes_are_256_symbols(file):
     assert data.train.take(torch.tensor([0]))[0][0, 0] == ord(TEXT[0])
 
 
-def test_a_text_that_is_too_short_is_refused(tmp_path):
-    (tmp_path / "short.txt").write_text("hello")
-    with pytest.raises(ValueError, match="must have 180 characters or more for windows of 16, got 5"):
-        load(DataConfig(name="text", file=str(tmp_path / "short.txt")), seed=0)
+@pytest.mark.parametrize(("validation", "least"), [(1, 161), (1000, 161), (0, 17)])
+def test_a_text_that_is_too_short_is_refused_and_one_that_is_just_long_enough_is_not(tmp_path, validation, least):
+    config = DataConfig(name="text", file=str(tmp_path / "short.txt"), length=16, validation=validation)
+    (tmp_path / "short.txt").write_text(TEXT[: least - 1])
+    with pytest.raises(ValueError, match=f"have {least} characters or more for windows of 16, got {least - 1} in"):
+        load(config, seed=0)
+    (tmp_path / "short.txt").write_text(TEXT[:least])
+    assert len(load(config, seed=0).train) >= 1
 
 
 @given(st.text(min_size=1))

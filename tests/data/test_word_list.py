@@ -12,11 +12,18 @@ def test_the_dictionarys_words_have_letters_only():
     assert all(set(word) <= set("abcdefghijklmnopqrstuvwxyz") for word in words)
 
 
-@given(st.lists(st.text("ab é", max_size=5)))
-def test_own_words_are_the_lines_each_once(tmp_path_factory, lines):
+@given(st.lists(st.text("ab é", max_size=5)), st.sampled_from(["\n", "\r\n", "\r"]))
+def test_own_words_are_the_lines_each_once(tmp_path_factory, lines, end):
     path = tmp_path_factory.mktemp("list") / "words.txt"
-    path.write_text("\r\n".join(lines), "utf-8")
-    assert read_words(str(path)) == list(dict.fromkeys(line.strip() for line in lines if line.strip()))
+    path.write_bytes(end.join(["first", *lines]).encode())
+    assert read_words(str(path)) == list(dict.fromkeys(["first", *(line.strip() for line in lines if line.strip())]))
+
+
+@pytest.mark.parametrize("text", ["", "\n \n", "\ufeff"])
+def test_a_list_without_a_word_is_refused(tmp_path, text):
+    (tmp_path / "words.txt").write_text(text, "utf-8")
+    with pytest.raises(ValueError, match=r"a word in each line, got none in .*words\.txt; name another"):
+        read_words(str(tmp_path / "words.txt"))
 
 
 def test_a_text_is_no_list_of_words(tmp_path):

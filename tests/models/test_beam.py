@@ -85,7 +85,11 @@ def test_a_beam_wider_than_all_there_is_marks_the_empty_places():
 
 @pytest.mark.parametrize(
     ("make", "message"),
-    [(lambda: Beam(0), "size must be at least 1, got 0"), (lambda: Beam(2, -1), "length_penalty must be from 0 to 10")],
+    [
+        (lambda: Beam(0), "size must be from 1 to 1000, got 0"),
+        (lambda: Beam(10**20), "size must be from 1 to 1000, got 1000"),
+        (lambda: Beam(2, -1), "length_penalty must be from 0 to 10"),
+    ],
 )
 def test_bad_input_is_refused(make, message):
     with pytest.raises(ValueError, match=message):

@@ -48,8 +48,10 @@ def test_files_and_digits(trained, tmp_path):
     reverse = Session(trained / "reverse")
     example = digits(reverse, [3, 1, 4])
     assert (example.tokens, example.inputs.tolist()) == (("3", "1", "4"), [[3, 1, 4]])
-    with pytest.raises(ValueError, match="takes no single picture"):
-        file(reverse, tmp_path / "a.png")
+    ways = {"reverse": "--ids 3 1 4", "pronounce": "--text WORD", "text": "--text TEXT", "oddity": "--sample 0"}
+    for name, way in ways.items():
+        with pytest.raises(ValueError, match=f"takes no single picture, got .*a.png; try {way}"):
+            file(Session(trained / name), tmp_path / "a.png")
 
 
 def test_of_a_long_text_the_end_is_drawn_as_far_as_the_model_reads(trained):
@@ -58,6 +60,14 @@ def test_of_a_long_text_the_end_is_drawn_as_far_as_the_model_reads(trained):
     assert text(session, "To be, or not").tokens == ("r", "space", "n", "o", "t")
     with pytest.raises(ValueError, match="a text has characters, got ''; write some"):
         text(session, "")
+
+
+def test_an_example_of_a_file_that_has_changed_is_not_taken_for_one_of_the_test_set(trained, monkeypatch, tmp_path):
+    """Its letters would have other ids."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.words").write_text("".join(f"{a}{b}{a}\n" for a in "bcdefghé" for b in "abcdefgh"))
+    with pytest.raises(ValueError, match=r"got other bytes in my\.words; put the old file back"):
+        sample(Session(trained / "words"), 0)
 
 
 def test_a_run_without_a_test_set_has_no_sample(trained, monkeypatch, tmp_path):

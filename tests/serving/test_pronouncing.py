@@ -9,7 +9,7 @@ from clearhead.models.beam import Beam
 from clearhead.models.generate import Greedy
 from clearhead.models.seq2seq import Seq2Seq
 from clearhead.serving import pronouncing
-from clearhead.serving.pronouncing import pronounce
+from clearhead.serving.pronouncing import BEAM, pronounce
 from clearhead.serving.session import Session
 
 WORDS = ["cab", "a", "dddd", "bad", "abcabc", "ba"]
@@ -38,6 +38,17 @@ def test_many_words_are_said_like_one_at_a_time(session, monkeypatch, at_once):
         (alone,) = pronounce(session, [word])
         assert [way.phones for way in alone] == [way.phones for way in expected]
         assert [way.score for way in alone] == pytest.approx([way.score for way in expected], abs=1e-4)
+
+
+def test_of_wide_beams_fewer_words_are_said_at_once(session, monkeypatch):
+    sizes, generate = [], session.model.generate
+    monkeypatch.setattr(
+        session.model, "generate", lambda source, *a, **k: sizes.append(len(source)) or generate(source, *a, **k)
+    )
+    monkeypatch.setattr(pronouncing, "AT_ONCE", 4)
+    for how in (Beam(1), BEAM, Beam(10), Beam(100)):
+        pronounce(session, WORDS, how)
+    assert sizes == [4, 2, 4, 2, 2, 2, 2, *[1] * 6]
 
 
 def test_a_score_is_the_models_own_logarithm_of_the_probability(session):

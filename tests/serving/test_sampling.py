@@ -6,6 +6,7 @@ import torch
 from clearhead.models.config import LanguageConfig
 from clearhead.models.generate import Sampling
 from clearhead.models.language import LanguageModel
+from clearhead.serving import sampling
 from clearhead.serving.sampling import MOST_LETTERS, continued, sample
 from clearhead.serving.session import Session
 
@@ -41,6 +42,15 @@ def test_a_seed_writes_the_same_again(trained, name):
     session = Session(trained / name)
     first, again, other = (sample(session, "", Sampling(seed=seed), n=3, n_tokens=150) for seed in (1, 1, 2))
     assert first == again != other
+
+
+def test_many_are_written_in_portions_that_differ(words, text, monkeypatch):
+    monkeypatch.setattr(sampling, "AT_ONCE", 4)
+    for session in (words, text):
+        found = sample(session, "", Sampling(seed=1), n=10, n_tokens=20)
+        assert len(found) == 10
+        assert found[:4] == sample(session, "", Sampling(seed=1), n=4, n_tokens=20)
+        assert found[:4] != found[4:8]
 
 
 def test_the_likeliest_alone_is_greedy(text):
@@ -85,5 +95,6 @@ def test_what_cannot_be_written(words, text, trained):
         sample(words, "ä", Sampling(), n=1, n_tokens=1)
     with pytest.raises(ValueError, match=r"words or text writes, got .*, which answers about words; ask it with"):
         sample(Session(trained / "pronounce"), "", Sampling(), n=1, n_tokens=1)
-    with pytest.raises(ValueError, match="something to write, got n=0, n_tokens=5"):
-        sample(text, "", Sampling(), n=0, n_tokens=5)
+    for n, n_tokens in ((0, 5), (5, 0), (10**30, 5), (5, 10**30)):
+        with pytest.raises(ValueError, match=f"must be from 1 to 1000000, got n={n}, n_tokens={n_tokens}; choose"):
+            sample(text, "", Sampling(), n=n, n_tokens=n_tokens)

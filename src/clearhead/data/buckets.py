@@ -13,7 +13,7 @@ def bucketed(members: Tensor, lengths: Tensor, batch_size: int, window: int, key
     """
     n_batches = len(members) // batch_size
     full, rest = members.split([n_batches * batch_size, len(members) - n_batches * batch_size])
-    ordered = [by_length(part, lengths) for part in full.split(window * batch_size)]
+    ordered = [by_length(part, lengths) for part in full.split(min(window, n_batches) * batch_size)]
     batches = torch.cat(ordered).view(n_batches, batch_size)
     return torch.cat([batches[order(key, n_batches)].flatten(), rest])
 

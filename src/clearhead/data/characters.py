@@ -3,31 +3,21 @@
 A byte is written as the character of that number, so that both kinds are read in the same way.
 """
 
-from pathlib import Path
-
 from clearhead.data.config import Level
+from clearhead.data.own_files import own_file, own_text
 
 BYTES = tuple(map(chr, range(256)))
+OTHERWISE = "convert it, or learn it with level=byte"
 
 
 def read_text(file: str, level: Level) -> str:
     """All of a file, one character for each token."""
-    data = Path(file).expanduser().read_bytes()
-    text = data.decode("latin-1") if level == "byte" else decoded(data, file)
+    text = own_file(file).read_bytes().decode("latin-1") if level == "byte" else own_text(file, OTHERWISE)
     if len(set(text)) < 2:
         raise ValueError(
             f"a text must have two different characters or more, got {len(set(text))} in {file}; choose another"
         )
     return text
-
-
-def decoded(data: bytes, file: str) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{file} must be text in UTF-8, got other bytes ({error.reason}); convert it, or learn it with level=byte"
-        ) from None
 
 
 def symbols_of(text: str, level: Level) -> tuple[str, ...]:

@@ -9,6 +9,8 @@ from clearhead.data.datasets import DATASETS
 
 Question = Literal["commonest", "repeat", "sum"]
 Level = Literal["character", "byte"]
+MOST = 10**12
+"""examples, tokens, pixels: more than any memory holds"""
 Views = Literal["one", "mirror", "moved"]
 """of an image: itself; with its mirror image; both also moved by a pixel along a diagonal, to either side"""
 
@@ -116,3 +118,5 @@ def check_whole(least: int, **sizes: int) -> None:
     for name, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool) or size < least:
             raise ValueError(f"{name} must be a whole number of at least {least}, got {size!r}; try {name}={least}")
+        if size > MOST:
+            raise ValueError(f"{name} must be a whole number of at most {MOST}, got {size}; choose a smaller one")

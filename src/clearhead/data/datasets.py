@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clearhead.data.own_files import own_file
 from clearhead.files import sha256
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def load(config: "DataConfig", seed: int) -> "DataSet":
 def digests(config: "DataConfig") -> dict[str, str]:
     """The user's own files that the data is read from, by their paths: the sha256 of each."""
     paths = [getattr(config, field) for field in DATASETS[config.name].files]
-    return {path: sha256(Path(path).expanduser()) for path in paths if path}
+    return {path: sha256(own_file(path)) for path in paths if path}
 
 
 def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

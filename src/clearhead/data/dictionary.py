@@ -13,6 +13,8 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+from clearhead.data.own_files import own_lines
+
 Pronunciations = Mapping[str, tuple[tuple[str, ...], ...]]
 """each word, with its different pronunciations in the order of the file"""
 
@@ -29,11 +31,7 @@ TEST_SHARE = 20
 
 def read_dictionary(path: str | Path, *, stress: bool) -> Pronunciations:
     """The user's own dictionary."""
-    try:
-        text = Path(path).expanduser().read_text("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} must be text in UTF-8, got other bytes ({error.reason}); convert it first") from None
-    words = grouped(entries(text.split("\n"), str(path), stress=stress))
+    words = grouped(entries(own_lines(path), str(path), stress=stress))
     if not words:
         raise ValueError(f"a dictionary has a word and its phones in each line, got none in {path}; name another file")
     return words
@@ -51,12 +49,14 @@ def embedded(*, stress: bool) -> Pronunciations:
 def entries(lines: Iterable[str], name: str, *, stress: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Word and phones of each line that has any."""
     for number, line in enumerate(lines, start=1):
-        kept = REMARK.sub("", line).strip()
+        kept = REMARK.sub("", line).rstrip()
         if not (parts := kept.split()):
             continue
-        word, phones = VARIANT.sub("", parts[0]).lower(), " ".join(parts[1:]).upper()
+        word, written = VARIANT.sub("", parts[0]).lower(), " ".join(parts[1:])
+        phones = written.upper()
+        is_one_case = written in (phones, written.lower())  # else it is two words, or phones that capitals tell apart
         is_one_word = "\t" not in kept or kept.partition("\t")[0].strip() == parts[0]
-        if not PHONES.fullmatch(phones) or not is_one_word or max(len(word), len(parts)) > MOST:
+        if not (PHONES.fullmatch(phones) and is_one_case and is_one_word) or max(len(word), len(parts)) > MOST:
             raise ValueError(
                 f"a line has a word and its phones, as in 'word W ER1 D', got {line[:60]!r} "
                 f"in line {number} of {name}; correct or remove it"
@@ -89,9 +89,9 @@ def apart(words: Iterable[str], n: int) -> tuple[list[str], list[str]]:
     """The rest, and the n words whose digests are the smallest, both in the order of their digests."""
     ordered = sorted(words, key=digest_of)
     if n >= len(ordered):
+        way = f"try validation={len(ordered) // 10}, or more words" if ordered else "add words that are not in the test"
         raise ValueError(
-            f"there must be words to learn beside those of the test and validation={n}, got {len(ordered)}; "
-            f"try validation={len(ordered) // 10}, or more words"
+            f"there must be words to learn beside those of the test and validation={n}, got {len(ordered)}; {way}"
         )
     return ordered[n:], ordered[:n]
 

@@ -42,8 +42,9 @@ def load(config: DataConfig, seed: int) -> DataSet:
     learned, held = ids[: len(ids) - n_held], ids[len(ids) - n_held :]
     n_learned, n_windows = len(learned) - length, (n_held - 1) // length if n_held else 0
     if n_learned < 1 or (config.validation and n_windows < 1):
+        least = (SHARE if config.validation else 1) * length + 1
         raise ValueError(
-            f"a text must have {SHARE * (length + 2)} characters or more for windows of {length}, got {len(ids)} "
+            f"a text must have {least} characters or more for windows of {length}, got {len(ids)} "
             f"in {config.file}; choose a longer text or a smaller length"
         )
     train = Windows(learned, length, 1, min(n_learned, config.limit or n_learned))

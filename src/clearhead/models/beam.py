@@ -15,6 +15,8 @@ from torch import Tensor
 from clearhead.models.generate import Generated, Greedy, Writer, log_probabilities
 
 NEVER = -torch.inf
+MOST = 1000
+"""sequences that are followed at once: more of them take memory and find nothing better"""
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,8 @@ class Beam:
     length_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.size, int) or self.size < 1:
-            raise ValueError(f"a beam's size must be at least 1, got {self.size}; 1 is greedy search")
+        if not isinstance(self.size, int) or not 1 <= self.size <= MOST:
+            raise ValueError(f"a beam's size must be from 1 to {MOST}, got {self.size}; 1 is greedy search")
         if not 0 <= self.length_penalty <= 10:
             raise ValueError(
                 f"length_penalty must be from 0 to 10, got {self.length_penalty}; 0 compares plain log-probabilities"

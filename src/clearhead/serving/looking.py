@@ -57,6 +57,7 @@ def look_at(session: Session, example: Example, folder: Path | None = None) -> l
 
 def sample(session: Session, number: int) -> Example:
     """Example `number` of the run's test set."""
+    session.check_files()
     data = datasets.load(session.config.data, session.config.seed)
     if not len(data.test):
         raise LookupError(f"{session.path} has no test examples, got --sample {number}; try --text instead")
@@ -79,7 +80,8 @@ def sample(session: Session, number: int) -> Example:
 def file(session: Session, path: Path, *, invert: bool = False) -> Example:
     """A picture file, cropped and resized as in training."""
     if session.normalise is None:
-        raise ValueError(f"{session.path} takes no single picture, got {path}; try --sample 0 or --ids 3 1 4")
+        way = {"digits": "--ids 3 1 4", "words": "--text WORD", "text": "--text TEXT"}.get(session.takes, "--sample 0")
+        raise ValueError(f"{session.path} takes no single picture, got {path}; try {way}")
     pixels = session.read([path])
     return picture(session, 255 - pixels if invert else pixels)
 

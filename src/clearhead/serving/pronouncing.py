@@ -36,7 +36,7 @@ def pronounce(session: Session, words: Sequence[str], how: Beam = BEAM) -> list[
     sources = Pairs.of(ids, [[END]] * len(ids))
     order = sources.lengths[:, 0].argsort(stable=True)  # words of like length need little padding
     found: list[list[Spoken]] = [[] for _ in words]
-    for chosen in order.split(AT_ONCE):
+    for chosen in order.split(max(1, AT_ONCE // max(1, how.size // BEAM.size))):  # of wide beams, fewer at once
         source, _ = sources.take(chosen)
         n_tokens = room(model.config, 1, MOST_PHONES)
         made = model.generate(

@@ -10,24 +10,41 @@ from clearhead.data.draws import key_of
 from clearhead.data.tokens import BEGIN, END, Vocabulary
 from clearhead.models.generate import Sampling, room
 from clearhead.models.language import LanguageModel
-from clearhead.serving.session import Session
+from clearhead.serving.session import AT_ONCE, Session
 
 MOST_LETTERS = 40
 """a word that is longer is broken off"""
+MOST = 1_000_000
+"""samples, and tokens of each: to write more takes longer than anybody waits"""
 FIRST = "\n"
 """what a text goes on from without a prompt, if it has lines"""
 
 
 def sample(session: Session, prompt: str, how: Sampling, *, n: int, n_tokens: int) -> list[str]:
     """n continuations of a prompt, each with the prompt before it: words to their end, of a text n_tokens."""
-    model, known = session.model, Vocabulary(session.symbols)
-    if not isinstance(model, LanguageModel):
+    if not isinstance(session.model, LanguageModel):
         raise ValueError(
             f"a run of the recipe words or text writes, got {session.path}, which answers about {session.takes}; "
             f"ask it with: clearhead predict {session.path}"
         )
-    if n < 1 or n_tokens < 1:
-        raise ValueError(f"there must be something to write, got n={n}, n_tokens={n_tokens}; choose 1 or more of both")
+    if not (1 <= n <= MOST and 1 <= n_tokens <= MOST):
+        raise ValueError(f"n and n_tokens must be from 1 to {MOST}, got n={n}, n_tokens={n_tokens}; choose others")
+    found: list[str] = []
+    for i in range(0, n, AT_ONCE):  # more at once might not fit into memory
+        found += portion(session, session.model, prompt, with_seed(how, i), n=min(AT_ONCE, n - i), n_tokens=n_tokens)
+    return found
+
+
+def with_seed(how: Sampling, part: int) -> Sampling:
+    """The same with other random numbers, which follow from its seed; for part 0 with its own."""
+    if how.seed is None or not part:
+        return how
+    return replace(how, seed=key_of(how.seed, "sample", part) >> 1)  # torch takes 63 bits
+
+
+def portion(session: Session, model: LanguageModel, prompt: str, how: Sampling, *, n: int, n_tokens: int) -> list[str]:
+    """As many as the model writes side by side."""
+    known = Vocabulary(session.symbols)
     level = session.config.data.level
     symbols = from_user(prompt, level)
     if known.has_marks:
@@ -48,7 +65,6 @@ def continued(model: LanguageModel, ids: Tensor, how: Sampling, n_tokens: int) -
     while left:
         seen = ids[:, -context:] if ids.shape[1] < context else ids[:, -max(1, context // 2) :]
         count = min(left, context - seen.shape[1] + 1)
-        seed = None if how.seed is None else key_of(how.seed, "sample", left) >> 1  # torch takes 63 bits
-        ids = torch.cat([ids, model.generate(seen, replace(how, seed=seed), n_tokens=count).ids], dim=1)
+        ids = torch.cat([ids, model.generate(seen, with_seed(how, left), n_tokens=count).ids], dim=1)
         left -= count
     return ids

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from clearhead.data import mnist
 from clearhead.data.dataset import Normalise
+from clearhead.data.datasets import changed_files, digests
 from clearhead.data.pictures import read_picture, resize
 from clearhead.data.views import mean_over_views
 from clearhead.models.config import VisionConfig
@@ -85,6 +86,15 @@ class Session:
             "words": "write words instead",
             "text": f"let it write: clearhead sample {self.path}",
         }[self.takes]
+
+    def check_files(self) -> None:
+        """In a file that has changed, words that validate or test may be such as were learnt, and ids may stand for
+        other symbols."""
+        if changed := changed_files(self.files, digests(self.config.data)):
+            raise ValueError(
+                f"{self.path} is measured on the data of its training, got other bytes in {', '.join(changed)}; "
+                "put the old file back"
+            )
 
     def predict(self, images: Tensor | Sequence[str | Path], *, invert: bool = False) -> list[Answer]:
         """An answer for each picture: files, or uint8 (B,C,height,width). `invert` makes dark light: MNIST's digits

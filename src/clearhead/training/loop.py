@@ -27,7 +27,7 @@ from clearhead.training.run import RunDirectory
 from clearhead.training.schedule import multiplier
 from clearhead.training.setup import Setup, own_surroundings, set_up
 from clearhead.training.signals import DIVERGED, FINISHED, STOPPED, StopRequest, stopping_on_signals
-from clearhead.training.state import Standing, restore, snapshot, use_weights
+from clearhead.training.state import Standing, restore, snapshot, told_of_changed_files, use_weights
 
 Reason = Literal["finished", "patience", "stopped"]
 
@@ -69,7 +69,9 @@ def resume(folder: str | Path, *, shard: bool = False, quiet: bool = False) -> O
         run = RunDirectory.open(folder, display.warn) if team.is_first else None
         config = RunConfig.from_dict(team.share(run.config if run else None))
         with own_surroundings(config.training.threads):
-            return fit(set_up(config, team, shard=shard, report=display.warn), run, display)
+            with told_of_changed_files(run, config):
+                setup = set_up(config, team, shard=shard, report=display.warn)
+            return fit(setup, run, display)
 
 
 def fit(setup: Setup, run: RunDirectory | None, display: Display) -> Outcome:

@@ -1,7 +1,8 @@
 """What a run is besides its config: to a checkpoint and back, bit for bit, over any number of processes."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,11 +10,13 @@ import torch
 from torch import Tensor
 
 from clearhead.data.dataset import DataSet
-from clearhead.data.datasets import changed_files
+from clearhead.data.datasets import changed_files, digests
 from clearhead.data.draws import key_of
 from clearhead.training.checkpoint import Snapshot
+from clearhead.training.config import RunConfig
 from clearhead.training.ema import weights_to_use
 from clearhead.training.metrics import N_COUNTS
+from clearhead.training.run import RunDirectory
 from clearhead.training.setup import Setup
 from clearhead.training.sharding import fill, gathered
 
@@ -83,7 +86,7 @@ def restore(setup: Setup, found: Snapshot | None, report: Callable[[str], None])
     state = processes.share(None if found is None else found.state)
     if state is None:
         return Standing()
-    check_files(state["data"].get("files", {}), setup.data)  # runs of before have none
+    check_files(state, setup.data.files)
     standing = Standing.from_json(state["standing"])
     fill(setup.model.state_dict(), processes.share_tensors(found.model if found else {}))
     optimizer = processes.share_tensors(found.optimizer if found else {})
@@ -95,13 +98,24 @@ def restore(setup: Setup, found: Snapshot | None, report: Callable[[str], None])
     return standing
 
 
-def check_files(before: dict[str, str], data: DataSet) -> None:
+def check_files(state: dict[str, Any], now: Mapping[str, str]) -> None:
     """With other words in a file, other words would validate, and some of them are learnt already."""
-    if changed := changed_files(before, data.files):
+    if changed := changed_files(state["data"].get("files", {}), now):  # runs of before have none
         raise ValueError(
             f"a run goes on with the data that it began with, got other bytes in {', '.join(changed)}; "
             "put the old file back, or train anew"
         )
+
+
+@contextmanager
+def told_of_changed_files(run: RunDirectory | None, config: RunConfig) -> Iterator[None]:
+    """What data of other bytes may break inside (too few words, other letters) is told as that."""
+    try:
+        yield
+    except (ValueError, LookupError):
+        if run and (found := run.newest()):
+            check_files(found.state, digests(config.data))
+        raise
 
 
 def use_weights(setup: Setup, found: Snapshot | None) -> None:

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.insight.doctor.calling import call, said
+from clearhead.insight.doctor.calling import call, plans, said
 from clearhead.insight.doctor.feeds import Features, Ids, Images
+from clearhead.insight.doctor.parameters import parameters_of
 
 
 def plan_of(module, width=None, length=None):
@@ -142,3 +143,19 @@ def test_a_mistake_in_forward_is_told_as_that(ward):
 def test_the_length_that_was_tried_is_told():
     with pytest.raises(ValueError, match=r"must take one of features \(5,9,3\), got"):
         call(nn.Linear(4, 4), 3, 9)
+
+
+def test_many_required_masks_are_tried_in_reasonable_time():
+    class Asking(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens = nn.Embedding(9, 4)
+
+        def forward(self, src, tgt, src_mask, tgt_mask, src_padding_mask, tgt_padding_mask, memory_key_padding_mask):
+            pairs, tokens = (src_mask, tgt_mask), (src_padding_mask, tgt_padding_mask, memory_key_padding_mask)
+            if {mask.dim() for mask in pairs} != {3} or {mask.dim() for mask in tokens} != {2}:
+                raise RuntimeError("not these")
+            return self.tokens(tgt) + self.tokens(src).mean(1, keepdim=True)
+
+    assert {e.shape for e in plan_of(Asking()).masks.values()} == {"(B,Q,K)", "(B,K)"}
+    assert len(list(plans(Asking(), parameters_of(Asking().forward), None, None))) < 10_000

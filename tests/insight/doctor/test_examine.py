@@ -168,3 +168,49 @@ def test_an_answer_may_be_shorter_for_other_input(ward):
             return super().forward(idx)[:, : 7 if idx[0, 0] == self.first else 3]
 
     assert "it breaks here: RuntimeError: The size of tensor" in examine(Short())["examples"].text
+
+
+def test_a_module_that_remembers_is_blamed_for_that_alone(ward):
+    class Remembering(ward.GPT):
+        """Keys and values of earlier calls would do the same."""
+
+        before = 0.0
+
+        def forward(self, idx):
+            self.before = self.before + super().forward(idx).mean(1, keepdim=True)
+            return self.before
+
+    report = examine(Remembering())
+    assert [finding.check for finding in report.faults] == ["answer"]
+    assert {report[check].verdict for check in ("causality", "examples", "gradient")} == {"not checked"}
+    assert report["saving"].verdict == "fine"
+    assert "causality" not in {finding.check for finding in examine(Remembering(), causal=False).findings}
+
+
+def test_a_module_may_write_into_its_input():
+    class Adding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.places = nn.Parameter(torch.randn(16, 8))
+            self.inner = layer(batch_first=True)
+
+        def forward(self, x):
+            x += self.places[: x.shape[1]].detach()
+            n = x.shape[1]
+            return self.inner(x, torch.ones(n, n, dtype=torch.bool).triu(1))
+
+    found = {finding.check for finding in examine(Adding()).faults}
+    assert found == {"gradient"}  # of the places
+
+
+def test_what_a_file_sets_for_all_of_torch_changes_nothing(ward):
+    expected = examine(ward.Encoder(ward.Infinite), causal=False)
+    try:
+        torch.set_default_dtype(torch.float64)
+        torch.autograd.set_detect_anomaly(True)
+        found = examine(ward.Encoder(ward.Infinite).float(), causal=False)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.autograd.set_detect_anomaly(False)
+    assert [(one.check, one.verdict) for one in found.findings] == [(f.check, f.verdict) for f in expected.findings]
+    assert found["empty rows"].verdict == "fault"

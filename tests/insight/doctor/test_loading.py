@@ -117,3 +117,9 @@ def test_a_file_that_asks_for_an_accelerator_gets_none(folder, monkeypatch):
     (folder / "users_device.py").write_text(f"{FILE}\nready.where = 'cuda' if torch.cuda.is_available() else 'cpu'")
     assert load("users_device:ready", folder).where == "cpu"
     assert torch.cuda.is_available()
+
+
+def test_a_name_that_is_made_when_it_is_asked_for_may_break(folder):
+    (folder / "users_lazy.py").write_text("def __getattr__(name):\n    import not_installed_here\n")
+    with pytest.raises(ValueError, match=r"must have 'GPT', got ModuleNotFoundError: .*\(users_lazy.py:2\); install"):
+        load("users_lazy:GPT", folder)

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from clearhead.insight.doctor.calling import call
-from clearhead.insight.doctor.order import check_answer, check_examples, check_order
+from clearhead.insight.doctor.order import check_again, check_answer, check_examples, check_order
 
 
 def subject_of(module):
@@ -60,6 +60,34 @@ def test_length_first_is_a_warning_since_it_may_be_forgotten():
 def test_an_answer_must_come_again(ward):
     assert check_answer(subject_of(ward.GPT())).verdict == "fine"
     assert "F.dropout needs training" in check_answer(subject_of(ward.AlwaysDropping())).text
+
+
+def test_what_changes_from_call_to_call_is_told_from_chance(ward):
+    class Counting(ward.GPT):
+        n = 0
+
+        def forward(self, idx):
+            self.n += 1
+            return self.answer(super().forward(idx))
+
+        def answer(self, logits):
+            return logits + self.n
+
+    class Growing(Counting):
+        def answer(self, logits):
+            return logits[..., : self.n]
+
+    class Breaking(Counting):
+        def answer(self, logits):
+            return logits + torch.zeros(logits.shape[0] if self.n == 1 else 3, 1, 1)
+
+    assert check_again(subject_of(ward.GPT())) is None
+    assert check_again(subject_of(ward.AlwaysDropping())) is None  # by torch's own random numbers
+    for kind in (Counting, Growing):
+        found = check_again(subject_of(kind()))
+        assert found.verdict == "fault"
+        assert "differ, with the same random numbers: it keeps something" in found.text
+    assert "called once more it breaks with RuntimeError: The size of" in check_again(subject_of(Breaking())).text
 
 
 def test_an_answer_must_be_finite(ward):

@@ -72,3 +72,5 @@ def test_what_cannot_be_filled_is_named():
         roles("x, edges, nodes=3")
     with pytest.raises(ValueError, match="must name its parameters, got none"):
         roles("*args, **more")
+    with pytest.raises(ValueError, match="must have parameters that Python knows, got one without a signature"):
+        parameters_of(type)  # Python knows no signature of it

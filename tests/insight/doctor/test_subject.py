@@ -31,6 +31,19 @@ def test_settings_come_back_after_an_error():
     assert [*seen, torch.get_default_dtype()] == [torch.float64, torch.float32]
 
 
+def test_what_a_forward_does_to_its_input_stays_in_that_call():
+    class Clearing(nn.Module):
+        def forward(self, x):
+            return x.mul_(0) + 1
+
+    subject = call(Clearing(), None, None).subject
+    inputs = subject.draw(0)
+    before = {name: x.clone() for name, x in inputs.items()}
+    subject.answer(inputs)
+    assert subject.dtype == torch.float64
+    assert all(torch.equal(x, before[name]) for name, x in inputs.items())
+
+
 def test_only_what_is_asked_for_is_changed(ward):
     subject = call(ward.GPT(), None, None).subject
     inputs = subject.draw(0)
@@ -67,12 +80,21 @@ def test_the_answer_is_found_among_what_is_returned():
         loss: torch.Tensor
         scores: torch.Tensor
 
+    @dataclass(slots=True)
+    class Slotted(Answer):
+        logits: torch.Tensor
+
     assert tensor_of(Answer(loss, state)) is state
+    assert tensor_of(Slotted(loss, state, logits)) is logits
     assert tensors_of([logits, loss, "words", torch.zeros(2, 2, dtype=torch.long)]) == [logits, loss]
     with pytest.raises(ValueError, match=r"must return a tensor \(batch, ...\), or a tuple, .* with one, got str"):
         tensor_of("words")
     with pytest.raises(ValueError, match=r"with one, got torch.float32 \(\); return one"):
         tensor_of(loss)
+    with pytest.raises(ValueError, match=r"with one, got torch.float32 \(2, 0\); return one"):
+        tensor_of(logits[:, :0])
+    with pytest.raises(ValueError, match=r"got torch.float32 \(2, 3\), torch.sparse_coo; return one"):
+        tensor_of(logits.to_sparse())
 
 
 def test_weights_are_shaken_and_frozen_ones_are_not():

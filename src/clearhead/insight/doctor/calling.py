@@ -1,6 +1,7 @@
 """Finds out how a module can be called: by the names of its parameters, then by trying."""
 
 import traceback
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -11,7 +12,7 @@ from torch import nn
 
 from clearhead.insight.doctor.encodings import LENGTHS, OF_PAIRS, OF_TOKENS, Encoding, encodings
 from clearhead.insight.doctor.feeds import Features, Feed, Ids, Images, feeds_for, lengths_of
-from clearhead.insight.doctor.parameters import Parameter, parameters_of, sequences
+from clearhead.insight.doctor.parameters import Parameter, is_about_source, parameters_of, sequences
 from clearhead.insight.doctor.report import listed
 from clearhead.insight.doctor.subject import EXAMPLES, NoAnswerError, Plan, Subject, copied, shaken, unwrapped
 from clearhead.insight.leaks import movement
@@ -96,7 +97,7 @@ def plans(model: nn.Module, parameters: list[Parameter], width: int | None, leng
                 continue
             sizes = {main: 0}
         plan = Plan(main, source, both, sizes, same, batch_first=batch_first)
-        for nothing, masks in fillings(parameters, main, source):
+        for nothing, masks in fillings(parameters, source):
             yield replace(plan, nothing=nothing, masks=masks)
 
 
@@ -107,9 +108,7 @@ def source_feed(model: nn.Module, feed: Feed, is_memory: bool) -> Feed:
     return Features(next(module.embedding_dim for module in model.modules() if isinstance(module, nn.Embedding)))
 
 
-def fillings(
-    parameters: list[Parameter], main: str, source: str | None
-) -> Iterator[tuple[tuple[str, ...], dict[str, Encoding]]]:
+def fillings(parameters: list[Parameter], source: str | None) -> Iterator[tuple[tuple[str, ...], dict[str, Encoding]]]:
     """What required masks may get: nothing at first, then masks that hide nothing, written in every way."""
     masks = [p for p in parameters if p.is_required and p.role in ("padding", "attention")]
     lengths = {p.name: LENGTHS for p in parameters if p.is_required and p.role == "lengths"}
@@ -117,11 +116,23 @@ def fillings(
     yield (*others, *(p.name for p in masks)), lengths
     if not masks:
         return
-    shapes = [(*OF_TOKENS, "(Q,K)") if p.role == "padding" else OF_PAIRS + OF_TOKENS[:3] for p in masks]
+    groups = of_one_shape(masks, source)
+    shapes = [(*OF_TOKENS, "(Q,K)") if g[0].role == "padding" else OF_PAIRS + OF_TOKENS[:3] for g in groups]
     meanings = list(dict.fromkeys(encoding.meaning for encoding in encodings(OF_PAIRS)))
     for meaning, chosen in product(meanings, product(*shapes)):
-        written = {p.name: Encoding(shape, meaning) for p, shape in zip(masks, chosen, strict=True)}
+        written = {p.name: Encoding(shape, meaning) for g, shape in zip(groups, chosen, strict=True) for p in g}
         yield others, {**written, **lengths}
+
+
+def of_one_shape(masks: list[Parameter], source: str | None) -> list[list[Parameter]]:
+    """One or two masks may be of any shapes. Of more, to try all would take for ever: those of a role, or where there
+    is but one role, those of a sequence, are tried in the same shape."""
+    if len(masks) <= 2:
+        return [[mask] for mask in masks]
+    is_one_role, groups = len({mask.role for mask in masks}) == 1, defaultdict(list)
+    for mask in masks:
+        groups[is_about_source(mask.name, source) if is_one_role else mask.role].append(mask)
+    return list(groups.values())
 
 
 def with_labels(subject: Subject, parameters: list[Parameter]) -> Subject:
@@ -129,10 +140,10 @@ def with_labels(subject: Subject, parameters: list[Parameter]) -> Subject:
     labels = tuple(
         p.name for p in parameters if p.role == "labels" and isinstance(subject.plan.feeds[subject.plan.main], Ids)
     )
-    if not labels or subject.has_places(subject.answer(subject.draw(0))):
-        return subject
     more = subject.by(same=(*subject.plan.same, *labels))
     try:
+        if not labels or subject.has_places(subject.answer(subject.draw(0))):
+            return subject
         return more if more.has_places(more.answer(more.draw(0))) else subject
     except Exception:
         return subject
@@ -153,10 +164,13 @@ def is_length_first(subject: Subject) -> bool:
     if plan.source is not None or not plan.batch_first or not subject.has_tokens:
         return False
     inputs = subject.draw(0)
-    before = subject.answer(inputs)
+    others = [inputs, *(subject.changed(inputs, plan.main, at) for at in (0, (slice(None), 0)))]
+    try:
+        before, by_first, by_second = map(subject.answer, others)
+    except Exception:  # a module may break when it is called again
+        return False
     if not subject.has_places(before):
         return False
-    by_first, by_second = (subject.answer(subject.changed(inputs, plan.main, at)) for at in (0, (slice(None), 0)))
     if not before.shape == by_first.shape == by_second.shape:  # how long the answer is depends on the input
         return False
     by_first, by_second = movement(before, by_first), movement(before, by_second)

@@ -1,6 +1,6 @@
 """The examination: every check of anybody's module, in the order in which one thing explains the next."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from torch import nn
@@ -12,7 +12,8 @@ from clearhead.insight.doctor.shown import check_rows
 from clearhead.insight.doctor.subject import unwrapped
 
 Check = Callable[[], list[Finding]]
-NEEDS_NUMBERS = ("padding", "empty rows", "weights", "order", "scale", "norms", "gradient", "dtype")
+INNER = ("padding", "empty rows", "weights", "examples", "order", "scale", "norms", "gradient", "dtype")
+"""what needs finite numbers"""
 
 
 def examine(
@@ -30,7 +31,11 @@ def examine(
     """
     if not isinstance(module, nn.Module):
         raise ValueError(f"examine needs an nn.Module, got {type(module).__name__}; pass the module itself")
-    called = padding.with_required_masks(call(module, width, length))
+    called = call(module, width, length)
+    if (changing := order.check_again(called.subject)) is not None:
+        findings = [changing, *unchecked([*["causality"] * causal, *INNER], "its answers differ from call to call")]
+        return reported(module, called, findings, name)
+    called = padding.with_required_masks(called)
     findings = found("answer", lambda: [order.check_answer(called.subject)])
     if causal:
         called = replace(called, subject=causality.with_causal_mask(called))
@@ -38,9 +43,18 @@ def examine(
     if called.subject.answer(called.subject.draw(0)).isfinite().all():
         findings += inner_findings(called, causal)
     else:
-        findings += [Finding(check, "not checked", "the answer is not finite") for check in NEEDS_NUMBERS]
-    findings += saving.check_saving(module)
-    return Report(name or type(unwrapped(module)).__name__, called.describe(), tuple(findings))
+        findings += unchecked(INNER, "the answer is not finite")
+    return reported(module, called, findings, name)
+
+
+def unchecked(checks: Sequence[str], why: str) -> list[Finding]:
+    return [Finding(check, "not checked", why) for check in checks]
+
+
+def reported(module: nn.Module, called: Called, findings: list[Finding], name: str | None) -> Report:
+    """With the check that calls nothing."""
+    everything = (*findings, *saving.check_saving(module))
+    return Report(name or type(unwrapped(module)).__name__, called.describe(), everything)
 
 
 def inner_findings(called: Called, causal: bool) -> list[Finding]:

@@ -102,8 +102,11 @@ def said_of_file(error: Exception) -> str:
 
 
 def find(module: Any, path: str, name: str) -> Any:
-    if hasattr(module, name):
-        return getattr(module, name)
+    try:
+        if hasattr(module, name):
+            return getattr(module, name)
+    except Exception as error:  # some packages import a name when it is asked for
+        raise ValueError(f"{path} must have {name!r}, got {said(error)}; install what it needs, or mend it") from None
     known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
     own = [key for key in known if getattr(vars(module)[key], "__module__", None) == module.__name__]
     near = get_close_matches(name, known, n=1)

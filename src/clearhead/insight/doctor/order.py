@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from clearhead.insight.doctor.calling import said
 from clearhead.insight.doctor.influence import roughly_moved
 from clearhead.insight.doctor.report import Finding
 from clearhead.insight.doctor.subject import Subject
@@ -63,6 +64,20 @@ def check_examples(subject: Subject) -> Finding:
         )
         return Finding("examples", "warning", text)
     return Finding("examples", "fine", "no example of a batch moves another")
+
+
+def check_again(subject: Subject) -> Finding | None:
+    """The same input twice, with the same random numbers. If the answer moves all the same, no other check could tell
+    what moves it from what it changes itself."""
+    inputs = subject.draw(0)
+    kept = "it keeps something from call to call, or draws from elsewhere than torch; make it a function of its input"
+    try:
+        first, second = subject.answer(inputs), subject.answer(inputs)
+    except Exception as error:
+        return Finding("answer", "fault", f"called once more it breaks with {said(error)}: {kept}")
+    if first.shape == second.shape and not movement(first, second).any():
+        return None
+    return Finding("answer", "fault", f"two answers to the same input differ, with the same random numbers: {kept}")
 
 
 def check_answer(subject: Subject) -> Finding:

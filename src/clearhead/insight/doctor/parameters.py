@@ -49,9 +49,16 @@ class Parameter:
 
 def parameters_of(forward: Callable[..., Any]) -> list[Parameter]:
     """Those that the doctor knows how to fill; refuses a forward() with a required one that it does not know."""
+    try:
+        signature = inspect.signature(forward)
+    except (TypeError, ValueError):
+        raise ValueError(
+            "a module's forward() must have parameters that Python knows, got one without a signature; "
+            "write a wrapper with forward(self, x)"
+        ) from None
     named = [
         parameter
-        for parameter in inspect.signature(forward).parameters.values()
+        for parameter in signature.parameters.values()
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
     if not named:

@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -82,7 +82,7 @@ class Subject:
         """All that forward() gets, as it wants it."""
         given: dict[str, Any] = {}
         for name, x in inputs.items():
-            x = x.to(self.dtype) if x.is_floating_point() else x.clone()
+            x = x.to(self.dtype if x.is_floating_point() else x.dtype, copy=True)  # forward() may write into it
             given[name] = x if self.plan.batch_first else x.transpose(0, 1)
         given |= dict.fromkeys(self.plan.same, given[self.plan.main])
         given |= dict.fromkeys(self.plan.nothing)
@@ -179,7 +179,8 @@ def shaken(module: nn.Module) -> nn.Module:
 def undisturbed(dtype: torch.dtype, seed: int) -> Iterator[None]:
     """Random numbers come from this seed, tensors are born in this dtype; afterwards everything is as before.
 
-    torch.nn's fast path and compiled code are off: neither is exact in float64, and neither shows its attention.
+    torch.nn's fast path and compiled code are off: neither is exact in float64, and neither shows its attention. So is
+    the detection of anomalies, which turns a NaN into an error.
     """
     was_dtype, was_fast = torch.get_default_dtype(), torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
@@ -187,13 +188,13 @@ def undisturbed(dtype: torch.dtype, seed: int) -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings())
         stack.callback(torch.set_default_dtype, was_dtype)
         stack.callback(torch.backends.mha.set_fastpath_enabled, was_fast)
+        stack.enter_context(torch.autograd.set_detect_anomaly(False))
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         warnings.simplefilter("ignore")
         torch.default_generator.manual_seed(seed)
         torch.backends.mha.set_fastpath_enabled(False)
-        if dtype == torch.float64:
-            torch.set_default_dtype(dtype)
+        torch.set_default_dtype(torch.float64 if dtype == torch.float64 else torch.float32)
         yield
 
 
@@ -204,9 +205,11 @@ class NoAnswerError(ValueError):
 def tensor_of(output: Any) -> Tensor:
     """The answer itself, where a module returns more than one thing: logits, or the first tensor of numbers."""
     for part in tensors_of(output):
-        if part.dim() > 1:
+        if part.dim() > 1 and part.numel():
             return part
-    came = f"{output.dtype} {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+    came = type(output).__name__
+    if isinstance(output, Tensor):
+        came = f"{output.dtype} {tuple(output.shape)}" + f", {output.layout}" * (output.layout != torch.strided)
     raise NoAnswerError(
         f"must return a tensor (batch, ...), or a tuple, dict or dataclass with one, got {came}; return one"
     )
@@ -219,7 +222,14 @@ def tensors_of(output: Any) -> list[Tensor]:
     elif isinstance(output, list | tuple):
         parts = list(output)
     else:
-        named = output if isinstance(output, Mapping) else getattr(output, "__dict__", {})  # a dataclass
+        named = output if isinstance(output, Mapping) else attributes(output)
         first = [name for name in ("logits", "last_hidden_state") if name in named]
         parts = [named[name] for name in dict.fromkeys([*first, *named])]
-    return [part for part in parts if isinstance(part, Tensor) and part.is_floating_point()]
+    dense = (part for part in parts if isinstance(part, Tensor) and part.layout == torch.strided)
+    return [part for part in dense if part.is_floating_point()]
+
+
+def attributes(output: Any) -> dict[str, Any]:
+    """Of a dataclass, with slots or without, or of anything else."""
+    slots = {one.name: getattr(output, one.name) for one in fields(output)} if is_dataclass(output) else {}
+    return {**slots, **getattr(output, "__dict__", {})}

@@ -1,0 +1,61 @@
+import os
+
+import pytest
+
+from clearhead.data.characters import read_text
+from clearhead.data.config import DataConfig
+from clearhead.data.datasets import digests
+from clearhead.data.dictionary import read_dictionary
+from clearhead.data.own_files import own_file, own_lines, own_text
+from clearhead.data.word_list import read_words
+
+READERS = {
+    "dictionary": lambda path: read_dictionary(path, stress=False),
+    "words": read_words,
+    "characters": lambda path: read_text(path, "character"),
+    "bytes": lambda path: read_text(path, "byte"),
+    "digest": lambda path: digests(DataConfig(name="text", file=path)),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_may_never_end_is_refused_before_it_is_opened(tmp_path, reader):
+    os.mkfifo(tmp_path / "pipe")  # nobody writes: to open it would take for ever
+    for path in (str(tmp_path / "pipe"), "/dev/zero"):
+        with pytest.raises(ValueError, match=f"from files, and more than once, got a pipe or a device: {path}; save"):
+            READERS[reader](path)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_is_no_file_is_the_systems_to_say(tmp_path, reader):
+    with pytest.raises(IsADirectoryError):
+        READERS[reader](str(tmp_path))
+    with pytest.raises(FileNotFoundError):
+        READERS[reader](str(tmp_path / "nothing"))
+
+
+def test_homes(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert own_file("~/x") == tmp_path / "x"
+    with pytest.raises(
+        ValueError, match="must be somebody's home, got '~nobody-of-this-name/x'; write the path in full"
+    ):
+        own_file("~nobody-of-this-name/x")
+
+
+@pytest.mark.parametrize("reader", ["dictionary", "words", "characters"])
+def test_utf_16_is_no_text(tmp_path, reader):
+    (tmp_path / "x").write_bytes("word W ER D\n".encode("utf-16-le"))  # without a mark these bytes are UTF-8, too
+    with pytest.raises(ValueError, match=r"x must be text in UTF-8, got other bytes \(a zero\); convert it"):
+        READERS[reader](str(tmp_path / "x"))
+
+
+def test_any_bytes_are_read_as_bytes(tmp_path):
+    (tmp_path / "x").write_bytes(b"\0\xff")
+    assert read_text(str(tmp_path / "x"), "byte") == "\0\xff"
+
+
+def test_lines_end_as_on_any_system(tmp_path):
+    (tmp_path / "x").write_bytes("\ufeffa\r\nb\rc\n\x85d\u2028".encode())
+    assert own_lines(tmp_path / "x") == ["a", "b", "c", "\x85d\u2028"]
+    assert own_text(tmp_path / "x") == "a\r\nb\rc\n\x85d\u2028"
