@@ -51,10 +51,15 @@ class Soak:
     in_saves: int = 0
     resumable: int = 0
     """kills between the first checkpoint and the last: the others only prove that a run can begin or be over"""
+    longest_wait: float = 0.01
+    """seconds between the beginning of a save and a kill in it; shorter after each save that was over by then"""
     first_checkpoint: float = 0.0
     """seconds from the start of the undisturbed run to its first checkpoint"""
     end: float = 0.0
     """and to its end"""
+
+    def is_enough(self, n_kills: int) -> bool:
+        return self.resumable >= n_kills and 3 * self.in_saves >= self.kills
 
     def account(self) -> str:
         return f"{self.kills} kills, {self.in_saves} in a save, {self.resumable} in the midst of training"
@@ -102,7 +107,10 @@ class Soak:
             self.check_end(process, name)
             return False
         self.kills += 1
-        self.in_saves += bool(saves(self.run_of(name)) - left)  # what the kill before this one left does not count
+        was_in_save = bool(saves(self.run_of(name)) - left)  # what the kill before this one left does not count
+        self.in_saves += was_in_save
+        if in_save and not was_in_save:
+            self.longest_wait *= 0.8
         newest, last = self.newest_step(name), self.newest_step(UNDISTURBED)
         self.resumable += 0 < newest < last
         print(self.account(), flush=True)
@@ -123,7 +131,7 @@ class Soak:
                 while bool(saves(self.run_of(name)) - left) != wanted and process.poll() is None:
                     self.check_patience(began, name)
                     time.sleep(0.0002)
-        time.sleep(self.moments.uniform(0, 0.01))
+        time.sleep(self.moments.uniform(0, self.longest_wait))
 
     def newest_step(self, name: str) -> int:
         """0 before the first checkpoint. None may be damaged."""
@@ -204,10 +212,10 @@ def soak(job: Soak, n_kills: int) -> int:
     print("an undisturbed run ...", flush=True)
     job.finish(UNDISTURBED)
     n_runs = 0
-    while job.resumable < n_kills:
+    while not job.is_enough(n_kills):
         n_runs += 1
         name = f"killed-{n_runs}"
-        while job.resumable < n_kills and job.kill_once(name, in_save=3 * job.in_saves <= job.kills):
+        while not job.is_enough(n_kills) and job.kill_once(name, in_save=3 * job.in_saves <= job.kills):
             pass
         job.finish(name)
         if found := differences(job.run_of(UNDISTURBED), job.run_of(name)):

@@ -52,7 +52,7 @@ RECIPES = {
         cifar10_fast, "photographs of ten classes, on a laptop", Measured(seconds=2549, accuracy=0.9118)
     ),
     "cifar10-bert": Recipe(cifar10_bert, "the same with a BERT-style encoder of 12 layers"),
-    "fashion": Recipe(fashion, "clothes of ten classes"),
+    "fashion": Recipe(fashion, "clothes of ten classes", Measured(seconds=574, accuracy=0.9189)),
     "pronounce": Recipe(pronounce, "how English words are said"),
     "pronounce-fast": Recipe(pronounce_fast, "the same, in a few minutes"),
     "words": Recipe(words, "words that nobody has written yet"),

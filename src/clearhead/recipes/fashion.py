@@ -1,8 +1,8 @@
 """Fashion-MNIST, clothes instead of digits, with the model of `mnist`: harder, and just as quick.
 
 clearhead data get fashion && clearhead train fashion
-takes      not measured yet: --dry-run estimates it
-reaches    not measured yet
+takes      10 minutes on one processor core
+reaches    91.89%, mean over each image and its mirror image
 """
 
 from dataclasses import replace
