@@ -1,8 +1,8 @@
 """Memory that a step gives back is kept for the next step.
 
 glibc hands large blocks back to the system as soon as they are free, and the system clears every page of them when
-they are taken again. A training step frees and takes the same hundreds of megabytes each time: on two cores that was
-a fifth of the step of `mnist`. No number changes.
+they are taken again. A training step frees and takes the same hundreds of megabytes each time: a run of `mnist` had ten
+times as many page faults. No number changes. What it gains in time is in docs/lab-notes.md.
 """
 
 import ctypes
