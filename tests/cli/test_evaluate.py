@@ -62,7 +62,7 @@ def test_loss_and_accuracy_of_any_other_run(capsys):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("runs/reverse --beam 3", "--test and --beam are for runs of pronounce, got runs/reverse"),
+        ("runs/reverse --beam 3", "--test, --beam and --with are for runs of pronounce, got runs/reverse"),
         ("runs/pronounce --beam 0", "a beam's size must be from 1 to 1000, got 0"),
         ("runs/pronounce --part trian", "invalid choice: 'trian'"),
         ("runs/nothing", "a run is a folder with a config.json"),

@@ -72,7 +72,7 @@ def test_digits(trained, capsys):
         ("RUN/reverse --ids 3 x", 2, "--ids: invalid int value: 'x'"),
         ("RUN/reverse --ids 33", 2, "ids must be from 0 to 9, got 33"),
         (f"RUN/reverse --ids {'3' * 30}", 2, f"ids must be from 0 to 9, got {'3' * 30}"),
-        ("RUN/reverse --ids 3 --beam 2", 2, "--beam is for words and runs of pronounce, got"),
+        ("RUN/reverse --ids 3 --beam 2", 2, "--beam and --with are for words and runs of pronounce, got"),
         ("RUN/mnits a.png", 2, "did you mean"),
     ],
 )

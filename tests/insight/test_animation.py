@@ -20,6 +20,18 @@ def test_one_frame_for_each_step_and_the_last_stays(tmp_path):
     assert pauses[2] == LAST * pauses[0]
 
 
+def test_nothing_moves_but_the_weights_and_the_step(tmp_path):
+    alike = torch.full((3, 4, 4), 0.25)
+    with Image.open(save_animation([0, 500, 12_000], alike, tmp_path / "a.gif")) as animation:
+        frames = []
+        for i in range(3):
+            animation.seek(i)
+            frames.append(np.asarray(animation.convert("RGB")).astype(int))
+    moved = [np.nonzero(np.abs(frame - frames[-1]).max((1, 2)) > 40)[0] for frame in frames[:-1]]
+    title = 80  # rows: the title and the step stand above the map
+    assert all(len(rows) and rows.max() < title for rows in moved)
+
+
 def test_mistakes_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"saved as \.gif, got 'a\.png'; try a\.gif"):
         save_animation([0], torch.zeros(1, 2, 2), tmp_path / "a.png")

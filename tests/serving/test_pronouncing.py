@@ -1,4 +1,5 @@
 import math
+from copy import copy
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from clearhead.models.beam import Beam
 from clearhead.models.generate import Greedy
 from clearhead.models.seq2seq import Seq2Seq
 from clearhead.serving import pronouncing
-from clearhead.serving.pronouncing import BEAM, pronounce
+from clearhead.serving.pronouncing import BEAM, pronounce, together
 from clearhead.serving.session import Session
 
 WORDS = ["cab", "a", "dddd", "bad", "abcabc", "ba"]
@@ -32,9 +33,9 @@ def test_letters_and_phones_are_the_dictionarys(session):
 
 @pytest.mark.parametrize("at_once", [1, 2, 256])
 def test_many_words_are_said_like_one_at_a_time(session, monkeypatch, at_once):
-    together = pronounce(session, WORDS)
+    at_one_time = pronounce(session, WORDS)
     monkeypatch.setattr(pronouncing, "AT_ONCE", at_once)
-    for word, expected in zip(WORDS, together, strict=True):
+    for word, expected in zip(WORDS, at_one_time, strict=True):
         (alone,) = pronounce(session, [word])
         assert [way.phones for way in alone] == [way.phones for way in expected]
         assert [way.score for way in alone] == pytest.approx([way.score for way in expected], abs=1e-4)
@@ -67,6 +68,22 @@ def test_the_best_is_never_less_likely_than_the_greedy_answer(session):
         ids = torch.tensor([Vocabulary(session.symbols).ids(word)])
         greedy = session.model.generate(ids, Greedy(), begin=BEGIN, end=END, n_tokens=pronouncing.MOST_PHONES)
         assert pronounce(session, [word], how)[0][0].score >= greedy.scores.item() - 1e-5
+
+
+def test_runs_say_words_together(session, trained):
+    other = copy(session)
+    other.model = Seq2Seq(replace(session.model.config, width=8))
+    both = pronounce(together([session, other]), WORDS)
+    assert pronounce(together([session, session]), WORDS)[0][0].score == pytest.approx(
+        pronounce(session, WORDS)[0][0].score, abs=1e-4
+    )
+    assert both != pronounce(session, WORDS) != pronounce(other, WORDS)
+    assert isinstance(session.model, Seq2Seq)  # the session itself is as before
+    with pytest.raises(ValueError, match=r"runs of pronounce answer together, got .*reverse; leave it out"):
+        together([session, Session(trained / "reverse")])
+    other.classes = session.classes[::-1]
+    with pytest.raises(ValueError, match="know the same letters and phones, got other ones in"):
+        together([session, other])
 
 
 def test_capitals_and_blanks_do_not_matter(session):

@@ -26,7 +26,8 @@ EXAMPLES = """\
 examples
   clearhead evaluate runs/mine
   clearhead evaluate runs/mine --part validation --beam 1
-  clearhead evaluate runs/mine --test other.dict --json"""
+  clearhead evaluate runs/mine --test other.dict --json
+  clearhead evaluate runs/mine --with runs/other runs/third"""
 
 MANY = 1_000
 """words that nobody waits for without being told"""
@@ -42,6 +43,14 @@ def run(argv: Sequence[str]) -> None:
     options.add_argument(
         "--beam", metavar="N", type=reader(int), help="pronounce: answers followed for each word (now 5)"
     )
+    options.add_argument(
+        "--with",
+        metavar="RUN",
+        nargs="+",
+        default=[],
+        dest="others",
+        help="pronounce: runs that answer together with it",
+    )
     options.add_argument("--json", action="store_true", help="for programs")
     args = options.parse(argv)
 
@@ -49,26 +58,28 @@ def run(argv: Sequence[str]) -> None:
 
     session = Session(args.run)
     if session.config.objective == "written":
-        result = rates(session, args.part, args.test, args.beam)
-    elif args.test is not None or args.beam is not None:
-        raise ValueError(f"--test and --beam are for runs of pronounce, got {args.run}; leave them out")
+        result = rates([session, *map(Session, args.others)], args.part, args.test, args.beam)
+    elif args.test is not None or args.beam is not None or args.others:
+        raise ValueError(f"--test, --beam and --with are for runs of pronounce, got {args.run}; leave them out")
     else:
         result = numbers(session, args.part)
     print(json.dumps(result, indent=2) if args.json else as_text(result))
 
 
-def rates(session: "Session", part: "PartName", test: Path | None, beam: int | None) -> dict[str, Any]:
+def rates(sessions: Sequence["Session"], part: "PartName", test: Path | None, beam: int | None) -> dict[str, Any]:
     from clearhead.models.beam import Beam
     from clearhead.serving.evaluating import error_rates, words_to_score
-    from clearhead.serving.pronouncing import BEAM
+    from clearhead.serving.pronouncing import BEAM, together
 
+    session = sessions[0]
     how = BEAM if beam is None else Beam(beam, BEAM.length_penalty)
     words = words_to_score(session, part, test)
     if len(words) > MANY:
         print(f"{len(words):,} words are said, {how.size} ways each: this may take minutes ...", file=sys.stderr)
-    found = error_rates(session, words, how)
+    found = error_rates(together(sessions), words, how)
     if test is not None:
-        warn_of_learnt(session, words, test)
+        for each in sessions:
+            warn_of_learnt(each, words, test)
     return {
         "part": part if test is None else str(test),
         "beam": how.size,

@@ -24,6 +24,7 @@ examples
   clearhead predict runs/mine photo.jpg more/ --json
   clearhead predict runs/demo my-digit.png --invert
   clearhead predict runs/pronounce-0 thorough through --beam 10
+  clearhead predict runs/pronounce-0 thorough --with runs/pronounce-1
   clearhead predict runs/reverse-0 --ids 3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3"""
 
 
@@ -35,6 +36,9 @@ def run(argv: Sequence[str]) -> None:
     options.add_argument("asked", metavar="IMAGE|WORD", nargs="*", help="picture files and folders of them, or words")
     options.add_argument("--ids", metavar="N", nargs="+", type=int, help="digits, for a run of reverse or whole")
     options.add_argument("--beam", metavar="N", type=reader(int), help="words: answers followed and shown (now 5)")
+    options.add_argument(
+        "--with", metavar="RUN", nargs="+", default=[], dest="others", help="words: runs that answer together with it"
+    )
     options.add_argument("--invert", action="store_true", help="dark becomes light: MNIST's digits are white on black")
     options.add_argument("--json", action="store_true", help="all probabilities, for programs")
     args = options.parse(argv)
@@ -49,10 +53,10 @@ def run(argv: Sequence[str]) -> None:
 
     session = Session(args.run)
     if args.asked and session.takes == "words":
-        print(spoken(session, args.asked, args.beam, as_json=args.json))
+        print(spoken([session, *map(Session, args.others)], args.asked, args.beam, as_json=args.json))
         return
-    if args.beam is not None:
-        raise ValueError(f"--beam is for words and runs of pronounce, got {args.run}; leave it out")
+    if args.beam is not None or args.others:
+        raise ValueError(f"--beam and --with are for words and runs of pronounce, got {args.run}; leave them out")
     if args.ids:
         answers = session.predict_ids(args.ids)
         if note := session.unlike_training(args.ids):
@@ -66,12 +70,12 @@ def run(argv: Sequence[str]) -> None:
     print(as_json(asked, answers) if args.json else as_text(asked, answers))
 
 
-def spoken(session: "Session", words: Sequence[str], beam: int | None, *, as_json: bool) -> str:
+def spoken(sessions: Sequence["Session"], words: Sequence[str], beam: int | None, *, as_json: bool) -> str:
     """The beam's answers to each word, the best first, with their probabilities."""
     from clearhead.models.beam import Beam
-    from clearhead.serving.pronouncing import BEAM, pronounce
+    from clearhead.serving.pronouncing import BEAM, pronounce, together
 
-    answers = pronounce(session, words, BEAM if beam is None else Beam(beam, BEAM.length_penalty))
+    answers = pronounce(together(sessions), words, BEAM if beam is None else Beam(beam, BEAM.length_penalty))
     if as_json:
         rows = [
             {"input": word, "answers": [asdict(way) | {"probability": math.exp(way.score)} for way in ways]}

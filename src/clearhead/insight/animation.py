@@ -38,6 +38,7 @@ def save_animation(
     axes.set_ylabel("query", fontsize=TEXT)
     figure.suptitle(title, fontsize=TEXT if len(title) > 30 else TITLE)
     bar(figure, shown, axes, "weight", shrink=0.85)
+    lay_out(figure, axes, steps[-1])
     frames = []
     for step, matrix in zip(steps, table, strict=True):
         shown.set_data(np.ma.masked_invalid(matrix))
@@ -57,3 +58,11 @@ def save_animation(
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, content.getvalue())
     return path
+
+
+def lay_out(figure: Any, axes: Any, longest: int) -> None:
+    """Every frame in the same place: the layout is found once, with a title in it, and kept."""
+    axes.set_title(f"step {longest:,}", fontsize=TEXT)
+    for _ in range(2):  # the first draw sizes the bar, the second what stands beside it
+        figure.canvas.draw()
+    figure.set_layout_engine("none")

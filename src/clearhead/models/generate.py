@@ -8,6 +8,7 @@ Dims: B batch, N candidates for each example, L prompt length, T new tokens, V v
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -36,11 +37,18 @@ class Generated:
         return self.candidates[:, 0]
 
 
-class Writer:
-    """The next token's logits after sequences that grow: next_logits (N,length) -> (N,V).
+class Writer(Protocol):
+    """The next token's logits after sequences that grow."""
 
-    `continue_with(ids, cache)` is the model's own pass: logits (N,length,V), of the newest ids when there is a cache.
-    """
+    def next_logits(self, ids: Tensor) -> Tensor:
+        """(N,length) -> (N,V)"""
+
+    def select(self, rows: Tensor) -> None:
+        """These rows go on, in this order."""
+
+
+class ModelWriter:
+    """`continue_with(ids, cache)` is a model's own pass: logits (N,length,V), of the newest ids if there is a cache."""
 
     def __init__(self, continue_with: Callable[[Tensor, Cache | None], Tensor], cache: Cache | None):
         self.continue_with, self.cache = continue_with, cache

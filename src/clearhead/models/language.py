@@ -7,7 +7,16 @@ from torch import Tensor, nn
 
 from clearhead.models import build
 from clearhead.models.config import LanguageConfig, check_kind
-from clearhead.models.generate import Generated, Greedy, Strategy, Writer, check_generation, check_room, testing_stage
+from clearhead.models.generate import (
+    Generated,
+    Greedy,
+    ModelWriter,
+    Strategy,
+    Writer,
+    check_generation,
+    check_room,
+    testing_stage,
+)
 from clearhead.models.inputs import embeddings_or, look_up, token_scale, token_table
 from clearhead.nn import masks
 from clearhead.nn.cache import Cache
@@ -67,7 +76,7 @@ class LanguageModel(nn.Module):
 
         def writers(n_each: int) -> Writer:
             cache = Cache(self.config.depth) if use_cache else None
-            return Writer(lambda ids, cache: self(ids, cache=cache), cache)
+            return ModelWriter(lambda ids, cache: self(ids, cache=cache), cache)
 
         with testing_stage(self):
             return how(writers, prompt, n_tokens, end)

@@ -3,12 +3,23 @@
 Dims: B batch, L length, Q target tokens, K source tokens, E model width, V vocabulary.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from clearhead.models import build
 from clearhead.models.config import Seq2SeqConfig, check_kind
-from clearhead.models.generate import Generated, Greedy, Strategy, Writer, check_generation, check_room, testing_stage
+from clearhead.models.generate import (
+    Generated,
+    Greedy,
+    ModelWriter,
+    Strategy,
+    Writer,
+    check_generation,
+    check_room,
+    testing_stage,
+)
 from clearhead.models.inputs import embeddings_or, look_up, padding_mask, token_scale, token_table
 from clearhead.nn import masks
 from clearhead.nn.cache import Cache
@@ -99,13 +110,21 @@ class Seq2Seq(nn.Module):
         check_generation(prompt, n_tokens, self.config.n_target, end)
         check_room(self.config, n_tokens)
         with testing_stage(self):
-            memory = self.encode(source, source_lengths=source_lengths)
+            return how(self.writers(source, source_lengths, use_cache=use_cache), prompt, n_tokens, end)
 
-            def writers(n_each: int) -> Writer:
-                """Every source n_each times, one after the other."""
-                rows = torch.arange(len(source), device=source.device).repeat_interleave(n_each)
-                memories, lengths = memory[rows], None if source_lengths is None else source_lengths[rows]
-                cache = Cache(self.config.decoder_blocks) if use_cache else None
-                return Writer(lambda ids, cache: self.decode(ids, memories, source_lengths=lengths, cache=cache), cache)
+    def writers(
+        self, source: Tensor, source_lengths: Tensor | None = None, *, use_cache: bool = True
+    ) -> Callable[[int], Writer]:
+        """For a strategy: writers(N) writes N targets for each source (B,K)."""
+        memory = self.encode(source, source_lengths=source_lengths)
 
-            return how(writers, prompt, n_tokens, end)
+        def writers(n_each: int) -> Writer:
+            """Every source n_each times, one after the other."""
+            rows = torch.arange(len(source), device=source.device).repeat_interleave(n_each)
+            memories, lengths = memory[rows], None if source_lengths is None else source_lengths[rows]
+            cache = Cache(self.config.decoder_blocks) if use_cache else None
+            return ModelWriter(
+                lambda ids, cache: self.decode(ids, memories, source_lengths=lengths, cache=cache), cache
+            )
+
+        return writers

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import cast
 
 from clearhead.data.dictionary import MOST
 from clearhead.data.pairs import Pairs
@@ -11,6 +13,7 @@ from clearhead.data.tokens import BEGIN, END, PAD, Vocabulary
 from clearhead.models.beam import Beam
 from clearhead.models.generate import room
 from clearhead.models.seq2seq import Seq2Seq
+from clearhead.models.together import Together
 from clearhead.serving.session import AT_ONCE, Session
 
 MOST_PHONES = 64
@@ -30,15 +33,16 @@ class Spoken:
 def pronounce(session: Session, words: Sequence[str], how: Beam = BEAM) -> list[list[Spoken]]:
     """For each word the beam's candidates, the best first."""
     model = session.model
-    if not isinstance(model, Seq2Seq):
+    if not isinstance(model, Seq2Seq | Together):
         raise ValueError(f"{session.path} says no words, got {words[0]!r}; ask a run of the recipe pronounce")
     ids = [spelled(session, word) for word in words]
     sources = Pairs.of(ids, [[END]] * len(ids))
     order = sources.lengths[:, 0].argsort(stable=True)  # words of like length need little padding
     found: list[list[Spoken]] = [[] for _ in words]
+    models = model.models if isinstance(model, Together) else [model]
+    n_tokens = min(room(each.config, 1, MOST_PHONES) for each in models)
     for chosen in order.split(max(1, AT_ONCE // max(1, how.size // BEAM.size))):  # of wide beams, fewer at once
         source, _ = sources.take(chosen)
-        n_tokens = room(model.config, 1, MOST_PHONES)
         made = model.generate(
             source, how, begin=BEGIN, end=END, n_tokens=n_tokens, source_lengths=(source != PAD).sum(1)
         )
@@ -46,6 +50,22 @@ def pronounce(session: Session, words: Sequence[str], how: Beam = BEAM) -> list[
             rows = zip(made.candidates[i].tolist(), made.scores[i].tolist(), strict=True)
             found[place] = [Spoken(read(session, row), score) for row, score in rows if score > -math.inf]
     return found
+
+
+def together(sessions: Sequence[Session]) -> Session:
+    """Runs that say words as one; what is asked about its data is asked of the first."""
+    first = sessions[0]
+    for other in sessions:
+        if not isinstance(other.model, Seq2Seq):
+            raise ValueError(f"runs of pronounce answer together, got {other.path}; leave it out")
+        if (other.symbols, other.classes) != (first.symbols, first.classes):
+            raise ValueError(
+                f"runs that answer together know the same letters and phones, got other ones in {other.path} than in "
+                f"{first.path}; leave one of them out"
+            )
+    joined = copy(first)
+    joined.model = Together([cast(Seq2Seq, each.model) for each in sessions])
+    return joined
 
 
 def read(session: Session, ids: Sequence[int]) -> tuple[str, ...]:
