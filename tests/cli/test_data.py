@@ -96,6 +96,8 @@ def test_help(capsys, argv):
         ("data get mnist", "what is fetched is cifar10 or fashion, got mnist; it can be used as it is"),
         ("data get cifar10 --form here", "did you mean --from?"),
         ("data get cifar10 --from nowhere", "tried nowhere: there is no such file or folder; if you have it:"),
+        ("data get cifar10 --from ~nobody-here/x", "~NAME must be somebody's home, got '~nobody-here/x'"),
+        ("data show folder --from ~nobody-here/x", "~NAME must be somebody's home, got '~nobody-here/x'"),
         ("data show cifar10", "run: clearhead data get cifar10"),
         ("data show mnist --out x.jpg", "a contact sheet is a .png file, got 'x.jpg'; try --out x.png"),
         ("data show folder", "folder must be a folder of pictures, got ''"),

@@ -66,6 +66,7 @@ def get(name: str, argv: Sequence[str]) -> None:
     args = options.parse(argv)
     check_name(name)
     from clearhead.data.datasets import DATASETS
+    from clearhead.data.own_files import own_path
     from clearhead.data.sources import Here
     from clearhead.data.store import obtain
 
@@ -73,7 +74,7 @@ def get(name: str, argv: Sequence[str]) -> None:
         fetched = [other for other, entry in DATASETS.items() if entry.origin == "fetched"]
         raise ValueError(f"what is fetched is {' or '.join(fetched)}, got {name}; it can be used as it is")
     wanted: Stored = import_module(DATASETS[name].home).STORED
-    sources = [Here(Path(args.path).expanduser())] if args.path else wanted.sources
+    sources = [Here(own_path(args.path))] if args.path else wanted.sources
     folder = obtain(wanted, sources, lambda line: print(line, file=sys.stderr))
     print(f"{name} is in {folder}, checked; look at it with: clearhead data show {name}")
 

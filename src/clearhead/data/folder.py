@@ -20,6 +20,7 @@ from clearhead.data.config import DataConfig
 from clearhead.data.dataset import DataSet, Images, Normalise, Part, set_apart
 from clearhead.data.draws import key_of
 from clearhead.data.idx import parse
+from clearhead.data.own_files import own_path
 from clearhead.data.pictures import SUFFIXES, read_picture, resize
 from clearhead.data.store import cache_folder
 from clearhead.files import write_atomic
@@ -66,7 +67,7 @@ def divided(listing: Listing, validation: int) -> tuple[list[int], list[int], in
 
 
 def list_pictures(folder: str) -> Listing:
-    root = Path(folder).expanduser()
+    root = own_path(folder)
     if not folder or not root.is_dir():
         raise ValueError(f"folder must be a folder of pictures, got {folder!r}; name one with a folder for each class")
     homes = {split: [root / name for name in names if (root / name).is_dir()] for split, names in SPLITS.items()}

@@ -7,13 +7,18 @@ CONVERT = "convert it first"
 LINE_END = re.compile(r"\r\n|\r|\n")
 
 
-def own_file(path: str | Path) -> Path:
-    """Where it is, ~ resolved. It is read more than once, and to its end, which neither a pipe nor a device allows;
-    that it is a folder, or not there, the system says."""
+def own_path(path: str | Path) -> Path:
+    """Where it is, ~ resolved."""
     try:
-        found = Path(path).expanduser()
+        return Path(path).expanduser()
     except RuntimeError:
         raise ValueError(f"~NAME must be somebody's home, got {str(path)!r}; write the path in full") from None
+
+
+def own_file(path: str | Path) -> Path:
+    """A file that is read more than once, and to its end, which neither a pipe nor a device allows; that it is a
+    folder, or not there, the system says."""
+    found = own_path(path)
     if found.exists() and not found.is_file() and not found.is_dir():
         raise ValueError(
             f"data is read from files, and more than once, got a pipe or a device: {path}; save it as a file first"

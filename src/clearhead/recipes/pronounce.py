@@ -20,11 +20,11 @@ def pronounce(*, train_file: str = "", test_file: str = "", stress: bool = False
     return RunConfig(
         recipe="pronounce",
         model=Seq2SeqConfig(
-            width=256,
-            depth=3,
+            width=128,
+            depth=4,
             n_heads=4,
-            hidden=1024,
-            dropout=0.2,
+            hidden=512,
+            dropout=0.1,
             n_source=n_source,
             n_target=n_target,
         ),
@@ -37,9 +37,9 @@ def pronounce(*, train_file: str = "", test_file: str = "", stress: bool = False
             validation=2000,
         ),
         optimizer=OptimizerConfig(
-            kind="muon", lr=2e-3, muon_lr=0.02, beta2=0.98, schedule="linear", warmup=200, weight_decay=0.05
+            kind="muon", lr=3e-3, muon_lr=0.02, beta2=0.98, schedule="linear", warmup=200, weight_decay=0.05
         ),
-        training=TrainingConfig(epochs=20, batch_size=512, label_smoothing=0.1, ema=0.999),
+        training=TrainingConfig(epochs=36, batch_size=512, label_smoothing=0.1, ema=0.998),
         objective="written",
     )
 
