@@ -89,8 +89,11 @@ def test_help_has_the_rules(capsys):
         ("nowhere:GPT", "got 'nowhere', which is in neither"),
         ("doctors_patient:Odd", "no rule fills, 'edges', which has no default"),
         ("doctors_patient:Leaves", "got one that ends the program; mend its forward()"),
-        ("doctors_patient:Wrong --width 0", "--width must be at least 1, got 0"),
-        ("doctors_patient:Wrong --length 2", "--length must be at least 3, got 2"),
+        ("doctors_patient:Wrong --width 0", "width must be at least 1, got 0"),
+        (
+            "doctors_patient:Wrong --length 2",
+            "length must be at least 3, got 2; leave it out to let the doctor find one",
+        ),
         ("doctors_patient:Wrong --width 4", "must take one of features (5,7,4), got"),
         ("doctors_patient:Wrong --causal", "doctor has no option --causal; did you mean --no-causal?"),
     ],

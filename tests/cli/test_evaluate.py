@@ -1,5 +1,6 @@
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -38,11 +39,31 @@ def test_words_that_were_learnt_are_told_of(capsys, tmp_path, monkeypatch):
     few, run = tmp_path / "few.dict", Path("runs/pronounce").resolve()
     few.write_text("\n".join(Path("my.dict").read_text().split("\n")[:12]))
     assert main(["evaluate", str(run), "--test", str(few), "--beam", "1"]) == 0
-    told = re.fullmatch(r"warning: (\d+) of the 12 words of .* were learnt in training, .*\n", capsys.readouterr().err)
+    told = re.fullmatch(
+        r"warning: .*pronounce learnt (\d+) of the words of .* \(12\) in training, .*\n", capsys.readouterr().err
+    )
     assert 0 < int(told[1]) <= 12
     monkeypatch.chdir(tmp_path)
     assert main(["evaluate", str(run), "--test", str(few), "--beam", "1"]) == 0
-    assert "were learnt is not known: the run's own files are not there" in capsys.readouterr().err
+    assert "is not known: its own files are not there, or changed" in capsys.readouterr().err
+
+
+def test_runs_answer_together(capsys, tmp_path):
+    alone, twice = (
+        json.loads(told(capsys, "runs/pronounce", *more, "--json")) for more in ((), ("--with", "runs/pronounce"))
+    )
+    assert twice == alone
+
+
+def test_words_that_another_run_learnt_are_told_of(capsys, tmp_path):
+    """Its parts may be other ones: here it has learnt nearly all that the first is validated on."""
+    other = tmp_path / "other"
+    shutil.copytree("runs/pronounce", other)
+    config = json.loads((other / "config.json").read_text())
+    config["data"]["validation"] = 1
+    (other / "config.json").write_text(json.dumps(config))
+    assert main(["evaluate", "runs/pronounce", "--part", "validation", "--with", str(other)]) == 0
+    assert re.match(r"warning: .*other learnt 19 of the validation words \(20\) in training", capsys.readouterr().err)
 
 
 def test_a_long_wait_is_announced_beside_the_answer(capsys, monkeypatch):
@@ -66,6 +87,10 @@ def test_loss_and_accuracy_of_any_other_run(capsys):
         ("runs/pronounce --beam 0", "a beam's size must be from 1 to 1000, got 0"),
         ("runs/pronounce --part trian", "invalid choice: 'trian'"),
         ("runs/nothing", "a run is a folder with a config.json"),
+        ("runs/pronounce --with runs/nothing", "a run is a folder with a config.json"),
+        ("runs/pronounce --with runs/words", "runs of pronounce answer together, got runs/words; leave it out"),
+        ("runs/reverse --with runs/reverse", "--with are for runs of pronounce, got runs/reverse"),
+        ("runs/pronounce --part test --test my.test", "--part is of the run's own data, got --test my.test too"),
     ],
 )
 def test_mistakes_are_one_line(capsys, argv, message):

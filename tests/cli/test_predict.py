@@ -94,7 +94,19 @@ def test_words_are_said_with_the_next_best_answers(trained, capsys, monkeypatch)
     assert all(line.endswith("%") for line in lines)
     one, two = json.loads(told(capsys, trained / "pronounce", "cab", "bad", "--json"))
     assert (one["input"], two["input"]) == ("cab", "bad")
-    assert set(one["answers"][0]) == {"phones", "score", "probability"}
+    assert set(one["answers"][0]) == {"phones", "score", "ended", "probability"}
+
+
+def test_an_answer_that_was_cut_off_is_marked(trained, capsys, monkeypatch):
+    monkeypatch.setattr("clearhead.serving.pronouncing.MOST_PHONES", 1)
+    lines = told(capsys, trained / "pronounce", "cab", "--beam", 5).splitlines()
+    assert sum(" ... " in line for line in lines) >= 4  # one may have ended, without any phone
+
+
+def test_runs_answer_together(trained, capsys, monkeypatch):
+    monkeypatch.setattr("clearhead.serving.pronouncing.MOST_PHONES", 12)
+    alone = told(capsys, trained / "pronounce", "cab", "bad")
+    assert told(capsys, trained / "pronounce", "cab", "bad", "--with", trained / "pronounce") == alone
 
 
 @pytest.mark.parametrize(
@@ -102,6 +114,9 @@ def test_words_are_said_with_the_next_best_answers(trained, capsys, monkeypatch)
     [
         ("RUN/pronounce xyz", "a symbol is one of those learnt, 'abcd', got 'x' in 'xyz'"),
         ("RUN/pronounce --ids 3", "answers about words, got digits; write words instead"),
+        ("RUN/pronounce cab --invert", "--invert is for pictures, got"),
+        ("RUN/pronounce --with RUN/pronounce cab", "got neither; they come before --with"),
+        ("RUN/pronounce cab --with RUN/words", "runs of pronounce answer together, got"),
         ("RUN/words hello", "answers about text, got 'hello'; let it write: clearhead sample"),
     ],
 )

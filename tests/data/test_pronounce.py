@@ -80,5 +80,7 @@ def test_an_own_test_file_for_the_embedded_dictionary(own):
 
 def test_a_letter_that_was_never_learnt_is_named(own, tmp_path):
     (tmp_path / "my.test").write_text("xa\tAA\n")
-    with pytest.raises(LookupError, match="one of those learnt, 'abcd', got 'x' in 'xa'"):
+    with pytest.raises(
+        LookupError, match=r"my\.test: .*one of those learnt, 'abcd', got 'x' in 'xa'.*, or remove its line"
+    ):
         load(DataConfig(name="pronounce", validation=3, **own), 0)

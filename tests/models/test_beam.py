@@ -41,10 +41,17 @@ def best_by_exhaustion(model, prompt, n_tokens, penalty):
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("end", [None, END])
 def test_a_beam_of_one_is_greedy(seed, end):
-    model = language(seed)
-    greedy, beam = (model.generate(prompts(), *how, n_tokens=6, end=end) for how in ((), (Beam(1),)))
+    def search(writers, prompt, n_tokens, end):
+        return Beam(1).search(writers(1), prompt, n_tokens, end)
+
+    greedy, beam, searched = (
+        language(seed).generate(prompts(), *how, n_tokens=6, end=end) for how in ((), (Beam(1),), (search,))
+    )
     assert torch.equal(greedy.candidates, beam.candidates)
-    torch.testing.assert_close(greedy.scores, beam.scores)
+    assert torch.equal(greedy.candidates, searched.candidates[..., : greedy.candidates.shape[-1]])
+    assert torch.equal(greedy.lengths, searched.lengths)
+    for other in (beam, searched):
+        torch.testing.assert_close(greedy.scores, other.scores)
 
 
 @pytest.mark.parametrize("seed", range(4))

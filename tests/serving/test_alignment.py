@@ -1,13 +1,16 @@
+import pytest
 import torch
 
+from clearhead.serving import alignment
 from clearhead.serving.alignment import pictures_of_word, sharpest, written
-from clearhead.serving.pronouncing import pronounce
+from clearhead.serving.pronouncing import Spoken
 from clearhead.serving.session import Session
 
 
-def test_what_is_aligned_is_what_is_said(trained):
-    session = Session(trained / "pronounce")
-    assert written(session, "cab") == (*pronounce(session, ["cab"])[0][0].phones, "<end>")
+@pytest.mark.parametrize(("ended", "last"), [(True, ("<end>",)), (False, ())])
+def test_what_is_aligned_is_what_is_said(trained, monkeypatch, ended, last):
+    monkeypatch.setattr(alignment, "pronounce", lambda session, words: [[Spoken(("K", "AE"), -1.0, ended)]])
+    assert written(Session(trained / "pronounce"), "cab") == ("K", "AE", *last)
 
 
 def test_pictures_of_a_word(trained):

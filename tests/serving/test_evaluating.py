@@ -64,10 +64,18 @@ def test_words_of_the_run_or_of_a_file(trained, tmp_path, monkeypatch):
         error_rates(session, {})
 
 
-def test_a_phone_that_the_run_cannot_write_is_no_mistake_of_its_own(trained):
-    """Such as those of a dictionary with stress: every word would be wrong."""
-    with pytest.raises(LookupError, match="one of those learnt, AE B D K, got 'AE1' in K AE1 B"):
-        error_rates(Session(trained / "pronounce"), {"cab": (("K", "AE1", "B"),)})
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("cab\tK EH1 B", r"own: .*one of those learnt, AE B D K, got 'EH' in K EH B; .*, or remove its line"),
+        ("xab\tK AE B", r"own: .*one of those learnt, 'abcd', got 'x' in 'xab'; .*, or remove its line"),
+    ],
+)
+def test_what_the_run_cannot_read_or_write_is_no_mistake_of_its_own(trained, tmp_path, line, message):
+    """Such as the phones of a dictionary with stress: every word would be wrong."""
+    (tmp_path / "own").write_text(f"ab\tAE B\n{line}\n")
+    with pytest.raises(LookupError, match=message):
+        words_to_score(Session(trained / "pronounce"), "test", tmp_path / "own")
 
 
 def test_words_that_were_learnt_are_counted(trained, tmp_path, monkeypatch):

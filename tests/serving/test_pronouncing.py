@@ -77,7 +77,7 @@ def test_runs_say_words_together(session, trained):
     assert pronounce(together([session, session]), WORDS)[0][0].score == pytest.approx(
         pronounce(session, WORDS)[0][0].score, abs=1e-4
     )
-    assert both != pronounce(session, WORDS) != pronounce(other, WORDS)
+    assert both not in (pronounce(session, WORDS), pronounce(other, WORDS))
     assert isinstance(session.model, Seq2Seq)  # the session itself is as before
     with pytest.raises(ValueError, match=r"runs of pronounce answer together, got .*reverse; leave it out"):
         together([session, Session(trained / "reverse")])

@@ -74,6 +74,16 @@ def test_a_model_never_reads_more_than_its_context(positions, length):
     assert max(longest) <= 8
 
 
+def test_more_of_a_text_begins_like_less_of_it():
+    torch.manual_seed(0)
+    model, prompt = (
+        LanguageModel(LanguageConfig(width=8, depth=1, n_heads=2, n_tokens=50, context=8)),
+        torch.zeros(2, 3),
+    )
+    less, more = (continued(model, prompt.long(), Sampling(seed=1), n) for n in (17, 40))
+    assert torch.equal(less, more[:, : 3 + 17])
+
+
 def test_portions_of_a_long_text_are_not_drawn_alike():
     """Logits that do not depend on the text: the same draws in each portion would repeat it."""
     model = LanguageModel(LanguageConfig(width=8, depth=1, n_heads=2, n_tokens=50, context=8))

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -35,6 +37,13 @@ def test_a_decoder_that_sees_the_future_is_never_trained(sequences, tmp_path, mo
     with pytest.raises(ValueError, match=r"got a model that leaks: output \d+ of .* when the token at place \d+"):
         train(sequences, tmp_path / "run", quiet=True)
     assert not list((tmp_path / "run/checkpoints").glob("*"))
+
+
+@pytest.mark.parametrize("sequences", ["written"], indirect=True)
+def test_sources_that_fill_the_table_of_places_are_checked_too(sequences):
+    batch = built(sequences).batches.at(0)
+    longest = max(batch.inputs.shape[1], batch.targets.shape[1])
+    assert check_masks(built(replace(sequences, model=replace(sequences.model, positions="learned", context=longest))))
 
 
 @pytest.mark.parametrize("sequences", ["written"], indirect=True)

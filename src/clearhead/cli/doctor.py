@@ -48,8 +48,6 @@ def run(argv: Sequence[str]) -> int:
     options.add_argument("--length", type=reader(int), metavar="N", help="tokens in a sequence (now 7)")
     options.add_argument("--json", action="store_true", help="for programs")
     args = options.parse(argv)
-    for name in ("width", "length"):
-        check_positive(name, getattr(args, name))
 
     from clearhead.insight.doctor.examine import examine
     from clearhead.insight.doctor.loading import load
@@ -62,12 +60,6 @@ def run(argv: Sequence[str]) -> int:
             raise ValueError(f"{args.module} must answer, got one that ends the program; mend its forward()") from None
     print(json.dumps(report.to_dict(), indent=2) if args.json else as_text(report))
     return FAULT if report.faults else 0
-
-
-def check_positive(name: str, value: int | None) -> None:
-    least = 3 if name == "length" else 1
-    if value is not None and value < least:
-        raise ValueError(f"--{name} must be at least {least}, got {value}; leave it out to let the doctor find one")
 
 
 def as_text(report: "Report") -> str:

@@ -38,7 +38,7 @@ def run(argv: Sequence[str]) -> None:
     options.usage = "clearhead evaluate RUN [options]"
     options.epilog = EXAMPLES
     options.add_argument("run", metavar="RUN", help="the folder of a run, such as runs/mine")
-    options.add_argument("--part", choices=("test", "validation"), default="test", help="of the run's data (now test)")
+    options.add_argument("--part", choices=("test", "validation"), help="of the run's data (now test)")
     options.add_argument("--test", metavar="FILE", type=Path, help="pronounce: a dictionary to test on instead")
     options.add_argument(
         "--beam", metavar="N", type=reader(int), help="pronounce: answers followed for each word (now 5)"
@@ -53,33 +53,34 @@ def run(argv: Sequence[str]) -> None:
     )
     options.add_argument("--json", action="store_true", help="for programs")
     args = options.parse(argv)
+    if args.part is not None and args.test is not None:
+        raise ValueError(f"--part is of the run's own data, got --test {args.test} too; leave out one of the two")
+    part: PartName = args.part or "test"
 
     from clearhead.serving.session import Session
 
     session = Session(args.run)
     if session.config.objective == "written":
-        result = rates([session, *map(Session, args.others)], args.part, args.test, args.beam)
+        result = rates([session, *map(Session, args.others)], part, args.test, args.beam)
     elif args.test is not None or args.beam is not None or args.others:
         raise ValueError(f"--test, --beam and --with are for runs of pronounce, got {args.run}; leave them out")
     else:
-        result = numbers(session, args.part)
+        result = numbers(session, part)
     print(json.dumps(result, indent=2) if args.json else as_text(result))
 
 
 def rates(sessions: Sequence["Session"], part: "PartName", test: Path | None, beam: int | None) -> dict[str, Any]:
-    from clearhead.models.beam import Beam
     from clearhead.serving.evaluating import error_rates, words_to_score
-    from clearhead.serving.pronouncing import BEAM, together
+    from clearhead.serving.pronouncing import beam_of, together
 
-    session = sessions[0]
-    how = BEAM if beam is None else Beam(beam, BEAM.length_penalty)
-    words = words_to_score(session, part, test)
+    how, joined = beam_of(beam), together(sessions)
+    words = words_to_score(joined, part, test)
+    what = f"the {part} words" if test is None else f"the words of {test}"
+    for each in sessions if test is not None else sessions[1:]:
+        warn_of_learnt(each, words, what)
     if len(words) > MANY:
         print(f"{len(words):,} words are said, {how.size} ways each: this may take minutes ...", file=sys.stderr)
-    found = error_rates(together(sessions), words, how)
-    if test is not None:
-        for each in sessions:
-            warn_of_learnt(each, words, test)
+    found = error_rates(joined, words, how)
     return {
         "part": part if test is None else str(test),
         "beam": how.size,
@@ -89,16 +90,16 @@ def rates(sessions: Sequence["Session"], part: "PartName", test: Path | None, be
     }
 
 
-def warn_of_learnt(session: "Session", words: "Pronunciations", test: Path) -> None:
+def warn_of_learnt(session: "Session", words: "Pronunciations", what: str) -> None:
     """Words that were learnt are no test."""
     from clearhead.cli.terminal import warn
     from clearhead.serving.evaluating import learnt
 
     match learnt(session, words):
         case None:
-            warn(f"whether words of {test} were learnt is not known: the run's own files are not there, or changed")
+            warn(f"whether {session.path} learnt {what} is not known: its own files are not there, or changed")
         case n if n:
-            warn(f"{n:,} of the {len(words):,} words of {test} were learnt in training, which flatters the rates")
+            warn(f"{session.path} learnt {n:,} of {what} ({len(words):,}) in training, which flatters the rates")
 
 
 def numbers(session: "Session", part: "PartName") -> dict[str, Any]:

@@ -11,6 +11,7 @@ from clearhead.cli.overrides import reader
 from clearhead.cli.parser import Parser
 
 if TYPE_CHECKING:
+    from clearhead.serving.pronouncing import Spoken
     from clearhead.serving.session import Answer, Session
 
 ABOUT = """\
@@ -45,13 +46,16 @@ def run(argv: Sequence[str]) -> None:
     if bool(args.asked) == bool(args.ids):
         came = "both" if args.ids else "neither"
         raise ValueError(
-            f"predict takes picture files, words or --ids, one of them, got {came}; see clearhead predict --help"
+            f"predict takes picture files, words or --ids, one of them, got {came}; they come before --with, see "
+            "clearhead predict --help"
         )
 
     from clearhead.cli.terminal import warn
     from clearhead.serving.session import Session
 
     session = Session(args.run)
+    if args.invert and not session.takes_pictures:
+        raise ValueError(f"--invert is for pictures, got {args.run}, a run of {session.takes}; leave it out")
     if args.asked and session.takes == "words":
         print(spoken([session, *map(Session, args.others)], args.asked, args.beam, as_json=args.json))
         return
@@ -72,10 +76,9 @@ def run(argv: Sequence[str]) -> None:
 
 def spoken(sessions: Sequence["Session"], words: Sequence[str], beam: int | None, *, as_json: bool) -> str:
     """The beam's answers to each word, the best first, with their probabilities."""
-    from clearhead.models.beam import Beam
-    from clearhead.serving.pronouncing import BEAM, pronounce, together
+    from clearhead.serving.pronouncing import beam_of, pronounce, together
 
-    answers = pronounce(together(sessions), words, BEAM if beam is None else Beam(beam, BEAM.length_penalty))
+    answers = pronounce(together(sessions), words, beam_of(beam))
     if as_json:
         rows = [
             {"input": word, "answers": [asdict(way) | {"probability": math.exp(way.score)} for way in ways]}
@@ -83,12 +86,16 @@ def spoken(sessions: Sequence["Session"], words: Sequence[str], beam: int | None
         ]
         return json.dumps(rows, indent=2)
     size = max(map(len, words))
-    width = max(len(" ".join(way.phones)) for ways in answers for way in ways)
+    width = max(len(said(way)) for ways in answers for way in ways)
     return "\n".join(
-        f"{word if i == 0 else '':{size}}  {' '.join(way.phones):{width}}  {math.exp(way.score):6.1%}"
+        f"{word if i == 0 else '':{size}}  {said(way):{width}}  {math.exp(way.score):6.1%}"
         for word, ways in zip(words, answers, strict=True)
         for i, way in enumerate(ways)
     )
+
+
+def said(way: "Spoken") -> str:
+    return " ".join(way.phones if way.ended else (*way.phones, "..."))
 
 
 def pictures_at(path: Path) -> list[Path]:

@@ -56,7 +56,7 @@ def entries(lines: Iterable[str], name: str, *, stress: bool) -> Iterator[tuple[
         phones = written.upper()
         is_one_case = written in (phones, written.lower())  # else it is two words, or phones that capitals tell apart
         is_one_word = "\t" not in kept or kept.partition("\t")[0].strip() == parts[0]
-        if not (PHONES.fullmatch(phones) and is_one_case and is_one_word) or max(len(word), len(parts)) > MOST:
+        if not (PHONES.fullmatch(phones) and is_one_case and is_one_word) or max(len(word), len(parts) - 1) > MOST:
             raise ValueError(
                 f"a line has a word and its phones, as in 'word W ER1 D', got {line[:60]!r} "
                 f"in line {number} of {name}; correct or remove it"

@@ -24,8 +24,21 @@ from clearhead.data.tokens import END, Vocabulary
 def load(config: DataConfig, seed: int) -> DataSet:
     known, tested = dictionaries(config)
     letters, phones = Vocabulary.marked(letters_of(known)), Vocabulary.marked(phones_of(known))
+    if config.test_file:
+        check_symbols(tested, letters, phones, config.test_file)
     train, validation, test = (pairs(part, letters, phones) for part in divided(known, tested, config).values())
     return DataSet(train, validation, test, classes=phones.symbols, normalise=None, symbols=letters.symbols)
+
+
+def check_symbols(words: Pronunciations, letters: Vocabulary, phones: Vocabulary, file: object) -> None:
+    """Of words in a file that the vocabularies were not made from."""
+    try:
+        for word, known in words.items():
+            letters.ids(word)
+            for each in known:
+                phones.ids(each)
+    except LookupError as error:
+        raise LookupError(f"{file}: {error}, or remove its line") from None
 
 
 def parts(config: DataConfig) -> dict[str, Pronunciations]:

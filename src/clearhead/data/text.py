@@ -54,6 +54,6 @@ def load(config: DataConfig, seed: int) -> DataSet:
 
 def ids_of(text: str, symbols: tuple[str, ...]) -> Tensor:
     """int32 (len(text),); quick, for texts of many millions."""
-    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
     known = np.array([ord(symbol) for symbol in symbols], dtype=np.uint32)
     return torch.from_numpy(np.searchsorted(known, codes).astype(np.int32))

@@ -23,7 +23,7 @@ class Vocabulary:
 
     @classmethod
     def marked(cls, symbols: Iterable[str]) -> "Vocabulary":
-        """The three marks, and then the symbols in their order."""
+        """The three marks, and then the symbols, sorted."""
         return cls((*MARKS, *sorted(set(symbols))))
 
     def __len__(self) -> int:

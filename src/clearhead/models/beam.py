@@ -35,6 +35,8 @@ class Beam:
             )
 
     def __call__(self, writers: Callable[[int], Writer], prompt: Tensor, n_tokens: int, end: int | None) -> Generated:
+        if self.size == 1:
+            return Greedy()(writers, prompt, n_tokens, end)
         found = self.search(writers(self.size), prompt, n_tokens, end)
         greedy = Greedy()(writers, prompt, n_tokens, end)
         greedy = replace(greedy, candidates=filled(greedy.candidates, n_tokens, end))

@@ -5,13 +5,12 @@ taken. All work with and without a key/value cache, and answer the same.
 Dims: B batch, N candidates for each example, L prompt length, T new tokens, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from clearhead.models.config import LanguageConfig, Seq2SeqConfig
 from clearhead.nn.cache import Cache
@@ -162,19 +161,6 @@ def write(
 def log_probabilities(logits: Tensor) -> Tensor:
     """At least in float32: sums of many would drown in less."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-
-
-@contextmanager
-def testing_stage(model: nn.Module) -> Iterator[None]:
-    """No dropout and no gradients inside; afterwards every module is in the stage it was in."""
-    stages = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in stages.items():
-            module.training = training
 
 
 def check_generation(prompt: Tensor, n_tokens: int, n_vocabulary: int, end: int | None) -> None:

@@ -3,6 +3,7 @@
 Dims: B batch, L length, E model width, V vocabulary.
 """
 
+import torch
 from torch import Tensor, nn
 
 from clearhead.models import build
@@ -15,13 +16,13 @@ from clearhead.models.generate import (
     Writer,
     check_generation,
     check_room,
-    testing_stage,
 )
 from clearhead.models.inputs import embeddings_or, look_up, token_scale, token_table
 from clearhead.nn import masks
 from clearhead.nn.cache import Cache
 from clearhead.nn.checks import check_mask
 from clearhead.nn.linear import TiedLinear, XavierLinear
+from clearhead.nn.stage import testing_stage
 
 
 class LanguageModel(nn.Module):
@@ -78,5 +79,5 @@ class LanguageModel(nn.Module):
             cache = Cache(self.config.depth) if use_cache else None
             return ModelWriter(lambda ids, cache: self(ids, cache=cache), cache)
 
-        with testing_stage(self):
+        with testing_stage(self), torch.no_grad():
             return how(writers, prompt, n_tokens, end)

@@ -18,12 +18,12 @@ from clearhead.models.generate import (
     Writer,
     check_generation,
     check_room,
-    testing_stage,
 )
 from clearhead.models.inputs import embeddings_or, look_up, padding_mask, token_scale, token_table
 from clearhead.nn import masks
 from clearhead.nn.cache import Cache
 from clearhead.nn.linear import TiedLinear, XavierLinear
+from clearhead.nn.stage import testing_stage
 
 
 class Seq2Seq(nn.Module):
@@ -109,7 +109,7 @@ class Seq2Seq(nn.Module):
         prompt = torch.full((len(source), 1), begin, device=source.device)
         check_generation(prompt, n_tokens, self.config.n_target, end)
         check_room(self.config, n_tokens)
-        with testing_stage(self):
+        with testing_stage(self), torch.no_grad():
             return how(self.writers(source, source_lengths, use_cache=use_cache), prompt, n_tokens, end)
 
     def writers(

@@ -6,6 +6,7 @@ Dims: B batch, K source tokens, N sequences, V vocabulary.
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +19,9 @@ from clearhead.models.generate import (
     check_generation,
     check_room,
     log_probabilities,
-    testing_stage,
 )
 from clearhead.models.seq2seq import Seq2Seq
+from clearhead.nn.stage import testing_stage
 
 
 class Together(nn.Module):
@@ -33,8 +34,11 @@ class Together(nn.Module):
             raise ValueError(
                 f"models that write together have the same vocabularies, got sizes {sizes}; train them on the same data"
             )
-        self.models = list(models)
         self.parts = nn.ModuleList(models)
+
+    @property
+    def models(self) -> list[Seq2Seq]:
+        return cast(list[Seq2Seq], list(self.parts))
 
     def generate(
         self,
@@ -52,7 +56,7 @@ class Together(nn.Module):
         check_generation(prompt, n_tokens, self.models[0].config.n_target, end)
         for model in self.models:
             check_room(model.config, n_tokens)
-        with testing_stage(self):
+        with testing_stage(self), torch.no_grad():
             makers = [model.writers(source, source_lengths, use_cache=use_cache) for model in self.models]
             return how(lambda n_each: WriterTogether([maker(n_each) for maker in makers]), prompt, n_tokens, end)
 

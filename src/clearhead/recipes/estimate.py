@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from clearhead.data.batches import evaluation_batches
+from clearhead.nn.stage import testing_stage
 from clearhead.training.config import RunConfig
 from clearhead.training.distributed import Processes
-from clearhead.training.evaluate import BATCH_SIZE, testing
+from clearhead.training.evaluate import BATCH_SIZE
 from clearhead.training.loop import update
 from clearhead.training.objective import to_device
 from clearhead.training.progress import Display, clock, padding_line
@@ -135,6 +136,6 @@ def time_evaluation(setup: Setup) -> float:
     examples = setup.data.validation
     start = time.perf_counter()
     batch = next(evaluation_batches(examples, setup.data.normalise, BATCH_SIZE))
-    with testing(setup.model), torch.inference_mode():
+    with testing_stage(setup.model), torch.inference_mode():
         setup.objective.ask(setup.model, to_device(batch, setup.processes.device)).cpu()
     return (time.perf_counter() - start) * len(examples) / len(batch.inputs)

@@ -30,8 +30,9 @@ WALLS = {
 
 
 def written(session: Session, word: str) -> tuple[str, ...]:
-    """The phones that the run writes for a word, and the end mark."""
-    return (*pronounce(session, [word])[0][0].phones, MARKS[END])
+    """The phones that the run writes for a word, and the end mark if it comes to one."""
+    best = pronounce(session, [word])[0][0]
+    return (*best.phones, MARKS[END]) if best.ended else best.phones
 
 
 def pictures_of_word(session: Session, word: str) -> "Iterator[tuple[str, str, Figure]]":

@@ -11,7 +11,7 @@ from typing import Literal
 
 from clearhead.data import datasets
 from clearhead.data.dictionary import Pronunciations, read_dictionary
-from clearhead.data.pronounce import parts
+from clearhead.data.pronounce import check_symbols, parts
 from clearhead.data.tokens import Vocabulary
 from clearhead.models.beam import Beam
 from clearhead.serving.pronouncing import BEAM, pronounce
@@ -42,13 +42,9 @@ class ErrorRates:
 
 
 def error_rates(session: Session, words: Pronunciations, how: Beam = BEAM) -> ErrorRates:
-    """The best answer to each word against its pronunciations. Phones that the run cannot write are refused: they are
-    mostly those of a dictionary with stress, for a run without, or the other way round."""
+    """The best answer to each word against its pronunciations."""
     if not words:
         raise ValueError(f"there must be words to score, got none for {session.path}; name some with --test FILE")
-    can_write = Vocabulary(session.classes)
-    for pronunciation in {each for known in words.values() for each in known}:
-        can_write.ids(pronunciation)
     answers = pronounce(session, list(words), how)
     counted = [nearest(spoken[0].phones, known) for spoken, known in zip(answers, words.values(), strict=True)]
     wrong, phones, errors = sum(e > 0 for e, _ in counted), sum(n for _, n in counted), sum(e for e, _ in counted)
@@ -56,9 +52,12 @@ def error_rates(session: Session, words: Pronunciations, how: Beam = BEAM) -> Er
 
 
 def words_to_score(session: Session, part: PartName, test: Path | None = None) -> Pronunciations:
-    """Those of a file, or of a part of the run's own data."""
+    """Those of a file, or of a part of the run's own data. Phones of a file that the run cannot write are refused: they
+    are mostly those of a dictionary with stress, for a run without, or the other way round."""
     if test is not None:
-        return read_dictionary(test, stress=session.config.data.stress)
+        words = read_dictionary(test, stress=session.config.data.stress)
+        check_symbols(words, Vocabulary(session.symbols), Vocabulary(session.classes), test)
+        return words
     session.check_files()
     return parts(session.config.data)[part]
 

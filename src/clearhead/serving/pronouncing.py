@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import cast
 
@@ -16,9 +16,14 @@ from clearhead.models.seq2seq import Seq2Seq
 from clearhead.models.together import Together
 from clearhead.serving.session import AT_ONCE, Session
 
-MOST_PHONES = 64
-"""longest answer, the end mark included"""
+MOST_PHONES = MOST + 1
+"""longest answer: as many as a dictionary's longest, and the end mark"""
 BEAM = Beam(5)
+
+
+def beam_of(size: int | None) -> Beam:
+    """Of the size that was asked for, if one was."""
+    return BEAM if size is None else replace(BEAM, size=size)
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,8 @@ class Spoken:
 
     phones: tuple[str, ...]
     score: float
+    ended: bool = True
+    """False: cut off, as the answer of a model that has hardly learnt may be"""
 
 
 def pronounce(session: Session, words: Sequence[str], how: Beam = BEAM) -> list[list[Spoken]]:
@@ -48,7 +55,7 @@ def pronounce(session: Session, words: Sequence[str], how: Beam = BEAM) -> list[
         )
         for i, place in enumerate(chosen.tolist()):
             rows = zip(made.candidates[i].tolist(), made.scores[i].tolist(), strict=True)
-            found[place] = [Spoken(read(session, row), score) for row, score in rows if score > -math.inf]
+            found[place] = [Spoken(read(session, row), score, END in row) for row, score in rows if score > -math.inf]
     return found
 
 
@@ -63,6 +70,8 @@ def together(sessions: Sequence[Session]) -> Session:
                 f"runs that answer together know the same letters and phones, got other ones in {other.path} than in "
                 f"{first.path}; leave one of them out"
             )
+    if len(sessions) == 1:
+        return first
     joined = copy(first)
     joined.model = Together([cast(Seq2Seq, each.model) for each in sessions])
     return joined

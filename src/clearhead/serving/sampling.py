@@ -31,15 +31,17 @@ def sample(session: Session, prompt: str, how: Sampling, *, n: int, n_tokens: in
         raise ValueError(f"n and n_tokens must be from 1 to {MOST}, got n={n}, n_tokens={n_tokens}; choose others")
     found: list[str] = []
     for i in range(0, n, AT_ONCE):  # more at once might not fit into memory
-        found += portion(session, session.model, prompt, with_seed(how, i), n=min(AT_ONCE, n - i), n_tokens=n_tokens)
+        found += portion(
+            session, session.model, prompt, with_seed(how, "sample", i), n=min(AT_ONCE, n - i), n_tokens=n_tokens
+        )
     return found
 
 
-def with_seed(how: Sampling, part: int) -> Sampling:
+def with_seed(how: Sampling, kind: str, part: int) -> Sampling:
     """The same with other random numbers, which follow from its seed; for part 0 with its own."""
     if how.seed is None or not part:
         return how
-    return replace(how, seed=key_of(how.seed, "sample", part) >> 1)  # torch takes 63 bits
+    return replace(how, seed=key_of(how.seed, kind, part) >> 1)  # torch takes 63 bits
 
 
 def portion(session: Session, model: LanguageModel, prompt: str, how: Sampling, *, n: int, n_tokens: int) -> list[str]:
@@ -61,10 +63,10 @@ def portion(session: Session, model: LanguageModel, prompt: str, how: Sampling, 
 def continued(model: LanguageModel, ids: Tensor, how: Sampling, n_tokens: int) -> Tensor:
     """ids (B,L) and n_tokens more. The model has learnt from no more than its context: when that is full, it reads the
     last half of it anew and goes on."""
-    context, left = model.config.context, n_tokens
-    while left:
-        seen = ids[:, -context:] if ids.shape[1] < context else ids[:, -max(1, context // 2) :]
-        count = min(left, context - seen.shape[1] + 1)
-        ids = torch.cat([ids, model.generate(seen, with_seed(how, left), n_tokens=count).ids], dim=1)
-        left -= count
+    context, n_written = model.config.context, 0
+    while n_written < n_tokens:
+        seen = ids if ids.shape[1] < context else ids[:, -max(1, context // 2) :]
+        count = min(n_tokens - n_written, context - seen.shape[1] + 1)
+        ids = torch.cat([ids, model.generate(seen, with_seed(how, "chunk", n_written), n_tokens=count).ids], dim=1)
+        n_written += count
     return ids

@@ -1,7 +1,5 @@
 """Exact evaluation: each example counts once, however many processes share the work."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -11,6 +9,7 @@ from clearhead.data.batches import Batch, evaluation_batches
 from clearhead.data.config import Views
 from clearhead.data.dataset import Examples, Normalise
 from clearhead.data.views import mean_over_views
+from clearhead.nn.stage import testing_stage
 from clearhead.training.config import Precision
 from clearhead.training.distributed import ALONE, Processes
 from clearhead.training.metrics import N_COUNTS, counts, summary
@@ -33,7 +32,7 @@ def evaluate(
     """Loss and accuracy over all examples, known to every process; of the mean of the answers for several views
     of each image, if told so."""
     sums = torch.zeros(N_COUNTS, dtype=torch.float64, device=processes.device)
-    with testing(model), torch.inference_mode():
+    with testing_stage(model), torch.inference_mode():
         for batch in evaluation_batches(examples, normalise, BATCH_SIZE, processes.rank, processes.world):
             batch = to_device(batch, processes.device)
             with autocast(precision, processes.device):
@@ -50,14 +49,3 @@ def answers(model: nn.Module, objective: Objective, batch: Batch, views: Views) 
         batch = replace(batch, inputs=inputs, targets=targets)
     outputs = mean_over_views(lambda view: objective.ask(model, replace(batch, inputs=view)), batch.inputs, views)
     return outputs[:n]
-
-
-@contextmanager
-def testing(model: nn.Module) -> Iterator[None]:
-    """Without dropout inside this; as before after it."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)

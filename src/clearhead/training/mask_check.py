@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from clearhead.data.tokens import PAD
 from clearhead.insight.leaks import Leak, future_leak, padding_leak
 from clearhead.models.config import LanguageConfig, Seq2SeqConfig
-from clearhead.training.evaluate import testing
+from clearhead.nn.stage import testing_stage
 from clearhead.training.objective import before
 from clearhead.training.setup import Setup
 
@@ -22,7 +22,7 @@ def check_masks(setup: Setup) -> bool:
     model = setup.config.model
     if not isinstance(model, Seq2SeqConfig | LanguageConfig):
         return False
-    with testing(setup.model):
+    with testing_stage(setup.model):
         leak = leak_of_pairs(setup, model) if isinstance(model, Seq2SeqConfig) else leak_of_text(setup, model)
     if leak is not None:
         raise ValueError(
@@ -40,7 +40,8 @@ def leak_of_text(setup: Setup, model: LanguageConfig) -> Leak | None:
 def leak_of_pairs(setup: Setup, model: Seq2SeqConfig) -> Leak | None:
     batch, device = setup.batches.at(0), setup.processes.device
     source, target = batch.inputs[:EXAMPLES, :LONGEST].to(device), before(batch.targets)[:EXAMPLES, :LONGEST].to(device)
-    source, lengths = F.pad(source, (0, PADDING), value=PAD), (source != PAD).sum(1)
+    n_free = model.context - source.shape[1] if model.positions == "learned" else PADDING
+    source, lengths = F.pad(source, (0, min(PADDING, n_free)), value=PAD), (source != PAD).sum(1)
     leak = future_leak(lambda ids: setup.model(source, ids, source_lengths=lengths), target, model.n_target)
     if leak is not None:
         return leak

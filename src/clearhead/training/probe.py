@@ -19,7 +19,7 @@ from clearhead.data.dataset import Part
 from clearhead.files import write_atomic
 from clearhead.insight.look import look
 from clearhead.insight.seen import Seen
-from clearhead.training.evaluate import testing
+from clearhead.nn.stage import testing_stage
 from clearhead.training.objective import to_device
 from clearhead.training.run import PROBE, RunDirectory
 from clearhead.training.setup import Setup
@@ -44,7 +44,7 @@ def keep_maps(setup: Setup, step: int, run: RunDirectory | None) -> None:
         seen.append(look(setup.model, *args, **kwargs))
         return seen[0].output
 
-    with testing(setup.model), torch.no_grad():
+    with testing_stage(setup.model), torch.no_grad():
         setup.objective.ask(looked, batch)
         maps = {address: seen[0][address].weights().half().cpu().contiguous() for address in seen[0]}
     if run:

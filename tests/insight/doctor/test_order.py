@@ -28,6 +28,15 @@ def test_the_last_output_of_a_causal_layer_without_positions_knows_no_order(ward
     assert check_order(subject_of(ward.GPT(depth=1)), causal=True)[0].verdict == "fine"
 
 
+def test_an_output_is_asked_about_what_its_window_shows(ward):
+    class Window(ward.GPT):
+        def hides(self, n):
+            near = torch.ones(n, n, dtype=torch.bool).tril() & torch.ones(n, n, dtype=torch.bool).triu(-2)
+            return ~near
+
+    assert check_order(subject_of(Window(depth=1)), causal=True)[0].verdict == "fine"
+
+
 def test_a_softmax_in_float32_hides_no_missing_positions(ward):
     class Single(ward.Attention):
         def weights(self, scores, hidden):

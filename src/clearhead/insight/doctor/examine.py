@@ -31,6 +31,9 @@ def examine(
     """
     if not isinstance(module, nn.Module):
         raise ValueError(f"examine needs an nn.Module, got {type(module).__name__}; pass the module itself")
+    for what, number, least in (("width", width, 1), ("length", length, 3)):
+        if number is not None and number < least:
+            raise ValueError(f"{what} must be at least {least}, got {number}; leave it out to let the doctor find one")
     called = call(module, width, length)
     if (changing := order.check_again(called.subject)) is not None:
         findings = [changing, *unchecked([*["causality"] * causal, *INNER], "its answers differ from call to call")]

@@ -26,13 +26,14 @@ def check_order(subject: Subject, causal: bool) -> list[Finding]:
 
 
 def is_blind(subject: Subject, name: str, causal: bool) -> bool:
-    """Where a causal mask tells places apart by itself, only the last output sees all tokens, and is asked alone."""
+    """Where a causal mask tells places apart by itself, the last output is asked alone, about two tokens that it sees
+    both of even through a narrow window."""
     inputs, length = subject.draw(0), subject.plan.lengths[name]
     before = subject.answer(inputs)
     permutation = torch.arange(length)
     is_main_with_places = name == subject.plan.main and subject.has_places(before)
     if causal and is_main_with_places:
-        permutation[:2] = torch.tensor([1, 0])
+        permutation[-3:-1] = torch.tensor([length - 2, length - 3])
     else:
         permutation = permutation.roll(2)
     after = subject.answer({**inputs, name: inputs[name][:, permutation]})
