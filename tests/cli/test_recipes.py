@@ -1,8 +1,9 @@
 import json
+from dataclasses import replace
 
 from clearhead.cli.main import main
 from clearhead.cli.recipes import duration
-from clearhead.recipes.all import RECIPES
+from clearhead.recipes.all import RECIPES, Measured
 
 
 def test_every_recipe_with_what_was_measured(capsys, monkeypatch):
@@ -21,6 +22,17 @@ def test_json(capsys):
     assert rows.keys() == RECIPES.keys()
     for name, recipe in RECIPES.items():
         assert (rows[name]["seconds"] is None) == (recipe.measured is None)
+
+
+def test_what_was_not_trained_to_its_end_says_so(capsys, monkeypatch):
+    monkeypatch.setitem(RECIPES, "fashion", replace(RECIPES["fashion"], measured=Measured(60, 0.5, epochs=1)))
+    monkeypatch.setitem(RECIPES, "mnist", replace(RECIPES["mnist"], measured=None))
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["recipes"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert lines["fashion"].endswith(f"50.00%, epoch 1 of {RECIPES['fashion'].make().training.epochs}")
+    assert lines["mnist"].endswith("not measured yet")
+    assert lines["folder"].endswith("by its data")
 
 
 def test_durations():

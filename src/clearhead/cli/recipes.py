@@ -41,14 +41,16 @@ def run(argv: Sequence[str]) -> None:
 def as_dict(name: str, recipe: Recipe) -> dict[str, Any]:
     from clearhead.models.shapes import shapes
 
-    config = recipe.make()
+    config, measured = recipe.make(), recipe.measured
     return {
         "recipe": name,
         "what": recipe.what,
         "data": config.data.name,
         "parameters": None if config.data.name in ("folder", "text") else shapes(config.model).parameters,
-        "seconds": recipe.measured.seconds if recipe.measured else None,
-        "test_accuracy": recipe.measured.accuracy if recipe.measured else None,
+        "epochs": config.training.epochs,
+        "seconds": measured.seconds if measured else None,
+        "test_accuracy": measured.accuracy if measured else None,
+        "after_epochs": (measured.epochs or config.training.epochs) if measured else None,
     }
 
 
@@ -60,14 +62,19 @@ def table(rows: Sequence[dict[str, Any]]) -> "Table":
     for title in ("what", "data"):
         shown.add_column(title)
     for title in ("parameters", "time", "test accuracy"):
-        shown.add_column(title, justify="right")
+        shown.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         numbers = f"{row['parameters']:,}" if row["parameters"] else "by its data"
-        measured = (
-            (duration(row["seconds"]), f"{row['test_accuracy']:.2%}") if row["seconds"] else ("", "not measured yet")
-        )
-        shown.add_row(row["recipe"], row["what"], row["data"], numbers, *measured)
+        shown.add_row(row["recipe"], row["what"], row["data"], numbers, *results(row))
     return shown
+
+
+def results(row: dict[str, Any]) -> tuple[str, str]:
+    """Time and accuracy."""
+    if row["seconds"] is None:
+        return "", "by its data" if row["parameters"] is None else "not measured yet"
+    of = "" if row["after_epochs"] == row["epochs"] else f", epoch {row['after_epochs']} of {row['epochs']}"
+    return duration(row["seconds"]), f"{row['test_accuracy']:.2%}{of}"
 
 
 def duration(seconds: float) -> str:

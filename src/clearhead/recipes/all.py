@@ -30,6 +30,8 @@ class Measured:
     """of training, validation included"""
     accuracy: float
     """on the test set; of sequences, the share without a mistake"""
+    epochs: int | None = None
+    """after which it was stopped, where the whole takes too long"""
 
 
 @dataclass(frozen=True)
