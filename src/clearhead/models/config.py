@@ -9,6 +9,7 @@ Norm = Literal["pre", "post", "none"]
 Activation = Literal["gelu", "relu"]
 Places = Literal["sinusoidal", "learned", "rotary", "alibi", "none"]
 GridPlaces = Literal["learned", "sinusoidal", "rotary", "none"]
+FirstWeights = Literal["xavier", "bert"]
 Tokenizer = Literal["patches", "convolutions", "stem"]
 Pooling = Literal["class", "mean", "attention"]
 PredictorReadout = Literal["each", "class", "mean", "attention"]
@@ -130,6 +131,8 @@ class VisionConfig(StackConfig):
     """width of one more layer before the answer; 0 for none"""
     embedding_norm: bool = False
     """layer norm on the embeddings, as BERT does"""
+    first_weights: FirstWeights = "xavier"
+    """how weights start: by the widths of each layer, or small, as BERT's do"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -145,6 +148,7 @@ class VisionConfig(StackConfig):
             tokenizer=(self.tokenizer, Tokenizer),
             positions=(self.positions, GridPlaces),
             readout=(self.readout, Pooling),
+            first_weights=(self.first_weights, FirstWeights),
         )
         height, width = self.image_shape
         check_positive(image_height=height, image_width=width)

@@ -69,6 +69,7 @@ def bert_cifar() -> VisionConfig:
         n_classes=10,
         head_hidden=256,
         embedding_norm=True,
+        first_weights="bert",
     )
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from clearhead.models import build
 from clearhead.models.config import VisionConfig, check_kind
+from clearhead.models.first_weights import start_like_bert
 from clearhead.models.inputs import embeddings_or
 
 
@@ -25,6 +26,8 @@ class VisionTransformer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.encoder = build.encoder(config)
         self.head = build.head(config, config.n_classes)
+        if config.first_weights == "bert":
+            start_like_bert(self)
 
     def forward(self, images: Tensor | None = None, *, inputs_embeds: Tensor | None = None) -> Tensor:
         """`inputs_embeds` (B,P,E) are patch embeddings made elsewhere, for the grid that the model was built for."""

@@ -1,0 +1,50 @@
+import pytest
+import torch
+from torch import nn
+
+from clearhead import VisionTransformer
+from clearhead.models.config import VisionConfig
+from clearhead.models.first_weights import BERT
+from clearhead.models.presets import bert_cifar
+
+
+def build(depth, first_weights):
+    torch.manual_seed(0)
+    return VisionTransformer(
+        VisionConfig(
+            width=64, depth=depth, n_heads=4, norm="post", image_size=16, patch_size=4, n_classes=5,
+            first_weights=first_weights,
+        )
+    )  # fmt: skip
+
+
+def test_bert_starts_with_small_weights_and_no_biases():
+    torch.manual_seed(0)
+    model = VisionTransformer(bert_cifar())
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+    assert len(layers) > 12 * 6
+    for layer in layers:
+        assert layer.weight.std().item() == pytest.approx(BERT, rel=0.1)
+        assert not layer.bias.any()
+
+
+def test_what_passes_by_survives_twelve_norms():
+    """The share of an image's own difference from another that is left behind the blocks, norms after each sum."""
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    left = {}
+    for first_weights in ("xavier", "bert"):
+        model = build(12, first_weights).eval()
+        with torch.no_grad():
+            tokens = model.positions(model.tokenize(images), (4, 4))
+            tokens = tokens / tokens.std(-1, keepdim=True)
+            behind = model.encoder(tokens)
+        left[first_weights] = torch.cosine_similarity(
+            (tokens[0] - tokens[1]).flatten(), (behind[0] - behind[1]).flatten(), dim=0
+        ).item()
+    assert left["bert"] > 0.9
+    assert left["xavier"] < 0.5
+
+
+def test_a_word_that_is_no_way_to_start_is_answered():
+    with pytest.raises(ValueError, match="first_weights must be one of xavier, bert, got 'orthogonal'"):
+        build(1, "orthogonal")
