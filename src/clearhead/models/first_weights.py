@@ -7,8 +7,7 @@ BERT = 0.02
 
 
 def start_like_bert(model: nn.Module) -> None:
-    """Small weights: each block adds little to what passes it by, so that twelve blocks with their norms behind the sum
-    learn without a warm-up. With Xavier's, every norm takes away half of what came from below."""
+    """Small weights: each block adds little to what passes it by, which so survives many norms behind their sums."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             nn.init.normal_(module.weight, std=BERT)

@@ -4,7 +4,7 @@ clearhead train words
 clearhead train words --data.file names.txt    a list of your own, one in each line
 clearhead sample runs/words-0
 takes      4 minutes on two processor cores
-reaches    34.5% of the letters of unseen words, told those before (2.13 nats each); writes textered, sherley
+reaches    34.5% of the letters of unseen words, told those before (2.13 nats each); writes textered, selamond
 """
 
 from clearhead.data.config import DataConfig
