@@ -1,3 +1,4 @@
+import math
 from itertools import product
 
 import pytest
@@ -25,7 +26,8 @@ def prompts(n=3):
 
 @torch.no_grad()
 def best_by_exhaustion(model, prompt, n_tokens, penalty):
-    """Every sequence that ends, or is n_tokens long, with its rank."""
+    """Of all sequences that end, or are n_tokens long, and are as probable as the greedy one, the best by its rank."""
+    greedy = model.generate(prompt[None], n_tokens=n_tokens, end=END).scores.item()
     ranks = {}
     for ids in product(range(4), repeat=n_tokens):
         length = ids.index(END) + 1 if END in ids else n_tokens
@@ -34,7 +36,8 @@ def best_by_exhaustion(model, prompt, n_tokens, penalty):
             continue
         full = torch.cat([prompt, torch.tensor(ids)])
         log_p = model(full[None])[0, len(prompt) - 1 : -1].log_softmax(-1)
-        ranks[ids] = (log_p.gather(-1, torch.tensor(ids)[:, None]).sum() / length**penalty).item()
+        score = log_p.gather(-1, torch.tensor(ids)[:, None]).sum().item()
+        ranks[ids] = score / length**penalty if score >= greedy - 1e-9 else -math.inf
     return max(ranks.items(), key=lambda item: item[1])
 
 
@@ -74,13 +77,25 @@ def test_a_beam_is_never_worse_than_greedy(seed, size, penalty):
     greedy = language(seed).generate(prompts(), n_tokens=8, end=END)
     beam = language(seed).generate(prompts(), how, n_tokens=8, end=END)
     assert (how.rank(beam.scores, beam.lengths)[:, 0] >= how.rank(greedy.scores, greedy.lengths)[:, 0] - 1e-9).all()
+    assert (beam.scores[:, 0] >= greedy.scores[:, 0] - 1e-9).all()
 
 
-def test_candidates_are_different_and_the_best_comes_first():
-    how = Beam(5)
-    out = language(3).generate(prompts(), how, n_tokens=6, end=END)
-    ranks = how.rank(out.scores, out.lengths)
-    assert (ranks[:, :-1] >= ranks[:, 1:]).all()
+def test_longer_answers_that_are_less_probable_than_the_greedy_one_come_after_it():
+    n_behind = 0
+    for seed in range(12):
+        how, model = Beam(5), language(seed)
+        out, greedy = (model.generate(prompts(), *way, n_tokens=6, end=END) for way in ((how,), ()))
+        behind = out.scores < greedy.scores - 1e-9
+        assert not behind[:, 0].any()
+        assert (behind[:, :-1] <= behind[:, 1:]).all()
+        ranks = how.rank(out.scores, out.lengths)
+        assert ((ranks[:, :-1] >= ranks[:, 1:]) | (behind[:, :-1] != behind[:, 1:])).all()
+        n_behind += int((behind[:, 1:] & (ranks[:, 1:] > ranks[:, :1])).sum())
+    assert n_behind > 0
+
+
+def test_candidates_are_different():
+    out = language(3).generate(prompts(), Beam(5), n_tokens=6, end=END)
     for candidates in out.candidates:
         assert len({tuple(ids) for ids in candidates.tolist()}) == 5
 

@@ -62,8 +62,8 @@ def test_a_score_is_the_models_own_logarithm_of_the_probability(session):
         assert way.score == pytest.approx(logs.sum().item(), abs=1e-4)
 
 
-def test_the_best_is_never_less_likely_than_the_greedy_answer(session):
-    how = Beam(3, length_penalty=0)
+@pytest.mark.parametrize("how", [BEAM, Beam(3, length_penalty=0)])
+def test_the_best_is_never_less_likely_than_the_greedy_answer(session, how):
     for word in WORDS:
         ids = torch.tensor([Vocabulary(session.symbols).ids(word)])
         greedy = session.model.generate(ids, Greedy(), begin=BEGIN, end=END, n_tokens=pronouncing.MOST_PHONES)

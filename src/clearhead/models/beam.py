@@ -1,7 +1,7 @@
 """Beam search: follow the N likeliest beginnings at once, and keep the best that have ended.
 
 The score of a sequence is its log-probability; sequences of different length are compared by score / length^penalty.
-The greedy answer stays a candidate, so the answer is never worse than it.
+The greedy answer stays a candidate, and what is less probable comes after it: by neither number is the answer worse.
 Dims: B batch, N beams, L prompt length, T new tokens, V vocabulary.
 """
 
@@ -40,9 +40,18 @@ class Beam:
         found = self.search(writers(self.size), prompt, n_tokens, end)
         greedy = Greedy()(writers, prompt, n_tokens, end)
         greedy = replace(greedy, candidates=filled(greedy.candidates, n_tokens, end))
-        known = (found.candidates == greedy.candidates).all(-1).any(-1, keepdim=True)
-        best = self.best_of(found, replace(greedy, scores=greedy.scores.masked_fill(known, NEVER)))
+        best = self.with_greedy(found, greedy)
         return replace(best, candidates=best.candidates[..., : int(best.lengths.max())])
+
+    def with_greedy(self, found: Generated, greedy: Generated) -> Generated:
+        """The `size` best of both: first what is at least as probable as the greedy answer, then the rest, by rank."""
+        same = (found.candidates == greedy.candidates).all(-1)  # (B,N)
+        again = found.scores.masked_fill(~same, torch.inf).amin(-1, keepdim=True)  # it may differ in its last bits
+        least = torch.minimum(greedy.scores, again)
+        both = joined(found, replace(greedy, scores=greedy.scores.masked_fill(same.any(-1, keepdim=True), NEVER)))
+        by_rank = self.rank(both.scores, both.lengths).argsort(descending=True, stable=True)
+        is_behind = (both.scores < least).gather(1, by_rank)
+        return chosen(both, by_rank.gather(1, is_behind.int().argsort(stable=True))[:, : self.size])
 
     def search(self, writer: Writer, prompt: Tensor, n_tokens: int, end: int | None) -> Generated:
         n_examples, n_prompt = prompt.shape
@@ -84,11 +93,8 @@ class Beam:
 
     def best_of(self, some: Generated, others: Generated) -> Generated:
         """The `size` best of both."""
-        sequences = torch.cat([some.candidates, others.candidates], dim=1)
-        lengths = torch.cat([some.lengths, others.lengths], dim=1)
-        scores = torch.cat([some.scores, others.scores], dim=1)
-        best = self.rank(scores, lengths).topk(self.size).indices
-        return Generated(take(sequences, best), lengths.gather(1, best), scores.gather(1, best))
+        both = joined(some, others)
+        return chosen(both, self.rank(both.scores, both.lengths).topk(self.size).indices)
 
 
 def candidates(ids: Tensor, scores: Tensor, length: int, n_tokens: int, end: int | None) -> Generated:
@@ -99,6 +105,20 @@ def candidates(ids: Tensor, scores: Tensor, length: int, n_tokens: int, end: int
 def filled(ids: Tensor, n_tokens: int, end: int | None) -> Tensor:
     """(B,M,T) -> (B,M,n_tokens), so that sequences can be compared and joined."""
     return F.pad(ids, (0, n_tokens - ids.shape[-1]), value=0 if end is None else end)
+
+
+def joined(some: Generated, others: Generated) -> Generated:
+    """The candidates of both, one after the other."""
+    return Generated(
+        torch.cat([some.candidates, others.candidates], dim=1),
+        torch.cat([some.lengths, others.lengths], dim=1),
+        torch.cat([some.scores, others.scores], dim=1),
+    )
+
+
+def chosen(some: Generated, places: Tensor) -> Generated:
+    """The candidates at these places (B,M), in this order."""
+    return Generated(take(some.candidates, places), some.lengths.gather(1, places), some.scores.gather(1, places))
 
 
 def take(sequences: Tensor, chosen: Tensor) -> Tensor:

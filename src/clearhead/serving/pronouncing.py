@@ -28,8 +28,8 @@ def beam_of(size: int | None) -> Beam:
 
 @dataclass(frozen=True)
 class Spoken:
-    """One way to say a word, and the logarithm of its probability under the model. Ways are ordered by that number over
-    their length, as the beam compares them."""
+    """One way to say a word, and the logarithm of its probability under the model. Ways are ordered as the beam orders
+    them: by that number over their length, those less probable than the greedy answer last."""
 
     phones: tuple[str, ...]
     score: float
