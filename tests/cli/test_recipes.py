@@ -30,9 +30,17 @@ def test_what_was_not_trained_to_its_end_says_so(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     assert main(["recipes"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
-    assert lines["fashion"].endswith(f"50.00%, epoch 1 of {RECIPES['fashion'].make().training.epochs}")
+    epochs = RECIPES["fashion"].make().training.epochs
+    assert lines["fashion"].endswith(f"50.00%, epoch 1 of {epochs}, mean of 2 views")
     assert lines["mnist"].endswith("not measured yet")
     assert lines["folder"].endswith("by its data")
+
+
+def test_numbers_of_several_views_say_so(capsys):
+    assert main(["recipes"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert lines["cifar10-fast"].endswith("%, mean of 6 views")
+    assert lines["mnist"].endswith("%")
 
 
 def test_durations():

@@ -35,6 +35,21 @@ def shades(examples):
     return examples.take(torch.arange(len(examples)))[0][:, 0, 0, 0].tolist()
 
 
+def test_a_folder_is_known_by_the_names_and_bytes_of_its_pictures(tmp_path):
+    root = fill(tmp_path / "mine", cat=3, dog=3)
+    (first,) = data_of(root).files.values()
+    os.utime(root / "cat/0.png", (0, 0))  # copied elsewhere, it is the same
+    (root / "notes.txt").write_text("no picture")
+    assert data_of(root).files == {str(root): first}
+    (root / "cat/0.png").rename(root / "cat/9.png")
+    renamed = data_of(root).files[str(root)]
+    paint(root / "cat/9.png", 200)
+    repainted = data_of(root).files[str(root)]
+    paint(root / "dog/new.png", 201)
+    added = data_of(root).files[str(root)]
+    assert len({first, renamed, repainted, added}) == 4
+
+
 def test_three_folders_are_three_parts(tmp_path):
     data = data_of(fill(tmp_path / "mine", train_cat=6, train_dog=5, val_cat=2, val_dog=1, test_cat=1, test_dog=3))
     assert data.classes == ("cat", "dog")

@@ -93,7 +93,7 @@ def test_data_that_has_changed_measures_nothing(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("my.dict", "my.test"):
         (tmp_path / name).write_text((trained.parent / name).read_text() + "abba AE B B AE\n" * (name == "my.dict"))
-    message = r"measured on the data of its training, got other bytes in my\.dict; put the old file back"
+    message = r"measured on the data of its training, got other bytes in my\.dict; put the old ones back"
     with pytest.raises(ValueError, match=message):
         words_to_score(session, "validation")
     with pytest.raises(ValueError, match=message):

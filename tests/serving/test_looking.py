@@ -66,7 +66,7 @@ def test_an_example_of_a_file_that_has_changed_is_not_taken_for_one_of_the_test_
     """Its letters would have other ids."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.words").write_text("".join(f"{a}{b}{a}\n" for a in "bcdefghé" for b in "abcdefgh"))
-    with pytest.raises(ValueError, match=r"got other bytes in my\.words; put the old file back"):
+    with pytest.raises(ValueError, match=r"got other bytes in my\.words; put the old ones back"):
         sample(Session(trained / "words"), 0)
 
 

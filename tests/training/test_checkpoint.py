@@ -14,6 +14,7 @@ from clearhead.training.checkpoint import (
     OPTIMIZER,
     STATE,
     DamagedCheckpointError,
+    NoWholeCheckpointError,
     Snapshot,
     clean,
     load,
@@ -158,16 +159,25 @@ class TestDamage:
 
     def test_a_checkpoint_under_the_name_of_another_step_is_not_taken_for_it(self, tmp_path):
         save(tmp_path, snapshot(1)).rename(tmp_path / "checkpoints/step-00000009")
-        reports: list[str] = []
-        assert newest(tmp_path, reports.append) is None
-        assert "it holds step 1" in reports[0]
+        with pytest.raises(NoWholeCheckpointError, match="step 9: it holds step 1"):
+            newest(tmp_path, print)
 
     def test_the_same_step_damaged_again_loses_nothing(self, tmp_path):
+        save(tmp_path, snapshot(1))
         for _ in range(3):
-            (save(tmp_path, snapshot(1)) / STATE).unlink()
-            assert newest(tmp_path, lambda message: None) is None
-        names = {"damaged-step-00000001", "damaged-step-00000001-2", "damaged-step-00000001-3"}
+            (save(tmp_path, snapshot(2)) / STATE).unlink()
+            assert newest(tmp_path, lambda message: None).step == 1
+        names = {"damaged-step-00000002", "damaged-step-00000002-2", "damaged-step-00000002-3", "step-00000001"}
         assert set(os.listdir(tmp_path / "checkpoints")) == names
+
+    @pytest.mark.parametrize("set_aside", [True, False])
+    def test_where_none_is_whole_nothing_is_renamed_and_that_is_an_error(self, tmp_path, set_aside):
+        for step in (1, 2):
+            (save(tmp_path, snapshot(step)) / STATE).unlink()
+        for _ in range(2):  # the second time is not the first step of a new run
+            with pytest.raises(NoWholeCheckpointError, match=r"no checkpoint is whole \(step 2: .*; step 1: .*\); put"):
+                newest(tmp_path, print, set_aside=set_aside)
+        assert steps(tmp_path) == [1, 2]
 
     def test_who_only_reads_renames_nothing(self, tmp_path):
         save(tmp_path, snapshot(1))

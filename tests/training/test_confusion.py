@@ -34,6 +34,11 @@ def test_what_is_no_class_is_refused(targets, predictions, message):
         confusion_matrix(torch.tensor(targets), torch.tensor(predictions), 3)
 
 
+def test_how_answers_were_made_stands_beside_their_number():
+    panel, _ = draw_confusion(torch.eye(2), ["cat", "dog"], "mean of 2 views").axes
+    assert panel.get_title() == "2 of 2 right (100.00%), mean of 2 views"
+
+
 def test_cells_show_counts_and_colours_show_the_share_of_the_row():
     matrix = torch.tensor([[90, 10], [0, 3000]])
     panel, bar = draw_confusion(matrix, ["cat", "dog"]).axes

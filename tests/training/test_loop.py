@@ -78,6 +78,48 @@ def test_a_resumed_run_is_the_run_that_was_never_interrupted(config, tmp_path, s
         assert_identical(tmp_path / f"at{step}", tmp_path / "whole")
 
 
+@pytest.mark.parametrize("from_the_end", [1, 2], ids=["in the test", "in the last validation"])
+def test_a_signal_after_the_last_step_stops_before_the_test_is_over(config, tmp_path, monkeypatch, capfd, from_the_end):
+    asked, whole, n_evaluations = [], loop.evaluate, 0
+
+    def counted(*args, **options):
+        result = whole(*args, **options)
+        asked.append(args)
+        if len(asked) == n_evaluations - from_the_end + 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return result
+
+    monkeypatch.setattr(loop, "evaluate", counted)
+    train(config, tmp_path / "whole", quiet=True)
+    n_evaluations = len(asked)
+    asked.clear()
+    stopped = train(config, tmp_path / "run", quiet=True)
+    assert (stopped.reason, stopped.step, stopped.test, stopped.exit_code) == ("stopped", 12, None, STOPPED)
+    assert ("SIGTERM: stopping (again" in capfd.readouterr().err) == (from_the_end == 1)
+    assert resume(tmp_path / "run", quiet=True).test is not None
+    assert_identical(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_signal_in_the_last_step_stops_before_the_test(config, tmp_path, signal_at):
+    train(config, tmp_path / "whole", quiet=True)
+    undo = signal_at(12)
+    stopped = train(config, tmp_path / "last", quiet=True)
+    undo()
+    assert (stopped.reason, stopped.step, stopped.exit_code) == ("stopped", 12, STOPPED)
+    assert resume(tmp_path / "last", quiet=True).reason == "finished"
+    assert_identical(tmp_path / "last", tmp_path / "whole")
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_again(config, tmp_path):
+    train(config, tmp_path / "run", quiet=True)
+    for place in (tmp_path / "run/checkpoints").iterdir():
+        (place / "state.json").write_text("{")
+    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    with pytest.raises(OSError, match="no checkpoint is whole"):
+        resume(tmp_path / "run", quiet=True)
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
+
+
 def test_a_run_that_was_killed_goes_on_from_its_newest_checkpoint(config, tmp_path, monkeypatch):
     train(config, tmp_path / "whole", quiet=True)
     whole = Batches.at

@@ -78,7 +78,7 @@ def test_a_run_does_not_go_on_with_another_file(setup):
     saved = snapshot(reading("one"), Standing())
     assert restore(reading("one"), saved, pytest.fail).step == 0
     with pytest.raises(
-        ValueError, match=r"data that it began with, got other bytes in my\.dict; put the old file back"
+        ValueError, match=r"data that it began with, got other bytes in my\.dict; put the old ones back"
     ):
         restore(reading("other"), saved, pytest.fail)
     assert restore(reading("other"), snapshot(setup, Standing()), pytest.fail).step == 0  # of before, without digests

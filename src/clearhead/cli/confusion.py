@@ -19,6 +19,7 @@ def run(argv: Sequence[str]) -> None:
     )
     args = options.parse(argv)
 
+    from clearhead.data.config import N_VIEWS
     from clearhead.drawing import check_suffix, save_figure
     from clearhead.serving.session import Session
     from clearhead.serving.testing import confusion
@@ -27,4 +28,6 @@ def run(argv: Sequence[str]) -> None:
     out = args.out or Path(args.run) / "figures/confusion.png"
     check_suffix(out)
     session = Session(args.run)
-    print(save_figure(draw_confusion(confusion(session), session.classes), out))
+    n_views = N_VIEWS[session.config.training.views]
+    note = "" if n_views == 1 else f"mean of {n_views} views"
+    print(save_figure(draw_confusion(confusion(session), session.classes, note), out))

@@ -103,9 +103,11 @@ def warn_of_learnt(session: "Session", words: "Pronunciations", what: str) -> No
 
 
 def numbers(session: "Session", part: "PartName") -> dict[str, Any]:
-    from clearhead.serving.evaluating import loss_and_accuracy
+    from clearhead.data.views import NAMES
+    from clearhead.serving.evaluating import loss_and_accuracy, views_at
 
-    return {"part": part, **loss_and_accuracy(session, part)}
+    views = NAMES[views_at(session, part)]
+    return {"part": part, **({"answers": views} if views else {}), **loss_and_accuracy(session, part)}
 
 
 def as_text(result: dict[str, Any]) -> str:

@@ -118,7 +118,7 @@ exit codes
     3  training was stopped by a signal: a checkpoint is there, resume goes on
     4  training diverged: loss, gradient or weights were not finite numbers
     5  a mistake in clearhead, or not enough memory
-  130  Ctrl-C, outside of training"""
+  130  Ctrl-C, outside of training, or a second time in it; 143: so for SIGTERM"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

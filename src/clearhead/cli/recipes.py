@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from clearhead.cli.parser import Parser
+from clearhead.data.config import N_VIEWS
 from clearhead.recipes.all import RECIPES, Recipe
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def as_dict(name: str, recipe: Recipe) -> dict[str, Any]:
         "epochs": config.training.epochs,
         "seconds": measured.seconds if measured else None,
         "test_accuracy": measured.accuracy if measured else None,
+        "views": N_VIEWS[config.training.views],
         "after_epochs": (measured.epochs or config.training.epochs) if measured else None,
     }
 
@@ -74,7 +76,8 @@ def results(row: dict[str, Any]) -> tuple[str, str]:
     if row["seconds"] is None:
         return "", "by its data" if row["parameters"] is None else "not measured yet"
     of = "" if row["after_epochs"] == row["epochs"] else f", epoch {row['after_epochs']} of {row['epochs']}"
-    return duration(row["seconds"]), f"{row['test_accuracy']:.2%}{of}"
+    views = "" if row["views"] == 1 else f", mean of {row['views']} views"
+    return duration(row["seconds"]), f"{row['test_accuracy']:.2%}{of}{views}"
 
 
 def duration(seconds: float) -> str:

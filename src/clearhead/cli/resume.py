@@ -23,6 +23,9 @@ def run(argv: Sequence[str]) -> int:
 
     outcome = resume(args.run, shard=args.shard)
     if outcome.reason != "stopped":
-        tested = "" if outcome.test is None else f": {outcome.test['accuracy']:.2%} on the test set"
+        from clearhead.data.views import views_note
+
+        found = outcome.test
+        tested = f": {found['accuracy']:.2%} on the test set{views_note(found['views'])}" if found else ""
         print(f"{args.run} is trained{tested}")
     return outcome.exit_code

@@ -13,6 +13,7 @@ MOST = 10**12
 """examples, tokens, pixels: more than any memory holds"""
 Views = Literal["one", "mirror", "moved"]
 """of an image: itself; with its mirror image; both also moved by a pixel along a diagonal, to either side"""
+N_VIEWS: dict[Views, int] = {"one": 1, "mirror": 2, "moved": 6}
 
 
 @dataclass(frozen=True, kw_only=True)

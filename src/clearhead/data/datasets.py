@@ -21,7 +21,7 @@ class Entry:
     origin: str
     """made as it is needed; embedded in the package; fetched by `clearhead data get`; or the user's own"""
     files: tuple[str, ...] = ()
-    """fields of the config that may name files of the user's own"""
+    """fields of the config that may name files, or a folder of them, of the user's own"""
 
 
 DATASETS = {
@@ -41,7 +41,7 @@ DATASETS = {
     "text": Entry(
         "clearhead.data.text", "your own text, character by character or byte by byte", "yours", files=("file",)
     ),
-    "folder": Entry("clearhead.data.folder", "your own images, one folder for each class", "yours"),
+    "folder": Entry("clearhead.data.folder", "your own images, one folder for each class", "yours", files=("folder",)),
 }
 
 
@@ -52,7 +52,11 @@ def load(config: "DataConfig", seed: int) -> "DataSet":
 
 
 def digests(config: "DataConfig") -> dict[str, str]:
-    """The user's own files that the data is read from, by their paths: the sha256 of each."""
+    """The user's own files that the data is read from, by their paths: the sha256 of each, or of a whole folder."""
+    if config.name == "folder":
+        from clearhead.data.folder import digest
+
+        return {config.folder: digest(config.folder)}
     paths = [getattr(config, field) for field in DATASETS[config.name].files]
     return {path: sha256(own_file(path)) for path in paths if path}
 

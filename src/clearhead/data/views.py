@@ -18,6 +18,11 @@ NAMES: dict[Views, str] = {
 }
 
 
+def views_note(views: Views) -> str:
+    """What to write behind a number; "" where the number is of the images alone."""
+    return f" ({NAMES[views]})" if NAMES[views] else ""
+
+
 def views_of(images: Tensor, views: Views) -> list[Tensor]:
     """(B,C,H,W) -> 1, 2 or 6 of the same shape, the images themselves first."""
     found = [images]

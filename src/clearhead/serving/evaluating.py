@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from clearhead.data import datasets
+from clearhead.data.config import Views
 from clearhead.data.dictionary import Pronunciations, read_dictionary
 from clearhead.data.pronounce import check_symbols, parts
 from clearhead.data.tokens import Vocabulary
@@ -95,6 +96,10 @@ def loss_and_accuracy(session: Session, part: PartName) -> dict[str, float]:
     if not len(examples):
         other = "validation" if part == "test" else "test"
         raise ValueError(f"{session.path} must have {part} examples, got none; try --part {other}")
-    views = session.config.training.views if part == "test" else "one"
     objective = OBJECTIVES[session.config.objective]
-    return evaluate(session.model, objective, examples, data.normalise, views=views)
+    return evaluate(session.model, objective, examples, data.normalise, views=views_at(session, part))
+
+
+def views_at(session: Session, part: PartName) -> Views:
+    """Of each image: several views only at the test, and only if the run says so."""
+    return session.config.training.views if part == "test" else "one"

@@ -93,7 +93,7 @@ class Session:
         if changed := changed_files(self.files, digests(self.config.data)):
             raise ValueError(
                 f"{self.path} is measured on the data of its training, got other bytes in {', '.join(changed)}; "
-                "put the old file back"
+                "put the old ones back"
             )
 
     def predict(self, images: Tensor | Sequence[str | Path], *, invert: bool = False) -> list[Answer]:

@@ -30,6 +30,7 @@ def answers_on_test(session: Session, data: DataSet) -> tuple[Tensor, Tensor]:
 
 def confusion(session: Session) -> Tensor:
     """(V,V): row t, column p counts the test examples of class t that were taken for class p."""
+    session.check_files()
     data = datasets.load(session.config.data, session.config.seed)
     targets, answers = answers_on_test(session, data)
     return confusion_matrix(targets, answers.argmax(-1), len(session.classes))

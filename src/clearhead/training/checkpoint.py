@@ -10,6 +10,7 @@
 Only `step-...` is ever read, and only if all of it agrees with its manifest. Nothing is unpickled.
 """
 
+import errno
 import os
 import re
 import shutil
@@ -43,6 +44,10 @@ class Snapshot:
 
 class DamagedCheckpointError(ValueError):
     """A checkpoint that does not agree with its manifest."""
+
+
+class NoWholeCheckpointError(OSError):
+    """A run whose checkpoints are all damaged: to begin again at step 0 would lose what may still be mended."""
 
 
 def name_of(step: int) -> str:
@@ -120,24 +125,35 @@ def load(place: Path) -> Snapshot:
 
 
 def newest(folder: Path, report: Callable[[str], None], *, set_aside: bool = True) -> Snapshot | None:
-    """The whole checkpoint of the highest step, None if there is none. Damaged ones are reported and passed over.
+    """The whole checkpoint of the highest step, None before the first. Damaged ones are reported and passed over.
 
     They are renamed too, so that the run can save that step again, unless `set_aside` is False: only the owner of a
-    run changes it.
+    run changes it. Where none is whole, nothing is renamed: NoWholeCheckpointError.
     """
+    damaged: dict[int, str] = {}
     for step in reversed(steps(folder)):
-        place = folder / "checkpoints" / name_of(step)
         try:
-            snapshot = load(place)
-            if snapshot.step == step:
-                return snapshot
-            raise DamagedCheckpointError(f"it holds step {snapshot.step}")
+            found = load(at(folder, step))
+            if found.step != step:
+                raise DamagedCheckpointError(f"it holds step {found.step}")
         except DamagedCheckpointError as error:
-            if not place.exists():  # deleted by its owner while we read: there is a newer one
+            if not at(folder, step).exists():  # deleted by its owner while we read: there is a newer one
                 return newest(folder, report, set_aside=set_aside)
-            where = move_aside(place) if set_aside else place
-            report(f"the checkpoint of step {step} is damaged and passed over: {error}; it is left in {where}")
+            damaged[step] = str(error)
+            continue
+        for other, why in damaged.items():
+            where = move_aside(at(folder, other)) if set_aside else at(folder, other)
+            report(f"the checkpoint of step {other} is damaged and passed over: {why}; it is left in {where}")
+        return found
+    if damaged:
+        told = "; ".join(f"step {step}: {why}" for step, why in damaged.items())
+        message = f"no checkpoint is whole ({told}); put a good copy back, or train anew under another name"
+        raise NoWholeCheckpointError(errno.EIO, message, str(folder))
     return None
+
+
+def at(folder: Path, step: int) -> Path:
+    return folder / "checkpoints" / name_of(step)
 
 
 def remove(place: Path) -> None:

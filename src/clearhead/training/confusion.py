@@ -32,8 +32,9 @@ def confusion_matrix(targets: Tensor, predictions: Tensor, n: int) -> Tensor:
     return torch.bincount(targets.long() * n + predictions.long(), minlength=n * n).reshape(n, n)
 
 
-def draw_confusion(matrix: Tensor, classes: Sequence[str]) -> "Figure":
-    """Counts in the cells, colours for the share of each row: a rare class is judged like a frequent one."""
+def draw_confusion(matrix: Tensor, classes: Sequence[str], note: str = "") -> "Figure":
+    """Counts in the cells, colours for the share of each row: a rare class is judged like a frequent one. The note says
+    how the answers were made."""
     n, matrix = len(classes), matrix.cpu()
     if n == 0 or matrix.shape != (n, n):
         raise ValueError(
@@ -47,7 +48,8 @@ def draw_confusion(matrix: Tensor, classes: Sequence[str]) -> "Figure":
     image = panel.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     name_axes(panel, classes)
     right, total = int(matrix.diagonal().sum()), int(matrix.sum())
-    panel.set_title(f"{right:,} of {total:,} right" + (f" ({right / total:.2%})" if total else ""))
+    share = f" ({right / total:.2%})" if total else ""
+    panel.set_title(f"{right:,} of {total:,} right{share}" + (f", {note}" if note else ""))
     if n <= MOST_NUMBERS:
         write_counts(panel, matrix, shares)
     figure.colorbar(image, ax=panel, shrink=0.85, label="share of the examples of a class (row)", format="{x:.0%}")

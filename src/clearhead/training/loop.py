@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from clearhead.data.views import NAMES
+from clearhead.data.views import views_note
 from clearhead.training import checkpoint
 from clearhead.training.config import RunConfig
 from clearhead.training.distributed import exchanging, processes
@@ -26,7 +26,7 @@ from clearhead.training.progress import Display, Silence, padding_line
 from clearhead.training.run import RunDirectory
 from clearhead.training.schedule import multiplier
 from clearhead.training.setup import Setup, own_surroundings, set_up
-from clearhead.training.signals import DIVERGED, FINISHED, STOPPED, StopRequest, stopping_on_signals
+from clearhead.training.signals import DIVERGED, FINISHED, STOPPED, StoppedError, StopRequest, stopping_on_signals
 from clearhead.training.state import Standing, restore, snapshot, told_of_changed_files, use_weights
 
 Reason = Literal["finished", "patience", "stopped"]
@@ -88,7 +88,11 @@ def fit(setup: Setup, run: RunDirectory | None, display: Display) -> Outcome:
             reason = train_on(setup, standing, run, request, display)
         test = None
         if reason != "stopped" and len(setup.data.test):
-            test = test_once(setup, standing, run, display)
+            try:
+                with request.met_at_once():
+                    test = test_once(setup, standing, run, display)
+            except StoppedError:
+                reason = "stopped"
     if reason == "stopped" and run:
         display.say(f"stopped after step {standing.step}; go on with: clearhead resume {run.path}")
     return Outcome(reason, standing.step, standing.best_step, test)
@@ -126,7 +130,7 @@ def train_on(
         is_over = is_last or must_stop or (patience > 0 and standing.stale >= patience)
         if step % setup.checkpoint_every == 0 or is_best or is_over:
             save(setup, standing, run)
-        if must_stop and not is_last:
+        if must_stop and (not is_last or len(setup.data.test)):
             return "stopped"
     return "finished" if standing.step == setup.n_steps else "patience"
 
@@ -241,7 +245,7 @@ def test_once(setup: Setup, standing: Standing, run: RunDirectory | None, displa
     record |= {"views": views, "seconds": standing.seconds}
     if run:
         run.log(record)
-    display.evaluated(record, f"  ({NAMES[views]})" if NAMES[views] else "")
+    display.evaluated(record, views_note(views))
     return record
 
 

@@ -20,11 +20,27 @@ SAME_REQUEST = 1.0
 """seconds in which one more signal is an echo of the first: torchrun passes on a Ctrl-C that its processes got too"""
 
 
+class StoppedError(Exception):
+    """A signal came while nothing was under way that a step could end."""
+
+
 class StopRequest:
     """Whether somebody wants the run to stop, and since when."""
 
     wanted = False
     since = 0.0
+    is_met_at_once = False
+
+    @contextmanager
+    def met_at_once(self) -> Iterator[None]:
+        """Inside, where no step will end, a request is a StoppedError; so is one from before."""
+        self.is_met_at_once = True
+        try:
+            if self.wanted:
+                raise StoppedError
+            yield
+        finally:
+            self.is_met_at_once = False
 
 
 @contextmanager
@@ -37,8 +53,11 @@ def stopping_on_signals() -> Iterator[StopRequest]:
         now, name = time.monotonic(), signal.Signals(number).name
         if not request.wanted:
             request.wanted, request.since = True, now
+            how = "stopping" if request.is_met_at_once else "stopping after this step, with a checkpoint"
             # print is not allowed here: the signal may have come in the middle of a print
-            os.write(2, f"\n{name}: stopping after this step, with a checkpoint (again: at once, without)\n".encode())
+            os.write(2, f"\n{name}: {how} (again: at once, without)\n".encode())
+            if request.is_met_at_once:
+                raise StoppedError
         elif now - request.since > SAME_REQUEST:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)

@@ -99,11 +99,11 @@ def restore(setup: Setup, found: Snapshot | None, report: Callable[[str], None])
 
 
 def check_files(state: dict[str, Any], now: Mapping[str, str]) -> None:
-    """With other words in a file, other words would validate, and some of them are learnt already."""
+    """With other words in a file, or other pictures in a folder, others would validate, some of them learnt already."""
     if changed := changed_files(state["data"].get("files", {}), now):  # runs of before have none
         raise ValueError(
             f"a run goes on with the data that it began with, got other bytes in {', '.join(changed)}; "
-            "put the old file back, or train anew"
+            "put the old ones back, or train anew"
         )
 
 

@@ -1,0 +1,41 @@
+"""A run of own pictures, through the commands: its numbers say of how many views they are, and of which pictures."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from clearhead.cli.main import main
+
+TINY = ["--training.steps", "2", "--training.threads", "1", "--model.width", "8", "--model.depth", "1"]
+
+
+@pytest.fixture
+def run(pictures, monkeypatch, capsys):
+    monkeypatch.chdir(pictures.parent)
+    assert main(["train", "folder", "--name", "mine", "--data.folder", "pictures", *TINY]) == 0
+    capsys.readouterr()
+    return Path("runs/mine")
+
+
+def test_several_views_are_named_beside_every_number_of_theirs(run, capsys):
+    from clearhead.data.views import NAMES
+    from clearhead.serving.session import Session
+
+    name = NAMES[Session(run).config.training.views]
+    assert name
+    for command in ("resume", "evaluate"):
+        assert main([command, str(run)]) == 0
+        assert name in capsys.readouterr().out
+    assert main(["evaluate", str(run), "--part", "validation"]) == 0
+    assert name not in capsys.readouterr().out
+    assert main(["confusion", str(run), "--out", "matrix.svg"]) == 0
+
+
+@pytest.mark.parametrize("command", ["resume", "evaluate", "confusion"])
+def test_with_one_picture_more_a_run_neither_goes_on_nor_is_measured(run, capsys, command):
+    shutil.copy("pictures/red/0.png", "pictures/blue/more.png")
+    assert main([command, str(run)]) == 2
+    err = capsys.readouterr().err
+    assert "got other bytes in pictures; put the old ones back" in err
+    assert err.count("\n") == 1
