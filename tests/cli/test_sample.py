@@ -27,7 +27,10 @@ def test_one_text_of_a_length(trained, capsys):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("RUN/words --temperature 0", "temperature must be above 0, got 0.0; for the likeliest token use top_k=1"),
+        (
+            "RUN/words --temperature 0",
+            "temperature must be above 0, got 0.0; for the likeliest token each time set top_k",
+        ),
         ("RUN/words --top-k 0", "top_k must be at least 1, got 0; leave it out to keep all tokens"),
         ("RUN/words --top-p 0", "top_p must be above 0 and at most 1, got 0.0"),
         ("RUN/words --seed -1", "seed must be a whole number from 0 to 9223372036854775807, got -1"),

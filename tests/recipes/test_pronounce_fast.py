@@ -1,5 +1,8 @@
+from itertools import islice
+
 import pytest
 
+from clearhead.data.pronounce import parts
 from clearhead.recipes.start import train
 from clearhead.serving.evaluating import error_rates, words_to_score
 from clearhead.serving.session import Session
@@ -13,6 +16,8 @@ def test_words_that_were_never_seen_are_said_better_than_by_chance(tmp_path, mon
     brief = {"training.steps": 240, "training.batch_size": 64, "training.evaluate_every": 240, "training.threads": 1}
     train("pronounce-fast", "run", changes=small | brief, quiet=True)
     session = Session("runs/run")
-    rates = error_rates(session, words_to_score(session, "validation"))
+    unseen = words_to_score(session, "test")
+    assert not unseen.keys() & parts(session.config.data)["train"].keys()
+    rates = error_rates(session, dict(islice(unseen.items(), 200)))
     assert rates.words == 200
     assert rates.phoneme_error_rate < 0.5

@@ -1,6 +1,7 @@
 import math
 from copy import copy
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -39,6 +40,15 @@ def test_many_words_are_said_like_one_at_a_time(session, monkeypatch, at_once):
         (alone,) = pronounce(session, [word])
         assert [way.phones for way in alone] == [way.phones for way in expected]
         assert [way.score for way in alone] == pytest.approx([way.score for way in expected], abs=1e-4)
+
+
+def test_64_words_at_once_are_said_like_one_at_a_time(session):
+    words = ["".join(letters) for letters in product("abcd", repeat=3)]
+    assert len(words) == 64
+    for word, expected in zip(words, pronounce(session, words), strict=True):
+        (alone,) = pronounce(session, [word])
+        assert alone[0].phones == expected[0].phones
+        assert alone[0].score == pytest.approx(expected[0].score, abs=1e-4)
 
 
 def test_of_wide_beams_fewer_words_are_said_at_once(session, monkeypatch):

@@ -89,7 +89,7 @@ class Sampling:
     def __post_init__(self) -> None:
         if not self.temperature > 0:
             raise ValueError(
-                f"temperature must be above 0, got {self.temperature}; for the likeliest token use top_k=1 or Greedy()"
+                f"temperature must be above 0, got {self.temperature}; for the likeliest token each time set top_k to 1"
             )
         if self.top_k is not None and (not isinstance(self.top_k, int) or self.top_k < 1):
             raise ValueError(f"top_k must be at least 1, got {self.top_k}; leave it out to keep all tokens")
