@@ -39,7 +39,7 @@ def pronounce(*, train_file: str = "", test_file: str = "", stress: bool = False
         optimizer=OptimizerConfig(
             kind="muon", lr=3e-3, muon_lr=0.02, beta2=0.98, schedule="linear", warmup=200, weight_decay=0.05
         ),
-        training=TrainingConfig(epochs=18, batch_size=256, label_smoothing=0.1, ema=0.998),
+        training=TrainingConfig(epochs=36, batch_size=512, label_smoothing=0.1, ema=0.998),
         objective="written",
     )
 
