@@ -53,10 +53,23 @@ def soak(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("soak")
 
 
-def soaked(soak: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_kills: int, forgets: bool) -> int:
+@pytest.fixture(autouse=True)
+def here(soak, tmp_path, monkeypatch):
+    """Runs are made in tmp_path/soak, by this very package."""
     monkeypatch.setattr(soak.tempfile, "mkdtemp", lambda prefix: str(tmp_path / "soak"))
     monkeypatch.setenv("PYTHONPATH", str(BENCHMARKS.parent / "src"))
     (tmp_path / "soak").mkdir()
+
+
+def account(out: str) -> tuple[int, int, int]:
+    """Kills, those in a save and those in the midst of training, from the last line of what was said."""
+    last = out.splitlines()[-1]
+    assert last.endswith("equal the undisturbed one, bit for bit")
+    kills, in_saves, resumable = (int(part.split()[0]) for part in last.partition(":")[0].split(", "))
+    return kills, in_saves, resumable
+
+
+def soaked(soak: ModuleType, tmp_path: Path, n_kills: int, forgets: bool) -> int:
     trainer = tmp_path / "trainer.py"
     trainer.write_text(TRAINER.replace("FORGETS", str(forgets)))
     command = shlex.join([sys.executable, str(trainer)])
@@ -65,27 +78,47 @@ def soaked(soak: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_
 
 
 @pytest.mark.slow
-def test_a_trainer_that_resumes_exactly_passes(soak, tmp_path, monkeypatch, capsys):
-    assert soaked(soak, tmp_path, monkeypatch, 1, forgets=False) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    kills, in_saves, resumable = (int(part.split()[0]) for part in last.partition(":")[0].split(", "))
+def test_a_trainer_that_resumes_exactly_passes(soak, tmp_path, capsys):
+    assert soaked(soak, tmp_path, 1, forgets=False) == 0
+    kills, in_saves, resumable = account(capsys.readouterr().out)
     assert resumable >= 1
     assert 3 * in_saves >= kills
-    assert "bit for bit" in last
     assert not (tmp_path / "soak").exists()
 
 
 @pytest.mark.slow
-def test_a_trainer_that_forgets_its_random_state_is_found_out(soak, tmp_path, monkeypatch, capsys):
-    assert soaked(soak, tmp_path, monkeypatch, 1, forgets=True) == 1
+def test_a_trainer_that_forgets_its_random_state_is_found_out(soak, tmp_path, capsys):
+    assert soaked(soak, tmp_path, 1, forgets=True) == 1
     err = capsys.readouterr().err
     assert "differs from the undisturbed run: model.safetensors of step" in err
     assert (tmp_path / "soak/runs/killed-1").exists()
 
 
+SMALL = "--data.limit 500 --data.validation 50 --training.batch-size 16 --training.threads 1 --training.log-every 1"
+DRAWING = "--model.dropout 0.1 --training.ema 0.9 --optimizer.kind muon"
+IMAGES = "--model.width 16 --model.depth 1 --model.patch-size 14 --model.tokenizer patches --data.augmentation.crop 2"
+
+
 @pytest.mark.slow
-def test_a_command_that_fails_is_shown_with_what_it_said(soak, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(soak.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
+@pytest.mark.parametrize(
+    ("recipe", "n_kills", "changes"),
+    [("reverse", 2, DRAWING), ("mnist", 1, f"{DRAWING} {IMAGES}")],
+    ids=["reverse", "mnist"],
+)
+def test_real_training_killed_at_random_moments_is_resumed_exactly(soak, tmp_path, capsys, recipe, n_kills, changes):
+    """What `make soak` does for an hour, with little of it."""
+    options = ["--kills", str(n_kills), "--steps", "60", "--checkpoint-every", "2"]
+    code = soak.main([recipe, *options, "--", *SMALL.split(), *changes.split()])
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    kills, in_saves, resumable = account(captured.out)
+    assert resumable >= n_kills
+    assert in_saves >= max(1, kills / 3)
+    assert not (tmp_path / "soak").exists()
+
+
+@pytest.mark.slow
+def test_a_command_that_fails_is_shown_with_what_it_said(soak, capsys):
     assert soak.main(["any", "--command", f"{shlex.quote(sys.executable)} -c 1/0"]) == 1
     assert "ZeroDivisionError" in capsys.readouterr().err
 

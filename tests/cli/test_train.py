@@ -58,6 +58,10 @@ def test_a_recipe_is_trained_in_its_folder(capsys):
         ("fashion --no-data.augmentation.flip", "data.augmentation.flip", False),
         ("whole --data.question sum", "objective", "number"),
         ("mnist_plain --seed 4", "seed", 4),
+        ("reverse --compile on", "training.compile", "on"),
+        ("reverse --compile=off", "training.compile", "off"),
+        ("reverse --training.compile on", "training.compile", "on"),
+        ("reverse --seed 1", "training.compile", "auto"),
     ],
 )
 def test_any_field_can_be_changed(monkeypatch, argv, path, value):
@@ -102,6 +106,9 @@ def test_any_field_can_be_changed(monkeypatch, argv, path, value):
         ("reverse --training.steps " + "9" * 30, "steps must be a whole number of at most 1000000000000, got 999"),
         ("reverse --name " + "x" * 300, "a run's name has at most 60 letters, digits"),
         ("cifar10-bert", "cifar10 must be fetched before it is used"),
+        ("reverse --compile perhaps", "compile must be one of auto, on, off, got 'perhaps'"),
+        ("reverse --optimizer.lr nan", "lr must be a finite number of at least 0, got nan; try lr=0.001"),
+        ("reverse --training.steps -5", "got -5; set one of steps and epochs above 0 and the other to 0"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(capsys, here, monkeypatch, argv, message):
@@ -111,6 +118,7 @@ def test_mistakes_are_one_line_and_leave_nothing(capsys, here, monkeypatch, argv
     assert captured.err.startswith("clearhead: ")
     assert captured.err.count("\n") == 1
     assert message in captured.err
+    assert list(here.iterdir()) == []
 
 
 def test_an_existing_run_is_not_overwritten_but_resumed_if_so_told(capsys):
@@ -134,6 +142,7 @@ def test_help_shows_the_recipe_and_all_of_its_fields(capsys, monkeypatch):
         "--dry-run",
         "--resume",
         "--shard",
+        "--compile {auto,on,off}",
         "--training.steps",
         "--data.augmentation.crop",
     ):

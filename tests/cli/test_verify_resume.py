@@ -10,8 +10,9 @@ def verdict(monkeypatch):
     asked = []
 
     def answer(differences):
-        def verify(config, folder):
+        def verify(config, folder, report):
             asked.append(config)
+            report("training undisturbed ...")
             return Verification(config.training.steps, 15, 12, differences)
 
         monkeypatch.setattr("clearhead.training.verify.verify_resume", verify)
@@ -23,7 +24,9 @@ def verdict(monkeypatch):
 def test_exact(verdict, capsys):
     asked = verdict(())
     assert main(["verify-resume", "mnist", "--model.width", "16"]) == 0
-    assert "killed at step 15 of 30, resumed from the checkpoint of step 12\nexact: " in capsys.readouterr().out
+    captured = capsys.readouterr()
+    assert captured.out.startswith("killed at step 15 of 30, resumed from the checkpoint of step 12\nexact: ")
+    assert captured.err == "training undisturbed ...\n"
     assert (asked[0].training.epochs, asked[0].training.checkpoint_every, asked[0].model.width) == (0, 4, 16)
 
 

@@ -1,3 +1,6 @@
+from dataclasses import replace
+
+import pytest
 import torch
 
 from clearhead.recipes import estimate as module
@@ -33,36 +36,60 @@ def test_memory_grows_with_the_batch_and_shrinks_with_portions(monkeypatch):
     assert memory(ema=0.9) - memory() == weights
 
 
+PARTS = Estimate(
+    parameters=1,
+    memory=2**20,
+    examples=100,
+    steps=60,
+    steps_per_epoch=20,
+    seconds_per_step=0.5,
+    seconds_per_evaluation=2.0,
+    evaluations=3,
+    evaluations_per_epoch=1.0,
+    seconds_per_test=9.0,
+    padding=(0.05, 0.5),
+)
+
+
 def test_seconds_add_up():
-    found = Estimate(
-        parameters=1,
-        memory=2**20,
-        examples=100,
-        steps=60,
-        steps_per_epoch=20,
-        seconds_per_step=0.5,
-        seconds_per_evaluation=2.0,
-        evaluations=3,
-        padding=(0.05, 0.5),
-    )
-    assert "5.0% of all tokens; 50.0% without sorting by length" in str(found)
-    assert found.seconds == 36
-    assert found.seconds_per_epoch == 12
-    assert "0:36" in str(found)
-    assert "60 (3 epochs)" in str(found)
-    assert "done at" in str(found)
+    assert "5.0% of all tokens; 50.0% without sorting by length" in str(PARTS)
+    assert PARTS.seconds == 60 * 0.5 + 3 * 2 + 9
+    assert PARTS.seconds_per_epoch == 20 * 0.5 + 2
+    assert "0:45, test included; started now, done at" in str(PARTS)
+    assert "60 (3 epochs)" in str(PARTS)
+    assert "test" not in str(replace(PARTS, seconds_per_test=0.0))
+
+
+def test_a_run_shorter_than_an_epoch_does_not_change_how_long_an_epoch_is():
+    assert replace(PARTS, steps=1, evaluations=1).seconds_per_epoch == PARTS.seconds_per_epoch
+    assert replace(PARTS, evaluations_per_epoch=4.0).seconds_per_epoch == 20 * 0.5 + 4 * 2
+
+
+def test_evaluations_of_an_epoch_are_counted_whatever_the_run_is(monkeypatch):
+    monkeypatch.setattr(module, "TIMED", 1)
+    short = {"training.epochs": 0, "training.steps": 2}
+    assert estimate(config_of("reverse", SMALL | short | {"training.evaluate_every": 5})).evaluations_per_epoch == 4
+    assert estimate(config_of("reverse", SMALL | short | {"training.evaluate_every": 0})).evaluations_per_epoch == 1
+    assert estimate(config_of("reverse", SMALL | short | {"data.validation": 0})).evaluations_per_epoch == 0
+
+
+@pytest.mark.parametrize(("views", "n_views"), [("one", 1), ("mirror", 2), ("moved", 6)])
+def test_the_test_asks_each_view_of_each_of_its_examples(monkeypatch, views, n_views):
+    monkeypatch.setattr(module, "TIMED", 1)
+    monkeypatch.setattr(module, "time_answer", lambda setup: 0.25)
+    small = {"data.limit": 100, "data.validation": 40, "training.batch_size": 10, "model.width": 8, "model.depth": 1}
+    found = estimate(config_of("mnist", small | {"training.views": views}))
+    assert found.seconds_per_evaluation == 40 * 0.25
+    assert found.seconds_per_test == 10_000 * n_views * 0.25
+
+
+def test_without_validation_the_test_is_timed_by_its_own_examples(monkeypatch):
+    monkeypatch.setattr(module, "TIMED", 1)
+    found = estimate(config_of("reverse", SMALL | {"data.validation": 0}))
+    assert found.seconds_per_evaluation == 0
+    assert 0 < found.seconds_per_test < 100
 
 
 def test_what_takes_a_century_has_no_date():
-    found = Estimate(
-        parameters=1,
-        memory=1,
-        examples=1,
-        steps=MOST_STEPS,
-        steps_per_epoch=1,
-        seconds_per_step=1.0,
-        seconds_per_evaluation=0.0,
-        evaluations=0,
-        padding=None,
-    )
+    found = replace(PARTS, steps=MOST_STEPS, steps_per_epoch=1, seconds_per_step=1.0)
     assert "nobody here will see it done" in str(found)

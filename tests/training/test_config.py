@@ -95,7 +95,9 @@ def test_what_is_missing_is_named():
         ({"ema": 1.0}, "ema must be a number of at least 0 and below 1, got 1.0"),
         ({"label_smoothing": -0.1}, "label_smoothing must be a number of at least 0"),
         ({"precision": "fp8"}, "precision must be one of auto, float32, bf16, got 'fp8'"),
-        ({"patience": 1.5}, "patience must be a whole number of at least 0, got 1.5"),
+        ({"patience": 1.5}, "patience must be a whole number of at least 0, got 1.5; try patience=0"),
+        ({"steps": -5}, "steps must be a whole number of at least 0, got -5; set one of steps and epochs above 0 and"),
+        ({"epochs": 1.5}, "epochs must be a whole number of at least 0, got 1.5; set one of steps and epochs above 0"),
         ({"compile": "maybe"}, "compile must be one of auto, on, off"),
     ],
 )
@@ -108,9 +110,10 @@ def test_training_that_makes_no_sense_is_refused(changes, match):
     ("changes", "match"),
     [
         ({"kind": "sgd"}, "kind must be one of adamw, muon, got 'sgd'"),
-        ({"lr": float("nan")}, "lr must be a finite number of at least 0, got nan"),
+        ({"lr": float("nan")}, "lr must be a finite number of at least 0, got nan; try lr=0.001"),
+        ({"muon_lr": -0.1}, "got -0.1; try muon_lr=0.02"),
         ({"lr": "0.1"}, "lr must be a finite number of at least 0, got '0.1'"),
-        ({"beta2": 1}, "beta2 must be a number of at least 0 and below 1, got 1"),
+        ({"beta2": 1}, "beta2 must be a number of at least 0 and below 1, got 1; try beta2=0.999"),
         ({"final": 2.0}, "final must be a share from 0 to 1, got 2.0"),
         ({"warmup": -1}, "warmup must be a whole number of at least 0"),
     ],

@@ -69,6 +69,24 @@ def test_the_test_result_is_named_and_so_is_averaging():
     assert run_of(1, loss=1.0).label == "mine"
 
 
+def test_a_single_point_of_training_is_seen_and_is_not_that_of_validation():
+    at = {"epoch": 0.5, "loss": 2.0, "accuracy": 0.2}
+    one = Curves("one", [{"kind": kind, **at} for kind in ("train", "validation")])
+    figure = draw_curves([one])
+    for panel in figure.axes:
+        train, validation = (lines(panel)[COLOURS[0], dashed] for dashed in (True, False))
+        assert train.get_marker() == validation.get_marker() == "o"
+        assert train.get_markerfacecolor() == "none" != validation.get_markerfacecolor()
+    _, train, validation = figure.legends[0].get_lines()
+    assert (train.get_marker(), train.get_markerfacecolor(), validation.get_marker()) == ("o", "none", "o")
+
+
+def test_a_line_of_training_has_no_marks():
+    figure = draw_curves([run_of(2)])
+    assert lines(figure.axes[0])[COLOURS[0], True].get_marker() == "None"
+    assert [line.get_marker() for line in figure.legends[0].get_lines()] == ["o", "None", ""]
+
+
 def test_accuracy_stays_below_its_end():
     panel = draw_curves([run_of(50)]).axes[1]
     assert panel.get_ylim()[1] <= 1.01

@@ -10,9 +10,9 @@ from clearhead.training.progress import Display, Silence, clock
 RECORD = {"kind": "train", "step": 10, "loss": 0.5, "accuracy": 0.75}
 
 
-def shown(work, *, terminal, quiet=False):
+def shown(work, *, terminal, quiet=False, width=120):
     out = io.StringIO()
-    display = Display(quiet=quiet, console=Console(file=out, force_terminal=terminal, width=120, highlight=False))
+    display = Display(quiet=quiet, console=Console(file=out, force_terminal=terminal, width=width, highlight=False))
     with display.training(100, 0, 32):
         work(display)
     return out.getvalue()
@@ -38,6 +38,21 @@ def test_a_terminal_gets_a_bar_with_the_same_numbers():
     assert "accuracy 75.00%" in out
     assert "examples/s" in out
     assert "\x1b" in out
+
+
+def test_the_bar_of_slow_steps_says_how_long_they_will_take(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+
+    def work(display):
+        for step in (10, 20):
+            now[0] += 85
+            display.trained(RECORD | {"step": step})
+
+    out = shown(work, terminal=True, width=80)  # a narrow terminal shortens the bar, not the numbers
+    assert " 20/100" in out
+    assert "loss 0.5000  accuracy 75.00%  4 examples/s  11:20 left\n" in out
+    assert "-:--:--" not in out
 
 
 def test_evaluations_stay_and_a_quiet_display_shows_nothing():

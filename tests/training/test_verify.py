@@ -22,11 +22,18 @@ REVERSE = RunConfig(
 
 @pytest.mark.slow
 def test_a_killed_run_is_resumed_exactly(tmp_path):
-    found = verify_resume(REVERSE, tmp_path)
+    lines: list[str] = []
+    found = verify_resume(REVERSE, tmp_path, lines.append)
     assert found.is_exact, found.differences
     assert found.steps == 40
     assert 20 <= found.killed_at < 40
     assert found.resumed_from in range(18, 40, 6)
+    assert lines == [
+        "training undisturbed ...",
+        "trained 40 steps; the same again, in a process to be killed halfway ...",
+        f"killed at step {found.killed_at}; resuming from step {found.resumed_from} ...",
+        "resumed to the end; comparing the two ...",
+    ]
 
 
 def test_every_difference_is_named(config, tmp_path):

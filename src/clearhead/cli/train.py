@@ -1,5 +1,6 @@
 """`clearhead train`: a recipe's name and whatever is changed in it become a config, and the config a run."""
 
+import argparse
 import inspect
 from collections.abc import Sequence
 
@@ -24,6 +25,7 @@ examples
   clearhead train folder --data.folder pictures
   clearhead train pronounce-fast --data.stress true
   clearhead train text --data.file my.txt
+  clearhead train mnist --compile on
   torchrun --nproc-per-node 2 -m clearhead train mnist --name two
 
 clearhead train RECIPE --help lists all that can be changed in it."""
@@ -40,6 +42,13 @@ def run(argv: Sequence[str]) -> int:
     options.add_argument("--resume", action="store_true", help="if the run is there, go on with it")
     options.add_argument(
         "--shard", action="store_true", help="split the weights over the processes of torchrun (FSDP2)"
+    )
+    options.add_argument(
+        "--compile",
+        metavar="{auto,on,off}",
+        dest="training.compile",
+        default=argparse.SUPPRESS,
+        help="short for --training.compile: torch.compile; auto is on with a GPU",
     )
     options.add_argument(
         "--dry-run", action="store_true", help="say what it takes, by a few real steps; leaves nothing"

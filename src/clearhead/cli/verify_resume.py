@@ -1,5 +1,6 @@
 """`clearhead verify-resume`: a recipe's name, a verdict."""
 
+import sys
 import tempfile
 from collections.abc import Sequence
 
@@ -32,10 +33,15 @@ def run(argv: Sequence[str]) -> int:
     from clearhead.training.verify import verify_resume
 
     with tempfile.TemporaryDirectory() as folder:
-        seen = verify_resume(config, folder)
+        seen = verify_resume(config, folder, report)
     print(f"killed at step {seen.killed_at} of {seen.steps}, resumed from the checkpoint of step {seen.resumed_from}")
     if seen.is_exact:
         print("exact: weights, optimizer, random state and records agree in every bit with the run that was not killed")
         return 0
     print(f"DIFFERENT in {len(seen.differences)} places: {', '.join(seen.differences[:5])}")
     return DIFFERENT
+
+
+def report(line: str) -> None:
+    """A line before a wait; on stderr, where no program reads it as an answer."""
+    print(line, file=sys.stderr, flush=True)

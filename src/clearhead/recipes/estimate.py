@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from clearhead.data.batches import evaluation_batches
+from clearhead.data.views import views_of
 from clearhead.nn.stage import testing_stage
 from clearhead.training.config import RunConfig
 from clearhead.training.distributed import Processes
 from clearhead.training.evaluate import BATCH_SIZE
 from clearhead.training.loop import update
 from clearhead.training.objective import to_device
+from clearhead.training.precision import autocast
 from clearhead.training.progress import Display, clock, padding_line
 from clearhead.training.setup import Setup, own_surroundings, set_up
 from clearhead.training.signals import StopRequest
@@ -38,17 +40,22 @@ class Estimate:
     seconds_per_step: float
     seconds_per_evaluation: float
     evaluations: int
+    evaluations_per_epoch: float
+    seconds_per_test: float
+    """of the one at the end; 0 where there is nothing to be tested on"""
     padding: tuple[float, float] | None
     """see Batches.padding"""
 
     @property
     def seconds_per_epoch(self) -> float:
-        """Validation included."""
-        return self.seconds * self.steps_per_epoch / self.steps
+        """Of a whole one, validation included, also where a run is shorter."""
+        evaluating = self.evaluations_per_epoch * self.seconds_per_evaluation
+        return self.steps_per_epoch * self.seconds_per_step + evaluating
 
     @property
     def seconds(self) -> float:
-        return self.steps * self.seconds_per_step + self.evaluations * self.seconds_per_evaluation
+        evaluating = self.evaluations * self.seconds_per_evaluation + self.seconds_per_test
+        return self.steps * self.seconds_per_step + evaluating
 
     @property
     def end(self) -> str:
@@ -58,6 +65,7 @@ class Estimate:
 
     def __str__(self) -> str:
         epochs = self.steps / self.steps_per_epoch
+        tested = ", test included" if self.seconds_per_test else ""
         return "\n".join(
             [
                 f"parameters         {self.parameters:,}",
@@ -67,7 +75,7 @@ class Estimate:
                 f"steps              {self.steps:,} ({epochs:.3g} epochs)",
                 f"seconds per step   {self.seconds_per_step:.3g}",
                 f"seconds per epoch  {self.seconds_per_epoch:,.3g}, validation included",
-                f"in all             {clock(self.seconds)}; {self.end}",
+                f"in all             {clock(self.seconds)}{tested}; {self.end}",
             ]
         )
 
@@ -80,8 +88,8 @@ def estimate(config: RunConfig) -> Estimate:
         setup = set_up(config, Processes(device=device), shard=False, report=display.warn)
         memory = memory_of(setup)
         per_step = time_steps(setup)
-        validation = len(setup.data.validation)
-        per_evaluation = time_evaluation(setup) if validation else 0.0
+        per_answer = time_answer(setup)
+    validation, n_views = len(setup.data.validation), len(views_of(torch.zeros(1, 1, 2, 2), config.training.views))
     return Estimate(
         parameters=sum(weight.numel() for weight in setup.model.parameters()),
         memory=memory,
@@ -89,8 +97,10 @@ def estimate(config: RunConfig) -> Estimate:
         steps=setup.n_steps,
         steps_per_epoch=setup.batches.steps_per_epoch,
         seconds_per_step=per_step,
-        seconds_per_evaluation=per_evaluation,
+        seconds_per_evaluation=validation * per_answer,
         evaluations=-(-setup.n_steps // setup.evaluate_every) if validation else 0,
+        evaluations_per_epoch=setup.batches.steps_per_epoch / setup.evaluate_every if validation else 0.0,
+        seconds_per_test=len(setup.data.test) * n_views * per_answer,
         padding=setup.batches.padding(),
     )
 
@@ -131,11 +141,14 @@ def time_steps(setup: Setup) -> float:
     return (time.perf_counter() - start) / n
 
 
-def time_evaluation(setup: Setup) -> float:
-    """Seconds for all validation examples, from the first batch of them."""
-    examples = setup.data.validation
+def time_answer(setup: Setup) -> float:
+    """Seconds for one view of one example, from a batch of those that validate, or else of those for the test."""
+    examples = setup.data.validation if len(setup.data.validation) else setup.data.test
+    if not len(examples):
+        return 0.0
     start = time.perf_counter()
     batch = next(evaluation_batches(examples, setup.data.normalise, BATCH_SIZE))
-    with testing_stage(setup.model), torch.inference_mode():
-        setup.objective.ask(setup.model, to_device(batch, setup.processes.device)).cpu()
-    return (time.perf_counter() - start) * len(examples) / len(batch.inputs)
+    device, precision = setup.processes.device, setup.config.training.precision
+    with testing_stage(setup.model), torch.inference_mode(), autocast(precision, device):
+        setup.objective.ask(setup.model, to_device(batch, device)).cpu()
+    return (time.perf_counter() - start) / len(batch.inputs)

@@ -68,9 +68,9 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         check_choice(kind=(self.kind, Kind), schedule=(self.schedule, Schedule))
-        check_between(0, math.inf, lr=self.lr, muon_lr=self.muon_lr, weight_decay=self.weight_decay, clip=self.clip)
-        check_between(0, 1, beta1=self.beta1, beta2=self.beta2, momentum=self.momentum)
-        check_count(warmup=self.warmup)
+        check_between(self, 0, math.inf, "lr", "muon_lr", "weight_decay", "clip")
+        check_between(self, 0, 1, "beta1", "beta2", "momentum")
+        check_count(self, "warmup")
         if not is_number(self.final) or not 0 <= self.final <= 1:
             raise ValueError(f"final must be a share from 0 to 1, got {self.final!r}; try 0 or 0.1")
 
@@ -112,17 +112,18 @@ class TrainingConfig:
     """processor threads; 0 for torch's own choice"""
 
     def __post_init__(self) -> None:
+        one_of_two = "set one of steps and epochs above 0 and the other to 0"
+        check_count(self, "steps", "epochs", advice=one_of_two)
+        check_count(self, "evaluate_every", "threads", "checkpoint_every", "patience")
         check_at_most(MOST_STEPS, steps=self.steps, epochs=self.epochs)
-        check_count(evaluate_every=self.evaluate_every)
         check_at_most(MOST_THREADS, threads=self.threads)
-        check_count(checkpoint_every=self.checkpoint_every, patience=self.patience)
         check_positive(batch_size=self.batch_size, accumulate=self.accumulate, keep=self.keep, log_every=self.log_every)
         check_choice(precision=(self.precision, Precision), compile=(self.compile, Compile), views=(self.views, Views))
-        check_between(0, 1, label_smoothing=self.label_smoothing, ema=self.ema)
+        check_between(self, 0, 1, "label_smoothing", "ema")
         if (self.steps > 0) == (self.epochs > 0):
             raise ValueError(
                 f"training lasts a number of steps or of epochs, got steps={self.steps}, epochs={self.epochs}; "
-                "set one of the two above 0 and the other to 0"
+                f"{one_of_two}"
             )
         if self.accumulate > self.batch_size:
             raise ValueError(
@@ -144,7 +145,7 @@ class ProbeConfig:
     """steps between two looks; 0 for about 40 looks in all"""
 
     def __post_init__(self) -> None:
-        check_count(inputs=self.inputs, every=self.every)
+        check_count(self, "inputs", "every")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +165,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_choice(objective=(self.objective, ObjectiveName))
+        check_count(self, "seed")
         check_at_most(MOST_SEED, seed=self.seed)
         if self.training.views != "one" and not isinstance(self.model, VisionConfig):
             raise ValueError(f"only images have several views, got views={self.training.views!r}; set it to 'one'")
@@ -210,21 +212,28 @@ def check_name(name: Any, names: Iterable[str], what: str) -> None:
         raise LookupError(f"{what} is one of {', '.join(names)}, got {name!r}; {hint}")
 
 
-def check_count(**counts: int) -> None:
-    for name, count in counts.items():
+def check_count(config: Any, *names: str, advice: str = "") -> None:
+    for name in names:
+        count = getattr(config, name)
         if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-            raise ValueError(f"{name} must be a whole number of at least 0, got {count!r}; try {name}=0")
+            way = advice or usual(config, name)
+            raise ValueError(f"{name} must be a whole number of at least 0, got {count!r}; {way}")
 
 
 def check_at_most(most: int, **counts: int) -> None:
-    check_count(**counts)
     for name, count in counts.items():
         if count > most:
             raise ValueError(f"{name} must be a whole number of at most {most}, got {count}; choose a smaller one")
 
 
-def check_between(low: float, high: float, **numbers: float) -> None:
-    for name, number in numbers.items():
+def check_between(config: Any, low: float, high: float, *names: str) -> None:
+    for name in names:
+        number = getattr(config, name)
         if not is_number(number) or not low <= number < high:
             kind, above = ("finite number", "") if high == math.inf else ("number", f" and below {high}")
-            raise ValueError(f"{name} must be a {kind} of at least {low}{above}, got {number!r}; try {name}={low}")
+            raise ValueError(f"{name} must be a {kind} of at least {low}{above}, got {number!r}; {usual(config, name)}")
+
+
+def usual(config: Any, name: str) -> str:
+    """What to do about a field that is wrong: what it is when nobody says anything is right for many."""
+    return f"try {name}={getattr(type(config), name)!r}"

@@ -71,7 +71,8 @@ def draw_curves(runs: Sequence[Curves], epochs: Sequence[int] = ()) -> "Figure":
     for (left, right), window in zip(panels, windows, strict=True):
         draw_panel(left, runs, "loss", window)
         draw_panel(right, runs, "accuracy", window)
-    lines, names = key(runs)
+    has_single = any(line.is_dashed() and len(line.get_xydata()) == 1 for panel in panels.flat for line in panel.lines)
+    lines, names = key(runs, n_points=1 if has_single else MOST_POINTS)
     figure.legend(lines, names, loc="outside lower center", ncols=min(len(names), 3), frameon=False, fontsize=11)
     return figure
 
@@ -102,15 +103,17 @@ def draw_panel(panel: "Axes", runs: Sequence[Curves], quantity: Quantity, window
 def draw_line(panel: "Axes", number: int, kind: Kind, points: Points) -> None:
     if points:
         epochs, values = zip(*points, strict=True)
-        panel.plot(epochs, values, **look(number, kind, is_marked=len(points) <= MOST_MARKS))
+        panel.plot(epochs, values, **look(number, kind, len(points)))
 
 
-def look(number: int, kind: Kind, is_marked: bool = True) -> dict[str, Any]:
-    """Training is dashed; validation has a mark for each measurement, another one for each run."""
-    colour = COLOURS[number % len(COLOURS)]
+def look(number: int, kind: Kind, n_points: int = 1) -> dict[str, Any]:
+    """Validation has a mark for each measurement, another one for each run; training is dashed, and has a hollow mark
+    only where a single point makes no line."""
+    colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
     if kind == "train":
-        return {"color": colour, "linestyle": (0, (4, 2)), "linewidth": 1.2, "alpha": 0.8}
-    marker = MARKERS[number % len(MARKERS)] if is_marked else ""
+        hollow = {"marker": marker, "markerfacecolor": "none", "clip_on": False} if n_points == 1 else {}
+        return {"color": colour, "linestyle": (0, (4, 2)), "linewidth": 1.2, "alpha": 0.8, **hollow}
+    marker = marker if n_points <= MOST_MARKS else ""
     return {"color": colour, "linestyle": "-", "linewidth": 1.8, "marker": marker, "markersize": 4, "clip_on": False}
 
 
@@ -121,11 +124,11 @@ def thinned(points: Points) -> Points:
     return [(fmean(epoch for epoch, _ in group), fmean(value for _, value in group)) for group in groups]
 
 
-def key(runs: Sequence[Curves]) -> "tuple[list[Line2D], list[str]]":
-    """One entry for each run, in its colour, and one for each kind of line."""
+def key(runs: Sequence[Curves], n_points: int) -> "tuple[list[Line2D], list[str]]":
+    """One entry for each run, in its colour, and one for each kind of line, as it looks with so many points."""
     from matplotlib.lines import Line2D
 
     lines = [Line2D([], [], **look(number, "validation")) for number in range(len(runs))]
     for kind in KINDS:
-        lines.append(Line2D([], [], **{**look(0, kind, is_marked=False), "color": GREY}))
+        lines.append(Line2D([], [], **{**look(0, kind, n_points), "color": GREY}))
     return lines, [*(run.label for run in runs), *KINDS.values()]

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 SECONDS_BETWEEN_LINES = 5.0
 
@@ -29,7 +29,8 @@ class Display:
         if self.quiet or not self.console.is_terminal:
             yield
             return
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[numbers]}"), TimeRemainingColumn())
+        # rich's own time left is forgotten within seconds, and a step may take longer
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[numbers]}"))
         with Progress(*columns, console=self.console, transient=True) as progress:
             self.bar = progress, progress.add_task("", total=n_steps, completed=start, numbers="")
             try:
@@ -55,13 +56,13 @@ class Display:
             return
         step, now = record["step"], time.monotonic()
         speed = (step - self.start) * self.batch_size / max(now - self.began, 1e-9)
-        numbers = f"loss {record['loss']:.4f}  accuracy {record['accuracy']:.2%}  {speed:,.0f} examples/s"
+        left = clock((self.n_steps - step) * self.batch_size / max(speed, 1e-9))
+        numbers = f"loss {record['loss']:.4f}  accuracy {record['accuracy']:.2%}  {speed:,.0f} examples/s  {left} left"
         if self.bar is not None:
             progress, task = self.bar
             progress.update(task, completed=step, numbers=numbers)
         elif now - self.last_line >= SECONDS_BETWEEN_LINES or step == self.n_steps:
-            left = (self.n_steps - step) * self.batch_size / max(speed, 1e-9)
-            self.say(f"step {step}/{self.n_steps}  {numbers}  {clock(left)} left")
+            self.say(f"step {step}/{self.n_steps}  {numbers}")
             self.last_line = now
 
     def evaluated(self, record: dict[str, Any], note: str = "") -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from clearhead.training.config import RunConfig
 from clearhead.training.loop import resume, train
-from clearhead.training.run import RunDirectory
+from clearhead.training.run import Report, RunDirectory
 
 FEWEST_STEPS = 4
 
@@ -39,19 +39,25 @@ class Verification:
         return not self.differences
 
 
-def verify_resume(config: RunConfig, folder: str | Path) -> Verification:
-    """Trains in folder/whole; again in folder/killed, where kill -9 comes halfway; resumes that; compares all bits."""
+def verify_resume(config: RunConfig, folder: str | Path, report: Report = lambda line: None) -> Verification:
+    """Trains in folder/whole; again in folder/killed, where kill -9 comes halfway; resumes that; compares all bits.
+    Each of these may take long: `report` hears of it before it begins."""
     folder = Path(folder)
     threads = config.training.threads or torch.get_num_threads()
     config = replace(config, training=replace(config.training, threads=threads, log_every=1))
+    report("training undisturbed ...")
     n_steps = train(config, folder / "whole", quiet=True).step
     if n_steps < FEWEST_STEPS:
         raise ValueError(f"a run needs {FEWEST_STEPS} steps or more to be killed halfway, got {n_steps}; take more")
+    report(f"trained {n_steps} steps; the same again, in a process to be killed halfway ...")
     killed_at = train_and_kill(config, folder / "killed", n_steps // 2)
     found = RunDirectory.open(folder / "killed").newest()
+    resumed_from = found.step if found else 0
+    report(f"killed at step {killed_at}; resuming from step {resumed_from} ...")
     resume(folder / "killed", quiet=True)
+    report("resumed to the end; comparing the two ...")
     differences = tuple(compare(folder / "whole", folder / "killed"))
-    return Verification(n_steps, killed_at, found.step if found else 0, differences)
+    return Verification(n_steps, killed_at, resumed_from, differences)
 
 
 def train_and_kill(config: RunConfig, folder: Path, step: int) -> int:
