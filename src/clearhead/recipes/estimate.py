@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clearhead.data.batches import evaluation_batches
-from clearhead.data.views import views_of
+from clearhead.data.config import N_VIEWS
 from clearhead.nn.stage import testing_stage
 from clearhead.training.config import RunConfig
 from clearhead.training.distributed import Processes
@@ -89,7 +89,7 @@ def estimate(config: RunConfig) -> Estimate:
         memory = memory_of(setup)
         per_step = time_steps(setup)
         per_answer = time_answer(setup)
-    validation, n_views = len(setup.data.validation), len(views_of(torch.zeros(1, 1, 2, 2), config.training.views))
+    validation, n_views = len(setup.data.validation), N_VIEWS[config.training.views]
     return Estimate(
         parameters=sum(weight.numel() for weight in setup.model.parameters()),
         memory=memory,
