@@ -18,22 +18,60 @@ def test_a_causal_model_is_fine(ward, attention):
     assert found_in(ward.GPT(getattr(ward, attention))).verdict == "fine"
 
 
+PLANTED = [
+    ("Dropped", "dropped"),
+    ("OneTooFar", "one token too far"),
+    ("NotItself", "sees its own token"),
+    ("Inverted", "inverted"),
+]
+
+
 @pytest.mark.parametrize("attention", ["Attention", "Unseen"])
-@pytest.mark.parametrize(
-    ("model", "what"),
-    [
-        ("Dropped", "dropped"),
-        ("OneTooFar", "one token too far"),
-        ("NotItself", "sees its own token"),
-        ("Inverted", "inverted"),
-    ],
-)
+@pytest.mark.parametrize(("model", "what"), PLANTED)
 def test_each_planted_fault_is_told_from_the_others(ward, model, what, attention):
     """Also where the weights can't be seen; then by who moves whom."""
     found = found_in(getattr(ward, model)(getattr(ward, attention), depth=1))
     assert found.verdict == "fault"
     assert what in found.text
     assert found.text.startswith("output ")
+
+
+@pytest.mark.parametrize("attention", ["Attention", "Safe"])
+@pytest.mark.parametrize(("model", "what"), PLANTED)
+def test_each_planted_fault_is_told_where_the_length_comes_first(ward, model, what, attention):
+    """With zeros where a query sees nothing, an inverted mask lets the first token move no other."""
+    found = found_in(ward.LengthFirst(getattr(ward, model)(getattr(ward, attention))))
+    assert found.verdict == "fault"
+    assert what in found.text
+
+
+@pytest.mark.parametrize("attention", ["Attention", "Unseen"])
+@pytest.mark.parametrize(("model", "what"), PLANTED[1:])
+def test_a_good_mask_of_the_callers_does_not_cover_up_a_wrong_one_of_its_own(ward, model, what, attention):
+    class Wrong(ward.ByDefault):
+        hides = getattr(ward, model).hides
+
+    found = found_in(Wrong(getattr(ward, attention), depth=1))
+    assert found.verdict == "fault"
+    assert what in found.text
+
+
+def test_a_mask_of_its_own_or_of_the_callers_is_fine(ward):
+    class Window(ward.ByDefault):
+        """Sees both ways unless it is told otherwise; not all, but as far to one side as to the other."""
+
+        def forward(self, idx, mask=None):
+            n = idx.shape[1]
+            far = (torch.arange(n)[:, None] - torch.arange(n)).abs() > 2
+            return super().forward(idx, far if mask is None else far | mask)
+
+    class Open(ward.ByDefault):
+        hides = ward.Dropped.hides
+
+    assert found_in(ward.ByDefault()).text == "no output moves when a later token is changed"
+    for kind in (Open, Window):
+        for attention in (ward.Attention, ward.Unseen):
+            assert found_in(kind(attention, depth=1)).text.endswith("with mask, (Q,K), True = hidden")
 
 
 def test_off_by_one_in_many_layers_is_no_dropped_mask(ward):
