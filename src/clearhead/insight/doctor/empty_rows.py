@@ -8,7 +8,7 @@ from torch import Tensor
 
 from clearhead.insight.doctor.encodings import LENGTHS
 from clearhead.insight.doctor.feeds import Ids
-from clearhead.insight.doctor.padding import Group
+from clearhead.insight.doctor.groups import Group
 from clearhead.insight.doctor.report import Finding
 from clearhead.insight.doctor.shown import shown
 from clearhead.insight.doctor.subject import EXAMPLES, Inputs, Masks, Subject, copied, tensor_of, undisturbed

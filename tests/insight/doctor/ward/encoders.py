@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from . import CONTEXT, N_IDS, WIDTH
+from . import CONTEXT, HEADS, N_IDS, WIDTH
 from .attention import Attention, Block
 
 
@@ -94,3 +94,30 @@ class Annotated(nn.Module):
         if not self.leaks:
             hidden[..., :n] |= (src_mask == 0)[:, None]
         return x + self.across(joined, hidden)[:, n:]
+
+
+class OfPairs(nn.Module):
+    """Source, target and masks (B,K), True = hidden: `passed` says which of them get through."""
+
+    def __init__(self, passed=("source", "memory")):
+        super().__init__()
+        self.inner, self.passed = nn.Transformer(WIDTH, HEADS, 1, 1, 16, batch_first=True), passed
+
+    def forward(self, source, target, source_mask=None, target_mask=None, memory_mask=None):
+        hidden = {
+            f"{'src' if what == 'source' else what}_key_padding_mask": mask
+            for what, mask in (("source", source_mask), ("memory", memory_mask))
+            if what in self.passed
+        }
+        return self.inner(source, target, tgt_mask=target_mask, **hidden)
+
+
+class Reading(nn.Module):
+    """A decoder that is given its memory; memory_mask is (Q,K), True = hidden."""
+
+    def __init__(self, passed=True):
+        super().__init__()
+        self.inner, self.passed = nn.TransformerDecoderLayer(WIDTH, HEADS, 16, batch_first=True), passed
+
+    def forward(self, x, memory, mask=None, memory_mask=None):
+        return self.inner(x, memory, tgt_mask=mask, memory_mask=memory_mask if self.passed else None)
