@@ -103,6 +103,7 @@ def test_a_planted_fault_is_found_and_nothing_else(ward, name):
 
 UNDECIDABLE = {
     "no positions": (lambda ward: ward.Encoder(positions=False), False, "order"),
+    "no positions under a mask": (lambda ward: ward.NoPlaces(), True, "order"),
     "an unusual scale": (lambda ward: ward.GPT(ward.Unscaled), True, "scale"),
     "one norm shared": (lambda ward: ward.GPT(block=ward.SharedNorm), True, "norms"),
     "keys and queries swapped": (lambda ward: ward.GPT(ward.Swapped), True, "keys and queries"),

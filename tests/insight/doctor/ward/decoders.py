@@ -49,6 +49,18 @@ class Inverted(GPT):
         return torch.ones(n, n, dtype=torch.bool).tril()
 
 
+class NoPlaces(GPT):
+    def __init__(self, attention=Attention, depth=2):
+        super().__init__(attention, depth)
+        self.places = None
+
+    def forward(self, idx):
+        x = self.tokens(idx)
+        for block in self.blocks:
+            x = block(x, self.hides(idx.shape[1]))
+        return self.head(x)
+
+
 class DroppedInOne(GPT):
     def forward(self, idx):
         x = self.tokens(idx) + self.places(torch.arange(idx.shape[1]))
