@@ -12,6 +12,7 @@ from torch import nn
 
 from clearhead.insight.doctor.encodings import LENGTHS, OF_PAIRS, OF_TOKENS, Encoding, encodings
 from clearhead.insight.doctor.feeds import Features, Feed, Ids, Images, feeds_for, lengths_of
+from clearhead.insight.doctor.padding_ids import with_padding_ids
 from clearhead.insight.doctor.parameters import Parameter, is_about_source, parameters_of, sequences
 from clearhead.insight.doctor.report import listed
 from clearhead.insight.doctor.subject import EXAMPLES, NoAnswerError, Plan, Subject, copied, shaken, unwrapped
@@ -58,7 +59,7 @@ def call(module: nn.Module, width: int | None, length: int | None) -> Called:
     found = with_labels(found, parameters)
     found = found.by(is_number=True) if has_numbers(found) else found
     found = found.by(batch_first=False) if is_length_first(found) else found
-    return in_float64(found, parameters)
+    return in_float64(with_padding_ids(found), parameters)
 
 
 def first_that_answers(
