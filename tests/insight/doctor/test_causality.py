@@ -97,6 +97,37 @@ def test_a_query_that_sees_nothing_is_off_by_one_too(ward):
     assert "use tril(), not tril(-1)" in found_in(ward.NotItself(ward.Infinite)).text
 
 
+def test_an_answer_that_is_not_finite_says_nothing_but_what_its_weights_show(ward):
+    assert "inverted" in found_in(ward.Inverted(ward.Infinite)).text
+
+    class Broken(ward.GPT):
+        def forward(self, idx):
+            return super().forward(idx) * torch.nan
+
+    assert found_in(Broken()).verdict == "not checked"
+    assert found_in(Broken()).text == "the answer is not finite"
+
+
+def test_a_number_that_is_too_small_hides_nothing(ward):
+    class Small(ward.Attention):
+        def weights(self, scores, hidden):
+            return scores.masked_fill(hidden, -10.0).softmax(-1)
+
+    assert "hides with too small a number" in found_in(ward.GPT(Small)).text
+
+
+def test_a_convolution_that_is_padded_on_both_sides_is_told():
+    class Convolution(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.inner = nn.Embedding(9, 8), nn.Conv1d(8, 8, 3, padding=1)
+
+        def forward(self, ids):
+            return self.inner(self.tokens(ids).mT).mT
+
+    assert "a convolution is padded on both sides" in found_in(Convolution()).text
+
+
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_a_mask_that_the_caller_gives_is_found(batch_first):
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first)

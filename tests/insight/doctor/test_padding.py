@@ -3,6 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from clearhead import examine
 from clearhead.insight.doctor.calling import call
 from clearhead.insight.doctor.groups import groups
 from clearhead.insight.doctor.padding import check_padding, solve, with_required_masks
@@ -146,6 +147,29 @@ def test_without_a_mask_there_is_nothing_to_check(ward):
 def test_required_masks_are_written_as_the_module_means_them(ward):
     called = with_required_masks(call(ward.Annotated(), None, None))
     assert {encoding.meaning for encoding in called.subject.plan.masks.values()} == {"may"}
+
+
+def test_a_required_mask_is_written_so_that_tokens_are_seen_even_if_it_comes_late(ward):
+    class Required(ward.Generic):
+        def forward(self, x, mask):
+            return super().forward(x, mask.clone())
+
+    called = with_required_masks(call(Required(ward.LateMask), None, None))
+    assert {encoding.meaning for encoding in called.subject.plan.masks.values()} <= {"may", "ones"}
+    report = examine(Required(ward.LateMask))
+    assert "gradient" not in {finding.check for finding in report.faults}
+    assert "after the softmax" in report["causality"].text
+
+
+def test_a_query_that_sees_nothing_is_told_with_a_cure(ward):
+    class Both(ward.Encoder):
+        """Hides rows and columns."""
+
+        def hidden(self, attention_mask):
+            return (attention_mask[:, None, None, :] == 0) | (attention_mask[:, None, :, None] == 0)
+
+    assert worst(Both()).verdict == "fine"
+    assert "give such rows zeros" in worst(Both(ward.Infinite)).text
 
 
 @pytest.mark.parametrize("sides", [(1, 0), (0, 1)])

@@ -20,6 +20,7 @@ WRONG = {
     "one too far": "off by one: a query sees one token too far; use tril(), not tril(1); where True hides, triu(1)",
 }
 """how a mask reaches that was meant to be causal, and what to do"""
+CONVOLUTION = "; or, without attention, a convolution is padded on both sides: pad it on the left"
 
 
 def with_causal_mask(called: Called) -> Subject:
@@ -99,6 +100,10 @@ def check_causality(called: Called) -> Finding:
     kinds = reaches(subject, layers)
     if "not itself" in kinds or ("causal" not in kinds and is_blind_to_itself(found)):
         return Finding(NAME, "fault", "off by one: no query sees its own token; use tril(), not tril(-1)")
+    if not found.is_finite:
+        if told := next((WRONG[kind] for kind in WRONG if kind in kinds), None):
+            return Finding(NAME, "fault", told)
+        return Finding(NAME, "not checked", "the answer is not finite")
     if not found.earlier.any():
         return Finding(
             NAME, "warning", "no output moves with any other token, so nothing can leak: does it attend at all?"
@@ -145,7 +150,7 @@ def leak_of(found: Influence, layers: list[Shown], called: Called) -> str:
         low = min(layer.sums[0] for layer in late)
         return f"the mask comes after the softmax (rows sum to {low:.2f}, not 1); hide scores before it"
     if mistake := mistake_of(found, kinds):
-        return WRONG[mistake]
+        return WRONG[mistake] + (CONVOLUTION if mistake == "one too far" and not kinds else "")
     if "causal" in kinds and "open" in kinds:
         unmasked = ", ".join(layer.address for layer in layers if layer.reach == "open")
         return f"the mask is dropped in {unmasked}; other layers have it"
@@ -155,4 +160,5 @@ def leak_of(found: Influence, layers: list[Shown], called: Called) -> str:
     if taken:
         return f"every output sees the whole sequence, whatever {', '.join(taken)} says; pass it on to the scores"
     other = "" if kinds else ", or a softmax goes over the wrong axis"
-    return f"the mask is dropped, or there is none{other}; if it is meant to see both ways, say --no-causal"
+    why = f"the mask is dropped, hides with too small a number, or there is none{other}"
+    return f"{why}; if it is meant to see both ways, say --no-causal"

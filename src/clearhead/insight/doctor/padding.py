@@ -20,6 +20,7 @@ from clearhead.insight.leaks import movement
 
 NAME = "padding"
 NO_MASK = "no mask of {} and no padding id was found: whether padding is hidden was not tried"
+CURE = "softmax over nothing; give such rows zeros, or hide with a finite number"
 MOST_ADDED = 2
 """tokens, such as a class token; an answer that is shorter or longer by more is none about tokens"""
 
@@ -104,10 +105,29 @@ def with_required_masks(called: Called) -> Called:
     """Masks that are given in every call, and hide nothing, written as the module means them."""
     for group in groups(called):
         names = [name for name in group.names if name in called.subject.plan.masks]
-        if names and (encoding := solve(called, group)[0].encoding):
-            masks = {**called.subject.plan.masks, **dict.fromkeys(names, encoding)}
-            called = replace(called, subject=called.subject.by(masks=masks))
+        if names and (encoding := solve(called, group)[0].encoding or first_open(called, group, names)):
+            called = replace(called, subject=written(called.subject, names, encoding))
     return called
+
+
+def written(subject: Subject, names: list[str], encoding: Encoding) -> Subject:
+    return subject.by(masks={**subject.plan.masks, **dict.fromkeys(names, encoding)})
+
+
+def first_open(called: Called, group: Group, names: list[str]) -> Encoding | None:
+    """Of a module that hides no token rightly: how masks that hide nothing let tokens move other outputs, as they are
+    written or in the first other way."""
+    subject = called.subject
+    for encoding in [subject.plan.masks[names[0]], *options(group, called)]:
+        one = written(subject, names, encoding)
+        try:
+            has_own = group.sequence == subject.plan.main and one.has_places(one.answer(one.draw(0)))
+            own = {place: place for place in range(subject.length)} if has_own else {}
+            if lets_through(one, group, {}, [], own):
+                return encoding
+        except Exception:  # a mask of this shape or dtype is not what it takes
+            continue
+    return None
 
 
 def check_padding(called: Called, solved: list[tuple[Group, list[Trial]]]) -> list[Finding]:
@@ -142,7 +162,8 @@ def finding_of(called: Called, group: Group, trials: list[Trial]) -> Finding:
     if trial.does_nothing or all(one.does_nothing for one in trials):
         return Finding(NAME, "fault", f"{names} changes nothing: the mask is dropped on its way to the scores")
     if not trial.leak.is_finite:
-        return Finding(NAME, "fault", f"the answer is not finite when {names} hides two tokens ({trial.encoding})")
+        text = f"the answer is not finite when {names} hides two tokens ({trial.encoding})"
+        return Finding(NAME, "fault", f"{text}: {CURE}")
     if not trial.leak.amounts.any():
         return Finding(NAME, "warning", f"with {names} no token moves any other output: does it attend at all?")
     text = f"{sentence(called.subject, group, trial)}: {why(called.subject, group, trial)}"
