@@ -41,6 +41,13 @@ def test_the_axis_of_the_batch_is_found(batch_first):
     assert plan_of(both).batch_first
 
 
+@pytest.mark.parametrize("model", ["GPT", "Dropped", "OneTooFar", "NotItself", "Inverted"])
+def test_the_axis_of_the_batch_is_found_under_any_mask(ward, model):
+    right_way = getattr(ward, model)(ward.Safe)
+    assert plan_of(right_way).batch_first
+    assert not plan_of(ward.LengthFirst(right_way)).batch_first
+
+
 def test_a_fixed_length_is_found():
     class Fixed(nn.Module):
         def __init__(self):

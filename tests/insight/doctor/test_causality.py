@@ -18,22 +18,60 @@ def test_a_causal_model_is_fine(ward, attention):
     assert found_in(ward.GPT(getattr(ward, attention))).verdict == "fine"
 
 
+PLANTED = [
+    ("Dropped", "dropped"),
+    ("OneTooFar", "one token too far"),
+    ("NotItself", "sees its own token"),
+    ("Inverted", "inverted"),
+]
+
+
 @pytest.mark.parametrize("attention", ["Attention", "Unseen"])
-@pytest.mark.parametrize(
-    ("model", "what"),
-    [
-        ("Dropped", "dropped"),
-        ("OneTooFar", "one token too far"),
-        ("NotItself", "sees its own token"),
-        ("Inverted", "inverted"),
-    ],
-)
+@pytest.mark.parametrize(("model", "what"), PLANTED)
 def test_each_planted_fault_is_told_from_the_others(ward, model, what, attention):
     """Also where the weights can't be seen; then by who moves whom."""
     found = found_in(getattr(ward, model)(getattr(ward, attention), depth=1))
     assert found.verdict == "fault"
     assert what in found.text
     assert found.text.startswith("output ")
+
+
+@pytest.mark.parametrize("attention", ["Attention", "Safe"])
+@pytest.mark.parametrize(("model", "what"), PLANTED)
+def test_each_planted_fault_is_told_where_the_length_comes_first(ward, model, what, attention):
+    """With zeros where a query sees nothing, an inverted mask lets the first token move no other."""
+    found = found_in(ward.LengthFirst(getattr(ward, model)(getattr(ward, attention))))
+    assert found.verdict == "fault"
+    assert what in found.text
+
+
+@pytest.mark.parametrize("attention", ["Attention", "Unseen"])
+@pytest.mark.parametrize(("model", "what"), PLANTED[1:])
+def test_a_good_mask_of_the_callers_does_not_cover_up_a_wrong_one_of_its_own(ward, model, what, attention):
+    class Wrong(ward.ByDefault):
+        hides = getattr(ward, model).hides
+
+    found = found_in(Wrong(getattr(ward, attention), depth=1))
+    assert found.verdict == "fault"
+    assert what in found.text
+
+
+def test_a_mask_of_its_own_or_of_the_callers_is_fine(ward):
+    class Window(ward.ByDefault):
+        """Sees both ways unless it is told otherwise; not all, but as far to one side as to the other."""
+
+        def forward(self, idx, mask=None):
+            n = idx.shape[1]
+            far = (torch.arange(n)[:, None] - torch.arange(n)).abs() > 2
+            return super().forward(idx, far if mask is None else far | mask)
+
+    class Open(ward.ByDefault):
+        hides = ward.Dropped.hides
+
+    assert found_in(ward.ByDefault()).text == "no output moves when a later token is changed"
+    for kind in (Open, Window):
+        for attention in (ward.Attention, ward.Unseen):
+            assert found_in(kind(attention, depth=1)).text.endswith("with mask, (Q,K), True = hidden")
 
 
 def test_off_by_one_in_many_layers_is_no_dropped_mask(ward):
@@ -57,6 +95,37 @@ def test_the_layer_without_a_mask_is_named(ward):
 def test_a_query_that_sees_nothing_is_off_by_one_too(ward):
     """With -inf the first row is NaN, and in the next layer all are."""
     assert "use tril(), not tril(-1)" in found_in(ward.NotItself(ward.Infinite)).text
+
+
+def test_an_answer_that_is_not_finite_says_nothing_but_what_its_weights_show(ward):
+    assert "inverted" in found_in(ward.Inverted(ward.Infinite)).text
+
+    class Broken(ward.GPT):
+        def forward(self, idx):
+            return super().forward(idx) * torch.nan
+
+    assert found_in(Broken()).verdict == "not checked"
+    assert found_in(Broken()).text == "the answer is not finite"
+
+
+def test_a_number_that_is_too_small_hides_nothing(ward):
+    class Small(ward.Attention):
+        def weights(self, scores, hidden):
+            return scores.masked_fill(hidden, -10.0).softmax(-1)
+
+    assert "hides with too small a number" in found_in(ward.GPT(Small)).text
+
+
+def test_a_convolution_that_is_padded_on_both_sides_is_told():
+    class Convolution(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.inner = nn.Embedding(9, 8), nn.Conv1d(8, 8, 3, padding=1)
+
+        def forward(self, ids):
+            return self.inner(self.tokens(ids).mT).mT
+
+    assert "a convolution is padded on both sides" in found_in(Convolution()).text
 
 
 @pytest.mark.parametrize("batch_first", [True, False])

@@ -3,7 +3,8 @@ from torch import nn
 
 from clearhead.insight.doctor.calling import call
 from clearhead.insight.doctor.empty_rows import check_empty_rows
-from clearhead.insight.doctor.padding import groups, solve
+from clearhead.insight.doctor.groups import groups
+from clearhead.insight.doctor.padding import solve
 
 
 def found_in(module):

@@ -7,6 +7,9 @@ from torch import nn
 import clearhead
 from clearhead import LanguageModel, MultiHeadAttention, Seq2Seq, SequencePredictor, VisionTransformer, examine
 from clearhead.models.config import LanguageConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
+from clearhead.nn.attention import SingleHeadAttention
+from clearhead.nn.blocks import DecoderBlock, EncoderBlock
+from clearhead.nn.stacks import Decoder, Encoder, EncoderDecoder
 
 SMALL = {"width": 8, "depth": 2, "n_heads": 2, "hidden": 16}
 
@@ -40,6 +43,18 @@ RIGHT = {
         True,
     ),
     "nn.MultiheadAttention": (lambda: nn.MultiheadAttention(8, 2, batch_first=True), True),
+    "SingleHeadAttention": (lambda: SingleHeadAttention(8, 4, 8), True),
+    "EncoderBlock": (lambda: EncoderBlock.from_torch(layer(batch_first=True)), True),
+    "DecoderBlock": (lambda: DecoderBlock.from_torch(nn.TransformerDecoderLayer(8, 2, 16, batch_first=True)), True),
+    "Encoder": (lambda: Encoder.from_torch(nn.TransformerEncoder(layer(batch_first=True), 2)), True),
+    "Decoder": (
+        lambda: Decoder.from_torch(nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), 2)),
+        True,
+    ),
+    "EncoderDecoder": (
+        lambda: EncoderDecoder.from_torch(nn.Transformer(8, 2, 1, 1, 16, batch_first=True)),
+        True,
+    ),
 }
 
 
@@ -88,6 +103,7 @@ def test_a_planted_fault_is_found_and_nothing_else(ward, name):
 
 UNDECIDABLE = {
     "no positions": (lambda ward: ward.Encoder(positions=False), False, "order"),
+    "no positions under a mask": (lambda ward: ward.NoPlaces(), True, "order"),
     "an unusual scale": (lambda ward: ward.GPT(ward.Unscaled), True, "scale"),
     "one norm shared": (lambda ward: ward.GPT(block=ward.SharedNorm), True, "norms"),
     "keys and queries swapped": (lambda ward: ward.GPT(ward.Swapped), True, "keys and queries"),

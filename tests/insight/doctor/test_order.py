@@ -2,8 +2,10 @@ import pytest
 import torch
 from torch import nn
 
+from clearhead import LanguageModel
 from clearhead.insight.doctor.calling import call
 from clearhead.insight.doctor.order import check_again, check_answer, check_examples, check_order
+from clearhead.models.config import LanguageConfig
 
 
 def subject_of(module):
@@ -16,16 +18,54 @@ def test_an_encoder_without_positions_is_equivariant(ward, positions, verdict):
     assert found.verdict == verdict
 
 
-def test_the_last_output_of_a_causal_layer_without_positions_knows_no_order(ward):
-    class NoPlaces(ward.GPT):
-        def __init__(self, depth):
-            super().__init__(depth=depth)
-            nn.init.zeros_(self.places.weight)
-            self.places.weight.requires_grad_(False)
+def verdict_of(module):
+    return check_order(subject_of(module), causal=True)[0].verdict
 
-    assert check_order(subject_of(NoPlaces(1)), causal=True)[0].verdict == "warning"
-    assert check_order(subject_of(NoPlaces(2)), causal=True)[0].verdict == "fine"  # its mask tells places apart
-    assert check_order(subject_of(ward.GPT(depth=1)), causal=True)[0].verdict == "fine"
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_causal_model_without_positions_is_a_warning(ward, depth):
+    assert verdict_of(ward.NoPlaces(depth=depth)) == "warning"
+    assert verdict_of(ward.GPT(depth=depth)) == "fine"
+
+
+def test_what_is_told_by_the_mask_alone_is_said(ward):
+    assert "nothing but its causal mask" in check_order(subject_of(ward.NoPlaces(depth=2)), causal=True)[0].text
+    assert verdict_of(ward.NoPlaces(ward.Unseen, depth=2)) == "fine"  # nothing is seen, so nothing is said
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "alibi", "none"])
+def test_positions_of_any_kind_are_seen(positions):
+    config = LanguageConfig(n_tokens=11, context=16, width=8, depth=2, n_heads=2, hidden=16, positions=positions)
+    assert verdict_of(LanguageModel(config)) == ("warning" if positions == "none" else "fine")
+
+
+@pytest.mark.parametrize("how", ["convolution", "replicated", "recurrence", "last layer", "bias of the last layer"])
+def test_places_that_are_told_in_other_ways_are_no_matter_for_a_warning(ward, how):
+    class Told(ward.NoPlaces):
+        def __init__(self):
+            super().__init__(depth=2)
+            self.convolution, self.recurrence = nn.Conv1d(8, 8, 3), nn.GRU(8, 8, batch_first=True)
+            self.last = nn.Parameter(torch.randn(16, 8))
+            if how == "bias of the last layer":
+                self.blocks[1].attention.scores = self.biased
+
+        def biased(self, q, k):
+            places = torch.arange(q.shape[-2]).to(q)
+            return q @ k.mT / 2 - (places[:, None] - places).abs()
+
+        def forward(self, idx):
+            x, hidden = self.tokens(idx), self.hides(idx.shape[1])
+            if how in ("convolution", "replicated"):
+                mode = "constant" if how == "convolution" else "replicate"
+                x = self.convolution(nn.functional.pad(x.mT, (2, 0), mode=mode)).mT
+            if how == "recurrence":
+                x = self.recurrence(x)[0]
+            x = self.blocks[0](x, hidden)
+            if how == "last layer":
+                x = x + self.last[: x.shape[1]]
+            return self.head(self.blocks[1](x, hidden))
+
+    assert verdict_of(Told()) == "fine"
 
 
 def test_an_output_is_asked_about_what_its_window_shows(ward):

@@ -3,8 +3,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from clearhead import examine
 from clearhead.insight.doctor.calling import call
-from clearhead.insight.doctor.padding import check_padding, groups, solve, with_required_masks
+from clearhead.insight.doctor.groups import groups
+from clearhead.insight.doctor.padding import check_padding, solve, with_required_masks
 
 
 def found_in(module):
@@ -15,14 +17,6 @@ def found_in(module):
 def worst(module):
     findings = found_in(module)
     return next((finding for finding in findings if finding.verdict == "fault"), findings[0])
-
-
-def test_masks_of_one_sequence_belong_together():
-    called = call(nn.Transformer(8, 2, 1, 1, 16, batch_first=True), None, None)
-    assert [(group.sequence, group.names) for group in groups(called)] == [
-        ("src", ("src_key_padding_mask", "memory_key_padding_mask")),
-        ("tgt", ("tgt_key_padding_mask",)),
-    ]
 
 
 @pytest.mark.parametrize("attention", ["Attention", "Infinite", "Safe", "Unseen"])
@@ -67,6 +61,42 @@ def test_pooling_without_the_padding_is_fine(ward):
 def test_an_encoders_padding_must_be_hidden_from_the_decoder_too(ward):
     assert {finding.verdict for finding in found_in(ward.Annotated())} == {"fine"}
     assert "output" in worst(ward.Annotated(leaks=True)).text
+
+
+def test_masks_of_pairs_hide_a_source_together(ward):
+    assert {finding.verdict for finding in found_in(ward.OfPairs())} == {"fine"}
+    for passed in (("source",), ("memory",)):
+        found = worst(ward.OfPairs(passed))
+        assert found.verdict == "fault"
+        assert "padding leaks through source_mask and memory_mask" in found.text
+    assert "source_mask and memory_mask changes nothing" in worst(ward.OfPairs(())).text
+
+
+def test_a_mask_of_a_memory_is_tried_by_itself(ward):
+    (found,) = [finding for finding in found_in(ward.Reading()) if "memory" in finding.text]
+    assert found.text.endswith("(memory_mask: (Q,K), True = hidden)")
+    assert "memory_mask changes nothing" in worst(ward.Reading(passed=False)).text
+
+
+def test_a_mask_of_a_memory_may_mean_something_else_where_the_encoder_has_none(ward):
+    class Across(ward.OfPairs):
+        def forward(self, source, target, memory_mask=None):
+            return super().forward(source, target, memory_mask=memory_mask)
+
+    assert "or is memory_mask not meant for padding?" in found_in(Across())[0].text
+    assert {finding.verdict for finding in found_in(Across())} == {"warning"}
+    assert worst(Across(())).verdict == "fault"
+
+
+def test_a_source_without_a_mask_is_told(ward):
+    class Unmasked(ward.Reading):
+        def forward(self, x, memory, mask=None):
+            return super().forward(x, memory, mask)
+
+    assert [(found.verdict, "no mask of memory" in found.text) for found in found_in(Unmasked())] == [
+        ("fine", False),
+        ("not checked", True),
+    ]
 
 
 def test_lengths_are_a_mask_as_well():
@@ -117,6 +147,29 @@ def test_without_a_mask_there_is_nothing_to_check(ward):
 def test_required_masks_are_written_as_the_module_means_them(ward):
     called = with_required_masks(call(ward.Annotated(), None, None))
     assert {encoding.meaning for encoding in called.subject.plan.masks.values()} == {"may"}
+
+
+def test_a_required_mask_is_written_so_that_tokens_are_seen_even_if_it_comes_late(ward):
+    class Required(ward.Generic):
+        def forward(self, x, mask):
+            return super().forward(x, mask.clone())
+
+    called = with_required_masks(call(Required(ward.LateMask), None, None))
+    assert {encoding.meaning for encoding in called.subject.plan.masks.values()} <= {"may", "ones"}
+    report = examine(Required(ward.LateMask))
+    assert "gradient" not in {finding.check for finding in report.faults}
+    assert "after the softmax" in report["causality"].text
+
+
+def test_a_query_that_sees_nothing_is_told_with_a_cure(ward):
+    class Both(ward.Encoder):
+        """Hides rows and columns."""
+
+        def hidden(self, attention_mask):
+            return (attention_mask[:, None, None, :] == 0) | (attention_mask[:, None, :, None] == 0)
+
+    assert worst(Both()).verdict == "fine"
+    assert "give such rows zeros" in worst(Both(ward.Infinite)).text
 
 
 @pytest.mark.parametrize("sides", [(1, 0), (0, 1)])

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.insight.doctor.parameters import is_about_source, parameters_of, sequences
+from clearhead.insight.doctor.parameters import is_about_source, is_across, parameters_of, sequences
 
 TWO_MASKS = {"trg_mask": "attention", "src_mask": "attention"}
 
@@ -53,6 +53,15 @@ def test_outputs_belong_to_what_the_decoder_writes():
     assert not is_about_source("tgt_mask", "src")
     assert not is_about_source("src_mask", None)
     assert not is_about_source("mask", "memory")  # of a decoder that is given its memory
+
+
+def test_a_mask_of_the_memory_has_the_queries_of_the_decoder():
+    assert is_across("memory_mask", "src")
+    assert is_across("src_mask", "enc_src")  # of a decoder that is given its memory
+    assert not is_across("src_mask", "src")
+    assert not is_across("encoder_mask", "src")
+    assert not is_across("mask", "memory")
+    assert not is_across("memory_mask", None)
 
 
 NAMES = st.from_regex(r"[a-z_]{1,9}(_mask|_lens)?", fullmatch=True).filter(lambda name: not keyword.iskeyword(name))

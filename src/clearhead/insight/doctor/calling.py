@@ -12,6 +12,7 @@ from torch import nn
 
 from clearhead.insight.doctor.encodings import LENGTHS, OF_PAIRS, OF_TOKENS, Encoding, encodings
 from clearhead.insight.doctor.feeds import Features, Feed, Ids, Images, feeds_for, lengths_of
+from clearhead.insight.doctor.padding_ids import with_padding_ids
 from clearhead.insight.doctor.parameters import Parameter, is_about_source, parameters_of, sequences
 from clearhead.insight.doctor.report import listed
 from clearhead.insight.doctor.subject import EXAMPLES, NoAnswerError, Plan, Subject, copied, shaken, unwrapped
@@ -58,7 +59,7 @@ def call(module: nn.Module, width: int | None, length: int | None) -> Called:
     found = with_labels(found, parameters)
     found = found.by(is_number=True) if has_numbers(found) else found
     found = found.by(batch_first=False) if is_length_first(found) else found
-    return in_float64(found, parameters)
+    return in_float64(with_padding_ids(found), parameters)
 
 
 def first_that_answers(
@@ -159,22 +160,26 @@ def has_numbers(subject: Subject) -> bool:
 
 
 def is_length_first(subject: Subject) -> bool:
-    """Whether the module takes (L,B,...): its first axis then mixes, and its second one does not."""
+    """Whether the module takes (L,B,...): its first axis then mixes, and its second one does not.
+
+    Both ends of an axis are changed: a causal mask hides the last token from all others, an inverted one the first.
+    """
     plan = subject.plan
     if plan.source is not None or not plan.batch_first or not subject.has_tokens:
         return False
-    inputs = subject.draw(0)
-    others = [inputs, *(subject.changed(inputs, plan.main, at) for at in (0, (slice(None), 0)))]
+    inputs, every = subject.draw(0), slice(None)
+    ends = (0, -1, (every, 0), (every, -1))
     try:
-        before, by_first, by_second = map(subject.answer, others)
+        before, *after = map(subject.answer, [inputs, *(subject.changed(inputs, plan.main, end) for end in ends)])
     except Exception:  # a module may break when it is called again
         return False
     if not subject.has_places(before):
         return False
-    if not before.shape == by_first.shape == by_second.shape:  # how long the answer is depends on the input
+    if any(one.shape != before.shape for one in after):  # how long the answer is depends on the input
         return False
-    by_first, by_second = movement(before, by_first), movement(before, by_second)
-    return bool(by_first[1:].any()) and not bool(by_second[:, 1:].any())
+    top, bottom, left, right = (movement(before, one) for one in after)
+    first_mixes = top[1:].any() or bottom[:-1].any()
+    return bool(first_mixes) and not bool(left[:, 1:].any() or right[:, :-1].any())
 
 
 def in_float64(subject: Subject, parameters: list[Parameter]) -> Called:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+import torch
+
 from clearhead.insight.doctor.calling import Called
 from clearhead.insight.doctor.encodings import OF_PAIRS, Encoding, encodings
 from clearhead.insight.doctor.influence import Influence, influence
@@ -12,10 +14,20 @@ from clearhead.insight.doctor.subject import Subject
 from clearhead.insight.leaks import movement
 
 NAME = "causality"
+WRONG = {
+    "not itself": "off by one: no query sees its own token, so the first sees none, or all; use tril(), not tril(-1)",
+    "inverted": "inverted: an output sees what comes after it and not what came before; turn the mask round",
+    "one too far": "off by one: a query sees one token too far; use tril(), not tril(1); where True hides, triu(1)",
+}
+"""how a mask reaches that was meant to be causal, and what to do"""
+CONVOLUTION = "; or, without attention, a convolution is padded on both sides: pad it on the left"
 
 
 def with_causal_mask(called: Called) -> Subject:
-    """The subject as it is causal: as it stands, or by a switch or a mask; the nearest to it if none is."""
+    """The subject as it is causal: as it stands, or by a switch or a mask; the nearest to it if none is.
+
+    One that hides tokens by itself, only wrongly, stays as it is: a good mask of ours would cover its own up.
+    """
     subject = called.subject
     plain = subject.answer(subject.draw(0))
     if not subject.has_places(plain):
@@ -31,8 +43,10 @@ def with_causal_mask(called: Called) -> Subject:
         n_leaks = int((found.later > 0).sum())
         if not n_leaks and found.is_finite and (found.earlier.any() or i == 0):
             return candidate
-        kinds = [layer.reach for layer in shown(candidate)]
-        ranked.append((not found.earlier.any(), n_leaks - bool("causal" in kinds), i, candidate))
+        kinds = reaches(candidate, shown(candidate))
+        if i == 0 and mistake_of(found, kinds) and (kinds & WRONG.keys() or sees_all_before_or_none(found)):
+            return candidate
+        ranked.append((not found.earlier.any(), n_leaks - ("causal" in kinds), i, candidate))
     return min(ranked, key=lambda rank: rank[:3])[-1] if ranked else subject
 
 
@@ -83,9 +97,13 @@ def check_causality(called: Called) -> Finding:
     found, layers = influence(subject, inputs), shown(subject)
     if found.later.any():
         return Finding(NAME, "fault", f"{found.worst(found.later)}: {leak_of(found, layers, called)}")
-    reaches = {layer.reach for layer in layers if layer.weights.shape[-1] == subject.length}
-    if "not itself" in reaches or ("causal" not in reaches and is_blind_to_itself(found)):
+    kinds = reaches(subject, layers)
+    if "not itself" in kinds or ("causal" not in kinds and is_blind_to_itself(found)):
         return Finding(NAME, "fault", "off by one: no query sees its own token; use tril(), not tril(-1)")
+    if not found.is_finite:
+        if told := next((WRONG[kind] for kind in WRONG if kind in kinds), None):
+            return Finding(NAME, "fault", told)
+        return Finding(NAME, "not checked", "the answer is not finite")
     if not found.earlier.any():
         return Finding(
             NAME, "warning", "no output moves with any other token, so nothing can leak: does it attend at all?"
@@ -100,21 +118,39 @@ def is_blind_to_itself(found: Influence) -> bool:
     return bool(found.earlier.any()) and not found.amounts.diagonal().any()
 
 
+def reaches(subject: Subject, layers: list[Shown]) -> set[str]:
+    """How far the main sequence's attention to itself reaches, as it is seen."""
+    return {layer.reach for layer in layers if layer.weights.shape[-2:] == (subject.length, subject.length)}
+
+
+def mistake_of(found: Influence, kinds: set[str]) -> str | None:
+    """Which of WRONG it is: by the weights where they are seen, and by who moves whom."""
+    n, leaks = len(found.amounts), found.later > 0
+    if "not itself" in kinds or (n > 2 and leaks[0, 1:].all() and not leaks[1:].any()):
+        return "not itself"
+    if "inverted" in kinds or (leaks.any() and not found.earlier[:-1].any()):
+        return "inverted"  # the last row sees none, or whatever that is turned into
+    reach = max((j - i for i, j in leaks.nonzero().tolist()), default=0)
+    if "one too far" in kinds or (0 < reach < n - 2 and not kinds):
+        return "one too far"
+    return None
+
+
+def sees_all_before_or_none(found: Influence) -> bool:
+    """As by a causal mask, or an inverted one. A window that is open to both sides has neither."""
+    pairs = torch.ones_like(found.amounts, dtype=torch.bool).tril(-1)
+    return not found.earlier[:-1].any() or bool(found.amounts[pairs].all())
+
+
 def leak_of(found: Influence, layers: list[Shown], called: Called) -> str:
     """What kind of mistake lets the future in, and what to do."""
-    n, leaks = len(found.amounts), found.later > 0
-    layers = [layer for layer in layers if layer.weights.shape[-2:] == (n, n) and layer.reach != "other"]
+    layers = [layer for layer in layers if layer.weights.shape[-2:] == found.amounts.shape and layer.reach != "other"]
     kinds = {layer.reach for layer in layers}
     if late := [layer for layer in layers if layer.is_masked_late]:
         low = min(layer.sums[0] for layer in late)
         return f"the mask comes after the softmax (rows sum to {low:.2f}, not 1); hide scores before it"
-    if "not itself" in kinds or (n > 2 and leaks[0, 1:].all() and not leaks[1:].any()):
-        return "off by one: no query sees its own token, so the first sees none, or all; use tril(), not tril(-1)"
-    if not found.earlier[:-1].any() or "inverted" in kinds:  # the last row sees none, or whatever that is turned into
-        return "inverted: an output sees what comes after it and not what came before; turn the mask round"
-    reach = max(j - i for i, j in leaks.nonzero().tolist())
-    if "one too far" in kinds or (reach < n - 2 and not kinds):
-        return "off by one: a query sees one token too far; use tril(), not tril(1); where True hides, triu(1)"
+    if mistake := mistake_of(found, kinds):
+        return WRONG[mistake] + (CONVOLUTION if mistake == "one too far" and not kinds else "")
     if "causal" in kinds and "open" in kinds:
         unmasked = ", ".join(layer.address for layer in layers if layer.reach == "open")
         return f"the mask is dropped in {unmasked}; other layers have it"
@@ -124,4 +160,5 @@ def leak_of(found: Influence, layers: list[Shown], called: Called) -> str:
     if taken:
         return f"every output sees the whole sequence, whatever {', '.join(taken)} says; pass it on to the scores"
     other = "" if kinds else ", or a softmax goes over the wrong axis"
-    return f"the mask is dropped, or there is none{other}; if it is meant to see both ways, say --no-causal"
+    why = f"the mask is dropped, hides with too small a number, or there is none{other}"
+    return f"{why}; if it is meant to see both ways, say --no-causal"

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from clearhead.insight.doctor.encodings import LENGTHS
 from clearhead.insight.doctor.feeds import Ids
-from clearhead.insight.doctor.padding import Group
+from clearhead.insight.doctor.groups import Group
+from clearhead.insight.doctor.padding import CURE
 from clearhead.insight.doctor.report import Finding
 from clearhead.insight.doctor.shown import shown
 from clearhead.insight.doctor.subject import EXAMPLES, Inputs, Masks, Subject, copied, tensor_of, undisturbed
@@ -17,7 +18,6 @@ NAME = "empty rows"
 TORCH_NN = (
     "NaN where a query may see no key: torch.nn's own doing where it returns weights; need_weights=False gives zeros"
 )
-CURE = "softmax over nothing; give such rows zeros, or hide with a finite number"
 
 
 def check_empty_rows(subject: Subject, solved: list[Group]) -> Finding:

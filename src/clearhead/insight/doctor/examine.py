@@ -7,6 +7,7 @@ from torch import nn
 
 from clearhead.insight.doctor import causality, empty_rows, gradient, norms, order, padding, precision, saving, scores
 from clearhead.insight.doctor.calling import Called, call, said
+from clearhead.insight.doctor.groups import groups
 from clearhead.insight.doctor.report import Finding, Report
 from clearhead.insight.doctor.shown import check_rows
 from clearhead.insight.doctor.subject import unwrapped
@@ -62,7 +63,7 @@ def reported(module: nn.Module, called: Called, findings: list[Finding], name: s
 
 def inner_findings(called: Called, causal: bool) -> list[Finding]:
     subject = called.subject
-    solved = [padding.solve(called, group) for group in padding.groups(called)]
+    solved = [padding.solve(called, group) for group in groups(called)]
     known = [group for group, _ in solved if group.encoding is not None]
     checks: dict[str, Check] = {
         "padding": lambda: padding.check_padding(called, solved),

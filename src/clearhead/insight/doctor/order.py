@@ -6,7 +6,8 @@ from torch import Tensor
 from clearhead.insight.doctor.calling import said
 from clearhead.insight.doctor.influence import roughly_moved
 from clearhead.insight.doctor.report import Finding
-from clearhead.insight.doctor.subject import Subject
+from clearhead.insight.doctor.shown import shown
+from clearhead.insight.doctor.subject import Inputs, Subject
 from clearhead.insight.leaks import movement
 
 
@@ -20,6 +21,9 @@ def check_order(subject: Subject, causal: bool) -> list[Finding]:
         if is_blind(subject, name, causal):
             text = f"it does not notice {what} (permutation equivariance): right for sets; for text, add positions"
             findings.append(Finding("order", "warning", text))
+        elif causal and name == subject.plan.main and knows_its_mask_only(subject):
+            text = "nothing but its causal mask tells places apart, as far as attention is seen: on purpose?"
+            findings.append(Finding("order", "warning", f"{text} for text, positions are usual"))
         else:
             findings.append(Finding("order", "fine", f"it notices {what}: it knows about places, or its mask does"))
     return findings
@@ -40,6 +44,34 @@ def is_blind(subject: Subject, name: str, causal: bool) -> bool:
     if causal and is_main_with_places:
         return same(before[:, -1], after[:, -1])
     return same(before[:, permutation], after) if is_main_with_places else same(before, after)
+
+
+def knows_its_mask_only(subject: Subject) -> bool:
+    """Whether a causal module has no positions: told where its attention is seen, and not told where it is not.
+
+    A sequence of one token repeated: by a mask alone all outputs are the same, and each query weighs all that it sees
+    alike; positions of any kind, in any layer, change one or the other. And with two tokens swapped, the first layer's
+    weights are swapped: nothing mixes neighbours before it, which one repeated token would hide.
+    """
+    inputs, main, n = subject.draw(0), subject.plan.main, subject.length
+    repeated = {**inputs, main: inputs[main][:, :1].expand_as(inputs[main]).clone()}
+    outputs = subject.answer(repeated)
+    layers = own_weights(subject, repeated)
+    if not subject.has_places(outputs) or not layers or n in [k for m, k in subject.plan.lengths.items() if m != main]:
+        return False
+    alike = [w * (w > 0).sum(-1, keepdim=True) for w in layers]
+    if not all(same(w.flatten(0, 1), (w > 0).to(w).flatten(0, 1)) for w in alike):
+        return False
+    swap = torch.arange(n)
+    swap[-3:-1] = torch.tensor([n - 2, n - 3])
+    first, swapped = (own_weights(subject, x)[0] for x in (inputs, {**inputs, main: inputs[main][:, swap]}))
+    return same(outputs, outputs[:, :1].expand_as(outputs)) and same(first[:, :, -1, swap], swapped[:, :, -1])
+
+
+def own_weights(subject: Subject, inputs: Inputs) -> list[Tensor]:
+    """(B,H,L,L) of each layer in which the main sequence attends to itself, in the order in which they are called."""
+    weights = [layer.weights for layer in shown(subject, inputs=inputs)]
+    return [w for w in weights if w.shape[-2:] == (subject.length, subject.length)]
 
 
 def same(before: Tensor, after: Tensor) -> bool:

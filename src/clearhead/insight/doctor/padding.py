@@ -9,62 +9,20 @@ import torch
 from torch import Tensor
 
 from clearhead.insight.doctor.calling import Called
-from clearhead.insight.doctor.encodings import LENGTHS, OF_BOTH, OF_TOKENS, Encoding, encodings, is_turned, usual
+from clearhead.insight.doctor.encodings import LENGTHS, Encoding, is_turned, usual
 from clearhead.insight.doctor.feeds import Ids
+from clearhead.insight.doctor.groups import Group, groups, is_only_across, options
 from clearhead.insight.doctor.influence import Influence, influence, roughly_moved
-from clearhead.insight.doctor.parameters import OF_MEMORY, is_about_source
 from clearhead.insight.doctor.report import Finding
 from clearhead.insight.doctor.shown import shown
 from clearhead.insight.doctor.subject import EXAMPLES, Masks, Subject
 from clearhead.insight.leaks import movement
 
 NAME = "padding"
+NO_MASK = "no mask of {} and no padding id was found: whether padding is hidden was not tried"
+CURE = "softmax over nothing; give such rows zeros, or hide with a finite number"
 MOST_ADDED = 2
 """tokens, such as a class token; an answer that is shorter or longer by more is none about tokens"""
-
-
-@dataclass(frozen=True)
-class Group:
-    """Parameters that together hide tokens of one sequence, and how they are written, once that is known."""
-
-    names: tuple[str, ...]
-    sequence: str
-    encoding: Encoding | None = None
-
-    def masks(self, seen: Tensor, encoding: Encoding | None = None) -> Masks:
-        """All of them with one mask (B,K), or (B,Q,K)."""
-        written = encoding or self.encoding
-        assert written is not None
-        seen = seen if seen.dim() == 3 else seen[:, None].expand(-1, seen.shape[-1], -1)
-        return dict.fromkeys(self.names, (written, seen))
-
-    def spelled(self, encoding: Encoding) -> str:
-        return f"{' and '.join(self.names)}: {encoding}"
-
-
-def groups(called: Called) -> list[Group]:
-    """The masks of each sequence together; lengths alone. A mask of pairs will do where there is none of tokens."""
-    plan = called.subject.plan
-    found: list[Group] = []
-    if not called.subject.has_tokens:
-        return found
-    for sequence in [plan.main] if plan.source is None else [plan.source, plan.main]:
-        own = [p for p in called.parameters if is_about_source(p.name, plan.source) == (sequence == plan.source)]
-        tokens = tuple(p.name for p in own if p.role == "padding")
-        lengths = [(p.name,) for p in own if p.role == "lengths"]
-        pairs = tuple(p.name for p in own if p.role == "attention" and not OF_MEMORY.fullmatch(p.name.lower()))[:1]
-        found += [Group(names, sequence) for names in [tokens, *lengths] if names]
-        if pairs and not tokens and not lengths:
-            found.append(Group(pairs, sequence))
-    return found
-
-
-def options(group: Group, called: Called) -> list[Encoding]:
-    if all(p.role == "lengths" for p in called.parameters if p.name in group.names):
-        return [LENGTHS]
-    shapes = OF_BOTH if set(group.names) & set(called.subject.plan.causal) else OF_TOKENS
-    takes_pairs = all(p.role == "attention" for p in called.parameters if p.name in group.names)
-    return list(encodings((*shapes, "(Q,K)") if takes_pairs else shapes))
 
 
 def hidden_places(length: int, encoding: Encoding) -> list[int]:
@@ -147,19 +105,40 @@ def with_required_masks(called: Called) -> Called:
     """Masks that are given in every call, and hide nothing, written as the module means them."""
     for group in groups(called):
         names = [name for name in group.names if name in called.subject.plan.masks]
-        if names and (encoding := solve(called, group)[0].encoding):
-            masks = {**called.subject.plan.masks, **dict.fromkeys(names, encoding)}
-            called = replace(called, subject=called.subject.by(masks=masks))
+        if names and (encoding := solve(called, group)[0].encoding or first_open(called, group, names)):
+            called = replace(called, subject=written(called.subject, names, encoding))
     return called
+
+
+def written(subject: Subject, names: list[str], encoding: Encoding) -> Subject:
+    return subject.by(masks={**subject.plan.masks, **dict.fromkeys(names, encoding)})
+
+
+def first_open(called: Called, group: Group, names: list[str]) -> Encoding | None:
+    """Of a module that hides no token rightly: how masks that hide nothing let tokens move other outputs, as they are
+    written or in the first other way."""
+    subject = called.subject
+    for encoding in [subject.plan.masks[names[0]], *options(group, called)]:
+        one = written(subject, names, encoding)
+        try:
+            has_own = group.sequence == subject.plan.main and one.has_places(one.answer(one.draw(0)))
+            own = {place: place for place in range(subject.length)} if has_own else {}
+            if lets_through(one, group, {}, [], own):
+                return encoding
+        except Exception:  # a mask of this shape or dtype is not what it takes
+            continue
+    return None
 
 
 def check_padding(called: Called, solved: list[tuple[Group, list[Trial]]]) -> list[Finding]:
     findings = [finding_of(called, group, trials) for group, trials in solved]
     for name in sorted(set(called.subject.plan.feeds) - {group.sequence for group, _ in solved}):
         by_id = check_padding_id(called.subject, name)
+        if by_id is None and name == called.subject.plan.source:
+            by_id = Finding(NAME, "not checked", NO_MASK.format(name))
         findings += [by_id] if by_id else []
     if not findings:
-        why = "it takes no mask of tokens: batches must be of one length" if called.subject.has_tokens else "no tokens"
+        why = NO_MASK.format("tokens") if called.subject.has_tokens else "no tokens"
         findings.append(Finding(NAME, "not checked", why))
     return findings
 
@@ -183,10 +162,14 @@ def finding_of(called: Called, group: Group, trials: list[Trial]) -> Finding:
     if trial.does_nothing or all(one.does_nothing for one in trials):
         return Finding(NAME, "fault", f"{names} changes nothing: the mask is dropped on its way to the scores")
     if not trial.leak.is_finite:
-        return Finding(NAME, "fault", f"the answer is not finite when {names} hides two tokens ({trial.encoding})")
+        text = f"the answer is not finite when {names} hides two tokens ({trial.encoding})"
+        return Finding(NAME, "fault", f"{text}: {CURE}")
     if not trial.leak.amounts.any():
         return Finding(NAME, "warning", f"with {names} no token moves any other output: does it attend at all?")
-    return Finding(NAME, "fault", f"{sentence(called.subject, group, trial)}: {why(called.subject, group, trial)}")
+    text = f"{sentence(called.subject, group, trial)}: {why(called.subject, group, trial)}"
+    if is_only_across(called, group):
+        return Finding(NAME, "warning", f"{text}; or is {names} not meant for padding? the encoder takes no mask")
+    return Finding(NAME, "fault", text)
 
 
 def best(trials: list[Trial], group: Group) -> Trial:

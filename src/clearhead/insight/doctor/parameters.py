@@ -38,6 +38,8 @@ OF_TARGET = re.compile(r"(tgt|trg|target|dec|decoder)_.*")
 OF_SOURCE = re.compile(r"(src|source|memory|context|enc|encoder|cross)_.*")
 OF_MEMORY = re.compile(r"(memory|context|enc|encoder|cross)_.*")
 """masks of an encoder's output, which are left out where there is none"""
+ACROSS = re.compile(r"(memory|context|cross)_.*")
+"""of those, the ones that an encoder would not take for itself"""
 
 
 @dataclass(frozen=True)
@@ -116,3 +118,10 @@ def is_about_source(name: str, source: str | None) -> bool:
     if source is None or OF_TARGET.fullmatch(name.lower()):
         return False
     return bool(OF_SOURCE.fullmatch(name.lower())) or not MEMORY.fullmatch(source.lower())
+
+
+def is_across(name: str, source: str | None) -> bool:
+    """Whether a mask stands between the two sequences: keys of the source, queries of the main one."""
+    if source is None or not is_about_source(name, source):
+        return False
+    return bool(MEMORY.fullmatch(source.lower()) or ACROSS.fullmatch(name.lower()))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from clearhead.insight.doctor.encodings import Encoding
 from clearhead.insight.doctor.feeds import Feed
-from clearhead.insight.doctor.parameters import is_about_source
+from clearhead.insight.doctor.parameters import is_about_source, is_across
 
 EXAMPLES = 5
 """a number that is rarely that of heads, layers or tokens, so that a mask of a wrong shape does not fit by chance"""
@@ -90,7 +90,10 @@ class Subject:
         together = {name: (encoding, self.always(name)) for name, encoding in self.plan.masks.items()}
         for name, (encoding, seen) in masks.items():
             together[name] = (encoding, seen & together[name][1] if name in together else seen)
-        return given | {name: encoding.write(seen, self.dtype) for name, (encoding, seen) in together.items()}
+        for name, (encoding, seen) in together.items():
+            seen = seen[:, : self.length] if is_across(name, self.plan.source) else seen  # (B,K,K) until here
+            given[name] = encoding.write(seen, self.dtype)
+        return given
 
     def always(self, name: str) -> Tensor:
         """The mask of every call: causal, or one that hides nothing."""

@@ -49,6 +49,18 @@ class Inverted(GPT):
         return torch.ones(n, n, dtype=torch.bool).tril()
 
 
+class NoPlaces(GPT):
+    def __init__(self, attention=Attention, depth=2):
+        super().__init__(attention, depth)
+        self.places = None
+
+    def forward(self, idx):
+        x = self.tokens(idx)
+        for block in self.blocks:
+            x = block(x, self.hides(idx.shape[1]))
+        return self.head(x)
+
+
 class DroppedInOne(GPT):
     def forward(self, idx):
         x = self.tokens(idx) + self.places(torch.arange(idx.shape[1]))
@@ -108,3 +120,24 @@ class PlainTensor(GPT):
 
     def hides(self, n):
         return self.mask[:n, :n]
+
+
+class LengthFirst(nn.Module):
+    """ids (L,B) -> logits (L,B,V), by a model of (B,L)."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, idx):
+        return self.inner(idx.T).transpose(0, 1)
+
+
+class ByDefault(GPT):
+    """Takes a mask (L,L), True = hidden, and makes its own where there is none, as torch's tutorial does."""
+
+    def forward(self, idx, mask=None):
+        x = self.tokens(idx) + self.places(torch.arange(idx.shape[1]))
+        for block in self.blocks:
+            x = block(x, self.hides(idx.shape[1]) if mask is None else mask)
+        return self.head(x)

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from . import CONTEXT, N_IDS, WIDTH
+from . import CONTEXT, HEADS, N_IDS, WIDTH
 from .attention import Attention, Block
 
 
@@ -94,3 +94,44 @@ class Annotated(nn.Module):
         if not self.leaks:
             hidden[..., :n] |= (src_mask == 0)[:, None]
         return x + self.across(joined, hidden)[:, n:]
+
+
+class OfPairs(nn.Module):
+    """Source, target and masks (B,K), True = hidden: `passed` says which of them get through."""
+
+    def __init__(self, passed=("source", "memory")):
+        super().__init__()
+        self.inner, self.passed = nn.Transformer(WIDTH, HEADS, 1, 1, 16, batch_first=True), passed
+
+    def forward(self, source, target, source_mask=None, target_mask=None, memory_mask=None):
+        hidden = {
+            f"{'src' if what == 'source' else what}_key_padding_mask": mask
+            for what, mask in (("source", source_mask), ("memory", memory_mask))
+            if what in self.passed
+        }
+        return self.inner(source, target, tgt_mask=target_mask, **hidden)
+
+
+class Reading(nn.Module):
+    """A decoder that is given its memory; memory_mask is (Q,K), True = hidden."""
+
+    def __init__(self, passed=True):
+        super().__init__()
+        self.inner, self.passed = nn.TransformerDecoderLayer(WIDTH, HEADS, 16, batch_first=True), passed
+
+    def forward(self, x, memory, mask=None, memory_mask=None):
+        return self.inner(x, memory, tgt_mask=mask, memory_mask=memory_mask if self.passed else None)
+
+
+class KeepsPaddingId(ByPaddingId):
+    """The table does not say which id is padding; an attribute does."""
+
+    def __init__(self, attention=Attention, masked=True, pad_idx=3):
+        super().__init__(masked)
+        self.tokens, self.block, self.pad_idx = nn.Embedding(N_IDS, WIDTH), Block(attention), pad_idx
+        self.pooled = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, ids):
+        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
+        hidden = (ids == self.pad_idx)[:, None, None, :]
+        return self.pooled(self.block(x, hidden if self.masked else None))
