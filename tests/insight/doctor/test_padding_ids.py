@@ -19,12 +19,17 @@ def test_a_number_that_is_kept_and_compared_with_is_the_padding_id(ward):
     "name", ["pad", "padding", "pad_id", "src_pad_idx", "padding_idx", "pad_token_id", "PAD_INDEX"]
 )
 def test_it_has_many_names(ward, name):
-    class Named(ward.KeepsPaddingId):
-        def __init__(self):
-            super().__init__(pad_idx=5)
-            setattr(self, name, 5)
+    class Compared(ward.ByPaddingId):
+        """With 0; its table does not say so."""
 
-    assert paddings(Named()) == {"ids": 5}
+        def __init__(self):
+            super().__init__()
+            self.tokens = nn.Embedding(11, 8)
+
+    model = Compared()
+    assert paddings(model) == {"ids": None}
+    setattr(model, name, 0)
+    assert paddings(model) == {"ids": 0}
 
 
 def test_each_sequence_may_have_its_own(ward):

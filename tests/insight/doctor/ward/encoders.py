@@ -129,9 +129,8 @@ class KeepsPaddingId(ByPaddingId):
     def __init__(self, attention=Attention, masked=True, pad_idx=3):
         super().__init__(masked)
         self.tokens, self.block, self.pad_idx = nn.Embedding(N_IDS, WIDTH), Block(attention), pad_idx
-        self.pooled = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, ids):
         x = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
         hidden = (ids == self.pad_idx)[:, None, None, :]
-        return self.pooled(self.block(x, hidden if self.masked else None))
+        return self.block(x, hidden if self.masked else None)
