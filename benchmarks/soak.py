@@ -109,8 +109,6 @@ class Soak:
         self.kills += 1
         was_in_save = bool(saves(self.run_of(name)) - left)  # what the kill before this one left does not count
         self.in_saves += was_in_save
-        if in_save and not was_in_save:
-            self.longest_wait *= 0.8
         newest, last = self.newest_step(name), self.newest_step(UNDISTURBED)
         self.resumable += 0 < newest < last
         print(self.account(), flush=True)
@@ -125,13 +123,23 @@ class Soak:
     def wait_for_a_save(
         self, process: "subprocess.Popen[bytes]", name: str, began: float, left: set[tuple[str, int]]
     ) -> None:
-        """Until the first, second or third save has begun, and then a little: not all at its beginning."""
-        for _ in range(self.moments.randint(1, 3)):
-            for wanted in (False, True):
-                while bool(saves(self.run_of(name)) - left) != wanted and process.poll() is None:
-                    self.check_patience(began, name)
-                    time.sleep(0.0002)
-        time.sleep(self.moments.uniform(0, self.longest_wait))
+        """Until it stands still in a save: the first, second or third that is seen, or one after it. A little after the
+        save has begun the process is halted, and goes on if the save was over by then."""
+        n_passed, passed = self.moments.randint(0, 2), set[str]()
+        while process.poll() is None:
+            self.check_patience(began, name)
+            now = {folder for folder, _ in saves(self.run_of(name)) - left} - passed
+            if not now:
+                time.sleep(0.0002)
+            elif len(passed) < n_passed:
+                passed |= now
+            else:
+                time.sleep(self.moments.uniform(0, self.longest_wait))
+                halt(process)
+                if saves(self.run_of(name)) - left:
+                    return
+                self.longest_wait *= 0.8
+                os.killpg(process.pid, signal.SIGCONT)
 
     def newest_step(self, name: str) -> int:
         """0 before the first checkpoint. None may be damaged."""
@@ -157,6 +165,12 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def halt(process: "subprocess.Popen[bytes]") -> None:
+    """Returns when the process stands still, or has ended."""
+    os.killpg(process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
 
 def sleep_beside(process: "subprocess.Popen[bytes]", seconds: float) -> None:
