@@ -1,7 +1,7 @@
 """How long recipes take to reach an accuracy: ours beside the one that a course or a report describes, in one run.
 
 python benchmarks/learning.py reverse     the UvA notebook's recipe beside ours, taking turns
-python benchmarks/learning.py mnist       ours, for one minute and for two, and the plain transformer of R3
+python benchmarks/learning.py mnist       ours, for one minute and for two, then the plain transformer of R3 (half an hour)
 python benchmarks/learning.py cifar10     ours; needs clearhead data get cifar10
 
 Only training is timed; the test set is scored from time to time, off the clock. The test examples decide nothing here.
@@ -57,7 +57,7 @@ TASKS = {
     "mnist": lambda: [
         Entry("340 steps", config_of("mnist", {"training.steps": 340}), (0.9461, 0.987), 20),
         Entry("700 steps", config_of("mnist", {"training.steps": 700}), (0.9461, 0.991), 50),
-        Entry("plain (R3)", config_of("mnist-plain"), (0.9461,), 200),
+        Entry("plain (R3)", config_of("mnist-plain", {"training.epochs": 150}), (0.9461,), 500),
     ],
     "cifar10": lambda: [Entry("clearhead", config_of("cifar10-fast"), (0.80, 0.90), 400)],
 }
@@ -68,9 +68,14 @@ class Reached:
     name: str
     seed: int
     target: float
-    steps: int | None
-    seconds: float | None
-    """None if training ended before"""
+    best: float
+    """score so far: below the target if training ended before it was reached"""
+    steps: int
+    seconds: float
+
+    @property
+    def is_reached(self) -> bool:
+        return self.best >= self.target
 
 
 def reach(entry: Entry, seed: int) -> Iterator[Reached]:
@@ -78,7 +83,7 @@ def reach(entry: Entry, seed: int) -> Iterator[Reached]:
     config = entry.config
     with own_surroundings(config.training.threads):
         setup = set_up(config_with_seed(config, seed), ALONE, shard=False, report=print)
-        standing, seconds, waiting = Standing(), 0.0, list(entry.targets)
+        standing, seconds, best, waiting = Standing(), 0.0, 0.0, list(entry.targets)
         setup.model.train()
         while waiting and standing.step < setup.n_steps:
             start = time.perf_counter()
@@ -94,10 +99,11 @@ def reach(entry: Entry, seed: int) -> Iterator[Reached]:
                         views=config.training.views,
                     )[entry.measure]
                 print(f"  {entry.name}: step {standing.step}, {seconds:.1f} s, {score:.2%}", flush=True)
-                while waiting and score >= waiting[0]:
-                    yield Reached(entry.name, seed, waiting.pop(0), standing.step, seconds)
+                best = max(best, score)
+                while waiting and best >= waiting[0]:
+                    yield Reached(entry.name, seed, waiting.pop(0), best, standing.step, seconds)
     for target in waiting:
-        yield Reached(entry.name, seed, target, None, None)
+        yield Reached(entry.name, seed, target, best, standing.step, seconds)
 
 
 def config_with_seed(config: RunConfig, seed: int) -> RunConfig:
@@ -126,11 +132,9 @@ def main() -> None:
     print(f"\nmatmul peak {peak / 1e9:.0f} GFLOP/s, {torch.get_num_threads()} threads")
     print(f"{'recipe':<14}{'seed':>5}{'target':>9}{'steps':>8}{'seconds':>10}{'TFLOP at peak':>15}")
     for row in found:
-        if row.seconds is None:
-            print(f"{row.name:<14}{row.seed:>5}{row.target:>9.2%}   not reached")
-        else:
-            work = row.seconds * peak / 1e12
-            print(f"{row.name:<14}{row.seed:>5}{row.target:>9.2%}{row.steps:>8}{row.seconds:>10.1f}{work:>15.1f}")
+        work = row.seconds * peak / 1e12
+        end = "" if row.is_reached else f"   not reached, at best {row.best:.2%}"
+        print(f"{row.name:<14}{row.seed:>5}{row.target:>9.2%}{row.steps:>8}{row.seconds:>10.1f}{work:>15.1f}{end}")
     if args.json:
         args.json.write_text(json.dumps({"peak": peak, "reached": [asdict(row) for row in found]}, indent=2))
 

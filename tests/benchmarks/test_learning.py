@@ -24,7 +24,11 @@ def test_targets_are_reached_in_order_or_not_at_all(learning, capsys):
     assert (first.target, first.steps) == (0.0, 2)
     assert (second.target, second.steps) == (0.01, 2)
     assert first.seconds > 0
-    assert (last.target, last.steps, last.seconds) == (1.0, None, None)
+    assert first.is_reached
+    assert (last.target, last.steps) == (1.0, 4)
+    assert last.seconds > first.seconds
+    assert not last.is_reached
+    assert last.best < 1
     assert "tiny: step 4" in capsys.readouterr().out
 
 
