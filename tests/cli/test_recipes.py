@@ -36,17 +36,6 @@ def test_what_was_not_trained_to_its_end_says_so(capsys, monkeypatch):
     assert lines["folder"].endswith("by its data")
 
 
-def test_what_learnt_other_data_says_so(capsys, monkeypatch):
-    monkeypatch.setitem(RECIPES, "words", replace(RECIPES["words"], measured=Measured(60, 0.5, data="a poem")))
-    assert main(["recipes"]) == 0
-    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
-    assert lines["words"].endswith("50.00%, a poem")
-    assert "poem" not in lines["mnist"]
-    assert main(["recipes", "--json"]) == 0
-    rows = {row["recipe"]: row["measured_on"] for row in json.loads(capsys.readouterr().out)}
-    assert (rows["words"], rows["mnist"], rows["folder"]) == ("a poem", "mnist", None)
-
-
 def test_numbers_of_several_views_say_so(capsys):
     assert main(["recipes"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}

@@ -53,7 +53,6 @@ def as_dict(name: str, recipe: Recipe) -> dict[str, Any]:
         "test_accuracy": measured.accuracy if measured else None,
         "views": N_VIEWS[config.training.views],
         "after_epochs": (measured.epochs or config.training.epochs) if measured else None,
-        "measured_on": (measured.data or config.data.name) if measured else None,
     }
 
 
@@ -78,8 +77,7 @@ def results(row: dict[str, Any]) -> tuple[str, str]:
         return "", "by its data" if row["parameters"] is None else "not measured yet"
     of = "" if row["after_epochs"] == row["epochs"] else f", epoch {row['after_epochs']} of {row['epochs']}"
     views = "" if row["views"] == 1 else f", mean of {row['views']} views"
-    data = "" if row["measured_on"] == row["data"] else f", {row['measured_on']}"
-    return duration(row["seconds"]), f"{row['test_accuracy']:.2%}{of}{views}{data}"
+    return duration(row["seconds"]), f"{row['test_accuracy']:.2%}{of}{views}"
 
 
 def duration(seconds: float) -> str:
