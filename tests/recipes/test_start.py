@@ -5,7 +5,7 @@ import pytest
 
 import clearhead
 from clearhead.recipes.all import config_of
-from clearhead.recipes.start import check_run_name, flat, train
+from clearhead.recipes.start import check_run_name, train
 from clearhead.training.run import RunDirectory
 
 TINY = {"training.steps": 2, "data.limit": 200, "data.validation": 10}
@@ -69,10 +69,6 @@ def test_what_does_not_fit_leaves_no_folder(here):
     with pytest.raises(ValueError, match="needs objective=each"):
         clearhead.train(replace(config_of("reverse"), objective="odd"), quiet=True)
     assert not (here / "runs").exists()
-
-
-def test_flat():
-    assert flat({"a": 1, "b": {"c": {"d": 2}}}) == {"a": 1, "b.c.d": 2}
 
 
 def test_an_empty_folder_is_a_new_run_with_resume_too(here):

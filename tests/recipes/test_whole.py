@@ -29,6 +29,11 @@ def test_of_16_digits_one_always_repeats():
         config_of("whole", {"data.question": "repeat", "data.length": 16})
 
 
+def test_no_digits_are_refused():
+    with pytest.raises(ValueError, match="length must be"):
+        config_of("whole", {"data.length": 0})
+
+
 def test_an_unknown_question_is_refused():
     with pytest.raises(ValueError, match="question must be one of commonest, repeat, sum, got 'largest'"):
         config_of("whole", {"data.question": "largest"})

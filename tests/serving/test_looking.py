@@ -6,7 +6,10 @@ import torch
 from PIL import Image
 
 from clearhead.data import datasets
+from clearhead.data.characters import BYTES
+from clearhead.serving import looking
 from clearhead.serving.looking import digits, file, look_at, sample, text
+from clearhead.serving.pronouncing import Spoken
 from clearhead.serving.session import Session
 
 ALWAYS = ["wall.png", "head.png"]
@@ -60,6 +63,21 @@ def test_of_a_long_text_the_end_is_drawn_as_far_as_the_model_reads(trained):
     assert text(session, "To be, or not").tokens == ("r", "space", "n", "o", "t")
     with pytest.raises(ValueError, match="a text has characters, got ''; write some"):
         text(session, "")
+
+
+@pytest.mark.parametrize(("ended", "answer"), [(True, "K AE"), (False, "K AE ...")])
+def test_a_word_is_answered_as_predict_answers_it(trained, monkeypatch, ended, answer):
+    monkeypatch.setattr(looking, "pronounce", lambda session, words: [[Spoken(("K", "AE"), -1.0, ended)]])
+    assert text(Session(trained / "pronounce"), "cab").answer == answer
+
+
+def test_half_of_a_letter_is_no_other_letter(trained):
+    session = Session(trained / "text")
+    session.symbols, session.model = BYTES, lambda ids: torch.eye(256)[ids].roll(1, -1)
+    session.config = replace(session.config, data=replace(session.config.data, level="byte"))
+    example = text(session, "a ü")
+    assert example.tokens == ("a", "space", "\\xc3", "\\xbc")
+    assert example.answer == r"'\xbd' after '\xbc'"
 
 
 def test_an_example_of_a_file_that_has_changed_is_not_taken_for_one_of_the_test_set(trained, monkeypatch, tmp_path):

@@ -10,7 +10,7 @@ import torch
 
 from clearhead.data.config import Augmentation, DataConfig
 from clearhead.models.config import LanguageConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
-from clearhead.training.config import ObjectiveName, OptimizerConfig, RunConfig, TrainingConfig
+from clearhead.training.config import ObjectiveName, OptimizerConfig, RunConfig, TrainingConfig, flat
 from clearhead.training.objective import OBJECTIVES
 
 STACK = {"width": 8, "depth": 1, "n_heads": 2}
@@ -145,3 +145,12 @@ def test_a_seed_is_one_that_torch_takes():
     torch.manual_seed(fine.seed)
     with pytest.raises(ValueError, match="seed must be a whole number of at most"):
         replace(fine, seed=2**63)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
+def test_changes_are_named_with_what_was_before(model):
+    run = replace(RUN, model=model, training=TrainingConfig(steps=5))
+    assert flat({"a": 1, "b": {"c": {"d": 2}}}) == {"a": 1, "b.c.d": 2}
+    assert run.changes_since(RunConfig.from_dict(json.loads(json.dumps(run.to_dict())))) == {}
+    other = replace(run, seed=4, training=replace(run.training, batch_size=7))
+    assert other.changes_since(run) == {"seed": (3, 4), "training.batch_size": (run.training.batch_size, 7)}

@@ -1,5 +1,7 @@
+import json
 import os
 import re
+import shutil
 import signal
 from dataclasses import replace
 
@@ -16,6 +18,7 @@ from clearhead.training.loop import DivergedError, resume, train
 from clearhead.training.optim import Optimizers
 from clearhead.training.run import RunDirectory
 from clearhead.training.signals import FINISHED, STOPPED
+from clearhead.training.state import Standing
 
 
 def without_times(record):
@@ -118,6 +121,40 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_again(config, tm
     with pytest.raises(OSError, match="no checkpoint is whole"):
         resume(tmp_path / "run", quiet=True)
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(config, tmp_path):
+    train(config, tmp_path / "run", quiet=True)
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    for _ in ("best.json names one", "the records have a test"):
+        with pytest.raises(OSError, match="its checkpoints are gone; put a copy back"):
+            resume(tmp_path / "run", quiet=True)
+        (tmp_path / "run/best.json").unlink(missing_ok=True)
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_made_longer_is_tested_again_and_says_so(config, tmp_path, capsys):
+    first = train(config, tmp_path / "run", quiet=True)
+    settings = json.loads((tmp_path / "run/config.json").read_text())
+    settings["training"]["steps"] = 16
+    (tmp_path / "run/config.json").write_text(json.dumps(settings))
+    longer = resume(tmp_path / "run")
+    assert "no longer the run that it began as: training.steps was 12, is 16" in capsys.readouterr().err
+    assert (first.test["step"], longer.test["step"]) == (12, 16)
+    assert resume(tmp_path / "run", quiet=True).test == longer.test
+
+
+def test_the_test_names_the_checkpoint_that_it_is_of(config, tmp_path, monkeypatch):
+    judge = Standing.judge
+    monkeypatch.setattr(Standing, "judge", lambda self, score: self.step == 4 and judge(self, score))
+    tested = train(config, tmp_path / "run", quiet=True).test
+    assert tested["best_step"] == RunDirectory.open(tmp_path / "run").best_step() == 4
+    run = RunDirectory.open(tmp_path / "run", report=lambda line: None)
+    kept = [line for line in (run.path / "metrics.jsonl").read_text().splitlines() if '"test"' not in line]
+    (run.path / "metrics.jsonl").write_text("\n".join([*kept, ""]))
+    (checkpoint.at(run.path, tested["best_step"]) / "state.json").write_text("{")
+    assert resume(run.path, quiet=True).test["best_step"] == 12
 
 
 def test_a_run_that_was_killed_goes_on_from_its_newest_checkpoint(config, tmp_path, monkeypatch):

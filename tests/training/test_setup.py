@@ -3,8 +3,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from clearhead.data import datasets
+from clearhead.data.dataset import Images
 from clearhead.training.distributed import Processes
-from clearhead.training.setup import check_portions, own_surroundings, set_up
+from clearhead.training.setup import check_patience, check_portions, own_surroundings, set_up
 
 
 def test_every_process_begins_with_the_same_weights_and_drops_something_else(config):
@@ -29,6 +31,22 @@ def test_the_model_has_as_many_classes_as_the_data(config):
     config = replace(config, model=replace(config.model, n_classes=4))
     with pytest.raises(ValueError, match="as many classes as mnist, 3, got n_classes=4"):
         set_up(config, Processes(), shard=False, report=pytest.fail)
+
+
+def test_patience_needs_examples_to_validate_on(config):
+    data = datasets.load(config.data, config.seed)
+    patient = replace(config, training=replace(config.training, patience=2))
+    check_patience(patient, data)
+    none = replace(data, validation=Images(torch.zeros(0, 1, 8, 8, dtype=torch.uint8), torch.zeros(0)))
+    check_patience(config, none)
+    with pytest.raises(ValueError, match="got patience=2 and none; set --data"):
+        check_patience(patient, none)
+
+
+def test_one_process_that_is_to_split_the_weights_says_that_it_cannot(config):
+    said = []
+    assert not set_up(config, Processes(), shard=True, report=said.append).is_sharded
+    assert said == ["--shard splits weights over the processes of torchrun, and there is one: nothing is split"]
 
 
 def test_each_process_needs_an_example_for_each_portion(config):

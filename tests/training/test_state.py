@@ -92,5 +92,14 @@ def test_other_conditions_are_announced():
     said = []
     announce({"torch": "2.6", "threads": 2}, {"torch": "2.6", "threads": 2}, said.append)
     assert said == []
+    announce({"torch": "2.6"}, {"torch": "2.6", "of later": 1}, said.append)
+    assert said == []
     announce({"torch": "2.6", "threads": 2}, {"torch": "2.7", "threads": 2}, said.append)
     assert said == ["numbers may differ in their last digits from an uninterrupted run: torch was 2.6, is 2.7"]
+
+
+def test_other_precision_is_announced(setup, monkeypatch):
+    saved, said = snapshot(setup, Standing()), []
+    monkeypatch.setattr("clearhead.training.precision.has_bf16", lambda device: True)
+    restore(setup, saved, said.append)
+    assert said == ["numbers will differ from an uninterrupted run: precision was float32, is bf16"]

@@ -1,8 +1,11 @@
+import os
+import signal
 from dataclasses import replace
 
 import pytest
 import torch
 
+from clearhead.data.batches import Batches
 from clearhead.data.config import DataConfig
 from clearhead.models.config import PredictorConfig
 from clearhead.training import checkpoint
@@ -57,6 +60,19 @@ def test_a_child_that_fails_is_an_error(tmp_path):
     config = replace(REVERSE, seed=1)
     with pytest.raises(ValueError, match="must train until then, got an error: ValueError: a new run needs a new"):
         train_and_kill(config, tmp_path / "run", 3)
+
+
+def test_whoever_stops_it_is_told_of_no_difference(tmp_path, monkeypatch):
+    def at(self, step, rank=0, world=1):
+        if step == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return whole(self, step, rank, world)
+
+    whole, lines = Batches.at, []
+    monkeypatch.setattr(Batches, "at", at)
+    with pytest.raises(KeyboardInterrupt):
+        verify_resume(REVERSE, tmp_path, lines.append)
+    assert lines == ["training undisturbed ..."]
 
 
 def test_a_run_too_short_to_be_killed_is_refused(tmp_path):

@@ -11,7 +11,6 @@ from clearhead.cli.overrides import reader
 from clearhead.cli.parser import Parser
 
 if TYPE_CHECKING:
-    from clearhead.serving.pronouncing import Spoken
     from clearhead.serving.session import Answer, Session
 
 ABOUT = """\
@@ -88,16 +87,12 @@ def spoken(sessions: Sequence["Session"], words: Sequence[str], beam: int | None
         ]
         return json.dumps(rows, indent=2)
     size = max(map(len, words))
-    width = max(len(said(way)) for ways in answers for way in ways)
+    width = max(len(str(way)) for ways in answers for way in ways)
     return "\n".join(
-        f"{word if i == 0 else '':{size}}  {said(way):{width}}  {math.exp(way.score):6.1%}"
+        f"{word if i == 0 else '':{size}}  {way!s:{width}}  {math.exp(way.score):6.1%}"
         for word, ways in zip(words, answers, strict=True)
         for i, way in enumerate(ways)
     )
-
-
-def said(way: "Spoken") -> str:
-    return " ".join(way.phones if way.ended else (*way.phones, "..."))
 
 
 def pictures_at(path: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Fashion-MNIST, clothes instead of digits, with the model of `mnist`: harder, and just as quick.
+"""Fashion-MNIST, clothes instead of digits, with the model of `mnist`: harder, so for longer.
 
 clearhead data get fashion && clearhead train fashion
 takes      10 minutes on one processor core

@@ -60,24 +60,13 @@ def new_or_old(config: RunConfig, name: str | None, resume: bool, report: Report
     if not (resume and (path / CONFIG).exists()):
         return RunDirectory.create(path, config.to_dict(), report)
     run = RunDirectory.open(path, report)
-    before, now = (flat(c.to_dict()) for c in (RunConfig.from_dict(run.config), config))
-    others = [
-        f"{name}={now.get(name)} (was {before.get(name)})" for name in now | before if before.get(name) != now.get(name)
-    ]
-    if others:
+    changes = config.changes_since(RunConfig.from_dict(run.config))
+    if others := [f"{name}={now} (was {before})" for name, (before, now) in changes.items()]:
         raise ValueError(
             f"a run goes on with the settings that it began with, got {', '.join(others)} for {path}; "
             f"leave that out, choose another name, or move {path} away"
         )
     return run
-
-
-def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"training": {"steps": 5}} -> {"training.steps": 5}"""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return found
 
 
 def folder_of(config: RunConfig, name: str | None, resume: bool = False) -> Path:

@@ -31,7 +31,8 @@ ANSWERING: dict[str, Answering] = {
 
 
 def whole(*, question: Question = "commonest", length: int | None = None) -> RunConfig:
-    length = length or (8 if question == "repeat" else 16)  # of 16 digits one always repeats
+    if length is None:
+        length = 8 if question == "repeat" else 16  # of 16 digits one always repeats
     data = DataConfig(name="whole", question=question, length=length)
     answering = ANSWERING[question]
     return RunConfig(

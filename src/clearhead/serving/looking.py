@@ -24,8 +24,8 @@ from clearhead.insight.relevance import relevance
 from clearhead.insight.rollout import maximum, mean, rollout, to_answer
 from clearhead.insight.seen import Seen
 from clearhead.models.config import LanguageConfig, VisionConfig
-from clearhead.serving.alignment import pictures_of_word, written
-from clearhead.serving.pronouncing import spelled
+from clearhead.serving.alignment import pictures_of_word
+from clearhead.serving.pronouncing import pronounce, spelled
 from clearhead.serving.session import Answer, Session
 
 if TYPE_CHECKING:
@@ -105,7 +105,8 @@ def text(session: Session, asked: str) -> Example:
     """A word for a run of pronounce; any text for a run of words or text."""
     known = Vocabulary(session.symbols)
     if session.takes == "words":
-        return Example(torch.tensor([spelled(session, asked)]), " ".join(written(session, asked)[:-1]), word=asked)
+        best = pronounce(session, [asked])[0][0]
+        return Example(torch.tensor([spelled(session, asked)]), str(best), word=asked)
     if session.takes != "text":
         raise ValueError(f"{session.path} answers about {session.takes}, got text; {session.instead}")
     marks = [BEGIN] if known.has_marks else []
@@ -116,6 +117,9 @@ def text(session: Session, asked: str) -> Example:
     inputs = torch.tensor([ids[-min(LONGEST, session.config.model.context) :]])
     symbols = [known.symbols[i] for i in inputs[0].tolist()]
     after = known.symbols[int(session.logits(inputs)[0, -1].argmax())]
+    if session.config.data.level == "byte":  # half of a letter is no other letter
+        names = tuple(visible(symbol) if symbol.isascii() else ascii(symbol)[1:-1] for symbol in symbols)
+        return Example(inputs, f"{after!a} after {symbols[-1]!a}", tokens=names)
     return Example(inputs, f"{after!r} after {symbols[-1]!r}", tokens=tuple(map(visible, symbols)))
 
 

@@ -36,6 +36,9 @@ class Spoken:
     ended: bool = True
     """False: cut off, as the answer of a model that has hardly learnt may be"""
 
+    def __str__(self) -> str:
+        return " ".join(self.phones if self.ended else (*self.phones, "..."))
+
 
 def pronounce(session: Session, words: Sequence[str], how: Beam = BEAM) -> list[list[Spoken]]:
     """For each word the beam's candidates, the best first."""

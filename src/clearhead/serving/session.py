@@ -55,7 +55,7 @@ class Session:
         if found is None:
             raise LookupError(f"{run} must have a checkpoint, got none yet; train it longer: clearhead resume {run}")
         self.step = found.step
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[]):
             self.model = build_model(self.config.model)
         fill(self.model.state_dict(), weights_to_use(found.model, found.optimizer))
         self.model.eval()

@@ -47,7 +47,7 @@ class DamagedCheckpointError(ValueError):
 
 
 class NoWholeCheckpointError(OSError):
-    """A run whose checkpoints are all damaged: to begin again at step 0 would lose what may still be mended."""
+    """A run whose checkpoints are all damaged, or gone: to begin again at step 0 would lose what may still be saved."""
 
 
 def name_of(step: int) -> str:

@@ -180,6 +180,19 @@ class RunConfig:
     def from_dict(cls, values: dict[str, Any]) -> "RunConfig":
         return read(cls, values, "a run")
 
+    def changes_since(self, before: "RunConfig") -> dict[str, tuple[Any, Any]]:
+        """{"training.steps": (what it was, what it is)}"""
+        then, now = flat(before.to_dict()), flat(self.to_dict())
+        return {name: (then.get(name), now.get(name)) for name in now | then if then.get(name) != now.get(name)}
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"training": {"steps": 5}} -> {"training.steps": 5}"""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return found
+
 
 def read(kind: Any, values: Any, what: str) -> Any:
     """A config from plain values; its fields that are configs are read in the same way."""

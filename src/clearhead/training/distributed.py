@@ -99,6 +99,14 @@ def processes() -> Iterator[Processes]:
         dist.destroy_process_group()
 
 
+@contextmanager
+def random_put_back() -> Iterator[None]:
+    """Random state, the processor's and that of this process's GPU, is the caller's again afterwards. To look at the
+    other GPUs would take memory on each."""
+    with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
+        yield
+
+
 def replicated(forward: Callable[..., Tensor], processes: Processes) -> Callable[..., Tensor]:
     """The model with gradients that are the mean over all processes (DDP); itself where there is one process."""
     if processes.world == 1 or not isinstance(forward, nn.Module):

@@ -227,10 +227,12 @@ def save(setup: Setup, standing: Standing, run: RunDirectory | None) -> None:
 
 def test_once(setup: Setup, standing: Standing, run: RunDirectory | None, display: Display) -> dict[str, Any]:
     """The best checkpoint on the test set, unless that has been done before this run was resumed."""
-    tested = [record for record in run.records() if record.get("kind") == "test"] if run else []
+    of_now = [record for record in run.records() if record.get("step") == standing.step] if run else []
+    tested = [record for record in of_now if record.get("kind") == "test"]
     if known := setup.processes.share(tested[-1] if tested else None):
         return dict(known)
-    use_weights(setup, run.best() if run else None)
+    found = run.best() if run else None
+    use_weights(setup, found)
     views = setup.config.training.views
     result = evaluate(
         setup.model,
@@ -241,7 +243,7 @@ def test_once(setup: Setup, standing: Standing, run: RunDirectory | None, displa
         precision=setup.config.training.precision,
         views=views,
     )
-    record = head("test", setup, standing) | {"best_step": standing.best_step or standing.step} | result
+    record = head("test", setup, standing) | {"best_step": setup.processes.share(found and found.step)} | result
     record |= {"views": views, "seconds": standing.seconds}
     if run:
         run.log(record)

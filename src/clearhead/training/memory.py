@@ -11,11 +11,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -2, -3, -4
 """names of mallopt(3)"""
 KEPT = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: 2**31 - 1, M_TOP_PAD: 64 << 20}
-USUAL = {M_MMAP_MAX: 1 << 16, M_TRIM_THRESHOLD: 128 << 10, M_TOP_PAD: 0}
-"""what glibc begins with"""
+USUAL = {M_MMAP_MAX: 1 << 16, M_MMAP_THRESHOLD: 32 << 20, M_TRIM_THRESHOLD: 64 << 20, M_TOP_PAD: 128 << 10}
+"""where glibc's own thresholds end up in a process that frees large blocks; once set, they no longer move"""
 
 
 @contextmanager

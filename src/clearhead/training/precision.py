@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.training.config import Compile, Precision
+from clearhead.training.distributed import random_put_back
 
 
 def has_bf16(device: torch.device) -> bool:
@@ -17,8 +18,11 @@ def has_bf16(device: torch.device) -> bool:
 
 def autocast(precision: Precision, device: torch.device) -> torch.autocast:
     """The surroundings of a forward pass in the chosen precision; weights stay float32."""
-    on = precision == "bf16" or (precision == "auto" and has_bf16(device))
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=on)
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=takes_bf16(precision, device))
+
+
+def takes_bf16(precision: Precision, device: torch.device) -> bool:
+    return precision == "bf16" or (precision == "auto" and has_bf16(device))
 
 
 def compiled(
@@ -32,7 +36,7 @@ def compiled(
         return model
     fast: Callable[..., Tensor] = torch.compile(model)
     try:
-        with torch.random.fork_rng():
+        with random_put_back():
             rehearse(fast).float().sum().backward()
     except Exception as error:  # whatever a compiler, its cache or its linker may raise
         reason = str(error).strip().splitlines() or [type(error).__name__]

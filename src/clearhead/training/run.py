@@ -31,7 +31,7 @@ from clearhead.files import (
     write_durable,
 )
 from clearhead.training import checkpoint, records
-from clearhead.training.checkpoint import DamagedCheckpointError, Snapshot
+from clearhead.training.checkpoint import DamagedCheckpointError, NoWholeCheckpointError, Snapshot
 from clearhead.training.records import CONFIG, METRICS, Record
 
 BEST, LOCK, PROBE = "best.json", "lock", "probe"
@@ -157,7 +157,11 @@ class RunDirectory:
 
     def newest(self) -> Snapshot | None:
         """The newest whole checkpoint, None before the first. The owner renames damaged ones aside."""
-        return checkpoint.newest(self.path, self.report, set_aside=self.is_owned)
+        found = checkpoint.newest(self.path, self.report, set_aside=self.is_owned)
+        if found is None and (self.best_step() is not None or any(r.get("kind") == "test" for r in self.records())):
+            message = "its checkpoints are gone; put a copy back, or train anew under another name"
+            raise NoWholeCheckpointError(errno.ENOENT, message, str(self.path))
+        return found
 
 
 def check_new(path: Path) -> None:

@@ -15,12 +15,12 @@ from clearhead.models.config import LanguageConfig, Seq2SeqConfig, VisionConfig
 from clearhead.models.factory import build_model
 from clearhead.training import sharding
 from clearhead.training.config import RunConfig
-from clearhead.training.distributed import Processes, replicated
+from clearhead.training.distributed import Processes, random_put_back, replicated
 from clearhead.training.ema import WeightAverage
 from clearhead.training.memory import kept_memory
 from clearhead.training.objective import OBJECTIVES, Objective, to_device
 from clearhead.training.optim import Optimizers
-from clearhead.training.precision import compiled
+from clearhead.training.precision import compiled, takes_bf16
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,10 @@ class Setup:
         return self.config.training.checkpoint_every or self.evaluate_every
 
     def made_with(self) -> dict[str, str | int | bool]:
-        """What the last bits of the numbers depend on beside the config."""
+        """What the numbers depend on beside the config: their last bits, or with another precision more."""
+        has_bf16 = takes_bf16(self.config.training.precision, self.processes.device)
         return {
+            "precision": "bf16" if has_bf16 else "float32",
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
             "processes": self.processes.world,
@@ -72,11 +74,14 @@ def set_up(config: RunConfig, processes: Processes, *, shard: bool, report: Call
     check_classes(config, data)
     check_symbols(config, data)
     check_lengths(config, data)
+    check_patience(config, data)
     batches = Batches(data, config.data, config.training.batch_size, config.seed)
     torch.manual_seed(config.seed)  # every process begins with the same weights
     model = build_model(config.model).to(processes.device)
     fast: Callable[..., Tensor] = model
     is_sharded = shard and processes.world > 1
+    if shard and not is_sharded:
+        report("--shard splits weights over the processes of torchrun, and there is one: nothing is split")
     if is_sharded:
         sharding.shard(model)
     else:
@@ -137,6 +142,14 @@ def check_lengths(config: RunConfig, data: DataSet) -> None:
         )
 
 
+def check_patience(config: RunConfig, data: DataSet) -> None:
+    if config.training.patience and not len(data.validation):
+        raise ValueError(
+            f"patience needs examples to validate on, got patience={config.training.patience} and none; "
+            "set --data.validation 1000 or --training.patience 0"
+        )
+
+
 def check_classes(config: RunConfig, data: DataSet) -> None:
     if isinstance(config.model, VisionConfig) and data.classes and len(data.classes) != config.model.n_classes:
         raise ValueError(
@@ -147,9 +160,9 @@ def check_classes(config: RunConfig, data: DataSet) -> None:
 
 @contextmanager
 def own_surroundings(threads: int) -> Iterator[None]:
-    """Random state, number of threads and the ways of malloc are the caller's again afterwards."""
+    """Random state and number of threads are the caller's again afterwards, and freed memory goes back."""
     before = torch.get_num_threads()
-    with torch.random.fork_rng(), kept_memory():
+    with random_put_back(), kept_memory():
         torch.set_num_threads(threads or before)
         try:
             yield

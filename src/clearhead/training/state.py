@@ -12,6 +12,7 @@ from torch import Tensor
 from clearhead.data.dataset import DataSet
 from clearhead.data.datasets import changed_files, digests
 from clearhead.data.draws import key_of
+from clearhead.files import from_json, to_json
 from clearhead.training.checkpoint import Snapshot
 from clearhead.training.config import RunConfig
 from clearhead.training.ema import weights_to_use
@@ -70,6 +71,7 @@ def snapshot(setup: Setup, standing: Standing) -> Snapshot | None:
         for rank, bytes_of_rank in enumerate(setup.processes.gather(generator)):
             optimizer[f"random.rank{rank}{kind}"] = bytes_of_rank
     state = {"standing": standing.to_json(), "made_with": setup.made_with(), "data": about_data(setup.data)}
+    state["config"] = from_json(to_json(setup.config.to_dict()))  # with lists instead of tuples
     return Snapshot(standing.step, model, optimizer, state) if keep else None
 
 
@@ -94,6 +96,7 @@ def restore(setup: Setup, found: Snapshot | None, report: Callable[[str], None])
     if setup.average is not None:
         fill(setup.average.averages, starting_with("ema.", optimizer))
     restore_random(setup, starting_with("random.", optimizer), standing.step)
+    announce_changes(state.get("config"), setup.config, report)
     announce(state["made_with"], setup.made_with(), report)
     return standing
 
@@ -140,10 +143,20 @@ def restore_random(setup: Setup, states: dict[str, Tensor], step: int) -> None:
         torch.cuda.set_rng_state(states[f"rank{rank}.cuda"], device)
 
 
-def announce(before: dict[str, Any], now: dict[str, Any], report: Callable[[str], None]) -> None:
-    changes = [f"{name} was {before.get(name)}, is {value}" for name, value in now.items() if before.get(name) != value]
+def announce_changes(before: dict[str, Any] | None, now: RunConfig, report: Callable[[str], None]) -> None:
+    """Whoever edits a run's config.json learns what that did."""
+    changes = now.changes_since(RunConfig.from_dict(before)) if before else {}  # runs of before have none
     if changes:
-        report(f"numbers may differ in their last digits from an uninterrupted run: {'; '.join(changes)}")
+        told = "; ".join(f"{name} was {then}, is {value}" for name, (then, value) in changes.items())
+        report(f"this is no longer the run that it began as: {told}")
+
+
+def announce(before: dict[str, Any], now: dict[str, Any], report: Callable[[str], None]) -> None:
+    changes = {name: value for name, value in now.items() if before.get(name, value) != value}
+    if changes:
+        how = "will differ" if "precision" in changes else "may differ in their last digits"
+        told = "; ".join(f"{name} was {before[name]}, is {value}" for name, value in changes.items())
+        report(f"numbers {how} from an uninterrupted run: {told}")
 
 
 def starting_with(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from clearhead.training.config import RunConfig
-from clearhead.training.loop import resume, train
+from clearhead.training.loop import Outcome, resume, train
 from clearhead.training.run import Report, RunDirectory
 
 FEWEST_STEPS = 4
@@ -46,7 +46,7 @@ def verify_resume(config: RunConfig, folder: str | Path, report: Report = lambda
     threads = config.training.threads or torch.get_num_threads()
     config = replace(config, training=replace(config.training, threads=threads, log_every=1))
     report("training undisturbed ...")
-    n_steps = train(config, folder / "whole", quiet=True).step
+    n_steps = steps_to_the_end(train(config, folder / "whole", quiet=True))
     if n_steps < FEWEST_STEPS:
         raise ValueError(f"a run needs {FEWEST_STEPS} steps or more to be killed halfway, got {n_steps}; take more")
     report(f"trained {n_steps} steps; the same again, in a process to be killed halfway ...")
@@ -54,10 +54,17 @@ def verify_resume(config: RunConfig, folder: str | Path, report: Report = lambda
     found = RunDirectory.open(folder / "killed").newest()
     resumed_from = found.step if found else 0
     report(f"killed at step {killed_at}; resuming from step {resumed_from} ...")
-    resume(folder / "killed", quiet=True)
+    steps_to_the_end(resume(folder / "killed", quiet=True))
     report("resumed to the end; comparing the two ...")
     differences = tuple(compare(folder / "whole", folder / "killed"))
     return Verification(n_steps, killed_at, resumed_from, differences)
+
+
+def steps_to_the_end(outcome: Outcome) -> int:
+    """A run that was asked to stop proves nothing: whoever asked wants this to end too."""
+    if outcome.reason == "stopped":
+        raise KeyboardInterrupt
+    return outcome.step
 
 
 def train_and_kill(config: RunConfig, folder: Path, step: int) -> int:

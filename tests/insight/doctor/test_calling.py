@@ -166,3 +166,9 @@ def test_many_required_masks_are_tried_in_reasonable_time():
 
     assert {e.shape for e in plan_of(Asking()).masks.values()} == {"(B,Q,K)", "(B,K)"}
     assert len(list(plans(Asking(), parameters_of(Asking().forward), None, None))) < 10_000
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
+def test_a_scripted_module_is_refused_as_that():
+    with pytest.raises(ValueError, match=r"one of torch\.jit; name it before it is scripted"):
+        call(torch.jit.script(nn.Linear(4, 4)), None, None)

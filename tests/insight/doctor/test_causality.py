@@ -186,6 +186,34 @@ def test_only_the_target_of_an_encoder_decoder_has_a_future(ward):
     assert found_in(nn.Transformer(8, 2, 1, 1, 16, batch_first=True)).verdict == "fine"
 
 
+@pytest.mark.parametrize("name", ["mask", "causal_mask", "look_ahead_mask", "tgt_mask"])
+def test_a_decoder_that_its_caller_makes_causal_may_call_the_mask_as_it_likes(name):
+    class Translator(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Transformer(8, 2, 1, 1, 16, batch_first=True)
+
+    exec(f"def forward(self, src, tgt, {name}=None): return self.inner(src, tgt, tgt_mask={name})", found := {})
+    Translator.forward = found["forward"]
+    assert found_in(Translator()).text.endswith(f"with {name}, (Q,K), True = hidden")
+
+
+def test_what_moves_its_input_on_by_itself_is_a_warning_where_no_attention_is_seen():
+    class Convolutions(nn.Module):
+        """Output i is made of what comes before token i."""
+
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.inner = nn.Embedding(9, 8), nn.Conv1d(8, 8, 3)
+
+        def forward(self, ids):
+            return self.inner(nn.functional.pad(self.tokens(ids).mT, (3, -1))).mT
+
+    found = found_in(Convolutions())
+    assert found.verdict == "warning"
+    assert "moved on by one on purpose" in found.text
+
+
 def test_both_mistakes_of_a_random_model_are_found_in_float32(ward):
     class Single(ward.GPT):
         def forward(self, idx):

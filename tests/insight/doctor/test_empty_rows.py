@@ -39,6 +39,34 @@ def test_an_example_of_padding_only_is_tried_where_ids_make_the_mask(ward):
     assert "when an example is padding only (id 0)" in found_in(model).text
 
 
+@pytest.mark.parametrize(("attention", "verdict"), [("Attention", "fine"), ("Infinite", "fault")])
+def test_a_source_of_padding_only_is_tried_too(ward, attention, verdict):
+    class Translator(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.source, self.target = nn.Embedding(11, 8, padding_idx=0), nn.Embedding(11, 8)
+            self.attention = getattr(ward, attention)()
+
+        def forward(self, src, tgt):
+            x = self.attention(self.source(src), (src == 0)[:, None, None, :])
+            return self.target(tgt) + x.mean(1, keepdim=True)
+
+    found = found_in(Translator())
+    assert found.verdict == verdict
+    assert ("NaN when src of an example is padding only (id 0)" in found.text) == (verdict == "fault")
+
+
+def test_a_mean_over_no_tokens_is_told_from_a_softmax_over_none(ward):
+    class Pooled(ward.ByPaddingId):
+        def forward(self, ids):
+            real = (ids != 0)[..., None]
+            return (super().forward(ids) * real).sum(1) / real.sum(1)
+
+    found = found_in(Pooled())
+    assert found.verdict == "fault"
+    assert "a mean over no tokens? divide by their number, clamp(min=1)" in found.text
+
+
 def test_torch_nn_is_a_warning_with_a_way_out(ward):
     found = found_in(ward.OfTorch())
     assert found.verdict == "warning"

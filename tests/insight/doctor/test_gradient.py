@@ -100,6 +100,61 @@ def test_what_only_other_uses_of_the_module_reach_is_no_fault(ward):
     assert found_in(Masking())[0].verdict == "fine"
 
 
+@pytest.mark.parametrize("shape", ["of tokens", "of examples"])
+def test_what_only_an_optional_input_reaches_is_no_fault(ward, shape):
+    class Conditioned(ward.GPT):
+        def __init__(self):
+            super().__init__()
+            self.segments, self.style, self.unused = nn.Embedding(2, 11), nn.Linear(5, 11), nn.Linear(3, 3)
+
+        def forward(self, idx, segment_ids=None, style=None):
+            x = super().forward(idx)
+            if segment_ids is not None:
+                x = x + (self.segments(segment_ids) if shape == "of tokens" else self.segments(segment_ids)[:, None])
+            if style is not None:
+                x = x + (self.style(style) if shape == "of tokens" else self.style(style)[:, None])
+            return x
+
+    (found,) = found_in(Conditioned())
+    assert found.verdict == "fault"
+    assert "reaches unused.weight, unused.bias:" in found.text
+
+
+def test_experts_that_no_token_chose_are_a_warning_and_a_layer_that_is_left_out_is_not(ward):
+    class Experts(ward.GPT):
+        def __init__(self):
+            super().__init__()
+            self.gate = nn.Linear(11, 64)
+            self.experts = nn.ModuleList(nn.Linear(11, 11) for _ in range(64))
+
+        def forward(self, idx):
+            x = super().forward(idx)
+            chosen = self.gate(x).softmax(-1)
+            weight, index = chosen.max(-1)
+            out = torch.zeros_like(x)
+            for i, expert in enumerate(self.experts):
+                out[index == i] = expert(x[index == i]) * weight[index == i][:, None]
+            return x + out
+
+    class Skipping(ward.GPT):
+        def __init__(self):
+            super().__init__()
+            self.more = nn.ModuleList(nn.Linear(11, 11) for _ in range(4))
+
+        def forward(self, idx):
+            x = super().forward(idx)
+            for layer in self.more[:-1]:
+                x = layer(x)
+            return x
+
+    (found,) = found_in(Experts())
+    assert found.verdict == "warning"
+    assert "experts that no token chose?" in found.text
+    (found,) = found_in(Skipping())
+    assert found.verdict == "fault"
+    assert "reaches more.3.weight, more.3.bias:" in found.text
+
+
 def test_gradients_are_on_whatever_they_were(ward):
     with torch.no_grad():
         assert found_in(ward.GPT())[0].verdict == "fine"

@@ -108,7 +108,28 @@ def test_length_first_is_a_warning_since_it_may_be_forgotten():
 
 def test_an_answer_must_come_again(ward):
     assert check_answer(subject_of(ward.GPT())).verdict == "fine"
-    assert "F.dropout needs training" in check_answer(subject_of(ward.AlwaysDropping())).text
+    found = check_answer(subject_of(ward.AlwaysDropping()))
+    assert (found.verdict, "F.dropout needs training" in found.text) == ("fault", True)
+
+
+def test_noise_may_be_meant_and_a_dropout_that_is_on_is_not(ward):
+    class Noisy(ward.GPT):
+        def forward(self, idx):
+            x = nn.functional.dropout(super().forward(idx), 0.1, self.training)
+            return x + torch.randn_like(x)
+
+    class Attending(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            q = self.linear(x)[:, None]
+            return nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.1)[:, 0]
+
+    found = check_answer(subject_of(Noisy()))
+    assert (found.verdict, "noise that is drawn on purpose" in found.text) == ("warning", True)
+    assert check_answer(subject_of(Attending())).verdict == "fault"
 
 
 def test_what_changes_from_call_to_call_is_told_from_chance(ward):

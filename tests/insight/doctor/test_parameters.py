@@ -36,6 +36,8 @@ def roles(signature):
         ("x, context=None, context_mask=None", {"x": "sequence"}),
         ("enc_X, dec_X", {"enc_X": "sequence", "dec_X": "target"}),
         ("src, has_mask=True", {"src": "sequence"}),
+        ("ids, targets=None, loss_mask=None", {"ids": "sequence", "targets": "labels"}),
+        ("ids, head_mask=None, special_tokens_mask=None", {"ids": "sequence"}),
         ("x, temperature=1.0, *args, **more", {"x": "sequence"}),
     ],
 )

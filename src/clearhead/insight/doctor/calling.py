@@ -50,6 +50,8 @@ class Called:
 def call(module: nn.Module, width: int | None, length: int | None) -> Called:
     """A copy of the module with a plan that works, in float64 if it can."""
     inner = unwrapped(module)
+    if isinstance(inner, torch.jit.ScriptModule):
+        raise ValueError("a module must be one that Python runs, got one of torch.jit; name it before it is scripted")
     parameters = parameters_of(inner.forward)
     model = shaken(copied(inner).cpu())
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)

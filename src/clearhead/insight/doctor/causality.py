@@ -7,7 +7,7 @@ import torch
 from clearhead.insight.doctor.calling import Called
 from clearhead.insight.doctor.encodings import OF_PAIRS, Encoding, encodings
 from clearhead.insight.doctor.influence import Influence, influence
-from clearhead.insight.doctor.parameters import is_about_source
+from clearhead.insight.doctor.parameters import OF_SOURCE
 from clearhead.insight.doctor.report import Finding
 from clearhead.insight.doctor.shown import Shown, shown
 from clearhead.insight.doctor.subject import Subject
@@ -62,9 +62,10 @@ def candidates(called: Called) -> Iterator[Subject]:
 
 
 def masks_of_pairs(called: Called) -> list[str]:
-    """The parameters by which a caller may make it causal."""
-    plan = called.subject.plan
-    return [p.name for p in called.parameters if p.role == "attention" and not is_about_source(p.name, plan.source)]
+    """The parameters by which a caller may make it causal: a source's own are left out, one called `mask` is not."""
+    has_source = called.subject.plan.source is not None
+    pairs = [p.name for p in called.parameters if p.role == "attention"]
+    return [name for name in pairs if not (has_source and OF_SOURCE.fullmatch(name.lower()))]
 
 
 def with_mask(subject: Subject, name: str, encoding: Encoding) -> Subject:
@@ -98,7 +99,7 @@ def check_causality(called: Called) -> Finding:
     if found.later.any():
         return Finding(NAME, "fault", f"{found.worst(found.later)}: {leak_of(found, layers, called)}")
     kinds = reaches(subject, layers)
-    if "not itself" in kinds or ("causal" not in kinds and is_blind_to_itself(found)):
+    if "not itself" in kinds:
         return Finding(NAME, "fault", "off by one: no query sees its own token; use tril(), not tril(-1)")
     if not found.is_finite:
         if told := next((WRONG[kind] for kind in WRONG if kind in kinds), None):
@@ -108,6 +109,9 @@ def check_causality(called: Called) -> Finding:
         return Finding(
             NAME, "warning", "no output moves with any other token, so nothing can leak: does it attend at all?"
         )
+    if "causal" not in kinds and is_blind_to_itself(found):
+        text = "no output moves with its own token: moved on by one on purpose, or is it tril(-1) for tril()?"
+        return Finding(NAME, "warning", text)
     by = [f"with {name}, {encoding}" for name, encoding in subject.plan.masks.items() if name in subject.plan.causal]
     by += [f"with {name}=True" for name in subject.plan.switches]
     return Finding(NAME, "fine", f"no output moves when a later token is changed{''.join(f', {how}' for how in by)}")

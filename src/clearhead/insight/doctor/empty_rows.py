@@ -15,6 +15,7 @@ from clearhead.insight.doctor.shown import shown
 from clearhead.insight.doctor.subject import EXAMPLES, Inputs, Masks, Subject, copied, tensor_of, undisturbed
 
 NAME = "empty rows"
+OF_NO_TOKENS = "its attention is finite, so is it a mean over no tokens? divide by their number, clamp(min=1)"
 TORCH_NN = (
     "NaN where a query may see no key: torch.nn's own doing where it returns weights; need_weights=False gives zeros"
 )
@@ -36,10 +37,12 @@ def check_empty_rows(subject: Subject, solved: list[Group]) -> Finding:
         n_taken += 1
         if is_whole and is_kind:
             continue
-        if any(not layer.is_finite and layer.is_torch_nn for layer in shown(subject, masks, inputs)):
+        layers = shown(subject, masks, inputs)
+        if any(not layer.is_finite and layer.is_torch_nn for layer in layers):
             return Finding(NAME, "warning", TORCH_NN)
         how = "the answer has NaN" if not is_whole else "a gradient is NaN, though the answer is not,"
-        return Finding(NAME, "fault", f"{how} {what}: {CURE}")
+        is_elsewhere = bool(layers) and not is_whole and all(layer.is_finite for layer in layers)
+        return Finding(NAME, "fault", f"{how} {what}: {OF_NO_TOKENS if is_elsewhere else CURE}")
     if not n_taken:
         why = "the module refuses to hide all" if n_tried else "no mask was found that could hide all"
         return Finding(NAME, "not checked", why)
@@ -47,7 +50,7 @@ def check_empty_rows(subject: Subject, solved: list[Group]) -> Finding:
 
 
 def trials(subject: Subject, solved: list[Group]) -> Iterator[tuple[str, Inputs, Masks]]:
-    inputs, main = subject.draw(0), subject.plan.main
+    inputs = subject.draw(0)
     for group in solved:
         length = subject.plan.lengths[group.sequence]
         seen = torch.ones(EXAMPLES, length, length, dtype=torch.bool)
@@ -57,10 +60,11 @@ def trials(subject: Subject, solved: list[Group]) -> Iterator[tuple[str, Inputs,
         if group.encoding != LENGTHS and "Q" in group.encoding.shape:
             seen[0], seen[:, 2] = True, False
             yield f"when {group.names[0]} hides all keys from one query", inputs, group.masks(seen)
-    feed = subject.plan.feeds[main]
-    if isinstance(feed, Ids) and feed.padding is not None and not solved:
-        inputs[main][0] = feed.padding
-        yield f"when an example is padding only (id {feed.padding})", inputs, {}
+    for name in subject.plan.feeds.keys() - {group.sequence for group in solved}:
+        feed, whose = subject.plan.feeds[name], "an example" if name == subject.plan.main else f"{name} of an example"
+        if isinstance(feed, Ids) and feed.padding is not None:
+            emptied = inputs[name].index_fill(0, torch.tensor(0), feed.padding)
+            yield f"when {whose} is padding only (id {feed.padding})", {**inputs, name: emptied}, {}
 
 
 def is_finite(subject: Subject, inputs: Inputs, masks: Masks) -> bool:

@@ -83,6 +83,22 @@ class Images:
         return f"images of {self.channels} x {self.side} x {self.side}"
 
 
+@dataclass(frozen=True)
+class OfExample:
+    """One token for each example, without an axis of its own: (B,) ids, (B,E) features."""
+
+    token: Ids | Features
+
+    def draw(self, n_examples: int, length: int, generator: torch.Generator) -> Tensor:
+        return self.token.draw(n_examples, 1, generator)[:, 0]
+
+    def others(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        return self.token.others(x[:, None], generator)[:, 0]
+
+    def describe(self, shape: str) -> str:
+        return f"{self.token.describe(shape)}, one for each example"
+
+
 def feeds_for(model: nn.Module, width: int | None) -> Iterator[Feed]:
     """What it may take, the likeliest first."""
     if width is not None:

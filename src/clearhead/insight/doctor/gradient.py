@@ -1,6 +1,7 @@
 """Gradient: every parameter must learn. What no gradient reaches is never trained, and nothing complains."""
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,14 +10,16 @@ import torch
 from torch import Tensor
 
 from clearhead.insight.doctor.calling import LENGTH, said
-from clearhead.insight.doctor.feeds import Features, widths_of
+from clearhead.insight.doctor.feeds import Features, Feed, Ids, OfExample, widths_of
 from clearhead.insight.doctor.parameters import MEMORY
 from clearhead.insight.doctor.report import Finding, listed
 from clearhead.insight.doctor.scores import KEY_NAME
 from clearhead.insight.doctor.subject import Subject, copied, generator, tensors_of, undisturbed
 
 NAME = "gradient"
-BATCHES = 3
+BATCHES, MORE_BATCHES = 3, 12
+MOST_SIZES = 3
+"""of parameters, that optional inputs are made to fit"""
 ROUNDING_ONLY = 1e-11
 """of the largest gradient: in float64 that is what remains of an exact zero"""
 KEY_BIAS = "the same is added to all scores of a query, which the softmax does not see: harmless, drop it or leave it"
@@ -41,7 +44,11 @@ def check_gradient(subject: Subject) -> list[Finding]:
     keys = [name for name in still if is_key_bias(name) or (sizes[name].any() and name.endswith("bias"))]
     unreached = without_reached(subject, [name for name in still if name not in keys])
     findings = []
-    if unreached:
+    kinds = kinds_by_choice(subject) if unreached else set()
+    if chosen := [name for name in unreached if kind_of(name) in kinds]:
+        text = f"no gradient reaches {listed(chosen)}, but others of the kind by turns: experts that no token chose?"
+        findings.append(Finding(NAME, "warning", text))
+    if unreached := [name for name in unreached if name not in chosen]:
         text = f"no gradient reaches {listed(unreached)}: not used, detached, or behind a step without gradient"
         findings.append(Finding(NAME, "fault", text))
     keys += [f"{name} (its keys' part)" for name, size in sizes.items() if has_still_third(size, least)]
@@ -52,28 +59,46 @@ def check_gradient(subject: Subject) -> list[Finding]:
 
 def gradient_sizes(subject: Subject, taken: Callable[[Any], list[Tensor]] = tensors_of) -> dict[str, Tensor]:
     """The largest |gradient| of each number of each parameter; zeros where no gradient comes."""
-    named = {name: p for name, p in subject.model.named_parameters() if p.requires_grad}
-    sizes = {name: torch.zeros_like(p) for name, p in named.items()}
-    for batch in range(BATCHES if named else 0):
-        with torch.enable_grad(), undisturbed(subject.dtype, batch):
-            outputs = taken(subject.model(**subject.arguments(subject.draw(batch), {})))
-            outputs = [output for output in outputs if output.requires_grad]
-            if not outputs:
-                return sizes
-            directions = [
-                torch.randn(output.shape, generator=generator(batch, 7), dtype=torch.float64).to(output)
-                for output in outputs
-            ]
-            gradients = torch.autograd.grad(outputs, list(named.values()), directions, allow_unused=True)
-        for name, gradient in zip(named, gradients, strict=True):
-            if gradient is not None:
-                sizes[name] = torch.maximum(sizes[name], gradient.abs().nan_to_num(torch.inf))
+    sizes = {name: torch.zeros_like(p) for name, p in subject.model.named_parameters() if p.requires_grad}
+    for batch in range(BATCHES):
+        for name, gradient in gradients(subject, batch, taken).items():
+            sizes[name] = torch.maximum(sizes[name], gradient.abs().nan_to_num(torch.inf))
     return sizes
+
+
+def gradients(subject: Subject, batch: int, taken: Callable[[Any], list[Tensor]]) -> dict[str, Tensor]:
+    """Those that one batch brings."""
+    named = {name: p for name, p in subject.model.named_parameters() if p.requires_grad}
+    with torch.enable_grad(), undisturbed(subject.dtype, batch):
+        outputs = taken(subject.model(**subject.arguments(subject.draw(batch), {}))) if named else []
+        outputs = [output for output in outputs if output.requires_grad]
+        if not outputs:
+            return {}
+        directions = [
+            torch.randn(output.shape, generator=generator(batch, 7), dtype=torch.float64).to(output)
+            for output in outputs
+        ]
+        found = torch.autograd.grad(outputs, list(named.values()), directions, allow_unused=True)
+    return {name: gradient for name, gradient in zip(named, found, strict=True) if gradient is not None}
+
+
+def kinds_by_choice(subject: Subject) -> set[str]:
+    """Of parameters that differ by a number alone, such as experts: those that some batches reach and others do not."""
+    reached = [
+        {name for name, gradient in gradients(subject, batch, tensors_of).items() if gradient.any()}
+        for batch in range(MORE_BATCHES)
+    ]
+    return {kind_of(name) for names in reached for name in names if not all(name in others for others in reached)}
+
+
+def kind_of(name: str) -> str:
+    """experts.3.weight -> experts.*.weight"""
+    return re.sub(r"\.\d+\.", ".*.", name)
 
 
 def without_reached(subject: Subject, names: list[str]) -> list[str]:
     """Those of the names that no gradient reaches in any other use of the module, either."""
-    for other in other_uses(subject) if names else ():
+    for other in other_uses(subject, names) if names else ():
         try:
             sizes = gradient_sizes(other, tensors_within)
         except Exception:  # features of this width are not what it takes
@@ -82,15 +107,28 @@ def without_reached(subject: Subject, names: list[str]) -> list[str]:
     return names
 
 
-def other_uses(subject: Subject) -> Iterator[Subject]:
-    """In its training stage, which may drop and mask; and with an encoder's output, if it may be given one."""
+def other_uses(subject: Subject, names: list[str]) -> Iterator[Subject]:
+    """In its training stage, which may drop and mask; and with what it may be given besides: an encoder's output, or
+    ids and features that would fit the parameters of these names."""
     trained = replace(subject, model=copied(subject.model).train())
     yield trained
-    plan, names = subject.plan, inspect.signature(subject.model.forward).parameters
-    for name in (name for name in names if MEMORY.fullmatch(name.lower()) and name not in plan.feeds):
-        for width in widths_of(subject.model):
-            feeds, lengths = {**plan.feeds, name: Features(width)}, {**plan.lengths, name: LENGTH}
-            yield trained.by(feeds=feeds, lengths=lengths)
+    plan, optional = subject.plan, inspect.signature(subject.model.forward).parameters
+    filled = {*plan.feeds, *plan.same, *plan.masks, *plan.switches, *plan.nothing}
+    for name in (name for name, parameter in optional.items() if parameter.default is None and name not in filled):
+        is_memory = MEMORY.fullmatch(name.lower())
+        fitting: list[Feed] = [*map(Features, widths_of(subject.model))] if is_memory else feeds_of(subject, names)
+        for feed in fitting:
+            lengths = {**plan.lengths, name: LENGTH if is_memory else subject.length or LENGTH}
+            yield trained.by(feeds={**plan.feeds, name: feed}, lengths=lengths)
+
+
+def feeds_of(subject: Subject, names: list[str]) -> list[Feed]:
+    """For each token, or one for each example: ids for these parameters as tables, features for them as layers."""
+    shapes = [p.shape for name, p in subject.model.named_parameters() if name in names and p.dim() == 2]
+    tokens: list[Ids | Features] = []
+    for n, width in list(dict.fromkeys(shapes))[:MOST_SIZES]:
+        tokens += [Ids(n), Features(width)]
+    return [*tokens, *map(OfExample, tokens)]
 
 
 def tensors_within(output: Any) -> list[Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.insight.doctor.calling import Called
 from clearhead.insight.doctor.encodings import LENGTHS, OF_BOTH, OF_TOKENS, Encoding, encodings
-from clearhead.insight.doctor.parameters import MEMORY, OF_MEMORY, Parameter, is_about_source, is_across
+from clearhead.insight.doctor.parameters import MEMORY, OF_MEMORY, Parameter, is_across
 from clearhead.insight.doctor.subject import Masks
 
 
@@ -39,7 +39,7 @@ def groups(called: Called) -> list[Group]:
     if not called.subject.has_tokens:
         return found
     for sequence in [plan.main] if plan.source is None else [plan.source, plan.main]:
-        own = [p for p in called.parameters if is_about_source(p.name, plan.source) == (sequence == plan.source)]
+        own = [p for p in called.parameters if plan.keys_of(p.name) == sequence]
         tokens = tuple(p.name for p in own if p.role == "padding")
         lengths = [(p.name,) for p in own if p.role == "lengths"]
         found += [Group(names, sequence) for names in [tokens, *lengths] if names]

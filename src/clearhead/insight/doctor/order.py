@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from clearhead.insight.doctor.calling import said
+from clearhead.insight.doctor.chance import drops
 from clearhead.insight.doctor.influence import roughly_moved
 from clearhead.insight.doctor.report import Finding
 from clearhead.insight.doctor.shown import shown
@@ -122,6 +123,8 @@ def check_answer(subject: Subject) -> Finding:
         text = f"{n} of {first.shape[1] if first.dim() > 2 else 1} outputs are not finite for ordinary input"
         return Finding("answer", "fault", f"{text}: does a query see no key at all?")
     if movement(first, second).any():
-        text = "two answers to the same input differ in eval(): F.dropout needs training=self.training"
-        return Finding("answer", "fault", text)
+        text = "two answers to the same input differ in eval()"
+        if drops(subject):
+            return Finding("answer", "fault", f"{text}: F.dropout needs training=self.training")
+        return Finding("answer", "warning", f"{text}: noise that is drawn on purpose, or a dropout of its own?")
     return Finding("answer", "fine", "finite, and the same each time in eval()")

@@ -30,6 +30,10 @@ MEMORY = re.compile(r"memory|context|enc|encoded|(enc|encoder)_(src|out|output|o
 LENGTHS = re.compile(r"(.*_)?(lengths|lens)")
 PADDING = re.compile(r".*pad.*mask|(.*_)?(attention|input|token|valid)_mask")
 ATTENTION = re.compile(r"(.*_)?mask")
+NO_ATTENTION = re.compile(
+    r"(.*_)?(loss|labels?|weights?|heads?|layers?|special_tokens?|prompt|completion|response)_mask"
+)
+"""those that weigh a loss, or switch off whole heads, or say what a token is"""
 CAUSAL = re.compile(r"is_causal|causal")
 LABELS = re.compile(r"labels|targets")
 QUERY, KEY_OR_VALUE = re.compile(r"q|query|queries"), re.compile(r"k|keys?|v|values?")
@@ -89,6 +93,8 @@ def role_of(name: str, first: str, is_required: bool) -> Role | None:
     """Of any parameter but the first."""
     if KEY_OR_VALUE.fullmatch(name) and QUERY.fullmatch(first):
         return "same"
+    if NO_ATTENTION.fullmatch(name):
+        return None
     if TARGET.fullmatch(name):
         return "target"
     if EITHER.fullmatch(name):

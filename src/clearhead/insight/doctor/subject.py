@@ -50,6 +50,11 @@ class Plan:
     is_number: bool = False
     """whether each output is one number: (B,L) answers"""
 
+    def keys_of(self, mask: str) -> str:
+        """The sequence whose tokens a mask hides. One that makes the main sequence causal is its own."""
+        is_source = mask not in self.causal and is_about_source(mask, self.source)
+        return self.source if is_source and self.source else self.main
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -97,8 +102,7 @@ class Subject:
 
     def always(self, name: str) -> Tensor:
         """The mask of every call: causal, or one that hides nothing."""
-        of_source = is_about_source(name, self.plan.source)
-        n_keys = self.plan.lengths[self.plan.source if of_source and self.plan.source else self.plan.main]
+        n_keys = self.plan.lengths[self.plan.keys_of(name)]
         everything = torch.ones(EXAMPLES, n_keys, n_keys, dtype=torch.bool)
         return everything.tril() if name in self.plan.causal else everything
 
