@@ -214,15 +214,16 @@ def test_stopped_by_a_signal_and_resumed_it_is_the_run_that_was_not_stopped(here
 @pytest.mark.slow
 def test_torchrun_with_split_weights_learns_what_one_process_does(here):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    done = subprocess.run(
-        [*torchrun, "clearhead", "train", "reverse", "--shard", "--name", "two", *TINY],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("the run is in runs/two") == 1  # one process speaks for both
+
+    def said(*argv):
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run([*torchrun, "clearhead", *argv], env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    # one process speaks for both
+    assert said("train", "reverse", "--shard", "--name", "two", *TINY).count("the run is in runs/two") == 1
+    assert said("resume", "runs/two").count("runs/two is trained: ") == 1
     assert main(["train", "reverse", "--name", "one", *TINY]) == 0
     two, one = (RunDirectory.open(here / "runs" / name) for name in ("two", "one"))
     made_with = two.newest().state["made_with"]

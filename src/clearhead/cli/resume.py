@@ -21,11 +21,4 @@ def run(argv: Sequence[str]) -> int:
 
     from clearhead.training.loop import resume
 
-    outcome = resume(args.run, shard=args.shard)
-    if outcome.reason != "stopped":
-        from clearhead.data.views import views_note
-
-        found = outcome.test
-        tested = f": {found['accuracy']:.2%} on the test set{views_note(found['views'])}" if found else ""
-        print(f"{args.run} is trained{tested}")
-    return outcome.exit_code
+    return resume(args.run, shard=args.shard).exit_code

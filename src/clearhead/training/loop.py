@@ -71,7 +71,16 @@ def resume(folder: str | Path, *, shard: bool = False, quiet: bool = False) -> O
         with own_surroundings(config.training.threads):
             with told_of_changed_files(run, config):
                 setup = set_up(config, team, shard=shard, report=display.warn)
-            return fit(setup, run, display)
+            outcome = fit(setup, run, display)
+            if outcome.reason != "stopped":
+                display.say(f"{folder} is trained{reached(outcome)}")
+            return outcome
+
+
+def reached(outcome: Outcome) -> str:
+    if outcome.test is None:
+        return ""
+    return f": {outcome.test['accuracy']:.2%} on the test set{views_note(outcome.test['views'])}"
 
 
 def fit(setup: Setup, run: RunDirectory | None, display: Display) -> Outcome:
