@@ -6,7 +6,7 @@ import torch
 from clearhead.data import datasets
 from clearhead.data.dataset import Images
 from clearhead.training.distributed import Processes
-from clearhead.training.setup import check_patience, check_portions, own_surroundings, set_up
+from clearhead.training.setup import check_portions, own_surroundings, set_up
 
 
 def test_every_process_begins_with_the_same_weights_and_drops_something_else(config):
@@ -33,14 +33,16 @@ def test_the_model_has_as_many_classes_as_the_data(config):
         set_up(config, Processes(), shard=False, report=pytest.fail)
 
 
-def test_patience_needs_examples_to_validate_on(config):
-    data = datasets.load(config.data, config.seed)
+def test_patience_without_examples_to_validate_on_is_told(config, monkeypatch):
     patient = replace(config, training=replace(config.training, patience=2))
-    check_patience(patient, data)
+    set_up(patient, Processes(), shard=False, report=pytest.fail)
+    data = datasets.load(config.data, config.seed)
     none = replace(data, validation=Images(torch.zeros(0, 1, 8, 8, dtype=torch.uint8), torch.zeros(0)))
-    check_patience(config, none)
-    with pytest.raises(ValueError, match="got patience=2 and none; set --data"):
-        check_patience(patient, none)
+    monkeypatch.setattr(datasets, "load", lambda config, seed: none)
+    set_up(config, Processes(), shard=False, report=pytest.fail)
+    said = []
+    set_up(patient, Processes(), shard=False, report=said.append)
+    assert [line.startswith("patience has nothing to go by") for line in said] == [True]
 
 
 def test_one_process_that_is_to_split_the_weights_says_that_it_cannot(config):

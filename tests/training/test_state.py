@@ -99,6 +99,7 @@ def test_other_conditions_are_announced():
 
 
 def test_other_precision_is_announced(setup, monkeypatch):
+    monkeypatch.setattr("clearhead.training.precision.has_bf16", lambda device: False)
     saved, said = snapshot(setup, Standing()), []
     monkeypatch.setattr("clearhead.training.precision.has_bf16", lambda device: True)
     restore(setup, saved, said.append)

@@ -71,10 +71,11 @@ class Setup:
 def set_up(config: RunConfig, processes: Processes, *, shard: bool, report: Callable[[str], None]) -> Setup:
     check_portions(config, processes.world)
     data = datasets.load(config.data, config.seed)
+    if config.training.patience and not len(data.validation):
+        report("patience has nothing to go by: no examples are set apart to validate on (--data.validation)")
     check_classes(config, data)
     check_symbols(config, data)
     check_lengths(config, data)
-    check_patience(config, data)
     batches = Batches(data, config.data, config.training.batch_size, config.seed)
     torch.manual_seed(config.seed)  # every process begins with the same weights
     model = build_model(config.model).to(processes.device)
@@ -139,14 +140,6 @@ def check_lengths(config: RunConfig, data: DataSet) -> None:
         raise ValueError(
             f"learned positions must reach over the longest example of {config.data.name}, {longest} tokens, got "
             f"context={config.model.context}; set --model.context {longest}"
-        )
-
-
-def check_patience(config: RunConfig, data: DataSet) -> None:
-    if config.training.patience and not len(data.validation):
-        raise ValueError(
-            f"patience needs examples to validate on, got patience={config.training.patience} and none; "
-            "set --data.validation 1000 or --training.patience 0"
         )
 
 

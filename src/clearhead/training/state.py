@@ -14,7 +14,7 @@ from clearhead.data.datasets import changed_files, digests
 from clearhead.data.draws import key_of
 from clearhead.files import from_json, to_json
 from clearhead.training.checkpoint import Snapshot
-from clearhead.training.config import RunConfig
+from clearhead.training.config import RunConfig, flat
 from clearhead.training.ema import weights_to_use
 from clearhead.training.metrics import N_COUNTS
 from clearhead.training.run import RunDirectory
@@ -145,10 +145,13 @@ def restore_random(setup: Setup, states: dict[str, Tensor], step: int) -> None:
 
 def announce_changes(before: dict[str, Any] | None, now: RunConfig, report: Callable[[str], None]) -> None:
     """Whoever edits a run's config.json learns what that did."""
-    changes = now.changes_since(RunConfig.from_dict(before)) if before else {}  # runs of before have none
+    then = flat(before or {})  # runs of before have none, or have not all fields
+    is_now = flat(from_json(to_json(now.to_dict())))
+    changes = [
+        f"{name} was {then[name]}, is {is_now[name]}" for name in then.keys() & is_now if then[name] != is_now[name]
+    ]
     if changes:
-        told = "; ".join(f"{name} was {then}, is {value}" for name, (then, value) in changes.items())
-        report(f"this is no longer the run that it began as: {told}")
+        report(f"this is no longer the run that it began as: {'; '.join(sorted(changes))}")
 
 
 def announce(before: dict[str, Any], now: dict[str, Any], report: Callable[[str], None]) -> None:

@@ -214,6 +214,27 @@ def test_what_moves_its_input_on_by_itself_is_a_warning_where_no_attention_is_se
     assert "moved on by one on purpose" in found.text
 
 
+def test_a_window_that_ends_before_the_own_token_is_off_by_one(ward):
+    class Even(ward.Safe):
+        """Weighs all that it sees alike: not even by its query does an output move with its own token."""
+
+        def scores(self, q, k):
+            return 0 * super().scores(q, k)
+
+    class Window(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.attention = nn.Embedding(9, 8), Even()
+
+        def forward(self, ids):
+            sees = torch.ones(2 * ids.shape[1:]).tril(-1).triu(-3)
+            return self.attention(self.tokens(ids), sees == 0)
+
+    found = found_in(Window())
+    assert found.verdict == "fault"
+    assert "use tril(), not tril(-1)" in found.text
+
+
 def test_both_mistakes_of_a_random_model_are_found_in_float32(ward):
     class Single(ward.GPT):
         def forward(self, idx):

@@ -120,39 +120,40 @@ def test_what_only_an_optional_input_reaches_is_no_fault(ward, shape):
     assert "reaches unused.weight, unused.bias:" in found.text
 
 
-def test_experts_that_no_token_chose_are_a_warning_and_a_layer_that_is_left_out_is_not(ward):
-    class Experts(ward.GPT):
-        def __init__(self):
+def test_experts_that_no_token_chose_are_a_warning_and_what_is_left_out_is_not(ward):
+    class Choice(nn.Module):
+        def __init__(self, n=64):
             super().__init__()
-            self.gate = nn.Linear(11, 64)
-            self.experts = nn.ModuleList(nn.Linear(11, 11) for _ in range(64))
+            self.gate, self.experts = nn.Linear(11, n), nn.ModuleList(nn.Linear(11, 11) for _ in range(n))
 
-        def forward(self, idx):
-            x = super().forward(idx)
-            chosen = self.gate(x).softmax(-1)
-            weight, index = chosen.max(-1)
+        def forward(self, x):
+            weight, index = self.gate(x).softmax(-1).max(-1)
             out = torch.zeros_like(x)
             for i, expert in enumerate(self.experts):
                 out[index == i] = expert(x[index == i]) * weight[index == i][:, None]
             return x + out
 
-    class Skipping(ward.GPT):
-        def __init__(self):
+    class Layers(ward.GPT):
+        def __init__(self, *more, used):
             super().__init__()
-            self.more = nn.ModuleList(nn.Linear(11, 11) for _ in range(4))
+            self.more, self.used = nn.ModuleList(more), used
 
         def forward(self, idx):
             x = super().forward(idx)
-            for layer in self.more[:-1]:
+            for layer in self.more[: self.used]:
                 x = layer(x)
             return x
 
-    (found,) = found_in(Experts())
+    (found,) = found_in(Layers(Choice(), used=1))
     assert found.verdict == "warning"
     assert "experts that no token chose?" in found.text
-    (found,) = found_in(Skipping())
+    (found,) = found_in(Layers(nn.Linear(11, 11), nn.Linear(11, 11), used=1))
     assert found.verdict == "fault"
-    assert "reaches more.3.weight, more.3.bias:" in found.text
+    assert "reaches more.1.weight, more.1.bias:" in found.text
+    warning, fault = found_in(Layers(Choice(), Choice(4), used=1))
+    assert warning.verdict == "warning"
+    assert fault.verdict == "fault"
+    assert "reaches more.1.gate.weight, more.1.gate.bias, more.1.experts.0.weight" in fault.text
 
 
 def test_gradients_are_on_whatever_they_were(ward):

@@ -127,6 +127,15 @@ def test_noise_may_be_meant_and_a_dropout_that_is_on_is_not(ward):
             q = self.linear(x)[:, None]
             return nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.1)[:, 0]
 
+    class InTraining(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.MultiheadAttention(8, 2, dropout=0.1, batch_first=True)
+
+        def forward(self, x):
+            return self.inner.train()(x, x, x)[0]
+
+    assert check_answer(subject_of(InTraining())).verdict == "fault"
     found = check_answer(subject_of(Noisy()))
     assert (found.verdict, "noise that is drawn on purpose" in found.text) == ("warning", True)
     assert check_answer(subject_of(Attending())).verdict == "fault"

@@ -38,6 +38,7 @@ def roles(signature):
         ("src, has_mask=True", {"src": "sequence"}),
         ("ids, targets=None, loss_mask=None", {"ids": "sequence", "targets": "labels"}),
         ("ids, head_mask=None, special_tokens_mask=None", {"ids": "sequence"}),
+        ("ids, loss_mask", {"ids": "sequence", "loss_mask": "attention"}),
         ("x, temperature=1.0, *args, **more", {"x": "sequence"}),
     ],
 )

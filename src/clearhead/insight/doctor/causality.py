@@ -99,8 +99,12 @@ def check_causality(called: Called) -> Finding:
     if found.later.any():
         return Finding(NAME, "fault", f"{found.worst(found.later)}: {leak_of(found, layers, called)}")
     kinds = reaches(subject, layers)
-    if "not itself" in kinds:
+    is_blind = "causal" not in kinds and is_blind_to_itself(found)
+    if "not itself" in kinds or (is_blind and any(layer.sees_not_itself for layer in layers)):
         return Finding(NAME, "fault", "off by one: no query sees its own token; use tril(), not tril(-1)")
+    if is_blind:
+        text = "no output moves with its own token: moved on by one on purpose, or is it tril(-1) for tril()?"
+        return Finding(NAME, "warning", text)
     if not found.is_finite:
         if told := next((WRONG[kind] for kind in WRONG if kind in kinds), None):
             return Finding(NAME, "fault", told)
@@ -109,9 +113,6 @@ def check_causality(called: Called) -> Finding:
         return Finding(
             NAME, "warning", "no output moves with any other token, so nothing can leak: does it attend at all?"
         )
-    if "causal" not in kinds and is_blind_to_itself(found):
-        text = "no output moves with its own token: moved on by one on purpose, or is it tril(-1) for tril()?"
-        return Finding(NAME, "warning", text)
     by = [f"with {name}, {encoding}" for name, encoding in subject.plan.masks.items() if name in subject.plan.causal]
     by += [f"with {name}=True" for name in subject.plan.switches]
     return Finding(NAME, "fine", f"no output moves when a later token is changed{''.join(f', {how}' for how in by)}")

@@ -20,6 +20,8 @@ class Dropouts(TorchFunctionMode):
         if "dropout" in name:  # F.dropout gives all by name; torch.dropout(input, p, train) by place
             training = given.get("training", given.get("train", args[2] if len(args) > 2 else False))
             self.is_on |= bool(training) and (given.get("p", args[1] if len(args) > 1 else 0.0) or 0.0) > 0
+        if name == "multi_head_attention_forward" and len(args) > 10:  # seen from outside only
+            self.is_on |= bool(given.get("training", True)) and args[10] > 0
         if name == "scaled_dot_product_attention":
             self.is_on |= given.get("dropout_p", args[4] if len(args) > 4 else 0.0) > 0
         return func(*args, **given)

@@ -60,9 +60,10 @@ def trials(subject: Subject, solved: list[Group]) -> Iterator[tuple[str, Inputs,
         if group.encoding != LENGTHS and "Q" in group.encoding.shape:
             seen[0], seen[:, 2] = True, False
             yield f"when {group.names[0]} hides all keys from one query", inputs, group.masks(seen)
-    for name in subject.plan.feeds.keys() - {group.sequence for group in solved}:
-        feed, whose = subject.plan.feeds[name], "an example" if name == subject.plan.main else f"{name} of an example"
-        if isinstance(feed, Ids) and feed.padding is not None:
+    masked = [group.sequence for group in solved]
+    for name, feed in subject.plan.feeds.items():
+        whose = "an example" if name == subject.plan.main else f"{name} of an example"
+        if isinstance(feed, Ids) and feed.padding is not None and name not in masked:
             emptied = inputs[name].index_fill(0, torch.tensor(0), feed.padding)
             yield f"when {whose} is padding only (id {feed.padding})", {**inputs, name: emptied}, {}
 

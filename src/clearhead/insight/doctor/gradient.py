@@ -1,7 +1,6 @@
 """Gradient: every parameter must learn. What no gradient reaches is never trained, and nothing complains."""
 
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -44,8 +43,8 @@ def check_gradient(subject: Subject) -> list[Finding]:
     keys = [name for name in still if is_key_bias(name) or (sizes[name].any() and name.endswith("bias"))]
     unreached = without_reached(subject, [name for name in still if name not in keys])
     findings = []
-    kinds = kinds_by_choice(subject) if unreached else set()
-    if chosen := [name for name in unreached if kind_of(name) in kinds]:
+    lists = lists_to_choose_from(subject) if unreached else set()
+    if chosen := [name for name in unreached if any(parent in lists for parent, _ in places_in_lists(name))]:
         text = f"no gradient reaches {listed(chosen)}, but others of the kind by turns: experts that no token chose?"
         findings.append(Finding(NAME, "warning", text))
     if unreached := [name for name in unreached if name not in chosen]:
@@ -82,18 +81,24 @@ def gradients(subject: Subject, batch: int, taken: Callable[[Any], list[Tensor]]
     return {name: gradient for name, gradient in zip(named, found, strict=True) if gradient is not None}
 
 
-def kinds_by_choice(subject: Subject) -> set[str]:
-    """Of parameters that differ by a number alone, such as experts: those that some batches reach and others do not."""
-    reached = [
-        {name for name, gradient in gradients(subject, batch, tensors_of).items() if gradient.any()}
-        for batch in range(MORE_BATCHES)
-    ]
-    return {kind_of(name) for names in reached for name in names if not all(name in others for others in reached)}
+def lists_to_choose_from(subject: Subject) -> set[str]:
+    """The names of lists, such as experts, whose members are reached as a whole: some by one batch, some by another."""
+    try:
+        reached = [
+            {name for name, gradient in gradients(subject, batch, tensors_of).items() if gradient.any()}
+            for batch in range(MORE_BATCHES)
+        ]
+    except Exception:  # a module may break with other input: what is known stays
+        return set()
+    always, ever = set.intersection(*reached), set().union(*reached)
+    fixed = {member for name in always for _, member in places_in_lists(name)}
+    return {parent for name in ever - always for parent, member in places_in_lists(name) if member not in fixed}
 
 
-def kind_of(name: str) -> str:
-    """experts.3.weight -> experts.*.weight"""
-    return re.sub(r"\.\d+\.", ".*.", name)
+def places_in_lists(name: str) -> list[tuple[str, str]]:
+    """layers.0.experts.3.weight -> (layers, layers.0), (layers.0.experts, layers.0.experts.3)"""
+    parts = name.split(".")
+    return [(".".join(parts[:i]), ".".join(parts[: i + 1])) for i, part in enumerate(parts) if part.isdigit()]
 
 
 def without_reached(subject: Subject, names: list[str]) -> list[str]:

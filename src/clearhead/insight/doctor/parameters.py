@@ -22,7 +22,7 @@ RULES = """\
   mask, attn_mask, tgt_mask ...    who may see whom: (length, length) and such
   is_causal, causal                a switch, turned on if needed
   labels, targets                  the ids once more, if needed
-  any other                        its default; without one the module is refused"""
+  loss_mask, head_mask, any other  its default; without one the module is refused"""
 
 TARGET = re.compile(r"tgt|trg|(dec|decoder)_(x|input|inputs|input_ids)|(tgt|trg|target)_(ids|tokens|seq|input|inputs)")
 EITHER = re.compile(r"y|target")
@@ -30,10 +30,8 @@ MEMORY = re.compile(r"memory|context|enc|encoded|(enc|encoder)_(src|out|output|o
 LENGTHS = re.compile(r"(.*_)?(lengths|lens)")
 PADDING = re.compile(r".*pad.*mask|(.*_)?(attention|input|token|valid)_mask")
 ATTENTION = re.compile(r"(.*_)?mask")
-NO_ATTENTION = re.compile(
-    r"(.*_)?(loss|labels?|weights?|heads?|layers?|special_tokens?|prompt|completion|response)_mask"
-)
-"""those that weigh a loss, or switch off whole heads, or say what a token is"""
+NO_ATTENTION = re.compile(r"(.*_)?(loss|labels?|heads?|special_tokens?|completion|response)_mask")
+"""those that weigh a loss, switch off whole heads, or say what a token is: left out unless they are required"""
 CAUSAL = re.compile(r"is_causal|causal")
 LABELS = re.compile(r"labels|targets")
 QUERY, KEY_OR_VALUE = re.compile(r"q|query|queries"), re.compile(r"k|keys?|v|values?")
@@ -93,7 +91,7 @@ def role_of(name: str, first: str, is_required: bool) -> Role | None:
     """Of any parameter but the first."""
     if KEY_OR_VALUE.fullmatch(name) and QUERY.fullmatch(first):
         return "same"
-    if NO_ATTENTION.fullmatch(name):
+    if NO_ATTENTION.fullmatch(name) and not is_required:
         return None
     if TARGET.fullmatch(name):
         return "target"

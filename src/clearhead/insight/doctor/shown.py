@@ -44,6 +44,12 @@ class Shown:
         return "open" if sees.all() else "other"
 
     @property
+    def sees_not_itself(self) -> bool:
+        """Whether no query has any weight on its own token; the first is left out, which then sees none."""
+        n_queries, n_keys = self.weights.shape[-2:]
+        return n_queries == n_keys > 2 and not bool(self.weights.diagonal(dim1=-2, dim2=-1)[..., 1:].any())
+
+    @property
     def is_masked_late(self) -> bool:
         """Some keys weigh exactly nothing, and what they would have had is missing from the row's sum."""
         sums = self.weights.sum(-1)
