@@ -1,7 +1,7 @@
 """How long recipes take to reach an accuracy: ours beside the one that a course or a report describes, in one run.
 
 python benchmarks/learning.py reverse     the UvA notebook's recipe beside ours, taking turns
-python benchmarks/learning.py mnist       ours, for one minute and for two, and the plain transformer of R3 (hours)
+python benchmarks/learning.py mnist       ours, for one minute and for two, and the plain transformer of R3 (50 minutes)
 python benchmarks/learning.py cifar10     ours; needs clearhead data get cifar10
 
 Only training is timed; the test set is scored from time to time, off the clock. The test examples decide nothing here.
