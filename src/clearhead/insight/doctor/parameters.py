@@ -22,7 +22,7 @@ RULES = """\
   mask, attn_mask, tgt_mask ...    who may see whom: (length, length) and such
   is_causal, causal                a switch, turned on if needed
   labels, targets                  the ids once more, if needed
-  loss_mask, head_mask, any other  its default; without one the module is refused"""
+  loss_mask=None, any other        its default; without one the module is refused"""
 
 TARGET = re.compile(r"tgt|trg|(dec|decoder)_(x|input|inputs|input_ids)|(tgt|trg|target)_(ids|tokens|seq|input|inputs)")
 EITHER = re.compile(r"y|target")
