@@ -73,6 +73,11 @@ def bert_cifar() -> VisionConfig:
     )
 
 
+def vit_cifar() -> VisionConfig:
+    """A plain vision transformer for CIFAR-10: 64 patches of 4x4 pixels and a class token, about 0.55 M parameters."""
+    return VisionConfig(width=128, depth=4, n_heads=4, hidden=256, image_size=32, patch_size=4, n_classes=10)
+
+
 def tiny_vit() -> VisionConfig:
     """The vision transformer that the benchmarks compare: 65 tokens of width 192."""
     return VisionConfig(width=192, depth=6, n_heads=3, image_size=32, patch_size=4, n_classes=10)
@@ -116,6 +121,7 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "plain_mnist": plain_mnist,
     "small_mnist": small_mnist,
     "bert_cifar": bert_cifar,
+    "vit_cifar": vit_cifar,
     "tiny_vit": tiny_vit,
     "vit_base": vit_base,
     "transformer_base": transformer_base,

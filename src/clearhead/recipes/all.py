@@ -8,6 +8,7 @@ from typing import Any
 from clearhead.recipes.agreement import check_agreement
 from clearhead.recipes.cifar10_bert import cifar10_bert
 from clearhead.recipes.cifar10_fast import cifar10_fast
+from clearhead.recipes.cifar10_vit import cifar10_vit
 from clearhead.recipes.fashion import fashion
 from clearhead.recipes.folder import folder
 from clearhead.recipes.mnist import mnist
@@ -53,6 +54,7 @@ RECIPES = {
     "cifar10-fast": Recipe(
         cifar10_fast, "photographs of ten classes, on a laptop", Measured(seconds=2549, accuracy=0.9118)
     ),
+    "cifar10-vit": Recipe(cifar10_vit, "the same with a plain vision transformer of 4x4 patches"),
     "cifar10-bert": Recipe(
         cifar10_bert,
         "the same with a BERT-style encoder of 12 layers",
