@@ -78,7 +78,7 @@ def trained(tmp_path_factory):
     home = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
-        few = {"data.validation": 50, "training.threads": 1, "training.log_every": 5}
+        few = {"data.validation": 50, "training.threads": 1, "training.log_every": 5, "training.precision": "float32"}
         images = {"model.patch_size": 14, "model.width": 16, "model.depth": 1, "model.tokenizer": "patches"}
         runs = {
             "reverse": {"training.steps": 12, "data.limit": 500},

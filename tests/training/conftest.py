@@ -24,7 +24,15 @@ CONFIG = RunConfig(
     data=DataConfig(name="mnist", augmentation=Augmentation(crop=1, flip=True, cutout=2, mixup=0.4)),
     optimizer=OptimizerConfig(kind="muon", lr=0.01, warmup=3),
     training=TrainingConfig(
-        steps=12, batch_size=10, ema=0.8, log_every=5, evaluate_every=4, checkpoint_every=3, keep=20, accumulate=2
+        steps=12,
+        batch_size=10,
+        ema=0.8,
+        log_every=5,
+        evaluate_every=4,
+        checkpoint_every=3,
+        keep=20,
+        accumulate=2,
+        precision="float32",
     ),
 )
 

@@ -94,7 +94,7 @@ def test_what_is_missing_is_named():
         ({"accumulate": 200}, "an example for each portion, got batch_size=128, accumulate=200"),
         ({"ema": 1.0}, "ema must be a number of at least 0 and below 1, got 1.0"),
         ({"label_smoothing": -0.1}, "label_smoothing must be a number of at least 0"),
-        ({"precision": "fp8"}, "precision must be one of auto, float32, bf16, got 'fp8'"),
+        ({"precision": "fp8"}, "precision must be one of float32, bf16, auto, got 'fp8'"),
         ({"patience": 1.5}, "patience must be a whole number of at least 0, got 1.5; try patience=0"),
         ({"steps": -5}, "steps must be a whole number of at least 0, got -5; set one of steps and epochs above 0 and"),
         ({"epochs": 1.5}, "epochs must be a whole number of at least 0, got 1.5; set one of steps and epochs above 0"),

@@ -3,24 +3,47 @@ import torch
 from torch import nn
 
 from clearhead.training import precision
-from clearhead.training.precision import autocast, compiled
+from clearhead.training.precision import autocast, compiled, faster_precision
 
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize(
-    ("choice", "has", "expected"),
-    [
-        ("float32", True, torch.float32),
-        ("bf16", False, torch.bfloat16),
-        ("auto", True, torch.bfloat16),
-        ("auto", False, torch.float32),
-    ],
-)
-def test_auto_is_bf16_only_where_the_hardware_has_it(monkeypatch, choice, has, expected):
+@pytest.mark.parametrize("has", [True, False])
+@pytest.mark.parametrize(("choice", "expected"), [("float32", torch.float32), ("bf16", torch.bfloat16)])
+def test_a_precision_means_the_same_on_every_processor(monkeypatch, choice, has, expected):
     monkeypatch.setattr(precision, "has_bf16", lambda device: has)
     with autocast(choice, CPU):
         assert nn.Linear(2, 2)(torch.ones(1, 2)).dtype == expected
+
+
+class Clock:
+    """A clock that a step moves on by as many seconds as its precision takes."""
+
+    def __init__(self, monkeypatch, seconds):
+        self.now, self.seconds, self.steps = 0.0, seconds, []
+        monkeypatch.setattr(precision.time, "perf_counter", lambda: self.now)
+
+    def step(self, choice):
+        self.steps.append(choice)
+        self.now += self.seconds[choice]
+
+
+@pytest.mark.parametrize(
+    ("bf16_seconds", "expected"), [(0.5, "bf16"), (0.94, "bf16"), (0.97, "float32"), (1.0, "float32"), (20, "float32")]
+)
+def test_auto_takes_bf16_only_where_it_pays(monkeypatch, bf16_seconds, expected):
+    monkeypatch.setattr(precision, "has_bf16", lambda device: True)
+    clock = Clock(monkeypatch, {"float32": 1.0, "bf16": bf16_seconds})
+    chosen, reason = faster_precision(clock.step, CPU)
+    assert chosen == expected
+    assert "takes 1,000.0 ms in float32" in reason
+    assert clock.steps.count("bf16") == clock.steps.count("float32") > 1
+    assert clock.steps[:2] != clock.steps[1:3]  # in turns
+
+
+def test_auto_does_not_try_what_the_processor_lacks(monkeypatch):
+    monkeypatch.setattr(precision, "has_bf16", lambda device: False)
+    assert faster_precision(pytest.fail, CPU) == ("float32", "this processor has no bf16 arithmetic")
 
 
 def test_a_failing_compiler_is_loud_and_training_goes_on(monkeypatch):

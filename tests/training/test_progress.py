@@ -1,11 +1,14 @@
 import io
+import os
+import re
 import subprocess
 import sys
 
+import pytest
 from rich.console import Console
 
 from clearhead.training import progress
-from clearhead.training.progress import Display, Silence, clock
+from clearhead.training.progress import Display, Silence, busy_hint, clock
 
 RECORD = {"kind": "train", "step": 10, "loss": 0.5, "accuracy": 0.75}
 
@@ -85,3 +88,22 @@ def test_a_reader_who_leaves_does_not_end_the_training():
     errors = child.stderr.read().decode()
     child.stderr.close()
     assert (child.wait(60), errors) == (0, "True\n")
+
+
+@pytest.mark.parametrize(
+    ("cores", "load", "threads", "processes", "hint"),
+    [
+        (2, 0.1, 2, 1, None),
+        (2, 0.1, 1, 2, None),
+        (2, 5.0, 1, 1, None),  # one thread waits for no other
+        (2, 1.2, 2, 1, "busy (load average 1.2 on 2 cores), and threads .* try --training.threads 1"),
+        (8, 5.0, 8, 1, "busy (load average 5.0 on 8 cores), .* try --training.threads 3"),
+        (2, 0.0, 4, 1, "4 threads on 2 cores wait for each other; try --training.threads 2"),
+        (2, 0.0, 2, 2, "4 threads on 2 cores wait for each other; try --training.threads 1"),
+    ],
+)
+def test_a_hint_where_threads_would_wait_for_each_other(monkeypatch, cores, load, threads, processes, hint):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    found = busy_hint(threads, processes)
+    assert found == "" if hint is None else re.search(hint.replace("(", r"\(").replace(")", r"\)"), found)

@@ -98,9 +98,14 @@ def test_other_conditions_are_announced():
     assert said == ["numbers may differ in their last digits from an uninterrupted run: torch was 2.6, is 2.7"]
 
 
-def test_other_precision_is_announced(setup, monkeypatch):
-    monkeypatch.setattr("clearhead.training.precision.has_bf16", lambda device: False)
+def test_another_precision_is_announced(setup, config):
     saved, said = snapshot(setup, Standing()), []
-    monkeypatch.setattr("clearhead.training.precision.has_bf16", lambda device: True)
-    restore(setup, saved, said.append)
-    assert said == ["numbers will differ from an uninterrupted run: precision was float32, is bf16"]
+    other = replace(config, training=replace(config.training, precision="bf16"))
+    restore(set_up(other, Processes(), shard=False, report=pytest.fail), saved, said.append)
+    assert said[-1] == "numbers will differ from an uninterrupted run: precision was float32, is bf16"
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_the_precision_of_a_run_does_not_depend_on_the_processor(config, monkeypatch, has):
+    monkeypatch.setattr("clearhead.training.precision.has_bf16", lambda device: has)
+    assert set_up(config, Processes(), shard=False, report=pytest.fail).made_with()["precision"] == "float32"

@@ -15,7 +15,6 @@ from clearhead.training.distributed import Processes
 from clearhead.training.evaluate import BATCH_SIZE
 from clearhead.training.loop import update
 from clearhead.training.objective import to_device
-from clearhead.training.precision import autocast
 from clearhead.training.progress import Display, clock, padding_line
 from clearhead.training.setup import Setup, own_surroundings, set_up
 from clearhead.training.signals import StopRequest
@@ -148,7 +147,6 @@ def time_answer(setup: Setup) -> float:
         return 0.0
     start = time.perf_counter()
     batch = next(evaluation_batches(examples, setup.data.normalise, BATCH_SIZE))
-    device, precision = setup.processes.device, setup.config.training.precision
-    with testing_stage(setup.model), torch.inference_mode(), autocast(precision, device):
-        setup.objective.ask(setup.model, to_device(batch, device)).cpu()
+    with testing_stage(setup.model), torch.inference_mode():
+        setup.objective.ask(setup.model, to_device(batch, setup.processes.device)).cpu()
     return (time.perf_counter() - start) / len(batch.inputs)

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from clearhead.recipes.agreement import check_agreement
 from clearhead.recipes.all import config_of
 from clearhead.training.config import RunConfig
-from clearhead.training.distributed import processes
+from clearhead.training.distributed import Processes, processes
 from clearhead.training.loop import Outcome, fit
 from clearhead.training.progress import Display, Silence
 from clearhead.training.records import CONFIG
@@ -44,14 +45,25 @@ def train(
         check_new(RUNS / name)  # here too: a mistake is answered before the data is read
     with processes() as team, own_surroundings(config.training.threads):
         display = Display(quiet=quiet) if team.is_first else Silence()
+        if resume and config.training.precision == "auto":  # the run has resolved it when it began
+            config = with_recorded_precision(config, folder_of(config, name, resume), team)
         setup = set_up(config, team, shard=shard, report=display.warn)  # first: a config that fails leaves no folder
-        run = new_or_old(config, name, resume, display.warn) if team.is_first else None
+        run = new_or_old(setup.config, name, resume, display.warn) if team.is_first else None
         outcome = fit(setup, run, display)
         if run and outcome.reason != "stopped":
             display.say(f"the run is in {run.path}; look at it with: clearhead curves {run.path}")
             if config.objective in NEXT:
                 display.say(NEXT[config.objective].format(run.path))
         return outcome
+
+
+def with_recorded_precision(config: RunConfig, path: Path, team: Processes) -> RunConfig:
+    """The config with the precision that the run in this folder has recorded; unchanged where there is no run yet."""
+    recorded = None
+    if team.is_first and (path / CONFIG).exists():
+        recorded = RunConfig.from_dict(RunDirectory.open(path).config).training.precision
+    precision = team.share(recorded) or config.training.precision
+    return replace(config, training=replace(config.training, precision=precision))
 
 
 def new_or_old(config: RunConfig, name: str | None, resume: bool, report: Report) -> RunDirectory:

@@ -10,8 +10,10 @@ from clearhead.data.draws import key_of
 from clearhead.data.tokens import BEGIN, END, Vocabulary
 from clearhead.models.generate import Sampling, room
 from clearhead.models.language import LanguageModel
-from clearhead.serving.session import AT_ONCE, Session
+from clearhead.serving.session import Session
 
+AT_ONCE = 256
+"""samples that are generated together; each batch has its own random numbers, so another number is another sample"""
 MOST_LETTERS = 40
 """a word that is longer is broken off"""
 MOST = 1_000_000

@@ -18,11 +18,12 @@ from clearhead.models.config import VisionConfig
 from clearhead.models.factory import build_model
 from clearhead.training.config import RunConfig
 from clearhead.training.ema import weights_to_use
+from clearhead.training.evaluate import BATCH_SIZE
 from clearhead.training.run import RunDirectory
 from clearhead.training.sharding import fill
 
-AT_ONCE = 256
-"""examples that are answered in one pass"""
+AT_ONCE = BATCH_SIZE
+"""examples that are answered in one pass: as many as in an evaluation, so that both give the same logits"""
 FEWEST_OF_A_SET = 3
 """of two, neither is the odd one"""
 

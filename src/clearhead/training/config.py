@@ -22,7 +22,7 @@ from clearhead.models.config import (
 
 Kind = Literal["adamw", "muon"]
 Schedule = Literal["cosine", "linear", "constant"]
-Precision = Literal["auto", "float32", "bf16"]
+Precision = Literal["float32", "bf16", "auto"]
 Compile = Literal["auto", "on", "off"]
 ObjectiveName = Literal["classes", "each", "yes-no", "number", "odd", "written", "next"]
 
@@ -101,8 +101,9 @@ class TrainingConfig:
     """evaluations without a better one before training ends early; 0 for never"""
     log_every: int = 10
     """steps that one record of the training loss is about"""
-    precision: Precision = "auto"
-    """bf16 for the matrix products, or float32; auto is bf16 where the hardware has it"""
+    precision: Precision = "float32"
+    """arithmetic of training: float32, bf16 autocast, or auto, which times both before the first step and records the
+    faster one; evaluation is always float32"""
     compile: Compile = "auto"
     """torch.compile; auto is on with a GPU"""
     views: Views = "one"

@@ -10,11 +10,9 @@ from clearhead.data.config import Views
 from clearhead.data.dataset import Examples, Normalise
 from clearhead.data.views import mean_over_views
 from clearhead.nn.stage import testing_stage
-from clearhead.training.config import Precision
 from clearhead.training.distributed import ALONE, Processes
 from clearhead.training.metrics import N_COUNTS, counts, summary
 from clearhead.training.objective import Objective, to_device
-from clearhead.training.precision import autocast
 
 BATCH_SIZE = 512
 
@@ -26,17 +24,15 @@ def evaluate(
     normalise: Normalise | None,
     processes: Processes = ALONE,
     *,
-    precision: Precision = "float32",
     views: Views = "one",
 ) -> dict[str, float]:
-    """Loss and accuracy over all examples, known to every process; of the mean of the answers for several views
-    of each image, if told so."""
+    """Loss and accuracy over all examples, known to every process; for several views of each image, those of the mean
+    of the outputs. In float32 whatever the precision of training, so that a run has one accuracy on every machine."""
     sums = torch.zeros(N_COUNTS, dtype=torch.float64, device=processes.device)
     with testing_stage(model), torch.inference_mode():
         for batch in evaluation_batches(examples, normalise, BATCH_SIZE, processes.rank, processes.world):
             batch = to_device(batch, processes.device)
-            with autocast(precision, processes.device):
-                outputs = answers(model, objective, batch, views)
+            outputs = answers(model, objective, batch, views)
             sums += counts(objective.loss(outputs, batch), objective.right(outputs, batch), objective.asked(batch))
     return summary(processes.add(sums).tolist())
 

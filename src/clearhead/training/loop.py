@@ -22,7 +22,7 @@ from clearhead.training.metrics import N_COUNTS, counts, summary
 from clearhead.training.objective import portions, to_device
 from clearhead.training.precision import autocast
 from clearhead.training.probe import is_due, keep_maps
-from clearhead.training.progress import Display, Silence, padding_line
+from clearhead.training.progress import Display, Silence, busy_hint, count, padding_line
 from clearhead.training.run import RunDirectory
 from clearhead.training.schedule import multiplier
 from clearhead.training.setup import Setup, own_surroundings, set_up
@@ -58,7 +58,7 @@ def train(config: RunConfig, folder: str | Path, *, shard: bool = False, quiet: 
     with processes() as team, own_surroundings(config.training.threads):
         display = Display(quiet=quiet) if team.is_first else Silence()
         setup = set_up(config, team, shard=shard, report=display.warn)  # first: a config that fails leaves no folder
-        run = RunDirectory.create(folder, config.to_dict(), display.warn) if team.is_first else None
+        run = RunDirectory.create(folder, setup.config.to_dict(), display.warn) if team.is_first else None
         return fit(setup, run, display)
 
 
@@ -91,6 +91,7 @@ def fit(setup: Setup, run: RunDirectory | None, display: Display) -> Outcome:
             run.drop_after(standing.step)
             if standing.best_step in checkpoint.steps(run.path):  # a kill may have come between saving and marking
                 run.mark_best(standing.best_step)
+        announce(setup, display)
         if standing.step == 0:
             announce_sequences(setup, display)
         with display.training(setup.n_steps, standing.step, setup.config.training.batch_size):
@@ -105,6 +106,25 @@ def fit(setup: Setup, run: RunDirectory | None, display: Display) -> Outcome:
     if reason == "stopped" and run:
         display.say(f"stopped after step {standing.step}; go on with: clearhead resume {run.path}")
     return Outcome(reason, standing.step, standing.best_step, test)
+
+
+def announce(setup: Setup, display: Display) -> None:
+    """What is trained, on which data and how; with a hint where the machine has too little time for it."""
+    training, data, team = setup.config.training, setup.data, setup.processes
+    threads, n_parameters = torch.get_num_threads(), sum(weight.numel() for weight in setup.model.parameters())
+    parts = {"training": data.train, "validation": data.validation, "test": data.test}
+    split = ", ".join(f"{len(part):,} {name}" for name, part in parts.items())
+    reason = f" (auto: {setup.precision_reason})" if setup.precision_reason else ""
+    processes = f"{team.world} processes, " if team.world > 1 else ""
+    n_steps, epochs = setup.n_steps, setup.n_steps / setup.batches.steps_per_epoch
+    display.say(f"data       {setup.config.data.name}: {split} examples")
+    display.say(f"model      {type(setup.model).__name__}, {n_parameters:,} parameters")
+    display.say(f"device     {team.device.type}, {processes}{count(threads, 'thread')}, {training.precision}{reason}")
+    display.say(
+        f"training   {count(n_steps, 'step')} ({count(round(epochs, 2), 'epoch')}), batch size {training.batch_size}"
+    )
+    if team.device.type == "cpu" and (hint := busy_hint(threads, team.world)):
+        display.say(hint)
 
 
 def announce_sequences(setup: Setup, display: Display) -> None:
@@ -206,16 +226,8 @@ def log_training(setup: Setup, standing: Standing, run: RunDirectory | None, dis
 
 def validate(setup: Setup, standing: Standing, run: RunDirectory | None, display: Display) -> bool:
     """Evaluates the averaged weights if there are any; returns whether this is the best so far."""
-    precision = setup.config.training.precision
     with setup.average.in_place() if setup.average else nullcontext():
-        result = evaluate(
-            setup.model,
-            setup.objective,
-            setup.data.validation,
-            setup.data.normalise,
-            setup.processes,
-            precision=precision,
-        )
+        result = evaluate(setup.model, setup.objective, setup.data.validation, setup.data.normalise, setup.processes)
     check_finite_weights(math.isfinite(result["loss"]), standing.step)
     is_best = standing.judge(setup.objective.score(result))
     record = head("validation", setup, standing) | result | {"seconds": standing.seconds}
@@ -249,7 +261,6 @@ def test_once(setup: Setup, standing: Standing, run: RunDirectory | None, displa
         setup.data.test,
         setup.data.normalise,
         setup.processes,
-        precision=setup.config.training.precision,
         views=views,
     )
     record = head("test", setup, standing) | {"best_step": setup.processes.share(found and found.step)} | result

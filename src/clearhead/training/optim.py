@@ -48,7 +48,7 @@ def split_weights(model: nn.Module, kind: str) -> tuple[list[nn.Parameter], list
 class Optimizers:
     """AdamW, and Muon beside it if so configured, with one learning-rate multiplier and one flat state."""
 
-    def __init__(self, model: nn.Module, config: OptimizerConfig):
+    def __init__(self, model: nn.Module, config: OptimizerConfig, muon_dtype: torch.dtype = torch.float32):
         hidden, decayed, kept = split_weights(model, config.kind)
         groups = [
             {"params": decayed, "weight_decay": config.weight_decay},
@@ -60,7 +60,7 @@ class Optimizers:
         if groups:
             self.members.append(torch.optim.AdamW(groups, lr=config.lr, betas=betas, fused=True))
         if hidden:
-            self.members.append(Muon(hidden, config.muon_lr, config.momentum, config.weight_decay))
+            self.members.append(Muon(hidden, config.muon_lr, config.momentum, config.weight_decay, muon_dtype))
         self.weights = dict(model.named_parameters())
         self.peaks = [(group, group["lr"]) for member in self.members for group in member.param_groups]
 

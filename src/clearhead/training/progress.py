@@ -1,5 +1,6 @@
 """What a user sees while training: a bar in a terminal, plain lines in a file."""
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -85,6 +86,30 @@ class Silence(Display):
 
 def padding_line(share: float, unsorted: float) -> str:
     return f"{share:.1%} of all tokens; {unsorted:.1%} without sorting by length"
+
+
+def count(n: float, unit: str) -> str:
+    """1 step, 2,000 steps, 0.5 epochs"""
+    return f"{n:,g} {unit}{'' if n == 1 else 's'}" if n != int(n) else f"{int(n):,} {unit}{'' if n == 1 else 's'}"
+
+
+def busy_hint(threads: int, processes: int = 1) -> str:
+    """A hint where threads would wait for each other, because they outnumber the cores or the cores are busy."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    wanted = threads * processes
+    if wanted > cores:
+        return (
+            f"hint: {count(wanted, 'thread')} on {count(cores, 'core')} wait for each other; "
+            f"try --training.threads {max(1, cores // processes)}"
+        )
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    free = max(1, round(cores - load))
+    if threads > 1 and free < wanted:
+        return (
+            f"hint: the machine is busy (load average {load:.1f} on {count(cores, 'core')}), and threads that wait for "
+            f"each other are slow; try --training.threads {max(1, free // processes)}"
+        )
+    return ""
 
 
 def clock(seconds: float) -> str:

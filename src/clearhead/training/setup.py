@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,13 @@ from clearhead.data.draws import key_of
 from clearhead.models.config import LanguageConfig, Seq2SeqConfig, VisionConfig
 from clearhead.models.factory import build_model
 from clearhead.training import sharding
-from clearhead.training.config import RunConfig
+from clearhead.training.config import Precision, RunConfig
 from clearhead.training.distributed import Processes, random_put_back, replicated
 from clearhead.training.ema import WeightAverage
 from clearhead.training.memory import kept_memory
-from clearhead.training.objective import OBJECTIVES, Objective, to_device
+from clearhead.training.objective import OBJECTIVES, Objective, portions, to_device
 from clearhead.training.optim import Optimizers
-from clearhead.training.precision import compiled, takes_bf16
+from clearhead.training.precision import autocast, compiled, faster_precision
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class Setup:
     average: WeightAverage | None
     is_sharded: bool
     is_compiled: bool
+    precision_reason: str = ""
+    """why "auto" chose the precision that the config has; "" where the user did"""
 
     @property
     def objective(self) -> Objective:
@@ -56,9 +58,8 @@ class Setup:
 
     def made_with(self) -> dict[str, str | int | bool]:
         """What the numbers depend on beside the config: their last bits, or with another precision more."""
-        has_bf16 = takes_bf16(self.config.training.precision, self.processes.device)
         return {
-            "precision": "bf16" if has_bf16 else "float32",
+            "precision": self.config.training.precision,
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
             "processes": self.processes.world,
@@ -88,12 +89,48 @@ def set_up(config: RunConfig, processes: Processes, *, shard: bool, report: Call
     else:
         fast = compiled(model, config.training.compile, rehearsal(config, batches, processes), report)
     forward = model if is_sharded else replicated(fast, processes)
-    optimizers = Optimizers(model, config.optimizer)
+    config, reason = with_precision(config, model, forward, batches, processes)
+    # on a GPU, bf16 serves Muon's matrix products too
+    in_bf16 = config.training.precision == "bf16" and processes.device.type == "cuda"
+    optimizers = Optimizers(model, config.optimizer, torch.bfloat16 if in_bf16 else torch.float32)
     average = WeightAverage(model, config.training.ema) if config.training.ema else None
     torch.manual_seed(key_of(config.seed, "dropout", processes.rank))  # and drops something else
     return Setup(
-        config, processes, data, batches, model, forward, optimizers, average, is_sharded, is_compiled=fast is not model
+        config=config,
+        processes=processes,
+        data=data,
+        batches=batches,
+        model=model,
+        forward=forward,
+        optimizers=optimizers,
+        average=average,
+        is_sharded=is_sharded,
+        is_compiled=fast is not model,
+        precision_reason=reason,
     )
+
+
+def with_precision(
+    config: RunConfig, model: nn.Module, forward: Callable[..., Tensor], batches: Batches, processes: Processes
+) -> tuple[RunConfig, str]:
+    """The config with "auto" resolved to the faster precision, and the reason; all processes choose the same."""
+    training = config.training
+    if training.precision != "auto":
+        return config, ""
+    batch = to_device(batches.at(0, processes.rank, processes.world), processes.device)
+    first, objective = portions(batch, training.accumulate)[0], OBJECTIVES[config.objective]
+
+    def step(precision: Precision) -> None:
+        with autocast(precision, processes.device):
+            outputs = objective.ask(forward, first)
+        loss = objective.loss(outputs, first, training.label_smoothing)
+        loss.backward()
+        loss.item()  # waits for a GPU
+        model.zero_grad(set_to_none=True)
+
+    with random_put_back():
+        precision, reason = processes.share(faster_precision(step, processes.device))
+    return replace(config, training=replace(training, precision=precision)), reason
 
 
 def rehearsal(config: RunConfig, batches: Batches, processes: Processes) -> Callable[[Callable[..., Tensor]], Tensor]:

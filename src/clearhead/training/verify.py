@@ -47,6 +47,7 @@ def verify_resume(config: RunConfig, folder: str | Path, report: Report = lambda
     config = replace(config, training=replace(config.training, threads=threads, log_every=1))
     report("training undisturbed ...")
     n_steps = steps_to_the_end(train(config, folder / "whole", quiet=True))
+    config = RunConfig.from_dict(RunDirectory.open(folder / "whole").config)  # with precision "auto" resolved
     if n_steps < FEWEST_STEPS:
         raise ValueError(f"a run needs {FEWEST_STEPS} steps or more to be killed halfway, got {n_steps}; take more")
     report(f"trained {n_steps} steps; the same again, in a process to be killed halfway ...")

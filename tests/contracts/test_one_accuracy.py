@@ -1,0 +1,38 @@
+"""A run has one test accuracy: training's own test, `evaluate`, `confusion` and `predict` agree to the last digit."""
+
+import pytest
+import torch
+
+from clearhead.data import datasets
+from clearhead.recipes.start import train
+from clearhead.serving.evaluating import loss_and_accuracy
+from clearhead.serving.session import Session
+from clearhead.serving.testing import confusion
+
+SMALL = {
+    "model.patch_size": 7,
+    "model.width": 32,
+    "model.tokenizer": "patches",
+    "data.validation": 100,
+    "data.limit": 2_000,
+    "training.steps": 60,
+    "training.threads": 1,
+}
+
+
+@pytest.mark.parametrize(("precision", "views"), [("float32", "one"), ("bf16", "mirror")])
+def test_all_four_agree_whatever_the_precision_of_training(tmp_path, monkeypatch, precision, views):
+    monkeypatch.chdir(tmp_path)
+    tested = train(
+        "mnist", "run", changes=SMALL | {"training.precision": precision, "training.views": views}, quiet=True
+    )
+    session = Session("runs/run")
+    data = datasets.load(session.config.data, session.config.seed)
+    images, labels = data.test.take(torch.arange(len(data.test)))
+    answers = [answer.answer for answer in session.predict(images)]
+    n_right = sum(answer == session.classes[label] for answer, label in zip(answers, labels.tolist(), strict=True))
+    assert 0.3 < tested.test["accuracy"] < 0.99  # there is something to disagree about
+    assert n_right / len(labels) == tested.test["accuracy"]
+    assert loss_and_accuracy(session, "test")["accuracy"] == tested.test["accuracy"]
+    matrix = confusion(session)
+    assert int(matrix.trace()) / int(matrix.sum()) == tested.test["accuracy"]
