@@ -1,6 +1,9 @@
 """One thread for each test process: several that share two cores only get in each other's way.
 
 Property-based tests draw the same examples each time; `make soak` draws others (pytest --hypothesis-profile=other).
+
+CLEARHEAD_TEST_PROCESSOR=avx2 imitates a processor without AVX-512 and bf16, =bf16 one that reports bf16 arithmetic: no
+result may depend on the difference. `make test-other-processor` chooses the kind that this machine is not.
 """
 
 import errno
@@ -9,13 +12,21 @@ import os
 from collections.abc import Callable
 
 import pytest
-import torch
-from hypothesis import settings
+
+PROCESSOR = os.environ.get("CLEARHEAD_TEST_PROCESSOR", "")
+if PROCESSOR == "avx2":  # before torch is imported
+    os.environ |= {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+
+import torch  # noqa: E402
+from hypothesis import settings  # noqa: E402
 
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("other", deadline=None)
 settings.load_profile("same")
 torch.set_num_threads(1)
+if PROCESSOR:
+    torch.cpu._is_avx512_bf16_supported = lambda: PROCESSOR == "bf16"
+    torch.cpu._is_amx_tile_supported = lambda: False
 
 
 class Killed(BaseException):

@@ -21,7 +21,13 @@ def test_few_pictures_make_one_batch_and_many_do_not(pictures):
 
 def test_own_pictures_are_learned_and_then_predicted_without_their_folder(pictures, monkeypatch):
     monkeypatch.chdir(pictures.parent)
-    small = {"data.image_size": 16, "model.width": 16, "model.depth": 1, "training.batch_size": 8}
+    small = {
+        "data.image_size": 16,
+        "model.width": 16,
+        "model.depth": 1,
+        "training.batch_size": 8,
+        "training.precision": "float32",
+    }
     outcome = train("folder", "mine", changes={"data.folder": "pictures", "training.steps": 30, **small}, quiet=True)
     assert outcome.test["accuracy"] == 1
     elsewhere = pictures.rename(pictures.parent / "elsewhere")

@@ -36,7 +36,15 @@ CONFIG = RunConfig(
     data=DataConfig(name="reverse"),
     optimizer=OptimizerConfig(kind="muon", lr=0.005, warmup=2, clip=0.5),
     training=TrainingConfig(
-        steps=8, batch_size=11, accumulate=2, ema=0.8, log_every=1, evaluate_every=4, checkpoint_every=2, keep=9
+        steps=8,
+        batch_size=11,
+        accumulate=2,
+        ema=0.8,
+        log_every=1,
+        evaluate_every=4,
+        checkpoint_every=2,
+        keep=9,
+        precision="float32",
     ),
     objective="each",
 )

@@ -1,3 +1,5 @@
+import os
+
 import pytest
 import torch
 from torch import nn
@@ -77,3 +79,10 @@ def test_a_rehearsal_leaves_no_trace(monkeypatch):
 def test_nothing_is_compiled_unasked(choice):
     model = nn.Linear(2, 2)
     assert compiled(model, choice, pytest.fail, pytest.fail) is model
+
+
+@pytest.mark.skipif("CLEARHEAD_TEST_PROCESSOR" not in os.environ, reason="no other processor is imitated")
+def test_the_guard_of_the_other_processor_it_is_imitated():
+    has = os.environ["CLEARHEAD_TEST_PROCESSOR"] == "bf16"
+    assert precision.has_bf16(CPU) == has
+    assert has or torch.backends.cpu.get_cpu_capability() == "AVX2"
