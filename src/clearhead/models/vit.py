@@ -66,9 +66,9 @@ class VisionTransformer(nn.Module):
         self, images: Tensor | None, inputs_embeds: Tensor | None, includes_cls_token: bool
     ) -> tuple[Tensor, Tensor | None]:
         """What enters the encoder: tokens (B,L,E), and rotary angles (L,D/2) where the model has them."""
-        x = embeddings_or(self.tokenize, images, inputs_embeds, self.config.width)
         if includes_cls_token and images is not None:
             raise ValueError("includes_cls_token=True is for inputs_embeds, got images, which contain no class token")
+        x = embeddings_or(self.tokenize, images, inputs_embeds, self.config.width)
         grid = self.config.grid if images is None else self.tokenize.grid(images)
         self.check_tokens(x, grid, includes_cls_token)
         angles = self.positions.angles(grid, x.device)

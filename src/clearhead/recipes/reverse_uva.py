@@ -12,7 +12,7 @@ Different from the notebook:
 - Every linear layer starts with Xavier weights and zero biases. The notebook does this in attention only, where it
   counts query, key and value as one layer of 96 outputs; its other layers start as PyTorch's do.
 - The cosine starts after the 50 warm-up steps instead of being multiplied by the warm-up, and the first step has 1/50
-  of the learning rate instead of 0. The two learning rates differ by at most 2% of the peak.
+  of the learning rate instead of 0. The two learning rates differ by at most 2.1% of the peak.
 - The sequences are drawn by another random number generator.
 `clearhead train reverse` is the same task with a recipe that needs a twentieth of the steps.
 """
