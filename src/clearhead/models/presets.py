@@ -8,7 +8,7 @@ from clearhead.models.config import LanguageConfig, ModelConfig, PredictorConfig
 
 
 def reverse() -> PredictorConfig:
-    """A sequence of digits in reverse order (R2.5): one block, one head."""
+    """A sequence of digits in reverse order: one post-norm block, one head."""
     return PredictorConfig(
         width=32,
         depth=1,
@@ -29,7 +29,7 @@ def reverse_uva() -> PredictorConfig:
 
 
 def plain_mnist() -> VisionConfig:
-    """The plain vision transformer of R3.1: one head, no positions, no norm, no output projection."""
+    """A plain vision transformer without positions, norms and output projection, and with one head."""
     return VisionConfig(
         width=64,
         depth=4,
