@@ -1,8 +1,8 @@
 """Reverse 16 random digits with the numbers of the University of Amsterdam's deep learning tutorial 6 (the "notebook").
 
 clearhead train reverse-uva
-takes      not measured yet
-reaches    not measured yet
+takes      28 seconds on one processor core (processor time; the machine was busy with other work)
+reaches    100.00% of 10,000 unseen sequences without a mistake; of the validation sequences after 3 of 10 epochs
 
 The same as in the notebook: the network (width 32, one post-norm block, one head, feed-forward width 64 with ReLU,
 sinusoidal positions, output net of Linear, LayerNorm, ReLU, Dropout and Linear, no dropout), 50,000 sequences for
