@@ -82,9 +82,9 @@ def test_any_field_can_be_changed(monkeypatch, argv, path, value):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("revers", "a recipe is one of reverse, whole, "),
+        ("revers", "a recipe is one of reverse, "),
         ("revers", "got 'revers'; did you mean reverse?"),
-        ("--name x", "train takes a recipe's name first, got '--name'; one of reverse, whole, "),
+        ("--name x", "train takes a recipe's name first, got '--name'; one of reverse, "),
         ("reverse --lr 1", "train reverse has no option --lr; did you mean --optimizer.lr?"),
         ("reverse --steps 1", "has no option --steps; did you mean --training.steps?"),
         ("reverse --optimiser.lr 1", "has no option --optimiser.lr; did you mean --optimizer.lr?"),

@@ -1,7 +1,9 @@
+import pytest
 import torch
 
 from clearhead.models import build
-from clearhead.models.config import PredictorConfig
+from clearhead.models.config import LanguageConfig, PredictorConfig, Seq2SeqConfig
+from clearhead.models.factory import build_model
 
 CONFIG = PredictorConfig(
     width=4,
@@ -34,3 +36,17 @@ def test_beta_and_the_output_projection_reach_attention():
     attention = build.attention(replace(CONFIG, beta=2.0, output_projection=False))
     assert attention.beta == 2.0
     assert isinstance(attention.output, torch.nn.Identity)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_the_eps_of_the_config_reaches_every_layer_norm(norm):
+    stack = {"width": 4, "depth": 2, "n_heads": 1, "norm": norm, "norm_eps": 1e-3}
+    for config, n_norms in (
+        (PredictorConfig(**stack, n_inputs=2, n_outputs=2, head_hidden=3, head_norm=True), 2 * 2 + 1),
+        (LanguageConfig(**stack, n_tokens=2), 2 * 2),
+        (Seq2SeqConfig(**stack, n_source=2, n_target=2), 2 * 2 + 2 * 3),
+    ):
+        model = build_model(config)
+        found = [module.eps for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
+        n_final = (1 + isinstance(config, Seq2SeqConfig)) * (norm == "pre")
+        assert found == [1e-3] * (n_norms + n_final)

@@ -41,6 +41,10 @@ def test_a_derived_config_is_checked_again():
         ({"dropout": "0.1"}, r"dropout must be a number of at least 0 and below 1, got '0\.1'"),
         ({"drop_path": 2}, r"drop_path must be a number of at least 0"),
         ({"beta": float("nan")}, r"beta must be a number"),
+        ({"norm_eps": 0}, r"norm_eps must be a number above 0, got 0"),
+        ({"norm_eps": float("inf")}, r"norm_eps must be a number above 0, got inf"),
+        ({"norm_eps": float("nan")}, r"norm_eps must be a number above 0, got nan"),
+        ({"norm_eps": "1e-12"}, r"norm_eps must be a number above 0, got '1e-12'"),
     ],
 )
 def test_a_stack_refuses_what_does_not_fit(fields, message):
@@ -69,6 +73,19 @@ def test_a_stack_refuses_what_does_not_fit(fields, message):
 def test_a_vision_config_refuses_what_does_not_fit(fields, message):
     with pytest.raises(ValueError, match=message):
         replace(VISION, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"input_dropout": 1.0}, r"input_dropout must be a number of at least 0 and below 1, got 1\.0"),
+        ({"head_norm": 1}, r"head_norm must be True or False, got 1"),
+        ({"head_norm": True}, r"got head_norm=True with head_hidden=0; try head_hidden=8"),
+    ],
+)
+def test_a_predictor_config_refuses_what_does_not_fit(fields, message):
+    with pytest.raises(ValueError, match=message):
+        PredictorConfig(**{"width": 8, "depth": 1, "n_heads": 2, "n_inputs": 2, "n_outputs": 2, **fields})
 
 
 @pytest.mark.parametrize("positions", ["rotary", "sinusoidal"])

@@ -46,6 +46,18 @@ def test_embeddings_may_come_from_elsewhere(ids):
     torch.testing.assert_close(model(inputs_embeds=model.tokens(ids)), model(ids))
 
 
+@pytest.mark.parametrize("tie_weights", [True, False])
+def test_the_head_on_the_features_is_the_model(ids, tie_weights):
+    model = build(tie_weights=tie_weights)
+    features = model.features(ids)
+    assert features.shape == (3, 6, 8)
+    logits = model.head(features, model.embed.weight) if tie_weights else model.head(features)
+    assert torch.equal(logits, model(ids))
+    states = model.features(inputs_embeds=model.tokens(ids), all_layers=True)
+    assert len(states) == 3
+    torch.testing.assert_close(states[-1], features)
+
+
 def test_a_mask_is_joined_with_the_causal_one(ids):
     model = build()
     hide_first = torch.ones(1, 1, 1, 6, dtype=torch.bool)

@@ -94,6 +94,56 @@ def test_dropout_acts_in_training_only(ids):
     assert torch.equal(model(ids), model(ids))
 
 
+@pytest.mark.parametrize("readout", ["each", *WHOLE])
+def test_the_head_on_the_pooled_features_is_the_model(ids, readout):
+    model, lengths, mask = build(readout=readout, depth=3), torch.tensor([2, 6, 4]), masks.causal(6)
+    features = model.features(ids, lengths=lengths, mask=mask)
+    assert features.shape == (3, 6 + (readout == "class"), 8)
+    present = masks.padding(lengths, 6)[:, 0, 0]
+    assert torch.equal(model.head(model.readout(features, present)), model(ids, lengths=lengths, mask=mask))
+    states = model.features(inputs_embeds=model.embed(ids), lengths=lengths, mask=mask, all_layers=True)
+    assert len(states) == 4
+    torch.testing.assert_close(states[-1], features)
+
+
+def test_input_dropout_acts_on_the_inputs_and_in_training_only(ids):
+    """An id is a one-hot vector: its 1 becomes 0, and the token is embedded as the bias, or it becomes 1/(1-p)."""
+    model, plain = build(input_dropout=0.5), build()
+    with torch.no_grad():
+        model.embed.bias.normal_()
+    many = ids.repeat(200, 1)
+    embedded, kept = model.embed(many), model.embed.weight[many] * 2 + model.embed.bias
+    is_dropped = (embedded == model.embed.bias).all(-1)
+    torch.testing.assert_close(embedded[~is_dropped], kept[~is_dropped])
+    assert 0.45 < is_dropped.double().mean() < 0.55
+    assert not torch.equal(model(ids), model(ids))
+    model.eval()
+    assert torch.equal(model.embed(ids), model.embed.weight[ids] + model.embed.bias)
+    assert plain.state_dict().keys() == model.state_dict().keys()
+    assert torch.equal(plain(ids), plain(ids)), "none by default"
+
+
+def test_input_dropout_acts_on_each_feature(ids):
+    model = build(input_dropout=0.5)
+    with torch.no_grad():
+        model.embed.weight.copy_(torch.eye(5, 8))
+    came = model.embed(torch.ones(300, 6, 5, dtype=torch.float64))[..., :5]
+    assert set(came.unique().tolist()) == {0.0, 2.0}
+    assert 0.45 < (came == 0).double().mean() < 0.55
+
+
+def test_input_dropout_leaves_embeddings_from_elsewhere_alone(ids):
+    model = build(input_dropout=0.5)
+    embeddings = torch.randn(3, 6, 8, dtype=torch.float64)
+    assert torch.equal(model(inputs_embeds=embeddings), model(inputs_embeds=embeddings))
+
+
+def test_the_head_may_have_a_norm():
+    model = build(head_hidden=4, head_norm=True, norm_eps=1e-4)
+    assert [name for name, _ in model.head.named_children()] == ["widen", "norm", "dropout", "narrow"]
+    assert (model.head.norm.normalized_shape, model.head.norm.eps) == ((4,), 1e-4)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -17,6 +17,7 @@ def test_bert_cifar_is_r0_6():
     assert (config.norm, config.activation, config.positions, config.readout) == ("post", "gelu", "learned", "class")
     assert (config.dropout, config.attention_dropout, config.hidden_dropout) == (0.1, 0.1, 0.0)
     assert config.embedding_norm
+    assert config.norm_eps == 1e-12
     assert config.head_hidden == 256
     with torch.device("meta"):
         model = build_model(config)

@@ -50,6 +50,62 @@ def test_embeddings_may_come_from_elsewhere(images):
     torch.testing.assert_close(model(inputs_embeds=model.tokenize(images)), model(images))
 
 
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "none"])
+def test_the_class_token_may_come_with_the_embeddings(images, positions):
+    """The model's own class token, passed in, changes nothing; another one does."""
+    model = build(positions=positions)
+    patches = model.tokenize(images)
+    own = torch.cat([model.readout.token.expand(2, 1, -1), patches], dim=1)
+    logits = model(inputs_embeds=own, includes_cls_token=True)
+    torch.testing.assert_close(logits, model(images))
+    other = torch.cat([torch.ones(2, 1, 8, dtype=torch.float64), patches], dim=1)
+    assert not torch.allclose(model(inputs_embeds=other, includes_cls_token=True), logits)
+
+
+@pytest.mark.parametrize("readout", ["mean", "attention"])
+def test_a_model_without_a_class_token_takes_none(readout):
+    model = build(readout=readout)
+    with pytest.raises(ValueError, match=f"needs a model with readout='class', got readout='{readout}'"):
+        model(inputs_embeds=torch.zeros(1, 7, 8).double(), includes_cls_token=True)
+    with pytest.raises(ValueError, match=r"must have 6 tokens \(2 x 3 patches\), got 7$"):
+        model(inputs_embeds=torch.zeros(1, 7, 8).double())
+
+
+@pytest.mark.parametrize("norm", ["pre", "post", "none"])
+@pytest.mark.parametrize("readout", ["class", "mean", "attention"])
+def test_the_head_on_the_pooled_features_is_the_model(images, readout, norm):
+    model = build(readout=readout, norm=norm, embedding_norm=True, head_hidden=4)
+    features = model.features(images)
+    assert features.shape == (2, 6 + (readout == "class"), 8)
+    assert torch.equal(model.head(model.readout(features)), model(images))
+    torch.testing.assert_close(model.features(inputs_embeds=model.tokenize(images)), features)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post", "none"])
+def test_the_features_of_all_layers_begin_with_the_embeddings_and_end_with_the_features(images, norm):
+    model, entering = build(norm=norm), []
+    for block in model.encoder.blocks:
+        block.register_forward_pre_hook(lambda module, args: entering.append(args[0]))
+    states = model.features(images, all_layers=True)
+    assert len(states) == 1 + model.config.depth
+    for state, x in zip(states, entering, strict=False):
+        assert torch.equal(state, x)
+    assert torch.equal(states[-1], model.features(images))
+    cls_token, patches = model.readout.token.expand(2, 1, -1), model.tokenize(images)
+    given = model.features(
+        inputs_embeds=torch.cat([cls_token, patches], dim=1), includes_cls_token=True, all_layers=True
+    )
+    for state, other in zip(states, given, strict=True):
+        torch.testing.assert_close(state, other)
+
+
+def test_the_eps_of_the_config_reaches_every_layer_norm():
+    for norm in ("pre", "post"):
+        model = build(norm=norm, norm_eps=1e-3, embedding_norm=True)
+        found = [module.eps for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
+        assert found == [1e-3] * (5 + (norm == "pre"))
+
+
 def test_patches_cut_or_convolved_are_the_same_model(images):
     model = build()
     convolved = model.tokenize.as_convolution()(images).flatten(2).transpose(1, 2)
@@ -77,7 +133,18 @@ def test_every_parameter_learns(images):
         (lambda m: m(torch.zeros(1, 2, 9, 12)), "must be multiples of the patch size, got 9 x 12, patch size 4"),
         (lambda m: m(torch.zeros(1, 3, 8, 12)), "images must have 2 channels, got shape"),
         (lambda m: m(torch.zeros(2, 8, 12)), r"images must be \(batch, channels, height, width\)"),
-        (lambda m: m(inputs_embeds=torch.zeros(1, 5, 8)), "each of the 2 x 3 patches, got 5"),
+        (lambda m: m(inputs_embeds=torch.zeros(1, 5, 8)), r"must have 6 tokens \(2 x 3 patches\), got 5$"),
+        (
+            lambda m: m(inputs_embeds=torch.zeros(1, 7, 8)),
+            r"must have 6 tokens \(2 x 3 patches\), got 7; pass includes_cls_token=True if the first",
+        ),
+        (
+            lambda m: m(inputs_embeds=torch.zeros(1, 6, 8), includes_cls_token=True),
+            r"must have 7 tokens \(the class token and 2 x 3 patches\), got 6; leave out includes_cls_token",
+        ),
+        (lambda m: m(inputs_embeds=torch.zeros(1, 8, 8), includes_cls_token=True), "must have 7 tokens .*, got 8$"),
+        (lambda m: m.features(inputs_embeds=torch.zeros(1, 5, 8)), "must have 6 tokens .*, got 5$"),
+        (lambda m: m(torch.zeros(1, 2, 8, 12), includes_cls_token=True), "is for inputs_embeds, got images"),
         (lambda m: m(inputs_embeds=torch.zeros(6, 8)), r"inputs_embeds must be \(batch, length, width\)"),
         (lambda m: m(torch.zeros(1, 2, 8, 12, dtype=torch.uint8)), "images must be floating point, got torch.uint8"),
     ],

@@ -153,3 +153,88 @@ def test_a_cached_memory_is_projected_once_and_answers_as_an_uncached_one():
     parts = [attention(x[:, i : i + 1], memory, mask=mask, cache=cache) for i in range(4)]
     torch.testing.assert_close(torch.cat(parts, 1), whole)
     assert len(projected) == 2, "once for the whole, once for all four steps"
+
+
+def test_multi_head_takes_an_input_of_another_width():
+    """Queries, keys and values are projected from input_width; heads, W_O and output have the module's own width."""
+    attention, x = MultiHeadAttention(8, 2, input_width=5).double(), torch.randn(2, 4, 5, dtype=torch.float64)
+    assert attention.query.weight.shape == attention.key.weight.shape == attention.value.weight.shape == (8, 5)
+    assert attention.output.weight.shape == (8, 8)
+    q, k, v = (attention.split(layer(x)) for layer in (attention.query, attention.key, attention.value))
+    expected = attention.output(attend_reference(q, k, v)[0].transpose(1, 2).flatten(2))
+    torch.testing.assert_close(attention(x), expected)
+    with pytest.raises(ValueError, match=r"x must have 5 numbers per token .* got shape \(2, 4, 8\)"):
+        attention(torch.randn(2, 4, 8, dtype=torch.float64))
+
+
+def test_each_of_query_key_and_value_may_have_its_own_input_width():
+    attention = MultiHeadAttention(8, 2, input_width=5, key_input_width=3)
+    assert [attention.get_submodule(name).in_features for name in ("query", "key", "value")] == [5, 3, 5]
+    attention = MultiHeadAttention(8, 2, input_width=5, key_input_width=3, value_input_width=4)
+    x, keys, values = torch.randn(2, 4, 5), torch.randn(2, 6, 3), torch.randn(2, 6, 4)
+    assert attention(x, keys, values).shape == (2, 4, 8)
+
+
+@pytest.mark.parametrize("width", [0, -1, 2.5, True])
+def test_an_input_width_must_be_a_positive_whole_number(width):
+    with pytest.raises(ValueError, match=f"input_width must be a whole number above 0, got {width}"):
+        MultiHeadAttention(8, 2, input_width=width)
+
+
+@pytest.mark.parametrize("beta", [None, 3.0, math.inf])
+@pytest.mark.parametrize(
+    "mask",
+    [None, masks.causal(5), masks.padding(torch.tensor([0, 3]), 5)],
+    ids=["none", "causal", "padding"],
+)
+def test_returned_weights_come_with_the_fused_output_and_its_gradient(mask, beta):
+    attention = MultiHeadAttention(12, 3, input_width=7, beta=beta).double()
+    x = torch.randn(2, 5, 7, dtype=torch.float64, requires_grad=True)
+    fused, (out, weights) = attention(x, mask=mask), attention(x, mask=mask, return_weights=True)
+    torch.testing.assert_close(out, fused)
+    inputs = [x, *attention.parameters()]
+    gradients = (torch.autograd.grad(y.square().sum(), inputs, allow_unused=True) for y in (out, fused))
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
+    assert weights.shape == (2, 3, 5, 5)
+    visible = torch.ones(2, 3, 5, 5, dtype=torch.bool) if mask is None else mask.expand(2, 3, 5, 5)
+    assert (weights[~visible] == 0).all()
+    torch.testing.assert_close(weights.sum(-1), visible.any(-1).double())
+    values = attention.split(attention.value(x))
+    torch.testing.assert_close(attention.output((weights @ values).transpose(1, 2).flatten(2)), out)
+
+
+def test_weights_are_returned_for_keys_from_elsewhere_and_with_a_cache():
+    attention, x, memory = MultiHeadAttention(8, 2), torch.randn(2, 4, 8), torch.randn(2, 6, 8)
+    out, weights = attention(x, memory, return_weights=True)
+    torch.testing.assert_close(out, attention(x, memory))
+    assert weights.shape == (2, 2, 4, 6)
+    cache, (_, whole) = KeyValues(), attention(x, mask=masks.causal(4), return_weights=True)
+    with torch.no_grad():
+        attention(x[:, :3], mask=masks.causal(3), cache=cache)
+        _, last = attention(x[:, 3:], mask=masks.causal(1, 4), cache=cache, return_weights=True)
+    torch.testing.assert_close(last, whole[:, :, 3:])
+
+
+def test_returned_weights_are_those_before_dropout():
+    attention, x = MultiHeadAttention(8, 2, dropout=0.5), torch.randn(2, 5, 8)
+    out, weights = attention(x, return_weights=True)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 2, 5))
+    assert not torch.allclose(out, attention.eval()(x)), "the output has gone through it"
+
+
+def test_weights_of_an_attend_function_that_has_none_are_refused():
+    attention = MultiHeadAttention(8, 2, attend=lambda q, k, v, *_, **__: v)
+    with pytest.raises(ValueError, match=r"needs an attend function that returns \(output, weights\), got .*lambda"):
+        attention(torch.randn(2, 5, 8), return_weights=True)
+
+
+def test_weights_of_an_own_attend_function_are_its_own():
+    def first_key_only(q, k, v, mask=None, beta=None, *, logit_bias=None, dropout=0.0):
+        weights = torch.zeros(*q.shape[:-1], k.shape[-2])
+        weights[..., 0] = 1
+        return weights @ v, weights
+
+    out, weights = MultiHeadAttention(8, 2, attend=first_key_only)(torch.randn(2, 5, 8), return_weights=True)
+    assert (weights[..., 0] == 1).all()
+    torch.testing.assert_close(out, out[:, :1].expand_as(out))

@@ -150,3 +150,19 @@ def test_an_example_that_is_dropped_passes_by_the_sublayer():
     passed = (out == x).flatten(1).all(1)
     assert 60 < passed.sum() < 140
     torch.testing.assert_close(out[~passed], (x + 2 * (x.relu() + 1))[~passed])
+
+
+@pytest.mark.parametrize("attention", [MultiHeadAttention(8, 2, input_width=5), MultiHeadAttention(4, 2)])
+def test_attention_that_does_not_fit_the_residual_connection_is_refused(attention):
+    """x + attention(x) needs one width."""
+    sizes = f"{attention.query.in_features} to {attention.query.out_features}"
+    with pytest.raises(ValueError, match=f"attention must map .* got width=8 and attention from {sizes}"):
+        EncoderBlock(attention, FeedForward(8, 16), width=8)
+    with pytest.raises(ValueError, match=f"cross_attention must map .* got width=8 and attention from {sizes}"):
+        DecoderBlock(MultiHeadAttention(8, 2), attention, FeedForward(8, 16), width=8)
+
+
+def test_a_memory_of_another_width_fits():
+    cross_attention = MultiHeadAttention(8, 2, key_input_width=5, value_input_width=5)
+    block = DecoderBlock(MultiHeadAttention(8, 2), cross_attention, FeedForward(8, 16), width=8)
+    assert block(torch.randn(2, 4, 8), torch.randn(2, 6, 5)).shape == (2, 4, 8)

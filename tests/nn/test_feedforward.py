@@ -68,3 +68,14 @@ def test_a_hook_keeps_what_it_saw():
     with torch.no_grad():
         net(x)
         assert torch.equal(seen[0], F.linear(x, net.widen.weight, net.widen.bias))
+
+
+def test_a_norm_stands_between_the_first_layer_and_the_activation():
+    norm = torch.nn.LayerNorm(7)
+    torch.nn.init.normal_(norm.weight)
+    net, x = FeedForward(4, 7, F.relu, n_out=3, norm=norm), torch.randn(2, 5, 4)
+    expected = net.narrow(F.relu(F.layer_norm(net.widen(x), (7,), norm.weight, norm.bias)))
+    torch.testing.assert_close(net(x), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(net(x), expected)
+    assert "norm" not in dict(FeedForward(4, 7).named_modules())

@@ -182,6 +182,15 @@ def test_heads_packed_one_by_one(n_heads, head_width, length, qkv_has_bias, outp
     assert all(weight.requires_grad for weight in ours.parameters())
 
 
+def test_heads_packed_one_by_one_from_an_input_of_another_width():
+    qkv, output = nn.Linear(5, 24, dtype=torch.float64), nn.Linear(8, 8, dtype=torch.float64)
+    x = torch.randn(2, 3, 5, dtype=torch.float64)
+    ours = attention_from_packed(qkv.weight, qkv.bias, output.weight, output.bias, 2)
+    q, k, v = qkv(x).unflatten(-1, (2, 12)).transpose(1, 2).chunk(3, dim=-1)
+    weights = F.softmax(q @ k.mT / 2, dim=-1)
+    torch.testing.assert_close(ours(x), output((weights @ v).transpose(1, 2).flatten(2)))
+
+
 def test_packed_weights_of_other_shapes_are_refused():
     qkv, output = torch.randn(24, 8), torch.randn(8, 8)
     with pytest.raises(ValueError, match=r"must have the shapes .* got \(8, 24\) and \(8, 8\); transpose"):
@@ -235,6 +244,14 @@ def narrow_encoder():
         (half_frozen, r"all or none must be trained, got requires_grad=\[True, False, True\]; make them agree"),
         (partial(encoder_block, norm="none"), "norm='pre' and norm='post' only, got norm='none'; build"),
         (partial(encoder_block, drop_path=0.1), "no stochastic depth, got drop_path=0.1; set"),
+        (
+            lambda: MultiHeadAttention(8, 2, input_width=5),
+            "queries of its own width only, got input_width=5 for width=8",
+        ),
+        (
+            lambda: EncoderBlock(attention(), FeedForward(8, 12, norm=nn.LayerNorm(12)), width=8),
+            "no norm inside the feed-forward net, got a FeedForward with one",
+        ),
         (partial(encoder, depth=0), "must have a layer, got a stack without blocks; build"),
         (partial(decoder, depth=0), "must have a layer, got a stack without blocks; build"),
         (lambda: EncoderBlock(attention(), nn.Identity(), width=8), "only a FeedForward .* got Identity; convert"),

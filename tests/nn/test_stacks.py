@@ -135,3 +135,16 @@ def test_a_selected_cache_goes_on_with_the_selected_rows():
         cache.select(rows)
         last = stack(x[rows, 4:], memory, mask=masks.causal(1, 5), cache=cache)
         assert_same(last, stack(x, memory, mask=masks.causal(5))[rows, 4:])
+
+
+@EVERY_NORM
+def test_all_layers_are_the_input_and_what_each_block_returns_with_the_norm_on_the_last(norm):
+    stack, x, seen = encoder(norm), tokens(5), []
+    for block in stack.blocks:
+        block.register_forward_hook(lambda module, args, out: seen.append(out))
+    states = stack(x, mask=masks.causal(5), all_layers=True)
+    assert len(states) == DEPTH + 1
+    assert states[0] is x
+    for state, out in zip(states[1:], [*seen[:-1], stack.norm(seen[-1])], strict=True):
+        assert torch.equal(state, out)
+    assert torch.equal(states[-1], stack(x, mask=masks.causal(5)))

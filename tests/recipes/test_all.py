@@ -22,8 +22,8 @@ COMPLETE = [name for name in RECIPES if name not in ("folder", "text")]
 
 def test_the_recipes_that_were_promised():
     assert set(RECIPES) == {
-        "reverse", "whole", "oddity", "mnist", "mnist-plain", "cifar10-fast", "cifar10-bert", "fashion", "folder",
-        "pronounce", "pronounce-fast", "words", "text",
+        "reverse", "reverse-uva", "whole", "oddity", "mnist", "mnist-plain", "cifar10-fast", "cifar10-vit",
+        "cifar10-bert", "fashion", "folder", "pronounce", "pronounce-fast", "words", "text",
     }  # fmt: skip
 
 
@@ -43,7 +43,8 @@ def test_a_recipe_names_itself_and_survives_a_json_file(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["reverse", "whole", "oddity", "mnist", "mnist-plain", "pronounce", "pronounce-fast", "words"]
+    "name",
+    ["reverse", "reverse-uva", "whole", "oddity", "mnist", "mnist-plain", "pronounce", "pronounce-fast", "words"],
 )
 def test_a_recipe_can_make_its_first_step(name):
     """On the data that comes with the package."""

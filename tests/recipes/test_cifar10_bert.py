@@ -1,5 +1,6 @@
 from clearhead.data.cifar10 import NORMALISE
 from clearhead.recipes.cifar10_bert import cifar10_bert
+from clearhead.training.config import RunConfig
 
 
 def test_the_numbers_of_r0_6():
@@ -13,4 +14,11 @@ def test_the_numbers_of_r0_6():
     assert (model.patch_size, model.tokenizer, model.readout, model.positions) == (4, "patches", "class", "learned")
     assert (model.norm, model.activation, model.dropout, model.embedding_norm) == ("post", "gelu", 0.1, True)
     assert model.head_hidden == 256
+    assert model.norm_eps == 1e-12
     assert model.grid == (8, 8)
+
+
+def test_a_run_from_before_the_eps_keeps_the_one_that_it_was_trained_with():
+    values = cifar10_bert().to_dict()
+    del values["model"]["norm_eps"]
+    assert RunConfig.from_dict(values).model.norm_eps == 1e-5

@@ -50,6 +50,7 @@ def encoder(config: StackConfig) -> Encoder:
                 norm=config.norm,
                 dropout=config.dropout,
                 drop_path=drop_path,
+                norm_eps=config.norm_eps,
             )
             for drop_path in rising(config.drop_path, config.depth)
         ],
@@ -68,6 +69,7 @@ def decoder(config: StackConfig, depth: int) -> Decoder:
                 norm=config.norm,
                 dropout=config.dropout,
                 drop_path=drop_path,
+                norm_eps=config.norm_eps,
             )
             for drop_path in rising(config.drop_path, depth)
         ],
@@ -82,7 +84,7 @@ def rising(last: float, depth: int) -> list[float]:
 
 def last_norm(config: StackConfig) -> nn.Module | None:
     """Pre-norm leaves the sum of all blocks without a norm; it gets one at the end."""
-    return nn.LayerNorm(config.width) if config.norm == "pre" else None
+    return nn.LayerNorm(config.width, eps=config.norm_eps) if config.norm == "pre" else None
 
 
 def positions(kind: str, context: int, config: StackConfig) -> Positions:
@@ -136,8 +138,14 @@ def readout(config: PredictorConfig | VisionConfig) -> Readout:
 
 def head(config: PredictorConfig | VisionConfig, n_outputs: int) -> nn.Module:
     """From (…,E) to the answer's logits."""
-    if config.head_hidden:
-        return FeedForward(
-            config.width, config.head_hidden, ACTIVATIONS[config.activation], config.hidden_dropout, n_out=n_outputs
-        )
-    return XavierLinear(config.width, n_outputs)
+    if not config.head_hidden:
+        return XavierLinear(config.width, n_outputs)
+    has_norm = isinstance(config, PredictorConfig) and config.head_norm
+    return FeedForward(
+        config.width,
+        config.head_hidden,
+        ACTIVATIONS[config.activation],
+        config.hidden_dropout,
+        n_out=n_outputs,
+        norm=nn.LayerNorm(config.head_hidden, eps=config.norm_eps) if has_norm else None,
+    )

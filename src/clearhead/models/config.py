@@ -3,7 +3,16 @@
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from clearhead.nn.sizes import check_beta, check_even, check_halvings, check_heads, check_rate, check_waves
+from clearhead.nn.sizes import (
+    check_beta,
+    check_eps,
+    check_even,
+    check_halvings,
+    check_heads,
+    check_positive,
+    check_rate,
+    check_waves,
+)
 
 Norm = Literal["pre", "post", "none"]
 Activation = Literal["gelu", "relu"]
@@ -26,6 +35,8 @@ class StackConfig:
     """width of the feed-forward net's middle; 4 * width unless given"""
     activation: Activation = "gelu"
     norm: Norm = "pre"
+    norm_eps: float = 1e-5
+    """what every layer norm adds to the variance before it divides by its root"""
     dropout: float = 0.0
     """on the embeddings and on what each sublayer adds"""
     attention_dropout: float = 0.0
@@ -44,6 +55,7 @@ class StackConfig:
         check_heads(self.width, self.n_heads)
         check_yes_or_no(output_projection=self.output_projection)
         check_choice(activation=(self.activation, Activation), norm=(self.norm, Norm))
+        check_eps("norm_eps", self.norm_eps)
         if self.beta is not None:
             check_beta(self.beta)
         for name in ("dropout", "attention_dropout", "hidden_dropout", "drop_path"):
@@ -104,13 +116,24 @@ class PredictorConfig(StackConfig):
     """longest sequence, for learned positions"""
     positions: Places = "sinusoidal"
     readout: PredictorReadout = "each"
+    input_dropout: float = 0.0
+    """on the inputs, before the layer that embeds them"""
     head_hidden: int = 0
     """width of one more layer before the answer; 0 for none"""
+    head_norm: bool = False
+    """layer norm in the head, between its first layer and the activation; needs head_hidden"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(n_inputs=self.n_inputs, n_outputs=self.n_outputs, context=self.context)
+        check_rate("input_dropout", self.input_dropout)
         check_hidden(self.head_hidden)
+        check_yes_or_no(head_norm=self.head_norm)
+        if self.head_norm and not self.head_hidden:
+            raise ValueError(
+                "head_norm normalises the head's hidden layer, got head_norm=True with head_hidden=0; "
+                f"try head_hidden={self.width}"
+            )
         check_choice(readout=(self.readout, PredictorReadout))
         check_places(self.positions, self)
 
@@ -223,12 +246,6 @@ class LanguageConfig(StackConfig):
 
 
 ModelConfig = PredictorConfig | VisionConfig | Seq2SeqConfig | LanguageConfig
-
-
-def check_positive(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ValueError(f"{name} must be a whole number above 0, got {size!r}; try {name}=1 or more")
 
 
 def check_hidden(head_hidden: int) -> None:

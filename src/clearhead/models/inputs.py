@@ -44,20 +44,26 @@ def token_scale(positions: str, width: int) -> float:
 
 
 class OneHotLinear(nn.Module):
-    """x W + b for features x (B,L,n), and the same for ids (B,L), which stand for one-hot vectors: a row of W each."""
+    """x W + b for features x (B,L,n), and the same for ids (B,L), which stand for one-hot vectors: a row of W each.
 
-    def __init__(self, n_inputs: int, width: int):
+    Dropout acts on x: on each feature, and on the single 1 of a one-hot vector, so a dropped token is embedded as b.
+    """
+
+    def __init__(self, n_inputs: int, width: int, dropout: float = 0.0):
         super().__init__()
+        self.dropout = dropout
         self.weight = nn.Parameter(torch.empty(n_inputs, width))
         self.bias = nn.Parameter(torch.zeros(width))
         nn.init.xavier_uniform_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         if not x.is_floating_point():
-            return look_up(x, self.weight) + self.bias
+            rows = look_up(x, self.weight)
+            # dropout1d drops or scales the row of a token as a whole: x W has one factor for all of it
+            return F.dropout1d(rows, self.dropout, self.training) + self.bias
         check_width(x, len(self.weight), "features")
         check_batched(x, 3, "features must be (batch, length, numbers per token)")
-        return F.linear(x, self.weight.T, self.bias)
+        return F.linear(F.dropout(x, self.dropout, self.training), self.weight.T, self.bias)
 
 
 def look_up(ids: Tensor, table: Tensor) -> Tensor:

@@ -47,6 +47,23 @@ class LanguageModel(nn.Module):
         cache: Cache | None = None,
     ) -> Tensor:
         """With a cache, ids are the newest tokens only. `mask` (to B,H,L,K) is joined with the causal one."""
+        x = self.features(ids, inputs_embeds=inputs_embeds, mask=mask, cache=cache)
+        return self.head(x, self.embed.weight) if self.config.tie_weights else self.head(x)
+
+    def features(
+        self,
+        ids: Tensor | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        mask: Tensor | None = None,
+        cache: Cache | None = None,
+        all_layers: bool = False,
+    ) -> Tensor | tuple[Tensor, ...]:
+        """The last hidden state (B,L,E), from which the head computes the logits.
+
+        all_layers=True returns the hidden states of all layers: the embeddings that enter the first block, then the
+        output of each block; the last one has gone through the final norm, where there is one.
+        """
         x = embeddings_or(self.tokens, ids, inputs_embeds, self.config.width)
         start = 0 if cache is None else cache.length
         n_examples, length, _ = x.shape
@@ -56,8 +73,7 @@ class LanguageModel(nn.Module):
         x = self.dropout(self.positions(x, start))
         angles, logit_bias = self.positions.inside(x, start)
         mask = causal if mask is None else causal & mask
-        x = self.stack(x, mask=mask, angles=angles, logit_bias=logit_bias, cache=cache)
-        return self.head(x, self.embed.weight) if self.config.tie_weights else self.head(x)
+        return self.stack(x, mask=mask, angles=angles, logit_bias=logit_bias, cache=cache, all_layers=all_layers)
 
     def tokens(self, ids: Tensor) -> Tensor:
         return look_up(ids, self.embed.weight) * token_scale(self.config.positions, self.config.width)

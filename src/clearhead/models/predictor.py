@@ -3,6 +3,8 @@
 Dims: B batch, L length, E model width.
 """
 
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -19,7 +21,7 @@ class SequencePredictor(nn.Module):
         super().__init__()
         check_kind(config, PredictorConfig)
         self.config = config
-        self.embed = OneHotLinear(config.n_inputs, config.width)
+        self.embed = OneHotLinear(config.n_inputs, config.width, config.input_dropout)
         self.readout = build.readout(config)
         self.positions = build.positions(config.positions, config.context + self.readout.n_extra, config)
         self.dropout = nn.Dropout(config.dropout)
@@ -34,7 +36,35 @@ class SequencePredictor(nn.Module):
         lengths: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """`lengths` (B,) says how many tokens of each sequence are real; `mask` (to B,H,L,L) who may see whom."""
+        """`lengths` (B,) counts the real tokens of each sequence; `mask` (to B,H,L,L) is True where one may attend."""
+        encoded, present = self.encode(x, inputs_embeds, lengths, mask)
+        return self.head(self.readout(encoded, present))
+
+    def features(
+        self,
+        x: Tensor | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        lengths: Tensor | None = None,
+        mask: Tensor | None = None,
+        all_layers: bool = False,
+    ) -> Tensor | tuple[Tensor, ...]:
+        """The encoder's last hidden state (B,L,E), the class token first where there is one.
+
+        all_layers=True returns the hidden states of all layers: the embeddings that enter the first block, then the
+        output of each block; the last one has gone through the final norm, where there is one.
+        """
+        return self.encode(x, inputs_embeds, lengths, mask, all_layers)[0]
+
+    def encode(
+        self,
+        x: Tensor | None,
+        inputs_embeds: Tensor | None,
+        lengths: Tensor | None,
+        mask: Tensor | None,
+        all_layers: bool = False,
+    ) -> tuple[Any, Tensor | None]:
+        """The encoder's output, and `present` (B,L): True at real tokens, None where all of them are."""
         embedded = embeddings_or(self.embed, x, inputs_embeds, self.config.width)
         n_examples, length, _ = embedded.shape
         if mask is not None:
@@ -45,8 +75,8 @@ class SequencePredictor(nn.Module):
         embedded = self.dropout(self.positions(embedded))
         angles, logit_bias = self.positions.inside(embedded)
         mask = whole_mask(mask, present, length, self.readout.n_extra)
-        encoded = self.encoder(embedded, mask=mask, angles=angles, logit_bias=logit_bias)
-        return self.head(self.readout(encoded, present))
+        encoded = self.encoder(embedded, mask=mask, angles=angles, logit_bias=logit_bias, all_layers=all_layers)
+        return encoded, present
 
 
 def whole_mask(mask: Tensor | None, present: Tensor | None, length: int, n_extra: int) -> Tensor | None:

@@ -2,12 +2,13 @@
 
 import difflib
 from collections.abc import Callable
+from dataclasses import replace
 
 from clearhead.models.config import LanguageConfig, ModelConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
 
 
 def reverse() -> PredictorConfig:
-    """A sequence of digits in reverse order (R2.5): one block, one head."""
+    """A sequence of digits in reverse order: one post-norm block, one head."""
     return PredictorConfig(
         width=32,
         depth=1,
@@ -22,8 +23,13 @@ def reverse() -> PredictorConfig:
     )
 
 
+def reverse_uva() -> PredictorConfig:
+    """The model of the UvA notebook for reversal: as `reverse`, with a layer norm in the output net."""
+    return replace(reverse(), head_norm=True)
+
+
 def plain_mnist() -> VisionConfig:
-    """The plain vision transformer of R3.1: one head, no positions, no norm, no output projection."""
+    """A plain vision transformer without positions, norms and output projection, and with one head."""
     return VisionConfig(
         width=64,
         depth=4,
@@ -55,13 +61,14 @@ def small_mnist() -> VisionConfig:
 
 
 def bert_cifar() -> VisionConfig:
-    """4x4 patches of CIFAR-10 images fed straight into a BERT-style encoder (R0.6)."""
+    """4x4 patches of CIFAR-10 images as input embeddings of BERT's encoder, with BERT's layer-norm eps."""
     return VisionConfig(
         width=256,
         depth=12,
         n_heads=8,
         hidden=1024,
         norm="post",
+        norm_eps=1e-12,
         dropout=0.1,
         attention_dropout=0.1,
         image_size=32,
@@ -118,6 +125,7 @@ def gpt2_small() -> LanguageConfig:
 
 PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "reverse": reverse,
+    "reverse_uva": reverse_uva,
     "plain_mnist": plain_mnist,
     "small_mnist": small_mnist,
     "bert_cifar": bert_cifar,

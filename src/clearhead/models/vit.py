@@ -1,8 +1,9 @@
-"""The vision transformer: an image is a sequence of patches.
+"""The vision transformer (Dosovitskiy et al. 2021): an image is a sequence of patches.
 
 Dims: B batch, C channels, P patches, L tokens (P, and the class token where there is one), E model width.
 """
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -13,7 +14,12 @@ from clearhead.models.inputs import embeddings_or
 
 
 class VisionTransformer(nn.Module):
-    """images (B,C,height,width) -> logits (B,n_classes), for any height and width that the patch size divides."""
+    """images (B,C,height,width) -> logits (B,n_classes), for any height and width that the patch size divides.
+
+    In place of images, `inputs_embeds` takes patch embeddings (B,P,E) computed elsewhere, for the grid that the model
+    was built for; with includes_cls_token=True they are (B,1+P,E) and the first is the class token. The model adds
+    positions to the patches. The class token has none of its own: a learned one is part of its embedding.
+    """
 
     def __init__(self, config: VisionConfig):
         super().__init__()
@@ -22,29 +28,73 @@ class VisionTransformer(nn.Module):
         self.tokenize = build.tokenizer(config)
         self.positions = build.grid_positions(config)
         self.readout = build.readout(config)
-        self.embedding_norm = nn.LayerNorm(config.width) if config.embedding_norm else nn.Identity()
+        has_norm = config.embedding_norm
+        self.embedding_norm = nn.LayerNorm(config.width, eps=config.norm_eps) if has_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
         self.encoder = build.encoder(config)
         self.head = build.head(config, config.n_classes)
         if config.first_weights == "bert":
             start_like_bert(self)
 
-    def forward(self, images: Tensor | None = None, *, inputs_embeds: Tensor | None = None) -> Tensor:
-        """`inputs_embeds` (B,P,E) are patch embeddings made elsewhere, for the grid that the model was built for."""
+    def forward(
+        self,
+        images: Tensor | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        includes_cls_token: bool = False,
+    ) -> Tensor:
+        x, angles = self.embed(images, inputs_embeds, includes_cls_token)
+        return self.head(self.readout(self.encoder(x, angles=angles)))
+
+    def features(
+        self,
+        images: Tensor | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        includes_cls_token: bool = False,
+        all_layers: bool = False,
+    ) -> Tensor | tuple[Tensor, ...]:
+        """The encoder's last hidden state (B,L,E), from which head(readout(features)) computes the logits.
+
+        all_layers=True returns the hidden states of all layers: the embeddings that enter the first block, then the
+        output of each block; the last one has gone through the final norm, where there is one.
+        """
+        x, angles = self.embed(images, inputs_embeds, includes_cls_token)
+        return self.encoder(x, angles=angles, all_layers=all_layers)
+
+    def embed(
+        self, images: Tensor | None, inputs_embeds: Tensor | None, includes_cls_token: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """What enters the encoder: tokens (B,L,E), and rotary angles (L,D/2) where the model has them."""
+        if includes_cls_token and images is not None:
+            raise ValueError("includes_cls_token=True is for inputs_embeds, got images, which contain no class token")
         x = embeddings_or(self.tokenize, images, inputs_embeds, self.config.width)
         grid = self.config.grid if images is None else self.tokenize.grid(images)
-        check_patches(x, grid)
+        self.check_tokens(x, grid, includes_cls_token)
         angles = self.positions.angles(grid, x.device)
         if angles is not None:  # the class token stands nowhere: angle 0
             angles = F.pad(angles, (0, 0, self.readout.n_extra, 0))
-        x = self.readout.begin(self.positions(x, grid))  # (B,P,E) -> (B,L,E)
-        x = self.encoder(self.dropout(self.embedding_norm(x)), angles=angles)
-        return self.head(self.readout(x))
+        if includes_cls_token:
+            x = torch.cat([x[:, :1], self.positions(x[:, 1:], grid)], dim=1)
+        else:
+            x = self.readout.begin(self.positions(x, grid))  # (B,P,E) -> (B,L,E)
+        return self.dropout(self.embedding_norm(x)), angles
 
-
-def check_patches(x: Tensor, grid: tuple[int, int]) -> None:
-    if x.shape[1] != grid[0] * grid[1]:
-        raise ValueError(
-            f"inputs_embeds must have one embedding for each of the {grid[0]} x {grid[1]} patches, got {x.shape[1]}; "
-            "build the model with another image_size or patch_size"
-        )
+    def check_tokens(self, x: Tensor, grid: tuple[int, int], includes_cls_token: bool) -> None:
+        """Refuses a number of tokens that is not the grid's; whether one of them is a class token is never guessed."""
+        has_cls_token = self.readout.n_extra > 0
+        if includes_cls_token and not has_cls_token:
+            raise ValueError(
+                f"includes_cls_token=True needs a model with readout='class', got readout={self.config.readout!r}"
+            )
+        given, patches = x.shape[1], f"{grid[0]} x {grid[1]} patches"
+        n_tokens = grid[0] * grid[1] + includes_cls_token
+        if given == n_tokens:
+            return
+        hint = ""
+        if has_cls_token and not includes_cls_token and given == n_tokens + 1:
+            hint = "; pass includes_cls_token=True if the first of them is the class token"
+        elif includes_cls_token and given == n_tokens - 1:
+            hint = "; leave out includes_cls_token if they are the patches alone"
+        parts = f"the class token and {patches}" if includes_cls_token else patches
+        raise ValueError(f"inputs_embeds must have {n_tokens} tokens ({parts}), got {given}{hint}")

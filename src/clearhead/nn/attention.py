@@ -17,7 +17,7 @@ from clearhead.nn.checks import check_attend, check_width
 from clearhead.nn.linear import XavierLinear
 from clearhead.nn.masks import kernel_mask
 from clearhead.nn.rotary import rotate
-from clearhead.nn.sizes import check_heads, check_rate
+from clearhead.nn.sizes import check_heads, check_positive, check_rate
 from clearhead.nn.softargmax import softargmax
 
 Attend = Callable[..., Tensor | tuple[Tensor, Tensor]]
@@ -109,9 +109,9 @@ class SingleHeadAttention(nn.Module):
 class MultiHeadAttention(nn.Module):
     """n_heads attentions side by side, each on its own slice of the width; their outputs joined and mixed by W_O.
 
-    Answers one tensor; the weights are what `attend_reference` shows for the same queries, keys and values.
-    x (B,Q,width), keys (B,K,key_input_width), values (B,K,value_input_width) -> (B,Q,width)
-    Self-attention when only x is given; values default to keys.
+    x (B,Q,input_width), keys (B,K,key_input_width), values (B,K,value_input_width) -> (B,Q,width)
+    Self-attention when only x is given; values default to keys. input_width defaults to width, and the input widths of
+    keys and values default to input_width.
     """
 
     def __init__(
@@ -119,6 +119,7 @@ class MultiHeadAttention(nn.Module):
         width: int,
         n_heads: int,
         *,
+        input_width: int | None = None,
         key_input_width: int | None = None,
         value_input_width: int | None = None,
         bias: bool = True,
@@ -131,9 +132,13 @@ class MultiHeadAttention(nn.Module):
         check_heads(width, n_heads)
         check_rate("dropout", dropout)
         self.n_heads, self.dropout, self.beta, self.attend = n_heads, dropout, beta, attend
-        self.query: nn.Linear = XavierLinear(width, width, bias)
-        self.key: nn.Linear = XavierLinear(width if key_input_width is None else key_input_width, width, bias)
-        self.value: nn.Linear = XavierLinear(width if value_input_width is None else value_input_width, width, bias)
+        input_width = width if input_width is None else input_width
+        key_input_width = input_width if key_input_width is None else key_input_width
+        value_input_width = input_width if value_input_width is None else value_input_width
+        check_positive(input_width=input_width, key_input_width=key_input_width, value_input_width=value_input_width)
+        self.query: nn.Linear = XavierLinear(input_width, width, bias)
+        self.key: nn.Linear = XavierLinear(key_input_width, width, bias)
+        self.value: nn.Linear = XavierLinear(value_input_width, width, bias)
         self.output: nn.Module = XavierLinear(width, width, bias) if output_projection else nn.Identity()
 
     def forward(
@@ -146,11 +151,14 @@ class MultiHeadAttention(nn.Module):
         angles: Tensor | None = None,
         logit_bias: Tensor | None = None,
         cache: KeyValues | None = None,
-    ) -> Tensor:
+        return_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """The attention of x to keys, or of x to itself.
 
         angles (Q,D/2) turn queries and keys (rotary positions; self-attention only), logit_bias (H,Q,K) is added to
         the logits (ALiBi). A cache holds the keys and values of earlier tokens, or those of a memory.
+        return_weights=True computes the formula instead of calling the fused kernel, and returns (output, weights):
+        the attention weights (B,H,Q,K) of each head, before dropout.
         """
         check_width(x, self.query.in_features, "x")
         q = self.split(self.query(x))
@@ -167,10 +175,18 @@ class MultiHeadAttention(nn.Module):
         else:
             k, v = self.keys_values(keys, values)
         dropout = self.dropout if self.training else 0.0
-        out = self.attend(q, k, v, mask, self.beta, logit_bias=logit_bias, dropout=dropout)
-        if isinstance(out, tuple):
-            out, _ = out  # attend_reference shows its weights too
-        return self.output(out.transpose(-3, -2).flatten(-2))  # (B,H,Q,D) -> (B,Q,E)
+        attend = attend_reference if return_weights and self.attend is attend_fused else self.attend
+        result = attend(q, k, v, mask, self.beta, logit_bias=logit_bias, dropout=dropout)
+        heads, weights = result if isinstance(result, tuple) else (result, None)
+        out = self.output(heads.transpose(-3, -2).flatten(-2))  # (B,H,Q,D) -> (B,Q,E)
+        if not return_weights:
+            return out
+        if weights is None:
+            raise ValueError(
+                f"return_weights=True needs an attend function that returns (output, weights), got {self.attend}, "
+                "which returns the output only; attend_reference returns both"
+            )
+        return out, weights
 
     def keys_values(self, keys: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
         values = keys if values is None else values

@@ -54,6 +54,16 @@ class Residual(nn.Module):
         return branch
 
 
+def check_residual_width(attention: MultiHeadAttention, width: int, name: str) -> None:
+    """A residual connection adds the output of a sublayer to its input: both must have the block's width."""
+    layer = attention.query
+    if not layer.in_features == layer.out_features == width:
+        raise ValueError(
+            f"{name} must map the block's width to itself, got width={width} and attention from "
+            f"{layer.in_features} to {layer.out_features}"
+        )
+
+
 class EncoderBlock(nn.Module):
     """Self-attention, then feed-forward. Causal with a causal mask: then it is the block of a language model."""
 
@@ -69,6 +79,7 @@ class EncoderBlock(nn.Module):
         norm_eps: float = 1e-5,
     ):
         super().__init__()
+        check_residual_width(attention, width, "attention")
         self.attention, self.feedforward = attention, feedforward
         self.around_attention = Residual(width, norm, dropout, drop_path, norm_eps)
         self.around_feedforward = Residual(width, norm, dropout, drop_path, norm_eps)
@@ -119,6 +130,8 @@ class DecoderBlock(nn.Module):
         norm_eps: float = 1e-5,
     ):
         super().__init__()
+        check_residual_width(attention, width, "attention")
+        check_residual_width(cross_attention, width, "cross_attention")
         self.attention, self.cross_attention, self.feedforward = attention, cross_attention, feedforward
         self.around_attention = Residual(width, norm, dropout, drop_path, norm_eps)
         self.around_cross_attention = Residual(width, norm, dropout, drop_path, norm_eps)

@@ -19,7 +19,10 @@ IN_PLACE: dict[Activation, Activation] = {F.relu: F.relu_, F.gelu: torch.ops.ate
 
 
 class FeedForward(nn.Module):
-    """activation(x W_1 + b_1) W_2 + b_2, with dropout between. (B,L,E) -> (B,L,E)"""
+    """activation(norm(x W_1 + b_1)) W_2 + b_2, with dropout after the activation. (B,L,E) -> (B,L,E)
+
+    Blocks have no norm here; the output net of some predictors does.
+    """
 
     def __init__(
         self,
@@ -30,9 +33,11 @@ class FeedForward(nn.Module):
         *,
         n_out: int | None = None,
         bias: bool = True,
+        norm: nn.Module | None = None,
     ):
         super().__init__()
         self.widen = XavierLinear(width, hidden, bias)
+        self.norm = norm
         self.activation = activation
         self.dropout = nn.Dropout(dropout)
         self.narrow = XavierLinear(hidden, width if n_out is None else n_out, bias)
@@ -43,6 +48,8 @@ class FeedForward(nn.Module):
 
     def activate(self, hidden: Tensor) -> Tensor:
         """In place where nobody else needs what was there: no gradient, no hook. The widest tensor is made once."""
+        if self.norm is not None:
+            return self.activation(self.norm(hidden))
         if torch.is_grad_enabled() or self.widen._forward_hooks:
             return self.activation(hidden)
         return IN_PLACE.get(self.activation, self.activation)(hidden)

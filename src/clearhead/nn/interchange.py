@@ -77,6 +77,11 @@ def attention_to_torch(attention: nn.Module, *, batch_first: bool = True) -> nn.
 
 def expressible_output(attention: MultiHeadAttention) -> nn.Linear:
     """The output layer of an attention that torch.nn can express; any other attention is refused."""
+    if attention.query.in_features != attention.query.out_features:
+        raise ValueError(
+            "nn.MultiheadAttention takes queries of its own width only, got "
+            f"input_width={attention.query.in_features} for width={attention.query.out_features}"
+        )
     root = math.sqrt(attention.query.out_features // attention.n_heads)
     if attention.beta is not None and not math.isclose(attention.beta, 1 / root):
         raise ValueError(
@@ -101,13 +106,13 @@ def attention_from_packed(
 ) -> MultiHeadAttention:
     """The attention of a layer that computes q, k, v as x Wᵀ + b -> (B,L,H,3D), then cuts each head's 3D in three.
 
-    qkv_weight (3E,E), qkv_bias (3E,): rows go head by head, with [q, k, v] inside each; output_weight (E,E).
+    qkv_weight (3E,input width), qkv_bias (3E,): rows go head by head, with [q, k, v] inside each; output_weight (E,E).
     """
     width = output_weight.shape[0]
     check_heads(width, n_heads)
-    if qkv_weight.shape != (3 * width, width) or output_weight.shape != (width, width):
+    if qkv_weight.dim() != 2 or qkv_weight.shape[0] != 3 * width or output_weight.shape != (width, width):
         raise ValueError(
-            "packed weights must have the shapes (3E,E) for qkv and (E,E) for the output, "
+            "packed weights must have the shapes (3E, input width) for qkv and (E,E) for the output, "
             f"got {tuple(qkv_weight.shape)} and {tuple(output_weight.shape)}; transpose them if they are (in, out)"
         )
 

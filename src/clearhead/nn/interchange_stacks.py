@@ -100,7 +100,10 @@ def activation_and_order(block: EncoderBlock | DecoderBlock) -> tuple[Callable, 
         )
     if residual.drop_path:
         raise ValueError(f"torch.nn has no stochastic depth, got drop_path={residual.drop_path:g}; set drop_path to 0")
-    return deepcopy(known(block.feedforward, FeedForward).activation), residual.wiring == "pre"
+    feedforward = known(block.feedforward, FeedForward)
+    if feedforward.norm is not None:
+        raise ValueError("torch.nn has no norm inside the feed-forward net, got a FeedForward with one")
+    return deepcopy(feedforward.activation), residual.wiring == "pre"
 
 
 def fill_layer(layer: TorchLayer, block: EncoderBlock | DecoderBlock, parts: dict, batch_first: bool) -> TorchLayer:

@@ -3,6 +3,12 @@
 import math
 
 
+def check_positive(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ValueError(f"{name} must be a whole number above 0, got {size!r}; try {name}=1 or more")
+
+
 def check_heads(width: int, n_heads: int) -> None:
     if n_heads < 1 or width < 1 or width % n_heads:
         heads = max(1, n_heads)
@@ -31,6 +37,11 @@ def check_halvings(patch_size: int) -> None:
 def check_beta(beta: float) -> None:
     if not isinstance(beta, int | float) or math.isnan(beta):
         raise ValueError(f"beta must be a number, got {beta!r}; +inf, -inf and 0 are allowed")
+
+
+def check_eps(name: str, eps: float) -> None:
+    if not isinstance(eps, int | float) or isinstance(eps, bool) or not 0 < eps < math.inf:
+        raise ValueError(f"{name} must be a number above 0, got {eps!r}; PyTorch's layer norm has 1e-5, BERT's 1e-12")
 
 
 def check_rate(name: str, rate: float) -> None:

@@ -13,7 +13,7 @@ from clearhead.nn.cache import Cache
 
 
 class Encoder(nn.Module):
-    """(B,L,E) -> (B,L,E)"""
+    """Blocks of self-attention, then a norm where there is one. (B,L,E) -> (B,L,E)"""
 
     def __init__(self, blocks: Iterable[EncoderBlock], norm: nn.Module | None = None):
         super().__init__()
@@ -28,11 +28,20 @@ class Encoder(nn.Module):
         angles: Tensor | None = None,
         logit_bias: Tensor | None = None,
         cache: Cache | None = None,
-    ) -> Tensor:
+        all_layers: bool = False,
+    ) -> Tensor | tuple[Tensor, ...]:
+        """The last hidden state; with all_layers=True every one: x itself and the output of each block.
+
+        The last of them has gone through the final norm and equals what is returned without all_layers.
+        """
+        states = [x]
         for i, block in enumerate(self.blocks):
             layer = None if cache is None else cache.layers[i]
             x = block(x, mask=mask, angles=angles, logit_bias=logit_bias, cache=layer)
-        return self.norm(x)
+            if all_layers:
+                states.append(x)
+        states[-1] = self.norm(x)
+        return tuple(states) if all_layers else states[-1]
 
     @classmethod
     def from_torch(cls, stack: nn.TransformerEncoder) -> "Encoder":

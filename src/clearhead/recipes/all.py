@@ -17,6 +17,7 @@ from clearhead.recipes.oddity import oddity
 from clearhead.recipes.pronounce import pronounce
 from clearhead.recipes.pronounce_fast import pronounce_fast
 from clearhead.recipes.reverse import reverse
+from clearhead.recipes.reverse_uva import reverse_uva
 from clearhead.recipes.text import text
 from clearhead.recipes.whole import whole
 from clearhead.recipes.words import words
@@ -45,6 +46,9 @@ class Recipe:
 
 RECIPES = {
     "reverse": Recipe(reverse, "16 digits in reverse order", Measured(seconds=3.6, accuracy=1.0)),
+    "reverse-uva": Recipe(
+        reverse_uva, "the same with the numbers of the UvA notebook", Measured(seconds=28, accuracy=1.0)
+    ),
     "whole": Recipe(whole, "one answer about 16 digits", Measured(seconds=44, accuracy=1.0)),
     "oddity": Recipe(oddity, "the odd one out of ten images", Measured(seconds=332, accuracy=0.9917)),
     "mnist": Recipe(mnist, "handwritten digits, quickly", Measured(seconds=75, accuracy=0.9905)),

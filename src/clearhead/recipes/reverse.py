@@ -1,4 +1,4 @@
-"""Reverse 16 random digits with one block and one head (R2.5).
+"""Reverse 16 random digits with one block and one head. `reverse-uva` is the same task as its source notebook has it.
 
 clearhead train reverse
 takes      about 4 seconds on one processor core

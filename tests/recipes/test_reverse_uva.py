@@ -1,0 +1,69 @@
+"""The recipe beside the tutorial's own description of its network, built here from the parts of torch.nn."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from clearhead.data import datasets
+from clearhead.models.factory import build_model
+from clearhead.nn.positions import sinusoidal
+from clearhead.recipes.all import config_of
+from clearhead.recipes.start import train
+
+
+class Notebook(nn.Module):
+    """Input net, sinusoidal positions, one post-norm block and an output net, for one-hot digits."""
+
+    def __init__(self):
+        super().__init__()
+        self.input_net = nn.Sequential(nn.Dropout(0.0), nn.Linear(10, 32))
+        self.block = nn.TransformerEncoderLayer(32, 1, 64, dropout=0.0, activation="relu", batch_first=True)
+        self.output_net = nn.Sequential(
+            nn.Linear(32, 32), nn.LayerNorm(32), nn.ReLU(), nn.Dropout(0.0), nn.Linear(32, 10)
+        )
+
+    def forward(self, ids):
+        x = self.input_net(F.one_hot(ids, 10).double())
+        x = x + sinusoidal(torch.arange(ids.shape[1]), 32)
+        return self.output_net(self.block(x))
+
+
+def test_it_is_the_notebooks_network():
+    torch.manual_seed(0)
+    model, notebook = build_model(config_of("reverse-uva").model).double(), Notebook().double()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    with torch.no_grad():
+        notebook.input_net[1].weight.copy_(model.embed.weight.T)
+        notebook.input_net[1].bias.copy_(model.embed.bias)
+    notebook.block = model.encoder.blocks[0].to_torch()
+    for i, name in ((0, "widen"), (1, "norm"), (4, "narrow")):
+        notebook.output_net[i].load_state_dict(model.head.get_submodule(name).state_dict())
+    ids = torch.randint(0, 10, (4, 16))
+    torch.testing.assert_close(model(ids), notebook(ids))
+    assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in Notebook().parameters())
+
+
+def test_its_numbers_are_the_notebooks():
+    config = config_of("reverse-uva")
+    model, optimizer, training = config.model, config.optimizer, config.training
+    assert (model.width, model.n_heads, model.depth, model.hidden, model.norm) == (32, 1, 1, 64, "post")
+    assert (model.dropout, model.input_dropout, model.hidden_dropout, model.positions) == (0, 0, 0, "sinusoidal")
+    assert (optimizer.kind, optimizer.lr, optimizer.weight_decay, optimizer.clip) == ("adamw", 5e-4, 0.0, 5.0)
+    assert (optimizer.beta1, optimizer.beta2, optimizer.schedule, optimizer.warmup) == (0.9, 0.999, "cosine", 50)
+    assert (training.epochs, training.batch_size) == (10, 128)
+    data = datasets.load(config.data, seed=0)
+    assert [len(part) for part in (data.train, data.validation, data.test)] == [50_000, 1_000, 10_000]
+
+
+def test_the_length_is_also_the_models_context():
+    config = config_of("reverse-uva", {"data.length": 5})
+    assert (config.data.length, config.model.context) == (5, 5)
+
+
+@pytest.mark.slow
+def test_half_of_its_epochs_reverse_unseen_sequences(tmp_path, monkeypatch):
+    """All ten take about half a minute and leave no mistake; the validation sequences have none after the third."""
+    monkeypatch.chdir(tmp_path)
+    assert train("reverse-uva", changes={"training.epochs": 5}, quiet=True).test["whole"] > 0.999
