@@ -27,17 +27,6 @@ from clearhead.training.setup import own_surroundings, set_up
 from clearhead.training.signals import StopRequest
 from clearhead.training.state import Standing
 
-UVA = {
-    "optimizer.lr": 5e-4,
-    "optimizer.beta2": 0.999,
-    "optimizer.weight_decay": 0.0,
-    "optimizer.schedule": "cosine",
-    "optimizer.warmup": 50,
-    "optimizer.clip": 5.0,
-    "training.steps": 3900,
-}
-"""Adam, batch 128: the notebook's numbers, for the same model and data"""
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -52,12 +41,12 @@ class Entry:
 TASKS = {
     "reverse": lambda: [
         Entry("clearhead", config_of("reverse"), (1.0,), 10, "whole"),
-        Entry("UvA recipe", config_of("reverse", UVA), (1.0,), 50, "whole"),
+        Entry("UvA recipe", config_of("reverse-uva"), (1.0,), 50, "whole"),
     ],
     "mnist": lambda: [
         Entry("340 steps", config_of("mnist", {"training.steps": 340}), (0.9461, 0.987), 20),
         Entry("700 steps", config_of("mnist", {"training.steps": 700}), (0.9461, 0.991), 50),
-        Entry("plain (R3)", config_of("mnist-plain", {"training.epochs": 1000}), (0.9461,), 500),
+        Entry("plain", config_of("mnist-plain", {"training.epochs": 1000}), (0.9461,), 500),
     ],
     "cifar10": lambda: [Entry("clearhead", config_of("cifar10-fast"), (0.80, 0.90), 400)],
 }
