@@ -1,6 +1,7 @@
 """benchmarks/learning.py finds the step at which an accuracy is reached, or says that it was not."""
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def test_every_task_compares_recipes_that_exist(learning):
         for entry in make():
             assert entry.targets == tuple(sorted(entry.targets))
     ours, theirs = (entry.config for entry in learning.TASKS["reverse"]())
-    assert ours.model == theirs.model
+    assert ours.model == replace(theirs.model, head_norm=False)  # the notebook has a norm in its output net
     assert ours.data == theirs.data
     assert theirs.optimizer.lr == 5e-4
 
