@@ -61,7 +61,8 @@ def run(argv: Sequence[str]) -> None:
             warn(note)
     else:
         example = looking.sample(session, args.sample)
-    print(f"It answers {example.answer}.\n")
+    print(f"{example.sentence}\n")
+    print("Drawing figures ...", flush=True)
     print_pictures(looking.look_at(session, example, args.out))
 
 
