@@ -1,5 +1,6 @@
 """Exact evaluation: each example counts once, however many processes share the work."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -28,15 +29,18 @@ def evaluate(
     *,
     precision: Precision = "float32",
     views: Views = "one",
+    on_batch: Callable[[Batch, Tensor], None] | None = None,
 ) -> dict[str, float]:
     """Loss and accuracy over all examples, known to every process; of the mean of the answers for several views
-    of each image, if told so."""
+    of each image, if told so. `on_batch` is called with each batch of this process and the model's outputs."""
     sums = torch.zeros(N_COUNTS, dtype=torch.float64, device=processes.device)
     with testing_stage(model), torch.inference_mode():
         for batch in evaluation_batches(examples, normalise, BATCH_SIZE, processes.rank, processes.world):
             batch = to_device(batch, processes.device)
             with autocast(precision, processes.device):
                 outputs = answers(model, objective, batch, views)
+            if on_batch is not None:
+                on_batch(batch, outputs)
             sums += counts(objective.loss(outputs, batch), objective.right(outputs, batch), objective.asked(batch))
     return summary(processes.add(sums).tolist())
 
