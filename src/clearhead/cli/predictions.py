@@ -66,8 +66,11 @@ def run(argv: Sequence[str]) -> None:
     out = (args.out or session.path / DEFAULT_NAME) if session.takes_pictures else None
     if out is not None:
         check_suffix(out)
-    print(f"Evaluating the {args.part} set ...", file=sys.stderr, flush=True)
-    found = report(session, args.part, args.n, beam_of(args.beam))
+
+    def announce() -> None:
+        print(f"Evaluating the {args.part} set ...", file=sys.stderr, flush=True)
+
+    found = report(session, args.part, args.n, beam_of(args.beam), announce)
     if args.json:
         print(json.dumps(as_dict(session, found, args.part) | {"figure": None if out is None else str(out)}, indent=2))
     else:

@@ -139,7 +139,7 @@ def sampled_text(session: Session, ids: Tensor, targets: Tensor) -> Example:
 
 
 def file(session: Session, path: Path, *, invert: bool = False) -> Example:
-    """A picture file, cropped and resized as in training."""
+    """A picture file, made square and resized as in training."""
     if session.normalise is None:
         way = {"digits": "--ids 3 1 4", "words": "--text WORD", "text": "--text TEXT"}.get(session.takes, "--sample 0")
         raise ValueError(f"{session.path} takes no single picture, got {path}; try {way}")
@@ -270,4 +270,4 @@ def over_image(
     }
     cells = {name: m[0] for name, m in maps.items()}
     figure = draw_aggregates(example.image, cells, proof[0], areas, title=f"{AGGREGATES}\n{example.heading}")
-    yield "aggregates.png", AGGREGATES, figure
+    yield "aggregates.png", "attention over all layers, beside occlusion", figure

@@ -5,6 +5,7 @@ Dims: N examples, B batch, L length, V classes, S elements of a set.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,8 +23,13 @@ from clearhead.serving.session import Session
 from clearhead.training.confusion import confusion_matrix
 from clearhead.training.objective import OBJECTIVES
 
+Announce = Callable[[], None]
 CONTEXT = 24
 """tokens of a text that are shown before a predicted one"""
+
+
+def silent() -> None:
+    """Announces nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +75,7 @@ class Report:
     mistakes: list[Row]
 
 
-def outputs_on(session: Session, part: PartName = "test") -> Outputs:
+def outputs_on(session: Session, part: PartName = "test", announce: Announce = silent) -> Outputs:
     """Predictions for every example of a part, with the metrics of that same pass."""
     objective = OBJECTIVES[session.config.objective]
     targets: list[Tensor] = []
@@ -85,6 +91,7 @@ def outputs_on(session: Session, part: PartName = "test") -> Outputs:
         correct.extend(objective.right(outputs, batch))
 
     examples, normalise = examples_of(session, part)
+    announce()
     metrics = measure(session, part, examples, normalise, keep)
     return Outputs(examples, metrics, targets, predicted, probability, correct)
 
@@ -102,7 +109,7 @@ def read_outputs(objective: str, outputs: Tensor, targets: Tensor) -> tuple[Tens
     return chosen, logits.softmax(-1).gather(-1, chosen[..., None])[..., 0]
 
 
-def confusion(session: Session) -> Tensor:
+def confusion(session: Session, announce: Announce = silent) -> Tensor:
     """(V,V): row t, column p counts the test examples of class t that were predicted as class p. Of sequences with a
     class for each token, every token is an example."""
     if session.config.objective not in ("classes", "each", "yes-no"):
@@ -110,18 +117,21 @@ def confusion(session: Session) -> Tensor:
             f"a confusion matrix needs classes, got {session.path}, which predicts none; measure it with: "
             f"clearhead evaluate {session.path}"
         )
-    outputs = outputs_on(session)
+    outputs = outputs_on(session, announce=announce)
     targets, predicted = (torch.stack(side).flatten().long() for side in (outputs.targets, outputs.predicted))
     return confusion_matrix(targets, predicted, len(session.classes))
 
 
-def report(session: Session, part: PartName = "test", n: int = 16, how: Beam = BEAM) -> Report:
-    """The first n predictions of a part, and its n worst mistakes."""
+def report(
+    session: Session, part: PartName = "test", n: int = 16, how: Beam = BEAM, announce: Announce = silent
+) -> Report:
+    """The first n predictions of a part, and its n worst mistakes. `announce` is called before the part is evaluated,
+    which may take minutes."""
     if n < 1:
         raise ValueError(f"the number of predictions must be 1 or more, got {n}")
     if session.config.objective == "written":
-        return report_words(session, part, n, how)
-    outputs = outputs_on(session, part)
+        return report_words(session, part, n, how, announce)
+    outputs = outputs_on(session, part, announce)
     if session.config.objective == "next":
         return report_tokens(session, outputs, n)
     return report_examples(session, outputs, n)
@@ -194,11 +204,12 @@ def text_of(session: Session, ids: Tensor) -> str:
     return repr(to_user("".join(session.symbols[i] for i in ids.tolist()), session.config.data.level))[1:-1]
 
 
-def report_words(session: Session, part: PartName, n: int, how: Beam) -> Report:
+def report_words(session: Session, part: PartName, n: int, how: Beam, announce: Announce) -> Report:
     """Pronunciations that are written by beam search; one of a word's own is enough to be correct."""
     words = words_to_score(session, part)
     if not words:
         raise ValueError(f"{session.path} has no {part} words; try --part validation")
+    announce()
     answers = pronounce(session, list(words), how)
     rates = rates_of(answers, words)
     best = [spoken[0] for spoken in answers]
