@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from clearhead.drawing import METADATA, blank, save_figure, short, visible
+from clearhead.drawing import METADATA, blank, save_figure, short, text_width, visible, wrap
 
 
 def drawn():
@@ -67,3 +67,19 @@ def test_numbers_are_as_long_as_they_need_be():
 )
 def test_every_character_has_a_name_that_can_be_drawn(symbol, name):
     assert visible(symbol) == name
+
+
+@pytest.mark.parametrize("text", ["what one head attends to, in encoder.blocks.0.attention", "W" * 60, "a b c", ""])
+@pytest.mark.parametrize("width", [0.8, 2.0, 6.0])
+def test_wrapped_lines_are_no_wider_than_asked_and_lose_nothing(text, width):
+    lines = wrap(text, width, 15).split("\n")
+    assert all(text_width(line, 15) <= width for line in lines)
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+
+
+def test_lines_break_between_words_and_long_words_after_punctuation():
+    assert wrap("one two", 0.6, 15) == "one\ntwo"
+    assert (
+        wrap("encoder.blocks.0.attention", text_width("encoder.blocks.0.atten", 15), 15)
+        == "encoder.blocks.0.\nattention"
+    )

@@ -58,6 +58,40 @@ def visible(symbol: str) -> str:
     return "".join(c if glyphs.get_char_index(ord(c)) else f"U+{ord(c):04X}" for c in symbol)
 
 
+def text_width(text: str, size: float) -> float:
+    """The width in inches of one line at a font size in points."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    return text_to_path.get_text_width_height_descent(text, FontProperties(size=size), ismath=False)[0] / 72
+
+
+def wrap(text: str, width: float, size: float) -> str:
+    """Break a text into lines no wider than `width` inches: between words, or inside a word that is wider itself."""
+    lines = []
+    for paragraph in text.split("\n"):
+        line = ""
+        for word in paragraph.split(" "):
+            longer = f"{line} {word}" if line else word
+            if line and text_width(longer, size) > width:
+                lines.append(line)
+                longer = word
+            while text_width(longer, size) > width and len(longer) > 1:
+                end = break_point(longer, width, size)
+                lines.append(longer[:end])
+                longer = longer[end:]
+            line = longer
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def break_point(word: str, width: float, size: float) -> int:
+    """How many characters of a word fit into a line; if possible, the line ends after a punctuation mark."""
+    end = max((n for n in range(1, len(word)) if text_width(word[:n], size) <= width), default=1)
+    marks = [n for n in range(max(1, end // 2), end + 1) if word[n - 1] in "._-/,"]
+    return max(marks, default=end)
+
+
 def check_suffix(path: Path) -> None:
     if path.suffix.lower() not in METADATA:
         raise ValueError(

@@ -6,14 +6,20 @@ from clearhead.cli.main import main
 def test_it_prints_what_to_open(trained, tmp_path, capsys):
     assert main(["look", str(trained / "reverse"), "--ids", "3", "1", "4", "--out", str(tmp_path / "new")]) == 0
     out, err = capsys.readouterr()
-    assert err.endswith("has learnt from sequences of 16 digits, got 3: its answer is a guess\n")
-    assert out.startswith("It answers ")
+    assert "has learnt from sequences of 16 digits, got 3: its answer is a guess\n" in err
+    assert err.endswith("Drawing figures ...\n")
+    assert out.startswith("Predicted: ")
+    assert "Actual" not in out
     assert {path.name for path in (tmp_path / "new").iterdir()} == {"wall.png", "head.png", "tokens.png", "heads.png"}
     assert all(str(path) in out for path in (tmp_path / "new").iterdir())
 
 
-def test_pictures_are_in_the_runs_folder_unless_said(trained):
+def test_pictures_are_in_the_runs_folder_unless_said(trained, capsys):
     assert main(["look", str(trained / "repeat"), "--sample", "0"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("Predicted: ")
+    assert ". Actual: " in first
+    assert first.endswith(("The prediction is correct.", "The prediction is wrong."))
     assert (trained / "repeat/figures/look/wall.png").is_file()
 
 
@@ -39,7 +45,7 @@ def test_a_watched_run_is_drawn_over_time(tmp_path, monkeypatch, capsys):
 )
 def test_words_and_text_are_looked_at(trained, tmp_path, capsys, name, text, pictures):
     assert main(["look", str(trained / name), "--text", text, "--out", str(tmp_path / "new")]) == 0
-    assert capsys.readouterr().out.startswith("It answers ")
+    assert capsys.readouterr().out.startswith("Predicted: ")
     assert {path.name for path in (tmp_path / "new").iterdir()} == pictures
 
 

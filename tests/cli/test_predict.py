@@ -1,10 +1,16 @@
 import json
+import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from clearhead.cli.main import main
+from clearhead.cli.predict import candidates_text, n_by_score
+from clearhead.models.beam import Beam
+from clearhead.serving.pronouncing import Spoken, pronounce
+from clearhead.serving.session import Session
 
 
 @pytest.fixture
@@ -88,13 +94,17 @@ def test_mistakes_are_one_line(trained, digits, capsys, monkeypatch, argv, code,
 
 def test_words_are_said_with_the_next_best_answers(trained, capsys, monkeypatch):
     monkeypatch.setattr("clearhead.serving.pronouncing.MOST_PHONES", 12)
-    lines = told(capsys, trained / "pronounce", "cab", "BAD", "--beam", 3).splitlines()
+    header, *lines = told(capsys, trained / "pronounce", "cab", "BAD", "--beam", 3).splitlines()
+    assert header.split() == ["word", "phones", "probability", "score"]
+    lines = lines[: lines.index("")]
     assert [line.split()[0] for line in lines[::3]] == ["cab", "BAD"]
     assert len(lines) == 6
-    assert all(line.endswith("%") for line in lines)
+    assert all(line.split()[-2].endswith("%") or line.endswith(" *") for line in lines)
     one, two = json.loads(told(capsys, trained / "pronounce", "cab", "bad", "--json"))
     assert (one["input"], two["input"]) == ("cab", "bad")
-    assert set(one["answers"][0]) == {"phones", "score", "ended", "probability"}
+    assert set(one["answers"][0]) == {"phones", "score", "ended", "probability", "score_per_token"}
+    best = one["answers"][0]
+    assert best["score_per_token"] == pytest.approx(best["score"] / (len(best["phones"]) + best["ended"]))
 
 
 def test_an_answer_that_was_cut_off_is_marked(trained, capsys, monkeypatch):
@@ -123,3 +133,33 @@ def test_runs_answer_together(trained, capsys, monkeypatch):
 def test_words_that_cannot_be_said_are_one_line(trained, capsys, argv, message):
     assert main(["predict", *argv.replace("RUN", str(trained)).split()]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_list_is_ordered_by_the_score_that_it_shows():
+    """A longer pronunciation of a lower probability may come first; the reason stands beside it."""
+    longer, shorter = Spoken(("TH", "ER", "OW", "AH"), math.log(0.168)), Spoken(("TH", "ER", "OW"), math.log(0.207))
+    header, first, second, _, note = candidates_text(["thorough"], [[longer, shorter]]).splitlines()
+    assert header.endswith("probability   score")
+    assert (first.split()[-2:], second.split()[-2:]) == (["16.8%", "-0.357"], ["20.7%", "-0.394"])
+    assert note == "Ordered by score, the mean log-probability per token (phones and end of sequence)."
+
+
+def test_what_stands_behind_the_greedy_answer_in_spite_of_its_score_is_marked():
+    greedy, longer = Spoken(("K",), math.log(0.5)), Spoken(("K", "AE", "B"), math.log(0.4))
+    assert longer.score_per_token > greedy.score_per_token
+    lines = candidates_text(["cab"], [[greedy, longer]]).splitlines()
+    assert not lines[1].endswith("*")
+    assert lines[2].endswith(" *")
+    assert lines[-1] == "* less probable than the greedy answer, and therefore listed after it"
+
+
+@pytest.mark.parametrize("size", [2, 5, 9])
+def test_shown_scores_fall_but_for_marked_candidates_which_are_less_probable(trained, size):
+    session = Session(trained / "pronounce")
+    words = ["cab", "bad", "a", "abcd", "dcba", "bb"]
+    greedy = [ways[0] for ways in pronounce(session, words, Beam(1))]
+    for ways, least in zip(pronounce(session, words, Beam(size)), greedy, strict=True):
+        n = n_by_score(ways)
+        shown = [way.score_per_token for way in ways]
+        assert all(after <= way + 1e-6 for way, after in pairwise(shown[:n]))
+        assert all(way.score < least.score for way in ways[n:])

@@ -16,6 +16,44 @@ def images_of(figure):
     return [image for axes in figure.axes for image in axes.get_images()]
 
 
+def texts_of(figure):
+    return [figure._suptitle, *[axes.title for axes in figure.axes], *[axes.xaxis.label for axes in figure.axes]]
+
+
+LONG = "encoder.blocks.11.attention · predicted: a class with a name as long as this one (31%) · actual: " + "x" * 80
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: draw_head(WEIGHTS, title=LONG),
+        lambda: draw_alignment(WEIGHTS, list("uvwxyz"), list("abcd"), title=LONG),
+        lambda: draw_tokens(WEIGHTS, list("abcd"), list("uvwxyz"), title=LONG),
+        lambda: draw_wall([torch.rand(1, 5, 5)], ["blocks.0"], title=LONG),
+        lambda: draw_wall([torch.rand(1, 5, 5)] * 3, [LONG] * 3, title=LONG),
+        lambda: draw_wall([torch.rand(2, 5, 5)], ["blocks.0"], title=LONG),
+        lambda: draw_over_image(torch.zeros(3, 8, 8), {"head 0": torch.rand(2, 2)}, title=LONG),
+    ],
+)
+def test_no_title_is_cut_off(draw):
+    figure = drawn(draw())
+    width, height = figure.canvas.get_width_height()
+    for text in texts_of(figure):
+        box = text.get_window_extent()
+        assert not text.get_text() or (box.x0 >= 0 and box.x1 <= width and box.y0 >= 0 and box.y1 <= height)
+
+
+@pytest.mark.parametrize("n_layers", [1, 2, 4, 6])
+def test_the_wall_of_one_head_fills_its_picture(n_layers):
+    figure = drawn(draw_wall([torch.rand(1, 9, 9)] * n_layers, [f"blocks.{i}" for i in range(n_layers)]))
+    boxes = [image.get_window_extent() for image in images_of(figure)]
+    assert len(boxes) == n_layers
+    width, height = figure.canvas.get_width_height()
+    assert min(box.x0 for box in boxes) < 0.1 * width
+    assert max(box.x1 for box in boxes) > 0.75 * width
+    assert sum(box.width * box.height for box in boxes) > 0.4 * width * height
+
+
 def test_one_head_shows_its_weights_from_zero_to_the_largest():
     figure = drawn(draw_head(WEIGHTS, queries=list("abcd")))
     (image,) = images_of(figure)
@@ -45,6 +83,27 @@ def test_maps_lie_over_the_image_patch_by_patch(channels):
     assert len(shown) == 6
     assert {tuple(image.get_extent()) for image in shown} == {(-0.5, 27.5, 27.5, -0.5)}
     assert len({image.get_clim() for image in shown}) == 1
+
+
+def test_a_photograph_keeps_its_colours_below_a_map_where_the_weight_is_no_more_than_the_mean():
+    photograph = torch.randint(0, 256, (3, 8, 8), dtype=torch.uint8)
+    weights = torch.tensor([[0.1, 0.1], [0.1, 0.7]])
+    axes = drawn(draw_over_image(photograph, {"head 0": weights})).axes[1]
+    below, above = axes.get_images()
+    assert np.allclose(below.get_array(), photograph.permute(1, 2, 0) / 255)
+    opacity = above.to_rgba(above.get_array())[..., 3]
+    assert opacity[0, 0] == opacity[0, 1] == opacity[1, 0] == 0
+    assert 0 < opacity[1, 1] < 1
+    (outline, _) = axes.collections
+    assert len(outline.get_segments()) == 4  # the one patch with a large weight
+
+
+def test_nearly_uniform_weights_hardly_tint_a_photograph():
+    weights = 1 / 64 + 1e-4 * torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+    axes = drawn(draw_over_image(torch.zeros(3, 32, 32), {"head 0": weights})).axes[1]
+    above = axes.get_images()[1]
+    assert above.to_rgba(above.get_array())[..., 3].max() < 0.05
+    assert not axes.collections[0].get_segments()
 
 
 def test_token_to_token_draws_the_strongest_widest():

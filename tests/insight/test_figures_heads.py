@@ -31,9 +31,49 @@ def test_aggregates_have_scales_of_their_own_and_occlusion_is_even_about_zero():
     occluded = torch.rand(7, 7) - 0.1
     figure = drawn(draw_aggregates(image, maps, occluded, {"mean": 0.25, "occlusion": 0.1}))
     shown = [i for axes in figure.axes for i in axes.get_images() if i.get_array().shape == (7, 7)]
-    assert [i.get_clim() for i in shown[:3]] == [(m.double().min(), m.double().max()) for m in maps.values()]
+    ranges = [(m.mean().item(), max(m.max().item(), 2 * m.mean().item())) for m in maps.values()]
+    assert np.allclose([i.get_clim() for i in shown[:3]], ranges)
     assert shown[3].get_clim() == (-occluded.abs().double().max(), occluded.abs().double().max())
     assert {axes.get_xlabel() for axes in figure.axes} >= {"deletion area 0.250", "deletion area 0.100"}
+
+
+def test_the_deletion_area_is_explained_where_it_stands():
+    image, maps = torch.zeros(1, 28, 28), {"mean": torch.rand(7, 7)}
+    with_areas = drawn(draw_aggregates(image, maps, torch.rand(7, 7), {"mean": 0.25}))
+    note = with_areas._supxlabel.get_text().replace("\n", " ")
+    assert "Deletion area: patches are hidden one by one, the highest ranked first" in note
+    assert "The smaller it is, the better the map" in note
+    box = with_areas._supxlabel.get_window_extent()
+    assert min(box.x0, box.y0) >= 0
+    assert box.x1 <= with_areas.canvas.get_width_height()[0]
+    without = drawn(draw_aggregates(image, maps, torch.rand(7, 7)))
+    assert "Deletion area" not in without._supxlabel.get_text()
+
+
+def test_occlusion_is_tinted_by_its_sign():
+    figure = drawn(
+        draw_aggregates(torch.zeros(3, 8, 8), {"mean": torch.rand(2, 2)}, torch.tensor([[1.0, 0.0], [0.0, -1.0]]))
+    )
+    image = figure.axes[2].get_images()[1]
+    colours = image.to_rgba(image.get_array())
+    assert colours[0, 1, 3] == pytest.approx(0, abs=0.01)
+    assert colours[0, 0, 3] == colours[1, 1, 3] > 0.5
+    assert colours[0, 0, 0] > colours[0, 0, 1]  # magenta
+    assert colours[1, 1, 0] < colours[1, 1, 1]  # green
+
+
+def test_no_title_of_a_ranking_or_of_entropies_is_cut_off():
+    long = "predicted: a class with a name as long as this one (31%), actual: " + "x" * 80
+    address = "model.vision_tower.encoder.layers.11.self_attention.attention"
+    for figure in (
+        draw_ranking(torch.rand(2, 2), [address, address], title=long),
+        draw_entropy([0, 10], torch.rand(2, 3, 2), [address] * 3),
+        draw_strip([0, 10], torch.rand(2, 4, 4), title=long),
+    ):
+        width, height = drawn(figure).canvas.get_width_height()
+        for text in [figure._suptitle, *[axes.title for axes in figure.axes], *figure.axes[0].get_yticklabels()]:
+            box = text.get_window_extent()
+            assert not text.get_text() or (box.x0 >= 0 and box.x1 <= width and box.y1 <= height)
 
 
 def test_entropy_has_a_line_for_each_head_and_one_for_the_most():

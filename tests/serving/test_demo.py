@@ -23,7 +23,7 @@ def test_the_demo_trains_the_recipe_and_goes_on_when_called_again(tmp_path, monk
         return type("Outcome", (), {"reason": "stopped"})
 
     monkeypatch.setattr(module, "train", train)
-    assert demo()[1] == []
+    assert demo(before_drawing=lambda: pytest.fail("there is nothing to draw"))[1] == []
     assert asked == [(config_of("mnist"), "demo", {"resume": True})]
 
 
@@ -31,7 +31,9 @@ def test_the_whole_demo_with_a_tiny_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tiny = {"model.patch_size": 14, "model.width": 8, "model.tokenizer": "patches", "model.depth": 1, "data.limit": 300}
     monkeypatch.setattr(module, "config_of", lambda name, changes: config_of(name, tiny | changes))
-    outcome, pictures = demo(steps=2)
+    said = []
+    outcome, pictures = demo(steps=2, before_drawing=lambda: said.append("drawing"))
+    assert said == ["drawing"]
     assert outcome.step == 2
     assert outcome.test["accuracy"] > 0
     assert all(Path(path).is_file() for path, _ in pictures)

@@ -6,11 +6,14 @@ import torch
 from PIL import Image
 
 from clearhead.data import datasets
+from clearhead.data.batches import evaluation_batches
 from clearhead.data.characters import BYTES
+from clearhead.data.dataset import Part
 from clearhead.serving import looking
 from clearhead.serving.looking import digits, file, look_at, sample, text
 from clearhead.serving.pronouncing import Spoken
 from clearhead.serving.session import Session
+from clearhead.training.objective import OBJECTIVES
 
 ALWAYS = ["wall.png", "head.png"]
 
@@ -61,7 +64,7 @@ def test_of_a_long_text_the_end_is_drawn_as_far_as_the_model_reads(trained):
     session = Session(trained / "text")
     session.config = replace(session.config, model=replace(session.config.model, context=5))
     assert text(session, "To be, or not").tokens == ("r", "space", "n", "o", "t")
-    with pytest.raises(ValueError, match="a text has characters, got ''; write some"):
+    with pytest.raises(ValueError, match="--text is empty"):
         text(session, "")
 
 
@@ -93,3 +96,64 @@ def test_a_run_without_a_test_set_has_no_sample(trained, monkeypatch, tmp_path):
     (tmp_path / "my.txt").write_text("To be, or not to be: that is the question.\n" * 40)
     with pytest.raises(LookupError, match="has no test examples, got --sample 0; try --text instead"):
         sample(Session(trained / "text"), 0)
+
+
+@pytest.mark.parametrize("run", ["mnist", "reverse", "oddity", "sum", "repeat"])
+def test_a_test_example_has_its_truth_and_is_judged_as_the_accuracy_counts_it(trained, run):
+    session = Session(trained / run)
+    data = datasets.load(session.config.data, session.config.seed)
+    for number in range(8):
+        batch = next(evaluation_batches(Part(data.test, torch.tensor([number])), data.normalise, 1))
+        example = sample(session, number)
+        right = OBJECTIVES[session.config.objective].right(session.logits(batch.inputs), batch)
+        assert example.correct == bool(right.all())
+        names = {"oddity": [f"image {i}" for i in range(10)], "sum": list(map(str, range(200)))}.get(
+            run, session.classes
+        )
+        assert example.truth == " ".join(names[int(target)] for target in batch.targets.flatten())
+
+
+def test_a_sentence_and_a_heading_say_prediction_truth_and_agreement():
+    wrong = looking.Example(torch.zeros(1), "horse (31%)", truth="cat", correct=False)
+    assert wrong.sentence == "Predicted: horse (31%). Actual: cat. The prediction is wrong."
+    assert wrong.heading == "predicted: horse (31%) · actual: cat · wrong"
+    right = replace(wrong, truth="horse", correct=True)
+    assert right.sentence == "Predicted: horse (31%). Actual: horse. The prediction is correct."
+    own = looking.Example(torch.zeros(1), "horse (31%)")
+    assert (own.sentence, own.heading) == ("Predicted: horse (31%).", "predicted: horse (31%)")
+
+
+@pytest.mark.parametrize("run", ["mnist", "reverse", "pronounce", "words"])
+def test_every_figure_of_a_test_example_says_its_verdict(trained, run, monkeypatch):
+    monkeypatch.chdir(trained.parent)
+    session = Session(trained / run)
+    example = sample(session, 1)
+    assert ("correct" in example.heading) != ("wrong" in example.heading)
+    for _, _, figure in looking.pictures_of(session, example):
+        assert example.heading in figure._suptitle.get_text().replace("\n", " ")
+
+
+def test_a_test_word_is_correct_if_one_of_its_pronunciations_is_written(trained, monkeypatch):
+    monkeypatch.chdir(trained.parent)
+    session = Session(trained / "pronounce")
+    for phones, correct in ((("K", "AE", "D"), True), (("K", "AE", "B"), True), (("K",), False)):
+        monkeypatch.setattr(looking, "pronounce", lambda s, w, phones=phones: [[Spoken(phones, -1.0)]])
+        example = sample(session, 0)
+        assert (example.word, example.truth, example.correct) == ("cab", "K AE B or K AE D", correct)
+
+
+def test_the_end_of_a_test_word_is_what_comes_after_its_letters(trained, monkeypatch):
+    monkeypatch.chdir(trained.parent)
+    session = Session(trained / "words")
+    example = sample(session, 2)
+    assert example.truth == "'<end>'"
+    assert example.correct == (session.symbols[example.predicted] == "<end>")
+
+
+def test_maps_are_of_the_predicted_class_even_where_other_views_outvoted_the_image(trained, monkeypatch):
+    session = Session(trained / "mnist")
+    example = replace(sample(session, 0), predicted=7)
+    asked = []
+    monkeypatch.setattr(looking, "occlusion", lambda m, x, grid, c, **o: asked.append(c) or torch.zeros(1, *grid))
+    list(looking.pictures_of(session, example))
+    assert asked == [7]

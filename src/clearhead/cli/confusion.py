@@ -1,5 +1,6 @@
 """`clearhead confusion`: from the name of a run to a picture of its mistakes."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,4 +31,8 @@ def run(argv: Sequence[str]) -> None:
     session = Session(args.run)
     n_views = N_VIEWS[session.config.training.views]
     note = "" if n_views == 1 else f"mean of {n_views} views"
-    print(save_figure(draw_confusion(confusion(session), session.classes, note), out))
+    print(save_figure(draw_confusion(confusion(session, announce), session.classes, note), out))
+
+
+def announce() -> None:
+    print("Evaluating the test set, then drawing 1 figure ...", file=sys.stderr, flush=True)

@@ -17,6 +17,7 @@ def run(argv: Sequence[str]) -> int:
     options.add_argument("--steps", type=reader(int), metavar="N", help="fewer or more steps than the recipe has")
     args = options.parse(argv)
 
+    from clearhead.cli.look import say_drawing
     from clearhead.models.shapes import shapes
     from clearhead.recipes.all import config_of
     from clearhead.serving.demo import RECIPE, demo
@@ -25,7 +26,7 @@ def run(argv: Sequence[str]) -> int:
     print(
         f"Training a vision transformer of {shapes(config.model).parameters:,} parameters to read digits.\n", flush=True
     )
-    outcome, pictures = demo(steps=args.steps)
+    outcome, pictures = demo(steps=args.steps, before_drawing=say_drawing)
     if outcome.test is None:
         return outcome.exit_code
     seconds = outcome.test["seconds"]

@@ -1,5 +1,6 @@
 """`clearhead look`: one example, and pictures of all that a run looks at."""
 
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,10 +9,19 @@ from clearhead.cli.overrides import reader
 from clearhead.cli.parser import Parser
 
 ABOUT = """\
-What a run's best checkpoint looks at when it answers about one example: every
-layer and head, one head, what is lost with each head; for images the patches
-over the image, and what attention adds up to beside hiding each patch; for a
-word that is pronounced, which letters each phone looks at."""
+Draw what the best checkpoint of a run attends to for one example. An example of
+the test set (--sample) is shown with its prediction, its true label and whether
+they agree; for your own input the truth is unknown. The figures show every
+layer and head, one head in detail, and what the model loses without each head.
+
+For an image they also show the weight of each patch as a tint over the image,
+and aggregates over all layers (mean, maximum, rollout, relevance) beside
+occlusion: how much the probability of the predicted class drops when a patch is
+hidden. The deletion area of a map rates it: patches are hidden one by one, the
+highest ranked first, and the area under the curve of the probability (0 to 1)
+is the smaller, the better the map ranks what the model relies on.
+
+For a word to be pronounced they show which letters each phone attends to."""
 
 EXAMPLES = """\
 examples
@@ -29,21 +39,23 @@ def run(argv: Sequence[str]) -> None:
     options.usage = "clearhead look RUN (--sample N | --image FILE | --ids N... | --text TEXT | --over-time) [options]"
     options.epilog = EXAMPLES
     options.add_argument("run", metavar="RUN", help="the folder of a run, such as runs/mine")
-    options.add_argument("--sample", metavar="N", type=reader(int), help="an example of the test set, counted from 0")
-    options.add_argument("--image", metavar="FILE", type=Path, help="a picture file")
+    options.add_argument("--sample", metavar="N", type=reader(int), help="index of an example of the test set, from 0")
+    options.add_argument("--image", metavar="FILE", type=Path, help="an image file")
     options.add_argument("--ids", metavar="N", nargs="+", type=int, help="digits, for a run of reverse or whole")
     options.add_argument(
         "--text", metavar="TEXT", help="a word, for a run of pronounce; or any text, for words and text"
     )
-    options.add_argument("--over-time", action="store_true", help="heads while they formed, in a run with --probe")
-    options.add_argument("--invert", action="store_true", help="dark becomes light: MNIST's digits are white on black")
-    options.add_argument("--out", metavar="FOLDER", type=Path, help="where to (now figures/look in the run's folder)")
+    options.add_argument(
+        "--over-time", action="store_true", help="how heads formed during training, in a run with --probe"
+    )
+    options.add_argument("--invert", action="store_true", help="invert images: MNIST's digits are white on black")
+    options.add_argument("--out", metavar="FOLDER", type=Path, help="default: figures/look in the run's folder")
     args = options.parse(argv)
     check_one(args)
     if args.over_time:
         from clearhead.serving.over_time import look_over_time
 
-        print_pictures(look_over_time(args.run, args.out))
+        print_pictures(look_over_time(args.run, args.out, say_drawing))
         return
 
     from clearhead.cli.terminal import warn
@@ -61,7 +73,8 @@ def run(argv: Sequence[str]) -> None:
             warn(note)
     else:
         example = looking.sample(session, args.sample)
-    print(f"It answers {example.answer}.\n")
+    print(f"{example.sentence}\n")
+    say_drawing()
     print_pictures(looking.look_at(session, example, args.out))
 
 
@@ -74,6 +87,11 @@ def check_one(args: Namespace) -> None:
         raise ValueError(
             f"look takes one of --sample, --image, --ids, --text and --over-time, got {came}; try --sample 0"
         )
+
+
+def say_drawing() -> None:
+    """Beside the output: drawing takes seconds."""
+    print("Drawing figures ...", file=sys.stderr, flush=True)
 
 
 def print_pictures(pictures: Sequence[tuple[Path, str]]) -> None:

@@ -57,6 +57,11 @@ COMMANDS = {
         what="which class a run takes for which, on the test set, as a picture",
         example="clearhead confusion runs/mine",
     ),
+    "predictions": Command(
+        home="clearhead.cli.predictions",
+        what="compare predictions with the truth; show the worst mistakes",
+        example="clearhead predictions runs/mine",
+    ),
     "predict": Command(
         home="clearhead.cli.predict",
         what="a run's answers for your own pictures, words or digits",

@@ -4,22 +4,31 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clearhead.cli.overrides import reader
 from clearhead.cli.parser import Parser
 
+ROUNDING = 1e-6
+"""two scores that differ by less are the same, computed in two ways"""
+
 if TYPE_CHECKING:
+    from clearhead.serving.pronouncing import Spoken
     from clearhead.serving.session import Answer, Session
 
 ABOUT = """\
-What a run's best checkpoint answers, for pictures of your own, words or digits.
-Pictures are cropped to a square and resized exactly as in training, and seen in
-as many views as at the run's test (training.views); words are
-pronounced, with the next best answers and the probability of each. Their order
-is by probability for their length, so that short answers have no advantage, but
-none that is less probable than the greedy answer (--beam 1) comes before it."""
+Predict with a run's best checkpoint: classes of your own images, pronunciations
+of words, or the answer to a sequence of digits. Images become squares and are
+resized exactly as in training (the run's data.fit), and seen in as many views
+as at the run's test (training.views).
+
+For a word, all candidates of the beam search are listed with their probability
+and their score. The list is ordered by score, the mean log-probability per
+token (phones and end of sequence): a product of more factors is smaller, so by
+probability alone short pronunciations would win. One rule comes first: what is
+less probable than the greedy answer (--beam 1) is listed after it."""
 
 EXAMPLES = """\
 examples
@@ -37,12 +46,14 @@ def run(argv: Sequence[str]) -> None:
     options.add_argument("run", metavar="RUN", help="the folder of a run, such as runs/mine")
     options.add_argument("asked", metavar="IMAGE|WORD", nargs="*", help="picture files and folders of them, or words")
     options.add_argument("--ids", metavar="N", nargs="+", type=int, help="digits, for a run of reverse or whole")
-    options.add_argument("--beam", metavar="N", type=reader(int), help="words: answers followed and shown (now 5)")
     options.add_argument(
-        "--with", metavar="RUN", nargs="+", default=[], dest="others", help="words: runs that answer together with it"
+        "--beam", metavar="N", type=reader(int), help="words: beam size, and candidates shown (default: 5)"
     )
-    options.add_argument("--invert", action="store_true", help="dark becomes light: MNIST's digits are white on black")
-    options.add_argument("--json", action="store_true", help="all probabilities, for programs")
+    options.add_argument(
+        "--with", metavar="RUN", nargs="+", default=[], dest="others", help="words: other runs, to form an ensemble"
+    )
+    options.add_argument("--invert", action="store_true", help="invert images: MNIST's digits are white on black")
+    options.add_argument("--json", action="store_true", help="machine-readable output with all probabilities")
     args = options.parse(argv)
     if bool(args.asked) == bool(args.ids):
         came = "both" if args.ids else "neither"
@@ -76,23 +87,47 @@ def run(argv: Sequence[str]) -> None:
 
 
 def spoken(sessions: Sequence["Session"], words: Sequence[str], beam: int | None, *, as_json: bool) -> str:
-    """The beam's answers to each word, the best first, with their probabilities."""
+    """The beam's candidates for each word, the best first, with the score that orders them."""
     from clearhead.serving.pronouncing import beam_of, pronounce, together
 
     answers = pronounce(together(sessions), words, beam_of(beam))
-    if as_json:
-        rows = [
-            {"input": word, "answers": [asdict(way) | {"probability": math.exp(way.score)} for way in ways]}
-            for word, ways in zip(words, answers, strict=True)
-        ]
-        return json.dumps(rows, indent=2)
-    size = max(map(len, words))
-    width = max(len(str(way)) for ways in answers for way in ways)
-    return "\n".join(
-        f"{word if i == 0 else '':{size}}  {way!s:{width}}  {math.exp(way.score):6.1%}"
+    if not as_json:
+        return candidates_text(words, answers)
+    rows = [
+        {
+            "input": word,
+            "answers": [
+                asdict(way) | {"probability": math.exp(way.score), "score_per_token": way.score_per_token}
+                for way in ways
+            ],
+        }
         for word, ways in zip(words, answers, strict=True)
-        for i, way in enumerate(ways)
-    )
+    ]
+    return json.dumps(rows, indent=2)
+
+
+def candidates_text(words: Sequence[str], answers: Sequence[Sequence["Spoken"]]) -> str:
+    """A table, and below it what its order is."""
+    size = max(len("word"), *map(len, words))
+    width = max(len("phones"), *(len(str(way)) for ways in answers for way in ways))
+    lines = [f"{'word':{size}}  {'phones':{width}}  probability   score"]
+    for word, ways in zip(words, answers, strict=True):
+        last = n_by_score(ways)
+        for i, way in enumerate(ways):
+            numbers = f"{math.exp(way.score):11.1%}  {way.score_per_token:6.3f}"
+            lines.append(f"{word if i == 0 else '':{size}}  {way!s:{width}}  {numbers}{' *' * (i >= last)}")
+    if any(len(ways) > 1 for ways in answers):
+        lines += ["", "Ordered by score, the mean log-probability per token (phones and end of sequence)."]
+    if any(n_by_score(ways) < len(ways) for ways in answers):
+        lines.append("* less probable than the greedy answer, and therefore listed after it")
+    return "\n".join(lines)
+
+
+def n_by_score(ways: Sequence["Spoken"]) -> int:
+    """How many candidates from the first are in the order of their scores. The next has a higher score, and stands
+    behind only because it is less probable than the greedy answer, as all after it are."""
+    falls = [after.score_per_token <= way.score_per_token + ROUNDING for way, after in pairwise(ways)]
+    return falls.index(False) + 1 if False in falls else len(ways)
 
 
 def pictures_at(path: Path) -> list[Path]:

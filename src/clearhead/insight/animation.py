@@ -9,7 +9,7 @@ import numpy as np
 
 from clearhead.files import write_atomic
 from clearhead.insight.figures import is_long
-from clearhead.insight.style import TEXT, TITLE, bar, blank, heat, limits, numbers, plain
+from clearhead.insight.style import TEXT, bar, blank, heading, heat, limits, numbers, plain
 
 LAST = 6
 """times as long, so that one sees where it ended"""
@@ -36,7 +36,7 @@ def save_animation(
     plain(axes)
     axes.set_xlabel("key", fontsize=TEXT)
     axes.set_ylabel("query", fontsize=TEXT)
-    figure.suptitle(title, fontsize=TEXT if len(title) > 30 else TITLE)
+    heading(figure, title)
     bar(figure, shown, axes, "weight", shrink=0.85)
     lay_out(figure, axes, steps[-1])
     frames = []

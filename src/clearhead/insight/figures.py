@@ -3,33 +3,43 @@
 Dims: H heads, Q queries, K keys, C channels. Arrays may be tensors or numpy's.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clearhead.drawing import COLOURS, GREY
+from clearhead.drawing import COLOURS, GREY, wrap
 from clearhead.insight.style import (
     SMALL,
     TEXT,
-    TITLE,
     bar,
     blank,
+    caption,
     check_names,
+    heading,
     heat,
     limits,
     numbers,
+    panel_title,
     plain,
     tick_names,
+    tint,
+    tint_limits,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
 MOST_LINES = 400
 """the strongest weights that token-to-token draws"""
+TINT_NOTE = (
+    "The tint runs from the mean weight to the largest, or to twice the mean if no weight is larger; patches in the "
+    "upper half of the scale are outlined."
+)
 
 
 def draw_head(
@@ -41,7 +51,7 @@ def draw_head(
     axes = figure.subplots()
     image = heat(axes, matrix, 0, limits([matrix])[1], aspect="auto" if is_long(matrix.shape) else "equal")
     tick_names(axes, queries, keys, matrix.shape)
-    axes.set_title(title, fontsize=TITLE, pad=10)
+    heading(figure, title)
     axes.set_xlabel("key", fontsize=TEXT)
     axes.set_ylabel("query", fontsize=TEXT)
     bar(figure, image, axes, "weight", shrink=0.85)
@@ -67,56 +77,88 @@ def draw_alignment(
     axes.scatter(
         matrix.argmax(1), range(len(matrix)), s=90, facecolors="none", edgecolors=COLOURS[1], linewidths=2, zorder=3
     )
-    figure.suptitle(title, fontsize=TITLE)
+    heading(figure, title)
     axes.set_xlabel(names[0], fontsize=TEXT)
     axes.set_ylabel(names[1], fontsize=TEXT)
-    figure.supxlabel("a ring marks the largest weight of its row", fontsize=SMALL, color=GREY)
+    caption(figure, "A ring marks the largest weight of its row.")
     bar(figure, image, axes, "weight", shrink=0.85)
     return figure
 
 
 def draw_wall(layers: Sequence[Any], names: Sequence[str], *, title: str = "every layer and head") -> "Figure":
-    """Every head of every layer, (H,Q,K) each: a row for each layer, with a scale of its own."""
+    """Every head of every layer, (H,Q,K) each: one row and one colour scale per layer. Layers of a single head are
+    arranged in a grid instead, which fills the picture."""
     stacks = [numbers(layer) for layer in layers]
     check_names(names, len(stacks))
-    columns = max(len(stack) for stack in stacks)
-    figure = blank(max(8.0, 1.9 * columns + 2.6), max(3.6, 1.9 * len(stacks) + 1.2))
+    n_heads = max(len(stack) for stack in stacks)
+    figure = wall_of_layers(stacks, names) if n_heads == 1 else wall_of_heads(stacks, names, n_heads)
+    heading(figure, title)
+    caption(figure, "Each row of a matrix shows where one query attends; each column is one key.")
+    return figure
+
+
+def wall_of_heads(stacks: "Sequence[NDArray[np.float64]]", names: Sequence[str], n_heads: int) -> "Figure":
+    side = max(1.9, 5.4 / n_heads)
+    figure = blank(side * n_heads + 2.6, max(3.6, side * len(stacks) + 1.2))
     figure.set_layout_engine("constrained", rect=(0.02, 0, 0.98, 1))  # room for names of two lines
-    panels = figure.subplots(len(stacks), columns, squeeze=False)
+    panels = figure.subplots(len(stacks), n_heads, squeeze=False)
     for row, (stack, name) in enumerate(zip(stacks, names, strict=True)):
         high = limits([stack])[1]
         for column, axes in enumerate(panels[row]):
             plain(axes)
             if column < len(stack):
-                image = heat(axes, stack[column], 0, high, aspect="auto" if is_long(stack.shape[1:]) else "equal")
+                image = draw_matrix(axes, stack[column], high)
             if row == 0:
                 axes.set_title(f"head {column}", fontsize=TEXT)
-        panels[row][0].set_ylabel(broken(name), fontsize=SMALL)
+        panels[row][0].set_ylabel(wrap(broken(name), 1.3 * side, SMALL), fontsize=SMALL)
         bar(figure, image, list(panels[row]), "weight", shrink=0.9, aspect=12)
-    figure.suptitle(title, fontsize=TITLE)
-    figure.supxlabel("a row is what one query looks at, a column is a key", fontsize=SMALL, color=GREY)
     return figure
 
 
-def draw_over_image(image: Any, maps: Mapping[str, Any], *, title: str = "where the answer looks") -> "Figure":
+def wall_of_layers(stacks: "Sequence[NDArray[np.float64]]", names: Sequence[str]) -> "Figure":
+    """Layers of one head each, row by row in the order of execution."""
+    columns = min(4, math.ceil(math.sqrt(len(stacks))))
+    rows, side = math.ceil(len(stacks) / columns), max(3.2, 6.0 / columns)
+    figure = blank((side + 0.9) * columns, (side + 0.4) * rows + 0.8)
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in panels:
+        plain(axes)
+    for axes, stack, name in zip(panels, stacks, names, strict=False):
+        image = draw_matrix(axes, stack[0], limits([stack])[1])
+        panel_title(axes, name, side)
+        bar(figure, image, axes, "weight", shrink=0.85, aspect=16)
+    return figure
+
+
+def draw_matrix(axes: "Axes", matrix: "NDArray[np.float64]", high: float) -> Any:
+    return heat(axes, matrix, 0, high, aspect="auto" if is_long(matrix.shape) else "equal")
+
+
+def draw_over_image(
+    image: Any,
+    maps: Mapping[str, Any],
+    *,
+    title: str = "attention from the output to each patch",
+) -> "Figure":
     """The image (C,height,width), numbers from 0 to 255, and over it each map (rows,columns) of its patches.
 
-    All maps are on one scale, from 0 to the largest number, which the colour bar names.
+    All maps are on one scale, which the colour bar names: it begins at the mean weight.
     """
     cells = {name: two_dimensional(cells) for name, cells in maps.items()}
-    low, high = limits(list(cells.values()))
+    low, high = tint_limits(list(cells.values()))
     columns = min(5, len(cells) + 1)
-    rows = -(-(len(cells) + 1) // columns)
-    figure = blank(2.5 * columns + 1.2, 2.8 * rows + 0.7)
+    rows, side = math.ceil((len(cells) + 1) / columns), max(2.5, 7.0 / columns)
+    figure = blank(side * columns + 1.2, (side + 0.3) * rows + 1.0)
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes in panels:
         plain(axes)
     show_picture(panels[0], image)
     panels[0].set_title("image", fontsize=TEXT)
     for axes, (name, matrix) in zip(panels[1:], cells.items(), strict=False):
-        drawn = lay_over(axes, image, matrix, min(0.0, low), high)
-        axes.set_title(name, fontsize=TEXT)
-    figure.suptitle(title, fontsize=TITLE)
+        drawn = lay_over(axes, image, matrix, low, high)
+        panel_title(axes, name, side)
+    heading(figure, title)
+    caption(figure, TINT_NOTE)
     bar(figure, drawn, panels, "weight", shrink=0.85)
     return figure
 
@@ -147,7 +189,7 @@ def draw_tokens(
             axes.text(x, spot, name, ha=side, va="center", fontsize=TEXT)
     axes.set(xlim=(-0.25, 1.25), ylim=(1.06, -0.06))
     plain(axes)
-    axes.set_title(title, fontsize=TITLE, pad=12)
+    heading(figure, title)
     axes.set_xlabel(f"from queries (left) to keys (right); the widest line is {high:.2f}", fontsize=SMALL, color=GREY)
     return figure
 
@@ -158,20 +200,31 @@ def show_picture(axes: "Axes", image: Any) -> None:
     axes.imshow(shown.clip(0, 1), interpolation="nearest")
 
 
-def lay_over(axes: "Axes", image: Any, cells: "NDArray[np.float64]", low: float, high: float, colours: str = "") -> Any:
-    """A map in its true colours, and the picture as a veil: white where it is lighter than most, black where darker.
-
-    Colours that are white in their middle get the negative, which shows on them.
-    """
-    grey = numbers(image).mean(0) / 255
-    height, width = grey.shape
-    drawn = heat(
-        axes, cells, low, high, *([colours] if colours else []), extent=(-0.5, width - 0.5, height - 0.5, -0.5)
-    )
-    lighter = (grey - np.median(grey)) * (-0.6 if colours else 1)
-    veil = np.stack([(lighter > 0).astype(float)] * 3 + [0.6 * np.abs(lighter)], axis=-1)
-    axes.imshow(veil, interpolation="nearest")
+def lay_over(
+    axes: "Axes", image: Any, cells: "NDArray[np.float64]", low: float, high: float, colours: "Colormap | None" = None
+) -> Any:
+    """The image in its own colours, a tint that is the more opaque the larger the weight, and an outline around the
+    patches in the upper half of the scale; below 0 a scale is symmetric, and large negative values count too."""
+    show_picture(axes, image)
+    height, width = numbers(image).shape[1:]
+    drawn = heat(axes, cells, low, high, colours or tint(), extent=(-0.5, width - 0.5, height - 0.5, -0.5))
+    inside = np.abs(cells) > high / 2 if low < 0 else cells > (low + high) / 2
+    draw_outline(axes, inside, (height, width))
     return drawn
+
+
+def draw_outline(axes: "Axes", inside: "NDArray[np.bool_]", shape: tuple[int, int]) -> None:
+    """Lines between the cells (rows,columns) inside and those outside, over an image of this shape."""
+    from matplotlib.collections import LineCollection
+
+    rows, columns = inside.shape
+    y, x = np.linspace(-0.5, shape[0] - 0.5, rows + 1), np.linspace(-0.5, shape[1] - 0.5, columns + 1)
+    padded = np.pad(inside, 1)
+    across, down = padded[1:, 1:-1] != padded[:-1, 1:-1], padded[1:-1, 1:] != padded[1:-1, :-1]
+    lines = [((x[j], y[i]), (x[j + 1], y[i])) for i, j in np.argwhere(across)]
+    lines += [((x[j], y[i]), (x[j], y[i + 1])) for i, j in np.argwhere(down)]
+    for width, colour in ((3.0, "white"), (1.2, "black")):  # visible on light and on dark photographs
+        axes.add_collection(LineCollection(lines, colors=colour, linewidths=width, capstyle="projecting"))
 
 
 def two_dimensional(values: Any) -> "NDArray[np.float64]":

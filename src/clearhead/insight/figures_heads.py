@@ -8,22 +8,44 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clearhead.drawing import COLOURS, LIGHT
-from clearhead.insight.figures import is_long, lay_over, show_picture, two_dimensional
-from clearhead.insight.style import BOTH_WAYS, SMALL, TEXT, TITLE, bar, blank, check_names, heat, limits, numbers, plain
+from clearhead.drawing import COLOURS, LIGHT, wrap
+from clearhead.insight.figures import TINT_NOTE, draw_matrix, lay_over, show_picture, two_dimensional
+from clearhead.insight.style import (
+    SMALL,
+    TEXT,
+    bar,
+    blank,
+    caption,
+    check_names,
+    heading,
+    limits,
+    numbers,
+    panel_title,
+    plain,
+    tint,
+    tint_limits,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_BARS = 24
+DELETION_NOTE = (
+    "Deletion area: patches are hidden one by one, the highest ranked first; it is the area under the curve of the "
+    "predicted class's probability, from 0 to 1. The smaller it is, the better the map ranks what the model relies on."
+)
+OCCLUSION_NOTE = (
+    "Occlusion: how much the probability of the predicted class drops when one patch is hidden "
+    "(green: it rises). It is measured by changing the input; the other maps are computed from attention."
+)
 
 
 def draw_ranking(
     changes: Any,
     names: Sequence[str],
     *,
-    unit: str = "change of the score",
-    title: str = "what the model loses with each head",
+    unit: str = "change in the score",
+    title: str = "what the model loses without each head",
 ) -> "Figure":
     """Heads by how much their loss changes the score (L,H), the largest change first; nan where there is no head."""
     table = numbers(changes)
@@ -35,7 +57,7 @@ def draw_ranking(
     axes = figure.subplots()
     values = [table[place] for place in places]
     axes.barh(range(len(places)), values, color=[COLOURS[0] if value >= 0 else COLOURS[1] for value in values])
-    axes.set_yticks(range(len(places)), labels=[f"{names[row]}  head {head}" for row, head in places])
+    axes.set_yticks(range(len(places)), labels=[wrap(f"{names[row]}  head {head}", 4.5, SMALL) for row, head in places])
     axes.invert_yaxis()
     axes.axvline(0, color="black", linewidth=1)
     axes.tick_params(labelsize=SMALL)
@@ -44,7 +66,7 @@ def draw_ranking(
     axes.set_axisbelow(True)
     axes.set_xlabel(unit + (f"   ({left_out} smaller changes are left out)" if left_out else ""), fontsize=TEXT)
     axes.margins(y=0.02)
-    figure.suptitle(title, fontsize=TITLE)
+    heading(figure, title)
     return figure
 
 
@@ -54,7 +76,7 @@ def draw_aggregates(
     occluded: Any,
     areas: Mapping[str, float] | None = None,
     *,
-    title: str = "what attention suggests, beside what hiding a patch does",
+    title: str = "attention over all layers, compared with hiding each patch",
 ) -> "Figure":
     """The image, each aggregate (rows,columns) over it on a scale of its own, and the occlusion map.
 
@@ -65,7 +87,7 @@ def draw_aggregates(
     proof = two_dimensional(occluded)
     columns = min(4, -(-(len(cells) + 2) // 2))
     rows = -(-(len(cells) + 2) // columns)
-    figure = blank(3.3 * columns, 3.4 * rows + 0.6)
+    figure = blank(3.3 * columns, 3.4 * rows + 0.8)
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes in panels:
         plain(axes)
@@ -74,14 +96,15 @@ def draw_aggregates(
     for axes, (name, matrix) in zip(panels[1:], [*cells.items(), ("occlusion", proof)], strict=False):
         if name == "occlusion":
             most = float(np.abs(matrix).max()) or 1.0
-            drawn = lay_over(axes, image, matrix, -most, most, BOTH_WAYS)
+            drawn = lay_over(axes, image, matrix, -most, most, tint(signed=True))
         else:
-            drawn = lay_over(axes, image, matrix, *limits([matrix]))
-        axes.set_title(name, fontsize=TEXT)
+            drawn = lay_over(axes, image, matrix, *tint_limits([matrix]))
+        panel_title(axes, name, 3.0)
         bar(figure, drawn, axes, orientation="horizontal", shrink=0.8, pad=0.02)
         if name in areas:
             axes.set_xlabel(f"deletion area {areas[name]:.3f}", fontsize=SMALL)
-    figure.suptitle(title, fontsize=TITLE)
+    heading(figure, title)
+    caption(figure, "\n".join([*([DELETION_NOTE] if areas else []), OCCLUSION_NOTE, TINT_NOTE]))
     return figure
 
 
@@ -102,7 +125,7 @@ def draw_entropy(steps: Sequence[int], entropies: Any, names: Sequence[str], *, 
             axes.plot(steps, table[:, layer, head], dashed, color=colour, linewidth=2.5, label=f"head {head}")
         if most is not None:
             axes.axhline(most, color="black", linewidth=1, linestyle=":", label="all keys alike")
-        axes.set_title(name, fontsize=TEXT)
+        panel_title(axes, name, 4.2)
         axes.tick_params(labelsize=SMALL)
         axes.grid(color=LIGHT)
         axes.spines[["top", "right"]].set_visible(False)
@@ -111,7 +134,7 @@ def draw_entropy(steps: Sequence[int], entropies: Any, names: Sequence[str], *, 
     figure.supylabel("entropy (nats)", fontsize=TEXT)
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(labels)), fontsize=SMALL, frameon=False)
-    figure.suptitle("heads that form look at fewer keys", fontsize=TITLE)
+    heading(figure, "entropy of each head's attention during training")
     return figure
 
 
@@ -125,9 +148,9 @@ def draw_strip(
     panels = list(figure.subplots(1, len(chosen), squeeze=False).flat)
     high = limits([table])[1]
     for axes, i in zip(panels, chosen, strict=True):
-        drawn = heat(axes, table[i], 0, high, aspect="auto" if is_long(table[i].shape) else "equal")
+        drawn = draw_matrix(axes, table[i], high)
         axes.set_title(f"step {steps[i]:,}", fontsize=TEXT)
         plain(axes)
-    figure.suptitle(title, fontsize=TITLE)
+    heading(figure, title)
     bar(figure, drawn, panels, "weight", shrink=0.85)
     return figure

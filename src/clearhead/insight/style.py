@@ -11,18 +11,21 @@ import numpy as np
 from torch import Tensor
 
 from clearhead import drawing
-from clearhead.drawing import MAP, short
+from clearhead.drawing import GREY, MAP, short, wrap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
     from numpy.typing import NDArray
 
 TITLE, TEXT, SMALL = 18, 15, 12
 """points"""
-BOTH_WAYS = "PuOr_r"
-"""purple below zero, white at zero, orange above"""
+POSITIVE, NEGATIVE = "#E0007A", "#00A878"
+"""magenta and green, which photographs seldom have and the colour-blind tell apart by their lightness"""
+OPACITY = 0.7
+"""of the largest weight over a photograph: what lies below stays recognisable"""
 DPI = 120
 LONG = 3
 """a name below a column that has more characters is turned"""
@@ -33,13 +36,57 @@ def blank(width: float, height: float) -> "Figure":
     return drawing.blank(width, height, DPI)
 
 
+def heading(figure: "Figure", text: str) -> None:
+    """A title over the whole figure, wrapped to its width; the figure grows by each line after the first."""
+    lines = wrap(text, 0.96 * figure.get_figwidth(), TITLE)
+    figure.set_figheight(figure.get_figheight() + lines.count("\n") * 1.25 * TITLE / 72)
+    figure.suptitle(lines, fontsize=TITLE, parse_math=False)
+
+
+def caption(figure: "Figure", text: str) -> None:
+    """A note below the whole figure, wrapped to its width; the figure grows by each line after the first."""
+    lines = wrap(text, 0.96 * figure.get_figwidth(), SMALL)
+    figure.set_figheight(figure.get_figheight() + lines.count("\n") * 1.25 * SMALL / 72)
+    figure.supxlabel(lines, fontsize=SMALL, color=GREY, parse_math=False)
+
+
+def panel_title(axes: "Axes", text: str, width: float) -> None:
+    """A title over one panel, wrapped to its width in inches."""
+    axes.set_title(wrap(text, width, TEXT), fontsize=TEXT, parse_math=False)
+
+
+def tint(*, signed: bool = False) -> "Colormap":
+    """Colours to lay over a photograph, the more opaque the larger the value: magenta, or green if it is negative."""
+    from matplotlib.colors import LinearSegmentedColormap, to_rgba
+
+    colours = [to_rgba(POSITIVE, 0), to_rgba(POSITIVE, OPACITY)]
+    if not signed:
+        return LinearSegmentedColormap.from_list("tint", colours)
+    below = [to_rgba(NEGATIVE, OPACITY), to_rgba(NEGATIVE, 0)]
+    return LinearSegmentedColormap.from_list("signed tint", list(zip((0, 0.5, 0.5, 1), below + colours, strict=True)))
+
+
+def tint_limits(matrices: "Sequence[NDArray[np.float64]]") -> tuple[float, float]:
+    """Where a tint begins and where it is full: at the mean weight, and at the largest one or twice the mean.
+
+    So weights that are nearly uniform hardly tint a photograph, instead of covering all of it.
+    """
+    mean = float(np.mean([np.nanmean(matrix) for matrix in matrices]))
+    return mean, max(limits(matrices)[1], 2 * mean)
+
+
 def numbers(values: Any) -> "NDArray[np.float64]":
     """Tensors and lists alike."""
     return np.asarray(values.detach().cpu().double() if isinstance(values, Tensor) else values, dtype=np.float64)
 
 
 def heat(
-    axes: "Axes", matrix: "NDArray[np.float64]", low: float, high: float, colours: str = MAP, **options: Any
+    axes: "Axes",
+    matrix: "NDArray[np.float64]",
+    low: float,
+    high: float,
+    colours: "str | Colormap" = MAP,
+    **options: Any,
 ) -> "AxesImage":
     """A matrix as colours between two limits; what is not finite stays white."""
     image = axes.imshow(

@@ -35,8 +35,8 @@ def written(session: Session, word: str) -> tuple[str, ...]:
     return (*best.phones, MARKS[END]) if best.ended else best.phones
 
 
-def pictures_of_word(session: Session, word: str) -> "Iterator[tuple[str, str, Figure]]":
-    """File name, what it shows, and the figure."""
+def pictures_of_word(session: Session, word: str, about: str = "") -> "Iterator[tuple[str, str, Figure]]":
+    """File name, what it shows, and the figure, with a line about the prediction in its title."""
     phones, letters = written(session, word), tuple(map(visible, word.strip().lower()))
     target = torch.tensor([Vocabulary(session.classes).ids(phones)])
     given = torch.cat([torch.full((1, 1), BEGIN), target[:, :-1]], dim=1)
@@ -46,23 +46,22 @@ def pictures_of_word(session: Session, word: str) -> "Iterator[tuple[str, str, F
         weights = {address: seen[address].weights() for address in seen}
     address, aligned = sharpest({name: w for name, w in weights.items() if "cross_attention" in name})
     what = "which letter each phone looks at"
-    title = f"{what},\n{address}, mean of heads"
+    about = f"\n{about}" if about else ""
+    title = f"{what},\n{address}, mean of heads{about}"
     yield "alignment.png", what, draw_alignment(aligned, letters, phones, names=("letter", "phone"), title=title)
     for name, (part, what) in WALLS.items():
         chosen = {address: w for address, w in weights.items() if part in address}
         if part == "decoder.":
             chosen = {address: w for address, w in chosen.items() if "cross_attention" not in address}
-        yield name, what, draw_wall([w[0] for w in chosen.values()], list(chosen), title=what)
+        yield name, what, draw_wall([w[0] for w in chosen.values()], list(chosen), title=what + about)
 
     def score(output: Tensor) -> Tensor:
         return output.log_softmax(-1).gather(-1, target[..., None]).mean()
 
     unit = "change of the mean log-probability of a phone\n(below 0: less sure without the head)"
-    yield (
-        "heads.png",
-        "what the model loses with each head",
-        draw_ranking(head_importance(session.model, inputs, score), list(seen), unit=unit),
-    )
+    what = "what the model loses without each head"
+    changes = head_importance(session.model, inputs, score)
+    yield "heads.png", what, draw_ranking(changes, list(seen), unit=unit, title=what + about)
 
 
 def sharpest(layers: dict[str, Tensor]) -> tuple[str, Tensor]:

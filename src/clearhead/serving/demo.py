@@ -1,5 +1,6 @@
 """The first run: train on the embedded digits, then look at what came of it."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from clearhead.drawing import save_figure
@@ -18,13 +19,18 @@ from clearhead.training.run import RunDirectory
 RECIPE, NAME = "mnist", "demo"
 
 
-def demo(*, steps: int | None = None) -> tuple[Outcome, list[tuple[Path, str]]]:
+def demo(
+    *, steps: int | None = None, before_drawing: Callable[[], None] = lambda: None
+) -> tuple[Outcome, list[tuple[Path, str]]]:
     """Trains runs/demo, or goes on with it; then draws its curves, its mistakes, its answers and what it looks at."""
     if steps is not None:
         check_positive(steps=steps)
     config = config_of(RECIPE, {"training.steps": steps} if steps else {})
     outcome = train(config, NAME, resume=True)
-    return outcome, [] if outcome.reason == "stopped" else draw_all(Path("runs") / NAME)
+    if outcome.reason == "stopped":
+        return outcome, []
+    before_drawing()
+    return outcome, draw_all(Path("runs") / NAME)
 
 
 def draw_all(run: Path) -> list[tuple[Path, str]]:
@@ -33,7 +39,7 @@ def draw_all(run: Path) -> list[tuple[Path, str]]:
     drawn = {
         "curves.png": ("loss and accuracy against epochs", draw_curves([read_curves(run)])),
         "confusion.png": ("which digit was taken for which", draw_confusion(confusion(session), session.classes)),
-        "predictions.png": ("answers, and the worst mistakes", gallery_of_test(session)),
+        "predictions.png": ("predictions, and the worst mistakes", gallery_of_test(session)),
     }
     saved = [(save_figure(figure, figures / name), what) for name, (what, figure) in drawn.items()]
     return saved + look_at(session, sample(session, 0))

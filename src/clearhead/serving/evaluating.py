@@ -4,18 +4,22 @@ A word is right if one of its pronunciations is written, and its errors are thos
 fewest phones put in, left out or changed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from torch import Tensor
+
 from clearhead.data import datasets
+from clearhead.data.batches import Batch
 from clearhead.data.config import Views
+from clearhead.data.dataset import Examples, Normalise
 from clearhead.data.dictionary import Pronunciations, read_dictionary
 from clearhead.data.pronounce import check_symbols, parts
 from clearhead.data.tokens import Vocabulary
 from clearhead.models.beam import Beam
-from clearhead.serving.pronouncing import BEAM, pronounce
+from clearhead.serving.pronouncing import BEAM, Spoken, pronounce
 from clearhead.serving.session import Session
 from clearhead.training.evaluate import evaluate
 from clearhead.training.objective import OBJECTIVES
@@ -46,7 +50,10 @@ def error_rates(session: Session, words: Pronunciations, how: Beam = BEAM) -> Er
     """The best answer to each word against its pronunciations."""
     if not words:
         raise ValueError(f"there must be words to score, got none for {session.path}; name some with --test FILE")
-    answers = pronounce(session, list(words), how)
+    return rates_of(pronounce(session, list(words), how), words)
+
+
+def rates_of(answers: Sequence[Sequence[Spoken]], words: Pronunciations) -> ErrorRates:
     counted = [nearest(spoken[0].phones, known) for spoken, known in zip(answers, words.values(), strict=True)]
     wrong, phones, errors = sum(e > 0 for e, _ in counted), sum(n for _, n in counted), sum(e for e, _ in counted)
     return ErrorRates(len(words), wrong, phones, errors)
@@ -90,14 +97,30 @@ def edit_distance(one: Sequence[str], other: Sequence[str]) -> int:
 
 def loss_and_accuracy(session: Session, part: PartName) -> dict[str, float]:
     """Of any run, as its training measures them."""
+    return measure(session, part, *examples_of(session, part))
+
+
+def examples_of(session: Session, part: PartName) -> tuple[Examples, Normalise | None]:
+    """The examples of a part, and what happens to images among them before the model."""
     session.check_files()
     data = datasets.load(session.config.data, session.config.seed)
     examples = data.test if part == "test" else data.validation
     if not len(examples):
         other = "validation" if part == "test" else "test"
         raise ValueError(f"{session.path} must have {part} examples, got none; try --part {other}")
+    return examples, data.normalise
+
+
+def measure(
+    session: Session,
+    part: PartName,
+    examples: Examples,
+    normalise: Normalise | None,
+    on_batch: Callable[[Batch, Tensor], None] | None = None,
+) -> dict[str, float]:
+    """Loss and accuracy of these examples; `on_batch` sees each batch and the model's outputs."""
     objective = OBJECTIVES[session.config.objective]
-    return evaluate(session.model, objective, examples, data.normalise, views=views_at(session, part))
+    return evaluate(session.model, objective, examples, normalise, views=views_at(session, part), on_batch=on_batch)
 
 
 def views_at(session: Session, part: PartName) -> Views:

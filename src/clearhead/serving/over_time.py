@@ -3,7 +3,7 @@
 Dims: T steps, N inputs, H heads, Q queries, K keys.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -17,11 +17,14 @@ from clearhead.training.probe import read_maps
 from clearhead.training.run import RunDirectory
 
 
-def look_over_time(run: str | Path, folder: Path | None = None) -> list[tuple[Path, str]]:
+def look_over_time(
+    run: str | Path, folder: Path | None = None, before_drawing: Callable[[], None] = lambda: None
+) -> list[tuple[Path, str]]:
     """Entropy of each head against the step; of the head that changed most, a strip of pictures and an animation."""
     path = RunDirectory.open(run).path
     folder = path / "figures/look" if folder is None else folder
     steps, found = read_maps(path)
+    before_drawing()
     maps = {name: found[name] for name in in_order(found)}
     names = list(maps)
     table = entropies(list(maps.values()))

@@ -28,13 +28,18 @@ def beam_of(size: int | None) -> Beam:
 
 @dataclass(frozen=True)
 class Spoken:
-    """One way to say a word, and the logarithm of its probability under the model. Ways are ordered as the beam orders
-    them: by that number over their length, those less probable than the greedy answer last."""
+    """One pronunciation of a word, and the logarithm of its probability under the model. Pronunciations are ordered as
+    the beam orders them: by that number over their length, those less probable than the greedy answer last."""
 
     phones: tuple[str, ...]
     score: float
     ended: bool = True
     """False: cut off, as the answer of a model that has hardly learnt may be"""
+
+    @property
+    def score_per_token(self) -> float:
+        """The mean log-probability of its tokens, the end-of-sequence token among them: what the beam orders by."""
+        return self.score / max(1, len(self.phones) + self.ended)
 
     def __str__(self) -> str:
         return " ".join(self.phones if self.ended else (*self.phones, "..."))

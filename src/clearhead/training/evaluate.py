@@ -1,5 +1,6 @@
 """Exact evaluation: each example counts once, however many processes share the work."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -25,14 +26,18 @@ def evaluate(
     processes: Processes = ALONE,
     *,
     views: Views = "one",
+    on_batch: Callable[[Batch, Tensor], None] | None = None,
 ) -> dict[str, float]:
     """Loss and accuracy over all examples, known to every process; for several views of each image, those of the mean
-    of the outputs. In float32 whatever the precision of training, so that a run has one accuracy on every machine."""
+    of the outputs. In float32 whatever the precision of training, so that a run has one accuracy on every machine.
+    `on_batch` is called with each batch of this process and the model's outputs."""
     sums = torch.zeros(N_COUNTS, dtype=torch.float64, device=processes.device)
     with testing_stage(model), torch.inference_mode():
         for batch in evaluation_batches(examples, normalise, BATCH_SIZE, processes.rank, processes.world):
             batch = to_device(batch, processes.device)
             outputs = answers(model, objective, batch, views)
+            if on_batch is not None:
+                on_batch(batch, outputs)
             sums += counts(objective.loss(outputs, batch), objective.right(outputs, batch), objective.asked(batch))
     return summary(processes.add(sums).tolist())
 
