@@ -3,7 +3,6 @@
 Nothing here imports torch, so that help and mistakes answer at once; a command imports it when it needs it.
 """
 
-import difflib
 import io
 import os
 import sys
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from clearhead import __version__
+from clearhead.messages import unknown_name
 
 FAILED, USAGE_ERROR, MISTAKE, INTERRUPTED = 1, 2, 5, 130
 """training adds two of its own: see training/signals.py"""
@@ -176,9 +176,7 @@ def run(argv: list[str]) -> int:
         case [name, *rest] if name in COMMANDS:
             return import_module(COMMANDS[name].home).run(rest) or 0
         case [name, *_]:
-            near = difflib.get_close_matches(name, COMMANDS, n=1)
-            hint = f"did you mean {near[0]}?" if near else "see clearhead --help"
-            raise LookupError(f"a command is one of {', '.join(COMMANDS)}, got {name!r}; {hint}")
+            raise unknown_name("command", name, COMMANDS)
     return 0
 
 
