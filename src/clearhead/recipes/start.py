@@ -12,11 +12,10 @@ from clearhead.training.config import RunConfig
 from clearhead.training.distributed import Processes, processes
 from clearhead.training.loop import Outcome, fit
 from clearhead.training.progress import Display, Silence
-from clearhead.training.records import CONFIG
+from clearhead.training.records import CONFIG, RUNS
 from clearhead.training.run import Report, RunDirectory, check_new
 from clearhead.training.setup import own_surroundings, set_up
 
-RUNS = Path("runs")
 NEXT = {"written": "ask it: clearhead predict {} thorough", "next": "let it write: clearhead sample {}"}
 """by objective: what else to do with a run that is trained"""
 

@@ -76,11 +76,10 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path, report: Report = report_on_stderr) -> "RunDirectory":
-        path = Path(path)
+        """The run at this path, or the one of this name in runs/."""
+        path = records.find_run(path)
         try:
             config = from_json((path / CONFIG).read_bytes())
-        except (FileNotFoundError, NotADirectoryError):
-            raise records.no_run(path) from None
         except ValueError as error:
             raise ValueError(f"{path / CONFIG} must be JSON, got an error: {error}; correct it there") from None
         if not isinstance(config, dict):
