@@ -68,8 +68,8 @@ def nearest(option: str, known: Sequence[str]) -> str | None:
         return by_end[SYNONYMS[end]]
     if near := difflib.get_close_matches(option, known, n=1, cutoff=0.7):
         return near[0]
-    if near := messages.nearest(end, by_end):
-        return by_end[near]
+    if (by_last := messages.nearest(end, by_end)) is not None:
+        return by_end[by_last]
     return next(iter(difflib.get_close_matches(option, known, n=1)), None)
 
 

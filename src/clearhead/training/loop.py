@@ -267,7 +267,8 @@ def test_once(setup: Setup, standing: Standing, run: RunDirectory | None, displa
     record |= {"views": views, "seconds": standing.seconds}
     if run:
         run.log(record)
-    display.evaluated(record, views_note(views))
+    which = "best" if record["best_step"] == standing.best_step else "last"
+    display.evaluated(record, views_note(views), f"test of the {which} checkpoint (step {record['best_step']})")
     return record
 
 

@@ -68,10 +68,11 @@ class Display:
             self.say(f"step {step}/{self.n_steps}  {numbers}")
             self.last_line = now
 
-    def evaluated(self, record: dict[str, Any], note: str = "") -> None:
+    def evaluated(self, record: dict[str, Any], note: str = "", what: str = "") -> None:
+        """A line that stays; it begins with what was evaluated, which is the model as it is at this step by default."""
         whole = f"  whole {record['whole']:.2%}" if "whole" in record else ""
         self.say(
-            f"{record['kind']} at step {record['step']}  loss {record['loss']:.4f}  "
+            f"{what or f'{record["kind"]} at step {record["step"]}'}  loss {record['loss']:.4f}  "
             f"accuracy {record['accuracy']:.2%}{whole}{note}"
         )
 
