@@ -33,7 +33,7 @@ def test_a_recipe_is_trained_in_its_folder(capsys):
     assert main(["train", "reverse", "--name", "mine", "--seed", "7", *TINY]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
-    assert "test at step 3" in captured.out
+    assert "test of the best checkpoint (step 3)" in captured.out
     assert captured.out.endswith("the run is in runs/mine; look at it with: clearhead curves runs/mine\n")
     assert config_at("runs/mine")["seed"] == 7
     assert (checkpoint.steps(Path("runs/mine"))) == [3]

@@ -44,17 +44,22 @@ COMMANDS = {
     ),
     "resume": Command(
         home="clearhead.cli.resume",
-        what="go on with a run that was stopped or killed",
-        example="clearhead resume runs/mine",
+        what="resume an interrupted run, or lengthen a finished one",
+        example="clearhead resume mine --epochs 20",
+    ),
+    "runs": Command(
+        home="clearhead.cli.runs",
+        what="list runs with their recipe, step, accuracy and state",
+        example="clearhead runs",
     ),
     "curves": Command(
         home="clearhead.cli.curves",
-        what="loss and accuracy of runs against their epochs, as a picture",
+        what="plot loss and accuracy of runs against epochs",
         example="clearhead curves runs/mine --epochs 10 20 30",
     ),
     "confusion": Command(
         home="clearhead.cli.confusion",
-        what="which class a run takes for which, on the test set, as a picture",
+        what="plot the confusion matrix on the test set",
         example="clearhead confusion runs/mine",
     ),
     "predict": Command(

@@ -247,7 +247,9 @@ def thinned(points: Points, most: int = MOST_POINTS) -> Points:
 
 
 def has_single_point(panel: "Axes") -> bool:
-    return any(line.is_dashed() and len(line.get_xdata(orig=False)) == 1 for line in panel.lines)
+    import numpy as np
+
+    return any(line.is_dashed() and np.size(line.get_xdata()) == 1 for line in panel.lines)
 
 
 def key(runs: Sequence[Curves], style: Style, *, has_single: bool) -> "tuple[list[Line2D], list[str]]":

@@ -71,10 +71,8 @@ class Display:
     def evaluated(self, record: dict[str, Any], note: str = "", what: str = "") -> None:
         """A line that stays; it begins with what was evaluated, which is the model as it is at this step by default."""
         whole = f"  whole {record['whole']:.2%}" if "whole" in record else ""
-        self.say(
-            f"{what or f'{record["kind"]} at step {record["step"]}'}  loss {record['loss']:.4f}  "
-            f"accuracy {record['accuracy']:.2%}{whole}{note}"
-        )
+        what = what or f"{record['kind']} at step {record['step']}"
+        self.say(f"{what}  loss {record['loss']:.4f}  accuracy {record['accuracy']:.2%}{whole}{note}")
 
 
 class Silence(Display):

@@ -13,7 +13,7 @@ from clearhead.data.config import is_number
 from clearhead.files import from_json, fsync_folder, opened, to_json, write_all, write_atomic
 from clearhead.messages import nearest
 
-CONFIG, METRICS = "config.json", "metrics.jsonl"
+CONFIG, METRICS, LOCK = "config.json", "metrics.jsonl", "lock"
 RUNS = Path("runs")
 """where runs are made, and found by their bare name"""
 Record = dict[str, Any]
@@ -56,6 +56,20 @@ def find_records(run: str | Path) -> Path:
 
 def candidates(path: Path) -> list[Path]:
     return [path, RUNS / path] if len(path.parts) == 1 and path.name else [path]
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process trains this run now. Nothing is written, and a process that holds the lock notices nothing."""
+    try:
+        import fcntl
+
+        with opened(folder / LOCK, os.O_RDONLY) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # let go of when the file is closed
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):  # never trained, or a system without such locks
+        return False
+    return False
 
 
 def no_run(path: Path) -> LookupError:
