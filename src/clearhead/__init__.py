@@ -58,4 +58,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    """The public names and the module's own dunders; neither imports nor submodules that happen to be loaded."""
+    return sorted({*_HOMES, *(name for name in globals() if name.startswith("__"))})

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
-BLUE, VERMILION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
-COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
-"""Okabe and Ito's, which the colour-blind tell apart too, without the yellow, which a white page swallows"""
+BLUE, VERMILION, PURPLE, BROWN = "#0072B2", "#D55E00", "#CC79A7", "#7F4F24"
+COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, BROWN)
+"""Okabe and Ito's, which the colour-blind tell apart too, with brown for their yellow, which a white page swallows"""
 GREY, LIGHT = "#767676", "#DDDDDD"
 MAP = "viridis"
 """even steps of lightness, told apart by the colour-blind and in grey"""

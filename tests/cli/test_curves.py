@@ -31,6 +31,40 @@ def test_several_runs_and_windows_in_any_format(runs, capsys):
     assert (runs / "a/b.svg").read_text().startswith("<?xml")
 
 
+def test_a_bare_name_is_found_in_runs(runs, capsys):
+    assert main(["curves", "long"]) == 0
+    assert capsys.readouterr().out == "runs/long/figures/curves.png\n"
+
+
+def test_records_that_are_kept_without_their_run_are_drawn_here(runs, capsys):
+    (runs / "docs/runs/kept").mkdir(parents=True)
+    (runs / "runs/long/metrics.jsonl").rename(runs / "docs/runs/kept/metrics.jsonl")
+    for given in ("docs/runs/kept", "docs/runs/kept/metrics.jsonl"):
+        assert main(["curves", given, "--epochs", "2", "4"]) == 0
+        assert capsys.readouterr().out == "curves.png\n"
+    assert [path.name for path in (runs / "docs/runs/kept").iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_window_beyond_the_end_is_cut_with_a_word(runs, capsys):
+    assert main(["curves", "long", "--epochs", "3", "10", "30"]) == 0
+    expected = "warning: the run has 5 epochs so far: the window up to 10, 30 is cut there\n"
+    assert capsys.readouterr().err == expected
+    assert main(["curves", "short", "long", "--epochs", "3", "5", "--panels", "--log", "--smooth", "0.5"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_the_numbers_are_printed_or_written_instead_of_a_picture(runs, capsys):
+    assert main(["curves", "short", "long", "--csv"]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[:2] == ["run,kind,step,epoch,loss,accuracy", "short,train,,1,1.0,"]
+    assert len(out.splitlines()) == 1 + 4 + 10
+    assert main(["curves", "short", "long", "--csv", "a/numbers.csv"]) == 0
+    assert (runs / "a/numbers.csv").read_text() == out
+    assert not (runs / "curves.png").exists()
+    assert main(["curves", "long", "--epochs", "2", "--csv"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 1 + 4  # the name of the file of before, then these
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -41,6 +75,9 @@ def test_several_runs_and_windows_in_any_format(runs, capsys):
         (["runs/long", "--epochs", "0"], "from 1 to 999999999, got '0'"),
         (["runs/long", "--epochs", "9" * 400], "from 1 to 999999999, got '999"),
         (["runs/long", "--epoch", "3"], "did you mean --epochs?"),
+        (["lnog"], "did you mean runs/long?"),
+        (["runs/long", "--smooth", "0"], "must be a number of epochs above 0, got '0'"),
+        (["runs/long", "--smooth", "nan"], "must be a number of epochs above 0, got 'nan'"),
     ],
 )
 def test_mistakes_are_one_line(runs, capsys, argv, message):

@@ -92,7 +92,7 @@ def test_help(capsys, argv):
         ("data fetch mnist", "data takes list, get NAME or show NAME, got 'fetch'"),
         ("data get", "data get needs the name of a data set, got none; see clearhead data list"),
         ("data show --out x.png", "data show needs the name of a data set"),
-        ("data get minst", "got 'minst'; did you mean mnist?"),
+        ("data get minst", "unknown data set 'minst'; did you mean mnist?"),
         ("data get mnist", "what is fetched is cifar10 or fashion, got mnist; it can be used as it is"),
         ("data get cifar10 --form here", "did you mean --from?"),
         ("data get cifar10 --from nowhere", "tried nowhere: there is no such file or folder; if you have it:"),

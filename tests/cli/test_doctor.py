@@ -50,7 +50,7 @@ def test_a_module_without_a_fault(capsys):
     captured = capsys.readouterr()
     assert captured.out.startswith("doctors_patient:right: forward(ids=ids (5,7) below 11)")
     assert "fine         causality" in captured.out
-    assert captured.out.endswith("no faults, 1 warning\n")
+    assert captured.out.endswith("no faults, no warnings, 1 note\n")
     assert captured.err == "the user's own words\n"  # and not among the answer
     assert max(map(len, captured.out.splitlines())) <= 120
 

@@ -94,10 +94,11 @@ def test_python_m_clearhead_reports_mistakes():
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("shpaes", f"a command is one of {', '.join(COMMANDS)}, got 'shpaes'; did you mean shapes?"),
-        ("--jsn", "got '--jsn'; see clearhead --help"),
-        ("shapes tiny_vt", "got 'tiny_vt'; did you mean tiny_vit?"),
-        ("shapes xyz", "got 'xyz'; choose one of them"),
+        ("shpaes", f"unknown command 'shpaes'; did you mean shapes? Known are {', '.join(COMMANDS)}"),
+        ("--jsn", "unknown command '--jsn'; known are demo, "),
+        ("shapes tiny_vt", "unknown model 'tiny_vt'; did you mean tiny_vit? Known are attention, "),
+        ("shapes gpt2", "unknown model 'gpt2'; did you mean gpt2_small? "),
+        ("shapes xyz", "unknown model 'xyz'; known are attention, "),
         ("shapes --jsn", "shapes NAME has no option --jsn; did you mean --json?"),
         ("shapes tiny_vit --widht 3", "shapes tiny_vit has no option --widht; did you mean --width?"),
         ("shapes tiny_vit --n_hedas=3", "has no option --n-hedas; did you mean --n-heads?"),

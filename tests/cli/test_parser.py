@@ -2,7 +2,7 @@ import pytest
 
 from clearhead.cli.parser import nearest
 
-KNOWN = ["--name", "--seed", "--training.steps", "--optimizer.lr", "--model.width", "--data.limit"]
+KNOWN = ["--name", "--seed", "--training.steps", "--optimizer.lr", "--model.width", "--data.limit", "--model.depth"]
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,9 @@ KNOWN = ["--name", "--seed", "--training.steps", "--optimizer.lr", "--model.widt
         ("--optim.lr", "--optimizer.lr"),
         ("--optimizer.learning-rate", "--optimizer.lr"),
         ("--modle.widht", "--model.width"),
+        ("--learning-rate", "--optimizer.lr"),
+        ("--model.dim", "--model.width"),
+        ("--num-layers", "--model.depth"),
         ("--zzz", None),
     ],
 )

@@ -2,7 +2,6 @@ import json
 from dataclasses import replace
 
 from clearhead.cli.main import main
-from clearhead.cli.recipes import duration
 from clearhead.recipes.all import RECIPES, Measured
 
 
@@ -41,7 +40,3 @@ def test_numbers_of_several_views_say_so(capsys):
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
     assert lines["cifar10-fast"].endswith("%, mean of 6 views")
     assert lines["mnist"].endswith("%")
-
-
-def test_durations():
-    assert [duration(s) for s in (3.61, 44.2, 119, 600)] == ["3.6 s", "44 s", "119 s", "10 min"]

@@ -1,9 +1,17 @@
+import json
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from clearhead.cli.main import main
+from clearhead.recipes.start import train
+from clearhead.training.config import RunConfig
+from clearhead.training.run import RunDirectory
+from clearhead.training.schedule import multiplier
 
 
 @pytest.mark.parametrize(
@@ -38,6 +46,124 @@ def test_a_run_without_a_test_says_that_it_has_ended(capsys, trained, tmp_path, 
     shutil.copy(trained.parent / "gone.txt", "my.txt")
     assert main(["resume", "mine"]) == 0
     assert capsys.readouterr().out.endswith("mine is trained\n")
+
+
+@pytest.fixture
+def mine(trained, tmp_path, monkeypatch):
+    """A copy of a finished run of 12 steps."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained / "reverse", "runs/mine")
+    return Path("runs/mine")
+
+
+def training_of(path):
+    return json.loads((path / "config.json").read_text())["training"]
+
+
+def last_record(path):
+    return json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])
+
+
+def test_a_run_is_named_by_its_name_in_runs(capsys, mine):
+    assert main(["resume", "mine"]) == 0
+    assert "runs/mine is trained: " in capsys.readouterr().out
+    assert main(["resume", "mien"]) == 2
+    assert "did you mean runs/mine?" in capsys.readouterr().err
+
+
+def test_a_run_is_lengthened_and_says_what_becomes_of_its_schedule(capsys, mine):
+    assert main(["resume", "mine", "--steps", "20"]) == 0
+    captured = capsys.readouterr()
+    assert "the run now ends after step 20 instead of 12: the cosine schedule now ends there, and the " in captured.out
+    assert "learning rate continues at " in captured.out
+    assert "no longer the run that it began as: training.steps was 12, is 20" in captured.err
+    assert training_of(mine)["steps"] == 20
+    assert (last_record(mine)["kind"], last_record(mine)["step"]) == ("test", 20)
+    assert main(["resume", "mine"]) == 0  # as it was recorded
+    assert capsys.readouterr().err == ""
+
+
+def test_the_learning_rates_that_are_named_are_those_of_the_records(capsys, mine):
+    config = RunConfig.from_dict(json.loads((mine / "config.json").read_text()))
+    assert main(["resume", "mine", "--steps", "40"]) == 0
+    said = re.search(r"continues at (\S+) instead of (\S+),", capsys.readouterr().out)
+    new, old = (config.optimizer.lr * multiplier(12, n, config.optimizer) for n in (40, 12))
+    assert (float(said[1]), float(said[2])) == (pytest.approx(new, rel=1e-2), pytest.approx(old, rel=1e-2))
+
+
+def test_epochs_take_the_place_of_steps(capsys, mine):
+    per_epoch = round(last_record(mine)["step"] / last_record(mine)["epoch"])
+    epochs = 12 // per_epoch + 1
+    assert main(["resume", "mine", "--epochs", str(epochs)]) == 0
+    assert (training_of(mine)["steps"], training_of(mine)["epochs"]) == (0, epochs)
+    assert last_record(mine)["step"] == epochs * per_epoch
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("--steps 11", "runs/mine has been trained for 12 steps, got --steps 11; a run cannot be shortened"),
+        ("--steps 0", "got steps=0, epochs=0"),
+        ("--threads -1", "threads must be a whole number of at least 0, got -1"),
+        ("--steps 20 --epochs 3", "not allowed with argument --steps"),
+        ("--epochs 1.5", "must be a whole number, got '1.5'"),
+    ],
+)
+def test_a_change_that_cannot_be_is_refused_and_leaves_the_run_as_it_is(capsys, mine, argv, message):
+    before = (mine / "config.json").read_bytes()
+    assert main(["resume", "mine", *argv.split()]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert (mine / "config.json").read_bytes() == before
+
+
+def test_a_run_that_is_being_trained_is_not_changed(capsys, mine):
+    before = (mine / "config.json").read_bytes()
+    with RunDirectory.open("mine").lock():
+        assert main(["resume", "mine", "--steps", "20"]) == 1
+    assert "a run has one owner at a time" in capsys.readouterr().err
+    assert (mine / "config.json").read_bytes() == before
+
+
+def test_threads_are_changed_and_recorded(capsys, mine):
+    assert main(["resume", "mine", "--threads", "2", "--steps", "13"]) == 0
+    assert "training.threads was 1, is 2" in capsys.readouterr().err
+    assert training_of(mine)["threads"] == 2
+
+
+def test_a_run_that_ended_by_patience_is_not_lengthened(capsys, mine):
+    config = json.loads((mine / "config.json").read_text())
+    config["training"]["patience"] = 1
+    (mine / "config.json").write_text(json.dumps(config))
+    run = RunDirectory.open("mine")
+    found = run.newest()
+    found.state["standing"]["stale"] = 1
+    with run.lock():
+        run.save(found)
+    assert main(["resume", "mine", "--steps", "20"]) == 2
+    assert "ended early, after 1 evaluations without improvement" in capsys.readouterr().err
+
+
+def test_a_constant_learning_rate_is_not_affected_by_the_length(tmp_path, monkeypatch, capsys):
+    """Then a lengthened run has the weights of one that was that long from the beginning."""
+    monkeypatch.chdir(tmp_path)
+    changes = {"optimizer.schedule": "constant", "data.limit": 500, "data.validation": 50, "training.threads": 1}
+    for name, steps in (("short", 4), ("long", 8)):
+        train("reverse", name, changes=changes | {"training.steps": steps}, quiet=True)
+    assert main(["resume", "short", "--steps", "8"]) == 0
+    assert "step 8 instead of 4: the learning rate at each step is unaffected" in capsys.readouterr().out
+    mine, whole = (RunDirectory.open(name).newest().model for name in ("short", "long"))
+    assert all(torch.equal(mine[name], whole[name]) for name in whole)
+
+
+def test_training_with_resume_names_the_command_that_lengthens(mine, capsys):
+    config = RunConfig.from_dict(json.loads((mine / "config.json").read_text()))
+    longer = replace(config, training=replace(config.training, steps=20))
+    with pytest.raises(ValueError, match=r"steps=20 \(was 12\).*clearhead resume runs/mine --steps 20$"):
+        train(longer, "mine", resume=True, quiet=True)
+    with pytest.raises(ValueError, match=r"seed=7 \(was 0\).*move runs/mine away$"):
+        train(replace(longer, seed=7), "mine", resume=True, quiet=True)
 
 
 def test_a_run_does_not_go_on_with_another_dictionary(capsys, trained, tmp_path, monkeypatch):

@@ -33,7 +33,7 @@ def test_a_recipe_is_trained_in_its_folder(capsys):
     assert main(["train", "reverse", "--name", "mine", "--seed", "7", *TINY]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
-    assert "test at step 3" in captured.out
+    assert "test of the best checkpoint (step 3)" in captured.out
     assert captured.out.endswith("the run is in runs/mine; look at it with: clearhead curves runs/mine\n")
     assert config_at("runs/mine")["seed"] == 7
     assert (checkpoint.steps(Path("runs/mine"))) == [3]
@@ -82,8 +82,9 @@ def test_any_field_can_be_changed(monkeypatch, argv, path, value):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("revers", "a recipe is one of reverse, "),
-        ("revers", "got 'revers'; did you mean reverse?"),
+        ("revers", "unknown recipe 'revers'; did you mean reverse? Known are reverse, "),
+        ("reverse --heads 2", "train reverse has no option --heads; did you mean --model.heads?"),
+        ("reverse --training.precision fp32", "got 'fp32'; did you mean float32?"),
         ("--name x", "train takes a recipe's name first, got '--name'; one of reverse, "),
         ("reverse --lr 1", "train reverse has no option --lr; did you mean --optimizer.lr?"),
         ("reverse --steps 1", "has no option --steps; did you mean --training.steps?"),
@@ -161,7 +162,7 @@ def test_a_dry_run_says_what_it_takes_and_leaves_nothing(capsys, here, monkeypat
     monkeypatch.setattr("clearhead.recipes.estimate.TIMED", 1)
     assert main(["train", "reverse", "--dry-run", *TINY]) == 0
     out = capsys.readouterr().out
-    for word in ("parameters         10,282", "memory ", "seconds per epoch", "done at"):
+    for word in ("parameters         10,282", "memory ", "time per epoch", "done at"):
         assert word in out
     assert list(here.iterdir()) == []
 

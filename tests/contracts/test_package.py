@@ -45,6 +45,14 @@ def test_the_public_names_are_there():
     assert clearhead.lab.run("elongated-key", alpha=3).verdict == "holds"
 
 
+def test_dir_shows_public_names_and_dunders_only():
+    """Also after submodules were loaded, which Python binds to the package."""
+    code = "import clearhead, clearhead.training.config; clearhead.softargmax; print(*dir(clearhead))"
+    shown = set(run(code).stdout.split())
+    assert {name for name in shown if not re.fullmatch(r"__\w+__", name)} == PUBLIC
+    assert {"__version__", "__all__", "__doc__"} <= shown
+
+
 def test_an_unknown_name_is_answered_with_what_there_is():
     with pytest.raises(AttributeError, match=r"clearhead has no 'atend_fused'; it has .*attend_fused"):
         clearhead.atend_fused  # noqa: B018

@@ -1,10 +1,22 @@
+import csv
 import json
+import math
 
 import pytest
 from matplotlib.lines import Line2D
 
 from clearhead.drawing import COLOURS
-from clearhead.training.curves import MOST_POINTS, Curves, draw_curves, read_curves, thinned
+from clearhead.training.curves import (
+    MOST_POINTS,
+    Curves,
+    draw_curves,
+    look,
+    read_curves,
+    running_mean,
+    thinned,
+    to_csv,
+    windows_of,
+)
 
 
 def run_of(n_epochs: int, name: str = "mine", steps_per_epoch: int = 4, **last) -> Curves:
@@ -84,7 +96,7 @@ def test_a_single_point_of_training_is_seen_and_is_not_that_of_validation():
 def test_a_line_of_training_has_no_marks():
     figure = draw_curves([run_of(2)])
     assert lines(figure.axes[0])[COLOURS[0], True].get_marker() == "None"
-    assert [line.get_marker() for line in figure.legends[0].get_lines()] == ["o", "None", ""]
+    assert [line.get_marker() for line in figure.legends[0].get_lines()] == ["o", "None", "o"]
 
 
 def test_accuracy_stays_below_its_end():
@@ -114,6 +126,135 @@ def test_a_run_is_read_while_it_writes(tmp_path):
     record = {"kind": "train", "step": 1, "epoch": 0.5, "loss": 1.0}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + '\n{"kind": "tra')
     assert read_curves(tmp_path) == Curves(tmp_path.name, [record])
+
+
+def test_windows_beyond_the_end_are_cut_there_and_drawn_once():
+    runs = [run_of(4, "short"), run_of(10, "long")]
+    assert windows_of(runs, (5, 10, 20, 50)) == [5, 10]
+    assert windows_of(runs) == [10]
+    assert windows_of([Curves("under way", [{"epoch": 12.3}])], (10, 13, 14)) == [10, 13, 12.3]
+    figure = draw_curves(runs, epochs=(5, 30))
+    assert [panel.get_xlim()[1] for panel in figure.axes] == [5, 5, 10, 10]
+
+
+def test_every_run_has_its_own_look():
+    """The eighth run had the colour of the first."""
+    looks = [look(number, "validation") for number in range(24)]
+    assert len({found["color"] for found in looks[:8]}) == 8
+    assert len({(found["color"], str(found["linestyle"])) for found in looks}) == 24
+    trained = [look(number, "train", n_points=2) for number in range(24)]
+    assert len({(found["color"], str(found["linestyle"])) for found in looks + trained}) == 48
+
+
+def test_a_row_for_each_run_up_to_its_own_end_with_one_scale():
+    """Ten epochs beside fifty are a fifth of the overlay's width."""
+    runs = [run_of(10, "ten"), run_of(50, "fifty")]
+    panels = draw_curves(runs, panels=True).axes
+    assert [panel.get_xlim()[1] for panel in panels] == [50, 50, 10, 10, 50, 50]
+    assert panels[2].get_title() == "ten: loss, epochs 0 to 10"
+    assert [len(panel.lines) for panel in panels] == [4, 4, 2, 2, 2, 2]
+    assert panels[2].lines[0].get_color() == COLOURS[0]
+    assert panels[4].lines[0].get_color() == COLOURS[1]
+    assert panels[2].get_ylim() == panels[4].get_ylim() != panels[3].get_ylim() == panels[5].get_ylim()
+    assert len(draw_curves(runs, epochs=(5, 20), panels=True).axes) == 8
+
+
+def test_a_logarithmic_axis_is_for_the_loss_only():
+    loss, accuracy = draw_curves([run_of(3)], log=True).axes
+    assert (loss.get_yscale(), accuracy.get_yscale()) == ("log", "linear")
+    assert loss.get_ylabel() == "loss (log scale)"
+    assert [panel.get_yscale() for panel in draw_curves([run_of(3)]).axes] == ["linear", "linear"]
+
+
+def test_a_running_mean_keeps_a_constant_and_a_line_and_calms_a_zigzag():
+    flat = [(i / 10, 3.0) for i in range(1, 50)]
+    assert all(value == pytest.approx(3.0) for _, value in running_mean(flat, 1))
+    straight = [(i / 10, 2.0 * i) for i in range(1, 50)]
+    inside = [(new, old) for new, old in zip(running_mean(straight, 1), straight, strict=True) if new[0] <= 4.3]
+    assert len(inside) > 40
+    assert all(new == pytest.approx(old) for new, old in inside)  # the beginning included: it is not pulled down
+    zigzag = [(i / 10, float(i % 2)) for i in range(1, 50)]
+    assert all(abs(value - 0.5) < 0.06 for epoch, value in running_mean(zigzag, 2) if epoch > 1.1)
+    assert [epoch for epoch, _ in running_mean(zigzag, 2)] == [epoch for epoch, _ in zigzag]
+    assert running_mean(zigzag, 0) == zigzag
+    assert running_mean([], 1) == []
+
+
+def test_smoothing_draws_the_records_faintly_and_is_said_in_the_legend():
+    run = run_of(8, steps_per_epoch=10)
+    figure = draw_curves([run], smooth=1)
+    raw, mean, validation = figure.axes[0].lines
+    assert list(zip(*raw.get_data(), strict=True)) == run.points("train", "loss")
+    assert list(zip(*mean.get_data(), strict=True)) == running_mean(run.points("train", "loss"), 1)
+    assert raw.get_alpha() < 0.5 < mean.get_alpha()
+    assert list(validation.get_ydata()) == [value for _, value in run.points("validation", "loss")]
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["mine", "training (mean over 1 epoch)", "validation"]
+
+
+def test_the_training_curve_of_bucketed_batches_is_averaged_and_the_legend_says_so():
+    """Batches of long words and of short ones by turns: their losses differ without anything being learned."""
+    records = [
+        {"kind": "train", "step": s, "epoch": s / 10, "loss": 1.0 + s % 2, "accuracy": 0.5} for s in range(1, 201)
+    ]
+    mixed, sorted_by_length = Curves("mixed", records), Curves("sorted", records, is_bucketed=True)
+    figure = draw_curves([sorted_by_length])
+    raw, mean = figure.axes[0].lines
+    assert (min(raw.get_ydata()), max(raw.get_ydata())) == (1, 2)
+    assert all(abs(loss - 1.5) < 0.1 for epoch, loss in zip(*mean.get_data(), strict=True) if epoch > 1)
+    assert figure.legends[0].get_texts()[1].get_text() == "training (mean over 1 epoch; batches are sorted by length)"
+    assert len(draw_curves([mixed]).axes[0].lines) == 1
+    assert draw_curves([mixed]).legends[0].get_texts()[1].get_text() == "training"
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ({"name": "words", "window": 50}, True),
+        ({"name": "words", "window": 0}, False),
+        ({"name": "mnist", "window": 50}, False),
+        (None, False),
+    ],
+)
+def test_whether_batches_are_bucketed_is_in_the_config(tmp_path, data, expected):
+    (tmp_path / "config.json").write_text(json.dumps({"data": data}))
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "epoch": 0.5, "loss": 1.0}\n')
+    assert read_curves(tmp_path).is_bucketed is expected
+
+
+def test_records_are_read_from_a_run_a_folder_with_nothing_else_or_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = '{"kind": "train", "step": 1, "epoch": 0.5, "loss": 1.0}\n'
+    for place in ("runs/mine", "docs/runs/kept"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "metrics.jsonl").write_text(line)
+    (tmp_path / "runs/mine/config.json").write_text("{}")
+    (tmp_path / "other.jsonl").write_text(line)
+    for given, name in (
+        ("mine", "mine"),
+        ("runs/mine", "mine"),
+        ("docs/runs/kept", "kept"),
+        ("docs/runs/kept/metrics.jsonl", "kept"),
+        ("other.jsonl", "other"),
+    ):
+        assert read_curves(given) == Curves(name, [json.loads(line)])
+
+
+def test_the_table_holds_every_record_up_to_the_window_with_all_its_digits():
+    runs = [run_of(3, "a", accuracy=1 / 3, views="mirror"), run_of(2, "b")]
+    rows = list(csv.DictReader(to_csv(runs).splitlines()))
+    assert len(rows) == sum(len(run.records) for run in runs)
+    assert list(rows[0]) == ["run", "kind", "step", "epoch", "loss", "accuracy", "views"]
+    found = [float(row["loss"]) for row in rows if row["run"] == "b"]
+    assert found == [record["loss"] for record in runs[1].records]
+    assert [row["accuracy"] for row in rows if row["kind"] == "test"] == [str(1 / 3)]
+    assert max(float(row["epoch"]) for row in csv.DictReader(to_csv(runs, 1).splitlines())) == 1
+
+
+def test_a_window_of_thousands_of_epochs_is_not_in_scientific_notation():
+    run = Curves("long", [{"kind": "train", "epoch": e * 556.0, "loss": 1.0} for e in range(1, 11)])
+    assert draw_curves([run]).axes[0].get_title() == "loss, epochs 0 to 5,560"
+    assert math.isclose(run.length, 5560)
 
 
 def test_a_run_without_records_is_an_error(tmp_path):

@@ -160,6 +160,17 @@ def test_the_test_names_the_checkpoint_that_it_is_of(config, tmp_path, monkeypat
     assert resume(run.path, quiet=True).test["best_step"] == 12
 
 
+@pytest.mark.parametrize(("best", "said"), [(4, "best checkpoint (step 4)"), (None, "last checkpoint (step 12)")])
+def test_the_line_of_the_test_names_the_step_of_its_checkpoint(config, tmp_path, monkeypatch, capsys, best, said):
+    """It named the last step, whose weights were not tested."""
+    judge = Standing.judge
+    monkeypatch.setattr(Standing, "judge", lambda self, score: self.step == best and judge(self, score))
+    outcome = train(config, tmp_path / "run")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("test")]
+    expected = f"test of the {said}  loss {outcome.test['loss']:.4f}  accuracy {outcome.test['accuracy']:.2%}"
+    assert line.startswith(expected)
+
+
 def test_a_run_that_was_killed_goes_on_from_its_newest_checkpoint(config, tmp_path, monkeypatch):
     train(config, tmp_path / "whole", quiet=True)
     whole = Batches.at
@@ -260,7 +271,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_is_in_no_checkpoint(config,
     assert caught.value.exit_code not in (FINISHED, STOPPED)
     failed = int(str(caught.value).split("at step ")[1].split(",")[0])
     assert checkpoint.steps(tmp_path / "run") == list(range(1, failed))
-    assert records(tmp_path / "run")[-1]["step"] == failed - 1
+    assert records(tmp_path / "run")[-1] == {"kind": "diverged", "step": failed}
+    assert records(tmp_path / "run")[-2]["step"] == failed - 1
 
 
 def test_training_leaves_the_random_state_and_the_threads_alone(config, tmp_path):
@@ -301,7 +313,7 @@ def test_plain_lines_when_the_output_is_no_terminal(config, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "step 12/12" in out
     assert "examples/s" in out
-    assert "test at step 12" in out
+    assert "test of the best checkpoint (step " in out
     assert "\x1b" not in out
 
 

@@ -1,4 +1,4 @@
-"""`clearhead confusion`: from the name of a run to a picture of its mistakes."""
+"""`clearhead confusion`: from the name of a run to its confusion matrix, as a picture."""
 
 import sys
 from collections.abc import Sequence
@@ -7,16 +7,19 @@ from pathlib import Path
 from clearhead.cli.parser import Parser
 
 ABOUT = """\
-Which class is taken for which: the best checkpoint of a run on its test set,
-one row for each right answer, one column for each given one."""
+Plots the confusion matrix of a run's best checkpoint on its test set: a row for
+each class, a column for each predicted class."""
 
 
 def run(argv: Sequence[str]) -> None:
     options = Parser("clearhead confusion", ABOUT)
     options.usage = "clearhead confusion RUN [options]"
-    options.add_argument("run", metavar="RUN", help="the folder of a run, such as runs/mine")
+    options.add_argument("run", metavar="RUN", help="the path of a run, or its name in runs/")
     options.add_argument(
-        "--out", metavar="FILE", type=Path, help="a .png, .svg or .pdf (now figures/confusion.png in the run's folder)"
+        "--out",
+        metavar="FILE",
+        type=Path,
+        help="a .png, .svg or .pdf (default: figures/confusion.png in the run's folder)",
     )
     args = options.parse(argv)
 
@@ -26,12 +29,13 @@ def run(argv: Sequence[str]) -> None:
     from clearhead.serving.testing import confusion
     from clearhead.training.confusion import draw_confusion
 
-    out = args.out or Path(args.run) / "figures/confusion.png"
-    check_suffix(out)
+    if args.out:
+        check_suffix(args.out)
     session = Session(args.run)
     n_views = N_VIEWS[session.config.training.views]
     note = "" if n_views == 1 else f"mean of {n_views} views"
-    print(save_figure(draw_confusion(confusion(session, announce), session.classes, note), out))
+    figure = draw_confusion(confusion(session, announce), session.classes, note)
+    print(save_figure(figure, args.out or session.path / "figures/confusion.png"))
 
 
 def announce() -> None:

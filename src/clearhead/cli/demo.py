@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from clearhead.cli.overrides import reader
 from clearhead.cli.parser import Parser
+from clearhead.messages import duration
 
 ABOUT = """\
 Trains a vision transformer on the 60,000 handwritten digits that come with
@@ -30,7 +31,9 @@ def run(argv: Sequence[str]) -> int:
     if outcome.test is None:
         return outcome.exit_code
     seconds = outcome.test["seconds"]
-    print(f"\n{outcome.test['accuracy']:.2%} of 10,000 unseen digits read right, after {seconds:.0f} s of training.\n")
+    print(
+        f"\n{outcome.test['accuracy']:.2%} of 10,000 unseen digits read right, after {duration(seconds)} of training.\n"
+    )
     print("Open")
     for path, what in pictures:
         print(f"  {path!s:37}  {what}")

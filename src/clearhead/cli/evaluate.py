@@ -37,12 +37,10 @@ def run(argv: Sequence[str]) -> None:
     options = Parser("clearhead evaluate", ABOUT)
     options.usage = "clearhead evaluate RUN [options]"
     options.epilog = EXAMPLES
-    options.add_argument("run", metavar="RUN", help="the folder of a run, such as runs/mine")
-    options.add_argument("--part", choices=("test", "validation"), help="of the run's data (now test)")
+    options.add_argument("run", metavar="RUN", help="the path of a run, or its name in runs/")
+    options.add_argument("--part", choices=("test", "validation"), help="part of the run's data (default: test)")
     options.add_argument("--test", metavar="FILE", type=Path, help="pronounce: a dictionary to test on instead")
-    options.add_argument(
-        "--beam", metavar="N", type=reader(int), help="pronounce: answers followed for each word (now 5)"
-    )
+    options.add_argument("--beam", metavar="N", type=reader(int), help="pronounce: beam size (default: 5)")
     options.add_argument(
         "--with",
         metavar="RUN",
@@ -51,10 +49,10 @@ def run(argv: Sequence[str]) -> None:
         dest="others",
         help="pronounce: runs that answer together with it",
     )
-    options.add_argument("--json", action="store_true", help="for programs")
+    options.add_argument("--json", action="store_true", help="machine-readable output")
     args = options.parse(argv)
     if args.part is not None and args.test is not None:
-        raise ValueError(f"--part is of the run's own data, got --test {args.test} too; leave out one of the two")
+        raise ValueError(f"--part selects from the run's own data and excludes --test, got both (--test {args.test})")
     part: PartName = args.part or "test"
 
     from clearhead.serving.session import Session

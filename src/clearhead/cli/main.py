@@ -3,7 +3,6 @@
 Nothing here imports torch, so that help and mistakes answer at once; a command imports it when it needs it.
 """
 
-import difflib
 import io
 import os
 import sys
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from clearhead import __version__
+from clearhead.messages import unknown_name
 
 FAILED, USAGE_ERROR, MISTAKE, INTERRUPTED = 1, 2, 5, 130
 """training adds two of its own: see training/signals.py"""
@@ -44,17 +44,22 @@ COMMANDS = {
     ),
     "resume": Command(
         home="clearhead.cli.resume",
-        what="go on with a run that was stopped or killed",
-        example="clearhead resume runs/mine",
+        what="resume an interrupted run, or lengthen a finished one",
+        example="clearhead resume mine --epochs 20",
+    ),
+    "runs": Command(
+        home="clearhead.cli.runs",
+        what="list runs with their recipe, step, accuracy and state",
+        example="clearhead runs",
     ),
     "curves": Command(
         home="clearhead.cli.curves",
-        what="loss and accuracy of runs against their epochs, as a picture",
+        what="plot loss and accuracy of runs against epochs",
         example="clearhead curves runs/mine --epochs 10 20 30",
     ),
     "confusion": Command(
         home="clearhead.cli.confusion",
-        what="which class a run takes for which, on the test set, as a picture",
+        what="plot the confusion matrix on the test set",
         example="clearhead confusion runs/mine",
     ),
     "predictions": Command(
@@ -181,9 +186,7 @@ def run(argv: list[str]) -> int:
         case [name, *rest] if name in COMMANDS:
             return import_module(COMMANDS[name].home).run(rest) or 0
         case [name, *_]:
-            near = difflib.get_close_matches(name, COMMANDS, n=1)
-            hint = f"did you mean {near[0]}?" if near else "see clearhead --help"
-            raise LookupError(f"a command is one of {', '.join(COMMANDS)}, got {name!r}; {hint}")
+            raise unknown_name("command", name, COMMANDS)
     return 0
 
 

@@ -6,6 +6,25 @@ import re
 from collections.abc import Sequence
 from typing import NoReturn
 
+from clearhead import messages
+
+SYNONYMS = {
+    "learning-rate": "lr",
+    "bs": "batch-size",
+    "wd": "weight-decay",
+    "dtype": "precision",
+    "layers": "depth",
+    "n-layers": "depth",
+    "num-layers": "depth",
+    "dim": "width",
+    "d-model": "width",
+    "embed-dim": "width",
+    "hidden-size": "width",
+    "num-heads": "n-heads",
+    "num-classes": "n-classes",
+}
+"""options as other libraries call them, by the last part of ours"""
+
 
 class Parser(argparse.ArgumentParser):
     """Raises ValueError instead of printing its usage and leaving; names the nearest option to an unknown one."""
@@ -35,6 +54,7 @@ class Parser(argparse.ArgumentParser):
             return f"{command} takes options, --name value, got {arg!r}; see {self.prog} --help"
         option = arg.partition("=")[0]
         known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+        known.remove("--help")  # no suggestion for --heads
         near = nearest(option, known)
         hint = f"did you mean {near}?" if near else f"see {self.prog} --help"
         return f"{command} has no option {option}; {hint}"
@@ -42,12 +62,20 @@ class Parser(argparse.ArgumentParser):
 
 def nearest(option: str, known: Sequence[str]) -> str | None:
     """The option most like it; for one without its group (--lr for --optimizer.lr), by the last part of the name."""
-    by_end = {name.rpartition(".")[2].removeprefix("--"): name for name in reversed(known)}
+    by_end = {last_part(name): name for name in reversed(known)}
+    end = last_part(option)
+    if SYNONYMS.get(end) in by_end:
+        return by_end[SYNONYMS[end]]
     if near := difflib.get_close_matches(option, known, n=1, cutoff=0.7):
         return near[0]
-    if near := difflib.get_close_matches(option.rpartition(".")[2].removeprefix("--"), by_end, n=1):
-        return by_end[near[0]]
+    if (by_last := messages.nearest(end, by_end)) is not None:
+        return by_end[by_last]
     return next(iter(difflib.get_close_matches(option, known, n=1)), None)
+
+
+def last_part(option: str) -> str:
+    """--optimizer.lr -> lr"""
+    return option.rpartition(".")[2].removeprefix("--")
 
 
 def dashed(arg: str) -> str:

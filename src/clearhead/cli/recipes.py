@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.cli.parser import Parser
 from clearhead.data.config import N_VIEWS
+from clearhead.messages import duration
 from clearhead.recipes.all import RECIPES, Recipe
 
 if TYPE_CHECKING:
@@ -78,9 +79,3 @@ def results(row: dict[str, Any]) -> tuple[str, str]:
     of = "" if row["after_epochs"] == row["epochs"] else f", epoch {row['after_epochs']} of {row['epochs']}"
     views = "" if row["views"] == 1 else f", mean of {row['views']} views"
     return duration(row["seconds"]), f"{row['test_accuracy']:.2%}{of}{views}"
-
-
-def duration(seconds: float) -> str:
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -1,7 +1,6 @@
 """`clearhead shapes`: from the names and numbers on the command line to a config."""
 
 import argparse
-import difflib
 import json
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -10,6 +9,7 @@ from typing import Any
 
 from clearhead.cli.overrides import add_overrides, overridden, reader
 from clearhead.cli.parser import Parser
+from clearhead.messages import unknown_name
 from clearhead.models.config import AttentionConfig, Seq2SeqConfig, VisionConfig
 from clearhead.models.presets import PRESETS
 
@@ -65,9 +65,7 @@ def split_name(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     words = [i for i, arg in enumerate(argv) if not arg.startswith("-")]
     known = [i for i in words if argv[i].replace("-", "_") in NAMES]
     if not known and argv and not argv[0].startswith("-"):
-        near = difflib.get_close_matches(argv[0], NAMES, n=1)
-        hint = f"did you mean {near[0]}?" if near else "choose one of them"
-        raise LookupError(f"shapes knows {', '.join(NAMES)}, got {argv[0]!r}; {hint}")
+        raise unknown_name("model", argv[0], NAMES)
     if not known:
         return None, list(argv)
     at = known[0]

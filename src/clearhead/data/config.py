@@ -1,11 +1,11 @@
 """Which examples a model is fitted to: frozen configs, checked when they are made. Does not import torch."""
 
-import difflib
 import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from clearhead.data.datasets import DATASETS
+from clearhead.messages import did_you_mean, unknown_name
 
 Question = Literal["commonest", "repeat", "sum"]
 Level = Literal["character", "byte"]
@@ -32,7 +32,7 @@ class Augmentation:
     def __post_init__(self) -> None:
         check_whole(0, crop=self.crop, cutout=self.cutout)
         if not isinstance(self.flip, bool):
-            raise ValueError(f"flip must be True or False, got {self.flip!r}; choose one of the two")
+            raise ValueError(f"flip must be True or False, got {self.flip!r}")
         if not is_number(self.mixup) or not 0 <= self.mixup < math.inf:
             raise ValueError(f"mixup must be a number of at least 0, got {self.mixup!r}; try 0.2, or 0 for none")
 
@@ -78,20 +78,18 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         if self.name not in DATASETS:
-            near = difflib.get_close_matches(str(self.name), DATASETS, n=1)
-            hint = f"did you mean {near[0]}?" if near else "see clearhead data list"
-            raise LookupError(f"a data set is one of {', '.join(DATASETS)}, got {self.name!r}; {hint}")
+            raise unknown_name("data set", self.name, DATASETS)
         if self.question not in get_args(Question):
-            raise ValueError(
-                f"question must be one of {', '.join(get_args(Question))}, got {self.question!r}; choose one of them"
-            )
+            hint = did_you_mean(self.question, get_args(Question))
+            raise ValueError(f"question must be one of {', '.join(get_args(Question))}, got {self.question!r}{hint}")
         check_whole(1, length=self.length, image_size=self.image_size)
         check_whole(3, set_size=self.set_size)
         check_whole(0, validation=self.validation, limit=self.limit, window=self.window)
         if self.level not in get_args(Level):
-            raise ValueError(f"level must be one of {', '.join(get_args(Level))}, got {self.level!r}; choose one")
+            hint = did_you_mean(self.level, get_args(Level))
+            raise ValueError(f"level must be one of {', '.join(get_args(Level))}, got {self.level!r}{hint}")
         if not isinstance(self.stress, bool):
-            raise ValueError(f"stress must be True or False, got {self.stress!r}; choose one of the two")
+            raise ValueError(f"stress must be True or False, got {self.stress!r}")
         check_paths(folder=self.folder, train_file=self.train_file, test_file=self.test_file, file=self.file)
         if not isinstance(self.augmentation, Augmentation):
             raise ValueError(f"augmentation must be an Augmentation, got {self.augmentation!r}; make one")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from clearhead.messages import did_you_mean
 from clearhead.nn.sizes import (
     check_beta,
     check_eps,
@@ -256,13 +257,14 @@ def check_hidden(head_hidden: int) -> None:
 def check_yes_or_no(**flags: bool) -> None:
     for name, flag in flags.items():
         if not isinstance(flag, bool):
-            raise ValueError(f"{name} must be True or False, got {flag!r}; choose one of the two")
+            raise ValueError(f"{name} must be True or False, got {flag!r}")
 
 
 def check_choice(**choices: tuple[str, Any]) -> None:
     for name, (value, allowed) in choices.items():
         if value not in get_args(allowed):
-            raise ValueError(f"{name} must be one of {', '.join(get_args(allowed))}, got {value!r}; choose one of them")
+            hint = did_you_mean(value, get_args(allowed))
+            raise ValueError(f"{name} must be one of {', '.join(get_args(allowed))}, got {value!r}{hint}")
 
 
 def check_places(positions: str, stack: StackConfig) -> None:

@@ -1,9 +1,9 @@
 """Named configs: numbers only. Importing this does not import torch."""
 
-import difflib
 from collections.abc import Callable
 from dataclasses import replace
 
+from clearhead.messages import unknown_name
 from clearhead.models.config import LanguageConfig, ModelConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
 
 
@@ -141,7 +141,5 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
 def preset(name: str) -> ModelConfig:
     """The config of that name."""
     if name not in PRESETS:
-        near = difflib.get_close_matches(name, PRESETS, n=1)
-        hint = f"did you mean {near[0]}?" if near else "choose one of them"
-        raise LookupError(f"a preset is one of {', '.join(PRESETS)}, got {name!r}; {hint}")
+        raise unknown_name("preset", name, PRESETS)
     return PRESETS[name]()

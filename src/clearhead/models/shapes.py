@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from clearhead.messages import unknown_name
 from clearhead.models.config import (
     AttentionConfig,
     LanguageConfig,
@@ -55,7 +56,7 @@ class Shapes:
         for tensor in self.tensors:
             if tensor.name == name:
                 return tensor
-        raise LookupError(f"a tensor is one of {', '.join(t.name for t in self.tensors)}, got {name!r}; choose one")
+        raise unknown_name("tensor", name, [tensor.name for tensor in self.tensors])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

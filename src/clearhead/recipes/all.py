@@ -75,7 +75,7 @@ RECIPES = {
 
 def find(name: str) -> Recipe:
     name = name.replace("_", "-")
-    check_name(name, RECIPES, "a recipe")
+    check_name(name, RECIPES, "recipe")
     return RECIPES[name]
 
 
@@ -99,7 +99,7 @@ def changed(config: Any, changes: dict[str, Any]) -> Any:
     values = {}
     for path, value in changes.items():
         first, _, rest = path.partition(".")
-        check_name(first, vars(config), f"a field of {type(config).__name__}")
+        check_name(first, vars(config), f"field of {type(config).__name__}")
         has_fields = is_dataclass(getattr(config, first))
         if bool(rest) != has_fields and not is_dataclass(value):
             rule = f"is changed field by field, as in {first}.NAME" if has_fields else "has no fields"

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from clearhead.data.batches import evaluation_batches
 from clearhead.data.config import N_VIEWS
+from clearhead.messages import duration, round_count
 from clearhead.nn.stage import testing_stage
 from clearhead.training.config import RunConfig
 from clearhead.training.distributed import Processes
 from clearhead.training.evaluate import BATCH_SIZE
 from clearhead.training.loop import update
 from clearhead.training.objective import to_device
-from clearhead.training.progress import Display, clock, padding_line
+from clearhead.training.progress import Display, padding_line
 from clearhead.training.setup import Setup, own_surroundings, set_up
 from clearhead.training.signals import StopRequest
 from clearhead.training.state import Standing
@@ -71,10 +72,10 @@ class Estimate:
                 f"memory             {self.memory / 2**20:,.0f} MB for weights, optimizer and one step",
                 f"training examples  {self.examples:,}",
                 *([f"padding            {padding_line(*self.padding)}"] if self.padding else []),
-                f"steps              {self.steps:,} ({epochs:.3g} epochs)",
-                f"seconds per step   {self.seconds_per_step:.3g}",
-                f"seconds per epoch  {self.seconds_per_epoch:,.3g}, validation included",
-                f"in all             {clock(self.seconds)}{tested}; {self.end}",
+                f"steps              {self.steps:,} ({round_count(epochs)} epochs)",
+                f"time per step      {duration(self.seconds_per_step)}",
+                f"time per epoch     {duration(self.seconds_per_epoch)}, validation included",
+                f"in all             {duration(self.seconds)}{tested}; {self.end}",
             ]
         )
 

@@ -1,22 +1,27 @@
-"""From a recipe to a run: `train`, which gives the run its folder below runs/ and never overwrites one."""
+"""From a recipe to a run: `train`, which gives the run its folder below runs/ and never overwrites one; and `resume`,
+which may lengthen a run."""
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from clearhead.data import datasets
+from clearhead.messages import round_count
 from clearhead.recipes.agreement import check_agreement
 from clearhead.recipes.all import config_of
+from clearhead.training import checkpoint, loop
 from clearhead.training.config import RunConfig
 from clearhead.training.distributed import Processes, processes
 from clearhead.training.loop import Outcome, fit
 from clearhead.training.progress import Display, Silence
-from clearhead.training.records import CONFIG
+from clearhead.training.records import CONFIG, RUNS
 from clearhead.training.run import Report, RunDirectory, check_new
+from clearhead.training.schedule import multiplier
 from clearhead.training.setup import own_surroundings, set_up
 
-RUNS = Path("runs")
 NEXT = {"written": "ask it: clearhead predict {} thorough", "next": "let it write: clearhead sample {}"}
 """by objective: what else to do with a run that is trained"""
 
@@ -57,6 +62,79 @@ def train(
         return outcome
 
 
+def resume(
+    run: str | Path,
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    threads: int | None = None,
+    shard: bool = False,
+    quiet: bool = False,
+) -> Outcome:
+    """Continues a run, given by its path or its name in runs/, after its newest checkpoint.
+
+    With `epochs` or `steps` it is trained until there, and its schedule ends there; that and `threads` are recorded in
+    its config.json. Under torchrun, the first process does so, and the others follow what is recorded.
+    """
+    changes = {"epochs": epochs, "steps": steps, "threads": threads}
+    given = {name: value for name, value in changes.items() if value is not None}
+    if given and os.environ.get("RANK", "0") == "0":
+        change_run(RunDirectory.open(run), given, Display(quiet=quiet))
+    return loop.resume(run, shard=shard, quiet=quiet)
+
+
+def change_run(run: RunDirectory, given: dict[str, Any], display: Display) -> None:
+    """Checks the changes and records them; says what becomes of the learning rate."""
+    if "epochs" in given and "steps" in given:
+        raise ValueError(
+            f"a run lasts a number of epochs or of steps, got epochs={given['epochs']} and steps={given['steps']}"
+        )
+    before = RunConfig.from_dict(run.config)
+    other = {"epochs": "steps", "steps": "epochs"}
+    zeros: dict[str, Any] = {other[name]: 0 for name in given if name in other}
+    now = replace(before, training=replace(before.training, **given, **zeros))
+    said = lengthened(run, before, now) if zeros else ""
+    with run.lock():
+        run.change_config(now.to_dict())
+    if said:
+        display.say(said)
+
+
+def lengthened(run: RunDirectory, before: RunConfig, now: RunConfig) -> str:
+    """What a new length means for a run; ValueError where it has ended for good, or is longer already."""
+    per_epoch, trained = steps_per_epoch(run, before), max(checkpoint.steps(run.path), default=0)
+    end, old_end = now.training.n_steps(per_epoch), before.training.n_steps(per_epoch)
+    if end < trained:
+        unit, n = ("epochs", trained / per_epoch) if now.training.epochs else ("steps", trained)
+        raise ValueError(
+            f"{run.path} has been trained for {round_count(n)} {unit}, got --{unit} {getattr(now.training, unit)}; "
+            "a run cannot be shortened to less than that"
+        )
+    found = run.newest() if before.training.patience else None
+    if found and found.state["standing"]["stale"] >= before.training.patience:
+        raise ValueError(
+            f"{run.path} ended early, after {before.training.patience} evaluations without improvement "
+            "(training.patience); it cannot be lengthened"
+        )
+    if before.optimizer.schedule == "constant" or not trained:
+        effect = "the learning rate at each step is unaffected" if trained else "no step is trained yet"
+    else:
+        old, new = (before.optimizer.lr * multiplier(trained, n, before.optimizer) for n in (old_end, end))
+        effect = (
+            f"the {before.optimizer.schedule} schedule now ends there, and the learning rate continues at {new:.3g} "
+            f"instead of {old:.3g}, unlike in a run of this length from the beginning"
+        )
+    return f"the run now ends after step {end:,} instead of {old_end:,}: {effect}"
+
+
+def steps_per_epoch(run: RunDirectory, config: RunConfig) -> int:
+    """As its records say; without any, as its data says."""
+    known = [record for record in run.records() if record.get("epoch")]
+    if known:
+        return round(known[-1]["step"] / known[-1]["epoch"])
+    return len(datasets.load(config.data, config.seed).train) // config.training.batch_size
+
+
 def with_recorded_precision(config: RunConfig, path: Path, team: Processes) -> RunConfig:
     """The config with the precision that the run in this folder has recorded; unchanged where there is no run yet."""
     recorded = None
@@ -76,9 +154,17 @@ def new_or_old(config: RunConfig, name: str | None, resume: bool, report: Report
     if others := [f"{name}={now} (was {before})" for name, (before, now) in changes.items()]:
         raise ValueError(
             f"a run goes on with the settings that it began with, got {', '.join(others)} for {path}; "
-            f"leave that out, choose another name, or move {path} away"
+            f"leave that out, choose another name, or move {path} away{longer(config, changes, path)}"
         )
     return run
+
+
+def longer(config: RunConfig, changes: Mapping[str, Any], path: Path) -> str:
+    """The command that lengthens the run, where nothing but its length is to be changed."""
+    if not set(changes) <= {"training.steps", "training.epochs"}:
+        return ""
+    unit = "epochs" if config.training.epochs else "steps"
+    return f"; to lengthen it: clearhead resume {path} --{unit} {getattr(config.training, unit)}"
 
 
 def folder_of(config: RunConfig, name: str | None, resume: bool = False) -> Path:

@@ -3,13 +3,13 @@
 Importing this does not import torch.
 """
 
-import difflib
 import math
 from collections.abc import Iterable
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_type_hints
 
 from clearhead.data.config import DataConfig, Views, is_number
+from clearhead.messages import unknown_name
 from clearhead.models.config import (
     LanguageConfig,
     ModelConfig,
@@ -201,11 +201,11 @@ def read(kind: Any, values: Any, what: str) -> Any:
         raise ValueError(f"{what} must be written as names and values, got {values!r}; see config.json of a run")
     if kind == ModelConfig:
         name, values = values.get("kind"), {key: value for key, value in values.items() if key != "kind"}
-        check_name(name, MODELS, "a model's kind")
+        check_name(name, MODELS, "kind of model")
         kind = MODELS[name]  # type: ignore[index]
     types = get_type_hints(kind)
     for name in values:
-        check_name(name, types, f"a field of {what}")
+        check_name(name, types, f"field of {what}")
     nested = {
         name: read(types[name], value, name)
         for name, value in values.items()
@@ -221,9 +221,7 @@ def check_name(name: Any, names: Iterable[str], what: str) -> None:
     """Refuses a name that is not among these, with the nearest one that is."""
     names = list(names)
     if name not in names:
-        near = difflib.get_close_matches(str(name).replace("-", "_"), names, n=1)
-        hint = f"did you mean {near[0]}?" if near else "choose one of them"
-        raise LookupError(f"{what} is one of {', '.join(names)}, got {name!r}; {hint}")
+        raise unknown_name(what, name, names)
 
 
 def check_count(config: Any, *names: str, advice: str = "") -> None:

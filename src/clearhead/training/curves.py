@@ -1,13 +1,25 @@
-"""Loss and accuracy against epochs: a row of panels for each window of epochs, all runs in each panel."""
+"""Learning curves: loss and accuracy against epochs, of one or more runs, as a picture or as a table.
 
+A row of two panels for each window of epochs holds all runs; on request, a row for each run follows. The training
+curve of data that is batched by length (`data.window`) zigzags, because long examples have other losses than short
+ones: it is drawn as a running mean, with the records themselves behind it, and the legend says so.
+"""
+
+import csv
+import io
+import json
+import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from clearhead.drawing import COLOURS, GREY, LIGHT, blank
-from clearhead.training.records import Record, of_run
+from clearhead.messages import round_count
+from clearhead.training.records import CONFIG, METRICS, Record, find_records, read
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,25 +31,33 @@ Points = list[tuple[float, float]]
 Quantity = Literal["loss", "accuracy"]
 Kind = Literal["train", "validation"]
 KINDS: dict[Kind, str] = {"train": "training", "validation": "validation"}
+BUCKETED = ("pronounce", "words")
+"""data sets whose batches hold examples of similar length"""
 MOST_POINTS = 200
 """a line of more than these in one panel is noise that hides the others"""
 MOST_MARKS = 60
 MARKERS = "os^Dv<>PX"
+VALIDATION_LINES = ("-", (0, (7, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
+TRAINING_LINES = ((0, (4, 2)), (0, (1, 1)), (0, (1, 3)))
+"""of the first eight runs, which have a colour each, of the next eight, and of all others"""
+COLUMNS = ("run", "kind", "step", "epoch", "loss", "accuracy")
+"""of the table; whatever else was recorded follows"""
 
 
 @dataclass(frozen=True)
 class Curves:
-    """What one run has to show."""
+    """The records of one run."""
 
     name: str
     records: list[Record]
+    is_bucketed: bool = False
+    """whether a batch holds examples of similar length, so that the training loss depends on the batch"""
 
-    def points(self, kind: Kind, quantity: Quantity, window: float) -> Points:
-        """What was measured until the end of the window."""
+    def points(self, kind: Kind, quantity: Quantity) -> Points:
         return [
             (record["epoch"], record[quantity])
             for record in self.records
-            if record.get("kind") == kind and quantity in record and record.get("epoch", window + 1) <= window
+            if record.get("kind") == kind and quantity in record and "epoch" in record
         ]
 
     @property
@@ -54,38 +74,92 @@ class Curves:
         return f"{self.name} (test {tests[-1]['accuracy']:.2%}{how})"
 
 
-def read_curves(folder: str | Path) -> Curves:
-    """The records of a run, also of one that is still being trained."""
-    folder = Path(folder)
-    records = of_run(folder)
+@dataclass(frozen=True)
+class Style:
+    """How curves are drawn."""
+
+    log: bool = False
+    """a logarithmic axis for the loss"""
+    smooth: float = 0.0
+    """width of the running mean in epochs; 0 for none"""
+    bucketed: float = 0.0
+    """the same, for the training curves of bucketed data where `smooth` is 0"""
+
+    def width(self, run: Curves, kind: Kind) -> float:
+        return self.smooth or (self.bucketed if run.is_bucketed and kind == "train" else 0.0)
+
+
+def read_curves(run: str | Path) -> Curves:
+    """The records of a run, also of one that is being trained; of a folder that holds only metrics.jsonl; or of such
+    a file."""
+    path = find_records(run)
+    records = read(path)
     if not any(record.get("epoch", 0) > 0 for record in records):
-        raise ValueError(f"curves need records of at least one step, got none in {folder}; train it a little longer")
-    return Curves(folder.resolve().name, records)
+        raise ValueError(f"curves need records of at least one step, got none in {run}; train it a little longer")
+    name = path.resolve().parent.name if path.name == METRICS else path.stem
+    return Curves(name, records, is_bucketed(path.with_name(CONFIG)))
 
 
-def draw_curves(runs: Sequence[Curves], epochs: Sequence[int] = ()) -> "Figure":
-    """A row for each window, from epoch 0 to the given one; one row for the longest run without any."""
-    windows: Sequence[float] = epochs or [max(run.length for run in runs)]
-    figure = blank(11, 3.2 * len(windows) + 0.15 * len(runs) + 0.6)
-    panels = figure.subplots(len(windows), 2, squeeze=False)
-    for (left, right), window in zip(panels, windows, strict=True):
-        draw_panel(left, runs, "loss", window)
-        draw_panel(right, runs, "accuracy", window)
-    has_single = any(line.is_dashed() and len(line.get_xydata()) == 1 for panel in panels.flat for line in panel.lines)
-    lines, names = key(runs, n_points=1 if has_single else MOST_POINTS)
-    figure.legend(lines, names, loc="outside lower center", ncols=min(len(names), 3), frameon=False, fontsize=11)
+def is_bucketed(config: Path) -> bool:
+    """By the run's config.json; without one, nothing is known."""
+    try:
+        data = json.loads(config.read_bytes())["data"]
+        return data["name"] in BUCKETED and data["window"] > 0
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def windows_of(runs: Sequence[Curves], epochs: Sequence[float] = ()) -> list[float]:
+    """The windows to draw: those that were asked for, in order, cut at the end of the longest run; without any, one up
+    to there. A window within the last epoch, which may be unfinished, is left as it is."""
+    end = max(run.length for run in runs)
+    return list(dict.fromkeys(window if window <= math.ceil(end) else end for window in epochs)) or [end]
+
+
+def draw_curves(
+    runs: Sequence[Curves],
+    epochs: Sequence[float] = (),
+    *,
+    log: bool = False,
+    smooth: float = 0.0,
+    panels: bool = False,
+) -> "Figure":
+    """A row for each window of epochs, with all runs; with `panels`, then a row for each run, from epoch 0 to its own
+    end. Losses have a logarithmic axis with `log`; `smooth` is the width of a running mean, in epochs."""
+    windows, alone = windows_of(runs, epochs), list(runs) if panels else []
+    longest = max((run.length for run in runs if run.is_bucketed), default=0.0)
+    style = Style(log=log, smooth=smooth, bucketed=min(1.0, float(f"{longest / 10:.1g}")))
+    n_rows = len(windows) + len(alone)
+    legend_rows = math.ceil((len(runs) + len(KINDS)) / 3)
+    figure = blank(11, 3.2 * n_rows + 0.25 * legend_rows + 0.3)
+    rows = figure.subplots(n_rows, 2, squeeze=False)
+    for (left, right), window in zip(rows, windows, strict=False):
+        draw_panel(left, dict(enumerate(runs)), "loss", window, style)
+        draw_panel(right, dict(enumerate(runs)), "accuracy", window, style)
+    own = rows[len(windows) :]
+    for number, (left, right) in enumerate(own):
+        run = alone[number]
+        draw_panel(left, {number: run}, "loss", run.length, style, f"{run.name}: ")
+        draw_panel(right, {number: run}, "accuracy", run.length, style, f"{run.name}: ")
+    for column in (0, 1):
+        share_scale([row[column] for row in own])
+    lines, names = key(runs, style, has_single=any(map(has_single_point, rows.flat)))
+    figure.legend(lines, names, loc="outside lower center", ncols=min(len(names), 3), frameon=False, handlelength=3)
     return figure
 
 
-def draw_panel(panel: "Axes", runs: Sequence[Curves], quantity: Quantity, window: float) -> None:
+def draw_panel(
+    panel: "Axes", runs: dict[int, Curves], quantity: Quantity, window: float, style: Style, title: str = ""
+) -> None:
+    """Runs by their number, which says how they look."""
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    for number, run in enumerate(runs):
-        draw_line(panel, number, "train", thinned(run.points("train", quantity, window)))
-        draw_line(panel, number, "validation", run.points("validation", quantity, window))
+    for number, run in runs.items():
+        for kind in KINDS:
+            draw_line(panel, number, kind, run.points(kind, quantity), window, style.width(run, kind))
     panel.set_xlim(0, window)
     panel.xaxis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10], integer=window >= 2))
-    panel.set_title(f"{quantity}, epochs 0 to {window:.3g}", fontsize=12)
+    panel.set_title(f"{title}{quantity}, epochs 0 to {round_count(window)}", fontsize=12)
     panel.set_xlabel("epoch", fontsize=11)
     panel.set_ylabel(quantity, fontsize=11)
     panel.grid(color=LIGHT, linewidth=0.8)
@@ -98,37 +172,119 @@ def draw_panel(panel: "Axes", runs: Sequence[Curves], quantity: Quantity, window
         low, high = panel.get_ylim()
         panel.set_ylim(max(low, -0.01), min(high, 1.01))
         panel.yaxis.set_major_formatter(PercentFormatter(xmax=1))
+    elif style.log:
+        set_log_scale(panel)
 
 
-def draw_line(panel: "Axes", number: int, kind: Kind, points: Points) -> None:
-    if points:
-        epochs, values = zip(*points, strict=True)
-        panel.plot(epochs, values, **look(number, kind, len(points)))
+def set_log_scale(panel: "Axes") -> None:
+    """With a label at 1, 2 and 5 of each power of ten: losses seldom span several of these."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    panel.set_yscale("log", nonpositive="mask")
+    panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    panel.yaxis.set_minor_formatter(NullFormatter())
+    panel.set_ylabel("loss (log scale)", fontsize=11)
+
+
+def share_scale(panels: "Sequence[Axes]") -> None:
+    """Panels of one quantity side by side are compared: they get the same scale."""
+    limits = [panel.get_ylim() for panel in panels if panel.lines]
+    for panel in panels:
+        if panel.lines:
+            panel.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+
+
+def draw_line(panel: "Axes", number: int, kind: Kind, points: Points, window: float, width: float) -> None:
+    """The points up to the end of the window; with a running mean, the points themselves faintly behind it."""
+    means = running_mean(points, width)
+    shown, raw = ([point for point in line if point[0] <= window] for line in (means, points))
+    if not shown:
+        return
+    if means != points:
+        panel.plot(*zip(*thinned(raw, MOST_POINTS * 3), strict=True), **faint(number))
+    if kind == "train":
+        shown = thinned(shown)
+    panel.plot(*zip(*shown, strict=True), **look(number, kind, len(shown)))
 
 
 def look(number: int, kind: Kind, n_points: int = 1) -> dict[str, Any]:
-    """Validation has a mark for each measurement, another one for each run; training is dashed, and has a hollow mark
-    only where a single point makes no line."""
+    """Eight colours; after eight runs, other strokes. Validation has marks, another one for each run; training is
+    dashed, and has a hollow mark only where a single point makes no line."""
     colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+    stroke = min(number // len(COLOURS), len(VALIDATION_LINES) - 1)
     if kind == "train":
         hollow = {"marker": marker, "markerfacecolor": "none", "clip_on": False} if n_points == 1 else {}
-        return {"color": colour, "linestyle": (0, (4, 2)), "linewidth": 1.2, "alpha": 0.8, **hollow}
-    marker = marker if n_points <= MOST_MARKS else ""
-    return {"color": colour, "linestyle": "-", "linewidth": 1.8, "marker": marker, "markersize": 4, "clip_on": False}
+        return {"color": colour, "linestyle": TRAINING_LINES[stroke], "linewidth": 1.2, "alpha": 0.8, **hollow}
+    marks = {"marker": marker, "markersize": 4, "markevery": math.ceil(n_points / MOST_MARKS), "clip_on": False}
+    return {"color": colour, "linestyle": VALIDATION_LINES[stroke], "linewidth": 1.8, **marks}
 
 
-def thinned(points: Points) -> Points:
-    """At most MOST_POINTS of them, each the mean of neighbours."""
-    size = -(-len(points) // MOST_POINTS) or 1
+def faint(number: int) -> dict[str, Any]:
+    return {"color": COLOURS[number % len(COLOURS)], "linewidth": 0.7, "alpha": 0.3, "zorder": 1.5}
+
+
+def running_mean(points: Points, width: float) -> Points:
+    """Each value becomes the mean of all values at most width/2 epochs away. At the beginning, where curves are steep,
+    the interval is shorter on both sides; at the end on one side."""
+    if width <= 0:
+        return points
+    epochs = [epoch for epoch, _ in points]
+    sums = list(accumulate((value for _, value in points), initial=0.0))
+    means = []
+    for epoch, value in points:
+        reach = min(width / 2, epoch - epochs[0]) * (1 + 1e-9)  # a neighbour at the very edge counts on both sides
+        first, last = bisect_left(epochs, epoch - reach), bisect_right(epochs, epoch + reach)
+        means.append((epoch, value if last - first == 1 else (sums[last] - sums[first]) / (last - first)))
+    return means
+
+
+def thinned(points: Points, most: int = MOST_POINTS) -> Points:
+    """At most so many of them, each the mean of neighbours."""
+    size = -(-len(points) // most) or 1
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [(fmean(epoch for epoch, _ in group), fmean(value for _, value in group)) for group in groups]
 
 
-def key(runs: Sequence[Curves], n_points: int) -> "tuple[list[Line2D], list[str]]":
-    """One entry for each run, in its colour, and one for each kind of line, as it looks with so many points."""
+def has_single_point(panel: "Axes") -> bool:
+    import numpy as np
+
+    return any(line.is_dashed() and np.size(line.get_xdata()) == 1 for line in panel.lines)
+
+
+def key(runs: Sequence[Curves], style: Style, *, has_single: bool) -> "tuple[list[Line2D], list[str]]":
+    """One entry for each run, in its colour, and one for each kind of line, with what was done to it."""
     from matplotlib.lines import Line2D
 
     lines = [Line2D([], [], **look(number, "validation")) for number in range(len(runs))]
-    for kind in KINDS:
-        lines.append(Line2D([], [], **{**look(0, kind, n_points), "color": GREY}))
-    return lines, [*(run.label for run in runs), *KINDS.values()]
+    names = [run.label for run in runs]
+    for kind, name in KINDS.items():
+        lines.append(Line2D([], [], **{**look(0, kind, 1 if has_single else MOST_POINTS), "color": GREY}))
+        names.append(name + averaging(runs, kind, style))
+    return lines, names
+
+
+def averaging(runs: Sequence[Curves], kind: Kind, style: Style) -> str:
+    changed = [
+        run
+        for run in runs
+        for quantity in ("loss", "accuracy")
+        if running_mean(run.points(kind, quantity), style.width(run, kind)) != run.points(kind, quantity)
+    ]
+    if not changed:
+        return ""
+    width = style.width(changed[0], kind)
+    unit = "epoch" if width == 1 else "epochs"
+    why = "" if style.smooth else "; batches are sorted by length"
+    return f" (mean over {round_count(width)} {unit}{why})"
+
+
+def to_csv(runs: Sequence[Curves], end: float = math.inf) -> str:
+    """All records up to an epoch, a line for each, in the order of the runs."""
+    rows = [{"run": run.name} | record for run in runs for record in run.records if record.get("epoch", 0) <= end]
+    names = list(dict.fromkeys([*COLUMNS, *(name for row in rows for name in row)]))
+    text = io.StringIO()
+    table = csv.DictWriter(text, names, lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    return text.getvalue()

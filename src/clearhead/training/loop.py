@@ -37,6 +37,10 @@ class DivergedError(ArithmeticError):
 
     exit_code = DIVERGED
 
+    def __init__(self, message: str, step: int):
+        super().__init__(message)
+        self.step = step
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -73,7 +77,7 @@ def resume(folder: str | Path, *, shard: bool = False, quiet: bool = False) -> O
                 setup = set_up(config, team, shard=shard, report=display.warn)
             outcome = fit(setup, run, display)
             if outcome.reason != "stopped":
-                display.say(f"{folder} is trained{reached(outcome)}")
+                display.say(f"{run.path if run else folder} is trained{reached(outcome)}")
             return outcome
 
 
@@ -95,7 +99,12 @@ def fit(setup: Setup, run: RunDirectory | None, display: Display) -> Outcome:
         if standing.step == 0:
             announce_sequences(setup, display)
         with display.training(setup.n_steps, standing.step, setup.config.training.batch_size):
-            reason = train_on(setup, standing, run, request, display)
+            try:
+                reason = train_on(setup, standing, run, request, display)
+            except DivergedError as error:
+                if run:  # resuming drops this record: it lies after the newest checkpoint
+                    run.log({"kind": "diverged", "step": error.step})
+                raise
         test = None
         if reason != "stopped" and len(setup.data.test):
             try:
@@ -200,7 +209,8 @@ def check_finite(loss: float, norm: float, step: int) -> None:
     if not (math.isfinite(loss) and math.isfinite(norm)):
         raise DivergedError(
             f"loss and gradient must be finite, got a loss of {loss} and a gradient of length {norm} at step {step}, "
-            "which is not saved; try a smaller learning rate, a longer warm-up or clip=1"
+            "which is not saved; try a smaller learning rate, a longer warm-up or clip=1",
+            step,
         )
 
 
@@ -209,7 +219,8 @@ def check_finite_weights(are_finite: bool, step: int) -> None:
     if not are_finite:
         raise DivergedError(
             f"weights must give finite answers, got others after step {step}, which is not saved; "
-            "try a smaller learning rate, a longer warm-up or clip=1"
+            "try a smaller learning rate, a longer warm-up or clip=1",
+            step,
         )
 
 
@@ -267,7 +278,8 @@ def test_once(setup: Setup, standing: Standing, run: RunDirectory | None, displa
     record |= {"views": views, "seconds": standing.seconds}
     if run:
         run.log(record)
-    display.evaluated(record, views_note(views))
+    which = "best" if record["best_step"] == standing.best_step else "last"
+    display.evaluated(record, views_note(views), f"test of the {which} checkpoint (step {record['best_step']})")
     return record
 
 

@@ -10,6 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
+from clearhead.messages import duration
+
 SECONDS_BETWEEN_LINES = 5.0
 
 
@@ -57,7 +59,7 @@ class Display:
             return
         step, now = record["step"], time.monotonic()
         speed = (step - self.start) * self.batch_size / max(now - self.began, 1e-9)
-        left = clock((self.n_steps - step) * self.batch_size / max(speed, 1e-9))
+        left = duration((self.n_steps - step) * self.batch_size / max(speed, 1e-9))
         numbers = f"loss {record['loss']:.4f}  accuracy {record['accuracy']:.2%}  {speed:,.0f} examples/s  {left} left"
         if self.bar is not None:
             progress, task = self.bar
@@ -66,12 +68,11 @@ class Display:
             self.say(f"step {step}/{self.n_steps}  {numbers}")
             self.last_line = now
 
-    def evaluated(self, record: dict[str, Any], note: str = "") -> None:
+    def evaluated(self, record: dict[str, Any], note: str = "", what: str = "") -> None:
+        """A line that stays; it begins with what was evaluated, which is the model as it is at this step by default."""
         whole = f"  whole {record['whole']:.2%}" if "whole" in record else ""
-        self.say(
-            f"{record['kind']} at step {record['step']}  loss {record['loss']:.4f}  "
-            f"accuracy {record['accuracy']:.2%}{whole}{note}"
-        )
+        what = what or f"{record['kind']} at step {record['step']}"
+        self.say(f"{what}  loss {record['loss']:.4f}  accuracy {record['accuracy']:.2%}{whole}{note}")
 
 
 class Silence(Display):
@@ -110,10 +111,3 @@ def busy_hint(threads: int, processes: int = 1) -> str:
             f"each other are slow; try --training.threads {max(1, free // processes)}"
         )
     return ""
-
-
-def clock(seconds: float) -> str:
-    """1:02:03, or 2:03"""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -4,15 +4,18 @@ A record has a `kind` (train, validation, test), the `step`, and numbers. A line
 process that is killed leaves at most one that does not, at the end, and it is no record.
 """
 
-import difflib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from clearhead.data.config import is_number
 from clearhead.files import from_json, fsync_folder, opened, to_json, write_all, write_atomic
+from clearhead.messages import nearest
 
-CONFIG, METRICS = "config.json", "metrics.jsonl"
+CONFIG, METRICS, LOCK = "config.json", "metrics.jsonl", "lock"
+RUNS = Path("runs")
+"""where runs are made, and found by their bare name"""
 Record = dict[str, Any]
 
 
@@ -33,18 +36,48 @@ def read(path: Path) -> list[Record]:
     return [parse(path, number, line) for number, line in enumerate(lines(path), 1)]
 
 
-def of_run(folder: Path) -> list[Record]:
-    """The records of a run's folder, for those who only read; LookupError if it is none."""
-    if not (folder / CONFIG).is_file():
-        raise no_run(folder)
-    return read(folder / METRICS)
+def find_run(run: str | Path, *, has: Sequence[str] = (CONFIG,)) -> Path:
+    """The folder of a run, given by its path or by its bare name in runs/; it has one of these files.
+
+    LookupError if there is none, with the run whose name is most like it.
+    """
+    path = Path(run)
+    for folder in candidates(path):
+        if any((folder / name).is_file() for name in has):
+            return folder
+    raise no_run(path)
 
 
-def no_run(folder: Path) -> LookupError:
-    there = [config.parent.name for config in folder.parent.glob(f"*/{CONFIG}") if config.is_file()]
-    near = difflib.get_close_matches(folder.name, there, n=1)
-    hint = f"did you mean {folder.with_name(near[0])}?" if near else "`clearhead train RECIPE --name NAME` makes one"
-    return LookupError(f"a run is a folder with a {CONFIG}, got {folder}; {hint}")
+def find_records(run: str | Path) -> Path:
+    """The metrics.jsonl of a run, or of a folder with nothing else in it, or the path of such a file itself."""
+    path = Path(run)
+    return path if path.is_file() else find_run(path, has=(CONFIG, METRICS)) / METRICS
+
+
+def candidates(path: Path) -> list[Path]:
+    return [path, RUNS / path] if len(path.parts) == 1 and path.name else [path]
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process trains this run now. Nothing is written, and a process that holds the lock notices nothing."""
+    try:
+        import fcntl
+
+        with opened(folder / LOCK, os.O_RDONLY) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # let go of when the file is closed
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):  # never trained, or a system without such locks
+        return False
+    return False
+
+
+def no_run(path: Path) -> LookupError:
+    homes = [folder.parent for folder in candidates(path)]
+    there = {config.parent.name: config.parent for home in homes for config in sorted(home.glob(f"*/{CONFIG}"))}
+    near = nearest(path.name, there)
+    hint = f"did you mean {there[near]}?" if near else "`clearhead train RECIPE --name NAME` makes one"
+    return LookupError(f"a run is a folder with a {CONFIG}, got {path}; {hint}")
 
 
 def drop_after(path: Path, step: int) -> None:

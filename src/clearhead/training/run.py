@@ -16,6 +16,7 @@ import os
 import secrets
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,9 +33,9 @@ from clearhead.files import (
 )
 from clearhead.training import checkpoint, records
 from clearhead.training.checkpoint import DamagedCheckpointError, NoWholeCheckpointError, Snapshot
-from clearhead.training.records import CONFIG, METRICS, Record
+from clearhead.training.records import CONFIG, LOCK, METRICS, Record
 
-BEST, LOCK, PROBE = "best.json", "lock", "probe"
+BEST, PROBE = "best.json", "probe"
 Report = Callable[[str], None]
 
 
@@ -76,11 +77,10 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path, report: Report = report_on_stderr) -> "RunDirectory":
-        path = Path(path)
+        """The run at this path, or the one of this name in runs/."""
+        path = records.find_run(path)
         try:
             config = from_json((path / CONFIG).read_bytes())
-        except (FileNotFoundError, NotADirectoryError):
-            raise records.no_run(path) from None
         except ValueError as error:
             raise ValueError(f"{path / CONFIG} must be JSON, got an error: {error}; correct it there") from None
         if not isinstance(config, dict):
@@ -103,6 +103,13 @@ class RunDirectory:
         finally:
             self.is_owned = False
             os.close(file)
+
+    def change_config(self, config: dict[str, Any]) -> None:
+        """What is trained from now on; what was trained before is in the checkpoints with the config of its time."""
+        assert self.is_owned, "only the owner writes: use `with run.lock():`"
+        content = to_json(config, indent=2)
+        write_atomic(self.path / CONFIG, content)
+        self.config = from_json(content)
 
     def log(self, record: Record) -> None:
         """Appends one record; ValueError if a number in it is not finite."""
@@ -179,10 +186,22 @@ def take(file: int, path: Path) -> None:
         message = "a run is locked with flock, which Linux and macOS have; use one of them"
         raise OSError(errno.ENOSYS, message, str(path)) from None
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        retried(lambda: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB))
     except BlockingIOError as error:
         owner = os.read(file, 20).decode(errors="replace").strip() or "another"
         message = f"a run has one owner at a time, and process {owner} owns this one; wait until it ends, or stop it"
         raise OSError(error.errno, message, str(path)) from None
     os.ftruncate(file, 0)
     write_all(file, f"{os.getpid()}\n".encode())
+
+
+def retried(lock: Callable[[], None]) -> None:
+    """Tries a few times: `records.is_locked` holds the lock for an instant when it looks."""
+    for is_last in (False, False, False, True):
+        try:
+            lock()
+            break
+        except BlockingIOError:
+            if is_last:
+                raise
+            time.sleep(0.02)

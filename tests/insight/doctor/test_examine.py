@@ -63,7 +63,7 @@ def test_right_modules_of_ours_and_of_torch_nn_have_no_fault(name):
     build, causal = RIGHT[name]
     report = examine(build(), causal=causal)
     assert not report.faults, report
-    assert report["gradient"].verdict in ("fine", "warning")
+    assert report["gradient"].verdict in ("fine", "note")
     if name != "VisionTransformer":
         assert report["padding"].verdict == "fine"
     if causal and name != "VisionTransformer":
@@ -107,7 +107,6 @@ UNDECIDABLE = {
     "an unusual scale": (lambda ward: ward.GPT(ward.Unscaled), True, "scale"),
     "one norm shared": (lambda ward: ward.GPT(block=ward.SharedNorm), True, "norms"),
     "keys and queries swapped": (lambda ward: ward.GPT(ward.Swapped), True, "keys and queries"),
-    "a key bias": (lambda ward: ward.GPT(ward.WithKeyBias), True, "gradient"),
     "a plain tensor": (lambda ward: ward.PlainTensor(), True, "saving"),
 }
 
@@ -118,6 +117,15 @@ def test_what_cannot_be_decided_is_a_warning(ward, name):
     report = examine(build(ward), causal=causal)
     assert not report.faults
     assert check in {finding.check for finding in report.warnings}
+
+
+def test_a_key_bias_is_neither_a_fault_nor_a_warning(ward):
+    report = examine(ward.GPT(ward.WithKeyBias))
+    assert not report.faults
+    assert "gradient" not in {finding.check for finding in report.warnings}
+    assert [finding.check for finding in report.notes] == ["gradient"]
+    assert report["gradient"].verdict == "note"
+    assert report.summary().endswith(", 1 note")
 
 
 def test_a_compiled_module_is_examined_as_what_it_wraps(ward):

@@ -21,7 +21,7 @@ MOST_SIZES = 3
 """of parameters, that optional inputs are made to fit"""
 ROUNDING_ONLY = 1e-11
 """of the largest gradient: in float64 that is what remains of an exact zero"""
-KEY_BIAS = "the same is added to all scores of a query, which the softmax does not see: harmless, drop it or leave it"
+KEY_BIAS = "it adds the same number to all scores of a query, which the softmax cancels; this is harmless"
 
 
 def check_gradient(subject: Subject) -> list[Finding]:
@@ -52,7 +52,7 @@ def check_gradient(subject: Subject) -> list[Finding]:
         findings.append(Finding(NAME, "fault", text))
     keys += [f"{name} (its keys' part)" for name, size in sizes.items() if has_still_third(size, least)]
     if keys:
-        findings.append(Finding(NAME, "warning", f"key bias {listed(keys)} has no gradient: {KEY_BIAS}"))
+        findings.append(Finding(NAME, "note", f"key bias {listed(keys)} has no gradient: {KEY_BIAS}"))
     return findings or [Finding(NAME, "fine", f"a finite gradient reaches all {len(sizes)} parameters")]
 
 

@@ -3,12 +3,13 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Verdict = Literal["fine", "warning", "fault", "not checked"]
+Verdict = Literal["fine", "note", "warning", "fault", "not checked"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One check's verdict. A fault is certain; a warning can't be decided from outside, and says why it matters."""
+    """One check's verdict. A fault is certain; a warning can't be decided from outside, and says why it matters; a note
+    is worth knowing and harmless."""
 
     check: str
     verdict: Verdict
@@ -33,9 +34,13 @@ class Report:
     def warnings(self) -> list[Finding]:
         return [finding for finding in self.findings if finding.verdict == "warning"]
 
+    @property
+    def notes(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.verdict == "note"]
+
     def __getitem__(self, check: str) -> Finding:
         """The finding of one check, the worst if it has several."""
-        order: list[Verdict] = ["fault", "warning", "not checked", "fine"]
+        order: list[Verdict] = ["fault", "warning", "note", "not checked", "fine"]
         own = [finding for finding in self.findings if finding.check == check]
         if not own:
             known = dict.fromkeys(finding.check for finding in self.findings)
@@ -48,11 +53,13 @@ class Report:
             "called": self.called,
             "faults": len(self.faults),
             "warnings": len(self.warnings),
+            "notes": len(self.notes),
             "findings": [asdict(finding) for finding in self.findings],
         }
 
     def summary(self) -> str:
-        return f"{counted(len(self.faults), 'fault')}, {counted(len(self.warnings), 'warning')}"
+        notes = f", {counted(len(self.notes), 'note')}" if self.notes else ""
+        return f"{counted(len(self.faults), 'fault')}, {counted(len(self.warnings), 'warning')}{notes}"
 
     def __str__(self) -> str:
         size = max((len(finding.check) for finding in self.findings), default=0)

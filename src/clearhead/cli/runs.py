@@ -1,0 +1,176 @@
+"""`clearhead runs`: the runs in a folder, with how far each is and how good. It only reads, and loads no torch."""
+
+import json
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from clearhead.cli.parser import Parser
+from clearhead.messages import duration
+from clearhead.training.config import RunConfig
+from clearhead.training.records import CONFIG, METRICS, RUNS, Record, is_locked, read
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+ABOUT = """\
+Lists the runs in ./runs, or in another folder, with the newest first: recipe,
+steps, best validation accuracy, test accuracy, and state.
+
+  running            a process is training it
+  finished           trained to its end and tested
+  interrupted        stopped or killed; clearhead resume NAME continues it
+  diverged           loss, gradient or weights were not finite numbers
+  no checkpoint yet  stopped before the first; clearhead resume NAME restarts it
+  unreadable         a file in its folder is damaged"""
+
+EXAMPLES = """\
+examples
+  clearhead runs
+  clearhead runs elsewhere/runs --json"""
+
+State = Literal["running", "finished", "interrupted", "diverged", "no checkpoint yet", "unreadable"]
+WITHOUT_TEST = ("text",)
+"""data sets that have no test examples"""
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    name: str
+    path: str
+    state: State
+    changed: float
+    """when a record was last written, in seconds since 1970"""
+    recipe: str | None = None
+    step: int = 0
+    total_steps: int | None = None
+    """None while it depends on an epoch whose length is not known yet"""
+    epochs: int | None = None
+    """that the run is to last, where its length was given in epochs"""
+    best_validation_accuracy: float | None = None
+    test_accuracy: float | None = None
+    problem: str | None = None
+    """why it is unreadable"""
+
+
+def run(argv: Sequence[str]) -> None:
+    options = Parser("clearhead runs", ABOUT)
+    options.usage = "clearhead runs [FOLDER] [options]"
+    options.epilog = EXAMPLES
+    options.add_argument("folder", metavar="FOLDER", nargs="?", type=Path, help="where runs are (default: runs)")
+    options.add_argument("--json", action="store_true", help="machine-readable output")
+    args = options.parse(argv)
+    if args.folder is not None and not args.folder.is_dir():
+        raise LookupError(f"no such folder: {args.folder}")
+    folder = args.folder or RUNS
+    found = summaries(folder)
+    if args.json:
+        print(json.dumps([asdict(one) for one in found], indent=2))
+    elif not found:
+        print(f"There are no runs in {folder}. Start one with: clearhead train reverse")
+    else:
+        from clearhead.cli.terminal import show
+
+        show(table(found))
+
+
+def summaries(folder: Path) -> list[RunSummary]:
+    """Of all runs in a folder, or of the folder itself if it is a run; the newest first."""
+    if (folder / CONFIG).is_file():
+        return [summarise(folder)]
+    found = [summarise(config.parent) for config in folder.glob(f"*/{CONFIG}") if config.parent.name[0] != "."]
+    return sorted(found, key=lambda one: (-one.changed, one.name))
+
+
+def summarise(folder: Path) -> RunSummary:
+    """What is known of a run, whatever is broken in it."""
+    known = RunSummary(folder.name, str(folder), "unreadable", last_change(folder))
+    try:
+        config = RunConfig.from_dict(json.loads((folder / CONFIG).read_bytes()))
+        records = read(folder / METRICS)
+        known = replace(known, recipe=config.recipe, **numbers(config, records))
+        return replace(known, state=state_of(folder, config, records, known))
+    except Exception as error:  # one broken folder must not hide the others
+        return replace(known, problem=" ".join(str(error).split()) or type(error).__name__)
+
+
+def numbers(config: RunConfig, records: Sequence[Record]) -> dict[str, Any]:
+    training = config.training
+    last = max((record for record in records if record.get("epoch")), key=lambda r: r["step"], default=None)
+    per_epoch = round(last["step"] / last["epoch"]) if last else 0
+    accuracies = {
+        kind: [record["accuracy"] for record in records if record.get("kind") == kind and "accuracy" in record]
+        for kind in ("validation", "test")
+    }
+    return {
+        "step": last["step"] if last else 0,
+        "total_steps": training.n_steps(per_epoch) or None,
+        "epochs": training.epochs or None,
+        "best_validation_accuracy": max(accuracies["validation"], default=None),
+        "test_accuracy": accuracies["test"][-1] if accuracies["test"] else None,
+    }
+
+
+def state_of(folder: Path, config: RunConfig, records: Sequence[Record], known: RunSummary) -> State:
+    if is_locked(folder):
+        return "running"
+    last = records[-1] if records else {}
+    if last.get("kind") == "diverged":
+        return "diverged"
+    has_ended = known.total_steps is not None and known.step >= known.total_steps
+    may_end_early = config.training.patience > 0
+    if last.get("kind") == "test" and (has_ended or may_end_early):  # else it was lengthened after its test
+        return "finished"
+    if has_ended and config.data.name in WITHOUT_TEST:
+        return "finished"
+    checkpoints = (folder / "checkpoints").glob("step-*")
+    return (
+        "interrupted" if any(re.fullmatch(r"step-\d{8,}", path.name) for path in checkpoints) else "no checkpoint yet"
+    )
+
+
+def last_change(folder: Path) -> float:
+    for name in (METRICS, CONFIG):
+        try:
+            return (folder / name).stat().st_mtime
+        except OSError:
+            continue
+    return 0.0
+
+
+def table(found: Sequence[RunSummary]) -> "Table":
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("run", "recipe"):
+        shown.add_column(title, no_wrap=True)
+    for title in ("step", "validation", "test"):
+        shown.add_column(title, justify="right", no_wrap=True)
+    shown.add_column("state")
+    shown.add_column("last change", justify="right", no_wrap=True)
+    now = time.time()
+    for one in found:
+        shown.add_row(
+            one.name,
+            one.recipe or "",
+            steps(one),
+            percent(one.best_validation_accuracy),
+            percent(one.test_accuracy),
+            f"{one.state}: {one.problem}" if one.problem else one.state,
+            f"{duration(max(1.0, now - one.changed))} ago",
+        )
+    return shown
+
+
+def steps(one: RunSummary) -> str:
+    if one.state == "unreadable":
+        return ""
+    total = f"{one.total_steps:,}" if one.total_steps else f"{one.epochs} epochs"
+    return f"{one.step:,} / {total}"
+
+
+def percent(accuracy: float | None) -> str:
+    return "" if accuracy is None else f"{accuracy:.2%}"

@@ -1,0 +1,85 @@
+"""Wording that all messages share: the suggestion for a misspelled name, and how long something takes.
+
+Importing this does not import torch.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+SYNONYMS = {
+    "fp32": "float32",
+    "f32": "float32",
+    "float": "float32",
+    "bfloat16": "bf16",
+    "adam": "adamw",
+    "cls": "class",
+    "avg": "mean",
+    "average": "mean",
+}
+"""names from other libraries, and ours; a suggestion is made only where ours is among the known names"""
+CLOSE, ROUGH = 0.6, 0.5
+"""difflib ratios: of a typing mistake, and of an abbreviation"""
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The known name that was probably meant, None if nothing resembles it.
+
+    In this order: the same name apart from case, "-" and "_"; the name that other libraries use; a typing mistake; a
+    name that begins with it or contains it (gpt2 -> gpt2_small); an abbreviation.
+    """
+    known = {plain(one): one for one in reversed(list(names))}  # of equal ones the first
+    word, keys = plain(name), list(reversed(known))
+    if word in known:
+        return known[word]
+    if SYNONYMS.get(word) in known:
+        return known[SYNONYMS[word]]
+    typed = difflib.get_close_matches(word, keys, n=1, cutoff=CLOSE)
+    longer = sorted((key for key in keys if len(word) > 2 and word in key), key=lambda key: not key.startswith(word))
+    rough = difflib.get_close_matches(word, keys, n=1, cutoff=ROUGH)
+    return next((known[key] for key in [*typed, *longer, *rough]), None)
+
+
+def plain(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
+def did_you_mean(name: object, names: Iterable[str]) -> str:
+    """The end of a message: `; did you mean X?`, or nothing."""
+    near = nearest(str(name), names)
+    return f"; did you mean {near}?" if near else ""
+
+
+def unknown_name(what: str, name: object, names: Iterable[str]) -> LookupError:
+    """For a name that is not among the known ones: the suggestion stands before their list, which may be long."""
+    names = list(names)
+    near = nearest(str(name), names)
+    hint = f"did you mean {near}? Known are" if near else "known are"
+    return LookupError(f"unknown {what} {name!r}; {hint} {', '.join(names)}")
+
+
+def duration(seconds: float) -> str:
+    """In the units that a person would use: 23 ms, 3.6 s, 44 s, 5 min 32 s, 42 min, 1 h 33 min, 3 d 4 h."""
+    if seconds < 0.1:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if round(seconds) < 120:
+        return f"{round(seconds)} s"
+    if round(seconds) < 600:
+        return in_two_units(round(seconds), "min", 60, "s")
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return in_two_units(minutes, "h", 60, "min")
+    return in_two_units(round(seconds / 3600), "d", 24, "h")
+
+
+def round_count(number: float) -> str:
+    """Three digits, never in scientific notation: 0.25, 12.3, 5,560."""
+    return f"{number:.3g}" if number < 100 else f"{number:,.0f}"
+
+
+def in_two_units(count: int, large: str, ratio: int, small: str) -> str:
+    whole, rest = divmod(count, ratio)
+    return f"{whole:,} {large} {rest} {small}" if rest else f"{whole:,} {large}"

@@ -1,0 +1,176 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clearhead.cli.main import main
+from clearhead.recipes.all import config_of
+from clearhead.training.records import is_locked
+from clearhead.training.run import RunDirectory
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    return tmp_path
+
+
+def record(kind, step, **numbers):
+    return {"kind": kind, "step": step, "epoch": step / 100, "loss": 1.0, **numbers}
+
+
+def make(name, records=(), checkpoint=False, **changes):
+    """A run's folder as training leaves it: 2 epochs of 100 steps."""
+    folder = Path("runs") / name
+    (folder / "checkpoints").mkdir(parents=True)
+    config = config_of("reverse", {"training.epochs": 2} | changes)
+    (folder / "config.json").write_text(json.dumps(config.to_dict()))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    if checkpoint:
+        (folder / "checkpoints/step-00000100").mkdir()
+    return folder
+
+
+def listed(capsys, *argv):
+    assert main(["runs", *argv, "--json"]) == 0
+    return {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+
+
+VALIDATED = [record("train", 100), record("validation", 100, accuracy=0.5), record("validation", 200, accuracy=0.4)]
+TESTED = [*VALIDATED, record("test", 200, accuracy=0.45)]
+
+
+@pytest.mark.parametrize(
+    ("records", "changes", "state"),
+    [
+        (TESTED, {}, "finished"),
+        (VALIDATED, {}, "interrupted"),  # killed before its test
+        (VALIDATED[:2], {}, "interrupted"),
+        ([*VALIDATED[:2], {"kind": "diverged", "step": 120}], {}, "diverged"),
+        ([*VALIDATED[:2], {"kind": "diverged", "step": 120}, record("train", 130)], {}, "interrupted"),
+        ([*VALIDATED[:2], record("test", 100, accuracy=0.5)], {"training.patience": 3}, "finished"),
+        (TESTED, {"training.epochs": 5}, "interrupted"),  # lengthened, and killed before the next record
+    ],
+)
+def test_the_state_of_a_run(capsys, records, changes, state):
+    make("mine", records, checkpoint=True, **changes)
+    assert listed(capsys)["mine"]["state"] == state
+
+
+def test_a_text_has_no_test_and_a_run_without_checkpoint_says_so(capsys):
+    folder = make("text", VALIDATED, checkpoint=True)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"data": {"name": "text", "file": "my.txt"}}))
+    make("begun", [record("train", 10)])
+    make("new")
+    found = listed(capsys)
+    assert {name: row["state"] for name, row in found.items()} == {
+        "text": "finished",
+        "begun": "no checkpoint yet",
+        "new": "no checkpoint yet",
+    }
+    assert (found["new"]["total_steps"], found["new"]["epochs"]) == (None, 2)
+
+
+def test_numbers_of_a_run(capsys):
+    make("mine", TESTED, checkpoint=True)
+    row = listed(capsys)["mine"]
+    assert (row["recipe"], row["step"], row["total_steps"]) == ("reverse", 200, 200)
+    assert (row["best_validation_accuracy"], row["test_accuracy"]) == (0.5, 0.45)
+    assert main(["runs"]) == 0
+    header, line = capsys.readouterr().out.splitlines()
+    assert header.split() == ["run", "recipe", "step", "validation", "test", "state", "last", "change"]
+    assert line.split()[:8] == ["mine", "reverse", "200", "/", "200", "50.00%", "45.00%", "finished"]
+    assert line.endswith(" s ago")
+
+
+def test_the_newest_is_first_and_a_broken_folder_hides_no_other(capsys):
+    for i, name in enumerate(("old", "broken", "new")):
+        folder = make(name, TESTED)
+        os.utime(folder / "metrics.jsonl", (1000 * i, 1000 * i))
+    Path("runs/broken/config.json").write_text("{")
+    make("odd", ["no record"])
+    make("alien")
+    Path("runs/alien/config.json").write_text('{"recipe": 3, "surprise": 1}')
+    Path("runs/a file").write_text("")
+    Path("runs/no run").mkdir()
+    found = listed(capsys)
+    assert [name for name in found if name in ("old", "broken", "new")] == ["new", "broken", "old"]
+    assert set(found) == {"old", "broken", "new", "odd", "alien"}
+    for name in ("broken", "odd", "alien"):
+        assert found[name]["state"] == "unreadable"
+        assert found[name]["problem"]
+    assert main(["runs"]) == 0
+    assert "unreadable: " in capsys.readouterr().out
+
+
+def test_a_run_that_is_being_trained_is_running_and_is_not_disturbed(capsys):
+    make("mine", VALIDATED, checkpoint=True)
+    run = RunDirectory.open("mine")
+    with run.lock():
+        before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
+        assert listed(capsys)["mine"]["state"] == "running"
+        assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
+        code = "import sys; from clearhead.training.run import RunDirectory as R; R.open('mine').lock().__enter__()"
+        child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert "a run has one owner at a time" in child.stderr  # the lock is still held
+    assert listed(capsys)["mine"]["state"] == "interrupted"
+
+
+def test_looking_at_a_lock_keeps_nobody_from_training():
+    """Whoever starts at the very moment when somebody looks waits a little."""
+    import fcntl
+    import threading
+
+    make("mine")
+    run = RunDirectory.open("mine")
+    with run.lock():
+        pass
+    file = os.open(run.path / "lock", os.O_RDONLY)
+    fcntl.flock(file, fcntl.LOCK_SH)
+    timer = threading.Timer(0.03, lambda: os.close(file))
+    timer.start()
+    with run.lock():
+        assert is_locked(run.path)
+    timer.join()
+    assert not is_locked(run.path)
+
+
+def test_without_runs(capsys, tmp_path):
+    assert main(["runs"]) == 0
+    assert capsys.readouterr().out == "There are no runs in runs. Start one with: clearhead train reverse\n"
+    assert listed(capsys) == {}
+    assert main(["runs", "nowhere"]) == 2
+    assert capsys.readouterr().err == "clearhead: no such folder: nowhere\n"
+
+
+def test_real_runs_in_another_folder_and_one_alone(capsys, trained):
+    found = listed(capsys, str(trained))
+    assert {row["state"] for row in found.values()} == {"finished"}
+    assert found["reverse"]["step"] == found["reverse"]["total_steps"] == 12
+    assert set(listed(capsys, str(trained / "reverse"))) == {"reverse"}
+
+
+def test_a_run_is_named_by_its_bare_name(capsys, trained):
+    shutil.copytree(trained / "reverse", "runs/mine")
+    for argv in (["evaluate", "mine"], ["predict", "mine", "--ids", *"3141592653589793"], ["curves", "mine"]):
+        assert main(argv) == 0
+    assert main(["evaluate", "mnie"]) == 2
+    assert "did you mean runs/mine?" in capsys.readouterr().err
+
+
+def test_a_picture_of_a_run_by_its_bare_name_lies_in_its_folder(capsys, trained):
+    shutil.copytree(trained / "mnist", "runs/mine")
+    assert main(["confusion", "mine"]) == 0
+    assert capsys.readouterr().out == "runs/mine/figures/confusion.png\n"
+    assert Path("runs/mine/figures/confusion.png").is_file()
+
+
+def test_listing_runs_loads_no_torch():
+    code = "import sys; from clearhead.cli.main import main; main(['runs']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0

@@ -1,0 +1,79 @@
+import re
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clearhead.messages import did_you_mean, duration, nearest, round_count, unknown_name
+
+PRESETS = ["plain_mnist", "bert_cifar", "vit_cifar", "tiny_vit", "gpt2_small"]
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "meant"),
+    [
+        ("fp32", ["auto", "float32", "bf16"], "float32"),
+        ("bfloat16", ["auto", "float32", "bf16"], "bf16"),
+        ("gpt2", PRESETS, "gpt2_small"),
+        ("vit", PRESETS, "vit_cifar"),  # begins with it, which counts before contains it
+        ("tiny-vit", PRESETS, "tiny_vit"),
+        ("TINY_VIT", PRESETS, "tiny_vit"),
+        ("bert_cifra", PRESETS, "bert_cifar"),
+        ("xyz", PRESETS, None),
+        ("", PRESETS, None),
+        ("fp32", PRESETS, None),  # a synonym of nothing that is known here
+    ],
+)
+def test_the_name_that_was_meant(name, names, meant):
+    assert nearest(name, names) == meant
+
+
+def test_the_suggestion_stands_before_the_list():
+    message = str(unknown_name("preset", "gpt2", PRESETS))
+    assert message == f"unknown preset 'gpt2'; did you mean gpt2_small? Known are {', '.join(PRESETS)}"
+    assert str(unknown_name("preset", "xyz", PRESETS)) == f"unknown preset 'xyz'; known are {', '.join(PRESETS)}"
+    assert (did_you_mean("gpt2", PRESETS), did_you_mean("xyz", PRESETS)) == ("; did you mean gpt2_small?", "")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.00234, "2.34 ms"),
+        (0.5, "0.5 s"),
+        (3.61, "3.6 s"),
+        (9.96, "10 s"),
+        (44.2, "44 s"),
+        (119.4, "119 s"),
+        (120, "2 min"),
+        (332, "5 min 32 s"),
+        (599.9, "10 min"),
+        (2549, "42 min"),
+        (3599, "1 h"),
+        (5560, "1 h 33 min"),
+        (47.999 * 3600, "2 d"),
+        (76 * 3600, "3 d 4 h"),
+    ],
+)
+def test_durations_in_the_units_that_a_person_would_use(seconds, text):
+    assert duration(seconds) == text
+
+
+@given(st.floats(min_value=0.1, max_value=1e12))
+def test_a_duration_is_never_written_in_scientific_notation_and_is_right_to_a_hundredth(seconds):
+    text = duration(seconds)
+    sizes = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+    parts = re.findall(r"([\d.,]+) (s|min|h|d)\b", text)
+    assert " ".join(f"{number} {unit}" for number, unit in parts) == text
+    total = sum(float(number.replace(",", "")) * sizes[unit] for number, unit in parts)
+    assert abs(total - seconds) <= max(0.05 * 1.001, 0.015 * seconds)
+
+
+def test_counts_are_never_written_in_scientific_notation():
+    assert [round_count(n) for n in (0.25, 12.34, 30, 5560.4)] == ["0.25", "12.3", "30", "5,560"]
+
+
+def test_messages_do_not_import_torch():
+    code = "import sys, clearhead.messages; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
