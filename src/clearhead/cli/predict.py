@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 ABOUT = """\
 What a run's best checkpoint answers, for pictures of your own, words or digits.
-Pictures are cropped to a square and resized exactly as in training, and seen in
-as many views as at the run's test (training.views); words are
+Pictures become squares and are resized exactly as in training (the run's
+data.fit), and seen in as many views as at the run's test (training.views); words are
 pronounced, with the next best answers and the probability of each. Their order
 is by probability for their length, so that short answers have no advantage, but
 none that is less probable than the greedy answer (--beam 1) comes before it."""

@@ -78,7 +78,7 @@ def sample(session: Session, number: int) -> Example:
 
 
 def file(session: Session, path: Path, *, invert: bool = False) -> Example:
-    """A picture file, cropped and resized as in training."""
+    """A picture file, made square and resized as in training."""
     if session.normalise is None:
         way = {"digits": "--ids 3 1 4", "words": "--text WORD", "text": "--text TEXT"}.get(session.takes, "--sample 0")
         raise ValueError(f"{session.path} takes no single picture, got {path}; try {way}")

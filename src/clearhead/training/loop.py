@@ -92,6 +92,8 @@ def fit(setup: Setup, run: RunDirectory | None, display: Display) -> Outcome:
             if standing.best_step in checkpoint.steps(run.path):  # a kill may have come between saving and marking
                 run.mark_best(standing.best_step)
         if standing.step == 0:
+            for note in setup.data.notes:
+                display.say(note)
             announce_sequences(setup, display)
         with display.training(setup.n_steps, standing.step, setup.config.training.batch_size):
             reason = train_on(setup, standing, run, request, display)
