@@ -51,6 +51,47 @@ def test_getting_from_a_folder_then_showing(capsys, elsewhere, monkeypatch):
         assert sheet.format == "PNG"
 
 
+def test_getting_what_is_there_answers_without_a_source(capsys, elsewhere, monkeypatch):
+    mine = as_fashion(elsewhere / "mine", monkeypatch)
+    assert main(["data", "get", "fashion", "--from", str(mine)]) == 0
+    capsys.readouterr()
+    monkeypatch.setattr("clearhead.data.store.obtain", lambda *_: pytest.fail("asked a source"))
+    for again in (["data", "get", "fashion"], ["data", "get", "fashion", "--from", str(mine)]):
+        assert main(again) == 0
+        captured = capsys.readouterr()
+        assert captured.out.startswith(f"fashion is already in {elsewhere}/cache/fashion, verified")
+        assert captured.err == ""
+
+
+def test_getting_what_is_damaged_fetches_it_again(capsys, elsewhere, monkeypatch):
+    mine = as_fashion(elsewhere / "mine", monkeypatch)
+    assert main(["data", "get", "fashion", "--from", str(mine)]) == 0
+    (elsewhere / "cache/fashion/t10k-labels-idx1-ubyte").write_bytes(b"damaged")
+    assert main(["data", "get", "fashion", "--from", str(mine)]) == 0
+    assert f"fashion from {mine}" in capsys.readouterr().err
+    assert main(["data", "show", "fashion"]) == 0
+
+
+def test_augmented_images_are_shown_with_the_recipes_augmentation_or_another(capsys, elsewhere, monkeypatch):
+    """The recipe of mnist only crops, so that with crop 0 a version is the image itself."""
+    assert main(["data", "show", "mnist", "--augmented"]) == 0
+    assert capsys.readouterr().out == "wrote mnist-augmented.png\n"
+    others = {"none": ["--data.augmentation.crop", "0"], "flipped": ["--data.augmentation.flip"], "seed": ["--seed=1"]}
+    for name, options in others.items():
+        assert main(["data", "show", "mnist", "--augmented", "--out", f"{name}.png", *options]) == 0
+    sheets = [(elsewhere / f"{name}.png").read_bytes() for name in ("mnist-augmented", *others)]
+    assert len(set(sheets)) == 4
+
+
+def test_own_pictures_are_shown_augmented_and_as_they_are_fitted(pictures, elsewhere):
+    mine = ["data", "show", "folder", "--data.folder", str(pictures)]
+    shown = {}
+    for name, options in {"pad": [], "crop": ["--data.fit", "crop"], "augmented": ["--augmented"]}.items():
+        assert main([*mine, "--out", f"{name}.png", *options]) == 0
+        shown[name] = (elsewhere / f"{name}.png").read_bytes()
+    assert len(set(shown.values())) == 3
+
+
 @pytest.mark.parametrize("name", ["mnist", "oddity"])
 def test_what_is_embedded_can_be_shown_at_once(capsys, name):
     assert main(["data", "show", name]) == 0
@@ -64,7 +105,7 @@ def test_own_pictures_are_shown(capsys, elsewhere):
         for i in range(3):
             shade = np.full((8, 8, 3), 50 * i, np.uint8)
             Image.fromarray(shade).save(elsewhere / "mine" / name / f"{i}.png")
-    assert main(["data", "show", "folder", "--from", "mine"]) == 0
+    assert main(["data", "show", "folder", "--data.folder", "mine"]) == 0
     assert capsys.readouterr().out == "wrote folder.png\n"
 
 
@@ -73,11 +114,11 @@ def test_digits_are_shown_as_text(capsys):
     for line in capsys.readouterr().out.splitlines():
         digits, answer = (side.split() for side in line.split("->"))
         assert digits == answer[::-1]
-    assert main(["data", "show", "whole", "--question", "sum"]) == 0
+    assert main(["data", "show", "whole", "--data.question", "sum"]) == 0
     for line in capsys.readouterr().out.splitlines():
         digits, answer = line.split("->")
         assert sum(map(int, digits.split())) == int(answer)
-    assert main(["data", "show", "whole", "--question", "repeat"]) == 0
+    assert main(["data", "show", "whole", "--data.question", "repeat"]) == 0
 
 
 @pytest.mark.parametrize("argv", ["data", "data --help", "data get --help", "data show -h", "data get cifar10 --help"])
@@ -97,11 +138,20 @@ def test_help(capsys, argv):
         ("data get cifar10 --form here", "did you mean --from?"),
         ("data get cifar10 --from nowhere", "tried nowhere: there is no such file or folder; if you have it:"),
         ("data get cifar10 --from ~nobody-here/x", "~NAME must be somebody's home, got '~nobody-here/x'"),
-        ("data show folder --from ~nobody-here/x", "~NAME must be somebody's home, got '~nobody-here/x'"),
+        ("data show folder --data.folder ~nobody-here/x", "~NAME must be somebody's home, got '~nobody-here/x'"),
         ("data show cifar10", "run: clearhead data get cifar10"),
         ("data show mnist --out x.jpg", "a contact sheet is a .png file, got 'x.jpg'; try --out x.png"),
-        ("data show folder", "folder must be a folder of pictures, got ''"),
-        ("data show whole --question why", "question must be one of commonest, repeat, sum, got 'why'"),
+        ("data show folder", "folder is data of your own; name it with --data.folder PATH"),
+        ("data show folder --from mine", "data show folder has no option --from; did you mean --data.folder?"),
+        ("data show folder --folder mine", "data show folder has no option --folder; did you mean --data.folder?"),
+        ("data show text --from my.txt", "did you mean --data.file?"),
+        ("data show pronounce --from my.dict", "did you mean --data.train-file?"),
+        ("data show whole --question sum", "did you mean --data.question?"),
+        ("data show mnist --from x", "data show mnist has no option --from; see clearhead data show mnist --help"),
+        ("train folder --folder mine", "train folder has no option --folder; did you mean --data.folder?"),
+        ("data show mnist --data.augmentation.crop 4", "have an effect only with --augmented; add it"),
+        ("data show oddity --augmented", "data show oddity has no option --augmented"),
+        ("data show whole --data.question why", "question must be one of commonest, repeat, sum, got 'why'"),
         ("data list --all", "data list has no option --all"),
     ],
 )
@@ -132,13 +182,13 @@ def test_words_and_texts_are_shown_as_text(capsys, elsewhere):
     assert len(lines) == 10
     assert all("   ->   " in line for line in lines)
     (elsewhere / "my.dict").write_text("".join(f"{a}{b} B D\n" for a in "abcdef" for b in "xyz"))
-    assert main(["data", "show", "pronounce", "--from", "my.dict"]) == 0
+    assert main(["data", "show", "pronounce", "--data.train-file", "my.dict"]) == 0
     assert {line.partition(" ")[2].strip() for line in capsys.readouterr().out.splitlines()} == {"->   B D"}
     (elsewhere / "names.txt").write_text("".join(f"{a}{b}\n" for a in "abcdef" for b in "xyz"))
-    assert main(["data", "show", "words", "--from", "names.txt"]) == 0
+    assert main(["data", "show", "words", "--data.file", "names.txt"]) == 0
     assert set(capsys.readouterr().out.split()) < {a + b for a in "abcdef" for b in "xyz"}
     (elsewhere / "my.txt").write_text("Être, ou ne pas être.\n" * 40, "utf-8")
-    assert main(["data", "show", "text", "--from", "my.txt"]) == 0
+    assert main(["data", "show", "text", "--data.file", "my.txt"]) == 0
     assert "ne pas être.\\nÊtre" in capsys.readouterr().out
     assert main(["data", "show", "text"]) == 2
-    assert "a text is read from a file, got none; add --from PATH" in capsys.readouterr().err
+    assert "text is data of your own; name it with --data.file PATH" in capsys.readouterr().err

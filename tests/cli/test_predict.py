@@ -72,7 +72,7 @@ def test_digits(trained, capsys):
         ("RUN/mnist a.png --ids 1", 2, "got both"),
         ("RUN/mnist nowhere.png", 1, "No such file or directory: nowhere.png"),
         ("RUN/mnist empty", 2, "a folder must have pictures in it, got none in empty"),
-        ("RUN/mnist bad.png", 2, "bad.png must be a whole picture"),
+        ("RUN/mnist bad.png", 2, "cannot read the image bad.png: the file is"),
         ("RUN/mnist --ids 3", 2, "answers about pictures, got digits"),
         ("RUN/reverse a.png", 2, "answers about digits, got 'a.png'; ask with"),
         ("RUN/reverse --ids 3 x", 2, "--ids: invalid int value: 'x'"),

@@ -1,5 +1,6 @@
 import io
 import json
+import re
 
 import numpy as np
 import pytest
@@ -83,8 +84,8 @@ def test_a_class_that_does_not_exist_is_refused(label):
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("test_batch.png", b"nonsense", r"test_batch.png must be a whole picture \(PNG\), got something else"),
-        ("test_batch.png", as_png(BINARIES["test_batch.bin"])[:-2000], "must be a whole picture"),
+        ("test_batch.png", b"nonsense", "test_batch.png: the file is not PNG"),
+        ("test_batch.png", as_png(BINARIES["test_batch.bin"])[:-2000], "test_batch.png: the file is damaged"),
         (
             "test_batch.png",
             as_png(BINARIES["test_batch.bin"] * 2),
@@ -113,7 +114,7 @@ def test_damaged_pictures_are_refused_or_read(data):
         try:
             assert cifar10.picture(bytes(packed), "it").shape == (PER_FILE, 1024, 3)
         except ValueError as error:
-            assert "it must be" in str(error)  # noqa: PT017
+            assert re.search("cannot read the image it: |it must be RGB", str(error))  # noqa: PT017
 
 
 def test_missing_files_are_named():

@@ -31,6 +31,8 @@ def test_importing_it_does_not_import_torch():
         ("folder", None, "folder must be a path as text, got None"),
         ("train_file", 3, "train_file must be a path as text, got 3"),
         ("stress", 1, "stress must be True or False, got 1"),
+        ("fit", "squeeze", "fit must be one of pad, crop, stretch, got 'squeeze'"),
+        ("skip_invalid", "yes", "skip_invalid must be True or False, got 'yes'"),
         ("level", "word", "level must be one of character, byte, got 'word'"),
         ("window", -1, "window must be a whole number of at least 0, got -1"),
         ("length", 10**20, "length must be a whole number of at most 1000000000000, got 1000"),

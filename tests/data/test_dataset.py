@@ -51,3 +51,10 @@ def test_more_than_there_are_is_refused():
         set_apart(IMAGES, 15, 6, 0)
     with pytest.raises(ValueError, match="too few for validation=20 and limit=0"):
         set_apart(IMAGES, 20, 0, 0)
+
+
+def test_normalisation_can_be_undone_for_every_pixel():
+    normalise = Normalise((0.49, 0.48, 0.45), (0.20, 0.19, 0.21))
+    pixels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(2, 3, -1, -1)
+    assert torch.equal(normalise.undo(normalise(pixels)), pixels)
+    assert normalise.undo(torch.tensor([-99.0, 99.0]).view(1, 1, 1, 2).expand(1, 3, 1, 2)).unique().tolist() == [0, 255]

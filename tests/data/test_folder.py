@@ -5,9 +5,9 @@ import pytest
 import torch
 from PIL import Image
 
-from clearhead.data import folder
+from clearhead.data import decoding
 from clearhead.data.config import DataConfig
-from clearhead.data.datasets import load
+from clearhead.data.datasets import digests, load
 from clearhead.data.folder import list_pictures
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -89,8 +89,8 @@ def test_pictures_are_decoded_once_until_one_changes(tmp_path, monkeypatch):
     paint(root / "cat/0.bmp", 100)
     before = shades(data_of(root).test)
     decoded = []
-    original = folder.decode
-    monkeypatch.setattr(folder, "decode", lambda files, size: decoded.append(len(files)) or original(files, size))
+    original = decoding.decode
+    monkeypatch.setattr(decoding, "decode", lambda files, *how: decoded.append(len(files)) or original(files, *how))
     assert shades(data_of(root).test) == before
     assert decoded == []
     length = (root / "cat/0.bmp").stat().st_size
@@ -102,6 +102,8 @@ def test_pictures_are_decoded_once_until_one_changes(tmp_path, monkeypatch):
     assert 200 in shades(data.train) + shades(data.validation) + shades(data.test)
     load(DataConfig(name="folder", folder=str(root), image_size=5), 0)
     assert decoded == [7, 7]
+    load(DataConfig(name="folder", folder=str(root), image_size=5, fit="crop"), 0)
+    assert decoded == [7, 7, 7]
 
 
 def test_a_damaged_cache_is_made_anew(tmp_path, cache):
@@ -136,7 +138,7 @@ def test_names_that_are_no_text_are_read_but_a_class_has_to_be_text(tmp_path):
 
 def test_pictures_that_do_not_fit_into_memory_are_refused_before_one_is_read(tmp_path, monkeypatch):
     root = fill(tmp_path / "mine", cat=3, dog=3)
-    monkeypatch.setattr(folder, "read_picture", pytest.fail)
+    monkeypatch.setattr(decoding, "read_picture", pytest.fail)
     with pytest.raises(
         ValueError, match=r"all pictures must fit into memory, got 6 of 1000000 x 1000000, 18,000 GB of "
     ):
@@ -150,11 +152,102 @@ def test_without_a_place_for_the_cache_pictures_are_read_all_the_same(tmp_path, 
     assert len(data_of(root).train) + len(data_of(root).test) == 6
 
 
-def test_an_unreadable_picture_is_named(tmp_path):
+def break_files(root, *names):
+    for name in names:
+        (root / name).write_bytes(b"no picture")
+
+
+def test_all_unreadable_files_are_named_in_one_error(tmp_path):
     root = fill(tmp_path / "mine", cat=3, dog=3)
-    (root / "dog/7.jpg").write_bytes(b"no picture")
-    with pytest.raises(ValueError, match=r"mine/dog/7.jpg must be a whole picture .* repair or remove it"):
+    break_files(root, "cat/7.png", "dog/7.jpg")
+    (root / "dog/8.png").write_bytes((root / "dog/0.png").read_bytes()[:50])
+    for _ in range(2):  # decoded now, and from the cache
+        with pytest.raises(ValueError, match="3 of 9 image files in") as caught:
+            data_of(root)
+        message = str(caught.value)
+        assert "cat/7.png (the file is not PNG" in message
+        assert "dog/7.jpg (the file is not PNG" in message
+        assert "dog/8.png (the file is damaged" in message
+        assert message.endswith("; repair or remove them, or leave them out with --data.skip-invalid")
+
+
+def test_of_very_many_unreadable_files_some_are_named_and_all_are_counted(tmp_path):
+    root = fill(tmp_path / "mine", cat=3, dog=3)
+    break_files(root, *(f"dog/bad{i:03}.jpg" for i in range(25)))
+    with pytest.raises(ValueError, match=r"25 of 31 image files in .*: dog/bad000.jpg .* and 5 more; ") as caught:
         data_of(root)
+    assert "bad019.jpg" in str(caught.value)
+    assert "bad020.jpg" not in str(caught.value)
+    assert data_of(root, skip_invalid=True).notes[-1].endswith("dog/bad019.jpg and 5 more.")
+
+
+def test_without_the_unreadable_files_the_data_set_is_that_of_a_folder_without_them(tmp_path):
+    """The same splits, the same images in the same order, the same digest, though the names of the broken files come
+    before, between and after those of the others."""
+    clean, broken = (fill(tmp_path / name, cat=20, dog=20) for name in ("clean", "broken"))
+    break_files(broken, "cat/00.png", "cat/15x.png", "dog/zzz.jpg")
+    expected, found = data_of(clean, seed=3), data_of(broken, seed=3, skip_invalid=True)
+    for part in ("train", "validation", "test"):
+        assert shades(getattr(found, part)) == shades(getattr(expected, part))
+    assert list(found.files.values()) == list(expected.files.values())
+    config = DataConfig(name="folder", folder=str(broken), image_size=4, skip_invalid=True)
+    assert digests(config) == found.files
+    assert found.skipped == ("cat/00.png", "cat/15x.png", "dog/zzz.jpg")
+    assert found.notes[-1] == "Skipped 3 image files that cannot be read: cat/00.png, cat/15x.png, dog/zzz.jpg."
+    assert expected.skipped == ()
+
+
+def test_a_repaired_file_is_another_data_set(tmp_path):
+    root = fill(tmp_path / "mine", cat=3, dog=3)
+    break_files(root, "cat/7.png")
+    before = data_of(root, skip_invalid=True).files
+    paint(root / "cat/7.png", 77)
+    assert data_of(root, skip_invalid=True).files != before
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ("train_dog/", "no image file of the training class dog in .* can be read"),
+        ("test_", "no image file of the test folder in .* can be read"),
+    ],
+)
+def test_a_class_or_a_part_without_a_readable_file_is_refused(tmp_path, broken, message):
+    """Otherwise a class would be missing, or training images would silently take the place of the test set."""
+    root = fill(tmp_path / "mine", train_cat=6, train_dog=6, test_cat=1, test_dog=1)
+    break_files(root, *(str(path.relative_to(root)) for path in root.glob(f"{broken.replace('_', '/')}**/*.png")))
+    with pytest.raises(ValueError, match=message):
+        data_of(root, skip_invalid=True)
+
+
+def shaped(root, *sizes):
+    """Two classes, each with pictures of these (width, height)."""
+    for name in ("cat", "dog"):
+        (root / name).mkdir(parents=True)
+        for i, size in enumerate(sizes):
+            Image.new("RGB", size, (i, i, i)).save(root / name / f"{i}.png")
+    return root
+
+
+def test_what_is_in_the_folder_is_said_with_what_happens_to_it(tmp_path):
+    # 90 x 100 loses 10% to a center crop, and not more
+    root = shaped(tmp_path / "my pictures", (10, 10), (90, 100), (89, 100), (100, 40), (30, 90))
+    look = f"To see them as the model does: clearhead data show folder --data.folder '{root}'"
+    how = {"image_size": 64}
+    for fit, sentence, option in (
+        ("pad", "Center-cropping would discard more than 10% of 6 images: they are padded to squares.", ""),
+        ("crop", "Center-cropping discards more than 10% of 6 images; --data.fit pad keeps them whole.", "crop"),
+        ("stretch", "Stretching changes the aspect ratio of 6 images by more than 10%; --data.fit pad", "stretch"),
+    ):
+        first, second = load(DataConfig(name="folder", folder=str(root), fit=fit, **how), 0).notes
+        assert first.startswith(f"10 images, 2 classes (train 7, validation 1, test 2). {sentence}")
+        assert second == look + (f" --data.fit {option}" if option else "")
+
+
+def test_of_squares_only_the_number_is_said(tmp_path):
+    notes = data_of(fill(tmp_path / "mine", cat=3, dog=3)).notes
+    assert notes[0] == "6 images, 2 classes (train 4, validation 0, test 2)."
+    assert notes[1].endswith("--data.image-size 4")
 
 
 def test_folders_that_are_no_data_set_are_refused(tmp_path):

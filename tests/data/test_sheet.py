@@ -2,10 +2,21 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.data.config import DataConfig
+from clearhead.data.batches import Batches
+from clearhead.data.config import Augmentation, DataConfig
 from clearhead.data.dataset import DataSet, Images, Normalise
 from clearhead.data.datasets import load
-from clearhead.data.sheet import INK, MARKED, PAPER, PER_ROW, SMALLEST, contact_sheet
+from clearhead.data.sheet import (
+    EDGE,
+    INK,
+    MARKED,
+    PAPER,
+    PER_ROW,
+    SMALLEST,
+    VERSIONS,
+    augmented_sheet,
+    contact_sheet,
+)
 
 
 def colours(sheet):
@@ -47,3 +58,61 @@ def test_the_odd_one_of_each_set_is_framed():
 def test_sequences_have_no_sheet():
     with pytest.raises(ValueError, match="a contact sheet needs images, got sequences"):
         contact_sheet(load(DataConfig(name="reverse"), seed=0))
+
+
+def random_data(n_classes=2, size=48):
+    """Two images of each class; those of 48 pixels are drawn as they are."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (2 * n_classes, 3, size, size), dtype=torch.uint8, generator=generator)
+    examples = Images(images, torch.arange(2 * n_classes) // 2)
+    return DataSet(
+        examples, examples, examples, tuple("abcdefghijklmnop"[:n_classes]), Normalise((0.4,) * 3, (0.2,) * 3)
+    )
+
+
+def cells(sheet, size=48):
+    """The drawn images by row and column: what is inside the edges."""
+    pixels, edge = np.asarray(sheet), np.array([int(EDGE[i : i + 2], 16) for i in (1, 3, 5)])
+    is_edge = (pixels == edge).all(2)
+    tops = [y + 1 for y in np.flatnonzero(is_edge.sum(1) > size) if not is_edge[y - 1].sum() > size][::2]
+    lefts = [x + 1 for x in np.flatnonzero(is_edge.sum(0) > size) if not is_edge[:, x - 1].sum() > size][::2]
+    return [[torch.tensor(pixels[y : y + size, x : x + size]).permute(2, 0, 1) for x in lefts] for y in tops]
+
+
+def test_augmented_images_are_those_that_training_would_be_given():
+    data = random_data()
+    how = Augmentation(crop=5, flip=True, cutout=7)
+    config = DataConfig(name="folder", augmentation=how)
+    rows = cells(augmented_sheet(data, config, seed=4))
+    assert [len(row) for row in rows] == [1 + VERSIONS] * 4
+    batches = Batches(data, config, batch_size=4, seed=4)
+    for row, original in zip(range(4), data.train.images, strict=True):
+        assert torch.equal(rows[row][0], original)
+    for step in range(VERSIONS):
+        normal = batches.at(step).inputs
+        for place, row in enumerate(batches.order_of(step).tolist()):
+            given = data.normalise(rows[row][1 + step][None])[0]
+            assert torch.allclose(given, normal[place], atol=0.5 / 255 / 0.2 + 1e-4)  # half a grey level
+            assert not torch.equal(rows[row][1 + step], rows[row][0])
+
+
+def test_without_augmentation_every_version_is_the_image_itself():
+    for row in cells(augmented_sheet(random_data(), DataConfig(name="folder"), seed=0)):
+        assert all(torch.equal(version, row[0]) for version in row)
+
+
+def test_of_more_classes_fewer_images_of_each_are_shown_augmented():
+    def height(n_classes):
+        return augmented_sheet(random_data(n_classes, 8), DataConfig(name="folder"), seed=0).height
+
+    assert height(5) == height(10)
+    assert height(12) > height(10) > height(2)
+
+
+def test_an_image_that_is_white_at_its_border_has_a_visible_end():
+    assert EDGE in colours(sheet_of([(255, 0)], ("",)))
+
+
+def test_sequences_have_no_augmented_sheet():
+    with pytest.raises(ValueError, match="augmentation is for images, got reverse"):
+        augmented_sheet(load(DataConfig(name="reverse"), seed=0), DataConfig(name="reverse"), 0)

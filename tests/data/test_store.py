@@ -7,7 +7,7 @@ import pytest
 
 from clearhead import files
 from clearhead.data.sources import Here, Web
-from clearhead.data.store import Stored, cache_folder, has, obtain, pick, read
+from clearhead.data.store import Stored, cache_folder, has, is_complete, obtain, pick, read
 from clearhead.files import sha256
 
 FILES = {"one": b"first", "two": b"second"}
@@ -153,3 +153,13 @@ def test_the_cache_is_where_the_user_says(cache, monkeypatch):
     assert cache_folder() == cache
     monkeypatch.delenv("CLEARHEAD_CACHE")
     assert cache_folder() == Path.home() / ".cache/clearhead"
+
+
+def test_a_copy_is_complete_when_every_file_has_its_digest(cache, good):
+    assert not is_complete(STORED)
+    obtain(STORED, (Here(good),), said)
+    assert is_complete(STORED)
+    (cache / "toy/one").write_bytes(b"First")
+    assert not is_complete(STORED)
+    (cache / "toy/one").unlink()
+    assert not is_complete(STORED)

@@ -1,10 +1,19 @@
-import pytest
+import json
 
+import pytest
+import torch
+from PIL import Image
+
+from clearhead.cli.main import main
 from clearhead.data import datasets
+from clearhead.data.pictures import read_picture, resize
 from clearhead.recipes.all import config_of
 from clearhead.recipes.folder import BATCH_SIZE, folder
 from clearhead.recipes.start import train
 from clearhead.serving.session import Session
+from clearhead.training.run import RunDirectory
+
+TINY = {"data.image_size": 16, "model.width": 8, "model.depth": 1, "training.steps": 2, "training.precision": "float32"}
 
 
 def test_classes_and_size_follow_the_pictures(pictures):
@@ -40,3 +49,77 @@ def test_own_pictures_are_learned_and_then_predicted_without_their_folder(pictur
 def test_a_folder_that_is_not_there():
     with pytest.raises(ValueError, match="folder must be a folder of pictures, got 'nowhere'"):
         config_of("folder", {"data.folder": "nowhere"})
+
+
+@pytest.mark.parametrize("fit", ["pad", "crop", "stretch"])
+def test_prediction_fits_a_picture_as_training_did(pictures, monkeypatch, fit):
+    monkeypatch.chdir(pictures.parent)
+    train("folder", "mine", changes={"data.folder": "pictures", "data.fit": fit, **TINY}, quiet=True)
+    wide = pictures / "red/wide.png"
+    Image.linear_gradient("L").rotate(90).resize((90, 30)).save(wide)
+    seen = Session("runs/mine").read([wide])
+    assert torch.equal(seen[0], resize(read_picture(wide), 16, fit))
+    others = {"pad", "crop", "stretch"} - {fit}
+    assert not any(torch.equal(seen[0], resize(read_picture(wide), 16, other)) for other in others)
+
+
+def test_a_run_from_before_the_choice_still_crops(pictures, monkeypatch):
+    """Its config.json has no `fit`, and it was trained on center-cropped pictures; the default of today is another."""
+    monkeypatch.chdir(pictures.parent)
+    train("folder", "mine", changes={"data.folder": "pictures", "data.fit": "crop", **TINY}, quiet=True)
+    path = pictures.parent / "runs/mine/config.json"
+    config = json.loads(path.read_text())
+    assert config["data"].pop("fit") == "crop"
+    del config["data"]["skip_invalid"]
+    path.write_text(json.dumps(config))
+    session = Session("runs/mine")
+    assert session.config.data.fit == "crop" != config_of("folder", {"data.folder": "pictures"}).data.fit
+    (pictures.parent / "apart").mkdir()
+    wide = pictures.parent / "apart/wide.png"
+    Image.linear_gradient("L").rotate(90).resize((90, 30)).save(wide)
+    assert torch.equal(session.read([wide])[0], resize(read_picture(wide), 16, "crop"))
+    assert main(["evaluate", "runs/mine"]) == 0
+
+
+def test_before_the_first_step_and_in_a_dry_run_it_is_said_what_becomes_of_the_pictures(pictures, monkeypatch, capsys):
+    monkeypatch.chdir(pictures.parent)
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
+    command = ["train", "folder", "--data.folder", "pictures", "--name", "mine", *options]
+    # all are 24 wide; those of 20, 21, 27, 28 and 29 high lose more than 10%
+    said = "30 images, 3 classes (train 20, validation 4, test 6). Center-cropping would discard more than 10% of 15 "
+    for extra in ([], ["--dry-run"]):
+        assert main([*command, *extra]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].startswith(said)
+        assert lines[1].endswith("clearhead data show folder --data.folder pictures --data.image-size 16")
+    assert main(["resume", "runs/mine"]) == 0
+    assert said not in capsys.readouterr().out
+
+
+def test_skipped_files_are_said_recorded_and_not_counted(pictures, monkeypatch, capsys):
+    monkeypatch.chdir(pictures.parent)
+    for name in ("red/x.png", "blue/y.jpg"):
+        (pictures / name).write_bytes(b"no picture")
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
+    command = ["train", "folder", "--data.folder", "pictures", "--name", "mine", *options]
+    assert main(command) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "2 of 32 image files in pictures cannot be read: blue/y.jpg (" in err
+    assert main([*command, "--data.skip-invalid"]) == 0
+    assert "Skipped 2 image files that cannot be read: blue/y.jpg, red/x.png.\n" in capsys.readouterr().out
+    best = RunDirectory.open("runs/mine").best()
+    assert best.state["data"]["skipped"] == ["blue/y.jpg", "red/x.png"]
+    config = Session("runs/mine").config
+    assert config.training.batch_size == len(datasets.load(config.data, config.seed).train)
+    for name in ("red/x.png", "blue/y.jpg"):  # which the run has never used
+        (pictures / name).unlink()
+    assert main(["resume", "runs/mine"]) == 0
+
+
+@pytest.mark.parametrize("option", ["--data.fit", "--data.skip-invalid"])
+def test_only_own_pictures_have_these_options(capsys, option):
+    assert main(["train", "mnist", option, "pad"]) == 2
+    assert f"train mnist has no option {option}" in capsys.readouterr().err
+    assert main(["train", "folder", "--help"]) == 0
+    assert option in capsys.readouterr().out

@@ -1,25 +1,37 @@
 """`clearhead data`: which data sets there are, fetching one, and looking at one."""
 
+import argparse
 import io
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clearhead.cli.parser import Parser
 
 if TYPE_CHECKING:
     from clearhead.data.config import DataConfig
     from clearhead.data.store import Stored
+    from clearhead.training.config import RunConfig
 
 ABOUT = """\
-clearhead data list                        which data sets there are
-clearhead data get NAME [--from PATH]      fetch one, or take it from a folder or archive that you have
-clearhead data show NAME [--out FILE]      look at one: a contact sheet, or examples as text
+clearhead data list                        list all data sets
+clearhead data get NAME [--from PATH]      download one, or copy it from a folder or archive
+clearhead data show NAME [--out FILE]      show one: a contact sheet, or examples as text
+clearhead data show NAME --augmented       show images beside their augmented versions
 
-Fetched data is kept in ~/.cache/clearhead, or where CLEARHEAD_CACHE says, and
-checked against the makers' own bytes."""
+Downloaded data is kept in ~/.cache/clearhead, or in the folder that CLEARHEAD_CACHE
+names, and verified by its SHA-256 digests. `data show` takes the same --data options
+as `train`: clearhead data show folder --data.folder PATH"""
+
+ABOUT_SHOW = """\
+Writes a contact sheet of images as a PNG file: a row of training images for each
+class, or with --augmented a row for each image, followed by its versions as training
+sees them. Examples of digits, words and texts are printed as text."""
+
+PATHS = {"folder": "--data.folder", "text": "--data.file", "words": "--data.file", "pronounce": "--data.train-file"}
+"""the options that name data of the user's own"""
 
 USAGE = "list, get NAME or show NAME"
 
@@ -61,50 +73,80 @@ def state_of(name: str) -> str:
 
 
 def get(name: str, argv: Sequence[str]) -> None:
-    options = Parser(f"clearhead data get {name}", "Fetches a data set, from the first of its sources that has it.")
-    options.add_argument("--from", dest="path", metavar="PATH", help="a folder or archive that you have already")
+    options = Parser(f"clearhead data get {name}", "Downloads a data set from the first of its sources that has it.")
+    options.add_argument("--from", dest="path", metavar="PATH", help="copy it from this folder or archive instead")
     args = options.parse(argv)
     check_name(name)
     from clearhead.data.datasets import DATASETS
     from clearhead.data.own_files import own_path
     from clearhead.data.sources import Here
-    from clearhead.data.store import obtain
+    from clearhead.data.store import folder_of, is_complete, obtain
 
     if DATASETS[name].origin != "fetched":
         fetched = [other for other, entry in DATASETS.items() if entry.origin == "fetched"]
         raise ValueError(f"what is fetched is {' or '.join(fetched)}, got {name}; it can be used as it is")
     wanted: Stored = import_module(DATASETS[name].home).STORED
+    look = f"look at it with: clearhead data show {name}"
+    if is_complete(wanted):
+        print(f"{name} is already in {folder_of(wanted)}, verified; {look}")
+        return
     sources = [Here(own_path(args.path))] if args.path else wanted.sources
     folder = obtain(wanted, sources, lambda line: print(line, file=sys.stderr))
-    print(f"{name} is in {folder}, checked; look at it with: clearhead data show {name}")
+    print(f"{name} is in {folder}, verified; {look}")
 
 
 def show(name: str, argv: Sequence[str]) -> None:
-    options = Parser(
-        f"clearhead data show {name}", "A contact sheet as a PNG file; of digits, words and texts, examples as text."
-    )
-    options.add_argument("--out", metavar="FILE", help=f"where the sheet goes ({name}.png)")
-    options.add_argument(
-        "--from", dest="path", metavar="PATH", default="", help="folder: the pictures; pronounce, text, words: the file"
-    )
-    options.add_argument("--question", default="commonest", help="whole: commonest, repeat or sum")
-    options.add_argument("--seed", type=int, default=0, help="which examples (0)")
-    args = options.parse(argv)
     check_name(name)
-    from clearhead.data.config import DataConfig
+    from clearhead.cli.overrides import add_overrides, given
+    from clearhead.cli.train import fixed
+    from clearhead.models.config import VisionConfig
 
-    is_short = name == "whole" and args.question == "repeat"
-    length = 64 if name == "text" else 8 if is_short else 16
-    paths = {"folder": args.path, "file": args.path, "train_file": args.path}
-    config = DataConfig(name=name, question=args.question, length=length, validation=0, **paths)
+    recipe, config = recipe_of(name)
+    options = Parser(f"clearhead data show {name}", ABOUT_SHOW)
+    options.add_argument("--out", metavar="FILE", help=f"PNG file to write (default: {name}.png)")
+    options.add_argument("--seed", type=int, default=0, help="which examples, and which augmentation (default: 0)")
+    if isinstance(config.model, VisionConfig):
+        options.add_argument("--augmented", action="store_true", help="show each image with its augmented versions")
+    options.add_argument("--from", dest="path", help=argparse.SUPPRESS)
+    without = fixed(recipe) | {f"data.{field}" for field in ("name", "window", "validation", "limit")}
+    add_overrides(options, config.data, "data", "data.", without)
+    args = options.parse(argv)
+    if args.path is not None:
+        hint = f"did you mean {PATHS[name]}?" if name in PATHS else f"see {options.prog} --help"
+        raise ValueError(f"data show {name} has no option --from; {hint}")
+    data = changed_data(config.data, given(config, args))
     if name in ("reverse", "whole"):
-        show_digits(config, args.seed)
+        show_digits(data, args.seed)
     elif name in ("pronounce", "words", "text"):
-        show_symbols(config, args.seed)
+        show_symbols(data, args.seed)
     else:
-        out = Path(args.out or f"{name}.png")
-        write_sheet(config, args.seed, out)
+        is_augmented = getattr(args, "augmented", False)
+        if data.augmentation != config.data.augmentation and not is_augmented:
+            raise ValueError("the options --data.augmentation have an effect only with --augmented; add it")
+        out = Path(args.out or f"{name}{'-augmented' * is_augmented}.png")
+        write_sheet(data, args.seed, out, is_augmented=is_augmented)
         print(f"wrote {out}")
+
+
+def recipe_of(name: str) -> tuple[str, "RunConfig"]:
+    """The first recipe for a data set, whose data config is taken."""
+    from clearhead.recipes.all import RECIPES
+
+    configs = ((recipe, entry.make()) for recipe, entry in RECIPES.items())
+    return next((recipe, config) for recipe, config in configs if config.data.name == name)
+
+
+def changed_data(data: "DataConfig", given: dict[str, Any]) -> "DataConfig":
+    """The recipe's data config with the options that were given; no example is set apart."""
+    from clearhead.recipes.all import changed
+
+    changes = {path.removeprefix("data."): value for path, value in given.items() if path.startswith("data.")}
+    if changes.get("question") == "repeat":
+        changes.setdefault("length", 8)
+    found: DataConfig = changed(data, changes | {"validation": 0})
+    if found.name in ("folder", "text") and not (found.folder or found.file):
+        raise ValueError(f"{found.name} is data of your own; name it with {PATHS[found.name]} PATH")
+    return found
 
 
 def show_digits(config: "DataConfig", seed: int) -> None:
@@ -125,8 +167,6 @@ def show_symbols(config: "DataConfig", seed: int) -> None:
     from clearhead.data.draws import key_of, order
     from clearhead.data.tokens import Vocabulary
 
-    if config.name == "text" and not config.file:
-        raise ValueError("a text is read from a file, got none; add --from PATH")
     data = load(config, seed)
     sources, targets = data.train.take(order(key_of(seed, "show"), len(data.train))[:10])
     read, written = Vocabulary(data.symbols), Vocabulary(data.classes)
@@ -136,15 +176,17 @@ def show_symbols(config: "DataConfig", seed: int) -> None:
         print(repr(shown) if config.name == "text" else shown + answer * (config.name == "pronounce"))
 
 
-def write_sheet(config: "DataConfig", seed: int, out: Path) -> None:
+def write_sheet(config: "DataConfig", seed: int, out: Path, *, is_augmented: bool) -> None:
     from clearhead.data.datasets import load
-    from clearhead.data.sheet import contact_sheet
+    from clearhead.data.sheet import augmented_sheet, contact_sheet
     from clearhead.files import write_atomic
 
     if out.suffix.lower() != ".png":
         raise ValueError(f"a contact sheet is a .png file, got {str(out)!r}; try --out {out.with_suffix('.png')}")
     packed = io.BytesIO()
-    contact_sheet(load(config, seed)).save(packed, "PNG")
+    data = load(config, seed)
+    sheet = augmented_sheet(data, config, seed) if is_augmented else contact_sheet(data)
+    sheet.save(packed, "PNG")
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(out, packed.getvalue())
 

@@ -78,8 +78,8 @@ def run(argv: Sequence[str]) -> int:
 
 def fixed(name: str) -> set[str]:
     """What cannot be changed in a recipe: its name, and what only other data sets have, or only pictures."""
-    own = ("question", "length", "set_size", "folder", "image_size", "train_file", "test_file", "stress", "file")
-    others = {f"data.{field}" for field in (*own, "level", "window")}
+    own = ("question", "length", "set_size", "folder", "image_size", "fit", "skip_invalid", "train_file", "test_file")
+    others = {f"data.{field}" for field in (*own, "stress", "file", "level", "window")}
     make = find(name).make
     pictures: set[str] = set() if isinstance(make().model, VisionConfig) else {"data.augmentation", "training.views"}
     return {"recipe"} | pictures | others - {f"data.{argument}" for argument in inspect.signature(make).parameters}

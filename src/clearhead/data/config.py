@@ -9,6 +9,7 @@ from clearhead.messages import did_you_mean, unknown_name
 
 Question = Literal["commonest", "repeat", "sum"]
 Level = Literal["character", "byte"]
+Fit = Literal["pad", "crop", "stretch"]
 MOST = 10**12
 """examples, tokens, pixels: more than any memory holds"""
 Views = Literal["one", "mirror", "moved"]
@@ -57,6 +58,11 @@ class DataConfig:
     """folder: where the images are"""
     image_size: int = 64
     """folder: height and width that images are resized to"""
+    fit: Fit = "pad"
+    """how an image becomes a square, in training and in prediction: pad it with the colour of its border, crop the
+    largest square in its middle, or stretch it"""
+    skip_invalid: bool = False
+    """folder: leave out image files that cannot be read, and list them, instead of stopping with an error"""
     train_file: str = ""
     """pronounce: a dictionary to learn, in place of the embedded one"""
     test_file: str = ""
@@ -79,17 +85,13 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.name not in DATASETS:
             raise unknown_name("data set", self.name, DATASETS)
-        if self.question not in get_args(Question):
-            hint = did_you_mean(self.question, get_args(Question))
-            raise ValueError(f"question must be one of {', '.join(get_args(Question))}, got {self.question!r}{hint}")
+        check_choice(question=(self.question, Question), level=(self.level, Level), fit=(self.fit, Fit))
         check_whole(1, length=self.length, image_size=self.image_size)
         check_whole(3, set_size=self.set_size)
         check_whole(0, validation=self.validation, limit=self.limit, window=self.window)
-        if self.level not in get_args(Level):
-            hint = did_you_mean(self.level, get_args(Level))
-            raise ValueError(f"level must be one of {', '.join(get_args(Level))}, got {self.level!r}{hint}")
-        if not isinstance(self.stress, bool):
-            raise ValueError(f"stress must be True or False, got {self.stress!r}")
+        for name in ("stress", "skip_invalid"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         check_paths(folder=self.folder, train_file=self.train_file, test_file=self.test_file, file=self.file)
         if not isinstance(self.augmentation, Augmentation):
             raise ValueError(f"augmentation must be an Augmentation, got {self.augmentation!r}; make one")
@@ -101,6 +103,14 @@ class DataConfig:
                 "whether a digit repeats can be asked of 2 to 10 digits (of more, one always does), "
                 f"got length={self.length}; try length=8"
             )
+
+
+def check_choice(**chosen: tuple[Any, Any]) -> None:
+    """name=(value, Literal[...])"""
+    for name, (value, choices) in chosen.items():
+        if value not in get_args(choices):
+            hint = did_you_mean(value, get_args(choices))
+            raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}{hint}")
 
 
 def check_paths(**paths: str) -> None:

@@ -41,6 +41,11 @@ class Normalise:
             )
         return images.float().sub_(255 * mean).div_(255 * std)
 
+    def undo(self, normal: Tensor) -> Tensor:
+        """The inverse, to the nearest uint8: float (B,C,H,W) -> uint8 (B,C,H,W)."""
+        mean, std = (torch.tensor(numbers, device=normal.device).view(-1, 1, 1) for numbers in (self.mean, self.std))
+        return (normal * std + mean).mul(255).round().clamp(0, 255).to(torch.uint8)
+
 
 @dataclass(frozen=True)
 class DataSet:
@@ -55,6 +60,10 @@ class DataSet:
     """what the ids of the inputs stand for; () where they are no ids, or stand for themselves"""
     files: Mapping[str, str] = field(default_factory=dict)
     """the user's own files that it was read from, and the sha256 of each"""
+    skipped: tuple[str, ...] = ()
+    """the user's own files that were left out because they could not be read"""
+    notes: tuple[str, ...] = ()
+    """sentences about the data that the user should read before training"""
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,7 +48,7 @@ DATASETS = {
 def load(config: "DataConfig", seed: int) -> "DataSet":
     """The data set that the config names; which training examples are set apart depends on the seed."""
     data: DataSet = import_module(DATASETS[config.name].home).load(config, seed)
-    return replace(data, files=digests(config))
+    return data if data.files else replace(data, files=digests(config))
 
 
 def digests(config: "DataConfig") -> dict[str, str]:
@@ -56,7 +56,7 @@ def digests(config: "DataConfig") -> dict[str, str]:
     if config.name == "folder":
         from clearhead.data.folder import digest
 
-        return {config.folder: digest(config.folder)}
+        return {config.folder: digest(config)}
     paths = [getattr(config, field) for field in DATASETS[config.name].files]
     return {path: sha256(own_file(path)) for path in paths if path}
 

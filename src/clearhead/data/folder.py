@@ -2,35 +2,36 @@
 
 Either `train/<class>/*`, with `val/<class>/*` and `test/<class>/*` beside it or not, or just `<class>/*`. Where there
 is no test folder, a fifth of each class is the test set: always the same fifth, chosen by file names and TEST_SEED.
+
+All files are decoded before the first step, and the decoded pictures are cached. Files that cannot be decoded are named
+in one error; with `skip_invalid` they are left out, and the data set is the one of a folder without them.
 """
 
 import hashlib
-import os
+import shlex
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor
 
 from clearhead.data.config import DataConfig
 from clearhead.data.dataset import DataSet, Images, Normalise, Part, set_apart
+from clearhead.data.decoding import Pictures, decoded
 from clearhead.data.draws import key_of
-from clearhead.data.idx import parse
 from clearhead.data.own_files import own_path
-from clearhead.data.pictures import SUFFIXES, read_picture, resize
-from clearhead.data.store import cache_folder
-from clearhead.files import write_atomic
+from clearhead.data.pictures import SUFFIXES, InvalidPictureError, read_picture
 
 NORMALISE = Normalise(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 TEST_SEED = 0
 SHARE = 5
 """one in so many is set apart"""
 SPLITS = {"train": ("train",), "validation": ("val", "validation"), "test": ("test",)}
-DIGEST_BYTES = 32
+MOST_NAMED = 20
+"""invalid files that a message names; of more it gives the number"""
 
 
 @dataclass(frozen=True)
@@ -46,15 +47,104 @@ class Listing:
     def at(self, split: str) -> list[int]:
         return [i for i, name in enumerate(self.splits) if name == split]
 
+    def name(self, i: int) -> str:
+        """The file's path below the root. Names of files are bytes, and not all bytes are text."""
+        return self.files[i].relative_to(self.root).as_posix().encode(errors="replace").decode()
+
+    def only(self, is_kept: list[bool]) -> "Listing":
+        """Without the files that are not kept; each class must have one left to learn from, and each split any."""
+        left = replace(
+            self,
+            files=tuple(compress(self.files, is_kept)),
+            labels=tuple(compress(self.labels, is_kept)),
+            splits=tuple(compress(self.splits, is_kept)),
+        )
+        learned = {left.labels[i] for i in left.at("train")}
+        if without := [name for label, name in enumerate(self.classes) if label not in learned]:
+            raise ValueError(f"no image file of the training class {', '.join(without)} in {self.root} can be read")
+        if gone := set(self.splits) - set(left.splits):  # else other pictures would take their place unnoticed
+            raise ValueError(f"no image file of the {' or '.join(sorted(gone))} folder in {self.root} can be read")
+        return left
+
 
 def load(config: DataConfig, seed: int) -> DataSet:
-    listing = list_pictures(config.folder)
+    listing, found, skipped = usable(config)
     train, test, n_validation = divided(listing, config.validation)
-    images = Images(pixels_of(listing, config.image_size), torch.tensor(listing.labels))
+    images = Images(found.pixels, torch.tensor(listing.labels))
     learned, held = set_apart(Part(images, torch.tensor(train)), n_validation, config.limit, seed)
     if validation := listing.at("validation"):
         held = Part(images, torch.tensor(validation))
-    return DataSet(learned, held, Part(images, torch.tensor(test)), listing.classes, NORMALISE)
+    data = DataSet(learned, held, Part(images, torch.tensor(test)), listing.classes, NORMALISE)
+    return replace(
+        data,
+        files={config.folder: digest_of(listing)},
+        skipped=skipped,
+        notes=(*describe(data, config, found.sizes), *named_skipped(skipped)),
+    )
+
+
+def usable(config: DataConfig) -> tuple[Listing, Pictures, tuple[str, ...]]:
+    """The pictures that can be decoded, and the names of the files that cannot, which `skip_invalid` leaves out."""
+    listing = list_pictures(config.folder)
+    found = decoded(listing.root, listing.files, config.image_size, config.fit)
+    is_valid = found.sizes[:, 0] > 0
+    invalid = (~is_valid).nonzero().flatten().tolist()
+    if not invalid:
+        return listing, found, ()
+    if not config.skip_invalid:
+        raise ValueError(describe_invalid(listing, invalid))
+    skipped = tuple(listing.name(i) for i in invalid)
+    return listing.only(is_valid.tolist()), Pictures(found.pixels[is_valid], found.sizes[is_valid]), skipped
+
+
+def describe_invalid(listing: Listing, invalid: list[int]) -> str:
+    """One line that names every file which cannot be decoded, with the reason."""
+    reasons = [f"{listing.name(i)} ({reason_of(listing.files[i])})" for i in invalid[:MOST_NAMED]]
+    return (
+        f"{len(invalid):,} of {len(listing.files):,} image files in {listing.root} cannot be read: "
+        f"{', '.join(reasons)}{and_more(invalid)}; repair or remove them, or leave them out with --data.skip-invalid"
+    )
+
+
+def reason_of(path: Path) -> str:
+    try:
+        read_picture(path)
+    except InvalidPictureError as error:
+        return error.reason
+    return "it could not be decoded before"
+
+
+def and_more(names: Sequence[object]) -> str:
+    return f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
+
+
+def named_skipped(skipped: tuple[str, ...]) -> tuple[str, ...]:
+    if not skipped:
+        return ()
+    what = "image file that cannot be read" if len(skipped) == 1 else "image files that cannot be read"
+    return (f"Skipped {len(skipped):,} {what}: {', '.join(skipped[:MOST_NAMED])}{and_more(skipped)}.",)
+
+
+def describe(data: DataSet, config: DataConfig, sizes: Tensor) -> tuple[str, ...]:
+    """What is in the folder, what `fit` does to it, and how to look at it."""
+    counts = f"train {len(data.train):,}, validation {len(data.validation):,}, test {len(data.test):,}"
+    what = f"{len(sizes):,} images, {len(data.classes):,} classes ({counts})."
+    shorter, longer = sizes.amin(1), sizes.amax(1)
+    n = int((10 * (longer - shorter) > longer).sum())  # center-cropping discards (longer - shorter) / longer
+    images = "1 image" if n == 1 else f"{n:,} images"
+    effect = {
+        "pad": f"Center-cropping would discard more than 10% of {images}: they are padded to squares.",
+        "crop": f"Center-cropping discards more than 10% of {images}; --data.fit pad keeps them whole.",
+        "stretch": f"Stretching changes the aspect ratio of {images} by more than 10%; --data.fit pad keeps it.",
+    }[config.fit]
+    return (f"{what} {effect}" if n else what, f"To see them as the model does: {show_command(config)}")
+
+
+def show_command(config: DataConfig) -> str:
+    command = f"clearhead data show folder --data.folder {shlex.quote(config.folder)}"
+    command += f" --data.fit {config.fit}" if config.fit != DataConfig.fit else ""
+    command += f" --data.image-size {config.image_size}" if config.image_size != DataConfig.image_size else ""
+    return command + (" --data.skip-invalid" if config.skip_invalid else "")
 
 
 def divided(listing: Listing, validation: int) -> tuple[list[int], list[int], int]:
@@ -132,26 +222,13 @@ def without_test(listing: Listing, train: list[int]) -> tuple[list[int], list[in
     return [i for i in train if i not in test], sorted(test)
 
 
-def pixels_of(listing: Listing, size: int) -> Tensor:
-    """uint8 (N,3,size,size), decoded once and then kept in the cache until a file changes."""
-    kept = cache_folder() / "folders" / f"{key_of_files(listing, size)}.idx"
-    if kept.is_file():
-        data = kept.read_bytes()
-        if hashlib.sha256(data[DIGEST_BYTES:]).digest() == data[:DIGEST_BYTES]:
-            return parse(data[DIGEST_BYTES:], str(kept))
-    check_room(len(listing.files), size)
-    pixels = decode(listing.files, size)
-    head = b"\0\0\x08\x04" + b"".join(n.to_bytes(4, "big") for n in pixels.shape)
-    data = head + pixels.numpy().tobytes()
-    with suppress(OSError):  # without a place for it they are decoded again the next time
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(kept, hashlib.sha256(data).digest() + data)
-    return pixels
+def digest(config: DataConfig) -> str:
+    """See digest_of; which files `skip_invalid` leaves out is known when all have been decoded."""
+    return digest_of(usable(config)[0] if config.skip_invalid else list_pictures(config.folder))
 
 
-def digest(folder: str) -> str:
+def digest_of(listing: Listing) -> str:
     """One sha256 over the names and the bytes of all pictures: another picture would mean another split."""
-    listing = list_pictures(folder)
     with ThreadPoolExecutor() as pool:  # hashing leaves Python's lock alone
         lines = [
             f"{path.relative_to(listing.root).as_posix()} {of_file}"
@@ -163,30 +240,3 @@ def digest(folder: str) -> str:
 def file_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def check_room(n: int, size: int) -> None:
-    """Refuses what this machine's memory cannot hold, before the first picture is read."""
-    needed, there = n * 3 * size**2, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > there:
-        raise ValueError(
-            f"all pictures must fit into memory, got {n} of {size} x {size}, {needed / 1e9:,.0f} GB of "
-            f"{there / 1e9:,.0f}; choose a smaller image_size"
-        )
-
-
-def key_of_files(listing: Listing, size: int) -> str:
-    """Changes with any file's name, length or time, and with the size asked for."""
-    lines = [f"{listing.root.resolve()} {size}"]
-    for path in listing.files:
-        status = path.stat()
-        lines.append(f"{path.relative_to(listing.root)} {status.st_size} {status.st_mtime_ns}")
-    return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:32]
-
-
-def decode(files: tuple[Path, ...], size: int) -> Tensor:
-    console = Console(stderr=True)
-    with ThreadPoolExecutor() as pool:  # decoders leave Python's lock alone
-        pixels = pool.map(lambda path: resize(read_picture(path), size), files)
-        shown = track(pixels, "reading pictures", len(files), console=console, disable=not console.is_terminal)
-        return torch.stack(list(shown))

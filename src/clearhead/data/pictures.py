@@ -9,10 +9,22 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from clearhead.data.config import Fit
+
 FORMATS = {"PNG": (".png",), "JPEG": (".jpg", ".jpeg"), "WEBP": (".webp",), "GIF": (".gif",), "BMP": (".bmp",)}
 SUFFIXES = tuple(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 MOST_PIXELS = 50_000_000
 MOST_BYTES = 200_000_000
+FRAME = 8
+"""an eighth of the shorter side, along the border, is what a picture's background is taken from"""
+
+
+class InvalidPictureError(ValueError):
+    """A file that cannot be decoded to a picture. `reason` says why, without the file's name."""
+
+    def __init__(self, name: str, reason: str):
+        super().__init__(f"cannot read the image {name}: {reason}")
+        self.reason = reason
 
 
 def read_picture(path: Path) -> Image.Image:
@@ -20,7 +32,7 @@ def read_picture(path: Path) -> Image.Image:
     with path.open("rb") as file:
         data = file.read(MOST_BYTES + 1)  # no more, however long: /dev/zero has no end, and says that it is empty
     if len(data) > MOST_BYTES:
-        raise ValueError(f"a picture may have {MOST_BYTES} bytes, got more in {path}; make it smaller")
+        raise InvalidPictureError(str(path), f"the file has more than {MOST_BYTES:,} bytes")
     return in_rgb(open_picture(data, str(path)))
 
 
@@ -32,23 +44,20 @@ def open_picture(data: bytes, name: str, formats: tuple[str, ...] = tuple(FORMAT
             image = Image.open(io.BytesIO(data), formats=formats)
             if image.width * image.height <= MOST_PIXELS:
                 image.load()
-    except Image.DecompressionBombError as error:  # far beyond ours, and so seen first by Pillow
-        raise ValueError(
-            f"a picture may have {MOST_PIXELS} pixels, got more in {name} ({error}); make it smaller"
-        ) from None
+    except Image.DecompressionBombError:  # far beyond our limit, and so seen first by Pillow
+        raise InvalidPictureError(name, f"it has more than {MOST_PIXELS:,} pixels") from None
     except UnidentifiedImageError:  # its message has only an address in memory to tell
-        raise ValueError(
-            f"{name} must be a whole picture ({', '.join(formats)}), got something else; repair or remove it"
-        ) from None
+        raise InvalidPictureError(name, f"the file is not {one_of(formats)}") from None
     except Exception as error:  # damaged files make decoders raise nearly anything
-        raise ValueError(
-            f"{name} must be a whole picture ({', '.join(formats)}), got a damaged one ({error}); repair or remove it"
-        ) from None
+        raise InvalidPictureError(name, f"the file is damaged ({error})") from None
     if image.width * image.height > MOST_PIXELS:
-        raise ValueError(
-            f"a picture may have {MOST_PIXELS} pixels, got {image.width} x {image.height} in {name}; make it smaller"
-        )
+        size = f"{image.width} x {image.height}"
+        raise InvalidPictureError(name, f"it has more than {MOST_PIXELS:,} pixels ({size})")
     return image
+
+
+def one_of(formats: tuple[str, ...]) -> str:
+    return " or ".join(filter(None, [", ".join(formats[:-1]), formats[-1]]))
 
 
 def in_rgb(image: Image.Image) -> Image.Image:
@@ -71,8 +80,40 @@ def turned(image: Image.Image) -> Image.Image:
         return image
 
 
-def resize(image: Image.Image, size: int, channels: int = 3) -> Tensor:
-    """uint8 (channels,size,size): the largest square in the middle, shrunk or enlarged; 3 channels, or 1 for grey."""
-    square = ImageOps.fit(image.convert("RGB"), (size, size), method=Image.Resampling.BICUBIC)
+def resize(image: Image.Image, size: int, fit: Fit, channels: int = 3) -> Tensor:
+    """uint8 (channels,size,size), with 3 channels, or 1 for grey. `fit` decides how a picture becomes a square: pad it,
+    crop the largest square in its middle, or stretch it. A square picture comes out the same each time."""
+    image = image.convert("RGB")
+    if fit == "pad":
+        square = padded(image, size)
+    elif fit == "crop":
+        square = ImageOps.fit(image, (size, size), method=Image.Resampling.BICUBIC)
+    else:
+        square = image.resize((size, size), Image.Resampling.BICUBIC)
     pixels = np.array(square.convert({1: "L", 3: "RGB"}[channels]))
     return torch.from_numpy(pixels.reshape(size, size, channels).transpose(2, 0, 1).copy())
+
+
+def padded(image: Image.Image, size: int) -> Image.Image:
+    """The whole picture in the middle of a square, its longer side `size` pixels long."""
+    scale = size / max(image.size)
+    width, height = (max(1, round(side * scale)) for side in image.size)
+    inner = image.resize((width, height), Image.Resampling.BICUBIC)
+    square = Image.new("RGB", (size, size), background_of(inner))
+    square.paste(inner, ((size - width) // 2, (size - height) // 2))
+    return square
+
+
+def background_of(image: Image.Image) -> tuple[int, ...]:
+    """The median colour of the picture's outer frame, with which it is padded.
+
+    A fixed colour suits one kind of picture only: black bars beside a drawing on white, or white bars beside a
+    photograph, are the strongest edges in the image, and they tell its aspect ratio instead of what it shows. The
+    frame's median continues a uniform background exactly (white paper stays white, a black scan black), also where
+    strokes touch the border, and beside a photograph it is a neutral tone of its own surroundings.
+    """
+    pixels = np.asarray(image)
+    depth = max(1, min(image.size) // FRAME)
+    is_inner = np.zeros(pixels.shape[:2], bool)
+    is_inner[depth:-depth, depth:-depth] = True
+    return tuple(int(value) for value in np.median(pixels[~is_inner], axis=0))

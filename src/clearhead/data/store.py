@@ -44,6 +44,12 @@ def has(name: str) -> bool:
     return (cache_folder() / name / SOURCE).is_file()
 
 
+def is_complete(stored: Stored) -> bool:
+    """All its files were fetched and still have the right bytes."""
+    paths = {folder_of(stored) / name: digest for name, digest in stored.digests.items()}
+    return has(stored.name) and all(path.is_file() and sha256(path) == digest for path, digest in paths.items())
+
+
 def read(stored: Stored, name: str) -> bytes:
     """One decoded file out of the user's copy."""
     path = folder_of(stored) / name

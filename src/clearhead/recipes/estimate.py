@@ -45,6 +45,8 @@ class Estimate:
     """of the one at the end; 0 where there is nothing to be tested on"""
     padding: tuple[float, float] | None
     """see Batches.padding"""
+    notes: tuple[str, ...] = ()
+    """see DataSet.notes"""
 
     @property
     def seconds_per_epoch(self) -> float:
@@ -68,6 +70,7 @@ class Estimate:
         tested = ", test included" if self.seconds_per_test else ""
         return "\n".join(
             [
+                *self.notes,
                 f"parameters         {self.parameters:,}",
                 f"memory             {self.memory / 2**20:,.0f} MB for weights, optimizer and one step",
                 f"training examples  {self.examples:,}",
@@ -102,6 +105,7 @@ def estimate(config: RunConfig) -> Estimate:
         evaluations_per_epoch=setup.batches.steps_per_epoch / setup.evaluate_every if validation else 0.0,
         seconds_per_test=len(setup.data.test) * n_views * per_answer,
         padding=setup.batches.padding(),
+        notes=setup.data.notes,
     )
 
 

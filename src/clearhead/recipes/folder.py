@@ -1,23 +1,38 @@
 """Your own pictures: a folder for each class, with the pictures in it.
 
 clearhead train folder --data.folder PATH
+clearhead data show folder --data.folder PATH    the pictures as the model sees them, on a contact sheet
 takes      depends on how many there are: ask with --dry-run
 reaches    depends on what they show
 
 PATH/cats/*.jpg, PATH/dogs/*.jpg ..., or the same below PATH/train/, PATH/val/ and PATH/test/. The classes are the names
 of the folders. Where there is no test folder, a fifth of each class is kept for the test.
+
+The model reads squares. --data.fit pad (the default) keeps every picture whole and fills the rest of the square with
+the colour of its border; crop takes the largest square in its middle, for photographs whose subject is there; stretch
+changes the aspect ratio. Prediction does the same as training. Before the first step, the program says how many
+pictures are far from square. Files that cannot be read stop it, all named at once; --data.skip-invalid leaves them
+out, lists them, and records their names in the run's checkpoints (data.skipped in state.json).
 """
 
-from clearhead.data.config import Augmentation, DataConfig
+from clearhead.data.config import Augmentation, DataConfig, Fit
 from clearhead.models.config import VisionConfig
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 
 BATCH_SIZE = 32
 
 
-def folder(*, folder: str = "", image_size: int = 64) -> RunConfig:
+def folder(*, folder: str = "", image_size: int = 64, fit: Fit = "pad", skip_invalid: bool = False) -> RunConfig:
     """The number of classes is the number of folders; without a folder, two. Few pictures make one small batch."""
-    n_classes, n_pictures = counts(folder) if folder else (2, BATCH_SIZE)
+    data = DataConfig(
+        name="folder",
+        folder=folder,
+        image_size=image_size,
+        fit=fit,
+        skip_invalid=skip_invalid,
+        augmentation=Augmentation(crop=4, flip=True),
+    )
+    n_classes, n_pictures = counts(data) if folder else (2, BATCH_SIZE)
     return RunConfig(
         recipe="folder",
         model=VisionConfig(
@@ -31,19 +46,17 @@ def folder(*, folder: str = "", image_size: int = 64) -> RunConfig:
             tokenizer="stem",
             readout="attention",
         ),
-        data=DataConfig(
-            name="folder", folder=folder, image_size=image_size, augmentation=Augmentation(crop=4, flip=True)
-        ),
+        data=data,
         optimizer=OptimizerConfig(kind="muon", lr=3e-3, schedule="linear", warmup=20),
         training=TrainingConfig(epochs=30, batch_size=min(BATCH_SIZE, n_pictures), label_smoothing=0.1, views="mirror"),
         objective="classes",
     )
 
 
-def counts(folder: str) -> tuple[int, int]:
-    """Classes, and pictures to learn from."""
-    from clearhead.data.folder import divided, list_pictures  # imports torch
+def counts(data: DataConfig) -> tuple[int, int]:
+    """Classes, and pictures to learn from: all that are named so, or with `skip_invalid` those that can be read."""
+    from clearhead.data.folder import divided, list_pictures, usable  # imports torch
 
-    listing = list_pictures(folder)
-    train, _, n_validation = divided(listing, DataConfig.validation)
+    listing = usable(data)[0] if data.skip_invalid else list_pictures(data.folder)
+    train, _, n_validation = divided(listing, data.validation)
     return len(listing.classes), len(train) - n_validation

@@ -134,10 +134,11 @@ class Session:
         return torch.cat([mean_over_views(self.model, part, views) for part in inputs.split(AT_ONCE)])
 
     def read(self, paths: Sequence[str | Path]) -> Tensor:
-        """Picture files -> uint8 (B,C,height,width), by the same function that training used."""
-        model = self.config.model
+        """Picture files -> uint8 (B,C,height,width), made square as in training (`data.fit`)."""
+        model, fit = self.config.model, self.config.data.fit
         channels, size = (model.channels, model.image_shape[0]) if isinstance(model, VisionConfig) else (1, 28)
-        return torch.stack([resize(in_channels(read_picture(Path(path)), channels), size)[:channels] for path in paths])
+        pictures = (in_channels(read_picture(Path(path)), channels) for path in paths)
+        return torch.stack([resize(picture, size, fit)[:channels] for picture in pictures])
 
     def read_answers(self, logits: Tensor) -> list[Answer]:
         """logits (B,V), (B,1) for yes or no, (B,1) for a number"""

@@ -179,6 +179,8 @@ class RunConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "RunConfig":
+        if isinstance(values.get("data"), dict):  # runs without `fit` were trained on center-cropped pictures
+            values = values | {"data": {"fit": "crop"} | values["data"]}
         return read(cls, values, "a run")
 
     def changes_since(self, before: "RunConfig") -> dict[str, tuple[Any, Any]]:

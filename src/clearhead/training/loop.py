@@ -97,6 +97,8 @@ def fit(setup: Setup, run: RunDirectory | None, display: Display) -> Outcome:
                 run.mark_best(standing.best_step)
         announce(setup, display)
         if standing.step == 0:
+            for note in setup.data.notes:
+                display.say(note)
             announce_sequences(setup, display)
         with display.training(setup.n_steps, standing.step, setup.config.training.batch_size):
             try:

@@ -79,7 +79,7 @@ def about_data(data: DataSet) -> dict[str, Any]:
     """What is needed to ask the trained model something and to read its answer, where the data itself is not there."""
     normalise = {"mean": list(data.normalise.mean), "std": list(data.normalise.std)} if data.normalise else None
     known = {"classes": list(data.classes), "symbols": list(data.symbols), "normalise": normalise}
-    return known | {"files": dict(data.files)}
+    return known | {"files": dict(data.files), "skipped": list(data.skipped)}
 
 
 def restore(setup: Setup, found: Snapshot | None, report: Callable[[str], None]) -> Standing:

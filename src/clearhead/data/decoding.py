@@ -1,0 +1,91 @@
+"""Picture files, decoded to squares of one size: all at once, in parallel, and cached until a file changes."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from safetensors.torch import load as from_safetensors
+from safetensors.torch import save as to_safetensors
+from torch import Tensor
+
+from clearhead.data.config import Fit
+from clearhead.data.pictures import InvalidPictureError, read_picture, resize
+from clearhead.data.store import cache_folder
+from clearhead.files import write_atomic
+
+DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """Decoded pictures, in the order of their files."""
+
+    pixels: Tensor
+    """uint8 (N,3,size,size)"""
+    sizes: Tensor
+    """int32 (N,2): width and height of each picture in its file; 0 where it could not be decoded"""
+
+
+def decoded(root: Path, files: Sequence[Path], size: int, fit: Fit) -> Pictures:
+    """All pictures, decoded once and then cached until a file changes."""
+    kept = cache_folder() / "folders" / f"{key_of_files(root, files, size, fit)}.safetensors"
+    if kept.is_file() and (found := from_cache(kept.read_bytes())):
+        return found
+    check_room(len(files), size)
+    found = decode(files, size, fit)
+    data = to_safetensors({"pixels": found.pixels, "sizes": found.sizes})
+    with suppress(OSError):  # without a place for it they are decoded again the next time
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(kept, hashlib.sha256(data).digest() + data)
+    return found
+
+
+def from_cache(data: bytes) -> Pictures | None:
+    """None where the file is damaged."""
+    digest, packed = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
+    return Pictures(**from_safetensors(packed)) if hashlib.sha256(packed).digest() == digest else None
+
+
+def decode(files: Sequence[Path], size: int, fit: Fit) -> Pictures:
+    pixels = torch.zeros(len(files), 3, size, size, dtype=torch.uint8)
+    sizes = torch.zeros(len(files), 2, dtype=torch.int32)
+
+    def decode_one(i: int) -> None:
+        try:
+            picture = read_picture(files[i])
+        except InvalidPictureError:
+            return  # its size stays 0
+        pixels[i], sizes[i] = resize(picture, size, fit), torch.tensor(picture.size)
+
+    console = Console(stderr=True)
+    with ThreadPoolExecutor() as pool:  # decoders leave Python's lock alone
+        done = pool.map(decode_one, range(len(files)))
+        for _ in track(done, "reading pictures", len(files), console=console, disable=not console.is_terminal):
+            pass
+    return Pictures(pixels, sizes)
+
+
+def check_room(n: int, size: int) -> None:
+    """Refuses what this machine's memory cannot hold, before the first picture is read."""
+    needed, there = n * 3 * size**2, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise ValueError(
+            f"all pictures must fit into memory, got {n} of {size} x {size}, {needed / 1e9:,.0f} GB of "
+            f"{there / 1e9:,.0f}; choose a smaller image_size"
+        )
+
+
+def key_of_files(root: Path, files: Sequence[Path], size: int, fit: Fit) -> str:
+    """Changes with any file's name, length or time, and with the size and the fit asked for."""
+    lines = [f"{root.resolve()} {size} {fit}"]
+    for path in files:
+        status = path.stat()
+        lines.append(f"{path.relative_to(root)} {status.st_size} {status.st_mtime_ns}")
+    return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:32]
