@@ -80,7 +80,7 @@ COMMANDS = {
     "doctor": Command(
         home="clearhead.cli.doctor",
         what="your own module, examined: masks that leak, NaN, dead parameters",
-        example="clearhead doctor mymodel:GPT",
+        example="clearhead doctor mymodel.py:GPT",
     ),
     "verify-resume": Command(
         home="clearhead.cli.verify_resume",
