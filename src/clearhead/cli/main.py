@@ -102,6 +102,11 @@ COMMANDS = {
         what="self-attention in five steps, with the numbers of each",
         example="clearhead steps --causal",
     ),
+    "mask": Command(
+        home="clearhead.cli.mask",
+        what="attention masks as numbers and figures: causal, padding, window, your own",
+        example="clearhead mask causal --tokens 5",
+    ),
     "lab": Command(
         home="clearhead.cli.lab",
         what="claims about attention, each an experiment with a verdict",

@@ -148,7 +148,7 @@ def test_mistakes_are_one_line(folder, target, message):
 @pytest.mark.parametrize("target", ["users_bad:Model", "users_bad.py:Model"])
 def test_errors_in_the_users_file_have_their_place(folder, text, message, target):
     (folder / "users_bad.py").write_text(text)
-    with pytest.raises(ValueError, match="users_bad(.py)? could not be imported: ") as caught:
+    with pytest.raises(ValueError, match=r"users_bad(.py)? could not be imported: ") as caught:
         load(target, folder)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
