@@ -148,7 +148,7 @@ def build(kinds: Sequence[str], args: argparse.Namespace) -> "MaskView":
     from clearhead.nn import masks
 
     names = {"causal": "causal", "padding": "padding", "window": f"window({args.window})"}
-    parts: "list[tuple[str, Tensor]]" = []
+    parts: list[tuple[str, Tensor]] = []
     labels: tuple[str, ...] = ()
     n_keys = args.tokens or max(args.lengths or [0]) or TOKENS
     n_queries = args.queries or n_keys
