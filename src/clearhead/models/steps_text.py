@@ -22,7 +22,7 @@ def steps_text(steps: Sequence[Step], width: int = 80) -> Text:
     if "x" in given:
         tokens = f"{len(given['x'])} tokens of width {given['x'].shape[1]}"
     heads = "one head" if steps[0].n_heads == 1 else f"{steps[0].n_heads} heads"
-    heads += f" (the first {FEW} are shown)" if steps[0].n_heads > MOST else ""
+    heads += f" ({FEW} shown)" if steps[0].n_heads > MOST else ""
     lines: list[tuple[str, str]] = [(f"Self-attention in five steps: {tokens}, {heads}", "bold"), ("", "")]
     for step in steps:
         lines += [(f"{step.number}  {step.title}", "bold")]
