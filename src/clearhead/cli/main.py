@@ -104,7 +104,7 @@ COMMANDS = {
     ),
     "mask": Command(
         home="clearhead.cli.mask",
-        what="attention masks as numbers and figures: causal, padding, window, your own",
+        what="an attention mask as numbers and as a figure, or your own",
         example="clearhead mask causal --tokens 5",
     ),
     "lab": Command(
