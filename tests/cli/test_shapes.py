@@ -1,4 +1,5 @@
 import json
+import re
 import sys
 
 import pytest
@@ -32,6 +33,7 @@ def test_shapes_lists_what_can_be_asked_for(told):
     out = told("shapes")
     assert all(name in out for name in ("attention", *PRESETS, *RECIPES, "runs/NAME", "FILE.py:NAME"))
     assert told("shapes", "--help") == out
+    assert not re.search(r"R\d\.\d", out)  # codes that a reader cannot look up
     assert max(map(len, out.splitlines())) <= 80
 
 

@@ -150,6 +150,16 @@ def test_the_figure_shows_the_numbers_of_every_matrix():
     assert "grey: hidden by the mask" in texts[-1]
 
 
+def test_the_figure_says_what_it_leaves_out():
+    torch.manual_seed(0)
+    large = dict(zip(EXAMPLE, [torch.randn(*size) for size in [(20, 64), (64, 16), (64, 16), (64, 16)]], strict=True))
+    (axes,) = draw_steps(five_steps(**large, heads=8)).axes
+    assert axes.texts[-1].get_text().endswith("; shown: the first 3 of 8 heads and 3 of 20 queries")
+    titles = [text.get_text() for text in axes.texts]
+    assert "scores, head 3 [20,20]…" in titles
+    assert "scores, head 4 [20,20]…" not in titles
+
+
 @pytest.mark.parametrize("heads", [1, 2])
 def test_nothing_in_the_figure_overlaps_or_leaves_it(heads):
     figure = draw_steps(five_steps(**(EXAMPLE if heads == 1 else EXAMPLE_HEADS), heads=heads))

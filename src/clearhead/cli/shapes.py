@@ -277,5 +277,5 @@ def names_text() -> str:
 
 
 def first_line(make: Callable[[], Any]) -> str:
-    """Of its docstring, without the requirement that it stands for."""
-    return (make.__doc__ or "").splitlines()[0]
+    """Of its docstring, without the code of the exercise that it stands for."""
+    return re.sub(r" \(R[\d.]+\d\)| of R[\d.]+\d", "", (make.__doc__ or "").splitlines()[0])

@@ -159,10 +159,17 @@ def draw_steps(steps: Sequence[Step]) -> "Figure":
             draw_section(axes, x, y, section)
             x += section.width + 2 * GAP
         y += max(one.height for one in row) + 0.16
-    hidden = any(matrix.isinf().any() for step in steps for matrix in step.matrices.values())
-    meaning = "blue: positive, orange: negative" + ", grey: hidden by the mask" * hidden
-    axes.text(MARGIN, y + 0.1, meaning, fontsize=10, color=GREY, va="center")
+    axes.text(MARGIN, y + 0.1, caption(steps), fontsize=10, color=GREY, va="center")
     return figure
+
+
+def caption(steps: Sequence[Step]) -> str:
+    """What the colours mean, and what is left out."""
+    hidden = any(matrix.isinf().any() for step in steps for matrix in step.matrices.values())
+    counts = {"heads": steps[0].n_heads, "queries": steps[3].matrices["weighted"].shape[-3]}
+    cut = [f"{FEW} of {n} {what}" for what, n in counts.items() if n > MOST]
+    meaning = "blue: positive, orange: negative" + ", grey: hidden by the mask" * hidden
+    return meaning + (f"; shown: the first {' and '.join(cut)}" if cut else "")
 
 
 def draw_section(axes: "Axes", x: float, y: float, section: Section) -> None:
