@@ -55,6 +55,11 @@ def test_a_module_without_a_fault(capsys):
     assert max(map(len, captured.out.splitlines())) <= 120
 
 
+def test_a_file_may_be_named_with_its_suffix(capsys):
+    assert main(["doctor", "doctors_patient.py:right"]) == 0
+    assert capsys.readouterr().out.startswith("doctors_patient.py:right: forward(ids=ids (5,7) below 11)")
+
+
 def test_a_fault_is_exit_code_1(capsys):
     assert main(["doctor", "doctors_patient:Wrong"]) == 1
     assert "FAULT        causality" in capsys.readouterr().out
@@ -85,10 +90,10 @@ def test_help_has_the_rules(capsys):
     ("argv", "message"),
     [
         ("", "the following arguments are required: MODULE; see clearhead doctor --help"),
-        ("doctors_patient", "named as file:Class or file:function"),
-        ("nowhere:GPT", "got 'nowhere', which is in neither"),
+        ("doctors_patient", "named as FILE.py:NAME"),
+        ("nowhere:GPT", "no module 'nowhere' in this folder"),
         ("doctors_patient:Odd", "no rule fills, 'edges', which has no default"),
-        ("doctors_patient:Leaves", "got one that ends the program; mend its forward()"),
+        ("doctors_patient:Leaves", "forward() of doctors_patient:Leaves ends the program"),
         ("doctors_patient:Wrong --width 0", "width must be at least 1, got 0"),
         (
             "doctors_patient:Wrong --length 2",

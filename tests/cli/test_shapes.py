@@ -1,15 +1,39 @@
 import json
+import re
+import sys
 
 import pytest
 
+from clearhead.cli.main import main
 from clearhead.models.presets import PRESETS
 from clearhead.models.shapes import shapes
+from clearhead.recipes.all import RECIPES, config_of
+from clearhead.training.run import RunDirectory
+
+FILE = """
+from torch import nn
+
+print("the user's own words")
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+embedding = nn.Embedding(5, 3)
+"""
 
 
 def test_shapes_lists_what_can_be_asked_for(told):
     out = told("shapes")
-    assert all(name in out for name in ("attention", *PRESETS))
+    assert all(name in out for name in ("attention", *PRESETS, *RECIPES, "runs/NAME", "FILE.py:NAME"))
     assert told("shapes", "--help") == out
+    assert not re.search(r"R\d\.\d", out)  # codes that a reader cannot look up
     assert max(map(len, out.splitlines())) <= 80
 
 
@@ -25,7 +49,9 @@ def test_help_of_a_model_shows_its_fields_words_and_values(told, monkeypatch):
 
 def test_shapes_json_equals_the_function(told):
     data = json.loads(told("shapes", "reverse", "--batch", "3", "--length", "7", "--json"))
-    assert data == json.loads(json.dumps({"name": "reverse", **shapes("reverse", batch=3, length=7).to_dict()}))
+    assert data == json.loads(
+        json.dumps({"name": "reverse", "source": "preset", **shapes("reverse", batch=3, length=7).to_dict()})
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,3 +96,97 @@ def test_r1_3_and_r0_1_on_the_command_line(told):
 def test_source_and_target_may_differ(told):
     argv = "shapes transformer_base --depth 1 --length 7 --source-length 9 --every-block"
     assert "[1,8,7,9]" in told(*argv.split())
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """With a run that was made, not trained, and a file of the user's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "shapes_users.py").write_text(FILE)
+    config = config_of("mnist", {"model.width": 24, "model.depth": 1, "model.n_heads": 3})
+    RunDirectory.create(tmp_path / "runs" / "mine", config.to_dict())
+    yield tmp_path
+    sys.modules.pop("shapes_users", None)
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10_bert", "pronounce-fast", "oddity"])
+def test_a_recipe_by_its_name(told, name):
+    data = json.loads(told("shapes", name, "--json"))
+    model = RECIPES[name.replace("_", "-")].make().model
+    assert data["source"] == "recipe"
+    assert data["parameters"] == shapes(model).parameters
+    assert told("shapes", name).startswith(f"{name.replace('_', '-')}: the model of the recipe\n")
+    changed = json.loads(told("shapes", name, "--depth", "1", "--json"))
+    assert changed["config"]["depth"] == 1
+
+
+def test_a_recipe_that_follows_from_data_says_so(told):
+    assert "for n_classes=2: it follows from your data" in told("shapes", "folder")
+    assert "for n_tokens=96: it follows from your data" in told("shapes", "text")
+
+
+@pytest.mark.parametrize("name", ["runs/mine", "mine", "./runs/mine/"])
+def test_a_run_by_its_folder_or_its_name(told, folder, name):
+    data = json.loads(told("shapes", name, "--json"))
+    assert data["source"] == "run"
+    assert data["config"]["width"] == 24
+    assert "runs/mine: the model of the run" in told("shapes", name)
+
+
+def test_a_name_with_several_meanings_is_the_first_of_preset_recipe_run_and_says_so(told, folder, monkeypatch):
+    (folder / "runs" / "mine").rename(folder / "runs" / "mnist")
+    out = told("shapes", "mnist")
+    assert out.startswith(
+        "mnist: the model of the recipe\nmnist is also a run, runs/mnist: clearhead shapes mnist --as run\n"
+    )
+    assert json.loads(told("shapes", "mnist", "--as", "run", "--json"))["config"]["width"] == 24
+    monkeypatch.setitem(RECIPES, "small-mnist", RECIPES["mnist"])
+    out = told("shapes", "small_mnist")
+    assert out.startswith(
+        "small_mnist: the preset\nsmall_mnist is also a recipe: clearhead shapes small_mnist --as recipe"
+    )
+    assert json.loads(told("shapes", "small_mnist", "--as=recipe", "--json"))["source"] == "recipe"
+    assert not told("shapes", "reverse").startswith("reverse")  # preset and recipe are the same model
+
+
+def test_a_module_of_the_user(capsys, folder):
+    assert main(["shapes", "shapes_users.py:Encoder", "--batch", "3", "--length", "4"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("shapes_users.py:Encoder, called with x [3, 4, 8]\n")
+    assert "layers.1: the same" in captured.out
+    assert captured.err == "the user's own words\n"  # and not among the answer
+    assert main(["shapes", "shapes_users:embedding", "--input", "2,6", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["source"] == "module"
+    assert data["config"] == {"kind": "Embedding"}
+    assert data["tensors"][-1]["rows"] == [2, 6, 3]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("gpt2", "no model 'gpt2'; did you mean gpt2_small? Presets: attention, reverse, "),
+        ("mnsit", "no model 'mnsit'; did you mean mnist? Presets"),
+        ("tiny_vt", "no model 'tiny_vt'; did you mean tiny_vit? Presets"),
+        ("xyz", "no model 'xyz'; Presets: attention"),
+        ("runs/mien", "did you mean runs/mine?"),
+        ("mnist --as run", "there is no run 'mnist', but a recipe"),
+        ("mnist --as model", "--as must be one of preset, recipe, run, got 'model'"),
+        ("shapes_users.py:Encodre", "shapes_users.py has no 'Encodre'; did you mean Encoder?"),
+        ("shapes_users.py", "shapes_users.py defines Encoder: try shapes_users.py:Encoder"),
+        ("shapes_user.py:Encoder", "no file shapes_user.py; did you mean shapes_users.py?"),
+        ("shapes_users.py:Encoder --input 2,x,8", "--input: must be whole numbers above 0, such as 2,16, got '2,x,8'"),
+        ("shapes_users.py:Encoder --input 2,4,9", "Encoder does not take (2, 4, 9) float32: "),
+        ("shapes_users.py:Encoder --dtype long", "--dtype is about an --input, got no --input"),
+        ("shapes_users.py:Encoder --batch 0", "batch must be a whole number above 0, got 0"),
+        ("shapes_users.py:Encoder --widht 8", "has no option --widht; did you mean --width?"),
+    ],
+)
+def test_mistakes_are_one_line(capsys, folder, line, message):
+    assert main(["shapes", *line.split()]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    err = captured.err.replace("the user's own words\n", "")
+    assert err.count("\n") == 1
+    assert message in err

@@ -2,16 +2,19 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
 import torch
 
-from clearhead.models.steps import EXAMPLE, five_steps
+from clearhead.models.matrix_figures import draw_steps
+from clearhead.models.steps import EXAMPLE, EXAMPLE_HEADS, five_steps
 from clearhead.models.steps_file import read_steps_file
+from clearhead.models.steps_latex import steps_latex
 from clearhead.models.steps_text import steps_text
 from clearhead.nn import masks
-from clearhead.nn.attention import attend_reference
+from clearhead.nn.attention import MultiHeadAttention, attend_reference
 
 GOLDEN = {
     "q": [[0.3367, 0.1288], [0.2345, 0.2303], [-1.1229, -0.1863]],
@@ -70,6 +73,36 @@ def test_causal_hides_later_tokens():
     assert (seen["weights"][~above] > 0).all()
 
 
+@pytest.mark.parametrize("heads", [1, 2, 4])
+@pytest.mark.parametrize("causal", [False, True])
+def test_heads_are_those_of_multi_head_attention(heads, causal):
+    """The same weights in our module give the same output, and the same weights of attention in each head."""
+    torch.manual_seed(0)
+    x, w_q, w_k, w_v, w_o = torch.randn(5, 4, 4, dtype=torch.float64)
+    layer = MultiHeadAttention(4, heads, bias=False).double()
+    for linear, weight in zip((layer.query, layer.key, layer.value, layer.output), (w_q, w_k, w_v, w_o), strict=True):
+        linear.weight.data = weight.T.contiguous()
+    seen = matrices(five_steps(x=x, w_q=w_q, w_k=w_k, w_v=w_v, w_o=w_o, heads=heads, causal=causal))
+    with torch.no_grad():
+        torch.testing.assert_close(seen["output"], layer(x[None], mask=masks.causal(4) if causal else None)[0])
+    q, k, v = (y.unflatten(1, (heads, -1)).transpose(0, 1) for y in (x @ w_q, x @ w_k, x @ w_v))
+    weights = attend_reference(q, k, v, masks.causal(4) if causal else None)[1]
+    torch.testing.assert_close(seen["weights"], weights if heads > 1 else weights[0])
+
+
+def test_own_masks_hide_and_empty_rows_are_zeros():
+    mask = torch.tensor([[True, False, True], [False, False, False], [True, True, True]])
+    steps = five_steps(**EXAMPLE, mask=mask)
+    seen = matrices(steps)
+    assert (seen["weights"] > 0).equal(mask)
+    assert seen["z"][1].eq(0).all()
+    assert "A row that may attend to nothing gets zeros." in steps[2].words
+    both = matrices(five_steps(**EXAMPLE, mask=mask, causal=True))
+    assert (both["weights"] > 0).equal(mask & masks.causal(3))
+    by_head = torch.stack([mask, ~mask])
+    assert (matrices(five_steps(**EXAMPLE_HEADS, heads=2, mask=by_head))["weights"] > 0).equal(by_head)
+
+
 def test_json_round_trip_hides_what_the_mask_hides():
     steps = five_steps(**EXAMPLE, causal=True)
     data = json.loads(json.dumps([step.to_dict() for step in steps], allow_nan=False))
@@ -81,7 +114,13 @@ def test_json_round_trip_hides_what_the_mask_hides():
 def test_text_fits_the_terminal(width):
     torch.manual_seed(0)
     large = [torch.randn(*size) * 1e6 for size in [(20, 64), (64, 16), (64, 16), (64, 16)]]
-    for given in (EXAMPLE, GOLDEN, dict(zip(EXAMPLE, large, strict=True))):
+    for given in (
+        EXAMPLE,
+        GOLDEN,
+        EXAMPLE_HEADS | {"heads": 4},
+        dict(zip(EXAMPLE, large, strict=True)),
+        dict(zip(EXAMPLE, large, strict=True)) | {"heads": 8},
+    ):
         lines = steps_text(five_steps(**given), width).plain.splitlines()
         assert max(map(len, lines)) <= width
 
@@ -92,6 +131,93 @@ def test_text_shows_every_matrix_with_its_shape_and_numbers():
         assert title in text
     first = matrices(five_steps(**EXAMPLE))["z"][0]
     assert "  ".join(f"{n:.3f}" for n in first.tolist()) in text
+
+
+def test_text_shows_every_head():
+    text = steps_text(five_steps(**EXAMPLE_HEADS, heads=2)).plain
+    for title in ("2 heads", "scores, head 2 [3,3]", "head 2, query 3 [3,2]", "z, head 1 [3,2]", "output [3,4]"):
+        assert title in text
+
+
+def test_the_figure_shows_the_numbers_of_every_matrix():
+    (axes,) = draw_steps(five_steps(**EXAMPLE_HEADS, heads=2, causal=True)).axes
+    texts = [text.get_text() for text in axes.texts]
+    assert "2  Score" in texts
+    assert "scores, head 2 [3,3]" in texts
+    output = matrices(five_steps(**EXAMPLE_HEADS, heads=2, causal=True))["output"]
+    assert texts[-13:-1] == [f"{n:.3f}" for n in output.flatten().tolist()]
+    assert texts.count("–") == 6  # three hidden scores in each of two heads
+    assert "grey: hidden by the mask" in texts[-1]
+
+
+def test_the_figure_says_what_it_leaves_out():
+    torch.manual_seed(0)
+    large = dict(zip(EXAMPLE, [torch.randn(*size) for size in [(20, 64), (64, 16), (64, 16), (64, 16)]], strict=True))
+    (axes,) = draw_steps(five_steps(**large, heads=8)).axes
+    assert axes.texts[-1].get_text().endswith("; shown: the first 3 of 8 heads and 3 of 20 queries")
+    titles = [text.get_text() for text in axes.texts]
+    assert "scores, head 3 [20,20]…" in titles
+    assert "scores, head 4 [20,20]…" not in titles
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_nothing_in_the_figure_overlaps_or_leaves_it(heads):
+    figure = draw_steps(five_steps(**(EXAMPLE if heads == 1 else EXAMPLE_HEADS), heads=heads))
+    renderer, (axes,) = figure.canvas.get_renderer(), figure.axes
+    boxes = [text.get_window_extent(renderer) for text in axes.texts]
+    assert min(box.x0 for box in boxes) >= 0
+    assert max(box.x1 for box in boxes) <= figure.bbox.width
+    overlaps = [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
+    assert not overlaps
+
+
+def document(**given):
+    return steps_latex(five_steps(**given))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [EXAMPLE, GOLDEN, EXAMPLE_HEADS | {"heads": 2, "causal": True}, EXAMPLE | {"beta": math.inf}],
+    ids=["example", "given q k v", "two heads", "infinite beta"],
+)
+def test_latex_is_balanced_and_has_every_number(given):
+    """Environments, braces, brackets of displays; as many rows and columns as the matrix has."""
+    tex = document(**given)
+    assert tex.startswith(r"\documentclass")
+    assert tex.endswith("\\end{document}\n")
+    opened = re.findall(r"\\begin\{(\w+)\}", tex)
+    assert sorted(opened) == sorted(re.findall(r"\\end\{(\w+)\}", tex))
+    assert set(opened) == {"document", "bmatrix"}
+    assert tex.count(r"\[") == tex.count(r"\]")
+    depth = 0
+    for sign in re.sub(r"\\[{}]", "", tex):
+        depth += (sign == "{") - (sign == "}")
+        assert depth >= 0
+    assert depth == 0
+    assert tex.isascii()
+    displays = re.findall(r"\\\[\n(.*?)\n\\\]", tex, re.DOTALL)
+    assert all("\n\n" not in display for display in displays)  # an empty line ends a paragraph, and is an error there
+    outside = re.sub(r"\\\[.*?\\\]", "", tex, flags=re.DOTALL).replace(r"$-\infty$", "")
+    assert not re.search(r"[_^&$%#]", outside)
+    wanted = [panel.matrix for step in five_steps(**given) for name in step.matrices for panel in step.panels(name)]
+    found = re.findall(r"\\begin\{bmatrix\} (.*?) \\end\{bmatrix\}", tex)
+    shapes = [(body.count(r"\\") + 1, body.split(r"\\")[0].count("&") + 1) for body in found]
+    assert sorted(shapes) == sorted(tuple(m.shape) for m in wanted)
+
+
+def test_latex_cuts_large_matrices_and_writes_powers_of_ten():
+    torch.manual_seed(0)
+    large = [torch.randn(*size) * 1e6 for size in [(20, 64), (64, 16), (64, 16), (64, 16)]]
+    tex = document(**dict(zip(EXAMPLE, large, strict=True)))
+    assert r"\cdots" in tex
+    assert r"\ddots" in tex
+    assert re.search(r"\d\.\d\d \\cdot 10\^\{6\}", tex)
+    columns = max(line.split(r"\\")[0].count("&") + 1 for line in re.findall(r"\{bmatrix\}(.*?)\\end", tex))
+    assert int(re.search(r"MaxMatrixCols\}\{(\d+)\}", tex)[1]) >= columns > 10
+
+
+def test_latex_shows_what_is_hidden_as_minus_infinity():
+    assert document(**EXAMPLE, causal=True).count(r"& -\infty") == 3
 
 
 def write(path, content):
@@ -110,6 +236,19 @@ def test_files_give_what_was_written(tmp_path):
     wanted = matrices(five_steps(**GOLDEN, beta=math.inf, causal=True))["z"]
     assert torch.equal(matrices(from_json)["z"], wanted)
     assert torch.equal(matrices(from_npz)["z"], wanted)
+
+
+def test_files_may_have_heads_and_their_own_mask(tmp_path):
+    mask = [[1, 0, 1], [0, 0, 1], [1, 1, 1]]
+    wanted = matrices(five_steps(**EXAMPLE_HEADS, heads=2, mask=torch.tensor(mask).bool()))["output"]
+    from_json = read_steps_file(write(tmp_path / "my.json", {**EXAMPLE_HEADS, "heads": 2, "mask": mask}))
+    assert torch.equal(matrices(five_steps(**from_json))["output"], wanted)
+    additive = [[0 if n else "-inf" for n in row] for row in mask]
+    from_json = read_steps_file(write(tmp_path / "my.json", {**EXAMPLE_HEADS, "heads": 2, "mask": additive}))
+    assert torch.equal(matrices(five_steps(**from_json))["output"], wanted)
+    arrays = {name: np.array(matrix) for name, matrix in EXAMPLE_HEADS.items()}
+    path = write(tmp_path / "my.npz", {**arrays, "heads": np.array(2), "mask": np.array(mask, dtype=bool)})
+    assert torch.equal(matrices(five_steps(**read_steps_file(path)))["output"], wanted)
 
 
 def test_files_are_never_unpickled(tmp_path):
@@ -147,7 +286,17 @@ def test_files_are_never_unpickled(tmp_path):
         ({**EXAMPLE, "w_k": [[1]] * 4}, "queries and keys must have the same width, got 2 and 1"),
         ({**GOLDEN, "v": [[1]]}, "one value for each key, got 3 keys and 1 values"),
         ({**GOLDEN, "q": [[1, 1]] * 4, "mask": "causal"}, "needs 0 <= n_queries <= n_keys, got 4 and 3"),
-        ({**GOLDEN, "mask": "window"}, "mask must be \"causal\" or left out, got 'window'"),
+        ({**GOLDEN, "mask": "window"}, "mask must be \"causal\" or a matrix of 0 and 1, got 'window'"),
+        (
+            {**GOLDEN, "mask": [[1, 0]]},
+            "a row for each of the 3 queries and a column for each of the 3 keys, got shape",
+        ),
+        ({**GOLDEN, "mask": [[1, 0], [1]]}, "mask must be a matrix of 0 and 1 with a row for each query, got"),
+        ({**GOLDEN, "mask": [[1, 2, 0]] * 3}, "got 2 in row 1, column 2 of mask in my.json"),
+        ({**GOLDEN, "mask": [[0, 0, 0]] * 3}, "zeros only"),
+        ({**GOLDEN, "heads": 0}, "heads must be a whole number above 0, got 0"),
+        ({**GOLDEN, "heads": 3}, "heads must divide the 2 columns of q, got 3 heads"),
+        ({**GOLDEN, "w_o": [[1]]}, "w_o must have a row for each of the 2 columns of z, got 1 rows"),
         ({**GOLDEN, "beta": "warm"}, "beta must be a number or inf, got 'warm'; leave it out"),
         ({**GOLDEN, "beta": True}, "beta must be a number or inf, got True"),
     ],

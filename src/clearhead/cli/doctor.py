@@ -1,4 +1,4 @@
-"""`clearhead doctor`: a user's own module, examined; a line for each check."""
+"""`clearhead doctor`: examine a user's own module, one line per check."""
 
 import json
 import sys
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 ABOUT = """\
 Examines your own transformer from outside: changes the future, the padding, the
 order and the dtype, and sees what moves. Faults are certain; warnings are what
-can't be decided from outside. docs/doctor.md explains each check.
+cannot be decided from outside. docs/doctor.md explains each check.
 
-MODULE is file:Class, built without arguments, or file:function that returns a
-module; the file is found from this folder."""
+MODULE is FILE.py:NAME (or package.file:NAME, as Python imports it). NAME is an
+nn.Module, a class built without arguments, or a function that returns a module."""
 
 EPILOG = f"""\
 how forward() is called: by the names of its parameters
 {RULES}
 
 examples
-  clearhead doctor mymodel:GPT
-  clearhead doctor mymodel:Encoder --no-causal --width 32
+  clearhead doctor mymodel.py:GPT
+  clearhead doctor models/mymodel.py:Encoder --no-causal --width 32
   clearhead doctor package.models:small_model --json
 
 The exit code is 1 if there is a fault. From Python: clearhead.examine(module)"""
@@ -42,11 +42,13 @@ def run(argv: Sequence[str]) -> int:
     options = Parser("clearhead doctor", ABOUT)
     options.usage = "clearhead doctor MODULE [options]"
     options.epilog = EPILOG
-    options.add_argument("module", metavar="MODULE", help="file:Class or file:function, without .py")
-    options.add_argument("--no-causal", action="store_true", help="it is meant to see later tokens, as an encoder does")
-    options.add_argument("--width", type=reader(int), metavar="N", help="features of so many numbers, instead of ids")
-    options.add_argument("--length", type=reader(int), metavar="N", help="tokens in a sequence (now 7)")
-    options.add_argument("--json", action="store_true", help="for programs")
+    options.add_argument("module", metavar="MODULE", help="FILE.py:NAME or package.file:NAME")
+    options.add_argument("--no-causal", action="store_true", help="later tokens may be attended to, as in an encoder")
+    options.add_argument(
+        "--width", type=reader(int), metavar="N", help="pass features of this width instead of token ids"
+    )
+    options.add_argument("--length", type=reader(int), metavar="N", help="tokens per sequence (default: 7)")
+    options.add_argument("--json", action="store_true", help="machine-readable output")
     args = options.parse(argv)
 
     from clearhead.insight.doctor.examine import examine
@@ -57,7 +59,7 @@ def run(argv: Sequence[str]) -> int:
         try:
             report = examine(module, causal=not args.no_causal, width=args.width, length=args.length, name=args.module)
         except SystemExit:
-            raise ValueError(f"{args.module} must answer, got one that ends the program; mend its forward()") from None
+            raise ValueError(f"forward() of {args.module} ends the program") from None
     print(json.dumps(report.to_dict(), indent=2) if args.json else as_text(report))
     return FAULT if report.faults else 0
 

@@ -90,7 +90,7 @@ COMMANDS = {
     "doctor": Command(
         home="clearhead.cli.doctor",
         what="your own module, examined: masks that leak, NaN, dead parameters",
-        example="clearhead doctor mymodel:GPT",
+        example="clearhead doctor mymodel.py:GPT",
     ),
     "verify-resume": Command(
         home="clearhead.cli.verify_resume",
@@ -111,6 +111,11 @@ COMMANDS = {
         home="clearhead.cli.steps",
         what="self-attention in five steps, with the numbers of each",
         example="clearhead steps --causal",
+    ),
+    "mask": Command(
+        home="clearhead.cli.mask",
+        what="an attention mask as numbers and as a figure, or your own",
+        example="clearhead mask causal --tokens 5",
     ),
     "lab": Command(
         home="clearhead.cli.lab",

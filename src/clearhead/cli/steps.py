@@ -1,10 +1,14 @@
 """`clearhead steps`: the example's matrices, or the user's own."""
 
 import argparse
+import difflib
 import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+from clearhead.cli.overrides import reader
 from clearhead.cli.parser import Parser
 
 ABOUT = """\
@@ -15,40 +19,86 @@ small enough to follow on paper."""
 EPILOG = """\
 a file
   .json {"x": [[1, 0], [0, 1]], "w_q": [[1, 0], [0, 1]], "w_k": ..., "w_v": ...}
-        or "q", "k", "v" instead; "beta": 1 and "mask": "causal" if you like
+        or "q", "k", "v" instead; optionally "w_o", "heads": 2, "beta": 1, and
+        "mask": "causal" or rows of 0 and 1
   .npz  numpy.savez("my.npz", x=..., w_q=..., w_k=..., w_v=...)
 
 examples
   clearhead steps
-  clearhead steps --causal --beta inf
-  clearhead steps --file my.json --json"""
+  clearhead steps --mask causal --beta inf
+  clearhead steps --heads 2 --figure steps.png
+  clearhead steps --file my.json --mask mymask.txt --json
+  clearhead steps --latex > steps.tex"""
 
 
 def run(argv: Sequence[str]) -> None:
-    options = Parser("clearhead steps", ABOUT)
-    options.epilog = EPILOG
-    options.add_argument("--file", metavar="PATH", help="your own matrices, from a .json or .npz file")
-    options.add_argument("--causal", action="store_true", help="no token sees a later one")
-    options.add_argument(
-        "--beta", type=read_beta, metavar="X", help="inverse temperature, inf allowed (now 1/sqrt(query width))"
-    )
-    options.add_argument("--json", action="store_true", help="all numbers in full, for programs")
-    args = options.parse(argv)
+    args = parser().parse(argv)
+    if args.figure is not None:
+        from clearhead.drawing import check_suffix
 
-    from clearhead.models.steps import EXAMPLE, five_steps
-    from clearhead.models.steps_file import read_steps_file
+        check_suffix(args.figure)
 
-    given = dict(EXAMPLE) if args.file is None else read_steps_file(args.file)
-    given |= {"causal": True} if args.causal else {}
-    given |= {} if args.beta is None else {"beta": args.beta}
-    steps = five_steps(**given)
+    from clearhead.models.steps import five_steps
+
+    steps = five_steps(**given(args))
+    if args.figure is not None:
+        from clearhead.drawing import save_figure
+        from clearhead.models.matrix_figures import draw_steps
+
+        save_figure(draw_steps(steps), args.figure)
     if args.json:
         print(json.dumps({"steps": [step.to_dict() for step in steps]}, indent=2))
+        return
+    if args.latex:
+        from clearhead.models.steps_latex import steps_latex
+
+        print(steps_latex(steps), end="")
         return
     from clearhead.cli.terminal import console, show
     from clearhead.models.steps_text import steps_text
 
     show(steps_text(steps, console().width))
+    if args.figure is not None:
+        print(f"\nFigure: {args.figure}")
+
+
+def parser() -> Parser:
+    options = Parser("clearhead steps", ABOUT)
+    options.epilog = EPILOG
+    options.add_argument("--file", metavar="PATH", help="your own matrices, from a .json or .npz file")
+    options.add_argument("--heads", type=reader(int), metavar="N", help="number of heads (default: 1)")
+    options.add_argument(
+        "--mask", metavar="MASK", help="causal, or your own mask: .txt, .csv or .npy (see clearhead mask --help)"
+    )
+    options.add_argument("--causal", action="store_true", help="short for --mask causal")
+    options.add_argument(
+        "--beta", type=read_beta, metavar="X", help="inverse temperature, inf allowed (default: 1/sqrt(head width))"
+    )
+    options.add_argument("--figure", type=Path, metavar="PATH", help="also draw the steps: .png, .svg or .pdf")
+    output = options.add_mutually_exclusive_group()
+    output.add_argument("--latex", action="store_true", help="print a LaTeX document instead")
+    output.add_argument("--json", action="store_true", help="machine-readable output, with all numbers in full")
+    return options
+
+
+def given(args: argparse.Namespace) -> dict[str, Any]:
+    """What five_steps takes: the file's matrices or an example's, and what the options change."""
+    from clearhead.models.mask_file import SUFFIXES, read_mask
+    from clearhead.models.steps import EXAMPLE, EXAMPLE_HEADS
+    from clearhead.models.steps_file import read_steps_file
+
+    example = EXAMPLE if args.heads in (None, 1) else EXAMPLE_HEADS
+    chosen: dict[str, Any] = dict(example) if args.file is None else read_steps_file(args.file)
+    if args.causal or args.mask == "causal":
+        chosen["causal"] = True
+    elif args.mask is not None and not args.mask.lower().endswith(SUFFIXES):
+        near = difflib.get_close_matches(args.mask, ["causal"], n=1)
+        hint = "did you mean causal?" if near else f"it is causal, or a file: {', '.join(SUFFIXES)}"
+        raise LookupError(f"no mask {args.mask!r}; {hint}")
+    if args.mask not in (None, "causal"):
+        chosen["mask"] = read_mask(args.mask)[0]
+    changes = {"heads": args.heads, "beta": args.beta}
+    return chosen | {name: value for name, value in changes.items() if value is not None}
 
 
 def read_beta(text: str) -> float:

@@ -44,8 +44,10 @@ ATTENTION_LENGTH = 5
 class Shapes:
     """What one forward pass of a config went through, in order. `shapes["encoder.norm"]` is one of its tensors."""
 
-    config: Config
-    batch: int
+    config: Config | str
+    """what was built, or the name of the class of anybody's module"""
+    batch: int | None
+    """examples; None where inputs of any size were given"""
     tensors: tuple[TensorShape, ...]
     parameters: int
     """numbers that are learned; a table that serves twice counts once"""
@@ -60,12 +62,16 @@ class Shapes:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
+        if isinstance(self.config, str):
+            return {"config": {"kind": self.config}, **self.numbers()}
         config = {
             name: str(value) if isinstance(value, float) and value in (float("inf"), -float("inf")) else value
             for name, value in asdict(self.config).items()
         }
+        return {"config": {"kind": type(self.config).__name__, **config}, **self.numbers()}
+
+    def numbers(self) -> dict[str, Any]:
         return {
-            "config": {"kind": type(self.config).__name__, **config},
             "batch": self.batch,
             "parameters": self.parameters,
             "multiply_adds": self.multiply_adds,

@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -27,6 +27,7 @@ LEGEND = {
 
 BLOCK = re.compile(r"(.+?\.\d+)\.([^.]+\..+)")
 """encoder.blocks.0 and attention.query"""
+NUMBERED = re.compile(r"(.+?\.\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ def shapes_table(shapes: "Shapes", conventions: "Conventions", *, every_block: b
         cells += [brackets(getattr(line, name)) for name in shown]
         cells += ["tied" if line.what.startswith(TIED) else count(line.parameters), count(line.multiply_adds)]
         table.add_row(*(Text(cell) for cell in cells), style=line.style)
-    total = f"{shapes.parameters:,} parameters; {shapes.multiply_adds:,} multiply-adds for a batch of {shapes.batch}"
+    of = "these inputs" if shapes.batch is None else f"a batch of {shapes.batch}"
+    total = f"{shapes.parameters:,} parameters; {shapes.multiply_adds:,} multiply-adds for {of}"
     legend = [LEGEND[name] for name in (*shown, "multiply-adds")]
     return Group(table, Text(), Text(total, style="bold"), Text(), *(Text(line, style="dim") for line in legend))
 
@@ -66,7 +68,8 @@ def block_lines(tensors: Sequence[TensorShape], every_block: bool) -> Iterator[L
     """A line for each tensor, indented below the name of its block; blocks that equal the one before in one line."""
     shown: list[Line] = []
     folded: list[str] = []
-    for block, group in groupby(tensors, block_of):
+    names = {match[1] for tensor in tensors if (match := BLOCK.fullmatch(tensor.name))}
+    for block, group in groupby(tensors, lambda tensor: block_of(tensor, names)):
         lines = [tensor_line(tensor, block) for tensor in group]
         if block and lines == shown and not every_block:
             folded.append(block)
@@ -80,9 +83,11 @@ def block_lines(tensors: Sequence[TensorShape], every_block: bool) -> Iterator[L
     yield from folded_line(folded, shown)
 
 
-def block_of(tensor: TensorShape) -> str:
-    match = BLOCK.fullmatch(tensor.name)
-    return match[1] if match else ""
+def block_of(tensor: TensorShape, names: Collection[str]) -> str:
+    """The block that a tensor belongs to. A block has parts with tensors of their own; a layer of a Sequential has not,
+    and is none."""
+    match = NUMBERED.match(tensor.name)
+    return match[1] if match and match[1] in names else ""
 
 
 def tensor_line(tensor: TensorShape, block: str) -> Line:

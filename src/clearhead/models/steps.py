@@ -2,12 +2,14 @@
 
     five_steps(x=[[1, 0], [0, 1]], w_q=..., w_k=..., w_v=...)     from tokens and weights
     five_steps(q=..., k=..., v=...)                               from queries, keys and values
+    five_steps(..., heads=2, w_o=..., mask=masks.causal(3))       several heads, an output projection, a mask
 
-One head, tokens as rows. Dims: L length, Q queries, K keys, D query and key width, E model width.
+Tokens as rows. Dims: L length, Q queries, K keys, H heads, D head width of queries and keys, Dv of values,
+E model width.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,20 +31,49 @@ EXAMPLE = {
 }
 """three tokens of width 4, small enough to follow on paper"""
 
+EXAMPLE_HEADS = {
+    "x": EXAMPLE["x"],
+    "w_q": [[1, 0, 0, 1], [0, 1, 1, 0], [1, 1, 0, 0], [0, -1, 1, 1]],
+    "w_k": [[0, 1, 1, 0], [1, 0, 0, 1], [1, 0, 1, 1], [1, 1, 0, 0]],
+    "w_v": [[1, 0, 2, 0], [0, 1, 0, 1], [3, 0, 0, 1], [0, 2, 1, 0]],
+    "w_o": [[1, 0, 0, 1], [0, 1, 0, 0], [0, 0, 1, 0], [1, 0, 0, 1]],
+}
+"""the same tokens with square weights, which 1, 2 or 4 heads share"""
+
 
 LARGEST = 1e30
 """products of larger numbers might not be finite"""
 
 
 @dataclass(frozen=True)
+class Panel:
+    """One (rows, columns) matrix of a step, as it is shown: of one head, and in step 4 of one query, from 1."""
+
+    name: str
+    matrix: Tensor
+    head: int | None = None
+    query: int | None = None
+
+
+@dataclass(frozen=True)
 class Step:
-    """One step: its formula and every matrix that it makes or needs, by name."""
+    """One step: its formula and every matrix that it makes or needs, by name. Of several heads, (H, ...)."""
 
     number: int
     title: str
     formula: str
     words: str
     matrices: dict[str, Tensor]
+    n_heads: int = 1
+
+    def panels(self, name: str) -> Iterator[Panel]:
+        """The matrix of that name, cut into two-dimensional ones."""
+        matrix = self.matrices[name]
+        by_query = name == "weighted"
+        by_head = matrix.dim() > (3 if by_query else 2)
+        for head, of_head in enumerate(matrix if by_head else [matrix], 1):
+            for query, one in enumerate(of_head if by_query else [of_head], 1):
+                yield Panel(name, one, head if by_head else None, query if by_query else None)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; what a mask hides is None."""
@@ -67,40 +98,67 @@ def five_steps(
     q: Any = None,
     k: Any = None,
     v: Any = None,
+    w_o: Any = None,
+    heads: int = 1,
     beta: float | None = None,
     causal: bool = False,
+    mask: Tensor | None = None,
 ) -> list[Step]:
-    """The steps from x (L,E), w_q, w_k (E,D), w_v (E,Dv), or from q (Q,D), k (K,D), v (K,Dv), to z (Q,Dv).
+    """The steps from x (L,E), w_q, w_k (E,H D), w_v (E,H Dv), or from q (Q,H D), k (K,H D), v (K,H Dv), to z (Q,H Dv).
 
-    Matrices are tensors or lists of rows; numbers are float64. z is what `attend_reference` answers.
+    Matrices are tensors or lists of rows; numbers are float64. Each head attends on its own slice of the columns; z is
+    what `attend_reference` returns, the heads side by side. `mask` is bool, True = may attend, (Q,K) or (H,Q,K).
     """
     came = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v, "q": q, "k": k, "v": v}
-    first = project({name: to_matrix(name, value) for name, value in came.items() if value is not None})
-    q, k, v = (first.matrices[name] for name in GIVEN)
-    mask = masks.causal(len(q), len(k)).clone() if causal else None
+    first = project({name: to_matrix(name, value) for name, value in came.items() if value is not None}, heads)
+    q, k, v = (split_heads(name, first.matrices[name], heads) for name in GIVEN)
+    mask = combined(mask, causal, q.shape[-2], k.shape[-2], heads)
     check_attend(q, k, v, mask, beta)
     beta = 1 / math.sqrt(q.shape[-1]) if beta is None else beta
-    scores = q @ k.T
+    scores = q @ k.mT
     weights = softargmax(scores, beta, where=mask)
-    weighted = weights[:, :, None] * v  # (Q,K,1) * (K,Dv) -> (Q,K,Dv)
+    weighted = weights[..., None] * v[..., None, :, :]  # (Q,K,1) * (1,K,Dv) -> (Q,K,Dv)
+    per_head = " In each head." if heads > 1 else ""
     words = {
         "score": "How well the query of each row fits the key of each column.",
         "weight": "Each value times its weight: for each query, one row for each token.",
-        "sum": "The rows of step 4 added up, for each query. In one formula: z = weights v.",
     }
     return [
         first,
-        Step(2, "Score", "scores = q kᵀ", words["score"], {"scores": scores}),
-        scale(scores, weights, mask, beta),
-        Step(4, "Weight the values", "weighted_ij = weights_ij v_j", words["weight"], {"weighted": weighted}),
-        Step(5, "Sum", "z_i = sum over j of weighted_ij", words["sum"], {"z": weighted.sum(dim=1)}),
+        Step(2, "Score", "scores = q kᵀ", words["score"] + per_head, {"scores": scores}, heads),
+        scale(scores, weights, mask, beta, heads),
+        Step(4, "Weight the values", "weighted_ij = weights_ij v_j", words["weight"], {"weighted": weighted}, heads),
+        add_up(weighted.sum(dim=-2), None if w_o is None else to_matrix("w_o", w_o), heads),
     ]
 
 
-def project(given: Mapping[str, Tensor]) -> Step:
+def split_heads(name: str, matrix: Tensor, heads: int) -> Tensor:
+    """(L,H D) -> (H,L,D); a single head needs no dimension of its own."""
+    if heads < 1 or matrix.shape[1] % heads:
+        raise ValueError(f"heads must divide the {matrix.shape[1]} columns of {name}, got {heads} heads")
+    return matrix if heads == 1 else matrix.unflatten(1, (heads, -1)).transpose(0, 1)
+
+
+def combined(mask: Tensor | None, causal: bool, n_queries: int, n_keys: int, heads: int) -> Tensor | None:
+    """The user's mask and the causal one."""
+    if mask is not None and tuple(mask.shape) not in {(n_queries, n_keys), (heads, n_queries, n_keys)}:
+        raise ValueError(
+            f"the mask must have a row for each of the {n_queries} queries and a column for each of the {n_keys} keys, "
+            f"got shape {tuple(mask.shape)}"
+        )
+    if mask is not None and heads == 1 and mask.dim() == 3:
+        mask = mask[0]
+    if causal:
+        above = masks.causal(n_queries, n_keys).clone()
+        return above if mask is None else mask & above
+    return mask
+
+
+def project(given: Mapping[str, Tensor], heads: int) -> Step:
+    parts = f" Each of the {heads} heads has its own columns of q, k and v." if heads > 1 else ""
     if set(given) == set(GIVEN):
-        words = "Given: what each token asks for (q), what it offers (k), and what it says (v)."
-        return Step(1, "Project", "q, k, v given", words, {name: given[name] for name in GIVEN})
+        words = "Given: what each token asks for (q), what it offers (k), and what it says (v)." + parts
+        return Step(1, "Project", "q, k, v given", words, {name: given[name] for name in GIVEN}, heads)
     if set(given) != set(PROJECTED):
         lacking = [name for name in (GIVEN if "x" not in given and "q" in given else PROJECTED) if name not in given]
         advice = f"add {', '.join(lacking)}" if lacking else "leave out q, k, v or x and its weights"
@@ -115,12 +173,13 @@ def project(given: Mapping[str, Tensor]) -> Step:
                 f"got {name} {list(given[name].shape)} for x {list(x.shape)}; is it transposed?"
             )
     projected = {name: x @ given[f"w_{name}"] for name in GIVEN}
-    words = "What each token asks for (q), what it offers (k), and what it says (v)."
-    return Step(1, "Project", "q = x W_Q,  k = x W_K,  v = x W_V", words, {**given, **projected})
+    words = "What each token asks for (q), what it offers (k), and what it says (v)." + parts
+    return Step(1, "Project", "q = x W_Q,  k = x W_K,  v = x W_V", words, {**given, **projected}, heads)
 
 
-def scale(scores: Tensor, weights: Tensor, mask: Tensor | None, beta: float) -> Step:
-    words = f"beta = {beta:.4g}, 1/sqrt(query width) unless given. Each row sums to 1."
+def scale(scores: Tensor, weights: Tensor, mask: Tensor | None, beta: float, heads: int) -> Step:
+    width = "head width" if heads > 1 else "query width"
+    words = f"beta = {beta:.4g}, 1/sqrt({width}) unless given. Each row sums to 1."
     matrices = {"weights": weights}
     if math.isinf(beta):
         words = f"beta = {beta:g}: all weight goes to the {'largest' if beta > 0 else 'smallest'} score of each row."
@@ -128,7 +187,28 @@ def scale(scores: Tensor, weights: Tensor, mask: Tensor | None, beta: float) -> 
         scaled = beta * scores
         matrices = {"scaled": scaled if mask is None else scaled.masked_fill(~mask, -math.inf), **matrices}
         words += "" if mask is None else " A dash: may not be seen, gets no weight."
-    return Step(3, "Scale and softargmax", "weights = softargmax(beta scores)", words, matrices)
+    if mask is not None and not mask.any(-1).all():
+        words += " A row that may attend to nothing gets zeros."
+    return Step(3, "Scale and softargmax", "weights = softargmax(beta scores)", words, matrices, heads)
+
+
+def add_up(z: Tensor, w_o: Tensor | None, heads: int) -> Step:
+    """z of each head, the heads side by side, and what the output projection makes of them."""
+    title, formula = "Sum", "z_i = sum over j of weighted_ij"
+    words = "The rows of step 4 added up, for each query. In one formula: z = weights v."
+    matrices = {"z": z}
+    if heads > 1:
+        dots = ", ..." if heads > 2 else ""
+        title, formula = "Sum and concatenate", f"{formula};  z = [z of head 1{dots}, z of head {heads}]"
+        words = "The rows of step 4 added up, for each query; then the heads side by side."
+        matrices = {"z_per_head": z, "z": z.transpose(0, 1).flatten(1)}
+    if w_o is not None:
+        joined = matrices["z"]
+        if len(w_o) != joined.shape[1]:
+            raise ValueError(f"w_o must have a row for each of the {joined.shape[1]} columns of z, got {len(w_o)} rows")
+        title, formula = f"{title}, then project", f"{formula};  output = z W_O"
+        matrices |= {"w_o": w_o, "output": joined @ w_o}
+    return Step(5, title, formula, words, matrices, heads)
 
 
 def to_matrix(name: str, value: Any) -> Tensor:

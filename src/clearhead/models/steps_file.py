@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
+from clearhead.models.mask_file import to_mask
 from clearhead.models.steps import GIVEN, PROJECTED, brief
 
-KEYS = (*PROJECTED, *GIVEN, "beta", "mask")
+KEYS = (*PROJECTED, *GIVEN, "w_o", "heads", "beta", "mask")
 
 
 def read_steps_file(path: str | Path) -> dict[str, Any]:
@@ -28,11 +30,29 @@ def read_steps_file(path: str | Path) -> dict[str, Any]:
             near = difflib.get_close_matches(key, KEYS, n=1)
             hint = f"did you mean {near[0]}?" if near else "rename or remove it"
             raise ValueError(f"a file of matrices has the keys {', '.join(KEYS)}, got {key!r} in {path.name}; {hint}")
-    mask = content.pop("mask", None)
+    mask, beta, heads = content.pop("mask", None), content.pop("beta", None), content.pop("heads", 1)
+    if isinstance(heads, bool) or not isinstance(heads, int) or heads < 1:
+        raise ValueError(f"heads must be a whole number above 0, got {brief(heads)}")
+    read = {"heads": heads, "beta": None if beta is None else to_beta(beta), "causal": mask == "causal"}
     if mask not in (None, "causal"):
-        raise ValueError(f'mask must be "causal" or left out, got {brief(mask)}; every token sees every other without')
-    beta = content.pop("beta", None)
-    return {**content, "beta": None if beta is None else to_beta(beta), "causal": mask == "causal"}
+        read["mask"] = rows_to_mask(mask, path.name)
+    return content | read
+
+
+def rows_to_mask(mask: Any, name: str) -> Tensor:
+    """A mask written as rows of 0 and 1, or in its additive form."""
+    if isinstance(mask, str):
+        raise ValueError(f'mask must be "causal" or a matrix of 0 and 1, got {brief(mask)} in {name}')
+    if isinstance(mask, list) and mask and all(isinstance(row, list) for row in mask):
+        words = {"-inf": -math.inf}
+        mask = [[words.get(n, n) if isinstance(n, str) else n for n in row] for row in mask]
+    try:
+        values = np.array(mask)
+    except ValueError:
+        values = np.array(None)
+    if values.dtype.kind not in "biuf" or values.ndim not in (2, 3) or not values.size:
+        raise ValueError(f"mask must be a matrix of 0 and 1 with a row for each query, got {brief(mask)} in {name}")
+    return to_mask(values, "auto", f"mask in {name}")[0]
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -49,10 +49,54 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "target", ["users_file:Model", "users_file:build", "users_package.inner:Model", "users_file:ready"]
+    "target",
+    [
+        "users_file:Model",
+        "users_file:build",
+        "users_package.inner:Model",
+        "users_file:ready",
+        "users_file.py:Model",
+        "users_file.py:ready",
+        "users_package/inner.py:build",
+        "./users_package/inner.py:Model",
+        "users_package/inner:Model",
+    ],
 )
 def test_a_class_a_function_or_a_module_itself(folder, target):
+    """By the file's path or as Python imports it."""
     assert isinstance(load(target, folder), nn.Linear)
+
+
+def test_an_absolute_path_or_one_of_another_folder(folder, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    assert isinstance(load(f"{folder}/users_file.py:Model", elsewhere), nn.Linear)
+    assert isinstance(load(f"../{folder.name}/users_package/inner.py:Model", folder), nn.Linear)
+
+
+def test_a_file_may_import_its_neighbours(folder):
+    """From a folder without __init__.py by their names, from a package by relative imports."""
+    (folder / "users_folder").mkdir()
+    (folder / "users_folder" / "users_layers.py").write_text(FILE)
+    (folder / "users_folder" / "users_model.py").write_text("from users_layers import Model")
+    assert isinstance(load("users_folder/users_model.py:Model", folder), nn.Linear)
+    (folder / "users_package" / "__init__.py").write_text("")
+    (folder / "users_package" / "users_model.py").write_text("from .inner import Model")
+    assert isinstance(load("users_package/users_model.py:Model", folder), nn.Linear)
+
+
+def test_a_file_loaded_by_its_path_may_have_any_name(folder):
+    """Also one that Python has a module of, or that no import statement could name."""
+    for name in ("token.py", "users-file 2.py"):
+        (folder / name).write_text(FILE + "\nimport token\nassert hasattr(token, 'tok_name') or 'token' in __name__")
+        assert isinstance(load(f"{name}:Model", folder), nn.Linear)
+    assert hasattr(sys.modules["token"], "tok_name")
+
+
+def test_two_files_of_one_name_are_two_files(folder):
+    (folder / "users_other").mkdir()
+    (folder / "users_other" / "users_file.py").write_text(FILE.replace("(3, 3)", "(5, 5)"))
+    assert load("users_file.py:Model", folder).in_features == 3
+    assert load("users_other/users_file.py:Model", folder).in_features == 5
 
 
 def test_the_same_weights_each_time_and_random_state_untouched(folder):
@@ -64,22 +108,25 @@ def test_the_same_weights_each_time_and_random_state_untouched(folder):
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("users_file", "named as file:Class or file:function, got 'users_file'; try users_file:MyModel"),
+        ("users_file", "named as FILE.py:NAME, got 'users_file'; users_file defines Model, Sized, build, broken, "),
+        ("users_file.py", "leaves, three: try users_file.py:Model"),
         ("users_file.Model", "try users_file:Model"),
-        ("users_file.py", "try users_file:MyModel"),
-        ("users_file.py:Model", "as Python imports it, got 'users_file.py'; try users_file:Model"),
-        ("./users_package/inner.py:Model", "try users_package.inner:Model"),
+        ("users_flie.py", "try users_flie.py:MyModel"),
         (".users_package.inner:Model", "try users_package.inner:Model"),
-        ("/home/me/users_file.py:Model", "go to /home/me and try users_file:Model"),
-        ("../users_file.py:Model", "go to .. and try users_file:Model"),
-        ("nowhere:Model", "got 'nowhere', which is in neither; go to the folder"),
+        ("/home/nobody/users_file.py:Model", "no file /home/nobody/users_file.py: there is no folder /home/nobody"),
+        ("users_flie.py:Model", "no file users_flie.py; did you mean users_file.py?"),
+        ("users_package/iner.py:Model", "no file users_package/iner.py; did you mean users_package/inner.py?"),
+        ("users_package/zzz.py:Model", "no file users_package/zzz.py"),
+        ("nowhere:Model", "no module 'nowhere' in this folder or installed; a file elsewhere is named with its path"),
+        ("users_flie:Model", "no module 'users_flie' in this folder or installed; did you mean users_file.py?"),
         ("users_file:Modle", "users_file has no 'Modle'; did you mean Model?"),
-        ("users_file:xyz", "users_file has no 'xyz'; there is Model, Sized, build, broken, leaves, three"),
-        ("users_file:Sized", "got one that needs width; name a function: def small(): return Sized(width=...)"),
-        ("users_file:broken", "got ZeroDivisionError: division by zero (users_file.py:17)"),
-        ("users_file:leaves", "must return a module, got SystemExit: enough (users_file.py:20)"),
-        ("users_file:three", "must be or return an nn.Module, got int"),
-        ("users_file:number", "must be or return an nn.Module, got int"),
+        ("users_file.py:Modle", "users_file.py has no 'Modle'; did you mean Model?"),
+        ("users_file:xyz", "users_file has no 'xyz'; it has Model, Sized, build, broken, leaves, three"),
+        ("users_file:Sized", "it needs width; name a function instead: def small(): return Sized(width=...)"),
+        ("users_file:broken", "could not be built: ZeroDivisionError: division by zero (users_file.py:17)"),
+        ("users_file:leaves", "could not be built: SystemExit: enough (users_file.py:20)"),
+        ("users_file:three", "must be an nn.Module or return one, got int"),
+        ("users_file:number", "must be an nn.Module or return one, got int"),
     ],
 )
 def test_mistakes_are_one_line(folder, target, message):
@@ -94,20 +141,23 @@ def test_mistakes_are_one_line(folder, target, message):
     [
         ("x = (", "SyntaxError: '(' was never closed (users_bad.py:1)"),
         ("import torch\ntorch.nope", "AttributeError: module 'torch' has no attribute 'nope' (users_bad.py:2)"),
-        ("import nothing_like_it", "must import what is installed, got ModuleNotFoundError: No module named"),
-        ("raise SystemExit(3)", 'got one that ends the program; put what it runs below if __name__ == "__main__":'),
+        ("import nothing_like_it", "ModuleNotFoundError: No module named 'nothing_like_it' (users_bad.py:1)"),
+        ("raise SystemExit(3)", 'it ends the program; move what it runs below if __name__ == "__main__":'),
     ],
 )
-def test_errors_in_the_users_file_have_their_place(folder, text, message):
+@pytest.mark.parametrize("target", ["users_bad:Model", "users_bad.py:Model"])
+def test_errors_in_the_users_file_have_their_place(folder, text, message, target):
     (folder / "users_bad.py").write_text(text)
-    with pytest.raises(ValueError, match="users_bad must") as caught:
-        load("users_bad:Model", folder)
+    with pytest.raises(ValueError, match=r"users_bad(.py)? could not be imported: ") as caught:
+        load(target, folder)
     assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "users_bad" not in sys.modules
 
 
-def test_a_file_with_the_name_of_another_module_is_told(folder):
+def test_a_name_hidden_by_another_module_is_loaded_by_its_file(folder):
     (folder / "token.py").write_text(FILE)  # Python has imported its own long ago
-    with pytest.raises(ValueError, match=r"a name that Python has no module of, got token.py; rename it"):
+    with pytest.raises(ValueError, match=r"token is another module of Python; name the file: token.py:NAME"):
         load("token:Model", folder)
 
 
@@ -121,5 +171,5 @@ def test_a_file_that_asks_for_an_accelerator_gets_none(folder, monkeypatch):
 
 def test_a_name_that_is_made_when_it_is_asked_for_may_break(folder):
     (folder / "users_lazy.py").write_text("def __getattr__(name):\n    import not_installed_here\n")
-    with pytest.raises(ValueError, match=r"must have 'GPT', got ModuleNotFoundError: .*\(users_lazy.py:2\); install"):
+    with pytest.raises(ValueError, match=r"could not provide 'GPT': ModuleNotFoundError: .*\(users_lazy.py:2\)"):
         load("users_lazy:GPT", folder)

@@ -66,9 +66,9 @@ class Subject:
     def length(self) -> int:
         return self.plan.lengths[self.plan.main]
 
-    def draw(self, seed: int) -> Inputs:
+    def draw(self, seed: int, n_examples: int = EXAMPLES) -> Inputs:
         return {
-            name: feed.draw(EXAMPLES, self.plan.lengths[name], generator(seed, i))
+            name: feed.draw(n_examples, self.plan.lengths[name], generator(seed, i))
             for i, (name, feed) in enumerate(self.plan.feeds.items())
         }
 
@@ -92,7 +92,8 @@ class Subject:
         given |= dict.fromkeys(self.plan.same, given[self.plan.main])
         given |= dict.fromkeys(self.plan.nothing)
         given |= dict.fromkeys(self.plan.switches, True)
-        together = {name: (encoding, self.always(name)) for name, encoding in self.plan.masks.items()}
+        n_examples = len(next(iter(inputs.values())))
+        together = {name: (encoding, self.always(name, n_examples)) for name, encoding in self.plan.masks.items()}
         for name, (encoding, seen) in masks.items():
             together[name] = (encoding, seen & together[name][1] if name in together else seen)
         for name, (encoding, seen) in together.items():
@@ -100,10 +101,10 @@ class Subject:
             given[name] = encoding.write(seen, self.dtype)
         return given
 
-    def always(self, name: str) -> Tensor:
+    def always(self, name: str, n_examples: int = EXAMPLES) -> Tensor:
         """The mask of every call: causal, or one that hides nothing."""
         n_keys = self.plan.lengths[self.plan.keys_of(name)]
-        everything = torch.ones(EXAMPLES, n_keys, n_keys, dtype=torch.bool)
+        everything = torch.ones(n_examples, n_keys, n_keys, dtype=torch.bool)
         return everything.tril() if name in self.plan.causal else everything
 
     def shaped(self, output: Tensor) -> Tensor:

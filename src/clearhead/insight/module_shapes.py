@@ -1,0 +1,78 @@
+"""The shapes of anybody's nn.Module: called with inputs that the doctor finds, or with inputs of given sizes.
+
+module_shapes(my_gpt)                                       inputs found from forward() and the layers
+module_shapes(my_gpt, sizes=[(2, 16)], dtypes=["long"])     inputs of these sizes, by position
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.insight.doctor.calling import call, said
+from clearhead.insight.doctor.subject import copied, undisturbed, unwrapped
+from clearhead.models.recorder import record
+from clearhead.models.shapes import Shapes
+
+DTYPES = {"float": torch.float32, "float32": torch.float32, "long": torch.long, "int": torch.long, "bool": torch.bool}
+
+
+def module_shapes(
+    module: nn.Module,
+    *,
+    batch: int = 1,
+    width: int | None = None,
+    length: int | None = None,
+    sizes: Sequence[tuple[int, ...]] = (),
+    dtypes: Sequence[str] = (),
+) -> Shapes:
+    """Every tensor of a forward pass in eval mode. The module itself is not changed: a copy of it is called."""
+    inner = unwrapped(module)
+    arguments: dict[str, Any]
+    n_examples: int | None
+    if sizes:
+        model: nn.Module = copied(inner).cpu()
+        inputs = {f"input {i}" if len(sizes) > 1 else "input": x for i, x in enumerate(given(model, sizes, dtypes), 1)}
+        arguments, dtype, n_examples = {}, torch.float32, None  # which of its axes is the batch is not known
+    else:
+        subject = call(inner, width, length).subject
+        model, dtype, n_examples = subject.model, subject.dtype, batch
+        arguments = subject.arguments(subject.draw(0, batch), {})
+        inputs = {name: x for name, x in arguments.items() if isinstance(x, Tensor)}
+
+    def forward() -> Any:
+        return model(**arguments) if arguments else model(*inputs.values())
+
+    try:
+        with undisturbed(dtype, seed=0):
+            tensors = record(model, inputs, forward)
+    except Exception as error:
+        shapes = ", ".join(f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}" for x in inputs.values())
+        raise ValueError(f"{type(inner).__name__} does not take {shapes}: {said(error)}") from None
+    return Shapes(
+        config=type(inner).__name__,
+        batch=n_examples,
+        tensors=tuple(tensors),
+        parameters=sum(p.numel() for p in inner.parameters()),
+        multiply_adds=sum(tensor.multiply_adds for tensor in tensors),
+    )
+
+
+def given(model: nn.Module, sizes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> list[Tensor]:
+    """Ids of zeros, masks of True and random features. Unless told, a (B,L) input is ids if there is an embedding."""
+    for name in dtypes:
+        if name not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {name!r}")
+    if len(dtypes) > len(sizes):
+        raise ValueError(f"there must be an input for each dtype, got {len(sizes)} inputs and {len(dtypes)} dtypes")
+    has_table = any(isinstance(module, nn.Embedding) for module in model.modules())
+    made = []
+    for i, size in enumerate(sizes):
+        guess = "long" if has_table and len(size) <= 2 else "float"
+        dtype = DTYPES[dtypes[i] if i < len(dtypes) else guess]
+        if dtype.is_floating_point:
+            made.append(torch.randn(size, generator=torch.Generator().manual_seed(0)))
+        else:
+            made.append(torch.ones(size, dtype=dtype) if dtype == torch.bool else torch.zeros(size, dtype=dtype))
+    return made

@@ -1,0 +1,165 @@
+"""`clearhead mask`: the numbers on the screen, in the figure and in JSON are those of nn/masks.py."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from clearhead.cli.main import main
+from clearhead.models.mask_view import MaskView
+from clearhead.models.matrix_figures import draw_mask
+from clearhead.nn import masks
+from clearhead.nn.attention import attend_reference
+
+CAUSAL_5 = """\
+       key
+query  1  2  3  4  5
+    1  1  0  0  0  0
+    2  1  1  0  0  0
+    3  1  1  1  0  0
+    4  1  1  1  1  0
+    5  1  1  1  1  1
+"""
+
+
+def as_json(told, line):
+    return json.loads(told("mask", *line.split(), "--json"))
+
+
+def test_the_causal_mask_of_five_tokens_as_numbers(told):
+    out = told("mask", "causal", "--tokens", "5")
+    assert out.startswith("Causal mask: 5 tokens   shape [5,5]\n")
+    assert CAUSAL_5 in out
+    assert "1 (True) = may attend, 0 (False) = may not. 15 of 25 query-key pairs are visible (60%)." in out
+
+
+def test_the_causal_mask_in_the_additive_form_of_the_course(told):
+    out = told("mask", "causal", "--tokens", "5", "--additive", "-10000")
+    assert "    2       0       0  -10000  -10000  -10000\n" in out
+    assert "    1     0  -inf  -inf  -inf  -inf\n" in told("mask", "causal", "--additive")
+
+
+@pytest.mark.parametrize(
+    ("line", "mask"),
+    [
+        ("causal --tokens 7", masks.causal(7).clone()),
+        ("causal --tokens 7 --queries 2", masks.causal(2, 7).clone()),
+        ("window --window 2 --tokens 6", masks.window(6, 2)),
+        ("--window 2 causal --tokens 6", masks.window(6, 2) & masks.causal(6)),
+        ("causal --tokens 6 window --window 2", masks.window(6, 2) & masks.causal(6)),
+        ("padding --lengths 1 3", masks.padding([1, 3])[:, 0].expand(2, 3, 3)),
+        ("--lengths 1 3 --tokens 4 causal", masks.padding([1, 3], 4)[:, 0] & masks.causal(4)),
+    ],
+)
+def test_json_has_the_masks_of_the_library(told, line, mask):
+    data = as_json(told, line)
+    assert data["values"] == mask.tolist()
+    assert data["shape"] == list(mask.shape)
+    assert data["visible"] == int(mask.sum())
+    assert data["convention"] == "True = may attend"
+    additive = as_json(told, f"{line} --additive -10000")["additive"]
+    assert additive == masks.to_additive(mask, -10_000).tolist()
+
+
+def test_minus_infinity_is_valid_json(told):
+    assert as_json(told, "causal --tokens 2 --additive")["additive"] == [[0, "-inf"], [0, 0]]
+
+
+def test_own_files_alone_and_combined(told, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("mine.npy", np.array([[1, 0, 1], [1, 1, 1], [0, 0, 1]]))
+    assert as_json(told, "--file mine.npy")["values"][0] == [True, False, True]
+    assert as_json(told, "--file mine.npy causal")["values"][0] == [True, False, False]
+    assert "mine.npy (read as bool mask): 3 tokens" in told("mask", "--file", "mine.npy")
+
+
+def test_rows_that_see_nothing_are_pointed_out(told, tmp_path):
+    (tmp_path / "mine.txt").write_text("1 0\n1 1\n0 0\n")
+    out = told("mask", "--file", str(tmp_path / "mine.txt"))
+    assert "Note: Query 3 may attend to nothing: its output is zeros." in out
+    assert as_json(told, f"--file {tmp_path / 'mine.txt'}")["empty_rows"] == [[2]]
+    assert "may attend to nothing" not in told("mask", "causal")
+    many = " ".join(told("mask", "padding", "--lengths", "2", "0").split())
+    assert "sequence 2 (length 0): queries 1 to 2" not in many
+    assert "sequence 2 (length 0): queries 1 and 2 may attend to nothing: their outputs are zeros." in many
+
+
+def test_what_is_said_about_an_empty_row_is_true():
+    """Zeros with a bool mask, NaN with -inf added, the weights without any mask with -10000 added."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 3, 4, dtype=torch.float64)
+    mask = torch.tensor([[True, False, False], [False, False, False], [True, True, True]])
+    scores = q @ k.T / 2
+    assert attend_reference(q, k, v, mask)[0][1].eq(0).all()
+    assert (scores + masks.to_additive(mask)).softmax(-1)[1].isnan().all()
+    torch.testing.assert_close((scores + masks.to_additive(mask, -10_000)).softmax(-1)[1], scores.softmax(-1)[1])
+    said = {low: " ".join(MaskView(mask, "x", low=low).notes()) for low in (None, -math.inf, -10_000.0)}
+    assert said[None] == "Query 2 may attend to nothing: its output is zeros."
+    assert "softmax of its row is 0/0, NaN" in said[-math.inf]
+    assert "so no key is hidden. With the bool mask, its output is zeros." in said[-10_000.0]
+
+
+def test_a_number_that_does_not_hide_is_pointed_out(told):
+    assert "-10 does not hide a key" in told("mask", "causal", "--additive", "-10")
+    assert "does not hide" not in told("mask", "causal", "--additive", "-10000")
+
+
+@pytest.mark.parametrize("line", ["causal --tokens 100", "causal --tokens 30 --additive -10000", "--lengths 9 0 3"])
+@pytest.mark.parametrize("width", ["80", "120"])
+def test_the_screen_is_never_too_narrow(told, monkeypatch, line, width):
+    monkeypatch.setenv("COLUMNS", width)
+    out = told("mask", *line.split())
+    assert max(map(len, out.splitlines())) <= int(width)
+    assert ("--json and --figure show everything" in out) == ("--tokens" in line)
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_figures_are_saved(told, tmp_path, suffix):
+    path = tmp_path / f"mask.{suffix}"
+    assert told("mask", "causal", "padding", "--lengths", "2", "3", "--figure", str(path)).endswith(f"Figure: {path}\n")
+    assert path.stat().st_size > 1000
+
+
+def test_the_figure_shows_the_numbers_and_the_colours_of_the_mask():
+    mask = masks.causal(4) & torch.tensor([True, True, False, True])
+    (axes,) = draw_mask(MaskView(mask, "mine", low=-10_000.0)).axes
+    assert [text.get_text() for text in axes.texts] == ["0" if seen else "−10000" for seen in mask.flatten().tolist()]
+    assert axes.images[0].get_array().tolist() == mask.int().tolist()
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["1", "2", "3", "4"]
+    assert not draw_mask(MaskView(mask, "mine")).axes[0].patches
+    nothing = torch.zeros(4, 4, dtype=torch.bool)
+    assert len(draw_mask(MaskView(nothing, "mine")).axes[0].patches) == 4
+
+
+def test_help_without_a_mask(told):
+    assert told("mask") == told("mask", "--help")
+    assert max(map(len, told("mask").splitlines())) <= 83
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("casual", "no mask 'casual'; did you mean causal? The masks are causal, padding, window"),
+        ("xyz", "no mask 'xyz'; The masks are"),
+        ("window", "the window mask needs --window, such as --window 2"),
+        ("padding", "the padding mask needs --lengths, such as --lengths 3 5"),
+        ("causal --tokens 0", "--tokens must be from 1 to 2048, got 0"),
+        ("causal --tokens 5000", "--tokens must be from 1 to 2048, got 5000"),
+        ("causal --queries 6", "the queries are among the tokens: at most 5, got 6"),
+        ("causal --window -1", "--window must be at least 0, got -1"),
+        ("padding --lengths 6 --tokens 5", "--lengths must be from 0 to 5 tokens, got [6]"),
+        ("causal --additive 3", "--additive: must be a negative number or -inf, got '3'"),
+        ("causal --figure mask.gif", "a picture is saved as .png, .svg, .pdf, got 'mask.gif'"),
+        ("causal --form torch", "--form is about the values of a file, got no --file"),
+        ("--file none.txt", "cannot read none.txt: No such file or directory"),
+        ("--file none.txt --tokens 4", "--file gives the number of tokens"),
+    ],
+)
+def test_mistakes_are_one_line(capsys, line, message):
+    assert main(["mask", *line.split()]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
