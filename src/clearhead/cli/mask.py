@@ -1,7 +1,6 @@
 """`clearhead mask`: an attention mask as numbers, as a figure, in its additive form, or from the user's own file."""
 
 import argparse
-import difflib
 import json
 import math
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from clearhead.cli.overrides import reader
 from clearhead.cli.parser import Parser
+from clearhead.messages import unknown_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,9 +48,7 @@ def run(argv: Sequence[str]) -> None:
     options = parser()
     args = options.parse([arg for arg in argv if arg not in KINDS])
     for word in args.unknown:
-        near = difflib.get_close_matches(word, KINDS, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise LookupError(f"no mask {word!r}; {hint}The masks are {', '.join(KINDS)}, and --file PATH")
+        raise unknown_name("mask", word, [*KINDS, "--file PATH"])
     kinds += [kind for kind, value in (("window", args.window), ("padding", args.lengths)) if value is not None]
     kinds = [kind for kind in KINDS if kind in kinds]
     if not kinds and args.file is None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.cli.overrides import add_overrides, overridden, reader
 from clearhead.cli.parser import Parser
-from clearhead.messages import unknown_name
+from clearhead.messages import nearest
 from clearhead.models.config import AttentionConfig, Seq2SeqConfig, VisionConfig
 from clearhead.models.presets import PRESETS
 from clearhead.recipes.all import RECIPES
@@ -213,8 +213,8 @@ def unknown(name: str) -> str:
 
         return str(no_run(Path(name)))
     names = [*NAMES, *RECIPES]
-    near = difflib.get_close_matches(name, names, n=1) or [one for one in names if name in one or one in name][:1]
-    hint = f"did you mean {near[0]}? " if near else ""
+    near = nearest(name, names)
+    hint = f"did you mean {near}? " if near else ""
     return (
         f"no model {name!r}; {hint}Presets: {', '.join(NAMES)}; recipes: {', '.join(RECIPES)}; "
         "or a run (runs/NAME), or your own module (FILE.py:NAME)"
