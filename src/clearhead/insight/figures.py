@@ -38,7 +38,7 @@ MOST_LINES = 400
 """the strongest weights that token-to-token draws"""
 TINT_NOTE = (
     "The tint runs from the mean weight to the largest, or to twice the mean if no weight is larger; patches in the "
-    "upper half of the scale are outlined."
+    "upper half of the scale are outlined. A map without a visible tint is nearly uniform."
 )
 
 
