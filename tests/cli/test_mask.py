@@ -141,8 +141,8 @@ def test_help_without_a_mask(told):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("casual", "no mask 'casual'; did you mean causal? The masks are causal, padding, window"),
-        ("xyz", "no mask 'xyz'; The masks are"),
+        ("casual", "unknown mask 'casual'; did you mean causal? Known are causal, padding, window"),
+        ("xyz", "unknown mask 'xyz'; known are"),
         ("window", "the window mask needs --window, such as --window 2"),
         ("padding", "the padding mask needs --lengths, such as --lengths 3 5"),
         ("causal --tokens 0", "--tokens must be from 1 to 2048, got 0"),

@@ -55,7 +55,7 @@ def test_seconds_add_up():
     assert "5.0% of all tokens; 50.0% without sorting by length" in str(PARTS)
     assert PARTS.seconds == 60 * 0.5 + 3 * 2 + 9
     assert PARTS.seconds_per_epoch == 20 * 0.5 + 2
-    assert "0:45, test included; started now, done at" in str(PARTS)
+    assert "45 s, test included; started now, done at" in str(PARTS)
     assert "60 (3 epochs)" in str(PARTS)
     assert "test" not in str(replace(PARTS, seconds_per_test=0.0))
 

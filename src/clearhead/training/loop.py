@@ -95,10 +95,8 @@ def fit(setup: Setup, run: RunDirectory | None, display: Display) -> Outcome:
             run.drop_after(standing.step)
             if standing.best_step in checkpoint.steps(run.path):  # a kill may have come between saving and marking
                 run.mark_best(standing.best_step)
-        announce(setup, display)
+        announce(setup, display, is_new=standing.step == 0)
         if standing.step == 0:
-            for note in setup.data.notes:
-                display.say(note)
             announce_sequences(setup, display)
         with display.training(setup.n_steps, standing.step, setup.config.training.batch_size):
             try:
@@ -119,8 +117,9 @@ def fit(setup: Setup, run: RunDirectory | None, display: Display) -> Outcome:
     return Outcome(reason, standing.step, standing.best_step, test)
 
 
-def announce(setup: Setup, display: Display) -> None:
-    """What is trained, on which data and how; with a hint where the machine has too little time for it."""
+def announce(setup: Setup, display: Display, *, is_new: bool) -> None:
+    """What is trained, on which data and how; with a hint where the machine has too little time for it. Data that has
+    more to say of itself than its split does so once, before the first step."""
     training, data, team = setup.config.training, setup.data, setup.processes
     threads, n_parameters = torch.get_num_threads(), sum(weight.numel() for weight in setup.model.parameters())
     parts = {"training": data.train, "validation": data.validation, "test": data.test}
@@ -128,7 +127,9 @@ def announce(setup: Setup, display: Display) -> None:
     reason = f" (auto: {setup.precision_reason})" if setup.precision_reason else ""
     processes = f"{team.world} processes, " if team.world > 1 else ""
     n_steps, epochs = setup.n_steps, setup.n_steps / setup.batches.steps_per_epoch
-    display.say(f"data       {setup.config.data.name}: {split} examples")
+    split_line = f"data       {setup.config.data.name}: {split} examples"
+    for line in data.notes if is_new and data.notes else (split_line,):
+        display.say(line)
     display.say(f"model      {type(setup.model).__name__}, {n_parameters:,} parameters")
     display.say(f"device     {team.device.type}, {processes}{count(threads, 'thread')}, {training.precision}{reason}")
     display.say(
