@@ -91,16 +91,17 @@ def draw_own_weight(axes: "Axes", before: Tensor, scores: Tensor, beta: float, a
     """The weight of the longer key against alpha, of one query with a positive score and of one with a negative."""
     alphas = torch.linspace(1, max(alpha, 1.5), 37, dtype=torch.float64)
     own = scores[:, 0]
-    for text, query in (("score > 0", own.argmax()), ("score < 0", before[:, 0].where(own < 0, -1).argmax())):
+    for text, query in (("z > 0", own.argmax()), ("z < 0", before[:, 0].where(own < 0, -1).argmax())):
         a, z = before[query], scores[query]
         measured = [softargmax(longer(z, times), beta)[0].item() for times in alphas.tolist()]
         claimed = [divided_by_alpha(a, z, beta, times)[0].item() for times in alphas.tolist()]
         look: dict[str, Any] = {"linewidth": 3, "markersize": 8, "markevery": 9}
         axes.plot(alphas, claimed, "x--", color=MISTAKE, markeredgewidth=2, **look)
         axes.plot(alphas, measured, "o-", color=TRUTH, **look)
-        label(axes, alphas[-1].item(), measured[-1], text, TRUTH, offset=(0, 8), ha="right")
-    axes.set_ylim(-0.02, 1.15)
-    name(axes, "Weight of that key", "alpha", "attention weight")
+        label(axes, alphas[-1].item(), measured[-1], text, TRUTH, offset=(8, 0), va="center")
+    axes.set_ylim(-0.05, 1.1)
+    axes.set_xlim(1, 1 + 1.45 * (alphas[-1].item() - 1))
+    name(axes, "Weight, by score z", "alpha", "attention weight")
     axes.set_box_aspect(1)
 
 
