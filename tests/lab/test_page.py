@@ -93,6 +93,12 @@ def test_the_page_names_kind_conditions_and_misconception():
     assert f"*Misconception:* {claim.mistake}" in text
 
 
+def test_each_formula_has_a_line_of_its_own():
+    claim = CLAIMS["elongated-key"]
+    assert len(claim.formulas) == 4
+    assert "```text\n" + "\n".join(claim.formulas) + "\n```\n" in page([Finding(claim, None)], "lab", ())
+
+
 def test_rounding_errors_are_not_shown_as_numbers():
     assert [shown(value) for value in (0.0, 3e-16, -3e-16, 0.12345, 768)] == [
         "0",

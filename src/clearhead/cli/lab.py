@@ -249,7 +249,11 @@ def one(finding: "Finding", figure: Path | None) -> str:
             *([fill(f"Conditions: {claim.conditions}", 78)] if claim.conditions else []),
             fill(f"Misconception: {claim.mistake}", 78),
             "",
-            *wrap(claim.formula, 76, initial_indent="  ", subsequent_indent="  "),
+            *(
+                line
+                for part in claim.formulas
+                for line in wrap(part, 76, initial_indent="  ", subsequent_indent="    ")
+            ),
             "",
             *numbers,
             "",

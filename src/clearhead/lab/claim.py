@@ -91,6 +91,7 @@ class Claim:
     mistake: str
     """what a mistaken reader would say instead"""
     formula: str
+    """several of them are separated by a semicolon and two spaces"""
     run: Callable[..., Result]
     """keyword arguments with defaults only: what a reader may play with, `seed` among them"""
     try_next: str
@@ -107,6 +108,10 @@ class Claim:
     expected: Verdict = "holds"
     trains: bool = False
     """it needs a training run of up to a minute, so `clearhead lab` runs it only when asked to"""
+
+    @property
+    def formulas(self) -> list[str]:
+        return self.formula.split(";  ")
 
 
 LESSONS = (

@@ -89,7 +89,7 @@ def entry(finding: Finding, figure: str | None) -> list[str]:
         f"{claim.kind.capitalize()}: {claim.statement}  ",
         *([f"*Conditions:* {claim.conditions}  "] if claim.conditions else []),
         f"*Misconception:* {claim.mistake}\n",
-        f"```text\n{claim.formula}\n```\n",
+        "\n".join(["```text", *claim.formulas, "```\n"]),
         *(["| measured | value | the claim says | |", "|---|---|---|---|", *rows, ""] if rows else []),
         *([f"![{claim.slug}]({figure})\n"] if figure else []),
         f"Run it: `clearhead lab {claim.slug}`; then try `{claim.try_next}`.\n",
