@@ -85,6 +85,7 @@ LAYER = Claim(
     formula="LN(x) = (x - mean(x)) / std(x), over the width of one token",
     run=run,
     try_next="clearhead lab pre-norm",
+    kind="demonstration",
 )
 
 WIRING = Claim(
