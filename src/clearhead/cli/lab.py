@@ -101,7 +101,7 @@ def run_one(slug: str, argv: Sequence[str]) -> int:
 def announce(claim: "Claim", will_run: bool) -> None:
     """A line before a wait; on stderr, where no program reads it as an answer."""
     if claim.trains and will_run:
-        print(f"{claim.slug} trains small models, up to a minute ...", file=sys.stderr, flush=True)
+        print(f"{claim.slug} trains small models: about {claim.seconds} seconds ...", file=sys.stderr, flush=True)
 
 
 def about_one(claim: "Claim") -> str:

@@ -1,4 +1,4 @@
-"""What a claim is: a sentence about attention, an experiment, and the verdict of its numbers.
+"""What a claim is: a sentence about attention, a test of it, and the verdict of the measured numbers.
 
 A claim's `run` measures and compares; each comparison is a `Check`, and the claim holds if all its checks do.
 """
@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Verdict = Literal["holds", "refuted"]
+Kind = Literal["demonstration", "experiment"]
+"""A demonstration shows what follows from the definitions: an identity or a construction, which no other weights or
+inputs could refute. The outcome of an experiment is measured: it depends on random weights or on training."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,9 @@ class Claim:
     """keyword arguments with defaults only: what a reader may play with, `seed` among them"""
     try_next: str
     """a command that is worth a look after this one"""
+    kind: Kind = "experiment"
+    conditions: str = ""
+    """what the statement takes for granted, where it does not say so itself"""
     least: Mapping[str, float] = field(default_factory=dict)
     """the lowest number that a setting takes, where it is not 1: below it, the statement says nothing"""
     most: Mapping[str, float] = field(default_factory=dict)
@@ -97,6 +103,8 @@ class Claim:
     expected: Verdict = "holds"
     trains: bool = False
     """it needs a training run of up to a minute, so `clearhead lab` runs it only when asked to"""
+    seconds: int = 60
+    """about how long a claim that trains takes with its own settings, on one processor core"""
 
 
 LESSONS = (

@@ -58,18 +58,18 @@ def draw_paths(*, seed: int = 0, width: int = 32, length: int = 64) -> "Figure":
 
 
 def draw_recurrence(result: Result) -> "Figure":
-    """What the training found: right digits and phones; gradient and time of models before it."""
+    """Trained models: accuracy over training budgets, and of phones. Untrained models: gradient and time."""
     figure, (digits, phones, gradient, time) = canvas("AB;CD")
     for what, axes in {"right digits": digits, "gradient": gradient, "milliseconds": time}.items():
         found = {curve.name: curve for curve in result.curves if curve.what == what}
         for whose in reversed(NAMES):
             line(axes, whose, found[whose].x, found[whose].y)
-        doubling(axes, found[TRANSFORMER].x)
+        doubling(axes, found[WITHOUT].x)
     draw_phones(phones, {curve.name: curve.y[0] for curve in result.curves if curve.what == "right phones"})
     digits.set_ylim(0, 1.05)
     gradient.set_yscale("log")
     time.set_ylim(0, 1.1 * time.get_ylim()[1])
-    name(digits, "Digits said backwards", "", "share right")
+    name(digits, "Digits in reverse order", "training steps", "accuracy")
     name(gradient, "Gradient, last to first", "tokens read", f"1 = {SHORT} tokens")
     name(time, f"Step of {TOKENS_AT_ONCE:,} tokens", "tokens in a sequence", "ms on one core")
     key_below(figure, digits)
@@ -84,4 +84,4 @@ def draw_phones(axes: "Axes", shares: dict[str, float]) -> None:
     axes.set_xticks([])
     axes.set_ylim(0, 1.15)
     axes.grid(axis="x", visible=False)
-    name(axes, "Phones of new words", "", "share right")
+    name(axes, "Phones of new words", "", "accuracy")
