@@ -62,7 +62,7 @@ WIDTHS = {
     "columns": (64, 128, 192),
     "gradient-path": (16, 32, 48),
     "in-turn": (16, 32, 48),
-    "skip-connections": (16, 32, 48),
+    "skip-connections": (32, 48, 64),
     **dict.fromkeys(TRAINING, (32, 48, 64)),
     "recurrence": (32, 40, 48),
 }

@@ -102,5 +102,5 @@ CLAIM = Claim(
     conditions="Untrained feed-forward nets of equal width without norm; the median of four stacks of random weights.",
     run=run,
     try_next="clearhead lab skip-connections --depth 100",
-    least={"depth": 16, "width": 16},
+    least={"depth": 16, "width": 32},
 )

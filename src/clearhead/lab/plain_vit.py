@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from clearhead.lab.claim import Claim, Curve, Result, above, at_least
+from clearhead.lab.claim import Claim, Curve, Result, above, at_least, within
 from clearhead.lab.learning import mean_over_seeds, one_thread, train_recipe
 from clearhead.training.evaluate import evaluate
 
@@ -35,12 +35,16 @@ def run(*, seed: int = 0, num_seeds: int = 3, steps: int = 600, without: bool = 
             for name, changes in VARIANTS.items()
         }
     plain, complete = found[PLAIN], found[PLAIN if without else ALL]
-    singles = [found[f"+ {name}"] - plain for name in PARTS]
+    positions, norm, projection = (found[f"+ {name}"] - plain for name in PARTS)
     checks = (
-        at_least(f"{PLAIN}: test accuracy after {steps} steps", plain, 0.75),
-        *(above(f"+ {name}: gain", gain, -0.02) for name, gain in zip(PARTS, singles, strict=True)),
+        at_least(f"{PLAIN}, {steps} steps: test accuracy", plain, 0.75),
+        at_least("+ positions: gain", positions, 0.02),
+        at_least("+ norm: gain", norm, 0.005),
+        within("+ output projection: gain", projection, -0.03, 0.03),
         at_least(f"{ALL}: gain", complete - plain, 0.04),
-        at_least(f"{ALL}: gain beyond the largest of a single part", complete - plain - max(singles), 0.02),
+        above(
+            f"{ALL}: gain beyond that of the best single part", complete - plain - max(positions, norm, projection), 0
+        ),
     )
     return Result(checks, tuple(Curve("test accuracy", name, (steps,), (found[name],)) for name in VARIANTS))
 
@@ -49,14 +53,14 @@ CLAIM = Claim(
     slug="plain-vit",
     rows=("R3.1",),
     lesson="Images and convolutions",
-    statement="TODO",
-    mistake="TODO",
-    formula="plain: x + attn(x), then x + mlp(x);  all three: x + W_O attn(norm(x)), then x + mlp(norm(x)), "
-    "with x = patches + positions at the input",
+    statement="Of the parts that the plain vision transformer lacks, position embeddings alone gain most and norm alone "
+    "gains some; the output projection of a single head gains next to nothing. All three together gain most.",
+    mistake="Each missing part costs about as much accuracy; or: a single one explains the low accuracy.",
+    formula="one head: softargmax(beta Q Kᵀ) (x W_V) W_O, and W_V W_O is a single matrix: W_O adds no new function",
     conditions="Preset plain_mnist: 4 blocks of width 64, 7 x 7 patches; 40,000 training images, 600 steps of 128. "
     "Float32, the mean of three seeds.",
     run=run,
-    try_next="clearhead train mnist-plain --model.norm pre",
+    try_next="clearhead train mnist-plain --model.norm pre --training.steps 600",
     trains=True,
-    seconds=120,
+    seconds=300,
 )
