@@ -13,8 +13,27 @@ def test_the_table_names_every_claim_and_what_to_do_next(capsys):
     assert main(["lab"]) == 0
     out = capsys.readouterr().out
     assert all(slug in out for slug in CLAIMS)
+    assert out.count("    demonstration  ") == sum(claim.kind == "demonstration" for claim in CLAIMS.values())
+    assert out.count("    experiment  ") == sum(claim.kind == "experiment" for claim in CLAIMS.values())
     assert "clearhead lab temperature --help" in out
     assert max(map(len, out.splitlines())) <= 80
+
+
+JSON_KEYS = {
+    *("id", "lesson", "kind", "claim", "conditions", "misconception", "formula"),
+    *("settings", "changed", "expected", "verdict", "numbers"),
+}
+
+
+def test_json_names_the_settings_and_which_of_them_were_changed(capsys):
+    assert main(["lab", "hard-and-soft", "--beta", "2", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["settings"] == {"seed": 0, "width": 8, "n_queries": 12, "n_keys": 6, "beta": 2.0}
+    assert row["changed"] == ["beta"]
+    assert row["verdict"] == "refuted"
+    assert main(["lab", "hard-and-soft", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["settings"]["beta"] == "inf"  # JSON has no number for it
 
 
 def test_json_has_the_promised_keys(capsys):
@@ -22,7 +41,11 @@ def test_json_has_the_promised_keys(capsys):
     rows = json.loads(capsys.readouterr().out)
     assert [row["id"] for row in rows] == list(CLAIMS)
     for row in rows:
-        assert set(row) == {"id", "rows", "claim", "expected", "verdict", "numbers"}
+        assert set(row) == JSON_KEYS
+        assert row["kind"] in ("demonstration", "experiment")
+        assert row["misconception"] == CLAIMS[row["id"]].mistake
+        assert row["formula"] == CLAIMS[row["id"]].formula
+        assert row["changed"] == []
         if CLAIMS[row["id"]].trains:
             assert (row["verdict"], row["numbers"]) == ("not run", [])
         else:
@@ -58,14 +81,15 @@ def test_one_claim_in_depth(capsys, elsewhere, slug):
     assert main(["lab", slug]) == 0
     out = capsys.readouterr().out
     assert f"expected: {CLAIMS[slug].expected}" in out
-    assert "The mistake:" in out
+    assert f"{slug}: a" in out
+    assert "Misconception:" in out
     figure = elsewhere / "figures" / f"{slug}.png"
     assert figure.exists() == (slug in DRAWN) == (f"Figure:  figures/{slug}.png" in out)
 
 
 def test_a_training_claim_in_depth_takes_fewer_steps_when_asked_to(capsys, elsewhere):
-    assert main(["lab", "several-heads", "--steps", "2", "--num-seeds", "1", "--no-figure"]) == 1
-    assert "Verdict: refuted (expected: holds)" in capsys.readouterr().out
+    assert main(["lab", "several-heads", "--steps", "2", "--num-seeds", "1", "--no-figure"]) == 0
+    assert "The claim does not hold with these settings." in capsys.readouterr().out
 
 
 def test_a_figure_goes_where_it_is_asked_to(capsys, elsewhere):
@@ -119,17 +143,40 @@ def test_the_table_tells_of_every_other_way_to_use_the_lab(capsys):
         assert way in out
 
 
-def test_a_reader_may_play_and_an_unexpected_verdict_exits_1(capsys, elsewhere):
-    assert main(["lab", "elongated-key", "--alpha", "10", "--seed", "4"]) == 0
-    assert main(["lab", "additive-mask", "--low", "-10"]) == 1
-    assert "Verdict: refuted (expected: holds)" in capsys.readouterr().out
-    assert main(["lab", "own-token", "--same-projection", "true"]) == 1
+@pytest.mark.parametrize(
+    ("argv", "holds"),
+    [
+        (["elongated-key", "--alpha", "10", "--seed", "4"], True),
+        (["elongated-key", "--alpha", "1"], True),
+        (["moved-key", "--width", "512"], True),
+        (["hard-and-soft", "--beta", "50"], True),
+        (["saturation", "--n-keys", "256"], True),
+        (["hard-and-soft", "--beta", "1"], False),
+        (["additive-mask", "--low", "-10"], False),
+        (["convolution", "--beta", "2"], False),
+    ],
+)
+def test_other_settings_are_answered_and_are_no_failure(capsys, argv, holds):
+    assert main(["lab", *argv, "--no-figure"]) == 0
+    out = capsys.readouterr().out
+    assert f"The claim {'holds' if holds else 'does not hold'} with these settings." in out
+    assert "(default: " in out
+    assert "Verdict" not in out
+
+
+def test_an_unexpected_verdict_of_the_default_settings_exits_1(capsys, monkeypatch):
+    monkeypatch.setattr("clearhead.lab.claims.run", lambda slug, **_: Result((equals("two", 2, 1, 0),)))
+    assert main(["lab", "additive-mask", "--low", "-10000", "--no-figure"]) == 1
+    assert "Verdict: refuted (expected: holds)." in capsys.readouterr().out
+    assert main(["lab", "additive-mask", "--low", "-10", "--no-figure"]) == 0
+    assert main(["lab"]) == 1
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
         (["lab", "elongated"], "did you mean elongated-key?"),
+        (["lab", "mask"], "no claim named 'mask'; did you mean additive-mask? Run clearhead lab to list all"),
         (["lab", "elongated-key", "--alhpa", "3"], "did you mean --alpha?"),
         (["lab", "elongated-key", "--alpha", "much"], "--alpha: invalid float value: 'much'"),
         (["lab", "own-token", "--same-projection", "maybe"], "--same-projection: must be true or false, got 'maybe'"),

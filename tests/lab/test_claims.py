@@ -5,8 +5,8 @@ import torch
 
 from clearhead import lab
 from clearhead.lab import columns, elongated_key, moved_key, places, saturation, temperature, torch_weights
-from clearhead.lab.claim import LESSONS
-from clearhead.lab.claims import ALL, CLAIMS, find
+from clearhead.lab.claim import LESSONS, Result, at_least
+from clearhead.lab.claims import ALL, CLAIMS, find, suggestions
 from clearhead.lab.settings import settings
 from clearhead.nn.positions import SinusoidalPositions
 
@@ -22,6 +22,7 @@ MISTAKES = {
     "additive-mask": {"low": -10.0},
     "hidden-row": {"by_mask": True},
     "hard-and-soft": {"beta": 1.0},
+    "own-token": {"same_projection": True},
     "permutation": {"by_place": False},
     "torch-weights": {"read": torch_weights.rows},
     "head-outputs": {"mix_weights": True},
@@ -109,17 +110,23 @@ def test_the_mistake_is_refuted(slug):
     assert lab.run(slug, **MISTAKES[slug]).verdict == "refuted"
 
 
+DIFFERENCE = "largest difference of the formula from measurement"
+
+
 @pytest.mark.parametrize(
     ("slug", "changes", "name"),
     [
-        ("elongated-key", {"beta": -1.0}, "how far A_0 rises where z_0 > 0"),
-        ("elongated-key", {"beta": -1.0}, "how far it falls where z_0 < 0"),
-        ("elongated-key", {"alpha": 1.0}, "how far A_0 rises where z_0 > 0"),
+        ("elongated-key", {"beta": -1.0}, "change of A_a where z_a > 0"),
+        ("elongated-key", {"beta": -1.0}, "change of A_a where z_a < 0"),
+        ("elongated-key", {"rule": elongated_key.divided_by_alpha}, f"weights: {DIFFERENCE}"),
+        ("elongated-key", {"rule": elongated_key.divided_by_alpha}, f"output: {DIFFERENCE}"),
         ("hard-and-soft", {"beta": -math.inf}, "hard, self: distance from one-hot rows"),
         ("permutation", {"beta": 1.0}, "distance from the tokens themselves"),
         ("convolution", {"border_mask": False}, "largest difference from conv1d"),
         ("hidden-row", {"low": -1.0}, "distance of its weights from 1/n each"),
-        ("any-size", {"context": 40}, "lengths that such a table takes"),
+        ("hard-and-soft", {"beta": 1.0}, "hard, two best keys tie: distance from the mean of their values"),
+        ("saturation", {"scale": saturation.unscaled}, "fraction of logits with a gradient below 1e-6, with the scale"),
+        ("class-token", {"mean": True}, "class token: tokens that the answer is read from"),
         ("stages", {"dropout": 0.0}, "same input twice, training stage: difference"),
         ("stages", {"testing": False}, "one pass in the testing stage: the weights move by"),
         ("saturation", {"scale": saturation.unscaled}, "all logits 1000 larger, spread the same: entropy left"),
@@ -149,15 +156,17 @@ def test_weights_that_are_no_softargmax_refute_both_orders_of_the_moved_key(monk
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("slug", "fails"),
-    [("positions", {0}), ("several-heads", {0, 1}), ("augmentation", {1, 2, 3}), ("recurrence", {2, 7})],
+    [
+        ("own-token", {0}),
+        ("positions", {0}),
+        ("several-heads", {0, 1}),
+        ("augmentation", {1, 2, 3}),
+        ("recurrence", {2, 7}),
+    ],
 )
 def test_the_mistake_of_a_training_run_is_refuted_by_the_number_it_is_about(slug, fails):
     checks = lab.run(slug, num_seeds=1, **MISTAKES[slug]).checks
     assert {i for i, check in enumerate(checks) if not check.ok} == fails
-
-
-def test_what_is_refuted_could_have_held():
-    assert lab.run("own-token", same_projection=True).verdict == "holds"
 
 
 def test_the_wrong_columns_are_as_wide_as_the_model():
@@ -165,7 +174,7 @@ def test_the_wrong_columns_are_as_wide_as_the_model():
 
 
 def test_a_number_that_is_none_proves_nothing():
-    assert lab.run("elongated-key", beta=float("inf")).verdict == "refuted"
+    assert Result((at_least("a", math.nan, 0.0),)).verdict == "refuted"
 
 
 @pytest.mark.parametrize("claim", ALL, ids=lambda claim: claim.slug)
@@ -193,7 +202,70 @@ def test_an_experiment_leaves_the_random_state_alone(slug):
 
 
 def test_unknown_names_are_answered_with_the_nearest():
-    with pytest.raises(LookupError, match=r"got 'elongated'; did you mean elongated-key\?"):
+    with pytest.raises(
+        LookupError, match=r"^no claim named 'elongated'; did you mean elongated-key\? Run clearhead lab"
+    ):
         find("elongated")
-    with pytest.raises(ValueError, match=r"elongated-key takes seed, .* got 'alhpa'; did you mean alpha\?"):
+    with pytest.raises(LookupError, match=r"^no claim named 'xyz'; run clearhead lab to list all \d+$"):
+        find("xyz")
+    with pytest.raises(
+        ValueError, match=r"^elongated-key has no setting 'alhpa'; did you mean alpha\? Its settings are"
+    ):
         lab.run("elongated-key", alhpa=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "slugs"),
+    [
+        ("mask", ["additive-mask"]),  # a word of the name
+        ("MASKS", ["additive-mask"]),
+        ("norms", ["layer-norm", "pre-norm"]),
+        ("dropout", ["stages"]),  # a word of the formula
+        ("temprature", ["temperature"]),  # a typing error
+        ("", []),
+    ],
+)
+def test_a_claim_is_suggested_by_a_word_of_its_name_or_text(text, slugs):
+    assert suggestions(text) == slugs
+
+
+def test_demonstrations_hold_by_construction_and_experiments_are_measured():
+    assert {claim.slug for claim in ALL if claim.kind == "experiment"} >= EXPERIMENTS
+    assert not any(claim.trains for claim in ALL if claim.kind == "demonstration")
+    assert not EXPERIMENTS & {claim.slug for claim in ALL if claim.kind == "demonstration"}
+
+
+EXPERIMENTS = {
+    "saturation",
+    "own-token",
+    "several-heads",
+    "positions",
+    "gradient-path",
+    "recurrence",
+    "skip-connections",
+    "pre-norm",
+    "augmentation",
+}
+
+
+@pytest.mark.parametrize(
+    ("slug", "changes"),
+    [
+        ("moved-key", {"width": 512}),
+        ("moved-key", {"size": 0.1}),
+        ("moved-key", {"beta": 2.0, "width": 64}),
+        ("elongated-key", {"alpha": 1.0}),
+        ("elongated-key", {"alpha": 0.5}),
+        ("elongated-key", {"alpha": 1000.0, "beta": 10.0}),
+        ("elongated-key", {"width": 512}),
+        ("hard-and-soft", {"beta": 50.0}),
+        ("saturation", {"n_keys": 2, "width": 64}),
+        ("saturation", {"n_keys": 256}),
+        ("saturation", {"width": 4096}),
+        ("any-size", {"context": 40}),
+        ("head-outputs", {"n_heads": 16}),
+    ],
+)
+def test_a_true_statement_holds_with_every_setting_that_it_covers(slug, changes):
+    result = lab.run(slug, **changes)
+    assert result.verdict == "holds", [check for check in result.checks if not check.ok]

@@ -80,6 +80,19 @@ def test_a_refuted_claim_is_not_what_was_expected():
     assert Finding(claim, None).is_expected
 
 
+def test_with_other_settings_every_verdict_is_an_answer():
+    claim = CLAIMS["temperature"]
+    assert Finding(claim, Result((equals("two", 2, 1, 0),)), {"seed": 1}).is_expected
+
+
+def test_the_page_names_kind_conditions_and_misconception():
+    claim = CLAIMS["saturation"]
+    text = page([Finding(claim, None)], "lab", ())
+    assert f"Experiment: {claim.statement}" in text
+    assert f"*Conditions:* {claim.conditions}" in text
+    assert f"*Misconception:* {claim.mistake}" in text
+
+
 def test_rounding_errors_are_not_shown_as_numbers():
     assert [shown(value) for value in (0.0, 3e-16, -3e-16, 0.12345, 768)] == [
         "0",

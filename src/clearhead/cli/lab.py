@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from clearhead.lab.page import Finding
 
 ABOUT = """\
-Each claim about attention is an experiment: it holds or it is refuted, and you
-see by which numbers. Without options, all claims in a table; the words in its
-first column are their names.
+Claims about attention, each put to the test: you see whether it holds, and by
+which numbers. A demonstration holds by construction; the outcome of an
+experiment depends on random weights or on training. Without options, all
+claims are listed; the words in the first column are their names.
 
   clearhead lab temperature               one claim in depth, with its figure
   clearhead lab temperature --help        what you may change in it
@@ -33,7 +34,7 @@ UNEXPECTED = 1
 
 
 def run(argv: Sequence[str]) -> int:
-    """The exit code: 1 when a verdict is not the expected one."""
+    """The exit code: 1 when the verdict of a claim with its own settings is not the expected one."""
     if argv and not argv[0].startswith("-"):
         return run_one(argv[0], argv[1:])
     return run_all(argv)
@@ -45,10 +46,11 @@ def run_all(argv: Sequence[str]) -> int:
     from clearhead.lab.page import Finding, check_page, write_page
 
     options = Parser("clearhead lab", ABOUT)
-    options.add_argument("--all", action="store_true", help="run the claims that train a model, too (a minute each)")
-    options.add_argument("--json", action="store_true", help="all claims with their numbers, for programs")
+    training = about(sum(claim.seconds for claim in ALL if claim.trains))
+    options.add_argument("--all", action="store_true", help=f"also run the claims that train a model ({training})")
+    options.add_argument("--json", action="store_true", help="machine-readable output: all claims and their numbers")
     options.add_argument(
-        "--page", type=Path, metavar="FILE.md", help="write a hand-out with figures in a folder beside it"
+        "--page", type=Path, metavar="FILE.md", help="write a hand-out, with its figures in a folder beside it"
     )
     args = options.parse(argv)
     if args.page:
@@ -64,7 +66,7 @@ def run_all(argv: Sequence[str]) -> int:
     else:
         print(table(found))
         if args.page:
-            print(f"Hand-out:                  {args.page}")
+            print(f"Hand-out:                 {args.page}")
     return exit_code(found)
 
 
@@ -73,24 +75,24 @@ def run_one(slug: str, argv: Sequence[str]) -> int:
     from clearhead.lab.claims import run as run_claim
     from clearhead.lab.figures.gallery import DRAWN
     from clearhead.lab.page import Finding
-    from clearhead.lab.settings import check_settings, settings
+    from clearhead.lab.settings import changed, check_settings, settings
 
     claim = find(slug)
     options = Parser(f"clearhead lab {slug}", about_one(claim))
-    options.add_argument("--json", action="store_true", help="everything, for programs")
-    where = f"where the figure goes: .png, .svg or .pdf (now figures/{slug}.png)" if slug in DRAWN else SUPPRESS
+    options.add_argument("--json", action="store_true", help="machine-readable output")
+    where = f"save the figure as .png, .svg or .pdf (default: figures/{slug}.png)" if slug in DRAWN else SUPPRESS
     options.add_argument("--figure", type=Path, metavar="FILE", help=where)
-    options.add_argument("--no-figure", action="store_true", help="numbers only" if slug in DRAWN else SUPPRESS)
+    options.add_argument(
+        "--no-figure", action="store_true", help="do not draw the figure" if slug in DRAWN else SUPPRESS
+    )
     add_settings(options, claim)
     args = options.parse(argv)
     check_figure(claim, args.figure)
-    changes = {name: getattr(args, name) for name in settings(claim)}
-    check_settings(claim, changes)
+    values = {name: getattr(args, name) for name in settings(claim)}
+    check_settings(claim, values)
     announce(claim, will_run=True)
-    finding = Finding(claim, run_claim(slug, **changes))
-    drawn = draw(
-        finding, args, {name: value for name, value in changes.items() if value != settings(claim)[name].default}
-    )
+    finding = Finding(claim, run_claim(slug, **values), changed(claim, values))
+    drawn = draw(finding, args)
     if args.json:
         print(json.dumps([as_dict(finding)], indent=2))
     else:
@@ -101,18 +103,23 @@ def run_one(slug: str, argv: Sequence[str]) -> int:
 def announce(claim: "Claim", will_run: bool) -> None:
     """A line before a wait; on stderr, where no program reads it as an answer."""
     if claim.trains and will_run:
-        print(f"{claim.slug} trains small models: about {claim.seconds} seconds ...", file=sys.stderr, flush=True)
+        print(f"{claim.slug} trains small models: {about(claim.seconds)} ...", file=sys.stderr, flush=True)
+
+
+def about(seconds: int) -> str:
+    """A duration that a reader can plan with."""
+    return f"about {seconds} seconds" if seconds < 120 else f"about {round(seconds / 60)} minutes"
 
 
 def about_one(claim: "Claim") -> str:
     from clearhead.lab.settings import settings
 
     explained = cleandoc(claim.run.__doc__ or "")
+    conditions = f"Conditions: {claim.conditions}" if claim.conditions else ""
     values = ", ".join(f"{name}={parameter.default!r}" for name, parameter in list(settings(claim).items())[:2])
     return "\n\n".join(
         [
-            fill(claim.statement, 78),
-            *([fill(explained, 78)] if explained else []),
+            *(fill(text, 78) for text in (claim.statement, conditions, explained) if text),
             f'From Python:\n  import clearhead\n  clearhead.lab.run("{claim.slug}", {values}).checks',
         ]
     )
@@ -130,13 +137,13 @@ def check_figure(claim: "Claim", path: Path | None) -> None:
     check_suffix(path)
 
 
-def draw(finding: "Finding", args: Namespace, changes: dict[str, object]) -> Path | None:
-    """The figure's file; without --figure only where a person reads the answer."""
+def draw(finding: "Finding", args: Namespace) -> Path | None:
+    """The figure's file; without --figure only where a person reads the output."""
     from clearhead.lab.figures.gallery import draw_result, save
 
     if args.no_figure or (args.json and not args.figure):
         return None
-    figure = draw_result(finding.claim.slug, finding.result, changes)
+    figure = draw_result(finding.claim.slug, finding.result, finding.changed)
     return save(figure, args.figure or Path("figures", f"{finding.claim.slug}.png")) if figure else None
 
 
@@ -147,10 +154,15 @@ def add_settings(options: Parser, claim: "Claim") -> None:
         default = parameter.default
         is_flag = isinstance(default, bool)
         kind: Any = yes_or_no if is_flag else type(default)
-        text = f"true or false, now {str(default).lower()}" if is_flag else f"{MEANING[name]}; now {default}"
+        meaning, value = ("true or false", str(default).lower()) if is_flag else (MEANING[name], default)
         option = f"--{name.replace('_', '-')}"
         options.add_argument(
-            option, dest=name, type=kind, default=default, help=text, metavar="TRUE" if is_flag else "N"
+            option,
+            dest=name,
+            type=kind,
+            default=default,
+            help=f"{meaning} (default: {value})",
+            metavar="TRUE" if is_flag else "N",
         )
 
 
@@ -165,22 +177,34 @@ def exit_code(found: Sequence["Finding"]) -> int:
 
 
 def as_dict(finding: "Finding") -> dict[str, Any]:
+    from clearhead.lab.settings import settings
+
     claim = finding.claim
+    values = {name: finding.changed.get(name, parameter.default) for name, parameter in settings(claim).items()}
     return {
         "id": claim.slug,
-        "rows": list(claim.rows),
+        "lesson": claim.lesson,
+        "kind": claim.kind,
         "claim": claim.statement,
+        "conditions": claim.conditions,
+        "misconception": claim.mistake,
+        "formula": claim.formula,
+        "settings": {name: finite(value) for name, value in values.items()},
+        "changed": list(finding.changed),
         "expected": claim.expected,
         "verdict": finding.verdict,
-        "numbers": [
-            {"name": c.name, "value": c.value if math.isfinite(c.value) else str(c.value), "says": c.says, "ok": c.ok}
-            for c in finding.checks
-        ],
+        "numbers": [{"name": c.name, "value": finite(c.value), "says": c.says, "ok": c.ok} for c in finding.checks],
         **({"curves": [vars(curve) for curve in finding.curves]} if finding.curves else {}),
     }
 
 
+def finite(value: Any) -> Any:
+    """JSON has no number for infinity, nor for NaN: they are written as text."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def table(found: Sequence["Finding"]) -> str:
+    """Two lines or more for each claim, with its kind below its name."""
     size = max(len(finding.claim.slug) for finding in found)
     lines: list[str] = []
     lesson = ""
@@ -190,9 +214,10 @@ def table(found: Sequence["Finding"]) -> str:
             lesson = claim.lesson
             lines += ["", lesson]
         mark = "" if finding.is_expected else f" (expected: {claim.expected})"
-        first, *others = wrap(claim.statement + mark, 78 - size - 13)
+        first, second, *others = [*wrap(claim.statement + mark, 78 - size - 13), ""]
         lines.append(f"  {claim.slug:{size}}  {finding.verdict:7}  {first}")
-        lines += [" " * (size + 13) + line for line in others]
+        lines.append(f"    {claim.kind:{size + 9}}{second}".rstrip())
+        lines += [" " * (size + 13) + line for line in others if line]
     return "\n".join([*lines[1:], "", *summary(found)])
 
 
@@ -200,14 +225,18 @@ def summary(found: Sequence["Finding"]) -> list[str]:
     ran = [finding for finding in found if finding.result]
     waiting = [finding.claim.slug for finding in found if not finding.result]
     first = found[0].claim.slug
+    shown = sum(finding.claim.kind == "demonstration" for finding in found)
     return [
         f"{sum(finding.is_expected for finding in ran)} of {len(ran)} verdicts are as expected.",
-        *([f"{len(waiting)} that train a model:      clearhead lab --all"] if waiting else []),
-        f"One in depth, with figure: clearhead lab {first}",
-        f"What you may change in it: clearhead lab {first} --help",
-        "As numbers for programs:   clearhead lab --json",
-        "As a page to hand out:     clearhead lab --page lab.md",
-        f'From Python:               clearhead.lab.run("{first}")',
+        f"{shown} demonstrations hold by construction; the outcome of the {len(found) - shown} experiments",
+        "depends on random weights or on training.",
+        "",
+        *([f"{len(waiting)} that train a model:     clearhead lab --all"] if waiting else []),
+        f"One claim, with figure:   clearhead lab {first}",
+        f"Its settings:             clearhead lab {first} --help",
+        "Machine-readable output:  clearhead lab --json",
+        "A page to hand out:       clearhead lab --page lab.md",
+        f'From Python:              clearhead.lab.run("{first}")',
     ]
 
 
@@ -220,18 +249,33 @@ def one(finding: "Finding", figure: Path | None) -> str:
     ]
     return "\n".join(
         [
-            f"{claim.slug}  ({claim.lesson}; answers {', '.join(claim.rows)} of the course reports)",
+            f"{claim.slug}: {'an' if claim.kind == 'experiment' else 'a'} {claim.kind} ({claim.lesson})",
             "",
             fill(claim.statement, 78),
-            fill(f"The mistake: {claim.mistake}", 78),
+            *([fill(f"Conditions: {claim.conditions}", 78)] if claim.conditions else []),
+            fill(f"Misconception: {claim.mistake}", 78),
             "",
             *wrap(claim.formula, 76, initial_indent="  ", subsequent_indent="  "),
             "",
             *numbers,
             "",
-            f"Verdict: {finding.verdict} (expected: {claim.expected}).",
+            *conclusion(finding),
             *([f"Figure:  {figure}"] if figure else []),
-            f"Try:     {claim.try_next}",
+            f"Default: clearhead lab {claim.slug}" if finding.changed else f"Try:     {claim.try_next}",
             f"Change:  clearhead lab {claim.slug} --help",
         ]
     )
+
+
+def conclusion(finding: "Finding") -> list[str]:
+    """The verdict; with the reader's own settings it is an answer, neither expected nor unexpected."""
+    from clearhead.lab.settings import settings
+
+    if not finding.changed:
+        return [f"Verdict: {finding.verdict} (expected: {finding.claim.expected})."]
+    defaults = settings(finding.claim)
+    own = ", ".join(f"{name} {value} (default: {defaults[name].default})" for name, value in finding.changed.items())
+    return [
+        *wrap(f"Settings: {own}", 78, subsequent_indent=" " * 10),
+        f"The claim {'holds' if finding.verdict == 'holds' else 'does not hold'} with these settings.",
+    ]

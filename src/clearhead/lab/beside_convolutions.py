@@ -1,17 +1,44 @@
 """What is said of transformers against convolutional networks: any size, in parallel, turned images."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.lab.claim import Claim, Result, at_least, at_most, equals
+from clearhead.lab.places import model_for
 from clearhead.lab.reach import AlongTheLine
 from clearhead.nn.attention import MultiHeadAttention
 from clearhead.nn.positions import LearnedPositions, Positions, SinusoidalPositions
 
 LENGTHS = (5, 8, 13, 40)
+SIDES = (12, 16, 20, 32)
+"""of square images; networks that are made for one size are made for the second"""
+
+
+def accepted(layer: Callable[[Tensor], Tensor], inputs: Sequence[Tensor]) -> int:
+    """How many of the inputs it gives an output for."""
+    count = 0
+    for x in inputs:
+        try:
+            count += len(layer(x)) == len(x)
+        except (ValueError, RuntimeError):  # a table without a row for the position, a linear layer of another width
+            continue
+    return count
+
+
+def classifier(width: int, *, flatten: bool) -> nn.Sequential:
+    """A CNN of three classes: its last linear layer is given all positions, flattened, or their mean."""
+    ends = (nn.Flatten(), nn.Linear(width * SIDES[1] ** 2, 3)) if flatten else (MeanOverImage(), nn.Linear(width, 3))
+    return nn.Sequential(nn.Conv2d(3, width, 3, padding=1), nn.ReLU(), *ends)
+
+
+class MeanOverImage(nn.Module):
+    """Global average pooling. (B,C,h,w) -> (B,C)"""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
 
 
 def run(*, seed: int = 0, width: int = 8, context: int = 8, learned: bool = False) -> Result:
@@ -19,16 +46,11 @@ def run(*, seed: int = 0, width: int = 8, context: int = 8, learned: bool = Fals
     torch.manual_seed(seed)
     attention, convolution = MultiHeadAttention(width, 2), AlongTheLine(width, kernel=3, depth=2)
     table = LearnedPositions(context, width)
+    images = [torch.randn(1, 3, side, side) for side in SIDES]
+    vit = model_for(width, "class", SIDES[1] // 4).float()
 
-    def answered(layer: Callable[[Tensor], Tensor]) -> int:
-        """How many of the lengths it takes."""
-        count = 0
-        for length in LENGTHS:
-            try:
-                count += layer(torch.randn(1, length, width)).shape == (1, length, width)
-            except ValueError:  # the table has no row for the place
-                continue
-        return count
+    def lengths(layer: Callable[[Tensor], Tensor], numbers: Sequence[int] = LENGTHS) -> int:
+        return accepted(layer, [torch.randn(1, length, width) for length in numbers])
 
     def placed(where: Positions) -> Callable[[Tensor], Tensor]:
         return lambda x: attention(where(x))
@@ -36,20 +58,29 @@ def run(*, seed: int = 0, width: int = 8, context: int = 8, learned: bool = Fals
     with torch.no_grad():
         return Result(
             (
-                equals("of 4 lengths, a convolution takes", answered(convolution), 4, 0),
+                equals("of 4 lengths, convolutions accept", lengths(convolution), 4, 0),
                 equals(
-                    "attention with sinusoidal positions takes",
-                    answered(placed(table if learned else SinusoidalPositions())),
+                    "attention with sinusoidal positions accepts",
+                    lengths(placed(table if learned else SinusoidalPositions())),
                     4,
                     0,
                 ),
                 equals(
-                    f"attention with a learned table of {context} rows takes",
-                    answered(placed(table)),
-                    sum(length <= context for length in LENGTHS),
+                    f"of the lengths {context} and {context + 1}, attention with a table of {context} rows accepts",
+                    lengths(placed(table), (context, context + 1)),
+                    1,
                     0,
                 ),
-                at_most("lengths that such a table takes", answered(placed(table)), 3),
+                equals("of 4 image sizes, a ViT accepts (its table is interpolated)", accepted(vit, images), 4, 0),
+                equals(
+                    "a CNN that ends in mean + linear accepts", accepted(classifier(width, flatten=False), images), 4, 0
+                ),
+                equals(
+                    "a CNN that ends in flatten + linear accepts",
+                    accepted(classifier(width, flatten=True), images),
+                    1,
+                    0,
+                ),
             )
         )
 
@@ -124,18 +155,24 @@ def run_rotation(*, seed: int = 0, width: int = 4, side: int = 8, turn: bool = F
 
 ANY_SIZE = Claim(
     slug="any-size",
+    kind="demonstration",
     rows=("R1.7",),
     lesson="Images and convolutions",
-    statement="Attention and convolution both take any size; a learned position table is what does not.",
-    mistake="A transformer takes any size, a CNN needs a fixed one.",
-    formula="neither W_Q, W_K, W_V nor a kernel has a size that depends on the length; a table (context, width) has",
+    statement="Attention and convolution both accept any size. A learned position table fixes it unless it is "
+    "interpolated, as that of our ViT is; so does a CNN's last linear layer if it is given all positions, flattened.",
+    conditions="The sides of an image are multiples of the patch size.",
+    mistake="A transformer accepts any size, a CNN needs a fixed one.",
+    formula="neither W_Q, W_K, W_V nor a kernel has a size that depends on the length; a table (context, width) and "
+    "the linear layer after flatten (h w channels, classes) have",
     run=run,
     try_next="clearhead lab any-size --context 20",
     multiples={"width": 2},
+    most={"width": 1024},
 )
 
 PARALLEL = Claim(
     slug="parallel",
+    kind="demonstration",
     rows=("R1.7",),
     lesson="Images and convolutions",
     statement="Both attention and convolution are parallel over places and sequential over layers.",
@@ -148,6 +185,7 @@ PARALLEL = Claim(
 
 ROTATION = Claim(
     slug="rotation",
+    kind="demonstration",
     rows=("R0.10",),
     lesson="Images and convolutions",
     statement="A convolution follows a shift of the image; it does not follow a turn, and pooling does not help.",

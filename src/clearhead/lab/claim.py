@@ -43,6 +43,10 @@ def above(name: str, value: float, limit: float) -> Check:
     return Check(name, value, f"above {limit:g}", value > limit)
 
 
+def below(name: str, value: float, limit: float) -> Check:
+    return Check(name, value, f"below {limit:g}", value < limit)
+
+
 def within(name: str, value: float, low: float, high: float) -> Check:
     return Check(name, value, f"from {low:g} to {high:g}", low <= value <= high)
 

@@ -2,7 +2,7 @@
 
 import difflib
 import inspect
-from collections.abc import Iterable
+import re
 
 import torch
 
@@ -87,8 +87,27 @@ CLAIMS: dict[str, Claim] = {claim.slug: claim for claim in ALL}
 
 def find(slug: str) -> Claim:
     if slug not in CLAIMS:
-        raise LookupError(f"a claim is one of {', '.join(CLAIMS)}, got {slug!r}; {nearest(slug, CLAIMS)}")
+        *others, last = suggestions(slug) or [""]
+        listed = f"run clearhead lab to list all {len(CLAIMS)}"
+        near = f"{', '.join(others)} or {last}" if others else last
+        raise LookupError(f"no claim named {slug!r}; {f'did you mean {near}? R{listed[1:]}' if near else listed}")
     return CLAIMS[slug]
+
+
+def suggestions(text: str) -> list[str]:
+    """Up to three claims: with one of these words in the name, else in the text, else of a similar name."""
+    wanted = words(text)
+    by_name = [slug for slug in CLAIMS if wanted & words(slug) or (len(text) > 2 and text.lower() in slug)]
+    by_word = {word: slug for slug in reversed(CLAIMS) for word in words(slug)}
+    similar = difflib.get_close_matches(text.lower(), [*CLAIMS, *by_word], n=3)
+    by_text = [slug for slug, c in CLAIMS.items() if wanted & words(f"{c.statement} {c.mistake} {c.formula}")]
+    found = by_name or by_text or [by_word.get(name, name) for name in similar]
+    return list(dict.fromkeys(found))[:3]
+
+
+def words(text: str) -> set[str]:
+    """The words of a name or a sentence, in the singular and without the shortest: heads-as-groups -> head, group."""
+    return {word.removesuffix("s") for word in re.findall(r"[a-z0-9]{3,}", text.lower())}
 
 
 def run(slug: str, **changes: object) -> Result:
@@ -97,15 +116,12 @@ def run(slug: str, **changes: object) -> Result:
     known = inspect.signature(claim.run).parameters
     for name in changes:
         if name not in known:
-            raise ValueError(f"{slug} takes {', '.join(known)}, got {name!r}; {nearest(name, known)}")
+            near = difflib.get_close_matches(name, known, n=1)
+            suggestion = f"did you mean {near[0]}? " if near else ""
+            raise ValueError(f"{slug} has no setting {name!r}; {suggestion}Its settings are {', '.join(known)}")
     check_settings(claim, changes)
     with (
         enough_memory(),
         torch.random.fork_rng(devices=[]),
     ):  # an experiment may seed torch; the caller's random state stays
         return claim.run(**changes)
-
-
-def nearest(word: str, words: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, words, n=1)
-    return f"did you mean {near[0]}?" if near else "choose one of them"

@@ -33,6 +33,7 @@ def run(*, seed: int = 0, width: int = 768, n_tokens: int = 6, keys_first: bool 
 
 CLAIM = Claim(
     slug="columns",
+    kind="demonstration",
     rows=("R1.1",),
     lesson="Attention and its weights",
     statement="With tokens as columns, the weights are softargmax(Kᵀ Q / sqrt d), tokens by tokens, and out = V A.",

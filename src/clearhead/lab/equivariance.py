@@ -36,6 +36,7 @@ def run(
 
 CLAIM = Claim(
     slug="equivariance",
+    kind="demonstration",
     rows=("R2.6",),
     lesson="Positions and order",
     statement="Shuffling the tokens shuffles the answers of multi-head attention, and changes nothing else.",

@@ -51,6 +51,7 @@ def run_linear(*, seed: int = 0, width: int = 4, length: int = 6, beta: float = 
 
 CONVOLUTION = Claim(
     slug="convolution",
+    kind="demonstration",
     rows=("R4.11", "R4.7"),
     lesson="What attention can compute",
     statement="One head per offset, none beyond the border, beta large: attention is any convolution of stride 1.",
@@ -62,6 +63,7 @@ CONVOLUTION = Claim(
 
 RUNNING_LINEAR = Claim(
     slug="running-linear",
+    kind="demonstration",
     rows=("R4.10",),
     lesson="What attention can compute",
     statement="Attention whose weights are the identity is a linear layer run along the sequence: a 1x1 convolution.",

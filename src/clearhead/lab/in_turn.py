@@ -85,4 +85,5 @@ CLAIM = Claim(
     least={"width": 16, "length": 8},
     most={"width": 256, "length": 256},
     multiples={"width": 2},
+    kind="demonstration",
 )

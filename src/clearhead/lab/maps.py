@@ -63,6 +63,7 @@ def run_cross(
 
 MAP = Claim(
     slug="attention-map",
+    kind="demonstration",
     rows=("R3.4",),
     lesson="Attention and its weights",
     statement="The map of one head is batch x sequence x sequence, and self-attention is Attention(X, X, X).",
@@ -74,6 +75,7 @@ MAP = Claim(
 
 CROSS = Claim(
     slug="cross-attention",
+    kind="demonstration",
     rows=("R4.12",),
     lesson="Attention and its weights",
     statement="In cross-attention keys and values come from the encoder, queries from the decoder.",

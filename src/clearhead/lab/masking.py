@@ -51,6 +51,7 @@ def run_row(*, seed: int = 0, width: int = 8, n_tokens: int = 6, low: float = -1
 
 ADDITIVE = Claim(
     slug="additive-mask",
+    kind="demonstration",
     rows=("R0.3",),
     lesson="Masks, training and testing",
     statement="-10000 added before the scale hides a key only because e^(-10000/sqrt d) underflows to 0; -10 leaks.",
@@ -63,6 +64,7 @@ ADDITIVE = Claim(
 
 HIDDEN_ROW = Claim(
     slug="hidden-row",
+    kind="demonstration",
     rows=("R0.3",),
     lesson="Masks, training and testing",
     statement="A row hidden everywhere by -1e14 becomes uniform over what it may not see; a mask gives zeros.",

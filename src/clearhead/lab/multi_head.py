@@ -19,7 +19,7 @@ def run(*, seed: int = 0, width: int = 16, n_heads: int = 4, n_tokens: int = 5, 
         return (weight if from_left else weight.T).chunk(n_heads)  # W_i (d,e)
 
     def outputs(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-        """O_i = W_V,i v softargmax((W_K,i k)ᵀ W_Q,i q), (d,n) each"""
+        """O_i = W_V,i v softargmax(beta (W_K,i k)ᵀ W_Q,i q), beta = 1/sqrt(d), (d,n) each"""
         found = []
         for W_Q, W_K, W_V in zip(*(heads(p.weight) for p in (layer.query, layer.key, layer.value)), strict=True):
             Q, K, V = W_Q @ q, W_K @ k, W_V @ v
@@ -69,17 +69,20 @@ def run_groups(*, seed: int = 0, width: int = 8, n_heads: int = 4, length: int =
 
 COLUMNS = Claim(
     slug="multi-head",
+    kind="demonstration",
     rows=("R4.6",),
     lesson="Heads",
     statement="From C (e,n) each head projects once, from the left: W_i C; one W_O without an index mixes the outputs.",
     mistake="C W_i, from the right, and a W_O of its own for each head.",
-    formula="Q_i = W_Q,i C (d,n), K_i, V_i likewise;  H = W_O [O_1; ...; O_h], W_O (e, h d)",
+    formula="Q_i = W_Q,i C (d,n), K_i, V_i likewise;  O_i = V_i softargmax(K_iᵀ Q_i / sqrt(d)) by columns (d,n);  "
+    "H = W_O [O_1; ...; O_h], W_O (e, h d)",
     run=run,
     try_next="clearhead lab head-outputs",
 )
 
 GROUPS = Claim(
     slug="heads-as-groups",
+    kind="demonstration",
     rows=("R4.7",),
     lesson="Heads",
     statement="Heads are to attention what groups with a kernel each are to a convolution: own pattern, own channels.",

@@ -96,6 +96,7 @@ LAYER = Claim(
     "by the running mean and variance in evaluation mode",
     run=run,
     try_next="clearhead lab pre-norm",
+    kind="demonstration",
 )
 
 WIRING = Claim(

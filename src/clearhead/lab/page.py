@@ -1,7 +1,7 @@
 """The lab's hand-out: a page for a class, written from what the experiments found."""
 
-from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
@@ -10,11 +10,12 @@ from clearhead.lab.claim import Check, Claim, Curve, Result
 HEAD = """\
 # The lab
 
-Each sentence below is a claim about attention that was put to the test: an experiment measured some numbers, and the
-claim holds if all of them are what it says. Beside it stands the mistake that is often made instead. Every experiment
-can be run again, with other numbers, by the command that is named; a whole lesson takes seconds on a laptop, and a
-claim that trains a model up to a minute. Codes such as R4.5 number the statements of the course reports that are
-answered.
+Each sentence below is a claim about attention that was put to the test: numbers were measured, and the claim holds if
+all of them are what it says. Beside each claim stands a common misconception. A claim is either a *demonstration*,
+which holds by construction (an identity that is shown with numbers), or an *experiment*, whose outcome depends on
+random weights or on training. Each can be run again, with other settings, by the command below it: a whole lesson takes
+seconds on a laptop, a claim that trains a model up to a minute. With other settings a claim need not hold, and the
+program says whether it does.
 
 This page is written by `clearhead lab --all --page docs/lab.md`.
 """
@@ -22,10 +23,11 @@ This page is written by `clearhead lab --all --page docs/lab.md`.
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim and what its experiment found; None if it was not run."""
+    """A claim and what was measured; None if it was not run. `changed` holds the settings that are not its own."""
 
     claim: Claim
     result: Result | None
+    changed: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def checks(self) -> tuple[Check, ...]:
@@ -41,7 +43,8 @@ class Finding:
 
     @property
     def is_expected(self) -> bool:
-        return self.result is None or self.result.verdict == self.claim.expected
+        """What is expected is known for the claim's own settings only: with others, every verdict is an answer."""
+        return self.result is None or bool(self.changed) or self.result.verdict == self.claim.expected
 
 
 def check_page(path: Path) -> None:
@@ -83,12 +86,13 @@ def entry(finding: Finding, figure: str | None) -> list[str]:
     ]
     return [
         f"### {claim.slug}: {finding.verdict}\n",
-        f"{claim.statement}  ",
-        f"*The mistake:* {claim.mistake}\n",
+        f"{claim.kind.capitalize()}: {claim.statement}  ",
+        *([f"*Conditions:* {claim.conditions}  "] if claim.conditions else []),
+        f"*Misconception:* {claim.mistake}\n",
         f"```text\n{claim.formula}\n```\n",
         *(["| measured | value | the claim says | |", "|---|---|---|---|", *rows, ""] if rows else []),
         *([f"![{claim.slug}]({figure})\n"] if figure else []),
-        f"Run it: `clearhead lab {claim.slug}`; then try `{claim.try_next}`. ({', '.join(claim.rows)})\n",
+        f"Run it: `clearhead lab {claim.slug}`; then try `{claim.try_next}`.\n",
     ]
 
 

@@ -65,6 +65,7 @@ def run_graph(
 
 FEEDFORWARD = Claim(
     slug="feed-forward",
+    kind="demonstration",
     rows=("R4.13",),
     lesson="Blocks: feed-forward, norm, skip connections",
     statement="The feed-forward net is the same at each position: two 1x1 convolutions with an activation between.",
@@ -77,6 +78,7 @@ FEEDFORWARD = Claim(
 
 PATCHES = Claim(
     slug="patches",
+    kind="demonstration",
     rows=("R4.15",),
     lesson="Images and convolutions",
     statement="Cutting an image into patches and projecting them is a convolution whose stride is its kernel's size.",
@@ -88,6 +90,7 @@ PATCHES = Claim(
 
 GRAPH = Claim(
     slug="graph",
+    kind="demonstration",
     rows=("R3.4",),
     lesson="What attention can compute",
     statement="Attention passes messages on a fully connected graph; with the edges as mask, on any graph.",

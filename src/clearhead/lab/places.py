@@ -87,6 +87,15 @@ def run_readout(*, seed: int = 0, width: int = 16, mean: bool = False) -> Result
         (gradient,) = torch.autograd.grad(answer.square().sum(), encoded)
         return int((gradient[0].abs().sum(-1) > 0).sum())
 
+    def classifier_inputs(*readouts: Pooling) -> int:
+        """The largest number of inputs of a classifier."""
+        given: list[Tensor] = []
+        for readout in readouts:
+            model = model_for(width, readout)
+            model.head.register_forward_pre_hook(lambda module, args: given.append(args[0]))
+            model(images)
+        return max(x[0].numel() for x in given)
+
     model = model_for(width, "class")
     norm, z = model.encoder.norm, []
     assert isinstance(norm, nn.LayerNorm)
@@ -101,6 +110,7 @@ def run_readout(*, seed: int = 0, width: int = 16, mean: bool = False) -> Result
             at_most("difference of MLP(LN(z_0)) from the model", error, 1e-12),
             equals("class token: tokens that the answer is read from", read_places("mean" if mean else "class"), 1, 0),
             equals("mean pooling: tokens that the answer is read from", read_places("mean"), 16, 0),
+            equals("numbers that the classifier is given, of either", classifier_inputs("class", "mean"), width, 0),
             equals("decoder blocks in it", sum(isinstance(part, DecoderBlock) for part in model.modules()), 0, 0),
         )
     )
@@ -108,6 +118,7 @@ def run_readout(*, seed: int = 0, width: int = 16, mean: bool = False) -> Result
 
 LEARNED = Claim(
     slug="learned-positions",
+    kind="demonstration",
     rows=("R4.15",),
     lesson="Positions and order",
     statement="A learned position is a vector as wide as a token, added to it; without it patches are a bag.",
@@ -121,10 +132,12 @@ LEARNED = Claim(
 
 READOUT = Claim(
     slug="class-token",
+    kind="demonstration",
     rows=("R4.15",),
     lesson="Images and convolutions",
-    statement="A vision transformer answers from one token, MLP(LN(z_0)), or from the mean of all; it has no decoder.",
-    mistake="The answer is read from all patches, or from a decoder.",
+    statement="The classifier of a vision transformer is given one vector, that of the class token, MLP(LN(z_0)), or "
+    "the mean of all tokens; there is no decoder.",
+    mistake="The classifier is given all tokens side by side (flattened), or the output of a decoder.",
     formula="y = MLP(LN(z_0));  or y = MLP(mean_i LN(z_i))",
     run=run_readout,
     try_next="clearhead shapes vit_base",

@@ -53,14 +53,14 @@ CLAIM = Claim(
     slug="plain-vit",
     rows=("R3.1",),
     lesson="Images and convolutions",
-    statement="Of the parts that the plain vision transformer lacks, position embeddings alone gain most and norm alone "
-    "gains some; the output projection of a single head gains next to nothing. All three together gain most.",
+    statement="Of the parts that the plain vision transformer lacks, position embeddings alone gain most and norm "
+    "alone gains some; the output projection of a single head gains next to nothing. All three together gain most.",
     mistake="Each missing part costs about as much accuracy; or: a single one explains the low accuracy.",
     formula="one head: softargmax(beta Q Kᵀ) (x W_V) W_O, and W_V W_O is a single matrix: W_O adds no new function",
     conditions="Preset plain_mnist: 4 blocks of width 64, 7 x 7 patches; 40,000 training images, 600 steps of 128. "
     "Float32, the mean of three seeds.",
     run=run,
-    try_next="clearhead train mnist-plain --model.norm pre --training.steps 600",
+    try_next="clearhead lab plain-vit --steps 200",
     trains=True,
     seconds=300,
 )

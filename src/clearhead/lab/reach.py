@@ -59,6 +59,7 @@ def run(*, seed: int = 0, width: int = 8, n_tokens: int = 21, kernel: int = 3, d
 
 CLAIM = Claim(
     slug="reach",
+    kind="demonstration",
     rows=("R1.7",),
     lesson="Images and convolutions",
     statement="One attention layer sees every token; a convolution sees its kernel, and needs depth to see everything.",

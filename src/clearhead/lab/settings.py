@@ -1,4 +1,4 @@
-"""The numbers of an experiment that a reader may change: what they mean, and which are taken."""
+"""The settings of a claim that a reader may change: what they mean, and which values are accepted."""
 
 import inspect
 import math
@@ -54,6 +54,11 @@ def settings(claim: Claim) -> dict[str, inspect.Parameter]:
     return {p.name: p for p in parameters if isinstance(p.default, int | float)}
 
 
+def changed(claim: Claim, values: Mapping[str, object]) -> dict[str, object]:
+    """Those of the values that are not the claim's own."""
+    return {name: values[name] for name, p in settings(claim).items() if name in values and values[name] != p.default}
+
+
 def check_settings(claim: Claim, changes: Mapping[str, object]) -> None:
     """Refuses what the experiment would answer with an error, or with a number that means nothing."""
     known = settings(claim)
@@ -86,9 +91,7 @@ def check_kind(name: str, value: object, default: object) -> None:
 def check_range(claim: Claim, name: str, value: float) -> None:
     least, most = limits(claim, name)
     if not least <= value <= most:  # NaN is refused, too
-        raise ValueError(
-            f"{name} of {claim.slug} must be from {least:.10g} to {most:.10g}, got {value!r}; choose another"
-        )
+        raise ValueError(f"{name} of {claim.slug} must be from {least:.10g} to {most:.10g}, got {value!r}")
 
 
 def limits(claim: Claim, name: str) -> tuple[float, float]:

@@ -53,4 +53,5 @@ CLAIM = Claim(
     least={"dropout": 0},
     most={"dropout": 0.9},
     multiples={"width": 2},
+    kind="demonstration",
 )

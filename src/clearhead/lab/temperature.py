@@ -40,6 +40,7 @@ def run(*, seed: int = 0, n_keys: int = 6, rule: Rule = softargmax) -> Result:
 
 CLAIM = Claim(
     slug="temperature",
+    kind="demonstration",
     rows=("R4.1",),
     lesson="Softargmax and its temperature",
     statement="beta = 0 shares equally, 1 is softmax, +inf chooses the largest and -inf the smallest; ties share.",

@@ -34,6 +34,7 @@ def run(*, seed: int = 0, width: int = 16, n_tokens: int = 5, read: Reader = blo
 
 CLAIM = Claim(
     slug="torch-weights",
+    kind="demonstration",
     rows=("R0.4",),
     lesson="Heads",
     statement="W_Q, W_K and W_V are three equal row blocks of in_proj_weight.",

@@ -1,0 +1,77 @@
+"""Every command that the lab suggests, in its help, its output and its page, runs and ends well."""
+
+import re
+import shlex
+
+import pytest
+
+import clearhead
+from clearhead.cli.lab import ABOUT, about_one, one, summary
+from clearhead.cli.main import main
+from clearhead.lab.claim import Result, equals
+from clearhead.lab.claims import ALL, CLAIMS
+from clearhead.lab.claims import run as run_claim
+from clearhead.lab.page import Finding, page
+from clearhead.lab.settings import settings
+
+
+def suggested():
+    """Commands, without their first word, in the order of the texts that name them."""
+    done = Result((equals("one", 1, 1, 0),))
+    texts = [
+        ABOUT,
+        *summary([Finding(claim, None) for claim in ALL]),
+        *(about_one(claim) for claim in ALL),
+        *(one(Finding(claim, done), None) for claim in ALL),
+        *(one(Finding(claim, done, {"seed": 1}), None) for claim in ALL),
+        page([Finding(claim, done) for claim in ALL], "lab", ()),
+    ]
+    found = [command for text in texts for command in re.findall(r"\bclearhead ([a-z][^`\n]*?)(?=`|  |\n|$)", text)]
+    return list(dict.fromkeys(command.strip() for command in found))
+
+
+COMMANDS = suggested()
+OF_ALL = [command for command in COMMANDS if command.startswith("lab") and not re.match(r"lab [a-z]", command)]
+OF_ONE = [command for command in COMMANDS if command not in OF_ALL]
+
+
+def trains(command):
+    words = shlex.split(command)
+    return words[0] == "lab" and CLAIMS[words[1]].trains
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_commands_are_found():
+    assert {"lab temperature --help", "lab permutation --beta 2", "lab --all", "lab --page lab.md"} <= set(COMMANDS)
+    assert {claim.try_next.removeprefix("clearhead ") for claim in ALL} <= set(COMMANDS)
+    assert all(f"lab {slug}" in COMMANDS for slug in CLAIMS)
+
+
+@pytest.mark.parametrize("command", OF_ONE)
+def test_a_suggested_command_does_not_fail(capsys, elsewhere, command):
+    argv = shlex.split(command)
+    if argv[0] == "lab" and "--help" not in argv:  # verdicts of training and figures have tests of their own
+        argv += ["--no-figure", *(["--steps", "2", "--num-seeds", "1"] if trains(command) else [])]
+    assert main(argv) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", OF_ALL)
+def test_a_suggested_command_for_all_claims_does_not_fail(capsys, elsewhere, monkeypatch, command):
+    """With numbers in the place of the experiments, which have tests of their own."""
+    done = Result((equals("one", 1, 1, 0),))
+    monkeypatch.setattr(
+        "clearhead.lab.claims.run", lambda slug: done if CLAIMS[slug].expected == "holds" else run_claim(slug)
+    )
+    monkeypatch.setattr("clearhead.lab.figures.gallery.draw_result", lambda *_: None)
+    assert main(shlex.split(command)) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("claim", [claim for claim in ALL if not claim.trains], ids=lambda claim: claim.slug)
+def test_the_suggested_python_runs(claim):
+    (line,) = re.findall(r"clearhead\.lab\.run\(.*", about_one(claim))
+    assert eval(line, {"clearhead": clearhead})
+    assert all(name in settings(claim) for name in re.findall(r"(\w+)=", line))

@@ -1,0 +1,90 @@
+"""What single claims say, checked by other means than their own experiment."""
+
+import math
+
+import pytest
+import torch
+
+from clearhead import lab
+from clearhead.lab import choices, elongated_key, saturation
+from clearhead.nn.attention import attend_reference
+
+
+def values(slug, **changes):
+    return {check.name: check.value for check in lab.run(slug, **changes).checks}
+
+
+def test_the_misconception_of_the_longer_key_is_quoted_as_the_source_has_it():
+    weights = torch.tensor([0.4, 0.3, 0.2, 0.1])
+    claimed = elongated_key.divided_by_alpha(weights, torch.zeros(4), 1.0, 2.0)
+    torch.testing.assert_close(claimed, torch.tensor([0.2, 0.2, 0.4 / 3, 0.2 / 3]))
+
+
+@pytest.mark.parametrize("alpha", [0.5, 3.0])
+@pytest.mark.parametrize("score", [-1.5, 1.5])
+def test_the_output_moves_by_the_change_of_one_weight(alpha, score):
+    """Against attention itself, computed twice: the formula needs no weight but that of the longer key."""
+    random = torch.Generator().manual_seed(1)
+    keys, v = torch.randn(2, 5, 4, generator=random, dtype=torch.float64)
+    query = torch.tensor([[1.0, 0, 0, 0]], dtype=torch.float64)
+    keys[0, 0] = score
+    longer = keys.clone()
+    longer[0] *= alpha
+    (before_out, before), (after_out, after) = (attend_reference(query, k, v, beta=0.7) for k in (keys, longer))
+    moved = elongated_key.output_change(before[0], after[0], v)
+    torch.testing.assert_close(moved, (after_out - before_out)[0])
+    predicted = elongated_key.exact(before[0], keys[:, 0], 0.7, alpha)
+    torch.testing.assert_close(predicted, after[0])
+
+
+def test_a_ratio_beyond_floating_point_is_a_weight_of_one():
+    weights = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    for score, expected in ((1.0, [1.0, 0.0]), (-1.0, [0.0, 1.0])):
+        after = elongated_key.exact(weights, torch.tensor([score, 0.0], dtype=torch.float64), 10.0, 1000.0)
+        torch.testing.assert_close(after, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_tied_keys_share_and_a_finite_beta_leaves_the_rest_little():
+    q, k = torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 0.0], [1.0, 5.0]])
+    assert choices.tied(q, k, torch.eye(2), math.inf) == 0
+    assert choices.tied(q, k, torch.eye(2), 1.0) > 0.01
+    scores = q @ k.T
+    weights = torch.softmax(3 * scores, -1)
+    rest, bound = choices.rest_and_bound(weights, scores, 3.0)
+    assert rest == pytest.approx(weights[0, 1].item())
+    assert rest <= bound == pytest.approx(math.exp(-3))
+
+
+def test_without_the_scale_nearly_all_gradients_of_many_keys_vanish():
+    with_scale, without = (
+        saturation.measure(256, scale, 256, torch.Generator().manual_seed(0)).vanished for scale in (1 / 16, 1.0)
+    )
+    assert with_scale < 0.005
+    assert without > 0.95
+
+
+def test_the_formula_of_the_heads_needs_its_beta():
+    assert values("head-outputs")["the same without beta: difference"] > 1
+    assert "softargmax(beta " in lab.claims.CLAIMS["head-outputs"].formula
+
+
+def test_what_fixes_a_size_is_the_table_or_the_flattened_image():
+    found = values("any-size")
+    assert found["of 4 image sizes, a ViT accepts (its table is interpolated)"] == 4
+    assert found["a CNN that ends in mean + linear accepts"] == 4
+    assert found["a CNN that ends in flatten + linear accepts"] == 1
+
+
+def test_the_classifier_is_given_one_vector_and_its_misconception_is_another_statement():
+    claim = lab.claims.CLAIMS["class-token"]
+    assert values("class-token", width=24)["numbers that the classifier is given, of either"] == 24
+    assert "flattened" in claim.mistake
+    assert "flattened" not in claim.statement
+
+
+@pytest.mark.slow
+def test_a_trained_model_attends_to_the_opposite_token():
+    found = values("own-token")
+    assert found["trained to reverse: fraction of tokens that attend most to themselves"] == 0
+    assert found["trained to reverse: mean weight of a token for itself"] < 0.05
+    assert found["trained to reverse: mean weight of a token for its opposite"] > 0.5
