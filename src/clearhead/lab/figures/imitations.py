@@ -1,5 +1,6 @@
-"""How close attention comes to the layers that it imitates, as beta grows."""
+"""What attention can compute: how close it comes to other layers as beta grows, and messages on a graph."""
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -7,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.drawing import BLACK, BLUE, GREEN, GREY, LIGHT, ORANGE, PURPLE, VERMILION
+from clearhead.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION
 from clearhead.lab.constructions import SHARP, OffsetAttention, convolution, identity, permutation, pointwise
-from clearhead.lab.figures.style import SMALL, canvas, heat_maps, label, name
+from clearhead.lab.figures.style import SMALL, canvas, headline, heat_maps, label, name, rounding_band
 from clearhead.nn.attention import attend_reference
 
 if TYPE_CHECKING:
@@ -79,8 +80,7 @@ def draw_errors(axes: "Axes", errors: Errors, beta: float) -> None:
     axes.set_yscale("log")
     axes.set_ylim(FLOOR, 1e4)
     axes.set_yticks([1e0, 1e-4, 1e-8, 1e-12, 1e-16])
-    axes.axhspan(FLOOR, 1e-14, color=LIGHT, zorder=0)
-    label(axes, 0, 1e-14, "rounding (float64)", BLACK, offset=(4, -18))
+    rounding_band(axes, FLOOR)
     if 0 <= beta <= last:
         axes.axvline(beta, color=GREY, linestyle="--", zorder=0)
     if len(errors) > 1:
@@ -93,7 +93,8 @@ def draw_convolution(
     """The error of every construction against beta."""
     figure, (axes,) = canvas()
     draw_errors(axes, convolution_errors(seed, width, length, kernel) | simple_errors(seed, width, length), beta)
-    name(axes, "The larger beta, the closer attention is to each layer", "beta", "largest error")
+    name(axes, "", "beta (1 / temperature)", "largest error")
+    headline(figure, "The larger beta, the closer attention comes to each of these layers")
     return figure
 
 
@@ -104,8 +105,8 @@ def draw_permutation(*, seed: int = 0, width: int = 8, n_tokens: int = 6, beta: 
     places = torch.eye(n_tokens, dtype=torch.float64)
     order = torch.randperm(n_tokens, generator=torch.Generator().manual_seed(seed))
     figure, (left, right) = canvas("AB", widths=(1, 1.2))
-    heat_maps(figure, [left], [attend_reference(places[order], places, places, beta=beta)[1]], "weight")
-    name(left, "One key for each query", "key", "query")
+    heat_maps(figure, [left], [attend_reference(places[order], places, places, beta=beta)[1]], "attention weight")
+    name(left, "One key for each query", "key token", "query token")
     draw_errors(
         right,
         {
@@ -116,7 +117,8 @@ def draw_permutation(*, seed: int = 0, width: int = 8, n_tokens: int = 6, beta: 
         beta,
     )
     label(right, 3, 1.0, f"{BOTH} both choose 3", offset=(0, 14))
-    name(right, "beta alone is not enough", "beta", "largest error")
+    name(right, "Error of the imitation", "beta (1 / temperature)", "largest error")
+    headline(figure, "Attention permutes if the best keys do; a large beta alone is not enough")
     return figure
 
 
@@ -125,12 +127,13 @@ def draw_running_linear(*, seed: int = 0, width: int = 4, length: int = 6, beta:
     with torch.random.fork_rng(devices=[]):
         maps = [offset_weights(identity(width, length, b)) for b in (0.0, beta)]
     figure, (zero, large, right) = canvas("AC;BC", widths=(1, 2))
-    heat_maps(figure, [zero, large], maps, "weight")
+    heat_maps(figure, [zero, large], maps, "attention weight")
     for axes, b, x in ((zero, 0.0, ""), (large, beta, "key")):
         name(axes, "", x, "query")
         axes.set_title(f"beta = {b:g}", fontsize=SMALL)
     draw_errors(right, {"1x1": simple_errors(seed, width, length)["1x1"]}, beta)
-    name(right, "A linear layer needs a large beta", "beta", "largest error")
+    name(right, "Difference from a linear layer", "beta (1 / temperature)", "largest error")
+    headline(figure, "With a large beta, attention can be a linear layer at each position")
     return figure
 
 
@@ -143,3 +146,48 @@ def offset_weights(layer: OffsetAttention) -> Tensor:
     tokens = F.pad(tokens, (0, attention.query.in_features - tokens.shape[-1]))
     q, k = attention.split(attention.query(tokens)), attention.split(attention.key(tokens))
     return attend_reference(q, k, k, layer.mask, attention.beta)[1][0, 0]
+
+
+def draw_graph(*, seed: int = 0, width: int = 8, n_nodes: int = 6, share: float = 0.4) -> "Figure":
+    """Left: without a mask everyone hears everyone. Right: with edges as the mask, the same queries and keys."""
+    random = torch.Generator().manual_seed(seed)
+    q, k, v = torch.randn(3, n_nodes, width, generator=random, dtype=torch.float64)
+    edges = torch.rand(n_nodes, n_nodes, generator=random) < share
+    figure, (left, right) = canvas("AB")
+    arrows(left, attend_reference(q, k, v)[1])
+    arrows(right, attend_reference(q, k, v, edges)[1])
+    name(left, "No mask: complete graph", "arrow: from key to query")
+    name(right, "Edges as mask: any graph", "thick: large weight; ring: to itself")
+    headline(figure, "Attention passes messages along the edges of a graph")
+    return figure
+
+
+def arrows(axes: "Axes", weights: Tensor) -> None:
+    """Nodes on a circle; weights[i, j] goes from j to i. The ring of a node is its weight on itself."""
+    n = len(weights)
+    places = [(math.sin(2 * math.pi * i / n), math.cos(2 * math.pi * i / n)) for i in range(n)]
+    for hearer, speaker in weights.nonzero().tolist():
+        weight = weights[hearer, speaker].item()
+        if hearer != speaker:
+            tail, head = 0.05 + 0.4 * weight, 0.4 + 0.5 * weight
+            arrow = {
+                "arrowstyle": f"simple,tail_width={tail},head_width={head},head_length=0.7",
+                "connectionstyle": "arc3,rad=0.12",
+                "mutation_scale": 18,
+                "linewidth": 0,
+                "color": BLUE,
+                "alpha": min(1.0, 0.4 + 0.6 * weight),
+                "shrinkA": 15,
+                "shrinkB": 17,
+            }
+            axes.annotate("", places[hearer], places[speaker], arrowprops=arrow)
+    for node, (x, y) in enumerate(places):
+        ring = weights[node, node].item()
+        axes.plot(x, y, "o", markersize=30, color="white", markeredgecolor=BLACK, markeredgewidth=0.5 + 7 * ring)
+        axes.annotate(str(node + 1), (x, y), ha="center", va="center", fontsize=SMALL)
+    axes.set_aspect("equal")
+    axes.set_xlim(-1.25, 1.25)
+    axes.set_ylim(-1.25, 1.25)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)

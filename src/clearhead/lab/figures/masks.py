@@ -1,11 +1,11 @@
-"""Masks as pictures: causal, padding, window, and two of them joined; and a row that may see nothing."""
+"""Large negative numbers in the place of a mask: what leaks through, and a row that may see nothing."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from clearhead.drawing import BLACK, BLUE, GREEN, VERMILION
-from clearhead.lab.figures.style import SMALL, TITLE, canvas, label, name, two_colours
+from clearhead.lab.figures.style import TRUTH, canvas, headline, label, name, two_colours
 from clearhead.nn import masks
 from clearhead.nn.attention import attend_reference
 
@@ -13,28 +13,51 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw_masks(*, seed: int = 0, n_tokens: int = 5, low: float = -10_000.0) -> "Figure":
-    """The causal mask as numbers that are added to the scores, and our masks: bool, True = may attend.
+UNDERFLOW = 1e-46
+"""where 0 is drawn: below the smallest number of float32"""
 
-    Nothing in it is random.
-    """
-    figure, (numbers, *four) = canvas("ABC;ADE", widths=(2.1, 1, 1))
-    causal = masks.CausalMask(n_tokens, n_tokens).dense()
-    padding = masks.padding([max(1, n_tokens - 2)], n_tokens)[0, 0].expand(n_tokens, n_tokens)
-    additive = masks.to_additive(causal, low)
-    two_colours(numbers, causal, [[f"{number:g}" for number in row] for row in additive.tolist()])
-    name(numbers, "Causal mask, as added numbers", "key", "query")
-    ours = {
-        "causal": causal,
-        "padding": padding,
-        "window": masks.window(n_tokens, 1),
-        "causal & padding": causal & padding,
-    }
-    for axes, (title, mask) in zip(four, ours.items(), strict=True):
-        two_colours(axes, mask, [["T" if seen else "F" for seen in row] for row in mask.tolist()])
-        axes.set_title(title, fontsize=SMALL)
-    four[2].set_xlabel("T, blue: may attend", fontsize=SMALL)
-    four[3].set_xlabel("F, grey: hidden", fontsize=SMALL)
+
+def draw_additive_mask(*, seed: int = 0, width: int = 8, n_tokens: int = 5, low: float = -10_000.0) -> "Figure":
+    """Left: the causal mask as numbers that are added to the scores. Right: what leaks through, against the number."""
+    random = torch.Generator().manual_seed(seed)
+    q, k, v = torch.randn(3, n_tokens, width, generator=random)
+    causal = masks.causal(n_tokens)
+    beta = width**-0.5
+
+    def leaked(number: float) -> float:
+        """The largest weight of a hidden key when this number is added before the scores are scaled."""
+        weights = attend_reference(q, k, v, logit_bias=beta * masks.to_additive(causal, number))[1]
+        return weights[~causal].max().item() if n_tokens > 1 else 0.0
+
+    figure, (left, right) = canvas("AB", widths=(1.25, 1))
+    texts = [[f"{number:g}" for number in row] for row in masks.to_additive(causal, low).tolist()]
+    two_colours(left, causal, texts)
+    name(left, "Causal mask, as numbers to add", "key token", "query token")
+    numbers = [-(10 ** (power / 8)) for power in range(49)]
+    leaks = [leaked(number) for number in numbers]
+    seen = [(-number, leak) for number, leak in zip(numbers, leaks, strict=True) if leak > UNDERFLOW]
+    right.plot(*zip(*seen, strict=True), color=TRUTH, linewidth=3)
+    marks = {-10.0: VERMILION, low: GREEN}
+    for number, colour in marks.items():
+        if number < 0:
+            right.plot(-number, max(leaked(number), UNDERFLOW), "o", color=colour, markersize=12)
+            text = f"{number:g}: {leaked(number):.2g}"
+            side: Literal["left", "right"] = "left" if number > -300 else "right"
+            label(
+                right,
+                -number,
+                max(leaked(number), UNDERFLOW),
+                text,
+                colour,
+                offset=(10 if side == "left" else -10, 8),
+                ha=side,
+            )
+    right.set(xscale="log", yscale="log", ylim=(UNDERFLOW / 10, 30))
+    right.set_yticks(
+        [1e0, 1e-10, 1e-20, 1e-30, 1e-40, UNDERFLOW], labels=["1", *(f"$10^{{-{n}}}$" for n in (10, 20, 30, 40)), "0"]
+    )
+    name(right, "Weight that reaches a hidden key", "size of the negative number", "largest attention weight")
+    headline(figure, "A negative number hides a key only if its exponential underflows to 0")
     return figure
 
 
@@ -46,7 +69,7 @@ def draw_hidden_row(*, seed: int = 0, width: int = 8, n_tokens: int = 6, low: fl
     cases = {
         "nothing hidden": (attend_reference(q, k, v)[1], GREEN),
         f"{low:g} added": (attend_reference(q, k, v, logit_bias=masks.to_additive(nobody, low))[1], VERMILION),
-        "our mask": (attend_reference(q, k, v, nobody)[1], BLUE),
+        "Boolean mask": (attend_reference(q, k, v, nobody)[1], BLUE),
     }
     figure, all_axes = canvas("ABC", same_y=True)
     for axes, (title, (weights, colour)) in zip(all_axes, cases.items(), strict=True):
@@ -58,8 +81,8 @@ def draw_hidden_row(*, seed: int = 0, width: int = 8, n_tokens: int = 6, low: fl
         label(axes, 0.98, 0.98, f"sum {weights[0].sum():.2g}", colour, xycoords="axes fraction", ha="right", va="top")
     top = max(float(weights[0].max()) for weights, _ in cases.values())
     all_axes[0].set_ylim(0, 1.2 * top)
-    name(all_axes[0], "nothing hidden", "key", "weight of the key")
+    name(all_axes[0], "nothing hidden", "key", "attention weight")
     all_axes[0].locator_params(axis="y", nbins=5)
     label(all_axes[2], 0.03, 1 / n_tokens, "1/n", xycoords=("axes fraction", "data"), offset=(0, 4))
-    figure.suptitle("When every key is hidden", fontsize=TITLE)
+    headline(figure, "When every key is hidden, a large negative number gives equal weights")
     return figure

@@ -1,75 +1,93 @@
-"""What tells tokens where they stand: tables that are added, and what happens inside attention."""
+"""Order: attention alone does not know it, and what positions change."""
 
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import nn
 
-from clearhead.drawing import BLACK, BLUE, GREEN, ORANGE, VERMILION
-from clearhead.lab.figures.style import SMALL, canvas, heat_maps, label
-from clearhead.nn.positions import LearnedPositions, sinusoidal
-from clearhead.nn.rotary import alibi, rotary_angles, rotate
+from clearhead.drawing import BLACK, BLUE, GREEN, VERMILION
+from clearhead.lab.figures.style import SMALL, TEXT, canvas, headline, heat_maps, key_below, name, rounding_band
+from clearhead.lab.places import change, model_for
+from clearhead.nn.attention import MultiHeadAttention
+from clearhead.nn.grid import LearnedGrid
+from clearhead.nn.positions import NoPositions, Positions, SinusoidalPositions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
-def similarity(table: Tensor) -> Tensor:
-    """The cosine of each two rows. (L,E) -> (L,L)"""
-    rows = table / table.norm(dim=-1, keepdim=True)
-    return rows @ rows.T
+FLOOR = 1e-17
 
 
-N_PLACES, N_HEADS = 64, 4
-
-
-def draw_positions(*, seed: int = 0, width: int = 64) -> "Figure":
-    """Left: two tables that are added. Middle: how alike their rows are. Right: what happens inside attention."""
+def draw_equivariance(*, seed: int = 0, width: int = 16, n_heads: int = 4, n_tokens: int = 7) -> "Figure":
+    """How far the output for permuted tokens is from the permuted output, token by token."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        learned = LearnedPositions(N_PLACES, width).table.detach()
-    waves = sinusoidal(torch.arange(N_PLACES), width)
-    figure, (fixed, fixed_alike, start, start_alike, turned, lowered) = canvas("ABE;CDF", widths=(1, 1, 1.2))
-    heat_maps(figure, [fixed], [waves], "")
-    heat_maps(figure, [start], [learned], "")
-    heat_maps(figure, [fixed_alike, start_alike], [similarity(waves), similarity(learned)], "")
-    titles = {
-        fixed: "sinusoidal",
-        fixed_alike: "cosine of rows",
-        start: "learned, at start",
-        start_alike: "cosine of rows",
-    }
-    for axes, title in titles.items():
-        axes.set_title(title, fontsize=SMALL)
-        across = width if axes in (fixed, start) else N_PLACES
-        axes.set_xticks([0, across - 1], labels=["0", str(across - 1)])
-        axes.set_yticks([0, N_PLACES - 1], labels=["0", str(N_PLACES - 1)])
-        axes.set_xlabel("column" if axes in (fixed, start) else "place", fontsize=SMALL, labelpad=-14)
-        axes.set_ylabel("place", fontsize=SMALL, labelpad=-18)
-    draw_rotary(turned, width)
-    draw_alibi(lowered)
+        attention = MultiHeadAttention(width, n_heads).double()
+        for parameter in attention.parameters():
+            nn.init.normal_(parameter, std=width**-0.5)
+        x, cycle = torch.randn(2, n_tokens, width, dtype=torch.float64), torch.randperm(n_tokens)
+    order = torch.empty_like(cycle)
+    order[cycle] = cycle.roll(1)
+    cases: list[tuple[str, Positions, str, str]] = [
+        ("with sinusoidal positions", SinusoidalPositions(), VERMILION, "o"),
+        ("without positions", NoPositions(), BLUE, "s"),
+    ]
+    figure, (axes,) = canvas()
+    for text, positions, colour, marker in cases:
+        with torch.no_grad():
+            difference = attention(positions(x[:, order])) - attention(positions(x))[:, order]
+        heights = difference.abs().amax(dim=(0, 2)).clamp_min(FLOOR)
+        axes.plot(range(1, n_tokens + 1), heights, marker, color=colour, markersize=14, label=text)
+    from_rounding(axes)
+    rounding_band(axes, FLOOR, x=0.3, above=True)
+    axes.set_xlim(0.3, n_tokens + 0.7)
+    axes.set_xticks(range(1, n_tokens + 1, -(-n_tokens // 10)))
+    key_below(figure, axes)
+    name(axes, "", "output token", "largest difference\n$|f(P\\,x) - P\\,f(x)|$")
+    headline(figure, "Without positions, permuting the tokens only permutes the outputs")
     return figure
 
 
-def draw_rotary(axes: "Axes", width: int) -> None:
-    """q·k of one vector with itself at each distance, for queries at two places: the place itself does not matter."""
-    turned = rotate(torch.ones(N_PLACES, width), rotary_angles(torch.arange(N_PLACES), width))
-    later = N_PLACES // 4
-    axes.plot(range(N_PLACES), turned @ turned[0] / width, color=BLUE, linewidth=3)
-    axes.plot(range(0, N_PLACES - later, 4), (turned @ turned[later] / width)[later::4], "o", color=VERMILION)
-    label(axes, 0.97, 0.95, f"dots: query at {later}", VERMILION, xycoords="axes fraction", ha="right", va="top")
-    axes.set_title("rotary", fontsize=SMALL)
-    axes.set_xlabel("distance (places)", fontsize=SMALL)
-    axes.set_ylabel("score", fontsize=SMALL)
+def from_rounding(axes: "Axes") -> None:
+    """A logarithmic axis from rounding errors to differences that everybody sees."""
+    axes.set_yscale("log")
+    axes.set_ylim(FLOOR, 1e3)
+    axes.set_yticks([1e0, 1e-4, 1e-8, 1e-12, 1e-16])
 
 
-def draw_alibi(axes: "Axes") -> None:
-    """The bias of each head against distance."""
-    biases = alibi(N_HEADS, N_PLACES, N_PLACES)[:, 0]
-    for head in range(N_HEADS):
-        axes.plot(range(N_PLACES), biases[head], color=(BLUE, GREEN, ORANGE, BLACK)[head % 4], linewidth=3)
-    label(axes, N_PLACES / 2, biases[0, N_PLACES // 2].item(), "head 1", BLUE, offset=(-10, -14), ha="right")
-    axes.set_title(f"ALiBi, {N_HEADS} heads", fontsize=SMALL)
-    axes.set_xlabel("distance (places)", fontsize=SMALL)
-    axes.set_ylabel("bias", fontsize=SMALL)
+@torch.no_grad()
+def draw_learned_positions(*, seed: int = 0, width: int = 16, side: int = 4) -> "Figure":
+    """Left: patches + table = what the encoder gets. Right: how far the logits move when the patches are permuted."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = model_for(width, "mean", side)
+        images = torch.randn(1, 3, 4 * side, 4 * side, dtype=torch.float64)
+        waves = model_for(width, "mean", side, "sinusoidal")
+    table = model.positions
+    assert isinstance(table, LearnedGrid)
+    tokens, order = model.tokenize(images), torch.arange(side * side).roll(1)
+    table.table.mul_(50)
+    maps = [tokens[0], table.table.clone(), table(tokens, (side, side))[0]]
+    moved = {"learned": change(model, tokens, order), "sinusoidal": change(waves, tokens, order)}
+    table.table.zero_()
+    moved["none"] = change(model, tokens, order)
+
+    figure, (*all_maps, right) = canvas("ABCD", widths=(1, 1, 1, 2.2))
+    heat_maps(figure, all_maps, maps, "value")
+    for axes, title in zip(all_maps, ("patches", "+ table E", "= input"), strict=True):
+        axes.set_aspect("auto")
+        axes.set_xticks([0, width - 1], labels=["1", str(width)])
+        axes.set_yticks([])
+        name(axes, title, "feature")
+    all_maps[0].set_yticks([0, side * side - 1], labels=["1", str(side * side)])
+    all_maps[0].set_ylabel("patch", fontsize=TEXT)
+    colours = (BLUE, GREEN, BLACK)
+    drawn = right.bar(list(moved), [max(value, 2 * FLOOR) for value in moved.values()], color=colours, width=0.6)
+    texts = [f"{value:.2g}" if value > 1e-12 else "rounding\nerror" for value in moved.values()]
+    right.bar_label(drawn, labels=texts, fontsize=SMALL, padding=3)
+    from_rounding(right)
+    right.grid(axis="x", visible=False)
+    name(right, "Patches permuted", "positions", "largest change of the logits")
+    headline(figure, "A learned position is a vector as wide as a patch embedding, added to it")
+    return figure

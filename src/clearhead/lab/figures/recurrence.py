@@ -1,13 +1,13 @@
-"""Recurrence against attention: what gets lost on a long way, and what has to wait."""
+"""Recurrence beside attention: gradients over long distances, and operations that wait for one another."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from clearhead.drawing import BLUE, GREEN, VERMILION
+from clearhead.drawing import BLACK, BLUE, GREEN, VERMILION
 from clearhead.lab.claim import Result
-from clearhead.lab.figures.style import SMALL, canvas, key_below, name
+from clearhead.lab.figures.style import SMALL, canvas, headline, key_below, name
 from clearhead.lab.gradient_path import SHORT, fading, untrained
 from clearhead.lab.in_turn import chain
 from clearhead.lab.recurrence import TOKENS_AT_ONCE
@@ -38,41 +38,59 @@ def up_to(length: int) -> list[int]:
     return [SHORT * 2**power for power in range(12) if SHORT * 2**power <= length / 1.5] + [length]
 
 
-def draw_paths(*, seed: int = 0, width: int = 32, length: int = 64) -> "Figure":
-    """Left: the gradient from the last output to the first input. Right: operations that wait for one another."""
+def draw_gradient_path(*, seed: int = 0, width: int = 32, length: int = 64) -> "Figure":
+    """The gradient from the last output to the first input of untrained models, against length, beside 1/length."""
     lengths = up_to(length)
     with torch.random.fork_rng(devices=[]):
         models = untrained(width, 1.0, seed)
-    figure, (left, right) = canvas("AB")
+    figure, (axes,) = canvas()
+    axes.plot(lengths, [lengths[0] / n for n in lengths], "--", color=BLACK, linewidth=2, label="1 / length")
     for whose in reversed(NAMES):
-        line(left, whose, lengths, fading(models[whose], lengths, width, seed))
-        line(right, whose, lengths, [chain(models[whose], n) for n in lengths])
-    doubling(left, lengths)
-    left.set_yscale("log")
-    right.set_ylim(0)
-    right.set_xlim(0)
-    name(left, "Gradient, last output\nto first input", "tokens read", f"1 = with {lengths[0]} tokens")
-    name(right, "Operations that wait\nfor one another", "tokens read", "longest chain")
-    key_below(figure, left)
+        line(axes, whose, lengths, fading(models[whose], lengths, width, seed))
+    doubling(axes, lengths)
+    axes.set_yscale("log")
+    name(
+        axes,
+        "untrained models",
+        "sequence length (tokens)",
+        f"gradient, last output to first\ninput (1 = {lengths[0]} tokens)",
+    )
+    key_below(figure, axes)
+    headline(figure, "Gradients fade as 1/length with attention, exponentially in an LSTM alone")
+    return figure
+
+
+def draw_in_turn(*, seed: int = 0, width: int = 32, length: int = 64) -> "Figure":
+    """Operations that wait for one another when all target tokens are given, against length."""
+    lengths = up_to(length)
+    with torch.random.fork_rng(devices=[]):
+        models = untrained(width, 1.0, seed)
+    figure, (axes,) = canvas()
+    for whose in reversed(NAMES):
+        line(axes, whose, lengths, [chain(models[whose], n) for n in lengths])
+    axes.set_ylim(0)
+    axes.set_xlim(0)
+    name(axes, "one forward pass with teacher forcing", "sequence length (tokens)", "longest chain of operations")
+    key_below(figure, axes)
+    headline(figure, "A transformer's longest chain of operations does not grow with the length")
     return figure
 
 
 def draw_recurrence(result: Result) -> "Figure":
-    """Trained models: accuracy over training budgets, and of phones. Untrained models: gradient and time."""
-    figure, (digits, phones, gradient, time) = canvas("AB;CD")
-    for what, axes in {"right digits": digits, "gradient": gradient, "milliseconds": time}.items():
+    """What the training found, accuracy on digits and phonemes; and the time of a step. (Gradients: gradient-path.)"""
+    figure, (digits, phones, time) = canvas("AB;AC", widths=(1.2, 1))
+    for what, axes in {"right digits": digits, "milliseconds": time}.items():
         found = {curve.name: curve for curve in result.curves if curve.what == what}
         for whose in reversed(NAMES):
             line(axes, whose, found[whose].x, found[whose].y)
-        doubling(axes, found[WITHOUT].x)
+        doubling(axes, sorted({x for curve in found.values() for x in curve.x}))
     draw_phones(phones, {curve.name: curve.y[0] for curve in result.curves if curve.what == "right phones"})
     digits.set_ylim(0, 1.05)
-    gradient.set_yscale("log")
     time.set_ylim(0, 1.1 * time.get_ylim()[1])
-    name(digits, "Digits in reverse order", "training steps", "accuracy")
-    name(gradient, "Gradient, last to first", "tokens read", f"1 = {SHORT} tokens")
-    name(time, f"Step of {TOKENS_AT_ONCE:,} tokens", "tokens in a sequence", "ms on one core")
+    name(digits, "Reversed digits", "training steps", "accuracy")
+    name(time, f"Step of {TOKENS_AT_ONCE:,} tokens", "sequence length (tokens)", "ms on one core")
     key_below(figure, digits)
+    headline(figure, "Within the same budget, an LSTM without attention falls behind")
     return figure
 
 
@@ -84,4 +102,4 @@ def draw_phones(axes: "Axes", shares: dict[str, float]) -> None:
     axes.set_xticks([])
     axes.set_ylim(0, 1.15)
     axes.grid(axis="x", visible=False)
-    name(axes, "Phones of new words", "", "accuracy")
+    name(axes, "Phonemes of new words", "", "accuracy")

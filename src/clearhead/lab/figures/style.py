@@ -7,12 +7,13 @@ import math
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from clearhead.drawing import BLACK, BLUE, LIGHT, MAP, VERMILION, blank, check_suffix, save_figure, short
+from clearhead.drawing import BLACK, BLUE, GREY, LIGHT, MAP, VERMILION, blank, check_suffix, save_figure, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,9 +50,15 @@ def canvas(
     return figure, all_axes
 
 
+def headline(figure: "Figure", sentence: str) -> None:
+    """What the claim shows, in one sentence above all panels; it is broken into two lines where one is too short."""
+    length = len(sentence) - sentence.count("$") - sentence.count("$W_")  # as seen: mathematical text is shorter
+    figure.suptitle(sentence if length <= 74 else fill(sentence, 8 + length // 2), fontsize=TITLE)
+
+
 def name(axes: "Axes", title: str = "", x: str = "", y: str = "") -> None:
-    """The title says what is seen; the labels say in which unit."""
-    axes.set_title(title, fontsize=TITLE if len(title) < 40 else TEXT, pad=10)
+    """The title of a panel says what is seen in it; the labels of its axes say in which unit."""
+    axes.set_title(title, fontsize=TEXT, pad=10)
     axes.set_xlabel(x, fontsize=TEXT)
     axes.set_ylabel(y, fontsize=TEXT)
 
@@ -80,10 +87,12 @@ def key_below(figure: "Figure", axes: "Axes", columns: int = 4) -> None:
     figure.legend(handles[::-1], names[::-1], loc="outside lower center", ncols=columns, fontsize=SMALL, frameon=False)
 
 
-def heat_maps(figure: "Figure", all_axes: "Sequence[Axes]", maps: Sequence[Tensor], unit: str) -> "list[AxesImage]":
+def heat_maps(
+    figure: "Figure", all_axes: "Sequence[Axes]", maps: Sequence[Tensor], unit: str, *, beside: "Sequence[Axes]" = ()
+) -> "list[AxesImage]":
     """Matrices as colours on one scale, whose bar ends at the lowest and the highest number there is.
 
-    Numbers that are not finite stay white.
+    The bar stands beside the axes `beside`, or else beside all of the maps. Numbers that are not finite stay white.
     """
     import numpy as np
 
@@ -96,13 +105,72 @@ def heat_maps(figure: "Figure", all_axes: "Sequence[Axes]", maps: Sequence[Tenso
         images.append(axes.imshow(shown, cmap=MAP, vmin=low, vmax=high, interpolation="nearest", aspect=aspect))
         axes.grid(False)
         count_ticks(axes, *matrix.shape)
-    bar = figure.colorbar(images[-1], ax=list(all_axes), shrink=0.85, pad=0.03)
+    bar = figure.colorbar(images[-1], ax=list(beside or all_axes), shrink=0.85, pad=0.03)
     bar.ax.tick_params(labelsize=SMALL)
     bar.set_label(unit, fontsize=TEXT)
     if low < high:
         ticks = [low, (low + high) / 2, high]
-        bar.set_ticks(ticks, labels=[short(tick, high - low) for tick in ticks])
+        bar.set_ticks(ticks, labels=[without_minus(short(tick, high - low)) for tick in ticks])
     return images
+
+
+def without_minus(number: str) -> str:
+    """-0.00 is 0.00."""
+    return number if float(number) else number.removeprefix("-")
+
+
+def against(axes: "Axes", measured: Tensor, predictions: "dict[str, tuple[Tensor, str, str]]", bins: int = 4) -> None:
+    """Measured numbers against predictions {name: (numbers, colour, marker)}: what is right lies on the diagonal."""
+    for text, (numbers, colour, marker) in reversed(predictions.items()):
+        edge: dict[str, Any] = {} if marker == "x" else {"edgecolor": "white"}
+        axes.scatter(numbers.flatten(), measured.flatten(), s=65, marker=marker, color=colour, label=text, **edge)
+    axes.axline((0, 0), slope=1, color=GREY, linewidth=2, zorder=0)
+    parts = [measured, *(numbers for numbers, _, _ in predictions.values())]
+    finite = torch.cat([part[part.isfinite()].flatten() for part in parts])
+    room = 0.06 * (finite.max() - finite.min()).item() or 1.0
+    limits = finite.min().item() - room, finite.max().item() + room
+    axes.set(xlim=limits, ylim=limits)
+    axes.set_box_aspect(1)
+    axes.locator_params(nbins=bins)
+
+
+def bars(axes: "Axes", heights: "dict[str, tuple[float, str]]", form: str = "{:.2g}") -> None:
+    """A bar for each name, {name: (height, colour)}, with its number above it."""
+    drawn = axes.bar(list(heights), [height for height, _ in heights.values()], color=[c for _, c in heights.values()])
+    axes.bar_label(drawn, labels=[form.format(height) for height, _ in heights.values()], fontsize=SMALL, padding=3)
+    top = max(height for height, _ in heights.values())
+    axes.set_ylim(0, 1.15 * top or 1.0)
+    axes.grid(axis="x", visible=False)
+
+
+def rounding_band(axes: "Axes", low: float = 1e-17, *, x: float = 0.0, above: bool = False) -> None:
+    """The part of a logarithmic axis where float64 rounds, in grey; its name begins at `x`, in it or above it."""
+    axes.axhspan(low, 1e-14, color=LIGHT, zorder=0)
+    label(axes, x, 1e-14, "rounding (float64)", BLACK, offset=(4, 5 if above else -18))
+
+
+def flow(
+    axes: "Axes",
+    boxes: dict[str, tuple[float, float, str]],
+    arrows: Sequence[tuple[str, str]],
+    size: tuple[float, float],
+) -> None:
+    """A diagram: boxes {text: (x, y, colour)}, and arrows from one to another; x and y go from 0 to `size`."""
+    drawn = {}
+    for text, (x, y, colour) in boxes.items():
+        frame = {"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": colour, "linewidth": 2.5}
+        drawn[text] = axes.text(x, y, text, fontsize=SMALL, ha="center", va="center", bbox=frame)
+    for start, end in arrows:
+        ends = {"patchA": drawn[start].get_bbox_patch(), "patchB": drawn[end].get_bbox_patch()}
+        style = {"arrowstyle": "-|>,head_width=0.35,head_length=0.6", "color": GREY, "linewidth": 2}
+        axes.annotate("", boxes[end][:2], boxes[start][:2], arrowprops={**ends, **style, "shrinkA": 1, "shrinkB": 2})
+    empty(axes, size)
+
+
+def empty(axes: "Axes", size: tuple[float, float]) -> None:
+    """No axes at all, for a diagram; x and y go from 0 to `size`."""
+    axes.set(xlim=(0, size[0]), ylim=(0, size[1]), xticks=[], yticks=[])
+    axes.set_axis_off()
 
 
 def two_colours(axes: "Axes", mask: Tensor, texts: list[list[str]]) -> None:

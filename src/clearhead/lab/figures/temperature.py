@@ -1,4 +1,4 @@
-"""Softargmax against beta: from the smallest score over equal shares to the largest."""
+"""Softargmax against beta, from the smallest score over equal weights to the largest; and why scores are scaled."""
 
 import math
 from typing import TYPE_CHECKING
@@ -6,7 +6,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from clearhead.drawing import BLACK, BLUE, GREEN, GREY, SKY, VERMILION
-from clearhead.lab.figures.style import SMALL, TEXT, canvas, count_ticks, heat_maps, name
+from clearhead.lab.figures.style import (
+    MISTAKE,
+    SMALL,
+    TEXT,
+    TRUTH,
+    canvas,
+    count_ticks,
+    headline,
+    heat_maps,
+    label,
+    name,
+)
+from clearhead.lab.saturation import Scale, measure, one_over_root, unscaled
 from clearhead.nn.attention import attend_reference
 from clearhead.nn.softargmax import softargmax
 
@@ -36,7 +48,8 @@ def draw_temperature(*, seed: int = 0, n_keys: int = 4) -> "Figure":
     ticks = {-30: "\nsmallest", -10: "", -3: "", -1: "", 0: "\nequal", 1: "\nsoftmax", 3: "", 10: "", 30: "\nlargest"}
     axes.set_xticks(list(ticks), labels=[f"{beta}{meaning}" for beta, meaning in ticks.items()])
     axes.set_xticks([], minor=True)
-    name(axes, "beta decides how sharply one key is chosen", "beta (1 / temperature)", "weight of the key")
+    name(axes, "", "beta (1 / temperature)", "attention weight of the key")
+    headline(figure, "Beta decides how sharply softargmax chooses one key")
     if n_keys <= 10:
         keys = axes.legend(title="score", fontsize=SMALL, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
         keys.get_title().set_fontsize(SMALL)
@@ -51,7 +64,7 @@ def draw_hard_and_soft(*, seed: int = 0, width: int = 8, n_queries: int = 6, n_k
     weights = [attend_reference(q, k, k, beta=beta)[1] for beta in titles]
     figure, all_axes = canvas("ABC;DEF", heights=(3, 1))
     above, below = all_axes[:3], all_axes[3:]
-    heat_maps(figure, above, weights, "weight")
+    heat_maps(figure, above, weights, "attention weight")
     most = max(matrix.sum(0).max().item() for matrix in weights)
     for axes, title in zip(above, titles.values(), strict=True):
         name(axes, title)
@@ -66,5 +79,30 @@ def draw_hard_and_soft(*, seed: int = 0, width: int = 8, n_queries: int = 6, n_k
         axes.grid(axis="x", visible=False)
         name(axes, "", "key")
     above[0].set_ylabel("query", fontsize=TEXT)
-    below[0].set_ylabel("sum", fontsize=TEXT)
+    below[0].set_ylabel("column sum", fontsize=SMALL)
+    headline(figure, "Soft attention averages, hard attention selects; rows sum to 1")
+    return figure
+
+
+def draw_saturation(*, seed: int = 0, width: int = 256, n_keys: int = 16) -> "Figure":
+    """Entropy of the weights, and gradient through them, against the width d."""
+    widths = [4**power for power in range(1, 8) if 4**power <= width / 2] + [width]
+    scales: list[tuple[str, Scale, str]] = [
+        ("with 1/sqrt(d)", one_over_root, TRUTH),
+        ("without", unscaled, MISTAKE),
+    ]
+    figure, (left, right) = canvas("AB", same_x=True)
+    for text, scale, colour in scales:
+        random = torch.Generator().manual_seed(seed)
+        found = [measure(d, scale(d), n_keys, random) for d in widths]
+        for axes, heights in ((left, [soft.entropy for soft in found]), (right, [soft.gradient for soft in found])):
+            axes.plot(widths, heights, "o-", color=colour, linewidth=3, markersize=8)
+            middle = len(widths) // 2
+            label(axes, widths[middle], heights[middle], text, colour, offset=(4, 18))
+            axes.set_ylim(0, 1.25 * max(axes.get_ylim()[1] / 1.25, *heights))
+    left.set_xscale("log", base=2)
+    left.set_xticks(widths, labels=[str(d) for d in widths])
+    name(left, "Entropy of the weights", "width d", "entropy (1 = equal weights)")
+    name(right, "Gradient through the weights", "width d", "gradient norm at the logits")
+    headline(figure, "Without 1/sqrt(d), wide models get hard weights and small gradients")
     return figure
