@@ -99,5 +99,5 @@ CLAIM = Claim(
     least={"n_images": 100, "crop": 0},
     most={"n_images": 50_000, "crop": 14},
     trains=True,
-    seconds=30,
+    seconds=25,
 )

@@ -171,5 +171,5 @@ CLAIM = Claim(
     most={"width": 256, "length": 128},
     multiples={"width": 2},
     trains=True,
-    seconds=90,
+    seconds=65,
 )

@@ -92,5 +92,5 @@ CLAIM = Claim(
     run=run,
     try_next="clearhead lab several-heads --n-heads 16",
     trains=True,
-    seconds=60,
+    seconds=40,
 )
