@@ -157,7 +157,7 @@ def draw_own_token(*, seed: int = 0, width: int = 16, n_tokens: int = 8, result:
     bars(right, own, "{:.0%}")
     right.set_ylim(0, 1.1)
     name(right, "Ring on the diagonal", "", "fraction of tokens")
-    headline(figure, "A token does not attend most to itself, unless queries equal keys")
+    headline(figure, "A token need not attend most to itself, unless queries equal keys")
     return figure
 
 
