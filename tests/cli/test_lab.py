@@ -41,7 +41,7 @@ def test_json_has_the_promised_keys(capsys):
     rows = json.loads(capsys.readouterr().out)
     assert [row["id"] for row in rows] == list(CLAIMS)
     for row in rows:
-        assert set(row) == JSON_KEYS
+        assert set(row) - {"curves"} == JSON_KEYS  # curves: only of claims that measured some
         assert row["kind"] in ("demonstration", "experiment")
         assert row["misconception"] == CLAIMS[row["id"]].mistake
         assert row["formula"] == CLAIMS[row["id"]].formula

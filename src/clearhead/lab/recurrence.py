@@ -99,7 +99,7 @@ def run(
 ) -> Result:
     """attends=False asks of the LSTM without attention what holds with it."""
     short, budgets = length // 4, budgets_of(steps, 0.25, 0.5, 1)
-    longer = sorted({*budgets, *budgets_of(steps, 2, 4, LONG)})
+    longer = sorted({*budgets, *budgets_of(steps, 2, LONG)})
     at = budgets.index(steps)
     with one_thread():
         digits = {
