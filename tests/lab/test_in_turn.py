@@ -1,6 +1,8 @@
 import torch
 
-from clearhead.lab.in_turn import longest_chain
+from clearhead.lab.gradient_path import untrained
+from clearhead.lab.in_turn import decoder_passes, longest_chain
+from clearhead.lab.rivals import TRANSFORMER
 
 DEEP = 3_000
 
@@ -18,3 +20,8 @@ def test_a_chain_may_be_longer_than_python_may_nest():
     for _ in range(DEEP):
         y = y * 1.0 + y
     assert longest_chain(y) >= 2 * DEEP
+
+
+def test_generation_takes_a_decoder_pass_for_each_token():
+    model = untrained(16, 1.0, seed=0)[TRANSFORMER]
+    assert [decoder_passes(model, length) for length in (3, 9)] == [3, 9]

@@ -5,7 +5,7 @@ from torch import nn
 from clearhead.data.pairs import Pairs
 from clearhead.data.tokens import BEGIN, END, IGNORED, PAD
 from clearhead.lab import recurrence
-from clearhead.lab.recurrence import LETTERS, SideBySide, learnt, pronouncing, reversal
+from clearhead.lab.recurrence import LETTERS, SideBySide, accuracies, pronouncing, reversal
 from clearhead.lab.rivals import DIGITS, NAMES, TRANSFORMER, WITH, WITHOUT
 
 LETTER, PHONE = 7, 5
@@ -60,28 +60,50 @@ def test_right_tokens_are_counted_where_one_is_asked_for(targets, share):
     def task(random, n):
         return torch.tensor([[3, 4, 5, BEGIN, 6, 7]] * n), torch.tensor([targets] * n)
 
-    assert learnt(Echo(), 3, task, task, steps=2, seed=0) == pytest.approx(share)
+    assert accuracies(Echo(), 3, task, task, budgets=[2], seed=0) == [pytest.approx(share)]
 
 
-def test_the_verdict_is_about_what_attention_adds(monkeypatch):
-    """The numbers of the three models in the place of their training."""
-    digits = {TRANSFORMER: [1.0, 1.0, 1.0], WITH: [1.0, 1.0, 0.97], WITHOUT: [0.99, 0.9, 0.6]}
+def stub(monkeypatch, digits, few=0.99):
+    """The numbers of the three models in the place of their training; the last is that of the longest budget."""
     phones = {TRANSFORMER: 0.85, WITH: 0.82, WITHOUT: 0.75}
-    monkeypatch.setattr(recurrence, "digits_right", lambda *_: digits)
-    monkeypatch.setattr(recurrence, "phones_right", lambda *_: phones)
-    monkeypatch.setattr(recurrence, "curves", lambda *_: ())
+
+    def digits_right(name, length, width, budgets, seed):
+        return [few] if len(budgets) == 1 else digits[name]
+
+    monkeypatch.setattr(recurrence, "digits_right", digits_right)
+    monkeypatch.setattr(recurrence, "phones_right", lambda words, name, width, steps, seed: [phones[name]])
+    monkeypatch.setattr(recurrence, "load", lambda *_: None)
+    monkeypatch.setattr(recurrence, "untrained_curves", lambda *_: ())
+
+
+ALONE = [0.3, 0.5, 0.65, 0.75, 0.9]
+DIGITS_RIGHT = {TRANSFORMER: [0.5, 0.9, 1.0], WITH: [0.5, 0.8, 0.97], WITHOUT: ALONE}
+
+
+def test_the_verdict_is_about_what_attention_adds_within_a_budget(monkeypatch):
+    stub(monkeypatch, DIGITS_RIGHT)
     assert recurrence.run().verdict == "holds"
-    as_good = digits | {WITHOUT: [1.0, 1.0, 1.0]}
-    monkeypatch.setattr(recurrence, "digits_right", lambda *_: as_good)
+    stub(monkeypatch, DIGITS_RIGHT | {WITHOUT: [1.0] * 5})
     assert recurrence.run().verdict == "refuted"
-    never = digits | {WITHOUT: [0.1, 0.1, 0.1]}  # it learns nothing at all: that is no matter of length
-    monkeypatch.setattr(recurrence, "digits_right", lambda *_: never)
+    stub(monkeypatch, DIGITS_RIGHT | {WITHOUT: [0.1] * 5}, few=0.1)  # it learns nothing: that is no matter of length
     assert recurrence.run().verdict == "refuted"
+    stub(monkeypatch, DIGITS_RIGHT | {WITHOUT: [0.3, 0.5, 0.65, 0.65, 0.65]})  # more training does not help
+    assert recurrence.run().verdict == "refuted"
+
+
+def test_the_curve_over_budgets_goes_on_where_the_lstm_alone_is_still_learning(monkeypatch):
+    stub(monkeypatch, DIGITS_RIGHT)
+    curves = {curve.name: curve for curve in recurrence.run(steps=300).curves if curve.what == "right digits"}
+    assert curves[TRANSFORMER].x == (75, 150, 300)
+    assert curves[WITHOUT].x == (75, 150, 300, 600, 1800)
+    assert curves[WITHOUT].y == tuple(ALONE)
 
 
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_curves_but_for_the_time():
-    one, same, other = (recurrence.run(seed=seed, width=16, length=8, steps=3).curves for seed in (0, 0, 1))
+    one, same, other = (
+        recurrence.run(seed=seed, num_seeds=1, width=16, length=8, steps=3).curves for seed in (0, 0, 1)
+    )
     assert {curve.name for curve in one} == set(NAMES)
     assert {curve.what for curve in one} == {"right digits", "right phones", "gradient", "milliseconds"}
     timeless = [curve for curve in one if curve.what != "milliseconds"]

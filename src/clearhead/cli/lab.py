@@ -46,7 +46,8 @@ def run_all(argv: Sequence[str]) -> int:
     from clearhead.lab.page import Finding, check_page, write_page
 
     options = Parser("clearhead lab", ABOUT)
-    options.add_argument("--all", action="store_true", help="also run the claims that train a model (a minute each)")
+    training = about(sum(claim.seconds for claim in ALL if claim.trains))
+    options.add_argument("--all", action="store_true", help=f"also run the claims that train a model ({training})")
     options.add_argument("--json", action="store_true", help="machine-readable output: all claims and their numbers")
     options.add_argument(
         "--page", type=Path, metavar="FILE.md", help="write a hand-out, with its figures in a folder beside it"
@@ -102,7 +103,12 @@ def run_one(slug: str, argv: Sequence[str]) -> int:
 def announce(claim: "Claim", will_run: bool) -> None:
     """A line before a wait; on stderr, where no program reads it as an answer."""
     if claim.trains and will_run:
-        print(f"{claim.slug} trains small models, up to a minute ...", file=sys.stderr, flush=True)
+        print(f"{claim.slug} trains small models: {about(claim.seconds)} ...", file=sys.stderr, flush=True)
+
+
+def about(seconds: int) -> str:
+    """A duration that a reader can plan with."""
+    return f"about {seconds} seconds" if seconds < 120 else f"about {round(seconds / 60)} minutes"
 
 
 def about_one(claim: "Claim") -> str:

@@ -108,6 +108,8 @@ class Claim:
     expected: Verdict = "holds"
     trains: bool = False
     """it needs a training run of up to a minute, so `clearhead lab` runs it only when asked to"""
+    seconds: int = 60
+    """about how long a claim that trains takes with its own settings, on one processor core"""
 
     @property
     def formulas(self) -> list[str]:

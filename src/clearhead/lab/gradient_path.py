@@ -1,4 +1,4 @@
-"""How far the gradient has to go: from the last output of an encoder-decoder to the first input."""
+"""The gradient from the last output of an untrained encoder-decoder to its first input."""
 
 from collections.abc import Sequence
 
@@ -55,9 +55,11 @@ CLAIM = Claim(
     slug="gradient-path",
     rows=("R4.12",),
     lesson="Beside recurrence",
-    statement="From the last output to the first input, gradients fall as 1/length through attention, exponentially "
-    "through an LSTM whose forget gates are not held open.",
+    statement="In untrained models, the gradient from the last output to the first input falls as 1/length through "
+    "attention, and exponentially through an LSTM whose forget gates are not held open.",
     mistake="An LSTM's cell carries the gradient over any distance.",
+    conditions="Random weights: the gradient with which training starts, not that of trained models, whose gates and "
+    "attention weights may be anything.",
     formula="attention: 1 step, its weight about 1/n;  LSTM: 2n steps, each of d c_t / d c_(t-1) = f_t + ..., f_t < 1",
     run=run,
     try_next="clearhead lab gradient-path --forget 8",

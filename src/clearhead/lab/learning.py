@@ -1,48 +1,112 @@
-"""The small training loop of the claims that need one."""
+"""The small training loop of the claims that train a model, and the mean of their results over several seeds.
 
-from collections.abc import Callable, Iterator
+Everything here computes in float32, on any processor, whatever precision the machine would allow.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
+from clearhead.data.tokens import IGNORED
+from clearhead.recipes.all import config_of
+from clearhead.training.distributed import ALONE
+from clearhead.training.loop import update
+from clearhead.training.setup import Setup, set_up
+from clearhead.training.signals import StopRequest
+from clearhead.training.state import Standing
+
 Task = Callable[[torch.Generator, int], tuple[Tensor, Tensor]]
-"""(random, n) -> inputs (n,...) and targets (n,...): the index of the right class"""
+"""(random, n) -> inputs (n,...) and targets (n,...): the index of the right class, or IGNORED"""
+
+WARMUP = 30
+"""steps in which the learning rate rises to its constant value"""
+UNSEEN = 1_000_003
+"""added to the seed of the examples that a model is tested on"""
 
 
-def fit(model: nn.Module, task: Task, *, steps: int, seed: int, lr: float = 1e-2, n_examples: int = 128) -> None:
-    """Cross-entropy by AdamW, one cycle of the rate up and down; each batch is drawn anew."""
+def seeds_of(seed: int, num_seeds: int) -> list[int]:
+    """The seeds of the training runs: no two values of `seed` share one."""
+    return [seed * num_seeds + i for i in range(num_seeds)]
+
+
+def mean_over_seeds(measure: Callable[[int], Sequence[float]], seed: int, num_seeds: int) -> list[float]:
+    """measure(seed) -> numbers; each of them is averaged over the training runs."""
+    runs = [measure(each) for each in seeds_of(seed, num_seeds)]
+    return torch.tensor(runs, dtype=torch.float64).mean(0).tolist()
+
+
+def budgets_of(steps: int, *factors: float) -> list[int]:
+    """Numbers of training steps: `steps` times each factor, in rising order."""
+    return sorted({max(1, round(steps * factor)) for factor in factors})
+
+
+def learning_curve(
+    model: nn.Module,
+    task: Task,
+    *,
+    budgets: Sequence[int],
+    seed: int,
+    lr: float = 1e-2,
+    batch_size: int = 64,
+    unseen: Task | None = None,
+    num_test: int = 500,
+) -> list[float]:
+    """Accuracy on unseen examples after each number of steps in `budgets`, all of them from one training run.
+
+    The learning rate is constant after a short warm-up, so that a budget is the beginning of every larger one.
+    """
+    found = []
     with one_thread():
-        train(model, task, steps, seed, lr, n_examples)
+        for _ in train(model, task, budgets=budgets, seed=seed, lr=lr, batch_size=batch_size):
+            found.append(accuracy(model, unseen or task, seed=seed, num_test=num_test))
+    return found
+
+
+def train(
+    model: nn.Module, task: Task, *, budgets: Sequence[int], seed: int, lr: float, batch_size: int
+) -> Iterator[int]:
+    """Cross-entropy by AdamW; each batch is drawn anew. Yields each budget as soon as its steps are done."""
+    random = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARMUP))
+    for step in range(1, max(budgets) + 1):
+        inputs, targets = task(random, batch_size)
+        loss = nn.functional.cross_entropy(model(inputs).flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if step in budgets:
+            yield step
+
+
+def train_recipe(recipe: str, changes: Mapping[str, object], steps: int) -> Setup:
+    """A recipe's model after so many steps, without a run directory, and its data."""
+    values = {**changes, "training.steps": steps, "training.precision": "float32"}
+    setup, standing = set_up(config_of(recipe, values), ALONE, shard=False, report=print), Standing()
+    setup.model.train()
+    while standing.step < steps:
+        update(setup, standing, StopRequest())
+    setup.model.eval()
+    return setup
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, task: Task, *, seed: int, num_test: int = 2_000) -> float:
+    """The fraction of correct predictions for examples that training did not draw; IGNORED targets do not count."""
+    inputs, targets = task(torch.Generator().manual_seed(seed + UNSEEN), num_test)
+    return (model(inputs).argmax(-1) == targets)[targets != IGNORED].double().mean().item()
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """So small a model loses more by waiting for a second thread than it gains."""
+    """A model this small loses more time by synchronising a second thread than it gains."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def train(model: nn.Module, task: Task, steps: int, seed: int, lr: float, n_examples: int) -> None:
-    random = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=lr, total_steps=steps, pct_start=0.1)
-    for _ in range(steps):
-        inputs, targets = task(random, n_examples)
-        loss = nn.functional.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-
-
-@torch.no_grad()
-def accuracy(model: nn.Module, task: Task, *, seed: int, n_examples: int = 2_000) -> float:
-    """The share of right answers to examples that training did not draw."""
-    inputs, targets = task(torch.Generator().manual_seed(seed + 1_000_003), n_examples)
-    return (model(inputs).argmax(-1) == targets).double().mean().item()

@@ -1,4 +1,4 @@
-"""Layer norm: why it is not batch norm, and where it stands in the block."""
+"""Layer norm: how it differs from batch norm, and where it stands in the block."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,8 @@ from clearhead.nn.feedforward import FeedForward
 
 
 def run(*, seed: int = 0, width: int = 16, n_tokens: int = 5, batch_norm: bool = False) -> Result:
-    """batch_norm asks of batch norm what holds of layer norm."""
+    """All other tokens of the batch change. batch_norm=True asks of batch norm in training mode what holds of layer
+    norm."""
     torch.manual_seed(seed)
     x = torch.randn(4, n_tokens, width, dtype=torch.float64)
     others = 10 * torch.randn_like(x)
@@ -25,15 +26,23 @@ def run(*, seed: int = 0, width: int = 16, n_tokens: int = 5, batch_norm: bool =
     def by_batch(tokens: Tensor) -> Tensor:
         return nn.BatchNorm1d(width).double()(tokens.mT).mT
 
+    stored = nn.BatchNorm1d(width).double()
+    stored(3 * torch.randn_like(x).mT + 1)  # one pass in training mode stores the statistics of another batch
+    stored.eval()
+
+    def by_stored(tokens: Tensor) -> Tensor:
+        return stored(tokens.mT).mT
+
     def change(norm: Callable[[Tensor], Tensor]) -> float:
-        """How far the answer for one token moves when all other tokens of the batch do."""
+        """How far the output for one token moves when all other tokens of the batch do."""
         with torch.no_grad():
             return (norm(x)[0, 0] - norm(others)[0, 0]).abs().max().item()
 
     return Result(
         (
-            at_most("other tokens change: layer norm of one moves by", change(by_batch if batch_norm else by_layer), 0),
-            at_least("other tokens change: batch norm of it moves by", change(by_batch), 0.01),
+            at_most("layer norm: output for one token moves by", change(by_batch if batch_norm else by_layer), 0),
+            at_least("batch norm, training mode: it moves by", change(by_batch), 0.01),
+            at_most("batch norm, evaluation mode: it moves by", change(by_stored), 0),
         )
     )
 
@@ -80,9 +89,11 @@ LAYER = Claim(
     slug="layer-norm",
     rows=("R4.14",),
     lesson="Blocks: feed-forward, norm, skip connections",
-    statement="Layer norm treats each token by itself; with batch norm, an answer depends on the rest of the batch.",
-    mistake="Batch norm would do the same.",
-    formula="LN(x) = (x - mean(x)) / std(x), over the width of one token",
+    statement="Layer norm treats each token by itself. With batch norm in training mode, the output for a token "
+    "depends on the rest of the batch; in evaluation mode it does not, for the statistics are stored ones.",
+    mistake="Batch norm would do the same; or: with batch norm, a trained model's output depends on the batch.",
+    formula="LN(x) = (x - mean(x)) / std(x), over the width of one token;  BN: over the batch in training mode, "
+    "by the running mean and variance in evaluation mode",
     run=run,
     try_next="clearhead lab pre-norm",
     kind="demonstration",

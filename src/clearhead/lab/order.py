@@ -4,11 +4,11 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.lab.claim import Claim, Result, at_least, at_most
-from clearhead.lab.learning import accuracy, fit
+from clearhead.lab.learning import learning_curve, mean_over_seeds
 from clearhead.models.config import Places, PredictorConfig
 from clearhead.models.predictor import SequencePredictor
 
-LENGTH, DIGITS, N_TEST = 16, 10, 10_000
+LENGTH, DIGITS, POINT, N_TEST = 16, 10, 8, 2_000
 
 
 def reversal(random: torch.Generator, n: int) -> tuple[Tensor, Tensor]:
@@ -17,7 +17,7 @@ def reversal(random: torch.Generator, n: int) -> tuple[Tensor, Tensor]:
     return digits, digits.flip(1)
 
 
-def odd_one_out(random: torch.Generator, n: int, width: int = 8) -> tuple[Tensor, Tensor]:
+def odd_one_out(random: torch.Generator, n: int, width: int = POINT) -> tuple[Tensor, Tensor]:
     """Sets of points (n,L,width) around one centre, but for one point; the target (n,) is its index."""
     centre, other = 2 * torch.randn(2, n, 1, width, generator=random)
     index = torch.randint(0, LENGTH, (n,), generator=random)
@@ -64,26 +64,43 @@ def predictor(width: int, positions: Places, n_inputs: int, n_outputs: int) -> S
 
 
 def reversed_digits(width: int, positions: Places, steps: int, seed: int) -> float:
-    model = predictor(width, positions, DIGITS, DIGITS)
-    fit(model, reversal, steps=steps, seed=seed)
-    return accuracy(model, reversal, seed=seed, n_examples=N_TEST)
-
-
-def run(*, seed: int = 0, width: int = 32, steps: int = 300, placed: bool = True) -> Result:
-    """placed=False asks of the model without positions what holds with them."""
+    """Accuracy of a model that learns to reverse digits, with these positions."""
     torch.manual_seed(seed)
-    with_places = reversed_digits(width, "sinusoidal" if placed else "none", steps, seed)
-    without = reversed_digits(width, "none", steps, seed)
-    limit = bag_limit(torch.Generator().manual_seed(seed), N_TEST)
-    scores = Scores(predictor(width, "none", 8, 1))
-    fit(scores, odd_one_out, steps=steps, seed=seed)
-    found = accuracy(scores, odd_one_out, seed=seed)
+    model = predictor(width, positions, DIGITS, DIGITS)
+    (accuracy,) = learning_curve(model, reversal, budgets=[steps], seed=seed, batch_size=128, num_test=N_TEST)
+    return accuracy
+
+
+def odd_ones_found(width: int, steps: int, seed: int) -> float:
+    """Accuracy of a model without positions that learns to point at the odd one out."""
+    torch.manual_seed(seed)
+    scores = Scores(predictor(width, "none", POINT, 1))
+    (accuracy,) = learning_curve(scores, odd_one_out, budgets=[steps], seed=seed, batch_size=128, num_test=2_000)
+    return accuracy
+
+
+def accuracies(width: int, steps: int, positions: Places, seed: int) -> list[float]:
+    """With positions, without them, that of the best guess without them, and of the task that needs none."""
+    return [
+        reversed_digits(width, positions, steps, seed),
+        reversed_digits(width, "none", steps, seed),
+        bag_limit(torch.Generator().manual_seed(seed), N_TEST),
+        odd_ones_found(width, steps, seed),
+    ]
+
+
+def run(*, seed: int = 0, num_seeds: int = 3, width: int = 32, steps: int = 300, placed: bool = True) -> Result:
+    """placed=False asks of the model without positions what holds with them."""
+    positions: Places = "sinusoidal" if placed else "none"
+    with_places, without, limit, found = mean_over_seeds(
+        lambda each: accuracies(width, steps, positions, each), seed, num_seeds
+    )
     return Result(
         (
-            at_least("reversal with positions: right digits", with_places, 1.0),
-            at_most("reversal without: right digits above what a bag of digits allows", without - limit, 0.01),
-            at_least("reversal without: right digits", without, 0.1),
-            at_least("odd one out of 16, without positions: right", found, 0.95),
+            at_least("reversal with positions: accuracy", with_places, 0.9),
+            at_most("reversal without positions: accuracy above that of the best guess", without - limit, 0.02),
+            at_least("reversal without positions: accuracy", without, 0.15),
+            at_least("odd one out of 16, without positions: accuracy", found, 0.9),
         )
     )
 
@@ -92,11 +109,13 @@ CLAIM = Claim(
     slug="positions",
     rows=("R4.8",),
     lesson="Positions and order",
-    statement="Positions are needed where order matters: reversal cannot be learnt without them, odd-one-out can.",
+    statement="Positions are needed where order matters: reversal cannot be learned without them, odd-one-out can.",
     mistake="A transformer always needs positions; or: it learns the order by itself.",
-    formula="without positions the answer for a token knows its own content and the bag of the others, nothing else",
+    formula="without positions the output for a token depends on its own content and the bag of the others only",
+    conditions="One encoder block without a causal mask, trained for 300 steps. Float32, the mean of three seeds.",
     run=run,
     try_next="clearhead lab positions --steps 1000",
     multiples={"width": 2},
     trains=True,
+    seconds=20,
 )

@@ -28,6 +28,7 @@ MEANING = {
     "kernel": "places that one convolution covers, an odd number",
     "context": "rows of the learned table",
     "steps": "training steps",
+    "num_seeds": "training runs, each with its own seed; results are their mean",
     "n_images": "images to learn from",
     "crop": "pixels that images are moved by in training",
     "beta": "1 / temperature: scores are multiplied by it; inf is taken",

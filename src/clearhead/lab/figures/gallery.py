@@ -68,6 +68,7 @@ FROM_RESULTS: "dict[str, Callable[[Result], Figure]]" = {
     "positions": training.draw_positions,
     "recurrence": recurrence.draw_recurrence,
     "augmentation": training.draw_augmentation,
+    "plain-vit": training.draw_plain_vit,
 }
 """figures of claims that train: drawn from the measured numbers, since measuring them again takes a minute"""
 

@@ -40,7 +40,7 @@ def draw_augmentation(result: Result) -> "Figure":
 
 
 def draw_plain_vit(result: Result) -> "Figure":
-    return draw_measured(result, "Positions, norm and output projection help the plain ViT most together")
+    return draw_measured(result, "Positions help the plain ViT most, all three parts together more still")
 
 
 def draw_positions(result: Result) -> "Figure":

@@ -1,0 +1,58 @@
+import pytest
+from torch import nn
+
+from clearhead.lab import plain_vit
+from clearhead.lab.plain_vit import ALL, PARTS, PLAIN, VARIANTS
+from clearhead.models.factory import build_model
+from clearhead.models.presets import plain_mnist, preset
+from clearhead.recipes.all import config_of
+
+
+def parts_of(variant):
+    """What a variant's model really has, whatever its config says."""
+    model = build_model(config_of("mnist-plain", VARIANTS[variant]).model)
+    names = dict(model.named_modules())
+    return {
+        "positions": any("positions" in name for name, _ in model.named_parameters()),
+        "norm": any(isinstance(module, nn.LayerNorm) for module in model.modules()),
+        "output projection": any(name.endswith("output") and isinstance(names[name], nn.Linear) for name in names),
+    }
+
+
+def test_each_variant_has_one_part_of_its_own_and_the_last_all():
+    assert config_of("mnist-plain", VARIANTS[PLAIN]).model == plain_mnist() == preset("plain_mnist")
+    assert parts_of(PLAIN) == dict.fromkeys(PARTS, False)
+    for part in PARTS:
+        assert parts_of(f"+ {part}") == {name: name == part for name in PARTS}
+    assert parts_of(ALL) == dict.fromkeys(PARTS, True)
+
+
+def stub(monkeypatch, accuracies):
+    found = {str(changes): accuracies[name] for name, changes in VARIANTS.items()}
+    monkeypatch.setattr(plain_vit, "variant_accuracy", lambda changes, steps, seed: [found[str(changes)]])
+
+
+MEASURED = dict(zip(VARIANTS, (0.836, 0.887, 0.861, 0.833, 0.910), strict=True))
+
+
+def test_the_verdict_is_about_the_parts_together(monkeypatch):
+    stub(monkeypatch, MEASURED)
+    assert plain_vit.run().verdict == "holds"
+    assert plain_vit.run(without=True).verdict == "refuted"
+    stub(monkeypatch, MEASURED | {ALL: 0.89, "+ positions": 0.90})  # no better than positions alone
+    assert plain_vit.run().verdict == "refuted"
+    stub(monkeypatch, MEASURED | {"+ output projection": 0.90})  # as good as positions
+    assert plain_vit.run().verdict == "refuted"
+
+
+def test_the_accuracy_of_each_variant_is_in_the_result(monkeypatch):
+    stub(monkeypatch, MEASURED)
+    curves = plain_vit.run(steps=7).curves
+    assert {curve.name: curve.y[0] for curve in curves} == pytest.approx(MEASURED)
+    assert {curve.x for curve in curves} == {(7,)}
+
+
+def test_two_real_steps_give_an_accuracy_for_each_seed():
+    one, other = (plain_vit.variant_accuracy({"data.limit": 200}, 2, seed)[0] for seed in (0, 1))
+    assert 0 < one < 1
+    assert one != other
