@@ -55,9 +55,18 @@ def test_seconds_add_up():
     assert "5.0% of all tokens; 50.0% without sorting by length" in str(PARTS)
     assert PARTS.seconds == 60 * 0.5 + 3 * 2 + 9
     assert PARTS.seconds_per_epoch == 20 * 0.5 + 2
-    assert "0:45, test included; started now, done at" in str(PARTS)
+    assert "45 s, test included; started now, done at" in str(PARTS)
     assert "60 (3 epochs)" in str(PARTS)
     assert "test" not in str(replace(PARTS, seconds_per_test=0.0))
+
+
+def test_times_are_in_hours_and_minutes_never_in_scientific_notation():
+    """An epoch of 5,560 s was shown as 5.56e+03."""
+    slow = replace(PARTS, steps_per_epoch=5556, seconds_per_step=1.0, steps=33336)
+    assert "time per step      1.0 s\n" in str(slow)
+    assert "time per epoch     1 h 33 min, validation included\n" in str(slow)
+    assert "in all             9 h 16 min, test included" in str(slow)
+    assert "e+0" not in str(replace(slow, steps_per_epoch=3, steps=10**7))
 
 
 def test_a_run_shorter_than_an_epoch_does_not_change_how_long_an_epoch_is():
