@@ -90,7 +90,10 @@ def test_loss_and_accuracy_of_any_other_run(capsys):
         ("runs/pronounce --with runs/nothing", "a run is a folder with a config.json"),
         ("runs/pronounce --with runs/words", "runs of pronounce answer together, got runs/words; leave it out"),
         ("runs/reverse --with runs/reverse", "--with are for runs of pronounce, got runs/reverse"),
-        ("runs/pronounce --part test --test my.test", "--part selects from the run's own data and excludes --test, got both (--test my.test)"),
+        (
+            "runs/pronounce --part test --test my.test",
+            "--part selects from the run's own data and excludes --test, got both (--test my.test)",
+        ),
     ],
 )
 def test_mistakes_are_one_line(capsys, argv, message):
