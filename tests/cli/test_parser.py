@@ -23,3 +23,7 @@ KNOWN = ["--name", "--seed", "--training.steps", "--optimizer.lr", "--model.widt
 )
 def test_the_nearest_option_by_its_whole_name_or_its_last_part(option, answer):
     assert nearest(option, KNOWN) == answer
+
+
+def test_dashes_are_no_resemblance():
+    assert nearest("--heads", ["--beta", "--causal"]) is None

@@ -60,6 +60,15 @@ def test_seconds_add_up():
     assert "test" not in str(replace(PARTS, seconds_per_test=0.0))
 
 
+def test_times_are_in_hours_and_minutes_never_in_scientific_notation():
+    """An epoch of 5,560 s was shown as 5.56e+03."""
+    slow = replace(PARTS, steps_per_epoch=5556, seconds_per_step=1.0, steps=33336)
+    assert "time per step      1.0 s\n" in str(slow)
+    assert "time per epoch     1 h 33 min, validation included\n" in str(slow)
+    assert "in all             9 h 16 min, test included" in str(slow)
+    assert "e+0" not in str(replace(slow, steps_per_epoch=3, steps=10**7))
+
+
 def test_a_run_shorter_than_an_epoch_does_not_change_how_long_an_epoch_is():
     assert replace(PARTS, steps=1, evaluations=1).seconds_per_epoch == PARTS.seconds_per_epoch
     assert replace(PARTS, evaluations_per_epoch=4.0).seconds_per_epoch == 20 * 0.5 + 4 * 2

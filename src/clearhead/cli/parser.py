@@ -70,7 +70,8 @@ def nearest(option: str, known: Sequence[str]) -> str | None:
         return near[0]
     if (by_last := messages.nearest(end, by_end)) is not None:
         return by_end[by_last]
-    return next(iter(difflib.get_close_matches(option, known, n=1)), None)
+    by_name = {name.removeprefix("--"): name for name in known}  # the dashes, which all have, are no resemblance
+    return next((by_name[near] for near in difflib.get_close_matches(option.removeprefix("--"), by_name, n=1)), None)
 
 
 def last_part(option: str) -> str:
