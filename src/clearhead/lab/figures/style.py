@@ -209,4 +209,7 @@ def save(figure: "Figure", path: Path) -> Path:
     check_suffix(path)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # each further layout would move things by a hair: one serves all formats
+    for axes in figure.axes:  # where the layout puts them differs in the last bits, and SVG names its parts by all bits
+        x, y, width, height = axes.get_position(original=True).bounds
+        axes.set_position((round(x, 7), round(y, 7), round(width, 7), round(height, 7)))
     return save_figure(figure, path)
