@@ -32,7 +32,9 @@ def test_the_causal_mask_of_five_tokens_as_numbers(told):
     out = told("mask", "causal", "--tokens", "5")
     assert out.startswith("Causal mask: 5 tokens   shape [5,5]\n")
     assert CAUSAL_5 in out
-    assert "1 (True) = may attend, 0 (False) = may not. 15 of 25 query-key pairs are visible (60%)." in out
+    assert "1 (True) = may attend, 0 (False) = may not. 15 of 25 query-key pairs are visible (60%)." in " ".join(
+        out.split()
+    )
 
 
 def test_the_causal_mask_in_the_additive_form_of_the_course(told):

@@ -37,7 +37,7 @@ def test_many_at_once_are_each_alone():
 
 def test_matrices_of_one_shape_share_one_call(monkeypatch):
     calls = []
-    monkeypatch.setattr(muon, "newton_schulz", lambda stack: calls.append(tuple(stack.shape)) or stack)
+    monkeypatch.setattr(muon, "newton_schulz", lambda stack, dtype: calls.append(tuple(stack.shape)) or stack)
     orthogonalised([torch.ones(8, 4), torch.ones(4, 8), torch.ones(4, 4), torch.ones(4, 2, 2, 2)])
     assert sorted(calls) == [(1, 4, 4), (3, 4, 8)]
 

@@ -37,7 +37,7 @@ class SequencePredictor(nn.Module):
         mask: Tensor | None = None,
     ) -> Tensor:
         """`lengths` (B,) counts the real tokens of each sequence; `mask` (to B,H,L,L) is True where one may attend."""
-        encoded, present = self.encode(x, inputs_embeds, lengths, mask)
+        encoded, present = self.hidden_states(x, inputs_embeds, lengths, mask)
         return self.head(self.readout(encoded, present))
 
     def features(
@@ -54,9 +54,9 @@ class SequencePredictor(nn.Module):
         all_layers=True returns the hidden states of all layers: the embeddings that enter the first block, then the
         output of each block; the last one has gone through the final norm, where there is one.
         """
-        return self.encode(x, inputs_embeds, lengths, mask, all_layers)[0]
+        return self.hidden_states(x, inputs_embeds, lengths, mask, all_layers)[0]
 
-    def encode(
+    def hidden_states(
         self,
         x: Tensor | None,
         inputs_embeds: Tensor | None,

@@ -8,13 +8,13 @@ from clearhead.models.config import LanguageConfig, ModelConfig, PredictorConfig
 
 
 def reverse() -> PredictorConfig:
-    """A sequence of digits in reverse order: one post-norm block, one head."""
+    """A sequence of digits in reverse order: one post-norm block, one head. GELU, since units of a ReLU may die at a
+    high learning rate, and so small a model then stops learning."""
     return PredictorConfig(
         width=32,
         depth=1,
         n_heads=1,
         hidden=64,
-        activation="relu",
         norm="post",
         n_inputs=10,
         n_outputs=10,
@@ -24,8 +24,8 @@ def reverse() -> PredictorConfig:
 
 
 def reverse_uva() -> PredictorConfig:
-    """The model of the UvA notebook for reversal: as `reverse`, with a layer norm in the output net."""
-    return replace(reverse(), head_norm=True)
+    """The model of the UvA notebook for reversal: as `reverse`, with ReLU and a layer norm in the output net."""
+    return replace(reverse(), activation="relu", head_norm=True)
 
 
 def plain_mnist() -> VisionConfig:

@@ -15,7 +15,7 @@ from clearhead.lab.figures.style import (
     count_ticks,
     headline,
     heat_maps,
-    label,
+    key_below,
     name,
 )
 from clearhead.lab.saturation import Scale, measure, one_over_root, unscaled
@@ -85,7 +85,7 @@ def draw_hard_and_soft(*, seed: int = 0, width: int = 8, n_queries: int = 6, n_k
 
 
 def draw_saturation(*, seed: int = 0, width: int = 256, n_keys: int = 16) -> "Figure":
-    """Entropy of the weights, and gradient through them, against the width d."""
+    """Entropy of the weights, and the fraction of logits whose gradient vanishes, against the width d."""
     widths = [4**power for power in range(1, 8) if 4**power <= width / 2] + [width]
     scales: list[tuple[str, Scale, str]] = [
         ("with 1/sqrt(d)", one_over_root, TRUTH),
@@ -95,14 +95,13 @@ def draw_saturation(*, seed: int = 0, width: int = 256, n_keys: int = 16) -> "Fi
     for text, scale, colour in scales:
         random = torch.Generator().manual_seed(seed)
         found = [measure(d, scale(d), n_keys, random) for d in widths]
-        for axes, heights in ((left, [soft.entropy for soft in found]), (right, [soft.gradient for soft in found])):
-            axes.plot(widths, heights, "o-", color=colour, linewidth=3, markersize=8)
-            middle = len(widths) // 2
-            label(axes, widths[middle], heights[middle], text, colour, offset=(4, 18))
+        for axes, heights in ((left, [soft.entropy for soft in found]), (right, [soft.vanished for soft in found])):
+            axes.plot(widths, heights, "o-", color=colour, linewidth=3, markersize=8, label=text)
             axes.set_ylim(0, 1.25 * max(axes.get_ylim()[1] / 1.25, *heights))
     left.set_xscale("log", base=2)
     left.set_xticks(widths, labels=[str(d) for d in widths])
     name(left, "Entropy of the weights", "width d", "entropy (1 = equal weights)")
-    name(right, "Gradient through the weights", "width d", "gradient norm at the logits")
-    headline(figure, "Without 1/sqrt(d), wide models get hard weights and small gradients")
+    name(right, "Vanished gradients", "width d", "fraction of logits with\ngradient below 1e-6")
+    key_below(figure, left)
+    headline(figure, "Without 1/sqrt(d), wide models get hard weights, and gradients vanish")
     return figure
