@@ -119,7 +119,7 @@ def show_report(session: "Session", found: "Report", part: "PartName") -> None:
     print(as_text(summary(session, found, part)))
     for title, rows in zip(titles(found, part), (found.first, found.mistakes), strict=True):
         if rows:
-            print(f"\n{title}")
+            print(f"\n{title}:")
             show(table_of(rows))
     if not found.mistakes:
         print(f"\nAll {found.total:,} {found.unit} are correct.")

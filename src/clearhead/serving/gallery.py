@@ -92,11 +92,11 @@ def draw_pixels(panel: "Axes", image: Tensor) -> None:
 def titles(found: Report, part: PartName) -> tuple[str, str]:
     """What the two groups of a report are."""
     of_what = {"tokens": "texts"}.get(found.unit, found.unit)
-    first = f"The first {len(found.first)} {of_what} of the {part} set:"
+    first = f"The first {len(found.first)} {of_what} of the {part} set"
     order = (
         "the largest errors" if found.first[0].probability is None and found.unit != "tokens" else "the most confident"
     )
-    worst = f"Wrong predictions: {found.wrong:,} of {found.total:,} {found.unit}, {order} first:"
+    worst = f"Wrong predictions: {found.wrong:,} of {found.total:,} {found.unit}, {order} first"
     return first, worst
 
 
