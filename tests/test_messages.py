@@ -32,8 +32,8 @@ def test_the_name_that_was_meant(name, names, meant):
 
 def test_the_suggestion_stands_before_the_list():
     message = str(unknown_name("preset", "gpt2", PRESETS))
-    assert message == f"unknown preset 'gpt2'; did you mean gpt2_small? Known are {', '.join(PRESETS)}"
-    assert str(unknown_name("preset", "xyz", PRESETS)) == f"unknown preset 'xyz'; known are {', '.join(PRESETS)}"
+    assert message == f"unknown preset 'gpt2'; did you mean gpt2_small? Choose from {', '.join(PRESETS)}"
+    assert str(unknown_name("preset", "xyz", PRESETS)) == f"unknown preset 'xyz'; choose from {', '.join(PRESETS)}"
     assert (did_you_mean("gpt2", PRESETS), did_you_mean("xyz", PRESETS)) == ("; did you mean gpt2_small?", "")
 
 

@@ -53,7 +53,7 @@ def unknown_name(what: str, name: object, names: Iterable[str]) -> LookupError:
     """For a name that is not among the known ones: the suggestion stands before their list, which may be long."""
     names = list(names)
     near = nearest(str(name), names)
-    hint = f"did you mean {near}? Known are" if near else "known are"
+    hint = f"did you mean {near}? Choose from" if near else "choose from"
     return LookupError(f"unknown {what} {name!r}; {hint} {', '.join(names)}")
 
 

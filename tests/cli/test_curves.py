@@ -54,14 +54,14 @@ def test_a_window_beyond_the_end_is_cut_with_a_word(runs, capsys):
 
 
 def test_the_numbers_are_printed_or_written_instead_of_a_picture(runs, capsys):
-    assert main(["curves", "short", "long", "--csv"]) == 0
+    assert main(["curves", "short", "long", "--csv", "-"]) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[:2] == ["run,kind,step,epoch,loss,accuracy", "short,train,,1,1.0,"]
     assert len(out.splitlines()) == 1 + 4 + 10
     assert main(["curves", "short", "long", "--csv", "a/numbers.csv"]) == 0
     assert (runs / "a/numbers.csv").read_text() == out
     assert not (runs / "curves.png").exists()
-    assert main(["curves", "long", "--epochs", "2", "--csv"]) == 0
+    assert main(["curves", "long", "--epochs", "2", "--csv", "-"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1 + 1 + 4  # the name of the file of before, then these
 
 
@@ -91,3 +91,10 @@ def test_a_picture_that_cannot_be_written_is_one_line(runs, capsys):
     (runs / "a").write_text("in the way")
     assert main(["curves", "runs/long", "--out", "a/b.png"]) == 1
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_run_after_csv_is_not_overwritten(runs, capsys):
+    records = (runs / "runs/short/metrics.jsonl").read_bytes()
+    assert main(["curves", "long", "--csv", "runs/short/metrics.jsonl"]) == 2
+    assert "must be a .csv file, or - to print, got 'runs/short/metrics.jsonl'" in capsys.readouterr().err
+    assert (runs / "runs/short/metrics.jsonl").read_bytes() == records

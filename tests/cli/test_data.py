@@ -141,7 +141,7 @@ def test_help(capsys, argv):
         ("data show folder --data.folder ~nobody-here/x", "~NAME must be somebody's home, got '~nobody-here/x'"),
         ("data show cifar10", "run: clearhead data get cifar10"),
         ("data show mnist --out x.jpg", "a contact sheet is a .png file, got 'x.jpg'; try --out x.png"),
-        ("data show folder", "folder is data of your own; name it with --data.folder PATH"),
+        ("data show folder", "--data.folder PATH is required for folder"),
         ("data show folder --from mine", "data show folder has no option --from; did you mean --data.folder?"),
         ("data show folder --folder mine", "data show folder has no option --folder; did you mean --data.folder?"),
         ("data show text --from my.txt", "did you mean --data.file?"),
@@ -149,7 +149,7 @@ def test_help(capsys, argv):
         ("data show whole --question sum", "did you mean --data.question?"),
         ("data show mnist --from x", "data show mnist has no option --from; see clearhead data show mnist --help"),
         ("train folder --folder mine", "train folder has no option --folder; did you mean --data.folder?"),
-        ("data show mnist --data.augmentation.crop 4", "have an effect only with --augmented; add it"),
+        ("data show mnist --data.augmentation.crop 4", "--data.augmentation.* needs --augmented"),
         ("data show oddity --augmented", "data show oddity has no option --augmented"),
         ("data show whole --data.question why", "question must be one of commonest, repeat, sum, got 'why'"),
         ("data list --all", "data list has no option --all"),
@@ -191,4 +191,4 @@ def test_words_and_texts_are_shown_as_text(capsys, elsewhere):
     assert main(["data", "show", "text", "--data.file", "my.txt"]) == 0
     assert "ne pas être.\\nÊtre" in capsys.readouterr().out
     assert main(["data", "show", "text"]) == 2
-    assert "text is data of your own; name it with --data.file PATH" in capsys.readouterr().err
+    assert "--data.file PATH is required for text" in capsys.readouterr().err

@@ -100,8 +100,8 @@ def test_python_m_clearhead_reports_mistakes():
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("shpaes", f"unknown command 'shpaes'; did you mean shapes? Known are {', '.join(COMMANDS)}"),
-        ("--jsn", "unknown command '--jsn'; known are demo, "),
+        ("shpaes", f"unknown command 'shpaes'; did you mean shapes? Choose from {', '.join(COMMANDS)}"),
+        ("--jsn", "unknown command '--jsn'; choose from demo, "),
         ("shapes tiny_vt", "no model 'tiny_vt'; did you mean tiny_vit? Presets: "),
         ("shapes xyz", "no model 'xyz'; Presets: "),
         ("shapes --jsn", "shapes NAME has no option --jsn; did you mean --json?"),

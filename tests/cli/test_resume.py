@@ -162,7 +162,7 @@ def test_training_with_resume_names_the_command_that_lengthens(mine, capsys):
     longer = replace(config, training=replace(config.training, steps=20))
     with pytest.raises(ValueError, match=r"steps=20 \(was 12\).*clearhead resume runs/mine --steps 20$"):
         train(longer, "mine", resume=True, quiet=True)
-    with pytest.raises(ValueError, match=r"seed=7 \(was 0\).*move runs/mine away$"):
+    with pytest.raises(ValueError, match=r"seed=7 \(was 0\).*clearhead resume runs/mine$"):
         train(replace(longer, seed=7), "mine", resume=True, quiet=True)
 
 

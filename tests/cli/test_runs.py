@@ -42,6 +42,8 @@ def listed(capsys, *argv):
 
 
 VALIDATED = [record("train", 100), record("validation", 100, accuracy=0.5), record("validation", 200, accuracy=0.4)]
+STALE = [record("validation", step, accuracy=accuracy) for step, accuracy in ((30, 0.5), (60, 0.4), (100, 0.5))]
+"""two evaluations without a better one"""
 TESTED = [*VALIDATED, record("test", 200, accuracy=0.45)]
 
 
@@ -53,7 +55,8 @@ TESTED = [*VALIDATED, record("test", 200, accuracy=0.45)]
         (VALIDATED[:2], {}, "interrupted"),
         ([*VALIDATED[:2], {"kind": "diverged", "step": 120}], {}, "diverged"),
         ([*VALIDATED[:2], {"kind": "diverged", "step": 120}, record("train", 130)], {}, "interrupted"),
-        ([*VALIDATED[:2], record("test", 100, accuracy=0.5)], {"training.patience": 3}, "finished"),
+        ([*STALE, record("test", 100, accuracy=0.5)], {"training.patience": 2}, "finished"),
+        ([*STALE, record("test", 100, accuracy=0.5)], {"training.patience": 3}, "interrupted"),  # lengthened since
         (TESTED, {"training.epochs": 5}, "interrupted"),  # lengthened, and killed before the next record
     ],
 )
@@ -122,10 +125,9 @@ def test_a_run_that_is_being_trained_is_running_and_is_not_disturbed(capsys):
     assert listed(capsys)["mine"]["state"] == "interrupted"
 
 
-def test_looking_at_a_lock_keeps_nobody_from_training():
-    """Whoever starts at the very moment when somebody looks waits a little."""
+def test_looking_at_a_lock_keeps_nobody_from_training(monkeypatch):
+    """Whoever starts at the very moment when somebody looks waits until they have looked."""
     import fcntl
-    import threading
 
     make("mine")
     run = RunDirectory.open("mine")
@@ -133,11 +135,13 @@ def test_looking_at_a_lock_keeps_nobody_from_training():
         pass
     file = os.open(run.path / "lock", os.O_RDONLY)
     fcntl.flock(file, fcntl.LOCK_SH)
-    timer = threading.Timer(0.03, lambda: os.close(file))
-    timer.start()
+    naps = []
+    monkeypatch.setattr(
+        "clearhead.training.run.time.sleep", lambda s: naps.append(s) or (len(naps) == 9 and os.close(file))
+    )
     with run.lock():
         assert is_locked(run.path)
-    timer.join()
+    assert len(naps) == 9
     assert not is_locked(run.path)
 
 

@@ -53,8 +53,8 @@ def test_figure_and_latex(told, tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--mask casual", "no mask 'casual'; did you mean causal?"),
-        ("--mask window", "no mask 'window'; it is causal, or a file: .txt, .csv, .npy"),
+        ("--mask casual", "unknown mask 'casual'; did you mean causal?"),
+        ("--mask window", "unknown mask 'window'; use causal or a file (.txt, .csv, .npy)"),
         ("--mask none.txt", "cannot read none.txt: No such file or directory"),
         ("--heads 3", "heads must divide the 4 columns of q, got 3 heads"),
         ("--heads 0", "heads must divide the 4 columns of q, got 0 heads"),

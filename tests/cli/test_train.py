@@ -82,7 +82,7 @@ def test_any_field_can_be_changed(monkeypatch, argv, path, value):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("revers", "unknown recipe 'revers'; did you mean reverse? Known are reverse, "),
+        ("revers", "unknown recipe 'revers'; did you mean reverse? Choose from reverse, "),
         ("reverse --heads 2", "train reverse has no option --heads; did you mean --model.heads?"),
         ("reverse --training.precision fp32", "got 'fp32'; did you mean float32?"),
         ("--name x", "train takes a recipe's name first, got '--name'; one of reverse, "),
@@ -172,7 +172,7 @@ def test_a_run_that_diverges_says_so(capsys, monkeypatch):
         main(["train", "reverse", *TINY, "--optimizer.lr", "1e30", "--optimizer.warmup", "0"]) == signals.DIVERGED == 4
     )
     err = capsys.readouterr().err
-    assert err.startswith("clearhead: loss and gradient must be finite")
+    assert err.startswith("clearhead: loss and gradient norm must be finite")
     assert err.count("\n") == 1
     assert DivergedError.exit_code == signals.DIVERGED
 

@@ -21,7 +21,7 @@ def test_importing_it_does_not_import_torch():
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("name", "minst", r"unknown data set 'minst'; did you mean mnist\? Known are reverse, "),
+        ("name", "minst", r"unknown data set 'minst'; did you mean mnist\? Choose from reverse, "),
         ("question", "median", "question must be one of commonest, repeat, sum, got 'median'"),
         ("length", 0, "length must be a whole number of at least 1, got 0"),
         ("set_size", 2, "set_size must be a whole number of at least 3, got 2"),

@@ -235,7 +235,7 @@ def test_what_is_in_the_folder_is_said_with_what_happens_to_it(tmp_path):
     look = f"To see them as the model does: clearhead data show folder --data.folder '{root}'"
     how = {"image_size": 64}
     for fit, sentence, option in (
-        ("pad", "Center-cropping would discard more than 10% of 6 images: they are padded to squares.", ""),
+        ("pad", "Center-cropping would discard more than 10% of 6 images; they are padded to squares instead.", ""),
         ("crop", "Center-cropping discards more than 10% of 6 images; --data.fit pad keeps them whole.", "crop"),
         ("stretch", "Stretching changes the aspect ratio of 6 images by more than 10%; --data.fit pad", "stretch"),
     ):

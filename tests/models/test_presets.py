@@ -66,8 +66,8 @@ def test_every_preset_builds(name):
 
 def test_an_unknown_preset_is_answered_with_the_nearest():
     with pytest.raises(
-        LookupError, match=r"unknown preset 'bert_cifra'; did you mean bert_cifar\? Known are reverse, "
+        LookupError, match=r"unknown preset 'bert_cifra'; did you mean bert_cifar\? Choose from reverse, "
     ):
         preset("bert_cifra")
-    with pytest.raises(LookupError, match="unknown preset 'zzz'; known are reverse, "):
+    with pytest.raises(LookupError, match="unknown preset 'zzz'; choose from reverse, "):
         preset("zzz")

@@ -277,7 +277,7 @@ def test_public_name_is_the_function_even_after_its_module_is_imported():
         (lambda: shapes(AttentionConfig(width=10**30)), "below 2\\^61, got larger ones; choose smaller"),
         (
             lambda: shapes(VISION)["head.wieght"],
-            "unknown tensor 'head.wieght'; did you mean head.weight\\? Known are images",
+            "unknown tensor 'head.wieght'; did you mean head.weight\\? Choose from images",
         ),
         (lambda: AttentionConfig(width=8, n_heads=2, key_width=4), "needs a single head, got n_heads=2; try n_heads=1"),
         (lambda: AttentionConfig(width=8, value_width=0), "value_width must be a whole number above 0"),

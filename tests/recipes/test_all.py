@@ -96,7 +96,7 @@ def test_both_at_once_are_refused():
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("revers", {}, r"unknown recipe 'revers'; did you mean reverse\? Known are reverse, "),
+        ("revers", {}, r"unknown recipe 'revers'; did you mean reverse\? Choose from reverse, "),
         ("reverse", {"trainin.steps": 1}, "unknown field of RunConfig 'trainin'; did you mean training"),
         ("reverse", {"training.stps": 1}, "unknown field of TrainingConfig 'stps'; did you mean steps"),
     ],

@@ -40,7 +40,7 @@ def test_resume_goes_on_if_the_run_is_there_and_begins_if_not():
 
 def test_resume_with_other_settings_is_refused():
     train("reverse", "mine", changes=TINY, quiet=True)
-    with pytest.raises(ValueError, match=r"got training.steps=3 \(was 2\) for runs/mine; leave that out"):
+    with pytest.raises(ValueError, match=r"got training.steps=3 \(was 2\) for runs/mine; choose another name"):
         train("reverse", "mine", changes=TINY | {"training.steps": 3}, resume=True, quiet=True)
 
 

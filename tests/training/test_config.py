@@ -54,7 +54,7 @@ def test_a_config_has_few_fields(kind):
     [
         (
             ("training", "batchsize"),
-            "unknown field of training 'batchsize'; did you mean batch_size\\? Known are steps, ",
+            "unknown field of training 'batchsize'; did you mean batch_size\\? Choose from steps, ",
         ),
         (("optimizer", "weight-decay"), "'weight-decay'; did you mean weight_decay"),
         (("model", "n_head"), "'n_head'; did you mean n_heads"),

@@ -23,9 +23,10 @@ examples
   clearhead curves runs/mine --epochs 10 20 30
   clearhead curves short long --panels --out compared.pdf
   clearhead curves mine --log --smooth 0.5
-  clearhead curves short long --csv > numbers.csv"""
+  clearhead curves short long --csv numbers.csv"""
 
 PRINT = Path("-")
+"""the standard output"""
 
 
 def run(argv: Sequence[str]) -> None:
@@ -33,6 +34,7 @@ def run(argv: Sequence[str]) -> None:
 
     from clearhead.cli.terminal import warn
     from clearhead.drawing import check_suffix, save_figure
+    from clearhead.files import write_atomic
     from clearhead.training.curves import draw_curves, read_curves, to_csv, windows_of
 
     if args.out:
@@ -46,11 +48,11 @@ def run(argv: Sequence[str]) -> None:
             sys.stdout.write(text)
         else:
             args.csv.parent.mkdir(parents=True, exist_ok=True)
-            args.csv.write_text(text, encoding="utf-8")
+            write_atomic(args.csv, text.encode())
             print(args.csv)
     if args.out or not args.csv:
         figure = draw_curves(runs, args.epochs, log=args.log, smooth=args.smooth, panels=args.panels)
-        print(save_figure(figure, args.out or usual_place(args.runs)))
+        print(save_figure(figure, args.out or default_path(args.runs)))
 
 
 def parser() -> Parser:
@@ -73,10 +75,8 @@ def parser() -> Parser:
     options.add_argument(
         "--csv",
         metavar="FILE",
-        nargs="?",
-        type=Path,
-        const=PRINT,
-        help="write the numbers as CSV instead of a picture; without FILE, print them",
+        type=read_csv_path,
+        help="write the numbers as CSV instead of a picture; - prints them",
     )
     options.add_argument(
         "--out",
@@ -88,7 +88,7 @@ def parser() -> Parser:
     return options
 
 
-def usual_place(runs: Sequence[str]) -> Path:
+def default_path(runs: Sequence[str]) -> Path:
     """Among the figures of the run; here, where there are several, or where records are kept without their run."""
     from clearhead.training.records import CONFIG, find_records
 
@@ -107,6 +107,13 @@ def cut_note(runs: "Sequence[Curves]", epochs: Sequence[int]) -> str:
     end = round_count(max(run.length for run in runs))
     longest = "the run has" if len(runs) == 1 else "the longest run has"
     return f"{longest} {end} epochs so far: the window up to {', '.join(too_long)} is cut there"
+
+
+def read_csv_path(text: str) -> Path:
+    """Nothing but a .csv file is written: a run that follows the option must not be overwritten."""
+    if text != "-" and not text.lower().endswith(".csv"):
+        raise argparse.ArgumentTypeError(f"must be a .csv file, or - to print, got {text!r:.60}")
+    return Path(text)
 
 
 def read_epochs(text: str) -> int:

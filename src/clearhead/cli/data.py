@@ -122,7 +122,7 @@ def show(name: str, argv: Sequence[str]) -> None:
     else:
         is_augmented = getattr(args, "augmented", False)
         if data.augmentation != config.data.augmentation and not is_augmented:
-            raise ValueError("the options --data.augmentation have an effect only with --augmented; add it")
+            raise ValueError("--data.augmentation.* needs --augmented")
         out = Path(args.out or f"{name}{'-augmented' * is_augmented}.png")
         write_sheet(data, args.seed, out, is_augmented=is_augmented)
         print(f"wrote {out}")
@@ -145,7 +145,7 @@ def changed_data(data: "DataConfig", given: dict[str, Any]) -> "DataConfig":
         changes.setdefault("length", 8)
     found: DataConfig = changed(data, changes | {"validation": 0})
     if found.name in ("folder", "text") and not (found.folder or found.file):
-        raise ValueError(f"{found.name} is data of your own; name it with {PATHS[found.name]} PATH")
+        raise ValueError(f"{PATHS[found.name]} PATH is required for {found.name}")
     return found
 
 

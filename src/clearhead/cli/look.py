@@ -18,8 +18,8 @@ For an image they also show the weight of each patch as a tint over the image,
 and aggregates over all layers (mean, maximum, rollout, relevance) beside
 occlusion: how much the probability of the predicted class drops when a patch is
 hidden. The deletion area of a map rates it: patches are hidden one by one, the
-highest ranked first, and the area under the curve of the probability (0 to 1)
-is the smaller, the better the map ranks what the model relies on.
+highest ranked first, and the area under the curve of the probability is between
+0 and 1; a smaller area means a better map.
 
 For a word to be pronounced they show which letters each phone attends to."""
 

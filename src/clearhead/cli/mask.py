@@ -91,7 +91,7 @@ def parser() -> Parser:
         metavar="FORM",
         default="auto",
         help="how the file's values are meant: bool (1 = may attend), additive (0 = may attend), torch (1 = may NOT "
-        "attend, as in torch.nn.MultiheadAttention); default: auto, told by the values",
+        "attend, as in torch.nn.MultiheadAttention); default: auto, inferred from the values",
     )
     options.add_argument(
         "--additive",
@@ -136,7 +136,7 @@ def check(kinds: Sequence[str], args: argparse.Namespace) -> None:
     if args.file is not None and (args.tokens is not None or args.queries is not None):
         raise ValueError("--file gives the number of tokens; leave out --tokens and --queries")
     if args.file is None and args.form != "auto":
-        raise ValueError("--form is about the values of a file, got no --file")
+        raise ValueError("--form needs --file")
 
 
 def build(kinds: Sequence[str], args: argparse.Namespace) -> "MaskView":
@@ -155,7 +155,7 @@ def build(kinds: Sequence[str], args: argparse.Namespace) -> "MaskView":
         n_queries, n_keys = mask.shape[-2:]
         parts.append((f"{args.file.name} (read as {form} mask)", mask))
     if n_queries > n_keys and (args.queries or kinds):
-        raise ValueError(f"the queries are among the tokens: at most {n_keys}, got {n_queries}")
+        raise ValueError(f"--queries must be at most the number of tokens, got {n_queries} queries for {n_keys} tokens")
     if "causal" in kinds:
         parts.append((names["causal"], masks.causal(n_queries, n_keys).clone()))
     if "window" in kinds:

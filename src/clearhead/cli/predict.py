@@ -26,9 +26,9 @@ as at the run's test (training.views).
 
 For a word, all candidates of the beam search are listed with their probability
 and their score. The list is ordered by score, the mean log-probability per
-token (phones and end of sequence): a product of more factors is smaller, so by
-probability alone short pronunciations would win. One rule comes first: what is
-less probable than the greedy answer (--beam 1) is listed after it."""
+token (phones and end of sequence); the sum of log-probabilities alone would
+favour short pronunciations. Candidates that are less probable than the greedy
+one (--beam 1) are listed after it."""
 
 EXAMPLES = """\
 examples

@@ -28,7 +28,7 @@ def run(argv: Sequence[str]) -> int:
     length.add_argument("--epochs", metavar="N", type=reader(int), help="train until epoch N, counted from the start")
     length.add_argument("--steps", metavar="N", type=reader(int), help="train until step N, counted from the start")
     options.add_argument(
-        "--threads", metavar="N", type=reader(int), help="processor threads from now on; 0 for torch's own choice"
+        "--threads", metavar="N", type=reader(int), help="number of CPU threads from now on; 0 for PyTorch's default"
     )
     options.add_argument(
         "--shard", action="store_true", help="split the weights over the processes of torchrun (FSDP2)"

@@ -121,8 +121,7 @@ def state_of(folder: Path, config: RunConfig, records: Sequence[Record], known: 
     if last.get("kind") == "diverged":
         return "diverged"
     has_ended = known.total_steps is not None and known.step >= known.total_steps
-    may_end_early = config.training.patience > 0
-    if last.get("kind") == "test" and (has_ended or may_end_early):  # else it was lengthened after its test
+    if last.get("kind") == "test" and (has_ended or ran_out_of_patience(config, records)):  # else lengthened since
         return "finished"
     if has_ended and config.data.name in WITHOUT_TEST:
         return "finished"
@@ -130,6 +129,13 @@ def state_of(folder: Path, config: RunConfig, records: Sequence[Record], known: 
     return (
         "interrupted" if any(re.fullmatch(r"step-\d{8,}", path.name) for path in checkpoints) else "no checkpoint yet"
     )
+
+
+def ran_out_of_patience(config: RunConfig, records: Sequence[Record]) -> bool:
+    """Whether none of the last `patience` validations was better than all before them."""
+    scores = [(r["accuracy"], -r["loss"]) for r in records if r.get("kind") == "validation" and "accuracy" in r]
+    n = config.training.patience
+    return 0 < n < len(scores) and max(scores[-n:]) <= max(scores[:-n])
 
 
 def last_change(folder: Path) -> float:

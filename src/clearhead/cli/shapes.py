@@ -90,11 +90,11 @@ def run_module(name: str, rest: Sequence[str]) -> None:
         action="append",
         default=[],
         metavar="{float,long,bool}",
-        help="of each --input (default: long for a B,L input of a module with an nn.Embedding, else float)",
+        help="dtype of each --input (default: long for a B,L input of a module with an nn.Embedding, else float)",
     )
     args = options.parse(rest)
     if args.dtype and not args.input:
-        raise ValueError("--dtype is about an --input, got no --input; try --input 2,16")
+        raise ValueError("--dtype needs --input, such as --input 2,16")
 
     from clearhead.insight.doctor.loading import load
     from clearhead.insight.module_shapes import module_shapes
@@ -185,8 +185,7 @@ def found(name: str, source: str | None) -> tuple[str, Any, list[str]]:
     else:
         assert run_path is not None
         config, notes = config_of_run(run_path), [f"{run_path}: the model of the run"]
-    where = f"{RUNS}/{name}" if run_path is not None else ""
-    also = {"preset": "a preset", "recipe": "a recipe", "run": f"a run, {where}"}
+    also = {"preset": "a preset", "recipe": "a recipe", "run": f"a run, {run_path}"}
     notes += [f"{name} is also {also[other]}: clearhead shapes {name} --as {other}" for other in others]
     return source, config, notes
 
@@ -242,7 +241,7 @@ def parser(name: str) -> Parser:
     options.add_argument("--every-block", action="store_true", help="do not fold blocks that equal the one before")
     options.add_argument("--json", action="store_true", help="machine-readable output")
     if not is_module(name):
-        note = "where a name has several meanings"
+        note = "what NAME means, if it is ambiguous"
         options.add_argument("--as", dest="source", metavar="{preset,recipe,run}", help=note)  # read before: see run()
     return options
 

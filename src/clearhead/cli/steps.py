@@ -1,7 +1,6 @@
 """`clearhead steps`: the example's matrices, or the user's own."""
 
 import argparse
-import difflib
 import json
 import math
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from typing import Any
 
 from clearhead.cli.overrides import reader
 from clearhead.cli.parser import Parser
+from clearhead.messages import did_you_mean
 
 ABOUT = """\
 Self-attention in five steps, with the numbers of each: project, score, scale
@@ -92,9 +92,8 @@ def given(args: argparse.Namespace) -> dict[str, Any]:
     if args.causal or args.mask == "causal":
         chosen["causal"] = True
     elif args.mask is not None and not args.mask.lower().endswith(SUFFIXES):
-        near = difflib.get_close_matches(args.mask, ["causal"], n=1)
-        hint = "did you mean causal?" if near else f"it is causal, or a file: {', '.join(SUFFIXES)}"
-        raise LookupError(f"no mask {args.mask!r}; {hint}")
+        hint = did_you_mean(args.mask, ["causal"]) or f"; use causal or a file ({', '.join(SUFFIXES)})"
+        raise LookupError(f"unknown mask {args.mask!r}{hint}")
     if args.mask not in (None, "causal"):
         chosen["mask"] = read_mask(args.mask)[0]
     changes = {"heads": args.heads, "beta": args.beta}

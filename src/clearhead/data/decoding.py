@@ -41,6 +41,8 @@ def decoded(root: Path, files: Sequence[Path], size: int, fit: Fit) -> Pictures:
     check_room(len(files), size)
     found = decode(files, size, fit)
     data = to_safetensors({"pixels": found.pixels, "sizes": found.sizes})
+    if not found.sizes.all():
+        return found  # a file that cannot be read today may be tomorrow, with a decoder that was installed since
     with suppress(OSError):  # without a place for it they are decoded again the next time
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(kept, hashlib.sha256(data).digest() + data)

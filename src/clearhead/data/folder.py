@@ -52,7 +52,7 @@ class Listing:
         return self.files[i].relative_to(self.root).as_posix().encode(errors="replace").decode()
 
     def only(self, is_kept: list[bool]) -> "Listing":
-        """Without the files that are not kept; each class must have one left to learn from, and each split any."""
+        """The listing of the selected files; every class must keep a training image, and no split may become empty."""
         left = replace(
             self,
             files=tuple(compress(self.files, is_kept)),
@@ -133,7 +133,7 @@ def describe(data: DataSet, config: DataConfig, sizes: Tensor) -> tuple[str, ...
     n = int((10 * (longer - shorter) > longer).sum())  # center-cropping discards (longer - shorter) / longer
     images = "1 image" if n == 1 else f"{n:,} images"
     effect = {
-        "pad": f"Center-cropping would discard more than 10% of {images}: they are padded to squares.",
+        "pad": f"Center-cropping would discard more than 10% of {images}; they are padded to squares instead.",
         "crop": f"Center-cropping discards more than 10% of {images}; --data.fit pad keeps them whole.",
         "stretch": f"Stretching changes the aspect ratio of {images} by more than 10%; --data.fit pad keeps it.",
     }[config.fit]

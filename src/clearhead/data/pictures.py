@@ -48,6 +48,8 @@ def open_picture(data: bytes, name: str, formats: tuple[str, ...] = tuple(FORMAT
         raise InvalidPictureError(name, f"it has more than {MOST_PIXELS:,} pixels") from None
     except UnidentifiedImageError:  # its message has only an address in memory to tell
         raise InvalidPictureError(name, f"the file is not {one_of(formats)}") from None
+    except MemoryError:  # no fault of the file
+        raise
     except Exception as error:  # damaged files make decoders raise nearly anything
         raise InvalidPictureError(name, f"the file is damaged ({error})") from None
     if image.width * image.height > MOST_PIXELS:
@@ -82,7 +84,7 @@ def turned(image: Image.Image) -> Image.Image:
 
 def resize(image: Image.Image, size: int, fit: Fit, channels: int = 3) -> Tensor:
     """uint8 (channels,size,size), with 3 channels, or 1 for grey. `fit` decides how a picture becomes a square: pad it,
-    crop the largest square in its middle, or stretch it. A square picture comes out the same each time."""
+    crop the largest square in its middle, or stretch it. All three give the same result for a square image."""
     image = image.convert("RGB")
     if fit == "pad":
         square = padded(image, size)

@@ -107,7 +107,7 @@ class Claim:
     """of what a setting must be a multiple, as width of a fixed number of heads"""
     expected: Verdict = "holds"
     trains: bool = False
-    """it needs a training run of up to a minute, so `clearhead lab` runs it only when asked to"""
+    """it trains models, for up to five minutes, so `clearhead lab` runs it only when asked to"""
     seconds: int = 60
     """about how long a claim that trains takes with its own settings, on one processor core"""
 

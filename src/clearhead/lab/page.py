@@ -14,7 +14,7 @@ Each sentence below is a claim about attention that was put to the test: numbers
 all of them are what it says. Beside each claim stands a common misconception. A claim is either a *demonstration*,
 which holds by construction (an identity that is shown with numbers), or an *experiment*, whose outcome depends on
 random weights or on training. Each can be run again, with other settings, by the command below it: a whole lesson takes
-seconds on a laptop, a claim that trains a model up to a minute. With other settings a claim need not hold, and the
+seconds on a laptop, a claim that trains a model up to five minutes. With other settings a claim need not hold, and the
 program says whether it does.
 
 This page is written by `clearhead lab --all --page docs/lab.md`.

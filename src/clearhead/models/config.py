@@ -37,7 +37,7 @@ class StackConfig:
     activation: Activation = "gelu"
     norm: Norm = "pre"
     norm_eps: float = 1e-5
-    """what every layer norm adds to the variance before it divides by its root"""
+    """eps of every layer norm, added to the variance"""
     dropout: float = 0.0
     """on the embeddings and on what each sublayer adds"""
     attention_dropout: float = 0.0

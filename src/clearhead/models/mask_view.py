@@ -132,7 +132,7 @@ def joined(rows: Sequence[int], most: int = 6) -> str:
 
 
 def mask_text(view: MaskView, width: int = 80) -> Text:
-    """Title, grids side by side where they fit, convention and notes; no wider than `width` columns."""
+    """Title, grids one below the other, convention and notes; no wider than `width` columns."""
     text = Text(no_wrap=True, overflow="ignore")
     shape = ",".join(map(str, view.mask.shape))
     form = "" if view.low is None else ", additive form"

@@ -1,4 +1,4 @@
-"""The plain vision transformer on 40,000 MNIST images (R3): to see what positions, norms and W_O are good for.
+"""The plain vision transformer on 40,000 MNIST images: to see what positions, norms and W_O are good for.
 
 clearhead train mnist-plain
 takes      less than seven minutes on one processor core

@@ -1,4 +1,4 @@
-"""Which of ten MNIST images is of another class than the rest? A score for each, softmax over the set (R2.7).
+"""Which of ten MNIST images is of another class than the rest? A score for each, softmax over the set.
 
 clearhead train oddity
 takes      less than six minutes on one processor core

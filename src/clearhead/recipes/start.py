@@ -86,9 +86,7 @@ def resume(
 def change_run(run: RunDirectory, given: dict[str, Any], display: Display) -> None:
     """Checks the changes and records them; says what becomes of the learning rate."""
     if "epochs" in given and "steps" in given:
-        raise ValueError(
-            f"a run lasts a number of epochs or of steps, got epochs={given['epochs']} and steps={given['steps']}"
-        )
+        raise ValueError(f"give epochs or steps, not both, got epochs={given['epochs']} and steps={given['steps']}")
     before = RunConfig.from_dict(run.config)
     other = {"epochs": "steps", "steps": "epochs"}
     zeros: dict[str, Any] = {other[name]: 0 for name in given if name in other}
@@ -110,6 +108,8 @@ def lengthened(run: RunDirectory, before: RunConfig, now: RunConfig) -> str:
             f"{run.path} has been trained for {round_count(n)} {unit}, got --{unit} {getattr(now.training, unit)}; "
             "a run cannot be shortened to less than that"
         )
+    if end == old_end:
+        return ""
     found = run.newest() if before.training.patience else None
     if found and found.state["standing"]["stale"] >= before.training.patience:
         raise ValueError(
@@ -153,8 +153,8 @@ def new_or_old(config: RunConfig, name: str | None, resume: bool, report: Report
     changes = config.changes_since(RunConfig.from_dict(run.config))
     if others := [f"{name}={now} (was {before})" for name, (before, now) in changes.items()]:
         raise ValueError(
-            f"a run goes on with the settings that it began with, got {', '.join(others)} for {path}; "
-            f"leave that out, choose another name, or move {path} away{longer(config, changes, path)}"
+            f"a run continues with the settings that it started with, got {', '.join(others)} for {path}; choose "
+            f"another name, or continue it as it is: clearhead resume {path}{longer(config, changes, path)}"
         )
     return run
 

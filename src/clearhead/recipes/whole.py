@@ -1,4 +1,4 @@
-"""One answer about 16 random digits: the commonest one, whether one repeats (of 8 digits), or their sum (R2.7).
+"""One answer about 16 random digits: the commonest one, whether one repeats (of 8 digits), or their sum.
 
 clearhead train whole                          a class: cross-entropy
 clearhead train whole --data.question repeat   yes or no: binary cross-entropy

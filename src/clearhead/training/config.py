@@ -179,7 +179,9 @@ class RunConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "RunConfig":
-        if isinstance(values.get("data"), dict):  # runs without `fit` were trained on center-cropped pictures
+        if isinstance(values, dict) and isinstance(
+            values.get("data"), dict
+        ):  # runs without `fit` were trained on center-cropped pictures
             values = values | {"data": {"fit": "crop"} | values["data"]}
         return read(cls, values, "a run")
 

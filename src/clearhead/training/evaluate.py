@@ -28,8 +28,8 @@ def evaluate(
     views: Views = "one",
     on_batch: Callable[[Batch, Tensor], None] | None = None,
 ) -> dict[str, float]:
-    """Loss and accuracy over all examples, known to every process; for several views of each image, those of the mean
-    of the outputs. In float32 whatever the precision of training, so that a run has one accuracy on every machine.
+    """Loss and accuracy over all examples, the same in every process; with several views of each image, the outputs are
+    averaged first. In float32 whatever the precision of training, so that a run has one accuracy on every machine.
     `on_batch` is called with each batch of this process and the model's outputs."""
     sums = torch.zeros(N_COUNTS, dtype=torch.float64, device=processes.device)
     with testing_stage(model), torch.inference_mode():

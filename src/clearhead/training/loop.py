@@ -71,7 +71,7 @@ def resume(folder: str | Path, *, shard: bool = False, quiet: bool = False) -> O
     with processes() as team:
         display = Display(quiet=quiet) if team.is_first else Silence()
         run = RunDirectory.open(folder, display.warn) if team.is_first else None
-        config = RunConfig.from_dict(team.share(run.config if run else None))
+        config = RunConfig.from_dict(team.share(with_precision_of_checkpoint(run) if run else None))
         with own_surroundings(config.training.threads):
             with told_of_changed_files(run, config):
                 setup = set_up(config, team, shard=shard, report=display.warn)
@@ -79,6 +79,15 @@ def resume(folder: str | Path, *, shard: bool = False, quiet: bool = False) -> O
             if outcome.reason != "stopped":
                 display.say(f"{run.path if run else folder} is trained{reached(outcome)}")
             return outcome
+
+
+def with_precision_of_checkpoint(run: RunDirectory) -> dict[str, Any]:
+    """The run's config. Where it says "auto", as configs did before they recorded the choice, it is what the newest
+    checkpoint was trained in."""
+    training = run.config.get("training", {})
+    if isinstance(training, dict) and training.get("precision") == "auto" and (found := run.newest()):
+        return run.config | {"training": training | {"precision": found.state["made_with"]["precision"]}}
+    return run.config
 
 
 def reached(outcome: Outcome) -> str:
@@ -211,8 +220,8 @@ def update(setup: Setup, standing: Standing, request: StopRequest) -> bool:
 def check_finite(loss: float, norm: float, step: int) -> None:
     if not (math.isfinite(loss) and math.isfinite(norm)):
         raise DivergedError(
-            f"loss and gradient must be finite, got a loss of {loss} and a gradient of length {norm} at step {step}, "
-            "which is not saved; try a smaller learning rate, a longer warm-up or clip=1",
+            f"loss and gradient norm must be finite, got loss {loss} and norm {norm} at step {step}, which was not "
+            "saved; try a smaller learning rate, a longer warm-up or clip=1",
             step,
         )
 
@@ -221,7 +230,7 @@ def check_finite_weights(are_finite: bool, step: int) -> None:
     """The loss is of the weights before an update: the last one before a checkpoint may have spoilt them."""
     if not are_finite:
         raise DivergedError(
-            f"weights must give finite answers, got others after step {step}, which is not saved; "
+            f"weights or validation loss are not finite after step {step}, which was not saved; "
             "try a smaller learning rate, a longer warm-up or clip=1",
             step,
         )

@@ -1,5 +1,6 @@
 """What a user sees while training: a bar in a terminal, plain lines in a file."""
 
+import math
 import os
 import sys
 import time
@@ -104,7 +105,7 @@ def busy_hint(threads: int, processes: int = 1) -> str:
             f"try --training.threads {max(1, cores // processes)}"
         )
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    free = max(1, round(cores - load))
+    free = max(1, math.ceil(cores - load))
     if threads > 1 and free < wanted:
         return (
             f"hint: the machine is busy (load average {load:.1f} on {count(cores, 'core')}), and threads that wait for "

@@ -12,6 +12,7 @@ Anyone may read; only the owner, inside `with run.lock():`, writes.
 """
 
 import errno
+import importlib.util
 import os
 import secrets
 import shutil
@@ -105,7 +106,7 @@ class RunDirectory:
             os.close(file)
 
     def change_config(self, config: dict[str, Any]) -> None:
-        """What is trained from now on; what was trained before is in the checkpoints with the config of its time."""
+        """Replaces config.json; each checkpoint keeps the config that it was saved with."""
         assert self.is_owned, "only the owner writes: use `with run.lock():`"
         content = to_json(config, indent=2)
         write_atomic(self.path / CONFIG, content)
@@ -180,13 +181,11 @@ def check_new(path: Path) -> None:
 
 def take(file: int, path: Path) -> None:
     """The lock on an open file, at once or not at all; the owner's number in it is for the message only."""
-    try:
-        import fcntl
-    except ImportError:
+    if importlib.util.find_spec("fcntl") is None:
         message = "a run is locked with flock, which Linux and macOS have; use one of them"
-        raise OSError(errno.ENOSYS, message, str(path)) from None
+        raise OSError(errno.ENOSYS, message, str(path))
     try:
-        retried(lambda: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB))
+        lock_exclusively(file)
     except BlockingIOError as error:
         owner = os.read(file, 20).decode(errors="replace").strip() or "another"
         message = f"a run has one owner at a time, and process {owner} owns this one; wait until it ends, or stop it"
@@ -195,13 +194,16 @@ def take(file: int, path: Path) -> None:
     write_all(file, f"{os.getpid()}\n".encode())
 
 
-def retried(lock: Callable[[], None]) -> None:
-    """Tries a few times: `records.is_locked` holds the lock for an instant when it looks."""
-    for is_last in (False, False, False, True):
+def lock_exclusively(file: int) -> None:
+    """The exclusive lock; BlockingIOError if another process has it. A shared lock is waited for: `records.is_locked`
+    holds it for an instant when somebody looks at a run."""
+    import fcntl
+
+    while True:
         try:
-            lock()
-            break
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
         except BlockingIOError:
-            if is_last:
-                raise
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # fails exactly where there is an exclusive owner
+            fcntl.flock(file, fcntl.LOCK_UN)
             time.sleep(0.02)

@@ -157,7 +157,7 @@ def test_errors_in_the_users_file_have_their_place(folder, text, message, target
 
 def test_a_name_hidden_by_another_module_is_loaded_by_its_file(folder):
     (folder / "token.py").write_text(FILE)  # Python has imported its own long ago
-    with pytest.raises(ValueError, match=r"token is another module of Python; name the file: token.py:NAME"):
+    with pytest.raises(ValueError, match=r"token resolves to another installed module; name the file: token.py:NAME"):
         load("token:Model", folder)
 
 

@@ -118,7 +118,9 @@ def by_name(path: str, folder: Path) -> ModuleType:
     module = importlib.import_module(path)
     file = Path(folder.resolve(), *path.split(".")).with_suffix(".py")
     if file.is_file() and not is_of(module, file):
-        raise ClashError(f"{path} is another module of Python; name the file: {'/'.join(path.split('.'))}.py:NAME")
+        raise ClashError(
+            f"{path} resolves to another installed module; name the file: {'/'.join(path.split('.'))}.py:NAME"
+        )
     return module
 
 
