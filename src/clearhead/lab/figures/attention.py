@@ -22,6 +22,7 @@ from clearhead.lab.figures.style import (
     heat_maps,
     name,
 )
+from clearhead.lab.own_token import own_largest
 from clearhead.nn.attention import MultiHeadAttention, attend_reference
 from clearhead.nn.softargmax import softargmax
 
@@ -143,11 +144,11 @@ def draw_own_token(*, seed: int = 0, width: int = 16, n_tokens: int = 8, result:
     q, k = x @ w_q, x @ w_k
     same = q / q.norm(dim=-1, keepdim=True)
     weights = attend_reference(q, k, x)[1]
-    own = {"random\nweights": (own_share(weights), BLUE), "chance\n(1/n)": (1 / n_tokens, GREY)}
+    own = {"random\nweights": (own_largest(weights), BLUE), "chance\n(1/n)": (1 / n_tokens, GREY)}
     for check in result.checks if result else ():
         if check.name.startswith("trained") and "most to themselves" in check.name:
             own["trained\nreversal"] = (check.value, ORANGE)
-    own["q = k"] = (own_share(attend_reference(same, same, x)[1]), GREEN)
+    own["q = k"] = (own_largest(attend_reference(same, same, x)[1]), GREEN)
     figure, (left, right) = canvas("AB", widths=(1, 1.1))
     heat_maps(figure, [left], [weights[0]], "attention weight")
     best = weights[0].argmax(-1)
@@ -159,7 +160,3 @@ def draw_own_token(*, seed: int = 0, width: int = 16, n_tokens: int = 8, result:
     name(right, "Ring on the diagonal", "", "fraction of tokens")
     headline(figure, "A token need not attend most to itself, unless queries equal keys")
     return figure
-
-
-def own_share(weights: Tensor) -> float:
-    return (weights.argmax(-1) == torch.arange(weights.shape[-1])).double().mean().item()

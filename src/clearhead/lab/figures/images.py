@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.drawing import BLUE, GREEN, VERMILION
-from clearhead.lab.beside_convolutions import LENGTHS
+from clearhead.lab.beside_convolutions import LENGTHS, SIDES, accepted, classifier
 from clearhead.lab.constructions import patches_as_convolution
 from clearhead.lab.figures.style import (
     SMALL,
@@ -137,19 +137,6 @@ def draw_reach(*, seed: int = 0, width: int = 8, n_tokens: int = 21, kernel: int
     return figure
 
 
-SIDES = (8, 16, 24, 32)
-"""of images, in pixels; networks are built for the second"""
-
-
-def takes(layer: Callable[[Tensor], Tensor], x: Tensor) -> bool:
-    """Whether there is an answer for this size."""
-    try:
-        layer(x)
-    except (ValueError, RuntimeError):  # the position table has no row for it; a linear layer has another size
-        return False
-    return True
-
-
 @torch.no_grad()
 def draw_any_size(*, seed: int = 0, width: int = 8, context: int = 8) -> "Figure":
     """Which layers take which sizes: sequences of several lengths, and images of several sides."""
@@ -162,18 +149,15 @@ def draw_any_size(*, seed: int = 0, width: int = 8, context: int = 8) -> "Figure
             f"attention, learned\ntable of {context} rows": lambda x: attention(table(x)),
         }
         built = SIDES[1]
-        convolution = nn.Sequential(nn.Conv2d(3, width, 3, padding=1), nn.ReLU())
         image: dict[str, Callable[[Tensor], Tensor]] = {
-            "CNN, global pooling": nn.Sequential(
-                convolution, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 3)
-            ),
-            "CNN, flatten and linear": nn.Sequential(convolution, nn.Flatten(), nn.Linear(width * built**2, 3)),
+            "CNN, mean and linear": classifier(width, flatten=False),
+            "CNN, flatten and linear": classifier(width, flatten=True),
             "ViT, learned table,\ninterpolated": model_for(4 * width, "mean", built // 4).float(),
         }
         lengths = torch.tensor(
-            [[takes(layer, torch.randn(1, n, width)) for n in LENGTHS] for layer in sequence.values()]
+            [[accepted(layer, [torch.randn(1, n, width)]) for n in LENGTHS] for layer in sequence.values()]
         )
-        sides = torch.tensor([[takes(layer, torch.randn(1, 3, n, n)) for n in SIDES] for layer in image.values()])
+        sides = torch.tensor([[accepted(layer, [torch.randn(1, 3, n, n)]) for n in SIDES] for layer in image.values()])
     figure, both = canvas("A;B")
     for axes, taken, names, sizes, x in (
         (both[0], lengths, sequence, LENGTHS, "sequence length (tokens)"),
