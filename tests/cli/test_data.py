@@ -106,7 +106,7 @@ def test_own_pictures_are_shown(capsys, elsewhere):
             shade = np.full((8, 8, 3), 50 * i, np.uint8)
             Image.fromarray(shade).save(elsewhere / "mine" / name / f"{i}.png")
     assert main(["data", "show", "folder", "--data.folder", "mine"]) == 0
-    assert capsys.readouterr().out == "wrote folder.png\n"
+    assert capsys.readouterr().out == "6 images, 2 classes (train 4, validation 0, test 2).\nwrote folder.png\n"
 
 
 def test_digits_are_shown_as_text(capsys):

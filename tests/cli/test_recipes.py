@@ -26,7 +26,7 @@ def test_json(capsys):
 def test_what_was_not_trained_to_its_end_says_so(capsys, monkeypatch):
     monkeypatch.setitem(RECIPES, "fashion", replace(RECIPES["fashion"], measured=Measured(60, 0.5, epochs=1)))
     monkeypatch.setitem(RECIPES, "mnist", replace(RECIPES["mnist"], measured=None))
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "120")
     assert main(["recipes"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
     epochs = RECIPES["fashion"].make().training.epochs

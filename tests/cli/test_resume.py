@@ -85,8 +85,10 @@ def test_a_run_is_lengthened_and_says_what_becomes_of_its_schedule(capsys, mine)
 
 def test_the_learning_rates_that_are_named_are_those_of_the_records(capsys, mine):
     config = RunConfig.from_dict(json.loads((mine / "config.json").read_text()))
+    config = replace(config, optimizer=replace(config.optimizer, warmup=0))  # in a warm-up the rate would be the same
+    (mine / "config.json").write_text(json.dumps(config.to_dict()))
     assert main(["resume", "mine", "--steps", "40"]) == 0
-    said = re.search(r"continues at (\S+) instead of (\S+),", capsys.readouterr().out)
+    said = re.search(r"continues at (\S+) instead of (\S+), unlike", capsys.readouterr().out)
     new, old = (config.optimizer.lr * multiplier(12, n, config.optimizer) for n in (40, 12))
     assert (float(said[1]), float(said[2])) == (pytest.approx(new, rel=1e-2), pytest.approx(old, rel=1e-2))
 
@@ -180,3 +182,17 @@ def test_a_run_does_not_go_on_with_another_dictionary(capsys, trained, tmp_path,
         Path("my.dict").write_text(other)  # too short, with other letters, ...: that it is another one comes first
         assert main(["resume", "mine"]) == 2
         assert "got other bytes in my.dict; put the old ones back" in capsys.readouterr().err
+
+
+def test_a_refused_resume_leaves_the_run_as_it_was(capsys, pictures, monkeypatch):
+    monkeypatch.chdir(pictures.parent)
+    small = "--training.steps 2 --data.image-size 16 --model.width 16 --model.depth 1 --training.threads 1"
+    assert main(["train", "folder", "--data.folder", "pictures", "--name", "mine", *small.split()]) == 0
+    before = Path("runs/mine/config.json").read_bytes()
+    (pictures / "red/9.png").unlink()
+    capsys.readouterr()
+    assert main(["resume", "mine", "--steps", "4"]) == 2
+    out, err = capsys.readouterr()
+    assert "got other bytes in pictures" in err
+    assert out == ""
+    assert Path("runs/mine/config.json").read_bytes() == before

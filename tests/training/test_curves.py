@@ -132,7 +132,8 @@ def test_windows_beyond_the_end_are_cut_there_and_drawn_once():
     runs = [run_of(4, "short"), run_of(10, "long")]
     assert windows_of(runs, (5, 10, 20, 50)) == [5, 10]
     assert windows_of(runs) == [10]
-    assert windows_of([Curves("under way", [{"epoch": 12.3}])], (10, 13, 14)) == [10, 13, 12.3]
+    assert windows_of([Curves("under way", [{"epoch": 12.3}])], (10, 13, 14)) == [10, 13]
+    assert windows_of([Curves("begun", [{"epoch": 0.13}])], (1, 2)) == [1]
     figure = draw_curves(runs, epochs=(5, 30))
     assert [panel.get_xlim()[1] for panel in figure.axes] == [5, 5, 10, 10]
 

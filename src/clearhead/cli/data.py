@@ -124,7 +124,9 @@ def show(name: str, argv: Sequence[str]) -> None:
         if data.augmentation != config.data.augmentation and not is_augmented:
             raise ValueError("--data.augmentation.* needs --augmented")
         out = Path(args.out or f"{name}{'-augmented' * is_augmented}.png")
-        write_sheet(data, args.seed, out, is_augmented=is_augmented)
+        for note in write_sheet(data, args.seed, out, is_augmented=is_augmented):
+            if "clearhead data show" not in note:  # that is what they are doing
+                print(note)
         print(f"wrote {out}")
 
 
@@ -176,7 +178,8 @@ def show_symbols(config: "DataConfig", seed: int) -> None:
         print(repr(shown) if config.name == "text" else shown + answer * (config.name == "pronounce"))
 
 
-def write_sheet(config: "DataConfig", seed: int, out: Path, *, is_augmented: bool) -> None:
+def write_sheet(config: "DataConfig", seed: int, out: Path, *, is_augmented: bool) -> tuple[str, ...]:
+    """Writes the file and returns what the data has to say of itself."""
     from clearhead.data.datasets import load
     from clearhead.data.sheet import augmented_sheet, contact_sheet
     from clearhead.files import write_atomic
@@ -189,6 +192,7 @@ def write_sheet(config: "DataConfig", seed: int, out: Path, *, is_augmented: boo
     sheet.save(packed, "PNG")
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(out, packed.getvalue())
+    return data.notes
 
 
 def check_name(name: str) -> None:

@@ -58,17 +58,24 @@ def as_dict(name: str, recipe: Recipe) -> dict[str, Any]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> "Table":
+    """Without the data sets where the terminal is too narrow for them."""
     from rich.table import Table
+
+    from clearhead.cli.terminal import console
+
+    is_wide = console().width >= 110
 
     shown = Table(box=None, pad_edge=False, header_style="bold")
     shown.add_column("recipe", no_wrap=True)
-    for title in ("what", "data"):
-        shown.add_column(title)
-    for title in ("parameters", "time", "test accuracy"):
+    shown.add_column("what", min_width=18)
+    if is_wide:
+        shown.add_column("data")
+    for title in ("parameters", "time"):
         shown.add_column(title, justify="right", no_wrap=True)
+    shown.add_column("test accuracy", justify="right", min_width=16, no_wrap=is_wide)
     for row in rows:
         numbers = f"{row['parameters']:,}" if row["parameters"] else "by its data"
-        shown.add_row(row["recipe"], row["what"], row["data"], numbers, *results(row))
+        shown.add_row(row["recipe"], row["what"], *([row["data"]] if is_wide else []), numbers, *results(row))
     return shown
 
 

@@ -92,6 +92,7 @@ def summarise(folder: Path) -> RunSummary:
         config = RunConfig.from_dict(json.loads((folder / CONFIG).read_bytes()))
         records = read(folder / METRICS)
         known = replace(known, recipe=config.recipe, **numbers(config, records))
+        known = replace(known, step=max([known.step, *checkpoint_steps(folder)]))  # records are of every few steps
         return replace(known, state=state_of(folder, config, records, known))
     except Exception as error:  # one broken folder must not hide the others
         return replace(known, problem=" ".join(str(error).split()) or type(error).__name__)
@@ -125,10 +126,12 @@ def state_of(folder: Path, config: RunConfig, records: Sequence[Record], known: 
         return "finished"
     if has_ended and config.data.name in WITHOUT_TEST:
         return "finished"
-    checkpoints = (folder / "checkpoints").glob("step-*")
-    return (
-        "interrupted" if any(re.fullmatch(r"step-\d{8,}", path.name) for path in checkpoints) else "no checkpoint yet"
-    )
+    return "interrupted" if checkpoint_steps(folder) else "no checkpoint yet"
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    names = (re.fullmatch(r"step-(\d{8,})", path.name) for path in (folder / "checkpoints").glob("step-*"))
+    return [int(name[1]) for name in names if name]
 
 
 def ran_out_of_patience(config: RunConfig, records: Sequence[Record]) -> bool:
@@ -147,16 +150,21 @@ def last_change(folder: Path) -> float:
     return 0.0
 
 
-def table(found: Sequence[RunSummary]) -> "Table":
+def table(found: Sequence[RunSummary], *, with_time: bool = True) -> "Table":
+    """The time of the last change is left out where the terminal is too narrow for all columns."""
+    from rich.console import Console
     from rich.table import Table
+
+    from clearhead.cli.terminal import console
 
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("run", "recipe"):
-        shown.add_column(title, no_wrap=True)
+        shown.add_column(title, overflow="fold")
     for title in ("step", "validation", "test"):
         shown.add_column(title, justify="right", no_wrap=True)
-    shown.add_column("state")
-    shown.add_column("last change", justify="right", no_wrap=True)
+    shown.add_column("state", min_width=max(len(one.state) for one in found))
+    if with_time:
+        shown.add_column("last change", justify="right", no_wrap=True)
     now = time.time()
     for one in found:
         shown.add_row(
@@ -166,8 +174,10 @@ def table(found: Sequence[RunSummary]) -> "Table":
             percent(one.best_validation_accuracy),
             percent(one.test_accuracy),
             f"{one.state}: {one.problem}" if one.problem else one.state,
-            f"{duration(max(1.0, now - one.changed))} ago",
+            *([f"{duration(max(1.0, now - one.changed))} ago"] if with_time else []),
         )
+    if with_time and Console(width=1000).measure(shown).maximum > console().width:
+        return table(found, with_time=False)
     return shown
 
 

@@ -8,8 +8,8 @@ from clearhead.models.config import LanguageConfig, ModelConfig, PredictorConfig
 
 
 def reverse() -> PredictorConfig:
-    """A sequence of digits in reverse order: one post-norm block, one head. GELU, since units of a ReLU may die at a
-    high learning rate, and so small a model then stops learning."""
+    """A sequence of digits in reverse order: one post-norm block with one head."""
+    # GELU: at a high learning rate, units of a ReLU may die, and so small a model then stops learning
     return PredictorConfig(
         width=32,
         depth=1,

@@ -21,6 +21,7 @@ from clearhead.training.records import CONFIG, RUNS
 from clearhead.training.run import Report, RunDirectory, check_new
 from clearhead.training.schedule import multiplier
 from clearhead.training.setup import own_surroundings, set_up
+from clearhead.training.state import check_files
 
 NEXT = {"written": "ask it: clearhead predict {} thorough", "next": "let it write: clearhead sample {}"}
 """by objective: what else to do with a run that is trained"""
@@ -88,6 +89,8 @@ def change_run(run: RunDirectory, given: dict[str, Any], display: Display) -> No
     if "epochs" in given and "steps" in given:
         raise ValueError(f"give epochs or steps, not both, got epochs={given['epochs']} and steps={given['steps']}")
     before = RunConfig.from_dict(run.config)
+    if found := run.newest():  # data that has changed refuses the run, which must be as it was then
+        check_files(found.state, datasets.digests(before.data))
     other = {"epochs": "steps", "steps": "epochs"}
     zeros: dict[str, Any] = {other[name]: 0 for name in given if name in other}
     now = replace(before, training=replace(before.training, **given, **zeros))
@@ -119,10 +122,10 @@ def lengthened(run: RunDirectory, before: RunConfig, now: RunConfig) -> str:
     if before.optimizer.schedule == "constant" or not trained:
         effect = "the learning rate at each step is unaffected" if trained else "no step is trained yet"
     else:
-        old, new = (before.optimizer.lr * multiplier(trained, n, before.optimizer) for n in (old_end, end))
+        old, new = (f"{before.optimizer.lr * multiplier(trained, n, before.optimizer):.3g}" for n in (old_end, end))
         effect = (
-            f"the {before.optimizer.schedule} schedule now ends there, and the learning rate continues at {new:.3g} "
-            f"instead of {old:.3g}, unlike in a run of this length from the beginning"
+            f"the {before.optimizer.schedule} schedule now ends there, and the learning rate continues at {new}"
+            f"{'' if new == old else f' instead of {old}, unlike in a run of this length from the beginning'}"
         )
     return f"the run now ends after step {end:,} instead of {old_end:,}: {effect}"
 

@@ -110,10 +110,10 @@ def is_bucketed(config: Path) -> bool:
 
 
 def windows_of(runs: Sequence[Curves], epochs: Sequence[float] = ()) -> list[float]:
-    """The windows to draw: those that were asked for, in order, cut at the end of the longest run; without any, one up
-    to there. A window within the last epoch, which may be unfinished, is left as it is."""
+    """The windows to draw: those that were asked for, in order, cut after the last epoch of the longest run, whether
+    finished or not; without any, one up to its last record."""
     end = max(run.length for run in runs)
-    return list(dict.fromkeys(window if window <= math.ceil(end) else end for window in epochs)) or [end]
+    return list(dict.fromkeys(min(window, math.ceil(end)) for window in epochs)) or [end]
 
 
 def draw_curves(

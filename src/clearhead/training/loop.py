@@ -166,6 +166,7 @@ def train_on(
     while standing.step < setup.n_steps and not (patience and standing.stale >= patience):
         must_stop = update(setup, standing, request)
         step, is_last = standing.step, standing.step == setup.n_steps
+        display.advance(step)
 
         if step % setup.config.training.log_every == 0 or is_last:
             log_training(setup, standing, run, display)

@@ -54,14 +54,21 @@ class Display:
     def warn(self, message: str) -> None:
         print(f"warning: {message}", file=sys.stderr)
 
+    def advance(self, step: int) -> None:
+        """Moves the bar; its numbers change with the next record."""
+        if self.bar is not None:
+            progress, task = self.bar
+            progress.update(task, completed=step)
+
     def trained(self, record: dict[str, Any]) -> None:
         """Moves the bar, or writes a line every few seconds."""
         if self.quiet:
             return
         step, now = record["step"], time.monotonic()
         speed = (step - self.start) * self.batch_size / max(now - self.began, 1e-9)
-        left = duration((self.n_steps - step) * self.batch_size / max(speed, 1e-9))
-        numbers = f"loss {record['loss']:.4f}  accuracy {record['accuracy']:.2%}  {speed:,.0f} examples/s  {left} left"
+        numbers = f"loss {record['loss']:.4f}  accuracy {record['accuracy']:.2%}  {speed:,.0f} examples/s"
+        if step < self.n_steps:
+            numbers += f"  {duration((self.n_steps - step) * self.batch_size / max(speed, 1e-9))} left"
         if self.bar is not None:
             progress, task = self.bar
             progress.update(task, completed=step, numbers=numbers)
