@@ -1,6 +1,6 @@
 # make demo    train a vision transformer on handwritten digits and draw what came of it
 # make test    the whole test suite
-# make test-other-processor  the tests of trained numbers, as on a processor of the other kind (with or without bf16)
+# make test-other-processor  the tests as on a processor of the other kind (with or without AVX-512 and bf16)
 # make check   what a contributor runs before a commit: format, lint, types, layers, tests
 # make docs    docs/lab.md anew, from what the lab finds
 # make soak    the long tests; kill -9 at random moments, 50 times for each of two recipes; every resume must be bit-exact
@@ -20,12 +20,10 @@ demo: $(VENV)/package
 test: $(VENV)/dev
 	$(BIN)/pytest -n 2
 
-# tests whose numbers come from training: no result may depend on the processor
-TRAINED := tests/training tests/recipes tests/serving tests/lab tests/contracts
-
+# No result may depend on the processor.
 test-other-processor: $(VENV)/dev
 	other=$$($(BIN)/python -c "import torch; print('avx2' if torch.cpu._is_avx512_bf16_supported() else 'bf16')") && \
-	CLEARHEAD_TEST_PROCESSOR=$$other $(BIN)/pytest -n 2 $(TRAINED)
+	CLEARHEAD_TEST_PROCESSOR=$$other $(BIN)/pytest -n 2 --ignore=tests/benchmarks
 
 check: lint test
 

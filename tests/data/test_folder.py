@@ -266,3 +266,10 @@ def test_folders_that_are_no_data_set_are_refused(tmp_path):
     other = fill(tmp_path / "other", train_cat=2, train_dog=2, test_cow=2)
     with pytest.raises(ValueError, match=r"classes are those of the training folder, got another one, .*cow"):
         data_of(other)
+
+
+def test_image_files_of_other_formats_are_not_ignored_in_silence(pictures):
+    for name in ("red/x.tif", "red/y.TIFF", "blue/z.tif"):
+        (pictures / name).write_bytes(b"II*\0")
+    notes = load(DataConfig(name="folder", folder=str(pictures)), 0).notes
+    assert "Ignored image files of formats that are not read: 2 .tif, 1 .tiff." in notes[-1]

@@ -31,7 +31,7 @@ class Clock:
 
 
 @pytest.mark.parametrize(
-    ("bf16_seconds", "expected"), [(0.5, "bf16"), (0.94, "bf16"), (0.97, "float32"), (1.0, "float32"), (20, "float32")]
+    ("bf16_seconds", "expected"), [(0.5, "bf16"), (0.85, "bf16"), (0.9, "float32"), (1.0, "float32"), (20, "float32")]
 )
 def test_auto_takes_bf16_only_where_it_pays(monkeypatch, bf16_seconds, expected):
     monkeypatch.setattr(precision, "has_bf16", lambda device: True)

@@ -72,6 +72,9 @@ def state_of(name: str) -> str:
     return "fetched" if has(name) else "to be fetched"
 
 
+ORIGINS = {"made": "generated when it is used", "embedded": "part of the package", "yours": "your own data"}
+
+
 def get(name: str, argv: Sequence[str]) -> None:
     options = Parser(f"clearhead data get {name}", "Downloads a data set from the first of its sources that has it.")
     options.add_argument("--from", dest="path", metavar="PATH", help="copy it from this folder or archive instead")
@@ -83,8 +86,8 @@ def get(name: str, argv: Sequence[str]) -> None:
     from clearhead.data.store import folder_of, is_complete, obtain
 
     if DATASETS[name].origin != "fetched":
-        fetched = [other for other, entry in DATASETS.items() if entry.origin == "fetched"]
-        raise ValueError(f"what is fetched is {' or '.join(fetched)}, got {name}; it can be used as it is")
+        print(f"{name} needs no download: it is {ORIGINS[DATASETS[name].origin]}")
+        return
     wanted: Stored = import_module(DATASETS[name].home).STORED
     look = f"look at it with: clearhead data show {name}"
     if is_complete(wanted):

@@ -129,6 +129,11 @@ def show_report(session: "Session", found: "Report", part: "PartName") -> None:
         print(f"\nSee what the model attends to: clearhead look {session.path} {which}")
 
 
+def percent(probability: float) -> str:
+    """54.2%, or 3.1e-05 for the probability of a long sequence."""
+    return f"{probability:.1%}" if probability >= 1e-3 or probability == 0 else f"{probability:.1e}"
+
+
 def table_of(rows: Sequence["Row"]) -> "Table":
     """Columns that no row has a value in are left out."""
     from rich.table import Table
@@ -140,7 +145,7 @@ def table_of(rows: Sequence["Row"]) -> "Table":
         "input": [row.input for row in rows],
         "predicted": [row.predicted for row in rows],
         "actual": [row.actual for row in rows],
-        "probability": [None if row.probability is None else f"{row.probability:.1%}" for row in rows],
+        "probability": [None if row.probability is None else percent(row.probability) for row in rows],
         "": ["wrong" if some_are_correct and not row.correct else None for row in rows],
     }
     kept = {name: cells for name, cells in columns.items() if any(cell is not None for cell in cells)}

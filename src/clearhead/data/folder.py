@@ -32,6 +32,8 @@ SHARE = 5
 SPLITS = {"train": ("train",), "validation": ("val", "validation"), "test": ("test",)}
 MOST_NAMED = 20
 """invalid files that a message names; of more it gives the number"""
+OTHER_SUFFIXES = (".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".ico", ".svg")
+"""of images that are not read"""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def load(config: DataConfig, seed: int) -> DataSet:
         data,
         files={config.folder: digest_of(listing)},
         skipped=skipped,
-        notes=(*describe(data, config, found.sizes), *named_skipped(skipped)),
+        notes=(*describe(data, config, found.sizes), *named_skipped(skipped), *named_ignored(listing.root)),
     )
 
 
@@ -123,6 +125,15 @@ def named_skipped(skipped: tuple[str, ...]) -> tuple[str, ...]:
         return ()
     what = "image file that cannot be read" if len(skipped) == 1 else "image files that cannot be read"
     return (f"Skipped {len(skipped):,} {what}: {', '.join(skipped[:MOST_NAMED])}{and_more(skipped)}.",)
+
+
+def named_ignored(root: Path) -> tuple[str, ...]:
+    """Image files of formats that are not read: nobody should miss them in silence."""
+    found = sorted(path.suffix.lower() for path in root.rglob("*") if path.suffix.lower() in OTHER_SUFFIXES)
+    if not found:
+        return ()
+    kinds = ", ".join(f"{found.count(kind):,} {kind}" for kind in dict.fromkeys(found))
+    return (f"Ignored image files of formats that are not read: {kinds}. Convert them to PNG or JPEG to use them.",)
 
 
 def describe(data: DataSet, config: DataConfig, sizes: Tensor) -> tuple[str, ...]:

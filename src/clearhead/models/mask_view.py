@@ -45,7 +45,11 @@ class MaskView:
     @property
     def size(self) -> str:
         n_queries, n_keys = self.mask.shape[-2:]
-        return f"{n_keys} tokens" if n_queries == n_keys else f"{n_queries} queries, {n_keys} keys"
+        return (
+            ("1 token" if n_keys == 1 else f"{n_keys} tokens")
+            if n_queries == n_keys
+            else f"{n_queries} queries, {n_keys} keys"
+        )
 
     def grids(self) -> Iterator[tuple[str, Tensor]]:
         """A label and a (Q,K) mask for each example and head."""

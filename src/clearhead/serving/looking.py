@@ -72,9 +72,9 @@ class Example:
     def sentence(self) -> str:
         """The same for the terminal."""
         if self.truth is None:
-            return f"Predicted: {self.answer}."
+            return f"Predicted: {self.answer or '(nothing)'}."
         agreement = "correct" if self.correct else "wrong"
-        return f"Predicted: {self.answer}. Actual: {self.truth}. The prediction is {agreement}."
+        return f"Predicted: {self.answer or '(nothing)'}. Actual: {self.truth}. The prediction is {agreement}."
 
 
 def look_at(session: Session, example: Example, folder: Path | None = None) -> list[tuple[Path, str]]:

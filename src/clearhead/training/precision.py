@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from clearhead.training.config import Compile, Precision
 from clearhead.training.distributed import random_put_back
 
-WARM_UP, TIMED = 1, 5
+WARM_UP, TIMED = 1, 7
 """steps in each precision before and while the clock runs"""
-MIN_SPEEDUP = 1.05
-"""bf16 is less exact, so it must be faster than float32 by more than the noise of the clock"""
+MIN_SPEEDUP = 1.15
+"""what bf16 must gain in these passes: optimizer and augmentation, which stay in float32, dilute it, and clocks are noisy"""
 
 
 def has_bf16(device: torch.device) -> bool:

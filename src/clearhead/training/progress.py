@@ -102,6 +102,10 @@ def count(n: float, unit: str) -> str:
     return f"{n:,g} {unit}{'' if n == 1 else 's'}" if n != int(n) else f"{int(n):,} {unit}{'' if n == 1 else 's'}"
 
 
+def fewer(threads: int) -> str:
+    return f"try --training.threads {threads} (with resume: --threads {threads})"
+
+
 def busy_hint(threads: int, processes: int = 1) -> str:
     """A hint where threads would wait for each other, because they outnumber the cores or the cores are busy."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -109,13 +113,13 @@ def busy_hint(threads: int, processes: int = 1) -> str:
     if wanted > cores:
         return (
             f"hint: {count(wanted, 'thread')} on {count(cores, 'core')} wait for each other; "
-            f"try --training.threads {max(1, cores // processes)}"
+            f"{fewer(max(1, cores // processes))}"
         )
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     free = max(1, math.ceil(cores - load))
     if threads > 1 and free < wanted:
         return (
             f"hint: the machine is busy (load average {load:.1f} on {count(cores, 'core')}), and threads that wait for "
-            f"each other are slow; try --training.threads {max(1, free // processes)}"
+            f"each other are slow; {fewer(max(1, free // processes))}"
         )
     return ""

@@ -56,12 +56,14 @@ def draw_temperature(*, seed: int = 0, n_keys: int = 4) -> "Figure":
     return figure
 
 
-def draw_hard_and_soft(*, seed: int = 0, width: int = 8, n_queries: int = 6, n_keys: int = 6) -> "Figure":
+def draw_hard_and_soft(
+    *, seed: int = 0, width: int = 8, n_queries: int = 6, n_keys: int = 6, beta: float = math.inf
+) -> "Figure":
     """The weights of the same queries and keys at three betas; below, their sums over the queries."""
     random = torch.Generator().manual_seed(seed)
     q, k = (torch.randn(n, width, generator=random, dtype=torch.float64) for n in (n_queries, n_keys))
-    titles = {0.0: "soft: beta = 0", width**-0.5: "beta = 1/sqrt(d)", math.inf: "hard: beta = inf"}
-    weights = [attend_reference(q, k, k, beta=beta)[1] for beta in titles]
+    titles = {0.0: "soft: beta = 0", width**-0.5: "beta = 1/sqrt(d)", beta: f"hard: beta = {beta:g}"}
+    weights = [attend_reference(q, k, k, beta=one)[1] for one in titles]
     figure, all_axes = canvas("ABC;DEF", heights=(3, 1))
     above, below = all_axes[:3], all_axes[3:]
     heat_maps(figure, above, weights, "attention weight")
