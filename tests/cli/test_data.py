@@ -134,7 +134,6 @@ def test_help(capsys, argv):
         ("data get", "data get needs the name of a data set, got none; see clearhead data list"),
         ("data show --out x.png", "data show needs the name of a data set"),
         ("data get minst", "unknown data set 'minst'; did you mean mnist?"),
-        ("data get mnist", "what is fetched is cifar10 or fashion, got mnist; it can be used as it is"),
         ("data get cifar10 --form here", "did you mean --from?"),
         ("data get cifar10 --from nowhere", "tried nowhere: there is no such file or folder; if you have it:"),
         ("data get cifar10 --from ~nobody-here/x", "~NAME must be somebody's home, got '~nobody-here/x'"),
@@ -192,3 +191,9 @@ def test_words_and_texts_are_shown_as_text(capsys, elsewhere):
     assert "ne pas être.\\nÊtre" in capsys.readouterr().out
     assert main(["data", "show", "text"]) == 2
     assert "--data.file PATH is required for text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "why"), [("mnist", "part of the package"), ("reverse", "generated when it is used")])
+def test_data_that_needs_no_download_says_so(capsys, name, why):
+    assert main(["data", "get", name]) == 0
+    assert capsys.readouterr().out == f"{name} needs no download: it is {why}\n"

@@ -16,7 +16,7 @@ from clearhead.training.distributed import random_put_back
 WARM_UP, TIMED = 1, 7
 """steps in each precision before and while the clock runs"""
 MIN_SPEEDUP = 1.15
-"""what bf16 must gain in these passes: optimizer and augmentation, which stay in float32, dilute it, and clocks are noisy"""
+"""what bf16 must gain in these passes: the optimizer, which stays in float32, dilutes the gain, and clocks are noisy"""
 
 
 def has_bf16(device: torch.device) -> bool:
