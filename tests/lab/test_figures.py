@@ -11,7 +11,7 @@ from matplotlib.text import Text
 from clearhead.lab.claim import Curve, Result, equals
 from clearhead.lab.claims import CLAIMS
 from clearhead.lab.claims import run as run_claim
-from clearhead.lab.figures import attention, images, imitations, keys, style, training
+from clearhead.lab.figures import images, imitations, keys, style, training
 from clearhead.lab.figures.gallery import DRAWN, FIGURES, FROM_RESULTS, draw_claim, draw_result, save
 from clearhead.lab.rivals import NAMES
 from clearhead.lab.saturation import measure
@@ -354,8 +354,3 @@ def test_weights_stay_in_evaluation():
     x = torch.randn(3, 2)
     assert training.one_pass(model, x, training=False) == 0
     assert training.one_pass(model, x, training=True) > 0
-
-
-def test_the_own_share_counts_the_diagonal():
-    assert attention.own_share(torch.eye(4)) == 1
-    assert attention.own_share(torch.eye(4).roll(1, 0)) == 0
