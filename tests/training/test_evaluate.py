@@ -1,12 +1,19 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
+from clearhead.data import datasets
 from clearhead.data.dataset import Images
+from clearhead.models.factory import build_model
 from clearhead.training import evaluate as home
 from clearhead.training.distributed import Processes
+from clearhead.training.ema import weights_to_use
 from clearhead.training.evaluate import evaluate
+from clearhead.training.loop import train
 from clearhead.training.objective import OBJECTIVES
+from clearhead.training.run import RunDirectory
 
 
 class Rows(nn.Module):
@@ -71,3 +78,14 @@ def test_evaluation_draws_no_random_numbers():
     expected = torch.get_rng_state()
     evaluate(Rows(), OBJECTIVES["classes"], images(3), None)
     assert torch.equal(torch.get_rng_state(), expected)
+
+
+def test_evaluation_is_in_float32_whatever_the_precision_of_training(config, tmp_path):
+    train(replace(config, training=replace(config.training, precision="bf16")), tmp_path / "run", quiet=True)
+    run = RunDirectory.open(tmp_path / "run")
+    data, found = datasets.load(config.data, 0), run.best()
+    model = build_model(config.model)
+    model.load_state_dict(weights_to_use(found.model, found.optimizer))
+    expected = evaluate(model, OBJECTIVES[config.objective], data.test, data.normalise)
+    tested = run.records()[-1]
+    assert {name: tested[name] for name in expected} == expected

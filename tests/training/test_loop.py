@@ -12,12 +12,9 @@ from clearhead.data import datasets
 from clearhead.data.batches import Batches
 from clearhead.data.config import Augmentation
 from clearhead.data.dataset import Part
-from clearhead.models.factory import build_model
 from clearhead.training import checkpoint, loop
 from clearhead.training.distributed import Processes
-from clearhead.training.ema import weights_to_use
 from clearhead.training.loop import DivergedError, resume, train
-from clearhead.training.objective import OBJECTIVES
 from clearhead.training.optim import Optimizers
 from clearhead.training.run import RunDirectory
 from clearhead.training.signals import FINISHED, STOPPED
@@ -395,25 +392,3 @@ def test_choosing_a_precision_changes_nothing_else(config, tmp_path, monkeypatch
     chosen = RunDirectory.open(tmp_path / "auto").config["training"]["precision"]
     train(with_training(config, precision=chosen), tmp_path / "named", quiet=True)
     assert_identical(tmp_path / "auto", tmp_path / "named")
-
-
-def test_evaluation_is_in_float32_whatever_the_precision_of_training(config, tmp_path):
-    train(with_training(config, precision="bf16"), tmp_path / "run", quiet=True)
-    run = RunDirectory.open(tmp_path / "run")
-    data, found = datasets.load(config.data, 0), run.best()
-    model = build_model(config.model)
-    model.load_state_dict(weights_to_use(found.model, found.optimizer))
-    expected = loop.evaluate(model, OBJECTIVES[config.objective], data.test, data.normalise)
-    tested = run.records()[-1]
-    assert {name: tested[name] for name in expected} == expected
-
-
-def test_the_header_says_what_is_trained_on_what_and_how(config, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("clearhead.training.setup.faster_precision", lambda step, device: ("float32", "it is faster"))
-    train(with_training(config, precision="auto"), tmp_path / "run")
-    said = capsys.readouterr().out
-    assert re.search(r"^data +mnist: 57 training, 13 validation, 17 test examples$", said, re.MULTILINE)
-    assert re.search(r"^model +VisionTransformer, [\d,]+ parameters$", said, re.MULTILINE)
-    assert re.search(r"^device +cpu, 1 thread, float32 \(auto: it is faster\)$", said, re.MULTILINE)
-    assert re.search(r"^training +12 steps \(2\.4 epochs\), batch size 10$", said, re.MULTILINE)
-    assert said.index("batch size 10") < said.index("validation at step 4")

@@ -3,11 +3,13 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from clearhead.training import progress
+from clearhead.training.loop import train
 from clearhead.training.progress import Display, Silence, busy_hint
 
 RECORD = {"kind": "train", "step": 10, "loss": 0.5, "accuracy": 0.75}
@@ -103,3 +105,14 @@ def test_a_hint_where_threads_would_wait_for_each_other(monkeypatch, cores, load
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
     found = busy_hint(threads, processes)
     assert found == "" if hint is None else re.search(hint.replace("(", r"\(").replace(")", r"\)"), found)
+
+
+def test_the_header_says_what_is_trained_on_what_and_how(config, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("clearhead.training.setup.faster_precision", lambda step, device: ("float32", "it is faster"))
+    train(replace(config, training=replace(config.training, precision="auto")), tmp_path / "run")
+    said = capsys.readouterr().out
+    assert re.search(r"^data +mnist: 57 training, 13 validation, 17 test examples$", said, re.MULTILINE)
+    assert re.search(r"^model +VisionTransformer, [\d,]+ parameters$", said, re.MULTILINE)
+    assert re.search(r"^device +cpu, 1 thread, float32 \(auto: it is faster\)$", said, re.MULTILINE)
+    assert re.search(r"^training +12 steps \(2\.4 epochs\), batch size 10$", said, re.MULTILINE)
+    assert said.index("batch size 10") < said.index("validation at step 4")
