@@ -11,11 +11,12 @@ from matplotlib.text import Text
 from clearhead.lab.claim import Curve, Result, equals
 from clearhead.lab.claims import CLAIMS
 from clearhead.lab.claims import run as run_claim
-from clearhead.lab.figures import images, imitations, keys, style, training
+from clearhead.lab.figures import images, imitations, keys, style
 from clearhead.lab.figures.gallery import DRAWN, FIGURES, FROM_RESULTS, draw_claim, draw_result, save
 from clearhead.lab.rivals import NAMES
 from clearhead.lab.saturation import measure
 from clearhead.lab.settings import settings
+from clearhead.lab.stages import weight_change
 from clearhead.nn.attention import MultiHeadAttention
 from clearhead.nn.softargmax import softargmax
 
@@ -352,5 +353,5 @@ def test_weights_stay_in_evaluation():
     torch.manual_seed(0)
     model = torch.nn.Linear(2, 2)
     x = torch.randn(3, 2)
-    assert training.one_pass(model, x, training=False) == 0
-    assert training.one_pass(model, x, training=True) > 0
+    assert weight_change(model, x, training=False) == 0
+    assert weight_change(model, x, training=True) > 0

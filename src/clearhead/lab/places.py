@@ -72,6 +72,17 @@ def change(model: VisionTransformer, tokens: Tensor, order: Tensor) -> float:
     return (answers[0] - answers[1]).abs().max().item()
 
 
+def gradient_by_token(width: int, readout: Pooling, images: Tensor) -> Tensor:
+    """Norm of the gradient of the squared logits by each token that leaves the encoder. (L,)"""
+    model = model_for(width, readout)
+    encoded: list[Tensor] = []
+    handle = model.encoder.register_forward_hook(lambda module, args, out: encoded.append(out))
+    answer = model(images)
+    handle.remove()
+    (gradient,) = torch.autograd.grad(answer.square().sum(), encoded)
+    return gradient[0].norm(dim=-1)
+
+
 def run_readout(*, seed: int = 0, width: int = 16, mean: bool = False) -> Result:
     """mean asks of mean pooling what holds of the class token."""
     torch.manual_seed(seed)
@@ -79,13 +90,7 @@ def run_readout(*, seed: int = 0, width: int = 16, mean: bool = False) -> Result
 
     def read_places(readout: Pooling) -> int:
         """Tokens leaving the encoder that the answer is read from."""
-        model = model_for(width, readout)
-        encoded: list[Tensor] = []
-        handle = model.encoder.register_forward_hook(lambda module, args, out: encoded.append(out))
-        answer = model(images)
-        handle.remove()
-        (gradient,) = torch.autograd.grad(answer.square().sum(), encoded)
-        return int((gradient[0].abs().sum(-1) > 0).sum())
+        return int((gradient_by_token(width, readout, images) > 0).sum())
 
     def classifier_inputs(*readouts: Pooling) -> int:
         """The largest number of inputs of a classifier."""

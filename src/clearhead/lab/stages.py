@@ -1,6 +1,7 @@
 """Training against testing: the same input twice."""
 
 import torch
+from torch import Tensor, nn
 
 from clearhead.lab.claim import Claim, Result, at_least, at_most
 from clearhead.models.config import PredictorConfig
@@ -20,25 +21,29 @@ def run(*, seed: int = 0, width: int = 16, dropout: float = 0.2, testing: bool =
         with torch.no_grad():
             return (model(ids) - model(ids)).abs().max().item()
 
-    def learnt(training: bool) -> float:
-        """How far the weights are moved by one pass of a stage; only a pass that leaves a graph can move them."""
-        before = [parameter.detach().clone() for parameter in model.parameters()]
-        model.train(training)
-        with torch.set_grad_enabled(training):
-            answer = model(ids)
-        if answer.requires_grad:
-            answer.square().mean().backward()
-            torch.optim.SGD(model.parameters(), lr=0.1).step()
-        return max((p - q).abs().max().item() for p, q in zip(model.parameters(), before, strict=True))
+    def moved(training: bool) -> float:
+        return weight_change(model, ids, training)
 
     return Result(
         (
             at_most("same input twice, testing stage: difference", change(not testing), 0.0),
             at_least("same input twice, training stage: difference", change(True), 1e-3),
-            at_most("one pass in the testing stage: the weights move by", learnt(not testing), 0.0),
-            at_least("one pass and its step in the training stage: they move by", learnt(True), 1e-6),
+            at_most("one pass in the testing stage: the weights move by", moved(not testing), 0.0),
+            at_least("one pass and its step in the training stage: they move by", moved(True), 1e-6),
         )
     )
+
+
+def weight_change(model: nn.Module, ids: Tensor, training: bool) -> float:
+    """How far the weights move: in training by one step of SGD; in evaluation there is no gradient to step along."""
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    model.train(training)
+    with torch.set_grad_enabled(training):
+        output = model(ids)
+    if output.requires_grad:
+        output.square().mean().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    return max((new - old).abs().max().item() for new, old in zip(model.parameters(), before, strict=True))
 
 
 CLAIM = Claim(

@@ -21,9 +21,8 @@ from clearhead.lab.figures.style import (
     two_colours,
 )
 from clearhead.lab.in_turn import longest_chain
-from clearhead.lab.places import model_for
+from clearhead.lab.places import gradient_by_token, model_for
 from clearhead.lab.reach import AlongTheLine
-from clearhead.models.config import Pooling
 from clearhead.nn.attention import MultiHeadAttention
 from clearhead.nn.patches import PatchTokens
 from clearhead.nn.positions import LearnedPositions, SinusoidalPositions
@@ -66,17 +65,6 @@ def draw_patches(*, seed: int = 0, width: int = 8, patch: int = 4, side: int = 3
     name(right, f"convolution,\nstride {stride or patch}", "feature")
     headline(figure, "Patch embedding is a convolution whose stride is the size of its kernel")
     return figure
-
-
-def gradient_by_token(width: int, readout: Pooling, images: Tensor) -> Tensor:
-    """Norm of the gradient of the squared logits by each token that leaves the encoder. (L,)"""
-    model = model_for(width, readout)
-    encoded: list[Tensor] = []
-    handle = model.encoder.register_forward_hook(lambda module, args, out: encoded.append(out))
-    answer = model(images)
-    handle.remove()
-    (gradient,) = torch.autograd.grad(answer.square().sum(), encoded)
-    return gradient[0].norm(dim=-1)
 
 
 def draw_class_token(*, seed: int = 0, width: int = 16) -> "Figure":

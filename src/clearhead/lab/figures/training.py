@@ -21,6 +21,7 @@ from clearhead.lab.figures.style import (
     label,
     name,
 )
+from clearhead.lab.stages import weight_change
 from clearhead.models.config import PredictorConfig
 from clearhead.models.predictor import SequencePredictor
 
@@ -151,7 +152,7 @@ def draw_stages(*, seed: int = 0, width: int = 16, dropout: float = 0.2) -> "Fig
             with torch.no_grad():
                 twice[text] = (model(ids)[0], model(ids)[0], colour)
         for text, training, colour in (("evaluation", False, TRUTH), ("training", True, MISTAKE)):
-            moved[text] = (one_pass(model, ids, training), colour)
+            moved[text] = (weight_change(model, ids, training), colour)
     figure, (left, middle, right) = canvas("ABC")
     for axes, (text, (first, second, colour)) in zip((left, middle), twice.items(), strict=True):
         against(axes, second, {text: (first, colour, "o")})
@@ -161,15 +162,3 @@ def draw_stages(*, seed: int = 0, width: int = 16, dropout: float = 0.2) -> "Fig
     name(right, "weights, one step", "", "largest change")
     headline(figure, "In training the same input gives other outputs, and the weights move")
     return figure
-
-
-def one_pass(model: torch.nn.Module, ids: torch.Tensor, training: bool) -> float:
-    """How far the weights move: in training by one step of SGD, in evaluation there is no gradient to step along."""
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    model.train(training)
-    with torch.set_grad_enabled(training):
-        answer = model(ids)
-    if answer.requires_grad:
-        answer.square().mean().backward()
-        torch.optim.SGD(model.parameters(), lr=0.1).step()
-    return max((new - old).abs().max().item() for new, old in zip(model.parameters(), before, strict=True))
