@@ -89,7 +89,8 @@ def moved_output(before: Tensor, after: Tensor, values: Tensor) -> Tensor:
 
 def draw_own_weight(axes: "Axes", before: Tensor, scores: Tensor, beta: float, alpha: float) -> None:
     """The weight of the longer key against alpha, of one query with a positive score and of one with a negative."""
-    alphas = torch.linspace(1, max(alpha, 1.5), 37, dtype=torch.float64)
+    low, high = min(1.0, max(alpha, 0.1)), max(alpha, 1.5)  # a shorter key is shown too
+    alphas = torch.linspace(low, high, 37, dtype=torch.float64)
     own = scores[:, 0]
     for text, query in (("z > 0", own.argmax()), ("z < 0", before[:, 0].where(own < 0, -1).argmax())):
         a, z = before[query], scores[query]
@@ -100,7 +101,7 @@ def draw_own_weight(axes: "Axes", before: Tensor, scores: Tensor, beta: float, a
         axes.plot(alphas, measured, "o-", color=TRUTH, **look)
         label(axes, alphas[-1].item(), measured[-1], text, TRUTH, offset=(8, 0), va="center")
     axes.set_ylim(-0.05, 1.1)
-    axes.set_xlim(1, 1 + 1.45 * (alphas[-1].item() - 1))
+    axes.set_xlim(low, low + 1.45 * (high - low))
     name(axes, "Weight, by score z", "alpha", "attention weight")
     axes.set_box_aspect(1)
 
