@@ -35,8 +35,18 @@ def test_what_was_not_trained_to_its_end_says_so(capsys, monkeypatch):
     assert lines["folder"].endswith("by its data")
 
 
-def test_numbers_of_several_views_say_so(capsys):
+def test_numbers_of_several_views_say_so(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
     assert main(["recipes"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
     assert lines["cifar10-fast"].endswith("%, mean of 6 views")
     assert lines["mnist"].endswith("%")
+
+
+def test_a_narrow_terminal_loses_no_number(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["recipes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) < 60
+    assert any("91.18%" in line for line in lines)
