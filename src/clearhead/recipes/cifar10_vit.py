@@ -1,8 +1,8 @@
 """A plain vision transformer on CIFAR-10: 4x4 patches, a class token, four pre-norm blocks of width 128.
 
 clearhead data get cifar10 && clearhead train cifar10-vit
-takes      not measured yet
-reaches    not measured yet
+takes      an hour or more on two processor cores, by --dry-run; its 30 epochs are not measured yet
+reaches    with --training.epochs 10: 78.90% of the test images
 """
 
 from clearhead.data.config import Augmentation, DataConfig
