@@ -131,6 +131,8 @@ def wall_of_layers(stacks: "Sequence[NDArray[np.float64]]", names: Sequence[str]
 
 
 def draw_matrix(axes: "Axes", matrix: "NDArray[np.float64]", high: float) -> Any:
+    if is_long(matrix.shape):
+        axes.set_box_aspect(1)  # in line with the square maps of other layers
     return heat(axes, matrix, 0, high, aspect="auto" if is_long(matrix.shape) else "equal")
 
 
