@@ -9,7 +9,7 @@ from clearhead.models.config import LanguageConfig, ModelConfig, PredictorConfig
 
 def reverse() -> PredictorConfig:
     """A sequence of digits in reverse order: one post-norm block with one head."""
-    # GELU: at a high learning rate, units of a ReLU may die, and so small a model then stops learning
+    # GELU: with ReLU, some seeds stop learning at the learning rate of the recipe
     return PredictorConfig(
         width=32,
         depth=1,

@@ -15,7 +15,7 @@ from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 def reverse(*, length: int = 16) -> RunConfig:
     return RunConfig(
         recipe="reverse",
-        # with ReLU, seeds 4 and 11 of 0 to 13 do not reach 100%: units die at this learning rate
+        # with ReLU, seeds 4 and 11 of 0 to 13 do not reach 100%; perhaps its units die at this learning rate
         model=replace(presets.reverse(), context=length),
         data=DataConfig(name="reverse", length=length),
         optimizer=OptimizerConfig(lr=1e-2, beta2=0.98, schedule="cosine", warmup=20, clip=1.0),
