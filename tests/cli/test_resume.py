@@ -76,7 +76,7 @@ def test_a_run_is_lengthened_and_says_what_becomes_of_its_schedule(capsys, mine)
     captured = capsys.readouterr()
     assert "the run now ends after step 20 instead of 12: the cosine schedule now ends there, and the " in captured.out
     assert "learning rate continues at " in captured.out
-    assert "no longer the run that it began as: training.steps was 12, is 20" in captured.err
+    assert "config.json has changed since the checkpoint was saved: training.steps was 12, is 20" in captured.err
     assert training_of(mine)["steps"] == 20
     assert (last_record(mine)["kind"], last_record(mine)["step"]) == ("test", 20)
     assert main(["resume", "mine"]) == 0  # as it was recorded

@@ -26,7 +26,7 @@ from clearhead.data.dataset import DataSet
 from clearhead.data.pairs import Pairs
 from clearhead.data.tokens import END
 from clearhead.models.config import PredictorConfig, Seq2SeqConfig
-from clearhead.training import checkpoint
+from clearhead.training import checkpoint, signals
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 from clearhead.training.loop import resume, train
 
@@ -123,6 +123,37 @@ def with_signal(step, number, only_rank, work):
     return signalled
 
 
+def without_launcher(world, folder, work):
+    """Forks a launcher that forks `world` processes; the first of them kills it in its third step. Their exit codes:
+    nobody is left who could wait for them."""
+
+    def killing(rank):
+        whole = Batches.at
+
+        def at(self, now, rank=0, world=1):
+            if now == 2 and rank == 0:
+                os.kill(os.getppid(), signal.SIGKILL)
+            if now > 2:
+                time.sleep(0.2)  # so that there is time to notice it before the last step
+            return whole(self, now, rank, world)
+
+        Batches.at = at
+        outcome = work(rank)
+        (folder / f"orphan-{rank}").write_text(str(outcome.exit_code))
+        return outcome
+
+    launcher = os.fork()
+    if launcher == 0:
+        os.environ["TORCHELASTIC_RUN_ID"] = "none"  # as torchrun sets it
+        in_processes(world, killing)
+        os._exit(0)
+    status, began = os.waitpid(launcher, 0)[1], time.monotonic()
+    codes = [folder / f"orphan-{rank}" for rank in range(world)]
+    while not all(path.exists() and path.read_text() for path in codes) and time.monotonic() - began < 60:
+        time.sleep(0.05)
+    return {"launcher": status, "codes": [int(path.read_text()) for path in codes if path.exists()]}
+
+
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     digits, pairs = (DataSet(make(47, 0), make(13, 1), make(513, 2), (), None) for make in (Digits, words))
@@ -157,6 +188,10 @@ def main(folder: Path) -> None:
     done["killed"] = in_processes(2, with_signal(6, signal.SIGKILL, 1, new("killed")))
     done["after the kill"] = checkpoint.steps(folder / "killed")
     done["revived"] = in_processes(2, again("killed"))
+    signals.LAUNCHER_INTERVAL = 0.1
+    done["orphaned"] = without_launcher(2, folder, new("orphaned"))
+    done["after the launcher"] = checkpoint.steps(folder / "orphaned")
+    done["relaunched"] = in_processes(2, again("orphaned"))
     (folder / "done.json").write_text(json.dumps(done))
 
 

@@ -104,6 +104,13 @@ def test_one_killed_process_ends_all_at_once_and_resume_is_exact(runs, done):
     assert compare(runs / "killed", runs / "of2") == []
 
 
+def test_a_killed_launcher_stops_its_processes_with_a_checkpoint(runs, done):
+    assert done["orphaned"] == {"launcher": 9, "codes": [3, 3]}
+    assert 3 <= done["after the launcher"][-1] < 8
+    assert done["relaunched"]["codes"] == [0, 0]
+    assert compare(runs / "orphaned", runs / "of2") == []
+
+
 def test_one_process_needs_no_others():
     alone = Processes()
     numbers = torch.tensor([1.0, 2.0])

@@ -140,7 +140,10 @@ def test_a_run_made_longer_is_tested_again_and_says_so(config, tmp_path, capsys)
     settings["training"]["steps"] = 16
     (tmp_path / "run/config.json").write_text(json.dumps(settings))
     longer = resume(tmp_path / "run")
-    assert "no longer the run that it began as: training.steps was 12, is 16" in capsys.readouterr().err
+    assert (
+        "config.json has changed since the checkpoint was saved: training.steps was 12, is 16"
+        in capsys.readouterr().err
+    )
     assert (first.test["step"], longer.test["step"]) == (12, 16)
     assert resume(tmp_path / "run", quiet=True).test == longer.test
 

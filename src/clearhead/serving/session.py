@@ -3,24 +3,23 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
 from clearhead.data import mnist
-from clearhead.data.dataset import Normalise
 from clearhead.data.datasets import changed_files, digests
 from clearhead.data.pictures import read_picture, resize
 from clearhead.data.views import mean_over_views
 from clearhead.models.config import VisionConfig
 from clearhead.models.factory import build_model
-from clearhead.training.config import RunConfig
+from clearhead.training.compatibility import config_for_inference
 from clearhead.training.ema import weights_to_use
 from clearhead.training.evaluate import BATCH_SIZE
 from clearhead.training.run import RunDirectory
 from clearhead.training.sharding import fill
+from clearhead.training.state import DataInfo
 
 AT_ONCE = BATCH_SIZE
 """examples that are answered in one pass: as many as in an evaluation, so that both give the same logits"""
@@ -51,22 +50,18 @@ class Session:
     def __init__(self, run: str | Path):
         directory = RunDirectory.open(run)
         self.path = directory.path
-        self.config = RunConfig.from_dict(directory.config)
         found = directory.best()
         if found is None:
             raise LookupError(f"{run} must have a checkpoint, got none yet; train it longer: clearhead resume {run}")
         self.step = found.step
+        self.config = config_for_inference(directory, found)
         with torch.random.fork_rng(devices=[]):
             self.model = build_model(self.config.model)
         fill(self.model.state_dict(), weights_to_use(found.model, found.optimizer))
         self.model.eval()
-        about: dict[str, Any] = found.state["data"]
-        self.classes: tuple[str, ...] = tuple(about["classes"])
-        self.symbols: tuple[str, ...] = tuple(about.get("symbols", ()))  # runs of before have none
-        self.files: dict[str, str] = about.get("files", {})
-        self.normalise = (
-            Normalise(**{k: tuple(v) for k, v in about["normalise"].items()}) if about["normalise"] else None
-        )
+        about = DataInfo.from_state(found.state)
+        self.classes, self.symbols, self.files = about.classes, about.symbols, about.files
+        self.normalise = about.normalise
 
     @property
     def takes_pictures(self) -> bool:

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from clearhead.training.signals import stopping_with_launcher
+
 CPU = torch.device("cpu")
 PATIENCE = timedelta(minutes=5)
 """how long a process waits for another that is silent; one that has ended is noticed at once"""
@@ -86,7 +88,8 @@ def processes() -> Iterator[Processes]:
     # processor memory travels by gloo even beside GPUs: random states and checkpoints
     dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo", timeout=PATIENCE)
     try:
-        yield Processes(dist.get_rank(), dist.get_world_size(), device)
+        with stopping_with_launcher() if dist.is_torchelastic_launched() else nullcontext():
+            yield Processes(dist.get_rank(), dist.get_world_size(), device)
     except RuntimeError as error:
         if isinstance(error, dist.DistError) or "gloo" in str(error):
             message = "processes of a run must all live, and one has ended or is silent; resume the run with all"

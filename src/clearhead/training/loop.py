@@ -14,6 +14,7 @@ import torch
 
 from clearhead.data.views import views_note
 from clearhead.training import checkpoint
+from clearhead.training.compatibility import check_model_matches
 from clearhead.training.config import RunConfig
 from clearhead.training.distributed import exchanging, processes
 from clearhead.training.evaluate import evaluate
@@ -72,6 +73,8 @@ def resume(folder: str | Path, *, shard: bool = False, quiet: bool = False) -> O
         display = Display(quiet=quiet) if team.is_first else Silence()
         run = RunDirectory.open(folder, display.warn) if team.is_first else None
         config = RunConfig.from_dict(team.share(with_precision_of_checkpoint(run) if run else None))
+        if run:
+            check_memory_of_model(run, config)
         with own_surroundings(config.training.threads):
             with told_of_changed_files(run, config):
                 setup = set_up(config, team, shard=shard, report=display.warn)
@@ -79,6 +82,13 @@ def resume(folder: str | Path, *, shard: bool = False, quiet: bool = False) -> O
             if outcome.reason != "stopped":
                 display.say(f"{run.path if run else folder} is trained{reached(outcome)}")
             return outcome
+
+
+def check_memory_of_model(run: RunDirectory, config: RunConfig) -> None:
+    """Refuses a config.json that does not match the newest checkpoint before the model is built: it may describe one
+    that does not fit into memory."""
+    if found := RunDirectory(run.path, run.config, report=lambda message: None).newest():
+        check_model_matches(config.model, found.model)
 
 
 def with_precision_of_checkpoint(run: RunDirectory) -> dict[str, Any]:
@@ -228,10 +238,10 @@ def check_finite(loss: float, norm: float, step: int) -> None:
 
 
 def check_finite_weights(are_finite: bool, step: int) -> None:
-    """The loss is of the weights before an update: the last one before a checkpoint may have spoilt them."""
+    """The loss is of the weights before an update: the last one before a checkpoint may have made them infinite."""
     if not are_finite:
         raise DivergedError(
-            f"weights or validation loss are not finite after step {step}, which was not saved; "
+            f"weights, optimizer state or validation loss are not finite after step {step}, which was not saved; "
             "try a smaller learning rate, a longer warm-up or clip=1",
             step,
         )
@@ -264,7 +274,8 @@ def validate(setup: Setup, standing: Standing, run: RunDirectory | None, display
 def save(setup: Setup, standing: Standing, run: RunDirectory | None) -> None:
     state = snapshot(setup, standing)
     if run and state:
-        check_finite_weights(all(bool(weight.isfinite().all()) for weight in state.model.values()), standing.step)
+        tensors = [*state.model.values(), *state.optimizer.values()]
+        check_finite_weights(all(bool(tensor.isfinite().all()) for tensor in tensors), standing.step)
         run.save(state, setup.config.training.keep)
         if standing.best_step == standing.step:
             run.mark_best(standing.step)
@@ -287,6 +298,12 @@ def test_once(setup: Setup, standing: Standing, run: RunDirectory | None, displa
         setup.processes,
         views=views,
     )
+    if not math.isfinite(result["loss"]):
+        raise DivergedError(
+            f"the test loss is {result['loss']}: the weights are finite, but too large to compute with; "
+            "train again with a smaller learning rate, a longer warm-up or clip=1",
+            standing.step,
+        )
     record = head("test", setup, standing) | {"best_step": setup.processes.share(found and found.step)} | result
     record |= {"views": views, "seconds": standing.seconds}
     if run:

@@ -98,13 +98,29 @@ class Optimizers:
         }
 
     def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """The inverse, from whole tensors, into optimizers that have not made a step."""
+        """The inverse, from whole tensors, into optimizers that have not made a step. ValueError, and nothing is
+        loaded, where the tensors are not those of these optimizers."""
         owner = {weight: member for member in self.members for g in member.param_groups for weight in g["params"]}
+        found: dict[str, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
-            weight_name, what = name.rsplit(".", 1)
-            weight = self.weights[weight_name]
-            if tensor.shape == weight.shape and tensor.dim():
-                tensor = split_like(tensor.to(weight.device, copy=True), weight)
-            else:
-                tensor = tensor.to(weight.device, copy=True)
-            owner[weight].state[weight][what] = tensor
+            weight_name, _, what = name.rpartition(".")
+            found.setdefault(weight_name, {})[what] = tensor
+        for name, state in found.items():
+            if name not in self.weights:
+                raise ValueError(f"the optimizer state in the checkpoint is for other weights, got {name!r}")
+            check_optimizer_state(name, state, owner[self.weights[name]], self.weights[name])
+        for name, state in found.items():
+            weight = self.weights[name]
+            for what, tensor in state.items():
+                copied = tensor.to(weight.device, copy=True)
+                owner[weight].state[weight][what] = split_like(copied, weight) if tensor.dim() else copied
+
+
+def check_optimizer_state(name: str, state: dict[str, Tensor], member: torch.optim.Optimizer, weight: Tensor) -> None:
+    """AdamW keeps two moments of each weight and a count of its steps, Muon a momentum."""
+    shape = tuple(weight.shape)
+    adamw: dict[str, tuple[int, ...]] = {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
+    expected = {"momentum": shape} if isinstance(member, Muon) else adamw
+    found = {what: tuple(tensor.shape) for what, tensor in state.items()}
+    if found != expected:
+        raise ValueError(f"the optimizer state of {name} in the checkpoint must be {expected}, got {found}")

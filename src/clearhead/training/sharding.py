@@ -1,6 +1,7 @@
 """Weights split over processes (FSDP2): each keeps a part of every tensor. Other tensors pass through."""
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -74,15 +75,21 @@ def gathered(tensors: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:
     return found
 
 
+def check_same_shapes(tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
+    """ValueError unless the tensors of a checkpoint have the names and shapes of the model's."""
+    found, expected = ({name: tuple(t.shape) for name, t in each.items()} for each in (tensors, targets))
+    if others := sorted(name for name in found | expected if found.get(name) != expected.get(name)):
+        name = others[0]
+        there, here = (str(shapes[name]) if name in shapes else "missing" for shapes in (found, expected))
+        raise ValueError(
+            f"config.json does not match the checkpoint: {name} is {there} in the checkpoint and {here} in the model "
+            "that config.json describes; restore config.json"
+        )
+
+
 @torch.no_grad()
 def fill(targets: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
     """Writes whole tensors into targets of the same names, which may be split; ValueError if they are others."""
-    sizes, wanted = ({name: tuple(t.shape) for name, t in each.items()} for each in (tensors, targets))
-    if others := sorted(name for name in sizes | wanted if sizes.get(name) != wanted.get(name)):
-        name = others[0]
-        raise ValueError(
-            f"a checkpoint must fit the model of config.json, got {name} of shape {sizes.get(name)} instead of "
-            f"{wanted.get(name)}; write config.json as it was when the run began"
-        )
+    check_same_shapes(tensors, targets)
     for name, target in targets.items():
         local(target).copy_(own_part(tensors[name].to(target.device), target))

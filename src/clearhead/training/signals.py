@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM end a run at the next step, with a checkpoint; and what a run's exit code means."""
+"""Ctrl-C and SIGTERM end a run at the next step, with a checkpoint, and so does the death of its launcher; and what a
+run's exit code means."""
 
 import os
 import signal
@@ -18,6 +19,10 @@ DIVERGED = 4
 
 SAME_REQUEST = 1.0
 """seconds in which one more signal is an echo of the first: torchrun passes on a Ctrl-C that its processes got too"""
+
+
+LAUNCHER_INTERVAL = 1.0
+"""seconds between two checks that the launcher is alive"""
 
 
 class StoppedError(Exception):
@@ -71,3 +76,23 @@ def stopping_on_signals() -> Iterator[StopRequest]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def stopping_with_launcher() -> Iterator[None]:
+    """Inside, the death of the process that started this one acts as SIGTERM does. A torchrun that is killed with
+    SIGKILL cannot stop its processes, which would otherwise train on with nobody to supervise them."""
+    launcher, is_over = os.getppid(), threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(LAUNCHER_INTERVAL):
+            if os.getppid() != launcher:  # an orphan is adopted by another process
+                os.write(2, b"the launcher has ended\n")
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    threading.Thread(target=watch, name="launcher watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()

@@ -1,5 +1,6 @@
 """What a run is besides its config: to a checkpoint and back, bit for bit, over any number of processes."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,12 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.data.dataset import DataSet
+from clearhead.data.config import is_number
+from clearhead.data.dataset import DataSet, Normalise
 from clearhead.data.datasets import changed_files, digests
 from clearhead.data.draws import key_of
 from clearhead.files import from_json, to_json
 from clearhead.training.checkpoint import Snapshot
-from clearhead.training.config import RunConfig, flat
+from clearhead.training.compatibility import announce_changes
+from clearhead.training.config import MOST_STEPS, RunConfig
 from clearhead.training.ema import weights_to_use
 from clearhead.training.metrics import N_COUNTS
 from clearhead.training.run import RunDirectory
@@ -55,9 +58,31 @@ class Standing:
         return values | {"seconds": self.seconds}
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Standing":
+    def from_json(cls, values: Any) -> "Standing":
+        """ValueError for anything that `to_json` cannot have written."""
+        expected = dict.fromkeys(("step", "best_step", "stale"), is_index) | {
+            "sums": lambda value: is_numbers(value) and len(value) == N_COUNTS,
+            "best_score": is_numbers,
+            "seconds": is_finite,
+        }
+        if not isinstance(values, dict) or values.keys() != expected.keys():
+            raise ValueError(f"the progress of a run consists of {', '.join(sorted(expected))}, got {values!r:.80}")
+        if wrong := [name for name, is_valid in expected.items() if not is_valid(values[name])]:
+            raise ValueError(f"{wrong[0]} in the progress of a run is not valid: {values[wrong[0]]!r:.60}")
         values = dict(values)
         return cls(began=time.monotonic() - values.pop("seconds"), **values)
+
+
+def is_index(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MOST_STEPS
+
+
+def is_finite(value: Any) -> bool:
+    return is_number(value) and abs(value) < sys.float_info.max
+
+
+def is_numbers(values: Any) -> bool:
+    return isinstance(values, list) and all(map(is_finite, values))
 
 
 def snapshot(setup: Setup, standing: Standing) -> Snapshot | None:
@@ -82,6 +107,40 @@ def about_data(data: DataSet) -> dict[str, Any]:
     return known | {"files": dict(data.files), "skipped": list(data.skipped)}
 
 
+@dataclass(frozen=True)
+class DataInfo:
+    """What a checkpoint knows about the data that it was trained on: see `about_data`."""
+
+    classes: tuple[str, ...]
+    symbols: tuple[str, ...]
+    normalise: Normalise | None
+    files: dict[str, str]
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> "DataInfo":
+        """ValueError for anything that `about_data` cannot have written. Earlier versions wrote no symbols or files."""
+        about = state.get("data")
+        if not isinstance(about, dict):
+            raise ValueError(f"a checkpoint must describe its data, got {about!r:.60}")
+        texts = {name: about.get(name, []) for name in ("classes", "symbols")}
+        files, normalise = about.get("files", {}), about.get("normalise")
+        for name, value in texts.items():
+            if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+                raise ValueError(f"{name} in a checkpoint must be a list of strings, got {value!r:.60}")
+        if not isinstance(files, dict) or not all(isinstance(digest, str) for digest in files.values()):
+            raise ValueError(f"files in a checkpoint must map paths to digests, got {files!r:.60}")
+        if normalise is not None and not is_normalisation(normalise):
+            raise ValueError(f"normalise in a checkpoint must be a mean and a std per channel, got {normalise!r:.80}")
+        scale = normalise and Normalise(tuple(normalise["mean"]), tuple(normalise["std"]))
+        return cls(tuple(texts["classes"]), tuple(texts["symbols"]), scale, files)
+
+
+def is_normalisation(value: Any) -> bool:
+    if not isinstance(value, dict) or value.keys() != {"mean", "std"} or not all(map(is_numbers, value.values())):
+        return False
+    return len(value["mean"]) == len(value["std"]) > 0 and min(value["std"]) > 0
+
+
 def restore(setup: Setup, found: Snapshot | None, report: Callable[[str], None]) -> Standing:
     """Brings all processes to where the first one's checkpoint is; to the beginning without one."""
     processes = setup.processes
@@ -89,7 +148,7 @@ def restore(setup: Setup, found: Snapshot | None, report: Callable[[str], None])
     if state is None:
         return Standing()
     check_files(state, setup.data.files)
-    standing = Standing.from_json(state["standing"])
+    standing = Standing.from_json(state.get("standing"))
     fill(setup.model.state_dict(), processes.share_tensors(found.model if found else {}))
     optimizer = processes.share_tensors(found.optimizer if found else {})
     setup.optimizers.load_state_tensors(starting_with("optim.", optimizer))
@@ -97,13 +156,13 @@ def restore(setup: Setup, found: Snapshot | None, report: Callable[[str], None])
         fill(setup.average.averages, starting_with("ema.", optimizer))
     restore_random(setup, starting_with("random.", optimizer), standing.step)
     announce_changes(state.get("config"), setup.config, report)
-    announce(state["made_with"], setup.made_with(), report)
+    announce(state.get("made_with"), setup.made_with(), report)
     return standing
 
 
 def check_files(state: dict[str, Any], now: Mapping[str, str]) -> None:
     """With other words in a file, or other pictures in a folder, others would validate, some of them learnt already."""
-    if changed := changed_files(state["data"].get("files", {}), now):  # runs of before have none
+    if changed := changed_files(DataInfo.from_state(state).files, now):
         raise ValueError(
             f"a run goes on with the data that it began with, got other bytes in {', '.join(changed)}; "
             "put the old ones back, or train anew"
@@ -137,24 +196,18 @@ def restore_random(setup: Setup, states: dict[str, Tensor], step: int) -> None:
     """This process's generators; a process that the checkpoint does not know starts a stream of its own."""
     rank, device = setup.processes.rank, setup.processes.device
     torch.manual_seed(key_of(setup.config.seed, "dropout", rank, step))
-    if f"rank{rank}" in states:
-        torch.set_rng_state(states[f"rank{rank}"])
-    if f"rank{rank}.cuda" in states and device.type == "cuda":
-        torch.cuda.set_rng_state(states[f"rank{rank}.cuda"], device)
+    try:
+        if f"rank{rank}" in states:
+            torch.set_rng_state(states[f"rank{rank}"])
+        if f"rank{rank}.cuda" in states and device.type == "cuda":
+            torch.cuda.set_rng_state(states[f"rank{rank}.cuda"], device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"the random state in the checkpoint of step {step} cannot be used: {error}") from None
 
 
-def announce_changes(before: dict[str, Any] | None, now: RunConfig, report: Callable[[str], None]) -> None:
-    """Whoever edits a run's config.json learns what that did."""
-    then = flat(before or {})  # runs of before have none, or have not all fields
-    is_now = flat(from_json(to_json(now.to_dict())))
-    changes = [
-        f"{name} was {then[name]}, is {is_now[name]}" for name in then.keys() & is_now if then[name] != is_now[name]
-    ]
-    if changes:
-        report(f"this is no longer the run that it began as: {'; '.join(sorted(changes))}")
-
-
-def announce(before: dict[str, Any], now: dict[str, Any], report: Callable[[str], None]) -> None:
+def announce(before: Any, now: dict[str, Any], report: Callable[[str], None]) -> None:
+    if not isinstance(before, dict):
+        raise ValueError(f"a checkpoint must say what it was trained with, got {before!r:.60}")
     changes = {name: value for name, value in now.items() if before.get(name, value) != value}
     if changes:
         how = "will differ" if "precision" in changes else "may differ in their last digits"

@@ -1,0 +1,88 @@
+"""Whether a checkpoint and the config.json beside it belong together: checked before any memory is allocated.
+
+A checkpoint holds the config it was saved with, and its manifest protects that copy; config.json is a plain file that
+anybody may edit or damage. Where the two differ in something that determines the model's outputs, the run is refused.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.files import from_json, to_json
+from clearhead.models.config import ModelConfig, Seq2SeqConfig
+from clearhead.models.factory import build_model
+from clearhead.training.checkpoint import Snapshot
+from clearhead.training.config import RunConfig, flat
+from clearhead.training.run import RunDirectory
+from clearhead.training.sharding import check_same_shapes
+
+CHANGED_BY_RESUME = ("training.steps", "training.epochs", "training.threads")
+"""what `clearhead resume` may have recorded in config.json since the checkpoint was saved"""
+PATHS = ("data.folder", "data.file", "data.train_file", "data.test_file")
+"""where the data is: files may be moved, and their contents are compared by digest"""
+AFFECT_OUTPUTS = ("model.", "data.", "objective", "seed", "training.views")
+"""beginnings of the names of settings that outputs or their evaluation depend on"""
+
+
+def config_for_inference(run: RunDirectory, found: Snapshot) -> RunConfig:
+    """The run's config, compared with the one that the checkpoint was saved with.
+
+    ValueError where they differ in a setting that determines the outputs; other differences are reported.
+    """
+    config = RunConfig.from_dict(run.config)
+    changes = {name: change for name, change in changed_settings(found, config).items() if name not in PATHS}
+    if fatal := {name: change for name, change in changes.items() if name.startswith(AFFECT_OUTPUTS)}:
+        raise ValueError(
+            f"{run.path / 'config.json'} does not match the checkpoint of step {found.step}: {described(fatal)}; "
+            "restore config.json: the checkpoint's state.json contains a copy"
+        )
+    if harmless := {name: change for name, change in changes.items() if name not in CHANGED_BY_RESUME}:
+        run.report(
+            f"{run.path / 'config.json'} has changed since the checkpoint of step {found.step} was saved, "
+            f"without effect on the outputs: {described(harmless)}"
+        )
+    check_model_matches(config.model, found.model)
+    return config
+
+
+def announce_changes(found_config: Any, config: RunConfig, report: Callable[[str], None]) -> None:
+    """Reports settings in config.json that differ from those the checkpoint was saved with."""
+    if changes := differences(found_config, config):
+        report(f"config.json has changed since the checkpoint was saved: {described(changes)}")
+
+
+def changed_settings(found: Snapshot, config: RunConfig) -> dict[str, tuple[Any, Any]]:
+    return differences(found.state.get("config"), config)
+
+
+def differences(before: Any, config: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """{"training.steps": (value in the checkpoint, value in config.json)}. Checkpoints of earlier versions contain no
+    config, or not all settings: those are not compared."""
+    then = flat(before) if isinstance(before, dict) else {}
+    now = flat(from_json(to_json(config.to_dict())))  # with lists instead of tuples
+    return {name: (then[name], now[name]) for name in sorted(then.keys() & now.keys()) if then[name] != now[name]}
+
+
+def described(changes: Mapping[str, tuple[Any, Any]]) -> str:
+    return "; ".join(f"{name} was {before}, is {after}" for name, (before, after) in changes.items())
+
+
+def check_model_matches(config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
+    """ValueError unless a model built from this config has exactly these parameters and buffers.
+
+    The model is built on the meta device, so a config that describes an enormous model costs nothing.
+    """
+    blocks = config.depth + (config.decoder_blocks if isinstance(config, Seq2SeqConfig) else 0)
+    if blocks > len(tensors):  # each block has parameters: do not build a billion of them to find that out
+        raise ValueError(
+            f"config.json does not match the checkpoint: it describes {blocks} blocks, and the checkpoint contains "
+            f"{len(tensors)} tensors; restore config.json"
+        )
+    try:
+        with torch.device("meta"):
+            expected = build_model(config).state_dict()
+    except (RuntimeError, OverflowError) as error:  # more elements than a 64-bit number can count
+        raise ValueError(f"config.json describes a model that cannot be built: {error}; restore config.json") from None
+    check_same_shapes(tensors, expected)

@@ -1,0 +1,192 @@
+"""config.json may be edited or damaged; the copy in a checkpoint is protected by its manifest."""
+
+import json
+import shutil
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+import clearhead
+from clearhead.cli.main import main
+from clearhead.files import from_json, to_json
+from clearhead.models.factory import build_model
+from clearhead.serving.session import Session
+from clearhead.training.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE, manifest
+from clearhead.training.compatibility import check_model_matches
+from clearhead.training.loop import resume, train
+from clearhead.training.state import DataInfo, Standing
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """A copy of the trained `reverse`, whose files a test may damage."""
+    return shutil.copytree(trained / "reverse", tmp_path / "reverse")
+
+
+def edit_config(run, section, **values):
+    path = run / "config.json"
+    config = json.loads(path.read_bytes())
+    config[section] |= values
+    path.write_text(json.dumps(config))
+
+
+def forge(run, **values):
+    """Replaces entries of every state.json, with a manifest that agrees: what a stranger could send."""
+    for folder in (run / "checkpoints").glob("step-*"):
+        state = from_json((folder / STATE).read_bytes())
+        state["state"] |= values
+        (folder / STATE).write_bytes(to_json(state, indent=1))
+        contents = {name: (folder / name).read_bytes() for name in (MODEL, OPTIMIZER, STATE)}
+        (folder / MANIFEST).write_bytes(manifest(contents))
+
+
+def test_a_config_with_another_number_of_heads_is_refused(trained, tmp_path):
+    """All shapes agree, and every output would differ."""
+    run = shutil.copytree(trained / "mnist", tmp_path / "mnist")
+    heads = json.loads((run / "config.json").read_bytes())["model"]["n_heads"]
+    edit_config(run, "model", n_heads=2 * heads)
+    for use in (clearhead.load, Session):
+        with pytest.raises(ValueError, match=rf"config\.json.*model\.n_heads was {heads}, is {2 * heads}"):
+            use(run)
+
+
+@pytest.mark.parametrize("command", [["predict", "--ids", "3", "1", "4"], ["evaluate"], ["look", "--ids", "3", "1", "4"]])
+def test_every_command_that_uses_a_run_refuses_it_in_one_line(run, command, capsys):
+    edit_config(run, "data", length=12)
+    assert main([command[0], str(run), *command[1:]]) == 2
+    error = capsys.readouterr().err
+    assert "data.length was 16, is 12" in error
+    assert error.count("\n") == 1
+
+
+def test_a_change_without_effect_on_the_outputs_is_reported(run, capsys):
+    edit_config(run, "optimizer", lr=0.5)
+    Session(run)
+    assert "without effect on the outputs: optimizer.lr was 0.01, is 0.5" in capsys.readouterr().err
+
+
+def test_what_resume_changes_itself_is_not_reported(run, capsys):
+    edit_config(run, "training", steps=500, threads=1)
+    Session(run)
+    assert capsys.readouterr().err == ""
+
+
+def test_an_enormous_config_is_refused_before_memory_is_allocated(run, monkeypatch):
+    """Also where the checkpoint's copy says the same, and on resume."""
+    built = []
+    for home in ("clearhead.serving.session", "clearhead.training.setup"):
+        monkeypatch.setattr(f"{home}.build_model", lambda config: built.append(config) or build_model(config))
+    edit_config(run, "model", width=20_000, n_heads=1)
+    forge(run, config=json.loads((run / "config.json").read_bytes()))
+    for use in (Session, resume):
+        with pytest.raises(ValueError, match=r"20000"):
+            use(run)
+    assert built == []
+
+
+def test_the_guard_above_sees_a_model_that_is_built(run, monkeypatch):
+    built = []
+    monkeypatch.setattr(
+        "clearhead.serving.session.build_model", lambda config: built.append(config) or build_model(config)
+    )
+    Session(run)
+    assert len(built) == 1
+
+
+@pytest.mark.parametrize("sizes", [{"depth": 10**9}, {"width": 2**40, "n_heads": 1}])
+def test_sizes_that_cannot_be_built_are_refused_at_once(run, sizes):
+    session = Session(run)
+    began = time.monotonic()
+    with pytest.raises(ValueError, match=r"config\.json"):
+        check_model_matches(replace(session.config.model, **sizes), session.model.state_dict())
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("name", ["reverse", "mnist", "oddity", "pronounce", "words", "text"])
+def test_every_kind_of_model_matches_its_own_checkpoint(trained, name):
+    session = Session(trained / name)
+    check_model_matches(session.config.model, session.model.state_dict())
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"data": []},
+        {"data": {"classes": [1, 2]}},
+        {"data": {"classes": [], "normalise": {"mean": [0.5], "std": []}}},
+        {"data": {"classes": [], "normalise": {"mean": ["x"], "std": ["y"]}}},
+        {"data": {"classes": [], "files": {"a": 3}}},
+        {"standing": {}},
+        {"standing": None},
+        {"made_with": 3},
+    ],
+)
+def test_a_forged_state_is_an_error_of_one_line(run, forged, capsys):
+    forge(run, **forged)
+    edit_config(run, "training", steps=500)
+    code = main(["evaluate", str(run)]) if "data" in forged else main(["resume", str(run)])
+    assert code == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in errors if not line.startswith("warning: ")] == ["clearhead"]
+
+
+@pytest.mark.parametrize(
+    "change", [{"step": "7"}, {"step": -1}, {"best_score": [None]}, {"sums": [0.0]}, {"seconds": 1e999}]
+)
+def test_progress_is_validated(change):
+    values = Standing().to_json()
+    assert Standing.from_json(values).step == 0
+    with pytest.raises(ValueError, match=next(iter(change))):
+        Standing.from_json(values | change)
+
+
+def test_data_info_of_earlier_versions_is_accepted():
+    info = DataInfo.from_state({"data": {"classes": ["a"], "normalise": {"mean": [0], "std": [1]}}})
+    assert (info.classes, info.symbols, info.files) == (("a",), (), {})
+
+
+def test_divergence_that_only_the_test_notices_has_its_own_exit_code(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    options = ["--training.steps", "1", "--optimizer.lr", "1e30", "--data.validation", "0", "--data.limit", "256"]
+    assert main(["train", "mnist-plain", "--name", "far", *options, "--optimizer.clip", "0"]) == 4
+    assert "test loss is" in capsys.readouterr().err
+    assert main(["evaluate", "runs/far", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert result["loss"] is None
+
+
+def test_optimizer_state_that_is_not_finite_is_not_saved(config, tmp_path, monkeypatch):
+    from clearhead.training.optim import Optimizers
+
+    states = Optimizers.state_tensors
+
+    def with_nan(self):
+        return {name: torch.full_like(tensor, torch.nan) for name, tensor in states(self).items()}
+
+    monkeypatch.setattr(Optimizers, "state_tensors", with_nan)
+    with pytest.raises(ArithmeticError, match="optimizer state"):
+        train(config, tmp_path / "run", quiet=True)
+    assert not list((tmp_path / "run/checkpoints").glob("step-*"))
+
+
+def test_optimizer_state_of_other_weights_is_refused(config, tmp_path):
+    from clearhead.training.config import OptimizerConfig
+    from clearhead.training.optim import Optimizers
+
+    optimizers = Optimizers(build_model(config.model), OptimizerConfig(kind="adamw"))
+    name, weight = next(iter(optimizers.weights.items()))
+    good = {f"{name}.{what}": torch.zeros_like(weight) for what in ("exp_avg", "exp_avg_sq")}
+    good |= {f"{name}.step": torch.tensor(1.0)}
+    for bad in (
+        {"x.exp_avg": weight},
+        {f"{name}.exp_avg": weight},
+        good | {f"{name}.exp_avg": torch.zeros(3)},
+        {"": weight},
+    ):
+        with pytest.raises(ValueError, match="optimizer state"):
+            optimizers.load_state_tensors(bad)
+        assert not optimizers.state_tensors()
+    optimizers.load_state_tensors(good)
+    assert optimizers.state_tensors().keys() == good.keys()
