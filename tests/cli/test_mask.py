@@ -46,8 +46,8 @@ def test_the_causal_mask_in_the_additive_form_of_the_course(told):
 @pytest.mark.parametrize(
     ("line", "mask"),
     [
-        ("causal --tokens 7", masks.causal(7).clone()),
-        ("causal --tokens 7 --queries 2", masks.causal(2, 7).clone()),
+        ("causal --tokens 7", masks.causal(7).dense()),
+        ("causal --tokens 7 --queries 2", masks.causal(2, 7).dense()),
         ("window --window 2 --tokens 6", masks.window(6, 2)),
         ("--window 2 causal --tokens 6", masks.window(6, 2) & masks.causal(6)),
         ("causal --tokens 6 window --window 2", masks.window(6, 2) & masks.causal(6)),

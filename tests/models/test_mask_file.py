@@ -9,7 +9,7 @@ import torch
 from clearhead.models.mask_file import read_mask
 from clearhead.nn import masks
 
-CAUSAL = masks.causal(3).clone()
+CAUSAL = masks.causal(3).dense()
 
 
 def write(path, text):

@@ -197,7 +197,7 @@ def test_returned_weights_come_with_the_fused_output_and_its_gradient(mask, beta
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other)
     assert weights.shape == (2, 3, 5, 5)
-    visible = torch.ones(2, 3, 5, 5, dtype=torch.bool) if mask is None else mask.expand(2, 3, 5, 5)
+    visible = torch.ones(2, 3, 5, 5, dtype=torch.bool) if mask is None else masks.dense(mask).expand(2, 3, 5, 5)
     assert (weights[~visible] == 0).all()
     torch.testing.assert_close(weights.sum(-1), visible.any(-1).double())
     values = attention.split(attention.value(x))

@@ -52,7 +52,9 @@ def test_a_config_with_another_number_of_heads_is_refused(trained, tmp_path):
             use(run)
 
 
-@pytest.mark.parametrize("command", [["predict", "--ids", "3", "1", "4"], ["evaluate"], ["look", "--ids", "3", "1", "4"]])
+@pytest.mark.parametrize(
+    "command", [["predict", "--ids", "3", "1", "4"], ["evaluate"], ["look", "--ids", "3", "1", "4"]]
+)
 def test_every_command_that_uses_a_run_refuses_it_in_one_line(run, command, capsys):
     edit_config(run, "data", length=12)
     assert main([command[0], str(run), *command[1:]]) == 2

@@ -157,7 +157,7 @@ def build(kinds: Sequence[str], args: argparse.Namespace) -> "MaskView":
     if n_queries > n_keys and (args.queries or kinds):
         raise ValueError(f"--queries must be at most the number of tokens, got {n_queries} queries for {n_keys} tokens")
     if "causal" in kinds:
-        parts.append((names["causal"], masks.causal(n_queries, n_keys).clone()))
+        parts.append((names["causal"], masks.causal(n_queries, n_keys).dense()))
     if "window" in kinds:
         parts.append((names["window"], masks.window(n_queries, args.window, n_keys)))
     if "padding" in kinds:

@@ -22,6 +22,7 @@ from clearhead.nn import masks
 from clearhead.nn.cache import Cache
 from clearhead.nn.checks import check_mask
 from clearhead.nn.linear import TiedLinear, XavierLinear
+from clearhead.nn.masks import Mask
 from clearhead.nn.stage import testing_stage
 
 
@@ -43,7 +44,7 @@ class LanguageModel(nn.Module):
         ids: Tensor | None = None,
         *,
         inputs_embeds: Tensor | None = None,
-        mask: Tensor | None = None,
+        mask: Mask | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
         """With a cache, ids are the newest tokens only. `mask` (to B,H,L,K) is joined with the causal one."""
@@ -55,7 +56,7 @@ class LanguageModel(nn.Module):
         ids: Tensor | None = None,
         *,
         inputs_embeds: Tensor | None = None,
-        mask: Tensor | None = None,
+        mask: Mask | None = None,
         cache: Cache | None = None,
         all_layers: bool = False,
     ) -> Tensor | tuple[Tensor, ...]:

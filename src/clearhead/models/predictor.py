@@ -12,6 +12,7 @@ from clearhead.models import build
 from clearhead.models.config import PredictorConfig, check_kind
 from clearhead.models.inputs import OneHotLinear, embeddings_or, padding_mask
 from clearhead.nn.checks import check_mask
+from clearhead.nn.masks import Mask, dense
 
 
 class SequencePredictor(nn.Module):
@@ -34,7 +35,7 @@ class SequencePredictor(nn.Module):
         *,
         inputs_embeds: Tensor | None = None,
         lengths: Tensor | None = None,
-        mask: Tensor | None = None,
+        mask: Mask | None = None,
     ) -> Tensor:
         """`lengths` (B,) counts the real tokens of each sequence; `mask` (to B,H,L,L) is True where one may attend."""
         encoded, present = self.hidden_states(x, inputs_embeds, lengths, mask)
@@ -46,7 +47,7 @@ class SequencePredictor(nn.Module):
         *,
         inputs_embeds: Tensor | None = None,
         lengths: Tensor | None = None,
-        mask: Tensor | None = None,
+        mask: Mask | None = None,
         all_layers: bool = False,
     ) -> Tensor | tuple[Tensor, ...]:
         """The encoder's last hidden state (B,L,E), the class token first where there is one.
@@ -61,7 +62,7 @@ class SequencePredictor(nn.Module):
         x: Tensor | None,
         inputs_embeds: Tensor | None,
         lengths: Tensor | None,
-        mask: Tensor | None,
+        mask: Mask | None,
         all_layers: bool = False,
     ) -> tuple[Any, Tensor | None]:
         """The encoder's output, and `present` (B,L): True at real tokens, None where all of them are."""
@@ -79,10 +80,10 @@ class SequencePredictor(nn.Module):
         return encoded, present
 
 
-def whole_mask(mask: Tensor | None, present: Tensor | None, length: int, n_extra: int) -> Tensor | None:
+def whole_mask(mask: Mask | None, present: Tensor | None, length: int, n_extra: int) -> Mask | None:
     """Mask and padding joined, widened by the tokens in front, which all may see and which see all."""
     if mask is not None and n_extra:
-        mask = mask.expand(*mask.shape[:-2], length, length)
+        mask = dense(mask).expand(*mask.shape[:-2], length, length)
         mask = F.pad(mask, (n_extra, 0, n_extra, 0), value=True)
     if present is not None:
         real = F.pad(present, (n_extra, 0), value=True)[:, None, None, :]

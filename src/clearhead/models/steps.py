@@ -102,7 +102,7 @@ def five_steps(
     heads: int = 1,
     beta: float | None = None,
     causal: bool = False,
-    mask: Tensor | None = None,
+    mask: masks.Mask | None = None,
 ) -> list[Step]:
     """The steps from x (L,E), w_q, w_k (E,H D), w_v (E,H Dv), or from q (Q,H D), k (K,H D), v (K,H Dv), to z (Q,H Dv).
 
@@ -139,7 +139,7 @@ def split_heads(name: str, matrix: Tensor, heads: int) -> Tensor:
     return matrix if heads == 1 else matrix.unflatten(1, (heads, -1)).transpose(0, 1)
 
 
-def combined(mask: Tensor | None, causal: bool, n_queries: int, n_keys: int, heads: int) -> Tensor | None:
+def combined(mask: masks.Mask | None, causal: bool, n_queries: int, n_keys: int, heads: int) -> Tensor | None:
     """The user's mask and the causal one."""
     if mask is not None and tuple(mask.shape) not in {(n_queries, n_keys), (heads, n_queries, n_keys)}:
         raise ValueError(
@@ -149,9 +149,9 @@ def combined(mask: Tensor | None, causal: bool, n_queries: int, n_keys: int, hea
     if mask is not None and heads == 1 and mask.dim() == 3:
         mask = mask[0]
     if causal:
-        above = masks.causal(n_queries, n_keys).clone()
-        return above if mask is None else mask & above
-    return mask
+        below = masks.causal(n_queries, n_keys)
+        return below.dense() if mask is None else below & mask
+    return None if mask is None else masks.dense(mask)
 
 
 def project(given: Mapping[str, Tensor], heads: int) -> Step:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from clearhead.nn.cache import KeyValues
 from clearhead.nn.checks import check_attend, check_width
 from clearhead.nn.linear import XavierLinear
-from clearhead.nn.masks import kernel_mask
+from clearhead.nn.masks import Mask, kernel_mask
 from clearhead.nn.rotary import rotate
 from clearhead.nn.sizes import check_heads, check_positive, check_rate
 from clearhead.nn.softargmax import softargmax
@@ -27,7 +27,7 @@ def attend_reference(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: Tensor | None = None,
+    mask: Mask | None = None,
     beta: float | None = None,
     *,
     logit_bias: Tensor | None = None,
@@ -61,7 +61,7 @@ def attend_fused(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: Tensor | None = None,
+    mask: Mask | None = None,
     beta: float | None = None,
     *,
     logit_bias: Tensor | None = None,
@@ -96,7 +96,7 @@ class SingleHeadAttention(nn.Module):
         self.value = XavierLinear(width, value_width, bias)
 
     def forward(
-        self, x: Tensor, keys: Tensor | None = None, values: Tensor | None = None, *, mask: Tensor | None = None
+        self, x: Tensor, keys: Tensor | None = None, values: Tensor | None = None, *, mask: Mask | None = None
     ) -> Tensor:
         keys = x if keys is None else keys
         values = keys if values is None else values
@@ -147,7 +147,7 @@ class MultiHeadAttention(nn.Module):
         keys: Tensor | None = None,
         values: Tensor | None = None,
         *,
-        mask: Tensor | None = None,
+        mask: Mask | None = None,
         angles: Tensor | None = None,
         logit_bias: Tensor | None = None,
         cache: KeyValues | None = None,

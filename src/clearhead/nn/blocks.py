@@ -17,6 +17,7 @@ from clearhead.nn.attention import MultiHeadAttention
 from clearhead.nn.cache import LayerCache
 from clearhead.nn.checks import check_width
 from clearhead.nn.feedforward import FeedForward
+from clearhead.nn.masks import Mask
 
 NORMS = ("pre", "post", "none")
 
@@ -88,7 +89,7 @@ class EncoderBlock(nn.Module):
         self,
         x: Tensor,
         *,
-        mask: Tensor | None = None,
+        mask: Mask | None = None,
         angles: Tensor | None = None,
         logit_bias: Tensor | None = None,
         cache: LayerCache | None = None,
@@ -142,8 +143,8 @@ class DecoderBlock(nn.Module):
         x: Tensor,
         memory: Tensor,
         *,
-        mask: Tensor | None = None,
-        memory_mask: Tensor | None = None,
+        mask: Mask | None = None,
+        memory_mask: Mask | None = None,
         angles: Tensor | None = None,
         logit_bias: Tensor | None = None,
         cache: LayerCache | None = None,

@@ -3,10 +3,15 @@
 Dims: B batch, H heads, Q queries, K keys, D head width, E model width.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from clearhead.nn.sizes import check_beta
+
+if TYPE_CHECKING:
+    from clearhead.nn.masks import Mask
 
 
 def check_width(x: Tensor, width: int, name: str) -> None:
@@ -18,7 +23,7 @@ def check_width(x: Tensor, width: int, name: str) -> None:
 
 
 def check_attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, beta: float | None, logit_bias: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, mask: "Mask | None", beta: float | None, logit_bias: Tensor | None = None
 ) -> None:
     if beta is not None:
         check_beta(beta)
@@ -56,7 +61,7 @@ def check_attend(
         )
 
 
-def check_bool(mask: Tensor) -> None:
+def check_bool(mask: "Mask") -> None:
     if mask.dtype != torch.bool:
         raise ValueError(
             f"a mask must be bool with True = may attend, got {mask.dtype}; "
@@ -64,7 +69,7 @@ def check_bool(mask: Tensor) -> None:
         )
 
 
-def check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
+def check_mask(mask: "Mask", shape: tuple[int, ...]) -> None:
     """Refuses a mask that is not bool, or that does not broadcast to the scores' shape (B,H,Q,K)."""
     check_bool(mask)
     if not fits(mask, shape):
@@ -74,7 +79,7 @@ def check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
         )
 
 
-def fits(x: Tensor, shape: tuple[int, ...]) -> bool:
+def fits(x: "Mask", shape: tuple[int, ...]) -> bool:
     """Whether x broadcasts to exactly this shape."""
     return x.dim() <= len(shape) and all(
         n in (1, size) for n, size in zip(reversed(x.shape), reversed(shape), strict=False)

@@ -1,81 +1,32 @@
-"""Masks: who may attend to whom. Bool, True = may attend, broadcastable to (B,H,Q,K), joined with &.
+"""Attention masks: bool, True = may attend, broadcastable to (B,H,Q,K), combined with &.
 
-Every mask here is a torch.Tensor. `causal` is a lazy one: it stores nothing, reaches the kernel as a flag, and becomes
-an ordinary tensor as soon as it is joined, indexed, printed or calculated with.
-torch.nn says the opposite (True = may *not* attend) in some places and adds numbers in others: `from_torch` reads both.
+    causal(4)                     each token sees itself and what comes before
+    padding(lengths)              each sequence of a batch sees its own tokens, not what fills it up
+    window(4, 1)                  each token sees its neighbours
+    causal(4) & padding(lengths)  both at once
+
+torch.nn has the opposite meaning (True = may *not* attend) in some modules and adds numbers in others: `from_torch`
+reads both.
 Dims: B batch, H heads, Q queries, K keys.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from clearhead.nn.checks import check_bool
 
-IN_PLACE = "a causal mask stores nothing, so it cannot be changed in place; write mask = mask & other, or mask.clone()"
 
-
-class CausalMask(Tensor):
-    """(Q,K): each query sees the keys up to its own place; the last query stands at the last key."""
-
-    # what is calculated from it is an ordinary tensor
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-
-    @staticmethod
-    def __new__(cls, n_queries: int, n_keys: int, device: torch.device | str | None = None) -> "CausalMask":
-        size = (n_queries, n_keys)
-        return Tensor._make_wrapper_subclass(cls, size, dtype=torch.bool, device=torch.empty(0, device=device).device)
-
-    def __init__(self, n_queries: int, n_keys: int, device: torch.device | str | None = None):
-        super().__init__()
-
-    def dense(self) -> Tensor:
-        n_queries, n_keys = self.shape
-        return torch.ones(n_queries, n_keys, dtype=torch.bool, device=self.device).tril(n_keys - n_queries)
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        made: list[tuple[Tensor, CausalMask]] = []
-
-        def dense(mask: CausalMask) -> Tensor:
-            made.append((mask.dense(), mask))
-            return made[-1][0]
-
-        out = func(*tree_map_only(cls, dense, args), **tree_map_only(cls, dense, kwargs or {}))
-        if func._schema.is_mutable and not all(now.equal(mask.dense()) for now, mask in made):
-            raise ValueError(IN_PLACE)  # what changes nothing may pass: load_state_dict copies equal masks
-        return out
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        raise ValueError(IN_PLACE)
-
-    def __deepcopy__(self, memo: dict) -> "CausalMask":
-        n_queries, n_keys = self.shape
-        return CausalMask(n_queries, n_keys, self.device)
-
-    def numpy(self, *, force: bool = False) -> Any:
-        return self.dense().numpy(force=force)
-
-    def share_memory_(self) -> "CausalMask":
-        return self  # there is nothing to share
-
-    def tolist(self) -> list:
-        return self.dense().tolist()
-
-
-def causal(n_queries: int, n_keys: int | None = None, device: torch.device | str | None = None) -> Tensor:
+def causal(n_queries: int, n_keys: int | None = None, device: torch.device | str | None = None) -> "CausalMask":
     """(Q,K): True on and below the diagonal, so that no token sees a later one.
 
     With more keys than queries, the queries are the last of the sequence (as in generation with a cache).
     """
     n_keys = n_queries if n_keys is None else n_keys
     check_last(n_queries, n_keys)
-    if torch.compiler.is_compiling():  # the compiler traces ordinary tensors only
-        return torch.ones(n_queries, n_keys, dtype=torch.bool, device=device).tril(n_keys - n_queries)
     return CausalMask(n_queries, n_keys, device)
 
 
@@ -157,13 +108,90 @@ def from_additive(numbers: Tensor) -> Tensor:
     return mask
 
 
-def to_additive(mask: Tensor, low: float = -math.inf, dtype: torch.dtype = torch.float32) -> Tensor:
+def to_additive(mask: "Mask", low: float = -math.inf, dtype: torch.dtype = torch.float32) -> Tensor:
     """Numbers to add to the scores: 0 where the mask is True, `low` where it is False."""
     check_bool(mask)
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, low)
 
 
-def kernel_mask(mask: Tensor | None, logit_bias: Tensor | None) -> tuple[Tensor | None, bool]:
+class CausalMask:
+    """The causal mask (Q,K), without storing its numbers: the last query is at the last key.
+
+    Attention passes it to the kernel as `is_causal=True`, also in a compiled or exported model. Indexing it, combining
+    it with `&`, `|` or `~`, and any torch function make the bool tensor `dense()` of it.
+    """
+
+    dtype = torch.bool
+
+    def __init__(self, n_queries: int, n_keys: int, device: torch.device | str | None = None):
+        self.shape = torch.Size((n_queries, n_keys))
+        self.device = torch.empty(0, device=device).device
+
+    def dense(self) -> Tensor:
+        n_queries, n_keys = self.shape
+        return torch.ones(n_queries, n_keys, dtype=torch.bool, device=self.device).tril(n_keys - n_queries)
+
+    def to(self, device: torch.device | str) -> "CausalMask":
+        n_queries, n_keys = self.shape
+        return CausalMask(n_queries, n_keys, device)
+
+    def dim(self) -> int:
+        return 2
+
+    def __and__(self, other: "Mask") -> Tensor:
+        return self.dense() & dense(other)
+
+    __rand__ = __and__
+
+    def __or__(self, other: "Mask") -> Tensor:
+        return self.dense() | dense(other)
+
+    __ror__ = __or__
+
+    def __invert__(self) -> Tensor:
+        return ~self.dense()
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return self.dense()[index]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.dense())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return self.dense().numpy(force=True).astype(dtype or bool)
+
+    def tolist(self) -> list[list[bool]]:
+        return self.dense().tolist()
+
+    def __repr__(self) -> str:
+        n_queries, n_keys = self.shape
+        return f"CausalMask(n_queries={n_queries}, n_keys={n_keys}, device={str(self.device)!r})"
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Any function of torch gets the dense mask."""
+        return func(*map(densified, args), **{name: densified(value) for name, value in (kwargs or {}).items()})
+
+
+Mask = Tensor | CausalMask
+
+
+def dense(mask: Mask) -> Tensor:
+    """The mask as a bool tensor."""
+    return mask.dense() if isinstance(mask, CausalMask) else mask
+
+
+def densified(value: Any) -> Any:
+    """An argument of a torch function, or a list of them, with dense masks."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(densified, value))
+    return value.dense() if isinstance(value, CausalMask) else value
+
+
+def kernel_mask(mask: Mask | None, logit_bias: Tensor | None) -> tuple[Tensor | None, bool]:
     """What scaled_dot_product_attention takes: (attn_mask, is_causal). Its flag needs as many keys as queries."""
     if logit_bias is not None:
         return logit_bias if mask is None else logit_bias.masked_fill(~mask, -math.inf), False

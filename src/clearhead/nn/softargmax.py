@@ -1,13 +1,18 @@
 """Softargmax: from scores to shares. PyTorch calls it softmax; here it has a temperature, down to zero and beyond."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from clearhead.nn.checks import check_bool
 from clearhead.nn.sizes import check_beta
 
+if TYPE_CHECKING:
+    from clearhead.nn.masks import Mask
 
-def softargmax(z: Tensor, beta: float = 1.0, dim: int = -1, where: Tensor | None = None) -> Tensor:
+
+def softargmax(z: Tensor, beta: float = 1.0, dim: int = -1, where: "Mask | None" = None) -> Tensor:
     """e^(beta z_i) / sum_j e^(beta z_j): shares that sum to 1, the larger the larger z_i. beta is 1 / temperature.
 
     beta = 0 shares equally, +inf gives all to the largest, -inf all to the smallest; ties share.

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from clearhead.nn.blocks import DecoderBlock, EncoderBlock
 from clearhead.nn.cache import Cache
+from clearhead.nn.masks import Mask
 
 
 class Encoder(nn.Module):
@@ -24,7 +25,7 @@ class Encoder(nn.Module):
         self,
         x: Tensor,
         *,
-        mask: Tensor | None = None,
+        mask: Mask | None = None,
         angles: Tensor | None = None,
         logit_bias: Tensor | None = None,
         cache: Cache | None = None,
@@ -70,8 +71,8 @@ class Decoder(nn.Module):
         x: Tensor,
         memory: Tensor,
         *,
-        mask: Tensor | None = None,
-        memory_mask: Tensor | None = None,
+        mask: Mask | None = None,
+        memory_mask: Mask | None = None,
         angles: Tensor | None = None,
         logit_bias: Tensor | None = None,
         cache: Cache | None = None,
@@ -107,9 +108,9 @@ class EncoderDecoder(nn.Module):
         source: Tensor,
         target: Tensor,
         *,
-        source_mask: Tensor | None = None,
-        target_mask: Tensor | None = None,
-        memory_mask: Tensor | None = None,
+        source_mask: Mask | None = None,
+        target_mask: Mask | None = None,
+        memory_mask: Mask | None = None,
     ) -> Tensor:
         memory = self.encoder(source, mask=source_mask)
         return self.decoder(target, memory, mask=target_mask, memory_mask=memory_mask)

@@ -21,7 +21,7 @@ def draw_additive_mask(*, seed: int = 0, width: int = 8, n_tokens: int = 5, low:
     """Left: the causal mask as numbers that are added to the scores. Right: what leaks through, against the number."""
     random = torch.Generator().manual_seed(seed)
     q, k, v = torch.randn(3, n_tokens, width, generator=random)
-    causal = masks.causal(n_tokens)
+    causal = masks.causal(n_tokens).dense()
     beta = width**-0.5
 
     def leaked(number: float) -> float:
