@@ -127,6 +127,7 @@ def test_python_m_clearhead_reports_mistakes():
         ("shapes tiny_vit --batch 0", "batch must be a whole number above 0, got 0"),
         ("shapes tiny_vit --rows --columns", "--columns: not allowed with argument --rows"),
         ("shapes tiny_vit --length 5", "follows from its image, got length=5; change image_size"),
+        ("sample x --temperature=--", "--temperature: expected one argument, got '--'"),
         ("steps --beta nan", "--beta: must be a number or inf, got 'nan'"),
         ("steps --file nowhere.json", "nowhere.json: No such file or directory; check its path"),
         ("steps my.json", "steps takes options, --name value, got 'my.json'"),
