@@ -128,6 +128,14 @@ def test_python_m_clearhead_reports_mistakes():
         ("shapes tiny_vit --rows --columns", "--columns: not allowed with argument --rows"),
         ("shapes tiny_vit --length 5", "follows from its image, got length=5; change image_size"),
         ("sample x --temperature=--", "--temperature: expected one argument, got '--'"),
+        (
+            f"shapes tiny_vit --depth {'9' * 400}",
+            "depth must be at most 2^63 - 1, the largest size of a tensor, got 99",
+        ),
+        (
+            f"train mnist --model.width {'9' * 400}",
+            "width must be at most 2^63 - 1, the largest size of a tensor, got 99",
+        ),
         ("steps --beta nan", "--beta: must be a number or inf, got 'nan'"),
         ("steps --file nowhere.json", "nowhere.json: No such file or directory; check its path"),
         ("steps my.json", "steps takes options, --name value, got 'my.json'"),
