@@ -21,7 +21,7 @@ class Escaped:
     before it is coloured.
     """
 
-    def __init__(self, stream: TextIO):
+    def __init__(self, stream: "TextIO | Tolerant"):
         self.rich_proxied_file = stream
 
     def write(self, text: str) -> int:

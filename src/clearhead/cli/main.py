@@ -147,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     out, err = (stream or open(os.devnull, "w") for stream in streams)  # noqa: SIM115 - None: closed by the caller
     if isinstance(out, io.TextIOWrapper):
         out.reconfigure(errors="replace")  # a terminal without kᵀ shows k?
-    sys.stdout, sys.stderr = Escaped(out), Escaped(Tolerant(err))  # type: ignore[assignment]
+    sys.stdout, sys.stderr = Escaped(out), Escaped(Tolerant(err))
     try:
         return answer(list(sys.argv[1:] if argv is None else argv))
     finally:

@@ -144,8 +144,9 @@ def draw_curves(
     for column in (0, 1):
         share_scale([row[column] for row in own])
     lines, names = key(runs, style, has_single=any(map(has_single_point, rows.flat)))
-    place = {"loc": "outside lower center", "ncols": min(len(names), 3)}
-    for text in figure.legend(lines, names, frameon=False, handlelength=3, **place).get_texts():
+    n_columns = min(len(names), 3)
+    legend = figure.legend(lines, names, loc="outside lower center", ncols=n_columns, frameon=False, handlelength=3)
+    for text in legend.get_texts():
         text.set_parse_math(False)
     return figure
 

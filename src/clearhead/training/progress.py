@@ -59,7 +59,7 @@ class Display:
         if getattr(self.console.file, "is_lost", False):  # then not above the bar, where rich shows it otherwise
             errors = getattr(errors, "rich_proxied_file", errors)
         stream = Tolerant(errors)
-        print(line, file=stream, flush=True)  # type: ignore[arg-type]
+        print(line, file=stream, flush=True)
         if stream.is_lost or getattr(errors, "is_lost", False):
             self.say(line)
 
