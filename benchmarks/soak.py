@@ -249,7 +249,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--checkpoint-every", type=int, default=10, help="steps")
     parser.add_argument("--seed", type=int, default=1, help="of the training and of the moments of the kills")
     parser.add_argument("--patience", type=float, default=600, help="seconds for a run, or for a save to begin")
-    parser.add_argument("--command", default=f"{shlex.quote(sys.executable)} -m clearhead", help="how clearhead starts")
+    parser.add_argument(
+        "--command", default=f"{shlex.quote(sys.executable)} -P -m clearhead", help="how clearhead starts"
+    )
     args = parser.parse_args(argv[:cut])
     start = shlex.split(args.command)
     numbers = {

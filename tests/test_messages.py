@@ -1,12 +1,13 @@
 import re
 import subprocess
 import sys
+import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.messages import did_you_mean, duration, nearest, round_count, unknown_name
+from clearhead.messages import did_you_mean, duration, nearest, printable, round_count, unknown_name
 
 PRESETS = ["plain_mnist", "bert_cifar", "vit_cifar", "tiny_vit", "gpt2_small"]
 
@@ -77,3 +78,34 @@ def test_counts_are_never_written_in_scientific_notation():
 def test_messages_do_not_import_torch():
     code = "import sys, clearhead.messages; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b]0;t\x07", r"\x1b]0;t\x07"),
+        ("a\nb\r\tc\x00\x7f", r"a\nb\r\tc\x00\x7f"),
+        ("\x85\x9b31m", r"\x85\x9b31m"),
+        ("a\u202ebc\u2066\u200b\ufeff\u00ad", r"a\u202ebc\u2066\u200b\ufeff\xad"),
+        ("\u2028\u2029", r"\u2028\u2029"),
+        ("\udcff\ud800", r"\udcff\ud800"),
+        ("pay\u200dpal", r"pay\u200dpal"),
+        ("\U000e0041", r"\U000e0041"),
+        ("kᵀ ü ñ 猫 θ ˈæ 👩\u200d💻 ❤\ufe0f می\u200cخواهم", "kᵀ ü ñ 猫 θ ˈæ 👩\u200d💻 ❤\ufe0f می\u200cخواهم"),
+        (7, "7"),
+    ],
+)
+def test_printable_escapes_what_deceives_and_nothing_else(text, shown):
+    assert printable(text) == shown
+    assert printable(shown) == shown
+
+
+def test_every_control_character_is_escaped():
+    for character in map(chr, range(sys.maxunicode + 1)):
+        if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp"):
+            assert printable(character).isascii()
+            assert printable(character).isprintable()
+
+
+def test_printable_keeps_line_breaks_where_they_are_wanted():
+    assert printable("a\n\tb\r\x1b", keep="\n\t") == "a\n\tb\\r\\x1b"

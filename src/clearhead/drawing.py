@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clearhead.files import write_atomic
+from clearhead.messages import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,14 +49,14 @@ def short(value: float, spread: float) -> str:
 
 
 def visible(symbol: str) -> str:
-    """A character as a name on a figure: signs that do not show, or that matplotlib's own font has not, are written
-    out."""
+    """A character or a name on a figure: characters that do not show, or that matplotlib's own font does not have, are
+    written out."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
-    if not symbol.isprintable() or symbol.isspace():
+    if symbol.isspace():
         return ascii(symbol)[1:-1].replace(" ", "space")
     glyphs = get_font(findfont(FontProperties()))
-    return "".join(c if glyphs.get_char_index(ord(c)) else f"U+{ord(c):04X}" for c in symbol)
+    return "".join(c if glyphs.get_char_index(ord(c)) else f"U+{ord(c):04X}" for c in printable(symbol))
 
 
 def text_width(text: str, size: float) -> float:

@@ -1,9 +1,10 @@
-"""Wording that all messages share: the suggestion for a misspelled name, and how long something takes.
+"""What all messages share: control characters shown as escapes, suggestions for misspelled names, durations.
 
 Importing this does not import torch.
 """
 
 import difflib
+import re
 from collections.abc import Iterable
 
 SYNONYMS = {
@@ -19,6 +20,29 @@ SYNONYMS = {
 """names from other libraries, and ours; a suggestion is made only where ours is among the known names"""
 CLOSE, ROUGH = 0.6, 0.5
 """difflib ratios: of a typing mistake, and of an abbreviation"""
+
+UNSAFE = re.compile(
+    r"[\x00-\x1f\x7f-\x9f"  # C0 and C1 controls, DEL: cursor movement, colours, titles, clipboards
+    r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # text is shown in another order than it is read in
+    r"\u00ad\u180e\u200b\u2060-\u2065\u206a-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # invisible
+    r"\u2028\u2029"  # line breaks to some programs
+    r"\ud800-\udfff]"  # lone surrogates: bytes of a file name that are not UTF-8
+    r"|(?<![^\x00-\x7f])[\u200c\u200d]"  # joiners, unless they follow what they can join: emoji, Persian, Hindi
+)
+"""characters that a terminal obeys, or that make a text look like another one"""
+
+
+def printable(text: object, keep: str = "") -> str:
+    r"""A text that is safe to show: control and invisible characters are written as escapes, such as \x1b.
+
+    Everything else, such as kᵀ, ü, 猫 and emoji, is left as it is. Characters in `keep` are too: without it, the
+    result is a single line, so that no name can forge another line of output.
+    """
+    return UNSAFE.sub(lambda match: match[0] if match[0] in keep else escape(match[0]), str(text))
+
+
+def escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

@@ -1,4 +1,5 @@
 import json
+import re
 import sys
 
 import pytest
@@ -109,3 +110,85 @@ def test_mistakes_are_one_line(capsys, argv, message):
     assert captured.out == ""
     assert message in captured.err.replace("the user's own words\n", "")
     assert captured.err.replace("the user's own words\n", "").count("\n") == 1
+
+
+ODD = """
+import torch
+from torch import nn
+
+class Linear(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.calls = nn.Linear(8, 8), 0
+
+class Meta(Linear):
+    def forward(self, x): return self.linear(x).to("meta")
+
+class MetaBuffer(Linear):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("b", torch.zeros(8, device="meta"))
+    def forward(self, x): return self.linear(x) + self.b
+
+class Tires(Linear):
+    def forward(self, x):
+        self.calls += 1
+        if self.calls > 10:
+            raise RuntimeError("too tired")
+        return self.linear(x)
+
+class Mute(Exception):
+    def __str__(self): raise RuntimeError("no text")
+
+class NoText(Linear):
+    def forward(self, x): raise Mute
+
+class NotMade(Linear):
+    def __init__(self): raise Mute
+
+class Leaves(Linear):
+    def forward(self, x): raise GeneratorExit
+
+class NoSuper(nn.Module):
+    def __init__(self): pass
+    def forward(self, x): return x
+
+class NoState(Linear):
+    def state_dict(self, *args, **options): return None
+    def forward(self, x): return self.linear(x)
+
+class NotTrained(Linear):
+    def train(self, mode=True): raise RuntimeError("no")
+    def forward(self, x): return self.linear(x)
+
+class Huge(Linear):
+    def forward(self, x): return self.linear(x)[:, :, None].expand(5, 7, 10**9, 8)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Meta", "Meta must return a tensor (batch, ...), .* on the meta device"),
+        ("MetaBuffer", "parameters and buffers must have numbers, got lazy ones, or ones on the meta device"),
+        ("Tires", "fails while it is examined: RuntimeError: too tired"),
+        ("NoText", "got Mute: "),
+        ("NotMade", "could not be built: Mute: "),
+        ("Leaves", "fails while it is examined: GeneratorExit"),
+        ("NoSuper", "fails while it is examined: AttributeError: "),
+        ("NoState", "fails while it is examined: TypeError: "),
+        ("NotTrained", "fails while it is examined: RuntimeError: no"),
+        ("Huge", "fails while it is examined: RuntimeError: "),
+    ],
+)
+def test_a_module_that_fails_in_an_odd_way_is_one_line(tmp_path, monkeypatch, capsys, name, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "odd", raising=False)
+    (tmp_path / "odd.py").write_text(ODD)
+    assert main(["doctor", f"odd.py:{name}", "--width", "8"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert re.search(message.replace("(", r"\(").replace(")", r"\)"), err)
+    assert main(["shapes", f"odd.py:{name}", "--width", "8"]) == (0 if name in ("Tires", "NoState") else 2)
+    assert capsys.readouterr().err.count("\n") <= 1

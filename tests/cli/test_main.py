@@ -82,6 +82,14 @@ def test_help_and_mistakes_do_not_import_torch(argv):
     assert python("-c", code, *argv).stdout.endswith("False\n")
 
 
+def test_python_m_clearhead_imports_nothing_from_the_current_folder(tmp_path):
+    for name in ("difflib", "argparse", "torch"):
+        (tmp_path / f"{name}.py").write_text("open('PWNED', 'w')")
+    done = python("-m", "clearhead", "shapes", "tiny_vt", cwd=tmp_path)
+    assert (done.returncode, "did you mean tiny_vit?" in done.stderr) == (2, True)
+    assert not (tmp_path / "PWNED").exists()
+
+
 def test_help_answers_in_half_a_second():
     def seconds():
         start = time.perf_counter()
@@ -119,6 +127,15 @@ def test_python_m_clearhead_reports_mistakes():
         ("shapes tiny_vit --batch 0", "batch must be a whole number above 0, got 0"),
         ("shapes tiny_vit --rows --columns", "--columns: not allowed with argument --rows"),
         ("shapes tiny_vit --length 5", "follows from its image, got length=5; change image_size"),
+        ("sample x --temperature=--", "--temperature: expected one argument, got '--'"),
+        (
+            f"shapes tiny_vit --depth {'9' * 400}",
+            "depth must be at most 2^63 - 1, the largest size of a tensor, got 99",
+        ),
+        (
+            f"train mnist --model.width {'9' * 400}",
+            "width must be at most 2^63 - 1, the largest size of a tensor, got 99",
+        ),
         ("steps --beta nan", "--beta: must be a number or inf, got 'nan'"),
         ("steps --file nowhere.json", "nowhere.json: No such file or directory; check its path"),
         ("steps my.json", "steps takes options, --name value, got 'my.json'"),
@@ -223,3 +240,41 @@ def test_a_full_disk_is_one_line():
         done = subprocess.run([sys.executable, "-m", "clearhead"], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
     assert done.stderr == "clearhead: No space left on device: output\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
+@pytest.mark.parametrize("argv", [["--help"], ["shapes", "tiny_vit", "--help"], ["shapes", "tiny_vit"], ["steps"]])
+def test_a_command_whose_output_is_lost_has_failed(monkeypatch, capsys, argv):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(argv) == 1
+    assert capsys.readouterr().err == "clearhead: No space left on device: output\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
+def test_the_exit_code_does_not_depend_on_stderr(monkeypatch, capsys):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        assert main(["shpaes"]) == 2
+        assert main(["--version"]) == 0
+        full.flush()  # nothing is left that would fail when Python exits
+    assert capsys.readouterr().out == f"clearhead {__version__}\n"
+
+
+def test_streams_are_left_as_they_were(capsys):
+    streams = sys.stdout, sys.stderr
+    main(["--version"])
+    main(["shpaes"])
+    assert (sys.stdout, sys.stderr) == streams
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_no_file_gets_the_number_of_a_closed_stream(closed, tmp_path):
+    """What is printed would be written into it."""
+    code = "from clearhead.cli import main; main.run = lambda argv: print(open('number', 'w').fileno(), 'x') or 0"
+    note = "print('n', file=open('number', 'w').fileno() > 2 and open('kept', 'w') or None)"
+    script = f"{code}; main.main([]); {note}"
+    subprocess.run(["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, script], cwd=tmp_path, check=True)
+    assert (tmp_path / "kept").read_text() == "n\n"
+    assert (tmp_path / "number").read_text() == ""

@@ -1,6 +1,7 @@
 import io
 import os
 import tarfile
+from pathlib import Path
 
 import pytest
 
@@ -79,6 +80,19 @@ def test_npm_packs_into_the_downloads(tmp_path, monkeypatch):
     downloads.mkdir()
     assert Npm("it@1.0").read(WANTED, downloads) == BOTH
     assert "--ignore-scripts it@1.0" in (downloads / "said").read_text()
+
+
+def test_npm_reads_no_settings_of_the_current_folder(tmp_path, monkeypatch):
+    """Not even where the downloads are below it: npm would search the folders above for a project."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ready.tgz").write_bytes(archive(BOTH))
+    script = f'pwd > where; echo "$@" > said; cp {tmp_path}/ready.tgz it-1.0.tgz; echo it-1.0.tgz'
+    monkeypatch.setenv("PATH", pretend_npm(tmp_path / "bin", script))
+    downloads = Path("downloads")
+    downloads.mkdir()
+    assert Npm("it@1.0").read(WANTED, downloads) == BOTH
+    assert (downloads / "where").read_text().strip() == str(tmp_path / "downloads")
+    assert f"--prefix {tmp_path / 'downloads'}" in (downloads / "said").read_text()
 
 
 def test_npm_that_fails_or_is_absent_says_so(tmp_path, monkeypatch):

@@ -1,14 +1,17 @@
+import errno
 import io
 import os
 import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from clearhead.training import progress
+from clearhead.cli.main import main
+from clearhead.training import checkpoint, progress
 from clearhead.training.loop import train
 from clearhead.training.progress import Display, Silence, busy_hint
 
@@ -85,7 +88,76 @@ def test_a_reader_who_leaves_does_not_end_the_training():
     child.stdout.close()
     errors = child.stderr.read().decode()
     child.stderr.close()
-    assert (child.wait(60), errors) == (0, "True\n")
+    warning = "warning: the output cannot be written (Broken pipe); training continues without it\n"
+    assert (child.wait(60), errors) == (0, f"{warning}True\n")
+
+
+class Broken(io.StringIO):
+    """A stream whose writes fail from some point on, as on a full disk or a terminal that is gone."""
+
+    def __init__(self, number=errno.ENOSPC, good=0):
+        super().__init__()
+        self.number, self.good = number, good
+
+    def write(self, text):
+        if self.good <= 0:
+            raise OSError(self.number, os.strerror(self.number))
+        self.good -= 1
+        return super().write(text)
+
+    def flush(self):
+        self.write("")
+
+
+@pytest.mark.parametrize("good", [0, 5])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EPIPE])
+def test_training_continues_without_its_output(config, tmp_path, capsys, monkeypatch, number, good):
+    monkeypatch.setattr(sys, "stdout", Broken(number, good))
+    assert train(config, tmp_path / "run").exit_code == 0
+    assert checkpoint.steps(tmp_path / "run")[-1] == 12
+    warning = f"warning: the output cannot be written ({os.strerror(number)}); training continues without it\n"
+    assert capsys.readouterr().err == warning
+
+
+def test_a_terminal_that_is_gone_does_not_end_the_training(capsys):
+    out = Broken(errno.EIO, good=4)
+    display = Display(console=Console(file=out, force_terminal=True, width=80))
+    with display.training(100, 0, 32):
+        for step in range(1, 50):
+            display.trained(RECORD | {"step": step})
+            display.say("a line")
+    assert display.quiet
+    assert capsys.readouterr().err.count("training continues without it") == 1
+
+
+def test_a_warning_is_shown_on_stdout_if_stderr_cannot_be_written(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Broken())
+    display = Display()
+    display.warn("the sky falls")
+    assert capsys.readouterr().out == "warning: the sky falls\n"
+    Display(console=Console(file=Broken())).say("to nobody at all")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
+@pytest.mark.parametrize("is_stderr_full", [False, True])
+def test_the_command_s_exit_code_and_checkpoints_are_as_usual(tmp_path, capsys, monkeypatch, is_stderr_full):
+    monkeypatch.chdir(tmp_path)
+    few = "--training.steps 3 --data.limit 300 --data.validation 50 --training.threads 1 --training.precision float32"
+    with open("/dev/full", "w") as full, open("/dev/full", "w") as other:
+        monkeypatch.setattr(sys, "stdout", full)
+        if is_stderr_full:
+            monkeypatch.setattr(sys, "stderr", other)
+        assert main(["train", "reverse", "--name", "mine", *few.split()]) == 0
+        full.flush()  # nothing is left that would fail when Python exits
+    assert checkpoint.steps(Path("runs/mine"))[-1] == 3
+    assert capsys.readouterr().err.count("\n") == (0 if is_stderr_full else 1)
+
+
+def test_foreign_words_are_shown_as_they_are(capsys):
+    display = Display()
+    display.say("[red]\x1b]0;t\x07\nforged")
+    display.warn("\x1b[2J\nforged")
+    assert capsys.readouterr() == ("[red]\\x1b]0;t\\x07\\nforged\n", "warning: \\x1b[2J\\nforged\n")
 
 
 @pytest.mark.parametrize(

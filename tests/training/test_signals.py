@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import subprocess
@@ -18,6 +19,16 @@ def test_a_signal_asks_for_a_stop_and_nothing_else(number, capfd):
         assert request.wanted
     assert signal.getsignal(number) is before
     assert f"{number.name}: stopping after this step" in capfd.readouterr().err
+
+
+def test_a_stop_is_asked_for_without_anybody_to_hear_of_it(monkeypatch):
+    def fail(number, data):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "write", fail)
+    with stopping_on_signals() as request:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert request.wanted
 
 
 def test_the_second_signal_ends_the_process():

@@ -56,12 +56,25 @@ def test_every_difference_is_named(config, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_child_that_fails_is_an_error(tmp_path):
+def test_a_child_that_fails_is_an_error_and_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "torch.py").write_text("open('PWNED', 'w')")
     (tmp_path / "run").mkdir()
     (tmp_path / "run/mine.txt").write_text("precious")
     config = replace(REVERSE, seed=1)
     with pytest.raises(ValueError, match="must train until then, got an error: ValueError: a new run needs a new"):
         train_and_kill(config, tmp_path / "run", 3)
+    assert not (tmp_path / "PWNED").exists()
+
+
+def test_the_child_runs_the_same_package_as_its_parent(tmp_path, monkeypatch):
+    """Also where that was imported from a folder that is on no other process's path."""
+    package = tmp_path / "home/clearhead"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("import sys; raise SystemExit(f'mine, safe_path={sys.flags.safe_path}')")
+    monkeypatch.setattr("clearhead.training.verify.HOME", tmp_path / "home")
+    with pytest.raises(ValueError, match="got an error: mine, safe_path=True"):
+        train_and_kill(REVERSE, tmp_path / "run", 3)
 
 
 def test_whoever_stops_it_is_told_of_no_difference(tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ def run(argv: Sequence[str]) -> None:
     )
     args = options.parse(argv)
 
+    from clearhead.cli.terminal import say
     from clearhead.data.config import N_VIEWS
     from clearhead.drawing import check_suffix, save_figure
     from clearhead.serving.session import Session
@@ -35,7 +36,7 @@ def run(argv: Sequence[str]) -> None:
     n_views = N_VIEWS[session.config.training.views]
     note = "" if n_views == 1 else f"mean of {n_views} views"
     figure = draw_confusion(confusion(session, announce), session.classes, note)
-    print(save_figure(figure, args.out or session.path / "figures/confusion.png"))
+    say(save_figure(figure, args.out or session.path / "figures/confusion.png"))
 
 
 def announce() -> None:

@@ -32,7 +32,7 @@ PRINT = Path("-")
 def run(argv: Sequence[str]) -> None:
     args = parser().parse(argv)
 
-    from clearhead.cli.terminal import warn
+    from clearhead.cli.terminal import say, warn
     from clearhead.drawing import check_suffix, save_figure
     from clearhead.files import write_atomic
     from clearhead.training.curves import draw_curves, read_curves, to_csv, windows_of
@@ -49,10 +49,10 @@ def run(argv: Sequence[str]) -> None:
         else:
             args.csv.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(args.csv, text.encode())
-            print(args.csv)
+            say(args.csv)
     if args.out or not args.csv:
         figure = draw_curves(runs, args.epochs, log=args.log, smooth=args.smooth, panels=args.panels)
-        print(save_figure(figure, args.out or default_path(args.runs)))
+        say(save_figure(figure, args.out or default_path(args.runs)))
 
 
 def parser() -> Parser:

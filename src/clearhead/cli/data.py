@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clearhead.cli.parser import Parser
+from clearhead.messages import printable
 
 if TYPE_CHECKING:
     from clearhead.data.config import DataConfig
@@ -91,11 +92,11 @@ def get(name: str, argv: Sequence[str]) -> None:
     wanted: Stored = import_module(DATASETS[name].home).STORED
     look = f"look at it with: clearhead data show {name}"
     if is_complete(wanted):
-        print(f"{name} is already in {folder_of(wanted)}, verified; {look}")
+        print(f"{name} is already in {printable(folder_of(wanted))}, verified; {look}")
         return
     sources = [Here(own_path(args.path))] if args.path else wanted.sources
-    folder = obtain(wanted, sources, lambda line: print(line, file=sys.stderr))
-    print(f"{name} is in {folder}, verified; {look}")
+    folder = obtain(wanted, sources, lambda line: print(printable(line), file=sys.stderr))
+    print(f"{name} is in {printable(folder)}, verified; {look}")
 
 
 def show(name: str, argv: Sequence[str]) -> None:
@@ -129,8 +130,8 @@ def show(name: str, argv: Sequence[str]) -> None:
         out = Path(args.out or f"{name}{'-augmented' * is_augmented}.png")
         for note in write_sheet(data, args.seed, out, is_augmented=is_augmented):
             if "clearhead data show" not in note:  # that is what they are doing
-                print(note)
-        print(f"wrote {out}")
+                print(printable(note))
+        print(f"wrote {printable(out)}")
 
 
 def recipe_of(name: str) -> tuple[str, "RunConfig"]:
@@ -178,7 +179,7 @@ def show_symbols(config: "DataConfig", seed: int) -> None:
     for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
         shown = "".join(read.read(source))
         answer = f"   ->   {' '.join(written.read(i for i in target if i >= 0))}"
-        print(repr(shown) if config.name == "text" else shown + answer * (config.name == "pronounce"))
+        print(repr(shown) if config.name == "text" else printable(shown + answer * (config.name == "pronounce")))
 
 
 def write_sheet(config: "DataConfig", seed: int, out: Path, *, is_augmented: bool) -> tuple[str, ...]:

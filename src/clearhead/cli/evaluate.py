@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.cli.overrides import reader
 from clearhead.cli.parser import Parser
+from clearhead.messages import printable
 
 if TYPE_CHECKING:
     from clearhead.data.dictionary import Pronunciations
@@ -115,6 +116,6 @@ def as_text(result: dict[str, Any]) -> str:
         shown[name.replace("_", " ")] = f"{value:.2%}" if is_share else f"{value:.4f}" if name == "loss" else value
     size = max(map(len, shown))
     return "\n".join(
-        f"{name:{size}}  {value:,}" if type(value) is int else f"{name:{size}}  {value}"
+        f"{name:{size}}  {value:,}" if type(value) is int else f"{name:{size}}  {printable(value)}"
         for name, value in shown.items()
     )

@@ -11,6 +11,7 @@ from textwrap import fill, wrap
 from typing import TYPE_CHECKING, Any
 
 from clearhead.cli.parser import Parser
+from clearhead.messages import printable
 
 if TYPE_CHECKING:
     from clearhead.lab.claim import Claim
@@ -66,7 +67,7 @@ def run_all(argv: Sequence[str]) -> int:
     else:
         print(table(found))
         if args.page:
-            print(f"Hand-out:                 {args.page}")
+            print(f"Hand-out:                 {printable(args.page)}")
     return exit_code(found)
 
 
@@ -264,7 +265,7 @@ def one(finding: "Finding", figure: Path | None) -> str:
             *numbers,
             "",
             *conclusion(finding),
-            *([f"Figure:  {figure}"] if figure else []),
+            *([f"Figure:  {printable(figure)}"] if figure else []),
             f"Default: clearhead lab {claim.slug}" if finding.changed else f"Try:     {claim.try_next}",
             f"Change:  clearhead lab {claim.slug} --help",
         ]

@@ -58,7 +58,7 @@ def run(argv: Sequence[str]) -> None:
         print_pictures(look_over_time(args.run, args.out, say_drawing))
         return
 
-    from clearhead.cli.terminal import warn
+    from clearhead.cli.terminal import say, warn
     from clearhead.serving import looking
     from clearhead.serving.session import Session
 
@@ -73,7 +73,8 @@ def run(argv: Sequence[str]) -> None:
             warn(note)
     else:
         example = looking.sample(session, args.sample)
-    print(f"{example.sentence}\n")
+    say(example.sentence)
+    print()
     say_drawing()
     print_pictures(looking.look_at(session, example, args.out))
 
@@ -95,6 +96,8 @@ def say_drawing() -> None:
 
 
 def print_pictures(pictures: Sequence[tuple[Path, str]]) -> None:
+    from clearhead.cli.terminal import say
+
     print("Open")
     for path, what in pictures:
-        print(f"  {path!s:40}  {what}")
+        say(f"  {path!s:40}  {what}")

@@ -12,6 +12,7 @@ from importlib import import_module
 
 from clearhead import __version__
 from clearhead.messages import unknown_name
+from clearhead.output import Escaped, Tolerant, open_standard_descriptors
 
 FAILED, USAGE_ERROR, MISTAKE, INTERRUPTED = 1, 2, 5, 130
 """training adds two of its own: see training/signals.py"""
@@ -137,24 +138,36 @@ exit codes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code, one of those above; all but 0, 3 and 130 come with one line on stderr."""
-    if sys.stdout is None:  # closed by the caller
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without kᵀ shows k?
+    """The exit code, one of those above; all but 0, 3 and 130 come with one line on stderr.
+
+    Names, values and texts come from files of others: nothing but rich's colours reaches the terminal unescaped.
+    """
+    open_standard_descriptors()
+    streams = sys.stdout, sys.stderr
+    out, err = (stream or open(os.devnull, "w") for stream in streams)  # noqa: SIM115 - None: closed by the caller
+    if isinstance(out, io.TextIOWrapper):
+        out.reconfigure(errors="replace")  # a terminal without kᵀ shows k?
+    sys.stdout, sys.stderr = Escaped(out), Escaped(Tolerant(err))
     try:
-        code = run(list(sys.argv[1:] if argv is None else argv))
+        return answer(list(sys.argv[1:] if argv is None else argv))
+    finally:
+        for stream in (out, err):
+            Tolerant(stream).flush()  # what cannot be written must not fail again when Python exits
+        sys.stdout, sys.stderr = streams
+
+
+def answer(argv: list[str]) -> int:
+    """Runs the command; what went wrong becomes one line and an exit code."""
+    try:
+        code = run(argv)
         sys.stdout.flush()
     except (KeyError, IndexError, UnicodeError) as error:  # nobody wrote these for a reader
         return complain_unexpected(error)
     except (ValueError, LookupError) as error:
         return complain(error.args[0] if error.args else error, USAGE_ERROR)
-    except SystemExit as leaving:  # argparse has shown a command's help
-        return int(leaving.code or 0)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # the reader (head, less) has seen enough; Python must not complain when it exits
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader (head, less) has seen enough
         return 0
     except OSError as error:
         return complain(f"{error.strerror}: {error.filename or 'output'}" if error.strerror else error, FAILED)
@@ -189,10 +202,17 @@ def run(argv: list[str]) -> int:
         case ["-V" | "--version", *_]:
             print(f"clearhead {__version__}")
         case [name, *rest] if name in COMMANDS:
-            return import_module(COMMANDS[name].home).run(rest) or 0
+            return run_command(name, rest)
         case [name, *_]:
             raise unknown_name("command", name, COMMANDS)
     return 0
+
+
+def run_command(name: str, argv: list[str]) -> int:
+    try:
+        return import_module(COMMANDS[name].home).run(argv) or 0
+    except SystemExit as leaving:  # argparse has shown the command's help
+        return leaving.code if isinstance(leaving.code, int) else 0
 
 
 def welcome() -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from clearhead.cli.overrides import reader
 from clearhead.cli.parser import Parser
-from clearhead.messages import unknown_name
+from clearhead.messages import printable, unknown_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +70,7 @@ def run(argv: Sequence[str]) -> None:
         return
     show(mask_text(view, console().width))
     if args.figure is not None:
-        print(f"\nFigure: {args.figure}")
+        print(f"\nFigure: {printable(args.figure)}")
 
 
 def parser() -> Parser:

@@ -43,6 +43,10 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        for arg in argv:
+            option, _, value = arg.partition("=")
+            if option.startswith("--") and value == "--":  # which argparse would drop, and give the option a list
+                self.error(f"{option}: expected one argument, got '--'")
         args, unknown = self.parse_known_args([dashed(arg) for arg in argv])
         if unknown:
             raise ValueError(self.describe_unknown(unknown[0]))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from clearhead.cli.overrides import reader
 from clearhead.cli.parser import Parser
+from clearhead.messages import printable
 
 ROUNDING = 1e-6
 """two scores that differ by less are the same, computed in two ways"""
@@ -108,14 +109,15 @@ def spoken(sessions: Sequence["Session"], words: Sequence[str], beam: int | None
 
 def candidates_text(words: Sequence[str], answers: Sequence[Sequence["Spoken"]]) -> str:
     """A table, and below it what its order is."""
+    words = [printable(word) for word in words]
     size = max(len("word"), *map(len, words))
-    width = max(len("phones"), *(len(str(way)) for ways in answers for way in ways))
+    width = max(len("phones"), *(len(printable(way)) for ways in answers for way in ways))
     lines = [f"{'word':{size}}  {'phones':{width}}  probability   score"]
     for word, ways in zip(words, answers, strict=True):
         last = n_by_score(ways)
         for i, way in enumerate(ways):
             numbers = f"{math.exp(way.score):11.1%}  {way.score_per_token:6.3f}"
-            lines.append(f"{word if i == 0 else '':{size}}  {way!s:{width}}  {numbers}{' *' * (i >= last)}")
+            lines.append(f"{word if i == 0 else '':{size}}  {printable(way):{width}}  {numbers}{' *' * (i >= last)}")
     if any(len(ways) > 1 for ways in answers):
         lines += ["", "Ordered by score, the mean log-probability per token (phones and end of sequence)."]
     if any(n_by_score(ways) < len(ways) for ways in answers):
@@ -144,14 +146,14 @@ def pictures_at(path: Path) -> list[Path]:
 
 def as_text(asked: Sequence[str], answers: Sequence["Answer"]) -> str:
     """A line for each; of a sequence with an answer for each digit, two lines below one another."""
+    asked, names = [printable(what) for what in asked], [printable(answer.answer) for answer in answers]
     if len(answers) > 1 and all(len(what) == 1 for what in asked):
         least = min(answer.probability or 0 for answer in answers)
-        found = " ".join(answer.answer for answer in answers)
-        return f"digits   {' '.join(asked)}\nanswers  {found}   (the least likely {least:.1%})"
-    size, answer_size = max(map(len, asked)), max(len(answer.answer) for answer in answers)
+        return f"digits   {' '.join(asked)}\nanswers  {' '.join(names)}   (the least likely {least:.1%})"
+    size, name_size = max(map(len, asked)), max(map(len, names))
     return "\n".join(
-        f"{what:{size}}  {answer.answer:{answer_size}}{likelihood(answer)}"
-        for what, answer in zip(asked, answers, strict=True)
+        f"{what:{size}}  {name:{name_size}}{likelihood(answer)}"
+        for what, name, answer in zip(asked, names, answers, strict=True)
     )
 
 
@@ -160,7 +162,7 @@ def likelihood(answer: "Answer") -> str:
     if answer.probability is None:
         return ""
     others = list(answer.probabilities.items())[1:2]
-    next_best = "".join(f"  (then {name}, {share:.1%})" for name, share in others if share >= 0.001)
+    next_best = "".join(f"  (then {printable(name)}, {share:.1%})" for name, share in others if share >= 0.001)
     return f"  {answer.probability:6.1%}{next_best}"
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.cli.overrides import reader
 from clearhead.cli.parser import Parser
+from clearhead.messages import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -56,6 +57,7 @@ def run(argv: Sequence[str]) -> None:
     options.add_argument("--json", action="store_true", help="machine-readable output")
     args = options.parse(argv)
 
+    from clearhead.cli.terminal import say
     from clearhead.drawing import check_suffix
     from clearhead.serving.pronouncing import beam_of
     from clearhead.serving.session import Session
@@ -78,7 +80,7 @@ def run(argv: Sequence[str]) -> None:
     if out is not None:
         draw(session, found, args.part, out)
         if not args.json:
-            print(out)
+            say(out)
 
 
 def check_options(session: "Session", out: Path | None, beam: int | None) -> None:
@@ -113,7 +115,7 @@ def as_dict(session: "Session", found: "Report", part: "PartName") -> dict[str, 
 
 def show_report(session: "Session", found: "Report", part: "PartName") -> None:
     from clearhead.cli.evaluate import as_text
-    from clearhead.cli.terminal import show
+    from clearhead.cli.terminal import say, show
     from clearhead.serving.gallery import titles
 
     print(as_text(summary(session, found, part)))
@@ -126,7 +128,8 @@ def show_report(session: "Session", found: "Report", part: "PartName") -> None:
     elif part == "test":
         example = found.mistakes[0]
         which = f'--text "{example.input}"' if example.index is None else f"--sample {example.index}"
-        print(f"\nSee what the model attends to: clearhead look {session.path} {which}")
+        print()
+        say(f"See what the model attends to: clearhead look {session.path} {which}")
 
 
 def percent(probability: float) -> str:
@@ -152,5 +155,5 @@ def table_of(rows: Sequence["Row"]) -> "Table":
     for name in kept:
         table.add_column(name, justify="right" if name in ("index", "probability") else "left", overflow="fold")
     for cells in zip(*kept.values(), strict=True):
-        table.add_row(*(cell or "" for cell in cells))
+        table.add_row(*(printable(cell or "") for cell in cells))
     return table

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from clearhead.cli.parser import Parser
-from clearhead.messages import duration
+from clearhead.messages import duration, printable
 from clearhead.training.config import RunConfig
 from clearhead.training.records import CONFIG, METRICS, RUNS, Record, is_locked, read
 
@@ -70,7 +70,7 @@ def run(argv: Sequence[str]) -> None:
     if args.json:
         print(json.dumps([asdict(one) for one in found], indent=2))
     elif not found:
-        print(f"There are no runs in {folder}. Start one with: clearhead train reverse")
+        print(f"There are no runs in {printable(folder)}. Start one with: clearhead train reverse")
     else:
         from clearhead.cli.terminal import show
 
@@ -152,10 +152,10 @@ def last_change(folder: Path) -> float:
 
 def table(found: Sequence[RunSummary], *, with_time: bool = True) -> "Table":
     """The time of the last change is left out where the terminal is too narrow for all columns."""
-    from rich.console import Console
     from rich.table import Table
 
     from clearhead.cli.terminal import console
+    from clearhead.console import Console
 
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("run", "recipe"):
@@ -168,12 +168,12 @@ def table(found: Sequence[RunSummary], *, with_time: bool = True) -> "Table":
     now = time.time()
     for one in found:
         shown.add_row(
-            one.name,
-            one.recipe or "",
+            printable(one.name),
+            printable(one.recipe or ""),
             steps(one),
             percent(one.best_validation_accuracy),
             percent(one.test_accuracy),
-            f"{one.state}: {one.problem}" if one.problem else one.state,
+            f"{one.state}: {printable(one.problem)}" if one.problem else one.state,
             *([f"{duration(max(1.0, now - one.changed))} ago"] if with_time else []),
         )
     if with_time and Console(width=1000).measure(shown).maximum > console().width:

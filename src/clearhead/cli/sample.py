@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from clearhead.cli.overrides import reader
 from clearhead.cli.parser import Parser
+from clearhead.messages import printable
 
 ABOUT = """\
 What a language model writes: new words (a run of words), or how a text goes on
@@ -47,4 +48,9 @@ def run(argv: Sequence[str]) -> None:
     usual = TEXTS if session.config.data.name == "text" else WORDS
     n = usual if args.n is None else args.n
     written = sample(session, args.prompt, how, n=n, n_tokens=args.tokens)
-    print(json.dumps(written, indent=2, ensure_ascii=False) if args.json else "\n".join(written))
+    if args.json:
+        print(json.dumps(written, indent=2))
+    elif session.config.data.name == "text":
+        print("\n".join(written))
+    else:
+        print("\n".join(map(printable, written)))  # a word is one line

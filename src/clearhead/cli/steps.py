@@ -9,7 +9,7 @@ from typing import Any
 
 from clearhead.cli.overrides import reader
 from clearhead.cli.parser import Parser
-from clearhead.messages import did_you_mean
+from clearhead.messages import did_you_mean, printable
 
 ABOUT = """\
 Self-attention in five steps, with the numbers of each: project, score, scale
@@ -59,7 +59,7 @@ def run(argv: Sequence[str]) -> None:
 
     show(steps_text(steps, console().width))
     if args.figure is not None:
-        print(f"\nFigure: {args.figure}")
+        print(f"\nFigure: {printable(args.figure)}")
 
 
 def parser() -> Parser:

@@ -3,7 +3,10 @@
 import os
 import sys
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
+
+from clearhead.console import Console
+from clearhead.messages import printable
 
 FILE_WIDTH = 120
 NARROWEST = 78
@@ -12,13 +15,17 @@ NARROWEST = 78
 
 def console() -> Console:
     is_sized = sys.stdout.isatty() or "COLUMNS" in os.environ
-    width = max(NARROWEST, Console().width) if is_sized else FILE_WIDTH
-    return Console(width=width, highlight=False, emoji=False, markup=False)
+    return Console(width=max(NARROWEST, Console().width) if is_sized else FILE_WIDTH)
+
+
+def say(line: object) -> None:
+    """A line with names or paths of others in it: a line break in one of them is escaped too."""
+    print(printable(line))
 
 
 def warn(message: str) -> None:
     """A line beside the output, which programs do not read."""
-    print(f"warning: {message}", file=sys.stderr)
+    print(f"warning: {printable(message)}", file=sys.stderr)
 
 
 def show(renderable: RenderableType) -> None:
@@ -26,4 +33,4 @@ def show(renderable: RenderableType) -> None:
     target = console()
     with target.capture() as captured:
         target.print(Group(renderable))  # a Text alone would be wrapped even where it says not to
-    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    target.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from clearhead.cli.overrides import add_overrides, given
 from clearhead.cli.parser import Parser
 from clearhead.cli.train import fixed, recipe_lines, split_recipe
+from clearhead.messages import printable
 from clearhead.recipes.all import config_of, find
 
 ABOUT = """\
@@ -38,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
     if seen.is_exact:
         print("exact: weights, optimizer, random state and records agree in every bit with the run that was not killed")
         return 0
-    print(f"DIFFERENT in {len(seen.differences)} places: {', '.join(seen.differences[:5])}")
+    print(f"DIFFERENT in {len(seen.differences)} places: {', '.join(map(printable, seen.differences[:5]))}")
     return DIFFERENT
 
 

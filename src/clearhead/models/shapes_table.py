@@ -11,6 +11,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from clearhead.messages import printable
 from clearhead.models.recorder import TIED, Shape, TensorShape
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def shapes_table(shapes: "Shapes", conventions: "Conventions", *, every_block: b
         cells += [line.what] if width >= WIDE else []
         cells += [brackets(getattr(line, name)) for name in shown]
         cells += ["tied" if line.what.startswith(TIED) else count(line.parameters), count(line.multiply_adds)]
-        table.add_row(*(Text(cell) for cell in cells), style=line.style)
+        table.add_row(*(Text(printable(cell)) for cell in cells), style=line.style)
     of = "these inputs" if shapes.batch is None else f"a batch of {shapes.batch}"
     total = f"{shapes.parameters:,} parameters; {shapes.multiply_adds:,} multiply-adds for {of}"
     legend = [LEGEND[name] for name in (*shown, "multiply-adds")]

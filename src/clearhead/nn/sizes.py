@@ -2,11 +2,16 @@
 
 import math
 
+LARGEST = 2**63 - 1
+"""size of a tensor"""
+
 
 def check_positive(**sizes: int) -> None:
     for name, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ValueError(f"{name} must be a whole number above 0, got {size!r}; try {name}=1 or more")
+        if size > LARGEST:
+            raise ValueError(f"{name} must be at most 2^63 - 1, the largest size of a tensor, got {size!s:.30}")
 
 
 def check_heads(width: int, n_heads: int) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from clearhead.drawing import blank
+from clearhead.drawing import blank, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,9 +59,11 @@ def draw_confusion(matrix: Tensor, classes: Sequence[str], note: str = "") -> "F
 def name_axes(panel: "Axes", classes: Sequence[str]) -> None:
     """Every class has its name beside its row and below its column; if they are many, every second or third has."""
     shown = range(0, len(classes), -(-len(classes) // MOST_NUMBERS))
-    names = [classes[i] for i in shown]
+    names = [visible(classes[i]) for i in shown]
     panel.set_yticks(list(shown), names)
     panel.set_xticks(list(shown), names)
+    for text in (*panel.get_xticklabels(), *panel.get_yticklabels()):
+        text.set_parse_math(False)  # a dollar sign is one
     if max(map(len, names)) > 3:
         panel.tick_params("x", rotation=45)
         for text in panel.get_xticklabels():

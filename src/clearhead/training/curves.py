@@ -17,8 +17,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
-from clearhead.drawing import COLOURS, GREY, LIGHT, blank
-from clearhead.messages import round_count
+from clearhead.drawing import COLOURS, GREY, LIGHT, blank, visible
+from clearhead.messages import printable, round_count
 from clearhead.training.records import CONFIG, METRICS, Record, find_records, read
 
 if TYPE_CHECKING:
@@ -69,9 +69,9 @@ class Curves:
     def label(self) -> str:
         tests = [record for record in self.records if record.get("kind") == "test" and "accuracy" in record]
         if not tests:
-            return self.name
+            return visible(self.name)
         how = {"mirror": ", with mirror images", "moved": ", mean over 6 views"}.get(tests[-1].get("views", ""), "")
-        return f"{self.name} (test {tests[-1]['accuracy']:.2%}{how})"
+        return f"{visible(self.name)} (test {tests[-1]['accuracy']:.2%}{how})"
 
 
 @dataclass(frozen=True)
@@ -139,12 +139,15 @@ def draw_curves(
     own = rows[len(windows) :]
     for number, (left, right) in enumerate(own):
         run = alone[number]
-        draw_panel(left, {number: run}, "loss", run.length, style, f"{run.name}: ")
-        draw_panel(right, {number: run}, "accuracy", run.length, style, f"{run.name}: ")
+        draw_panel(left, {number: run}, "loss", run.length, style, f"{visible(run.name)}: ")
+        draw_panel(right, {number: run}, "accuracy", run.length, style, f"{visible(run.name)}: ")
     for column in (0, 1):
         share_scale([row[column] for row in own])
     lines, names = key(runs, style, has_single=any(map(has_single_point, rows.flat)))
-    figure.legend(lines, names, loc="outside lower center", ncols=min(len(names), 3), frameon=False, handlelength=3)
+    n_columns = min(len(names), 3)
+    legend = figure.legend(lines, names, loc="outside lower center", ncols=n_columns, frameon=False, handlelength=3)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
     return figure
 
 
@@ -159,7 +162,7 @@ def draw_panel(
             draw_line(panel, number, kind, run.points(kind, quantity), window, style.width(run, kind))
     panel.set_xlim(0, window)
     panel.xaxis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10], integer=window >= 2))
-    panel.set_title(f"{title}{quantity}, epochs 0 to {round_count(window)}", fontsize=12)
+    panel.set_title(f"{title}{quantity}, epochs 0 to {round_count(window)}", fontsize=12, parse_math=False)
     panel.set_xlabel("epoch", fontsize=11)
     panel.set_ylabel(quantity, fontsize=11)
     panel.grid(color=LIGHT, linewidth=0.8)
@@ -281,7 +284,9 @@ def averaging(runs: Sequence[Curves], kind: Kind, style: Style) -> str:
 
 def to_csv(runs: Sequence[Curves], end: float = math.inf) -> str:
     """All records up to an epoch, a line for each, in the order of the runs."""
-    rows = [{"run": run.name} | record for run in runs for record in run.records if record.get("epoch", 0) <= end]
+    rows = [
+        {"run": printable(run.name)} | record for run in runs for record in run.records if record.get("epoch", 0) <= end
+    ]
     names = list(dict.fromkeys([*COLUMNS, *(name for row in rows for name in row)]))
     text = io.StringIO()
     table = csv.DictWriter(text, names, lineterminator="\n")

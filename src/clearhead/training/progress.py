@@ -8,20 +8,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
+import rich.console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from clearhead.messages import duration
+from clearhead.console import Console
+from clearhead.messages import duration, printable
+from clearhead.output import Tolerant
 
 SECONDS_BETWEEN_LINES = 5.0
 
 
 class Display:
-    """Shows how far training is, unless quiet; `warn` is heard always. Only the first process should have one."""
+    """Shows how far training is, unless quiet; `warn` is heard always. Only the first process should have one.
 
-    def __init__(self, *, quiet: bool = False, console: Console | None = None):
+    Training does not depend on it: when its output cannot be written (full disk, closed pipe), training continues.
+    """
+
+    def __init__(self, *, quiet: bool = False, console: rich.console.Console | None = None):
         self.quiet = quiet
-        self.console = console or Console(highlight=False, emoji=False, markup=False)
+        self.console = console or Console()
+        self.console.file = Tolerant(self.console.file, self.lose_output)  # type: ignore[arg-type, assignment]
         self.bar: tuple[Progress, TaskID] | None = None
         self.n_steps = self.start = self.batch_size = 0
         self.began, self.last_line = 0.0, -SECONDS_BETWEEN_LINES
@@ -44,15 +50,22 @@ class Display:
 
     def say(self, message: str) -> None:
         """A line that stays."""
-        if self.quiet:
-            return
-        try:
-            self.console.print(message, soft_wrap=True)
-        except (BrokenPipeError, SystemExit):  # rich leaves when the reader (head, less) has; training does not
-            self.quiet = True
+        if not self.quiet:
+            self.console.print(printable(message), soft_wrap=True)
 
     def warn(self, message: str) -> None:
-        print(f"warning: {message}", file=sys.stderr)
+        """A line on stderr; on stdout, if stderr cannot be written."""
+        line, errors = f"warning: {printable(message)}", sys.stderr
+        if getattr(self.console.file, "is_lost", False):  # then not above the bar, where rich shows it otherwise
+            errors = getattr(errors, "rich_proxied_file", errors)
+        stream = Tolerant(errors)
+        print(line, file=stream, flush=True)
+        if stream.is_lost or getattr(errors, "is_lost", False):
+            self.say(line)
+
+    def lose_output(self, reason: str) -> None:
+        self.quiet = True
+        self.warn(f"the output cannot be written ({reason}); training continues without it")
 
     def advance(self, step: int) -> None:
         """Moves the bar; its numbers change with the next record."""

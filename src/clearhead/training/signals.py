@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 FINISHED = 0
@@ -60,7 +60,8 @@ def stopping_on_signals() -> Iterator[StopRequest]:
             request.wanted, request.since = True, now
             how = "stopping" if request.is_met_at_once else "stopping after this step, with a checkpoint"
             # print is not allowed here: the signal may have come in the middle of a print
-            os.write(2, f"\n{name}: {how} (again: at once, without)\n".encode())
+            with suppress(OSError):  # without anybody to read it, the request is met all the same
+                os.write(2, f"\n{name}: {how} (again: at once, without)\n".encode())
             if request.is_met_at_once:
                 raise StoppedError
         elif now - request.since > SAME_REQUEST:

@@ -16,13 +16,20 @@ from clearhead.training.loop import Outcome, resume, train
 from clearhead.training.run import Report, RunDirectory
 
 FEWEST_STEPS = 4
+HOME = Path(__file__).parents[2]
+"""where this package was imported from"""
 
 CHILD = """
 import json, sys
+folder, home = sys.argv[1:]
+sys.path.insert(0, home)
+import clearhead
+sys.path.remove(home)
 from clearhead.training.config import RunConfig
 from clearhead.training.loop import train
-train(RunConfig.from_dict(json.load(sys.stdin)), sys.argv[1], quiet=True)
+train(RunConfig.from_dict(json.load(sys.stdin)), folder, quiet=True)
 """
+"""imports the package from the same folder as this process did, and nothing else from there"""
 
 
 @dataclass(frozen=True)
@@ -70,8 +77,11 @@ def steps_to_the_end(outcome: Outcome) -> int:
 
 def train_and_kill(config: RunConfig, folder: Path, step: int) -> int:
     """Trains in a process of its own and kills it as soon as this step is on record; returns the last one that is."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(folder)], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    child = subprocess.Popen(  # -P: a torch.py in the current folder is not imported
+        [sys.executable, "-P", "-c", CHILD, str(folder), str(HOME)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert child.stdin is not None
     assert child.stderr is not None

@@ -124,7 +124,7 @@ def test_a_module_that_cannot_be_copied_is_refused():
     model.lock = threading.Lock()
     with pytest.raises(ValueError, match=r"copy.deepcopy can copy, got TypeError: .*; keep only parameters"):
         copied(model)
-    with pytest.raises(ValueError, match="parameters must have numbers, got lazy ones"):
+    with pytest.raises(ValueError, match="parameters and buffers must have numbers, got lazy ones"):
         copied(nn.LazyLinear(2))
 
 

@@ -3,6 +3,7 @@
 import traceback
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -213,9 +214,23 @@ def refusal(module: nn.Module, failures: list[tuple[Plan, Exception]]) -> str:
     )
 
 
+@contextmanager
+def blamed(name: str, while_what: str) -> Iterator[None]:
+    """A module may fail in any way, anywhere: whatever it raises becomes a sentence about it."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, ValueError):  # a ValueError is a sentence already
+        raise
+    except BaseException as error:
+        raise ValueError(f"{name} fails while {while_what}: {said(error)}") from error
+
+
 def said(error: BaseException) -> str:
     """An error in one line, with the place in the user's file."""
-    first = (str(error).strip().splitlines() or [""])[0]
+    try:
+        first = (str(error).strip().splitlines() or [""])[0]
+    except Exception:  # a module's own exception may not even have a text
+        first = ""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {first}{place}"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from torch import nn
 
 from clearhead.insight.doctor import causality, empty_rows, gradient, norms, order, padding, precision, saving, scores
-from clearhead.insight.doctor.calling import Called, call, said
+from clearhead.insight.doctor.calling import Called, blamed, call, said
 from clearhead.insight.doctor.groups import groups
 from clearhead.insight.doctor.report import Finding, Report
 from clearhead.insight.doctor.shown import check_rows
@@ -35,7 +35,12 @@ def examine(
     for what, number, least in (("width", width, 1), ("length", length, 3)):
         if number is not None and number < least:
             raise ValueError(f"{what} must be at least {least}, got {number}; leave it out to let the doctor find one")
-    called = call(module, width, length)
+    name = name or type(unwrapped(module)).__name__
+    with blamed(name, "it is examined"):
+        return examined(module, call(module, width, length), causal, name)
+
+
+def examined(module: nn.Module, called: Called, causal: bool, name: str) -> Report:
     if (changing := order.check_again(called.subject)) is not None:
         findings = [changing, *unchecked([*["causality"] * causal, *INNER], "its answers differ from call to call")]
         return reported(module, called, findings, name)
@@ -55,10 +60,10 @@ def unchecked(checks: Sequence[str], why: str) -> list[Finding]:
     return [Finding(check, "not checked", why) for check in checks]
 
 
-def reported(module: nn.Module, called: Called, findings: list[Finding], name: str | None) -> Report:
+def reported(module: nn.Module, called: Called, findings: list[Finding], name: str) -> Report:
     """With the check that calls nothing."""
     everything = (*findings, *saving.check_saving(module))
-    return Report(name or type(unwrapped(module)).__name__, called.describe(), everything)
+    return Report(name, called.describe(), everything)
 
 
 def inner_findings(called: Called, causal: bool) -> list[Finding]:

@@ -83,7 +83,9 @@ def built(make: Callable[[], Any], target: str, name: str) -> Any:
     torch.default_generator.manual_seed(0)  # the same weights each time, and so the same report
     try:
         return make()
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise ValueError(f"{target} could not be built: {said(error)}") from None
 
 
@@ -105,7 +107,9 @@ def imported(path: str, folder: Path) -> ModuleType:
         raise ValueError(
             f'{path} could not be imported: it ends the program; move what it runs below if __name__ == "__main__":'
         ) from None
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise ValueError(f"{path} could not be imported: {said_of_file(error)}") from None
 
 
@@ -178,7 +182,7 @@ def not_found(path: str, folder: Path) -> str:
     return f"no module {path!r} in this folder or installed; {hint}"
 
 
-def said_of_file(error: Exception) -> str:
+def said_of_file(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} ({Path(error.filename or '?').name}:{error.lineno})"
     return said(error)

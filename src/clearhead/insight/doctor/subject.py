@@ -144,9 +144,9 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 def copied(module: nn.Module) -> nn.Module:
     """A copy to be examined; the module itself stays as it is."""
-    if any(nn.parameter.is_lazy(parameter) or parameter.is_meta for parameter in module.parameters()):
+    if any(nn.parameter.is_lazy(tensor) or tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
         raise ValueError(
-            "a module's parameters must have numbers, got lazy ones, or ones on the meta device; "
+            "a module's parameters and buffers must have numbers, got lazy ones, or ones on the meta device; "
             "call it once first, in a function that returns it"
         )
     try:
@@ -218,13 +218,14 @@ def tensor_of(output: Any) -> Tensor:
     came = type(output).__name__
     if isinstance(output, Tensor):
         came = f"{output.dtype} {tuple(output.shape)}" + f", {output.layout}" * (output.layout != torch.strided)
+        came += f", on the {output.device.type} device" * (output.device.type != "cpu")
     raise NoAnswerError(
         f"must return a tensor (batch, ...), or a tuple, dict or dataclass with one, got {came}; return one"
     )
 
 
 def tensors_of(output: Any) -> list[Tensor]:
-    """All tensors of numbers that a module returns, the answer itself first."""
+    """All tensors of numbers that a module returns, the answer itself first; on the meta device there are none."""
     if isinstance(output, Tensor):
         parts = [output]
     elif isinstance(output, list | tuple):
@@ -234,7 +235,7 @@ def tensors_of(output: Any) -> list[Tensor]:
         first = [name for name in ("logits", "last_hidden_state") if name in named]
         parts = [named[name] for name in dict.fromkeys([*first, *named])]
     dense = (part for part in parts if isinstance(part, Tensor) and part.layout == torch.strided)
-    return [part for part in dense if part.is_floating_point()]
+    return [part for part in dense if part.is_floating_point() and part.device.type == "cpu"]
 
 
 def attributes(output: Any) -> dict[str, Any]:
