@@ -1,3 +1,4 @@
+import math
 import re
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.messages import did_you_mean, duration, nearest, printable, round_count, unknown_name
+from clearhead.messages import did_you_mean, duration, json_text, nearest, printable, round_count, unknown_name
 
 PRESETS = ["plain_mnist", "bert_cifar", "vit_cifar", "tiny_vit", "gpt2_small"]
 
@@ -109,3 +110,8 @@ def test_every_control_character_is_escaped():
 
 def test_printable_keeps_line_breaks_where_they_are_wanted():
     assert printable("a\n\tb\r\x1b", keep="\n\t") == "a\n\tb\\r\\x1b"
+
+
+def test_json_output_has_only_numbers_that_json_knows():
+    text = json_text({"loss": math.nan, "rows": [(1.5, -math.inf)], "name": "kᵀ"}, indent=None)
+    assert text == '{"loss": null, "rows": [[1.5, null]], "name": "k\\u1d40"}'

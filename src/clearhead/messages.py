@@ -4,8 +4,11 @@ Importing this does not import torch.
 """
 
 import difflib
+import json
+import math
 import re
 from collections.abc import Iterable
+from typing import Any
 
 SYNONYMS = {
     "fp32": "float32",
@@ -107,3 +110,16 @@ def round_count(number: float) -> str:
 def in_two_units(count: int, large: str, ratio: int, small: str) -> str:
     whole, rest = divmod(count, ratio)
     return f"{whole:,} {large} {rest} {small}" if rest else f"{whole:,} {large}"
+
+
+def json_text(value: Any, indent: int | None = 2) -> str:
+    """Valid JSON in ASCII for `--json`: numbers that JSON does not have, NaN and infinity, become null."""
+    return json.dumps(finite(value), indent=indent, allow_nan=False)
+
+
+def finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

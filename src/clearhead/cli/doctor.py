@@ -1,6 +1,5 @@
 """`clearhead doctor`: examine a user's own module, one line per check."""
 
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from clearhead.cli.overrides import reader
 from clearhead.cli.parser import Parser
 from clearhead.insight.doctor.parameters import RULES
+from clearhead.messages import json_text
 
 if TYPE_CHECKING:
     from clearhead.insight.doctor.report import Report
@@ -60,7 +60,7 @@ def run(argv: Sequence[str]) -> int:
             report = examine(module, causal=not args.no_causal, width=args.width, length=args.length, name=args.module)
         except SystemExit:
             raise ValueError(f"forward() of {args.module} ends the program") from None
-    print(json.dumps(report.to_dict(), indent=2) if args.json else as_text(report))
+    print(json_text(report.to_dict()) if args.json else as_text(report))
     return FAULT if report.faults else 0
 
 

@@ -1,6 +1,5 @@
 """`clearhead evaluate`: a run, and how good it is."""
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.cli.overrides import reader
 from clearhead.cli.parser import Parser
-from clearhead.messages import printable
+from clearhead.messages import json_text, printable
 
 if TYPE_CHECKING:
     from clearhead.data.dictionary import Pronunciations
@@ -65,7 +64,7 @@ def run(argv: Sequence[str]) -> None:
         raise ValueError(f"--test, --beam and --with are for runs of pronounce, got {args.run}; leave them out")
     else:
         result = numbers(session, part)
-    print(json.dumps(result, indent=2) if args.json else as_text(result))
+    print(json_text(result) if args.json else as_text(result))
 
 
 def rates(sessions: Sequence["Session"], part: "PartName", test: Path | None, beam: int | None) -> dict[str, Any]:

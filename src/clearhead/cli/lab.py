@@ -1,6 +1,5 @@
 """`clearhead lab`: all claims in a table, or one in depth with the reader's own numbers and a figure."""
 
-import json
 import math
 import sys
 from argparse import SUPPRESS, ArgumentTypeError, Namespace
@@ -11,7 +10,7 @@ from textwrap import fill, wrap
 from typing import TYPE_CHECKING, Any
 
 from clearhead.cli.parser import Parser
-from clearhead.messages import printable
+from clearhead.messages import json_text, printable
 
 if TYPE_CHECKING:
     from clearhead.lab.claim import Claim
@@ -63,7 +62,7 @@ def run_all(argv: Sequence[str]) -> int:
     if args.page:
         write_page(args.page, found)
     if args.json:
-        print(json.dumps([as_dict(finding) for finding in found], indent=2))
+        print(json_text([as_dict(finding) for finding in found]))
     else:
         print(table(found))
         if args.page:
@@ -95,7 +94,7 @@ def run_one(slug: str, argv: Sequence[str]) -> int:
     finding = Finding(claim, run_claim(slug, **values), changed(claim, values))
     drawn = draw(finding, args)
     if args.json:
-        print(json.dumps([as_dict(finding)], indent=2))
+        print(json_text([as_dict(finding)]))
     else:
         print(one(finding, drawn))
     return exit_code([finding])

@@ -1,7 +1,6 @@
 """`clearhead mask`: an attention mask as numbers, as a figure, in its additive form, or from the user's own file."""
 
 import argparse
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from clearhead.cli.overrides import reader
 from clearhead.cli.parser import Parser
-from clearhead.messages import printable, unknown_name
+from clearhead.messages import json_text, printable, unknown_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +65,7 @@ def run(argv: Sequence[str]) -> None:
 
         save_figure(draw_mask(view), args.figure)
     if args.json:
-        print(json.dumps(view.to_dict(), indent=None if view.mask.numel() > 400 else 2))
+        print(json_text(view.to_dict(), indent=None if view.mask.numel() > 400 else 2))
         return
     show(mask_text(view, console().width))
     if args.figure is not None:

@@ -1,6 +1,5 @@
 """`clearhead predict`: picture files, folders of them, words or digits; a run's answers, as text or as JSON."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from clearhead.cli.overrides import reader
 from clearhead.cli.parser import Parser
-from clearhead.messages import printable
+from clearhead.messages import json_text, printable
 
 ROUNDING = 1e-6
 """two scores that differ by less are the same, computed in two ways"""
@@ -104,7 +103,7 @@ def spoken(sessions: Sequence["Session"], words: Sequence[str], beam: int | None
         }
         for word, ways in zip(words, answers, strict=True)
     ]
-    return json.dumps(rows, indent=2)
+    return json_text(rows)
 
 
 def candidates_text(words: Sequence[str], answers: Sequence[Sequence["Spoken"]]) -> str:
@@ -168,4 +167,4 @@ def likelihood(answer: "Answer") -> str:
 
 def as_json(asked: Sequence[str], answers: Sequence["Answer"]) -> str:
     rows = [{"input": what, **asdict(answer)} for what, answer in zip(asked, answers, strict=True)]
-    return json.dumps(rows, indent=2)
+    return json_text(rows)

@@ -1,6 +1,5 @@
 """`clearhead predictions`: a run's predictions beside the truth, and its worst mistakes."""
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.cli.overrides import reader
 from clearhead.cli.parser import Parser
-from clearhead.messages import printable
+from clearhead.messages import json_text, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -74,7 +73,7 @@ def run(argv: Sequence[str]) -> None:
 
     found = report(session, args.part, args.n, beam_of(args.beam), announce)
     if args.json:
-        print(json.dumps(as_dict(session, found, args.part) | {"figure": None if out is None else str(out)}, indent=2))
+        print(json_text(as_dict(session, found, args.part) | {"figure": None if out is None else str(out)}))
     else:
         show_report(session, found, args.part)
     if out is not None:

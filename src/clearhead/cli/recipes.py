@@ -1,12 +1,11 @@
 """`clearhead recipes`: what can be trained as it is."""
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from clearhead.cli.parser import Parser
 from clearhead.data.config import N_VIEWS
-from clearhead.messages import duration
+from clearhead.messages import duration, json_text
 from clearhead.recipes.all import RECIPES, Recipe
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ def run(argv: Sequence[str]) -> None:
     args = options.parse(argv)
     rows = [as_dict(name, recipe) for name, recipe in RECIPES.items()]
     if args.json:
-        print(json.dumps(rows, indent=2))
+        print(json_text(rows))
         return
     from rich.console import Group
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from clearhead.cli.parser import Parser
-from clearhead.messages import duration, printable
+from clearhead.messages import duration, json_text, printable
 from clearhead.training.config import RunConfig
 from clearhead.training.records import CONFIG, METRICS, RUNS, Record, is_locked, read
 
@@ -68,7 +68,7 @@ def run(argv: Sequence[str]) -> None:
     folder = args.folder or RUNS
     found = summaries(folder)
     if args.json:
-        print(json.dumps([asdict(one) for one in found], indent=2))
+        print(json_text([asdict(one) for one in found]))
     elif not found:
         print(f"There are no runs in {printable(folder)}. Start one with: clearhead train reverse")
     else:

@@ -1,11 +1,10 @@
 """`clearhead sample`: a run of words or text writes something of its own."""
 
-import json
 from collections.abc import Sequence
 
 from clearhead.cli.overrides import reader
 from clearhead.cli.parser import Parser
-from clearhead.messages import printable
+from clearhead.messages import json_text, printable
 
 ABOUT = """\
 What a language model writes: new words (a run of words), or how a text goes on
@@ -49,7 +48,7 @@ def run(argv: Sequence[str]) -> None:
     n = usual if args.n is None else args.n
     written = sample(session, args.prompt, how, n=n, n_tokens=args.tokens)
     if args.json:
-        print(json.dumps(written, indent=2))
+        print(json_text(written))
     elif session.config.data.name == "text":
         print("\n".join(written))
     else:

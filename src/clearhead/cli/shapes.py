@@ -1,7 +1,6 @@
 """`clearhead shapes`: a preset, a recipe, a run or a user's own module, and every tensor of its forward pass."""
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.cli.overrides import add_overrides, overridden, reader
 from clearhead.cli.parser import Parser
-from clearhead.messages import nearest
+from clearhead.messages import json_text, nearest
 from clearhead.models.config import AttentionConfig, Seq2SeqConfig, VisionConfig
 from clearhead.models.presets import PRESETS
 from clearhead.recipes.all import RECIPES
@@ -115,7 +114,7 @@ def run_module(name: str, rest: Sequence[str]) -> None:
 
 def display(seen: "Shapes", args: argparse.Namespace, about: dict[str, str], notes: Sequence[str]) -> None:
     if args.json:
-        print(json.dumps({**about, **seen.to_dict()}, indent=2))
+        print(json_text({**about, **seen.to_dict()}))
         return
     from clearhead.cli.terminal import console, show
 

@@ -1,7 +1,6 @@
 """`clearhead steps`: the example's matrices, or the user's own."""
 
 import argparse
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 from clearhead.cli.overrides import reader
 from clearhead.cli.parser import Parser
-from clearhead.messages import did_you_mean, printable
+from clearhead.messages import did_you_mean, json_text, printable
 
 ABOUT = """\
 Self-attention in five steps, with the numbers of each: project, score, scale
@@ -47,7 +46,7 @@ def run(argv: Sequence[str]) -> None:
 
         save_figure(draw_steps(steps), args.figure)
     if args.json:
-        print(json.dumps({"steps": [step.to_dict() for step in steps]}, indent=2))
+        print(json_text({"steps": [step.to_dict() for step in steps]}))
         return
     if args.latex:
         from clearhead.models.steps_latex import steps_latex
