@@ -138,3 +138,21 @@ def pictures(tmp_path, monkeypatch):
             pixels[..., channel] += 160
             Image.fromarray(pixels).save(tmp_path / "pictures" / name / f"{i}.png")
     return tmp_path / "pictures"
+
+
+@pytest.fixture
+def forge():
+    """forge(run, config=...) replaces entries of every state.json of a run, with a manifest that agrees: what a
+    stranger could send."""
+    from clearhead.files import from_json, to_json
+    from clearhead.training.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE, manifest
+
+    def forge(run, **values):
+        for folder in (run / "checkpoints").glob("step-*"):
+            state = from_json((folder / STATE).read_bytes())
+            state["state"] |= values
+            (folder / STATE).write_bytes(to_json(state, indent=1))
+            contents = {name: (folder / name).read_bytes() for name in (MODEL, OPTIMIZER, STATE)}
+            (folder / MANIFEST).write_bytes(manifest(contents))
+
+    return forge

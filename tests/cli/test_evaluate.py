@@ -55,13 +55,14 @@ def test_runs_answer_together(capsys, tmp_path):
     assert twice == alone
 
 
-def test_words_that_another_run_learnt_are_told_of(capsys, tmp_path):
+def test_words_that_another_run_learnt_are_told_of(capsys, tmp_path, forge):
     """Its parts may be other ones: here it has learnt nearly all that the first is validated on."""
     other = tmp_path / "other"
     shutil.copytree("runs/pronounce", other)
     config = json.loads((other / "config.json").read_text())
     config["data"]["validation"] = 1
     (other / "config.json").write_text(json.dumps(config))
+    forge(other, config=config)
     assert main(["evaluate", "runs/pronounce", "--part", "validation", "--with", str(other)]) == 0
     assert re.match(r"warning: .*other learnt 19 of the validation words \(20\) in training", capsys.readouterr().err)
 

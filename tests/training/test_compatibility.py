@@ -10,10 +10,8 @@ import torch
 
 import clearhead
 from clearhead.cli.main import main
-from clearhead.files import from_json, to_json
 from clearhead.models.factory import build_model
 from clearhead.serving.session import Session
-from clearhead.training.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE, manifest
 from clearhead.training.compatibility import check_model_matches
 from clearhead.training.loop import resume, train
 from clearhead.training.state import DataInfo, Standing
@@ -30,16 +28,6 @@ def edit_config(run, section, **values):
     config = json.loads(path.read_bytes())
     config[section] |= values
     path.write_text(json.dumps(config))
-
-
-def forge(run, **values):
-    """Replaces entries of every state.json, with a manifest that agrees: what a stranger could send."""
-    for folder in (run / "checkpoints").glob("step-*"):
-        state = from_json((folder / STATE).read_bytes())
-        state["state"] |= values
-        (folder / STATE).write_bytes(to_json(state, indent=1))
-        contents = {name: (folder / name).read_bytes() for name in (MODEL, OPTIMIZER, STATE)}
-        (folder / MANIFEST).write_bytes(manifest(contents))
 
 
 def test_a_config_with_another_number_of_heads_is_refused(trained, tmp_path):
@@ -75,7 +63,7 @@ def test_what_resume_changes_itself_is_not_reported(run, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_an_enormous_config_is_refused_before_memory_is_allocated(run, monkeypatch):
+def test_an_enormous_config_is_refused_before_memory_is_allocated(run, forge, monkeypatch):
     """Also where the checkpoint's copy says the same, and on resume."""
     built = []
     for home in ("clearhead.serving.session", "clearhead.training.setup"):
@@ -125,7 +113,7 @@ def test_every_kind_of_model_matches_its_own_checkpoint(trained, name):
         {"made_with": 3},
     ],
 )
-def test_a_forged_state_is_an_error_of_one_line(run, forged, capsys):
+def test_a_forged_state_is_an_error_of_one_line(run, forge, forged, capsys):
     forge(run, **forged)
     edit_config(run, "training", steps=500)
     code = main(["evaluate", str(run)]) if "data" in forged else main(["resume", str(run)])
