@@ -2,12 +2,15 @@
 
 import os
 import sys
+from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 
 FILE_WIDTH = 120
 NARROWEST = 78
 """below it a table would lose its numbers; long lines that go on in the next are the lesser evil"""
+STATES = {"running": "is still training", "interrupted": "was interrupted", "diverged": "diverged"}
+"""of a run that has not been trained to its end"""
 
 
 def console() -> Console:
@@ -19,6 +22,17 @@ def console() -> Console:
 def warn(message: str) -> None:
     """A line beside the output, which programs do not read."""
     print(f"warning: {message}", file=sys.stderr)
+
+
+def warn_if_unfinished(run: Path, step: int) -> None:
+    """Numbers of a run that is still training, or was stopped, are not yet those of its recipe."""
+    from clearhead.cli.runs import summarise
+
+    known = summarise(run)
+    if known.state in ("running", "interrupted", "diverged"):
+        end = f" of {known.total_steps:,}" if known.total_steps else ""
+        at = f"at step {known.step:,}{end}"
+        warn(f"{run} {STATES[known.state]} {at}; its best checkpoint so far is that of step {step:,}")
 
 
 def show(renderable: RenderableType) -> None:
