@@ -362,3 +362,9 @@ def test_the_headline_says_where_the_claim_does_not_hold_with_changed_settings()
     assert draw_result("temperature", refuted, {"n_keys": 3}).get_suptitle().endswith(f"\n{note}")
     assert note not in draw_result("temperature", Result((below("x", 0.0, 1.0),)), {"n_keys": 3}).get_suptitle()
     assert note not in draw_result("temperature", None).get_suptitle()
+
+
+def test_equal_numbers_have_equal_colours():
+    figure, axes = style.canvas("AB")
+    images = style.heat_maps(figure, axes, [torch.full((2, 2), 1 / 6), torch.full((2, 2), 1 / 6)], "weight")
+    assert [image.get_clim() for image in images] == [(0, 1), (0, 1)]
