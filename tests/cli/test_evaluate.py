@@ -102,3 +102,18 @@ def test_mistakes_are_one_line(capsys, argv, message):
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predictions"])
+def test_a_run_that_has_not_ended_is_said_to_be_unfinished(capsys, tmp_path, command):
+    run = tmp_path / "half"
+    shutil.copytree("runs/reverse", run)
+    config = json.loads((run / "config.json").read_text())
+    config["training"]["steps"] = 30
+    (run / "config.json").write_text(json.dumps(config))
+    assert main([command, str(run), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["part"] == "test"
+    assert f"warning: {run} was interrupted at step 12 of 30; its best checkpoint so far is that of step 12" in err
+    assert main([command, "runs/reverse", "--json"]) == 0
+    assert "warning" not in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """A run of own pictures, through the commands: its numbers say of how many views they are, and of which pictures."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -39,3 +40,14 @@ def test_with_one_picture_more_a_run_neither_goes_on_nor_is_measured(run, capsys
     err = capsys.readouterr().err
     assert "got other bytes in pictures; put the old ones back" in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("part", ["test", "validation"])
+def test_predictions_name_the_files(run, capsys, part):
+    assert main(["predictions", str(run), "--part", part, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["first"]
+    assert rows
+    for row in rows:
+        assert Path("pictures", row["input"]).is_file()
+        assert Path(row["input"]).parts[-2] == row["actual"]  # the class is the folder
+    assert len({row["input"] for row in rows}) == len(rows)

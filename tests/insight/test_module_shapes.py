@@ -85,6 +85,28 @@ def test_equal_blocks_of_the_user_are_folded():
     assert text.count("qkv.weight") == 1
 
 
+class ConvNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.again, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 1), nn.Linear(8, 10)
+
+    def forward(self, x):
+        x = self.again(F.relu(F.max_pool2d(self.conv(x), 3, stride=2, padding=1)))
+        return self.head(x.flatten(2).transpose(1, 2).mean(1))
+
+
+def test_pooling_and_means_are_called_by_their_names():
+    shapes = module_shapes(ConvNet(), sizes=[(2, 3, 8, 8)])
+    assert (shapes["max_pool2d"].what, shapes["max_pool2d"].rows) == ("max pooling", (2, 8, 4, 4))
+    assert shapes["relu"].rows == (2, 8, 4, 4)
+    assert (shapes["head.input"].what, shapes["head.input"].rows) == ("mean", (2, 8))
+    stem = module_shapes(
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 5)), sizes=[(2, 3, 8, 8)]
+    )
+    assert stem["1.max_pool2d"].what == "max pooling"
+    assert stem["2"].rows == (2, 72)
+
+
 def test_multiply_adds_are_half_of_torchs_own_count():
     for model, size in ((ByHand(), (2, 5, 8)), (nn.Conv1d(3, 4, 2), (2, 3, 7)), (nn.Linear(3, 4), (2, 3))):
         with FlopCounterMode(display=False) as counter:

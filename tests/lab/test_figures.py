@@ -8,7 +8,7 @@ import pytest
 import torch
 from matplotlib.text import Text
 
-from clearhead.lab.claim import Curve, Result, equals
+from clearhead.lab.claim import Curve, Result, below, equals
 from clearhead.lab.claims import CLAIMS
 from clearhead.lab.claims import run as run_claim
 from clearhead.lab.figures import images, imitations, keys, style
@@ -355,3 +355,16 @@ def test_weights_stay_in_evaluation():
     x = torch.randn(3, 2)
     assert weight_change(model, x, training=False) == 0
     assert weight_change(model, x, training=True) > 0
+
+
+def test_the_headline_says_where_the_claim_does_not_hold_with_changed_settings():
+    refuted, note = Result((below("x", 2.0, 1.0),)), "(does not hold with these settings)"
+    assert draw_result("temperature", refuted, {"n_keys": 3}).get_suptitle().endswith(f"\n{note}")
+    assert note not in draw_result("temperature", Result((below("x", 0.0, 1.0),)), {"n_keys": 3}).get_suptitle()
+    assert note not in draw_result("temperature", None).get_suptitle()
+
+
+def test_equal_numbers_have_equal_colours():
+    figure, axes = style.canvas("AB")
+    images = style.heat_maps(figure, axes, [torch.full((2, 2), 1 / 6), torch.full((2, 2), 1 / 6)], "weight")
+    assert [image.get_clim() for image in images] == [(0, 1), (0, 1)]

@@ -119,6 +119,9 @@ def test_a_sentence_and_a_heading_say_prediction_truth_and_agreement():
     assert wrong.heading == "predicted: horse (31%) · actual: cat · wrong"
     right = replace(wrong, truth="horse", correct=True)
     assert right.sentence == "Predicted: horse (31%). Actual: horse. The prediction is correct."
+    digits = "3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3"
+    long = looking.Example(torch.zeros(1), digits, truth=digits, correct=True)
+    assert long.heading == f"predicted: {digits}\nactual: {digits} · correct"  # not broken within a sequence
     own = looking.Example(torch.zeros(1), "horse (31%)")
     assert (own.sentence, own.heading) == ("Predicted: horse (31%).", "predicted: horse (31%)")
 
@@ -130,7 +133,7 @@ def test_every_figure_of_a_test_example_says_its_verdict(trained, run, monkeypat
     example = sample(session, 1)
     assert ("correct" in example.heading) != ("wrong" in example.heading)
     for _, _, figure in looking.pictures_of(session, example):
-        assert example.heading in figure._suptitle.get_text().replace("\n", " ")
+        assert example.heading.replace("\n", " ") in figure._suptitle.get_text().replace("\n", " ")
 
 
 def test_a_test_word_is_correct_if_one_of_its_pronunciations_is_written(trained, monkeypatch):

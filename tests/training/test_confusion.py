@@ -36,7 +36,7 @@ def test_what_is_no_class_is_refused(targets, predictions, message):
 
 def test_how_answers_were_made_stands_beside_their_number():
     panel, _ = draw_confusion(torch.eye(2), ["cat", "dog"], "mean of 2 views").axes
-    assert panel.get_title() == "2 of 2 right (100.00%), mean of 2 views"
+    assert panel.get_title() == "2 of 2 correct (100.00%), mean of 2 views"
 
 
 def test_cells_show_counts_and_colours_show_the_share_of_the_row():
@@ -48,13 +48,13 @@ def test_cells_show_counts_and_colours_show_the_share_of_the_row():
     assert torch.from_numpy(image.get_array().data).equal(torch.tensor([[0.9, 0.1], [0, 1]]))
     assert image.get_clim() == bar.get_ylim() == (0, 1)
     assert [t.get_text() for t in panel.get_yticklabels()] == ["cat", "dog"]
-    assert panel.get_ylabel() == "right answer"
-    assert panel.get_title() == "3,090 of 3,100 right (99.68%)"
+    assert panel.get_ylabel() == "actual"
+    assert panel.get_title() == "3,090 of 3,100 correct (99.68%)"
 
 
 def test_a_class_that_never_occurs_and_many_classes_are_drawn():
     panel = draw_confusion(torch.zeros(2, 2, dtype=torch.long), ["a", "b"]).axes[0]
-    assert panel.get_title() == "0 of 0 right"
+    assert panel.get_title() == "0 of 0 correct"
     many = draw_confusion(torch.eye(100, dtype=torch.long), [f"class {i}" for i in range(100)]).axes[0]
     assert not many.texts
     assert len(many.get_yticks()) <= 30

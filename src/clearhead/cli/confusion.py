@@ -23,7 +23,7 @@ def run(argv: Sequence[str]) -> None:
     )
     args = options.parse(argv)
 
-    from clearhead.cli.terminal import say
+    from clearhead.cli.terminal import say, warn_if_unfinished
     from clearhead.data.config import N_VIEWS
     from clearhead.drawing import check_suffix, save_figure
     from clearhead.serving.session import Session
@@ -33,6 +33,7 @@ def run(argv: Sequence[str]) -> None:
     if args.out:
         check_suffix(args.out)
     session = Session(args.run)
+    warn_if_unfinished(session.path, session.step)
     n_views = N_VIEWS[session.config.training.views]
     note = "" if n_views == 1 else f"mean of {n_views} views"
     figure = draw_confusion(confusion(session, announce), session.classes, note)

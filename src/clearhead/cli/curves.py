@@ -106,7 +106,8 @@ def cut_note(runs: "Sequence[Curves]", epochs: Sequence[int]) -> str:
         return ""
     end = round_count(max(run.length for run in runs))
     longest = "the run has" if len(runs) == 1 else "the longest run has"
-    return f"{longest} {end} epochs so far: the window up to {', '.join(too_long)} is cut there"
+    unit = "epoch" if end == "1" else "epochs"
+    return f"{longest} {end} {unit} so far: the window up to {', '.join(too_long)} is cut there"
 
 
 def read_csv_path(text: str) -> Path:

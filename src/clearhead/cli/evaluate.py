@@ -55,9 +55,11 @@ def run(argv: Sequence[str]) -> None:
         raise ValueError(f"--part selects from the run's own data and excludes --test, got both (--test {args.test})")
     part: PartName = args.part or "test"
 
+    from clearhead.cli.terminal import warn_if_unfinished
     from clearhead.serving.session import Session
 
     session = Session(args.run)
+    warn_if_unfinished(session.path, session.step)
     if session.config.objective == "written":
         result = rates([session, *map(Session, args.others)], part, args.test, args.beam)
     elif args.test is not None or args.beam is not None or args.others:

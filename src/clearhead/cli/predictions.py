@@ -56,7 +56,7 @@ def run(argv: Sequence[str]) -> None:
     options.add_argument("--json", action="store_true", help="machine-readable output")
     args = options.parse(argv)
 
-    from clearhead.cli.terminal import say
+    from clearhead.cli.terminal import say, warn_if_unfinished
     from clearhead.drawing import check_suffix
     from clearhead.serving.pronouncing import beam_of
     from clearhead.serving.session import Session
@@ -64,6 +64,7 @@ def run(argv: Sequence[str]) -> None:
 
     session = Session(args.run)
     check_options(session, args.out, args.beam)
+    warn_if_unfinished(session.path, session.step)
     out = (args.out or session.path / DEFAULT_NAME) if session.takes_pictures else None
     if out is not None:
         check_suffix(out)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 from rich.console import Group, RenderableType
 
@@ -11,6 +12,8 @@ from clearhead.messages import printable
 FILE_WIDTH = 120
 NARROWEST = 78
 """below it a table would lose its numbers; long lines that go on in the next are the lesser evil"""
+STATES = {"running": "is still training", "interrupted": "was interrupted", "diverged": "diverged"}
+"""of a run that has not been trained to its end"""
 
 
 def console() -> Console:
@@ -26,6 +29,17 @@ def say(line: object) -> None:
 def warn(message: str) -> None:
     """A line beside the output, which programs do not read."""
     print(f"warning: {printable(message)}", file=sys.stderr)
+
+
+def warn_if_unfinished(run: Path, step: int) -> None:
+    """Numbers of a run that is still training, or was stopped, are not yet those of its recipe."""
+    from clearhead.cli.runs import summarise
+
+    known = summarise(run)
+    if known.state in ("running", "interrupted", "diverged"):
+        end = f" of {known.total_steps:,}" if known.total_steps else ""
+        at = f"at step {known.step:,}{end}"
+        warn(f"{run} {STATES[known.state]} {at}; its best checkpoint so far is that of step {step:,}")
 
 
 def show(renderable: RenderableType) -> None:

@@ -46,6 +46,13 @@ PRODUCTS = {
 ON_THE_WAY = {"add": "sum", "cat": "joined", "gelu": "gelu", "relu": "relu", "silu": "silu"}
 """calls that count when they are done to a tensor that is already written down: other sums are bookkeeping"""
 
+POOLS = {f"max_pool{n}d": "max pooling" for n in (1, 2, 3)} | {f"avg_pool{n}d": "average pooling" for n in (1, 2, 3)}
+POOLS |= {f"adaptive_{name}": what for name, what in POOLS.items()}
+"""the same, by their own names"""
+
+REDUCTIONS = {"mean": "mean", "amax": "maximum", "max": "maximum", "__getitem__": "selected", "select": "selected"}
+"""calls that say what became of a tensor that comes to a module in another shape; without one it was rearranged"""
+
 SAME = {
     "__matmul__": "matmul",
     "__rmatmul__": "matmul",
@@ -114,6 +121,7 @@ class Recorder(TorchFunctionMode):
         self.waiting: dict[int, nn.Parameter] = {}  # parameters that were cut or turned, until a step takes them in
         self.counted: set[int] = set()
         self.touched: set[int] = set()
+        self.reduction = ""  # the last one since a tensor was written down
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -130,13 +138,15 @@ class Recorder(TorchFunctionMode):
             self.attention(q, k, v, first_tensor(out))
         elif name == TORCH_NN:
             self.torch_nn(args, kwargs, first_tensor(out))
-        elif name in LAYERS or name in PRODUCTS or (name in ON_THE_WAY and any(id(x) in self.known for x in leaves)):
+        elif name in LAYERS | PRODUCTS or (name in ON_THE_WAY | POOLS and any(id(x) in self.known for x in leaves)):
             self.step(name, (*args, *kwargs.values()), first_tensor(out), work)
+        elif name in REDUCTIONS:
+            self.reduction = REDUCTIONS[name]
         return out
 
     def step(self, func: str, args: Any, out: Tensor, work: int = 0) -> None:
         owner, parameters = self.take_parameters(func, args)
-        word = (LAYERS | PRODUCTS | ON_THE_WAY)[func]
+        word = (LAYERS | PRODUCTS | ON_THE_WAY | POOLS)[func]
         name = owner if func in LAYERS else join(owner, ON_THE_WAY.get(func, func))
         is_heads = func in PRODUCTS and out.dim() > 3
         self.add(name, word, out, as_columns(out, is_heads), parameters, work or multiply_adds(func, args, out))
@@ -207,7 +217,7 @@ class Recorder(TorchFunctionMode):
     def entering(self, name: str, module: nn.Module) -> Callable[[nn.Module, Any, Any], None]:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
             if self.inside and (x := first_tensor((args, kwargs))) is not None:
-                self.notice(x, join(name, "input"), "rearranged")
+                self.notice(x, join(name, "input"), self.reduction or "rearranged")
             self.inside.append((name, module))
 
         return hook
@@ -236,6 +246,7 @@ class Recorder(TorchFunctionMode):
         name = f"{name}#{repeats + 1}" if repeats else name
         self.tensors.append(TensorShape(name, what, tuple(x.shape), columns, parameters, work))
         self.known[id(x)] = x
+        self.reduction = ""
 
 
 def multiply_adds(func: str, args: Any, out: Tensor) -> int:

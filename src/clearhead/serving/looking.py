@@ -39,6 +39,9 @@ AGGREGATES = "attention over all layers, compared with hiding each patch"
 LONGEST = 64
 """tokens of a text that are drawn: its last, and no more than the model has learnt to read at once"""
 
+LONGEST_HEADING = 60
+"""letters of a prediction and its truth that stand in one line"""
+
 
 @dataclass(frozen=True)
 class Example:
@@ -66,7 +69,10 @@ class Example:
         predicted = f"predicted: {visible(self.answer)}"
         if self.truth is None:
             return predicted
-        return f"{predicted} · actual: {visible(self.truth)} · {'correct' if self.correct else 'wrong'}"
+        actual, verdict = f"actual: {visible(self.truth)}", "correct" if self.correct else "wrong"
+        if len(predicted) + len(actual) > LONGEST_HEADING:  # sequences, one below the other
+            return f"{predicted}\n{actual} · {verdict}"
+        return f"{predicted} · {actual} · {verdict}"
 
     @property
     def sentence(self) -> str:

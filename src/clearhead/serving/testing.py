@@ -14,7 +14,8 @@ from torch import Tensor
 
 from clearhead.data.batches import Batch
 from clearhead.data.characters import to_user
-from clearhead.data.dataset import Examples
+from clearhead.data.dataset import Examples, Part
+from clearhead.data.folder import usable
 from clearhead.data.tokens import IGNORED
 from clearhead.models.beam import Beam
 from clearhead.serving.evaluating import PartName, examples_of, measure, rates_of, words_to_score
@@ -55,7 +56,7 @@ class Row:
     index: int | None
     """position in the part, for `clearhead look --sample`; None where an example is looked at by its text"""
     input: str | None
-    """None for images"""
+    """the file of an image of your own; None for other images"""
     predicted: str
     actual: str
     probability: float | None
@@ -143,12 +144,14 @@ def report_examples(session: Session, outputs: Outputs, n: int) -> Report:
     # The probability of a sequence is the product of its tokens'; of a number there is none, but its error.
     sure = torch.stack([row.prod() for row in outputs.probability])
     is_number = session.config.objective == "number"
+    files = file_names(session, outputs.examples)
 
     def row(i: int) -> Row:
         inputs, _ = outputs.examples.take(torch.tensor([i]))
         predicted, actual = (named(session, side[i]) for side in (outputs.predicted, outputs.targets))
         probability = None if is_number else float(sure[i])
-        return Row(i, input_text(session, inputs[0]), predicted, actual, probability, bool(correct[i]))
+        shown = files[i] if files else input_text(session, inputs[0])
+        return Row(i, shown, predicted, actual, probability, bool(correct[i]))
 
     wrong = (~correct).nonzero().flatten()
     worst = wrong[sure[wrong].argsort(descending=True, stable=True)][:n]
@@ -164,6 +167,17 @@ def named(session: Session, value: Tensor) -> str:
     if session.config.objective == "odd":
         return f"image {int(value)}"
     return " ".join(session.classes[int(i)] for i in value.flatten())
+
+
+def file_names(session: Session, examples: Examples) -> list[str]:
+    """The files of the user's own images, by their paths below the folder; [] for other data."""
+    if session.config.data.name != "folder":
+        return []
+    chosen = torch.arange(len(examples))
+    while isinstance(examples, Part):
+        chosen, examples = examples.chosen[chosen], examples.examples
+    listing, _, _ = usable(session.config.data)
+    return [listing.name(i) for i in chosen.tolist()]
 
 
 def input_text(session: Session, inputs: Tensor) -> str | None:

@@ -1,4 +1,4 @@
-"""The confusion matrix: row t, column p counts the examples of class t that were taken for class p."""
+"""The confusion matrix: row t, column p counts the examples of class t that were predicted as class p."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ MOST_NUMBERS = 30
 
 
 def confusion_matrix(targets: Tensor, predictions: Tensor, n: int) -> Tensor:
-    """Counts (n,n) from the classes (N,) that were right and the classes (N,) that were answered."""
+    """Counts (n,n) from the true classes (N,) and the predicted classes (N,)."""
     if targets.shape != predictions.shape or targets.ndim != 1:
         raise ValueError(
             "targets and predictions must be one class for each example, "
@@ -49,10 +49,10 @@ def draw_confusion(matrix: Tensor, classes: Sequence[str], note: str = "") -> "F
     name_axes(panel, classes)
     right, total = int(matrix.diagonal().sum()), int(matrix.sum())
     share = f" ({right / total:.2%})" if total else ""
-    panel.set_title(f"{right:,} of {total:,} right{share}" + (f", {note}" if note else ""))
+    panel.set_title(f"{right:,} of {total:,} correct{share}" + (f", {note}" if note else ""))
     if n <= MOST_NUMBERS:
         write_counts(panel, matrix, shares)
-    figure.colorbar(image, ax=panel, shrink=0.85, label="share of the examples of a class (row)", format="{x:.0%}")
+    figure.colorbar(image, ax=panel, shrink=0.85, label="fraction of the examples of a class (row)", format="{x:.0%}")
     return figure
 
 
@@ -68,8 +68,8 @@ def name_axes(panel: "Axes", classes: Sequence[str]) -> None:
         panel.tick_params("x", rotation=45)
         for text in panel.get_xticklabels():
             text.set(ha="right", rotation_mode="anchor")
-    panel.set_xlabel("answered")
-    panel.set_ylabel("right answer")
+    panel.set_xlabel("predicted")
+    panel.set_ylabel("actual")
 
 
 def write_counts(panel: "Axes", matrix: Tensor, shares: Tensor) -> None:

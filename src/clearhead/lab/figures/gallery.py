@@ -19,6 +19,7 @@ from clearhead.lab.figures import (
     temperature,
     training,
 )
+from clearhead.lab.figures.style import TITLE
 from clearhead.lab.figures.style import save as save
 from clearhead.lab.settings import enough_memory
 
@@ -89,7 +90,14 @@ def draw_claim(
 def draw_result(
     slug: str, result: Result | None, changes: Mapping[str, object] = MappingProxyType({})
 ) -> "Figure | None":
-    """The figure of a claim; none of a claim that is drawn from its result and was not run."""
+    """The figure of a claim; none of a claim that is drawn from its result and was not run.
+
+    Its headline is the claim: where that does not hold with the reader's own settings, a second line says so.
+    """
     if slug in FROM_RESULTS:
-        return FROM_RESULTS[slug](result) if result else None
-    return draw_claim(slug, changes, result) if slug in FIGURES else None
+        figure = FROM_RESULTS[slug](result) if result else None
+    else:
+        figure = draw_claim(slug, changes, result) if slug in FIGURES else None
+    if figure is not None and result is not None and changes and result.verdict == "refuted":
+        figure.suptitle(f"{figure.get_suptitle()}\n(does not hold with these settings)", fontsize=TITLE)
+    return figure

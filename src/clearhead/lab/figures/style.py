@@ -98,6 +98,8 @@ def heat_maps(
 
     numbers = torch.cat([matrix[matrix.isfinite()].flatten() for matrix in maps])
     low, high = numbers.min().item(), numbers.max().item()
+    if high - low <= 1e-12 * max(abs(low), abs(high)):  # one number everywhere has one colour, of a scale from 0 to 1
+        low, high = min(low, 0.0), max(high, 1.0)
     images = []
     for axes, matrix in zip(all_axes, maps, strict=True):
         shown = np.ma.masked_invalid(matrix.detach().double().numpy())
