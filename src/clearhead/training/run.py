@@ -285,8 +285,8 @@ def take(file: int, path: Path) -> None:
         lock_exclusively(file)
     except BlockingIOError as error:
         number = os.read(file, 20).decode(errors="replace").strip()
-        owner = number if number.isdecimal() else "another"
-        message = f"a run has one owner at a time, and process {owner} owns this one; wait until it ends, or stop it"
+        owner = f"process {number}" if number.isdecimal() else "another process"
+        message = f"a run has one owner at a time, and {owner} owns this one; wait until it ends, or stop it"
         raise OSError(error.errno, message, str(path)) from None
     os.ftruncate(file, 0)
     write_all(file, f"{os.getpid()}\n".encode())
