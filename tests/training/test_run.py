@@ -179,6 +179,15 @@ class TestCheckpoints:
         assert run.best().step == run.best_step() == 3
         assert run.newest().step == 9
 
+    def test_the_one_that_was_the_best_before_is_deleted_with_the_new_mark(self, run):
+        with run.lock():
+            run.save(snapshot(1), keep=1)
+            run.mark_best(1)
+            run.save(snapshot(2), keep=1)
+            assert checkpoint.steps(run.path) == [1, 2]
+            run.mark_best(2)
+        assert checkpoint.steps(run.path) == [2]
+
     def test_the_one_just_saved_is_always_kept(self, run):
         with run.lock():
             run.save(snapshot(5), keep=0)
@@ -260,10 +269,11 @@ class TestCheckpoints:
             for step in range(1, 6):
                 run.save(snapshot(step), keep=9)
             run.mark_best(2)
-        assert run.newest().step == 5
+        again = RunDirectory.open(run.path, pytest.fail)
+        assert again.newest().step == 5
         assert checkpoint.steps(run.path) == [1, 2, 3, 4, 5]  # only the owner deletes
-        with run.lock():
-            assert run.newest().step == 5
+        with again.lock():
+            assert again.newest().step == 5
         assert checkpoint.steps(run.path) == [2, 4, 5]
 
     def test_it_is_not_deleted_where_a_newer_one_is_damaged(self, tmp_path):

@@ -98,16 +98,17 @@ def read(path: Path) -> list[Record]:
     return [parse(path, number, line) for number, line in enumerate(lines(path), 1)]
 
 
-def find_run(run: str | Path, *, has: Sequence[str] = (CONFIG,)) -> Path:
+def find_run(run: str | Path, *, has: Sequence[str] = (CONFIG,), checked: bool = True) -> Path:
     """The folder of a run, given by its path or by its bare name in runs/; it has one of these files.
 
     LookupError if there is none, with the run whose name is most like it. UnsafeFileError if there is a link or a
-    special file anywhere in it: every command that takes a run finds it here.
+    special file anywhere in it, unless it is not to be `checked`: every command that takes a run finds it here.
     """
     path = Path(run)
     for folder in candidates(path):
         if any(os.path.lexists(folder / name) for name in has):
-            check_tree(folder, to_write=False)
+            if checked:
+                check_tree(folder, to_write=False)
             return folder
     raise no_run(path)
 

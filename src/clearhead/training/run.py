@@ -67,6 +67,8 @@ class RunDirectory:
         self.config = config
         self.report = report
         self.is_owned = False
+        self.keep = keep_in(config)
+        """newest checkpoints that stay, beside the best; 0 before anybody has said"""
         self.digest = Digest()
         """of the records, while this process is the owner"""
         self.restored: Snapshot | None = None
@@ -169,18 +171,21 @@ class RunDirectory:
         assert self.is_owned, "only the owner writes: use `with run.lock():`"
         records.make_durable(self.path / METRICS)
         place = checkpoint.save(self.path, replace(snapshot, records=self.digest.written()))
-        self.delete_old(keep, snapshot.step)
+        self.keep = max(keep, 1)
+        self.delete_old(snapshot.step)
         return place
 
-    def delete_old(self, keep: int, step: int) -> None:
-        """Deletes all checkpoints but the last `keep`, the best and that of this step; none while it is not known which
-        is the best."""
+    def delete_old(self, step: int) -> None:
+        """Deletes all checkpoints but the last ones, the best and that of this step; none while it is not known how
+        many stay, or which is the best."""
+        if not self.keep:
+            return
         try:
             best = self.read_best()
         except (OSError, ValueError):
             return
         steps = checkpoint.steps(self.path)
-        for old in set(steps) - set(steps[-max(keep, 1) :]) - {step, best}:
+        for old in set(steps) - set(steps[-self.keep :]) - {step, best}:
             try:
                 checkpoint.remove(checkpoint.at(self.path, old))
             except OSError as error:  # what had to be saved is saved
@@ -193,6 +198,7 @@ class RunDirectory:
             raise LookupError(f"the best step must have a checkpoint, got step {step} in {self.path}; save it first")
         if step != self.best_step():
             write_atomic(self.path / BEST, to_json({"step": step}))
+            self.delete_old(step)  # the one that was the best before
 
     def read_best(self) -> int | None:
         """The step in best.json, None without the file; ValueError or OSError if it is damaged or cannot be read."""
@@ -238,8 +244,8 @@ class RunDirectory:
             raise NoWholeCheckpointError(errno.ENOENT, message, str(self.path))
         if found:
             self.restored = replace(found, model={}, optimizer={})
-            if self.is_owned and (keep := keep_in(self.config)):
-                self.delete_old(keep, found.step)
+            if self.is_owned:
+                self.delete_old(found.step)
         return found
 
 
