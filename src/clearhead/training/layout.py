@@ -70,10 +70,10 @@ def probe_files(folder: Path) -> dict[int, Path]:
 def best_in(content: bytes) -> int:
     """The step that a best.json names; ValueError if it is damaged."""
     value = from_json(content)
-    step = value.get("step") if isinstance(value, dict) else None
+    step: Any = value.get("step") if isinstance(value, dict) else None
     if not is_step(step):
         raise ValueError(f'expected {{"step": N}}, got {content[:60]!r}')
-    return int(step)
+    return step
 
 
 def manifest(contents: Mapping[str, bytes]) -> bytes:
