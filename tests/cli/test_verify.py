@@ -117,6 +117,11 @@ def test_records(mine, capsys):
     found, problems = findings(capsys)
     assert found == {("metrics.jsonl", "changed"), ("metrics.jsonl", "leftover")}
     assert "line 6 is not a JSON object" in problems
+    path.write_bytes(b"".join([lines[0], b"nonsense\n", *lines[3:]]))
+    assert findings(capsys) == (
+        {("metrics.jsonl", "changed"), ("metrics.jsonl", "missing")},
+        "line 2 is not a JSON object 1 of 4 records are missing since step 4 was saved",
+    )
     path.unlink()
     assert findings(capsys)[0] == {("metrics.jsonl", "missing")}
 

@@ -206,13 +206,14 @@ def record_problems(folder: Path, newest: Mapping[str, Any], is_running: bool) -
     if rest and not is_running:
         findings.append(Finding(METRICS, "leftover", "half a line at its end; `clearhead resume` removes it"))
     wrong = [number for number, line in enumerate(lines, 1) if not records.is_record(line)]
+    whole = [line for line in lines if records.is_record(line)]
     if wrong:
         more = f", and {len(wrong) - 1:,} more lines" if len(wrong) > 1 else ""
         findings.append(Finding(METRICS, "changed", f"line {wrong[0]:,} is not a JSON object{more}"))
-    if "records" in newest and (problem := Written.from_json(newest["records"]).difference(lines)):
+    if "records" in newest and (problem := Written.from_json(newest["records"]).difference(whole)):
         kind: Kind = "missing" if "missing" in problem else "changed"
         findings.append(Finding(METRICS, kind, f"{problem} since step {newest['step']} was saved"))
-    return len(lines) - len(wrong), findings
+    return len(whole), findings
 
 
 def best_problems(folder: Path, newest: Mapping[str, Any], is_running: bool) -> Iterator[Finding]:
