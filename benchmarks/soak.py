@@ -217,7 +217,8 @@ def same_bytes(a: Path, b: Path) -> bool:
 def timeless(value: Any) -> Any:
     """Without what a clock has measured: no two runs take equally long."""
     if isinstance(value, dict):
-        return {key: timeless(inner) for key, inner in value.items() if "second" not in key}
+        # the digest of the records, which are compared one by one, covers their seconds too
+        return {key: timeless(inner) for key, inner in value.items() if "second" not in key and key != "sha256"}
     return [timeless(inner) for inner in value] if isinstance(value, list) else value
 
 

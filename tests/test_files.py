@@ -7,7 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.files import from_json, fsync_folder, sha256, to_json, write_atomic, write_durable
+from clearhead.files import (
+    UnsafeFileError,
+    check_tree,
+    from_json,
+    fsync_folder,
+    make_folder,
+    open_regular,
+    opened_regular,
+    read_regular,
+    sha256,
+    to_json,
+    write_atomic,
+    write_durable,
+)
 
 
 def test_a_file_takes_the_place_of_another(tmp_path):
@@ -97,7 +110,84 @@ def test_what_json_has_not_is_not_written(value):
         to_json({"x": value})
 
 
-@pytest.mark.parametrize("text", [b"NaN", b'{"x": Infinity}', b"\xff", b"{", b"[" * 100_000])
+@pytest.mark.parametrize("text", [b"NaN", b'{"x": Infinity}', b"1e999", b"[-1e400]", b"\xff", b"{", b"[" * 100_000])
 def test_what_json_has_not_is_not_read(text):
     with pytest.raises(ValueError, match=r".+"):
         from_json(text)
+
+
+class TestStrangers:
+    """Files in a folder that somebody else has filled."""
+
+    READ, WRITE = os.O_RDONLY, os.O_WRONLY | os.O_CREAT | os.O_APPEND
+
+    @pytest.fixture
+    def path(self, tmp_path):
+        (tmp_path / "victim").write_bytes(b"precious")
+        yield tmp_path / "a"
+        assert (tmp_path / "victim").read_bytes() == b"precious"
+
+    @pytest.mark.parametrize("flags", [READ, WRITE])
+    @pytest.mark.parametrize("target", ["victim", "nothing", "a", "."])
+    def test_a_symbolic_link_is_not_followed(self, path, flags, target):
+        path.symlink_to(path.parent / target)
+        with pytest.raises(UnsafeFileError, match="expected a regular file, got a symbolic link") as caught:
+            open_regular(path, flags)
+        assert caught.value.filename == str(path)
+        assert not path.with_name("nothing").exists()
+
+    @pytest.mark.parametrize("flags", [READ, WRITE, os.O_RDWR])
+    def test_nobody_waits_for_the_other_end_of_a_pipe(self, path, flags):
+        os.mkfifo(path)
+        with pytest.raises(UnsafeFileError, match="got a named pipe"):
+            open_regular(path, flags)
+
+    def test_a_device_and_a_folder_are_no_files(self, path):
+        path.mkdir()
+        for other in (path, type(path)("/dev/null")):
+            with pytest.raises(UnsafeFileError, match=r"got a (folder|device)"):
+                read_regular(other)
+
+    def test_a_second_hard_link_is_read_but_not_written_to(self, path):
+        path.hardlink_to(path.with_name("victim"))
+        assert read_regular(path) == b"precious"
+        with pytest.raises(UnsafeFileError, match="a file with 2 hard links is not written to"):
+            open_regular(path, self.WRITE)
+
+    def test_no_descriptor_is_left_open(self, path):
+        path.hardlink_to(path.with_name("victim"))
+        before = os.open(os.devnull, os.O_RDONLY)
+        os.close(before)
+        with pytest.raises(UnsafeFileError):
+            open_regular(path, self.WRITE)
+        after = os.open(os.devnull, os.O_RDONLY)
+        os.close(after)
+        assert after == before
+
+    def test_regular_files_are_read_and_written(self, path):
+        with opened_regular(path, self.WRITE) as file:
+            os.write(file, b"new")
+        assert read_regular(path, most=3) == b"new"
+        with pytest.raises(OSError, match="expected at most 2 bytes, got 3"):
+            read_regular(path, most=2)
+        with pytest.raises(FileNotFoundError):
+            read_regular(path.with_name("b"))
+
+    def test_a_folder_is_made_but_no_link_to_one_is_taken_for_it(self, path):
+        make_folder(path)
+        make_folder(path)
+        path.with_name("link").symlink_to(path)
+        with pytest.raises(UnsafeFileError, match="expected a folder, got a symbolic link"):
+            make_folder(path.with_name("link"))
+        with pytest.raises(FileExistsError):
+            make_folder(path.with_name("victim"))
+
+    def test_a_tree_has_a_deepest_level(self, path):
+        (path / "/".join("x" * 30)).mkdir(parents=True)
+        with pytest.raises(UnsafeFileError, match="must not be nested this deep"):
+            check_tree(path, to_write=False)
+
+    def test_what_vanishes_from_a_tree_meanwhile_is_no_error(self, path, monkeypatch):
+        path.mkdir()
+        monkeypatch.setattr(os, "listdir", lambda folder: ["gone"])
+        check_tree(path, to_write=True)

@@ -1,13 +1,20 @@
-"""Files that are whole or not there: written beside their place, made durable, then renamed into it.
+"""Atomic, durable file writes: write a temporary file, fsync, rename. And files from strangers: no links, no devices.
 
 Every failure is an OSError with the file's name in it; none leaves a file that is half written under its own name.
+
+`opened_regular`, `read_regular` and `make_folder` are for folders that somebody else may have filled: they do not
+follow a symbolic link in the last component of a path, never wait for a named pipe, and do not write to a file that has
+a second hard link, because its other name may be anywhere. `check_tree` applies the same rule to a whole folder.
 """
 
 import errno
 import hashlib
 import json
+import math
 import os
 import secrets
+import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +22,25 @@ from typing import Any, NoReturn
 
 PART = ".part"
 """how the name of a file ends that is not finished"""
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # Windows has neither
+DEEPEST = 12
+"""levels of folders that `check_tree` descends to"""
+KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFREG: "a regular file",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class UnsafeFileError(OSError):
+    """A link or a special file where a regular file or a folder is expected."""
+
+    def __init__(self, message: str, path: Path | str):
+        super().__init__(errno.ELOOP, message, os.fspath(path))
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -58,7 +84,19 @@ def write_all(file: int, data: bytes) -> None:
 @contextmanager
 def opened(path: Path, flags: int) -> Iterator[int]:
     """A file descriptor; errors of what is done with it carry the file's name, which the system leaves out."""
-    file = os.open(path, flags | os.O_CLOEXEC, 0o666)
+    with closing_file(os.open(path, flags | os.O_CLOEXEC, 0o666), path) as file:
+        yield file
+
+
+@contextmanager
+def opened_regular(path: Path, flags: int) -> Iterator[int]:
+    """`opened`, for a regular file in a folder that somebody else may have filled."""
+    with closing_file(open_regular(path, flags), path) as file:
+        yield file
+
+
+@contextmanager
+def closing_file(file: int, path: Path) -> Iterator[int]:
     try:
         yield file
     except OSError as error:
@@ -69,10 +107,104 @@ def opened(path: Path, flags: int) -> Iterator[int]:
         os.close(file)
 
 
-def remove_parts(folder: Path) -> None:
-    """Unfinished files of a process that was killed; only for the one who owns the folder."""
+def open_regular(path: Path, flags: int) -> int:
+    """The descriptor of a regular file; UnsafeFileError for anything else, or to write where there is a hard link."""
+    try:
+        file = os.open(path, flags | os.O_CLOEXEC | NO_FOLLOW, 0o666)
+    except OSError:  # what a link, a pipe or a socket gives depends on the system
+        with suppress(FileNotFoundError):
+            check_kind(path, os.lstat(path), flags)
+        raise
+    try:
+        check_kind(path, os.fstat(file), flags)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def check_kind(path: Path, found: os.stat_result, flags: int) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise UnsafeFileError(f"expected a regular file, got {kind_of(found)}", path)
+    if flags & (os.O_WRONLY | os.O_RDWR) and found.st_nlink > 1:
+        raise UnsafeFileError(f"a file with {found.st_nlink} hard links is not written to", path)
+
+
+def kind_of(found: os.stat_result) -> str:
+    return KINDS.get(stat.S_IFMT(found.st_mode), "a special file")
+
+
+def read_regular(path: Path, most: int | None = None) -> bytes:
+    """The bytes of a regular file; OSError if it is a link or a special file, or has more than `most` bytes."""
+    with opened_regular(path, os.O_RDONLY) as file:
+        size = os.fstat(file).st_size
+        if most is not None and size > most:
+            raise OSError(errno.EFBIG, f"expected at most {most:,} bytes, got {size:,}", os.fspath(path))
+        with open(file, "rb", closefd=False) as content:
+            return content.read()
+
+
+def make_folder(path: Path) -> None:
+    """A folder, new or there already; a link to one is refused."""
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        check_folder(path)
+        if not path.is_dir():
+            raise
+
+
+def check_folder(path: Path) -> None:
+    """Refuses a symbolic link or a special file; a folder, a regular file or nothing at all may stay."""
+    with suppress(FileNotFoundError):
+        found = os.lstat(path)
+        if not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):
+            raise UnsafeFileError(f"expected a folder, got {kind_of(found)}", path)
+
+
+def tree(folder: Path, depth: int = DEEPEST) -> Iterator[tuple[Path, os.stat_result]]:
+    """Everything below a folder, by lstat, in order. What another process deletes meanwhile is left out."""
+    try:
+        names = sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for name in names:
+        try:
+            found = os.lstat(folder / name)
+        except FileNotFoundError:
+            continue
+        yield folder / name, found
+        if stat.S_ISDIR(found.st_mode):
+            if depth == 1:
+                raise UnsafeFileError("folders must not be nested this deep", folder / name)
+            yield from tree(folder / name, depth - 1)
+
+
+def problem_of(found: os.stat_result, *, to_write: bool) -> str:
+    """Why this must not be in a folder from a stranger; "" for folders and regular files. A second hard link matters
+    only `to_write`: it shows nothing to a reader that a copy would not show."""
+    if not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):
+        return kind_of(found)
+    if to_write and stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+        return f"a file with {found.st_nlink} hard links"
+    return ""
+
+
+def check_tree(folder: Path, *, to_write: bool) -> None:
+    """Refuses what leads out of a folder or is no file; the folder itself may be a link, since its user named it."""
+    for path, found in tree(folder):
+        if problem := problem_of(found, to_write=to_write):
+            raise UnsafeFileError(f"{problem} is not allowed in a run directory", path)
+
+
+def remove_parts(folder: Path, older_than: float = 0.0) -> None:
+    """Unfinished files of a process that was killed; only for the one who owns the folder, or with an age in seconds
+    after which nobody can still be writing them."""
     for part in folder.glob(f".*{PART}"):
-        part.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            found = os.lstat(part)
+            if stat.S_ISREG(found.st_mode) and time.time() - found.st_mtime >= older_than:
+                os.unlink(part)
 
 
 def sha256(content: bytes | Path) -> str:
@@ -96,9 +228,15 @@ def to_json(value: Any, indent: int | None = None) -> bytes:
 def from_json(data: bytes) -> Any:
     """What `to_json` wrote; anything else is a ValueError."""
     try:
-        return json.loads(data.decode(), parse_constant=refuse_constant)
+        return json.loads(data.decode(), parse_constant=refuse_constant, parse_float=finite)
     except RecursionError:
         raise ValueError("JSON must not be nested this deep") from None
+
+
+def finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"a number must be finite, got {text:.30}")
+    return number
 
 
 def refuse_constant(name: str) -> NoReturn:

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clearhead.training import checkpoint
 from clearhead.training.checkpoint import (
     MANIFEST,
     MODEL,
@@ -17,7 +18,9 @@ from clearhead.training.checkpoint import (
     NoWholeCheckpointError,
     Snapshot,
     clean,
+    is_finite,
     load,
+    manifest,
     newest,
     remove,
     save,
@@ -175,7 +178,7 @@ class TestDamage:
         for step in (1, 2):
             (save(tmp_path, snapshot(step)) / STATE).unlink()
         for _ in range(2):  # the second time is not the first step of a new run
-            with pytest.raises(NoWholeCheckpointError, match=r"no checkpoint is whole \(step 2: .*; step 1: .*\); put"):
+            with pytest.raises(NoWholeCheckpointError, match=r"can be used \(step 2: .*; step 1: .*\); put"):
                 newest(tmp_path, print, set_aside=set_aside)
         assert steps(tmp_path) == [1, 2]
 
@@ -189,24 +192,170 @@ class TestDamage:
 
     def test_one_that_is_deleted_while_it_is_read_is_no_damage(self, tmp_path, monkeypatch):
         first = save(tmp_path, snapshot(1))
-        read_bytes = Path.read_bytes
+        read_regular = checkpoint.read_regular
 
-        def read_late(path):
+        def read_late(path, *most):
             if path.parent == first and path.name == STATE:
                 save(tmp_path, snapshot(2))
                 remove(first)
-            return read_bytes(path)
+            return read_regular(path, *most)
 
-        monkeypatch.setattr(Path, "read_bytes", read_late)
+        monkeypatch.setattr(checkpoint, "read_regular", read_late)
         assert newest(tmp_path, silent, set_aside=False).step == 2
 
     @pytest.mark.parametrize("kind", [errno.EACCES, errno.EIO])
-    def test_a_disk_that_cannot_be_read_is_an_error_and_no_damage(self, tmp_path, monkeypatch, kind):
+    @pytest.mark.parametrize("name", FILES)
+    def test_one_that_cannot_be_read_is_passed_over_and_its_file_named(self, tmp_path, monkeypatch, kind, name):
+        for step in (1, 2):
+            save(tmp_path, snapshot(step))
+        fail_to_read(monkeypatch, kind, lambda path: path == tmp_path / "checkpoints/step-00000002" / name)
+        reports: list[str] = []
+        assert newest(tmp_path, reports.append).step == 1
+        assert f"step 2 is passed over: {name} cannot be read: {os.strerror(kind)}; it is left in " in reports[0]
+        assert (tmp_path / "checkpoints/damaged-step-00000002" / name).exists()
+
+    @pytest.mark.parametrize("kind", [errno.EACCES, errno.EIO])
+    def test_a_disk_that_cannot_be_read_at_all_is_an_error_and_changes_nothing(self, tmp_path, monkeypatch, kind):
         save(tmp_path, snapshot(1))
-        monkeypatch.setattr(Path, "read_bytes", lambda path: (_ for _ in ()).throw(OSError(kind, "no", str(path))))
-        with pytest.raises(OSError, match="no"):
+        fail_to_read(monkeypatch, kind, lambda path: True)
+        with pytest.raises(OSError, match=f"step 1: manifest.json cannot be read: {os.strerror(kind)}"):
             newest(tmp_path, silent)
         assert steps(tmp_path) == [1]
+
+    def test_one_that_cannot_even_be_renamed_is_passed_over_too(self, tmp_path, monkeypatch):
+        for step in (1, 2):
+            save(tmp_path, snapshot(step))
+        (tmp_path / "checkpoints/step-00000002" / STATE).unlink()
+        monkeypatch.setattr(os, "rename", lambda *names: (_ for _ in ()).throw(OSError(errno.EROFS, "read-only")))
+        reports: list[str] = []
+        assert newest(tmp_path, reports.append).step == 1
+        assert reports[0].endswith(f"left in {tmp_path / 'checkpoints/step-00000002'}")
+
+    def test_a_file_larger_than_its_manifest_says_is_not_even_read(self, tmp_path, monkeypatch):
+        place = save(tmp_path, snapshot(1))
+        os.truncate(place / MODEL, 2**33)  # sparse: it takes no room on the disk
+        monkeypatch.setattr(checkpoint, "sha256", lambda content: pytest.fail("it is read"))
+        with pytest.raises(DamagedCheckpointError, match="has 8589934592 bytes instead of"):
+            load(place)
+
+
+class TestNames:
+    """Only the name that a step has when it is saved counts."""
+
+    @pytest.mark.parametrize(
+        "name", ["step-000000099", "step-99", "step-1" + 30 * "0", "step-٠٠٠٠٠٠٩٩", "step-0000009a", "step-00000099 "]
+    )
+    def test_others_are_no_checkpoints(self, tmp_path, name):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+        assert newest(tmp_path, silent) is None
+        save(tmp_path, snapshot(1))
+        assert newest(tmp_path, silent).step == 1
+        assert (tmp_path / "checkpoints" / name).is_dir()
+
+    def test_an_empty_one_of_a_high_step_is_passed_over(self, tmp_path):
+        save(tmp_path, snapshot(1))
+        (tmp_path / "checkpoints/step-999999999").mkdir()
+        reports: list[str] = []
+        assert newest(tmp_path, reports.append).step == 1
+        assert "step 999999999 is passed over: manifest.json is missing" in reports[0]
+
+    def test_leftovers_of_other_names_are_not_touched(self, tmp_path):
+        names = {"saving-step-x", "deleting-step-99", "replaced-step-000000001"}
+        for name in names:
+            (tmp_path / "checkpoints" / name).mkdir(parents=True)
+        clean(tmp_path)
+        assert set(os.listdir(tmp_path / "checkpoints")) == names
+
+
+class TestNumbers:
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+    @pytest.mark.parametrize("where", ["model", "optimizer"])
+    def test_the_newest_finite_one_is_taken_and_that_is_reported(self, tmp_path, value, dtype, where):
+        for step in (1, 2):
+            save(tmp_path, snapshot(step))
+        bad = {"w": torch.ones(2), "m.moment": torch.tensor([0.5, value], dtype=dtype)}
+        tensors = {"model": {"w": torch.ones(2)}, "optimizer": {"m": torch.tensor(3)}} | {where: bad}
+        for step in (3, 4):
+            save(tmp_path, Snapshot(step, **tensors, state={}))
+        reports: list[str] = []
+        assert newest(tmp_path, reports.append).step == 2
+        assert len(reports) == 2
+        assert f"step 4 is passed over: 'm.moment' in {where}.safetensors is not finite" in reports[0]
+        assert equal(newest(tmp_path, silent), snapshot(2))
+
+    def test_where_none_is_finite_that_is_an_error(self, tmp_path):
+        save(tmp_path, Snapshot(1, {"w": torch.tensor(float("nan"))}, {}, {}))
+        with pytest.raises(NoWholeCheckpointError, match=r"step 1: 'w' in model.safetensors is not finite"):
+            newest(tmp_path, silent)
+        assert steps(tmp_path) == [1]
+
+    @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float16, torch.complex64, torch.uint8, torch.bool])
+    def test_any_kind_of_tensor_can_be_asked(self, dtype):
+        assert is_finite(torch.zeros(2).to(dtype))
+        assert is_finite(torch.empty(0).to(dtype))
+
+
+class TestForgery:
+    """Whoever makes a checkpoint by hand can make its manifest too."""
+
+    @pytest.mark.parametrize(
+        "state",
+        [
+            b'{"step": "1", "state": {}}',
+            b'{"step": true, "state": {}}',
+            b'{"step": -1, "state": {}}',
+            b'{"step": 1.0, "state": {}}',
+            b'{"step": 1, "state": []}',
+            b'{"step": 1}',
+            b"[]",
+            b"1e999",
+            b'{"step": 1, "state": {"a": 1e999}}',
+            b'{"step": 1, "state": {}, "records": 3}',
+            b'{"step": 1, "state": {}, "records": {"count": -1, "sha256": ""}}',
+            b"[" * 100_000,
+            b"\xff",
+        ],
+    )
+    def test_a_state_of_another_kind_is_damage(self, tmp_path, state):
+        place = save(tmp_path, snapshot(1))
+        forge(place, STATE, state)
+        with pytest.raises(DamagedCheckpointError, match="not written by this version of Clearhead"):
+            load(place)
+
+    @pytest.mark.parametrize("name", [MODEL, OPTIMIZER])
+    def test_tensors_of_another_kind_are_damage(self, tmp_path, name):
+        header = b'{"w": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}'
+        for content in (b"", b"\xff" * 8, len(header).to_bytes(8, "little") + header + bytes(8)):
+            place = save(tmp_path, snapshot(1))
+            forge(place, name, content)
+            with pytest.raises(DamagedCheckpointError, match="not written by this version of Clearhead"):
+                load(place)
+
+    def test_a_manifest_whose_numbers_are_none_is_damage(self, tmp_path):
+        place = save(tmp_path, snapshot(1))
+        written = (place / MANIFEST).read_bytes()
+        (place / MANIFEST).write_bytes(written.replace(b'"size": ', b'"size": "many" , "x": '))
+        with pytest.raises(DamagedCheckpointError, match=r"manifest\.json is not what was saved"):
+            load(place)
+
+
+def forge(place: Path, name: str, content: bytes) -> None:
+    (place / name).write_bytes(content)
+    contents = {name: (place / name).read_bytes() for name in (MODEL, OPTIMIZER, STATE)}
+    (place / MANIFEST).write_bytes(manifest(contents))
+
+
+def fail_to_read(monkeypatch, kind, fails) -> None:
+    """The disk gives an error instead of these files."""
+    read_regular = checkpoint.read_regular
+
+    def read(path, *most):
+        if fails(path):
+            raise OSError(kind, os.strerror(kind), str(path))
+        return read_regular(path, *most)
+
+    monkeypatch.setattr(checkpoint, "read_regular", read)
 
 
 class TestFailures:

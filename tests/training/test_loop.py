@@ -118,7 +118,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_again(config, tm
     for place in (tmp_path / "run/checkpoints").iterdir():
         (place / "state.json").write_text("{")
     before = (tmp_path / "run/metrics.jsonl").read_bytes()
-    with pytest.raises(OSError, match="no checkpoint is whole"):
+    with pytest.raises(OSError, match="no checkpoint can be used"):
         resume(tmp_path / "run", quiet=True)
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
 

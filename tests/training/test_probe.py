@@ -1,5 +1,6 @@
 import pytest
 import torch
+from safetensors.torch import save
 
 from clearhead.insight.look import look
 from clearhead.recipes.start import train
@@ -60,3 +61,50 @@ def test_damaged_maps_are_named(runs):
         read_maps(runs / "watched")
     path.rename(path.with_name("step-four.safetensors"))
     assert read_maps(runs / "watched")[0] == [0, 6]
+    path.with_name("step-000000005.safetensors").write_bytes(b"no name of a step")
+    assert read_maps(runs / "watched")[0] == [0, 6]
+
+
+MAPS = {"blocks.0.attn": torch.rand(2, 1, 4, 4).half(), "blocks.1.attn": torch.rand(2, 1, 4, 4).half()}
+
+
+@pytest.fixture
+def maps(tmp_path):
+    """The maps of two steps, without a run."""
+    (tmp_path / "probe").mkdir()
+    for step in (0, 4):
+        (tmp_path / f"probe/step-{step:08d}.safetensors").write_bytes(save(MAPS))
+    return tmp_path
+
+
+def test_whichever_byte_of_a_header_is_changed_that_is_one_line_or_nothing(maps):
+    path, content = maps / "probe/step-00000004.safetensors", save(MAPS)
+    refusals = []
+    for at in range(8 + int.from_bytes(content[:8], "little")):
+        changed = bytearray(content)
+        changed[at] ^= 1 << at % 7
+        path.write_bytes(changed)
+        try:
+            read_maps(maps)
+        except ValueError as error:
+            refusals.append(str(error))
+    assert len(refusals) > 100
+    assert all("step-00000004.safetensors" in refusal for refusal in refusals)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {},
+        {"blocks.0.attn": MAPS["blocks.0.attn"]},
+        MAPS | {"blocks.2.attn": torch.rand(2, 1, 4, 4).half()},
+        MAPS | {"blocks.0.attn": torch.rand(2, 1, 4, 5).half()},
+        MAPS | {"blocks.0.attn": torch.rand(4, 4).half()},
+        MAPS | {"blocks.0.attn": torch.rand(2, 1, 4, 4)},
+        MAPS | {"blocks.0.attn": torch.zeros(0, 1, 4, 4).half()},
+    ],
+)
+def test_maps_that_do_not_agree_are_named(maps, other):
+    (maps / "probe/step-00000004.safetensors").write_bytes(save(other))
+    with pytest.raises(ValueError, match=r"step-00000004\.safetensors"):
+        read_maps(maps)

@@ -121,8 +121,35 @@ def test_a_disk_that_is_full_in_the_middle_of_a_line_leaves_no_part_of_it(path, 
     assert records.read(path) == [*TRAIN, TRAIN[0]]
 
 
-@pytest.mark.parametrize("line", [b'{"step": "x"}', b'{"step": 1, "epoch": []}', b'{"step": 1, "loss": null}'])
+@pytest.mark.parametrize(
+    "line",
+    [b'{"step": "x"}', b'{"step": 1, "epoch": []}', b'{"step": 1, "loss": null}', b'{"step": 1%s}' % (b"0" * 400)],
+)
 def test_a_record_whose_numbers_are_none_is_named(path, line):
     path.write_bytes(line + b"\n")
     with pytest.raises(ValueError, match=r"must be a number in .*metrics\.jsonl, got line 1"):
+        records.read(path)
+
+
+def test_the_digest_of_what_is_appended_is_that_of_the_file(path):
+    digest = records.Digest(records.lines(path))
+    digest.add(records.append(path, TRAIN[0]))
+    written = digest.written()
+    assert written == records.Digest(records.lines(path)).written()
+    assert records.Written.from_json(written.to_json()) == written
+    assert written.difference(records.lines(path)) == ""
+    assert written.difference([*records.lines(path), b"more\n"]) == ""
+    assert written.difference(records.lines(path)[1:]) == "1 of 6 records are missing"
+    assert written.difference(records.lines(path)[::-1]) == "some of the first 6 records were changed"
+
+
+@pytest.mark.parametrize("value", [None, [], 3, {}, {"count": True, "sha256": ""}, {"count": 1, "sha256": 2}])
+def test_a_count_that_is_none_is_refused(value):
+    with pytest.raises(ValueError, match="records must be counted"):
+        records.Written.from_json(value)
+
+
+def test_a_file_that_is_too_large_is_not_read(path):
+    os.truncate(path, records.LARGEST + 1)
+    with pytest.raises(OSError, match=r"expected at most 1,073,741,824 bytes, got 1,073,741,825"):
         records.read(path)

@@ -3,11 +3,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 
-from clearhead.training import checkpoint
+from clearhead.training import checkpoint, records
 from clearhead.training.checkpoint import Snapshot
 from clearhead.training.run import RunDirectory
 
@@ -178,6 +179,15 @@ class TestCheckpoints:
         assert run.best().step == run.best_step() == 3
         assert run.newest().step == 9
 
+    def test_the_one_that_was_the_best_before_is_deleted_with_the_new_mark(self, run):
+        with run.lock():
+            run.save(snapshot(1), keep=1)
+            run.mark_best(1)
+            run.save(snapshot(2), keep=1)
+            assert checkpoint.steps(run.path) == [1, 2]
+            run.mark_best(2)
+        assert checkpoint.steps(run.path) == [2]
+
     def test_the_one_just_saved_is_always_kept(self, run):
         with run.lock():
             run.save(snapshot(5), keep=0)
@@ -197,6 +207,83 @@ class TestCheckpoints:
         (run.path / "checkpoints/step-00000001/state.json").unlink()
         assert run.best().step == 2
         assert "the best checkpoint, of step 1, cannot be used: state.json is missing" in reports[0]
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            '{"stap": 2}',
+            '{"step": 1e999}',
+            '{"step": -1}',
+            '{"step": true}',
+            '{"step": 1.0}',
+            '{"step": "1"}',
+            '{"step": 1%s}' % ("0" * 40),
+            "[1]",
+            "{",
+            "",
+            "\0",
+            "[" * 100_000,
+        ],
+    )
+    def test_a_damaged_mark_is_reported_once_and_the_newest_taken(self, run, reports, content):
+        with run.lock():
+            for step in (1, 2):
+                run.save(snapshot(step))
+            run.mark_best(1)
+        (run.path / "best.json").write_text(content)
+        assert run.best().step == 2
+        assert run.best_step() is None
+        assert len(reports) == 1
+        assert reports[0].startswith(f"{run.path / 'best.json'} cannot be used: ")
+        assert reports[0].endswith("; the newest checkpoint is taken for the best")
+
+    def test_without_a_mark_nothing_is_reported(self, run, reports):
+        with run.lock():
+            run.save(snapshot(1))
+        assert run.best().step == 1
+        assert reports == []
+
+    def test_while_nobody_knows_which_is_the_best_none_is_deleted(self, run):
+        with run.lock():
+            run.save(snapshot(1), keep=1)
+            run.mark_best(1)
+            (run.path / "best.json").write_text("{")
+            for step in (2, 3):
+                run.save(snapshot(step), keep=1)
+            assert checkpoint.steps(run.path) == [1, 2, 3]
+            run.mark_best(1)
+            run.save(snapshot(4), keep=1)
+        assert checkpoint.steps(run.path) == [1, 4]
+
+    def test_a_best_one_that_is_not_finite_is_reported_and_the_newest_taken(self, run, reports):
+        with run.lock():
+            run.save(Snapshot(1, {"w": torch.tensor(float("nan"))}, {}, {}))
+            run.save(snapshot(2))
+            run.mark_best(1)
+        assert run.best().step == 2
+        assert "the best checkpoint, of step 1, cannot be used: 'w' in model.safetensors is not finite" in reports[0]
+
+    def test_one_that_a_killed_owner_had_no_time_to_delete_is_deleted(self, tmp_path):
+        run = RunDirectory.create(tmp_path / "mine", {"training": {"keep": 2}}, pytest.fail)
+        with run.lock():
+            for step in range(1, 6):
+                run.save(snapshot(step), keep=9)
+            run.mark_best(2)
+        again = RunDirectory.open(run.path, pytest.fail)
+        assert again.newest().step == 5
+        assert checkpoint.steps(run.path) == [1, 2, 3, 4, 5]  # only the owner deletes
+        with again.lock():
+            assert again.newest().step == 5
+        assert checkpoint.steps(run.path) == [2, 4, 5]
+
+    def test_it_is_not_deleted_where_a_newer_one_is_damaged(self, tmp_path):
+        run = RunDirectory.create(tmp_path / "mine", {"training": {"keep": 1}}, lambda message: None)
+        with run.lock():
+            for step in (1, 2):
+                run.save(snapshot(step), keep=9)
+            (run.path / "checkpoints/step-00000002/state.json").unlink()
+            assert run.newest().step == 1
+        assert checkpoint.steps(run.path) == [1]
 
     def test_the_best_one_must_have_been_saved(self, run):
         with run.lock(), pytest.raises(LookupError, match=r"must have a checkpoint, got step 4 in .*; save it first"):
@@ -253,6 +340,166 @@ class TestCheckpoints:
                 break
             assert failure is None or failure.errno == errno.ENOSPC
         assert at > 25
+
+
+class TestRecords:
+    """A checkpoint knows the records that were there when it was saved."""
+
+    @pytest.fixture
+    def trained(self, run):
+        with run.lock():
+            for step in range(1, 70):
+                run.log(record(step))
+                if step % 23 == 0:
+                    run.save(snapshot(step), keep=9)
+            run.log({"kind": "test", "step": 69})
+        return run
+
+    def continued(self, run):
+        """As training does it."""
+        reports = []
+        again = RunDirectory.open(run.path, reports.append)
+        with again.lock():
+            again.drop_after(again.newest().step)
+        return reports
+
+    def rewrite(self, run, change):
+        path = run.path / "metrics.jsonl"
+        path.write_bytes(b"".join(change(path.read_bytes().splitlines(keepends=True))))
+
+    def test_where_all_are_there_nothing_is_reported(self, trained):
+        assert self.continued(trained) == []
+        assert len(trained.records()) == 70
+
+    def test_missing_ones_are_reported_with_their_number(self, trained):
+        self.rewrite(trained, lambda lines: lines[:20] + lines[51:])
+        (report,) = self.continued(trained)
+        assert "metrics.jsonl has changed since the checkpoint of step 69 was saved: " in report
+        assert report.endswith("30 of 69 records are missing")  # that of the test is one more
+
+    def test_a_missing_file_is_reported(self, trained):
+        (trained.path / "metrics.jsonl").unlink()
+        (report,) = self.continued(trained)
+        assert report.endswith("69 of 69 records are missing")
+
+    def test_changed_ones_are_reported(self, trained):
+        self.rewrite(trained, lambda lines: [line.replace(b"0.5,", b"0.4,") for line in lines[1:]] + lines[:1])
+        (report,) = self.continued(trained)
+        assert report.endswith("some of the first 69 records were changed")
+
+    def test_an_older_checkpoint_knows_its_own(self, trained):
+        (trained.path / "checkpoints/step-00000069/state.json").unlink()
+        reports = self.continued(trained)
+        assert ["passed over" in report for report in reports] == [True]
+        assert len(trained.records()) == 46
+        with trained.lock():  # and so does one that is saved after going back
+            trained.drop_after(46)
+            trained.log(record(47))
+            trained.save(snapshot(47))
+        assert self.continued(trained) == []
+        assert checkpoint.load(checkpoint.at(trained.path, 47)).records.count == 47
+
+    def test_a_checkpoint_that_counts_none_is_taken_as_it_is(self, trained):
+        checkpoint.save(trained.path, snapshot(70))
+        assert checkpoint.load(checkpoint.at(trained.path, 70)).records is None
+        self.rewrite(trained, lambda lines: lines[:20])
+        assert self.continued(trained) == []
+
+    def test_half_a_line_is_cut_without_a_word_but_damaged_lines_are_reported(self, trained):
+        path = trained.path / "metrics.jsonl"
+        whole = path.read_bytes()
+        path.write_bytes(whole + b'{"kind": "tr')
+        assert self.continued(trained) == []
+        path.write_bytes(whole + b'{"kind": "tr\n\0\0\n{"ki')
+        assert self.continued(trained) == [f"{path}: 2 damaged lines are removed from its end"]
+        path.write_bytes(whole + b"\n")
+        assert self.continued(trained) == [f"{path}: 1 damaged line is removed from its end"]
+        assert path.read_bytes() == whole
+
+    def test_a_save_does_not_read_them(self, trained, monkeypatch):
+        with trained.lock():
+            monkeypatch.setattr(records, "lines", lambda path: pytest.fail("they are read"))
+            trained.log(record(70))
+            trained.save(snapshot(70))
+        monkeypatch.undo()
+        assert self.continued(trained) == []
+
+
+class TestLeftovers:
+    """What a killed process left beside a run, or among its figures."""
+
+    OLD = 1e9
+    """seconds since 1970"""
+
+    def abandon(self, run, name, age=OLD):
+        folder = run.path.parent / name
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "config.json").write_text("{")
+        os.utime(folder, (age, age))
+        return folder
+
+    @pytest.mark.parametrize("when", ["create", "lock"])
+    def test_runs_that_were_never_created_are_deleted(self, run, when):
+        for name in (".other.new-0123abcd", ".mine.new-00000000"):
+            self.abandon(run, name)
+        if when == "create":
+            RunDirectory.create(run.path.with_name("second"), CONFIG)
+        else:
+            with run.lock():
+                pass
+        assert not list(run.path.parent.glob(".*"))
+
+    def test_one_that_may_be_being_created_is_left(self, run):
+        folder = self.abandon(run, ".other.new-0123abcd", time.time() - 60)
+        with run.lock():
+            assert folder.is_dir()
+
+    def test_what_is_not_ours_is_left(self, run, tmp_path):
+        full = self.abandon(run, ".a.new-0123abcd")
+        (full / "thesis.tex").write_text("precious")
+        other = self.abandon(run, ".b.new-0123")
+        saved = self.abandon(run, ".c.new-0123abcd")
+        (saved / "checkpoints/step-00000001").mkdir()
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        (elsewhere / "config.json").write_text("precious")
+        link = run.path.parent / ".d.new-0123abcd"
+        link.symlink_to(elsewhere)
+        os.utime(link, (self.OLD, self.OLD), follow_symlinks=False)
+        for folder in (full, saved):
+            os.utime(folder, (self.OLD, self.OLD))
+        with run.lock():
+            pass
+        assert (full / "thesis.tex").exists()
+        assert (full / "config.json").exists()
+        assert (other / "config.json").exists()
+        assert (saved / "config.json").exists()
+        assert (elsewhere / "config.json").exists()
+
+    def test_unfinished_figures_are_deleted_when_they_are_old(self, run):
+        (run.path / "figures/look").mkdir(parents=True)
+        new = run.path / "figures/.curves.png.0123.part"
+        old = [run.path / "figures/.old.png.0123.part", run.path / "figures/look/.old.png.0123.part"]
+        for path in (new, *old):
+            path.write_text("half")
+        for path in old:
+            os.utime(path, (self.OLD, self.OLD))
+        with run.lock():
+            assert new.exists()
+            assert not any(path.exists() for path in old)
+
+    def test_a_folder_whose_name_ends_like_an_unfinished_file_is_in_nobodys_way(self, run):
+        (run.path / ".mine.part").mkdir()
+        with run.lock():
+            pass
+        assert (run.path / ".mine.part").is_dir()
+
+
+def test_the_message_about_an_owner_shows_only_its_number(run):
+    with run.lock():
+        (run.path / "lock").write_text("\x1b]0;t\x07")
+        with pytest.raises(OSError, match="and another process owns this one"):
+            RunDirectory.open(run.path).lock().__enter__()
 
 
 def test_a_run_that_cannot_save_is_refused_before_it_trains(run):

@@ -90,10 +90,14 @@ def parser() -> Parser:
 
 def default_path(runs: Sequence[str]) -> Path:
     """Among the figures of the run; here, where there are several, or where records are kept without their run."""
-    from clearhead.training.records import CONFIG, find_records
+    from clearhead.training.records import CONFIG, find_records, find_run
 
     folder = find_records(runs[0]).parent
-    return folder / "figures/curves.png" if len(runs) == 1 and (folder / CONFIG).is_file() else Path("curves.png")
+    return (
+        find_run(folder) / "figures/curves.png"
+        if len(runs) == 1 and (folder / CONFIG).is_file()
+        else Path("curves.png")
+    )
 
 
 def cut_note(runs: "Sequence[Curves]", epochs: Sequence[int]) -> str:

@@ -93,6 +93,11 @@ COMMANDS = {
         what="your own module, examined: masks that leak, NaN, dead parameters",
         example="clearhead doctor mymodel.py:GPT",
     ),
+    "verify": Command(
+        home="clearhead.cli.verify",
+        what="check the files of a run: what is missing, changed or surplus",
+        example="clearhead verify runs/mine",
+    ),
     "verify-resume": Command(
         home="clearhead.cli.verify_resume",
         what="proof that a killed run goes on bit for bit on this machine",
@@ -129,7 +134,8 @@ EXIT_CODES = """\
 exit codes
     0  done
     1  a file could not be read or written; lab: a verdict is not the expected
-       one; verify-resume: the runs differ; doctor: there is a fault
+       one; verify: the run is not intact; verify-resume: the runs differ;
+       doctor: there is a fault
     2  the command or its input was wrong
     3  training was stopped by a signal: a checkpoint is there, resume goes on
     4  training diverged: loss, gradient or weights were not finite numbers

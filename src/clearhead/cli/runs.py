@@ -1,7 +1,6 @@
 """`clearhead runs`: the runs in a folder, with how far each is and how good. It only reads, and loads no torch."""
 
-import json
-import re
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -9,8 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from clearhead.cli.parser import Parser
+from clearhead.files import check_tree, from_json, read_regular
 from clearhead.messages import duration, json_text, printable
+from clearhead.training import layout
 from clearhead.training.config import RunConfig
+from clearhead.training.layout import LARGEST_JSON
 from clearhead.training.records import CONFIG, METRICS, RUNS, Record, is_locked, read
 
 if TYPE_CHECKING:
@@ -79,9 +81,10 @@ def run(argv: Sequence[str]) -> None:
 
 def summaries(folder: Path) -> list[RunSummary]:
     """Of all runs in a folder, or of the folder itself if it is a run; the newest first."""
-    if (folder / CONFIG).is_file():
+    if os.path.lexists(folder / CONFIG):
         return [summarise(folder)]
-    found = [summarise(config.parent) for config in folder.glob(f"*/{CONFIG}") if config.parent.name[0] != "."]
+    names = [name for name in (os.listdir(folder) if folder.is_dir() else []) if not name.startswith(".")]
+    found = [summarise(folder / name) for name in names if os.path.lexists(folder / name / CONFIG)]
     return sorted(found, key=lambda one: (-one.changed, one.name))
 
 
@@ -89,13 +92,18 @@ def summarise(folder: Path) -> RunSummary:
     """What is known of a run, whatever is broken in it."""
     known = RunSummary(folder.name, str(folder), "unreadable", last_change(folder))
     try:
-        config = RunConfig.from_dict(json.loads((folder / CONFIG).read_bytes()))
+        check_tree(folder, to_write=False)
+        config = RunConfig.from_dict(from_json(read_regular(folder / CONFIG, LARGEST_JSON)))
         records = read(folder / METRICS)
         known = replace(known, recipe=config.recipe, **numbers(config, records))
-        known = replace(known, step=max([known.step, *checkpoint_steps(folder)]))  # records are of every few steps
+        known = replace(known, step=max([known.step, *layout.steps(folder)]))  # records are of every few steps
         return replace(known, state=state_of(folder, config, records, known))
     except Exception as error:  # one broken folder must not hide the others
-        return replace(known, problem=" ".join(str(error).split()) or type(error).__name__)
+        return replace(known, problem=" ".join(in_words(error).split()) or type(error).__name__)
+
+
+def in_words(error: Exception) -> str:
+    return f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.strerror else str(error)
 
 
 def numbers(config: RunConfig, records: Sequence[Record]) -> dict[str, Any]:
@@ -126,12 +134,7 @@ def state_of(folder: Path, config: RunConfig, records: Sequence[Record], known: 
         return "finished"
     if has_ended and config.data.name in WITHOUT_TEST:
         return "finished"
-    return "interrupted" if checkpoint_steps(folder) else "no checkpoint yet"
-
-
-def checkpoint_steps(folder: Path) -> list[int]:
-    names = (re.fullmatch(r"step-(\d{8,})", path.name) for path in (folder / "checkpoints").glob("step-*"))
-    return [int(name[1]) for name in names if name]
+    return "interrupted" if layout.steps(folder) else "no checkpoint yet"
 
 
 def ran_out_of_patience(config: RunConfig, records: Sequence[Record]) -> bool:
@@ -144,7 +147,7 @@ def ran_out_of_patience(config: RunConfig, records: Sequence[Record]) -> bool:
 def last_change(folder: Path) -> float:
     for name in (METRICS, CONFIG):
         try:
-            return (folder / name).stat().st_mtime
+            return (folder / name).lstat().st_mtime
         except OSError:
             continue
     return 0.0

@@ -1,33 +1,56 @@
-"""Checkpoints: a whole one, or none.
+"""Checkpoints: a whole one, or none. `layout` has the names of their files.
 
-    checkpoints/step-00000120/      model.safetensors, optimizer.safetensors, state.json,
-                                    and manifest.json: size and sha256 of these three
-    checkpoints/saving-step-...     being written; renamed when every byte is durable
-    checkpoints/replaced-step-...   stands by while another of the same step takes its place
-    checkpoints/deleting-step-...   being deleted
-    checkpoints/damaged-step-...    did not agree with its manifest; nothing reads it, nothing deletes it
-
-Only `step-...` is ever read, and only if all of it agrees with its manifest. Nothing is unpickled.
+Only `step-...` is ever read, and only if all of it agrees with its manifest. Nothing is unpickled. A run continues from
+one whose numbers are all finite: see `newest`.
 """
 
 import errno
 import os
-import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from clearhead.files import from_json, fsync_folder, sha256, to_json, write_durable
-
-MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
-SAVING, REPLACED, DELETING, DAMAGED = "saving-", "replaced-", "deleting-", "damaged-"
+from clearhead.files import (
+    UnsafeFileError,
+    check_folder,
+    from_json,
+    fsync_folder,
+    make_folder,
+    read_regular,
+    sha256,
+    to_json,
+    write_durable,
+)
+from clearhead.training.layout import (
+    CHECKPOINTS,
+    DAMAGED,
+    DELETING,
+    FILES,
+    LARGEST_JSON,
+    MANIFEST,
+    MODEL,
+    OPTIMIZER,
+    REPLACED,
+    SAVING,
+    STATE,
+    at,
+    disagreements,
+    is_step,
+    manifest,
+    name_of,
+    step_in,
+    steps,
+    wrong_sizes,
+)
+from clearhead.training.records import Written
 
 
 @dataclass(frozen=True)
@@ -40,6 +63,8 @@ class Snapshot:
     """moments, averaged weights and random states too (such as `random.rank0`): whatever is a tensor"""
     state: dict[str, Any]
     """the rest: what JSON gives back as it was"""
+    records: Written | None = None
+    """the records of metrics.jsonl when it was saved; None in checkpoints of versions that did not count them"""
 
 
 class DamagedCheckpointError(ValueError):
@@ -50,30 +75,19 @@ class NoWholeCheckpointError(OSError):
     """A run whose checkpoints are all damaged, or gone: to begin again at step 0 would lose what may still be saved."""
 
 
-def name_of(step: int) -> str:
-    return f"step-{step:08d}"
-
-
-def steps(folder: Path) -> list[int]:
-    """The steps with a checkpoint in a run's folder, whole or damaged, in order."""
-    home = folder / "checkpoints"
-    names = os.listdir(home) if home.is_dir() else []
-    return sorted(int(name[5:]) for name in names if re.fullmatch(r"step-\d{8,}", name, re.ASCII))
-
-
 def save(folder: Path, snapshot: Snapshot) -> Path:
     """Writes folder/checkpoints/step-...; when it returns, the checkpoint outlives a power failure.
 
     A failure is an OSError that says so; what was saved before is still there. One of the same step is replaced.
     """
     contents = pack(snapshot)
-    home = folder / "checkpoints"
+    home = folder / CHECKPOINTS
     saving, place = home / (SAVING + name_of(snapshot.step)), home / name_of(snapshot.step)
     try:
-        home.mkdir(exist_ok=True)
+        make_folder(home)
         if saving.exists():
             shutil.rmtree(saving)
-        saving.mkdir()
+        os.mkdir(saving)
         try:
             for name, content in contents.items():
                 write_durable(saving / name, content)
@@ -108,58 +122,92 @@ def put(saving: Path, place: Path) -> None:
 
 def load(place: Path) -> Snapshot:
     """Reads one checkpoint; DamagedCheckpointError unless every byte is as it was saved."""
+    check_folder(place.parent)
+    check_folder(place)
     try:
+        written = read_regular(place / MANIFEST, LARGEST_JSON)
+        sizes = {name: os.lstat(place / name).st_size for name in FILES}
+        if wrong := wrong_sizes(sizes, written):  # known before a file that is too large is read
+            raise DamagedCheckpointError(next(iter(wrong.values())))
         # each file is read once: the bytes that are checked are the bytes that are used
-        contents = {name: (place / name).read_bytes() for name in (MODEL, OPTIMIZER, STATE)}
-        written = (place / MANIFEST).read_bytes()
+        contents = {name: read_regular(place / name) for name in FILES}
+    except UnsafeFileError:
+        raise
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise DamagedCheckpointError(f"{Path(error.filename).name} is missing") from error
-    if written != manifest(contents):
-        raise DamagedCheckpointError(disagreement(contents, written))
+    except OSError as error:
+        name = Path(error.filename).name if error.filename else "a file"
+        raise DamagedCheckpointError(f"{name} cannot be read: {error.strerror or error}") from error
+    except MemoryError as error:
+        raise DamagedCheckpointError("it does not fit into memory") from error
+    if wrong := disagreements({name: (len(content), sha256(content)) for name, content in contents.items()}, written):
+        raise DamagedCheckpointError(next(iter(wrong.values())))
     try:
-        state = from_json(contents[STATE])
-        model, optimizer = (safetensors.torch.load(contents[name]) for name in (MODEL, OPTIMIZER))
-        return Snapshot(state["step"], model, optimizer, state["state"])
-    except (ValueError, LookupError, TypeError, SafetensorError) as error:
+        return unpack(contents)
+    except (ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
         raise DamagedCheckpointError(f"it was not written by this version of Clearhead ({error})") from error
 
 
+def unpack(contents: dict[str, bytes]) -> Snapshot:
+    """What `pack` has packed; some kind of error if it was not `pack`."""
+    state = from_json(contents[STATE])
+    if not isinstance(state, dict) or not is_step(state["step"]) or not isinstance(state["state"], dict):
+        raise ValueError(f"{STATE} must hold a step and a state")
+    model, optimizer = (safetensors.torch.load(contents[name]) for name in (MODEL, OPTIMIZER))
+    records = Written.from_json(state["records"]) if "records" in state else None
+    return Snapshot(state["step"], model, optimizer, state["state"], records)
+
+
+def load_finite(place: Path) -> Snapshot:
+    """`load`, and DamagedCheckpointError too if a number in it is NaN or infinite: nothing can be computed with it."""
+    found = load(place)
+    for name, tensors in ((MODEL, found.model), (OPTIMIZER, found.optimizer)):
+        for key, tensor in tensors.items():
+            if not is_finite(tensor):
+                raise DamagedCheckpointError(f"{key!r:.100} in {name} is not finite")
+    return found
+
+
+def is_finite(tensor: Tensor) -> bool:
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return True
+    return bool(torch.isfinite(tensor.float() if tensor.element_size() == 1 else tensor).all())  # float8
+
+
 def newest(folder: Path, report: Callable[[str], None], *, set_aside: bool = True) -> Snapshot | None:
-    """The whole checkpoint of the highest step, None before the first. Damaged ones are reported and passed over.
+    """The highest step's checkpoint that can be used, None before the first. The others are reported and passed over:
+    those that are damaged, that cannot be read, and that hold numbers which are not finite.
 
     They are renamed too, so that the run can save that step again, unless `set_aside` is False: only the owner of a
-    run changes it. Where none is whole, nothing is renamed: NoWholeCheckpointError.
+    run changes it. Where none can be used, nothing is renamed: NoWholeCheckpointError.
     """
-    damaged: dict[int, str] = {}
+    passed_over: dict[int, str] = {}
     for step in reversed(steps(folder)):
         try:
-            found = load(at(folder, step))
+            found = load_finite(at(folder, step))
             if found.step != step:
                 raise DamagedCheckpointError(f"it holds step {found.step}")
         except DamagedCheckpointError as error:
             if not at(folder, step).exists():  # deleted by its owner while we read: there is a newer one
                 return newest(folder, report, set_aside=set_aside)
-            damaged[step] = str(error)
+            passed_over[step] = str(error)
             continue
-        for other, why in damaged.items():
+        for other, why in passed_over.items():
             where = move_aside(at(folder, other)) if set_aside else at(folder, other)
-            report(f"the checkpoint of step {other} is damaged and passed over: {why}; it is left in {where}")
+            report(f"the checkpoint of step {other} is passed over: {why}; it is left in {where}")
         return found
-    if damaged:
-        told = "; ".join(f"step {step}: {why}" for step, why in damaged.items())
-        message = f"no checkpoint is whole ({told}); put a good copy back, or train anew under another name"
+    if passed_over:
+        reasons = "; ".join(f"step {step}: {why}" for step, why in passed_over.items())
+        message = f"no checkpoint can be used ({reasons}); put a good copy back, or train anew under another name"
         raise NoWholeCheckpointError(errno.EIO, message, str(folder))
     return None
-
-
-def at(folder: Path, step: int) -> Path:
-    return folder / "checkpoints" / name_of(step)
 
 
 def remove(place: Path) -> None:
     """Deletes a checkpoint. It loses its name first, so that half of one is never taken for whole."""
     if not place.exists():
         return
+    check_folder(place.parent)
     deleting = place.with_name(DELETING + name_without_prefix(place))
     shutil.rmtree(deleting, ignore_errors=True)
     os.rename(place, deleting)
@@ -169,21 +217,30 @@ def remove(place: Path) -> None:
 
 def clean(folder: Path) -> None:
     """Tidies up after a process that was killed while it saved or deleted; only for the owner of the run."""
-    home = folder / "checkpoints"
+    home = folder / CHECKPOINTS
+    check_folder(home)
     if not home.is_dir():
         return
-    for place in sorted(home.glob(f"{REPLACED}step-*")):
+    for place in unfinished(home, REPLACED):
         if not (home / name_without_prefix(place)).exists():
             os.rename(place, home / name_without_prefix(place))
     for prefix in (REPLACED, SAVING, DELETING):
-        for place in home.glob(f"{prefix}step-*"):
+        for place in unfinished(home, prefix):
             shutil.rmtree(place)
     fsync_folder(home)
 
 
+def unfinished(home: Path, prefix: str) -> Iterator[Path]:
+    """What a process that was killed has left; rmtree and rename do not follow links."""
+    for name in sorted(os.listdir(home)):
+        if name.startswith(prefix) and step_in(name.removeprefix(prefix)) is not None:
+            yield home / name
+
+
 def pack(snapshot: Snapshot) -> dict[str, bytes]:
     """The files of a checkpoint, as bytes."""
-    state = to_json({"step": snapshot.step, "state": snapshot.state}, indent=1)
+    counted = {} if snapshot.records is None else {"records": snapshot.records.to_json()}
+    state = to_json({"step": snapshot.step, **counted, "state": snapshot.state}, indent=1)
     if (back := from_json(state)["state"]) != snapshot.state:
         changed = [key for key, value in snapshot.state.items() if back.get(key) != value]
         raise ValueError(
@@ -209,31 +266,17 @@ def alone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def manifest(contents: dict[str, bytes]) -> bytes:
-    """Written once this way and compared as bytes: a manifest that differs in a single bit says that it is damaged."""
-    files = {name: {"size": len(content), "sha256": sha256(content)} for name, content in contents.items()}
-    return to_json({"format": 1, "files": files}, indent=1)
-
-
-def disagreement(contents: dict[str, bytes], written: bytes) -> str:
-    """Which file is not what the manifest says."""
-    with suppress(ValueError, LookupError, TypeError):
-        files = from_json(written)["files"]
-        for name, content in contents.items():
-            if files[name]["size"] != len(content):
-                return f"{name} has {len(content)} bytes instead of {files[name]['size']}"
-            if files[name]["sha256"] != sha256(content):
-                return f"{name} is not what was saved"
-    return f"{MANIFEST} is not what was saved"
-
-
 def move_aside(place: Path) -> Path:
+    """Renames a checkpoint that cannot be used; where the disk does not even let it be renamed, it stays."""
     n, aside = 1, place.with_name(DAMAGED + place.name)
     while aside.exists():
         n += 1
         aside = place.with_name(f"{DAMAGED}{place.name}-{n}")
-    os.rename(place, aside)
-    fsync_folder(place.parent)
+    try:
+        os.rename(place, aside)
+        fsync_folder(place.parent)
+    except OSError:
+        return aside if aside.exists() else place
     return aside
 
 

@@ -10,16 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.files import from_json, to_json
 from clearhead.models.config import ModelConfig, Seq2SeqConfig
 from clearhead.models.factory import build_model
 from clearhead.training.checkpoint import Snapshot
-from clearhead.training.config import RunConfig, flat
+from clearhead.training.config import CHANGED_BY_RESUME, RunConfig, changes_since_saved
 from clearhead.training.run import RunDirectory
 from clearhead.training.sharding import check_same_shapes
 
-CHANGED_BY_RESUME = ("training.steps", "training.epochs", "training.threads")
-"""what `clearhead resume` may have recorded in config.json since the checkpoint was saved"""
 PATHS = ("data.folder", "data.file", "data.train_file", "data.test_file")
 """where the data is: files may be moved, and their contents are compared by digest"""
 AFFECT_OUTPUTS = ("model.", "data.", "objective", "seed", "training.views")
@@ -32,7 +29,11 @@ def config_for_inference(run: RunDirectory, found: Snapshot) -> RunConfig:
     ValueError where they differ in a setting that determines the outputs; other differences are reported.
     """
     config = RunConfig.from_dict(run.config)
-    changes = {name: change for name, change in changed_settings(found, config).items() if name not in PATHS}
+    changes = {
+        name: change
+        for name, change in changes_since_saved(found.state.get("config"), config).items()
+        if name not in PATHS
+    }
     if fatal := {name: change for name, change in changes.items() if name.startswith(AFFECT_OUTPUTS)}:
         raise ValueError(
             f"{run.path / 'config.json'} does not match the checkpoint of step {found.step}: {described(fatal)}; "
@@ -49,20 +50,8 @@ def config_for_inference(run: RunDirectory, found: Snapshot) -> RunConfig:
 
 def announce_changes(found_config: Any, config: RunConfig, report: Callable[[str], None]) -> None:
     """Reports settings in config.json that differ from those the checkpoint was saved with."""
-    if changes := differences(found_config, config):
+    if changes := changes_since_saved(found_config, config):
         report(f"config.json has changed since the checkpoint was saved: {described(changes)}")
-
-
-def changed_settings(found: Snapshot, config: RunConfig) -> dict[str, tuple[Any, Any]]:
-    return differences(found.state.get("config"), config)
-
-
-def differences(before: Any, config: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """{"training.steps": (value in the checkpoint, value in config.json)}. Checkpoints of earlier versions contain no
-    config, or not all settings: those are not compared."""
-    then = flat(before) if isinstance(before, dict) else {}
-    now = flat(from_json(to_json(config.to_dict())))  # with lists instead of tuples
-    return {name: (then[name], now[name]) for name in sorted(then.keys() & now.keys()) if then[name] != now[name]}
 
 
 def described(changes: Mapping[str, tuple[Any, Any]]) -> str:

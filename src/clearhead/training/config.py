@@ -9,6 +9,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_type_hints
 
 from clearhead.data.config import DataConfig, Views, is_number
+from clearhead.files import from_json, to_json
 from clearhead.messages import unknown_name
 from clearhead.models.config import (
     LanguageConfig,
@@ -32,6 +33,9 @@ MOST_STEPS = 10**12
 """of steps and of epochs: more than anybody lives to see"""
 MOST_THREADS = 1024
 """many more, and the process ends without a word when they are started"""
+
+CHANGED_BY_RESUME = ("training.steps", "training.epochs", "training.threads")
+"""settings that `clearhead resume` may have recorded in config.json since a checkpoint was saved"""
 
 MODELS: dict[str, type] = {
     "predictor": PredictorConfig,
@@ -197,6 +201,16 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in values.items():
         found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
     return found
+
+
+def changes_since_saved(saved: Any, config: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """{"training.steps": (value in the checkpoint, value in config.json)}, given the config in a checkpoint's state.
+
+    Checkpoints of earlier versions contain no config, or not all settings: those are not compared.
+    """
+    then = flat(saved) if isinstance(saved, dict) else {}
+    now = flat(from_json(to_json(config.to_dict())))  # with lists instead of tuples
+    return {name: (then[name], now[name]) for name in sorted(then.keys() & now.keys()) if then[name] != now[name]}
 
 
 def read(kind: Any, values: Any, what: str) -> Any:

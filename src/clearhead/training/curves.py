@@ -7,7 +7,6 @@ ones: it is drawn as a running mean, with the records themselves behind it, and 
 
 import csv
 import io
-import json
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from clearhead.drawing import COLOURS, GREY, LIGHT, blank, visible
+from clearhead.files import from_json, read_regular
 from clearhead.messages import printable, round_count
 from clearhead.training.records import CONFIG, METRICS, Record, find_records, read
 
@@ -103,7 +103,7 @@ def read_curves(run: str | Path) -> Curves:
 def is_bucketed(config: Path) -> bool:
     """By the run's config.json; without one, nothing is known."""
     try:
-        data = json.loads(config.read_bytes())["data"]
+        data = from_json(read_regular(config))["data"]
         return data["name"] in BUCKETED and data["window"] > 0
     except (OSError, ValueError, LookupError, TypeError):
         return False

@@ -5,7 +5,6 @@ it is at that step, without averaging. Looking changes nothing: a run with a pro
 Dims: N inputs, H heads, Q queries, K keys, T steps.
 """
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,13 @@ from torch import Tensor
 
 from clearhead.data.batches import Batch, evaluation_batches
 from clearhead.data.dataset import Part
-from clearhead.files import write_atomic
+from clearhead.files import make_folder, read_regular, write_atomic
 from clearhead.insight.look import look
 from clearhead.insight.seen import Seen
 from clearhead.nn.stage import testing_stage
+from clearhead.training.layout import MAPS, PROBE, name_of, probe_files
 from clearhead.training.objective import to_device
-from clearhead.training.run import PROBE, RunDirectory
+from clearhead.training.run import RunDirectory
 from clearhead.training.setup import Setup
 
 TIMES = 40
@@ -49,8 +49,8 @@ def keep_maps(setup: Setup, step: int, run: RunDirectory | None) -> None:
         maps = {address: seen[0][address].weights().half().cpu().contiguous() for address in seen[0]}
     if run:
         folder = run.path / PROBE
-        folder.mkdir(exist_ok=True)
-        write_atomic(folder / f"step-{step:08d}.safetensors", save(maps))
+        make_folder(folder)
+        write_atomic(folder / f"{name_of(step)}{MAPS}", save(maps))
 
 
 def probed(setup: Setup) -> Batch:
@@ -63,18 +63,37 @@ def probed(setup: Setup) -> Batch:
 
 def read_maps(run: Path) -> tuple[list[int], dict[str, Tensor]]:
     """The steps (T,), and by address the weights (T,N,H,Q,K)."""
-    found = sorted((run / PROBE).glob("step-[0-9]*.safetensors"))
+    found = probe_files(run)
     if not found:
         raise LookupError(f"{run} has no maps of its training; train it with a probe: clearhead train RECIPE --probe 4")
-    steps = [int(number) for path in found for number in re.findall(r"step-(\d+)", path.name)]
-    each = [maps_in(path) for path in found]
-    return steps, {address: torch.stack([maps[address] for maps in each]).float() for address in each[0]}
+    each = {path: maps_in(path) for path in found.values()}
+    first, maps = next(iter(each.items()))
+    sizes = shapes(maps)
+    for path, others in each.items():
+        if shapes(others) != sizes:
+            raise ValueError(
+                f"all maps of a run must have the same layers and shapes, but those in {path} and {first} differ"
+            )
+    return list(found), {address: torch.stack([one[address] for one in each.values()]).float() for address in maps}
+
+
+def shapes(maps: dict[str, Tensor]) -> dict[str, torch.Size]:
+    return {address: weights.shape for address, weights in maps.items()}
 
 
 def maps_in(path: Path) -> dict[str, Tensor]:
+    """The maps (N,H,Q,K) in one file; ValueError if they are none."""
     try:
-        return load(path.read_bytes())
-    except SafetensorError as error:
-        raise ValueError(
-            f"{path} must be the maps that a probe wrote, got a damaged file ({error}); delete it"
-        ) from None
+        maps = load(read_regular(path))
+    except (ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
+        raise damaged_maps(path, str(error)) from None
+    for address, weights in maps.items():
+        if weights.ndim != 4 or weights.dtype != torch.float16 or not weights.numel():
+            raise damaged_maps(path, f"{address!r:.60} is {weights.dtype} of shape {tuple(weights.shape)}")
+    if not maps:
+        raise damaged_maps(path, "no layers")
+    return maps
+
+
+def damaged_maps(path: Path, why: str) -> ValueError:
+    return ValueError(f"{path} must be the maps that a probe wrote, got a damaged file ({why}); delete it")

@@ -8,40 +8,55 @@
     runs/mine/figures/          pictures
     runs/mine/lock              held by the process that trains; the system lets go of it when that process ends
 
-Anyone may read; only the owner, inside `with run.lock():`, writes.
+Anyone may read; only the owner, inside `with run.lock():`, writes. A run may come from a stranger: a symbolic link or a
+special file in it is refused before anything is read, a second hard link of a file before anything is written, and
+nothing is ever read or written through one. The path of the run itself may be a link.
 """
 
 import errno
 import importlib.util
 import os
+import re
 import secrets
 import shutil
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from clearhead.files import (
+    UnsafeFileError,
+    check_tree,
     from_json,
     fsync_folder,
+    make_folder,
+    open_regular,
+    read_regular,
     remove_parts,
     to_json,
     write_all,
     write_atomic,
     write_durable,
 )
+from clearhead.messages import printable
 from clearhead.training import checkpoint, records
 from clearhead.training.checkpoint import DamagedCheckpointError, NoWholeCheckpointError, Snapshot
-from clearhead.training.records import CONFIG, LOCK, METRICS, Record
+from clearhead.training.layout import BEST, CHECKPOINTS, FIGURES, LARGEST_JSON, PROBE, best_in, is_step
+from clearhead.training.records import CONFIG, LOCK, METRICS, Digest, Record
 
-BEST, PROBE = "best.json", "probe"
+KEEP = 3
+"""newest checkpoints that stay unless the config says otherwise"""
+ABANDONED = 3600.0
+"""seconds after which nobody is still creating a run or drawing a figure"""
 Report = Callable[[str], None]
 
 
 def report_on_stderr(message: str) -> None:
-    print(message, file=sys.stderr)
+    print(printable(message), file=sys.stderr)
 
 
 class RunDirectory:
@@ -53,6 +68,14 @@ class RunDirectory:
         self.config = config
         self.report = report
         self.is_owned = False
+        self.keep = keep_in(config)
+        """newest checkpoints that stay, beside the best; 0 before anybody has said"""
+        self.digest = Digest()
+        """of the records, while this process is the owner"""
+        self.restored: Snapshot | None = None
+        """the newest checkpoint, without its tensors, once it was asked for"""
+        self.reported_best = ""
+        """a damaged best.json is reported once"""
 
     @classmethod
     def create(cls, path: str | Path, config: dict[str, Any], report: Report = report_on_stderr) -> "RunDirectory":
@@ -62,8 +85,9 @@ class RunDirectory:
         check_new(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            new.mkdir()
-            (new / "checkpoints").mkdir()
+            remove_abandoned(path.parent)
+            os.mkdir(new)
+            os.mkdir(new / CHECKPOINTS)
             write_durable(new / CONFIG, content)
             fsync_folder(new)
             os.rename(new, path)
@@ -81,7 +105,7 @@ class RunDirectory:
         """The run at this path, or the one of this name in runs/."""
         path = records.find_run(path)
         try:
-            config = from_json((path / CONFIG).read_bytes())
+            config = from_json(read_regular(path / CONFIG, LARGEST_JSON))
         except ValueError as error:
             raise ValueError(f"{path / CONFIG} must be JSON, got an error: {error}; correct it there") from None
         if not isinstance(config, dict):
@@ -91,19 +115,31 @@ class RunDirectory:
     @contextmanager
     def lock(self) -> Iterator["RunDirectory"]:
         """Makes this process the owner, and tidies up what a killed owner left; OSError if another process is."""
-        file = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        check_tree(self.path, to_write=True)
+        file = open_regular(self.path / LOCK, os.O_RDWR | os.O_CREAT)
         try:
             take(file, self.path)
             self.is_owned = True
-            (self.path / "checkpoints").mkdir(exist_ok=True)  # what cannot be saved to is known before the first step
-            checkpoint.clean(self.path)
-            for folder in (self.path, self.path / PROBE):  # not figures, which anyone may be drawing
-                remove_parts(folder)
-            records.drop_torn(self.path / METRICS)
+            make_folder(self.path / CHECKPOINTS)  # what cannot be saved to is known before the first step
+            self.tidy()
+            lines, n_damaged = records.drop_torn(self.path / METRICS)
+            if n_damaged:
+                lines_are = "line is" if n_damaged == 1 else "lines are"
+                self.report(f"{self.path / METRICS}: {n_damaged:,} damaged {lines_are} removed from its end")
+            self.digest = Digest(lines)
             yield self
         finally:
             self.is_owned = False
             os.close(file)
+
+    def tidy(self) -> None:
+        """Removes what processes that were killed have left."""
+        checkpoint.clean(self.path)
+        for folder in (self.path, self.path / PROBE):
+            remove_parts(folder)
+        for folder in (self.path / FIGURES, self.path / FIGURES / "look"):  # anyone may be drawing there
+            remove_parts(folder, older_than=ABANDONED)
+        remove_abandoned(self.path.parent)
 
     def change_config(self, config: dict[str, Any]) -> None:
         """Replaces config.json; each checkpoint keeps the config that it was saved with."""
@@ -115,28 +151,46 @@ class RunDirectory:
     def log(self, record: Record) -> None:
         """Appends one record; ValueError if a number in it is not finite."""
         assert self.is_owned, "only the owner writes: use `with run.lock():`"
-        records.append(self.path / METRICS, record)
+        self.digest.add(records.append(self.path / METRICS, record))
 
     def records(self) -> list[Record]:
         return records.read(self.path / METRICS)
 
     def drop_after(self, step: int) -> None:
-        """Forgets the records past a step, before the run goes on from there."""
+        """Forgets the records past a step, before the run goes on from there. Those up to it must be the ones that the
+        checkpoint was saved after; if not, that is reported."""
         assert self.is_owned, "only the owner writes: use `with run.lock():`"
-        records.drop_after(self.path / METRICS, step)
+        lines = records.drop_after(self.path / METRICS, step)
+        self.digest = Digest(lines)
+        found = self.restored
+        known = found.records if found and found.step == step else None
+        if known and (problem := known.difference(lines)):
+            self.report(f"{self.path / METRICS} has changed since the checkpoint of step {step} was saved: {problem}")
 
-    def save(self, snapshot: Snapshot, keep: int = 3) -> Path:
+    def save(self, snapshot: Snapshot, keep: int = KEEP) -> Path:
         """Saves a checkpoint, then deletes all but the last `keep` and the best."""
         assert self.is_owned, "only the owner writes: use `with run.lock():`"
         records.make_durable(self.path / METRICS)
-        place = checkpoint.save(self.path, snapshot)
-        steps = checkpoint.steps(self.path)
-        for step in set(steps) - set(steps[-max(keep, 1) :]) - {snapshot.step, self.best_step()}:
-            try:
-                checkpoint.remove(self.path / "checkpoints" / checkpoint.name_of(step))
-            except OSError as error:  # what had to be saved is saved
-                self.report(f"the old checkpoint of step {step} is not deleted: {error.strerror or error}")
+        place = checkpoint.save(self.path, replace(snapshot, records=self.digest.written()))
+        self.keep = max(keep, 1)
+        self.delete_old(snapshot.step)
         return place
+
+    def delete_old(self, step: int) -> None:
+        """Deletes all checkpoints but the last ones, the best and that of this step; none while it is not known how
+        many stay, or which is the best."""
+        if not self.keep:
+            return
+        try:
+            best = self.read_best()
+        except (OSError, ValueError):
+            return
+        steps = checkpoint.steps(self.path)
+        for old in set(steps) - set(steps[-self.keep :]) - {step, best}:
+            try:
+                checkpoint.remove(checkpoint.at(self.path, old))
+            except OSError as error:  # what had to be saved is saved
+                self.report(f"the old checkpoint of step {old} is not deleted: {error.strerror or error}")
 
     def mark_best(self, step: int) -> None:
         """From now on the checkpoint of this step is the best, and is kept."""
@@ -145,18 +199,37 @@ class RunDirectory:
             raise LookupError(f"the best step must have a checkpoint, got step {step} in {self.path}; save it first")
         if step != self.best_step():
             write_atomic(self.path / BEST, to_json({"step": step}))
+            self.delete_old(step)  # the one that was the best before
+
+    def read_best(self) -> int | None:
+        """The step in best.json, None without the file; ValueError or OSError if it is damaged or cannot be read."""
+        try:
+            return best_in(read_regular(self.path / BEST, LARGEST_JSON))
+        except FileNotFoundError:
+            return None
 
     def best_step(self) -> int | None:
-        with suppress(FileNotFoundError, ValueError, LookupError, TypeError):
-            return int(from_json((self.path / BEST).read_bytes())["step"])
-        return None
+        """The step that is marked as the best. A best.json that is damaged is reported, once, and marks none."""
+        try:
+            return self.read_best()
+        except UnsafeFileError:
+            raise
+        except (OSError, ValueError) as error:
+            why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+            if why != self.reported_best:
+                self.report(f"{self.path / BEST} cannot be used: {why}; the newest checkpoint is taken for the best")
+            self.reported_best = why
+            return None
 
     def best(self) -> Snapshot | None:
-        """The best checkpoint; the newest if none was marked, or if it is damaged, which is reported."""
+        """The best checkpoint; the newest if none was marked, or if it cannot be used, which is reported."""
         step = self.best_step()
         if step is not None:
             try:
-                return checkpoint.load(self.path / "checkpoints" / checkpoint.name_of(step))
+                found = checkpoint.load_finite(checkpoint.at(self.path, step))
+                if found.step != step:
+                    raise DamagedCheckpointError(f"it holds step {found.step}")
+                return found
             except DamagedCheckpointError as error:
                 if self.best_step() != step:  # the owner found a better one while we read
                     return self.best()
@@ -164,12 +237,43 @@ class RunDirectory:
         return self.newest()
 
     def newest(self) -> Snapshot | None:
-        """The newest whole checkpoint, None before the first. The owner renames damaged ones aside."""
+        """The newest checkpoint that can be used, None before the first. The owner renames others aside, and deletes
+        those that a killed owner had no time to delete."""
         found = checkpoint.newest(self.path, self.report, set_aside=self.is_owned)
         if found is None and (self.best_step() is not None or any(r.get("kind") == "test" for r in self.records())):
             message = "its checkpoints are gone; put a copy back, or train anew under another name"
             raise NoWholeCheckpointError(errno.ENOENT, message, str(self.path))
+        if found:
+            self.restored = replace(found, model={}, optimizer={})
+            if self.is_owned:
+                self.delete_old(found.step)
         return found
+
+
+def keep_in(config: dict[str, Any]) -> int:
+    """How many checkpoints a config keeps; 0 if it does not say."""
+    training = config.get("training")
+    keep = training.get("keep") if isinstance(training, dict) else None
+    return keep if isinstance(keep, int) and is_step(keep) else 0
+
+
+def remove_abandoned(home: Path) -> None:
+    """Deletes what a killed `create` left beside the runs, once it is so old that nobody is creating it: a folder with
+    a config and an empty folder in it, or less. One that holds anything else is not ours."""
+    with suppress(OSError):
+        for name in os.listdir(home):
+            if not re.fullmatch(r"\..+\.new-[0-9a-f]{8}", name):
+                continue
+            folder, found = home / name, os.lstat(home / name)
+            if not stat.S_ISDIR(found.st_mode) or time.time() - found.st_mtime < ABANDONED:
+                continue
+            with suppress(OSError):
+                if set(os.listdir(folder)) <= {CONFIG, CHECKPOINTS}:
+                    with suppress(FileNotFoundError):
+                        os.rmdir(folder / CHECKPOINTS)
+                    with suppress(FileNotFoundError):
+                        os.unlink(folder / CONFIG)
+                    os.rmdir(folder)
 
 
 def check_new(path: Path) -> None:
@@ -187,8 +291,9 @@ def take(file: int, path: Path) -> None:
     try:
         lock_exclusively(file)
     except BlockingIOError as error:
-        owner = os.read(file, 20).decode(errors="replace").strip() or "another"
-        message = f"a run has one owner at a time, and process {owner} owns this one; wait until it ends, or stop it"
+        number = os.read(file, 20).decode(errors="replace").strip()
+        owner = f"process {number}" if number.isdecimal() else "another process"
+        message = f"a run has one owner at a time, and {owner} owns this one; wait until it ends, or stop it"
         raise OSError(error.errno, message, str(path)) from None
     os.ftruncate(file, 0)
     write_all(file, f"{os.getpid()}\n".encode())

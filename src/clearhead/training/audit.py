@@ -1,0 +1,279 @@
+"""What is wrong with the files of a run: missing, changed, surplus, left over or unsafe. It only reads, without torch.
+
+A checkpoint is compared with its manifest, metrics.jsonl and config.json with what the newest intact checkpoint says of
+them, best.json with the checkpoints that there are. Figures, and the numbers in attention maps, have nothing to be
+compared with.
+"""
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors import SafetensorError, deserialize
+
+from clearhead.files import (
+    PART,
+    UnsafeFileError,
+    from_json,
+    opened_regular,
+    problem_of,
+    read_regular,
+    tree,
+)
+from clearhead.training import layout, records
+from clearhead.training.config import CHANGED_BY_RESUME, RunConfig, changes_since_saved
+from clearhead.training.layout import (
+    BEST,
+    CHECKPOINTS,
+    DAMAGED,
+    DELETING,
+    FIGURES,
+    FILES,
+    LARGEST_JSON,
+    MANIFEST,
+    MAPS,
+    PROBE,
+    REPLACED,
+    SAVING,
+    STATE,
+)
+from clearhead.training.records import CONFIG, LOCK, METRICS, Written
+
+Kind = Literal["missing", "changed", "surplus", "leftover", "unsafe", "unreadable"]
+UNFINISHED = (SAVING, REPLACED, DELETING)
+TOP = (CONFIG, METRICS, LOCK, BEST, CHECKPOINTS, PROBE)
+
+
+@dataclass(frozen=True)
+class Finding:
+    path: str
+    """inside the run"""
+    kind: Kind
+    problem: str
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What was looked at, and what is wrong; intact if there are no findings."""
+
+    run: str
+    is_running: bool
+    """whether a process was training the run: files that it has not finished are no leftovers"""
+    checkpoints: list[int]
+    """the steps of those that are intact"""
+    records: int
+    files: int
+    findings: list[Finding]
+
+    @property
+    def is_intact(self) -> bool:
+        return not self.findings
+
+
+def audit(folder: Path) -> Audit:
+    """Looks at every file of a run."""
+    is_running = records.is_locked(folder)
+    findings, n_files = entries(folder, is_running)
+    intact: dict[int, dict[str, Any]] = {}
+    for step in layout.steps(folder) if is_folder(folder / CHECKPOINTS) else []:
+        problems = list(checkpoint_problems(folder, step))
+        if not problems:
+            intact[step] = from_json(read_regular(layout.at(folder, step) / STATE, LARGEST_JSON))
+        elif os.path.lexists(layout.at(folder, step)):  # else deleted by its owner while we looked
+            findings += problems
+    newest = intact[max(intact)] if intact else {}
+    findings += config_problems(folder, newest)
+    n_records, problems = record_problems(folder, newest, is_running)
+    findings += [*problems, *best_problems(folder, newest, is_running), *map_problems(folder)]
+    unsafe = {finding.path for finding in findings if finding.kind == "unsafe"}
+    findings = [one for one in findings if one.kind == "unsafe" or one.path not in unsafe]
+    ordered = sorted(set(findings), key=lambda one: (one.path, one.kind, one.problem))
+    return Audit(str(folder), is_running, list(intact), n_records, n_files, ordered)
+
+
+def entries(folder: Path, is_running: bool) -> tuple[list[Finding], int]:
+    """What should not be in a run at all, and how many regular files there are."""
+    findings: list[Finding] = []
+    n_files, reported = 0, ""
+    try:
+        for path, found in tree(folder):
+            name = os.path.relpath(path, folder)
+            n_files += stat.S_ISREG(found.st_mode)
+            if problem := problem_of(found, to_write=True):
+                findings.append(Finding(name, "unsafe", f"it is {problem}"))
+            elif (surplus := unexpected(name)) and not (reported and name.startswith(reported + os.sep)):
+                reported = name  # what is in a folder that should not be there is not listed
+                if not (is_running and surplus[0] == "leftover"):
+                    findings.append(Finding(name, *surplus))
+    except UnsafeFileError as error:
+        findings.append(Finding(os.path.relpath(error.filename, folder), "unsafe", str(error.strerror)))
+    except OSError as error:
+        findings.append(Finding(os.path.relpath(error.filename or folder, folder), "unreadable", reason(error)))
+    return findings, n_files
+
+
+def unexpected(name: str) -> tuple[Kind, str] | None:
+    """Why a run has no file or folder of this name; None if it may have one."""
+    home, *rest = Path(name).parts
+    last = rest[-1] if rest else home
+    if last.startswith(".") and last.endswith(PART):
+        return "leftover", "an unfinished file; `clearhead resume` removes it"
+    match [home, *rest]:
+        case [only] if only in TOP:
+            return None
+        case [top, *_] if top == FIGURES:
+            return None
+        case ["probe", maps] if maps.endswith(MAPS) and layout.step_in(maps.removesuffix(MAPS)) is not None:
+            return None
+        case ["checkpoints", step, *files] if layout.step_in(step) is not None:
+            if not files or (len(files) == 1 and files[0] in (*FILES, MANIFEST)):
+                return None
+        case ["checkpoints", step, *_] if step.startswith(DAMAGED):
+            return "surplus", "a checkpoint that was set aside because it could not be used; nothing reads it"
+        case ["checkpoints", step, *_] if any(
+            layout.step_in(step.removeprefix(prefix)) is not None for prefix in UNFINISHED
+        ):
+            return "leftover", "of a process that was killed; `clearhead resume` removes it"
+    return "surplus", "not part of a run"
+
+
+def checkpoint_problems(folder: Path, step: int) -> Iterator[Finding]:
+    """Its files, compared with its manifest."""
+    place, found, is_complete = layout.at(folder, step), {}, True
+    for name in (*FILES, MANIFEST):
+        try:
+            found[name] = size_and_digest(place / name)
+        except OSError as error:
+            is_complete = False
+            yield failure(folder, place / name, error)
+    if not is_complete or not is_folder(place):
+        return
+    written = read_regular(place / MANIFEST, LARGEST_JSON)
+    problems = layout.disagreements({name: found[name] for name in FILES}, written)
+    for name, problem in problems.items():
+        yield Finding(os.path.relpath(place / name, folder), "changed", problem)
+    if not problems and not holds_state(parsed(place / STATE), step):
+        problem = f"it is not the state of step {step} that this version of Clearhead writes"
+        yield Finding(os.path.relpath(place / STATE, folder), "changed", problem)
+
+
+def holds_state(state: Mapping[str, Any], step: int) -> bool:
+    try:
+        Written.from_json(state.get("records", {"count": 0, "sha256": ""}))
+    except ValueError:
+        return False
+    return state.get("step") == step and isinstance(state.get("state"), dict)
+
+
+def config_problems(folder: Path, newest: Mapping[str, Any]) -> Iterator[Finding]:
+    """A config that cannot be used, or that is not the one that the newest checkpoint was trained with."""
+    try:
+        config = RunConfig.from_dict(from_json(read_regular(folder / CONFIG, LARGEST_JSON)))
+        changes = changes_since_saved(newest["state"].get("config") if newest else None, config)
+    except OSError as error:
+        yield failure(folder, folder / CONFIG, error)
+        return
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        yield Finding(CONFIG, "changed", f"it cannot be used: {error!s:.200}")
+        return
+    for name, (then, now) in changes.items():
+        if name not in CHANGED_BY_RESUME and now != "auto":  # configs did not always record the chosen precision
+            yield Finding(CONFIG, "changed", f"{name} is {now!r:.40}, was {then!r:.40} at step {newest['step']}")
+
+
+def record_problems(folder: Path, newest: Mapping[str, Any], is_running: bool) -> tuple[int, list[Finding]]:
+    """How many records there are; and lines that are none, or records that the newest checkpoint counted and that are
+    missing or changed."""
+    path, findings = folder / METRICS, []
+    try:
+        content = read_regular(path, records.LARGEST)
+    except FileNotFoundError:
+        content = b""
+    except OSError as error:
+        return 0, [failure(folder, path, error)]
+    *ended, rest = content.split(b"\n")
+    lines = [line + b"\n" for line in ended]
+    if rest and not is_running:
+        findings.append(Finding(METRICS, "leftover", "half a line at its end; `clearhead resume` removes it"))
+    wrong = [number for number, line in enumerate(lines, 1) if not records.is_record(line)]
+    whole = [line for line in lines if records.is_record(line)]
+    if wrong:
+        more = f", and {len(wrong) - 1:,} more lines" if len(wrong) > 1 else ""
+        findings.append(Finding(METRICS, "changed", f"line {wrong[0]:,} is not a JSON object{more}"))
+    if "records" in newest and (problem := Written.from_json(newest["records"]).difference(whole)):
+        kind: Kind = "missing" if "missing" in problem else "changed"
+        findings.append(Finding(METRICS, kind, f"{problem} since step {newest['step']} was saved"))
+    return len(whole), findings
+
+
+def best_problems(folder: Path, newest: Mapping[str, Any], is_running: bool) -> Iterator[Finding]:
+    """A mark that is damaged, that points to no checkpoint, or that is not there although a checkpoint is the best."""
+    standing = newest["state"].get("standing") if newest else None
+    known = standing.get("best_step") if isinstance(standing, dict) else None
+    try:
+        best = layout.best_in(read_regular(folder / BEST, LARGEST_JSON))
+    except FileNotFoundError:
+        if known and not is_running:
+            yield Finding(
+                BEST, "missing", f"the best step is {known!r:.20}, by the checkpoint of step {newest['step']}"
+            )
+    except OSError as error:
+        yield failure(folder, folder / BEST, error)
+    except ValueError as error:
+        yield Finding(BEST, "changed", f"it cannot be used: {error!s:.200}")
+    else:
+        if is_folder(folder / CHECKPOINTS) and best not in layout.steps(folder) and not is_running:
+            yield Finding(BEST, "changed", f"it names step {best}, which has no checkpoint")
+
+
+def map_problems(folder: Path) -> Iterator[Finding]:
+    """Attention maps that cannot be read, or whose layers and shapes are not those of the first ones."""
+    first: dict[str, Any] | None = None
+    for path in layout.probe_files(folder).values() if is_folder(folder / PROBE) else []:
+        try:
+            shapes = {name: (maps["dtype"], maps["shape"]) for name, maps in deserialize(read_regular(path))}
+        except OSError as error:
+            yield failure(folder, path, error)
+            continue
+        except SafetensorError as error:
+            yield Finding(os.path.relpath(path, folder), "changed", f"it cannot be used: {error!s:.200}")
+            continue
+        first = first or shapes
+        if shapes != first:
+            yield Finding(os.path.relpath(path, folder), "changed", "its layers or shapes are not those of the others")
+
+
+def size_and_digest(path: Path) -> tuple[int, str]:
+    """Of a regular file, which is read piece by piece."""
+    with opened_regular(path, os.O_RDONLY) as file, open(file, "rb", closefd=False) as content:
+        return os.fstat(file).st_size, hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def parsed(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; {} if it is none."""
+    try:
+        value = from_json(read_regular(path, LARGEST_JSON))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def failure(folder: Path, path: Path, error: OSError) -> Finding:
+    """A file that cannot be read: missing, unsafe, or on a disk that fails."""
+    name = os.path.relpath(path, folder)
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return Finding(name, "missing", "there is no such file")
+    return Finding(name, "unsafe" if isinstance(error, UnsafeFileError) else "unreadable", reason(error))
+
+
+def reason(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether it is a folder itself, and no link to one."""
+    return path.is_dir() and not path.is_symlink()

@@ -1,0 +1,216 @@
+"""A run directory from a stranger: nothing in it makes a command read, write or delete anything outside, or wait."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+
+from clearhead.cli.main import main
+from clearhead.files import UnsafeFileError
+from clearhead.training import checkpoint, records
+from clearhead.training.checkpoint import Snapshot
+from clearhead.training.layout import probe_files
+from clearhead.training.run import RunDirectory
+
+IN_A_CHECKPOINT = [f"checkpoints/step-00000002/{name}" for name in ("model.safetensors", "state.json", "manifest.json")]
+FILES = ["lock", "config.json", "metrics.jsonl", "best.json", "probe/step-00000002.safetensors", *IN_A_CHECKPOINT]
+FOLDERS = ["checkpoints", "checkpoints/step-00000002", "probe", "figures", "figures/look", "checkpoints/step-00000009"]
+OTHERS = [".lock.0123.part", "checkpoints/saving-step-00000003", "checkpoints/deleting-step-00000001", "notes.txt"]
+
+
+def record(step: int) -> dict:
+    return {"kind": "train", "step": step, "epoch": step / 2, "loss": 0.5, "accuracy": 0.5}
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A run with every kind of file."""
+    run = RunDirectory.create(tmp_path / "runs/mine", {"recipe": "reverse"}, pytest.fail)
+    with run.lock():
+        for step in (1, 2):
+            run.log(record(step))
+            run.save(Snapshot(step, {"w": torch.ones(2)}, {}, {}))
+        run.mark_best(2)
+    (run.path / "probe").mkdir()
+    (run.path / "probe/step-00000002.safetensors").write_bytes(b"maps")
+    (run.path / "figures/look").mkdir(parents=True)
+    return run.path
+
+
+@pytest.fixture
+def victims(tmp_path):
+    """A file and a folder elsewhere; when the test is over, they must be as they were."""
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "victims/step-00000009").mkdir(parents=True)
+    for name in ("curves.png", ".a.part", "state.json", "step-00000009/model.safetensors"):
+        (tmp_path / "victims" / name).write_text("precious")
+    before = seen(tmp_path)
+    yield tmp_path
+    assert seen(tmp_path) == before
+
+
+def seen(home: Path) -> dict:
+    found = [home / "victim", home / "victims", *sorted((home / "victims").rglob("*"))]
+    return {path: path.read_text() if path.is_file() else None for path in found}
+
+
+def make_room(run: Path, name: str) -> None:
+    """For a link of this name."""
+    place = run / name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if place.is_dir():
+        place.rename(run.parent / f"was-{place.name}")
+    elif place.exists():
+        place.unlink()
+
+
+def refused(command: list, capsys, name: str) -> None:
+    assert main(list(map(str, command))) == 1
+    out, err = capsys.readouterr()
+    assert err.count("\n") == 1
+    assert err.endswith(f"{name}\n")
+    assert out == ""
+
+
+@pytest.mark.parametrize("name", [*FILES, *FOLDERS, *OTHERS])
+def test_a_symbolic_link_is_refused_in_one_line_that_names_it(path, victims, capsys, name):
+    make_room(path, name)
+    (path / name).symlink_to(victims / ("victim" if "." in Path(name).name or name == "lock" else "victims"))
+    for command in (
+        ["resume", path],
+        ["predict", path, "--ids", "3"],
+        ["evaluate", path],
+        ["look", path, "--sample", "0"],
+    ):
+        refused(command, capsys, f"a symbolic link is not allowed in a run directory: {path / name}")
+
+
+@pytest.mark.parametrize("name", ["lock", "config.json", "metrics.jsonl", "best.json", "checkpoints", "figures"])
+def test_commands_that_load_no_weights_refuse_it_too(path, victims, capsys, name):
+    make_room(path, name)
+    (path / name).symlink_to(victims / ("victims" if name in FOLDERS else "victim"))
+    refused(["curves", path], capsys, f": {path / name}")
+    if name not in ("metrics.jsonl", "config.json"):
+        refused(["curves", path / "metrics.jsonl"], capsys, f": {path / name}")
+    assert main(["runs", str(path.parent)]) == 0
+    assert "a symbolic link is not allowed in a run directory" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_dangling_link_is_refused_and_makes_no_file(path, victims, capsys):
+    for name in ("lock", "metrics.jsonl", "config.json"):
+        make_room(path, name)
+        (path / name).symlink_to(victims / "new")
+        refused(["resume", path], capsys, f": {path / name}")
+        (path / name).unlink()
+        (path / name).write_text("{}")
+    assert not (victims / "new").exists()
+
+
+@pytest.mark.parametrize("name", [*FILES, ".lock.0123.part"])
+def test_a_second_hard_link_is_not_written_to(path, victims, name):
+    make_room(path, name)
+    (path / name).hardlink_to(victims / "victim")
+    run = RunDirectory(path, {}, pytest.fail) if name == "config.json" else RunDirectory.open(path)  # which only reads
+    with pytest.raises(UnsafeFileError, match="a file with 2 hard links is not allowed") as caught:
+        run.lock().__enter__()
+    assert caught.value.filename == str(path / name)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_nothing_waits_for_a_named_pipe(path, capsys, name):
+    """Where this fails, it does not end."""
+    make_room(path, name)
+    os.mkfifo(path / name)
+    for command in (["resume", path], ["evaluate", path], ["curves", path]):
+        refused(command, capsys, f"a named pipe is not allowed in a run directory: {path / name}")
+    assert main(["runs", str(path.parent)]) == 0
+
+
+def test_a_socket_is_refused(path, capsys, monkeypatch):
+    (path / "lock").unlink()
+    monkeypatch.chdir(path)  # the names of sockets are short
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("lock")
+        refused(["resume", path], capsys, f"a socket is not allowed in a run directory: {path / 'lock'}")
+
+
+def test_the_run_itself_may_be_a_link(path, tmp_path):
+    (tmp_path / "link").symlink_to(path)
+    run = RunDirectory.open(tmp_path / "link", pytest.fail)
+    with run.lock():
+        run.log(record(3))
+    assert run.best().step == 2
+    assert len(records.read(path / "metrics.jsonl")) == 3
+
+
+def test_a_named_file_of_records_may_be_a_link(path, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link.jsonl").symlink_to(path / "metrics.jsonl")
+    assert main(["curves", "link.jsonl", "--csv", "-"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+class TestAfterTheCheck:
+    """What appears only after the run was checked is not followed either."""
+
+    @pytest.mark.parametrize("make", ["symbolic", "hard"])
+    def test_records(self, path, victims, make):
+        with RunDirectory.open(path).lock() as run:
+            (path / "metrics.jsonl").unlink()
+            if make == "symbolic":
+                (path / "metrics.jsonl").symlink_to(victims / "victim")
+            else:
+                (path / "metrics.jsonl").hardlink_to(victims / "victim")
+            for write in (
+                lambda: run.log(record(3)),
+                lambda: run.save(Snapshot(3, {}, {}, {})),
+                lambda: records.make_durable(path / "metrics.jsonl"),
+            ):
+                with pytest.raises(UnsafeFileError):
+                    write()
+
+    def test_the_lock(self, path, victims, monkeypatch):
+        (path / "lock").unlink()
+        (path / "lock").symlink_to(victims / "victim")
+        monkeypatch.setattr("clearhead.training.run.check_tree", lambda *args, **how: None)
+        with pytest.raises(UnsafeFileError, match="expected a regular file, got a symbolic link"):
+            RunDirectory(path, {}, print).lock().__enter__()
+
+    def test_the_folder_of_checkpoints(self, path, victims):
+        with RunDirectory.open(path).lock() as run:
+            (path / "checkpoints").rename(path / "moved")
+            (path / "checkpoints").symlink_to(victims / "victims")
+            for use in (
+                lambda: run.save(Snapshot(3, {}, {}, {})),
+                lambda: run.newest(),
+                lambda: run.mark_best(9),
+                lambda: checkpoint.clean(path),
+                lambda: checkpoint.load(checkpoint.at(path, 9)),
+                lambda: checkpoint.remove(checkpoint.at(path, 9)),
+            ):
+                with pytest.raises(OSError, match="expected a folder, got a symbolic link"):
+                    use()
+
+    def test_a_checkpoint(self, path, victims):
+        with RunDirectory.open(path).lock() as run:
+            checkpoint.at(path, 9).symlink_to(victims / "victims/step-00000009")
+            with pytest.raises(UnsafeFileError):
+                run.newest()
+            run.save(Snapshot(9, {}, {}, {}))  # takes its place
+            assert not checkpoint.at(path, 9).is_symlink()
+
+    def test_the_mark_of_the_best(self, path, victims):
+        with RunDirectory.open(path).lock() as run:
+            (path / "best.json").unlink()
+            (path / "best.json").symlink_to(victims / "victim")
+            with pytest.raises(UnsafeFileError):
+                run.best()
+            run.change_config({"recipe": "other"})
+
+    def test_the_probe(self, path, victims):
+        make_room(path, "probe")
+        (path / "probe").symlink_to(victims / "victims")
+        with pytest.raises(UnsafeFileError):
+            probe_files(path)
