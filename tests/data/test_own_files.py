@@ -7,7 +7,7 @@ from clearhead.data.config import DataConfig
 from clearhead.data.datasets import digests
 from clearhead.data.dictionary import read_dictionary
 from clearhead.data.limits import MOST_LIST_LINES
-from clearhead.data.own_files import own_file, own_lines, own_text, read_own
+from clearhead.data.own_files import own_bytes, own_file, own_lines, own_text, read_own
 from clearhead.data.word_list import read_words
 
 READERS = {
@@ -54,13 +54,13 @@ def test_utf_16_is_no_text(tmp_path, reader):
 
 def test_any_bytes_are_read_as_bytes(tmp_path):
     (tmp_path / "x").write_bytes(b"\0\xff")
-    assert read_text(str(tmp_path / "x"), "byte") == "\0\xff"
+    assert "".join(read_text(str(tmp_path / "x"), "byte")) == "\0\xff"
 
 
 def test_lines_end_as_on_any_system(tmp_path):
     (tmp_path / "x").write_bytes("\ufeffa\r\nb\rc\n\x85d\u2028".encode())
     assert own_lines(tmp_path / "x") == ["a", "b", "c", "\x85d\u2028"]
-    assert own_text(tmp_path / "x") == "a\r\nb\rc\n\x85d\u2028"
+    assert "".join(own_text(tmp_path / "x", 100)) == "a\r\nb\rc\n\x85d\u2028"
 
 
 def test_files_of_any_length_are_refused_before_they_are_read(tmp_path, monkeypatch):
@@ -76,8 +76,10 @@ def test_a_file_that_grows_while_it_is_read_is_refused(tmp_path, monkeypatch):
     (tmp_path / "x").write_bytes(bytes(100))
     status = os.stat(tmp_path / "x")
     monkeypatch.setattr(os, "fstat", lambda file: os.stat_result((*status[:6], 10, *status[7:10])))
-    with pytest.raises(ValueError, match="x has more than 50 bytes"):
+    with pytest.raises(ValueError, match="x has more bytes than the 10 that it had when it was opened"):
         read_own(tmp_path / "x", 50)
+    with pytest.raises(ValueError, match="x has more than 50 bytes"):
+        list(own_bytes(tmp_path / "x", 50))
 
 
 def test_very_many_lines_are_refused(tmp_path):

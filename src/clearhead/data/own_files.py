@@ -4,6 +4,7 @@ Only regular files are read: to open a named pipe waits for a writer, and a devi
 waiting and examined through its descriptor, so that it cannot be exchanged between the check and the reading.
 """
 
+import codecs
 import errno
 import os
 import re
@@ -22,6 +23,7 @@ from clearhead.data.limits import (
 
 CONVERT = "convert it first"
 LINE_END = re.compile(r"\r\n|\r|\n")
+PIECE = 1 << 20
 READ_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
@@ -56,11 +58,12 @@ def open_own(path: str | Path, most: int | None = None) -> BinaryIO:
 
 
 def read_own(path: str | Path, most: int) -> bytes:
-    """All bytes of a regular file; more than `most` are refused, also where the file grows while it is read."""
+    """All bytes of a regular file; more than `most` are refused, and a file that grows while it is read."""
     with open_own(path, most) as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise ValueError(f"{path} has more than {most:,} bytes")
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(size + 1)
+    if len(data) > size:
+        raise ValueError(f"{path} has more bytes than the {size:,} that it had when it was opened")
     return data
 
 
@@ -77,20 +80,36 @@ def own_file(path: str | Path, most: int = MOST_TEXT_BYTES) -> Path:
     return own_path(path)
 
 
-def own_text(path: str | Path, otherwise: str = CONVERT, most: int = MOST_TEXT_BYTES) -> str:
-    """All of a text, without its byte order mark. The byte 0 is in no text, but in every second place of UTF-16."""
+def own_text(path: str | Path, most: int, otherwise: str = CONVERT) -> list[str]:
+    """All of a text, in pieces, without its byte order mark. The byte 0 is in no text, but in every second place of
+    UTF-16. A piece takes 1, 2 or 4 bytes per character: one rare character does not make all of the text large."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    pieces = []
     try:
-        text = read_own(path, most).decode("utf-8-sig")
+        for data in own_bytes(path, most):
+            pieces.append(decoder.decode(data, final=not data))
+            if "\0" in pieces[-1]:
+                raise ValueError(f"{path} must be text in UTF-8, got other bytes (a zero); {otherwise}")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be text in UTF-8, got other bytes ({error.reason}); {otherwise}") from None
-    if "\0" in text:
-        raise ValueError(f"{path} must be text in UTF-8, got other bytes (a zero); {otherwise}")
-    return text
+    return pieces
+
+
+def own_bytes(path: str | Path, most: int) -> Iterator[bytes]:
+    """All bytes of a regular file, in pieces, with an empty one at the end; more than `most` are refused."""
+    length = 0
+    with open_own(path, most) as file:
+        while data := file.read(PIECE):
+            length += len(data)
+            if length > most:
+                raise ValueError(f"{path} has more than {most:,} bytes")
+            yield data
+    yield b""
 
 
 def own_lines(path: str | Path) -> list[str]:
     """The lines of a text of at most MOST_LIST_BYTES and MOST_LIST_LINES, whichever system wrote them."""
-    text = own_text(path, most=MOST_LIST_BYTES)
+    text = "".join(own_text(path, MOST_LIST_BYTES))
     if text.count("\n") + text.count("\r") - text.count("\r\n") >= MOST_LIST_LINES:
         raise ValueError(f"{path} has more than {MOST_LIST_LINES:,} lines")
     return LINE_END.split(text)
