@@ -80,7 +80,7 @@ class PlainMember(tarfile.TarInfo):
     def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
         if self.type in EXTENDED and self.size > MOST_HEADER_BYTES:
             raise ArchiveError(f"a header of a tar may have {MOST_HEADER_BYTES} bytes, got {self.size}; {DISTRUST}")
-        return super()._proc_member(archive)  # type: ignore[misc, no-any-return]
+        return super()._proc_member(archive)  # type: ignore[misc]
 
     def _proc_sparse(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
         raise ArchiveError(f"an archive must have ordinary files only, got a sparse file {self.name!r}; {DISTRUST}")
