@@ -6,12 +6,12 @@ waiting and examined through its descriptor, so that it cannot be exchanged betw
 
 import codecs
 import errno
+import io
 import os
 import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from clearhead.data.limits import (
     MOST_FOLDER_DEPTH,
@@ -39,7 +39,7 @@ def own_path(path: str | Path) -> Path:
         raise ValueError(f"~NAME must be somebody's home, got {str(path)!r}; write the path in full") from None
 
 
-def open_own(path: str | Path, most: int | None = None) -> BinaryIO:
+def open_own(path: str | Path, most: int | None = None) -> io.BufferedReader:
     """A regular file of at most `most` bytes, opened for reading. A folder, or a path without a file, is an OSError."""
     found = own_path(path)
     check_regular(os.stat(found), path)  # first of all: opening a device may already have an effect
