@@ -150,7 +150,12 @@ def test_help_without_a_mask(told):
         ("causal --tokens 0", "--tokens must be from 1 to 2048, got 0"),
         ("causal --tokens 5000", "--tokens must be from 1 to 2048, got 5000"),
         ("causal --queries 6", "--queries must be at most the number of tokens, got 6 queries for 5 tokens"),
-        ("causal --window -1", "--window must be at least 0, got -1"),
+        ("causal --window -1", "--window must be from 0 to 2048, got -1"),
+        (f"causal --window {10**30}", f"--window must be from 0 to 2048, got {10**30}"),
+        (
+            f"padding --lengths 2048 {'1 ' * 99}",
+            "a mask may have at most 4,194,304 values, got 419,430,400; give fewer",
+        ),
         ("padding --lengths 6 --tokens 5", "--lengths must be from 0 to 5 tokens, got [6]"),
         ("causal --additive 3", "--additive: must be a negative number or -inf, got '3'"),
         ("causal --figure mask.gif", "a picture is saved as .png, .svg, .pdf, got 'mask.gif'"),

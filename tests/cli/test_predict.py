@@ -1,5 +1,6 @@
 import json
 import math
+import os
 from itertools import pairwise
 
 import numpy as np
@@ -73,6 +74,8 @@ def test_digits(trained, capsys):
         ("RUN/mnist nowhere.png", 1, "No such file or directory: nowhere.png"),
         ("RUN/mnist empty", 2, "a folder must have pictures in it, got none in empty"),
         ("RUN/mnist bad.png", 2, "cannot read the image bad.png: the file is"),
+        ("RUN/mnist pipe.png", 2, "cannot read the image pipe.png: it is a pipe or a device and not a file"),
+        ("RUN/mnist a.png bomb.webp", 2, "cannot read the image bomb.webp: it has more than 25,000,000 pixels"),
         ("RUN/mnist --ids 3", 2, "answers about pictures, got digits"),
         ("RUN/reverse a.png", 2, "answers about digits, got 'a.png'; ask with"),
         ("RUN/reverse --ids 3 x", 2, "--ids: invalid int value: 'x'"),
@@ -85,6 +88,10 @@ def test_digits(trained, capsys):
 def test_mistakes_are_one_line(trained, digits, capsys, monkeypatch, argv, code, message):
     monkeypatch.chdir(digits)
     (digits / "empty").mkdir()
+    os.mkfifo("pipe.png")
+    (digits / "bomb.webp").write_bytes(
+        bytes.fromhex("524946461a000000574542505650384c0e0000002fffffff0fffffffff888808")
+    )
     (digits / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\n but not really")
     assert main(["predict", *argv.replace("RUN", str(trained)).split()]) == code
     err = capsys.readouterr().err

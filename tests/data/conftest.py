@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,10 @@ class Server:
     def __init__(self):
         self.files: dict[str, bytes] = {}
         self.at_once, self.knows_ranges, self.says_length = 1 << 30, True, True
+        self.refuses_ranges = False
         self.asked: list[tuple[str, str | None]] = []
+        self.waited: list[float] = []
+        self.clock = iter([0.0] * 1000)
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -33,6 +37,9 @@ class Server:
         if data is None:
             request.send_error(404)
             return
+        if wanted and self.refuses_ranges:
+            request.send_error(416)
+            return
         start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.knows_ranges else 0
         if start and start >= len(data):
             request.send_error(416)
@@ -47,8 +54,11 @@ class Server:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server(monkeypatch) -> Iterator[Server]:
+    """Nobody waits for it: seconds of waiting are noted, and the clock is the test's."""
     server = Server()
+    clock = SimpleNamespace(sleep=server.waited.append, monotonic=lambda: next(server.clock))
+    monkeypatch.setattr("clearhead.data.download.time", clock)
     thread = threading.Thread(target=server.http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield server

@@ -1,6 +1,6 @@
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 
 import pytest
 
@@ -35,8 +35,17 @@ def test_importing_it_does_not_import_torch():
         ("skip_invalid", "yes", "skip_invalid must be True or False, got 'yes'"),
         ("level", "word", "level must be one of character, byte, got 'word'"),
         ("window", -1, "window must be a whole number of at least 0, got -1"),
-        ("length", 10**20, "length must be a whole number of at most 1000000000000, got 1000"),
-        ("limit", 10**20, "limit must be a whole number of at most 1000000000000, got 1000"),
+        ("length", 65_537, "length must be a whole number of at most 65,536, got 65537"),
+        ("limit", 10_000_001, "limit must be a whole number of at most 10,000,000, got 10000001"),
+        ("validation", 10**12, "validation must be a whole number of at most 10,000,000, got 1000000000000"),
+        ("window", 10**12, "window must be a whole number of at most 10,000,000, got 1000000000000"),
+        ("image_size", 2049, "image_size must be a whole number of at most 2,048, got 2049"),
+        ("set_size", 10**9, "set_size must be a whole number of at most 65,536, got 1000000000"),
+        ("augmentation", Augmentation(crop=29), "crop must be at most the 28 pixels of an image's side, got 29; try"),
+        ("folder", "a\0b", r"folder must be a path that the system can have, got 'a\\x00b'"),
+        ("file", "\ud800", r"file must be a path that the system can have, got '\\ud800'"),
+        ("name", [], r"unknown data set '\[\]'; choose from reverse, "),
+        ("fit", [[1]] * 100, r"fit must be one of pad, crop, stretch, got \[\[1\], .{0,60}\.\.\.$"),
         ("augmentation", {"crop": 4}, "augmentation must be an Augmentation, got"),
     ],
 )
@@ -51,6 +60,9 @@ def test_what_does_not_fit_is_refused(field, value, message):
         ("crop", -1, "crop must be a whole number of at least 0, got -1"),
         ("flip", 1, "flip must be True or False, got 1"),
         ("cutout", 0.5, "cutout must be a whole number of at least 0, got 0.5"),
+        ("crop", 10**9, "crop must be a whole number of at most 2,048, got 1000000000"),
+        ("cutout", 10**9, "cutout must be a whole number of at most 2,048, got 1000000000"),
+        ("mixup", 1e308, r"mixup must be a number of at most 1000, got 1e[+]308"),
         ("mixup", float("nan"), "mixup must be a number of at least 0, got nan"),
         ("mixup", float("inf"), "mixup must be a number of at least 0, got inf"),
     ],
@@ -69,3 +81,50 @@ def test_a_repeat_can_only_be_asked_where_both_answers_exist():
 def test_augmentation_is_on_when_anything_is():
     assert not Augmentation().is_on
     assert Augmentation(flip=True).is_on
+
+
+WRONG = (
+    None,
+    True,
+    -1,
+    0.5,
+    10**30,
+    10**5000,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "\ud800",
+    "\0",
+    [],
+    [1],
+    {},
+    {"x": 1},
+    [[]] * 9,
+)
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(DataConfig)])
+def test_a_value_of_any_type_is_accepted_or_refused_in_one_line(name):
+    for value in WRONG:
+        try:
+            DataConfig(**{"name": "mnist", name: value})
+        except (ValueError, LookupError) as error:
+            assert not isinstance(error, UnicodeError | KeyError | IndexError)  # noqa: PT017
+            assert "\n" not in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Augmentation)])
+def test_augmentation_of_any_type_is_accepted_or_refused_in_one_line(name):
+    for value in WRONG:
+        try:
+            DataConfig(name="mnist", augmentation=Augmentation(**{name: value}))
+        except ValueError as error:
+            assert not isinstance(error, UnicodeError)  # noqa: PT017
+            assert "\n" not in str(error)  # noqa: PT017
+
+
+def test_a_crop_is_compared_with_the_size_that_images_are_resized_to():
+    assert DataConfig(name="folder", image_size=64, augmentation=Augmentation(crop=64))
+    with pytest.raises(ValueError, match="crop must be at most the 8 pixels"):
+        DataConfig(name="folder", image_size=8, augmentation=Augmentation(crop=9))

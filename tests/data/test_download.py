@@ -2,7 +2,9 @@ from urllib.error import HTTPError
 
 import pytest
 
+from clearhead.data import download as downloads
 from clearhead.data.download import download
+from clearhead.data.limits import DOWNLOAD_WAITS
 
 DATA = bytes(range(256)) * 1000
 
@@ -32,6 +34,39 @@ def test_a_connection_that_breaks_is_taken_up_again(server, url, tmp_path):
     download(url, tmp_path / "it", most=len(DATA))
     assert (tmp_path / "it").read_bytes() == DATA
     assert [wanted for _, wanted in server.asked] == [None, "bytes=100000-", "bytes=200000-"]
+    assert server.waited == [1, 2]
+
+
+def test_a_server_that_breaks_off_and_then_refuses_is_asked_a_few_times_only(server, url, tmp_path):
+    """6,366 requests in 8 seconds, and no end, before they were counted."""
+    server.at_once, server.refuses_ranges = 1000, True
+    with pytest.raises(OSError, match=r"416|the answer ended"):
+        download(url, tmp_path / "it", most=len(DATA))
+    assert len(server.asked) == len(DOWNLOAD_WAITS) + 1
+    assert server.waited == list(DOWNLOAD_WAITS) == [1, 2, 4, 8, 16]
+    assert not (tmp_path / "it").exists()
+
+
+def test_a_server_that_sends_a_little_each_time_is_asked_a_few_times_only(server, url, tmp_path):
+    server.at_once = 10
+    with pytest.raises(OSError, match="the answer ended after 60 of 256000 bytes"):
+        download(url, tmp_path / "it", most=len(DATA))
+    assert len(server.asked) == len(DOWNLOAD_WAITS) + 1
+    assert (tmp_path / "it.part").read_bytes() == DATA[:60]
+
+
+def test_a_very_slow_server_is_left(server, url, tmp_path, monkeypatch):
+    monkeypatch.setattr(downloads, "PIECE", 1000)
+    server.clock = iter(range(0, 10**6, 10))  # ten seconds for each piece
+    with pytest.raises(OSError, match=r"bytes in .* seconds, which is too slow"):
+        download(url, tmp_path / "it", most=len(DATA))
+    assert server.waited  # what came is kept, and the rest is asked for
+
+
+def test_a_file_that_is_announced_as_too_large_is_not_read(server, url, tmp_path):
+    with pytest.raises(ValueError, match="the file may have 1000 bytes, got 256000"):
+        download(url, tmp_path / "it", most=1000)
+    assert not (tmp_path / "it.part").exists()
 
 
 def test_a_server_without_ranges_starts_again(server, url, tmp_path):

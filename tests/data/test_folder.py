@@ -1,14 +1,20 @@
+import hashlib
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load as from_safetensors
+from safetensors.torch import save as to_safetensors
 
-from clearhead.data import decoding
+from clearhead.data import decoding, own_files
 from clearhead.data.config import DataConfig
 from clearhead.data.datasets import digests, load
-from clearhead.data.folder import list_pictures
+from clearhead.data.folder import divided, list_pictures
+from clearhead.data.limits import MOST_FOLDER_DEPTH
+from clearhead.data.store import cache_folder
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -132,17 +138,72 @@ def test_names_that_are_no_text_are_read_but_a_class_has_to_be_text(tmp_path):
     os.rename(root / "cat/0.png", os.fsencode(root / "cat") + b"/\xff.png")
     assert len(data_of(root).train) + len(data_of(root).test) == 6
     os.rename(root / "cat", os.fsencode(root) + b"/c\xff")
-    with pytest.raises(ValueError, match=r"the name of a class must be text \(UTF-8\), got .*; rename that folder"):
+    with pytest.raises(
+        ValueError, match=r"the name of a class must be one line of text \(UTF-8\), got .*; rename that folder"
+    ):
         data_of(root)
 
 
 def test_pictures_that_do_not_fit_into_memory_are_refused_before_one_is_read(tmp_path, monkeypatch):
     root = fill(tmp_path / "mine", cat=3, dog=3)
-    monkeypatch.setattr(decoding, "read_picture", pytest.fail)
-    with pytest.raises(
-        ValueError, match=r"all pictures must fit into memory, got 6 of 1000000 x 1000000, 18,000 GB of "
-    ):
-        load(DataConfig(name="folder", folder=str(root), image_size=1_000_000), 0)
+    monkeypatch.setattr(decoding, "with_picture", pytest.fail)
+    monkeypatch.setattr(os, "sysconf", lambda name: 100)
+    with pytest.raises(ValueError, match=r"all pictures must fit into memory, got 6 of 2048 x 2048, 0 GB of "):
+        load(DataConfig(name="folder", folder=str(root), image_size=2048), 0)
+
+
+def spoiled_caches(path):
+    """What may be where the cache was, each as a function that puts it there."""
+    tensors = from_safetensors(path.read_bytes()[32:])
+
+    def write(**changes):
+        data = to_safetensors({**tensors, **changes})
+        path.write_bytes(hashlib.sha256(data).digest() + data)
+
+    yield lambda: write(pixels=tensors["pixels"][:3])
+    yield lambda: write(sizes=tensors["sizes"].float())
+    yield lambda: write(other=tensors["sizes"].clone())
+    yield lambda: path.write_bytes(hashlib.sha256(b"no tensors").digest() + b"no tensors")
+    yield lambda: path.write_bytes(b"")
+    yield lambda: os.truncate(path, 10**12)
+    yield lambda: (path.unlink(), os.mkfifo(path))
+    yield lambda: (path.unlink(), path.symlink_to(path))
+    yield lambda: (path.unlink(), path.mkdir(), (path / "file").touch())
+
+
+def test_pictures_are_decoded_again_where_the_cache_cannot_be_used(tmp_path, cache):
+    root = fill(tmp_path / "mine", cat=3, dog=3)
+    wanted = shades(data_of(root).train)
+    (path,) = (cache / "folders").iterdir()
+    for spoil in spoiled_caches(path):
+        spoil()
+        assert shades(data_of(root).train) == wanted
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), OSError(5, "Input/output error")])
+def test_a_cache_that_may_not_be_read_is_done_without(tmp_path, cache, monkeypatch, error):
+    root = fill(tmp_path / "mine", cat=3, dog=3)
+    data_of(root)
+    stat = os.stat
+
+    def fail(path, *args, **options):
+        if "folders" in str(path):
+            raise error
+        return stat(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", fail)
+    assert len(data_of(root).train) + len(data_of(root).test) == 6
+
+
+def test_without_a_home_pictures_are_read_all_the_same(tmp_path, monkeypatch):
+    root = fill(tmp_path / "mine", cat=3, dog=3)
+    monkeypatch.delenv("CLEARHEAD_CACHE", raising=False)
+    monkeypatch.setattr(
+        Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("Could not determine home directory."))
+    )
+    assert len(data_of(root).train) + len(data_of(root).test) == 6
+    with pytest.raises(ValueError, match="no home directory to keep data in; set CLEARHEAD_CACHE"):
+        cache_folder()
 
 
 def test_without_a_place_for_the_cache_pictures_are_read_all_the_same(tmp_path, monkeypatch):
@@ -273,3 +334,53 @@ def test_image_files_of_other_formats_are_not_ignored_in_silence(pictures):
         (pictures / name).write_bytes(b"II*\0")
     notes = load(DataConfig(name="folder", folder=str(pictures)), 0).notes
     assert "Ignored image files of formats that are not read: 2 .tif, 1 .tiff." in notes[-1]
+
+
+def test_folders_that_lead_back_to_themselves_are_not_followed(tmp_path):
+    root = fill(tmp_path / "mine", cat=3, dog=3)
+    (root / "cat/loop").symlink_to(root, target_is_directory=True)
+    (root / "cat/loop.png").symlink_to("loop.png")
+    (root / "dog/other.png").symlink_to(root / "cat/0.png")
+    assert len(list_pictures(str(root)).files) == 7
+
+
+def test_folders_nested_very_deep_are_refused(tmp_path):
+    root = fill(tmp_path / "mine", cat=3, dog=3)
+    deep = root / "cat" / "/".join("d" * (MOST_FOLDER_DEPTH - 1))
+    paint(deep / "9.png", 9)
+    assert len(list_pictures(str(root)).files) == 7
+    (deep / "d").mkdir()
+    with pytest.raises(ValueError, match="cat has folders that are nested more than 32 deep"):
+        list_pictures(str(root))
+
+
+def test_very_many_files_are_refused(tmp_path, monkeypatch):
+    root = fill(tmp_path / "mine", cat=3, dog=3)
+    monkeypatch.setattr(own_files, "MOST_FOLDER_ENTRIES", 2)
+    with pytest.raises(ValueError, match="cat has more than 2 files and folders"):
+        list_pictures(str(root))
+
+
+def test_names_of_two_lines_are_refused(tmp_path):
+    root = fill(tmp_path / "mine", cat=3, dog=3)
+    os.rename(root / "cat/0.png", root / "cat/a\nb.png")
+    with pytest.raises(ValueError, match=r"the name of an image file must be one line, got '.*a\\nb.png'"):
+        list_pictures(str(root))
+    os.rename(root / "cat", root / "ca\nt")
+    with pytest.raises(ValueError, match=r"the name of a class must be one line of text \(UTF-8\), got 'ca\\nt'"):
+        list_pictures(str(root))
+
+
+def test_pipes_are_no_pictures(tmp_path):
+    root = fill(tmp_path / "mine", cat=3, dog=3)
+    os.mkfifo(root / "cat/pipe.png")
+    assert len(data_of(root).train) + len(data_of(root).test) == 6
+
+
+def test_very_many_classes_are_split_in_good_time(tmp_path, monkeypatch):
+    """Each image is looked at once, not once for each class."""
+    root = fill(tmp_path / "mine", **{f"class{i}": 2 for i in range(100)})
+    listing = list_pictures(str(root))
+    train, test, n_validation = divided(listing, 1000)
+    assert (len(train), len(test), n_validation) == (100, 100, 20)
+    assert [listing.labels[i] for i in train] == list(range(100)) == [listing.labels[i] for i in test]

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.data.idx import gunzip, images_and_labels, parse
+from clearhead.data.limits import UNPACKED_FLOOR
 
 
 def idx(tensor):
@@ -71,6 +72,12 @@ def test_what_unpacks_to_too_much_is_refused():
     assert len(bomb) < 20_000
     with pytest.raises(ValueError, match="it must unpack to at most 1000 bytes, got more"):
         gunzip(bomb, "it", 1000)
+
+
+def test_what_unpacks_to_more_than_a_hundred_times_its_size_is_refused():
+    assert len(gunzip(gzip.compress(bytes(UNPACKED_FLOOR)), "it", 50_000_000)) == UNPACKED_FLOOR
+    with pytest.raises(ValueError, match=f"it must unpack to at most {UNPACKED_FLOOR} bytes, got more"):
+        gunzip(gzip.compress(bytes(UNPACKED_FLOOR + 1)), "it", 50_000_000)
 
 
 @given(length=st.integers(2, 40), flipped=st.integers(0, 400))

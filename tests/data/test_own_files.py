@@ -6,7 +6,8 @@ from clearhead.data.characters import read_text
 from clearhead.data.config import DataConfig
 from clearhead.data.datasets import digests
 from clearhead.data.dictionary import read_dictionary
-from clearhead.data.own_files import own_file, own_lines, own_text
+from clearhead.data.limits import MOST_LIST_LINES
+from clearhead.data.own_files import own_bytes, own_file, own_lines, own_text, read_own
 from clearhead.data.word_list import read_words
 
 READERS = {
@@ -36,6 +37,7 @@ def test_what_is_no_file_is_the_systems_to_say(tmp_path, reader):
 
 def test_homes(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "x").touch()
     assert own_file("~/x") == tmp_path / "x"
     with pytest.raises(
         ValueError, match="must be somebody's home, got '~nobody-of-this-name/x'; write the path in full"
@@ -52,10 +54,49 @@ def test_utf_16_is_no_text(tmp_path, reader):
 
 def test_any_bytes_are_read_as_bytes(tmp_path):
     (tmp_path / "x").write_bytes(b"\0\xff")
-    assert read_text(str(tmp_path / "x"), "byte") == "\0\xff"
+    assert "".join(read_text(str(tmp_path / "x"), "byte")) == "\0\xff"
 
 
 def test_lines_end_as_on_any_system(tmp_path):
     (tmp_path / "x").write_bytes("\ufeffa\r\nb\rc\n\x85d\u2028".encode())
     assert own_lines(tmp_path / "x") == ["a", "b", "c", "\x85d\u2028"]
-    assert own_text(tmp_path / "x") == "a\r\nb\rc\n\x85d\u2028"
+    assert "".join(own_text(tmp_path / "x", 100)) == "a\r\nb\rc\n\x85d\u2028"
+
+
+def test_files_of_any_length_are_refused_before_they_are_read(tmp_path, monkeypatch):
+    with (tmp_path / "x").open("wb") as file:
+        file.truncate(10**12)  # sparse: it takes no room
+    for name, reader in READERS.items():
+        limit = "10,000,000" if name in ("dictionary", "words") else "100,000,000"
+        with pytest.raises(ValueError, match=f"x has 1,000,000,000,000 bytes, the limit is {limit}"):
+            reader(str(tmp_path / "x"))
+
+
+def test_a_file_that_grows_while_it_is_read_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "x").write_bytes(bytes(100))
+    status = os.stat(tmp_path / "x")
+    monkeypatch.setattr(os, "fstat", lambda file: os.stat_result((*status[:6], 10, *status[7:10])))
+    with pytest.raises(ValueError, match="x has more bytes than the 10 that it had when it was opened"):
+        read_own(tmp_path / "x", 50)
+    with pytest.raises(ValueError, match="x has more than 50 bytes"):
+        list(own_bytes(tmp_path / "x", 50))
+
+
+def test_very_many_lines_are_refused(tmp_path):
+    (tmp_path / "x").write_text("a\n" * (MOST_LIST_LINES - 1))
+    assert len(own_lines(tmp_path / "x")) == MOST_LIST_LINES
+    for end in ("\n", "\r", "\r\n"):
+        (tmp_path / "x").write_bytes(f"a{end}".encode() * MOST_LIST_LINES)
+        with pytest.raises(ValueError, match="x has more than 500,000 lines"):
+            own_lines(tmp_path / "x")
+
+
+def test_no_descriptor_is_left_open(tmp_path):
+    (tmp_path / "x").write_bytes(bytes(100))
+    before = os.listdir("/dev/fd")
+    for _ in range(20):
+        with pytest.raises(ValueError, match="the limit is"):
+            read_own(tmp_path / "x", 50)
+        with pytest.raises(IsADirectoryError, match="Is a directory"):
+            read_own(tmp_path, 50)
+    assert len(os.listdir("/dev/fd")) == len(before)

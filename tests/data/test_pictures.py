@@ -1,5 +1,11 @@
 import io
+import os
+import resource
+import socket
 import struct
+import subprocess
+import sys
+import threading
 import zlib
 from pathlib import Path
 
@@ -8,13 +14,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageColor, ImageDraw
+from PIL import Image, ImageColor, ImageDraw, ImageFile, ImageOps
 
+from clearhead.data import pictures
+from clearhead.data.limits import MOST_JPEG_SCANS, MOST_PICTURE_BYTES, MOST_PICTURE_PIXELS, MOST_PICTURE_SIDE
 from clearhead.data.pictures import (
     FORMATS,
-    MOST_PIXELS,
+    Budget,
     InvalidPictureError,
     background_of,
+    canvas_of,
     in_rgb,
     open_picture,
     read_picture,
@@ -74,17 +83,123 @@ def test_junk_is_refused(junk, start):
         open_picture(start + junk, "it")
 
 
-def test_a_bomb_is_refused_before_it_is_decoded():
-    def chunk(name, data):
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+def chunk(name, data):
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
-    for side in (8_000, 12_000, 60_000):
-        head = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
-        rows = zlib.compress(bytes(1000))
-        bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-        assert side * side > MOST_PIXELS
-        with pytest.raises(ValueError, match="it has more than 50,000,000 pixels"):
+
+def png(width, height, rows, kind=0, depth=8, interlace=0):
+    """A PNG whose compressed data is `rows`, however many bytes these are."""
+    head = struct.pack(">IIBBBBB", width, height, depth, kind, 0, 0, interlace)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def gif(width, height, frame=(0, 0, 1, 1), flags=0):
+    """A GIF of one frame at (left, top, width, height), with one pixel of data; `flags` say what to dispose of."""
+    control = b"!\xf9\x04" + bytes([flags, 0, 0, 0, 0])
+    head = b"GIF89a" + struct.pack("<HH", width, height) + b"\x80\0\0" + bytes(6)
+    return head + control + b"," + struct.pack("<4H", *frame) + b"\0" + b"\x02\x02\x44\x01\0;"
+
+
+def webp(width, height):
+    """28 bytes that decode to a picture of one colour."""
+    bits = bytes([0x2F]) + (width - 1 | (height - 1) << 14).to_bytes(4, "little") + b"\x88\x88\x08"
+    body = b"WEBPVP8L" + struct.pack("<I", len(bits)) + bits + bytes(len(bits) % 2)
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def declared(kind, width, height):
+    """A small file that declares a size."""
+    if kind == "PNG":
+        return png(width, height, bytes(1000))
+    if kind == "GIF":
+        return gif(width, height)
+    small = bytearray(packed(Image.new("RGB", (2, 2)), kind, **({"lossless": True} if kind == "WEBP" else {})))
+    if kind == "BMP":
+        small[18:26] = struct.pack("<ii", width, height)
+    if kind == "JPEG":
+        at = small.index(b"\xff\xc0") + 5
+        small[at : at + 4] = struct.pack(">HH", height, width)
+    if kind == "WEBP":
+        small[21:25] = (int.from_bytes(small[21:25], "little") & ~0xFFFFFFF | width - 1 | (height - 1) << 14).to_bytes(
+            4, "little"
+        )
+    return bytes(small)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_bomb_is_refused_before_it_is_decoded(kind, monkeypatch):
+    sizes = ((5_001, 5_000), (8_000, 8_000), (12_000, 12_000), (16_383, 16_383))
+    bombs = [declared(kind, *size) for size in sizes]
+    monkeypatch.setattr(ImageFile.ImageFile, "load", pytest.fail)
+    for size, bomb in zip(sizes, bombs, strict=True):
+        assert size[0] * size[1] > MOST_PICTURE_PIXELS
+        with pytest.raises(InvalidPictureError, match="image it: it has more than 25,000,000 pixels"):
             open_picture(bomb, "it")
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP"])
+def test_a_very_long_picture_is_refused_before_it_is_decoded(kind):
+    for size in ((1, MOST_PICTURE_SIDE + 1), (MOST_PICTURE_SIDE + 1, 1)):
+        with pytest.raises(InvalidPictureError, match=r"width or height is more than 32,768 pixels \("):
+            open_picture(declared(kind, *size), "it")
+
+
+def test_the_canvas_of_an_animation_is_checked_before_the_file_is_opened(monkeypatch):
+    frames = [Image.new("RGB", (4, 4), (i, 0, 0)) for i in (0, 200)]
+    moving = bytearray(packed(frames[0], "WEBP", save_all=True, append_images=frames[1:], lossless=True))
+    assert moving[12:16] == b"VP8X"
+    assert canvas_of(bytes(moving)) == (4, 4)
+    moving[24:30] = (9_999).to_bytes(3, "little") * 2
+    monkeypatch.setattr(Image, "open", lambda *args, **options: pytest.fail("opened"))
+    for content in (bytes(moving), webp(16_383, 16_383), gif(10_000, 10_000), gif(9, 9, (0, 0, 9_999, 9_999), 8)):
+        with pytest.raises(InvalidPictureError, match="it has more than 25,000,000 pixels"):
+            open_picture(content, "it")
+
+
+@pytest.mark.parametrize("kind", ["WEBP", "GIF"])
+@pytest.mark.parametrize("options", [{}, {"lossless": True}, {"save_all": True, "comment": b"x" * 900}])
+def test_the_canvas_is_the_size_that_the_decoder_finds(kind, options):
+    image = Image.fromarray(PIXELS)
+    others = {"append_images": [image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)]} if "save_all" in options else {}
+    assert canvas_of(packed(image, kind, **options, **others)) == (20, 12)
+
+
+def test_a_first_frame_beyond_the_canvas_of_a_gif_counts():
+    assert canvas_of(gif(2, 2, (3, 4, 5, 6))) == (8, 10)
+    assert Image.open(io.BytesIO(gif(2, 2, (3, 4, 5, 6)))).size == (8, 10)
+
+
+def test_a_jpeg_with_very_many_scans_is_refused():
+    content = packed(Image.fromarray(PIXELS), "JPEG", progressive=True)
+    assert 1 < content.count(b"\xff\xda") < MOST_JPEG_SCANS
+    open_picture(content, "it")
+    scan = content[content.rindex(b"\xff\xda") : -2]
+    with pytest.raises(InvalidPictureError, match="it has more than 100 scans"):
+        open_picture(content[:-2] + scan * MOST_JPEG_SCANS + content[-2:], "it")
+
+
+@pytest.mark.parametrize("interlace", [0, 1])
+@pytest.mark.parametrize(
+    ("kind", "depth", "bytes_in_a_row"), [(0, 8, 30), (2, 8, 90), (0, 1, 4), (0, 16, 60), (6, 8, 120)]
+)
+def test_a_png_without_all_of_its_rows_is_refused(kind, depth, bytes_in_a_row, interlace):
+    """Pillow fills up with zeros where the compressed data ends early in an orderly way."""
+    rows = (b"\0" + bytes(bytes_in_a_row)) * 40
+    if interlace:
+        columns = [(4, 5), (4, 5), (8, 5), (7, 10), (15, 10), (15, 20), (30, 20)]
+        bits = 8 * bytes_in_a_row // 30 if depth > 1 else 1
+        rows = b"".join((b"\0" + bytes(-(-width * bits // 8))) * height for width, height in columns)
+    assert open_picture(png(30, 40, rows, kind, depth, interlace), "it").size == (30, 40)
+    for part in (rows[: 1 + bytes_in_a_row], rows[: len(rows) // 2], rows[:-1]):
+        with pytest.raises(InvalidPictureError, match="the file is damaged"):
+            open_picture(png(30, 40, part, kind, depth, interlace), "it")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_file_that_ends_early_is_refused(kind):
+    content = packed(Image.fromarray(PIXELS.repeat(8, 0).repeat(8, 1)), kind)
+    with pytest.raises(InvalidPictureError, match="the file is damaged"):
+        open_picture(content[: len(content) // 2], "it")
 
 
 def test_a_picture_is_turned_upright():
@@ -169,13 +284,122 @@ def test_what_is_no_picture_is_refused_by_its_name(tmp_path, content):
         read_picture(tmp_path / "words.png")
 
 
-def test_a_file_without_end_is_refused(monkeypatch):
-    monkeypatch.setattr("clearhead.data.pictures.MOST_BYTES", 1000)
-    with pytest.raises(ValueError, match="/dev/zero: the file has more than 1,000 bytes"):
-        read_picture(Path("/dev/zero"))
+def test_a_file_that_is_too_long_is_refused_before_it_is_read(tmp_path):
+    with (tmp_path / "long.png").open("wb") as file:
+        file.truncate(MOST_PICTURE_BYTES + 1)
+    with pytest.raises(InvalidPictureError, match=r"long\.png: the file has more than 10,000,000 bytes"):
+        read_picture(tmp_path / "long.png")
+
+
+def test_pipes_devices_and_sockets_are_refused_at_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe.png")  # nobody writes: to open it in the usual way would take for ever
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket.png")
+        for path in ("pipe.png", "socket.png", "/dev/zero"):
+            with pytest.raises(InvalidPictureError, match=f"{path}: it is a pipe or a device and not a file"):
+                read_picture(Path(path))
 
 
 def test_a_bomb_that_pillow_sees_first_is_called_large_and_not_damaged(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
-    with pytest.raises(ValueError, match=f"image x: it has more than {MOST_PIXELS:,} pixels"):
+    with pytest.raises(ValueError, match=f"image x: it has more than {MOST_PICTURE_PIXELS:,} pixels"):
         open_picture(packed(Image.new("L", (10, 10))), "x")
+
+
+def modes():
+    """A picture in every mode that the formats have, some of them transparent."""
+    image = Image.fromarray(PIXELS)
+    alpha = Image.fromarray(PIXELS[..., 0])
+    yield from (image.convert(mode) for mode in ("1", "L", "P", "RGB", "CMYK", "YCbCr", "I"))
+    yield Image.fromarray(PIXELS[..., 0].astype(np.uint16) * 200)
+    yield Image.merge("LA", (alpha, alpha.transpose(Image.Transpose.ROTATE_180)))
+    yield Image.merge("RGBA", (*image.split(), alpha))
+    for mode, clear in (("P", 3), ("P", bytes(range(256))), ("L", 7), ("RGB", tuple(PIXELS[0, 0].tolist()))):
+        transparent = image.convert(mode)
+        transparent.info["transparency"] = clear
+        yield transparent
+
+
+@pytest.mark.parametrize("strip", [1, 50, 1 << 18])
+def test_strips_do_not_change_a_pixel(strip, monkeypatch):
+    monkeypatch.setattr(pictures, "STRIP", strip)
+    for image in modes():
+        once = image
+        if once.mode.startswith("I"):
+            once = Image.fromarray((np.asarray(once).clip(0, 65535) // 257).astype(np.uint8))
+        if once.has_transparency_data:
+            once = Image.alpha_composite(Image.new("RGBA", once.size, "white"), once.convert("RGBA"))
+        assert np.array_equal(np.asarray(in_rgb(image)), np.asarray(once.convert("RGB"))), image.mode
+
+
+@pytest.mark.parametrize("orientation", range(10))
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+def test_pictures_are_turned_as_pillow_turns_them(orientation, kind):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    content = packed(Image.fromarray(PIXELS), kind, exif=exif.tobytes())
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
+    assert np.array_equal(np.asarray(in_rgb(open_picture(content, "it"))), np.asarray(upright.convert("RGB")))
+
+
+def test_threads_together_decode_no_more_than_the_budget(tmp_path, monkeypatch):
+    """Four threads, pictures of 240 pixels, room for two of them."""
+    monkeypatch.setattr(pictures, "BUDGET", Budget(500))
+    path = tmp_path / "it.png"
+    path.write_bytes(packed(Image.fromarray(PIXELS)))
+    started, go_on, inside, most = threading.Semaphore(0), threading.Event(), [], []
+
+    def use(picture):
+        inside.append(picture)
+        most.append(len(inside))
+        started.release()
+        assert go_on.wait(10)
+        inside.pop()
+
+    threads = [threading.Thread(target=pictures.with_picture, args=(path, use)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    started.acquire(timeout=10)
+    started.acquire(timeout=10)
+    assert not started.acquire(timeout=0.05)
+    go_on.set()
+    for thread in threads:
+        thread.join(10)
+    assert max(most) == 2
+    assert len(most) == 4
+    assert pictures.BUDGET.free == 500
+
+
+def test_a_picture_that_fails_gives_its_part_of_the_budget_back(tmp_path):
+    (tmp_path / "it.png").write_bytes(png(30, 40, bytes(31)))
+    for _ in range(3):
+        with pytest.raises(InvalidPictureError):
+            read_picture(tmp_path / "it.png")
+    assert pictures.BUDGET.free == pictures.BUDGET.total
+
+
+PEAK = """
+import resource, sys
+from pathlib import Path
+from clearhead.data import decoding
+decoding.MOST_THREADS, decode = 4, decoding.decode
+files = [Path(name) for name in sys.argv[1:]]
+decode(files[:1], 64, "pad")  # a tiny one: all is imported and started
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+found = decode(files[1:], 64, "pad")
+assert found.sizes.all(), found.sizes
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in kilobytes on Linux only")
+def test_a_folder_of_tiny_files_that_declare_much_takes_little_memory(tmp_path):
+    """Four files of 28 bytes, each of the largest size that is read, in all threads at once."""
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 1000
+    (tmp_path / "0.png").write_bytes(packed(Image.fromarray(PIXELS)))
+    for i in range(4):
+        (tmp_path / f"{i + 1}.webp").write_bytes(webp(5_000, 5_000))
+    names = [str(tmp_path / "0.png"), *(str(path) for path in sorted(tmp_path.glob("*.webp")))]
+    done = subprocess.run([sys.executable, "-c", PEAK, *names], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 512 * 1024

@@ -9,13 +9,17 @@ from clearhead.data.datasets import load
 from clearhead.data.sheet import (
     EDGE,
     INK,
+    LARGEST,
     MARKED,
+    MOST_ROWS,
     PAPER,
     PER_ROW,
     SMALLEST,
     VERSIONS,
+    Row,
     augmented_sheet,
     contact_sheet,
+    draw,
 )
 
 
@@ -116,3 +120,13 @@ def test_an_image_that_is_white_at_its_border_has_a_visible_end():
 def test_sequences_have_no_augmented_sheet():
     with pytest.raises(ValueError, match="augmentation is for images, got reverse"):
         augmented_sheet(load(DataConfig(name="reverse"), seed=0), DataConfig(name="reverse"), 0)
+
+
+def test_a_sheet_has_a_size_that_can_be_drawn():
+    """Thousands of classes, names of 255 characters, or large images would take gigabytes."""
+    images = torch.zeros(1, 3, 4, 4, dtype=torch.uint8)
+    assert draw([Row("n" * 255, images)] * 5000).size == draw([Row("n" * 37 + "...", images)] * MOST_ROWS).size
+    large = torch.full((12, 3, 1024, 1024), 7, dtype=torch.uint8)
+    width, height = draw([Row("a", large)]).size
+    assert LARGEST < height < 300
+    assert 12 * LARGEST < width < 13 * LARGEST

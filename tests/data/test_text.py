@@ -3,8 +3,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clearhead.data import own_files
+from clearhead.data.characters import read_text
 from clearhead.data.config import DataConfig
 from clearhead.data.datasets import load
+from clearhead.data.limits import MOST_SYMBOLS
 from clearhead.data.text import ids_of
 
 TEXT = "".join(chr(97 + i * i % 7) for i in range(500)) + "é\n"
@@ -62,7 +65,40 @@ def test_a_text_that_is_too_short_is_refused_and_one_that_is_just_long_enough_is
     assert len(load(config, seed=0).train) >= 1
 
 
-@given(st.text(min_size=1))
-def test_ids_are_places_among_the_symbols(text):
+@given(st.lists(st.text()))
+def test_ids_are_places_among_the_symbols(pieces):
+    text = "".join(pieces)
     symbols = tuple(sorted(set(text)))
-    assert [symbols[i] for i in ids_of(text, symbols).tolist()] == list(text)
+    assert [symbols[i] for i in ids_of(pieces, symbols).tolist()] == list(text)
+    assert pieces == []
+
+
+@pytest.mark.parametrize(
+    ("n", "kind"), [(256, torch.uint8), (257, torch.int16), (32768, torch.int16), (32769, torch.int32)]
+)
+def test_ids_are_as_small_as_they_can_be(n, kind):
+    symbols = tuple(map(chr, range(0x10000, 0x10000 + n)))
+    ids = ids_of(["".join(symbols)], symbols)
+    assert ids.dtype == kind
+    assert ids.long().equal(torch.arange(n))
+
+
+def test_a_text_in_pieces_is_the_same_text(tmp_path, monkeypatch):
+    """Characters of several bytes that lie across the end of a piece are whole."""
+    text = "aé€\N{GRINNING FACE}\r\n" * 50 + "€"
+    (tmp_path / "x").write_text(text, "utf-8-sig", newline="")
+    whole = read_text(str(tmp_path / "x"), "character")
+    monkeypatch.setattr(own_files, "PIECE", 3)
+    pieces = read_text(str(tmp_path / "x"), "character")
+    assert "".join(pieces) == "".join(whole) == text
+    assert len(pieces) > len(whole)
+    data = (tmp_path / "x").read_bytes()
+    (tmp_path / "x").write_bytes(data[:-1])  # in the middle of a character
+    with pytest.raises(ValueError, match="must be text in UTF-8, got other bytes"):
+        read_text(str(tmp_path / "x"), "character")
+
+
+def test_very_many_different_characters_are_refused(tmp_path):
+    (tmp_path / "x").write_text("".join(map(chr, range(0x10000, 0x10000 + MOST_SYMBOLS + 1))), "utf-8")
+    with pytest.raises(ValueError, match=r"may have 65,536 different characters, got 65,537 in .*x; try level=byte"):
+        read_text(str(tmp_path / "x"), "character")

@@ -1,7 +1,9 @@
 import gzip
 import io
 import stat
+import struct
 import tarfile
+import tracemalloc
 import zipfile
 
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.data import unpack
+from clearhead.data.limits import MOST_RATIO, MOST_UNPACKED, UNPACKED_FLOOR, most_unpacked
 from clearhead.data.unpack import read_archive
 
 
@@ -88,14 +91,115 @@ def test_a_bomb_among_the_unwanted_is_refused_too(tmp_path):
         read_archive(path, {"fine"}, most=1_000_000)
 
 
-def test_a_bomb_in_a_head_of_a_tar_is_refused(tmp_path):
+def test_how_much_may_be_unpacked():
+    assert most_unpacked(10) == UNPACKED_FLOOR
+    assert most_unpacked(1_000_000) == MOST_RATIO * 1_000_000
+    assert most_unpacked(10**9) == MOST_UNPACKED == 512_000_000
+    assert most_unpacked(10**9, 1000) == 1000
+
+
+@pytest.mark.parametrize("make", [MAKERS["tgz"], MAKERS["zip"]])
+def test_what_unpacks_to_more_than_a_hundred_times_its_size_is_refused(tmp_path, make):
+    path = make(tmp_path / "archive", [("a", bytes(UNPACKED_FLOOR // 2))])
+    assert len(read_archive(path, {"a"})["a"]) == UNPACKED_FLOOR // 2  # a small one may
+    path = make(tmp_path / "archive", [("a", bytes(UNPACKED_FLOOR // 2)), ("b", bytes(UNPACKED_FLOOR // 2 + 1))])
+    assert path.stat().st_size < UNPACKED_FLOOR // MOST_RATIO
+    with pytest.raises(ValueError, match=f"may unpack to {UNPACKED_FLOOR} bytes, got more in archive"):
+        read_archive(path, {"a", "b"})
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_files_that_no_data_set_has_are_refused(tmp_path, make, monkeypatch):
+    monkeypatch.setattr(unpack, "MOST_MEMBER_BYTES", 1000)
+    path = make(tmp_path / "archive", [("a", bytes(1000)), ("b", bytes(1001))])
+    assert len(read_archive(path, {"a"})["a"]) == 1000
+    with pytest.raises(ValueError, match="a file of a data set may have 1000 bytes, got 1001 in b of archive"):
+        read_archive(path, {"b"})
+    monkeypatch.setattr(unpack, "MOST_DATASET_BYTES", 1999)
+    path = make(tmp_path / "archive", [("a", bytes(1000)), ("b", bytes(1000))])
+    with pytest.raises(ValueError, match="the files of a data set may have 1999 bytes, got 2000 in archive"):
+        read_archive(path, {"a", "b"})
+
+
+def block(**fields):
+    """A header of a tar in GNU's format, with its checksum."""
     info = tarfile.TarInfo("fine")
-    info.pax_headers = {"comment": "a" * 5_000_000}
+    for name, value in fields.items():
+        setattr(info, name, value)
+    return bytearray(info.tobuf(tarfile.GNU_FORMAT))
+
+
+def with_checksum(head):
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    return bytes(head)
+
+
+@pytest.mark.parametrize("form", ["gnu", "0.0", "0.1", "1.0"])
+def test_sparse_files_in_a_tar_are_refused(tmp_path, form):
+    """A few bytes that stand for any number of zeros."""
+    size = 40_000_000
+    path = tmp_path / "archive"
+    if form == "gnu":
+        head = block(type=tarfile.GNUTYPE_SPARSE)
+        head[386:410] = b"%011o\0%011o\0" % (size, 0)
+        head[483:495] = b"%011o\0" % size
+        path.write_bytes(with_checksum(head) + bytes(1024))
+    else:
+        notes = {
+            "0.0": {"GNU.sparse.numblocks": "1", "GNU.sparse.offset": str(size), "GNU.sparse.numbytes": "0"},
+            "0.1": {"GNU.sparse.map": f"{size},0"},
+            "1.0": {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "fine"},
+        }[form]
+        info = tarfile.TarInfo("fine")
+        info.pax_headers = notes | {"GNU.sparse.size": str(size), "GNU.sparse.realsize": str(size)}
+        content = f"1\n{size}\n0\n".encode().ljust(512, b"\0") if form == "1.0" else b""
+        with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    assert path.stat().st_size < 20_000
+    with pytest.raises(ValueError, match=r"ordinary files only, got a (sparse file|link or device) 'fine'"):
+        read_archive(path, {"fine"})
+
+
+def test_a_header_of_a_tar_is_not_read_into_memory_when_it_is_large(tmp_path):
+    info = tarfile.TarInfo("fine")
+    info.pax_headers = {"comment": "a" * 8_000_000}
     path = tmp_path / "archive"
     with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as archive:
         archive.addfile(info)
-    with pytest.raises(ValueError, match="may unpack to 1000000 bytes"):
-        read_archive(path, {"fine"}, most=1_000_000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="a header of a tar may have 1000000 bytes, got 80000"):
+            read_archive(path, {"fine"})
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_headers_after_headers_are_refused_without_a_recursion(tmp_path):
+    head = with_checksum(block(type=tarfile.XHDTYPE, size=0))
+    (tmp_path / "archive").write_bytes(head * 3000 + bytes(1024))
+    with pytest.raises(ValueError, match=r"got a damaged one \(nested headers\)"):
+        read_archive(tmp_path / "archive", {"fine"})
+
+
+def test_the_directory_of_a_zip_is_not_read_into_memory_when_it_is_large(tmp_path):
+    path = zipped(tmp_path / "archive", [(f"{i:0200}", b"") for i in range(5000)])
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="the directory of a zip may have 1000000 bytes, got 1230000 in archive"):
+            read_archive(path, {"fine"})
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("fine", b"1")
+    data = path.read_bytes()
+    end = data.index(b"PK\x05\x06")
+    path.write_bytes(data[:end] + b"PK\x06\x07" + struct.pack("<IQI", 0, 0, 1) + data[end:])
+    with pytest.raises(ValueError, match="without the extensions for more than 4 GB"):
+        read_archive(path, {"fine"})
 
 
 def test_a_zip_that_lies_about_its_size_is_refused(tmp_path):

@@ -1,6 +1,7 @@
 """Masks from a user's own file: what is written is what is read, and what could mean two things is refused."""
 
 import math
+import os
 
 import numpy as np
 import pytest
@@ -114,3 +115,22 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match=r"binary.txt is not a text file"):
         read_mask(tmp_path / "binary.txt")
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".csv", ".npy"])
+def test_pipes_and_very_long_files_are_refused_at_once(tmp_path, suffix):
+    os.mkfifo(tmp_path / f"pipe{suffix}")
+    with pytest.raises(ValueError, match="got a pipe or a device"):
+        read_mask(tmp_path / f"pipe{suffix}")
+    with (tmp_path / f"long{suffix}").open("wb") as file:
+        file.truncate(10**12)
+    with pytest.raises(ValueError, match="has 1,000,000,000,000 bytes, the limit is"):
+        read_mask(tmp_path / f"long{suffix}")
+
+
+def test_a_mask_of_the_largest_size_is_read(tmp_path):
+    np.save(tmp_path / "mask.npy", np.ones((2048, 2048)))
+    assert read_mask(tmp_path / "mask.npy")[0].all()
+    np.save(tmp_path / "mask.npy", np.ones((2048, 2049), dtype=bool))
+    with pytest.raises(ValueError, match=r"at most 4,194,304 values, got 4,196,352 in mask\.npy"):
+        read_mask(tmp_path / "mask.npy")

@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
 import re
+import tracemalloc
+import zipfile
 
 import numpy as np
 import pytest
@@ -333,3 +336,84 @@ def test_missing_files_are_told_what_to_do(tmp_path):
 def test_a_beta_that_is_no_number_is_refused():
     with pytest.raises(ValueError, match="beta must be a number, got nan"):
         five_steps(**EXAMPLE, beta=math.nan)
+
+
+def npz_of(path, name, header, claimed, version=b"\x01\x00"):
+    """A .npz with one array of `claimed` zeros after its header, well compressed."""
+    length = len(header).to_bytes(2 if version[0] == 1 else 4, "little")
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(f"{name}.npy", b"\x93NUMPY" + version + length + header + bytes(claimed))
+    return path
+
+
+def array_header(shape, descr="<f8"):
+    return repr({"descr": descr, "fortran_order": False, "shape": shape}).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"header": array_header((3000, 3000)), "claimed": 8 * 3000**2}, r"'x' has the shape \(3000, 3000\)"),
+        (
+            {"header": array_header((30_000_000, 30_000_000)), "claimed": 8},
+            "may have 4,194,304 numbers, got more in my",
+        ),
+        ({"header": array_header((3, 3), "<U9999999"), "claimed": 8}, r"'x' has the shape \(3, 3\)"),
+        ({"header": array_header((2, 2)), "claimed": 50_000_000}, r"'x' has the shape \(2, 2\)"),
+        ({"header": bytes(20_000_000), "claimed": 8, "version": b"\x02\x00"}, "expected 20000000 bytes got"),
+    ],
+)
+def test_arrays_that_claim_too_much_are_refused_before_they_are_read(tmp_path, content, message):
+    """0.97 MB became 6.1 GB."""
+    path = npz_of(tmp_path / "my.npz", "x", **content)
+    assert path.stat().st_size < 200_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=message) as caught:
+            read_steps_file(path)
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+    assert "\n" not in str(caught.value)
+
+
+def test_many_arrays_are_refused(tmp_path):
+    path = write(tmp_path / "my.npz", {f"x{i}": np.zeros((1, 1)) for i in range(50)})
+    with pytest.raises(ValueError, match=r"has at most 11 arrays, got 50 in my.npz"):
+        read_steps_file(path)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".npz"])
+def test_pipes_and_very_long_files_are_refused_at_once(tmp_path, suffix):
+    os.mkfifo(tmp_path / f"pipe{suffix}")
+    with pytest.raises(ValueError, match="got a pipe or a device"):
+        read_steps_file(tmp_path / f"pipe{suffix}")
+    with (tmp_path / f"long{suffix}").open("wb") as file:
+        file.truncate(10**12)
+    with pytest.raises(ValueError, match="has 1,000,000,000,000 bytes, the limit is 10,000,000"):
+        read_steps_file(tmp_path / f"long{suffix}")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (
+            {"q": (3000, 1), "k": (3000, 1), "v": (3000, 1)},
+            "got 9,000,000 from 3000 queries, 3000 keys and 1 columns of v",
+        ),
+        ({"q": (200, 8), "k": (200, 8), "v": (200, 800)}, "got 32,000,000 from 200 queries, 200 keys and 800 columns"),
+        ({"x": (3000, 1), "w_q": (1, 3000), "w_k": (1, 3000), "w_v": (1, 1)}, "got 9,000,000 in x times w_q"),
+        ({"q": (3, 1), "k": (1, 1), "v": (1, 1), "w_o": (1, 2_000_000)}, "got 6,000,000 in z times w_o"),
+    ],
+)
+def test_steps_that_nobody_can_read_are_refused_before_they_are_made(shapes, message):
+    with pytest.raises(ValueError, match=message):
+        five_steps(**{name: torch.ones(shape) for name, shape in shapes.items()})
+
+
+@pytest.mark.parametrize("depth", [900, 960, 980, 990, 995, 100_000])
+def test_lists_in_lists_are_refused_in_one_line(tmp_path, depth):
+    for text in ("[" * depth + "]" * depth, '{"x": ' + "[" * depth + "]" * depth + "}", '{"beta": ' + "9" * 5000 + "}"):
+        with pytest.raises(ValueError, match=r"must (be|name|hold)") as caught:
+            five_steps(**read_steps_file(write(tmp_path / "my.json", text)))
+        assert "\n" not in str(caught.value)

@@ -81,6 +81,8 @@ def get(name: str, argv: Sequence[str]) -> None:
     options.add_argument("--from", dest="path", metavar="PATH", help="copy it from this folder or archive instead")
     args = options.parse(argv)
     check_name(name)
+    if args.path == "":
+        raise ValueError("--from must be the path of a folder or an archive, got an empty one")
     from clearhead.data.datasets import DATASETS
     from clearhead.data.own_files import own_path
     from clearhead.data.sources import Here
@@ -94,7 +96,7 @@ def get(name: str, argv: Sequence[str]) -> None:
     if is_complete(wanted):
         print(f"{name} is already in {printable(folder_of(wanted))}, verified; {look}")
         return
-    sources = [Here(own_path(args.path))] if args.path else wanted.sources
+    sources = [Here(own_path(args.path))] if args.path is not None else wanted.sources
     folder = obtain(wanted, sources, lambda line: print(printable(line), file=sys.stderr))
     print(f"{name} is in {printable(folder)}, verified; {look}")
 

@@ -127,8 +127,8 @@ def check(kinds: Sequence[str], args: argparse.Namespace) -> None:
     for name, number in (("--tokens", args.tokens), ("--queries", args.queries)):
         if number is not None and not 1 <= number <= MOST_TOKENS:
             raise ValueError(f"{name} must be from 1 to {MOST_TOKENS}, got {number}")
-    if args.window is not None and args.window < 0:
-        raise ValueError(f"--window must be at least 0, got {args.window}")
+    if args.window is not None and not 0 <= args.window <= MOST_TOKENS:
+        raise ValueError(f"--window must be from 0 to {MOST_TOKENS}, got {args.window}")
     longest = max(args.lengths or [0])
     if min(args.lengths or [0]) < 0 or longest > (args.tokens or MOST_TOKENS):
         raise ValueError(f"--lengths must be from 0 to {args.tokens or MOST_TOKENS} tokens, got {args.lengths}")
@@ -160,6 +160,8 @@ def build(kinds: Sequence[str], args: argparse.Namespace) -> "MaskView":
     if "window" in kinds:
         parts.append((names["window"], masks.window(n_queries, args.window, n_keys)))
     if "padding" in kinds:
+        if (n := len(args.lengths) * n_queries * n_keys) > MOST_TOKENS**2:
+            raise ValueError(f"a mask may have at most {MOST_TOKENS**2:,} values, got {n:,}; give fewer --lengths")
         real = masks.padding(args.lengths, n_keys)[:, 0].expand(-1, n_queries, -1)
         labels = tuple(f"sequence {i} (length {n})" for i, n in enumerate(args.lengths, 1))
         parts.append((names["padding"], real))

@@ -134,10 +134,11 @@ def n_by_score(ways: Sequence["Spoken"]) -> int:
 def pictures_at(path: Path) -> list[Path]:
     """The file itself, or all pictures below a folder."""
     from clearhead.data.folder import is_picture
+    from clearhead.data.own_files import entries_below
 
     if not path.is_dir():
         return [path]
-    found = sorted(file for file in path.rglob("*") if is_picture(file))
+    found = sorted(Path(entry.path) for entry in entries_below(path) if is_picture(entry))
     if not found:
         raise LookupError(f"a folder must have pictures in it, got none in {path}; name another")
     return found

@@ -3,26 +3,33 @@
 A byte is written as the character of that number, so that both kinds are read in the same way.
 """
 
+from collections.abc import Iterable
+
 from clearhead.data.config import Level
-from clearhead.data.own_files import own_file, own_text
+from clearhead.data.limits import MOST_SYMBOLS, MOST_TEXT_BYTES
+from clearhead.data.own_files import own_bytes, own_text
 
 BYTES = tuple(map(chr, range(256)))
 OTHERWISE = "convert it, or learn it with level=byte"
 
 
-def read_text(file: str, level: Level) -> str:
-    """All of a file, one character for each token."""
-    text = own_file(file).read_bytes().decode("latin-1") if level == "byte" else own_text(file, OTHERWISE)
-    if len(set(text)) < 2:
-        raise ValueError(
-            f"a text must have two different characters or more, got {len(set(text))} in {file}; choose another"
-        )
-    return text
+def read_text(file: str, level: Level) -> list[str]:
+    """All of a file of at most MOST_TEXT_BYTES, in pieces, one character for each token."""
+    if level == "byte":
+        pieces = [data.decode("latin-1") for data in own_bytes(file, MOST_TEXT_BYTES)]
+    else:
+        pieces = own_text(file, MOST_TEXT_BYTES, OTHERWISE)
+    n = len(set().union(*pieces))
+    if n < 2:
+        raise ValueError(f"a text must have two different characters or more, got {n} in {file}; choose another")
+    if n > MOST_SYMBOLS:
+        raise ValueError(f"a text may have {MOST_SYMBOLS:,} different characters, got {n:,} in {file}; try level=byte")
+    return pieces
 
 
-def symbols_of(text: str, level: Level) -> tuple[str, ...]:
+def symbols_of(text: Iterable[str], level: Level) -> tuple[str, ...]:
     """What the ids stand for: all bytes, or the characters that occur, in their order."""
-    return BYTES if level == "byte" else tuple(sorted(set(text)))
+    return BYTES if level == "byte" else tuple(sorted(set().union(*text)))
 
 
 def from_user(text: str, level: Level) -> str:

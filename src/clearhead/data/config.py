@@ -1,19 +1,23 @@
 """Which examples a model is fitted to: frozen configs, checked when they are made. Does not import torch."""
 
 import math
+import os
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from clearhead.data.datasets import DATASETS
+from clearhead.data.limits import MOST_EXAMPLES, MOST_IMAGE_SIZE, MOST_LENGTH
 from clearhead.messages import did_you_mean, unknown_name
 
 Question = Literal["commonest", "repeat", "sum"]
 Level = Literal["character", "byte"]
 Fit = Literal["pad", "crop", "stretch"]
-MOST = 10**12
-"""examples, tokens, pixels: more than any memory holds"""
 Views = Literal["one", "mirror", "moved"]
 """of an image: itself; with its mirror image; both also moved by a pixel along a diagonal, to either side"""
+MOST_SHOWN = 60
+"""characters of a wrong value that an error shows"""
+MOST_MIXUP = 1000
+"""by then every pair of images is blended half and half"""
 N_VIEWS: dict[Views, int] = {"one": 1, "mirror": 2, "moved": 6}
 
 
@@ -31,11 +35,12 @@ class Augmentation:
     """blend two images by a share from Beta(mixup, mixup); 0 for none"""
 
     def __post_init__(self) -> None:
-        check_whole(0, crop=self.crop, cutout=self.cutout)
-        if not isinstance(self.flip, bool):
-            raise ValueError(f"flip must be True or False, got {self.flip!r}")
+        check_whole(0, MOST_IMAGE_SIZE, crop=self.crop, cutout=self.cutout)
+        check_bool(flip=self.flip)
         if not is_number(self.mixup) or not 0 <= self.mixup < math.inf:
-            raise ValueError(f"mixup must be a number of at least 0, got {self.mixup!r}; try 0.2, or 0 for none")
+            raise ValueError(f"mixup must be a number of at least 0, got {brief(self.mixup)}; try 0.2, or 0 for none")
+        if self.mixup > MOST_MIXUP:
+            raise ValueError(f"mixup must be a number of at most {MOST_MIXUP}, got {brief(self.mixup)}")
 
     @property
     def is_on(self) -> bool:
@@ -83,19 +88,20 @@ class DataConfig:
     augmentation: Augmentation = field(default_factory=Augmentation)
 
     def __post_init__(self) -> None:
-        if self.name not in DATASETS:
-            raise unknown_name("data set", self.name, DATASETS)
+        if not isinstance(self.name, str) or self.name not in DATASETS:
+            is_short = isinstance(self.name, str) and len(self.name) <= MOST_SHOWN
+            raise unknown_name("data set", self.name if is_short else brief(self.name), DATASETS)
         check_choice(question=(self.question, Question), level=(self.level, Level), fit=(self.fit, Fit))
-        check_whole(1, length=self.length, image_size=self.image_size)
-        check_whole(3, set_size=self.set_size)
-        check_whole(0, validation=self.validation, limit=self.limit, window=self.window)
-        for name in ("stress", "skip_invalid"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        check_whole(1, MOST_LENGTH, length=self.length)
+        check_whole(1, MOST_IMAGE_SIZE, image_size=self.image_size)
+        check_whole(3, MOST_LENGTH, set_size=self.set_size)
+        check_whole(0, MOST_EXAMPLES, validation=self.validation, limit=self.limit, window=self.window)
+        check_bool(stress=self.stress, skip_invalid=self.skip_invalid)
         check_paths(folder=self.folder, train_file=self.train_file, test_file=self.test_file, file=self.file)
         if not isinstance(self.augmentation, Augmentation):
-            raise ValueError(f"augmentation must be an Augmentation, got {self.augmentation!r}; make one")
+            raise ValueError(f"augmentation must be an Augmentation, got {brief(self.augmentation)}; make one")
         self.check_repeat()
+        self.check_crop()
 
     def check_repeat(self) -> None:
         if self.name == "whole" and self.question == "repeat" and not 2 <= self.length <= 10:
@@ -104,28 +110,64 @@ class DataConfig:
                 f"got length={self.length}; try length=8"
             )
 
+    def check_crop(self) -> None:
+        """More padding than an image has pixels would only make black images, and take memory for it."""
+        side = DATASETS[self.name].side or self.image_size
+        if self.augmentation.crop > side:
+            raise ValueError(
+                f"crop must be at most the {side} pixels of an image's side, got {self.augmentation.crop}; "
+                f"try crop={max(1, side // 8)}"
+            )
+
 
 def check_choice(**chosen: tuple[Any, Any]) -> None:
     """name=(value, Literal[...])"""
     for name, (value, choices) in chosen.items():
         if value not in get_args(choices):
-            hint = did_you_mean(value, get_args(choices))
-            raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}{hint}")
+            hint = did_you_mean(brief(value), get_args(choices)) if isinstance(value, str) else ""
+            raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {brief(value)}{hint}")
+
+
+def check_bool(**switches: bool) -> None:
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} must be True or False, got {brief(value)}")
 
 
 def check_paths(**paths: str) -> None:
     for name, path in paths.items():
         if not isinstance(path, str):
-            raise ValueError(f"{name} must be a path as text, got {path!r}; pass str(path)")
+            raise ValueError(f"{name} must be a path as text, got {brief(path)}; pass str(path)")
+        if not is_path(path):
+            raise ValueError(f"{name} must be a path that the system can have, got {brief(path)}")
+
+
+def is_path(text: str) -> bool:
+    """The byte 0 ends a path, and half of a surrogate pair, which JSON can write, is no character."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def check_whole(least: int, **sizes: int) -> None:
+def check_whole(least: int, most: int, **sizes: int) -> None:
     for name, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool) or size < least:
-            raise ValueError(f"{name} must be a whole number of at least {least}, got {size!r}; try {name}={least}")
-        if size > MOST:
-            raise ValueError(f"{name} must be a whole number of at most {MOST}, got {size}; choose a smaller one")
+            raise ValueError(
+                f"{name} must be a whole number of at least {least}, got {brief(size)}; try {name}={least}"
+            )
+        if size > most:
+            raise ValueError(f"{name} must be a whole number of at most {most:,}, got {brief(size)}")
+
+
+def brief(value: Any) -> str:
+    """The value as it is written, on one line of at most MOST_SHOWN characters."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, or lists in lists in lists
+        return f"a {type(value).__name__} that is too large to show"
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."

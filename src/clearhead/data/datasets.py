@@ -20,6 +20,8 @@ class Entry:
     what: str
     origin: str
     """made as it is needed; embedded in the package; fetched by `clearhead data get`; or the user's own"""
+    side: int = 0
+    """height and width of its images, or 0 where there are none, or the config says"""
     files: tuple[str, ...] = ()
     """fields of the config that may name files, or a folder of them, of the user's own"""
 
@@ -28,9 +30,9 @@ DATASETS = {
     "reverse": Entry("clearhead.data.reverse", "random digits; the answer is the same digits backwards", "made"),
     "whole": Entry("clearhead.data.whole", "random digits; one answer about all of them", "made"),
     "oddity": Entry("clearhead.data.oddity", "sets of MNIST images; which one is of another class?", "embedded"),
-    "mnist": Entry("clearhead.data.mnist", "70,000 handwritten digits, 28 x 28", "embedded"),
-    "cifar10": Entry("clearhead.data.cifar10", "60,000 colour photographs of 10 classes, 32 x 32", "fetched"),
-    "fashion": Entry("clearhead.data.fashion", "70,000 pictures of clothes of 10 classes, 28 x 28", "fetched"),
+    "mnist": Entry("clearhead.data.mnist", "70,000 handwritten digits, 28 x 28", "embedded", side=28),
+    "cifar10": Entry("clearhead.data.cifar10", "60,000 colour photographs of 10 classes, 32 x 32", "fetched", side=32),
+    "fashion": Entry("clearhead.data.fashion", "70,000 pictures of clothes of 10 classes, 28 x 28", "fetched", side=28),
     "pronounce": Entry(
         "clearhead.data.pronounce",
         "126,052 English words and how they are said",

@@ -16,11 +16,16 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from clearhead.data.config import Fit
-from clearhead.data.pictures import InvalidPictureError, read_picture, resize
+from clearhead.data.own_files import read_own
+from clearhead.data.pictures import InvalidPictureError, resize, with_picture
 from clearhead.data.store import cache_folder
 from clearhead.files import write_atomic
 
 DIGEST_BYTES = 32
+MOST_CACHE_HEADER = 4096
+"""bytes in the cache beside the tensors and the digest"""
+MOST_THREADS = min(8, os.cpu_count() or 1)
+"""each thread that waits for the budget holds an image file in memory"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,25 +39,45 @@ class Pictures:
 
 
 def decoded(root: Path, files: Sequence[Path], size: int, fit: Fit) -> Pictures:
-    """All pictures, decoded once and then cached until a file changes."""
-    kept = cache_folder() / "folders" / f"{key_of_files(root, files, size, fit)}.safetensors"
-    if kept.is_file() and (found := from_cache(kept.read_bytes())):
-        return found
+    """All pictures, decoded once and then cached until a file changes. A cache that cannot be read or written, or is
+    damaged, is no reason to stop: then they are decoded each time."""
     check_room(len(files), size)
+    kept = cache_file(f"{key_of_files(root, files, size, fit)}.safetensors")
+    if kept is not None and (cached := from_cache(kept, len(files), size)):
+        return cached
     found = decode(files, size, fit)
-    data = to_safetensors({"pixels": found.pixels, "sizes": found.sizes})
-    if not found.sizes.all():
+    if kept is None or not found.sizes.all():
         return found  # a file that cannot be read today may be tomorrow, with a decoder that was installed since
-    with suppress(OSError):  # without a place for it they are decoded again the next time
+    data = to_safetensors({"pixels": found.pixels, "sizes": found.sizes})
+    with suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(kept, hashlib.sha256(data).digest() + data)
     return found
 
 
-def from_cache(data: bytes) -> Pictures | None:
-    """None where the file is damaged."""
-    digest, packed = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
-    return Pictures(**from_safetensors(packed)) if hashlib.sha256(packed).digest() == digest else None
+def cache_file(name: str) -> Path | None:
+    """None where there is no folder for it, as without a home."""
+    try:
+        return cache_folder() / "folders" / name
+    except ValueError:
+        return None
+
+
+def from_cache(path: Path, n: int, size: int) -> Pictures | None:
+    """The n pictures that are cached there; None where the file is absent, unreadable or damaged."""
+    length = n * (3 * size**2 + 2 * 4)  # pixels, width and height
+    try:
+        data = memoryview(read_own(path, DIGEST_BYTES + length + MOST_CACHE_HEADER))
+        digest, packed = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
+        if hashlib.sha256(packed).digest() != digest:
+            return None
+        found = Pictures(**from_safetensors(packed.tobytes()))
+    except MemoryError:
+        raise
+    except Exception:  # the system says no, or what is there was not written by `decoded`
+        return None
+    right = (found.pixels.shape, found.pixels.dtype) == ((n, 3, size, size), torch.uint8)
+    return found if right and (found.sizes.shape, found.sizes.dtype) == ((n, 2), torch.int32) else None
 
 
 def decode(files: Sequence[Path], size: int, fit: Fit) -> Pictures:
@@ -60,14 +85,12 @@ def decode(files: Sequence[Path], size: int, fit: Fit) -> Pictures:
     sizes = torch.zeros(len(files), 2, dtype=torch.int32)
 
     def decode_one(i: int) -> None:
-        try:
-            picture = read_picture(files[i])
-        except InvalidPictureError:
-            return  # its size stays 0
-        pixels[i], sizes[i] = resize(picture, size, fit), torch.tensor(picture.size)
+        with suppress(InvalidPictureError):
+            square, shape = with_picture(files[i], lambda picture: (resize(picture, size, fit), picture.size))
+            pixels[i], sizes[i] = square, torch.tensor(shape)
 
     console = Console(stderr=True)
-    with ThreadPoolExecutor() as pool:  # decoders leave Python's lock alone
+    with ThreadPoolExecutor(MOST_THREADS) as pool:  # decoders leave Python's lock alone
         done = pool.map(decode_one, range(len(files)))
         for _ in track(done, "reading pictures", len(files), console=console, disable=not console.is_terminal):
             pass

@@ -1,7 +1,12 @@
-"""A file from the web, with a progress bar; an interrupted download goes on where it stopped."""
+"""A file from the web, with a progress bar; an interrupted download is resumed where it stopped.
+
+A server decides neither how long this takes nor how much is written: there are at most one request more than
+DOWNLOAD_WAITS has numbers, none of them for more than `most` bytes, and a server that is silent or very slow is left.
+"""
 
 import http.client
 import os
+import time
 from pathlib import Path
 from typing import BinaryIO
 from urllib.error import HTTPError, URLError
@@ -10,8 +15,12 @@ from urllib.request import Request, urlopen
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from clearhead.data.limits import DOWNLOAD_WAITS, LEAST_SPEED
+
 SECONDS = 20
 """that a server may be silent"""
+PATIENCE = 60
+"""seconds after which a server must have reached LEAST_SPEED"""
 PIECE = 1 << 16
 RANGE_NOT_SATISFIABLE = 416
 
@@ -21,20 +30,21 @@ def download(url: str, target: Path, most: int) -> None:
     if not url.startswith(("https://", "http://")):
         raise ValueError(f"an address starts with https:// or http://, got {url!r}; use --from for a path")
     part = part_of(target)
-    while True:
+    for wait in (*DOWNLOAD_WAITS, None):
         before = size_of(part)
         try:
             fetch_rest(url, part, most)
         except HTTPError as error:
-            if error.code != RANGE_NOT_SATISFIABLE or not before:
+            if error.code != RANGE_NOT_SATISFIABLE or not before or wait is None:
                 raise
             part.unlink()  # it does not continue what we have
         except OSError:
-            if size_of(part) <= before:  # nothing gained: no use in trying again
+            if size_of(part) <= before or wait is None:  # nothing gained: no use in trying again
                 raise
         else:
             os.replace(part, target)
             return
+        time.sleep(wait)
 
 
 def fetch_rest(url: str, part: Path, most: int) -> None:
@@ -46,6 +56,8 @@ def fetch_rest(url: str, part: Path, most: int) -> None:
             resumes = answer.status == http.HTTPStatus.PARTIAL_CONTENT and starts
             expected = answer.headers.get("Content-Length")
             whole = int(expected) + have * resumes if expected and expected.isdecimal() else None
+            if whole is not None and whole > most:
+                raise ValueError(f"the file may have {most} bytes, got {whole}")
             with open(part, "ab" if resumes else "wb") as file:
                 copy(answer, file, whole, most, url)
     except HTTPError:
@@ -57,13 +69,19 @@ def fetch_rest(url: str, part: Path, most: int) -> None:
 
 
 def copy(answer: http.client.HTTPResponse, file: BinaryIO, whole: int | None, most: int, url: str) -> None:
+    start, before = time.monotonic(), file.tell()
     with bar() as progress:
         task = progress.add_task(url.rpartition("/")[2], total=whole, completed=file.tell())
-        while piece := answer.read(PIECE):
+        while piece := answer.read1(PIECE):  # what is there: `read` would wait until all of it has come
             file.write(piece)
             progress.advance(task, len(piece))
             if file.tell() > most:
                 raise ValueError(f"the file may have {most} bytes, got more")
+            seconds = time.monotonic() - start
+            if seconds > PATIENCE and file.tell() - before < LEAST_SPEED * seconds:
+                raise OSError(
+                    f"the server sent {file.tell() - before} bytes in {seconds:.0f} seconds, which is too slow"
+                )
     if whole is not None and file.tell() < whole:
         raise OSError(f"the answer ended after {file.tell()} of {whole} bytes")
 

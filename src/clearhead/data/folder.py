@@ -7,9 +7,11 @@ All files are decoded before the first step, and the decoded pictures are cached
 in one error; with `skip_invalid` they are left out, and the data set is the one of a folder without them.
 """
 
+import errno
 import hashlib
+import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import compress
@@ -22,7 +24,7 @@ from clearhead.data.config import DataConfig
 from clearhead.data.dataset import DataSet, Images, Normalise, Part, set_apart
 from clearhead.data.decoding import Pictures, decoded
 from clearhead.data.draws import key_of
-from clearhead.data.own_files import own_path
+from clearhead.data.own_files import entries_below, open_own, own_path
 from clearhead.data.pictures import SUFFIXES, InvalidPictureError, read_picture
 
 NORMALISE = Normalise(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
@@ -129,7 +131,8 @@ def named_skipped(skipped: tuple[str, ...]) -> tuple[str, ...]:
 
 def named_ignored(root: Path) -> tuple[str, ...]:
     """Image files of formats that are not read: nobody should miss them in silence."""
-    found = sorted(path.suffix.lower() for path in root.rglob("*") if path.suffix.lower() in OTHER_SUFFIXES)
+    suffixes = (os.path.splitext(entry.name)[1].lower() for entry in entries_below(root))
+    found = sorted(suffix for suffix in suffixes if suffix in OTHER_SUFFIXES)
     if not found:
         return ()
     kinds = ", ".join(f"{found.count(kind):,} {kind}" for kind in dict.fromkeys(found))
@@ -176,11 +179,12 @@ def list_pictures(folder: str) -> Listing:
         homes = {"train": [root], "validation": [], "test": []}
     classes = tuple(path.name for path in subfolders(homes["train"][0]))
     check_classes(classes, homes["train"][0])
+    labels_by_name = {name: label for label, name in enumerate(classes)}
     found = [
-        (path, classes.index(name), split)
+        (path, labels_by_name[name], split)
         for split, places in homes.items()
         for place in places
-        for name, paths in pictures_by_class(place, classes).items()
+        for name, paths in pictures_by_class(place, labels_by_name).items()
         for path in paths
     ]
     files, labels, splits = zip(*found, strict=True)
@@ -194,27 +198,43 @@ def check_classes(classes: tuple[str, ...], place: Path) -> None:
             "sort the pictures into folders"
         )
     for name in classes:
-        if name.encode(errors="replace").decode() != name:  # names of files are bytes, and not all bytes are text
-            raise ValueError(f"the name of a class must be text (UTF-8), got {name!r} in {place}; rename that folder")
+        if name.encode(errors="replace").decode() != name or "\n" in name:  # names of files are any bytes
+            raise ValueError(
+                f"the name of a class must be one line of text (UTF-8), got {name!r} in {place}; rename that folder"
+            )
 
 
-def pictures_by_class(place: Path, classes: tuple[str, ...]) -> dict[str, list[Path]]:
+def pictures_by_class(place: Path, classes: Collection[str]) -> dict[str, list[Path]]:
     found = {}
     for folder in subfolders(place):
         if folder.name not in classes:
             raise ValueError(
                 f"classes are those of the training folder, got another one, {folder}; rename or remove it"
             )
-        paths = [path for path in folder.rglob("*") if is_picture(path)]
+        paths = [Path(entry.path) for entry in entries_below(folder) if is_picture(entry)]
         if not paths:
             raise ValueError(f"a class needs pictures ({', '.join(SUFFIXES)}), got none in {folder}; add or remove it")
+        for path in paths:
+            if "\n" in str(path.relative_to(place)):  # a digest is made of lines, one for each file
+                raise ValueError(f"the name of an image file must be one line, got {str(path)!r}; rename it")
         found[folder.name] = sorted(paths)
     return found
 
 
-def is_picture(path: Path) -> bool:
+def is_picture(entry: os.DirEntry[str]) -> bool:
     """By its name; a hidden file is the computer's own business."""
-    return path.suffix.lower() in SUFFIXES and path.name[0] != "." and path.is_file()
+    suffix = os.path.splitext(entry.name)[1].lower()
+    return suffix in SUFFIXES and entry.name[0] != "." and is_file(entry)
+
+
+def is_file(entry: os.DirEntry[str]) -> bool:
+    """A link that leads nowhere, or back to itself, is none."""
+    try:
+        return entry.is_file()
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            return False
+        raise
 
 
 def subfolders(place: Path) -> list[Path]:
@@ -224,8 +244,10 @@ def subfolders(place: Path) -> list[Path]:
 def without_test(listing: Listing, train: list[int]) -> tuple[list[int], list[int]]:
     """The rest, and a fifth of each class, but at least one picture."""
     test: set[int] = set()
-    for label, name in enumerate(listing.classes):
-        members = [i for i in train if listing.labels[i] == label]
+    by_class: list[list[int]] = [[] for _ in listing.classes]
+    for i in train:
+        by_class[listing.labels[i]].append(i)
+    for name, members in zip(listing.classes, by_class, strict=True):
         if len(members) < 2:
             raise ValueError(f"a class needs two pictures or more, one of them to test, got one of {name}; add more")
         members.sort(key=lambda i: key_of(TEST_SEED, listing.files[i].relative_to(listing.root).as_posix()))
@@ -249,5 +271,5 @@ def digest_of(listing: Listing) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_own(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from clearhead.data.dataset import Images
+from clearhead.data.limits import most_unpacked
 
 BYTES = 8
 GZIP = b"\x1f\x8b"
@@ -42,12 +43,14 @@ def parse(data: bytes, name: str) -> Tensor:
 
 
 def gunzip(data: bytes, name: str, most: int) -> bytes:
-    """The bytes themselves, or unpacked where they are gzipped; more than `most` are refused."""
+    """The bytes themselves, or unpacked where they are gzipped; more than `most`, or than MOST_RATIO times as many as
+    are packed, are refused while they are read."""
     if not data.startswith(GZIP):
         return data
+    most = most_unpacked(len(data), most)
     try:
         unpacked = gzip.GzipFile(fileobj=io.BytesIO(data)).read(most + 1)
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error, struct.error) as error:
         raise ValueError(f"{name} must be a whole gzip file, got a damaged one ({error}); get it again") from None
     if len(unpacked) > most:
         raise ValueError(f"{name} must unpack to at most {most} bytes, got more; get it from another source")

@@ -1,10 +1,34 @@
-"""The user's own files, read with care. Does not import torch."""
+"""The user's own files, read with care. Does not import torch.
 
+Only regular files are read: to open a named pipe waits for a writer, and a device has no end. A file is opened without
+waiting and examined through its descriptor, so that it cannot be exchanged between the check and the reading.
+"""
+
+import codecs
+import errno
+import io
+import os
 import re
+import stat
+from collections.abc import Iterator
 from pathlib import Path
+
+from clearhead.data.limits import (
+    MOST_FOLDER_DEPTH,
+    MOST_FOLDER_ENTRIES,
+    MOST_LIST_BYTES,
+    MOST_LIST_LINES,
+    MOST_TEXT_BYTES,
+)
 
 CONVERT = "convert it first"
 LINE_END = re.compile(r"\r\n|\r|\n")
+PIECE = 1 << 20
+READ_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+class NotRegularError(ValueError):
+    """A pipe, a device or a socket where a file is needed."""
 
 
 def own_path(path: str | Path) -> Path:
@@ -15,28 +39,97 @@ def own_path(path: str | Path) -> Path:
         raise ValueError(f"~NAME must be somebody's home, got {str(path)!r}; write the path in full") from None
 
 
-def own_file(path: str | Path) -> Path:
-    """A file that is read more than once, and to its end, which neither a pipe nor a device allows; that it is a
-    folder, or not there, the system says."""
+def open_own(path: str | Path, most: int | None = None) -> io.BufferedReader:
+    """A regular file of at most `most` bytes, opened for reading. A folder, or a path without a file, is an OSError."""
     found = own_path(path)
-    if found.exists() and not found.is_file() and not found.is_dir():
-        raise ValueError(
+    check_regular(os.stat(found), path)  # first of all: opening a device may already have an effect
+    file = os.open(found, READ_FLAGS)
+    try:
+        status = os.fstat(file)
+        check_regular(status, path)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if most is not None and status.st_size > most:
+            raise ValueError(f"{path} has {status.st_size:,} bytes, the limit is {most:,}")
+        return os.fdopen(file, "rb")
+    except BaseException:
+        os.close(file)
+        raise
+
+
+def read_own(path: str | Path, most: int) -> bytes:
+    """All bytes of a regular file; more than `most` are refused, and a file that grows while it is read."""
+    with open_own(path, most) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(size + 1)
+    if len(data) > size:
+        raise ValueError(f"{path} has more bytes than the {size:,} that it had when it was opened")
+    return data
+
+
+def check_regular(status: os.stat_result, path: str | Path) -> None:
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        raise NotRegularError(
             f"data is read from files, and more than once, got a pipe or a device: {path}; save it as a file first"
         )
-    return found
 
 
-def own_text(path: str | Path, otherwise: str = CONVERT) -> str:
-    """All of a text, without its byte order mark. The byte 0 is in no text, but in every second place of UTF-16."""
+def own_file(path: str | Path, most: int = MOST_TEXT_BYTES) -> Path:
+    """The path of a regular file of at most `most` bytes."""
+    open_own(path, most).close()
+    return own_path(path)
+
+
+def own_text(path: str | Path, most: int, otherwise: str = CONVERT) -> list[str]:
+    """All of a text, in pieces, without its byte order mark. The byte 0 is in no text, but in every second place of
+    UTF-16. A piece takes 1, 2 or 4 bytes per character: one rare character does not make all of the text large."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    pieces = []
     try:
-        text = own_file(path).read_bytes().decode("utf-8-sig")
+        for data in own_bytes(path, most):
+            pieces.append(decoder.decode(data, final=not data))
+            if "\0" in pieces[-1]:
+                raise ValueError(f"{path} must be text in UTF-8, got other bytes (a zero); {otherwise}")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be text in UTF-8, got other bytes ({error.reason}); {otherwise}") from None
-    if "\0" in text:
-        raise ValueError(f"{path} must be text in UTF-8, got other bytes (a zero); {otherwise}")
-    return text
+    return pieces
+
+
+def own_bytes(path: str | Path, most: int) -> Iterator[bytes]:
+    """All bytes of a regular file, in pieces, with an empty one at the end; more than `most` are refused."""
+    length = 0
+    with open_own(path, most) as file:
+        while data := file.read(PIECE):
+            length += len(data)
+            if length > most:
+                raise ValueError(f"{path} has more than {most:,} bytes")
+            yield data
+    yield b""
 
 
 def own_lines(path: str | Path) -> list[str]:
-    """The lines of a text, whichever system wrote them."""
-    return LINE_END.split(own_text(path))
+    """The lines of a text of at most MOST_LIST_BYTES and MOST_LIST_LINES, whichever system wrote them."""
+    text = "".join(own_text(path, MOST_LIST_BYTES))
+    if text.count("\n") + text.count("\r") - text.count("\r\n") >= MOST_LIST_LINES:
+        raise ValueError(f"{path} has more than {MOST_LIST_LINES:,} lines")
+    return LINE_END.split(text)
+
+
+def entries_below(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """Everything in a folder and in the folders below it. Symbolic links to folders are listed and not followed.
+
+    At most MOST_FOLDER_ENTRIES, at most MOST_FOLDER_DEPTH deep. Their order is the file system's.
+    """
+    waiting, count = [(os.fspath(folder), 1)], 0
+    while waiting:
+        place, depth = waiting.pop()
+        with os.scandir(place) as entries:
+            for entry in entries:
+                count += 1
+                if count > MOST_FOLDER_ENTRIES:
+                    raise ValueError(f"{folder} has more than {MOST_FOLDER_ENTRIES:,} files and folders")
+                if entry.is_dir(follow_symlinks=False):
+                    if depth >= MOST_FOLDER_DEPTH:
+                        raise ValueError(f"{folder} has folders that are nested more than {MOST_FOLDER_DEPTH} deep")
+                    waiting.append((entry.path, depth + 1))
+                yield entry

@@ -17,6 +17,10 @@ ROWS, VERSIONS = 10, 8
 """of augmented images: rows, unless there are more classes, and versions of the image in each row"""
 SMALLEST = 48
 """side of an image on the sheet: smaller ones are enlarged"""
+LARGEST = 256
+"""larger ones are reduced"""
+MOST_ROWS, MOST_NAME = 64, 40
+"""rows of a sheet, and characters of a name beside one: a folder may have thousands of classes with long names"""
 SEARCHED = 5_000
 """examples that are looked at to find some of each class"""
 PAPER, INK, MARKED = "#ffffff", "#222222", "#d1495b"
@@ -44,7 +48,7 @@ def contact_sheet(data: DataSet) -> Image.Image:
 
 def rows_of_classes(examples: Examples, classes: Sequence[str]) -> list[Row]:
     images, labels = examples.take(torch.arange(min(SEARCHED, len(examples))))
-    return [Row(name, images[labels == label][:PER_ROW]) for label, name in enumerate(classes)]
+    return [Row(name, images[labels == label][:PER_ROW]) for label, name in enumerate(classes[:MOST_ROWS])]
 
 
 def augmented_sheet(data: DataSet, config: DataConfig, seed: int) -> Image.Image:
@@ -92,10 +96,10 @@ def rows_of_sets(sets: OddSets) -> list[Row]:
 def draw(rows: Sequence[Row], headings: Mapping[int, str] | None = None) -> Image.Image:
     """Rows of images with their names on the left; `headings` stand above the column where each begins, apart from the
     column before."""
-    headings = headings or {}
+    headings, rows = headings or {}, [replace(row, name=shortened(row.name)) for row in rows[:MOST_ROWS]]
     font = ImageFont.load_default(size=TEXT)
     side = max(row.images.shape[-1] for row in rows)
-    cell = side * -(-SMALLEST // side)
+    cell = min(side * -(-SMALLEST // side), LARGEST)
     margin = MARGIN + max(int(font.getlength(row.name)) for row in rows) + MARGIN
     n = max(len(row.images) for row in rows)
     lefts = [margin + j * (cell + GAP) + MARGIN * sum(0 < start <= j for start in headings) for j in range(n)]
@@ -111,11 +115,16 @@ def draw(rows: Sequence[Row], headings: Mapping[int, str] | None = None) -> Imag
         pen.text((MARGIN, top + cell // 2), row.name, fill=INK, font=font, anchor="lm")
         for j, pixels in enumerate(row.images):
             left = lefts[j]
-            sheet.paste(as_image(pixels).resize((cell, cell), Image.Resampling.NEAREST), (left, top))
+            method = Image.Resampling.NEAREST if side <= cell else Image.Resampling.BICUBIC
+            sheet.paste(as_image(pixels).resize((cell, cell), method), (left, top))
             pen.rectangle((left - 1, top - 1, left + cell, top + cell), outline=EDGE)
             if j == row.marked:
                 pen.rectangle((left - 2, top - 2, left + cell + 1, top + cell + 1), outline=MARKED, width=3)
     return sheet
+
+
+def shortened(name: str) -> str:
+    return name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 3]}..."
 
 
 def as_image(pixels: Tensor) -> Image.Image:

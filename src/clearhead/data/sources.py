@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Protocol
 
 from clearhead.data.download import download, part_of
-from clearhead.data.unpack import MOST, read_archive
+from clearhead.data.limits import MOST_DOWNLOAD_BYTES, MOST_MEMBER_BYTES
+from clearhead.data.own_files import entries_below, read_own
+from clearhead.data.unpack import check_total, read_archive
 
+NPM_SECONDS = 1800
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 
 
@@ -39,12 +42,13 @@ class Here:
     def read(self, wanted: Collection[str], downloads: Path) -> dict[str, bytes]:
         if not self.path.exists():
             raise ValueError("there is no such file or folder")
-        if self.path.is_file():
+        if not self.path.is_dir():
             return read_file(self.path, wanted)
         found: dict[str, bytes] = {}
-        for path in sorted(self.path.rglob("*")):
-            if path.name in wanted and path.is_file():
+        for path in sorted(Path(entry.path) for entry in entries_below(self.path) if entry.name in wanted):
+            if path.is_file():
                 found.setdefault(path.name, read_file(path, wanted)[path.name])
+                check_total(found, str(self.path))
         return found
 
 
@@ -53,7 +57,7 @@ class Web:
     """The maker's own addresses: of an archive, or of the files."""
 
     urls: tuple[str, ...]
-    most: int = MOST
+    most: int = MOST_DOWNLOAD_BYTES
 
     @property
     def what(self) -> str:
@@ -90,13 +94,23 @@ class Npm:
         command += ["--prefix", where]  # with the folder below: no .npmrc of the current folder is read
         try:
             done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, cwd=where
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+                cwd=where,
+                timeout=NPM_SECONDS,
             )
         except FileNotFoundError:
             raise ValueError("npm is not installed") from None
+        except subprocess.TimeoutExpired:
+            raise ValueError(f"npm has not finished within {NPM_SECONDS} seconds") from None
         if done.returncode:
             reasons = [line for line in done.stderr.splitlines() if line.strip()]
             raise ValueError(f"npm failed ({reasons[0].strip() if reasons else done.returncode})")
+        if not done.stdout.split():
+            raise ValueError("npm has named no file")
         return read_archive(downloads / done.stdout.split()[-1], wanted)
 
 
@@ -105,6 +119,4 @@ def read_file(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
         return read_archive(path, wanted)
     if path.name not in wanted:
         raise ValueError(f"{path.name} is none of its files ({', '.join(sorted(wanted))}) and no archive of them")
-    if path.stat().st_size > MOST:
-        raise ValueError(f"a file may have {MOST} bytes, got {path.stat().st_size} in {path.name}")
-    return {path.name: path.read_bytes()}
+    return {path.name: read_own(path, MOST_MEMBER_BYTES)}

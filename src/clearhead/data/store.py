@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from clearhead.data.limits import MOST_MEMBER_BYTES
+from clearhead.data.own_files import read_own
 from clearhead.data.sources import Source
 from clearhead.files import sha256, write_atomic
 
@@ -31,8 +33,12 @@ class Stored:
 
 
 def cache_folder() -> Path:
-    named = os.environ.get("CLEARHEAD_CACHE")
-    return Path(named) if named else Path.home() / ".cache" / "clearhead"
+    if named := os.environ.get("CLEARHEAD_CACHE"):
+        return Path(named)
+    try:
+        return Path.home() / ".cache" / "clearhead"
+    except RuntimeError:
+        raise ValueError("there is no home directory to keep data in; set CLEARHEAD_CACHE to a folder") from None
 
 
 def folder_of(stored: Stored) -> Path:
@@ -57,7 +63,7 @@ def read(stored: Stored, name: str) -> bytes:
         raise LookupError(
             f"{stored.name} must be fetched before it is used, got no {path}; run: clearhead data get {stored.name}"
         )
-    data = path.read_bytes()
+    data = read_own(path, MOST_MEMBER_BYTES)
     if sha256(data) != stored.digests[name]:
         raise ValueError(f"{path} must be as it was fetched, got other bytes; run: clearhead data get {stored.name}")
     return data

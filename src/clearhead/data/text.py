@@ -52,8 +52,15 @@ def load(config: DataConfig, seed: int) -> DataSet:
     return DataSet(train, validation, test, classes=symbols, normalise=None, symbols=symbols)
 
 
-def ids_of(text: str, symbols: tuple[str, ...]) -> Tensor:
-    """int32 (len(text),); quick, for texts of many millions."""
-    codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+def ids_of(text: list[str], symbols: tuple[str, ...]) -> Tensor:
+    """One for each character of all pieces, in the smallest type that holds them; quick, for texts of many millions.
+    Empties the list, so that the text and its ids are not both in memory."""
     known = np.array([ord(symbol) for symbol in symbols], dtype=np.uint32)
-    return torch.from_numpy(np.searchsorted(known, codes).astype(np.int32))
+    kind = np.min_scalar_type(-len(symbols)) if len(symbols) > 256 else np.uint8  # torch cannot index uint16
+    ids, at = torch.from_numpy(np.empty(sum(map(len, text)), kind)), 0
+    text.reverse()
+    while text:
+        codes = np.frombuffer(text.pop().encode("utf-32-le"), dtype=np.uint32)
+        ids[at : at + len(codes)] = torch.from_numpy(np.searchsorted(known, codes))
+        at += len(codes)
+    return ids

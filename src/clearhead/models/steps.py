@@ -41,6 +41,8 @@ EXAMPLE_HEADS = {
 """the same tokens with square weights, which 1, 2 or 4 heads share"""
 
 
+MOST_NUMBERS = 2**22
+"""of one step: far more than anybody reads"""
 LARGEST = 1e30
 """products of larger numbers might not be finite"""
 
@@ -112,6 +114,7 @@ def five_steps(
     came = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v, "q": q, "k": k, "v": v}
     first = project({name: to_matrix(name, value) for name, value in came.items() if value is not None}, heads)
     q, k, v = (split_heads(name, first.matrices[name], heads) for name in GIVEN)
+    check_room(q.shape[-2], k.shape[-2], first.matrices["v"].shape[-1], heads)
     mask = combined(mask, causal, q.shape[-2], k.shape[-2], heads)
     check_attend(q, k, v, mask, beta)
     beta = 1 / math.sqrt(q.shape[-1]) if beta is None else beta
@@ -130,6 +133,15 @@ def five_steps(
         Step(4, "Weight the values", "weighted_ij = weights_ij v_j", words["weight"], {"weighted": weighted}, heads),
         add_up(weighted.sum(dim=-2), None if w_o is None else to_matrix("w_o", w_o), heads),
     ]
+
+
+def check_room(n_queries: int, n_keys: int, columns: int, heads: int) -> None:
+    """Step 4 has a row of values for each query and each key, step 2 a score for each of them and each head."""
+    if (n := n_queries * n_keys * max(columns, heads)) > MOST_NUMBERS:
+        raise ValueError(
+            f"the steps may have {MOST_NUMBERS:,} numbers, got {n:,} from {n_queries} queries, {n_keys} keys and "
+            f"{columns} columns of v; take fewer tokens"
+        )
 
 
 def split_heads(name: str, matrix: Tensor, heads: int) -> Tensor:
@@ -172,6 +184,11 @@ def project(given: Mapping[str, Tensor], heads: int) -> Step:
                 f"{name} must have a row for each of the {x.shape[1]} numbers of a token, "
                 f"got {name} {list(given[name].shape)} for x {list(x.shape)}; is it transposed?"
             )
+    for name in PROJECTED[1:]:
+        if (n := len(x) * given[name].shape[1]) > MOST_NUMBERS:
+            raise ValueError(
+                f"the steps may have {MOST_NUMBERS:,} numbers, got {n:,} in x times {name}; take fewer tokens"
+            )
     projected = {name: x @ given[f"w_{name}"] for name in GIVEN}
     words = "What each token asks for (q), what it offers (k), and what it says (v)." + parts
     return Step(1, "Project", "q = x W_Q,  k = x W_K,  v = x W_V", words, {**given, **projected}, heads)
@@ -207,6 +224,10 @@ def add_up(z: Tensor, w_o: Tensor | None, heads: int) -> Step:
         if len(w_o) != joined.shape[1]:
             raise ValueError(f"w_o must have a row for each of the {joined.shape[1]} columns of z, got {len(w_o)} rows")
         title, formula = f"{title}, then project", f"{formula};  output = z W_O"
+        if (n := len(joined) * w_o.shape[1]) > MOST_NUMBERS:
+            raise ValueError(
+                f"the steps may have {MOST_NUMBERS:,} numbers, got {n:,} in z times w_o; take fewer tokens"
+            )
         matrices |= {"w_o": w_o, "output": joined @ w_o}
     return Step(5, title, formula, words, matrices, heads)
 
@@ -232,7 +253,10 @@ def to_matrix(name: str, value: Any) -> Tensor:
 
 
 def brief(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, or lists in lists in lists
+        text = f"a {type(value).__name__} that is too large to show"
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 

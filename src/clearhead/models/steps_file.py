@@ -1,17 +1,24 @@
 """The user's own matrices from a .json or .npz file, read without ever running what is in it."""
 
 import difflib
+import io
 import json
 import math
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from clearhead.data.limits import MOST_MATRIX_BYTES, MOST_MATRIX_VALUES
+from clearhead.data.own_files import read_own
 from clearhead.models.mask_file import to_mask
 from clearhead.models.steps import GIVEN, PROJECTED, brief
 
+MOST_HEAD_BYTES, BYTES_PER_VALUE = 16_384, 8
+HEAD_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+"""by the version of numpy's format"""
 KEYS = (*PROJECTED, *GIVEN, "w_o", "heads", "beta", "mask")
 
 
@@ -56,8 +63,9 @@ def rows_to_mask(mask: Any, name: str) -> Tensor:
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    data = read_own(path, MOST_MATRIX_BYTES)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(data.decode("utf-8"))
     except ValueError as error:
         raise ValueError(f"{path.name} must be JSON, got an error: {error}; correct it there") from None
     except RecursionError:
@@ -68,15 +76,42 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_npz(path: Path) -> dict[str, Any]:
+    data = read_own(path, MOST_MATRIX_BYTES)
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        check_arrays(data, path.name)
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             return {name: arrays[name].tolist() for name in arrays.files}
-    except OSError:
+    except (MatrixError, MemoryError):
         raise
     except Exception as error:  # what a damaged file makes zipfile, zlib and numpy say is of many kinds
         raise ValueError(
             f"{path.name} must be arrays of numbers saved by numpy.savez, got an error: {error}; save it again"
         ) from None
+
+
+class MatrixError(ValueError):
+    """Arrays that are refused, by a rule of ours."""
+
+
+def check_arrays(data: bytes, name: str) -> None:
+    """The shapes that the arrays of a .npz declare, and the sizes that the zip around them does: all of them are small
+    enough before one of them is read, however well they are compressed."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members, values, size = archive.infolist(), 0, 0
+        if len(members) > len(KEYS):
+            raise MatrixError(f"a file of matrices has at most {len(KEYS)} arrays, got {len(members)} in {name}")
+        for member in members:
+            with archive.open(member) as file:
+                head = io.BytesIO(file.read(MOST_HEAD_BYTES))  # numpy would read as much as a header claims to have
+            reader = HEAD_READERS[np.lib.format.read_magic(head)]
+            shape, _, dtype = reader(head)
+            values += math.prod(shape)
+            size += max(member.file_size - MOST_HEAD_BYTES, math.prod(shape) * dtype.itemsize)
+            if values > MOST_MATRIX_VALUES or size > MOST_MATRIX_VALUES * BYTES_PER_VALUE:
+                raise MatrixError(
+                    f"a file of matrices may have {MOST_MATRIX_VALUES:,} numbers, got more in {name}: "
+                    f"{member.filename.removesuffix('.npy')!r} has the shape {shape}"
+                )
 
 
 def to_beta(value: Any) -> float:
