@@ -140,7 +140,7 @@ def pictures(tmp_path, monkeypatch):
     return tmp_path / "pictures"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def forge():
     """forge(run, config=...) replaces entries of every state.json of a run, with a manifest that agrees: what a
     stranger could send."""
@@ -150,7 +150,9 @@ def forge():
     def forge(run, **values):
         for folder in (run / "checkpoints").glob("step-*"):
             state = from_json((folder / STATE).read_bytes())
-            state["state"] |= values
+            state["state"] |= {
+                name: value(state["state"]) if callable(value) else value for name, value in values.items()
+            }
             (folder / STATE).write_bytes(to_json(state, indent=1))
             contents = {name: (folder / name).read_bytes() for name in (MODEL, OPTIMIZER, STATE)}
             (folder / MANIFEST).write_bytes(manifest(contents))
