@@ -14,9 +14,11 @@ shard continues where it stopped, and a failing case can be repeated. Results ar
     runs.py         three small training runs to disturb, and the comparison with the undisturbed one
     kills.py        kill -9, signals, races for one run
     nodes.py        several processes under torchrun, and two nodes in network namespaces
-    disk.py         failing file calls, full disks, power failures
+    disk.py         failing file calls, full disks
+    power.py        power failures
     damage.py       flipped bits, non-finite numbers
-    fuzz.py         parsers, images and archives with mutated inputs
+    fuzz.py         mutated inputs for all parsers, under limits
+    media.py        the same for images and archives
     commands.py     malformed command lines, and the soak
     report.py       the table
 

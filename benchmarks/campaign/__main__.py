@@ -14,7 +14,7 @@ RESULTS = Path(__file__).parents[2] / "docs" / "reliability"
 
 
 def all_shards() -> dict[str, Shard]:
-    from benchmarks.campaign import commands, damage, disk, fuzz, kills, nodes
+    from benchmarks.campaign import commands, damage, disk, fuzz, kills, media, nodes, power
 
     shards: list[Shard] = [
         kills.Kills(),
@@ -23,13 +23,13 @@ def all_shards() -> dict[str, Shard]:
         kills.Signals(),
         kills.Races(),
         disk.FileCalls(),
-        disk.PowerFailures(),
+        power.PowerFailures(),
         disk.FullDisk(),
         damage.NonFinite(),
         damage.Flips(),
         fuzz.Parsers(),
-        fuzz.Images(),
-        fuzz.Archives(),
+        media.Images(),
+        media.Archives(),
         commands.CommandLines(),
         commands.Soak(),
     ]

@@ -8,9 +8,9 @@ import signal
 import socket
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmarks.campaign.fuzz import TooLongError, time_limit
 from benchmarks.campaign.processes import Child
@@ -55,16 +55,17 @@ doctor module.py:Block
 """commands that work, and take little; the first word is never changed into one that trains for hours or fetches"""
 VALUES = (
     "", " ", "-1", "0", "1e999", "nan", "inf", "-inf", "1e30", "999999999999999999999", "0x10", "1_000", "½", "none",
-    "true", "x" * 5000, "\x1b[31mred", "\x1b]0;t\x07", "a\nb", "%s%n", "{}", "[1]", "🙂", "\udcff", "..", ".", "missing",
-    "./missing/file", "pictures", "picture.png", "mask.csv", "runs", "runs/run", "runs/run/config.json", "3x", "x3",
-    "3x4x5", "--", "-", "-x", "--x", "--help", "--name=", "--training.steps", "=", "1 2", "1,2", "'", '"', "$HOME", "`id`",
+    "true", "x" * 5000, "\x1b[31mred", "\x1b]0;t\x07", "a\nb", "%s%n", "{}", "[1]", "🙂", "\udcff", "..", ".",
+    "missing", "./missing/file", "pictures", "picture.png", "mask.csv", "runs", "runs/run", "runs/run/config.json",
+    "3x", "x3", "3x4x5", "--", "-", "-x", "--x", "--help", "--name=", "--training.steps", "=", "1 2", "1,2", "'", '"',
+    "$HOME", "`id`",
 )  # fmt: skip
 
 
 class CommandLines(Shard):
     name = "commands"
     what = "malformed command line"
-    counts = {"command": 1000}
+    counts: ClassVar[Mapping[str, int]] = {"command": 1000}
     small = 60
     batch = 20
 
@@ -80,7 +81,7 @@ class CommandLines(Shard):
         (folder / "mask.csv").write_text("0,-inf\n0,0\n")
         (folder / "steps.json").write_text('{"x": [[1, 0], [0, 1]], "w_q": [[1, 0], [0, 1]]}')
         (folder / "module.py").write_text("import torch\nclass Block(torch.nn.Linear):\n    pass\n")
-        lines = [malformed(random.Random(f"command {number + i}")) for i in range(self.size)]  # type: ignore[attr-defined]
+        lines = [malformed(random.Random(f"command {number + i}")) for i in range(self.size)]
         child = Child([], folder, job=lambda: run_all(lines), may_write=[self.stage.cache])
         ended = child.wait(PATIENCE + 2 * LONGEST * len(lines))
         found = [
@@ -157,14 +158,14 @@ class Soak(Shard):
 
     name = "soak"
     what = "steps of one process, watched for leaks"
-    counts = {"steps": 100_000}
+    counts: ClassVar[Mapping[str, int]] = {"steps": 100_000}
     small = 1_000
     batch = 100_000
     most_growth = 16 * 2**20
     """bytes of resident memory between the second fifth of the run and its last"""
 
     def case(self, kind: str, number: int, rng: random.Random, folder: Path) -> list[Failure]:
-        n = self.size  # type: ignore[attr-defined]
+        n = self.size
         every = max(10, n // 100)
         changes = {"training__checkpoint_every": every, "training__evaluate_every": every, "training__log_every": 10}
         argv = self.stage.train("language-model", training__steps=n, **changes)

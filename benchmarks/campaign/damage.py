@@ -6,9 +6,9 @@ import io
 import os
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmarks.campaign.processes import Child, Prepare, Tell, run
 from benchmarks.campaign.runs import KINDS, PATIENCE, STEPS, Stage, check_ended, finish_and_compare, last_line
@@ -29,7 +29,7 @@ class Flips(Shard):
 
     name = "flips"
     what = "one flipped bit in a file of a run"
-    counts = dict.fromkeys(("checkpoint", "config", "metrics", "best", "snapshots"), 2000)
+    counts: ClassVar[Mapping[str, int]] = dict.fromkeys(("checkpoint", "config", "metrics", "best", "snapshots"), 2000)
     small = 40
     batch = 20
     resume_every = 5
@@ -38,8 +38,7 @@ class Flips(Shard):
         super().begin(stage)
         from benchmarks.campaign.kills import stop_at
 
-        home = stage.folder / "half"
-        home.mkdir()
+        home = stage.new("half")
         train = stage.train(MODEL, probe__inputs=2, probe__every=4)
         run(train, home, PATIENCE, prepare=stop_at(STEPS // 2), may_write=[stage.cache])
         self.half = home / "runs" / "run"
@@ -48,7 +47,7 @@ class Flips(Shard):
 
     def case(self, kind: str, number: int, rng: random.Random, folder: Path) -> list[Failure]:
         """A batch of flips, all in one child."""
-        places = [self.flip_of(kind, number + i) for i in range(self.size)]  # type: ignore[attr-defined]
+        places = [self.flip_of(kind, number + i) for i in range(self.size)]
         self.stage.copy(self.half, folder)
         child = Child([], folder, job=lambda: self.flip_all(kind, places), may_write=[self.stage.cache])
         ended = child.wait(PATIENCE)
@@ -190,7 +189,7 @@ class NonFinite(Shard):
 
     name = "non-finite"
     what = "NaN or Inf in a weight, a gradient or the optimizer's state"
-    counts = {"weight": 17, "gradient": 17, "optimizer": 16}
+    counts: ClassVar[Mapping[str, int]] = {"weight": 17, "gradient": 17, "optimizer": 16}
 
     def case(self, kind: str, number: int, rng: random.Random, folder: Path) -> list[Failure]:
         model = KINDS[number % len(KINDS)]

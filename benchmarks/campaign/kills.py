@@ -4,8 +4,10 @@ import os
 import random
 import signal
 import time
+from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmarks.campaign.processes import Child, Ended, Prepare, Tell, intercept, run
 from benchmarks.campaign.runs import KINDS, PATIENCE, Stage, check_ended, finish_and_compare, last_line
@@ -21,7 +23,9 @@ class Kills(Shard):
 
     name = "kills"
     what = "kill -9 of a training process"
-    counts = {f"{kind}{where}": n for kind in KINDS for where, n in (("", 200), (" in a save", 60))}
+    counts: ClassVar[Mapping[str, int]] = {
+        f"{kind}{where}": n for kind in KINDS for where, n in (("", 200), (" in a save", 60))
+    }
 
     def begin(self, stage: Stage) -> None:
         super().begin(stage)
@@ -60,11 +64,8 @@ class Kills(Shard):
 
     def kill_in_save(self, model: str, rng: random.Random, folder: Path) -> Ended:
         if model not in self.calls:
-            counting = self.stage.folder / f"counting-{model}"
-            counting.mkdir()
-            ended = run(
-                self.stage.train(model), counting, PATIENCE, prepare=count_calls, may_write=[self.stage.cache]
-            )
+            counting = self.stage.new("counting")
+            ended = run(self.stage.train(model), counting, PATIENCE, prepare=count_calls, may_write=[self.stage.cache])
             self.calls[model] = int(ended.lines[-1].split()[1])
         at, how = rng.randrange(self.calls[model]), rng.choice(("before", "after", "within"))
         prepare = kill_at_call(at, how)
@@ -131,7 +132,7 @@ def kill_at_call(at: int, how: str) -> Prepare:
 class Signals(Shard):
     name = "signals"
     what = "SIGTERM or SIGINT while training"
-    counts = {"SIGTERM": 50, "SIGINT": 50}
+    counts: ClassVar[Mapping[str, int]] = {"SIGTERM": 50, "SIGINT": 50}
 
     def case(self, kind: str, number: int, rng: random.Random, folder: Path) -> list[Failure]:
         model = KINDS[number % len(KINDS)]
@@ -179,7 +180,7 @@ class Races(Shard):
 
     name = "races"
     what = "several processes that want one run"
-    counts = {"resume": 80, "train": 20}
+    counts: ClassVar[Mapping[str, int]] = {"resume": 80, "train": 20}
 
     def case(self, kind: str, number: int, rng: random.Random, folder: Path) -> list[Failure]:
         model = KINDS[number % len(KINDS)]
@@ -260,8 +261,5 @@ def two_owners(ended: list[Ended]) -> list[Failure]:
         ends = [int(line.split()[1]) for line in one.lines if line.startswith("owned ")]
         spans += list(zip(begins, ends, strict=False))
     spans.sort()
-    overlaps = [
-        (before, after) for before, after in zip(spans, spans[1:], strict=False) if after[0] < before[1]
-    ]
+    overlaps = [(before, after) for before, after in pairwise(spans) if after[0] < before[1]]
     return [Failure("two owners", f"{before} and {after} (ns)") for before, after in overlaps]
-

@@ -13,14 +13,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import clearhead
 from benchmarks.campaign.runs import PATIENCE, Stage, check_saved, last_line
 from benchmarks.campaign.shards import Failure, Shard
 from benchmarks.soak import differences
+
+import clearhead
 
 MODEL = "language-model"
 STEPS = 240
@@ -93,7 +94,7 @@ class Ranks(Shard):
 
     name = "ranks"
     what = "kill -9 of a rank or of the launcher under torchrun"
-    counts = {"rank 0": 15, "rank 1": 15, "launcher": 20}
+    counts: ClassVar[Mapping[str, int]] = {"rank 0": 15, "rank 1": 15, "launcher": 20}
     small = 1
 
     def launch(self, argv: Sequence[str], folder: Path) -> Team:
@@ -147,7 +148,7 @@ class TwoNodes(Shard):
 
     name = "nodes"
     what = "one of two nodes lost, then resumed by two"
-    counts = {"node lost": 5}
+    counts: ClassVar[Mapping[str, int]] = {"node lost": 5}
     small = 1
 
     def begin(self, stage: Stage) -> None:
@@ -183,7 +184,9 @@ class TwoNodes(Shard):
             left = team.processes() if codes is None else set()
         finally:
             team.end()
-        found = [Failure("process left", f"{len(left)} processes of the first node are alive after 120 s")] if left else []
+        found = (
+            [Failure("process left", f"{len(left)} processes of the first node are alive after 120 s")] if left else []
+        )
         if codes and codes[0] == 0:
             found.append(Failure("wrong exit code", "the first node ended with code 0 after the second was lost"))
         if (folder / "second" / "runs").exists():

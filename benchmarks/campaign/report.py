@@ -36,7 +36,10 @@ def read_results(results: Path) -> list[dict[str, Any]]:
 def table(results: Sequence[dict[str, Any]]) -> str:
     if not results:
         return "No results are stored yet."
-    lines = ["| shard | fault | cases done | of | failures | seed | seconds | date |", "|---|---|--:|--:|--:|--:|--:|---|"]
+    lines = [
+        "| shard | fault | cases done | of | failures | seed | seconds | date |",
+        "|---|---|--:|--:|--:|--:|--:|---|",
+    ]
     for result in results:
         done, wanted = sum(result["done"].values()), sum(result["wanted"].values())
         numbers = f"{done:,} | {wanted:,} | {result['n_failures']:,} | {result['seed']} | {result['seconds']:,.0f}"
@@ -54,7 +57,10 @@ def sums(results: Sequence[dict[str, Any]]) -> list[str]:
     ]
     lines = [f"Among the listed failures: {', '.join(counted)}, {others} others."]
     if unfinished:
-        lines += ["", f"**Not the full campaign**: these shards have done only a part of their cases: {', '.join(unfinished)}."]
+        lines += [
+            "",
+            f"**Not the full campaign**: these shards have done only a part of their cases: {', '.join(unfinished)}.",
+        ]
     return lines
 
 

@@ -7,14 +7,16 @@ import os
 import pkgutil
 import random
 import shutil
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import clearhead
 from benchmarks.campaign.processes import Ended, run
 from benchmarks.soak import differences
+
+import clearhead
 
 if TYPE_CHECKING:
     from benchmarks.campaign.shards import Failure
@@ -93,6 +95,10 @@ class Stage:
             self.seconds[kind + label] = time.monotonic() - began
         return home / "runs" / "run"
 
+    def new(self, name: str) -> Path:
+        """An empty folder."""
+        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.folder))
+
     def copy(self, run_folder: Path, case: Path) -> Path:
         """A copy of a run, as runs/run of a case."""
         (case / "runs").mkdir(exist_ok=True)
@@ -130,6 +136,7 @@ def last_line(text: str) -> str:
 def check_saved(run_folder: Path, saved: int, *, may_report: bool = False) -> "list[Failure]":
     """The newest checkpoint is the last that was reported as saved, or a newer one; none is damaged."""
     from benchmarks.campaign.shards import Failure
+
     from clearhead.training.run import RunDirectory
 
     if not run_folder.exists():

@@ -13,12 +13,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
+from benchmarks.campaign.runs import Stage
 
 import clearhead
-from benchmarks.campaign.runs import Stage
 
 MOST_FAILURES = 50
 """failures that a result lists; of more it gives the number"""
@@ -37,12 +37,14 @@ class Shard(ABC):
     name: str
     what: str
     """a noun phrase for the table: "kill -9 at random moments" """
-    counts: Mapping[str, int]
+    counts: ClassVar[Mapping[str, int]]
     """how many cases of each kind the full campaign has"""
     small: int = 2
     """cases of each kind in the small form"""
     batch: int = 1
     """cases that are done at a time"""
+    size: int = 1
+    """cases of the batch at hand; fewer than `batch` at the end of a small form"""
     note: str = ""
     """which fallback was used, if any"""
 
@@ -54,7 +56,7 @@ class Shard(ABC):
     def case(self, kind: str, number: int, rng: random.Random, folder: Path) -> list[Failure]:
         """Does case `number` of a kind, or the batch that begins with it, in an empty folder."""
 
-    def end(self) -> None:
+    def end(self) -> None:  # noqa: B027 (most shards have nothing to put back)
         """Puts back what `begin` has changed outside the stage's folder."""
 
     def limits(self, small: bool, count: int | None) -> dict[str, int]:
@@ -107,7 +109,7 @@ def one_case(shard: Shard, kind: str, number: int, seed: int, folder: Path, size
     """One case, or one batch; `size` is less than a batch at the end of a small form."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    shard.size = size  # type: ignore[attr-defined]
+    shard.size = size
     try:
         return shard.case(kind, number, random.Random(f"{seed} {shard.name} {kind} {number}"), folder)
     except Exception as error:  # the harness must not stop for one case, nor pass over it
