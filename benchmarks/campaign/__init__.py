@@ -17,6 +17,7 @@ shard continues where it stopped, and a failing case can be repeated. Results ar
     disk.py         failing file calls, full disks
     power.py        power failures
     damage.py       flipped bits, non-finite numbers
+    hostile.py      links and special files inside a run
     fuzz.py         mutated inputs for all parsers, under limits
     media.py        the same for images and archives
     commands.py     malformed command lines, and the soak

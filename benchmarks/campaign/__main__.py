@@ -14,7 +14,7 @@ RESULTS = Path(__file__).parents[2] / "docs" / "reliability"
 
 
 def all_shards() -> dict[str, Shard]:
-    from benchmarks.campaign import commands, damage, disk, fuzz, kills, media, nodes, power
+    from benchmarks.campaign import commands, damage, disk, fuzz, hostile, kills, media, nodes, power
 
     shards: list[Shard] = [
         kills.Kills(),
@@ -27,6 +27,7 @@ def all_shards() -> dict[str, Shard]:
         disk.FullDisk(),
         damage.NonFinite(),
         damage.Flips(),
+        hostile.Links(),
         fuzz.Parsers(),
         media.Images(),
         media.Archives(),

@@ -203,8 +203,8 @@ def watch_writes(roots: Sequence[Path], tell: Tell) -> None:
         if isinstance(dir_fd, int) and dir_fd >= 0 and not os.path.isabs(path):
             path = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), path)
         full = os.path.abspath(path)
-        real = os.path.realpath(full) if follow else os.path.join(os.path.realpath(os.path.dirname(full)), path)
-        real = os.path.normpath(real)
+        folder, name = os.path.split(full)
+        real = os.path.realpath(full) if follow else os.path.join(os.path.realpath(folder), name)
         if not f"{real}{os.sep}".startswith((*inside, *HARMLESS)):
             tell(f"outside {event} {real}")
 

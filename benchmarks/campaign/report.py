@@ -28,7 +28,7 @@ def read_results(results: Path) -> list[dict[str, Any]]:
     found = [json.loads(path.read_text()) for path in sorted(results.glob("*.json"))]
     order = [
         "kills", "ranks", "nodes", "signals", "races", "file-calls", "power", "full-disk", "non-finite", "flips",
-        "parsers", "images", "archives", "commands", "soak",
+        "links", "parsers", "images", "archives", "commands", "soak",
     ]  # fmt: skip
     return sorted(found, key=lambda result: order.index(result["shard"]) if result["shard"] in order else len(order))
 

@@ -125,7 +125,9 @@ def check_ended(ended: Ended, allowed: Sequence[int], what: str) -> "list[Failur
         found.append(Failure("exit 5", f"{what} ended with code {ended.code}: {last_line(ended.err)}"))
     elif ended.code not in allowed:
         found.append(Failure("wrong exit code", f"{what} ended with code {ended.code}: {last_line(ended.err)}"))
-    found += [Failure("write outside", f"{what}: {line}") for line in ended.outside]
+    if ended.outside:
+        more = f" and {len(ended.outside) - 1} more" if len(ended.outside) > 1 else ""
+        found.append(Failure("write outside", f"{what}: {ended.outside[0]}{more}"))
     return found
 
 

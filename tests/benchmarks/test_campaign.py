@@ -25,6 +25,7 @@ from benchmarks.campaign import (  # noqa: E402
     damage,
     disk,
     fuzz,
+    hostile,
     kills,
     media,
     nodes,
@@ -357,6 +358,29 @@ def test_a_command_line_is_judged(code, err, kind, monkeypatch):
     main = importlib.import_module("clearhead.cli.main")
     monkeypatch.setattr(main, "main", lambda words: (sys.stderr.write(err), code)[1])
     assert kinds_of(commands.judge(["shapes", "x"])) == ({kind} if kind else set())
+
+
+def test_a_change_outside_through_a_link_is_found(tmp_path):
+    (tmp_path / "victim.txt").write_text("precious")
+    before = hostile.state_of(tmp_path)
+    assert hostile.changes(before, hostile.state_of(tmp_path)) == []
+    (tmp_path / "victim.txt").write_text("gone")
+    (tmp_path / "new.txt").touch()
+    assert hostile.changes(before, hostile.state_of(tmp_path)) == ["new.txt was made", "victim.txt was changed"]
+    (tmp_path / "victim.txt").unlink()
+    assert "victim.txt was deleted" in hostile.changes(before, hostile.state_of(tmp_path))
+
+
+@pytest.mark.parametrize("kind", list(hostile.Links.counts))
+@pytest.mark.parametrize("place", ["lock", "checkpoints"])
+def test_a_link_is_planted_where_something_is_or_is_not(kind, place, tmp_path):
+    outside, run = tmp_path / "outside", tmp_path / "run"
+    (outside / "victims").mkdir(parents=True)
+    (outside / "victim.txt").touch()
+    (run / "checkpoints").mkdir(parents=True)
+    hostile.plant(kind, run / place, outside)
+    assert os.path.lexists(run / place)
+    assert not (run / place).is_file() or (run / place).stat().st_ino == (outside / "victim.txt").stat().st_ino
 
 
 def test_growing_memory_and_files_are_leaks():
