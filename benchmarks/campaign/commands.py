@@ -81,7 +81,7 @@ class CommandLines(Shard):
         (folder / "mask.csv").write_text("0,-inf\n0,0\n")
         (folder / "steps.json").write_text('{"x": [[1, 0], [0, 1]], "w_q": [[1, 0], [0, 1]]}')
         (folder / "module.py").write_text("import torch\nclass Block(torch.nn.Linear):\n    pass\n")
-        lines = [malformed(random.Random(f"command {number + i}")) for i in range(self.size)]
+        lines = [malformed(random.Random(f"{self.seed} command {number + i}")) for i in range(self.size)]
         child = Child([], folder, job=lambda: run_all(lines), may_write=[self.stage.cache])
         ended = child.wait(PATIENCE + 2 * LONGEST * len(lines))
         found = [

@@ -63,7 +63,7 @@ class Flips(Shard):
 
     def flip_of(self, kind: str, number: int) -> tuple[str, int]:
         """The file, below the run, and the bit of case `number`."""
-        rng = random.Random(f"flip {kind} {number}")
+        rng = random.Random(f"{self.seed} flip {kind} {number}")
         patterns = {
             "checkpoint": "checkpoints/step-*/*",
             "config": "config.json",

@@ -80,7 +80,7 @@ class Fuzz(Shard):
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         for i in range(self.size):
             at[:] = struct.pack("q", i)
-            data = self.input(kind, random.Random(f"{self.name} {kind} {first + i}"))
+            data = self.input(kind, random.Random(f"{self.seed} {self.name} {kind} {first + i}"))
             path.write_bytes(data)
             if (problem := read_one(parse, path)) is not None:
                 os.write(1, f"failure {problem.kind}: {kind} {first + i}: {problem.what}\n".encode(errors="replace"))

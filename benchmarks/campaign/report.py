@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,13 +50,15 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 
 def sums(results: Sequence[dict[str, Any]]) -> list[str]:
     """What must be zero, and whether the campaign is complete."""
-    kinds = [failure["kind"] for result in results for failure in result["failures"]]
-    counted = [f"{kinds.count(kind)} {name}" for kind, name in INVARIANTS.items()]
-    others = len([kind for kind in kinds if kind not in INVARIANTS])
+    kinds = Counter[str]()
+    for result in results:
+        kinds.update(result["kinds"])
+    counted = [f"{kinds[kind]:,} {name}" for kind, name in INVARIANTS.items()]
+    others = sum(n for kind, n in kinds.items() if kind not in INVARIANTS)
     unfinished = [
         f"`{result['shard']}`" for result in results if sum(result["done"].values()) < sum(result["wanted"].values())
     ]
-    lines = [f"Among the listed failures: {', '.join(counted)}, {others} others."]
+    lines = [f"In all: {', '.join(counted)}, {others:,} other failures."]
     if unfinished:
         lines += [
             "",

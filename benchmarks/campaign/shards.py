@@ -45,6 +45,8 @@ class Shard(ABC):
     """cases that are done at a time"""
     size: int = 1
     """cases of the batch at hand; fewer than `batch` at the end of a small form"""
+    seed: int = 1
+    """of the inputs that a batch draws one by one"""
     note: str = ""
     """which fallback was used, if any"""
 
@@ -89,6 +91,8 @@ def run_shard(
                 found = one_case(shard, kind, number, seed, Path(work) / "case", size)
                 result["done"][kind] = number + size
                 result["n_failures"] += len(found)
+                for failure in found:
+                    result["kinds"][failure.kind] = result["kinds"].get(failure.kind, 0) + 1
                 command = f'python -m benchmarks.campaign {shard.name} --seed {seed} --only "{kind} {number}"'
                 entries = [{"kind": f.kind, "what": f.what[:400], "reproduce": command} for f in found]
                 result["failures"] = (result["failures"] + entries)[:MOST_FAILURES]
@@ -109,7 +113,7 @@ def one_case(shard: Shard, kind: str, number: int, seed: int, folder: Path, size
     """One case, or one batch; `size` is less than a batch at the end of a small form."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    shard.size = size
+    shard.size, shard.seed = size, seed
     try:
         return shard.case(kind, number, random.Random(f"{seed} {shard.name} {kind} {number}"), folder)
     except Exception as error:  # the harness must not stop for one case, nor pass over it
@@ -135,6 +139,7 @@ def continued(path: Path, shard: Shard, seed: int) -> dict[str, Any]:
         "wanted": dict(shard.counts),
         "done": dict.fromkeys(shard.counts, 0),
         "n_failures": 0,
+        "kinds": {},
         "failures": [],
         "note": shard.note,
         "date": datetime.date.today().isoformat(),

@@ -455,11 +455,25 @@ def test_results_of_another_seed_or_version_are_not_continued(quick, tmp_path, m
     assert len(changed.done) == 6
 
 
+@pytest.mark.parametrize("seeds", [(1, 2), (1, 1)])
+def test_another_seed_means_other_inputs(seeds, case):
+    """Of a fuzzer, whose inputs are drawn one by one in a child."""
+    drawn = []
+    for seed in seeds:
+        shard = Hungry()
+        shard.input = lambda kind, rng: b"%r" % rng.random()
+        shard.parsers = lambda: {"memory": ("x", lambda path: None)}
+        assert shards.one_case(shard, "memory", 0, seed, case) == []
+        drawn.append((case / "x").read_bytes())
+    assert (drawn[0] == drawn[1]) == (seeds[0] == seeds[1])
+
+
 def test_a_failure_is_stored_with_the_command_that_repeats_it(quick, tmp_path):
     said = []
     shards.run_shard(Counted(("a", 2)), tmp_path, 1, say=said.append)
     stored = json.loads((tmp_path / "counted.json").read_text())
     assert stored["n_failures"] == 1
+    assert stored["kinds"] == {"lost save": 1}
     assert stored["failures"][0]["reproduce"] == 'python -m benchmarks.campaign counted --seed 1 --only "a 2"'
     assert said[0] == "counted a 2: lost save: step 4"
     assert {"seed", "date", "torch", "python", "processor", "seconds", "wanted", "done"} <= stored.keys()
