@@ -5,6 +5,7 @@ reports through a pipe which checkpoints it has saved and whether it wrote outsi
 knows from these lines what must not be lost.
 """
 
+import ctypes
 import io
 import os
 import signal
@@ -24,6 +25,8 @@ Prepare = Callable[[Tell], None]
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink", "os.chmod"}
 """audit events of calls that change a file system; "open" is looked at more closely"""
+PR_SET_PDEATHSIG = 1
+"""of prctl(2)"""
 HARMLESS = ("/dev/", "/proc/")
 
 
@@ -142,6 +145,7 @@ def run(argv: Sequence[str], folder: Path, seconds: float = 600, **options: Any)
 def become(folder: Path, out: Path, err: Path) -> None:
     """Gives the child its own session, current directory, streams and signal handlers."""
     os.setsid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a campaign that is killed leaves no process behind
     os.chdir(folder)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, path in ((1, out), (2, err)):

@@ -205,6 +205,28 @@ def test_a_hang_is_found(case):
     assert kinds_of(runs.check_ended(ended, [0], "it")) == {"hang"}
 
 
+def test_a_child_ends_with_the_campaign(case):
+    """The campaign is a child here, which is killed while it waits for its own."""
+
+    def campaign():
+        child = processes.Child([], case, job=lambda: time.sleep(60) or 0, name="inner")
+        (case / "pid").write_text(str(child.pid))
+        return child.wait(60).code
+
+    outer = processes.Child([], case, job=campaign, name="outer")
+    until = time.monotonic() + 30
+    while not ((case / "pid").exists() and (case / "pid").read_text()) and time.monotonic() < until:
+        time.sleep(0.01)
+    inner = int((case / "pid").read_text())
+    assert nodes.is_alive(inner)
+    time.sleep(0.2)  # it has asked for its end by then
+    os.kill(outer.pid, 9)
+    outer.wait(30)
+    while nodes.is_alive(inner) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not nodes.is_alive(inner)
+
+
 @pytest.mark.slow
 def test_a_non_finite_checkpoint_is_found(stage, case):
     from safetensors.torch import load_file, save_file
