@@ -4,6 +4,7 @@
 # make check   what a contributor runs before a commit: format, lint, types, layers, tests
 # make docs    docs/lab.md anew, from what the lab finds
 # make soak    the long tests; kill -9 at random moments, 50 times for each of two recipes; every resume must be bit-exact
+# make campaign  every fault of docs/reliability.md, in shards that continue where they stopped: hours; SMALL=1: minutes
 # make bench   speed beside timm, vit-pytorch, Hugging Face and torch.nn
 # Each makes the virtual environment .venv by itself; PYTHON=python3.12 make test chooses another interpreter.
 
@@ -12,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-other-processor check lint format bench docs soak clean
+.PHONY: demo test test-other-processor check lint format bench docs soak campaign clean
 
 demo: $(VENV)/package
 	$(BIN)/clearhead demo
@@ -42,6 +43,10 @@ soak: $(VENV)/dev
 	$(BIN)/pytest -n 2 --hypothesis-profile=other tests/data tests/nn tests/training/test_records.py tests/test_files.py
 	$(BIN)/python benchmarks/soak.py reverse
 	$(BIN)/python benchmarks/soak.py mnist --steps 120 -- --data.limit 4000 --training.batch-size 32
+
+campaign: $(VENV)/dev
+	$(BIN)/python -m benchmarks.campaign $(if $(SMALL),--small) $(SHARDS); code=$$?; \
+	$(BIN)/python -m benchmarks.campaign report; exit $$code
 
 bench: $(VENV)/bench
 	$(BIN)/python benchmarks/step.py

@@ -1,0 +1,312 @@
+"""Training by several processes under torchrun: a rank or the launcher is killed, or one of two nodes is lost.
+
+Two nodes are two network namespaces of this machine, joined by a pair of virtual Ethernet devices, with a torchrun in
+each; the run directory is in the current directory of the first node only.
+"""
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from benchmarks.campaign.runs import PATIENCE, Stage, check_saved, last_line
+from benchmarks.campaign.shards import Failure, Shard
+from benchmarks.soak import differences
+
+import clearhead
+
+MODEL = "language-model"
+STEPS = 240
+"""enough for a kill to come before the end"""
+LONGER = {"training__steps": STEPS, "training__checkpoint_every": 20, "training__evaluate_every": 80}
+ORPHANS_MAY_LIVE = 15.0
+"""seconds after the death of their launcher: one step and 10 seconds, and a little for a busy machine"""
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+
+
+class Team:
+    """One torchrun, or one on each node, and all processes that they have started."""
+
+    def __init__(self, launches: Sequence[tuple[list[str], Path, dict[str, str]]]):
+        self.logs = [folder / f"torchrun-{i}.log" for i, (_, folder, _) in enumerate(launches)]
+        self.launchers = []
+        for (command, folder, extra), log in zip(launches, self.logs, strict=True):
+            with log.open("wb") as file:
+                self.launchers.append(
+                    subprocess.Popen(
+                        command,
+                        cwd=folder,
+                        stdin=subprocess.DEVNULL,
+                        stdout=file,
+                        stderr=file,
+                        start_new_session=True,
+                        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()} | extra,
+                    )
+                )
+        self.seen: set[int] = set()
+
+    def processes(self) -> set[int]:
+        """All that are alive; also those whose parent has died since they were seen."""
+        self.seen |= descendants([launcher.pid for launcher in self.launchers])
+        return {pid for pid in self.seen if is_alive(pid)}
+
+    def wait(self, seconds: float) -> list[int] | None:
+        """The exit codes of the launchers; None if one is still alive after so many seconds."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.processes()
+            if all(launcher.poll() is not None for launcher in self.launchers):
+                return [launcher.returncode for launcher in self.launchers]
+            time.sleep(0.05)
+        return None
+
+    def wait_for_step(self, run: Path, step: int, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and any(launcher.poll() is None for launcher in self.launchers):
+            self.processes()
+            if last_step(run) >= step:
+                return True
+            time.sleep(0.005)
+        return False
+
+    def end(self) -> None:
+        """Kills what is left, by its number."""
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for launcher in self.launchers:
+            launcher.wait()
+
+    def said(self) -> str:
+        return "; ".join(last_line(log.read_text(errors="replace")) for log in self.logs)
+
+
+class Ranks(Shard):
+    """Two ranks on this machine; a rank or the launcher is killed with SIGKILL at a random step."""
+
+    name = "ranks"
+    what = "kill -9 of a rank or of the launcher under torchrun"
+    counts: ClassVar[Mapping[str, int]] = {"rank 0": 15, "rank 1": 15, "launcher": 20}
+    small = 1
+
+    def launch(self, argv: Sequence[str], folder: Path) -> Team:
+        command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "clearhead", *argv]
+        return Team([(command, folder, {})])
+
+    def undisturbed(self) -> Path:
+        return undisturbed(self, self.stage)
+
+    def case(self, kind: str, number: int, rng: random.Random, folder: Path) -> list[Failure]:
+        undisturbed, run = self.undisturbed(), folder / "runs" / "run"
+        team = self.launch(self.stage.train(MODEL, **LONGER), folder)
+        try:
+            if not team.wait_for_step(run, rng.randrange(1, STEPS * 2 // 3), PATIENCE):
+                return [Failure("case not finished", f"no step was reached: {team.said()}")]
+            saved = max(saved_steps(run), default=0)
+            victims = [pid for pid in team.processes() if rank_of(pid) == kind.removeprefix("rank ")]
+            os.kill(team.launchers[0].pid if kind == "launcher" else victims[0], signal.SIGKILL)
+            found = self.after_the_kill(kind, team, run)
+        finally:
+            team.end()
+        found += check_saved(run, saved)
+        return found + self.resume_and_compare(folder, undisturbed)
+
+    def after_the_kill(self, kind: str, team: Team, run: Path) -> list[Failure]:
+        """Nothing may go on training without its launcher, and the launcher must not wait for a dead rank."""
+        limit = ORPHANS_MAY_LIVE if kind == "launcher" else 120.0
+        until = time.monotonic() + limit
+        while team.processes() and time.monotonic() < until:
+            time.sleep(0.05)
+        if left := team.processes():
+            return [Failure("process left", f"{len(left)} processes are alive {limit:g} s after the {kind} was killed")]
+        if kind == "launcher" and max(saved_steps(run), default=0) < last_step(run):
+            newest = max(saved_steps(run), default=0)
+            return [Failure("no checkpoint", f"ranks without a launcher ended after step {last_step(run)}, {newest=}")]
+        return []
+
+    def resume_and_compare(self, folder: Path, undisturbed: Path) -> list[Failure]:
+        team = self.launch(["resume", "runs/run"], folder)
+        try:
+            codes = team.wait(PATIENCE)
+        finally:
+            team.end()
+        if codes is None or any(codes):
+            return [Failure("wrong exit code", f"the resume ended with {codes}: {team.said()}")]
+        return [Failure("silent difference", line) for line in differences(folder / "runs" / "run", undisturbed)]
+
+
+class TwoNodes(Shard):
+    """The second node is lost, with all its processes, at a random step; the first must end by itself."""
+
+    name = "nodes"
+    what = "one of two nodes lost, then resumed by two"
+    counts: ClassVar[Mapping[str, int]] = {"node lost": 5}
+    small = 1
+
+    def begin(self, stage: Stage) -> None:
+        super().begin(stage)
+        self.network = Network()
+        self.note = self.network.reason
+
+    def end(self) -> None:
+        if hasattr(self, "network"):
+            self.network.remove()
+
+    def launch(self, argv: Sequence[str], folder: Path) -> Team:
+        port, launches = free_port(), []
+        for node, home in enumerate((folder, folder / "second")):
+            home.mkdir(exist_ok=True)
+            where = ["--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(node)]
+            meet = ["--master-addr", self.network.address, "--master-port", str(port)]
+            command = [*self.network.prefix(node), *TORCHRUN, *where, *meet, "-m", "clearhead", *argv]
+            launches.append((command, home, {"GLOO_SOCKET_IFNAME": self.network.device(node)}))
+        return Team(launches)
+
+    def case(self, kind: str, number: int, rng: random.Random, folder: Path) -> list[Failure]:
+        before, run = undisturbed(self, self.stage), folder / "runs" / "run"
+        team = self.launch(self.stage.train(MODEL, **LONGER), folder)
+        try:
+            if not team.wait_for_step(run, rng.randrange(1, STEPS * 2 // 3), PATIENCE):
+                return [Failure("case not finished", f"no step was reached: {team.said()}")]
+            saved = max(saved_steps(run), default=0)
+            for pid in descendants([team.launchers[1].pid]):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            codes = team.wait(120)
+            left = team.processes() if codes is None else set()
+        finally:
+            team.end()
+        found = (
+            [Failure("process left", f"{len(left)} processes of the first node are alive after 120 s")] if left else []
+        )
+        if codes and codes[0] == 0:
+            found.append(Failure("wrong exit code", "the first node ended with code 0 after the second was lost"))
+        if (folder / "second" / "runs").exists():
+            found.append(Failure("write outside", "the second node, which has no run directory, wrote one"))
+        found += check_saved(run, saved)
+        return found + Ranks.resume_and_compare(self, folder, before)  # type: ignore[arg-type]
+
+
+def undisturbed(shard: Any, stage: Stage) -> Path:
+    """A run to its end by the same processes, made once."""
+    home = stage.folder / f"undisturbed-{shard.name}"
+    if not home.exists():
+        home.mkdir()
+        team = shard.launch(stage.train(MODEL, **LONGER), home)
+        try:
+            codes = team.wait(PATIENCE)
+        finally:
+            team.end()
+        if codes is None or any(codes):
+            shutil.rmtree(home)
+            raise RuntimeError(f"the undisturbed run ended with {codes}: {team.said()}")
+    return home / "runs" / "run"
+
+
+class Network:
+    """Two network namespaces, joined; 127.0.0.1 for both nodes where they are not permitted."""
+
+    def __init__(self) -> None:
+        number = os.getpid()
+        self.names = [f"clearhead-{number}-{node}" for node in (0, 1)]
+        self.devices = [f"ch{number % 100000}{end}" for end in "ab"]
+        self.reason = ""
+        try:
+            self.make()
+        except (OSError, subprocess.CalledProcessError) as error:
+            why = (getattr(error, "stderr", b"") or b"").decode(errors="replace").strip() or str(error)
+            self.reason = f"no network namespaces ({why}): both nodes were on 127.0.0.1"
+            self.remove()
+
+    def make(self) -> None:
+        for name in self.names:
+            ip("netns", "add", name)
+        ip("link", "add", self.devices[0], "type", "veth", "peer", "name", self.devices[1])
+        for node, (name, device) in enumerate(zip(self.names, self.devices, strict=True)):
+            ip("link", "set", device, "netns", name)
+            ip("-n", name, "addr", "add", f"10.77.0.{node + 1}/24", "dev", device)
+            ip("-n", name, "link", "set", device, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+
+    def remove(self) -> None:
+        for name in self.names:
+            with contextlib.suppress(OSError, subprocess.CalledProcessError):
+                ip("netns", "del", name)
+        with contextlib.suppress(OSError, subprocess.CalledProcessError):
+            ip("link", "del", self.devices[0])  # is gone with its namespace, if it was in one
+
+    @property
+    def address(self) -> str:
+        return "127.0.0.1" if self.reason else "10.77.0.1"
+
+    def prefix(self, node: int) -> list[str]:
+        return [] if self.reason else ["ip", "netns", "exec", self.names[node]]
+
+    def device(self, node: int) -> str:
+        return "lo" if self.reason else self.devices[node]
+
+
+def ip(*args: str) -> None:
+    subprocess.run(["ip", *args], check=True, capture_output=True)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def python_path() -> str:
+    return os.pathsep.join(filter(None, [str(Path(clearhead.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]))
+
+
+def descendants(pids: Sequence[int]) -> set[int]:
+    """These processes and all that they have started, as far as they are alive."""
+    parents: dict[int, int] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                parents[int(entry)] = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
+    found = {pid for pid in pids if pid in parents}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """Not gone, and not a zombie that waits for its parent."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+def rank_of(pid: int) -> str | None:
+    with contextlib.suppress(OSError):
+        for pair in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if pair.startswith(b"RANK="):
+                return pair.partition(b"=")[2].decode()
+    return None
+
+
+def saved_steps(run: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in run.glob("checkpoints/step-*"))
+
+
+def last_step(run: Path) -> int:
+    """Of the records; a line that is being written does not count."""
+    import json
+
+    try:
+        lines = (run / "metrics.jsonl").read_bytes().split(b"\n")[:-1]
+        return max((json.loads(line).get("step", 0) for line in lines[-3:]), default=0)
+    except (OSError, ValueError):
+        return 0
