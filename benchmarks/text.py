@@ -79,7 +79,7 @@ class Entry:
 
 
 def entries(file: str, seed: int, changes: dict[str, object], every: int) -> list[Entry]:
-    common = {"data.file": file, "data.validation": 10**9, "seed": seed}
+    common = {"data.file": file, "data.validation": MOST_EXAMPLES, "seed": seed}
     configs: dict[str, RunConfig] = {
         "clearhead text": config_of("text", common | changes),
         "nanoGPT's setting": config_of("text", common | NANOGPT | changes),

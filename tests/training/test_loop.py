@@ -333,7 +333,7 @@ def spoil(monkeypatch, at):
 def test_weights_that_an_update_has_spoilt_are_in_no_checkpoint(config, tmp_path, monkeypatch, evaluate_every):
     training = replace(config.training, steps=4, evaluate_every=evaluate_every, checkpoint_every=1, log_every=100)
     spoil(monkeypatch, at=3)
-    with pytest.raises(DivergedError, match="weights or validation loss are not finite after step 3"):
+    with pytest.raises(DivergedError, match="not finite after step 3"):
         train(replace(config, training=training), tmp_path / "run", quiet=True)
     assert max(checkpoint.steps(tmp_path / "run")) == 2
 
