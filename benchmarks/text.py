@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from clearhead.data.limits import MOST_EXAMPLES
 from clearhead.recipes.all import config_of
 from clearhead.training.config import RunConfig
 from clearhead.training.distributed import ALONE
