@@ -10,7 +10,7 @@ import torch
 
 from clearhead import __version__
 from clearhead.cli import main as cli
-from clearhead.cli.main import COMMANDS, main
+from clearhead.cli.main import COMMANDS, GROUPS, main
 
 
 def python(*args, **options):
@@ -18,16 +18,45 @@ def python(*args, **options):
 
 
 @pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["help"]])
-def test_welcome_names_every_command_with_an_example(told, argv):
+def test_help_lists_every_command_in_its_group(told, argv):
     out = told(*argv)
-    for name, command in COMMANDS.items():
-        assert command.what in out
-        assert f"clearhead {name}" in out
-    assert max(map(len, out.splitlines())) <= 83
+    for group, commands in GROUPS.items():
+        section = out.partition(f"\n{group}\n")[2].partition("\n\n")[0]
+        assert [line.split()[0] for line in section.splitlines()] == list(commands)
+        assert all(command.summary in section for command in commands.values())
+    assert max(map(len, out.splitlines())) <= 80
+
+
+EXAMPLES = [
+    "clearhead recipes",
+    "clearhead train reverse --name mine --training.steps 150",
+    "clearhead resume mine --epochs 20",
+    "clearhead runs",
+    "clearhead curves runs/mine --epochs 10 20 30",
+    "clearhead evaluate runs/mine --part validation",
+    "clearhead confusion runs/mine",
+    "clearhead predictions runs/mine",
+    "clearhead predict runs/mine --ids 3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3",
+    "clearhead sample runs/words-0 --prompt un",
+    "clearhead verify runs/mine",
+    "clearhead verify-resume reverse",
+    "clearhead look runs/mine --sample 3",
+    "clearhead doctor mymodel.py:GPT",
+    "clearhead shapes bert_cifar",
+    "clearhead lab elongated-key --alpha 10",
+    "clearhead steps --causal",
+    "clearhead mask causal --tokens 5",
+    "clearhead data list",
+]
+"""one of each command but `demo`, which trains for a minute: see test_demo.py"""
+
+
+def test_there_is_an_example_of_each_command():
+    assert [example.split()[1] for example in EXAMPLES] == [name for name in COMMANDS if name != "demo"]
 
 
 @pytest.mark.slow
-def test_every_example_of_the_welcome_page_works(capsys, tmp_path, monkeypatch):
+def test_every_command_works(capsys, tmp_path, monkeypatch):
     """In their order: the run of one is what the next ones look at."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -35,12 +64,10 @@ def test_every_example_of_the_welcome_page_works(capsys, tmp_path, monkeypatch):
         "from clearhead import LanguageModel\nfrom clearhead.models.presets import tiny_language\n"
         "def GPT():\n    return LanguageModel(tiny_language())\n"
     )
-    for name, command in COMMANDS.items():
-        if name == "sample":  # which writes with a run of words
-            assert main(["train", "words", "--training.steps", "2", "--data.limit", "600"]) == 0
-        if name != "demo":  # a minute of training: see test_demo.py
-            assert main(command.example.split()[1:]) == 0, command.example
-            assert capsys.readouterr().out
+    assert main(["train", "words", "--training.steps", "2", "--data.limit", "600"]) == 0  # for `sample`
+    for example in EXAMPLES:
+        assert main(example.split()[1:]) == 0, example
+        assert capsys.readouterr().out
 
 
 def test_version(told):

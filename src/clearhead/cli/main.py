@@ -23,124 +23,56 @@ TRACEBACK = "CLEARHEAD_TRACEBACK"
 class Command:
     home: str
     """the module whose run(argv) it is"""
-    what: str
-    example: str
+    summary: str
+    """one line of `clearhead --help`"""
 
 
-COMMANDS = {
-    "demo": Command(
-        home="clearhead.cli.demo",
-        what="a first run: train on digits for a minute, see what came of it",
-        example="clearhead demo",
-    ),
-    "recipes": Command(
-        home="clearhead.cli.recipes",
-        what="experiments that are ready to run, with what they take and reach",
-        example="clearhead recipes",
-    ),
-    "train": Command(
-        home="clearhead.cli.train",
-        what="train a recipe, with any of its numbers changed",
-        example="clearhead train reverse --name mine --training.steps 150",
-    ),
-    "resume": Command(
-        home="clearhead.cli.resume",
-        what="resume an interrupted run, or lengthen a finished one",
-        example="clearhead resume mine --epochs 20",
-    ),
-    "runs": Command(
-        home="clearhead.cli.runs",
-        what="list runs with their recipe, step, accuracy and state",
-        example="clearhead runs",
-    ),
-    "curves": Command(
-        home="clearhead.cli.curves",
-        what="plot loss and accuracy of runs against epochs",
-        example="clearhead curves runs/mine --epochs 10 20 30",
-    ),
-    "confusion": Command(
-        home="clearhead.cli.confusion",
-        what="plot the confusion matrix on the test set",
-        example="clearhead confusion runs/mine",
-    ),
-    "predictions": Command(
-        home="clearhead.cli.predictions",
-        what="compare predictions with the truth; show the worst mistakes",
-        example="clearhead predictions runs/mine",
-    ),
-    "predict": Command(
-        home="clearhead.cli.predict",
-        what="a run's answers for your own pictures, words or digits",
-        example="clearhead predict runs/mine --ids 3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3",
-    ),
-    "evaluate": Command(
-        home="clearhead.cli.evaluate",
-        what="how good a run is, on the test set or on a dictionary of your own",
-        example="clearhead evaluate runs/mine --part validation",
-    ),
-    "sample": Command(
-        home="clearhead.cli.sample",
-        what="words or text that a run writes",
-        example="clearhead sample runs/words-0 --prompt un",
-    ),
-    "look": Command(
-        home="clearhead.cli.look",
-        what="what a run looks at when it answers: its attention, as pictures",
-        example="clearhead look runs/mine --sample 3",
-    ),
-    "doctor": Command(
-        home="clearhead.cli.doctor",
-        what="your own module, examined: masks that leak, NaN, dead parameters",
-        example="clearhead doctor mymodel.py:GPT",
-    ),
-    "verify": Command(
-        home="clearhead.cli.verify",
-        what="check the files of a run: what is missing, changed or surplus",
-        example="clearhead verify runs/mine",
-    ),
-    "verify-resume": Command(
-        home="clearhead.cli.verify_resume",
-        what="proof that a killed run goes on bit for bit on this machine",
-        example="clearhead verify-resume reverse",
-    ),
-    "data": Command(
-        home="clearhead.cli.data",
-        what="data sets: which there are, fetching one, looking at one",
-        example="clearhead data list",
-    ),
-    "shapes": Command(
-        home="clearhead.cli.shapes",
-        what="every tensor of a model: its shape, parameters and multiply-adds",
-        example="clearhead shapes bert_cifar",
-    ),
-    "steps": Command(
-        home="clearhead.cli.steps",
-        what="self-attention in five steps, with the numbers of each",
-        example="clearhead steps --causal",
-    ),
-    "mask": Command(
-        home="clearhead.cli.mask",
-        what="an attention mask as numbers and as a figure, or your own",
-        example="clearhead mask causal --tokens 5",
-    ),
-    "lab": Command(
-        home="clearhead.cli.lab",
-        what="claims about attention, each an experiment with a verdict",
-        example="clearhead lab elongated-key --alpha 10",
-    ),
+GROUPS = {
+    "Train": {
+        "demo": Command("clearhead.cli.demo", "Train on handwritten digits for a minute and plot the results"),
+        "recipes": Command("clearhead.cli.recipes", "List the recipes with their measured time and accuracy"),
+        "train": Command("clearhead.cli.train", "Train a recipe, with any of its settings changed"),
+        "resume": Command("clearhead.cli.resume", "Resume an interrupted run, or lengthen a finished one"),
+        "runs": Command("clearhead.cli.runs", "List runs with their recipe, step, accuracy and state"),
+        "curves": Command("clearhead.cli.curves", "Plot loss and accuracy of runs against epochs"),
+        "evaluate": Command("clearhead.cli.evaluate", "Measure a run on its test or validation set"),
+        "confusion": Command("clearhead.cli.confusion", "Plot the confusion matrix on the test set"),
+        "predictions": Command(
+            "clearhead.cli.predictions", "Compare predictions with the truth; show the worst mistakes"
+        ),
+        "predict": Command("clearhead.cli.predict", "Predict the class of your own images, or from words or digits"),
+        "sample": Command("clearhead.cli.sample", "Generate words or text with a trained language model"),
+        "verify": Command("clearhead.cli.verify", "Check the files of a run: what is missing, changed or surplus"),
+        "verify-resume": Command(
+            "clearhead.cli.verify_resume", "Prove on this machine that a killed run resumes bit for bit"
+        ),
+    },
+    "Look inside": {
+        "look": Command("clearhead.cli.look", "Plot the attention of a run for one example"),
+        "doctor": Command("clearhead.cli.doctor", "Examine your own module: leaking masks, NaN, dead parameters"),
+        "shapes": Command("clearhead.cli.shapes", "List the shape and the parameters of every tensor of a model"),
+    },
+    "Learn": {
+        "lab": Command("clearhead.cli.lab", "Run claims about attention as experiments with a verdict"),
+        "steps": Command("clearhead.cli.steps", "Compute self-attention in five steps, with the numbers of each"),
+        "mask": Command("clearhead.cli.mask", "Show an attention mask, or your own, as numbers and as a figure"),
+    },
+    "Data": {
+        "data": Command("clearhead.cli.data", "List, download and show data sets"),
+    },
 }
+COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
 
 EXIT_CODES = """\
-exit codes
-    0  done
-    1  a file could not be read or written; lab: a verdict is not the expected
-       one; verify: the run is not intact; verify-resume: the runs differ;
-       doctor: there is a fault
-    2  the command or its input was wrong
-    3  training was stopped by a signal: a checkpoint is there, resume goes on
-    4  training diverged: loss, gradient or weights were not finite numbers
-    5  a mistake in clearhead, or not enough memory
-  130  Ctrl-C, outside of training, or a second time in it; 143: so for SIGTERM"""
+Exit codes
+    0  success
+    1  a file could not be read or written, or a check failed (doctor, lab,
+       verify, verify-resume)
+    2  invalid command or input
+    3  training was stopped by a signal, and a checkpoint was saved
+    4  training diverged: loss, gradients or weights were not finite
+    5  internal error, or out of memory
+  130  interrupted (143: terminated) outside of training, or by a second signal"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -223,24 +155,16 @@ def run_command(name: str, argv: list[str]) -> int:
 
 def welcome() -> str:
     size = max(map(len, COMMANDS))
-    commands = [f"  {name:{size}}  {command.what}" for name, command in COMMANDS.items()]
-    examples = [f"  {command.example}" for command in COMMANDS.values()]
+    lines = [
+        "clearhead: a transformer you can read, train and see through",
+        "",
+        "Usage: clearhead COMMAND [options]",
+        "",
+    ]
+    for group, commands in GROUPS.items():
+        lines += [group, *(f"  {name:{size}}  {command.summary}" for name, command in commands.items()), ""]
     return "\n".join(
-        [
-            "clearhead: a transformer you can read, train and see through",
-            "",
-            "usage: clearhead COMMAND [options]",
-            "",
-            "commands",
-            *commands,
-            "",
-            "examples",
-            *examples,
-            "",
-            EXIT_CODES,
-            "",
-            "clearhead COMMAND --help explains a command.",
-        ]
+        [*lines, EXIT_CODES, "", "Run `clearhead COMMAND --help` for the options of a command, with examples."]
     )
 
 
