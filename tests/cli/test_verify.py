@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -103,6 +104,12 @@ def test_a_forged_state_is_found(mine, capsys, state):
     contents = {name: (mine / STATE).with_name(name).read_bytes() for name in files}
     (mine / STATE).with_name("manifest.json").write_bytes(manifest(contents))
     assert findings(capsys)[0] == {(STATE, "changed")}
+
+
+def test_a_manifest_that_is_too_large_is_named_and_not_read(mine, capsys):
+    with (mine / STATE).with_name("manifest.json").open("r+b") as file:
+        file.truncate(65 * 2**20)
+    assert findings(capsys) == ({("checkpoints/step-00000004/manifest.json", "unreadable")}, ANY)
 
 
 def test_records(mine, capsys):

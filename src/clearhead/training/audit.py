@@ -81,8 +81,8 @@ def audit(folder: Path) -> Audit:
     intact: dict[int, dict[str, Any]] = {}
     for step in layout.steps(folder) if is_folder(folder / CHECKPOINTS) else []:
         problems = list(checkpoint_problems(folder, step))
-        if not problems:
-            intact[step] = from_json(read_regular(layout.at(folder, step) / STATE, LARGEST_JSON))
+        if not problems and (state := parsed(layout.at(folder, step) / STATE)):
+            intact[step] = state
         elif os.path.lexists(layout.at(folder, step)):  # else deleted by its owner while we looked
             findings += problems
     newest = intact[max(intact)] if intact else {}
@@ -143,17 +143,20 @@ def unexpected(name: str) -> tuple[Kind, str] | None:
 
 def checkpoint_problems(folder: Path, step: int) -> Iterator[Finding]:
     """Its files, compared with its manifest."""
-    place, found, is_complete = layout.at(folder, step), {}, True
-    for name in (*FILES, MANIFEST):
+    place, found = layout.at(folder, step), {}
+    for name in FILES:
         try:
             found[name] = size_and_digest(place / name)
         except OSError as error:
-            is_complete = False
             yield failure(folder, place / name, error)
-    if not is_complete or not is_folder(place):
+    try:
+        written = read_regular(place / MANIFEST, LARGEST_JSON)
+    except OSError as error:
+        yield failure(folder, place / MANIFEST, error)
         return
-    written = read_regular(place / MANIFEST, LARGEST_JSON)
-    problems = layout.disagreements({name: found[name] for name in FILES}, written)
+    if len(found) < len(FILES) or not is_folder(place):
+        return
+    problems = layout.disagreements(found, written)
     for name, problem in problems.items():
         yield Finding(os.path.relpath(place / name, folder), "changed", problem)
     if not problems and not holds_state(parsed(place / STATE), step):
