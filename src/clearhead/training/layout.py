@@ -98,7 +98,7 @@ def declared(written: bytes) -> dict[str, tuple[int, str]]:
 
 
 def wrong_sizes(sizes: Mapping[str, int], written: bytes) -> dict[str, str]:
-    """Which files do not have the size that the manifest says; told from the digests, which take reading them."""
+    """The files whose size differs from the one in the manifest: sizes are known before a file is read."""
     return {
         name: f"{name} has {sizes[name]} bytes instead of {size}"
         for name, (size, _) in declared(written).items()
