@@ -259,7 +259,7 @@ def intercept(root: Path, hook: Hook) -> None:
 
     for name in CALLS:
         setattr(os, name, wrapped(name, getattr(os, name)))
-    io.open = builtins.open = wrapped("read", io.open)  # type: ignore[assignment]
+    io.open = builtins.open = wrapped("read", io.open)
 
 
 def path_of(target: Any, kwargs: dict[str, Any]) -> str:
