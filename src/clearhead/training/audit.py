@@ -1,8 +1,8 @@
 """What is wrong with the files of a run: missing, changed, surplus, left over or unsafe. It only reads, without torch.
 
 A checkpoint is compared with its manifest, metrics.jsonl and config.json with what the newest intact checkpoint says of
-them, best.json with the checkpoints that there are. Figures, and the numbers in attention maps, have nothing to be
-compared with.
+them, best.json with the checkpoints that there are, attention maps with the digest in their header. Figures have
+nothing to be compared with.
 """
 
 import hashlib
@@ -234,17 +234,23 @@ def best_problems(folder: Path, newest: Mapping[str, Any], is_running: bool) -> 
 
 
 def map_problems(folder: Path) -> Iterator[Finding]:
-    """Attention maps that cannot be read, or whose layers and shapes are not those of the first ones."""
+    """Attention maps that cannot be read, that are not what was saved, or whose layers and shapes are not those of the
+    first ones."""
     first: dict[str, Any] | None = None
     for path in layout.probe_files(folder).values() if is_folder(folder / PROBE) else []:
         try:
-            shapes = {name: (maps["dtype"], maps["shape"]) for name, maps in deserialize(read_regular(path))}
+            content = read_regular(path)
+            shapes = {name: (maps["dtype"], maps["shape"]) for name, maps in deserialize(content)}
+            is_intact = layout.maps_are_intact(content)
         except OSError as error:
             yield failure(folder, path, error)
             continue
-        except SafetensorError as error:
+        except (SafetensorError, ValueError) as error:
             yield Finding(os.path.relpath(path, folder), "changed", f"it cannot be used: {error!s:.200}")
             continue
+        if not is_intact:
+            problem = "its contents do not match the digest in its header"
+            yield Finding(os.path.relpath(path, folder), "changed", problem)
         first = first or shapes
         if shapes != first:
             yield Finding(os.path.relpath(path, folder), "changed", "its layers or shapes are not those of the others")
