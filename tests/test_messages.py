@@ -1,3 +1,4 @@
+import json
 import math
 import re
 import subprocess
@@ -115,3 +116,11 @@ def test_printable_keeps_line_breaks_where_they_are_wanted():
 def test_json_output_has_only_numbers_that_json_knows():
     text = json_text({"loss": math.nan, "rows": [(1.5, -math.inf)], "name": "kᵀ"}, indent=None)
     assert text == '{"loss": null, "rows": [[1.5, null]], "name": "k\\u1d40"}'
+
+
+def test_json_output_is_printable_and_reads_back():
+    """Nothing is left in it that the standard streams would escape in their own way."""
+    everything = "".join(map(chr, range(0x300)))
+    text = json_text([everything])
+    assert printable(text, keep="\n") == text
+    assert json.loads(text) == [everything]

@@ -5,6 +5,7 @@ reports through a pipe which checkpoints it has saved and whether it wrote outsi
 knows from these lines what must not be lost.
 """
 
+import builtins
 import ctypes
 import io
 import os
@@ -240,7 +241,7 @@ def watch_writes(roots: Sequence[Path], tell: Tell) -> None:
 
 
 CALLS = ("open", "write", "fsync", "rename", "replace", "mkdir", "unlink", "rmdir", "ftruncate", "listdir", "scandir")
-"""functions of `os` through which the package reads and changes folders; files are read by `io.open`"""
+"""functions of `os` through which the package reads and changes folders; files are read by `open`"""
 Hook = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
@@ -258,7 +259,7 @@ def intercept(root: Path, hook: Hook) -> None:
 
     for name in CALLS:
         setattr(os, name, wrapped(name, getattr(os, name)))
-    io.open = wrapped("read", io.open)  # type: ignore[assignment]
+    io.open = builtins.open = wrapped("read", io.open)
 
 
 def path_of(target: Any, kwargs: dict[str, Any]) -> str:

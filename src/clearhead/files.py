@@ -1,4 +1,4 @@
-"""Atomic, durable file writes: write a temporary file, fsync, rename. And files from strangers: no links, no devices.
+"""Atomic, durable file writes (write a temporary file, fsync, rename), and safe access to files from strangers.
 
 Every failure is an OSError with the file's name in it; none leaves a file that is half written under its own name.
 
@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 PART = ".part"
 """how the name of a file ends that is not finished"""
+CLOSE_ON_EXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)  # Windows has only the second
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # Windows has neither
 DEEPEST = 12
 """levels of folders that `check_tree` descends to"""
@@ -84,7 +85,7 @@ def write_all(file: int, data: bytes) -> None:
 @contextmanager
 def opened(path: Path, flags: int) -> Iterator[int]:
     """A file descriptor; errors of what is done with it carry the file's name, which the system leaves out."""
-    with closing_file(os.open(path, flags | os.O_CLOEXEC, 0o666), path) as file:
+    with closing_file(os.open(path, flags | CLOSE_ON_EXEC, 0o666), path) as file:
         yield file
 
 
@@ -110,7 +111,7 @@ def closing_file(file: int, path: Path) -> Iterator[int]:
 def open_regular(path: Path, flags: int) -> int:
     """The descriptor of a regular file; UnsafeFileError for anything else, or to write where there is a hard link."""
     try:
-        file = os.open(path, flags | os.O_CLOEXEC | NO_FOLLOW, 0o666)
+        file = os.open(path, flags | CLOSE_ON_EXEC | NO_FOLLOW, 0o666)
     except OSError:  # what a link, a pipe or a socket gives depends on the system
         with suppress(FileNotFoundError):
             check_kind(path, os.lstat(path), flags)

@@ -33,7 +33,7 @@ class Escaped:
 
 
 class Tolerant:
-    """A text stream that is given up when it fails (full disk, closed pipe, lost terminal); `on_loss` hears why."""
+    """A text stream that is given up when it fails (full disk, closed pipe, lost terminal); `on_loss` gets a reason."""
 
     def __init__(self, stream: TextIO, on_loss: Callable[[str], None] = lambda reason: None):
         self.stream, self.on_loss, self.is_lost = stream, on_loss, False

@@ -189,6 +189,14 @@ def test_writes_inside_are_none_outside(case):
     assert runs.check_ended(ended, [0], "it") == []
 
 
+@pytest.mark.parametrize("read", ["Path('runs/a').read_bytes()", "read_regular(Path('runs/a'))"])
+def test_every_way_of_reading_a_file_can_be_made_to_fail(read, case):
+    (case / "runs").mkdir()
+    (case / "runs" / "a").touch()
+    job = planted(f"from clearhead.files import read_regular; {read}")
+    assert "call read" in processes.run([], case, 30, prepare=disk.fail_at(-1, ""), job=job).lines
+
+
 @pytest.mark.parametrize("code", [5, 99])
 def test_exit_5_and_a_crash_are_found(code, case):
     ended = processes.run([], case, 30, job=lambda: code)
@@ -276,16 +284,6 @@ def test_a_name_that_was_not_synced_may_be_lost(tmp_path):
     assert there == {True, False}
 
 
-class Agreeable(bytes):
-    """A manifest that agrees with everything."""
-
-    def __ne__(self, other):
-        return False
-
-    __eq__ = bytes.__eq__
-    __hash__ = bytes.__hash__
-
-
 @pytest.mark.slow
 def test_a_flip_that_nothing_notices_is_found(stage, case, monkeypatch):
     """With a reader that does not check what it reads."""
@@ -297,7 +295,7 @@ def test_a_flip_that_nothing_notices_is_found(stage, case, monkeypatch):
     header = 8 + struct.unpack("<Q", (made.half / path).read_bytes()[:8])[0]
     monkeypatch.setattr(made, "flip_of", lambda kind, number: (path, 8 * (header + 4 * number + 3) + 6))
     made.size = 200
-    monkeypatch.setattr(checkpoint, "manifest", lambda contents: Agreeable())
+    monkeypatch.setattr(checkpoint, "disagreements", lambda files, written: {})
     assert "silent difference" in kinds_of(made.case("checkpoint", 20, random.Random(1), case))
 
 

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from safetensors.torch import save as to_safetensors
 from clearhead.cli.main import main
 from clearhead.recipes.all import config_of
 from clearhead.training.checkpoint import Snapshot
-from clearhead.training.layout import manifest
+from clearhead.training.layout import DIGEST, manifest, maps_digest
 from clearhead.training.run import RunDirectory
 
 STATE = "checkpoints/step-00000004/state.json"
@@ -103,6 +104,12 @@ def test_a_forged_state_is_found(mine, capsys, state):
     contents = {name: (mine / STATE).with_name(name).read_bytes() for name in files}
     (mine / STATE).with_name("manifest.json").write_bytes(manifest(contents))
     assert findings(capsys)[0] == {(STATE, "changed")}
+
+
+def test_a_manifest_that_is_too_large_is_named_and_not_read(mine, capsys):
+    with (mine / STATE).with_name("manifest.json").open("r+b") as file:
+        file.truncate(65 * 2**20)
+    assert findings(capsys) == ({("checkpoints/step-00000004/manifest.json", "unreadable")}, ANY)
 
 
 def test_records(mine, capsys):
@@ -211,6 +218,14 @@ def test_damaged_maps(mine, capsys):
     assert findings(capsys)[0] == {(path, "changed")}
     (mine / path).write_bytes(to_safetensors({"b": torch.ones(1, 1, 2, 2)}))
     assert findings(capsys)[0] == {(path, "changed")}
+
+
+def test_maps_are_compared_with_the_digest_in_their_header(mine, capsys):
+    maps, path = {"a": torch.ones(1, 1, 2, 2)}, mine / "probe/step-00000004.safetensors"
+    path.write_bytes(to_safetensors(maps, {DIGEST: maps_digest(to_safetensors(maps))}))
+    assert findings(capsys, 0)[0] == set()
+    rewrite(path, lambda content: content[:-1] + b"\x40")
+    assert findings(capsys)[0] == {("probe/step-00000004.safetensors", "changed")}
 
 
 @pytest.mark.parametrize("argv", [["nowhere"], [], ["mine", "--jsno"]])

@@ -57,6 +57,16 @@ def test_a_change_without_effect_on_the_outputs_is_reported(run, capsys):
     assert "without effect on the outputs: optimizer.lr was 0.01, is 0.5" in capsys.readouterr().err
 
 
+def test_settings_that_are_off_in_inference_are_reported_and_not_refused(run, capsys):
+    edit_config(run, "model", dropout=0.25, drop_path=0.125)
+    edit_config(run, "data", augmentation={"flip": True})
+    Session(run)
+    error = capsys.readouterr().err
+    assert "without effect on the outputs: " in error
+    for change in ("data.augmentation.flip was False, is True", "model.drop_path was 0.0, is 0.125"):
+        assert change in error
+
+
 def test_what_resume_changes_itself_is_not_reported(run, capsys):
     edit_config(run, "training", steps=500, threads=1)
     Session(run)
@@ -120,6 +130,15 @@ def test_a_forged_state_is_an_error_of_one_line(run, forge, forged, capsys):
     assert code == 2
     errors = capsys.readouterr().err.splitlines()
     assert [line.split(":")[0] for line in errors if not line.startswith("warning: ")] == ["clearhead"]
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predictions", "confusion"])
+def test_a_checkpoint_with_too_few_names_of_classes_is_an_error_of_one_line(trained, tmp_path, forge, command, capsys):
+    run = shutil.copytree(trained / "mnist", tmp_path / "mnist")
+    forge(run, data=lambda state: state["data"] | {"classes": ["0", "1"]})
+    assert main([command, str(run)]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert errors == ["clearhead: the checkpoint must name 10 classes, as many as its model has, got 2"]
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,11 @@ def test_a_run_without_a_probe_has_no_maps(runs):
 
 def test_damaged_maps_are_named(runs):
     path = runs / "watched/probe/step-00000004.safetensors"
-    path.write_bytes(path.read_bytes()[:20])
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # one bit of one weight
+    with pytest.raises(ValueError, match=r"step-00000004.safetensors .*do not match the digest"):
+        read_maps(runs / "watched")
+    path.write_bytes(content[:20])
     with pytest.raises(
         ValueError, match=r"step-00000004.safetensors must be the maps that a probe wrote, .*; delete it"
     ):

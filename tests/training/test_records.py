@@ -131,6 +131,13 @@ def test_a_record_whose_numbers_are_none_is_named(path, line):
         records.read(path)
 
 
+@pytest.mark.parametrize("line", [b'{"kind": []}\n', b'{"kind": "test", "views": {}}\n'])
+def test_a_record_whose_texts_are_none_is_named(path, line):
+    path.write_bytes(line)
+    with pytest.raises(ValueError, match=r"must be a string in .*metrics\.jsonl, got line 1"):
+        records.read(path)
+
+
 def test_the_digest_of_what_is_appended_is_that_of_the_file(path):
     digest = records.Digest(records.lines(path))
     digest.add(records.append(path, TRAIN[0]))

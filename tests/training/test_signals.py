@@ -4,10 +4,12 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
-from clearhead.training.signals import DIVERGED, FINISHED, STOPPED, stopping_on_signals
+from clearhead.training import signals
+from clearhead.training.signals import DIVERGED, FINISHED, STOPPED, stopping_on_signals, stopping_with_launcher
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -29,6 +31,26 @@ def test_a_stop_is_asked_for_without_anybody_to_hear_of_it(monkeypatch):
     with stopping_on_signals() as request:
         os.kill(os.getpid(), signal.SIGTERM)
         assert request.wanted
+
+
+def test_a_dead_launcher_asks_for_a_stop_without_anybody_to_hear_of_it(monkeypatch):
+    """The launcher read this process's stderr: the pipe is broken."""
+    monkeypatch.setattr(signals, "LAUNCHER_INTERVAL", 0.01)
+    read, write = os.pipe()
+    os.close(read)
+    stderr = os.dup(2)
+    try:
+        with stopping_on_signals() as request, stopping_with_launcher():
+            os.dup2(write, 2)
+            monkeypatch.setattr(os, "getppid", lambda: 1)
+            end = time.monotonic() + 5
+            while not request.wanted and time.monotonic() < end:
+                time.sleep(0.01)
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(write)
+    assert request.wanted
 
 
 def test_the_second_signal_ends_the_process():

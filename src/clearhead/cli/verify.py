@@ -24,7 +24,8 @@ the newest intact checkpoint recorded about them. Nothing is written.
   unsafe      a link or a special file: other commands refuse the run
   unreadable  the system reports an error for a file
 
-Figures, and the numbers in attention maps, cannot be compared with anything.
+Attention maps are compared with the digest in their header. Figures cannot be
+compared with anything.
 The exit code is 0 if the run is intact, and 1 if it is not."""
 
 EXAMPLES = """\

@@ -1,7 +1,7 @@
 """A file from the web, with a progress bar; an interrupted download is resumed where it stopped.
 
-A server decides neither how long this takes nor how much is written: there are at most one request more than
-DOWNLOAD_WAITS has numbers, none of them for more than `most` bytes, and a server that is silent or very slow is left.
+A server decides neither how long this takes nor how much is written: a request is repeated once for each entry of
+DOWNLOAD_WAITS, at most `most` bytes are written, and a server that is silent or very slow is given up.
 """
 
 import http.client

@@ -1,4 +1,4 @@
-"""What is read from files and servers at most. Every reader of foreign data checks these limits before it allocates.
+"""Limits on what is read from files and servers. Every reader of foreign data checks them before it allocates memory.
 
 They are chosen so that no reader needs more than 512 MB beside the data that it returns. Does not import torch.
 """

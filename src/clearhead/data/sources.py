@@ -110,7 +110,7 @@ class Npm:
             reasons = [line for line in done.stderr.splitlines() if line.strip()]
             raise ValueError(f"npm failed ({reasons[0].strip() if reasons else done.returncode})")
         if not done.stdout.split():
-            raise ValueError("npm has named no file")
+            raise ValueError("npm printed no file name")
         return read_archive(downloads / done.stdout.split()[-1], wanted)
 
 

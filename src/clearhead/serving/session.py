@@ -60,6 +60,7 @@ class Session:
         fill(self.model.state_dict(), weights_to_use(found.model, found.optimizer))
         self.model.eval()
         about = DataInfo.from_state(found.state)
+        about.check_matches(self.config)
         self.classes, self.symbols, self.files = about.classes, about.symbols, about.files
         self.normalise = about.normalise
 

@@ -1,8 +1,8 @@
 """What is wrong with the files of a run: missing, changed, surplus, left over or unsafe. It only reads, without torch.
 
 A checkpoint is compared with its manifest, metrics.jsonl and config.json with what the newest intact checkpoint says of
-them, best.json with the checkpoints that there are. Figures, and the numbers in attention maps, have nothing to be
-compared with.
+them, best.json with the checkpoints that there are, attention maps with the digest in their header. Figures have
+nothing to be compared with.
 """
 
 import hashlib
@@ -81,8 +81,8 @@ def audit(folder: Path) -> Audit:
     intact: dict[int, dict[str, Any]] = {}
     for step in layout.steps(folder) if is_folder(folder / CHECKPOINTS) else []:
         problems = list(checkpoint_problems(folder, step))
-        if not problems:
-            intact[step] = from_json(read_regular(layout.at(folder, step) / STATE, LARGEST_JSON))
+        if not problems and (state := parsed(layout.at(folder, step) / STATE)):
+            intact[step] = state
         elif os.path.lexists(layout.at(folder, step)):  # else deleted by its owner while we looked
             findings += problems
     newest = intact[max(intact)] if intact else {}
@@ -143,17 +143,20 @@ def unexpected(name: str) -> tuple[Kind, str] | None:
 
 def checkpoint_problems(folder: Path, step: int) -> Iterator[Finding]:
     """Its files, compared with its manifest."""
-    place, found, is_complete = layout.at(folder, step), {}, True
-    for name in (*FILES, MANIFEST):
+    place, found = layout.at(folder, step), {}
+    for name in FILES:
         try:
             found[name] = size_and_digest(place / name)
         except OSError as error:
-            is_complete = False
             yield failure(folder, place / name, error)
-    if not is_complete or not is_folder(place):
+    try:
+        written = read_regular(place / MANIFEST, LARGEST_JSON)
+    except OSError as error:
+        yield failure(folder, place / MANIFEST, error)
         return
-    written = read_regular(place / MANIFEST, LARGEST_JSON)
-    problems = layout.disagreements({name: found[name] for name in FILES}, written)
+    if len(found) < len(FILES) or not is_folder(place):
+        return
+    problems = layout.disagreements(found, written)
     for name, problem in problems.items():
         yield Finding(os.path.relpath(place / name, folder), "changed", problem)
     if not problems and not holds_state(parsed(place / STATE), step):
@@ -231,17 +234,23 @@ def best_problems(folder: Path, newest: Mapping[str, Any], is_running: bool) -> 
 
 
 def map_problems(folder: Path) -> Iterator[Finding]:
-    """Attention maps that cannot be read, or whose layers and shapes are not those of the first ones."""
+    """Attention maps that cannot be read, that are not what was saved, or whose layers and shapes are not those of the
+    first ones."""
     first: dict[str, Any] | None = None
     for path in layout.probe_files(folder).values() if is_folder(folder / PROBE) else []:
         try:
-            shapes = {name: (maps["dtype"], maps["shape"]) for name, maps in deserialize(read_regular(path))}
+            content = read_regular(path)
+            shapes = {name: (maps["dtype"], maps["shape"]) for name, maps in deserialize(content)}
+            is_intact = layout.maps_are_intact(content)
         except OSError as error:
             yield failure(folder, path, error)
             continue
-        except SafetensorError as error:
+        except (SafetensorError, ValueError) as error:
             yield Finding(os.path.relpath(path, folder), "changed", f"it cannot be used: {error!s:.200}")
             continue
+        if not is_intact:
+            problem = "its contents do not match the digest in its header"
+            yield Finding(os.path.relpath(path, folder), "changed", problem)
         first = first or shapes
         if shapes != first:
             yield Finding(os.path.relpath(path, folder), "changed", "its layers or shapes are not those of the others")

@@ -21,6 +21,8 @@ PATHS = ("data.folder", "data.file", "data.train_file", "data.test_file")
 """where the data is: files may be moved, and their contents are compared by digest"""
 AFFECT_OUTPUTS = ("model.", "data.", "objective", "seed", "training.views")
 """beginnings of the names of settings that outputs or their evaluation depend on"""
+ONLY_IN_TRAINING = ("dropout", "drop_path")
+"""ends of the names of settings of a model that are switched off in inference"""
 
 
 def config_for_inference(run: RunDirectory, found: Snapshot) -> RunConfig:
@@ -34,7 +36,7 @@ def config_for_inference(run: RunDirectory, found: Snapshot) -> RunConfig:
         for name, change in changes_since_saved(found.state.get("config"), config).items()
         if name not in PATHS
     }
-    if fatal := {name: change for name, change in changes.items() if name.startswith(AFFECT_OUTPUTS)}:
+    if fatal := {name: change for name, change in changes.items() if affects_outputs(name)}:
         raise ValueError(
             f"{run.path / 'config.json'} does not match the checkpoint of step {found.step}: {described(fatal)}; "
             "restore config.json: the checkpoint's state.json contains a copy"
@@ -46,6 +48,11 @@ def config_for_inference(run: RunDirectory, found: Snapshot) -> RunConfig:
         )
     check_model_matches(config.model, found.model)
     return config
+
+
+def affects_outputs(name: str) -> bool:
+    is_only_in_training = name.endswith(ONLY_IN_TRAINING) or name.startswith("data.augmentation.")
+    return name.startswith(AFFECT_OUTPUTS) and not is_only_in_training
 
 
 def announce_changes(found_config: Any, config: RunConfig, report: Callable[[str], None]) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from clearhead.drawing import COLOURS, GREY, LIGHT, blank, visible
 from clearhead.files import from_json, read_regular
 from clearhead.messages import printable, round_count
+from clearhead.training.layout import LARGEST_JSON
 from clearhead.training.records import CONFIG, METRICS, Record, find_records, read
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def read_curves(run: str | Path) -> Curves:
 def is_bucketed(config: Path) -> bool:
     """By the run's config.json; without one, nothing is known."""
     try:
-        data = from_json(read_regular(config))["data"]
+        data = from_json(read_regular(config, LARGEST_JSON))["data"]
         return data["name"] in BUCKETED and data["window"] > 0
     except (OSError, ValueError, LookupError, TypeError):
         return False

@@ -10,6 +10,7 @@
 A step has exactly one name, with as many zeros as make eight digits: step-000000099 is no checkpoint.
 """
 
+import hashlib
 import os
 import re
 from collections.abc import Mapping
@@ -17,11 +18,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from safetensors import deserialize
+
 from clearhead.files import check_folder, from_json, sha256, to_json
 
 CHECKPOINTS, BEST, PROBE, FIGURES = "checkpoints", "best.json", "probe", "figures"
 MAPS = ".safetensors"
 """how the name of a file of attention maps ends"""
+DIGEST = "sha256"
+"""key of `maps_digest` in the header of such a file"""
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 FILES = (MODEL, OPTIMIZER, STATE)
 SAVING, REPLACED, DELETING, DAMAGED = "saving-", "replaced-", "deleting-", "damaged-"
@@ -67,6 +72,21 @@ def probe_files(folder: Path) -> dict[int, Path]:
     return {step: found[step] for step in sorted(step for step in found if step is not None)}
 
 
+def maps_digest(content: bytes) -> str:
+    """The sha256 of the names, types, shapes and values in a file of attention maps; SafetensorError if it is none."""
+    digest = hashlib.sha256()
+    for name, maps in sorted(deserialize(content), key=lambda entry: entry[0]):
+        digest.update(f"{name} {maps['dtype']} {maps['shape']}\n".encode())
+        digest.update(maps["data"])
+    return digest.hexdigest()
+
+
+def maps_are_intact(content: bytes) -> bool:
+    """Whether the maps in a file have the digest that its header records. Files of earlier versions record none."""
+    header = from_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return (header.get("__metadata__") or {}).get(DIGEST) in (None, maps_digest(content))
+
+
 def best_in(content: bytes) -> int:
     """The step that a best.json names; ValueError if it is damaged."""
     value = from_json(content)
@@ -98,7 +118,7 @@ def declared(written: bytes) -> dict[str, tuple[int, str]]:
 
 
 def wrong_sizes(sizes: Mapping[str, int], written: bytes) -> dict[str, str]:
-    """Which files do not have the size that the manifest says; told from the digests, which take reading them."""
+    """The files whose size differs from the one in the manifest: sizes are known before a file is read."""
     return {
         name: f"{name} has {sizes[name]} bytes instead of {size}"
         for name, (size, _) in declared(written).items()

@@ -19,7 +19,7 @@ from clearhead.files import make_folder, read_regular, write_atomic
 from clearhead.insight.look import look
 from clearhead.insight.seen import Seen
 from clearhead.nn.stage import testing_stage
-from clearhead.training.layout import MAPS, PROBE, name_of, probe_files
+from clearhead.training.layout import DIGEST, MAPS, PROBE, maps_are_intact, maps_digest, name_of, probe_files
 from clearhead.training.objective import to_device
 from clearhead.training.run import RunDirectory
 from clearhead.training.setup import Setup
@@ -50,7 +50,7 @@ def keep_maps(setup: Setup, step: int, run: RunDirectory | None) -> None:
     if run:
         folder = run.path / PROBE
         make_folder(folder)
-        write_atomic(folder / f"{name_of(step)}{MAPS}", save(maps))
+        write_atomic(folder / f"{name_of(step)}{MAPS}", save(maps, {DIGEST: maps_digest(save(maps))}))
 
 
 def probed(setup: Setup) -> Batch:
@@ -84,7 +84,8 @@ def shapes(maps: dict[str, Tensor]) -> dict[str, torch.Size]:
 def maps_in(path: Path) -> dict[str, Tensor]:
     """The maps (N,H,Q,K) in one file; ValueError if they are none."""
     try:
-        maps = load(read_regular(path))
+        content = read_regular(path)
+        maps, is_intact = load(content), maps_are_intact(content)
     except (ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
         raise damaged_maps(path, str(error)) from None
     for address, weights in maps.items():
@@ -92,6 +93,8 @@ def maps_in(path: Path) -> dict[str, Tensor]:
             raise damaged_maps(path, f"{address!r:.60} is {weights.dtype} of shape {tuple(weights.shape)}")
     if not maps:
         raise damaged_maps(path, "no layers")
+    if not is_intact:
+        raise damaged_maps(path, "its contents do not match the digest in its header")
     return maps
 
 

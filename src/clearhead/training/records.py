@@ -195,6 +195,8 @@ def parse(path: Path, number: int, line: bytes) -> Record:
     wrong = [name for name, number in numbers.items() if not is_number(number) or abs(number) > sys.float_info.max]
     if wrong:
         raise ValueError(f"{wrong[0]} must be a number in {path}, got line {number}: {line[:60]!r}; remove it")
+    if wrong := [name for name in ("kind", "views") if not isinstance(record.get(name, ""), str)]:
+        raise ValueError(f"{wrong[0]} must be a string in {path}, got line {number}: {line[:60]!r}; remove it")
     return record
 
 

@@ -88,7 +88,8 @@ def stopping_with_launcher() -> Iterator[None]:
     def watch() -> None:
         while not is_over.wait(LAUNCHER_INTERVAL):
             if os.getppid() != launcher:  # an orphan is adopted by another process
-                os.write(2, b"the launcher has ended\n")
+                with suppress(OSError):  # the launcher may have been the reader of stderr
+                    os.write(2, b"the launcher has ended\n")
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
 

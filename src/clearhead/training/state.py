@@ -15,6 +15,7 @@ from clearhead.data.dataset import DataSet, Normalise
 from clearhead.data.datasets import changed_files, digests
 from clearhead.data.draws import key_of
 from clearhead.files import from_json, to_json
+from clearhead.models.config import LanguageConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
 from clearhead.training.checkpoint import Snapshot
 from clearhead.training.compatibility import announce_changes
 from clearhead.training.config import MOST_STEPS, RunConfig
@@ -133,6 +134,23 @@ class DataInfo:
             raise ValueError(f"normalise in a checkpoint must be a mean and a std per channel, got {normalise!r:.80}")
         scale = normalise and Normalise(tuple(normalise["mean"]), tuple(normalise["std"]))
         return cls(tuple(texts["classes"]), tuple(texts["symbols"]), scale, files)
+
+    def check_matches(self, config: RunConfig) -> None:
+        """ValueError unless there is a name for each output of the model, and a symbol for each id that it knows."""
+        match config.model:
+            case VisionConfig(n_classes=n):
+                expected = {"classes": n}
+            case Seq2SeqConfig(n_source=n_source, n_target=n_target):
+                expected = {"symbols": n_source, "classes": n_target}
+            case LanguageConfig(n_tokens=n):
+                expected = {"symbols": n}
+            case PredictorConfig(n_outputs=n) if config.objective in ("classes", "each"):
+                expected = {"classes": n}
+            case _:
+                expected = {"classes": 2} if config.objective == "yes-no" else {}
+        for name, n in expected.items():
+            if (found := len(getattr(self, name))) != n:
+                raise ValueError(f"the checkpoint must name {n} {name}, as many as its model has, got {found}")
 
 
 def is_normalisation(value: Any) -> bool:
