@@ -7,7 +7,11 @@ It is removed before anything else is imported; the command `clearhead` never ha
 import os
 import sys
 
-if not sys.flags.safe_path and sys.path and os.path.realpath(sys.path[0]) == os.path.realpath(os.getcwd()):
+try:
+    current = os.path.realpath(os.getcwd())
+except OSError:  # it was deleted: there is nothing to import from it
+    current = ""
+if not sys.flags.safe_path and sys.path and os.path.realpath(sys.path[0]) == current:
     del sys.path[0]
 
 from clearhead.cli.main import main

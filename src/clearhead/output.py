@@ -4,7 +4,7 @@ Importing this imports neither torch nor rich.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, TextIO
 
@@ -27,6 +27,10 @@ class Escaped:
     def write(self, text: str) -> int:
         self.rich_proxied_file.write(printable(text, keep=LAYOUT))
         return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.rich_proxied_file, name)
