@@ -83,6 +83,27 @@ def test_a_run_is_lengthened_and_says_what_becomes_of_its_schedule(capsys, mine)
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("options", [[], ["--steps", "20"]])
+@pytest.mark.parametrize(
+    ("section", "name", "value"), [("model", "n_heads", 4), ("model", "beta", 5.0), ("data", "length", 9)]
+)
+def test_a_config_of_another_model_or_other_data_is_refused(capsys, mine, section, name, value, options):
+    config = json.loads((mine / "config.json").read_text())
+    config[section][name] = value
+    (mine / "config.json").write_text(edited := json.dumps(config))
+    assert main(["resume", "mine", *options]) == 2
+    assert f"does not match the checkpoint of step 12: {section}.{name} was " in capsys.readouterr().err
+    assert (mine / "config.json").read_text() == edited
+
+
+def test_an_objective_that_the_data_is_not_for_is_refused_even_if_the_checkpoint_agrees(capsys, mine, forge):
+    config = json.loads((mine / "config.json").read_text()) | {"objective": "classes"}
+    (mine / "config.json").write_text(json.dumps(config))
+    forge(mine, config=config)
+    assert main(["resume", "mine", "--steps", "20"]) == 2
+    assert "reverse needs objective=each, got classes" in capsys.readouterr().err
+
+
 def test_the_learning_rates_that_are_named_are_those_of_the_records(capsys, mine):
     config = RunConfig.from_dict(json.loads((mine / "config.json").read_text()))
     config = replace(config, optimizer=replace(config.optimizer, warmup=0))  # in a warm-up the rate would be the same

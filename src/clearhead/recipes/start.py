@@ -13,6 +13,7 @@ from clearhead.messages import round_count
 from clearhead.recipes.agreement import check_agreement
 from clearhead.recipes.all import config_of
 from clearhead.training import checkpoint, loop
+from clearhead.training.compatibility import check_config_matches
 from clearhead.training.config import RunConfig
 from clearhead.training.distributed import Processes, processes
 from clearhead.training.loop import Outcome, fit
@@ -79,8 +80,11 @@ def resume(
     """
     changes = {"epochs": epochs, "steps": steps, "threads": threads}
     given = {name: value for name, value in changes.items() if value is not None}
-    if given and os.environ.get("RANK", "0") == "0":
-        change_run(RunDirectory.open(run), given, Display(quiet=quiet))
+    if os.environ.get("RANK", "0") == "0":
+        found = RunDirectory.open(run)
+        check_agreement(RunConfig.from_dict(found.config))  # config.json may have been edited
+        if given:
+            change_run(found, given, Display(quiet=quiet))
     return loop.resume(run, shard=shard, quiet=quiet)
 
 
@@ -90,6 +94,7 @@ def change_run(run: RunDirectory, given: dict[str, Any], display: Display) -> No
         raise ValueError(f"give epochs or steps, not both, got epochs={given['epochs']} and steps={given['steps']}")
     before = RunConfig.from_dict(run.config)
     if found := run.newest():  # data that has changed refuses the run, which must be as it was then
+        check_config_matches(run, before, found)
         check_files(found.state, datasets.digests(before.data))
     other = {"epochs": "steps", "steps": "epochs"}
     zeros: dict[str, Any] = {other[name]: 0 for name in given if name in other}

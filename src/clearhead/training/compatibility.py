@@ -31,6 +31,18 @@ def config_for_inference(run: RunDirectory, found: Snapshot) -> RunConfig:
     ValueError where they differ in a setting that determines the outputs; other differences are reported.
     """
     config = RunConfig.from_dict(run.config)
+    changes = check_config_matches(run, config, found)
+    if harmless := {name: change for name, change in changes.items() if name not in CHANGED_BY_RESUME}:
+        run.report(
+            f"{run.path / 'config.json'} has changed since the checkpoint of step {found.step} was saved, "
+            f"without effect on the outputs: {described(harmless)}"
+        )
+    return config
+
+
+def check_config_matches(run: RunDirectory, config: RunConfig, found: Snapshot) -> dict[str, tuple[Any, Any]]:
+    """ValueError where a config and a checkpoint differ in a setting that determines the outputs, or in the shapes of
+    the weights. The other settings that differ, without paths."""
     changes = {
         name: change
         for name, change in changes_since_saved(found.state.get("config"), config).items()
@@ -41,13 +53,8 @@ def config_for_inference(run: RunDirectory, found: Snapshot) -> RunConfig:
             f"{run.path / 'config.json'} does not match the checkpoint of step {found.step}: {described(fatal)}; "
             "restore config.json: the checkpoint's state.json contains a copy"
         )
-    if harmless := {name: change for name, change in changes.items() if name not in CHANGED_BY_RESUME}:
-        run.report(
-            f"{run.path / 'config.json'} has changed since the checkpoint of step {found.step} was saved, "
-            f"without effect on the outputs: {described(harmless)}"
-        )
     check_model_matches(config.model, found.model)
-    return config
+    return changes
 
 
 def affects_outputs(name: str) -> bool:

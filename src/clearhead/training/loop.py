@@ -14,7 +14,7 @@ import torch
 
 from clearhead.data.views import views_note
 from clearhead.training import checkpoint
-from clearhead.training.compatibility import check_model_matches
+from clearhead.training.compatibility import check_config_matches
 from clearhead.training.config import RunConfig
 from clearhead.training.distributed import exchanging, processes
 from clearhead.training.evaluate import evaluate
@@ -74,7 +74,7 @@ def resume(folder: str | Path, *, shard: bool = False, quiet: bool = False) -> O
         run = RunDirectory.open(folder, display.warn) if team.is_first else None
         config = RunConfig.from_dict(team.share(with_precision_of_checkpoint(run) if run else None))
         if run:
-            check_memory_of_model(run, config)
+            check_newest_matches(run, config)
         with own_surroundings(config.training.threads):
             with told_of_changed_files(run, config):
                 setup = set_up(config, team, shard=shard, report=display.warn)
@@ -84,11 +84,11 @@ def resume(folder: str | Path, *, shard: bool = False, quiet: bool = False) -> O
             return outcome
 
 
-def check_memory_of_model(run: RunDirectory, config: RunConfig) -> None:
-    """Refuses a config.json that does not match the newest checkpoint before the model is built: it may describe one
-    that does not fit into memory."""
+def check_newest_matches(run: RunDirectory, config: RunConfig) -> None:
+    """Refuses a config.json that does not match the newest checkpoint: the run would continue with another model or
+    other data. Before the model is built, which may not fit into memory."""
     if found := RunDirectory(run.path, run.config, report=lambda message: None).newest():
-        check_model_matches(config.model, found.model)
+        check_config_matches(run, config, found)
 
 
 def with_precision_of_checkpoint(run: RunDirectory) -> dict[str, Any]:
