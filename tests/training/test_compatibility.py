@@ -199,3 +199,13 @@ def test_optimizer_state_of_other_weights_is_refused(config, tmp_path):
         assert not optimizers.state_tensors()
     optimizers.load_state_tensors(good)
     assert optimizers.state_tensors().keys() == good.keys()
+
+
+@pytest.mark.parametrize("objective", ["number", "yes-no"])
+def test_an_objective_that_does_not_fit_the_model_is_an_error_of_one_line(run, forge, objective, capsys):
+    path = run / "config.json"
+    config = json.loads(path.read_bytes()) | {"objective": objective}
+    path.write_text(json.dumps(config))
+    forge(run, config=config)
+    assert main(["predict", str(run), "--ids", "3", "1", "4"]) == 2
+    assert capsys.readouterr().err.count("clearhead: ") == 1

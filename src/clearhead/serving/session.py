@@ -138,6 +138,11 @@ class Session:
 
     def read_answers(self, logits: Tensor) -> list[Answer]:
         """logits (B,V), (B,1) for yes or no, (B,1) for a number"""
+        if self.config.objective in ("number", "yes-no") and (logits.dim() != 2 or logits.shape[-1] != 1):
+            raise ValueError(
+                f"objective={self.config.objective} needs a model with one output, got outputs of shape "
+                f"{tuple(logits.shape)} from {self.path}"
+            )
         if self.config.objective == "number":
             return [Answer(f"{number:.2f}", None, {}) for number in logits.squeeze(-1).tolist()]
         if self.config.objective == "yes-no":
