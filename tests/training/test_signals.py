@@ -42,7 +42,7 @@ def test_a_dead_launcher_asks_for_a_stop_without_anybody_to_hear_of_it(monkeypat
     try:
         with stopping_on_signals() as request, stopping_with_launcher():
             os.dup2(write, 2)
-            monkeypatch.setattr(os, "getppid", lambda: 1)
+            monkeypatch.setattr(os, "getppid", lambda: -1)
             end = time.monotonic() + 5
             while not request.wanted and time.monotonic() < end:
                 time.sleep(0.01)
