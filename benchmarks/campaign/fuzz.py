@@ -265,7 +265,7 @@ class Parsers(Fuzz):
             "manifest": (f"run/{place}/{checkpoint.MANIFEST}", lambda path: checkpoint.load(path.parent)),
             "checkpoint tensors": (f"run/{place}/{name}", tensors),
             "snapshots": (self.snapshot(), lambda path: read_maps(path.parents[1])),
-            "picture cache": ("cache.safetensors", lambda path: decoding.from_cache(path.read_bytes())),
+            "picture cache": ("cache.safetensors", lambda path: decoding.from_cache(path, n=2, size=4)),
             "dictionary": ("words.dict", lambda path: dictionary.read_dictionary(path, stress=True)),
             "word list": ("words.txt", lambda path: word_list.read_words(str(path))),
             "text": ("text.txt", text),
