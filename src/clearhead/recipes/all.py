@@ -58,7 +58,11 @@ RECIPES = {
     "cifar10-fast": Recipe(
         cifar10_fast, "photographs of ten classes, on a laptop", Measured(seconds=2549, accuracy=0.9118)
     ),
-    "cifar10-vit": Recipe(cifar10_vit, "the same with a plain vision transformer of 4x4 patches"),
+    "cifar10-vit": Recipe(
+        cifar10_vit,
+        "the same with a plain vision transformer of 4x4 patches",
+        Measured(seconds=5744, accuracy=0.8431),
+    ),
     "cifar10-bert": Recipe(
         cifar10_bert,
         "the same with a BERT-style encoder of 12 layers",

@@ -1,8 +1,8 @@
 """A plain vision transformer on CIFAR-10: 4x4 patches, a class token, four pre-norm blocks of width 128.
 
 clearhead data get cifar10 && clearhead train cifar10-vit
-takes      an hour or more on two processor cores, by --dry-run; its 30 epochs are not measured yet
-reaches    with --training.epochs 10: 78.90% of the test images
+takes      96 minutes on one of two busy processor cores; 44 minutes on two quiet ones, by --dry-run
+reaches    84.31% of the test images; with --training.epochs 10: 78.90%, 50: 85.26%
 """
 
 from clearhead.data.config import Augmentation, DataConfig
