@@ -104,3 +104,10 @@ def test_the_readme_lists_every_source_file_and_no_other():
             assert len(line.split(maxsplit=1)) == 2, f"{name} has no line about what it is"
     there = {str(path.relative_to(ROOT / "src/clearhead")) for path in SOURCES}
     assert listed == {name for name in there if not name.endswith("/__init__.py")}
+
+
+def test_no_output_of_a_command_is_in_the_repository():
+    """Commands write into runs/ and figures/ of the folder where they are run, which may be this one."""
+    listed = subprocess.run(["git", "ls-files", "runs", "figures"], cwd=ROOT, capture_output=True, text=True)
+    assert listed.stdout == ""
+    assert {"/runs/", "/figures/"} <= set((ROOT / ".gitignore").read_text().split())
