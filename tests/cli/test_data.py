@@ -1,5 +1,6 @@
 import gzip
 import re
+import shlex
 import subprocess
 import sys
 
@@ -107,6 +108,20 @@ def test_own_pictures_are_shown(capsys, elsewhere):
             Image.fromarray(shade).save(elsewhere / "mine" / name / f"{i}.png")
     assert main(["data", "show", "folder", "--data.folder", "mine"]) == 0
     assert capsys.readouterr().out == "6 images, 2 classes (train 4, validation 0, test 2).\nwrote folder.png\n"
+
+
+def test_own_pictures_are_split_as_in_training(capsys, pictures, tmp_path):
+    """Also with the command that training itself points to."""
+    for changes in ([], ["--data.validation", "3", "--data.limit", "20"]):
+        own = ["--data.folder", str(pictures), *changes]
+        small = ["--model.width", "16", "--model.depth", "1", "--training.steps", "1"]
+        assert main(["train", "folder", *own, *small, "--name", f"run-{len(changes)}"]) == 0
+        trained = capsys.readouterr().out
+        split = re.search(r"30 images, 3 classes \(train .*?\)", trained).group()
+        (command,) = re.findall("To see them as the model does: clearhead (.*)", trained)
+        for argv in (["data", "show", "folder", *own], shlex.split(command)):
+            assert main(argv) == 0
+            assert split in capsys.readouterr().out
 
 
 def test_digits_are_shown_as_text(capsys):

@@ -114,7 +114,8 @@ def show(name: str, argv: Sequence[str]) -> None:
     if isinstance(config.model, VisionConfig):
         options.add_argument("--augmented", action="store_true", help="show each image with its augmented versions")
     options.add_argument("--from", dest="path", help=argparse.SUPPRESS)
-    without = fixed(recipe) | {f"data.{field}" for field in ("name", "window", "validation", "limit")}
+    fixed_here = ("name", "window") if name == "folder" else ("name", "window", "validation", "limit")
+    without = fixed(recipe) | {f"data.{field}" for field in fixed_here}
     add_overrides(options, config.data, "data", "data.", without)
     args = options.parse(argv)
     if args.path is not None:
@@ -145,13 +146,14 @@ def recipe_of(name: str) -> tuple[str, "RunConfig"]:
 
 
 def changed_data(data: "DataConfig", given: dict[str, Any]) -> "DataConfig":
-    """The recipe's data config with the options that were given; no example is set apart."""
+    """The recipe's data config with the options that were given. A folder is split as in training, because its split is
+    printed; of other data, no example is set apart."""
     from clearhead.recipes.all import changed
 
     changes = {path.removeprefix("data."): value for path, value in given.items() if path.startswith("data.")}
     if changes.get("question") == "repeat":
         changes.setdefault("length", 8)
-    found: DataConfig = changed(data, changes | {"validation": 0})
+    found: DataConfig = changed(data, changes if data.name == "folder" else changes | {"validation": 0})
     if found.name in ("folder", "text") and not (found.folder or found.file):
         raise ValueError(f"{PATHS[found.name]} PATH is required for {found.name}")
     return found

@@ -157,7 +157,9 @@ def describe(data: DataSet, config: DataConfig, sizes: Tensor) -> tuple[str, ...
 def show_command(config: DataConfig) -> str:
     command = f"clearhead data show folder --data.folder {shlex.quote(config.folder)}"
     command += f" --data.fit {config.fit}" if config.fit != DataConfig.fit else ""
-    command += f" --data.image-size {config.image_size}" if config.image_size != DataConfig.image_size else ""
+    for field in ("image_size", "validation", "limit"):
+        if (value := getattr(config, field)) != getattr(DataConfig, field):
+            command += f" --data.{field.replace('_', '-')} {value}"
     return command + (" --data.skip-invalid" if config.skip_invalid else "")
 
 
