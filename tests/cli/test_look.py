@@ -1,4 +1,7 @@
+import os
+
 import pytest
+import torch
 
 from clearhead.cli.main import main
 
@@ -12,6 +15,17 @@ def test_it_prints_what_to_open(trained, tmp_path, capsys):
     assert "Actual" not in out
     assert {path.name for path in (tmp_path / "new").iterdir()} == {"wall.png", "head.png", "tokens.png", "heads.png"}
     assert all(str(path) in out for path in (tmp_path / "new").iterdir())
+
+
+def test_a_busy_machine_is_mentioned_before_the_wait(trained, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(os, "getloadavg", lambda: (3.0, 0.0, 0.0))
+    assert main(["look", str(trained / "reverse"), "--sample", "0", "--out", str(tmp_path / "new")]) == 0
+    hint, drawing = capsys.readouterr().err.splitlines()
+    assert hint.startswith("hint: the machine is busy (load average 3.0 on 2 cores)")
+    assert hint.endswith("try again with the environment variable OMP_NUM_THREADS=1")
+    assert drawing == "Drawing figures ..."
 
 
 def test_pictures_are_in_the_runs_folder_unless_said(trained, capsys):

@@ -75,6 +75,7 @@ def run(argv: Sequence[str]) -> None:
         example = looking.sample(session, args.sample)
     say(example.sentence)
     print()
+    say_busy()
     say_drawing()
     print_pictures(looking.look_at(session, example, args.out))
 
@@ -93,6 +94,16 @@ def check_one(args: Namespace) -> None:
 def say_drawing() -> None:
     """Beside the output: drawing takes seconds."""
     print("Drawing figures ...", file=sys.stderr, flush=True)
+
+
+def say_busy() -> None:
+    """Occlusion takes hundreds of passes, which are many times slower when their threads wait for each other."""
+    import torch
+
+    from clearhead.training.progress import FEWER_ELSEWHERE, busy_hint
+
+    if hint := busy_hint(torch.get_num_threads(), fewer=FEWER_ELSEWHERE):
+        print(hint, file=sys.stderr, flush=True)
 
 
 def print_pictures(pictures: Sequence[tuple[Path, str]]) -> None:

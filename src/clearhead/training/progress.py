@@ -115,24 +115,25 @@ def count(n: float, unit: str) -> str:
     return f"{n:,g} {unit}{'' if n == 1 else 's'}" if n != int(n) else f"{int(n):,} {unit}{'' if n == 1 else 's'}"
 
 
-def fewer(threads: int) -> str:
-    return f"try --training.threads {threads} (with resume: --threads {threads})"
+FEWER_IN_TRAINING = "try --training.threads {0} (with resume: --threads {0})"
+FEWER_ELSEWHERE = "try again with the environment variable OMP_NUM_THREADS={0}"
 
 
-def busy_hint(threads: int, processes: int = 1) -> str:
-    """A hint where threads would wait for each other, because they outnumber the cores or the cores are busy."""
+def busy_hint(threads: int, processes: int = 1, fewer: str = FEWER_IN_TRAINING) -> str:
+    """A hint where threads would wait for each other, because they outnumber the cores or the cores are busy; `fewer`
+    says how to ask for {0} of them."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     wanted = threads * processes
     if wanted > cores:
         return (
             f"hint: {count(wanted, 'thread')} on {count(cores, 'core')} wait for each other; "
-            f"{fewer(max(1, cores // processes))}"
+            f"{fewer.format(max(1, cores // processes))}"
         )
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     free = max(1, math.ceil(cores - load))
     if threads > 1 and free < wanted:
         return (
             f"hint: the machine is busy (load average {load:.1f} on {count(cores, 'core')}), and threads that wait for "
-            f"each other are slow; {fewer(max(1, free // processes))}"
+            f"each other are slow; {fewer.format(max(1, free // processes))}"
         )
     return ""
