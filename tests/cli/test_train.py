@@ -90,6 +90,8 @@ def test_any_field_can_be_changed(monkeypatch, argv, path, value):
         ("reverse --steps 1", "has no option --steps; did you mean --training.steps?"),
         ("reverse --optimiser.lr 1", "has no option --optimiser.lr; did you mean --optimizer.lr?"),
         ("reverse --training.check-point-every 1", "did you mean --training.checkpoint-every?"),
+        ("reverse --training.seed 1", "has no option --training.seed; did you mean --seed?"),
+        ("reverse --training.lr 1", "has no option --training.lr; did you mean --optimizer.lr?"),
         ("reverse --model.witdh 1", "did you mean --model.width?"),
         ("reverse --training.steps many", "--training.steps: must be a whole number, got 'many'"),
         ("mnist --data.augmentation.flip perhaps", "--data.augmentation.flip: must be true or false, got 'perhaps'"),

@@ -65,9 +65,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def nearest(option: str, known: Sequence[str]) -> str | None:
-    """The option most like it; for one without its group (--lr for --optimizer.lr), by the last part of the name."""
+    """The option most like it; for one without its group (--lr for --optimizer.lr), or with another's (--training.seed
+    for --seed), by the last part of the name."""
     by_end = {last_part(name): name for name in reversed(known)}
     end = last_part(option)
+    if end in by_end:
+        return by_end[end]
     if SYNONYMS.get(end) in by_end:
         return by_end[SYNONYMS[end]]
     if near := difflib.get_close_matches(option, known, n=1, cutoff=0.7):
