@@ -232,3 +232,9 @@ def test_torchrun_with_split_weights_learns_what_one_process_does(here):
     made_with = two.newest().state["made_with"]
     assert (made_with["processes"], made_with["sharded"]) == (2, True)
     assert [r["loss"] for r in two.records()] == pytest.approx([r["loss"] for r in one.records()], rel=1e-5)
+
+
+def test_the_header_does_not_say_0_epochs(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "reverse", "--training.steps", "1", "--training.threads", "1"]) == 0
+    assert "training   1 step (less than 0.01 epochs), batch size 128" in capsys.readouterr().out

@@ -57,6 +57,7 @@ def test_seconds_add_up():
     assert PARTS.seconds_per_epoch == 20 * 0.5 + 2
     assert "45 s, test included; started now, done at" in str(PARTS)
     assert "60 (3 epochs)" in str(PARTS)
+    assert "20 (1 epoch)" in str(replace(PARTS, steps=20))
     assert "test" not in str(replace(PARTS, seconds_per_test=0.0))
 
 

@@ -75,7 +75,7 @@ class Estimate:
                 f"memory             {self.memory / 2**20:,.0f} MB for weights, optimizer and one step",
                 f"training examples  {self.examples:,}",
                 *([f"padding            {padding_line(*self.padding)}"] if self.padding else []),
-                f"steps              {self.steps:,} ({round_count(epochs)} epochs)",
+                f"steps              {self.steps:,} ({round_count(epochs)} epoch{'' if epochs == 1 else 's'})",
                 f"time per step      {duration(self.seconds_per_step)}",
                 f"time per epoch     {duration(self.seconds_per_epoch)}, validation included",
                 f"in all             {duration(self.seconds)}{tested}; {self.end}",

@@ -146,14 +146,13 @@ def announce(setup: Setup, display: Display, *, is_new: bool) -> None:
     reason = f" (auto: {setup.precision_reason})" if setup.precision_reason else ""
     processes = f"{team.world} processes, " if team.world > 1 else ""
     n_steps, epochs = setup.n_steps, setup.n_steps / setup.batches.steps_per_epoch
+    length = count(round(epochs, 2), "epoch") if epochs >= 0.01 else "less than 0.01 epochs"
     split_line = f"data       {setup.config.data.name}: {split} examples"
     for line in data.notes if is_new and data.notes else (split_line,):
         display.say(line)
     display.say(f"model      {type(setup.model).__name__}, {n_parameters:,} parameters")
     display.say(f"device     {team.device.type}, {processes}{count(threads, 'thread')}, {training.precision}{reason}")
-    display.say(
-        f"training   {count(n_steps, 'step')} ({count(round(epochs, 2), 'epoch')}), batch size {training.batch_size}"
-    )
+    display.say(f"training   {count(n_steps, 'step')} ({length}), batch size {training.batch_size}")
     if team.device.type == "cpu" and (hint := busy_hint(threads, team.world)):
         display.say(hint)
 
