@@ -204,6 +204,9 @@ def test_the_training_curve_of_bucketed_batches_is_averaged_and_the_legend_says_
     assert (min(raw.get_ydata()), max(raw.get_ydata())) == (1, 2)
     assert all(abs(loss - 1.5) < 0.1 for epoch, loss in zip(*mean.get_data(), strict=True) if epoch > 1)
     assert figure.legends[0].get_texts()[1].get_text() == "training (mean over 1 epoch; batches are sorted by length)"
+    short = [record | {"epoch": record["step"] / 50} for record in records[:15]]
+    legend = draw_curves([Curves("short", short, is_bucketed=True)]).legends[0]
+    assert legend.get_texts()[1].get_text() == "training (mean over 0.1 epochs; batches are sorted by length)"
     assert len(draw_curves([mixed]).axes[0].lines) == 1
     assert draw_curves([mixed]).legends[0].get_texts()[1].get_text() == "training"
 

@@ -34,6 +34,8 @@ Kind = Literal["train", "validation"]
 KINDS: dict[Kind, str] = {"train": "training", "validation": "validation"}
 BUCKETED = ("pronounce", "words")
 """data sets whose batches hold examples of similar length"""
+LEAST_WIDTH = 0.1
+"""epochs that are averaged at least: in a short run, a tenth of it may hold a single record"""
 MOST_POINTS = 200
 """a line of more than these in one panel is noise that hides the others"""
 MOST_MARKS = 60
@@ -129,7 +131,7 @@ def draw_curves(
     end. Losses have a logarithmic axis with `log`; `smooth` is the width of a running mean, in epochs."""
     windows, alone = windows_of(runs, epochs), list(runs) if panels else []
     longest = max((run.length for run in runs if run.is_bucketed), default=0.0)
-    style = Style(log=log, smooth=smooth, bucketed=min(1.0, float(f"{longest / 10:.1g}")))
+    style = Style(log=log, smooth=smooth, bucketed=min(1.0, max(LEAST_WIDTH, float(f"{longest / 10:.1g}"))))
     n_rows = len(windows) + len(alone)
     legend_rows = math.ceil((len(runs) + len(KINDS)) / 3)
     figure = blank(11, 3.2 * n_rows + 0.25 * legend_rows + 0.3)
