@@ -170,3 +170,11 @@ def test_mistakes_are_one_line(capsys, line, message):
     assert captured.out == ""
     assert captured.err.count("\n") == 1
     assert message in captured.err
+
+
+def test_the_title_stands_clear_of_those_of_the_panels():
+    figure = draw_mask(MaskView(torch.ones(2, 1, 5, 5).tril().bool(), "mine"))
+    figure.draw_without_rendering()
+    title, panel = (text.get_window_extent() for text in (figure._suptitle, figure.axes[0].title))
+    assert figure.axes[0].get_title()
+    assert (title.y0 - panel.y1) / figure.dpi > 0.1  # inches

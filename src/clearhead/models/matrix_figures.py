@@ -35,7 +35,8 @@ def draw_mask(view: MaskView) -> "Figure":
     is_numbered = max(n_queries, n_keys) <= MOST_NUMBERED
     cell = 0.32 + 0.08 * len(view.cell(False)) if is_numbered else 5.0 / max(n_queries, n_keys)  # inches
     wide, tall = cell * n_keys + 0.6, cell * n_queries + (0.6 if shown[0][0] == "" else 0.9)
-    figure = blank(max(6.0, n_columns * wide), n_rows * tall + 0.8)
+    figure = blank(max(6.0, n_columns * wide), n_rows * (tall + 0.2) + 1.0)
+    figure.set_layout_engine("constrained", h_pad=0.1)  # inches; otherwise the title touches those of the panels
     panels = figure.subplots(n_rows, n_columns, squeeze=False)
     for axes, (label, mask) in zip(panels.flat, shown, strict=False):
         draw_grid(axes, view, label, mask, is_numbered)
