@@ -26,6 +26,8 @@ CLOSE_ON_EXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)  # Wind
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # Windows has neither
 DEEPEST = 12
 """levels of folders that `check_tree` descends to"""
+MOST_CONTAINERS = 2**17
+"""objects and arrays in a JSON file"""
 KINDS = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFDIR: "a folder",
@@ -44,7 +46,7 @@ class UnsafeFileError(OSError):
         super().__init__(errno.ELOOP, message, os.fspath(path))
 
 
-def write_atomic(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes | bytearray) -> None:
     """Puts a durable file in the place of what was there; a reader sees the old one or the new one, never a part."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART}")
     try:
@@ -59,7 +61,7 @@ def write_atomic(path: Path, data: bytes) -> None:
     fsync_folder(path.parent)
 
 
-def write_durable(path: Path, data: bytes) -> None:
+def write_durable(path: Path, data: bytes | bytearray) -> None:
     """A new file whose bytes are on the disk, not only on their way; its name is durable after `fsync_folder`."""
     with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
         write_all(file, data)
@@ -76,7 +78,7 @@ def fsync_folder(folder: Path) -> None:
                 raise
 
 
-def write_all(file: int, data: bytes) -> None:
+def write_all(file: int, data: bytes | bytearray) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(file, rest) :]
@@ -227,9 +229,12 @@ def to_json(value: Any, indent: int | None = None) -> bytes:
 
 
 def from_json(data: bytes) -> Any:
-    """What `to_json` wrote; anything else is a ValueError."""
+    """What `to_json` wrote; anything else is a ValueError. A stranger's JSON takes at most about 16 bytes of memory for
+    each of its bytes: empty objects and arrays, which take far more, are counted first."""
+    if data.count(b"{") + data.count(b"[") > MOST_CONTAINERS:
+        raise ValueError(f"JSON must not have more than {MOST_CONTAINERS:,} objects and arrays")
     try:
-        return json.loads(data.decode(), parse_constant=refuse_constant, parse_float=finite)
+        return DECODER.decode(data.decode())
     except RecursionError:
         raise ValueError("JSON must not be nested this deep") from None
 
@@ -242,3 +247,6 @@ def finite(text: str) -> float:
 
 def refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"JSON has no {name}")
+
+
+DECODER = json.JSONDecoder(parse_constant=refuse_constant, parse_float=finite)

@@ -31,8 +31,9 @@ MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors"
 FILES = (MODEL, OPTIMIZER, STATE)
 SAVING, REPLACED, DELETING, DAMAGED = "saving-", "replaced-", "deleting-", "damaged-"
 MOST_STEPS = 10**12
-LARGEST_JSON = 64 * 2**20
-"""bytes of a config, a state or a manifest: a thousand times as many as any that was written"""
+LARGEST_JSON = 16 * 2**20
+"""bytes of a config, a state or a manifest. The largest one is the state of a run that was trained with `skip_invalid`
+and lists hundreds of thousands of skipped images"""
 
 
 def name_of(step: int) -> str:
