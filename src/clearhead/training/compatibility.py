@@ -1,10 +1,12 @@
 """Whether a checkpoint and the config.json beside it belong together: checked before any memory is allocated.
 
 A checkpoint holds the config it was saved with, and its manifest protects that copy; config.json is a plain file that
-anybody may edit or damage. Where the two differ in something that determines the model's outputs, the run is refused.
+anybody may edit or damage. Where the two differ in something that determines the model's outputs, training is refused,
+and inference uses the checkpoint's copy.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,12 +28,20 @@ ONLY_IN_TRAINING = ("dropout", "drop_path")
 
 
 def config_for_inference(run: RunDirectory, found: Snapshot) -> RunConfig:
-    """The run's config, compared with the one that the checkpoint was saved with.
-
-    ValueError where they differ in a setting that determines the outputs; other differences are reported.
-    """
+    """The run's config; where it differs from the one that the checkpoint was saved with in a setting that determines
+    the outputs, the latter, with the paths of config.json. Differences are reported."""
     config = RunConfig.from_dict(run.config)
-    changes = check_config_matches(run, config, found)
+    changes = changes_in(config, found)
+    if fatal := {name: change for name, change in changes.items() if affects_outputs(name)}:
+        run.report(
+            f"{run.path / 'config.json'} does not match the checkpoint of step {found.step}, whose own config is used: "
+            f"{described(fatal)}"
+        )
+        saved = RunConfig.from_dict(found.state["config"])
+        paths = {name.removeprefix("data."): getattr(config.data, name.removeprefix("data.")) for name in PATHS}
+        config = replace(saved, data=replace(saved.data, **paths))
+        changes = {}
+    check_model_matches(config.model, found.model)
     if harmless := {name: change for name, change in changes.items() if name not in CHANGED_BY_RESUME}:
         run.report(
             f"{run.path / 'config.json'} has changed since the checkpoint of step {found.step} was saved, "
@@ -43,11 +53,7 @@ def config_for_inference(run: RunDirectory, found: Snapshot) -> RunConfig:
 def check_config_matches(run: RunDirectory, config: RunConfig, found: Snapshot) -> dict[str, tuple[Any, Any]]:
     """ValueError where a config and a checkpoint differ in a setting that determines the outputs, or in the shapes of
     the weights. The other settings that differ, without paths."""
-    changes = {
-        name: change
-        for name, change in changes_since_saved(found.state.get("config"), config).items()
-        if name not in PATHS
-    }
+    changes = changes_in(config, found)
     if fatal := {name: change for name, change in changes.items() if affects_outputs(name)}:
         raise ValueError(
             f"{run.path / 'config.json'} does not match the checkpoint of step {found.step}: {described(fatal)}; "
@@ -55,6 +61,12 @@ def check_config_matches(run: RunDirectory, config: RunConfig, found: Snapshot) 
         )
     check_model_matches(config.model, found.model)
     return changes
+
+
+def changes_in(config: RunConfig, found: Snapshot) -> dict[str, tuple[Any, Any]]:
+    """Settings that differ from those in the checkpoint, without paths."""
+    changes = changes_since_saved(found.state.get("config"), config)
+    return {name: change for name, change in changes.items() if name not in PATHS}
 
 
 def affects_outputs(name: str) -> bool:
