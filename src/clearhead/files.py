@@ -111,7 +111,8 @@ def closing_file(file: int, path: Path) -> Iterator[int]:
 
 
 def open_regular(path: Path, flags: int) -> int:
-    """The descriptor of a regular file; UnsafeFileError for anything else, or to write where there is a hard link."""
+    """The descriptor of a regular file; IsADirectoryError for a folder; UnsafeFileError for anything else,
+    or to write where there is a hard link."""
     try:
         file = os.open(path, flags | CLOSE_ON_EXEC | NO_FOLLOW, 0o666)
     except OSError:  # what a link, a pipe or a socket gives depends on the system
@@ -127,6 +128,8 @@ def open_regular(path: Path, flags: int) -> int:
 
 
 def check_kind(path: Path, found: os.stat_result, flags: int) -> None:
+    if stat.S_ISDIR(found.st_mode):  # leads nowhere else: not unsafe, but no file either
+        raise IsADirectoryError(errno.EISDIR, "expected a regular file, got a folder", os.fspath(path))
     if not stat.S_ISREG(found.st_mode):
         raise UnsafeFileError(f"expected a regular file, got {kind_of(found)}", path)
     if flags & (os.O_WRONLY | os.O_RDWR) and found.st_nlink > 1:

@@ -455,3 +455,16 @@ class TestFailures:
         (tmp_path / "checkpoints").mkdir(mode=0o555)
         with pytest.raises(PermissionError, match="the checkpoint of step 1 is not saved"):
             save(tmp_path, snapshot(1))
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors", "state.json"])
+def test_a_folder_in_place_of_a_file_damages_only_that_checkpoint(tmp_path, name):
+    for step in (1, 2):
+        checkpoint.save(tmp_path, Snapshot(step, {"w": torch.ones(2)}, {}, {}))
+    path = checkpoint.at(tmp_path, 2) / name
+    path.unlink()
+    path.mkdir()
+    told = []
+    assert checkpoint.newest(tmp_path, told.append, set_aside=False).step == 1
+    assert len(told) == 1
+    assert "the checkpoint of step 2 is passed over" in told[0]

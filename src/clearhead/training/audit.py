@@ -287,6 +287,8 @@ def failure(folder: Path, path: Path, error: OSError) -> Finding:
     name = os.path.relpath(path, folder)
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return Finding(name, "missing", "there is no such file")
+    if isinstance(error, IsADirectoryError):
+        return Finding(name, "changed", "it is a folder")
     return Finding(name, "unsafe" if isinstance(error, UnsafeFileError) else "unreadable", reason(error))
 
 

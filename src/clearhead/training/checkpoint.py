@@ -133,7 +133,9 @@ def load(place: Path) -> Snapshot:
         contents = {name: read_regular(place / name) for name in FILES}
     except UnsafeFileError:
         raise
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+    except IsADirectoryError as error:
+        raise DamagedCheckpointError(f"{Path(error.filename).name} is a folder") from error
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise DamagedCheckpointError(f"{Path(error.filename).name} is missing") from error
     except OSError as error:
         name = Path(error.filename).name if error.filename else "a file"
