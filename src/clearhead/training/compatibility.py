@@ -9,15 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from clearhead.models.config import ModelConfig, Seq2SeqConfig
-from clearhead.models.factory import build_model
 from clearhead.training.checkpoint import Snapshot
 from clearhead.training.config import CHANGED_BY_RESUME, RunConfig, changes_since_saved
 from clearhead.training.run import RunDirectory
-from clearhead.training.sharding import check_same_shapes
+from clearhead.training.tensor_headers import check_model_matches
 
 PATHS = ("data.folder", "data.file", "data.train_file", "data.test_file")
 """where the data is: files may be moved, and their contents are compared by digest"""
@@ -82,22 +77,3 @@ def announce_changes(found_config: Any, config: RunConfig, report: Callable[[str
 
 def described(changes: Mapping[str, tuple[Any, Any]]) -> str:
     return "; ".join(f"{name} was {before}, is {after}" for name, (before, after) in changes.items())
-
-
-def check_model_matches(config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
-    """ValueError unless a model built from this config has exactly these parameters and buffers.
-
-    The model is built on the meta device, so a config that describes an enormous model costs nothing.
-    """
-    blocks = config.depth + (config.decoder_blocks if isinstance(config, Seq2SeqConfig) else 0)
-    if blocks > len(tensors):  # each block has parameters: do not build a billion of them to find that out
-        raise ValueError(
-            f"config.json does not match the checkpoint: it describes {blocks} blocks, and the checkpoint contains "
-            f"{len(tensors)} tensors; restore config.json"
-        )
-    try:
-        with torch.device("meta"):
-            expected = build_model(config).state_dict()
-    except (RuntimeError, OverflowError) as error:  # more elements than a 64-bit number can count
-        raise ValueError(f"config.json describes a model that cannot be built: {error}; restore config.json") from None
-    check_same_shapes(tensors, expected)
