@@ -23,7 +23,8 @@ from typing import Any, NoReturn
 PART = ".part"
 """how the name of a file ends that is not finished"""
 CLOSE_ON_EXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)  # Windows has only the second
-NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # Windows has neither
+NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # for the writer of a pipe
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | NO_WAIT  # Windows has neither
 DEEPEST = 12
 """levels of folders that `check_tree` descends to"""
 MOST_CONTAINERS = 2**17
@@ -110,11 +111,13 @@ def closing_file(file: int, path: Path) -> Iterator[int]:
         os.close(file)
 
 
-def open_regular(path: Path, flags: int) -> int:
+def open_regular(path: Path, flags: int, *, follow: bool = False) -> int:
     """The descriptor of a regular file; IsADirectoryError for a folder; UnsafeFileError for anything else,
     or to write where there is a hard link."""
+    if follow:  # the user named the link, not a stranger
+        check_kind(path, os.stat(path), flags)  # first of all: opening a device may already have an effect
     try:
-        file = os.open(path, flags | CLOSE_ON_EXEC | NO_FOLLOW, 0o666)
+        file = os.open(path, flags | CLOSE_ON_EXEC | (NO_WAIT if follow else NO_FOLLOW), 0o666)
     except OSError:  # what a link, a pipe or a socket gives depends on the system
         with suppress(FileNotFoundError):
             check_kind(path, os.lstat(path), flags)
