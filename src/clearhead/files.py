@@ -23,9 +23,12 @@ from typing import Any, NoReturn
 PART = ".part"
 """how the name of a file ends that is not finished"""
 CLOSE_ON_EXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)  # Windows has only the second
-NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # Windows has neither
+NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # for the writer of a pipe
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | NO_WAIT  # Windows has neither
 DEEPEST = 12
 """levels of folders that `check_tree` descends to"""
+MOST_CONTAINERS = 2**17
+"""objects and arrays in a JSON file"""
 KINDS = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFDIR: "a folder",
@@ -44,7 +47,7 @@ class UnsafeFileError(OSError):
         super().__init__(errno.ELOOP, message, os.fspath(path))
 
 
-def write_atomic(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes | bytearray) -> None:
     """Puts a durable file in the place of what was there; a reader sees the old one or the new one, never a part."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART}")
     try:
@@ -59,7 +62,7 @@ def write_atomic(path: Path, data: bytes) -> None:
     fsync_folder(path.parent)
 
 
-def write_durable(path: Path, data: bytes) -> None:
+def write_durable(path: Path, data: bytes | bytearray) -> None:
     """A new file whose bytes are on the disk, not only on their way; its name is durable after `fsync_folder`."""
     with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
         write_all(file, data)
@@ -76,7 +79,7 @@ def fsync_folder(folder: Path) -> None:
                 raise
 
 
-def write_all(file: int, data: bytes) -> None:
+def write_all(file: int, data: bytes | bytearray) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(file, rest) :]
@@ -108,10 +111,13 @@ def closing_file(file: int, path: Path) -> Iterator[int]:
         os.close(file)
 
 
-def open_regular(path: Path, flags: int) -> int:
-    """The descriptor of a regular file; UnsafeFileError for anything else, or to write where there is a hard link."""
+def open_regular(path: Path, flags: int, *, follow: bool = False) -> int:
+    """The descriptor of a regular file; IsADirectoryError for a folder; UnsafeFileError for anything else,
+    or to write where there is a hard link."""
+    if follow:  # the user named the link, not a stranger
+        check_kind(path, os.stat(path), flags)  # first of all: opening a device may already have an effect
     try:
-        file = os.open(path, flags | CLOSE_ON_EXEC | NO_FOLLOW, 0o666)
+        file = os.open(path, flags | CLOSE_ON_EXEC | (NO_WAIT if follow else NO_FOLLOW), 0o666)
     except OSError:  # what a link, a pipe or a socket gives depends on the system
         with suppress(FileNotFoundError):
             check_kind(path, os.lstat(path), flags)
@@ -125,6 +131,8 @@ def open_regular(path: Path, flags: int) -> int:
 
 
 def check_kind(path: Path, found: os.stat_result, flags: int) -> None:
+    if stat.S_ISDIR(found.st_mode):  # leads nowhere else: not unsafe, but no file either
+        raise IsADirectoryError(errno.EISDIR, "expected a regular file, got a folder", os.fspath(path))
     if not stat.S_ISREG(found.st_mode):
         raise UnsafeFileError(f"expected a regular file, got {kind_of(found)}", path)
     if flags & (os.O_WRONLY | os.O_RDWR) and found.st_nlink > 1:
@@ -227,9 +235,12 @@ def to_json(value: Any, indent: int | None = None) -> bytes:
 
 
 def from_json(data: bytes) -> Any:
-    """What `to_json` wrote; anything else is a ValueError."""
+    """What `to_json` wrote; anything else is a ValueError. A stranger's JSON takes at most about 16 bytes of memory for
+    each of its bytes: empty objects and arrays, which take far more, are counted first."""
+    if data.count(b"{") + data.count(b"[") > MOST_CONTAINERS:
+        raise ValueError(f"JSON must not have more than {MOST_CONTAINERS:,} objects and arrays")
     try:
-        return json.loads(data.decode(), parse_constant=refuse_constant, parse_float=finite)
+        return DECODER.decode(data.decode())
     except RecursionError:
         raise ValueError("JSON must not be nested this deep") from None
 
@@ -242,3 +253,6 @@ def finite(text: str) -> float:
 
 def refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"JSON has no {name}")
+
+
+DECODER = json.JSONDecoder(parse_constant=refuse_constant, parse_float=finite)

@@ -21,6 +21,8 @@ SYNONYMS = {
     "average": "mean",
 }
 """names from other libraries, and ours; a suggestion is made only where ours is among the known names"""
+MOST_SHOWN = 60
+"""characters of a wrong value that an error shows"""
 CLOSE, ROUGH = 0.6, 0.5
 """difflib ratios: of a typing mistake, and of an abbreviation"""
 
@@ -48,11 +50,20 @@ def escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
+def brief(value: object) -> str:
+    """A wrong value as it is written, on one line of at most MOST_SHOWN characters."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, or lists in lists in lists
+        return f"a {type(value).__name__} that is too large to show"
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
+
+
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The known name that was probably meant, None if nothing resembles it.
 
     In this order: the same name apart from case, "-" and "_"; the name that other libraries use; a typing mistake; a
-    name that begins with it or contains it (gpt2 -> gpt2_small); an abbreviation.
+    name that begins with it or contains it (gpt2 -> gpt2_small); an abbreviation, which has the same first letter.
     """
     known = {plain(one): one for one in reversed(list(names))}  # of equal ones the first
     word, keys = plain(name), list(reversed(known))
@@ -62,7 +73,7 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
         return known[SYNONYMS[word]]
     typed = difflib.get_close_matches(word, keys, n=1, cutoff=CLOSE)
     longer = sorted((key for key in keys if len(word) > 2 and word in key), key=lambda key: not key.startswith(word))
-    rough = difflib.get_close_matches(word, keys, n=1, cutoff=ROUGH)
+    rough = difflib.get_close_matches(word, [key for key in keys if key[:1] == word[:1]], n=1, cutoff=ROUGH)
     return next((known[key] for key in [*typed, *longer, *rough]), None)
 
 

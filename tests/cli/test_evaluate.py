@@ -117,3 +117,17 @@ def test_a_run_that_has_not_ended_is_said_to_be_unfinished(capsys, tmp_path, com
     assert f"warning: {run} was interrupted at step 12 of 30; its best checkpoint so far is that of step 12" in err
     assert main([command, "runs/reverse", "--json"]) == 0
     assert "warning" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["predict", "look"])
+def test_predictions_of_a_run_that_has_not_ended_are_said_to_be_so(capsys, tmp_path, command):
+    run = tmp_path / "half"
+    shutil.copytree("runs/reverse", run)
+    config = json.loads((run / "config.json").read_text())
+    config["training"]["steps"] = 30
+    (run / "config.json").write_text(json.dumps(config))
+    ids = ["--ids", *"3141592653589793"]
+    assert main([command, str(run), *ids]) == 0
+    assert f"warning: {run} was interrupted at step 12 of 30" in capsys.readouterr().err
+    assert main([command, "runs/reverse", *ids]) == 0
+    assert "warning" not in capsys.readouterr().err

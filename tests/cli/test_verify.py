@@ -190,6 +190,14 @@ def test_while_a_run_is_trained_what_is_not_finished_is_no_leftover(mine, capsys
         assert capsys.readouterr().out.startswith("runs/mine is intact (a process is training it)\n")
 
 
+def test_a_changed_digit_in_the_result_of_the_test_is_found(mine, capsys):
+    """It is recorded after the last checkpoint, which therefore cannot have its digest."""
+    rewrite(mine / "metrics.jsonl", lambda data: data[:-150] + data[-150:].replace(b'"loss": 0.5', b'"loss": 0.4'))
+    found, problem = findings(capsys)
+    assert found == {("metrics.jsonl", "changed")}
+    assert "line 5 does not match its SHA-256 digest" in problem
+
+
 @pytest.mark.parametrize(
     "name", ["config.json", "metrics.jsonl", "best.json", "lock", STATE, "probe/step-00000004.safetensors"]
 )
@@ -197,7 +205,9 @@ def test_while_a_run_is_trained_what_is_not_finished_is_no_leftover(mine, capsys
 def test_links_and_special_files_are_neither_followed_nor_waited_for(mine, capsys, name, make):
     (mine / name).unlink()
     make(mine / name)
-    assert (name, "unsafe") in findings(capsys)[0]
+    assert main(["verify", "mine", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert [one["kind"] for one in found if one["path"] == name] == ["unsafe"]
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "checkpoints/step-00000004", "probe", "figures"])

@@ -329,7 +329,7 @@ def test_missing_files_are_told_what_to_do(tmp_path):
     with pytest.raises(ValueError, match="No such file or directory; check its path"):
         read_steps_file(tmp_path / "none.json")
     (tmp_path / "folder.json").mkdir()
-    with pytest.raises(ValueError, match="Is a directory; check its path"):
+    with pytest.raises(ValueError, match="got a folder; check its path"):
         read_steps_file(tmp_path / "folder.json")
 
 

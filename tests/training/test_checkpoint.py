@@ -1,5 +1,7 @@
 import errno
+import json
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -455,3 +457,51 @@ class TestFailures:
         (tmp_path / "checkpoints").mkdir(mode=0o555)
         with pytest.raises(PermissionError, match="the checkpoint of step 1 is not saved"):
             save(tmp_path, snapshot(1))
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors", "state.json"])
+def test_a_folder_in_place_of_a_file_damages_only_that_checkpoint(tmp_path, name):
+    for step in (1, 2):
+        checkpoint.save(tmp_path, Snapshot(step, {"w": torch.ones(2)}, {}, {}))
+    path = checkpoint.at(tmp_path, 2) / name
+    path.unlink()
+    path.mkdir()
+    told = []
+    assert checkpoint.newest(tmp_path, told.append, set_aside=False).step == 1
+    assert len(told) == 1
+    assert "the checkpoint of step 2 is passed over" in told[0]
+
+
+def sparse_checkpoint(run, header, size):
+    """A checkpoint whose model.safetensors is large and takes no room, with a manifest of the right sizes."""
+    place = max((run / "checkpoints").glob("step-*"))
+    start = json.dumps(header).encode()
+    (place / "model.safetensors").write_bytes(len(start).to_bytes(8, "little") + start)
+    os.truncate(place / "model.safetensors", 8 + len(start) + size)
+    manifest = json.loads((place / "manifest.json").read_bytes())
+    manifest["files"]["model.safetensors"]["size"] = 8 + len(start) + size
+    (place / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    return place
+
+
+@pytest.mark.parametrize("shape", [[2**30], [2**20, 2**8], []])
+def test_a_large_sparse_file_is_refused_before_it_is_read(trained, tmp_path, monkeypatch, shape):
+    run = shutil.copytree(trained / "reverse", tmp_path / "run")
+    header = {"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, 2**32]}}
+    place = sparse_checkpoint(run, header, 2**32)
+    read = checkpoint.read_regular
+
+    def not_the_model(path, *most):
+        assert path.name != "model.safetensors", "it was read"
+        return read(path, *most)
+
+    monkeypatch.setattr(checkpoint, "read_regular", not_the_model)
+    with pytest.raises(checkpoint.DamagedCheckpointError, match=r"model\.safetensors is not read"):
+        checkpoint.load(place)
+
+
+def test_a_large_checkpoint_of_its_own_model_is_read(trained, monkeypatch):
+    monkeypatch.setattr("clearhead.training.tensor_headers.SMALL", 0)
+    for name in ("reverse", "mnist", "pronounce", "text"):
+        for step in checkpoint.steps(trained / name):
+            assert checkpoint.load(checkpoint.at(trained / name, step)).step == step

@@ -1,6 +1,8 @@
 import errno
 import os
 import struct
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -142,12 +144,13 @@ def test_the_digest_of_what_is_appended_is_that_of_the_file(path):
     digest = records.Digest(records.lines(path))
     digest.add(records.append(path, TRAIN[0]))
     written = digest.written()
-    assert written == records.Digest(records.lines(path)).written()
+    lines = list(records.lines(path))
+    assert written == records.Digest(lines).written()
     assert records.Written.from_json(written.to_json()) == written
-    assert written.difference(records.lines(path)) == ""
-    assert written.difference([*records.lines(path), b"more\n"]) == ""
-    assert written.difference(records.lines(path)[1:]) == "1 of 6 records are missing"
-    assert written.difference(records.lines(path)[::-1]) == "some of the first 6 records were changed"
+    assert written.difference(lines) == ""
+    assert written.difference([*lines, b"more\n"]) == ""
+    assert written.difference(lines[1:]) == "1 of 6 records are missing"
+    assert written.difference(lines[::-1]) == "some of the first 6 records were changed"
 
 
 @pytest.mark.parametrize("value", [None, [], 3, {}, {"count": True, "sha256": ""}, {"count": 1, "sha256": 2}])
@@ -158,5 +161,67 @@ def test_a_count_that_is_none_is_refused(value):
 
 def test_a_file_that_is_too_large_is_not_read(path):
     os.truncate(path, records.LARGEST + 1)
-    with pytest.raises(OSError, match=r"expected at most 1,073,741,824 bytes, got 1,073,741,825"):
+    with pytest.raises(OSError, match=r"expected at most 268,435,456 bytes, got 268,435,457"):
         records.read(path)
+
+
+HOSTILE = {
+    "many": b'{"a": 1.5, "b": 2.5, "c": 3.5, "d": 4.5, "e": 5.5, "f": 6.5}\n'
+    * 1_000_000,  # objects take far more memory than their text
+    "unended": None,  # a sparse file without any line
+    "long": b'{"kind": "' + b"x" * (150 * 2**20) + b'"}\n',
+}
+MEASURE = """
+import re, sys
+from pathlib import Path
+from clearhead.training import audit, records
+peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
+before, path = peak(), Path(sys.argv[1])
+for read in (records.read, lambda path: list(
+        audit.record_problems(path.parent, {"step": 1, "records": {"count": 3, "sha256": ""}}, False))):
+    try:
+        read(path)
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is measured with /proc")
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_file_takes_less_than_512_mb(tmp_path, kind):
+    path = tmp_path / "metrics.jsonl"
+    if (content := HOSTILE[kind]) is None:
+        path.touch()
+        os.truncate(path, 2**28)
+    else:
+        path.write_bytes(content)
+    command = [sys.executable, "-c", MEASURE, str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    assert int(ended.stdout) <= 512
+
+
+def test_a_line_that_is_too_long_is_named_and_cut_off_at_the_end(path):
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"kind": "' + b"x" * records.LONGEST_LINE + b'"}\n')
+    with pytest.raises(ValueError, match=r"line 6 of .*metrics\.jsonl has more than 1,048,576 bytes"):
+        records.read(path)
+    assert records.drop_torn(path) == 1
+    assert path.read_bytes() == whole
+
+
+def test_a_record_is_flat(path):
+    path.write_bytes(b'{"kind": "train", "other": [1]}\n')
+    with pytest.raises(ValueError, match="'other' must be a number or a string"):
+        records.read(path)
+
+
+def test_a_test_record_is_sealed_by_its_digest_and_every_flip_in_it_is_found(path):
+    record = {"kind": "test", "step": 5, "accuracy": 0.875}
+    line = records.append(path, record)
+    assert records.read(path)[-1] == record
+    assert records.is_covered(line)
+    for bit in range(8 * (len(line) - 1)):
+        changed = bytearray(line)
+        changed[bit // 8] ^= 1 << bit % 8
+        assert not records.is_record(bytes(changed)) or not records.is_covered(bytes(changed))

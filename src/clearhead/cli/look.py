@@ -58,11 +58,12 @@ def run(argv: Sequence[str]) -> None:
         print_pictures(look_over_time(args.run, args.out, say_drawing))
         return
 
-    from clearhead.cli.terminal import say, warn
+    from clearhead.cli.terminal import say, warn, warn_if_unfinished
     from clearhead.serving import looking
     from clearhead.serving.session import Session
 
     session = Session(args.run)
+    warn_if_unfinished(session.path, session.step)
     if args.image is not None:
         example = looking.file(session, args.image, invert=args.invert)
     elif args.text is not None:

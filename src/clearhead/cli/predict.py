@@ -62,12 +62,13 @@ def run(argv: Sequence[str]) -> None:
             "clearhead predict --help"
         )
 
-    from clearhead.cli.terminal import warn
+    from clearhead.cli.terminal import warn, warn_if_unfinished
     from clearhead.serving.session import Session
 
     session = Session(args.run)
     if args.invert and not session.takes_pictures:
         raise ValueError(f"--invert is for pictures, got {args.run}, a run of {session.takes}; leave it out")
+    warn_if_unfinished(session.path, session.step)
     if args.asked and session.takes == "words":
         print(spoken([session, *map(Session, args.others)], args.asked, args.beam, as_json=args.json))
         return

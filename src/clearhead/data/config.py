@@ -7,15 +7,13 @@ from typing import Any, Literal, get_args
 
 from clearhead.data.datasets import DATASETS
 from clearhead.data.limits import MOST_EXAMPLES, MOST_IMAGE_SIZE, MOST_LENGTH
-from clearhead.messages import did_you_mean, unknown_name
+from clearhead.messages import MOST_SHOWN, brief, did_you_mean, unknown_name
 
 Question = Literal["commonest", "repeat", "sum"]
 Level = Literal["character", "byte"]
 Fit = Literal["pad", "crop", "stretch"]
 Views = Literal["one", "mirror", "moved"]
 """of an image: itself; with its mirror image; both also moved by a pixel along a diagonal, to either side"""
-MOST_SHOWN = 60
-"""characters of a wrong value that an error shows"""
 MOST_MIXUP = 1000
 """by then every pair of images is blended half and half"""
 N_VIEWS: dict[Views, int] = {"one": 1, "mirror": 2, "moved": 6}
@@ -162,12 +160,3 @@ def check_whole(least: int, most: int, **sizes: int) -> None:
             )
         if size > most:
             raise ValueError(f"{name} must be a whole number of at most {most:,}, got {brief(size)}")
-
-
-def brief(value: Any) -> str:
-    """The value as it is written, on one line of at most MOST_SHOWN characters."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # a number of thousands of digits, or lists in lists in lists
-        return f"a {type(value).__name__} that is too large to show"
-    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."

@@ -5,11 +5,9 @@ waiting and examined through its descriptor, so that it cannot be exchanged betw
 """
 
 import codecs
-import errno
 import io
 import os
 import re
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,11 +18,11 @@ from clearhead.data.limits import (
     MOST_LIST_LINES,
     MOST_TEXT_BYTES,
 )
+from clearhead.files import UnsafeFileError, open_regular
 
 CONVERT = "convert it first"
 LINE_END = re.compile(r"\r\n|\r|\n")
 PIECE = 1 << 20
-READ_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 class NotRegularError(ValueError):
@@ -41,16 +39,16 @@ def own_path(path: str | Path) -> Path:
 
 def open_own(path: str | Path, most: int | None = None) -> io.BufferedReader:
     """A regular file of at most `most` bytes, opened for reading. A folder, or a path without a file, is an OSError."""
-    found = own_path(path)
-    check_regular(os.stat(found), path)  # first of all: opening a device may already have an effect
-    file = os.open(found, READ_FLAGS)
     try:
-        status = os.fstat(file)
-        check_regular(status, path)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if most is not None and status.st_size > most:
-            raise ValueError(f"{path} has {status.st_size:,} bytes, the limit is {most:,}")
+        file = open_regular(own_path(path), os.O_RDONLY, follow=True)
+    except UnsafeFileError:
+        raise NotRegularError(
+            f"data is read from files, and more than once, got a pipe or a device: {path}; save it as a file first"
+        ) from None
+    try:
+        size = os.fstat(file).st_size
+        if most is not None and size > most:
+            raise ValueError(f"{path} has {size:,} bytes, the limit is {most:,}")
         return os.fdopen(file, "rb")
     except BaseException:
         os.close(file)
@@ -65,13 +63,6 @@ def read_own(path: str | Path, most: int) -> bytes:
     if len(data) > size:
         raise ValueError(f"{path} has more bytes than the {size:,} that it had when it was opened")
     return data
-
-
-def check_regular(status: os.stat_result, path: str | Path) -> None:
-    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
-        raise NotRegularError(
-            f"data is read from files, and more than once, got a pipe or a device: {path}; save it as a file first"
-        )
 
 
 def own_file(path: str | Path, most: int = MOST_TEXT_BYTES) -> Path:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.messages import brief
 from clearhead.nn import masks
 from clearhead.nn.attention import softargmax
 from clearhead.nn.checks import check_attend
@@ -250,14 +251,6 @@ def to_matrix(name: str, value: Any) -> Tensor:
                     f"{name} must hold numbers of at most {LARGEST:g}, got {brief(number)} in row {i}; replace it"
                 )
     return torch.tensor(value, dtype=torch.float64)
-
-
-def brief(value: Any) -> str:
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # a number of thousands of digits, or lists in lists in lists
-        text = f"a {type(value).__name__} that is too large to show"
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def without_infinities(numbers: Any) -> Any:

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from clearhead.data.limits import MOST_MATRIX_BYTES, MOST_MATRIX_VALUES
 from clearhead.data.own_files import read_own
+from clearhead.messages import brief
 from clearhead.models.mask_file import to_mask
-from clearhead.models.steps import GIVEN, PROJECTED, brief
+from clearhead.models.steps import GIVEN, PROJECTED
 
 MOST_HEAD_BYTES, BYTES_PER_VALUE = 16_384, 8
 HEAD_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}

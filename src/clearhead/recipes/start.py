@@ -137,9 +137,11 @@ def lengthened(run: RunDirectory, before: RunConfig, now: RunConfig) -> str:
 
 def steps_per_epoch(run: RunDirectory, config: RunConfig) -> int:
     """As its records say; without any, as its data says."""
-    known = [record for record in run.records() if record.get("epoch")]
-    if known:
-        return round(known[-1]["step"] / known[-1]["epoch"])
+    last = None
+    for record in run.iter_records():
+        last = record if record.get("epoch") else last
+    if last:
+        return round(last["step"] / last["epoch"])
     return len(datasets.load(config.data, config.seed).train) // config.training.batch_size
 
 

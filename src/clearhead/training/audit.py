@@ -8,6 +8,7 @@ nothing to be compared with.
 import hashlib
 import os
 import stat
+from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,7 @@ from clearhead.training.layout import (
     SAVING,
     STATE,
 )
-from clearhead.training.records import CONFIG, LOCK, METRICS, Written
+from clearhead.training.records import CONFIG, LOCK, METRICS, Digest, Written
 
 Kind = Literal["missing", "changed", "surplus", "leftover", "unsafe", "unreadable"]
 UNFINISHED = (SAVING, REPLACED, DELETING)
@@ -89,8 +90,8 @@ def audit(folder: Path) -> Audit:
     findings += config_problems(folder, newest)
     n_records, problems = record_problems(folder, newest, is_running)
     findings += [*problems, *best_problems(folder, newest, is_running), *map_problems(folder)]
-    unsafe = {finding.path for finding in findings if finding.kind == "unsafe"}
-    findings = [one for one in findings if one.kind == "unsafe" or one.path not in unsafe]
+    unsafe = {one.path: one for one in reversed(findings) if one.kind == "unsafe"}  # the first one of each path
+    findings = [one for one in findings if unsafe.get(one.path, one) == one]
     ordered = sorted(set(findings), key=lambda one: (one.path, one.kind, one.problem))
     return Audit(str(folder), is_running, list(intact), n_records, n_files, ordered)
 
@@ -189,28 +190,38 @@ def config_problems(folder: Path, newest: Mapping[str, Any]) -> Iterator[Finding
 
 
 def record_problems(folder: Path, newest: Mapping[str, Any], is_running: bool) -> tuple[int, list[Finding]]:
-    """How many records there are; and lines that are none, or records that the newest checkpoint counted and that are
-    missing or changed."""
+    """How many records there are; and lines that are none, records that the newest checkpoint counted and that are
+    missing or changed, and a test result that does not match its own digest."""
     path, findings = folder / METRICS, []
+    known = Written.from_json(newest["records"]) if "records" in newest else None
+    digest, end, wrong, unsealed = Digest(), 0, array("q"), array("q")
+    problem = ""
     try:
-        content = read_regular(path, records.LARGEST)
-    except FileNotFoundError:
-        content = b""
+        for number, (offset, line) in enumerate(records.scan(path), 1):
+            end = offset
+            if not records.is_record(line):
+                wrong.append(number)
+                continue
+            digest.add(line)
+            if known and digest.count == known.count:
+                problem = "" if digest.written() == known else known.changed
+            elif known and digest.count > known.count and not records.is_covered(line):
+                unsealed.append(number)
+        has_rest = os.path.lexists(path) and end < os.lstat(path).st_size
     except OSError as error:
         return 0, [failure(folder, path, error)]
-    *ended, rest = content.split(b"\n")
-    lines = [line + b"\n" for line in ended]
-    if rest and not is_running:
+    if has_rest and not is_running:
         findings.append(Finding(METRICS, "leftover", "half a line at its end; `clearhead resume` removes it"))
-    wrong = [number for number, line in enumerate(lines, 1) if not records.is_record(line)]
-    whole = [line for line in lines if records.is_record(line)]
-    if wrong:
-        more = f", and {len(wrong) - 1:,} more lines" if len(wrong) > 1 else ""
-        findings.append(Finding(METRICS, "changed", f"line {wrong[0]:,} is not a JSON object{more}"))
-    if "records" in newest and (problem := Written.from_json(newest["records"]).difference(whole)):
+    for numbers, what in ((wrong, "is not a JSON object"), (unsealed, "does not match its SHA-256 digest")):
+        if numbers:
+            more = f", and {len(numbers) - 1:,} more lines" if len(numbers) > 1 else ""
+            findings.append(Finding(METRICS, "changed", f"line {numbers[0]:,} {what}{more}"))
+    if known and digest.count < known.count:
+        problem = known.missing(digest.count)
+    if problem:
         kind: Kind = "missing" if "missing" in problem else "changed"
         findings.append(Finding(METRICS, kind, f"{problem} since step {newest['step']} was saved"))
-    return len(whole), findings
+    return digest.count, findings
 
 
 def best_problems(folder: Path, newest: Mapping[str, Any], is_running: bool) -> Iterator[Finding]:
@@ -276,6 +287,8 @@ def failure(folder: Path, path: Path, error: OSError) -> Finding:
     name = os.path.relpath(path, folder)
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return Finding(name, "missing", "there is no such file")
+    if isinstance(error, IsADirectoryError):
+        return Finding(name, "changed", "it is a folder")
     return Finding(name, "unsafe" if isinstance(error, UnsafeFileError) else "unreadable", reason(error))
 
 

@@ -29,6 +29,7 @@ from clearhead.files import (
     to_json,
     write_durable,
 )
+from clearhead.training import tensor_headers
 from clearhead.training.layout import (
     CHECKPOINTS,
     DAMAGED,
@@ -129,11 +130,16 @@ def load(place: Path) -> Snapshot:
         sizes = {name: os.lstat(place / name).st_size for name in FILES}
         if wrong := wrong_sizes(sizes, written):  # known before a file that is too large is read
             raise DamagedCheckpointError(next(iter(wrong.values())))
+        contents = {STATE: read_regular(place / STATE, LARGEST_JSON)}
+        if sizes[MODEL] + sizes[OPTIMIZER] > tensor_headers.SMALL:
+            check_declared(place, contents[STATE])
         # each file is read once: the bytes that are checked are the bytes that are used
-        contents = {name: read_regular(place / name) for name in FILES}
+        contents = {name: contents.get(name) or read_regular(place / name) for name in FILES}
     except UnsafeFileError:
         raise
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+    except IsADirectoryError as error:
+        raise DamagedCheckpointError(f"{Path(error.filename).name} is a folder") from error
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise DamagedCheckpointError(f"{Path(error.filename).name} is missing") from error
     except OSError as error:
         name = Path(error.filename).name if error.filename else "a file"
@@ -146,6 +152,16 @@ def load(place: Path) -> Snapshot:
         return unpack(contents)
     except (ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
         raise DamagedCheckpointError(f"it was not written by this version of Clearhead ({error})") from error
+
+
+def check_declared(place: Path, state: bytes) -> None:
+    """DamagedCheckpointError if the tensors are not those of the model that the state describes."""
+    try:
+        value = from_json(state)
+        config = value["state"].get("config") if isinstance(value, dict) and isinstance(value["state"], dict) else None
+        tensor_headers.check_tensor_files(place / MODEL, place / OPTIMIZER, config)
+    except (ValueError, LookupError, TypeError) as error:
+        raise DamagedCheckpointError(f"{MODEL} is not read: {error}") from error
 
 
 def unpack(contents: dict[str, bytes]) -> Snapshot:

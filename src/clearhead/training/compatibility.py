@@ -1,21 +1,18 @@
 """Whether a checkpoint and the config.json beside it belong together: checked before any memory is allocated.
 
 A checkpoint holds the config it was saved with, and its manifest protects that copy; config.json is a plain file that
-anybody may edit or damage. Where the two differ in something that determines the model's outputs, the run is refused.
+anybody may edit or damage. Where the two differ in something that determines the model's outputs, training is refused,
+and inference uses the checkpoint's copy.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from clearhead.models.config import ModelConfig, Seq2SeqConfig
-from clearhead.models.factory import build_model
 from clearhead.training.checkpoint import Snapshot
 from clearhead.training.config import CHANGED_BY_RESUME, RunConfig, changes_since_saved
 from clearhead.training.run import RunDirectory
-from clearhead.training.sharding import check_same_shapes
+from clearhead.training.tensor_headers import check_model_matches
 
 PATHS = ("data.folder", "data.file", "data.train_file", "data.test_file")
 """where the data is: files may be moved, and their contents are compared by digest"""
@@ -26,12 +23,20 @@ ONLY_IN_TRAINING = ("dropout", "drop_path")
 
 
 def config_for_inference(run: RunDirectory, found: Snapshot) -> RunConfig:
-    """The run's config, compared with the one that the checkpoint was saved with.
-
-    ValueError where they differ in a setting that determines the outputs; other differences are reported.
-    """
+    """The run's config; where it differs from the one that the checkpoint was saved with in a setting that determines
+    the outputs, the latter, with the paths of config.json. Differences are reported."""
     config = RunConfig.from_dict(run.config)
-    changes = check_config_matches(run, config, found)
+    changes = changes_in(config, found)
+    if fatal := {name: change for name, change in changes.items() if affects_outputs(name)}:
+        run.report(
+            f"{run.path / 'config.json'} does not match the checkpoint of step {found.step}, whose own config is used: "
+            f"{described(fatal)}"
+        )
+        saved = RunConfig.from_dict(found.state["config"])
+        paths = {name.removeprefix("data."): getattr(config.data, name.removeprefix("data.")) for name in PATHS}
+        config = replace(saved, data=replace(saved.data, **paths))
+        changes = {}
+    check_model_matches(config.model, found.model)
     if harmless := {name: change for name, change in changes.items() if name not in CHANGED_BY_RESUME}:
         run.report(
             f"{run.path / 'config.json'} has changed since the checkpoint of step {found.step} was saved, "
@@ -43,11 +48,7 @@ def config_for_inference(run: RunDirectory, found: Snapshot) -> RunConfig:
 def check_config_matches(run: RunDirectory, config: RunConfig, found: Snapshot) -> dict[str, tuple[Any, Any]]:
     """ValueError where a config and a checkpoint differ in a setting that determines the outputs, or in the shapes of
     the weights. The other settings that differ, without paths."""
-    changes = {
-        name: change
-        for name, change in changes_since_saved(found.state.get("config"), config).items()
-        if name not in PATHS
-    }
+    changes = changes_in(config, found)
     if fatal := {name: change for name, change in changes.items() if affects_outputs(name)}:
         raise ValueError(
             f"{run.path / 'config.json'} does not match the checkpoint of step {found.step}: {described(fatal)}; "
@@ -55,6 +56,12 @@ def check_config_matches(run: RunDirectory, config: RunConfig, found: Snapshot) 
         )
     check_model_matches(config.model, found.model)
     return changes
+
+
+def changes_in(config: RunConfig, found: Snapshot) -> dict[str, tuple[Any, Any]]:
+    """Settings that differ from those in the checkpoint, without paths."""
+    changes = changes_since_saved(found.state.get("config"), config)
+    return {name: change for name, change in changes.items() if name not in PATHS}
 
 
 def affects_outputs(name: str) -> bool:
@@ -70,22 +77,3 @@ def announce_changes(found_config: Any, config: RunConfig, report: Callable[[str
 
 def described(changes: Mapping[str, tuple[Any, Any]]) -> str:
     return "; ".join(f"{name} was {before}, is {after}" for name, (before, after) in changes.items())
-
-
-def check_model_matches(config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
-    """ValueError unless a model built from this config has exactly these parameters and buffers.
-
-    The model is built on the meta device, so a config that describes an enormous model costs nothing.
-    """
-    blocks = config.depth + (config.decoder_blocks if isinstance(config, Seq2SeqConfig) else 0)
-    if blocks > len(tensors):  # each block has parameters: do not build a billion of them to find that out
-        raise ValueError(
-            f"config.json does not match the checkpoint: it describes {blocks} blocks, and the checkpoint contains "
-            f"{len(tensors)} tensors; restore config.json"
-        )
-    try:
-        with torch.device("meta"):
-            expected = build_model(config).state_dict()
-    except (RuntimeError, OverflowError) as error:  # more elements than a 64-bit number can count
-        raise ValueError(f"config.json describes a model that cannot be built: {error}; restore config.json") from None
-    check_same_shapes(tensors, expected)

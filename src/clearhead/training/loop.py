@@ -282,7 +282,7 @@ def save(setup: Setup, standing: Standing, run: RunDirectory | None) -> None:
 
 def test_once(setup: Setup, standing: Standing, run: RunDirectory | None, display: Display) -> dict[str, Any]:
     """The best checkpoint on the test set, unless that has been done before this run was resumed."""
-    of_now = [record for record in run.records() if record.get("step") == standing.step] if run else []
+    of_now = [record for record in run.iter_records() if record.get("step") == standing.step] if run else []
     tested = [record for record in of_now if record.get("kind") == "test"]
     if known := setup.processes.share(tested[-1] if tested else None):
         return dict(known)

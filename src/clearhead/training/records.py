@@ -2,16 +2,23 @@
 
 A record has a `kind` (train, validation, test), the `step`, and numbers. A line counts when its newline is written: a
 process that is killed leaves at most one that does not, at the end, and it is no record. A checkpoint says how many
-records there were when it was saved, and their digest (`Written`), so that a hole in the file is noticed.
+records there were when it was saved, and their digest (`Written`), so that a hole in the file is noticed. The result of
+the test is recorded after the last checkpoint; it carries a digest of its own (`seal`).
 
+The file is read line by line: a file from a stranger costs little memory, however large it is.
 Nothing here follows a link: not even a reader does, unless its user named the link.
 """
 
+import errno
 import hashlib
 import os
+import re
 import sys
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +28,6 @@ from clearhead.files import (
     from_json,
     fsync_folder,
     opened_regular,
-    read_regular,
     to_json,
     write_all,
     write_atomic,
@@ -32,8 +38,18 @@ CONFIG, METRICS, LOCK = "config.json", "metrics.jsonl", "lock"
 RUNS = Path("runs")
 """where runs are made, and found by their bare name"""
 Record = dict[str, Any]
-LARGEST = 2**30
-"""bytes of metrics.jsonl: some ten million records"""
+LARGEST = 256 * 2**20
+"""bytes of metrics.jsonl: more than a million records; 100,000 of them have about 15 MB"""
+MOST_LINES = 2**21
+LONGEST_LINE = 2**20
+"""bytes of one record, which has about 150"""
+MOST_MEMORY = 256 * 2**20
+"""bytes of memory that `read` may fill with records: about half a million of them"""
+FIELDS = {"kind", "step", "epoch", "loss", "accuracy", "whole", "lr", "seconds", "best_step", "views"}
+"""names in records; all records share these strings"""
+SEAL = re.compile(rb', "sha256": "([0-9a-f]{64})"\}\n\Z')
+UNSEALED = ("train", "validation", "diverged")
+"""kinds of records that carry no digest: a checkpoint covers them, or they are dropped when the run is resumed"""
 
 
 @dataclass(frozen=True)
@@ -54,13 +70,20 @@ class Written:
                 return cls(count, digest)
         raise ValueError(f"records must be counted, got {value!r:.60}")
 
-    def difference(self, lines: Sequence[bytes]) -> str:
+    def difference(self, lines: Iterable[bytes]) -> str:
         """What is wrong with lines that should begin with these records; "" where they do. There may be more: the
         result of the test is recorded after the last checkpoint."""
-        if len(lines) < self.count:
-            return f"{self.count - len(lines):,} of {self.count:,} records are missing"
-        digest = Digest(lines[: self.count])
-        return "" if digest.written() == self else f"some of the first {self.count:,} records were changed"
+        digest = Digest(islice(lines, self.count))
+        if digest.count < self.count:
+            return self.missing(digest.count)
+        return "" if digest.written() == self else self.changed
+
+    def missing(self, count: int) -> str:
+        return f"{self.count - count:,} of {self.count:,} records are missing"
+
+    @property
+    def changed(self) -> str:
+        return f"some of the first {self.count:,} records were changed"
 
 
 class Digest:
@@ -83,6 +106,8 @@ def append(path: Path, record: Record) -> bytes:
     """One more record at the end, as its line; safe from a kill when it returns, and from a power failure after
     `make_durable`."""
     line = to_json(record)
+    if record.get("kind") == "test":
+        line = seal(line)
     with opened_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as file:
         size = os.fstat(file).st_size
         try:
@@ -93,9 +118,38 @@ def append(path: Path, record: Record) -> bytes:
     return line
 
 
+def seal(line: bytes) -> bytes:
+    """The record with the sha256 of its line as its last field."""
+    return line.removesuffix(b"}\n") + f', "sha256": "{hashlib.sha256(line).hexdigest()}"}}\n'.encode()
+
+
+def is_sealed(line: bytes) -> bool:
+    """Whether a line ends with the digest of what precedes it."""
+    found = SEAL.search(line)
+    return found is not None and seal(line[: found.start()] + b"}\n") == line
+
+
+def is_covered(line: bytes) -> bool:
+    """Whether a record that no checkpoint has counted is one that needs no digest, or agrees with its own."""
+    return is_sealed(line) or (b'"sha256"' not in line and from_json(line).get("kind") in UNSEALED)
+
+
+def iter_records(path: Path) -> Iterator[Record]:
+    """All records in order, one at a time; none without a file."""
+    return (parse(path, number, line) for number, line in enumerate(lines(path), 1))
+
+
 def read(path: Path) -> list[Record]:
-    """All records in order, [] without a file."""
-    return [parse(path, number, line) for number, line in enumerate(lines(path), 1)]
+    """All records in order, [] without a file; ValueError if they do not fit into MOST_MEMORY."""
+    found: list[Record] = []
+    memory = 0
+    for record in iter_records(path):
+        memory += sys.getsizeof(record) + sum(map(sys.getsizeof, record.values()))
+        memory += sum(sys.getsizeof(name) for name in record.keys() - FIELDS)
+        if memory > MOST_MEMORY:
+            raise ValueError(f"{path} has more records than fit into {MOST_MEMORY // 2**20} MB, after {len(found):,}")
+        found.append(record)
+    return found
 
 
 def find_run(run: str | Path, *, has: Sequence[str] = (CONFIG,), checked: bool = True) -> Path:
@@ -148,27 +202,36 @@ def no_run(path: Path) -> LookupError:
     return LookupError(f"a run is a folder with a {CONFIG}, got {path}; {hint}")
 
 
-def drop_after(path: Path, step: int) -> list[bytes]:
-    """Forgets what came after a step, all of it or nothing; records without a step stay. The lines that are left."""
-    before = lines(path)
-    kept = [line for number, line in enumerate(before, 1) if parse(path, number, line).get("step", step) <= step]
-    if len(kept) < len(before):
-        write_atomic(path, b"".join(kept))
-    return kept
+def drop_after(path: Path, step: int) -> None:
+    """Forgets what came after a step, all of it or nothing; records without a step stay."""
+    kept, n_dropped = bytearray(), 0
+    for number, line in enumerate(lines(path), 1):
+        if parse(path, number, line).get("step", step) <= step:
+            kept += line
+        else:
+            n_dropped += 1
+    if n_dropped:
+        write_atomic(path, kept)
 
 
-def drop_torn(path: Path) -> tuple[list[bytes], int]:
-    """Cuts off what a crash left at the end: half a line, or lines that never reached the disk. The lines that are
-    left, and how many others had an end: half a line is what every kill may leave, but those are damage."""
-    whole = lines(path)
-    n_lines = len(whole)
-    while whole and not is_record(whole[-1]):
-        whole.pop()
-    size = sum(map(len, whole))
-    if path.exists() and size < path.stat().st_size:
-        with opened_regular(path, os.O_WRONLY) as file:
-            os.ftruncate(file, size)
-    return whole, n_lines - len(whole)
+def drop_torn(path: Path) -> int:
+    """Cuts off what a crash left at the end: half a line, or lines that never reached the disk. How many of them had
+    an end: half a line is what every kill may leave, but those are damage."""
+    ends = array("q", [0])
+    ends.extend(end for end, _ in scan(path))
+    n_lines = n_whole = len(ends) - 1
+    if not os.path.lexists(path):
+        return 0
+    with opened_regular(path, os.O_RDWR) as file:
+        while n_whole and not is_record_at(file, ends[n_whole - 1], ends[n_whole]):
+            n_whole -= 1
+        if ends[n_whole] < os.fstat(file).st_size:
+            os.ftruncate(file, ends[n_whole])
+    return n_lines - n_whole
+
+
+def is_record_at(file: int, start: int, end: int) -> bool:
+    return end - start <= LONGEST_LINE and is_record(os.pread(file, end - start, start))
 
 
 def make_durable(path: Path) -> None:
@@ -178,25 +241,54 @@ def make_durable(path: Path) -> None:
         fsync_folder(path.parent)
 
 
-def lines(path: Path) -> list[bytes]:
+def scan(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Each line with its newline, after the offset of its end; b"" in place of one that is longer than LONGEST_LINE.
+    Without the torn line at the end of the file; nothing without a file."""
+    with (
+        suppress(FileNotFoundError),
+        opened_regular(path, os.O_RDONLY) as file,
+        open(file, "rb", closefd=False) as read,
+    ):
+        end, size = 0, os.fstat(file).st_size
+        if size > LARGEST:
+            raise OSError(errno.EFBIG, f"expected at most {LARGEST:,} bytes, got {size:,}", os.fspath(path))
+        for number in count(1):
+            line = piece = read.readline(LONGEST_LINE)
+            end += len(piece)
+            while piece and not piece.endswith(b"\n"):
+                line, piece = b"", read.readline(LONGEST_LINE)
+                end += len(piece)
+            if not piece:
+                return
+            if number > MOST_LINES or end > LARGEST:
+                raise OSError(errno.EFBIG, f"expected at most {MOST_LINES:,} lines, got more", os.fspath(path))
+            yield end, line
+
+
+def lines(path: Path) -> Iterator[bytes]:
     """Lines with their newline, without the torn one at the end."""
-    try:
-        content = read_regular(path, LARGEST)
-    except FileNotFoundError:
-        return []
-    return [line + b"\n" for line in content.split(b"\n")[:-1]]
+    for number, (_, line) in enumerate(scan(path), 1):
+        if not line:
+            raise ValueError(f"line {number} of {path} has more than {LONGEST_LINE:,} bytes; remove it")
+        yield line
 
 
 def parse(path: Path, number: int, line: bytes) -> Record:
-    if not is_record(line):
+    try:
+        value: Any = from_json(line)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
         raise ValueError(f"every line of {path} must be a JSON object, got line {number}: {line[:60]!r}; remove it")
-    record: Record = from_json(line)
+    record: Record = {sys.intern(name): field for name, field in value.items() if name != "sha256"}
     numbers = {name: record.get(name, 0) for name in ("step", "epoch", "loss", "accuracy")}
     wrong = [name for name, number in numbers.items() if not is_number(number) or abs(number) > sys.float_info.max]
     if wrong:
         raise ValueError(f"{wrong[0]} must be a number in {path}, got line {number}: {line[:60]!r}; remove it")
     if wrong := [name for name in ("kind", "views") if not isinstance(record.get(name, ""), str)]:
         raise ValueError(f"{wrong[0]} must be a string in {path}, got line {number}: {line[:60]!r}; remove it")
+    if wrong := [name for name, value in record.items() if isinstance(value, dict | list)]:
+        raise ValueError(f"{wrong[0]!r:.60} must be a number or a string in {path}, got line {number}; remove it")
     return record
 
 

@@ -122,11 +122,10 @@ class RunDirectory:
             self.is_owned = True
             make_folder(self.path / CHECKPOINTS)  # what cannot be saved to is known before the first step
             self.tidy()
-            lines, n_damaged = records.drop_torn(self.path / METRICS)
-            if n_damaged:
+            if n_damaged := records.drop_torn(self.path / METRICS):
                 lines_are = "line is" if n_damaged == 1 else "lines are"
                 self.report(f"{self.path / METRICS}: {n_damaged:,} damaged {lines_are} removed from its end")
-            self.digest = Digest(lines)
+            self.digest = Digest(records.lines(self.path / METRICS))
             yield self
         finally:
             self.is_owned = False
@@ -156,15 +155,22 @@ class RunDirectory:
     def records(self) -> list[Record]:
         return records.read(self.path / METRICS)
 
+    def iter_records(self) -> Iterator[Record]:
+        """One at a time: there may be more than fit into memory."""
+        return records.iter_records(self.path / METRICS)
+
+    def was_tested(self) -> bool:
+        return any(record.get("kind") == "test" for record in self.iter_records())
+
     def drop_after(self, step: int) -> None:
         """Forgets the records past a step, before the run goes on from there. Those up to it must be the ones that the
         checkpoint was saved after; if not, that is reported."""
         assert self.is_owned, "only the owner writes: use `with run.lock():`"
-        lines = records.drop_after(self.path / METRICS, step)
-        self.digest = Digest(lines)
+        records.drop_after(self.path / METRICS, step)
+        self.digest = Digest(records.lines(self.path / METRICS))
         found = self.restored
         known = found.records if found and found.step == step else None
-        if known and (problem := known.difference(lines)):
+        if known and (problem := known.difference(records.lines(self.path / METRICS))):
             self.report(f"{self.path / METRICS} has changed since the checkpoint of step {step} was saved: {problem}")
 
     def save(self, snapshot: Snapshot, keep: int = KEEP) -> Path:
@@ -240,7 +246,7 @@ class RunDirectory:
         """The newest checkpoint that can be used, None before the first. The owner renames others aside, and deletes
         those that a killed owner had no time to delete."""
         found = checkpoint.newest(self.path, self.report, set_aside=self.is_owned)
-        if found is None and (self.best_step() is not None or any(r.get("kind") == "test" for r in self.records())):
+        if found is None and (self.best_step() is not None or self.was_tested()):
             message = "its checkpoints are gone; put a copy back, or train anew under another name"
             raise NoWholeCheckpointError(errno.ENOENT, message, str(self.path))
         if found:
