@@ -17,23 +17,22 @@ from torch import Tensor
 
 from clearhead.data import datasets
 from clearhead.data.batches import evaluation_batches
-from clearhead.data.dataset import DataSet, Part
+from clearhead.data.dataset import Dataset, Subset
+from clearhead.inference.run import Run
 from clearhead.insight.edit import edit
 from clearhead.insight.look import look
-from clearhead.serving.session import Session
-from clearhead.training.evaluate import evaluate
-from clearhead.training.objective import OBJECTIVES
+from clearhead.training.objectives import OBJECTIVES, evaluate
 
 Way = Literal["uniform", "zero"]
 WAYS: tuple[Way, ...] = ("uniform", "zero")
 
 
-def accuracy(session: Session, data: DataSet, layers: Sequence[str], way: Way) -> float:
+def accuracy(session: Run, data: Dataset, layers: Sequence[str], way: Way) -> float:
     """With these layers' weights changed in this way."""
     with ExitStack() as changes:
         for layer in layers:
             changes.enter_context(edit(session.model, layer, to=way))
-        result = evaluate(session.model, OBJECTIVES[session.config.objective], data.test, data.normalise)
+        result = evaluate(session.model, OBJECTIVES[session.config.objective], data.test, data.normalize)
     return result["accuracy"]
 
 
@@ -42,8 +41,8 @@ def is_square(weights: Tensor) -> bool:
     return weights.shape[-2] == weights.shape[-1]
 
 
-def limited(data: DataSet, n: int) -> DataSet:
-    return replace(data, test=Part(data.test, torch.arange(n))) if n else data
+def limited(data: Dataset, n: int) -> Dataset:
+    return replace(data, test=Subset(data.test, torch.arange(n))) if n else data
 
 
 def main() -> None:
@@ -51,9 +50,9 @@ def main() -> None:
     options.add_argument("run")
     options.add_argument("--examples", type=int, default=0, help="of the test set; 0 for all")
     args = options.parse_args()
-    session = Session(args.run)
-    data = limited(datasets.load(session.config.data, session.config.seed), args.examples)
-    one = next(iter(evaluation_batches(data.test, data.normalise, batch_size=1)))
+    session = Run(args.run)
+    data = limited(datasets.load_dataset(session.config.data, session.config.seed), args.examples)
+    one = next(iter(evaluation_batches(data.test, data.normalize, batch_size=1)))
     seen = look(session.model, one.inputs)
     layers = list(seen)
     inside = [layer for layer in layers if is_square(seen[layer].weights(head=0))]

@@ -14,21 +14,29 @@ import torch
 from torch import Tensor
 
 from clearhead.data import datasets
+from clearhead.inference.run import Run
+from clearhead.insight.attribution import (
+    deletion_area,
+    deletion_curve,
+    maximum,
+    mean,
+    occlusion,
+    relevance,
+    rollout,
+    to_answer,
+    weights_of,
+)
 from clearhead.insight.look import look
-from clearhead.insight.occlusion import deletion_area, deletion_curve, occlusion
-from clearhead.insight.relevance import relevance
-from clearhead.insight.rollout import maximum, mean, rollout, to_answer, weights_of
-from clearhead.serving.session import Session
 
 
-def maps_of(session: Session, images: Tensor, right: Tensor) -> dict[str, Tensor]:
+def maps_of(session: Run, images: Tensor, right: Tensor) -> dict[str, Tensor]:
     """Each map (B,rows,columns), by name."""
     model = session.config.model
     seen = look(session.model, images)
     weights = weights_of(seen)
     pools = weights[-1].shape[-2] != weights[-1].shape[-1]
     layers = weights[-1:] if pools else weights
-    wrong = (right + torch.randint(1, model.n_classes, right.shape)) % model.n_classes
+    wrong = (right + torch.randint(1, model.num_classes, right.shape)) % model.num_classes
     matrices = {
         "mean": mean(layers),
         "maximum": maximum(layers),
@@ -51,11 +59,11 @@ def main() -> None:
     options.add_argument("--fill", choices=("grey", "mean", "black"), default="black")
     args = options.parse_args()
     torch.manual_seed(0)
-    session = Session(args.run)
-    pixels, right = datasets.load(session.config.data, session.config.seed).test.take(
+    session = Run(args.run)
+    pixels, right = datasets.load_dataset(session.config.data, session.config.seed).test.get_batch(
         torch.arange(args.first, args.first + args.images)
     )
-    images = session.normalise(pixels)
+    images = session.normalize(pixels)
     maps = maps_of(session, images, right)
     maps["occlusion"] = occlusion(session.model, images, session.config.model.grid, right, fill=args.fill)
     areas = {

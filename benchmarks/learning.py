@@ -18,14 +18,14 @@ from pathlib import Path
 
 import torch
 
-from clearhead.recipes.all import config_of
+from clearhead.recipes.registry import config_of
 from clearhead.training.config import RunConfig
+from clearhead.training.context import build_context, isolated_torch_state
 from clearhead.training.distributed import ALONE
-from clearhead.training.evaluate import evaluate
 from clearhead.training.loop import update
-from clearhead.training.setup import own_surroundings, set_up
-from clearhead.training.signals import StopRequest
-from clearhead.training.state import Standing
+from clearhead.training.objectives import evaluate
+from clearhead.training.progress import StopRequest
+from clearhead.training.state import TrainState
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class Reached:
 def reach(entry: Entry, seed: int) -> Iterator[Reached]:
     """Trains until the last target or the recipe's end."""
     config = entry.config
-    with own_surroundings(config.training.threads):
-        setup = set_up(config_with_seed(config, seed), ALONE, shard=False, report=print)
-        standing, seconds, best, waiting = Standing(), 0.0, 0.0, list(entry.targets)
+    with isolated_torch_state(config.training.threads):
+        setup = build_context(config_with_seed(config, seed), ALONE, shard=False, report=print)
+        standing, seconds, best, waiting = TrainState(), 0.0, 0.0, list(entry.targets)
         setup.model.train()
         while waiting and standing.step < setup.n_steps:
             start = time.perf_counter()
@@ -84,7 +84,7 @@ def reach(entry: Entry, seed: int) -> Iterator[Reached]:
                         setup.model,
                         setup.objective,
                         setup.data.test,
-                        setup.data.normalise,
+                        setup.data.normalize,
                         views=config.training.views,
                     )[entry.measure]
                 print(f"  {entry.name}: step {standing.step}, {seconds:.1f} s, {score:.2%}", flush=True)

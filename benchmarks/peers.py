@@ -1,6 +1,6 @@
 """The vision transformers that ours is compared with, built from one config of ours at equal size.
 
-Each takes images (B,C,height,width) and returns logits (B,n_classes): pre-norm, GELU, class token, learned positions.
+Each takes images (B,C,height,width) and returns logits (B,num_classes): pre-norm, GELU, class token, learned positions.
 They are imported late, each by its builder, so that a peer that is not installed is left out, not an error.
 """
 
@@ -39,8 +39,8 @@ class TorchVit(nn.Module):
         rows, columns = config.grid
         layer = nn.TransformerEncoderLayer(
             config.width,
-            config.n_heads,
-            config.feedforward_width,
+            config.num_heads,
+            config.mlp_width,
             dropout=0.0,
             activation="gelu",
             batch_first=True,
@@ -52,7 +52,7 @@ class TorchVit(nn.Module):
         self.encoder = nn.TransformerEncoder(
             layer, config.depth, norm=nn.LayerNorm(config.width), enable_nested_tensor=False
         )
-        self.head = nn.Linear(config.width, config.n_classes)
+        self.head = nn.Linear(config.width, config.num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.patches(images).flatten(2).transpose(1, 2)  # (B,E,rows,columns) -> (B,P,E)
@@ -67,11 +67,11 @@ def timm_vit(config: VisionConfig) -> nn.Module:
         img_size=config.image_shape,
         patch_size=config.patch_size,
         in_chans=config.channels,
-        num_classes=config.n_classes,
+        num_classes=config.num_classes,
         embed_dim=config.width,
         depth=config.depth,
-        num_heads=config.n_heads,
-        mlp_ratio=config.feedforward_width / config.width,
+        num_heads=config.num_heads,
+        mlp_ratio=config.mlp_width / config.width,
     )
 
 
@@ -82,12 +82,12 @@ def vit_pytorch_vit(config: VisionConfig) -> nn.Module:
         image_size=config.image_shape,
         patch_size=config.patch_size,
         channels=config.channels,
-        num_classes=config.n_classes,
+        num_classes=config.num_classes,
         dim=config.width,
         depth=config.depth,
-        heads=config.n_heads,
-        dim_head=config.head_width,
-        mlp_dim=config.feedforward_width,
+        heads=config.num_heads,
+        dim_head=config.head_dim,
+        mlp_dim=config.mlp_width,
     )
 
 
@@ -103,11 +103,11 @@ class HuggingFaceVit(nn.Module):
                 image_size=config.image_shape,
                 patch_size=config.patch_size,
                 num_channels=config.channels,
-                num_labels=config.n_classes,
+                num_labels=config.num_classes,
                 hidden_size=config.width,
                 num_hidden_layers=config.depth,
-                num_attention_heads=config.n_heads,
-                intermediate_size=config.feedforward_width,
+                num_attention_heads=config.num_heads,
+                intermediate_size=config.mlp_width,
                 attn_implementation="sdpa",
             )
         )

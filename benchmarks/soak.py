@@ -26,8 +26,8 @@ from typing import Any
 
 from clearhead.files import from_json
 from clearhead.training import checkpoint
-from clearhead.training.checkpoint import MODEL, OPTIMIZER, SAVING, STATE
-from clearhead.training.run import RunDirectory
+from clearhead.training.layout import MODEL, OPTIMIZER, SAVING, STATE
+from clearhead.training.run_directory import RunDirectory
 
 UNDISTURBED = "undisturbed"
 

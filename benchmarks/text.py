@@ -18,15 +18,15 @@ from pathlib import Path
 
 import torch
 
-from clearhead.data.limits import MOST_EXAMPLES
-from clearhead.recipes.all import config_of
+from clearhead.data.text_files import MOST_EXAMPLES
+from clearhead.recipes.registry import config_of
 from clearhead.training.config import RunConfig
+from clearhead.training.context import TrainContext, build_context, isolated_torch_state
 from clearhead.training.distributed import ALONE
-from clearhead.training.evaluate import evaluate
 from clearhead.training.loop import update
-from clearhead.training.setup import Setup, own_surroundings, set_up
-from clearhead.training.signals import StopRequest
-from clearhead.training.state import Standing
+from clearhead.training.objectives import evaluate
+from clearhead.training.progress import StopRequest
+from clearhead.training.state import TrainState
 
 TARGET = 1.88
 """validation loss in nats per character that nanoGPT publishes for its setting after 2,000 steps"""
@@ -51,11 +51,11 @@ class Entry:
     """A run in the middle of its training."""
 
     name: str
-    setup: Setup
+    setup: TrainContext
     every: int
     """steps between two measurements, and of a turn"""
     to_the_end: bool
-    standing: Standing = field(default_factory=Standing)
+    standing: TrainState = field(default_factory=TrainState)
     seconds: float = 0.0
     losses: dict[int, float] = field(default_factory=dict)
     reached: tuple[int, float] | None = None
@@ -86,7 +86,7 @@ def entries(file: str, seed: int, changes: dict[str, object], every: int) -> lis
         "nanoGPT's setting": config_of("text", common | NANOGPT | changes),
     }
     return [
-        Entry(name, set_up(config, ALONE, shard=False, report=print), every, to_the_end=name != "clearhead text")
+        Entry(name, build_context(config, ALONE, shard=False, report=print), every, to_the_end=name != "clearhead text")
         for name, config in configs.items()
     ]
 
@@ -111,7 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
     changes: dict[str, object] = {} if options.steps is None else {"training.steps": options.steps}
-    with own_surroundings(threads=0):
+    with isolated_torch_state(threads=0):
         found = entries(options.file, options.seed, changes, options.every)
         race(found, options.target)
     print(f"\ntorch {torch.__version__}, threads {torch.get_num_threads()}, seed {options.seed}")

@@ -84,7 +84,7 @@ def faults(monkeypatch):
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
     """Small runs of several kinds, hardly trained, made once: read them, don't change them."""
-    from clearhead.recipes.start import train
+    from clearhead.recipes.launch import train
 
     home = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
@@ -103,7 +103,13 @@ def trained(tmp_path_factory):
             train("whole", question, changes=few | about, quiet=True)
         (home / "my.dict").write_text(made_up_dictionary())
         (home / "my.txt").write_text("To be, or not to be: that is the question.\n" * 40)
-        small = {"model.width": 16, "model.depth": 1, "model.n_heads": 2, "model.hidden": 32, "training.batch_size": 32}
+        small = {
+            "model.width": 16,
+            "model.depth": 1,
+            "model.num_heads": 2,
+            "model.hidden": 32,
+            "training.batch_size": 32,
+        }
         brief = few | small | {"data.validation": 20, "training.evaluate_every": 20}
         spoken = {"data.train_file": "my.dict", "data.test_file": "my.test", "training.steps": 20}
         (home / "my.test").write_text("cab K AE B\ncab(2) K AE D\nbad B AE D\n")
@@ -145,7 +151,7 @@ def forge():
     """forge(run, config=...) replaces entries of every state.json of a run, with a manifest that agrees: what a
     stranger could send."""
     from clearhead.files import from_json, to_json
-    from clearhead.training.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE, manifest
+    from clearhead.training.layout import MANIFEST, MODEL, OPTIMIZER, STATE, manifest
 
     def forge(run, **values):
         for folder in (run / "checkpoints").glob("step-*"):

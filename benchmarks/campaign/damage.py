@@ -145,10 +145,10 @@ def asked(command: Sequence[str]) -> tuple[int, str, str]:
 
 def maps_read() -> tuple[int, str, str]:
     """What `look --over-time` would draw; drawing it 2,000 times would take hours and show nothing else."""
-    from clearhead.training.probe import read_maps
+    from clearhead.training.snapshots import read_snapshots
 
     try:
-        steps, maps = read_maps(Path("runs/run"))
+        steps, maps = read_snapshots(Path("runs/run"))
     except (ValueError, LookupError, OSError) as error:
         if isinstance(error, KeyError | IndexError | UnicodeError):
             return 5, "", f"{type(error).__name__}: {error}"

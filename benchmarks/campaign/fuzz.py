@@ -226,15 +226,14 @@ class Parsers(Fuzz):
         self.originals = {kind: self.original(kind) for kind in self.counts}
 
     def parsers(self) -> dict[str, tuple[str, Parse]]:
-        from clearhead.data import cifar10, decoding, dictionary, idx, word_list
-        from clearhead.data.text import load as load_text
-        from clearhead.models.mask_file import read_mask
-        from clearhead.models.steps import five_steps
-        from clearhead.models.steps_file import read_steps_file
-        from clearhead.training import checkpoint, records
+        from clearhead.data import cifar10, folder, mnist, vocab
+        from clearhead.data.text import load_text as load_text
+        from clearhead.models.mask_view import read_mask
+        from clearhead.models.steps import five_steps, read_steps_file
+        from clearhead.training import checkpoint, metrics_log
         from clearhead.training.config import RunConfig
-        from clearhead.training.probe import read_maps
-        from clearhead.training.run import RunDirectory
+        from clearhead.training.run_directory import RunDirectory
+        from clearhead.training.snapshots import read_snapshots
 
         def config(path: Path) -> None:
             RunConfig.from_dict(RunDirectory.open(path.parent, ignore).config).to_dict()
@@ -259,18 +258,18 @@ class Parsers(Fuzz):
         place, name = str(self.place), checkpoint.MODEL
         return {
             "config": ("run/config.json", config),
-            "metrics": ("run/metrics.jsonl", lambda path: records.read(path)),
+            "metrics": ("run/metrics.jsonl", lambda path: metrics_log.read(path)),
             "best": ("run/best.json", best),
             "state": (f"run/{place}/{checkpoint.STATE}", forged),
             "manifest": (f"run/{place}/{checkpoint.MANIFEST}", lambda path: checkpoint.load(path.parent)),
             "checkpoint tensors": (f"run/{place}/{name}", tensors),
-            "snapshots": (self.snapshot(), lambda path: read_maps(path.parents[1])),
-            "picture cache": ("cache.safetensors", lambda path: decoding.from_cache(path, n=2, size=4)),
-            "dictionary": ("words.dict", lambda path: dictionary.read_dictionary(path, stress=True)),
-            "word list": ("words.txt", lambda path: word_list.read_words(str(path))),
+            "snapshots": (self.snapshot(), lambda path: read_snapshots(path.parents[1])),
+            "picture cache": ("cache.safetensors", lambda path: folder.from_cache(path, n=2, size=4)),
+            "dictionary": ("words.dict", lambda path: vocab.read_dictionary(path, stress=True)),
+            "word list": ("words.txt", lambda path: vocab.read_words(str(path))),
             "text": ("text.txt", text),
-            "idx": ("images.idx", lambda path: idx.parse(path.read_bytes(), path.name)),
-            "gzipped idx": ("images.gz", lambda path: idx.parse(idx.gunzip(path.read_bytes(), "x", 10**7), "x")),
+            "idx": ("images.idx", lambda path: mnist.parse(path.read_bytes(), path.name)),
+            "gzipped idx": ("images.gz", lambda path: mnist.parse(mnist.gunzip(path.read_bytes(), "x", 10**7), "x")),
             "cifar": ("batch.bin", lambda path: cifar10.parse(path.read_bytes(), path.name)),
             "cifar labels": ("labels.json", lambda path: cifar10.labels_of(path.read_bytes(), path.name)),
             "mask txt": ("mask.txt", read_mask),
@@ -336,10 +335,10 @@ def checkpoint_files() -> tuple[str, ...]:
 
 def session(run: Path) -> None:
     """What `predict`, `sample` and `look` do first with a run."""
-    from clearhead.serving.session import Session
+    from clearhead.inference.run import Run
 
     with contextlib.redirect_stderr(io.StringIO()):
-        Session(run)
+        Run(run)
 
 
 def repaired(kind: str, data: bytes, rng: random.Random) -> bytes:

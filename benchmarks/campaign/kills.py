@@ -74,7 +74,7 @@ class Kills(Shard):
 
 def inside_saves(hook: Any, root: Path) -> None:
     """File calls reach the hook while a checkpoint is saved or marked as the best."""
-    from clearhead.training.run import RunDirectory
+    from clearhead.training.run_directory import RunDirectory
 
     depth = 0
 
@@ -233,7 +233,7 @@ def wait_then_own(starts: int, begin: int) -> Prepare:
     def prepare(tell: Tell) -> None:
         from contextlib import contextmanager
 
-        from clearhead.training.run import RunDirectory
+        from clearhead.training.run_directory import RunDirectory
 
         lock = RunDirectory.lock
 

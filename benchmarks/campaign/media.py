@@ -31,10 +31,10 @@ class Images(Fuzz):
         self.originals = {kind: pictures_of(kind) for kind in self.counts}
 
     def parsers(self) -> dict[str, tuple[str, Parse]]:
-        from clearhead.data.pictures import read_picture, resize
+        from clearhead.data.images import read_image, resize
 
         def read(path: Path) -> None:
-            resize(read_picture(path), 16, "pad")
+            resize(read_image(path), 16, "pad")
 
         return {kind: (f"picture.{kind}", read) for kind in self.counts}
 
@@ -138,7 +138,7 @@ class Archives(Fuzz):
     counts: ClassVar[Mapping[str, int]] = {"tar": 3_000, "tar.gz": 3_500, "zip": 3_500}
 
     def parsers(self) -> dict[str, tuple[str, Parse]]:
-        from clearhead.data.unpack import read_archive
+        from clearhead.data.archives import read_archive
 
         return {kind: (f"archive.{kind}", lambda path: read_archive(path, WANTED)) for kind in self.counts}
 

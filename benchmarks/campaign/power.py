@@ -52,7 +52,7 @@ def record_to(path: Path) -> Prepare:
     """Writes each operation that changes the folder as a line of JSON, and each report of a save between them."""
 
     def prepare(tell: Tell) -> None:
-        from clearhead.training.run import RunDirectory
+        from clearhead.training.run_directory import RunDirectory
 
         root = Path.cwd()
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)

@@ -183,7 +183,7 @@ def say(file: int, line: str) -> None:
 
 def report_saves(tell: Tell) -> None:
     """`saved STEP` as soon as a caller of `save` may rely on it."""
-    from clearhead.training.run import RunDirectory
+    from clearhead.training.run_directory import RunDirectory
 
     save = RunDirectory.save
 

@@ -38,7 +38,7 @@ SHARED = {
     "data.validation": 10,
     "model.width": 16,
     "model.depth": 1,
-    "model.n-heads": 2,
+    "model.num-heads": 2,
     "model.hidden": 32,
     "model.dropout": 0.1,
 }
@@ -139,7 +139,7 @@ def check_saved(run_folder: Path, saved: int, *, may_report: bool = False) -> "l
     """The newest checkpoint is the last that was reported as saved, or a newer one; none is damaged."""
     from benchmarks.campaign.shards import Failure
 
-    from clearhead.training.run import RunDirectory
+    from clearhead.training.run_directory import RunDirectory
 
     if not run_folder.exists():
         return [Failure("lost save", f"step {saved} was saved, and there is no run")] if saved else []

@@ -10,9 +10,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from clearhead import lab as lab
+    from clearhead.inference.run import load as load
     from clearhead.insight.doctor.examine import examine as examine
     from clearhead.insight.edit import edit as edit
-    from clearhead.insight.heads import head_importance as head_importance
+    from clearhead.insight.edit import head_importance as head_importance
     from clearhead.insight.look import look as look
     from clearhead.models.language import LanguageModel as LanguageModel
     from clearhead.models.predictor import SequencePredictor as SequencePredictor
@@ -23,12 +24,11 @@ if TYPE_CHECKING:
     from clearhead.nn.attention import MultiHeadAttention as MultiHeadAttention
     from clearhead.nn.attention import attend_fused as attend_fused
     from clearhead.nn.attention import attend_reference as attend_reference
-    from clearhead.nn.softargmax import softargmax as softargmax
-    from clearhead.recipes.start import train as train
-    from clearhead.serving.session import load as load
+    from clearhead.nn.attention import softargmax as softargmax
+    from clearhead.recipes.launch import train as train
 
 _HOMES = {
-    "softargmax": "clearhead.nn.softargmax",
+    "softargmax": "clearhead.nn.attention",
     "attend_reference": "clearhead.nn.attention",
     "attend_fused": "clearhead.nn.attention",
     "MultiHeadAttention": "clearhead.nn.attention",
@@ -40,11 +40,11 @@ _HOMES = {
     "shapes": "clearhead.models.shapes",
     "look": "clearhead.insight.look",
     "edit": "clearhead.insight.edit",
-    "head_importance": "clearhead.insight.heads",
+    "head_importance": "clearhead.insight.edit",
     "examine": "clearhead.insight.doctor.examine",
     "lab": "clearhead.lab",
-    "train": "clearhead.recipes.start",
-    "load": "clearhead.serving.session",
+    "train": "clearhead.recipes.launch",
+    "load": "clearhead.inference.run",
 }
 
 __all__ = list(_HOMES)

@@ -6,8 +6,7 @@ import rich.console
 from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from clearhead.messages import printable
-from clearhead.output import LAYOUT
+from clearhead.messages import LAYOUT, printable
 
 
 class Console(rich.console.Console):

@@ -36,7 +36,7 @@ from benchmarks.campaign import (  # noqa: E402
     shards,
 )
 
-from clearhead.training.checkpoint import name_of  # noqa: E402
+from clearhead.training.layout import name_of  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -319,7 +319,7 @@ def test_an_answer_after_a_flip_is_judged(answer, kind, monkeypatch):
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (KeyError("normalise"), "exit 5"),
+        (KeyError("normalize"), "exit 5"),
         (RecursionError("deep"), "exit 5"),
         (UnicodeDecodeError("utf-8", b"", 0, 1, "x"), "exit 5"),
         (ValueError(""), "no single line"),

@@ -40,7 +40,7 @@ def test_the_same_checkout_has_the_same_losses(compare, capsys):
 @pytest.mark.slow
 def test_another_initialisation_is_noticed(compare, tmp_path, capsys):
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "mnist"))
-    setup = tmp_path / "src/clearhead/training/setup.py"
+    setup = tmp_path / "src/clearhead/training/context.py"
     changed = setup.read_text().replace("torch.manual_seed(config.seed)", "torch.manual_seed(config.seed + 1)")
     assert changed != setup.read_text()
     setup.write_text(changed)

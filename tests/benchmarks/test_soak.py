@@ -9,16 +9,16 @@ from types import ModuleType
 import pytest
 import torch
 
-from clearhead.training.checkpoint import Snapshot
-from clearhead.training.run import RunDirectory
+from clearhead.training.checkpoint import Checkpoint
+from clearhead.training.run_directory import RunDirectory
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 TRAINER = """
 import sys, time, torch
 from pathlib import Path
-from clearhead.training.checkpoint import Snapshot
-from clearhead.training.run import RunDirectory
+from clearhead.training.checkpoint import Checkpoint
+from clearhead.training.run_directory import RunDirectory
 
 kind, *rest = sys.argv[1:]
 options = dict(zip(rest[1::2], rest[2::2]))
@@ -42,7 +42,7 @@ with run.lock():
         run.log({"kind": "train", "step": step, "loss": weights.square().mean().item(), "seconds": time.time()})
         if step % run.config["every"] == 0:
             random = {"random.rank0": torch.get_rng_state()}
-            run.save(Snapshot(step, {"w": weights}, random, {"seconds": time.time()}))
+            run.save(Checkpoint(step, {"w": weights}, random, {"seconds": time.time()}))
             run.mark_best(step)
 """
 
@@ -132,7 +132,7 @@ def make_run(path: Path, **changes) -> Path:
             run.log({"kind": "train", "step": step, "loss": values["loss"], "seconds": values["seconds"]})
             state = {"lr": values["lr"], "standing": {"seconds": values["seconds"]}}
             tensors = {"w": torch.tensor(values["w"])}, {"m": torch.tensor(values["m"])}
-            run.save(Snapshot(step, *tensors, state))
+            run.save(Checkpoint(step, *tensors, state))
         run.mark_best(changes.get("best", 1))
     return path
 

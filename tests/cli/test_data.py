@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from clearhead.cli.main import main
-from clearhead.data import fashion, mnist
+from clearhead.data import mnist
 from clearhead.data.datasets import DATASETS
 
 
@@ -23,10 +23,10 @@ def elsewhere(tmp_path, monkeypatch):
 def as_fashion(folder, monkeypatch):
     """MNIST's own test files in the place of all four: the right format, and already here."""
     folder.mkdir()
-    for name in fashion.DIGESTS:
+    for name in mnist.FASHION_DIGESTS:
         source = name.replace("train", "t10k")
         (folder / f"{name}.gz").write_bytes(gzip.compress(mnist.embedded(source), 1))
-        monkeypatch.setitem(fashion.DIGESTS, name, mnist.DIGESTS[source])
+        monkeypatch.setitem(mnist.FASHION_DIGESTS, name, mnist.DIGESTS[source])
     return folder
 
 
@@ -56,7 +56,7 @@ def test_getting_what_is_there_answers_without_a_source(capsys, elsewhere, monke
     mine = as_fashion(elsewhere / "mine", monkeypatch)
     assert main(["data", "get", "fashion", "--from", str(mine)]) == 0
     capsys.readouterr()
-    monkeypatch.setattr("clearhead.data.store.obtain", lambda *_: pytest.fail("asked a source"))
+    monkeypatch.setattr("clearhead.data.cache.obtain", lambda *_: pytest.fail("asked a source"))
     for again in (["data", "get", "fashion"], ["data", "get", "fashion", "--from", str(mine)]):
         assert main(again) == 0
         captured = capsys.readouterr()
@@ -175,7 +175,7 @@ def test_help(capsys, argv):
     ],
 )
 def test_mistakes_are_one_line(capsys, argv, message, monkeypatch):
-    monkeypatch.setattr("clearhead.data.sources.Web.read", lambda *args: pytest.fail("asked a server"))
+    monkeypatch.setattr("clearhead.data.sources.HttpSource.read", lambda *args: pytest.fail("asked a server"))
     assert main(argv.split()) == 2
     err = capsys.readouterr().err.splitlines()
     assert message in err[-1]

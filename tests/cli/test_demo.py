@@ -8,7 +8,7 @@ PICTURES = [(Path(f"runs/demo/figures/{name}.png"), f"about {name}") for name in
 
 def test_the_demo_says_what_came_of_it_what_to_open_and_what_to_try(capsys, monkeypatch):
     outcome = Outcome("finished", 9, 9, {"accuracy": 0.9876, "seconds": 61.2})
-    monkeypatch.setattr("clearhead.serving.demo.demo", lambda steps, before_drawing: (outcome, PICTURES))
+    monkeypatch.setattr("clearhead.inference.demo.demo", lambda steps, before_drawing: (outcome, PICTURES))
     assert main(["demo"]) == 0
     out = capsys.readouterr().out
     assert "98.76% of 10,000 unseen digits read right, after 61 s of training." in out
@@ -21,7 +21,7 @@ def test_the_demo_says_what_came_of_it_what_to_open_and_what_to_try(capsys, monk
 
 def test_a_demo_that_is_stopped_has_the_exit_code_of_that(monkeypatch, capsys):
     monkeypatch.setattr(
-        "clearhead.serving.demo.demo", lambda steps, before_drawing: (Outcome("stopped", 9, 0, None), [])
+        "clearhead.inference.demo.demo", lambda steps, before_drawing: (Outcome("stopped", 9, 0, None), [])
     )
     assert main(["demo"]) == 3
     assert "Open" not in capsys.readouterr().out

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from clearhead.cli.main import main
-from clearhead.cli.terminal import show
+from clearhead.cli.options import show
 from clearhead.console import Console
 from clearhead.messages import printable
 
@@ -62,7 +62,7 @@ def hostile(tmp_path_factory, forge):
         patch.chdir(home)
         patch.setenv("CLEARHEAD_CACHE", str(home / "cache"))
         few = "--training.steps 2 --training.threads 1 --training.precision float32 --training.batch-size 4"
-        small = "--model.width 8 --model.depth 1 --model.n-heads 2"
+        small = "--model.width 8 --model.depth 1 --model.num-heads 2"
         images = "--data.folder pictures --data.image-size 16 --model.patch-size 8 --name run"
         assert main(["train", "folder", *few.split(), *small.split(), *images.split()]) == 0
         words = "--data.file my.words --data.validation 4 --name words"
@@ -188,7 +188,7 @@ def test_a_console_shows_markup_as_text_and_keeps_letters():
 
 
 def test_generated_text_keeps_its_lines(trained, monkeypatch, capsys):
-    monkeypatch.setattr("clearhead.serving.sampling.sample", lambda *args, **options: ["one\ntwo\x1b[2J"])
+    monkeypatch.setattr("clearhead.inference.sample.draw_samples", lambda *args, **options: ["one\ntwo\x1b[2J"])
     assert main(["sample", str(trained / "text")]) == 0
     assert capsys.readouterr().out == "one\ntwo\\x1b[2J\n"
     assert main(["sample", str(trained / "words")]) == 0

@@ -4,9 +4,8 @@ import pytest
 
 from clearhead.cli.main import main
 from clearhead.lab.claim import Curve, Result, equals
-from clearhead.lab.claims import CLAIMS
-from clearhead.lab.claims import run as run_claim
-from clearhead.lab.figures.gallery import DRAWN
+from clearhead.lab.registry import CLAIMS, DRAWN
+from clearhead.lab.registry import run as run_claim
 
 
 def test_the_table_names_every_claim_and_what_to_do_next(capsys):
@@ -60,7 +59,7 @@ def test_training_claims_are_not_run_unless_asked_for(capsys, monkeypatch):
         asked.append(slug)
         return Result((equals("one", 1, 1, 0),)) if CLAIMS[slug].expected == "holds" else run_claim(slug)
 
-    monkeypatch.setattr("clearhead.lab.claims.run", instead)
+    monkeypatch.setattr("clearhead.lab.registry.run", instead)
     assert main(["lab"]) == 0
     assert "positions          not run" in capsys.readouterr().out
     assert asked == [slug for slug in CLAIMS if not CLAIMS[slug].trains]
@@ -105,7 +104,7 @@ def test_a_figure_goes_where_it_is_asked_to(capsys, elsewhere):
 
 def test_what_a_training_measured_is_in_the_json(capsys, monkeypatch):
     curve = Curve("right digits", "transformer", (4, 8), (1.0, 0.5))
-    monkeypatch.setattr("clearhead.lab.claims.run", lambda slug, **_: Result((equals("one", 1, 1, 0),), (curve,)))
+    monkeypatch.setattr("clearhead.lab.registry.run", lambda slug, **_: Result((equals("one", 1, 1, 0),), (curve,)))
     assert main(["lab", "recurrence", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["curves"] == [{"what": "right digits", "name": "transformer", "x": [4, 8], "y": [1.0, 0.5]}]
@@ -165,7 +164,7 @@ def test_other_settings_are_answered_and_are_no_failure(capsys, argv, holds):
 
 
 def test_an_unexpected_verdict_of_the_default_settings_exits_1(capsys, monkeypatch):
-    monkeypatch.setattr("clearhead.lab.claims.run", lambda slug, **_: Result((equals("two", 2, 1, 0),)))
+    monkeypatch.setattr("clearhead.lab.registry.run", lambda slug, **_: Result((equals("two", 2, 1, 0),)))
     assert main(["lab", "additive-mask", "--low", "-10000", "--no-figure"]) == 1
     assert "Verdict: refuted (expected: holds)." in capsys.readouterr().out
     assert main(["lab", "additive-mask", "--low", "-10", "--no-figure"]) == 0

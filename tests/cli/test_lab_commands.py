@@ -8,11 +8,10 @@ import pytest
 import clearhead
 from clearhead.cli.lab import ABOUT, about_one, one, summary
 from clearhead.cli.main import main
-from clearhead.lab.claim import Result, equals
-from clearhead.lab.claims import ALL, CLAIMS
-from clearhead.lab.claims import run as run_claim
+from clearhead.lab.claim import Result, equals, settings
 from clearhead.lab.page import Finding, page
-from clearhead.lab.settings import settings
+from clearhead.lab.registry import ALL, CLAIMS
+from clearhead.lab.registry import run as run_claim
 
 
 def suggested():
@@ -64,9 +63,9 @@ def test_a_suggested_command_for_all_claims_does_not_fail(capsys, elsewhere, mon
     """With numbers in the place of the experiments, which have tests of their own."""
     done = Result((equals("one", 1, 1, 0),))
     monkeypatch.setattr(
-        "clearhead.lab.claims.run", lambda slug: done if CLAIMS[slug].expected == "holds" else run_claim(slug)
+        "clearhead.lab.registry.run", lambda slug: done if CLAIMS[slug].expected == "holds" else run_claim(slug)
     )
-    monkeypatch.setattr("clearhead.lab.figures.gallery.draw_result", lambda *_: None)
+    monkeypatch.setattr("clearhead.lab.registry.draw_result", lambda *_: None)
     assert main(shlex.split(command)) == 0, capsys.readouterr().err
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from clearhead.cli.parser import nearest
+from clearhead.cli.options import nearest
 
 KNOWN = ["--name", "--seed", "--training.steps", "--optimizer.lr", "--model.width", "--data.limit", "--model.depth"]
 

@@ -9,9 +9,9 @@ from PIL import Image
 
 from clearhead.cli.main import main
 from clearhead.cli.predict import candidates_text, n_by_score
-from clearhead.models.beam import Beam
-from clearhead.serving.pronouncing import Spoken, pronounce
-from clearhead.serving.session import Session
+from clearhead.inference.g2p import Pronunciation, pronounce
+from clearhead.inference.run import Run
+from clearhead.models.generate import Beam
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_mistakes_are_one_line(trained, digits, capsys, monkeypatch, argv, code,
 
 
 def test_words_are_said_with_the_next_best_answers(trained, capsys, monkeypatch):
-    monkeypatch.setattr("clearhead.serving.pronouncing.MOST_PHONES", 12)
+    monkeypatch.setattr("clearhead.inference.g2p.MOST_PHONES", 12)
     header, *lines = told(capsys, trained / "pronounce", "cab", "BAD", "--beam", 3).splitlines()
     assert header.split() == ["word", "phones", "probability", "score"]
     lines = lines[: lines.index("")]
@@ -115,13 +115,13 @@ def test_words_are_said_with_the_next_best_answers(trained, capsys, monkeypatch)
 
 
 def test_an_answer_that_was_cut_off_is_marked(trained, capsys, monkeypatch):
-    monkeypatch.setattr("clearhead.serving.pronouncing.MOST_PHONES", 1)
+    monkeypatch.setattr("clearhead.inference.g2p.MOST_PHONES", 1)
     lines = told(capsys, trained / "pronounce", "cab", "--beam", 5).splitlines()
     assert sum(" ... " in line for line in lines) >= 4  # one may have ended, without any phone
 
 
 def test_runs_answer_together(trained, capsys, monkeypatch):
-    monkeypatch.setattr("clearhead.serving.pronouncing.MOST_PHONES", 12)
+    monkeypatch.setattr("clearhead.inference.g2p.MOST_PHONES", 12)
     alone = told(capsys, trained / "pronounce", "cab", "bad")
     assert told(capsys, trained / "pronounce", "cab", "bad", "--with", trained / "pronounce") == alone
 
@@ -144,7 +144,10 @@ def test_words_that_cannot_be_said_are_one_line(trained, capsys, argv, message):
 
 def test_the_list_is_ordered_by_the_score_that_it_shows():
     """A longer pronunciation of a lower probability may come first; the reason stands beside it."""
-    longer, shorter = Spoken(("TH", "ER", "OW", "AH"), math.log(0.168)), Spoken(("TH", "ER", "OW"), math.log(0.207))
+    longer, shorter = (
+        Pronunciation(("TH", "ER", "OW", "AH"), math.log(0.168)),
+        Pronunciation(("TH", "ER", "OW"), math.log(0.207)),
+    )
     header, first, second, _, note = candidates_text(["thorough"], [[longer, shorter]]).splitlines()
     assert header.endswith("probability   score")
     assert (first.split()[-2:], second.split()[-2:]) == (["16.8%", "-0.357"], ["20.7%", "-0.394"])
@@ -152,7 +155,7 @@ def test_the_list_is_ordered_by_the_score_that_it_shows():
 
 
 def test_what_stands_behind_the_greedy_answer_in_spite_of_its_score_is_marked():
-    greedy, longer = Spoken(("K",), math.log(0.5)), Spoken(("K", "AE", "B"), math.log(0.4))
+    greedy, longer = Pronunciation(("K",), math.log(0.5)), Pronunciation(("K", "AE", "B"), math.log(0.4))
     assert longer.score_per_token > greedy.score_per_token
     lines = candidates_text(["cab"], [[greedy, longer]]).splitlines()
     assert not lines[1].endswith("*")
@@ -162,7 +165,7 @@ def test_what_stands_behind_the_greedy_answer_in_spite_of_its_score_is_marked():
 
 @pytest.mark.parametrize("size", [2, 5, 9])
 def test_shown_scores_fall_but_for_marked_candidates_which_are_less_probable(trained, size):
-    session = Session(trained / "pronounce")
+    session = Run(trained / "pronounce")
     words = ["cab", "bad", "a", "abcd", "dcba", "bb"]
     greedy = [ways[0] for ways in pronounce(session, words, Beam(1))]
     for ways, least in zip(pronounce(session, words, Beam(size)), greedy, strict=True):

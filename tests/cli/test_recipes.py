@@ -2,7 +2,7 @@ import json
 from dataclasses import replace
 
 from clearhead.cli.main import main
-from clearhead.recipes.all import RECIPES, Measured
+from clearhead.recipes.registry import RECIPES, Measured
 
 
 def test_every_recipe_with_what_was_measured(capsys, monkeypatch):

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from clearhead.cli.main import main
-from clearhead.recipes.start import train
+from clearhead.recipes.launch import train
 from clearhead.training.config import RunConfig
-from clearhead.training.run import RunDirectory
-from clearhead.training.schedule import multiplier
+from clearhead.training.loop import lr_multiplier
+from clearhead.training.run_directory import RunDirectory
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_run_is_lengthened_and_says_what_becomes_of_its_schedule(capsys, mine)
 
 @pytest.mark.parametrize("options", [[], ["--steps", "20"]])
 @pytest.mark.parametrize(
-    ("section", "name", "value"), [("model", "n_heads", 4), ("model", "beta", 5.0), ("data", "length", 9)]
+    ("section", "name", "value"), [("model", "num_heads", 4), ("model", "beta", 5.0), ("data", "length", 9)]
 )
 def test_a_config_of_another_model_or_other_data_is_refused(capsys, mine, section, name, value, options):
     config = json.loads((mine / "config.json").read_text())
@@ -110,7 +110,7 @@ def test_the_learning_rates_that_are_named_are_those_of_the_records(capsys, mine
     (mine / "config.json").write_text(json.dumps(config.to_dict()))
     assert main(["resume", "mine", "--steps", "40"]) == 0
     said = re.search(r"continues at (\S+) instead of (\S+), unlike", capsys.readouterr().out)
-    new, old = (config.optimizer.lr * multiplier(12, n, config.optimizer) for n in (40, 12))
+    new, old = (config.optimizer.lr * lr_multiplier(12, n, config.optimizer) for n in (40, 12))
     assert (float(said[1]), float(said[2])) == (pytest.approx(new, rel=1e-2), pytest.approx(old, rel=1e-2))
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from clearhead.cli.main import main
-from clearhead.recipes.all import config_of
-from clearhead.training.records import is_locked
-from clearhead.training.run import RunDirectory
+from clearhead.recipes.registry import config_of
+from clearhead.training.metrics_log import is_locked
+from clearhead.training.run_directory import RunDirectory
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +119,7 @@ def test_a_run_that_is_being_trained_is_running_and_is_not_disturbed(capsys):
         before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
         assert listed(capsys)["mine"]["state"] == "running"
         assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
-        code = "import sys; from clearhead.training.run import RunDirectory as R; R.open('mine').lock().__enter__()"
+        code = "from clearhead.training.run_directory import RunDirectory as R; R.open('mine').lock().__enter__()"
         child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert "a run has one owner at a time" in child.stderr  # the lock is still held
     assert listed(capsys)["mine"]["state"] == "interrupted"
@@ -137,7 +137,7 @@ def test_looking_at_a_lock_keeps_nobody_from_training(monkeypatch):
     fcntl.flock(file, fcntl.LOCK_SH)
     naps = []
     monkeypatch.setattr(
-        "clearhead.training.run.time.sleep", lambda s: naps.append(s) or (len(naps) == 9 and os.close(file))
+        "clearhead.training.run_directory.time.sleep", lambda s: naps.append(s) or (len(naps) == 9 and os.close(file))
     )
     with run.lock():
         assert is_locked(run.path)

@@ -7,8 +7,8 @@ import pytest
 from clearhead.cli.main import main
 from clearhead.models.presets import PRESETS
 from clearhead.models.shapes import shapes
-from clearhead.recipes.all import RECIPES, config_of
-from clearhead.training.run import RunDirectory
+from clearhead.recipes.registry import RECIPES, config_of
+from clearhead.training.run_directory import RunDirectory
 
 FILE = """
 from torch import nn
@@ -40,7 +40,7 @@ def test_shapes_lists_what_can_be_asked_for(told):
 def test_help_of_a_model_shows_its_fields_words_and_values(told, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     out = told("shapes", "bert_cifar", "--help")
-    assert "--n-heads N, --heads N" in out
+    assert "--num-heads N, --heads N" in out
     assert "(now 8)" in out
     assert "layer norm on the embeddings, as BERT does (now yes)" in " ".join(out.split())
     assert "--length" not in out
@@ -58,8 +58,8 @@ def test_shapes_json_equals_the_function(told):
     ("argv", "field", "value"),
     [
         ("--width 96", "width", 96),
-        ("--heads 2", "n_heads", 2),
-        ("--n_heads=2", "n_heads", 2),
+        ("--heads 2", "num_heads", 2),
+        ("--num_heads=2", "num_heads", 2),
         ("--hidden none", "hidden", None),
         ("--beta inf", "beta", "inf"),
         ("--beta -0.5", "beta", -0.5),
@@ -67,7 +67,7 @@ def test_shapes_json_equals_the_function(told):
         ("--image-size 14x28", "image_size", [14, 28]),
         ("--image-size 14", "image_size", 14),
         ("--no-output-projection", "output_projection", False),
-        ("--embedding-norm", "embedding_norm", True),
+        ("--embed-norm", "embed_norm", True),
     ],
 )
 def test_any_field_can_be_changed(told, argv, field, value):
@@ -104,7 +104,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "shapes_users.py").write_text(FILE)
-    config = config_of("mnist", {"model.width": 24, "model.depth": 1, "model.n_heads": 3})
+    config = config_of("mnist", {"model.width": 24, "model.depth": 1, "model.num_heads": 3})
     RunDirectory.create(tmp_path / "runs" / "mine", config.to_dict())
     yield tmp_path
     sys.modules.pop("shapes_users", None)
@@ -122,7 +122,7 @@ def test_a_recipe_by_its_name(told, name):
 
 
 def test_a_recipe_that_follows_from_data_says_so(told):
-    assert "for n_classes=2: it follows from your data" in told("shapes", "folder")
+    assert "for num_classes=2: it follows from your data" in told("shapes", "folder")
     assert "for n_tokens=96: it follows from your data" in told("shapes", "text")
 
 

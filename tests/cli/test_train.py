@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from clearhead.cli.main import EXIT_CODES, main
-from clearhead.training import checkpoint, signals
+from clearhead.training import checkpoint, progress
 from clearhead.training.loop import DivergedError
-from clearhead.training.run import RunDirectory
-from clearhead.training.verify import compare
+from clearhead.training.run_directory import RunDirectory
+from clearhead.training.verify_resume import compare
 
 TINY = ["--training.steps", "3", "--data.limit", "300", "--data.validation", "20"]
 
@@ -49,7 +49,7 @@ def test_a_recipe_is_trained_in_its_folder(capsys):
         ("reverse --training.checkpoint_every=5", "training.checkpoint_every", 5),
         ("reverse --optimizer.lr 1e-3", "optimizer.lr", 1e-3),
         ("reverse --optimizer.kind muon", "optimizer.kind", "muon"),
-        ("reverse --model.heads 2", "model.n_heads", 2),
+        ("reverse --model.heads 2", "model.num_heads", 2),
         ("reverse --model.hidden none", "model.hidden", None),
         ("reverse --data.length 5", "model.context", 5),
         ("mnist --data.augmentation.flip true", "data.augmentation.flip", True),
@@ -71,7 +71,7 @@ def test_any_field_can_be_changed(monkeypatch, argv, path, value):
         seen.append(config)
         return type("Outcome", (), {"exit_code": 0})
 
-    monkeypatch.setattr("clearhead.recipes.start.train", train)
+    monkeypatch.setattr("clearhead.recipes.launch.train", train)
     assert main(["train", *argv.split()]) == 0
     found = seen[0].to_dict()
     for name in path.split("."):
@@ -98,7 +98,7 @@ def test_any_field_can_be_changed(monkeypatch, argv, path, value):
         ("pronounce --data.augmentation.flip true", "train pronounce has no option --data.augmentation.flip"),
         ("text", "a text is learnt from a file, got none; add --data.file PATH"),
         ("reverse --training.steps 0", "training lasts a number of steps or of epochs"),
-        ("reverse --model.width 33 --model.heads 2", "width must be a multiple of n_heads"),
+        ("reverse --model.width 33 --model.heads 2", "width must be a multiple of num_heads"),
         ("reverse --name a/b", "a run's name has at most 60 letters, digits"),
         ("reverse extra", "takes options, --name value, got 'extra'"),
         ("whole --objective odd", "whole with question=commonest needs objective=classes, got odd"),
@@ -161,7 +161,7 @@ def test_help_shows_the_recipe_and_all_of_its_fields(capsys, monkeypatch):
 
 
 def test_a_dry_run_says_what_it_takes_and_leaves_nothing(capsys, here, monkeypatch):
-    monkeypatch.setattr("clearhead.recipes.estimate.TIMED", 1)
+    monkeypatch.setattr("clearhead.recipes.launch.TIMED", 1)
     assert main(["train", "reverse", "--dry-run", *TINY]) == 0
     out = capsys.readouterr().out
     for word in ("parameters         10,282", "memory ", "time per epoch", "done at"):
@@ -171,16 +171,16 @@ def test_a_dry_run_says_what_it_takes_and_leaves_nothing(capsys, here, monkeypat
 
 def test_a_run_that_diverges_says_so(capsys, monkeypatch):
     assert (
-        main(["train", "reverse", *TINY, "--optimizer.lr", "1e30", "--optimizer.warmup", "0"]) == signals.DIVERGED == 4
+        main(["train", "reverse", *TINY, "--optimizer.lr", "1e30", "--optimizer.warmup", "0"]) == progress.DIVERGED == 4
     )
     err = capsys.readouterr().err
     assert err.startswith("clearhead: loss and gradient norm must be finite")
     assert err.count("\n") == 1
-    assert DivergedError.exit_code == signals.DIVERGED
+    assert DivergedError.exit_code == progress.DIVERGED
 
 
 def test_the_exit_codes_of_training_are_on_the_help_page():
-    for code in (signals.FINISHED, signals.STOPPED, signals.DIVERGED):
+    for code in (progress.FINISHED, progress.STOPPED, progress.DIVERGED):
         assert f"\n    {code}  " in EXIT_CODES
 
 
@@ -206,7 +206,7 @@ def test_stopped_by_a_signal_and_resumed_it_is_the_run_that_was_not_stopped(here
         time.sleep(0.01)
     os.kill(child.pid, signal.SIGTERM)
     out, err = child.communicate(timeout=60)
-    assert child.returncode == signals.STOPPED == 3
+    assert child.returncode == progress.STOPPED == 3
     assert "go on with: clearhead resume runs/stopped" in out
     assert "SIGTERM: stopping after this step" in err
     assert "Traceback" not in err

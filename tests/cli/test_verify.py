@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import save as to_safetensors
 
 from clearhead.cli.main import main
-from clearhead.recipes.all import config_of
-from clearhead.training.checkpoint import Snapshot
+from clearhead.recipes.registry import config_of
+from clearhead.training.checkpoint import Checkpoint
 from clearhead.training.layout import DIGEST, manifest, maps_digest
-from clearhead.training.run import RunDirectory
+from clearhead.training.run_directory import RunDirectory
 
 STATE = "checkpoints/step-00000004/state.json"
 
@@ -35,7 +35,7 @@ def mine():
             run.log({"kind": "train", "step": step, "epoch": 0.5 * step, "loss": 0.5, "accuracy": 0.5})
             if step % 2 == 0:
                 state = {"standing": {"best_step": 2}, "config": config}
-                run.save(Snapshot(step, {"w": torch.full((2,), float(step))}, {}, state), keep=2)
+                run.save(Checkpoint(step, {"w": torch.full((2,), float(step))}, {}, state), keep=2)
         run.mark_best(2)
         run.log({"kind": "test", "step": 4, "loss": 0.5})
     (run.path / "probe").mkdir()
@@ -153,10 +153,10 @@ def test_the_mark_of_the_best(mine, capsys, content, problem):
 def test_a_config_other_than_that_of_the_checkpoint(mine, capsys):
     whole = (mine / "config.json").read_bytes()
     values = json.loads(whole)
-    values["model"]["n_heads"] *= 2
+    values["model"]["num_heads"] *= 2
     values["training"]["steps"] += 1  # which resume may change
     (mine / "config.json").write_text(json.dumps(values))
-    assert findings(capsys) == ({("config.json", "changed")}, "model.n_heads is 2, was 1 at step 4")
+    assert findings(capsys) == ({("config.json", "changed")}, "model.num_heads is 2, was 1 at step 4")
     for content in (b"{", b"[]", b"{}", whole.replace(b'"recipe"', b'"recipes"'), b'{"a":' * 900 + b"1" + b"}" * 900):
         (mine / "config.json").write_bytes(content)
         assert findings(capsys)[0] == {("config.json", "changed")}

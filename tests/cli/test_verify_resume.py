@@ -1,7 +1,7 @@
 import pytest
 
 from clearhead.cli.main import main
-from clearhead.training.verify import Verification
+from clearhead.training.verify_resume import Verification
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def verdict(monkeypatch):
             report("training undisturbed ...")
             return Verification(config.training.steps, 15, 12, differences)
 
-        monkeypatch.setattr("clearhead.training.verify.verify_resume", verify)
+        monkeypatch.setattr("clearhead.training.verify_resume.verify_resume", verify)
         return asked
 
     return answer

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from clearhead.data import datasets
-from clearhead.recipes.start import train
-from clearhead.serving.evaluating import loss_and_accuracy
-from clearhead.serving.session import Session
-from clearhead.serving.testing import confusion
+from clearhead.inference.evaluate import loss_and_accuracy
+from clearhead.inference.predictions import confusion
+from clearhead.inference.run import Run
+from clearhead.recipes.launch import train
 
 SMALL = {
     "model.patch_size": 7,
@@ -26,9 +26,9 @@ def test_all_four_agree_whatever_the_precision_of_training(tmp_path, monkeypatch
     tested = train(
         "mnist", "run", changes=SMALL | {"training.precision": precision, "training.views": views}, quiet=True
     )
-    session = Session("runs/run")
-    data = datasets.load(session.config.data, session.config.seed)
-    images, labels = data.test.take(torch.arange(len(data.test)))
+    session = Run("runs/run")
+    data = datasets.load_dataset(session.config.data, session.config.seed)
+    images, labels = data.test.get_batch(torch.arange(len(data.test)))
     answers = [answer.answer for answer in session.predict(images)]
     n_right = sum(answer == session.classes[label] for answer, label in zip(answers, labels.tolist(), strict=True))
     assert 0.3 < tested.test["accuracy"] < 0.99  # there is something to disagree about

@@ -20,10 +20,10 @@ def run(pictures, monkeypatch, capsys):
 
 
 def test_several_views_are_named_beside_every_number_of_theirs(run, capsys):
-    from clearhead.data.views import NAMES
-    from clearhead.serving.session import Session
+    from clearhead.data.augment import NAMES
+    from clearhead.inference.run import Run
 
-    name = NAMES[Session(run).config.training.views]
+    name = NAMES[Run(run).config.training.views]
     assert name
     for command in ("resume", "evaluate"):
         assert main([command, str(run)]) == 0

@@ -91,21 +91,6 @@ def test_the_version_is_written_once():
     assert clearhead.__version__ not in (ROOT / "pyproject.toml").read_text()
 
 
-def test_the_readme_lists_every_source_file_and_no_other():
-    readme = (ROOT / "README.md").read_text()
-    tree = readme.split("```text\nsrc/clearhead/\n")[1].split("```")[0]
-    listed, folders = set(), {}
-    for line in tree.splitlines():
-        depth, name = (len(line) - len(line.lstrip())) // 2, line.split()[0]
-        if name.endswith("/"):
-            folders[depth] = name
-        else:
-            listed.add("".join(folders[d] for d in range(1, depth)) + name)
-            assert len(line.split(maxsplit=1)) == 2, f"{name} has no line about what it is"
-    there = {str(path.relative_to(ROOT / "src/clearhead")) for path in SOURCES}
-    assert listed == {name for name in there if not name.endswith("/__init__.py")}
-
-
 def test_no_output_of_a_command_is_in_the_repository():
     """Commands write into runs/ and figures/ of the folder where they are run, which may be this one."""
     listed = subprocess.run(["git", "ls-files", "runs", "figures"], cwd=ROOT, capture_output=True, text=True)

@@ -58,7 +58,7 @@ def server(monkeypatch) -> Iterator[Server]:
     """Nobody waits for it: seconds of waiting are noted, and the clock is the test's."""
     server = Server()
     clock = SimpleNamespace(sleep=server.waited.append, monotonic=lambda: next(server.clock))
-    monkeypatch.setattr("clearhead.data.download.time", clock)
+    monkeypatch.setattr("clearhead.data.sources.time", clock)
     thread = threading.Thread(target=server.http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield server

@@ -3,11 +3,11 @@ import torch
 
 from clearhead.data.augment import augment, blend, crop, cutout, flip, partners, shares
 from clearhead.data.config import Augmentation
-from clearhead.data.dataset import Normalise
+from clearhead.data.dataset import Normalize
 
 IMAGES = torch.randint(1, 256, (6, 3, 5, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 EVERYTHING = Augmentation(crop=2, flip=True, cutout=3)
-PLAIN = Normalise((0.0,) * 3, (1 / 255,) * 3)
+PLAIN = Normalize((0.0,) * 3, (1 / 255,) * 3)
 
 
 def test_a_crop_is_cut_out_of_the_padded_image():

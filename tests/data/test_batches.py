@@ -5,14 +5,13 @@ from hypothesis import strategies as st
 
 from clearhead.data.batches import Batches, evaluation_batches
 from clearhead.data.config import Augmentation, DataConfig
-from clearhead.data.dataset import DataSet, Images, Normalise
-from clearhead.data.datasets import load
-from clearhead.data.pairs import Pairs
+from clearhead.data.dataset import Dataset, Images, Normalize, SequencePairs
+from clearhead.data.datasets import load_dataset
 
 N = 23
 PIXELS = torch.randint(0, 256, (N, 2, 6, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 IMAGES = Images(PIXELS, torch.arange(N))
-DATA = DataSet(IMAGES, IMAGES, IMAGES, classes=(), normalise=Normalise((0.3, 0.4), (0.2, 0.3)))
+DATA = Dataset(IMAGES, IMAGES, IMAGES, classes=(), normalize=Normalize((0.3, 0.4), (0.2, 0.3)))
 NOTHING = Augmentation()
 EVERYTHING = Augmentation(crop=2, flip=True, cutout=2, mixup=0.5)
 
@@ -71,7 +70,7 @@ def test_the_same_image_looks_different_in_the_next_epoch():
 
 def test_a_place_in_the_batch_is_augmented_differently_at_the_next_step():
     same = Images(PIXELS[:1].expand(N, -1, -1, -1), torch.arange(N))
-    data = DataSet(same, same, same, classes=(), normalise=DATA.normalise)
+    data = Dataset(same, same, same, classes=(), normalize=DATA.normalize)
     order = Batches(data, DataConfig(name="mnist", augmentation=Augmentation(crop=2, flip=True)), 7, seed=0)
     assert not torch.equal(order.at(0).inputs, order.at(1).inputs)
     assert not torch.equal(order.at(0).inputs, order.at(3).inputs)  # the first step of the next epoch
@@ -91,7 +90,7 @@ def test_torchs_own_random_state_is_neither_used_nor_moved():
 
 def test_mixup_blends_the_image_of_the_second_target():
     mixed = batches(Augmentation(mixup=0.5)).at(0)
-    normal = DATA.normalise(PIXELS)
+    normal = DATA.normalize(PIXELS)
     for image, a, b, share in zip(mixed.inputs, mixed.targets, mixed.other, mixed.share, strict=True):
         torch.testing.assert_close(image, share * normal[a] + (1 - share) * normal[b])
     assert len(mixed.share.unique()) == 7
@@ -100,18 +99,18 @@ def test_mixup_blends_the_image_of_the_second_target():
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 @pytest.mark.parametrize("batch_size", [1, 4, N, 100])
 def test_evaluation_shows_each_example_once_over_all_processes(world, batch_size):
-    parts = [list(evaluation_batches(IMAGES, DATA.normalise, batch_size, rank, world)) for rank in range(world)]
+    parts = [list(evaluation_batches(IMAGES, DATA.normalize, batch_size, rank, world)) for rank in range(world)]
     assert len({len(part) for part in parts}) == 1
     seen = torch.cat([batch.targets for step in zip(*parts, strict=True) for batch in step])
     assert seen.tolist() == list(range(N))
     assert sum(batch.n_global for batch in parts[0]) == N
     images = torch.cat([batch.inputs for step in zip(*parts, strict=True) for batch in step])
-    assert torch.equal(images, DATA.normalise(PIXELS))
+    assert torch.equal(images, DATA.normalize(PIXELS))
 
 
 def test_ids_pass_as_they_are():
     config = DataConfig(name="reverse", limit=40)
-    batch = Batches(load(config, 0), config, 8, seed=0).at(3)
+    batch = Batches(load_dataset(config, 0), config, 8, seed=0).at(3)
     assert torch.equal(batch.inputs.flip(1), batch.targets)
     assert batch.other is batch.share is None
 
@@ -125,11 +124,11 @@ def test_what_cannot_be_is_refused():
         batches().at(0, rank=2, world=2)
     config = DataConfig(name="reverse", augmentation=EVERYTHING)
     with pytest.raises(ValueError, match="augmentation is for images, got it for reverse"):
-        Batches(load(config, 0), config, 8, seed=0)
+        Batches(load_dataset(config, 0), config, 8, seed=0)
 
 
-LONG = Pairs.of([[3] * (1 + i * 7 % 13) for i in range(60)], [[4] * (1 + i * 5 % 11) for i in range(60)])
-SEQUENCES = DataSet(LONG, LONG, LONG, classes=(), normalise=None)
+LONG = SequencePairs.of([[3] * (1 + i * 7 % 13) for i in range(60)], [[4] * (1 + i * 5 % 11) for i in range(60)])
+SEQUENCES = Dataset(LONG, LONG, LONG, classes=(), normalize=None)
 
 
 @given(st.integers(0, 9), st.integers(1, 12), st.integers(0, 5), st.integers(1, 12))

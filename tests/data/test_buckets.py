@@ -2,15 +2,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.data.buckets import bucketed, padded_share
-from clearhead.data.draws import order
+from clearhead.data.batches import bucketed, padded_share
+from clearhead.data.prng import permutation
 
 
 @given(st.integers(1, 60), st.integers(1, 7), st.integers(1, 4), st.integers(1, 2), st.integers(0, 99))
 def test_each_example_once_and_the_same_each_time(n, batch_size, window, sides, key):
     batch_size = min(batch_size, n)
-    lengths = order(key, n * sides).view(n, sides) % 11 + 1
-    members = order(key + 1, n)
+    lengths = permutation(key, n * sides).view(n, sides) % 11 + 1
+    members = permutation(key + 1, n)
     once = bucketed(members, lengths, batch_size, window, key)
     assert torch.equal(once, bucketed(members, lengths, batch_size, window, key))
     assert once.sort().values.tolist() == list(range(n))
@@ -20,14 +20,14 @@ def test_each_example_once_and_the_same_each_time(n, batch_size, window, sides, 
 
 def test_batches_of_a_window_are_sorted_and_then_shuffled():
     lengths = torch.arange(100).flip(0)[:, None]
-    found = bucketed(order(0, 100), lengths, 10, window=10, key=3).view(10, 10)
+    found = bucketed(permutation(0, 100), lengths, 10, window=10, key=3).view(10, 10)
     assert torch.equal(lengths[found].flatten(1).diff(dim=1), torch.ones(10, 9, dtype=torch.int64))
     assert found[:, 0].tolist() != sorted(found[:, 0].tolist(), reverse=True)
 
 
 def test_a_window_of_more_batches_than_there_are_is_all_of_them():
-    lengths = order(1, 20)[:, None]
-    found = (bucketed(order(0, 20), lengths, 4, window, key=3).tolist() for window in (5, 10**30))
+    lengths = permutation(1, 20)[:, None]
+    found = (bucketed(permutation(0, 20), lengths, 4, window, key=3).tolist() for window in (5, 10**30))
     assert next(found) == next(found)
 
 
@@ -43,7 +43,7 @@ def test_padding_by_hand():
 
 
 def test_sorting_pads_less():
-    lengths = order(5, 4000).view(2000, 2) % 20 + 1
-    members = order(6, 2000)
+    lengths = permutation(5, 4000).view(2000, 2) % 20 + 1
+    members = permutation(6, 2000)
     sorted_share = padded_share(bucketed(members, lengths, 16, 50, key=0), lengths, 16)
     assert sorted_share < 0.6 * padded_share(members, lengths, 16)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.data.characters import BYTES, from_user, read_text, symbols_of, to_user
+from clearhead.data.vocab import BYTES, from_user, read_text, symbols_of, to_user
 
 
 @pytest.mark.parametrize("level", ["character", "byte"])

@@ -11,7 +11,7 @@ from PIL import Image
 
 from clearhead.data import cifar10
 from clearhead.data.config import DataConfig
-from clearhead.data.datasets import load
+from clearhead.data.datasets import load_dataset
 from clearhead.files import sha256
 
 NAMES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
@@ -130,11 +130,11 @@ def test_it_is_loaded_out_of_the_users_copy(cache, monkeypatch):
     for name, data in BINARIES.items():
         (cache / "cifar10" / name).write_bytes(data)
         monkeypatch.setitem(cifar10.STORED.digests, name, sha256(data))
-    data = load(DataConfig(name="cifar10", validation=4), seed=0)
+    data = load_dataset(DataConfig(name="cifar10", validation=4), seed=0)
     assert (len(data.train), len(data.validation), len(data.test)) == (16, 4, 4)
     assert torch.equal(data.test.images, cifar10.parse(BINARIES["test_batch.bin"], "").images)
 
 
 def test_without_a_copy_it_says_how_to_get_one(cache):
     with pytest.raises(LookupError, match="run: clearhead data get cifar10"):
-        load(DataConfig(name="cifar10"), seed=0)
+        load_dataset(DataConfig(name="cifar10"), seed=0)

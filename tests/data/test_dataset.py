@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from clearhead.data.dataset import Images, Normalise, Part, set_apart
+from clearhead.data.dataset import Images, Normalize, Subset, train_val_split
 
 IMAGES = Images(torch.arange(20 * 12, dtype=torch.uint8).view(20, 3, 2, 2), torch.arange(20))
 
@@ -10,7 +10,7 @@ def test_normalised_pixels_have_mean_0_and_deviation_1():
     images = torch.randint(0, 256, (50, 2, 8, 8), dtype=torch.uint8)
     shares = images.double() / 255
     mean, std = shares.mean((0, 2, 3)), shares.std((0, 2, 3), correction=0)
-    normal = Normalise(tuple(mean.tolist()), tuple(std.tolist()))(images)
+    normal = Normalize(tuple(mean.tolist()), tuple(std.tolist()))(images)
     assert normal.dtype == torch.float32
     torch.testing.assert_close(normal.mean((0, 2, 3)), torch.zeros(2), atol=1e-5, rtol=0)
     torch.testing.assert_close(normal.std((0, 2, 3), correction=0), torch.ones(2), atol=1e-5, rtol=0)
@@ -19,28 +19,28 @@ def test_normalised_pixels_have_mean_0_and_deviation_1():
 @pytest.mark.parametrize("images", [torch.zeros(1, 3, 2, 2), torch.zeros(1, 1, 2, 2, dtype=torch.uint8)])
 def test_only_bytes_of_the_right_channels_are_normalised(images):
     with pytest.raises(ValueError, match=r"images must be uint8 \(B,3,H,W\), got"):
-        Normalise((0.5,) * 3, (0.5,) * 3)(images)
+        Normalize((0.5,) * 3, (0.5,) * 3)(images)
 
 
 def test_a_part_takes_what_it_was_given():
-    part = Part(IMAGES, torch.tensor([4, 2, 9]))
-    images, labels = part.take(torch.tensor([2, 0]))
+    part = Subset(IMAGES, torch.tensor([4, 2, 9]))
+    images, labels = part.get_batch(torch.tensor([2, 0]))
     assert labels.tolist() == [9, 4]
     assert torch.equal(images, IMAGES.images[[9, 4]])
 
 
 @pytest.mark.parametrize(("validation", "limit"), [(5, 0), (5, 7), (0, 0), (0, 20)])
 def test_what_is_set_apart_is_never_trained_on(validation, limit):
-    train, held = set_apart(IMAGES, validation, limit, seed=3)
+    train, held = train_val_split(IMAGES, validation, limit, seed=3)
     assert len(held) == validation
     assert len(train) == (limit or 20 - validation)
-    seen = torch.cat([part.take(torch.arange(len(part)))[1] for part in (train, held)])
+    seen = torch.cat([part.get_batch(torch.arange(len(part)))[1] for part in (train, held)])
     assert len(seen.unique()) == len(seen)
 
 
 def test_the_limit_does_not_move_what_is_set_apart_and_the_seed_does():
     def held(limit, seed):
-        return set_apart(IMAGES, 5, limit, seed)[1].chosen.tolist()
+        return train_val_split(IMAGES, 5, limit, seed)[1].chosen.tolist()
 
     assert held(0, 1) == held(3, 1)
     assert held(0, 1) != held(0, 2)
@@ -48,13 +48,13 @@ def test_the_limit_does_not_move_what_is_set_apart_and_the_seed_does():
 
 def test_more_than_there_are_is_refused():
     with pytest.raises(ValueError, match="there are 20 training examples, too few for validation=15 and limit=6"):
-        set_apart(IMAGES, 15, 6, 0)
+        train_val_split(IMAGES, 15, 6, 0)
     with pytest.raises(ValueError, match="too few for validation=20 and limit=0"):
-        set_apart(IMAGES, 20, 0, 0)
+        train_val_split(IMAGES, 20, 0, 0)
 
 
 def test_normalisation_can_be_undone_for_every_pixel():
-    normalise = Normalise((0.49, 0.48, 0.45), (0.20, 0.19, 0.21))
+    normalize = Normalize((0.49, 0.48, 0.45), (0.20, 0.19, 0.21))
     pixels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(2, 3, -1, -1)
-    assert torch.equal(normalise.undo(normalise(pixels)), pixels)
-    assert normalise.undo(torch.tensor([-99.0, 99.0]).view(1, 1, 1, 2).expand(1, 3, 1, 2)).unique().tolist() == [0, 255]
+    assert torch.equal(normalize.undo(normalize(pixels)), pixels)
+    assert normalize.undo(torch.tensor([-99.0, 99.0]).view(1, 1, 1, 2).expand(1, 3, 1, 2)).unique().tolist() == [0, 255]

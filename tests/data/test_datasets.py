@@ -3,12 +3,13 @@ from importlib import import_module
 import pytest
 
 from clearhead.data.config import DataConfig
-from clearhead.data.datasets import DATASETS, changed_files, digests, load
+from clearhead.data.datasets import DATASETS, changed_files, digests, load_dataset
 
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_every_data_set_can_be_loaded_by_its_home(name):
-    assert callable(import_module(DATASETS[name].home).load)
+    module, function = DATASETS[name].home.split(":")
+    assert callable(getattr(import_module(module), function))
     assert DATASETS[name].what
     assert DATASETS[name].origin in ("made", "embedded", "fetched", "yours")
 
@@ -18,7 +19,7 @@ def test_own_files_are_remembered_by_their_bytes(tmp_path):
     one.write_text("ab\tB\nba\tB\nbb\tB\n")
     other.write_text("a\tB\n")
     config = DataConfig(name="pronounce", train_file=str(one), test_file=str(other), validation=1)
-    before = load(config, seed=0).files
+    before = load_dataset(config, seed=0).files
     assert set(before) == {str(one), str(other)}
     assert changed_files(before, digests(config)) == []
     one.write_text("ab\tB\nba\tB\nbb\tD\n")
@@ -27,4 +28,4 @@ def test_own_files_are_remembered_by_their_bytes(tmp_path):
 
 
 def test_files_that_a_data_set_does_not_read_are_left_alone():
-    assert load(DataConfig(name="reverse", file="nowhere", train_file="nowhere"), seed=0).files == {}
+    assert load_dataset(DataConfig(name="reverse", file="nowhere", train_file="nowhere"), seed=0).files == {}

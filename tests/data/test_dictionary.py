@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.data import dictionary
-from clearhead.data.dictionary import apart, digest_of, embedded, entries, for_testing, grouped, read_dictionary
+from clearhead.data import vocab
+from clearhead.data.vocab import apart, digest_of, embedded, entries, for_testing, grouped, read_dictionary
 
 FORMS = """\
 ;;; a remark of the old form
@@ -101,13 +101,13 @@ def test_the_embedded_dictionary_is_whole():
     assert len(words) == 126_052
     assert sum(len(known) for known in words.values()) == 135_166 - 2  # those are in it twice
     assert ("TH", "ER1", "OW0") in words["thorough"]
-    assert len(dictionary.letters_of(words)) == 29
-    assert len(dictionary.phones_of(words)) == 69
-    assert len(dictionary.phones_of(embedded(stress=False))) == 39
+    assert len(vocab.letters_of(words)) == 29
+    assert len(vocab.phones_of(words)) == 69
+    assert len(vocab.phones_of(embedded(stress=False))) == 39
 
 
 def test_changed_bytes_are_noticed(monkeypatch):
-    monkeypatch.setattr(dictionary.gzip, "decompress", lambda packed: b"word W ER1 D")
+    monkeypatch.setattr(vocab.gzip, "decompress", lambda packed: b"word W ER1 D")
     with pytest.raises(ValueError, match="must be as its makers published it, got other bytes"):
         embedded.__wrapped__(stress=True)
 
@@ -122,7 +122,7 @@ def test_the_licence_is_beside_the_data():
 def test_parts_have_no_common_word_and_miss_none(words, data):
     learned, test = for_testing(words)
     assert sorted(learned + test) == sorted(words)
-    assert all((digest_of(word) % dictionary.TEST_SHARE == 0) == (word in test) for word in words)
+    assert all((digest_of(word) % vocab.TEST_SHARE == 0) == (word in test) for word in words)
     n = data.draw(st.integers(0, len(words) - 1))
     rest, held = apart(words, n)
     assert sorted(rest + held) == sorted(words)

@@ -2,9 +2,9 @@ from urllib.error import HTTPError
 
 import pytest
 
-from clearhead.data import download as downloads
-from clearhead.data.download import download
-from clearhead.data.limits import DOWNLOAD_WAITS
+from clearhead.data import sources as downloads
+from clearhead.data.sources import download
+from clearhead.data.text_files import DOWNLOAD_WAITS
 
 DATA = bytes(range(256)) * 1000
 

@@ -4,11 +4,11 @@ import struct
 import pytest
 import torch
 
-from clearhead.data import fashion
+from clearhead.data import mnist
+from clearhead.data.cache import obtain
 from clearhead.data.config import DataConfig
-from clearhead.data.datasets import load
-from clearhead.data.sources import Here
-from clearhead.data.store import obtain
+from clearhead.data.datasets import load_dataset
+from clearhead.data.sources import LocalSource
 from clearhead.files import sha256
 
 
@@ -31,11 +31,11 @@ def test_gzipped_or_plain_files_are_fetched_and_loaded(cache, tmp_path, monkeypa
     (tmp_path / "mine").mkdir()
     for name, data in FILES.items():
         (tmp_path / "mine" / f"{name}{ending}").write_bytes(pack(data))
-        monkeypatch.setitem(fashion.DIGESTS, name, sha256(data))
-    obtain(fashion.STORED, (Here(tmp_path / "mine"),), print)
-    data = load(DataConfig(name="fashion", validation=2), seed=0)
+        monkeypatch.setitem(mnist.FASHION_DIGESTS, name, sha256(data))
+    obtain(mnist.STORED, (LocalSource(tmp_path / "mine"),), print)
+    data = load_dataset(DataConfig(name="fashion", validation=2), seed=0)
     assert (len(data.train), len(data.validation), len(data.test)) == (10, 2, 5)
-    assert data.test.take(torch.arange(5))[0].shape == (5, 1, 28, 28)
+    assert data.test.get_batch(torch.arange(5))[0].shape == (5, 1, 28, 28)
     assert len(data.classes) == 10
 
 
@@ -43,9 +43,9 @@ def test_mnists_own_files_are_not_taken_for_it(cache, tmp_path):
     for name, data in FILES.items():
         (tmp_path / name).write_bytes(data)
     with pytest.raises(LookupError, match="train-images-idx3-ubyte is not what its makers published"):
-        obtain(fashion.STORED, (Here(tmp_path),), print)
+        obtain(mnist.STORED, (LocalSource(tmp_path),), print)
 
 
 def test_a_file_that_is_missing_is_named():
     with pytest.raises(ValueError, match="t10k-labels-idx1-ubyte is missing"):
-        fashion.decode({name: data for name, data in FILES.items() if not name.startswith("t10k-l")})
+        mnist.decode({name: data for name, data in FILES.items() if not name.startswith("t10k-l")})

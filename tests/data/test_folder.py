@@ -9,12 +9,12 @@ from PIL import Image
 from safetensors.torch import load as from_safetensors
 from safetensors.torch import save as to_safetensors
 
-from clearhead.data import decoding, own_files
+from clearhead.data import folder, text_files
+from clearhead.data.cache import cache_folder
 from clearhead.data.config import DataConfig
-from clearhead.data.datasets import digests, load
+from clearhead.data.datasets import digests, load_dataset
 from clearhead.data.folder import divided, list_pictures
-from clearhead.data.limits import MOST_FOLDER_DEPTH
-from clearhead.data.store import cache_folder
+from clearhead.data.text_files import MOST_FOLDER_DEPTH
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -34,11 +34,11 @@ def fill(root, **counts):
 
 
 def data_of(root, seed=0, **options):
-    return load(DataConfig(name="folder", folder=str(root), image_size=4, **options), seed)
+    return load_dataset(DataConfig(name="folder", folder=str(root), image_size=4, **options), seed)
 
 
 def shades(examples):
-    return examples.take(torch.arange(len(examples)))[0][:, 0, 0, 0].tolist()
+    return examples.get_batch(torch.arange(len(examples)))[0][:, 0, 0, 0].tolist()
 
 
 def test_a_folder_is_known_by_the_names_and_bytes_of_its_pictures(tmp_path):
@@ -64,7 +64,7 @@ def test_three_folders_are_three_parts(tmp_path):
         [11, 12, 13],
         [14, 15, 16, 17],
     ]
-    images, labels = data.test.take(torch.arange(4))
+    images, labels = data.test.get_batch(torch.arange(4))
     assert images.shape == (4, 3, 4, 4)
     assert labels.tolist() == [0, 1, 1, 1]
 
@@ -75,7 +75,7 @@ def test_one_folder_is_split(tmp_path, counts):
     parts = [shades(part) for part in (data.train, data.validation, data.test)]
     assert [len(part) for part in parts] == [20, 4, 6]
     assert sorted(sum(parts, [])) == list(range(30))  # noqa: RUF017
-    assert sorted(data.test.take(torch.arange(6))[1].tolist()) == [0, 0, 0, 0, 1, 1]
+    assert sorted(data.test.get_batch(torch.arange(6))[1].tolist()) == [0, 0, 0, 0, 1, 1]
 
 
 def test_the_test_set_is_the_same_for_every_seed_and_the_validation_set_is_not(tmp_path):
@@ -95,8 +95,8 @@ def test_pictures_are_decoded_once_until_one_changes(tmp_path, monkeypatch):
     paint(root / "cat/0.bmp", 100)
     before = shades(data_of(root).test)
     decoded = []
-    original = decoding.decode
-    monkeypatch.setattr(decoding, "decode", lambda files, *how: decoded.append(len(files)) or original(files, *how))
+    original = folder.decode
+    monkeypatch.setattr(folder, "decode", lambda files, *how: decoded.append(len(files)) or original(files, *how))
     assert shades(data_of(root).test) == before
     assert decoded == []
     length = (root / "cat/0.bmp").stat().st_size
@@ -106,9 +106,9 @@ def test_pictures_are_decoded_once_until_one_changes(tmp_path, monkeypatch):
     data = data_of(root)
     assert decoded == [7]
     assert 200 in shades(data.train) + shades(data.validation) + shades(data.test)
-    load(DataConfig(name="folder", folder=str(root), image_size=5), 0)
+    load_dataset(DataConfig(name="folder", folder=str(root), image_size=5), 0)
     assert decoded == [7, 7]
-    load(DataConfig(name="folder", folder=str(root), image_size=5, fit="crop"), 0)
+    load_dataset(DataConfig(name="folder", folder=str(root), image_size=5, fit="crop"), 0)
     assert decoded == [7, 7, 7]
 
 
@@ -146,10 +146,10 @@ def test_names_that_are_no_text_are_read_but_a_class_has_to_be_text(tmp_path):
 
 def test_pictures_that_do_not_fit_into_memory_are_refused_before_one_is_read(tmp_path, monkeypatch):
     root = fill(tmp_path / "mine", cat=3, dog=3)
-    monkeypatch.setattr(decoding, "with_picture", pytest.fail)
+    monkeypatch.setattr(folder, "with_image", pytest.fail)
     monkeypatch.setattr(os, "sysconf", lambda name: 100)
     with pytest.raises(ValueError, match=r"all pictures must fit into memory, got 6 of 2048 x 2048, 0 GB of "):
-        load(DataConfig(name="folder", folder=str(root), image_size=2048), 0)
+        load_dataset(DataConfig(name="folder", folder=str(root), image_size=2048), 0)
 
 
 def spoiled_caches(path):
@@ -300,7 +300,7 @@ def test_what_is_in_the_folder_is_said_with_what_happens_to_it(tmp_path):
         ("crop", "Center-cropping discards more than 10% of 6 images; --data.fit pad keeps them whole.", "crop"),
         ("stretch", "Stretching changes the aspect ratio of 6 images by more than 10%; --data.fit pad", "stretch"),
     ):
-        first, second = load(DataConfig(name="folder", folder=str(root), fit=fit, **how), 0).notes
+        first, second = load_dataset(DataConfig(name="folder", folder=str(root), fit=fit, **how), 0).notes
         assert first.startswith(f"10 images, 2 classes (train 7, validation 1, test 2). {sentence}")
         assert second == look + (f" --data.fit {option}" if option else "")
 
@@ -314,7 +314,7 @@ def test_of_squares_only_the_number_is_said(tmp_path):
 def test_folders_that_are_no_data_set_are_refused(tmp_path):
     for nothing in ("", str(tmp_path / "absent")):
         with pytest.raises(ValueError, match="folder must be a folder of pictures, got"):
-            load(DataConfig(name="folder", folder=nothing), 0)
+            load_dataset(DataConfig(name="folder", folder=nothing), 0)
     root = fill(tmp_path / "mine", cat=3)
     with pytest.raises(ValueError, match=r"two classes or more, each a folder in .*mine, got 1"):
         data_of(root)
@@ -332,7 +332,7 @@ def test_folders_that_are_no_data_set_are_refused(tmp_path):
 def test_image_files_of_other_formats_are_not_ignored_in_silence(pictures):
     for name in ("red/x.tif", "red/y.TIFF", "blue/z.tif"):
         (pictures / name).write_bytes(b"II*\0")
-    notes = load(DataConfig(name="folder", folder=str(pictures)), 0).notes
+    notes = load_dataset(DataConfig(name="folder", folder=str(pictures)), 0).notes
     assert "Ignored image files of formats that are not read: 2 .tif, 1 .tiff." in notes[-1]
 
 
@@ -356,7 +356,7 @@ def test_folders_nested_very_deep_are_refused(tmp_path):
 
 def test_very_many_files_are_refused(tmp_path, monkeypatch):
     root = fill(tmp_path / "mine", cat=3, dog=3)
-    monkeypatch.setattr(own_files, "MOST_FOLDER_ENTRIES", 2)
+    monkeypatch.setattr(text_files, "MOST_FOLDER_ENTRIES", 2)
     with pytest.raises(ValueError, match="cat has more than 2 files and folders"):
         list_pictures(str(root))
 

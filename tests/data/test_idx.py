@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.data.idx import gunzip, images_and_labels, parse
-from clearhead.data.limits import UNPACKED_FLOOR
+from clearhead.data.mnist import gunzip, images_and_labels, parse
+from clearhead.data.text_files import UNPACKED_FLOOR
 
 
 def idx(tensor):

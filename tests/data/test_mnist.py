@@ -6,7 +6,7 @@ import torch
 
 from clearhead.data import mnist
 from clearhead.data.config import DataConfig
-from clearhead.data.datasets import load
+from clearhead.data.datasets import load_dataset
 
 MD5 = {  # as published
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
@@ -22,16 +22,16 @@ def test_the_embedded_files_are_the_published_ones(name):
 
 
 def test_all_images_are_there():
-    data = load(DataConfig(name="mnist", validation=5000), seed=0)
+    data = load_dataset(DataConfig(name="mnist", validation=5000), seed=0)
     assert (len(data.train), len(data.validation), len(data.test)) == (55_000, 5_000, 10_000)
-    images, labels = data.test.take(torch.arange(10_000))
+    images, labels = data.test.get_batch(torch.arange(10_000))
     assert images.shape == (10_000, 1, 28, 28)
     assert torch.bincount(labels).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
     assert data.classes[labels[0]] == "7"
 
 
 def test_pixels_are_normalised_to_mean_0_and_deviation_1():
-    normal = mnist.NORMALISE(mnist.digits("train").images)
+    normal = mnist.NORMALIZE(mnist.digits("train").images)
     assert abs(normal.mean()) < 1e-3
     assert abs(normal.std() - 1) < 1e-3
 

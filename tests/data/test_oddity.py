@@ -2,9 +2,9 @@ import torch
 
 from clearhead.data import mnist
 from clearhead.data.config import DataConfig
-from clearhead.data.datasets import load
+from clearhead.data.datasets import load_dataset
 
-DATA = load(DataConfig(name="oddity", set_size=6), seed=4)
+DATA = load_dataset(DataConfig(name="oddity", set_size=6), seed=4)
 ALL = torch.arange(1000)
 
 
@@ -28,10 +28,10 @@ def test_every_place_and_every_class_comes_up():
 
 def test_inputs_are_the_images_themselves():
     members, place = DATA.test.members(ALL[:5])
-    inputs, targets = DATA.test.take(ALL[:5])
+    inputs, targets = DATA.test.get_batch(ALL[:5])
     assert inputs.shape == (5, 6, 784)
     assert torch.equal(targets, place)
-    expected = mnist.NORMALISE(mnist.digits("t10k").images[members.flatten()])
+    expected = mnist.NORMALIZE(mnist.digits("t10k").images[members.flatten()])
     assert torch.equal(inputs, expected.view(5, 6, 784))
 
 

@@ -2,13 +2,10 @@ import os
 
 import pytest
 
-from clearhead.data.characters import read_text
 from clearhead.data.config import DataConfig
 from clearhead.data.datasets import digests
-from clearhead.data.dictionary import read_dictionary
-from clearhead.data.limits import MOST_LIST_LINES
-from clearhead.data.own_files import own_bytes, own_file, own_lines, own_text, read_own
-from clearhead.data.word_list import read_words
+from clearhead.data.text_files import MOST_LIST_LINES, own_bytes, own_file, own_lines, own_text, read_own
+from clearhead.data.vocab import read_dictionary, read_text, read_words
 
 READERS = {
     "dictionary": lambda path: read_dictionary(path, stress=False),

@@ -2,8 +2,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.data.pairs import Pairs
-from clearhead.data.tokens import IGNORED, PAD
+from clearhead.data.dataset import SequencePairs
+from clearhead.data.vocab import IGNORED, PAD
 
 IDS = st.lists(st.integers(1, 50), min_size=1, max_size=6)
 
@@ -11,10 +11,10 @@ IDS = st.lists(st.integers(1, 50), min_size=1, max_size=6)
 @given(st.lists(st.tuples(IDS, IDS), min_size=1, max_size=8), st.data())
 def test_what_is_taken_is_what_was_given_padded_to_the_longest(pairs, data):
     sources, targets = zip(*pairs, strict=True)
-    examples = Pairs.of(sources, targets)
+    examples = SequencePairs.of(sources, targets)
     assert len(examples) == len(pairs)
     chosen = data.draw(st.lists(st.integers(0, len(pairs) - 1), min_size=1))
-    source, target = examples.take(torch.tensor(chosen))
+    source, target = examples.get_batch(torch.tensor(chosen))
     for place, i in enumerate(chosen):
         assert [x for x in source[place].tolist() if x != PAD] == sources[i]
         assert [x for x in target[place].tolist() if x != IGNORED] == targets[i]
@@ -24,9 +24,9 @@ def test_what_is_taken_is_what_was_given_padded_to_the_longest(pairs, data):
 
 
 def test_an_empty_slice_has_room_for_a_token():
-    source, target = Pairs.of([[3, 4]], [[5, 2]]).take(torch.arange(0))
+    source, target = SequencePairs.of([[3, 4]], [[5, 2]]).get_batch(torch.arange(0))
     assert source.shape == target.shape == (0, 1)
 
 
 def test_no_pairs_at_all():
-    assert len(Pairs.of([], [])) == 0
+    assert len(SequencePairs.of([], [])) == 0

@@ -16,19 +16,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageColor, ImageDraw, ImageFile, ImageOps
 
-from clearhead.data import pictures
-from clearhead.data.limits import MOST_JPEG_SCANS, MOST_PICTURE_BYTES, MOST_PICTURE_PIXELS, MOST_PICTURE_SIDE
-from clearhead.data.pictures import (
+from clearhead.data import images
+from clearhead.data.images import (
     FORMATS,
     Budget,
-    InvalidPictureError,
+    InvalidImageError,
     background_of,
     canvas_of,
     in_rgb,
-    open_picture,
-    read_picture,
+    open_image,
+    read_image,
     resize,
 )
+from clearhead.data.text_files import MOST_JPEG_SCANS, MOST_PICTURE_BYTES, MOST_PICTURE_PIXELS, MOST_PICTURE_SIDE
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 20, 3), dtype=np.uint8)
 
@@ -43,7 +43,7 @@ def packed(image, kind="PNG", **options):
 def test_each_format_is_read(kind, tmp_path):
     path = tmp_path / f"it{FORMATS[kind][0]}"
     path.write_bytes(packed(Image.fromarray(PIXELS), kind))
-    image = read_picture(path)
+    image = read_image(path)
     assert image.mode == "RGB"
     assert image.size == (20, 12)
     if kind in ("PNG", "BMP"):
@@ -53,9 +53,9 @@ def test_each_format_is_read(kind, tmp_path):
 @pytest.mark.parametrize("kind", ["TIFF", "PPM", "ICO", "PDF"])
 def test_other_formats_are_refused(kind):
     with pytest.raises(
-        InvalidPictureError, match=r"cannot read the image it: the file is not PNG, JPEG, WEBP, GIF or BMP"
+        InvalidImageError, match=r"cannot read the image it: the file is not PNG, JPEG, WEBP, GIF or BMP"
     ):
-        open_picture(packed(Image.fromarray(PIXELS), kind), "it")
+        open_image(packed(Image.fromarray(PIXELS), kind), "it")
 
 
 @given(data=st.data(), kind=st.sampled_from(list(FORMATS)))
@@ -66,7 +66,7 @@ def test_damaged_pictures_are_read_or_refused(data, kind):
         content[at] = byte
     content = content[: data.draw(st.integers(0, len(content)))]
     try:
-        image = in_rgb(open_picture(bytes(content), "it"))
+        image = in_rgb(open_image(bytes(content), "it"))
     except ValueError as error:
         assert "it" in str(error)  # noqa: PT017
     else:
@@ -80,7 +80,7 @@ def test_junk_is_refused(junk, start):
     with pytest.raises(
         ValueError, match=r"cannot read the image it: (the file is not|the file is damaged|it has more)"
     ):
-        open_picture(start + junk, "it")
+        open_image(start + junk, "it")
 
 
 def chunk(name, data):
@@ -133,15 +133,15 @@ def test_a_bomb_is_refused_before_it_is_decoded(kind, monkeypatch):
     monkeypatch.setattr(ImageFile.ImageFile, "load", pytest.fail)
     for size, bomb in zip(sizes, bombs, strict=True):
         assert size[0] * size[1] > MOST_PICTURE_PIXELS
-        with pytest.raises(InvalidPictureError, match="image it: it has more than 25,000,000 pixels"):
-            open_picture(bomb, "it")
+        with pytest.raises(InvalidImageError, match="image it: it has more than 25,000,000 pixels"):
+            open_image(bomb, "it")
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP"])
 def test_a_very_long_picture_is_refused_before_it_is_decoded(kind):
     for size in ((1, MOST_PICTURE_SIDE + 1), (MOST_PICTURE_SIDE + 1, 1)):
-        with pytest.raises(InvalidPictureError, match=r"width or height is more than 32,768 pixels \("):
-            open_picture(declared(kind, *size), "it")
+        with pytest.raises(InvalidImageError, match=r"width or height is more than 32,768 pixels \("):
+            open_image(declared(kind, *size), "it")
 
 
 def test_the_canvas_of_an_animation_is_checked_before_the_file_is_opened(monkeypatch):
@@ -152,8 +152,8 @@ def test_the_canvas_of_an_animation_is_checked_before_the_file_is_opened(monkeyp
     moving[24:30] = (9_999).to_bytes(3, "little") * 2
     monkeypatch.setattr(Image, "open", lambda *args, **options: pytest.fail("opened"))
     for content in (bytes(moving), webp(16_383, 16_383), gif(10_000, 10_000), gif(9, 9, (0, 0, 9_999, 9_999), 8)):
-        with pytest.raises(InvalidPictureError, match="it has more than 25,000,000 pixels"):
-            open_picture(content, "it")
+        with pytest.raises(InvalidImageError, match="it has more than 25,000,000 pixels"):
+            open_image(content, "it")
 
 
 @pytest.mark.parametrize("kind", ["WEBP", "GIF"])
@@ -172,10 +172,10 @@ def test_a_first_frame_beyond_the_canvas_of_a_gif_counts():
 def test_a_jpeg_with_very_many_scans_is_refused():
     content = packed(Image.fromarray(PIXELS), "JPEG", progressive=True)
     assert 1 < content.count(b"\xff\xda") < MOST_JPEG_SCANS
-    open_picture(content, "it")
+    open_image(content, "it")
     scan = content[content.rindex(b"\xff\xda") : -2]
-    with pytest.raises(InvalidPictureError, match="it has more than 100 scans"):
-        open_picture(content[:-2] + scan * MOST_JPEG_SCANS + content[-2:], "it")
+    with pytest.raises(InvalidImageError, match="it has more than 100 scans"):
+        open_image(content[:-2] + scan * MOST_JPEG_SCANS + content[-2:], "it")
 
 
 @pytest.mark.parametrize("interlace", [0, 1])
@@ -189,23 +189,23 @@ def test_a_png_without_all_of_its_rows_is_refused(kind, depth, bytes_in_a_row, i
         columns = [(4, 5), (4, 5), (8, 5), (7, 10), (15, 10), (15, 20), (30, 20)]
         bits = 8 * bytes_in_a_row // 30 if depth > 1 else 1
         rows = b"".join((b"\0" + bytes(-(-width * bits // 8))) * height for width, height in columns)
-    assert open_picture(png(30, 40, rows, kind, depth, interlace), "it").size == (30, 40)
+    assert open_image(png(30, 40, rows, kind, depth, interlace), "it").size == (30, 40)
     for part in (rows[: 1 + bytes_in_a_row], rows[: len(rows) // 2], rows[:-1]):
-        with pytest.raises(InvalidPictureError, match="the file is damaged"):
-            open_picture(png(30, 40, part, kind, depth, interlace), "it")
+        with pytest.raises(InvalidImageError, match="the file is damaged"):
+            open_image(png(30, 40, part, kind, depth, interlace), "it")
 
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_file_that_ends_early_is_refused(kind):
     content = packed(Image.fromarray(PIXELS.repeat(8, 0).repeat(8, 1)), kind)
-    with pytest.raises(InvalidPictureError, match="the file is damaged"):
-        open_picture(content[: len(content) // 2], "it")
+    with pytest.raises(InvalidImageError, match="the file is damaged"):
+        open_image(content[: len(content) // 2], "it")
 
 
 def test_a_picture_is_turned_upright():
     exif = Image.Exif()
     exif[0x0112] = 6  # the camera was turned by a quarter
-    image = in_rgb(open_picture(packed(Image.fromarray(PIXELS), exif=exif.tobytes()), "it"))
+    image = in_rgb(open_image(packed(Image.fromarray(PIXELS), exif=exif.tobytes()), "it"))
     assert np.array_equal(np.asarray(image), np.rot90(PIXELS, -1))
 
 
@@ -280,15 +280,15 @@ def test_a_picture_becomes_grey_where_one_channel_is_asked_for():
 @pytest.mark.parametrize("content", [b"", b"hello"])
 def test_what_is_no_picture_is_refused_by_its_name(tmp_path, content):
     (tmp_path / "words.png").write_bytes(content)
-    with pytest.raises(InvalidPictureError, match=r"words\.png: the file is not PNG, JPEG, WEBP, GIF or BMP$"):
-        read_picture(tmp_path / "words.png")
+    with pytest.raises(InvalidImageError, match=r"words\.png: the file is not PNG, JPEG, WEBP, GIF or BMP$"):
+        read_image(tmp_path / "words.png")
 
 
 def test_a_file_that_is_too_long_is_refused_before_it_is_read(tmp_path):
     with (tmp_path / "long.png").open("wb") as file:
         file.truncate(MOST_PICTURE_BYTES + 1)
-    with pytest.raises(InvalidPictureError, match=r"long\.png: the file has more than 10,000,000 bytes"):
-        read_picture(tmp_path / "long.png")
+    with pytest.raises(InvalidImageError, match=r"long\.png: the file has more than 10,000,000 bytes"):
+        read_image(tmp_path / "long.png")
 
 
 def test_pipes_devices_and_sockets_are_refused_at_once(tmp_path, monkeypatch):
@@ -297,14 +297,14 @@ def test_pipes_devices_and_sockets_are_refused_at_once(tmp_path, monkeypatch):
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("socket.png")
         for path in ("pipe.png", "socket.png", "/dev/zero"):
-            with pytest.raises(InvalidPictureError, match=f"{path}: it is a pipe or a device and not a file"):
-                read_picture(Path(path))
+            with pytest.raises(InvalidImageError, match=f"{path}: it is a pipe or a device and not a file"):
+                read_image(Path(path))
 
 
 def test_a_bomb_that_pillow_sees_first_is_called_large_and_not_damaged(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     with pytest.raises(ValueError, match=f"image x: it has more than {MOST_PICTURE_PIXELS:,} pixels"):
-        open_picture(packed(Image.new("L", (10, 10))), "x")
+        open_image(packed(Image.new("L", (10, 10))), "x")
 
 
 def modes():
@@ -323,7 +323,7 @@ def modes():
 
 @pytest.mark.parametrize("strip", [1, 50, 1 << 18])
 def test_strips_do_not_change_a_pixel(strip, monkeypatch):
-    monkeypatch.setattr(pictures, "STRIP", strip)
+    monkeypatch.setattr(images, "STRIP", strip)
     for image in modes():
         once = image
         if once.mode.startswith("I"):
@@ -340,12 +340,12 @@ def test_pictures_are_turned_as_pillow_turns_them(orientation, kind):
     exif[0x0112] = orientation
     content = packed(Image.fromarray(PIXELS), kind, exif=exif.tobytes())
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
-    assert np.array_equal(np.asarray(in_rgb(open_picture(content, "it"))), np.asarray(upright.convert("RGB")))
+    assert np.array_equal(np.asarray(in_rgb(open_image(content, "it"))), np.asarray(upright.convert("RGB")))
 
 
 def test_threads_together_decode_no_more_than_the_budget(tmp_path, monkeypatch):
     """Four threads, pictures of 240 pixels, room for two of them."""
-    monkeypatch.setattr(pictures, "BUDGET", Budget(500))
+    monkeypatch.setattr(images, "BUDGET", Budget(500))
     path = tmp_path / "it.png"
     path.write_bytes(packed(Image.fromarray(PIXELS)))
     started, go_on, inside, most = threading.Semaphore(0), threading.Event(), [], []
@@ -357,7 +357,7 @@ def test_threads_together_decode_no_more_than_the_budget(tmp_path, monkeypatch):
         assert go_on.wait(10)
         inside.pop()
 
-    threads = [threading.Thread(target=pictures.with_picture, args=(path, use)) for _ in range(4)]
+    threads = [threading.Thread(target=images.with_image, args=(path, use)) for _ in range(4)]
     for thread in threads:
         thread.start()
     started.acquire(timeout=10)
@@ -368,22 +368,22 @@ def test_threads_together_decode_no_more_than_the_budget(tmp_path, monkeypatch):
         thread.join(10)
     assert max(most) == 2
     assert len(most) == 4
-    assert pictures.BUDGET.free == 500
+    assert images.BUDGET.free == 500
 
 
 def test_a_picture_that_fails_gives_its_part_of_the_budget_back(tmp_path):
     (tmp_path / "it.png").write_bytes(png(30, 40, bytes(31)))
     for _ in range(3):
-        with pytest.raises(InvalidPictureError):
-            read_picture(tmp_path / "it.png")
-    assert pictures.BUDGET.free == pictures.BUDGET.total
+        with pytest.raises(InvalidImageError):
+            read_image(tmp_path / "it.png")
+    assert images.BUDGET.free == images.BUDGET.total
 
 
 PEAK = """
 import resource, sys
 from pathlib import Path
-from clearhead.data import decoding
-decoding.MOST_THREADS, decode = 4, decoding.decode
+from clearhead.data import folder
+folder.MOST_THREADS, decode = 4, folder.decode
 files = [Path(name) for name in sys.argv[1:]]
 decode(files[:1], 64, "pad")  # a tiny one: all is imported and started
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

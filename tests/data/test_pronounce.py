@@ -2,19 +2,19 @@ import pytest
 import torch
 
 from clearhead.data.config import DataConfig
-from clearhead.data.datasets import load
+from clearhead.data.datasets import load_dataset
 from clearhead.data.pronounce import parts
-from clearhead.data.tokens import END, Vocabulary
+from clearhead.data.vocab import END, Vocabulary
 
 CONFIG = DataConfig(name="pronounce", validation=700)
-DATA = load(CONFIG, seed=0)
+DATA = load_dataset(CONFIG, seed=0)
 
 
 PARTS = parts(CONFIG)
 
 
 def words_in(examples):
-    source, _ = examples.take(torch.arange(len(examples)))
+    source, _ = examples.get_batch(torch.arange(len(examples)))
     return {"".join(Vocabulary(DATA.symbols).read(row)) for row in source.tolist()}
 
 
@@ -35,11 +35,11 @@ def test_neither_seed_nor_stress_nor_limit_moves_a_word():
         set(PARTS[name]) for name in ("validation", "test")
     ]
     assert list(other["train"]) == list(PARTS["train"])[:50]
-    assert words_in(load(config, seed=1).train) == set(other["train"])
+    assert words_in(load_dataset(config, seed=1).train) == set(other["train"])
 
 
 def test_an_example_is_letters_and_phones_with_an_end():
-    source, target = DATA.train.take(torch.arange(3))
+    source, target = DATA.train.get_batch(torch.arange(3))
     (word, known), *_ = PARTS["train"].items()
     assert "".join(Vocabulary(DATA.symbols).read(source[0].tolist())) == word
     written = target[0][target[0] >= 0].tolist()
@@ -64,7 +64,7 @@ def test_own_files_are_learnt_and_their_test_words_never(own):
     found = parts(config)
     assert {name: len(words) for name, words in found.items()} == {"train": 11, "validation": 3, "test": 2}
     assert found["test"]["ab"] == (("B", "AA"),)
-    assert load(config, 0).symbols[3:] == tuple("abcd")
+    assert load_dataset(config, 0).symbols[3:] == tuple("abcd")
 
 
 def test_without_a_test_file_all_of_an_own_dictionary_is_learnt(own):
@@ -83,4 +83,4 @@ def test_a_letter_that_was_never_learnt_is_named(own, tmp_path):
     with pytest.raises(
         LookupError, match=r"my\.test: .*one of those learnt, 'abcd', got 'x' in 'xa'.*, or remove its line"
     ):
-        load(DataConfig(name="pronounce", validation=3, **own), 0)
+        load_dataset(DataConfig(name="pronounce", validation=3, **own), 0)

@@ -4,9 +4,7 @@ import torch
 
 from clearhead.data.batches import Batches
 from clearhead.data.config import Augmentation, DataConfig
-from clearhead.data.dataset import DataSet, Images, Normalise
-from clearhead.data.datasets import load
-from clearhead.data.sheet import (
+from clearhead.data.contact_sheet import (
     EDGE,
     INK,
     LARGEST,
@@ -21,6 +19,8 @@ from clearhead.data.sheet import (
     contact_sheet,
     draw,
 )
+from clearhead.data.dataset import Dataset, Images, Normalize
+from clearhead.data.datasets import load_dataset
 
 
 def colours(sheet):
@@ -31,7 +31,7 @@ def colours(sheet):
 def sheet_of(shades, classes, size=5):
     images = torch.stack([torch.full((3, size, size), shade, dtype=torch.uint8) for shade, _ in shades])
     examples = Images(images, torch.tensor([label for _, label in shades]))
-    return contact_sheet(DataSet(examples, examples, examples, classes, Normalise((0.5,) * 3, (0.5,) * 3)))
+    return contact_sheet(Dataset(examples, examples, examples, classes, Normalize((0.5,) * 3, (0.5,) * 3)))
 
 
 def test_each_class_has_a_row_with_its_own_images():
@@ -55,22 +55,22 @@ def test_a_class_without_a_picture_leaves_its_row_empty():
 
 
 def test_the_odd_one_of_each_set_is_framed():
-    sheet = contact_sheet(load(DataConfig(name="oddity", set_size=4), seed=0))
+    sheet = contact_sheet(load_dataset(DataConfig(name="oddity", set_size=4), seed=0))
     assert MARKED in colours(sheet)
 
 
 def test_sequences_have_no_sheet():
     with pytest.raises(ValueError, match="a contact sheet needs images, got sequences"):
-        contact_sheet(load(DataConfig(name="reverse"), seed=0))
+        contact_sheet(load_dataset(DataConfig(name="reverse"), seed=0))
 
 
-def random_data(n_classes=2, size=48):
+def random_data(num_classes=2, size=48):
     """Two images of each class; those of 48 pixels are drawn as they are."""
     generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (2 * n_classes, 3, size, size), dtype=torch.uint8, generator=generator)
-    examples = Images(images, torch.arange(2 * n_classes) // 2)
-    return DataSet(
-        examples, examples, examples, tuple("abcdefghijklmnop"[:n_classes]), Normalise((0.4,) * 3, (0.2,) * 3)
+    images = torch.randint(0, 256, (2 * num_classes, 3, size, size), dtype=torch.uint8, generator=generator)
+    examples = Images(images, torch.arange(2 * num_classes) // 2)
+    return Dataset(
+        examples, examples, examples, tuple("abcdefghijklmnop"[:num_classes]), Normalize((0.4,) * 3, (0.2,) * 3)
     )
 
 
@@ -95,7 +95,7 @@ def test_augmented_images_are_those_that_training_would_be_given():
     for step in range(VERSIONS):
         normal = batches.at(step).inputs
         for place, row in enumerate(batches.order_of(step).tolist()):
-            given = data.normalise(rows[row][1 + step][None])[0]
+            given = data.normalize(rows[row][1 + step][None])[0]
             assert torch.allclose(given, normal[place], atol=0.5 / 255 / 0.2 + 1e-4)  # half a grey level
             assert not torch.equal(rows[row][1 + step], rows[row][0])
 
@@ -106,8 +106,8 @@ def test_without_augmentation_every_version_is_the_image_itself():
 
 
 def test_of_more_classes_fewer_images_of_each_are_shown_augmented():
-    def height(n_classes):
-        return augmented_sheet(random_data(n_classes, 8), DataConfig(name="folder"), seed=0).height
+    def height(num_classes):
+        return augmented_sheet(random_data(num_classes, 8), DataConfig(name="folder"), seed=0).height
 
     assert height(5) == height(10)
     assert height(12) > height(10) > height(2)
@@ -119,7 +119,7 @@ def test_an_image_that_is_white_at_its_border_has_a_visible_end():
 
 def test_sequences_have_no_augmented_sheet():
     with pytest.raises(ValueError, match="augmentation is for images, got reverse"):
-        augmented_sheet(load(DataConfig(name="reverse"), seed=0), DataConfig(name="reverse"), 0)
+        augmented_sheet(load_dataset(DataConfig(name="reverse"), seed=0), DataConfig(name="reverse"), 0)
 
 
 def test_a_sheet_has_a_size_that_can_be_drawn():

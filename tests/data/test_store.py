@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from clearhead import files
-from clearhead.data.sources import Here, Web
-from clearhead.data.store import Stored, cache_folder, has, is_complete, obtain, pick, read
+from clearhead.data.cache import CachedDataset, cache_folder, has, is_complete, obtain, pick, read
+from clearhead.data.sources import HttpSource, LocalSource
 from clearhead.files import sha256
 
 FILES = {"one": b"first", "two": b"second"}
@@ -18,7 +18,7 @@ def double(files):
     return {name: data[::2] for name, data in pick(files, ["one", "two"]).items()}
 
 
-STORED = Stored(
+STORED = CachedDataset(
     name="toy",
     digests={name: sha256(data) for name, data in FILES.items()},
     wanted=frozenset(FILES),
@@ -45,7 +45,7 @@ def folder(path, files):
 
 def test_the_first_source_that_has_it_is_used(cache, tmp_path, good):
     lines = []
-    sources = (Here(tmp_path / "absent"), Here(good), Here(tmp_path / "never tried"))
+    sources = (LocalSource(tmp_path / "absent"), LocalSource(good), LocalSource(tmp_path / "never tried"))
     assert not has("toy")
     assert obtain(STORED, sources, lines.append) == cache / "toy"
     assert has("toy")
@@ -58,7 +58,12 @@ def test_the_first_source_that_has_it_is_used(cache, tmp_path, good):
 def test_when_all_fail_each_is_named_with_its_reason(cache, tmp_path, server):
     wrong = folder(tmp_path / "wrong", {**FILES, "two": b"third!"})
     half = folder(tmp_path / "half", {"one": b"first"})
-    sources = (Here(tmp_path / "absent"), Here(wrong), Here(half), Web((f"{server.address}/one",)))
+    sources = (
+        LocalSource(tmp_path / "absent"),
+        LocalSource(wrong),
+        LocalSource(half),
+        HttpSource((f"{server.address}/one",)),
+    )
     with pytest.raises(LookupError) as caught:
         obtain(STORED, sources, said)
     message = str(caught.value)
@@ -72,7 +77,7 @@ def test_when_all_fail_each_is_named_with_its_reason(cache, tmp_path, server):
 
 def test_a_wrong_download_is_not_kept_for_the_next_try(cache, server):
     server.files = {"/one": b"ffiirrsstt", "/two": b"wrong"}
-    source = Web((f"{server.address}/one", f"{server.address}/two"))
+    source = HttpSource((f"{server.address}/one", f"{server.address}/two"))
     with pytest.raises(LookupError, match="two is not what its makers published"):
         obtain(STORED, (source,), said)
     server.files["/two"] = b"sseeccoonndd"
@@ -83,7 +88,7 @@ def test_a_wrong_download_is_not_kept_for_the_next_try(cache, server):
 def test_a_page_instead_of_an_archive_is_not_kept_for_the_next_try(cache, server):
     """What a hotel's network answers with, until one has signed in."""
     server.files = {"/toy.tar": b"<html>please sign in</html>"}
-    source = Web((f"{server.address}/toy.tar",))
+    source = HttpSource((f"{server.address}/toy.tar",))
     with pytest.raises(
         LookupError, match=r"toy\.tar must be a whole \.tar, \.tar\.gz or \.zip archive, got a damaged one"
     ):
@@ -103,12 +108,12 @@ def test_a_cache_that_cannot_be_made_is_named(tmp_path, good, monkeypatch):
     (tmp_path / "file").write_text("where a folder should be")
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "file/cache"))
     with pytest.raises(OSError, match="file/cache"):
-        obtain(STORED, (Here(good),), said)
+        obtain(STORED, (LocalSource(good),), said)
 
 
 def test_an_interrupted_download_is_kept_for_the_next_try(cache, server):
     server.files = {"/one": b"ffiirrsstt", "/two": b"sseeccoonndd"}
-    source = Web((f"{server.address}/one", f"{server.address}/two"))
+    source = HttpSource((f"{server.address}/one", f"{server.address}/two"))
     server.at_once = 0
     with pytest.raises(LookupError, match="the answer ended after 0 of 10 bytes"):
         obtain(STORED, (source,), said)
@@ -122,11 +127,11 @@ def test_an_interrupted_download_is_kept_for_the_next_try(cache, server):
 def test_a_copy_that_is_absent_or_was_changed_is_noticed(cache, good):
     with pytest.raises(LookupError, match=r"toy must be fetched before it is used, .*; run: clearhead data get toy"):
         read(STORED, "one")
-    obtain(STORED, (Here(good),), said)
+    obtain(STORED, (LocalSource(good),), said)
     (cache / "toy/one").write_bytes(b"First")
     with pytest.raises(ValueError, match="must be as it was fetched, got other bytes; run: clearhead data get toy"):
         read(STORED, "one")
-    obtain(STORED, (Here(good),), said)
+    obtain(STORED, (LocalSource(good),), said)
     assert read(STORED, "one") == b"first"
 
 
@@ -135,7 +140,7 @@ def test_a_decoder_that_fails_is_a_source_that_fails(cache, good):
         raise ValueError("it is damaged")
 
     with pytest.raises(LookupError, match="good: it is damaged"):
-        obtain(replace(STORED, decode=refuse), (Here(good),), said)
+        obtain(replace(STORED, decode=refuse), (LocalSource(good),), said)
 
 
 def test_a_full_disk_is_no_fault_of_the_source(cache, good, monkeypatch):
@@ -144,7 +149,7 @@ def test_a_full_disk_is_no_fault_of_the_source(cache, good, monkeypatch):
 
     monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(OSError, match="No space left on device"):
-        obtain(STORED, (Here(good), Here(good)), said)
+        obtain(STORED, (LocalSource(good), LocalSource(good)), said)
     assert not has("toy")
     assert list((cache / "toy").iterdir()) == []
 
@@ -157,7 +162,7 @@ def test_the_cache_is_where_the_user_says(cache, monkeypatch):
 
 def test_a_copy_is_complete_when_every_file_has_its_digest(cache, good):
     assert not is_complete(STORED)
-    obtain(STORED, (Here(good),), said)
+    obtain(STORED, (LocalSource(good),), said)
     assert is_complete(STORED)
     (cache / "toy/one").write_bytes(b"First")
     assert not is_complete(STORED)

@@ -3,12 +3,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.data import own_files
-from clearhead.data.characters import read_text
+from clearhead.data import text_files
 from clearhead.data.config import DataConfig
-from clearhead.data.datasets import load
-from clearhead.data.limits import MOST_SYMBOLS
+from clearhead.data.datasets import load_dataset
 from clearhead.data.text import ids_of
+from clearhead.data.text_files import MOST_SYMBOLS
+from clearhead.data.vocab import read_text
 
 TEXT = "".join(chr(97 + i * i % 7) for i in range(500)) + "é\n"
 
@@ -24,35 +24,35 @@ def text_of(data, ids):
 
 
 def test_each_window_is_followed_by_its_next_character(file):
-    data = load(DataConfig(name="text", file=file, length=10), seed=0)
-    inputs, targets = data.train.take(torch.arange(len(data.train)))
+    data = load_dataset(DataConfig(name="text", file=file, length=10), seed=0)
+    inputs, targets = data.train.get_batch(torch.arange(len(data.train)))
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
     for start in (0, 7, len(data.train) - 1):
         assert text_of(data, inputs[start]) + text_of(data, targets[start, -1:]) == TEXT[start : start + 11]
 
 
 def test_the_end_validates_and_is_not_learnt(file):
-    data = load(DataConfig(name="text", file=file, length=10), seed=0)
+    data = load_dataset(DataConfig(name="text", file=file, length=10), seed=0)
     n_learned = len(TEXT) * 9 // 10
-    _, last = data.train.take(torch.tensor([len(data.train) - 1]))
+    _, last = data.train.get_batch(torch.tensor([len(data.train) - 1]))
     assert text_of(data, last[0]) == TEXT[n_learned - 10 : n_learned]
-    inputs, _ = data.validation.take(torch.arange(len(data.validation)))
+    inputs, _ = data.validation.get_batch(torch.arange(len(data.validation)))
     assert text_of(data, inputs.flatten()) == TEXT[n_learned : n_learned + 50]
     assert len(data.test) == 0
 
 
 def test_fewer_windows_validate_when_so_asked(file):
-    data = load(DataConfig(name="text", file=file, length=10, validation=2, limit=7), seed=0)
+    data = load_dataset(DataConfig(name="text", file=file, length=10, validation=2, limit=7), seed=0)
     assert (len(data.train), len(data.validation)) == (7, 2)
-    inputs, targets = data.validation.take(torch.arange(2))
+    inputs, targets = data.validation.get_batch(torch.arange(2))
     assert text_of(data, inputs.flatten()) + text_of(data, targets[1, -1:]) == TEXT[-21:]
-    assert len(load(DataConfig(name="text", file=file, validation=0), seed=0).validation) == 0
+    assert len(load_dataset(DataConfig(name="text", file=file, validation=0), seed=0).validation) == 0
 
 
 def test_bytes_are_256_symbols(file):
-    data = load(DataConfig(name="text", file=file, length=10, level="byte"), seed=0)
+    data = load_dataset(DataConfig(name="text", file=file, length=10, level="byte"), seed=0)
     assert len(data.symbols) == 256
-    assert data.train.take(torch.tensor([0]))[0][0, 0] == ord(TEXT[0])
+    assert data.train.get_batch(torch.tensor([0]))[0][0, 0] == ord(TEXT[0])
 
 
 @pytest.mark.parametrize(("validation", "least"), [(1, 161), (1000, 161), (0, 17)])
@@ -60,9 +60,9 @@ def test_a_text_that_is_too_short_is_refused_and_one_that_is_just_long_enough_is
     config = DataConfig(name="text", file=str(tmp_path / "short.txt"), length=16, validation=validation)
     (tmp_path / "short.txt").write_text(TEXT[: least - 1])
     with pytest.raises(ValueError, match=f"have {least} characters or more for windows of 16, got {least - 1} in"):
-        load(config, seed=0)
+        load_dataset(config, seed=0)
     (tmp_path / "short.txt").write_text(TEXT[:least])
-    assert len(load(config, seed=0).train) >= 1
+    assert len(load_dataset(config, seed=0).train) >= 1
 
 
 @given(st.lists(st.text()))
@@ -88,7 +88,7 @@ def test_a_text_in_pieces_is_the_same_text(tmp_path, monkeypatch):
     text = "aé€\N{GRINNING FACE}\r\n" * 50 + "€"
     (tmp_path / "x").write_text(text, "utf-8-sig", newline="")
     whole = read_text(str(tmp_path / "x"), "character")
-    monkeypatch.setattr(own_files, "PIECE", 3)
+    monkeypatch.setattr(text_files, "PIECE", 3)
     pieces = read_text(str(tmp_path / "x"), "character")
     assert "".join(pieces) == "".join(whole) == text
     assert len(pieces) > len(whole)

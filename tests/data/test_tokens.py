@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.data.tokens import BEGIN, END, IGNORED, MARKS, PAD, Vocabulary
+from clearhead.data.vocab import BEGIN, END, IGNORED, MARKS, PAD, Vocabulary
 
 LETTERS = Vocabulary.marked("cab")
 
@@ -49,6 +49,6 @@ def test_of_very_many_symbols_the_first_are_named():
 
 
 def test_tokens_and_dictionaries_need_no_torch():
-    code = "import sys, clearhead.data.tokens, clearhead.data.dictionary, clearhead.data.characters"
-    code += ", clearhead.data.word_list; sys.exit('torch' in sys.modules)"
+    code = "import sys, clearhead.data.vocab, clearhead.data.vocab, clearhead.data.vocab"
+    code += ", clearhead.data.vocab; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from clearhead.data.config import DataConfig
-from clearhead.data.datasets import load
+from clearhead.data.datasets import load_dataset
 
 ALL = torch.arange(2000)
 
 
 def examples(question, length, split="train"):
     config = DataConfig(name="whole", question=question, length=length, validation=2000)
-    return getattr(load(config, seed=5), split).take(ALL)
+    return getattr(load_dataset(config, seed=5), split).get_batch(ALL)
 
 
 def commonest(ids):

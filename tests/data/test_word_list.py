@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.data.word_list import MOST, read_words, words_of
+from clearhead.data.vocab import MOST, read_words, words_of
 
 
 def test_the_dictionarys_words_have_letters_only():

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from clearhead.data.config import DataConfig
-from clearhead.data.datasets import load
-from clearhead.data.tokens import BEGIN, END, IGNORED, PAD, Vocabulary
+from clearhead.data.datasets import load_dataset
+from clearhead.data.vocab import BEGIN, END, IGNORED, PAD, Vocabulary
 
 
 @pytest.fixture
@@ -11,11 +11,11 @@ def data(tmp_path):
     (tmp_path / "names.txt").write_text(
         "\n".join(f"{a}{b}{c}"[: 2 + (c == "k")] for a in "abc" for b in "xyz" for c in "kl")
     )
-    return load(DataConfig(name="words", file=str(tmp_path / "names.txt"), validation=2), seed=0)
+    return load_dataset(DataConfig(name="words", file=str(tmp_path / "names.txt"), validation=2), seed=0)
 
 
 def test_each_letter_is_told_from_the_ones_before(data):
-    inputs, targets = data.train.take(torch.arange(len(data.train)))
+    inputs, targets = data.train.get_batch(torch.arange(len(data.train)))
     assert (inputs[:, 0] == BEGIN).all()
     for given, asked in zip(inputs.tolist(), targets.tolist(), strict=True):
         word = [i for i in given[1:] if i != PAD]
@@ -28,7 +28,7 @@ def test_parts_have_no_common_word(data):
     seen = [
         "".join(known.read(row))
         for part in (data.train, data.validation, data.test)
-        for row in part.take(torch.arange(len(part)))[0].tolist()
+        for row in part.get_batch(torch.arange(len(part)))[0].tolist()
     ]
     assert len(seen) == len(set(seen)) == 18
     assert len(data.validation) == 2
@@ -36,6 +36,6 @@ def test_parts_have_no_common_word(data):
 
 
 def test_the_embedded_words_are_there_without_a_file():
-    data = load(DataConfig(name="words", limit=100), seed=0)
+    data = load_dataset(DataConfig(name="words", limit=100), seed=0)
     assert (len(data.train), len(data.validation)) == (100, 1000)
     assert len(data.symbols) == 29

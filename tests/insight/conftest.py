@@ -18,18 +18,18 @@ D = WIDTH // HEADS
 class ByHand(nn.Module):
     """x (B,L,E) -> (B,L,E). `weights` is what a subclass's own formula gave, (B,H,Q,K)."""
 
-    def __init__(self, n_heads=HEADS, dropout=0.0):
+    def __init__(self, num_heads=HEADS, dropout=0.0):
         super().__init__()
-        self.qkv, self.out, self.n_heads, self.p = (
+        self.qkv, self.out, self.num_heads, self.p = (
             nn.Linear(WIDTH, 3 * WIDTH),
             nn.Linear(WIDTH, WIDTH),
-            n_heads,
+            num_heads,
             dropout,
         )
         self.drop = nn.Dropout(dropout)
 
     def forward(self, x):
-        q, k, v = (y.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        q, k, v = (y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
         return self.out(self.attend(scores, v).transpose(1, 2).flatten(2))
 
@@ -98,7 +98,7 @@ class OwnDropout(ByHand):
 
 class TalkingHeads(ByHand):
     def attend(self, scores, v):
-        mix = torch.eye(self.n_heads).flip(0) + 0.5
+        mix = torch.eye(self.num_heads).flip(0) + 0.5
         self.weights = torch.einsum("bhij,hg->bgij", scores.softmax(-1), mix)
         return self.weights @ v
 
@@ -151,7 +151,7 @@ class OurReference(nn.Module):
 
 def small_vit():
     config = VisionConfig(
-        width=WIDTH, depth=2, n_heads=HEADS, hidden=16, image_size=8, patch_size=4, channels=1, n_classes=3
+        width=WIDTH, depth=2, num_heads=HEADS, hidden=16, image_size=8, patch_size=4, channels=1, num_classes=3
     )
     return VisionTransformer(config)
 

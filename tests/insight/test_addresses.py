@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.insight.addresses import Places, is_compiled, paths_of, unknown
+from clearhead.insight.capture import ModuleStack, is_compiled, paths_of, unknown
 
 
 class Fails(nn.Module):
@@ -32,7 +32,7 @@ class Forgives(nn.Module):
 def test_modules_are_left_also_when_they_raise():
     addresses = []
     model = Forgives(lambda: addresses.append(places.next_address()))
-    places = Places(model)
+    places = ModuleStack(model)
     with places.followed():
         model(torch.ones(2))
         model.linear.register_forward_hook(lambda *_: addresses.append(places.next_address()))
@@ -48,7 +48,7 @@ def test_modules_are_as_before_afterwards_also_those_with_a_forward_of_their_own
     before = [dict(vars(module)) for module in model.modules()]
 
     def fail_inside():
-        with Places(model).followed():
+        with ModuleStack(model).followed():
             assert all("forward" in vars(module) for module in model.modules())
             assert inspect.signature(model[0].forward) == inspect.signature(nn.Linear(2, 2).forward)
             assert torch.equal(model[1](torch.ones(2)), torch.full((2,), 2.0))
@@ -81,7 +81,7 @@ def test_an_unknown_address_is_answered_with_the_nearest_and_all():
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_scripted_modules_are_passed_over():
     model = nn.Sequential(torch.jit.script(nn.Linear(2, 2)), nn.Linear(2, 2))
-    places = Places(model)
+    places = ModuleStack(model)
     with places.followed():
         assert "forward" in vars(model[1])
         assert model(torch.ones(2)).shape == (2,)

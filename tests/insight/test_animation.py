@@ -3,7 +3,7 @@ import pytest
 import torch
 from PIL import Image
 
-from clearhead.insight.animation import LAST, save_animation
+from clearhead.insight.head_plots import LAST, save_animation
 
 
 def test_one_frame_for_each_step_and_the_last_stays(tmp_path):

@@ -2,7 +2,7 @@
 
 import torch
 
-from clearhead.insight.calls import Fused, of_heads, repeated
+from clearhead.insight.calls import SDPACall, of_heads, repeated
 
 
 def test_heads_of_a_group_share_their_keys():
@@ -17,7 +17,7 @@ def test_heads_of_a_group_share_their_keys():
 def test_half_precision_is_summed_in_float32():
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 2, 4, 64).bfloat16()
-    call = Fused(q, k, v, None, 0.0, False, 0.125, v)
+    call = SDPACall(q, k, v, None, 0.0, False, 0.125, v)
     exact = (0.125 * q.double() @ k.double().mT).softmax(-1)
     weights = call.weights([0, 1], slice(None))
     assert weights.dtype == torch.bfloat16
@@ -27,7 +27,7 @@ def test_half_precision_is_summed_in_float32():
 def test_replaced_heads_keep_the_memory_layout_of_the_output():
     """A model may go on with a view that needs it."""
     out = torch.randn(2, 4, 3, 5).transpose(1, 2)
-    call = Fused(out, out, out, None, 0.0, False, 1.0, out)
+    call = SDPACall(out, out, out, None, 0.0, False, 1.0, out)
     new = call.with_replaced([2], torch.zeros(2, 1, 4, 5))
     assert new.stride() == out.stride()
     assert new[:, 2].count_nonzero() == 0

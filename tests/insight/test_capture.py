@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from clearhead.insight.capture import captured, unannounced
+from clearhead.insight.capture import captured, without_dispatch
 from clearhead.insight.look import look
 
 
@@ -53,7 +53,7 @@ def test_unannounced_is_the_same_function():
     )
     args = (x, x, x, 4, 2, *rest)
     plain = F.multi_head_attention_forward(*args, need_weights=True)
-    same = unannounced(F.multi_head_attention_forward)(*args, need_weights=True)
+    same = without_dispatch(F.multi_head_attention_forward)(*args, need_weights=True)
     assert all(torch.equal(a, b) for a, b in zip(plain, same, strict=True))
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.insight.figures import draw_alignment, draw_head, draw_over_image, draw_tokens, draw_wall
+from clearhead.insight.plots import draw_alignment, draw_head, draw_over_image, draw_tokens, draw_wall
 
 WEIGHTS = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).softmax(-1)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.insight.figures_heads import MOST_BARS, draw_aggregates, draw_entropy, draw_ranking, draw_strip
+from clearhead.insight.head_plots import MOST_BARS, draw_aggregates, draw_entropy, draw_ranking, draw_strip
 
 
 def drawn(figure):

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 import clearhead
-from clearhead.insight.edit import edit
-from clearhead.insight.heads import class_token_mass, diagonality, distance, distances, entropy, head_importance
+from clearhead.insight.edit import class_token_mass, diagonality, distance, distances, edit, entropy, head_importance
 from clearhead.nn.attention import MultiHeadAttention
 
 

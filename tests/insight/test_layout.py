@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from clearhead.insight.layout import einsum_layout, matmul_layout
+from clearhead.insight.calls import einsum_layout, matmul_layout
 
 EQUATIONS = {
     "bhqk,bhkd->bhqd": (2, 3),

@@ -8,7 +8,7 @@ from clearhead.insight.leaks import Leak, future_leak, movement, padding_leak
 from clearhead.models.config import LanguageConfig, Seq2SeqConfig
 
 N_IDS, L = 11, 6
-SMALL = {"width": 8, "depth": 1, "n_heads": 2, "hidden": 16}
+SMALL = {"width": 8, "depth": 1, "num_heads": 2, "hidden": 16}
 TABLE = torch.randn(N_IDS, 4, generator=torch.Generator().manual_seed(1))
 
 
@@ -88,7 +88,7 @@ def test_our_models_keep_the_future_and_the_padding_to_themselves():
     model = LanguageModel(LanguageConfig(n_tokens=N_IDS, context=L, **SMALL)).eval()
     assert future_leak(model, ids(), N_IDS) is None
     assert padding_leak(model, ids(), torch.tensor([3, 6]), N_IDS) is None  # causal: the padding is the future
-    model = Seq2Seq(Seq2SeqConfig(n_source=N_IDS, n_target=N_IDS, **SMALL)).eval()
+    model = Seq2Seq(Seq2SeqConfig(src_vocab_size=N_IDS, tgt_vocab_size=N_IDS, **SMALL)).eval()
     target, lengths = ids(length=4), torch.tensor([3, 6])
     assert future_leak(lambda ids: model(target, ids), ids(), N_IDS) is None
     told = padding_leak(

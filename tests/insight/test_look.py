@@ -20,9 +20,9 @@ def test_the_output_is_bit_identical_and_weights_explain_it(kind):
     assert max(seen.verify().values()) < 1e-5
     for address in seen:
         layer = seen[address]
-        assert layer.weights().shape == (layer.batch, layer.n_heads, layer.n_queries, layer.n_keys)
+        assert layer.weights().shape == (layer.batch, layer.num_heads, layer.n_queries, layer.n_keys)
         torch.testing.assert_close(layer.weights().sum(-1), torch.ones(layer.out.shape[:3]))
-        assert layer.n_heads == 2
+        assert layer.num_heads == 2
 
 
 def state_of(model):
@@ -84,7 +84,7 @@ def test_attention_by_hand_is_seen_in_every_order_of_axes(by_hand, written):
     layer = seen[by_hand.__name__]
     torch.testing.assert_close(layer.weights(), model.weights)
     assert seen.verify()[by_hand.__name__] < 1e-6
-    assert layer.n_heads == 2
+    assert layer.num_heads == 2
 
 
 @pytest.mark.parametrize("name", ["ByHand", "Functional", "Einsum", "OwnDropout"])
@@ -129,7 +129,7 @@ def test_it_works_in_other_modes_of_torch(kind, mode):
 
 
 def test_cross_attention_of_our_encoder_decoder():
-    config = Seq2SeqConfig(width=8, depth=1, n_heads=2, hidden=16, n_source=9, n_target=9)
+    config = Seq2SeqConfig(width=8, depth=1, num_heads=2, hidden=16, src_vocab_size=9, tgt_vocab_size=9)
     model = Seq2Seq(config).eval()
     source, target = torch.randint(0, 9, (2, 6)), torch.randint(0, 9, (2, 4))
     seen = look(model, source, target)

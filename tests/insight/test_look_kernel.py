@@ -7,9 +7,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from clearhead.insight.calls import Fused
-from clearhead.insight.look import look
-from clearhead.insight.seen import SeenLayer
+from clearhead.insight.calls import SDPACall
+from clearhead.insight.look import AttentionRecord, look
 
 
 class Kernel(nn.Module):
@@ -90,7 +89,7 @@ def test_one_row_of_one_head_takes_memory_for_one_row(options):
     out = torch.empty(
         1, 2, n, 4
     )  # what the kernel would give takes seconds at this length, and no weights depend on it
-    layer = SeenLayer("", "sdpa", "", Fused(q, k, v, None, 0.0, bool(options), 0.5, out))
+    layer = AttentionRecord("", "sdpa", "", SDPACall(q, k, v, None, 0.0, bool(options), 0.5, out))
     with Made(q, k, v, out) as made:
         weights = layer.weights(head=1, rows=[n - 1])
     assert weights.shape == (1, 1, 1, n)
@@ -103,6 +102,6 @@ def test_long_answers_are_computed_in_pieces(monkeypatch):
     q, k, v = torch.randn(3, 2, 3, 7, 4)
     seen = look(Kernel(), q, k, v, is_causal=True)
     whole, difference = seen["Kernel"].weights(), seen.verify()
-    monkeypatch.setattr("clearhead.insight.seen.PIECE", 2 * 3 * 7 * 2)  # two rows
+    monkeypatch.setattr("clearhead.insight.look.PIECE", 2 * 3 * 7 * 2)  # two rows
     torch.testing.assert_close(seen["Kernel"].weights(), whole)
     assert seen.verify()["Kernel"] == pytest.approx(difference["Kernel"], abs=1e-6)

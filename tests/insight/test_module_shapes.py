@@ -7,21 +7,23 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from clearhead.insight.module_shapes import module_shapes
-from clearhead.models.shapes_table import as_text
+from clearhead.models.shapes import as_text
 
 
 class Block(nn.Module):
     """As many write it: one matrix for q, k, v, and the fused kernel by keyword."""
 
-    def __init__(self, width, n_heads):
+    def __init__(self, width, num_heads):
         super().__init__()
-        self.n_heads = n_heads
+        self.num_heads = num_heads
         self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.SiLU(), nn.Linear(4 * width, width))
 
     def forward(self, x):
-        q, k, v = (y.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for y in self.qkv(self.ln1(x)).chunk(3, dim=-1))
+        q, k, v = (
+            y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for y in self.qkv(self.ln1(x)).chunk(3, dim=-1)
+        )
         y = F.scaled_dot_product_attention(query=q, key=k, value=v, is_causal=True)
         x = x + self.proj(y.transpose(1, 2).flatten(2))
         x += self.mlp(self.ln2(x))

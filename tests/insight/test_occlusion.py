@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.insight import occlusion as module
-from clearhead.insight.occlusion import cells_of, deletion_area, deletion_curve, occlusion
+from clearhead.insight import attribution as module
+from clearhead.insight.attribution import cells_of, deletion_area, deletion_curve, occlusion
 
 
 class Corner(nn.Module):

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import nn
 
+from clearhead.insight.attribution import relevance, relevance_across, weight_gradient
 from clearhead.insight.edit import edit
 from clearhead.insight.look import look
-from clearhead.insight.relevance import relevance, relevance_across, weight_gradient
 from clearhead.nn.attention import MultiHeadAttention
 
 

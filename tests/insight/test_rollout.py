@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from clearhead.insight.attribution import maximum, mean, rollout, rollout_across, to_answer
 from clearhead.insight.look import look
-from clearhead.insight.rollout import maximum, mean, rollout, rollout_across, to_answer
 from clearhead.models.config import Seq2SeqConfig
 from clearhead.models.seq2seq import Seq2Seq
 
@@ -104,7 +104,7 @@ def test_layers_that_do_not_fit_are_refused(layers, pair):
 
 
 def test_from_what_look_saw_of_our_own_encoder_decoder():
-    config = Seq2SeqConfig(width=8, depth=2, n_heads=2, n_source=5, n_target=5, decoder_depth=3)
+    config = Seq2SeqConfig(width=8, depth=2, num_heads=2, src_vocab_size=5, tgt_vocab_size=5, decoder_depth=3)
     seen = look(Seq2Seq(config).eval(), torch.randint(0, 5, (2, 4)), torch.randint(0, 5, (2, 6)))
     weights = {address: seen[address].weights() for address in seen}
     encoder = [w for address, w in weights.items() if address.startswith("encoder")]

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from clearhead.insight.look import look
-from clearhead.insight.seen import check_heads, check_rows
+from clearhead.insight.look import check_heads, check_rows, look
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from clearhead.insight.softmaxes import Trails, dropout_rate, is_in_place, moved_axis
+from clearhead.insight.softmaxes import SoftmaxTracker, dropout_rate, is_in_place, moved_axis
 
 SHARES = torch.rand(2, 3, 4, 5).softmax(-1)
 
@@ -43,7 +43,7 @@ def test_a_single_key_is_found_too():
 
 
 def started():
-    trails, shares = Trails(), SHARES.clone()
+    trails, shares = SoftmaxTracker(), SHARES.clone()
     trails.start(shares, (shares, -1), {})
     return trails, shares
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.insight.style import bar, blank, heat, limits, numbers, tick_names
+from clearhead.insight.plots import bar, blank, heat, limits, numbers, tick_names
 
 
 def test_tensors_and_arrays_alike():

@@ -4,19 +4,18 @@ import pytest
 import torch
 
 from clearhead import lab
-from clearhead.lab import columns, elongated_key, moved_key, places, saturation, temperature, torch_weights
-from clearhead.lab.claim import LESSONS, Result, at_least
-from clearhead.lab.claims import ALL, CLAIMS, find, suggestions
-from clearhead.lab.settings import settings
-from clearhead.nn.positions import SinusoidalPositions
+from clearhead.lab import attention_maps, heads, keys, temperature, vision
+from clearhead.lab.claim import LESSONS, Result, at_least, settings
+from clearhead.lab.registry import ALL, CLAIMS, find, suggestions
+from clearhead.nn.positions import SinusoidalPosEmbed
 
 MISTAKES = {
     "temperature": {"rule": temperature.softargmin},
-    "saturation": {"scale": saturation.unscaled},
+    "saturation": {"scale": temperature.unscaled},
     "columns": {"keys_first": False},
-    "moved-key": {"rule": moved_key.scaled_down},
-    "elongated-key": {"rule": elongated_key.divided_by_alpha},
-    "equivariance": {"positions": SinusoidalPositions()},
+    "moved-key": {"rule": keys.scaled_down},
+    "elongated-key": {"rule": keys.divided_by_alpha},
+    "equivariance": {"positions": SinusoidalPosEmbed()},
     "running-linear": {"beta": 0.0},
     "convolution": {"beta": 0.5},
     "additive-mask": {"low": -10.0},
@@ -24,7 +23,7 @@ MISTAKES = {
     "hard-and-soft": {"beta": 1.0},
     "own-token": {"same_projection": True},
     "permutation": {"by_place": False},
-    "torch-weights": {"read": torch_weights.rows},
+    "torch-weights": {"read": heads.rows},
     "head-outputs": {"mix_weights": True},
     "graph": {"mask_edges": False},
     "feed-forward": {"attention": True},
@@ -36,9 +35,9 @@ MISTAKES = {
     "cross-attention": {"encoder_queries": True},
     "multi-head": {"from_left": False},
     "heads-as-groups": {"one_kernel": True},
-    "several-heads": {"n_heads": 1},
+    "several-heads": {"num_heads": 1},
     "augmentation": {"crop": 0},
-    "learned-positions": {"rule": places.place_only},
+    "learned-positions": {"rule": vision.place_only},
     "positions": {"placed": False},
     "gradient-path": {"attends": False},
     "in-turn": {"recurrent": True},
@@ -118,18 +117,22 @@ DIFFERENCE = "largest difference of the formula from measurement"
     [
         ("elongated-key", {"beta": -1.0}, "change of A_a where z_a > 0"),
         ("elongated-key", {"beta": -1.0}, "change of A_a where z_a < 0"),
-        ("elongated-key", {"rule": elongated_key.divided_by_alpha}, f"weights: {DIFFERENCE}"),
-        ("elongated-key", {"rule": elongated_key.divided_by_alpha}, f"output: {DIFFERENCE}"),
+        ("elongated-key", {"rule": keys.divided_by_alpha}, f"weights: {DIFFERENCE}"),
+        ("elongated-key", {"rule": keys.divided_by_alpha}, f"output: {DIFFERENCE}"),
         ("hard-and-soft", {"beta": -math.inf}, "hard, self: distance from one-hot rows"),
         ("permutation", {"beta": 1.0}, "distance from the tokens themselves"),
         ("convolution", {"border_mask": False}, "largest difference from conv1d"),
         ("hidden-row", {"low": -1.0}, "distance of its weights from 1/n each"),
         ("hard-and-soft", {"beta": 1.0}, "hard, two best keys tie: distance from the mean of their values"),
-        ("saturation", {"scale": saturation.unscaled}, "fraction of logits with a gradient below 1e-6, with the scale"),
+        (
+            "saturation",
+            {"scale": temperature.unscaled},
+            "fraction of logits with a gradient below 1e-6, with the scale",
+        ),
         ("class-token", {"mean": True}, "class token: tokens that the answer is read from"),
         ("stages", {"dropout": 0.0}, "same input twice, training stage: difference"),
         ("stages", {"testing": False}, "one pass in the testing stage: the weights move by"),
-        ("saturation", {"scale": saturation.unscaled}, "all logits 1000 larger, spread the same: entropy left"),
+        ("saturation", {"scale": temperature.unscaled}, "all logits 1000 larger, spread the same: entropy left"),
         ("feed-forward", {"attention": True}, "places that the answer at one place depends on"),
         ("gradient-path", {"forget": 8.0}, "LSTM alone: the same"),
         ("skip-connections", {"has_skip": False}, "Xavier + GELU, skips: gradient, 24 layers over 2"),
@@ -147,8 +150,8 @@ def test_weights_that_are_no_softargmax_refute_both_orders_of_the_moved_key(monk
         weights = weights / weights.sum(-1, keepdim=True)
         return weights @ v, weights
 
-    monkeypatch.setattr(moved_key, "attend_reference", squared)
-    refuted = {check.name for check in moved_key.run().checks if not check.ok}
+    monkeypatch.setattr(keys, "attend_reference", squared)
+    refuted = {check.name for check in keys.run_moved_key().checks if not check.ok}
     assert "relative error of the first-order formula" in refuted
     assert any(name.startswith("error of the second-order mean") for name in refuted)
 
@@ -170,7 +173,7 @@ def test_the_mistake_of_a_training_run_is_refuted_by_the_number_it_is_about(slug
 
 
 def test_the_wrong_columns_are_as_wide_as_the_model():
-    assert [check.value for check in columns.run(keys_first=False).checks[2:4]] == [768, 768]
+    assert [check.value for check in attention_maps.run_columns(keys_first=False).checks[2:4]] == [768, 768]
 
 
 def test_a_number_that_is_none_proves_nothing():
@@ -263,7 +266,7 @@ EXPERIMENTS = {
         ("saturation", {"n_keys": 256}),
         ("saturation", {"width": 4096}),
         ("any-size", {"context": 40}),
-        ("head-outputs", {"n_heads": 16}),
+        ("head-outputs", {"num_heads": 16}),
     ],
 )
 def test_a_true_statement_holds_with_every_setting_that_it_covers(slug, changes):

@@ -18,7 +18,7 @@ from clearhead.lab.constructions import (
     pointwise,
     soft_attention_as_linear,
 )
-from clearhead.nn.feedforward import FeedForward
+from clearhead.nn.blocks import MLP
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 both_dtypes = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -99,7 +99,7 @@ def test_attention_passes_messages_on_a_graph(is_complete):
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_feed_forward_net_is_two_1x1_convolutions(bias):
-    net, x = FeedForward(4, 9, bias=bias).double(), torch.randn(2, 5, 4, dtype=torch.float64)
+    net, x = MLP(4, 9, bias=bias).double(), torch.randn(2, 5, 4, dtype=torch.float64)
     torch.testing.assert_close(feedforward_as_convolutions(net)(x.mT).mT, net(x))
 
 

@@ -8,17 +8,15 @@ import pytest
 import torch
 from matplotlib.text import Text
 
-from clearhead.lab.claim import Curve, Result, below, equals
-from clearhead.lab.claims import CLAIMS
-from clearhead.lab.claims import run as run_claim
-from clearhead.lab.figures import images, imitations, keys, style
-from clearhead.lab.figures.gallery import DRAWN, FIGURES, FROM_RESULTS, draw_claim, draw_result, save
-from clearhead.lab.rivals import NAMES
-from clearhead.lab.saturation import measure
-from clearhead.lab.settings import settings
-from clearhead.lab.stages import weight_change
-from clearhead.nn.attention import MultiHeadAttention
-from clearhead.nn.softargmax import softargmax
+from clearhead.lab import convolutions, imitations, keys, plots
+from clearhead.lab.claim import Curve, Result, below, equals, settings
+from clearhead.lab.lstm import NAMES
+from clearhead.lab.plots import save
+from clearhead.lab.registry import CLAIMS, DRAWN, FIGURES, FROM_RESULTS, draw_claim, draw_result
+from clearhead.lab.registry import run as run_claim
+from clearhead.lab.temperature import measure
+from clearhead.lab.training import weight_change
+from clearhead.nn.attention import MultiHeadAttention, softargmax
 
 SETTINGS = {
     "n_keys": 2,
@@ -59,7 +57,7 @@ def faults(figure):
     texts = drawn_texts(figure)
     boxes = [Text.get_window_extent(text) for text in texts]
     width, height = figure.bbox.size
-    found = [f"small: {text.get_text()}" for text in texts if text.get_fontsize() < style.SMALL]
+    found = [f"small: {text.get_text()}" for text in texts if text.get_fontsize() < plots.SMALL]
     for text, box in zip(texts, boxes, strict=True):
         if box.x0 < 0 or box.y0 < 0 or box.x1 > width or box.y1 > height:
             found.append(f"cut off: {text.get_text()}")
@@ -74,7 +72,7 @@ def test_everything_can_be_read_and_follows_the_seed(slug):
     pictures = set()
     for seed in (0, 1):
         figure = FIGURES[slug](seed=seed)
-        assert tuple(figure.get_size_inches()) == style.SIZE
+        assert tuple(figure.get_size_inches()) == plots.SIZE
         assert figure.get_suptitle()  # what the claim shows, in one sentence
         assert not faults(figure), seed
         check_colour_bars(figure)
@@ -108,7 +106,7 @@ def measured(lengths, share, gradient):
 def test_what_a_training_found_can_be_read_and_is_what_is_drawn(lengths, share, gradient):
     result = measured(lengths, share, gradient)
     figure = draw_result("recurrence", result)
-    assert tuple(figure.get_size_inches()) == style.SIZE
+    assert tuple(figure.get_size_inches()) == plots.SIZE
     assert not faults(figure)
     drawn = {(line.get_label(), *line.get_ydata()) for axes in figure.axes for line in axes.lines}
     assert drawn == {
@@ -200,7 +198,7 @@ def test_a_result_without_curves_is_drawn_by_its_checks(slug):
     assert not faults(figure)
     (axes,) = figure.axes
     assert [bar.get_width() for bar in axes.patches] == [check.value for check in checks]
-    right, wrong = style.TRUTH, style.MISTAKE
+    right, wrong = plots.TRUTH, plots.MISTAKE
     assert [matplotlib.colors.to_hex(bar.get_facecolor()).upper() for bar in axes.patches] == [right, wrong, right]
 
 
@@ -229,10 +227,10 @@ def test_what_was_trained_stands_beside_random_weights():
 
 
 def test_the_faults_are_found():
-    figure, (left, right) = style.canvas("AB")
-    style.name(left, "a title that is far too long for half of a figure, and so is cut off at both of its ends")
-    style.label(right, 0.5, 0.5, "one")
-    style.label(right, 0.5, 0.5, "other")
+    figure, (left, right) = plots.canvas("AB")
+    plots.name_axis(left, "a title that is far too long for half of a figure, and so is cut off at both of its ends")
+    plots.label(right, 0.5, 0.5, "one")
+    plots.label(right, 0.5, 0.5, "other")
     right.text(0.1, 0.1, "tiny", fontsize=8)
     assert {fault.split(":")[0] for fault in faults(figure)} == {"cut off", "one upon the other", "small"}
 
@@ -267,7 +265,7 @@ def test_the_same_seed_gives_the_same_bytes(slug, tmp_path):
 
 
 def test_a_figure_is_saved_in_the_formats_that_there_are(tmp_path):
-    figure, _ = style.canvas()
+    figure, _ = plots.canvas()
     with pytest.raises(ValueError, match=r"saved as \.png, \.svg, \.pdf, got 'mask\.jpg'; try mask\.png"):
         save(figure, tmp_path / "mask.jpg")
     assert save(figure, tmp_path / "MASK.PNG").exists()
@@ -299,8 +297,8 @@ def test_drawing_leaves_everything_else_alone():
 def test_matplotlib_is_loaded_when_a_figure_is_drawn_and_pyplot_never():
     code = """
 import sys
-import clearhead.lab.claims
-from clearhead.lab.figures.gallery import FIGURES
+import clearhead.lab.registry
+from clearhead.lab.registry import FIGURES
 assert "matplotlib" not in sys.modules
 FIGURES["additive-mask"]()
 assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules
@@ -310,8 +308,8 @@ assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules
 
 
 def test_numbers_that_are_not_finite_are_no_limits():
-    figure, (axes,) = style.canvas()
-    (image,) = style.heat_maps(figure, [axes], [torch.tensor([[0.5, float("-inf")], [2.0, float("nan")]])], "")
+    figure, (axes,) = plots.canvas()
+    (image,) = plots.heat_maps(figure, [axes], [torch.tensor([[0.5, float("-inf")], [2.0, float("nan")]])], "")
     assert image.get_clim() == (0.5, 2.0)
 
 
@@ -323,11 +321,11 @@ def test_gradients_through_a_soft_weight_are_larger():
 def test_influence_is_the_norm_of_each_block_of_the_jacobian():
     torch.manual_seed(0)
     x = torch.randn(1, 5, 4, dtype=torch.float64)
-    conv = images.AlongTheLine(4, 3, 1).double()
+    conv = convolutions.AlongTheLine(4, 3, 1).double()
     norms = conv.layers[0].weight.square().sum(dim=(0, 1)).sqrt()  # a convolution is linear: its taps are its Jacobian
     expected = torch.cat([torch.zeros(1), norms / norms.max(), torch.zeros(1)])
-    torch.testing.assert_close(images.influence(conv, x), expected.double().detach())
-    assert (images.influence(MultiHeadAttention(4, 2).double(), x) > 0).all()
+    torch.testing.assert_close(convolutions.influence(conv, x), expected.double().detach())
+    assert (convolutions.influence(MultiHeadAttention(4, 2).double(), x) > 0).all()
 
 
 def test_the_weights_of_an_imitation_are_the_identity_or_equal():
@@ -365,6 +363,6 @@ def test_the_headline_says_where_the_claim_does_not_hold_with_changed_settings()
 
 
 def test_equal_numbers_have_equal_colours():
-    figure, axes = style.canvas("AB")
-    images = style.heat_maps(figure, axes, [torch.full((2, 2), 1 / 6), torch.full((2, 2), 1 / 6)], "weight")
+    figure, axes = plots.canvas("AB")
+    images = plots.heat_maps(figure, axes, [torch.full((2, 2), 1 / 6), torch.full((2, 2), 1 / 6)], "weight")
     assert [image.get_clim() for image in images] == [(0, 1), (0, 1)]

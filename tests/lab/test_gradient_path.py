@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.lab.gradient_path import end_to_end, fading, untrained
-from clearhead.lab.rivals import N_TOKENS, NAMES, WITHOUT
+from clearhead.lab.lstm import N_TOKENS, NAMES, WITHOUT
+from clearhead.lab.sequential_depth import end_to_end, fading, untrained
 
 
 class OneInput(nn.Module):

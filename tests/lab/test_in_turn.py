@@ -1,8 +1,7 @@
 import torch
 
-from clearhead.lab.gradient_path import untrained
-from clearhead.lab.in_turn import decoder_passes, longest_chain
-from clearhead.lab.rivals import TRANSFORMER
+from clearhead.lab.lstm import TRANSFORMER
+from clearhead.lab.sequential_depth import decoder_passes, longest_chain, untrained
 
 DEEP = 3_000
 

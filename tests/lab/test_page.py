@@ -7,9 +7,8 @@ import pytest
 
 from clearhead import lab
 from clearhead.lab.claim import LESSONS, Result, equals
-from clearhead.lab.claims import ALL, CLAIMS
-from clearhead.lab.figures.gallery import DRAWN, FIGURES
 from clearhead.lab.page import Finding, page, shown, write_page
+from clearhead.lab.registry import ALL, CLAIMS, DRAWN, FIGURES
 
 DOCS = Path(__file__).parents[2] / "docs"
 STALE = "docs/lab.md is stale; write it anew: clearhead lab --all --page docs/lab.md"

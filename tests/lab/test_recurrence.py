@@ -2,11 +2,11 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.data.pairs import Pairs
-from clearhead.data.tokens import BEGIN, END, IGNORED, PAD
+from clearhead.data.dataset import SequencePairs
+from clearhead.data.vocab import BEGIN, END, IGNORED, PAD
 from clearhead.lab import recurrence
+from clearhead.lab.lstm import DIGITS, NAMES, TRANSFORMER, WITH, WITHOUT
 from clearhead.lab.recurrence import LETTERS, SideBySide, accuracies, pronouncing, reversal
-from clearhead.lab.rivals import DIGITS, NAMES, TRANSFORMER, WITH, WITHOUT
 
 LETTER, PHONE = 7, 5
 
@@ -28,7 +28,7 @@ def test_the_last_answer_is_the_first_digit_read(random):
 def test_words_are_all_of_one_length_and_their_phones_need_not_be(random):
     words = [[LETTER] * n for n in (LETTERS - 1, LETTERS, LETTERS, LETTERS + 1)]
     phones = [[PHONE] * n + [END] for n in (1, 3, 2, 9)]
-    rows, targets = pronouncing(Pairs.of(words, phones))(random, 20)
+    rows, targets = pronouncing(SequencePairs.of(words, phones))(random, 20)
     assert rows.shape[1] == LETTERS + targets.shape[1]
     assert (rows[:, :LETTERS] == LETTER).all()
     assert {tuple(row) for row in targets.tolist()} == {(PHONE, PHONE, PHONE, END), (PHONE, PHONE, END, IGNORED)}
@@ -72,7 +72,7 @@ def stub(monkeypatch, digits, few=0.99):
 
     monkeypatch.setattr(recurrence, "digits_right", digits_right)
     monkeypatch.setattr(recurrence, "phones_right", lambda words, name, width, steps, seed: [phones[name]])
-    monkeypatch.setattr(recurrence, "load", lambda *_: None)
+    monkeypatch.setattr(recurrence, "load_pronounce", lambda *_: None)
     monkeypatch.setattr(recurrence, "untrained_curves", lambda *_: ())
 
 
@@ -82,18 +82,20 @@ DIGITS_RIGHT = {TRANSFORMER: [0.5, 0.9, 1.0], WITH: [0.5, 0.8, 0.97], WITHOUT: A
 
 def test_the_verdict_is_about_what_attention_adds_within_a_budget(monkeypatch):
     stub(monkeypatch, DIGITS_RIGHT)
-    assert recurrence.run().verdict == "holds"
+    assert recurrence.run_recurrence().verdict == "holds"
     stub(monkeypatch, DIGITS_RIGHT | {WITHOUT: [1.0] * 5})
-    assert recurrence.run().verdict == "refuted"
+    assert recurrence.run_recurrence().verdict == "refuted"
     stub(monkeypatch, DIGITS_RIGHT | {WITHOUT: [0.1] * 5}, few=0.1)  # it learns nothing: that is no matter of length
-    assert recurrence.run().verdict == "refuted"
+    assert recurrence.run_recurrence().verdict == "refuted"
     stub(monkeypatch, DIGITS_RIGHT | {WITHOUT: [0.3, 0.5, 0.65, 0.65, 0.65]})  # more training does not help
-    assert recurrence.run().verdict == "refuted"
+    assert recurrence.run_recurrence().verdict == "refuted"
 
 
 def test_the_curve_over_budgets_goes_on_where_the_lstm_alone_is_still_learning(monkeypatch):
     stub(monkeypatch, DIGITS_RIGHT)
-    curves = {curve.name: curve for curve in recurrence.run(steps=300).curves if curve.what == "right digits"}
+    curves = {
+        curve.name: curve for curve in recurrence.run_recurrence(steps=300).curves if curve.what == "right digits"
+    }
     assert curves[TRANSFORMER].x == (75, 150, 300)
     assert curves[WITHOUT].x == (75, 150, 300, 600, 1800)
     assert curves[WITHOUT].y == tuple(ALONE)
@@ -102,7 +104,7 @@ def test_the_curve_over_budgets_goes_on_where_the_lstm_alone_is_still_learning(m
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_curves_but_for_the_time():
     one, same, other = (
-        recurrence.run(seed=seed, num_seeds=1, width=16, length=8, steps=3).curves for seed in (0, 0, 1)
+        recurrence.run_recurrence(seed=seed, num_seeds=1, width=16, length=8, steps=3).curves for seed in (0, 0, 1)
     )
     assert {curve.name for curve in one} == set(NAMES)
     assert {curve.what for curve in one} == {"right digits", "right phones", "gradient", "milliseconds"}

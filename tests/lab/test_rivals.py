@@ -1,13 +1,13 @@
 import pytest
 import torch
 
-from clearhead.lab.rivals import NAMES, rival, spread
+from clearhead.lab.lstm import NAMES, rival, spread
 
 
 @pytest.mark.parametrize("width", [16, 32, 64])
-@pytest.mark.parametrize(("n_source", "n_target"), [(13, 13), (32, 42)])
-def test_all_three_are_of_one_size(width, n_source, n_target):
-    assert 1 <= spread([rival(name, width, n_source, n_target) for name in NAMES]) < 1.05
+@pytest.mark.parametrize(("src_vocab_size", "tgt_vocab_size"), [(13, 13), (32, 42)])
+def test_all_three_are_of_one_size(width, src_vocab_size, tgt_vocab_size):
+    assert 1 <= spread([rival(name, width, src_vocab_size, tgt_vocab_size) for name in NAMES]) < 1.05
 
 
 def test_models_of_different_sizes_are_told_apart():

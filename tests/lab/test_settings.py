@@ -4,8 +4,8 @@ import math
 import pytest
 
 from clearhead import lab
-from clearhead.lab.claims import ALL, CLAIMS
-from clearhead.lab.settings import MEANING, check_settings, enough_memory, limits, settings
+from clearhead.lab.claim import MEANING, check_settings, enough_memory, limits, settings
+from clearhead.lab.registry import ALL, CLAIMS
 
 NUMBERS = [
     (claim, name)
@@ -50,7 +50,7 @@ def test_limits_are_those_of_settings_that_exist(claim):
 @pytest.mark.parametrize(
     ("slug", "changes", "message"),
     [
-        ("heads-as-groups", {"n_heads": 3}, "width must be a multiple of n_heads"),
+        ("heads-as-groups", {"num_heads": 3}, "width must be a multiple of num_heads"),
         ("reach", {"width": 7}, r"width of reach must be a multiple of 2, got 7; try width=8"),
         ("reach", {"kernel": 4}, r"kernel of reach must be odd, got 4; try kernel=5"),
         ("reach", {"kernel": 25}, "n_tokens must be at least kernel, got 21 and 25"),

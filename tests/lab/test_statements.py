@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from clearhead import lab
-from clearhead.lab import choices, elongated_key, saturation
+from clearhead.lab import keys as key_lesson
+from clearhead.lab import registry, temperature
 from clearhead.nn.attention import attend_reference
 
 
@@ -16,7 +17,7 @@ def values(slug, **changes):
 
 def test_the_misconception_of_the_longer_key_is_quoted_as_the_source_has_it():
     weights = torch.tensor([0.4, 0.3, 0.2, 0.1])
-    claimed = elongated_key.divided_by_alpha(weights, torch.zeros(4), 1.0, 2.0)
+    claimed = key_lesson.divided_by_alpha(weights, torch.zeros(4), 1.0, 2.0)
     torch.testing.assert_close(claimed, torch.tensor([0.2, 0.2, 0.4 / 3, 0.2 / 3]))
 
 
@@ -31,33 +32,33 @@ def test_the_output_moves_by_the_change_of_one_weight(alpha, score):
     longer = keys.clone()
     longer[0] *= alpha
     (before_out, before), (after_out, after) = (attend_reference(query, k, v, beta=0.7) for k in (keys, longer))
-    moved = elongated_key.output_change(before[0], after[0], v)
+    moved = key_lesson.output_change(before[0], after[0], v)
     torch.testing.assert_close(moved, (after_out - before_out)[0])
-    predicted = elongated_key.exact(before[0], keys[:, 0], 0.7, alpha)
+    predicted = key_lesson.exact(before[0], keys[:, 0], 0.7, alpha)
     torch.testing.assert_close(predicted, after[0])
 
 
 def test_a_ratio_beyond_floating_point_is_a_weight_of_one():
     weights = torch.tensor([0.5, 0.5], dtype=torch.float64)
     for score, expected in ((1.0, [1.0, 0.0]), (-1.0, [0.0, 1.0])):
-        after = elongated_key.exact(weights, torch.tensor([score, 0.0], dtype=torch.float64), 10.0, 1000.0)
+        after = key_lesson.exact(weights, torch.tensor([score, 0.0], dtype=torch.float64), 10.0, 1000.0)
         torch.testing.assert_close(after, torch.tensor(expected, dtype=torch.float64))
 
 
 def test_tied_keys_share_and_a_finite_beta_leaves_the_rest_little():
     q, k = torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 0.0], [1.0, 5.0]])
-    assert choices.tied(q, k, torch.eye(2), math.inf) == 0
-    assert choices.tied(q, k, torch.eye(2), 1.0) > 0.01
+    assert temperature.tied(q, k, torch.eye(2), math.inf) == 0
+    assert temperature.tied(q, k, torch.eye(2), 1.0) > 0.01
     scores = q @ k.T
     weights = torch.softmax(3 * scores, -1)
-    rest, bound = choices.rest_and_bound(weights, scores, 3.0)
+    rest, bound = temperature.rest_and_bound(weights, scores, 3.0)
     assert rest == pytest.approx(weights[0, 1].item())
     assert rest <= bound == pytest.approx(math.exp(-3))
 
 
 def test_without_the_scale_nearly_all_gradients_of_many_keys_vanish():
     with_scale, without = (
-        saturation.measure(256, scale, 256, torch.Generator().manual_seed(0)).vanished for scale in (1 / 16, 1.0)
+        temperature.measure(256, scale, 256, torch.Generator().manual_seed(0)).vanished for scale in (1 / 16, 1.0)
     )
     assert with_scale < 0.005
     assert without > 0.95
@@ -65,7 +66,7 @@ def test_without_the_scale_nearly_all_gradients_of_many_keys_vanish():
 
 def test_the_formula_of_the_heads_needs_its_beta():
     assert values("head-outputs")["the same without beta: difference"] > 1
-    assert "softargmax(beta " in lab.claims.CLAIMS["head-outputs"].formula
+    assert "softargmax(beta " in registry.CLAIMS["head-outputs"].formula
 
 
 def test_what_fixes_a_size_is_the_table_or_the_flattened_image():
@@ -76,7 +77,7 @@ def test_what_fixes_a_size_is_the_table_or_the_flattened_image():
 
 
 def test_the_classifier_is_given_one_vector_and_its_misconception_is_another_statement():
-    claim = lab.claims.CLAIMS["class-token"]
+    claim = registry.CLAIMS["class-token"]
     assert values("class-token", width=24)["numbers that the classifier is given, of either"] == 24
     assert "flattened" in claim.mistake
     assert "flattened" not in claim.statement

@@ -5,15 +5,15 @@ import pytest
 import torch
 
 from clearhead import LanguageModel
-from clearhead.models.beam import Beam
 from clearhead.models.config import LanguageConfig
+from clearhead.models.generate import Beam
 
 END = 2
 
 
 def language(seed):
     torch.manual_seed(seed)
-    config = LanguageConfig(width=8, depth=1, n_heads=2, n_tokens=4, positions="rotary", tie_weights=False)
+    config = LanguageConfig(width=8, depth=1, num_heads=2, n_tokens=4, positions="rotary", tie_weights=False)
     model = LanguageModel(config).double()
     with torch.no_grad():
         model.head.weight.mul_(2)

@@ -8,23 +8,23 @@ from clearhead.models.factory import build_model
 CONFIG = PredictorConfig(
     width=4,
     depth=4,
-    n_heads=1,
+    num_heads=1,
     n_inputs=2,
     n_outputs=2,
     dropout=0.1,
     attention_dropout=0.2,
-    hidden_dropout=0.3,
+    mlp_dropout=0.3,
     drop_path=0.4,
 )
 
 
 def test_stochastic_depth_grows_to_the_last_block():
-    rates = [block.around_attention.drop_path for block in build.encoder(CONFIG).blocks]
+    rates = [block.around_attention.drop_path for block in build.build_encoder(CONFIG).blocks]
     torch.testing.assert_close(rates, [0.1, 0.2, 0.3, 0.4])
 
 
 def test_each_dropout_stands_in_its_place():
-    block = build.decoder(CONFIG, 1).blocks[0]
+    block = build.build_decoder(CONFIG, 1).blocks[0]
     assert block.attention.dropout == block.cross_attention.dropout == 0.2
     assert block.feedforward.dropout.p == 0.3
     assert block.around_attention.dropout.p == block.around_cross_attention.dropout.p == 0.1
@@ -33,18 +33,18 @@ def test_each_dropout_stands_in_its_place():
 def test_beta_and_the_output_projection_reach_attention():
     from dataclasses import replace
 
-    attention = build.attention(replace(CONFIG, beta=2.0, output_projection=False))
+    attention = build.build_attention(replace(CONFIG, beta=2.0, output_projection=False))
     assert attention.beta == 2.0
     assert isinstance(attention.output, torch.nn.Identity)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_the_eps_of_the_config_reaches_every_layer_norm(norm):
-    stack = {"width": 4, "depth": 2, "n_heads": 1, "norm": norm, "norm_eps": 1e-3}
+    stack = {"width": 4, "depth": 2, "num_heads": 1, "norm": norm, "norm_eps": 1e-3}
     for config, n_norms in (
-        (PredictorConfig(**stack, n_inputs=2, n_outputs=2, head_hidden=3, head_norm=True), 2 * 2 + 1),
+        (PredictorConfig(**stack, n_inputs=2, n_outputs=2, head_mlp_dim=3, head_norm=True), 2 * 2 + 1),
         (LanguageConfig(**stack, n_tokens=2), 2 * 2),
-        (Seq2SeqConfig(**stack, n_source=2, n_target=2), 2 * 2 + 2 * 3),
+        (Seq2SeqConfig(**stack, src_vocab_size=2, tgt_vocab_size=2), 2 * 2 + 2 * 3),
     ):
         model = build_model(config)
         found = [module.eps for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]

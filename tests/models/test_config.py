@@ -7,7 +7,7 @@ import pytest
 
 from clearhead.models.config import LanguageConfig, PredictorConfig, Seq2SeqConfig, StackConfig, VisionConfig
 
-VISION = VisionConfig(width=8, depth=1, n_heads=2, image_size=8, patch_size=4, n_classes=2)
+VISION = VisionConfig(width=8, depth=1, num_heads=2, image_size=8, patch_size=4, num_classes=2)
 
 
 def test_configs_and_presets_load_without_torch():
@@ -23,14 +23,17 @@ def test_a_config_cannot_be_changed_but_derived():
 
 
 def test_a_derived_config_is_checked_again():
-    with pytest.raises(ValueError, match="multiple of n_heads"):
-        replace(VISION, n_heads=3)
+    with pytest.raises(ValueError, match="multiple of num_heads"):
+        replace(VISION, num_heads=3)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"width": 130, "n_heads": 4}, r"width must be a multiple of n_heads, got width=130, n_heads=4; try width=128"),
+        (
+            {"width": 130, "num_heads": 4},
+            r"width must be a multiple of num_heads, got width=130, num_heads=4; try width=128",
+        ),
         ({"depth": 0}, r"depth must be a whole number above 0, got 0"),
         ({"width": 8.0}, r"width must be a whole number above 0, got 8\.0"),
         ({"hidden": 0}, r"hidden must be a whole number above 0"),
@@ -49,7 +52,7 @@ def test_a_derived_config_is_checked_again():
 )
 def test_a_stack_refuses_what_does_not_fit(fields, message):
     with pytest.raises(ValueError, match=message):
-        StackConfig(**{"width": 8, "depth": 1, "n_heads": 2, **fields})
+        StackConfig(**{"width": 8, "depth": 1, "num_heads": 2, **fields})
 
 
 @pytest.mark.parametrize(
@@ -62,12 +65,12 @@ def test_a_stack_refuses_what_does_not_fit(fields, message):
         ({"tokenizer": "stem", "patch_size": 1}, r"patch size must be 2, 4, 8"),
         ({"readout": "each"}, r"readout must be one of class, mean, attention"),
         ({"positions": "alibi"}, r"positions must be one of learned, sinusoidal, rotary, none"),
-        ({"positions": "rotary", "n_heads": 4}, r"multiple of 4, got 2"),
+        ({"positions": "rotary", "num_heads": 4}, r"multiple of 4, got 2"),
         ({"positions": "sinusoidal", "width": 6}, r"multiple of 4, got 6"),
-        ({"n_classes": 0}, r"n_classes must be"),
-        ({"head_hidden": -3}, r"head_hidden must be a whole number of at least 0, got -3"),
+        ({"num_classes": 0}, r"num_classes must be"),
+        ({"head_mlp_dim": -3}, r"head_mlp_dim must be a whole number of at least 0, got -3"),
         ({"image_size": "16"}, r"image_size must be a number or \(height, width\), got '16'"),
-        ({"embedding_norm": "false"}, r"embedding_norm must be True or False, got 'false'"),
+        ({"embed_norm": "false"}, r"embed_norm must be True or False, got 'false'"),
     ],
 )
 def test_a_vision_config_refuses_what_does_not_fit(fields, message):
@@ -80,29 +83,29 @@ def test_a_vision_config_refuses_what_does_not_fit(fields, message):
     [
         ({"input_dropout": 1.0}, r"input_dropout must be a number of at least 0 and below 1, got 1\.0"),
         ({"head_norm": 1}, r"head_norm must be True or False, got 1"),
-        ({"head_norm": True}, r"got head_norm=True with head_hidden=0; try head_hidden=8"),
+        ({"head_norm": True}, r"got head_norm=True with head_mlp_dim=0; try head_mlp_dim=8"),
     ],
 )
 def test_a_predictor_config_refuses_what_does_not_fit(fields, message):
     with pytest.raises(ValueError, match=message):
-        PredictorConfig(**{"width": 8, "depth": 1, "n_heads": 2, "n_inputs": 2, "n_outputs": 2, **fields})
+        PredictorConfig(**{"width": 8, "depth": 1, "num_heads": 2, "n_inputs": 2, "n_outputs": 2, **fields})
 
 
 @pytest.mark.parametrize("positions", ["rotary", "sinusoidal"])
 def test_sequence_positions_need_an_even_width(positions):
-    stack = {"width": 3, "depth": 1, "n_heads": 1, "positions": positions}
+    stack = {"width": 3, "depth": 1, "num_heads": 1, "positions": positions}
     for make in (
         lambda: PredictorConfig(**stack, n_inputs=2, n_outputs=2),
         lambda: LanguageConfig(**stack, n_tokens=2),
-        lambda: Seq2SeqConfig(**stack, n_source=2, n_target=2),
+        lambda: Seq2SeqConfig(**stack, src_vocab_size=2, tgt_vocab_size=2),
     ):
         with pytest.raises(ValueError, match="got 3"):
             make()
 
 
 def test_the_feed_forward_net_is_four_times_as_wide_unless_told_otherwise():
-    assert VISION.feedforward_width == 4 * VISION.width
-    assert replace(VISION, hidden=5).feedforward_width == 5
+    assert VISION.mlp_width == 4 * VISION.width
+    assert replace(VISION, hidden=5).mlp_width == 5
 
 
 def test_a_config_comes_back_from_json():

@@ -4,15 +4,15 @@ from clearhead import LanguageModel, Seq2Seq, SequencePredictor, VisionTransform
 from clearhead.models.config import LanguageConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
 from clearhead.models.factory import build_model
 
-STACK = {"width": 4, "depth": 1, "n_heads": 1}
+STACK = {"width": 4, "depth": 1, "num_heads": 1}
 
 
 @pytest.mark.parametrize(
     ("config", "model"),
     [
         (PredictorConfig(**STACK, n_inputs=2, n_outputs=2), SequencePredictor),
-        (VisionConfig(**STACK, image_size=4, patch_size=2, n_classes=2), VisionTransformer),
-        (Seq2SeqConfig(**STACK, n_source=2, n_target=2), Seq2Seq),
+        (VisionConfig(**STACK, image_size=4, patch_size=2, num_classes=2), VisionTransformer),
+        (Seq2SeqConfig(**STACK, src_vocab_size=2, tgt_vocab_size=2), Seq2Seq),
         (LanguageConfig(**STACK, n_tokens=2), LanguageModel),
     ],
 )

@@ -4,15 +4,15 @@ from torch import nn
 
 from clearhead import VisionTransformer
 from clearhead.models.config import VisionConfig
-from clearhead.models.first_weights import BERT
 from clearhead.models.presets import bert_cifar
+from clearhead.models.vit import BERT
 
 
 def build(depth, first_weights):
     torch.manual_seed(0)
     return VisionTransformer(
         VisionConfig(
-            width=64, depth=depth, n_heads=4, norm="post", image_size=16, patch_size=4, n_classes=5,
+            width=64, depth=depth, num_heads=4, norm="post", image_size=16, patch_size=4, num_classes=5,
             first_weights=first_weights,
         )
     )  # fmt: skip

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from clearhead import LanguageModel, Seq2Seq
-from clearhead.models.beam import Beam
 from clearhead.models.config import LanguageConfig, Seq2SeqConfig
-from clearhead.models.generate import Greedy, Sampling, keep_top_k, keep_top_p
+from clearhead.models.generate import Beam, Greedy, Sampling, keep_top_k, keep_top_p
 
 END = 3
 
@@ -20,13 +19,15 @@ def sharpened(model):
 
 def language(positions="rotary", seed=0, **fields):
     torch.manual_seed(seed)
-    config = LanguageConfig(width=16, depth=2, n_heads=2, n_tokens=7, positions=positions, tie_weights=False, **fields)
+    config = LanguageConfig(
+        width=16, depth=2, num_heads=2, n_tokens=7, positions=positions, tie_weights=False, **fields
+    )
     return sharpened(LanguageModel(config))
 
 
 def seq2seq(seed=0):
     torch.manual_seed(seed)
-    return sharpened(Seq2Seq(Seq2SeqConfig(width=16, depth=2, n_heads=2, n_source=6, n_target=7)))
+    return sharpened(Seq2Seq(Seq2SeqConfig(width=16, depth=2, num_heads=2, src_vocab_size=6, tgt_vocab_size=7)))
 
 
 def prompts(n=4, length=3):

@@ -3,7 +3,7 @@ import torch
 
 from clearhead import LanguageModel
 from clearhead.models.config import LanguageConfig
-from clearhead.models.inputs import embeddings_or, look_up
+from clearhead.models.embeddings import embed_ids, embeddings_or
 
 
 def test_ids_are_embedded_and_embeddings_pass():
@@ -15,14 +15,14 @@ def test_ids_are_embedded_and_embeddings_pass():
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
 def test_whole_numbers_of_any_size_are_ids(dtype):
     table, ids = torch.randn(5, 2), torch.tensor([[0, 4]], dtype=dtype)
-    assert torch.equal(look_up(ids, table), table[torch.tensor([[0, 4]])])
+    assert torch.equal(embed_ids(ids, table), table[torch.tensor([[0, 4]])])
     with pytest.raises(ValueError, match="from 0 to 3, got 4"):
-        look_up(ids, table[:4])
+        embed_ids(ids, table[:4])
 
 
 def test_ids_may_be_empty_or_have_no_numbers():
-    assert look_up(torch.zeros(1, 0, dtype=torch.long), torch.randn(5, 2)).shape == (1, 0, 2)
-    assert look_up(torch.zeros(1, 3, dtype=torch.long, device="meta"), torch.randn(5, 2, device="meta")).shape == (
+    assert embed_ids(torch.zeros(1, 0, dtype=torch.long), torch.randn(5, 2)).shape == (1, 0, 2)
+    assert embed_ids(torch.zeros(1, 3, dtype=torch.long, device="meta"), torch.randn(5, 2, device="meta")).shape == (
         1,
         3,
         2,
@@ -31,6 +31,6 @@ def test_ids_may_be_empty_or_have_no_numbers():
 
 def test_token_vectors_are_as_large_as_the_waves_added_to_them():
     for positions in ("sinusoidal", "learned"):
-        model = LanguageModel(LanguageConfig(width=64, depth=1, n_heads=1, n_tokens=50, positions=positions))
+        model = LanguageModel(LanguageConfig(width=64, depth=1, num_heads=1, n_tokens=50, positions=positions))
         spread = model.tokens(torch.arange(50)[None]).std().item()
         assert spread == pytest.approx(1.0 if positions == "sinusoidal" else 1 / 8, rel=0.1)

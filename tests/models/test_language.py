@@ -5,9 +5,9 @@ import torch
 
 from clearhead import LanguageModel
 from clearhead.models.config import LanguageConfig
-from clearhead.nn.cache import Cache
+from clearhead.nn.cache import DecoderCache
 
-CONFIG = LanguageConfig(width=8, depth=2, n_heads=2, n_tokens=7, context=10)
+CONFIG = LanguageConfig(width=8, depth=2, num_heads=2, n_tokens=7, context=10)
 POSITIONS = ["sinusoidal", "learned", "rotary", "alibi", "none"]
 
 
@@ -34,7 +34,7 @@ def test_a_prefix_is_blind_to_its_suffix(ids, positions):
 @pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize("pieces", [[1] * 6, [4, 1, 1], [2, 3, 1]])
 def test_cached_pieces_equal_the_whole(ids, positions, pieces):
-    model, cache = build(positions=positions), Cache(2)
+    model, cache = build(positions=positions), DecoderCache(2)
     with torch.no_grad():
         parts = [model(piece, cache=cache) for piece in ids.split(pieces, dim=1)]
         torch.testing.assert_close(torch.cat(parts, dim=1), model(ids))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.models.mask_file import read_mask
+from clearhead.models.mask_view import read_mask
 from clearhead.nn import masks
 
 CAUSAL = masks.causal(3).dense()

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from clearhead import SequencePredictor, masks
 from clearhead.models.config import PredictorConfig
 
-CONFIG = PredictorConfig(width=8, depth=2, n_heads=2, n_inputs=5, n_outputs=3, context=6)
+CONFIG = PredictorConfig(width=8, depth=2, num_heads=2, n_inputs=5, n_outputs=3, context=6)
 POSITIONS = ["sinusoidal", "learned", "rotary", "alibi", "none"]
 WHOLE = ["class", "mean", "attention"]
 
@@ -88,7 +88,7 @@ def test_a_mask_is_widened_for_the_class_token(ids):
 
 
 def test_dropout_acts_in_training_only(ids):
-    model = build(dropout=0.5, attention_dropout=0.5, hidden_dropout=0.5, drop_path=0.5)
+    model = build(dropout=0.5, attention_dropout=0.5, mlp_dropout=0.5, drop_path=0.5)
     assert not torch.equal(model(ids), model(ids))
     model.eval()
     assert torch.equal(model(ids), model(ids))
@@ -139,7 +139,7 @@ def test_input_dropout_leaves_embeddings_from_elsewhere_alone(ids):
 
 
 def test_the_head_may_have_a_norm():
-    model = build(head_hidden=4, head_norm=True, norm_eps=1e-4)
+    model = build(head_mlp_dim=4, head_norm=True, norm_eps=1e-4)
     assert [name for name, _ in model.head.named_children()] == ["widen", "norm", "dropout", "narrow"]
     assert (model.head.norm.normalized_shape, model.head.norm.eps) == ((4,), 1e-4)
 

@@ -12,13 +12,13 @@ def count(name):
 
 def test_bert_cifar_is_r0_6():
     config = bert_cifar()
-    assert (config.image_size, config.patch_size, config.channels, config.n_classes) == (32, 4, 3, 10)
-    assert (config.width, config.depth, config.n_heads, config.feedforward_width) == (256, 12, 8, 1024)
+    assert (config.image_size, config.patch_size, config.channels, config.num_classes) == (32, 4, 3, 10)
+    assert (config.width, config.depth, config.num_heads, config.mlp_width) == (256, 12, 8, 1024)
     assert (config.norm, config.activation, config.positions, config.readout) == ("post", "gelu", "learned", "class")
-    assert (config.dropout, config.attention_dropout, config.hidden_dropout) == (0.1, 0.1, 0.0)
-    assert config.embedding_norm
+    assert (config.dropout, config.attention_dropout, config.mlp_dropout) == (0.1, 0.1, 0.0)
+    assert config.embed_norm
     assert config.norm_eps == 1e-12
-    assert config.head_hidden == 256
+    assert config.head_mlp_dim == 256
     with torch.device("meta"):
         model = build_model(config)
         tokens = []
@@ -29,14 +29,14 @@ def test_bert_cifar_is_r0_6():
 
 def test_reverse_is_r2_5():
     config = reverse()
-    assert (config.width, config.depth, config.n_heads) == (32, 1, 1)
+    assert (config.width, config.depth, config.num_heads) == (32, 1, 1)
     assert (config.n_inputs, config.n_outputs, config.positions, config.readout) == (10, 10, "sinusoidal", "each")
     assert build_model(config)(torch.zeros(2, 16, dtype=torch.long)).shape == (2, 16, 10)
 
 
 def test_plain_mnist_is_r3_1():
     config = plain_mnist()
-    assert (config.width, config.depth, config.n_heads, config.patch_size, config.hidden) == (64, 4, 1, 7, 64)
+    assert (config.width, config.depth, config.num_heads, config.patch_size, config.hidden) == (64, 4, 1, 7, 64)
     assert (config.norm, config.positions, config.readout, config.output_projection) == ("none", "none", "class", False)
     names = [name for name, _ in build_model(config).named_parameters()]
     assert not [name for name in names if "norm" in name or "positions" in name or "attention.output" in name]

@@ -5,9 +5,9 @@ import torch
 
 from clearhead import Seq2Seq
 from clearhead.models.config import Seq2SeqConfig
-from clearhead.nn.cache import Cache
+from clearhead.nn.cache import DecoderCache
 
-CONFIG = Seq2SeqConfig(width=8, depth=2, n_heads=2, n_source=5, n_target=7, decoder_depth=3, context=10)
+CONFIG = Seq2SeqConfig(width=8, depth=2, num_heads=2, src_vocab_size=5, tgt_vocab_size=7, decoder_depth=3, context=10)
 POSITIONS = ["sinusoidal", "learned", "rotary", "alibi", "none"]
 LENGTHS = torch.tensor([2, 6, 4])
 
@@ -50,7 +50,7 @@ def test_source_padding_never_changes_the_answer(source, target, positions):
 
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_cached_decoding_equals_the_whole(source, target, positions):
-    model, cache = build(positions=positions), Cache(3)
+    model, cache = build(positions=positions), DecoderCache(3)
     with torch.no_grad():
         memory = model.encode(source, source_lengths=LENGTHS)
         steps = [model.decode(t, memory, source_lengths=LENGTHS, cache=cache) for t in target.split(1, dim=1)]
@@ -63,7 +63,7 @@ def test_embeddings_may_stand_for_the_source(source, target):
 
 
 def test_one_table_may_serve_three_places(source, target):
-    for fields, n_tables in (({"n_source": 7, "tie_weights": True}, 1), ({"tie_weights": True}, 2), ({}, 3)):
+    for fields, n_tables in (({"src_vocab_size": 7, "tie_weights": True}, 1), ({"tie_weights": True}, 2), ({}, 3)):
         model = build(**fields)
         assert len([name for name in model.state_dict() if "embed" in name or "head" in name]) == n_tables
         assert model(source, target).shape == (3, 4, 7)

@@ -11,38 +11,31 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import clearhead
-from clearhead.models.config import (
-    AttentionConfig,
-    LanguageConfig,
-    PredictorConfig,
-    Seq2SeqConfig,
-    VisionConfig,
-)
+from clearhead.models.config import AttentionConfig, LanguageConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
 from clearhead.models.factory import build_model
 from clearhead.models.presets import PRESETS
 from clearhead.models.recorder import record
-from clearhead.models.shapes import Shapes, shapes
-from clearhead.models.shapes_table import as_text, count
+from clearhead.models.shapes import Shapes, as_text, count, shapes
 from clearhead.nn.attention import MultiHeadAttention, attend_reference
 
-STACK = {"width": 8, "depth": 2, "n_heads": 2, "hidden": 12}
-VISION = VisionConfig(**STACK, image_size=(8, 12), patch_size=4, n_classes=3)
+STACK = {"width": 8, "depth": 2, "num_heads": 2, "hidden": 12}
+VISION = VisionConfig(**STACK, image_size=(8, 12), patch_size=4, num_classes=3)
 PREDICTOR = PredictorConfig(**STACK, n_inputs=5, n_outputs=3, context=6)
-SEQ2SEQ = Seq2SeqConfig(**STACK, n_source=7, n_target=9, context=6, tie_weights=True)
+SEQ2SEQ = Seq2SeqConfig(**STACK, src_vocab_size=7, tgt_vocab_size=9, context=6, tie_weights=True)
 LANGUAGE = LanguageConfig(**STACK, n_tokens=11, context=6)
 
 SMALL = {
     "vision": VISION,
     "vision, stem": replace(VISION, tokenizer="stem"),
     "vision, convolutions": replace(VISION, tokenizer="convolutions", positions="sinusoidal", readout="mean"),
-    "vision, rotary": replace(VISION, positions="rotary", readout="attention", embedding_norm=True, head_hidden=5),
+    "vision, rotary": replace(VISION, positions="rotary", readout="attention", embed_norm=True, head_mlp_dim=5),
     "vision, plain": replace(VISION, norm="none", output_projection=False, positions="none"),
     "vision, beta inf": replace(VISION, beta=float("inf")),
     "predictor": PREDICTOR,
     "predictor, learned": replace(PREDICTOR, positions="learned", readout="class", norm="post", activation="relu"),
     "predictor, alibi": replace(PREDICTOR, positions="alibi", readout="attention"),
     "seq2seq": SEQ2SEQ,
-    "seq2seq, one table": replace(SEQ2SEQ, n_source=9, decoder_depth=1, norm="post"),
+    "seq2seq, one table": replace(SEQ2SEQ, src_vocab_size=9, decoder_depth=1, norm="post"),
     "language": LANGUAGE,
     "language, rotary": replace(LANGUAGE, positions="rotary", tie_weights=False),
 }
@@ -65,7 +58,7 @@ def same_shapes(config, batch=2) -> Shapes:
 
 
 def test_r1_3_twelve_heads():
-    seen = shapes(AttentionConfig(width=768, n_heads=12), length=5)
+    seen = shapes(AttentionConfig(width=768, num_heads=12), length=5)
     assert seen["tokens"].rows == (1, 5, 768)
     assert seen["q_per_head"].rows == seen["k_per_head"].rows == seen["v_per_head"].rows == (1, 5, 12, 64)
     assert seen["weights"].rows == (1, 12, 5, 5)
@@ -84,7 +77,7 @@ def test_r1_3_equals_a_real_pass():
     layer = MultiHeadAttention(768, 12, attend=keeping)
     layer.output.register_forward_pre_hook(lambda module, args: kept.update(z=args[0]))
     layer(torch.randn(1, 5, 768))
-    seen = shapes(AttentionConfig(width=768, n_heads=12), length=5)
+    seen = shapes(AttentionConfig(width=768, num_heads=12), length=5)
     for name in ("q", "k", "v"):
         assert seen[f"{name}_per_head"].rows == kept[name].transpose(1, 2).shape
     assert seen["z_per_head"].rows == kept["z_per_head"].transpose(1, 2).shape
@@ -158,11 +151,11 @@ def test_every_preset(name):
 
 def test_multiply_adds_of_a_vision_transformer_by_hand():
     config = VISION
-    B, P, E, H = 2, 6, config.width, config.feedforward_width
+    B, P, E, H = 2, 6, config.width, config.mlp_width
     L = P + 1
     embed = P * 3 * 4 * 4 * E
     block = 4 * L * E * E + 2 * L * L * E + 2 * L * E * H
-    head = E * config.n_classes
+    head = E * config.num_classes
     assert shapes(config, batch=B).multiply_adds == B * (embed + config.depth * block + head)
 
 
@@ -244,7 +237,7 @@ def test_table_fits_the_terminal_a_line_for_each_tensor(name):
 
 
 def test_one_convention_at_a_time():
-    seen = shapes(AttentionConfig(width=12, n_heads=3), length=5)
+    seen = shapes(AttentionConfig(width=12, num_heads=3), length=5)
     rows, columns = as_text(seen.table("rows")), as_text(seen.table("columns"))
     assert "[1,5,12]" in rows
     assert "[12,5]" not in rows
@@ -279,7 +272,10 @@ def test_public_name_is_the_function_even_after_its_module_is_imported():
             lambda: shapes(VISION)["head.wieght"],
             "unknown tensor 'head.wieght'; did you mean head.weight\\? Choose from images",
         ),
-        (lambda: AttentionConfig(width=8, n_heads=2, key_width=4), "needs a single head, got n_heads=2; try n_heads=1"),
+        (
+            lambda: AttentionConfig(width=8, num_heads=2, key_width=4),
+            "needs a single head, got num_heads=2; try num_heads=1",
+        ),
         (lambda: AttentionConfig(width=8, value_width=0), "value_width must be a whole number above 0"),
     ],
 )

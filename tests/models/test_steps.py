@@ -12,10 +12,8 @@ import pytest
 import torch
 
 from clearhead.models.matrix_figures import draw_steps
-from clearhead.models.steps import EXAMPLE, EXAMPLE_HEADS, five_steps
-from clearhead.models.steps_file import read_steps_file
-from clearhead.models.steps_latex import steps_latex
-from clearhead.models.steps_text import steps_text
+from clearhead.models.steps import EXAMPLE, EXAMPLE_HEADS, five_steps, read_steps_file
+from clearhead.models.steps_render import steps_latex, steps_text
 from clearhead.nn import masks
 from clearhead.nn.attention import MultiHeadAttention, attend_reference
 

@@ -3,21 +3,25 @@ import itertools
 import pytest
 import torch
 
-from clearhead.models.beam import Beam
 from clearhead.models.config import Seq2SeqConfig
-from clearhead.models.generate import Greedy, Sampling
-from clearhead.models.seq2seq import Seq2Seq
-from clearhead.models.together import Together
+from clearhead.models.generate import Beam, Greedy, Sampling
+from clearhead.models.seq2seq import Ensemble, Seq2Seq
 
 BEGIN, END = 0, 1
 LENGTHS = torch.tensor([2, 6, 4])
 WAYS = [Greedy(), Sampling(seed=3), Beam(4)]
 
 
-def build(seed, width=8, positions="sinusoidal", n_target=5, context=10):
+def build(seed, width=8, positions="sinusoidal", tgt_vocab_size=5, context=10):
     torch.manual_seed(seed)
     config = Seq2SeqConfig(
-        width=width, depth=1, n_heads=2, n_source=6, n_target=n_target, positions=positions, context=context
+        width=width,
+        depth=1,
+        num_heads=2,
+        src_vocab_size=6,
+        tgt_vocab_size=tgt_vocab_size,
+        positions=positions,
+        context=context,
     )
     return Seq2Seq(config).double()
 
@@ -40,7 +44,7 @@ def mean_probabilities(models, source, target):
 @pytest.mark.parametrize("how", WAYS)
 def test_a_model_and_itself_answer_like_the_model(source, how):
     model = build(0)
-    alone, twice = answers(model, source, how), answers(Together([model, model]), source, how)
+    alone, twice = answers(model, source, how), answers(Ensemble([model, model]), source, how)
     assert torch.equal(alone.candidates, twice.candidates)
     torch.testing.assert_close(alone.scores, twice.scores)
 
@@ -49,7 +53,7 @@ def test_a_model_and_itself_answer_like_the_model(source, how):
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_a_score_is_the_logarithm_of_the_mean_probabilities(source, how, use_cache):
     models = [build(0), build(1, width=12, positions="rotary"), build(2)]
-    out = answers(Together(models), source, how, use_cache=use_cache)
+    out = answers(Ensemble(models), source, how, use_cache=use_cache)
     for n in range(out.candidates.shape[1]):
         written, lengths = out.candidates[:, n], out.lengths[:, n]
         begun = torch.cat([torch.full((3, 1), BEGIN), written[:, :-1]], dim=1)
@@ -60,7 +64,7 @@ def test_a_score_is_the_logarithm_of_the_mean_probabilities(source, how, use_cac
 
 def test_a_wide_beam_finds_the_likeliest_under_the_mean(source):
     models = [build(0), build(1)]
-    out = Together(models).generate(
+    out = Ensemble(models).generate(
         source, Beam(85, 0), begin=BEGIN, end=END, n_tokens=3, source_lengths=LENGTHS
     )  # 1 + 4 + 16 ways that end, and 64 that do not: no other is left
     found = torch.full((3,), -torch.inf, dtype=torch.double)
@@ -74,12 +78,12 @@ def test_a_wide_beam_finds_the_likeliest_under_the_mean(source):
 
 def test_stages_are_put_back(source):
     models = [build(0).train(), build(1).eval()]
-    answers(Together(models), source, Greedy())
+    answers(Ensemble(models), source, Greedy())
     assert [model.training for model in models] == [True, False]
 
 
 def test_mistakes_are_named(source):
     with pytest.raises(ValueError, match=r"have the same vocabularies, got sizes \[\(6, 5\), \(6, 7\)\]"):
-        Together([build(0), build(1, n_target=7)])
+        Ensemble([build(0), build(1, tgt_vocab_size=7)])
     with pytest.raises(ValueError, match="learned position table of 4 rows, got 6"):
-        answers(Together([build(0), build(1, positions="learned", context=4)]), source, Greedy())
+        answers(Ensemble([build(0), build(1, positions="learned", context=4)]), source, Greedy())

@@ -6,7 +6,7 @@ import torch
 from clearhead import VisionTransformer
 from clearhead.models.config import VisionConfig
 
-CONFIG = VisionConfig(width=8, depth=2, n_heads=2, image_size=(8, 12), patch_size=4, n_classes=3, channels=2)
+CONFIG = VisionConfig(width=8, depth=2, num_heads=2, image_size=(8, 12), patch_size=4, num_classes=3, channels=2)
 
 
 def build(**fields):
@@ -74,7 +74,7 @@ def test_a_model_without_a_class_token_takes_none(readout):
 @pytest.mark.parametrize("norm", ["pre", "post", "none"])
 @pytest.mark.parametrize("readout", ["class", "mean", "attention"])
 def test_the_head_on_the_pooled_features_is_the_model(images, readout, norm):
-    model = build(readout=readout, norm=norm, embedding_norm=True, head_hidden=4)
+    model = build(readout=readout, norm=norm, embed_norm=True, head_mlp_dim=4)
     features = model.features(images)
     assert features.shape == (2, 6 + (readout == "class"), 8)
     assert torch.equal(model.head(model.readout(features)), model(images))
@@ -101,7 +101,7 @@ def test_the_features_of_all_layers_begin_with_the_embeddings_and_end_with_the_f
 
 def test_the_eps_of_the_config_reaches_every_layer_norm():
     for norm in ("pre", "post"):
-        model = build(norm=norm, norm_eps=1e-3, embedding_norm=True)
+        model = build(norm=norm, norm_eps=1e-3, embed_norm=True)
         found = [module.eps for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
         assert found == [1e-3] * (5 + (norm == "pre"))
 
@@ -113,7 +113,7 @@ def test_patches_cut_or_convolved_are_the_same_model(images):
 
 
 def test_the_embedding_norm_comes_before_the_blocks(images):
-    model = build(embedding_norm=True)
+    model = build(embed_norm=True)
     seen = []
     model.encoder.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     model(images)
@@ -122,7 +122,7 @@ def test_the_embedding_norm_comes_before_the_blocks(images):
 
 def test_every_parameter_learns(images):
     for readout in ("class", "mean", "attention"):
-        model = build(readout=readout, head_hidden=4, embedding_norm=True)
+        model = build(readout=readout, head_mlp_dim=4, embed_norm=True)
         model(images).square().sum().backward()
         assert not [name for name, p in model.named_parameters() if p.grad is None]
 

@@ -7,7 +7,7 @@ import torch
 
 from clearhead.nn import masks
 from clearhead.nn.attention import MultiHeadAttention, SingleHeadAttention, attend_reference
-from clearhead.nn.cache import KeyValues
+from clearhead.nn.cache import KVCache
 
 
 def test_single_head_has_separate_key_and_value_widths():
@@ -41,13 +41,13 @@ def test_single_head_equals_multi_head_of_one_head_without_output_projection():
 
 
 def test_multi_head_equals_its_heads_computed_one_by_one_and_joined():
-    width, n_heads = 12, 3
-    many = MultiHeadAttention(width, n_heads).double()
+    width, num_heads = 12, 3
+    many = MultiHeadAttention(width, num_heads).double()
     for linear in (many.query, many.key, many.value, many.output):
         torch.nn.init.normal_(linear.bias)
     x, keys, values = (torch.randn(2, n, width, dtype=torch.float64) for n in (4, 5, 5))
     joined = []
-    for h in range(n_heads):
+    for h in range(num_heads):
         one = SingleHeadAttention(width, 4, 4).double()
         rows = slice(4 * h, 4 * h + 4)
         for name in ("query", "key", "value"):
@@ -133,7 +133,7 @@ def test_dropout_acts_in_training_alone():
 def test_with_a_cache_the_last_tokens_alone_give_what_all_give(steps):
     attention = MultiHeadAttention(8, 2).double()
     x = torch.randn(2, 6, 8, dtype=torch.float64)
-    cache, parts, end = KeyValues(), [], 0
+    cache, parts, end = KVCache(), [], 0
     with torch.no_grad():
         for new in steps:
             end += new
@@ -149,7 +149,7 @@ def test_a_cached_memory_is_projected_once_and_answers_as_an_uncached_one():
     x, memory = torch.randn(2, 4, 8), torch.randn(2, 6, 5)
     mask = masks.padding(torch.tensor([3, 6]))
     whole = attention(x, memory, mask=mask)
-    cache = KeyValues()
+    cache = KVCache()
     parts = [attention(x[:, i : i + 1], memory, mask=mask, cache=cache) for i in range(4)]
     torch.testing.assert_close(torch.cat(parts, 1), whole)
     assert len(projected) == 2, "once for the whole, once for all four steps"
@@ -209,7 +209,7 @@ def test_weights_are_returned_for_keys_from_elsewhere_and_with_a_cache():
     out, weights = attention(x, memory, return_weights=True)
     torch.testing.assert_close(out, attention(x, memory))
     assert weights.shape == (2, 2, 4, 6)
-    cache, (_, whole) = KeyValues(), attention(x, mask=masks.causal(4), return_weights=True)
+    cache, (_, whole) = KVCache(), attention(x, mask=masks.causal(4), return_weights=True)
     with torch.no_grad():
         attention(x[:, :3], mask=masks.causal(3), cache=cache)
         _, last = attention(x[:, 3:], mask=masks.causal(1, 4), cache=cache, return_weights=True)

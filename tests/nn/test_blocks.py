@@ -9,8 +9,7 @@ from torch import nn
 
 from clearhead.nn import masks
 from clearhead.nn.attention import MultiHeadAttention
-from clearhead.nn.blocks import NORMS, DecoderBlock, EncoderBlock, Residual, stochastic_depth
-from clearhead.nn.feedforward import FeedForward
+from clearhead.nn.blocks import MLP, NORMS, DecoderBlock, EncoderBlock, Residual, drop_path
 
 WIDTH = 8
 EVERY_NORM = pytest.mark.parametrize("norm", NORMS)
@@ -24,12 +23,12 @@ def scrambled(module):
 
 
 def encoder_block(norm="pre", **options):
-    block = EncoderBlock(MultiHeadAttention(WIDTH, 2), FeedForward(WIDTH, 16), width=WIDTH, norm=norm, **options)
+    block = EncoderBlock(MultiHeadAttention(WIDTH, 2), MLP(WIDTH, 16), width=WIDTH, norm=norm, **options)
     return scrambled(block)
 
 
 def decoder_block(norm="pre", **options):
-    parts = MultiHeadAttention(WIDTH, 2), MultiHeadAttention(WIDTH, 2), FeedForward(WIDTH, 16)
+    parts = MultiHeadAttention(WIDTH, 2), MultiHeadAttention(WIDTH, 2), MLP(WIDTH, 16)
     return scrambled(DecoderBlock(*parts, width=WIDTH, norm=norm, **options))
 
 
@@ -134,14 +133,14 @@ def test_dropout_acts_on_the_branch_before_the_residual_is_added():
 @pytest.mark.parametrize("rate", [0.0, 0.25, 0.8])
 def test_stochastic_depth_drops_whole_examples_and_keeps_the_mean(rate):
     n = 10_000
-    out = stochastic_depth(torch.ones(n, 2, 3), rate)
+    out = drop_path(torch.ones(n, 2, 3), rate)
     kept = out[:, 0, 0] != 0
     assert torch.equal(out, (kept.float() / (1 - rate))[:, None, None].expand(n, 2, 3))
     assert abs(kept.float().mean() - (1 - rate)) < 5 * math.sqrt(rate * (1 - rate) / n) + 1e-9
 
 
 def test_stochastic_depth_at_rate_one_drops_everything():
-    assert (stochastic_depth(torch.ones(5, 2), 1.0) == 0).all()
+    assert (drop_path(torch.ones(5, 2), 1.0) == 0).all()
 
 
 def test_an_example_that_is_dropped_passes_by_the_sublayer():
@@ -157,12 +156,12 @@ def test_attention_that_does_not_fit_the_residual_connection_is_refused(attentio
     """x + attention(x) needs one width."""
     sizes = f"{attention.query.in_features} to {attention.query.out_features}"
     with pytest.raises(ValueError, match=f"attention must map .* got width=8 and attention from {sizes}"):
-        EncoderBlock(attention, FeedForward(8, 16), width=8)
+        EncoderBlock(attention, MLP(8, 16), width=8)
     with pytest.raises(ValueError, match=f"cross_attention must map .* got width=8 and attention from {sizes}"):
-        DecoderBlock(MultiHeadAttention(8, 2), attention, FeedForward(8, 16), width=8)
+        DecoderBlock(MultiHeadAttention(8, 2), attention, MLP(8, 16), width=8)
 
 
 def test_a_memory_of_another_width_fits():
     cross_attention = MultiHeadAttention(8, 2, key_input_width=5, value_input_width=5)
-    block = DecoderBlock(MultiHeadAttention(8, 2), cross_attention, FeedForward(8, 16), width=8)
+    block = DecoderBlock(MultiHeadAttention(8, 2), cross_attention, MLP(8, 16), width=8)
     assert block(torch.randn(2, 4, 8), torch.randn(2, 6, 5)).shape == (2, 4, 8)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from clearhead.nn.cache import Cache, KeyValues
+from clearhead.nn.cache import DecoderCache, KVCache
 
 
 def keys_values(length, batch=2):
@@ -9,7 +9,7 @@ def keys_values(length, batch=2):
 
 
 def test_extend_returns_all_that_came_in_order():
-    cache, ks, vs = KeyValues(), [], []
+    cache, ks, vs = KVCache(), [], []
     for length in (1, 1, 3, 1, 7, 1):  # beyond the room that it makes, again and again
         k, v = keys_values(length)
         ks.append(k)
@@ -21,7 +21,7 @@ def test_extend_returns_all_that_came_in_order():
 
 
 def test_a_token_more_seldom_costs_a_copy():
-    cache, homes = KeyValues(), set()
+    cache, homes = KVCache(), set()
     kept = []  # keeps every buffer alive, so that no address is used twice
     for _ in range(100):
         k, _ = cache.extend(*keys_values(1))
@@ -31,7 +31,7 @@ def test_a_token_more_seldom_costs_a_copy():
 
 
 def test_select_keeps_rows_in_the_order_given_and_goes_on():
-    cache = KeyValues()
+    cache = KVCache()
     cache.select(torch.tensor([0]))  # nothing in it yet: nothing to do
     k, v = keys_values(3)
     cache.extend(k, v)
@@ -44,7 +44,7 @@ def test_select_keeps_rows_in_the_order_given_and_goes_on():
 
 
 def test_once_computes_at_the_first_call_alone():
-    cache, calls, memory = KeyValues(), [], torch.zeros(1)
+    cache, calls, memory = KVCache(), [], torch.zeros(1)
 
     def compute():
         calls.append(1)
@@ -59,14 +59,14 @@ def test_once_computes_at_the_first_call_alone():
 
 
 def test_another_batch_needs_another_cache():
-    cache = KeyValues()
+    cache = KVCache()
     cache.extend(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4))
     with pytest.raises(ValueError, match="goes on with the batch that it began with"):
         cache.extend(torch.zeros(3, 2, 1, 4), torch.zeros(3, 2, 1, 4))
 
 
 def test_a_models_cache_has_a_memory_for_each_layer():
-    cache = Cache(2)
+    cache = DecoderCache(2)
     assert (len(cache.layers), cache.length) == (2, 0)
     k, v = keys_values(3)
     for layer in cache.layers:

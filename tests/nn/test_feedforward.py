@@ -2,12 +2,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from clearhead.nn.feedforward import ACTIVATIONS, FeedForward
+from clearhead.nn.blocks import ACTIVATIONS, MLP
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_it_is_its_formula(name):
-    net = FeedForward(4, 7, ACTIVATIONS[name], n_out=3)
+    net = MLP(4, 7, ACTIVATIONS[name], n_out=3)
     for linear in (net.widen, net.narrow):
         torch.nn.init.normal_(linear.bias)
     x = torch.randn(2, 5, 4)
@@ -19,20 +19,20 @@ def test_it_is_its_formula(name):
 
 def test_it_equals_two_convolutions_of_kernel_one():
     """R4.13: the same net at each position."""
-    net = FeedForward(4, 7, F.relu)
+    net = MLP(4, 7, F.relu)
     x = torch.randn(2, 5, 4)
     hidden = F.conv1d(x.mT, net.widen.weight[..., None], net.widen.bias).relu()
     torch.testing.assert_close(net(x), F.conv1d(hidden, net.narrow.weight[..., None], net.narrow.bias).mT)
 
 
 def test_positions_do_not_see_each_other():
-    net, x = FeedForward(4, 7), torch.randn(1, 5, 4, requires_grad=True)
+    net, x = MLP(4, 7), torch.randn(1, 5, 4, requires_grad=True)
     (gradient,) = torch.autograd.grad(net(x)[0, 2].sum(), x)
     assert gradient[0].any(-1).tolist() == [False, False, True, False, False]
 
 
 def test_dropout_acts_in_training_alone_and_bias_may_be_left_out():
-    net, x = FeedForward(4, 64, dropout=0.5, bias=False), torch.randn(1, 5, 4)
+    net, x = MLP(4, 64, dropout=0.5, bias=False), torch.randn(1, 5, 4)
     assert not torch.equal(net(x), net(x))
     net.eval()
     assert torch.equal(net(x), net(x))
@@ -41,7 +41,7 @@ def test_dropout_acts_in_training_alone_and_bias_may_be_left_out():
 
 
 def test_dropout_stands_between_the_two_layers():
-    net = FeedForward(4, 10, F.relu, dropout=0.5, n_out=1)
+    net = MLP(4, 10, F.relu, dropout=0.5, n_out=1)
     for linear, weight, bias in [(net.widen, 0.0, 1.0), (net.narrow, 1.0, 0.0)]:  # ten hidden ones, summed
         torch.nn.init.constant_(linear.weight, weight)
         torch.nn.init.constant_(linear.bias, bias)
@@ -53,7 +53,7 @@ def test_dropout_stands_between_the_two_layers():
 
 @pytest.mark.parametrize("activation", [F.gelu, F.relu, F.silu])
 def test_without_gradients_it_answers_the_same_and_leaves_x_alone(activation):
-    net, x = FeedForward(4, 8, activation), torch.randn(2, 3, 4)
+    net, x = MLP(4, 8, activation), torch.randn(2, 3, 4)
     before = x.clone()
     expected = net(x)
     with torch.no_grad():
@@ -63,7 +63,7 @@ def test_without_gradients_it_answers_the_same_and_leaves_x_alone(activation):
 
 def test_a_hook_keeps_what_it_saw():
     """The activation works in place where it may; not on what somebody looks at."""
-    net, x, seen = FeedForward(4, 8), torch.randn(2, 3, 4), []
+    net, x, seen = MLP(4, 8), torch.randn(2, 3, 4), []
     net.widen.register_forward_hook(lambda module, args, out: seen.append(out))
     with torch.no_grad():
         net(x)
@@ -73,9 +73,9 @@ def test_a_hook_keeps_what_it_saw():
 def test_a_norm_stands_between_the_first_layer_and_the_activation():
     norm = torch.nn.LayerNorm(7)
     torch.nn.init.normal_(norm.weight)
-    net, x = FeedForward(4, 7, F.relu, n_out=3, norm=norm), torch.randn(2, 5, 4)
+    net, x = MLP(4, 7, F.relu, n_out=3, norm=norm), torch.randn(2, 5, 4)
     expected = net.narrow(F.relu(F.layer_norm(net.widen(x), (7,), norm.weight, norm.bias)))
     torch.testing.assert_close(net(x), expected)
     with torch.no_grad():
         torch.testing.assert_close(net(x), expected)
-    assert "norm" not in dict(FeedForward(4, 7).named_modules())
+    assert "norm" not in dict(MLP(4, 7).named_modules())

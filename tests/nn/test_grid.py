@@ -1,9 +1,17 @@
 import pytest
 import torch
 
-from clearhead.nn.grid import LearnedGrid, NoGridPositions, RotaryGrid, SinusoidalGrid, interpolate, sinusoidal_2d
-from clearhead.nn.positions import sinusoidal
-from clearhead.nn.rotary import rotary_angles, rotary_angles_2d
+from clearhead.nn.positions import (
+    LearnedPosEmbed2d,
+    NoPosEmbed2d,
+    RotaryPosEmbed2d,
+    SinusoidalPosEmbed2d,
+    interpolate,
+    rotary_angles,
+    rotary_angles_2d,
+    sinusoidal,
+    sinusoidal_2d,
+)
 
 
 def test_the_same_grid_gives_the_table_itself():
@@ -40,7 +48,12 @@ def test_rotary_on_a_grid_turns_half_by_the_row_half_by_the_column():
 
 def test_each_kind_on_its_grid():
     grid, x = (3, 4), torch.randn(2, 12, 8)
-    none, waves, learned, rotary = NoGridPositions(), SinusoidalGrid(), LearnedGrid(grid, 8), RotaryGrid(8)
+    none, waves, learned, rotary = (
+        NoPosEmbed2d(),
+        SinusoidalPosEmbed2d(),
+        LearnedPosEmbed2d(grid, 8),
+        RotaryPosEmbed2d(8),
+    )
     assert torch.equal(none(x, grid), x)
     torch.testing.assert_close(waves(x, grid), x + sinusoidal_2d(3, 4, 8))
     torch.testing.assert_close(learned(x, grid), x + learned.table)
@@ -53,7 +66,7 @@ def test_each_kind_on_its_grid():
 
 
 def test_a_learned_table_serves_another_grid_and_learns_from_it():
-    learned, x = LearnedGrid((3, 4), 8), torch.randn(2, 30, 8)
+    learned, x = LearnedPosEmbed2d((3, 4), 8), torch.randn(2, 30, 8)
     out = learned(x, (5, 6))
     torch.testing.assert_close(out - x, interpolate(learned.table, (3, 4), (5, 6)).expand(2, 30, 8))
     out.sum().backward()

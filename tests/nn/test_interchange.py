@@ -12,10 +12,8 @@ from torch import nn
 
 from clearhead.nn import masks
 from clearhead.nn.attention import MultiHeadAttention, attend_reference
-from clearhead.nn.blocks import DecoderBlock, EncoderBlock
-from clearhead.nn.feedforward import FeedForward
-from clearhead.nn.interchange import attention_from_packed
-from clearhead.nn.stacks import Decoder, Encoder, EncoderDecoder
+from clearhead.nn.blocks import MLP, Decoder, DecoderBlock, Encoder, EncoderBlock, EncoderDecoder
+from clearhead.nn.interop import attention_from_packed
 
 WIDTH, HEADS = 8, 2
 
@@ -25,12 +23,12 @@ def attention(**options):
 
 
 def encoder_block(activation=F.gelu, bias=True, **options):
-    feedforward = FeedForward(WIDTH, 12, activation, dropout=0.2, bias=bias)
+    feedforward = MLP(WIDTH, 12, activation, dropout=0.2, bias=bias)
     return EncoderBlock(attention(dropout=0.1), feedforward, width=WIDTH, **{"dropout": 0.3} | options)
 
 
 def decoder_block(**options):
-    parts = attention(dropout=0.1), attention(key_input_width=6, value_input_width=6), FeedForward(WIDTH, 12, F.relu)
+    parts = attention(dropout=0.1), attention(key_input_width=6, value_input_width=6), MLP(WIDTH, 12, F.relu)
     return DecoderBlock(*parts, width=WIDTH, **options)
 
 
@@ -159,10 +157,10 @@ def test_no_fast_path_where_it_would_compute_something_else(options):
         torch.testing.assert_close(block.to_torch()(x), block(x))
 
 
-def reference_packed_layer(x, qkv, output, n_heads, mask):
+def reference_packed_layer(x, qkv, output, num_heads, mask):
     """The layer of the course report, as it is written there, with its mask passed on."""
     batch, length, width = x.shape
-    packed = qkv(x).reshape(batch, length, n_heads, 3 * width // n_heads).permute(0, 2, 1, 3)
+    packed = qkv(x).reshape(batch, length, num_heads, 3 * width // num_heads).permute(0, 2, 1, 3)
     q, k, v = packed.chunk(3, dim=-1)
     logits = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
     weights = F.softmax(logits.masked_fill(~mask, -9e15), dim=-1)
@@ -171,14 +169,14 @@ def reference_packed_layer(x, qkv, output, n_heads, mask):
 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(2, 5), st.booleans(), st.booleans())
-def test_heads_packed_one_by_one(n_heads, head_width, length, qkv_has_bias, output_has_bias):
-    width = n_heads * head_width
+def test_heads_packed_one_by_one(num_heads, head_dim, length, qkv_has_bias, output_has_bias):
+    width = num_heads * head_dim
     qkv = nn.Linear(width, 3 * width, qkv_has_bias, dtype=torch.float64)
     output = nn.Linear(width, width, output_has_bias, dtype=torch.float64)
     x, mask = torch.randn(2, length, width, dtype=torch.float64), masks.causal(length)
     assert not mask.dense().all()
-    ours = attention_from_packed(qkv.weight, qkv.bias, output.weight, output.bias, n_heads)
-    torch.testing.assert_close(ours(x, mask=mask), reference_packed_layer(x, qkv, output, n_heads, mask))
+    ours = attention_from_packed(qkv.weight, qkv.bias, output.weight, output.bias, num_heads)
+    torch.testing.assert_close(ours(x, mask=mask), reference_packed_layer(x, qkv, output, num_heads, mask))
     assert all(weight.requires_grad for weight in ours.parameters())
 
 
@@ -195,7 +193,7 @@ def test_packed_weights_of_other_shapes_are_refused():
     qkv, output = torch.randn(24, 8), torch.randn(8, 8)
     with pytest.raises(ValueError, match=r"must have the shapes .* got \(8, 24\) and \(8, 8\); transpose"):
         attention_from_packed(qkv.T, None, output, None, 2)
-    with pytest.raises(ValueError, match="width must be a multiple of n_heads, got width=8, n_heads=3"):
+    with pytest.raises(ValueError, match="width must be a multiple of num_heads, got width=8, num_heads=3"):
         attention_from_packed(qkv, None, output, None, 3)
 
 
@@ -225,7 +223,7 @@ def test_what_we_cannot_express(convert, module, message):
 
 
 def narrow_encoder():
-    block = EncoderBlock(MultiHeadAttention(6, 2), FeedForward(6, 12), width=6)
+    block = EncoderBlock(MultiHeadAttention(6, 2), MLP(6, 12), width=6)
     return EncoderDecoder(Encoder([block]), decoder())
 
 
@@ -249,12 +247,12 @@ def narrow_encoder():
             "queries of its own width only, got input_width=5 for width=8",
         ),
         (
-            lambda: EncoderBlock(attention(), FeedForward(8, 12, norm=nn.LayerNorm(12)), width=8),
-            "no norm inside the feed-forward net, got a FeedForward with one",
+            lambda: EncoderBlock(attention(), MLP(8, 12, norm=nn.LayerNorm(12)), width=8),
+            "no norm inside the feed-forward net, got an MLP with one",
         ),
         (partial(encoder, depth=0), "must have a layer, got a stack without blocks; build"),
         (partial(decoder, depth=0), "must have a layer, got a stack without blocks; build"),
-        (lambda: EncoderBlock(attention(), nn.Identity(), width=8), "only a FeedForward .* got Identity; convert"),
+        (lambda: EncoderBlock(attention(), nn.Identity(), width=8), "only a MLP .* got Identity; convert"),
         (narrow_encoder, "one width, got 6 in the encoder and 8 in the decoder; convert"),
     ],
 )

@@ -2,20 +2,20 @@ import math
 
 import torch
 
-from clearhead.nn.linear import XavierLinear
+from clearhead.nn.attention import Linear
 
 
 def test_weights_are_drawn_within_the_bound_of_xavier_and_the_bias_is_zero():
-    linear = XavierLinear(30, 50)
+    linear = Linear(30, 50)
     bound = math.sqrt(6 / (30 + 50))
     assert linear.weight.shape == (50, 30)
     assert 0.95 * bound < linear.weight.abs().max() <= bound
     assert (linear.bias == 0).all()
-    assert XavierLinear(3, 5, bias=False).bias is None
+    assert Linear(3, 5, bias=False).bias is None
 
 
 def test_a_square_layer_keeps_the_variance_forwards_and_backwards():
-    linear = XavierLinear(256, 256)
+    linear = Linear(256, 256)
     x = torch.randn(500, 256, requires_grad=True)
     out = linear(x)
     upstream = torch.randn_like(out)

@@ -112,7 +112,7 @@ def test_a_causal_mask_cannot_be_changed_in_place():
     assert torch.equal(mask, DENSE), "the mask itself is as it was"
 
 
-LANGUAGE = LanguageConfig(width=8, depth=1, n_heads=2, n_tokens=11, positions="rotary")
+LANGUAGE = LanguageConfig(width=8, depth=1, num_heads=2, n_tokens=11, positions="rotary")
 
 
 @pytest.mark.slow
@@ -208,12 +208,12 @@ def test_from_torch_reads_both_polarities():
 def test_from_torch_unfolds_a_mask_for_each_head_of_each_example():
     B, H, Q, K = 2, 3, 4, 5
     ours = torch.rand(B, H, Q, K) > 0.5
-    assert torch.equal(masks.from_torch(~ours.flatten(0, 1), n_heads=H), ours)
-    both = masks.from_torch(~ours.flatten(0, 1), torch.tensor([[False] * 5, [True] * 5]), n_heads=H)
+    assert torch.equal(masks.from_torch(~ours.flatten(0, 1), num_heads=H), ours)
+    both = masks.from_torch(~ours.flatten(0, 1), torch.tensor([[False] * 5, [True] * 5]), num_heads=H)
     assert torch.equal(both[0], ours[0])
     assert not both[1].any()
-    with pytest.raises(ValueError, match=r"must be \(B\*n_heads,Q,K\), got \(6, 4, 5\) with n_heads=4"):
-        masks.from_torch(ours.flatten(0, 1), n_heads=4)
+    with pytest.raises(ValueError, match=r"must be \(B\*num_heads,Q,K\), got \(6, 4, 5\) with num_heads=4"):
+        masks.from_torch(ours.flatten(0, 1), num_heads=4)
 
 
 @pytest.mark.parametrize("low", [-math.inf, -10_000.0, -1e30])

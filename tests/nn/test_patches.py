@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.nn.patches import ConvolutionTokens, PatchTokens, from_patches, grid_of, to_patches
+from clearhead.nn.patch_embed import ConvEmbed, PatchEmbed, from_patches, grid_of, to_patches
 
 sizes = st.integers(1, 4)
 
@@ -32,7 +32,7 @@ def test_patches_go_row_by_row_each_as_channel_height_width():
 
 def test_patch_tokens_equal_their_strided_convolution_in_values_and_gradients():
     """R4.15"""
-    tokens = PatchTokens(3, 5, 2).double()
+    tokens = PatchEmbed(3, 5, 2).double()
     torch.nn.init.normal_(tokens.project.bias)
     conv = tokens.as_convolution()
     images = torch.randn(2, 3, 4, 6, dtype=torch.float64, requires_grad=True)
@@ -46,7 +46,7 @@ def test_patch_tokens_equal_their_strided_convolution_in_values_and_gradients():
 
 
 def test_the_convolution_is_a_copy():
-    tokens = PatchTokens(3, 5, 2)
+    tokens = PatchEmbed(3, 5, 2)
     before = tokens.project.weight.detach().clone()
     torch.nn.init.zeros_(tokens.as_convolution().weight)
     assert torch.equal(tokens.project.weight, before)
@@ -54,7 +54,7 @@ def test_the_convolution_is_a_copy():
 
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_convolution_tokens_stand_on_the_same_grid_as_patches(size):
-    tokens = ConvolutionTokens(3, 16, size)
+    tokens = ConvEmbed(3, 16, size)
     images = torch.randn(1, 3, 2 * size, 3 * size, requires_grad=True)
     out = tokens(images)
     assert tokens.grid(images) == (2, 3)
@@ -70,11 +70,11 @@ def test_convolution_tokens_stand_on_the_same_grid_as_patches(size):
 
 def test_convolution_tokens_overlap():
     images = torch.randn(1, 3, 8, 8, requires_grad=True)
-    (gradient,) = torch.autograd.grad(ConvolutionTokens(3, 16, 4)(images)[0, 3].abs().sum(), images)
+    (gradient,) = torch.autograd.grad(ConvEmbed(3, 16, 4)(images)[0, 3].abs().sum(), images)
     assert (to_patches(gradient, 4)[0].abs().sum(-1) > 0).all()
 
 
-@pytest.mark.parametrize("tokens", [PatchTokens(3, 5, 4), ConvolutionTokens(3, 5, 4)], ids=["patches", "convolutions"])
+@pytest.mark.parametrize("tokens", [PatchEmbed(3, 5, 4), ConvEmbed(3, 5, 4)], ids=["patches", "convolutions"])
 def test_an_image_that_the_patch_does_not_divide_is_refused(tokens):
     for height, width in [(6, 8), (8, 6), (0, 4)]:
         with pytest.raises(ValueError, match=f"multiples of the patch size, got {height} x {width}, patch size 4; pad"):
@@ -101,4 +101,4 @@ def test_joining_refuses_another_grid_or_size():
 @pytest.mark.parametrize("size", [0, 1, 3, 6, -2])
 def test_convolution_tokens_need_a_power_of_two(size):
     with pytest.raises(ValueError, match=rf"patch size must be 2, 4, 8, \.\.\., got {size}; try 4"):
-        ConvolutionTokens(3, 16, size)
+        ConvEmbed(3, 16, size)

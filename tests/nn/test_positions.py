@@ -6,22 +6,22 @@ import torch
 from clearhead.nn import masks
 from clearhead.nn.attention import MultiHeadAttention, attend_fused, attend_reference
 from clearhead.nn.positions import (
-    AlibiPositions,
-    LearnedPositions,
-    NoPositions,
-    RotaryPositions,
-    SinusoidalPositions,
+    AlibiPosEmbed,
+    LearnedPosEmbed,
+    NoPosEmbed,
+    RotaryPosEmbed,
+    SinusoidalPosEmbed,
+    alibi_slopes,
     sinusoidal,
 )
-from clearhead.nn.rotary import alibi_slopes
 
 WIDTH, N_HEADS, HEAD_WIDTH = 8, 2, 4
 KINDS = [
-    NoPositions,
-    SinusoidalPositions,
-    lambda: LearnedPositions(10, WIDTH),
-    lambda: RotaryPositions(HEAD_WIDTH),
-    lambda: AlibiPositions(N_HEADS),
+    NoPosEmbed,
+    SinusoidalPosEmbed,
+    lambda: LearnedPosEmbed(10, WIDTH),
+    lambda: RotaryPosEmbed(HEAD_WIDTH),
+    lambda: AlibiPosEmbed(N_HEADS),
 ]
 EVERY_KIND = pytest.mark.parametrize("make", KINDS, ids=["none", "sinusoidal", "learned", "rotary", "alibi"])
 
@@ -45,7 +45,7 @@ def test_sinusoidal_refuses_an_odd_width():
     with pytest.raises(ValueError, match="multiple of 2, got 5; try width=6"):
         sinusoidal(torch.arange(3), 5)
     with pytest.raises(ValueError, match="multiple of 2, got 5"):
-        SinusoidalPositions()(torch.zeros(1, 3, 5))
+        SinusoidalPosEmbed()(torch.zeros(1, 3, 5))
 
 
 @EVERY_KIND
@@ -66,7 +66,7 @@ def test_each_kind_acts_in_one_place_and_only_none_leaves_a_set(make):
     positions, x = make(), torch.randn(2, 5, WIDTH)
     adds = not torch.equal(positions(x), x)
     acts_inside = any(part is not None for part in positions.inside(x))
-    assert adds + acts_inside == (0 if isinstance(positions, NoPositions) else 1)
+    assert adds + acts_inside == (0 if isinstance(positions, NoPosEmbed) else 1)
     attention, order = MultiHeadAttention(WIDTH, N_HEADS), torch.tensor([4, 2, 0, 1, 3])
 
     def attended(tokens):
@@ -74,7 +74,7 @@ def test_each_kind_acts_in_one_place_and_only_none_leaves_a_set(make):
         return attention(positions(tokens), angles=angles, logit_bias=bias)
 
     equivariant = torch.allclose(attended(x[:, order]), attended(x)[:, order], atol=1e-6)
-    assert equivariant == isinstance(positions, NoPositions)
+    assert equivariant == isinstance(positions, NoPosEmbed)
 
 
 @EVERY_KIND
@@ -88,7 +88,7 @@ def test_positions_keep_the_dtype_of_the_tokens(make):
 
 
 def test_a_sequence_beyond_the_learned_table_is_refused():
-    positions = LearnedPositions(4, WIDTH)
+    positions = LearnedPosEmbed(4, WIDTH)
     x = torch.randn(2, 4, WIDTH)
     torch.testing.assert_close(positions(x), x + positions.table)
     with pytest.raises(ValueError, match="must fit the learned position table of 4 rows, got length 5; shorten it"):
@@ -98,7 +98,7 @@ def test_a_sequence_beyond_the_learned_table_is_refused():
 
 
 def test_learned_rows_get_a_gradient_where_they_are_used():
-    positions = LearnedPositions(5, WIDTH)
+    positions = LearnedPosEmbed(5, WIDTH)
     positions(torch.randn(2, 2, WIDTH), start=1).sum().backward()
     assert positions.table.grad.any(-1).tolist() == [False, True, True, False, False]
 
@@ -109,7 +109,7 @@ def test_alibi_lowers_the_logits_by_slope_times_distance_at_the_default_beta(att
     """softmax(q kᵀ / sqrt(D) - slope * distance) v, written out."""
     B, L = 2, 6
     q, k, v = (torch.randn(B, N_HEADS, L, HEAD_WIDTH, dtype=torch.float64) for _ in range(3))
-    _, bias = AlibiPositions(N_HEADS).inside(torch.zeros(B, L, WIDTH, dtype=torch.float64))
+    _, bias = AlibiPosEmbed(N_HEADS).inside(torch.zeros(B, L, WIDTH, dtype=torch.float64))
     places = torch.arange(L)
     distance = (places[:, None] - places).abs()
     logits = q @ k.mT / math.sqrt(HEAD_WIDTH) - alibi_slopes(N_HEADS).double()[:, None, None] * distance

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from clearhead.nn.readout import AttentionPooling, ClassToken, EachToken, MeanPooling
+from clearhead.nn.pooling import AttentionPooling, ClassToken, MeanPooling, NoPooling
 
 PRESENT = torch.tensor([[True, True, False, False], [True, True, True, True], [False, True, False, True]])
 
@@ -15,7 +15,7 @@ def padded_differently(x):
 
 def test_each_token_is_left_as_it_is():
     x = torch.randn(3, 4, 8)
-    readout = EachToken()
+    readout = NoPooling()
     assert readout.begin(x) is x
     assert readout(x, PRESENT) is x
     assert readout.n_extra == 0

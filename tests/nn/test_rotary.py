@@ -6,8 +6,8 @@ import torch
 
 from clearhead.nn import masks
 from clearhead.nn.attention import MultiHeadAttention
-from clearhead.nn.cache import KeyValues
-from clearhead.nn.rotary import alibi, alibi_slopes, rotary_angles, rotary_angles_2d, rotate
+from clearhead.nn.cache import KVCache
+from clearhead.nn.positions import alibi_bias, alibi_slopes, apply_rotary, rotary_angles, rotary_angles_2d
 
 
 def test_angles_are_place_times_a_falling_frequency():
@@ -19,13 +19,13 @@ def test_angles_are_place_times_a_falling_frequency():
 def test_a_pair_is_turned_by_its_angle():
     quarter = torch.tensor([[math.pi / 2, 0.0]])
     x = torch.tensor([[1.0, 5.0, 0.0, 7.0]])  # pairs: (1, 0) is turned by a quarter, (5, 7) stays
-    torch.testing.assert_close(rotate(x, quarter), torch.tensor([[0.0, 5.0, 1.0, 7.0]]))
+    torch.testing.assert_close(apply_rotary(x, quarter), torch.tensor([[0.0, 5.0, 1.0, 7.0]]))
 
 
 def scores(q, k, angles):
     """The same query and the same key at every place: (L,D/2) -> (L,L)"""
     places = len(angles)
-    return rotate(q.expand(places, -1), angles) @ rotate(k.expand(places, -1), angles).T
+    return apply_rotary(q.expand(places, -1), angles) @ apply_rotary(k.expand(places, -1), angles).T
 
 
 def test_a_rotary_score_depends_on_the_distance_alone():
@@ -47,7 +47,7 @@ def test_attention_with_rotary_positions_does_not_know_where_the_sequence_starts
 
 def test_rotation_keeps_norms():
     x = torch.randn(2, 3, 6, 8)
-    turned = rotate(x, rotary_angles(torch.arange(6), 8))
+    turned = apply_rotary(x, rotary_angles(torch.arange(6), 8))
     torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
     assert not torch.allclose(turned[:, :, 1:], x[:, :, 1:], atol=1e-2)
 
@@ -67,10 +67,10 @@ def test_a_rotary_score_on_a_grid_depends_on_the_offset_alone():
 
 def test_alibi_is_minus_slope_times_distance():
     torch.testing.assert_close(alibi_slopes(8), torch.tensor([2.0**-i for i in range(1, 9)]))
-    bias = alibi(2, 3, 3)
+    bias = alibi_bias(2, 3, 3)
     distance = torch.tensor([[0.0, 1, 2], [1, 0, 1], [2, 1, 0]])
     torch.testing.assert_close(bias, torch.stack([-distance / 16, -distance / 256]))
-    torch.testing.assert_close(alibi(2, 2, 5), alibi(2, 5, 5)[:, -2:])
+    torch.testing.assert_close(alibi_bias(2, 2, 5), alibi_bias(2, 5, 5)[:, -2:])
 
 
 @pytest.mark.parametrize("kind", ["rotary", "alibi"])
@@ -80,11 +80,11 @@ def test_with_a_cache_places_go_on_where_they_stopped(kind):
     def positions(start, end):
         if kind == "rotary":
             return {"angles": rotary_angles(torch.arange(start, end), 4)}
-        return {"logit_bias": alibi(2, end - start, end).double()}
+        return {"logit_bias": alibi_bias(2, end - start, end).double()}
 
     with torch.no_grad():
         whole = attention(x, mask=masks.causal(6), **positions(0, 6))
-        cache, parts = KeyValues(), []
+        cache, parts = KVCache(), []
         for start, end in [(0, 2), (2, 3), (3, 6)]:
             mask = masks.causal(end - start, end)
             parts.append(attention(x[:, start:end], mask=mask, cache=cache, **positions(start, end)))

@@ -6,11 +6,9 @@ from torch import nn
 
 from clearhead.nn import masks
 from clearhead.nn.attention import MultiHeadAttention
-from clearhead.nn.blocks import NORMS, DecoderBlock, EncoderBlock
-from clearhead.nn.cache import Cache
-from clearhead.nn.feedforward import FeedForward
-from clearhead.nn.positions import AlibiPositions, NoPositions, RotaryPositions
-from clearhead.nn.stacks import Decoder, Encoder, EncoderDecoder
+from clearhead.nn.blocks import MLP, NORMS, Decoder, DecoderBlock, Encoder, EncoderBlock, EncoderDecoder
+from clearhead.nn.cache import DecoderCache
+from clearhead.nn.positions import AlibiPosEmbed, NoPosEmbed, RotaryPosEmbed
 
 WIDTH, N_HEADS, DEPTH = 8, 2, 2
 EVERY_NORM = pytest.mark.parametrize("norm", NORMS)
@@ -21,12 +19,12 @@ def attention():
 
 
 def encoder(norm="pre"):
-    blocks = [EncoderBlock(attention(), FeedForward(WIDTH, 16), width=WIDTH, norm=norm) for _ in range(DEPTH)]
+    blocks = [EncoderBlock(attention(), MLP(WIDTH, 16), width=WIDTH, norm=norm) for _ in range(DEPTH)]
     return Encoder(blocks, nn.LayerNorm(WIDTH)).double()
 
 
 def decoder(norm="pre"):
-    feedforwards = [FeedForward(WIDTH, 16) for _ in range(DEPTH)]
+    feedforwards = [MLP(WIDTH, 16) for _ in range(DEPTH)]
     blocks = [DecoderBlock(attention(), attention(), f, width=WIDTH, norm=norm) for f in feedforwards]
     return Decoder(blocks, nn.LayerNorm(WIDTH)).double()
 
@@ -102,7 +100,7 @@ def test_a_causal_prefix_is_blind_to_its_suffix(norm):
         assert not torch.allclose(stack(other, *others)[:, :4], stack(x, *others)[:, :4]), "without the mask it sees"
 
 
-@pytest.mark.parametrize("positions", [NoPositions(), RotaryPositions(4), AlibiPositions(N_HEADS)], ids=repr)
+@pytest.mark.parametrize("positions", [NoPosEmbed(), RotaryPosEmbed(4), AlibiPosEmbed(N_HEADS)], ids=repr)
 @pytest.mark.parametrize("steps", [[1, 1, 1, 1, 1], [3, 2]], ids=str)
 @EVERY_NORM
 def test_with_a_cache_a_stack_gives_what_it_gives_without(norm, steps, positions):
@@ -115,7 +113,7 @@ def test_with_a_cache_a_stack_gives_what_it_gives_without(norm, steps, positions
         angles, bias = positions.inside(x)
         with torch.no_grad():
             whole = stack(x, *others, mask=masks.causal(5), angles=angles, logit_bias=bias, **options)
-            cache, parts = Cache(DEPTH), []
+            cache, parts = DecoderCache(DEPTH), []
             for new in steps:
                 start = cache.length
                 part = x[:, start : start + new]
@@ -129,7 +127,7 @@ def test_with_a_cache_a_stack_gives_what_it_gives_without(norm, steps, positions
 def test_a_selected_cache_goes_on_with_the_selected_rows():
     stack, x, memory = decoder(), tokens(5), tokens(4)
     memory = memory[:1].expand(2, -1, -1)  # two beams of one example: their memory is the same
-    rows, cache = torch.tensor([1, 1]), Cache(DEPTH)
+    rows, cache = torch.tensor([1, 1]), DecoderCache(DEPTH)
     with torch.no_grad():
         stack(x[:, :4], memory, mask=masks.causal(4), cache=cache)
         cache.select(rows)

@@ -14,7 +14,7 @@ from torch import nn
 
 from clearhead import VisionTransformer
 from clearhead.models.presets import bert_cifar
-from clearhead.nn.feedforward import FeedForward
+from clearhead.nn.blocks import MLP
 
 BLOCK = {  # BertLayer's name: ours
     "attention.self.query": "attention.query",
@@ -65,8 +65,8 @@ def ours(bert, classifier, cls_token, **changes) -> VisionTransformer:
     added = added_by_bert(bert)
     model.positions.table.copy_(added[1:])
     model.readout.token.copy_(cls_token + added[0])
-    model.embedding_norm.load_state_dict(bert.embeddings.LayerNorm.state_dict())
-    assert isinstance(model.head, FeedForward)
+    model.embed_norm.load_state_dict(bert.embeddings.LayerNorm.state_dict())
+    assert isinstance(model.head, MLP)
     model.head.widen.load_state_dict(classifier[0].state_dict())
     model.head.narrow.load_state_dict(classifier[2].state_dict())
     return model

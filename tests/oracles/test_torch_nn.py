@@ -16,8 +16,7 @@ from torch import nn
 
 from clearhead.nn import masks
 from clearhead.nn.attention import MultiHeadAttention
-from clearhead.nn.blocks import DecoderBlock, EncoderBlock
-from clearhead.nn.stacks import Decoder, Encoder, EncoderDecoder
+from clearhead.nn.blocks import Decoder, DecoderBlock, Encoder, EncoderBlock, EncoderDecoder
 
 B, Q, K, WIDTH, HEADS, HIDDEN = 3, 5, 6, 8, 2, 12
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -156,10 +155,10 @@ def test_cross_attention(kind, options, batch_first, dtype):
 @settings(deadline=None, max_examples=20)
 @given(st.data())
 def test_attention_of_any_shape(data):
-    heads, head_width, n_queries, more_keys, kdim, vdim = (data.draw(st.integers(1, 4)) for _ in range(6))
-    theirs = nn.MultiheadAttention(heads * head_width, heads, kdim=kdim, vdim=vdim, batch_first=True)
+    heads, head_dim, n_queries, more_keys, kdim, vdim = (data.draw(st.integers(1, 4)) for _ in range(6))
+    theirs = nn.MultiheadAttention(heads * head_dim, heads, kdim=kdim, vdim=vdim, batch_first=True)
     theirs, n_keys = shaken(theirs, torch.float64), n_queries + more_keys
-    shapes = (B, n_queries, heads * head_width), (B, n_keys, kdim), (B, n_keys, vdim)
+    shapes = (B, n_queries, heads * head_dim), (B, n_keys, kdim), (B, n_keys, vdim)
     compare_attention(theirs, *mask_pair("padding", n_queries, n_keys), *inputs(*shapes, dtype=torch.float64))
 
 

@@ -1,7 +1,7 @@
 import pytest
 
-from clearhead.recipes.agreement import check_agreement
-from clearhead.recipes.all import changed, config_of
+from clearhead.recipes.registry import changed, config_of
+from clearhead.recipes.validate import validate
 
 MNIST = config_of("mnist")
 
@@ -23,7 +23,7 @@ MNIST = config_of("mnist")
             "mnist has images of 28 x 28 with 1 channels, got a model for 32 x 32 with 1",
         ),
         ("mnist", {"model.channels": 3}, "got a model for 28 x 28 with 3"),
-        ("mnist", {"model.n_classes": 5}, "mnist has 10 classes, got n_classes=5; set it to 10"),
+        ("mnist", {"model.num_classes": 5}, "mnist has 10 classes, got num_classes=5; set it to 10"),
         ("folder", {}, "own pictures need their folder, got none; run: clearhead train folder --data.folder PATH"),
         ("text", {}, "a text is learnt from a file, got none; add --data.file PATH"),
         ("words", {"objective": "each"}, "words needs objective=next, got each"),
@@ -36,11 +36,11 @@ def test_what_does_not_fit_together_is_refused(name, changes, message):
 
 def test_the_right_kind_of_model():
     with pytest.raises(ValueError, match="mnist has images, which a VisionConfig is for, got a PredictorConfig"):
-        check_agreement(changed(MNIST, {"model": config_of("reverse").model}))
+        validate(changed(MNIST, {"model": config_of("reverse").model}))
     with pytest.raises(ValueError, match="pronounce needs a Seq2SeqConfig, got a LanguageConfig; take one"):
-        check_agreement(changed(config_of("pronounce"), {"model": config_of("words").model}))
+        validate(changed(config_of("pronounce"), {"model": config_of("words").model}))
     with pytest.raises(ValueError, match="reverse has sequences, which a PredictorConfig is for, got a VisionConfig"):
-        check_agreement(changed(config_of("reverse"), {"model": MNIST.model}))
+        validate(changed(config_of("reverse"), {"model": MNIST.model}))
 
 
 def test_a_table_of_positions_must_reach_as_far_as_is_read(tmp_path):

@@ -7,14 +7,14 @@ import torch
 
 from clearhead.data.config import Augmentation
 from clearhead.models.factory import build_model
-from clearhead.recipes.agreement import IMAGES
-from clearhead.recipes.all import RECIPES, changed, config_of, find
+from clearhead.recipes.registry import RECIPES, changed, config_of, find
+from clearhead.recipes.validate import IMAGES
 from clearhead.training.config import RunConfig
-from clearhead.training.distributed import Processes
+from clearhead.training.context import build_context, isolated_torch_state
+from clearhead.training.distributed import Ranks
 from clearhead.training.loop import update
-from clearhead.training.setup import own_surroundings, set_up
-from clearhead.training.signals import StopRequest
-from clearhead.training.state import Standing
+from clearhead.training.progress import StopRequest
+from clearhead.training.state import TrainState
 
 COMPLETE = [name for name in RECIPES if name not in ("folder", "text")]
 """those that need no file of the user's"""
@@ -49,10 +49,10 @@ def test_a_recipe_names_itself_and_survives_a_json_file(name):
 def test_a_recipe_can_make_its_first_step(name):
     """On the data that comes with the package."""
     config = config_of(name, {"training.batch_size": 4})
-    with own_surroundings(threads=1):
-        setup = set_up(config, Processes(), shard=False, report=pytest.fail)
+    with isolated_torch_state(threads=1):
+        setup = build_context(config, Ranks(), shard=False, report=pytest.fail)
         before = [weight.clone() for weight in setup.model.parameters()]
-        update(setup, Standing(), StopRequest())
+        update(setup, TrainState(), StopRequest())
     same = [torch.equal(weight, old) for weight, old in zip(setup.model.parameters(), before, strict=True)]
     assert sum(same) < len(same) / 10  # a bias of keys has no gradient but for rounding
 
@@ -65,7 +65,7 @@ def test_a_model_takes_the_images_of_its_data(name):
 
 
 def test_importing_recipes_does_not_import_torch():
-    code = "import sys, clearhead.recipes.all as all; [recipe.make() for recipe in all.RECIPES.values()]"
+    code = "import sys, clearhead.recipes.registry as all; [recipe.make() for recipe in all.RECIPES.values()]"
     code += "; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
@@ -77,8 +77,8 @@ def test_any_field_can_be_changed_by_its_path():
 
 
 def test_fields_that_only_fit_together_change_together():
-    model = changed(config_of("mnist"), {"model.width": 30, "model.n_heads": 5}).model
-    assert (model.width, model.n_heads) == (30, 5)
+    model = changed(config_of("mnist"), {"model.width": 30, "model.num_heads": 5}).model
+    assert (model.width, model.num_heads) == (30, 5)
 
 
 @pytest.mark.parametrize(("given", "other"), [("epochs", "steps"), ("steps", "epochs")])

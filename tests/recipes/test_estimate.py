@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from clearhead.recipes import estimate as module
-from clearhead.recipes.all import config_of
-from clearhead.recipes.estimate import Estimate, estimate
+from clearhead.recipes import launch as module
+from clearhead.recipes.launch import Estimate, estimate
+from clearhead.recipes.registry import config_of
 from clearhead.training.config import MOST_STEPS
 
 SMALL = {"data.limit": 1000, "data.validation": 100, "training.batch_size": 50, "training.epochs": 3}

@@ -6,25 +6,25 @@ from PIL import Image
 
 from clearhead.cli.main import main
 from clearhead.data import datasets
-from clearhead.data.pictures import read_picture, resize
-from clearhead.recipes.all import config_of
+from clearhead.data.images import read_image, resize
+from clearhead.inference.run import Run
 from clearhead.recipes.folder import BATCH_SIZE, folder
-from clearhead.recipes.start import train
-from clearhead.serving.session import Session
-from clearhead.training.run import RunDirectory
+from clearhead.recipes.launch import train
+from clearhead.recipes.registry import config_of
+from clearhead.training.run_directory import RunDirectory
 
 TINY = {"data.image_size": 16, "model.width": 8, "model.depth": 1, "training.steps": 2, "training.precision": "float32"}
 
 
 def test_classes_and_size_follow_the_pictures(pictures):
     config = config_of("folder", {"data.folder": str(pictures), "data.image_size": 16})
-    assert config.model.n_classes == 3
+    assert config.model.num_classes == 3
     assert config.model.image_shape == (16, 16)
 
 
 def test_few_pictures_make_one_batch_and_many_do_not(pictures):
     config = config_of("folder", {"data.folder": str(pictures)})
-    assert config.training.batch_size == len(datasets.load(config.data, config.seed).train) < BATCH_SIZE
+    assert config.training.batch_size == len(datasets.load_dataset(config.data, config.seed).train) < BATCH_SIZE
     assert folder().training.batch_size == BATCH_SIZE
 
 
@@ -40,7 +40,7 @@ def test_own_pictures_are_learned_and_then_predicted_without_their_folder(pictur
     outcome = train("folder", "mine", changes={"data.folder": "pictures", "training.steps": 30, **small}, quiet=True)
     assert outcome.test["accuracy"] == 1
     elsewhere = pictures.rename(pictures.parent / "elsewhere")
-    session = Session("runs/mine")
+    session = Run("runs/mine")
     assert session.classes == ("blue", "green", "red")
     answers = session.predict([elsewhere / "red/9.png", elsewhere / "green/3.png", elsewhere / "blue/0.png"])
     assert [answer.answer for answer in answers] == ["red", "green", "blue"]
@@ -57,10 +57,10 @@ def test_prediction_fits_a_picture_as_training_did(pictures, monkeypatch, fit):
     train("folder", "mine", changes={"data.folder": "pictures", "data.fit": fit, **TINY}, quiet=True)
     wide = pictures / "red/wide.png"
     Image.linear_gradient("L").rotate(90).resize((90, 30)).save(wide)
-    seen = Session("runs/mine").read([wide])
-    assert torch.equal(seen[0], resize(read_picture(wide), 16, fit))
+    seen = Run("runs/mine").read([wide])
+    assert torch.equal(seen[0], resize(read_image(wide), 16, fit))
     others = {"pad", "crop", "stretch"} - {fit}
-    assert not any(torch.equal(seen[0], resize(read_picture(wide), 16, other)) for other in others)
+    assert not any(torch.equal(seen[0], resize(read_image(wide), 16, other)) for other in others)
 
 
 def test_a_run_from_before_the_choice_still_crops(pictures, monkeypatch):
@@ -72,12 +72,12 @@ def test_a_run_from_before_the_choice_still_crops(pictures, monkeypatch):
     assert config["data"].pop("fit") == "crop"
     del config["data"]["skip_invalid"]
     path.write_text(json.dumps(config))
-    session = Session("runs/mine")
+    session = Run("runs/mine")
     assert session.config.data.fit == "crop" != config_of("folder", {"data.folder": "pictures"}).data.fit
     (pictures.parent / "apart").mkdir()
     wide = pictures.parent / "apart/wide.png"
     Image.linear_gradient("L").rotate(90).resize((90, 30)).save(wide)
-    assert torch.equal(session.read([wide])[0], resize(read_picture(wide), 16, "crop"))
+    assert torch.equal(session.read([wide])[0], resize(read_image(wide), 16, "crop"))
     assert main(["evaluate", "runs/mine"]) == 0
 
 
@@ -110,8 +110,8 @@ def test_skipped_files_are_said_recorded_and_not_counted(pictures, monkeypatch, 
     assert "Skipped 2 image files that cannot be read: blue/y.jpg, red/x.png.\n" in capsys.readouterr().out
     best = RunDirectory.open("runs/mine").best()
     assert best.state["data"]["skipped"] == ["blue/y.jpg", "red/x.png"]
-    config = Session("runs/mine").config
-    assert config.training.batch_size == len(datasets.load(config.data, config.seed).train)
+    config = Run("runs/mine").config
+    assert config.training.batch_size == len(datasets.load_dataset(config.data, config.seed).train)
     for name in ("red/x.png", "blue/y.jpg"):  # which the run has never used
         (pictures / name).unlink()
     assert main(["resume", "runs/mine"]) == 0

@@ -2,7 +2,7 @@ import torch
 
 from clearhead.data import datasets
 from clearhead.models.factory import build_model
-from clearhead.recipes.all import config_of
+from clearhead.recipes.registry import config_of
 
 
 def test_the_set_size_is_also_the_models_context():
@@ -13,7 +13,7 @@ def test_the_set_size_is_also_the_models_context():
 def test_scores_move_with_the_images_of_a_set():
     config = config_of("oddity")
     model = build_model(config.model).eval()
-    sets, places = datasets.load(config.data, seed=0).test.take(torch.arange(3))
+    sets, places = datasets.load_dataset(config.data, seed=0).test.get_batch(torch.arange(3))
     order = torch.randperm(sets.shape[1], generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         torch.testing.assert_close(model(sets[:, order]), model(sets)[:, order], rtol=0, atol=1e-5)

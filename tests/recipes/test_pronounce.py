@@ -1,23 +1,23 @@
 import pytest
 
-from clearhead.data.datasets import load
-from clearhead.recipes.all import config_of
+from clearhead.data.datasets import load_dataset
+from clearhead.recipes.registry import config_of
 
 
 @pytest.mark.parametrize("name", ["pronounce", "pronounce-fast"])
 @pytest.mark.parametrize("stress", [False, True])
 def test_the_model_has_the_letters_and_phones_of_the_embedded_dictionary(name, stress):
     config = config_of(name, {"data.stress": stress, "data.limit": 5, "data.validation": 5})
-    data = load(config.data, seed=0)
-    assert (config.model.n_source, config.model.n_target) == (len(data.symbols), len(data.classes))
+    data = load_dataset(config.data, seed=0)
+    assert (config.model.src_vocab_size, config.model.tgt_vocab_size) == (len(data.symbols), len(data.classes))
 
 
 def test_letters_and_phones_follow_an_own_dictionary(tmp_path):
     (tmp_path / "my.dict").write_text("ab AA1 B\nba B AA0\nabba AA0 B AA0\n")
     config = config_of("pronounce", {"data.train_file": str(tmp_path / "my.dict")})
-    assert (config.model.n_source, config.model.n_target) == (3 + 2, 3 + 2)
+    assert (config.model.src_vocab_size, config.model.tgt_vocab_size) == (3 + 2, 3 + 2)
     config = config_of("pronounce-fast", {"data.train_file": str(tmp_path / "my.dict"), "data.stress": True})
-    assert (config.model.n_source, config.model.n_target) == (3 + 2, 3 + 3)
+    assert (config.model.src_vocab_size, config.model.tgt_vocab_size) == (3 + 2, 3 + 3)
 
 
 def test_a_dictionary_that_is_not_there():

@@ -3,9 +3,9 @@ from itertools import islice
 import pytest
 
 from clearhead.data.pronounce import parts
-from clearhead.recipes.start import train
-from clearhead.serving.evaluating import error_rates, words_to_score
-from clearhead.serving.session import Session
+from clearhead.inference.evaluate import error_rates, words_to_score
+from clearhead.inference.run import Run
+from clearhead.recipes.launch import train
 
 
 @pytest.mark.slow
@@ -15,7 +15,7 @@ def test_words_that_were_never_seen_are_said_better_than_by_chance(tmp_path, mon
     small = {"model.width": 48, "model.hidden": 96, "model.depth": 1, "data.limit": 10_000, "data.validation": 200}
     brief = {"training.steps": 240, "training.batch_size": 64, "training.evaluate_every": 240, "training.threads": 1}
     train("pronounce-fast", "run", changes=small | brief, quiet=True)
-    session = Session("runs/run")
+    session = Run("runs/run")
     unseen = words_to_score(session, "test")
     assert not unseen.keys() & parts(session.config.data)["train"].keys()
     rates = error_rates(session, dict(islice(unseen.items(), 200)))

@@ -4,8 +4,8 @@ import torch.nn.functional as F
 
 import clearhead
 from clearhead.data import datasets
-from clearhead.recipes.all import config_of
-from clearhead.recipes.start import train
+from clearhead.recipes.launch import train
+from clearhead.recipes.registry import config_of
 
 
 def test_the_length_is_also_the_models_context():
@@ -20,8 +20,8 @@ def reversing(tmp_path_factory):
         patch.chdir(tmp_path_factory.mktemp("reverse"))
         outcome = train("reverse", changes={"training.precision": "float32"}, quiet=True)
         model = clearhead.load("runs/reverse-0")
-    data = datasets.load(config_of("reverse").data, seed=0)
-    return model, outcome, *data.test.take(torch.arange(len(data.test)))
+    data = datasets.load_dataset(config_of("reverse").data, seed=0)
+    return model, outcome, *data.test.get_batch(torch.arange(len(data.test)))
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ from torch import nn
 from clearhead.data import datasets
 from clearhead.models.factory import build_model
 from clearhead.nn.positions import sinusoidal
-from clearhead.recipes.all import config_of
-from clearhead.recipes.start import train
+from clearhead.recipes.launch import train
+from clearhead.recipes.registry import config_of
 
 
 class Notebook(nn.Module):
@@ -48,12 +48,12 @@ def test_it_is_the_notebooks_network():
 def test_its_numbers_are_the_notebooks():
     config = config_of("reverse-uva")
     model, optimizer, training = config.model, config.optimizer, config.training
-    assert (model.width, model.n_heads, model.depth, model.hidden, model.norm) == (32, 1, 1, 64, "post")
-    assert (model.dropout, model.input_dropout, model.hidden_dropout, model.positions) == (0, 0, 0, "sinusoidal")
+    assert (model.width, model.num_heads, model.depth, model.hidden, model.norm) == (32, 1, 1, 64, "post")
+    assert (model.dropout, model.input_dropout, model.mlp_dropout, model.positions) == (0, 0, 0, "sinusoidal")
     assert (optimizer.kind, optimizer.lr, optimizer.weight_decay, optimizer.clip) == ("adamw", 5e-4, 0.0, 5.0)
     assert (optimizer.beta1, optimizer.beta2, optimizer.schedule, optimizer.warmup) == (0.9, 0.999, "cosine", 50)
     assert (training.epochs, training.batch_size) == (10, 128)
-    data = datasets.load(config.data, seed=0)
+    data = datasets.load_dataset(config.data, seed=0)
     assert [len(part) for part in (data.train, data.validation, data.test)] == [50_000, 1_000, 10_000]
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 import clearhead
-from clearhead.recipes.all import config_of
-from clearhead.recipes.start import check_run_name, train
-from clearhead.training.run import RunDirectory
+from clearhead.recipes.launch import check_run_name, train
+from clearhead.recipes.registry import config_of
+from clearhead.training.run_directory import RunDirectory
 
 TINY = {"training.steps": 2, "data.limit": 200, "data.validation": 10}
 
@@ -79,6 +79,8 @@ def test_an_empty_folder_is_a_new_run_with_resume_too(here):
 def test_a_name_that_is_taken_is_answered_before_the_data_is_read(here, monkeypatch):
     (here / "runs/mine").mkdir(parents=True)
     (here / "runs/mine/letter.txt").write_text("mine")
-    monkeypatch.setattr("clearhead.recipes.start.set_up", lambda *args, **named: pytest.fail("the data is read"))
+    monkeypatch.setattr(
+        "clearhead.recipes.launch.build_context", lambda *args, **named: pytest.fail("the data is read")
+    )
     with pytest.raises(ValueError, match="which exists; choose another name"):
         train("reverse", "mine", quiet=True)

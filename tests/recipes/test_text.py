@@ -1,6 +1,6 @@
 import pytest
 
-from clearhead.recipes.all import config_of
+from clearhead.recipes.registry import config_of
 
 
 def test_tokens_and_context_follow_the_text(tmp_path):

@@ -3,16 +3,16 @@ import torch
 
 from clearhead.data import datasets
 from clearhead.models.factory import build_model
-from clearhead.recipes.all import config_of
-from clearhead.training.objective import OBJECTIVES
+from clearhead.recipes.registry import config_of
+from clearhead.training.objectives import OBJECTIVES
 
 
 @pytest.mark.parametrize(("question", "objective"), [("commonest", "classes"), ("repeat", "yes-no"), ("sum", "number")])
 def test_objective_and_head_follow_the_question(question, objective):
     config = config_of("whole", {"data.question": question})
     assert config.objective == objective
-    data = datasets.load(config.data, seed=0)
-    ids, targets = data.test.take(torch.arange(6))
+    data = datasets.load_dataset(config.data, seed=0)
+    ids, targets = data.test.get_batch(torch.arange(6))
     assert ids.shape == (6, config.data.length)
     from clearhead.data.batches import Batch
 

@@ -1,20 +1,19 @@
 import pytest
 import torch
 
-from clearhead.serving import alignment
-from clearhead.serving.alignment import pictures_of_word, sharpest, written
-from clearhead.serving.pronouncing import Spoken
-from clearhead.serving.session import Session
+from clearhead.inference import g2p
+from clearhead.inference.g2p import Pronunciation, pictures_of_word, sharpest, written
+from clearhead.inference.run import Run
 
 
 @pytest.mark.parametrize(("ended", "last"), [(True, ("<end>",)), (False, ())])
 def test_what_is_aligned_is_what_is_said(trained, monkeypatch, ended, last):
-    monkeypatch.setattr(alignment, "pronounce", lambda session, words: [[Spoken(("K", "AE"), -1.0, ended)]])
-    assert written(Session(trained / "pronounce"), "cab") == ("K", "AE", *last)
+    monkeypatch.setattr(g2p, "pronounce", lambda session, words: [[Pronunciation(("K", "AE"), -1.0, ended)]])
+    assert written(Run(trained / "pronounce"), "cab") == ("K", "AE", *last)
 
 
 def test_pictures_of_a_word(trained):
-    session = Session(trained / "pronounce")
+    session = Run(trained / "pronounce")
     found = {name: figure for name, _, figure in pictures_of_word(session, "Cab")}
     assert list(found) == ["alignment.png", "cross.png", "encoder.png", "decoder.png", "heads.png"]
     axes = found["alignment.png"].axes[0]

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.recipes.all import config_of
-from clearhead.serving import demo as module
-from clearhead.serving.demo import demo, draw_all
+from clearhead.inference import demo as module
+from clearhead.inference.demo import demo, draw_all
+from clearhead.recipes.registry import config_of
 
 
 def test_pictures_of_a_run(trained):

@@ -3,18 +3,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.data.pronounce import parts
-from clearhead.serving import evaluating
-from clearhead.serving.evaluating import (
-    edit_distance,
-    error_rates,
-    learnt,
-    loss_and_accuracy,
-    nearest,
-    words_to_score,
-)
-from clearhead.serving.pronouncing import Spoken
-from clearhead.serving.session import Session
-from clearhead.training.run import RunDirectory
+from clearhead.inference import evaluate
+from clearhead.inference.evaluate import edit_distance, error_rates, learnt, loss_and_accuracy, nearest, words_to_score
+from clearhead.inference.g2p import Pronunciation
+from clearhead.inference.run import Run
+from clearhead.training.run_directory import RunDirectory
 
 PHONES = st.lists(st.sampled_from(["AA", "B", "K"]), max_size=7)
 
@@ -47,15 +40,17 @@ def test_the_nearest_pronunciation_counts():
 def test_rates_by_hand(trained, monkeypatch):
     words = {"cab": (("K", "AE", "B"), ("K", "D", "B")), "bad": (("B", "AE", "D"),), "a": (("AE",),)}
     said = {"cab": ("K", "D", "B"), "bad": ("B", "D"), "a": ("K", "K")}
-    monkeypatch.setattr(evaluating, "pronounce", lambda session, asked, how: [[Spoken(said[w], -1.0)] for w in asked])
-    found = error_rates(Session(trained / "pronounce"), words)
+    monkeypatch.setattr(
+        evaluate, "pronounce", lambda session, asked, how: [[Pronunciation(said[w], -1.0)] for w in asked]
+    )
+    found = error_rates(Run(trained / "pronounce"), words)
     assert (found.words, found.wrong, found.phones, found.errors) == (3, 2, 7, 3)
     assert (found.word_error_rate, found.phoneme_error_rate) == (2 / 3, 3 / 7)
 
 
 def test_words_of_the_run_or_of_a_file(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(trained.parent)
-    session = Session(trained / "pronounce")
+    session = Run(trained / "pronounce")
     assert set(words_to_score(session, "test")) == {"cab", "bad"}
     assert len(words_to_score(session, "validation")) == 20
     (tmp_path / "own").write_text("ab\tAE1 B\n")
@@ -75,12 +70,12 @@ def test_what_the_run_cannot_read_or_write_is_no_mistake_of_its_own(trained, tmp
     """Such as the phones of a dictionary with stress: every word would be wrong."""
     (tmp_path / "own").write_text(f"ab\tAE B\n{line}\n")
     with pytest.raises(LookupError, match=message):
-        words_to_score(Session(trained / "pronounce"), "test", tmp_path / "own")
+        words_to_score(Run(trained / "pronounce"), "test", tmp_path / "own")
 
 
 def test_words_that_were_learnt_are_counted(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(trained.parent)
-    session = Session(trained / "pronounce")
+    session = Run(trained / "pronounce")
     train, held = parts(session.config.data)["train"], parts(session.config.data)["validation"]
     mixed = dict.fromkeys([*list(train)[:3], *held, "zzz"], (("B",),))
     assert learnt(session, mixed) == 3
@@ -89,7 +84,7 @@ def test_words_that_were_learnt_are_counted(trained, tmp_path, monkeypatch):
 
 
 def test_data_that_has_changed_measures_nothing(trained, tmp_path, monkeypatch):
-    session = Session(trained / "pronounce")
+    session = Run(trained / "pronounce")
     monkeypatch.chdir(tmp_path)
     for name in ("my.dict", "my.test"):
         (tmp_path / name).write_text((trained.parent / name).read_text() + "abba AE B B AE\n" * (name == "my.dict"))
@@ -105,7 +100,7 @@ def test_data_that_has_changed_measures_nothing(trained, tmp_path, monkeypatch):
 def test_any_run_is_measured_as_its_training_did(trained, monkeypatch, name):
     monkeypatch.chdir(trained.parent)
     (record,) = [r for r in RunDirectory.open(trained / name).records() if r["kind"] == "test"]
-    for key, value in loss_and_accuracy(Session(trained / name), "test").items():
+    for key, value in loss_and_accuracy(Run(trained / name), "test").items():
         assert value == pytest.approx(record[key], rel=1e-5)
 
 
@@ -113,5 +108,5 @@ def test_a_part_must_have_examples(trained, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.txt").write_text("To be, or not to be: that is the question.\n" * 40)
     with pytest.raises(ValueError, match="must have test examples, got none; try --part validation"):
-        loss_and_accuracy(Session(trained / "text"), "test")
-    assert loss_and_accuracy(Session(trained / "text"), "validation")["loss"] > 0
+        loss_and_accuracy(Run(trained / "text"), "test")
+    assert loss_and_accuracy(Run(trained / "text"), "validation")["loss"] > 0

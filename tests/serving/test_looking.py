@@ -7,13 +7,13 @@ from PIL import Image
 
 from clearhead.data import datasets
 from clearhead.data.batches import evaluation_batches
-from clearhead.data.characters import BYTES
-from clearhead.data.dataset import Part
-from clearhead.serving import looking
-from clearhead.serving.looking import digits, file, look_at, sample, text
-from clearhead.serving.pronouncing import Spoken
-from clearhead.serving.session import Session
-from clearhead.training.objective import OBJECTIVES
+from clearhead.data.dataset import Subset
+from clearhead.data.vocab import BYTES
+from clearhead.inference import explain
+from clearhead.inference.explain import digits, explain_input, file, sample, text
+from clearhead.inference.g2p import Pronunciation
+from clearhead.inference.run import Run
+from clearhead.training.objectives import OBJECTIVES
 
 ALWAYS = ["wall.png", "head.png"]
 
@@ -28,40 +28,40 @@ ALWAYS = ["wall.png", "head.png"]
     ],
 )
 def test_pictures_of_every_kind_of_run(trained, tmp_path, run, expected):
-    session = Session(trained / run)
-    pictures = look_at(session, sample(session, 1), tmp_path)
+    session = Run(trained / run)
+    pictures = explain_input(session, sample(session, 1), tmp_path)
     assert [path.name for path, _ in pictures] == expected
     assert all(path.read_bytes().startswith(b"\x89PNG") for path, _ in pictures)
     assert all(parameter.grad is None for parameter in session.model.parameters())
 
 
 def test_a_sample_is_the_test_sets(trained):
-    session = Session(trained / "mnist")
-    pixels, _ = datasets.load(session.config.data, 0).test.take(torch.tensor([3]))
+    session = Run(trained / "mnist")
+    pixels, _ = datasets.load_dataset(session.config.data, 0).test.get_batch(torch.tensor([3]))
     example = sample(session, 3)
     assert torch.equal(example.image, pixels[0])
-    assert torch.equal(example.inputs, session.normalise(pixels))
+    assert torch.equal(example.inputs, session.normalize(pixels))
     assert example.answer.startswith(session.predict(pixels)[0].answer)
     with pytest.raises(LookupError, match="a number from 0 to 9999, got 10000"):
         sample(session, 10_000)
 
 
 def test_files_and_digits(trained, tmp_path):
-    session = Session(trained / "mnist")
+    session = Run(trained / "mnist")
     Image.fromarray(np.arange(28 * 28, dtype=np.uint8).reshape(28, 28)).save(tmp_path / "a.png")
     plain, inverted = (file(session, tmp_path / "a.png", invert=invert) for invert in (False, True))
     assert torch.equal(plain.image, 255 - inverted.image)
-    reverse = Session(trained / "reverse")
+    reverse = Run(trained / "reverse")
     example = digits(reverse, [3, 1, 4])
     assert (example.tokens, example.inputs.tolist()) == (("3", "1", "4"), [[3, 1, 4]])
     ways = {"reverse": "--ids 3 1 4", "pronounce": "--text WORD", "text": "--text TEXT", "oddity": "--sample 0"}
     for name, way in ways.items():
         with pytest.raises(ValueError, match=f"takes no single picture, got .*a.png; try {way}"):
-            file(Session(trained / name), tmp_path / "a.png")
+            file(Run(trained / name), tmp_path / "a.png")
 
 
 def test_of_a_long_text_the_end_is_drawn_as_far_as_the_model_reads(trained):
-    session = Session(trained / "text")
+    session = Run(trained / "text")
     session.config = replace(session.config, model=replace(session.config.model, context=5))
     assert text(session, "To be, or not").tokens == ("r", "space", "n", "o", "t")
     with pytest.raises(ValueError, match="--text is empty"):
@@ -70,12 +70,12 @@ def test_of_a_long_text_the_end_is_drawn_as_far_as_the_model_reads(trained):
 
 @pytest.mark.parametrize(("ended", "answer"), [(True, "K AE"), (False, "K AE ...")])
 def test_a_word_is_answered_as_predict_answers_it(trained, monkeypatch, ended, answer):
-    monkeypatch.setattr(looking, "pronounce", lambda session, words: [[Spoken(("K", "AE"), -1.0, ended)]])
-    assert text(Session(trained / "pronounce"), "cab").answer == answer
+    monkeypatch.setattr(explain, "pronounce", lambda session, words: [[Pronunciation(("K", "AE"), -1.0, ended)]])
+    assert text(Run(trained / "pronounce"), "cab").answer == answer
 
 
 def test_half_of_a_letter_is_no_other_letter(trained):
-    session = Session(trained / "text")
+    session = Run(trained / "text")
     session.symbols, session.model = BYTES, lambda ids: torch.eye(256)[ids].roll(1, -1)
     session.config = replace(session.config, data=replace(session.config.data, level="byte"))
     example = text(session, "a ü")
@@ -88,22 +88,22 @@ def test_an_example_of_a_file_that_has_changed_is_not_taken_for_one_of_the_test_
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.words").write_text("".join(f"{a}{b}{a}\n" for a in "bcdefghé" for b in "abcdefgh"))
     with pytest.raises(ValueError, match=r"got other bytes in my\.words; put the old ones back"):
-        sample(Session(trained / "words"), 0)
+        sample(Run(trained / "words"), 0)
 
 
 def test_a_run_without_a_test_set_has_no_sample(trained, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.txt").write_text("To be, or not to be: that is the question.\n" * 40)
     with pytest.raises(LookupError, match="has no test examples, got --sample 0; try --text instead"):
-        sample(Session(trained / "text"), 0)
+        sample(Run(trained / "text"), 0)
 
 
 @pytest.mark.parametrize("run", ["mnist", "reverse", "oddity", "sum", "repeat"])
 def test_a_test_example_has_its_truth_and_is_judged_as_the_accuracy_counts_it(trained, run):
-    session = Session(trained / run)
-    data = datasets.load(session.config.data, session.config.seed)
+    session = Run(trained / run)
+    data = datasets.load_dataset(session.config.data, session.config.seed)
     for number in range(8):
-        batch = next(evaluation_batches(Part(data.test, torch.tensor([number])), data.normalise, 1))
+        batch = next(evaluation_batches(Subset(data.test, torch.tensor([number])), data.normalize, 1))
         example = sample(session, number)
         right = OBJECTIVES[session.config.objective].right(session.logits(batch.inputs), batch)
         assert example.correct == bool(right.all())
@@ -114,49 +114,49 @@ def test_a_test_example_has_its_truth_and_is_judged_as_the_accuracy_counts_it(tr
 
 
 def test_a_sentence_and_a_heading_say_prediction_truth_and_agreement():
-    wrong = looking.Example(torch.zeros(1), "horse (31%)", truth="cat", correct=False)
+    wrong = explain.Example(torch.zeros(1), "horse (31%)", truth="cat", correct=False)
     assert wrong.sentence == "Predicted: horse (31%). Actual: cat. The prediction is wrong."
     assert wrong.heading == "predicted: horse (31%) · actual: cat · wrong"
     right = replace(wrong, truth="horse", correct=True)
     assert right.sentence == "Predicted: horse (31%). Actual: horse. The prediction is correct."
     digits = "3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3"
-    long = looking.Example(torch.zeros(1), digits, truth=digits, correct=True)
+    long = explain.Example(torch.zeros(1), digits, truth=digits, correct=True)
     assert long.heading == f"predicted: {digits}\nactual: {digits} · correct"  # not broken within a sequence
-    own = looking.Example(torch.zeros(1), "horse (31%)")
+    own = explain.Example(torch.zeros(1), "horse (31%)")
     assert (own.sentence, own.heading) == ("Predicted: horse (31%).", "predicted: horse (31%)")
 
 
 @pytest.mark.parametrize("run", ["mnist", "reverse", "pronounce", "words"])
 def test_every_figure_of_a_test_example_says_its_verdict(trained, run, monkeypatch):
     monkeypatch.chdir(trained.parent)
-    session = Session(trained / run)
+    session = Run(trained / run)
     example = sample(session, 1)
     assert ("correct" in example.heading) != ("wrong" in example.heading)
-    for _, _, figure in looking.pictures_of(session, example):
+    for _, _, figure in explain.pictures_of(session, example):
         assert example.heading.replace("\n", " ") in figure._suptitle.get_text().replace("\n", " ")
 
 
 def test_a_test_word_is_correct_if_one_of_its_pronunciations_is_written(trained, monkeypatch):
     monkeypatch.chdir(trained.parent)
-    session = Session(trained / "pronounce")
+    session = Run(trained / "pronounce")
     for phones, correct in ((("K", "AE", "D"), True), (("K", "AE", "B"), True), (("K",), False)):
-        monkeypatch.setattr(looking, "pronounce", lambda s, w, phones=phones: [[Spoken(phones, -1.0)]])
+        monkeypatch.setattr(explain, "pronounce", lambda s, w, phones=phones: [[Pronunciation(phones, -1.0)]])
         example = sample(session, 0)
         assert (example.word, example.truth, example.correct) == ("cab", "K AE B or K AE D", correct)
 
 
 def test_the_end_of_a_test_word_is_what_comes_after_its_letters(trained, monkeypatch):
     monkeypatch.chdir(trained.parent)
-    session = Session(trained / "words")
+    session = Run(trained / "words")
     example = sample(session, 2)
     assert example.truth == "'<end>'"
     assert example.correct == (session.symbols[example.predicted] == "<end>")
 
 
 def test_maps_are_of_the_predicted_class_even_where_other_views_outvoted_the_image(trained, monkeypatch):
-    session = Session(trained / "mnist")
+    session = Run(trained / "mnist")
     example = replace(sample(session, 0), predicted=7)
     asked = []
-    monkeypatch.setattr(looking, "occlusion", lambda m, x, grid, c, **o: asked.append(c) or torch.zeros(1, *grid))
-    list(looking.pictures_of(session, example))
+    monkeypatch.setattr(explain, "occlusion", lambda m, x, grid, c, **o: asked.append(c) or torch.zeros(1, *grid))
+    list(explain.pictures_of(session, example))
     assert asked == [7]

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from clearhead.serving.over_time import changed_most, entropies, entropy_if_alike, in_order
+from clearhead.inference.explain import changed_most, entropies, entropy_if_alike, in_order
 
 
 def test_entropies_have_a_place_for_each_layer_and_head():

@@ -6,25 +6,24 @@ from itertools import product
 import pytest
 import torch
 
-from clearhead.data.tokens import BEGIN, END, Vocabulary
-from clearhead.models.beam import Beam
-from clearhead.models.generate import Greedy
+from clearhead.data.vocab import BEGIN, END, Vocabulary
+from clearhead.inference import g2p
+from clearhead.inference.g2p import BEAM, ensemble, pronounce
+from clearhead.inference.run import Run
+from clearhead.models.generate import Beam, Greedy
 from clearhead.models.seq2seq import Seq2Seq
-from clearhead.serving import pronouncing
-from clearhead.serving.pronouncing import BEAM, pronounce, together
-from clearhead.serving.session import Session
 
 WORDS = ["cab", "a", "dddd", "bad", "abcabc", "ba"]
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(pronouncing, "MOST_PHONES", 12)  # a model that has hardly learnt does not end by itself
+    monkeypatch.setattr(g2p, "MOST_PHONES", 12)  # a model that has hardly learnt does not end by itself
 
 
 @pytest.fixture(scope="module")
 def session(trained):
-    return Session(trained / "pronounce")
+    return Run(trained / "pronounce")
 
 
 def test_letters_and_phones_are_the_dictionarys(session):
@@ -35,7 +34,7 @@ def test_letters_and_phones_are_the_dictionarys(session):
 @pytest.mark.parametrize("at_once", [1, 2, 256])
 def test_many_words_are_said_like_one_at_a_time(session, monkeypatch, at_once):
     at_one_time = pronounce(session, WORDS)
-    monkeypatch.setattr(pronouncing, "AT_ONCE", at_once)
+    monkeypatch.setattr(g2p, "AT_ONCE", at_once)
     for word, expected in zip(WORDS, at_one_time, strict=True):
         (alone,) = pronounce(session, [word])
         assert [way.phones for way in alone] == [way.phones for way in expected]
@@ -56,7 +55,7 @@ def test_of_wide_beams_fewer_words_are_said_at_once(session, monkeypatch):
     monkeypatch.setattr(
         session.model, "generate", lambda source, *a, **k: sizes.append(len(source)) or generate(source, *a, **k)
     )
-    monkeypatch.setattr(pronouncing, "AT_ONCE", 4)
+    monkeypatch.setattr(g2p, "AT_ONCE", 4)
     for how in (Beam(1), BEAM, Beam(10), Beam(100)):
         pronounce(session, WORDS, how)
     assert sizes == [4, 2, 4, 2, 2, 2, 2, *[1] * 6]
@@ -65,7 +64,7 @@ def test_of_wide_beams_fewer_words_are_said_at_once(session, monkeypatch):
 def test_a_score_is_the_models_own_logarithm_of_the_probability(session):
     letters, phones = Vocabulary(session.symbols), Vocabulary(session.classes)
     for way in pronounce(session, ["cab"])[0]:
-        ended = len(way.phones) < pronouncing.MOST_PHONES  # or broken off
+        ended = len(way.phones) < g2p.MOST_PHONES  # or broken off
         target = [*phones.ids(way.phones), END] if ended else phones.ids(way.phones)
         logits = session.model(torch.tensor([letters.ids("cab")]), torch.tensor([[BEGIN, *target[:-1]]]))
         logs = logits.log_softmax(-1)[0, range(len(target)), target]
@@ -76,24 +75,24 @@ def test_a_score_is_the_models_own_logarithm_of_the_probability(session):
 def test_the_best_is_never_less_likely_than_the_greedy_answer(session, how):
     for word in WORDS:
         ids = torch.tensor([Vocabulary(session.symbols).ids(word)])
-        greedy = session.model.generate(ids, Greedy(), begin=BEGIN, end=END, n_tokens=pronouncing.MOST_PHONES)
+        greedy = session.model.generate(ids, Greedy(), begin=BEGIN, end=END, n_tokens=g2p.MOST_PHONES)
         assert pronounce(session, [word], how)[0][0].score >= greedy.scores.item() - 1e-5
 
 
 def test_runs_say_words_together(session, trained):
     other = copy(session)
     other.model = Seq2Seq(replace(session.model.config, width=8))
-    both = pronounce(together([session, other]), WORDS)
-    assert pronounce(together([session, session]), WORDS)[0][0].score == pytest.approx(
+    both = pronounce(ensemble([session, other]), WORDS)
+    assert pronounce(ensemble([session, session]), WORDS)[0][0].score == pytest.approx(
         pronounce(session, WORDS)[0][0].score, abs=1e-4
     )
     assert both not in (pronounce(session, WORDS), pronounce(other, WORDS))
     assert isinstance(session.model, Seq2Seq)  # the session itself is as before
     with pytest.raises(ValueError, match=r"runs of pronounce answer together, got .*reverse; leave it out"):
-        together([session, Session(trained / "reverse")])
+        ensemble([session, Run(trained / "reverse")])
     other.classes = session.classes[::-1]
     with pytest.raises(ValueError, match="know the same letters and phones, got other ones in"):
-        together([session, other])
+        ensemble([session, other])
 
 
 def test_capitals_and_blanks_do_not_matter(session):
@@ -108,7 +107,7 @@ def test_what_cannot_be_said(session, trained):
     with pytest.raises(ValueError, match="at most 100 letters, got 101: 'aaaaaaaaaaaaaaaaaaaa'"):
         pronounce(session, ["a" * 101])
     with pytest.raises(ValueError, match="says no words, got 'cab'; ask a run of the recipe pronounce"):
-        pronounce(Session(trained / "words"), ["cab"])
+        pronounce(Run(trained / "words"), ["cab"])
 
 
 def test_probabilities_of_different_answers_add_up_to_less_than_one(session):

@@ -7,11 +7,10 @@ from PIL import Image
 
 import clearhead
 from clearhead.data import datasets
-from clearhead.recipes.start import train
-from clearhead.serving.session import Session
-from clearhead.training.evaluate import evaluate
-from clearhead.training.objective import OBJECTIVES
-from clearhead.training.run import RunDirectory
+from clearhead.inference.run import Run
+from clearhead.recipes.launch import train
+from clearhead.training.objectives import OBJECTIVES, evaluate
+from clearhead.training.run_directory import RunDirectory
 
 
 def test_reverse_takes_ids_and_answers_logits(trained):
@@ -23,9 +22,9 @@ def test_reverse_takes_ids_and_answers_logits(trained):
 @pytest.mark.parametrize("name", ["reverse", "mnist", "oddity", "sum", "repeat"])
 def test_what_is_loaded_is_what_was_tested(trained, name):
     """The best checkpoint, and its averaged weights where there are any: the same numbers on the test set."""
-    session = Session(trained / name)
-    data = datasets.load(session.config.data, session.config.seed)
-    result = evaluate(session.model, OBJECTIVES[session.config.objective], data.test, data.normalise)
+    session = Run(trained / name)
+    data = datasets.load_dataset(session.config.data, session.config.seed)
+    result = evaluate(session.model, OBJECTIVES[session.config.objective], data.test, data.normalize)
     (record,) = [r for r in RunDirectory.open(trained / name).records() if r["kind"] == "test"]
     assert record["best_step"] == session.step
     for key, value in result.items():
@@ -39,15 +38,15 @@ def test_loading_leaves_the_random_state_alone(trained):
 
 
 def test_classes_and_normalisation_are_the_datas(trained):
-    session = Session(trained / "mnist")
-    data = datasets.load(session.config.data, 0)
-    assert (session.classes, session.normalise) == (data.classes, data.normalise)
-    assert Session(trained / "reverse").normalise is None
+    session = Run(trained / "mnist")
+    data = datasets.load_dataset(session.config.data, 0)
+    assert (session.classes, session.normalize) == (data.classes, data.normalize)
+    assert Run(trained / "reverse").normalize is None
 
 
 def test_pictures_from_files_and_from_tensors_get_the_same_answers(trained, tmp_path):
-    session = Session(trained / "mnist")
-    images, _ = datasets.load(session.config.data, 0).test.take(torch.arange(5))
+    session = Run(trained / "mnist")
+    images, _ = datasets.load_dataset(session.config.data, 0).test.get_batch(torch.arange(5))
     paths = []
     for i, image in enumerate(images):
         paths.append(tmp_path / f"{i}.png")
@@ -59,17 +58,17 @@ def test_pictures_from_files_and_from_tensors_get_the_same_answers(trained, tmp_
 
 def test_pictures_of_any_size_and_colour_fit(trained, tmp_path):
     Image.fromarray(np.full((50, 31, 3), 200, np.uint8)).save(tmp_path / "large.jpg")
-    (answer,) = Session(trained / "mnist").predict([tmp_path / "large.jpg"])
+    (answer,) = Run(trained / "mnist").predict([tmp_path / "large.jpg"])
     assert sum(answer.probabilities.values()) == pytest.approx(1)
     assert answer.probability == max(answer.probabilities.values())
     assert answer.answer == next(iter(answer.probabilities))
 
 
 def test_many_pictures_are_answered_in_portions(trained, monkeypatch):
-    session = Session(trained / "mnist")
-    images, _ = datasets.load(session.config.data, 0).test.take(torch.arange(7))
+    session = Run(trained / "mnist")
+    images, _ = datasets.load_dataset(session.config.data, 0).test.get_batch(torch.arange(7))
     whole = session.predict(images)
-    monkeypatch.setattr("clearhead.serving.session.AT_ONCE", 3)
+    monkeypatch.setattr("clearhead.inference.run.AT_ONCE", 3)
     for one, other in zip(session.predict(images), whole, strict=True):
         assert one.answer == other.answer
         assert one.probability == pytest.approx(other.probability, abs=1e-5)
@@ -79,7 +78,7 @@ def test_mirror_images_are_asked_too_if_the_run_was_tested_so(pictures, monkeypa
     monkeypatch.chdir(pictures.parent)
     changes = {"data.folder": "pictures", "training.steps": 2, "training.batch_size": 8, "model.width": 8}
     train("folder", "mine", changes=changes, quiet=True)
-    session = Session("runs/mine")
+    session = Run("runs/mine")
     assert session.config.training.views == "mirror"
     x = torch.randn(2, 3, 64, 64)
     assert torch.allclose(session.logits(x), session.logits(x.flip(-1)), atol=1e-6)
@@ -88,38 +87,38 @@ def test_mirror_images_are_asked_too_if_the_run_was_tested_so(pictures, monkeypa
 
 def test_digits_get_one_answer_each_or_one_for_all(trained):
     ids = [3, 1, 4, 1, 5, 9, 2, 6]
-    assert len(Session(trained / "reverse").predict_ids(ids)) == 8
-    (answer,) = Session(trained / "repeat").predict_ids(ids)
+    assert len(Run(trained / "reverse").predict_ids(ids)) == 8
+    (answer,) = Run(trained / "repeat").predict_ids(ids)
     assert set(answer.probabilities) == {"no repeat", "repeat"}
-    (number,) = Session(trained / "sum").predict_ids(ids)
+    (number,) = Run(trained / "sum").predict_ids(ids)
     assert number.probability is None
     float(number.answer)
 
 
 def test_one_of_a_set_is_the_odd_one(trained):
-    images, _ = datasets.load(Session(trained / "mnist").config.data, 0).test.take(torch.arange(4))
-    answers = Session(trained / "oddity").predict(images)
+    images, _ = datasets.load_dataset(Run(trained / "mnist").config.data, 0).test.get_batch(torch.arange(4))
+    answers = Run(trained / "oddity").predict(images)
     assert sum(answer.answer == "odd" for answer in answers) == 1
-    same = Session(trained / "oddity").predict(images[:1].expand(4, -1, -1, -1))
+    same = Run(trained / "oddity").predict(images[:1].expand(4, -1, -1, -1))
     assert [answer.answer for answer in same] == ["odd", "-", "-", "-"]
     with pytest.raises(ValueError, match="a set has 3 pictures or more, got 2; name the others too"):
-        Session(trained / "oddity").predict(images[:2])
+        Run(trained / "oddity").predict(images[:2])
     assert sum(answer.probability for answer in answers) == pytest.approx(1)
 
 
 def test_the_wrong_kind_of_question_is_refused(trained):
     with pytest.raises(ValueError, match="answers about digits, got pictures"):
-        Session(trained / "reverse").predict(torch.zeros(1, 1, 28, 28, dtype=torch.uint8))
+        Run(trained / "reverse").predict(torch.zeros(1, 1, 28, 28, dtype=torch.uint8))
     with pytest.raises(ValueError, match="answers about pictures, got digits"):
-        Session(trained / "mnist").predict_ids([1])
+        Run(trained / "mnist").predict_ids([1])
     with pytest.raises(ValueError, match="ids must be from 0 to 9, got 11"):
-        Session(trained / "reverse").predict_ids([11])
+        Run(trained / "reverse").predict_ids([11])
     with pytest.raises(ValueError, match=r"ids must be from 0 to 9, got 9{30}; ask about digits"):
-        Session(trained / "reverse").predict_ids([3, 10**30 - 1])
+        Run(trained / "reverse").predict_ids([3, 10**30 - 1])
 
 
 def test_another_number_of_digits_than_in_training_is_told(trained):
-    session = Session(trained / "repeat")
+    session = Run(trained / "repeat")
     assert session.unlike_training([3] * 8) == ""
     assert "has learnt from sequences of 8 digits, got 3" in session.unlike_training([3, 1, 4])
 

@@ -2,16 +2,16 @@ import pytest
 import torch
 
 from clearhead.data import datasets
-from clearhead.models.beam import Beam
-from clearhead.serving.evaluating import error_rates, loss_and_accuracy, words_to_score
-from clearhead.serving.session import Session
-from clearhead.serving.testing import confusion, outputs_on, read_outputs, report
-from clearhead.training.run import RunDirectory
+from clearhead.inference.evaluate import error_rates, loss_and_accuracy, words_to_score
+from clearhead.inference.predictions import confusion, outputs_on, read_outputs, report
+from clearhead.inference.run import Run
+from clearhead.models.generate import Beam
+from clearhead.training.run_directory import RunDirectory
 
 
 @pytest.mark.parametrize(("name", "n"), [("mnist", 10_000), ("reverse", 160_000), ("repeat", 10_000)])
 def test_the_diagonal_is_the_accuracy_of_the_test(trained, name, n):
-    session = Session(trained / name)
+    session = Run(trained / name)
     matrix = confusion(session)
     (record,) = [r for r in RunDirectory.open(trained / name).records() if r["kind"] == "test"]
     assert matrix.shape == (len(session.classes),) * 2
@@ -23,12 +23,12 @@ def test_numbers_cannot_be_confused(trained):
     with pytest.raises(
         ValueError, match=r"a confusion matrix needs classes, got .*sum, .*; measure it with: clearhead evaluate"
     ):
-        confusion(Session(trained / "sum"))
+        confusion(Run(trained / "sum"))
 
 
 @pytest.mark.parametrize("name", ["mnist", "reverse", "repeat"])
 def test_the_confusion_matrix_and_evaluate_agree_to_the_last_digit(trained, name):
-    session = Session(trained / name)
+    session = Run(trained / name)
     matrix = confusion(session)
     assert matrix.trace().item() / matrix.sum().item() == loss_and_accuracy(session, "test")["accuracy"]
 
@@ -37,7 +37,7 @@ def test_the_confusion_matrix_and_evaluate_agree_to_the_last_digit(trained, name
 @pytest.mark.parametrize("name", ["mnist", "reverse", "oddity", "sum", "repeat", "words"])
 def test_predictions_and_evaluate_agree_to_the_last_digit(trained, monkeypatch, name, part):
     monkeypatch.chdir(trained.parent)
-    session = Session(trained / name)
+    session = Run(trained / name)
     found, metrics = report(session, part, n=3), loss_and_accuracy(session, part)
     assert found.metrics == metrics
     key = "whole" if name == "reverse" else "accuracy"
@@ -52,7 +52,7 @@ def test_two_logits_whose_probabilities_are_rounded_to_one_number_are_told_apart
 
 @pytest.mark.parametrize("name", ["mnist", "reverse", "oddity", "repeat"])
 def test_mistakes_are_wrong_the_most_confident_first_and_none_that_is_surer_is_left_out(trained, name):
-    session = Session(trained / name)
+    session = Run(trained / name)
     outputs, found = outputs_on(session), report(session, n=5)
     assert [row.index for row in found.first] == list(range(5))
     assert all(not row.correct and row.predicted != row.actual for row in found.mistakes)
@@ -64,7 +64,7 @@ def test_mistakes_are_wrong_the_most_confident_first_and_none_that_is_surer_is_l
 
 
 def test_of_numbers_the_largest_error_comes_first(trained):
-    rows = report(Session(trained / "sum"), n=4).mistakes
+    rows = report(Run(trained / "sum"), n=4).mistakes
     errors = [abs(float(row.predicted) - float(row.actual)) for row in rows]
     assert errors == pytest.approx(sorted(errors, reverse=True), abs=0.1)
     assert all(row.probability is None for row in rows)
@@ -72,12 +72,12 @@ def test_of_numbers_the_largest_error_comes_first(trained):
 
 def test_the_context_of_a_mistake_is_what_the_model_had_read(trained, monkeypatch):
     monkeypatch.chdir(trained.parent)
-    session = Session(trained / "words")
-    data = datasets.load(session.config.data, session.config.seed)
+    session = Run(trained / "words")
+    data = datasets.load_dataset(session.config.data, session.config.seed)
     found = report(session, n=5)
     assert found.unit == "tokens"
     for row in found.mistakes:
-        inputs, targets = data.test.take(torch.tensor([row.index]))
+        inputs, targets = data.test.get_batch(torch.tensor([row.index]))
         word = "".join(session.symbols[i] for i in inputs[0].tolist())
         assert word.startswith(row.input)
         n_read = 1 + len(row.input.removeprefix("<begin>"))
@@ -88,7 +88,7 @@ def test_the_context_of_a_mistake_is_what_the_model_had_read(trained, monkeypatc
 
 def test_of_words_the_error_rates_are_those_of_evaluate(trained, monkeypatch):
     monkeypatch.chdir(trained.parent)
-    session = Session(trained / "pronounce")
+    session = Run(trained / "pronounce")
     found = report(session, "validation", n=3, how=Beam(2))
     rates = error_rates(session, words_to_score(session, "validation"), Beam(2))
     assert (found.wrong, found.total) == (rates.wrong, rates.words)
@@ -98,4 +98,4 @@ def test_of_words_the_error_rates_are_those_of_evaluate(trained, monkeypatch):
 
 def test_no_predictions_are_refused(trained):
     with pytest.raises(ValueError, match="must be 1 or more, got 0"):
-        report(Session(trained / "mnist"), n=0)
+        report(Run(trained / "mnist"), n=0)

@@ -8,15 +8,14 @@ import torch
 
 from clearhead.data import datasets
 from clearhead.data.config import Augmentation, DataConfig
-from clearhead.data.dataset import DataSet, Images, Normalise
-from clearhead.data.pairs import Pairs
-from clearhead.data.tokens import BEGIN, END
-from clearhead.data.words import Words
+from clearhead.data.dataset import Dataset, Images, Normalize, SequencePairs
+from clearhead.data.text import Words
+from clearhead.data.vocab import BEGIN, END
 from clearhead.models.config import LanguageConfig, Seq2SeqConfig, VisionConfig
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 
 MODEL = VisionConfig(
-    image_size=8, patch_size=4, channels=1, n_classes=3, width=8, depth=2, n_heads=2, tokenizer="convolutions"
+    image_size=8, patch_size=4, channels=1, num_classes=3, width=8, depth=2, num_heads=2, tokenizer="convolutions"
 )
 CONFIG = RunConfig(
     recipe="test",
@@ -46,23 +45,23 @@ def random_images(n, seed):
 
 @pytest.fixture
 def config(monkeypatch):
-    data = DataSet(
-        random_images(57, 0), random_images(13, 1), random_images(17, 2), ("a", "b", "c"), Normalise((0.5,), (0.2,))
+    data = Dataset(
+        random_images(57, 0), random_images(13, 1), random_images(17, 2), ("a", "b", "c"), Normalize((0.5,), (0.2,))
     )
-    monkeypatch.setattr(datasets, "load", lambda config, seed: data)
+    monkeypatch.setattr(datasets, "load_dataset", lambda config, seed: data)
     return CONFIG
 
 
 WRITING = replace(
     CONFIG,
-    model=Seq2SeqConfig(width=8, depth=1, n_heads=2, n_source=9, n_target=8, dropout=0.2),
+    model=Seq2SeqConfig(width=8, depth=1, num_heads=2, src_vocab_size=9, tgt_vocab_size=8, dropout=0.2),
     data=DataConfig(name="pronounce", window=2),
     training=replace(CONFIG.training, label_smoothing=0.1),
     objective="written",
 )
 SPELLING = replace(
     WRITING,
-    model=LanguageConfig(width=8, depth=1, n_heads=2, n_tokens=9, dropout=0.2),
+    model=LanguageConfig(width=8, depth=1, num_heads=2, n_tokens=9, dropout=0.2),
     data=DataConfig(name="words", window=2),
     objective="next",
 )
@@ -77,18 +76,18 @@ def random_words(n, seed):
 
 
 def pairs(n, seed):
-    return Pairs.of(*random_words(n, seed))
+    return SequencePairs.of(*random_words(n, seed))
 
 
 def spelled(n, seed):
     words, _ = random_words(n, seed)
-    return Words(Pairs.of([[BEGIN, *word] for word in words], [[*word, END] for word in words]))
+    return Words(SequencePairs.of([[BEGIN, *word] for word in words], [[*word, END] for word in words]))
 
 
 @pytest.fixture(params=["written", "next"])
 def sequences(request, monkeypatch):
     """The config of a run that writes: an encoder-decoder, and a language model."""
     make, config = (pairs, WRITING) if request.param == "written" else (spelled, SPELLING)
-    data = DataSet(make(57, 0), make(13, 1), make(17, 2), (), None)
-    monkeypatch.setattr(datasets, "load", lambda config, seed: data)
+    data = Dataset(make(57, 0), make(13, 1), make(17, 2), (), None)
+    monkeypatch.setattr(datasets, "load_dataset", lambda config, seed: data)
     return config

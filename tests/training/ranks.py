@@ -22,17 +22,16 @@ import torch.nn.parallel
 from clearhead.data import datasets
 from clearhead.data.batches import Batches
 from clearhead.data.config import DataConfig
-from clearhead.data.dataset import DataSet
-from clearhead.data.pairs import Pairs
-from clearhead.data.tokens import END
+from clearhead.data.dataset import Dataset, SequencePairs
+from clearhead.data.vocab import END
 from clearhead.models.config import PredictorConfig, Seq2SeqConfig
-from clearhead.training import checkpoint, signals
+from clearhead.training import checkpoint, progress
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 from clearhead.training.loop import resume, train
 
 CONFIG = RunConfig(
     recipe="test",
-    model=PredictorConfig(width=8, depth=2, n_heads=2, n_inputs=5, n_outputs=5, context=6, positions="learned"),
+    model=PredictorConfig(width=8, depth=2, num_heads=2, n_inputs=5, n_outputs=5, context=6, positions="learned"),
     data=DataConfig(name="reverse"),
     optimizer=OptimizerConfig(kind="muon", lr=0.005, warmup=2, clip=0.5),
     training=TrainingConfig(
@@ -52,7 +51,7 @@ SELDOM = replace(CONFIG, training=replace(CONFIG.training, evaluate_every=1, che
 """most of its evaluations are followed by a step, not by a checkpoint"""
 WRITING = replace(
     CONFIG,
-    model=Seq2SeqConfig(width=8, depth=1, n_heads=2, n_source=8, n_target=8),
+    model=Seq2SeqConfig(width=8, depth=1, num_heads=2, src_vocab_size=8, tgt_vocab_size=8),
     data=DataConfig(name="pronounce", window=2),
     training=replace(CONFIG.training, label_smoothing=0.1),
     objective="written",
@@ -69,7 +68,7 @@ class Digits:
     def __len__(self):
         return len(self.ids)
 
-    def take(self, indices):
+    def get_batch(self, indices):
         return self.ids[indices], self.ids[indices].flip(1)
 
 
@@ -78,7 +77,7 @@ def words(n, seed):
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.randint(1, 7, (n,), generator=generator).tolist()
     ids = [torch.randint(3, 8, (size,), generator=generator).tolist() for size in sizes]
-    return Pairs.of(ids, [[*word[::-1], END] for word in ids])
+    return SequencePairs.of(ids, [[*word[::-1], END] for word in ids])
 
 
 def in_processes(world, work):
@@ -156,8 +155,8 @@ def without_launcher(world, folder, work):
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    digits, pairs = (DataSet(make(47, 0), make(13, 1), make(513, 2), (), None) for make in (Digits, words))
-    datasets.load = lambda config, seed: pairs if config.name == "pronounce" else digits
+    digits, pairs = (Dataset(make(47, 0), make(13, 1), make(513, 2), (), None) for make in (Digits, words))
+    datasets.load_dataset = lambda config, seed: pairs if config.name == "pronounce" else digits
 
     def new(name, config=CONFIG, **options):
         return lambda rank: train(config, folder / name, quiet=True, **options)
@@ -188,7 +187,7 @@ def main(folder: Path) -> None:
     done["killed"] = in_processes(2, with_signal(6, signal.SIGKILL, 1, new("killed")))
     done["after the kill"] = checkpoint.steps(folder / "killed")
     done["revived"] = in_processes(2, again("killed"))
-    signals.LAUNCHER_INTERVAL = 0.1
+    progress.LAUNCHER_INTERVAL = 0.1
     done["orphaned"] = without_launcher(2, folder, new("orphaned"))
     done["after the launcher"] = checkpoint.steps(folder / "orphaned")
     done["relaunched"] = in_processes(2, again("orphaned"))

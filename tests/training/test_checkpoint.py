@@ -12,28 +12,23 @@ from hypothesis import strategies as st
 
 from clearhead.training import checkpoint
 from clearhead.training.checkpoint import (
-    MANIFEST,
-    MODEL,
-    OPTIMIZER,
-    STATE,
+    Checkpoint,
     DamagedCheckpointError,
-    NoWholeCheckpointError,
-    Snapshot,
+    NoIntactCheckpointError,
     clean,
     is_finite,
     load,
-    manifest,
     newest,
     remove,
     save,
-    steps,
 )
+from clearhead.training.layout import MANIFEST, MODEL, OPTIMIZER, STATE, manifest, steps
 
 FILES = (MODEL, OPTIMIZER, STATE, MANIFEST)
 
 
-def snapshot(step: int, value: float = 0.5) -> Snapshot:
-    return Snapshot(step, {"w": torch.full((2,), value)}, {"m": torch.tensor(step)}, {"loss": 0.1 + 0.2})
+def snapshot(step: int, value: float = 0.5) -> Checkpoint:
+    return Checkpoint(step, {"w": torch.full((2,), value)}, {"m": torch.tensor(step)}, {"loss": 0.1 + 0.2})
 
 
 def silent(message: str) -> None:
@@ -50,14 +45,14 @@ def same(a: dict, b: dict) -> bool:
     )
 
 
-def equal(a: Snapshot, b: Snapshot) -> bool:
+def equal(a: Checkpoint, b: Checkpoint) -> bool:
     return a.step == b.step and a.state == b.state and same(a.model, b.model) and same(a.optimizer, b.optimizer)
 
 
 class TestRoundTrip:
     def test_every_kind_of_tensor_comes_back_bit_for_bit(self, tmp_path):
         table = torch.randn(3, 4)
-        given = Snapshot(
+        given = Checkpoint(
             step=7,
             model={
                 "number": torch.tensor(1.5),
@@ -82,7 +77,7 @@ class TestRoundTrip:
         assert same({"t": back.model["turned"]}, {"t": table.t()})
 
     def test_nothing_at_all_is_a_snapshot_too(self, tmp_path):
-        assert equal(load(save(tmp_path, Snapshot(0, {}, {}, {}))), Snapshot(0, {}, {}, {}))
+        assert equal(load(save(tmp_path, Checkpoint(0, {}, {}, {}))), Checkpoint(0, {}, {}, {}))
 
     def test_equal_snapshots_are_equal_bytes(self, tmp_path):
         (tmp_path / "a").mkdir()
@@ -99,12 +94,12 @@ class TestRoundTrip:
     @pytest.mark.parametrize("state", [{"a": (1, 2)}, {"a": {1: 2}}])
     def test_a_state_that_would_come_back_changed_is_refused(self, tmp_path, state):
         with pytest.raises(ValueError, match=r"state must be what JSON gives back as it was, got a change in \['a'\]"):
-            save(tmp_path, Snapshot(1, {}, {}, state))
+            save(tmp_path, Checkpoint(1, {}, {}, state))
         assert os.listdir(tmp_path) == []
 
     def test_nan_in_the_state_is_refused(self, tmp_path):
         with pytest.raises(ValueError, match="must be one that JSON has"):
-            save(tmp_path, Snapshot(1, {}, {}, {"loss": float("nan")}))
+            save(tmp_path, Checkpoint(1, {}, {}, {"loss": float("nan")}))
         assert os.listdir(tmp_path) == []
 
     def test_the_same_step_again_takes_the_place_of_the_first(self, tmp_path):
@@ -164,7 +159,7 @@ class TestDamage:
 
     def test_a_checkpoint_under_the_name_of_another_step_is_not_taken_for_it(self, tmp_path):
         save(tmp_path, snapshot(1)).rename(tmp_path / "checkpoints/step-00000009")
-        with pytest.raises(NoWholeCheckpointError, match="step 9: it holds step 1"):
+        with pytest.raises(NoIntactCheckpointError, match="step 9: it holds step 1"):
             newest(tmp_path, print)
 
     def test_the_same_step_damaged_again_loses_nothing(self, tmp_path):
@@ -180,7 +175,7 @@ class TestDamage:
         for step in (1, 2):
             (save(tmp_path, snapshot(step)) / STATE).unlink()
         for _ in range(2):  # the second time is not the first step of a new run
-            with pytest.raises(NoWholeCheckpointError, match=r"can be used \(step 2: .*; step 1: .*\); put"):
+            with pytest.raises(NoIntactCheckpointError, match=r"can be used \(step 2: .*; step 1: .*\); put"):
                 newest(tmp_path, print, set_aside=set_aside)
         assert steps(tmp_path) == [1, 2]
 
@@ -279,7 +274,7 @@ class TestNumbers:
         bad = {"w": torch.ones(2), "m.moment": torch.tensor([0.5, value], dtype=dtype)}
         tensors = {"model": {"w": torch.ones(2)}, "optimizer": {"m": torch.tensor(3)}} | {where: bad}
         for step in (3, 4):
-            save(tmp_path, Snapshot(step, **tensors, state={}))
+            save(tmp_path, Checkpoint(step, **tensors, state={}))
         reports: list[str] = []
         assert newest(tmp_path, reports.append).step == 2
         assert len(reports) == 2
@@ -287,8 +282,8 @@ class TestNumbers:
         assert equal(newest(tmp_path, silent), snapshot(2))
 
     def test_where_none_is_finite_that_is_an_error(self, tmp_path):
-        save(tmp_path, Snapshot(1, {"w": torch.tensor(float("nan"))}, {}, {}))
-        with pytest.raises(NoWholeCheckpointError, match=r"step 1: 'w' in model.safetensors is not finite"):
+        save(tmp_path, Checkpoint(1, {"w": torch.tensor(float("nan"))}, {}, {}))
+        with pytest.raises(NoIntactCheckpointError, match=r"step 1: 'w' in model.safetensors is not finite"):
             newest(tmp_path, silent)
         assert steps(tmp_path) == [1]
 
@@ -462,7 +457,7 @@ class TestFailures:
 @pytest.mark.parametrize("name", ["manifest.json", "model.safetensors", "state.json"])
 def test_a_folder_in_place_of_a_file_damages_only_that_checkpoint(tmp_path, name):
     for step in (1, 2):
-        checkpoint.save(tmp_path, Snapshot(step, {"w": torch.ones(2)}, {}, {}))
+        checkpoint.save(tmp_path, Checkpoint(step, {"w": torch.ones(2)}, {}, {}))
     path = checkpoint.at(tmp_path, 2) / name
     path.unlink()
     path.mkdir()

@@ -10,11 +10,11 @@ import torch
 
 import clearhead
 from clearhead.cli.main import main
+from clearhead.inference.run import Run
 from clearhead.models.factory import build_model
-from clearhead.serving.session import Session
-from clearhead.training.compatibility import check_model_matches
 from clearhead.training.loop import resume, train
-from clearhead.training.state import DataInfo, Standing
+from clearhead.training.state import DataInfo, TrainState
+from clearhead.training.tensor_headers import check_model_matches
 
 
 @pytest.fixture
@@ -33,15 +33,15 @@ def edit_config(run, section, **values):
 def test_where_the_number_of_heads_differs_the_checkpoint_has_its_own_config(trained, tmp_path, capsys):
     """All shapes agree, and with the heads of config.json every output would differ."""
     run = shutil.copytree(trained / "mnist", tmp_path / "mnist")
-    heads = json.loads((run / "config.json").read_bytes())["model"]["n_heads"]
-    edit_config(run, "model", n_heads=2 * heads)
+    heads = json.loads((run / "config.json").read_bytes())["model"]["num_heads"]
+    edit_config(run, "model", num_heads=2 * heads)
     images = torch.arange(28 * 28, dtype=torch.float32).reshape(1, 1, 28, 28) / 784
-    assert Session(run).config.model.n_heads == heads
+    assert Run(run).config.model.num_heads == heads
     assert torch.equal(clearhead.load(run)(images), clearhead.load(trained / "mnist")(images))
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 2
-    assert f"whose own config is used: model.n_heads was {heads}, is {2 * heads}" in errors[0]
-    with pytest.raises(ValueError, match=rf"config\.json.*model\.n_heads was {heads}, is {2 * heads}"):
+    assert f"whose own config is used: model.num_heads was {heads}, is {2 * heads}" in errors[0]
+    with pytest.raises(ValueError, match=rf"config\.json.*model\.num_heads was {heads}, is {2 * heads}"):
         resume(run)
 
 
@@ -57,14 +57,14 @@ def test_every_command_that_uses_a_run_announces_it_in_one_line(run, command, ca
 
 def test_a_change_without_effect_on_the_outputs_is_reported(run, capsys):
     edit_config(run, "optimizer", lr=0.5)
-    Session(run)
+    Run(run)
     assert "without effect on the outputs: optimizer.lr was 0.01, is 0.5" in capsys.readouterr().err
 
 
 def test_settings_that_are_off_in_inference_are_reported_and_not_refused(run, capsys):
     edit_config(run, "model", dropout=0.25, drop_path=0.125)
     edit_config(run, "data", augmentation={"flip": True})
-    Session(run)
+    Run(run)
     error = capsys.readouterr().err
     assert "without effect on the outputs: " in error
     for change in ("data.augmentation.flip was False, is True", "model.drop_path was 0.0, is 0.125"):
@@ -73,18 +73,18 @@ def test_settings_that_are_off_in_inference_are_reported_and_not_refused(run, ca
 
 def test_what_resume_changes_itself_is_not_reported(run, capsys):
     edit_config(run, "training", steps=500, threads=1)
-    Session(run)
+    Run(run)
     assert capsys.readouterr().err == ""
 
 
 def test_an_enormous_config_is_refused_before_memory_is_allocated(run, forge, monkeypatch):
     """Also where the checkpoint's copy says the same, and on resume."""
     built = []
-    for home in ("clearhead.serving.session", "clearhead.training.setup"):
+    for home in ("clearhead.inference.run", "clearhead.training.context"):
         monkeypatch.setattr(f"{home}.build_model", lambda config: built.append(config) or build_model(config))
-    edit_config(run, "model", width=20_000, n_heads=1)
+    edit_config(run, "model", width=20_000, num_heads=1)
     forge(run, config=json.loads((run / "config.json").read_bytes()))
-    for use in (Session, resume):
+    for use in (Run, resume):
         with pytest.raises(ValueError, match=r"20000"):
             use(run)
     assert built == []
@@ -93,15 +93,15 @@ def test_an_enormous_config_is_refused_before_memory_is_allocated(run, forge, mo
 def test_the_guard_above_sees_a_model_that_is_built(run, monkeypatch):
     built = []
     monkeypatch.setattr(
-        "clearhead.serving.session.build_model", lambda config: built.append(config) or build_model(config)
+        "clearhead.inference.run.build_model", lambda config: built.append(config) or build_model(config)
     )
-    Session(run)
+    Run(run)
     assert len(built) == 1
 
 
-@pytest.mark.parametrize("sizes", [{"depth": 10**9}, {"width": 2**40, "n_heads": 1}])
+@pytest.mark.parametrize("sizes", [{"depth": 10**9}, {"width": 2**40, "num_heads": 1}])
 def test_sizes_that_cannot_be_built_are_refused_at_once(run, sizes):
-    session = Session(run)
+    session = Run(run)
     began = time.monotonic()
     with pytest.raises(ValueError, match=r"config\.json"):
         check_model_matches(replace(session.config.model, **sizes), session.model.state_dict())
@@ -110,7 +110,7 @@ def test_sizes_that_cannot_be_built_are_refused_at_once(run, sizes):
 
 @pytest.mark.parametrize("name", ["reverse", "mnist", "oddity", "pronounce", "words", "text"])
 def test_every_kind_of_model_matches_its_own_checkpoint(trained, name):
-    session = Session(trained / name)
+    session = Run(trained / name)
     check_model_matches(session.config.model, session.model.state_dict())
 
 
@@ -119,8 +119,8 @@ def test_every_kind_of_model_matches_its_own_checkpoint(trained, name):
     [
         {"data": []},
         {"data": {"classes": [1, 2]}},
-        {"data": {"classes": [], "normalise": {"mean": [0.5], "std": []}}},
-        {"data": {"classes": [], "normalise": {"mean": ["x"], "std": ["y"]}}},
+        {"data": {"classes": [], "normalize": {"mean": [0.5], "std": []}}},
+        {"data": {"classes": [], "normalize": {"mean": ["x"], "std": ["y"]}}},
         {"data": {"classes": [], "files": {"a": 3}}},
         {"standing": {}},
         {"standing": None},
@@ -149,14 +149,14 @@ def test_a_checkpoint_with_too_few_names_of_classes_is_an_error_of_one_line(trai
     "change", [{"step": "7"}, {"step": -1}, {"best_score": [None]}, {"sums": [0.0]}, {"seconds": 1e999}]
 )
 def test_progress_is_validated(change):
-    values = Standing().to_json()
-    assert Standing.from_json(values).step == 0
+    values = TrainState().to_json()
+    assert TrainState.from_json(values).step == 0
     with pytest.raises(ValueError, match=next(iter(change))):
-        Standing.from_json(values | change)
+        TrainState.from_json(values | change)
 
 
 def test_data_info_of_earlier_versions_is_accepted():
-    info = DataInfo.from_state({"data": {"classes": ["a"], "normalise": {"mean": [0], "std": [1]}}})
+    info = DataInfo.from_state({"data": {"classes": ["a"], "normalize": {"mean": [0], "std": [1]}}})
     assert (info.classes, info.symbols, info.files) == (("a",), (), {})
 
 

@@ -11,13 +11,13 @@ import torch
 from clearhead.data.config import Augmentation, DataConfig
 from clearhead.models.config import LanguageConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
 from clearhead.training.config import ObjectiveName, OptimizerConfig, RunConfig, TrainingConfig, flat
-from clearhead.training.objective import OBJECTIVES
+from clearhead.training.objectives import OBJECTIVES
 
-STACK = {"width": 8, "depth": 1, "n_heads": 2}
+STACK = {"width": 8, "depth": 1, "num_heads": 2}
 MODELS = [
     PredictorConfig(**STACK, n_inputs=3, n_outputs=3),
-    VisionConfig(**STACK, image_size=(8, 4), patch_size=4, n_classes=2),
-    Seq2SeqConfig(**STACK, n_source=3, n_target=4),
+    VisionConfig(**STACK, image_size=(8, 4), patch_size=4, num_classes=2),
+    Seq2SeqConfig(**STACK, src_vocab_size=3, tgt_vocab_size=4),
     LanguageConfig(**STACK, n_tokens=5),
 ]
 RUN = RunConfig(
@@ -57,7 +57,7 @@ def test_a_config_has_few_fields(kind):
             "unknown field of training 'batchsize'; did you mean batch_size\\? Choose from steps, ",
         ),
         (("optimizer", "weight-decay"), "'weight-decay'; did you mean weight_decay"),
-        (("model", "n_head"), "'n_head'; did you mean n_heads"),
+        (("model", "n_head"), "'n_head'; did you mean num_heads"),
         (("data", "augmentation", "flipp"), "unknown field of augmentation 'flipp'; did you mean flip"),
         (("sed",), "unknown field of a run 'sed'; did you mean seed"),
     ],

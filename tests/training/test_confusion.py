@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from clearhead.training.confusion import confusion_matrix, draw_confusion
+from clearhead.inference.evaluate import confusion_matrix, draw_confusion
 
 
 def test_rows_are_right_answers_and_columns_what_was_answered():

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from clearhead.training.distributed import Processes, exchanging, processes, replicated
-from clearhead.training.run import RunDirectory
-from clearhead.training.verify import compare
+from clearhead.training.distributed import Ranks, current_ranks, exchanging, replicated
+from clearhead.training.run_directory import RunDirectory
+from clearhead.training.verify_resume import compare
 
 pytestmark = pytest.mark.slow
 
@@ -112,13 +112,13 @@ def test_a_killed_launcher_stops_its_processes_with_a_checkpoint(runs, done):
 
 
 def test_one_process_needs_no_others():
-    alone = Processes()
+    alone = Ranks()
     numbers = torch.tensor([1.0, 2.0])
-    assert alone.is_first
+    assert alone.is_main
     assert torch.equal(alone.add(numbers), numbers)
-    assert alone.share({"a": 1}) == {"a": 1}
+    assert alone.broadcast_json({"a": 1}) == {"a": 1}
     assert alone.gather(numbers) == [numbers]
     model = torch.nn.Linear(1, 1)
     assert replicated(model, alone) is model
-    with exchanging(model, is_last=False), processes() as team:
+    with exchanging(model, is_last=False), current_ranks() as team:
         assert (team.rank, team.world) == (0, 1)

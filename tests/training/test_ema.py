@@ -2,13 +2,13 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.training.ema import WeightAverage, weights_to_use
+from clearhead.training.optim import WeightEMA, weights_to_use
 
 
 def test_the_average_is_the_weighted_sum_of_all_weights_so_far():
     """With a constant decay d: d^n w_0 + (1 - d) sum d^(n-i) w_i."""
     model = nn.Linear(2, 1, bias=False)
-    average = WeightAverage(model, decay=0.05)  # below (1 + 0) / (10 + 0): constant from the first step
+    average = WeightEMA(model, decay=0.05)  # below (1 + 0) / (10 + 0): constant from the first step
     seen = [model.weight.detach().clone()]
     for step in range(4):
         nn.init.normal_(model.weight)
@@ -22,11 +22,11 @@ def test_the_average_is_the_weighted_sum_of_all_weights_so_far():
 def test_the_first_steps_forget_faster():
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
-    average = WeightAverage(model, decay=0.999)
+    average = WeightEMA(model, decay=0.999)
     nn.init.ones_(model.weight)
     average.update(0)
     assert average.averages["weight"].item() == pytest.approx(1 - 1 / 10)
-    late = WeightAverage(model, decay=0.999)
+    late = WeightEMA(model, decay=0.999)
     nn.init.zeros_(model.weight)
     late.update(10**6)
     assert late.averages["weight"].item() == pytest.approx(0.999)
@@ -34,7 +34,7 @@ def test_the_first_steps_forget_faster():
 
 def test_the_model_has_the_average_inside_and_its_own_weights_after_an_error_too():
     model = nn.Linear(2, 2)
-    average = WeightAverage(model, decay=0.9)
+    average = WeightEMA(model, decay=0.9)
     own = {name: nn.init.normal_(weight).detach().clone() for name, weight in model.named_parameters()}
     average.update(0)
     with pytest.raises(KeyError), average.in_place():  # noqa: PT012

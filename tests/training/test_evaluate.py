@@ -7,13 +7,12 @@ from torch import nn
 from clearhead.data import datasets
 from clearhead.data.dataset import Images
 from clearhead.models.factory import build_model
-from clearhead.training import evaluate as home
-from clearhead.training.distributed import Processes
-from clearhead.training.ema import weights_to_use
-from clearhead.training.evaluate import evaluate
+from clearhead.training import objectives as home
+from clearhead.training.distributed import Ranks
 from clearhead.training.loop import train
-from clearhead.training.objective import OBJECTIVES
-from clearhead.training.run import RunDirectory
+from clearhead.training.objectives import OBJECTIVES, evaluate
+from clearhead.training.optim import weights_to_use
+from clearhead.training.run_directory import RunDirectory
 
 
 class Rows(nn.Module):
@@ -52,10 +51,10 @@ def test_processes_share_the_examples_each_once(monkeypatch):
     monkeypatch.setattr(home, "BATCH_SIZE", 4)
     data, whole = images(9), torch.zeros(5, dtype=torch.float64)
     sums, calls = [], []
-    monkeypatch.setattr(Processes, "add", lambda self, numbers: sums.append(numbers.clone()) or numbers + 1)
+    monkeypatch.setattr(Ranks, "add", lambda self, numbers: sums.append(numbers.clone()) or numbers + 1)
     for rank in range(3):
         model = Rows()
-        evaluate(model, OBJECTIVES["classes"], data, None, Processes(rank, 3))
+        evaluate(model, OBJECTIVES["classes"], data, None, Ranks(rank, 3))
         calls.append(model.calls)
     evaluate(Rows(), OBJECTIVES["classes"], data, None)
     *parts, whole = sums
@@ -83,9 +82,9 @@ def test_evaluation_draws_no_random_numbers():
 def test_evaluation_is_in_float32_whatever_the_precision_of_training(config, tmp_path):
     train(replace(config, training=replace(config.training, precision="bf16")), tmp_path / "run", quiet=True)
     run = RunDirectory.open(tmp_path / "run")
-    data, found = datasets.load(config.data, 0), run.best()
+    data, found = datasets.load_dataset(config.data, 0), run.best()
     model = build_model(config.model)
     model.load_state_dict(weights_to_use(found.model, found.optimizer))
-    expected = evaluate(model, OBJECTIVES[config.objective], data.test, data.normalise)
+    expected = evaluate(model, OBJECTIVES[config.objective], data.test, data.normalize)
     tested = run.records()[-1]
     assert {name: tested[name] for name in expected} == expected

@@ -11,14 +11,14 @@ import torch
 from clearhead.data import datasets
 from clearhead.data.batches import Batches
 from clearhead.data.config import Augmentation
-from clearhead.data.dataset import Part
+from clearhead.data.dataset import Subset
 from clearhead.training import checkpoint, loop
-from clearhead.training.distributed import Processes
+from clearhead.training.distributed import Ranks
 from clearhead.training.loop import DivergedError, resume, train
 from clearhead.training.optim import Optimizers
-from clearhead.training.run import RunDirectory
-from clearhead.training.signals import FINISHED, STOPPED
-from clearhead.training.state import Standing
+from clearhead.training.progress import FINISHED, STOPPED
+from clearhead.training.run_directory import RunDirectory
+from clearhead.training.state import TrainState
 
 
 def without_times(record):
@@ -149,8 +149,8 @@ def test_a_run_made_longer_is_tested_again_and_says_so(config, tmp_path, capsys)
 
 
 def test_the_test_names_the_checkpoint_that_it_is_of(config, tmp_path, monkeypatch):
-    judge = Standing.judge
-    monkeypatch.setattr(Standing, "judge", lambda self, score: self.step == 4 and judge(self, score))
+    judge = TrainState.judge
+    monkeypatch.setattr(TrainState, "judge", lambda self, score: self.step == 4 and judge(self, score))
     tested = train(config, tmp_path / "run", quiet=True).test
     assert tested["best_step"] == RunDirectory.open(tmp_path / "run").best_step() == 4
     run = RunDirectory.open(tmp_path / "run", report=lambda line: None)
@@ -163,8 +163,8 @@ def test_the_test_names_the_checkpoint_that_it_is_of(config, tmp_path, monkeypat
 @pytest.mark.parametrize(("best", "said"), [(4, "best checkpoint (step 4)"), (None, "last checkpoint (step 12)")])
 def test_the_line_of_the_test_names_the_step_of_its_checkpoint(config, tmp_path, monkeypatch, capsys, best, said):
     """It named the last step, whose weights were not tested."""
-    judge = Standing.judge
-    monkeypatch.setattr(Standing, "judge", lambda self, score: self.step == best and judge(self, score))
+    judge = TrainState.judge
+    monkeypatch.setattr(TrainState, "judge", lambda self, score: self.step == best and judge(self, score))
     outcome = train(config, tmp_path / "run")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("test")]
     expected = f"test of the {said}  loss {outcome.test['loss']:.4f}  accuracy {outcome.test['accuracy']:.2%}"
@@ -229,9 +229,9 @@ def test_the_test_set_is_scored_once(config, tmp_path, monkeypatch):
 def test_a_run_without_validation_examples_keeps_its_last_step(config, tmp_path, monkeypatch):
     from clearhead.data import datasets
 
-    data = datasets.load(config.data, 0)
+    data = datasets.load_dataset(config.data, 0)
     empty = replace(data, validation=type(data.validation)(data.validation.images[:0], data.validation.labels[:0]))
-    monkeypatch.setattr(datasets, "load", lambda config, seed: empty)
+    monkeypatch.setattr(datasets, "load_dataset", lambda config, seed: empty)
     outcome = train(config, tmp_path / "run", quiet=True)
     assert outcome.best_step == 0
     assert outcome.test["best_step"] == 12
@@ -367,9 +367,9 @@ def test_padding_and_checked_masks_are_said_once_at_the_start(sequences, tmp_pat
 
 
 def test_a_run_without_a_test_set_ends_without_a_test(sequences, tmp_path, monkeypatch):
-    data = loop.set_up(sequences, Processes(), shard=False, report=pytest.fail).data
-    none = Part(data.test, torch.arange(0))
-    monkeypatch.setattr(datasets, "load", lambda config, seed: replace(data, test=none))
+    data = loop.build_context(sequences, Ranks(), shard=False, report=pytest.fail).data
+    none = Subset(data.test, torch.arange(0))
+    monkeypatch.setattr(datasets, "load_dataset", lambda config, seed: replace(data, test=none))
     outcome = train(sequences, tmp_path / "run", quiet=True)
     assert (outcome.reason, outcome.test) == ("finished", None)
     assert {record["kind"] for record in records(tmp_path / "run")} == {"train", "validation"}
@@ -378,7 +378,7 @@ def test_a_run_without_a_test_set_ends_without_a_test(sequences, tmp_path, monke
 def test_auto_is_resolved_once_and_the_run_records_the_choice(config, tmp_path, monkeypatch, signal_at):
     """A run that was interrupted does not choose again: its arithmetic would change on another machine."""
     chosen = iter(["bf16", "float32"])
-    monkeypatch.setattr("clearhead.training.setup.faster_precision", lambda step, device: (next(chosen), "measured"))
+    monkeypatch.setattr("clearhead.training.context.faster_precision", lambda step, device: (next(chosen), "measured"))
     undo = signal_at(5)
     train(with_training(config, precision="auto"), tmp_path / "run", quiet=True)
     undo()
@@ -390,7 +390,7 @@ def test_auto_is_resolved_once_and_the_run_records_the_choice(config, tmp_path, 
 
 
 def test_choosing_a_precision_changes_nothing_else(config, tmp_path, monkeypatch):
-    monkeypatch.setattr("clearhead.training.precision.has_bf16", lambda device: True)
+    monkeypatch.setattr("clearhead.training.context.has_bf16", lambda device: True)
     train(with_training(config, precision="auto"), tmp_path / "auto", quiet=True)
     chosen = RunDirectory.open(tmp_path / "auto").config["training"]["precision"]
     train(with_training(config, precision=chosen), tmp_path / "named", quiet=True)

@@ -4,15 +4,14 @@ import pytest
 import torch
 
 from clearhead.nn import masks
-from clearhead.training.distributed import Processes
+from clearhead.training.context import build_context, check_masks, isolated_torch_state
+from clearhead.training.distributed import Ranks
 from clearhead.training.loop import train
-from clearhead.training.mask_check import check_masks
-from clearhead.training.setup import own_surroundings, set_up
 
 
 def built(config):
-    with own_surroundings(threads=1):
-        return set_up(config, Processes(), shard=False, report=pytest.fail)
+    with isolated_torch_state(threads=1):
+        return build_context(config, Ranks(), shard=False, report=pytest.fail)
 
 
 def test_whole_masks_pass_and_nothing_is_changed(sequences):

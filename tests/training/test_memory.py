@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from clearhead.training.memory import kept_memory
+from clearhead.training.context import malloc_tuning
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc is not glibc's")
 
 IN_A_NEW_PROCESS = """
 import json, resource, torch
-from clearhead.training.memory import kept_memory
+from clearhead.training.context import malloc_tuning
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -28,7 +28,7 @@ def resident():
     return int(open("/proc/self/statm").read().split()[1])
 
 before = faults_of_taking_again()
-with kept_memory() as is_kept:
+with malloc_tuning() as is_kept:
     inside, most = faults_of_taking_again(), resident()
 back = most - resident()
 print(json.dumps([is_kept, before, inside, back, faults_of_taking_again(24)]))
@@ -68,5 +68,5 @@ def test_what_the_environment_says_of_malloc_holds(settled):
 
 def test_elsewhere_nothing_is_done(monkeypatch):
     monkeypatch.setattr("sys.platform", "darwin")
-    with kept_memory() as is_kept:
+    with malloc_tuning() as is_kept:
         assert not is_kept

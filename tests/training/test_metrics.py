@@ -1,6 +1,6 @@
 import torch
 
-from clearhead.training.metrics import counts, summary
+from clearhead.training.objectives import counts, summary
 
 
 def test_counts_of_unequal_parts_add_up_where_means_would_not():

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from clearhead.training import muon
-from clearhead.training.muon import Muon, newton_schulz, orthogonalised
+from clearhead.training import optim
+from clearhead.training.optim import Muon, newton_schulz, orthogonalised
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 8, 32), (1, 1, 5)])
@@ -37,7 +37,7 @@ def test_many_at_once_are_each_alone():
 
 def test_matrices_of_one_shape_share_one_call(monkeypatch):
     calls = []
-    monkeypatch.setattr(muon, "newton_schulz", lambda stack, dtype: calls.append(tuple(stack.shape)) or stack)
+    monkeypatch.setattr(optim, "newton_schulz", lambda stack, dtype: calls.append(tuple(stack.shape)) or stack)
     orthogonalised([torch.ones(8, 4), torch.ones(4, 8), torch.ones(4, 4), torch.ones(4, 2, 2, 2)])
     assert sorted(calls) == [(1, 4, 4), (3, 4, 8)]
 

@@ -5,12 +5,11 @@ import torch
 import torch.nn.functional as F
 
 from clearhead.data.batches import Batch
-from clearhead.data.pairs import Pairs
-from clearhead.data.tokens import BEGIN, END, IGNORED, PAD
+from clearhead.data.dataset import SequencePairs
+from clearhead.data.vocab import BEGIN, END, IGNORED, PAD
 from clearhead.models.config import Seq2SeqConfig
 from clearhead.models.seq2seq import Seq2Seq
-from clearhead.training.metrics import counts
-from clearhead.training.objective import OBJECTIVES, before, portions, to_device
+from clearhead.training.objectives import OBJECTIVES, counts, microbatches, shift_right, to_device
 
 X = torch.zeros(4, 1)
 
@@ -77,8 +76,8 @@ def test_the_odd_one_is_a_choice_among_the_elements():
     assert torch.equal(odd.right(scores[:, shuffle], batch(moved)), odd.right(scores, batch(targets)))
 
 
-WORDS = Pairs.of([[3, 4, 5], [6], [4, 4]], [[3, 5, END], [4, END], [5, 6, 7, END]])
-SOURCES, TARGETS = WORDS.take(torch.arange(3))
+WORDS = SequencePairs.of([[3, 4, 5], [6], [4, 4]], [[3, 5, END], [4, END], [5, 6, 7, END]])
+SOURCES, TARGETS = WORDS.get_batch(torch.arange(3))
 WRITTEN, NEXT = OBJECTIVES["written"], OBJECTIVES["next"]
 
 
@@ -87,13 +86,13 @@ def words_batch(inputs=SOURCES, targets=TARGETS):
 
 
 def test_the_decoder_is_given_the_begin_mark_and_the_targets_one_place_later():
-    assert before(TARGETS).tolist() == [[BEGIN, 3, 5, END], [BEGIN, 4, END, PAD], [BEGIN, 5, 6, 7]]
+    assert shift_right(TARGETS).tolist() == [[BEGIN, 3, 5, END], [BEGIN, 4, END, PAD], [BEGIN, 5, 6, 7]]
 
 
 def test_what_is_written_costs_minus_the_logarithm_of_its_probability():
     """The same number that generation gives a sequence that it has written itself."""
     torch.manual_seed(0)
-    model = Seq2Seq(Seq2SeqConfig(width=8, depth=1, n_heads=2, n_source=8, n_target=8)).eval()
+    model = Seq2Seq(Seq2SeqConfig(width=8, depth=1, num_heads=2, src_vocab_size=8, tgt_vocab_size=8)).eval()
     made = model.generate(SOURCES, begin=BEGIN, end=None, n_tokens=4, source_lengths=(SOURCES != PAD).sum(1))
     batch = words_batch(targets=made.ids)
     outputs = WRITTEN.ask(model, batch)
@@ -113,7 +112,7 @@ def test_padding_of_targets_costs_nothing_and_smoothing_is_per_token():
 @pytest.mark.parametrize("seed", range(5))
 def test_every_token_is_right_just_when_greedy_decoding_writes_this_target(seed):
     torch.manual_seed(seed)
-    model = Seq2Seq(Seq2SeqConfig(width=8, depth=1, n_heads=2, n_source=8, n_target=8)).eval()
+    model = Seq2Seq(Seq2SeqConfig(width=8, depth=1, num_heads=2, src_vocab_size=8, tgt_vocab_size=8)).eval()
     lengths = (SOURCES != PAD).sum(1)
     answers = model.generate(SOURCES, begin=BEGIN, end=END, n_tokens=4, source_lengths=lengths).ids
     answers = F.pad(answers, (0, 4 - answers.shape[1]), value=END)
@@ -159,7 +158,7 @@ def test_losses_are_sums_so_portions_add_up(name):
     targets = torch.randint(5, (4, 3)) if per_token else torch.randint(2, (4,))
     targets = targets.float() if name in ("yes-no", "number") else targets
     objective, whole = OBJECTIVES[name], batch(targets)
-    parts = portions(whole, 3)
+    parts = microbatches(whole, 3)
     assert [len(part.targets) for part in parts] == [2, 1, 1]
     losses = [objective.loss(o, part) for o, part in zip(outputs.tensor_split(3), parts, strict=True)]
     torch.testing.assert_close(sum(losses), objective.loss(outputs, whole))
@@ -167,11 +166,11 @@ def test_losses_are_sums_so_portions_add_up(name):
 
 def test_portions_of_a_blend_keep_both_targets():
     blend = Batch(X, torch.arange(4), torch.arange(4).flip(0), torch.rand(4), 9)
-    parts = portions(blend, 2)
+    parts = microbatches(blend, 2)
     assert torch.equal(torch.cat([part.other for part in parts]), blend.other)
     assert torch.equal(torch.cat([part.share for part in parts]), blend.share)
     assert {part.n_global for part in parts} == {9}
-    assert portions(blend, 1) == [blend]
+    assert microbatches(blend, 1) == [blend]
 
 
 def test_a_batch_that_is_there_is_not_moved_and_another_is():

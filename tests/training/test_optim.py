@@ -6,10 +6,10 @@ import torch
 from clearhead.models.config import LanguageConfig, PredictorConfig, VisionConfig
 from clearhead.models.factory import build_model
 from clearhead.training.config import OptimizerConfig
-from clearhead.training.optim import Optimizers, split_weights
+from clearhead.training.optim import Optimizers, param_groups
 
 VISION = VisionConfig(
-    width=8, depth=1, n_heads=2, image_size=8, patch_size=4, channels=1, n_classes=3, tokenizer="convolutions"
+    width=8, depth=1, num_heads=2, image_size=8, patch_size=4, channels=1, num_classes=3, tokenizer="convolutions"
 )
 
 
@@ -20,7 +20,7 @@ def names(model, weights):
 
 def test_which_weights_go_where():
     model = build_model(VISION)
-    hidden, decayed, kept = (names(model, weights) for weights in split_weights(model, "muon"))
+    hidden, decayed, kept = (names(model, weights) for weights in param_groups(model, "muon"))
     block = "encoder.blocks.0"
     assert hidden == {
         "tokenize.stages.0.weight",
@@ -37,13 +37,13 @@ def test_which_weights_go_where():
 @pytest.mark.parametrize(
     ("config", "kept"),
     [
-        (LanguageConfig(width=8, depth=1, n_heads=2, n_tokens=5), {"embed.weight", "positions.table"}),
-        (PredictorConfig(width=8, depth=1, n_heads=2, n_inputs=5, n_outputs=2), {"embed.weight", "embed.bias"}),
+        (LanguageConfig(width=8, depth=1, num_heads=2, n_tokens=5), {"embed.weight", "positions.table"}),
+        (PredictorConfig(width=8, depth=1, num_heads=2, n_inputs=5, n_outputs=2), {"embed.weight", "embed.bias"}),
     ],
 )
 def test_embeddings_are_not_pulled_to_zero(config, kept):
     model = build_model(config)
-    hidden, decayed, free = split_weights(model, "adamw")
+    hidden, decayed, free = param_groups(model, "adamw")
     assert not hidden
     assert kept < names(model, free)
     assert all(weight.dim() == 2 for weight in decayed)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.training import precision
-from clearhead.training.precision import autocast, compiled, faster_precision
+from clearhead.training import context
+from clearhead.training.context import autocast, compiled, faster_precision
 
 CPU = torch.device("cpu")
 
@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("has", [True, False])
 @pytest.mark.parametrize(("choice", "expected"), [("float32", torch.float32), ("bf16", torch.bfloat16)])
 def test_a_precision_means_the_same_on_every_processor(monkeypatch, choice, has, expected):
-    monkeypatch.setattr(precision, "has_bf16", lambda device: has)
+    monkeypatch.setattr(context, "has_bf16", lambda device: has)
     with autocast(choice, CPU):
         assert nn.Linear(2, 2)(torch.ones(1, 2)).dtype == expected
 
@@ -23,7 +23,7 @@ class Clock:
 
     def __init__(self, monkeypatch, seconds):
         self.now, self.seconds, self.steps = 0.0, seconds, []
-        monkeypatch.setattr(precision.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(context.time, "perf_counter", lambda: self.now)
 
     def step(self, choice):
         self.steps.append(choice)
@@ -34,7 +34,7 @@ class Clock:
     ("bf16_seconds", "expected"), [(0.5, "bf16"), (0.85, "bf16"), (0.9, "float32"), (1.0, "float32"), (20, "float32")]
 )
 def test_auto_takes_bf16_only_where_it_pays(monkeypatch, bf16_seconds, expected):
-    monkeypatch.setattr(precision, "has_bf16", lambda device: True)
+    monkeypatch.setattr(context, "has_bf16", lambda device: True)
     clock = Clock(monkeypatch, {"float32": 1.0, "bf16": bf16_seconds})
     chosen, reason = faster_precision(clock.step, CPU)
     assert chosen == expected
@@ -44,7 +44,7 @@ def test_auto_takes_bf16_only_where_it_pays(monkeypatch, bf16_seconds, expected)
 
 
 def test_auto_does_not_try_what_the_processor_lacks(monkeypatch):
-    monkeypatch.setattr(precision, "has_bf16", lambda device: False)
+    monkeypatch.setattr(context, "has_bf16", lambda device: False)
     assert faster_precision(pytest.fail, CPU) == ("float32", "this processor has no bf16 arithmetic")
 
 
@@ -84,5 +84,5 @@ def test_nothing_is_compiled_unasked(choice):
 @pytest.mark.skipif("CLEARHEAD_TEST_PROCESSOR" not in os.environ, reason="no other processor is imitated")
 def test_the_guard_of_the_other_processor_it_is_imitated():
     has = os.environ["CLEARHEAD_TEST_PROCESSOR"] == "bf16"
-    assert precision.has_bf16(CPU) == has
+    assert context.has_bf16(CPU) == has
     assert has or torch.backends.cpu.get_cpu_capability() == "AVX2"

@@ -2,11 +2,11 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from clearhead.inference.run import Run
 from clearhead.insight.look import look
-from clearhead.recipes.start import train
-from clearhead.serving.session import Session
+from clearhead.recipes.launch import train
 from clearhead.training import checkpoint
-from clearhead.training.probe import read_maps
+from clearhead.training.snapshots import read_snapshots
 
 FEW = {"training.steps": 6, "data.limit": 300, "data.validation": 50, "training.threads": 1, "training.batch_size": 16}
 
@@ -21,7 +21,7 @@ def runs(tmp_path, monkeypatch):
 
 
 def test_maps_of_the_start_the_end_and_between(runs):
-    steps, maps = read_maps(runs / "watched")
+    steps, maps = read_snapshots(runs / "watched")
     assert steps == [0, 4, 6]
     (layer,) = maps.values()
     assert layer.shape == (3, 2, 1, 16, 16)
@@ -38,18 +38,18 @@ def test_a_watched_run_is_the_same_run(runs):
 def test_the_last_maps_are_those_of_the_last_weights(runs):
     from clearhead.data import datasets
 
-    session = Session(runs / "watched")
+    session = Run(runs / "watched")
     session.model.load_state_dict(checkpoint.newest(runs / "watched", print).model)
-    inputs, _ = datasets.load(session.config.data, 0).validation.take(torch.arange(2))
+    inputs, _ = datasets.load_dataset(session.config.data, 0).validation.get_batch(torch.arange(2))
     seen = look(session.model, inputs)
-    _, maps = read_maps(runs / "watched")
+    _, maps = read_snapshots(runs / "watched")
     for address in seen:
         assert torch.allclose(seen[address].weights(), maps[address][-1], atol=1e-3)
 
 
 def test_a_run_without_a_probe_has_no_maps(runs):
     with pytest.raises(LookupError, match="has no maps of its training; train it with a probe"):
-        read_maps(runs / "plain")
+        read_snapshots(runs / "plain")
 
 
 def test_damaged_maps_are_named(runs):
@@ -57,16 +57,16 @@ def test_damaged_maps_are_named(runs):
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # one bit of one weight
     with pytest.raises(ValueError, match=r"step-00000004.safetensors .*do not match the digest"):
-        read_maps(runs / "watched")
+        read_snapshots(runs / "watched")
     path.write_bytes(content[:20])
     with pytest.raises(
         ValueError, match=r"step-00000004.safetensors must be the maps that a probe wrote, .*; delete it"
     ):
-        read_maps(runs / "watched")
+        read_snapshots(runs / "watched")
     path.rename(path.with_name("step-four.safetensors"))
-    assert read_maps(runs / "watched")[0] == [0, 6]
+    assert read_snapshots(runs / "watched")[0] == [0, 6]
     path.with_name("step-000000005.safetensors").write_bytes(b"no name of a step")
-    assert read_maps(runs / "watched")[0] == [0, 6]
+    assert read_snapshots(runs / "watched")[0] == [0, 6]
 
 
 MAPS = {"blocks.0.attn": torch.rand(2, 1, 4, 4).half(), "blocks.1.attn": torch.rand(2, 1, 4, 4).half()}
@@ -89,7 +89,7 @@ def test_whichever_byte_of_a_header_is_changed_that_is_one_line_or_nothing(maps)
         changed[at] ^= 1 << at % 7
         path.write_bytes(changed)
         try:
-            read_maps(maps)
+            read_snapshots(maps)
         except ValueError as error:
             refusals.append(str(error))
     assert len(refusals) > 100
@@ -111,4 +111,4 @@ def test_whichever_byte_of_a_header_is_changed_that_is_one_line_or_nothing(maps)
 def test_maps_that_do_not_agree_are_named(maps, other):
     (maps / "probe/step-00000004.safetensors").write_bytes(save(other))
     with pytest.raises(ValueError, match=r"step-00000004\.safetensors"):
-        read_maps(maps)
+        read_snapshots(maps)

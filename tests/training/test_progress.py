@@ -180,7 +180,7 @@ def test_a_hint_where_threads_would_wait_for_each_other(monkeypatch, cores, load
 
 
 def test_the_header_says_what_is_trained_on_what_and_how(config, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("clearhead.training.setup.faster_precision", lambda step, device: ("float32", "it is faster"))
+    monkeypatch.setattr("clearhead.training.context.faster_precision", lambda step, device: ("float32", "it is faster"))
     train(replace(config, training=replace(config.training, precision="auto")), tmp_path / "run")
     said = capsys.readouterr().out
     assert re.search(r"^data +mnist: 57 training, 13 validation, 17 test examples$", said, re.MULTILINE)

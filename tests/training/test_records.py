@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.training import records
+from clearhead.training import metrics_log
 
 TRAIN = [{"kind": "train", "step": step, "loss": 1 / (step + 3)} for step in range(5)]
 
@@ -17,20 +17,20 @@ TRAIN = [{"kind": "train", "step": step, "loss": 1 / (step + 3)} for step in ran
 def path(tmp_path):
     path = tmp_path / "metrics.jsonl"
     for record in TRAIN:
-        records.append(path, record)
+        metrics_log.append(path, record)
     return path
 
 
 def test_records_come_back_in_order_one_in_a_line(path):
-    assert records.read(path) == TRAIN
+    assert metrics_log.read(path) == TRAIN
     assert len(path.read_bytes().splitlines()) == len(TRAIN)
 
 
 def test_without_a_file_there_are_none(tmp_path):
-    assert records.read(tmp_path / "metrics.jsonl") == []
-    records.drop_torn(tmp_path / "metrics.jsonl")
-    records.drop_after(tmp_path / "metrics.jsonl", 0)
-    records.make_durable(tmp_path / "metrics.jsonl")
+    assert metrics_log.read(tmp_path / "metrics.jsonl") == []
+    metrics_log.truncate_partial(tmp_path / "metrics.jsonl")
+    metrics_log.drop_after(tmp_path / "metrics.jsonl", 0)
+    metrics_log.fsync_log(tmp_path / "metrics.jsonl")
     assert os.listdir(tmp_path) == []
 
 
@@ -38,8 +38,8 @@ def test_without_a_file_there_are_none(tmp_path):
 def test_losses_come_back_bit_for_bit(tmp_path_factory, losses):
     path = tmp_path_factory.mktemp("records") / "metrics.jsonl"
     for loss in losses:
-        records.append(path, {"loss": loss})
-    found = [record["loss"] for record in records.read(path)]
+        metrics_log.append(path, {"loss": loss})
+    found = [record["loss"] for record in metrics_log.read(path)]
     assert [struct.pack("d", loss) for loss in found] == [struct.pack("d", loss) for loss in losses]
 
 
@@ -47,7 +47,7 @@ def test_losses_come_back_bit_for_bit(tmp_path_factory, losses):
 def test_a_loss_that_is_no_number_is_never_written(path, loss):
     before = path.read_bytes()
     with pytest.raises(ValueError, match="must be one that JSON has"):
-        records.append(path, {"step": 5, "loss": loss})
+        metrics_log.append(path, {"step": 5, "loss": loss})
     assert path.read_bytes() == before
 
 
@@ -56,39 +56,39 @@ def test_half_a_line_is_no_record_and_is_cut_off_wherever_it_ends(path):
     last = whole.splitlines(keepends=True)[-1]
     for n in range(len(last)):
         path.write_bytes(whole[: len(whole) - len(last) + n])
-        assert records.read(path) == TRAIN[:-1]
-        records.drop_torn(path)
-        records.append(path, TRAIN[-1])
+        assert metrics_log.read(path) == TRAIN[:-1]
+        metrics_log.truncate_partial(path)
+        metrics_log.append(path, TRAIN[-1])
         assert path.read_bytes() == whole
 
 
 def test_lines_that_never_reached_the_disk_are_cut_off(path):
     whole = path.read_bytes()
     path.write_bytes(whole + b"\0" * 40 + b"\n\0\0")
-    records.drop_torn(path)
+    metrics_log.truncate_partial(path)
     assert path.read_bytes() == whole
 
 
 @pytest.mark.parametrize("line", [b"\n", b"[1]\n", b'{"loss": NaN}\n', b"\xff\n"])
 def test_a_bad_line_in_the_middle_is_an_error_that_names_it(path, line):
     path.write_bytes(line + path.read_bytes())
-    records.drop_torn(path)
+    metrics_log.truncate_partial(path)
     with pytest.raises(
         ValueError, match=r"every line of .*metrics.jsonl must be a JSON object, got line 1: .*; remove it"
     ):
-        records.read(path)
+        metrics_log.read(path)
 
 
 def test_what_came_after_a_step_is_forgotten_and_the_rest_is_left_as_it_is(path):
-    records.append(path, {"kind": "start"})
+    metrics_log.append(path, {"kind": "start"})
     lines = path.read_bytes().splitlines(keepends=True)
-    records.drop_after(path, 2)
+    metrics_log.drop_after(path, 2)
     assert path.read_bytes() == b"".join([*lines[:3], lines[-1]])
 
 
 def test_nothing_is_rewritten_when_nothing_is_to_be_forgotten(path):
     before = path.stat().st_ino
-    records.drop_after(path, 4)
+    metrics_log.drop_after(path, 4)
     assert path.stat().st_ino == before
 
 
@@ -98,12 +98,12 @@ def test_forgetting_happens_whole_or_not_at_all(path, faults, kill):
     for at in range(100):
         path.write_bytes(whole)
         error = faults.KILLED if kill else faults.FULL
-        _, reached = faults.during(lambda: records.drop_after(path, 2), at, not kill, error)
-        assert records.read(path) in (TRAIN, TRAIN[:3])
+        _, reached = faults.during(lambda: metrics_log.drop_after(path, 2), at, not kill, error)
+        assert metrics_log.read(path) in (TRAIN, TRAIN[:3])
         if not reached:
             break
     assert at > 4
-    assert records.read(path) == TRAIN[:3]
+    assert metrics_log.read(path) == TRAIN[:3]
 
 
 def test_a_disk_that_is_full_in_the_middle_of_a_line_leaves_no_part_of_it(path, monkeypatch):
@@ -116,11 +116,11 @@ def test_a_disk_that_is_full_in_the_middle_of_a_line_leaves_no_part_of_it(path, 
 
     monkeypatch.setattr(os, "write", write_some)
     with pytest.raises(OSError, match=r"No space left on device: '.*metrics.jsonl'"):
-        records.append(path, TRAIN[0])
+        metrics_log.append(path, TRAIN[0])
     monkeypatch.undo()
     assert path.read_bytes() == before
-    records.append(path, TRAIN[0])
-    assert records.read(path) == [*TRAIN, TRAIN[0]]
+    metrics_log.append(path, TRAIN[0])
+    assert metrics_log.read(path) == [*TRAIN, TRAIN[0]]
 
 
 @pytest.mark.parametrize(
@@ -130,23 +130,23 @@ def test_a_disk_that_is_full_in_the_middle_of_a_line_leaves_no_part_of_it(path, 
 def test_a_record_whose_numbers_are_none_is_named(path, line):
     path.write_bytes(line + b"\n")
     with pytest.raises(ValueError, match=r"must be a number in .*metrics\.jsonl, got line 1"):
-        records.read(path)
+        metrics_log.read(path)
 
 
 @pytest.mark.parametrize("line", [b'{"kind": []}\n', b'{"kind": "test", "views": {}}\n'])
 def test_a_record_whose_texts_are_none_is_named(path, line):
     path.write_bytes(line)
     with pytest.raises(ValueError, match=r"must be a string in .*metrics\.jsonl, got line 1"):
-        records.read(path)
+        metrics_log.read(path)
 
 
 def test_the_digest_of_what_is_appended_is_that_of_the_file(path):
-    digest = records.Digest(records.lines(path))
-    digest.add(records.append(path, TRAIN[0]))
+    digest = metrics_log.Digest(metrics_log.lines(path))
+    digest.add(metrics_log.append(path, TRAIN[0]))
     written = digest.written()
-    lines = list(records.lines(path))
-    assert written == records.Digest(lines).written()
-    assert records.Written.from_json(written.to_json()) == written
+    lines = list(metrics_log.lines(path))
+    assert written == metrics_log.Digest(lines).written()
+    assert metrics_log.RecordsDigest.from_json(written.to_json()) == written
     assert written.difference(lines) == ""
     assert written.difference([*lines, b"more\n"]) == ""
     assert written.difference(lines[1:]) == "1 of 6 records are missing"
@@ -156,13 +156,13 @@ def test_the_digest_of_what_is_appended_is_that_of_the_file(path):
 @pytest.mark.parametrize("value", [None, [], 3, {}, {"count": True, "sha256": ""}, {"count": 1, "sha256": 2}])
 def test_a_count_that_is_none_is_refused(value):
     with pytest.raises(ValueError, match="records must be counted"):
-        records.Written.from_json(value)
+        metrics_log.RecordsDigest.from_json(value)
 
 
 def test_a_file_that_is_too_large_is_not_read(path):
-    os.truncate(path, records.LARGEST + 1)
+    os.truncate(path, metrics_log.LARGEST + 1)
     with pytest.raises(OSError, match=r"expected at most 268,435,456 bytes, got 268,435,457"):
-        records.read(path)
+        metrics_log.read(path)
 
 
 HOSTILE = {
@@ -174,10 +174,10 @@ HOSTILE = {
 MEASURE = """
 import re, sys
 from pathlib import Path
-from clearhead.training import audit, records
+from clearhead.training import audit, metrics_log
 peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
 before, path = peak(), Path(sys.argv[1])
-for read in (records.read, lambda path: list(
+for read in (metrics_log.read, lambda path: list(
         audit.record_problems(path.parent, {"step": 1, "records": {"count": 3, "sha256": ""}}, False))):
     try:
         read(path)
@@ -203,25 +203,25 @@ def test_a_hostile_file_takes_less_than_512_mb(tmp_path, kind):
 
 def test_a_line_that_is_too_long_is_named_and_cut_off_at_the_end(path):
     whole = path.read_bytes()
-    path.write_bytes(whole + b'{"kind": "' + b"x" * records.LONGEST_LINE + b'"}\n')
+    path.write_bytes(whole + b'{"kind": "' + b"x" * metrics_log.LONGEST_LINE + b'"}\n')
     with pytest.raises(ValueError, match=r"line 6 of .*metrics\.jsonl has more than 1,048,576 bytes"):
-        records.read(path)
-    assert records.drop_torn(path) == 1
+        metrics_log.read(path)
+    assert metrics_log.truncate_partial(path) == 1
     assert path.read_bytes() == whole
 
 
 def test_a_record_is_flat(path):
     path.write_bytes(b'{"kind": "train", "other": [1]}\n')
     with pytest.raises(ValueError, match="'other' must be a number or a string"):
-        records.read(path)
+        metrics_log.read(path)
 
 
 def test_a_test_record_is_sealed_by_its_digest_and_every_flip_in_it_is_found(path):
     record = {"kind": "test", "step": 5, "accuracy": 0.875}
-    line = records.append(path, record)
-    assert records.read(path)[-1] == record
-    assert records.is_covered(line)
+    line = metrics_log.append(path, record)
+    assert metrics_log.read(path)[-1] == record
+    assert metrics_log.is_covered(line)
     for bit in range(8 * (len(line) - 1)):
         changed = bytearray(line)
         changed[bit // 8] ^= 1 << bit % 8
-        assert not records.is_record(bytes(changed)) or not records.is_covered(bytes(changed))
+        assert not metrics_log.is_record(bytes(changed)) or not metrics_log.is_covered(bytes(changed))

@@ -8,15 +8,15 @@ import time
 import pytest
 import torch
 
-from clearhead.training import checkpoint, records
-from clearhead.training.checkpoint import Snapshot
-from clearhead.training.run import RunDirectory
+from clearhead.training import checkpoint, metrics_log
+from clearhead.training.checkpoint import Checkpoint
+from clearhead.training.run_directory import RunDirectory
 
 CONFIG = {"recipe": "reverse", "seed": 7, "optimizer": {"lr": 0.1 + 0.2}}
 
 
-def snapshot(step: int) -> Snapshot:
-    return Snapshot(step, {"w": torch.full((2,), float(step))}, {}, {})
+def snapshot(step: int) -> Checkpoint:
+    return Checkpoint(step, {"w": torch.full((2,), float(step))}, {}, {})
 
 
 def record(step: int) -> dict:
@@ -139,7 +139,7 @@ class TestOwner:
     @pytest.mark.slow
     def test_another_process_is_kept_out_until_the_owner_is_killed(self, run):
         code = (
-            "import sys, time; from clearhead.training.run import RunDirectory\n"
+            "import sys, time; from clearhead.training.run_directory import RunDirectory\n"
             "with RunDirectory.open(sys.argv[1]).lock(): print('mine', flush=True); time.sleep(100)"
         )
         with subprocess.Popen([sys.executable, "-c", code, str(run.path)], stdout=subprocess.PIPE, text=True) as owner:
@@ -257,7 +257,7 @@ class TestCheckpoints:
 
     def test_a_best_one_that_is_not_finite_is_reported_and_the_newest_taken(self, run, reports):
         with run.lock():
-            run.save(Snapshot(1, {"w": torch.tensor(float("nan"))}, {}, {}))
+            run.save(Checkpoint(1, {"w": torch.tensor(float("nan"))}, {}, {}))
             run.save(snapshot(2))
             run.mark_best(1)
         assert run.best().step == 2
@@ -418,7 +418,7 @@ class TestRecords:
 
     def test_a_save_does_not_read_them(self, trained, monkeypatch):
         with trained.lock():
-            monkeypatch.setattr(records, "lines", lambda path: pytest.fail("they are read"))
+            monkeypatch.setattr(metrics_log, "lines", lambda path: pytest.fail("they are read"))
             trained.log(record(70))
             trained.save(snapshot(70))
         monkeypatch.undo()

@@ -9,8 +9,8 @@ KILLS = '''
 """Forks a child that logs and saves without end, kills it at a random moment, and looks at what is left; 30 times."""
 import os, random, signal, sys, time, traceback
 import torch
-from clearhead.training.checkpoint import Snapshot
-from clearhead.training.run import RunDirectory
+from clearhead.training.checkpoint import Checkpoint
+from clearhead.training.run_directory import RunDirectory
 
 path, n_kills, moments = sys.argv[1], int(sys.argv[2]), random.Random(1)
 
@@ -25,7 +25,7 @@ def train(said):
         while True:
             step += 1
             run.log(record(step))
-            run.save(Snapshot(step, {"w": torch.full((500,), float(step))}, {"m": torch.tensor(step)}, {}), keep=2)
+            run.save(Checkpoint(step, {"w": torch.full((500,), float(step))}, {"m": torch.tensor(step)}, {}), keep=2)
             if step % 5 == 0:
                 run.mark_best(step)
             os.write(said, b"%d\\n" % step)

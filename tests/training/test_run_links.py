@@ -9,10 +9,10 @@ import torch
 
 from clearhead.cli.main import main
 from clearhead.files import UnsafeFileError
-from clearhead.training import checkpoint, records
-from clearhead.training.checkpoint import Snapshot
+from clearhead.training import checkpoint, metrics_log
+from clearhead.training.checkpoint import Checkpoint
 from clearhead.training.layout import probe_files
-from clearhead.training.run import RunDirectory
+from clearhead.training.run_directory import RunDirectory
 
 IN_A_CHECKPOINT = [f"checkpoints/step-00000002/{name}" for name in ("model.safetensors", "state.json", "manifest.json")]
 FILES = ["lock", "config.json", "metrics.jsonl", "best.json", "probe/step-00000002.safetensors", *IN_A_CHECKPOINT]
@@ -31,7 +31,7 @@ def path(tmp_path):
     with run.lock():
         for step in (1, 2):
             run.log(record(step))
-            run.save(Snapshot(step, {"w": torch.ones(2)}, {}, {}))
+            run.save(Checkpoint(step, {"w": torch.ones(2)}, {}, {}))
         run.mark_best(2)
     (run.path / "probe").mkdir()
     (run.path / "probe/step-00000002.safetensors").write_bytes(b"maps")
@@ -142,7 +142,7 @@ def test_the_run_itself_may_be_a_link(path, tmp_path):
     with run.lock():
         run.log(record(3))
     assert run.best().step == 2
-    assert len(records.read(path / "metrics.jsonl")) == 3
+    assert len(metrics_log.read(path / "metrics.jsonl")) == 3
 
 
 def test_a_named_file_of_records_may_be_a_link(path, tmp_path, capsys, monkeypatch):
@@ -165,8 +165,8 @@ class TestAfterTheCheck:
                 (path / "metrics.jsonl").hardlink_to(victims / "victim")
             for write in (
                 lambda: run.log(record(3)),
-                lambda: run.save(Snapshot(3, {}, {}, {})),
-                lambda: records.make_durable(path / "metrics.jsonl"),
+                lambda: run.save(Checkpoint(3, {}, {}, {})),
+                lambda: metrics_log.fsync_log(path / "metrics.jsonl"),
             ):
                 with pytest.raises(UnsafeFileError):
                     write()
@@ -174,7 +174,7 @@ class TestAfterTheCheck:
     def test_the_lock(self, path, victims, monkeypatch):
         (path / "lock").unlink()
         (path / "lock").symlink_to(victims / "victim")
-        monkeypatch.setattr("clearhead.training.run.check_tree", lambda *args, **how: None)
+        monkeypatch.setattr("clearhead.training.run_directory.check_tree", lambda *args, **how: None)
         with pytest.raises(UnsafeFileError, match="expected a regular file, got a symbolic link"):
             RunDirectory(path, {}, print).lock().__enter__()
 
@@ -183,7 +183,7 @@ class TestAfterTheCheck:
             (path / "checkpoints").rename(path / "moved")
             (path / "checkpoints").symlink_to(victims / "victims")
             for use in (
-                lambda: run.save(Snapshot(3, {}, {}, {})),
+                lambda: run.save(Checkpoint(3, {}, {}, {})),
                 lambda: run.newest(),
                 lambda: run.mark_best(9),
                 lambda: checkpoint.clean(path),
@@ -198,7 +198,7 @@ class TestAfterTheCheck:
             checkpoint.at(path, 9).symlink_to(victims / "victims/step-00000009")
             with pytest.raises(UnsafeFileError):
                 run.newest()
-            run.save(Snapshot(9, {}, {}, {}))  # takes its place
+            run.save(Checkpoint(9, {}, {}, {}))  # takes its place
             assert not checkpoint.at(path, 9).is_symlink()
 
     def test_the_mark_of_the_best(self, path, victims):

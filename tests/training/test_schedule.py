@@ -3,11 +3,11 @@ import math
 import pytest
 
 from clearhead.training.config import OptimizerConfig
-from clearhead.training.schedule import multiplier
+from clearhead.training.loop import lr_multiplier
 
 
 def at(step, **fields):
-    return multiplier(step, 110, OptimizerConfig(warmup=10, **fields))
+    return lr_multiplier(step, 110, OptimizerConfig(warmup=10, **fields))
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
@@ -33,5 +33,5 @@ def test_closed_forms():
 
 
 def test_a_warm_up_as_long_as_training_is_no_division_by_zero():
-    assert multiplier(4, 5, OptimizerConfig(warmup=5)) == 1
-    assert multiplier(0, 1, OptimizerConfig()) == 1
+    assert lr_multiplier(4, 5, OptimizerConfig(warmup=5)) == 1
+    assert lr_multiplier(0, 1, OptimizerConfig()) == 1

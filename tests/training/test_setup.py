@@ -5,15 +5,15 @@ import torch
 
 from clearhead.data import datasets
 from clearhead.data.dataset import Images
-from clearhead.training.distributed import Processes
-from clearhead.training.setup import check_portions, own_surroundings, set_up
+from clearhead.training.context import build_context, check_microbatches, isolated_torch_state
+from clearhead.training.distributed import Ranks
 
 
 def test_every_process_begins_with_the_same_weights_and_drops_something_else(config):
     built = []
     for rank in range(2):
-        with own_surroundings(1):
-            setup = set_up(replace(config, seed=7), Processes(rank), shard=False, report=pytest.fail)
+        with isolated_torch_state(1):
+            setup = build_context(replace(config, seed=7), Ranks(rank), shard=False, report=pytest.fail)
             built.append((setup.model.state_dict(), torch.rand(3)))
     (first, drawn), (second, drawn_too) = built
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -22,45 +22,45 @@ def test_every_process_begins_with_the_same_weights_and_drops_something_else(con
 
 def test_evaluations_are_once_an_epoch_and_checkpoints_with_them_unless_said(config):
     training = replace(config.training, evaluate_every=0, checkpoint_every=0, steps=0, epochs=3)
-    setup = set_up(replace(config, training=training), Processes(), shard=False, report=pytest.fail)
+    setup = build_context(replace(config, training=training), Ranks(), shard=False, report=pytest.fail)
     assert setup.evaluate_every == setup.checkpoint_every == setup.batches.steps_per_epoch == 5
     assert setup.n_steps == 15
 
 
 def test_the_model_has_as_many_classes_as_the_data(config):
-    config = replace(config, model=replace(config.model, n_classes=4))
-    with pytest.raises(ValueError, match="as many classes as mnist, 3, got n_classes=4"):
-        set_up(config, Processes(), shard=False, report=pytest.fail)
+    config = replace(config, model=replace(config.model, num_classes=4))
+    with pytest.raises(ValueError, match="as many classes as mnist, 3, got num_classes=4"):
+        build_context(config, Ranks(), shard=False, report=pytest.fail)
 
 
 def test_patience_without_examples_to_validate_on_is_told(config, monkeypatch):
     patient = replace(config, training=replace(config.training, patience=2))
-    set_up(patient, Processes(), shard=False, report=pytest.fail)
-    data = datasets.load(config.data, config.seed)
+    build_context(patient, Ranks(), shard=False, report=pytest.fail)
+    data = datasets.load_dataset(config.data, config.seed)
     none = replace(data, validation=Images(torch.zeros(0, 1, 8, 8, dtype=torch.uint8), torch.zeros(0)))
-    monkeypatch.setattr(datasets, "load", lambda config, seed: none)
-    set_up(config, Processes(), shard=False, report=pytest.fail)
+    monkeypatch.setattr(datasets, "load_dataset", lambda config, seed: none)
+    build_context(config, Ranks(), shard=False, report=pytest.fail)
     said = []
-    set_up(patient, Processes(), shard=False, report=said.append)
+    build_context(patient, Ranks(), shard=False, report=said.append)
     assert [line.startswith("patience has nothing to go by") for line in said] == [True]
 
 
 def test_one_process_that_is_to_split_the_weights_says_that_it_cannot(config):
     said = []
-    assert not set_up(config, Processes(), shard=True, report=said.append).is_sharded
+    assert not build_context(config, Ranks(), shard=True, report=said.append).is_sharded
     assert said == ["--shard splits weights over the processes of torchrun, and there is one: nothing is split"]
 
 
 def test_each_process_needs_an_example_for_each_portion(config):
-    check_portions(config, world=5)  # 10 examples, 2 portions
+    check_microbatches(config, world=5)  # 10 examples, 2 portions
     with pytest.raises(ValueError, match=r"each of 6 processes needs .* got batch_size=10; try batch_size=12 or more"):
-        check_portions(config, world=6)
+        check_microbatches(config, world=6)
 
 
 def test_a_table_of_places_must_reach_over_the_longest_example(sequences):
     def built(context):
         model = replace(sequences.model, positions="learned", context=context)
-        return set_up(replace(sequences, model=model), Processes(), shard=False, report=pytest.fail)
+        return build_context(replace(sequences, model=model), Ranks(), shard=False, report=pytest.fail)
 
     longest = max(int(part.lengths.max()) for part in (built(99).data.train, built(99).data.test))
     assert built(longest).model.config.context == longest

@@ -4,26 +4,26 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.training.sharding import fill, gathered, is_split, local, own_part, split_like, whole
+from clearhead.training.distributed import full_tensor, gather_full, is_split, load_tensors, local, own_part, split_like
 
 
 def test_a_tensor_that_is_not_split_is_its_own_part():
     x, like = torch.ones(2), torch.zeros(2)
     assert not is_split(x)
-    assert local(x) is own_part(x, like) is whole(x, like) is split_like(x, like) is x
+    assert local(x) is own_part(x, like) is full_tensor(x, like) is split_like(x, like) is x
 
 
 def test_only_who_keeps_gets_the_tensors():
     model = nn.Linear(2, 2)
-    assert gathered(model.state_dict(), keep=False) == {}
-    kept = gathered(model.state_dict(), keep=True)
+    assert gather_full(model.state_dict(), keep=False) == {}
+    kept = gather_full(model.state_dict(), keep=True)
     assert kept.keys() == {"weight", "bias"}
     assert torch.equal(kept["weight"], model.weight)
 
 
 def test_filling_writes_into_the_model():
     model = nn.Linear(2, 2)
-    fill(model.state_dict(), {"weight": torch.full((2, 2), 3.0), "bias": torch.zeros(2)})
+    load_tensors(model.state_dict(), {"weight": torch.full((2, 2), 3.0), "bias": torch.zeros(2)})
     assert torch.equal(model.weight.detach(), torch.full((2, 2), 3.0))
 
 
@@ -33,5 +33,5 @@ def test_filling_writes_into_the_model():
 def test_filling_with_the_weights_of_another_model_is_refused_and_changes_nothing(other):
     target = torch.ones(2, 2)
     with pytest.raises(ValueError, match=r"does not match the checkpoint"):
-        fill({"weight": target}, other)
+        load_tensors({"weight": target}, other)
     assert torch.equal(target, torch.ones(2, 2))

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from clearhead.training import signals
-from clearhead.training.signals import DIVERGED, FINISHED, STOPPED, stopping_on_signals, stopping_with_launcher
+from clearhead.training import progress
+from clearhead.training.progress import DIVERGED, FINISHED, STOPPED, stopping_on_signals, stopping_with_launcher
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -35,7 +35,7 @@ def test_a_stop_is_asked_for_without_anybody_to_hear_of_it(monkeypatch):
 
 def test_a_dead_launcher_asks_for_a_stop_without_anybody_to_hear_of_it(monkeypatch):
     """The launcher read this process's stderr: the pipe is broken."""
-    monkeypatch.setattr(signals, "LAUNCHER_INTERVAL", 0.01)
+    monkeypatch.setattr(progress, "LAUNCHER_INTERVAL", 0.01)
     read, write = os.pipe()
     os.close(read)
     stderr = os.dup(2)
@@ -56,12 +56,12 @@ def test_a_dead_launcher_asks_for_a_stop_without_anybody_to_hear_of_it(monkeypat
 def test_the_second_signal_ends_the_process():
     code = """
 import os, signal
-from clearhead.training import signals
-with signals.stopping_on_signals():
+from clearhead.training import progress
+with progress.stopping_on_signals():
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGINT)  # an echo
     print("still here", flush=True)
-    signals.SAME_REQUEST = 0.0
+    progress.SAME_REQUEST = 0.0
     os.kill(os.getpid(), signal.SIGTERM)
     print("never")
 """

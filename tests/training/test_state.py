@@ -4,30 +4,30 @@ from dataclasses import replace
 import pytest
 import torch
 
-from clearhead.training.distributed import Processes
+from clearhead.training.context import build_context, isolated_torch_state
+from clearhead.training.distributed import Ranks
 from clearhead.training.loop import update
-from clearhead.training.setup import own_surroundings, set_up
-from clearhead.training.signals import StopRequest
-from clearhead.training.state import Standing, announce, restore, snapshot, use_weights
+from clearhead.training.progress import StopRequest
+from clearhead.training.state import TrainState, announce, capture_state, restore, use_weights
 
 
 @pytest.fixture
 def setup(config):
-    with own_surroundings(1):
-        yield set_up(config, Processes(), shard=False, report=pytest.fail)
+    with isolated_torch_state(1):
+        yield build_context(config, Ranks(), shard=False, report=pytest.fail)
 
 
 def test_standing_survives_json_with_its_clock():
-    standing = Standing(step=3, sums=[0.1, 1.0, 2.0, 3.0, 1e-300], best_step=2, best_score=[0.5, -1 / 3], stale=1)
+    standing = TrainState(step=3, sums=[0.1, 1.0, 2.0, 3.0, 1e-300], best_step=2, best_score=[0.5, -1 / 3], stale=1)
     standing.began -= 100
-    back = Standing.from_json(json.loads(json.dumps(standing.to_json())))
+    back = TrainState.from_json(json.loads(json.dumps(standing.to_json())))
     assert back.seconds == pytest.approx(standing.seconds, abs=1)
     back.began = standing.began
     assert back == standing
 
 
 def test_the_best_is_the_most_accurate_and_among_equals_the_surest():
-    standing = Standing()
+    standing = TrainState()
     results = [(0.5, 1.0), (0.4, 0.1), (0.5, 0.9), (0.5, 0.9), (0.6, 2.0)]
     judged = []
     for standing.step, (accuracy, loss) in enumerate(results, 1):
@@ -36,9 +36,9 @@ def test_the_best_is_the_most_accurate_and_among_equals_the_surest():
 
 
 def test_a_snapshot_restores_everything_that_the_next_step_depends_on(setup):
-    standing = Standing()
+    standing = TrainState()
     update(setup, standing, StopRequest())
-    saved = snapshot(setup, standing)
+    saved = capture_state(setup, standing)
     saved = type(saved)(
         saved.step,
         {n: t.clone() for n, t in saved.model.items()},
@@ -47,7 +47,7 @@ def test_a_snapshot_restores_everything_that_the_next_step_depends_on(setup):
     )
     update(setup, standing, StopRequest())
     expected = {name: weight.clone() for name, weight in setup.model.state_dict().items()}
-    again = set_up(setup.config, Processes(), shard=False, report=pytest.fail)
+    again = build_context(setup.config, Ranks(), shard=False, report=pytest.fail)
     back = restore(again, saved, pytest.fail)
     assert back.step == 1
     update(again, back, StopRequest())
@@ -56,17 +56,17 @@ def test_a_snapshot_restores_everything_that_the_next_step_depends_on(setup):
 
 
 def test_what_is_used_is_what_was_evaluated(setup):
-    standing = Standing()
+    standing = TrainState()
     update(setup, standing, StopRequest())
     averages = {name: tensor.clone() for name, tensor in setup.average.averages.items()}
     assert not torch.equal(averages["head.weight"], setup.model.head.weight)
-    use_weights(setup, snapshot(setup, standing))
+    use_weights(setup, capture_state(setup, standing))
     assert all(torch.equal(weight, averages[name]) for name, weight in setup.model.named_parameters())
 
 
 def test_a_process_that_the_checkpoint_does_not_know_draws_its_own_numbers(setup):
-    saved = snapshot(setup, Standing())
-    other = set_up(setup.config, Processes(rank=1), shard=False, report=pytest.fail)
+    saved = capture_state(setup, TrainState())
+    other = build_context(setup.config, Ranks(rank=1), shard=False, report=pytest.fail)
     restore(other, saved, pytest.fail)
     assert not torch.equal(torch.get_rng_state(), saved.optimizer["random.rank0"])
 
@@ -75,13 +75,15 @@ def test_a_run_does_not_go_on_with_another_file(setup):
     def reading(digest):
         return replace(setup, data=replace(setup.data, files={"my.dict": digest}))
 
-    saved = snapshot(reading("one"), Standing())
+    saved = capture_state(reading("one"), TrainState())
     assert restore(reading("one"), saved, pytest.fail).step == 0
     with pytest.raises(
         ValueError, match=r"data that it began with, got other bytes in my\.dict; put the old ones back"
     ):
         restore(reading("other"), saved, pytest.fail)
-    assert restore(reading("other"), snapshot(setup, Standing()), pytest.fail).step == 0  # of before, without digests
+    assert (
+        restore(reading("other"), capture_state(setup, TrainState()), pytest.fail).step == 0
+    )  # of before, without digests
 
 
 def test_without_a_checkpoint_it_is_the_beginning(setup):
@@ -99,13 +101,13 @@ def test_other_conditions_are_announced():
 
 
 def test_another_precision_is_announced(setup, config):
-    saved, said = snapshot(setup, Standing()), []
+    saved, said = capture_state(setup, TrainState()), []
     other = replace(config, training=replace(config.training, precision="bf16"))
-    restore(set_up(other, Processes(), shard=False, report=pytest.fail), saved, said.append)
+    restore(build_context(other, Ranks(), shard=False, report=pytest.fail), saved, said.append)
     assert said[-1] == "numbers will differ from an uninterrupted run: precision was float32, is bf16"
 
 
 @pytest.mark.parametrize("has", [True, False])
 def test_the_precision_of_a_run_does_not_depend_on_the_processor(config, monkeypatch, has):
-    monkeypatch.setattr("clearhead.training.precision.has_bf16", lambda device: has)
-    assert set_up(config, Processes(), shard=False, report=pytest.fail).made_with()["precision"] == "float32"
+    monkeypatch.setattr("clearhead.training.context.has_bf16", lambda device: has)
+    assert build_context(config, Ranks(), shard=False, report=pytest.fail).made_with()["precision"] == "float32"

@@ -11,11 +11,11 @@ from clearhead.models.config import PredictorConfig
 from clearhead.training import checkpoint
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 from clearhead.training.loop import train
-from clearhead.training.verify import compare, train_and_kill, verify_resume
+from clearhead.training.verify_resume import compare, train_and_kill, verify_resume
 
 REVERSE = RunConfig(
     recipe="reverse",
-    model=PredictorConfig(width=8, depth=1, n_heads=1, n_inputs=10, n_outputs=10, dropout=0.1),
+    model=PredictorConfig(width=8, depth=1, num_heads=1, n_inputs=10, n_outputs=10, dropout=0.1),
     data=DataConfig(name="reverse", length=4, validation=50, limit=500),
     optimizer=OptimizerConfig(kind="muon"),
     training=TrainingConfig(
@@ -72,7 +72,7 @@ def test_the_child_runs_the_same_package_as_its_parent(tmp_path, monkeypatch):
     package = tmp_path / "home/clearhead"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("import sys; raise SystemExit(f'mine, safe_path={sys.flags.safe_path}')")
-    monkeypatch.setattr("clearhead.training.verify.HOME", tmp_path / "home")
+    monkeypatch.setattr("clearhead.training.verify_resume.HOME", tmp_path / "home")
     with pytest.raises(ValueError, match="got an error: mine, safe_path=True"):
         train_and_kill(REVERSE, tmp_path / "run", 3)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clearhead.cli.parser import Parser
+from clearhead.cli.options import Parser
 
 if TYPE_CHECKING:
     from clearhead.training.curves import Curves
@@ -29,10 +29,10 @@ PRINT = Path("-")
 """the standard output"""
 
 
-def run(argv: Sequence[str]) -> None:
+def curves(argv: Sequence[str]) -> None:
     args = parser().parse(argv)
 
-    from clearhead.cli.terminal import say, warn
+    from clearhead.cli.options import say, warn
     from clearhead.drawing import check_suffix, save_figure
     from clearhead.files import write_atomic
     from clearhead.training.curves import draw_curves, read_curves, to_csv, windows_of
@@ -90,7 +90,7 @@ def parser() -> Parser:
 
 def default_path(runs: Sequence[str]) -> Path:
     """Among the figures of the run; here, where there are several, or where records are kept without their run."""
-    from clearhead.training.records import CONFIG, find_records, find_run
+    from clearhead.training.metrics_log import CONFIG, find_records, find_run
 
     folder = find_records(runs[0]).parent
     return (

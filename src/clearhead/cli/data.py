@@ -8,15 +8,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clearhead.cli.parser import Parser
-from clearhead.messages import printable
+from clearhead.cli.options import Parser
+from clearhead.data.config import N_VIEWS
+from clearhead.messages import duration, json_text, printable
+from clearhead.recipes.registry import RECIPES, Recipe
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from clearhead.data.cache import CachedDataset
     from clearhead.data.config import DataConfig
-    from clearhead.data.store import Stored
     from clearhead.training.config import RunConfig
 
-ABOUT = """\
+ABOUT_DATA = """\
 clearhead data list                        list all data sets
 clearhead data get NAME [--from PATH]      download one, or copy it from a folder or archive
 clearhead data show NAME [--out FILE]      show one: a contact sheet, or examples as text
@@ -37,17 +41,17 @@ PATHS = {"folder": "--data.folder", "text": "--data.file", "words": "--data.file
 USAGE = "list, get NAME or show NAME"
 
 
-def run(argv: Sequence[str]) -> int:
+def data(argv: Sequence[str]) -> int:
     match list(argv):
         case [] | ["-h" | "--help", *_]:
-            print(f"usage: clearhead data {USAGE}\n\n{ABOUT}")
+            print(f"usage: clearhead data {USAGE}\n\n{ABOUT_DATA}")
         case ["list", *rest]:
             Parser("clearhead data list", "Which data sets there are.").parse(rest)
             show_list()
         case [("get" | "show") as verb, name, *rest] if not name.startswith("-"):
             (get if verb == "get" else show)(name, rest)
         case [("get" | "show") as verb, "-h" | "--help", *_]:
-            print(f"usage: clearhead data {verb} NAME\n\n{ABOUT}")
+            print(f"usage: clearhead data {verb} NAME\n\n{ABOUT_DATA}")
         case [("get" | "show") as verb, *_]:
             raise ValueError(f"data {verb} needs the name of a data set, got none; see clearhead data list")
         case [other, *_]:
@@ -64,8 +68,8 @@ def show_list() -> None:
 
 
 def state_of(name: str) -> str:
+    from clearhead.data.cache import has
     from clearhead.data.datasets import DATASETS
-    from clearhead.data.store import has
 
     origin = DATASETS[name].origin
     if origin != "fetched":
@@ -83,27 +87,27 @@ def get(name: str, argv: Sequence[str]) -> None:
     check_name(name)
     if args.path == "":
         raise ValueError("--from must be the path of a folder or an archive, got an empty one")
+    from clearhead.data.cache import folder_of, is_complete, obtain
     from clearhead.data.datasets import DATASETS
-    from clearhead.data.own_files import own_path
-    from clearhead.data.sources import Here
-    from clearhead.data.store import folder_of, is_complete, obtain
+    from clearhead.data.sources import LocalSource
+    from clearhead.data.text_files import own_path
 
     if DATASETS[name].origin != "fetched":
         print(f"{name} needs no download: it is {ORIGINS[DATASETS[name].origin]}")
         return
-    wanted: Stored = import_module(DATASETS[name].home).STORED
+    wanted: CachedDataset = import_module(DATASETS[name].home.split(":")[0]).STORED
     look = f"look at it with: clearhead data show {name}"
     if is_complete(wanted):
         print(f"{name} is already in {printable(folder_of(wanted))}, verified; {look}")
         return
-    sources = [Here(own_path(args.path))] if args.path is not None else wanted.sources
+    sources = [LocalSource(own_path(args.path))] if args.path is not None else wanted.sources
     folder = obtain(wanted, sources, lambda line: print(printable(line), file=sys.stderr))
     print(f"{name} is in {printable(folder)}, verified; {look}")
 
 
 def show(name: str, argv: Sequence[str]) -> None:
     check_name(name)
-    from clearhead.cli.overrides import add_overrides, given
+    from clearhead.cli.options import add_overrides, given
     from clearhead.cli.train import fixed
     from clearhead.models.config import VisionConfig
 
@@ -139,7 +143,7 @@ def show(name: str, argv: Sequence[str]) -> None:
 
 def recipe_of(name: str) -> tuple[str, "RunConfig"]:
     """The first recipe for a data set, whose data config is taken."""
-    from clearhead.recipes.all import RECIPES
+    from clearhead.recipes.registry import RECIPES
 
     configs = ((recipe, entry.make()) for recipe, entry in RECIPES.items())
     return next((recipe, config) for recipe, config in configs if config.data.name == name)
@@ -148,7 +152,7 @@ def recipe_of(name: str) -> tuple[str, "RunConfig"]:
 def changed_data(data: "DataConfig", given: dict[str, Any]) -> "DataConfig":
     """The recipe's data config with the options that were given. A folder is split as in training, because its split is
     printed; of other data, no example is set apart."""
-    from clearhead.recipes.all import changed
+    from clearhead.recipes.registry import changed
 
     changes = {path.removeprefix("data."): value for path, value in given.items() if path.startswith("data.")}
     if changes.get("question") == "repeat":
@@ -162,10 +166,10 @@ def changed_data(data: "DataConfig", given: dict[str, Any]) -> "DataConfig":
 def show_digits(config: "DataConfig", seed: int) -> None:
     import torch
 
-    from clearhead.data.datasets import load
+    from clearhead.data.datasets import load_dataset
 
-    data = load(config, seed)
-    ids, targets = data.train.take(torch.arange(10))
+    data = load_dataset(config, seed)
+    ids, targets = data.train.get_batch(torch.arange(10))
     for row, target in zip(ids.tolist(), targets.tolist(), strict=True):
         answer = " ".join(map(str, target)) if isinstance(target, list) else f"{target:g}"
         print(f"{' '.join(map(str, row))}   ->   {answer}")
@@ -173,12 +177,12 @@ def show_digits(config: "DataConfig", seed: int) -> None:
 
 def show_symbols(config: "DataConfig", seed: int) -> None:
     """Ten examples drawn by the seed: words with their phones, words, or pieces of the text."""
-    from clearhead.data.datasets import load
-    from clearhead.data.draws import key_of, order
-    from clearhead.data.tokens import Vocabulary
+    from clearhead.data.datasets import load_dataset
+    from clearhead.data.prng import fold_in, permutation
+    from clearhead.data.vocab import Vocabulary
 
-    data = load(config, seed)
-    sources, targets = data.train.take(order(key_of(seed, "show"), len(data.train))[:10])
+    data = load_dataset(config, seed)
+    sources, targets = data.train.get_batch(permutation(fold_in(seed, "show"), len(data.train))[:10])
     read, written = Vocabulary(data.symbols), Vocabulary(data.classes)
     for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
         shown = "".join(read.read(source))
@@ -188,14 +192,14 @@ def show_symbols(config: "DataConfig", seed: int) -> None:
 
 def write_sheet(config: "DataConfig", seed: int, out: Path, *, is_augmented: bool) -> tuple[str, ...]:
     """Writes the file and returns what the data has to say of itself."""
-    from clearhead.data.datasets import load
-    from clearhead.data.sheet import augmented_sheet, contact_sheet
+    from clearhead.data.contact_sheet import augmented_sheet, contact_sheet
+    from clearhead.data.datasets import load_dataset
     from clearhead.files import write_atomic
 
     if out.suffix.lower() != ".png":
         raise ValueError(f"a contact sheet is a .png file, got {str(out)!r}; try --out {out.with_suffix('.png')}")
     packed = io.BytesIO()
-    data = load(config, seed)
+    data = load_dataset(config, seed)
     sheet = augmented_sheet(data, config, seed) if is_augmented else contact_sheet(data)
     sheet.save(packed, "PNG")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -207,3 +211,82 @@ def check_name(name: str) -> None:
     from clearhead.data.config import DataConfig
 
     DataConfig(name=name)
+
+
+# `clearhead recipes`: what can be trained as it is.
+
+
+ABOUT_RECIPES = """\
+Experiments that are ready to run, with what they took and reached when they
+were measured, unchanged, on at most two processor cores."""
+
+
+def recipes(argv: Sequence[str]) -> None:
+    options = Parser("clearhead recipes", ABOUT_RECIPES)
+    options.add_argument("--json", action="store_true", help="everything, for programs")
+    args = options.parse(argv)
+    rows = [as_dict(name, recipe) for name, recipe in RECIPES.items()]
+    if args.json:
+        print(json_text(rows))
+        return
+    from rich.console import Group
+
+    from clearhead.cli.options import show
+
+    show(
+        Group(
+            table(rows),
+            "",
+            "Train one:           clearhead train reverse",
+            "What it will take:   clearhead train mnist --dry-run",
+            "All its numbers:     clearhead train mnist --help",
+        )
+    )
+
+
+def as_dict(name: str, recipe: Recipe) -> dict[str, Any]:
+    from clearhead.models.shapes import shapes
+
+    config, measured = recipe.make(), recipe.measured
+    return {
+        "recipe": name,
+        "what": recipe.what,
+        "data": config.data.name,
+        "parameters": None if config.data.name in ("folder", "text") else shapes(config.model).parameters,
+        "epochs": config.training.epochs,
+        "seconds": measured.seconds if measured else None,
+        "test_accuracy": measured.accuracy if measured else None,
+        "views": N_VIEWS[config.training.views],
+        "after_epochs": (measured.epochs or config.training.epochs) if measured else None,
+    }
+
+
+def table(rows: Sequence[dict[str, Any]]) -> "Table":
+    """Without the data sets where the terminal is too narrow for them."""
+    from rich.table import Table
+
+    from clearhead.cli.options import console
+
+    is_wide = console().width >= 110
+
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    shown.add_column("recipe", no_wrap=True)
+    shown.add_column("what", min_width=18)
+    if is_wide:
+        shown.add_column("data")
+    for title in ("parameters", "time"):
+        shown.add_column(title, justify="right", no_wrap=True)
+    shown.add_column("test accuracy", justify="right", min_width=16, no_wrap=is_wide)
+    for row in rows:
+        numbers = f"{row['parameters']:,}" if row["parameters"] else "by its data"
+        shown.add_row(row["recipe"], row["what"], *([row["data"]] if is_wide else []), numbers, *results(row))
+    return shown
+
+
+def results(row: dict[str, Any]) -> tuple[str, str]:
+    """Time and accuracy."""
+    if row["seconds"] is None:
+        return "", "by its data" if row["parameters"] is None else "not measured yet"
+    of = "" if row["after_epochs"] == row["epochs"] else f", epoch {row['after_epochs']} of {row['epochs']}"
+    views = "" if row["views"] == 1 else f", mean of {row['views']} views"
+    return duration(row["seconds"]), f"{row['test_accuracy']:.2%}{of}{views}"

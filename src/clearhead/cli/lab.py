@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import fill, wrap
 from typing import TYPE_CHECKING, Any
 
-from clearhead.cli.parser import Parser
+from clearhead.cli.options import Parser
 from clearhead.messages import json_text, printable
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ From Python:
 UNEXPECTED = 1
 
 
-def run(argv: Sequence[str]) -> int:
+def lab(argv: Sequence[str]) -> int:
     """The exit code: 1 when the verdict of a claim with its own settings is not the expected one."""
     if argv and not argv[0].startswith("-"):
         return run_one(argv[0], argv[1:])
@@ -41,9 +41,9 @@ def run(argv: Sequence[str]) -> int:
 
 
 def run_all(argv: Sequence[str]) -> int:
-    from clearhead.lab.claims import ALL
-    from clearhead.lab.claims import run as run_claim
     from clearhead.lab.page import Finding, check_page, write_page
+    from clearhead.lab.registry import ALL
+    from clearhead.lab.registry import run as run_claim
 
     options = Parser("clearhead lab", ABOUT)
     training = about(sum(claim.seconds for claim in ALL if claim.trains))
@@ -71,11 +71,10 @@ def run_all(argv: Sequence[str]) -> int:
 
 
 def run_one(slug: str, argv: Sequence[str]) -> int:
-    from clearhead.lab.claims import find
-    from clearhead.lab.claims import run as run_claim
-    from clearhead.lab.figures.gallery import DRAWN
+    from clearhead.lab.claim import changed, check_settings, settings
     from clearhead.lab.page import Finding
-    from clearhead.lab.settings import changed, check_settings, settings
+    from clearhead.lab.registry import DRAWN, find
+    from clearhead.lab.registry import run as run_claim
 
     claim = find(slug)
     options = Parser(f"clearhead lab {slug}", about_one(claim))
@@ -112,7 +111,7 @@ def about(seconds: int) -> str:
 
 
 def about_one(claim: "Claim") -> str:
-    from clearhead.lab.settings import settings
+    from clearhead.lab.claim import settings
 
     explained = cleandoc(claim.run.__doc__ or "")
     conditions = f"Conditions: {claim.conditions}" if claim.conditions else ""
@@ -128,7 +127,7 @@ def about_one(claim: "Claim") -> str:
 def check_figure(claim: "Claim", path: Path | None) -> None:
     """Before the experiment: nobody waits for a figure that cannot be saved."""
     from clearhead.drawing import check_suffix
-    from clearhead.lab.figures.gallery import DRAWN
+    from clearhead.lab.registry import DRAWN
 
     if path is None:
         return
@@ -139,7 +138,8 @@ def check_figure(claim: "Claim", path: Path | None) -> None:
 
 def draw(finding: "Finding", args: Namespace) -> Path | None:
     """The figure's file; without --figure only where a person reads the output."""
-    from clearhead.lab.figures.gallery import draw_result, save
+    from clearhead.lab.plots import save
+    from clearhead.lab.registry import draw_result
 
     if args.no_figure or (args.json and not args.figure):
         return None
@@ -148,7 +148,7 @@ def draw(finding: "Finding", args: Namespace) -> Path | None:
 
 
 def add_settings(options: Parser, claim: "Claim") -> None:
-    from clearhead.lab.settings import MEANING, settings
+    from clearhead.lab.claim import MEANING, settings
 
     for name, parameter in settings(claim).items():
         default = parameter.default
@@ -177,7 +177,7 @@ def exit_code(found: Sequence["Finding"]) -> int:
 
 
 def as_dict(finding: "Finding") -> dict[str, Any]:
-    from clearhead.lab.settings import settings
+    from clearhead.lab.claim import settings
 
     claim = finding.claim
     values = {name: finding.changed.get(name, parameter.default) for name, parameter in settings(claim).items()}
@@ -273,7 +273,7 @@ def one(finding: "Finding", figure: Path | None) -> str:
 
 def conclusion(finding: "Finding") -> list[str]:
     """The verdict; with the reader's own settings it is an answer, neither expected nor unexpected."""
-    from clearhead.lab.settings import settings
+    from clearhead.lab.claim import settings
 
     if not finding.changed:
         return [f"Verdict: {finding.verdict} (expected: {finding.claim.expected})."]

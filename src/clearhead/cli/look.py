@@ -3,12 +3,19 @@
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING
 
-from clearhead.cli.overrides import reader
-from clearhead.cli.parser import Parser
+from clearhead.cli.options import Parser, reader
+from clearhead.insight.doctor.parameters import RULES
+from clearhead.messages import json_text
 
-ABOUT = """\
+if TYPE_CHECKING:
+    from clearhead.insight.doctor.report import Report
+
+ABOUT_LOOK = """\
 Draw what the best checkpoint of a run attends to for one example. An example of
 the test set (--sample) is shown with its prediction, its true label and whether
 they agree; for your own input the truth is unknown. The figures show every
@@ -34,8 +41,8 @@ examples
   clearhead look runs/watched --over-time"""
 
 
-def run(argv: Sequence[str]) -> None:
-    options = Parser("clearhead look", ABOUT)
+def look(argv: Sequence[str]) -> None:
+    options = Parser("clearhead look", ABOUT_LOOK)
     options.usage = "clearhead look RUN (--sample N | --image FILE | --ids N... | --text TEXT | --over-time) [options]"
     options.epilog = EXAMPLES
     options.add_argument("run", metavar="RUN", help="the folder of a run, such as runs/mine")
@@ -53,32 +60,32 @@ def run(argv: Sequence[str]) -> None:
     args = options.parse(argv)
     check_one(args)
     if args.over_time:
-        from clearhead.serving.over_time import look_over_time
+        from clearhead.inference.explain import plot_training_dynamics
 
-        print_pictures(look_over_time(args.run, args.out, say_drawing))
+        print_pictures(plot_training_dynamics(args.run, args.out, say_drawing))
         return
 
-    from clearhead.cli.terminal import say, warn, warn_if_unfinished
-    from clearhead.serving import looking
-    from clearhead.serving.session import Session
+    from clearhead.cli.options import say, warn, warn_if_unfinished
+    from clearhead.inference import explain
+    from clearhead.inference.run import Run
 
-    session = Session(args.run)
+    session = Run(args.run)
     warn_if_unfinished(session.path, session.step)
     if args.image is not None:
-        example = looking.file(session, args.image, invert=args.invert)
+        example = explain.file(session, args.image, invert=args.invert)
     elif args.text is not None:
-        example = looking.text(session, args.text)
+        example = explain.text(session, args.text)
     elif args.ids is not None:
-        example = looking.digits(session, args.ids)
+        example = explain.digits(session, args.ids)
         if note := session.unlike_training(args.ids):
             warn(note)
     else:
-        example = looking.sample(session, args.sample)
+        example = explain.sample(session, args.sample)
     say(example.sentence)
     print()
     say_busy()
     say_drawing()
-    print_pictures(looking.look_at(session, example, args.out))
+    print_pictures(explain.explain_input(session, example, args.out))
 
 
 def check_one(args: Namespace) -> None:
@@ -108,8 +115,74 @@ def say_busy() -> None:
 
 
 def print_pictures(pictures: Sequence[tuple[Path, str]]) -> None:
-    from clearhead.cli.terminal import say
+    from clearhead.cli.options import say
 
     print("Open")
     for path, what in pictures:
         say(f"  {path!s:40}  {what}")
+
+
+# `clearhead doctor`: examine a user's own module, one line per check.
+
+
+ABOUT_DOCTOR = """\
+Examines your own transformer from outside: changes the future, the padding, the
+order and the dtype, and sees what moves. Faults are certain; warnings are what
+cannot be decided from outside. docs/doctor.md explains each check.
+
+MODULE is FILE.py:NAME (or package.file:NAME, as Python imports it). NAME is an
+nn.Module, a class built without arguments, or a function that returns a module."""
+
+EPILOG = f"""\
+how forward() is called: by the names of its parameters
+{RULES}
+
+examples
+  clearhead doctor mymodel.py:GPT
+  clearhead doctor models/mymodel.py:Encoder --no-causal --width 32
+  clearhead doctor package.models:small_model --json
+
+The exit code is 1 if there is a fault. From Python: clearhead.examine(module)"""
+
+FAULT = 1
+
+
+def doctor(argv: Sequence[str]) -> int:
+    """The exit code: 1 when there is a fault."""
+    options = Parser("clearhead doctor", ABOUT_DOCTOR)
+    options.usage = "clearhead doctor MODULE [options]"
+    options.epilog = EPILOG
+    options.add_argument("module", metavar="MODULE", help="FILE.py:NAME or package.file:NAME")
+    options.add_argument("--no-causal", action="store_true", help="later tokens may be attended to, as in an encoder")
+    options.add_argument(
+        "--width", type=reader(int), metavar="N", help="pass features of this width instead of token ids"
+    )
+    options.add_argument("--length", type=reader(int), metavar="N", help="tokens per sequence (default: 7)")
+    options.add_argument("--json", action="store_true", help="machine-readable output")
+    args = options.parse(argv)
+
+    from clearhead.insight.doctor.examine import examine
+    from clearhead.insight.doctor.loading import load
+
+    with redirect_stdout(sys.stderr):  # what the user's file prints is no part of the answer
+        module = load(args.module, Path.cwd())
+        try:
+            report = examine(module, causal=not args.no_causal, width=args.width, length=args.length, name=args.module)
+        except SystemExit:
+            raise ValueError(f"forward() of {args.module} ends the program") from None
+    print(json_text(report.to_dict()) if args.json else as_text(report))
+    return FAULT if report.faults else 0
+
+
+def as_text(report: "Report") -> str:
+    """As wide as the terminal: what does not fit goes on below."""
+    from clearhead.cli.options import console
+
+    width = console().width
+    size = max(len(finding.check) for finding in report.findings)
+    lines = [*wrap(f"{report.module}: {report.called}", width, subsequent_indent="  "), ""]
+    for finding in report.findings:
+        verdict = "FAULT" if finding.verdict == "fault" else finding.verdict
+        start = f"{verdict:11}  {finding.check:{size}}  "
+        lines += wrap(finding.text, width, initial_indent=start, subsequent_indent=" " * len(start))
+    return "\n".join([*lines, "", report.summary()])

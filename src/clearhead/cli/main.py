@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from clearhead import __version__
-from clearhead.messages import unknown_name
-from clearhead.output import Escaped, Tolerant, open_standard_descriptors
+from clearhead.messages import Escaped, Tolerant, open_standard_descriptors, unknown_name
 
 FAILED, USAGE_ERROR, MISTAKE, INTERRUPTED = 1, 2, 5, 130
 """training adds two of its own: see training/signals.py"""
@@ -22,43 +21,47 @@ TRACEBACK = "CLEARHEAD_TRACEBACK"
 @dataclass(frozen=True)
 class Command:
     home: str
-    """the module whose run(argv) it is"""
+    """module:function, called with the arguments"""
     summary: str
     """one line of `clearhead --help`"""
 
 
 GROUPS = {
     "Train": {
-        "demo": Command("clearhead.cli.demo", "Train on handwritten digits for a minute and plot the results"),
-        "recipes": Command("clearhead.cli.recipes", "List the recipes with their measured time and accuracy"),
-        "train": Command("clearhead.cli.train", "Train a recipe, with any of its settings changed"),
-        "resume": Command("clearhead.cli.resume", "Resume an interrupted run, or lengthen a finished one"),
-        "runs": Command("clearhead.cli.runs", "List runs with their recipe, step, accuracy and state"),
-        "curves": Command("clearhead.cli.curves", "Plot loss and accuracy of runs against epochs"),
-        "evaluate": Command("clearhead.cli.evaluate", "Measure a run on its test or validation set"),
-        "confusion": Command("clearhead.cli.confusion", "Plot the confusion matrix on the test set"),
+        "demo": Command("clearhead.cli.train:demo", "Train on handwritten digits for a minute and plot the results"),
+        "recipes": Command("clearhead.cli.data:recipes", "List the recipes with their measured time and accuracy"),
+        "train": Command("clearhead.cli.train:train", "Train a recipe, with any of its settings changed"),
+        "resume": Command("clearhead.cli.train:resume", "Resume an interrupted run, or lengthen a finished one"),
+        "runs": Command("clearhead.cli.runs:runs", "List runs with their recipe, step, accuracy and state"),
+        "curves": Command("clearhead.cli.curves:curves", "Plot loss and accuracy of runs against epochs"),
+        "evaluate": Command("clearhead.cli.evaluate:evaluate", "Measure a run on its test or validation set"),
+        "confusion": Command("clearhead.cli.evaluate:confusion", "Plot the confusion matrix on the test set"),
         "predictions": Command(
-            "clearhead.cli.predictions", "Compare predictions with the truth; show the worst mistakes"
+            "clearhead.cli.evaluate:predictions", "Compare predictions with the truth; show the worst mistakes"
         ),
-        "predict": Command("clearhead.cli.predict", "Predict the class of your own images, or from words or digits"),
-        "sample": Command("clearhead.cli.sample", "Generate words or text with a trained language model"),
-        "verify": Command("clearhead.cli.verify", "Check the files of a run: what is missing, changed or surplus"),
+        "predict": Command(
+            "clearhead.cli.predict:predict", "Predict the class of your own images, or from words or digits"
+        ),
+        "sample": Command("clearhead.cli.predict:sample", "Generate words or text with a trained language model"),
+        "verify": Command("clearhead.cli.runs:verify", "Check the files of a run: what is missing, changed or surplus"),
         "verify-resume": Command(
-            "clearhead.cli.verify_resume", "Prove on this machine that a killed run resumes bit for bit"
+            "clearhead.cli.train:verify_resume", "Prove on this machine that a killed run resumes bit for bit"
         ),
     },
     "Look inside": {
-        "look": Command("clearhead.cli.look", "Plot the attention of a run for one example"),
-        "doctor": Command("clearhead.cli.doctor", "Examine your own module: leaking masks, NaN, dead parameters"),
-        "shapes": Command("clearhead.cli.shapes", "List the shape and the parameters of every tensor of a model"),
+        "look": Command("clearhead.cli.look:look", "Plot the attention of a run for one example"),
+        "doctor": Command("clearhead.cli.look:doctor", "Examine your own module: leaking masks, NaN, dead parameters"),
+        "shapes": Command(
+            "clearhead.cli.shapes:shapes", "List the shape and the parameters of every tensor of a model"
+        ),
     },
     "Learn": {
-        "lab": Command("clearhead.cli.lab", "Run claims about attention as experiments with a verdict"),
-        "steps": Command("clearhead.cli.steps", "Compute self-attention in five steps, with the numbers of each"),
-        "mask": Command("clearhead.cli.mask", "Show an attention mask, or your own, as numbers and as a figure"),
+        "lab": Command("clearhead.cli.lab:lab", "Run claims about attention as experiments with a verdict"),
+        "steps": Command("clearhead.cli.mask:steps", "Compute self-attention in five steps, with the numbers of each"),
+        "mask": Command("clearhead.cli.mask:mask", "Show an attention mask, or your own, as numbers and as a figure"),
     },
     "Data": {
-        "data": Command("clearhead.cli.data", "List, download and show data sets"),
+        "data": Command("clearhead.cli.data:data", "List, download and show data sets"),
     },
 }
 COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
@@ -148,7 +151,8 @@ def run(argv: list[str]) -> int:
 
 def run_command(name: str, argv: list[str]) -> int:
     try:
-        return import_module(COMMANDS[name].home).run(argv) or 0
+        module, function = COMMANDS[name].home.split(":")
+        return getattr(import_module(module), function)(argv) or 0
     except SystemExit as leaving:  # argparse has shown the command's help
         return leaving.code if isinstance(leaving.code, int) else 0
 

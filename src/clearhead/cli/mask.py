@@ -4,11 +4,10 @@ import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from clearhead.cli.overrides import reader
-from clearhead.cli.parser import Parser
-from clearhead.messages import json_text, printable, unknown_name
+from clearhead.cli.options import Parser, reader
+from clearhead.messages import did_you_mean, json_text, printable, unknown_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +21,7 @@ KINDS = {
 }
 TOKENS, MOST_TOKENS = 5, 2048
 
-ABOUT = """\
+ABOUT_MASK = """\
 Shows which query may attend to which key, as numbers and as a figure. Rows are
 queries, columns are keys; 1 (True) = may attend, 0 (False) = may not. Several
 masks are combined with a logical and."""
@@ -42,9 +41,9 @@ a file
 """
 
 
-def run(argv: Sequence[str]) -> None:
+def mask(argv: Sequence[str]) -> None:
     kinds = [arg for arg in argv if arg in KINDS]  # they may stand anywhere
-    options = parser()
+    options = mask_parser()
     args = options.parse([arg for arg in argv if arg not in KINDS])
     for word in args.unknown:
         raise unknown_name("mask", word, [*KINDS, "--file PATH"])
@@ -55,7 +54,7 @@ def run(argv: Sequence[str]) -> None:
         return
     check(kinds, args)
 
-    from clearhead.cli.terminal import console, show
+    from clearhead.cli.options import console, show
     from clearhead.models.mask_view import mask_text
 
     view = build(kinds, args)
@@ -72,8 +71,8 @@ def run(argv: Sequence[str]) -> None:
         print(f"\nFigure: {printable(args.figure)}")
 
 
-def parser() -> Parser:
-    options = Parser("clearhead mask", ABOUT)
+def mask_parser() -> Parser:
+    options = Parser("clearhead mask", ABOUT_MASK)
     options.usage = "clearhead mask {causal,padding,window} ... [options]"
     options.epilog = "\n".join(["masks", *(f"  {kind:8}  {what}" for kind, what in KINDS.items()), "", EXAMPLES])
     options.add_argument("unknown", nargs="*", help=argparse.SUPPRESS)
@@ -140,8 +139,7 @@ def check(kinds: Sequence[str], args: argparse.Namespace) -> None:
 
 def build(kinds: Sequence[str], args: argparse.Namespace) -> "MaskView":
     """The conjunction of the named masks and of the file's, as (Q,K), or (B,Q,K) with padding."""
-    from clearhead.models.mask_file import read_mask
-    from clearhead.models.mask_view import MaskView
+    from clearhead.models.mask_view import MaskView, read_mask
     from clearhead.nn import masks
 
     names = {"causal": "causal", "padding": "padding", "window": f"window({args.window})"}
@@ -174,3 +172,104 @@ def build(kinds: Sequence[str], args: argparse.Namespace) -> "MaskView":
     title = f"{title[0].upper()}{title[1:]} mask" if args.file is None else title
     first = 1 if args.file is not None and not kinds else n_keys - n_queries + 1
     return MaskView(together, title, labels, first, args.additive)
+
+
+# `clearhead steps`: the example's matrices, or the user's own.
+
+
+ABOUT_STEPS = """\
+Self-attention in five steps, with the numbers of each: project, score, scale
+and softargmax, weight the values, sum. Without a file it takes three tokens,
+small enough to follow on paper."""
+
+EPILOG = """\
+a file
+  .json {"x": [[1, 0], [0, 1]], "w_q": [[1, 0], [0, 1]], "w_k": ..., "w_v": ...}
+        or "q", "k", "v" instead; optionally "w_o", "heads": 2, "beta": 1, and
+        "mask": "causal" or rows of 0 and 1
+  .npz  numpy.savez("my.npz", x=..., w_q=..., w_k=..., w_v=...)
+
+examples
+  clearhead steps
+  clearhead steps --mask causal --beta inf
+  clearhead steps --heads 2 --figure steps.png
+  clearhead steps --file my.json --mask mymask.txt --json
+  clearhead steps --latex > steps.tex"""
+
+
+def steps(argv: Sequence[str]) -> None:
+    args = steps_parser().parse(argv)
+    if args.figure is not None:
+        from clearhead.drawing import check_suffix
+
+        check_suffix(args.figure)
+
+    from clearhead.models.steps import five_steps
+
+    steps = five_steps(**given(args))
+    if args.figure is not None:
+        from clearhead.drawing import save_figure
+        from clearhead.models.matrix_figures import draw_steps
+
+        save_figure(draw_steps(steps), args.figure)
+    if args.json:
+        print(json_text({"steps": [step.to_dict() for step in steps]}))
+        return
+    if args.latex:
+        from clearhead.models.steps_render import steps_latex
+
+        print(steps_latex(steps), end="")
+        return
+    from clearhead.cli.options import console, show
+    from clearhead.models.steps_render import steps_text
+
+    show(steps_text(steps, console().width))
+    if args.figure is not None:
+        print(f"\nFigure: {printable(args.figure)}")
+
+
+def steps_parser() -> Parser:
+    options = Parser("clearhead steps", ABOUT_STEPS)
+    options.epilog = EPILOG
+    options.add_argument("--file", metavar="PATH", help="your own matrices, from a .json or .npz file")
+    options.add_argument("--heads", type=reader(int), metavar="N", help="number of heads (default: 1)")
+    options.add_argument(
+        "--mask", metavar="MASK", help="causal, or your own mask: .txt, .csv or .npy (see clearhead mask --help)"
+    )
+    options.add_argument("--causal", action="store_true", help="short for --mask causal")
+    options.add_argument(
+        "--beta", type=read_beta, metavar="X", help="inverse temperature, inf allowed (default: 1/sqrt(head width))"
+    )
+    options.add_argument("--figure", type=Path, metavar="PATH", help="also draw the steps: .png, .svg or .pdf")
+    output = options.add_mutually_exclusive_group()
+    output.add_argument("--latex", action="store_true", help="print a LaTeX document instead")
+    output.add_argument("--json", action="store_true", help="machine-readable output, with all numbers in full")
+    return options
+
+
+def given(args: argparse.Namespace) -> dict[str, Any]:
+    """What five_steps takes: the file's matrices or an example's, and what the options change."""
+    from clearhead.models.mask_view import SUFFIXES, read_mask
+    from clearhead.models.steps import EXAMPLE, EXAMPLE_HEADS, read_steps_file
+
+    example = EXAMPLE if args.heads in (None, 1) else EXAMPLE_HEADS
+    chosen: dict[str, Any] = dict(example) if args.file is None else read_steps_file(args.file)
+    if args.causal or args.mask == "causal":
+        chosen["causal"] = True
+    elif args.mask is not None and not args.mask.lower().endswith(SUFFIXES):
+        hint = did_you_mean(args.mask, ["causal"]) or f"; use causal or a file ({', '.join(SUFFIXES)})"
+        raise LookupError(f"unknown mask {args.mask!r}{hint}")
+    if args.mask not in (None, "causal"):
+        chosen["mask"] = read_mask(args.mask)[0]
+    changes = {"heads": args.heads, "beta": args.beta}
+    return chosen | {name: value for name, value in changes.items() if value is not None}
+
+
+def read_beta(text: str) -> float:
+    try:
+        beta = float(text)
+    except ValueError:
+        beta = math.nan
+    if math.isnan(beta):
+        raise argparse.ArgumentTypeError(f"must be a number or inf, got {text!r}")
+    return beta

@@ -7,18 +7,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clearhead.cli.overrides import reader
-from clearhead.cli.parser import Parser
+from clearhead.cli.options import Parser, reader
 from clearhead.messages import json_text, printable
+
+if TYPE_CHECKING:
+    from clearhead.inference.g2p import Pronunciation
+    from clearhead.inference.run import Prediction, Run
 
 ROUNDING = 1e-6
 """two scores that differ by less are the same, computed in two ways"""
 
-if TYPE_CHECKING:
-    from clearhead.serving.pronouncing import Spoken
-    from clearhead.serving.session import Answer, Session
 
-ABOUT = """\
+ABOUT_PREDICT = """\
 Predict with a run's best checkpoint: classes of your own images, pronunciations
 of words, or the answer to a sequence of digits. Images become squares and are
 resized exactly as in training (the run's data.fit), and seen in as many views
@@ -30,7 +30,7 @@ token (phones and end of sequence); the sum of log-probabilities alone would
 favour short pronunciations. Candidates that are less probable than the greedy
 one (--beam 1) are listed after it."""
 
-EXAMPLES = """\
+PREDICT_EXAMPLES = """\
 examples
   clearhead predict runs/mine photo.jpg more/ --json
   clearhead predict runs/demo my-digit.png --invert
@@ -39,10 +39,10 @@ examples
   clearhead predict runs/reverse-0 --ids 3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3"""
 
 
-def run(argv: Sequence[str]) -> None:
-    options = Parser("clearhead predict", ABOUT)
+def predict(argv: Sequence[str]) -> None:
+    options = Parser("clearhead predict", ABOUT_PREDICT)
     options.usage = "clearhead predict RUN IMAGE|WORD... [options]"
-    options.epilog = EXAMPLES
+    options.epilog = PREDICT_EXAMPLES
     options.add_argument("run", metavar="RUN", help="the folder of a run, such as runs/mine")
     options.add_argument("asked", metavar="IMAGE|WORD", nargs="*", help="picture files and folders of them, or words")
     options.add_argument("--ids", metavar="N", nargs="+", type=int, help="digits, for a run of reverse or whole")
@@ -62,15 +62,15 @@ def run(argv: Sequence[str]) -> None:
             "clearhead predict --help"
         )
 
-    from clearhead.cli.terminal import warn, warn_if_unfinished
-    from clearhead.serving.session import Session
+    from clearhead.cli.options import warn, warn_if_unfinished
+    from clearhead.inference.run import Run
 
-    session = Session(args.run)
+    session = Run(args.run)
     if args.invert and not session.takes_pictures:
         raise ValueError(f"--invert is for pictures, got {args.run}, a run of {session.takes}; leave it out")
     warn_if_unfinished(session.path, session.step)
     if args.asked and session.takes == "words":
-        print(spoken([session, *map(Session, args.others)], args.asked, args.beam, as_json=args.json))
+        print(spoken([session, *map(Run, args.others)], args.asked, args.beam, as_json=args.json))
         return
     if args.beam is not None or args.others:
         raise ValueError(f"--beam and --with are for words and runs of pronounce, got {args.run}; leave them out")
@@ -87,11 +87,11 @@ def run(argv: Sequence[str]) -> None:
     print(as_json(asked, answers) if args.json else as_text(asked, answers))
 
 
-def spoken(sessions: Sequence["Session"], words: Sequence[str], beam: int | None, *, as_json: bool) -> str:
+def spoken(sessions: Sequence["Run"], words: Sequence[str], beam: int | None, *, as_json: bool) -> str:
     """The beam's candidates for each word, the best first, with the score that orders them."""
-    from clearhead.serving.pronouncing import beam_of, pronounce, together
+    from clearhead.inference.g2p import beam_of, ensemble, pronounce
 
-    answers = pronounce(together(sessions), words, beam_of(beam))
+    answers = pronounce(ensemble(sessions), words, beam_of(beam))
     if not as_json:
         return candidates_text(words, answers)
     rows = [
@@ -107,7 +107,7 @@ def spoken(sessions: Sequence["Session"], words: Sequence[str], beam: int | None
     return json_text(rows)
 
 
-def candidates_text(words: Sequence[str], answers: Sequence[Sequence["Spoken"]]) -> str:
+def candidates_text(words: Sequence[str], answers: Sequence[Sequence["Pronunciation"]]) -> str:
     """A table, and below it what its order is."""
     words = [printable(word) for word in words]
     size = max(len("word"), *map(len, words))
@@ -125,7 +125,7 @@ def candidates_text(words: Sequence[str], answers: Sequence[Sequence["Spoken"]])
     return "\n".join(lines)
 
 
-def n_by_score(ways: Sequence["Spoken"]) -> int:
+def n_by_score(ways: Sequence["Pronunciation"]) -> int:
     """How many candidates from the first are in the order of their scores. The next has a higher score, and stands
     behind only because it is less probable than the greedy answer, as all after it are."""
     falls = [after.score_per_token <= way.score_per_token + ROUNDING for way, after in pairwise(ways)]
@@ -135,7 +135,7 @@ def n_by_score(ways: Sequence["Spoken"]) -> int:
 def pictures_at(path: Path) -> list[Path]:
     """The file itself, or all pictures below a folder."""
     from clearhead.data.folder import is_picture
-    from clearhead.data.own_files import entries_below
+    from clearhead.data.text_files import entries_below
 
     if not path.is_dir():
         return [path]
@@ -145,7 +145,7 @@ def pictures_at(path: Path) -> list[Path]:
     return found
 
 
-def as_text(asked: Sequence[str], answers: Sequence["Answer"]) -> str:
+def as_text(asked: Sequence[str], answers: Sequence["Prediction"]) -> str:
     """A line for each; of a sequence with an answer for each digit, two lines below one another."""
     asked, names = [printable(what) for what in asked], [printable(answer.answer) for answer in answers]
     if len(answers) > 1 and all(len(what) == 1 for what in asked):
@@ -158,7 +158,7 @@ def as_text(asked: Sequence[str], answers: Sequence["Answer"]) -> str:
     )
 
 
-def likelihood(answer: "Answer") -> str:
+def likelihood(answer: "Prediction") -> str:
     """How likely the answer is, and the next best."""
     if answer.probability is None:
         return ""
@@ -167,6 +167,58 @@ def likelihood(answer: "Answer") -> str:
     return f"  {answer.probability:6.1%}{next_best}"
 
 
-def as_json(asked: Sequence[str], answers: Sequence["Answer"]) -> str:
+def as_json(asked: Sequence[str], answers: Sequence["Prediction"]) -> str:
     rows = [{"input": what, **asdict(answer)} for what, answer in zip(asked, answers, strict=True)]
     return json_text(rows)
+
+
+# `clearhead sample`: a run of words or text writes something of its own.
+
+
+ABOUT_SAMPLE = """\
+What a language model writes: new words (a run of words), or how a text goes on
+(a run of text). Tokens are drawn by their probability: a temperature below 1
+prefers likely ones, --top-k and --top-p leave unlikely ones out."""
+
+SAMPLE_EXAMPLES = """\
+examples
+  clearhead sample runs/words-0
+  clearhead sample runs/words-0 --prompt un --n 5 --temperature 0.7 --seed 1
+  clearhead sample runs/text-0 --prompt "Once upon a time" --tokens 500 --top-k 40"""
+
+WORDS, TEXTS = 10, 1
+"""how many are written unless said"""
+
+
+def sample(argv: Sequence[str]) -> None:
+    options = Parser("clearhead sample", ABOUT_SAMPLE)
+    options.usage = "clearhead sample RUN [options]"
+    options.epilog = SAMPLE_EXAMPLES
+    options.add_argument("run", metavar="RUN", help="the folder of a run, such as runs/words-0")
+    options.add_argument("--prompt", metavar="TEXT", default="", help="how it begins (now nothing)")
+    options.add_argument("--n", metavar="N", type=reader(int), help=f"how many (words: {WORDS}, text: {TEXTS})")
+    options.add_argument("--tokens", metavar="N", type=reader(int), default=300, help="text: how long (now 300)")
+    options.add_argument(
+        "--temperature", metavar="X", type=reader(float), default=1.0, help="below 1 likelier, above 1 bolder (now 1)"
+    )
+    options.add_argument("--top-k", metavar="N", type=reader(int), help="only the N likeliest tokens")
+    options.add_argument("--top-p", metavar="X", type=reader(float), help="only the fewest that hold this share")
+    options.add_argument("--seed", metavar="N", type=reader(int), help="the same number writes the same again")
+    options.add_argument("--json", action="store_true", help="for programs")
+    args = options.parse(argv)
+
+    from clearhead.inference.run import Run
+    from clearhead.inference.sample import draw_samples
+    from clearhead.models.generate import Sampling
+
+    how = Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
+    session = Run(args.run)
+    usual = TEXTS if session.config.data.name == "text" else WORDS
+    n = usual if args.n is None else args.n
+    written = draw_samples(session, args.prompt, how, n=n, n_tokens=args.tokens)
+    if args.json:
+        print(json_text(written))
+    elif session.config.data.name == "text":
+        print("\n".join(written))
+    else:
+        print("\n".join(map(printable, written)))  # a word is one line

@@ -7,18 +7,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from clearhead.cli.parser import Parser
+from clearhead.cli.options import Parser
 from clearhead.files import check_tree, from_json, read_regular
 from clearhead.messages import duration, json_text, printable
 from clearhead.training import layout
 from clearhead.training.config import RunConfig
 from clearhead.training.layout import LARGEST_JSON
-from clearhead.training.records import CONFIG, METRICS, RUNS, Record, is_locked, read
+from clearhead.training.metrics_log import CONFIG, METRICS, RUNS, Record, is_locked, read
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-ABOUT = """\
+    from clearhead.training.audit import Audit
+
+ABOUT_RUNS = """\
 Lists the runs in ./runs, or in another folder, with the newest first: recipe,
 steps, best validation accuracy, test accuracy, and state.
 
@@ -29,7 +31,7 @@ steps, best validation accuracy, test accuracy, and state.
   no checkpoint yet  stopped before the first; clearhead resume NAME restarts it
   unreadable         a file in its folder is damaged"""
 
-EXAMPLES = """\
+RUNS_EXAMPLES = """\
 examples
   clearhead runs
   clearhead runs elsewhere/runs --json"""
@@ -58,10 +60,10 @@ class RunSummary:
     """why it is unreadable"""
 
 
-def run(argv: Sequence[str]) -> None:
-    options = Parser("clearhead runs", ABOUT)
+def runs(argv: Sequence[str]) -> None:
+    options = Parser("clearhead runs", ABOUT_RUNS)
     options.usage = "clearhead runs [FOLDER] [options]"
-    options.epilog = EXAMPLES
+    options.epilog = RUNS_EXAMPLES
     options.add_argument("folder", metavar="FOLDER", nargs="?", type=Path, help="where runs are (default: runs)")
     options.add_argument("--json", action="store_true", help="machine-readable output")
     args = options.parse(argv)
@@ -74,9 +76,9 @@ def run(argv: Sequence[str]) -> None:
     elif not found:
         print(f"There are no runs in {printable(folder)}. Start one with: clearhead train reverse")
     else:
-        from clearhead.cli.terminal import show
+        from clearhead.cli.options import show
 
-        show(table(found))
+        show(runs_table(found))
 
 
 def summaries(folder: Path) -> list[RunSummary]:
@@ -153,11 +155,11 @@ def last_change(folder: Path) -> float:
     return 0.0
 
 
-def table(found: Sequence[RunSummary], *, with_time: bool = True) -> "Table":
+def runs_table(found: Sequence[RunSummary], *, with_time: bool = True) -> "Table":
     """The time of the last change is left out where the terminal is too narrow for all columns."""
     from rich.table import Table
 
-    from clearhead.cli.terminal import console
+    from clearhead.cli.options import console
     from clearhead.console import Console
 
     shown = Table(box=None, pad_edge=False, header_style="bold")
@@ -180,7 +182,7 @@ def table(found: Sequence[RunSummary], *, with_time: bool = True) -> "Table":
             *([f"{duration(max(1.0, now - one.changed))} ago"] if with_time else []),
         )
     if with_time and Console(width=1000).measure(shown).maximum > console().width:
-        return table(found, with_time=False)
+        return runs_table(found, with_time=False)
     return shown
 
 
@@ -193,3 +195,75 @@ def steps(one: RunSummary) -> str:
 
 def percent(accuracy: float | None) -> str:
     return "" if accuracy is None else f"{accuracy:.2%}"
+
+
+# `clearhead verify`: whether the files of a run are those that training wrote. It only reads, and loads no torch.
+
+
+ABOUT_VERIFY = """\
+Checks every file of a run and lists what is wrong. Checkpoints are compared
+with their manifests (size and SHA-256), metrics.jsonl and config.json with what
+the newest intact checkpoint recorded about them. Nothing is written.
+
+  missing     a file or a record is no longer there
+  changed     a file is not what was saved
+  surplus     a file does not belong to a run
+  leftover    a process that was killed did not finish or remove a file
+  unsafe      a link or a special file: other commands refuse the run
+  unreadable  the system reports an error for a file
+
+Attention maps are compared with the digest in their header. Figures cannot be
+compared with anything.
+The exit code is 0 if the run is intact, and 1 if it is not."""
+
+VERIFY_EXAMPLES = """\
+examples
+  clearhead verify mine
+  clearhead verify runs/mine --json"""
+
+NOT_INTACT = 1
+
+
+def verify(argv: Sequence[str]) -> int:
+    options = Parser("clearhead verify", ABOUT_VERIFY)
+    options.usage = "clearhead verify RUN [options]"
+    options.epilog = VERIFY_EXAMPLES
+    options.add_argument("run", metavar="RUN", help="the path of a run, or its name in runs/")
+    options.add_argument("--json", action="store_true", help="machine-readable output")
+    args = options.parse(argv)
+
+    from clearhead.training.audit import audit
+    from clearhead.training.metrics_log import find_run
+
+    found = audit(find_run(args.run, checked=False))
+    if args.json:
+        print(json_text({"is_intact": found.is_intact} | asdict(found)))
+    else:
+        tell(found)
+    return 0 if found.is_intact else NOT_INTACT
+
+
+def tell(found: "Audit") -> None:
+    from clearhead.cli.options import show
+
+    n = len(found.findings)
+    state = "is intact" if found.is_intact else f"is not intact: {n} {'problem' if n == 1 else 'problems'}"
+    print(f"{printable(found.run)} {state}{' (a process is training it)' if found.is_running else ''}")
+    if found.findings:
+        print()
+        show(findings_table(found))
+        print()
+    steps = ", ".join(map(str, found.checkpoints)) or "none"
+    print(f"intact checkpoints: {steps}; records: {found.records:,}; files: {found.files:,}")
+
+
+def findings_table(found: "Audit") -> "Table":
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    shown.add_column("file", overflow="fold")
+    shown.add_column("finding", no_wrap=True)
+    shown.add_column("what is wrong", overflow="fold")
+    for finding in found.findings:
+        shown.add_row(printable(finding.path), finding.kind, printable(finding.problem))
+    return shown

@@ -10,12 +10,11 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from clearhead.cli.overrides import add_overrides, overridden, reader
-from clearhead.cli.parser import Parser
+from clearhead.cli.options import Parser, add_overrides, overridden, reader
 from clearhead.messages import json_text, nearest
 from clearhead.models.config import AttentionConfig, Seq2SeqConfig, VisionConfig
 from clearhead.models.presets import PRESETS
-from clearhead.recipes.all import RECIPES
+from clearhead.recipes.registry import RECIPES
 
 if TYPE_CHECKING:
     from clearhead.models.shapes import Shapes
@@ -48,7 +47,7 @@ examples
 clearhead shapes NAME --help lists what can be changed in a model."""
 
 
-def run(argv: Sequence[str]) -> None:
+def shapes(argv: Sequence[str]) -> None:
     name, rest = split_name(argv)
     if name is None:
         parser("NAME").parse([arg for arg in rest if arg not in ("-h", "--help")])  # a mistake is one here too
@@ -97,7 +96,7 @@ def run_module(name: str, rest: Sequence[str]) -> None:
 
     from clearhead.insight.doctor.loading import load
     from clearhead.insight.module_shapes import module_shapes
-    from clearhead.models.config import check_positive
+    from clearhead.validation import check_positive
 
     check_positive(batch=args.batch, **{key: n for key in ("length", "width") if (n := getattr(args, key)) is not None})
     with redirect_stdout(sys.stderr):  # what the user's file prints is no part of the answer
@@ -116,7 +115,7 @@ def display(seen: "Shapes", args: argparse.Namespace, about: dict[str, str], not
     if args.json:
         print(json_text({**about, **seen.to_dict()}))
         return
-    from clearhead.cli.terminal import console, show
+    from clearhead.cli.options import console, show
 
     for note in notes:
         print("\n".join(wrap(note, console().width)))
@@ -179,7 +178,7 @@ def found(name: str, source: str | None) -> tuple[str, Any, list[str]]:
         made = RECIPES[recipe].make()
         config, notes = made.model, [f"{recipe}: the model of the recipe"]
         if made.data.name in ("folder", "text"):
-            field = "n_classes" if made.data.name == "folder" else "n_tokens"
+            field = "num_classes" if made.data.name == "folder" else "n_tokens"
             notes[0] += f", for {field}={getattr(config, field)}: it follows from your data"
     else:
         assert run_path is not None
@@ -199,7 +198,7 @@ def run_folder(name: str) -> Path | None:
 
 def config_of_run(path: Path) -> Any:
     from clearhead.training.config import RunConfig
-    from clearhead.training.run import RunDirectory
+    from clearhead.training.run_directory import RunDirectory
 
     return RunConfig.from_dict(RunDirectory.open(path).config).model
 
@@ -207,7 +206,7 @@ def config_of_run(path: Path) -> Any:
 def unknown(name: str) -> str:
     """The nearest name first, then what there is."""
     if "/" in name:
-        from clearhead.training.records import no_run
+        from clearhead.training.metrics_log import no_run
 
         return str(no_run(Path(name)))
     names = [*NAMES, *RECIPES]

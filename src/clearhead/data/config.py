@@ -1,13 +1,13 @@
 """Which examples a model is fitted to: frozen configs, checked when they are made. Does not import torch."""
 
 import math
-import os
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Literal
 
 from clearhead.data.datasets import DATASETS
-from clearhead.data.limits import MOST_EXAMPLES, MOST_IMAGE_SIZE, MOST_LENGTH
-from clearhead.messages import MOST_SHOWN, brief, did_you_mean, unknown_name
+from clearhead.data.text_files import MOST_EXAMPLES, MOST_IMAGE_SIZE, MOST_LENGTH
+from clearhead.messages import MOST_SHOWN, brief, unknown_name
+from clearhead.validation import check_bool, check_choice, check_int, check_paths, is_number
 
 Question = Literal["commonest", "repeat", "sum"]
 Level = Literal["character", "byte"]
@@ -33,7 +33,7 @@ class Augmentation:
     """blend two images by a share from Beta(mixup, mixup); 0 for none"""
 
     def __post_init__(self) -> None:
-        check_whole(0, MOST_IMAGE_SIZE, crop=self.crop, cutout=self.cutout)
+        check_int(0, MOST_IMAGE_SIZE, crop=self.crop, cutout=self.cutout)
         check_bool(flip=self.flip)
         if not is_number(self.mixup) or not 0 <= self.mixup < math.inf:
             raise ValueError(f"mixup must be a number of at least 0, got {brief(self.mixup)}; try 0.2, or 0 for none")
@@ -90,10 +90,10 @@ class DataConfig:
             is_short = isinstance(self.name, str) and len(self.name) <= MOST_SHOWN
             raise unknown_name("data set", self.name if is_short else brief(self.name), DATASETS)
         check_choice(question=(self.question, Question), level=(self.level, Level), fit=(self.fit, Fit))
-        check_whole(1, MOST_LENGTH, length=self.length)
-        check_whole(1, MOST_IMAGE_SIZE, image_size=self.image_size)
-        check_whole(3, MOST_LENGTH, set_size=self.set_size)
-        check_whole(0, MOST_EXAMPLES, validation=self.validation, limit=self.limit, window=self.window)
+        check_int(1, MOST_LENGTH, length=self.length)
+        check_int(1, MOST_IMAGE_SIZE, image_size=self.image_size)
+        check_int(3, MOST_LENGTH, set_size=self.set_size)
+        check_int(0, MOST_EXAMPLES, validation=self.validation, limit=self.limit, window=self.window)
         check_bool(stress=self.stress, skip_invalid=self.skip_invalid)
         check_paths(folder=self.folder, train_file=self.train_file, test_file=self.test_file, file=self.file)
         if not isinstance(self.augmentation, Augmentation):
@@ -116,47 +116,3 @@ class DataConfig:
                 f"crop must be at most the {side} pixels of an image's side, got {self.augmentation.crop}; "
                 f"try crop={max(1, side // 8)}"
             )
-
-
-def check_choice(**chosen: tuple[Any, Any]) -> None:
-    """name=(value, Literal[...])"""
-    for name, (value, choices) in chosen.items():
-        if value not in get_args(choices):
-            hint = did_you_mean(brief(value), get_args(choices)) if isinstance(value, str) else ""
-            raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {brief(value)}{hint}")
-
-
-def check_bool(**switches: bool) -> None:
-    for name, value in switches.items():
-        if not isinstance(value, bool):
-            raise ValueError(f"{name} must be True or False, got {brief(value)}")
-
-
-def check_paths(**paths: str) -> None:
-    for name, path in paths.items():
-        if not isinstance(path, str):
-            raise ValueError(f"{name} must be a path as text, got {brief(path)}; pass str(path)")
-        if not is_path(path):
-            raise ValueError(f"{name} must be a path that the system can have, got {brief(path)}")
-
-
-def is_path(text: str) -> bool:
-    """The byte 0 ends a path, and half of a surrogate pair, which JSON can write, is no character."""
-    try:
-        return b"\0" not in os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def check_whole(least: int, most: int, **sizes: int) -> None:
-    for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < least:
-            raise ValueError(
-                f"{name} must be a whole number of at least {least}, got {brief(size)}; try {name}={least}"
-            )
-        if size > most:
-            raise ValueError(f"{name} must be a whole number of at most {most:,}, got {brief(size)}")

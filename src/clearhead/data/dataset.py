@@ -1,13 +1,15 @@
 """What a data set is: examples to train on, to validate on and to test on. Dims: N examples, B batch, C channels."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from clearhead.data.draws import key_of, order
+from clearhead.data.prng import fold_in, permutation
+from clearhead.data.vocab import IGNORED, PAD
 
 
 class Examples(Protocol):
@@ -15,7 +17,7 @@ class Examples(Protocol):
 
     def __len__(self) -> int: ...
 
-    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def get_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and targets, which depend on nothing but the indices."""
         ...
 
@@ -26,7 +28,7 @@ def lengths_of(examples: Examples) -> Tensor | None:
 
 
 @dataclass(frozen=True)
-class Normalise:
+class Normalize:
     """(pixel / 255 - mean) / std for each channel: uint8 (B,C,H,W) -> float (B,C,H,W)."""
 
     mean: tuple[float, ...]
@@ -48,13 +50,13 @@ class Normalise:
 
 
 @dataclass(frozen=True)
-class DataSet:
+class Dataset:
     train: Examples
     validation: Examples
     test: Examples
     classes: tuple[str, ...]
     """their names in the order of the targets; () where there are none"""
-    normalise: Normalise | None
+    normalize: Normalize | None
     """from the uint8 images that the examples are to what a model takes; None where they are that already"""
     symbols: tuple[str, ...] = ()
     """what the ids of the inputs stand for; () where they are no ids, or stand for themselves"""
@@ -76,12 +78,12 @@ class Images:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def get_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         return self.images[indices], self.labels[indices]
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class Subset:
     """Some of the examples: those at `chosen` (n,)."""
 
     examples: Examples
@@ -90,17 +92,54 @@ class Part:
     def __len__(self) -> int:
         return len(self.chosen)
 
-    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        return self.examples.take(self.chosen[indices])
+    def get_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        return self.examples.get_batch(self.chosen[indices])
 
 
-def set_apart(examples: Examples, validation: int, limit: int, seed: int) -> tuple[Examples, Examples]:
+def train_val_split(examples: Examples, validation: int, limit: int, seed: int) -> tuple[Examples, Examples]:
     """A part to train on and a part to validate on, without a common example: chosen by the seed, in its order."""
     if validation + max(limit, 1) > len(examples):
         raise ValueError(
             f"there are {len(examples)} training examples, too few for validation={validation} and limit={limit}; "
             "choose fewer"
         )
-    chosen = order(key_of(seed, "set apart"), len(examples))
+    chosen = permutation(fold_in(seed, "set apart"), len(examples))
     end = validation + limit if limit else len(examples)
-    return Part(examples, chosen[validation:end]), Part(examples, chosen[:validation])
+    return Subset(examples, chosen[validation:end]), Subset(examples, chosen[:validation])
+
+
+# Sequences beside sequences: what an encoder-decoder reads, and what it is to write.
+#
+# Dims: N examples, B batch, K source tokens, Q target tokens.
+
+
+@dataclass(frozen=True, eq=False)
+class SequencePairs:
+    """Source ids (N,K), padded with PAD, and target ids (N,Q), the end mark included, padded with IGNORED."""
+
+    sources: Tensor
+    targets: Tensor
+    lengths: Tensor
+    """(N,2): tokens of the source, tokens of the target"""
+
+    @classmethod
+    def of(cls, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> "SequencePairs":
+        n_sources, n_targets = (torch.tensor(list(map(len, side)), dtype=torch.int64) for side in (sources, targets))
+        lengths = torch.stack([n_sources, n_targets], dim=1)
+        return cls(pad_sequences(sources, n_sources, PAD), pad_sequences(targets, n_targets, IGNORED), lengths)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def get_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """(B,K) and (B,Q), as long as the longest of these."""
+        longest = self.lengths[indices].amax(0) if len(indices) else torch.ones(2)
+        source, target = longest.int().tolist()
+        return self.sources[indices, :source].long(), self.targets[indices, :target].long()
+
+
+def pad_sequences(sequences: Sequence[Sequence[int]], lengths: Tensor, value: int) -> Tensor:
+    """(N, the longest), int32: small, because all of it stays in memory."""
+    rows = torch.full((len(lengths), int(lengths.max()) if len(lengths) else 1), value, dtype=torch.int32)
+    rows[torch.arange(rows.shape[1]) < lengths[:, None]] = torch.tensor([*chain(*sequences)], dtype=torch.int32)
+    return rows

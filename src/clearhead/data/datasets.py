@@ -5,18 +5,18 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from clearhead.data.own_files import own_file
+from clearhead.data.text_files import own_file
 from clearhead.files import sha256
 
 if TYPE_CHECKING:
     from clearhead.data.config import DataConfig
-    from clearhead.data.dataset import DataSet
+    from clearhead.data.dataset import Dataset
 
 
 @dataclass(frozen=True)
 class Entry:
     home: str
-    """the module whose load(config, seed) makes it"""
+    """module:function, called with (config, seed)"""
     what: str
     origin: str
     """made as it is needed; embedded in the package; fetched by `clearhead data get`; or the user's own"""
@@ -27,29 +27,48 @@ class Entry:
 
 
 DATASETS = {
-    "reverse": Entry("clearhead.data.reverse", "random digits; the answer is the same digits backwards", "made"),
-    "whole": Entry("clearhead.data.whole", "random digits; one answer about all of them", "made"),
-    "oddity": Entry("clearhead.data.oddity", "sets of MNIST images; which one is of another class?", "embedded"),
-    "mnist": Entry("clearhead.data.mnist", "70,000 handwritten digits, 28 x 28", "embedded", side=28),
-    "cifar10": Entry("clearhead.data.cifar10", "60,000 colour photographs of 10 classes, 32 x 32", "fetched", side=32),
-    "fashion": Entry("clearhead.data.fashion", "70,000 pictures of clothes of 10 classes, 28 x 28", "fetched", side=28),
+    "reverse": Entry(
+        "clearhead.data.digits:load_reverse", "random digits; the answer is the same digits backwards", "made"
+    ),
+    "whole": Entry("clearhead.data.digits:load_digits", "random digits; one answer about all of them", "made"),
+    "oddity": Entry(
+        "clearhead.data.odd_one_out:load_odd_one_out",
+        "sets of MNIST images; which one is of another class?",
+        "embedded",
+    ),
+    "mnist": Entry("clearhead.data.mnist:load_mnist", "70,000 handwritten digits, 28 x 28", "embedded", side=28),
+    "cifar10": Entry(
+        "clearhead.data.cifar10:load_cifar10", "60,000 colour photographs of 10 classes, 32 x 32", "fetched", side=32
+    ),
+    "fashion": Entry(
+        "clearhead.data.mnist:load_fashion_mnist",
+        "70,000 pictures of clothes of 10 classes, 28 x 28",
+        "fetched",
+        side=28,
+    ),
     "pronounce": Entry(
-        "clearhead.data.pronounce",
+        "clearhead.data.pronounce:load_pronounce",
         "126,052 English words and how they are said",
         "embedded",
         files=("train_file", "test_file"),
     ),
-    "words": Entry("clearhead.data.words", "English words, letter by letter", "embedded", files=("file",)),
+    "words": Entry("clearhead.data.text:load_words", "English words, letter by letter", "embedded", files=("file",)),
     "text": Entry(
-        "clearhead.data.text", "your own text, character by character or byte by byte", "yours", files=("file",)
+        "clearhead.data.text:load_text",
+        "your own text, character by character or byte by byte",
+        "yours",
+        files=("file",),
     ),
-    "folder": Entry("clearhead.data.folder", "your own images, one folder for each class", "yours", files=("folder",)),
+    "folder": Entry(
+        "clearhead.data.folder:load_folder", "your own images, one folder for each class", "yours", files=("folder",)
+    ),
 }
 
 
-def load(config: "DataConfig", seed: int) -> "DataSet":
+def load_dataset(config: "DataConfig", seed: int) -> "Dataset":
     """The data set that the config names; which training examples are set apart depends on the seed."""
-    data: DataSet = import_module(DATASETS[config.name].home).load(config, seed)
+    module, function = DATASETS[config.name].home.split(":")
+    data: Dataset = getattr(import_module(module), function)(config, seed)
     return data if data.files else replace(data, files=digests(config))
 
 

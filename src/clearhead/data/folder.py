@@ -1,11 +1,4 @@
-"""`folder`: the user's own pictures, one folder for each class.
-
-Either `train/<class>/*`, with `val/<class>/*` and `test/<class>/*` beside it or not, or just `<class>/*`. Where there
-is no test folder, a fifth of each class is the test set: always the same fifth, chosen by file names and TEST_SEED.
-
-All files are decoded before the first step, and the decoded pictures are cached. Files that cannot be decoded are named
-in one error; with `skip_invalid` they are left out, and the data set is the one of a folder without them.
-"""
+"""Picture files, decoded to squares of one size: all at once, in parallel, and cached until a file changes."""
 
 import errno
 import hashlib
@@ -13,21 +6,133 @@ import os
 import shlex
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
 
 import torch
+from rich.console import Console
+from rich.progress import track
+from safetensors.torch import load as from_safetensors
+from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from clearhead.data.config import DataConfig
-from clearhead.data.dataset import DataSet, Images, Normalise, Part, set_apart
-from clearhead.data.decoding import Pictures, decoded
-from clearhead.data.draws import key_of
-from clearhead.data.own_files import entries_below, open_own, own_path
-from clearhead.data.pictures import SUFFIXES, InvalidPictureError, read_picture
+from clearhead.data.cache import cache_folder
+from clearhead.data.config import DataConfig, Fit
+from clearhead.data.dataset import Dataset, Images, Normalize, Subset, train_val_split
+from clearhead.data.images import SUFFIXES, InvalidImageError, read_image, resize, with_image
+from clearhead.data.prng import fold_in
+from clearhead.data.text_files import entries_below, open_own, own_path, read_own
+from clearhead.files import write_atomic
 
-NORMALISE = Normalise(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+DIGEST_BYTES = 32
+MOST_CACHE_HEADER = 4096
+"""bytes in the cache beside the tensors and the digest"""
+MOST_THREADS = min(8, os.cpu_count() or 1)
+"""each thread that waits for the budget holds an image file in memory"""
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedImages:
+    """Decoded pictures, in the order of their files."""
+
+    pixels: Tensor
+    """uint8 (N,3,size,size)"""
+    sizes: Tensor
+    """int32 (N,2): width and height of each picture in its file; 0 where it could not be decoded"""
+
+
+def decoded(root: Path, files: Sequence[Path], size: int, fit: Fit) -> DecodedImages:
+    """All pictures, decoded once and then cached until a file changes. A cache that cannot be read or written, or is
+    damaged, is no reason to stop: then they are decoded each time."""
+    check_room(len(files), size)
+    kept = cache_file(f"{key_of_files(root, files, size, fit)}.safetensors")
+    if kept is not None and (cached := from_cache(kept, len(files), size)):
+        return cached
+    found = decode(files, size, fit)
+    if kept is None or not found.sizes.all():
+        return found  # a file that cannot be read today may be tomorrow, with a decoder that was installed since
+    data = to_safetensors({"pixels": found.pixels, "sizes": found.sizes})
+    with suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(kept, hashlib.sha256(data).digest() + data)
+    return found
+
+
+def cache_file(name: str) -> Path | None:
+    """None where there is no folder for it, as without a home."""
+    try:
+        return cache_folder() / "folders" / name
+    except ValueError:
+        return None
+
+
+def from_cache(path: Path, n: int, size: int) -> DecodedImages | None:
+    """The n pictures that are cached there; None where the file is absent, unreadable or damaged."""
+    length = n * (3 * size**2 + 2 * 4)  # pixels, width and height
+    try:
+        data = memoryview(read_own(path, DIGEST_BYTES + length + MOST_CACHE_HEADER))
+        digest, packed = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
+        if hashlib.sha256(packed).digest() != digest:
+            return None
+        found = DecodedImages(**from_safetensors(packed.tobytes()))
+    except MemoryError:
+        raise
+    except Exception:  # the system says no, or what is there was not written by `decoded`
+        return None
+    right = (found.pixels.shape, found.pixels.dtype) == ((n, 3, size, size), torch.uint8)
+    return found if right and (found.sizes.shape, found.sizes.dtype) == ((n, 2), torch.int32) else None
+
+
+def decode(files: Sequence[Path], size: int, fit: Fit) -> DecodedImages:
+    pixels = torch.zeros(len(files), 3, size, size, dtype=torch.uint8)
+    sizes = torch.zeros(len(files), 2, dtype=torch.int32)
+
+    def decode_one(i: int) -> None:
+        with suppress(InvalidImageError):
+            square, shape = with_image(files[i], lambda picture: (resize(picture, size, fit), picture.size))
+            pixels[i], sizes[i] = square, torch.tensor(shape)
+
+    console = Console(stderr=True)
+    with ThreadPoolExecutor(MOST_THREADS) as pool:  # decoders leave Python's lock alone
+        done = pool.map(decode_one, range(len(files)))
+        for _ in track(done, "reading pictures", len(files), console=console, disable=not console.is_terminal):
+            pass
+    return DecodedImages(pixels, sizes)
+
+
+def check_room(n: int, size: int) -> None:
+    """Refuses what this machine's memory cannot hold, before the first picture is read."""
+    needed, there = n * 3 * size**2, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise ValueError(
+            f"all pictures must fit into memory, got {n} of {size} x {size}, {needed / 1e9:,.0f} GB of "
+            f"{there / 1e9:,.0f}; choose a smaller image_size"
+        )
+
+
+def key_of_files(root: Path, files: Sequence[Path], size: int, fit: Fit) -> str:
+    """Changes with any file's name, length or time, and with the size and the fit asked for."""
+    lines = [f"{root.resolve()} {size} {fit}"]
+    for path in files:
+        status = path.stat()
+        lines.append(f"{path.relative_to(root)} {status.st_size} {status.st_mtime_ns}")
+    return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:32]
+
+
+# `folder`: the user's own pictures, one folder for each class.
+#
+# Either `train/<class>/*`, with `val/<class>/*` and `test/<class>/*` beside it or not, or just `<class>/*`. Where
+# there
+# is no test folder, a fifth of each class is the test set: always the same fifth, chosen by file names and TEST_SEED.
+#
+# All files are decoded before the first step, and the decoded pictures are cached. Files that cannot be decoded are
+# named
+# in one error; with `skip_invalid` they are left out, and the data set is the one of a folder without them.
+
+
+NORMALISE = Normalize(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 TEST_SEED = 0
 SHARE = 5
 """one in so many is set apart"""
@@ -71,14 +176,14 @@ class Listing:
         return left
 
 
-def load(config: DataConfig, seed: int) -> DataSet:
+def load_folder(config: DataConfig, seed: int) -> Dataset:
     listing, found, skipped = usable(config)
     train, test, n_validation = divided(listing, config.validation)
     images = Images(found.pixels, torch.tensor(listing.labels))
-    learned, held = set_apart(Part(images, torch.tensor(train)), n_validation, config.limit, seed)
+    learned, held = train_val_split(Subset(images, torch.tensor(train)), n_validation, config.limit, seed)
     if validation := listing.at("validation"):
-        held = Part(images, torch.tensor(validation))
-    data = DataSet(learned, held, Part(images, torch.tensor(test)), listing.classes, NORMALISE)
+        held = Subset(images, torch.tensor(validation))
+    data = Dataset(learned, held, Subset(images, torch.tensor(test)), listing.classes, NORMALISE)
     return replace(
         data,
         files={config.folder: digest_of(listing)},
@@ -87,7 +192,7 @@ def load(config: DataConfig, seed: int) -> DataSet:
     )
 
 
-def usable(config: DataConfig) -> tuple[Listing, Pictures, tuple[str, ...]]:
+def usable(config: DataConfig) -> tuple[Listing, DecodedImages, tuple[str, ...]]:
     """The pictures that can be decoded, and the names of the files that cannot, which `skip_invalid` leaves out."""
     listing = list_pictures(config.folder)
     found = decoded(listing.root, listing.files, config.image_size, config.fit)
@@ -98,7 +203,7 @@ def usable(config: DataConfig) -> tuple[Listing, Pictures, tuple[str, ...]]:
     if not config.skip_invalid:
         raise ValueError(describe_invalid(listing, invalid))
     skipped = tuple(listing.name(i) for i in invalid)
-    return listing.only(is_valid.tolist()), Pictures(found.pixels[is_valid], found.sizes[is_valid]), skipped
+    return listing.only(is_valid.tolist()), DecodedImages(found.pixels[is_valid], found.sizes[is_valid]), skipped
 
 
 def describe_invalid(listing: Listing, invalid: list[int]) -> str:
@@ -112,8 +217,8 @@ def describe_invalid(listing: Listing, invalid: list[int]) -> str:
 
 def reason_of(path: Path) -> str:
     try:
-        read_picture(path)
-    except InvalidPictureError as error:
+        read_image(path)
+    except InvalidImageError as error:
         return error.reason
     return "it could not be decoded before"
 
@@ -139,7 +244,7 @@ def named_ignored(root: Path) -> tuple[str, ...]:
     return (f"Ignored image files of formats that are not read: {kinds}. Convert them to PNG or JPEG to use them.",)
 
 
-def describe(data: DataSet, config: DataConfig, sizes: Tensor) -> tuple[str, ...]:
+def describe(data: Dataset, config: DataConfig, sizes: Tensor) -> tuple[str, ...]:
     """What is in the folder, what `fit` does to it, and how to look at it."""
     counts = f"train {len(data.train):,}, validation {len(data.validation):,}, test {len(data.test):,}"
     what = f"{len(sizes):,} images, {len(data.classes):,} classes ({counts})."
@@ -252,7 +357,7 @@ def without_test(listing: Listing, train: list[int]) -> tuple[list[int], list[in
     for name, members in zip(listing.classes, by_class, strict=True):
         if len(members) < 2:
             raise ValueError(f"a class needs two pictures or more, one of them to test, got one of {name}; add more")
-        members.sort(key=lambda i: key_of(TEST_SEED, listing.files[i].relative_to(listing.root).as_posix()))
+        members.sort(key=lambda i: fold_in(TEST_SEED, listing.files[i].relative_to(listing.root).as_posix()))
         test.update(members[: max(1, len(members) // SHARE)])
     return [i for i in train if i not in test], sorted(test)
 

@@ -7,9 +7,11 @@ A word with several pronunciations is an example for each of them.
 """
 
 from clearhead.data.config import DataConfig
-from clearhead.data.dataset import DataSet
-from clearhead.data.dictionary import (
+from clearhead.data.dataset import Dataset, SequencePairs
+from clearhead.data.vocab import (
+    END,
     Pronunciations,
+    Vocabulary,
     apart,
     embedded,
     for_testing,
@@ -17,17 +19,15 @@ from clearhead.data.dictionary import (
     phones_of,
     read_dictionary,
 )
-from clearhead.data.pairs import Pairs
-from clearhead.data.tokens import END, Vocabulary
 
 
-def load(config: DataConfig, seed: int) -> DataSet:
+def load_pronounce(config: DataConfig, seed: int) -> Dataset:
     known, tested = dictionaries(config)
     letters, phones = Vocabulary.marked(letters_of(known)), Vocabulary.marked(phones_of(known))
     if config.test_file:
         check_symbols(tested, letters, phones, config.test_file)
     train, validation, test = (pairs(part, letters, phones) for part in divided(known, tested, config).values())
-    return DataSet(train, validation, test, classes=phones.symbols, normalise=None, symbols=letters.symbols)
+    return Dataset(train, validation, test, classes=phones.symbols, normalize=None, symbols=letters.symbols)
 
 
 def check_symbols(words: Pronunciations, letters: Vocabulary, phones: Vocabulary, file: object) -> None:
@@ -65,8 +65,8 @@ def dictionaries(config: DataConfig) -> tuple[Pronunciations, Pronunciations]:
     return known, {word: known[word] for word in tested_words}
 
 
-def pairs(words: Pronunciations, letters: Vocabulary, phones: Vocabulary) -> Pairs:
+def pairs(words: Pronunciations, letters: Vocabulary, phones: Vocabulary) -> SequencePairs:
     """An example for each pronunciation of each of the words."""
     chosen = [(word, each) for word, known in words.items() for each in known]
     sources = [letters.ids(word) for word, _ in chosen]
-    return Pairs.of(sources, [[*phones.ids(each), END] for _, each in chosen])
+    return SequencePairs.of(sources, [[*phones.ids(each), END] for _, each in chosen])

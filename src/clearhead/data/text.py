@@ -3,15 +3,16 @@
 The end of the text, at most a tenth of it, is read to validate; nothing is left for a test. Dims: B batch, L length.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.data.characters import read_text, symbols_of
 from clearhead.data.config import DataConfig
-from clearhead.data.dataset import DataSet
+from clearhead.data.dataset import Dataset, SequencePairs
+from clearhead.data.vocab import BEGIN, END, Vocabulary, apart, for_testing, letters_of, read_text, symbols_of, words_of
 
 SHARE = 10
 """one character in so many validates at most"""
@@ -29,12 +30,12 @@ class Windows:
     def __len__(self) -> int:
         return self.n
 
-    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def get_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         seen = self.ids[indices[:, None] * self.stride + torch.arange(self.length + 1)].long()
         return seen[:, :-1], seen[:, 1:]
 
 
-def load(config: DataConfig, seed: int) -> DataSet:
+def load_text(config: DataConfig, seed: int) -> Dataset:
     text = read_text(config.file, config.level)
     symbols = symbols_of(text, config.level)
     ids, length = ids_of(text, symbols), config.length
@@ -49,7 +50,7 @@ def load(config: DataConfig, seed: int) -> DataSet:
         )
     train = Windows(learned, length, 1, min(n_learned, config.limit or n_learned))
     validation, test = Windows(held, length, length, n_windows), Windows(held, length, length, 0)
-    return DataSet(train, validation, test, classes=symbols, normalise=None, symbols=symbols)
+    return Dataset(train, validation, test, classes=symbols, normalize=None, symbols=symbols)
 
 
 def ids_of(text: list[str], symbols: tuple[str, ...]) -> Tensor:
@@ -64,3 +65,43 @@ def ids_of(text: list[str], symbols: tuple[str, ...]) -> Tensor:
         ids[at : at + len(codes)] = torch.from_numpy(np.searchsorted(known, codes))
         at += len(codes)
     return ids
+
+
+# `words`: words letter by letter, each between a begin and an end mark, for a model that invents others.
+#
+# The words of the embedded dictionary that are written with the letters a to z, or the lines of the user's own
+# `file`.
+# Parts are chosen by the digest of a word, as those of `pronounce` are. Dims: N words, B batch, L tokens.
+
+
+@dataclass(frozen=True, eq=False)
+class Words:
+    """Word i: the begin mark and its letters (B,L) -> its letters and the end mark (B,L)."""
+
+    pairs: SequencePairs
+
+    @property
+    def lengths(self) -> Tensor:
+        """(N,1): each token is read, and one is written after it"""
+        return self.pairs.lengths[:, :1]
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def get_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        return self.pairs.get_batch(indices)
+
+
+def load_words(config: DataConfig, seed: int) -> Dataset:
+    known = words_of(config.file)
+    learned, tested = for_testing(known)
+    learned, held = apart(learned, config.validation)
+    learned = learned[: config.limit] if config.limit else learned
+    letters = Vocabulary.marked(letters_of(known))
+    train, validation, test = (spelled(part, letters) for part in (learned, held, tested))
+    return Dataset(train, validation, test, classes=letters.symbols, normalize=None, symbols=letters.symbols)
+
+
+def spelled(words: Iterable[str], letters: Vocabulary) -> Words:
+    ids = [letters.ids(word) for word in words]
+    return Words(SequencePairs.of([[BEGIN, *word] for word in ids], [[*word, END] for word in ids]))

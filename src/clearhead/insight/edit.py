@@ -6,16 +6,15 @@ with edit(model, "blocks.2.attn", head=1, to="uniform"):
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.insight.addresses import paths_of, unknown
-from clearhead.insight.calls import Call
-from clearhead.insight.capture import LOOKED_FOR, captured
-from clearhead.insight.seen import check_heads
+from clearhead.insight.calls import AttentionCall
+from clearhead.insight.capture import LOOKED_FOR, captured, paths_of, unknown
+from clearhead.insight.look import check_heads
 
 New = Literal["uniform", "zero"] | Tensor | Callable[[Tensor], Tensor]
 
@@ -36,12 +35,12 @@ def edit(model: nn.Module, address: str, head: int | Sequence[int] | None = None
         raise unknown(address, paths_of(model), "module")
     found: list[str] = []
 
-    def receive(place: str, call: Call, kernel: str, note: str) -> Tensor:
+    def receive(place: str, call: AttentionCall, kernel: str, note: str) -> Tensor:
         found.append(place)
         if place != address:
             return call.raw_out
-        n_heads = call.arranged(call.raw_out).shape[1]
-        heads = check_heads(head, n_heads, address)
+        num_heads = call.arranged(call.raw_out).shape[1]
+        heads = check_heads(head, num_heads, address)
         weights = new_weights(call, heads, to)
         if call.dropout:
             weights = F.dropout(weights, call.dropout)
@@ -55,7 +54,7 @@ def edit(model: nn.Module, address: str, head: int | Sequence[int] | None = None
         raise unknown(address, known) if known else LookupError(f"no attention was seen; looked for {LOOKED_FOR}")
 
 
-def new_weights(call: Call, heads: list[int], to: New) -> Tensor:
+def new_weights(call: AttentionCall, heads: list[int], to: New) -> Tensor:
     """(B,heads,Q,K)"""
     weights = call.weights(heads, slice(None))
     if isinstance(to, Tensor):
@@ -74,3 +73,108 @@ def new_weights(call: Call, heads: list[int], to: New) -> Tensor:
             f"new weights must broadcast to (B,heads,Q,K) = {tuple(weights.shape)}, got {tuple(new.shape)}; "
             "give one row for each query and one number for each key"
         ) from None
+
+
+# What kind of head is it, and does the model need it?
+#
+# The first four look at weights (B,H,Q,K) and answer with one number per head (H,), a mean over examples and queries;
+# rows that see nothing do not count. `head_importance` asks the model itself.
+# Dims: B batch, H heads, Q queries, K keys, L tokens.
+
+
+def entropy(weights: Tensor) -> Tensor:
+    """-sum w log w, in nats: 0 for a head that looks at one key, log K for one that looks at all alike."""
+    return mean_of_rows(torch.special.entr(weights).sum(-1), weights)
+
+
+def distance(weights: Tensor, grid: tuple[int, int] | None = None, *, class_token: bool = False) -> Tensor:
+    """How far away a head looks: the mean of |i - j| by weight, or on a grid of patches the straight line between them.
+
+    A class token stands nowhere: with one, the first query and key are left out, and the rest of each row sums to 1.
+    """
+    if class_token:
+        weights = weights[..., 1:, 1:]
+    n_queries, n_keys = weights.shape[-2:]
+    steps = distances(n_keys, grid).to(weights)
+    if n_queries != n_keys:
+        raise ValueError(
+            f"distance is between tokens of one sequence, got {n_queries} queries and {n_keys} keys; "
+            "for cross-attention, see diagonality"
+        )
+    totals = weights.sum(-1)
+    shares = weights / totals.clamp(min=torch.finfo(weights.dtype).tiny)[..., None]
+    return mean_of_rows((shares * steps).sum(-1), weights)
+
+
+def distances(n: int, grid: tuple[int, int] | None = None) -> Tensor:
+    """(L,L) between the places 0, 1, 2 ... of a line, or between the cells of a grid, row by row."""
+    if grid is None:
+        places = torch.arange(n)[:, None].float()
+    else:
+        if grid[0] * grid[1] != n:
+            raise ValueError(
+                f"a grid of {grid[0]} x {grid[1]} has {grid[0] * grid[1]} patches, got {n} tokens; "
+                "is there a class token? then class_token=True"
+            )
+        places = torch.cartesian_prod(torch.arange(grid[0]), torch.arange(grid[1])).float()
+    return (places[:, None] - places[None]).square().sum(-1).sqrt()
+
+
+def diagonality(weights: Tensor, within: float = 0.0) -> Tensor:
+    """The share of weight on the diagonal, from the first key for the first query to the last for the last.
+
+    `within` counts as many keys beside it as well. With weights.flip(-1) it is the share on the other diagonal, where a
+    head that reverses looks.
+    """
+    n_queries, n_keys = weights.shape[-2:]
+    middle = torch.linspace(0, n_keys - 1, n_queries, device=weights.device)
+    near = (torch.arange(n_keys, device=weights.device) - middle[:, None]).abs() <= within + 0.5
+    return mean_of_rows((weights * near).sum(-1), weights)
+
+
+def class_token_mass(weights: Tensor, place: int = 0) -> Tensor:
+    """The weight that queries give to the class token."""
+    return mean_of_rows(weights[..., place], weights)
+
+
+def mean_of_rows(values: Tensor, weights: Tensor) -> Tensor:
+    """(B,H,Q) -> (H,), over the rows that see something."""
+    sees = weights.sum(-1) > 0
+    return values.where(sees, 0).sum((0, 2)) / sees.sum((0, 2)).clamp(min=1)
+
+
+@torch.no_grad()
+def head_importance(
+    model: nn.Module,
+    inputs: Tensor | Sequence[Any],
+    score: Callable[[Any], Tensor],
+    *,
+    to: Literal["zero", "uniform"] = "zero",
+    addresses: Sequence[str] | None = None,
+) -> Tensor:
+    """score(output) without a head, minus score(output) with all: (layers, heads), one row for each layer that `look`
+    sees, or for each of `addresses`.
+
+    `score` makes one number of the output: a loss, or a class's logit. `inputs` is what the model takes, a tuple if
+    that is more than one. One pass for each head. A layer with fewer heads than others has nan in place of the rest.
+    """
+    from clearhead.insight.look import look
+
+    args = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+    seen = look(model, *args)
+    whole = one_number(score(seen.output))
+    chosen = list(seen) if addresses is None else list(addresses)
+    counts = [seen[address].num_heads for address in chosen]
+    changes = torch.full((len(chosen), max(counts)), torch.nan)
+    for row, (address, num_heads) in enumerate(zip(chosen, counts, strict=True)):
+        for head in range(num_heads):
+            with edit(model, address, head=head, to=to):
+                changes[row, head] = one_number(score(model(*args))) - whole
+    return changes
+
+
+def one_number(value: Tensor) -> float:
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        came = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        raise ValueError(f"a score is one number, got {came}; take its mean, score=lambda output: loss(output).mean()")
+    return value.item()

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.insight.doctor.calling import blamed, call, said
-from clearhead.insight.doctor.subject import copied, undisturbed, unwrapped
+from clearhead.insight.doctor.call_plan import blamed, call, said
+from clearhead.insight.doctor.module_under_test import copied, undisturbed, unwrapped
 from clearhead.models.recorder import record
 from clearhead.models.shapes import Shapes
 

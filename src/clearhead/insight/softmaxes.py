@@ -36,7 +36,7 @@ FOLLOWED = DROPOUTS | ELEMENTWISE | SHAPES | MIXES - {"einsum"}
 
 
 @dataclass(frozen=True, eq=False)
-class Trail:
+class SoftmaxResult:
     axis: int
     """along which the softmax made the numbers sum to 1"""
     born: torch.Size
@@ -50,11 +50,11 @@ class Trail:
 
     def n_joined(self, shape: torch.Size) -> int:
         """How many heads are in the first axis, where (B,H,Q,K) became (B H,Q,K); else 0."""
-        n_batch, n_heads, *rest = self.born if len(self.born) == 4 else (0, 0)
-        return n_heads if [n_batch * n_heads, *rest] == list(shape) else 0
+        n_batch, num_heads, *rest = self.born if len(self.born) == 4 else (0, 0)
+        return num_heads if [n_batch * num_heads, *rest] == list(shape) else 0
 
 
-class Trails:
+class SoftmaxTracker:
     """The tensors that came from a softmax and may still multiply values. An entry goes when its tensor does."""
 
     def __init__(self) -> None:
@@ -67,10 +67,10 @@ class Trails:
     def start(self, out: Tensor, args: Any, kwargs: Any) -> None:
         dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
         if isinstance(out, Tensor) and isinstance(dim, int) and out.dim() > 1:
-            self.trails[out] = Trail(dim % out.dim(), out.shape)
+            self.trails[out] = SoftmaxResult(dim % out.dim(), out.shape)
             self.is_started = True
 
-    def of(self, x: Any) -> Trail | None:
+    def of(self, x: Any) -> SoftmaxResult | None:
         return self.trails.get(x) if isinstance(x, Tensor) else None
 
     def follow(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -137,11 +137,11 @@ def axis_after(
     return moved_axis(func, source, axis, args, kwargs, out)
 
 
-def axis_after_einsum(equation: str, is_first: bool, axis: int) -> int | None:
+def axis_after_einsum(equation: str, is_main: bool, axis: int) -> int | None:
     terms, _, out = equation.replace(" ", "").partition("->")
     if "." in equation or terms.count(",") != 1:
         return None
-    mine, theirs = terms.split(",") if is_first else terms.split(",")[::-1]
+    mine, theirs = terms.split(",") if is_main else terms.split(",")[::-1]
     return out.index(mine[axis]) if mine[axis] in out and mine[axis] not in theirs else None
 
 

@@ -6,12 +6,12 @@ clearhead.lab.run("elongated-key", alpha=3).verdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from clearhead.lab.claims import run as run
+    from clearhead.lab.registry import run as run
 
 
 def __getattr__(name: str) -> Any:
     if name == "run":  # loaded when first used: the command line must answer without torch
-        from clearhead.lab.claims import run
+        from clearhead.lab.registry import run
 
         return run
     raise AttributeError(f"clearhead.lab has no {name!r}; it has run")

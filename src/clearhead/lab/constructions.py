@@ -14,10 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.nn.attention import MultiHeadAttention, attend_fused
-from clearhead.nn.feedforward import FeedForward
-from clearhead.nn.patches import PatchTokens
-from clearhead.nn.softargmax import softargmax
+from clearhead.nn.attention import MultiHeadAttention, attend_fused, softargmax
+from clearhead.nn.blocks import MLP
+from clearhead.nn.patch_embed import PatchEmbed
 
 SHARP = 50.0
 
@@ -32,22 +31,22 @@ class OffsetAttention(nn.Module):
         self, taps: Tensor, offsets: Tensor, grid: Sequence[int], bias: Tensor | None = None, beta: float = SHARP
     ):
         super().__init__()
-        n_heads, self.n_out, n_in = taps.shape
+        num_heads, self.n_out, n_in = taps.shape
         offsets = offsets.to(taps)
         places = torch.tensor(list(product(*map(range, grid)))).to(taps)  # (L,n)
         self.places = torch.cat([places, places.square().sum(1, keepdim=True), torch.ones_like(places[:, :1])], dim=1)
         n_axes = places.shape[1]
         n_token = n_in + n_axes + 2
-        head_width = max(n_in, n_axes + 1, -(-max(n_token, self.n_out) // n_heads))  # rounded up
+        head_dim = max(n_in, n_axes + 1, -(-max(n_token, self.n_out) // num_heads))  # rounded up
         target = places + offsets[:, None]  # (H,L,n)
         inside = ((target >= 0) & (target < torch.tensor(grid).to(taps))).all(-1)
         self.mask = inside[..., None]  # (H,L,1): a head that looks beyond the border sees nothing, and gives zeros
-        self.attention = MultiHeadAttention(n_heads * head_width, n_heads, beta=beta).to(taps)
+        self.attention = MultiHeadAttention(num_heads * head_dim, num_heads, beta=beta).to(taps)
         self.fill(taps, offsets, bias)
 
     @torch.no_grad()
     def fill(self, taps: Tensor, offsets: Tensor, bias: Tensor | None) -> None:
-        n_heads, n_out, n_in = taps.shape
+        num_heads, n_out, n_in = taps.shape
         n_axes = offsets.shape[1]
         square, one = n_in + n_axes, n_in + n_axes + 1
         for parameter in self.attention.parameters():
@@ -55,8 +54,8 @@ class OffsetAttention(nn.Module):
         output = self.attention.output
         assert isinstance(output, nn.Linear)
         layers = (self.attention.query, self.attention.key, self.attention.value)
-        w_q, w_k, w_v = (layer.weight.unflatten(0, (n_heads, -1)) for layer in layers)  # (H,D,E)
-        w_o = output.weight.unflatten(1, (n_heads, -1))  # (E,H,D)
+        w_q, w_k, w_v = (layer.weight.unflatten(0, (num_heads, -1)) for layer in layers)  # (H,D,E)
+        w_o = output.weight.unflatten(1, (num_heads, -1))  # (E,H,D)
         for axis in range(n_axes):
             w_q[:, axis, n_in + axis] = 2
             w_q[:, axis, one] = 2 * offsets[:, axis]
@@ -123,7 +122,7 @@ def message_passing(x: Tensor, scores: Tensor, edges: Tensor | None = None) -> T
     return torch.stack(gathered)
 
 
-def feedforward_as_convolutions(net: FeedForward) -> nn.Sequential:
+def feedforward_as_convolutions(net: MLP) -> nn.Sequential:
     """Two 1x1 convolutions with an activation between, with the weights of this net. (B,E,L) -> (B,E,L)"""
     layers = []
     for linear in (net.widen, net.narrow):
@@ -144,7 +143,7 @@ class Pointwise(nn.Module):
         return self.function(x)
 
 
-def patches_as_convolution(tokens: PatchTokens) -> nn.Conv2d:
+def patches_as_convolution(tokens: PatchEmbed) -> nn.Conv2d:
     """Cut and projected patches as a convolution whose stride is its kernel's size. (B,C,h,w) -> (B,E,rows,columns)"""
     return tokens.as_convolution()
 

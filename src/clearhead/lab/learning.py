@@ -9,13 +9,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from clearhead.data.tokens import IGNORED
-from clearhead.recipes.all import config_of
+from clearhead.data.vocab import IGNORED
+from clearhead.recipes.registry import config_of
+from clearhead.training.context import TrainContext, build_context
 from clearhead.training.distributed import ALONE
 from clearhead.training.loop import update
-from clearhead.training.setup import Setup, set_up
-from clearhead.training.signals import StopRequest
-from clearhead.training.state import Standing
+from clearhead.training.progress import StopRequest
+from clearhead.training.state import TrainState
 
 Task = Callable[[torch.Generator, int], tuple[Tensor, Tensor]]
 """(random, n) -> inputs (n,...) and targets (n,...): the index of the right class, or IGNORED"""
@@ -83,10 +83,10 @@ def train(
             yield step
 
 
-def train_recipe(recipe: str, changes: Mapping[str, object], steps: int) -> Setup:
+def train_recipe(recipe: str, changes: Mapping[str, object], steps: int) -> TrainContext:
     """A recipe's model after so many steps, without a run directory, and its data."""
     values = {**changes, "training.steps": steps, "training.precision": "float32"}
-    setup, standing = set_up(config_of(recipe, values), ALONE, shard=False, report=print), Standing()
+    setup, standing = build_context(config_of(recipe, values), ALONE, shard=False, report=print), TrainState()
     setup.model.train()
     while standing.step < steps:
         update(setup, standing, StopRequest())

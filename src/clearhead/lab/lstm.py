@@ -12,9 +12,12 @@ Dims: B batch, Q target tokens, K source tokens, E model width, V vocabulary.
 
 from torch import Tensor, nn
 
-from clearhead.models.inputs import embeddings_or
-from clearhead.nn.feedforward import FeedForward
-from clearhead.nn.linear import XavierLinear
+from clearhead.data.vocab import MARKS
+from clearhead.models.config import Seq2SeqConfig
+from clearhead.models.embeddings import embeddings_or
+from clearhead.models.seq2seq import Seq2Seq
+from clearhead.nn.attention import Linear, MultiHeadAttention
+from clearhead.nn.blocks import MLP
 
 
 class Alone(nn.Module):
@@ -22,7 +25,7 @@ class Alone(nn.Module):
 
     def __init__(self, width: int):
         super().__init__()
-        self.net = FeedForward(width, 2 * width)
+        self.net = MLP(width, 2 * width)
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
         return self.net(x)
@@ -35,13 +38,13 @@ class Recurrent(nn.Module):
     `forget` is added to the bias of f: the larger it is, the longer a new model's cell keeps what it has.
     """
 
-    def __init__(self, width: int, n_source: int, n_target: int, part: nn.Module, *, forget: float = 1.0):
+    def __init__(self, width: int, src_vocab_size: int, tgt_vocab_size: int, part: nn.Module, *, forget: float = 1.0):
         super().__init__()
         self.width, self.part = width, part
-        self.embed_source, self.embed_target = nn.Embedding(n_source, width), nn.Embedding(n_target, width)
+        self.embed_source, self.embed_target = nn.Embedding(src_vocab_size, width), nn.Embedding(tgt_vocab_size, width)
         self.encoder, self.decoder = (nn.LSTM(width, width, batch_first=True) for _ in range(2))
         self.norm = nn.LayerNorm(width)
-        self.head = XavierLinear(width, n_target, bias=False)
+        self.head = Linear(width, tgt_vocab_size, bias=False)
         for lstm in (self.encoder, self.decoder):
             _, f, _, _ = lstm.get_parameter("bias_hh_l0").detach().chunk(4)  # torch's order: i, f, g, o
             f += forget
@@ -51,3 +54,42 @@ class Recurrent(nn.Module):
         memory, last = self.encoder(embeddings_or(self.embed_source, source, inputs_embeds, self.width))
         states, _ = self.decoder(self.embed_target(target), last)
         return self.head(states + self.part(self.norm(states), memory))
+
+
+# Three encoder-decoders of equal size: the transformer, and the LSTM with and without attention.
+
+
+TRANSFORMER, WITH, WITHOUT = "transformer", "LSTM with attention", "LSTM alone"
+NAMES = (TRANSFORMER, WITH, WITHOUT)
+DIGITS = 10
+N_TOKENS = len(MARKS) + DIGITS
+"""what they read and write, unless told otherwise"""
+
+
+def rival(
+    name: str, width: int, src_vocab_size: int = N_TOKENS, tgt_vocab_size: int = N_TOKENS, *, forget: float = 1.0
+) -> nn.Module:
+    """(source (B,K), target so far (B,Q)) -> logits (B,Q,V); `forget` is for LSTMs.
+
+    An LSTM has 8 width² weights, a block of the transformer 8 width² in the encoder and 12 width² in the decoder: with
+    4 width² for attention, or for the net in its place, all three are of one size.
+    """
+    if name == TRANSFORMER:
+        return Seq2Seq(
+            Seq2SeqConfig(
+                width=width,
+                depth=1,
+                num_heads=1,
+                hidden=2 * width,
+                src_vocab_size=src_vocab_size,
+                tgt_vocab_size=tgt_vocab_size,
+            )
+        )
+    part = MultiHeadAttention(width, 1) if name == WITH else Alone(width)
+    return Recurrent(width, src_vocab_size, tgt_vocab_size, part, forget=forget)
+
+
+def spread(models: list[nn.Module]) -> float:
+    """Parameters of the largest over those of the smallest."""
+    sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in models]
+    return max(sizes) / min(sizes)

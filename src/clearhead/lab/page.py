@@ -55,7 +55,8 @@ def check_page(path: Path) -> None:
 
 def write_page(path: Path, found: Sequence[Finding]) -> None:
     """The page, and the figures in a folder of its name beside it: docs/lab.md and docs/lab/."""
-    from clearhead.lab.figures.gallery import draw_result, save
+    from clearhead.lab.plots import save
+    from clearhead.lab.registry import draw_result
 
     check_page(path)
     figures = path.with_suffix("")

@@ -3,20 +3,25 @@
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.data.config import DataConfig
-from clearhead.data.dataset import DataSet
-from clearhead.data.pairs import Pairs
-from clearhead.data.pronounce import load
-from clearhead.data.tokens import MARKS
+from clearhead.data.dataset import Dataset, SequencePairs
+from clearhead.data.pronounce import load_pronounce
+from clearhead.data.vocab import MARKS
 from clearhead.lab.claim import Claim, Curve, Result, at_least, at_most
-from clearhead.lab.gradient_path import SHORT, fading, untrained
 from clearhead.lab.learning import Task, budgets_of, learning_curve, mean_over_seeds, one_thread
-from clearhead.lab.rivals import DIGITS, NAMES, TRANSFORMER, WITH, WITHOUT, rival, spread
-from clearhead.training.objective import before
+from clearhead.lab.lstm import DIGITS, NAMES, TRANSFORMER, WITH, WITHOUT, rival, spread
+from clearhead.lab.plots import SMALL, canvas, headline, key_below, name_axis
+from clearhead.lab.sequential_depth import COLOURS, SHORT, doubling, fading, line, untrained
+from clearhead.training.objectives import shift_right
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 LETTERS, N_TEST = 6, 1_000
 TOKENS_AT_ONCE = 2_048
@@ -29,12 +34,12 @@ LONG = 6
 class SideBySide(nn.Module):
     """An encoder-decoder whose source and target so far stand in one row: ids (n,K+Q) -> logits (n,Q,V)"""
 
-    def __init__(self, model: nn.Module, n_source: int):
+    def __init__(self, model: nn.Module, src_vocab_size: int):
         super().__init__()
-        self.model, self.n_source = model, n_source
+        self.model, self.src_vocab_size = model, src_vocab_size
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.model(ids[:, : self.n_source], ids[:, self.n_source :])
+        return self.model(ids[:, : self.src_vocab_size], ids[:, self.src_vocab_size :])
 
 
 def reversal(length: int) -> Task:
@@ -42,27 +47,27 @@ def reversal(length: int) -> Task:
 
     def task(random: torch.Generator, n: int) -> tuple[Tensor, Tensor]:
         digits = len(MARKS) + torch.randint(DIGITS, (n, length), generator=random)
-        return torch.cat([digits, before(digits.flip(1))], dim=1), digits.flip(1)
+        return torch.cat([digits, shift_right(digits.flip(1))], dim=1), digits.flip(1)
 
     return task
 
 
-def pronouncing(examples: Pairs) -> Task:
+def pronouncing(examples: SequencePairs) -> Task:
     """Words of LETTERS letters, and their phones."""
-    sources, targets = examples.take((examples.lengths[:, 0] == LETTERS).nonzero()[:, 0])
+    sources, targets = examples.get_batch((examples.lengths[:, 0] == LETTERS).nonzero()[:, 0])
 
     def task(random: torch.Generator, n: int) -> tuple[Tensor, Tensor]:
         chosen = torch.randint(len(sources), (n,), generator=random)
-        return torch.cat([sources[chosen], before(targets[chosen])], dim=1), targets[chosen]
+        return torch.cat([sources[chosen], shift_right(targets[chosen])], dim=1), targets[chosen]
 
     return task
 
 
 def accuracies(
-    model: nn.Module, n_source: int, task: Task, unseen: Task, budgets: Sequence[int], seed: int
+    model: nn.Module, src_vocab_size: int, task: Task, unseen: Task, budgets: Sequence[int], seed: int
 ) -> list[float]:
     """The fraction of correct tokens after each training budget, under teacher forcing."""
-    rows = SideBySide(model, n_source)
+    rows = SideBySide(model, src_vocab_size)
     return learning_curve(rows, task, budgets=budgets, seed=seed, unseen=unseen, num_test=N_TEST)
 
 
@@ -85,16 +90,16 @@ def digits_right(name: str, length: int, width: int, budgets: Sequence[int], see
     return accuracies(rival(name, width), length, task, task, budgets, seed)
 
 
-def phones_right(words: DataSet, name: str, width: int, steps: int, seed: int) -> list[float]:
+def phones_right(words: Dataset, name: str, width: int, steps: int, seed: int) -> list[float]:
     """Accuracy of one model in pronouncing words that it has not seen."""
-    assert isinstance(words.train, Pairs)
-    assert isinstance(words.test, Pairs)
+    assert isinstance(words.train, SequencePairs)
+    assert isinstance(words.test, SequencePairs)
     torch.manual_seed(seed)
     model = rival(name, width, len(words.symbols), len(words.classes))
     return accuracies(model, LETTERS, pronouncing(words.train), pronouncing(words.test), [steps], seed)
 
 
-def run(
+def run_recurrence(
     *, seed: int = 0, num_seeds: int = 3, width: int = 32, length: int = 16, steps: int = 300, attends: bool = True
 ) -> Result:
     """attends=False asks of the LSTM without attention what holds with it."""
@@ -107,7 +112,7 @@ def run(
             for name, trained in {TRANSFORMER: budgets, WITH: budgets, WITHOUT: longer}.items()
         }
         (few,) = mean_over_seeds(partial(digits_right, WITHOUT, short, width, [steps]), seed, num_seeds)
-        words = load(DataConfig(name="pronounce"), seed)
+        words = load_pronounce(DataConfig(name="pronounce"), seed)
         phones = {
             name: mean_over_seeds(partial(phones_right, words, name, width, steps), seed, num_seeds)[0]
             for name in NAMES
@@ -153,7 +158,7 @@ def untrained_curves(width: int, seed: int) -> list[Curve]:
     return found
 
 
-CLAIM = Claim(
+RECURRENCE = Claim(
     slug="recurrence",
     rows=("R4.12",),
     lesson="Beside recurrence",
@@ -165,7 +170,7 @@ CLAIM = Claim(
     formula="without attention, all that the decoder knows of the source is one state and cell, 2 width numbers",
     conditions="300 training steps of 64 sequences for each model; accuracy under teacher forcing. "
     "Float32, the mean of three seeds.",
-    run=run,
+    run=run_recurrence,
     try_next="clearhead lab recurrence --length 8",
     least={"width": 16, "length": 8},
     most={"width": 256, "length": 128},
@@ -173,3 +178,35 @@ CLAIM = Claim(
     trains=True,
     seconds=65,
 )
+
+
+# Recurrence beside attention: gradients over long distances, and operations that wait for one another.
+
+
+def draw_recurrence(result: Result) -> "Figure":
+    """What the training found, accuracy on digits and phonemes; and the time of a step. (Gradients: gradient-path.)"""
+    figure, (digits, phones, time) = canvas("AB;AC", widths=(1.2, 1))
+    for what, axes in {"right digits": digits, "milliseconds": time}.items():
+        found = {curve.name: curve for curve in result.curves if curve.what == what}
+        for whose in reversed(NAMES):
+            line(axes, whose, found[whose].x, found[whose].y)
+        doubling(axes, sorted({x for curve in found.values() for x in curve.x}))
+    draw_phones(phones, {curve.name: curve.y[0] for curve in result.curves if curve.what == "right phones"})
+    digits.set_ylim(0, 1.05)
+    time.set_ylim(0, 1.1 * time.get_ylim()[1])
+    name_axis(digits, "Reversed digits", "training steps", "accuracy")
+    name_axis(time, f"Step of {TOKENS_AT_ONCE:,} tokens", "sequence length (tokens)", "ms on one core")
+    key_below(figure, digits)
+    headline(figure, "Within the same budget, an LSTM without attention falls behind")
+    return figure
+
+
+def draw_phones(axes: "Axes", shares: dict[str, float]) -> None:
+    """A bar for each model, with its number."""
+    heights, colours = [shares[whose] for whose in NAMES], [COLOURS[whose] for whose in NAMES]
+    bars = axes.bar(range(len(NAMES)), heights, color=colours)
+    axes.bar_label(bars, fmt="{:.0%}", fontsize=SMALL)
+    axes.set_xticks([])
+    axes.set_ylim(0, 1.15)
+    axes.grid(axis="x", visible=False)
+    name_axis(axes, "Phonemes of new words", "", "accuracy")

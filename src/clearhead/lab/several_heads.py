@@ -1,14 +1,19 @@
 """Several heads within a training budget: each output needs four positions at once. Trains three small models."""
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.lab.claim import Claim, Curve, Result, at_least
 from clearhead.lab.learning import Task, budgets_of, learning_curve, mean_over_seeds
+from clearhead.lab.plots import draw_measured
 from clearhead.models.config import PredictorConfig
 from clearhead.models.predictor import SequencePredictor
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LENGTH, DIGITS, N_PLACES = 16, 10, 4
 LONG = 5
@@ -30,13 +35,13 @@ def four_places(seed: int) -> Task:
 class FourAnswers(nn.Module):
     """One encoder block with four outputs for each token. ids (n,L) -> logits (n,L,4,10)"""
 
-    def __init__(self, width: int, n_heads: int):
+    def __init__(self, width: int, num_heads: int):
         super().__init__()
         self.predictor = SequencePredictor(
             PredictorConfig(
                 width=width,
                 depth=1,
-                n_heads=n_heads,
+                num_heads=num_heads,
                 hidden=2 * width,
                 n_inputs=DIGITS,
                 n_outputs=N_PLACES * DIGITS,
@@ -49,22 +54,24 @@ class FourAnswers(nn.Module):
         return self.predictor(ids).unflatten(-1, (N_PLACES, DIGITS))
 
 
-def accuracies(width: int, n_heads: int, budgets: list[int], seed: int) -> list[float]:
+def accuracies(width: int, num_heads: int, budgets: list[int], seed: int) -> list[float]:
     """Accuracy after each training budget, with that many heads."""
     torch.manual_seed(seed)
-    return learning_curve(FourAnswers(width, n_heads), four_places(seed), budgets=budgets, seed=seed, batch_size=32)
+    return learning_curve(FourAnswers(width, num_heads), four_places(seed), budgets=budgets, seed=seed, batch_size=32)
 
 
-def run(*, seed: int = 0, num_seeds: int = 3, width: int = 32, n_heads: int = 4, steps: int = 250) -> Result:
-    """n_heads is the number of heads that is called "several"; with 1, one head is asked for what holds of four."""
+def run_several_heads(
+    *, seed: int = 0, num_seeds: int = 3, width: int = 32, num_heads: int = 4, steps: int = 250
+) -> Result:
+    """num_heads is the number of heads that is called "several"; with 1, one head is asked for what holds of four."""
     budgets = budgets_of(steps, 0.25, 0.5, 1, 2, LONG)
-    at, until = budgets.index(steps), {width: budgets_of(steps, 0.25, 0.5, 1, 2), 1: budgets, n_heads: budgets}
+    at, until = budgets.index(steps), {width: budgets_of(steps, 0.25, 0.5, 1, 2), 1: budgets, num_heads: budgets}
     found = {
         n: mean_over_seeds(partial(accuracies, width, n, trained), seed, num_seeds) for n, trained in until.items()
     }
-    one, several, many = (found[n][at] for n in (1, n_heads, width))
+    one, several, many = (found[n][at] for n in (1, num_heads, width))
     checks = (
-        at_least(f"{n_heads} heads of width {width // n_heads}, {steps} steps: accuracy", several, 0.9),
+        at_least(f"{num_heads} heads of width {width // num_heads}, {steps} steps: accuracy", several, 0.9),
         at_least(f"their lead over one head of width {width}", several - one, 0.1),
         at_least(f"their lead over {width} heads of width 1", several - many, 0.1),
         at_least(f"one head, {budgets[-1]} steps: accuracy", found[1][-1], 0.8),
@@ -72,13 +79,13 @@ def run(*, seed: int = 0, num_seeds: int = 3, width: int = 32, n_heads: int = 4,
     return Result(checks, tuple(curve(n, width, until[n], found[n]) for n in sorted(found)))
 
 
-def curve(n_heads: int, width: int, budgets: list[int], accuracy: list[float]) -> Curve:
+def curve(num_heads: int, width: int, budgets: list[int], accuracy: list[float]) -> Curve:
     """Accuracy against training steps."""
-    plural = "head" if n_heads == 1 else "heads"
-    return Curve("accuracy", f"{n_heads} {plural} of width {width // n_heads}", tuple(budgets), tuple(accuracy))
+    plural = "head" if num_heads == 1 else "heads"
+    return Curve("accuracy", f"{num_heads} {plural} of width {width // num_heads}", tuple(budgets), tuple(accuracy))
 
 
-CLAIM = Claim(
+SEVERAL_HEADS = Claim(
     slug="several-heads",
     rows=("R0.9",),
     lesson="Heads",
@@ -86,11 +93,18 @@ CLAIM = Claim(
     "that is too small for one head of the same total width, and for many heads of width 1. With five times the "
     "budget, one head nearly catches up.",
     mistake="More heads are always better, or never matter; or: one head cannot learn it at all.",
-    formula="equal parameters: n_heads x head width = width; a head mixes what it sees, a narrow one cannot aim",
+    formula="equal parameters: num_heads x head width = width; a head mixes what it sees, a narrow one cannot aim",
     conditions="One block, 250 training steps; the curve shows the accuracy over training budgets. "
     "Float32, the mean of three seeds.",
-    run=run,
-    try_next="clearhead lab several-heads --n-heads 16",
+    run=run_several_heads,
+    try_next="clearhead lab several-heads --num-heads 16",
     trains=True,
     seconds=40,
 )
+
+
+# Training: figures of what a training measured, and what training does that evaluation does not.
+
+
+def draw_several_heads(result: Result) -> "Figure":
+    return draw_measured(result, "Several heads need fewer training steps than one as wide, or than many")

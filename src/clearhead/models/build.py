@@ -6,146 +6,146 @@ Dims: B batch, L length, E model width.
 from torch import nn
 
 from clearhead.models.config import PredictorConfig, StackConfig, VisionConfig
-from clearhead.nn.attention import MultiHeadAttention
-from clearhead.nn.blocks import DecoderBlock, EncoderBlock
-from clearhead.nn.feedforward import ACTIVATIONS, FeedForward
-from clearhead.nn.grid import GridPositions, LearnedGrid, NoGridPositions, RotaryGrid, SinusoidalGrid
-from clearhead.nn.linear import XavierLinear
-from clearhead.nn.patches import ConvolutionTokens, PatchTokens
+from clearhead.nn.attention import Linear, MultiHeadAttention
+from clearhead.nn.blocks import ACTIVATIONS, MLP, Decoder, DecoderBlock, Encoder, EncoderBlock
+from clearhead.nn.patch_embed import ConvEmbed, ConvStem, PatchEmbed
+from clearhead.nn.pooling import AttentionPooling, ClassToken, MeanPooling, NoPooling, Pooling
 from clearhead.nn.positions import (
-    AlibiPositions,
-    LearnedPositions,
-    NoPositions,
-    Positions,
-    RotaryPositions,
-    SinusoidalPositions,
+    AlibiPosEmbed,
+    LearnedPosEmbed,
+    LearnedPosEmbed2d,
+    NoPosEmbed,
+    NoPosEmbed2d,
+    PosEmbed,
+    PosEmbed2d,
+    RotaryPosEmbed,
+    RotaryPosEmbed2d,
+    SinusoidalPosEmbed,
+    SinusoidalPosEmbed2d,
 )
-from clearhead.nn.readout import AttentionPooling, ClassToken, EachToken, MeanPooling, Readout
-from clearhead.nn.stacks import Decoder, Encoder
-from clearhead.nn.stem import StemTokens
 
 
-def attention(config: StackConfig) -> MultiHeadAttention:
+def build_attention(config: StackConfig) -> MultiHeadAttention:
     return MultiHeadAttention(
         config.width,
-        config.n_heads,
+        config.num_heads,
         output_projection=config.output_projection,
         dropout=config.attention_dropout,
         beta=config.beta,
     )
 
 
-def feedforward(config: StackConfig) -> FeedForward:
+def build_mlp(config: StackConfig) -> MLP:
     activation = ACTIVATIONS[config.activation]
-    return FeedForward(config.width, config.feedforward_width, activation, config.hidden_dropout)
+    return MLP(config.width, config.mlp_width, activation, config.mlp_dropout)
 
 
-def encoder(config: StackConfig) -> Encoder:
+def build_encoder(config: StackConfig) -> Encoder:
     return Encoder(
         [
             EncoderBlock(
-                attention(config),
-                feedforward(config),
+                build_attention(config),
+                build_mlp(config),
                 width=config.width,
                 norm=config.norm,
                 dropout=config.dropout,
                 drop_path=drop_path,
                 norm_eps=config.norm_eps,
             )
-            for drop_path in rising(config.drop_path, config.depth)
+            for drop_path in drop_path_rates(config.drop_path, config.depth)
         ],
-        last_norm(config),
+        final_norm(config),
     )
 
 
-def decoder(config: StackConfig, depth: int) -> Decoder:
+def build_decoder(config: StackConfig, depth: int) -> Decoder:
     return Decoder(
         [
             DecoderBlock(
-                attention(config),
-                attention(config),
-                feedforward(config),
+                build_attention(config),
+                build_attention(config),
+                build_mlp(config),
                 width=config.width,
                 norm=config.norm,
                 dropout=config.dropout,
                 drop_path=drop_path,
                 norm_eps=config.norm_eps,
             )
-            for drop_path in rising(config.drop_path, depth)
+            for drop_path in drop_path_rates(config.drop_path, depth)
         ],
-        last_norm(config),
+        final_norm(config),
     )
 
 
-def rising(last: float, depth: int) -> list[float]:
+def drop_path_rates(last: float, depth: int) -> list[float]:
     """Stochastic depth grows in equal steps from block to block up to `last`: early blocks are needed most."""
     return [last * (i + 1) / depth for i in range(depth)]
 
 
-def last_norm(config: StackConfig) -> nn.Module | None:
+def final_norm(config: StackConfig) -> nn.Module | None:
     """Pre-norm leaves the sum of all blocks without a norm; it gets one at the end."""
     return nn.LayerNorm(config.width, eps=config.norm_eps) if config.norm == "pre" else None
 
 
-def positions(kind: str, context: int, config: StackConfig) -> Positions:
+def build_pos_embed(kind: str, context: int, config: StackConfig) -> PosEmbed:
     match kind:
         case "sinusoidal":
-            return SinusoidalPositions()
+            return SinusoidalPosEmbed()
         case "learned":
-            return LearnedPositions(context, config.width)
+            return LearnedPosEmbed(context, config.width)
         case "rotary":
-            return RotaryPositions(config.head_width)
+            return RotaryPosEmbed(config.head_dim)
         case "alibi":
-            return AlibiPositions(config.n_heads)
+            return AlibiPosEmbed(config.num_heads)
         case _:
-            return NoPositions()
+            return NoPosEmbed()
 
 
-def grid_positions(config: VisionConfig) -> GridPositions:
+def build_pos_embed_2d(config: VisionConfig) -> PosEmbed2d:
     match config.positions:
         case "sinusoidal":
-            return SinusoidalGrid()
+            return SinusoidalPosEmbed2d()
         case "learned":
-            return LearnedGrid(config.grid, config.width)
+            return LearnedPosEmbed2d(config.grid, config.width)
         case "rotary":
-            return RotaryGrid(config.head_width)
+            return RotaryPosEmbed2d(config.head_dim)
         case _:
-            return NoGridPositions()
+            return NoPosEmbed2d()
 
 
-def tokenizer(config: VisionConfig) -> PatchTokens | ConvolutionTokens | StemTokens:
+def build_patch_embed(config: VisionConfig) -> PatchEmbed | ConvEmbed | ConvStem:
     sizes = config.channels, config.width, config.patch_size
     match config.tokenizer:
         case "patches":
-            return PatchTokens(*sizes)
+            return PatchEmbed(*sizes)
         case "convolutions":
-            return ConvolutionTokens(*sizes)
+            return ConvEmbed(*sizes)
         case "stem":
-            return StemTokens(*sizes)
+            return ConvStem(*sizes)
 
 
-def readout(config: PredictorConfig | VisionConfig) -> Readout:
+def build_pooling(config: PredictorConfig | VisionConfig) -> Pooling:
     match config.readout:
         case "class":
             return ClassToken(config.width)
         case "mean":
             return MeanPooling()
         case "attention":
-            return AttentionPooling(config.width, config.n_heads)
+            return AttentionPooling(config.width, config.num_heads)
         case _:
-            return EachToken()
+            return NoPooling()
 
 
-def head(config: PredictorConfig | VisionConfig, n_outputs: int) -> nn.Module:
+def build_head(config: PredictorConfig | VisionConfig, n_outputs: int) -> nn.Module:
     """From (…,E) to the answer's logits."""
-    if not config.head_hidden:
-        return XavierLinear(config.width, n_outputs)
+    if not config.head_mlp_dim:
+        return Linear(config.width, n_outputs)
     has_norm = isinstance(config, PredictorConfig) and config.head_norm
-    return FeedForward(
+    return MLP(
         config.width,
-        config.head_hidden,
+        config.head_mlp_dim,
         ACTIVATIONS[config.activation],
-        config.hidden_dropout,
+        config.mlp_dropout,
         n_out=n_outputs,
-        norm=nn.LayerNorm(config.head_hidden, eps=config.norm_eps) if has_norm else None,
+        norm=nn.LayerNorm(config.head_mlp_dim, eps=config.norm_eps) if has_norm else None,
     )

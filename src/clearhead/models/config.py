@@ -1,28 +1,30 @@
 """Which function a model computes: frozen configs, checked when they are made. Importing this does not import torch."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal
 
-from clearhead.messages import did_you_mean
-from clearhead.nn.sizes import (
+from clearhead.validation import (
     check_beta,
+    check_bool,
+    check_choice,
     check_eps,
-    check_even,
-    check_halvings,
     check_heads,
+    check_hidden,
     check_positive,
+    check_power_of_two,
     check_rate,
-    check_waves,
+    check_rotary_width,
+    check_sinusoidal_width,
 )
 
 Norm = Literal["pre", "post", "none"]
 Activation = Literal["gelu", "relu"]
-Places = Literal["sinusoidal", "learned", "rotary", "alibi", "none"]
-GridPlaces = Literal["learned", "sinusoidal", "rotary", "none"]
-FirstWeights = Literal["xavier", "bert"]
-Tokenizer = Literal["patches", "convolutions", "stem"]
-Pooling = Literal["class", "mean", "attention"]
-PredictorReadout = Literal["each", "class", "mean", "attention"]
+PosEmbedName = Literal["sinusoidal", "learned", "rotary", "alibi", "none"]
+PosEmbed2dName = Literal["learned", "sinusoidal", "rotary", "none"]
+InitName = Literal["xavier", "bert"]
+PatchEmbedName = Literal["patches", "convolutions", "stem"]
+PoolingName = Literal["class", "mean", "attention"]
+PredictorPoolingName = Literal["each", "class", "mean", "attention"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +33,7 @@ class StackConfig:
 
     width: int
     depth: int
-    n_heads: int
+    num_heads: int
     hidden: int | None = None
     """width of the feed-forward net's middle; 4 * width unless given"""
     activation: Activation = "gelu"
@@ -42,7 +44,7 @@ class StackConfig:
     """on the embeddings and on what each sublayer adds"""
     attention_dropout: float = 0.0
     """on the attention weights"""
-    hidden_dropout: float = 0.0
+    mlp_dropout: float = 0.0
     """inside the feed-forward net, where the vision transformer has it and the one of 2017 has not"""
     drop_path: float = 0.0
     """stochastic depth: chance of leaving out the last block's sublayers; earlier blocks less, in proportion"""
@@ -52,23 +54,23 @@ class StackConfig:
     """mix the heads' outputs by a linear layer (W_O)"""
 
     def __post_init__(self) -> None:
-        check_positive(width=self.width, depth=self.depth, n_heads=self.n_heads, hidden=self.feedforward_width)
-        check_heads(self.width, self.n_heads)
-        check_yes_or_no(output_projection=self.output_projection)
+        check_positive(width=self.width, depth=self.depth, num_heads=self.num_heads, hidden=self.mlp_width)
+        check_heads(self.width, self.num_heads)
+        check_bool(output_projection=self.output_projection)
         check_choice(activation=(self.activation, Activation), norm=(self.norm, Norm))
         check_eps("norm_eps", self.norm_eps)
         if self.beta is not None:
             check_beta(self.beta)
-        for name in ("dropout", "attention_dropout", "hidden_dropout", "drop_path"):
+        for name in ("dropout", "attention_dropout", "mlp_dropout", "drop_path"):
             check_rate(name, getattr(self, name))
 
     @property
-    def feedforward_width(self) -> int:
+    def mlp_width(self) -> int:
         return 4 * self.width if self.hidden is None else self.hidden
 
     @property
-    def head_width(self) -> int:
-        return self.width // self.n_heads
+    def head_dim(self) -> int:
+        return self.width // self.num_heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,21 +78,21 @@ class AttentionConfig:
     """One attention layer on its own, for `shapes`. With a key or value width of its own: one head, without W_O."""
 
     width: int
-    n_heads: int = 1
+    num_heads: int = 1
     key_width: int | None = None
     """numbers per query and key; width unless given"""
     value_width: int | None = None
     """numbers per value; width unless given"""
 
     def __post_init__(self) -> None:
-        check_positive(width=self.width, n_heads=self.n_heads)
-        check_heads(self.width, self.n_heads)
+        check_positive(width=self.width, num_heads=self.num_heads)
+        check_heads(self.width, self.num_heads)
         if self.is_single:
             check_positive(key_width=self.query_key_width, value_width=self.values_width)
-            if self.n_heads != 1:
+            if self.num_heads != 1:
                 raise ValueError(
-                    f"a key_width or value_width of its own needs a single head, got n_heads={self.n_heads}; "
-                    "try n_heads=1"
+                    f"a key_width or value_width of its own needs a single head, got num_heads={self.num_heads}; "
+                    "try num_heads=1"
                 )
 
     @property
@@ -115,28 +117,28 @@ class PredictorConfig(StackConfig):
     n_outputs: int
     context: int = 512
     """longest sequence, for learned positions"""
-    positions: Places = "sinusoidal"
-    readout: PredictorReadout = "each"
+    positions: PosEmbedName = "sinusoidal"
+    readout: PredictorPoolingName = "each"
     input_dropout: float = 0.0
     """on the inputs, before the layer that embeds them"""
-    head_hidden: int = 0
+    head_mlp_dim: int = 0
     """width of one more layer before the answer; 0 for none"""
     head_norm: bool = False
-    """layer norm in the head, between its first layer and the activation; needs head_hidden"""
+    """layer norm in the head, between its first layer and the activation; needs head_mlp_dim"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(n_inputs=self.n_inputs, n_outputs=self.n_outputs, context=self.context)
         check_rate("input_dropout", self.input_dropout)
-        check_hidden(self.head_hidden)
-        check_yes_or_no(head_norm=self.head_norm)
-        if self.head_norm and not self.head_hidden:
+        check_hidden(self.head_mlp_dim)
+        check_bool(head_norm=self.head_norm)
+        if self.head_norm and not self.head_mlp_dim:
             raise ValueError(
-                "head_norm normalises the head's hidden layer, got head_norm=True with head_hidden=0; "
-                f"try head_hidden={self.width}"
+                "head_norm normalises the head's hidden layer, got head_norm=True with head_mlp_dim=0; "
+                f"try head_mlp_dim={self.width}"
             )
-        check_choice(readout=(self.readout, PredictorReadout))
-        check_places(self.positions, self)
+        check_choice(readout=(self.readout, PredictorPoolingName))
+        check_pos_embed(self.positions, self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,16 +148,16 @@ class VisionConfig(StackConfig):
     image_size: int | tuple[int, int]
     """height and width that the model is built for; others work too"""
     patch_size: int
-    n_classes: int
+    num_classes: int
     channels: int = 3
-    tokenizer: Tokenizer = "patches"
-    positions: GridPlaces = "learned"
-    readout: Pooling = "class"
-    head_hidden: int = 0
+    tokenizer: PatchEmbedName = "patches"
+    positions: PosEmbed2dName = "learned"
+    readout: PoolingName = "class"
+    head_mlp_dim: int = 0
     """width of one more layer before the answer; 0 for none"""
-    embedding_norm: bool = False
+    embed_norm: bool = False
     """layer norm on the embeddings, as BERT does"""
-    first_weights: FirstWeights = "xavier"
+    first_weights: InitName = "xavier"
     """how weights start: by the widths of each layer, or small, as BERT's do"""
 
     def __post_init__(self) -> None:
@@ -165,14 +167,14 @@ class VisionConfig(StackConfig):
         size = self.image_size
         if not isinstance(size, int) and not (isinstance(size, tuple) and len(size) == 2):
             raise ValueError(f"image_size must be a number or (height, width), got {size!r}; try 32")
-        check_yes_or_no(embedding_norm=self.embedding_norm)
-        check_hidden(self.head_hidden)
-        check_positive(patch_size=self.patch_size, n_classes=self.n_classes, channels=self.channels)
+        check_bool(embed_norm=self.embed_norm)
+        check_hidden(self.head_mlp_dim)
+        check_positive(patch_size=self.patch_size, num_classes=self.num_classes, channels=self.channels)
         check_choice(
-            tokenizer=(self.tokenizer, Tokenizer),
-            positions=(self.positions, GridPlaces),
-            readout=(self.readout, Pooling),
-            first_weights=(self.first_weights, FirstWeights),
+            tokenizer=(self.tokenizer, PatchEmbedName),
+            positions=(self.positions, PosEmbed2dName),
+            readout=(self.readout, PoolingName),
+            first_weights=(self.first_weights, InitName),
         )
         height, width = self.image_shape
         check_positive(image_height=height, image_width=width)
@@ -182,11 +184,11 @@ class VisionConfig(StackConfig):
                 "choose a patch size that divides both"
             )
         if self.tokenizer != "patches":
-            check_halvings(self.patch_size)
+            check_power_of_two(self.patch_size)
         if self.positions == "rotary":
-            check_even(self.head_width, 4)
+            check_rotary_width(self.head_dim, 4)
         if self.positions == "sinusoidal":
-            check_waves(self.width, 4)
+            check_sinusoidal_width(self.width, 4)
 
     @property
     def image_shape(self) -> tuple[int, int]:
@@ -203,24 +205,27 @@ class VisionConfig(StackConfig):
 class Seq2SeqConfig(StackConfig):
     """The encoder-decoder of 2017; `depth` blocks in the encoder and, unless given, as many in the decoder."""
 
-    n_source: int
+    src_vocab_size: int
     """different source tokens"""
-    n_target: int
+    tgt_vocab_size: int
     """different target tokens"""
     decoder_depth: int | None = None
     context: int = 512
     """longest sequence, for learned positions"""
-    positions: Places = "sinusoidal"
+    positions: PosEmbedName = "sinusoidal"
     tie_weights: bool = False
-    """one table for the target's embedding and the output; with n_source = n_target for the source's too"""
+    """one table for the target's embedding and the output; with src_vocab_size = tgt_vocab_size for the source's too"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_yes_or_no(tie_weights=self.tie_weights)
+        check_bool(tie_weights=self.tie_weights)
         check_positive(
-            n_source=self.n_source, n_target=self.n_target, context=self.context, decoder_depth=self.decoder_blocks
+            src_vocab_size=self.src_vocab_size,
+            tgt_vocab_size=self.tgt_vocab_size,
+            context=self.context,
+            decoder_depth=self.decoder_blocks,
         )
-        check_places(self.positions, self)
+        check_pos_embed(self.positions, self)
 
     @property
     def decoder_blocks(self) -> int:
@@ -235,44 +240,26 @@ class LanguageConfig(StackConfig):
     """different tokens"""
     context: int = 512
     """longest sequence, for learned positions"""
-    positions: Places = "learned"
+    positions: PosEmbedName = "learned"
     tie_weights: bool = True
     """one table for the embedding and the output"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_yes_or_no(tie_weights=self.tie_weights)
+        check_bool(tie_weights=self.tie_weights)
         check_positive(n_tokens=self.n_tokens, context=self.context)
-        check_places(self.positions, self)
+        check_pos_embed(self.positions, self)
 
 
 ModelConfig = PredictorConfig | VisionConfig | Seq2SeqConfig | LanguageConfig
 
 
-def check_hidden(head_hidden: int) -> None:
-    if not isinstance(head_hidden, int) or isinstance(head_hidden, bool) or head_hidden < 0:
-        raise ValueError(f"head_hidden must be a whole number of at least 0, got {head_hidden!r}; 0 for no such layer")
-
-
-def check_yes_or_no(**flags: bool) -> None:
-    for name, flag in flags.items():
-        if not isinstance(flag, bool):
-            raise ValueError(f"{name} must be True or False, got {flag!r}")
-
-
-def check_choice(**choices: tuple[str, Any]) -> None:
-    for name, (value, allowed) in choices.items():
-        if value not in get_args(allowed):
-            hint = did_you_mean(value, get_args(allowed))
-            raise ValueError(f"{name} must be one of {', '.join(get_args(allowed))}, got {value!r}{hint}")
-
-
-def check_places(positions: str, stack: StackConfig) -> None:
-    check_choice(positions=(positions, Places))
+def check_pos_embed(positions: str, stack: StackConfig) -> None:
+    check_choice(positions=(positions, PosEmbedName))
     if positions == "rotary":
-        check_even(stack.head_width, 2)
+        check_rotary_width(stack.head_dim, 2)
     if positions == "sinusoidal":
-        check_waves(stack.width, 2)
+        check_sinusoidal_width(stack.width, 2)
 
 
 def check_kind(config: object, kind: type) -> None:

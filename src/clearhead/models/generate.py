@@ -6,21 +6,22 @@ Dims: B batch, N candidates for each example, L prompt length, T new tokens, V v
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.models.config import LanguageConfig, Seq2SeqConfig
-from clearhead.nn.cache import Cache
+from clearhead.nn.cache import DecoderCache
 
 MOST_SEED = torch.iinfo(torch.int64).max
 """a generator takes no more"""
 
 
 @dataclass(frozen=True)
-class Generated:
+class GenerateOutput:
     """New tokens (the prompt is not among them); for each example its N candidates, the best first."""
 
     candidates: Tensor
@@ -36,7 +37,7 @@ class Generated:
         return self.candidates[:, 0]
 
 
-class Writer(Protocol):
+class DecodeState(Protocol):
     """The next token's logits after sequences that grow."""
 
     def next_logits(self, ids: Tensor) -> Tensor:
@@ -46,10 +47,10 @@ class Writer(Protocol):
         """These rows go on, in this order."""
 
 
-class ModelWriter:
+class ModelDecodeState:
     """`continue_with(ids, cache)` is a model's own pass: logits (N,length,V), of the newest ids if there is a cache."""
 
-    def __init__(self, continue_with: Callable[[Tensor, Cache | None], Tensor], cache: Cache | None):
+    def __init__(self, continue_with: Callable[[Tensor, DecoderCache | None], Tensor], cache: DecoderCache | None):
         self.continue_with, self.cache = continue_with, cache
 
     def next_logits(self, ids: Tensor) -> Tensor:
@@ -61,7 +62,7 @@ class ModelWriter:
             self.cache.select(rows)
 
 
-Strategy = Callable[[Callable[[int], Writer], Tensor, int, int | None], Generated]
+Strategy = Callable[[Callable[[int], DecodeState], Tensor, int, int | None], GenerateOutput]
 """(writers, prompt (B,L), n_tokens, end) -> Generated; writers(N) makes a Writer for N sequences per example."""
 
 
@@ -69,8 +70,10 @@ Strategy = Callable[[Callable[[int], Writer], Tensor, int, int | None], Generate
 class Greedy:
     """Always the likeliest token."""
 
-    def __call__(self, writers: Callable[[int], Writer], prompt: Tensor, n_tokens: int, end: int | None) -> Generated:
-        return write(writers(1), prompt, n_tokens, end, lambda logits: logits.argmax(-1))
+    def __call__(
+        self, writers: Callable[[int], DecodeState], prompt: Tensor, n_tokens: int, end: int | None
+    ) -> GenerateOutput:
+        return decode(writers(1), prompt, n_tokens, end, lambda logits: logits.argmax(-1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,14 +101,16 @@ class Sampling:
         if self.seed is not None and (not isinstance(self.seed, int) or not 0 <= self.seed <= MOST_SEED):
             raise ValueError(f"seed must be a whole number from 0 to {MOST_SEED}, got {self.seed}; choose another")
 
-    def __call__(self, writers: Callable[[int], Writer], prompt: Tensor, n_tokens: int, end: int | None) -> Generated:
+    def __call__(
+        self, writers: Callable[[int], DecodeState], prompt: Tensor, n_tokens: int, end: int | None
+    ) -> GenerateOutput:
         random = None if self.seed is None else torch.Generator(prompt.device).manual_seed(self.seed)
 
         def draw(logits: Tensor) -> Tensor:
             shares = self.distribution(logits)
             return torch.multinomial(shares, 1, generator=random)[:, 0]
 
-        return write(writers(1), prompt, n_tokens, end, draw)
+        return decode(writers(1), prompt, n_tokens, end, draw)
 
     def distribution(self, logits: Tensor) -> Tensor:
         """What is drawn from. (B,V) -> (B,V)"""
@@ -134,9 +139,9 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
     return logits.masked_fill(drop_ordered.gather(-1, tokens.argsort(-1)), -torch.inf)
 
 
-def write(
-    writer: Writer, prompt: Tensor, n_tokens: int, end: int | None, choose: Callable[[Tensor], Tensor]
-) -> Generated:
+def decode(
+    writer: DecodeState, prompt: Tensor, n_tokens: int, end: int | None, choose: Callable[[Tensor], Tensor]
+) -> GenerateOutput:
     """One candidate per example: choose (B,V) -> (B,) the next token, until all have ended or n_tokens are written."""
     ids, n_prompt = prompt, prompt.shape[1]
     ended = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
@@ -155,7 +160,7 @@ def write(
             ended = ended | (token == end)
             if ended.all():
                 break
-    return Generated(ids[:, None, n_prompt:], lengths[:, None], scores[:, None])
+    return GenerateOutput(ids[:, None, n_prompt:], lengths[:, None], scores[:, None])
 
 
 def log_probabilities(logits: Tensor) -> Tensor:
@@ -176,7 +181,7 @@ def check_generation(prompt: Tensor, n_tokens: int, n_vocabulary: int, end: int 
         raise ValueError(f"end must be an id from 0 to {n_vocabulary - 1}, got {end}; None generates all n_tokens")
 
 
-def room(config: LanguageConfig | Seq2SeqConfig, n_prompt: int, n_tokens: int) -> int:
+def free_positions(config: LanguageConfig | Seq2SeqConfig, n_prompt: int, n_tokens: int) -> int:
     """How many of n_tokens new ones fit behind a prompt: all, but for a learned position table that ends before."""
     return min(n_tokens, config.context - n_prompt + 1) if config.positions == "learned" else n_tokens
 
@@ -188,3 +193,128 @@ def check_room(config: LanguageConfig | Seq2SeqConfig, length: int) -> None:
             f"prompt and new tokens must fit the learned position table of {config.context} rows, got {length}; "
             "ask for fewer tokens, or build the model with a larger context or other positions"
         )
+
+
+# Beam search: follow the N likeliest beginnings at once, and keep the best that have ended.
+#
+# The score of a sequence is its log-probability; sequences of different length are compared by score /
+# length^penalty.
+# The greedy answer stays a candidate, and what is less probable comes after it: by neither number is the answer
+# worse.
+# Dims: B batch, N beams, L prompt length, T new tokens, V vocabulary.
+
+
+NEVER = -torch.inf
+MOST = 1000
+"""sequences that are followed at once: more of them take memory and find nothing better"""
+
+
+@dataclass(frozen=True)
+class Beam:
+    """The best of `size` sequences followed at once; a higher length_penalty favours longer ones."""
+
+    size: int = 5
+    length_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.size, int) or not 1 <= self.size <= MOST:
+            raise ValueError(f"a beam's size must be from 1 to {MOST}, got {self.size}; 1 is greedy search")
+        if not 0 <= self.length_penalty <= 10:
+            raise ValueError(
+                f"length_penalty must be from 0 to 10, got {self.length_penalty}; 0 compares plain log-probabilities"
+            )
+
+    def __call__(
+        self, writers: Callable[[int], DecodeState], prompt: Tensor, n_tokens: int, end: int | None
+    ) -> GenerateOutput:
+        if self.size == 1:
+            return Greedy()(writers, prompt, n_tokens, end)
+        found = self.search(writers(self.size), prompt, n_tokens, end)
+        greedy = Greedy()(writers, prompt, n_tokens, end)
+        greedy = replace(greedy, candidates=filled(greedy.candidates, n_tokens, end))
+        best = self.with_greedy(found, greedy)
+        return replace(best, candidates=best.candidates[..., : int(best.lengths.max())])
+
+    def with_greedy(self, found: GenerateOutput, greedy: GenerateOutput) -> GenerateOutput:
+        """The `size` best of both: first what is at least as probable as the greedy answer, then the rest, by rank."""
+        same = (found.candidates == greedy.candidates).all(-1)  # (B,N)
+        again = found.scores.masked_fill(~same, torch.inf).amin(-1, keepdim=True)  # it may differ in its last bits
+        least = torch.minimum(greedy.scores, again)
+        both = joined(found, replace(greedy, scores=greedy.scores.masked_fill(same.any(-1, keepdim=True), NEVER)))
+        by_rank = self.rank(both.scores, both.lengths).argsort(descending=True, stable=True)
+        is_behind = (both.scores < least).gather(1, by_rank)
+        return chosen(both, by_rank.gather(1, is_behind.int().argsort(stable=True))[:, : self.size])
+
+    def search(self, writer: DecodeState, prompt: Tensor, n_tokens: int, end: int | None) -> GenerateOutput:
+        n_examples, n_prompt = prompt.shape
+        live = prompt[:, None].expand(-1, self.size, -1)  # (B,N,length)
+        nothing = torch.full((n_examples, self.size), NEVER, device=prompt.device)
+        ended = candidates(live[..., :0], nothing, 1, n_tokens, end)
+        n_ended = torch.zeros_like(prompt[:, :1])
+        live_scores = nothing.clone()
+        live_scores[:, 0] = 0.0  # all beams begin alike: one of them is enough
+        first_row = torch.arange(n_examples, device=prompt.device)[:, None] * self.size
+        for length in range(1, n_tokens + 1):
+            log_p = log_probabilities(writer.next_logits(live.flatten(0, 1)))  # (B*N,V)
+            totals = (live_scores.flatten()[:, None] + log_p).reshape(n_examples, -1)  # (B,N*V)
+            # Each beam can end in one way, so at least N of the best 2N go on.
+            scores, choices = totals.topk(min(2 * self.size, totals.shape[1]))
+            beams, tokens = choices // log_p.shape[-1], choices % log_p.shape[-1]
+            grown = torch.cat([select_candidates(live, beams), tokens[..., None]], dim=-1)
+            if end is not None:
+                ends = (tokens == end) & (torch.arange(tokens.shape[1], device=tokens.device) < self.size)
+                new = candidates(grown[..., n_prompt:], scores.masked_fill(~ends, NEVER), length, n_tokens, end)
+                ended, n_ended = self.best_of(ended, new), n_ended + ends.sum(1, keepdim=True)
+                # A beam that has ended is used up: with one beam, that is greedy search.
+                scores = scores.masked_fill((tokens == end) | (n_ended >= self.size), NEVER)
+            live_scores, kept = scores.topk(self.size)
+            live = select_candidates(grown, kept)
+            if self.decided(ended, live_scores, n_tokens):
+                return ended
+            writer.select((first_row + beams.gather(1, kept)).flatten())
+        unended = candidates(live[..., n_prompt:], live_scores, n_tokens, n_tokens, end)
+        return self.best_of(ended, unended)
+
+    def rank(self, scores: Tensor, lengths: Tensor | int) -> Tensor:
+        return scores / lengths**self.length_penalty
+
+    def decided(self, ended: GenerateOutput, live_scores: Tensor, n_tokens: int) -> bool:
+        """Nothing that goes on can still become a candidate: its score only falls, its length only grows."""
+        hope = self.rank(live_scores[:, 0], n_tokens)
+        return bool((self.rank(ended.scores, ended.lengths)[:, -1] >= hope).all())
+
+    def best_of(self, some: GenerateOutput, others: GenerateOutput) -> GenerateOutput:
+        """The `size` best of both."""
+        both = joined(some, others)
+        return chosen(both, self.rank(both.scores, both.lengths).topk(self.size).indices)
+
+
+def candidates(ids: Tensor, scores: Tensor, length: int, n_tokens: int, end: int | None) -> GenerateOutput:
+    """Sequences (B,M,T) of one length with their scores (B,M); NEVER marks what is no candidate."""
+    return GenerateOutput(filled(ids, n_tokens, end), torch.full_like(scores, length, dtype=torch.long), scores)
+
+
+def filled(ids: Tensor, n_tokens: int, end: int | None) -> Tensor:
+    """(B,M,T) -> (B,M,n_tokens), so that sequences can be compared and joined."""
+    return F.pad(ids, (0, n_tokens - ids.shape[-1]), value=0 if end is None else end)
+
+
+def joined(some: GenerateOutput, others: GenerateOutput) -> GenerateOutput:
+    """The candidates of both, one after the other."""
+    return GenerateOutput(
+        torch.cat([some.candidates, others.candidates], dim=1),
+        torch.cat([some.lengths, others.lengths], dim=1),
+        torch.cat([some.scores, others.scores], dim=1),
+    )
+
+
+def chosen(some: GenerateOutput, places: Tensor) -> GenerateOutput:
+    """The candidates at these places (B,M), in this order."""
+    return GenerateOutput(
+        select_candidates(some.candidates, places), some.lengths.gather(1, places), some.scores.gather(1, places)
+    )
+
+
+def select_candidates(sequences: Tensor, chosen: Tensor) -> Tensor:
+    """Whole sequences (B,N,T) by their number (B,M) -> (B,M,T)"""
+    return sequences.gather(1, chosen[..., None].expand(-1, -1, sequences.shape[-1]))

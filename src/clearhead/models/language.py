@@ -8,22 +8,21 @@ from torch import Tensor, nn
 
 from clearhead.models import build
 from clearhead.models.config import LanguageConfig, check_kind
+from clearhead.models.embeddings import embed_ids, embeddings_or, token_embedding, token_scale
 from clearhead.models.generate import (
-    Generated,
+    DecodeState,
+    GenerateOutput,
     Greedy,
-    ModelWriter,
+    ModelDecodeState,
     Strategy,
-    Writer,
     check_generation,
     check_room,
 )
-from clearhead.models.inputs import embeddings_or, look_up, token_scale, token_table
 from clearhead.nn import masks
-from clearhead.nn.cache import Cache
-from clearhead.nn.checks import check_mask
-from clearhead.nn.linear import TiedLinear, XavierLinear
-from clearhead.nn.masks import Mask
-from clearhead.nn.stage import testing_stage
+from clearhead.nn.attention import Linear, TiedLinear
+from clearhead.nn.cache import DecoderCache
+from clearhead.nn.eval_mode import eval_mode
+from clearhead.nn.masks import Mask, check_mask
 
 
 class LanguageModel(nn.Module):
@@ -33,11 +32,11 @@ class LanguageModel(nn.Module):
         super().__init__()
         check_kind(config, LanguageConfig)
         self.config = config
-        self.embed = token_table(config.n_tokens, config.width)
-        self.positions = build.positions(config.positions, config.context, config)
+        self.embed = token_embedding(config.n_tokens, config.width)
+        self.positions = build.build_pos_embed(config.positions, config.context, config)
         self.dropout = nn.Dropout(config.dropout)
-        self.stack = build.encoder(config)
-        self.head = TiedLinear() if config.tie_weights else XavierLinear(config.width, config.n_tokens, bias=False)
+        self.stack = build.build_encoder(config)
+        self.head = TiedLinear() if config.tie_weights else Linear(config.width, config.n_tokens, bias=False)
 
     def forward(
         self,
@@ -45,7 +44,7 @@ class LanguageModel(nn.Module):
         *,
         inputs_embeds: Tensor | None = None,
         mask: Mask | None = None,
-        cache: Cache | None = None,
+        cache: DecoderCache | None = None,
     ) -> Tensor:
         """With a cache, ids are the newest tokens only. `mask` (to B,H,L,K) is joined with the causal one."""
         x = self.features(ids, inputs_embeds=inputs_embeds, mask=mask, cache=cache)
@@ -57,7 +56,7 @@ class LanguageModel(nn.Module):
         *,
         inputs_embeds: Tensor | None = None,
         mask: Mask | None = None,
-        cache: Cache | None = None,
+        cache: DecoderCache | None = None,
         all_layers: bool = False,
     ) -> Tensor | tuple[Tensor, ...]:
         """The last hidden state (B,L,E), from which the head computes the logits.
@@ -69,7 +68,7 @@ class LanguageModel(nn.Module):
         start = 0 if cache is None else cache.length
         n_examples, length, _ = x.shape
         if mask is not None:
-            check_mask(mask, (n_examples, self.config.n_heads, length, start + length))
+            check_mask(mask, (n_examples, self.config.num_heads, length, start + length))
         causal = masks.causal(length, start + length, x.device)
         x = self.dropout(self.positions(x, start))
         angles, logit_bias = self.positions.inside(x, start)
@@ -77,7 +76,7 @@ class LanguageModel(nn.Module):
         return self.stack(x, mask=mask, angles=angles, logit_bias=logit_bias, cache=cache, all_layers=all_layers)
 
     def tokens(self, ids: Tensor) -> Tensor:
-        return look_up(ids, self.embed.weight) * token_scale(self.config.positions, self.config.width)
+        return embed_ids(ids, self.embed.weight) * token_scale(self.config.positions, self.config.width)
 
     def generate(
         self,
@@ -87,14 +86,14 @@ class LanguageModel(nn.Module):
         n_tokens: int,
         end: int | None = None,
         use_cache: bool = True,
-    ) -> Generated:
+    ) -> GenerateOutput:
         """Continues each prompt (B,L) by up to n_tokens tokens, or until `end`."""
         check_generation(prompt, n_tokens, self.config.n_tokens, end)
         check_room(self.config, prompt.shape[1] + n_tokens - 1)
 
-        def writers(n_each: int) -> Writer:
-            cache = Cache(self.config.depth) if use_cache else None
-            return ModelWriter(lambda ids, cache: self(ids, cache=cache), cache)
+        def writers(n_each: int) -> DecodeState:
+            cache = DecoderCache(self.config.depth) if use_cache else None
+            return ModelDecodeState(lambda ids, cache: self(ids, cache=cache), cache)
 
-        with testing_stage(self), torch.no_grad():
+        with eval_mode(self), torch.no_grad():
             return how(writers, prompt, n_tokens, end)

@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead.drawing import BLACK, BLUE, GREY, LIGHT, VERMILION, blank
 from clearhead.models.mask_view import MaskView
 from clearhead.models.steps import Panel, Step
-from clearhead.models.steps_text import FEW, MOST, cells, rows_of, title_of
+from clearhead.models.steps_render import FEW, MOST, cells, rows_of, title_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -167,7 +167,7 @@ def draw_steps(steps: Sequence[Step]) -> "Figure":
 def caption(steps: Sequence[Step]) -> str:
     """What the colours mean, and what is left out."""
     hidden = any(matrix.isinf().any() for step in steps for matrix in step.matrices.values())
-    counts = {"heads": steps[0].n_heads, "queries": steps[3].matrices["weighted"].shape[-3]}
+    counts = {"heads": steps[0].num_heads, "queries": steps[3].matrices["weighted"].shape[-3]}
     cut = [f"{FEW} of {n} {what}" for what, n in counts.items() if n > MOST]
     meaning = "blue: positive, orange: negative" + ", grey: hidden by the mask" * hidden
     return meaning + (f"; shown: the first {' and '.join(cut)}" if cut else "")
@@ -215,7 +215,7 @@ def starts_line(step: Step, before: Panel, panel: Panel) -> bool:
 def shown_panels(step: Step, names: Sequence[str]) -> list[Panel]:
     """Not more heads or queries than help to follow it."""
     n_queries = step.matrices["weighted"].shape[-3] if step.number == 4 else 0
-    heads, queries = (MOST if n <= MOST else FEW for n in (step.n_heads, n_queries))
+    heads, queries = (MOST if n <= MOST else FEW for n in (step.num_heads, n_queries))
     panels = [panel for name in names for panel in step.panels(name)]
     return [panel for panel in panels if (panel.head or 1) <= heads and (panel.query or 1) <= queries]
 

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from clearhead.models import build
 from clearhead.models.config import PredictorConfig, check_kind
-from clearhead.models.inputs import OneHotLinear, embeddings_or, padding_mask
-from clearhead.nn.checks import check_mask
-from clearhead.nn.masks import Mask, dense
+from clearhead.models.embeddings import OneHotLinear, embeddings_or, padding_mask
+from clearhead.nn.masks import Mask, check_mask, dense
 
 
 class SequencePredictor(nn.Module):
@@ -23,11 +22,11 @@ class SequencePredictor(nn.Module):
         check_kind(config, PredictorConfig)
         self.config = config
         self.embed = OneHotLinear(config.n_inputs, config.width, config.input_dropout)
-        self.readout = build.readout(config)
-        self.positions = build.positions(config.positions, config.context + self.readout.n_extra, config)
+        self.readout = build.build_pooling(config)
+        self.positions = build.build_pos_embed(config.positions, config.context + self.readout.n_extra, config)
         self.dropout = nn.Dropout(config.dropout)
-        self.encoder = build.encoder(config)
-        self.head = build.head(config, config.n_outputs)
+        self.encoder = build.build_encoder(config)
+        self.head = build.build_head(config, config.n_outputs)
 
     def forward(
         self,
@@ -69,18 +68,18 @@ class SequencePredictor(nn.Module):
         embedded = embeddings_or(self.embed, x, inputs_embeds, self.config.width)
         n_examples, length, _ = embedded.shape
         if mask is not None:
-            check_mask(mask, (n_examples, self.config.n_heads, length, length))
+            check_mask(mask, (n_examples, self.config.num_heads, length, length))
         padding = padding_mask(lengths, embedded)
         present = None if padding is None else padding[:, 0, 0]
         embedded = self.readout.begin(embedded)
         embedded = self.dropout(self.positions(embedded))
         angles, logit_bias = self.positions.inside(embedded)
-        mask = whole_mask(mask, present, length, self.readout.n_extra)
+        mask = expand_mask(mask, present, length, self.readout.n_extra)
         encoded = self.encoder(embedded, mask=mask, angles=angles, logit_bias=logit_bias, all_layers=all_layers)
         return encoded, present
 
 
-def whole_mask(mask: Mask | None, present: Tensor | None, length: int, n_extra: int) -> Mask | None:
+def expand_mask(mask: Mask | None, present: Tensor | None, length: int, n_extra: int) -> Mask | None:
     """Mask and padding joined, widened by the tokens in front, which all may see and which see all."""
     if mask is not None and n_extra:
         mask = dense(mask).expand(*mask.shape[:-2], length, length)

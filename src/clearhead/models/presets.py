@@ -13,13 +13,13 @@ def reverse() -> PredictorConfig:
     return PredictorConfig(
         width=32,
         depth=1,
-        n_heads=1,
+        num_heads=1,
         hidden=64,
         norm="post",
         n_inputs=10,
         n_outputs=10,
         context=16,
-        head_hidden=32,
+        head_mlp_dim=32,
     )
 
 
@@ -33,7 +33,7 @@ def plain_mnist() -> VisionConfig:
     return VisionConfig(
         width=64,
         depth=4,
-        n_heads=1,
+        num_heads=1,
         hidden=64,
         activation="relu",
         norm="none",
@@ -41,7 +41,7 @@ def plain_mnist() -> VisionConfig:
         image_size=28,
         channels=1,
         patch_size=7,
-        n_classes=10,
+        num_classes=10,
         positions="none",
     )
 
@@ -51,12 +51,12 @@ def small_mnist() -> VisionConfig:
     return VisionConfig(
         width=64,
         depth=4,
-        n_heads=4,
+        num_heads=4,
         hidden=128,
         image_size=28,
         channels=1,
         patch_size=7,
-        n_classes=10,
+        num_classes=10,
     )
 
 
@@ -65,7 +65,7 @@ def bert_cifar() -> VisionConfig:
     return VisionConfig(
         width=256,
         depth=12,
-        n_heads=8,
+        num_heads=8,
         hidden=1024,
         norm="post",
         norm_eps=1e-12,
@@ -73,26 +73,26 @@ def bert_cifar() -> VisionConfig:
         attention_dropout=0.1,
         image_size=32,
         patch_size=4,
-        n_classes=10,
-        head_hidden=256,
-        embedding_norm=True,
+        num_classes=10,
+        head_mlp_dim=256,
+        embed_norm=True,
         first_weights="bert",
     )
 
 
 def vit_cifar() -> VisionConfig:
     """A plain vision transformer for CIFAR-10: 64 patches of 4x4 pixels and a class token, about 0.55 M parameters."""
-    return VisionConfig(width=128, depth=4, n_heads=4, hidden=256, image_size=32, patch_size=4, n_classes=10)
+    return VisionConfig(width=128, depth=4, num_heads=4, hidden=256, image_size=32, patch_size=4, num_classes=10)
 
 
 def tiny_vit() -> VisionConfig:
     """The vision transformer that the benchmarks compare: 65 tokens of width 192."""
-    return VisionConfig(width=192, depth=6, n_heads=3, image_size=32, patch_size=4, n_classes=10)
+    return VisionConfig(width=192, depth=6, num_heads=3, image_size=32, patch_size=4, num_classes=10)
 
 
 def vit_base() -> VisionConfig:
     """ViT-B/16 of 2020, for images of 224 x 224 and 1000 classes."""
-    return VisionConfig(width=768, depth=12, n_heads=12, image_size=224, patch_size=16, n_classes=1000)
+    return VisionConfig(width=768, depth=12, num_heads=12, image_size=224, patch_size=16, num_classes=1000)
 
 
 def transformer_base() -> Seq2SeqConfig:
@@ -100,26 +100,26 @@ def transformer_base() -> Seq2SeqConfig:
     return Seq2SeqConfig(
         width=512,
         depth=6,
-        n_heads=8,
+        num_heads=8,
         hidden=2048,
         activation="relu",
         norm="post",
         dropout=0.1,
-        n_source=37_000,
-        n_target=37_000,
+        src_vocab_size=37_000,
+        tgt_vocab_size=37_000,
         tie_weights=True,
     )
 
 
 def tiny_language() -> LanguageConfig:
     """A language model of characters for a laptop."""
-    return LanguageConfig(width=128, depth=4, n_heads=4, n_tokens=65, context=64)
+    return LanguageConfig(width=128, depth=4, num_heads=4, n_tokens=65, context=64)
 
 
 def gpt2_small() -> LanguageConfig:
     """The smallest GPT-2."""
     return LanguageConfig(
-        width=768, depth=12, n_heads=12, dropout=0.1, attention_dropout=0.1, n_tokens=50_257, context=1024
+        width=768, depth=12, num_heads=12, dropout=0.1, attention_dropout=0.1, n_tokens=50_257, context=1024
     )
 
 

@@ -167,7 +167,7 @@ class Recorder(TorchFunctionMode):
     def torch_nn(self, args: Any, kwargs: Any, out: Tensor) -> None:
         """What torch.nn.MultiheadAttention computes: (L,B,E), or (L,E) without a batch."""
         given = signature(F.multi_head_attention_forward).bind(*args, **kwargs).arguments
-        path, n_heads, width = self.inside[-1][0], given["num_heads"], out.shape[-1]
+        path, num_heads, width = self.inside[-1][0], given["num_heads"], out.shape[-1]
         _, others = self.take_parameters("linear", ())
         more_keys = (given["bias_k"] is not None) + bool(given["add_zero_attn"])
         per_head = []
@@ -177,7 +177,7 @@ class Recorder(TorchFunctionMode):
             work = projected.numel() * x.shape[-1]
             self.add(join(path, name), "linear", projected, as_columns(projected), work=work)
             n_tokens = x.shape[0] + (more_keys if name != "query" else 0)
-            per_head.append(torch.empty(x.shape[1], n_heads, n_tokens, width // n_heads, device="meta"))
+            per_head.append(torch.empty(x.shape[1], num_heads, n_tokens, width // num_heads, device="meta"))
         q, k, v = per_head
         self.attention(q, k, v, torch.empty_like(q))
         rows = out.transpose(0, 1) if out.dim() == 3 else out[None]

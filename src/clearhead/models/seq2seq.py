@@ -3,27 +3,30 @@
 Dims: B batch, L length, Q target tokens, K source tokens, E model width, V vocabulary.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.models import build
 from clearhead.models.config import Seq2SeqConfig, check_kind
+from clearhead.models.embeddings import embed_ids, embeddings_or, padding_mask, token_embedding, token_scale
 from clearhead.models.generate import (
-    Generated,
+    DecodeState,
+    GenerateOutput,
     Greedy,
-    ModelWriter,
+    ModelDecodeState,
     Strategy,
-    Writer,
     check_generation,
     check_room,
+    log_probabilities,
 )
-from clearhead.models.inputs import embeddings_or, look_up, padding_mask, token_scale, token_table
 from clearhead.nn import masks
-from clearhead.nn.cache import Cache
-from clearhead.nn.linear import TiedLinear, XavierLinear
-from clearhead.nn.stage import testing_stage
+from clearhead.nn.attention import Linear, TiedLinear
+from clearhead.nn.cache import DecoderCache
+from clearhead.nn.eval_mode import eval_mode
 
 
 class Seq2Seq(nn.Module):
@@ -33,15 +36,15 @@ class Seq2Seq(nn.Module):
         super().__init__()
         check_kind(config, Seq2SeqConfig)
         self.config = config
-        one_table = config.tie_weights and config.n_source == config.n_target
-        self.embed_source = None if one_table else token_table(config.n_source, config.width)
-        self.embed_target = token_table(config.n_target, config.width)
-        self.source_positions = build.positions(config.positions, config.context, config)
-        self.target_positions = build.positions(config.positions, config.context, config)
+        one_table = config.tie_weights and config.src_vocab_size == config.tgt_vocab_size
+        self.embed_source = None if one_table else token_embedding(config.src_vocab_size, config.width)
+        self.embed_target = token_embedding(config.tgt_vocab_size, config.width)
+        self.source_positions = build.build_pos_embed(config.positions, config.context, config)
+        self.target_positions = build.build_pos_embed(config.positions, config.context, config)
         self.dropout = nn.Dropout(config.dropout)
-        self.encoder = build.encoder(config)
-        self.decoder = build.decoder(config, config.decoder_blocks)
-        self.head = TiedLinear() if config.tie_weights else XavierLinear(config.width, config.n_target, bias=False)
+        self.encoder = build.build_encoder(config)
+        self.decoder = build.build_decoder(config, config.decoder_blocks)
+        self.head = TiedLinear() if config.tie_weights else Linear(config.width, config.tgt_vocab_size, bias=False)
 
     def forward(
         self,
@@ -69,7 +72,7 @@ class Seq2Seq(nn.Module):
         return self.encoder(x, mask=padding_mask(source_lengths, x), angles=angles, logit_bias=logit_bias)
 
     def decode(
-        self, target: Tensor, memory: Tensor, *, source_lengths: Tensor | None = None, cache: Cache | None = None
+        self, target: Tensor, memory: Tensor, *, source_lengths: Tensor | None = None, cache: DecoderCache | None = None
     ) -> Tensor:
         """Logits (B,Q,V); with a cache, `target` is the newest tokens only."""
         start = 0 if cache is None else cache.length
@@ -89,10 +92,10 @@ class Seq2Seq(nn.Module):
 
     def source_tokens(self, ids: Tensor) -> Tensor:
         table = self.embed_target if self.embed_source is None else self.embed_source
-        return look_up(ids, table.weight) * token_scale(self.config.positions, self.config.width)
+        return embed_ids(ids, table.weight) * token_scale(self.config.positions, self.config.width)
 
     def target_tokens(self, ids: Tensor) -> Tensor:
-        return look_up(ids, self.embed_target.weight) * token_scale(self.config.positions, self.config.width)
+        return embed_ids(ids, self.embed_target.weight) * token_scale(self.config.positions, self.config.width)
 
     def generate(
         self,
@@ -104,27 +107,85 @@ class Seq2Seq(nn.Module):
         n_tokens: int,
         source_lengths: Tensor | None = None,
         use_cache: bool = True,
-    ) -> Generated:
+    ) -> GenerateOutput:
         """Writes a target for each source (B,K): from the token `begin` to the token `end`, or n_tokens."""
         prompt = torch.full((len(source), 1), begin, device=source.device)
-        check_generation(prompt, n_tokens, self.config.n_target, end)
+        check_generation(prompt, n_tokens, self.config.tgt_vocab_size, end)
         check_room(self.config, n_tokens)
-        with testing_stage(self), torch.no_grad():
+        with eval_mode(self), torch.no_grad():
             return how(self.writers(source, source_lengths, use_cache=use_cache), prompt, n_tokens, end)
 
     def writers(
         self, source: Tensor, source_lengths: Tensor | None = None, *, use_cache: bool = True
-    ) -> Callable[[int], Writer]:
+    ) -> Callable[[int], DecodeState]:
         """For a strategy: writers(N) writes N targets for each source (B,K)."""
         memory = self.encode(source, source_lengths=source_lengths)
 
-        def writers(n_each: int) -> Writer:
+        def writers(n_each: int) -> DecodeState:
             """Every source n_each times, one after the other."""
             rows = torch.arange(len(source), device=source.device).repeat_interleave(n_each)
             memories, lengths = memory[rows], None if source_lengths is None else source_lengths[rows]
-            cache = Cache(self.config.decoder_blocks) if use_cache else None
-            return ModelWriter(
+            cache = DecoderCache(self.config.decoder_blocks) if use_cache else None
+            return ModelDecodeState(
                 lambda ids, cache: self.decode(ids, memories, source_lengths=lengths, cache=cache), cache
             )
 
         return writers
+
+
+# Several encoder-decoders that write as one: the probability of the next token is the mean of theirs.
+#
+# Models that were trained apart make different mistakes, and their mean makes fewer.
+# Dims: B batch, K source tokens, N sequences, V vocabulary.
+
+
+class Ensemble(nn.Module):
+    """Models of the same vocabularies, of any size each."""
+
+    def __init__(self, models: Sequence[Seq2Seq]):
+        super().__init__()
+        sizes = sorted({(model.config.src_vocab_size, model.config.tgt_vocab_size) for model in models})
+        if len(sizes) != 1:
+            raise ValueError(
+                f"models that write together have the same vocabularies, got sizes {sizes}; train them on the same data"
+            )
+        self.parts = nn.ModuleList(models)
+
+    @property
+    def models(self) -> list[Seq2Seq]:
+        return cast(list[Seq2Seq], list(self.parts))
+
+    def generate(
+        self,
+        source: Tensor,
+        how: Strategy = Greedy(),
+        *,
+        begin: int,
+        end: int | None,
+        n_tokens: int,
+        source_lengths: Tensor | None = None,
+        use_cache: bool = True,
+    ) -> GenerateOutput:
+        """As Seq2Seq.generate; scores are log-probabilities under the mean."""
+        prompt = torch.full((len(source), 1), begin, device=source.device)
+        check_generation(prompt, n_tokens, self.models[0].config.tgt_vocab_size, end)
+        for model in self.models:
+            check_room(model.config, n_tokens)
+        with eval_mode(self), torch.no_grad():
+            makers = [model.writers(source, source_lengths, use_cache=use_cache) for model in self.models]
+            return how(lambda n_each: EnsembleDecodeState([maker(n_each) for maker in makers]), prompt, n_tokens, end)
+
+
+class EnsembleDecodeState:
+    """Asks all writers for the next token, and answers their mean."""
+
+    def __init__(self, writers: Sequence[DecodeState]):
+        self.writers = writers
+
+    def next_logits(self, ids: Tensor) -> Tensor:
+        each = torch.stack([log_probabilities(writer.next_logits(ids)) for writer in self.writers])  # (writers,N,V)
+        return each.logsumexp(0) - math.log(len(self.writers))
+
+    def select(self, rows: Tensor) -> None:
+        for writer in self.writers:
+            writer.select(rows)

@@ -9,12 +9,11 @@ from torch import Tensor, nn
 
 from clearhead.models import build
 from clearhead.models.config import VisionConfig, check_kind
-from clearhead.models.first_weights import start_like_bert
-from clearhead.models.inputs import embeddings_or
+from clearhead.models.embeddings import embeddings_or
 
 
 class VisionTransformer(nn.Module):
-    """images (B,C,height,width) -> logits (B,n_classes), for any height and width that the patch size divides.
+    """images (B,C,height,width) -> logits (B,num_classes), for any height and width that the patch size divides.
 
     In place of images, `inputs_embeds` takes patch embeddings (B,P,E) computed elsewhere, for the grid that the model
     was built for; with includes_cls_token=True they are (B,1+P,E) and the first is the class token. The model adds
@@ -25,16 +24,16 @@ class VisionTransformer(nn.Module):
         super().__init__()
         check_kind(config, VisionConfig)
         self.config = config
-        self.tokenize = build.tokenizer(config)
-        self.positions = build.grid_positions(config)
-        self.readout = build.readout(config)
-        has_norm = config.embedding_norm
-        self.embedding_norm = nn.LayerNorm(config.width, eps=config.norm_eps) if has_norm else nn.Identity()
+        self.tokenize = build.build_patch_embed(config)
+        self.positions = build.build_pos_embed_2d(config)
+        self.readout = build.build_pooling(config)
+        has_norm = config.embed_norm
+        self.embed_norm = nn.LayerNorm(config.width, eps=config.norm_eps) if has_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
-        self.encoder = build.encoder(config)
-        self.head = build.head(config, config.n_classes)
+        self.encoder = build.build_encoder(config)
+        self.head = build.build_head(config, config.num_classes)
         if config.first_weights == "bert":
-            start_like_bert(self)
+            init_bert_(self)
 
     def forward(
         self,
@@ -78,7 +77,7 @@ class VisionTransformer(nn.Module):
             x = torch.cat([x[:, :1], self.positions(x[:, 1:], grid)], dim=1)
         else:
             x = self.readout.begin(self.positions(x, grid))  # (B,P,E) -> (B,L,E)
-        return self.dropout(self.embedding_norm(x)), angles
+        return self.dropout(self.embed_norm(x)), angles
 
     def check_tokens(self, x: Tensor, grid: tuple[int, int], includes_cls_token: bool) -> None:
         """Refuses a number of tokens that is not the grid's; whether one of them is a class token is never guessed."""
@@ -98,3 +97,19 @@ class VisionTransformer(nn.Module):
             hint = "; leave out includes_cls_token if they are the patches alone"
         parts = f"the class token and {patches}" if includes_cls_token else patches
         raise ValueError(f"inputs_embeds must have {n_tokens} tokens ({parts}), got {given}{hint}")
+
+
+# How weights start, where the parts' own way (Xavier: see nn/linear.py) is not the model's.
+
+
+BERT = 0.02
+"""standard deviation of all of BERT's weights"""
+
+
+def init_bert_(model: nn.Module) -> None:
+    """Small weights: each block adds little to what passes it by, which so survives many norms behind their sums."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.normal_(module.weight, std=BERT)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)

@@ -1,9 +1,4 @@
-"""Attention, written twice: once as the formula, once as the fused kernel.
-
-`attend_reference` is the definition, and shows its weights; `attend_fused` is the same function, fast, without them.
-tests/nn/test_attention.py holds the two to the same values and gradients, for every kind of mask and beta.
-Dims: B batch, L length, Q queries, K keys, H heads, D head width of queries and keys, Dv of values, E model width.
-"""
+"""Softargmax: from scores to shares. PyTorch calls it softmax; here it has a temperature, down to zero and beyond."""
 
 import math
 from collections.abc import Callable
@@ -12,13 +7,72 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.nn.cache import KeyValues
-from clearhead.nn.checks import check_attend, check_width
-from clearhead.nn.linear import XavierLinear
-from clearhead.nn.masks import Mask, kernel_mask
-from clearhead.nn.rotary import rotate
-from clearhead.nn.sizes import check_heads, check_positive, check_rate
-from clearhead.nn.softargmax import softargmax
+from clearhead.nn.cache import KVCache
+from clearhead.nn.masks import Mask, broadcasts_to, check_bool, check_mask, kernel_mask
+from clearhead.nn.positions import apply_rotary
+from clearhead.validation import check_beta, check_heads, check_positive, check_rate
+
+
+def softargmax(z: Tensor, beta: float = 1.0, dim: int = -1, where: "Mask | None" = None) -> Tensor:
+    """e^(beta z_i) / sum_j e^(beta z_j): shares that sum to 1, the larger the larger z_i. beta is 1 / temperature.
+
+    beta = 0 shares equally, +inf gives all to the largest, -inf all to the smallest; ties share.
+    Entries that are False in `where` take no part; a row without any True gets zeros.
+    """
+    check_beta(beta)
+    if z.is_complex() or z.dim() == 0:
+        raise ValueError(f"softargmax needs real numbers in at least one dimension, got {z!r}; choose a dimension")
+    if where is not None:
+        check_bool(where)
+    if not z.is_floating_point():
+        z = z.to(torch.get_default_dtype())
+    if z.shape[dim] == 0:
+        return z
+    if beta < 0:
+        return softargmax(-z, -beta, dim, where)  # the smallest of z is the largest of -z
+
+    # The largest and lowest numbers stand for inf and -inf, which would make NaN: 0 * -inf, inf - inf.
+    lowest, highest = torch.finfo(z.dtype).min, torch.finfo(z.dtype).max
+    z = z.clamp(lowest, highest)
+    if where is not None:
+        z = z.masked_fill(~where, lowest)  # so that the largest is one that takes part
+    largest = z.amax(dim, keepdim=True).detach()  # taking it from all of z changes no share, and so no gradient
+    if beta > highest:  # infinite, for numbers of this dtype
+        nothing = 0 * z.clamp(-1, 1)  # zeros through which gradients of zero flow
+        logits = nothing.masked_fill(z < largest, lowest)
+    else:
+        logits = beta * (z - largest).clamp(min=lowest)  # at most 0, so that e^logits cannot overflow
+    if where is None:
+        return logits.softmax(dim)
+    return logits.masked_fill(~where, lowest).softmax(dim).masked_fill(~where, 0.0)
+
+
+# The linear layer as every part of this package starts it.
+
+
+class Linear(nn.Linear):
+    """x Wᵀ + b, with W drawn so that the variance is kept forwards and backwards (Xavier, uniform), and b = 0."""
+
+    def reset_parameters(self) -> None:
+        nn.init.xavier_uniform_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class TiedLinear(nn.Module):
+    """x Wᵀ with the W of another layer, passed in beside x: it is stored, saved and counted there."""
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(x, weight)
+
+
+# Attention, written twice: once as the formula, once as the fused kernel.
+#
+# `attend_reference` is the definition, and shows its weights; `attend_fused` is the same function, fast, without
+# them.
+# tests/nn/test_attention.py holds the two to the same values and gradients, for every kind of mask and beta.
+# Dims: B batch, L length, Q queries, K keys, H heads, D head width of queries and keys, Dv of values, E model width.
+
 
 Attend = Callable[..., Tensor | tuple[Tensor, Tensor]]
 
@@ -91,9 +145,9 @@ class SingleHeadAttention(nn.Module):
 
     def __init__(self, width: int, key_width: int, value_width: int, *, bias: bool = True):
         super().__init__()
-        self.query = XavierLinear(width, key_width, bias)
-        self.key = XavierLinear(width, key_width, bias)
-        self.value = XavierLinear(width, value_width, bias)
+        self.query = Linear(width, key_width, bias)
+        self.key = Linear(width, key_width, bias)
+        self.value = Linear(width, value_width, bias)
 
     def forward(
         self, x: Tensor, keys: Tensor | None = None, values: Tensor | None = None, *, mask: Mask | None = None
@@ -107,7 +161,7 @@ class SingleHeadAttention(nn.Module):
 
 
 class MultiHeadAttention(nn.Module):
-    """n_heads attentions side by side, each on its own slice of the width; their outputs joined and mixed by W_O.
+    """num_heads attentions side by side, each on its own slice of the width; their outputs joined and mixed by W_O.
 
     x (B,Q,input_width), keys (B,K,key_input_width), values (B,K,value_input_width) -> (B,Q,width)
     Self-attention when only x is given; values default to keys. input_width defaults to width, and the input widths of
@@ -117,7 +171,7 @@ class MultiHeadAttention(nn.Module):
     def __init__(
         self,
         width: int,
-        n_heads: int,
+        num_heads: int,
         *,
         input_width: int | None = None,
         key_input_width: int | None = None,
@@ -129,17 +183,17 @@ class MultiHeadAttention(nn.Module):
         attend: Attend = attend_fused,
     ):
         super().__init__()
-        check_heads(width, n_heads)
+        check_heads(width, num_heads)
         check_rate("dropout", dropout)
-        self.n_heads, self.dropout, self.beta, self.attend = n_heads, dropout, beta, attend
+        self.num_heads, self.dropout, self.beta, self.attend = num_heads, dropout, beta, attend
         input_width = width if input_width is None else input_width
         key_input_width = input_width if key_input_width is None else key_input_width
         value_input_width = input_width if value_input_width is None else value_input_width
         check_positive(input_width=input_width, key_input_width=key_input_width, value_input_width=value_input_width)
-        self.query: nn.Linear = XavierLinear(input_width, width, bias)
-        self.key: nn.Linear = XavierLinear(key_input_width, width, bias)
-        self.value: nn.Linear = XavierLinear(value_input_width, width, bias)
-        self.output: nn.Module = XavierLinear(width, width, bias) if output_projection else nn.Identity()
+        self.query: nn.Linear = Linear(input_width, width, bias)
+        self.key: nn.Linear = Linear(key_input_width, width, bias)
+        self.value: nn.Linear = Linear(value_input_width, width, bias)
+        self.output: nn.Module = Linear(width, width, bias) if output_projection else nn.Identity()
 
     def forward(
         self,
@@ -150,7 +204,7 @@ class MultiHeadAttention(nn.Module):
         mask: Mask | None = None,
         angles: Tensor | None = None,
         logit_bias: Tensor | None = None,
-        cache: KeyValues | None = None,
+        cache: KVCache | None = None,
         return_weights: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """The attention of x to keys, or of x to itself.
@@ -165,7 +219,7 @@ class MultiHeadAttention(nn.Module):
         if keys is None:
             k, v = self.keys_values(x, values)
             if angles is not None:
-                q, k = rotate(q, angles), rotate(k, angles)
+                q, k = apply_rotary(q, angles), apply_rotary(k, angles)
             if cache is not None:
                 k, v = cache.extend(k, v)
         elif angles is not None:
@@ -196,17 +250,69 @@ class MultiHeadAttention(nn.Module):
 
     def split(self, x: Tensor) -> Tensor:
         """(B,L,E) -> (B,H,L,D): each head gets its slice of the width."""
-        return x.unflatten(-1, (self.n_heads, -1)).transpose(-3, -2)
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(-3, -2)
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> "MultiHeadAttention":
         """The same attention as this torch.nn module, with a copy of its weights; ours is always batch first."""
-        from clearhead.nn.interchange import attention_from_torch
+        from clearhead.nn.interop import attention_from_torch
 
         return attention_from_torch(module)
 
     def to_torch(self, *, batch_first: bool = True) -> nn.MultiheadAttention:
         """A torch.nn module that computes the same, with a copy of these weights."""
-        from clearhead.nn.interchange import attention_to_torch
+        from clearhead.nn.interop import attention_to_torch
 
         return attention_to_torch(self, batch_first=batch_first)
+
+
+# What does not fit together, refused in one line: the rule, what came, what to do.
+#
+# Dims: B batch, H heads, Q queries, K keys, D head width, E model width.
+
+
+def check_width(x: Tensor, width: int, name: str) -> None:
+    if x.shape[-1] != width:
+        raise ValueError(
+            f"{name} must have {width} numbers per token in its last dimension, got shape {tuple(x.shape)}; "
+            "project it, or build the module with that width"
+        )
+
+
+def check_attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: "Mask | None", beta: float | None, logit_bias: Tensor | None = None
+) -> None:
+    if beta is not None:
+        check_beta(beta)
+    for name, x in (("queries", q), ("keys", k), ("values", v)):
+        if x.dim() < 2 or not x.is_floating_point() or x.dtype != q.dtype or x.device != q.device or not q.shape[-1]:
+            raise ValueError(
+                "queries, keys and values must be (..., length, width) of one floating-point dtype and device, got "
+                f"{name} {x.dtype} of shape {tuple(x.shape)} on {x.device}; convert them with .to()"
+            )
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(
+            f"queries and keys must have the same width, got {q.shape[-1]} and {k.shape[-1]}; project one of them first"
+        )
+    if k.shape[-2] != v.shape[-2]:
+        raise ValueError(
+            f"there must be one value for each key, got {k.shape[-2]} keys and {v.shape[-2]} values; "
+            "pass keys and values of the same length"
+        )
+    if not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
+        raise ValueError(
+            "queries, keys and values must have the same batch and heads, got "
+            f"{tuple(q.shape[:-2])}, {tuple(k.shape[:-2])} and {tuple(v.shape[:-2])}; expand them to one size"
+        )
+    scores = (*q.shape[:-1], k.shape[-2])
+    for name, extra in (("mask", mask), ("logit_bias", logit_bias)):
+        if extra is not None and extra.device != q.device:
+            raise ValueError(f"a {name} must be where the queries are, {q.device}, got {extra.device}; move it there")
+    if mask is not None:
+        check_mask(mask, scores)
+    if logit_bias is not None and not (logit_bias.is_floating_point() and broadcasts_to(logit_bias, scores)):
+        raise ValueError(
+            "a logit_bias must be floating point and broadcast to the scores (B,H,Q,K) = "
+            f"{scores}, got {logit_bias.dtype} of shape {tuple(logit_bias.shape)}; "
+            "use (H,Q,K) for one per head"
+        )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class KeyValues:
+class KVCache:
     """What one attention layer remembers. For generation: it keeps numbers, not gradients."""
 
     def __init__(self) -> None:
@@ -53,18 +53,18 @@ class KeyValues:
             self._k, self._v = self._k[rows], self._v[rows]
 
 
-class LayerCache:
+class LayerKVCache:
     """One decoder block's memory: of its own tokens, and of the encoder's output."""
 
     def __init__(self) -> None:
-        self.own, self.memory = KeyValues(), KeyValues()
+        self.own, self.memory = KVCache(), KVCache()
 
 
-class Cache:
+class DecoderCache:
     """A model's memory while it generates: one LayerCache for each block. `length` tokens are in it."""
 
     def __init__(self, depth: int) -> None:
-        self.layers = [LayerCache() for _ in range(depth)]
+        self.layers = [LayerKVCache() for _ in range(depth)]
 
     @property
     def length(self) -> int:

@@ -17,8 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.nn.checks import check_bool
-
 
 def causal(n_queries: int, n_keys: int | None = None, device: torch.device | str | None = None) -> "CausalMask":
     """(Q,K): True on and below the diagonal, so that no token sees a later one.
@@ -71,7 +69,7 @@ def padding(lengths: Tensor | Sequence[int], n_keys: int | None = None) -> Tenso
 
 
 def from_torch(
-    attn_mask: Tensor | None = None, key_padding_mask: Tensor | None = None, *, n_heads: int = 1
+    attn_mask: Tensor | None = None, key_padding_mask: Tensor | None = None, *, num_heads: int = 1
 ) -> Tensor | None:
     """Our mask from the two of torch.nn, where bool True (or the number -inf) means may *not* attend.
 
@@ -81,12 +79,12 @@ def from_torch(
     if attn_mask is not None:
         mask = ~attn_mask if attn_mask.dtype == torch.bool else from_additive(attn_mask)
         if mask.dim() == 3:
-            if mask.shape[0] % n_heads:
+            if mask.shape[0] % num_heads:
                 raise ValueError(
-                    f"a 3-D attn_mask must be (B*n_heads,Q,K), got {tuple(mask.shape)} with n_heads={n_heads}; "
-                    "pass the module's n_heads"
+                    f"a 3-D attn_mask must be (B*num_heads,Q,K), got {tuple(mask.shape)} with num_heads={num_heads}; "
+                    "pass the module's num_heads"
                 )
-            mask = mask.unflatten(0, (-1, n_heads))
+            mask = mask.unflatten(0, (-1, num_heads))
     if key_padding_mask is not None:
         real = ~key_padding_mask if key_padding_mask.dtype == torch.bool else from_additive(key_padding_mask)
         real = real[..., None, None, :]
@@ -203,3 +201,31 @@ def kernel_mask(mask: Mask | None, logit_bias: Tensor | None) -> tuple[Tensor | 
             return None, True
         return mask.dense(), False
     return None if mask is None else torch.atleast_2d(mask), False
+
+
+# What does not fit together, refused in one line: the rule, what came, what to do.
+
+
+def check_bool(mask: "Mask") -> None:
+    if mask.dtype != torch.bool:
+        raise ValueError(
+            f"a mask must be bool with True = may attend, got {mask.dtype}; "
+            "convert numbers with masks.from_additive, torch.nn's masks with masks.from_torch"
+        )
+
+
+def check_mask(mask: "Mask", shape: tuple[int, ...]) -> None:
+    """Refuses a mask that is not bool, or that does not broadcast to the scores' shape (B,H,Q,K)."""
+    check_bool(mask)
+    if not broadcasts_to(mask, shape):
+        raise ValueError(
+            f"a mask must broadcast to the scores (B,H,Q,K) = {shape}, got {tuple(mask.shape)}; "
+            "use (Q,K) for one mask for all, (B,1,1,K) for padding, (B,1,Q,K) for one per example"
+        )
+
+
+def broadcasts_to(x: "Mask", shape: tuple[int, ...]) -> bool:
+    """Whether x broadcasts to exactly this shape."""
+    return x.dim() <= len(shape) and all(
+        n in (1, size) for n, size in zip(reversed(x.shape), reversed(shape), strict=False)
+    )

@@ -17,11 +17,11 @@ def cifar10_fast() -> RunConfig:
         model=VisionConfig(
             width=128,
             depth=2,
-            n_heads=2,
+            num_heads=2,
             hidden=256,
             image_size=32,
             patch_size=4,
-            n_classes=10,
+            num_classes=10,
             tokenizer="stem",
             readout="attention",
         ),

@@ -32,17 +32,17 @@ def folder(*, folder: str = "", image_size: int = 64, fit: Fit = "pad", skip_inv
         skip_invalid=skip_invalid,
         augmentation=Augmentation(crop=4, flip=True),
     )
-    n_classes, n_pictures = counts(data) if folder else (2, BATCH_SIZE)
+    num_classes, n_pictures = counts(data) if folder else (2, BATCH_SIZE)
     return RunConfig(
         recipe="folder",
         model=VisionConfig(
             width=128,
             depth=3,
-            n_heads=4,
+            num_heads=4,
             hidden=256,
             image_size=image_size,
             patch_size=8,
-            n_classes=n_classes,
+            num_classes=num_classes,
             tokenizer="stem",
             readout="attention",
         ),
@@ -55,7 +55,11 @@ def folder(*, folder: str = "", image_size: int = 64, fit: Fit = "pad", skip_inv
 
 def counts(data: DataConfig) -> tuple[int, int]:
     """Classes, and pictures to learn from: all that are named so, or with `skip_invalid` those that can be read."""
-    from clearhead.data.folder import divided, list_pictures, usable  # imports torch
+    from clearhead.data.folder import (
+        divided,
+        list_pictures,
+        usable,  # imports torch
+    )
 
     listing = usable(data)[0] if data.skip_invalid else list_pictures(data.folder)
     train, _, n_validation = divided(listing, data.validation)

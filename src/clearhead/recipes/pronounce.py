@@ -18,17 +18,17 @@ LETTERS, PHONES, STRESSED = 32, 42, 72
 
 def pronounce(*, train_file: str = "", test_file: str = "", stress: bool = False, window: int = 50) -> RunConfig:
     """The letters and phones are those of the dictionary that is learnt."""
-    n_source, n_target = alphabets(train_file, stress)
+    src_vocab_size, tgt_vocab_size = alphabets(train_file, stress)
     return RunConfig(
         recipe="pronounce",
         model=Seq2SeqConfig(
             width=128,
             depth=4,
-            n_heads=4,
+            num_heads=4,
             hidden=512,
             dropout=0.1,
-            n_source=n_source,
-            n_target=n_target,
+            src_vocab_size=src_vocab_size,
+            tgt_vocab_size=tgt_vocab_size,
         ),
         data=DataConfig(
             name="pronounce",
@@ -50,8 +50,7 @@ def alphabets(train_file: str, stress: bool) -> tuple[int, int]:
     """How many letters and phones there are, marks included."""
     if not train_file:
         return LETTERS, STRESSED if stress else PHONES
-    from clearhead.data.dictionary import letters_of, phones_of, read_dictionary
-    from clearhead.data.tokens import MARKS
+    from clearhead.data.vocab import MARKS, letters_of, phones_of, read_dictionary
 
     words = read_dictionary(train_file, stress=stress)
     return len(MARKS) + len(letters_of(words)), len(MARKS) + len(phones_of(words))

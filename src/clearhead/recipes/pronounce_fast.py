@@ -13,12 +13,18 @@ from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 
 
 def pronounce_fast(*, train_file: str = "", test_file: str = "", stress: bool = False, window: int = 50) -> RunConfig:
-    n_source, n_target = alphabets(train_file, stress)
+    src_vocab_size, tgt_vocab_size = alphabets(train_file, stress)
     return replace(
         pronounce(train_file=train_file, test_file=test_file, stress=stress, window=window),
         recipe="pronounce-fast",
         model=Seq2SeqConfig(
-            width=96, depth=2, n_heads=4, hidden=256, dropout=0.05, n_source=n_source, n_target=n_target
+            width=96,
+            depth=2,
+            num_heads=4,
+            hidden=256,
+            dropout=0.05,
+            src_vocab_size=src_vocab_size,
+            tgt_vocab_size=tgt_vocab_size,
         ),
         optimizer=OptimizerConfig(kind="muon", lr=3e-3, beta2=0.98, schedule="linear", warmup=100),
         training=TrainingConfig(epochs=4, batch_size=256, ema=0.99),

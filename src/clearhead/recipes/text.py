@@ -16,7 +16,7 @@ def text(*, file: str = "", level: Level = "character", length: int = 64) -> Run
     return RunConfig(
         recipe="text",
         model=LanguageConfig(
-            width=128, depth=4, n_heads=4, positions="rotary", n_tokens=n_symbols(file, level), context=length
+            width=128, depth=4, num_heads=4, positions="rotary", n_tokens=n_symbols(file, level), context=length
         ),
         data=DataConfig(name="text", file=file, level=level, length=length, validation=2000),
         optimizer=OptimizerConfig(kind="muon", lr=3e-3, beta2=0.98, schedule="linear", warmup=50),
@@ -28,6 +28,6 @@ def text(*, file: str = "", level: Level = "character", length: int = 64) -> Run
 def n_symbols(file: str, level: Level) -> int:
     if not file:
         return 256 if level == "byte" else 96
-    from clearhead.data.characters import read_text, symbols_of
+    from clearhead.data.vocab import read_text, symbols_of
 
     return len(symbols_of(read_text(file, level), level))

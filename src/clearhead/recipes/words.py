@@ -20,7 +20,7 @@ def words(*, file: str = "", window: int = 50) -> RunConfig:
     return RunConfig(
         recipe="words",
         model=LanguageConfig(
-            width=96, depth=4, n_heads=4, hidden=256, positions="rotary", dropout=0.05, n_tokens=n_letters(file)
+            width=96, depth=4, num_heads=4, hidden=256, positions="rotary", dropout=0.05, n_tokens=n_letters(file)
         ),
         data=DataConfig(name="words", file=file, window=window),
         optimizer=OptimizerConfig(kind="muon", lr=3e-3, beta2=0.98, schedule="linear", warmup=100),
@@ -32,8 +32,6 @@ def words(*, file: str = "", window: int = 50) -> RunConfig:
 def n_letters(file: str) -> int:
     if not file:
         return LETTERS
-    from clearhead.data.dictionary import letters_of
-    from clearhead.data.tokens import MARKS
-    from clearhead.data.word_list import read_words
+    from clearhead.data.vocab import MARKS, letters_of, read_words
 
     return len(MARKS) + len(letters_of(read_words(file)))

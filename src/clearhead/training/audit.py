@@ -16,16 +16,8 @@ from typing import Any, Literal
 
 from safetensors import SafetensorError, deserialize
 
-from clearhead.files import (
-    PART,
-    UnsafeFileError,
-    from_json,
-    opened_regular,
-    problem_of,
-    read_regular,
-    tree,
-)
-from clearhead.training import layout, records
+from clearhead.files import PART, UnsafeFileError, from_json, opened_regular, problem_of, read_regular, tree
+from clearhead.training import layout, metrics_log
 from clearhead.training.config import CHANGED_BY_RESUME, RunConfig, changes_since_saved
 from clearhead.training.layout import (
     BEST,
@@ -42,7 +34,7 @@ from clearhead.training.layout import (
     SAVING,
     STATE,
 )
-from clearhead.training.records import CONFIG, LOCK, METRICS, Digest, Written
+from clearhead.training.metrics_log import CONFIG, LOCK, METRICS, Digest, RecordsDigest
 
 Kind = Literal["missing", "changed", "surplus", "leftover", "unsafe", "unreadable"]
 UNFINISHED = (SAVING, REPLACED, DELETING)
@@ -77,7 +69,7 @@ class Audit:
 
 def audit(folder: Path) -> Audit:
     """Looks at every file of a run."""
-    is_running = records.is_locked(folder)
+    is_running = metrics_log.is_locked(folder)
     findings, n_files = entries(folder, is_running)
     intact: dict[int, dict[str, Any]] = {}
     for step in layout.steps(folder) if is_folder(folder / CHECKPOINTS) else []:
@@ -167,7 +159,7 @@ def checkpoint_problems(folder: Path, step: int) -> Iterator[Finding]:
 
 def holds_state(state: Mapping[str, Any], step: int) -> bool:
     try:
-        Written.from_json(state.get("records", {"count": 0, "sha256": ""}))
+        RecordsDigest.from_json(state.get("records", {"count": 0, "sha256": ""}))
     except ValueError:
         return False
     return state.get("step") == step and isinstance(state.get("state"), dict)
@@ -193,19 +185,19 @@ def record_problems(folder: Path, newest: Mapping[str, Any], is_running: bool) -
     """How many records there are; and lines that are none, records that the newest checkpoint counted and that are
     missing or changed, and a test result that does not match its own digest."""
     path, findings = folder / METRICS, []
-    known = Written.from_json(newest["records"]) if "records" in newest else None
+    known = RecordsDigest.from_json(newest["records"]) if "records" in newest else None
     digest, end, wrong, unsealed = Digest(), 0, array("q"), array("q")
     problem = ""
     try:
-        for number, (offset, line) in enumerate(records.scan(path), 1):
+        for number, (offset, line) in enumerate(metrics_log.scan(path), 1):
             end = offset
-            if not records.is_record(line):
+            if not metrics_log.is_record(line):
                 wrong.append(number)
                 continue
             digest.add(line)
             if known and digest.count == known.count:
                 problem = "" if digest.written() == known else known.changed
-            elif known and digest.count > known.count and not records.is_covered(line):
+            elif known and digest.count > known.count and not metrics_log.is_covered(line):
                 unsealed.append(number)
         has_rest = os.path.lexists(path) and end < os.lstat(path).st_size
     except OSError as error:

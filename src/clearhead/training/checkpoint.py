@@ -51,11 +51,11 @@ from clearhead.training.layout import (
     steps,
     wrong_sizes,
 )
-from clearhead.training.records import Written
+from clearhead.training.metrics_log import RecordsDigest
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class Checkpoint:
     """All that a run needs to go on as if it had never stopped."""
 
     step: int
@@ -64,7 +64,7 @@ class Snapshot:
     """moments, averaged weights and random states too (such as `random.rank0`): whatever is a tensor"""
     state: dict[str, Any]
     """the rest: what JSON gives back as it was"""
-    records: Written | None = None
+    records: RecordsDigest | None = None
     """the records of metrics.jsonl when it was saved; None in checkpoints of versions that did not count them"""
 
 
@@ -72,11 +72,11 @@ class DamagedCheckpointError(ValueError):
     """A checkpoint that does not agree with its manifest."""
 
 
-class NoWholeCheckpointError(OSError):
+class NoIntactCheckpointError(OSError):
     """A run whose checkpoints are all damaged, or gone: to begin again at step 0 would lose what may still be saved."""
 
 
-def save(folder: Path, snapshot: Snapshot) -> Path:
+def save(folder: Path, snapshot: Checkpoint) -> Path:
     """Writes folder/checkpoints/step-...; when it returns, the checkpoint outlives a power failure.
 
     A failure is an OSError that says so; what was saved before is still there. One of the same step is replaced.
@@ -121,7 +121,7 @@ def put(saving: Path, place: Path) -> None:
         raise
 
 
-def load(place: Path) -> Snapshot:
+def load(place: Path) -> Checkpoint:
     """Reads one checkpoint; DamagedCheckpointError unless every byte is as it was saved."""
     check_folder(place.parent)
     check_folder(place)
@@ -164,17 +164,17 @@ def check_declared(place: Path, state: bytes) -> None:
         raise DamagedCheckpointError(f"{MODEL} is not read: {error}") from error
 
 
-def unpack(contents: dict[str, bytes]) -> Snapshot:
+def unpack(contents: dict[str, bytes]) -> Checkpoint:
     """What `pack` has packed; some kind of error if it was not `pack`."""
     state = from_json(contents[STATE])
     if not isinstance(state, dict) or not is_step(state["step"]) or not isinstance(state["state"], dict):
         raise ValueError(f"{STATE} must hold a step and a state")
     model, optimizer = (safetensors.torch.load(contents[name]) for name in (MODEL, OPTIMIZER))
-    records = Written.from_json(state["records"]) if "records" in state else None
-    return Snapshot(state["step"], model, optimizer, state["state"], records)
+    records = RecordsDigest.from_json(state["records"]) if "records" in state else None
+    return Checkpoint(state["step"], model, optimizer, state["state"], records)
 
 
-def load_finite(place: Path) -> Snapshot:
+def load_finite(place: Path) -> Checkpoint:
     """`load`, and DamagedCheckpointError too if a number in it is NaN or infinite: nothing can be computed with it."""
     found = load(place)
     for name, tensors in ((MODEL, found.model), (OPTIMIZER, found.optimizer)):
@@ -190,7 +190,7 @@ def is_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(tensor.float() if tensor.element_size() == 1 else tensor).all())  # float8
 
 
-def newest(folder: Path, report: Callable[[str], None], *, set_aside: bool = True) -> Snapshot | None:
+def newest(folder: Path, report: Callable[[str], None], *, set_aside: bool = True) -> Checkpoint | None:
     """The highest step's checkpoint that can be used, None before the first. The others are reported and passed over:
     those that are damaged, that cannot be read, and that hold numbers which are not finite.
 
@@ -215,7 +215,7 @@ def newest(folder: Path, report: Callable[[str], None], *, set_aside: bool = Tru
     if passed_over:
         reasons = "; ".join(f"step {step}: {why}" for step, why in passed_over.items())
         message = f"no checkpoint can be used ({reasons}); put a good copy back, or train anew under another name"
-        raise NoWholeCheckpointError(errno.EIO, message, str(folder))
+        raise NoIntactCheckpointError(errno.EIO, message, str(folder))
     return None
 
 
@@ -253,7 +253,7 @@ def unfinished(home: Path, prefix: str) -> Iterator[Path]:
             yield home / name
 
 
-def pack(snapshot: Snapshot) -> dict[str, bytes]:
+def pack(snapshot: Checkpoint) -> dict[str, bytes]:
     """The files of a checkpoint, as bytes."""
     counted = {} if snapshot.records is None else {"records": snapshot.records.to_json()}
     state = to_json({"step": snapshot.step, **counted, "state": snapshot.state}, indent=1)

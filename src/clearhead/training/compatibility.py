@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from clearhead.training.checkpoint import Snapshot
+from clearhead.training.checkpoint import Checkpoint
 from clearhead.training.config import CHANGED_BY_RESUME, RunConfig, changes_since_saved
-from clearhead.training.run import RunDirectory
+from clearhead.training.run_directory import RunDirectory
 from clearhead.training.tensor_headers import check_model_matches
 
 PATHS = ("data.folder", "data.file", "data.train_file", "data.test_file")
@@ -22,7 +22,7 @@ ONLY_IN_TRAINING = ("dropout", "drop_path")
 """ends of the names of settings of a model that are switched off in inference"""
 
 
-def config_for_inference(run: RunDirectory, found: Snapshot) -> RunConfig:
+def config_for_inference(run: RunDirectory, found: Checkpoint) -> RunConfig:
     """The run's config; where it differs from the one that the checkpoint was saved with in a setting that determines
     the outputs, the latter, with the paths of config.json. Differences are reported."""
     config = RunConfig.from_dict(run.config)
@@ -45,7 +45,7 @@ def config_for_inference(run: RunDirectory, found: Snapshot) -> RunConfig:
     return config
 
 
-def check_config_matches(run: RunDirectory, config: RunConfig, found: Snapshot) -> dict[str, tuple[Any, Any]]:
+def check_config_matches(run: RunDirectory, config: RunConfig, found: Checkpoint) -> dict[str, tuple[Any, Any]]:
     """ValueError where a config and a checkpoint differ in a setting that determines the outputs, or in the shapes of
     the weights. The other settings that differ, without paths."""
     changes = changes_in(config, found)
@@ -58,7 +58,7 @@ def check_config_matches(run: RunDirectory, config: RunConfig, found: Snapshot) 
     return changes
 
 
-def changes_in(config: RunConfig, found: Snapshot) -> dict[str, tuple[Any, Any]]:
+def changes_in(config: RunConfig, found: Checkpoint) -> dict[str, tuple[Any, Any]]:
     """Settings that differ from those in the checkpoint, without paths."""
     changes = changes_since_saved(found.state.get("config"), config)
     return {name: change for name, change in changes.items() if name not in PATHS}

@@ -4,21 +4,20 @@ Importing this does not import torch.
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_type_hints
 
-from clearhead.data.config import DataConfig, Views, is_number
+from clearhead.data.config import DataConfig, Views
 from clearhead.files import from_json, to_json
-from clearhead.messages import unknown_name
-from clearhead.models.config import (
-    LanguageConfig,
-    ModelConfig,
-    PredictorConfig,
-    Seq2SeqConfig,
-    VisionConfig,
+from clearhead.models.config import LanguageConfig, ModelConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
+from clearhead.validation import (
+    check_at_most,
+    check_between,
     check_choice,
+    check_count,
+    check_name,
     check_positive,
+    is_number,
 )
 
 Kind = Literal["adamw", "muon"]
@@ -141,7 +140,7 @@ class TrainingConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeConfig:
+class SnapshotConfig:
     """Attention that is kept while it is learnt, for `clearhead look RUN --over-time`."""
 
     inputs: int = 0
@@ -166,7 +165,7 @@ class RunConfig:
     objective: ObjectiveName = "classes"
     """what is asked of the model: see training/objective.py"""
     seed: int = 0
-    probe: ProbeConfig = field(default_factory=ProbeConfig)
+    probe: SnapshotConfig = field(default_factory=SnapshotConfig)
 
     def __post_init__(self) -> None:
         check_choice(objective=(self.objective, ObjectiveName))
@@ -233,37 +232,3 @@ def read(kind: Any, values: Any, what: str) -> Any:
     if missing:
         raise ValueError(f"{what} needs all of its fields, got no {', '.join(missing)}; add what is missing")
     return kind(**(values | nested))
-
-
-def check_name(name: Any, names: Iterable[str], what: str) -> None:
-    """Refuses a name that is not among these, with the nearest one that is."""
-    names = list(names)
-    if name not in names:
-        raise unknown_name(what, name, names)
-
-
-def check_count(config: Any, *names: str, advice: str = "") -> None:
-    for name in names:
-        count = getattr(config, name)
-        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-            way = advice or usual(config, name)
-            raise ValueError(f"{name} must be a whole number of at least 0, got {count!r}; {way}")
-
-
-def check_at_most(most: int, **counts: int) -> None:
-    for name, count in counts.items():
-        if count > most:
-            raise ValueError(f"{name} must be a whole number of at most {most}, got {count}; choose a smaller one")
-
-
-def check_between(config: Any, low: float, high: float, *names: str) -> None:
-    for name in names:
-        number = getattr(config, name)
-        if not is_number(number) or not low <= number < high:
-            kind, above = ("finite number", "") if high == math.inf else ("number", f" and below {high}")
-            raise ValueError(f"{name} must be a {kind} of at least {low}{above}, got {number!r}; {usual(config, name)}")
-
-
-def usual(config: Any, name: str) -> str:
-    """What to do about a field that is wrong: what it is when nobody says anything is right for many."""
-    return f"try {name}={getattr(type(config), name)!r}"

@@ -20,7 +20,7 @@ from clearhead.drawing import COLOURS, GREY, LIGHT, blank, visible
 from clearhead.files import from_json, read_regular
 from clearhead.messages import printable, round_count
 from clearhead.training.layout import LARGEST_JSON
-from clearhead.training.records import CONFIG, METRICS, Record, find_records, read
+from clearhead.training.metrics_log import CONFIG, METRICS, Record, find_records, read
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,23 +12,29 @@ from typing import Any, Literal
 
 import torch
 
-from clearhead.data.views import views_note
+from clearhead.data.augment import tta_note
 from clearhead.training import checkpoint
 from clearhead.training.compatibility import check_config_matches
-from clearhead.training.config import RunConfig
-from clearhead.training.distributed import exchanging, processes
-from clearhead.training.evaluate import evaluate
-from clearhead.training.mask_check import check_masks
-from clearhead.training.metrics import N_COUNTS, counts, summary
-from clearhead.training.objective import portions, to_device
-from clearhead.training.precision import autocast
-from clearhead.training.probe import is_due, keep_maps
-from clearhead.training.progress import Display, Silence, busy_hint, count, padding_line
-from clearhead.training.run import RunDirectory
-from clearhead.training.schedule import multiplier
-from clearhead.training.setup import Setup, own_surroundings, set_up
-from clearhead.training.signals import DIVERGED, FINISHED, STOPPED, StoppedError, StopRequest, stopping_on_signals
-from clearhead.training.state import Standing, restore, snapshot, told_of_changed_files, use_weights
+from clearhead.training.config import OptimizerConfig, RunConfig
+from clearhead.training.context import TrainContext, autocast, build_context, check_masks, isolated_torch_state
+from clearhead.training.distributed import current_ranks, exchanging
+from clearhead.training.objectives import N_COUNTS, counts, evaluate, microbatches, summary, to_device
+from clearhead.training.progress import (
+    DIVERGED,
+    FINISHED,
+    STOPPED,
+    Display,
+    Silence,
+    StoppedError,
+    StopRequest,
+    busy_hint,
+    count,
+    padding_line,
+    stopping_on_signals,
+)
+from clearhead.training.run_directory import RunDirectory
+from clearhead.training.snapshots import is_due, save_snapshot
+from clearhead.training.state import TrainState, capture_state, changed_file_messages, restore, use_weights
 
 Reason = Literal["finished", "patience", "stopped"]
 
@@ -60,24 +66,26 @@ class Outcome:
 
 def train(config: RunConfig, folder: str | Path, *, shard: bool = False, quiet: bool = False) -> Outcome:
     """Trains a new run in a new folder. `shard` splits the weights over the processes (FSDP2)."""
-    with processes() as team, own_surroundings(config.training.threads):
-        display = Display(quiet=quiet) if team.is_first else Silence()
-        setup = set_up(config, team, shard=shard, report=display.warn)  # first: a config that fails leaves no folder
-        run = RunDirectory.create(folder, setup.config.to_dict(), display.warn) if team.is_first else None
+    with current_ranks() as team, isolated_torch_state(config.training.threads):
+        display = Display(quiet=quiet) if team.is_main else Silence()
+        setup = build_context(
+            config, team, shard=shard, report=display.warn
+        )  # first: a config that fails leaves no folder
+        run = RunDirectory.create(folder, setup.config.to_dict(), display.warn) if team.is_main else None
         return fit(setup, run, display)
 
 
 def resume(folder: str | Path, *, shard: bool = False, quiet: bool = False) -> Outcome:
     """Continues a run after its newest checkpoint, to its end."""
-    with processes() as team:
-        display = Display(quiet=quiet) if team.is_first else Silence()
-        run = RunDirectory.open(folder, display.warn) if team.is_first else None
-        config = RunConfig.from_dict(team.share(with_precision_of_checkpoint(run) if run else None))
+    with current_ranks() as team:
+        display = Display(quiet=quiet) if team.is_main else Silence()
+        run = RunDirectory.open(folder, display.warn) if team.is_main else None
+        config = RunConfig.from_dict(team.broadcast_json(with_precision_of_checkpoint(run) if run else None))
         if run:
             check_newest_matches(run, config)
-        with own_surroundings(config.training.threads):
-            with told_of_changed_files(run, config):
-                setup = set_up(config, team, shard=shard, report=display.warn)
+        with isolated_torch_state(config.training.threads):
+            with changed_file_messages(run, config):
+                setup = build_context(config, team, shard=shard, report=display.warn)
             outcome = fit(setup, run, display)
             if outcome.reason != "stopped":
                 display.say(f"{run.path if run else folder} is trained{reached(outcome)}")
@@ -103,10 +111,10 @@ def with_precision_of_checkpoint(run: RunDirectory) -> dict[str, Any]:
 def reached(outcome: Outcome) -> str:
     if outcome.test is None:
         return ""
-    return f": {outcome.test['accuracy']:.2%} on the test set{views_note(outcome.test['views'])}"
+    return f": {outcome.test['accuracy']:.2%} on the test set{tta_note(outcome.test['views'])}"
 
 
-def fit(setup: Setup, run: RunDirectory | None, display: Display) -> Outcome:
+def fit(setup: TrainContext, run: RunDirectory | None, display: Display) -> Outcome:
     """From wherever the run is to its end. Only the first process has a run directory."""
     with run.lock() if run else nullcontext(), stopping_on_signals() as request:
         standing = restore(setup, run.newest() if run else None, display.warn)
@@ -136,7 +144,7 @@ def fit(setup: Setup, run: RunDirectory | None, display: Display) -> Outcome:
     return Outcome(reason, standing.step, standing.best_step, test)
 
 
-def announce(setup: Setup, display: Display, *, is_new: bool) -> None:
+def announce(setup: TrainContext, display: Display, *, is_new: bool) -> None:
     """What is trained, on which data and how; with a hint where the machine has too little time for it. Data that has
     more to say of itself than its split does so once, before the first step."""
     training, data, team = setup.config.training, setup.data, setup.processes
@@ -157,7 +165,7 @@ def announce(setup: Setup, display: Display, *, is_new: bool) -> None:
         display.say(hint)
 
 
-def announce_sequences(setup: Setup, display: Display) -> None:
+def announce_sequences(setup: TrainContext, display: Display) -> None:
     """Before the first step: that no mask leaks, which is checked, and how much of the batches is padding."""
     if check_masks(setup):
         display.say("masks checked: no output sees what comes after it, or padding")
@@ -166,12 +174,12 @@ def announce_sequences(setup: Setup, display: Display) -> None:
 
 
 def train_on(
-    setup: Setup, standing: Standing, run: RunDirectory | None, request: StopRequest, display: Display
+    setup: TrainContext, standing: TrainState, run: RunDirectory | None, request: StopRequest, display: Display
 ) -> Reason:
     patience = setup.config.training.patience
     setup.model.train()
     if standing.step == 0 and is_due(setup, 0):
-        keep_maps(setup, 0, run)
+        save_snapshot(setup, 0, run)
     while standing.step < setup.n_steps and not (patience and standing.stale >= patience):
         must_stop = update(setup, standing, request)
         step, is_last = standing.step, standing.step == setup.n_steps
@@ -181,7 +189,7 @@ def train_on(
             log_training(setup, standing, run, display)
 
         if is_due(setup, step):
-            keep_maps(setup, step, run)
+            save_snapshot(setup, step, run)
 
         is_best = False
         if (step % setup.evaluate_every == 0 or is_last) and len(setup.data.validation):
@@ -195,12 +203,12 @@ def train_on(
     return "finished" if standing.step == setup.n_steps else "patience"
 
 
-def update(setup: Setup, standing: Standing, request: StopRequest) -> bool:
+def update(setup: TrainContext, standing: TrainState, request: StopRequest) -> bool:
     """One step: forward, backward, clip, update. Returns whether any process wants to stop after it."""
     config, team, step = setup.config, setup.processes, standing.step
     batch = to_device(setup.batches.at(step, team.rank, team.world), team.device)
     sums = torch.zeros(N_COUNTS, dtype=torch.float64, device=team.device)
-    parts = portions(batch, config.training.accumulate)
+    parts = microbatches(batch, config.training.accumulate)
     for i, part in enumerate(parts):
         with exchanging(setup.forward, is_last=i == len(parts) - 1):
             with autocast(config.training.precision, team.device):
@@ -217,7 +225,7 @@ def update(setup: Setup, standing: Standing, request: StopRequest) -> bool:
     check_finite(totals[0] / batch.n_global, norm, step + 1)
     if config.optimizer.clip and norm > config.optimizer.clip:
         setup.optimizers.shorten(config.optimizer.clip / norm)
-    setup.optimizers.step(multiplier(step, setup.n_steps, config.optimizer))
+    setup.optimizers.step(lr_multiplier(step, setup.n_steps, config.optimizer))
     setup.optimizers.zero_grad()
     if setup.average is not None:
         setup.average.update(step)
@@ -246,32 +254,32 @@ def check_finite_weights(are_finite: bool, step: int) -> None:
         )
 
 
-def log_training(setup: Setup, standing: Standing, run: RunDirectory | None, display: Display) -> None:
+def log_training(setup: TrainContext, standing: TrainState, run: RunDirectory | None, display: Display) -> None:
     """The mean over the steps since the last such record."""
     config = setup.config.optimizer
-    lr = config.lr * multiplier(standing.step - 1, setup.n_steps, config)
-    record = head("train", setup, standing) | summary(standing.sums) | {"lr": lr, "seconds": standing.seconds}
+    lr = config.lr * lr_multiplier(standing.step - 1, setup.n_steps, config)
+    record = metrics_header("train", setup, standing) | summary(standing.sums) | {"lr": lr, "seconds": standing.seconds}
     standing.sums = [0.0] * N_COUNTS
     if run:
         run.log(record)
     display.trained(record)
 
 
-def validate(setup: Setup, standing: Standing, run: RunDirectory | None, display: Display) -> bool:
+def validate(setup: TrainContext, standing: TrainState, run: RunDirectory | None, display: Display) -> bool:
     """Evaluates the averaged weights if there are any; returns whether this is the best so far."""
     with setup.average.in_place() if setup.average else nullcontext():
-        result = evaluate(setup.model, setup.objective, setup.data.validation, setup.data.normalise, setup.processes)
+        result = evaluate(setup.model, setup.objective, setup.data.validation, setup.data.normalize, setup.processes)
     check_finite_weights(math.isfinite(result["loss"]), standing.step)
     is_best = standing.judge(setup.objective.score(result))
-    record = head("validation", setup, standing) | result | {"seconds": standing.seconds}
+    record = metrics_header("validation", setup, standing) | result | {"seconds": standing.seconds}
     if run:
         run.log(record)
     display.evaluated(record, "  best so far" if is_best else "")
     return is_best
 
 
-def save(setup: Setup, standing: Standing, run: RunDirectory | None) -> None:
-    state = snapshot(setup, standing)
+def save(setup: TrainContext, standing: TrainState, run: RunDirectory | None) -> None:
+    state = capture_state(setup, standing)
     if run and state:
         tensors = [*state.model.values(), *state.optimizer.values()]
         check_finite_weights(all(bool(tensor.isfinite().all()) for tensor in tensors), standing.step)
@@ -280,11 +288,11 @@ def save(setup: Setup, standing: Standing, run: RunDirectory | None) -> None:
             run.mark_best(standing.step)
 
 
-def test_once(setup: Setup, standing: Standing, run: RunDirectory | None, display: Display) -> dict[str, Any]:
+def test_once(setup: TrainContext, standing: TrainState, run: RunDirectory | None, display: Display) -> dict[str, Any]:
     """The best checkpoint on the test set, unless that has been done before this run was resumed."""
     of_now = [record for record in run.iter_records() if record.get("step") == standing.step] if run else []
     tested = [record for record in of_now if record.get("kind") == "test"]
-    if known := setup.processes.share(tested[-1] if tested else None):
+    if known := setup.processes.broadcast_json(tested[-1] if tested else None):
         return dict(known)
     found = run.best() if run else None
     use_weights(setup, found)
@@ -293,7 +301,7 @@ def test_once(setup: Setup, standing: Standing, run: RunDirectory | None, displa
         setup.model,
         setup.objective,
         setup.data.test,
-        setup.data.normalise,
+        setup.data.normalize,
         setup.processes,
         views=views,
     )
@@ -303,14 +311,41 @@ def test_once(setup: Setup, standing: Standing, run: RunDirectory | None, displa
             "train again with a smaller learning rate, a longer warm-up or clip=1",
             standing.step,
         )
-    record = head("test", setup, standing) | {"best_step": setup.processes.share(found and found.step)} | result
+    record = (
+        metrics_header("test", setup, standing)
+        | {"best_step": setup.processes.broadcast_json(found and found.step)}
+        | result
+    )
     record |= {"views": views, "seconds": standing.seconds}
     if run:
         run.log(record)
     which = "best" if record["best_step"] == standing.best_step else "last"
-    display.evaluated(record, views_note(views), f"test of the {which} checkpoint (step {record['best_step']})")
+    display.evaluated(record, tta_note(views), f"test of the {which} checkpoint (step {record['best_step']})")
     return record
 
 
-def head(kind: str, setup: Setup, standing: Standing) -> dict[str, Any]:
+def metrics_header(kind: str, setup: TrainContext, standing: TrainState) -> dict[str, Any]:
     return {"kind": kind, "step": standing.step, "epoch": standing.step / setup.batches.steps_per_epoch}
+
+
+# The learning rate as a pure function of the step, so that there is nothing to save and nothing to step twice.
+
+
+def lr_multiplier(step: int, n_steps: int, config: OptimizerConfig) -> float:
+    """What the learning rate is multiplied by at this step (from 0): a warm-up to 1, then down to `final`.
+
+    warm-up    (step + 1) / warmup
+    linear     1 - (1 - final) t           with t from 0 after the warm-up to 1 after the last step
+    cosine     final + (1 - final) (1 + cos(pi t)) / 2
+    constant   1
+    """
+    if step < config.warmup:
+        return (step + 1) / config.warmup
+    t = min(1.0, (step - config.warmup) / max(1, n_steps - config.warmup))
+    match config.schedule:
+        case "linear":
+            return 1 - (1 - config.final) * t
+        case "cosine":
+            return config.final + (1 - config.final) * (1 + math.cos(math.pi * t)) / 2
+        case _:
+            return 1.0

@@ -10,24 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.data.config import is_number
-from clearhead.data.dataset import DataSet, Normalise
+from clearhead.data.dataset import Dataset, Normalize
 from clearhead.data.datasets import changed_files, digests
-from clearhead.data.draws import key_of
+from clearhead.data.prng import fold_in
 from clearhead.files import from_json, to_json
 from clearhead.models.config import LanguageConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
-from clearhead.training.checkpoint import Snapshot
+from clearhead.training.checkpoint import Checkpoint
 from clearhead.training.compatibility import announce_changes
 from clearhead.training.config import MOST_STEPS, RunConfig
-from clearhead.training.ema import weights_to_use
-from clearhead.training.metrics import N_COUNTS
-from clearhead.training.run import RunDirectory
-from clearhead.training.setup import Setup
-from clearhead.training.sharding import fill, gathered
+from clearhead.training.context import TrainContext
+from clearhead.training.distributed import gather_full, load_tensors
+from clearhead.training.objectives import N_COUNTS
+from clearhead.training.optim import weights_to_use
+from clearhead.training.run_directory import RunDirectory
+from clearhead.validation import is_number
 
 
 @dataclass
-class Standing:
+class TrainState:
     """How far a run is. Equal in all processes."""
 
     step: int = 0
@@ -59,7 +59,7 @@ class Standing:
         return values | {"seconds": self.seconds}
 
     @classmethod
-    def from_json(cls, values: Any) -> "Standing":
+    def from_json(cls, values: Any) -> "TrainState":
         """ValueError for anything that `to_json` cannot have written."""
         expected = dict.fromkeys(("step", "best_step", "stale"), is_index) | {
             "sums": lambda value: is_numbers(value) and len(value) == N_COUNTS,
@@ -86,25 +86,25 @@ def is_numbers(values: Any) -> bool:
     return isinstance(values, list) and all(map(is_finite, values))
 
 
-def snapshot(setup: Setup, standing: Standing) -> Snapshot | None:
+def capture_state(setup: TrainContext, standing: TrainState) -> Checkpoint | None:
     """The run as it is; None in all processes but the first, which must ask too."""
-    keep = setup.processes.is_first
+    keep = setup.processes.is_main
     averages = {} if setup.average is None else setup.average.averages
     others = {f"optim.{name}": tensor for name, tensor in setup.optimizers.state_tensors().items()}
     others |= {f"ema.{name}": tensor for name, tensor in averages.items()}
-    model, optimizer = gathered(setup.model.state_dict(), keep), gathered(others, keep)
+    model, optimizer = gather_full(setup.model.state_dict(), keep), gather_full(others, keep)
     for kind, generator in random_states(setup.processes.device).items():
         for rank, bytes_of_rank in enumerate(setup.processes.gather(generator)):
             optimizer[f"random.rank{rank}{kind}"] = bytes_of_rank
     state = {"standing": standing.to_json(), "made_with": setup.made_with(), "data": about_data(setup.data)}
     state["config"] = from_json(to_json(setup.config.to_dict()))  # with lists instead of tuples
-    return Snapshot(standing.step, model, optimizer, state) if keep else None
+    return Checkpoint(standing.step, model, optimizer, state) if keep else None
 
 
-def about_data(data: DataSet) -> dict[str, Any]:
+def about_data(data: Dataset) -> dict[str, Any]:
     """What is needed to ask the trained model something and to read its answer, where the data itself is not there."""
-    normalise = {"mean": list(data.normalise.mean), "std": list(data.normalise.std)} if data.normalise else None
-    known = {"classes": list(data.classes), "symbols": list(data.symbols), "normalise": normalise}
+    normalize = {"mean": list(data.normalize.mean), "std": list(data.normalize.std)} if data.normalize else None
+    known = {"classes": list(data.classes), "symbols": list(data.symbols), "normalize": normalize}
     return known | {"files": dict(data.files), "skipped": list(data.skipped)}
 
 
@@ -114,7 +114,7 @@ class DataInfo:
 
     classes: tuple[str, ...]
     symbols: tuple[str, ...]
-    normalise: Normalise | None
+    normalize: Normalize | None
     files: dict[str, str]
 
     @classmethod
@@ -124,24 +124,24 @@ class DataInfo:
         if not isinstance(about, dict):
             raise ValueError(f"a checkpoint must describe its data, got {about!r:.60}")
         texts = {name: about.get(name, []) for name in ("classes", "symbols")}
-        files, normalise = about.get("files", {}), about.get("normalise")
+        files, normalize = about.get("files", {}), about.get("normalize")
         for name, value in texts.items():
             if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
                 raise ValueError(f"{name} in a checkpoint must be a list of strings, got {value!r:.60}")
         if not isinstance(files, dict) or not all(isinstance(digest, str) for digest in files.values()):
             raise ValueError(f"files in a checkpoint must map paths to digests, got {files!r:.60}")
-        if normalise is not None and not is_normalisation(normalise):
-            raise ValueError(f"normalise in a checkpoint must be a mean and a std per channel, got {normalise!r:.80}")
-        scale = normalise and Normalise(tuple(normalise["mean"]), tuple(normalise["std"]))
+        if normalize is not None and not is_normalisation(normalize):
+            raise ValueError(f"normalize in a checkpoint must be a mean and a std per channel, got {normalize!r:.80}")
+        scale = normalize and Normalize(tuple(normalize["mean"]), tuple(normalize["std"]))
         return cls(tuple(texts["classes"]), tuple(texts["symbols"]), scale, files)
 
     def check_matches(self, config: RunConfig) -> None:
         """ValueError unless there is a name for each output of the model, and a symbol for each id that it knows."""
         match config.model:
-            case VisionConfig(n_classes=n):
+            case VisionConfig(num_classes=n):
                 expected = {"classes": n}
-            case Seq2SeqConfig(n_source=n_source, n_target=n_target):
-                expected = {"symbols": n_source, "classes": n_target}
+            case Seq2SeqConfig(src_vocab_size=src_vocab_size, tgt_vocab_size=tgt_vocab_size):
+                expected = {"symbols": src_vocab_size, "classes": tgt_vocab_size}
             case LanguageConfig(n_tokens=n):
                 expected = {"symbols": n}
             case PredictorConfig(n_outputs=n) if config.objective in ("classes", "each"):
@@ -159,19 +159,19 @@ def is_normalisation(value: Any) -> bool:
     return len(value["mean"]) == len(value["std"]) > 0 and min(value["std"]) > 0
 
 
-def restore(setup: Setup, found: Snapshot | None, report: Callable[[str], None]) -> Standing:
+def restore(setup: TrainContext, found: Checkpoint | None, report: Callable[[str], None]) -> TrainState:
     """Brings all processes to where the first one's checkpoint is; to the beginning without one."""
     processes = setup.processes
-    state = processes.share(None if found is None else found.state)
+    state = processes.broadcast_json(None if found is None else found.state)
     if state is None:
-        return Standing()
+        return TrainState()
     check_files(state, setup.data.files)
-    standing = Standing.from_json(state.get("standing"))
-    fill(setup.model.state_dict(), processes.share_tensors(found.model if found else {}))
-    optimizer = processes.share_tensors(found.optimizer if found else {})
+    standing = TrainState.from_json(state.get("standing"))
+    load_tensors(setup.model.state_dict(), processes.broadcast_tensors_dict(found.model if found else {}))
+    optimizer = processes.broadcast_tensors_dict(found.optimizer if found else {})
     setup.optimizers.load_state_tensors(starting_with("optim.", optimizer))
     if setup.average is not None:
-        fill(setup.average.averages, starting_with("ema.", optimizer))
+        load_tensors(setup.average.averages, starting_with("ema.", optimizer))
     restore_random(setup, starting_with("random.", optimizer), standing.step)
     announce_changes(state.get("config"), setup.config, report)
     announce(state.get("made_with"), setup.made_with(), report)
@@ -188,7 +188,7 @@ def check_files(state: dict[str, Any], now: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def told_of_changed_files(run: RunDirectory | None, config: RunConfig) -> Iterator[None]:
+def changed_file_messages(run: RunDirectory | None, config: RunConfig) -> Iterator[None]:
     """What data of other bytes may break inside (too few words, other letters) is told as that."""
     try:
         yield
@@ -198,10 +198,10 @@ def told_of_changed_files(run: RunDirectory | None, config: RunConfig) -> Iterat
         raise
 
 
-def use_weights(setup: Setup, found: Snapshot | None) -> None:
+def use_weights(setup: TrainContext, found: Checkpoint | None) -> None:
     """Gives the model the weights that were evaluated when this checkpoint was made."""
     weights = weights_to_use(found.model, found.optimizer) if found else {}
-    fill(setup.model.state_dict(), setup.processes.share_tensors(weights))
+    load_tensors(setup.model.state_dict(), setup.processes.broadcast_tensors_dict(weights))
 
 
 def random_states(device: torch.device) -> dict[str, Tensor]:
@@ -210,10 +210,10 @@ def random_states(device: torch.device) -> dict[str, Tensor]:
     return states | ({".cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
 
 
-def restore_random(setup: Setup, states: dict[str, Tensor], step: int) -> None:
+def restore_random(setup: TrainContext, states: dict[str, Tensor], step: int) -> None:
     """This process's generators; a process that the checkpoint does not know starts a stream of its own."""
     rank, device = setup.processes.rank, setup.processes.device
-    torch.manual_seed(key_of(setup.config.seed, "dropout", rank, step))
+    torch.manual_seed(fold_in(setup.config.seed, "dropout", rank, step))
     try:
         if f"rank{rank}" in states:
             torch.set_rng_state(states[f"rank{rank}"])

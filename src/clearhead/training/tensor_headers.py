@@ -17,7 +17,7 @@ from clearhead.files import from_json, opened_regular
 from clearhead.models.config import ModelConfig, Seq2SeqConfig
 from clearhead.models.factory import build_model
 from clearhead.training.config import RunConfig
-from clearhead.training.sharding import check_same_shapes
+from clearhead.training.distributed import check_same_shapes
 
 SMALL = 64 * 2**20
 """bytes of tensors that are read without a comparison"""

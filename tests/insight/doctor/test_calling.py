@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.insight.doctor.calling import call, plans, said
-from clearhead.insight.doctor.feeds import Features, Ids, Images
+from clearhead.insight.doctor.call_plan import call, plans, said
+from clearhead.insight.doctor.inputs import FeatureInput, ImageInput, TokenIds
 from clearhead.insight.doctor.parameters import parameters_of
 
 
@@ -14,9 +14,9 @@ def plan_of(module, width=None, length=None):
 
 
 def test_ids_features_and_images_are_told_apart(ward):
-    assert plan_of(ward.GPT()).feeds == {"idx": Ids(ward.GPT().tokens.num_embeddings)}
-    assert plan_of(ward.OfTorch()).feeds == {"x": Features(8)}
-    assert plan_of(nn.Sequential(nn.Conv2d(3, 2, 4), nn.Flatten())).feeds == {"input": Images(3, 32)}
+    assert plan_of(ward.GPT()).feeds == {"idx": TokenIds(ward.GPT().tokens.num_embeddings)}
+    assert plan_of(ward.OfTorch()).feeds == {"x": FeatureInput(8)}
+    assert plan_of(nn.Sequential(nn.Conv2d(3, 2, 4), nn.Flatten())).feeds == {"input": ImageInput(3, 32)}
 
 
 def test_places_before_tokens_are_no_trouble():
@@ -30,7 +30,7 @@ def test_places_before_tokens_are_no_trouble():
         def forward(self, ids):
             return self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
 
-    assert plan_of(PlacesFirst()).feeds == {"ids": Ids(9)}
+    assert plan_of(PlacesFirst()).feeds == {"ids": TokenIds(9)}
 
 
 @pytest.mark.parametrize("batch_first", [True, False])

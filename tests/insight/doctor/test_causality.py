@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.insight.doctor.calling import call
+from clearhead.insight.doctor.call_plan import call
 from clearhead.insight.doctor.causality import check_causality, with_causal_mask
 
 

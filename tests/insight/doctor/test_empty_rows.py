@@ -1,10 +1,9 @@
 import pytest
 from torch import nn
 
-from clearhead.insight.doctor.calling import call
-from clearhead.insight.doctor.empty_rows import check_empty_rows
-from clearhead.insight.doctor.groups import groups
-from clearhead.insight.doctor.padding import solve
+from clearhead.insight.doctor.call_plan import call
+from clearhead.insight.doctor.causality import check_empty_rows
+from clearhead.insight.doctor.padding import groups, solve
 
 
 def found_in(module):

@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from clearhead import masks
-from clearhead.insight.doctor.encodings import LENGTHS, MEANINGS, OF_PAIRS, SHAPES, Encoding, encodings, is_turned
+from clearhead.insight.doctor.module_under_test import (
+    LENGTHS,
+    MEANINGS,
+    OF_PAIRS,
+    SHAPES,
+    MaskConvention,
+    is_turned,
+    mask_conventions,
+)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -15,7 +23,7 @@ def test_every_way_to_write_a_mask_says_the_same(shape, meaning):
         seen = (torch.arange(4) < torch.tensor([[4], [2], [3]]))[:, None].expand(3, 4, 4)
     else:
         seen = masks.causal(4)[None].expand(3, 4, 4) if "B" not in shape else torch.rand(3, 4, 4) > 0.5
-    written = Encoding(shape, meaning).write(seen, torch.float64)
+    written = MaskConvention(shape, meaning).write(seen, torch.float64)
     read = {
         "may": lambda: written,
         "hidden": lambda: ~written,
@@ -28,7 +36,7 @@ def test_every_way_to_write_a_mask_says_the_same(shape, meaning):
 
 
 def test_a_mask_that_is_added_has_the_dtype_of_the_scores():
-    written = Encoding("(Q,K)", "added").write(torch.ones(2, 3, 3, dtype=torch.bool).tril(), torch.float64)
+    written = MaskConvention("(Q,K)", "added").write(torch.ones(2, 3, 3, dtype=torch.bool).tril(), torch.float64)
     assert written.dtype == torch.float64
     assert written[0, 1] == -math.inf
 
@@ -39,7 +47,7 @@ def test_lengths_count_what_may_be_seen():
 
 
 def test_all_are_tried():
-    assert len(set(encodings(OF_PAIRS))) == len(OF_PAIRS) * len(MEANINGS)
+    assert len(set(mask_conventions(OF_PAIRS))) == len(OF_PAIRS) * len(MEANINGS)
 
 
 def test_some_names_promise_which_way_round_they_are():

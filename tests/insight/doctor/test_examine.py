@@ -8,10 +8,9 @@ import clearhead
 from clearhead import LanguageModel, MultiHeadAttention, Seq2Seq, SequencePredictor, VisionTransformer, examine
 from clearhead.models.config import LanguageConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
 from clearhead.nn.attention import SingleHeadAttention
-from clearhead.nn.blocks import DecoderBlock, EncoderBlock
-from clearhead.nn.stacks import Decoder, Encoder, EncoderDecoder
+from clearhead.nn.blocks import Decoder, DecoderBlock, Encoder, EncoderBlock, EncoderDecoder
 
-SMALL = {"width": 8, "depth": 2, "n_heads": 2, "hidden": 16}
+SMALL = {"width": 8, "depth": 2, "num_heads": 2, "hidden": 16}
 
 
 def layer(**options):
@@ -27,9 +26,9 @@ RIGHT = {
         lambda: SequencePredictor(PredictorConfig(n_inputs=5, n_outputs=3, readout="class", **SMALL)),
         False,
     ),
-    "Seq2Seq": (lambda: Seq2Seq(Seq2SeqConfig(n_source=11, n_target=9, **SMALL)), True),
+    "Seq2Seq": (lambda: Seq2Seq(Seq2SeqConfig(src_vocab_size=11, tgt_vocab_size=9, **SMALL)), True),
     "VisionTransformer": (
-        lambda: VisionTransformer(VisionConfig(image_size=32, patch_size=16, n_classes=5, **SMALL)),
+        lambda: VisionTransformer(VisionConfig(image_size=32, patch_size=16, num_classes=5, **SMALL)),
         True,
     ),
     "MultiHeadAttention": (lambda: MultiHeadAttention(8, 2), True),

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from clearhead.insight.doctor.feeds import Features, Ids, Images, feeds_for, lengths_of
+from clearhead.insight.doctor.inputs import FeatureInput, ImageInput, TokenIds, inputs_for, lengths_of
 
 
 def drawn(feed, seed=0):
@@ -12,7 +12,7 @@ def drawn(feed, seed=0):
 
 @given(st.integers(2, 3000), st.none() | st.integers(0, 5), st.integers(0, 100))
 def test_other_ids_are_other_and_in_the_table(n, padding, seed):
-    feed = Ids(n, padding if padding is not None and padding < n else None)
+    feed = TokenIds(n, padding if padding is not None and padding < n else None)
     ids = drawn(feed, seed)
     others = feed.others(ids, torch.Generator().manual_seed(seed))
     assert (ids != others).all()
@@ -24,7 +24,7 @@ def test_other_ids_are_other_and_in_the_table(n, padding, seed):
 
 
 def test_features_and_images_are_drawn_anew():
-    for feed, shape in ((Features(4), (5, 7, 4)), (Images(3, 8), (5, 3, 8, 8))):
+    for feed, shape in ((FeatureInput(4), (5, 7, 4)), (ImageInput(3, 8), (5, 3, 8, 8))):
         x = drawn(feed)
         assert x.shape == shape
         assert (feed.others(x, torch.Generator().manual_seed(9)) != x).all()
@@ -33,20 +33,20 @@ def test_features_and_images_are_drawn_anew():
 
 def test_the_likeliest_feed_comes_first():
     table, linear, convolution = nn.Embedding(11, 4, padding_idx=2), nn.Linear(6, 4), nn.Conv2d(3, 4, 2)
-    assert next(feeds_for(nn.Sequential(linear, table), None)) == Ids(11, 2)
-    assert next(feeds_for(nn.Sequential(table, linear), 9)) == Features(9)
-    assert next(feeds_for(linear, None)) == Features(6)
-    assert next(feeds_for(convolution, None)) == Images(3, 32)
-    assert Ids(5, 2) in list(
-        feeds_for(nn.Sequential(table, nn.Embedding(5, 4)), None)
+    assert next(inputs_for(nn.Sequential(linear, table), None)) == TokenIds(11, 2)
+    assert next(inputs_for(nn.Sequential(table, linear), 9)) == FeatureInput(9)
+    assert next(inputs_for(linear, None)) == FeatureInput(6)
+    assert next(inputs_for(convolution, None)) == ImageInput(3, 32)
+    assert TokenIds(5, 2) in list(
+        inputs_for(nn.Sequential(table, nn.Embedding(5, 4)), None)
     )  # places may be fewer than tokens
 
 
 def test_the_padding_id_is_that_of_tokens():
     segments, tokens, places = nn.Embedding(3, 4, padding_idx=0), nn.Embedding(11, 4), nn.Embedding(9, 4)
-    assert next(feeds_for(nn.Sequential(tokens, segments), None)) == Ids(11)
+    assert next(inputs_for(nn.Sequential(tokens, segments), None)) == TokenIds(11)
     padded = nn.Embedding(11, 4, padding_idx=2)
-    assert next(feeds_for(nn.Sequential(places, padded), None)) == Ids(9, 2)
+    assert next(inputs_for(nn.Sequential(places, padded), None)) == TokenIds(9, 2)
 
 
 def test_a_fixed_length_is_found_in_what_is_added():

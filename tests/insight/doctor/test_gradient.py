@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from clearhead import LanguageModel
-from clearhead.insight.doctor.calling import call
+from clearhead.insight.doctor.call_plan import call
 from clearhead.insight.doctor.gradient import check_gradient
 from clearhead.models.config import LanguageConfig
 
@@ -41,7 +41,7 @@ def test_a_key_bias_is_a_note_and_no_warning(ward):
 
 
 def test_with_rotary_positions_a_key_bias_learns():
-    config = LanguageConfig(n_tokens=11, width=8, depth=1, n_heads=2, context=16, positions="rotary")
+    config = LanguageConfig(n_tokens=11, width=8, depth=1, num_heads=2, context=16, positions="rotary")
     assert found_in(LanguageModel(config))[0].verdict == "fine"
 
 

@@ -1,7 +1,7 @@
 from torch import nn
 
-from clearhead.insight.doctor.calling import call
-from clearhead.insight.doctor.groups import groups
+from clearhead.insight.doctor.call_plan import call
+from clearhead.insight.doctor.padding import groups
 
 
 def grouped(module):

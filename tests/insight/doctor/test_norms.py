@@ -1,5 +1,5 @@
-from clearhead.insight.doctor.calling import call
-from clearhead.insight.doctor.norms import check_norms
+from clearhead.insight.doctor.call_plan import call
+from clearhead.insight.doctor.gradient import check_norms
 
 
 def found_in(module):

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from clearhead import LanguageModel
-from clearhead.insight.doctor.calling import call
+from clearhead.insight.doctor.call_plan import call
 from clearhead.insight.doctor.order import check_again, check_answer, check_examples, check_order
 from clearhead.models.config import LanguageConfig
 
@@ -35,7 +35,7 @@ def test_what_is_told_by_the_mask_alone_is_said(ward):
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "alibi", "none"])
 def test_positions_of_any_kind_are_seen(positions):
-    config = LanguageConfig(n_tokens=11, context=16, width=8, depth=2, n_heads=2, hidden=16, positions=positions)
+    config = LanguageConfig(n_tokens=11, context=16, width=8, depth=2, num_heads=2, hidden=16, positions=positions)
     assert verdict_of(LanguageModel(config)) == ("warning" if positions == "none" else "fine")
 
 

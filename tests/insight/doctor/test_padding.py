@@ -4,9 +4,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from clearhead import examine
-from clearhead.insight.doctor.calling import call
-from clearhead.insight.doctor.groups import groups
-from clearhead.insight.doctor.padding import check_padding, solve, with_required_masks
+from clearhead.insight.doctor.call_plan import call
+from clearhead.insight.doctor.padding import check_padding, groups, solve, with_required_masks
 
 
 def found_in(module):

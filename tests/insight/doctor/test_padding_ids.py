@@ -3,7 +3,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from clearhead import examine
-from clearhead.insight.doctor.calling import call
+from clearhead.insight.doctor.call_plan import call
 
 
 def paddings(module):

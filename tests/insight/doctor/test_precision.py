@@ -1,7 +1,7 @@
 import torch
 
-from clearhead.insight.doctor.calling import call
-from clearhead.insight.doctor.precision import check_precision
+from clearhead.insight.doctor.call_plan import call
+from clearhead.insight.doctor.gradient import check_precision
 
 
 def found_in(module):

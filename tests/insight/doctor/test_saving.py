@@ -1,6 +1,6 @@
 from torch import nn
 
-from clearhead.insight.doctor.saving import check_saving
+from clearhead.insight.doctor.gradient import check_saving
 
 
 def test_names_without_a_wrapper_are_fine(ward):

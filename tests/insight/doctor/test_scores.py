@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.insight.doctor.calling import call
+from clearhead.insight.doctor.call_plan import call
 from clearhead.insight.doctor.scores import check_scores
 
 

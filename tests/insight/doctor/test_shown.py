@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from clearhead.insight.doctor.calling import call
-from clearhead.insight.doctor.shown import Shown, check_rows, shown
+from clearhead.insight.doctor.call_plan import call
+from clearhead.insight.doctor.scores import AttentionPattern, check_rows, patterns
 
 ONES = torch.ones(5, 5)
 
@@ -10,7 +10,9 @@ ONES = torch.ones(5, 5)
 def with_pattern(sees, late=False):
     weights = torch.rand(2, 2, 5, 5) + 0.1
     weights = (weights / weights.sum(-1, keepdim=True)) * sees
-    return Shown("a", weights if late else weights / weights.sum(-1, keepdim=True).clamp(min=1e-9), False, True)
+    return AttentionPattern(
+        "a", weights if late else weights / weights.sum(-1, keepdim=True).clamp(min=1e-9), False, True
+    )
 
 
 @pytest.mark.parametrize(
@@ -34,7 +36,7 @@ def test_a_mask_after_the_softmax_leaves_holes_in_the_sum():
     assert with_pattern(ONES.tril(), late=True).is_masked_late
     assert not with_pattern(ONES.tril()).is_masked_late
     assert not with_pattern(ONES).is_masked_late
-    mixed = Shown("a", torch.rand(1, 1, 5, 5) / 5, False, True)  # sums are off, and nothing is hidden
+    mixed = AttentionPattern("a", torch.rand(1, 1, 5, 5) / 5, False, True)  # sums are off, and nothing is hidden
     assert not mixed.is_masked_late
 
 
@@ -44,11 +46,11 @@ def test_rows_that_see_nothing_do_not_count():
 
 
 def test_the_weights_of_every_layer_are_seen(ward):
-    layers = shown(call(ward.GPT(), None, None).subject)
+    layers = patterns(call(ward.GPT(), None, None).subject)
     assert [layer.address for layer in layers] == ["blocks.0.attention", "blocks.1.attention"]
     assert {layer.reach for layer in layers} == {"causal"}
     assert all(layer.is_finite and not layer.is_torch_nn for layer in layers)
-    assert shown(call(ward.GPT(ward.Unseen), None, None).subject) == []
+    assert patterns(call(ward.GPT(ward.Unseen), None, None).subject) == []
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.insight.doctor.calling import call
-from clearhead.insight.doctor.encodings import Encoding
-from clearhead.insight.doctor.subject import copied, shaken, tensor_of, tensors_of, undisturbed, unwrapped
+from clearhead.insight.doctor.call_plan import call
+from clearhead.insight.doctor.module_under_test import (
+    MaskConvention,
+    copied,
+    shaken,
+    tensor_of,
+    tensors_of,
+    undisturbed,
+    unwrapped,
+)
 
 
 def test_everything_is_as_before(ward):
@@ -53,7 +60,7 @@ def test_only_what_is_asked_for_is_changed(ward):
 
 def test_masks_of_every_call_are_joined_with_those_of_one(ward):
     subject = call(ward.Generic(), None, None).subject
-    encoding = Encoding("(B,Q,K)", "may")
+    encoding = MaskConvention("(B,Q,K)", "may")
     subject = subject.by(masks={"mask": encoding}, causal=("mask",), nothing=())
     seen = torch.arange(7)[None, None] != 2
     given = subject.arguments(subject.draw(0), {"mask": (encoding, seen.expand(5, 7, 7))})

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from torch import nn
 
-from clearhead.insight.doctor import causality, empty_rows, gradient, norms, order, padding, precision, saving, scores
-from clearhead.insight.doctor.calling import Called, blamed, call, said
-from clearhead.insight.doctor.groups import groups
+from clearhead.insight.doctor import causality, gradient, order, padding, scores
+from clearhead.insight.doctor.call_plan import CallableModule, blamed, call, said
+from clearhead.insight.doctor.module_under_test import unwrapped
+from clearhead.insight.doctor.padding import groups
 from clearhead.insight.doctor.report import Finding, Report
-from clearhead.insight.doctor.shown import check_rows
-from clearhead.insight.doctor.subject import unwrapped
+from clearhead.insight.doctor.scores import check_rows
 
 Check = Callable[[], list[Finding]]
 INNER = ("padding", "empty rows", "weights", "examples", "order", "scale", "norms", "gradient", "dtype")
@@ -40,7 +40,7 @@ def examine(
         return examined(module, call(module, width, length), causal, name)
 
 
-def examined(module: nn.Module, called: Called, causal: bool, name: str) -> Report:
+def examined(module: nn.Module, called: CallableModule, causal: bool, name: str) -> Report:
     if (changing := order.check_again(called.subject)) is not None:
         findings = [changing, *unchecked([*["causality"] * causal, *INNER], "its answers differ from call to call")]
         return reported(module, called, findings, name)
@@ -60,26 +60,26 @@ def unchecked(checks: Sequence[str], why: str) -> list[Finding]:
     return [Finding(check, "not checked", why) for check in checks]
 
 
-def reported(module: nn.Module, called: Called, findings: list[Finding], name: str) -> Report:
+def reported(module: nn.Module, called: CallableModule, findings: list[Finding], name: str) -> Report:
     """With the check that calls nothing."""
-    everything = (*findings, *saving.check_saving(module))
+    everything = (*findings, *gradient.check_saving(module))
     return Report(name, called.describe(), everything)
 
 
-def inner_findings(called: Called, causal: bool) -> list[Finding]:
+def inner_findings(called: CallableModule, causal: bool) -> list[Finding]:
     subject = called.subject
     solved = [padding.solve(called, group) for group in groups(called)]
     known = [group for group, _ in solved if group.encoding is not None]
     checks: dict[str, Check] = {
         "padding": lambda: padding.check_padding(called, solved),
-        "empty rows": lambda: [empty_rows.check_empty_rows(subject, known)],
+        "empty rows": lambda: [causality.check_empty_rows(subject, known)],
         "weights": lambda: [check_rows(subject)],
         "examples": lambda: [order.check_examples(subject)],
         "order": lambda: order.check_order(subject, causal),
         "scale": lambda: scores.check_scores(subject),
-        "norms": lambda: [norms.check_norms(subject)],
+        "norms": lambda: [gradient.check_norms(subject)],
         "gradient": lambda: gradient.check_gradient(subject),
-        "dtype": lambda: precision.check_precision(called),
+        "dtype": lambda: gradient.check_precision(called),
     }
     return [finding for name, check in checks.items() for finding in found(name, check)]
 

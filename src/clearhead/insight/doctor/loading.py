@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from clearhead.insight.doctor.calling import said
+from clearhead.insight.doctor.call_plan import said
 from clearhead.insight.doctor.report import listed
 
 FORM = "a module is named as FILE.py:NAME"

@@ -3,16 +3,15 @@
 import torch
 from torch import Tensor
 
-from clearhead.insight.doctor.calling import said
-from clearhead.insight.doctor.chance import drops
-from clearhead.insight.doctor.influence import roughly_moved
+from clearhead.insight.doctor.call_plan import said
+from clearhead.insight.doctor.module_under_test import Inputs, ModuleUnderTest, drops
+from clearhead.insight.doctor.padding import roughly_changed
 from clearhead.insight.doctor.report import Finding
-from clearhead.insight.doctor.shown import shown
-from clearhead.insight.doctor.subject import Inputs, Subject
+from clearhead.insight.doctor.scores import patterns
 from clearhead.insight.leaks import movement
 
 
-def check_order(subject: Subject, causal: bool) -> list[Finding]:
+def check_order(subject: ModuleUnderTest, causal: bool) -> list[Finding]:
     """Tokens are permuted. If the answers are permuted in the same way, nothing in it knows about places."""
     if not subject.has_tokens:
         return [Finding("order", "not checked", "images have no order of tokens to change")]
@@ -30,7 +29,7 @@ def check_order(subject: Subject, causal: bool) -> list[Finding]:
     return findings
 
 
-def is_blind(subject: Subject, name: str, causal: bool) -> bool:
+def is_blind(subject: ModuleUnderTest, name: str, causal: bool) -> bool:
     """Where a causal mask tells places apart by itself, the last output is asked alone, about two tokens that it sees
     both of even through a narrow window."""
     inputs, length = subject.draw(0), subject.plan.lengths[name]
@@ -47,7 +46,7 @@ def is_blind(subject: Subject, name: str, causal: bool) -> bool:
     return same(before[:, permutation], after) if is_main_with_places else same(before, after)
 
 
-def knows_its_mask_only(subject: Subject) -> bool:
+def knows_its_mask_only(subject: ModuleUnderTest) -> bool:
     """Whether a causal module has no positions: told where its attention is seen, and not told where it is not.
 
     A sequence of one token repeated: by a mask alone all outputs are the same, and each query weighs all that it sees
@@ -69,17 +68,17 @@ def knows_its_mask_only(subject: Subject) -> bool:
     return same(outputs, outputs[:, :1].expand_as(outputs)) and same(first[:, :, -1, swap], swapped[:, :, -1])
 
 
-def own_weights(subject: Subject, inputs: Inputs) -> list[Tensor]:
+def own_weights(subject: ModuleUnderTest, inputs: Inputs) -> list[Tensor]:
     """(B,H,L,L) of each layer in which the main sequence attends to itself, in the order in which they are called."""
-    weights = [layer.weights for layer in shown(subject, inputs=inputs)]
+    weights = [layer.weights for layer in patterns(subject, inputs=inputs)]
     return [w for w in weights if w.shape[-2:] == (subject.length, subject.length)]
 
 
 def same(before: Tensor, after: Tensor) -> bool:
-    return not roughly_moved(before, after).any()
+    return not roughly_changed(before, after).any()
 
 
-def check_examples(subject: Subject) -> Finding:
+def check_examples(subject: ModuleUnderTest) -> Finding:
     """One example is changed: no other one may move."""
     inputs = subject.draw(0)
     before, changed = subject.answer(inputs), inputs
@@ -100,7 +99,7 @@ def check_examples(subject: Subject) -> Finding:
     return Finding("examples", "fine", "no example of a batch moves another")
 
 
-def check_again(subject: Subject) -> Finding | None:
+def check_again(subject: ModuleUnderTest) -> Finding | None:
     """The same input twice, with the same random numbers. If the answer moves all the same, no other check could tell
     what moves it from what it changes itself."""
     inputs = subject.draw(0)
@@ -114,7 +113,7 @@ def check_again(subject: Subject) -> Finding | None:
     return Finding("answer", "fault", f"two answers to the same input differ, with the same random numbers: {kept}")
 
 
-def check_answer(subject: Subject) -> Finding:
+def check_answer(subject: ModuleUnderTest) -> Finding:
     """The same input twice, with other random numbers."""
     inputs = subject.draw(0)
     first, second = subject.answer(inputs, seed=0), subject.answer(inputs, seed=1)

@@ -1,22 +1,151 @@
-"""Padding: what a mask hides may move no other output. Which way round a mask is meant is found by trying.
+"""Who moves whom: one token is changed at a time, and every output is looked at.
 
-Dims: B batch, Q queries, K keys.
+Dims: B batch, L tokens, Q outputs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from clearhead.insight.doctor.calling import Called
-from clearhead.insight.doctor.encodings import LENGTHS, Encoding, is_turned, usual
-from clearhead.insight.doctor.feeds import Ids
-from clearhead.insight.doctor.groups import Group, groups, is_only_across, options
-from clearhead.insight.doctor.influence import Influence, influence, roughly_moved
+from clearhead.insight.doctor.call_plan import CallableModule
+from clearhead.insight.doctor.inputs import TokenIds
+from clearhead.insight.doctor.module_under_test import (
+    EXAMPLES,
+    LENGTHS,
+    OF_BOTH,
+    OF_TOKENS,
+    Inputs,
+    MaskConvention,
+    Masks,
+    ModuleUnderTest,
+    is_turned,
+    mask_conventions,
+    usual,
+)
+from clearhead.insight.doctor.parameters import MEMORY, OF_MEMORY, Parameter, is_across
 from clearhead.insight.doctor.report import Finding
-from clearhead.insight.doctor.shown import shown
-from clearhead.insight.doctor.subject import EXAMPLES, Masks, Subject
+from clearhead.insight.doctor.scores import patterns
 from clearhead.insight.leaks import movement
+
+ROUGHLY = 100
+"""roundings of float32"""
+
+
+@dataclass(frozen=True, eq=False)
+class Dependency:
+    """amounts (Q,L): how far output i moves, in any example, when token j is changed; 0 where it stays."""
+
+    amounts: Tensor
+    is_finite: bool
+    """whether every answer was made of finite numbers"""
+
+    @property
+    def later(self) -> Tensor:
+        """Of a token on an earlier output: what must not be in a causal model."""
+        return self.amounts.triu(1)
+
+    @property
+    def earlier(self) -> Tensor:
+        return self.amounts.tril(-1)
+
+    def worst(self, of: Tensor) -> str:
+        """The sentence that names the pair that moves most."""
+        output, token = divmod(int(of.argmax()), of.shape[1])
+        return f"output {output} moves by {of.max().item():.2g} when token {token} is changed"
+
+
+def roughly_changed(before: Tensor, after: Tensor) -> Tensor:
+    """movement() where sums are added up in another order, by a module that may calculate in float32 inside."""
+    return movement(before.float(), after.float(), roundings=ROUGHLY)
+
+
+def dependency(
+    subject: ModuleUnderTest,
+    inputs: Inputs,
+    masks: Masks | None = None,
+    name: str | None = None,
+    places: Sequence[int] | None = None,
+) -> Dependency:
+    """Of the tokens of one sequence (the main one unless named) on the outputs; one column for each place."""
+    name = subject.plan.main if name is None else name
+    before = subject.answer(inputs, masks)
+    columns, is_finite = [], bool(before.isfinite().all())
+    for place in range(subject.plan.lengths[name]) if places is None else places:
+        after = subject.answer(subject.changed(inputs, name, (slice(None), place)), masks)
+        is_finite &= bool(after.isfinite().all())
+        columns.append(movement(before, after).amax(0))
+    return Dependency(torch.stack(columns, dim=1), is_finite)
+
+
+# Which masks hide one sequence: they are given together, and written in the same way.
+#
+# Dims: B batch, Q queries, K keys.
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that together hide tokens of one sequence, and how they are written, once that is known."""
+
+    names: tuple[str, ...]
+    sequence: str
+    encoding: MaskConvention | None = None
+
+    def masks(self, seen: Tensor, encoding: MaskConvention | None = None) -> Masks:
+        """All of them with one mask (B,K), or (B,Q,K)."""
+        written = encoding or self.encoding
+        assert written is not None
+        seen = seen if seen.dim() == 3 else seen[:, None].expand(-1, seen.shape[-1], -1)
+        return dict.fromkeys(self.names, (written, seen))
+
+    def spelled(self, encoding: MaskConvention) -> str:
+        return f"{' and '.join(self.names)}: {encoding}"
+
+
+def groups(called: CallableModule) -> list[Group]:
+    """The masks of each sequence together; lengths alone. Masks of pairs will do where there is none of tokens."""
+    plan = called.subject.plan
+    found: list[Group] = []
+    if not called.subject.has_tokens:
+        return found
+    for sequence in [plan.main] if plan.source is None else [plan.source, plan.main]:
+        own = [p for p in called.parameters if plan.keys_of(p.name) == sequence]
+        tokens = tuple(p.name for p in own if p.role == "padding")
+        lengths = [(p.name,) for p in own if p.role == "lengths"]
+        found += [Group(names, sequence) for names in [tokens, *lengths] if names]
+        if not tokens and not lengths and (pairs := pairs_of(own, sequence == plan.source)):
+            found.append(Group(pairs, sequence))
+    return found
+
+
+def pairs_of(own: list[Parameter], is_source: bool) -> tuple[str, ...]:
+    """The first mask of pairs that a sequence has for itself; of a source, those of its memory too."""
+    names = [p.name for p in own if p.role == "attention"]
+    of_memory = [name for name in names if OF_MEMORY.fullmatch(name.lower())]
+    return (*[name for name in names if name not in of_memory][:1], *(of_memory if is_source else []))
+
+
+def options(group: Group, called: CallableModule) -> list[MaskConvention]:
+    if all(p.role == "lengths" for p in called.parameters if p.name in group.names):
+        return [LENGTHS]
+    shapes = OF_BOTH if set(group.names) & set(called.subject.plan.causal) else OF_TOKENS
+    takes_pairs = all(p.role == "attention" for p in called.parameters if p.name in group.names)
+    return list(mask_conventions((*shapes, "(Q,K)") if takes_pairs else shapes))
+
+
+def is_only_across(called: CallableModule, group: Group) -> bool:
+    """Whether the masks of pairs hide what an encoder inside returns, and nothing hides what it reads."""
+    plan = called.subject.plan
+    is_given = plan.source is not None and MEMORY.fullmatch(plan.source.lower())
+    pairs = {p.name for p in called.parameters if p.role == "attention"}
+    return not is_given and all(name in pairs and is_across(name, plan.source) for name in group.names)
+
+
+# Padding: what a mask hides may move no other output. Which way round a mask is meant is found by trying.
+#
+# Dims: B batch, Q queries, K keys.
+
 
 NAME = "padding"
 NO_MASK = "no mask of {} and no padding id was found: whether padding is hidden was not tried"
@@ -25,7 +154,7 @@ MOST_ADDED = 2
 """tokens, such as a class token; an answer that is shorter or longer by more is none about tokens"""
 
 
-def hidden_places(length: int, encoding: Encoding) -> list[int]:
+def hidden_places(length: int, encoding: MaskConvention) -> list[int]:
     """Two, with real tokens before, between and after them; at the end for lengths, which can't say it otherwise."""
     return [length - 2, length - 1] if encoding == LENGTHS else sorted({min(2, length - 2), length - 2})
 
@@ -34,20 +163,20 @@ def hidden_places(length: int, encoding: Encoding) -> list[int]:
 class Trial:
     """What happened when tokens were hidden with one encoding."""
 
-    encoding: Encoding
-    leak: Influence
+    encoding: MaskConvention
+    leak: Dependency
     """of the hidden tokens on all outputs but their own"""
     is_right: bool
     does_nothing: bool
 
 
-def tried(subject: Subject, group: Group, encoding: Encoding) -> Trial:
+def tried(subject: ModuleUnderTest, group: Group, encoding: MaskConvention) -> Trial:
     inputs, length = subject.draw(0), subject.plan.lengths[group.sequence]
     hidden = hidden_places(length, encoding)
     masks = group.masks(without(hidden, length), encoding)
     before = subject.answer(inputs, masks)
     does_nothing = not movement(subject.answer(inputs), before).any()
-    leak = influence(subject, inputs, masks, group.sequence, hidden)
+    leak = dependency(subject, inputs, masks, group.sequence, hidden)
     has_own = group.sequence == subject.plan.main and before.dim() > 2
     own = own_outputs(leak.amounts, hidden, length) if has_own else {}
     leak.amounts[[own[place] for place in hidden if place in own]] = 0.0  # what stands at a hidden place does not count
@@ -71,11 +200,11 @@ def own_outputs(amounts: Tensor, hidden: list[int], length: int) -> dict[int, in
     return min(moves, key=lambda move: move[0])[1]
 
 
-def lets_through(subject: Subject, group: Group, masks: Masks, hidden: list[int], own: dict[int, int]) -> bool:
+def lets_through(subject: ModuleUnderTest, group: Group, masks: Masks, hidden: list[int], own: dict[int, int]) -> bool:
     """Whether tokens that are not hidden still move other outputs."""
     inputs, length = subject.draw(0), subject.plan.lengths[group.sequence]
     visible = [place for place in range(length) if place not in hidden]
-    amounts = influence(subject, inputs, masks, group.sequence, visible).amounts
+    amounts = dependency(subject, inputs, masks, group.sequence, visible).amounts
     for place, output in own.items():  # the residual path of a token to its own output
         amounts[output, visible.index(place) if place in visible else slice(None)] = 0.0
     return bool(amounts.any())
@@ -88,7 +217,7 @@ def without(hidden: list[int], length: int) -> Tensor:
     return seen
 
 
-def solve(called: Called, group: Group) -> tuple[Group, list[Trial]]:
+def solve(called: CallableModule, group: Group) -> tuple[Group, list[Trial]]:
     """The group with the encoding that works, if one does; and what was tried until then."""
     trials = []
     for encoding in options(group, called):
@@ -101,7 +230,7 @@ def solve(called: Called, group: Group) -> tuple[Group, list[Trial]]:
     return group, trials
 
 
-def with_required_masks(called: Called) -> Called:
+def with_required_masks(called: CallableModule) -> CallableModule:
     """Masks that are given in every call, and hide nothing, written as the module means them."""
     for group in groups(called):
         names = [name for name in group.names if name in called.subject.plan.masks]
@@ -110,11 +239,11 @@ def with_required_masks(called: Called) -> Called:
     return called
 
 
-def written(subject: Subject, names: list[str], encoding: Encoding) -> Subject:
+def written(subject: ModuleUnderTest, names: list[str], encoding: MaskConvention) -> ModuleUnderTest:
     return subject.by(masks={**subject.plan.masks, **dict.fromkeys(names, encoding)})
 
 
-def first_open(called: Called, group: Group, names: list[str]) -> Encoding | None:
+def first_open(called: CallableModule, group: Group, names: list[str]) -> MaskConvention | None:
     """Of a module that hides no token rightly: how masks that hide nothing let tokens move other outputs, as they are
     written or in the first other way."""
     subject = called.subject
@@ -130,7 +259,7 @@ def first_open(called: Called, group: Group, names: list[str]) -> Encoding | Non
     return None
 
 
-def check_padding(called: Called, solved: list[tuple[Group, list[Trial]]]) -> list[Finding]:
+def check_padding(called: CallableModule, solved: list[tuple[Group, list[Trial]]]) -> list[Finding]:
     findings = [finding_of(called, group, trials) for group, trials in solved]
     for name in sorted(set(called.subject.plan.feeds) - {group.sequence for group, _ in solved}):
         by_id = check_padding_id(called.subject, name)
@@ -143,7 +272,7 @@ def check_padding(called: Called, solved: list[tuple[Group, list[Trial]]]) -> li
     return findings
 
 
-def finding_of(called: Called, group: Group, trials: list[Trial]) -> Finding:
+def finding_of(called: CallableModule, group: Group, trials: list[Trial]) -> Finding:
     names = " and ".join(group.names)
     if group.encoding is not None:
         turned = [name for name in group.names if is_turned(name, group.encoding.meaning)]
@@ -179,25 +308,25 @@ def best(trials: list[Trial], group: Group) -> Trial:
     return min(alive, key=lambda trial: (not trial.leak.is_finite, float(trial.leak.amounts.sum())))
 
 
-def sentence(subject: Subject, group: Group, trial: Trial) -> str:
+def sentence(subject: ModuleUnderTest, group: Group, trial: Trial) -> str:
     output, column = divmod(int(trial.leak.amounts.argmax()), trial.leak.amounts.shape[1])
     place = hidden_places(subject.plan.lengths[group.sequence], trial.encoding)[column]
     return f"output {output} moves by {trial.leak.amounts.max().item():.2g} when the hidden token {place} is changed"
 
 
-def why(subject: Subject, group: Group, trial: Trial) -> str:
+def why(subject: ModuleUnderTest, group: Group, trial: Trial) -> str:
     length = subject.plan.lengths[group.sequence]
     seen = without(hidden_places(length, trial.encoding), length)
-    late = [layer for layer in shown(subject, group.masks(seen, trial.encoding)) if layer.is_masked_late]
+    late = [layer for layer in patterns(subject, group.masks(seen, trial.encoding)) if layer.is_masked_late]
     if late:
         return f"the mask comes after the softmax (rows sum to {late[0].sums[0]:.2f}, not 1); hide scores before it"
     return f"padding leaks through {' and '.join(group.names)}; hide keys (columns), in every layer and in pooling"
 
 
-def check_padding_id(subject: Subject, name: str) -> Finding | None:
+def check_padding_id(subject: ModuleUnderTest, name: str) -> Finding | None:
     """A table with a padding id promises that it means nothing: more of it at the end must not move an output."""
     feed, length = subject.plan.feeds[name], subject.plan.lengths[name]
-    if not isinstance(feed, Ids) or feed.padding is None or length < 4:
+    if not isinstance(feed, TokenIds) or feed.padding is None or length < 4:
         return None
     inputs = subject.draw(0)
     inputs[name][:, -2:] = feed.padding
@@ -208,7 +337,7 @@ def check_padding_id(subject: Subject, name: str) -> Finding | None:
         return None
     if name == subject.plan.main and subject.has_places(more):
         less, more = less[:, : length - 2], more[:, : length - 2]
-    moved = roughly_moved(more, less).amax(0)
+    moved = roughly_changed(more, less).amax(0)
     if not moved.any():
         return Finding(NAME, "fine", f"one more token of padding (id {feed.padding}) in {name} moves no output")
     output, by = int(moved.argmax()), moved.max().item()

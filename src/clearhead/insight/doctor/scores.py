@@ -17,8 +17,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from clearhead.insight.capture import KERNEL
 from clearhead.insight.capture import PRODUCTS as MATMULS
-from clearhead.insight.doctor.report import Finding, listed
-from clearhead.insight.doctor.subject import Subject, undisturbed
+from clearhead.insight.doctor.module_under_test import Inputs, Masks, ModuleUnderTest, undisturbed
+from clearhead.insight.doctor.report import Finding, counted, listed
+from clearhead.insight.look import AttentionRecord, look
 from clearhead.insight.softmaxes import CASTS, PRODUCTS, SHAPES, SOFTMAXES
 
 DIVISIONS = {"div", "div_", "true_divide", "divide", "__truediv__", "__itruediv__"}
@@ -113,7 +114,7 @@ def number_of(operands: list[Any]) -> float | None:
     return None
 
 
-def check_scores(subject: Subject) -> list[Finding]:
+def check_scores(subject: ModuleUnderTest) -> list[Finding]:
     """Two things that work, but are seldom meant: another scale, and keys in the place of queries."""
     found, outputs = watched(subject)
     if not found:
@@ -136,7 +137,7 @@ def check_scores(subject: Subject) -> list[Finding]:
     return findings or [Finding("scale", "fine", "scores are multiplied by 1/sqrt(width of a head)")]
 
 
-def watched(subject: Subject) -> tuple[list[Scored], dict[str, Tensor]]:
+def watched(subject: ModuleUnderTest) -> tuple[list[Scored], dict[str, Tensor]]:
     """The scores of one call, and what modules named after queries and keys returned."""
     outputs: dict[str, Tensor] = {}
     hooks = [
@@ -170,3 +171,94 @@ def alike(x: Any, y: Tensor) -> bool:
         return False
     x, y = (z.flatten().sort().values / z.norm() for z in (x, y))
     return torch.allclose(x, y, rtol=1e-6, atol=1e-9)
+
+
+# What the attention weights themselves show, where they can be seen: how far they reach, and whether rows sum to 1.
+#
+# Dims: B batch, H heads, Q queries, K keys.
+
+
+NAME = "weights"
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionPattern:
+    """The weights of one attention layer."""
+
+    address: str
+    weights: Tensor
+    is_torch_nn: bool
+    is_finite: bool
+
+    @property
+    def reach(self) -> str:
+        """causal, one too far, not itself, inverted, open, or other: which keys have any weight, by place."""
+        n_queries, n_keys = self.weights.shape[-2:]
+        if n_queries != n_keys or n_keys < 3:
+            return "other"
+        sees = (self.weights > 0).flatten(0, 1).any(0)
+        full = torch.ones_like(sees)
+        if sees.equal(full.tril()):
+            return "causal"
+        if sees.equal(full.tril(1)):
+            return "one too far"
+        if sees[1:].equal(full.tril(-1)[1:]):  # the first row sees nothing, or whatever that is turned into
+            return "not itself"
+        if sees[:-1].equal(full.triu(1)[:-1]) or sees.equal(full.triu()):
+            return "inverted"
+        return "open" if sees.all() else "other"
+
+    @property
+    def sees_not_itself(self) -> bool:
+        """Whether no query has any weight on its own token; the first is left out, which then sees none."""
+        n_queries, n_keys = self.weights.shape[-2:]
+        return n_queries == n_keys > 2 and not bool(self.weights.diagonal(dim1=-2, dim2=-1)[..., 1:].any())
+
+    @property
+    def is_masked_late(self) -> bool:
+        """Some keys weigh exactly nothing, and what they would have had is missing from the row's sum."""
+        sums = self.weights.sum(-1)
+        short = (sums > 0) & (sums < 1 - 1e-4)
+        has_holes = (self.weights == 0).any(-1)
+        return bool((short & has_holes).any()) and not bool((short & ~has_holes).any())
+
+    @property
+    def sums(self) -> tuple[float, float]:
+        """The smallest and the largest sum of a row that sees something."""
+        sums = self.weights.sum(-1)
+        sums = sums[sums != 0]
+        return (sums.min().item(), sums.max().item()) if sums.numel() else (1.0, 1.0)
+
+
+def patterns(
+    subject: ModuleUnderTest, masks: Masks | None = None, inputs: Inputs | None = None
+) -> list[AttentionPattern]:
+    """All attention that can be seen in one ordinary call; none if it is hidden, or if the call fails."""
+    arguments = subject.arguments(subject.draw(0) if inputs is None else inputs, masks or {})
+    with torch.no_grad(), undisturbed(subject.dtype, 0):
+        try:
+            seen = look(subject.model, **arguments)
+        except Exception:  # no attention, or a module that does not like to be watched: other checks go on
+            return []
+        return [patterns_of(layer) for layer in seen.layers.values()]
+
+
+def patterns_of(layer: AttentionRecord) -> AttentionPattern:
+    is_finite = bool(layer.out.isfinite().all())
+    return AttentionPattern(layer.address, layer.weights(), layer.kernel == "nn.MultiheadAttention", is_finite)
+
+
+def check_rows(subject: ModuleUnderTest) -> Finding:
+    """The weights of a query sum to 1, or to 0 where it may see nothing."""
+    layers = patterns(subject)
+    if not layers:
+        return Finding(NAME, "not checked", "no attention was seen inside; clearhead.look says what it looks for")
+    for layer in layers:
+        low, high = layer.sums
+        if layer.is_masked_late:
+            text = f"at {layer.address} rows of weights sum to {low:.2f}: the mask comes after the softmax"
+            return Finding(NAME, "fault", f"{text}; hide scores before it")
+        if abs(low - 1) > 1e-4 or abs(high - 1) > 1e-4:
+            text = f"at {layer.address} rows of weights sum to {low:.2f} to {high:.2f}, not 1"
+            return Finding(NAME, "warning", f"{text}: heads that are mixed, or a softmax over the wrong axis?")
+    return Finding(NAME, "fine", f"rows of weights sum to 1 in {counted(len(layers), 'attention layer')}")

@@ -1,0 +1,344 @@
+"""What a run looks at: its attention on one example, as pictures.
+
+For images, also what the attention adds up to, beside what hiding each patch does.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from clearhead.data import datasets
+from clearhead.data.batches import Batch
+from clearhead.data.pronounce import parts
+from clearhead.data.vocab import BEGIN, IGNORED, Vocabulary, from_user
+from clearhead.drawing import save_figure, visible
+from clearhead.inference.g2p import pictures_of_word, pronounce, spelled
+from clearhead.inference.run import Prediction, Run
+from clearhead.insight.attribution import (
+    Fill,
+    deletion_area,
+    deletion_curve,
+    maximum,
+    mean,
+    occlusion,
+    relevance,
+    rollout,
+    to_answer,
+)
+from clearhead.insight.edit import entropy, head_importance
+from clearhead.insight.head_plots import draw_aggregates, draw_entropy, draw_ranking, draw_strip, save_animation
+from clearhead.insight.look import AttentionTrace, look
+from clearhead.insight.plots import draw_head, draw_over_image, draw_tokens, draw_wall
+from clearhead.models.config import LanguageConfig, VisionConfig
+from clearhead.training.objectives import OBJECTIVES
+from clearhead.training.run_directory import RunDirectory
+from clearhead.training.snapshots import read_snapshots
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+RANKING = "what the model loses without each head"
+AGGREGATES = "attention over all layers, compared with hiding each patch"
+LONGEST = 64
+"""tokens of a text that are drawn: its last, and no more than the model has learnt to read at once"""
+
+LONGEST_HEADING = 60
+"""letters of a prediction and its truth that stand in one line"""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One input as the model takes it, (1, ...), and as it is drawn."""
+
+    inputs: Tensor
+    answer: str
+    """the prediction"""
+    image: Tensor | None = None
+    """uint8 (C,height,width)"""
+    tokens: tuple[str, ...] | None = None
+    """names of its tokens"""
+    word: str | None = None
+    """what is to be pronounced"""
+    truth: str | None = None
+    """the target of an example from the test set; None for a user's own input"""
+    correct: bool | None = None
+    """whether the prediction agrees with the truth"""
+    predicted: int | None = None
+    """number of the predicted class of an image, or of the predicted token after a text"""
+
+    @property
+    def heading(self) -> str:
+        """For the title of a figure: what was predicted, what is true, and whether they agree."""
+        predicted = f"predicted: {visible(self.answer)}"
+        if self.truth is None:
+            return predicted
+        actual, verdict = f"actual: {visible(self.truth)}", "correct" if self.correct else "wrong"
+        if len(predicted) + len(actual) > LONGEST_HEADING:  # sequences, one below the other
+            return f"{predicted}\n{actual} · {verdict}"
+        return f"{predicted} · {actual} · {verdict}"
+
+    @property
+    def sentence(self) -> str:
+        """The same for the terminal."""
+        if self.truth is None:
+            return f"Predicted: {self.answer or '(nothing)'}."
+        agreement = "correct" if self.correct else "wrong"
+        return f"Predicted: {self.answer or '(nothing)'}. Actual: {self.truth}. The prediction is {agreement}."
+
+
+def explain_input(session: Run, example: Example, folder: Path | None = None) -> list[tuple[Path, str]]:
+    """Draws all there is to see of an example into RUN/figures/look, or `folder`; each file, and what it shows."""
+    folder = session.path / "figures/look" if folder is None else folder
+    return [(save_figure(figure, folder / name), what) for name, what, figure in pictures_of(session, example)]
+
+
+def sample(session: Run, number: int) -> Example:
+    """Example `number` of the run's test set."""
+    session.check_files()
+    data = datasets.load_dataset(session.config.data, session.config.seed)
+    if not len(data.test):
+        raise LookupError(f"{session.path} has no test examples, got --sample {number}; try --text instead")
+    if not 0 <= number < len(data.test):
+        raise LookupError(
+            f"a test example has a number from 0 to {len(data.test) - 1}, got {number}; choose one of them"
+        )
+    inputs, targets = data.test.get_batch(torch.tensor([number]))
+    if session.normalize is not None:
+        example, target = picture(session, inputs), int(targets[0])
+        return with_truth(example, session.classes[target], correct=example.predicted == target)
+    if session.takes == "words":
+        return sampled_word(session, inputs[0])
+    if session.takes == "text":
+        return sampled_text(session, inputs[0], targets[0])
+    if session.takes_pictures:  # a set of images: each is a token
+        (odd,) = [i for i, answer in enumerate(session.odd_one(inputs[0])) if answer.answer == "odd"]
+        names = tuple(f"image {i}" for i in range(inputs.shape[1]))
+        target = int(targets[0])
+        return with_truth(Example(inputs, names[odd], tokens=names), names[target], correct=odd == target)
+    return sampled_digits(session, inputs[0], targets[0])
+
+
+def with_truth(example: Example, truth: str, *, correct: bool) -> Example:
+    return replace(example, truth=truth, correct=correct)
+
+
+def sampled_digits(session: Run, ids: Tensor, target: Tensor) -> Example:
+    example = digits(session, ids.tolist())
+    if session.config.objective == "number":
+        batch = Batch(ids[None], target[None], None, None, 1)
+        correct = bool(OBJECTIVES["number"].right(session.logits(batch.inputs), batch))
+        return with_truth(example, f"{float(target):g}", correct=correct)
+    truth = " ".join(session.classes[int(i)] for i in target.flatten())
+    return with_truth(example, truth, correct=example.answer == truth)
+
+
+def sampled_word(session: Run, source: Tensor) -> Example:
+    """A word is pronounced correctly if one of its pronunciations is written."""
+    word = "".join(Vocabulary(session.symbols).read(source.tolist()))
+    known = [" ".join(phones) for phones in parts(session.config.data)["test"][word]]
+    example = text(session, word)
+    return with_truth(example, " or ".join(known), correct=example.answer in known)
+
+
+def sampled_text(session: Run, ids: Tensor, targets: Tensor) -> Example:
+    """The token after the last one that has a target."""
+    last = int((targets != IGNORED).nonzero()[-1])
+    example, target = next_token(session, ids[: last + 1].tolist()), int(targets[last])
+    return with_truth(example, quoted(session, session.symbols[target]), correct=example.predicted == target)
+
+
+def file(session: Run, path: Path, *, invert: bool = False) -> Example:
+    """A picture file, made square and resized as in training."""
+    if session.normalize is None:
+        way = {"digits": "--ids 3 1 4", "words": "--text WORD", "text": "--text TEXT"}.get(session.takes, "--sample 0")
+        raise ValueError(f"{session.path} takes no single picture, got {path}; try {way}")
+    pixels = session.read([path])
+    return picture(session, 255 - pixels if invert else pixels)
+
+
+def picture(session: Run, pixels: Tensor) -> Example:
+    assert session.normalize is not None
+    (answer,) = session.predict(pixels)
+    predicted = session.classes.index(answer.answer)
+    return Example(session.normalize(pixels), said(answer), image=pixels[0], predicted=predicted)
+
+
+def digits(session: Run, ids: Sequence[int]) -> Example:
+    answers = session.predict_ids(ids)
+    return Example(torch.tensor([list(ids)]), " ".join(a.answer for a in answers), tokens=tuple(map(str, ids)))
+
+
+def said(answer: Prediction) -> str:
+    return answer.answer if answer.probability is None else f"{answer.answer} ({answer.probability:.0%})"
+
+
+def text(session: Run, asked: str) -> Example:
+    """A word for a run of pronounce; any text for a run of words or text."""
+    known = Vocabulary(session.symbols)
+    if session.takes == "words":
+        best = pronounce(session, [asked])[0][0]
+        return Example(torch.tensor([spelled(session, asked)]), str(best), word=asked)
+    if session.takes != "text":
+        raise ValueError(f"{session.path} answers about {session.takes}, got text; {session.instead}")
+    marks = [BEGIN] if known.has_marks else []
+    ids = [*marks, *known.ids(from_user(asked, session.config.data.level))]
+    if not ids:
+        raise ValueError("--text is empty")
+    return next_token(session, ids)
+
+
+def next_token(session: Run, ids: Sequence[int]) -> Example:
+    """What a language model predicts after the last of these tokens."""
+    assert isinstance(session.config.model, LanguageConfig)
+    inputs = torch.tensor([ids[-min(LONGEST, session.config.model.context) :]])
+    symbols = [session.symbols[i] for i in inputs[0].tolist()]
+    predicted = int(session.logits(inputs)[0, -1].argmax())
+    if session.config.data.level == "byte":  # half of a letter is no other letter
+        names = tuple(visible(symbol) if symbol.isascii() else ascii(symbol)[1:-1] for symbol in symbols)
+    else:
+        names = tuple(map(visible, symbols))
+    answer = f"{quoted(session, session.symbols[predicted])} after {quoted(session, symbols[-1])}"
+    return Example(inputs, answer, tokens=names, predicted=predicted)
+
+
+def quoted(session: Run, symbol: str) -> str:
+    return ascii(symbol) if session.config.data.level == "byte" else repr(symbol)
+
+
+def pictures_of(session: Run, example: Example) -> "Iterator[tuple[str, str, Figure]]":
+    """File name, what it shows, and the figure."""
+    if example.word is not None:
+        yield from pictures_of_word(session, example.word, example.heading)
+        return
+    with torch.enable_grad():
+        seen = look(session.model, example.inputs)
+    names = list(seen)
+    weights = [seen[name].weights().detach() for name in names]
+    sharpest = weights[0][0].amax(-1).mean(-1).argmax().item()
+    wall = draw_wall([layer[0] for layer in weights], names, title=f"every layer and head\n{example.heading}")
+    yield "wall.png", "every layer and head", wall
+    tokens = names_of(example, weights[0].shape[-1])
+    title = f"{names[0]}, head {sharpest}\n{example.heading}"
+    one = weights[0][0, int(sharpest)]
+    yield "head.png", "the sharpest head of the first layer", draw_head(one, queries=tokens, keys=tokens, title=title)
+    if tokens is not None:
+        yield "tokens.png", "the same head, from token to token", draw_tokens(one, tokens, title=title)
+    yield "heads.png", RANKING, ranking(session, example, seen)
+    if example.image is not None:
+        yield from over_image(session, example, seen, weights)
+
+
+def names_of(example: Example, n_tokens: int) -> tuple[str, ...] | None:
+    if example.tokens is None:
+        return None
+    return ("class",) * (n_tokens - len(example.tokens)) + example.tokens
+
+
+def ranking(session: Run, example: Example, seen: AttentionTrace) -> "Figure":
+    """Each head's loss against how sure the model is of what it answers: the mean log-probability, or the number."""
+    chosen = seen.output.detach().argmax(-1, keepdim=True)
+    if example.image is not None and example.predicted is not None:  # several views may have outvoted this one
+        chosen = torch.full_like(chosen, example.predicted)
+
+    def score(output: Tensor) -> Tensor:
+        return output.mean() if output.shape[-1] == 1 else output.log_softmax(-1).gather(-1, chosen).mean()
+
+    log_probability = "change in the log-probability of the prediction\n(below 0: less confident without the head)"
+    unit = "change in the output" if seen.output.shape[-1] == 1 else log_probability
+    changes, title = head_importance(session.model, example.inputs, score), f"{RANKING}\n{example.heading}"
+    return draw_ranking(changes, list(seen), unit=unit, title=title)
+
+
+def over_image(
+    session: Run, example: Example, seen: AttentionTrace, weights: Sequence[Tensor]
+) -> "Iterator[tuple[str, str, Figure]]":
+    model = session.config.model
+    assert isinstance(model, VisionConfig)
+    has_class_token, grid = model.readout == "class", model.grid
+    last = weights[-1]
+    heads = to_answer(last[0], class_token=has_class_token).unflatten(1, grid)  # (H,rows,columns)
+    title = f"attention from the output to each patch, in {list(seen)[-1]}\n{example.heading}"
+    by_head = {f"head {i}": cells for i, cells in enumerate(heads)}
+    yield "patches.png", "attention from the output to each patch", draw_over_image(example.image, by_head, title=title)
+    chosen = example.predicted
+    assert chosen is not None
+    pools = last.shape[-2] != last.shape[-1]
+    layers = weights[-1:] if pools else weights  # a pooling query reads the answer alone
+    matrices = {
+        "mean": mean(layers),
+        "maximum": maximum(layers),
+        "rollout": rollout(weights),
+        "relevance": relevance(seen, seen.output[:, chosen]),
+    }
+    maps = {name: to_answer(m, class_token=has_class_token).unflatten(1, grid) for name, m in matrices.items()}
+    fill: Fill = "black" if model.channels == 1 else "grey"
+    proof = occlusion(session.model, example.inputs, grid, chosen, fill=fill)
+    areas = {
+        name: deletion_area(deletion_curve(session.model, example.inputs, ranked, chosen, fill=fill)).item()
+        for name, ranked in {**maps, "occlusion": proof}.items()
+    }
+    cells = {name: m[0] for name, m in maps.items()}
+    figure = draw_aggregates(example.image, cells, proof[0], areas, title=f"{AGGREGATES}\n{example.heading}")
+    yield "aggregates.png", "attention over all layers, beside occlusion", figure
+
+
+# Heads while they form: pictures of the maps that a run with a probe has kept.
+#
+# Dims: T steps, N inputs, H heads, Q queries, K keys.
+
+
+def plot_training_dynamics(
+    run: str | Path, folder: Path | None = None, before_drawing: Callable[[], None] = lambda: None
+) -> list[tuple[Path, str]]:
+    """Entropy of each head against the step; of the head that changed most, a strip of pictures and an animation."""
+    path = RunDirectory.open(run).path
+    folder = path / "figures/look" if folder is None else folder
+    steps, found = read_snapshots(path)
+    before_drawing()
+    maps = {name: found[name] for name in in_order(found)}
+    names = list(maps)
+    table = entropies(list(maps.values()))
+    layer, head = changed_most(table)
+    one = maps[names[layer]][:, 0, head]  # (T,Q,K) of the first input
+    title = f"{names[layer]}, head {head}"
+    alike = {round(entropy_if_alike(layer_maps), 6) for layer_maps in maps.values()}
+    most = alike.pop() if len(alike) == 1 else None
+    return [
+        (
+            save_figure(draw_entropy(steps, table, names, most=most), folder / "entropy.png"),
+            "how many keys each head looks at, against the step",
+        ),
+        (save_figure(draw_strip(steps, one, title=title), folder / "strip.png"), "the head that changed most"),
+        (save_animation(steps, one, folder / "head.gif", title=title), "the same, moving"),
+    ]
+
+
+def in_order(addresses: Iterable[str]) -> list[str]:
+    """A file of maps has no order of its own: by name, block 2 before block 10."""
+    return sorted(addresses, key=lambda name: [(int(p), "") if p.isdigit() else (-1, p) for p in name.split(".")])
+
+
+def entropies(layers: Sequence[Tensor]) -> Tensor:
+    """(T,layers,H) of weights (T,N,H,Q,K) for each layer; nan where a layer has fewer heads."""
+    num_heads = max(layer.shape[2] for layer in layers)
+    table = torch.full((len(layers[0]), len(layers), num_heads), torch.nan)
+    for i, layer in enumerate(layers):
+        table[:, i, : layer.shape[2]] = torch.stack([entropy(weights) for weights in layer])
+    return table
+
+
+def entropy_if_alike(layer: Tensor) -> float:
+    """Of weights (T,N,H,Q,K): that of a head which looks alike at all keys that a query may see: those that any
+    head has looked at."""
+    n_keys = (layer > 0).any(0).any(1).sum(-1).double()  # (N,Q)
+    return n_keys[n_keys > 0].log().mean().item()
+
+
+def changed_most(table: Tensor) -> tuple[int, int]:
+    """The layer and head whose entropy moved most from its first value."""
+    moved = (table - table[:1]).abs().amax(0).nan_to_num(-1)
+    return divmod(int(moved.argmax()), moved.shape[1])

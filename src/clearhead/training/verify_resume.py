@@ -1,0 +1,135 @@
+"""Proof on this machine that a run killed in the middle and resumed is the run that was never interrupted."""
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.training.config import RunConfig
+from clearhead.training.loop import Outcome, resume, train
+from clearhead.training.run_directory import Report, RunDirectory
+
+FEWEST_STEPS = 4
+HOME = Path(__file__).parents[2]
+"""where this package was imported from"""
+
+CHILD = """
+import json, sys
+folder, home = sys.argv[1:]
+sys.path.insert(0, home)
+import clearhead
+sys.path.remove(home)
+from clearhead.training.config import RunConfig
+from clearhead.training.loop import train
+train(RunConfig.from_dict(json.load(sys.stdin)), folder, quiet=True)
+"""
+"""imports the package from the same folder as this process did, and nothing else from there"""
+
+
+@dataclass(frozen=True)
+class Verification:
+    steps: int
+    killed_at: int
+    """the last step that was on record when the process was killed"""
+    resumed_from: int
+    """the step of the newest checkpoint then, 0 without one"""
+    differences: tuple[str, ...]
+
+    @property
+    def is_exact(self) -> bool:
+        return not self.differences
+
+
+def verify_resume(config: RunConfig, folder: str | Path, report: Report = lambda line: None) -> Verification:
+    """Trains in folder/whole; again in folder/killed, where kill -9 comes halfway; resumes that; compares all bits.
+    Each of these may take long: `report` hears of it before it begins."""
+    folder = Path(folder)
+    threads = config.training.threads or torch.get_num_threads()
+    config = replace(config, training=replace(config.training, threads=threads, log_every=1))
+    report("training undisturbed ...")
+    n_steps = steps_to_the_end(train(config, folder / "whole", quiet=True))
+    config = RunConfig.from_dict(RunDirectory.open(folder / "whole").config)  # with precision "auto" resolved
+    if n_steps < FEWEST_STEPS:
+        raise ValueError(f"a run needs {FEWEST_STEPS} steps or more to be killed halfway, got {n_steps}; take more")
+    report(f"trained {n_steps} steps; the same again, in a process to be killed halfway ...")
+    killed_at = train_and_kill(config, folder / "killed", n_steps // 2)
+    found = RunDirectory.open(folder / "killed").newest()
+    resumed_from = found.step if found else 0
+    report(f"killed at step {killed_at}; resuming from step {resumed_from} ...")
+    steps_to_the_end(resume(folder / "killed", quiet=True))
+    report("resumed to the end; comparing the two ...")
+    differences = tuple(compare(folder / "whole", folder / "killed"))
+    return Verification(n_steps, killed_at, resumed_from, differences)
+
+
+def steps_to_the_end(outcome: Outcome) -> int:
+    """A run that was asked to stop proves nothing: whoever asked wants this to end too."""
+    if outcome.reason == "stopped":
+        raise KeyboardInterrupt
+    return outcome.step
+
+
+def train_and_kill(config: RunConfig, folder: Path, step: int) -> int:
+    """Trains in a process of its own and kills it as soon as this step is on record; returns the last one that is."""
+    child = subprocess.Popen(  # -P: a torch.py in the current folder is not imported
+        [sys.executable, "-P", "-c", CHILD, str(folder), str(HOME)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdin is not None
+    assert child.stderr is not None
+    try:
+        child.stdin.write(json.dumps(config.to_dict()))
+        child.stdin.close()
+        while child.poll() is None and last_step(folder) < step:
+            time.sleep(0.002)
+    finally:
+        child.kill()
+        child.wait()
+        errors = child.stderr.read().strip()
+        child.stderr.close()
+    if child.returncode > 0:
+        raise ValueError(f"the process to be killed must train until then, got an error: {errors.splitlines()[-1]}")
+    if child.returncode == 0:
+        raise ValueError(f"the process must be killed before it ends, got {step} steps too late; try more steps")
+    return last_step(folder)
+
+
+def last_step(folder: Path) -> int:
+    if not (folder / "metrics.jsonl").exists():
+        return 0
+    return max((record["step"] for record in RunDirectory.open(folder).records()), default=0)
+
+
+def compare(folder: Path, other: Path) -> list[str]:
+    """Every difference between two runs' records and newest checkpoints, but for times."""
+    mine, theirs = RunDirectory.open(folder), RunDirectory.open(other)
+    differences = []
+    if [timeless(r) for r in mine.records()] != [timeless(r) for r in theirs.records()]:
+        differences.append("the records of metrics.jsonl")
+    one, two = mine.newest(), theirs.newest()
+    if one is None or two is None or one.step != two.step:
+        return [*differences, "the step of the newest checkpoint"]
+    if timeless(one.state["standing"]) != timeless(two.state["standing"]):
+        differences.append("the standing")
+    for tensors, others in ((one.model, two.model), (one.optimizer, two.optimizer)):
+        names = sorted(tensors.keys() | others.keys())
+        differences += [name for name in names if not same_bits(tensors.get(name), others.get(name))]
+    return differences
+
+
+def timeless(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name != "seconds"}
+
+
+def same_bits(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
