@@ -9,13 +9,17 @@ MNIST = config_of("mnist")
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("whole", {"objective": "number"}, "whole with question=commonest needs objective=classes, got number; leave"),
-        ("whole", {"model.n_outputs": 1}, "whole with question=commonest needs n_outputs=10, got 1"),
-        ("whole", {"model.readout": "each"}, "needs an answer from readout=mean, class or attention, got each"),
+        (
+            "digits",
+            {"objective": "number"},
+            "digits with question=most-common needs objective=classes, got number; leave",
+        ),
+        ("digits", {"model.n_outputs": 1}, "digits with question=most-common needs n_outputs=10, got 1"),
+        ("digits", {"model.readout": "each"}, "needs an answer from readout=mean, class or attention, got each"),
         ("reverse", {"model.readout": "mean"}, "reverse needs an answer from readout=each, got mean"),
         ("reverse", {"model.n_inputs": 9}, "reverse needs n_inputs=10, got 9"),
-        ("oddity", {"model.n_inputs": 10}, "oddity needs n_inputs=784, got 10"),
-        ("oddity", {"objective": "classes"}, "oddity needs objective=odd, got classes"),
+        ("odd-one-out", {"model.n_inputs": 10}, "odd-one-out needs n_inputs=784, got 10"),
+        ("odd-one-out", {"objective": "classes"}, "odd-one-out needs objective=odd, got classes"),
         ("mnist", {"objective": "each"}, "mnist needs objective=classes, got each"),
         (
             "mnist",

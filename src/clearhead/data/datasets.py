@@ -30,8 +30,8 @@ DATASETS = {
     "reverse": Entry(
         "clearhead.data.digits:load_reverse", "random digits; the answer is the same digits backwards", "made"
     ),
-    "whole": Entry("clearhead.data.digits:load_digits", "random digits; one answer about all of them", "made"),
-    "oddity": Entry(
+    "digits": Entry("clearhead.data.digits:load_digits", "random digits; one answer about all of them", "made"),
+    "odd-one-out": Entry(
         "clearhead.data.odd_one_out:load_odd_one_out",
         "sets of MNIST images; which one is of another class?",
         "embedded",
@@ -40,7 +40,7 @@ DATASETS = {
     "cifar10": Entry(
         "clearhead.data.cifar10:load_cifar10", "60,000 colour photographs of 10 classes, 32 x 32", "fetched", side=32
     ),
-    "fashion": Entry(
+    "fashion-mnist": Entry(
         "clearhead.data.mnist:load_fashion_mnist",
         "70,000 pictures of clothes of 10 classes, 28 x 28",
         "fetched",
