@@ -33,7 +33,7 @@ DATASETS = {
     "digits": Entry("clearhead.data.digits:load_digits", "random digits; one answer about all of them", "made"),
     "odd-one-out": Entry(
         "clearhead.data.odd_one_out:load_odd_one_out",
-        "sets of MNIST images; which one is of another class?",
+        "sets of MNIST images; one is of another class",
         "embedded",
     ),
     "mnist": Entry("clearhead.data.mnist:load_mnist", "70,000 handwritten digits, 28 x 28", "embedded", side=28),
