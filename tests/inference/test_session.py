@@ -79,7 +79,7 @@ def test_mirror_images_are_asked_too_if_the_run_was_tested_so(pictures, monkeypa
     changes = {"data.folder": "pictures", "training.steps": 2, "training.batch_size": 8, "model.width": 8}
     train("folder", "mine", changes=changes, quiet=True)
     session = Run("runs/mine")
-    assert session.config.training.views == "mirror"
+    assert session.config.training.tta == "flip"
     x = torch.randn(2, 3, 64, 64)
     assert torch.allclose(session.logits(x), session.logits(x.flip(-1)), atol=1e-6)
     assert not torch.allclose(session.model(x), session.model(x.flip(-1)), atol=1e-6)

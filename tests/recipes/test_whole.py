@@ -8,7 +8,8 @@ from clearhead.training.objectives import OBJECTIVES
 
 
 @pytest.mark.parametrize(
-    ("question", "objective"), [("most-common", "classes"), ("repeat", "yes-no"), ("sum", "number")]
+    ("question", "objective"),
+    [("most-common", "classification"), ("repeat", "binary-classification"), ("sum", "regression")],
 )
 def test_objective_and_head_follow_the_question(question, objective):
     config = config_of("digits", {"data.question": question})

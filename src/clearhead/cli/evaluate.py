@@ -21,7 +21,7 @@ ABOUT_EVALUATE = """\
 How good a run's best checkpoint is. Of pronounce: word and phoneme error rate,
 each word against the nearest of its pronunciations; of any other run: loss and
 accuracy. Where each token has an answer (reverse, words, text), they are those
-of one token, the loss in nats, and "whole" is the share of examples without a
+of one token, the loss in nats, and "exact_match" is the share of examples without a
 mistake. A run of text has no test part: measure it with --part validation."""
 
 EVALUATE_EXAMPLES = """\
@@ -62,7 +62,7 @@ def evaluate(argv: Sequence[str]) -> None:
 
     session = Run(args.run)
     warn_if_unfinished(session.path, session.step)
-    if session.config.objective == "written":
+    if session.config.objective == "seq2seq":
         result = rates([session, *map(Run, args.others)], part, args.test, args.beam)
     elif args.test is not None or args.beam is not None or args.others:
         raise ValueError(f"--test, --beam and --with are for runs of pronounce, got {args.run}; leave them out")
@@ -106,16 +106,16 @@ def warn_of_learnt(session: "Run", words: "Pronunciations", what: str) -> None:
 
 def numbers(session: "Run", part: "PartName") -> dict[str, Any]:
     from clearhead.data.augment import NAMES
-    from clearhead.inference.evaluate import loss_and_accuracy, views_at
+    from clearhead.inference.evaluate import loss_and_accuracy, tta_of
 
-    views = NAMES[views_at(session, part)]
+    views = NAMES[tta_of(session, part)]
     return {"part": part, **({"answers": views} if views else {}), **loss_and_accuracy(session, part)}
 
 
 def as_text(result: dict[str, Any]) -> str:
     shown = {}
     for name, value in result.items():
-        is_share = name.endswith("rate") or name in ("accuracy", "whole")
+        is_share = name.endswith("rate") or name in ("accuracy", "exact_match")
         shown[name.replace("_", " ")] = f"{value:.2%}" if is_share else f"{value:.4f}" if name == "loss" else value
     size = max(map(len, shown))
     return "\n".join(
@@ -155,7 +155,7 @@ def confusion(argv: Sequence[str]) -> None:
         check_suffix(args.out)
     session = Run(args.run)
     warn_if_unfinished(session.path, session.step)
-    n_views = N_VIEWS[session.config.training.views]
+    n_views = N_VIEWS[session.config.training.tta]
     note = "" if n_views == 1 else f"mean of {n_views} views"
     figure = draw_confusion(confusion(session, announce), session.classes, note)
     say(save_figure(figure, args.out or session.path / "figures/confusion.png"))
@@ -235,7 +235,7 @@ def predictions(argv: Sequence[str]) -> None:
 
 
 def check_options(session: "Run", out: Path | None, beam: int | None) -> None:
-    if beam is not None and session.config.objective != "written":
+    if beam is not None and session.config.objective != "seq2seq":
         raise ValueError(f"--beam is for runs of pronounce, got {session.path}")
     if out is not None and not session.takes_pictures:
         raise ValueError(f"--out is for runs on images, got {session.path}, whose predictions are printed as text")
@@ -252,9 +252,9 @@ def draw(session: "Run", found: "Report", part: "PartName", out: Path) -> None:
 def summary(session: "Run", found: "Report", part: "PartName") -> dict[str, Any]:
     """What `clearhead evaluate` says of the same part."""
     from clearhead.data.augment import NAMES
-    from clearhead.inference.evaluate import views_at
+    from clearhead.inference.evaluate import tta_of
 
-    views = NAMES[views_at(session, part)]
+    views = NAMES[tta_of(session, part)]
     return {"part": part, **({"answers": views} if views else {}), **found.metrics}
 
 

@@ -22,7 +22,7 @@ ABOUT_PREDICT = """\
 Predict with a run's best checkpoint: classes of your own images, pronunciations
 of words, or the answer to a sequence of digits. Images become squares and are
 resized exactly as in training (the run's data.fit), and seen in as many views
-as at the run's test (training.views).
+as at the run's test (training.tta).
 
 For a word, all candidates of the beam search are listed with their probability
 and their score. The list is ordered by score, the mean log-probability per

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead.data import datasets
 from clearhead.data.batches import Batch
-from clearhead.data.config import Views
+from clearhead.data.config import TTA
 from clearhead.data.dataset import Examples, Normalize
 from clearhead.data.pronounce import check_symbols, parts
 from clearhead.data.vocab import Pronunciations, Vocabulary, read_dictionary
@@ -124,12 +124,12 @@ def measure(
 ) -> dict[str, float]:
     """Loss and accuracy of these examples; `on_batch` sees each batch and the model's outputs."""
     objective = OBJECTIVES[session.config.objective]
-    return evaluate(session.model, objective, examples, normalize, views=views_at(session, part), on_batch=on_batch)
+    return evaluate(session.model, objective, examples, normalize, tta=tta_of(session, part), on_batch=on_batch)
 
 
-def views_at(session: Run, part: PartName) -> Views:
+def tta_of(session: Run, part: PartName) -> TTA:
     """Of each image: several views only at the test, and only if the run says so."""
-    return session.config.training.views if part == "test" else "one"
+    return session.config.training.tta if part == "test" else "none"
 
 
 # The confusion matrix: row t, column p counts the examples of class t that were predicted as class p.

@@ -128,9 +128,9 @@ def with_truth(example: Example, truth: str, *, correct: bool) -> Example:
 
 def sampled_digits(session: Run, ids: Tensor, target: Tensor) -> Example:
     example = digits(session, ids.tolist())
-    if session.config.objective == "number":
+    if session.config.objective == "regression":
         batch = Batch(ids[None], target[None], None, None, 1)
-        correct = bool(OBJECTIVES["number"].right(session.logits(batch.inputs), batch))
+        correct = bool(OBJECTIVES["regression"].right(session.logits(batch.inputs), batch))
         return with_truth(example, f"{float(target):g}", correct=correct)
     truth = " ".join(session.classes[int(i)] for i in target.flatten())
     return with_truth(example, truth, correct=example.answer == truth)

@@ -102,13 +102,13 @@ def outputs_on(session: Run, part: PartName = "test", announce: Announce = silen
 
 def read_outputs(objective: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """The predicted classes, and the probability of each; of numbers the numbers, and their errors."""
-    if objective == "number":
+    if objective == "regression":
         values = outputs.squeeze(-1)
         return values, (values - targets).abs()
-    if objective == "yes-no":
+    if objective == "binary-classification":
         logits = outputs.squeeze(-1)
         return (logits > 0).long(), logits.abs().sigmoid()
-    logits = outputs.squeeze(-1) if objective == "odd" else outputs
+    logits = outputs.squeeze(-1) if objective == "set-pointer" else outputs
     chosen = logits.argmax(-1)  # of the logits: different ones may have probabilities that are rounded to the same
     return chosen, logits.softmax(-1).gather(-1, chosen[..., None])[..., 0]
 
@@ -116,7 +116,7 @@ def read_outputs(objective: str, outputs: Tensor, targets: Tensor) -> tuple[Tens
 def confusion(session: Run, announce: Announce = silent) -> Tensor:
     """(V,V): row t, column p counts the test examples of class t that were predicted as class p. Of sequences with a
     class for each token, every token is an example."""
-    if session.config.objective not in ("classes", "each", "yes-no"):
+    if session.config.objective not in ("classification", "token-classification", "binary-classification"):
         raise ValueError(
             f"a confusion matrix needs classes, got {session.path}, which predicts none; measure it with: "
             f"clearhead evaluate {session.path}"
@@ -131,10 +131,10 @@ def report(session: Run, part: PartName = "test", n: int = 16, how: Beam = BEAM,
     which may take minutes."""
     if n < 1:
         raise ValueError(f"the number of predictions must be 1 or more, got {n}")
-    if session.config.objective == "written":
+    if session.config.objective == "seq2seq":
         return report_words(session, part, n, how, announce)
     outputs = outputs_on(session, part, announce)
-    if session.config.objective == "next":
+    if session.config.objective == "causal-lm":
         return report_tokens(session, outputs, n)
     return report_examples(session, outputs, n)
 
@@ -144,7 +144,7 @@ def report_examples(session: Run, outputs: Outputs, n: int) -> Report:
     correct = torch.stack([row.all() for row in outputs.correct])
     # The probability of a sequence is the product of its tokens'; of a number there is none, but its error.
     sure = torch.stack([row.prod() for row in outputs.probability])
-    is_number = session.config.objective == "number"
+    is_number = session.config.objective == "regression"
     files = file_names(session, outputs.examples)
 
     def row(i: int) -> Row:
@@ -156,16 +156,16 @@ def report_examples(session: Run, outputs: Outputs, n: int) -> Report:
 
     wrong = (~correct).nonzero().flatten()
     worst = wrong[sure[wrong].argsort(descending=True, stable=True)][:n]
-    unit = "sets" if session.config.objective == "odd" else "images" if session.takes_pictures else "sequences"
+    unit = "sets" if session.config.objective == "set-pointer" else "images" if session.takes_pictures else "sequences"
     first, mistakes = ([row(i) for i in chosen] for chosen in (range(min(n, len(correct))), worst.tolist()))
     return Report(unit, outputs.metrics, len(correct), len(wrong), first, mistakes)
 
 
 def named(session: Run, value: Tensor) -> str:
     """A class or a number, or the classes of all tokens."""
-    if session.config.objective == "number":
+    if session.config.objective == "regression":
         return f"{float(value):.4g}"
-    if session.config.objective == "odd":
+    if session.config.objective == "set-pointer":
         return f"image {int(value)}"
     return " ".join(session.classes[int(i)] for i in value.flatten())
 

@@ -71,7 +71,7 @@ class Run:
     @property
     def takes(self) -> str:
         """What is asked about."""
-        named = {"written": "words", "next": "text"}.get(self.config.objective, "digits")
+        named = {"seq2seq": "words", "causal-lm": "text"}.get(self.config.objective, "digits")
         return "pictures" if self.takes_pictures else named
 
     @property
@@ -113,7 +113,7 @@ class Run:
         if wrong:
             raise ValueError(f"ids must be from 0 to 9, got {wrong[0]}; ask about digits")
         logits = self.logits(torch.as_tensor(ids, dtype=torch.long)[None])
-        return self.read_answers(logits[0] if self.config.objective == "each" else logits)
+        return self.read_answers(logits[0] if self.config.objective == "token-classification" else logits)
 
     def unlike_training(self, ids: Sequence[int]) -> str:
         """What to say of digits that are more or fewer than those in training; "" where they are as many."""
@@ -126,8 +126,8 @@ class Run:
     def logits(self, inputs: Tensor) -> Tensor:
         """What the model answers to its own kind of inputs; for images the mean over as many views as the run was
         tested with."""
-        views = self.config.training.views
-        return torch.cat([tta_mean(self.model, part, views) for part in inputs.split(AT_ONCE)])
+        tta = self.config.training.tta
+        return torch.cat([tta_mean(self.model, part, tta) for part in inputs.split(AT_ONCE)])
 
     def read(self, paths: Sequence[str | Path]) -> Tensor:
         """Picture files -> uint8 (B,C,height,width), made square as in training (`data.fit`)."""
@@ -138,14 +138,16 @@ class Run:
 
     def read_answers(self, logits: Tensor) -> list[Prediction]:
         """logits (B,V), (B,1) for yes or no, (B,1) for a number"""
-        if self.config.objective in ("number", "yes-no") and (logits.dim() != 2 or logits.shape[-1] != 1):
+        if self.config.objective in ("regression", "binary-classification") and (
+            logits.dim() != 2 or logits.shape[-1] != 1
+        ):
             raise ValueError(
                 f"objective={self.config.objective} needs a model with one output, got outputs of shape "
                 f"{tuple(logits.shape)} from {self.path}"
             )
-        if self.config.objective == "number":
+        if self.config.objective == "regression":
             return [Prediction(f"{number:.2f}", None, {}) for number in logits.squeeze(-1).tolist()]
-        if self.config.objective == "yes-no":
+        if self.config.objective == "binary-classification":
             logits = torch.cat([torch.zeros_like(logits), logits], dim=-1)  # softmax([0, z]) is sigmoid(z)
         return [self.named(row) for row in logits.softmax(-1).tolist()]
 

@@ -24,9 +24,9 @@ class Answering:
 
 
 ANSWERING: dict[str, Answering] = {
-    "most-common": Answering("classes", n_outputs=10, readout="mean"),
-    "repeat": Answering("yes-no", n_outputs=1, readout="mean"),
-    "sum": Answering("number", n_outputs=1, readout="mean"),
+    "most-common": Answering("classification", n_outputs=10, readout="mean"),
+    "repeat": Answering("binary-classification", n_outputs=1, readout="mean"),
+    "sum": Answering("regression", n_outputs=1, readout="mean"),
 }
 
 
