@@ -85,7 +85,7 @@ def reach(entry: Entry, seed: int) -> Iterator[Reached]:
                         setup.objective,
                         setup.data.test,
                         setup.data.normalize,
-                        views=config.training.views,
+                        tta=config.training.tta,
                     )[entry.measure]
                 print(f"  {entry.name}: step {standing.step}, {seconds:.1f} s, {score:.2%}", flush=True)
                 best = max(best, score)

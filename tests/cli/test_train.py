@@ -155,7 +155,7 @@ def test_help_shows_the_recipe_and_all_of_its_fields(capsys, monkeypatch):
     out = capsys.readouterr().out
     assert "--data.file" in out
     assert "augmentation" not in out
-    assert "--training.views" not in out
+    assert "--training.tta" not in out
     assert main(["train"]) == 0
     assert "cifar10-bert" in capsys.readouterr().out
 

@@ -5,7 +5,7 @@ from clearhead.training.optim import param_groups
 
 def test_photographs_are_mirrored_in_training_and_so_may_be_at_the_test():
     assert cifar10_fast().data.augmentation.flip
-    assert cifar10_fast().training.views == "moved"
+    assert cifar10_fast().training.tta == "shift"
 
 
 def test_muon_takes_most_of_the_weights_convolutions_among_them():

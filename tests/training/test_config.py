@@ -24,7 +24,7 @@ RUN = RunConfig(
     recipe="test",
     model=MODELS[1],
     data=DataConfig(name="mnist", augmentation=Augmentation(crop=2)),
-    training=TrainingConfig(epochs=2, views="mirror"),
+    training=TrainingConfig(epochs=2, tta="flip"),
     seed=3,
 )
 

@@ -65,7 +65,7 @@ def test_processes_share_the_examples_each_once(monkeypatch):
 
 def test_flip_averaging_is_the_mean_of_both_answers():
     data = images(7)
-    found = evaluate(Rows(), OBJECTIVES["classes"], data, None, views="mirror")
+    found = evaluate(Rows(), OBJECTIVES["classes"], data, None, tta="flip")
     scores = data.images[:, 0, 0]
     mean = (scores + scores.flip(-1)) / 2
     assert found["loss"] == pytest.approx(nn.functional.cross_entropy(mean, data.labels).item(), rel=1e-6)

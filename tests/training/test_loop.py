@@ -212,7 +212,7 @@ def test_the_records_of_a_run(config, tmp_path):
     assert found[1]["epoch"] == 5 / 5  # 57 examples are 5 full batches of 10
     assert found[1]["lr"] == pytest.approx(0.01 * (1 + torch.cos(torch.tensor(torch.pi / 9)).item()) / 2)
     assert found[-1] == outcome.test
-    assert found[-1]["views"] == "one"
+    assert found[-1]["tta"] == "none"
     best = max((r for r in found if r["kind"] == "validation"), key=lambda r: (r["accuracy"], -r["loss"]))
     assert (
         outcome.best_step == found[-1]["best_step"] == best["step"] == RunDirectory.open(tmp_path / "run").best_step()

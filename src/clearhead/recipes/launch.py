@@ -280,7 +280,7 @@ def estimate(config: RunConfig) -> Estimate:
         memory = memory_of(setup)
         per_step = time_steps(setup)
         per_answer = time_answer(setup)
-    validation, n_views = len(setup.data.validation), N_VIEWS[config.training.views]
+    validation, n_views = len(setup.data.validation), N_VIEWS[config.training.tta]
     return Estimate(
         parameters=sum(weight.numel() for weight in setup.model.parameters()),
         memory=memory,

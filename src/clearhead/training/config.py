@@ -7,7 +7,7 @@ import math
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_type_hints
 
-from clearhead.data.config import DataConfig, Views
+from clearhead.data.config import TTA, DataConfig
 from clearhead.files import from_json, to_json
 from clearhead.models.config import LanguageConfig, ModelConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
 from clearhead.validation import (
@@ -109,9 +109,9 @@ class TrainingConfig:
     faster one; evaluation is always float32"""
     compile: Compile = "auto"
     """torch.compile; auto is on with a GPU"""
-    views: Views = "one"
-    """at the test, and only there, the mean of the answers for several views of an image: mirror adds its mirror image,
-    moved both of them a pixel to two sides"""
+    tta: TTA = "none"
+    """at the test, and only there, the mean of the answers for several views of an image: flip adds its mirror image,
+    shift both of them a pixel to two sides"""
     threads: int = 0
     """processor threads; 0 for torch's own choice"""
 
@@ -122,7 +122,7 @@ class TrainingConfig:
         check_at_most(MOST_STEPS, steps=self.steps, epochs=self.epochs)
         check_at_most(MOST_THREADS, threads=self.threads)
         check_positive(batch_size=self.batch_size, accumulate=self.accumulate, keep=self.keep, log_every=self.log_every)
-        check_choice(precision=(self.precision, Precision), compile=(self.compile, Compile), views=(self.views, Views))
+        check_choice(precision=(self.precision, Precision), compile=(self.compile, Compile), tta=(self.tta, TTA))
         check_between(self, 0, 1, "label_smoothing", "ema")
         if (self.steps > 0) == (self.epochs > 0):
             raise ValueError(
@@ -141,7 +141,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotConfig:
-    """Attention that is kept while it is learnt, for `clearhead look RUN --over-time`."""
+    """Attention that is kept while it is learnt, for `clearhead look RUN --training-dynamics`."""
 
     inputs: int = 0
     """validation examples that are looked at; 0 for no probe"""
@@ -171,8 +171,8 @@ class RunConfig:
         check_choice(objective=(self.objective, ObjectiveName))
         check_count(self, "seed")
         check_at_most(MOST_SEED, seed=self.seed)
-        if self.training.views != "one" and not isinstance(self.model, VisionConfig):
-            raise ValueError(f"only images have several views, got views={self.training.views!r}; set it to 'one'")
+        if self.training.tta != "none" and not isinstance(self.model, VisionConfig):
+            raise ValueError(f"only images have several views, got tta={self.training.tta!r}; set it to 'none'")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a JSON file; the model's `kind` says which config it is."""

@@ -111,7 +111,7 @@ def with_precision_of_checkpoint(run: RunDirectory) -> dict[str, Any]:
 def reached(outcome: Outcome) -> str:
     if outcome.test is None:
         return ""
-    return f": {outcome.test['accuracy']:.2%} on the test set{tta_note(outcome.test['views'])}"
+    return f": {outcome.test['accuracy']:.2%} on the test set{tta_note(outcome.test['tta'])}"
 
 
 def fit(setup: TrainContext, run: RunDirectory | None, display: Display) -> Outcome:
@@ -296,14 +296,14 @@ def test_once(setup: TrainContext, standing: TrainState, run: RunDirectory | Non
         return dict(known)
     found = run.best() if run else None
     use_weights(setup, found)
-    views = setup.config.training.views
+    tta = setup.config.training.tta
     result = evaluate(
         setup.model,
         setup.objective,
         setup.data.test,
         setup.data.normalize,
         setup.processes,
-        views=views,
+        tta=tta,
     )
     if not math.isfinite(result["loss"]):
         raise DivergedError(
@@ -316,11 +316,11 @@ def test_once(setup: TrainContext, standing: TrainState, run: RunDirectory | Non
         | {"best_step": setup.processes.broadcast_json(found and found.step)}
         | result
     )
-    record |= {"views": views, "seconds": standing.seconds}
+    record |= {"tta": tta, "seconds": standing.seconds}
     if run:
         run.log(record)
     which = "best" if record["best_step"] == standing.best_step else "last"
-    display.evaluated(record, tta_note(views), f"test of the {which} checkpoint (step {record['best_step']})")
+    display.evaluated(record, tta_note(tta), f"test of the {which} checkpoint (step {record['best_step']})")
     return record
 
 
