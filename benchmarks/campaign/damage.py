@@ -39,10 +39,10 @@ class Flips(Shard):
         from benchmarks.campaign.kills import stop_at
 
         home = stage.new("half")
-        train = stage.train(MODEL, probe__inputs=2, probe__every=4)
+        train = stage.train(MODEL, snapshots__inputs=2, snapshots__every=4)
         run(train, home, PATIENCE, prepare=stop_at(STEPS // 2), may_write=[stage.cache])
         self.half = home / "runs" / "run"
-        self.whole = stage.undisturbed(MODEL, "-probed", probe__inputs=2, probe__every=4)
+        self.whole = stage.undisturbed(MODEL, "-probed", snapshots__inputs=2, snapshots__every=4)
         self.intact: dict[tuple[str, ...], Any] = {}
 
     def case(self, kind: str, number: int, rng: random.Random, folder: Path) -> list[Failure]:
@@ -69,7 +69,7 @@ class Flips(Shard):
             "config": "config.json",
             "metrics": "metrics.jsonl",
             "best": "best.json",
-            "snapshots": "probe/*",
+            "snapshots": "snapshots/*",
         }
         path = rng.choice(sorted(self.half.glob(patterns[kind])))
         return str(path.relative_to(self.half)), rng.randrange(8 * path.stat().st_size)

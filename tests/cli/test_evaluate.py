@@ -78,7 +78,7 @@ def test_a_long_wait_is_announced_beside_the_answer(capsys, monkeypatch):
 def test_loss_and_accuracy_of_any_other_run(capsys):
     out = told(capsys, "runs/reverse")
     assert "accuracy  " in out
-    assert set(json.loads(told(capsys, "runs/words", "--json"))) == {"part", "loss", "accuracy", "whole"}
+    assert set(json.loads(told(capsys, "runs/words", "--json"))) == {"part", "loss", "accuracy", "exact_match"}
 
 
 @pytest.mark.parametrize(

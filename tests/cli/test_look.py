@@ -39,8 +39,8 @@ def test_pictures_are_in_the_runs_folder_unless_said(trained, capsys):
 
 def test_a_watched_run_is_drawn_over_time(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    small = "--training.steps 4 --probe.every 2 --data.limit 300 --data.validation 50 --training.threads 1"
-    assert main(["train", "reverse", "--name", "watched", "--probe", "3", *small.split()]) == 0
+    small = "--training.steps 4 --snapshots.every 2 --data.limit 300 --data.validation 50 --training.threads 1"
+    assert main(["train", "reverse", "--name", "watched", "--snapshots", "3", *small.split()]) == 0
     capsys.readouterr()
     assert main(["look", "runs/watched", "--training-dynamics"]) == 0
     out = capsys.readouterr().out

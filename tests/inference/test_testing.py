@@ -40,14 +40,14 @@ def test_predictions_and_evaluate_agree_to_the_last_digit(trained, monkeypatch, 
     run = Run(trained / name)
     found, metrics = report(run, part, n=3), loss_and_accuracy(run, part)
     assert found.metrics == metrics
-    key = "whole" if name == "reverse" else "accuracy"
+    key = "exact_match" if name == "reverse" else "accuracy"
     assert 1 - found.wrong / found.total == pytest.approx(metrics[key], abs=1e-12)
 
 
 def test_two_logits_whose_probabilities_are_rounded_to_one_number_are_told_apart():
     logits = torch.tensor([[0.0, 1e-8, -50.0]])
     assert logits.softmax(-1)[0, 0] == logits.softmax(-1)[0, 1]
-    assert read_outputs("classes", logits, torch.tensor([0]))[0].tolist() == [1]
+    assert read_outputs("classification", logits, torch.tensor([0]))[0].tolist() == [1]
 
 
 @pytest.mark.parametrize("name", ["mnist", "reverse", "oddity", "repeat"])

@@ -32,7 +32,7 @@ def test_memory_grows_with_the_batch_and_shrinks_with_portions(monkeypatch):
     weights = 10_282 * 4
     assert memory() > 4 * weights  # weights, gradients and AdamW's two moments
     assert memory(batch_size=100) > 1.5 * memory() - 4 * weights
-    assert memory(batch_size=100, accumulate=4) < memory(batch_size=100) / 2
+    assert memory(batch_size=100, grad_accum_steps=4) < memory(batch_size=100) / 2
     assert memory(ema=0.9) - memory() == weights
 
 

@@ -21,7 +21,7 @@ ABOUT_EVALUATE = """\
 How good a run's best checkpoint is. Of pronounce: word and phoneme error rate,
 each word against the nearest of its pronunciations; of any other run: loss and
 accuracy. Where each token has an answer (reverse, words, text), they are those
-of one token, the loss in nats, and "whole" is the share of examples without a
+of one token, the loss in nats, and "exact_match" is the share of examples without a
 mistake. A run of text has no test part: measure it with --part validation."""
 
 EVALUATE_EXAMPLES = """\
@@ -62,7 +62,7 @@ def evaluate(argv: Sequence[str]) -> None:
 
     run = Run(args.run)
     warn_if_unfinished(run.path, run.step)
-    if run.config.objective == "written":
+    if run.config.objective == "seq2seq":
         result = rates([run, *map(Run, args.ensemble)], part, args.test, args.beam)
     elif args.test is not None or args.beam is not None or args.ensemble:
         raise ValueError(f"--test, --beam and --ensemble are for runs of pronounce, got {args.run}; leave them out")
@@ -106,16 +106,16 @@ def warn_of_learnt(run: "Run", words: "Pronunciations", what: str) -> None:
 
 def numbers(run: "Run", part: "PartName") -> dict[str, Any]:
     from clearhead.data.augment import NAMES
-    from clearhead.inference.evaluate import loss_and_accuracy, tta_at
+    from clearhead.inference.evaluate import loss_and_accuracy, tta_of
 
-    tta = NAMES[tta_at(run, part)]
+    tta = NAMES[tta_of(run, part)]
     return {"part": part, **({"tta": tta} if tta else {}), **loss_and_accuracy(run, part)}
 
 
 def as_text(result: dict[str, Any]) -> str:
     shown = {}
     for name, value in result.items():
-        is_share = name.endswith("rate") or name in ("accuracy", "whole")
+        is_share = name.endswith("rate") or name in ("accuracy", "exact_match")
         shown[name.replace("_", " ")] = f"{value:.2%}" if is_share else f"{value:.4f}" if name == "loss" else value
     size = max(map(len, shown))
     return "\n".join(
@@ -235,7 +235,7 @@ def predictions(argv: Sequence[str]) -> None:
 
 
 def check_options(run: "Run", out: Path | None, beam: int | None) -> None:
-    if beam is not None and run.config.objective != "written":
+    if beam is not None and run.config.objective != "seq2seq":
         raise ValueError(f"--beam is for runs of pronounce, got {run.path}")
     if out is not None and run.input_kind != "images":
         raise ValueError(f"--out is for runs on images, got {run.path}, whose predictions are printed as text")
@@ -252,9 +252,9 @@ def draw(run: "Run", found: "Report", part: "PartName", out: Path) -> None:
 def summary(run: "Run", found: "Report", part: "PartName") -> dict[str, Any]:
     """What `clearhead evaluate` says of the same part."""
     from clearhead.data.augment import NAMES
-    from clearhead.inference.evaluate import tta_at
+    from clearhead.inference.evaluate import tta_of
 
-    tta = NAMES[tta_at(run, part)]
+    tta = NAMES[tta_of(run, part)]
     return {"part": part, **({"tta": tta} if tta else {}), **found.metrics}
 
 

@@ -37,7 +37,7 @@ examples
   clearhead look runs/reverse-0 --ids 3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3
   clearhead look runs/pronounce-0 --text thorough
   clearhead look runs/text-0 --text "Once upon a time"
-  clearhead train reverse --name watched --probe 4
+  clearhead train reverse --name watched --snapshots 4
   clearhead look runs/watched --training-dynamics"""
 
 
@@ -55,7 +55,7 @@ def look(argv: Sequence[str]) -> None:
         "--text", metavar="TEXT", help="a word, for a run of pronounce; or any text, for words and text"
     )
     options.add_argument(
-        "--training-dynamics", action="store_true", help="how heads formed during training, in a run with --probe"
+        "--training-dynamics", action="store_true", help="how heads formed during training, in a run with --snapshots"
     )
     options.add_argument("--invert", action="store_true", help="invert images: MNIST's digits are white on black")
     options.add_argument("--out", metavar="FOLDER", type=Path, help="default: figures/look in the run's folder")

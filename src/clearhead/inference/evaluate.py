@@ -124,10 +124,10 @@ def measure(
 ) -> dict[str, float]:
     """Loss and accuracy of these examples; `on_batch` sees each batch and the model's outputs."""
     objective = OBJECTIVES[run.config.objective]
-    return evaluate(run.model, objective, examples, normalize, tta=tta_at(run, part), on_batch=on_batch)
+    return evaluate(run.model, objective, examples, normalize, tta=tta_of(run, part), on_batch=on_batch)
 
 
-def tta_at(run: Run, part: PartName) -> TTA:
+def tta_of(run: Run, part: PartName) -> TTA:
     """Of each image: several views only at the test, and only if the run says so."""
     return run.config.training.tta if part == "test" else "none"
 

@@ -102,13 +102,13 @@ def outputs_on(run: Run, part: PartName = "test", announce: Announce = silent) -
 
 def read_outputs(objective: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """The predicted classes, and the probability of each; of numbers the numbers, and their errors."""
-    if objective == "number":
+    if objective == "regression":
         values = outputs.squeeze(-1)
         return values, (values - targets).abs()
-    if objective == "yes-no":
+    if objective == "binary-classification":
         logits = outputs.squeeze(-1)
         return (logits > 0).long(), logits.abs().sigmoid()
-    logits = outputs.squeeze(-1) if objective == "odd" else outputs
+    logits = outputs.squeeze(-1) if objective == "set-pointer" else outputs
     chosen = logits.argmax(-1)  # of the logits: different ones may have probabilities that are rounded to the same
     return chosen, logits.softmax(-1).gather(-1, chosen[..., None])[..., 0]
 
@@ -116,7 +116,7 @@ def read_outputs(objective: str, outputs: Tensor, targets: Tensor) -> tuple[Tens
 def confusion(run: Run, announce: Announce = silent) -> Tensor:
     """(V,V): row t, column p counts the test examples of class t that were predicted as class p. Of sequences with a
     class for each token, every token is an example."""
-    if run.config.objective not in ("classes", "each", "yes-no"):
+    if run.config.objective not in ("classification", "token-classification", "binary-classification"):
         raise ValueError(
             f"a confusion matrix needs classes, got {run.path}, which predicts none; measure it with: "
             f"clearhead evaluate {run.path}"
@@ -131,10 +131,10 @@ def report(run: Run, part: PartName = "test", n: int = 16, how: Beam = BEAM, ann
     which may take minutes."""
     if n < 1:
         raise ValueError(f"the number of predictions must be 1 or more, got {n}")
-    if run.config.objective == "written":
+    if run.config.objective == "seq2seq":
         return report_words(run, part, n, how, announce)
     outputs = outputs_on(run, part, announce)
-    if run.config.objective == "next":
+    if run.config.objective == "causal-lm":
         return report_tokens(run, outputs, n)
     return report_examples(run, outputs, n)
 
@@ -144,7 +144,7 @@ def report_examples(run: Run, outputs: Outputs, n: int) -> Report:
     correct = torch.stack([row.all() for row in outputs.correct])
     # The probability of a sequence is the product of its tokens'; of a number there is none, but its error.
     sure = torch.stack([row.prod() for row in outputs.probability])
-    is_number = run.config.objective == "number"
+    is_number = run.config.objective == "regression"
     files = file_names(run, outputs.examples)
 
     def row(i: int) -> Row:
@@ -156,16 +156,16 @@ def report_examples(run: Run, outputs: Outputs, n: int) -> Report:
 
     wrong = (~correct).nonzero().flatten()
     worst = wrong[sure[wrong].argsort(descending=True, stable=True)][:n]
-    unit = "sets" if run.config.objective == "odd" else "images" if run.input_kind == "images" else "sequences"
+    unit = "sets" if run.config.objective == "set-pointer" else "images" if run.input_kind == "images" else "sequences"
     first, mistakes = ([row(i) for i in chosen] for chosen in (range(min(n, len(correct))), worst.tolist()))
     return Report(unit, outputs.metrics, len(correct), len(wrong), first, mistakes)
 
 
 def named(run: Run, value: Tensor) -> str:
     """A class or a number, or the classes of all tokens."""
-    if run.config.objective == "number":
+    if run.config.objective == "regression":
         return f"{float(value):.4g}"
-    if run.config.objective == "odd":
+    if run.config.objective == "set-pointer":
         return f"image {int(value)}"
     return " ".join(run.classes[int(i)] for i in value.flatten())
 

@@ -71,7 +71,7 @@ class Run:
         """What the model predicts from."""
         if self.normalize is not None or self.config.data.name == "oddity":
             return "images"
-        kinds: dict[str, InputKind] = {"written": "words", "next": "text"}
+        kinds: dict[str, InputKind] = {"seq2seq": "words", "causal-lm": "text"}
         return kinds.get(self.config.objective, "digits")
 
     @property
@@ -113,7 +113,7 @@ class Run:
         if wrong:
             raise ValueError(f"ids must be from 0 to 9, got {wrong[0]}; ask about digits")
         logits = self.logits(torch.as_tensor(ids, dtype=torch.long)[None])
-        return self.read_answers(logits[0] if self.config.objective == "each" else logits)
+        return self.read_answers(logits[0] if self.config.objective == "token-classification" else logits)
 
     def length_warning(self, ids: Sequence[int]) -> str:
         """What to say of digits that are more or fewer than those in training; "" where they are as many."""
@@ -138,14 +138,16 @@ class Run:
 
     def read_answers(self, logits: Tensor) -> list[Prediction]:
         """logits (B,V), (B,1) for yes or no, (B,1) for a number"""
-        if self.config.objective in ("number", "yes-no") and (logits.dim() != 2 or logits.shape[-1] != 1):
+        if self.config.objective in ("regression", "binary-classification") and (
+            logits.dim() != 2 or logits.shape[-1] != 1
+        ):
             raise ValueError(
                 f"objective={self.config.objective} needs a model with one output, got outputs of shape "
                 f"{tuple(logits.shape)} from {self.path}"
             )
-        if self.config.objective == "number":
+        if self.config.objective == "regression":
             return [Prediction(f"{number:.2f}", None, {}) for number in logits.squeeze(-1).tolist()]
-        if self.config.objective == "yes-no":
+        if self.config.objective == "binary-classification":
             logits = torch.cat([torch.zeros_like(logits), logits], dim=-1)  # softmax([0, z]) is sigmoid(z)
         return [self.named(row) for row in logits.softmax(-1).tolist()]
 

@@ -26,7 +26,7 @@ def cifar10_fast() -> RunConfig:
             readout="attention",
         ),
         data=DataConfig(name="cifar10", augmentation=Augmentation(crop=4, flip=True)),
-        optimizer=OptimizerConfig(kind="muon", lr=3e-3, schedule="linear", warmup=100, weight_decay=0.1),
+        optimizer=OptimizerConfig(name="muon", lr=3e-3, schedule="linear", warmup=100, weight_decay=0.1),
         training=TrainingConfig(epochs=14, batch_size=128, label_smoothing=0.1, tta="shift"),
-        objective="classes",
+        objective="classification",
     )

@@ -39,10 +39,10 @@ def pronounce(*, train_file: str = "", test_file: str = "", stress: bool = False
             validation=2000,
         ),
         optimizer=OptimizerConfig(
-            kind="muon", lr=3e-3, muon_lr=0.02, beta2=0.98, schedule="linear", warmup=200, weight_decay=0.05
+            name="muon", lr=3e-3, muon_lr=0.02, beta2=0.98, schedule="linear", warmup=200, weight_decay=0.05
         ),
         training=TrainingConfig(epochs=36, batch_size=512, label_smoothing=0.1, ema=0.998),
-        objective="written",
+        objective="seq2seq",
     )
 
 

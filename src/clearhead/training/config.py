@@ -20,11 +20,19 @@ from clearhead.validation import (
     is_number,
 )
 
-Kind = Literal["adamw", "muon"]
+OptimizerName = Literal["adamw", "muon"]
 Schedule = Literal["cosine", "linear", "constant"]
 Precision = Literal["float32", "bf16", "auto"]
 Compile = Literal["auto", "on", "off"]
-ObjectiveName = Literal["classes", "each", "yes-no", "number", "odd", "written", "next"]
+ObjectiveName = Literal[
+    "classification",
+    "token-classification",
+    "binary-classification",
+    "regression",
+    "set-pointer",
+    "seq2seq",
+    "causal-lm",
+]
 
 MOST_SEED = 2**63 - 1
 """torch's generators take no more"""
@@ -49,7 +57,7 @@ MODELS: dict[str, type] = {
 class OptimizerConfig:
     """How weights follow their gradients."""
 
-    kind: Kind = "adamw"
+    name: OptimizerName = "adamw"
     """adamw for all weights, or muon for the matrices inside blocks and the convolutions, and adamw for the rest"""
     lr: float = 1e-3
     """AdamW's learning rate after the warm-up"""
@@ -64,18 +72,20 @@ class OptimizerConfig:
     schedule: Schedule = "cosine"
     warmup: int = 0
     """steps in which the learning rate rises from 0"""
-    final: float = 0.0
+    final_lr_fraction: float = 0.0
     """share of the learning rate that is left at the end; of no effect when it is constant"""
-    clip: float = 1.0
+    grad_clip: float = 1.0
     """longest gradient: a longer one is shortened to this; 0 for no limit"""
 
     def __post_init__(self) -> None:
-        check_choice(kind=(self.kind, Kind), schedule=(self.schedule, Schedule))
-        check_between(self, 0, math.inf, "lr", "muon_lr", "weight_decay", "clip")
+        check_choice(name=(self.name, OptimizerName), schedule=(self.schedule, Schedule))
+        check_between(self, 0, math.inf, "lr", "muon_lr", "weight_decay", "grad_clip")
         check_between(self, 0, 1, "beta1", "beta2", "momentum")
         check_count(self, "warmup")
-        if not is_number(self.final) or not 0 <= self.final <= 1:
-            raise ValueError(f"final must be a share from 0 to 1, got {self.final!r}; try 0 or 0.1")
+        if not is_number(self.final_lr_fraction) or not 0 <= self.final_lr_fraction <= 1:
+            raise ValueError(
+                f"final_lr_fraction must be a share from 0 to 1, got {self.final_lr_fraction!r}; try 0 or 0.1"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +98,7 @@ class TrainingConfig:
     """passes over the training examples; or 0, and steps instead"""
     batch_size: int = 128
     """examples in an update, over all processes"""
-    accumulate: int = 1
+    grad_accum_steps: int = 1
     """portions that a batch is worked off in, for want of memory: the update is the same"""
     label_smoothing: float = 0.0
     """share of the target that is spread over all classes"""
@@ -98,7 +108,7 @@ class TrainingConfig:
     """steps between evaluations; 0 for once an epoch"""
     checkpoint_every: int = 0
     """steps between checkpoints; 0 for each evaluation. A best result and the end are always kept"""
-    keep: int = 2
+    keep_checkpoints: int = 2
     """newest checkpoints that stay, beside the best"""
     patience: int = 0
     """evaluations without a better one before training ends early; 0 for never"""
@@ -121,7 +131,12 @@ class TrainingConfig:
         check_count(self, "evaluate_every", "threads", "checkpoint_every", "patience")
         check_at_most(MOST_STEPS, steps=self.steps, epochs=self.epochs)
         check_at_most(MOST_THREADS, threads=self.threads)
-        check_positive(batch_size=self.batch_size, accumulate=self.accumulate, keep=self.keep, log_every=self.log_every)
+        check_positive(
+            batch_size=self.batch_size,
+            grad_accum_steps=self.grad_accum_steps,
+            keep_checkpoints=self.keep_checkpoints,
+            log_every=self.log_every,
+        )
         check_choice(precision=(self.precision, Precision), compile=(self.compile, Compile), tta=(self.tta, TTA))
         check_between(self, 0, 1, "label_smoothing", "ema")
         if (self.steps > 0) == (self.epochs > 0):
@@ -129,10 +144,10 @@ class TrainingConfig:
                 f"training lasts a number of steps or of epochs, got steps={self.steps}, epochs={self.epochs}; "
                 f"{one_of_two}"
             )
-        if self.accumulate > self.batch_size:
+        if self.grad_accum_steps > self.batch_size:
             raise ValueError(
                 f"a batch must have an example for each portion, got batch_size={self.batch_size}, "
-                f"accumulate={self.accumulate}; try accumulate={self.batch_size} or less"
+                f"grad_accum_steps={self.grad_accum_steps}; try grad_accum_steps={self.batch_size} or less"
             )
 
     def n_steps(self, steps_per_epoch: int) -> int:
@@ -162,10 +177,10 @@ class RunConfig:
     data: DataConfig
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: TrainingConfig
-    objective: ObjectiveName = "classes"
+    objective: ObjectiveName = "classification"
     """what is asked of the model: see training/objective.py"""
     seed: int = 0
-    probe: SnapshotConfig = field(default_factory=SnapshotConfig)
+    snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
 
     def __post_init__(self) -> None:
         check_choice(objective=(self.objective, ObjectiveName))

@@ -37,7 +37,7 @@ LONGEST_LINE = 2**20
 """bytes of one record, which has about 150"""
 MOST_MEMORY = 256 * 2**20
 """bytes of memory that `read` may fill with records: about half a million of them"""
-FIELDS = {"kind", "step", "epoch", "loss", "accuracy", "whole", "lr", "seconds", "best_step", "tta"}
+FIELDS = {"kind", "step", "epoch", "loss", "accuracy", "exact_match", "lr", "seconds", "best_step", "tta"}
 """names in records; all records share these strings"""
 SEAL = re.compile(rb', "sha256": "([0-9a-f]{64})"\}\n\Z')
 UNSEALED = ("train", "validation", "diverged")

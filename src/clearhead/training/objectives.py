@@ -148,13 +148,13 @@ class CausalLM(Objective):
 
 
 OBJECTIVES: dict[str, Objective] = {
-    "classes": Classification(),
-    "each": TokenClassification(),
-    "yes-no": BinaryClassification(),
-    "number": Regression(),
-    "odd": SetPointer(),
-    "written": SequenceToSequence(),
-    "next": CausalLM(),
+    "classification": Classification(),
+    "token-classification": TokenClassification(),
+    "binary-classification": BinaryClassification(),
+    "regression": Regression(),
+    "set-pointer": SetPointer(),
+    "seq2seq": SequenceToSequence(),
+    "causal-lm": CausalLM(),
 }
 
 
@@ -215,7 +215,7 @@ def summary(sums: list[float]) -> dict[str, float]:
     """loss and accuracy; where an example asks for several answers, also `whole`: the share with all of them right."""
     loss, n_examples, right, answers, whole = sums
     result = {"loss": loss / n_examples, "accuracy": right / answers}
-    return result if answers == n_examples else result | {"whole": whole / n_examples}
+    return result if answers == n_examples else result | {"exact_match": whole / n_examples}
 
 
 # Exact evaluation: each example counts once, however many processes share the work.
