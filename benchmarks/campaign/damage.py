@@ -123,7 +123,7 @@ def commands_for(kind: str) -> list[list[str]]:
     """What reads a file of this kind."""
     return {
         "metrics": [["curves", "runs/run", "--csv", "-"]],
-        "snapshots": [["look", "runs/run", "--over-time", "--out", "figures"]],
+        "snapshots": [["look", "runs/run", "--training-dynamics", "--out", "figures"]],
     }.get(kind, [["predict", "runs/run", "picture.png", "--json"]])
 
 
@@ -144,7 +144,7 @@ def asked(command: Sequence[str]) -> tuple[int, str, str]:
 
 
 def maps_read() -> tuple[int, str, str]:
-    """What `look --over-time` would draw; drawing it 2,000 times would take hours and show nothing else."""
+    """What `look --training-dynamics` would draw; drawing it 2,000 times would take hours and show nothing else."""
     from clearhead.training.snapshots import read_snapshots
 
     try:

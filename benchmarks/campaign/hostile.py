@@ -24,7 +24,7 @@ COMMANDS = (
     ["resume", "runs/run", "--steps", "30"],
     ["predict", "runs/run", "picture.png"],
     ["curves", "runs/run"],
-    ["look", "runs/run", "--over-time"],
+    ["look", "runs/run", "--training-dynamics"],
     ["runs"],
 )
 SECONDS = 40.0

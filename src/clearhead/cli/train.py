@@ -60,7 +60,7 @@ def train(argv: Sequence[str]) -> int:
         metavar="N",
         dest="snapshot_inputs",
         type=reader(int),
-        help="keep the attention to N inputs, for clearhead look RUN --over-time",
+        help="keep the attention to N inputs, for clearhead look RUN --training-dynamics",
     )
     add_overrides(options, config, "what you may change", without=fixed(name))
     args = options.parse(rest)

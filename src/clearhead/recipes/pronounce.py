@@ -5,7 +5,7 @@ clearhead train pronounce --data.train-file my.dict --data.test-file my.test
 torchrun --nproc-per-node 2 -m clearhead train pronounce --training.threads 1    the fastest on two cores
 takes      100 minutes on two processor cores
 reaches    on the papers' dictionary, 2,000 words set apart: 22% word error rate, 5.4% phoneme error rate;
-           on its 12,000 test words, with three other runs (evaluate --with): 20.69% and 4.95%
+           on its 12,000 test words, with three other runs (evaluate --ensemble): 20.69% and 4.95%
 """
 
 from clearhead.data.config import DataConfig

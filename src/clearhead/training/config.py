@@ -120,8 +120,8 @@ class TrainingConfig:
     compile: Compile = "auto"
     """torch.compile; auto is on with a GPU"""
     tta: TTA = "none"
-    """at the test, and only there, the mean of the answers for several views of an image: mirror adds its mirror image,
-    moved both of them a pixel to two sides"""
+    """at the test, and only there, the mean of the answers for several views of an image: flip adds its mirror image,
+    shift both of them a pixel to two sides"""
     threads: int = 0
     """processor threads; 0 for torch's own choice"""
 
@@ -156,7 +156,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotConfig:
-    """Attention that is kept while it is learnt, for `clearhead look RUN --over-time`."""
+    """Attention that is kept while it is learnt, for `clearhead look RUN --training-dynamics`."""
 
     inputs: int = 0
     """validation examples that are looked at; 0 for no probe"""
