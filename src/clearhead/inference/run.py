@@ -95,7 +95,7 @@ class Run:
 
     def predict(self, images: Tensor | Sequence[str | Path], *, invert: bool = False) -> list[Prediction]:
         """An answer for each picture: files, or uint8 (B,C,height,width). `invert` makes dark light: MNIST's digits
-        are white on black. Of `odd-one-out`, the pictures are one set, and each answer says how likely it is the odd one."""
+        are white on black. Of `odd-one-out`, the pictures are one set; each answer says how likely it is odd."""
         if self.input_kind != "images":
             raise ValueError(f"{self.path} takes {self.input_kind}, got images; {self.hint}")
         pixels = images if isinstance(images, Tensor) else self.read(images)
