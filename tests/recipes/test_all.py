@@ -22,8 +22,8 @@ COMPLETE = [name for name in RECIPES if name not in ("folder", "text")]
 
 def test_the_recipes_that_were_promised():
     assert set(RECIPES) == {
-        "reverse", "reverse-uva", "whole", "oddity", "mnist", "mnist-plain", "cifar10-fast", "cifar10-vit",
-        "cifar10-bert", "fashion", "folder", "pronounce", "pronounce-fast", "words", "text",
+        "reverse", "reverse-uva", "digits", "odd-one-out", "mnist", "mnist-plain", "cifar10-fast", "cifar10-vit",
+        "cifar10-bert", "fashion-mnist", "folder", "pronounce", "pronounce-fast", "words", "text",
     }  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def test_a_recipe_names_itself_and_survives_a_json_file(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["reverse", "reverse-uva", "whole", "oddity", "mnist", "mnist-plain", "pronounce", "pronounce-fast", "words"],
+    ["reverse", "reverse-uva", "digits", "odd-one-out", "mnist", "mnist-plain", "pronounce", "pronounce-fast", "words"],
 )
 def test_a_recipe_can_make_its_first_step(name):
     """On the data that comes with the package."""
@@ -57,7 +57,7 @@ def test_a_recipe_can_make_its_first_step(name):
     assert sum(same) < len(same) / 10  # a bias of keys has no gradient but for rounding
 
 
-@pytest.mark.parametrize("name", ["mnist", "mnist-plain", "fashion", "cifar10-fast", "cifar10-bert"])
+@pytest.mark.parametrize("name", ["mnist", "mnist-plain", "fashion-mnist", "cifar10-fast", "cifar10-bert"])
 def test_a_model_takes_the_images_of_its_data(name):
     config = config_of(name)
     channels, size = IMAGES[config.data.name]

@@ -108,7 +108,7 @@ def test_sizes_that_cannot_be_built_are_refused_at_once(run, sizes):
     assert time.monotonic() - began < 5
 
 
-@pytest.mark.parametrize("name", ["reverse", "mnist", "oddity", "pronounce", "words", "text"])
+@pytest.mark.parametrize("name", ["reverse", "mnist", "odd-one-out", "pronounce", "words", "text"])
 def test_every_kind_of_model_matches_its_own_checkpoint(trained, name):
     session = Run(trained / name)
     check_model_matches(session.config.model, session.model.state_dict())
