@@ -105,7 +105,7 @@ def test_a_test_example_has_its_truth_and_is_judged_as_the_accuracy_counts_it(tr
     for number in range(8):
         batch = next(evaluation_batches(Subset(data.test, torch.tensor([number])), data.normalize, 1))
         example = sample(run, number)
-        right = OBJECTIVES[run.config.objective].right(run.logits(batch.inputs), batch)
+        right = OBJECTIVES[run.config.objective].correct(run.logits(batch.inputs), batch)
         assert example.correct == bool(right.all())
         names = {"odd-one-out": [f"image {i}" for i in range(10)], "sum": list(map(str, range(200)))}.get(
             name, run.classes

@@ -130,7 +130,7 @@ def sampled_digits(run: Run, ids: Tensor, target: Tensor) -> Example:
     example = digits(run, ids.tolist())
     if run.config.objective == "regression":
         batch = Batch(ids[None], target[None], None, None, 1)
-        correct = bool(OBJECTIVES["regression"].right(run.logits(batch.inputs), batch))
+        correct = bool(OBJECTIVES["regression"].correct(run.logits(batch.inputs), batch))
         return with_truth(example, f"{float(target):g}", correct=correct)
     truth = " ".join(run.classes[int(i)] for i in target.flatten())
     return with_truth(example, truth, correct=example.prediction == truth)

@@ -92,7 +92,7 @@ def outputs_on(run: Run, part: PartName = "test", announce: Announce = silent) -
         targets.extend(batch.targets)
         predicted.extend(chosen)
         probability.extend(sure)
-        correct.extend(objective.right(outputs, batch))
+        correct.extend(objective.correct(outputs, batch))
 
     examples, normalize = examples_of(run, part)
     announce()

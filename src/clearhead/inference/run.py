@@ -52,7 +52,7 @@ class Run:
     def __init__(self, run: str | Path):
         directory = RunDirectory.open(run)
         self.path = directory.path
-        found = directory.best()
+        found = directory.best_checkpoint()
         if found is None:
             raise LookupError(f"{run} must have a checkpoint, got none yet; train it longer: clearhead resume {run}")
         self.step = found.step
