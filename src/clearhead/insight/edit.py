@@ -3,8 +3,8 @@
     with edit(model, "blocks.2.attn", head=1, pattern="uniform"):
         changed = model(images)
 
-`entropy`, `distance`, `diagonality` and `class_token_mass` describe weights (B,H,Q,K) by one number per head (H,), a mean
-over examples and queries; rows without any visible key are left out. `head_importance` edits each head in turn.
+`entropy`, `distance`, `diagonality` and `class_token_mass` describe weights (B,H,Q,K) by one number per head (H,), a
+mean over examples and queries; rows without any visible key are left out. `head_importance` edits each head in turn.
 Dims: B batch, H heads, Q queries, K keys, L tokens.
 """
 
@@ -91,8 +91,8 @@ def head_importance(
 ) -> Tensor:
     """score(output with the head edited) - score(output) for every head: (layers, heads), one pass for each head.
 
-    A row for each layer that `look` finds, or for each of `names`. `score` maps the output to one number, such as a loss
-    or a logit. `inputs` is a tensor, or a tuple of the model's arguments. Missing heads of a layer are NaN.
+    A row for each layer that `look` finds, or for each of `names`. `score` maps the output to one number, such as a
+    loss or a logit. `inputs` is a tensor, or a tuple of the model's arguments. Missing heads of a layer are NaN.
     """
     args = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
     trace = look(model, *args)

@@ -211,7 +211,9 @@ class AttentionTrace:
         if name is not None:
             return self[name].plot(head, example=example, queries=queries, keys=keys)
         if head is not None:
-            raise ValueError(f"plot needs the name of a layer to plot one head, got head={head}; known: {listed(list(self))}")
+            raise ValueError(
+                f"plot needs the name of a layer to plot one head, got head={head}; known: {listed(list(self))}"
+            )
         from clearhead.insight.plots import draw_wall
 
         return draw_wall([record.weights()[example] for record in self.values()], list(self))
