@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from clearhead.insight.doctor.inputs import (
     ATTENTION_SHAPES,
@@ -42,6 +41,7 @@ from clearhead.insight.doctor.module_under_test import (
 )
 from clearhead.insight.doctor.report import error_summary, join_names
 from clearhead.insight.leaks import output_change
+from clearhead.interception import Intercept
 
 LENGTH, SOURCE_EXTRA = 7, 2
 """tokens, and how many more a source has where possible, so that the two sequences differ in length"""
@@ -202,19 +202,16 @@ PADDING_ID_NAME = re.compile(r"(.*_)?pad(ding)?(_?(token|word|tok))?(_?(id|idx|i
 COMPARISONS = {"eq", "ne", "__eq__", "__ne__", "not_equal"}
 
 
-class ComparisonTracker(TorchFunctionMode):
+class ComparisonTracker:
     """Records the numbers that integer tensors are compared with by == or !=."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.numbers: set[int] = set()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if getattr(func, "__name__", "") in COMPARISONS:
-            operands = [x.item() if isinstance(x, Tensor) and x.dim() == 0 else x for x in (*args, *kwargs.values())]
-            if any(isinstance(x, Tensor) and not x.is_floating_point() for x in operands):
-                self.numbers |= {x for x in operands if isinstance(x, int) and not isinstance(x, bool)}
+    def handle(self, name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        operands = [x.item() if isinstance(x, Tensor) and x.dim() == 0 else x for x in (*args, *kwargs.values())]
+        if any(isinstance(x, Tensor) and not x.is_floating_point() for x in operands):
+            self.numbers |= {x for x in operands if isinstance(x, int) and not isinstance(x, bool)}
         return func(*args, **kwargs)
 
 
@@ -228,7 +225,7 @@ def with_padding_ids(module: ModuleUnderTest) -> ModuleUnderTest:
         return module
     tracker = ComparisonTracker()
     try:
-        with torch.no_grad(), isolated_state(module.dtype, 0), tracker:
+        with torch.no_grad(), isolated_state(module.dtype, 0), Intercept(tracker.handle, COMPARISONS):
             module.model(**module.arguments(module.sample_inputs(0), {}))
     except Exception:  # a module may fail when it is called again
         return module

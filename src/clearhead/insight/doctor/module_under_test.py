@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from clearhead.insight.doctor.inputs import MaskConvention, ModelInput, Parameter, is_cross_mask, masks_source
 from clearhead.insight.leaks import output_change
+from clearhead.interception import MULTI_HEAD_ATTENTION, SDPA, Intercept, argument
 
 BATCH_SIZE = 5
 """rarely a number of heads, layers or tokens, so that a mask of the wrong shape does not broadcast by accident"""
@@ -313,27 +313,26 @@ def attributes_of(output: Any) -> dict[str, Any]:
     return {**slots, **getattr(output, "__dict__", {})}
 
 
-class DropoutTracker(TorchFunctionMode):
+class DropoutTracker:
     """Records whether any dropout is active, including that of attention."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.is_active = False
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+    def handle(self, name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if "dropout" in name:  # F.dropout passes keywords; torch.dropout(input, p, train) is positional
-            training = kwargs.get("training", kwargs.get("train", args[2] if len(args) > 2 else False))
-            self.is_active |= bool(training) and (kwargs.get("p", args[1] if len(args) > 1 else 0.0) or 0.0) > 0
-        if name == "multi_head_attention_forward" and len(args) > 10:  # its inner calls are not intercepted
+            is_training = argument(args, kwargs, 2, "training", "train", default=False)
+            self.is_active |= bool(is_training) and (argument(args, kwargs, 1, "p") or 0.0) > 0
+        if name == MULTI_HEAD_ATTENTION and len(args) > 10:  # its inner calls are not intercepted
             self.is_active |= bool(kwargs.get("training", True)) and args[10] > 0
-        if name == "scaled_dot_product_attention":
-            self.is_active |= kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0) > 0
+        if name == SDPA:
+            self.is_active |= argument(args, kwargs, 4, "dropout_p", default=0.0) > 0
         return func(*args, **kwargs)
 
 
 def has_active_dropout(module: ModuleUnderTest) -> bool:
     """Whether dropout is active in eval() mode."""
-    with torch.no_grad(), isolated_state(module.dtype, 0), DropoutTracker() as tracker:
+    tracker = DropoutTracker()
+    with torch.no_grad(), isolated_state(module.dtype, 0), Intercept(tracker.handle):
         module.model(**module.arguments(module.sample_inputs(0), {}))
     return tracker.is_active

@@ -10,15 +10,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from clearhead.insight.capture import KERNEL
-from clearhead.insight.capture import PRODUCTS as MATMULS
 from clearhead.insight.doctor.module_under_test import Inputs, Masks, ModuleUnderTest, isolated_state
 from clearhead.insight.doctor.report import Finding, count, join_names
 from clearhead.insight.look import look
-from clearhead.insight.softmaxes import CASTS, PRODUCTS, SHAPES, SOFTMAXES
+from clearhead.insight.softmaxes import CASTS, MULTIPLICATIONS, SHAPE_OPS, SOFTMAXES
+from clearhead.interception import MATMULS, SDPA, ModuleStack, RunningModule, intercept
 
 Visibility = Literal["causal", "sees next", "excludes self", "inverted", "full", "other"]
 
@@ -138,18 +136,14 @@ def check_scale(module: ModuleUnderTest) -> list[Finding]:
 def record_scores(module: ModuleUnderTest) -> "tuple[list[Scores], dict[str, Tensor]]":
     """The scores of one call, and the outputs of modules that are named after queries and keys."""
     projections: dict[str, Tensor] = {}
-    hooks = [
-        part.register_forward_hook(lambda _, __, out, path=path: projections.update({path: out}))
-        for path, part in module.model.named_modules()
-        if QUERY_MODULE.fullmatch(path.lower()) or KEY_MODULE.fullmatch(path.lower())
-    ]
-    tracker = ScoreTracker(module.length)
-    try:
-        with torch.no_grad(), isolated_state(module.dtype, 0), tracker:
-            module.model(**module.arguments(module.sample_inputs(0), {}))
-    finally:
-        for hook in hooks:
-            hook.remove()
+
+    def keep_projection(running: RunningModule, output: Any) -> None:
+        if QUERY_MODULE.fullmatch(running.path.lower()) or KEY_MODULE.fullmatch(running.path.lower()):
+            projections[running.path] = output
+
+    tracker, stack = ScoreTracker(module.length), ModuleStack(module.model, on_exit=keep_projection)
+    with torch.no_grad(), isolated_state(module.dtype, 0), intercept(stack, tracker.handle):
+        module.model(**module.arguments(module.sample_inputs(0), {}))
     return tracker.recorded, projections
 
 
@@ -186,7 +180,7 @@ DIVISIONS = {"div", "div_", "true_divide", "divide", "__truediv__", "__itruediv_
 MASKING = {"add", "__add__", "__radd__", "__iadd__", "add_", "masked_fill", "masked_fill_", "where", "sub", "__sub__"}
 
 
-class ScoreTracker(TorchFunctionMode):
+class ScoreTracker:
     """Records the scores of every softmax over num_keys keys.
 
     Tensors are followed through products with a number and changes of shape, so that queries, keys or scores may be
@@ -194,16 +188,11 @@ class ScoreTracker(TorchFunctionMode):
     """
 
     def __init__(self, num_keys: int):
-        super().__init__()
         self.num_keys = num_keys
         self.followed = WeakTensorKeyDictionary()
         self.recorded: list[Scores] = []
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name == "__get__":  # a property such as x.mT
-            name = getattr(getattr(func, "__self__", None), "__name__", "")
+    def handle(self, name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         out = func(*args, **kwargs)
         if isinstance(out, Tensor):
             self.follow(name, [*args, *kwargs.values()], kwargs, out)
@@ -211,7 +200,7 @@ class ScoreTracker(TorchFunctionMode):
 
     def follow(self, name: str, operands: list[Any], kwargs: dict[str, Any], out: Tensor) -> None:
         tensors = [x for x in operands if isinstance(x, Tensor) and x.dim()]
-        if name == KERNEL:
+        if name == SDPA:
             scale = kwargs.get("scale") or 1 / math.sqrt(tensors[0].shape[-1])
             factor = scale * self.factor(tensors[0], tensors[1])
             self.recorded.append(Scores(factor, tensors[0].shape[-1], tensors[0], tensors[1]))
@@ -224,13 +213,13 @@ class ScoreTracker(TorchFunctionMode):
             scores = self.scores_of(tensors[0])
             if scores.queries is not None and out.shape[-1] == self.num_keys and out.dim() > 2:
                 self.recorded.append(scores)
-        elif name in PRODUCTS | DIVISIONS and tensors:
+        elif name in MULTIPLICATIONS | DIVISIONS and tensors:
             number = scalar_operand(operands)
             if number is not None:
                 scores = self.scores_of(tensors[0])
                 factor = scores.factor * (1 / number if name in DIVISIONS else number)
                 self.followed[out] = replace(scores, factor=factor)
-        elif name in SHAPES | CASTS | MASKING and tensors:
+        elif name in SHAPE_OPS | CASTS | MASKING and tensors:
             source = next((x for x in tensors if x in self.followed), None)
             if source is not None and source is not out:
                 self.followed[out] = self.scores_of(source)
