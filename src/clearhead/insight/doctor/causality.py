@@ -21,12 +21,12 @@ from clearhead.insight.doctor.scores import AttentionPattern, Visibility, attent
 from clearhead.insight.leaks import output_change
 
 CAUSALITY, ORDER = "causality", "order"
-SELF_EXCLUDED = "the mask is off by one: no query sees its own token; use tril(), not tril(-1)"
+SELF_EXCLUDED = "the mask is off by one, and no query sees its own token; use tril(), not tril(-1)"
 MASK_ERRORS: dict[Visibility, str] = {
     "excludes self": SELF_EXCLUDED,
-    "inverted": "the mask is inverted: outputs depend on later tokens instead of earlier ones; negate it",
-    "sees next": "the mask is off by one: each query sees the next token; use tril(), not tril(1) "
-    "(or triu(1) where True = masked)",
+    "inverted": "the mask is inverted, and outputs depend on later tokens instead of earlier ones; negate it",
+    "sees next": "the mask is off by one, and each query sees the next token; use tril(), not tril(1) "
+    "(triu(1) where True = masked)",
 }
 CONVOLUTION = "; without attention, a convolution is padded on both sides: pad on the left only"
 
@@ -164,14 +164,14 @@ def leak_cause(depends: Dependency, patterns: list[AttentionPattern], module: Mo
         unmasked = ", ".join(pattern.name for pattern in patterns if pattern.visibility == "full")
         return f"the mask is missing in {unmasked}; other layers apply it"
     if seen == {"causal"}:
-        return "attention is masked correctly, so tokens mix elsewhere: view() where transpose() was meant?"
+        return "attention is masked correctly, so tokens mix elsewhere; is view() used where transpose() was meant?"
     ignored = [name for name in attention_masks(module) if accepts_mask(module, name)]
     if ignored:
         return f"every output sees the whole sequence and {', '.join(ignored)} is ignored; apply it to the scores"
     axis = "" if seen else ", or the softmax is over the wrong axis"
     return (
-        f"the mask is missing, or masks with too small a number{axis}; "
-        "for a bidirectional model use --no-causal (causal=False)"
+        f"the mask is missing, or its fill value is not low enough{axis}; "
+        "for a bidirectional model, use --no-causal (causal=False)"
     )
 
 
@@ -183,13 +183,13 @@ def check_order(module: ModuleUnderTest, causal: bool) -> list[Finding]:
     for name in module.plan.inputs:
         tokens = "the order of tokens" if name == module.plan.main else f"the order of tokens in {name}"
         if ignores_order(module, name, causal):
-            text = f"{tokens} does not matter (permutation equivariance): correct for sets; for text, add positions"
+            text = f"{tokens} does not matter (permutation equivariance): correct for sets; for text, add positional encodings"
             findings.append(Finding(ORDER, "warning", text))
         elif causal and name == module.plan.main and only_mask_knows_order(module):
-            text = "nothing but the causal mask distinguishes positions: is that intended? Text models add positions"
+            text = "nothing but the causal mask distinguishes positions: are positional encodings missing?"
             findings.append(Finding(ORDER, "warning", text))
         else:
-            findings.append(Finding(ORDER, "fine", f"{tokens} matters, through positions or a mask"))
+            findings.append(Finding(ORDER, "fine", f"{tokens} matters, by positional encodings or a mask"))
     return findings
 
 

@@ -35,7 +35,7 @@ MAX_SHAPES = 3
 """of parameters, for which optional inputs are made"""
 ROUNDING = 1e-11
 """in float64, what rounding leaves of a zero gradient, relative to the largest one"""
-KEY_BIAS = "it adds the same number to all scores of a query, which softmax cancels (harmless)"
+KEY_BIAS = "harmless, since it adds the same number to all scores of a query, which softmax cancels"
 Outputs = Callable[[Any], list[Tensor]]
 
 
@@ -59,7 +59,7 @@ def check_gradient(module: ModuleUnderTest) -> list[Finding]:
     key_biases += [f"{name} (the keys' third)" for name, size in sizes.items() if has_zero_key_third(size, threshold)]
     findings = unreached_findings(module, unreached)
     if key_biases:
-        findings.append(Finding(GRADIENT, "note", f"key bias {join_names(key_biases)} has zero gradient: {KEY_BIAS}"))
+        findings.append(Finding(GRADIENT, "note", f"the gradient of key bias {join_names(key_biases)} is zero: {KEY_BIAS}"))
     return findings or [Finding(GRADIENT, "fine", f"a finite gradient reaches all {len(sizes)} parameters")]
 
 
@@ -182,9 +182,9 @@ def check_norms(module: ModuleUnderTest) -> Finding:
     norms = [path for path, part in module.model.named_modules() if is_norm(part)]
     shared = [path for path in norms if runs[path] > max(1, *(runs[parent] for parent in parents(path)))]
     if shared:
-        text = f"{join_names(shared)}: runs {runs[shared[0]]} times per forward pass"
-        return Finding(NORMS, "warning", f"{text}; is it shared on purpose, or is a norm missing?")
-    return Finding(NORMS, "fine", f"each of {len(norms)} runs once per block" if norms else "no norm layers were found")
+        text = f"{join_names(shared)}: {runs[shared[0]]} runs per forward pass"
+        return Finding(NORMS, "warning", f"{text}; is the norm shared on purpose, or is one missing?")
+    return Finding(NORMS, "fine", f"each of {len(norms)} norm layers runs once per block" if norms else "no norm layers were found")
 
 
 def is_norm(module: nn.Module) -> bool:

@@ -238,7 +238,7 @@ def group_finding(module: ModuleUnderTest, group: MaskGroup, trials: list[Trial]
         return Finding(PADDING, "not checked", text)
     trial = most_relevant(trials, group)
     if trial.has_no_effect or all(one.has_no_effect for one in trials):
-        return Finding(PADDING, "fault", f"{group} has no effect: it does not reach the attention scores")
+        return Finding(PADDING, "fault", f"no effect of {group}: the mask does not reach the attention scores")
     if not trial.leak.is_finite:
         text = f"the output is not finite when {group} masks two tokens ({trial.convention}): {EMPTY_SOFTMAX}"
         return Finding(PADDING, "fault", text)
@@ -340,11 +340,11 @@ def fully_masked_calls(module: ModuleUnderTest, groups: list[MaskGroup]) -> Iter
         length = module.plan.lengths[group.sequence]
         visible = torch.ones(BATCH_SIZE, length, length, dtype=torch.bool)
         visible[0] = False
-        yield f"when {group} masks all tokens of an example", inputs, group.masks(visible)
+        yield f"when all tokens of an example are masked ({group})", inputs, group.masks(visible)
         assert group.convention is not None
         if group.convention != LENGTHS and "Q" in group.convention.shape:
             visible[0], visible[:, 2] = True, False
-            yield f"when {group.names[0]} masks all keys of a query", inputs, group.masks(visible)
+            yield f"when all keys of a query are masked ({group.names[0]})", inputs, group.masks(visible)
     masked = [group.sequence for group in groups]
     for name, kind in module.plan.inputs.items():
         if isinstance(kind, TokenIds) and kind.padding_id is not None and name not in masked:
