@@ -140,7 +140,7 @@ def test_compiled_modules_are_unwrapped():
 def test_modules_that_cannot_be_copied_are_refused():
     model = nn.Linear(2, 2)
     model.lock = threading.Lock()
-    with pytest.raises(ValueError, match="copy.deepcopy cannot copy the module: TypeError: .*; keep only parameters"):
+    with pytest.raises(ValueError, match=r"copy.deepcopy cannot copy the module: TypeError: .*; keep only parameters"):
         eval_copy(model)
     with pytest.raises(ValueError, match="lazy parameters"):
         eval_copy(nn.LazyLinear(2))

@@ -25,7 +25,7 @@ def test_faults_and_warnings_are_counted():
 def test_indexing_returns_the_worst_finding_of_a_check():
     assert REPORT["order"].verdict == "warning"
     assert REPORT["causality"].verdict == "fine"
-    with pytest.raises(LookupError, match="no check 'ordre'.* causality, order, padding"):
+    with pytest.raises(LookupError, match=r"no check 'ordre'.* causality, order, padding"):
         REPORT["ordre"]
 
 

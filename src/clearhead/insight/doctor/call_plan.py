@@ -278,5 +278,5 @@ def refusal(model: nn.Module, failures: list[Failure]) -> str:
             tried.setdefault(kind, kind.describe(f"({BATCH_SIZE},{plan.lengths[sequence]})"))
     return (
         f"{name} accepts none of {join_names(list(tried.values()))}: {error_summary(error)}; "
-        "set width or length (--width N, --length N), or examine a wrapper with forward(self, x)"
+        "set width or length (--width N, --length N), or write a wrapper with forward(self, x)"
     )

@@ -183,8 +183,8 @@ def check_order(module: ModuleUnderTest, causal: bool) -> list[Finding]:
     for name in module.plan.inputs:
         tokens = "the order of tokens" if name == module.plan.main else f"the order of tokens in {name}"
         if ignores_order(module, name, causal):
-            text = f"{tokens} does not matter (permutation equivariance): correct for sets; for text, add positional encodings"
-            findings.append(Finding(ORDER, "warning", text))
+            text = f"{tokens} does not matter (permutation equivariance): correct for sets"
+            findings.append(Finding(ORDER, "warning", f"{text}; for text, add positional encodings"))
         elif causal and name == module.plan.main and only_mask_knows_order(module):
             text = "nothing but the causal mask distinguishes positions: are positional encodings missing?"
             findings.append(Finding(ORDER, "warning", text))

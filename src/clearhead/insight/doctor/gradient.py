@@ -59,7 +59,9 @@ def check_gradient(module: ModuleUnderTest) -> list[Finding]:
     key_biases += [f"{name} (the keys' third)" for name, size in sizes.items() if has_zero_key_third(size, threshold)]
     findings = unreached_findings(module, unreached)
     if key_biases:
-        findings.append(Finding(GRADIENT, "note", f"the gradient of key bias {join_names(key_biases)} is zero: {KEY_BIAS}"))
+        findings.append(
+            Finding(GRADIENT, "note", f"the gradient of key bias {join_names(key_biases)} is zero: {KEY_BIAS}")
+        )
     return findings or [Finding(GRADIENT, "fine", f"a finite gradient reaches all {len(sizes)} parameters")]
 
 
@@ -184,7 +186,9 @@ def check_norms(module: ModuleUnderTest) -> Finding:
     if shared:
         text = f"{join_names(shared)}: {runs[shared[0]]} runs per forward pass"
         return Finding(NORMS, "warning", f"{text}; is the norm shared on purpose, or is one missing?")
-    return Finding(NORMS, "fine", f"each of {len(norms)} norm layers runs once per block" if norms else "no norm layers were found")
+    return Finding(
+        NORMS, "fine", f"each of {len(norms)} norm layers runs once per block" if norms else "no norm layers were found"
+    )
 
 
 def is_norm(module: nn.Module) -> bool:
