@@ -1,7 +1,6 @@
 import pytest
 
-from clearhead.recipes.registry import changed, config_of
-from clearhead.recipes.validate import validate
+from clearhead.recipes.registry import changed, config_of, validate
 
 MNIST = config_of("mnist")
 

@@ -18,8 +18,7 @@ from clearhead.data.batches import evaluation_batches
 from clearhead.data.config import N_VIEWS
 from clearhead.messages import duration, round_count
 from clearhead.nn.eval_mode import eval_mode
-from clearhead.recipes.registry import config_of
-from clearhead.recipes.validate import validate
+from clearhead.recipes.registry import config_of, validate
 from clearhead.training import checkpoint, loop
 from clearhead.training.compatibility import check_config_matches
 from clearhead.training.config import RunConfig
