@@ -97,7 +97,7 @@ def test_any_field_can_be_changed(monkeypatch, argv, path, value):
         ("mnist --data.augmentation.flip perhaps", "--data.augmentation.flip: must be true or false, got 'perhaps'"),
         ("pronounce --data.augmentation.flip true", "train pronounce has no option --data.augmentation.flip"),
         ("text", "a text is learnt from a file, got none; add --data.file PATH"),
-        ("reverse --training.steps 0", "training lasts a number of steps or of epochs"),
+        ("reverse --training.steps 0", "set one of steps and epochs above 0"),
         ("reverse --model.width 33 --model.heads 2", "width must be a multiple of num_heads"),
         ("reverse --name a/b", "a run's name must have at most 60 letters, digits"),
         ("reverse extra", "takes options, --name value, got 'extra'"),
