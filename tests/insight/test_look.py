@@ -178,7 +178,7 @@ def test_keep_bounds_what_is_kept(written):
     assert repr(seen).endswith("and 1 more, not kept")
     with pytest.raises(LookupError, match=rf"'{last}' was not kept, only {first}; look with keep=\['{last}'\]"):
         seen[last]
-    with pytest.raises(LookupError, match=rf"no attention at 'encoder.blocks.0.atention'; did you mean '{first}'\?"):
+    with pytest.raises(LookupError, match=rf"no attention named 'encoder.blocks.0.atention'; did you mean '{first}'\?"):
         look(model, x, keep=["encoder.blocks.0.atention"])
     with pytest.raises(ValueError, match=r'keep must be "all", "last" or a list'):
         look(model, x, keep="first")

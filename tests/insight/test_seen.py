@@ -28,7 +28,7 @@ def test_the_table(seen):
 
 def test_errors_list_what_there_is(seen):
     with pytest.raises(
-        LookupError, match=r"no attention at 'encoder.blocks.0.attn'; did you mean 'encoder.blocks.0.attention'\?"
+        LookupError, match=r"no attention named 'encoder.blocks.0.attn'; did you mean 'encoder.blocks.0.attention'\?"
     ):
         seen["encoder.blocks.0.attn"]
     layer = seen["encoder.blocks.0.attention"]

@@ -209,7 +209,7 @@ def contribution(layer: "AttentionRecord", d_out: Tensor | None) -> Tensor:
 
 def weight_gradient(layer: "AttentionRecord", d_out: Tensor) -> Tensor:
     """d_out vᵀ: how the score would change with each weight, all others left as they are. (B,H,Q,K)"""
-    return layer.call.arranged(d_out) @ layer.v.mT
+    return layer.call.arrange_out(d_out) @ layer.v.mT
 
 
 # Occlusion: hide a patch and see the probability of the class move.

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.insight.calls import AttentionCall
-from clearhead.insight.capture import LOOKED_FOR, captured, paths_of, unknown
+from clearhead.insight.capture import LOOKED_FOR, capture_attention, module_names, unknown_name
 from clearhead.insight.look import check_heads
 
 Pattern = Literal["uniform", "zero"] | Tensor | Callable[[Tensor], Tensor]
@@ -33,27 +33,27 @@ def edit(
         raise ValueError(f"edit needs an nn.Module, got {type(model).__name__}; pass the model itself")
     if isinstance(pattern, str) and pattern not in ("uniform", "zero"):
         raise ValueError(f'pattern must be "uniform", "zero", a tensor or a function, got {pattern!r}; choose one')
-    if name.partition("#")[0] not in paths_of(model):
-        raise unknown(name, paths_of(model), "module")
+    if name.partition("#")[0] not in module_names(model):
+        raise unknown_name(name, module_names(model), "module")
     found: list[str] = []
 
     def receive(place: str, call: AttentionCall, kernel: str, note: str) -> Tensor:
         found.append(place)
         if place != name:
             return call.raw_out
-        num_heads = call.arranged(call.raw_out).shape[1]
+        num_heads = call.arrange_out(call.raw_out).shape[1]
         heads = check_heads(head, num_heads, name)
         weights = new_weights(call, heads, pattern)
         if call.dropout:
             weights = F.dropout(weights, call.dropout)
         values = call.values(heads)
-        return call.with_replaced(heads, weights.to(values.dtype) @ values)
+        return call.replace_heads(heads, weights.to(values.dtype) @ values)
 
-    with captured(model, receive) as capture:
+    with capture_attention(model, receive) as capture:
         yield
-    if capture.stack.n_passes and name not in found:
+    if capture.stack.num_passes and name not in found:
         known = sorted(set(found), key=found.index)
-        raise unknown(name, known) if known else LookupError(f"no attention was seen; looked for {LOOKED_FOR}")
+        raise unknown_name(name, known) if known else LookupError(f"no attention was seen; looked for {LOOKED_FOR}")
 
 
 def new_weights(call: AttentionCall, heads: list[int], pattern: Pattern) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.insight.calls import AttentionCall, Rows
-from clearhead.insight.capture import LOOKED_FOR, captured, listed, unknown
+from clearhead.insight.capture import LOOKED_FOR, capture_attention, listed, unknown_name
 
 PIECE = 2**20
 """how many weights are computed at a time"""
@@ -47,7 +47,7 @@ class AttentionRecord:
     @property
     def out(self) -> Tensor:
         """(B,H,Q,Dv): what the model really got, before heads are joined. `gradient` is its gradient."""
-        return self.call.arranged(self.call.raw_out)
+        return self.call.arrange_out(self.call.raw_out)
 
     @property
     def batch(self) -> int:
@@ -77,7 +77,7 @@ class AttentionRecord:
     def gradient(self, score: Tensor) -> Tensor:
         """d score / d out (B,H,Q,Dv), for a pass that was seen with gradients on. Its product with vᵀ is d weights."""
         (gradient,) = torch.autograd.grad(score, self.call.raw_out, retain_graph=True)
-        return self.call.arranged(gradient)
+        return self.call.arrange_out(gradient)
 
     def verify(self) -> float:
         """The largest difference between weights @ v and what the model got; nan where either is no number."""
@@ -126,7 +126,7 @@ class AttentionTrace:
             return self.records[name]
         if name in self.names:
             raise LookupError(f"{name!r} was not kept, only {listed(list(self.records))}; look with keep=[{name!r}]")
-        raise unknown(name, self.records)
+        raise unknown_name(name, self.records)
 
     def verify(self) -> dict[str, float]:
         """The largest |weights @ v - what the model got| of each layer. Layers with dropout are left out."""
@@ -216,11 +216,11 @@ def look(
         names.append(name)
         return call.raw_out
 
-    with captured(model, receive):
+    with capture_attention(model, receive):
         output = model(*args, **kwargs)
     if not names:
         raise LookupError(f"no attention was seen in {type(model).__name__}; looked for {LOOKED_FOR}")
     for name in () if isinstance(keep, str) else keep:
         if name not in names:
-            raise unknown(name, names)
+            raise unknown_name(name, names)
     return AttentionTrace(output, records, names)
