@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import clearhead
 from clearhead.cli import main as cli
@@ -18,7 +19,6 @@ from clearhead.recipes import launch
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-TEXT = "A line of a text file.\n" * 100
 RUNS = {
     "mine": ("mnist", {"training.steps": 2, "data.limit": 600}),
     "words": ("words", {"training.steps": 2, "data.limit": 2000}),
@@ -80,11 +80,22 @@ def accept(*args, **options):
     raise Parsed
 
 
+def write_inputs(line):
+    """The user's own files that a command line names: a text, a word list or dictionary, a folder of images."""
+    for file in re.findall(r"[\w-]+\.txt", line):
+        Path(file).write_text("A line of a text file.\n" * 100)
+    for file in re.findall(r"[\w-]+\.dict|\w+\.train", line):
+        Path(file).write_text("".join(f"{a}{b} {a.upper()} {b.upper()}\n" for a in "bdfgklm" for b in "pstvz"))
+    for name in ("cat", "dog"):
+        Path("pets", name).mkdir(parents=True)
+        for i in range(10):
+            Image.new("RGB", (8, 8), (20 * i, 0, 0)).save(Path("pets", name, f"{i}.png"))
+
+
 @pytest.mark.parametrize("line", list(commands()))
 def test_command_lines_parse(line, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    for file in re.findall(r"\w+\.txt", line):
-        Path(file).write_text(TEXT)
+    write_inputs(line)
     argv = shlex.split(re.sub(r" >.*| \|.*|[;&].*$", "", line), comments=True)[1:]
     if argv[0] == "train":  # its settings are checked against each other, too
         monkeypatch.setattr(launch, "train", accept)
@@ -92,6 +103,9 @@ def test_command_lines_parse(line, monkeypatch, tmp_path):
     else:
         parse = Parser.parse
         monkeypatch.setattr(Parser, "parse", lambda parser, argv: accept(parse(parser, argv)))
+    if "--help" in argv:
+        assert cli.run(argv) == 0
+        return
     with pytest.raises(Parsed):
         cli.run(argv)
 
