@@ -194,7 +194,7 @@ def text(session: Run, asked: str) -> Example:
 def next_token(session: Run, ids: Sequence[int]) -> Example:
     """What a language model predicts after the last of these tokens."""
     assert isinstance(session.config.model, LanguageConfig)
-    inputs = torch.tensor([ids[-min(LONGEST, session.config.model.context) :]])
+    inputs = torch.tensor([ids[-min(LONGEST, session.config.model.context_length) :]])
     symbols = [session.symbols[i] for i in inputs[0].tolist()]
     predicted = int(session.logits(inputs)[0, -1].argmax())
     if session.config.data.level == "byte":  # half of a letter is no other letter
@@ -258,7 +258,7 @@ def over_image(
 ) -> "Iterator[tuple[str, str, Figure]]":
     model = session.config.model
     assert isinstance(model, VisionConfig)
-    has_class_token, grid = model.readout == "class", model.grid
+    has_class_token, grid = model.pooling == "cls", model.grid
     last = weights[-1]
     heads = to_answer(last[0], class_token=has_class_token).unflatten(1, grid)  # (H,rows,columns)
     title = f"attention from the output to each patch, in {list(seen)[-1]}\n{example.heading}"
@@ -275,7 +275,7 @@ def over_image(
         "relevance": relevance(seen, seen.output[:, chosen]),
     }
     maps = {name: to_answer(m, class_token=has_class_token).unflatten(1, grid) for name, m in matrices.items()}
-    fill: Fill = "black" if model.channels == 1 else "grey"
+    fill: Fill = "black" if model.in_channels == 1 else "grey"
     proof = occlusion(session.model, example.inputs, grid, chosen, fill=fill)
     areas = {
         name: deletion_area(deletion_curve(session.model, example.inputs, ranked, chosen, fill=fill)).item()

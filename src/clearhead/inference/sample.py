@@ -53,7 +53,7 @@ def portion(session: Run, model: LanguageModel, prompt: str, how: Sampling, *, n
     if known.has_marks:
         begin = torch.tensor([[BEGIN, *known.ids(symbols)]]).expand(n, -1)
         n_letters = max(1, free_positions(model.config, begin.shape[1], MOST_LETTERS))
-        rows = model.generate(begin, how, n_tokens=n_letters, end=END).ids
+        rows = model.generate(begin, max_new_tokens=n_letters, strategy=how, eos_id=END).ids
         return [prompt + "".join(known.read(row)) for row in rows.tolist()]
     if not symbols:
         symbols = FIRST if FIRST in known.places else known.symbols[0]
@@ -64,10 +64,12 @@ def portion(session: Run, model: LanguageModel, prompt: str, how: Sampling, *, n
 def continued(model: LanguageModel, ids: Tensor, how: Sampling, n_tokens: int) -> Tensor:
     """ids (B,L) and n_tokens more. The model has learnt from no more than its context: when that is full, it reads the
     last half of it anew and goes on."""
-    context, n_written = model.config.context, 0
+    context, n_written = model.config.context_length, 0
     while n_written < n_tokens:
         seen = ids if ids.shape[1] < context else ids[:, -max(1, context // 2) :]
         count = min(n_tokens - n_written, context - seen.shape[1] + 1)
-        ids = torch.cat([ids, model.generate(seen, with_seed(how, "chunk", n_written), n_tokens=count).ids], dim=1)
+        ids = torch.cat(
+            [ids, model.generate(seen, max_new_tokens=count, strategy=with_seed(how, "chunk", n_written)).ids], dim=1
+        )
         n_written += count
     return ids
