@@ -45,7 +45,7 @@ def maps_of(session: Run, images: Tensor, right: Tensor) -> dict[str, Tensor]:
         "relevance of another class": relevance(seen, seen.output.gather(1, wrong[:, None])),
     }
     maps = {
-        name: to_answer(matrix, class_token=model.readout == "class").unflatten(1, model.grid)
+        name: to_answer(matrix, class_token=model.pool == "class").unflatten(1, model.grid)
         for name, matrix in matrices.items()
     }
     return maps | {"chance": torch.rand(len(images), *model.grid)}

@@ -85,7 +85,7 @@ def test_an_example_that_sees_another_is_told_apart():
 
 
 def test_our_models_keep_the_future_and_the_padding_to_themselves():
-    model = LanguageModel(LanguageConfig(n_tokens=N_IDS, context=L, **SMALL)).eval()
+    model = LanguageModel(LanguageConfig(vocab_size=N_IDS, context_length=L, **SMALL)).eval()
     assert future_leak(model, ids(), N_IDS) is None
     assert padding_leak(model, ids(), torch.tensor([3, 6]), N_IDS) is None  # causal: the padding is the future
     model = Seq2Seq(Seq2SeqConfig(src_vocab_size=N_IDS, tgt_vocab_size=N_IDS, **SMALL)).eval()

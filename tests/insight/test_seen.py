@@ -1,4 +1,4 @@
-"""What was seen is asked by address, head and row; what is not there is answered with what there is."""
+"""What was seen is asked by name, head and row; what is not there is answered with what there is."""
 
 import math
 
@@ -18,21 +18,21 @@ def seen(written):
 
 def test_the_table(seen):
     assert repr(seen).splitlines() == [
-        "address                     kernel  heads  queries x keys  note",
-        "encoder.blocks.0.attention  sdpa        2           5 x 5",
-        "encoder.blocks.1.attention  sdpa        2           5 x 5",
+        "name                        kernel  heads  queries x keys  note",
+        "blocks.0.attn  sdpa        2           5 x 5",
+        "blocks.1.attn  sdpa        2           5 x 5",
     ]
-    assert repr(seen["encoder.blocks.1.attention"]) == "encoder.blocks.1.attention: sdpa, 2 heads, 5 x 5"
+    assert repr(seen["blocks.1.attn"]) == "blocks.1.attn: sdpa, 2 heads, 5 x 5"
     assert len(seen) == 2
 
 
 def test_errors_list_what_there_is(seen):
     with pytest.raises(
-        LookupError, match=r"no attention at 'encoder.blocks.0.attn'; did you mean 'encoder.blocks.0.attention'\?"
+        LookupError, match=r"no attention named 'encoder.blocks.0.attn'; did you mean 'blocks.0.attn'\?"
     ):
         seen["encoder.blocks.0.attn"]
-    layer = seen["encoder.blocks.0.attention"]
-    with pytest.raises(LookupError, match=r"no head 2 at 'encoder.blocks.0.attention'; its heads are 0 to 1"):
+    layer = seen["blocks.0.attn"]
+    with pytest.raises(LookupError, match=r"no head 2 at 'blocks.0.attn'; its heads are 0 to 1"):
         layer.weights(head=2)
     with pytest.raises(LookupError, match=r"no head -1 at"):
         layer.weights(head=[0, -1])
@@ -54,7 +54,7 @@ def test_heads_and_rows_may_be_given_in_any_way():
 
 
 def test_rows_in_any_order(seen):
-    layer = seen["encoder.blocks.0.attention"]
+    layer = seen["blocks.0.attn"]
     whole = layer.weights()
     torch.testing.assert_close(layer.weights(rows=[-1, 0, 2]), whole[:, :, [-1, 0, 2]])
     assert layer.weights(rows=[]).shape == (2, 2, 0, 5)
@@ -74,7 +74,7 @@ def test_the_gradient_of_the_output_times_the_values_is_that_of_the_weights(kind
     assert torch.is_grad_enabled()
     gradient = layer.gradient(score(seen.output)) @ layer.v.mT
     step = 1e-6 * torch.randn_like(gradient)
-    with edit(model, layer.address, to=lambda weights: weights + step):
+    with edit(model, layer.name, pattern=lambda weights: weights + step):
         moved = score(model(*inputs)) - score(seen.output)
     torch.testing.assert_close(moved, (gradient * step).sum(), rtol=1e-3, atol=1e-9)
 

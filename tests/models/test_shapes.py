@@ -20,24 +20,24 @@ from clearhead.nn.attention import MultiHeadAttention, attend_reference
 
 STACK = {"width": 8, "depth": 2, "num_heads": 2, "hidden": 12}
 VISION = VisionConfig(**STACK, image_size=(8, 12), patch_size=4, num_classes=3)
-PREDICTOR = PredictorConfig(**STACK, n_inputs=5, n_outputs=3, context=6)
-SEQ2SEQ = Seq2SeqConfig(**STACK, src_vocab_size=7, tgt_vocab_size=9, context=6, tie_weights=True)
-LANGUAGE = LanguageConfig(**STACK, n_tokens=11, context=6)
+PREDICTOR = PredictorConfig(**STACK, in_features=5, out_features=3, context_length=6)
+SEQ2SEQ = Seq2SeqConfig(**STACK, src_vocab_size=7, tgt_vocab_size=9, context_length=6, tie_weights=True)
+LANGUAGE = LanguageConfig(**STACK, vocab_size=11, context_length=6)
 
 SMALL = {
     "vision": VISION,
-    "vision, stem": replace(VISION, tokenizer="stem"),
-    "vision, convolutions": replace(VISION, tokenizer="convolutions", positions="sinusoidal", readout="mean"),
-    "vision, rotary": replace(VISION, positions="rotary", readout="attention", embed_norm=True, head_mlp_dim=5),
-    "vision, plain": replace(VISION, norm="none", output_projection=False, positions="none"),
+    "vision, stem": replace(VISION, patch_embed="conv-stem"),
+    "vision, convolutions": replace(VISION, patch_embed="conv", pos_embed="sinusoidal", pooling="mean"),
+    "vision, rotary": replace(VISION, pos_embed="rotary", pooling="attention", embed_norm=True, head_mlp_dim=5),
+    "vision, plain": replace(VISION, norm="none", output_projection=False, pos_embed="none"),
     "vision, beta inf": replace(VISION, beta=float("inf")),
     "predictor": PREDICTOR,
-    "predictor, learned": replace(PREDICTOR, positions="learned", readout="class", norm="post", activation="relu"),
-    "predictor, alibi": replace(PREDICTOR, positions="alibi", readout="attention"),
+    "predictor, learned": replace(PREDICTOR, pos_embed="learned", pooling="cls", norm="post", activation="relu"),
+    "predictor, alibi": replace(PREDICTOR, pos_embed="alibi", pooling="attention"),
     "seq2seq": SEQ2SEQ,
     "seq2seq, one table": replace(SEQ2SEQ, src_vocab_size=9, decoder_depth=1, norm="post"),
     "language": LANGUAGE,
-    "language, rotary": replace(LANGUAGE, positions="rotary", tie_weights=False),
+    "language, rotary": replace(LANGUAGE, pos_embed="rotary", tie_weights=False),
 }
 small = pytest.mark.parametrize("config", SMALL.values(), ids=SMALL)
 
@@ -45,7 +45,7 @@ small = pytest.mark.parametrize("config", SMALL.values(), ids=SMALL)
 def real_inputs(config, batch=2):
     match config:
         case VisionConfig():
-            return {"images": torch.randn(batch, config.channels, *config.image_shape)}
+            return {"images": torch.randn(batch, config.in_channels, *config.image_shape)}
         case Seq2SeqConfig():
             return {"source": torch.randint(7, (batch, 4)), "target": torch.randint(7, (batch, 6))}
     return {"ids": torch.randint(5, (batch, 6))}
@@ -75,7 +75,7 @@ def test_r1_3_equals_a_real_pass():
         return out
 
     layer = MultiHeadAttention(768, 12, attend=keeping)
-    layer.output.register_forward_pre_hook(lambda module, args: kept.update(z=args[0]))
+    layer.out_proj.register_forward_pre_hook(lambda module, args: kept.update(z=args[0]))
     layer(torch.randn(1, 5, 768))
     seen = shapes(AttentionConfig(width=768, num_heads=12), length=5)
     for name in ("q", "k", "v"):
@@ -104,7 +104,7 @@ def test_r0_1_key_and_value_widths():
 
 def test_columns_of_attention_to_a_memory_are_keys_by_queries():
     seen = same_shapes(SEQ2SEQ)
-    weights = seen["decoder.blocks.0.cross_attention.weights"]
+    weights = seen["decoder.blocks.0.cross_attn.weights"]
     assert weights.rows == (2, 2, 6, 4)
     assert weights.columns == (2, 4, 6)
 
@@ -194,9 +194,9 @@ def test_recording_leaves_the_model_as_it_was():
 
 def test_a_tied_table_counts_once():
     seen = shapes(LANGUAGE)
-    assert seen["embed.weight"].parameters == LANGUAGE.n_tokens * LANGUAGE.width
+    assert seen["tok_embed.weight"].parameters == LANGUAGE.vocab_size * LANGUAGE.width
     assert seen["head.weight"].parameters == 0
-    assert seen["head.weight"].what == "tied to embed.weight"
+    assert seen["head.weight"].operation == "tied to embed.weight"
     assert shapes(replace(LANGUAGE, tie_weights=False))["head.weight"].parameters > 0
 
 

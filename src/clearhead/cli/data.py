@@ -126,7 +126,7 @@ def show(name: str, argv: Sequence[str]) -> None:
         hint = f"did you mean {PATHS[name]}?" if name in PATHS else f"see {options.prog} --help"
         raise ValueError(f"data show {name} has no option --from; {hint}")
     data = changed_data(config.data, given(config, args))
-    if name in ("reverse", "whole"):
+    if name in ("reverse", "digits"):
         show_digits(data, args.seed)
     elif name in ("pronounce", "words", "text"):
         show_symbols(data, args.seed)
@@ -256,7 +256,7 @@ def as_dict(name: str, recipe: Recipe) -> dict[str, Any]:
         "epochs": config.training.epochs,
         "seconds": measured.seconds if measured else None,
         "test_accuracy": measured.accuracy if measured else None,
-        "views": N_VIEWS[config.training.views],
+        "views": N_VIEWS[config.training.tta],
         "after_epochs": (measured.epochs or config.training.epochs) if measured else None,
     }
 

@@ -199,9 +199,9 @@ def of_reversal(steps: int, seed: int) -> list[float]:
     """Accuracy and attention weights of the recipe `reverse` after `steps` steps. One block, one head: token i has to
     attend to token 15 - i."""
     with one_thread(), torch.enable_grad():
-        setup = train_recipe("reverse", {"seed": seed}, steps)
-    digits, reversed_digits = setup.data.test.get_batch(torch.arange(N_TEST))
-    seen = look(setup.model, digits)
+        ctx = train_recipe("reverse", {"seed": seed}, steps)
+    digits, reversed_digits = ctx.data.test.get_batch(torch.arange(N_TEST))
+    seen = look(ctx.model, digits)
     (layer,) = seen
     weights = seen[layer].weights()[:, 0]  # (B,L,L)
     own, opposite = (each.diagonal(dim1=-2, dim2=-1).mean().item() for each in (weights, weights.flip(-1)))

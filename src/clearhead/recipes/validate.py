@@ -8,22 +8,22 @@ from clearhead.training.config import ObjectiveName, RunConfig
 N_CLASSES = 10
 """of every data set here but the user's own"""
 OBJECTIVES: dict[str, ObjectiveName] = {
-    "reverse": "each",
-    "oddity": "odd",
-    "pronounce": "written",
-    "words": "next",
-    "text": "next",
+    "reverse": "token-classification",
+    "odd-one-out": "set-pointer",
+    "pronounce": "seq2seq",
+    "words": "causal-lm",
+    "text": "causal-lm",
 }
-"""images are asked for their class; whole: see ANSWERING"""
-WRITERS: dict[str, type] = {"written": Seq2SeqConfig, "next": LanguageConfig}
+"""images are asked for their class; digits: see ANSWERING"""
+WRITERS: dict[str, type] = {"seq2seq": Seq2SeqConfig, "causal-lm": LanguageConfig}
 """the model that each of these objectives is for"""
-IMAGES = {"mnist": (1, 28), "fashion": (1, 28), "cifar10": (3, 32)}
+IMAGES = {"mnist": (1, 28), "fashion-mnist": (1, 28), "cifar10": (3, 32)}
 """channels, and height and width"""
 
 
 def validate(config: RunConfig) -> None:
     data, asked = config.data, objective_of(config.data)
-    what = f"whole with question={data.question}" if data.name == "whole" else data.name
+    what = f"digits with question={data.question}" if data.name == "digits" else data.name
     if config.objective != asked:
         raise ValueError(
             f"{what} needs objective={asked}, got {config.objective}; leave objective and data as they are, or choose "
@@ -42,7 +42,7 @@ def validate(config: RunConfig) -> None:
 
 
 def objective_of(data: DataConfig) -> ObjectiveName:
-    return ANSWERING[data.question].objective if data.name == "whole" else OBJECTIVES.get(data.name, "classes")
+    return ANSWERING[data.question].objective if data.name == "digits" else OBJECTIVES.get(data.name, "classification")
 
 
 def check_vision(model: object, data: DataConfig) -> None:
@@ -77,12 +77,12 @@ def check_predictor(model: object, what: str, asked: ObjectiveName) -> None:
         raise ValueError(
             f"{what} has sequences, which a PredictorConfig is for, got a {type(model).__name__}; take one"
         )
-    out_features = N_CLASSES if asked in ("classes", "each") else 1
+    out_features = N_CLASSES if asked in ("classification", "token-classification") else 1
     if model.out_features != out_features:
         raise ValueError(f"{what} needs out_features={out_features}, got {model.out_features}; set it to that")
-    if (model.pooling == "none") != (asked in ("each", "odd")):
-        wanted = "each" if asked in ("each", "odd") else "mean, class or attention"
+    if (model.pooling == "none") != (asked in ("token-classification", "set-pointer")):
+        wanted = "each" if asked in ("token-classification", "set-pointer") else "mean, class or attention"
         raise ValueError(f"{what} needs an answer from pooling={wanted}, got {model.pooling}; choose that")
-    in_features = 784 if asked == "odd" else N_CLASSES
+    in_features = 784 if asked == "set-pointer" else N_CLASSES
     if model.in_features != in_features:
         raise ValueError(f"{what} needs in_features={in_features}, got {model.in_features}; set it to that")

@@ -4,7 +4,7 @@
     runs/mine/metrics.jsonl     what was measured
     runs/mine/checkpoints/      where to go on from
     runs/mine/best.json         which of them is the best
-    runs/mine/probe/            attention while it is learnt, if so asked
+    runs/mine/snapshots/            attention while it is learnt, if so asked
     runs/mine/figures/          pictures
     runs/mine/lock              held by the process that trains; the system lets go of it when that process ends
 
@@ -45,7 +45,7 @@ from clearhead.files import (
 from clearhead.messages import printable
 from clearhead.training import checkpoint, metrics_log
 from clearhead.training.checkpoint import Checkpoint, DamagedCheckpointError, NoIntactCheckpointError
-from clearhead.training.layout import BEST, CHECKPOINTS, FIGURES, LARGEST_JSON, PROBE, best_in, is_step
+from clearhead.training.layout import BEST, CHECKPOINTS, FIGURES, LARGEST_JSON, SNAPSHOTS, best_in, is_step
 from clearhead.training.metrics_log import CONFIG, LOCK, METRICS, Digest, Record
 
 KEEP = 3
@@ -134,7 +134,7 @@ class RunDirectory:
     def tidy(self) -> None:
         """Removes what processes that were killed have left."""
         checkpoint.clean(self.path)
-        for folder in (self.path, self.path / PROBE):
+        for folder in (self.path, self.path / SNAPSHOTS):
             remove_parts(folder)
         for folder in (self.path / FIGURES, self.path / FIGURES / "look"):  # anyone may be drawing there
             remove_parts(folder, older_than=ABANDONED)
@@ -194,7 +194,7 @@ class RunDirectory:
         steps = checkpoint.steps(self.path)
         for old in set(steps) - set(steps[-self.keep :]) - {step, best}:
             try:
-                checkpoint.remove(checkpoint.at(self.path, old))
+                checkpoint.remove(checkpoint.checkpoint_path(self.path, old))
             except OSError as error:  # what had to be saved is saved
                 self.report(f"the old checkpoint of step {old} is not deleted: {error.strerror or error}")
 
@@ -227,22 +227,22 @@ class RunDirectory:
             self.reported_best = why
             return None
 
-    def best(self) -> Checkpoint | None:
+    def best_checkpoint(self) -> Checkpoint | None:
         """The best checkpoint; the newest if none was marked, or if it cannot be used, which is reported."""
         step = self.best_step()
         if step is not None:
             try:
-                found = checkpoint.load_finite(checkpoint.at(self.path, step))
+                found = checkpoint.load_finite(checkpoint.checkpoint_path(self.path, step))
                 if found.step != step:
                     raise DamagedCheckpointError(f"it holds step {found.step}")
                 return found
             except DamagedCheckpointError as error:
                 if self.best_step() != step:  # the owner found a better one while we read
-                    return self.best()
+                    return self.best_checkpoint()
                 self.report(f"the best checkpoint, of step {step}, cannot be used: {error}; the newest is taken")
-        return self.newest()
+        return self.latest_checkpoint()
 
-    def newest(self) -> Checkpoint | None:
+    def latest_checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint that can be used, None before the first. The owner renames others aside, and deletes
         those that a killed owner had no time to delete."""
         found = checkpoint.newest(self.path, self.report, set_aside=self.is_owned)
@@ -259,7 +259,7 @@ class RunDirectory:
 def keep_in(config: dict[str, Any]) -> int:
     """How many checkpoints a config keeps; 0 if it does not say."""
     training = config.get("training")
-    keep = training.get("keep") if isinstance(training, dict) else None
+    keep = training.get("keep_checkpoints") if isinstance(training, dict) else None
     return keep if isinstance(keep, int) and is_step(keep) else 0
 
 

@@ -18,12 +18,15 @@ def layer(**options):
 
 
 RIGHT = {
-    "LanguageModel": (lambda: LanguageModel(LanguageConfig(n_tokens=11, context=16, **SMALL)), True),
-    "rotary": (lambda: LanguageModel(LanguageConfig(n_tokens=11, context=16, positions="rotary", **SMALL)), True),
-    "SequencePredictor": (lambda: SequencePredictor(PredictorConfig(n_inputs=5, n_outputs=3, **SMALL)), False),
-    "with a mask": (lambda: SequencePredictor(PredictorConfig(n_inputs=5, n_outputs=3, **SMALL)), True),
+    "LanguageModel": (lambda: LanguageModel(LanguageConfig(vocab_size=11, context_length=16, **SMALL)), True),
+    "rotary": (
+        lambda: LanguageModel(LanguageConfig(vocab_size=11, context_length=16, pos_embed="rotary", **SMALL)),
+        True,
+    ),
+    "SequencePredictor": (lambda: SequencePredictor(PredictorConfig(in_features=5, out_features=3, **SMALL)), False),
+    "with a mask": (lambda: SequencePredictor(PredictorConfig(in_features=5, out_features=3, **SMALL)), True),
     "one answer": (
-        lambda: SequencePredictor(PredictorConfig(n_inputs=5, n_outputs=3, readout="class", **SMALL)),
+        lambda: SequencePredictor(PredictorConfig(in_features=5, out_features=3, pooling="cls", **SMALL)),
         False,
     ),
     "Seq2Seq": (lambda: Seq2Seq(Seq2SeqConfig(src_vocab_size=11, tgt_vocab_size=9, **SMALL)), True),

@@ -41,7 +41,7 @@ def test_a_key_bias_is_a_note_and_no_warning(ward):
 
 
 def test_with_rotary_positions_a_key_bias_learns():
-    config = LanguageConfig(n_tokens=11, width=8, depth=1, num_heads=2, context=16, positions="rotary")
+    config = LanguageConfig(vocab_size=11, width=8, depth=1, num_heads=2, context_length=16, pos_embed="rotary")
     assert found_in(LanguageModel(config))[0].verdict == "fine"
 
 

@@ -35,7 +35,9 @@ def test_what_is_told_by_the_mask_alone_is_said(ward):
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "alibi", "none"])
 def test_positions_of_any_kind_are_seen(positions):
-    config = LanguageConfig(n_tokens=11, context=16, width=8, depth=2, num_heads=2, hidden=16, positions=positions)
+    config = LanguageConfig(
+        vocab_size=11, context_length=16, width=8, depth=2, num_heads=2, mlp_dim=16, pos_embed=positions
+    )
     assert verdict_of(LanguageModel(config)) == ("warning" if positions == "none" else "fine")
 
 
