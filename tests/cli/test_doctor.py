@@ -13,7 +13,7 @@ from clearhead import LanguageModel, SequencePredictor
 from clearhead.models.config import LanguageConfig, PredictorConfig
 
 print("the user's own words")
-SMALL = {"width": 8, "depth": 1, "num_heads": 2, "hidden": 16}
+SMALL = {"width": 8, "depth": 1, "num_heads": 2, "mlp_dim": 16}
 
 def right():
     return LanguageModel(LanguageConfig(vocab_size=11, context_length=16, **SMALL))

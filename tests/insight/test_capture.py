@@ -116,5 +116,5 @@ def test_arguments_may_be_given_by_name(step):
     ],
 )
 def test_what_mixes_the_keys_makes_no_weights_but_does_not_stop_the_model(step):
-    with pytest.raises(LookupError, match="no attention was seen in Named"):
+    with pytest.raises(LookupError, match="no attention was found in Named"):
         look(Named(step), torch.randn(2, 5, 4))

@@ -108,15 +108,15 @@ def refused(model, inputs, *args, **options):
 
 def test_what_is_not_there_is_answered_with_what_there_is(written):
     model, x, first_one = written.small_vit(), torch.randn(2, 1, 8, 8), "blocks.0.attn"
-    with pytest.raises(LookupError, match=r"no module named 'blocks.7.attn'; did you mean 'encoder.blocks.\d.att"):
+    with pytest.raises(LookupError, match=r"no module named 'blocks.7.attn'; did you mean 'blocks.\d.attn"):
         refused(model, x, "blocks.7.attn")
     with pytest.raises(LookupError, match=r"no attention named 'embed_norm'.* blocks.0.attn, "):
         refused(model, x, "embed_norm")
     with pytest.raises(LookupError, match=r"no attention named 'blocks.0.attn#2'"):
         refused(model, x, f"{first_one}#2")
-    with pytest.raises(LookupError, match=r"no attention was seen; looked for scaled_dot_product"):
+    with pytest.raises(LookupError, match=r"no attention was found; looked for scaled_dot_product"):
         refused(written.Classifier(), written.tokens(), "Classifier")
-    with pytest.raises(LookupError, match=r"no head 2 at 'blocks.0.attn'; its heads are 0 to 1"):
+    with pytest.raises(LookupError, match=r"from 0 to 1 for 'blocks.0.attn', got 2"):
         refused(model, x, first_one, head=2)
     with pytest.raises(
         ValueError, match=r"new weights must broadcast to \(B,heads,Q,K\) = \(2, 1, 5, 5\), got \(3, 3\)"

@@ -8,7 +8,7 @@ from clearhead.insight.leaks import Leak, future_leak, movement, padding_leak
 from clearhead.models.config import LanguageConfig, Seq2SeqConfig
 
 N_IDS, L = 11, 6
-SMALL = {"width": 8, "depth": 1, "num_heads": 2, "hidden": 16}
+SMALL = {"width": 8, "depth": 1, "num_heads": 2, "mlp_dim": 16}
 TABLE = torch.randn(N_IDS, 4, generator=torch.Generator().manual_seed(1))
 
 

@@ -6,7 +6,7 @@ import torch
 
 from clearhead import LanguageModel
 from clearhead.models.config import LanguageConfig
-from clearhead.models.generate import Beam
+from clearhead.models.generate import Beam, Greedy
 
 END = 2
 
@@ -16,7 +16,7 @@ def language(seed):
     config = LanguageConfig(width=8, depth=1, num_heads=2, vocab_size=4, pos_embed="rotary", tie_weights=False)
     model = LanguageModel(config).double()
     with torch.no_grad():
-        model.head.weight.mul_(2)
+        model.lm_head.weight.mul_(2)
     return model
 
 
@@ -48,7 +48,8 @@ def test_a_beam_of_one_is_greedy(seed, end):
         return Beam(1).search(writers(1), prompt, n_tokens, end)
 
     greedy, beam, searched = (
-        language(seed).generate(prompts(), *how, max_new_tokens=6, eos_id=end) for how in ((), (Beam(1),), (search,))
+        language(seed).generate(prompts(), strategy=how, max_new_tokens=6, eos_id=end)
+        for how in (Greedy(), Beam(1), search)
     )
     assert torch.equal(greedy.candidates, beam.candidates)
     assert torch.equal(greedy.candidates, searched.candidates[..., : greedy.candidates.shape[-1]])
@@ -84,7 +85,7 @@ def test_longer_answers_that_are_less_probable_than_the_greedy_one_come_after_it
     n_behind = 0
     for seed in range(12):
         how, model = Beam(5), language(seed)
-        out, greedy = (model.generate(prompts(), *way, max_new_tokens=6, eos_id=END) for way in ((how,), ()))
+        out, greedy = (model.generate(prompts(), strategy=way, max_new_tokens=6, eos_id=END) for way in (how, Greedy()))
         behind = out.scores < greedy.scores - 1e-9
         assert not behind[:, 0].any()
         assert (behind[:, :-1] <= behind[:, 1:]).all()

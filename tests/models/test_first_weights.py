@@ -37,7 +37,7 @@ def test_what_passes_by_survives_twelve_norms():
         with torch.no_grad():
             tokens = model.pos_embed(model.patch_embed(images), (4, 4))
             tokens = tokens / tokens.std(-1, keepdim=True)
-            behind = model.encoder(tokens)
+            behind = model.norm(nn.Sequential(*model.blocks)(tokens))
         left[init] = torch.cosine_similarity(
             (tokens[0] - tokens[1]).flatten(), (behind[0] - behind[1]).flatten(), dim=0
         ).item()

@@ -13,7 +13,7 @@ END = 3
 def sharpened(model):
     """Random weights whose answers differ clearly from token to token."""
     with torch.no_grad():
-        model.head.weight.mul_(3)
+        model.lm_head.weight.mul_(3)
     return model.double()
 
 
@@ -65,7 +65,7 @@ def test_a_cache_changes_no_token(how, pos_embed):
 @pytest.mark.parametrize("how", STRATEGIES, ids=str)
 def test_a_cache_changes_no_token_of_a_translation(how):
     model, source = seq2seq(), torch.randint(0, 6, (4, 5), generator=torch.Generator().manual_seed(5))
-    options = {"begin": 0, "end": END, "n_tokens": 8, "source_lengths": torch.tensor([5, 2, 3, 1])}
+    options = {"bos_id": 0, "eos_id": END, "max_new_tokens": 8, "source_lengths": torch.tensor([5, 2, 3, 1])}
     cached, plain = (model.generate(source, strategy=how, **options, use_cache=use) for use in (True, False))
     assert torch.equal(cached.candidates, plain.candidates)
     torch.testing.assert_close(cached.scores, plain.scores)
@@ -173,9 +173,9 @@ def test_generation_leaves_the_model_in_its_stage():
         (lambda m: m.generate(prompts()[0], max_new_tokens=2), r"a prompt must be ids \(batch, length\)"),
         (lambda m: m.generate(prompts(length=0), max_new_tokens=2), "at least one token"),
         (lambda m: m.generate(prompts(n=0), max_new_tokens=2), "for one example"),
-        (lambda m: m.generate(prompts(), max_new_tokens=2, eos_id=1.5), "end must be an id from 0 to 6, got 1.5"),
-        (lambda m: m.generate(prompts(), max_new_tokens=0), "n_tokens must be at least 1, got 0"),
-        (lambda m: m.generate(prompts(), max_new_tokens=2, eos_id=7), "end must be an id from 0 to 6, got 7"),
+        (lambda m: m.generate(prompts(), max_new_tokens=2, eos_id=1.5), "eos_id must be an id from 0 to 6, got 1.5"),
+        (lambda m: m.generate(prompts(), max_new_tokens=0), "max_new_tokens must be at least 1, got 0"),
+        (lambda m: m.generate(prompts(), max_new_tokens=2, eos_id=7), "eos_id must be an id from 0 to 6, got 7"),
     ],
 )
 def test_bad_input_is_refused(call, message):

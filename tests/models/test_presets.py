@@ -14,7 +14,7 @@ def test_bert_cifar_is_r0_6():
     config = bert_cifar()
     assert (config.image_size, config.patch_size, config.in_channels, config.num_classes) == (32, 4, 3, 10)
     assert (config.width, config.depth, config.num_heads, config.mlp_width) == (256, 12, 8, 1024)
-    assert (config.norm, config.activation, config.pos_embed, config.pooling) == ("post", "gelu", "learned", "class")
+    assert (config.norm, config.activation, config.pos_embed, config.pooling) == ("post", "gelu", "learned", "cls")
     assert (config.dropout, config.attention_dropout, config.mlp_dropout) == (0.1, 0.1, 0.0)
     assert config.embed_norm
     assert config.norm_eps == 1e-12
@@ -30,14 +30,14 @@ def test_bert_cifar_is_r0_6():
 def test_reverse_is_r2_5():
     config = reverse()
     assert (config.width, config.depth, config.num_heads) == (32, 1, 1)
-    assert (config.in_features, config.out_features, config.pos_embed, config.pooling) == (10, 10, "sinusoidal", "each")
+    assert (config.in_features, config.out_features, config.pos_embed, config.pooling) == (10, 10, "sinusoidal", "none")
     assert build_model(config)(torch.zeros(2, 16, dtype=torch.long)).shape == (2, 16, 10)
 
 
 def test_plain_mnist_is_r3_1():
     config = plain_mnist()
-    assert (config.width, config.depth, config.num_heads, config.patch_size, config.hidden) == (64, 4, 1, 7, 64)
-    assert (config.norm, config.pos_embed, config.pooling, config.output_projection) == ("none", "none", "class", False)
+    assert (config.width, config.depth, config.num_heads, config.patch_size, config.mlp_dim) == (64, 4, 1, 7, 64)
+    assert (config.norm, config.pos_embed, config.pooling, config.output_projection) == ("none", "none", "cls", False)
     names = [name for name, _ in build_model(config).named_parameters()]
     assert not [name for name in names if "norm" in name or "pos_embed" in name or "out_proj" in name]
 

@@ -18,7 +18,7 @@ from clearhead.models.recorder import record
 from clearhead.models.shapes import Shapes, as_text, count, shapes
 from clearhead.nn.attention import MultiHeadAttention, attend_reference
 
-STACK = {"width": 8, "depth": 2, "num_heads": 2, "hidden": 12}
+STACK = {"width": 8, "depth": 2, "num_heads": 2, "mlp_dim": 12}
 VISION = VisionConfig(**STACK, image_size=(8, 12), patch_size=4, num_classes=3)
 PREDICTOR = PredictorConfig(**STACK, in_features=5, out_features=3, context_length=6)
 SEQ2SEQ = Seq2SeqConfig(**STACK, src_vocab_size=7, tgt_vocab_size=9, context_length=6, tie_weights=True)
@@ -88,17 +88,17 @@ def test_r1_3_equals_a_real_pass():
 def test_r1_1_tokens_as_columns():
     seen = shapes(AttentionConfig(width=768), length=6)
     assert seen["tokens"].columns == (768, 6)
-    for name in ("query", "key", "value"):
+    for name in ("q_proj", "k_proj", "v_proj"):
         assert seen[f"{name}.weight"].columns == (768, 768)
         assert seen[name].columns == (768, 6)
     assert seen["weights"].columns == (6, 6)
-    assert seen["output"].columns == (768, 6)
+    assert seen["out_proj"].columns == (768, 6)
 
 
 def test_r0_1_key_and_value_widths():
     seen = shapes(AttentionConfig(width=256, key_width=64, value_width=256), length=5)
-    assert seen["key.weight"].rows == (256, 64)
-    assert seen["value.weight"].rows == (256, 256)
+    assert seen["k_proj.weight"].rows == (256, 64)
+    assert seen["v_proj.weight"].rows == (256, 256)
     assert seen["z"].rows == (1, 5, 256)
 
 
@@ -145,8 +145,8 @@ def test_names_are_unique(config):
 def test_every_preset(name):
     seen = shapes(name)
     assert seen.parameters == sum(tensor.parameters for tensor in seen.tensors)
-    stack = "stack" if isinstance(seen.config, LanguageConfig) else "encoder"
-    assert seen[f"{stack}.blocks.{seen.config.depth - 1}.attention.weights"].multiply_adds > 0
+    stack = "encoder." if isinstance(seen.config, Seq2SeqConfig) else ""
+    assert seen[f"{stack}blocks.{seen.config.depth - 1}.attn.weights"].multiply_adds > 0
 
 
 def test_multiply_adds_of_a_vision_transformer_by_hand():
@@ -195,9 +195,9 @@ def test_recording_leaves_the_model_as_it_was():
 def test_a_tied_table_counts_once():
     seen = shapes(LANGUAGE)
     assert seen["tok_embed.weight"].parameters == LANGUAGE.vocab_size * LANGUAGE.width
-    assert seen["head.weight"].parameters == 0
-    assert seen["head.weight"].operation == "tied to embed.weight"
-    assert shapes(replace(LANGUAGE, tie_weights=False))["head.weight"].parameters > 0
+    assert seen["weight"].parameters == 0
+    assert seen["weight"].operation == "tied to tok_embed.weight"
+    assert shapes(replace(LANGUAGE, tie_weights=False))["lm_head.weight"].parameters > 0
 
 
 @small
@@ -212,7 +212,7 @@ def test_json_round_trip(config):
 def test_equal_blocks_are_folded_unless_asked_for():
     deep = shapes(replace(VISION, depth=5))
     folded, full = as_text(deep.table()), as_text(deep.table(every_block=True))
-    assert "encoder.blocks.1-4: the same" in folded
+    assert "blocks.1-4: the same" in folded
     assert "encoder.blocks.3" not in folded
     assert "encoder.blocks.3" in full
     one_block = sum(t.parameters for t in deep.tensors if t.name.startswith("encoder.blocks.2."))

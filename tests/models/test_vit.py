@@ -55,7 +55,7 @@ def test_the_class_token_may_come_with_the_embeddings(images, pos_embed):
     """The model's own class token, passed in, changes nothing; another one does."""
     model = build(pos_embed=pos_embed)
     patches = model.patch_embed(images)
-    own = torch.cat([model.pool.token.expand(2, 1, -1), patches], dim=1)
+    own = torch.cat([model.pool.cls_token.expand(2, 1, -1), patches], dim=1)
     logits = model(inputs_embeds=own, includes_cls_token=True)
     torch.testing.assert_close(logits, model(images))
     other = torch.cat([torch.ones(2, 1, 8, dtype=torch.float64), patches], dim=1)
@@ -91,7 +91,7 @@ def test_the_features_of_all_layers_begin_with_the_embeddings_and_end_with_the_f
     for state, x in zip(states, entering, strict=False):
         assert torch.equal(state, x)
     assert torch.equal(states[-1], model.features(images))
-    cls_token, patches = model.pool.token.expand(2, 1, -1), model.patch_embed(images)
+    cls_token, patches = model.pool.cls_token.expand(2, 1, -1), model.patch_embed(images)
     given = model.features(
         inputs_embeds=torch.cat([cls_token, patches], dim=1), includes_cls_token=True, all_layers=True
     )
@@ -131,7 +131,7 @@ def test_every_parameter_learns(images):
     ("call", "message"),
     [
         (lambda m: m(torch.zeros(1, 2, 9, 12)), "must be multiples of the patch size, got 9 x 12, patch size 4"),
-        (lambda m: m(torch.zeros(1, 3, 8, 12)), "images must have 2 channels, got shape"),
+        (lambda m: m(torch.zeros(1, 3, 8, 12)), "with 2 channels, got shape"),
         (lambda m: m(torch.zeros(2, 8, 12)), r"images must be \(batch, channels, height, width\)"),
         (lambda m: m(inputs_embeds=torch.zeros(1, 5, 8)), r"must have 6 tokens \(2 x 3 patches\), got 5$"),
         (

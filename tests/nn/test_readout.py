@@ -16,20 +16,20 @@ def padded_differently(x):
 def test_each_token_is_left_as_it_is():
     x = torch.randn(3, 4, 8)
     pooling = NoPooling()
-    assert pooling.begin(x) is x
+    assert pooling.prepend_tokens(x) is x
     assert pooling(x, PRESENT) is x
-    assert pooling.n_extra == 0
+    assert pooling.num_prefix_tokens == 0
 
 
 def test_a_class_token_is_put_first_and_read_there():
     x, pooling = torch.randn(3, 4, 8), ClassToken(8)
-    begun = pooling.begin(x)
-    assert begun.shape == (3, 4 + pooling.n_extra, 8)
+    begun = pooling.prepend_tokens(x)
+    assert begun.shape == (3, 4 + pooling.num_prefix_tokens, 8)
     assert torch.equal(begun[:, 1:], x)
-    assert torch.equal(begun[:, 0], pooling.token.expand(3, 8))
+    assert torch.equal(begun[:, 0], pooling.cls_token.expand(3, 8))
     assert torch.equal(pooling(begun), begun[:, 0])
     pooling(begun).sum().backward()
-    assert (pooling.token.grad == 3).all(), "one token, learned from every example"
+    assert (pooling.cls_token.grad == 3).all(), "one token, learned from every example"
 
 
 def test_the_mean_is_of_the_real_tokens_alone():

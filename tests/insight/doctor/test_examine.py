@@ -10,7 +10,7 @@ from clearhead.models.config import LanguageConfig, PredictorConfig, Seq2SeqConf
 from clearhead.nn.attention import SingleHeadAttention
 from clearhead.nn.blocks import Decoder, DecoderBlock, Encoder, EncoderBlock, EncoderDecoder
 
-SMALL = {"width": 8, "depth": 2, "num_heads": 2, "hidden": 16}
+SMALL = {"width": 8, "depth": 2, "num_heads": 2, "mlp_dim": 16}
 
 
 def layer(**options):
