@@ -38,7 +38,7 @@ from clearhead.insight.head_plots import (
     save_animation,
 )
 from clearhead.insight.look import AttentionTrace, look
-from clearhead.insight.plots import draw_head, draw_over_image, draw_tokens, draw_wall
+from clearhead.insight.plots import draw_head, draw_head_grid, draw_over_image, draw_tokens
 from clearhead.models.config import LanguageConfig, VisionConfig
 from clearhead.training.objectives import OBJECTIVES
 from clearhead.training.run_directory import RunDirectory
@@ -225,7 +225,7 @@ def pictures_of(run: Run, example: Example) -> "Iterator[tuple[str, str, Figure]
     names = list(seen)
     weights = [seen[name].weights().detach() for name in names]
     sharpest = weights[0][0].amax(-1).mean(-1).argmax().item()
-    wall = draw_wall([layer[0] for layer in weights], names, title=f"every layer and head\n{example.heading}")
+    wall = draw_head_grid([layer[0] for layer in weights], names, title=f"every layer and head\n{example.heading}")
     yield "wall.png", "every layer and head", wall
     tokens = names_of(example, weights[0].shape[-1])
     title = f"{names[0]}, head {sharpest}\n{example.heading}"
@@ -315,7 +315,7 @@ def plot_training_dynamics(
     most = alike.pop() if len(alike) == 1 else None
     return [
         (
-            save_figure(draw_head_entropy(steps, table, names, most=most), folder / "entropy.png"),
+            save_figure(draw_head_entropy(steps, table, names, maximum=most), folder / "entropy.png"),
             "how many keys each head looks at, against the step",
         ),
         (save_figure(draw_training_strip(steps, one, title=title), folder / "strip.png"), "the head that changed most"),

@@ -17,7 +17,7 @@ from clearhead.inference.run import AT_ONCE, Run
 from clearhead.insight.edit import entropy, head_importance
 from clearhead.insight.head_plots import draw_head_importance
 from clearhead.insight.look import look
-from clearhead.insight.plots import draw_alignment, draw_wall
+from clearhead.insight.plots import draw_alignment, draw_head_grid
 from clearhead.models.generate import Beam, free_positions
 from clearhead.models.seq2seq import Ensemble, Seq2Seq
 
@@ -154,7 +154,7 @@ def pictures_of_word(run: Run, word: str, about: str = "") -> "Iterator[tuple[st
         chosen = {address: w for address, w in weights.items() if part in address}
         if part == "decoder.":
             chosen = {address: w for address, w in chosen.items() if "cross_attn" not in address}
-        yield name, what, draw_wall([w[0] for w in chosen.values()], list(chosen), title=what + about)
+        yield name, what, draw_head_grid([w[0] for w in chosen.values()], list(chosen), title=what + about)
 
     def score(output: Tensor) -> Tensor:
         return output.log_softmax(-1).gather(-1, target[..., None]).mean()
