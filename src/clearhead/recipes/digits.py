@@ -19,14 +19,14 @@ class DigitsTask:
     """The objective and output layer for a question."""
 
     objective: ObjectiveName
-    n_outputs: int
-    readout: PredictorPoolingName
+    out_features: int
+    pooling: PredictorPoolingName
 
 
 QUESTIONS: dict[str, DigitsTask] = {
-    "most-common": DigitsTask("classification", n_outputs=10, readout="mean"),
-    "repeat": DigitsTask("binary-classification", n_outputs=1, readout="mean"),
-    "sum": DigitsTask("regression", n_outputs=1, readout="mean"),
+    "most-common": DigitsTask("classification", out_features=10, pooling="mean"),
+    "repeat": DigitsTask("binary-classification", out_features=1, pooling="mean"),
+    "sum": DigitsTask("regression", out_features=1, pooling="mean"),
 }
 
 
@@ -41,11 +41,11 @@ def digits(*, question: Question = "most-common", length: int | None = None) -> 
             width=64,
             depth=1,
             num_heads=4,
-            n_inputs=10,
-            n_outputs=task.n_outputs,
-            context=length,
-            positions="none",  # none of the answers depends on the order
-            readout=task.readout,
+            in_features=10,
+            out_features=task.out_features,
+            context_length=length,
+            pos_embed="none",  # none of the answers depends on the order
+            pooling=task.pooling,
             head_mlp_dim=64,
         ),
         data=data,
