@@ -136,13 +136,13 @@ def meta_inputs(config: Config, batch: int, length: int | None, source_length: i
                 raise ValueError(
                     f"the length of a vision transformer follows from image_size and patch_size, got length={length}"
                 )
-            return {"images": torch.empty(batch, config.channels, *config.image_shape, device="meta")}
+            return {"images": torch.empty(batch, config.in_channels, *config.image_shape, device="meta")}
         case Seq2SeqConfig():
-            length = config.context if length is None else length
+            length = config.context_length if length is None else length
             source_length = length if source_length is None else source_length
             return {"source": meta_ids(batch, source_length), "target": meta_ids(batch, length)}
         case PredictorConfig() | LanguageConfig():
-            return {"ids": meta_ids(batch, config.context if length is None else length)}
+            return {"ids": meta_ids(batch, config.context_length if length is None else length)}
         case AttentionConfig():
             length = ATTENTION_LENGTH if length is None else length
             check_positive(length=length)
