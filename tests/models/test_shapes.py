@@ -215,8 +215,8 @@ def test_equal_blocks_are_folded_unless_asked_for():
     assert "blocks.1-4: the same" in folded
     assert "blocks.3" not in folded
     assert "blocks.3" in full
-    one_block = sum(t.parameters for t in deep.tensors if t.name.startswith("encoder.blocks.2."))
-    assert any(line.startswith("encoder.blocks.1-4") and count(4 * one_block) in line for line in folded.splitlines())
+    one_block = sum(t.parameters for t in deep.tensors if t.name.startswith("blocks.2."))
+    assert any(line.startswith("blocks.1-4") and count(4 * one_block) in line for line in folded.splitlines())
 
 
 def test_unequal_blocks_are_not_folded():
