@@ -154,7 +154,7 @@ def test_a_module_of_the_user(capsys, folder):
     assert main(["shapes", "shapes_users.py:Encoder", "--batch", "3", "--length", "4"]) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith("shapes_users.py:Encoder, called with x [3, 4, 8]\n")
-    assert "layers.1: the same" in captured.out
+    assert "layers.1: same as above" in captured.out
     assert captured.err == "the user's own words\n"  # and not among the answer
     assert main(["shapes", "shapes_users:embedding", "--input", "2,6", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
