@@ -139,8 +139,8 @@ def changed(config: Any, changes: dict[str, Any]) -> Any:
     return replace(config, **values)
 
 
-N_CLASSES = 10
-"""of every data set here but the user's own"""
+NUM_CLASSES = 10
+"""of every data set except the user's own"""
 OBJECTIVES: dict[str, ObjectiveName] = {
     "reverse": "token-classification",
     "odd-one-out": "set-pointer",
@@ -148,75 +148,72 @@ OBJECTIVES: dict[str, ObjectiveName] = {
     "words": "causal-lm",
     "text": "causal-lm",
 }
-"""images are asked for their class; digits: see QUESTIONS"""
-WRITERS: dict[str, type] = {"seq2seq": Seq2SeqConfig, "causal-lm": LanguageConfig}
-"""the model that each of these objectives is for"""
+"""by data set; images have classification, and digits depends on the question"""
+GENERATIVE: dict[str, type] = {"seq2seq": Seq2SeqConfig, "causal-lm": LanguageConfig}
+"""model config by generative objective"""
 IMAGES = {"mnist": (1, 28), "fashion-mnist": (1, 28), "cifar10": (3, 32)}
 """channels, and height and width"""
 
 
 def validate(config: RunConfig) -> None:
-    data, asked = config.data, objective_of(config.data)
-    what = f"digits with question={data.question}" if data.name == "digits" else data.name
-    if config.objective != asked:
-        raise ValueError(
-            f"{what} needs objective={asked}, got {config.objective}; leave objective and data as they are, or choose "
-            "another recipe"
-        )
+    """ValueError unless data, model and objective fit together; runs before any data is read."""
+    data, objective = config.data, objective_for(config.data)
+    name = f"digits with question={data.question}" if data.name == "digits" else data.name
+    if config.objective != objective:
+        raise ValueError(f"{name} needs objective={objective}, got {config.objective}")
     if data.name == "folder" and not data.folder:
-        raise ValueError("own pictures need their folder, got none; run: clearhead train folder --data.folder PATH")
+        raise ValueError("data.folder is empty; run: clearhead train folder --data.folder PATH")
     if data.name == "text" and not data.file:
-        raise ValueError("a text is learnt from a file, got none; add --data.file PATH")
+        raise ValueError("data.file is empty; run: clearhead train text --data.file PATH")
     if data.name in (*IMAGES, "folder"):
         check_vision(config.model, data)
-    elif asked in WRITERS:
-        check_writer(config.model, data, WRITERS[asked])
+    elif objective in GENERATIVE:
+        check_generative(config.model, data, GENERATIVE[objective])
     else:
-        check_predictor(config.model, what, asked)
+        check_predictor(config.model, name, objective)
 
 
-def objective_of(data: DataConfig) -> ObjectiveName:
+def objective_for(data: DataConfig) -> ObjectiveName:
     return QUESTIONS[data.question].objective if data.name == "digits" else OBJECTIVES.get(data.name, "classification")
 
 
 def check_vision(model: object, data: DataConfig) -> None:
     if not isinstance(model, VisionConfig):
-        raise ValueError(f"{data.name} has images, which a VisionConfig is for, got a {type(model).__name__}; take one")
+        raise ValueError(f"{data.name} needs a VisionConfig, got a {type(model).__name__}")
     channels, size = IMAGES.get(data.name, (3, data.image_size))
     if (model.in_channels, model.image_shape) != (channels, (size, size)):
+        height, width = model.image_shape
         raise ValueError(
-            f"{data.name} has images of {size} x {size} with {channels} channels, got a model for "
-            f"{model.image_shape[0]} x {model.image_shape[1]} with {model.in_channels}; build it for those"
+            f"{data.name} has images of {size} x {size} with in_channels={channels}, "
+            f"got a model for {height} x {width} with in_channels={model.in_channels}"
         )
-    if data.name != "folder" and model.num_classes < N_CLASSES:
-        raise ValueError(
-            f"{data.name} has {N_CLASSES} classes, got num_classes={model.num_classes}; set it to {N_CLASSES}"
-        )
+    if data.name != "folder" and model.num_classes < NUM_CLASSES:
+        raise ValueError(f"{data.name} has {NUM_CLASSES} classes, got num_classes={model.num_classes}")
 
 
-def check_writer(model: object, data: DataConfig, kind: type) -> None:
+def check_generative(model: object, data: DataConfig, kind: type) -> None:
     if not isinstance(model, kind):
-        raise ValueError(f"{data.name} needs a {kind.__name__}, got a {type(model).__name__}; take one")
+        raise ValueError(f"{data.name} needs a {kind.__name__}, got a {type(model).__name__}")
     if data.name != "text" or not isinstance(model, LanguageConfig) or model.pos_embed != "learned":
         return
     if model.context_length < data.length:
         raise ValueError(
-            f"a model that reads {data.length} at once needs context_length={data.length}, "
-            f"got {model.context_length}; set it to that"
+            f"context_length must be at least data.length={data.length} with learned positions, "
+            f"got {model.context_length}"
         )
 
 
-def check_predictor(model: object, what: str, asked: ObjectiveName) -> None:
+def check_predictor(model: object, name: str, objective: ObjectiveName) -> None:
     if not isinstance(model, PredictorConfig):
-        raise ValueError(
-            f"{what} has sequences, which a PredictorConfig is for, got a {type(model).__name__}; take one"
-        )
-    out_features = N_CLASSES if asked in ("classification", "token-classification") else 1
-    if model.out_features != out_features:
-        raise ValueError(f"{what} needs out_features={out_features}, got {model.out_features}; set it to that")
-    if (model.pooling == "none") != (asked in ("token-classification", "set-pointer")):
-        wanted = "each" if asked in ("token-classification", "set-pointer") else "mean, class or attention"
-        raise ValueError(f"{what} needs an answer from pooling={wanted}, got {model.pooling}; choose that")
-    in_features = 784 if asked == "set-pointer" else N_CLASSES
-    if model.in_features != in_features:
-        raise ValueError(f"{what} needs in_features={in_features}, got {model.in_features}; set it to that")
+        raise ValueError(f"{name} needs a PredictorConfig, got a {type(model).__name__}")
+    is_per_token = objective in ("token-classification", "set-pointer")
+    if (model.pooling == "none") != is_per_token:
+        expected = "none" if is_per_token else "mean, cls or attention"
+        raise ValueError(f"{name} needs pooling={expected}, got {model.pooling}")
+    features = {
+        "in_features": 28 * 28 if objective == "set-pointer" else 10,
+        "out_features": NUM_CLASSES if objective in ("classification", "token-classification") else 1,
+    }
+    for field, expected_size in features.items():
+        if (size := getattr(model, field)) != expected_size:
+            raise ValueError(f"{name} needs {field}={expected_size}, got {size}")
