@@ -28,7 +28,7 @@ def module_shapes(
     sizes: Sequence[tuple[int, ...]] = (),
     dtypes: Sequence[str] = (),
 ) -> Shapes:
-    """Every tensor of a forward pass in eval mode. A copy of the module is called, so that the module does not change."""
+    """Every tensor of a forward pass in eval mode, of a copy of the module."""
     inner = unwrap_compiled(module)
     with as_value_error(f"recording the shapes of {type(inner).__name__}"):
         return record_shapes(inner, batch, width, length, sizes, dtypes)
