@@ -43,7 +43,7 @@ CHECKPOINTS = "checkpoints"
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 FILES = (MODEL, OPTIMIZER, STATE)
 FORMAT = 2
-"""of the manifest; 1 had other names of weights and settings"""
+"""of the manifest; format 1 had other names of weights and settings"""
 SAVING, REPLACED, DELETING, DAMAGED = "saving-", "replaced-", "deleting-", "damaged-"
 SMALL = 64 * 2**20
 """bytes of tensors that are read without comparing their header with the model first"""
