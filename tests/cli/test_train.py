@@ -69,7 +69,7 @@ def test_any_field_can_be_changed(monkeypatch, argv, path, value):
 
     def train(config, name, **options):
         seen.append(config)
-        return type("Outcome", (), {"exit_code": 0})
+        return type("TrainResult", (), {"exit_code": 0})
 
     monkeypatch.setattr("clearhead.recipes.launch.train", train)
     assert main(["train", *argv.split()]) == 0
@@ -232,8 +232,8 @@ def test_torchrun_with_split_weights_learns_what_one_process_does(here):
     assert said("resume", "runs/two").count("runs/two is trained: ") == 1
     assert main(["train", "reverse", "--name", "one", *TINY]) == 0
     two, one = (RunDirectory.open(here / "runs" / name) for name in ("two", "one"))
-    made_with = two.newest().state["made_with"]
-    assert (made_with["processes"], made_with["sharded"]) == (2, True)
+    environment = two.latest_checkpoint().state["environment"]
+    assert (environment["processes"], environment["sharded"]) == (2, True)
     assert [r["loss"] for r in two.records()] == pytest.approx([r["loss"] for r in one.records()], rel=1e-5)
 
 

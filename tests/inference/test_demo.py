@@ -21,7 +21,7 @@ def test_demo_resumes_its_run(tmp_path, monkeypatch):
 
     def train(config, name, **options):
         asked.append((config, name, options))
-        return type("Outcome", (), {"reason": "stopped"})
+        return type("TrainResult", (), {"reason": "stopped"})
 
     monkeypatch.setattr(module, "train", train)
     assert demo(before_drawing=lambda: pytest.fail("there is nothing to draw"))[1] == []

@@ -118,8 +118,8 @@ def test_a_test_example_has_its_target_and_agrees_with_the_accuracy(trained, nam
     for number in range(8):
         batch = next(evaluation_batches(Subset(data.test, torch.tensor([number])), data.normalize, 1))
         example = dataset_example(run, number)
-        right = OBJECTIVES[run.config.objective].right(run.logits(batch.inputs), batch)
-        assert example.correct == bool(right.all())
+        correct = OBJECTIVES[run.config.objective].correct(run.logits(batch.inputs), batch)
+        assert example.correct == bool(correct.all())
         names = {"odd-one-out": [f"image {i}" for i in range(10)], "sum": list(map(str, range(200)))}.get(
             name, run.classes
         )

@@ -114,7 +114,7 @@ def test_invalid_words_are_refused(run, trained):
         pronounce(run, [" "])
     with pytest.raises(ValueError, match="at most 100 letters, got 101: 'aaaaaaaaaaaaaaaaaaaa'"):
         pronounce(run, ["a" * 101])
-    with pytest.raises(ValueError, match="needs a run of the recipe pronounce, got .*words"):
+    with pytest.raises(ValueError, match=r"needs a run of the recipe pronounce, got .*words"):
         pronounce(Run(trained / "words"), ["cab"])
 
 

@@ -103,7 +103,9 @@ def test_learned_positions_limit_the_length_of_a_word(words, monkeypatch):
 def test_invalid_requests_are_refused(words, text, trained):
     with pytest.raises(LookupError, match="got 'ä'"):
         draw_samples(words, "ä", Sampling(), n=1, max_new_tokens=1)
-    with pytest.raises(ValueError, match=r"needs a language model .*, got .*, which takes words; try clearhead predict"):
+    with pytest.raises(
+        ValueError, match=r"needs a language model .*, got .*, which takes words; try clearhead predict"
+    ):
         draw_samples(Run(trained / "pronounce"), "", Sampling(), n=1, max_new_tokens=1)
     for n, max_new_tokens in ((0, 5), (5, 0), (10**30, 5), (5, 10**30)):
         with pytest.raises(ValueError, match=f"must be from 1 to 1000000, got {n} and {max_new_tokens}"):

@@ -12,7 +12,7 @@ from clearhead.recipes.validate import IMAGES
 from clearhead.training.config import RunConfig
 from clearhead.training.context import build_context, isolated_torch_state
 from clearhead.training.distributed import Ranks
-from clearhead.training.loop import update
+from clearhead.training.loop import train_step
 from clearhead.training.progress import StopRequest
 from clearhead.training.state import TrainState
 
@@ -50,10 +50,10 @@ def test_a_recipe_can_make_its_first_step(name):
     """On the data that comes with the package."""
     config = config_of(name, {"training.batch_size": 4})
     with isolated_torch_state(threads=1):
-        setup = build_context(config, Ranks(), shard=False, report=pytest.fail)
-        before = [weight.clone() for weight in setup.model.parameters()]
-        update(setup, TrainState(), StopRequest())
-    same = [torch.equal(weight, old) for weight, old in zip(setup.model.parameters(), before, strict=True)]
+        ctx = build_context(config, Ranks(), shard=False, report=pytest.fail)
+        before = [weight.clone() for weight in ctx.model.parameters()]
+        train_step(ctx, TrainState(), StopRequest())
+    same = [torch.equal(weight, old) for weight, old in zip(ctx.model.parameters(), before, strict=True)]
     assert sum(same) < len(same) / 10  # a bias of keys has no gradient but for rounding
 
 

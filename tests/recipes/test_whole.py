@@ -21,7 +21,7 @@ def test_objective_and_head_follow_the_question(question, objective):
 
     outputs = build_model(config.model)(ids)
     batch = Batch(ids, targets, None, None, 6)
-    assert OBJECTIVES[objective].right(outputs, batch).shape == (6,)
+    assert OBJECTIVES[objective].correct(outputs, batch).shape == (6,)
     assert OBJECTIVES[objective].loss(outputs, batch).isfinite()
 
 

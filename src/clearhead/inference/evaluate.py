@@ -18,7 +18,7 @@ from clearhead.data.config import TTA
 from clearhead.data.dataset import Examples, Normalize
 from clearhead.data.pronounce import check_symbols, parts
 from clearhead.data.vocab import Pronunciations, Vocabulary, read_dictionary
-from clearhead.drawing import blank, visible
+from clearhead.drawing import displayable, new_figure
 from clearhead.inference.g2p import BEAM, Pronunciation, pronounce
 from clearhead.inference.run import PartName, Run
 from clearhead.models.generate import Beam
@@ -167,7 +167,7 @@ def confusion_matrix(targets: Tensor, predictions: Tensor, num_classes: int) -> 
 
 def draw_confusion(matrix: Tensor, classes: Sequence[str], note: str = "") -> "Figure":
     """The confusion matrix (V,V) with counts as numbers. Colors show the fraction of each row, so that rare classes
-    are as visible as frequent ones. The note is added to the title."""
+    are as displayable as frequent ones. The note is added to the title."""
     n, matrix = len(classes), matrix.cpu()
     if n == 0 or matrix.shape != (n, n):
         raise ValueError(
@@ -176,7 +176,7 @@ def draw_confusion(matrix: Tensor, classes: Sequence[str], note: str = "") -> "F
         )
     fractions = matrix / matrix.sum(1, keepdim=True).clamp(min=1)
     side = min(max(4.5, 0.62 * n + 2), 16)
-    figure = blank(side + 1.2, side)
+    figure = new_figure(side + 1.2, side)
     panel = figure.subplots()
     image = panel.imshow(fractions.numpy(), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     label_axes(panel, classes)
@@ -192,7 +192,7 @@ def draw_confusion(matrix: Tensor, classes: Sequence[str], note: str = "") -> "F
 def label_axes(panel: "Axes", classes: Sequence[str]) -> None:
     """The name of every class; of many classes, of every second or third."""
     ticks = range(0, len(classes), -(-len(classes) // MAX_NUMBERED_CLASSES))
-    names = [visible(classes[i]) for i in ticks]
+    names = [displayable(classes[i]) for i in ticks]
     panel.set_yticks(list(ticks), names)
     panel.set_xticks(list(ticks), names)
     for text in (*panel.get_xticklabels(), *panel.get_yticklabels()):

@@ -16,24 +16,30 @@ from clearhead.data import datasets, mnist
 from clearhead.data.batches import Batch
 from clearhead.data.pronounce import parts
 from clearhead.data.vocab import BEGIN, IGNORED, Vocabulary, from_user
-from clearhead.drawing import save_figure, visible
+from clearhead.drawing import displayable, save_figure
 from clearhead.inference.g2p import RANKING, letter_ids, pronounce, trace_word, word_figures
 from clearhead.inference.run import Prediction, Run
 from clearhead.insight.attribution import (
     Fill,
-    deletion_area,
+    deletion_auc,
     deletion_curve,
-    maximum,
-    mean,
+    max_attention,
+    mean_attention,
     occlusion,
+    output_map,
     relevance,
     rollout,
-    to_answer,
 )
 from clearhead.insight.edit import entropy, head_importance
-from clearhead.insight.head_plots import draw_aggregates, draw_entropy, draw_ranking, draw_strip, save_animation
+from clearhead.insight.head_plots import (
+    draw_attributions,
+    draw_head_entropy,
+    draw_head_importance,
+    draw_training_strip,
+    save_animation,
+)
 from clearhead.insight.look import AttentionTrace, look
-from clearhead.insight.plots import draw_head, draw_over_image, draw_tokens, draw_wall
+from clearhead.insight.plots import draw_head, draw_head_grid, draw_over_image, draw_tokens
 from clearhead.models.config import LanguageConfig, VisionConfig
 from clearhead.training.objectives import OBJECTIVES
 from clearhead.training.run_directory import RunDirectory
@@ -70,10 +76,10 @@ class Example:
     @property
     def heading(self) -> str:
         """Prediction, target and agreement, for the title of a figure."""
-        predicted = f"predicted: {visible(self.prediction)}"
+        predicted = f"predicted: {displayable(self.prediction)}"
         if self.target is None:
             return predicted
-        actual, verdict = f"actual: {visible(self.target)}", "correct" if self.correct else "wrong"
+        actual, verdict = f"actual: {displayable(self.target)}", "correct" if self.correct else "wrong"
         if len(predicted) + len(actual) > MAX_HEADING:  # sequences, one below the other
             return f"{predicted}\n{actual} · {verdict}"
         return f"{predicted} · {actual} · {verdict}"
@@ -167,9 +173,9 @@ def next_token_example(run: Run, ids: Sequence[int]) -> Example:
     tokens = [run.vocab[i] for i in inputs[0].tolist()]
     predicted = int(run.logits(inputs)[0, -1].argmax())
     if run.config.data.level == "byte":  # a byte of a longer character must not look like another character
-        names = tuple(visible(token) if token.isascii() else ascii(token)[1:-1] for token in tokens)
+        names = tuple(displayable(token) if token.isascii() else ascii(token)[1:-1] for token in tokens)
     else:
-        names = tuple(map(visible, tokens))
+        names = tuple(map(displayable, tokens))
     prediction = f"{quoted(run, run.vocab[predicted])} after {quoted(run, tokens[-1])}"
     return Example(inputs, prediction, tokens=names, predicted=predicted)
 
@@ -208,7 +214,7 @@ def labeled_digits(run: Run, ids: Tensor, target: Tensor) -> Example:
     example = digits_example(run, ids.tolist())
     if run.config.objective == "regression":
         batch = Batch(ids[None], target[None], None, None, 1)
-        correct = bool(OBJECTIVES["regression"].right(run.logits(batch.inputs), batch))
+        correct = bool(OBJECTIVES["regression"].correct(run.logits(batch.inputs), batch))
         return with_target(example, f"{float(target):g}", correct=correct)
     labels = " ".join(run.classes[int(i)] for i in target.flatten())
     return with_target(example, labels, correct=example.prediction == labels)
@@ -238,7 +244,7 @@ def figures_of(run: Run, example: Example) -> "Iterator[tuple[str, str, Figure]]
         traced = look(run.model, example.inputs)
     names = list(traced)
     weights = [record.weights().detach() for record in traced.values()]
-    wall = draw_wall([layer[0] for layer in weights], names, title=f"every layer and head\n{example.heading}")
+    wall = draw_head_grid([layer[0] for layer in weights], names, title=f"every layer and head\n{example.heading}")
     yield "wall.png", "every layer and head", wall
     head = int(weights[0][0].amax(-1).mean(-1).argmax())
     tokens = token_names(example, weights[0].shape[-1])
@@ -247,7 +253,7 @@ def figures_of(run: Run, example: Example) -> "Iterator[tuple[str, str, Figure]]
     yield "head.png", "the sharpest head of the first layer", figure
     if tokens is not None:
         yield "tokens.png", "the same head, from token to token", draw_tokens(matrix, tokens, title=title)
-    yield "heads.png", RANKING, draw_head_importance(run, example, traced)
+    yield "heads.png", RANKING, head_importance_figure(run, example, traced)
     if example.image is not None:
         yield from image_figures(run, example, traced, weights)
 
@@ -258,7 +264,7 @@ def token_names(example: Example, num_tokens: int) -> tuple[str, ...] | None:
     return ("class",) * (num_tokens - len(example.tokens)) + example.tokens
 
 
-def draw_head_importance(run: Run, example: Example, traced: AttentionTrace) -> "Figure":
+def head_importance_figure(run: Run, example: Example, traced: AttentionTrace) -> "Figure":
     """The effect of removing each head on the mean log-probability of the prediction, or on a predicted number."""
     chosen = traced.output.detach().argmax(-1, keepdim=True)
     if example.image is not None and example.predicted is not None:  # with TTA, other views may outvote this one
@@ -271,7 +277,7 @@ def draw_head_importance(run: Run, example: Example, traced: AttentionTrace) -> 
     log_probability = "change in the log-probability of the prediction\n(below 0: less confident without the head)"
     unit = "change in the output" if is_number else log_probability
     changes = head_importance(run.model, example.inputs, score)
-    return draw_ranking(changes, list(traced), unit=unit, title=f"{RANKING}\n{example.heading}")
+    return draw_head_importance(changes, list(traced), unit=unit, title=f"{RANKING}\n{example.heading}")
 
 
 def image_figures(
@@ -285,7 +291,7 @@ def image_figures(
 
     def to_patches(matrix: Tensor) -> Tensor:
         """weights (...,Q,K) -> (...,rows,columns): attention from the output to each patch"""
-        return to_answer(matrix, class_token=model.readout == "class").unflatten(1, grid)
+        return output_map(matrix, class_token=model.readout == "class").unflatten(1, grid)
 
     title = "attention from the output to each patch"
     heads = {f"head {i}": cells for i, cells in enumerate(to_patches(last[0]))}
@@ -294,20 +300,20 @@ def image_figures(
     has_pooling = last.shape[-2] != last.shape[-1]
     layers = weights[-1:] if has_pooling else weights  # only a pooling layer's query leads to the output
     matrices = {
-        "mean": mean(layers),
-        "maximum": maximum(layers),
+        "mean": mean_attention(layers),
+        "maximum": max_attention(layers),
         "rollout": rollout(weights),
         "relevance": relevance(traced, traced.output[:, chosen]),
     }
     maps = {name: to_patches(matrix) for name, matrix in matrices.items()}
-    fill: Fill = "black" if model.channels == 1 else "grey"
+    fill: Fill = "black" if model.channels == 1 else "gray"
     occluded = occlusion(run.model, example.inputs, grid, chosen, fill=fill)
     areas = {
-        name: deletion_area(deletion_curve(run.model, example.inputs, ranked, chosen, fill=fill)).item()
+        name: deletion_auc(deletion_curve(run.model, example.inputs, ranked, chosen, fill=fill)).item()
         for name, ranked in {**maps, "occlusion": occluded}.items()
     }
     cells = {name: one[0] for name, one in maps.items()}
-    figure = draw_aggregates(example.image, cells, occluded[0], areas, title=f"{AGGREGATES}\n{example.heading}")
+    figure = draw_attributions(example.image, cells, occluded[0], areas, title=f"{AGGREGATES}\n{example.heading}")
     yield "aggregates.png", AGGREGATES, figure
 
 
@@ -327,8 +333,8 @@ def plot_training_dynamics(
     matrices, title = layers[name][:, 0, head], f"{name}, head {head}"  # (T,Q,K) of the first input
     uniform = {round(uniform_entropy(weights), 6) for weights in layers.values()}
     most = uniform.pop() if len(uniform) == 1 else None
-    entropy_figure = draw_entropy(steps, table, list(layers), most=most)
-    strip = draw_strip(steps, matrices, title=title)
+    entropy_figure = draw_head_entropy(steps, table, list(layers), most=most)
+    strip = draw_training_strip(steps, matrices, title=title)
     return [
         (save_figure(entropy_figure, folder / "entropy.png"), "entropy of each head against the step"),
         (save_figure(strip, folder / "strip.png"), "the head that changed most"),

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from clearhead.data.dataset import SequencePairs
 from clearhead.data.vocab import BEGIN, END, MARKS, MOST, PAD, Vocabulary
-from clearhead.drawing import visible
+from clearhead.drawing import displayable
 from clearhead.inference.run import INFERENCE_BATCH_SIZE, Prediction, Run
 from clearhead.insight.edit import entropy, head_importance
-from clearhead.insight.head_plots import draw_ranking
+from clearhead.insight.head_plots import draw_head_importance
 from clearhead.insight.look import AttentionTrace, look
-from clearhead.insight.plots import draw_alignment, draw_wall
+from clearhead.insight.plots import draw_alignment, draw_head_grid
 from clearhead.models.generate import Beam, free_positions
 from clearhead.models.seq2seq import Ensemble, Seq2Seq
 
@@ -149,7 +149,7 @@ def trace_word(run: Run, word: str) -> AttentionTrace:
 
 def word_figures(run: Run, word: str, heading: str = "") -> "Iterator[tuple[str, str, Figure]]":
     """(file name, title, figure) for each figure; the heading stands below the title."""
-    phones, letters = predicted_phones(run, word), tuple(map(visible, word.strip().lower()))
+    phones, letters = predicted_phones(run, word), tuple(map(displayable, word.strip().lower()))
     *inputs, target = decoder_inputs(run, word, phones)
     with torch.no_grad():
         trace = look(run.model, *inputs)
@@ -161,14 +161,14 @@ def word_figures(run: Run, word: str, heading: str = "") -> "Iterator[tuple[str,
     yield "alignment.png", title, draw_alignment(aligned, letters, phones, names=("letter", "phone"), title=full)
     for file, title in WALLS.items():
         layers = {name: w for name, w in weights.items() if wall_of(name) == file}
-        yield file, title, draw_wall([w[0] for w in layers.values()], list(layers), title=title + heading)
+        yield file, title, draw_head_grid([w[0] for w in layers.values()], list(layers), title=title + heading)
 
     def score(output: Tensor) -> Tensor:
         return output.log_softmax(-1).gather(-1, target[..., None]).mean()
 
     unit = "change of the mean log-probability of a phone\n(below 0: less confident without the head)"
     changes = head_importance(run.model, tuple(inputs), score)
-    yield "heads.png", RANKING, draw_ranking(changes, list(trace), unit=unit, title=RANKING + heading)
+    yield "heads.png", RANKING, draw_head_importance(changes, list(trace), unit=unit, title=RANKING + heading)
 
 
 def wall_of(name: str) -> str:

@@ -70,7 +70,7 @@ class Run:
     def __init__(self, path: str | Path):
         directory = RunDirectory.open(path)
         self.path = directory.path
-        best = directory.best()
+        best = directory.best_checkpoint()
         if best is None:
             raise LookupError(f"{path} has no checkpoint yet; continue training with: clearhead resume {path}")
         self.step = best.step
@@ -192,7 +192,7 @@ class Run:
         return self.to_predictions(logits[0] if self.config.objective == "token-classification" else logits)
 
     def predict_set(self, images: Tensor) -> list[Prediction]:
-        """Normalized images (S,1,28,28) of one set: "odd" for the most probable one (ties: the first), "-" for others."""
+        """Normalized images (S,1,28,28) of one set: "odd" for the most probable, the first of equals, else "-"."""
         if len(images) < MIN_SET_SIZE:
             raise ValueError(f"a set needs at least {MIN_SET_SIZE} images, got {len(images)}")
         probabilities = self.logits(images.flatten(1)[None]).flatten().softmax(0).tolist()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from clearhead.drawing import BLUE, GREEN, GREY, ORANGE
+from clearhead.drawing import BLUE, GRAY, GREEN, ORANGE
 from clearhead.insight.look import look
 from clearhead.lab.claim import Claim, Result, at_least, at_most, equals
 from clearhead.lab.learning import mean_over_seeds, one_thread, train_recipe
@@ -199,9 +199,9 @@ def of_reversal(steps: int, seed: int) -> list[float]:
     """Accuracy and attention weights of the recipe `reverse` after `steps` steps. One block, one head: token i has to
     attend to token 15 - i."""
     with one_thread(), torch.enable_grad():
-        setup = train_recipe("reverse", {"seed": seed}, steps)
-    digits, reversed_digits = setup.data.test.get_batch(torch.arange(N_TEST))
-    seen = look(setup.model, digits)
+        ctx = train_recipe("reverse", {"seed": seed}, steps)
+    digits, reversed_digits = ctx.data.test.get_batch(torch.arange(N_TEST))
+    seen = look(ctx.model, digits)
     (layer,) = seen
     weights = seen[layer].weights()[:, 0]  # (B,L,L)
     own, opposite = (each.diagonal(dim1=-2, dim2=-1).mean().item() for each in (weights, weights.flip(-1)))
@@ -250,8 +250,8 @@ def draw_attention_map(*, seed: int = 0, width: int = 16, n_examples: int = 3, n
     heat_maps(figure, both, [apart, mixed[0]], "attention weight")
     for axes in both:
         for edge in range(1, n_examples):
-            axes.axhline(edge * n_tokens - 0.5, color=GREY, linewidth=1)
-            axes.axvline(edge * n_tokens - 0.5, color=GREY, linewidth=1)
+            axes.axhline(edge * n_tokens - 0.5, color=GRAY, linewidth=1)
+            axes.axvline(edge * n_tokens - 0.5, color=GRAY, linewidth=1)
     name_axis(both[0], f"Correct: {n_examples} maps of {n_tokens} × {n_tokens}", "key token", "query token")
     name_axis(both[1], f"Misconception: one of {n_rows} × {n_rows}", "key token")
     headline(figure, "Each example of a batch has its own map: batch × sequence × sequence")
@@ -345,7 +345,7 @@ def draw_own_token(*, seed: int = 0, width: int = 16, n_tokens: int = 8, result:
     q, k = x @ w_q, x @ w_k
     same = q / q.norm(dim=-1, keepdim=True)
     weights = attend_reference(q, k, x)[1]
-    own = {"random\nweights": (own_largest(weights), BLUE), "chance\n(1/n)": (1 / n_tokens, GREY)}
+    own = {"random\nweights": (own_largest(weights), BLUE), "chance\n(1/n)": (1 / n_tokens, GRAY)}
     for check in result.checks if result else ():
         if check.name.startswith("trained") and "most to themselves" in check.name:
             own["trained\nreversal"] = (check.value, ORANGE)

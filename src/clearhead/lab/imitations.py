@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION
+from clearhead.drawing import BLACK, BLUE, GRAY, GREEN, ORANGE, PURPLE, VERMILION
 from clearhead.lab.claim import Claim, Result, at_least, at_most, equals
 from clearhead.lab.constructions import (
     SHARP,
@@ -262,7 +262,7 @@ def draw_errors(axes: "Axes", errors: Errors, beta: float) -> None:
     axes.set_yticks([1e0, 1e-4, 1e-8, 1e-12, 1e-16])
     rounding_band(axes, FLOOR)
     if 0 <= beta <= last:
-        axes.axvline(beta, color=GREY, linestyle="--", zorder=0)
+        axes.axvline(beta, color=GRAY, linestyle="--", zorder=0)
     if len(errors) > 1:
         axes.legend(fontsize=SMALL, loc="center right", bbox_to_anchor=(1.0, 0.55), framealpha=1)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from clearhead.drawing import BLACK, BLUE, GREEN, GREY, VERMILION
+from clearhead.drawing import BLACK, BLUE, GRAY, GREEN, VERMILION
 from clearhead.lab.claim import Claim, Result, at_least, at_most
 from clearhead.lab.learning import learning_curve, mean_over_seeds
 from clearhead.lab.plots import (
@@ -292,7 +292,7 @@ def draw_positions(result: Result) -> "Figure":
     heights = {
         "reversal,\nwith positions": (with_positions, TRUTH),
         "reversal,\nwithout": (without, MISTAKE),
-        "best guess\nwithout order": (without - above, GREY),
+        "best guess\nwithout order": (without - above, GRAY),
         "odd one out,\nwithout": (odd, TRUTH),
     }
     bars(axes, heights, "{:.0%}")

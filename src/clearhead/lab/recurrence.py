@@ -16,7 +16,7 @@ from clearhead.lab.claim import Claim, Curve, Result, at_least, at_most
 from clearhead.lab.learning import Task, budgets_of, learning_curve, mean_over_seeds, one_thread
 from clearhead.lab.lstm import DIGITS, NAMES, TRANSFORMER, WITH, WITHOUT, rival, spread
 from clearhead.lab.plots import SMALL, canvas, headline, key_below, name_axis
-from clearhead.lab.sequential_depth import COLOURS, SHORT, doubling, fading, line, untrained
+from clearhead.lab.sequential_depth import COLORS, SHORT, doubling, fading, line, untrained
 from clearhead.training.objectives import shift_right
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def draw_recurrence(result: Result) -> "Figure":
 
 def draw_phones(axes: "Axes", shares: dict[str, float]) -> None:
     """A bar for each model, with its number."""
-    heights, colours = [shares[whose] for whose in NAMES], [COLOURS[whose] for whose in NAMES]
+    heights, colours = [shares[whose] for whose in NAMES], [COLORS[whose] for whose in NAMES]
     bars = axes.bar(range(len(NAMES)), heights, color=colours)
     axes.bar_label(bars, fmt="{:.0%}", fontsize=SMALL)
     axes.set_xticks([])

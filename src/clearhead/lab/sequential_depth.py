@@ -165,14 +165,14 @@ IN_TURN = Claim(
 # Recurrence beside attention: gradients over long distances, and operations that wait for one another.
 
 
-COLOURS = {TRANSFORMER: BLUE, WITH: GREEN, WITHOUT: VERMILION}
+COLORS = {TRANSFORMER: BLUE, WITH: GREEN, WITHOUT: VERMILION}
 MARKERS = {TRANSFORMER: ("o", 7), WITH: ("s", 10), WITHOUT: ("^", 14)}
 """shape and size: where lines meet, all are seen"""
 
 
 def line(axes: "Axes", whose: str, x: Sequence[float], y: Sequence[float]) -> None:
     marker, size = MARKERS[whose]
-    axes.plot(x, y, f"{marker}-", color=COLOURS[whose], linewidth=3, markersize=size, label=whose)
+    axes.plot(x, y, f"{marker}-", color=COLORS[whose], linewidth=3, markersize=size, label=whose)
 
 
 def doubling(axes: "Axes", lengths: Sequence[float]) -> None:

@@ -101,11 +101,11 @@ def trained(crop: int, n_images: int, steps: int, seed: int) -> TrainContext:
 
 
 @torch.no_grad()
-def right(setup: TrainContext, examples: Examples, change: Callable[[Tensor], Tensor] = lambda images: images) -> float:
+def right(ctx: TrainContext, examples: Examples, change: Callable[[Tensor], Tensor] = lambda images: images) -> float:
     """The accuracy on the first examples, perhaps changed."""
     images, labels = examples.get_batch(torch.arange(min(N_TEST, len(examples))))
-    assert setup.data.normalize is not None
-    answers = setup.model(setup.data.normalize(change(images))).argmax(-1)
+    assert ctx.data.normalize is not None
+    answers = ctx.model(ctx.data.normalize(change(images))).argmax(-1)
     return (answers == labels).double().mean().item()
 
 
@@ -119,9 +119,9 @@ def turned(images: Tensor) -> Tensor:
 
 def accuracies(crop: int, n_images: int, steps: int, seed: int) -> list[float]:
     """Of one trained model: on its training images, on test images, and on shifted and turned test images."""
-    setup = trained(crop, n_images, steps, seed)
-    test = setup.data.test
-    return [right(setup, setup.data.train), right(setup, test), right(setup, test, shifted), right(setup, test, turned)]
+    ctx = trained(crop, n_images, steps, seed)
+    test = ctx.data.test
+    return [right(ctx, ctx.data.train), right(ctx, test), right(ctx, test, shifted), right(ctx, test, turned)]
 
 
 def run_augmentation(
@@ -192,8 +192,8 @@ VARIANTS: dict[str, dict[str, object]] = {
 
 def variant_accuracy(changes: dict[str, object], steps: int, seed: int) -> list[float]:
     """Accuracy on all test images of the recipe `mnist-plain` with these changes, after so many steps."""
-    setup = train_recipe("mnist-plain", {"seed": seed, **changes}, steps)
-    return [evaluate(setup.model, setup.objective, setup.data.test, setup.data.normalize)["accuracy"]]
+    ctx = train_recipe("mnist-plain", {"seed": seed, **changes}, steps)
+    return [evaluate(ctx.model, ctx.objective, ctx.data.test, ctx.data.normalize)["accuracy"]]
 
 
 def run_plain_vit(*, seed: int = 0, num_seeds: int = 3, steps: int = 600, without: bool = False) -> Result:
