@@ -333,7 +333,7 @@ def plot_training_dynamics(
     matrices, title = layers[name][:, 0, head], f"{name}, head {head}"  # (T,Q,K) of the first input
     uniform = {round(uniform_entropy(weights), 6) for weights in layers.values()}
     most = uniform.pop() if len(uniform) == 1 else None
-    entropy_figure = draw_head_entropy(steps, table, list(layers), most=most)
+    entropy_figure = draw_head_entropy(steps, table, list(layers), maximum=most)
     strip = draw_training_strip(steps, matrices, title=title)
     return [
         (save_figure(entropy_figure, folder / "entropy.png"), "entropy of each head against the step"),
