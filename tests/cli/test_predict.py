@@ -53,14 +53,14 @@ def test_inverted_pictures_are_asked_about_inverted(trained, digits, capsys):
 def test_digits(trained, capsys):
     ids = ["3", "1", "4", "1", "5", "9", "2", "6", "5", "3", "5", "8", "9", "7", "9", "3"]
     asked, answered = told(capsys, trained / "reverse", "--ids", *ids).splitlines()
-    assert asked == "digits   " + " ".join(ids)
-    assert answered.startswith("answers  ")
+    assert asked == "digits       " + " ".join(ids)
+    assert answered.startswith("predictions  ")
     assert len(answered.partition("(")[0].split()) == 17
     assert len(json.loads(told(capsys, trained / "reverse", "--ids", *ids, "--json"))) == 16
     assert main(["predict", str(trained / "reverse"), "--ids", "3", "1", "4"]) == 0
     err = capsys.readouterr().err
     assert err.startswith("warning: ")
-    assert err.endswith("has learnt from sequences of 16 digits, got 3: its answer is a guess\n")
+    assert err.endswith("was trained on sequences of 16 digits, got 3; its prediction is unreliable\n")
     (line,) = told(capsys, trained / "sum", "--ids", *ids).splitlines()
     assert line.startswith(" ".join(ids) + "  ")
     assert "%" not in line
@@ -69,10 +69,10 @@ def test_digits(trained, capsys):
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [
-        ("RUN/mnist", 2, "predict takes picture files, words or --ids, one of them, got neither"),
+        ("RUN/mnist", 2, "before --ensemble, or --ids; got neither"),
         ("RUN/mnist a.png --ids 1", 2, "got both"),
         ("RUN/mnist nowhere.png", 1, "No such file or directory: nowhere.png"),
-        ("RUN/mnist empty", 2, "a folder must have pictures in it, got none in empty"),
+        ("RUN/mnist empty", 2, "there are no images in empty"),
         ("RUN/mnist bad.png", 2, "cannot read the image bad.png: the file is"),
         ("RUN/mnist pipe.png", 2, "cannot read the image pipe.png: it is a pipe or a device and not a file"),
         ("RUN/mnist a.png bomb.webp", 2, "cannot read the image bomb.webp: it has more than 25,000,000 pixels"),
@@ -81,7 +81,7 @@ def test_digits(trained, capsys):
         ("RUN/reverse --ids 3 x", 2, "--ids: invalid int value: 'x'"),
         ("RUN/reverse --ids 33", 2, "ids must be from 0 to 9, got 33"),
         (f"RUN/reverse --ids {'3' * 30}", 2, f"ids must be from 0 to 9, got {'3' * 30}"),
-        ("RUN/reverse --ids 3 --beam 2", 2, "--beam and --ensemble are for words and runs of pronounce, got"),
+        ("RUN/reverse --ids 3 --beam 2", 2, "--beam and --ensemble need words and a run of pronounce, got"),
         ("RUN/mnits a.png", 2, "did you mean"),
     ],
 )

@@ -96,10 +96,10 @@ def test_an_ensemble_averages_runs(run, trained):
     )
     assert both not in (pronounce(run, WORDS), pronounce(other, WORDS))
     assert isinstance(run.model, Seq2Seq)  # the run itself is as before
-    with pytest.raises(ValueError, match=r"runs of pronounce answer together, got .*reverse; leave it out"):
+    with pytest.raises(ValueError, match=r"needs runs of the recipe pronounce, got .*reverse"):
         ensemble([run, Run(trained / "reverse")])
     other.classes = run.classes[::-1]
-    with pytest.raises(ValueError, match="know the same letters and phones, got other ones in"):
+    with pytest.raises(ValueError, match="same letters and phones, got others in"):
         ensemble([run, other])
 
 

@@ -174,9 +174,8 @@ def test_evaluate_returns_error_rates_for_words(trained, monkeypatch):
 def test_predict_takes_one_path_or_several(trained, tmp_path):
     Image.fromarray(np.full((28, 28), 100, np.uint8)).save(tmp_path / "a.png")
     run = open_run(trained / "mnist")
-    one = run.predict(str(tmp_path / "a.png"))
-    assert len(one) == 1
-    assert run.predict([tmp_path / "a.png"] * 2) == one * 2
+    (one,) = run.predict(str(tmp_path / "a.png"))
+    assert [other.label for other in run.predict([tmp_path / "a.png"] * 2)] == [one.label] * 2
 
 
 def test_predict_pronounces_words(trained):
@@ -200,7 +199,7 @@ def test_sample_continues_a_prompt(trained):
     (text,) = run.sample("To be", max_new_tokens=20, strategy=Sampling(seed=1))
     assert text.startswith("To be")
     assert len(text) == 5 + 20
-    assert run.sample("To be", n=2, max_new_tokens=20, strategy=Sampling(seed=1))[0] == text
+    assert run.sample("To be", max_new_tokens=20, strategy=Sampling(seed=1)) == [text]
     assert len(open_run(trained / "words").sample("un", n=3)) == 3
     with pytest.raises(ValueError, match="needs a language model"):
         open_run(trained / "mnist").sample("To")
