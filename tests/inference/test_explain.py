@@ -162,8 +162,8 @@ def test_the_target_after_a_test_word_is_its_end(trained, monkeypatch):
     monkeypatch.chdir(trained.parent)
     run = Run(trained / "words")
     example = dataset_example(run, 2)
-    assert example.target == "'<end>'"
-    assert example.correct == (run.vocab[example.predicted] == "<end>")
+    assert example.target == "'<eos>'"
+    assert example.correct == (run.vocab[example.predicted] == "<eos>")
 
 
 def test_occlusion_is_of_the_predicted_class_with_tta(trained, monkeypatch):

@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 import torch
 
-from clearhead.data.vocab import BEGIN, END, Vocabulary
+from clearhead.data.vocab import BOS, EOS, Vocabulary
 from clearhead.inference import g2p
 from clearhead.inference.g2p import (
     BEAM,
@@ -73,8 +73,8 @@ def test_a_score_is_the_log_probability_under_the_model(run):
     letters, phones = Vocabulary(run.vocab), Vocabulary(run.classes)
     for way in pronounce(run, ["cab"])[0]:
         ended = len(way.phones) < g2p.MAX_PHONES  # or broken off
-        target = [*phones.ids(way.phones), END] if ended else phones.ids(way.phones)
-        logits = run.model(torch.tensor([letters.ids("cab")]), torch.tensor([[BEGIN, *target[:-1]]]))
+        target = [*phones.encode(way.phones), EOS] if ended else phones.encode(way.phones)
+        logits = run.model(torch.tensor([letters.encode("cab")]), torch.tensor([[BOS, *target[:-1]]]))
         logs = logits.log_softmax(-1)[0, range(len(target)), target]
         assert way.score == pytest.approx(logs.sum().item(), abs=1e-4)
 
@@ -82,8 +82,8 @@ def test_a_score_is_the_log_probability_under_the_model(run):
 @pytest.mark.parametrize("how", [BEAM, Beam(3, length_penalty=0)])
 def test_the_best_candidate_is_at_least_as_probable_as_the_greedy_one(run, how):
     for word in WORDS:
-        ids = torch.tensor([Vocabulary(run.vocab).ids(word)])
-        greedy = run.model.generate(ids, Greedy(), begin=BEGIN, end=END, n_tokens=g2p.MAX_PHONES)
+        ids = torch.tensor([Vocabulary(run.vocab).encode(word)])
+        greedy = run.model.generate(ids, Greedy(), begin=BOS, end=EOS, n_tokens=g2p.MAX_PHONES)
         assert pronounce(run, [word], how)[0][0].score >= greedy.scores.item() - 1e-5
 
 
@@ -130,7 +130,7 @@ def test_learned_positions_limit_the_length(run, monkeypatch):
     assert all(len(way.phones) <= 5 for way in pronounce(run, ["cab"])[0])
 
 
-@pytest.mark.parametrize(("ended", "last"), [(True, ("<end>",)), (False, ())])
+@pytest.mark.parametrize(("ended", "last"), [(True, ("<eos>",)), (False, ())])
 def test_predicted_phones_have_the_end_token_if_it_was_reached(trained, monkeypatch, ended, last):
     monkeypatch.setattr(g2p, "pronounce", lambda run, words: [[Pronunciation(("K", "AE"), -1.0, ended)]])
     assert predicted_phones(Run(trained / "pronounce"), "cab") == ("K", "AE", *last)

@@ -95,7 +95,7 @@ def test_the_context_of_a_mistake_is_the_input_before_it(trained, monkeypatch):
         inputs, targets = data.test.get_batch(torch.tensor([row.index]))
         word = "".join(run.vocab[i] for i in inputs[0].tolist())
         assert word.startswith(row.input)
-        n_read = 1 + len(row.input.removeprefix("<begin>"))
+        n_read = 1 + len(row.input.removeprefix("<bos>"))
         assert run.vocab[int(targets[0, n_read - 1])] == row.actual != row.predicted
         logits = run.logits(inputs)[0, n_read - 1]
         assert run.vocab[int(logits.argmax())] == row.predicted

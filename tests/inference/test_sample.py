@@ -5,7 +5,7 @@ import torch
 
 from clearhead.inference import sample
 from clearhead.inference.run import Run
-from clearhead.inference.sample import MAX_WORD_LENGTH, continue_text, draw_samples
+from clearhead.inference.sample import MAX_WORD_LETTERS, continue_text, draw_samples
 from clearhead.models.config import LanguageConfig
 from clearhead.models.generate import Sampling
 from clearhead.models.language import LanguageModel
@@ -24,7 +24,7 @@ def text(trained):
 def test_words_begin_with_the_prompt_and_end_by_themselves(words):
     found = draw_samples(words, "un", Sampling(seed=1), n=20, max_new_tokens=5)
     assert len(found) == 20
-    assert all(word.startswith("un") and len(word) <= 2 + MAX_WORD_LENGTH for word in found)
+    assert all(word.startswith("un") and len(word) <= 2 + MAX_WORD_LETTERS for word in found)
     assert len(set(found)) > 10
     assert all(set(word) <= set("abcdefghijklmnopqrstuvwxyz") for word in found)
 

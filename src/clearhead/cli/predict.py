@@ -134,12 +134,12 @@ def num_ordered(ranked: Sequence["Pronunciation"]) -> int:
 
 def images_at(path: Path) -> list[Path]:
     """The file itself, or all images below a folder."""
-    from clearhead.data.folder import is_picture
-    from clearhead.data.text_files import entries_below
+    from clearhead.data.folder import is_image_file
+    from clearhead.data.user_files import scandir_recursive
 
     if not path.is_dir():
         return [path]
-    images = sorted(Path(entry.path) for entry in entries_below(path) if is_picture(entry))
+    images = sorted(Path(entry.path) for entry in scandir_recursive(path) if is_image_file(entry))
     if not images:
         raise LookupError(f"there are no images in {path}")
     return images

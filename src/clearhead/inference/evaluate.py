@@ -16,7 +16,7 @@ from clearhead.data import datasets
 from clearhead.data.batches import Batch
 from clearhead.data.config import TTA
 from clearhead.data.dataset import Examples, Normalize
-from clearhead.data.pronounce import check_symbols, parts
+from clearhead.data.pronounce import check_vocab, parts
 from clearhead.data.vocab import Pronunciations, Vocabulary, read_dictionary
 from clearhead.drawing import displayable, new_figure
 from clearhead.inference.g2p import BEAM, Pronunciation, pronounce
@@ -115,7 +115,7 @@ def words_to_score(run: Run, part: PartName, dictionary: Path | None = None) -> 
     usually they have stress marks and the run has none, or the other way round."""
     if dictionary is not None:
         words = read_dictionary(dictionary, stress=run.config.data.stress)
-        check_symbols(words, Vocabulary(run.vocab), Vocabulary(run.classes), dictionary)
+        check_vocab(words, Vocabulary(run.vocab), Vocabulary(run.classes), dictionary)
         return words
     run.check_data_files()
     return parts(run.config.data)[part]

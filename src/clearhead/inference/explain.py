@@ -15,7 +15,7 @@ from torch import Tensor
 from clearhead.data import datasets, mnist
 from clearhead.data.batches import Batch
 from clearhead.data.pronounce import parts
-from clearhead.data.vocab import BEGIN, IGNORED, Vocabulary, from_user
+from clearhead.data.vocab import BOS, IGNORE_INDEX, Vocabulary, text_to_tokens
 from clearhead.drawing import displayable, save_figure
 from clearhead.inference.g2p import RANKING, letter_ids, pronounce, trace_word, word_figures
 from clearhead.inference.run import Prediction, Run
@@ -160,7 +160,7 @@ def text_example(run: Run, text: str) -> Example:
     if run.input_kind != "text":
         raise ValueError(f"{run.path} takes {run.input_kind}, got text; {run.hint}")
     vocab = Vocabulary(run.vocab)
-    ids = [BEGIN] * vocab.has_marks + vocab.ids(from_user(text, run.config.data.level))
+    ids = [BOS] * vocab.has_special_tokens + vocab.encode(text_to_tokens(text, run.config.data.level))
     if not ids:
         raise ValueError("--text is empty")
     return next_token_example(run, ids)
@@ -222,7 +222,7 @@ def labeled_digits(run: Run, ids: Tensor, target: Tensor) -> Example:
 
 def labeled_word(run: Run, source: Tensor) -> Example:
     """Any of a word's pronunciations is correct."""
-    word = "".join(Vocabulary(run.vocab).read(source.tolist()))
+    word = "".join(Vocabulary(run.vocab).decode(source.tolist()))
     known = [" ".join(phones) for phones in parts(run.config.data)["test"][word]]
     example = text_example(run, word)
     return with_target(example, " or ".join(known), correct=example.prediction in known)
@@ -230,7 +230,7 @@ def labeled_word(run: Run, source: Tensor) -> Example:
 
 def labeled_text(run: Run, ids: Tensor, targets: Tensor) -> Example:
     """The token after the last one that has a target."""
-    last = int((targets != IGNORED).nonzero()[-1])
+    last = int((targets != IGNORE_INDEX).nonzero()[-1])
     example, target = next_token_example(run, ids[: last + 1].tolist()), int(targets[last])
     return with_target(example, quoted(run, run.vocab[target]), correct=example.predicted == target)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from clearhead.data.dataset import SequencePairs
-from clearhead.data.vocab import BEGIN, END, MARKS, MOST, PAD, Vocabulary
+from clearhead.data.vocab import BOS, EOS, MAX_WORD_LENGTH, PAD, SPECIAL_TOKENS, Vocabulary
 from clearhead.drawing import displayable
 from clearhead.inference.run import INFERENCE_BATCH_SIZE, Prediction, Run
 from clearhead.insight.edit import entropy, head_importance
@@ -27,7 +27,7 @@ from clearhead.models.seq2seq import Ensemble, Seq2Seq
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_PHONES = MOST + 1
+MAX_PHONES = MAX_WORD_LENGTH + 1
 """as many as the longest entry of a dictionary may have, and the end-of-sequence token"""
 BEAM = Beam(5)
 
@@ -73,7 +73,7 @@ def pronounce(run: Run, words: Sequence[str], beam: Beam = BEAM) -> list[list[Pr
     if not isinstance(model, Seq2Seq | Ensemble):
         raise ValueError(f"pronouncing words needs a run of the recipe pronounce, got {run.path}")
     ids = [letter_ids(run, word) for word in words]
-    sources = SequencePairs.of(ids, [[END]] * len(ids))
+    sources = SequencePairs.of(ids, [[EOS]] * len(ids))
     order = sources.lengths[:, 0].argsort(stable=True)  # words of similar length need little padding
     results: list[list[Pronunciation]] = [[] for _ in words]
     models = model.models if isinstance(model, Ensemble) else [model]
@@ -81,12 +81,12 @@ def pronounce(run: Run, words: Sequence[str], beam: Beam = BEAM) -> list[list[Pr
     for indices in order.split(max(1, INFERENCE_BATCH_SIZE // max(1, beam.size // BEAM.size))):
         source, _ = sources.get_batch(indices)
         output = model.generate(
-            source, beam, begin=BEGIN, end=END, n_tokens=max_phones, source_lengths=(source != PAD).sum(1)
+            source, beam, begin=BOS, end=EOS, n_tokens=max_phones, source_lengths=(source != PAD).sum(1)
         )
         for row, index in enumerate(indices.tolist()):
             candidates = zip(output.candidates[row].tolist(), output.scores[row].tolist(), strict=True)
             results[index] = [
-                Pronunciation(phones_of(run, ids), score, END in ids) for ids, score in candidates if score > -math.inf
+                Pronunciation(phones_of(run, ids), score, EOS in ids) for ids, score in candidates if score > -math.inf
             ]
     return results
 
@@ -116,28 +116,28 @@ def ensemble(runs: Sequence[Run]) -> Run:
 
 def phones_of(run: Run, ids: Sequence[int]) -> tuple[str, ...]:
     """The phones before the end-of-sequence token, and any other special token among them."""
-    return tuple(run.classes[i] for i in takewhile(lambda i: i != END, ids))
+    return tuple(run.classes[i] for i in takewhile(lambda i: i != EOS, ids))
 
 
 def letter_ids(run: Run, word: str) -> list[int]:
     letters = word.strip().lower()
     if not letters:
         raise ValueError(f"a word must have letters, got {word!r}")
-    if len(letters) > MOST:
-        raise ValueError(f"a word may have at most {MOST} letters, got {len(letters)}: {letters[:20]!r}...")
-    return Vocabulary(run.vocab).ids(letters)
+    if len(letters) > MAX_WORD_LENGTH:
+        raise ValueError(f"a word may have at most {MAX_WORD_LENGTH} letters, got {len(letters)}: {letters[:20]!r}...")
+    return Vocabulary(run.vocab).encode(letters)
 
 
 def predicted_phones(run: Run, word: str) -> tuple[str, ...]:
     """The best pronunciation of a word, with the end-of-sequence token if it was reached."""
     best = pronounce(run, [word])[0][0]
-    return (*best.phones, MARKS[END]) if best.ended else best.phones
+    return (*best.phones, SPECIAL_TOKENS[EOS]) if best.ended else best.phones
 
 
 def decoder_inputs(run: Run, word: str, phones: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
     """letters (1,K), the phones before each position (1,Q), and the phones themselves (1,Q)"""
-    target = torch.tensor([Vocabulary(run.classes).ids(phones)])
-    shifted = torch.cat([torch.full((1, 1), BEGIN), target[:, :-1]], dim=1)
+    target = torch.tensor([Vocabulary(run.classes).encode(phones)])
+    shifted = torch.cat([torch.full((1, 1), BOS), target[:, :-1]], dim=1)
     return torch.tensor([letter_ids(run, word)]), shifted, target
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from clearhead.data.batches import Batch
 from clearhead.data.dataset import Examples, Subset
 from clearhead.data.folder import usable
-from clearhead.data.vocab import IGNORED, to_user
+from clearhead.data.vocab import IGNORE_INDEX, tokens_to_text
 from clearhead.drawing import BLUE, GRAY, VERMILION, displayable, new_figure, wrap
 from clearhead.inference.evaluate import confusion_matrix, count_errors, examples_of, measure, words_to_score
 from clearhead.inference.g2p import BEAM, pronounce
@@ -199,7 +199,7 @@ def report_tokens(run: Run, outputs: Outputs, n: int) -> Report:
     )
     lengths = torch.tensor([len(row) for row in outputs.targets])
     starts = lengths.cumsum(0) - lengths
-    wrong = ((targets != IGNORED) & ~correct).nonzero().flatten()
+    wrong = ((targets != IGNORE_INDEX) & ~correct).nonzero().flatten()
     worst = wrong[confidence[wrong].argsort(descending=True, stable=True)][:n]
 
     def token_row(position: int) -> Row:
@@ -211,20 +211,20 @@ def report_tokens(run: Run, outputs: Outputs, n: int) -> Report:
         return Row(example, before, prediction, actual, float(confidence[position]), False)
 
     def text_row(example: int) -> Row:
-        mask = outputs.targets[example] != IGNORED
+        mask = outputs.targets[example] != IGNORE_INDEX
         prediction, actual = (
             format_tokens(run, side[example][mask][-2 * CONTEXT :]) for side in (outputs.predicted, outputs.targets)
         )
         return Row(example, None, prediction, actual, None, bool((outputs.correct[example] | ~mask).all()))
 
     first = [text_row(i) for i in range(min(n, len(lengths)))]
-    total = int((targets != IGNORED).sum())
+    total = int((targets != IGNORE_INDEX).sum())
     return Report("tokens", outputs.metrics, total, len(wrong), first, [token_row(i) for i in worst.tolist()])
 
 
 def format_tokens(run: Run, ids: Tensor) -> str:
     """Tokens as text, with line breaks and other control characters as escapes."""
-    return repr(to_user("".join(run.vocab[i] for i in ids.tolist()), run.config.data.level))[1:-1]
+    return repr(tokens_to_text("".join(run.vocab[i] for i in ids.tolist()), run.config.data.level))[1:-1]
 
 
 def report_words(run: Run, part: PartName, n: int, beam: Beam, announce: Announce) -> Report:

@@ -81,7 +81,7 @@ class Run:
         self.model.eval()
         data = DataInfo.from_state(best.state)
         data.check_matches(self.config)
-        self.classes, self.vocab, self.data_files = data.classes, data.symbols, data.files
+        self.classes, self.vocab, self.data_files = data.classes, data.vocab, data.files
         self.normalize = data.normalize
 
     def __repr__(self) -> str:

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from clearhead.data.prng import fold_in
-from clearhead.data.vocab import BEGIN, END, Vocabulary, from_user, to_user
+from clearhead.data.vocab import BOS, EOS, Vocabulary, text_to_tokens, tokens_to_text
 from clearhead.inference.run import Run
 from clearhead.models.generate import Sampling, free_positions
 from clearhead.models.language import LanguageModel
 
 SAMPLING_BATCH_SIZE = 256
 """each batch draws its own random numbers, so another size draws other samples"""
-MAX_WORD_LENGTH = 40
+MAX_WORD_LETTERS = 40
 """longer words are cut off"""
 MAX_COUNT = 1_000_000
 """samples, and tokens of each"""
@@ -49,16 +49,16 @@ def sample_batch(
     run: Run, model: LanguageModel, prompt: str, strategy: Sampling, n: int, max_new_tokens: int
 ) -> list[str]:
     vocab, level = Vocabulary(run.vocab), run.config.data.level
-    tokens = from_user(prompt, level)
-    if vocab.has_marks:
-        ids = torch.tensor([[BEGIN, *vocab.ids(tokens)]]).expand(n, -1)
-        max_letters = max(1, free_positions(model.config, ids.shape[1], MAX_WORD_LENGTH))
-        rows = model.generate(ids, strategy, n_tokens=max_letters, end=END).ids
-        return [prompt + "".join(vocab.read(row)) for row in rows.tolist()]
+    tokens = text_to_tokens(prompt, level)
+    if vocab.has_special_tokens:
+        ids = torch.tensor([[BOS, *vocab.encode(tokens)]]).expand(n, -1)
+        max_letters = max(1, free_positions(model.config, ids.shape[1], MAX_WORD_LETTERS))
+        rows = model.generate(ids, strategy, n_tokens=max_letters, end=EOS).ids
+        return [prompt + "".join(vocab.decode(row)) for row in rows.tolist()]
     if not tokens:
-        tokens = LINE_BREAK if LINE_BREAK in vocab.places else vocab.symbols[0]
-    rows = continue_text(model, torch.tensor([vocab.ids(tokens)]).expand(n, -1), strategy, max_new_tokens)
-    return [prompt + to_user("".join(vocab.read(row)), level) for row in rows[:, len(tokens) :].tolist()]
+        tokens = LINE_BREAK if LINE_BREAK in vocab.token_to_id else vocab.tokens[0]
+    rows = continue_text(model, torch.tensor([vocab.encode(tokens)]).expand(n, -1), strategy, max_new_tokens)
+    return [prompt + tokens_to_text("".join(vocab.decode(row)), level) for row in rows[:, len(tokens) :].tolist()]
 
 
 def continue_text(model: LanguageModel, ids: Tensor, strategy: Sampling, max_new_tokens: int) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.data.vocab import BEGIN
+from clearhead.data.vocab import BOS
 from clearhead.drawing import BLACK, BLUE, GREEN, VERMILION
 from clearhead.lab.claim import Claim, Result, at_least, at_most, equals
 from clearhead.lab.lstm import N_TOKENS, NAMES, TRANSFORMER, WITH, WITHOUT, rival, spread
@@ -110,7 +110,7 @@ def decoder_passes(model: Seq2Seq, length: int) -> int:
     handle = model.head.register_forward_hook(lambda *_: passes.append(1))
     try:
         source = torch.arange(length)[None] % N_TOKENS
-        model.generate(source, begin=BEGIN, end=None, n_tokens=length)
+        model.generate(source, begin=BOS, end=None, n_tokens=length)
     finally:
         handle.remove()
     return len(passes)
