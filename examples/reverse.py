@@ -54,7 +54,7 @@ def attention_map(model: SequencePredictor, ids: Tensor) -> Tensor:
         seen.append(weights[0, 0])
         return out
 
-    layer = model.encoder.blocks[0].attention
+    layer = model.blocks[0].attn
     fused, layer.attend = layer.attend, attend
     model(ids)
     layer.attend = fused

@@ -75,7 +75,7 @@ def test_examples_from_image_files_and_digits(trained, tmp_path):
 
 def test_long_text_is_cut_to_the_context(trained):
     run = Run(trained / "text")
-    run.config = replace(run.config, model=replace(run.config.model, context=5))
+    run.config = replace(run.config, model=replace(run.config.model, context_length=5))
     assert text_example(run, "To be, or not").tokens == ("r", "space", "n", "o", "t")
     with pytest.raises(ValueError, match="--text is empty"):
         text_example(run, "")
@@ -185,7 +185,7 @@ def test_entropies_of_each_layer_and_head():
 
 
 def test_layer_order_compares_numbers_as_numbers():
-    ordered = ["pool", "stack.blocks.0.attention", "stack.blocks.2.attention", "stack.blocks.10.attention"]
+    ordered = ["pool", "blocks.0.attn", "blocks.2.attn", "blocks.10.attn"]
     assert in_layer_order({ordered[i] for i in (3, 1, 0, 2)}) == ordered
     assert in_layer_order(reversed(ordered)) == ordered
 

@@ -83,7 +83,7 @@ def test_a_score_is_the_log_probability_under_the_model(run):
 def test_the_best_candidate_is_at_least_as_probable_as_the_greedy_one(run, how):
     for word in WORDS:
         ids = torch.tensor([Vocabulary(run.vocab).encode(word)])
-        greedy = run.model.generate(ids, Greedy(), begin=BOS, end=EOS, n_tokens=g2p.MAX_PHONES)
+        greedy = run.model.generate(ids, strategy=Greedy(), bos_id=BOS, eos_id=EOS, max_new_tokens=g2p.MAX_PHONES)
         assert pronounce(run, [word], how)[0][0].score >= greedy.scores.item() - 1e-5
 
 
@@ -125,7 +125,7 @@ def test_probabilities_of_candidates_sum_to_at_most_one(run):
 
 
 def test_learned_positions_limit_the_length(run, monkeypatch):
-    model = Seq2Seq(replace(run.config.model, positions="learned", context=5)).eval()
+    model = Seq2Seq(replace(run.config.model, pos_embed="learned", context_length=5)).eval()
     monkeypatch.setattr(run, "model", model)
     assert all(len(way.phones) <= 5 for way in pronounce(run, ["cab"])[0])
 

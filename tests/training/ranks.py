@@ -31,7 +31,9 @@ from clearhead.training.loop import resume, train
 
 CONFIG = RunConfig(
     recipe="test",
-    model=PredictorConfig(width=8, depth=2, num_heads=2, n_inputs=5, n_outputs=5, context=6, positions="learned"),
+    model=PredictorConfig(
+        width=8, depth=2, num_heads=2, in_features=5, out_features=5, context_length=6, pos_embed="learned"
+    ),
     data=DataConfig(name="reverse"),
     optimizer=OptimizerConfig(name="muon", lr=0.005, warmup=2, grad_clip=0.5),
     training=TrainingConfig(

@@ -15,10 +15,10 @@ from clearhead.training.objectives import OBJECTIVES
 
 STACK = {"width": 8, "depth": 1, "num_heads": 2}
 MODELS = [
-    PredictorConfig(**STACK, n_inputs=3, n_outputs=3),
+    PredictorConfig(**STACK, in_features=3, out_features=3),
     VisionConfig(**STACK, image_size=(8, 4), patch_size=4, num_classes=2),
     Seq2SeqConfig(**STACK, src_vocab_size=3, tgt_vocab_size=4),
-    LanguageConfig(**STACK, n_tokens=5),
+    LanguageConfig(**STACK, vocab_size=5),
 ]
 RUN = RunConfig(
     recipe="test",

@@ -169,7 +169,7 @@ def text_example(run: Run, text: str) -> Example:
 def next_token_example(run: Run, ids: Sequence[int]) -> Example:
     """The token that a language model predicts after these."""
     assert isinstance(run.config.model, LanguageConfig)
-    inputs = torch.tensor([ids[-min(MAX_TOKENS, run.config.model.context) :]])
+    inputs = torch.tensor([ids[-min(MAX_TOKENS, run.config.model.context_length) :]])
     tokens = [run.vocab[i] for i in inputs[0].tolist()]
     predicted = int(run.logits(inputs)[0, -1].argmax())
     if run.config.data.level == "byte":  # a byte of a longer character must not look like another character
@@ -291,7 +291,7 @@ def image_figures(
 
     def to_patches(matrix: Tensor) -> Tensor:
         """weights (...,Q,K) -> (...,rows,columns): attention from the output to each patch"""
-        return output_map(matrix, class_token=model.readout == "class").unflatten(1, grid)
+        return output_map(matrix, class_token=model.pooling == "cls").unflatten(1, grid)
 
     title = "attention from the output to each patch"
     heads = {f"head {i}": cells for i, cells in enumerate(to_patches(last[0]))}
@@ -306,7 +306,7 @@ def image_figures(
         "relevance": relevance(traced, traced.output[:, chosen]),
     }
     maps = {name: to_patches(matrix) for name, matrix in matrices.items()}
-    fill: Fill = "black" if model.channels == 1 else "gray"
+    fill: Fill = "black" if model.in_channels == 1 else "gray"
     occluded = occlusion(run.model, example.inputs, grid, chosen, fill=fill)
     areas = {
         name: deletion_auc(deletion_curve(run.model, example.inputs, ranked, chosen, fill=fill)).item()

@@ -31,7 +31,7 @@ MAX_PHONES = MAX_WORD_LENGTH + 1
 """as many as the longest entry of a dictionary may have, and the end-of-sequence token"""
 BEAM = Beam(5)
 
-CROSS_ATTENTION = "cross_attention"
+CROSS_ATTENTION = "cross_attn"
 """part of the module path of each cross-attention layer"""
 WALLS = {
     "cross.png": "cross-attention of the decoder: every head",
@@ -81,8 +81,14 @@ def pronounce(run: Run, words: Sequence[str], beam: Beam = BEAM) -> list[list[Pr
     for indices in order.split(max(1, INFERENCE_BATCH_SIZE // max(1, beam.size // BEAM.size))):
         source, _ = sources.get_batch(indices)
         output = model.generate(
-            source, beam, begin=BOS, end=EOS, n_tokens=max_phones, source_lengths=(source != PAD).sum(1)
+            source,
+            strategy=beam,
+            bos_id=BOS,
+            eos_id=EOS,
+            max_new_tokens=max_phones,
+            source_lengths=(source != PAD).sum(1),
         )
+
         for row, index in enumerate(indices.tolist()):
             candidates = zip(output.candidates[row].tolist(), output.scores[row].tolist(), strict=True)
             results[index] = [

@@ -215,7 +215,7 @@ class Run:
     def read_images(self, paths: Sequence[str | Path]) -> Tensor:
         """Image files -> uint8 (B,C,height,width), squared and resized as in training (`data.fit`)."""
         model, fit = self.config.model, self.config.data.fit
-        channels, size = (model.channels, model.image_shape[0]) if isinstance(model, VisionConfig) else (1, 28)
+        channels, size = (model.in_channels, model.image_shape[0]) if isinstance(model, VisionConfig) else (1, 28)
         images = (in_channels(read_image(Path(path)), channels) for path in paths)
         return torch.stack([resize(image, size, fit)[:channels] for image in images])
 

@@ -53,7 +53,7 @@ def sample_batch(
     if vocab.has_special_tokens:
         ids = torch.tensor([[BOS, *vocab.encode(tokens)]]).expand(n, -1)
         max_letters = max(1, free_positions(model.config, ids.shape[1], MAX_WORD_LETTERS))
-        rows = model.generate(ids, strategy, n_tokens=max_letters, end=EOS).ids
+        rows = model.generate(ids, strategy=strategy, max_new_tokens=max_letters, eos_id=EOS).ids
         return [prompt + "".join(vocab.decode(row)) for row in rows.tolist()]
     if not tokens:
         tokens = LINE_BREAK if LINE_BREAK in vocab.token_to_id else vocab.tokens[0]
@@ -63,11 +63,11 @@ def sample_batch(
 
 def continue_text(model: LanguageModel, ids: Tensor, strategy: Sampling, max_new_tokens: int) -> Tensor:
     """ids (B,L) -> (B,L+max_new_tokens). When the context is full, the model reads its last half again and goes on."""
-    context, n_new = model.config.context, 0
+    context, n_new = model.config.context_length, 0
     while n_new < max_new_tokens:
         window = ids if ids.shape[1] < context else ids[:, -max(1, context // 2) :]
         count = min(max_new_tokens - n_new, context - window.shape[1] + 1)
-        new = model.generate(window, with_seed(strategy, "chunk", n_new), n_tokens=count).ids
+        new = model.generate(window, max_new_tokens=count, strategy=with_seed(strategy, "chunk", n_new)).ids
         ids = torch.cat([ids, new], dim=1)
         n_new += count
     return ids

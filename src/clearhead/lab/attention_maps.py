@@ -42,7 +42,7 @@ def run_attention_map(
 
     def map_of(tokens: Tensor) -> Tensor:
         tokens = tokens.flatten(0, 1)[None] if mixed else tokens
-        return attend_reference(layer.query(tokens), layer.key(tokens), layer.value(tokens))[1]
+        return attend_reference(layer.q_proj(tokens), layer.k_proj(tokens), layer.v_proj(tokens))[1]
 
     with torch.no_grad():
         weights = map_of(x)
@@ -70,8 +70,8 @@ def run_cross(
     x = torch.randn(1, tgt_vocab_size, width, dtype=torch.float64)
 
     def attended(queries: Tensor, keys: Tensor) -> Tensor:
-        q, k, v = (layer.split(part) for part in (layer.query(queries), layer.key(keys), layer.value(keys)))
-        return layer.output(attend_reference(q, k, v)[0].transpose(1, 2).flatten(2))
+        q, k, v = (layer.split_heads(part) for part in (layer.q_proj(queries), layer.k_proj(keys), layer.v_proj(keys)))
+        return layer.out_proj(attend_reference(q, k, v)[0].transpose(1, 2).flatten(2))
 
     with torch.no_grad():
         expected = layer(x, memory)
@@ -238,7 +238,7 @@ def draw_attention_map(*, seed: int = 0, width: int = 16, n_examples: int = 3, n
         layer = MultiHeadAttention(width, 1).double()
         x = torch.randn(n_examples, n_tokens, width, dtype=torch.float64)
     weights, mixed = (
-        attend_reference(layer.query(tokens), layer.key(tokens), layer.value(tokens))[1]
+        attend_reference(layer.q_proj(tokens), layer.k_proj(tokens), layer.v_proj(tokens))[1]
         for tokens in (x, x.flatten(0, 1)[None])
     )
     n_rows = n_examples * n_tokens
@@ -303,8 +303,8 @@ def draw_cross_attention(
         layer = MultiHeadAttention(width, 2).double()
         memory = torch.randn(1, src_vocab_size, width, dtype=torch.float64)
         x = torch.randn(1, tgt_vocab_size, width, dtype=torch.float64)
-    q, k, v = layer.query(x), layer.key(memory), layer.value(memory)
-    weights = attend_reference(layer.split(q), layer.split(k), layer.split(v))[1]
+    q, k, v = layer.q_proj(x), layer.k_proj(memory), layer.v_proj(memory)
+    weights = attend_reference(layer.split_heads(q), layer.split_heads(k), layer.split_heads(v))[1]
     out = layer(x, memory)
 
     def sized(text: str, part: Tensor) -> str:

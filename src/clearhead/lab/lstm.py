@@ -80,7 +80,7 @@ def rival(
                 width=width,
                 depth=1,
                 num_heads=1,
-                hidden=2 * width,
+                mlp_dim=2 * width,
                 src_vocab_size=src_vocab_size,
                 tgt_vocab_size=tgt_vocab_size,
             )

@@ -107,10 +107,10 @@ def chain(model: nn.Module, length: int) -> int:
 def decoder_passes(model: Seq2Seq, length: int) -> int:
     """Passes of the decoder, one after the other, in which a transformer generates that many tokens by itself."""
     passes = []
-    handle = model.head.register_forward_hook(lambda *_: passes.append(1))
+    handle = model.decoder.register_forward_hook(lambda *_: passes.append(1))
     try:
         source = torch.arange(length)[None] % N_TOKENS
-        model.generate(source, begin=BOS, end=None, n_tokens=length)
+        model.generate(source, bos_id=BOS, eos_id=None, max_new_tokens=length)
     finally:
         handle.remove()
     return len(passes)

@@ -25,7 +25,7 @@ def run_stages(*, seed: int = 0, width: int = 16, dropout: float = 0.2, testing:
     """testing=False asks of the training stage what holds in the testing stage only."""
     torch.manual_seed(seed)
     model = SequencePredictor(
-        PredictorConfig(width=width, depth=2, num_heads=2, n_inputs=10, n_outputs=10, dropout=dropout)
+        PredictorConfig(width=width, depth=2, num_heads=2, in_features=10, out_features=10, dropout=dropout)
     )
     ids = torch.randint(0, 10, (4, 8))
 
@@ -86,10 +86,10 @@ def trained(crop: int, n_images: int, steps: int, seed: int) -> TrainContext:
     """The recipe `mnist` with a smaller model without convolutions and with few images, with or without crops."""
     changes = {
         "seed": seed,
-        "model.tokenizer": "patches",
+        "model.patch_embed": "patch",
         "model.patch_size": 7,
         "model.width": 32,
-        "model.hidden": 64,
+        "model.mlp_dim": 64,
         "model.depth": 1,
         "data.limit": n_images,
         "data.augmentation.crop": crop,
@@ -176,7 +176,7 @@ AUGMENTATION = Claim(
 
 
 PARTS: dict[str, dict[str, object]] = {
-    "positions": {"model.positions": "learned"},
+    "positions": {"model.pos_embed": "learned"},
     "norm": {"model.norm": "pre"},
     "output projection": {"model.output_projection": True},
 }
@@ -251,7 +251,7 @@ def draw_stages(*, seed: int = 0, width: int = 16, dropout: float = 0.2) -> "Fig
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = SequencePredictor(
-            PredictorConfig(width=width, depth=2, num_heads=2, n_inputs=10, n_outputs=10, dropout=dropout)
+            PredictorConfig(width=width, depth=2, num_heads=2, in_features=10, out_features=10, dropout=dropout)
         )
         ids = torch.randint(0, 10, (4, 8))
         twice, moved = {}, {}

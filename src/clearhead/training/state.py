@@ -142,9 +142,9 @@ class DataInfo:
                 expected = {"classes": n}
             case Seq2SeqConfig(src_vocab_size=src_vocab_size, tgt_vocab_size=tgt_vocab_size):
                 expected = {"vocab": src_vocab_size, "classes": tgt_vocab_size}
-            case LanguageConfig(n_tokens=n):
+            case LanguageConfig(vocab_size=n):
                 expected = {"vocab": n}
-            case PredictorConfig(n_outputs=n) if config.objective in ("classification", "token-classification"):
+            case PredictorConfig(out_features=n) if config.objective in ("classification", "token-classification"):
                 expected = {"classes": n}
             case _:
                 expected = {"classes": 2} if config.objective == "binary-classification" else {}
