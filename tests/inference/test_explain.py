@@ -185,7 +185,7 @@ def test_entropies_of_each_layer_and_head():
 
 
 def test_layer_order_compares_numbers_as_numbers():
-    ordered = ["pool", "blocks.0.attn", "blocks.2.attn", "blocks.10.attn"]
+    ordered = ["blocks.0.attn", "blocks.2.attn", "blocks.10.attn", "pool"]
     assert in_layer_order({ordered[i] for i in (3, 1, 0, 2)}) == ordered
     assert in_layer_order(reversed(ordered)) == ordered
 
