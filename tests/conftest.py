@@ -157,7 +157,7 @@ def forge():
     """forge(run, config=...) replaces entries of every state.json of a run, with a manifest that agrees: what a
     stranger could send."""
     from clearhead.files import from_json, to_json
-    from clearhead.training.layout import MANIFEST, MODEL, OPTIMIZER, STATE, manifest
+    from clearhead.training.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE, manifest
 
     def forge(run, **values):
         for folder in (run / "checkpoints").glob("step-*"):

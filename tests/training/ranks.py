@@ -187,11 +187,11 @@ def main(folder: Path) -> None:
     done["resharded"] = in_processes(2, again("resharded", shard=True))
 
     done["killed"] = in_processes(2, with_signal(6, signal.SIGKILL, 1, new("killed")))
-    done["after the kill"] = checkpoint.steps(folder / "killed")
+    done["after the kill"] = checkpoint.saved_steps(folder / "killed")
     done["revived"] = in_processes(2, again("killed"))
     progress.LAUNCHER_INTERVAL = 0.1
     done["orphaned"] = without_launcher(2, folder, new("orphaned"))
-    done["after the launcher"] = checkpoint.steps(folder / "orphaned")
+    done["after the launcher"] = checkpoint.saved_steps(folder / "orphaned")
     done["relaunched"] = in_processes(2, again("orphaned"))
     (folder / "done.json").write_text(json.dumps(done))
 

@@ -206,7 +206,7 @@ def config_of_run(path: Path) -> Any:
 def unknown(name: str) -> str:
     """The nearest name first, then what there is."""
     if "/" in name:
-        from clearhead.training.metrics_log import no_run
+        from clearhead.training.run_directory import no_run
 
         return str(no_run(Path(name)))
     names = [*NAMES, *RECIPES]

@@ -81,7 +81,7 @@ def check_predictor(model: object, what: str, asked: ObjectiveName) -> None:
     if model.out_features != out_features:
         raise ValueError(f"{what} needs out_features={out_features}, got {model.out_features}; set it to that")
     if (model.pooling == "none") != (asked in ("token-classification", "set-pointer")):
-        wanted = "each" if asked in ("token-classification", "set-pointer") else "mean, class or attention"
+        wanted = "none" if asked in ("token-classification", "set-pointer") else "mean, cls or attention"
         raise ValueError(f"{what} needs an answer from pooling={wanted}, got {model.pooling}; choose that")
     in_features = 784 if asked == "set-pointer" else N_CLASSES
     if model.in_features != in_features:

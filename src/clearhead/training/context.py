@@ -61,6 +61,9 @@ class TrainContext:
     def checkpoint_every(self) -> int:
         return self.config.training.checkpoint_every or self.evaluate_every
 
+    def is_snapshot_due(self, step: int) -> bool:
+        return self.config.snapshots.is_due(step, self.n_steps)
+
     def environment(self) -> dict[str, str | int | bool]:
         """What the numbers depend on beside the config: their last bits, or with another precision more."""
         return {

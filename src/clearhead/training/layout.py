@@ -30,6 +30,8 @@ DIGEST = "sha256"
 """key of `maps_digest` in the header of such a file"""
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 FILES = (MODEL, OPTIMIZER, STATE)
+FORMAT = 2
+"""of the manifest; 1 had other names of weights and settings"""
 SAVING, REPLACED, DELETING, DAMAGED = "saving-", "replaced-", "deleting-", "damaged-"
 LARGEST_JSON = 16 * 2**20
 """bytes of a config, a state or a manifest. The largest one is the state of a run that was trained with `skip_invalid`
@@ -105,7 +107,7 @@ def manifest(contents: Mapping[str, bytes]) -> bytes:
 def manifest_of(files: Mapping[str, tuple[int, str]]) -> bytes:
     """From the size and sha256 of each file."""
     entries = {name: {"size": size, "sha256": digest} for name, (size, digest) in files.items()}
-    return to_json({"format": 1, "files": entries}, indent=1)
+    return to_json({"format": FORMAT, "files": entries}, indent=1)
 
 
 def declared(written: bytes) -> dict[str, tuple[int, str]]:
@@ -131,6 +133,9 @@ def disagreements(files: Mapping[str, tuple[int, str]], written: bytes) -> dict[
     """Which files, given by size and sha256, are not what the manifest says, and how; {} if all agree."""
     if written == manifest_of(files):
         return {}
+    with suppress(ValueError, LookupError, TypeError):
+        if from_json(written)["format"] == 1:
+            return {MANIFEST: "it was made by an earlier version of Clearhead, with other names of weights"}
     known = declared(written)
     found = wrong_sizes({name: size for name, (size, _) in files.items()}, written)
     changed = {name: f"{name} is not what was saved" for name in known if name in files and files[name] != known[name]}

@@ -17,7 +17,7 @@ from clearhead.files import from_json, to_json
 from clearhead.models.config import LanguageConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
 from clearhead.training.checkpoint import Checkpoint
 from clearhead.training.compatibility import announce_changes
-from clearhead.training.config import MOST_STEPS, RunConfig
+from clearhead.training.config import MAX_STEPS, RunConfig
 from clearhead.training.context import TrainContext
 from clearhead.training.distributed import gather_full, load_tensors
 from clearhead.training.objectives import N_COUNTS
@@ -75,7 +75,7 @@ class TrainState:
 
 
 def is_index(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MOST_STEPS
+    return type(value) is int and 0 <= value <= MAX_STEPS
 
 
 def is_finite(value: Any) -> bool:
