@@ -62,7 +62,7 @@ def test_a_text_is_judged_on_its_validation_part(trained, capsys, monkeypatch, t
     ("argv", "message"),
     [
         ("RUN/reverse --out a.png", "--out needs a run on images, got"),
-        ("RUN/mnist --out a.jpg", "a picture is saved as .png, .svg, .pdf, got 'a.jpg'"),
+        ("RUN/mnist --out a.jpg", "a figure is saved as .png, .svg, .pdf, got 'a.jpg'"),
         ("RUN/mnist --beam 3", "--beam needs a run of pronounce, got"),
         ("RUN/mnist --n 0", "at least 1, got 0"),
         ("RUN/mnits", "did you mean"),

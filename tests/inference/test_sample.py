@@ -67,7 +67,7 @@ def test_generation_stays_within_the_context(pos_embed, length):
     )
     longest = []
     model.blocks[0].register_forward_pre_hook(
-        lambda stack, args, kwargs: longest.append(args[0].shape[1] + kwargs["cache"].self_attn.length), with_kwargs=True
+        lambda _, args, kwargs: longest.append(args[0].shape[1] + kwargs["cache"].self_attn.length), with_kwargs=True
     )
     prompt = torch.zeros(2, length, dtype=torch.long)
     found = continue_text(model, prompt, Sampling(seed=0), 30)

@@ -23,7 +23,6 @@ from clearhead.models.config import VisionConfig
 from clearhead.models.factory import build_model
 from clearhead.training.compatibility import config_for_inference
 from clearhead.training.distributed import load_tensors
-from clearhead.training.metrics_log import METRICS, read
 from clearhead.training.objectives import BATCH_SIZE
 from clearhead.training.optim import weights_to_use
 from clearhead.training.run_directory import RunDirectory
@@ -90,7 +89,7 @@ class Run:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """The records of metrics.jsonl in their order: {"kind": "train", "step": 50, "loss": ...}, ..."""
-        return read(self.path / METRICS)
+        return RunDirectory.open(self.path).records()
 
     @property
     def input_kind(self) -> InputKind:

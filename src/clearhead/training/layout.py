@@ -21,7 +21,7 @@ from typing import Any
 from safetensors import deserialize
 
 from clearhead.files import check_folder, from_json, sha256, to_json
-from clearhead.training.config import MOST_STEPS
+from clearhead.training.config import MAX_STEPS
 
 CHECKPOINTS, BEST, SNAPSHOTS, FIGURES = "checkpoints", "best.json", "snapshots", "figures"
 MAPS = ".safetensors"
@@ -51,7 +51,7 @@ def parse_step(name: str) -> int | None:
 
 
 def is_step(value: Any) -> bool:
-    return type(value) is int and 0 <= value < MOST_STEPS
+    return type(value) is int and 0 <= value < MAX_STEPS
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
