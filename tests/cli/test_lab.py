@@ -27,7 +27,7 @@ JSON_KEYS = {
 def test_json_names_the_settings_and_which_of_them_were_changed(capsys):
     assert main(["lab", "hard-and-soft", "--beta", "2", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
-    assert row["settings"] == {"seed": 0, "width": 8, "n_queries": 12, "n_keys": 6, "beta": 2.0}
+    assert row["settings"] == {"seed": 0, "width": 8, "num_queries": 12, "num_keys": 6, "beta": 2.0}
     assert row["changed"] == ["beta"]
     assert row["verdict"] == "refuted"
     assert main(["lab", "hard-and-soft", "--json"]) == 0
@@ -42,7 +42,7 @@ def test_json_has_the_promised_keys(capsys):
     for row in rows:
         assert set(row) - {"curves"} == JSON_KEYS  # curves: only of claims that measured some
         assert row["kind"] in ("demonstration", "experiment")
-        assert row["misconception"] == CLAIMS[row["id"]].mistake
+        assert row["misconception"] == CLAIMS[row["id"]].misconception
         assert row["formula"] == CLAIMS[row["id"]].formula
         assert row["changed"] == []
         if CLAIMS[row["id"]].trains:
@@ -98,7 +98,7 @@ def test_a_figure_goes_where_it_is_asked_to(capsys, elsewhere):
     assert main(["lab", "temperature", "--no-figure"]) == 0
     assert not (elsewhere / "figures").exists()
     assert main(["lab", "temperature", "--figure", "b.gif"]) == 2
-    assert main(["lab", "columns", "--figure", "c.png"]) == 0
+    assert main(["lab", "column-convention", "--figure", "c.png"]) == 0
     assert (elsewhere / "c.png").exists()
 
 
@@ -138,18 +138,18 @@ def test_the_table_tells_of_every_other_way_to_use_the_lab(capsys):
     assert main(["lab", "--help"]) == 0
     assert main(["lab"]) == 0
     out = capsys.readouterr().out
-    for way in ("--all", "--json", "--page", 'clearhead.lab.run("temperature")', "--n-keys 3"):
+    for way in ("--all", "--json", "--page", 'clearhead.lab.run("temperature")', "--num-keys 3"):
         assert way in out
 
 
 @pytest.mark.parametrize(
     ("argv", "holds"),
     [
-        (["elongated-key", "--alpha", "10", "--seed", "4"], True),
-        (["elongated-key", "--alpha", "1"], True),
-        (["moved-key", "--width", "512"], True),
+        (["scaled-key", "--alpha", "10", "--seed", "4"], True),
+        (["scaled-key", "--alpha", "1"], True),
+        (["perturbed-key", "--width", "512"], True),
         (["hard-and-soft", "--beta", "50"], True),
-        (["saturation", "--n-keys", "256"], True),
+        (["saturation", "--num-keys", "256"], True),
         (["hard-and-soft", "--beta", "1"], False),
         (["additive-mask", "--low", "-10"], False),
         (["convolution", "--beta", "2"], False),
@@ -176,10 +176,10 @@ def test_an_unexpected_verdict_of_the_default_settings_exits_1(capsys, monkeypat
     [
         (["lab", "elongated"], "did you mean elongated-key?"),
         (["lab", "mask"], "no claim named 'mask'; did you mean additive-mask? Run clearhead lab to list all"),
-        (["lab", "elongated-key", "--alhpa", "3"], "did you mean --alpha?"),
-        (["lab", "elongated-key", "--alpha", "much"], "--alpha: invalid float value: 'much'"),
-        (["lab", "own-token", "--same-projection", "maybe"], "--same-projection: must be true or false, got 'maybe'"),
-        (["lab", "temperature", "--n-keys", "0"], "n_keys of temperature must be from 1 to 10000, got 0"),
+        (["lab", "scaled-key", "--alhpa", "3"], "did you mean --alpha?"),
+        (["lab", "scaled-key", "--alpha", "much"], "--alpha: invalid float value: 'much'"),
+        (["lab", "self-weight", "--same-projection", "maybe"], "--same-projection: must be true or false, got 'maybe'"),
+        (["lab", "temperature", "--num-keys", "0"], "num_keys of temperature must be from 1 to 10000, got 0"),
         (["lab", "positions", "--width", "7"], "width of positions must be a multiple of 2, got 7"),
         (["lab", "several-heads", "--steps", "0"], "steps of several-heads must be from 1 to 10000, got 0"),
         (["lab", "positions", "--figure", "a.gif"], "a picture is saved as .png, .svg, .pdf, got 'a.gif'; try a.png"),

@@ -23,8 +23,8 @@ def test_a_check_says_whether_its_number_is_as_claimed(check, ok):
 
 
 def test_a_tolerance_is_named_where_there_is_one():
-    assert equals("a", 3, 3, 0).says == "= 3"
-    assert equals("a", 3, 3, 1e-9).says == "= 3 to 1e-09"
+    assert equals("a", 3, 3, 0).expectation == "= 3"
+    assert equals("a", 3, 3, 1e-9).expectation == "= 3 to 1e-09"
 
 
 def test_one_number_that_is_off_refutes():

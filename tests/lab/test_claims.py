@@ -12,41 +12,41 @@ from clearhead.nn.positions import SinusoidalPosEmbed
 MISTAKES = {
     "temperature": {"rule": temperature.softargmin},
     "saturation": {"scale": temperature.unscaled},
-    "columns": {"keys_first": False},
-    "moved-key": {"rule": keys.scaled_down},
-    "elongated-key": {"rule": keys.divided_by_alpha},
-    "equivariance": {"positions": SinusoidalPosEmbed()},
-    "running-linear": {"beta": 0.0},
+    "column-convention": {"keys_first": False},
+    "perturbed-key": {"rule": keys.scaled_down},
+    "scaled-key": {"rule": keys.divided_by_alpha},
+    "permutation-equivariance": {"positions": SinusoidalPosEmbed()},
+    "pointwise-convolution": {"beta": 0.0},
     "convolution": {"beta": 0.5},
     "additive-mask": {"low": -10.0},
-    "hidden-row": {"by_mask": True},
+    "fully-masked-row": {"by_mask": True},
     "hard-and-soft": {"beta": 1.0},
-    "own-token": {"same_projection": True},
-    "permutation": {"by_place": False},
-    "torch-weights": {"read": heads.rows},
+    "self-weight": {"same_projection": True},
+    "permutation": {"by_position": False},
+    "in-proj-weight": {"read": heads.rows},
     "head-outputs": {"mix_weights": True},
-    "graph": {"mask_edges": False},
+    "message-passing": {"mask_edges": False},
     "feed-forward": {"attention": True},
-    "skip-connections": {"has_skip": False},
-    "patches": {"stride": 2},
-    "reach": {"depth": 2},
-    "stages": {"testing": False},
+    "skip-connections": {"skip": False},
+    "patch-embedding": {"stride": 2},
+    "receptive-field": {"depth": 2},
+    "train-and-eval-mode": {"testing": False},
     "attention-map": {"mixed": True},
-    "cross-attention": {"encoder_queries": True},
-    "multi-head": {"from_left": False},
+    "cross-attention": {"queries_from_encoder": True},
+    "multi-head": {"left_multiply": False},
     "heads-as-groups": {"one_kernel": True},
     "several-heads": {"num_heads": 1},
     "augmentation": {"crop": 0},
     "learned-positions": {"rule": vision.place_only},
     "positions": {"placed": False},
-    "gradient-path": {"attends": False},
-    "in-turn": {"recurrent": True},
-    "recurrence": {"attends": False},
+    "gradient-path": {"with_attention": False},
+    "sequential-depth": {"recurrent": True},
+    "recurrence": {"with_attention": False},
     "layer-norm": {"batch_norm": True},
     "pre-norm": {"post": True},
     "class-token": {"mean": True},
-    "any-size": {"learned": True},
-    "parallel": {"recurrent": True},
+    "input-size": {"learned": True},
+    "parallelism": {"recurrent": True},
     "rotation": {"turn": True},
     "plain-vit": {"without": True},
 }
@@ -59,9 +59,9 @@ MINUTES = ("plain-vit",)
 """claims whose single training run takes too long for every change; test_plain_vit.py tests what decides its verdict"""
 WIDTHS = {
     "saturation": (64, 128, 192),
-    "columns": (64, 128, 192),
+    "column-convention": (64, 128, 192),
     "gradient-path": (16, 32, 48),
-    "in-turn": (16, 32, 48),
+    "sequential-depth": (16, 32, 48),
     "skip-connections": (32, 48, 64),
     **dict.fromkeys(TRAINING, (32, 48, 64)),
     "recurrence": (32, 40, 48),
@@ -115,14 +115,14 @@ DIFFERENCE = "largest difference of the formula from measurement"
 @pytest.mark.parametrize(
     ("slug", "changes", "name"),
     [
-        ("elongated-key", {"beta": -1.0}, "change of A_a where z_a > 0"),
-        ("elongated-key", {"beta": -1.0}, "change of A_a where z_a < 0"),
-        ("elongated-key", {"rule": keys.divided_by_alpha}, f"weights: {DIFFERENCE}"),
-        ("elongated-key", {"rule": keys.divided_by_alpha}, f"output: {DIFFERENCE}"),
+        ("scaled-key", {"beta": -1.0}, "change of A_a where z_a > 0"),
+        ("scaled-key", {"beta": -1.0}, "change of A_a where z_a < 0"),
+        ("scaled-key", {"rule": keys.divided_by_alpha}, f"weights: {DIFFERENCE}"),
+        ("scaled-key", {"rule": keys.divided_by_alpha}, f"output: {DIFFERENCE}"),
         ("hard-and-soft", {"beta": -math.inf}, "hard, self: distance from one-hot rows"),
         ("permutation", {"beta": 1.0}, "distance from the tokens themselves"),
         ("convolution", {"border_mask": False}, "largest difference from conv1d"),
-        ("hidden-row", {"low": -1.0}, "distance of its weights from 1/n each"),
+        ("fully-masked-row", {"low": -1.0}, "distance of its weights from 1/n each"),
         ("hard-and-soft", {"beta": 1.0}, "hard, two best keys tie: distance from the mean of their values"),
         (
             "saturation",
@@ -130,12 +130,12 @@ DIFFERENCE = "largest difference of the formula from measurement"
             "fraction of logits with a gradient below 1e-6, with the scale",
         ),
         ("class-token", {"mean": True}, "class token: tokens that the answer is read from"),
-        ("stages", {"dropout": 0.0}, "same input twice, training stage: difference"),
-        ("stages", {"testing": False}, "one pass in the testing stage: the weights move by"),
+        ("train-and-eval-mode", {"dropout": 0.0}, "same input twice, training stage: difference"),
+        ("train-and-eval-mode", {"testing": False}, "one pass in the testing stage: the weights move by"),
         ("saturation", {"scale": temperature.unscaled}, "all logits 1000 larger, spread the same: entropy left"),
         ("feed-forward", {"attention": True}, "places that the answer at one place depends on"),
-        ("gradient-path", {"forget": 8.0}, "LSTM alone: the same"),
-        ("skip-connections", {"has_skip": False}, "Xavier + GELU, skips: gradient, 24 layers over 2"),
+        ("gradient-path", {"forget_bias": 8.0}, "LSTM alone: the same"),
+        ("skip-connections", {"skip": False}, "Xavier + GELU, skips: gradient, 24 layers over 2"),
         ("layer-norm", {"batch_norm": True}, "layer norm: output for one token moves by"),
         ("attention-map", {"mixed": True}, "other examples change: the first one's map moves by"),
     ],
@@ -151,7 +151,7 @@ def test_weights_that_are_no_softargmax_refute_both_orders_of_the_moved_key(monk
         return weights @ v, weights
 
     monkeypatch.setattr(keys, "attend_reference", squared)
-    refuted = {check.name for check in keys.run_moved_key().checks if not check.ok}
+    refuted = {check.name for check in keys.run_perturbed_key().checks if not check.ok}
     assert "relative error of the first-order formula" in refuted
     assert any(name.startswith("error of the second-order mean") for name in refuted)
 
@@ -160,7 +160,7 @@ def test_weights_that_are_no_softargmax_refute_both_orders_of_the_moved_key(monk
 @pytest.mark.parametrize(
     ("slug", "fails"),
     [
-        ("own-token", {0}),
+        ("self-weight", {0}),
         ("positions", {0}),
         ("several-heads", {0, 1}),
         ("augmentation", {1, 2, 3}),
@@ -173,7 +173,7 @@ def test_the_mistake_of_a_training_run_is_refuted_by_the_number_it_is_about(slug
 
 
 def test_the_wrong_columns_are_as_wide_as_the_model():
-    assert [check.value for check in attention_maps.run_columns(keys_first=False).checks[2:4]] == [768, 768]
+    assert [check.value for check in attention_maps.run_column_convention(keys_first=False).checks[2:4]] == [768, 768]
 
 
 def test_a_number_that_is_none_proves_nothing():
@@ -185,16 +185,16 @@ def test_every_claim_can_be_read_and_played_with(claim):
     assert claim.lesson in LESSONS
     assert claim.rows
     assert "seed" in settings(claim)
-    for text in (claim.statement, claim.mistake, claim.formula):
+    for text in (claim.statement, claim.misconception, claim.formula):
         assert text
     assert claim.try_next.startswith("clearhead ")
 
 
 def test_an_experiment_leaves_the_same_numbers_for_the_same_seed():
     torch.manual_seed(1)
-    first = lab.run("moved-key", seed=3)
+    first = lab.run("perturbed-key", seed=3)
     torch.manual_seed(2)
-    assert lab.run("moved-key", seed=3) == first
+    assert lab.run("perturbed-key", seed=3) == first
 
 
 @pytest.mark.parametrize("slug", CLAIMS)
@@ -214,7 +214,7 @@ def test_unknown_names_are_answered_with_the_nearest():
     with pytest.raises(
         ValueError, match=r"^elongated-key has no setting 'alhpa'; did you mean alpha\? Its settings are"
     ):
-        lab.run("elongated-key", alhpa=3)
+        lab.run("scaled-key", alhpa=3)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_unknown_names_are_answered_with_the_nearest():
         ("mask", ["additive-mask"]),  # a word of the name
         ("MASKS", ["additive-mask"]),
         ("norms", ["layer-norm", "pre-norm"]),
-        ("dropout", ["stages"]),  # a word of the formula
+        ("dropout", ["train-and-eval-mode"]),  # a word of the formula
         ("temprature", ["temperature"]),  # a typing error
         ("", []),
     ],
@@ -240,7 +240,7 @@ def test_demonstrations_hold_by_construction_and_experiments_are_measured():
 
 EXPERIMENTS = {
     "saturation",
-    "own-token",
+    "self-weight",
     "several-heads",
     "positions",
     "gradient-path",
@@ -254,18 +254,18 @@ EXPERIMENTS = {
 @pytest.mark.parametrize(
     ("slug", "changes"),
     [
-        ("moved-key", {"width": 512}),
-        ("moved-key", {"size": 0.1}),
-        ("moved-key", {"beta": 2.0, "width": 64}),
-        ("elongated-key", {"alpha": 1.0}),
-        ("elongated-key", {"alpha": 0.5}),
-        ("elongated-key", {"alpha": 1000.0, "beta": 10.0}),
-        ("elongated-key", {"width": 512}),
+        ("perturbed-key", {"width": 512}),
+        ("perturbed-key", {"size": 0.1}),
+        ("perturbed-key", {"beta": 2.0, "width": 64}),
+        ("scaled-key", {"alpha": 1.0}),
+        ("scaled-key", {"alpha": 0.5}),
+        ("scaled-key", {"alpha": 1000.0, "beta": 10.0}),
+        ("scaled-key", {"width": 512}),
         ("hard-and-soft", {"beta": 50.0}),
-        ("saturation", {"n_keys": 2, "width": 64}),
-        ("saturation", {"n_keys": 256}),
+        ("saturation", {"num_keys": 2, "width": 64}),
+        ("saturation", {"num_keys": 256}),
         ("saturation", {"width": 4096}),
-        ("any-size", {"context": 40}),
+        ("input-size", {"context": 40}),
         ("head-outputs", {"num_heads": 16}),
     ],
 )

@@ -75,7 +75,7 @@ def test_the_identity_and_a_running_linear_layer():
     torch.testing.assert_close(identity(3, 5)(x), x)
     weight, bias = torch.randn(4, 3, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
     torch.testing.assert_close(pointwise(weight, bias, 5)(x), F.linear(x, weight, bias))
-    mean = pointwise(weight, bias, 5, beta=0.0)(x)  # the mistake: every place gets the same
+    mean = pointwise(weight, bias, 5, beta=0.0)(x)  # the misconception: every place gets the same
     assert largest(mean - mean[:, :1]) < 1e-12
 
 

@@ -10,7 +10,7 @@ from matplotlib.text import Text
 
 from clearhead.lab import convolutions, imitations, keys, plots
 from clearhead.lab.claim import Curve, Result, below, equals, settings
-from clearhead.lab.lstm import NAMES
+from clearhead.lab.lstm import MODEL_NAMES
 from clearhead.lab.plots import save
 from clearhead.lab.registry import CLAIMS, DRAWN, FIGURES, FROM_RESULTS, draw_claim, draw_result
 from clearhead.lab.registry import run as run_claim
@@ -19,8 +19,8 @@ from clearhead.lab.training import weight_change
 from clearhead.nn.attention import MultiHeadAttention, softargmax
 
 SETTINGS = {
-    "n_keys": 2,
-    "n_tokens": 20,
+    "num_keys": 2,
+    "num_tokens": 20,
     "beta": 2.0,
     "alpha": 10.0,
     "low": -10.0,
@@ -28,18 +28,18 @@ SETTINGS = {
     "kernel": 7,
     "share": 0.1,
     "length": 12,
-    "n_queries": 3,
+    "num_queries": 3,
 }
 """other numbers than the defaults, such as a reader plays with"""
 
 
-NOT_RANDOM = ("in-turn", "class-token", "any-size", "parallel")
+NOT_RANDOM = ("sequential-depth", "class-token", "input-size", "parallelism")
 """figures of sizes and counts, which are the same for all seeds"""
 
 
 def drawn_texts(figure):
     """Every text that is seen."""
-    figure.canvas.draw()
+    figure.subplots.draw()
     found = [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
     for axes in figure.axes:
         found += [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
@@ -76,7 +76,7 @@ def test_everything_can_be_read_and_follows_the_seed(slug):
         assert figure.get_suptitle()  # what the claim shows, in one sentence
         assert not faults(figure), seed
         check_colour_bars(figure)
-        pictures.add(bytes(figure.canvas.buffer_rgba()))
+        pictures.add(bytes(figure.subplots.buffer_rgba()))
     assert len(pictures) == (1 if slug in NOT_RANDOM else 2)
 
 
@@ -90,7 +90,7 @@ def test_everything_can_be_read_with_a_readers_own_numbers(slug):
 def measured(lengths, share, gradient):
     """What the three models of `recurrence` might be found to do."""
     curves = []
-    for name in NAMES:
+    for name in MODEL_NAMES:
         curves += [
             Curve("right digits", name, lengths, tuple(share for _ in lengths)),
             Curve("right phones", name, (6,), (share,)),
@@ -113,7 +113,7 @@ def test_what_a_training_found_can_be_read_and_is_what_is_drawn(lengths, share, 
         (curve.name, *curve.y) for curve in result.curves if curve.what in ("right digits", "milliseconds")
     }
     heights = [bar.get_height() for axes in figure.axes for bar in axes.patches]
-    assert heights == [share] * len(NAMES)
+    assert heights == [share] * len(MODEL_NAMES)
 
 
 def test_what_was_not_run_has_no_figure():
@@ -198,18 +198,18 @@ def test_a_result_without_curves_is_drawn_by_its_checks(slug):
     assert not faults(figure)
     (axes,) = figure.axes
     assert [bar.get_width() for bar in axes.patches] == [check.value for check in checks]
-    right, wrong = plots.TRUTH, plots.MISTAKE
+    right, wrong = plots.CORRECT, plots.MISCONCEPTION
     assert [matplotlib.colors.to_hex(bar.get_facecolor()).upper() for bar in axes.patches] == [right, wrong, right]
 
 
 @pytest.mark.parametrize(
     ("slug", "drawn"),
     [
-        ("equivariance", lambda figure: max(figure.axes[0].lines[0].get_ydata())),
+        ("permutation-equivariance", lambda figure: max(figure.axes[0].lines[0].get_ydata())),
         ("learned-positions", lambda figure: figure.axes[3].patches[0].get_height()),
         ("learned-positions", lambda figure: figure.axes[3].patches[1].get_height()),
-        ("stages", lambda figure: figure.axes[2].patches[1].get_height()),
-        ("own-token", lambda figure: figure.axes[1].patches[0].get_height()),
+        ("train-and-eval-mode", lambda figure: figure.axes[2].patches[1].get_height()),
+        ("self-weight", lambda figure: figure.axes[1].patches[0].get_height()),
     ],
 )
 def test_a_figure_draws_the_numbers_of_its_claim(slug, drawn):
@@ -221,14 +221,14 @@ def test_a_figure_draws_the_numbers_of_its_claim(slug, drawn):
 
 def test_what_was_trained_stands_beside_random_weights():
     name = "trained to reverse: fraction of tokens that attend most to themselves"
-    figure = draw_result("own-token", Result((equals(name, 0.25, 0, 0.5),)))
+    figure = draw_result("self-weight", Result((equals(name, 0.25, 0, 0.5),)))
     assert 0.25 in [bar.get_height() for bar in figure.axes[1].patches]
     assert not faults(figure)
 
 
 def test_the_faults_are_found():
-    figure, (left, right) = plots.canvas("AB")
-    plots.name_axis(left, "a title that is far too long for half of a figure, and so is cut off at both of its ends")
+    figure, (left, right) = plots.subplots("AB")
+    plots.label_axes(left, "a title that is far too long for half of a figure, and so is cut off at both of its ends")
     plots.label(right, 0.5, 0.5, "one")
     plots.label(right, 0.5, 0.5, "other")
     right.text(0.1, 0.1, "tiny", fontsize=8)
@@ -265,14 +265,14 @@ def test_the_same_seed_gives_the_same_bytes(slug, tmp_path):
 
 
 def test_a_figure_is_saved_in_the_formats_that_there_are(tmp_path):
-    figure, _ = plots.canvas()
+    figure, _ = plots.subplots()
     with pytest.raises(ValueError, match=r"saved as \.png, \.svg, \.pdf, got 'mask\.jpg'; try mask\.png"):
         save(figure, tmp_path / "mask.jpg")
     assert save(figure, tmp_path / "MASK.PNG").exists()
 
 
 def test_a_figure_follows_the_readers_numbers():
-    longer = draw_claim("elongated-key", {"alpha": 5.0, "mistaken": True})
+    longer = draw_claim("scaled-key", {"alpha": 5.0, "mistaken": True})
     assert any("alpha = 5" in axes.get_title() for axes in longer.axes)
 
 
@@ -282,14 +282,14 @@ def test_each_figure_belongs_to_a_claim_and_takes_its_settings():
     for slug, draw in FIGURES.items():
         parameters = inspect.signature(draw).parameters
         assert "seed" in parameters
-        assert all(parameter.default is not inspect.Parameter.empty for parameter in parameters.values())
+        assert all(parameter.default is not inspect.Parameter.hide_axes for parameter in parameters.values())
         assert set(parameters) <= {*settings(CLAIMS[slug]), "result"}
 
 
 def test_drawing_leaves_everything_else_alone():
     random, rc = torch.get_rng_state(), dict(matplotlib.rcParams)
     for draw in FIGURES.values():
-        draw().canvas.draw()
+        draw().subplots.draw()
     assert torch.equal(torch.get_rng_state(), random)
     assert dict(matplotlib.rcParams) == rc
 
@@ -308,7 +308,7 @@ assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules
 
 
 def test_numbers_that_are_not_finite_are_no_limits():
-    figure, (axes,) = plots.canvas()
+    figure, (axes,) = plots.subplots()
     (image,) = plots.heat_maps(figure, [axes], [torch.tensor([[0.5, float("-inf")], [2.0, float("nan")]])], "")
     assert image.get_clim() == (0.5, 2.0)
 
@@ -321,7 +321,7 @@ def test_gradients_through_a_soft_weight_are_larger():
 def test_influence_is_the_norm_of_each_block_of_the_jacobian():
     torch.manual_seed(0)
     x = torch.randn(1, 5, 4, dtype=torch.float64)
-    conv = convolutions.AlongTheLine(4, 3, 1).double()
+    conv = convolutions.ConvStack(4, 3, 1).double()
     norms = conv.layers[0].weight.square().sum(dim=(0, 1)).sqrt()  # a convolution is linear: its taps are its Jacobian
     expected = torch.cat([torch.zeros(1), norms / norms.max(), torch.zeros(1)])
     torch.testing.assert_close(convolutions.influence(conv, x), expected.double().detach())
@@ -357,12 +357,12 @@ def test_weights_stay_in_evaluation():
 
 def test_the_headline_says_where_the_claim_does_not_hold_with_changed_settings():
     refuted, note = Result((below("x", 2.0, 1.0),)), "(does not hold with these settings)"
-    assert draw_result("temperature", refuted, {"n_keys": 3}).get_suptitle().endswith(f"\n{note}")
-    assert note not in draw_result("temperature", Result((below("x", 0.0, 1.0),)), {"n_keys": 3}).get_suptitle()
+    assert draw_result("temperature", refuted, {"num_keys": 3}).get_suptitle().endswith(f"\n{note}")
+    assert note not in draw_result("temperature", Result((below("x", 0.0, 1.0),)), {"num_keys": 3}).get_suptitle()
     assert note not in draw_result("temperature", None).get_suptitle()
 
 
 def test_equal_numbers_have_equal_colours():
-    figure, axes = plots.canvas("AB")
+    figure, axes = plots.subplots("AB")
     images = plots.heat_maps(figure, axes, [torch.full((2, 2), 1 / 6), torch.full((2, 2), 1 / 6)], "weight")
     assert [image.get_clim() for image in images] == [(0, 1), (0, 1)]

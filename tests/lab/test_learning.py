@@ -4,7 +4,7 @@ from torch import nn
 
 from clearhead.data.vocab import IGNORED
 from clearhead.lab import training
-from clearhead.lab.learning import accuracy, budgets_of, learning_curve, mean_over_seeds, seeds_of, train_recipe
+from clearhead.lab.learning import accuracy, step_budgets, learning_curve, mean_over_seeds, run_seeds, train_recipe
 
 
 def largest(random, n):
@@ -25,8 +25,8 @@ def test_a_budget_is_the_beginning_of_every_larger_one():
 
 
 def test_budgets_rise_and_have_at_least_one_step():
-    assert budgets_of(200, 0.5, 1, 5) == [100, 200, 1000]
-    assert budgets_of(1, 0.25, 1, 5) == [1, 5]
+    assert step_budgets(200, 0.5, 1, 5) == [100, 200, 1000]
+    assert step_budgets(1, 0.25, 1, 5) == [1, 5]
 
 
 def test_ignored_targets_do_not_count():
@@ -37,9 +37,9 @@ def test_ignored_targets_do_not_count():
 
 
 def test_no_two_seeds_share_a_training_run():
-    runs = [each for seed in range(4) for each in seeds_of(seed, 3)]
+    runs = [each for seed in range(4) for each in run_seeds(seed, 3)]
     assert len(set(runs)) == len(runs) == 12
-    assert seeds_of(7, 1) == [7]
+    assert run_seeds(7, 1) == [7]
 
 
 def test_each_number_is_averaged_over_the_seeds():

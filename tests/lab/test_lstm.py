@@ -1,23 +1,23 @@
 import pytest
 import torch
 
-from clearhead.lab.lstm import Alone, Recurrent
+from clearhead.lab.lstm import PositionwiseMLP, LSTMSeq2Seq
 from clearhead.nn.attention import MultiHeadAttention
 
 WIDTH, TOKENS = 6, 9
 
 
-def model(part, forget=1.0):
+def model(part, forget_bias=1.0):
     torch.manual_seed(0)
-    return Recurrent(WIDTH, TOKENS, TOKENS, part, forget=forget).double()
+    return LSTMSeq2Seq(WIDTH, TOKENS, TOKENS, part, forget_bias=forget_bias).double()
 
 
 def attention():
     return MultiHeadAttention(WIDTH, 1)
 
 
-def ids(n_tokens, seed=1):
-    return torch.randint(TOKENS, (3, n_tokens), generator=torch.Generator().manual_seed(seed))
+def ids(num_tokens, seed=1):
+    return torch.randint(TOKENS, (3, num_tokens), generator=torch.Generator().manual_seed(seed))
 
 
 def by_formula(lstm, x, h, c):
@@ -32,7 +32,7 @@ def by_formula(lstm, x, h, c):
     return torch.stack(states, dim=1), h, c
 
 
-@pytest.mark.parametrize("part", [Alone(WIDTH), attention()])
+@pytest.mark.parametrize("part", [PositionwiseMLP(WIDTH), attention()])
 def test_it_computes_what_its_formula_says(part):
     net, source, target = model(part), ids(5), ids(4, seed=2)
     start = torch.zeros(3, WIDTH, dtype=torch.float64)
@@ -43,7 +43,7 @@ def test_it_computes_what_its_formula_says(part):
 
 
 def test_forget_is_how_far_the_cell_is_kept():
-    closed, opened = model(Alone(WIDTH), forget=0.0), model(Alone(WIDTH), forget=3.0)
+    closed, opened = model(PositionwiseMLP(WIDTH), forget_bias=0.0), model(PositionwiseMLP(WIDTH), forget_bias=3.0)
     for before, after in ((closed.encoder, opened.encoder), (closed.decoder, opened.decoder)):
         more = after.bias_hh_l0 - before.bias_hh_l0
         i, f, g, o = more.chunk(4)
@@ -51,13 +51,13 @@ def test_forget_is_how_far_the_cell_is_kept():
         assert not torch.cat([i, g, o]).any()
 
 
-@pytest.mark.parametrize(("part", "looks"), [(Alone(WIDTH), False), (attention(), True)])
+@pytest.mark.parametrize(("part", "looks"), [(PositionwiseMLP(WIDTH), False), (attention(), True)])
 def test_only_attention_looks_at_the_encoders_states(part, looks):
     x, memory, other = torch.randn(3, 2, 4, WIDTH, generator=torch.Generator().manual_seed(0))
     assert torch.equal(part(x, memory), part(x, other)) is not looks
 
 
-@pytest.mark.parametrize("part", [Alone(WIDTH), attention()])
+@pytest.mark.parametrize("part", [PositionwiseMLP(WIDTH), attention()])
 def test_no_answer_knows_a_later_token(part):
     net, source, target = model(part), ids(5), ids(4, seed=2)
     changed = target.clone()

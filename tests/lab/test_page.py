@@ -46,7 +46,7 @@ def test_the_page_says_what_the_lab_finds_now(written, slug):
     verdict, body = written[slug]
     assert verdict == claim.expected, STALE
     assert claim.statement in body, STALE
-    assert claim.mistake in body, STALE
+    assert claim.misconception in body, STALE
     if claim.trains:  # minutes: their numbers are measured when the page is written
         return
     finding = Finding(claim, lab.run(slug))
@@ -89,11 +89,11 @@ def test_the_page_names_kind_conditions_and_misconception():
     text = page([Finding(claim, None)], "lab", ())
     assert f"Experiment: {claim.statement}" in text
     assert f"*Conditions:* {claim.conditions}" in text
-    assert f"*Misconception:* {claim.mistake}" in text
+    assert f"*Misconception:* {claim.misconception}" in text
 
 
 def test_each_formula_has_a_line_of_its_own():
-    claim = CLAIMS["elongated-key"]
+    claim = CLAIMS["scaled-key"]
     assert len(claim.formulas) == 4
     assert "```text\n" + "\n".join(claim.formulas) + "\n```\n" in page([Finding(claim, None)], "lab", ())
 

@@ -9,7 +9,7 @@ from clearhead.recipes.registry import config_of
 
 
 def parts_of(variant):
-    """What a variant's model really has, whatever its config says."""
+    """What a variant's model really has, whatever its config expectation."""
     model = build_model(config_of("mnist-plain", VARIANTS[variant]).model)
     names = dict(model.named_modules())
     return {

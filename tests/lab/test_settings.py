@@ -4,7 +4,7 @@ import math
 import pytest
 
 from clearhead import lab
-from clearhead.lab.claim import MEANING, check_settings, enough_memory, limits, settings
+from clearhead.lab.claim import SETTING_HELP, check_settings, out_of_memory_as_error, limits, settings
 from clearhead.lab.registry import ALL, CLAIMS
 
 NUMBERS = [
@@ -17,8 +17,8 @@ NUMBERS = [
 
 @pytest.mark.parametrize(("claim", "name"), NUMBERS, ids=lambda part: getattr(part, "slug", part))
 def test_numbers_out_of_range_are_refused_in_one_line(claim, name):
-    least, most = limits(claim, name)
-    for value in (math.nan, least - max(1, abs(least)), most + max(1, most)):
+    minimum, most = limits(claim, name)
+    for value in (math.nan, minimum - max(1, abs(minimum)), most + max(1, most)):
         if value in (math.inf, -math.inf) and most == math.inf:  # an infinite beta
             continue
         whole = isinstance(settings(claim)[name].default, int)
@@ -31,7 +31,7 @@ def test_numbers_out_of_range_are_refused_in_one_line(claim, name):
 
 @pytest.mark.parametrize(("claim", "name"), NUMBERS, ids=lambda part: getattr(part, "slug", part))
 def test_each_number_is_explained_and_takes_its_own(claim, name):
-    assert MEANING[name]
+    assert SETTING_HELP[name]
     check_settings(claim, {name: settings(claim)[name].default})
 
 
@@ -44,20 +44,20 @@ def test_what_is_true_or_false_is_explained_by_the_experiment(claim):
 
 @pytest.mark.parametrize("claim", ALL, ids=lambda claim: claim.slug)
 def test_limits_are_those_of_settings_that_exist(claim):
-    assert {*claim.least, *claim.most, *claim.multiples} <= set(settings(claim))
+    assert {*claim.minimum, *claim.most, *claim.multiple_of} <= set(settings(claim))
 
 
 @pytest.mark.parametrize(
     ("slug", "changes", "message"),
     [
         ("heads-as-groups", {"num_heads": 3}, "width must be a multiple of num_heads"),
-        ("reach", {"width": 7}, r"width of reach must be a multiple of 2, got 7; try width=8"),
-        ("reach", {"kernel": 4}, r"kernel of reach must be odd, got 4; try kernel=5"),
-        ("reach", {"kernel": 25}, "n_tokens must be at least kernel, got 21 and 25"),
-        ("temperature", {"n_keys": 2.5}, "n_keys must be a whole number, got 2.5"),
-        ("temperature", {"n_keys": True}, "n_keys must be a whole number, got True"),
-        ("elongated-key", {"alpha": "3"}, "alpha must be a number, got '3'"),
-        ("own-token", {"same_projection": 1}, "same_projection must be True or False, got 1"),
+        ("receptive-field", {"width": 7}, r"width of reach must be a multiple of 2, got 7; try width=8"),
+        ("receptive-field", {"kernel": 4}, r"kernel of reach must be odd, got 4; try kernel=5"),
+        ("receptive-field", {"kernel": 25}, "num_tokens must be at least kernel, got 21 and 25"),
+        ("temperature", {"num_keys": 2.5}, "num_keys must be a whole number, got 2.5"),
+        ("temperature", {"num_keys": True}, "num_keys must be a whole number, got True"),
+        ("scaled-key", {"alpha": "3"}, "alpha must be a number, got '3'"),
+        ("self-weight", {"same_projection": 1}, "same_projection must be True or False, got 1"),
     ],
 )
 def test_numbers_that_do_not_fit_are_refused(slug, changes, message):
@@ -71,7 +71,7 @@ def test_an_infinite_beta_is_a_number():
 
 def test_too_little_memory_is_the_readers_to_mend_and_other_errors_are_ours():
     for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ...")):
-        with pytest.raises(ValueError, match="must fit into memory"), enough_memory():
+        with pytest.raises(ValueError, match="must fit into memory"), out_of_memory_as_error():
             raise error
-    with pytest.raises(RuntimeError, match="shapes"), enough_memory():
+    with pytest.raises(RuntimeError, match="shapes"), out_of_memory_as_error():
         raise RuntimeError("shapes do not match")

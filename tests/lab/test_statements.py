@@ -70,7 +70,7 @@ def test_the_formula_of_the_heads_needs_its_beta():
 
 
 def test_what_fixes_a_size_is_the_table_or_the_flattened_image():
-    found = values("any-size")
+    found = values("input-size")
     assert found["of 4 image sizes, a ViT accepts (its table is interpolated)"] == 4
     assert found["a CNN that ends in mean + linear accepts"] == 4
     assert found["a CNN that ends in flatten + linear accepts"] == 1
@@ -79,13 +79,13 @@ def test_what_fixes_a_size_is_the_table_or_the_flattened_image():
 def test_the_classifier_is_given_one_vector_and_its_misconception_is_another_statement():
     claim = registry.CLAIMS["class-token"]
     assert values("class-token", width=24)["numbers that the classifier is given, of either"] == 24
-    assert "flattened" in claim.mistake
+    assert "flattened" in claim.misconception
     assert "flattened" not in claim.statement
 
 
 @pytest.mark.slow
 def test_a_trained_model_attends_to_the_opposite_token():
-    found = values("own-token")
+    found = values("self-weight")
     assert found["trained to reverse: fraction of tokens that attend most to themselves"] == 0
     assert found["trained to reverse: mean weight of a token for itself"] < 0.05
     assert found["trained to reverse: mean weight of a token for its opposite"] > 0.5

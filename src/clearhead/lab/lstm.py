@@ -10,17 +10,29 @@ encoder's other states, if anything does, is a part passed in.
 Dims: B batch, Q target tokens, K source tokens, E model width, V vocabulary.
 """
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.data.vocab import MARKS
+from clearhead.data.vocab import BEGIN, MARKS
+from clearhead.drawing import BLACK, BLUE, GREEN, VERMILION
+from clearhead.lab.claim import Claim, Result, at_least, at_most, equals
+from clearhead.lab.plots import label_axes, legend_below, set_headline, subplots
 from clearhead.models.config import Seq2SeqConfig
 from clearhead.models.embeddings import embeddings_or
 from clearhead.models.seq2seq import Seq2Seq
 from clearhead.nn.attention import Linear, MultiHeadAttention
 from clearhead.nn.blocks import MLP
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-class Alone(nn.Module):
+
+class PositionwiseMLP(nn.Module):
     """What stands where attention could: as many weights, but each step sees its own state alone."""
 
     def __init__(self, width: int):
@@ -31,14 +43,16 @@ class Alone(nn.Module):
         return self.net(x)
 
 
-class Recurrent(nn.Module):
+class LSTMSeq2Seq(nn.Module):
     """source (B,K), target so far (B,Q) -> logits (B,Q,V) of the target token after each: W (h_t + part(norm(h_t)))
 
     part(x (B,Q,E), memory (B,K,E)) -> (B,Q,E) may look at the memory, the encoder's states, as attention does.
-    `forget` is added to the bias of f: the larger it is, the longer a new model's cell keeps what it has.
+    `forget_bias` is added to the bias of f: the larger it is, the longer a new model's cell keeps what it has.
     """
 
-    def __init__(self, width: int, src_vocab_size: int, tgt_vocab_size: int, part: nn.Module, *, forget: float = 1.0):
+    def __init__(
+        self, width: int, src_vocab_size: int, tgt_vocab_size: int, part: nn.Module, *, forget_bias: float = 1.0
+    ):
         super().__init__()
         self.width, self.part = width, part
         self.embed_source, self.embed_target = nn.Embedding(src_vocab_size, width), nn.Embedding(tgt_vocab_size, width)
@@ -47,7 +61,7 @@ class Recurrent(nn.Module):
         self.head = Linear(width, tgt_vocab_size, bias=False)
         for lstm in (self.encoder, self.decoder):
             _, f, _, _ = lstm.get_parameter("bias_hh_l0").detach().chunk(4)  # torch's order: i, f, g, o
-            f += forget
+            f += forget_bias
 
     def forward(self, source: Tensor | None, target: Tensor, *, inputs_embeds: Tensor | None = None) -> Tensor:
         """`inputs_embeds` (B,K,E) may stand for the source."""
@@ -56,20 +70,28 @@ class Recurrent(nn.Module):
         return self.head(states + self.part(self.norm(states), memory))
 
 
-# Three encoder-decoders of equal size: the transformer, and the LSTM with and without attention.
+TRANSFORMER, LSTM_ATTENTION, LSTM = "transformer", "LSTM with attention", "LSTM alone"
 
 
-TRANSFORMER, WITH, WITHOUT = "transformer", "LSTM with attention", "LSTM alone"
-NAMES = (TRANSFORMER, WITH, WITHOUT)
+MODEL_NAMES = (TRANSFORMER, LSTM_ATTENTION, LSTM)
+
+
 DIGITS = 10
-N_TOKENS = len(MARKS) + DIGITS
+
+
+VOCAB_SIZE = len(MARKS) + DIGITS
 """what they read and write, unless told otherwise"""
 
 
-def rival(
-    name: str, width: int, src_vocab_size: int = N_TOKENS, tgt_vocab_size: int = N_TOKENS, *, forget: float = 1.0
+def build_seq2seq(
+    name: str,
+    width: int,
+    src_vocab_size: int = VOCAB_SIZE,
+    tgt_vocab_size: int = VOCAB_SIZE,
+    *,
+    forget_bias: float = 1.0,
 ) -> nn.Module:
-    """(source (B,K), target so far (B,Q)) -> logits (B,Q,V); `forget` is for LSTMs.
+    """(source (B,K), target so far (B,Q)) -> logits (B,Q,V); `forget_bias` is for LSTMs.
 
     An LSTM has 8 width² weights, a block of the transformer 8 width² in the encoder and 12 width² in the decoder: with
     4 width² for attention, or for the net in its place, all three are of one size.
@@ -85,11 +107,213 @@ def rival(
                 tgt_vocab_size=tgt_vocab_size,
             )
         )
-    part = MultiHeadAttention(width, 1) if name == WITH else Alone(width)
-    return Recurrent(width, src_vocab_size, tgt_vocab_size, part, forget=forget)
+    part = MultiHeadAttention(width, 1) if name == LSTM_ATTENTION else PositionwiseMLP(width)
+    return LSTMSeq2Seq(width, src_vocab_size, tgt_vocab_size, part, forget_bias=forget_bias)
 
 
 def spread(models: list[nn.Module]) -> float:
     """Parameters of the largest over those of the smallest."""
     sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in models]
     return max(sizes) / min(sizes)
+
+
+SHORT = 4
+"""tokens of the sequence that others are compared with"""
+
+
+BATCH_SIZE = 16
+
+
+def input_gradient_norm(model: nn.Module, length: int, width: int, random: torch.Generator) -> float:
+    """Norm of the gradient of the last output's loss by the first input, the mean of some random sequences."""
+    source = torch.randn(BATCH_SIZE, length, width, generator=random, dtype=torch.float64, requires_grad=True)
+    target, answers = torch.randint(VOCAB_SIZE, (2, BATCH_SIZE, length), generator=random)
+    last: Tensor = model(None, target, inputs_embeds=source)[:, -1]
+    (gradient,) = torch.autograd.grad(F.cross_entropy(last, answers[:, -1], reduction="sum"), source)
+    return gradient[:, 0].norm(dim=-1).mean().item()
+
+
+def gradient_ratios(model: nn.Module, lengths: Sequence[int], width: int, seed: int) -> list[float]:
+    """The gradient at each length, in units of that at the first of them."""
+    random = torch.Generator().manual_seed(seed)
+    found = [input_gradient_norm(model, length, width, random) for length in lengths]
+    return [gradient / found[0] for gradient in found]
+
+
+def untrained_models(width: int, forget_bias: float, seed: int) -> dict[str, nn.Module]:
+    """The three models with random weights; float64, for the gradients become very small."""
+    torch.manual_seed(seed)
+    return {name: build_seq2seq(name, width, forget_bias=forget_bias).double() for name in MODEL_NAMES}
+
+
+def run_gradient_path(
+    *, seed: int = 0, width: int = 32, length: int = 64, forget_bias: float = 1.0, with_attention: bool = True
+) -> Result:
+    """with_attention=False asks of the LSTM without attention what holds with it; forget_bias=8 holds the LSTMs' cells open."""
+    models = untrained_models(width, forget_bias, seed)
+    left = {name: gradient_ratios(model, (SHORT, length), width, seed)[-1] for name, model in models.items()}
+    further = length / SHORT
+    return Result(
+        (
+            at_most("parameters of the largest model over the smallest", spread(list(models.values())), 1.05),
+            at_least(f"transformer: gradient left, times {further:g}", left[TRANSFORMER] * further, 0.3),
+            at_least("LSTM with attention: the same", left[LSTM_ATTENTION if with_attention else LSTM] * further, 0.3),
+            at_most("LSTM alone: the same", left[LSTM] * further, 0.01),
+        )
+    )
+
+
+COLOURS = {TRANSFORMER: BLUE, LSTM_ATTENTION: GREEN, LSTM: VERMILION}
+
+
+MARKERS = {TRANSFORMER: ("o", 7), LSTM_ATTENTION: ("s", 10), LSTM: ("^", 14)}
+"""shape and size: where lines meet, all are seen"""
+
+
+def line(axes: "Axes", whose: str, x: Sequence[float], y: Sequence[float]) -> None:
+    marker, size = MARKERS[whose]
+    axes.plot(x, y, f"{marker}-", color=COLOURS[whose], linewidth=3, markersize=size, label=whose)
+
+
+def doubling(axes: "Axes", lengths: Sequence[float]) -> None:
+    """Lengths along the bottom, each doubling as wide as the one before."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, labels=[f"{length:g}" for length in lengths])
+
+
+def up_to(length: int) -> list[int]:
+    """Lengths from SHORT, doubled as long as they are well below the last."""
+    return [SHORT * 2**power for power in range(12) if SHORT * 2**power <= length / 1.5] + [length]
+
+
+def draw_gradient_path(*, seed: int = 0, width: int = 32, length: int = 64) -> "Figure":
+    """The gradient from the last output to the first input of untrained_models models, scatter_against length, beside 1/length."""
+    lengths = up_to(length)
+    models = untrained_models(width, 1.0, seed)
+    figure, (axes,) = subplots()
+    axes.plot(lengths, [lengths[0] / n for n in lengths], "--", color=BLACK, linewidth=2, label="1 / length")
+    for whose in reversed(MODEL_NAMES):
+        line(axes, whose, lengths, gradient_ratios(models[whose], lengths, width, seed))
+    doubling(axes, lengths)
+    axes.set_yscale("log")
+    label_axes(
+        axes,
+        "untrained_models models",
+        "sequence length (tokens)",
+        f"gradient, last output to first\ninput (1 = {lengths[0]} tokens)",
+    )
+    legend_below(figure, axes)
+    set_headline(figure, "Gradients fade as 1/length with attention, exponentially in an LSTM alone")
+    return figure
+
+
+GRADIENT_PATH = Claim(
+    slug="gradient-path",
+    lesson="Beside recurrence",
+    statement="In untrained_models models, the gradient from the last output to the first input falls as 1/length through "
+    "attention, and exponentially through an LSTM whose forget gates are not held open.",
+    misconception="An LSTM's cell carries the gradient over any distance.",
+    conditions="Random weights: the gradient with which training starts, not that of trained models, whose gates and "
+    "attention weights may be anything.",
+    formula="attention: 1 step, its weight about 1/n;  LSTM: 2n steps, each of d c_t / d c_(t-1) = f_t + ..., f_t < 1",
+    run=run_gradient_path,
+    figure=draw_gradient_path,
+    try_next="clearhead lab gradient-path --forget_bias 8",
+    minimum={"width": 16, "length": 32, "forget_bias": -10},
+    maximum={"width": 256, "length": 256, "forget_bias": 100},
+    multiple_of={"width": 2},
+)
+
+
+def sequential_operations(output: Tensor) -> int:
+    """Operations on the longest way from the output back to an input or a weight: each needs the one before it."""
+    assert output.grad_fn is not None
+    lengths: dict[object, int] = {}
+    waiting = [output.grad_fn]
+    while waiting:
+        node = waiting[-1]
+        inputs = [other for other, _ in node.next_functions if other is not None]
+        unknown = [other for other in inputs if other not in lengths]
+        waiting += unknown
+        if not unknown:
+            lengths[waiting.pop()] = 1 + max((lengths[other] for other in inputs), default=0)
+    return lengths[output.grad_fn]
+
+
+def chain(model: nn.Module, length: int) -> int:
+    """That of all logits for one source and target of this length."""
+    ids = torch.arange(length)[None] % VOCAB_SIZE
+    return sequential_operations(model(ids, ids))
+
+
+def decoder_passes(model: Seq2Seq, length: int) -> int:
+    """Passes of the decoder, one after the other, in which a transformer generates that many tokens by itself."""
+    passes = []
+    handle = model.head.register_forward_hook(lambda *_: passes.append(1))
+    try:
+        source = torch.arange(length)[None] % VOCAB_SIZE
+        model.generate(source, begin=BEGIN, end=None, n_tokens=length)
+    finally:
+        handle.remove()
+    return len(passes)
+
+
+def run_sequential_depth(*, seed: int = 0, width: int = 32, length: int = 64, recurrent: bool = False) -> Result:
+    """recurrent asks of the LSTM with attention what holds of the transformer."""
+    models = untrained_models(width, forget_bias=1.0, seed=seed)
+    longer = {name: chain(model, length) - chain(model, SHORT) for name, model in models.items()}
+    tokens = 2 * (length - SHORT)
+    transformer = models[TRANSFORMER]
+    assert isinstance(transformer, Seq2Seq)
+    return Result(
+        (
+            equals(
+                f"transformer, {length} tokens, not {SHORT}: more sequential operations by",
+                longer[LSTM_ATTENTION if recurrent else TRANSFORMER],
+                0,
+                0,
+            ),
+            at_least("LSTM alone: more, for each further token read or written", longer[LSTM] / tokens, 1),
+            at_least("LSTM with attention: the same", longer[LSTM_ATTENTION] / tokens, 1),
+            equals(
+                f"transformer generates {length} tokens: decoder passes in sequence",
+                decoder_passes(transformer, length),
+                length,
+                0,
+            ),
+        )
+    )
+
+
+def draw_sequential_depth(*, seed: int = 0, width: int = 32, length: int = 64) -> "Figure":
+    """Operations that wait for one another when all target tokens are given, scatter_against length."""
+    lengths = up_to(length)
+    models = untrained_models(width, 1.0, seed)
+    figure, (axes,) = subplots()
+    for whose in reversed(MODEL_NAMES):
+        line(axes, whose, lengths, [chain(models[whose], n) for n in lengths])
+    axes.set_ylim(0)
+    axes.set_xlim(0)
+    label_axes(axes, "one forward pass with teacher forcing", "sequence length (tokens)", "longest chain of operations")
+    legend_below(figure, axes)
+    set_headline(figure, "A transformer's longest chain of operations does not grow with the length")
+    return figure
+
+
+SEQUENTIAL_DEPTH = Claim(
+    slug="sequential-depth",
+    lesson="Beside recurrence",
+    statement="Under teacher forcing, a transformer's longest chain of operations is the same for any length; an "
+    "LSTM's grows with every token, with attention or without. Generation is sequential in both.",
+    misconception="With attention, an LSTM can read all tokens at once, too; or: a transformer generates all tokens at once.",
+    conditions="Teacher forcing, as in training: all target tokens are given. In generation each token needs the one "
+    "before it, so the decoder runs once for each.",
+    formula="h_t = f(x_t, h_(t-1)) waits for h_(t-1);  softargmax(beta q_t Kᵀ) V for no other answer of its layer",
+    run=run_sequential_depth,
+    figure=draw_sequential_depth,
+    try_next="clearhead lab sequential-depth --recurrent true",
+    minimum={"width": 16, "length": 8},
+    maximum={"width": 256, "length": 256},
+    multiple_of={"width": 2},
+    kind="demonstration",
+)
