@@ -40,8 +40,8 @@ class Entry:
 
 TASKS = {
     "reverse": lambda: [
-        Entry("clearhead", config_of("reverse"), (1.0,), 10, "whole"),
-        Entry("UvA recipe", config_of("reverse-uva"), (1.0,), 50, "whole"),
+        Entry("clearhead", config_of("reverse"), (1.0,), 10, "exact_match"),
+        Entry("UvA recipe", config_of("reverse-uva"), (1.0,), 50, "exact_match"),
     ],
     "mnist": lambda: [
         Entry("340 steps", config_of("mnist", {"training.steps": 340}), (0.9461, 0.987), 20),
@@ -85,7 +85,7 @@ def reach(entry: Entry, seed: int) -> Iterator[Reached]:
                         setup.objective,
                         setup.data.test,
                         setup.data.normalize,
-                        views=config.training.views,
+                        tta=config.training.tta,
                     )[entry.measure]
                 print(f"  {entry.name}: step {standing.step}, {seconds:.1f} s, {score:.2%}", flush=True)
                 best = max(best, score)

@@ -35,14 +35,14 @@ NANOGPT = {
     "training.steps": 2000,
     "training.batch_size": 12,
     "training.ema": 0.0,
-    "optimizer.kind": "adamw",
+    "optimizer.name": "adamw",
     "optimizer.lr": 1e-3,
-    "optimizer.final": 0.1,
+    "optimizer.final_lr_fraction": 0.1,
     "optimizer.schedule": "cosine",
     "optimizer.warmup": 100,
     "optimizer.beta2": 0.99,
     "optimizer.weight_decay": 0.1,
-    "optimizer.clip": 1.0,
+    "optimizer.grad_clip": 1.0,
 }
 
 

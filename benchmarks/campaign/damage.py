@@ -39,10 +39,10 @@ class Flips(Shard):
         from benchmarks.campaign.kills import stop_at
 
         home = stage.new("half")
-        train = stage.train(MODEL, probe__inputs=2, probe__every=4)
+        train = stage.train(MODEL, snapshots__inputs=2, snapshots__every=4)
         run(train, home, PATIENCE, prepare=stop_at(STEPS // 2), may_write=[stage.cache])
         self.half = home / "runs" / "run"
-        self.whole = stage.undisturbed(MODEL, "-probed", probe__inputs=2, probe__every=4)
+        self.whole = stage.undisturbed(MODEL, "-probed", snapshots__inputs=2, snapshots__every=4)
         self.intact: dict[tuple[str, ...], Any] = {}
 
     def case(self, kind: str, number: int, rng: random.Random, folder: Path) -> list[Failure]:
@@ -69,7 +69,7 @@ class Flips(Shard):
             "config": "config.json",
             "metrics": "metrics.jsonl",
             "best": "best.json",
-            "snapshots": "probe/*",
+            "snapshots": "snapshots/*",
         }
         path = rng.choice(sorted(self.half.glob(patterns[kind])))
         return str(path.relative_to(self.half)), rng.randrange(8 * path.stat().st_size)
@@ -123,7 +123,7 @@ def commands_for(kind: str) -> list[list[str]]:
     """What reads a file of this kind."""
     return {
         "metrics": [["curves", "runs/run", "--csv", "-"]],
-        "snapshots": [["look", "runs/run", "--over-time", "--out", "figures"]],
+        "snapshots": [["look", "runs/run", "--training-dynamics", "--out", "figures"]],
     }.get(kind, [["predict", "runs/run", "picture.png", "--json"]])
 
 
@@ -144,7 +144,7 @@ def asked(command: Sequence[str]) -> tuple[int, str, str]:
 
 
 def maps_read() -> tuple[int, str, str]:
-    """What `look --over-time` would draw; drawing it 2,000 times would take hours and show nothing else."""
+    """What `look --training-dynamics` would draw; drawing it 2,000 times would take hours and show nothing else."""
     from clearhead.training.snapshots import read_snapshots
 
     try:

@@ -97,11 +97,11 @@ def test_a_config_of_another_model_or_other_data_is_refused(capsys, mine, sectio
 
 
 def test_an_objective_that_the_data_is_not_for_is_refused_even_if_the_checkpoint_agrees(capsys, mine, forge):
-    config = json.loads((mine / "config.json").read_text()) | {"objective": "classes"}
+    config = json.loads((mine / "config.json").read_text()) | {"objective": "classification"}
     (mine / "config.json").write_text(json.dumps(config))
     forge(mine, config=config)
     assert main(["resume", "mine", "--steps", "20"]) == 2
-    assert "reverse needs objective=each, got classes" in capsys.readouterr().err
+    assert "reverse needs objective=token-classification, got classification" in capsys.readouterr().err
 
 
 def test_the_learning_rates_that_are_named_are_those_of_the_records(capsys, mine):

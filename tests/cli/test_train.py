@@ -48,7 +48,7 @@ def test_a_recipe_is_trained_in_its_folder(capsys):
         ("reverse --training.checkpoint-every 5", "training.checkpoint_every", 5),
         ("reverse --training.checkpoint_every=5", "training.checkpoint_every", 5),
         ("reverse --optimizer.lr 1e-3", "optimizer.lr", 1e-3),
-        ("reverse --optimizer.kind muon", "optimizer.kind", "muon"),
+        ("reverse --optimizer.name muon", "optimizer.name", "muon"),
         ("reverse --model.heads 2", "model.num_heads", 2),
         ("reverse --model.hidden none", "model.hidden", None),
         ("reverse --data.length 5", "model.context", 5),
@@ -56,7 +56,7 @@ def test_a_recipe_is_trained_in_its_folder(capsys):
         ("mnist --data.augmentation.flip", "data.augmentation.flip", True),
         ("fashion --data.augmentation.flip false", "data.augmentation.flip", False),
         ("fashion --no-data.augmentation.flip", "data.augmentation.flip", False),
-        ("whole --data.question sum", "objective", "number"),
+        ("whole --data.question sum", "objective", "regression"),
         ("mnist_plain --seed 4", "seed", 4),
         ("reverse --compile on", "training.compile", "on"),
         ("reverse --compile=off", "training.compile", "off"),
@@ -101,7 +101,10 @@ def test_any_field_can_be_changed(monkeypatch, argv, path, value):
         ("reverse --model.width 33 --model.heads 2", "width must be a multiple of num_heads"),
         ("reverse --name a/b", "a run's name has at most 60 letters, digits"),
         ("reverse extra", "takes options, --name value, got 'extra'"),
-        ("whole --objective odd", "whole with question=commonest needs objective=classes, got odd"),
+        (
+            "whole --objective set-pointer",
+            "whole with question=commonest needs objective=classification, got set-pointer",
+        ),
         ("mnist --data.question sum", "train mnist has no option --data.question"),
         ("folder", "own pictures need their folder, got none; run: clearhead train folder --data.folder PATH"),
         ("mnist --data.name folder", "got none; run: clearhead train folder --data.folder PATH"),
@@ -155,7 +158,7 @@ def test_help_shows_the_recipe_and_all_of_its_fields(capsys, monkeypatch):
     out = capsys.readouterr().out
     assert "--data.file" in out
     assert "augmentation" not in out
-    assert "--training.views" not in out
+    assert "--training.tta" not in out
     assert main(["train"]) == 0
     assert "cifar10-bert" in capsys.readouterr().out
 

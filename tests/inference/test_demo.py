@@ -4,11 +4,12 @@ import pytest
 
 from clearhead.inference import demo as module
 from clearhead.inference.demo import demo, draw_all
+from clearhead.inference.run import Run
 from clearhead.recipes.registry import config_of
 
 
 def test_pictures_of_a_run(trained):
-    pictures = draw_all(trained / "mnist")
+    pictures = draw_all(Run(trained / "mnist"))
     names = [path.name for path, _ in pictures]
     assert names[:3] == ["curves.png", "confusion.png", "predictions.png"]
     assert {"wall.png", "patches.png", "aggregates.png"} <= set(names[3:])

@@ -39,17 +39,17 @@ def test_a_text_goes_on_for_as_long_as_asked(text):
 
 @pytest.mark.parametrize("name", ["words", "text"])
 def test_a_seed_writes_the_same_again(trained, name):
-    session = Run(trained / name)
-    first, again, other = (draw_samples(session, "", Sampling(seed=seed), n=3, n_tokens=150) for seed in (1, 1, 2))
+    run = Run(trained / name)
+    first, again, other = (draw_samples(run, "", Sampling(seed=seed), n=3, n_tokens=150) for seed in (1, 1, 2))
     assert first == again != other
 
 
 def test_many_are_written_in_portions_that_differ(words, text, monkeypatch):
     monkeypatch.setattr(sample, "AT_ONCE", 4)
-    for session in (words, text):
-        found = draw_samples(session, "", Sampling(seed=1), n=10, n_tokens=20)
+    for run in (words, text):
+        found = draw_samples(run, "", Sampling(seed=1), n=10, n_tokens=20)
         assert len(found) == 10
-        assert found[:4] == draw_samples(session, "", Sampling(seed=1), n=4, n_tokens=20)
+        assert found[:4] == draw_samples(run, "", Sampling(seed=1), n=4, n_tokens=20)
         assert found[:4] != found[4:8]
 
 

@@ -1,4 +1,4 @@
-"""The address of a call is the path of the innermost module that is running."""
+"""The name of a call is the path of the innermost module that is running."""
 
 import inspect
 
@@ -30,16 +30,16 @@ class Forgives(nn.Module):
 
 
 def test_modules_are_left_also_when_they_raise():
-    addresses = []
-    model = Forgives(lambda: addresses.append(places.next_address()))
-    places = ModuleStack(model)
-    with places.followed():
+    names = []
+    model = Forgives(lambda: names.append(stack.next_name()))
+    stack = ModuleStack(model)
+    with stack.followed():
         model(torch.ones(2))
-        model.linear.register_forward_hook(lambda *_: addresses.append(places.next_address()))
+        model.linear.register_forward_hook(lambda *_: names.append(stack.next_name()))
         model(torch.ones(2))
-    assert addresses == ["Forgives", "Forgives", "Forgives#2"]  # counted anew in each pass
-    assert not places.inside
-    assert places.n_passes == 2
+    assert names == ["Forgives", "Forgives", "Forgives#2"]  # counted anew in each pass
+    assert not stack.inside
+    assert stack.n_passes == 2
 
 
 def test_modules_are_as_before_afterwards_also_those_with_a_forward_of_their_own():
@@ -81,7 +81,7 @@ def test_an_unknown_address_is_answered_with_the_nearest_and_all():
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_scripted_modules_are_passed_over():
     model = nn.Sequential(torch.jit.script(nn.Linear(2, 2)), nn.Linear(2, 2))
-    places = ModuleStack(model)
-    with places.followed():
+    stack = ModuleStack(model)
+    with stack.followed():
         assert "forward" in vars(model[1])
         assert model(torch.ones(2)).shape == (2,)

@@ -11,10 +11,10 @@ from clearhead.insight.look import look
 
 def test_only_calls_inside_the_model_count(written):
     model, other, x = written.ByHand(), written.OneHead(), written.tokens()
-    addresses = []
+    names = []
 
-    def receive(address, call, kernel, note):
-        addresses.append((address, kernel, note))
+    def receive(name, call, kernel, note):
+        names.append((name, kernel, note))
         return call.raw_out
 
     with captured(model, receive):
@@ -22,12 +22,12 @@ def test_only_calls_inside_the_model_count(written):
         F.scaled_dot_product_attention(x, x, x)
         model(x)
     model(x)
-    assert addresses == [("ByHand", "softmax", "")]
+    assert names == [("ByHand", "softmax", "")]
 
 
 def test_the_model_gets_what_the_receiver_returns(written):
     model, x = written.ByHand(), written.tokens()
-    with captured(model, lambda address, call, kernel, note: torch.zeros_like(call.raw_out)):
+    with captured(model, lambda name, call, kernel, note: torch.zeros_like(call.raw_out)):
         torch.testing.assert_close(model(x), model.out.bias.expand(2, 5, 8))
 
 

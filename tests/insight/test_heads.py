@@ -98,8 +98,8 @@ def test_a_head_without_a_way_out_is_not_needed():
 def test_the_change_is_the_score_without_the_head_minus_with_it():
     model, x = Heads(), torch.randn(2, 5, 8)
     score = lambda output: output.square().mean()  # noqa: E731
-    found = clearhead.head_importance(model, (x, 3.0), score, to="uniform", addresses=["second"])
-    with torch.no_grad(), edit(model, "second", head=1, to="uniform"):
+    found = clearhead.head_importance(model, (x, 3.0), score, pattern="uniform", names=["second"])
+    with torch.no_grad(), edit(model, "second", head=1, pattern="uniform"):
         without = score(model(x, 3.0))
     assert found.shape == (1, 2)
     assert found[0, 1].item() == pytest.approx((without - score(model(x, 3.0))).item(), abs=1e-6)

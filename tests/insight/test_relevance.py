@@ -29,7 +29,7 @@ class Stack(nn.Module):
 
 
 def slow_contributions(model, *inputs, score):
-    """relu(A * dA), with explicit weights and their own gradients, by address."""
+    """relu(A * dA), with explicit weights and their own gradients, by name."""
     kept = {}
     parts = {name: part for name, part in model.named_modules() if isinstance(part, MultiHeadAttention)}
     for name, part in parts.items():
@@ -142,13 +142,13 @@ def test_on_any_model_the_gradient_is_what_a_change_of_the_weights_does(kind):
         return (first * torch.arange(first.numel()).view_as(first).sin()).sum()
 
     seen = look(model, *inputs)
-    for address in seen:
-        layer = seen[address]
+    for name in seen:
+        layer = seen[name]
         (d_out,) = torch.autograd.grad(score(seen.output), layer.call.raw_out, retain_graph=True)
         change = torch.randn_like(layer.weights()) * 1e-6
         outputs = []
         for sign in (1, -1):
-            with torch.no_grad(), edit(model, address, to=lambda weights, sign=sign: weights + sign * change):  # noqa: B023
+            with torch.no_grad(), edit(model, name, pattern=lambda weights, sign=sign: weights + sign * change):  # noqa: B023
                 outputs.append(score(model(*inputs)).item())
         expected = (weight_gradient(layer, d_out) * change).sum().item()
         assert (outputs[0] - outputs[1]) / 2 == pytest.approx(expected, rel=1e-4, abs=1e-11)

@@ -106,8 +106,8 @@ def test_layers_that_do_not_fit_are_refused(layers, pair):
 def test_from_what_look_saw_of_our_own_encoder_decoder():
     config = Seq2SeqConfig(width=8, depth=2, num_heads=2, src_vocab_size=5, tgt_vocab_size=5, decoder_depth=3)
     seen = look(Seq2Seq(config).eval(), torch.randint(0, 5, (2, 4)), torch.randint(0, 5, (2, 6)))
-    weights = {address: seen[address].weights() for address in seen}
-    encoder = [w for address, w in weights.items() if address.startswith("encoder")]
+    weights = {name: seen[name].weights() for name in seen}
+    encoder = [w for name, w in weights.items() if name.startswith("encoder")]
     decoder, cross = ([w for w in weights.values() if w.shape[-2:] == shape] for shape in ((6, 6), (6, 4)))
     assert (len(encoder), len(decoder), len(cross)) == (2, 3, 3)
     target, source = rollout_across(encoder, decoder, cross)

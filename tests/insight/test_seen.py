@@ -1,4 +1,4 @@
-"""What was seen is asked by address, head and row; what is not there is answered with what there is."""
+"""What was seen is asked by name, head and row; what is not there is answered with what there is."""
 
 import math
 
@@ -18,7 +18,7 @@ def seen(written):
 
 def test_the_table(seen):
     assert repr(seen).splitlines() == [
-        "address                     kernel  heads  queries x keys  note",
+        "name                        kernel  heads  queries x keys  note",
         "encoder.blocks.0.attention  sdpa        2           5 x 5",
         "encoder.blocks.1.attention  sdpa        2           5 x 5",
     ]
@@ -74,7 +74,7 @@ def test_the_gradient_of_the_output_times_the_values_is_that_of_the_weights(kind
     assert torch.is_grad_enabled()
     gradient = layer.gradient(score(seen.output)) @ layer.v.mT
     step = 1e-6 * torch.randn_like(gradient)
-    with edit(model, layer.address, to=lambda weights: weights + step):
+    with edit(model, layer.name, pattern=lambda weights: weights + step):
         moved = score(model(*inputs)) - score(seen.output)
     torch.testing.assert_close(moved, (gradient * step).sum(), rtol=1e-3, atol=1e-9)
 

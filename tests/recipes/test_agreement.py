@@ -9,14 +9,22 @@ MNIST = config_of("mnist")
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("whole", {"objective": "number"}, "whole with question=commonest needs objective=classes, got number; leave"),
+        (
+            "whole",
+            {"objective": "regression"},
+            "whole with question=commonest needs objective=classification, got regression; leave",
+        ),
         ("whole", {"model.n_outputs": 1}, "whole with question=commonest needs n_outputs=10, got 1"),
         ("whole", {"model.readout": "each"}, "needs an answer from readout=mean, class or attention, got each"),
         ("reverse", {"model.readout": "mean"}, "reverse needs an answer from readout=each, got mean"),
         ("reverse", {"model.n_inputs": 9}, "reverse needs n_inputs=10, got 9"),
         ("oddity", {"model.n_inputs": 10}, "oddity needs n_inputs=784, got 10"),
-        ("oddity", {"objective": "classes"}, "oddity needs objective=odd, got classes"),
-        ("mnist", {"objective": "each"}, "mnist needs objective=classes, got each"),
+        ("oddity", {"objective": "classification"}, "oddity needs objective=set-pointer, got classification"),
+        (
+            "mnist",
+            {"objective": "token-classification"},
+            "mnist needs objective=classification, got token-classification",
+        ),
         (
             "mnist",
             {"model.image_size": 32},
@@ -26,7 +34,7 @@ MNIST = config_of("mnist")
         ("mnist", {"model.num_classes": 5}, "mnist has 10 classes, got num_classes=5; set it to 10"),
         ("folder", {}, "own pictures need their folder, got none; run: clearhead train folder --data.folder PATH"),
         ("text", {}, "a text is learnt from a file, got none; add --data.file PATH"),
-        ("words", {"objective": "each"}, "words needs objective=next, got each"),
+        ("words", {"objective": "token-classification"}, "words needs objective=causal-lm, got token-classification"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(name, changes, message):

@@ -32,7 +32,7 @@ def test_memory_grows_with_the_batch_and_shrinks_with_portions(monkeypatch):
     weights = 10_282 * 4
     assert memory() > 4 * weights  # weights, gradients and AdamW's two moments
     assert memory(batch_size=100) > 1.5 * memory() - 4 * weights
-    assert memory(batch_size=100, accumulate=4) < memory(batch_size=100) / 2
+    assert memory(batch_size=100, grad_accum_steps=4) < memory(batch_size=100) / 2
     assert memory(ema=0.9) - memory() == weights
 
 
@@ -83,12 +83,12 @@ def test_evaluations_of_an_epoch_are_counted_whatever_the_run_is(monkeypatch):
     assert estimate(config_of("reverse", SMALL | short | {"data.validation": 0})).evaluations_per_epoch == 0
 
 
-@pytest.mark.parametrize(("views", "n_views"), [("one", 1), ("mirror", 2), ("moved", 6)])
-def test_the_test_asks_each_view_of_each_of_its_examples(monkeypatch, views, n_views):
+@pytest.mark.parametrize(("tta", "n_views"), [("none", 1), ("flip", 2), ("shift", 6)])
+def test_the_test_asks_each_view_of_each_of_its_examples(monkeypatch, tta, n_views):
     monkeypatch.setattr(module, "TIMED", 1)
     monkeypatch.setattr(module, "time_answer", lambda setup: 0.25)
     small = {"data.limit": 100, "data.validation": 40, "training.batch_size": 10, "model.width": 8, "model.depth": 1}
-    found = estimate(config_of("mnist", small | {"training.views": views}))
+    found = estimate(config_of("mnist", small | {"training.tta": tta}))
     assert found.seconds_per_evaluation == 40 * 0.25
     assert found.seconds_per_test == 10_000 * n_views * 0.25
 

@@ -10,4 +10,4 @@ def test_the_model_of_mnist_on_other_pictures():
 
 def test_clothes_are_mirrored_in_training_and_so_may_be_at_the_test():
     assert fashion_mnist().data.augmentation.flip
-    assert fashion_mnist().training.views == "mirror"
+    assert fashion_mnist().training.tta == "flip"

@@ -43,7 +43,7 @@ def test_own_pictures_are_learned_and_then_predicted_without_their_folder(pictur
     session = Run("runs/mine")
     assert session.classes == ("blue", "green", "red")
     answers = session.predict([elsewhere / "red/9.png", elsewhere / "green/3.png", elsewhere / "blue/0.png"])
-    assert [answer.answer for answer in answers] == ["red", "green", "blue"]
+    assert [answer.label for answer in answers] == ["red", "green", "blue"]
 
 
 def test_a_folder_that_is_not_there():

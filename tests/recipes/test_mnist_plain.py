@@ -11,4 +11,4 @@ def test_r3_as_described():
     assert model.hidden == model.width  # an MLP [d, d, d]
     assert (model.tokenizer, model.readout, model.head_mlp_dim) == ("patches", "class", 0)
     assert (model.image_size, model.channels, model.num_classes) == (28, 1, 10)
-    assert config.objective == "classes"
+    assert config.objective == "classification"

@@ -66,8 +66,8 @@ def test_any_config_can_be_trained_and_loaded_from_python(here):
 
 
 def test_what_does_not_fit_leaves_no_folder(here):
-    with pytest.raises(ValueError, match="needs objective=each"):
-        clearhead.train(replace(config_of("reverse"), objective="odd"), quiet=True)
+    with pytest.raises(ValueError, match="needs objective=token-classification"):
+        clearhead.train(replace(config_of("reverse"), objective="set-pointer"), quiet=True)
     assert not (here / "runs").exists()
 
 

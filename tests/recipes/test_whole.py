@@ -7,7 +7,10 @@ from clearhead.recipes.registry import config_of
 from clearhead.training.objectives import OBJECTIVES
 
 
-@pytest.mark.parametrize(("question", "objective"), [("commonest", "classes"), ("repeat", "yes-no"), ("sum", "number")])
+@pytest.mark.parametrize(
+    ("question", "objective"),
+    [("commonest", "classification"), ("repeat", "binary-classification"), ("sum", "regression")],
+)
 def test_objective_and_head_follow_the_question(question, objective):
     config = config_of("whole", {"data.question": question})
     assert config.objective == objective

@@ -33,19 +33,19 @@ CONFIG = RunConfig(
     recipe="test",
     model=PredictorConfig(width=8, depth=2, num_heads=2, n_inputs=5, n_outputs=5, context=6, positions="learned"),
     data=DataConfig(name="reverse"),
-    optimizer=OptimizerConfig(kind="muon", lr=0.005, warmup=2, clip=0.5),
+    optimizer=OptimizerConfig(name="muon", lr=0.005, warmup=2, grad_clip=0.5),
     training=TrainingConfig(
         steps=8,
         batch_size=11,
-        accumulate=2,
+        grad_accum_steps=2,
         ema=0.8,
         log_every=1,
         evaluate_every=4,
         checkpoint_every=2,
-        keep=9,
+        keep_checkpoints=9,
         precision="float32",
     ),
-    objective="each",
+    objective="token-classification",
 )
 SELDOM = replace(CONFIG, training=replace(CONFIG.training, evaluate_every=1, checkpoint_every=8))
 """most of its evaluations are followed by a step, not by a checkpoint"""
@@ -54,7 +54,7 @@ WRITING = replace(
     model=Seq2SeqConfig(width=8, depth=1, num_heads=2, src_vocab_size=8, tgt_vocab_size=8),
     data=DataConfig(name="pronounce", window=2),
     training=replace(CONFIG.training, label_smoothing=0.1),
-    objective="written",
+    objective="seq2seq",
 )
 DROPPING = replace(CONFIG, model=replace(CONFIG.model, dropout=0.2))
 

@@ -163,7 +163,7 @@ def test_data_info_of_earlier_versions_is_accepted():
 def test_divergence_that_only_the_test_notices_has_its_own_exit_code(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     options = ["--training.steps", "1", "--optimizer.lr", "1e30", "--data.validation", "0", "--data.limit", "256"]
-    assert main(["train", "mnist-plain", "--name", "far", *options, "--optimizer.clip", "0"]) == 4
+    assert main(["train", "mnist-plain", "--name", "far", *options, "--optimizer.grad-clip", "0"]) == 4
     assert "test loss is" in capsys.readouterr().err
     assert main(["evaluate", "runs/far", "--json"]) == 0
     result = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
@@ -188,7 +188,7 @@ def test_optimizer_state_of_other_weights_is_refused(config, tmp_path):
     from clearhead.training.config import OptimizerConfig
     from clearhead.training.optim import Optimizers
 
-    optimizers = Optimizers(build_model(config.model), OptimizerConfig(kind="adamw"))
+    optimizers = Optimizers(build_model(config.model), OptimizerConfig(name="adamw"))
     name, weight = next(iter(optimizers.weights.items()))
     good = {f"{name}.{what}": torch.zeros_like(weight) for what in ("exp_avg", "exp_avg_sq")}
     good |= {f"{name}.step": torch.tensor(1.0)}
@@ -205,7 +205,7 @@ def test_optimizer_state_of_other_weights_is_refused(config, tmp_path):
     assert optimizers.state_tensors().keys() == good.keys()
 
 
-@pytest.mark.parametrize("objective", ["number", "yes-no"])
+@pytest.mark.parametrize("objective", ["regression", "binary-classification"])
 def test_an_objective_that_does_not_fit_the_model_is_an_error_of_one_line(run, forge, objective, capsys):
     path = run / "config.json"
     config = json.loads(path.read_bytes()) | {"objective": objective}

@@ -24,7 +24,7 @@ RUN = RunConfig(
     recipe="test",
     model=MODELS[1],
     data=DataConfig(name="mnist", augmentation=Augmentation(crop=2)),
-    training=TrainingConfig(epochs=2, views="mirror"),
+    training=TrainingConfig(epochs=2, tta="flip"),
     seed=3,
 )
 
@@ -94,7 +94,7 @@ def test_what_is_missing_is_named():
         ({"steps": 3}, "steps or of epochs, got steps=3, epochs=2"),
         ({"epochs": 0}, "steps or of epochs, got steps=0, epochs=0"),
         ({"batch_size": 0}, "batch_size must be a whole number above 0, got 0"),
-        ({"accumulate": 200}, "an example for each portion, got batch_size=128, accumulate=200"),
+        ({"grad_accum_steps": 200}, "an example for each portion, got batch_size=128, grad_accum_steps=200"),
         ({"ema": 1.0}, "ema must be a number of at least 0 and below 1, got 1.0"),
         ({"label_smoothing": -0.1}, "label_smoothing must be a number of at least 0"),
         ({"precision": "fp32"}, r"precision must be one of .*, got 'fp32'; did you mean float32\?"),
@@ -113,12 +113,12 @@ def test_training_that_makes_no_sense_is_refused(changes, match):
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"kind": "sgd"}, "kind must be one of adamw, muon, got 'sgd'"),
+        ({"name": "sgd"}, "name must be one of adamw, muon, got 'sgd'"),
         ({"lr": float("nan")}, "lr must be a finite number of at least 0, got nan; try lr=0.001"),
         ({"muon_lr": -0.1}, "got -0.1; try muon_lr=0.02"),
         ({"lr": "0.1"}, "lr must be a finite number of at least 0, got '0.1'"),
         ({"beta2": 1}, "beta2 must be a number of at least 0 and below 1, got 1; try beta2=0.999"),
-        ({"final": 2.0}, "final must be a share from 0 to 1, got 2.0"),
+        ({"final_lr_fraction": 2.0}, "final_lr_fraction must be a share from 0 to 1, got 2.0"),
         ({"warmup": -1}, "warmup must be a whole number of at least 0"),
     ],
 )

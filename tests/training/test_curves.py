@@ -76,8 +76,8 @@ def test_runs_of_different_length_share_a_panel_each_in_its_colour():
 
 def test_the_test_result_is_named_and_so_is_averaging():
     assert run_of(1, accuracy=0.98765, loss=1.0).label == "mine (test 98.77%)"
-    assert "with mirror images" in run_of(1, accuracy=0.98765, views="mirror").label
-    assert "6 views" in run_of(1, accuracy=0.98765, views="moved").label
+    assert "with mirror images" in run_of(1, accuracy=0.98765, tta="flip").label
+    assert "6 views" in run_of(1, accuracy=0.98765, tta="shift").label
     assert run_of(1, loss=1.0).label == "mine"
 
 
@@ -245,10 +245,10 @@ def test_records_are_read_from_a_run_a_folder_with_nothing_else_or_a_file(tmp_pa
 
 
 def test_the_table_holds_every_record_up_to_the_window_with_all_its_digits():
-    runs = [run_of(3, "a", accuracy=1 / 3, views="mirror"), run_of(2, "b")]
+    runs = [run_of(3, "a", accuracy=1 / 3, tta="flip"), run_of(2, "b")]
     rows = list(csv.DictReader(to_csv(runs).splitlines()))
     assert len(rows) == sum(len(run.records) for run in runs)
-    assert list(rows[0]) == ["run", "kind", "step", "epoch", "loss", "accuracy", "views"]
+    assert list(rows[0]) == ["run", "kind", "step", "epoch", "loss", "accuracy", "tta"]
     found = [float(row["loss"]) for row in rows if row["run"] == "b"]
     assert found == [record["loss"] for record in runs[1].records]
     assert [row["accuracy"] for row in rows if row["kind"] == "test"] == [str(1 / 3)]

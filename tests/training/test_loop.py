@@ -212,7 +212,7 @@ def test_the_records_of_a_run(config, tmp_path):
     assert found[1]["epoch"] == 5 / 5  # 57 examples are 5 full batches of 10
     assert found[1]["lr"] == pytest.approx(0.01 * (1 + torch.cos(torch.tensor(torch.pi / 9)).item()) / 2)
     assert found[-1] == outcome.test
-    assert found[-1]["views"] == "one"
+    assert found[-1]["tta"] == "none"
     best = max((r for r in found if r["kind"] == "validation"), key=lambda r: (r["accuracy"], -r["loss"]))
     assert (
         outcome.best_step == found[-1]["best_step"] == best["step"] == RunDirectory.open(tmp_path / "run").best_step()
@@ -242,7 +242,7 @@ def test_portions_of_a_batch_are_the_batch(config, tmp_path):
     """After one step the optimizers' moments are the gradient, up to a factor."""
     config = without_chance(config)
     for n in (1, 3):
-        train(with_training(config, accumulate=n, steps=1), tmp_path / f"in{n}", quiet=True)
+        train(with_training(config, grad_accum_steps=n, steps=1), tmp_path / f"in{n}", quiet=True)
     one, three = (RunDirectory.open(tmp_path / f"in{n}").newest() for n in (1, 3))
     moments = [name for name in one.optimizer if name.endswith(("exp_avg", "momentum"))]
     assert len(moments) == len(one.model)
@@ -262,7 +262,7 @@ def test_patience_ends_a_run_that_gets_no_better_and_the_end_survives_a_kill(con
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_is_in_no_checkpoint(config, tmp_path):
-    optimizer = replace(config.optimizer, kind="adamw", lr=1e30, clip=0.0, warmup=0)
+    optimizer = replace(config.optimizer, name="adamw", lr=1e30, grad_clip=0.0, warmup=0)
     config = with_training(replace(config, optimizer=optimizer), checkpoint_every=1, log_every=1)
     with pytest.raises(DivergedError, match=r"must be finite, got loss .* at step \d+, which was not saved") as caught:
         train(config, tmp_path / "run", quiet=True)
@@ -349,8 +349,8 @@ def test_a_run_that_writes_is_resumed_exactly(sequences, tmp_path, signal_at):
 
 def test_portions_of_padded_sequences_make_the_same_update(sequences, tmp_path):
     config = replace(sequences, model=replace(sequences.model, dropout=0.0))
-    train(with_training(config, accumulate=1), tmp_path / "one", quiet=True)
-    train(with_training(config, accumulate=3), tmp_path / "three", quiet=True)
+    train(with_training(config, grad_accum_steps=1), tmp_path / "one", quiet=True)
+    train(with_training(config, grad_accum_steps=3), tmp_path / "three", quiet=True)
     for mine, theirs in zip(records(tmp_path / "one"), records(tmp_path / "three"), strict=True):
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
 

@@ -38,14 +38,14 @@ def test_a_decoder_that_sees_the_future_is_never_trained(sequences, tmp_path, mo
     assert not list((tmp_path / "run/checkpoints").glob("*"))
 
 
-@pytest.mark.parametrize("sequences", ["written"], indirect=True)
+@pytest.mark.parametrize("sequences", ["seq2seq"], indirect=True)
 def test_sources_that_fill_the_table_of_places_are_checked_too(sequences):
     batch = built(sequences).batches.at(0)
     longest = max(batch.inputs.shape[1], batch.targets.shape[1])
     assert check_masks(built(replace(sequences, model=replace(sequences.model, positions="learned", context=longest))))
 
 
-@pytest.mark.parametrize("sequences", ["written"], indirect=True)
+@pytest.mark.parametrize("sequences", ["seq2seq"], indirect=True)
 @pytest.mark.parametrize("name", ["encode", "decode"])
 def test_a_model_that_sees_padding_is_never_trained(sequences, monkeypatch, name):
     setup = built(sequences)

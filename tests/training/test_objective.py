@@ -22,36 +22,36 @@ def batch(targets, other=None, share=None):
 def test_classes_are_torchs_cross_entropy(smoothing):
     logits, targets = torch.randn(4, 5), torch.tensor([0, 4, 2, 2])
     expected = F.cross_entropy(logits, targets, label_smoothing=smoothing) * 4
-    torch.testing.assert_close(OBJECTIVES["classes"].loss(logits, batch(targets), smoothing), expected)
+    torch.testing.assert_close(OBJECTIVES["classification"].loss(logits, batch(targets), smoothing), expected)
 
 
 def test_label_smoothing_spreads_its_share_over_all_classes():
     logits, targets = torch.randn(1, 4), torch.tensor([1])
     logs = logits.log_softmax(-1)[0]
     expected = -(0.8 * logs[1] + 0.2 / 4 * logs.sum())
-    torch.testing.assert_close(OBJECTIVES["classes"].loss(logits, batch(targets), 0.2), expected)
+    torch.testing.assert_close(OBJECTIVES["classification"].loss(logits, batch(targets), 0.2), expected)
 
 
 def test_a_blend_is_asked_for_both_and_counts_as_the_larger():
     logits = torch.tensor([[9.0, 0, 0], [9.0, 0, 0]])
     blend = batch(torch.tensor([0, 0]), torch.tensor([1, 1]), torch.tensor([0.7, 0.3]))
     first, second = -logits[0].log_softmax(-1)[:2]
-    loss = OBJECTIVES["classes"].loss(logits, blend)
+    loss = OBJECTIVES["classification"].loss(logits, blend)
     torch.testing.assert_close(loss, 0.7 * first + 0.3 * second + 0.3 * first + 0.7 * second)
-    assert OBJECTIVES["classes"].right(logits, blend).tolist() == [True, False]
+    assert OBJECTIVES["classification"].right(logits, blend).tolist() == [True, False]
 
 
 def test_each_token_is_asked_and_an_example_is_their_mean():
     logits, targets = torch.randn(2, 3, 5), torch.randint(5, (2, 3))
     expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten()) * 2
-    torch.testing.assert_close(OBJECTIVES["each"].loss(logits, batch(targets)), expected)
-    assert OBJECTIVES["each"].right(F.one_hot(targets, 5), batch(targets)).shape == (2, 3)
-    assert OBJECTIVES["each"].right(F.one_hot(targets, 5), batch(targets)).all()
+    torch.testing.assert_close(OBJECTIVES["token-classification"].loss(logits, batch(targets)), expected)
+    assert OBJECTIVES["token-classification"].right(F.one_hot(targets, 5), batch(targets)).shape == (2, 3)
+    assert OBJECTIVES["token-classification"].right(F.one_hot(targets, 5), batch(targets)).all()
 
 
 def test_yes_or_no():
     logits, targets = torch.tensor([[2.0], [-3.0], [1.0]]), torch.tensor([1.0, 0.0, 0.0])
-    yes_no = OBJECTIVES["yes-no"]
+    yes_no = OBJECTIVES["binary-classification"]
     expected = sum(math.log1p(math.exp(x)) for x in (-2, -3, 1))
     assert yes_no.loss(logits, batch(targets)).item() == pytest.approx(expected, rel=1e-6)
     assert yes_no.loss(torch.zeros(1, 1), batch(targets[:1]), 0.5).item() == pytest.approx(math.log(2))
@@ -60,13 +60,13 @@ def test_yes_or_no():
 
 def test_a_number():
     outputs, targets = torch.tensor([[2.4], [2.6]]), torch.tensor([2.0, 2.0])
-    assert OBJECTIVES["number"].loss(outputs, batch(targets)).item() == pytest.approx(0.16 + 0.36)
-    assert OBJECTIVES["number"].right(outputs, batch(targets)).tolist() == [True, False]
+    assert OBJECTIVES["regression"].loss(outputs, batch(targets)).item() == pytest.approx(0.16 + 0.36)
+    assert OBJECTIVES["regression"].right(outputs, batch(targets)).tolist() == [True, False]
 
 
 def test_the_odd_one_is_a_choice_among_the_elements():
     scores, targets = torch.randn(3, 6, 1), torch.tensor([0, 5, 3])
-    odd = OBJECTIVES["odd"]
+    odd = OBJECTIVES["set-pointer"]
     torch.testing.assert_close(
         odd.loss(scores, batch(targets)), -scores[..., 0].log_softmax(1)[range(3), targets].sum()
     )
@@ -78,7 +78,7 @@ def test_the_odd_one_is_a_choice_among_the_elements():
 
 WORDS = SequencePairs.of([[3, 4, 5], [6], [4, 4]], [[3, 5, END], [4, END], [5, 6, 7, END]])
 SOURCES, TARGETS = WORDS.get_batch(torch.arange(3))
-WRITTEN, NEXT = OBJECTIVES["written"], OBJECTIVES["next"]
+WRITTEN, NEXT = OBJECTIVES["seq2seq"], OBJECTIVES["causal-lm"]
 
 
 def words_batch(inputs=SOURCES, targets=TARGETS):
@@ -145,18 +145,21 @@ def test_a_language_model_is_judged_by_its_loss_and_others_by_their_accuracy():
     assert WRITTEN.score(surer) < WRITTEN.score(righter)
 
 
-@pytest.mark.parametrize("name", ["classes", "each", "yes-no", "number", "odd", "next"])
+@pytest.mark.parametrize(
+    "name",
+    ["classification", "token-classification", "binary-classification", "regression", "set-pointer", "causal-lm"],
+)
 def test_most_models_are_asked_with_their_inputs_alone(name):
     assert OBJECTIVES[name].ask(lambda inputs: inputs + 1, batch(torch.zeros(4))).tolist() == (X + 1).tolist()
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_losses_are_sums_so_portions_add_up(name):
-    per_token = name in ("each", "written", "next")
-    shape = (4, 3, 5) if per_token else {"classes": (4, 5), "odd": (4, 5, 1)}.get(name, (4, 1))
+    per_token = name in ("token-classification", "seq2seq", "causal-lm")
+    shape = (4, 3, 5) if per_token else {"classification": (4, 5), "set-pointer": (4, 5, 1)}.get(name, (4, 1))
     outputs = torch.randn(shape)
     targets = torch.randint(5, (4, 3)) if per_token else torch.randint(2, (4,))
-    targets = targets.float() if name in ("yes-no", "number") else targets
+    targets = targets.float() if name in ("binary-classification", "regression") else targets
     objective, whole = OBJECTIVES[name], batch(targets)
     parts = microbatches(whole, 3)
     assert [len(part.targets) for part in parts] == [2, 1, 1]

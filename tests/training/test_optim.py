@@ -62,7 +62,7 @@ def steps(model, optimizers, n):
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_state_to_tensors_and_back_goes_on_exactly(kind):
-    config = OptimizerConfig(kind=kind, weight_decay=0.1)
+    config = OptimizerConfig(name=kind, weight_decay=0.1)
     torch.manual_seed(0)
     whole, first = build_model(VISION), build_model(VISION)
     first.load_state_dict(whole.state_dict())
@@ -80,7 +80,7 @@ def test_state_to_tensors_and_back_goes_on_exactly(kind):
 def test_the_multiplier_scales_every_learning_rate():
     model = build_model(VISION)
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    optimizers = Optimizers(model, OptimizerConfig(kind="muon", lr=0.1, muon_lr=0.2))
+    optimizers = Optimizers(model, OptimizerConfig(name="muon", lr=0.1, muon_lr=0.2))
     backward(model)
     optimizers.step(0.0)
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
@@ -107,4 +107,4 @@ def test_norm_and_shortening_are_those_of_torch():
 
 def test_a_muon_run_without_blocks_is_adamw_alone():
     model = torch.nn.Linear(2, 2)
-    assert len(Optimizers(model, replace(OptimizerConfig(), kind="muon")).members) == 1
+    assert len(Optimizers(model, replace(OptimizerConfig(), name="muon")).members) == 1

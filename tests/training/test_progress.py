@@ -64,14 +64,14 @@ def test_the_bar_of_slow_steps_says_how_long_they_will_take(monkeypatch):
 
 
 def test_evaluations_stay_and_a_quiet_display_shows_nothing():
-    record = RECORD | {"kind": "validation", "whole": 0.5}
+    record = RECORD | {"kind": "validation", "exact_match": 0.5}
 
     def work(display):
         display.evaluated(record, "  best so far")
         display.trained(RECORD)
 
     out = shown(work, terminal=False)
-    assert "validation at step 10  loss 0.5000  accuracy 75.00%  whole 50.00%  best so far\n" in out
+    assert "validation at step 10  loss 0.5000  accuracy 75.00%  exact_match 50.00%  best so far\n" in out
     assert shown(work, terminal=True, quiet=True) == ""
 
 

@@ -133,7 +133,7 @@ def test_a_record_whose_numbers_are_none_is_named(path, line):
         metrics_log.read(path)
 
 
-@pytest.mark.parametrize("line", [b'{"kind": []}\n', b'{"kind": "test", "views": {}}\n'])
+@pytest.mark.parametrize("line", [b'{"kind": []}\n', b'{"kind": "test", "tta": {}}\n'])
 def test_a_record_whose_texts_are_none_is_named(path, line):
     path.write_bytes(line)
     with pytest.raises(ValueError, match=r"must be a string in .*metrics\.jsonl, got line 1"):

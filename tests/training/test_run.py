@@ -157,13 +157,13 @@ class TestOwner:
             run.save(snapshot(1))
         (run.path / "checkpoints/saving-step-00000002").mkdir()
         (run.path / ".metrics.jsonl.0123.part").write_text("half")
-        (run.path / "probe").mkdir()
-        (run.path / "probe/.step-00000004.safetensors.0123.part").write_text("half")
+        (run.path / "snapshots").mkdir()
+        (run.path / "snapshots/.step-00000004.safetensors.0123.part").write_text("half")
         with (run.path / "metrics.jsonl").open("a") as file:
             file.write('{"kind": "tr')
         with run.lock():
             assert os.listdir(run.path / "checkpoints") == ["step-00000001"]
-            assert not [*run.path.glob(".*"), *run.path.glob("probe/.*")]
+            assert not [*run.path.glob(".*"), *run.path.glob("snapshots/.*")]
             run.log(record(2))
         assert run.records() == [record(1), record(2)]
 
@@ -264,7 +264,7 @@ class TestCheckpoints:
         assert "the best checkpoint, of step 1, cannot be used: 'w' in model.safetensors is not finite" in reports[0]
 
     def test_one_that_a_killed_owner_had_no_time_to_delete_is_deleted(self, tmp_path):
-        run = RunDirectory.create(tmp_path / "mine", {"training": {"keep": 2}}, pytest.fail)
+        run = RunDirectory.create(tmp_path / "mine", {"training": {"keep_checkpoints": 2}}, pytest.fail)
         with run.lock():
             for step in range(1, 6):
                 run.save(snapshot(step), keep=9)
@@ -277,7 +277,7 @@ class TestCheckpoints:
         assert checkpoint.steps(run.path) == [2, 4, 5]
 
     def test_it_is_not_deleted_where_a_newer_one_is_damaged(self, tmp_path):
-        run = RunDirectory.create(tmp_path / "mine", {"training": {"keep": 1}}, lambda message: None)
+        run = RunDirectory.create(tmp_path / "mine", {"training": {"keep_checkpoints": 1}}, lambda message: None)
         with run.lock():
             for step in (1, 2):
                 run.save(snapshot(step), keep=9)

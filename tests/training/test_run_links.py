@@ -11,12 +11,19 @@ from clearhead.cli.main import main
 from clearhead.files import UnsafeFileError
 from clearhead.training import checkpoint, metrics_log
 from clearhead.training.checkpoint import Checkpoint
-from clearhead.training.layout import probe_files
+from clearhead.training.layout import snapshot_files
 from clearhead.training.run_directory import RunDirectory
 
 IN_A_CHECKPOINT = [f"checkpoints/step-00000002/{name}" for name in ("model.safetensors", "state.json", "manifest.json")]
-FILES = ["lock", "config.json", "metrics.jsonl", "best.json", "probe/step-00000002.safetensors", *IN_A_CHECKPOINT]
-FOLDERS = ["checkpoints", "checkpoints/step-00000002", "probe", "figures", "figures/look", "checkpoints/step-00000009"]
+FILES = ["lock", "config.json", "metrics.jsonl", "best.json", "snapshots/step-00000002.safetensors", *IN_A_CHECKPOINT]
+FOLDERS = [
+    "checkpoints",
+    "checkpoints/step-00000002",
+    "snapshots",
+    "figures",
+    "figures/look",
+    "checkpoints/step-00000009",
+]
 OTHERS = [".lock.0123.part", "checkpoints/saving-step-00000003", "checkpoints/deleting-step-00000001", "notes.txt"]
 
 
@@ -33,8 +40,8 @@ def path(tmp_path):
             run.log(record(step))
             run.save(Checkpoint(step, {"w": torch.ones(2)}, {}, {}))
         run.mark_best(2)
-    (run.path / "probe").mkdir()
-    (run.path / "probe/step-00000002.safetensors").write_bytes(b"maps")
+    (run.path / "snapshots").mkdir()
+    (run.path / "snapshots/step-00000002.safetensors").write_bytes(b"maps")
     (run.path / "figures/look").mkdir(parents=True)
     return run.path
 
@@ -210,7 +217,7 @@ class TestAfterTheCheck:
             run.change_config({"recipe": "other"})
 
     def test_the_probe(self, path, victims):
-        make_room(path, "probe")
-        (path / "probe").symlink_to(victims / "victims")
+        make_room(path, "snapshots")
+        (path / "snapshots").symlink_to(victims / "victims")
         with pytest.raises(UnsafeFileError):
-            probe_files(path)
+            snapshot_files(path)

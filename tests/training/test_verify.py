@@ -17,11 +17,11 @@ REVERSE = RunConfig(
     recipe="reverse",
     model=PredictorConfig(width=8, depth=1, num_heads=1, n_inputs=10, n_outputs=10, dropout=0.1),
     data=DataConfig(name="reverse", length=4, validation=50, limit=500),
-    optimizer=OptimizerConfig(kind="muon"),
+    optimizer=OptimizerConfig(name="muon"),
     training=TrainingConfig(
         steps=40, batch_size=16, checkpoint_every=6, evaluate_every=40, ema=0.9, precision="float32"
     ),
-    objective="each",
+    objective="token-classification",
 )
 
 

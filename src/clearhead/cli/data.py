@@ -256,7 +256,7 @@ def as_dict(name: str, recipe: Recipe) -> dict[str, Any]:
         "epochs": config.training.epochs,
         "seconds": measured.seconds if measured else None,
         "test_accuracy": measured.accuracy if measured else None,
-        "views": N_VIEWS[config.training.views],
+        "views": N_VIEWS[config.training.tta],
         "after_epochs": (measured.epochs or config.training.epochs) if measured else None,
     }
 

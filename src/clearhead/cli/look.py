@@ -37,13 +37,15 @@ examples
   clearhead look runs/reverse-0 --ids 3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3
   clearhead look runs/pronounce-0 --text thorough
   clearhead look runs/text-0 --text "Once upon a time"
-  clearhead train reverse --name watched --probe 4
-  clearhead look runs/watched --over-time"""
+  clearhead train reverse --name watched --snapshots 4
+  clearhead look runs/watched --training-dynamics"""
 
 
 def look(argv: Sequence[str]) -> None:
     options = Parser("clearhead look", ABOUT_LOOK)
-    options.usage = "clearhead look RUN (--sample N | --image FILE | --ids N... | --text TEXT | --over-time) [options]"
+    options.usage = (
+        "clearhead look RUN (--sample N | --image FILE | --ids N... | --text TEXT | --training-dynamics) [options]"
+    )
     options.epilog = EXAMPLES
     options.add_argument("run", metavar="RUN", help="the folder of a run, such as runs/mine")
     options.add_argument("--sample", metavar="N", type=reader(int), help="index of an example of the test set, from 0")
@@ -53,13 +55,13 @@ def look(argv: Sequence[str]) -> None:
         "--text", metavar="TEXT", help="a word, for a run of pronounce; or any text, for words and text"
     )
     options.add_argument(
-        "--over-time", action="store_true", help="how heads formed during training, in a run with --probe"
+        "--training-dynamics", action="store_true", help="how heads formed during training, in a run with --snapshots"
     )
     options.add_argument("--invert", action="store_true", help="invert images: MNIST's digits are white on black")
     options.add_argument("--out", metavar="FOLDER", type=Path, help="default: figures/look in the run's folder")
     args = options.parse(argv)
     check_one(args)
-    if args.over_time:
+    if args.training_dynamics:
         from clearhead.inference.explain import plot_training_dynamics
 
         print_pictures(plot_training_dynamics(args.run, args.out, say_drawing))
@@ -69,33 +71,33 @@ def look(argv: Sequence[str]) -> None:
     from clearhead.inference import explain
     from clearhead.inference.run import Run
 
-    session = Run(args.run)
-    warn_if_unfinished(session.path, session.step)
+    run = Run(args.run)
+    warn_if_unfinished(run.path, run.step)
     if args.image is not None:
-        example = explain.file(session, args.image, invert=args.invert)
+        example = explain.file(run, args.image, invert=args.invert)
     elif args.text is not None:
-        example = explain.text(session, args.text)
+        example = explain.text(run, args.text)
     elif args.ids is not None:
-        example = explain.digits(session, args.ids)
-        if note := session.unlike_training(args.ids):
+        example = explain.digits(run, args.ids)
+        if note := run.length_warning(args.ids):
             warn(note)
     else:
-        example = explain.sample(session, args.sample)
+        example = explain.sample(run, args.sample)
     say(example.sentence)
     print()
     say_busy()
     say_drawing()
-    print_pictures(explain.explain_input(session, example, args.out))
+    print_pictures(explain.explain_input(run, example, args.out))
 
 
 def check_one(args: Namespace) -> None:
     """Exactly one kind of example is asked for."""
     given = [name for name in ("sample", "image", "ids", "text") if getattr(args, name) is not None]
-    given += ["over-time"] * args.over_time
+    given += ["training-dynamics"] * args.training_dynamics
     if len(given) != 1:
         came = " and ".join(f"--{name}" for name in given) or "none of them"
         raise ValueError(
-            f"look takes one of --sample, --image, --ids, --text and --over-time, got {came}; try --sample 0"
+            f"look takes one of --sample, --image, --ids, --text and --training-dynamics, got {came}; try --sample 0"
         )
 
 

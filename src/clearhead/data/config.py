@@ -12,11 +12,11 @@ from clearhead.validation import check_bool, check_choice, check_int, check_path
 Question = Literal["commonest", "repeat", "sum"]
 Level = Literal["character", "byte"]
 Fit = Literal["pad", "crop", "stretch"]
-Views = Literal["one", "mirror", "moved"]
+TTA = Literal["none", "flip", "shift"]
 """of an image: itself; with its mirror image; both also moved by a pixel along a diagonal, to either side"""
 MOST_MIXUP = 1000
 """by then every pair of images is blended half and half"""
-N_VIEWS: dict[Views, int] = {"one": 1, "mirror": 2, "moved": 6}
+N_VIEWS: dict[TTA, int] = {"none": 1, "flip": 2, "shift": 6}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,12 +53,12 @@ class Pronunciation:
         return " ".join(self.phones if self.ended else (*self.phones, "..."))
 
 
-def pronounce(session: Run, words: Sequence[str], how: Beam = BEAM) -> list[list[Pronunciation]]:
+def pronounce(run: Run, words: Sequence[str], how: Beam = BEAM) -> list[list[Pronunciation]]:
     """For each word the beam's candidates, the best first."""
-    model = session.model
+    model = run.model
     if not isinstance(model, Seq2Seq | Ensemble):
-        raise ValueError(f"{session.path} says no words, got {words[0]!r}; ask a run of the recipe pronounce")
-    ids = [spelled(session, word) for word in words]
+        raise ValueError(f"{run.path} says no words, got {words[0]!r}; ask a run of the recipe pronounce")
+    ids = [spelled(run, word) for word in words]
     sources = SequencePairs.of(ids, [[END]] * len(ids))
     order = sources.lengths[:, 0].argsort(stable=True)  # words of like length need little padding
     found: list[list[Pronunciation]] = [[] for _ in words]
@@ -72,15 +72,15 @@ def pronounce(session: Run, words: Sequence[str], how: Beam = BEAM) -> list[list
         for i, place in enumerate(chosen.tolist()):
             rows = zip(made.candidates[i].tolist(), made.scores[i].tolist(), strict=True)
             found[place] = [
-                Pronunciation(read(session, row), score, END in row) for row, score in rows if score > -math.inf
+                Pronunciation(read(run, row), score, END in row) for row, score in rows if score > -math.inf
             ]
     return found
 
 
-def ensemble(sessions: Sequence[Run]) -> Run:
+def ensemble(runs: Sequence[Run]) -> Run:
     """Runs that say words as one; what is asked about its data is asked of the first."""
-    first = sessions[0]
-    for other in sessions:
+    first = runs[0]
+    for other in runs:
         if not isinstance(other.model, Seq2Seq):
             raise ValueError(f"runs of pronounce answer together, got {other.path}; leave it out")
         if (other.symbols, other.classes) != (first.symbols, first.classes):
@@ -88,19 +88,19 @@ def ensemble(sessions: Sequence[Run]) -> Run:
                 f"runs that answer together know the same letters and phones, got other ones in {other.path} than in "
                 f"{first.path}; leave one of them out"
             )
-    if len(sessions) == 1:
+    if len(runs) == 1:
         return first
     joined = copy(first)
-    joined.model = Ensemble([cast(Seq2Seq, each.model) for each in sessions])
+    joined.model = Ensemble([cast(Seq2Seq, each.model) for each in runs])
     return joined
 
 
-def read(session: Run, ids: Sequence[int]) -> tuple[str, ...]:
+def read(run: Run, ids: Sequence[int]) -> tuple[str, ...]:
     """What is written up to the end mark; other marks, which only a poor model writes, are shown."""
-    return tuple(session.classes[i] for i in takewhile(lambda i: i != END, ids))
+    return tuple(run.classes[i] for i in takewhile(lambda i: i != END, ids))
 
 
-def spelled(session: Run, word: str) -> list[int]:
+def spelled(run: Run, word: str) -> list[int]:
     """The ids of a word's letters."""
     letters = word.strip().lower()
     if not letters:
@@ -109,7 +109,7 @@ def spelled(session: Run, word: str) -> list[int]:
         raise ValueError(
             f"a word has at most {MOST} letters, got {len(letters)}: {letters[:20]!r}...; write a shorter one"
         )
-    return Vocabulary(session.symbols).ids(letters)
+    return Vocabulary(run.symbols).ids(letters)
 
 
 # Which letters a run of `pronounce` looks at while it writes each phone: its cross-attention, as pictures.
@@ -125,20 +125,20 @@ WALLS = {
 """file name -> what its layers' addresses have in them, and what it shows"""
 
 
-def written(session: Run, word: str) -> tuple[str, ...]:
+def written(run: Run, word: str) -> tuple[str, ...]:
     """The phones that the run writes for a word, and the end mark if it comes to one."""
-    best = pronounce(session, [word])[0][0]
+    best = pronounce(run, [word])[0][0]
     return (*best.phones, MARKS[END]) if best.ended else best.phones
 
 
-def pictures_of_word(session: Run, word: str, about: str = "") -> "Iterator[tuple[str, str, Figure]]":
+def pictures_of_word(run: Run, word: str, about: str = "") -> "Iterator[tuple[str, str, Figure]]":
     """File name, what it shows, and the figure, with a line about the prediction in its title."""
-    phones, letters = written(session, word), tuple(map(visible, word.strip().lower()))
-    target = torch.tensor([Vocabulary(session.classes).ids(phones)])
+    phones, letters = written(run, word), tuple(map(visible, word.strip().lower()))
+    target = torch.tensor([Vocabulary(run.classes).ids(phones)])
     given = torch.cat([torch.full((1, 1), BEGIN), target[:, :-1]], dim=1)
-    inputs = torch.tensor([spelled(session, word)]), given
+    inputs = torch.tensor([spelled(run, word)]), given
     with torch.no_grad():
-        seen = look(session.model, *inputs)
+        seen = look(run.model, *inputs)
         weights = {address: seen[address].weights() for address in seen}
     address, aligned = sharpest({name: w for name, w in weights.items() if "cross_attention" in name})
     what = "which letter each phone looks at"
@@ -156,7 +156,7 @@ def pictures_of_word(session: Run, word: str, about: str = "") -> "Iterator[tupl
 
     unit = "change of the mean log-probability of a phone\n(below 0: less sure without the head)"
     what = "what the model loses without each head"
-    changes = head_importance(session.model, inputs, score)
+    changes = head_importance(run.model, inputs, score)
     yield "heads.png", what, draw_ranking(changes, list(seen), unit=unit, title=what + about)
 
 

@@ -21,20 +21,18 @@ FIRST = "\n"
 """what a text goes on from without a prompt, if it has lines"""
 
 
-def draw_samples(session: Run, prompt: str, how: Sampling, *, n: int, n_tokens: int) -> list[str]:
+def draw_samples(run: Run, prompt: str, how: Sampling, *, n: int, n_tokens: int) -> list[str]:
     """n continuations of a prompt, each with the prompt before it: words to their end, of a text n_tokens."""
-    if not isinstance(session.model, LanguageModel):
+    if not isinstance(run.model, LanguageModel):
         raise ValueError(
-            f"a run of the recipe words or text writes, got {session.path}, which answers about {session.takes}; "
-            f"ask it with: clearhead predict {session.path}"
+            f"a run of the recipe words or text writes, got {run.path}, which takes {run.input_kind}; "
+            f"try clearhead predict {run.path}"
         )
     if not (1 <= n <= MOST and 1 <= n_tokens <= MOST):
         raise ValueError(f"n and n_tokens must be from 1 to {MOST}, got n={n}, n_tokens={n_tokens}; choose others")
     found: list[str] = []
     for i in range(0, n, AT_ONCE):  # more at once might not fit into memory
-        found += portion(
-            session, session.model, prompt, with_seed(how, "sample", i), n=min(AT_ONCE, n - i), n_tokens=n_tokens
-        )
+        found += portion(run, run.model, prompt, with_seed(how, "sample", i), n=min(AT_ONCE, n - i), n_tokens=n_tokens)
     return found
 
 
@@ -45,10 +43,10 @@ def with_seed(how: Sampling, kind: str, part: int) -> Sampling:
     return replace(how, seed=fold_in(how.seed, kind, part) >> 1)  # torch takes 63 bits
 
 
-def portion(session: Run, model: LanguageModel, prompt: str, how: Sampling, *, n: int, n_tokens: int) -> list[str]:
+def portion(run: Run, model: LanguageModel, prompt: str, how: Sampling, *, n: int, n_tokens: int) -> list[str]:
     """As many as the model writes side by side."""
-    known = Vocabulary(session.symbols)
-    level = session.config.data.level
+    known = Vocabulary(run.symbols)
+    level = run.config.data.level
     symbols = from_user(prompt, level)
     if known.has_marks:
         begin = torch.tensor([[BEGIN, *known.ids(symbols)]]).expand(n, -1)

@@ -105,7 +105,7 @@ def identity_like(square: Tensor) -> Tensor:
 
 def weights_of(layers: "AttentionTrace | Sequence[Tensor]") -> list[Tensor]:
     """The weights (B,H,Q,K) of every layer, without their graph."""
-    tensors = layers if isinstance(layers, Sequence) else [layers[address].weights() for address in layers]
+    tensors = layers if isinstance(layers, Sequence) else [layers[name].weights() for name in layers]
     if not tensors:
         raise ValueError("there must be at least one layer, got none; pass the weights of each")
     return [weights.detach() for weights in tensors]
@@ -155,26 +155,26 @@ def equal_layers(layers: "AttentionTrace | Sequence[Tensor]") -> list[Tensor]:
 # Dims: B batch, H heads, L tokens, Q queries or target tokens, K keys or source tokens.
 
 
-def relevance(seen: "AttentionTrace", score: Tensor, addresses: Sequence[str] | None = None) -> Tensor:
+def relevance(seen: "AttentionTrace", score: Tensor, names: Sequence[str] | None = None) -> Tensor:
     """R = (I + C_n) ... (I + C_1), C = the heads' mean of relu(A * dA): (B,L,L), row i what token i owes to each input.
 
-    `score` (B,), or one number, is the output to explain, such as `seen.output[:, 3]`; `addresses` chooses the layers
+    `score` (B,), or one number, is the output to explain, such as `seen.output[:, 3]`; `names` chooses the layers
     of one stack in their order, all unless given. After a pooling query it is (B,Q,L). Answers may be asked one by one:
     the graph stays.
     """
-    chosen = list(seen) if addresses is None else list(addresses)
-    layers = [seen[address] for address in chosen]
-    check_stack([(layer.n_queries, layer.n_keys) for layer in layers])
+    chosen = list(seen) if names is None else list(names)
+    layers = [seen[name] for name in chosen]
+    check_stack([(layer.num_queries, layer.num_keys) for layer in layers])
     return follow(contributions(layers, score), add_relevance)
 
 
 def relevance_across(
     seen: "AttentionTrace", score: Tensor, *, encoder: Sequence[str], decoder: Sequence[str], cross: Sequence[str]
 ) -> tuple[Tensor, Tensor]:
-    """The same for an encoder-decoder, by the addresses of its layers: of each target token, what it owes to the target
+    """The same for an encoder-decoder, by the names of its layers: of each target token, what it owes to the target
     (B,Q,Q) and to the source (B,Q,K)."""
-    addresses = [*encoder, *decoder, *cross]
-    found = contributions([seen[address] for address in addresses], score)
+    names = [*encoder, *decoder, *cross]
+    found = contributions([seen[name] for name in names], score)
     first, second = len(encoder), len(encoder) + len(decoder)
     return follow_across(found[:first], found[first:second], found[second:], add_relevance)
 
@@ -188,7 +188,7 @@ def contributions(layers: "Sequence[AttentionRecord]", score: Tensor) -> list[Te
     for layer in layers:
         if not layer.call.raw_out.requires_grad:
             raise ValueError(
-                f"relevance needs a pass with gradients, got none for {layer.address}; look again, outside of "
+                f"relevance needs a pass with gradients, got none for {layer.name}; look again, outside of "
                 "torch.no_grad, with parameters or inputs that require them"
             )
     if not score.requires_grad:

@@ -150,7 +150,7 @@ class AttentionCall(Protocol):
     def dropout(self) -> float: ...
 
     @property
-    def n_keys(self) -> int: ...
+    def num_keys(self) -> int: ...
 
     def arranged(self, like_out: Tensor) -> Tensor:
         """The output, or its gradient, from the model's own shape to (B,H,Q,Dv)."""
@@ -194,7 +194,7 @@ class SDPACall:
         return repeated(four_axes(with_heads(self.raw_v)), self.q.shape[1])
 
     @property
-    def n_keys(self) -> int:
+    def num_keys(self) -> int:
         return self.raw_k.shape[-2]
 
     def arranged(self, like_out: Tensor) -> Tensor:
@@ -217,10 +217,10 @@ class SDPACall:
 
     def mask_of(self, heads: list[int], rows: Rows) -> Tensor | None:
         """To (B,heads,rows,K): bool, or numbers that are added."""
-        n_queries, n_keys = self.raw_q.shape[-2], self.n_keys
+        num_queries, num_keys = self.raw_q.shape[-2], self.num_keys
         if self.is_causal:  # the kernel aligns it at the first key
-            places = torch.arange(n_queries, device=self.raw_q.device)[rows]
-            return torch.arange(n_keys, device=self.raw_q.device) <= places[:, None]
+            places = torch.arange(num_queries, device=self.raw_q.device)[rows]
+            return torch.arange(num_keys, device=self.raw_q.device) <= places[:, None]
         if self.mask is None:
             return None
         mask = with_heads(self.mask[(None,) * max(0, self.raw_q.dim() - self.mask.dim())])
@@ -260,7 +260,7 @@ class SoftmaxCall:
         return self.layout.of_values(self.raw_values, self.raw_out)
 
     @property
-    def n_keys(self) -> int:
+    def num_keys(self) -> int:
         return self.raw_weights.shape[self.layout.weights.index(self.layout.keys)]
 
     def arranged(self, like_out: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ class ModuleFrame(NamedTuple):
 
 
 class ModuleStack:
-    """The stack of running modules, and how often each address was given in this pass."""
+    """The stack of running modules, and how often each name was given in this pass."""
 
     def __init__(self, model: nn.Module):
         self.model = model
@@ -47,19 +47,19 @@ class ModuleStack:
                     continue  # its forward cannot be replaced, and shows nothing of what happens inside it
                 path = without_wrappers(name) or type(module).__name__
                 before.append((module, {key: value for key, value in vars(module).items() if key == "forward"}))
-                vars(module)["forward"] = self.announced(path, module)
+                vars(module)["forward"] = self.wrap_forward(path, module)
             yield
         finally:
             for module, own in before:
                 del vars(module)["forward"]
                 vars(module).update(own)
 
-    def announced(self, path: str, module: nn.Module) -> Callable[..., Any]:
+    def wrap_forward(self, path: str, module: nn.Module) -> Callable[..., Any]:
         """The module's forward, on the stack while it runs, and off it also when it raises."""
         forward, compiled = module.forward, is_compiled(module)
 
         @wraps(forward)
-        def announced(*args: Any, **kwargs: Any) -> Any:
+        def wrap_forward(*args: Any, **kwargs: Any) -> Any:
             if not self.inside:
                 self.given.clear()
                 self.n_passes += 1
@@ -70,9 +70,9 @@ class ModuleStack:
             finally:
                 self.inside.pop()
 
-        return announced
+        return wrap_forward
 
-    def next_address(self) -> str:
+    def next_name(self) -> str:
         """The path of the innermost running module; the second time in one pass with #2, and so on."""
         path = self.inside[-1].path
         self.given[path] += 1
@@ -85,7 +85,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def without_wrappers(name: str) -> str:
-    """A compiled model has the addresses of the model that was compiled."""
+    """A compiled model has the names of the model that was compiled."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
@@ -93,12 +93,12 @@ def paths_of(model: nn.Module) -> list[str]:
     return [without_wrappers(name) or type(module).__name__ for name, module in model.named_modules()]
 
 
-def unknown(address: str, known: Iterable[str], what: str = "attention") -> LookupError:
-    """The error for an address that is not there: the nearest ones if any are near, and all that there are."""
+def unknown(name: str, known: Iterable[str], what: str = "attention") -> LookupError:
+    """The error for a name that is not there: the nearest ones if any are near, and all that there are."""
     known = list(known)
-    nearest = get_close_matches(address, known, n=1, cutoff=0.6)
+    nearest = get_close_matches(name, known, n=1, cutoff=0.6)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-    return LookupError(f"no {what} at {address!r}; {hint}there is {listed(known)}")
+    return LookupError(f"no {what} at {name!r}; {hint}there is {listed(known)}")
 
 
 def listed(names: list[str], most: int = 60) -> str:
@@ -122,13 +122,13 @@ PRODUCTS = {"matmul", "__matmul__", "__rmatmul__", "bmm", "mm"}
 LOOKED_FOR = f"{KERNEL}, {TORCH_NN}, and a softmax whose result multiplies values (matmul, bmm, @, einsum)"
 
 Receive = Callable[[str, AttentionCall, str, str], Tensor]
-"""address, call, kernel, note -> the output that the model gets"""
+"""name, call, kernel, note -> the output that the model gets"""
 
 
 class Capture(TorchFunctionMode):
     def __init__(self, model: nn.Module, receive: Receive, fast_path: bool):
         super().__init__()
-        self.places, self.receive, self.trails, self.fast_path = (
+        self.stack, self.receive, self.trails, self.fast_path = (
             ModuleStack(model),
             receive,
             SoftmaxTracker(),
@@ -139,7 +139,7 @@ class Capture(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if name in ATTENTION and self.places.inside:
+        if name in ATTENTION and self.stack.inside:
             if name == KERNEL:
                 return self.fused(func, *args, **kwargs)
             if name == TORCH_NN:
@@ -147,7 +147,7 @@ class Capture(TorchFunctionMode):
             out = func(*args, **kwargs)
             self.trails.start(out, args, kwargs)
             return out
-        if not self.trails.is_started or not self.places.inside:  # the most frequent case by far
+        if not self.trails.is_started or not self.stack.inside:  # the most frequent case by far
             return func(*args, **kwargs)
         if name == "__get__":  # x.mT is a property
             name = getattr(getattr(func, "__self__", None), "__name__", "")
@@ -181,7 +181,7 @@ class Capture(TorchFunctionMode):
 
     def inside_torch_nn(self, func: FunctionType, args: Any, kwargs: Any) -> Any:
         query, key, value, _, num_heads = args[:5]
-        module = self.places.inside[-1].module
+        module = self.stack.inside[-1].module
         could_be_fast = self.fast_path and query is key and key is value and has_fast_path(module)
         self.torch_nn.append((num_heads, could_be_fast))
         try:
@@ -228,12 +228,12 @@ class Capture(TorchFunctionMode):
         """torch.nn joins batch and heads in one axis where it writes its own softmax."""
         if self.torch_nn:
             return self.torch_nn[-1][0]
-        module = self.places.inside[-1].module
+        module = self.stack.inside[-1].module
         return module.num_heads if isinstance(module, nn.MultiheadAttention) else 0
 
     def seen(self, call: AttentionCall, kernel: str) -> Tensor:
         notes = []
-        if self.places.inside[-1].is_compiled:
+        if self.stack.inside[-1].is_compiled:
             notes.append("compiled, ran eagerly")
         if self.torch_nn:
             kernel = "nn.MultiheadAttention"
@@ -241,7 +241,7 @@ class Capture(TorchFunctionMode):
                 notes.append("without its fast path")
         if call.dropout:
             notes.append(f"dropout {call.dropout:g}, not verified")
-        return self.receive(self.places.next_address(), call, kernel, "; ".join(notes))
+        return self.receive(self.stack.next_name(), call, kernel, "; ".join(notes))
 
 
 @contextmanager
@@ -254,7 +254,7 @@ def captured(model: nn.Module, receive: Receive) -> Iterator[Capture]:
         torch.backends.mha.set_fastpath_enabled(False)
         if "torch._dynamo" in sys.modules:  # as long as it is not loaded, nothing is compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(capture.places.followed())
+        stack.enter_context(capture.stack.followed())
         stack.enter_context(capture)
         yield capture
 

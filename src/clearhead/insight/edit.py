@@ -1,6 +1,6 @@
 """Changing the weights of a head while a model runs, to see what its output owes to them.
 
-with edit(model, "blocks.2.attn", head=1, to="uniform"):
+with edit(model, "blocks.2.attn", head=1, pattern="uniform"):
     changed = model(images)
 """
 
@@ -16,11 +16,13 @@ from clearhead.insight.calls import AttentionCall
 from clearhead.insight.capture import LOOKED_FOR, captured, paths_of, unknown
 from clearhead.insight.look import check_heads
 
-New = Literal["uniform", "zero"] | Tensor | Callable[[Tensor], Tensor]
+Pattern = Literal["uniform", "zero"] | Tensor | Callable[[Tensor], Tensor]
 
 
 @contextmanager
-def edit(model: nn.Module, address: str, head: int | Sequence[int] | None = None, to: New = "zero") -> Iterator[None]:
+def edit(
+    model: nn.Module, name: str, head: int | Sequence[int] | None = None, pattern: Pattern = "zero"
+) -> Iterator[None]:
     """Inside the block, these heads (all if none is named) have other weights; the other heads are bit-identical.
 
     "zero": nothing is attended to, so the head says nothing. "uniform": equal shares for all keys that may be seen.
@@ -29,19 +31,19 @@ def edit(model: nn.Module, address: str, head: int | Sequence[int] | None = None
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"edit needs an nn.Module, got {type(model).__name__}; pass the model itself")
-    if isinstance(to, str) and to not in ("uniform", "zero"):
-        raise ValueError(f'to must be "uniform", "zero", a tensor or a function, got {to!r}; choose one')
-    if address.partition("#")[0] not in paths_of(model):
-        raise unknown(address, paths_of(model), "module")
+    if isinstance(pattern, str) and pattern not in ("uniform", "zero"):
+        raise ValueError(f'pattern must be "uniform", "zero", a tensor or a function, got {pattern!r}; choose one')
+    if name.partition("#")[0] not in paths_of(model):
+        raise unknown(name, paths_of(model), "module")
     found: list[str] = []
 
     def receive(place: str, call: AttentionCall, kernel: str, note: str) -> Tensor:
         found.append(place)
-        if place != address:
+        if place != name:
             return call.raw_out
         num_heads = call.arranged(call.raw_out).shape[1]
-        heads = check_heads(head, num_heads, address)
-        weights = new_weights(call, heads, to)
+        heads = check_heads(head, num_heads, name)
+        weights = new_weights(call, heads, pattern)
         if call.dropout:
             weights = F.dropout(weights, call.dropout)
         values = call.values(heads)
@@ -49,19 +51,19 @@ def edit(model: nn.Module, address: str, head: int | Sequence[int] | None = None
 
     with captured(model, receive) as capture:
         yield
-    if capture.places.n_passes and address not in found:
+    if capture.stack.n_passes and name not in found:
         known = sorted(set(found), key=found.index)
-        raise unknown(address, known) if known else LookupError(f"no attention was seen; looked for {LOOKED_FOR}")
+        raise unknown(name, known) if known else LookupError(f"no attention was seen; looked for {LOOKED_FOR}")
 
 
-def new_weights(call: AttentionCall, heads: list[int], to: New) -> Tensor:
+def new_weights(call: AttentionCall, heads: list[int], pattern: Pattern) -> Tensor:
     """(B,heads,Q,K)"""
     weights = call.weights(heads, slice(None))
-    if isinstance(to, Tensor):
-        new = to.to(weights)
-    elif callable(to):
-        new = to(weights)
-    elif to == "zero":
+    if isinstance(pattern, Tensor):
+        new = pattern.to(weights)
+    elif callable(pattern):
+        new = pattern(weights)
+    elif pattern == "zero":
         new = torch.zeros_like(weights)
     else:
         allowed = call.allowed(heads).to(weights.dtype).expand_as(weights)
@@ -94,11 +96,11 @@ def distance(weights: Tensor, grid: tuple[int, int] | None = None, *, class_toke
     """
     if class_token:
         weights = weights[..., 1:, 1:]
-    n_queries, n_keys = weights.shape[-2:]
-    steps = distances(n_keys, grid).to(weights)
-    if n_queries != n_keys:
+    num_queries, num_keys = weights.shape[-2:]
+    steps = distances(num_keys, grid).to(weights)
+    if num_queries != num_keys:
         raise ValueError(
-            f"distance is between tokens of one sequence, got {n_queries} queries and {n_keys} keys; "
+            f"distance is between tokens of one sequence, got {num_queries} queries and {num_keys} keys; "
             "for cross-attention, see diagonality"
         )
     totals = weights.sum(-1)
@@ -126,9 +128,9 @@ def diagonality(weights: Tensor, within: float = 0.0) -> Tensor:
     `within` counts as many keys beside it as well. With weights.flip(-1) it is the share on the other diagonal, where a
     head that reverses looks.
     """
-    n_queries, n_keys = weights.shape[-2:]
-    middle = torch.linspace(0, n_keys - 1, n_queries, device=weights.device)
-    near = (torch.arange(n_keys, device=weights.device) - middle[:, None]).abs() <= within + 0.5
+    num_queries, num_keys = weights.shape[-2:]
+    middle = torch.linspace(0, num_keys - 1, num_queries, device=weights.device)
+    near = (torch.arange(num_keys, device=weights.device) - middle[:, None]).abs() <= within + 0.5
     return mean_of_rows((weights * near).sum(-1), weights)
 
 
@@ -149,11 +151,11 @@ def head_importance(
     inputs: Tensor | Sequence[Any],
     score: Callable[[Any], Tensor],
     *,
-    to: Literal["zero", "uniform"] = "zero",
-    addresses: Sequence[str] | None = None,
+    pattern: Literal["zero", "uniform"] = "zero",
+    names: Sequence[str] | None = None,
 ) -> Tensor:
     """score(output) without a head, minus score(output) with all: (layers, heads), one row for each layer that `look`
-    sees, or for each of `addresses`.
+    sees, or for each of `names`.
 
     `score` makes one number of the output: a loss, or a class's logit. `inputs` is what the model takes, a tuple if
     that is more than one. One pass for each head. A layer with fewer heads than others has nan in place of the rest.
@@ -163,12 +165,12 @@ def head_importance(
     args = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
     seen = look(model, *args)
     whole = one_number(score(seen.output))
-    chosen = list(seen) if addresses is None else list(addresses)
-    counts = [seen[address].num_heads for address in chosen]
+    chosen = list(seen) if names is None else list(names)
+    counts = [seen[name].num_heads for name in chosen]
     changes = torch.full((len(chosen), max(counts)), torch.nan)
-    for row, (address, num_heads) in enumerate(zip(chosen, counts, strict=True)):
+    for row, (name, num_heads) in enumerate(zip(chosen, counts, strict=True)):
         for head in range(num_heads):
-            with edit(model, address, head=head, to=to):
+            with edit(model, name, head=head, pattern=pattern):
                 changes[row, head] = one_number(score(model(*args))) - whole
     return changes
 

@@ -1,9 +1,9 @@
-"""What was seen of a forward pass: the attention of each layer, by its address.
+"""What was seen of a forward pass: the attention of each layer, by its name.
 
 Dims: B batch, H heads, Q queries, K keys, D width of queries and keys, Dv of values.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import ItemsView, Iterator, KeysView, Sequence, ValuesView
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal
@@ -22,7 +22,7 @@ PIECE = 2**20
 class AttentionRecord:
     """One attention. Its weights are computed when asked, for the heads and rows asked."""
 
-    address: str
+    name: str
     kernel: str
     """sdpa, softmax, or nn.MultiheadAttention"""
     note: str
@@ -58,18 +58,18 @@ class AttentionRecord:
         return self.out.shape[1]
 
     @property
-    def n_queries(self) -> int:
+    def num_queries(self) -> int:
         return self.out.shape[2]
 
     @property
-    def n_keys(self) -> int:
-        return self.call.n_keys
+    def num_keys(self) -> int:
+        return self.call.num_keys
 
     def weights(self, head: int | Sequence[int] | None = None, rows: Sequence[int] | slice | None = None) -> Tensor:
         """(B,H,Q,K), or only some heads and queries of it; the weights before dropout."""
-        heads = check_heads(head, self.num_heads, self.address)
-        places = torch.tensor(check_rows(rows, self.n_queries, self.address), dtype=torch.long)
-        n_rows = max(1, PIECE // max(1, self.batch * len(heads) * self.n_keys))
+        heads = check_heads(head, self.num_heads, self.name)
+        places = torch.tensor(check_rows(rows, self.num_queries, self.name), dtype=torch.long)
+        n_rows = max(1, PIECE // max(1, self.batch * len(heads) * self.num_keys))
         if len(places) <= n_rows:
             return self.call.weights(heads, slice_of(places))
         return torch.cat([self.call.weights(heads, slice_of(piece)) for piece in places.split(n_rows)], dim=2)
@@ -82,10 +82,10 @@ class AttentionRecord:
     def verify(self) -> float:
         """The largest difference between weights @ v and what the model got; nan where either is no number."""
         largest, heads, out = self.out.new_zeros(()), list(range(self.num_heads)), self.out
-        n_rows = max(1, PIECE // max(1, self.batch * self.num_heads * self.n_keys))
+        n_rows = max(1, PIECE // max(1, self.batch * self.num_heads * self.num_keys))
         with torch.no_grad():
             values = self.call.values(heads)
-            for start in range(0, self.n_queries, n_rows):
+            for start in range(0, self.num_queries, n_rows):
                 rows = slice(start, start + n_rows)
                 difference = self.call.weights(heads, rows).to(values.dtype) @ values - out[:, :, rows]
                 if difference.numel():
@@ -93,45 +93,52 @@ class AttentionRecord:
         return largest.item()
 
     def __repr__(self) -> str:
-        what = f"{self.num_heads} heads, {self.n_queries} x {self.n_keys}"
-        return f"{self.address}: {self.kernel}, {what}" + (f" ({self.note})" if self.note else "")
+        what = f"{self.num_heads} heads, {self.num_queries} x {self.num_keys}"
+        return f"{self.name}: {self.kernel}, {what}" + (f" ({self.note})" if self.note else "")
 
 
 class AttentionTrace:
-    """The attention of one forward pass, by address, in the order in which it happened; and the model's output."""
+    """The attention of one forward pass, by name, in the order in which it happened; and the model's output."""
 
-    def __init__(self, output: Any, layers: dict[str, AttentionRecord], addresses: Sequence[str]):
-        self.output, self.layers, self.addresses = output, layers, list(addresses)
+    def __init__(self, output: Any, records: dict[str, AttentionRecord], names: Sequence[str]):
+        self.output, self.records, self.names = output, records, list(names)
 
     def __len__(self) -> int:
-        return len(self.layers)
+        return len(self.records)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.layers)
+        return iter(self.records)
 
-    def __contains__(self, address: object) -> bool:
-        return address in self.layers
+    def keys(self) -> KeysView[str]:
+        return self.records.keys()
 
-    def __getitem__(self, address: str) -> AttentionRecord:
-        if address in self.layers:
-            return self.layers[address]
-        if address in self.addresses:
-            raise LookupError(
-                f"{address!r} was not kept, only {listed(list(self.layers))}; look with keep=[{address!r}]"
-            )
-        raise unknown(address, self.layers)
+    def values(self) -> ValuesView[AttentionRecord]:
+        return self.records.values()
+
+    def items(self) -> ItemsView[str, AttentionRecord]:
+        return self.records.items()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.records
+
+    def __getitem__(self, name: str) -> AttentionRecord:
+        if name in self.records:
+            return self.records[name]
+        if name in self.names:
+            raise LookupError(f"{name!r} was not kept, only {listed(list(self.records))}; look with keep=[{name!r}]")
+        raise unknown(name, self.records)
 
     def verify(self) -> dict[str, float]:
         """The largest |weights @ v - what the model got| of each layer. Layers with dropout are left out."""
-        return {address: layer.verify() for address, layer in self.layers.items() if not layer.call.dropout}
+        return {name: layer.verify() for name, layer in self.records.items() if not layer.call.dropout}
 
     def __repr__(self) -> str:
-        head = ["address", "kernel", "heads", "queries x keys", "note"]
+        head = ["name", "kernel", "heads", "queries x keys", "note"]
         lines = [
-            [layer.address, layer.kernel, str(layer.num_heads), f"{layer.n_queries} x {layer.n_keys}", layer.note]
-            for layer in self.layers.values()
+            [layer.name, layer.kernel, str(layer.num_heads), f"{layer.num_queries} x {layer.num_keys}", layer.note]
+            for layer in self.records.values()
         ]
-        n_left = len(self.addresses) - len(self.layers)
+        n_left = len(self.names) - len(self.records)
         ending = [f"and {n_left} more, not kept"] if n_left else []
         return "\n".join([*aligned([head, *lines]), *ending])
 
@@ -147,26 +154,24 @@ def aligned(table: list[list[str]]) -> list[str]:
     return ["  ".join(line).rstrip() for line in cells]
 
 
-def check_heads(head: int | Sequence[int] | None, num_heads: int, address: str) -> list[int]:
+def check_heads(head: int | Sequence[int] | None, num_heads: int, name: str) -> list[int]:
     if head is None:
         return list(range(num_heads))
     heads = [int(head)] if isinstance(head, Integral) else [int(one) for one in head]  # type: ignore[union-attr]
     for one in heads:
         if not 0 <= one < num_heads:
-            raise LookupError(f"no head {one} at {address!r}; its heads are {spelled(num_heads)}")
+            raise LookupError(f"no head {one} at {name!r}; its heads are {spelled(num_heads)}")
     return heads
 
 
-def check_rows(rows: Sequence[int] | slice | None, n_queries: int, address: str) -> list[int]:
+def check_rows(rows: Sequence[int] | slice | None, num_queries: int, name: str) -> list[int]:
     if rows is None or isinstance(rows, slice):
-        return list(range(n_queries)[rows or slice(None)])
+        return list(range(num_queries)[rows or slice(None)])
     rows = [int(rows)] if isinstance(rows, Integral) else [int(row) for row in rows]
     for row in rows:
-        if not -n_queries <= row < n_queries:
-            raise LookupError(
-                f"no row {row} at {address!r}; a row is a query, and its queries are {spelled(n_queries)}"
-            )
-    return [row % n_queries for row in rows]
+        if not -num_queries <= row < num_queries:
+            raise LookupError(f"no row {row} at {name!r}; a row is a query, and its queries are {spelled(num_queries)}")
+    return [row % num_queries for row in rows]
 
 
 def spelled(n: int) -> str:
@@ -184,7 +189,7 @@ def slice_of(places: Tensor) -> Rows:
 #
 # seen = look(model, images)
 # seen.output                                       # what the model answered
-# seen                                              # a table: address, kernel, heads, queries x keys
+# seen                                              # a table: name, kernel, heads, queries x keys
 # seen["blocks.3.attn"].weights(head=1, rows=[0])   # (B,1,1,K): computed only now, only this
 # seen.verify()                                     # largest |weights @ v - what the kernel returned| per layer
 
@@ -194,28 +199,28 @@ def look(
 ) -> AttentionTrace:
     """model(*args, **kwargs), and what its attention did. The model, its output and its gradients are as without it.
 
-    `keep` says of which layers the tensors are kept: "all", the "last", or a list of addresses.
+    `keep` says of which layers the tensors are kept: "all", the "last", or a list of names.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"look needs an nn.Module and its inputs, got {type(model).__name__}; pass the model itself")
     if isinstance(keep, str) and keep not in ("all", "last"):
-        raise ValueError(f'keep must be "all", "last" or a list of addresses, got {keep!r}; try keep=[{keep!r}]')
-    addresses: list[str] = []
-    layers: dict[str, AttentionRecord] = {}
+        raise ValueError(f'keep must be "all", "last" or a list of names, got {keep!r}; try keep=[{keep!r}]')
+    names: list[str] = []
+    records: dict[str, AttentionRecord] = {}
 
-    def receive(address: str, call: AttentionCall, kernel: str, note: str) -> Tensor:
+    def receive(name: str, call: AttentionCall, kernel: str, note: str) -> Tensor:
         if keep == "last":
-            layers.clear()
-        if isinstance(keep, str) or address in keep:
-            layers[address] = AttentionRecord(address, kernel, note, call)
-        addresses.append(address)
+            records.clear()
+        if isinstance(keep, str) or name in keep:
+            records[name] = AttentionRecord(name, kernel, note, call)
+        names.append(name)
         return call.raw_out
 
     with captured(model, receive):
         output = model(*args, **kwargs)
-    if not addresses:
+    if not names:
         raise LookupError(f"no attention was seen in {type(model).__name__}; looked for {LOOKED_FOR}")
-    for address in () if isinstance(keep, str) else keep:
-        if address not in addresses:
-            raise unknown(address, addresses)
-    return AttentionTrace(output, layers, addresses)
+    for name in () if isinstance(keep, str) else keep:
+        if name not in names:
+            raise unknown(name, names)
+    return AttentionTrace(output, records, names)

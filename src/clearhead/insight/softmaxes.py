@@ -147,14 +147,14 @@ def axis_after_einsum(equation: str, is_main: bool, axis: int) -> int | None:
 
 def moved_axis(func: Callable[..., Any], source: Tensor, axis: int, args: Any, kwargs: Any, out: Tensor) -> int | None:
     """Rearranges a tensor without content in which only this axis has a stride, and looks where the stride went."""
-    n_keys = max(2, source.shape[axis])  # an axis of length 1 would have no stride to show
-    size = [n_keys if i == axis else n for i, n in enumerate(source.shape)]
+    num_keys = max(2, source.shape[axis])  # an axis of length 1 would have no stride to show
+    size = [num_keys if i == axis else n for i, n in enumerate(source.shape)]
     probe = torch.empty_strided(size, [int(i == axis) for i in range(source.dim())], device="meta")
     try:
         moved = called_with(func, source, probe, args, kwargs)
     except (RuntimeError, IndexError):  # split, or joined with another one; or a single key, and a shape that says so
         return out.dim() - (source.dim() - axis) if source.shape[axis] == 1 else None
-    found = [i for i, n in enumerate(moved.shape) if n == n_keys and moved.stride(i) == 1]
+    found = [i for i, n in enumerate(moved.shape) if n == num_keys and moved.stride(i) == 1]
     return found[0] if len(found) == 1 else None
 
 

@@ -24,9 +24,9 @@ class Answering:
 
 
 ANSWERING: dict[str, Answering] = {
-    "commonest": Answering("classes", n_outputs=10, readout="mean"),
-    "repeat": Answering("yes-no", n_outputs=1, readout="mean"),
-    "sum": Answering("number", n_outputs=1, readout="mean"),
+    "commonest": Answering("classification", n_outputs=10, readout="mean"),
+    "repeat": Answering("binary-classification", n_outputs=1, readout="mean"),
+    "sum": Answering("regression", n_outputs=1, readout="mean"),
 }
 
 

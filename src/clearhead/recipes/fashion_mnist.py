@@ -17,5 +17,5 @@ def fashion_mnist() -> RunConfig:
         mnist(),
         recipe="fashion",
         data=DataConfig(name="fashion", augmentation=Augmentation(crop=2, flip=True)),
-        training=TrainingConfig(epochs=5, batch_size=128, label_smoothing=0.1, views="mirror"),
+        training=TrainingConfig(epochs=5, batch_size=128, label_smoothing=0.1, tta="flip"),
     )

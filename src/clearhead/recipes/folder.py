@@ -47,9 +47,9 @@ def folder(*, folder: str = "", image_size: int = 64, fit: Fit = "pad", skip_inv
             readout="attention",
         ),
         data=data,
-        optimizer=OptimizerConfig(kind="muon", lr=3e-3, schedule="linear", warmup=20),
-        training=TrainingConfig(epochs=30, batch_size=min(BATCH_SIZE, n_pictures), label_smoothing=0.1, views="mirror"),
-        objective="classes",
+        optimizer=OptimizerConfig(name="muon", lr=3e-3, schedule="linear", warmup=20),
+        training=TrainingConfig(epochs=30, batch_size=min(BATCH_SIZE, n_pictures), label_smoothing=0.1, tta="flip"),
+        objective="classification",
     )
 
 

@@ -32,7 +32,7 @@ from clearhead.training.progress import Display, Silence, StopRequest, padding_l
 from clearhead.training.run_directory import Report, RunDirectory, check_new
 from clearhead.training.state import TrainState, check_files
 
-NEXT = {"written": "ask it: clearhead predict {} thorough", "next": "let it write: clearhead sample {}"}
+NEXT = {"seq2seq": "ask it: clearhead predict {} thorough", "causal-lm": "let it write: clearhead sample {}"}
 """by objective: what else to do with a run that is trained"""
 
 
@@ -280,7 +280,7 @@ def estimate(config: RunConfig) -> Estimate:
         memory = memory_of(setup)
         per_step = time_steps(setup)
         per_answer = time_answer(setup)
-    validation, n_views = len(setup.data.validation), N_VIEWS[config.training.views]
+    validation, n_views = len(setup.data.validation), N_VIEWS[config.training.tta]
     return Estimate(
         parameters=sum(weight.numel() for weight in setup.model.parameters()),
         memory=memory,
@@ -313,7 +313,7 @@ def memory_of(setup: TrainContext) -> int:
     lasting += sum(map(size_of, setup.optimizers.state_tensors().values()))
     lasting += sum(map(size_of, setup.average.averages.values())) if setup.average else 0
     portion = sum(size for place, size in kept.items() if place not in weights)
-    return lasting + portion // setup.config.training.accumulate
+    return lasting + portion // setup.config.training.grad_accum_steps
 
 
 def size_of(tensor: Tensor) -> int:

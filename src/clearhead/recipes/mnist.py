@@ -30,7 +30,7 @@ def mnist() -> RunConfig:
             readout="attention",
         ),
         data=DataConfig(name="mnist", augmentation=Augmentation(crop=2)),
-        optimizer=OptimizerConfig(kind="muon", lr=3e-3, schedule="linear", warmup=50),
+        optimizer=OptimizerConfig(name="muon", lr=3e-3, schedule="linear", warmup=50),
         training=TrainingConfig(epochs=1, batch_size=128, evaluate_every=100),
-        objective="classes",
+        objective="classification",
     )

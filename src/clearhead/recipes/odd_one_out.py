@@ -24,7 +24,7 @@ def odd_one_out(*, set_size: int = 10) -> RunConfig:
             head_mlp_dim=128,
         ),
         data=DataConfig(name="oddity", set_size=set_size),
-        optimizer=OptimizerConfig(kind="muon", lr=1e-3, schedule="linear", warmup=50),
+        optimizer=OptimizerConfig(name="muon", lr=1e-3, schedule="linear", warmup=50),
         training=TrainingConfig(epochs=5, batch_size=128),
-        objective="odd",
+        objective="set-pointer",
     )

@@ -19,9 +19,9 @@ def text(*, file: str = "", level: Level = "character", length: int = 64) -> Run
             width=128, depth=4, num_heads=4, positions="rotary", n_tokens=n_symbols(file, level), context=length
         ),
         data=DataConfig(name="text", file=file, level=level, length=length, validation=2000),
-        optimizer=OptimizerConfig(kind="muon", lr=3e-3, beta2=0.98, schedule="linear", warmup=50),
+        optimizer=OptimizerConfig(name="muon", lr=3e-3, beta2=0.98, schedule="linear", warmup=50),
         training=TrainingConfig(steps=2000, batch_size=32, evaluate_every=200),
-        objective="next",
+        objective="causal-lm",
     )
 
 

@@ -8,14 +8,14 @@ from clearhead.training.config import ObjectiveName, RunConfig
 N_CLASSES = 10
 """of every data set here but the user's own"""
 OBJECTIVES: dict[str, ObjectiveName] = {
-    "reverse": "each",
-    "oddity": "odd",
-    "pronounce": "written",
-    "words": "next",
-    "text": "next",
+    "reverse": "token-classification",
+    "oddity": "set-pointer",
+    "pronounce": "seq2seq",
+    "words": "causal-lm",
+    "text": "causal-lm",
 }
 """images are asked for their class; whole: see ANSWERING"""
-WRITERS: dict[str, type] = {"written": Seq2SeqConfig, "next": LanguageConfig}
+WRITERS: dict[str, type] = {"seq2seq": Seq2SeqConfig, "causal-lm": LanguageConfig}
 """the model that each of these objectives is for"""
 IMAGES = {"mnist": (1, 28), "fashion": (1, 28), "cifar10": (3, 32)}
 """channels, and height and width"""
@@ -42,7 +42,7 @@ def validate(config: RunConfig) -> None:
 
 
 def objective_of(data: DataConfig) -> ObjectiveName:
-    return ANSWERING[data.question].objective if data.name == "whole" else OBJECTIVES.get(data.name, "classes")
+    return ANSWERING[data.question].objective if data.name == "whole" else OBJECTIVES.get(data.name, "classification")
 
 
 def check_vision(model: object, data: DataConfig) -> None:
@@ -76,12 +76,12 @@ def check_predictor(model: object, what: str, asked: ObjectiveName) -> None:
         raise ValueError(
             f"{what} has sequences, which a PredictorConfig is for, got a {type(model).__name__}; take one"
         )
-    n_outputs = N_CLASSES if asked in ("classes", "each") else 1
+    n_outputs = N_CLASSES if asked in ("classification", "token-classification") else 1
     if model.n_outputs != n_outputs:
         raise ValueError(f"{what} needs n_outputs={n_outputs}, got {model.n_outputs}; set it to that")
-    if (model.readout == "each") != (asked in ("each", "odd")):
-        wanted = "each" if asked in ("each", "odd") else "mean, class or attention"
+    if (model.readout == "each") != (asked in ("token-classification", "set-pointer")):
+        wanted = "each" if asked in ("token-classification", "set-pointer") else "mean, class or attention"
         raise ValueError(f"{what} needs an answer from readout={wanted}, got {model.readout}; choose that")
-    n_inputs = 784 if asked == "odd" else N_CLASSES
+    n_inputs = 784 if asked == "set-pointer" else N_CLASSES
     if model.n_inputs != n_inputs:
         raise ValueError(f"{what} needs n_inputs={n_inputs}, got {model.n_inputs}; set it to that")

@@ -23,9 +23,9 @@ def words(*, file: str = "", window: int = 50) -> RunConfig:
             width=96, depth=4, num_heads=4, hidden=256, positions="rotary", dropout=0.05, n_tokens=n_letters(file)
         ),
         data=DataConfig(name="words", file=file, window=window),
-        optimizer=OptimizerConfig(kind="muon", lr=3e-3, beta2=0.98, schedule="linear", warmup=100),
+        optimizer=OptimizerConfig(name="muon", lr=3e-3, beta2=0.98, schedule="linear", warmup=100),
         training=TrainingConfig(epochs=4, batch_size=256, ema=0.99, evaluate_every=200),
-        objective="next",
+        objective="causal-lm",
     )
 
 

@@ -29,16 +29,16 @@ from clearhead.training.layout import (
     LARGEST_JSON,
     MANIFEST,
     MAPS,
-    PROBE,
     REPLACED,
     SAVING,
+    SNAPSHOTS,
     STATE,
 )
 from clearhead.training.metrics_log import CONFIG, LOCK, METRICS, Digest, RecordsDigest
 
 Kind = Literal["missing", "changed", "surplus", "leftover", "unsafe", "unreadable"]
 UNFINISHED = (SAVING, REPLACED, DELETING)
-TOP = (CONFIG, METRICS, LOCK, BEST, CHECKPOINTS, PROBE)
+TOP = (CONFIG, METRICS, LOCK, BEST, CHECKPOINTS, SNAPSHOTS)
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def unexpected(name: str) -> tuple[Kind, str] | None:
             return None
         case [top, *_] if top == FIGURES:
             return None
-        case ["probe", maps] if maps.endswith(MAPS) and layout.step_in(maps.removesuffix(MAPS)) is not None:
+        case ["snapshots", maps] if maps.endswith(MAPS) and layout.step_in(maps.removesuffix(MAPS)) is not None:
             return None
         case ["checkpoints", step, *files] if layout.step_in(step) is not None:
             if not files or (len(files) == 1 and files[0] in (*FILES, MANIFEST)):
@@ -240,7 +240,7 @@ def map_problems(folder: Path) -> Iterator[Finding]:
     """Attention maps that cannot be read, that are not what was saved, or whose layers and shapes are not those of the
     first ones."""
     first: dict[str, Any] | None = None
-    for path in layout.probe_files(folder).values() if is_folder(folder / PROBE) else []:
+    for path in layout.snapshot_files(folder).values() if is_folder(folder / SNAPSHOTS) else []:
         try:
             content = read_regular(path)
             shapes = {name: (maps["dtype"], maps["shape"]) for name, maps in deserialize(content)}

@@ -16,7 +16,7 @@ from clearhead.training.tensor_headers import check_model_matches
 
 PATHS = ("data.folder", "data.file", "data.train_file", "data.test_file")
 """where the data is: files may be moved, and their contents are compared by digest"""
-AFFECT_OUTPUTS = ("model.", "data.", "objective", "seed", "training.views")
+AFFECT_OUTPUTS = ("model.", "data.", "objective", "seed", "training.tta")
 """beginnings of the names of settings that outputs or their evaluation depend on"""
 ONLY_IN_TRAINING = ("dropout", "drop_path")
 """ends of the names of settings of a model that are switched off in inference"""

@@ -7,7 +7,7 @@ import math
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_type_hints
 
-from clearhead.data.config import DataConfig, Views
+from clearhead.data.config import TTA, DataConfig
 from clearhead.files import from_json, to_json
 from clearhead.models.config import LanguageConfig, ModelConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
 from clearhead.validation import (
@@ -20,11 +20,19 @@ from clearhead.validation import (
     is_number,
 )
 
-Kind = Literal["adamw", "muon"]
+OptimizerName = Literal["adamw", "muon"]
 Schedule = Literal["cosine", "linear", "constant"]
 Precision = Literal["float32", "bf16", "auto"]
 Compile = Literal["auto", "on", "off"]
-ObjectiveName = Literal["classes", "each", "yes-no", "number", "odd", "written", "next"]
+ObjectiveName = Literal[
+    "classification",
+    "token-classification",
+    "binary-classification",
+    "regression",
+    "set-pointer",
+    "seq2seq",
+    "causal-lm",
+]
 
 MOST_SEED = 2**63 - 1
 """torch's generators take no more"""
@@ -49,7 +57,7 @@ MODELS: dict[str, type] = {
 class OptimizerConfig:
     """How weights follow their gradients."""
 
-    kind: Kind = "adamw"
+    name: OptimizerName = "adamw"
     """adamw for all weights, or muon for the matrices inside blocks and the convolutions, and adamw for the rest"""
     lr: float = 1e-3
     """AdamW's learning rate after the warm-up"""
@@ -64,18 +72,20 @@ class OptimizerConfig:
     schedule: Schedule = "cosine"
     warmup: int = 0
     """steps in which the learning rate rises from 0"""
-    final: float = 0.0
+    final_lr_fraction: float = 0.0
     """share of the learning rate that is left at the end; of no effect when it is constant"""
-    clip: float = 1.0
+    grad_clip: float = 1.0
     """longest gradient: a longer one is shortened to this; 0 for no limit"""
 
     def __post_init__(self) -> None:
-        check_choice(kind=(self.kind, Kind), schedule=(self.schedule, Schedule))
-        check_between(self, 0, math.inf, "lr", "muon_lr", "weight_decay", "clip")
+        check_choice(name=(self.name, OptimizerName), schedule=(self.schedule, Schedule))
+        check_between(self, 0, math.inf, "lr", "muon_lr", "weight_decay", "grad_clip")
         check_between(self, 0, 1, "beta1", "beta2", "momentum")
         check_count(self, "warmup")
-        if not is_number(self.final) or not 0 <= self.final <= 1:
-            raise ValueError(f"final must be a share from 0 to 1, got {self.final!r}; try 0 or 0.1")
+        if not is_number(self.final_lr_fraction) or not 0 <= self.final_lr_fraction <= 1:
+            raise ValueError(
+                f"final_lr_fraction must be a share from 0 to 1, got {self.final_lr_fraction!r}; try 0 or 0.1"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +98,7 @@ class TrainingConfig:
     """passes over the training examples; or 0, and steps instead"""
     batch_size: int = 128
     """examples in an update, over all processes"""
-    accumulate: int = 1
+    grad_accum_steps: int = 1
     """portions that a batch is worked off in, for want of memory: the update is the same"""
     label_smoothing: float = 0.0
     """share of the target that is spread over all classes"""
@@ -98,7 +108,7 @@ class TrainingConfig:
     """steps between evaluations; 0 for once an epoch"""
     checkpoint_every: int = 0
     """steps between checkpoints; 0 for each evaluation. A best result and the end are always kept"""
-    keep: int = 2
+    keep_checkpoints: int = 2
     """newest checkpoints that stay, beside the best"""
     patience: int = 0
     """evaluations without a better one before training ends early; 0 for never"""
@@ -109,9 +119,9 @@ class TrainingConfig:
     faster one; evaluation is always float32"""
     compile: Compile = "auto"
     """torch.compile; auto is on with a GPU"""
-    views: Views = "one"
-    """at the test, and only there, the mean of the answers for several views of an image: mirror adds its mirror image,
-    moved both of them a pixel to two sides"""
+    tta: TTA = "none"
+    """at the test, and only there, the mean of the answers for several views of an image: flip adds its mirror image,
+    shift both of them a pixel to two sides"""
     threads: int = 0
     """processor threads; 0 for torch's own choice"""
 
@@ -121,18 +131,23 @@ class TrainingConfig:
         check_count(self, "evaluate_every", "threads", "checkpoint_every", "patience")
         check_at_most(MOST_STEPS, steps=self.steps, epochs=self.epochs)
         check_at_most(MOST_THREADS, threads=self.threads)
-        check_positive(batch_size=self.batch_size, accumulate=self.accumulate, keep=self.keep, log_every=self.log_every)
-        check_choice(precision=(self.precision, Precision), compile=(self.compile, Compile), views=(self.views, Views))
+        check_positive(
+            batch_size=self.batch_size,
+            grad_accum_steps=self.grad_accum_steps,
+            keep_checkpoints=self.keep_checkpoints,
+            log_every=self.log_every,
+        )
+        check_choice(precision=(self.precision, Precision), compile=(self.compile, Compile), tta=(self.tta, TTA))
         check_between(self, 0, 1, "label_smoothing", "ema")
         if (self.steps > 0) == (self.epochs > 0):
             raise ValueError(
                 f"training lasts a number of steps or of epochs, got steps={self.steps}, epochs={self.epochs}; "
                 f"{one_of_two}"
             )
-        if self.accumulate > self.batch_size:
+        if self.grad_accum_steps > self.batch_size:
             raise ValueError(
                 f"a batch must have an example for each portion, got batch_size={self.batch_size}, "
-                f"accumulate={self.accumulate}; try accumulate={self.batch_size} or less"
+                f"grad_accum_steps={self.grad_accum_steps}; try grad_accum_steps={self.batch_size} or less"
             )
 
     def n_steps(self, steps_per_epoch: int) -> int:
@@ -141,7 +156,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotConfig:
-    """Attention that is kept while it is learnt, for `clearhead look RUN --over-time`."""
+    """Attention that is kept while it is learnt, for `clearhead look RUN --training-dynamics`."""
 
     inputs: int = 0
     """validation examples that are looked at; 0 for no probe"""
@@ -162,17 +177,17 @@ class RunConfig:
     data: DataConfig
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: TrainingConfig
-    objective: ObjectiveName = "classes"
+    objective: ObjectiveName = "classification"
     """what is asked of the model: see training/objective.py"""
     seed: int = 0
-    probe: SnapshotConfig = field(default_factory=SnapshotConfig)
+    snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
 
     def __post_init__(self) -> None:
         check_choice(objective=(self.objective, ObjectiveName))
         check_count(self, "seed")
         check_at_most(MOST_SEED, seed=self.seed)
-        if self.training.views != "one" and not isinstance(self.model, VisionConfig):
-            raise ValueError(f"only images have several views, got views={self.training.views!r}; set it to 'one'")
+        if self.training.tta != "none" and not isinstance(self.model, VisionConfig):
+            raise ValueError(f"only images have several views, got tta={self.training.tta!r}; set it to 'none'")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a JSON file; the model's `kind` says which config it is."""

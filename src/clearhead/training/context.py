@@ -123,7 +123,7 @@ def with_precision(
     if training.precision != "auto":
         return config, ""
     batch = to_device(batches.at(0, processes.rank, processes.world), processes.device)
-    first, objective = microbatches(batch, training.accumulate)[0], OBJECTIVES[config.objective]
+    first, objective = microbatches(batch, training.grad_accum_steps)[0], OBJECTIVES[config.objective]
 
     def step(precision: Precision) -> None:
         with autocast(precision, processes.device):
@@ -150,10 +150,10 @@ def warmup_batch(config: RunConfig, batches: Batches, processes: Ranks) -> Calla
 
 def check_microbatches(config: RunConfig, world: int) -> None:
     training = config.training
-    if training.batch_size // world < training.accumulate:
+    if training.batch_size // world < training.grad_accum_steps:
         raise ValueError(
-            f"each of {world} processes needs an example for each of {training.accumulate} portions, "
-            f"got batch_size={training.batch_size}; try batch_size={world * training.accumulate} or more"
+            f"each of {world} processes needs an example for each of {training.grad_accum_steps} portions, "
+            f"got batch_size={training.batch_size}; try batch_size={world * training.grad_accum_steps} or more"
         )
 
 

@@ -73,7 +73,7 @@ class Curves:
         tests = [record for record in self.records if record.get("kind") == "test" and "accuracy" in record]
         if not tests:
             return visible(self.name)
-        how = {"mirror": ", with mirror images", "moved": ", mean over 6 views"}.get(tests[-1].get("views", ""), "")
+        how = {"flip": ", with mirror images", "shift": ", mean over 6 views"}.get(tests[-1].get("tta", ""), "")
         return f"{visible(self.name)} (test {tests[-1]['accuracy']:.2%}{how})"
 
 

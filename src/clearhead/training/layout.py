@@ -23,7 +23,7 @@ from safetensors import deserialize
 from clearhead.files import check_folder, from_json, sha256, to_json
 from clearhead.training.config import MOST_STEPS
 
-CHECKPOINTS, BEST, PROBE, FIGURES = "checkpoints", "best.json", "probe", "figures"
+CHECKPOINTS, BEST, SNAPSHOTS, FIGURES = "checkpoints", "best.json", "snapshots", "figures"
 MAPS = ".safetensors"
 """how the name of a file of attention maps ends"""
 DIGEST = "sha256"
@@ -64,9 +64,9 @@ def steps(folder: Path) -> list[int]:
     return sorted(step for step in found if step is not None)
 
 
-def probe_files(folder: Path) -> dict[int, Path]:
+def snapshot_files(folder: Path) -> dict[int, Path]:
     """By step, in order: the attention maps that a run has kept."""
-    home = folder / PROBE
+    home = folder / SNAPSHOTS
     check_folder(home)
     names = sorted(os.listdir(home)) if home.is_dir() else []
     found = {step_in(name.removesuffix(MAPS)): home / name for name in names if name.endswith(MAPS)}

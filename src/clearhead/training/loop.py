@@ -111,7 +111,7 @@ def with_precision_of_checkpoint(run: RunDirectory) -> dict[str, Any]:
 def reached(outcome: Outcome) -> str:
     if outcome.test is None:
         return ""
-    return f": {outcome.test['accuracy']:.2%} on the test set{tta_note(outcome.test['views'])}"
+    return f": {outcome.test['accuracy']:.2%} on the test set{tta_note(outcome.test['tta'])}"
 
 
 def fit(setup: TrainContext, run: RunDirectory | None, display: Display) -> Outcome:
@@ -208,7 +208,7 @@ def update(setup: TrainContext, standing: TrainState, request: StopRequest) -> b
     config, team, step = setup.config, setup.processes, standing.step
     batch = to_device(setup.batches.at(step, team.rank, team.world), team.device)
     sums = torch.zeros(N_COUNTS, dtype=torch.float64, device=team.device)
-    parts = microbatches(batch, config.training.accumulate)
+    parts = microbatches(batch, config.training.grad_accum_steps)
     for i, part in enumerate(parts):
         with exchanging(setup.forward, is_last=i == len(parts) - 1):
             with autocast(config.training.precision, team.device):
@@ -223,8 +223,8 @@ def update(setup: TrainContext, standing: TrainState, request: StopRequest) -> b
     *totals, squared_norm, n_stops = team.add(torch.cat([sums, extra])).tolist()
     norm = math.sqrt(squared_norm if setup.is_sharded else squared_norm / team.world)
     check_finite(totals[0] / batch.n_global, norm, step + 1)
-    if config.optimizer.clip and norm > config.optimizer.clip:
-        setup.optimizers.shorten(config.optimizer.clip / norm)
+    if config.optimizer.grad_clip and norm > config.optimizer.grad_clip:
+        setup.optimizers.shorten(config.optimizer.grad_clip / norm)
     setup.optimizers.step(lr_multiplier(step, setup.n_steps, config.optimizer))
     setup.optimizers.zero_grad()
     if setup.average is not None:
@@ -239,7 +239,7 @@ def check_finite(loss: float, norm: float, step: int) -> None:
     if not (math.isfinite(loss) and math.isfinite(norm)):
         raise DivergedError(
             f"loss and gradient norm must be finite, got loss {loss} and norm {norm} at step {step}, which was not "
-            "saved; try a smaller learning rate, a longer warm-up or clip=1",
+            "saved; try a smaller learning rate, a longer warm-up or grad_clip=1",
             step,
         )
 
@@ -249,7 +249,7 @@ def check_finite_weights(are_finite: bool, step: int) -> None:
     if not are_finite:
         raise DivergedError(
             f"weights, optimizer state or validation loss are not finite after step {step}, which was not saved; "
-            "try a smaller learning rate, a longer warm-up or clip=1",
+            "try a smaller learning rate, a longer warm-up or grad_clip=1",
             step,
         )
 
@@ -283,7 +283,7 @@ def save(setup: TrainContext, standing: TrainState, run: RunDirectory | None) ->
     if run and state:
         tensors = [*state.model.values(), *state.optimizer.values()]
         check_finite_weights(all(bool(tensor.isfinite().all()) for tensor in tensors), standing.step)
-        run.save(state, setup.config.training.keep)
+        run.save(state, setup.config.training.keep_checkpoints)
         if standing.best_step == standing.step:
             run.mark_best(standing.step)
 
@@ -296,19 +296,19 @@ def test_once(setup: TrainContext, standing: TrainState, run: RunDirectory | Non
         return dict(known)
     found = run.best() if run else None
     use_weights(setup, found)
-    views = setup.config.training.views
+    tta = setup.config.training.tta
     result = evaluate(
         setup.model,
         setup.objective,
         setup.data.test,
         setup.data.normalize,
         setup.processes,
-        views=views,
+        tta=tta,
     )
     if not math.isfinite(result["loss"]):
         raise DivergedError(
             f"the test loss is {result['loss']}: the weights are finite, but too large to compute with; "
-            "train again with a smaller learning rate, a longer warm-up or clip=1",
+            "train again with a smaller learning rate, a longer warm-up or grad_clip=1",
             standing.step,
         )
     record = (
@@ -316,11 +316,11 @@ def test_once(setup: TrainContext, standing: TrainState, run: RunDirectory | Non
         | {"best_step": setup.processes.broadcast_json(found and found.step)}
         | result
     )
-    record |= {"views": views, "seconds": standing.seconds}
+    record |= {"tta": tta, "seconds": standing.seconds}
     if run:
         run.log(record)
     which = "best" if record["best_step"] == standing.best_step else "last"
-    display.evaluated(record, tta_note(views), f"test of the {which} checkpoint (step {record['best_step']})")
+    display.evaluated(record, tta_note(tta), f"test of the {which} checkpoint (step {record['best_step']})")
     return record
 
 
@@ -344,8 +344,8 @@ def lr_multiplier(step: int, n_steps: int, config: OptimizerConfig) -> float:
     t = min(1.0, (step - config.warmup) / max(1, n_steps - config.warmup))
     match config.schedule:
         case "linear":
-            return 1 - (1 - config.final) * t
+            return 1 - (1 - config.final_lr_fraction) * t
         case "cosine":
-            return config.final + (1 - config.final) * (1 + math.cos(math.pi * t)) / 2
+            return config.final_lr_fraction + (1 - config.final_lr_fraction) * (1 + math.cos(math.pi * t)) / 2
         case _:
             return 1.0

@@ -37,7 +37,7 @@ LONGEST_LINE = 2**20
 """bytes of one record, which has about 150"""
 MOST_MEMORY = 256 * 2**20
 """bytes of memory that `read` may fill with records: about half a million of them"""
-FIELDS = {"kind", "step", "epoch", "loss", "accuracy", "whole", "lr", "seconds", "best_step", "views"}
+FIELDS = {"kind", "step", "epoch", "loss", "accuracy", "exact_match", "lr", "seconds", "best_step", "tta"}
 """names in records; all records share these strings"""
 SEAL = re.compile(rb', "sha256": "([0-9a-f]{64})"\}\n\Z')
 UNSEALED = ("train", "validation", "diverged")
@@ -277,7 +277,7 @@ def parse(path: Path, number: int, line: bytes) -> Record:
     wrong = [name for name, number in numbers.items() if not is_number(number) or abs(number) > sys.float_info.max]
     if wrong:
         raise ValueError(f"{wrong[0]} must be a number in {path}, got line {number}: {line[:60]!r}; remove it")
-    if wrong := [name for name in ("kind", "views") if not isinstance(record.get(name, ""), str)]:
+    if wrong := [name for name in ("kind", "tta") if not isinstance(record.get(name, ""), str)]:
         raise ValueError(f"{wrong[0]} must be a string in {path}, got line {number}: {line[:60]!r}; remove it")
     if wrong := [name for name, value in record.items() if isinstance(value, dict | list)]:
         raise ValueError(f"{wrong[0]!r:.60} must be a number or a string in {path}, got line {number}; remove it")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from clearhead.data.augment import tta_mean
 from clearhead.data.batches import Batch, evaluation_batches
-from clearhead.data.config import Views
+from clearhead.data.config import TTA
 from clearhead.data.dataset import Examples, Normalize
 from clearhead.data.vocab import BEGIN, IGNORED, PAD
 from clearhead.nn.eval_mode import eval_mode
@@ -148,13 +148,13 @@ class CausalLM(Objective):
 
 
 OBJECTIVES: dict[str, Objective] = {
-    "classes": Classification(),
-    "each": TokenClassification(),
-    "yes-no": BinaryClassification(),
-    "number": Regression(),
-    "odd": SetPointer(),
-    "written": SequenceToSequence(),
-    "next": CausalLM(),
+    "classification": Classification(),
+    "token-classification": TokenClassification(),
+    "binary-classification": BinaryClassification(),
+    "regression": Regression(),
+    "set-pointer": SetPointer(),
+    "seq2seq": SequenceToSequence(),
+    "causal-lm": CausalLM(),
 }
 
 
@@ -215,7 +215,7 @@ def summary(sums: list[float]) -> dict[str, float]:
     """loss and accuracy; where an example asks for several answers, also `whole`: the share with all of them right."""
     loss, n_examples, right, answers, whole = sums
     result = {"loss": loss / n_examples, "accuracy": right / answers}
-    return result if answers == n_examples else result | {"whole": whole / n_examples}
+    return result if answers == n_examples else result | {"exact_match": whole / n_examples}
 
 
 # Exact evaluation: each example counts once, however many processes share the work.
@@ -231,7 +231,7 @@ def evaluate(
     normalize: Normalize | None,
     processes: Ranks = ALONE,
     *,
-    views: Views = "one",
+    tta: TTA = "none",
     on_batch: Callable[[Batch, Tensor], None] | None = None,
 ) -> dict[str, float]:
     """Loss and accuracy over all examples, the same in every process; with several views of each image, the outputs are
@@ -241,18 +241,18 @@ def evaluate(
     with eval_mode(model), torch.inference_mode():
         for batch in evaluation_batches(examples, normalize, BATCH_SIZE, processes.rank, processes.world):
             batch = to_device(batch, processes.device)
-            outputs = answers(model, objective, batch, views)
+            outputs = answers(model, objective, batch, tta)
             if on_batch is not None:
                 on_batch(batch, outputs)
             sums += counts(objective.loss(outputs, batch), objective.right(outputs, batch), objective.asked(batch))
     return summary(processes.add(sums).tolist())
 
 
-def answers(model: nn.Module, objective: Objective, batch: Batch, views: Views) -> Tensor:
+def answers(model: nn.Module, objective: Objective, batch: Batch, tta: TTA) -> Tensor:
     """The model's outputs. A process without a share of a batch asks about zeros: split weights must meet in step."""
     n = len(batch.inputs)
     if not n:
         inputs, targets = (side.new_zeros(1, *side.shape[1:]) for side in (batch.inputs, batch.targets))
         batch = replace(batch, inputs=inputs, targets=targets)
-    outputs = tta_mean(lambda view: objective.ask(model, replace(batch, inputs=view)), batch.inputs, views)
+    outputs = tta_mean(lambda view: objective.ask(model, replace(batch, inputs=view)), batch.inputs, tta)
     return outputs[:n]

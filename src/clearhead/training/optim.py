@@ -51,7 +51,7 @@ class Optimizers:
     """AdamW, and Muon beside it if so configured, with one learning-rate multiplier and one flat state."""
 
     def __init__(self, model: nn.Module, config: OptimizerConfig, muon_dtype: torch.dtype = torch.float32):
-        hidden, decayed, kept = param_groups(model, config.kind)
+        hidden, decayed, kept = param_groups(model, config.name)
         groups = [
             {"params": decayed, "weight_decay": config.weight_decay},
             {"params": kept, "weight_decay": 0.0},

@@ -93,9 +93,9 @@ class Display:
 
     def evaluated(self, record: dict[str, Any], note: str = "", what: str = "") -> None:
         """A line that stays; it begins with what was evaluated, which is the model as it is at this step by default."""
-        whole = f"  whole {record['whole']:.2%}" if "whole" in record else ""
+        exact = f"  exact_match {record['exact_match']:.2%}" if "exact_match" in record else ""
         what = what or f"{record['kind']} at step {record['step']}"
-        self.say(f"{what}  loss {record['loss']:.4f}  accuracy {record['accuracy']:.2%}{whole}{note}")
+        self.say(f"{what}  loss {record['loss']:.4f}  accuracy {record['accuracy']:.2%}{exact}{note}")
 
 
 class Silence(Display):

@@ -4,7 +4,7 @@
     runs/mine/metrics.jsonl     what was measured
     runs/mine/checkpoints/      where to go on from
     runs/mine/best.json         which of them is the best
-    runs/mine/probe/            attention while it is learnt, if so asked
+    runs/mine/snapshots/            attention while it is learnt, if so asked
     runs/mine/figures/          pictures
     runs/mine/lock              held by the process that trains; the system lets go of it when that process ends
 
@@ -45,7 +45,7 @@ from clearhead.files import (
 from clearhead.messages import printable
 from clearhead.training import checkpoint, metrics_log
 from clearhead.training.checkpoint import Checkpoint, DamagedCheckpointError, NoIntactCheckpointError
-from clearhead.training.layout import BEST, CHECKPOINTS, FIGURES, LARGEST_JSON, PROBE, best_in, is_step
+from clearhead.training.layout import BEST, CHECKPOINTS, FIGURES, LARGEST_JSON, SNAPSHOTS, best_in, is_step
 from clearhead.training.metrics_log import CONFIG, LOCK, METRICS, Digest, Record
 
 KEEP = 3
@@ -134,7 +134,7 @@ class RunDirectory:
     def tidy(self) -> None:
         """Removes what processes that were killed have left."""
         checkpoint.clean(self.path)
-        for folder in (self.path, self.path / PROBE):
+        for folder in (self.path, self.path / SNAPSHOTS):
             remove_parts(folder)
         for folder in (self.path / FIGURES, self.path / FIGURES / "look"):  # anyone may be drawing there
             remove_parts(folder, older_than=ABANDONED)
@@ -259,7 +259,7 @@ class RunDirectory:
 def keep_in(config: dict[str, Any]) -> int:
     """How many checkpoints a config keeps; 0 if it does not say."""
     training = config.get("training")
-    keep = training.get("keep") if isinstance(training, dict) else None
+    keep = training.get("keep_checkpoints") if isinstance(training, dict) else None
     return keep if isinstance(keep, int) and is_step(keep) else 0
 
 

@@ -1,7 +1,7 @@
 """Attention while it is learnt: the maps of a few fixed inputs, kept every few steps in the run directory.
 
-RUN/probe/step-00000040.safetensors holds the maps (N,H,Q,K) of each layer by its address, in float16, for the model as
-it is at that step, without averaging. Looking changes nothing: a run with a probe is the run without it.
+RUN/snapshots/step-00000040.safetensors holds the maps (N,H,Q,K) of each layer by its address, in float16, for the model
+as it is at that step, without averaging. Looking changes nothing: a run with snapshots is the run without them.
 Dims: N inputs, H heads, Q queries, K keys, T steps.
 """
 
@@ -19,7 +19,7 @@ from clearhead.files import make_folder, read_regular, write_atomic
 from clearhead.insight.look import AttentionTrace, look
 from clearhead.nn.eval_mode import eval_mode
 from clearhead.training.context import TrainContext
-from clearhead.training.layout import DIGEST, MAPS, PROBE, maps_are_intact, maps_digest, name_of, probe_files
+from clearhead.training.layout import DIGEST, MAPS, SNAPSHOTS, maps_are_intact, maps_digest, name_of, snapshot_files
 from clearhead.training.objectives import to_device
 from clearhead.training.run_directory import RunDirectory
 
@@ -29,7 +29,7 @@ TIMES = 40
 
 def is_due(setup: TrainContext, step: int) -> bool:
     """At the start, at the end, and every few steps."""
-    probe = setup.config.probe
+    probe = setup.config.snapshots
     every = probe.every or max(1, setup.n_steps // TIMES)
     return probe.inputs > 0 and (step % every == 0 or step == setup.n_steps)
 
@@ -47,7 +47,7 @@ def save_snapshot(setup: TrainContext, step: int, run: RunDirectory | None) -> N
         setup.objective.ask(looked, batch)
         maps = {address: seen[0][address].weights().half().cpu().contiguous() for address in seen[0]}
     if run:
-        folder = run.path / PROBE
+        folder = run.path / SNAPSHOTS
         make_folder(folder)
         write_atomic(folder / f"{name_of(step)}{MAPS}", save(maps, {DIGEST: maps_digest(save(maps))}))
 
@@ -55,16 +55,18 @@ def save_snapshot(setup: TrainContext, step: int, run: RunDirectory | None) -> N
 def snapshot_inputs(setup: TrainContext) -> Batch:
     """The first validation examples, or training examples where there are no others."""
     examples = setup.data.validation if len(setup.data.validation) else setup.data.train
-    n = min(setup.config.probe.inputs, len(examples))
+    n = min(setup.config.snapshots.inputs, len(examples))
     batch = next(evaluation_batches(Subset(examples, torch.arange(n)), setup.data.normalize, n))
     return to_device(batch, setup.processes.device)
 
 
 def read_snapshots(run: Path) -> tuple[list[int], dict[str, Tensor]]:
     """The steps (T,), and by address the weights (T,N,H,Q,K)."""
-    found = probe_files(run)
+    found = snapshot_files(run)
     if not found:
-        raise LookupError(f"{run} has no maps of its training; train it with a probe: clearhead train RECIPE --probe 4")
+        raise LookupError(
+            f"{run} has no maps of its training; train it with a probe: clearhead train RECIPE --snapshots 4"
+        )
     each = {path: maps_in(path) for path in found.values()}
     first, maps = next(iter(each.items()))
     sizes = shapes(maps)

@@ -144,10 +144,10 @@ class DataInfo:
                 expected = {"symbols": src_vocab_size, "classes": tgt_vocab_size}
             case LanguageConfig(n_tokens=n):
                 expected = {"symbols": n}
-            case PredictorConfig(n_outputs=n) if config.objective in ("classes", "each"):
+            case PredictorConfig(n_outputs=n) if config.objective in ("classification", "token-classification"):
                 expected = {"classes": n}
             case _:
-                expected = {"classes": 2} if config.objective == "yes-no" else {}
+                expected = {"classes": 2} if config.objective == "binary-classification" else {}
         for name, n in expected.items():
             if (found := len(getattr(self, name))) != n:
                 raise ValueError(f"the checkpoint must name {n} {name}, as many as its model has, got {found}")

@@ -240,12 +240,12 @@ def patterns(
             seen = look(subject.model, **arguments)
         except Exception:  # no attention, or a module that does not like to be watched: other checks go on
             return []
-        return [patterns_of(layer) for layer in seen.layers.values()]
+        return [patterns_of(layer) for layer in seen.values()]
 
 
 def patterns_of(layer: AttentionRecord) -> AttentionPattern:
     is_finite = bool(layer.out.isfinite().all())
-    return AttentionPattern(layer.address, layer.weights(), layer.kernel == "nn.MultiheadAttention", is_finite)
+    return AttentionPattern(layer.name, layer.weights(), layer.kernel == "nn.MultiheadAttention", is_finite)
 
 
 def check_rows(subject: ModuleUnderTest) -> Finding:
