@@ -4,10 +4,13 @@ import pytest
 import torch
 
 from clearhead import lab
-from clearhead.lab import attention_maps, heads, keys, temperature, vision
+from clearhead.lab import attention_weights, heads, keys, positions, temperature
 from clearhead.lab.claim import LESSONS, Result, at_least, settings
-from clearhead.lab.registry import ALL, CLAIMS, find, suggestions
+from clearhead.lab.registry import all_claims, find, suggestions
 from clearhead.nn.positions import SinusoidalPosEmbed
+
+ALL = all_claims()
+CLAIMS = {claim.slug: claim for claim in ALL}
 
 MISTAKES = {
     "temperature": {"rule": temperature.softargmin},
@@ -18,37 +21,37 @@ MISTAKES = {
     "permutation-equivariance": {"positions": SinusoidalPosEmbed()},
     "pointwise-convolution": {"beta": 0.0},
     "convolution": {"beta": 0.5},
-    "additive-mask": {"low": -10.0},
-    "fully-masked-row": {"by_mask": True},
+    "additive-mask": {"mask_value": -10.0},
+    "fully-masked-row": {"boolean_mask": True},
     "hard-and-soft": {"beta": 1.0},
     "self-weight": {"same_projection": True},
     "permutation": {"by_position": False},
     "in-proj-weight": {"read": heads.rows},
     "head-outputs": {"mix_weights": True},
     "message-passing": {"mask_edges": False},
-    "feed-forward": {"attention": True},
+    "feed-forward": {"use_attention": True},
     "skip-connections": {"skip": False},
     "patch-embedding": {"stride": 2},
     "receptive-field": {"depth": 2},
-    "train-and-eval-mode": {"testing": False},
-    "attention-map": {"mixed": True},
+    "train-and-eval-mode": {"eval_mode": False},
+    "attention-map": {"flatten_batch": True},
     "cross-attention": {"queries_from_encoder": True},
     "multi-head": {"left_multiply": False},
     "heads-as-groups": {"one_kernel": True},
     "several-heads": {"num_heads": 1},
     "augmentation": {"crop": 0},
-    "learned-positions": {"rule": vision.place_only},
-    "positions": {"placed": False},
+    "learned-positions": {"rule": positions.place_only},
+    "positions": {"with_positions": False},
     "gradient-path": {"with_attention": False},
     "sequential-depth": {"recurrent": True},
     "recurrence": {"with_attention": False},
     "layer-norm": {"batch_norm": True},
-    "pre-norm": {"post": True},
-    "class-token": {"mean": True},
-    "input-size": {"learned": True},
+    "pre-norm": {"post_norm": True},
+    "class-token": {"mean_pooling": True},
+    "input-size": {"learned_positions": True},
     "parallelism": {"recurrent": True},
-    "rotation": {"turn": True},
-    "plain-vit": {"without": True},
+    "rotation": {"rotate": True},
+    "plain-vit": {"plain": True},
 }
 """the false statement of each claim that holds, as its own experiment takes it"""
 
@@ -122,26 +125,26 @@ DIFFERENCE = "largest difference of the formula from measurement"
         ("hard-and-soft", {"beta": -math.inf}, "hard, self: distance from one-hot rows"),
         ("permutation", {"beta": 1.0}, "distance from the tokens themselves"),
         ("convolution", {"border_mask": False}, "largest difference from conv1d"),
-        ("fully-masked-row", {"low": -1.0}, "distance of its weights from 1/n each"),
+        ("fully-masked-row", {"mask_value": -1.0}, "distance of its weights from 1/n each"),
         ("hard-and-soft", {"beta": 1.0}, "hard, two best keys tie: distance from the mean of their values"),
         (
             "saturation",
             {"scale": temperature.unscaled},
             "fraction of logits with a gradient below 1e-6, with the scale",
         ),
-        ("class-token", {"mean": True}, "class token: tokens that the answer is read from"),
+        ("class-token", {"mean_pooling": True}, "class token: tokens that the answer is read from"),
         ("train-and-eval-mode", {"dropout": 0.0}, "same input twice, training stage: difference"),
-        ("train-and-eval-mode", {"testing": False}, "one pass in the testing stage: the weights move by"),
+        ("train-and-eval-mode", {"eval_mode": False}, "one pass in the testing stage: the weights move by"),
         ("saturation", {"scale": temperature.unscaled}, "all logits 1000 larger, spread the same: entropy left"),
-        ("feed-forward", {"attention": True}, "places that the answer at one place depends on"),
+        ("feed-forward", {"use_attention": True}, "places that the answer at one place depends on"),
         ("gradient-path", {"forget_bias": 8.0}, "LSTM alone: the same"),
         ("skip-connections", {"skip": False}, "Xavier + GELU, skips: gradient, 24 layers over 2"),
         ("layer-norm", {"batch_norm": True}, "layer norm: output for one token moves by"),
-        ("attention-map", {"mixed": True}, "other examples change: the first one's map moves by"),
+        ("attention-map", {"flatten_batch": True}, "other examples change: the first one's map moves by"),
     ],
 )
 def test_the_number_that_a_change_is_about_refutes(slug, changes, name):
-    assert name in {check.name for check in lab.run(slug, **changes).checks if not check.ok}
+    assert name in {check.name for check in lab.run(slug, **changes).checks if not check.passed}
 
 
 def test_weights_that_are_no_softargmax_refute_both_orders_of_the_moved_key(monkeypatch):
@@ -151,7 +154,7 @@ def test_weights_that_are_no_softargmax_refute_both_orders_of_the_moved_key(monk
         return weights @ v, weights
 
     monkeypatch.setattr(keys, "attend_reference", squared)
-    refuted = {check.name for check in keys.run_perturbed_key().checks if not check.ok}
+    refuted = {check.name for check in keys.run_perturbed_key().checks if not check.passed}
     assert "relative error of the first-order formula" in refuted
     assert any(name.startswith("error of the second-order mean") for name in refuted)
 
@@ -169,11 +172,14 @@ def test_weights_that_are_no_softargmax_refute_both_orders_of_the_moved_key(monk
 )
 def test_the_mistake_of_a_training_run_is_refuted_by_the_number_it_is_about(slug, fails):
     checks = lab.run(slug, num_seeds=1, **MISTAKES[slug]).checks
-    assert {i for i, check in enumerate(checks) if not check.ok} == fails
+    assert {i for i, check in enumerate(checks) if not check.passed} == fails
 
 
 def test_the_wrong_columns_are_as_wide_as_the_model():
-    assert [check.value for check in attention_maps.run_column_convention(keys_first=False).checks[2:4]] == [768, 768]
+    assert [check.value for check in attention_weights.run_column_convention(keys_first=False).checks[2:4]] == [
+        768,
+        768,
+    ]
 
 
 def test_a_number_that_is_none_proves_nothing():
@@ -205,15 +211,11 @@ def test_an_experiment_leaves_the_random_state_alone(slug):
 
 
 def test_unknown_names_are_answered_with_the_nearest():
-    with pytest.raises(
-        LookupError, match=r"^no claim named 'elongated'; did you mean elongated-key\? Run clearhead lab"
-    ):
-        find("elongated")
+    with pytest.raises(LookupError, match=r"^no claim named 'scaled'; did you mean scaled-key\? Run clearhead lab"):
+        find("scaled")
     with pytest.raises(LookupError, match=r"^no claim named 'xyz'; run clearhead lab to list all \d+$"):
         find("xyz")
-    with pytest.raises(
-        ValueError, match=r"^elongated-key has no setting 'alhpa'; did you mean alpha\? Its settings are"
-    ):
+    with pytest.raises(ValueError, match=r"^scaled-key has no setting 'alhpa'; did you mean alpha\? Its settings are"):
         lab.run("scaled-key", alhpa=3)
 
 
@@ -255,7 +257,7 @@ EXPERIMENTS = {
     ("slug", "changes"),
     [
         ("perturbed-key", {"width": 512}),
-        ("perturbed-key", {"size": 0.1}),
+        ("perturbed-key", {"step_size": 0.1}),
         ("perturbed-key", {"beta": 2.0, "width": 64}),
         ("scaled-key", {"alpha": 1.0}),
         ("scaled-key", {"alpha": 0.5}),
@@ -265,10 +267,10 @@ EXPERIMENTS = {
         ("saturation", {"num_keys": 2, "width": 64}),
         ("saturation", {"num_keys": 256}),
         ("saturation", {"width": 4096}),
-        ("input-size", {"context": 40}),
+        ("input-size", {"context_length": 40}),
         ("head-outputs", {"num_heads": 16}),
     ],
 )
 def test_a_true_statement_holds_with_every_setting_that_it_covers(slug, changes):
     result = lab.run(slug, **changes)
-    assert result.verdict == "holds", [check for check in result.checks if not check.ok]
+    assert result.verdict == "holds", [check for check in result.checks if not check.passed]

@@ -11,13 +11,12 @@ from clearhead import attend_fused, attend_reference
 from clearhead.lab.constructions import (
     convolution,
     feedforward_as_convolutions,
-    hard_attention_as_linear,
     identity,
     message_passing,
     permutation,
     pointwise,
-    soft_attention_as_linear,
 )
+from clearhead.lab.temperature import hard_attention_as_linear, soft_attention_as_linear
 from clearhead.nn.blocks import MLP
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}

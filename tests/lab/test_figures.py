@@ -11,22 +11,36 @@ from matplotlib.text import Text
 from clearhead.lab import convolutions, imitations, keys, plots
 from clearhead.lab.claim import Curve, Result, below, equals, settings
 from clearhead.lab.lstm import MODEL_NAMES
+from clearhead.lab.masks_and_training import weight_change
 from clearhead.lab.plots import save
-from clearhead.lab.registry import CLAIMS, DRAWN, FIGURES, FROM_RESULTS, draw_claim, draw_result
+from clearhead.lab.registry import all_claims, draw
 from clearhead.lab.registry import run as run_claim
 from clearhead.lab.temperature import measure
-from clearhead.lab.training import weight_change
 from clearhead.nn.attention import MultiHeadAttention, softargmax
+
+CLAIMS = {claim.slug: claim for claim in all_claims()}
+FROM_RESULTS = [
+    slug
+    for slug, claim in CLAIMS.items()
+    if getattr(inspect.signature(claim.figure).parameters.get("result"), "default", None) is inspect.Parameter.empty
+]
+"""figures that can be drawn only after the experiment"""
+FIGURES = [slug for slug in CLAIMS if slug not in FROM_RESULTS]
+
+
+def draw_claim(slug, result=None, **settings):
+    return draw(CLAIMS[slug], settings, result)
+
 
 SETTINGS = {
     "num_keys": 2,
     "num_tokens": 20,
     "beta": 2.0,
     "alpha": 10.0,
-    "low": -10.0,
-    "size": 0.1,
-    "kernel": 7,
-    "share": 0.1,
+    "mask_value": -10.0,
+    "step_size": 0.1,
+    "kernel_size": 7,
+    "edge_probability": 0.1,
     "length": 12,
     "num_queries": 3,
 }
@@ -39,7 +53,7 @@ NOT_RANDOM = ("sequential-depth", "class-token", "input-size", "parallelism")
 
 def drawn_texts(figure):
     """Every text that is seen."""
-    figure.subplots.draw()
+    figure.canvas.draw()
     found = [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
     for axes in figure.axes:
         found += [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
@@ -57,7 +71,7 @@ def faults(figure):
     texts = drawn_texts(figure)
     boxes = [Text.get_window_extent(text) for text in texts]
     width, height = figure.bbox.size
-    found = [f"small: {text.get_text()}" for text in texts if text.get_fontsize() < plots.SMALL]
+    found = [f"small: {text.get_text()}" for text in texts if text.get_fontsize() < plots.SMALL_SIZE]
     for text, box in zip(texts, boxes, strict=True):
         if box.x0 < 0 or box.y0 < 0 or box.x1 > width or box.y1 > height:
             found.append(f"cut off: {text.get_text()}")
@@ -71,19 +85,18 @@ def faults(figure):
 def test_everything_can_be_read_and_follows_the_seed(slug):
     pictures = set()
     for seed in (0, 1):
-        figure = FIGURES[slug](seed=seed)
-        assert tuple(figure.get_size_inches()) == plots.SIZE
+        figure = draw_claim(slug, seed=seed)
+        assert tuple(figure.get_size_inches()) == plots.FIGURE_SIZE
         assert figure.get_suptitle()  # what the claim shows, in one sentence
         assert not faults(figure), seed
         check_colour_bars(figure)
-        pictures.add(bytes(figure.subplots.buffer_rgba()))
+        pictures.add(bytes(figure.canvas.buffer_rgba()))
     assert len(pictures) == (1 if slug in NOT_RANDOM else 2)
 
 
 @pytest.mark.parametrize("slug", FIGURES)
 def test_everything_can_be_read_with_a_readers_own_numbers(slug):
-    known = inspect.signature(FIGURES[slug]).parameters
-    figure = FIGURES[slug](seed=2, **{name: value for name, value in SETTINGS.items() if name in known})
+    figure = draw_claim(slug, seed=2, **SETTINGS)
     assert not faults(figure)
 
 
@@ -105,24 +118,20 @@ def measured(lengths, share, gradient):
 )
 def test_what_a_training_found_can_be_read_and_is_what_is_drawn(lengths, share, gradient):
     result = measured(lengths, share, gradient)
-    figure = draw_result("recurrence", result)
-    assert tuple(figure.get_size_inches()) == plots.SIZE
+    figure = draw_claim("recurrence", result)
+    assert tuple(figure.get_size_inches()) == plots.FIGURE_SIZE
     assert not faults(figure)
     drawn = {(line.get_label(), *line.get_ydata()) for axes in figure.axes for line in axes.lines}
     assert drawn == {
-        (curve.name, *curve.y) for curve in result.curves if curve.what in ("right digits", "milliseconds")
+        (curve.name, *curve.y) for curve in result.curves if curve.quantity in ("right digits", "milliseconds")
     }
     heights = [bar.get_height() for axes in figure.axes for bar in axes.patches]
     assert heights == [share] * len(MODEL_NAMES)
 
 
 def test_what_was_not_run_has_no_figure():
-    assert draw_result("recurrence", None) is None
-    assert draw_result("temperature", None) is not None
-
-
-def test_every_claim_has_a_figure():
-    assert set(DRAWN) == set(CLAIMS)
+    assert draw_claim("recurrence", None) is None
+    assert draw_claim("temperature", None) is not None
 
 
 HEADS = ("1 head of width 32", "4 heads of width 8", "32 heads of width 1")
@@ -137,7 +146,7 @@ def test_every_curve_of_a_result_is_drawn_and_can_be_read(slug, steps):
         for what in ("accuracy", "gap between training and test accuracy")
         for name in HEADS
     )
-    figure = draw_result(slug, Result(checks, curves))
+    figure = draw_claim(slug, Result(checks, curves))
     assert not faults(figure)
     lines = [(line.get_label(), *line.get_ydata()) for axes in figure.axes for line in axes.lines]
     bars = [bar.get_height() for axes in figure.axes for bar in axes.patches]
@@ -154,7 +163,7 @@ def test_points_with_names_are_groups_of_bars():
         Curve(names, "without crops", (0, 1, 2), (0.9, 0.7, 0.2)),
         Curve(names, "crops", (0, 1, 2), (0.8, 0.75, 0.6)),
     )
-    figure = draw_result("augmentation", Result((equals("one", 1, 1, 0),), curves))
+    figure = draw_claim("augmentation", Result((equals("one", 1, 1, 0),), curves))
     assert not faults(figure)
     (axes,) = figure.axes
     assert {(bars.get_label(), *(bar.get_height() for bar in bars)) for bars in axes.containers} == {
@@ -170,7 +179,7 @@ def test_positions_stand_beside_the_best_guess_without_order():
         equals("reversal without positions: accuracy", 0.24, 0.2, 0.1),
         equals("odd one out of 16, without positions: accuracy", 0.97, 1, 0.1),
     )
-    figure = draw_result("positions", Result(checks))
+    figure = draw_claim("positions", Result(checks))
     assert not faults(figure)
     assert [bar.get_height() for bar in figure.axes[0].patches] == pytest.approx([1.0, 0.24, 0.25, 0.97])
 
@@ -182,7 +191,7 @@ def test_each_initialisation_has_its_bars():
         for number, kind in enumerate(("with skips", "without skips"))
         for name, values in found.items()
     )
-    figure = draw_result("skip-connections", Result((equals("one", 1, 1, 0),), curves))
+    figure = draw_claim("skip-connections", Result((equals("one", 1, 1, 0),), curves))
     assert not faults(figure)
     assert {bar.get_height() for bar in figure.axes[1].patches} == {value for pair in found.values() for value in pair}
 
@@ -194,7 +203,7 @@ def test_a_result_without_curves_is_drawn_by_its_checks(slug):
         equals("a number that is not what was claimed of it", -0.25, 1.0, 0.0),
         equals("a third", 1.0, 1.0, 0.0),
     )
-    figure = draw_result(slug, Result(checks))
+    figure = draw_claim(slug, Result(checks))
     assert not faults(figure)
     (axes,) = figure.axes
     assert [bar.get_width() for bar in axes.patches] == [check.value for check in checks]
@@ -213,7 +222,7 @@ def test_a_result_without_curves_is_drawn_by_its_checks(slug):
     ],
 )
 def test_a_figure_draws_the_numbers_of_its_claim(slug, drawn):
-    parameters = inspect.signature(FIGURES[slug]).parameters
+    parameters = inspect.signature(CLAIMS[slug].figure).parameters
     same = {name: p.default for name, p in parameters.items() if isinstance(p.default, int | float)}
     measured = [check.value for check in run_claim(slug, **same).checks]
     assert any(drawn(draw_claim(slug)) == pytest.approx(value, rel=1e-9) for value in measured)
@@ -221,7 +230,7 @@ def test_a_figure_draws_the_numbers_of_its_claim(slug, drawn):
 
 def test_what_was_trained_stands_beside_random_weights():
     name = "trained to reverse: fraction of tokens that attend most to themselves"
-    figure = draw_result("self-weight", Result((equals(name, 0.25, 0, 0.5),)))
+    figure = draw_claim("self-weight", Result((equals(name, 0.25, 0, 0.5),)))
     assert 0.25 in [bar.get_height() for bar in figure.axes[1].patches]
     assert not faults(figure)
 
@@ -254,9 +263,9 @@ def check_colour_bars(figure):
 @pytest.mark.parametrize("slug", FIGURES)
 def test_the_same_seed_gives_the_same_bytes(slug, tmp_path):
     torch.manual_seed(7)
-    one = FIGURES[slug](seed=3)
+    one = draw_claim(slug, seed=3)
     torch.manual_seed(8)
-    other = FIGURES[slug](seed=3)
+    other = draw_claim(slug, seed=3)
     for suffix, start in {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}.items():
         first = save(one, tmp_path / "new" / f"first{suffix}").read_bytes()
         assert first.startswith(start)
@@ -278,9 +287,8 @@ def test_a_figure_follows_the_readers_numbers():
 
 def test_each_figure_belongs_to_a_claim_and_takes_its_settings():
     assert all(CLAIMS[slug].trains for slug in FROM_RESULTS)
-    assert not set(FROM_RESULTS) & set(FIGURES)
-    for slug, draw in FIGURES.items():
-        parameters = inspect.signature(draw).parameters
+    for slug in FIGURES:
+        parameters = inspect.signature(CLAIMS[slug].figure).parameters
         assert "seed" in parameters
         assert all(parameter.default is not inspect.Parameter.hide_axes for parameter in parameters.values())
         assert set(parameters) <= {*settings(CLAIMS[slug]), "result"}
@@ -288,8 +296,8 @@ def test_each_figure_belongs_to_a_claim_and_takes_its_settings():
 
 def test_drawing_leaves_everything_else_alone():
     random, rc = torch.get_rng_state(), dict(matplotlib.rcParams)
-    for draw in FIGURES.values():
-        draw().subplots.draw()
+    for slug in FIGURES:
+        draw_claim(slug).canvas.draw()
     assert torch.equal(torch.get_rng_state(), random)
     assert dict(matplotlib.rcParams) == rc
 
@@ -298,13 +306,17 @@ def test_matplotlib_is_loaded_when_a_figure_is_drawn_and_pyplot_never():
     code = """
 import sys
 import clearhead.lab.registry
-from clearhead.lab.registry import FIGURES
+from clearhead.lab.registry import all_claims, draw
 assert "matplotlib" not in sys.modules
 FIGURES["additive-mask"]()
 assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+ALL = all_claims()
+CLAIMS = {claim.slug: claim for claim in ALL}
 
 
 def test_numbers_that_are_not_finite_are_no_limits():
@@ -357,9 +369,9 @@ def test_weights_stay_in_evaluation():
 
 def test_the_headline_says_where_the_claim_does_not_hold_with_changed_settings():
     refuted, note = Result((below("x", 2.0, 1.0),)), "(does not hold with these settings)"
-    assert draw_result("temperature", refuted, {"num_keys": 3}).get_suptitle().endswith(f"\n{note}")
-    assert note not in draw_result("temperature", Result((below("x", 0.0, 1.0),)), {"num_keys": 3}).get_suptitle()
-    assert note not in draw_result("temperature", None).get_suptitle()
+    assert draw_claim("temperature", refuted, num_keys=3).get_suptitle().endswith(f"\n{note}")
+    assert note not in draw_claim("temperature", Result((below("x", 0.0, 1.0),)), {"num_keys": 3}).get_suptitle()
+    assert note not in draw_claim("temperature", None).get_suptitle()
 
 
 def test_equal_numbers_have_equal_colours():

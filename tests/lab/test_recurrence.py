@@ -5,7 +5,7 @@ from torch import nn
 from clearhead.data.dataset import SequencePairs
 from clearhead.data.vocab import BEGIN, END, IGNORED, PAD
 from clearhead.lab import recurrence
-from clearhead.lab.lstm import DIGITS, MODEL_NAMES, TRANSFORMER, LSTM_ATTENTION, LSTM
+from clearhead.lab.lstm import DIGITS, LSTM, LSTM_ATTENTION, MODEL_NAMES, TRANSFORMER
 from clearhead.lab.recurrence import LETTERS, ConcatenatedInputs, accuracies, pronouncing, reversal
 
 LETTER, PHONE = 7, 5
@@ -94,7 +94,7 @@ def test_the_verdict_is_about_what_attention_adds_within_a_budget(monkeypatch):
 def test_the_curve_over_budgets_goes_on_where_the_lstm_alone_is_still_learning(monkeypatch):
     stub(monkeypatch, DIGITS_RIGHT)
     curves = {
-        curve.name: curve for curve in recurrence.run_recurrence(steps=300).curves if curve.what == "right digits"
+        curve.name: curve for curve in recurrence.run_recurrence(steps=300).curves if curve.quantity == "right digits"
     }
     assert curves[TRANSFORMER].x == (75, 150, 300)
     assert curves[LSTM].x == (75, 150, 300, 600, 1800)
@@ -107,7 +107,7 @@ def test_the_same_seed_gives_the_same_curves_but_for_the_time():
         recurrence.run_recurrence(seed=seed, num_seeds=1, width=16, length=8, steps=3).curves for seed in (0, 0, 1)
     )
     assert {curve.name for curve in one} == set(MODEL_NAMES)
-    assert {curve.what for curve in one} == {"right digits", "right phones", "gradient", "milliseconds"}
-    timeless = [curve for curve in one if curve.what != "milliseconds"]
-    assert timeless == [curve for curve in same if curve.what != "milliseconds"]
-    assert timeless != [curve for curve in other if curve.what != "milliseconds"]
+    assert {curve.quantity for curve in one} == {"right digits", "right phones", "gradient", "milliseconds"}
+    timeless = [curve for curve in one if curve.quantity != "milliseconds"]
+    assert timeless == [curve for curve in same if curve.quantity != "milliseconds"]
+    assert timeless != [curve for curve in other if curve.quantity != "milliseconds"]

@@ -7,7 +7,8 @@ import torch
 
 from clearhead import lab
 from clearhead.lab import keys as key_lesson
-from clearhead.lab import registry, temperature
+from clearhead.lab import temperature
+from clearhead.lab.registry import find
 from clearhead.nn.attention import attend_reference
 
 
@@ -66,7 +67,7 @@ def test_without_the_scale_nearly_all_gradients_of_many_keys_vanish():
 
 def test_the_formula_of_the_heads_needs_its_beta():
     assert values("head-outputs")["the same without beta: difference"] > 1
-    assert "softargmax(beta " in registry.CLAIMS["head-outputs"].formula
+    assert "softargmax(beta " in find("head-outputs").formula
 
 
 def test_what_fixes_a_size_is_the_table_or_the_flattened_image():
@@ -77,7 +78,7 @@ def test_what_fixes_a_size_is_the_table_or_the_flattened_image():
 
 
 def test_the_classifier_is_given_one_vector_and_its_misconception_is_another_statement():
-    claim = registry.CLAIMS["class-token"]
+    claim = find("class-token")
     assert values("class-token", width=24)["numbers that the classifier is given, of either"] == 24
     assert "flattened" in claim.misconception
     assert "flattened" not in claim.statement

@@ -76,7 +76,7 @@ def draw_feed_forward(*, seed: int = 0, width: int = 8, num_tokens: int = 5) -> 
 FEED_FORWARD = Claim(
     slug="feed-forward",
     kind="demonstration",
-    lesson="Blocks: feed-forward, norm, skip connections",
+    lesson="Blocks: feed-forward network, normalization, skip connections",
     statement="The feed-forward net is the same at each position: two 1x1 convolutions with an activation between.",
     misconception="It mixes positions.",
     formula="max(0, x W_1 + b_1) W_2 + b_2 = conv_1x1(max(0, conv_1x1(x)))",
@@ -182,7 +182,7 @@ def run_skip_connections(*, seed: int = 0, width: int = 32, depth: int = 24, ski
 
 
 def draw_skip_connections(*, seed: int = 0, width: int = 32, depth: int = 48, result: Result | None = None) -> "Figure":
-    """The gradient that reaches the first layer, scatter_against depth; with the result, for each initialisation too."""
+    """The gradient that reaches the first layer, against depth; with the result, for each initialisation too."""
     curves = result.curves if result else ()
     depths = sorted({1, 2, *(round(depth * step / 8) for step in range(1, 9))} - {0})
     figure, (axes, *others) = subplots("AB" if curves else "A")
@@ -218,7 +218,7 @@ def draw_initialisations(axes: "Axes", curves: Sequence[Curve]) -> None:
 
 SKIP_CONNECTIONS = Claim(
     slug="skip-connections",
-    lesson="Blocks: feed-forward, norm, skip connections",
+    lesson="Blocks: feed-forward network, normalization, skip connections",
     statement="With x + f(x) the gradient reaches the first of many layers. With f(x) alone it vanishes under Xavier "
     "initialisation with GELU; He initialisation with ReLU and orthogonal initialisation with tanh nearly preserve it.",
     misconception="The gradient reaches the first layer as well without them; or: without them it always vanishes.",
@@ -293,7 +293,7 @@ def draw_layer_norm(*, seed: int = 0, width: int = 16, num_tokens: int = 5) -> "
 
 LAYER_NORM = Claim(
     slug="layer-norm",
-    lesson="Blocks: feed-forward, norm, skip connections",
+    lesson="Blocks: feed-forward network, normalization, skip connections",
     statement="Layer norm treats each token by itself. With batch norm in training mode, the output for a token "
     "depends on the rest of the batch; in evaluation mode it does not, for the statistics are stored ones.",
     misconception="Batch norm would do the same; or: with batch norm, a trained model's output depends on the batch.",
@@ -349,7 +349,7 @@ DRAWS = 4
 
 
 def draw_pre_norm(*, seed: int = 0, width: int = 32, depth: int = 24) -> "Figure":
-    """Left: the last block's gradient scatter_against depth, beside 1/sqrt(depth). Right: that of each block of one depth."""
+    """Left: the last block's gradient against depth, beside 1/sqrt(depth). Right: that of each block of one depth."""
     depths = sorted({max(1, round(depth / share)) for share in (depth, 12, 6, 3, 1.5, 1)})
     figure, (left, right) = subplots("AB", same_y=True)
     for norm, colour, marker in (("post", VERMILION, "s"), ("pre", BLUE, "o")):
@@ -379,7 +379,7 @@ def draw_pre_norm(*, seed: int = 0, width: int = 32, depth: int = 24) -> "Figure
 
 PRE_NORM = Claim(
     slug="pre-norm",
-    lesson="Blocks: feed-forward, norm, skip connections",
+    lesson="Blocks: feed-forward network, normalization, skip connections",
     statement="In a fresh pre-norm stack the last block's gradient falls as 1/sqrt(depth); with post-norm it stays.",
     misconception="Where the norm stands makes no difference to a fresh model.",
     formula="pre: |x_L| grows as sqrt(L), and the last norm divides by it;  post: every block's input has norm sqrt(d)",

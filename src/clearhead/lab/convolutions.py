@@ -1,4 +1,4 @@
-"""How far one layer sees: attention scatter_against convolution."""
+"""How far one layer sees: attention against convolution."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -289,7 +289,7 @@ def run_parallelism(*, seed: int = 0, width: int = 8, num_tokens: int = 9, recur
 
 
 def draw_parallelism(*, seed: int = 0, width: int = 8, num_tokens: int = 9) -> "Figure":
-    """The longest chain of operations that wait for one another: scatter_against tokens, and scatter_against layers."""
+    """The longest chain of operations that wait for one another: against tokens, and against layers."""
 
     def recurrent() -> nn.Module:
         return nn.GRU(width, width, batch_first=True)

@@ -129,7 +129,7 @@ def first_and_last(axes: "Axes", columns: int, rows: int) -> None:
 MULTI_HEAD = Claim(
     slug="multi-head",
     kind="demonstration",
-    lesson="Heads",
+    lesson="Multi-head attention",
     statement="From C (e,n) each head projects once, from the left: W_i C; one W_O without an index mixes the outputs.",
     misconception="C W_i, from the right, and a W_O of its own for each head.",
     formula="Q_i = W_Q,i C (d,n), K_i, V_i likewise;  O_i = V_i softargmax(K_iᵀ Q_i / sqrt(d)) by columns (d,n);  "
@@ -212,7 +212,7 @@ def label_outer(heads: "list[Axes]", x: str, y: str) -> None:
 HEAD_OUTPUTS = Claim(
     slug="head-outputs",
     kind="demonstration",
-    lesson="Heads",
+    lesson="Multi-head attention",
     statement="The heads' outputs are joined and mixed by one W_O; their weights never meet.",
     misconception="Attention matrices are concatenated.",
     formula="H = W_O [O_1; ...; O_h],  O_i = W_V,i V softargmax(beta (W_K,i K)ᵀ W_Q,i Q),  beta = 1/sqrt(head width)",
@@ -283,7 +283,7 @@ def draw_in_proj_weight(*, seed: int = 0, width: int = 16, num_tokens: int = 5) 
 IN_PROJ_WEIGHT = Claim(
     slug="in-proj-weight",
     kind="demonstration",
-    lesson="Heads",
+    lesson="Multi-head attention",
     statement="W_Q, W_K and W_V are three equal row blocks of in_proj_weight.",
     misconception="They are its rows 0, 1 and 2.",
     formula="W_Q, W_K, W_V = in_proj_weight.chunk(3)",
@@ -361,7 +361,7 @@ def draw_heads_as_groups(*, seed: int = 0, width: int = 8, num_heads: int = 4, l
 HEADS_AS_GROUPS = Claim(
     slug="heads-as-groups",
     kind="demonstration",
-    lesson="Heads",
+    lesson="Multi-head attention",
     statement="Heads are to attention what groups with a kernel each are to a convolution: own pattern, own channels.",
     misconception="Heads repeat one pattern; a convolution has nothing like them.",
     minimum={"length": 3},

@@ -257,7 +257,7 @@ def run_convolution(
 def draw_convolution(
     *, seed: int = 0, width: int = 3, length: int = 9, kernel_size: int = 3, beta: float = SHARP
 ) -> "Figure":
-    """The error of every construction scatter_against beta."""
+    """The error of every construction against beta."""
     figure, (axes,) = subplots()
     draw_errors(axes, convolution_errors(seed, width, length, kernel_size) | simple_errors(seed, width, length), beta)
     label_axes(axes, "", "beta (1 / temperature)", "largest error")

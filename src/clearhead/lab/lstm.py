@@ -187,7 +187,7 @@ def up_to(length: int) -> list[int]:
 
 
 def draw_gradient_path(*, seed: int = 0, width: int = 32, length: int = 64) -> "Figure":
-    """The gradient from the last output to the first input of untrained_models models, scatter_against length, beside 1/length."""
+    """The gradient from the last output to the first input of untrained_models models, against length, beside 1/length."""
     lengths = up_to(length)
     models = untrained_models(width, 1.0, seed)
     figure, (axes,) = subplots()
@@ -209,7 +209,7 @@ def draw_gradient_path(*, seed: int = 0, width: int = 32, length: int = 64) -> "
 
 GRADIENT_PATH = Claim(
     slug="gradient-path",
-    lesson="Beside recurrence",
+    lesson="Attention and recurrence",
     statement="In untrained_models models, the gradient from the last output to the first input falls as 1/length through "
     "attention, and exponentially through an LSTM whose forget gates are not held open.",
     misconception="An LSTM's cell carries the gradient over any distance.",
@@ -286,7 +286,7 @@ def run_sequential_depth(*, seed: int = 0, width: int = 32, length: int = 64, re
 
 
 def draw_sequential_depth(*, seed: int = 0, width: int = 32, length: int = 64) -> "Figure":
-    """Operations that wait for one another when all target tokens are given, scatter_against length."""
+    """Operations that wait for one another when all target tokens are given, against length."""
     lengths = up_to(length)
     models = untrained_models(width, 1.0, seed)
     figure, (axes,) = subplots()
@@ -302,7 +302,7 @@ def draw_sequential_depth(*, seed: int = 0, width: int = 32, length: int = 64) -
 
 SEQUENTIAL_DEPTH = Claim(
     slug="sequential-depth",
-    lesson="Beside recurrence",
+    lesson="Attention and recurrence",
     statement="Under teacher forcing, a transformer's longest chain of operations is the same for any length; an "
     "LSTM's grows with every token, with attention or without. Generation is sequential in both.",
     misconception="With attention, an LSTM can read all tokens at once, too; or: a transformer generates all tokens at once.",

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def run_additive_mask(*, seed: int = 0, width: int = 8, num_tokens: int = 6, mask_value: float = -10_000.0) -> Result:
-    """Adding `mask_value` to the scores, before they are scaled, scatter_against a mask; mask_value = -10 is the misconception made visible."""
+    """Adding `mask_value` to the scores, before they are scaled, against a mask; mask_value = -10 is the misconception made visible."""
     random = torch.Generator().manual_seed(seed)
     q, k, v = torch.randn(3, num_tokens, width, generator=random)
     mask = masks.causal(num_tokens)
@@ -64,7 +64,7 @@ UNDERFLOW = 1e-46
 def draw_additive_mask(
     *, seed: int = 0, width: int = 8, num_tokens: int = 5, mask_value: float = -10_000.0
 ) -> "Figure":
-    """Left: the causal mask as numbers that are added to the scores. Right: what leaks through, scatter_against the number."""
+    """Left: the causal mask as numbers that are added to the scores. Right: what leaks through, against the number."""
     random = torch.Generator().manual_seed(seed)
     q, k, v = torch.randn(3, num_tokens, width, generator=random)
     causal = masks.causal(num_tokens).dense()
@@ -110,7 +110,7 @@ def draw_additive_mask(
 ADDITIVE_MASK = Claim(
     slug="additive-mask",
     kind="demonstration",
-    lesson="Masks, training and testing",
+    lesson="Masks, training and evaluation",
     statement="-10000 added before the scale hides a key only because e^(-10000/sqrt d) underflows to 0; -10 leaks.",
     misconception="Any large negative number is a mask.",
     formula="e^(beta (z - 10000)) = 0 in floating point, e^(beta (z - 10)) is not",
@@ -171,7 +171,7 @@ def draw_fully_masked_row(*, seed: int = 0, width: int = 8, num_tokens: int = 6,
 FULLY_MASKED_ROW = Claim(
     slug="fully-masked-row",
     kind="demonstration",
-    lesson="Masks, training and testing",
+    lesson="Masks, training and evaluation",
     statement="A row hidden everywhere by -1e14 becomes uniform over what it may not see; a mask gives zeros.",
     misconception="Such a row is ignored.",
     formula="z - 1e14 = -1e14 in float32, whatever z; and softargmax of equal numbers is 1/n",
@@ -246,7 +246,7 @@ def draw_train_and_eval_mode(*, seed: int = 0, width: int = 16, dropout: float =
 
 TRAIN_AND_EVAL_MODE = Claim(
     slug="train-and-eval-mode",
-    lesson="Masks, training and testing",
+    lesson="Masks, training and evaluation",
     statement="In testing the same input gives the same output and weights stay; in training neither is so.",
     misconception="A trained model always answers the same.",
     formula="dropout(x) = x m / (1-p), m drawn anew in training; x itself in testing",
@@ -343,7 +343,7 @@ def draw_augmentation(result: Result) -> "Figure":
 
 AUGMENTATION = Claim(
     slug="augmentation",
-    lesson="Masks, training and testing",
+    lesson="Masks, training and evaluation",
     statement="Random crops narrow the gap between training and test accuracy and make a model robust to shifts, but "
     "not to rotation.",
     misconception="Crop and flip make a model robust to rotation; or: augmentation makes no difference.",

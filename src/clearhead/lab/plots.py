@@ -127,7 +127,7 @@ def without_minus(number: str) -> str:
 def scatter_against(
     axes: "Axes", measured: Tensor, predictions: "dict[str, tuple[Tensor, str, str]]", bins: int = 4
 ) -> None:
-    """Measured numbers scatter_against predictions {name: (numbers, colour, marker)}: what is right lies on the diagonal."""
+    """Measured numbers against predictions {name: (numbers, colour, marker)}: what is right lies on the diagonal."""
     for text, (numbers, colour, marker) in reversed(predictions.items()):
         edge: dict[str, Any] = {} if marker == "x" else {"edgecolor": "white"}
         axes.scatter(numbers.flatten(), measured.flatten(), s=65, marker=marker, color=colour, label=text, **edge)

@@ -218,7 +218,7 @@ def draw_phones(axes: "Axes", shares: dict[str, float]) -> None:
 
 RECURRENCE = Claim(
     slug="recurrence",
-    lesson="Beside recurrence",
+    lesson="Attention and recurrence",
     statement="Within the same training budget, a transformer and an LSTM with attention learn to reverse sequences of "
     "16 digits; an LSTM of equal size without attention learns only short ones and pronounces words worse. With more "
     "training it comes closer.",

@@ -84,7 +84,7 @@ def run_several_heads(
 
 
 def curve(num_heads: int, width: int, budgets: list[int], accuracy: list[float]) -> Curve:
-    """Accuracy scatter_against training steps."""
+    """Accuracy against training steps."""
     plural = "head" if num_heads == 1 else "heads"
     return Curve("accuracy", f"{num_heads} {plural} of width {width // num_heads}", tuple(budgets), tuple(accuracy))
 
@@ -95,7 +95,7 @@ def draw_several_heads(result: Result) -> "Figure":
 
 SEVERAL_HEADS = Claim(
     slug="several-heads",
-    lesson="Heads",
+    lesson="Multi-head attention",
     statement="Where an output depends on several positions at once, several heads learn it within a training budget "
     "that is too small for one head of the same total width, and for many heads of width 1. With five times the "
     "budget, one head nearly catches up.",
