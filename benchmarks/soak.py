@@ -146,7 +146,7 @@ class Soak:
         if not self.run_of(name).exists():
             return 0
         reports: list[str] = []
-        newest = RunDirectory.open(self.run_of(name), reports.append).newest()
+        newest = RunDirectory.open(self.run_of(name), reports.append).latest_checkpoint()
         if reports:
             raise SoakError(f"kill {self.kills} damaged a checkpoint: {'; '.join(reports)}")
         return newest.step if newest else 0
@@ -196,7 +196,7 @@ def differences(ours: Path, theirs: Path) -> list[str]:
     if not a or not b or a[-1] != b[-1]:
         found.append(f"the last checkpoints are those of steps {a[-1:]} and {b[-1:]}")
     for step in sorted(set(a) & set(b)):
-        here, there = (run / "checkpoints" / checkpoint.name_of(step) for run in (ours, theirs))
+        here, there = (run / "checkpoints" / checkpoint.step_name(step) for run in (ours, theirs))
         found += [f"{name} of step {step}" for name in (MODEL, OPTIMIZER) if not same_bytes(here / name, there / name)]
         if timeless(from_json((here / STATE).read_bytes())) != timeless(from_json((there / STATE).read_bytes())):
             found.append(f"{STATE} of step {step}")

@@ -94,13 +94,19 @@ def trained(tmp_path_factory):
         runs = {
             "reverse": {"training.steps": 12, "data.limit": 500},
             "mnist": {"training.steps": 12, "training.ema": 0.5, "data.limit": 400, **images},
-            "oddity": {"training.steps": 3, "data.limit": 200, "model.width": 8, "model.depth": 1, "data.set_size": 4},
+            "odd-one-out": {
+                "training.steps": 3,
+                "data.limit": 200,
+                "model.width": 8,
+                "model.depth": 1,
+                "data.set_size": 4,
+            },
         }
         for name, changes in runs.items():
             train(name, name, changes=few | changes, quiet=True)
         for question in ("sum", "repeat"):
             about = {"data.question": question, "training.steps": 3, "data.limit": 400, "model.width": 8}
-            train("whole", question, changes=few | about, quiet=True)
+            train("digits", question, changes=few | about, quiet=True)
         (home / "my.dict").write_text(made_up_dictionary())
         (home / "my.txt").write_text("To be, or not to be: that is the question.\n" * 40)
         small = {

@@ -213,30 +213,30 @@ def inject(kind: str, step: int, value: float, where: float) -> Prepare:
 
         from clearhead.training import loop
 
-        update = loop.update
+        train_step = loop.train_step
 
         def spoil(tensors: Sequence[Any]) -> None:
             tensor = tensors[int(where * len(tensors))]
             with torch.no_grad():
                 tensor.view(-1)[int(where * tensor.numel())] = value
 
-        def spoilt(setup: Any, standing: Any, request: Any) -> Any:
-            if standing.step != step - 1:
-                return update(setup, standing, request)
-            weights = [weight for weight in setup.model.parameters() if weight.requires_grad]
+        def spoilt(ctx: Any, state: Any, request: Any) -> Any:
+            if state.step != step - 1:
+                return train_step(ctx, state, request)
+            weights = [weight for weight in ctx.model.parameters() if weight.requires_grad]
             if kind == "weight":
                 spoil(weights)
             elif kind == "gradient":
                 chosen = weights[int(where * len(weights))]
                 chosen.register_post_accumulate_grad_hook(lambda weight: spoil([weight.grad]))
-            must_stop = update(setup, standing, request)
+            must_stop = train_step(ctx, state, request)
             if kind == "optimizer":
-                states = setup.optimizers.state_tensors()
+                states = ctx.optimizers.state_tensors()
                 names = sorted(name for name, t in states.items() if t.is_floating_point() and t.numel() > 1)
                 spoil([states[name] for name in names])
             return must_stop
 
-        loop.update = spoilt
+        loop.train_step = spoilt
 
     return prepare
 

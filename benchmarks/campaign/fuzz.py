@@ -239,7 +239,7 @@ class Parsers(Fuzz):
             RunConfig.from_dict(RunDirectory.open(path.parent, ignore).config).to_dict()
 
         def best(path: Path) -> None:
-            RunDirectory.open(path.parent, ignore).best()
+            RunDirectory.open(path.parent, ignore).best_checkpoint()
 
         def forged(path: Path) -> None:
             """A checkpoint whose manifest agrees with what was changed in it."""

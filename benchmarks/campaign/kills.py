@@ -215,14 +215,14 @@ def stop_at(step: int) -> Prepare:
     def prepare(tell: Tell) -> None:
         from clearhead.training import loop
 
-        update = loop.update
+        train_step = loop.train_step
 
-        def stopped(setup: Any, standing: Any, request: Any) -> Any:
-            if standing.step == step - 1:
+        def stopped(ctx: Any, state: Any, request: Any) -> Any:
+            if state.step == step - 1:
                 os.kill(os.getpid(), signal.SIGTERM)
-            return update(setup, standing, request)
+            return train_step(ctx, state, request)
 
-        loop.update = stopped
+        loop.train_step = stopped
 
     return prepare
 

@@ -145,7 +145,7 @@ def check_saved(run_folder: Path, saved: int, *, may_report: bool = False) -> "l
         return [Failure("lost save", f"step {saved} was saved, and there is no run")] if saved else []
     reports: list[str] = []
     try:
-        newest = RunDirectory.open(run_folder, reports.append).newest()
+        newest = RunDirectory.open(run_folder, reports.append).latest_checkpoint()
     except (OSError, ValueError, LookupError) as error:
         return [Failure("lost save", f"step {saved} was saved, and the run cannot be opened: {error}")]
     found = []

@@ -30,7 +30,7 @@ else:
 with run.lock():
     torch.manual_seed(1)
     weights, step = torch.zeros(300), 0
-    if found := run.newest():
+    if found := run.latest_checkpoint():
         weights, step = found.model["w"], found.step
         if FORGETS is False:
             torch.set_rng_state(found.optimizer["random.rank0"])
@@ -130,7 +130,7 @@ def make_run(path: Path, **changes) -> Path:
     with run.lock():
         for step in (1, values["last"]):
             run.log({"kind": "train", "step": step, "loss": values["loss"], "seconds": values["seconds"]})
-            state = {"lr": values["lr"], "standing": {"seconds": values["seconds"]}}
+            state = {"lr": values["lr"], "train_state": {"seconds": values["seconds"]}}
             tensors = {"w": torch.tensor(values["w"])}, {"m": torch.tensor(values["m"])}
             run.save(Checkpoint(step, *tensors, state))
         run.mark_best(changes.get("best", 1))

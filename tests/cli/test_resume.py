@@ -160,8 +160,8 @@ def test_a_run_that_ended_by_patience_is_not_lengthened(capsys, mine):
     config["training"]["patience"] = 1
     (mine / "config.json").write_text(json.dumps(config))
     run = RunDirectory.open("mine")
-    found = run.newest()
-    found.state["standing"]["stale"] = 1
+    found = run.latest_checkpoint()
+    found.state["train_state"]["evals_since_best"] = 1
     with run.lock():
         run.save(found)
     assert main(["resume", "mine", "--steps", "20"]) == 2
@@ -176,7 +176,7 @@ def test_a_constant_learning_rate_is_not_affected_by_the_length(tmp_path, monkey
         train("reverse", name, changes=changes | {"training.steps": steps}, quiet=True)
     assert main(["resume", "short", "--steps", "8"]) == 0
     assert "step 8 instead of 4: the learning rate at each step is unaffected" in capsys.readouterr().out
-    mine, whole = (RunDirectory.open(name).newest().model for name in ("short", "long"))
+    mine, whole = (RunDirectory.open(name).latest_checkpoint().model for name in ("short", "long"))
     assert all(torch.equal(mine[name], whole[name]) for name in whole)
 
 

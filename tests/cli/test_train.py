@@ -54,9 +54,9 @@ def test_a_recipe_is_trained_in_its_folder(capsys):
         ("reverse --data.length 5", "model.context", 5),
         ("mnist --data.augmentation.flip true", "data.augmentation.flip", True),
         ("mnist --data.augmentation.flip", "data.augmentation.flip", True),
-        ("fashion --data.augmentation.flip false", "data.augmentation.flip", False),
-        ("fashion --no-data.augmentation.flip", "data.augmentation.flip", False),
-        ("whole --data.question sum", "objective", "regression"),
+        ("fashion-mnist --data.augmentation.flip false", "data.augmentation.flip", False),
+        ("fashion-mnist --no-data.augmentation.flip", "data.augmentation.flip", False),
+        ("digits --data.question sum", "objective", "regression"),
         ("mnist_plain --seed 4", "seed", 4),
         ("reverse --compile on", "training.compile", "on"),
         ("reverse --compile=off", "training.compile", "off"),
@@ -69,7 +69,7 @@ def test_any_field_can_be_changed(monkeypatch, argv, path, value):
 
     def train(config, name, **options):
         seen.append(config)
-        return type("Outcome", (), {"exit_code": 0})
+        return type("TrainResult", (), {"exit_code": 0})
 
     monkeypatch.setattr("clearhead.recipes.launch.train", train)
     assert main(["train", *argv.split()]) == 0
@@ -102,8 +102,8 @@ def test_any_field_can_be_changed(monkeypatch, argv, path, value):
         ("reverse --name a/b", "a run's name has at most 60 letters, digits"),
         ("reverse extra", "takes options, --name value, got 'extra'"),
         (
-            "whole --objective set-pointer",
-            "whole with question=commonest needs objective=classification, got set-pointer",
+            "digits --objective set-pointer",
+            "digits with question=most-common needs objective=classification, got set-pointer",
         ),
         ("mnist --data.question sum", "train mnist has no option --data.question"),
         ("folder", "own pictures need their folder, got none; run: clearhead train folder --data.folder PATH"),
@@ -232,8 +232,8 @@ def test_torchrun_with_split_weights_learns_what_one_process_does(here):
     assert said("resume", "runs/two").count("runs/two is trained: ") == 1
     assert main(["train", "reverse", "--name", "one", *TINY]) == 0
     two, one = (RunDirectory.open(here / "runs" / name) for name in ("two", "one"))
-    made_with = two.newest().state["made_with"]
-    assert (made_with["processes"], made_with["sharded"]) == (2, True)
+    environment = two.latest_checkpoint().state["environment"]
+    assert (environment["processes"], environment["sharded"]) == (2, True)
     assert [r["loss"] for r in two.records()] == pytest.approx([r["loss"] for r in one.records()], rel=1e-5)
 
 

@@ -34,7 +34,7 @@ def mine():
         for step in range(1, 5):
             run.log({"kind": "train", "step": step, "epoch": 0.5 * step, "loss": 0.5, "accuracy": 0.5})
             if step % 2 == 0:
-                state = {"standing": {"best_step": 2}, "config": config}
+                state = {"train_state": {"best_step": 2}, "config": config}
                 run.save(Checkpoint(step, {"w": torch.full((2,), float(step))}, {}, state), keep=2)
         run.mark_best(2)
         run.log({"kind": "test", "step": 4, "loss": 0.5})

@@ -21,7 +21,7 @@ def test_the_demo_trains_the_recipe_and_goes_on_when_called_again(tmp_path, monk
 
     def train(config, name, **options):
         asked.append((config, name, options))
-        return type("Outcome", (), {"reason": "stopped"})
+        return type("TrainResult", (), {"reason": "stopped"})
 
     monkeypatch.setattr(module, "train", train)
     assert demo(before_drawing=lambda: pytest.fail("there is nothing to draw"))[1] == []

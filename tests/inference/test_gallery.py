@@ -75,5 +75,5 @@ def test_sets_have_a_frame_around_the_predicted_and_the_actual_odd_one(trained):
     figure = draw_sets({"sets": (rows, torch.rand(2, 3, 784))})
     labels = [axes.get_xlabel() for axes in figure.subfigs[0].axes]
     assert labels == ["", "predicted 75%", "actual", "predicted 50%", "", ""]
-    run = Run(trained / "oddity")
+    run = Run(trained / "odd-one-out")
     assert draw_report(run, report(run, n=2), "test").subfigs

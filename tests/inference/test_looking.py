@@ -23,7 +23,7 @@ ALWAYS = ["wall.png", "head.png"]
     [
         ("mnist", [*ALWAYS, "heads.png", "patches.png", "aggregates.png"]),
         ("reverse", [*ALWAYS, "tokens.png", "heads.png"]),
-        ("oddity", [*ALWAYS, "tokens.png", "heads.png"]),
+        ("odd-one-out", [*ALWAYS, "tokens.png", "heads.png"]),
         ("sum", [*ALWAYS, "tokens.png", "heads.png"]),
     ],
 )
@@ -54,7 +54,7 @@ def test_files_and_digits(trained, tmp_path):
     reverse = Run(trained / "reverse")
     example = digits(reverse, [3, 1, 4])
     assert (example.tokens, example.inputs.tolist()) == (("3", "1", "4"), [[3, 1, 4]])
-    ways = {"reverse": "--ids 3 1 4", "pronounce": "--text WORD", "text": "--text TEXT", "oddity": "--sample 0"}
+    ways = {"reverse": "--ids 3 1 4", "pronounce": "--text WORD", "text": "--text TEXT", "odd-one-out": "--sample 0"}
     for name, way in ways.items():
         with pytest.raises(ValueError, match=f"takes no single picture, got .*a.png; try {way}"):
             file(Run(trained / name), tmp_path / "a.png")
@@ -98,16 +98,18 @@ def test_a_run_without_a_test_set_has_no_sample(trained, monkeypatch, tmp_path):
         sample(Run(trained / "text"), 0)
 
 
-@pytest.mark.parametrize("name", ["mnist", "reverse", "oddity", "sum", "repeat"])
+@pytest.mark.parametrize("name", ["mnist", "reverse", "odd-one-out", "sum", "repeat"])
 def test_a_test_example_has_its_truth_and_is_judged_as_the_accuracy_counts_it(trained, name):
     run = Run(trained / name)
     data = datasets.load_dataset(run.config.data, run.config.seed)
     for number in range(8):
         batch = next(evaluation_batches(Subset(data.test, torch.tensor([number])), data.normalize, 1))
         example = sample(run, number)
-        right = OBJECTIVES[run.config.objective].right(run.logits(batch.inputs), batch)
+        right = OBJECTIVES[run.config.objective].correct(run.logits(batch.inputs), batch)
         assert example.correct == bool(right.all())
-        names = {"oddity": [f"image {i}" for i in range(10)], "sum": list(map(str, range(200)))}.get(name, run.classes)
+        names = {"odd-one-out": [f"image {i}" for i in range(10)], "sum": list(map(str, range(200)))}.get(
+            name, run.classes
+        )
         assert example.truth == " ".join(names[int(target)] for target in batch.targets.flatten())
 
 

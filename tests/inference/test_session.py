@@ -19,7 +19,7 @@ def test_reverse_takes_ids_and_answers_logits(trained):
     assert model(torch.zeros(3, 16, dtype=torch.long)).shape == (3, 16, 10)
 
 
-@pytest.mark.parametrize("name", ["reverse", "mnist", "oddity", "sum", "repeat"])
+@pytest.mark.parametrize("name", ["reverse", "mnist", "odd-one-out", "sum", "repeat"])
 def test_what_is_loaded_is_what_was_tested(trained, name):
     """The best checkpoint, and its averaged weights where there are any: the same numbers on the test set."""
     run = Run(trained / name)
@@ -97,12 +97,12 @@ def test_digits_get_one_answer_each_or_one_for_all(trained):
 
 def test_one_of_a_set_is_the_odd_one(trained):
     images, _ = datasets.load_dataset(Run(trained / "mnist").config.data, 0).test.get_batch(torch.arange(4))
-    answers = Run(trained / "oddity").predict(images)
+    answers = Run(trained / "odd-one-out").predict(images)
     assert sum(answer.label == "odd" for answer in answers) == 1
-    same = Run(trained / "oddity").predict(images[:1].expand(4, -1, -1, -1))
+    same = Run(trained / "odd-one-out").predict(images[:1].expand(4, -1, -1, -1))
     assert [answer.label for answer in same] == ["odd", "-", "-", "-"]
     with pytest.raises(ValueError, match="a set has 3 pictures or more, got 2; name the others too"):
-        Run(trained / "oddity").predict(images[:2])
+        Run(trained / "odd-one-out").predict(images[:2])
     assert sum(answer.probability for answer in answers) == pytest.approx(1)
 
 

@@ -34,7 +34,7 @@ def test_the_confusion_matrix_and_evaluate_agree_to_the_last_digit(trained, name
 
 
 @pytest.mark.parametrize("part", ["test", "validation"])
-@pytest.mark.parametrize("name", ["mnist", "reverse", "oddity", "sum", "repeat", "words"])
+@pytest.mark.parametrize("name", ["mnist", "reverse", "odd-one-out", "sum", "repeat", "words"])
 def test_predictions_and_evaluate_agree_to_the_last_digit(trained, monkeypatch, name, part):
     monkeypatch.chdir(trained.parent)
     run = Run(trained / name)
@@ -50,7 +50,7 @@ def test_two_logits_whose_probabilities_are_rounded_to_one_number_are_told_apart
     assert read_outputs("classification", logits, torch.tensor([0]))[0].tolist() == [1]
 
 
-@pytest.mark.parametrize("name", ["mnist", "reverse", "oddity", "repeat"])
+@pytest.mark.parametrize("name", ["mnist", "reverse", "odd-one-out", "repeat"])
 def test_mistakes_are_wrong_the_most_confident_first_and_none_that_is_surer_is_left_out(trained, name):
     run = Run(trained / name)
     outputs, found = outputs_on(run), report(run, n=5)

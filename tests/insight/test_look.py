@@ -147,7 +147,7 @@ def test_a_classifiers_softmax_does_not_count(written):
 
 def test_a_model_without_attention_is_an_error_that_says_what_was_looked_for(written):
     with pytest.raises(
-        LookupError, match=r"no attention was seen in Classifier; looked for scaled_dot.*multiplies values"
+        LookupError, match=r"no attention was found in Classifier; looked for scaled_dot.*multiplies values"
     ):
         look(written.Classifier(), written.tokens())
     with pytest.raises(ValueError, match=r"look needs an nn\.Module and its inputs, got Tensor"):
@@ -176,9 +176,9 @@ def test_keep_bounds_what_is_kept(written):
     assert len(seen) == 1
     assert first in seen
     assert repr(seen).endswith("and 1 more, not kept")
-    with pytest.raises(LookupError, match=rf"'{last}' was not kept, only {first}; look with keep=\['{last}'\]"):
+    with pytest.raises(LookupError, match=rf"'{last}' was not kept, only {first}; use look\(keep=\['{last}'\]"):
         seen[last]
-    with pytest.raises(LookupError, match=rf"no attention at 'encoder.blocks.0.atention'; did you mean '{first}'\?"):
+    with pytest.raises(LookupError, match=rf"no attention named 'encoder.blocks.0.atention'; did you mean '{first}'\?"):
         look(model, x, keep=["encoder.blocks.0.atention"])
     with pytest.raises(ValueError, match=r'keep must be "all", "last" or a list'):
         look(model, x, keep="first")

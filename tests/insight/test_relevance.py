@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.insight.attribution import relevance, relevance_across, weight_gradient
+from clearhead.insight.attribution import relevance, relevance_encoder_decoder, weight_gradient
 from clearhead.insight.edit import edit
 from clearhead.insight.look import look
 from clearhead.nn.attention import MultiHeadAttention
@@ -107,7 +107,7 @@ def test_relevance_across_an_encoder_decoder():
     source, target = torch.randn(2, 4, 8, dtype=torch.double), torch.randn(2, 6, 8, dtype=torch.double)
     seen = look(model, source, target)
     encoder, *rest = list(seen)
-    to_target, to_source = relevance_across(
+    to_target, to_source = relevance_encoder_decoder(
         seen, seen.output[:, -1, 1], encoder=[encoder], decoder=rest[::2], cross=rest[1::2]
     )
     slow = slow_contributions(model, source, target, score=lambda output: output[:, -1, 1])
@@ -125,11 +125,11 @@ def test_relevance_across_an_encoder_decoder():
 def test_a_pass_without_gradients_cannot_be_explained():
     model, x = Stack(), torch.randn(1, 5, 8, dtype=torch.double)
     seen = look(model, x)
-    with pytest.raises(ValueError, match=r"the score must come from seen\.output, got one without a graph"):
+    with pytest.raises(ValueError, match=r"score must be computed from trace\.output"):
         relevance(seen, seen.output[:, 0].detach())
     with torch.no_grad():
         seen = look(model, x)
-    with pytest.raises(ValueError, match=r"needs a pass with gradients, got none for layers\.0; look again"):
+    with pytest.raises(ValueError, match=r"needs a pass with gradients, got none for layers\.0"):
         relevance(seen, seen.output[:, 0])
 
 

@@ -28,15 +28,15 @@ def test_the_table(seen):
 
 def test_errors_list_what_there_is(seen):
     with pytest.raises(
-        LookupError, match=r"no attention at 'encoder.blocks.0.attn'; did you mean 'encoder.blocks.0.attention'\?"
+        LookupError, match=r"no attention named 'encoder.blocks.0.attn'; did you mean 'encoder.blocks.0.attention'\?"
     ):
         seen["encoder.blocks.0.attn"]
     layer = seen["encoder.blocks.0.attention"]
-    with pytest.raises(LookupError, match=r"no head 2 at 'encoder.blocks.0.attention'; its heads are 0 to 1"):
+    with pytest.raises(LookupError, match=r"head must be from 0 to 1 for 'encoder.blocks.0.attention', got 2"):
         layer.weights(head=2)
-    with pytest.raises(LookupError, match=r"no head -1 at"):
+    with pytest.raises(LookupError, match=r"head must be .* got -1"):
         layer.weights(head=[0, -1])
-    with pytest.raises(LookupError, match=r"no row 5 at .*; a row is a query, and its queries are 0 to 4"):
+    with pytest.raises(LookupError, match=r"rows .* from 0 to 4 .* got 5"):
         layer.weights(rows=[0, 5])
 
 
@@ -49,7 +49,7 @@ def test_heads_and_rows_may_be_given_in_any_way():
     assert check_rows([-1, 0], 3, "") == [2, 0]
     assert check_rows(torch.tensor([1]), 3, "") == [1]
     assert check_rows(slice(None, None, -1), 3, "") == [2, 1, 0]
-    with pytest.raises(LookupError, match="its heads are 0 alone"):
+    with pytest.raises(LookupError, match="head must be 0 for '', got 1"):
         check_heads(1, 1, "")
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.insight.plots import bar, blank, heat, limits, numbers, tick_names
+from clearhead.insight.plots import bar, heat, limits, new_figure, numbers, tick_names
 
 
 def test_tensors_and_arrays_alike():
@@ -14,7 +14,7 @@ def test_limits_are_those_of_finite_numbers():
 
 
 def test_the_bar_names_its_true_ends():
-    figure = blank(4, 3)
+    figure = new_figure(4, 3)
     axes = figure.subplots()
     bar(figure, heat(axes, np.eye(3) * 0.37, 0, 0.37), axes, "weight")
     labels = [text.get_text() for text in figure.axes[-1].get_yticklabels()]
@@ -22,7 +22,7 @@ def test_the_bar_names_its_true_ends():
 
 
 def test_only_long_names_are_turned():
-    figure = blank(4, 3)
+    figure = new_figure(4, 3)
     axes = figure.subplots()
     axes.imshow(np.zeros((2, 3)))
     tick_names(axes, None, ["<begin>", "b", "TH"], (2, 3))
@@ -31,7 +31,7 @@ def test_only_long_names_are_turned():
 
 
 def test_many_places_get_few_numbers_and_names_must_fit():
-    axes = blank(4, 3).subplots()
+    axes = new_figure(4, 3).subplots()
     axes.imshow(np.zeros((50, 3)))
     tick_names(axes, None, ["a", "b", "c"], (50, 3))
     assert len(axes.get_yticks()) < 10

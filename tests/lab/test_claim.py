@@ -40,7 +40,7 @@ def test_a_check_says_whether_its_number_is_as_claimed(check, ok):
 
 def test_a_tolerance_is_named_where_there_is_one():
     assert equals("a", 3, 3, 0).expectation == "= 3"
-    assert equals("a", 3, 3, 1e-9).expectation == "= 3 to 1e-09"
+    assert equals("a", 3, 3, 1e-9).expectation == "= 3 ± 1e-09"
 
 
 def test_one_number_that_is_off_refutes():
@@ -48,7 +48,7 @@ def test_one_number_that_is_off_refutes():
 
 
 def test_an_experiment_needs_a_number():
-    with pytest.raises(AssertionError, match="proves nothing"):
+    with pytest.raises(AssertionError, match="needs at least one check"):
         Result(())
 
 
@@ -89,18 +89,18 @@ def test_what_is_true_or_false_is_explained_by_the_experiment(claim):
 
 @pytest.mark.parametrize("claim", ALL, ids=lambda claim: claim.slug)
 def test_limits_are_those_of_settings_that_exist(claim):
-    assert {*claim.minimum, *claim.most, *claim.multiple_of} <= set(settings(claim))
+    assert {*claim.minimum, *claim.maximum, *claim.multiple_of} <= set(settings(claim))
 
 
 @pytest.mark.parametrize(
     ("slug", "changes", "message"),
     [
         ("heads-as-groups", {"num_heads": 3}, "width must be a multiple of num_heads"),
-        ("receptive-field", {"width": 7}, r"width of reach must be a multiple of 2, got 7; try width=8"),
-        ("receptive-field", {"kernel_size": 4}, r"kernel of reach must be odd, got 4; try kernel=5"),
-        ("receptive-field", {"kernel_size": 25}, "num_tokens must be at least kernel, got 21 and 25"),
-        ("temperature", {"num_keys": 2.5}, "num_keys must be a whole number, got 2.5"),
-        ("temperature", {"num_keys": True}, "num_keys must be a whole number, got True"),
+        ("receptive-field", {"width": 7}, r"width of receptive-field must be a multiple of 2, got 7; try width=8"),
+        ("receptive-field", {"kernel_size": 4}, r"kernel_size of receptive-field must be odd, got 4; try kernel_size=5"),
+        ("receptive-field", {"kernel_size": 25}, "num_tokens must be at least kernel_size, got"),
+        ("temperature", {"num_keys": 2.5}, "num_keys must be an integer, got 2.5"),
+        ("temperature", {"num_keys": True}, "num_keys must be an integer, got True"),
         ("scaled-key", {"alpha": "3"}, "alpha must be a number, got '3'"),
         ("self-weight", {"same_projection": 1}, "same_projection must be True or False, got 1"),
     ],
@@ -116,7 +116,7 @@ def test_an_infinite_beta_is_a_number():
 
 def test_too_little_memory_is_the_readers_to_mend_and_other_errors_are_ours():
     for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ...")):
-        with pytest.raises(ValueError, match="must fit into memory"), readable_memory_errors():
+        with pytest.raises(ValueError, match="out of memory"), readable_memory_errors():
             raise error
     with pytest.raises(RuntimeError, match="shapes"), readable_memory_errors():
         raise RuntimeError("shapes do not match")

@@ -254,7 +254,7 @@ def check_colour_bars(figure):
         assert low == min(array.min() for array in arrays)
         assert high == max(array.max() for array in arrays)
         bars = [image.colorbar for image in maps if image.colorbar]
-        assert bars or all(image.get_cmap().N == 2 for image in maps)  # two colours need no scale
+        assert bars or all(image.get_cmap().N == 2 for image in maps)  # two colors need no scale
         for bar in bars:
             assert (bar.vmin, bar.vmax) == pytest.approx((low, high))
             assert (bar.get_ticks()[0], bar.get_ticks()[-1]) == pytest.approx((low, high))

@@ -51,5 +51,5 @@ def test_each_number_is_averaged_over_the_seeds():
 def test_lab_models_are_trained_in_float32_on_every_processor(has_bf16, monkeypatch):
     """With bfloat16 where the processor has it, the claim `augmentation` was refuted there and held elsewhere."""
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bf16)
-    for setup in (masks_and_training.trained(2, 100, 1, seed=0), train_recipe("mnist-plain", {"data.limit": 200}, 1)):
-        assert setup.made_with()["precision"] == "float32"
+    for ctx in (masks_and_training.trained(2, 100, 1, seed=0), train_recipe("mnist-plain", {"data.limit": 200}, 1)):
+        assert ctx.environment()["precision"] == "float32"

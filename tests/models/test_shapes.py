@@ -196,7 +196,7 @@ def test_a_tied_table_counts_once():
     seen = shapes(LANGUAGE)
     assert seen["embed.weight"].parameters == LANGUAGE.n_tokens * LANGUAGE.width
     assert seen["head.weight"].parameters == 0
-    assert seen["head.weight"].what == "tied to embed.weight"
+    assert seen["head.weight"].operation == "tied to embed.weight"
     assert shapes(replace(LANGUAGE, tie_weights=False))["head.weight"].parameters > 0
 
 

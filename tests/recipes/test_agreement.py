@@ -10,16 +10,16 @@ MNIST = config_of("mnist")
     ("name", "changes", "message"),
     [
         (
-            "whole",
+            "digits",
             {"objective": "regression"},
-            "whole with question=commonest needs objective=classification, got regression; leave",
+            "digits with question=most-common needs objective=classification, got regression; leave",
         ),
-        ("whole", {"model.n_outputs": 1}, "whole with question=commonest needs n_outputs=10, got 1"),
-        ("whole", {"model.readout": "each"}, "needs an answer from readout=mean, class or attention, got each"),
+        ("digits", {"model.n_outputs": 1}, "digits with question=most-common needs n_outputs=10, got 1"),
+        ("digits", {"model.readout": "each"}, "needs an answer from readout=mean, class or attention, got each"),
         ("reverse", {"model.readout": "mean"}, "reverse needs an answer from readout=each, got mean"),
         ("reverse", {"model.n_inputs": 9}, "reverse needs n_inputs=10, got 9"),
-        ("oddity", {"model.n_inputs": 10}, "oddity needs n_inputs=784, got 10"),
-        ("oddity", {"objective": "classification"}, "oddity needs objective=set-pointer, got classification"),
+        ("odd-one-out", {"model.n_inputs": 10}, "odd-one-out needs n_inputs=784, got 10"),
+        ("odd-one-out", {"objective": "classification"}, "odd-one-out needs objective=set-pointer, got classification"),
         (
             "mnist",
             {"objective": "token-classification"},

@@ -86,7 +86,7 @@ def test_evaluations_of_an_epoch_are_counted_whatever_the_run_is(monkeypatch):
 @pytest.mark.parametrize(("tta", "n_views"), [("none", 1), ("flip", 2), ("shift", 6)])
 def test_the_test_asks_each_view_of_each_of_its_examples(monkeypatch, tta, n_views):
     monkeypatch.setattr(module, "TIMED", 1)
-    monkeypatch.setattr(module, "time_answer", lambda setup: 0.25)
+    monkeypatch.setattr(module, "time_answer", lambda ctx: 0.25)
     small = {"data.limit": 100, "data.validation": 40, "training.batch_size": 10, "model.width": 8, "model.depth": 1}
     found = estimate(config_of("mnist", small | {"training.tta": tta}))
     assert found.seconds_per_evaluation == 40 * 0.25

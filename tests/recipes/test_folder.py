@@ -108,7 +108,7 @@ def test_skipped_files_are_said_recorded_and_not_counted(pictures, monkeypatch, 
     assert "2 of 32 image files in pictures cannot be read: blue/y.jpg (" in err
     assert main([*command, "--data.skip-invalid"]) == 0
     assert "Skipped 2 image files that cannot be read: blue/y.jpg, red/x.png.\n" in capsys.readouterr().out
-    best = RunDirectory.open("runs/mine").best()
+    best = RunDirectory.open("runs/mine").best_checkpoint()
     assert best.state["data"]["skipped"] == ["blue/y.jpg", "red/x.png"]
     config = Run("runs/mine").config
     assert config.training.batch_size == len(datasets.load_dataset(config.data, config.seed).train)

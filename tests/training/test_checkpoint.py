@@ -458,7 +458,7 @@ class TestFailures:
 def test_a_folder_in_place_of_a_file_damages_only_that_checkpoint(tmp_path, name):
     for step in (1, 2):
         checkpoint.save(tmp_path, Checkpoint(step, {"w": torch.ones(2)}, {}, {}))
-    path = checkpoint.at(tmp_path, 2) / name
+    path = checkpoint.checkpoint_path(tmp_path, 2) / name
     path.unlink()
     path.mkdir()
     told = []
@@ -499,4 +499,4 @@ def test_a_large_checkpoint_of_its_own_model_is_read(trained, monkeypatch):
     monkeypatch.setattr("clearhead.training.tensor_headers.SMALL", 0)
     for name in ("reverse", "mnist", "pronounce", "text"):
         for step in checkpoint.steps(trained / name):
-            assert checkpoint.load(checkpoint.at(trained / name, step)).step == step
+            assert checkpoint.load(checkpoint.checkpoint_path(trained / name, step)).step == step

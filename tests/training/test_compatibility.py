@@ -108,7 +108,7 @@ def test_sizes_that_cannot_be_built_are_refused_at_once(run, sizes):
     assert time.monotonic() - began < 5
 
 
-@pytest.mark.parametrize("name", ["reverse", "mnist", "oddity", "pronounce", "words", "text"])
+@pytest.mark.parametrize("name", ["reverse", "mnist", "odd-one-out", "pronounce", "words", "text"])
 def test_every_kind_of_model_matches_its_own_checkpoint(trained, name):
     session = Run(trained / name)
     check_model_matches(session.config.model, session.model.state_dict())
@@ -122,9 +122,9 @@ def test_every_kind_of_model_matches_its_own_checkpoint(trained, name):
         {"data": {"classes": [], "normalize": {"mean": [0.5], "std": []}}},
         {"data": {"classes": [], "normalize": {"mean": ["x"], "std": ["y"]}}},
         {"data": {"classes": [], "files": {"a": 3}}},
-        {"standing": {}},
-        {"standing": None},
-        {"made_with": 3},
+        {"train_state": {}},
+        {"train_state": None},
+        {"environment": 3},
     ],
 )
 def test_a_forged_state_is_an_error_of_one_line(run, forge, forged, capsys):

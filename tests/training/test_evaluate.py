@@ -82,7 +82,7 @@ def test_evaluation_draws_no_random_numbers():
 def test_evaluation_is_in_float32_whatever_the_precision_of_training(config, tmp_path):
     train(replace(config, training=replace(config.training, precision="bf16")), tmp_path / "run", quiet=True)
     run = RunDirectory.open(tmp_path / "run")
-    data, found = datasets.load_dataset(config.data, 0), run.best()
+    data, found = datasets.load_dataset(config.data, 0), run.best_checkpoint()
     model = build_model(config.model)
     model.load_state_dict(weights_to_use(found.model, found.optimizer))
     expected = evaluate(model, OBJECTIVES[config.objective], data.test, data.normalize)

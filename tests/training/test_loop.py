@@ -30,13 +30,13 @@ def records(folder):
 
 
 def assert_identical(folder, other):
-    """Weights, optimizer, averages, random state, standing and records, of every checkpoint that both have."""
+    """Weights, optimizer, averages, random state, train state and records, of every checkpoint that both have."""
     assert records(folder) == records(other)
     common = set(checkpoint.steps(folder)) & set(checkpoint.steps(other))
     assert max(checkpoint.steps(folder)) in common
     for step in common:
-        mine, theirs = (checkpoint.load(path / "checkpoints" / checkpoint.name_of(step)) for path in (folder, other))
-        assert without_times(mine.state["standing"]) == without_times(theirs.state["standing"])
+        mine, theirs = (checkpoint.load(path / "checkpoints" / checkpoint.step_name(step)) for path in (folder, other))
+        assert without_times(mine.state["train_state"]) == without_times(theirs.state["train_state"])
         for tensors, others in ((mine.model, theirs.model), (mine.optimizer, theirs.optimizer)):
             assert tensors.keys() == others.keys()
             for name in tensors:
@@ -149,22 +149,22 @@ def test_a_run_made_longer_is_tested_again_and_says_so(config, tmp_path, capsys)
 
 
 def test_the_test_names_the_checkpoint_that_it_is_of(config, tmp_path, monkeypatch):
-    judge = TrainState.judge
-    monkeypatch.setattr(TrainState, "judge", lambda self, score: self.step == 4 and judge(self, score))
+    judge = TrainState.update_best
+    monkeypatch.setattr(TrainState, "update_best", lambda self, score: self.step == 4 and judge(self, score))
     tested = train(config, tmp_path / "run", quiet=True).test
     assert tested["best_step"] == RunDirectory.open(tmp_path / "run").best_step() == 4
     run = RunDirectory.open(tmp_path / "run", report=lambda line: None)
     kept = [line for line in (run.path / "metrics.jsonl").read_text().splitlines() if '"test"' not in line]
     (run.path / "metrics.jsonl").write_text("\n".join([*kept, ""]))
-    (checkpoint.at(run.path, tested["best_step"]) / "state.json").write_text("{")
+    (checkpoint.checkpoint_path(run.path, tested["best_step"]) / "state.json").write_text("{")
     assert resume(run.path, quiet=True).test["best_step"] == 12
 
 
 @pytest.mark.parametrize(("best", "said"), [(4, "best checkpoint (step 4)"), (None, "last checkpoint (step 12)")])
 def test_the_line_of_the_test_names_the_step_of_its_checkpoint(config, tmp_path, monkeypatch, capsys, best, said):
     """It named the last step, whose weights were not tested."""
-    judge = TrainState.judge
-    monkeypatch.setattr(TrainState, "judge", lambda self, score: self.step == best and judge(self, score))
+    judge = TrainState.update_best
+    monkeypatch.setattr(TrainState, "update_best", lambda self, score: self.step == best and judge(self, score))
     outcome = train(config, tmp_path / "run")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("test")]
     expected = f"test of the {said}  loss {outcome.test['loss']:.4f}  accuracy {outcome.test['accuracy']:.2%}"
@@ -243,7 +243,7 @@ def test_portions_of_a_batch_are_the_batch(config, tmp_path):
     config = without_chance(config)
     for n in (1, 3):
         train(with_training(config, grad_accum_steps=n, steps=1), tmp_path / f"in{n}", quiet=True)
-    one, three = (RunDirectory.open(tmp_path / f"in{n}").newest() for n in (1, 3))
+    one, three = (RunDirectory.open(tmp_path / f"in{n}").latest_checkpoint() for n in (1, 3))
     moments = [name for name in one.optimizer if name.endswith(("exp_avg", "momentum"))]
     assert len(moments) == len(one.model)
     for name in moments:
@@ -287,7 +287,7 @@ def test_bf16_trains_close_to_float32_and_keeps_float32_weights(config, tmp_path
     for precision in ("float32", "bf16"):
         train(with_training(config, precision=precision, steps=4, ema=0.0), tmp_path / precision, quiet=True)
     exact, rough = (RunDirectory.open(tmp_path / precision) for precision in ("float32", "bf16"))
-    assert rough.newest().model["head.weight"].dtype == torch.float32
+    assert rough.latest_checkpoint().model["head.weight"].dtype == torch.float32
     exact_loss, rough_loss = exact.records()[0]["loss"], rough.records()[0]["loss"]
     assert rough_loss == pytest.approx(exact_loss, rel=0.1)
     assert rough_loss != exact_loss

@@ -15,14 +15,14 @@ def built(config):
 
 
 def test_whole_masks_pass_and_nothing_is_changed(sequences):
-    setup = built(sequences)
-    setup.model.train()
-    before, random = [weight.clone() for weight in setup.model.parameters()], torch.get_rng_state()
-    assert check_masks(setup)
-    assert setup.model.training
+    ctx = built(sequences)
+    ctx.model.train()
+    before, random = [weight.clone() for weight in ctx.model.parameters()], torch.get_rng_state()
+    assert check_masks(ctx)
+    assert ctx.model.training
     assert torch.equal(torch.get_rng_state(), random)
-    assert all(torch.equal(now, old) for now, old in zip(setup.model.parameters(), before, strict=True))
-    assert all(weight.grad is None for weight in setup.model.parameters())
+    assert all(torch.equal(now, old) for now, old in zip(ctx.model.parameters(), before, strict=True))
+    assert all(weight.grad is None for weight in ctx.model.parameters())
 
 
 def test_a_model_that_sees_all_at_once_has_no_such_masks(config):
@@ -48,12 +48,12 @@ def test_sources_that_fill_the_table_of_places_are_checked_too(sequences):
 @pytest.mark.parametrize("sequences", ["seq2seq"], indirect=True)
 @pytest.mark.parametrize("name", ["encode", "decode"])
 def test_a_model_that_sees_padding_is_never_trained(sequences, monkeypatch, name):
-    setup = built(sequences)
-    whole = getattr(setup.model, name)
+    ctx = built(sequences)
+    whole = getattr(ctx.model, name)
 
     def blind(*args, source_lengths=None, **kwargs):
         return whole(*args, **kwargs)
 
-    monkeypatch.setattr(setup.model, name, blind)
+    monkeypatch.setattr(ctx.model, name, blind)
     with pytest.raises(ValueError, match=r"leaks: output \d+ of example \d+ moves .* the padding at place \d+"):
-        check_masks(setup)
+        check_masks(ctx)

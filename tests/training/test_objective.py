@@ -38,15 +38,15 @@ def test_a_blend_is_asked_for_both_and_counts_as_the_larger():
     first, second = -logits[0].log_softmax(-1)[:2]
     loss = OBJECTIVES["classification"].loss(logits, blend)
     torch.testing.assert_close(loss, 0.7 * first + 0.3 * second + 0.3 * first + 0.7 * second)
-    assert OBJECTIVES["classification"].right(logits, blend).tolist() == [True, False]
+    assert OBJECTIVES["classification"].correct(logits, blend).tolist() == [True, False]
 
 
 def test_each_token_is_asked_and_an_example_is_their_mean():
     logits, targets = torch.randn(2, 3, 5), torch.randint(5, (2, 3))
     expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten()) * 2
     torch.testing.assert_close(OBJECTIVES["token-classification"].loss(logits, batch(targets)), expected)
-    assert OBJECTIVES["token-classification"].right(F.one_hot(targets, 5), batch(targets)).shape == (2, 3)
-    assert OBJECTIVES["token-classification"].right(F.one_hot(targets, 5), batch(targets)).all()
+    assert OBJECTIVES["token-classification"].correct(F.one_hot(targets, 5), batch(targets)).shape == (2, 3)
+    assert OBJECTIVES["token-classification"].correct(F.one_hot(targets, 5), batch(targets)).all()
 
 
 def test_yes_or_no():
@@ -55,13 +55,13 @@ def test_yes_or_no():
     expected = sum(math.log1p(math.exp(x)) for x in (-2, -3, 1))
     assert yes_no.loss(logits, batch(targets)).item() == pytest.approx(expected, rel=1e-6)
     assert yes_no.loss(torch.zeros(1, 1), batch(targets[:1]), 0.5).item() == pytest.approx(math.log(2))
-    assert yes_no.right(logits, batch(targets)).tolist() == [True, True, False]
+    assert yes_no.correct(logits, batch(targets)).tolist() == [True, True, False]
 
 
 def test_a_number():
     outputs, targets = torch.tensor([[2.4], [2.6]]), torch.tensor([2.0, 2.0])
     assert OBJECTIVES["regression"].loss(outputs, batch(targets)).item() == pytest.approx(0.16 + 0.36)
-    assert OBJECTIVES["regression"].right(outputs, batch(targets)).tolist() == [True, False]
+    assert OBJECTIVES["regression"].correct(outputs, batch(targets)).tolist() == [True, False]
 
 
 def test_the_odd_one_is_a_choice_among_the_elements():
@@ -73,7 +73,7 @@ def test_the_odd_one_is_a_choice_among_the_elements():
     shuffle = torch.randperm(6)
     moved = torch.argsort(shuffle)[targets]
     torch.testing.assert_close(odd.loss(scores[:, shuffle], batch(moved)), odd.loss(scores, batch(targets)))
-    assert torch.equal(odd.right(scores[:, shuffle], batch(moved)), odd.right(scores, batch(targets)))
+    assert torch.equal(odd.correct(scores[:, shuffle], batch(moved)), odd.correct(scores, batch(targets)))
 
 
 WORDS = SequencePairs.of([[3, 4, 5], [6], [4, 4]], [[3, 5, END], [4, END], [5, 6, 7, END]])
@@ -95,7 +95,7 @@ def test_what_is_written_costs_minus_the_logarithm_of_its_probability():
     model = Seq2Seq(Seq2SeqConfig(width=8, depth=1, num_heads=2, src_vocab_size=8, tgt_vocab_size=8)).eval()
     made = model.generate(SOURCES, begin=BEGIN, end=None, n_tokens=4, source_lengths=(SOURCES != PAD).sum(1))
     batch = words_batch(targets=made.ids)
-    outputs = WRITTEN.ask(model, batch)
+    outputs = WRITTEN.compute_outputs(model, batch)
     torch.testing.assert_close(WRITTEN.loss(outputs, batch), -made.scores.sum())
 
 
@@ -122,7 +122,7 @@ def test_every_token_is_right_just_when_greedy_decoding_writes_this_target(seed)
     changed[:, 0] = (changed[:, 0] + 1) % 8
     targets = torch.stack([own[0], changed[1], own[2]])
     batch = words_batch(targets=targets)
-    assert WRITTEN.right(WRITTEN.ask(model, batch), batch).tolist() == [True, False, True]
+    assert WRITTEN.correct(WRITTEN.compute_outputs(model, batch), batch).tolist() == [True, False, True]
 
 
 def test_the_next_token_costs_the_mean_over_those_that_are_asked_for():
@@ -133,9 +133,9 @@ def test_the_next_token_costs_the_mean_over_those_that_are_asked_for():
             for o, t in zip(outputs, TARGETS, strict=True)
         )
         torch.testing.assert_close(NEXT.loss(outputs, batch, smoothing), expected)
-    assert torch.equal(NEXT.asked(batch), TARGETS != IGNORED)
+    assert torch.equal(NEXT.loss_mask(batch), TARGETS != IGNORED)
     perfect = F.one_hot(TARGETS.clamp(min=0), 8)
-    sums = counts(NEXT.loss(outputs, batch), NEXT.right(perfect, batch), NEXT.asked(batch)).tolist()
+    sums = counts(NEXT.loss(outputs, batch), NEXT.correct(perfect, batch), NEXT.loss_mask(batch)).tolist()
     assert sums[1:] == [3, 9, 9, 3]
 
 
@@ -150,7 +150,9 @@ def test_a_language_model_is_judged_by_its_loss_and_others_by_their_accuracy():
     ["classification", "token-classification", "binary-classification", "regression", "set-pointer", "causal-lm"],
 )
 def test_most_models_are_asked_with_their_inputs_alone(name):
-    assert OBJECTIVES[name].ask(lambda inputs: inputs + 1, batch(torch.zeros(4))).tolist() == (X + 1).tolist()
+    assert (
+        OBJECTIVES[name].compute_outputs(lambda inputs: inputs + 1, batch(torch.zeros(4))).tolist() == (X + 1).tolist()
+    )
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

@@ -100,7 +100,7 @@ def test_norm_and_shortening_are_those_of_torch():
     expected = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.1).item()
     assert expected > 0.1
     assert norm == pytest.approx(expected, rel=1e-6)
-    optimizers.shorten(0.1 / norm)
+    optimizers.scale_grads_(0.1 / norm)
     for name, weight in theirs.named_parameters():
         torch.testing.assert_close(ours.get_parameter(name).grad, weight.grad)
 

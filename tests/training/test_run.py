@@ -37,7 +37,7 @@ class TestCreate:
     def test_it_opens_with_what_it_was_made_from(self, run):
         assert run.config == CONFIG
         assert RunDirectory.open(run.path).config == CONFIG
-        assert run.newest() is run.best() is None
+        assert run.latest_checkpoint() is run.best_checkpoint() is None
         assert run.records() == []
         assert os.listdir(run.path.parent) == ["mine"]
 
@@ -176,8 +176,8 @@ class TestCheckpoints:
                 if step == 3:
                     run.mark_best(3)
         assert checkpoint.steps(run.path) == [3, 8, 9]
-        assert run.best().step == run.best_step() == 3
-        assert run.newest().step == 9
+        assert run.best_checkpoint().step == run.best_step() == 3
+        assert run.latest_checkpoint().step == 9
 
     def test_the_one_that_was_the_best_before_is_deleted_with_the_new_mark(self, run):
         with run.lock():
@@ -197,7 +197,7 @@ class TestCheckpoints:
     def test_without_a_mark_the_newest_is_the_best(self, run):
         with run.lock():
             run.save(snapshot(1))
-        assert run.best().step == 1
+        assert run.best_checkpoint().step == 1
 
     def test_a_damaged_best_one_is_reported_and_the_newest_taken(self, run, reports):
         with run.lock():
@@ -205,7 +205,7 @@ class TestCheckpoints:
                 run.save(snapshot(step))
             run.mark_best(1)
         (run.path / "checkpoints/step-00000001/state.json").unlink()
-        assert run.best().step == 2
+        assert run.best_checkpoint().step == 2
         assert "the best checkpoint, of step 1, cannot be used: state.json is missing" in reports[0]
 
     @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ class TestCheckpoints:
                 run.save(snapshot(step))
             run.mark_best(1)
         (run.path / "best.json").write_text(content)
-        assert run.best().step == 2
+        assert run.best_checkpoint().step == 2
         assert run.best_step() is None
         assert len(reports) == 1
         assert reports[0].startswith(f"{run.path / 'best.json'} cannot be used: ")
@@ -240,7 +240,7 @@ class TestCheckpoints:
     def test_without_a_mark_nothing_is_reported(self, run, reports):
         with run.lock():
             run.save(snapshot(1))
-        assert run.best().step == 1
+        assert run.best_checkpoint().step == 1
         assert reports == []
 
     def test_while_nobody_knows_which_is_the_best_none_is_deleted(self, run):
@@ -260,7 +260,7 @@ class TestCheckpoints:
             run.save(Checkpoint(1, {"w": torch.tensor(float("nan"))}, {}, {}))
             run.save(snapshot(2))
             run.mark_best(1)
-        assert run.best().step == 2
+        assert run.best_checkpoint().step == 2
         assert "the best checkpoint, of step 1, cannot be used: 'w' in model.safetensors is not finite" in reports[0]
 
     def test_one_that_a_killed_owner_had_no_time_to_delete_is_deleted(self, tmp_path):
@@ -270,10 +270,10 @@ class TestCheckpoints:
                 run.save(snapshot(step), keep=9)
             run.mark_best(2)
         again = RunDirectory.open(run.path, pytest.fail)
-        assert again.newest().step == 5
+        assert again.latest_checkpoint().step == 5
         assert checkpoint.steps(run.path) == [1, 2, 3, 4, 5]  # only the owner deletes
         with again.lock():
-            assert again.newest().step == 5
+            assert again.latest_checkpoint().step == 5
         assert checkpoint.steps(run.path) == [2, 4, 5]
 
     def test_it_is_not_deleted_where_a_newer_one_is_damaged(self, tmp_path):
@@ -282,7 +282,7 @@ class TestCheckpoints:
             for step in (1, 2):
                 run.save(snapshot(step), keep=9)
             (run.path / "checkpoints/step-00000002/state.json").unlink()
-            assert run.newest().step == 1
+            assert run.latest_checkpoint().step == 1
         assert checkpoint.steps(run.path) == [1]
 
     def test_the_best_one_must_have_been_saved(self, run):
@@ -294,10 +294,10 @@ class TestCheckpoints:
             for step in (1, 2):
                 run.save(snapshot(step))
         (run.path / "checkpoints/step-00000002/state.json").unlink()
-        assert run.newest().step == 1
+        assert run.latest_checkpoint().step == 1
         assert checkpoint.steps(run.path) == [1, 2]
         with run.lock():
-            assert run.newest().step == 1
+            assert run.latest_checkpoint().step == 1
         assert checkpoint.steps(run.path) == [1]
         assert len(reports) == 2
 
@@ -310,7 +310,7 @@ class TestCheckpoints:
             monkeypatch.setattr(checkpoint, "remove", lambda place: None if "replaced" in place.name else fail(place))
             run.save(snapshot(2), keep=1)
         assert reports == ["the old checkpoint of step 1 is not deleted: Permission denied"]
-        assert run.newest().step == 2
+        assert run.latest_checkpoint().step == 2
 
     def test_records_are_durable_before_the_checkpoint_that_counts_on_them(self, run, faults):
         with run.lock():
@@ -332,9 +332,9 @@ class TestCheckpoints:
                 failure, reached = faults.during(lambda r=run: r.save(snapshot(3), keep=1), at, once)
             again = RunDirectory.open(run.path, lambda message: pytest.fail(message))
             with again.lock():
-                found = again.newest()
+                found = again.latest_checkpoint()
                 assert found.step == 3 if failure is None else found.step in (2, 3)
-                assert again.best().step == 1
+                assert again.best_checkpoint().step == 1
                 assert again.records() == [record(1), record(2)]
             if not reached:
                 break
@@ -360,7 +360,7 @@ class TestRecords:
         reports = []
         again = RunDirectory.open(run.path, reports.append)
         with again.lock():
-            again.drop_after(again.newest().step)
+            again.drop_after(again.latest_checkpoint().step)
         return reports
 
     def rewrite(self, run, change):
@@ -397,11 +397,11 @@ class TestRecords:
             trained.log(record(47))
             trained.save(snapshot(47))
         assert self.continued(trained) == []
-        assert checkpoint.load(checkpoint.at(trained.path, 47)).records.count == 47
+        assert checkpoint.load(checkpoint.checkpoint_path(trained.path, 47)).records.count == 47
 
     def test_a_checkpoint_that_counts_none_is_taken_as_it_is(self, trained):
         checkpoint.save(trained.path, snapshot(70))
-        assert checkpoint.load(checkpoint.at(trained.path, 70)).records is None
+        assert checkpoint.load(checkpoint.checkpoint_path(trained.path, 70)).records is None
         self.rewrite(trained, lambda lines: lines[:20])
         assert self.continued(trained) == []
 

@@ -148,7 +148,7 @@ def test_the_run_itself_may_be_a_link(path, tmp_path):
     run = RunDirectory.open(tmp_path / "link", pytest.fail)
     with run.lock():
         run.log(record(3))
-    assert run.best().step == 2
+    assert run.best_checkpoint().step == 2
     assert len(metrics_log.read(path / "metrics.jsonl")) == 3
 
 
@@ -191,29 +191,29 @@ class TestAfterTheCheck:
             (path / "checkpoints").symlink_to(victims / "victims")
             for use in (
                 lambda: run.save(Checkpoint(3, {}, {}, {})),
-                lambda: run.newest(),
+                lambda: run.latest_checkpoint(),
                 lambda: run.mark_best(9),
                 lambda: checkpoint.clean(path),
-                lambda: checkpoint.load(checkpoint.at(path, 9)),
-                lambda: checkpoint.remove(checkpoint.at(path, 9)),
+                lambda: checkpoint.load(checkpoint.checkpoint_path(path, 9)),
+                lambda: checkpoint.remove(checkpoint.checkpoint_path(path, 9)),
             ):
                 with pytest.raises(OSError, match="expected a folder, got a symbolic link"):
                     use()
 
     def test_a_checkpoint(self, path, victims):
         with RunDirectory.open(path).lock() as run:
-            checkpoint.at(path, 9).symlink_to(victims / "victims/step-00000009")
+            checkpoint.checkpoint_path(path, 9).symlink_to(victims / "victims/step-00000009")
             with pytest.raises(UnsafeFileError):
-                run.newest()
+                run.latest_checkpoint()
             run.save(Checkpoint(9, {}, {}, {}))  # takes its place
-            assert not checkpoint.at(path, 9).is_symlink()
+            assert not checkpoint.checkpoint_path(path, 9).is_symlink()
 
     def test_the_mark_of_the_best(self, path, victims):
         with RunDirectory.open(path).lock() as run:
             (path / "best.json").unlink()
             (path / "best.json").symlink_to(victims / "victim")
             with pytest.raises(UnsafeFileError):
-                run.best()
+                run.best_checkpoint()
             run.change_config({"recipe": "other"})
 
     def test_the_probe(self, path, victims):

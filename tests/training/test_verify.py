@@ -45,14 +45,14 @@ def test_every_difference_is_named(config, tmp_path):
     train(config, tmp_path / "a", quiet=True)
     train(config, tmp_path / "b", quiet=True)
     assert compare(tmp_path / "a", tmp_path / "b") == []
-    place = tmp_path / "b/checkpoints" / checkpoint.name_of(12)
+    place = tmp_path / "b/checkpoints" / checkpoint.step_name(12)
     state = checkpoint.load(place)
     state.model["head.bias"][0] = (
         -0.0 if state.model["head.bias"][0] == 0 else torch.nextafter(state.model["head.bias"][0], torch.tensor(9.0))
     )
-    state.state["standing"]["stale"] += 1
+    state.state["train_state"]["evals_since_best"] += 1
     checkpoint.save(tmp_path / "b", state)
-    assert compare(tmp_path / "a", tmp_path / "b") == ["the standing", "head.bias"]
+    assert compare(tmp_path / "a", tmp_path / "b") == ["the training state", "head.bias"]
 
 
 @pytest.mark.slow

@@ -126,7 +126,7 @@ def show(name: str, argv: Sequence[str]) -> None:
         hint = f"did you mean {PATHS[name]}?" if name in PATHS else f"see {options.prog} --help"
         raise ValueError(f"data show {name} has no option --from; {hint}")
     data = changed_data(config.data, given(config, args))
-    if name in ("reverse", "whole"):
+    if name in ("reverse", "digits"):
         show_digits(data, args.seed)
     elif name in ("pronounce", "words", "text"):
         show_symbols(data, args.seed)

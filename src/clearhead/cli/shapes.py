@@ -107,7 +107,7 @@ def run_module(name: str, rest: Sequence[str]) -> None:
             )
         except SystemExit:
             raise ValueError(f"forward() of {name} ends the program") from None
-    inputs = [f"{one.name} {list(one.rows)}" for one in seen.tensors if one.what == "input"]
+    inputs = [f"{one.name} {list(one.rows)}" for one in seen.tensors if one.operation == "input"]
     display(seen, args, {"name": name, "source": "module"}, [f"{name}, called with {', '.join(inputs)}"])
 
 

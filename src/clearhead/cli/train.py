@@ -23,7 +23,7 @@ examples
   clearhead train reverse
   clearhead train mnist --name mine --seed 1
   clearhead train mnist --training.epochs 5 --model.width 96 --dry-run
-  clearhead train whole --data.question sum
+  clearhead train digits --data.question sum
   clearhead train folder --data.folder pictures
   clearhead train pronounce-fast --data.stress true
   clearhead train text --data.file my.txt

@@ -9,7 +9,7 @@ from clearhead.data.text_files import MOST_EXAMPLES, MOST_IMAGE_SIZE, MOST_LENGT
 from clearhead.messages import MOST_SHOWN, brief, unknown_name
 from clearhead.validation import check_bool, check_choice, check_int, check_paths, is_number
 
-Question = Literal["commonest", "repeat", "sum"]
+Question = Literal["most-common", "repeat", "sum"]
 Level = Literal["character", "byte"]
 Fit = Literal["pad", "crop", "stretch"]
 TTA = Literal["none", "flip", "shift"]
@@ -51,12 +51,12 @@ class DataConfig:
 
     name: str
     """what `clearhead data list` shows"""
-    question: Question = "commonest"
-    """whole: what is asked about the digits"""
+    question: Question = "most-common"
+    """digits: what is asked about the digits"""
     length: int = 16
-    """reverse, whole: digits in a sequence; text: characters or bytes that are read at once"""
+    """reverse, digits: digits in a sequence; text: characters or bytes that are read at once"""
     set_size: int = 10
-    """oddity: images in a set"""
+    """odd-one-out: images in a set"""
     folder: str = ""
     """folder: where the images are"""
     image_size: int = 64
@@ -102,7 +102,7 @@ class DataConfig:
         self.check_crop()
 
     def check_repeat(self) -> None:
-        if self.name == "whole" and self.question == "repeat" and not 2 <= self.length <= 10:
+        if self.name == "digits" and self.question == "repeat" and not 2 <= self.length <= 10:
             raise ValueError(
                 "whether a digit repeats can be asked of 2 to 10 digits (of more, one always does), "
                 f"got length={self.length}; try length=8"

@@ -53,7 +53,7 @@ def embedded(name: str) -> bytes:
     return data
 
 
-# `fashion`: Fashion-MNIST, 60,000 + 10,000 pictures of clothes of 28 x 28 pixels, by Zalando Research (MIT).
+# `fashion-mnist`: Fashion-MNIST, 60,000 + 10,000 pictures of clothes of 28 x 28 pixels, by Zalando Research (MIT).
 
 
 FASHION_CLASSES = (
@@ -89,7 +89,7 @@ def decode(files: Files) -> Files:
 
 
 STORED = CachedDataset(
-    name="fashion",
+    name="fashion-mnist",
     digests=FASHION_DIGESTS,
     wanted=frozenset([*FASHION_DIGESTS, *(f"{name}.gz" for name in FASHION_DIGESTS)]),
     decode=decode,

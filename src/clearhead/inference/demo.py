@@ -11,7 +11,7 @@ from clearhead.inference.run import Run
 from clearhead.recipes.launch import train
 from clearhead.recipes.registry import config_of
 from clearhead.training.curves import draw_curves, read_curves
-from clearhead.training.loop import Outcome
+from clearhead.training.loop import TrainResult
 from clearhead.validation import check_positive
 
 RECIPE, NAME = "mnist", "demo"
@@ -19,7 +19,7 @@ RECIPE, NAME = "mnist", "demo"
 
 def demo(
     *, steps: int | None = None, before_drawing: Callable[[], None] = lambda: None
-) -> tuple[Outcome, list[tuple[Path, str]]]:
+) -> tuple[TrainResult, list[tuple[Path, str]]]:
     """Trains runs/demo, or goes on with it; then draws its curves, its mistakes, its answers and what it looks at."""
     if steps is not None:
         check_positive(steps=steps)

@@ -18,7 +18,7 @@ from clearhead.data.config import TTA
 from clearhead.data.dataset import Examples, Normalize
 from clearhead.data.pronounce import check_symbols, parts
 from clearhead.data.vocab import Pronunciations, Vocabulary, read_dictionary
-from clearhead.drawing import blank, visible
+from clearhead.drawing import displayable, new_figure
 from clearhead.inference.g2p import BEAM, Pronunciation, pronounce
 from clearhead.inference.run import Run
 from clearhead.models.generate import Beam
@@ -166,7 +166,7 @@ def draw_confusion(matrix: Tensor, classes: Sequence[str], note: str = "") -> "F
         )
     shares = matrix / matrix.sum(1, keepdim=True).clamp(min=1)
     side = min(max(4.5, 0.62 * n + 2), 16)
-    figure = blank(side + 1.2, side)
+    figure = new_figure(side + 1.2, side)
     panel = figure.subplots()
     image = panel.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     name_axes(panel, classes)
@@ -182,7 +182,7 @@ def draw_confusion(matrix: Tensor, classes: Sequence[str], note: str = "") -> "F
 def name_axes(panel: "Axes", classes: Sequence[str]) -> None:
     """Every class has its name beside its row and below its column; if they are many, every second or third has."""
     shown = range(0, len(classes), -(-len(classes) // MOST_NUMBERS))
-    names = [visible(classes[i]) for i in shown]
+    names = [displayable(classes[i]) for i in shown]
     panel.set_yticks(list(shown), names)
     panel.set_xticks(list(shown), names)
     for text in (*panel.get_xticklabels(), *panel.get_yticklabels()):

@@ -15,22 +15,28 @@ from clearhead.data import datasets
 from clearhead.data.batches import Batch
 from clearhead.data.pronounce import parts
 from clearhead.data.vocab import BEGIN, IGNORED, Vocabulary, from_user
-from clearhead.drawing import save_figure, visible
+from clearhead.drawing import displayable, save_figure
 from clearhead.inference.g2p import pictures_of_word, pronounce, spelled
 from clearhead.inference.run import Prediction, Run
 from clearhead.insight.attribution import (
     Fill,
-    deletion_area,
+    deletion_auc,
     deletion_curve,
-    maximum,
-    mean,
+    max_attention,
+    mean_attention,
     occlusion,
+    output_map,
     relevance,
     rollout,
-    to_answer,
 )
 from clearhead.insight.edit import entropy, head_importance
-from clearhead.insight.head_plots import draw_aggregates, draw_entropy, draw_ranking, draw_strip, save_animation
+from clearhead.insight.head_plots import (
+    draw_attributions,
+    draw_head_entropy,
+    draw_head_importance,
+    draw_training_strip,
+    save_animation,
+)
 from clearhead.insight.look import AttentionTrace, look
 from clearhead.insight.plots import draw_head, draw_over_image, draw_tokens, draw_wall
 from clearhead.models.config import LanguageConfig, VisionConfig
@@ -73,10 +79,10 @@ class Example:
     @property
     def heading(self) -> str:
         """For the title of a figure: what was predicted, what is true, and whether they agree."""
-        predicted = f"predicted: {visible(self.prediction)}"
+        predicted = f"predicted: {displayable(self.prediction)}"
         if self.truth is None:
             return predicted
-        actual, verdict = f"actual: {visible(self.truth)}", "correct" if self.correct else "wrong"
+        actual, verdict = f"actual: {displayable(self.truth)}", "correct" if self.correct else "wrong"
         if len(predicted) + len(actual) > LONGEST_HEADING:  # sequences, one below the other
             return f"{predicted}\n{actual} · {verdict}"
         return f"{predicted} · {actual} · {verdict}"
@@ -130,7 +136,7 @@ def sampled_digits(run: Run, ids: Tensor, target: Tensor) -> Example:
     example = digits(run, ids.tolist())
     if run.config.objective == "regression":
         batch = Batch(ids[None], target[None], None, None, 1)
-        correct = bool(OBJECTIVES["regression"].right(run.logits(batch.inputs), batch))
+        correct = bool(OBJECTIVES["regression"].correct(run.logits(batch.inputs), batch))
         return with_truth(example, f"{float(target):g}", correct=correct)
     truth = " ".join(run.classes[int(i)] for i in target.flatten())
     return with_truth(example, truth, correct=example.prediction == truth)
@@ -198,9 +204,9 @@ def next_token(run: Run, ids: Sequence[int]) -> Example:
     symbols = [run.symbols[i] for i in inputs[0].tolist()]
     predicted = int(run.logits(inputs)[0, -1].argmax())
     if run.config.data.level == "byte":  # half of a letter is no other letter
-        names = tuple(visible(symbol) if symbol.isascii() else ascii(symbol)[1:-1] for symbol in symbols)
+        names = tuple(displayable(symbol) if symbol.isascii() else ascii(symbol)[1:-1] for symbol in symbols)
     else:
-        names = tuple(map(visible, symbols))
+        names = tuple(map(displayable, symbols))
     answer = f"{quoted(run, run.symbols[predicted])} after {quoted(run, symbols[-1])}"
     return Example(inputs, answer, tokens=names, predicted=predicted)
 
@@ -250,7 +256,7 @@ def ranking(run: Run, example: Example, seen: AttentionTrace) -> "Figure":
     log_probability = "change in the log-probability of the prediction\n(below 0: less confident without the head)"
     unit = "change in the output" if seen.output.shape[-1] == 1 else log_probability
     changes, title = head_importance(run.model, example.inputs, score), f"{RANKING}\n{example.heading}"
-    return draw_ranking(changes, list(seen), unit=unit, title=title)
+    return draw_head_importance(changes, list(seen), unit=unit, title=title)
 
 
 def over_image(
@@ -260,7 +266,7 @@ def over_image(
     assert isinstance(model, VisionConfig)
     has_class_token, grid = model.readout == "class", model.grid
     last = weights[-1]
-    heads = to_answer(last[0], class_token=has_class_token).unflatten(1, grid)  # (H,rows,columns)
+    heads = output_map(last[0], class_token=has_class_token).unflatten(1, grid)  # (H,rows,columns)
     title = f"attention from the output to each patch, in {list(seen)[-1]}\n{example.heading}"
     by_head = {f"head {i}": cells for i, cells in enumerate(heads)}
     yield "patches.png", "attention from the output to each patch", draw_over_image(example.image, by_head, title=title)
@@ -269,20 +275,20 @@ def over_image(
     pools = last.shape[-2] != last.shape[-1]
     layers = weights[-1:] if pools else weights  # a pooling query reads the answer alone
     matrices = {
-        "mean": mean(layers),
-        "maximum": maximum(layers),
+        "mean": mean_attention(layers),
+        "maximum": max_attention(layers),
         "rollout": rollout(weights),
         "relevance": relevance(seen, seen.output[:, chosen]),
     }
-    maps = {name: to_answer(m, class_token=has_class_token).unflatten(1, grid) for name, m in matrices.items()}
-    fill: Fill = "black" if model.channels == 1 else "grey"
+    maps = {name: output_map(m, class_token=has_class_token).unflatten(1, grid) for name, m in matrices.items()}
+    fill: Fill = "black" if model.channels == 1 else "gray"
     proof = occlusion(run.model, example.inputs, grid, chosen, fill=fill)
     areas = {
-        name: deletion_area(deletion_curve(run.model, example.inputs, ranked, chosen, fill=fill)).item()
+        name: deletion_auc(deletion_curve(run.model, example.inputs, ranked, chosen, fill=fill)).item()
         for name, ranked in {**maps, "occlusion": proof}.items()
     }
     cells = {name: m[0] for name, m in maps.items()}
-    figure = draw_aggregates(example.image, cells, proof[0], areas, title=f"{AGGREGATES}\n{example.heading}")
+    figure = draw_attributions(example.image, cells, proof[0], areas, title=f"{AGGREGATES}\n{example.heading}")
     yield "aggregates.png", "attention over all layers, beside occlusion", figure
 
 
@@ -309,10 +315,10 @@ def plot_training_dynamics(
     most = alike.pop() if len(alike) == 1 else None
     return [
         (
-            save_figure(draw_entropy(steps, table, names, most=most), folder / "entropy.png"),
+            save_figure(draw_head_entropy(steps, table, names, most=most), folder / "entropy.png"),
             "how many keys each head looks at, against the step",
         ),
-        (save_figure(draw_strip(steps, one, title=title), folder / "strip.png"), "the head that changed most"),
+        (save_figure(draw_training_strip(steps, one, title=title), folder / "strip.png"), "the head that changed most"),
         (save_animation(steps, one, folder / "head.gif", title=title), "the same, moving"),
     ]
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from clearhead.data.dataset import SequencePairs
 from clearhead.data.vocab import BEGIN, END, MARKS, MOST, PAD, Vocabulary
-from clearhead.drawing import visible
+from clearhead.drawing import displayable
 from clearhead.inference.run import AT_ONCE, Run
 from clearhead.insight.edit import entropy, head_importance
-from clearhead.insight.head_plots import draw_ranking
+from clearhead.insight.head_plots import draw_head_importance
 from clearhead.insight.look import look
 from clearhead.insight.plots import draw_alignment, draw_wall
 from clearhead.models.generate import Beam, free_positions
@@ -133,7 +133,7 @@ def written(run: Run, word: str) -> tuple[str, ...]:
 
 def pictures_of_word(run: Run, word: str, about: str = "") -> "Iterator[tuple[str, str, Figure]]":
     """File name, what it shows, and the figure, with a line about the prediction in its title."""
-    phones, letters = written(run, word), tuple(map(visible, word.strip().lower()))
+    phones, letters = written(run, word), tuple(map(displayable, word.strip().lower()))
     target = torch.tensor([Vocabulary(run.classes).ids(phones)])
     given = torch.cat([torch.full((1, 1), BEGIN), target[:, :-1]], dim=1)
     inputs = torch.tensor([spelled(run, word)]), given
@@ -157,7 +157,7 @@ def pictures_of_word(run: Run, word: str, about: str = "") -> "Iterator[tuple[st
     unit = "change of the mean log-probability of a phone\n(below 0: less sure without the head)"
     what = "what the model loses without each head"
     changes = head_importance(run.model, inputs, score)
-    yield "heads.png", what, draw_ranking(changes, list(seen), unit=unit, title=what + about)
+    yield "heads.png", what, draw_head_importance(changes, list(seen), unit=unit, title=what + about)
 
 
 def sharpest(layers: dict[str, Tensor]) -> tuple[str, Tensor]:

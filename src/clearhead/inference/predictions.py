@@ -16,7 +16,7 @@ from clearhead.data.batches import Batch
 from clearhead.data.dataset import Examples, Subset
 from clearhead.data.folder import usable
 from clearhead.data.vocab import IGNORED, to_user
-from clearhead.drawing import BLUE, GREY, VERMILION, blank, visible, wrap
+from clearhead.drawing import BLUE, GRAY, VERMILION, displayable, new_figure, wrap
 from clearhead.inference.evaluate import PartName, confusion_matrix, examples_of, measure, rates_of, words_to_score
 from clearhead.inference.g2p import BEAM, pronounce
 from clearhead.inference.run import Run
@@ -92,7 +92,7 @@ def outputs_on(run: Run, part: PartName = "test", announce: Announce = silent) -
         targets.extend(batch.targets)
         predicted.extend(chosen)
         probability.extend(sure)
-        correct.extend(objective.right(outputs, batch))
+        correct.extend(objective.correct(outputs, batch))
 
     examples, normalize = examples_of(run, part)
     announce()
@@ -270,8 +270,10 @@ class PredictedImage:
     @property
     def text(self) -> str:
         """Wrapped to the width of a column."""
-        predicted = f"{visible(self.answer)}  {self.probability:.0%}"
-        return wrap(predicted + (f"\nactual: {visible(self.right or '')}" if self.is_wrong else ""), 0.92 * CELL, TEXT)
+        predicted = f"{displayable(self.answer)}  {self.probability:.0%}"
+        return wrap(
+            predicted + (f"\nactual: {displayable(self.right or '')}" if self.is_wrong else ""), 0.92 * CELL, TEXT
+        )
 
 
 def plot_predictions(groups: dict[str, Sequence[PredictedImage]]) -> "Figure":
@@ -283,7 +285,7 @@ def plot_predictions(groups: dict[str, Sequence[PredictedImage]]) -> "Figure":
         n * (CELL + (n_lines + 1) * LINE) + 0.3 * (title.count("\n") + 1) + 0.2
         for title, n, n_lines in zip(blocks, rows, lines, strict=True)
     ]
-    figure = blank(CELL * COLUMNS, sum(heights))
+    figure = new_figure(CELL * COLUMNS, sum(heights))
     parts = figure.subfigures(len(blocks), 1, squeeze=False, height_ratios=heights)[:, 0]
     for part, (title, shown), n in zip(parts, blocks.items(), rows, strict=True):
         part.suptitle(title, fontsize=TITLE)
@@ -297,7 +299,7 @@ def plot_predictions(groups: dict[str, Sequence[PredictedImage]]) -> "Figure":
 def draw_one(panel: "Axes", shown: PredictedImage) -> None:
     draw_pixels(panel, shown.image)
     if shown.index is not None:
-        panel.set_title(f"#{shown.index}", fontsize=8, color=GREY, pad=2)
+        panel.set_title(f"#{shown.index}", fontsize=8, color=GRAY, pad=2)
     panel.text(
         0.5,
         -0.06,
@@ -360,7 +362,7 @@ def draw_sets(groups: dict[str, tuple[Sequence[Row], Tensor]]) -> "Figure":
     the one that it is."""
     n_columns = next(iter(groups.values()))[1].shape[1]
     heights = [CELL * len(rows) + 0.4 for rows, _ in groups.values()]
-    figure = blank(max(CELL * n_columns, 8.0), sum(heights))
+    figure = new_figure(max(CELL * n_columns, 8.0), sum(heights))
     parts = figure.subfigures(len(groups), 1, squeeze=False, height_ratios=heights)[:, 0]
     for part, (title, (rows, sets)) in zip(parts, groups.items(), strict=True):
         part.suptitle(wrap(title, 0.96 * figure.get_figwidth(), TITLE), fontsize=TITLE)
@@ -370,7 +372,7 @@ def draw_sets(groups: dict[str, tuple[Sequence[Row], Tensor]]) -> "Figure":
                 panel.imshow(images[i].view(28, 28).numpy(), cmap="gray", interpolation="nearest")
                 panel.set(xticks=[], yticks=[])
                 frame_one(panel, row, f"image {i}")
-            line[0].set_ylabel(f"#{row.index}", fontsize=8, color=GREY, rotation=0, ha="right")
+            line[0].set_ylabel(f"#{row.index}", fontsize=8, color=GRAY, rotation=0, ha="right")
     return figure
 
 

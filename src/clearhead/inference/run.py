@@ -52,7 +52,7 @@ class Run:
     def __init__(self, run: str | Path):
         directory = RunDirectory.open(run)
         self.path = directory.path
-        found = directory.best()
+        found = directory.best_checkpoint()
         if found is None:
             raise LookupError(f"{run} must have a checkpoint, got none yet; train it longer: clearhead resume {run}")
         self.step = found.step
@@ -69,7 +69,7 @@ class Run:
     @property
     def input_kind(self) -> InputKind:
         """What the model predicts from."""
-        if self.normalize is not None or self.config.data.name == "oddity":
+        if self.normalize is not None or self.config.data.name == "odd-one-out":
             return "images"
         kinds: dict[str, InputKind] = {"seq2seq": "words", "causal-lm": "text"}
         return kinds.get(self.config.objective, "digits")
@@ -95,12 +95,12 @@ class Run:
 
     def predict(self, images: Tensor | Sequence[str | Path], *, invert: bool = False) -> list[Prediction]:
         """An answer for each picture: files, or uint8 (B,C,height,width). `invert` makes dark light: MNIST's digits
-        are white on black. Of `oddity`, the pictures are one set, and each answer says how likely it is the odd one."""
+        are white on black. Of `odd-one-out`, the pictures are one set; each answer says how likely it is odd."""
         if self.input_kind != "images":
             raise ValueError(f"{self.path} takes {self.input_kind}, got images; {self.hint}")
         pixels = images if isinstance(images, Tensor) else self.read(images)
         pixels = 255 - pixels if invert else pixels
-        if self.config.data.name == "oddity":
+        if self.config.data.name == "odd-one-out":
             return self.odd_one(mnist.NORMALIZE(pixels))
         assert self.normalize is not None
         return self.read_answers(self.logits(self.normalize(pixels)))

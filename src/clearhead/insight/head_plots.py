@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clearhead.drawing import COLOURS, LIGHT, wrap
+from clearhead.drawing import COLORS, LIGHT_GRAY, wrap
 from clearhead.files import write_atomic
 from clearhead.insight.plots import (
     SMALL,
     TEXT,
     TINT_NOTE,
     bar,
-    blank,
     caption,
     check_names,
     draw_matrix,
@@ -26,6 +25,7 @@ from clearhead.insight.plots import (
     is_long,
     lay_over,
     limits,
+    new_figure,
     numbers,
     panel_title,
     plain,
@@ -49,7 +49,7 @@ OCCLUSION_NOTE = (
 )
 
 
-def draw_ranking(
+def draw_head_importance(
     changes: Any,
     names: Sequence[str],
     *,
@@ -62,16 +62,16 @@ def draw_ranking(
     places = [(row, head) for row, head in np.ndindex(*table.shape) if np.isfinite(table[row, head])]
     places.sort(key=lambda place: -abs(table[place]))
     left_out, places = len(places[MOST_BARS:]), places[:MOST_BARS]
-    figure = blank(10.0, max(3.2, 0.36 * len(places) + 1.9))
+    figure = new_figure(10.0, max(3.2, 0.36 * len(places) + 1.9))
     axes = figure.subplots()
     values = [table[place] for place in places]
-    axes.barh(range(len(places)), values, color=[COLOURS[0] if value >= 0 else COLOURS[1] for value in values])
+    axes.barh(range(len(places)), values, color=[COLORS[0] if value >= 0 else COLORS[1] for value in values])
     axes.set_yticks(range(len(places)), labels=[wrap(f"{names[row]}  head {head}", 4.5, SMALL) for row, head in places])
     axes.invert_yaxis()
     axes.axvline(0, color="black", linewidth=1)
     axes.tick_params(labelsize=SMALL)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.grid(axis="x", color=LIGHT)
+    axes.grid(axis="x", color=LIGHT_GRAY)
     axes.set_axisbelow(True)
     axes.set_xlabel(unit + (f"   ({left_out} smaller changes are left out)" if left_out else ""), fontsize=TEXT)
     axes.margins(y=0.02)
@@ -79,7 +79,7 @@ def draw_ranking(
     return figure
 
 
-def draw_aggregates(
+def draw_attributions(
     image: Any,
     maps: Mapping[str, Any],
     occluded: Any,
@@ -96,7 +96,7 @@ def draw_aggregates(
     proof = two_dimensional(occluded)
     columns = min(4, -(-(len(cells) + 2) // 2))
     rows = -(-(len(cells) + 2) // columns)
-    figure = blank(3.3 * columns, 3.4 * rows + 0.8)
+    figure = new_figure(3.3 * columns, 3.4 * rows + 0.8)
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes in panels:
         plain(axes)
@@ -117,26 +117,28 @@ def draw_aggregates(
     return figure
 
 
-def draw_entropy(steps: Sequence[int], entropies: Any, names: Sequence[str], *, most: float | None = None) -> "Figure":
+def draw_head_entropy(
+    steps: Sequence[int], entropies: Any, names: Sequence[str], *, most: float | None = None
+) -> "Figure":
     """Entropy of each head against the step of training (T,L,H), a panel for each layer; `most` is that of a head that
     looks at all keys alike."""
     table = numbers(entropies)
     check_names(names, table.shape[1])
     columns = min(3, len(names))
     rows = -(-len(names) // columns)
-    figure = blank(max(8.0, 4.6 * columns), 3.6 * rows + 1.2)
+    figure = new_figure(max(8.0, 4.6 * columns), 3.6 * rows + 1.2)
     panels = figure.subplots(rows, columns, squeeze=False, sharey=True, sharex=True)
     for axes in list(panels.flat)[len(names) :]:
         axes.set_axis_off()
     for layer, (axes, name) in enumerate(zip(panels.flat, names, strict=False)):
         for head in range(table.shape[2]):
-            colour, dashed = COLOURS[head % len(COLOURS)], "-" if head < len(COLOURS) else "--"
+            colour, dashed = COLORS[head % len(COLORS)], "-" if head < len(COLORS) else "--"
             axes.plot(steps, table[:, layer, head], dashed, color=colour, linewidth=2.5, label=f"head {head}")
         if most is not None:
             axes.axhline(most, color="black", linewidth=1, linestyle=":", label="all keys alike")
         panel_title(axes, name, 4.2)
         axes.tick_params(labelsize=SMALL)
-        axes.grid(color=LIGHT)
+        axes.grid(color=LIGHT_GRAY)
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_ylim(bottom=0)
         axes.set_xlabel("step", fontsize=TEXT)
@@ -147,13 +149,13 @@ def draw_entropy(steps: Sequence[int], entropies: Any, names: Sequence[str], *, 
     return figure
 
 
-def draw_strip(
+def draw_training_strip(
     steps: Sequence[int], maps: Any, *, title: str = "a head while it is trained", most: int = 6
 ) -> "Figure":
     """One head's weights (T,Q,K) at `most` of the steps, from the first to the last, on one scale."""
     table = numbers(maps)
     chosen = np.unique(np.linspace(0, len(table) - 1, min(most, len(table))).round().astype(int))
-    figure = blank(2.3 * len(chosen) + 1.4, 3.4)
+    figure = new_figure(2.3 * len(chosen) + 1.4, 3.4)
     panels = list(figure.subplots(1, len(chosen), squeeze=False).flat)
     high = limits([table])[1]
     for axes, i in zip(panels, chosen, strict=True):
@@ -186,7 +188,7 @@ def save_animation(
             f"an animation has one matrix for each step, got {table.shape} for {len(steps)} steps; "
             "choose an example, a layer and a head"
         )
-    figure = blank(6.4, 5.8)
+    figure = new_figure(6.4, 5.8)
     figure.set_dpi(100)
     axes = figure.subplots()
     shown = heat(axes, table[0], 0, limits([table])[1], aspect="auto" if is_long(table.shape[1:]) else "equal")

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from clearhead import drawing
-from clearhead.drawing import COLOURS, GREY, MAP, short, wrap
+from clearhead.drawing import COLORMAP, COLORS, GRAY, format_number, wrap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,9 +31,9 @@ LONG = 3
 """a name below a column that has more characters is turned"""
 
 
-def blank(width: float, height: float) -> "Figure":
+def new_figure(width: float, height: float) -> "Figure":
     """An empty figure of this many inches."""
-    return drawing.blank(width, height, DPI)
+    return drawing.new_figure(width, height, DPI)
 
 
 def heading(figure: "Figure", text: str) -> None:
@@ -47,7 +47,7 @@ def caption(figure: "Figure", text: str) -> None:
     """A note below the whole figure, wrapped to its width; the figure grows by each line after the first."""
     lines = wrap(text, 0.96 * figure.get_figwidth(), SMALL)
     figure.set_figheight(figure.get_figheight() + lines.count("\n") * 1.25 * SMALL / 72)
-    figure.supxlabel(lines, fontsize=SMALL, color=GREY, parse_math=False)
+    figure.supxlabel(lines, fontsize=SMALL, color=GRAY, parse_math=False)
 
 
 def panel_title(axes: "Axes", text: str, width: float) -> None:
@@ -85,7 +85,7 @@ def heat(
     matrix: "NDArray[np.float64]",
     low: float,
     high: float,
-    colours: "str | Colormap" = MAP,
+    colours: "str | Colormap" = COLORMAP,
     **options: Any,
 ) -> "AxesImage":
     """A matrix as colours between two limits; what is not finite stays white."""
@@ -108,7 +108,7 @@ def bar(figure: "Figure", image: "AxesImage", axes: "Axes | Sequence[Axes]", uni
     low, high = image.get_clim()
     if low < high:
         ticks = [low, (low + high) / 2, high]
-        colour_bar.set_ticks(ticks, labels=[short(tick, high - low) for tick in ticks])
+        colour_bar.set_ticks(ticks, labels=[format_number(tick, high - low) for tick in ticks])
     colour_bar.ax.tick_params(labelsize=SMALL)
     colour_bar.set_label(unit, fontsize=TEXT)
 
@@ -157,7 +157,7 @@ def draw_head(
 ) -> "Figure":
     """One head's weights (Q,K) as a matrix: a row is what one query looks at."""
     matrix = two_dimensional(weights)
-    figure = blank(8.0, 6.6)
+    figure = new_figure(8.0, 6.6)
     axes = figure.subplots()
     image = heat(axes, matrix, 0, limits([matrix])[1], aspect="auto" if is_long(matrix.shape) else "equal")
     tick_names(axes, queries, keys, matrix.shape)
@@ -180,12 +180,12 @@ def draw_alignment(
     weight of each row."""
     matrix = two_dimensional(weights)
     rows, columns = matrix.shape
-    figure = blank(min(14.0, max(7.2, 2.5 + 0.5 * columns)), min(14.0, max(4.0, 2.4 + 0.5 * rows)))
+    figure = new_figure(min(14.0, max(7.2, 2.5 + 0.5 * columns)), min(14.0, max(4.0, 2.4 + 0.5 * rows)))
     axes = figure.subplots()
     image = heat(axes, matrix, 0, limits([matrix])[1])
     tick_names(axes, target, source, matrix.shape)
     axes.scatter(
-        matrix.argmax(1), range(len(matrix)), s=90, facecolors="none", edgecolors=COLOURS[1], linewidths=2, zorder=3
+        matrix.argmax(1), range(len(matrix)), s=90, facecolors="none", edgecolors=COLORS[1], linewidths=2, zorder=3
     )
     heading(figure, title)
     axes.set_xlabel(names[0], fontsize=TEXT)
@@ -209,7 +209,7 @@ def draw_wall(layers: Sequence[Any], names: Sequence[str], *, title: str = "ever
 
 def wall_of_heads(stacks: "Sequence[NDArray[np.float64]]", names: Sequence[str], num_heads: int) -> "Figure":
     side = max(1.9, 5.4 / num_heads)
-    figure = blank(side * num_heads + 2.6, max(3.6, side * len(stacks) + 1.2))
+    figure = new_figure(side * num_heads + 2.6, max(3.6, side * len(stacks) + 1.2))
     figure.set_layout_engine("constrained", rect=(0.02, 0, 0.98, 1))  # room for names of two lines
     panels = figure.subplots(len(stacks), num_heads, squeeze=False)
     for row, (stack, name) in enumerate(zip(stacks, names, strict=True)):
@@ -229,7 +229,7 @@ def wall_of_layers(stacks: "Sequence[NDArray[np.float64]]", names: Sequence[str]
     """Layers of one head each, row by row in the order of execution."""
     columns = min(4, math.ceil(math.sqrt(len(stacks))))
     rows, side = math.ceil(len(stacks) / columns), max(3.2, 6.0 / columns)
-    figure = blank((side + 0.9) * columns, (side + 0.4) * rows + 0.8)
+    figure = new_figure((side + 0.9) * columns, (side + 0.4) * rows + 0.8)
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes in panels:
         plain(axes)
@@ -260,7 +260,7 @@ def draw_over_image(
     low, high = tint_limits(list(cells.values()))
     columns = min(5, len(cells) + 1)
     rows, side = math.ceil((len(cells) + 1) / columns), max(2.5, 7.0 / columns)
-    figure = blank(side * columns + 1.2, (side + 0.3) * rows + 1.0)
+    figure = new_figure(side * columns + 1.2, (side + 0.3) * rows + 1.0)
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes in panels:
         plain(axes)
@@ -287,7 +287,7 @@ def draw_tokens(
     keys = queries if keys is None else keys
     check_names(queries, matrix.shape[0])
     check_names(keys, matrix.shape[1])
-    figure = blank(8.0, max(4.5, 0.42 * max(matrix.shape) + 1.5))
+    figure = new_figure(8.0, max(4.5, 0.42 * max(matrix.shape) + 1.5))
     axes = figure.subplots()
     places = [np.linspace(0, 1, n) if n > 1 else np.array([0.5]) for n in matrix.shape]
     strongest = np.argsort(-matrix, axis=None, kind="stable")[:MOST_LINES]
@@ -295,14 +295,14 @@ def draw_tokens(
     for query, key in zip(*np.unravel_index(strongest, matrix.shape), strict=True):
         share = matrix[query, key] / high
         ends = [places[0][query], places[1][key]]
-        axes.plot([0, 1], ends, color=COLOURS[query % 6], linewidth=5 * share, alpha=min(1, 0.1 + 0.9 * share))
+        axes.plot([0, 1], ends, color=COLORS[query % 6], linewidth=5 * share, alpha=min(1, 0.1 + 0.9 * share))
     for x, side, names, spots in ((-0.03, "right", queries, places[0]), (1.03, "left", keys, places[1])):
         for spot, name in zip(spots, names, strict=True):
             axes.text(x, spot, name, ha=side, va="center", fontsize=TEXT)
     axes.set(xlim=(-0.25, 1.25), ylim=(1.06, -0.06))
     plain(axes)
     heading(figure, title)
-    axes.set_xlabel(f"from queries (left) to keys (right); the widest line is {high:.2f}", fontsize=SMALL, color=GREY)
+    axes.set_xlabel(f"from queries (left) to keys (right); the widest line is {high:.2f}", fontsize=SMALL, color=GRAY)
     return figure
 
 

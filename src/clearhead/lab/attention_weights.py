@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from clearhead.drawing import BLUE, GREEN, GREY, ORANGE
+from clearhead.drawing import BLUE, GRAY, GREEN, ORANGE
 from clearhead.insight.look import look
 from clearhead.lab.claim import Claim, Result, at_least, at_most, equals
 from clearhead.lab.learning import mean_over_seeds, single_thread, train_recipe
@@ -82,8 +82,8 @@ def draw_attention_map(*, seed: int = 0, width: int = 16, batch_size: int = 3, n
     heat_maps(figure, both, [block_diagonal, flattened[0]], "attention weight")
     for axes in both:
         for edge in range(1, batch_size):
-            axes.axhline(edge * num_tokens - 0.5, color=GREY, linewidth=1)
-            axes.axvline(edge * num_tokens - 0.5, color=GREY, linewidth=1)
+            axes.axhline(edge * num_tokens - 0.5, color=GRAY, linewidth=1)
+            axes.axvline(edge * num_tokens - 0.5, color=GRAY, linewidth=1)
     label_axes(both[0], f"Correct: {batch_size} maps of {num_tokens} × {num_tokens}", "key token", "query token")
     label_axes(both[1], f"Misconception: 1 map of {num_rows} × {num_rows}", "key token")
     set_headline(figure, "Each example of a batch has its own attention map: (batch, sequence, sequence)")
@@ -225,9 +225,9 @@ def measure_reversal(steps: int, seed: int) -> list[float]:
     """Trains the recipe `reverse`, whose single head has to attend from token i to token L - 1 - i. -> accuracy, and of
     the weights: fraction of rows with the argmax on the diagonal, mean of the diagonal, mean of the anti-diagonal"""
     with single_thread(), torch.enable_grad():
-        setup = train_recipe("reverse", {"seed": seed}, steps)
-    digits, reversed_digits = setup.data.test.get_batch(torch.arange(NUM_TEST))
-    seen = look(setup.model, digits)
+        ctx = train_recipe("reverse", {"seed": seed}, steps)
+    digits, reversed_digits = ctx.data.test.get_batch(torch.arange(NUM_TEST))
+    seen = look(ctx.model, digits)
     (layer,) = seen
     weights = seen[layer].weights()[:, 0]  # (B,L,L)
     own, opposite = (each.diagonal(dim1=-2, dim2=-1).mean().item() for each in (weights, weights.flip(-1)))
@@ -244,7 +244,7 @@ def draw_self_weight(*, seed: int = 0, width: int = 16, num_tokens: int = 8, res
     q, k = x @ w_q, x @ w_k
     same = q / q.norm(dim=-1, keepdim=True)
     weights = attend_reference(q, k, x)[1]
-    own = {"random\nweights": (argmax_on_diagonal(weights), BLUE), "chance\n(1/n)": (1 / num_tokens, GREY)}
+    own = {"random\nweights": (argmax_on_diagonal(weights), BLUE), "chance\n(1/n)": (1 / num_tokens, GRAY)}
     for check in result.checks if result else ():
         if check.name.startswith("trained") and "on themselves" in check.name:
             own["trained to\nreverse"] = (check.value, ORANGE)

@@ -186,11 +186,11 @@ def draw_skip_connections(*, seed: int = 0, width: int = 32, depth: int = 48, re
     curves = result.curves if result else ()
     depths = sorted({1, 2, *(round(depth * step / 8) for step in range(1, 9))} - {0})
     figure, (axes, *others) = subplots("AB" if curves else "A")
-    for skip, colour, text in ((False, MISCONCEPTION, "f(x) alone"), (True, CORRECT, "x + f(x)")):
+    for skip, color, text in ((False, MISCONCEPTION, "f(x) alone"), (True, CORRECT, "x + f(x)")):
         torch.manual_seed(seed)
         heights = [first_gradient(n, width, skip) for n in depths]
         heights = [height / heights[0] for height in heights]
-        axes.plot(depths, heights, "o-", color=colour, linewidth=3, markersize=8, label=text)
+        axes.plot(depths, heights, "o-", color=color, linewidth=3, markersize=8, label=text)
     axes.set_yscale("log")
     label_axes(axes, "Xavier + GELU", "number of layers", "gradient norm at the input\n(1 = that of one layer)")
     for right in others:
@@ -203,9 +203,9 @@ def draw_skip_connections(*, seed: int = 0, width: int = 32, depth: int = 48, re
 def draw_initialisations(axes: "Axes", curves: Sequence[Curve]) -> None:
     """A pair of bars for each initialisation: the gradient that is left with skip connections, and without."""
     names = list(dict.fromkeys(curve.name.rpartition(", ")[0] for curve in curves))
-    for kind, colour, side in (("without skips", MISCONCEPTION, 0.2), ("with skips", CORRECT, -0.2)):
+    for kind, color, side in (("without skips", MISCONCEPTION, 0.2), ("with skips", CORRECT, -0.2)):
         heights = [curve.y[0] for text in names for curve in curves if curve.name == f"{text}, {kind}"]
-        axes.bar([place + side for place in range(len(names))], heights, 0.4, color=colour)
+        axes.bar([place + side for place in range(len(names))], heights, 0.4, color=color)
     axes.set_yscale("log")
     axes.axhline(1, color=BLACK, linestyle="--")
     axes.set_xticks(range(len(names)), labels=[text.replace(" + ", "\n+ ") for text in names])
@@ -282,8 +282,8 @@ def draw_layer_norm(*, seed: int = 0, width: int = 16, num_tokens: int = 5) -> "
         "batch norm, evaluation": (tested(x.mT).mT, tested(others.mT).mT, CORRECT),
     }
     figure, all_axes = subplots("ABC")
-    for axes, (title, (before, after, colour)) in zip(all_axes, cases.items(), strict=True):
-        scatter_against(axes, after[0, 0], {title: (before[0, 0], colour, "o")})
+    for axes, (title, (before, after, color)) in zip(all_axes, cases.items(), strict=True):
+        scatter_against(axes, after[0, 0], {title: (before[0, 0], color, "o")})
         moved = (after - before)[0, 0].abs().max().item()
         label_axes(axes, f"{title}:\nmoves by {moved:.2g}", "output in batch 1")
     all_axes[0].set_ylabel("output in batch 2", fontsize=TEXT_SIZE)
@@ -352,10 +352,10 @@ def draw_pre_norm(*, seed: int = 0, width: int = 32, depth: int = 24) -> "Figure
     """Left: the last block's gradient against depth, beside 1/sqrt(depth). Right: that of each block of one depth."""
     depths = sorted({max(1, round(depth / share)) for share in (depth, 12, 6, 3, 1.5, 1)})
     figure, (left, right) = subplots("AB", same_y=True)
-    for norm, colour, marker in (("post", VERMILION, "s"), ("pre", BLUE, "o")):
+    for norm, color, marker in (("post", VERMILION, "s"), ("pre", BLUE, "o")):
         torch.manual_seed(seed)
         found = [torch.tensor([gradients(norm, n, width) for _ in range(DRAWS)]).mean(0) for n in depths]
-        look: dict[str, Any] = {"color": colour, "linewidth": 3, "label": f"{norm}-norm"}
+        look: dict[str, Any] = {"color": color, "linewidth": 3, "label": f"{norm}-norm"}
         left.plot(depths, [blocks[-1] / found[0][0] for blocks in found], f"{marker}-", markersize=8, **look)
         right.plot(range(1, depths[-1] + 1), found[-1] / found[0][0], f"{marker}-", markersize=6, **look)
     left.plot(depths, [n**-0.5 for n in depths], "--", color=BLACK, linewidth=2, label="1 / sqrt(depth)")

@@ -96,10 +96,10 @@ def draw_receptive_field(*, seed: int = 0, width: int = 8, num_tokens: int = 21,
     figure, all_axes = subplots("ABC", same_y=True)
     offsets = [place - num_tokens // 2 for place in range(num_tokens)]
     lowest = 1.0
-    for axes, (title, (layer, colour)) in zip(all_axes, layers.items(), strict=True):
+    for axes, (title, (layer, color)) in zip(all_axes, layers.items(), strict=True):
         norms = influence(layer.double(), x)
         lowest = min(lowest, norms[norms > 0].min().item())
-        axes.bar(offsets, norms.tolist(), color=colour, width=0.8)
+        axes.bar(offsets, norms.tolist(), color=color, width=0.8)
         axes.grid(axis="x", visible=False)
         label_axes(axes, f"{title}:\nsees {int((norms > 0).sum())} of {num_tokens}", "input (0 = output)")
     all_axes[0].set_yscale("log")
@@ -311,8 +311,8 @@ def draw_parallelism(*, seed: int = 0, width: int = 8, num_tokens: int = 9) -> "
     depths = [1, 2, 3, 4]
     figure, (left, right) = subplots("AB")
     torch.manual_seed(seed)
-    for text, (make, colour, marker) in reversed(makers.items()):
-        look: dict[str, Any] = {"color": colour, "marker": marker, "linewidth": 3, "markersize": 9, "label": text}
+    for text, (make, color, marker) in reversed(makers.items()):
+        look: dict[str, Any] = {"color": color, "marker": marker, "linewidth": 3, "markersize": 9, "label": text}
         left.plot(lengths, [chain(make, n, 1) for n in lengths], **look)
         if make is not recurrent:
             right.plot(depths, [chain(make, num_tokens, n) for n in depths], **look)

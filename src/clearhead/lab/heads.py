@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.drawing import BLUE, GREEN, GREY, ORANGE
+from clearhead.drawing import BLUE, GRAY, GREEN, ORANGE
 from clearhead.lab.claim import Claim, Result, at_least, at_most, equals
 from clearhead.lab.plots import (
     CORRECT,
@@ -338,7 +338,7 @@ def draw_heads_as_groups(*, seed: int = 0, width: int = 8, num_heads: int = 4, l
     above, below = heads[: len(letters)], heads[len(letters) :]
     heat_maps(figure, below, list(weights[0, : len(below)]), "")
     for head, axes in enumerate(above):
-        axes.bar([-1, 0, 1], kernels[head].tolist(), color=(BLUE, GREEN, ORANGE, GREY)[head])
+        axes.bar([-1, 0, 1], kernels[head].tolist(), color=(BLUE, GREEN, ORANGE, GRAY)[head])
         axes.set_ylim(0, 1.05 * kernels.max().item())
         axes.set_xticks([-1, 0, 1])
         axes.grid(axis="x", visible=False)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION
+from clearhead.drawing import BLACK, BLUE, GRAY, GREEN, ORANGE, PURPLE, VERMILION
 from clearhead.lab.claim import Claim, Result, at_least, at_most
 from clearhead.lab.constructions import (
     SHARP,
@@ -95,16 +95,16 @@ def draw_errors(axes: "Axes", errors: Errors, beta: float) -> None:
     last = max(60.0, min(1.2 * beta, 200.0))
     betas = torch.linspace(0, last, 25).tolist()
     for turn, (text, error) in enumerate(errors.items()):
-        colour, marker = LOOKS[text]
+        color, marker = LOOKS[text]
         heights = [max(error(b), FLOOR) for b in betas]
-        axes.plot(betas, heights, marker + "-", color=colour, linewidth=2.5, markersize=9, markevery=(turn, 5))
+        axes.plot(betas, heights, marker + "-", color=color, linewidth=2.5, markersize=9, markevery=(turn, 5))
         axes.lines[-1].set_label("_" + text if text == BOTH else text)  # it is named beside its line
     axes.set_yscale("log")
     axes.set_ylim(FLOOR, 1e4)
     axes.set_yticks([1e0, 1e-4, 1e-8, 1e-12, 1e-16])
     rounding_band(axes, FLOOR)
     if 0 <= beta <= last:
-        axes.axvline(beta, color=GREY, linestyle="--", zorder=0)
+        axes.axvline(beta, color=GRAY, linestyle="--", zorder=0)
     if len(errors) > 1:
         axes.legend(fontsize=SMALL_SIZE, loc="center right", bbox_to_anchor=(1.0, 0.55), framealpha=1)
 

@@ -13,7 +13,7 @@ from clearhead.data.vocab import IGNORED
 from clearhead.recipes.registry import config_of
 from clearhead.training.context import TrainContext, build_context
 from clearhead.training.distributed import ALONE
-from clearhead.training.loop import update
+from clearhead.training.loop import train_step
 from clearhead.training.progress import StopRequest
 from clearhead.training.state import TrainState
 
@@ -86,12 +86,12 @@ def train(
 def train_recipe(recipe: str, changes: Mapping[str, object], steps: int) -> TrainContext:
     """A recipe's model after so many steps, without a run directory, and its data."""
     values = {**changes, "training.steps": steps, "training.precision": "float32"}
-    setup, standing = build_context(config_of(recipe, values), ALONE, shard=False, report=print), TrainState()
-    setup.model.train()
-    while standing.step < steps:
-        update(setup, standing, StopRequest())
-    setup.model.eval()
-    return setup
+    ctx, state = build_context(config_of(recipe, values), ALONE, shard=False, report=print), TrainState()
+    ctx.model.train()
+    while state.step < steps:
+        train_step(ctx, state, StopRequest())
+    ctx.model.eval()
+    return ctx
 
 
 @torch.no_grad()

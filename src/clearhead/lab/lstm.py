@@ -163,7 +163,7 @@ def run_gradient_path(
     )
 
 
-COLOURS = {TRANSFORMER: BLUE, LSTM_ATTENTION: GREEN, LSTM: VERMILION}
+COLORS = {TRANSFORMER: BLUE, LSTM_ATTENTION: GREEN, LSTM: VERMILION}
 
 
 MARKERS = {TRANSFORMER: ("o", 7), LSTM_ATTENTION: ("s", 10), LSTM: ("^", 14)}
@@ -172,7 +172,7 @@ MARKERS = {TRANSFORMER: ("o", 7), LSTM_ATTENTION: ("s", 10), LSTM: ("^", 14)}
 
 def line(axes: "Axes", whose: str, x: Sequence[float], y: Sequence[float]) -> None:
     marker, size = MARKERS[whose]
-    axes.plot(x, y, f"{marker}-", color=COLOURS[whose], linewidth=3, markersize=size, label=whose)
+    axes.plot(x, y, f"{marker}-", color=COLORS[whose], linewidth=3, markersize=size, label=whose)
 
 
 def doubling(axes: "Axes", lengths: Sequence[float]) -> None:

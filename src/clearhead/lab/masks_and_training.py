@@ -84,9 +84,9 @@ def draw_additive_mask(
     seen = [(-number, leak) for number, leak in zip(numbers, leaks, strict=True) if leak > UNDERFLOW]
     right.plot(*zip(*seen, strict=True), color=CORRECT, linewidth=3)
     marks = {-10.0: VERMILION, mask_value: GREEN}
-    for number, colour in marks.items():
+    for number, color in marks.items():
         if number < 0:
-            right.plot(-number, max(leaked(number), UNDERFLOW), "o", color=colour, markersize=12)
+            right.plot(-number, max(leaked(number), UNDERFLOW), "o", color=color, markersize=12)
             text = f"{number:g}: {leaked(number):.2g}"
             side: Literal["left", "right"] = "left" if number > -300 else "right"
             label(
@@ -94,7 +94,7 @@ def draw_additive_mask(
                 -number,
                 max(leaked(number), UNDERFLOW),
                 text,
-                colour,
+                color,
                 offset=(10 if side == "left" else -10, 8),
                 ha=side,
             )
@@ -152,13 +152,13 @@ def draw_fully_masked_row(*, seed: int = 0, width: int = 8, num_tokens: int = 6,
         "Boolean mask": (attend_reference(q, k, v, nobody)[1], BLUE),
     }
     figure, all_axes = subplots("ABC", same_y=True)
-    for axes, (title, (weights, colour)) in zip(all_axes, cases.items(), strict=True):
-        axes.bar(range(1, num_tokens + 1), weights[0].tolist(), color=colour)
+    for axes, (title, (weights, color)) in zip(all_axes, cases.items(), strict=True):
+        axes.bar(range(1, num_tokens + 1), weights[0].tolist(), color=color)
         axes.axhline(1 / num_tokens, color=BLACK, linestyle="--")
         axes.grid(axis="x", visible=False)
         axes.set_xticks(range(1, num_tokens + 1, -(-num_tokens // 8)))
         label_axes(axes, title, "key")
-        label(axes, 0.98, 0.98, f"sum {weights[0].sum():.2g}", colour, xycoords="axes fraction", ha="right", va="top")
+        label(axes, 0.98, 0.98, f"sum {weights[0].sum():.2g}", color, xycoords="axes fraction", ha="right", va="top")
     top = max(float(weights[0].max()) for weights, _ in cases.values())
     all_axes[0].set_ylim(0, 1.2 * top)
     label_axes(all_axes[0], "nothing hidden", "key", "attention weight")
@@ -227,15 +227,15 @@ def draw_train_and_eval_mode(*, seed: int = 0, width: int = 16, dropout: float =
     )
     ids = torch.randint(0, 10, (4, 8))
     twice, moved = {}, {}
-    for text, training, colour in (("evaluation", False, CORRECT), ("training", True, MISCONCEPTION)):
+    for text, training, color in (("evaluation", False, CORRECT), ("training", True, MISCONCEPTION)):
         model.train(training)
         with torch.no_grad():
-            twice[text] = (model(ids)[0], model(ids)[0], colour)
-    for text, training, colour in (("evaluation", False, CORRECT), ("training", True, MISCONCEPTION)):
-        moved[text] = (weight_change(model, ids, training), colour)
+            twice[text] = (model(ids)[0], model(ids)[0], color)
+    for text, training, color in (("evaluation", False, CORRECT), ("training", True, MISCONCEPTION)):
+        moved[text] = (weight_change(model, ids, training), color)
     figure, (left, middle, right) = subplots("ABC")
-    for axes, (text, (first, second, colour)) in zip((left, middle), twice.items(), strict=True):
-        scatter_against(axes, second, {text: (first, colour, "o")})
+    for axes, (text, (first, second, color)) in zip((left, middle), twice.items(), strict=True):
+        scatter_against(axes, second, {text: (first, color, "o")})
         label_axes(axes, text, "logits, first pass", "logits, second pass")
     bars(right, moved)
     right.set_box_aspect(1)
@@ -285,11 +285,11 @@ def trained(crop: int, num_images: int, steps: int, seed: int) -> TrainContext:
 
 
 @torch.no_grad()
-def right(setup: TrainContext, examples: Examples, change: Callable[[Tensor], Tensor] = lambda images: images) -> float:
+def right(ctx: TrainContext, examples: Examples, change: Callable[[Tensor], Tensor] = lambda images: images) -> float:
     """The accuracy on the first examples, perhaps changed."""
     images, labels = examples.get_batch(torch.arange(min(NUM_TEST, len(examples))))
-    assert setup.data.normalize is not None
-    answers = setup.model(setup.data.normalize(change(images))).argmax(-1)
+    assert ctx.data.normalize is not None
+    answers = ctx.model(ctx.data.normalize(change(images))).argmax(-1)
     return (answers == labels).double().mean().item()
 
 
@@ -303,9 +303,9 @@ def turned(images: Tensor) -> Tensor:
 
 def accuracies(crop: int, num_images: int, steps: int, seed: int) -> list[float]:
     """Of one trained model: on its training images, on test images, and on shifted and turned test images."""
-    setup = trained(crop, num_images, steps, seed)
-    test = setup.data.test
-    return [right(setup, setup.data.train), right(setup, test), right(setup, test, shifted), right(setup, test, turned)]
+    ctx = trained(crop, num_images, steps, seed)
+    test = ctx.data.test
+    return [right(ctx, ctx.data.train), right(ctx, test), right(ctx, test, shifted), right(ctx, test, turned)]
 
 
 def run_augmentation(

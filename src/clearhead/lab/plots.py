@@ -1,4 +1,4 @@
-"""How the lab's figures look: readable from the last row of a lecture hall, and the same to the colour-blind.
+"""How the lab's figures look: readable from the last row of a lecture hall, and the same to the color-blind.
 
 Colours and saving are those of every picture: see drawing.py.
 """
@@ -13,7 +13,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from clearhead.drawing import BLACK, BLUE, COLOURS, GREY, LIGHT, MAP, VERMILION, blank, check_suffix, save_figure, short
+from clearhead.drawing import (
+    BLACK,
+    BLUE,
+    COLORMAP,
+    COLORS,
+    GRAY,
+    LIGHT_GRAY,
+    VERMILION,
+    check_suffix,
+    format_number,
+    new_figure,
+    save_figure,
+)
 from clearhead.lab.claim import Check, Curve, Result
 
 if TYPE_CHECKING:
@@ -38,7 +50,7 @@ def subplots(
     same_y: bool = False,
 ) -> "tuple[Figure, list[Axes]]":
     """An hide_axes figure and its axes, by letter: "AB" are two side by side, "AB;AC" has one tall and two small."""
-    figure = blank(*FIGURE_SIZE)
+    figure = new_figure(*FIGURE_SIZE)
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)  # type: ignore[union-attr, call-arg]
     by_letter = figure.subplot_mosaic(places, width_ratios=widths, height_ratios=heights, sharex=same_x, sharey=same_y)
     all_axes = [by_letter[letter] for letter in sorted(by_letter)]
@@ -46,7 +58,7 @@ def subplots(
         axes.tick_params(labelsize=SMALL_SIZE)
         axes.tick_params(which="minor", labelbottom=False, labelleft=False)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(color=LIGHT, linewidth=0.8)
+        axes.grid(color=LIGHT_GRAY, linewidth=0.8)
         axes.set_axisbelow(True)
     return figure, all_axes
 
@@ -69,16 +81,16 @@ def label(
     x: float,
     y: float,
     text: str,
-    colour: str = BLACK,
+    color: str = BLACK,
     *,
     offset: tuple[float, float] = (0, 0),
     ha: Literal["left", "center", "right"] = "left",
     va: Literal["baseline", "center", "top"] = "baseline",
     xycoords: Any = "data",
 ) -> None:
-    """The name of a line or a point beside it, in its own colour; `offset` is in points."""
+    """The name of a line or a point beside it, in its own color; `offset` is in points."""
     axes.annotate(
-        text, (x, y), offset, xycoords, "offset points", color=colour, fontsize=SMALL_SIZE, ha=ha, va=va, clip_on=False
+        text, (x, y), offset, xycoords, "offset points", color=color, fontsize=SMALL_SIZE, ha=ha, va=va, clip_on=False
     )
 
 
@@ -93,7 +105,7 @@ def legend_below(figure: "Figure", axes: "Axes", columns: int = 4) -> None:
 def heat_maps(
     figure: "Figure", all_axes: "Sequence[Axes]", maps: Sequence[Tensor], unit: str, *, beside: "Sequence[Axes]" = ()
 ) -> "list[AxesImage]":
-    """Matrices as colours on one scale, whose bar ends at the lowest and the highest number there is.
+    """Matrices as colors on one scale, whose bar ends at the lowest and the highest number there is.
 
     The bar stands beside the axes `beside`, or else beside all of the maps. Numbers that are not finite stay white.
     """
@@ -101,13 +113,13 @@ def heat_maps(
 
     numbers = torch.cat([matrix[matrix.isfinite()].flatten() for matrix in maps])
     low, high = numbers.min().item(), numbers.max().item()
-    if high - low <= 1e-12 * max(abs(low), abs(high)):  # one number everywhere has one colour, of a scale from 0 to 1
+    if high - low <= 1e-12 * max(abs(low), abs(high)):  # one number everywhere has one color, of a scale from 0 to 1
         low, high = min(low, 0.0), max(high, 1.0)
     images = []
     for axes, matrix in zip(all_axes, maps, strict=True):
         shown = np.ma.masked_invalid(matrix.detach().double().numpy())
         aspect: Any = "equal" if 0.5 <= matrix.shape[0] / matrix.shape[1] <= 2 else "auto"  # no thin strips
-        images.append(axes.imshow(shown, cmap=MAP, vmin=low, vmax=high, interpolation="nearest", aspect=aspect))
+        images.append(axes.imshow(shown, cmap=COLORMAP, vmin=low, vmax=high, interpolation="nearest", aspect=aspect))
         axes.grid(False)
         token_ticks(axes, *matrix.shape)
     bar = figure.colorbar(images[-1], ax=list(beside or all_axes), shrink=0.85, pad=0.03)
@@ -115,7 +127,7 @@ def heat_maps(
     bar.set_label(unit, fontsize=TEXT_SIZE)
     if low < high:
         ticks = [low, (low + high) / 2, high]
-        bar.set_ticks(ticks, labels=[without_minus(short(tick, high - low)) for tick in ticks])
+        bar.set_ticks(ticks, labels=[without_minus(format_number(tick, high - low)) for tick in ticks])
     return images
 
 
@@ -127,11 +139,11 @@ def without_minus(number: str) -> str:
 def scatter_against(
     axes: "Axes", measured: Tensor, predictions: "dict[str, tuple[Tensor, str, str]]", bins: int = 4
 ) -> None:
-    """Measured numbers against predictions {name: (numbers, colour, marker)}: what is right lies on the diagonal."""
-    for text, (numbers, colour, marker) in reversed(predictions.items()):
+    """Measured numbers against predictions {name: (numbers, color, marker)}: what is right lies on the diagonal."""
+    for text, (numbers, color, marker) in reversed(predictions.items()):
         edge: dict[str, Any] = {} if marker == "x" else {"edgecolor": "white"}
-        axes.scatter(numbers.flatten(), measured.flatten(), s=65, marker=marker, color=colour, label=text, **edge)
-    axes.axline((0, 0), slope=1, color=GREY, linewidth=2, zorder=0)
+        axes.scatter(numbers.flatten(), measured.flatten(), s=65, marker=marker, color=color, label=text, **edge)
+    axes.axline((0, 0), slope=1, color=GRAY, linewidth=2, zorder=0)
     parts = [measured, *(numbers for numbers, _, _ in predictions.values())]
     finite = torch.cat([part[part.isfinite()].flatten() for part in parts])
     room = 0.06 * (finite.max() - finite.min()).item() or 1.0
@@ -142,7 +154,7 @@ def scatter_against(
 
 
 def bars(axes: "Axes", heights: "dict[str, tuple[float, str]]", form: str = "{:.2g}") -> None:
-    """A bar for each name, {name: (height, colour)}, with its number above it."""
+    """A bar for each name, {name: (height, color)}, with its number above it."""
     drawn = axes.bar(list(heights), [height for height, _ in heights.values()], color=[c for _, c in heights.values()])
     axes.bar_label(
         drawn, labels=[form.format(height) for height, _ in heights.values()], fontsize=SMALL_SIZE, padding=3
@@ -154,7 +166,7 @@ def bars(axes: "Axes", heights: "dict[str, tuple[float, str]]", form: str = "{:.
 
 def rounding_band(axes: "Axes", low: float = 1e-17, *, x: float = 0.0, above: bool = False) -> None:
     """The part of a logarithmic axis where float64 rounds, in grey; its name begins at `x`, in it or above it."""
-    axes.axhspan(low, 1e-14, color=LIGHT, zorder=0)
+    axes.axhspan(low, 1e-14, color=LIGHT_GRAY, zorder=0)
     label(axes, x, 1e-14, "rounding (float64)", BLACK, offset=(4, 5 if above else -18))
 
 
@@ -164,14 +176,14 @@ def draw_flow(
     arrows: Sequence[tuple[str, str]],
     size: tuple[float, float],
 ) -> None:
-    """A diagram: boxes {text: (x, y, colour)}, and arrows from one to another; x and y go from 0 to `size`."""
+    """A diagram: boxes {text: (x, y, color)}, and arrows from one to another; x and y go from 0 to `size`."""
     drawn = {}
-    for text, (x, y, colour) in boxes.items():
-        frame = {"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": colour, "linewidth": 2.5}
+    for text, (x, y, color) in boxes.items():
+        frame = {"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": color, "linewidth": 2.5}
         drawn[text] = axes.text(x, y, text, fontsize=SMALL_SIZE, ha="center", va="center", bbox=frame)
     for start, end in arrows:
         ends = {"patchA": drawn[start].get_bbox_patch(), "patchB": drawn[end].get_bbox_patch()}
-        style = {"arrowstyle": "-|>,head_width=0.35,head_length=0.6", "color": GREY, "linewidth": 2}
+        style = {"arrowstyle": "-|>,head_width=0.35,head_length=0.6", "color": GRAY, "linewidth": 2}
         axes.annotate("", boxes[end][:2], boxes[start][:2], arrowprops={**ends, **style, "shrinkA": 1, "shrinkB": 2})
     hide_axes(axes, size)
 
@@ -187,7 +199,7 @@ def mask_map(axes: "Axes", mask: Tensor, texts: list[list[str]]) -> None:
     from matplotlib.colors import ListedColormap
 
     rows, columns = mask.shape
-    axes.imshow(mask.int().numpy(), cmap=ListedColormap([LIGHT, BLUE]), vmin=0, vmax=1, interpolation="nearest")
+    axes.imshow(mask.int().numpy(), cmap=ListedColormap([LIGHT_GRAY, BLUE]), vmin=0, vmax=1, interpolation="nearest")
     token_ticks(axes, rows, columns)
     axes.grid(False)
     axes.set_xticks([column + 0.5 for column in range(columns - 1)], minor=True)
@@ -265,7 +277,7 @@ def draw_groups(axes: "Axes", curves: Sequence[Curve], names: Sequence[str]) -> 
     width = 0.8 / len(curves)
     for number, curve in reversed(list(enumerate(curves))):
         places = [group + (number + 0.5) * width - 0.4 for group in range(len(names))]
-        drawn = axes.bar(places, curve.y, width, color=COLOURS[number % len(COLOURS)], label=curve.name)
+        drawn = axes.bar(places, curve.y, width, color=COLORS[number % len(COLORS)], label=curve.name)
         axes.bar_label(drawn, fmt="{:.0%}", fontsize=SMALL_SIZE)
     axes.set_xticks(range(len(names)), labels=[fill(text, 12) for text in names])
     axes.grid(axis="x", visible=False)
@@ -274,8 +286,8 @@ def draw_groups(axes: "Axes", curves: Sequence[Curve], names: Sequence[str]) -> 
 def draw_lines(axes: "Axes", curves: Sequence[Curve]) -> None:
     """Lines over training steps, on a logarithmic axis."""
     for number, curve in reversed(list(enumerate(curves))):
-        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-        axes.plot(curve.x, curve.y, f"{marker}-", color=colour, linewidth=3, markersize=8, label=curve.name)
+        color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
+        axes.plot(curve.x, curve.y, f"{marker}-", color=color, linewidth=3, markersize=8, label=curve.name)
     steps = sorted({step for curve in curves for step in curve.x})
     axes.set_xscale("log", base=2)
     axes.set_xticks(steps, labels=[f"{step:g}" for step in steps])
@@ -285,13 +297,13 @@ def draw_lines(axes: "Axes", curves: Sequence[Curve]) -> None:
 def draw_checks(axes: "Axes", checks: Sequence[Check]) -> None:
     """A horizontal bar for each number, with its name and what is claimed of it."""
     values = [check.value for check in checks]
-    colours = [CORRECT if check.passed else MISCONCEPTION for check in checks]
-    axes.barh(range(len(checks)), values, color=colours, height=0.6)
+    colors = [CORRECT if check.passed else MISCONCEPTION for check in checks]
+    axes.barh(range(len(checks)), values, color=colors, height=0.6)
     for row, check in enumerate(checks):
         label(axes, max(check.value, 0.0), row, f"{check.value:.3g} ({check.expectation})", offset=(6, 0), va="center")
     axes.set_yticks(range(len(checks)), labels=[fill(check.name, 32) for check in checks])
     axes.invert_yaxis()
-    axes.axvline(0, color=GREY)
+    axes.axvline(0, color=GRAY)
     axes.set_xlim(min(0.0, 1.1 * min(values)), 1.6 * max(*values, 0.1))
     axes.grid(axis="y", visible=False)
     label_axes(axes, "", "measured value")

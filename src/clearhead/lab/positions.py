@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from clearhead.drawing import BLACK, BLUE, GREEN, GREY, VERMILION
+from clearhead.drawing import BLACK, BLUE, GRAY, GREEN, VERMILION
 from clearhead.lab.claim import Claim, Result, at_least, at_most, equals
 from clearhead.lab.learning import learning_curve, mean_over_seeds
 from clearhead.lab.plots import (
@@ -80,11 +80,11 @@ def draw_permutation_equivariance(
         ("without positions", NoPosEmbed(), BLUE, "s"),
     ]
     figure, (axes,) = subplots()
-    for text, positions, colour, marker in cases:
+    for text, positions, color, marker in cases:
         with torch.no_grad():
             difference = attention(positions(x[:, order])) - attention(positions(x))[:, order]
         heights = difference.abs().amax(dim=(0, 2)).clamp_min(FLOOR)
-        axes.plot(range(1, num_tokens + 1), heights, marker, color=colour, markersize=14, label=text)
+        axes.plot(range(1, num_tokens + 1), heights, marker, color=color, markersize=14, label=text)
     from_rounding(axes)
     rounding_band(axes, FLOOR, x=0.3, above=True)
     axes.set_xlim(0.3, num_tokens + 0.7)
@@ -188,8 +188,8 @@ def draw_learned_positions(*, seed: int = 0, width: int = 16, grid_size: int = 4
         label_axes(axes, title, "feature")
     all_maps[0].set_yticks([0, grid_size * grid_size - 1], labels=["1", str(grid_size * grid_size)])
     all_maps[0].set_ylabel("patch", fontsize=TEXT_SIZE)
-    colours = (BLUE, GREEN, BLACK)
-    drawn = right.bar(list(moved), [max(value, 2 * FLOOR) for value in moved.values()], color=colours, width=0.6)
+    colors = (BLUE, GREEN, BLACK)
+    drawn = right.bar(list(moved), [max(value, 2 * FLOOR) for value in moved.values()], color=colors, width=0.6)
     texts = [f"{value:.2g}" if value > 1e-12 else "rounding\nerror" for value in moved.values()]
     right.bar_label(drawn, labels=texts, fontsize=SMALL_SIZE, padding=3)
     from_rounding(right)
@@ -330,7 +330,7 @@ def draw_positions(result: Result) -> "Figure":
     heights = {
         "reversal,\nwith positions": (with_positions, CORRECT),
         "reversal,\nwithout": (without, MISCONCEPTION),
-        "best guess\nwithout order": (without - above, GREY),
+        "best guess\nwithout order": (without - above, GRAY),
         "odd one out,\nwithout": (odd, CORRECT),
     }
     bars(axes, heights, "{:.0%}")

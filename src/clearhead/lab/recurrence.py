@@ -15,7 +15,7 @@ from clearhead.data.vocab import MARKS
 from clearhead.lab.claim import Claim, Curve, Result, at_least, at_most
 from clearhead.lab.learning import Task, learning_curve, mean_over_seeds, single_thread, step_budgets
 from clearhead.lab.lstm import (
-    COLOURS,
+    COLORS,
     DIGITS,
     LSTM,
     LSTM_ATTENTION,
@@ -207,8 +207,8 @@ def draw_recurrence(result: Result) -> "Figure":
 
 def draw_phones(axes: "Axes", shares: dict[str, float]) -> None:
     """A bar for each model, with its number."""
-    heights, colours = [shares[whose] for whose in MODEL_NAMES], [COLOURS[whose] for whose in MODEL_NAMES]
-    bars = axes.bar(range(len(MODEL_NAMES)), heights, color=colours)
+    heights, colors = [shares[whose] for whose in MODEL_NAMES], [COLORS[whose] for whose in MODEL_NAMES]
+    bars = axes.bar(range(len(MODEL_NAMES)), heights, color=colors)
     axes.bar_label(bars, fmt="{:.0%}", fontsize=SMALL_SIZE)
     axes.set_xticks([])
     axes.set_ylim(0, 1.15)

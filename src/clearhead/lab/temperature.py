@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from clearhead.drawing import BLACK, BLUE, GREEN, GREY, SKY, VERMILION
+from clearhead.drawing import BLACK, BLUE, GRAY, GREEN, SKY, VERMILION
 from clearhead.lab.claim import Claim, Result, at_least, at_most, equals
 from clearhead.lab.plots import (
     CORRECT,
@@ -79,9 +79,9 @@ def draw_temperature(*, seed: int = 0, num_keys: int = 4) -> "Figure":
         if key in (0, num_keys - 1):
             color, line = (VERMILION if key == 0 else BLUE), "-"
         else:
-            color, line = (middle_colors[key - 1] if num_keys <= 5 else GREY), "--"
+            color, line = (middle_colors[key - 1] if num_keys <= 5 else GRAY), "--"
         axes.plot(betas, weights[:, key], line, color=color, linewidth=3, label=f"{z[key]:+.2f}")
-    axes.axhline(1 / num_keys, color=GREY, linestyle=":", zorder=0)
+    axes.axhline(1 / num_keys, color=GRAY, linestyle=":", zorder=0)
     axes.set_xlim(-MAX_BETA, MAX_BETA)
     axes.set_ylim(0, 1.02)
     ticks = {-30: "\nargmin", -10: "", -3: "", -1: "", 0: "\nuniform", 1: "\nsoftmax", 3: "", 10: "", 30: "\nargmax"}

@@ -231,8 +231,8 @@ VARIANTS: dict[str, dict[str, object]] = {
 
 def variant_accuracy(changes: dict[str, object], steps: int, seed: int) -> list[float]:
     """Accuracy on all test images of the recipe `mnist-plain` with these changes, after so many steps."""
-    setup = train_recipe("mnist-plain", {"seed": seed, **changes}, steps)
-    return [evaluate(setup.model, setup.objective, setup.data.test, setup.data.normalize)["accuracy"]]
+    ctx = train_recipe("mnist-plain", {"seed": seed, **changes}, steps)
+    return [evaluate(ctx.model, ctx.objective, ctx.data.test, ctx.data.normalize)["accuracy"]]
 
 
 def run_plain_vit(*, seed: int = 0, num_seeds: int = 3, steps: int = 600, plain: bool = False) -> Result:

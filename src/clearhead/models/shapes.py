@@ -237,7 +237,7 @@ def block_of(tensor: TensorShape, names: Collection[str]) -> str:
 
 def tensor_line(tensor: TensorShape, block: str) -> Line:
     label = f" {tensor.name.removeprefix(block + '.')}" if block else tensor.name
-    return Line(label, tensor.what, tensor.rows, tensor.columns, tensor.parameters, tensor.multiply_adds)
+    return Line(label, tensor.operation, tensor.rows, tensor.columns, tensor.parameters, tensor.multiply_adds)
 
 
 def folded_line(blocks: Sequence[str], like: Sequence[Line]) -> Iterator[Line]:

@@ -25,7 +25,7 @@ from clearhead.training.compatibility import check_config_matches
 from clearhead.training.config import RunConfig
 from clearhead.training.context import TrainContext, build_context, isolated_torch_state
 from clearhead.training.distributed import Ranks, current_ranks
-from clearhead.training.loop import Outcome, fit, lr_multiplier, update
+from clearhead.training.loop import TrainResult, fit, lr_multiplier, train_step
 from clearhead.training.metrics_log import CONFIG, RUNS
 from clearhead.training.objectives import BATCH_SIZE, to_device
 from clearhead.training.progress import Display, Silence, StopRequest, padding_line
@@ -44,7 +44,7 @@ def train(
     resume: bool = False,
     shard: bool = False,
     quiet: bool = False,
-) -> Outcome:
+) -> TrainResult:
     """Trains a recipe, perhaps with changes={"training.steps": 100}, or any run config, in runs/NAME.
 
     Without a name it is the recipe's, with the seed, and with a number if there is such a run already. `resume` goes on
@@ -58,15 +58,15 @@ def train(
         check_run_name(name)
     if name is not None and not resume:
         check_new(RUNS / name)  # here too: a mistake is answered before the data is read
-    with current_ranks() as team, isolated_torch_state(config.training.threads):
-        display = Display(quiet=quiet) if team.is_main else Silence()
+    with current_ranks() as ranks, isolated_torch_state(config.training.threads):
+        display = Display(quiet=quiet) if ranks.is_main else Silence()
         if resume and config.training.precision == "auto":  # the run has resolved it when it began
-            config = with_recorded_precision(config, folder_of(config, name, resume), team)
-        setup = build_context(
-            config, team, shard=shard, report=display.warn
+            config = with_recorded_precision(config, folder_of(config, name, resume), ranks)
+        ctx = build_context(
+            config, ranks, shard=shard, report=display.warn
         )  # first: a config that fails leaves no folder
-        run = new_or_old(setup.config, name, resume, display.warn) if team.is_main else None
-        outcome = fit(setup, run, display)
+        run = new_or_old(ctx.config, name, resume, display.warn) if ranks.is_main else None
+        outcome = fit(ctx, run, display)
         if run and outcome.reason != "stopped":
             display.say(f"the run is in {run.path}; look at it with: clearhead curves {run.path}")
             if config.objective in NEXT:
@@ -82,7 +82,7 @@ def resume(
     threads: int | None = None,
     shard: bool = False,
     quiet: bool = False,
-) -> Outcome:
+) -> TrainResult:
     """Continues a run, given by its path or its name in runs/, after its newest checkpoint.
 
     With `epochs` or `steps` it is trained until there, and its schedule ends there; that and `threads` are recorded in
@@ -103,7 +103,7 @@ def change_run(run: RunDirectory, given: dict[str, Any], display: Display) -> No
     if "epochs" in given and "steps" in given:
         raise ValueError(f"give epochs or steps, not both, got epochs={given['epochs']} and steps={given['steps']}")
     before = RunConfig.from_dict(run.config)
-    if found := run.newest():  # data that has changed refuses the run, which must be as it was then
+    if found := run.latest_checkpoint():  # data that has changed refuses the run, which must be as it was then
         check_config_matches(run, before, found)
         check_files(found.state, datasets.digests(before.data))
     other = {"epochs": "steps", "steps": "epochs"}
@@ -128,8 +128,8 @@ def lengthened(run: RunDirectory, before: RunConfig, now: RunConfig) -> str:
         )
     if end == old_end:
         return ""
-    found = run.newest() if before.training.patience else None
-    if found and found.state["standing"]["stale"] >= before.training.patience:
+    found = run.latest_checkpoint() if before.training.patience else None
+    if found and found.state["train_state"]["evals_since_best"] >= before.training.patience:
         raise ValueError(
             f"{run.path} ended early, after {before.training.patience} evaluations without improvement "
             "(training.patience); it cannot be lengthened"
@@ -155,12 +155,12 @@ def steps_per_epoch(run: RunDirectory, config: RunConfig) -> int:
     return len(datasets.load_dataset(config.data, config.seed).train) // config.training.batch_size
 
 
-def with_recorded_precision(config: RunConfig, path: Path, team: Ranks) -> RunConfig:
+def with_recorded_precision(config: RunConfig, path: Path, ranks: Ranks) -> RunConfig:
     """The config with the precision that the run in this folder has recorded; unchanged where there is no run yet."""
     recorded = None
-    if team.is_main and (path / CONFIG).exists():
+    if ranks.is_main and (path / CONFIG).exists():
         recorded = RunConfig.from_dict(RunDirectory.open(path).config).training.precision
-    precision = team.broadcast_json(recorded) or config.training.precision
+    precision = ranks.broadcast_json(recorded) or config.training.precision
     return replace(config, training=replace(config.training, precision=precision))
 
 
@@ -276,28 +276,28 @@ def estimate(config: RunConfig) -> Estimate:
     display = Display(quiet=True)
     device = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
     with isolated_torch_state(config.training.threads):
-        setup = build_context(config, Ranks(device=device), shard=False, report=display.warn)
-        memory = memory_of(setup)
-        per_step = time_steps(setup)
-        per_answer = time_answer(setup)
-    validation, n_views = len(setup.data.validation), N_VIEWS[config.training.tta]
+        ctx = build_context(config, Ranks(device=device), shard=False, report=display.warn)
+        memory = memory_of(ctx)
+        per_step = time_steps(ctx)
+        per_answer = time_answer(ctx)
+    validation, n_views = len(ctx.data.validation), N_VIEWS[config.training.tta]
     return Estimate(
-        parameters=sum(weight.numel() for weight in setup.model.parameters()),
+        parameters=sum(weight.numel() for weight in ctx.model.parameters()),
         memory=memory,
-        examples=len(setup.data.train),
-        steps=setup.n_steps,
-        steps_per_epoch=setup.batches.steps_per_epoch,
+        examples=len(ctx.data.train),
+        steps=ctx.n_steps,
+        steps_per_epoch=ctx.batches.steps_per_epoch,
         seconds_per_step=per_step,
         seconds_per_evaluation=validation * per_answer,
-        evaluations=-(-setup.n_steps // setup.evaluate_every) if validation else 0,
-        evaluations_per_epoch=setup.batches.steps_per_epoch / setup.evaluate_every if validation else 0.0,
-        seconds_per_test=len(setup.data.test) * n_views * per_answer,
-        padding=setup.batches.padding(),
-        notes=setup.data.notes,
+        evaluations=-(-ctx.n_steps // ctx.evaluate_every) if validation else 0,
+        evaluations_per_epoch=ctx.batches.steps_per_epoch / ctx.evaluate_every if validation else 0.0,
+        seconds_per_test=len(ctx.data.test) * n_views * per_answer,
+        padding=ctx.batches.padding(),
+        notes=ctx.data.notes,
     )
 
 
-def memory_of(setup: TrainContext) -> int:
+def memory_of(ctx: TrainContext) -> int:
     """Of the first step: whatever lasts, and every tensor that is kept between its way forth and back."""
     kept: dict[int, int] = {}
 
@@ -307,39 +307,39 @@ def memory_of(setup: TrainContext) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        update(setup, TrainState(), StopRequest())
-    weights = {weight.untyped_storage().data_ptr(): size_of(weight) for weight in setup.model.parameters()}
+        train_step(ctx, TrainState(), StopRequest())
+    weights = {weight.untyped_storage().data_ptr(): size_of(weight) for weight in ctx.model.parameters()}
     lasting = 2 * sum(weights.values())  # and a gradient for each
-    lasting += sum(map(size_of, setup.optimizers.state_tensors().values()))
-    lasting += sum(map(size_of, setup.average.averages.values())) if setup.average else 0
+    lasting += sum(map(size_of, ctx.optimizers.state_tensors().values()))
+    lasting += sum(map(size_of, ctx.ema.averages.values())) if ctx.ema else 0
     portion = sum(size for place, size in kept.items() if place not in weights)
-    return lasting + portion // setup.config.training.grad_accum_steps
+    return lasting + portion // ctx.config.training.grad_accum_steps
 
 
 def size_of(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def time_steps(setup: TrainContext) -> float:
+def time_steps(ctx: TrainContext) -> float:
     """Seconds for one step."""
-    standing, request = TrainState(), StopRequest()
-    setup.model.train()
+    state, request = TrainState(), StopRequest()
+    ctx.model.train()
     for _ in range(WARM_UP):
-        update(setup, standing, request)
+        train_step(ctx, state, request)
     start, n = time.perf_counter(), 0
     while n < TIMED and time.perf_counter() - start < SECONDS:
-        update(setup, standing, request)
+        train_step(ctx, state, request)
         n += 1
     return (time.perf_counter() - start) / n
 
 
-def time_answer(setup: TrainContext) -> float:
+def time_answer(ctx: TrainContext) -> float:
     """Seconds for one view of one example, from a batch of those that validate, or else of those for the test."""
-    examples = setup.data.validation if len(setup.data.validation) else setup.data.test
+    examples = ctx.data.validation if len(ctx.data.validation) else ctx.data.test
     if not len(examples):
         return 0.0
     start = time.perf_counter()
-    batch = next(evaluation_batches(examples, setup.data.normalize, BATCH_SIZE))
-    with eval_mode(setup.model), torch.inference_mode():
-        setup.objective.ask(setup.model, to_device(batch, setup.processes.device)).cpu()
+    batch = next(evaluation_batches(examples, ctx.data.normalize, BATCH_SIZE))
+    with eval_mode(ctx.model), torch.inference_mode():
+        ctx.objective.compute_outputs(ctx.model, to_device(batch, ctx.ranks.device)).cpu()
     return (time.perf_counter() - start) / len(batch.inputs)

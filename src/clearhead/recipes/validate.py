@@ -9,21 +9,21 @@ N_CLASSES = 10
 """of every data set here but the user's own"""
 OBJECTIVES: dict[str, ObjectiveName] = {
     "reverse": "token-classification",
-    "oddity": "set-pointer",
+    "odd-one-out": "set-pointer",
     "pronounce": "seq2seq",
     "words": "causal-lm",
     "text": "causal-lm",
 }
-"""images are asked for their class; whole: see ANSWERING"""
+"""images are asked for their class; digits: see ANSWERING"""
 WRITERS: dict[str, type] = {"seq2seq": Seq2SeqConfig, "causal-lm": LanguageConfig}
 """the model that each of these objectives is for"""
-IMAGES = {"mnist": (1, 28), "fashion": (1, 28), "cifar10": (3, 32)}
+IMAGES = {"mnist": (1, 28), "fashion-mnist": (1, 28), "cifar10": (3, 32)}
 """channels, and height and width"""
 
 
 def validate(config: RunConfig) -> None:
     data, asked = config.data, objective_of(config.data)
-    what = f"whole with question={data.question}" if data.name == "whole" else data.name
+    what = f"digits with question={data.question}" if data.name == "digits" else data.name
     if config.objective != asked:
         raise ValueError(
             f"{what} needs objective={asked}, got {config.objective}; leave objective and data as they are, or choose "
@@ -42,7 +42,7 @@ def validate(config: RunConfig) -> None:
 
 
 def objective_of(data: DataConfig) -> ObjectiveName:
-    return ANSWERING[data.question].objective if data.name == "whole" else OBJECTIVES.get(data.name, "classification")
+    return ANSWERING[data.question].objective if data.name == "digits" else OBJECTIVES.get(data.name, "classification")
 
 
 def check_vision(model: object, data: DataConfig) -> None:

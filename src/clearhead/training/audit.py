@@ -74,9 +74,9 @@ def audit(folder: Path) -> Audit:
     intact: dict[int, dict[str, Any]] = {}
     for step in layout.steps(folder) if is_folder(folder / CHECKPOINTS) else []:
         problems = list(checkpoint_problems(folder, step))
-        if not problems and (state := parsed(layout.at(folder, step) / STATE)):
+        if not problems and (state := parsed(layout.checkpoint_path(folder, step) / STATE)):
             intact[step] = state
-        elif os.path.lexists(layout.at(folder, step)):  # else deleted by its owner while we looked
+        elif os.path.lexists(layout.checkpoint_path(folder, step)):  # else deleted by its owner while we looked
             findings += problems
     newest = intact[max(intact)] if intact else {}
     findings += config_problems(folder, newest)
@@ -120,15 +120,15 @@ def unexpected(name: str) -> tuple[Kind, str] | None:
             return None
         case [top, *_] if top == FIGURES:
             return None
-        case ["snapshots", maps] if maps.endswith(MAPS) and layout.step_in(maps.removesuffix(MAPS)) is not None:
+        case ["snapshots", maps] if maps.endswith(MAPS) and layout.parse_step(maps.removesuffix(MAPS)) is not None:
             return None
-        case ["checkpoints", step, *files] if layout.step_in(step) is not None:
+        case ["checkpoints", step, *files] if layout.parse_step(step) is not None:
             if not files or (len(files) == 1 and files[0] in (*FILES, MANIFEST)):
                 return None
         case ["checkpoints", step, *_] if step.startswith(DAMAGED):
             return "surplus", "a checkpoint that was set aside because it could not be used; nothing reads it"
         case ["checkpoints", step, *_] if any(
-            layout.step_in(step.removeprefix(prefix)) is not None for prefix in UNFINISHED
+            layout.parse_step(step.removeprefix(prefix)) is not None for prefix in UNFINISHED
         ):
             return "leftover", "of a process that was killed; `clearhead resume` removes it"
     return "surplus", "not part of a run"
@@ -136,7 +136,7 @@ def unexpected(name: str) -> tuple[Kind, str] | None:
 
 def checkpoint_problems(folder: Path, step: int) -> Iterator[Finding]:
     """Its files, compared with its manifest."""
-    place, found = layout.at(folder, step), {}
+    place, found = layout.checkpoint_path(folder, step), {}
     for name in FILES:
         try:
             found[name] = size_and_digest(place / name)
@@ -218,7 +218,7 @@ def record_problems(folder: Path, newest: Mapping[str, Any], is_running: bool) -
 
 def best_problems(folder: Path, newest: Mapping[str, Any], is_running: bool) -> Iterator[Finding]:
     """A mark that is damaged, that points to no checkpoint, or that is not there although a checkpoint is the best."""
-    standing = newest["state"].get("standing") if newest else None
+    standing = newest["state"].get("train_state") if newest else None
     known = standing.get("best_step") if isinstance(standing, dict) else None
     try:
         best = layout.best_in(read_regular(folder / BEST, LARGEST_JSON))

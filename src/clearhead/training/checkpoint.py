@@ -42,12 +42,12 @@ from clearhead.training.layout import (
     REPLACED,
     SAVING,
     STATE,
-    at,
+    checkpoint_path,
     disagreements,
     is_step,
     manifest,
-    name_of,
-    step_in,
+    parse_step,
+    step_name,
     steps,
     wrong_sizes,
 )
@@ -83,7 +83,7 @@ def save(folder: Path, snapshot: Checkpoint) -> Path:
     """
     contents = pack(snapshot)
     home = folder / CHECKPOINTS
-    saving, place = home / (SAVING + name_of(snapshot.step)), home / name_of(snapshot.step)
+    saving, place = home / (SAVING + step_name(snapshot.step)), home / step_name(snapshot.step)
     try:
         make_folder(home)
         if saving.exists():
@@ -200,16 +200,16 @@ def newest(folder: Path, report: Callable[[str], None], *, set_aside: bool = Tru
     passed_over: dict[int, str] = {}
     for step in reversed(steps(folder)):
         try:
-            found = load_finite(at(folder, step))
+            found = load_finite(checkpoint_path(folder, step))
             if found.step != step:
                 raise DamagedCheckpointError(f"it holds step {found.step}")
         except DamagedCheckpointError as error:
-            if not at(folder, step).exists():  # deleted by its owner while we read: there is a newer one
+            if not checkpoint_path(folder, step).exists():  # deleted by its owner while we read: there is a newer one
                 return newest(folder, report, set_aside=set_aside)
             passed_over[step] = str(error)
             continue
         for other, why in passed_over.items():
-            where = move_aside(at(folder, other)) if set_aside else at(folder, other)
+            where = move_aside(checkpoint_path(folder, other)) if set_aside else checkpoint_path(folder, other)
             report(f"the checkpoint of step {other} is passed over: {why}; it is left in {where}")
         return found
     if passed_over:
@@ -249,7 +249,7 @@ def clean(folder: Path) -> None:
 def unfinished(home: Path, prefix: str) -> Iterator[Path]:
     """What a process that was killed has left; rmtree and rename do not follow links."""
     for name in sorted(os.listdir(home)):
-        if name.startswith(prefix) and step_in(name.removeprefix(prefix)) is not None:
+        if name.startswith(prefix) and parse_step(name.removeprefix(prefix)) is not None:
             yield home / name
 
 

@@ -36,31 +36,31 @@ LARGEST_JSON = 16 * 2**20
 and lists hundreds of thousands of skipped images"""
 
 
-def name_of(step: int) -> str:
+def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def step_in(name: str) -> int | None:
+def parse_step(name: str) -> int | None:
     """The step of a checkpoint's name, None for any other name."""
     if not re.fullmatch(r"step-\d{8,12}", name, re.ASCII):
         return None
     step = int(name[5:])
-    return step if name == name_of(step) else None
+    return step if name == step_name(step) else None
 
 
 def is_step(value: Any) -> bool:
     return type(value) is int and 0 <= value < MOST_STEPS
 
 
-def at(folder: Path, step: int) -> Path:
-    return folder / CHECKPOINTS / name_of(step)
+def checkpoint_path(folder: Path, step: int) -> Path:
+    return folder / CHECKPOINTS / step_name(step)
 
 
 def steps(folder: Path) -> list[int]:
     """The steps with a checkpoint in a run's folder, whole or damaged, in order."""
     home = folder / CHECKPOINTS
     check_folder(home)
-    found = map(step_in, os.listdir(home) if home.is_dir() else [])
+    found = map(parse_step, os.listdir(home) if home.is_dir() else [])
     return sorted(step for step in found if step is not None)
 
 
@@ -69,7 +69,7 @@ def snapshot_files(folder: Path) -> dict[int, Path]:
     home = folder / SNAPSHOTS
     check_folder(home)
     names = sorted(os.listdir(home)) if home.is_dir() else []
-    found = {step_in(name.removesuffix(MAPS)): home / name for name in names if name.endswith(MAPS)}
+    found = {parse_step(name.removesuffix(MAPS)): home / name for name in names if name.endswith(MAPS)}
     return {step: found[step] for step in sorted(step for step in found if step is not None)}
 
 

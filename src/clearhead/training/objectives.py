@@ -22,11 +22,11 @@ from clearhead.training.distributed import ALONE, Ranks
 
 
 class Objective(Protocol):
-    def ask(self, forward: Callable[..., Tensor], batch: Batch) -> Tensor:
+    def compute_outputs(self, forward: Callable[..., Tensor], batch: Batch) -> Tensor:
         """What the model answers: its outputs."""
         return forward(batch.inputs)
 
-    def asked(self, batch: Batch) -> Tensor | None:
+    def loss_mask(self, batch: Batch) -> Tensor | None:
         """Bool, of the shape of `right`: where an answer was asked for; None for everywhere."""
         return None
 
@@ -38,7 +38,7 @@ class Objective(Protocol):
         """The sum of the examples' losses."""
         ...
 
-    def right(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Bool, for each answer that was asked for: (B,), or (B,L) where each token has one."""
         ...
 
@@ -54,7 +54,7 @@ class Classification(Objective):
         second = F.cross_entropy(outputs, batch.other, reduction="none", label_smoothing=smoothing)
         return (batch.share * first + (1 - batch.share) * second).sum()
 
-    def right(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Of a blend, the class with the larger share."""
         targets = batch.targets
         if batch.other is not None and batch.share is not None:
@@ -69,7 +69,7 @@ class TokenClassification(Objective):
         tokens, targets = outputs.float().flatten(0, 1), batch.targets.flatten()
         return F.cross_entropy(tokens, targets, reduction="sum", label_smoothing=smoothing) / batch.targets.shape[1]
 
-    def right(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
         return outputs.argmax(dim=-1) == batch.targets
 
 
@@ -80,7 +80,7 @@ class BinaryClassification(Objective):
         targets = batch.targets.float() * (1 - smoothing) + smoothing / 2
         return F.binary_cross_entropy_with_logits(outputs.float().squeeze(-1), targets, reduction="sum")
 
-    def right(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
         return (outputs.squeeze(-1) > 0) == (batch.targets > 0.5)
 
 
@@ -90,7 +90,7 @@ class Regression(Objective):
     def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
         return F.mse_loss(outputs.float().squeeze(-1), batch.targets.float(), reduction="sum")
 
-    def right(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
         return outputs.squeeze(-1).round() == batch.targets.round()
 
 
@@ -101,7 +101,7 @@ class SetPointer(Objective):
         scores = outputs.float().squeeze(-1)
         return F.cross_entropy(scores, batch.targets, reduction="sum", label_smoothing=smoothing)
 
-    def right(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
         return outputs.squeeze(-1).argmax(dim=-1) == batch.targets
 
 
@@ -112,14 +112,14 @@ class SequenceToSequence(Objective):
     forcing), and an answer is right when every token is: just then greedy decoding writes this target.
     """
 
-    def ask(self, forward: Callable[..., Tensor], batch: Batch) -> Tensor:
+    def compute_outputs(self, forward: Callable[..., Tensor], batch: Batch) -> Tensor:
         return forward(batch.inputs, shift_right(batch.targets), source_lengths=(batch.inputs != PAD).sum(1))
 
     def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
         tokens, targets = outputs.float().flatten(0, 1), batch.targets.flatten()
         return F.cross_entropy(tokens, targets, reduction="sum", label_smoothing=smoothing, ignore_index=IGNORED)
 
-    def right(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
         return ((outputs.argmax(dim=-1) == batch.targets) | (batch.targets == IGNORED)).all(dim=1)
 
 
@@ -130,20 +130,20 @@ class CausalLM(Objective):
     seldom be known, but how likely it is can.
     """
 
-    def asked(self, batch: Batch) -> Tensor:
+    def loss_mask(self, batch: Batch) -> Tensor:
         return batch.targets != IGNORED
 
     def score(self, result: dict[str, float]) -> list[float]:
         return [-result["loss"]]
 
     def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
-        tokens, asked = outputs.float().transpose(1, 2), self.asked(batch)
+        tokens, asked = outputs.float().transpose(1, 2), self.loss_mask(batch)
         losses = F.cross_entropy(
             tokens, batch.targets, reduction="none", label_smoothing=smoothing, ignore_index=IGNORED
         )
         return (losses.sum(1) / asked.sum(1).clamp(min=1)).sum()
 
-    def right(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
         return outputs.argmax(dim=-1) == batch.targets
 
 
@@ -229,7 +229,7 @@ def evaluate(
     objective: Objective,
     examples: Examples,
     normalize: Normalize | None,
-    processes: Ranks = ALONE,
+    ranks: Ranks = ALONE,
     *,
     tta: TTA = "none",
     on_batch: Callable[[Batch, Tensor], None] | None = None,
@@ -237,15 +237,17 @@ def evaluate(
     """Loss and accuracy over all examples, the same in every process; with several views of each image, the outputs are
     averaged first. In float32 whatever the precision of training, so that a run has one accuracy on every machine.
     `on_batch` is called with each batch of this process and the model's outputs."""
-    sums = torch.zeros(N_COUNTS, dtype=torch.float64, device=processes.device)
+    sums = torch.zeros(N_COUNTS, dtype=torch.float64, device=ranks.device)
     with eval_mode(model), torch.inference_mode():
-        for batch in evaluation_batches(examples, normalize, BATCH_SIZE, processes.rank, processes.world):
-            batch = to_device(batch, processes.device)
+        for batch in evaluation_batches(examples, normalize, BATCH_SIZE, ranks.rank, ranks.world_size):
+            batch = to_device(batch, ranks.device)
             outputs = answers(model, objective, batch, tta)
             if on_batch is not None:
                 on_batch(batch, outputs)
-            sums += counts(objective.loss(outputs, batch), objective.right(outputs, batch), objective.asked(batch))
-    return summary(processes.add(sums).tolist())
+            sums += counts(
+                objective.loss(outputs, batch), objective.correct(outputs, batch), objective.loss_mask(batch)
+            )
+    return summary(ranks.all_reduce_sum(sums).tolist())
 
 
 def answers(model: nn.Module, objective: Objective, batch: Batch, tta: TTA) -> Tensor:
@@ -254,5 +256,5 @@ def answers(model: nn.Module, objective: Objective, batch: Batch, tta: TTA) -> T
     if not n:
         inputs, targets = (side.new_zeros(1, *side.shape[1:]) for side in (batch.inputs, batch.targets))
         batch = replace(batch, inputs=inputs, targets=targets)
-    outputs = tta_mean(lambda view: objective.ask(model, replace(batch, inputs=view)), batch.inputs, tta)
+    outputs = tta_mean(lambda view: objective.compute_outputs(model, replace(batch, inputs=view)), batch.inputs, tta)
     return outputs[:n]

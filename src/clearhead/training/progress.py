@@ -168,7 +168,7 @@ class StoppedError(Exception):
 class StopRequest:
     """Whether somebody wants the run to stop, and since when."""
 
-    wanted = False
+    requested = False
     since = 0.0
     is_met_at_once = False
 
@@ -177,7 +177,7 @@ class StopRequest:
         """Inside, where no step will end, a request is a StoppedError; so is one from before."""
         self.is_met_at_once = True
         try:
-            if self.wanted:
+            if self.requested:
                 raise StoppedError
             yield
         finally:
@@ -192,8 +192,8 @@ def stopping_on_signals() -> Iterator[StopRequest]:
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         now, name = time.monotonic(), signal.Signals(number).name
-        if not request.wanted:
-            request.wanted, request.since = True, now
+        if not request.requested:
+            request.requested, request.since = True, now
             how = "stopping" if request.is_met_at_once else "stopping after this step, with a checkpoint"
             # print is not allowed here: the signal may have come in the middle of a print
             with suppress(OSError):  # without anybody to read it, the request is met all the same

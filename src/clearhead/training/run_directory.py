@@ -194,7 +194,7 @@ class RunDirectory:
         steps = checkpoint.steps(self.path)
         for old in set(steps) - set(steps[-self.keep :]) - {step, best}:
             try:
-                checkpoint.remove(checkpoint.at(self.path, old))
+                checkpoint.remove(checkpoint.checkpoint_path(self.path, old))
             except OSError as error:  # what had to be saved is saved
                 self.report(f"the old checkpoint of step {old} is not deleted: {error.strerror or error}")
 
@@ -227,22 +227,22 @@ class RunDirectory:
             self.reported_best = why
             return None
 
-    def best(self) -> Checkpoint | None:
+    def best_checkpoint(self) -> Checkpoint | None:
         """The best checkpoint; the newest if none was marked, or if it cannot be used, which is reported."""
         step = self.best_step()
         if step is not None:
             try:
-                found = checkpoint.load_finite(checkpoint.at(self.path, step))
+                found = checkpoint.load_finite(checkpoint.checkpoint_path(self.path, step))
                 if found.step != step:
                     raise DamagedCheckpointError(f"it holds step {found.step}")
                 return found
             except DamagedCheckpointError as error:
                 if self.best_step() != step:  # the owner found a better one while we read
-                    return self.best()
+                    return self.best_checkpoint()
                 self.report(f"the best checkpoint, of step {step}, cannot be used: {error}; the newest is taken")
-        return self.newest()
+        return self.latest_checkpoint()
 
-    def newest(self) -> Checkpoint | None:
+    def latest_checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint that can be used, None before the first. The owner renames others aside, and deletes
         those that a killed owner had no time to delete."""
         found = checkpoint.newest(self.path, self.report, set_aside=self.is_owned)

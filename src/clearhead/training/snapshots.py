@@ -19,7 +19,7 @@ from clearhead.files import make_folder, read_regular, write_atomic
 from clearhead.insight.look import AttentionTrace, look
 from clearhead.nn.eval_mode import eval_mode
 from clearhead.training.context import TrainContext
-from clearhead.training.layout import DIGEST, MAPS, SNAPSHOTS, maps_are_intact, maps_digest, name_of, snapshot_files
+from clearhead.training.layout import DIGEST, MAPS, SNAPSHOTS, maps_are_intact, maps_digest, snapshot_files, step_name
 from clearhead.training.objectives import to_device
 from clearhead.training.run_directory import RunDirectory
 
@@ -27,37 +27,37 @@ TIMES = 40
 """how often a run is probed unless said"""
 
 
-def is_due(setup: TrainContext, step: int) -> bool:
+def is_due(ctx: TrainContext, step: int) -> bool:
     """At the start, at the end, and every few steps."""
-    probe = setup.config.snapshots
-    every = probe.every or max(1, setup.n_steps // TIMES)
-    return probe.inputs > 0 and (step % every == 0 or step == setup.n_steps)
+    probe = ctx.config.snapshots
+    every = probe.every or max(1, ctx.n_steps // TIMES)
+    return probe.inputs > 0 and (step % every == 0 or step == ctx.n_steps)
 
 
-def save_snapshot(setup: TrainContext, step: int, run: RunDirectory | None) -> None:
+def save_snapshot(ctx: TrainContext, step: int, run: RunDirectory | None) -> None:
     """All processes look, because split weights must meet in step; the first one writes."""
-    batch = snapshot_inputs(setup)
+    batch = snapshot_inputs(ctx)
     seen: list[AttentionTrace] = []
 
     def looked(*args: Any, **kwargs: Any) -> Tensor:
-        seen.append(look(setup.model, *args, **kwargs))
+        seen.append(look(ctx.model, *args, **kwargs))
         return seen[0].output
 
-    with eval_mode(setup.model), torch.no_grad():
-        setup.objective.ask(looked, batch)
+    with eval_mode(ctx.model), torch.no_grad():
+        ctx.objective.compute_outputs(looked, batch)
         maps = {address: seen[0][address].weights().half().cpu().contiguous() for address in seen[0]}
     if run:
         folder = run.path / SNAPSHOTS
         make_folder(folder)
-        write_atomic(folder / f"{name_of(step)}{MAPS}", save(maps, {DIGEST: maps_digest(save(maps))}))
+        write_atomic(folder / f"{step_name(step)}{MAPS}", save(maps, {DIGEST: maps_digest(save(maps))}))
 
 
-def snapshot_inputs(setup: TrainContext) -> Batch:
+def snapshot_inputs(ctx: TrainContext) -> Batch:
     """The first validation examples, or training examples where there are no others."""
-    examples = setup.data.validation if len(setup.data.validation) else setup.data.train
-    n = min(setup.config.snapshots.inputs, len(examples))
-    batch = next(evaluation_batches(Subset(examples, torch.arange(n)), setup.data.normalize, n))
-    return to_device(batch, setup.processes.device)
+    examples = ctx.data.validation if len(ctx.data.validation) else ctx.data.train
+    n = min(ctx.config.snapshots.inputs, len(examples))
+    batch = next(evaluation_batches(Subset(examples, torch.arange(n)), ctx.data.normalize, n))
+    return to_device(batch, ctx.ranks.device)
 
 
 def read_snapshots(run: Path) -> tuple[list[int], dict[str, Tensor]]:

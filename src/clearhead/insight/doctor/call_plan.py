@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from clearhead.insight.doctor.inputs import FeatureInput, ImageInput, ModelInput, TokenIds, inputs_for, lengths_of
 from clearhead.insight.doctor.module_under_test import (
@@ -43,26 +42,23 @@ from clearhead.insight.doctor.parameters import (
 )
 from clearhead.insight.doctor.report import listed
 from clearhead.insight.leaks import movement
+from clearhead.interception import Intercept
 
 PADDING_NAME = re.compile(r"(.*_)?pad(ding)?(_?(token|word|tok))?(_?(id|idx|index))?")
 COMPARISONS = {"eq", "ne", "__eq__", "__ne__", "not_equal"}
 
 
-class Comparisons(TorchFunctionMode):
-    """Collects the numbers that whole ones are compared with, == or !=."""
+class Comparisons:
+    """Collects the numbers that integer tensors are compared with by == or !=."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.numbers: set[int] = set()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in COMPARISONS:
-            given = [
-                x.item() if isinstance(x, Tensor) and x.dim() == 0 else x for x in (*args, *(kwargs or {}).values())
-            ]
-            if any(isinstance(x, Tensor) and not x.is_floating_point() for x in given):
-                self.numbers |= {x for x in given if isinstance(x, int) and not isinstance(x, bool)}
-        return func(*args, **(kwargs or {}))
+    def handle(self, name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        operands = [x.item() if isinstance(x, Tensor) and x.dim() == 0 else x for x in (*args, *kwargs.values())]
+        if any(isinstance(x, Tensor) and not x.is_floating_point() for x in operands):
+            self.numbers |= {x for x in operands if isinstance(x, int) and not isinstance(x, bool)}
+        return func(*args, **kwargs)
 
 
 def with_padding_ids(subject: ModuleUnderTest) -> ModuleUnderTest:
@@ -72,7 +68,7 @@ def with_padding_ids(subject: ModuleUnderTest) -> ModuleUnderTest:
         return subject
     seen = Comparisons()
     try:
-        with torch.no_grad(), undisturbed(subject.dtype, 0), seen:
+        with torch.no_grad(), undisturbed(subject.dtype, 0), Intercept(seen.handle, COMPARISONS):
             subject.model(**subject.arguments(subject.draw(0), {}))
     except Exception:  # a module may break when it is called again
         return subject

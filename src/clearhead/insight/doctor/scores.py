@@ -12,15 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from clearhead.insight.capture import KERNEL
-from clearhead.insight.capture import PRODUCTS as MATMULS
 from clearhead.insight.doctor.module_under_test import Inputs, Masks, ModuleUnderTest, undisturbed
 from clearhead.insight.doctor.report import Finding, counted, listed
 from clearhead.insight.look import AttentionRecord, look
-from clearhead.insight.softmaxes import CASTS, PRODUCTS, SHAPES, SOFTMAXES
+from clearhead.insight.softmaxes import CASTS, MULTIPLICATIONS, SHAPE_OPS, SOFTMAXES
+from clearhead.interception import MATMULS, SDPA, ModuleStack, RunningModule, intercept
 
 DIVISIONS = {"div", "div_", "true_divide", "divide", "__truediv__", "__itruediv__"}
 HIDING = {"add", "__add__", "__radd__", "__iadd__", "add_", "masked_fill", "masked_fill_", "where", "sub", "__sub__"}
@@ -39,20 +37,15 @@ class Scored:
     keys: Tensor | None = None
 
 
-class Scores(TorchFunctionMode):
+class Scores:
     """Collects the scores of each softmax over keys, as many as n_keys."""
 
     def __init__(self, n_keys: int):
-        super().__init__()
         self.n_keys = n_keys
         self.followed = WeakTensorKeyDictionary()
         self.found: list[Scored] = []
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name == "__get__":  # x.mT is a property
-            name = getattr(getattr(func, "__self__", None), "__name__", "")
+    def handle(self, name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         out = func(*args, **kwargs)
         if isinstance(out, Tensor):
             self.follow(name, [*args, *kwargs.values()], kwargs, out)
@@ -60,7 +53,7 @@ class Scores(TorchFunctionMode):
 
     def follow(self, name: str, operands: list[Any], kwargs: dict[str, Any], out: Tensor) -> None:
         tensors = [x for x in operands if isinstance(x, Tensor) and x.dim()]
-        if name == KERNEL:
+        if name == SDPA:
             scale = kwargs.get("scale") or 1 / math.sqrt(tensors[0].shape[-1])
             factor = scale * self.factor(tensors[0], tensors[1])
             self.found.append(Scored(factor, tensors[0].shape[-1], tensors[0], tensors[1]))
@@ -73,14 +66,14 @@ class Scores(TorchFunctionMode):
             scored = self.of(tensors[0])
             if scored.queries is not None and out.shape[-1] == self.n_keys and out.dim() > 2:
                 self.found.append(scored)
-        elif name in PRODUCTS | DIVISIONS and tensors:
+        elif name in MULTIPLICATIONS | DIVISIONS and tensors:
             number = number_of(operands)
             if number is not None:
                 scored = self.of(tensors[0])
                 self.followed[out] = replace(
                     scored, factor=scored.factor * (1 / number if name in DIVISIONS else number)
                 )
-        elif name in SHAPES | CASTS | HIDING and tensors:
+        elif name in SHAPE_OPS | CASTS | HIDING and tensors:
             source = next((x for x in tensors if x in self.followed), None)
             if source is not None and source is not out:
                 self.followed[out] = self.of(source)
@@ -140,18 +133,14 @@ def check_scores(subject: ModuleUnderTest) -> list[Finding]:
 def watched(subject: ModuleUnderTest) -> tuple[list[Scored], dict[str, Tensor]]:
     """The scores of one call, and what modules named after queries and keys returned."""
     outputs: dict[str, Tensor] = {}
-    hooks = [
-        module.register_forward_hook(lambda _, __, out, path=path: outputs.update({path: out}))
-        for path, module in subject.model.named_modules()
-        if QUERY_NAME.fullmatch(path.lower()) or KEY_NAME.fullmatch(path.lower())
-    ]
-    scores = Scores(subject.length)
-    try:
-        with torch.no_grad(), undisturbed(subject.dtype, 0), scores:
-            subject.model(**subject.arguments(subject.draw(0), {}))
-    finally:
-        for hook in hooks:
-            hook.remove()
+
+    def keep_output(module: RunningModule, output: Any) -> None:
+        if QUERY_NAME.fullmatch(module.path.lower()) or KEY_NAME.fullmatch(module.path.lower()):
+            outputs[module.path] = output
+
+    scores, stack = Scores(subject.length), ModuleStack(subject.model, on_exit=keep_output)
+    with torch.no_grad(), undisturbed(subject.dtype, 0), intercept(stack, scores.handle):
+        subject.model(**subject.arguments(subject.draw(0), {}))
     return scores.found, outputs
 
 
