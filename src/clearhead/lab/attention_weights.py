@@ -166,8 +166,8 @@ COLUMN_CONVENTION = Claim(
     slug="column-convention",
     kind="demonstration",
     lesson="Attention weights",
-    statement="With tokens as columns, the attention weights are A = softargmax(Kᵀ Q / sqrt(d)), tokens × tokens, and the "
-    "output is V A.",
+    statement="With tokens as columns, the attention weights are A = softargmax(Kᵀ Q / sqrt(d)), tokens × tokens, and "
+    "the output is V A.",
     misconception="The scores are Q Kᵀ, so the attention weights are width × width: (768, 768).",
     formula="Q, K, V (d,n);  A = softargmax(Kᵀ Q / sqrt(d)) over each column (n,n);  H = V A (d,n)",
     run=run_column_convention,
@@ -268,8 +268,8 @@ SELF_WEIGHT = Claim(
     statement="A token need not give itself the largest attention weight: with random weights few tokens do, and in a "
     "model trained to reverse its input none does.",
     misconception="The current word always has the largest attention weight.",
-    conditions="The trained model is the recipe `reverse`: one block with one head, 16 digits, 200 steps in float32; mean of "
-    "three seeds.",
+    conditions="The trained model is the recipe `reverse`: one block with one head, 16 digits, 200 steps in float32; "
+    "mean of three seeds.",
     formula="argmax_j q_i·k_j = i only for particular W_Q and W_K",
     run=run_self_weight,
     figure=draw_self_weight,
@@ -349,7 +349,8 @@ CROSS_ATTENTION = Claim(
     slug="cross-attention",
     kind="demonstration",
     lesson="Attention weights",
-    statement="In cross-attention, keys and values are projections of the encoder's output, queries of the decoder's input.",
+    statement="In cross-attention, keys and values are projections of the encoder's output, and queries are "
+    "projections of the decoder's tokens.",
     misconception="The encoder provides the queries as well as the keys and values.",
     formula="softargmax(beta (x W_Q)(m W_K)ᵀ) m W_V;  decoder x (Q,E), encoder output m (K,E) -> (Q,E)",
     run=run_cross_attention,

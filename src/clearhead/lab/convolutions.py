@@ -113,7 +113,8 @@ RECEPTIVE_FIELD = Claim(
     slug="receptive-field",
     kind="demonstration",
     lesson="Images and convolutions",
-    statement="One attention layer sees every token; a convolution sees its kernel_size, and needs depth to see everything.",
+    statement="One attention layer sees every token; a convolution sees its kernel_size, and needs depth to see "
+    "everything.",
     misconception="A convolution sees the whole input at once, too.",
     formula="d h_i / d x_j is dense for attention, k wide for a convolution, 1 + depth (k-1) wide for several",
     run=run_receptive_field,
@@ -243,8 +244,8 @@ INPUT_SIZE = Claim(
     "interpolated, as that of our ViT is; so does a CNN's last linear layer if it is given all positions, flattened.",
     conditions="The sides of an image are multiple_of of the patch size.",
     misconception="A transformer accepts any size, a CNN needs a fixed one.",
-    formula="neither W_Q, W_K, W_V nor a kernel_size has a size that depends on the length; a table (context_length, width) and "
-    "the linear layer after flatten (h w channels, classes) have",
+    formula="neither W_Q, W_K, W_V nor a kernel_size has a size that depends on the length; a table (context_length, "
+    "width) and the linear layer after flatten (h w channels, classes) have",
     run=run_input_size,
     figure=draw_input_size,
     try_next="clearhead lab input-size --context_length 20",

@@ -144,8 +144,8 @@ PERTURBED_KEY = Claim(
     lesson="Attention weights",
     statement="A small random perturbation of key a moves every output toward v_a or away from it; to first order, the "
     "mean change is zero.",
-    conditions="The perturbation eps is small and has mean zero and variance s²; the relative error of the first-order formula "
-    "is of the order of (beta eps·q_j)².",
+    conditions="The perturbation eps is small and has mean zero and variance s²; the relative error of the first-order "
+    "formula is of the order of (beta eps·q_j)².",
     misconception="The attention weight of the perturbed key always decreases.",
     formula="dh_j = beta A_aj (eps·q_j)(v_a - h_j);  E[dh_j] = ½ beta² s² |q_j|² A_a (1 - 2 A_a)(v_a - h_j)",
     run=run_perturbed_key,
@@ -220,7 +220,7 @@ NUM_QUERIES = 12
 def draw_scaled_key(
     *, seed: int = 0, width: int = 8, num_keys: int = 6, alpha: float = 3.0, beta: float = 1.0
 ) -> "Figure":
-    """Key 1 is multiplied by alpha: the weights and outputs of several queries, and the weight of key 1 against alpha."""
+    """Key 1 is multiplied by alpha: weights and outputs of several queries, and the weight of key 1 against alpha."""
     random = torch.Generator().manual_seed(seed)
     keys = torch.randn(num_keys, width, generator=random, dtype=torch.float64)
     queries = torch.randn(NUM_QUERIES, width, generator=random, dtype=torch.float64) / width**0.5
@@ -275,10 +275,10 @@ SCALED_KEY = Claim(
     slug="scaled-key",
     kind="demonstration",
     lesson="Attention weights",
-    statement="Multiplying a key by alpha > 1 raises its attention weight if its score is positive and lowers it if the "
-    "score is negative; the output moves toward its value or away from it.",
+    statement="Multiplying a key by alpha > 1 raises its attention weight if its score is positive and lowers it if "
+    "the score is negative; the output moves toward its value or away from it.",
     conditions="beta > 0. With alpha = 1 nothing changes; with alpha < 1 both directions are reversed.",
-    misconception="The weight of the key is divided by alpha, and the other m - 1 weights are multiplied by alpha/(m-1).",
+    misconception="The weight of the key is divided by alpha, and the other weights are multiplied by alpha/(m-1).",
     formula="r = e^(beta (alpha-1) z_a);  A'_a = A_a r / (1 - A_a + A_a r);  A'_i = A_i / (1 - A_a + A_a r);  "
     "dh = (A'_a - A_a) / (1 - A_a) (v_a - h)",
     run=run_scaled_key,

@@ -1,12 +1,12 @@
-"""The encoder-decoder from before 2017: LSTMs that read and write one token after the other.
+"""LSTM encoder-decoders and a transformer of equal size, untrained: gradient path and sequential depth.
 
-    i_t, f_t, o_t = sigmoid(W x_t + U h_(t-1) + b)    what is let in, kept and shown; each has a W, U and b of its own
-    g_t = tanh(W x_t + U h_(t-1) + b)                 what could be let in
-    c_t = f_t c_(t-1) + i_t g_t                       the cell
-    h_t = o_t tanh(c_t)                               the state
+    i_t, f_t, o_t = sigmoid(W x_t + U h_(t-1) + b)    input, forget and output gate; each has its own W, U, b
+    g_t = tanh(W x_t + U h_(t-1) + b)                 candidate
+    c_t = f_t c_(t-1) + i_t g_t                       cell state
+    h_t = o_t tanh(c_t)                               hidden state
 
-The decoder starts from the encoder's last state and cell: all that it knows of the source. What looks at the
-encoder's other states, if anything does, is a part passed in.
+The decoder starts from the encoder's last hidden and cell state. Attention to all encoder states is an optional module
+that is passed in.
 Dims: B batch, Q target tokens, K source tokens, E model width, V vocabulary.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class PositionwiseMLP(nn.Module):
-    """What stands where attention could: as many weights, but each step sees its own state alone."""
+    """Replaces attention in the LSTM without it: as many parameters, but each step sees its own state only."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -44,17 +44,17 @@ class PositionwiseMLP(nn.Module):
 
 
 class LSTMSeq2Seq(nn.Module):
-    """source (B,K), target so far (B,Q) -> logits (B,Q,V) of the target token after each: W (h_t + part(norm(h_t)))
+    """source (B,K), target so far (B,Q) -> logits (B,Q,V) of the next target token: W (h_t + mixer(norm(h_t)))
 
-    part(x (B,Q,E), memory (B,K,E)) -> (B,Q,E) may look at the memory, the encoder's states, as attention does.
-    `forget_bias` is added to the bias of f: the larger it is, the longer a new model's cell keeps what it has.
+    mixer(x (B,Q,E), memory (B,K,E)) -> (B,Q,E) may attend to the memory, the encoder's hidden states.
+    `forget_bias` is added to the bias of f: the larger it is, the longer an untrained model keeps its cell state.
     """
 
     def __init__(
-        self, width: int, src_vocab_size: int, tgt_vocab_size: int, part: nn.Module, *, forget_bias: float = 1.0
+        self, width: int, src_vocab_size: int, tgt_vocab_size: int, mixer: nn.Module, *, forget_bias: float = 1.0
     ):
         super().__init__()
-        self.width, self.part = width, part
+        self.width, self.mixer = width, mixer
         self.embed_source, self.embed_target = nn.Embedding(src_vocab_size, width), nn.Embedding(tgt_vocab_size, width)
         self.encoder, self.decoder = (nn.LSTM(width, width, batch_first=True) for _ in range(2))
         self.norm = nn.LayerNorm(width)
@@ -64,13 +64,13 @@ class LSTMSeq2Seq(nn.Module):
             f += forget_bias
 
     def forward(self, source: Tensor | None, target: Tensor, *, inputs_embeds: Tensor | None = None) -> Tensor:
-        """`inputs_embeds` (B,K,E) may stand for the source."""
+        """`inputs_embeds` (B,K,E) may replace the source."""
         memory, last = self.encoder(embeddings_or(self.embed_source, source, inputs_embeds, self.width))
         states, _ = self.decoder(self.embed_target(target), last)
-        return self.head(states + self.part(self.norm(states), memory))
+        return self.head(states + self.mixer(self.norm(states), memory))
 
 
-TRANSFORMER, LSTM_ATTENTION, LSTM = "transformer", "LSTM with attention", "LSTM alone"
+TRANSFORMER, LSTM_ATTENTION, LSTM = "transformer", "LSTM with attention", "LSTM without attention"
 
 
 MODEL_NAMES = (TRANSFORMER, LSTM_ATTENTION, LSTM)
@@ -107,8 +107,8 @@ def build_seq2seq(
                 tgt_vocab_size=tgt_vocab_size,
             )
         )
-    part = MultiHeadAttention(width, 1) if name == LSTM_ATTENTION else PositionwiseMLP(width)
-    return LSTMSeq2Seq(width, src_vocab_size, tgt_vocab_size, part, forget_bias=forget_bias)
+    mixer = MultiHeadAttention(width, 1) if name == LSTM_ATTENTION else PositionwiseMLP(width)
+    return LSTMSeq2Seq(width, src_vocab_size, tgt_vocab_size, mixer, forget_bias=forget_bias)
 
 
 def spread(models: list[nn.Module]) -> float:
@@ -118,7 +118,7 @@ def spread(models: list[nn.Module]) -> float:
 
 
 SHORT = 4
-"""tokens of the sequence that others are compared with"""
+"""length of the sequence that longer ones are compared with"""
 
 
 BATCH_SIZE = 16
@@ -210,8 +210,8 @@ def draw_gradient_path(*, seed: int = 0, width: int = 32, length: int = 64) -> "
 GRADIENT_PATH = Claim(
     slug="gradient-path",
     lesson="Attention and recurrence",
-    statement="In untrained_models models, the gradient from the last output to the first input falls as 1/length through "
-    "attention, and exponentially through an LSTM whose forget gates are not held open.",
+    statement="In untrained_models models, the gradient from the last output to the first input falls as 1/length "
+    "through attention, and exponentially through an LSTM whose forget gates are not held open.",
     misconception="An LSTM's cell carries the gradient over any distance.",
     conditions="Random weights: the gradient with which training starts, not that of trained models, whose gates and "
     "attention weights may be anything.",
@@ -305,7 +305,8 @@ SEQUENTIAL_DEPTH = Claim(
     lesson="Attention and recurrence",
     statement="Under teacher forcing, a transformer's longest chain of operations is the same for any length; an "
     "LSTM's grows with every token, with attention or without. Generation is sequential in both.",
-    misconception="With attention, an LSTM can read all tokens at once, too; or: a transformer generates all tokens at once.",
+    misconception="With attention, an LSTM can read all tokens at once, too; or: a transformer generates all tokens "
+    "at once.",
     conditions="Teacher forcing, as in training: all target tokens are given. In generation each token needs the one "
     "before it, so the decoder runs once for each.",
     formula="h_t = f(x_t, h_(t-1)) waits for h_(t-1);  softargmax(beta q_t Kᵀ) V for no other answer of its layer",

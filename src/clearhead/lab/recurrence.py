@@ -222,8 +222,8 @@ RECURRENCE = Claim(
     statement="Within the same training budget, a transformer and an LSTM with attention learn to reverse sequences of "
     "16 digits; an LSTM of equal size without attention learns only short ones and pronounces words worse. With more "
     "training it comes closer.",
-    misconception="An LSTM with as many weights does without attention as quickly; or: recurrence has to go before attention "
-    "helps; or: without attention it cannot be learned at all.",
+    misconception="An LSTM with as many weights does without attention as quickly; or: recurrence has to go before "
+    "attention helps; or: without attention it cannot be learned at all.",
     formula="without attention, all that the decoder knows of the source is one state and cell, 2 width numbers",
     conditions="300 training steps of 64 sequences for each model; accuracy under teacher forcing. "
     "Float32, the mean of three seeds.",

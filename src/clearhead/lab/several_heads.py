@@ -1,4 +1,4 @@
-"""Several heads within a training budget: each output needs four positions at once. Trains three small models."""
+"""The number of heads at equal width, within a training budget: each output depends on four positions at once."""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 LENGTH, DIGITS, NUM_OUTPUTS = 16, 10, 4
 
 
-LONG = 5
-"""times the budget: enough for one head to catch up"""
+LONG_FACTOR = 5
+"""multiple of the budget with which one head nearly catches up"""
 
 
 def four_digits_task(seed: int) -> Task:
-    """Each position must name the digits of four other positions, the same four in every sequence."""
+    """Each position has to output the digits at four positions, the same four in every sequence."""
     random = torch.Generator().manual_seed(seed)
-    wanted = torch.stack([torch.randperm(LENGTH, generator=random) for _ in range(NUM_OUTPUTS)], dim=1)  # (L,4)
+    sources = torch.stack([torch.randperm(LENGTH, generator=random) for _ in range(NUM_OUTPUTS)], dim=1)  # (L,4)
 
     def task(random: torch.Generator, n: int) -> tuple[Tensor, Tensor]:
         digits = torch.randint(0, DIGITS, (n, LENGTH), generator=random)
-        return digits, digits[:, wanted]  # (n,L,4)
+        return digits, digits[:, sources]  # (n,L,4)
 
     return task
 
 
 class FourDigitModel(nn.Module):
-    """One encoder block with four outputs for each token. ids (n,L) -> logits (n,L,4,10)"""
+    """One encoder block with four outputs per token. ids (n,L) -> logits (n,L,4,10)"""
 
     def __init__(self, width: int, num_heads: int):
         super().__init__()
@@ -57,7 +57,7 @@ class FourDigitModel(nn.Module):
 
 
 def accuracies(width: int, num_heads: int, budgets: list[int], seed: int) -> list[float]:
-    """Accuracy after each training budget, with that many heads."""
+    """Accuracy after each number of training steps."""
     torch.manual_seed(seed)
     return learning_curve(
         FourDigitModel(width, num_heads), four_digits_task(seed), budgets=budgets, seed=seed, batch_size=32
@@ -67,20 +67,23 @@ def accuracies(width: int, num_heads: int, budgets: list[int], seed: int) -> lis
 def run_several_heads(
     *, seed: int = 0, num_seeds: int = 3, width: int = 32, num_heads: int = 4, steps: int = 250
 ) -> Result:
-    """num_heads is the number of heads that is called "several"; with 1, one head is asked for what holds of four."""
-    budgets = step_budgets(steps, 0.25, 0.5, 1, 2, LONG)
-    at, until = budgets.index(steps), {width: step_budgets(steps, 0.25, 0.5, 1, 2), 1: budgets, num_heads: budgets}
+    """num_heads is the number that is compared with one head and with `width` heads of width 1."""
+    budgets = step_budgets(steps, 0.25, 0.5, 1, 2, LONG_FACTOR)
+    index, trained_for = (
+        budgets.index(steps),
+        {width: step_budgets(steps, 0.25, 0.5, 1, 2), 1: budgets, num_heads: budgets},
+    )
     found = {
-        n: mean_over_seeds(partial(accuracies, width, n, trained), seed, num_seeds) for n, trained in until.items()
+        n: mean_over_seeds(partial(accuracies, width, n, budget), seed, num_seeds) for n, budget in trained_for.items()
     }
-    one, several, many = (found[n][at] for n in (1, num_heads, width))
+    one, several, many = (found[n][index] for n in (1, num_heads, width))
     checks = (
         at_least(f"{num_heads} heads of width {width // num_heads}, {steps} steps: accuracy", several, 0.9),
-        at_least(f"their lead over one head of width {width}", several - one, 0.1),
-        at_least(f"their lead over {width} heads of width 1", several - many, 0.1),
+        at_least(f"lead over one head of width {width}", several - one, 0.1),
+        at_least(f"lead over {width} heads of width 1", several - many, 0.1),
         at_least(f"one head, {budgets[-1]} steps: accuracy", found[1][-1], 0.8),
     )
-    return Result(checks, tuple(curve(n, width, until[n], found[n]) for n in sorted(found)))
+    return Result(checks, tuple(curve(n, width, trained_for[n], found[n]) for n in sorted(found)))
 
 
 def curve(num_heads: int, width: int, budgets: list[int], accuracy: list[float]) -> Curve:
@@ -90,19 +93,21 @@ def curve(num_heads: int, width: int, budgets: list[int], accuracy: list[float])
 
 
 def draw_several_heads(result: Result) -> "Figure":
-    return draw_measured(result, "Several heads need fewer training steps than one as wide, or than many")
+    return draw_measured(
+        result, "Several heads learn faster than one head of the same total width, or than many narrow ones"
+    )
 
 
 SEVERAL_HEADS = Claim(
     slug="several-heads",
     lesson="Multi-head attention",
-    statement="Where an output depends on several positions at once, several heads learn it within a training budget "
-    "that is too small for one head of the same total width, and for many heads of width 1. With five times the "
+    statement="If an output depends on several positions at once, several heads learn the task within a training "
+    "budget that is too small for one head of the same total width, and for many heads of width 1. With five times the "
     "budget, one head nearly catches up.",
-    misconception="More heads are always better, or never matter; or: one head cannot learn it at all.",
-    formula="equal parameters: num_heads x head width = width; a head mixes what it sees, a narrow one cannot aim",
-    conditions="One block, 250 training steps; the curve shows the accuracy over training budgets. "
-    "Float32, the mean of three seeds.",
+    misconception="More heads are always better; or: the number of heads does not matter; or: one head cannot learn "
+    "the task at all.",
+    formula="num_heads · head width = width: all models have the same number of parameters",
+    conditions="One encoder block of width 32, 250 training steps in float32; mean of three seeds.",
     run=run_several_heads,
     figure=draw_several_heads,
     try_next="clearhead lab several-heads --num-heads 16",
