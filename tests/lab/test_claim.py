@@ -97,7 +97,11 @@ def test_limits_are_those_of_settings_that_exist(claim):
     [
         ("heads-as-groups", {"num_heads": 3}, "width must be a multiple of num_heads"),
         ("receptive-field", {"width": 7}, r"width of receptive-field must be a multiple of 2, got 7; try width=8"),
-        ("receptive-field", {"kernel_size": 4}, r"kernel_size of receptive-field must be odd, got 4; try kernel_size=5"),
+        (
+            "receptive-field",
+            {"kernel_size": 4},
+            r"kernel_size of receptive-field must be odd, got 4; try kernel_size=5",
+        ),
         ("receptive-field", {"kernel_size": 25}, "num_tokens must be at least kernel_size, got"),
         ("temperature", {"num_keys": 2.5}, "num_keys must be an integer, got 2.5"),
         ("temperature", {"num_keys": True}, "num_keys must be an integer, got True"),

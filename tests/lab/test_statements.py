@@ -72,14 +72,14 @@ def test_the_formula_of_the_heads_needs_its_beta():
 
 def test_what_fixes_a_size_is_the_table_or_the_flattened_image():
     found = values("input-size")
-    assert found["of 4 image sizes, a ViT accepts (its table is interpolated)"] == 4
-    assert found["a CNN that ends in mean + linear accepts"] == 4
-    assert found["a CNN that ends in flatten + linear accepts"] == 1
+    assert found["ViT with interpolated positions: accepted image sizes of 4"] == 4
+    assert found["CNN with mean + linear: accepted image sizes of 4"] == 4
+    assert found["CNN with flatten + linear: accepted image sizes of 4"] == 1
 
 
 def test_the_classifier_is_given_one_vector_and_its_misconception_is_another_statement():
     claim = find("class-token")
-    assert values("class-token", width=24)["numbers that the classifier is given, of either"] == 24
+    assert values("class-token", width=24)["input width of the classifier, either pooling"] == 24
     assert "flattened" in claim.misconception
     assert "flattened" not in claim.statement
 

@@ -42,8 +42,8 @@ def run_feed_forward(*, seed: int = 0, width: int = 8, num_tokens: int = 5, use_
         error = (convolved - layer(x)).abs().max().item()
     return Result(
         (
-            at_most("difference from two 1x1 convolutions", error, 1e-12),
-            equals("places that the answer at one place depends on", num_inputs_seen(layer, x[:1]), 1, 0),
+            at_most("difference from two 1×1 convolutions", error, 1e-12),
+            equals("number of input positions that one output depends on", num_inputs_seen(layer, x[:1]), 1, 0),
         )
     )
 
@@ -69,7 +69,7 @@ def draw_feed_forward(*, seed: int = 0, width: int = 8, num_tokens: int = 5) -> 
     label_axes(mixed, "attention", "input token", "output")
     scatter_against(scatter, answer, {"two 1 × 1 convolutions": (convolved, CORRECT, "o")})
     label_axes(scatter, "Outputs of both", "two 1 × 1 convolutions", "feed-forward")
-    set_headline(figure, "The feed-forward network treats each token alone: two 1 × 1 convolutions")
+    set_headline(figure, "The feed-forward network is two 1 × 1 convolutions: tokens do not mix")
     return figure
 
 
@@ -77,8 +77,9 @@ FEED_FORWARD = Claim(
     slug="feed-forward",
     kind="demonstration",
     lesson="Blocks: feed-forward network, normalization, skip connections",
-    statement="The feed-forward net is the same at each position: two 1x1 convolutions with an activation between.",
-    misconception="It mixes positions.",
+    statement="The feed-forward network is applied to each position separately: two 1×1 convolutions with an "
+    "activation between them.",
+    misconception="The feed-forward network mixes positions.",
     formula="max(0, x W_1 + b_1) W_2 + b_2 = conv_1x1(max(0, conv_1x1(x)))",
     run=run_feed_forward,
     figure=draw_feed_forward,
@@ -161,17 +162,17 @@ def run_skip_connections(*, seed: int = 0, width: int = 32, depth: int = 24, ski
     skipping = {each.name: left(depth, width, skip, each) for each in INITIALISATIONS}
     plain = {each.name: left(depth, width, False, each) for each in INITIALISATIONS}
 
-    what = f"gradient, {depth} layers over {SHALLOW}"
+    what = f"gradient, {depth} layers / {SHALLOW} layers"
 
     def limit(factor: float) -> float:
         """One digit is enough for a limit."""
         return float(f"{factor ** (depth - SHALLOW):.1g}")
 
     checks = (
-        *(at_least(f"{name}, skips: {what}", value, 0.1) for name, value in skipping.items()),
-        at_most(f"{XAVIER.name}, no skips: {what}", plain[XAVIER.name], limit(VANISHING)),
-        at_least(f"{HE.name}, no skips: {what}", plain[HE.name], limit(PRESERVED)),
-        at_least(f"{ORTHOGONAL.name}, no skips: {what}", plain[ORTHOGONAL.name], limit(PRESERVED)),
+        *(at_least(f"{name}, with skips: {what}", value, 0.1) for name, value in skipping.items()),
+        at_most(f"{XAVIER.name}, without skips: {what}", plain[XAVIER.name], limit(VANISHING)),
+        at_least(f"{HE.name}, without skips: {what}", plain[HE.name], limit(PRESERVED)),
+        at_least(f"{ORTHOGONAL.name}, without skips: {what}", plain[ORTHOGONAL.name], limit(PRESERVED)),
     )
     curves = [
         Curve("gradient left", f"{name}, {kind}", (depth,), (value,))
@@ -219,11 +220,14 @@ def draw_initialisations(axes: "Axes", curves: Sequence[Curve]) -> None:
 SKIP_CONNECTIONS = Claim(
     slug="skip-connections",
     lesson="Blocks: feed-forward network, normalization, skip connections",
-    statement="With x + f(x) the gradient reaches the first of many layers. With f(x) alone it vanishes under Xavier "
-    "initialisation with GELU; He initialisation with ReLU and orthogonal initialisation with tanh nearly preserve it.",
-    misconception="The gradient reaches the first layer as well without them; or: without them it always vanishes.",
+    statement="With skip connections, x + f(x), the gradient reaches the first of many layers. Without them it "
+    "vanishes for Xavier initialization with GELU; He initialization with ReLU and orthogonal initialization with "
+    "tanh nearly preserve it.",
+    misconception="Skip connections do not affect the gradient at the first layer; or: without skip connections the "
+    "gradient always vanishes.",
     formula="d(x + f(x))/dx = I + f'(x);  f(x) = activation(x W_1) W_2",
-    conditions="Untrained feed-forward nets of equal width without norm; the median of four stacks of random weights.",
+    conditions="Untrained feed-forward networks of equal width without normalization, 24 layers; the median of four "
+    "random initializations.",
     run=run_skip_connections,
     figure=draw_skip_connections,
     try_next="clearhead lab skip-connections --depth 100",
@@ -259,9 +263,9 @@ def run_layer_norm(*, seed: int = 0, width: int = 16, num_tokens: int = 5, batch
 
     return Result(
         (
-            at_most("layer norm: output for one token moves by", change(by_batch if batch_norm else by_layer), 0),
-            at_least("batch norm, training mode: it moves by", change(by_batch), 0.01),
-            at_most("batch norm, evaluation mode: it moves by", change(by_stored), 0),
+            at_most("layer norm: change of one token's output", change(by_batch if batch_norm else by_layer), 0),
+            at_least("batch norm, training mode: change of one token's output", change(by_batch), 0.01),
+            at_most("batch norm, evaluation mode: change of one token's output", change(by_stored), 0),
         )
     )
 
@@ -294,9 +298,10 @@ def draw_layer_norm(*, seed: int = 0, width: int = 16, num_tokens: int = 5) -> "
 LAYER_NORM = Claim(
     slug="layer-norm",
     lesson="Blocks: feed-forward network, normalization, skip connections",
-    statement="Layer norm treats each token by itself. With batch norm in training mode, the output for a token "
-    "depends on the rest of the batch; in evaluation mode it does not, for the statistics are stored ones.",
-    misconception="Batch norm would do the same; or: with batch norm, a trained model's output depends on the batch.",
+    statement="Layer norm normalizes each token separately. With batch norm in training mode, the output for a token "
+    "depends on the other tokens of the batch; in evaluation mode it does not, because stored statistics are used.",
+    misconception="Batch norm is equivalent; or: with batch norm, the output of a trained model in evaluation mode "
+    "depends on the batch.",
     formula="LN(x) = (x - mean(x)) / std(x), over the width of one token;  BN: over the batch in training mode, "
     "by the running mean and variance in evaluation mode",
     run=run_layer_norm,
@@ -334,12 +339,12 @@ def run_pre_norm(*, seed: int = 0, width: int = 32, depth: int = 24, post_norm: 
     return Result(
         (
             within(
-                f"pre-norm: last of {depth} blocks over a single one, times sqrt({depth})",
+                f"pre-norm: gradient at last of {depth} blocks / single block × sqrt({depth})",
                 shrinking * math.sqrt(depth),
                 0.5,
                 1.8,
             ),
-            at_least("post-norm: the last over a single one", steady, 0.35),
+            at_least("post-norm: gradient at last block / single block", steady, 0.35),
         )
     )
 
@@ -373,16 +378,18 @@ def draw_pre_norm(*, seed: int = 0, width: int = 32, depth: int = 24) -> "Figure
     )
     label_axes(right, f"Each block of a stack of {depths[-1]}", "block (1 = first)")
     legend_below(figure, left)
-    set_headline(figure, "Untrained: pre-norm shrinks the last block's gradient, post-norm does not")
+    set_headline(figure, "At initialization, pre-norm shrinks the last block's gradient; post-norm does not")
     return figure
 
 
 PRE_NORM = Claim(
     slug="pre-norm",
     lesson="Blocks: feed-forward network, normalization, skip connections",
-    statement="In a fresh pre-norm stack the last block's gradient falls as 1/sqrt(depth); with post-norm it stays.",
-    misconception="Where the norm stands makes no difference to a fresh model.",
-    formula="pre: |x_L| grows as sqrt(L), and the last norm divides by it;  post: every block's input has norm sqrt(d)",
+    statement="In an untrained pre-norm model the gradient at the last block decreases as 1/sqrt(depth); with "
+    "post-norm it does not.",
+    misconception="The placement of the norm makes no difference in an untrained model.",
+    formula="pre-norm: |x_L| grows as sqrt(L), and the final norm divides by it;  post-norm: the input of every "
+    "block has norm sqrt(d)",
     run=run_pre_norm,
     figure=draw_pre_norm,
     try_next="clearhead lab pre-norm --depth 48",

@@ -53,28 +53,26 @@ def run_receptive_field(
 ) -> Result:
     """depth is that of the convolutions that are said to see `kernel_size` places."""
     if kernel_size > num_tokens:
-        raise ValueError(
-            f"num_tokens must be at least kernel_size, got {num_tokens} and {kernel_size}; try num_tokens={4 * kernel_size}"
-        )
+        raise ValueError(f"num_tokens must be at least kernel_size, got {num_tokens} and {kernel_size}")
     torch.manual_seed(seed)
     x = torch.randn(1, num_tokens, width, dtype=torch.float64)
     needed = -(-(num_tokens // 2) // (kernel_size // 2))
     return Result(
         (
             equals(
-                "places that one attention layer sees",
+                "tokens that one attention layer sees",
                 num_inputs_seen(MultiHeadAttention(width, 2).double(), x),
                 num_tokens,
                 0,
             ),
             equals(
-                "places that one convolution sees",
+                "tokens that one convolution sees",
                 num_inputs_seen(ConvStack(width, kernel_size, depth).double(), x),
                 kernel_size,
                 0,
             ),
             equals(
-                f"places that {needed} convolutions see",
+                f"tokens that {needed} convolutions see",
                 num_inputs_seen(ConvStack(width, kernel_size, needed).double(), x),
                 num_tokens,
                 0,
@@ -113,10 +111,10 @@ RECEPTIVE_FIELD = Claim(
     slug="receptive-field",
     kind="demonstration",
     lesson="Images and convolutions",
-    statement="One attention layer sees every token; a convolution sees its kernel_size, and needs depth to see "
-    "everything.",
-    misconception="A convolution sees the whole input at once, too.",
-    formula="d h_i / d x_j is dense for attention, k wide for a convolution, 1 + depth (k-1) wide for several",
+    statement="One attention layer sees every token; a convolution sees kernel_size tokens and needs depth to see "
+    "all of them.",
+    misconception="A single convolution also sees the whole input.",
+    formula="d h_i / d x_j is dense for attention, k wide for a convolution, and 1 + depth (k-1) wide for a stack",
     run=run_receptive_field,
     figure=draw_receptive_field,
     try_next="clearhead lab receptive-field --kernel-size 7",
@@ -175,25 +173,28 @@ def run_input_size(
     with torch.no_grad():
         return Result(
             (
-                equals("of 4 lengths, convolutions accept", lengths(convolution), 4, 0),
+                equals("convolutions: accepted lengths of 4", lengths(convolution), 4, 0),
                 equals(
-                    "attention with sinusoidal positions accepts",
+                    "attention with sinusoidal positions: accepted lengths of 4",
                     lengths(placed(table if learned_positions else SinusoidalPosEmbed())),
                     4,
                     0,
                 ),
                 equals(
-                    f"of the lengths {context_length} and {context_length + 1}, attention with a table of {context_length} rows accepts",
+                    f"attention with {context_length} learned positions: accepted lengths of 2",
                     lengths(placed(table), (context_length, context_length + 1)),
                     1,
                     0,
                 ),
-                equals("of 4 image sizes, a ViT accepts (its table is interpolated)", accepted(vit, images), 4, 0),
+                equals("ViT with interpolated positions: accepted image sizes of 4", accepted(vit, images), 4, 0),
                 equals(
-                    "a CNN that ends in mean + linear accepts", accepted(classifier(width, flatten=False), images), 4, 0
+                    "CNN with mean + linear: accepted image sizes of 4",
+                    accepted(classifier(width, flatten=False), images),
+                    4,
+                    0,
                 ),
                 equals(
-                    "a CNN that ends in flatten + linear accepts",
+                    "CNN with flatten + linear: accepted image sizes of 4",
                     accepted(classifier(width, flatten=True), images),
                     1,
                     0,
@@ -232,7 +233,7 @@ def draw_input_size(*, seed: int = 0, width: int = 8, context_length: int = 8) -
         axes.set_yticks(range(len(names)), labels=list(names))
         axes.set_xticks(range(len(sizes)), labels=[str(size) for size in sizes])
         label_axes(axes, "", x)
-    set_headline(figure, "Attention and convolution take any size; fixed tables and flatten do not")
+    set_headline(figure, "Attention and convolution accept any size; fixed tables and flatten do not")
     return figure
 
 
@@ -240,12 +241,13 @@ INPUT_SIZE = Claim(
     slug="input-size",
     kind="demonstration",
     lesson="Images and convolutions",
-    statement="Attention and convolution both accept any size. A learned position table fixes it unless it is "
-    "interpolated, as that of our ViT is; so does a CNN's last linear layer if it is given all positions, flattened.",
+    statement="Attention and convolution both accept inputs of any size. A learned position table fixes the size "
+    "unless it is interpolated, as in our ViT; so does the last linear layer of a CNN if it receives the flattened "
+    "image.",
     conditions="The sides of an image are multiple_of of the patch size.",
-    misconception="A transformer accepts any size, a CNN needs a fixed one.",
-    formula="neither W_Q, W_K, W_V nor a kernel_size has a size that depends on the length; a table (context_length, "
-    "width) and the linear layer after flatten (h w channels, classes) have",
+    misconception="A transformer accepts any input size, a CNN needs a fixed one.",
+    formula="the shapes of W_Q, W_K, W_V and of a kernel do not depend on the length;  those of a position table "
+    "(context_length, width) and of a linear layer after flatten (h·w·channels, classes) do",
     run=run_input_size,
     figure=draw_input_size,
     try_next="clearhead lab input-size --context_length 20",
@@ -277,14 +279,20 @@ def run_parallelism(*, seed: int = 0, width: int = 8, num_tokens: int = 9, recur
         deeper = higher(convolution(x)) - higher(x)
         return Result(
             (
-                at_most("attention, each place by itself: difference", (alone - whole).abs().max().item(), 1e-12),
                 at_most(
-                    "convolution, each place by itself: difference",
+                    "attention, each position computed alone: difference", (alone - whole).abs().max().item(), 1e-12
+                ),
+                at_most(
+                    "convolution, each position computed alone: difference",
                     (windows - convolution(x)).abs().max().item(),
                     1e-12,
                 ),
-                at_least("attention, second layer without the first: difference", second.abs().max().item(), 1e-3),
-                at_least("convolution, the same", deeper.abs().max().item(), 1e-3),
+                at_least(
+                    "attention, second layer applied without the first: difference", second.abs().max().item(), 1e-3
+                ),
+                at_least(
+                    "convolution, second layer applied without the first: difference", deeper.abs().max().item(), 1e-3
+                ),
             )
         )
 
@@ -332,9 +340,9 @@ PARALLELISM = Claim(
     slug="parallelism",
     kind="demonstration",
     lesson="Images and convolutions",
-    statement="Both attention and convolution are parallel over places and sequential over layers.",
+    statement="Attention and convolution are both parallel over positions and sequential over layers.",
     misconception="CNNs are sequential and transformers parallel.",
-    formula="h_i^(l+1) = f(h^(l), i):  needs the whole layer below, and no other place of its own",
+    formula="h_i^(l+1) = f(h^(l), i) needs the layer below, but no other position of its own layer",
     run=run_parallelism,
     figure=draw_parallelism,
     try_next="clearhead lab parallelism --recurrent true",

@@ -123,9 +123,11 @@ def run_permutation(
         moved = permutation(x, order, beta) if by_position else attend_reference(x[:, order], x, x, beta=beta)[0]
     return Result(
         (
-            at_most("distance from the permuted tokens", largest(moved - x[:, order]), 1e-9),
-            at_most("distance from the tokens themselves", largest(kept - x), 1e-9),
-            at_most("x1=[1,0], x2=[3,0] at beta inf: distance of both outputs from x2", largest(same - both[1]), 0.0),
+            at_most("permutation: largest error", largest(moved - x[:, order]), 1e-9),
+            at_most("identity: largest error", largest(kept - x), 1e-9),
+            at_most(
+                "tokens [1,0] and [3,0], beta = inf: distance of both outputs from [3,0]", largest(same - both[1]), 0.0
+            ),
         )
     )
 
@@ -148,9 +150,9 @@ def draw_permutation(*, seed: int = 0, width: int = 8, num_tokens: int = 6, beta
         },
         beta,
     )
-    label(right, 3, 1.0, f"{BOTH} both choose 3", offset=(0, 14))
+    label(right, 3, 1.0, f"{BOTH} both select 3", offset=(0, 14))
     label_axes(right, "Error of the imitation", "beta (1 / temperature)", "largest error")
-    set_headline(figure, "Attention permutes if the best keys do; a large beta alone is not enough")
+    set_headline(figure, "Attention permutes its tokens if the argmax keys form a permutation")
     return figure
 
 
@@ -158,8 +160,9 @@ PERMUTATION = Claim(
     slug="permutation",
     kind="demonstration",
     lesson="What attention can compute",
-    statement="Attention is the identity or a permutation if the best keys form one; a large beta alone is not enough.",
-    misconception="A large beta makes self-attention the identity.",
+    statement="Attention computes the identity or another permutation of its tokens if the argmax keys form that "
+    "permutation; a large beta alone is not enough.",
+    misconception="A large beta alone makes self-attention the identity.",
     formula="argmax_j q_i·k_j = order(i), W_V = W_O = I, beta large",
     run=run_permutation,
     figure=draw_permutation,
@@ -174,8 +177,10 @@ def run_pointwise_convolution(*, seed: int = 0, width: int = 4, length: int = 6,
     flat = pointwise(weight, None, length, beta=0.0)(x)
     return Result(
         (
-            at_most("largest difference from a linear layer at each place", error, 1e-9),
-            at_most("beta 0: largest difference between two places", (flat - flat[:, :1]).abs().max().item(), 1e-12),
+            at_most("largest difference from a linear layer at each position", error, 1e-9),
+            at_most(
+                "beta = 0: largest difference between two positions", (flat - flat[:, :1]).abs().max().item(), 1e-12
+            ),
         )
     )
 
@@ -190,7 +195,7 @@ def draw_pointwise_convolution(*, seed: int = 0, width: int = 4, length: int = 6
         axes.set_title(f"beta = {b:g}", fontsize=SMALL_SIZE)
     draw_errors(right, {"1x1": simple_errors(seed, width, length)["1x1"]}, beta)
     label_axes(right, "Difference from a linear layer", "beta (1 / temperature)", "largest error")
-    set_headline(figure, "With a large beta, attention can be a linear layer at each position")
+    set_headline(figure, "With beta large and A = I, attention is a linear layer at each position")
     return figure
 
 
@@ -209,8 +214,9 @@ POINTWISE_CONVOLUTION = Claim(
     slug="pointwise-convolution",
     kind="demonstration",
     lesson="What attention can compute",
-    statement="Attention whose weights are the identity is a linear layer run along the sequence: a 1x1 convolution.",
-    misconception="beta = 0 makes it one (that gives every place the same mean).",
+    statement="Attention whose weights are the identity matrix is a linear layer applied at each position: a 1×1 "
+    "convolution.",
+    misconception="beta = 0 makes attention a linear layer at each position. (It gives every position the same mean.)",
     formula="A = I:  H = W X",
     run=run_pointwise_convolution,
     figure=draw_pointwise_convolution,
@@ -261,7 +267,7 @@ def draw_convolution(
     figure, (axes,) = subplots()
     draw_errors(axes, convolution_errors(seed, width, length, kernel_size) | simple_errors(seed, width, length), beta)
     label_axes(axes, "", "beta (1 / temperature)", "largest error")
-    set_headline(figure, "The larger beta, the closer attention comes to each of these layers")
+    set_headline(figure, "With increasing beta, attention approaches each of these layers")
     return figure
 
 
@@ -269,9 +275,11 @@ CONVOLUTION = Claim(
     slug="convolution",
     kind="demonstration",
     lesson="What attention can compute",
-    statement="One head per offset, none beyond the border, beta large: attention is any convolution of stride 1.",
-    misconception="Attention cannot look at neighbours by their place.",
-    formula="score = -|y + offset - y'|² + const;  W_O W_V of a head = the kernel's tap;  zero padding",
+    statement="Attention with one head per kernel offset, a mask at the border and a large beta computes any "
+    "convolution of stride 1 with zero padding.",
+    misconception="Attention cannot select neighbors by their position.",
+    formula="score = -|y + offset - y'|² + const;  W_O W_V of a head = the kernel's weights at its offset;  a head "
+    "beyond the border is masked and returns zeros",
     run=run_convolution,
     figure=draw_convolution,
     try_next="clearhead lab convolution --beta 2",
@@ -292,12 +300,16 @@ def run_message_passing(
     return Result(
         (
             at_most(
-                "difference on the complete graph", (message_passing(v, q @ k.T) - complete).abs().max().item(), 1e-12
+                "complete graph: difference from message passing",
+                (message_passing(v, q @ k.T) - complete).abs().max().item(),
+                1e-12,
             ),
             at_most(
-                "difference on a random graph", (message_passing(v, q @ k.T, edges) - masked).abs().max().item(), 1e-12
+                "random graph: difference from message passing",
+                (message_passing(v, q @ k.T, edges) - masked).abs().max().item(),
+                1e-12,
             ),
-            at_least("edges that the graph lacks", int((~edges).sum()), 1),
+            at_least("number of missing edges", int((~edges).sum()), 1),
         )
     )
 
@@ -353,8 +365,8 @@ MESSAGE_PASSING = Claim(
     slug="message-passing",
     kind="demonstration",
     lesson="What attention can compute",
-    statement="Attention passes messages on a fully connected graph; with the edges as mask, on any graph.",
-    misconception="Attention and graph networks are different things.",
+    statement="Attention is message passing on a complete graph; with the adjacency matrix as the mask, on any graph.",
+    misconception="Attention and graph neural networks are unrelated.",
     formula="h_i = sum over edges (i,j) of softargmax_j(q_i·k_j) v_j",
     run=run_message_passing,
     figure=draw_message_passing,

@@ -71,16 +71,10 @@ class LSTMSeq2Seq(nn.Module):
 
 
 TRANSFORMER, LSTM_ATTENTION, LSTM = "transformer", "LSTM with attention", "LSTM without attention"
-
-
 MODEL_NAMES = (TRANSFORMER, LSTM_ATTENTION, LSTM)
-
-
 DIGITS = 10
-
-
 VOCAB_SIZE = len(MARKS) + DIGITS
-"""what they read and write, unless told otherwise"""
+"""of the reversal task: special tokens and digits"""
 
 
 def build_seq2seq(
@@ -94,7 +88,7 @@ def build_seq2seq(
     """(source (B,K), target so far (B,Q)) -> logits (B,Q,V); `forget_bias` is for LSTMs.
 
     An LSTM has 8 width² weights, a block of the transformer 8 width² in the encoder and 12 width² in the decoder: with
-    4 width² for attention, or for the net in its place, all three are of one size.
+    4 width² for attention, or for the MLP in its place, all three have nearly the same size.
     """
     if name == TRANSFORMER:
         return Seq2Seq(
@@ -111,8 +105,8 @@ def build_seq2seq(
     return LSTMSeq2Seq(width, src_vocab_size, tgt_vocab_size, mixer, forget_bias=forget_bias)
 
 
-def spread(models: list[nn.Module]) -> float:
-    """Parameters of the largest over those of the smallest."""
+def size_ratio(models: list[nn.Module]) -> float:
+    """Number of parameters of the largest model divided by that of the smallest."""
     sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in models]
     return max(sizes) / min(sizes)
 
@@ -125,7 +119,7 @@ BATCH_SIZE = 16
 
 
 def input_gradient_norm(model: nn.Module, length: int, width: int, random: torch.Generator) -> float:
-    """Norm of the gradient of the last output's loss by the first input, the mean of some random sequences."""
+    """Norm of the gradient of the last output's loss with respect to the first input; mean over random sequences."""
     source = torch.randn(BATCH_SIZE, length, width, generator=random, dtype=torch.float64, requires_grad=True)
     target, answers = torch.randint(VOCAB_SIZE, (2, BATCH_SIZE, length), generator=random)
     last: Tensor = model(None, target, inputs_embeds=source)[:, -1]
@@ -134,14 +128,14 @@ def input_gradient_norm(model: nn.Module, length: int, width: int, random: torch
 
 
 def gradient_ratios(model: nn.Module, lengths: Sequence[int], width: int, seed: int) -> list[float]:
-    """The gradient at each length, in units of that at the first of them."""
+    """The gradient at each length, relative to that at the first length."""
     random = torch.Generator().manual_seed(seed)
     found = [input_gradient_norm(model, length, width, random) for length in lengths]
     return [gradient / found[0] for gradient in found]
 
 
 def untrained_models(width: int, forget_bias: float, seed: int) -> dict[str, nn.Module]:
-    """The three models with random weights; float64, for the gradients become very small."""
+    """The three models with random weights, in float64 because the gradients become very small."""
     torch.manual_seed(seed)
     return {name: build_seq2seq(name, width, forget_bias=forget_bias).double() for name in MODEL_NAMES}
 
@@ -149,16 +143,20 @@ def untrained_models(width: int, forget_bias: float, seed: int) -> dict[str, nn.
 def run_gradient_path(
     *, seed: int = 0, width: int = 32, length: int = 64, forget_bias: float = 1.0, with_attention: bool = True
 ) -> Result:
-    """with_attention=False asks of the LSTM without attention what holds with it; forget_bias=8 holds the LSTMs' cells open."""
+    """with_attention=False tests the LSTM without attention in place of the one with attention."""
     models = untrained_models(width, forget_bias, seed)
     left = {name: gradient_ratios(model, (SHORT, length), width, seed)[-1] for name, model in models.items()}
-    further = length / SHORT
+    length_ratio = length / SHORT
     return Result(
         (
-            at_most("parameters of the largest model over the smallest", spread(list(models.values())), 1.05),
-            at_least(f"transformer: gradient left, times {further:g}", left[TRANSFORMER] * further, 0.3),
-            at_least("LSTM with attention: the same", left[LSTM_ATTENTION if with_attention else LSTM] * further, 0.3),
-            at_most("LSTM alone: the same", left[LSTM] * further, 0.01),
+            at_most("parameters of the largest model / smallest model", size_ratio(list(models.values())), 1.05),
+            at_least(f"transformer: gradient ratio × {length_ratio:g}", left[TRANSFORMER] * length_ratio, 0.3),
+            at_least(
+                f"LSTM with attention: gradient ratio × {length_ratio:g}",
+                left[LSTM_ATTENTION if with_attention else LSTM] * length_ratio,
+                0.3,
+            ),
+            at_most(f"LSTM without attention: gradient ratio × {length_ratio:g}", left[LSTM] * length_ratio, 0.01),
         )
     )
 
@@ -167,7 +165,7 @@ COLORS = {TRANSFORMER: BLUE, LSTM_ATTENTION: GREEN, LSTM: VERMILION}
 
 
 MARKERS = {TRANSFORMER: ("o", 7), LSTM_ATTENTION: ("s", 10), LSTM: ("^", 14)}
-"""shape and size: where lines meet, all are seen"""
+"""shape and size, so that overlapping lines remain visible"""
 
 
 def line(axes: "Axes", whose: str, x: Sequence[float], y: Sequence[float]) -> None:
@@ -176,18 +174,18 @@ def line(axes: "Axes", whose: str, x: Sequence[float], y: Sequence[float]) -> No
 
 
 def doubling(axes: "Axes", lengths: Sequence[float]) -> None:
-    """Lengths along the bottom, each doubling as wide as the one before."""
+    """A logarithmic axis of lengths."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, labels=[f"{length:g}" for length in lengths])
 
 
 def up_to(length: int) -> list[int]:
-    """Lengths from SHORT, doubled as long as they are well below the last."""
+    """SHORT and its doublings, up to `length`."""
     return [SHORT * 2**power for power in range(12) if SHORT * 2**power <= length / 1.5] + [length]
 
 
 def draw_gradient_path(*, seed: int = 0, width: int = 32, length: int = 64) -> "Figure":
-    """The gradient from the last output to the first input of untrained_models models, against length, beside 1/length."""
+    """The gradient of the last output with respect to the first input, against the length."""
     lengths = up_to(length)
     models = untrained_models(width, 1.0, seed)
     figure, (axes,) = subplots()
@@ -198,24 +196,25 @@ def draw_gradient_path(*, seed: int = 0, width: int = 32, length: int = 64) -> "
     axes.set_yscale("log")
     label_axes(
         axes,
-        "untrained_models models",
+        "Untrained models",
         "sequence length (tokens)",
-        f"gradient, last output to first\ninput (1 = {lengths[0]} tokens)",
+        f"gradient of last output w.r.t. first\ninput (1 = {lengths[0]} tokens)",
     )
     legend_below(figure, axes)
-    set_headline(figure, "Gradients fade as 1/length with attention, exponentially in an LSTM alone")
+    set_headline(figure, "Gradients decay as 1/length with attention, exponentially in an LSTM without")
     return figure
 
 
 GRADIENT_PATH = Claim(
     slug="gradient-path",
     lesson="Attention and recurrence",
-    statement="In untrained_models models, the gradient from the last output to the first input falls as 1/length "
-    "through attention, and exponentially through an LSTM whose forget gates are not held open.",
-    misconception="An LSTM's cell carries the gradient over any distance.",
-    conditions="Random weights: the gradient with which training starts, not that of trained models, whose gates and "
-    "attention weights may be anything.",
-    formula="attention: 1 step, its weight about 1/n;  LSTM: 2n steps, each of d c_t / d c_(t-1) = f_t + ..., f_t < 1",
+    statement="In untrained models, the gradient of the last output with respect to the first input decreases as "
+    "1/length with attention, and exponentially with the length in an LSTM without attention.",
+    misconception="The cell state of an LSTM carries the gradient over any distance.",
+    conditions="Random weights, default forget-gate bias of 1: trained models may have other gates and attention "
+    "weights.",
+    formula="attention: 1 step, with a weight of about 1/n;  LSTM: up to 2n steps, d c_t / d c_(t-1) = f_t + ..., "
+    "f_t < 1",
     run=run_gradient_path,
     figure=draw_gradient_path,
     try_next="clearhead lab gradient-path --forget_bias 8",
@@ -226,7 +225,7 @@ GRADIENT_PATH = Claim(
 
 
 def sequential_operations(output: Tensor) -> int:
-    """Operations on the longest way from the output back to an input or a weight: each needs the one before it."""
+    """The number of operations on the longest path through the autograd graph of the output."""
     assert output.grad_fn is not None
     lengths: dict[object, int] = {}
     waiting = [output.grad_fn]
@@ -241,13 +240,13 @@ def sequential_operations(output: Tensor) -> int:
 
 
 def chain(model: nn.Module, length: int) -> int:
-    """That of all logits for one source and target of this length."""
+    """The sequential operations of all logits for a source and a target of this length."""
     ids = torch.arange(length)[None] % VOCAB_SIZE
     return sequential_operations(model(ids, ids))
 
 
 def decoder_passes(model: Seq2Seq, length: int) -> int:
-    """Passes of the decoder, one after the other, in which a transformer generates that many tokens by itself."""
+    """The number of decoder passes in which a transformer generates `length` tokens."""
     passes = []
     handle = model.head.register_forward_hook(lambda *_: passes.append(1))
     try:
@@ -259,7 +258,7 @@ def decoder_passes(model: Seq2Seq, length: int) -> int:
 
 
 def run_sequential_depth(*, seed: int = 0, width: int = 32, length: int = 64, recurrent: bool = False) -> Result:
-    """recurrent asks of the LSTM with attention what holds of the transformer."""
+    """recurrent=True tests the LSTM with attention in place of the transformer."""
     models = untrained_models(width, forget_bias=1.0, seed=seed)
     longer = {name: chain(model, length) - chain(model, SHORT) for name, model in models.items()}
     tokens = 2 * (length - SHORT)
@@ -268,15 +267,17 @@ def run_sequential_depth(*, seed: int = 0, width: int = 32, length: int = 64, re
     return Result(
         (
             equals(
-                f"transformer, {length} tokens, not {SHORT}: more sequential operations by",
+                f"transformer: additional sequential operations from {SHORT} to {length} tokens",
                 longer[LSTM_ATTENTION if recurrent else TRANSFORMER],
                 0,
                 0,
             ),
-            at_least("LSTM alone: more, for each further token read or written", longer[LSTM] / tokens, 1),
-            at_least("LSTM with attention: the same", longer[LSTM_ATTENTION] / tokens, 1),
+            at_least("LSTM alone: more, for each length_ratio token read or written", longer[LSTM] / tokens, 1),
+            at_least(
+                "LSTM with attention: sequential operations per additional token", longer[LSTM_ATTENTION] / tokens, 1
+            ),
             equals(
-                f"transformer generates {length} tokens: decoder passes in sequence",
+                f"transformer: sequential decoder passes to generate {length} tokens",
                 decoder_passes(transformer, length),
                 length,
                 0,
@@ -286,7 +287,7 @@ def run_sequential_depth(*, seed: int = 0, width: int = 32, length: int = 64, re
 
 
 def draw_sequential_depth(*, seed: int = 0, width: int = 32, length: int = 64) -> "Figure":
-    """Operations that wait for one another when all target tokens are given, against length."""
+    """The number of sequential operations under teacher forcing, against the length."""
     lengths = up_to(length)
     models = untrained_models(width, 1.0, seed)
     figure, (axes,) = subplots()
@@ -294,22 +295,23 @@ def draw_sequential_depth(*, seed: int = 0, width: int = 32, length: int = 64) -
         line(axes, whose, lengths, [chain(models[whose], n) for n in lengths])
     axes.set_ylim(0)
     axes.set_xlim(0)
-    label_axes(axes, "one forward pass with teacher forcing", "sequence length (tokens)", "longest chain of operations")
+    label_axes(axes, "One forward pass with teacher forcing", "sequence length (tokens)", "sequential operations")
     legend_below(figure, axes)
-    set_headline(figure, "A transformer's longest chain of operations does not grow with the length")
+    set_headline(figure, "The sequential operations of a transformer do not grow with the length")
     return figure
 
 
 SEQUENTIAL_DEPTH = Claim(
     slug="sequential-depth",
     lesson="Attention and recurrence",
-    statement="Under teacher forcing, a transformer's longest chain of operations is the same for any length; an "
-    "LSTM's grows with every token, with attention or without. Generation is sequential in both.",
-    misconception="With attention, an LSTM can read all tokens at once, too; or: a transformer generates all tokens "
-    "at once.",
-    conditions="Teacher forcing, as in training: all target tokens are given. In generation each token needs the one "
-    "before it, so the decoder runs once for each.",
-    formula="h_t = f(x_t, h_(t-1)) waits for h_(t-1);  softargmax(beta q_t Kᵀ) V for no other answer of its layer",
+    statement="Under teacher forcing, the number of sequential operations of a transformer does not depend on the "
+    "length; that of an LSTM, with or without attention, grows with every token. Generation is sequential in all of "
+    "them.",
+    misconception="An LSTM with attention processes all tokens in parallel; or: a transformer generates all tokens "
+    "in parallel.",
+    conditions="Teacher forcing, as in training: all target tokens are given.",
+    formula="LSTM: h_t = f(x_t, h_(t-1)) needs h_(t-1);  attention: softargmax(beta q_t Kᵀ) V needs no other output "
+    "of its layer",
     run=run_sequential_depth,
     figure=draw_sequential_depth,
     try_next="clearhead lab sequential-depth --recurrent true",

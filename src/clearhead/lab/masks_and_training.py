@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def run_additive_mask(*, seed: int = 0, width: int = 8, num_tokens: int = 6, mask_value: float = -10_000.0) -> Result:
-    """Adding `mask_value` to the scores, before they are scaled, against a mask; mask_value = -10 is the misconception made visible."""
+    """Compares adding `mask_value` to the scores before scaling with a boolean mask. With -10, attention leaks."""
     random = torch.Generator().manual_seed(seed)
     q, k, v = torch.randn(3, num_tokens, width, generator=random)
     mask = masks.causal(num_tokens)
@@ -47,12 +47,14 @@ def run_additive_mask(*, seed: int = 0, width: int = 8, num_tokens: int = 6, mas
     by_mask = attend_reference(q, k, v, mask)[1]
     return Result(
         (
-            at_most("weight that reaches a hidden key", added(mask_value)[~mask].max().item(), 0.0),
-            at_most("difference of all weights from a mask's", (added(mask_value) - by_mask).abs().max().item(), 1e-6),
+            at_most("largest weight of a masked key", added(mask_value)[~mask].max().item(), 0.0),
+            at_most("difference from a boolean mask", (added(mask_value) - by_mask).abs().max().item(), 1e-6),
             above(
-                "logarithm of that weight (with a mask: -inf)", logits.log_softmax(-1)[~mask].max().item(), -math.inf
+                "log of the largest weight of a masked key (boolean mask: -inf)",
+                logits.log_softmax(-1)[~mask].max().item(),
+                -math.inf,
             ),
-            at_least("weight that reaches a hidden key with -10 instead", added(-10.0)[~mask].max().item(), 1e-8),
+            at_least("largest weight of a masked key with -10", added(-10.0)[~mask].max().item(), 1e-8),
         )
     )
 
@@ -78,7 +80,7 @@ def draw_additive_mask(
     figure, (left, right) = subplots("AB", widths=(1.25, 1))
     texts = [[f"{number:g}" for number in row] for row in masks.to_additive(causal, mask_value).tolist()]
     mask_map(left, causal, texts)
-    label_axes(left, "Causal mask, as numbers to add", "key token", "query token")
+    label_axes(left, "Additive causal mask", "key token", "query token")
     numbers = [-(10 ** (power / 8)) for power in range(49)]
     leaks = [leaked(number) for number in numbers]
     seen = [(-number, leak) for number, leak in zip(numbers, leaks, strict=True) if leak > UNDERFLOW]
@@ -102,8 +104,8 @@ def draw_additive_mask(
     right.set_yticks(
         [1e0, 1e-10, 1e-20, 1e-30, 1e-40, UNDERFLOW], labels=["1", *(f"$10^{{-{n}}}$" for n in (10, 20, 30, 40)), "0"]
     )
-    label_axes(right, "Weight that reaches a hidden key", "size of the negative number", "largest attention weight")
-    set_headline(figure, "A negative number hides a key only if its exponential underflows to 0")
+    label_axes(right, "Leakage to masked keys", "size of the negative number", "largest attention weight")
+    set_headline(figure, "An added negative number masks a key only if its exponential underflows")
     return figure
 
 
@@ -111,8 +113,9 @@ ADDITIVE_MASK = Claim(
     slug="additive-mask",
     kind="demonstration",
     lesson="Masks, training and evaluation",
-    statement="-10000 added before the scale hides a key only because e^(-10000/sqrt d) underflows to 0; -10 leaks.",
-    misconception="Any large negative number is a mask.",
+    statement="Adding -10000 to a score before scaling masks a key only because e^(-10000/sqrt(d)) underflows to 0; "
+    "with -10 attention leaks to masked keys.",
+    misconception="Any large negative number acts as a mask.",
     formula="e^(beta (z - 10000)) = 0 in floating point, e^(beta (z - 10)) is not",
     run=run_additive_mask,
     figure=draw_additive_mask,
@@ -132,8 +135,8 @@ def run_fully_masked_row(
     hidden = masked if boolean_mask else attend_reference(q, k, v, logit_bias=masks.to_additive(nobody, mask_value))[1]
     return Result(
         (
-            at_most("distance of its weights from 1/n each", (hidden - 1 / num_tokens).abs().max().item(), 1e-6),
-            at_most("weight that a mask leaves it", masked.abs().max().item(), 0.0),
+            at_most("difference of the weights from 1/n", (hidden - 1 / num_tokens).abs().max().item(), 1e-6),
+            at_most("largest weight with a boolean mask", masked.abs().max().item(), 0.0),
         )
     )
 
@@ -144,7 +147,7 @@ def draw_fully_masked_row(*, seed: int = 0, width: int = 8, num_tokens: int = 6,
     q, k, v = torch.randn(3, num_tokens, width, generator=random)
     nobody = torch.zeros(num_tokens, num_tokens, dtype=torch.bool)
     cases = {
-        "nothing hidden": (attend_reference(q, k, v)[1], GREEN),
+        "no mask": (attend_reference(q, k, v)[1], GREEN),
         f"{mask_value:g} added": (
             attend_reference(q, k, v, logit_bias=masks.to_additive(nobody, mask_value))[1],
             VERMILION,
@@ -161,10 +164,10 @@ def draw_fully_masked_row(*, seed: int = 0, width: int = 8, num_tokens: int = 6,
         label(axes, 0.98, 0.98, f"sum {weights[0].sum():.2g}", color, xycoords="axes fraction", ha="right", va="top")
     top = max(float(weights[0].max()) for weights, _ in cases.values())
     all_axes[0].set_ylim(0, 1.2 * top)
-    label_axes(all_axes[0], "nothing hidden", "key", "attention weight")
+    label_axes(all_axes[0], "no mask", "key", "attention weight")
     all_axes[0].locator_params(axis="y", nbins=5)
     label(all_axes[2], 0.03, 1 / num_tokens, "1/n", xycoords=("axes fraction", "data"), offset=(0, 4))
-    set_headline(figure, "When every key is hidden, a large negative number gives equal weights")
+    set_headline(figure, "If every key is masked, adding a large negative number gives uniform weights")
     return figure
 
 
@@ -172,8 +175,9 @@ FULLY_MASKED_ROW = Claim(
     slug="fully-masked-row",
     kind="demonstration",
     lesson="Masks, training and evaluation",
-    statement="A row hidden everywhere by -1e14 becomes uniform over what it may not see; a mask gives zeros.",
-    misconception="Such a row is ignored.",
+    statement="If every key of a query is masked by adding -1e14, its weights become uniform over the masked keys; "
+    "with a boolean mask they are zero.",
+    misconception="A fully masked row is ignored.",
     formula="z - 1e14 = -1e14 in float32, whatever z; and softargmax of equal numbers is 1/n",
     run=run_fully_masked_row,
     figure=draw_fully_masked_row,
@@ -199,10 +203,10 @@ def run_train_and_eval_mode(*, seed: int = 0, width: int = 16, dropout: float = 
 
     return Result(
         (
-            at_most("same input twice, testing stage: difference", change(not eval_mode), 0.0),
-            at_least("same input twice, training stage: difference", change(True), 1e-3),
-            at_most("one pass in the testing stage: the weights move by", moved(not eval_mode), 0.0),
-            at_least("one pass and its step in the training stage: they move by", moved(True), 1e-6),
+            at_most("evaluation mode: difference between two passes", change(not eval_mode), 0.0),
+            at_least("training mode: difference between two passes", change(True), 1e-3),
+            at_most("evaluation mode: change of the weights", moved(not eval_mode), 0.0),
+            at_least("training mode: change of the weights in one step", moved(True), 1e-6),
         )
     )
 
@@ -240,16 +244,17 @@ def draw_train_and_eval_mode(*, seed: int = 0, width: int = 16, dropout: float =
     bars(right, moved)
     right.set_box_aspect(1)
     label_axes(right, "weights, one step", "", "largest change")
-    set_headline(figure, "In training the same input gives other outputs, and the weights move")
+    set_headline(figure, "In training mode the same input gives different outputs, and weights change")
     return figure
 
 
 TRAIN_AND_EVAL_MODE = Claim(
     slug="train-and-eval-mode",
     lesson="Masks, training and evaluation",
-    statement="In testing the same input gives the same output and weights stay; in training neither is so.",
-    misconception="A trained model always answers the same.",
-    formula="dropout(x) = x m / (1-p), m drawn anew in training; x itself in testing",
+    statement="In evaluation mode the same input gives the same output and the weights do not change; in training "
+    "mode with dropout the outputs differ, and each step changes the weights.",
+    misconception="A trained model gives the same output in either mode.",
+    formula="dropout(x) = x m / (1-p) with a new random m in training mode;  x in evaluation mode",
     run=run_train_and_eval_mode,
     figure=draw_train_and_eval_mode,
     try_next="clearhead lab train-and-eval-mode --dropout 0.01",
@@ -321,11 +326,11 @@ def run_augmentation(
     gap = plain[0] - plain[1]
     left = (moved[0] - moved[1]) / gap if gap > 0 else math.nan
     checks = (
-        at_least("without crops: training accuracy minus test accuracy", gap, 0.1),
-        at_most("with crops: this gap, relative to that without", left, 0.6),
-        at_least("with crops: test accuracy minus that without", moved[1] - plain[1], 0.05),
-        at_least("shifted test images: accuracy with crops minus without", moved[2] - plain[2], 0.2),
-        at_most("test images rotated by 90 degrees: accuracy with crops", moved[3], 0.4),
+        at_least("without crops: gap between training and test accuracy", gap, 0.1),
+        at_most("gap with crops / gap without crops", left, 0.6),
+        at_least("test accuracy: gain with crops", moved[1] - plain[1], 0.05),
+        at_least("accuracy on shifted test images: gain with crops", moved[2] - plain[2], 0.2),
+        at_most("accuracy on rotated test images (90 degrees) with crops", moved[3], 0.4),
     )
     images = tuple(float(i) for i in range(len(IMAGES)))
     return Result(
@@ -344,12 +349,12 @@ def draw_augmentation(result: Result) -> "Figure":
 AUGMENTATION = Claim(
     slug="augmentation",
     lesson="Masks, training and evaluation",
-    statement="Random crops narrow the gap between training and test accuracy and make a model robust to shifts, but "
-    "not to rotation.",
-    misconception="Crop and flip make a model robust to rotation; or: augmentation makes no difference.",
+    statement="Random crops reduce the gap between training and test accuracy and make a model robust to "
+    "translation, but not to rotation.",
+    misconception="Crops and flips make a model robust to rotation; or: augmentation makes no difference.",
     formula="gap = training accuracy - test accuracy",
-    conditions="A small vision transformer without convolutions, trained on 500 MNIST images for 400 steps. "
-    "Float32, the mean of three seeds.",
+    conditions="A small vision transformer without a convolutional stem, trained on 500 MNIST images for 400 steps "
+    "in float32; mean of three seeds.",
     run=run_augmentation,
     figure=draw_augmentation,
     try_next="clearhead lab augmentation --num-images 5000",

@@ -150,7 +150,7 @@ def run_learned_positions(*, seed: int = 0, width: int = 16, grid_size: int = 4,
         shuffled = logit_change(model, tokens, order)
         table.table.zero_()
         without = logit_change(model, tokens, order)
-        waves = change(small_vit(width, "mean", grid_size, "sinusoidal"), tokens, order)
+        waves = logit_change(small_vit(width, "mean", grid_size, "sinusoidal"), tokens, order)
     return Result(
         (
             at_most("difference between the encoder's input and tokens + table", error, 0.0),

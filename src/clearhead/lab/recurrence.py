@@ -1,4 +1,4 @@
-"""A transformer beside LSTMs of its size, within a training budget: reversing digits, and pronouncing words."""
+"""A transformer and LSTMs of equal size, within a training budget: reversing digits and pronouncing words."""
 
 import time
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from clearhead.lab.lstm import (
     doubling,
     gradient_ratios,
     line,
-    spread,
+    size_ratio,
     untrained_models,
 )
 from clearhead.lab.plots import SMALL_SIZE, label_axes, legend_below, set_headline, subplots
@@ -40,18 +40,18 @@ LETTERS, NUM_TEST = 6, 1_000
 
 
 TOKENS_AT_ONCE = 2_048
-"""in the batch that a step's time is measured with, whatever the length"""
+"""per batch when the time of a step is measured, for every length"""
 
 
 BEST_OF = 7
 
 
-LONG = 6
-"""times the budget: enough for the LSTM alone to come much closer"""
+LONG_FACTOR = 6
+"""multiple of the budget with which the LSTM without attention comes much closer"""
 
 
 class ConcatenatedInputs(nn.Module):
-    """An encoder-decoder whose source and target so far stand in one row: ids (n,K+Q) -> logits (n,Q,V)"""
+    """Takes the source and the shifted target in one tensor: ids (n,K+Q) -> logits (n,Q,V)"""
 
     def __init__(self, model: nn.Module, src_vocab_size: int):
         super().__init__()
@@ -62,7 +62,7 @@ class ConcatenatedInputs(nn.Module):
 
 
 def reversal(length: int) -> Task:
-    """Digits to be written in reverse order: the last output is the first digit that was read."""
+    """Reverse a sequence of digits: the last output is the first input."""
 
     def task(random: torch.Generator, n: int) -> tuple[Tensor, Tensor]:
         digits = len(MARKS) + torch.randint(DIGITS, (n, length), generator=random)
@@ -71,8 +71,8 @@ def reversal(length: int) -> Task:
     return task
 
 
-def pronouncing(examples: SequencePairs) -> Task:
-    """Words of LETTERS letters, and their phones."""
+def pronunciation(examples: SequencePairs) -> Task:
+    """Words of LETTERS letters and their phonemes."""
     sources, targets = examples.get_batch((examples.lengths[:, 0] == LETTERS).nonzero()[:, 0])
 
     def task(random: torch.Generator, n: int) -> tuple[Tensor, Tensor]:
@@ -85,13 +85,13 @@ def pronouncing(examples: SequencePairs) -> Task:
 def accuracies(
     model: nn.Module, src_vocab_size: int, task: Task, unseen: Task, budgets: Sequence[int], seed: int
 ) -> list[float]:
-    """The fraction of correct tokens after each training budget, under teacher forcing."""
+    """Token accuracy under teacher forcing after each number of steps."""
     rows = ConcatenatedInputs(model, src_vocab_size)
     return learning_curve(rows, task, budgets=budgets, seed=seed, unseen=unseen, num_test=NUM_TEST)
 
 
 def seconds(model: nn.Module, length: int, seed: int) -> float:
-    """Processor time of a training step's passes, forwards and backwards; the best of several."""
+    """CPU time of one forward and backward pass, the best of several."""
     rows = ConcatenatedInputs(model, length)
     inputs, targets = reversal(length)(torch.Generator().manual_seed(seed), TOKENS_AT_ONCE // length)
     found = []
@@ -103,19 +103,19 @@ def seconds(model: nn.Module, length: int, seed: int) -> float:
 
 
 def digit_accuracy(name: str, length: int, width: int, budgets: Sequence[int], seed: int) -> list[float]:
-    """Accuracy of one model in reversing that many digits, after each training budget."""
+    """Reversal accuracy of one model after each number of steps."""
     torch.manual_seed(seed)
     task = reversal(length)
     return accuracies(build_seq2seq(name, width), length, task, task, budgets, seed)
 
 
 def phone_accuracy(words: Dataset, name: str, width: int, steps: int, seed: int) -> list[float]:
-    """Accuracy of one model in pronouncing words that it has not seen."""
+    """Phoneme accuracy of one model on unseen words."""
     assert isinstance(words.train, SequencePairs)
     assert isinstance(words.test, SequencePairs)
     torch.manual_seed(seed)
     model = build_seq2seq(name, width, len(words.symbols), len(words.classes))
-    return accuracies(model, LETTERS, pronouncing(words.train), pronouncing(words.test), [steps], seed)
+    return accuracies(model, LETTERS, pronunciation(words.train), pronunciation(words.test), [steps], seed)
 
 
 def run_recurrence(
@@ -127,9 +127,9 @@ def run_recurrence(
     steps: int = 300,
     with_attention: bool = True,
 ) -> Result:
-    """with_attention=False asks of the LSTM without attention what holds with it."""
+    """with_attention=False tests the LSTM without attention in place of the one with attention."""
     short, budgets = length // 4, step_budgets(steps, 0.25, 0.5, 1)
-    longer = sorted({*budgets, *step_budgets(steps, 2, LONG)})
+    longer = sorted({*budgets, *step_budgets(steps, 2, LONG_FACTOR)})
     at = budgets.index(steps)
     with single_thread():
         digits = {
@@ -144,27 +144,29 @@ def run_recurrence(
         }
         drawn = (
             *(
-                Curve("right digits", name, tuple(longer if name == LSTM else budgets), tuple(digits[name]))
+                Curve("digit accuracy", name, tuple(longer if name == LSTM else budgets), tuple(digits[name]))
                 for name in MODEL_NAMES
             ),
-            *(Curve("right phones", name, (LETTERS,), (phones[name],)) for name in MODEL_NAMES),
+            *(Curve("phoneme accuracy", name, (LETTERS,), (phones[name],)) for name in MODEL_NAMES),
             *untrained_curves(width, seed),
         )
     other = LSTM_ATTENTION if with_attention else LSTM
     alone = digits[LSTM]
     checks = (
         at_most(
-            "parameters, largest model over smallest",
-            spread([build_seq2seq(name, width) for name in MODEL_NAMES]),
+            "parameters of the largest model / smallest model",
+            size_ratio([build_seq2seq(name, width) for name in MODEL_NAMES]),
             1.05,
         ),
         at_least(f"transformer, {length} digits, {steps} steps: accuracy", digits[TRANSFORMER][at], 0.93),
-        at_least("LSTM with attention, the same: accuracy", digits[other][at], 0.93),
-        at_most("LSTM alone, the same: accuracy", alone[at], 0.85),
-        at_least(f"LSTM alone, {short} digits, {steps} steps: accuracy", few, 0.93),
-        at_least(f"LSTM alone, {length} digits: gain from {longer[-1]} steps", alone[-1] - alone[at], 0.1),
-        at_least("new words, phone accuracy: transformer minus LSTM alone", lead(phones, TRANSFORMER), 0.03),
-        at_least("new words: LSTM with attention minus LSTM alone", lead(phones, other), 0.02),
+        at_least(f"LSTM with attention, {length} digits, {steps} steps: accuracy", digits[other][at], 0.93),
+        at_most(f"LSTM without attention, {length} digits, {steps} steps: accuracy", alone[at], 0.85),
+        at_least(f"LSTM without attention, {short} digits, {steps} steps: accuracy", few, 0.93),
+        at_least(f"LSTM without attention, {length} digits: gain with {longer[-1]} steps", alone[-1] - alone[at], 0.1),
+        at_least(
+            "unseen words: phoneme accuracy, transformer minus LSTM without attention", lead(phones, TRANSFORMER), 0.03
+        ),
+        at_least("unseen words: phoneme accuracy, LSTM with minus without attention", lead(phones, other), 0.02),
     )
     return Result(checks, drawn)
 
@@ -174,7 +176,7 @@ def lead(phones: dict[str, float], name: str) -> float:
 
 
 def untrained_curves(width: int, seed: int) -> list[Curve]:
-    """Two quantities of models that are not trained: the gradient from end to end, and the time of a step."""
+    """Of untrained models: the gradient of the last output with respect to the first input, and the time of a step."""
     further = [SHORT * 2**power for power in range(6)]
     found = []
     for name, model in untrained_models(width, 1.0, seed).items():
@@ -188,32 +190,34 @@ def untrained_curves(width: int, seed: int) -> list[Curve]:
 
 
 def draw_recurrence(result: Result) -> "Figure":
-    """What the training found, accuracy on digits and phonemes; and the time of a step. (Gradients: gradient-path.)"""
+    """Accuracy on digits and phonemes, and the time of a training step."""
     figure, (digits, phones, time) = subplots("AB;AC", widths=(1.2, 1))
-    for what, axes in {"right digits": digits, "milliseconds": time}.items():
+    for what, axes in {"digit accuracy": digits, "milliseconds": time}.items():
         found = {curve.name: curve for curve in result.curves if curve.quantity == what}
         for whose in reversed(MODEL_NAMES):
             line(axes, whose, found[whose].x, found[whose].y)
         doubling(axes, sorted({x for curve in found.values() for x in curve.x}))
-    draw_phones(phones, {curve.name: curve.y[0] for curve in result.curves if curve.quantity == "right phones"})
+    draw_phoneme_accuracy(
+        phones, {curve.name: curve.y[0] for curve in result.curves if curve.quantity == "phoneme accuracy"}
+    )
     digits.set_ylim(0, 1.05)
     time.set_ylim(0, 1.1 * time.get_ylim()[1])
     label_axes(digits, "Reversed digits", "training steps", "accuracy")
     label_axes(time, f"Step of {TOKENS_AT_ONCE:,} tokens", "sequence length (tokens)", "ms on one core")
     legend_below(figure, digits)
-    set_headline(figure, "Within the same budget, an LSTM without attention falls behind")
+    set_headline(figure, "Within the same training budget, an LSTM without attention falls behind")
     return figure
 
 
-def draw_phones(axes: "Axes", shares: dict[str, float]) -> None:
-    """A bar for each model, with its number."""
-    heights, colors = [shares[whose] for whose in MODEL_NAMES], [COLORS[whose] for whose in MODEL_NAMES]
+def draw_phoneme_accuracy(axes: "Axes", accuracy: dict[str, float]) -> None:
+    """One bar per model."""
+    heights, colors = [accuracy[whose] for whose in MODEL_NAMES], [COLORS[whose] for whose in MODEL_NAMES]
     bars = axes.bar(range(len(MODEL_NAMES)), heights, color=colors)
     axes.bar_label(bars, fmt="{:.0%}", fontsize=SMALL_SIZE)
     axes.set_xticks([])
     axes.set_ylim(0, 1.15)
     axes.grid(axis="x", visible=False)
-    label_axes(axes, "Phonemes of new words", "", "accuracy")
+    label_axes(axes, "Phonemes of unseen words", "", "accuracy")
 
 
 RECURRENCE = Claim(
@@ -221,12 +225,13 @@ RECURRENCE = Claim(
     lesson="Attention and recurrence",
     statement="Within the same training budget, a transformer and an LSTM with attention learn to reverse sequences of "
     "16 digits; an LSTM of equal size without attention learns only short ones and pronounces words worse. With more "
-    "training it comes closer.",
-    misconception="An LSTM with as many weights does without attention as quickly; or: recurrence has to go before "
-    "attention helps; or: without attention it cannot be learned at all.",
-    formula="without attention, all that the decoder knows of the source is one state and cell, 2 width numbers",
-    conditions="300 training steps of 64 sequences for each model; accuracy under teacher forcing. "
-    "Float32, the mean of three seeds.",
+    "training the difference shrinks.",
+    misconception="An LSTM of equal size learns as quickly without attention; or: attention helps only without "
+    "recurrence; or: reversal cannot be learned without attention at all.",
+    formula="without attention, the decoder sees the source only through one hidden and one cell state: 2 · width "
+    "numbers",
+    conditions="Each model: 300 training steps of 64 sequences in float32; accuracy under teacher forcing, mean of "
+    "three seeds.",
     run=run_recurrence,
     figure=draw_recurrence,
     try_next="clearhead lab recurrence --length 8",

@@ -93,9 +93,7 @@ def curve(num_heads: int, width: int, budgets: list[int], accuracy: list[float])
 
 
 def draw_several_heads(result: Result) -> "Figure":
-    return draw_measured(
-        result, "Several heads learn faster than one head of the same total width, or than many narrow ones"
-    )
+    return draw_measured(result, "Several heads learn faster than one wide head or many narrow heads")
 
 
 SEVERAL_HEADS = Claim(

@@ -62,7 +62,7 @@ def run_patch_embedding(
         convolved = conv(images).flatten(2).mT
         cut = tokens(images)
     error = (convolved - cut).abs().max().item() if convolved.shape == cut.shape else float("inf")
-    return Result((at_most("difference of cut and projected patches from the convolution", error, 1e-12),))
+    return Result((at_most("difference between projected patches and the convolution", error, 1e-12),))
 
 
 @torch.no_grad()
@@ -101,9 +101,9 @@ def draw_patch_embedding(
     for axes in (left, right):
         axes.set_aspect("auto")
     label_axes(image, f"{grid_size * grid_size} patches of {patch_size} × {patch_size}", "pixel column", "pixel row")
-    label_axes(left, "cut, then projected", "feature", "patch")
+    label_axes(left, "projected patches", "feature", "patch")
     label_axes(right, f"convolution,\nstride {stride or patch_size}", "feature")
-    set_headline(figure, "Patch embedding is a convolution whose stride is the size of its kernel")
+    set_headline(figure, "Patch embedding is a convolution whose stride equals its kernel size")
     return figure
 
 
@@ -111,8 +111,9 @@ PATCH_EMBEDDING = Claim(
     slug="patch-embedding",
     kind="demonstration",
     lesson="Images and convolutions",
-    statement="Cutting an image into patches and projecting them is a convolution whose stride is its kernel's size.",
-    misconception="A vision transformer has no convolution.",
+    statement="Patch embedding, a linear projection of flattened patches, is a convolution whose stride equals its "
+    "kernel size.",
+    misconception="A vision transformer contains no convolution.",
     formula="unfold(image) W = conv(image, W, stride = patch_size)",
     run=run_patch_embedding,
     figure=draw_patch_embedding,
@@ -160,16 +161,16 @@ def run_class_token(*, seed: int = 0, width: int = 16, mean_pooling: bool = Fals
         error = (by_hand - answer).abs().max().item()
     return Result(
         (
-            at_most("difference of MLP(LN(z_0)) from the model", error, 1e-12),
+            at_most("difference between MLP(LN(z_0)) and the model", error, 1e-12),
             equals(
-                "class token: tokens that the answer is read from",
+                "class token: number of encoder outputs that the logits depend on",
                 read_places("mean" if mean_pooling else "class"),
                 1,
                 0,
             ),
-            equals("mean pooling: tokens that the answer is read from", read_places("mean"), 16, 0),
-            equals("numbers that the classifier is given, of either", classifier_inputs("class", "mean"), width, 0),
-            equals("decoder blocks in it", sum(isinstance(part, DecoderBlock) for part in model.modules()), 0, 0),
+            equals("mean pooling: number of encoder outputs that the logits depend on", read_places("mean"), 16, 0),
+            equals("input width of the classifier, either pooling", classifier_inputs("class", "mean"), width, 0),
+            equals("number of decoder blocks", sum(isinstance(part, DecoderBlock) for part in model.modules()), 0, 0),
         )
     )
 
@@ -190,7 +191,7 @@ def draw_class_token(*, seed: int = 0, width: int = 16) -> "Figure":
         axes.set_ylim(0, 1.1)
         axes.grid(axis="x", visible=False)
         tokens = f"{reached} of {len(heights)} tokens"
-        label_axes(axes, f"{title}: logits read from\n{tokens}", "token (1 to 16: patches)")
+        label_axes(axes, f"{title}: logits depend on\n{tokens}", "token (1 to 16: patches)")
     both[0].set_ylabel("gradient norm of the logits\n(largest = 1)", fontsize=TEXT_SIZE)
     set_headline(figure, "A ViT classifies from one token, or from the mean of all patches")
     return figure
@@ -200,9 +201,9 @@ CLASS_TOKEN = Claim(
     slug="class-token",
     kind="demonstration",
     lesson="Images and convolutions",
-    statement="The classifier of a vision transformer is given one vector, that of the class token, MLP(LN(z_0)), or "
-    "the mean of all tokens; there is no decoder.",
-    misconception="The classifier is given all tokens side by grid_size (flattened), or the output of a decoder.",
+    statement="The classifier of a vision transformer receives one vector: the class token, MLP(LN(z_0)), or the "
+    "mean of all tokens. There is no decoder.",
+    misconception="The classifier receives all tokens, flattened, or the output of a decoder.",
     formula="y = MLP(LN(z_0));  or y = MLP(mean_i LN(z_i))",
     run=run_class_token,
     figure=draw_class_token,
@@ -250,26 +251,26 @@ def run_plain_vit(*, seed: int = 0, num_seeds: int = 3, steps: int = 600, plain:
         at_least("+ norm: gain", norm, 0.005),
         within("+ output projection: gain", projection, -0.03, 0.03),
         at_least(f"{ALL}: gain", complete - base, 0.04),
-        above(
-            f"{ALL}: gain beyond that of the best single part", complete - base - max(positions, norm, projection), 0
-        ),
+        above(f"{ALL}: gain over the best single part", complete - base - max(positions, norm, projection), 0),
     )
     return Result(checks, tuple(Curve("test accuracy", name, (steps,), (found[name],)) for name in VARIANTS))
 
 
 def draw_plain_vit(result: Result) -> "Figure":
-    return draw_measured(result, "Positions help the plain ViT most, all three parts together more still")
+    return draw_measured(result, "Positions raise the accuracy of the plain ViT most; all three parts raise it more")
 
 
 PLAIN_VIT = Claim(
     slug="plain-vit",
     lesson="Images and convolutions",
-    statement="Of the parts that the plain vision transformer lacks, position embeddings alone gain most and norm "
-    "alone gains some; the output projection of a single head gains next to nothing. All three together gain most.",
-    misconception="Each missing part costs about as much accuracy; or: a single one explains the low accuracy.",
-    formula="one head: softargmax(beta Q Kᵀ) (x W_V) W_O, and W_V W_O is a single matrix: W_O adds no new function",
-    conditions="Preset plain_mnist: 4 blocks of width 64, 7 x 7 patches; 40,000 training images, 600 steps of 128. "
-    "Float32, the mean of three seeds.",
+    statement="Of the parts that the plain vision transformer lacks, position embeddings alone raise the accuracy "
+    "most and normalization alone raises it somewhat; the output projection of a single head changes little. All "
+    "three together raise it most.",
+    misconception="Each missing part costs about the same accuracy; or: a single missing part explains the low "
+    "accuracy.",
+    formula="one head: softargmax(beta Q Kᵀ) (x W_V) W_O, and W_V W_O is a single matrix, so W_O adds no new functions",
+    conditions="Preset plain_mnist: 4 blocks of width 64, 7×7 patches; 40,000 training images, 600 steps of 128 "
+    "images in float32; mean of three seeds.",
     run=run_plain_vit,
     figure=draw_plain_vit,
     try_next="clearhead lab plain-vit --steps 200",
@@ -279,7 +280,7 @@ PLAIN_VIT = Claim(
 
 
 def run_rotation(*, seed: int = 0, width: int = 4, image_size: int = 8, rotate: bool = False) -> Result:
-    """rotate asks of quarter turns what holds of shifts."""
+    """rotate asks of rotateds what holds of shifts."""
     torch.manual_seed(seed)
     images = torch.randn(1, width, image_size, image_size, dtype=torch.float64)
     layer, even = (nn.Conv2d(width, width, 3, padding=1, padding_mode="circular").double() for _ in range(2))
@@ -302,11 +303,13 @@ def run_rotation(*, seed: int = 0, width: int = 4, image_size: int = 8, rotate: 
     move, pooled = change(turned if rotate else shifted)
     return Result(
         (
-            at_most("shifted image: difference from the shifted answer", move, 1e-12),
-            at_most("the pooled answer moves by", pooled, 1e-12),
-            at_least("turned image: difference from the turned answer", change(turned)[0], 1e-2),
-            at_least("turned image: the pooled answer moves by", change(turned)[1], 1e-4),
-            at_most("turned image, a kernel that is its own turn: difference", change(turned, even)[0], 1e-12),
+            at_most("shifted image: difference from the shifted output", move, 1e-12),
+            at_most("shifted image: change of the pooled output", pooled, 1e-12),
+            at_least("rotated image: difference from the rotated output", change(turned)[0], 1e-2),
+            at_least("rotated image: change of the pooled output", change(turned)[1], 1e-4),
+            at_most(
+                "rotated image, symmetric kernel: difference from the rotated output", change(turned, even)[0], 1e-12
+            ),
         )
     )
 
@@ -327,8 +330,8 @@ def draw_rotation(*, seed: int = 0, width: int = 4, image_size: int = 8) -> "Fig
 
     cases = {
         "shifted": (shifted, layer),
-        "quarter turn": (turned, layer),
-        "quarter turn,\nsymmetric kernel": (turned, even),
+        "rotated": (turned, layer),
+        "rotated,\nsymmetric kernel": (turned, even),
     }
     pairs = [(conv(move(images)), move(conv(images))) for move, conv in cases.values()]
     figure, all_axes = subplots("ABC;DEF")
@@ -342,9 +345,9 @@ def draw_rotation(*, seed: int = 0, width: int = 4, image_size: int = 8) -> "Fig
         largest = (one - other).abs().max().item()
         text = "equal" if largest < 1e-12 else f"differ by {largest:.2g}"
         label_axes(axes, "", text)
-    all_axes[0].set_ylabel("conv(move x)", fontsize=SMALL_SIZE)
-    all_axes[3].set_ylabel("move conv(x)", fontsize=SMALL_SIZE)
-    set_headline(figure, "A convolution follows a shift of the image, but not a rotation")
+    all_axes[0].set_ylabel("conv(T x)", fontsize=SMALL_SIZE)
+    all_axes[3].set_ylabel("T conv(x)", fontsize=SMALL_SIZE)
+    set_headline(figure, "A convolution is equivariant to translation, but not to rotation")
     return figure
 
 
@@ -352,9 +355,11 @@ ROTATION = Claim(
     slug="rotation",
     kind="demonstration",
     lesson="Images and convolutions",
-    statement="A convolution follows a shift of the image; it does not follow a turn, and pooling does not help.",
+    statement="A convolution is equivariant to translation but not to rotation, and global pooling does not make it "
+    "invariant to rotation.",
     misconception="CNNs are invariant to rotation.",
-    formula="conv(shift x) = shift conv(x);  conv(turn x) = turn conv(x) only for kernels that are their own turn",
+    formula="conv(shift x) = shift conv(x);  conv(rotate x) = rotate conv(x) only for kernels that are symmetric "
+    "under the rotation",
     run=run_rotation,
     figure=draw_rotation,
     try_next="clearhead lab rotation --image-size 32",
