@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from clearhead.data.text_files import MOST_EXAMPLES
+from clearhead.data.user_files import MAX_EXAMPLES
 from clearhead.recipes.registry import config_of
 from clearhead.training.config import RunConfig
 from clearhead.training.context import TrainContext, build_context, isolated_torch_state
@@ -80,7 +80,7 @@ class Entry:
 
 
 def entries(file: str, seed: int, changes: dict[str, object], every: int) -> list[Entry]:
-    common = {"data.file": file, "data.validation": MOST_EXAMPLES, "seed": seed}
+    common = {"data.file": file, "data.validation": MAX_EXAMPLES, "seed": seed}
     configs: dict[str, RunConfig] = {
         "clearhead text": config_of("text", common | changes),
         "nanoGPT's setting": config_of("text", common | NANOGPT | changes),

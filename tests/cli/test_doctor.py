@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
+from clearhead.cli.look import PARAMETER_RULES
 from clearhead.cli.main import main
-from clearhead.insight.doctor.parameters import RULES
 
 FILE = """
 from torch import nn
@@ -83,7 +83,7 @@ def test_programs_get_the_same(capsys):
 def test_help_has_the_rules(capsys):
     assert main(["doctor", "--help"]) == 0
     out = capsys.readouterr().out
-    assert RULES in out
+    assert PARAMETER_RULES in out
     assert max(map(len, out.splitlines())) <= 83
 
 
@@ -91,16 +91,16 @@ def test_help_has_the_rules(capsys):
     ("argv", "message"),
     [
         ("", "the following arguments are required: MODULE; see clearhead doctor --help"),
-        ("doctors_patient", "named as FILE.py:NAME"),
+        ("doctors_patient", "expected FILE.py:NAME"),
         ("nowhere:GPT", "no module 'nowhere' in this folder"),
-        ("doctors_patient:Odd", "no rule fills, 'edges', which has no default"),
-        ("doctors_patient:Leaves", "forward() of doctors_patient:Leaves ends the program"),
+        ("doctors_patient:Odd", "required parameter 'edges' of forward()"),
+        ("doctors_patient:Leaves", "forward() of doctors_patient:Leaves exits Python"),
         ("doctors_patient:Wrong --width 0", "width must be at least 1, got 0"),
         (
             "doctors_patient:Wrong --length 2",
-            "length must be at least 3, got 2; leave it out to let the doctor find one",
+            "length must be at least 3, got 2",
         ),
-        ("doctors_patient:Wrong --width 4", "must take one of features (5,7,4), got"),
+        ("doctors_patient:Wrong --width 4", "accepts none of features (5,7,4)"),
         ("doctors_patient:Wrong --causal", "doctor has no option --causal; did you mean --no-causal?"),
     ],
 )
@@ -170,15 +170,15 @@ class Huge(Linear):
     ("name", "message"),
     [
         ("Meta", "Meta must return a tensor (batch, ...), .* on the meta device"),
-        ("MetaBuffer", "parameters and buffers must have numbers, got lazy ones, or ones on the meta device"),
-        ("Tires", "fails while it is examined: RuntimeError: too tired"),
-        ("NoText", "got Mute: "),
+        ("MetaBuffer", "the module has lazy parameters, or tensors on the meta device"),
+        ("Tires", "failed: RuntimeError: too tired"),
+        ("NoText", "accepts none of .*: Mute: "),
         ("NotMade", "could not be built: Mute: "),
-        ("Leaves", "fails while it is examined: GeneratorExit"),
-        ("NoSuper", "fails while it is examined: AttributeError: "),
-        ("NoState", "fails while it is examined: TypeError: "),
-        ("NotTrained", "fails while it is examined: RuntimeError: no"),
-        ("Huge", "fails while it is examined: RuntimeError: "),
+        ("Leaves", "failed: GeneratorExit"),
+        ("NoSuper", "failed: AttributeError: "),
+        ("NoState", "failed: TypeError: "),
+        ("NotTrained", "failed: RuntimeError: no"),
+        ("Huge", "failed: RuntimeError: "),
     ],
 )
 def test_a_module_that_fails_in_an_odd_way_is_one_line(tmp_path, monkeypatch, capsys, name, message):

@@ -6,7 +6,7 @@ from clearhead.inference.g2p import Pronunciation, pictures_of_word, sharpest, w
 from clearhead.inference.run import Run
 
 
-@pytest.mark.parametrize(("ended", "last"), [(True, ("<end>",)), (False, ())])
+@pytest.mark.parametrize(("ended", "last"), [(True, ("<eos>",)), (False, ())])
 def test_what_is_aligned_is_what_is_said(trained, monkeypatch, ended, last):
     monkeypatch.setattr(g2p, "pronounce", lambda run, words: [[Pronunciation(("K", "AE"), -1.0, ended)]])
     assert written(Run(trained / "pronounce"), "cab") == ("K", "AE", *last)

@@ -76,7 +76,7 @@ def test_a_word_is_answered_as_predict_answers_it(trained, monkeypatch, ended, a
 
 def test_half_of_a_letter_is_no_other_letter(trained):
     run = Run(trained / "text")
-    run.symbols, run.model = BYTES, lambda ids: torch.eye(256)[ids].roll(1, -1)
+    run.vocab, run.model = BYTES, lambda ids: torch.eye(256)[ids].roll(1, -1)
     run.config = replace(run.config, data=replace(run.config.data, level="byte"))
     example = text(run, "a ü")
     assert example.tokens == ("a", "space", "\\xc3", "\\xbc")
@@ -149,8 +149,8 @@ def test_the_end_of_a_test_word_is_what_comes_after_its_letters(trained, monkeyp
     monkeypatch.chdir(trained.parent)
     run = Run(trained / "words")
     example = sample(run, 2)
-    assert example.truth == "'<end>'"
-    assert example.correct == (run.symbols[example.predicted] == "<end>")
+    assert example.truth == "'<eos>'"
+    assert example.correct == (run.vocab[example.predicted] == "<eos>")
 
 
 def test_maps_are_of_the_predicted_class_even_where_other_views_outvoted_the_image(trained, monkeypatch):

@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 import torch
 
-from clearhead.data.vocab import BEGIN, END, Vocabulary
+from clearhead.data.vocab import BOS, EOS, Vocabulary
 from clearhead.inference import g2p
 from clearhead.inference.g2p import BEAM, ensemble, pronounce
 from clearhead.inference.run import Run
@@ -27,7 +27,7 @@ def run(trained):
 
 
 def test_letters_and_phones_are_the_dictionarys(run):
-    assert run.symbols[3:] == tuple("abcd")
+    assert run.vocab[3:] == tuple("abcd")
     assert run.classes[3:] == ("AE", "B", "D", "K")
 
 
@@ -62,11 +62,11 @@ def test_of_wide_beams_fewer_words_are_said_at_once(run, monkeypatch):
 
 
 def test_a_score_is_the_models_own_logarithm_of_the_probability(run):
-    letters, phones = Vocabulary(run.symbols), Vocabulary(run.classes)
+    letters, phones = Vocabulary(run.vocab), Vocabulary(run.classes)
     for way in pronounce(run, ["cab"])[0]:
         ended = len(way.phones) < g2p.MOST_PHONES  # or broken off
-        target = [*phones.ids(way.phones), END] if ended else phones.ids(way.phones)
-        logits = run.model(torch.tensor([letters.ids("cab")]), torch.tensor([[BEGIN, *target[:-1]]]))
+        target = [*phones.encode(way.phones), EOS] if ended else phones.encode(way.phones)
+        logits = run.model(torch.tensor([letters.encode("cab")]), torch.tensor([[BOS, *target[:-1]]]))
         logs = logits.log_softmax(-1)[0, range(len(target)), target]
         assert way.score == pytest.approx(logs.sum().item(), abs=1e-4)
 
@@ -74,8 +74,8 @@ def test_a_score_is_the_models_own_logarithm_of_the_probability(run):
 @pytest.mark.parametrize("how", [BEAM, Beam(3, length_penalty=0)])
 def test_the_best_is_never_less_likely_than_the_greedy_answer(run, how):
     for word in WORDS:
-        ids = torch.tensor([Vocabulary(run.symbols).ids(word)])
-        greedy = run.model.generate(ids, Greedy(), begin=BEGIN, end=END, n_tokens=g2p.MOST_PHONES)
+        ids = torch.tensor([Vocabulary(run.vocab).encode(word)])
+        greedy = run.model.generate(ids, Greedy(), begin=BOS, end=EOS, n_tokens=g2p.MOST_PHONES)
         assert pronounce(run, [word], how)[0][0].score >= greedy.scores.item() - 1e-5
 
 

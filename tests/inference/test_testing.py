@@ -78,12 +78,12 @@ def test_the_context_of_a_mistake_is_what_the_model_had_read(trained, monkeypatc
     assert found.unit == "tokens"
     for row in found.mistakes:
         inputs, targets = data.test.get_batch(torch.tensor([row.index]))
-        word = "".join(run.symbols[i] for i in inputs[0].tolist())
+        word = "".join(run.vocab[i] for i in inputs[0].tolist())
         assert word.startswith(row.input)
-        n_read = 1 + len(row.input.removeprefix("<begin>"))
-        assert run.symbols[int(targets[0, n_read - 1])] == row.actual != row.predicted
+        n_read = 1 + len(row.input.removeprefix("<bos>"))
+        assert run.vocab[int(targets[0, n_read - 1])] == row.actual != row.predicted
         logits = run.logits(inputs)[0, n_read - 1]
-        assert run.symbols[int(logits.argmax())] == row.predicted
+        assert run.vocab[int(logits.argmax())] == row.predicted
 
 
 def test_of_words_the_error_rates_are_those_of_evaluate(trained, monkeypatch):

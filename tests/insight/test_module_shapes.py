@@ -177,7 +177,7 @@ def test_given_inputs_have_the_dtype_that_fits():
         ({"sizes": [(2, 4)], "dtypes": ["float"]}, r"GPT does not take \(2, 4\) float32"),
         ({"sizes": [(2, 4)], "dtypes": ["half"]}, "dtype must be one of float, .* got 'half'"),
         ({"sizes": [(2, 4)], "dtypes": ["long", "long"]}, "got 1 inputs and 2 dtypes"),
-        ({"width": 3}, r"GPT must take one of features \(5,7,3\)"),
+        ({"width": 3}, r"GPT accepts none of features \(5,7,3\)"),
     ],
 )
 def test_what_does_not_fit_is_one_line(given, message):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import nn
 
 from clearhead.insight.look import check_heads, check_rows, look
@@ -89,3 +90,28 @@ def test_what_is_no_number_is_not_called_equal():
     assert look(Kernel(), q, k, v).verify()["Kernel"] < 1e-5
     v[0, 1, 2, 0] = torch.nan
     assert math.isnan(look(Kernel(), q, k, v).verify()["Kernel"])
+
+
+def test_plot_shows_all_layers_one_layer_or_one_head(seen):
+    first, second = seen
+    assert len([a for a in seen.plot().axes if a.get_images()]) == 4
+    assert len([a for a in seen.plot(second).axes if a.get_images()]) == 2
+    figure = seen.plot(first, head=1, example=1, queries=list("abcde"))
+    (image,) = figure.axes[0].get_images()
+    np.testing.assert_allclose(image.get_array(), seen[first].weights(1)[1, 0].detach())
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == list("abcde")
+    assert f"{first}, head 1" in figure.get_suptitle().replace("\n", " ")
+    with pytest.raises(ValueError, match="name of a layer"):
+        seen.plot(head=1)
+
+
+def test_save_writes_the_weights_by_name(seen, tmp_path):
+    first, second = seen
+    saved = load_file(seen.save(tmp_path / "new" / "all.safetensors"))
+    assert list(saved) == [first, second]
+    assert torch.equal(saved[second], seen[second].weights())
+    assert list(load_file(seen.save(str(tmp_path / "one.safetensors"), [first]))) == [first]
+    with pytest.raises(ValueError, match=r"\.safetensors, got 'all\.npz'"):
+        seen.save(tmp_path / "all.npz")
+    with pytest.raises(LookupError, match="no attention named 'third'"):
+        seen.save(tmp_path / "all.safetensors", ["third"])

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.data.vocab import IGNORED
+from clearhead.data.vocab import IGNORE_INDEX
 from clearhead.lab import masks_and_training
 from clearhead.lab.learning import accuracy, learning_curve, mean_over_seeds, run_seeds, step_budgets, train_recipe
 
@@ -31,7 +31,7 @@ def test_budgets_rise_and_have_at_least_one_step():
 
 def test_ignored_targets_do_not_count():
     def task(random, n):
-        return torch.eye(2), torch.tensor([0, IGNORED])
+        return torch.eye(2), torch.tensor([0, IGNORE_INDEX])
 
     assert accuracy(nn.Identity(), task, seed=0) == 1
 

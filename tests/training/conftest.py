@@ -10,7 +10,7 @@ from clearhead.data import datasets
 from clearhead.data.config import Augmentation, DataConfig
 from clearhead.data.dataset import Dataset, Images, Normalize, SequencePairs
 from clearhead.data.text import Words
-from clearhead.data.vocab import BEGIN, END
+from clearhead.data.vocab import BOS, EOS
 from clearhead.models.config import LanguageConfig, Seq2SeqConfig, VisionConfig
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 
@@ -72,7 +72,7 @@ def random_words(n, seed):
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.randint(1, 7, (n,), generator=generator).tolist()
     words = [torch.randint(3, 8, (size,), generator=generator).tolist() for size in sizes]
-    return words, [[*word[::2], END] for word in words]
+    return words, [[*word[::2], EOS] for word in words]
 
 
 def pairs(n, seed):
@@ -81,7 +81,7 @@ def pairs(n, seed):
 
 def spelled(n, seed):
     words, _ = random_words(n, seed)
-    return Words(SequencePairs.of([[BEGIN, *word] for word in words], [[*word, END] for word in words]))
+    return Words(SequencePairs.of([[BOS, *word] for word in words], [[*word, EOS] for word in words]))
 
 
 @pytest.fixture(params=["seq2seq", "causal-lm"])

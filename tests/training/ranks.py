@@ -23,7 +23,7 @@ from clearhead.data import datasets
 from clearhead.data.batches import Batches
 from clearhead.data.config import DataConfig
 from clearhead.data.dataset import Dataset, SequencePairs
-from clearhead.data.vocab import END
+from clearhead.data.vocab import EOS
 from clearhead.models.config import PredictorConfig, Seq2SeqConfig
 from clearhead.training import checkpoint, progress
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
@@ -77,7 +77,7 @@ def words(n, seed):
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.randint(1, 7, (n,), generator=generator).tolist()
     ids = [torch.randint(3, 8, (size,), generator=generator).tolist() for size in sizes]
-    return SequencePairs.of(ids, [[*word[::-1], END] for word in ids])
+    return SequencePairs.of(ids, [[*word[::-1], EOS] for word in ids])
 
 
 def in_processes(world, work):

@@ -157,7 +157,7 @@ def test_progress_is_validated(change):
 
 def test_data_info_of_earlier_versions_is_accepted():
     info = DataInfo.from_state({"data": {"classes": ["a"], "normalize": {"mean": [0], "std": [1]}}})
-    assert (info.classes, info.symbols, info.files) == (("a",), (), {})
+    assert (info.classes, info.vocab, info.files) == (("a",), (), {})
 
 
 def test_divergence_that_only_the_test_notices_has_its_own_exit_code(tmp_path, monkeypatch, capsys):

@@ -33,7 +33,7 @@ def test_a_decoder_that_sees_the_future_is_never_trained(sequences, tmp_path, mo
     monkeypatch.setattr(
         masks, "causal", lambda q, k=None, device=None: torch.ones(q, k or q, dtype=torch.bool, device=device)
     )
-    with pytest.raises(ValueError, match=r"got a model that leaks: output \d+ of .* when the token at place \d+"):
+    with pytest.raises(ValueError, match=r"got a model that leaks: output \d+ of .* when the later token \d+"):
         train(sequences, tmp_path / "run", quiet=True)
     assert not list((tmp_path / "run/checkpoints").glob("*"))
 
@@ -55,5 +55,5 @@ def test_a_model_that_sees_padding_is_never_trained(sequences, monkeypatch, name
         return whole(*args, **kwargs)
 
     monkeypatch.setattr(ctx.model, name, blind)
-    with pytest.raises(ValueError, match=r"leaks: output \d+ of example \d+ moves .* the padding at place \d+"):
+    with pytest.raises(ValueError, match=r"leaks: output \d+ of example \d+ changes .* the padding token \d+"):
         check_masks(ctx)

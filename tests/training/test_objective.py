@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from clearhead.data.batches import Batch
 from clearhead.data.dataset import SequencePairs
-from clearhead.data.vocab import BEGIN, END, IGNORED, PAD
+from clearhead.data.vocab import BOS, EOS, IGNORE_INDEX, PAD
 from clearhead.models.config import Seq2SeqConfig
 from clearhead.models.seq2seq import Seq2Seq
 from clearhead.training.objectives import OBJECTIVES, counts, microbatches, shift_right, to_device
@@ -14,8 +14,8 @@ from clearhead.training.objectives import OBJECTIVES, counts, microbatches, shif
 X = torch.zeros(4, 1)
 
 
-def batch(targets, other=None, share=None):
-    return Batch(X[: len(targets)], targets, other, share, len(targets))
+def batch(targets, targets_b=None, lam=None):
+    return Batch(X[: len(targets)], targets, targets_b, lam, len(targets))
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -76,7 +76,7 @@ def test_the_odd_one_is_a_choice_among_the_elements():
     assert torch.equal(odd.correct(scores[:, shuffle], batch(moved)), odd.correct(scores, batch(targets)))
 
 
-WORDS = SequencePairs.of([[3, 4, 5], [6], [4, 4]], [[3, 5, END], [4, END], [5, 6, 7, END]])
+WORDS = SequencePairs.of([[3, 4, 5], [6], [4, 4]], [[3, 5, EOS], [4, EOS], [5, 6, 7, EOS]])
 SOURCES, TARGETS = WORDS.get_batch(torch.arange(3))
 WRITTEN, NEXT = OBJECTIVES["seq2seq"], OBJECTIVES["causal-lm"]
 
@@ -86,14 +86,14 @@ def words_batch(inputs=SOURCES, targets=TARGETS):
 
 
 def test_the_decoder_is_given_the_begin_mark_and_the_targets_one_place_later():
-    assert shift_right(TARGETS).tolist() == [[BEGIN, 3, 5, END], [BEGIN, 4, END, PAD], [BEGIN, 5, 6, 7]]
+    assert shift_right(TARGETS).tolist() == [[BOS, 3, 5, EOS], [BOS, 4, EOS, PAD], [BOS, 5, 6, 7]]
 
 
 def test_what_is_written_costs_minus_the_logarithm_of_its_probability():
     """The same number that generation gives a sequence that it has written itself."""
     torch.manual_seed(0)
     model = Seq2Seq(Seq2SeqConfig(width=8, depth=1, num_heads=2, src_vocab_size=8, tgt_vocab_size=8)).eval()
-    made = model.generate(SOURCES, begin=BEGIN, end=None, n_tokens=4, source_lengths=(SOURCES != PAD).sum(1))
+    made = model.generate(SOURCES, begin=BOS, end=None, n_tokens=4, source_lengths=(SOURCES != PAD).sum(1))
     batch = words_batch(targets=made.ids)
     outputs = WRITTEN.compute_outputs(model, batch)
     torch.testing.assert_close(WRITTEN.loss(outputs, batch), -made.scores.sum())
@@ -103,7 +103,7 @@ def test_padding_of_targets_costs_nothing_and_smoothing_is_per_token():
     outputs = torch.randn(3, 4, 8)
     for smoothing in (0.0, 0.1):
         expected = sum(
-            F.cross_entropy(o[t != IGNORED], t[t != IGNORED], reduction="sum", label_smoothing=smoothing)
+            F.cross_entropy(o[t != IGNORE_INDEX], t[t != IGNORE_INDEX], reduction="sum", label_smoothing=smoothing)
             for o, t in zip(outputs, TARGETS, strict=True)
         )
         torch.testing.assert_close(WRITTEN.loss(outputs, words_batch(), smoothing), expected)
@@ -114,10 +114,10 @@ def test_every_token_is_right_just_when_greedy_decoding_writes_this_target(seed)
     torch.manual_seed(seed)
     model = Seq2Seq(Seq2SeqConfig(width=8, depth=1, num_heads=2, src_vocab_size=8, tgt_vocab_size=8)).eval()
     lengths = (SOURCES != PAD).sum(1)
-    answers = model.generate(SOURCES, begin=BEGIN, end=END, n_tokens=4, source_lengths=lengths).ids
-    answers = F.pad(answers, (0, 4 - answers.shape[1]), value=END)
-    after_end = ((answers == END).cumsum(1) > 1) & (answers == END)
-    own = answers.masked_fill(after_end, IGNORED)  # what it writes; and the same with one change
+    answers = model.generate(SOURCES, begin=BOS, end=EOS, n_tokens=4, source_lengths=lengths).ids
+    answers = F.pad(answers, (0, 4 - answers.shape[1]), value=EOS)
+    after_end = ((answers == EOS).cumsum(1) > 1) & (answers == EOS)
+    own = answers.masked_fill(after_end, IGNORE_INDEX)  # what it writes; and the same with one change
     changed = own.clone()
     changed[:, 0] = (changed[:, 0] + 1) % 8
     targets = torch.stack([own[0], changed[1], own[2]])
@@ -129,11 +129,11 @@ def test_the_next_token_costs_the_mean_over_those_that_are_asked_for():
     outputs, batch = torch.randn(3, 4, 8), words_batch()
     for smoothing in (0.0, 0.1):
         expected = sum(
-            F.cross_entropy(o[t != IGNORED], t[t != IGNORED], label_smoothing=smoothing)
+            F.cross_entropy(o[t != IGNORE_INDEX], t[t != IGNORE_INDEX], label_smoothing=smoothing)
             for o, t in zip(outputs, TARGETS, strict=True)
         )
         torch.testing.assert_close(NEXT.loss(outputs, batch, smoothing), expected)
-    assert torch.equal(NEXT.loss_mask(batch), TARGETS != IGNORED)
+    assert torch.equal(NEXT.loss_mask(batch), TARGETS != IGNORE_INDEX)
     perfect = F.one_hot(TARGETS.clamp(min=0), 8)
     sums = counts(NEXT.loss(outputs, batch), NEXT.correct(perfect, batch), NEXT.loss_mask(batch)).tolist()
     assert sums[1:] == [3, 9, 9, 3]
@@ -172,9 +172,9 @@ def test_losses_are_sums_so_portions_add_up(name):
 def test_portions_of_a_blend_keep_both_targets():
     blend = Batch(X, torch.arange(4), torch.arange(4).flip(0), torch.rand(4), 9)
     parts = microbatches(blend, 2)
-    assert torch.equal(torch.cat([part.other for part in parts]), blend.other)
-    assert torch.equal(torch.cat([part.share for part in parts]), blend.share)
-    assert {part.n_global for part in parts} == {9}
+    assert torch.equal(torch.cat([part.targets_b for part in parts]), blend.targets_b)
+    assert torch.equal(torch.cat([part.lam for part in parts]), blend.lam)
+    assert {part.num_global for part in parts} == {9}
     assert microbatches(blend, 1) == [blend]
 
 
@@ -182,5 +182,5 @@ def test_a_batch_that_is_there_is_not_moved_and_another_is():
     blend = Batch(X, torch.arange(4), None, torch.rand(4), 9)
     assert to_device(blend, torch.device("cpu")) is blend
     moved = to_device(blend, torch.device("meta"))
-    assert moved.inputs.device == moved.targets.device == moved.share.device == torch.device("meta")
-    assert moved.other is None
+    assert moved.inputs.device == moved.targets.device == moved.lam.device == torch.device("meta")
+    assert moved.targets_b is None

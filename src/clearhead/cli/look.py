@@ -9,7 +9,6 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from clearhead.cli.options import Parser, reader
-from clearhead.insight.doctor.parameters import RULES
 from clearhead.messages import json_text
 
 if TYPE_CHECKING:
@@ -124,38 +123,53 @@ def print_pictures(pictures: Sequence[tuple[Path, str]]) -> None:
         say(f"  {path!s:40}  {what}")
 
 
-# `clearhead doctor`: examine a user's own module, one line per check.
+# `clearhead doctor`
 
 
 ABOUT_DOCTOR = """\
-Examines your own transformer from outside: changes the future, the padding, the
-order and the dtype, and sees what moves. Faults are certain; warnings are what
-cannot be decided from outside. docs/doctor.md explains each check.
+Examine a transformer that you wrote. The doctor changes later tokens, padding,
+the order of tokens and the dtype, and checks which outputs change. A fault is
+certainly wrong; a warning may be intended. docs/doctor.md explains each check.
 
-MODULE is FILE.py:NAME (or package.file:NAME, as Python imports it). NAME is an
-nn.Module, a class built without arguments, or a function that returns a module."""
+MODULE is FILE.py:NAME, or package.file:NAME for an importable module. NAME is an
+nn.Module, a class without required arguments, or a function that returns an
+nn.Module. The exit code is 1 if there is a fault."""
+
+PARAMETER_RULES = """\
+  first parameter                  the sequence: token ids if the module has an
+                                   nn.Embedding, else features or images
+  key, value (after query)         the same sequence
+  tgt, trg, decoder_input_ids ...  the decoder's input; y and target, too, if
+                                   they are required
+  memory, enc_out, context ...     the encoder's output, if required
+  attention_mask, *padding_mask    a padding mask, such as (batch, length)
+  lengths, src_lengths, seq_lens   the number of real tokens
+  mask, attn_mask, tgt_mask ...    an attention mask, such as (length, length)
+  is_causal, causal                True, if the module is not causal without it
+  labels, targets                  the token ids, if needed
+  any other, loss_mask=None ...    its default; it must have one"""
 
 EPILOG = f"""\
-how forward() is called: by the names of its parameters
-{RULES}
+how forward() is called, by the names of its parameters
+{PARAMETER_RULES}
 
 examples
   clearhead doctor mymodel.py:GPT
   clearhead doctor models/mymodel.py:Encoder --no-causal --width 32
   clearhead doctor package.models:small_model --json
 
-The exit code is 1 if there is a fault. From Python: clearhead.examine(module)"""
+In Python: clearhead.examine(module)"""
 
-FAULT = 1
+FAULT_EXIT_CODE = 1
 
 
 def doctor(argv: Sequence[str]) -> int:
-    """The exit code: 1 when there is a fault."""
+    """Returns the exit code."""
     options = Parser("clearhead doctor", ABOUT_DOCTOR)
     options.usage = "clearhead doctor MODULE [options]"
     options.epilog = EPILOG
     options.add_argument("module", metavar="MODULE", help="FILE.py:NAME or package.file:NAME")
-    options.add_argument("--no-causal", action="store_true", help="later tokens may be attended to, as in an encoder")
+    options.add_argument("--no-causal", action="store_true", help="allow attention to later tokens, as in an encoder")
     options.add_argument(
         "--width", type=reader(int), metavar="N", help="pass features of this width instead of token ids"
     )
@@ -166,25 +180,25 @@ def doctor(argv: Sequence[str]) -> int:
     from clearhead.insight.doctor.examine import examine
     from clearhead.insight.doctor.loading import load
 
-    with redirect_stdout(sys.stderr):  # what the user's file prints is no part of the answer
+    with redirect_stdout(sys.stderr):  # whatever the user's file prints
         module = load(args.module, Path.cwd())
         try:
             report = examine(module, causal=not args.no_causal, width=args.width, length=args.length, name=args.module)
         except SystemExit:
-            raise ValueError(f"forward() of {args.module} ends the program") from None
-    print(json_text(report.to_dict()) if args.json else as_text(report))
-    return FAULT if report.faults else 0
+            raise ValueError(f"forward() of {args.module} exits Python") from None
+    print(json_text(report.to_dict()) if args.json else format_report(report))
+    return FAULT_EXIT_CODE if report.faults else 0
 
 
-def as_text(report: "Report") -> str:
-    """As wide as the terminal: what does not fit goes on below."""
+def format_report(report: "Report") -> str:
+    """The report as a table, wrapped to the width of the terminal."""
     from clearhead.cli.options import console
 
     width = console().width
     size = max(len(finding.check) for finding in report.findings)
-    lines = [*wrap(f"{report.module}: {report.called}", width, subsequent_indent="  "), ""]
+    lines = [*wrap(f"{report.module}: {report.call}", width, subsequent_indent="  "), ""]
     for finding in report.findings:
         verdict = "FAULT" if finding.verdict == "fault" else finding.verdict
-        start = f"{verdict:11}  {finding.check:{size}}  "
-        lines += wrap(finding.text, width, initial_indent=start, subsequent_indent=" " * len(start))
+        columns = f"{verdict:11}  {finding.check:{size}}  "
+        lines += wrap(finding.text, width, initial_indent=columns, subsequent_indent=" " * len(columns))
     return "\n".join([*lines, "", report.summary()])

@@ -139,12 +139,12 @@ def n_by_score(ways: Sequence["Pronunciation"]) -> int:
 
 def pictures_at(path: Path) -> list[Path]:
     """The file itself, or all pictures below a folder."""
-    from clearhead.data.folder import is_picture
-    from clearhead.data.text_files import entries_below
+    from clearhead.data.folder import is_image_file
+    from clearhead.data.user_files import scandir_recursive
 
     if not path.is_dir():
         return [path]
-    found = sorted(Path(entry.path) for entry in entries_below(path) if is_picture(entry))
+    found = sorted(Path(entry.path) for entry in scandir_recursive(path) if is_image_file(entry))
     if not found:
         raise LookupError(f"a folder must have pictures in it, got none in {path}; name another")
     return found

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from clearhead.data.datasets import DATASETS
-from clearhead.data.text_files import MOST_EXAMPLES, MOST_IMAGE_SIZE, MOST_LENGTH
+from clearhead.data.user_files import MAX_EXAMPLES, MAX_IMAGE_SIZE, MAX_LENGTH
 from clearhead.messages import MOST_SHOWN, brief, unknown_name
 from clearhead.validation import check_bool, check_choice, check_int, check_paths, is_number
 
@@ -33,7 +33,7 @@ class Augmentation:
     """blend two images by a share from Beta(mixup, mixup); 0 for none"""
 
     def __post_init__(self) -> None:
-        check_int(0, MOST_IMAGE_SIZE, crop=self.crop, cutout=self.cutout)
+        check_int(0, MAX_IMAGE_SIZE, crop=self.crop, cutout=self.cutout)
         check_bool(flip=self.flip)
         if not is_number(self.mixup) or not 0 <= self.mixup < math.inf:
             raise ValueError(f"mixup must be a number of at least 0, got {brief(self.mixup)}; try 0.2, or 0 for none")
@@ -90,10 +90,10 @@ class DataConfig:
             is_short = isinstance(self.name, str) and len(self.name) <= MOST_SHOWN
             raise unknown_name("data set", self.name if is_short else brief(self.name), DATASETS)
         check_choice(question=(self.question, Question), level=(self.level, Level), fit=(self.fit, Fit))
-        check_int(1, MOST_LENGTH, length=self.length)
-        check_int(1, MOST_IMAGE_SIZE, image_size=self.image_size)
-        check_int(3, MOST_LENGTH, set_size=self.set_size)
-        check_int(0, MOST_EXAMPLES, validation=self.validation, limit=self.limit, window=self.window)
+        check_int(1, MAX_LENGTH, length=self.length)
+        check_int(1, MAX_IMAGE_SIZE, image_size=self.image_size)
+        check_int(3, MAX_LENGTH, set_size=self.set_size)
+        check_int(0, MAX_EXAMPLES, validation=self.validation, limit=self.limit, window=self.window)
         check_bool(stress=self.stress, skip_invalid=self.skip_invalid)
         check_paths(folder=self.folder, train_file=self.train_file, test_file=self.test_file, file=self.file)
         if not isinstance(self.augmentation, Augmentation):

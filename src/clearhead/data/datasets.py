@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from clearhead.data.text_files import own_file
+from clearhead.data.user_files import check_user_file
 from clearhead.files import sha256
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def digests(config: "DataConfig") -> dict[str, str]:
 
         return {config.folder: digest(config)}
     paths = [getattr(config, field) for field in DATASETS[config.name].files]
-    return {path: sha256(own_file(path)) for path in paths if path}
+    return {path: sha256(check_user_file(path)) for path in paths if path}
 
 
 def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

@@ -20,7 +20,7 @@ from clearhead.data.cache import CachedDataset, Files, pick, read
 from clearhead.data.config import DataConfig
 from clearhead.data.dataset import Dataset, Images, Normalize, train_val_split
 from clearhead.data.sources import HttpSource, LocalSource
-from clearhead.data.text_files import most_unpacked
+from clearhead.data.user_files import most_unpacked
 from clearhead.files import sha256
 
 CLASSES = tuple("0123456789")
@@ -142,7 +142,7 @@ def parse(data: bytes, name: str) -> Tensor:
 
 
 def gunzip(data: bytes, name: str, most: int) -> bytes:
-    """The bytes themselves, or unpacked where they are gzipped; more than `most`, or than MOST_RATIO times as many as
+    """The bytes themselves, or unpacked where they are gzipped; more than `most`, or than MAX_RATIO times as many as
     are packed, are refused while they are read."""
     if not data.startswith(GZIP):
         return data

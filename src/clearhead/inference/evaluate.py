@@ -16,7 +16,7 @@ from clearhead.data import datasets
 from clearhead.data.batches import Batch
 from clearhead.data.config import TTA
 from clearhead.data.dataset import Examples, Normalize
-from clearhead.data.pronounce import check_symbols, parts
+from clearhead.data.pronounce import check_vocab, parts
 from clearhead.data.vocab import Pronunciations, Vocabulary, read_dictionary
 from clearhead.drawing import displayable, new_figure
 from clearhead.inference.g2p import BEAM, Pronunciation, pronounce
@@ -68,7 +68,7 @@ def words_to_score(run: Run, part: PartName, test: Path | None = None) -> Pronun
     are mostly those of a dictionary with stress, for a run without, or the other way round."""
     if test is not None:
         words = read_dictionary(test, stress=run.config.data.stress)
-        check_symbols(words, Vocabulary(run.symbols), Vocabulary(run.classes), test)
+        check_vocab(words, Vocabulary(run.vocab), Vocabulary(run.classes), test)
         return words
     run.check_files()
     return parts(run.config.data)[part]

@@ -14,7 +14,7 @@ from torch import Tensor
 from clearhead.data import datasets
 from clearhead.data.batches import Batch
 from clearhead.data.pronounce import parts
-from clearhead.data.vocab import BEGIN, IGNORED, Vocabulary, from_user
+from clearhead.data.vocab import BOS, IGNORE_INDEX, Vocabulary, text_to_tokens
 from clearhead.drawing import displayable, save_figure
 from clearhead.inference.g2p import pictures_of_word, pronounce, spelled
 from clearhead.inference.run import Prediction, Run
@@ -38,7 +38,7 @@ from clearhead.insight.head_plots import (
     save_animation,
 )
 from clearhead.insight.look import AttentionTrace, look
-from clearhead.insight.plots import draw_head, draw_over_image, draw_tokens, draw_wall
+from clearhead.insight.plots import draw_head, draw_head_grid, draw_over_image, draw_tokens
 from clearhead.models.config import LanguageConfig, VisionConfig
 from clearhead.training.objectives import OBJECTIVES
 from clearhead.training.run_directory import RunDirectory
@@ -144,7 +144,7 @@ def sampled_digits(run: Run, ids: Tensor, target: Tensor) -> Example:
 
 def sampled_word(run: Run, source: Tensor) -> Example:
     """A word is pronounced correctly if one of its pronunciations is written."""
-    word = "".join(Vocabulary(run.symbols).read(source.tolist()))
+    word = "".join(Vocabulary(run.vocab).decode(source.tolist()))
     known = [" ".join(phones) for phones in parts(run.config.data)["test"][word]]
     example = text(run, word)
     return with_truth(example, " or ".join(known), correct=example.prediction in known)
@@ -152,9 +152,9 @@ def sampled_word(run: Run, source: Tensor) -> Example:
 
 def sampled_text(run: Run, ids: Tensor, targets: Tensor) -> Example:
     """The token after the last one that has a target."""
-    last = int((targets != IGNORED).nonzero()[-1])
+    last = int((targets != IGNORE_INDEX).nonzero()[-1])
     example, target = next_token(run, ids[: last + 1].tolist()), int(targets[last])
-    return with_truth(example, quoted(run, run.symbols[target]), correct=example.predicted == target)
+    return with_truth(example, quoted(run, run.vocab[target]), correct=example.predicted == target)
 
 
 def file(run: Run, path: Path, *, invert: bool = False) -> Example:
@@ -184,14 +184,14 @@ def said(answer: Prediction) -> str:
 
 def text(run: Run, asked: str) -> Example:
     """A word for a run of pronounce; any text for a run of words or text."""
-    known = Vocabulary(run.symbols)
+    known = Vocabulary(run.vocab)
     if run.input_kind == "words":
         best = pronounce(run, [asked])[0][0]
         return Example(torch.tensor([spelled(run, asked)]), str(best), word=asked)
     if run.input_kind != "text":
         raise ValueError(f"{run.path} takes {run.input_kind}, got text; {run.hint}")
-    marks = [BEGIN] if known.has_marks else []
-    ids = [*marks, *known.ids(from_user(asked, run.config.data.level))]
+    marks = [BOS] if known.has_special_tokens else []
+    ids = [*marks, *known.encode(text_to_tokens(asked, run.config.data.level))]
     if not ids:
         raise ValueError("--text is empty")
     return next_token(run, ids)
@@ -201,13 +201,13 @@ def next_token(run: Run, ids: Sequence[int]) -> Example:
     """What a language model predicts after the last of these tokens."""
     assert isinstance(run.config.model, LanguageConfig)
     inputs = torch.tensor([ids[-min(LONGEST, run.config.model.context) :]])
-    symbols = [run.symbols[i] for i in inputs[0].tolist()]
+    symbols = [run.vocab[i] for i in inputs[0].tolist()]
     predicted = int(run.logits(inputs)[0, -1].argmax())
     if run.config.data.level == "byte":  # half of a letter is no other letter
         names = tuple(displayable(symbol) if symbol.isascii() else ascii(symbol)[1:-1] for symbol in symbols)
     else:
         names = tuple(map(displayable, symbols))
-    answer = f"{quoted(run, run.symbols[predicted])} after {quoted(run, symbols[-1])}"
+    answer = f"{quoted(run, run.vocab[predicted])} after {quoted(run, symbols[-1])}"
     return Example(inputs, answer, tokens=names, predicted=predicted)
 
 
@@ -225,7 +225,7 @@ def pictures_of(run: Run, example: Example) -> "Iterator[tuple[str, str, Figure]
     names = list(seen)
     weights = [seen[name].weights().detach() for name in names]
     sharpest = weights[0][0].amax(-1).mean(-1).argmax().item()
-    wall = draw_wall([layer[0] for layer in weights], names, title=f"every layer and head\n{example.heading}")
+    wall = draw_head_grid([layer[0] for layer in weights], names, title=f"every layer and head\n{example.heading}")
     yield "wall.png", "every layer and head", wall
     tokens = names_of(example, weights[0].shape[-1])
     title = f"{names[0]}, head {sharpest}\n{example.heading}"
@@ -315,7 +315,7 @@ def plot_training_dynamics(
     most = alike.pop() if len(alike) == 1 else None
     return [
         (
-            save_figure(draw_head_entropy(steps, table, names, most=most), folder / "entropy.png"),
+            save_figure(draw_head_entropy(steps, table, names, maximum=most), folder / "entropy.png"),
             "how many keys each head looks at, against the step",
         ),
         (save_figure(draw_training_strip(steps, one, title=title), folder / "strip.png"), "the head that changed most"),

@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 
 from clearhead.data.dataset import SequencePairs
-from clearhead.data.vocab import BEGIN, END, MARKS, MOST, PAD, Vocabulary
+from clearhead.data.vocab import BOS, EOS, MAX_WORD_LENGTH, PAD, SPECIAL_TOKENS, Vocabulary
 from clearhead.drawing import displayable
 from clearhead.inference.run import AT_ONCE, Run
 from clearhead.insight.edit import entropy, head_importance
 from clearhead.insight.head_plots import draw_head_importance
 from clearhead.insight.look import look
-from clearhead.insight.plots import draw_alignment, draw_wall
+from clearhead.insight.plots import draw_alignment, draw_head_grid
 from clearhead.models.generate import Beam, free_positions
 from clearhead.models.seq2seq import Ensemble, Seq2Seq
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_PHONES = MOST + 1
+MOST_PHONES = MAX_WORD_LENGTH + 1
 """longest answer: as many as a dictionary's longest, and the end mark"""
 BEAM = Beam(5)
 
@@ -59,20 +59,18 @@ def pronounce(run: Run, words: Sequence[str], how: Beam = BEAM) -> list[list[Pro
     if not isinstance(model, Seq2Seq | Ensemble):
         raise ValueError(f"{run.path} says no words, got {words[0]!r}; ask a run of the recipe pronounce")
     ids = [spelled(run, word) for word in words]
-    sources = SequencePairs.of(ids, [[END]] * len(ids))
+    sources = SequencePairs.of(ids, [[EOS]] * len(ids))
     order = sources.lengths[:, 0].argsort(stable=True)  # words of like length need little padding
     found: list[list[Pronunciation]] = [[] for _ in words]
     models = model.models if isinstance(model, Ensemble) else [model]
     n_tokens = min(free_positions(each.config, 1, MOST_PHONES) for each in models)
     for chosen in order.split(max(1, AT_ONCE // max(1, how.size // BEAM.size))):  # of wide beams, fewer at once
         source, _ = sources.get_batch(chosen)
-        made = model.generate(
-            source, how, begin=BEGIN, end=END, n_tokens=n_tokens, source_lengths=(source != PAD).sum(1)
-        )
+        made = model.generate(source, how, begin=BOS, end=EOS, n_tokens=n_tokens, source_lengths=(source != PAD).sum(1))
         for i, place in enumerate(chosen.tolist()):
             rows = zip(made.candidates[i].tolist(), made.scores[i].tolist(), strict=True)
             found[place] = [
-                Pronunciation(read(run, row), score, END in row) for row, score in rows if score > -math.inf
+                Pronunciation(read(run, row), score, EOS in row) for row, score in rows if score > -math.inf
             ]
     return found
 
@@ -83,7 +81,7 @@ def ensemble(runs: Sequence[Run]) -> Run:
     for other in runs:
         if not isinstance(other.model, Seq2Seq):
             raise ValueError(f"runs of pronounce answer together, got {other.path}; leave it out")
-        if (other.symbols, other.classes) != (first.symbols, first.classes):
+        if (other.vocab, other.classes) != (first.vocab, first.classes):
             raise ValueError(
                 f"runs that answer together know the same letters and phones, got other ones in {other.path} than in "
                 f"{first.path}; leave one of them out"
@@ -97,7 +95,7 @@ def ensemble(runs: Sequence[Run]) -> Run:
 
 def read(run: Run, ids: Sequence[int]) -> tuple[str, ...]:
     """What is written up to the end mark; other marks, which only a poor model writes, are shown."""
-    return tuple(run.classes[i] for i in takewhile(lambda i: i != END, ids))
+    return tuple(run.classes[i] for i in takewhile(lambda i: i != EOS, ids))
 
 
 def spelled(run: Run, word: str) -> list[int]:
@@ -105,11 +103,9 @@ def spelled(run: Run, word: str) -> list[int]:
     letters = word.strip().lower()
     if not letters:
         raise ValueError(f"a word has letters, got {word!r}; write one")
-    if len(letters) > MOST:
-        raise ValueError(
-            f"a word has at most {MOST} letters, got {len(letters)}: {letters[:20]!r}...; write a shorter one"
-        )
-    return Vocabulary(run.symbols).ids(letters)
+    if len(letters) > MAX_WORD_LENGTH:
+        raise ValueError(f"a word has at most {MAX_WORD_LENGTH} letters, got {len(letters)}: {letters[:20]!r}...")
+    return Vocabulary(run.vocab).encode(letters)
 
 
 # Which letters a run of `pronounce` looks at while it writes each phone: its cross-attention, as pictures.
@@ -128,14 +124,14 @@ WALLS = {
 def written(run: Run, word: str) -> tuple[str, ...]:
     """The phones that the run writes for a word, and the end mark if it comes to one."""
     best = pronounce(run, [word])[0][0]
-    return (*best.phones, MARKS[END]) if best.ended else best.phones
+    return (*best.phones, SPECIAL_TOKENS[EOS]) if best.ended else best.phones
 
 
 def pictures_of_word(run: Run, word: str, about: str = "") -> "Iterator[tuple[str, str, Figure]]":
     """File name, what it shows, and the figure, with a line about the prediction in its title."""
     phones, letters = written(run, word), tuple(map(displayable, word.strip().lower()))
-    target = torch.tensor([Vocabulary(run.classes).ids(phones)])
-    given = torch.cat([torch.full((1, 1), BEGIN), target[:, :-1]], dim=1)
+    target = torch.tensor([Vocabulary(run.classes).encode(phones)])
+    given = torch.cat([torch.full((1, 1), BOS), target[:, :-1]], dim=1)
     inputs = torch.tensor([spelled(run, word)]), given
     with torch.no_grad():
         seen = look(run.model, *inputs)
@@ -149,7 +145,7 @@ def pictures_of_word(run: Run, word: str, about: str = "") -> "Iterator[tuple[st
         chosen = {address: w for address, w in weights.items() if part in address}
         if part == "decoder.":
             chosen = {address: w for address, w in chosen.items() if "cross_attention" not in address}
-        yield name, what, draw_wall([w[0] for w in chosen.values()], list(chosen), title=what + about)
+        yield name, what, draw_head_grid([w[0] for w in chosen.values()], list(chosen), title=what + about)
 
     def score(output: Tensor) -> Tensor:
         return output.log_softmax(-1).gather(-1, target[..., None]).mean()

@@ -15,7 +15,7 @@ from torch import Tensor
 from clearhead.data.batches import Batch
 from clearhead.data.dataset import Examples, Subset
 from clearhead.data.folder import usable
-from clearhead.data.vocab import IGNORED, to_user
+from clearhead.data.vocab import IGNORE_INDEX, tokens_to_text
 from clearhead.drawing import BLUE, GRAY, VERMILION, displayable, new_figure, wrap
 from clearhead.inference.evaluate import PartName, confusion_matrix, examples_of, measure, rates_of, words_to_score
 from clearhead.inference.g2p import BEAM, pronounce
@@ -192,7 +192,7 @@ def report_tokens(run: Run, outputs: Outputs, n: int) -> Report:
     )
     lengths = torch.tensor([len(row) for row in outputs.targets])
     starts = lengths.cumsum(0) - lengths
-    wrong = ((targets != IGNORED) & ~correct).nonzero().flatten()
+    wrong = ((targets != IGNORE_INDEX) & ~correct).nonzero().flatten()
     worst = wrong[sure[wrong].argsort(descending=True, stable=True)][:n]
 
     def mistake(place: int) -> Row:
@@ -203,20 +203,20 @@ def report_tokens(run: Run, outputs: Outputs, n: int) -> Report:
         return Row(example, before, chosen, actual, float(sure[place]), False)
 
     def whole(example: int) -> Row:
-        asked = outputs.targets[example] != IGNORED
+        asked = outputs.targets[example] != IGNORE_INDEX
         chosen, actual = (
             text_of(run, side[example][asked][-2 * CONTEXT :]) for side in (outputs.predicted, outputs.targets)
         )
         return Row(example, None, chosen, actual, None, bool((outputs.correct[example] | ~asked).all()))
 
     first = [whole(i) for i in range(min(n, len(lengths)))]
-    total = int((targets != IGNORED).sum())
+    total = int((targets != IGNORE_INDEX).sum())
     return Report("tokens", outputs.metrics, total, len(wrong), first, [mistake(i) for i in worst.tolist()])
 
 
 def text_of(run: Run, ids: Tensor) -> str:
     """Tokens as a text in which line breaks and the like are written out."""
-    return repr(to_user("".join(run.symbols[i] for i in ids.tolist()), run.config.data.level))[1:-1]
+    return repr(tokens_to_text("".join(run.vocab[i] for i in ids.tolist()), run.config.data.level))[1:-1]
 
 
 def report_words(run: Run, part: PartName, n: int, how: Beam, announce: Announce) -> Report:

@@ -63,7 +63,7 @@ class Run:
         self.model.eval()
         about = DataInfo.from_state(found.state)
         about.check_matches(self.config)
-        self.classes, self.symbols, self.files = about.classes, about.symbols, about.files
+        self.classes, self.vocab, self.files = about.classes, about.vocab, about.files
         self.normalize = about.normalize
 
     @property

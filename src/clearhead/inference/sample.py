@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from clearhead.data.prng import fold_in
-from clearhead.data.vocab import BEGIN, END, Vocabulary, from_user, to_user
+from clearhead.data.vocab import BOS, EOS, Vocabulary, text_to_tokens, tokens_to_text
 from clearhead.inference.run import Run
 from clearhead.models.generate import Sampling, free_positions
 from clearhead.models.language import LanguageModel
@@ -45,18 +45,18 @@ def with_seed(how: Sampling, kind: str, part: int) -> Sampling:
 
 def portion(run: Run, model: LanguageModel, prompt: str, how: Sampling, *, n: int, n_tokens: int) -> list[str]:
     """As many as the model writes side by side."""
-    known = Vocabulary(run.symbols)
+    known = Vocabulary(run.vocab)
     level = run.config.data.level
-    symbols = from_user(prompt, level)
-    if known.has_marks:
-        begin = torch.tensor([[BEGIN, *known.ids(symbols)]]).expand(n, -1)
+    symbols = text_to_tokens(prompt, level)
+    if known.has_special_tokens:
+        begin = torch.tensor([[BOS, *known.encode(symbols)]]).expand(n, -1)
         n_letters = max(1, free_positions(model.config, begin.shape[1], MOST_LETTERS))
-        rows = model.generate(begin, how, n_tokens=n_letters, end=END).ids
-        return [prompt + "".join(known.read(row)) for row in rows.tolist()]
+        rows = model.generate(begin, how, n_tokens=n_letters, end=EOS).ids
+        return [prompt + "".join(known.decode(row)) for row in rows.tolist()]
     if not symbols:
-        symbols = FIRST if FIRST in known.places else known.symbols[0]
-    rows = continued(model, torch.tensor([known.ids(symbols)]).expand(n, -1), how, n_tokens)
-    return [prompt + to_user("".join(known.read(row)), level) for row in rows[:, len(symbols) :].tolist()]
+        symbols = FIRST if FIRST in known.token_to_id else known.tokens[0]
+    rows = continued(model, torch.tensor([known.encode(symbols)]).expand(n, -1), how, n_tokens)
+    return [prompt + tokens_to_text("".join(known.decode(row)), level) for row in rows[:, len(symbols) :].tolist()]
 
 
 def continued(model: LanguageModel, ids: Tensor, how: Sampling, n_tokens: int) -> Tensor:

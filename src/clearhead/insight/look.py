@@ -146,10 +146,10 @@ class AttentionRecord:
         keys: Sequence[str] | None = None,
     ) -> "Figure":
         """The weights of one example: one head with labels for its tokens, or all heads next to each other."""
-        from clearhead.insight.plots import draw_head, draw_wall
+        from clearhead.insight.plots import draw_head, draw_head_grid
 
         if head is None:
-            return draw_wall([self.weights()[example]], [self.name], title=f"Attention weights of {self.name}")
+            return draw_head_grid([self.weights()[example]], [self.name], title=f"Attention weights of {self.name}")
         title = f"Attention weights of {self.name}, head {head}"
         return draw_head(self.weights(head)[example, 0], queries=queries, keys=keys, title=title)
 
@@ -214,9 +214,9 @@ class AttentionTrace:
             raise ValueError(
                 f"plot needs the name of a layer to plot one head, got head={head}; known: {listed(list(self))}"
             )
-        from clearhead.insight.plots import draw_wall
+        from clearhead.insight.plots import draw_head_grid
 
-        return draw_wall([record.weights()[example] for record in self.values()], list(self))
+        return draw_head_grid([record.weights()[example] for record in self.values()], list(self))
 
     def save(self, path: str | Path, names: Sequence[str] | None = None) -> Path:
         """Write the weights (B,H,Q,K) of all kept layers, or of these, to a .safetensors file, by name.

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.data.vocab import BEGIN, MARKS
+from clearhead.data.vocab import BOS, SPECIAL_TOKENS
 from clearhead.drawing import BLACK, BLUE, GREEN, VERMILION
 from clearhead.lab.claim import Claim, Result, at_least, at_most, equals
 from clearhead.lab.plots import label_axes, legend_below, set_headline, subplots
@@ -73,7 +73,7 @@ class LSTMSeq2Seq(nn.Module):
 TRANSFORMER, LSTM_ATTENTION, LSTM = "transformer", "LSTM with attention", "LSTM without attention"
 MODEL_NAMES = (TRANSFORMER, LSTM_ATTENTION, LSTM)
 DIGITS = 10
-VOCAB_SIZE = len(MARKS) + DIGITS
+VOCAB_SIZE = len(SPECIAL_TOKENS) + DIGITS
 """of the reversal task: special tokens and digits"""
 
 
@@ -251,7 +251,7 @@ def decoder_passes(model: Seq2Seq, length: int) -> int:
     handle = model.head.register_forward_hook(lambda *_: passes.append(1))
     try:
         source = torch.arange(length)[None] % VOCAB_SIZE
-        model.generate(source, begin=BEGIN, end=None, n_tokens=length)
+        model.generate(source, begin=BOS, end=None, n_tokens=length)
     finally:
         handle.remove()
     return len(passes)

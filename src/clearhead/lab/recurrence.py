@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from clearhead.data.config import DataConfig
 from clearhead.data.dataset import Dataset, SequencePairs
 from clearhead.data.pronounce import load_pronounce
-from clearhead.data.vocab import MARKS
+from clearhead.data.vocab import SPECIAL_TOKENS
 from clearhead.lab.claim import Claim, Curve, Result, at_least, at_most
 from clearhead.lab.learning import Task, learning_curve, mean_over_seeds, single_thread, step_budgets
 from clearhead.lab.lstm import (
@@ -65,7 +65,7 @@ def reversal(length: int) -> Task:
     """Reverse a sequence of digits: the last output is the first input."""
 
     def task(random: torch.Generator, n: int) -> tuple[Tensor, Tensor]:
-        digits = len(MARKS) + torch.randint(DIGITS, (n, length), generator=random)
+        digits = len(SPECIAL_TOKENS) + torch.randint(DIGITS, (n, length), generator=random)
         return torch.cat([digits, shift_right(digits.flip(1))], dim=1), digits.flip(1)
 
     return task
@@ -114,7 +114,7 @@ def phone_accuracy(words: Dataset, name: str, width: int, steps: int, seed: int)
     assert isinstance(words.train, SequencePairs)
     assert isinstance(words.test, SequencePairs)
     torch.manual_seed(seed)
-    model = build_seq2seq(name, width, len(words.symbols), len(words.classes))
+    model = build_seq2seq(name, width, len(words.vocab), len(words.classes))
     return accuracies(model, LETTERS, pronunciation(words.train), pronunciation(words.test), [steps], seed)
 
 

@@ -57,10 +57,10 @@ def counts(data: DataConfig) -> tuple[int, int]:
     """Classes, and pictures to learn from: all that are named so, or with `skip_invalid` those that can be read."""
     from clearhead.data.folder import (
         divided,
-        list_pictures,
+        list_images,
         usable,  # imports torch
     )
 
-    listing = usable(data)[0] if data.skip_invalid else list_pictures(data.folder)
+    listing = usable(data)[0] if data.skip_invalid else list_images(data.folder)
     train, _, n_validation = divided(listing, data.validation)
     return len(listing.classes), len(train) - n_validation

@@ -50,7 +50,7 @@ def alphabets(train_file: str, stress: bool) -> tuple[int, int]:
     """How many letters and phones there are, marks included."""
     if not train_file:
         return LETTERS, STRESSED if stress else PHONES
-    from clearhead.data.vocab import MARKS, letters_of, phones_of, read_dictionary
+    from clearhead.data.vocab import SPECIAL_TOKENS, letters_in, phones_in, read_dictionary
 
     words = read_dictionary(train_file, stress=stress)
-    return len(MARKS) + len(letters_of(words)), len(MARKS) + len(phones_of(words))
+    return len(SPECIAL_TOKENS) + len(letters_in(words)), len(SPECIAL_TOKENS) + len(phones_in(words))

@@ -28,6 +28,6 @@ def text(*, file: str = "", level: Level = "character", length: int = 64) -> Run
 def n_symbols(file: str, level: Level) -> int:
     if not file:
         return 256 if level == "byte" else 96
-    from clearhead.data.vocab import read_text, symbols_of
+    from clearhead.data.vocab import read_text, text_vocab
 
-    return len(symbols_of(read_text(file, level), level))
+    return len(text_vocab(read_text(file, level), level))

@@ -32,6 +32,6 @@ def words(*, file: str = "", window: int = 50) -> RunConfig:
 def n_letters(file: str) -> int:
     if not file:
         return LETTERS
-    from clearhead.data.vocab import MARKS, letters_of, read_words
+    from clearhead.data.vocab import SPECIAL_TOKENS, letters_in, read_words
 
-    return len(MARKS) + len(letters_of(read_words(file)))
+    return len(SPECIAL_TOKENS) + len(letters_in(read_words(file)))

@@ -161,9 +161,9 @@ def check_symbols(config: RunConfig, data: Dataset) -> None:
     """Where ids stand for symbols, the model must know as many."""
     wanted = {}
     if isinstance(config.model, Seq2SeqConfig):
-        wanted = {"src_vocab_size": len(data.symbols), "tgt_vocab_size": len(data.classes)}
+        wanted = {"src_vocab_size": len(data.vocab), "tgt_vocab_size": len(data.classes)}
     if isinstance(config.model, LanguageConfig):
-        wanted = {"n_tokens": len(data.symbols)}
+        wanted = {"n_tokens": len(data.vocab)}
     for name, n in wanted.items():
         if n and getattr(config.model, name) != n:
             raise ValueError(

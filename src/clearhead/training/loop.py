@@ -215,14 +215,14 @@ def train_step(ctx: TrainContext, state: TrainState, request: StopRequest) -> bo
                 outputs = ctx.objective.compute_outputs(ctx.forward, part)
             loss = ctx.objective.loss(outputs, part, config.training.label_smoothing)
             # processes average their gradients: times world, over the examples of all, is the mean over all examples
-            (loss * (ranks.world_size / batch.n_global)).backward()
+            (loss * (ranks.world_size / batch.num_global)).backward()
         sums += counts(loss, ctx.objective.correct(outputs.detach(), part), ctx.objective.loss_mask(part))
 
     # one message for all that processes have to agree on, and one wait for the GPU
     extra = torch.stack([ctx.optimizers.squared_norm(), sums.new_full((), request.requested)])
     *totals, squared_norm, n_stops = ranks.all_reduce_sum(torch.cat([sums, extra])).tolist()
     norm = math.sqrt(squared_norm if ctx.is_sharded else squared_norm / ranks.world_size)
-    check_finite(totals[0] / batch.n_global, norm, step + 1)
+    check_finite(totals[0] / batch.num_global, norm, step + 1)
     if config.optimizer.grad_clip and norm > config.optimizer.grad_clip:
         ctx.optimizers.scale_grads_(config.optimizer.grad_clip / norm)
     ctx.optimizers.step(lr_multiplier(step, ctx.n_steps, config.optimizer))

@@ -16,7 +16,7 @@ from clearhead.data.augment import tta_mean
 from clearhead.data.batches import Batch, evaluation_batches
 from clearhead.data.config import TTA
 from clearhead.data.dataset import Examples, Normalize
-from clearhead.data.vocab import BEGIN, IGNORED, PAD
+from clearhead.data.vocab import BOS, IGNORE_INDEX, PAD
 from clearhead.nn.eval_mode import eval_mode
 from clearhead.training.distributed import ALONE, Ranks
 
@@ -48,17 +48,17 @@ class Classification(Objective):
 
     def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
         outputs = outputs.float()
-        if batch.other is None or batch.share is None:
+        if batch.targets_b is None or batch.lam is None:
             return F.cross_entropy(outputs, batch.targets, reduction="sum", label_smoothing=smoothing)
         first = F.cross_entropy(outputs, batch.targets, reduction="none", label_smoothing=smoothing)
-        second = F.cross_entropy(outputs, batch.other, reduction="none", label_smoothing=smoothing)
-        return (batch.share * first + (1 - batch.share) * second).sum()
+        second = F.cross_entropy(outputs, batch.targets_b, reduction="none", label_smoothing=smoothing)
+        return (batch.lam * first + (1 - batch.lam) * second).sum()
 
     def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Of a blend, the class with the larger share."""
         targets = batch.targets
-        if batch.other is not None and batch.share is not None:
-            targets = torch.where(batch.share >= 0.5, targets, batch.other)
+        if batch.targets_b is not None and batch.lam is not None:
+            targets = torch.where(batch.lam >= 0.5, targets, batch.targets_b)
         return outputs.argmax(dim=-1) == targets
 
 
@@ -106,7 +106,7 @@ class SetPointer(Objective):
 
 
 class SequenceToSequence(Objective):
-    """A sequence written token by token: logits (B,Q,V), targets (B,Q) with IGNORED after the end mark.
+    """A sequence written token by token: logits (B,Q,V), targets (B,Q) with IGNORE_INDEX after the end mark.
 
     An example's loss is -log p(target), the sum of its tokens'. The model is told the right tokens so far (teacher
     forcing), and an answer is right when every token is: just then greedy decoding writes this target.
@@ -117,21 +117,21 @@ class SequenceToSequence(Objective):
 
     def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
         tokens, targets = outputs.float().flatten(0, 1), batch.targets.flatten()
-        return F.cross_entropy(tokens, targets, reduction="sum", label_smoothing=smoothing, ignore_index=IGNORED)
+        return F.cross_entropy(tokens, targets, reduction="sum", label_smoothing=smoothing, ignore_index=IGNORE_INDEX)
 
     def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return ((outputs.argmax(dim=-1) == batch.targets) | (batch.targets == IGNORED)).all(dim=1)
+        return ((outputs.argmax(dim=-1) == batch.targets) | (batch.targets == IGNORE_INDEX)).all(dim=1)
 
 
 class CausalLM(Objective):
-    """The token after each: logits (B,L,V), targets (B,L) with IGNORED where none follows.
+    """The token after each: logits (B,L,V), targets (B,L) with IGNORE_INDEX where none follows.
 
     An example's loss is the mean of its tokens', in nats, and the smallest loss is the best: which token follows can
     seldom be known, but how likely it is can.
     """
 
     def loss_mask(self, batch: Batch) -> Tensor:
-        return batch.targets != IGNORED
+        return batch.targets != IGNORE_INDEX
 
     def score(self, result: dict[str, float]) -> list[float]:
         return [-result["loss"]]
@@ -139,7 +139,7 @@ class CausalLM(Objective):
     def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
         tokens, asked = outputs.float().transpose(1, 2), self.loss_mask(batch)
         losses = F.cross_entropy(
-            tokens, batch.targets, reduction="none", label_smoothing=smoothing, ignore_index=IGNORED
+            tokens, batch.targets, reduction="none", label_smoothing=smoothing, ignore_index=IGNORE_INDEX
         )
         return (losses.sum(1) / asked.sum(1).clamp(min=1)).sum()
 
@@ -160,25 +160,25 @@ OBJECTIVES: dict[str, Objective] = {
 
 def shift_right(targets: Tensor) -> Tensor:
     """What the decoder is given: the begin mark, and the targets one place later. (B,Q) -> (B,Q)"""
-    begin = torch.full_like(targets[:, :1], BEGIN)
-    return torch.cat([begin, targets[:, :-1].masked_fill(targets[:, :-1] == IGNORED, PAD)], dim=1)
+    begin = torch.full_like(targets[:, :1], BOS)
+    return torch.cat([begin, targets[:, :-1].masked_fill(targets[:, :-1] == IGNORE_INDEX, PAD)], dim=1)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
     if batch.inputs.device == device:
         return batch
-    other, share = (None if t is None else t.to(device, non_blocking=True) for t in (batch.other, batch.share))
+    other, share = (None if t is None else t.to(device, non_blocking=True) for t in (batch.targets_b, batch.lam))
     inputs, targets = (t.to(device, non_blocking=True) for t in (batch.inputs, batch.targets))
-    return Batch(inputs, targets, other, share, batch.n_global)
+    return Batch(inputs, targets, other, share, batch.num_global)
 
 
 def microbatches(batch: Batch, n: int) -> list[Batch]:
     """The batch in n parts that differ in size by one at most."""
     if n == 1:
         return [batch]
-    others, shares = ([None] * n if t is None else t.tensor_split(n) for t in (batch.other, batch.share))
+    others, shares = ([None] * n if t is None else t.tensor_split(n) for t in (batch.targets_b, batch.lam))
     parts = zip(batch.inputs.tensor_split(n), batch.targets.tensor_split(n), others, shares, strict=True)
-    return [Batch(*part, batch.n_global) for part in parts]
+    return [Batch(*part, batch.num_global) for part in parts]
 
 
 # Loss and accuracy from counts. Counts add up over batches, portions and processes; means of means would not.

@@ -104,7 +104,7 @@ def capture_state(ctx: TrainContext, state: TrainState) -> Checkpoint | None:
 def about_data(data: Dataset) -> dict[str, Any]:
     """What is needed to ask the trained model something and to read its answer, where the data itself is not there."""
     normalize = {"mean": list(data.normalize.mean), "std": list(data.normalize.std)} if data.normalize else None
-    known = {"classes": list(data.classes), "symbols": list(data.symbols), "normalize": normalize}
+    known = {"classes": list(data.classes), "vocab": list(data.vocab), "normalize": normalize}
     return known | {"files": dict(data.files), "skipped": list(data.skipped)}
 
 
@@ -113,17 +113,17 @@ class DataInfo:
     """What a checkpoint knows about the data that it was trained on: see `about_data`."""
 
     classes: tuple[str, ...]
-    symbols: tuple[str, ...]
+    vocab: tuple[str, ...]
     normalize: Normalize | None
     files: dict[str, str]
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "DataInfo":
-        """ValueError for anything that `about_data` cannot have written. Earlier versions wrote no symbols or files."""
+        """ValueError for anything that `about_data` cannot have written. Earlier versions wrote no vocab or files."""
         about = state.get("data")
         if not isinstance(about, dict):
             raise ValueError(f"a checkpoint must describe its data, got {about!r:.60}")
-        texts = {name: about.get(name, []) for name in ("classes", "symbols")}
+        texts = {name: about.get(name, []) for name in ("classes", "vocab")}
         files, normalize = about.get("files", {}), about.get("normalize")
         for name, value in texts.items():
             if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
@@ -133,7 +133,7 @@ class DataInfo:
         if normalize is not None and not is_normalisation(normalize):
             raise ValueError(f"normalize in a checkpoint must be a mean and a std per channel, got {normalize!r:.80}")
         scale = normalize and Normalize(tuple(normalize["mean"]), tuple(normalize["std"]))
-        return cls(tuple(texts["classes"]), tuple(texts["symbols"]), scale, files)
+        return cls(tuple(texts["classes"]), tuple(texts["vocab"]), scale, files)
 
     def check_matches(self, config: RunConfig) -> None:
         """ValueError unless there is a name for each output of the model, and a symbol for each id that it knows."""
@@ -141,9 +141,9 @@ class DataInfo:
             case VisionConfig(num_classes=n):
                 expected = {"classes": n}
             case Seq2SeqConfig(src_vocab_size=src_vocab_size, tgt_vocab_size=tgt_vocab_size):
-                expected = {"symbols": src_vocab_size, "classes": tgt_vocab_size}
+                expected = {"vocab": src_vocab_size, "classes": tgt_vocab_size}
             case LanguageConfig(n_tokens=n):
-                expected = {"symbols": n}
+                expected = {"vocab": n}
             case PredictorConfig(n_outputs=n) if config.objective in ("classification", "token-classification"):
                 expected = {"classes": n}
             case _:
