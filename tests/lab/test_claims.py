@@ -26,7 +26,7 @@ MISTAKES = {
     "hard-and-soft": {"beta": 1.0},
     "self-weight": {"same_projection": True},
     "permutation": {"by_position": False},
-    "in-proj-weight": {"read": heads.rows},
+    "in-proj-weight": {"split": heads.first_rows},
     "head-outputs": {"mix_weights": True},
     "message-passing": {"mask_edges": False},
     "feed-forward": {"use_attention": True},
@@ -40,7 +40,7 @@ MISTAKES = {
     "heads-as-groups": {"one_kernel": True},
     "several-heads": {"num_heads": 1},
     "augmentation": {"crop": 0},
-    "learned-positions": {"rule": positions.place_only},
+    "learned-positions": {"rule": positions.index_feature},
     "positions": {"with_positions": False},
     "gradient-path": {"with_attention": False},
     "sequential-depth": {"recurrent": True},
@@ -112,35 +112,35 @@ def test_the_mistake_is_refuted(slug):
     assert lab.run(slug, **MISTAKES[slug]).verdict == "refuted"
 
 
-DIFFERENCE = "largest difference of the formula from measurement"
+DIFFERENCE = "largest difference between formula and measurement"
 
 
 @pytest.mark.parametrize(
     ("slug", "changes", "name"),
     [
-        ("scaled-key", {"beta": -1.0}, "change of A_a where z_a > 0"),
-        ("scaled-key", {"beta": -1.0}, "change of A_a where z_a < 0"),
+        ("scaled-key", {"beta": -1.0}, "change of A_a for z_a > 0"),
+        ("scaled-key", {"beta": -1.0}, "change of A_a for z_a < 0"),
         ("scaled-key", {"rule": keys.divided_by_alpha}, f"weights: {DIFFERENCE}"),
         ("scaled-key", {"rule": keys.divided_by_alpha}, f"output: {DIFFERENCE}"),
-        ("hard-and-soft", {"beta": -math.inf}, "hard, self: distance from one-hot rows"),
+        ("hard-and-soft", {"beta": -math.inf}, "hard self-attention: difference from one-hot rows"),
         ("permutation", {"beta": 1.0}, "identity: largest error"),
         ("convolution", {"border_mask": False}, "largest difference from conv1d"),
         ("fully-masked-row", {"mask_value": -1.0}, "difference of the weights from 1/n"),
-        ("hard-and-soft", {"beta": 1.0}, "hard, two best keys tie: distance from the mean of their values"),
+        ("hard-and-soft", {"beta": 1.0}, "hard, two tied keys: difference from the mean of their values"),
         (
             "saturation",
             {"scale": temperature.unscaled},
-            "fraction of logits with a gradient below 1e-6, with the scale",
+            "scaled: fraction of logits with a gradient below 1e-6",
         ),
         ("class-token", {"mean_pooling": True}, "class token: number of encoder outputs that the logits depend on"),
         ("train-and-eval-mode", {"dropout": 0.0}, "training mode: difference between two passes"),
         ("train-and-eval-mode", {"eval_mode": False}, "evaluation mode: change of the weights"),
-        ("saturation", {"scale": temperature.unscaled}, "all logits 1000 larger, spread the same: entropy left"),
+        ("saturation", {"scale": temperature.unscaled}, "scaled, 1000 added to all logits: relative entropy"),
         ("feed-forward", {"use_attention": True}, "number of input positions that one output depends on"),
-        ("gradient-path", {"forget_bias": 8.0}, "LSTM alone: the same"),
-        ("skip-connections", {"skip": False}, "Xavier + GELU, skips: gradient, 24 layers over 2"),
+        ("gradient-path", {"forget_bias": 8.0}, "LSTM without attention: gradient ratio × 16"),
+        ("skip-connections", {"skip": False}, "Xavier + GELU, with skips: gradient, 24 layers / 2 layers"),
         ("layer-norm", {"batch_norm": True}, "layer norm: change of one token's output"),
-        ("attention-map", {"flatten_batch": True}, "other examples change: the first one's map moves by"),
+        ("attention-map", {"flatten_batch": True}, "change of an example's map when the other examples change"),
     ],
 )
 def test_the_number_that_a_change_is_about_refutes(slug, changes, name):
@@ -221,7 +221,7 @@ def test_unknown_names_are_answered_with_the_nearest():
 @pytest.mark.parametrize(
     ("text", "slugs"),
     [
-        ("mask", ["additive-mask"]),  # a word of the name
+        ("mask", ["additive-mask", "fully-masked-row"]),  # a word of the name
         ("MASKS", ["additive-mask"]),
         ("norms", ["layer-norm", "pre-norm"]),
         ("dropout", ["train-and-eval-mode"]),  # a word of the formula

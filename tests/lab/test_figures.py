@@ -105,8 +105,8 @@ def measured(lengths, share, gradient):
     curves = []
     for name in MODEL_NAMES:
         curves += [
-            Curve("right digits", name, lengths, tuple(share for _ in lengths)),
-            Curve("right phones", name, (6,), (share,)),
+            Curve("digit accuracy", name, lengths, tuple(share for _ in lengths)),
+            Curve("phoneme accuracy", name, (6,), (share,)),
             Curve("gradient", name, lengths, tuple(gradient**n for n in range(len(lengths)))),
             Curve("milliseconds", name, lengths, tuple(10.0 * share + n for n in range(len(lengths)))),
         ]
@@ -123,7 +123,7 @@ def test_what_a_training_found_can_be_read_and_is_what_is_drawn(lengths, share, 
     assert not faults(figure)
     drawn = {(line.get_label(), *line.get_ydata()) for axes in figure.axes for line in axes.lines}
     assert drawn == {
-        (curve.name, *curve.y) for curve in result.curves if curve.quantity in ("right digits", "milliseconds")
+        (curve.name, *curve.y) for curve in result.curves if curve.quantity in ("digit accuracy", "milliseconds")
     }
     heights = [bar.get_height() for axes in figure.axes for bar in axes.patches]
     assert heights == [share] * len(MODEL_NAMES)
@@ -175,7 +175,7 @@ def test_points_with_names_are_groups_of_bars():
 def test_positions_stand_beside_the_best_guess_without_order():
     checks = (
         equals("reversal with positions: accuracy", 1.0, 1, 0),
-        equals("reversal without positions: accuracy above that of the best guess", -0.01, 0, 0.02),
+        equals("reversal without positions: accuracy minus that of the best guess", -0.01, 0, 0.02),
         equals("reversal without positions: accuracy", 0.24, 0.2, 0.1),
         equals("odd one out of 16, without positions: accuracy", 0.97, 1, 0.1),
     )
@@ -229,7 +229,7 @@ def test_a_figure_draws_the_numbers_of_its_claim(slug, drawn):
 
 
 def test_what_was_trained_stands_beside_random_weights():
-    name = "trained to reverse: fraction of tokens that attend most to themselves"
+    name = "trained to reverse: fraction of tokens with the largest weight on themselves"
     figure = draw_claim("self-weight", Result((equals(name, 0.25, 0, 0.5),)))
     assert 0.25 in [bar.get_height() for bar in figure.axes[1].patches]
     assert not faults(figure)
@@ -326,7 +326,7 @@ def test_numbers_that_are_not_finite_are_no_limits():
 
 
 def test_gradients_through_a_soft_weight_are_larger():
-    soft, hard = (measure(64, beta, 8, torch.Generator().manual_seed(0)).gradient for beta in (1 / 8, 1.0))
+    soft, hard = (measure(64, beta, 8, torch.Generator().manual_seed(0)).gradient_norm for beta in (1 / 8, 1.0))
     assert soft > 1.5 * hard
 
 
@@ -355,8 +355,8 @@ def test_errors_of_the_imitations_fall_with_beta():
 def test_the_change_of_the_output_follows_from_the_weight_of_the_longer_key():
     torch.manual_seed(0)
     scores, values = torch.randn(3, 5, dtype=torch.float64), torch.randn(5, 4, dtype=torch.float64)
-    before, after = softargmax(scores), softargmax(keys.longer(scores, 3.0))
-    torch.testing.assert_close(keys.moved_output(before, after, values), (after - before) @ values)
+    before, after = softargmax(scores), softargmax(keys.scale_first(scores, 3.0))
+    torch.testing.assert_close(keys.output_change(before, after, values), (after - before) @ values)
 
 
 def test_weights_stay_in_evaluation():

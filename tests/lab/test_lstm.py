@@ -14,7 +14,7 @@ from clearhead.lab.lstm import (
     gradient_ratios,
     input_gradient_norm,
     sequential_operations,
-    spread,
+    size_ratio,
     untrained_models,
 )
 from clearhead.nn.attention import MultiHeadAttention
@@ -53,7 +53,7 @@ def test_it_computes_what_its_formula_says(part):
     start = torch.zeros(3, WIDTH, dtype=torch.float64)
     memory, h, c = by_formula(net.encoder, net.embed_source(source), start, start)
     states, _, _ = by_formula(net.decoder, net.embed_target(target), h, c)
-    expected = net.head(states + net.part(net.norm(states), memory))
+    expected = net.head(states + net.mixer(net.norm(states), memory))
     torch.testing.assert_close(net(source, target), expected)
 
 
@@ -92,11 +92,11 @@ def test_embeddings_may_stand_for_the_source():
 @pytest.mark.parametrize("width", [16, 32, 64])
 @pytest.mark.parametrize(("src_vocab_size", "tgt_vocab_size"), [(13, 13), (32, 42)])
 def test_all_three_are_of_one_size(width, src_vocab_size, tgt_vocab_size):
-    assert 1 <= spread([build_seq2seq(name, width, src_vocab_size, tgt_vocab_size) for name in MODEL_NAMES]) < 1.05
+    assert 1 <= size_ratio([build_seq2seq(name, width, src_vocab_size, tgt_vocab_size) for name in MODEL_NAMES]) < 1.05
 
 
 def test_models_of_different_sizes_are_told_apart():
-    assert spread([build_seq2seq(name, width) for name, width in zip(MODEL_NAMES, (16, 32, 32), strict=True)]) > 2
+    assert size_ratio([build_seq2seq(name, width) for name, width in zip(MODEL_NAMES, (16, 32, 32), strict=True)]) > 2
 
 
 @pytest.mark.parametrize("name", MODEL_NAMES)

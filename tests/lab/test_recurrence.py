@@ -6,7 +6,7 @@ from clearhead.data.dataset import SequencePairs
 from clearhead.data.vocab import BOS, EOS, IGNORE_INDEX, PAD
 from clearhead.lab import recurrence
 from clearhead.lab.lstm import DIGITS, LSTM, LSTM_ATTENTION, MODEL_NAMES, TRANSFORMER
-from clearhead.lab.recurrence import LETTERS, ConcatenatedInputs, accuracies, pronouncing, reversal
+from clearhead.lab.recurrence import LETTERS, ConcatenatedInputs, accuracies, pronunciation, reversal
 
 LETTER, PHONE = 7, 5
 
@@ -28,7 +28,7 @@ def test_the_last_answer_is_the_first_digit_read(random):
 def test_words_are_all_of_one_length_and_their_phones_need_not_be(random):
     words = [[LETTER] * n for n in (LETTERS - 1, LETTERS, LETTERS, LETTERS + 1)]
     phones = [[PHONE] * n + [EOS] for n in (1, 3, 2, 9)]
-    rows, targets = pronouncing(SequencePairs.of(words, phones))(random, 20)
+    rows, targets = pronunciation(SequencePairs.of(words, phones))(random, 20)
     assert rows.shape[1] == LETTERS + targets.shape[1]
     assert (rows[:, :LETTERS] == LETTER).all()
     assert {tuple(row) for row in targets.tolist()} == {(PHONE, PHONE, PHONE, EOS), (PHONE, PHONE, EOS, IGNORE_INDEX)}
@@ -94,7 +94,7 @@ def test_the_verdict_is_about_what_attention_adds_within_a_budget(monkeypatch):
 def test_the_curve_over_budgets_goes_on_where_the_lstm_alone_is_still_learning(monkeypatch):
     stub(monkeypatch, DIGITS_RIGHT)
     curves = {
-        curve.name: curve for curve in recurrence.run_recurrence(steps=300).curves if curve.quantity == "right digits"
+        curve.name: curve for curve in recurrence.run_recurrence(steps=300).curves if curve.quantity == "digit accuracy"
     }
     assert curves[TRANSFORMER].x == (75, 150, 300)
     assert curves[LSTM].x == (75, 150, 300, 600, 1800)
@@ -107,7 +107,7 @@ def test_the_same_seed_gives_the_same_curves_but_for_the_time():
         recurrence.run_recurrence(seed=seed, num_seeds=1, width=16, length=8, steps=3).curves for seed in (0, 0, 1)
     )
     assert {curve.name for curve in one} == set(MODEL_NAMES)
-    assert {curve.quantity for curve in one} == {"right digits", "right phones", "gradient", "milliseconds"}
+    assert {curve.quantity for curve in one} == {"digit accuracy", "phoneme accuracy", "gradient", "milliseconds"}
     timeless = [curve for curve in one if curve.quantity != "milliseconds"]
     assert timeless == [curve for curve in same if curve.quantity != "milliseconds"]
     assert timeless != [curve for curve in other if curve.quantity != "milliseconds"]

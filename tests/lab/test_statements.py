@@ -66,7 +66,7 @@ def test_without_the_scale_nearly_all_gradients_of_many_keys_vanish():
 
 
 def test_the_formula_of_the_heads_needs_its_beta():
-    assert values("head-outputs")["the same without beta: difference"] > 1
+    assert values("head-outputs")["the same with beta = 1: difference"] > 1
     assert "softargmax(beta " in find("head-outputs").formula
 
 
@@ -87,6 +87,6 @@ def test_the_classifier_is_given_one_vector_and_its_misconception_is_another_sta
 @pytest.mark.slow
 def test_a_trained_model_attends_to_the_opposite_token():
     found = values("self-weight")
-    assert found["trained to reverse: fraction of tokens that attend most to themselves"] == 0
-    assert found["trained to reverse: mean weight of a token for itself"] < 0.05
-    assert found["trained to reverse: mean weight of a token for its opposite"] > 0.5
+    assert found["trained to reverse: fraction of tokens with the largest weight on themselves"] == 0
+    assert found["trained to reverse: mean weight of a token on itself"] < 0.05
+    assert found["trained to reverse: mean weight of a token on its mirror token"] > 0.5

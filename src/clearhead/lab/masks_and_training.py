@@ -275,7 +275,7 @@ def trained(crop: int, num_images: int, steps: int, seed: int) -> TrainContext:
     """The recipe `mnist` with a smaller model without convolutions and with few images, with or without crops."""
     changes = {
         "seed": seed,
-        "model.tokenizer": "patch-embedding",
+        "model.tokenizer": "patches",
         "model.patch_size": 7,
         "model.width": 32,
         "model.hidden": 64,

@@ -185,7 +185,7 @@ def draw_learned_positions(*, seed: int = 0, width: int = 16, grid_size: int = 4
 
     figure, (*all_maps, right) = subplots("ABCD", widths=(1, 1, 1, 2.2))
     heat_maps(figure, all_maps, maps, "value")
-    for axes, title in zip(all_maps, ("patch-embedding", "+ table E", "= input"), strict=True):
+    for axes, title in zip(all_maps, ("patches", "+ table E", "= input"), strict=True):
         axes.set_aspect("auto")
         axes.set_xticks([0, width - 1], labels=["1", str(width)])
         axes.set_yticks([])
