@@ -2,7 +2,7 @@
 # make test    the whole test suite
 # make test-other-processor  the tests as on a processor of the other kind (with or without AVX-512 and bf16)
 # make check   what a contributor runs before a commit: format, lint, types, layers, tests
-# make docs    docs/lab.md anew, from what the lab finds
+# make docs    regenerate docs/files.md, and docs/lab.md from the results of the lab (minutes)
 # make soak    the long tests; kill -9 at random moments, 50 times for each of two recipes; every resume must be bit-exact
 # make campaign  every fault of docs/reliability.md, in shards that continue where they stopped: hours; SMALL=1: minutes
 # make bench   speed beside timm, vit-pytorch, Hugging Face and torch.nn
@@ -52,6 +52,7 @@ bench: $(VENV)/bench
 	$(BIN)/python benchmarks/step.py
 
 docs: $(VENV)/package
+	$(BIN)/python docs/make_files.py
 	$(BIN)/clearhead lab --all --page docs/lab.md
 
 clean:

@@ -45,7 +45,7 @@ def maps_of(session: Run, images: Tensor, right: Tensor) -> dict[str, Tensor]:
         "relevance of another class": relevance(seen, seen.output.gather(1, wrong[:, None])),
     }
     maps = {
-        name: output_map(matrix, class_token=model.readout == "class").unflatten(1, model.grid)
+        name: output_map(matrix, class_token=model.pooling == "cls").unflatten(1, model.grid)
         for name, matrix in matrices.items()
     }
     return maps | {"chance": torch.rand(len(images), *model.grid)}

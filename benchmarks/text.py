@@ -31,7 +31,7 @@ from clearhead.training.state import TrainState
 TARGET = 1.88
 """validation loss in nats per character that nanoGPT publishes for its setting after 2,000 steps"""
 NANOGPT = {
-    "model.positions": "learned",
+    "model.pos_embed": "learned",
     "training.steps": 2000,
     "training.batch_size": 12,
     "training.ema": 0.0,

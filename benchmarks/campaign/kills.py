@@ -166,13 +166,13 @@ def report_training(tell: Tell) -> None:
     """`training` when a signal is handled by the training loop from now on."""
     from clearhead.training import loop
 
-    train_on = loop.train_on
+    train_loop = loop.train_loop
 
     def reported(*args: Any, **kwargs: Any) -> Any:
         tell("training")
-        return train_on(*args, **kwargs)
+        return train_loop(*args, **kwargs)
 
-    loop.train_on = reported
+    loop.train_loop = reported
 
 
 class Races(Shard):

@@ -39,7 +39,7 @@ SHARED = {
     "model.width": 16,
     "model.depth": 1,
     "model.num-heads": 2,
-    "model.hidden": 32,
+    "model.mlp_dim": 32,
     "model.dropout": 0.1,
 }
 
@@ -72,7 +72,7 @@ class Stage:
                 "data.folder": self.data / "pictures",
                 "data.image-size": 16,
                 "model.patch-size": 8,
-                "model.tokenizer": "patches",
+                "model.patch_embed": "patch",
                 "data.augmentation.crop": 2,
             },
             "encoder-decoder": {"data.train-file": self.data / "dictionary.txt"},

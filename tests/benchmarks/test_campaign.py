@@ -36,7 +36,7 @@ from benchmarks.campaign import (  # noqa: E402
     shards,
 )
 
-from clearhead.training.layout import step_name  # noqa: E402
+from clearhead.training.checkpoint import step_name  # noqa: E402
 
 
 @pytest.fixture(scope="module")

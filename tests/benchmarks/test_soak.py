@@ -96,7 +96,7 @@ def test_a_trainer_that_forgets_its_random_state_is_found_out(soak, tmp_path, ca
 
 SMALL = "--data.limit 500 --data.validation 50 --training.batch-size 16 --training.threads 1 --training.log-every 1"
 DRAWING = "--model.dropout 0.1 --training.ema 0.9 --optimizer.name muon"
-IMAGES = "--model.width 16 --model.depth 1 --model.patch-size 14 --model.tokenizer patches --data.augmentation.crop 2"
+IMAGES = "--model.width 16 --model.depth 1 --model.patch-size 14 --model.patch-embed patch --data.augmentation.crop 2"
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def test_a_test_word_is_looked_at_by_its_number(trained, tmp_path, capsys, monke
             "--text and --training-dynamics, got none of them; try --sample 0",
         ),
         ("RUN/mnist --sample 1 --ids 3", "got --sample and --ids"),
-        ("RUN/mnist --training-dynamics", "has no maps of its training; train it with a probe"),
+        ("RUN/mnist --training-dynamics", "has no attention snapshots"),
         ("RUN/mnist --ids 3", "takes images, got digits"),
         ("RUN/mnist --sample -1", "a number from 0 to 9999, got -1"),
         ("RUN/reverse --image a.png", "takes no single picture, got a.png"),

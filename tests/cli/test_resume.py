@@ -20,7 +20,7 @@ from clearhead.training.run_directory import RunDirectory
         ("", "required: RUN"),
         (
             "nowhere",
-            "a run is a folder with a config.json, got nowhere; `clearhead train RECIPE --name NAME` makes one",
+            "a run is a folder with a config.json, got nowhere; `clearhead train RECIPE --name NAME` creates one",
         ),
         ("nowhere --training.steps 5", "resume has no option --training.steps"),
     ],
@@ -36,7 +36,7 @@ def test_mistakes_are_one_line(capsys, tmp_path, monkeypatch, argv, message):
 def test_a_run_that_has_ended_says_what_it_reached(capsys, trained):
     before = (trained / "reverse/metrics.jsonl").read_bytes()
     assert main(["resume", str(trained / "reverse")]) == 0
-    assert f"{trained / 'reverse'} is trained: " in capsys.readouterr().out
+    assert f"training of {trained / 'reverse'} is complete: " in capsys.readouterr().out
     assert (trained / "reverse/metrics.jsonl").read_bytes() == before
 
 
@@ -45,7 +45,7 @@ def test_a_run_without_a_test_says_that_it_has_ended(capsys, trained, tmp_path, 
     shutil.copytree(trained / "text", "mine")
     shutil.copy(trained.parent / "gone.txt", "my.txt")
     assert main(["resume", "mine"]) == 0
-    assert capsys.readouterr().out.endswith("mine is trained\n")
+    assert capsys.readouterr().out.endswith("mine is complete\n")
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def last_record(path):
 
 def test_a_run_is_named_by_its_name_in_runs(capsys, mine):
     assert main(["resume", "mine"]) == 0
-    assert "runs/mine is trained: " in capsys.readouterr().out
+    assert "training of runs/mine is complete: " in capsys.readouterr().out
     assert main(["resume", "mien"]) == 2
     assert "did you mean runs/mine?" in capsys.readouterr().err
 
@@ -145,7 +145,7 @@ def test_a_run_that_is_being_trained_is_not_changed(capsys, mine):
     before = (mine / "config.json").read_bytes()
     with RunDirectory.open("mine").lock():
         assert main(["resume", "mine", "--steps", "20"]) == 1
-    assert "a run has one owner at a time" in capsys.readouterr().err
+    assert "locked by" in capsys.readouterr().err
     assert (mine / "config.json").read_bytes() == before
 
 

@@ -12,9 +12,9 @@ from safetensors.torch import save as to_safetensors
 
 from clearhead.cli.main import main
 from clearhead.recipes.registry import config_of
-from clearhead.training.checkpoint import Checkpoint
-from clearhead.training.layout import DIGEST, manifest, maps_digest
+from clearhead.training.checkpoint import Checkpoint, manifest
 from clearhead.training.run_directory import RunDirectory
+from clearhead.training.snapshots import DIGEST, snapshot_digest
 
 STATE = "checkpoints/step-00000004/state.json"
 
@@ -232,7 +232,7 @@ def test_damaged_maps(mine, capsys):
 
 def test_maps_are_compared_with_the_digest_in_their_header(mine, capsys):
     maps, path = {"a": torch.ones(1, 1, 2, 2)}, mine / "snapshots/step-00000004.safetensors"
-    path.write_bytes(to_safetensors(maps, {DIGEST: maps_digest(to_safetensors(maps))}))
+    path.write_bytes(to_safetensors(maps, {DIGEST: snapshot_digest(to_safetensors(maps))}))
     assert findings(capsys, 0)[0] == set()
     rewrite(path, lambda content: content[:-1] + b"\x40")
     assert findings(capsys)[0] == {("snapshots/step-00000004.safetensors", "changed")}

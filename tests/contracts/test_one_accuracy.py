@@ -12,7 +12,7 @@ from clearhead.recipes.launch import train
 SMALL = {
     "model.patch_size": 7,
     "model.width": 32,
-    "model.tokenizer": "patches",
+    "model.patch_embed": "patch",
     "data.validation": 100,
     "data.limit": 2_000,
     "training.steps": 60,

@@ -30,7 +30,7 @@ def test_the_demo_trains_the_recipe_and_goes_on_when_called_again(tmp_path, monk
 
 def test_the_whole_demo_with_a_tiny_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    tiny = {"model.patch_size": 14, "model.width": 8, "model.tokenizer": "patches", "model.depth": 1, "data.limit": 300}
+    tiny = {"model.patch_size": 14, "model.width": 8, "model.patch_embed": "patch", "model.depth": 1, "data.limit": 300}
     monkeypatch.setattr(module, "config_of", lambda name, changes: config_of(name, tiny | changes))
     said = []
     outcome, pictures = demo(steps=2, before_drawing=lambda: said.append("drawing"))

@@ -62,7 +62,7 @@ def test_files_and_digits(trained, tmp_path):
 
 def test_of_a_long_text_the_end_is_drawn_as_far_as_the_model_reads(trained):
     run = Run(trained / "text")
-    run.config = replace(run.config, model=replace(run.config.model, context=5))
+    run.config = replace(run.config, model=replace(run.config.model, context_length=5))
     assert text(run, "To be, or not").tokens == ("r", "space", "n", "o", "t")
     with pytest.raises(ValueError, match="--text is empty"):
         text(run, "")

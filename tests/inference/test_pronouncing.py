@@ -75,7 +75,7 @@ def test_a_score_is_the_models_own_logarithm_of_the_probability(run):
 def test_the_best_is_never_less_likely_than_the_greedy_answer(run, how):
     for word in WORDS:
         ids = torch.tensor([Vocabulary(run.vocab).encode(word)])
-        greedy = run.model.generate(ids, Greedy(), begin=BOS, end=EOS, n_tokens=g2p.MOST_PHONES)
+        greedy = run.model.generate(ids, strategy=Greedy(), bos_id=BOS, eos_id=EOS, max_new_tokens=g2p.MOST_PHONES)
         assert pronounce(run, [word], how)[0][0].score >= greedy.scores.item() - 1e-5
 
 
@@ -117,6 +117,6 @@ def test_probabilities_of_different_answers_add_up_to_less_than_one(run):
 
 
 def test_a_short_table_of_places_ends_the_answer(run, monkeypatch):
-    model = Seq2Seq(replace(run.config.model, positions="learned", context=5)).eval()
+    model = Seq2Seq(replace(run.config.model, pos_embed="learned", context_length=5)).eval()
     monkeypatch.setattr(run, "model", model)
     assert all(len(way.phones) <= 5 for way in pronounce(run, ["cab"])[0])

@@ -77,9 +77,9 @@ def test_uniform_shares_go_to_the_keys_that_may_be_seen(options):
 
 def test_gradients_flow_through_an_edited_head(written):
     model, x = written.small_vit(), torch.randn(2, 1, 8, 8)
-    with edit(model, "encoder.blocks.0.attention", head=0, pattern=lambda weights: weights**2):
+    with edit(model, "blocks.0.attn", head=0, pattern=lambda weights: weights**2):
         model(x).sum().backward()
-    assert model.encoder.blocks[0].attention.query.weight.grad.count_nonzero() > 0
+    assert model.blocks[0].attn.q_proj.weight.grad.count_nonzero() > 0
 
 
 def test_compiled_models_and_the_fast_path_are_edited_too(written):
@@ -107,18 +107,16 @@ def refused(model, inputs, *args, **options):
 
 
 def test_what_is_not_there_is_answered_with_what_there_is(written):
-    model, x, first_one = written.small_vit(), torch.randn(2, 1, 8, 8), "encoder.blocks.0.attention"
-    with pytest.raises(
-        LookupError, match=r"no module named 'encoder.blocks.7.attention'; did you mean 'encoder.blocks.\d.att"
-    ):
-        refused(model, x, "encoder.blocks.7.attention")
-    with pytest.raises(LookupError, match=r"no attention named 'embed_norm'.* encoder.blocks.0.attention, "):
+    model, x, first_one = written.small_vit(), torch.randn(2, 1, 8, 8), "blocks.0.attn"
+    with pytest.raises(LookupError, match=r"no module named 'blocks.7.attn'; did you mean 'blocks.\d.attn"):
+        refused(model, x, "blocks.7.attn")
+    with pytest.raises(LookupError, match=r"no attention named 'embed_norm'.* blocks.0.attn, "):
         refused(model, x, "embed_norm")
-    with pytest.raises(LookupError, match=r"no attention named 'encoder.blocks.0.attention#2'"):
+    with pytest.raises(LookupError, match=r"no attention named 'blocks.0.attn#2'"):
         refused(model, x, f"{first_one}#2")
     with pytest.raises(LookupError, match=r"no attention was found; looked for scaled_dot_product"):
         refused(written.Classifier(), written.tokens(), "Classifier")
-    with pytest.raises(LookupError, match=r"from 0 to 1 for 'encoder.blocks.0.attention', got 2"):
+    with pytest.raises(LookupError, match=r"from 0 to 1 for 'blocks.0.attn', got 2"):
         refused(model, x, first_one, head=2)
     with pytest.raises(
         ValueError, match=r"new weights must broadcast to \(B,heads,Q,K\) = \(2, 1, 5, 5\), got \(3, 3\)"

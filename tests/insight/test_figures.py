@@ -20,7 +20,7 @@ def texts_of(figure):
     return [figure._suptitle, *[axes.title for axes in figure.axes], *[axes.xaxis.label for axes in figure.axes]]
 
 
-LONG = "encoder.blocks.11.attention · predicted: a class with a name as long as this one (31%) · actual: " + "x" * 80
+LONG = "blocks.11.attn · predicted: a class with a name as long as this one (31%) · actual: " + "x" * 80
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_one_head_shows_its_weights_from_zero_to_the_largest():
 
 def test_the_wall_has_a_panel_for_each_head_and_a_scale_for_each_layer():
     layers = [torch.rand(3, 5, 5), torch.rand(2, 1, 5)]
-    figure = drawn(draw_head_grid(layers, ["encoder.blocks.0.attention", "pool"]))
+    figure = drawn(draw_head_grid(layers, ["blocks.0.attn", "pool"]))
     images = images_of(figure)
     assert len(images) == 5
     assert np.allclose(images[4].get_array(), layers[1][1])

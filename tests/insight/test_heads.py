@@ -87,7 +87,7 @@ class Heads(nn.Module):
         torch.manual_seed(0)
         self.first, self.second = MultiHeadAttention(8, 4), MultiHeadAttention(8, 2)
         with torch.no_grad():
-            self.first.output.weight[:, 4:6] = 0
+            self.first.out_proj.weight[:, 4:6] = 0
 
     def forward(self, x, scale=1.0):
         x = x + self.first(x)

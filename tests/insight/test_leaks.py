@@ -8,7 +8,7 @@ from clearhead.insight.leaks import Leak, future_leak, output_change, padding_le
 from clearhead.models.config import LanguageConfig, Seq2SeqConfig
 
 VOCAB_SIZE, L = 11, 6
-SMALL = {"width": 8, "depth": 1, "num_heads": 2, "hidden": 16}
+SMALL = {"width": 8, "depth": 1, "num_heads": 2, "mlp_dim": 16}
 TABLE = torch.randn(VOCAB_SIZE, 4, generator=torch.Generator().manual_seed(1))
 
 
@@ -85,7 +85,7 @@ def test_leak_between_examples_names_both():
 
 
 def test_models_of_clearhead_do_not_leak():
-    model = LanguageModel(LanguageConfig(n_tokens=VOCAB_SIZE, context=L, **SMALL)).eval()
+    model = LanguageModel(LanguageConfig(vocab_size=VOCAB_SIZE, context_length=L, **SMALL)).eval()
     assert future_leak(model, ids(), VOCAB_SIZE) is None
     assert (
         padding_leak(model, ids(), torch.tensor([3, 6]), VOCAB_SIZE) is None

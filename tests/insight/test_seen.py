@@ -20,20 +20,18 @@ def seen(written):
 def test_the_table(seen):
     assert repr(seen).splitlines() == [
         "name                        kernel  heads  queries x keys  note",
-        "encoder.blocks.0.attention  sdpa        2           5 x 5",
-        "encoder.blocks.1.attention  sdpa        2           5 x 5",
+        "blocks.0.attn  sdpa        2           5 x 5",
+        "blocks.1.attn  sdpa        2           5 x 5",
     ]
-    assert repr(seen["encoder.blocks.1.attention"]) == "encoder.blocks.1.attention: sdpa, 2 heads, 5 x 5"
+    assert repr(seen["blocks.1.attn"]) == "blocks.1.attn: sdpa, 2 heads, 5 x 5"
     assert len(seen) == 2
 
 
 def test_errors_list_what_there_is(seen):
-    with pytest.raises(
-        LookupError, match=r"no attention named 'encoder.blocks.0.attn'; did you mean 'encoder.blocks.0.attention'\?"
-    ):
-        seen["encoder.blocks.0.attn"]
-    layer = seen["encoder.blocks.0.attention"]
-    with pytest.raises(LookupError, match=r"head must be from 0 to 1 for 'encoder.blocks.0.attention', got 2"):
+    with pytest.raises(LookupError, match=r"no attention named 'blocks.0.attention'; did you mean 'blocks.0.attn'\?"):
+        seen["blocks.0.attention"]
+    layer = seen["blocks.0.attn"]
+    with pytest.raises(LookupError, match=r"head must be from 0 to 1 for 'blocks.0.attn', got 2"):
         layer.weights(head=2)
     with pytest.raises(LookupError, match=r"head must be .* got -1"):
         layer.weights(head=[0, -1])
@@ -55,7 +53,7 @@ def test_heads_and_rows_may_be_given_in_any_way():
 
 
 def test_rows_in_any_order(seen):
-    layer = seen["encoder.blocks.0.attention"]
+    layer = seen["blocks.0.attn"]
     whole = layer.weights()
     torch.testing.assert_close(layer.weights(rows=[-1, 0, 2]), whole[:, :, [-1, 0, 2]])
     assert layer.weights(rows=[]).shape == (2, 2, 0, 5)

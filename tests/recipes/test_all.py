@@ -89,7 +89,7 @@ def test_steps_and_epochs_take_the_place_of_one_another(name, given, other):
 
 
 def test_both_at_once_are_refused():
-    with pytest.raises(ValueError, match="a number of steps or of epochs, got steps=3, epochs=4"):
+    with pytest.raises(ValueError, match="a number of the other to 0, got steps=3, epochs=4"):
         config_of("mnist", {"training.steps": 3, "training.epochs": 4})
 
 

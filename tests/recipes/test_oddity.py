@@ -7,7 +7,7 @@ from clearhead.recipes.registry import config_of
 
 def test_the_set_size_is_also_the_models_context():
     config = config_of("odd-one-out", {"data.set_size": 4})
-    assert (config.data.set_size, config.model.context) == (4, 4)
+    assert (config.data.set_size, config.model.context_length) == (4, 4)
 
 
 def test_scores_move_with_the_images_of_a_set():

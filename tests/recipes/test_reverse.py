@@ -10,7 +10,7 @@ from clearhead.recipes.registry import config_of
 
 def test_the_length_is_also_the_models_context():
     config = config_of("reverse", {"data.length": 5})
-    assert (config.data.length, config.model.context) == (5, 5)
+    assert (config.data.length, config.model.context_length) == (5, 5)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from clearhead.models.config import LanguageConfig, Seq2SeqConfig, VisionConfig
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 
 MODEL = VisionConfig(
-    image_size=8, patch_size=4, channels=1, num_classes=3, width=8, depth=2, num_heads=2, tokenizer="convolutions"
+    image_size=8, patch_size=4, in_channels=1, num_classes=3, width=8, depth=2, num_heads=2, patch_embed="conv"
 )
 CONFIG = RunConfig(
     recipe="test",
@@ -61,7 +61,7 @@ WRITING = replace(
 )
 SPELLING = replace(
     WRITING,
-    model=LanguageConfig(width=8, depth=1, num_heads=2, n_tokens=9, dropout=0.2),
+    model=LanguageConfig(width=8, depth=1, num_heads=2, vocab_size=9, dropout=0.2),
     data=DataConfig(name="words", window=2),
     objective="causal-lm",
 )

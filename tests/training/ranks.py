@@ -31,7 +31,9 @@ from clearhead.training.loop import resume, train
 
 CONFIG = RunConfig(
     recipe="test",
-    model=PredictorConfig(width=8, depth=2, num_heads=2, n_inputs=5, n_outputs=5, context=6, positions="learned"),
+    model=PredictorConfig(
+        width=8, depth=2, num_heads=2, in_features=5, out_features=5, context_length=6, pos_embed="learned"
+    ),
     data=DataConfig(name="reverse"),
     optimizer=OptimizerConfig(name="muon", lr=0.005, warmup=2, grad_clip=0.5),
     training=TrainingConfig(
@@ -185,11 +187,11 @@ def main(folder: Path) -> None:
     done["resharded"] = in_processes(2, again("resharded", shard=True))
 
     done["killed"] = in_processes(2, with_signal(6, signal.SIGKILL, 1, new("killed")))
-    done["after the kill"] = checkpoint.steps(folder / "killed")
+    done["after the kill"] = checkpoint.saved_steps(folder / "killed")
     done["revived"] = in_processes(2, again("killed"))
     progress.LAUNCHER_INTERVAL = 0.1
     done["orphaned"] = without_launcher(2, folder, new("orphaned"))
-    done["after the launcher"] = checkpoint.steps(folder / "orphaned")
+    done["after the launcher"] = checkpoint.saved_steps(folder / "orphaned")
     done["relaunched"] = in_processes(2, again("orphaned"))
     (folder / "done.json").write_text(json.dumps(done))
 

@@ -51,7 +51,7 @@ def test_processes_share_the_examples_each_once(monkeypatch):
     monkeypatch.setattr(home, "BATCH_SIZE", 4)
     data, whole = images(9), torch.zeros(5, dtype=torch.float64)
     sums, calls = [], []
-    monkeypatch.setattr(Ranks, "add", lambda self, numbers: sums.append(numbers.clone()) or numbers + 1)
+    monkeypatch.setattr(Ranks, "all_reduce_sum", lambda self, numbers: sums.append(numbers.clone()) or numbers + 1)
     for rank in range(3):
         model = Rows()
         evaluate(model, OBJECTIVES["classification"], data, None, Ranks(rank, 3))

@@ -32,8 +32,8 @@ def records(folder):
 def assert_identical(folder, other):
     """Weights, optimizer, averages, random state, train state and records, of every checkpoint that both have."""
     assert records(folder) == records(other)
-    common = set(checkpoint.steps(folder)) & set(checkpoint.steps(other))
-    assert max(checkpoint.steps(folder)) in common
+    common = set(checkpoint.saved_steps(folder)) & set(checkpoint.saved_steps(other))
+    assert max(checkpoint.saved_steps(folder)) in common
     for step in common:
         mine, theirs = (checkpoint.load(path / "checkpoints" / checkpoint.step_name(step)) for path in (folder, other))
         assert without_times(mine.state["train_state"]) == without_times(theirs.state["train_state"])
@@ -128,7 +128,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(config, tmp_path)
     shutil.rmtree(tmp_path / "run/checkpoints")
     before = (tmp_path / "run/metrics.jsonl").read_bytes()
     for _ in ("best.json names one", "the records have a test"):
-        with pytest.raises(OSError, match="its checkpoints are gone; put a copy back"):
+        with pytest.raises(OSError, match="its checkpoints are missing; restore them"):
             resume(tmp_path / "run", quiet=True)
         (tmp_path / "run/best.json").unlink(missing_ok=True)
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
@@ -185,7 +185,7 @@ def test_a_run_that_was_killed_goes_on_from_its_newest_checkpoint(config, tmp_pa
         train(config, tmp_path / "killed", quiet=True)
     monkeypatch.setattr(Batches, "at", whole)
     assert records(tmp_path / "killed")[-1]["step"] == 10  # past the checkpoint: must be forgotten
-    assert checkpoint.steps(tmp_path / "killed")[-1] == 9
+    assert checkpoint.saved_steps(tmp_path / "killed")[-1] == 9
     resume(tmp_path / "killed", quiet=True)
     assert_identical(tmp_path / "killed", tmp_path / "whole")
 
@@ -254,7 +254,7 @@ def test_patience_ends_a_run_that_gets_no_better_and_the_end_survives_a_kill(con
     config = with_training(config, patience=2, evaluate_every=2, checkpoint_every=100, ema=0.0)
     config = replace(config, optimizer=replace(config.optimizer, lr=0.0, muon_lr=0.0))
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "test_once", lambda *parts: None)  # as if killed before the test
+        patch.setattr(loop, "test_best_checkpoint", lambda *parts: None)  # as if killed before the test
         outcome = train(config, tmp_path / "run", quiet=True)
     assert (outcome.reason, outcome.step, outcome.best_step) == ("patience", 6, 2)
     outcome = resume(tmp_path / "run", quiet=True)
@@ -268,7 +268,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_is_in_no_checkpoint(config,
         train(config, tmp_path / "run", quiet=True)
     assert caught.value.exit_code not in (FINISHED, STOPPED)
     failed = int(str(caught.value).split("at step ")[1].split(",")[0])
-    assert checkpoint.steps(tmp_path / "run") == list(range(1, failed))
+    assert checkpoint.saved_steps(tmp_path / "run") == list(range(1, failed))
     assert records(tmp_path / "run")[-1] == {"kind": "diverged", "step": failed}
     assert records(tmp_path / "run")[-2]["step"] == failed - 1
 
@@ -335,7 +335,7 @@ def test_weights_that_an_update_has_spoilt_are_in_no_checkpoint(config, tmp_path
     spoil(monkeypatch, at=3)
     with pytest.raises(DivergedError, match="not finite after step 3"):
         train(replace(config, training=training), tmp_path / "run", quiet=True)
-    assert max(checkpoint.steps(tmp_path / "run")) == 2
+    assert max(checkpoint.saved_steps(tmp_path / "run")) == 2
 
 
 def test_a_run_that_writes_is_resumed_exactly(sequences, tmp_path, signal_at):
@@ -360,10 +360,10 @@ def test_padding_and_checked_masks_are_said_once_at_the_start(sequences, tmp_pat
     train(sequences, tmp_path / "run")
     undo()
     said = capsys.readouterr().out
-    assert said.count("masks checked: no output sees what comes after it, or padding") == 1
-    assert re.search(r"^padding: [\d.]+% of all tokens; [\d.]+% without sorting by length$", said, re.MULTILINE)
+    assert said.count("masks      checked: no output depends on later tokens or on padding") == 1
+    assert re.search(r"^padding    [\d.]+% of all tokens; [\d.]+% without sorting by length$", said, re.MULTILINE)
     resume(tmp_path / "run")
-    assert "masks checked" not in capsys.readouterr().out
+    assert "masks      checked" not in capsys.readouterr().out
 
 
 def test_a_run_without_a_test_set_ends_without_a_test(sequences, tmp_path, monkeypatch):

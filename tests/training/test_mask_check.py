@@ -42,7 +42,9 @@ def test_a_decoder_that_sees_the_future_is_never_trained(sequences, tmp_path, mo
 def test_sources_that_fill_the_table_of_places_are_checked_too(sequences):
     batch = built(sequences).batches.at(0)
     longest = max(batch.inputs.shape[1], batch.targets.shape[1])
-    assert check_masks(built(replace(sequences, model=replace(sequences.model, positions="learned", context=longest))))
+    assert check_masks(
+        built(replace(sequences, model=replace(sequences.model, pos_embed="learned", context_length=longest)))
+    )
 
 
 @pytest.mark.parametrize("sequences", ["seq2seq"], indirect=True)

@@ -11,8 +11,8 @@ from clearhead.cli.main import main
 from clearhead.files import UnsafeFileError
 from clearhead.training import checkpoint, metrics_log
 from clearhead.training.checkpoint import Checkpoint
-from clearhead.training.layout import snapshot_files
 from clearhead.training.run_directory import RunDirectory
+from clearhead.training.snapshots import snapshot_files
 
 IN_A_CHECKPOINT = [f"checkpoints/step-00000002/{name}" for name in ("model.safetensors", "state.json", "manifest.json")]
 FILES = ["lock", "config.json", "metrics.jsonl", "best.json", "snapshots/step-00000002.safetensors", *IN_A_CHECKPOINT]
@@ -216,7 +216,7 @@ class TestAfterTheCheck:
                 run.best_checkpoint()
             run.change_config({"recipe": "other"})
 
-    def test_the_probe(self, path, victims):
+    def test_the_snapshots(self, path, victims):
         make_room(path, "snapshots")
         (path / "snapshots").symlink_to(victims / "victims")
         with pytest.raises(UnsafeFileError):

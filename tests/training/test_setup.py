@@ -59,10 +59,12 @@ def test_each_process_needs_an_example_for_each_portion(config):
 
 def test_a_table_of_places_must_reach_over_the_longest_example(sequences):
     def built(context):
-        model = replace(sequences.model, positions="learned", context=context)
+        model = replace(sequences.model, pos_embed="learned", context_length=context)
         return build_context(replace(sequences, model=model), Ranks(), shard=False, report=pytest.fail)
 
     longest = max(int(part.lengths.max()) for part in (built(99).data.train, built(99).data.test))
-    assert built(longest).model.config.context == longest
-    with pytest.raises(ValueError, match=f"{longest} tokens, got context={longest - 1}; set --model.context {longest}"):
+    assert built(longest).model.config.context_length == longest
+    with pytest.raises(
+        ValueError, match=f"{longest} tokens, got context={longest - 1}; set --model.context_length {longest}"
+    ):
         built(longest - 1)

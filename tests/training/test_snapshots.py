@@ -30,7 +30,7 @@ def test_maps_of_the_start_the_end_and_between(runs):
 
 
 def test_a_watched_run_is_the_same_run(runs):
-    plain, watched = (checkpoint.newest(runs / name, print).model for name in ("plain", "watched"))
+    plain, watched = (checkpoint.latest(runs / name, print).model for name in ("plain", "watched"))
     assert plain.keys() == watched.keys()
     assert all(torch.equal(plain[name], watched[name]) for name in plain)
 
@@ -39,7 +39,7 @@ def test_the_last_maps_are_those_of_the_last_weights(runs):
     from clearhead.data import datasets
 
     session = Run(runs / "watched")
-    session.model.load_state_dict(checkpoint.newest(runs / "watched", print).model)
+    session.model.load_state_dict(checkpoint.latest(runs / "watched", print).model)
     inputs, _ = datasets.load_dataset(session.config.data, 0).validation.get_batch(torch.arange(2))
     seen = look(session.model, inputs)
     _, maps = read_snapshots(runs / "watched")
@@ -47,8 +47,8 @@ def test_the_last_maps_are_those_of_the_last_weights(runs):
         assert torch.allclose(seen[address].weights(), maps[address][-1], atol=1e-3)
 
 
-def test_a_run_without_a_probe_has_no_maps(runs):
-    with pytest.raises(LookupError, match="has no maps of its training; train it with a probe"):
+def test_a_run_without_snapshots_has_none_to_read(runs):
+    with pytest.raises(LookupError, match="has no attention snapshots"):
         read_snapshots(runs / "plain")
 
 
@@ -60,7 +60,7 @@ def test_damaged_maps_are_named(runs):
         read_snapshots(runs / "watched")
     path.write_bytes(content[:20])
     with pytest.raises(
-        ValueError, match=r"step-00000004.safetensors must be the maps that a probe wrote, .*; delete it"
+        ValueError, match=r"step-00000004.safetensors is not an intact attention snapshot .*; delete it"
     ):
         read_snapshots(runs / "watched")
     path.rename(path.with_name("step-four.safetensors"))

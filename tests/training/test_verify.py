@@ -15,7 +15,7 @@ from clearhead.training.verify_resume import compare, train_and_kill, verify_res
 
 REVERSE = RunConfig(
     recipe="reverse",
-    model=PredictorConfig(width=8, depth=1, num_heads=1, n_inputs=10, n_outputs=10, dropout=0.1),
+    model=PredictorConfig(width=8, depth=1, num_heads=1, in_features=10, out_features=10, dropout=0.1),
     data=DataConfig(name="reverse", length=4, validation=50, limit=500),
     optimizer=OptimizerConfig(name="muon"),
     training=TrainingConfig(

@@ -68,7 +68,7 @@ def train(argv: Sequence[str]) -> int:
     config = config_of(name, changes)  # a mistake is answered before torch is loaded
 
     if args.dry_run:
-        from clearhead.recipes.launch import estimate
+        from clearhead.recipes.estimate import estimate
 
         print(estimate(config))
         return 0

@@ -200,7 +200,7 @@ def text(run: Run, asked: str) -> Example:
 def next_token(run: Run, ids: Sequence[int]) -> Example:
     """What a language model predicts after the last of these tokens."""
     assert isinstance(run.config.model, LanguageConfig)
-    inputs = torch.tensor([ids[-min(LONGEST, run.config.model.context) :]])
+    inputs = torch.tensor([ids[-min(LONGEST, run.config.model.context_length) :]])
     symbols = [run.vocab[i] for i in inputs[0].tolist()]
     predicted = int(run.logits(inputs)[0, -1].argmax())
     if run.config.data.level == "byte":  # half of a letter is no other letter
@@ -264,7 +264,7 @@ def over_image(
 ) -> "Iterator[tuple[str, str, Figure]]":
     model = run.config.model
     assert isinstance(model, VisionConfig)
-    has_class_token, grid = model.readout == "class", model.grid
+    has_class_token, grid = model.pooling == "cls", model.grid
     last = weights[-1]
     heads = output_map(last[0], class_token=has_class_token).unflatten(1, grid)  # (H,rows,columns)
     title = f"attention from the output to each patch, in {list(seen)[-1]}\n{example.heading}"
@@ -281,7 +281,7 @@ def over_image(
         "relevance": relevance(seen, seen.output[:, chosen]),
     }
     maps = {name: output_map(m, class_token=has_class_token).unflatten(1, grid) for name, m in matrices.items()}
-    fill: Fill = "black" if model.channels == 1 else "gray"
+    fill: Fill = "black" if model.in_channels == 1 else "gray"
     proof = occlusion(run.model, example.inputs, grid, chosen, fill=fill)
     areas = {
         name: deletion_auc(deletion_curve(run.model, example.inputs, ranked, chosen, fill=fill)).item()

@@ -66,7 +66,9 @@ def pronounce(run: Run, words: Sequence[str], how: Beam = BEAM) -> list[list[Pro
     n_tokens = min(free_positions(each.config, 1, MOST_PHONES) for each in models)
     for chosen in order.split(max(1, AT_ONCE // max(1, how.size // BEAM.size))):  # of wide beams, fewer at once
         source, _ = sources.get_batch(chosen)
-        made = model.generate(source, how, begin=BOS, end=EOS, n_tokens=n_tokens, source_lengths=(source != PAD).sum(1))
+        made = model.generate(
+            source, strategy=how, bos_id=BOS, eos_id=EOS, max_new_tokens=n_tokens, source_lengths=(source != PAD).sum(1)
+        )
         for i, place in enumerate(chosen.tolist()):
             rows = zip(made.candidates[i].tolist(), made.scores[i].tolist(), strict=True)
             found[place] = [
@@ -114,7 +116,7 @@ def spelled(run: Run, word: str) -> list[int]:
 
 
 WALLS = {
-    "cross.png": ("cross_attention", "every head of the decoder, looking at the letters"),
+    "cross.png": ("cross_attn", "every head of the decoder, looking at the letters"),
     "encoder.png": ("encoder.", "every head of the encoder"),
     "decoder.png": ("decoder.", "every head of the decoder, looking at what is written"),
 }
@@ -136,7 +138,7 @@ def pictures_of_word(run: Run, word: str, about: str = "") -> "Iterator[tuple[st
     with torch.no_grad():
         seen = look(run.model, *inputs)
         weights = {address: seen[address].weights() for address in seen}
-    address, aligned = sharpest({name: w for name, w in weights.items() if "cross_attention" in name})
+    address, aligned = sharpest({name: w for name, w in weights.items() if "cross_attn" in name})
     what = "which letter each phone looks at"
     about = f"\n{about}" if about else ""
     title = f"{what},\n{address}, mean of heads{about}"
@@ -144,7 +146,7 @@ def pictures_of_word(run: Run, word: str, about: str = "") -> "Iterator[tuple[st
     for name, (part, what) in WALLS.items():
         chosen = {address: w for address, w in weights.items() if part in address}
         if part == "decoder.":
-            chosen = {address: w for address, w in chosen.items() if "cross_attention" not in address}
+            chosen = {address: w for address, w in chosen.items() if "cross_attn" not in address}
         yield name, what, draw_head_grid([w[0] for w in chosen.values()], list(chosen), title=what + about)
 
     def score(output: Tensor) -> Tensor:

@@ -132,7 +132,7 @@ class Run:
     def read(self, paths: Sequence[str | Path]) -> Tensor:
         """Picture files -> uint8 (B,C,height,width), made square as in training (`data.fit`)."""
         model, fit = self.config.model, self.config.data.fit
-        channels, size = (model.channels, model.image_shape[0]) if isinstance(model, VisionConfig) else (1, 28)
+        channels, size = (model.in_channels, model.image_shape[0]) if isinstance(model, VisionConfig) else (1, 28)
         pictures = (in_channels(read_image(Path(path)), channels) for path in paths)
         return torch.stack([resize(picture, size, fit)[:channels] for picture in pictures])
 

@@ -51,7 +51,7 @@ def portion(run: Run, model: LanguageModel, prompt: str, how: Sampling, *, n: in
     if known.has_special_tokens:
         begin = torch.tensor([[BOS, *known.encode(symbols)]]).expand(n, -1)
         n_letters = max(1, free_positions(model.config, begin.shape[1], MOST_LETTERS))
-        rows = model.generate(begin, how, n_tokens=n_letters, end=EOS).ids
+        rows = model.generate(begin, strategy=how, max_new_tokens=n_letters, eos_id=EOS).ids
         return [prompt + "".join(known.decode(row)) for row in rows.tolist()]
     if not symbols:
         symbols = FIRST if FIRST in known.token_to_id else known.tokens[0]
@@ -62,10 +62,12 @@ def portion(run: Run, model: LanguageModel, prompt: str, how: Sampling, *, n: in
 def continued(model: LanguageModel, ids: Tensor, how: Sampling, n_tokens: int) -> Tensor:
     """ids (B,L) and n_tokens more. The model has learnt from no more than its context: when that is full, it reads the
     last half of it anew and goes on."""
-    context, n_written = model.config.context, 0
+    context, n_written = model.config.context_length, 0
     while n_written < n_tokens:
         seen = ids if ids.shape[1] < context else ids[:, -max(1, context // 2) :]
         count = min(n_tokens - n_written, context - seen.shape[1] + 1)
-        ids = torch.cat([ids, model.generate(seen, with_seed(how, "chunk", n_written), n_tokens=count).ids], dim=1)
+        ids = torch.cat(
+            [ids, model.generate(seen, max_new_tokens=count, strategy=with_seed(how, "chunk", n_written)).ids], dim=1
+        )
         n_written += count
     return ids

@@ -45,7 +45,7 @@ def run_attention_map(
 
     def attention_map(tokens: Tensor) -> Tensor:
         tokens = tokens.flatten(0, 1)[None] if flatten_batch else tokens
-        return attend_reference(layer.query(tokens), layer.key(tokens), layer.value(tokens))[1]
+        return attend_reference(layer.q_proj(tokens), layer.k_proj(tokens), layer.v_proj(tokens))[1]
 
     with torch.no_grad():
         weights = attention_map(x)
@@ -70,7 +70,7 @@ def draw_attention_map(*, seed: int = 0, width: int = 16, batch_size: int = 3, n
     layer = MultiHeadAttention(width, 1).double()
     x = torch.randn(batch_size, num_tokens, width, dtype=torch.float64)
     weights, flattened = (
-        attend_reference(layer.query(tokens), layer.key(tokens), layer.value(tokens))[1]
+        attend_reference(layer.q_proj(tokens), layer.k_proj(tokens), layer.v_proj(tokens))[1]
         for tokens in (x, x.flatten(0, 1)[None])
     )
     num_rows = batch_size * num_tokens
@@ -290,8 +290,8 @@ def run_cross_attention(
     x = torch.randn(1, tgt_length, width, dtype=torch.float64)
 
     def cross_attend(queries: Tensor, keys: Tensor) -> Tensor:
-        q, k, v = (layer.split(part) for part in (layer.query(queries), layer.key(keys), layer.value(keys)))
-        return layer.output(attend_reference(q, k, v)[0].transpose(1, 2).flatten(2))
+        q, k, v = (layer.split_heads(part) for part in (layer.q_proj(queries), layer.k_proj(keys), layer.v_proj(keys)))
+        return layer.out_proj(attend_reference(q, k, v)[0].transpose(1, 2).flatten(2))
 
     with torch.no_grad():
         expected = layer(x, memory)
@@ -314,8 +314,8 @@ def draw_cross_attention(*, seed: int = 0, width: int = 16, src_length: int = 7,
     layer = MultiHeadAttention(width, 2).double()
     memory = torch.randn(1, src_length, width, dtype=torch.float64)
     x = torch.randn(1, tgt_length, width, dtype=torch.float64)
-    q, k, v = layer.query(x), layer.key(memory), layer.value(memory)
-    weights = attend_reference(layer.split(q), layer.split(k), layer.split(v))[1]
+    q, k, v = layer.q_proj(x), layer.k_proj(memory), layer.v_proj(memory)
+    weights = attend_reference(layer.split_heads(q), layer.split_heads(k), layer.split_heads(v))[1]
     out = layer(x, memory)
 
     def with_shape(text: str, x: Tensor) -> str:

@@ -162,7 +162,7 @@ def run_input_size(
     attention, convolution = MultiHeadAttention(width, 2), ConvStack(width, kernel_size=3, depth=2)
     table = LearnedPosEmbed(context_length, width)
     images = [torch.randn(1, 3, side, side) for side in SIDES]
-    vit = small_vit(width, "class", SIDES[1] // 4).float()
+    vit = small_vit(width, "cls", SIDES[1] // 4).float()
 
     def lengths(layer: Callable[[Tensor], Tensor], numbers: Sequence[int] = LENGTHS) -> int:
         return accepted(layer, [torch.randn(1, length, width) for length in numbers])

@@ -205,8 +205,8 @@ def offset_weights(layer: OffsetAttention) -> Tensor:
     attention = layer.attention
     features = torch.zeros(1, len(layer.places), layer.n_out, dtype=layer.places.dtype)
     tokens = torch.cat([features, layer.places[None]], dim=-1)
-    tokens = F.pad(tokens, (0, attention.query.in_features - tokens.shape[-1]))
-    q, k = attention.split(attention.query(tokens)), attention.split(attention.key(tokens))
+    tokens = F.pad(tokens, (0, attention.q_proj.in_features - tokens.shape[-1]))
+    q, k = attention.split_heads(attention.q_proj(tokens)), attention.split_heads(attention.k_proj(tokens))
     return attend_reference(q, k, k, layer.mask, attention.beta)[1][0, 0]
 
 

@@ -96,7 +96,7 @@ def build_seq2seq(
                 width=width,
                 depth=1,
                 num_heads=1,
-                hidden=2 * width,
+                mlp_dim=2 * width,
                 src_vocab_size=src_vocab_size,
                 tgt_vocab_size=tgt_vocab_size,
             )
@@ -248,10 +248,10 @@ def chain(model: nn.Module, length: int) -> int:
 def decoder_passes(model: Seq2Seq, length: int) -> int:
     """The number of decoder passes in which a transformer generates `length` tokens."""
     passes = []
-    handle = model.head.register_forward_hook(lambda *_: passes.append(1))
+    handle = model.decoder.register_forward_hook(lambda *_: passes.append(1))
     try:
         source = torch.arange(length)[None] % VOCAB_SIZE
-        model.generate(source, begin=BOS, end=None, n_tokens=length)
+        model.generate(source, bos_id=BOS, eos_id=None, max_new_tokens=length)
     finally:
         handle.remove()
     return len(passes)

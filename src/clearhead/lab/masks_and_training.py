@@ -189,7 +189,7 @@ def run_train_and_eval_mode(*, seed: int = 0, width: int = 16, dropout: float = 
     """eval_mode=False asks of the training stage what holds in the testing stage only."""
     torch.manual_seed(seed)
     model = SequencePredictor(
-        PredictorConfig(width=width, depth=2, num_heads=2, n_inputs=10, n_outputs=10, dropout=dropout)
+        PredictorConfig(width=width, depth=2, num_heads=2, in_features=10, out_features=10, dropout=dropout)
     )
     ids = torch.randint(0, 10, (4, 8))
 
@@ -227,7 +227,7 @@ def draw_train_and_eval_mode(*, seed: int = 0, width: int = 16, dropout: float =
     """Left and middle: the same input twice, in training and in evaluation. Right: how far a pass moves the weights."""
     torch.manual_seed(seed)
     model = SequencePredictor(
-        PredictorConfig(width=width, depth=2, num_heads=2, n_inputs=10, n_outputs=10, dropout=dropout)
+        PredictorConfig(width=width, depth=2, num_heads=2, in_features=10, out_features=10, dropout=dropout)
     )
     ids = torch.randint(0, 10, (4, 8))
     twice, moved = {}, {}
@@ -275,10 +275,10 @@ def trained(crop: int, num_images: int, steps: int, seed: int) -> TrainContext:
     """The recipe `mnist` with a smaller model without convolutions and with few images, with or without crops."""
     changes = {
         "seed": seed,
-        "model.tokenizer": "patches",
+        "model.patch_embed": "patch",
         "model.patch_size": 7,
         "model.width": 32,
-        "model.hidden": 64,
+        "model.mlp_dim": 64,
         "model.depth": 1,
         "data.limit": num_images,
         "data.augmentation.crop": crop,

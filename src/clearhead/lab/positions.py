@@ -138,12 +138,12 @@ def index_feature(tokens: Tensor, table: Tensor) -> Tensor:
 def run_learned_positions(*, seed: int = 0, width: int = 16, grid_size: int = 4, rule: Rule = add) -> Result:
     torch.manual_seed(seed)
     model = small_vit(width, "mean", grid_size)
-    table = model.positions
+    table = model.pos_embed
     assert isinstance(table, LearnedPosEmbed2d)
     images = torch.randn(1, 3, 4 * grid_size, 4 * grid_size, dtype=torch.float64)
     order = torch.arange(grid_size * grid_size).roll(1)
     with torch.no_grad():
-        tokens = model.tokenize(images)
+        tokens = model.patch_embed(images)
         given, expected = table(tokens, (grid_size, grid_size))[0], rule(tokens[0], table.table)
         error = (given - expected).abs().max().item() if given.shape == expected.shape else float("inf")
         table.table.mul_(50)  # as large as the tokens, as after training
@@ -174,9 +174,9 @@ def draw_learned_positions(*, seed: int = 0, width: int = 16, grid_size: int = 4
     model = small_vit(width, "mean", grid_size)
     images = torch.randn(1, 3, 4 * grid_size, 4 * grid_size, dtype=torch.float64)
     waves = small_vit(width, "mean", grid_size, "sinusoidal")
-    table = model.positions
+    table = model.pos_embed
     assert isinstance(table, LearnedPosEmbed2d)
-    tokens, order = model.tokenize(images), torch.arange(grid_size * grid_size).roll(1)
+    tokens, order = model.patch_embed(images), torch.arange(grid_size * grid_size).roll(1)
     table.table.mul_(50)
     maps = [tokens[0], table.table.clone(), table(tokens, (grid_size, grid_size))[0]]
     moved = {"learned": logit_change(model, tokens, order), "sinusoidal": logit_change(waves, tokens, order)}
@@ -259,17 +259,17 @@ class Scores(nn.Module):
         return self.predictor(points).squeeze(-1)
 
 
-def predictor(width: int, positions: PosEmbedName, n_inputs: int, n_outputs: int) -> SequencePredictor:
+def predictor(width: int, pos_embed: PosEmbedName, in_features: int, out_features: int) -> SequencePredictor:
     config = PredictorConfig(
         width=width,
         depth=1,
         num_heads=1,
-        hidden=2 * width,
+        mlp_dim=2 * width,
         norm="post",
-        n_inputs=n_inputs,
-        n_outputs=n_outputs,
+        in_features=in_features,
+        out_features=out_features,
         head_mlp_dim=width,
-        positions=positions,
+        pos_embed=pos_embed,
     )
     return SequencePredictor(config)
 

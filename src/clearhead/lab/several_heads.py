@@ -44,11 +44,11 @@ class FourDigitModel(nn.Module):
                 width=width,
                 depth=1,
                 num_heads=num_heads,
-                hidden=2 * width,
-                n_inputs=DIGITS,
-                n_outputs=NUM_OUTPUTS * DIGITS,
-                positions="learned",
-                context=LENGTH,
+                mlp_dim=2 * width,
+                in_features=DIGITS,
+                out_features=NUM_OUTPUTS * DIGITS,
+                pos_embed="learned",
+                context_length=LENGTH,
             )
         )
 

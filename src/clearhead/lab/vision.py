@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def small_vit(
-    width: int, pooling: PoolingName, grid_size: int = 4, positions: PosEmbed2dName = "learned"
+    width: int, pooling: PoolingName, grid_size: int = 4, pos_embed: PosEmbed2dName = "learned"
 ) -> VisionTransformer:
     config = VisionConfig(
         width=width,
@@ -41,8 +41,8 @@ def small_vit(
         image_size=4 * grid_size,
         patch_size=4,
         num_classes=3,
-        readout=pooling,
-        positions=positions,
+        pooling=pooling,
+        pos_embed=pos_embed,
     )
     return VisionTransformer(config).double().eval()
 
@@ -125,7 +125,7 @@ def gradient_by_token(width: int, pooling: PoolingName, images: Tensor) -> Tenso
     """Norm of the gradient of the squared logits by each token that leaves the encoder. (L,)"""
     model = small_vit(width, pooling)
     encoded: list[Tensor] = []
-    handle = model.encoder.register_forward_hook(lambda module, args, out: encoded.append(out))
+    handle = model.norm.register_forward_hook(lambda module, args, out: encoded.append(out))
     answer = model(images)
     handle.remove()
     (gradient,) = torch.autograd.grad(answer.square().sum(), encoded)
@@ -141,17 +141,17 @@ def run_class_token(*, seed: int = 0, width: int = 16, mean_pooling: bool = Fals
         """Tokens leaving the encoder that the answer is read from."""
         return int((gradient_by_token(width, pooling, images) > 0).sum())
 
-    def classifier_inputs(*readouts: PoolingName) -> int:
+    def classifier_inputs(*poolings: PoolingName) -> int:
         """The largest number of inputs of a classifier."""
         given: list[Tensor] = []
-        for pooling in readouts:
+        for pooling in poolings:
             model = small_vit(width, pooling)
             model.head.register_forward_pre_hook(lambda module, args: given.append(args[0]))
             model(images)
         return max(x[0].numel() for x in given)
 
-    model = small_vit(width, "class")
-    norm, z = model.encoder.norm, []
+    model = small_vit(width, "cls")
+    norm, z = model.norm, []
     assert isinstance(norm, nn.LayerNorm)
     handle = norm.register_forward_hook(lambda module, args, out: z.append(args[0]))
     with torch.no_grad():
@@ -164,12 +164,12 @@ def run_class_token(*, seed: int = 0, width: int = 16, mean_pooling: bool = Fals
             at_most("difference between MLP(LN(z_0)) and the model", error, 1e-12),
             equals(
                 "class token: number of encoder outputs that the logits depend on",
-                read_places("mean" if mean_pooling else "class"),
+                read_places("mean" if mean_pooling else "cls"),
                 1,
                 0,
             ),
             equals("mean pooling: number of encoder outputs that the logits depend on", read_places("mean"), 16, 0),
-            equals("input width of the classifier, either pooling", classifier_inputs("class", "mean"), width, 0),
+            equals("input width of the classifier, either pooling", classifier_inputs("cls", "mean"), width, 0),
             equals("number of decoder blocks", sum(isinstance(part, DecoderBlock) for part in model.modules()), 0, 0),
         )
     )
@@ -179,7 +179,7 @@ def draw_class_token(*, seed: int = 0, width: int = 16) -> "Figure":
     """The gradient of the logits at each token that leaves the encoder, with a class token and with mean pooling."""
     torch.manual_seed(seed)
     images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
-    norms = {"class token": gradient_by_token(width, "class", images)}
+    norms = {"class token": gradient_by_token(width, "cls", images)}
     norms["mean pooling"] = gradient_by_token(width, "mean", images)
     figure, both = subplots("AB")
     for axes, (title, heights), first in zip(both, norms.items(), (0, 1), strict=True):
@@ -187,7 +187,7 @@ def draw_class_token(*, seed: int = 0, width: int = 16) -> "Figure":
         places = range(first, first + len(heights))
         axes.bar(places, (heights / heights.max()).tolist(), color=[GREEN if n == 0 else BLUE for n in places])
         axes.set_xlim(-1, 17)
-        axes.set_xticks([first, 4, 8, 12, 16], labels=["class" if first == 0 else "1", "4", "8", "12", "16"])
+        axes.set_xticks([first, 4, 8, 12, 16], labels=["cls" if first == 0 else "1", "4", "8", "12", "16"])
         axes.set_ylim(0, 1.1)
         axes.grid(axis="x", visible=False)
         tokens = f"{reached} of {len(heights)} tokens"
@@ -213,7 +213,7 @@ CLASS_TOKEN = Claim(
 
 
 PARTS: dict[str, dict[str, object]] = {
-    "positions": {"model.positions": "learned"},
+    "positions": {"model.pos_embed": "learned"},
     "norm": {"model.norm": "pre"},
     "output projection": {"model.output_projection": True},
 }

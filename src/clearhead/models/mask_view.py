@@ -24,7 +24,7 @@ from torch import Tensor
 
 from clearhead.data.user_files import MAX_MATRIX_BYTES, MAX_MATRIX_VALUES, check_user_file, read_user_file
 from clearhead.nn import masks
-from clearhead.nn.masks import check_bool
+from clearhead.nn.masks import check_bool_mask
 
 Form = Literal["bool", "additive", "torch"]
 FORMS = ("auto", *get_args(Form))
@@ -155,7 +155,7 @@ class MaskView:
     """for the additive form: what is added to the score of a hidden key"""
 
     def __post_init__(self) -> None:
-        check_bool(self.mask)
+        check_bool_mask(self.mask)
         if self.low is not None and not self.low < 0:
             raise ValueError(f"an additive mask hides keys by a negative number, got {self.low:g}; try -10000 or -inf")
 

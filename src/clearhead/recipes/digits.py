@@ -19,14 +19,14 @@ class Answering:
     """What follows from a question."""
 
     objective: ObjectiveName
-    n_outputs: int
-    readout: PredictorPoolingName
+    out_features: int
+    pooling: PredictorPoolingName
 
 
 ANSWERING: dict[str, Answering] = {
-    "most-common": Answering("classification", n_outputs=10, readout="mean"),
-    "repeat": Answering("binary-classification", n_outputs=1, readout="mean"),
-    "sum": Answering("regression", n_outputs=1, readout="mean"),
+    "most-common": Answering("classification", out_features=10, pooling="mean"),
+    "repeat": Answering("binary-classification", out_features=1, pooling="mean"),
+    "sum": Answering("regression", out_features=1, pooling="mean"),
 }
 
 
@@ -41,11 +41,11 @@ def digits(*, question: Question = "most-common", length: int | None = None) -> 
             width=64,
             depth=1,
             num_heads=4,
-            n_inputs=10,
-            n_outputs=answering.n_outputs,
-            context=length,
-            positions="none",  # none of the answers depends on the order
-            readout=answering.readout,
+            in_features=10,
+            out_features=answering.out_features,
+            context_length=length,
+            pos_embed="none",  # none of the answers depends on the order
+            pooling=answering.pooling,
             head_mlp_dim=64,
         ),
         data=data,

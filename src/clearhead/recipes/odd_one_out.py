@@ -17,10 +17,10 @@ def odd_one_out(*, set_size: int = 10) -> RunConfig:
             width=128,
             depth=2,
             num_heads=4,
-            n_inputs=28 * 28,
-            n_outputs=1,
-            context=set_size,
-            positions="none",  # a set has no order, and the answer moves with the odd one
+            in_features=28 * 28,
+            out_features=1,
+            context_length=set_size,
+            pos_embed="none",  # a set has no order, and the answer moves with the odd one
             head_mlp_dim=128,
         ),
         data=DataConfig(name="odd-one-out", set_size=set_size),

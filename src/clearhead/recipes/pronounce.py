@@ -25,7 +25,7 @@ def pronounce(*, train_file: str = "", test_file: str = "", stress: bool = False
             width=128,
             depth=4,
             num_heads=4,
-            hidden=512,
+            mlp_dim=512,
             dropout=0.1,
             src_vocab_size=src_vocab_size,
             tgt_vocab_size=tgt_vocab_size,

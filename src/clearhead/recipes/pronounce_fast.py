@@ -21,7 +21,7 @@ def pronounce_fast(*, train_file: str = "", test_file: str = "", stress: bool = 
             width=96,
             depth=2,
             num_heads=4,
-            hidden=256,
+            mlp_dim=256,
             dropout=0.05,
             src_vocab_size=src_vocab_size,
             tgt_vocab_size=tgt_vocab_size,

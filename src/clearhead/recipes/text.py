@@ -16,7 +16,12 @@ def text(*, file: str = "", level: Level = "character", length: int = 64) -> Run
     return RunConfig(
         recipe="text",
         model=LanguageConfig(
-            width=128, depth=4, num_heads=4, positions="rotary", n_tokens=n_symbols(file, level), context=length
+            width=128,
+            depth=4,
+            num_heads=4,
+            pos_embed="rotary",
+            vocab_size=n_symbols(file, level),
+            context_length=length,
         ),
         data=DataConfig(name="text", file=file, level=level, length=length, validation=2000),
         optimizer=OptimizerConfig(name="muon", lr=3e-3, beta2=0.98, schedule="linear", warmup=50),

@@ -20,7 +20,7 @@ def words(*, file: str = "", window: int = 50) -> RunConfig:
     return RunConfig(
         recipe="words",
         model=LanguageConfig(
-            width=96, depth=4, num_heads=4, hidden=256, positions="rotary", dropout=0.05, n_tokens=n_letters(file)
+            width=96, depth=4, num_heads=4, mlp_dim=256, pos_embed="rotary", dropout=0.05, vocab_size=n_letters(file)
         ),
         data=DataConfig(name="words", file=file, window=window),
         optimizer=OptimizerConfig(name="muon", lr=3e-3, beta2=0.98, schedule="linear", warmup=100),

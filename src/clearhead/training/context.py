@@ -61,6 +61,9 @@ class TrainContext:
     def checkpoint_every(self) -> int:
         return self.config.training.checkpoint_every or self.evaluate_every
 
+    def is_snapshot_due(self, step: int) -> bool:
+        return self.config.snapshots.is_due(step, self.n_steps)
+
     def environment(self) -> dict[str, str | int | bool]:
         """What the numbers depend on beside the config: their last bits, or with another precision more."""
         return {
@@ -163,7 +166,7 @@ def check_symbols(config: RunConfig, data: Dataset) -> None:
     if isinstance(config.model, Seq2SeqConfig):
         wanted = {"src_vocab_size": len(data.vocab), "tgt_vocab_size": len(data.classes)}
     if isinstance(config.model, LanguageConfig):
-        wanted = {"n_tokens": len(data.vocab)}
+        wanted = {"vocab_size": len(data.vocab)}
     for name, n in wanted.items():
         if n and getattr(config.model, name) != n:
             raise ValueError(
@@ -174,14 +177,14 @@ def check_symbols(config: RunConfig, data: Dataset) -> None:
 
 def check_lengths(config: RunConfig, data: Dataset) -> None:
     """A table of places must have a row for each token: better found out now than at the first long word."""
-    if not isinstance(config.model, Seq2SeqConfig | LanguageConfig) or config.model.positions != "learned":
+    if not isinstance(config.model, Seq2SeqConfig | LanguageConfig) or config.model.pos_embed != "learned":
         return
     found = [lengths_of(part) for part in (data.train, data.validation, data.test) if len(part)]
     longest = max((int(lengths.max()) for lengths in found if lengths is not None), default=0)
-    if longest > config.model.context:
+    if longest > config.model.context_length:
         raise ValueError(
             f"learned positions must reach over the longest example of {config.data.name}, {longest} tokens, got "
-            f"context={config.model.context}; set --model.context {longest}"
+            f"context_length={config.model.context_length}; set --model.context-length {longest}"
         )
 
 
@@ -339,7 +342,7 @@ def check_masks(ctx: TrainContext) -> bool:
 
 def leak_of_text(ctx: TrainContext, model: LanguageConfig) -> Leak | None:
     ids = ctx.batches.at(0).inputs[:EXAMPLES, :LONGEST].to(ctx.ranks.device)
-    return future_leak(ctx.model, ids, model.n_tokens)
+    return future_leak(ctx.model, ids, model.vocab_size)
 
 
 def leak_of_pairs(ctx: TrainContext, model: Seq2SeqConfig) -> Leak | None:
@@ -348,7 +351,7 @@ def leak_of_pairs(ctx: TrainContext, model: Seq2SeqConfig) -> Leak | None:
         batch.inputs[:EXAMPLES, :LONGEST].to(device),
         shift_right(batch.targets)[:EXAMPLES, :LONGEST].to(device),
     )
-    n_free = model.context - source.shape[1] if model.positions == "learned" else PADDING
+    n_free = model.context_length - source.shape[1] if model.pos_embed == "learned" else PADDING
     source, lengths = F.pad(source, (0, min(PADDING, n_free)), value=PAD), (source != PAD).sum(1)
     leak = future_leak(lambda ids: ctx.model(source, ids, source_lengths=lengths), target, model.tgt_vocab_size)
     if leak is not None:

@@ -17,10 +17,10 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from clearhead.drawing import COLORS, GRAY, LIGHT_GRAY, displayable, new_figure
-from clearhead.files import from_json, read_regular
+from clearhead.files import MAX_JSON_BYTES, from_json, read_regular
 from clearhead.messages import printable, round_count
-from clearhead.training.layout import LARGEST_JSON
-from clearhead.training.metrics_log import CONFIG, METRICS, Record, find_records, read
+from clearhead.training.metrics_log import Record, read
+from clearhead.training.run_directory import CONFIG, METRICS, find_records
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -106,7 +106,7 @@ def read_curves(run: str | Path) -> Curves:
 def is_bucketed(config: Path) -> bool:
     """By the run's config.json; without one, nothing is known."""
     try:
-        data = from_json(read_regular(config, LARGEST_JSON))["data"]
+        data = from_json(read_regular(config, MAX_JSON_BYTES))["data"]
         return data["name"] in BUCKETED and data["window"] > 0
     except (OSError, ValueError, LookupError, TypeError):
         return False

@@ -17,7 +17,7 @@ from clearhead.files import from_json, to_json
 from clearhead.models.config import LanguageConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
 from clearhead.training.checkpoint import Checkpoint
 from clearhead.training.compatibility import announce_changes
-from clearhead.training.config import MOST_STEPS, RunConfig
+from clearhead.training.config import MAX_STEPS, RunConfig
 from clearhead.training.context import TrainContext
 from clearhead.training.distributed import gather_full, load_tensors
 from clearhead.training.objectives import N_COUNTS
@@ -75,7 +75,7 @@ class TrainState:
 
 
 def is_index(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MOST_STEPS
+    return type(value) is int and 0 <= value <= MAX_STEPS
 
 
 def is_finite(value: Any) -> bool:
@@ -142,9 +142,9 @@ class DataInfo:
                 expected = {"classes": n}
             case Seq2SeqConfig(src_vocab_size=src_vocab_size, tgt_vocab_size=tgt_vocab_size):
                 expected = {"vocab": src_vocab_size, "classes": tgt_vocab_size}
-            case LanguageConfig(n_tokens=n):
+            case LanguageConfig(vocab_size=n):
                 expected = {"vocab": n}
-            case PredictorConfig(n_outputs=n) if config.objective in ("classification", "token-classification"):
+            case PredictorConfig(out_features=n) if config.objective in ("classification", "token-classification"):
                 expected = {"classes": n}
             case _:
                 expected = {"classes": 2} if config.objective == "binary-classification" else {}

@@ -12,7 +12,7 @@ from clearhead.models.config import LanguageConfig, PredictorConfig, Seq2SeqConf
 from clearhead.nn.attention import SingleHeadAttention
 from clearhead.nn.blocks import Decoder, DecoderBlock, Encoder, EncoderBlock, EncoderDecoder
 
-SMALL = {"width": 8, "depth": 2, "num_heads": 2, "hidden": 16}
+SMALL = {"width": 8, "depth": 2, "num_heads": 2, "mlp_dim": 16}
 
 
 def layer(**options):
@@ -24,12 +24,15 @@ def decoder_layer():
 
 
 CORRECT = {
-    "LanguageModel": (lambda: LanguageModel(LanguageConfig(n_tokens=11, context=16, **SMALL)), True),
-    "rotary": (lambda: LanguageModel(LanguageConfig(n_tokens=11, context=16, positions="rotary", **SMALL)), True),
-    "SequencePredictor": (lambda: SequencePredictor(PredictorConfig(n_inputs=5, n_outputs=3, **SMALL)), False),
-    "with a mask": (lambda: SequencePredictor(PredictorConfig(n_inputs=5, n_outputs=3, **SMALL)), True),
+    "LanguageModel": (lambda: LanguageModel(LanguageConfig(vocab_size=11, context_length=16, **SMALL)), True),
+    "rotary": (
+        lambda: LanguageModel(LanguageConfig(vocab_size=11, context_length=16, pos_embed="rotary", **SMALL)),
+        True,
+    ),
+    "SequencePredictor": (lambda: SequencePredictor(PredictorConfig(in_features=5, out_features=3, **SMALL)), False),
+    "with a mask": (lambda: SequencePredictor(PredictorConfig(in_features=5, out_features=3, **SMALL)), True),
     "pooled": (
-        lambda: SequencePredictor(PredictorConfig(n_inputs=5, n_outputs=3, readout="class", **SMALL)),
+        lambda: SequencePredictor(PredictorConfig(in_features=5, out_features=3, pooling="cls", **SMALL)),
         False,
     ),
     "Seq2Seq": (lambda: Seq2Seq(Seq2SeqConfig(src_vocab_size=11, tgt_vocab_size=9, **SMALL)), True),

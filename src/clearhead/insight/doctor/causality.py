@@ -50,10 +50,10 @@ def with_causal_mask(module: ModuleUnderTest) -> ModuleUnderTest:
         num_leaks = int((depends.on_later > 0).sum())
         if not num_leaks and depends.is_finite and (depends.on_earlier.any() or i == 0):
             return candidate
-        seen = visibilities(candidate, attention_patterns(candidate))
-        if i == 0 and mask_error(depends, seen) and (seen & MASK_ERRORS.keys() or sees_all_or_nothing(depends)):
+        kinds = visibilities(candidate, attention_patterns(candidate))
+        if i == 0 and mask_error(depends, kinds) and (kinds & MASK_ERRORS.keys() or sees_all_or_nothing(depends)):
             return candidate
-        ranked.append((not depends.on_earlier.any(), num_leaks - ("causal" in seen), i, candidate))
+        ranked.append((not depends.on_earlier.any(), num_leaks - ("causal" in kinds), i, candidate))
     return min(ranked, key=lambda rank: rank[:3])[-1] if ranked else module
 
 
@@ -103,15 +103,15 @@ def check_causality(module: ModuleUnderTest) -> Finding:
     if depends.on_later.any():
         evidence = depends.describe_largest(depends.on_later)
         return Finding(CAUSALITY, "fault", f"{evidence}: {leak_cause(depends, patterns, module)}")
-    seen = visibilities(module, patterns)
-    ignores_self = "causal" not in seen and ignores_own_token(depends)
-    if "excludes self" in seen or (ignores_self and any(pattern.excludes_self for pattern in patterns)):
+    kinds = visibilities(module, patterns)
+    ignores_self = "causal" not in kinds and ignores_own_token(depends)
+    if "excludes self" in kinds or (ignores_self and any(pattern.excludes_self for pattern in patterns)):
         return Finding(CAUSALITY, "fault", SELF_EXCLUDED)
     if ignores_self:
         text = "no output depends on its own token: are inputs shifted on purpose, or is it tril(-1) instead of tril()?"
         return Finding(CAUSALITY, "warning", text)
     if not depends.is_finite:
-        if error := next((MASK_ERRORS[kind] for kind in MASK_ERRORS if kind in seen), None):
+        if error := next((MASK_ERRORS[kind] for kind in MASK_ERRORS if kind in kinds), None):
             return Finding(CAUSALITY, "fault", error)
         return Finding(CAUSALITY, "not checked", "the output is not finite")
     if not depends.on_earlier.any():
@@ -132,15 +132,15 @@ def visibilities(module: ModuleUnderTest, patterns: list[AttentionPattern]) -> s
     return {pattern.visibility for pattern in patterns if pattern.weights.shape[-2:] == size}
 
 
-def mask_error(depends: Dependency, seen: set[Visibility]) -> Visibility | None:
+def mask_error(depends: Dependency, kinds: set[Visibility]) -> Visibility | None:
     """The key of MASK_ERRORS, by the attention weights where they are visible, and by the dependencies."""
     n, leaks = len(depends.amounts), depends.on_later > 0
-    if "excludes self" in seen or (n > 2 and leaks[0, 1:].all() and not leaks[1:].any()):
+    if "excludes self" in kinds or (n > 2 and leaks[0, 1:].all() and not leaks[1:].any()):
         return "excludes self"
-    if "inverted" in seen or (leaks.any() and not depends.on_earlier[:-1].any()):
+    if "inverted" in kinds or (leaks.any() and not depends.on_earlier[:-1].any()):
         return "inverted"  # the last row has no visible key, so it can depend on anything
     distance = max((j - i for i, j in leaks.nonzero().tolist()), default=0)
-    if "sees next" in seen or (0 < distance < n - 2 and not seen):
+    if "sees next" in kinds or (0 < distance < n - 2 and not kinds):
         return "sees next"
     return None
 
@@ -154,21 +154,21 @@ def sees_all_or_nothing(depends: Dependency) -> bool:
 def leak_cause(depends: Dependency, patterns: list[AttentionPattern], module: ModuleUnderTest) -> str:
     """Why outputs depend on later tokens, and how to fix it."""
     patterns = [p for p in patterns if p.weights.shape[-2:] == depends.amounts.shape and p.visibility != "other"]
-    seen = {pattern.visibility for pattern in patterns}
+    kinds = {pattern.visibility for pattern in patterns}
     if late := [pattern for pattern in patterns if pattern.is_masked_after_softmax]:
         low = min(pattern.row_sums[0] for pattern in late)
         return f"the mask is applied after the softmax (rows sum to {low:.2f}, not 1); mask the scores before it"
-    if error := mask_error(depends, seen):
-        return MASK_ERRORS[error] + (CONVOLUTION if error == "sees next" and not seen else "")
-    if "causal" in seen and "full" in seen:
+    if error := mask_error(depends, kinds):
+        return MASK_ERRORS[error] + (CONVOLUTION if error == "sees next" and not kinds else "")
+    if "causal" in kinds and "full" in kinds:
         unmasked = ", ".join(pattern.name for pattern in patterns if pattern.visibility == "full")
         return f"the mask is missing in {unmasked}; other layers apply it"
-    if seen == {"causal"}:
+    if kinds == {"causal"}:
         return "attention is masked correctly, so tokens mix elsewhere; is view() used where transpose() was meant?"
     ignored = [name for name in attention_masks(module) if accepts_mask(module, name)]
     if ignored:
         return f"every output sees the whole sequence and {', '.join(ignored)} is ignored; apply it to the scores"
-    axis = "" if seen else ", or the softmax is over the wrong axis"
+    axis = "" if kinds else ", or the softmax is over the wrong axis"
     return (
         f"the mask is missing, or its fill value is not low enough{axis}; "
         "for a bidirectional model, use --no-causal (causal=False)"

@@ -179,7 +179,7 @@ def has_zero_key_third(size: Tensor, threshold: float) -> bool:
 
 
 def check_norms(module: ModuleUnderTest) -> Finding:
-    """Warns about a norm that runs twice in one pass of its block: two places share one scale and shift."""
+    """Warns about a norm that runs twice in one pass of its block, with one scale and shift for both."""
     runs = count_runs(module)
     norms = [path for path, part in module.model.named_modules() if is_norm(part)]
     shared = [path for path in norms if runs[path] > max(1, *(runs[parent] for parent in parents(path)))]

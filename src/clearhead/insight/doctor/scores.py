@@ -1,4 +1,4 @@
-"""Attention seen from inside: the scale of the scores, queries against keys, and the attention weights.
+"""Attention from inside: the scale of the scores, queries against keys, and the attention weights.
 
 Shapes: B batch, H heads, Q queries, K keys, D head width.
 """
