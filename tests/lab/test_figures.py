@@ -281,8 +281,8 @@ def test_a_figure_is_saved_in_the_formats_that_there_are(tmp_path):
 
 
 def test_a_figure_follows_the_readers_numbers():
-    longer = draw_claim("scaled-key", {"alpha": 5.0, "mistaken": True})
-    assert any("alpha = 5" in axes.get_title() for axes in longer.axes)
+    figure = draw_claim("scaled-key", alpha=5.0, unknown=True)
+    assert any("alpha = 5" in axes.get_title() for axes in figure.axes)
 
 
 def test_each_figure_belongs_to_a_claim_and_takes_its_settings():
@@ -290,7 +290,7 @@ def test_each_figure_belongs_to_a_claim_and_takes_its_settings():
     for slug in FIGURES:
         parameters = inspect.signature(CLAIMS[slug].figure).parameters
         assert "seed" in parameters
-        assert all(parameter.default is not inspect.Parameter.hide_axes for parameter in parameters.values())
+        assert all(parameter.default is not inspect.Parameter.empty for parameter in parameters.values())
         assert set(parameters) <= {*settings(CLAIMS[slug]), "result"}
 
 
@@ -305,10 +305,10 @@ def test_drawing_leaves_everything_else_alone():
 def test_matplotlib_is_loaded_when_a_figure_is_drawn_and_pyplot_never():
     code = """
 import sys
-import clearhead.lab.registry
-from clearhead.lab.registry import all_claims, draw
+from clearhead.lab.registry import draw, find, run
+run("additive-mask")
 assert "matplotlib" not in sys.modules
-FIGURES["additive-mask"]()
+draw(find("additive-mask"))
 assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -370,7 +370,7 @@ def test_weights_stay_in_evaluation():
 def test_the_headline_says_where_the_claim_does_not_hold_with_changed_settings():
     refuted, note = Result((below("x", 2.0, 1.0),)), "(does not hold with these settings)"
     assert draw_claim("temperature", refuted, num_keys=3).get_suptitle().endswith(f"\n{note}")
-    assert note not in draw_claim("temperature", Result((below("x", 0.0, 1.0),)), {"num_keys": 3}).get_suptitle()
+    assert note not in draw_claim("temperature", Result((below("x", 0.0, 1.0),)), num_keys=3).get_suptitle()
     assert note not in draw_claim("temperature", None).get_suptitle()
 
 

@@ -101,7 +101,7 @@ def suggestions(text: str) -> list[str]:
     words = words_of(text)
     by_slug = [slug for slug in CLAIMS if words & words_of(slug) or (len(text) > 2 and text.lower() in slug)]
     slug_of_word = {word: slug for slug in reversed(CLAIMS) for word in words_of(slug)}
-    close = difflib.get_close_matches(text.lower(), [*CLAIMS, *slug_of_word, *RENAMED], n=3)
+    close = difflib.get_close_matches(text.lower(), [*CLAIMS, *slug_of_word, *RENAMED], n=3, cutoff=0.7)
     by_spelling = [RENAMED.get(name, slug_of_word.get(name, name)) for name in close]
     return list(dict.fromkeys(by_slug or search_texts(words) or by_spelling))[:3]
 
