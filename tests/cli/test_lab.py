@@ -186,7 +186,7 @@ def test_an_unexpected_verdict_of_the_default_settings_exits_1(capsys, monkeypat
         (["lab", "temperature", "--num-keys", "0"], "num_keys of temperature must be from 1 to 10000, got 0"),
         (["lab", "positions", "--width", "7"], "width of positions must be a multiple of 2, got 7"),
         (["lab", "several-heads", "--steps", "0"], "steps of several-heads must be from 1 to 10000, got 0"),
-        (["lab", "positions", "--figure", "a.gif"], "a picture is saved as .png, .svg, .pdf, got 'a.gif'; try a.png"),
+        (["lab", "positions", "--figure", "a.gif"], "a figure is saved as .png, .svg, .pdf, got 'a.gif'; try a.png"),
         (["lab", "--page", "hand-out"], "--page must be a file that ends in .md, got 'hand-out'; try hand-out.md"),
     ],
 )

@@ -19,7 +19,7 @@ def seen(written):
 
 def test_the_table(seen):
     assert repr(seen).splitlines() == [
-        "name                        kernel  heads  queries x keys  note",
+        "name           kernel  heads  queries x keys  note",
         "blocks.0.attn  sdpa        2           5 x 5",
         "blocks.1.attn  sdpa        2           5 x 5",
     ]
