@@ -227,8 +227,10 @@ def summary(findings: Sequence["Finding"]) -> list[str]:
     demonstrations = sum(finding.claim.kind == "demonstration" for finding in findings)
     return [
         f"{sum(finding.is_expected for finding in ran)} of {len(ran)} verdicts are as expected.",
-        (f"{demonstrations} demonstrations hold by construction; the outcome of the "
-        f"{len(findings) - demonstrations} experiments"),
+        (
+            f"{demonstrations} demonstrations hold by construction; the outcome of the "
+            f"{len(findings) - demonstrations} experiments"
+        ),
         "depends on random weights or on training.",
         "",
         *([f"{skipped} claims train a model:   clearhead lab --all"] if skipped else []),
