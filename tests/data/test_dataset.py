@@ -49,7 +49,7 @@ def test_the_limit_does_not_move_what_is_set_apart_and_the_seed_does():
 def test_more_than_there_are_is_refused():
     with pytest.raises(ValueError, match="validation=15 and limit=6 need more than the 20 training examples"):
         train_val_split(IMAGES, 15, 6, 0)
-    with pytest.raises(ValueError, match="too few for validation=20 and limit=0"):
+    with pytest.raises(ValueError, match="validation=20 and limit=0 need more"):
         train_val_split(IMAGES, 20, 0, 0)
 
 

@@ -1,6 +1,6 @@
 """Training augmentation (crop, flip, cutout, mixup) and test-time augmentation, for whole batches.
 
-The random numbers of an image depend on a key and on its slot in the batch, so a part of a batch is augmented exactly as
+The random numbers of an image depend on a key and on its slot in the batch, so a part of a batch is augmented as
 it is within the batch. Dims: B batch, C channels, H height, W width.
 """
 

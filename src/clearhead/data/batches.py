@@ -76,7 +76,7 @@ class Batches:
         )
 
     def padding(self) -> tuple[float, float] | None:
-        """The fraction of padding tokens in the first epoch, with and without bucketing; None if all lengths are equal."""
+        """The fraction of padding tokens of epoch 0, with and without bucketing; None if all lengths are equal."""
         if self.lengths is None:
             return None
         unbucketed = permutation(fold_in(self.seed, "order", 0), len(self.data.train))
