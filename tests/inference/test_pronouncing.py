@@ -81,7 +81,7 @@ def test_the_best_is_never_less_likely_than_the_greedy_answer(run, how):
 
 def test_runs_say_words_together(run, trained):
     other = copy(run)
-    other.model = Seq2Seq(replace(run.model.config, width=8))
+    other.model = Seq2Seq.from_config(replace(run.model.config, width=8))
     both = pronounce(ensemble([run, other]), WORDS)
     assert pronounce(ensemble([run, run]), WORDS)[0][0].score == pytest.approx(
         pronounce(run, WORDS)[0][0].score, abs=1e-4
@@ -117,6 +117,6 @@ def test_probabilities_of_different_answers_add_up_to_less_than_one(run):
 
 
 def test_a_short_table_of_places_ends_the_answer(run, monkeypatch):
-    model = Seq2Seq(replace(run.config.model, pos_embed="learned", context_length=5)).eval()
+    model = Seq2Seq.from_config(replace(run.config.model, pos_embed="learned", context_length=5)).eval()
     monkeypatch.setattr(run, "model", model)
     assert all(len(way.phones) <= 5 for way in pronounce(run, ["cab"])[0])

@@ -75,7 +75,7 @@ def rival(
     4 width² for attention, or for the net in its place, all three are of one size.
     """
     if name == TRANSFORMER:
-        return Seq2Seq(
+        return Seq2Seq.from_config(
             Seq2SeqConfig(
                 width=width,
                 depth=1,

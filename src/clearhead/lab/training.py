@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def run_stages(*, seed: int = 0, width: int = 16, dropout: float = 0.2, testing: bool = True) -> Result:
     """testing=False asks of the training stage what holds in the testing stage only."""
     torch.manual_seed(seed)
-    model = SequencePredictor(
+    model = SequencePredictor.from_config(
         PredictorConfig(width=width, depth=2, num_heads=2, in_features=10, out_features=10, dropout=dropout)
     )
     ids = torch.randint(0, 10, (4, 8))
@@ -250,7 +250,7 @@ def draw_stages(*, seed: int = 0, width: int = 16, dropout: float = 0.2) -> "Fig
     """Left and middle: the same input twice, in training and in evaluation. Right: how far a pass moves the weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = SequencePredictor(
+        model = SequencePredictor.from_config(
             PredictorConfig(width=width, depth=2, num_heads=2, in_features=10, out_features=10, dropout=dropout)
         )
         ids = torch.randint(0, 10, (4, 8))

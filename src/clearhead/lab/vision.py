@@ -47,7 +47,7 @@ def model_for(
         pooling=pooling,
         pos_embed=pos_embed,
     )
-    return VisionTransformer(config).double().eval()
+    return VisionTransformer.from_config(config).double().eval()
 
 
 def run_learned_positions(*, seed: int = 0, width: int = 16, side: int = 4, rule: Rule = added) -> Result:
