@@ -153,9 +153,7 @@ def safe_console(*, width: int | None = None, stderr: bool = False) -> "Console"
     from rich.segment import Segment
 
     class SafeConsole(rich.console.Console):
-        def render(
-            self, renderable: "RenderableType", options: "ConsoleOptions | None" = None
-        ) -> "Iterable[Segment]":
+        def render(self, renderable: "RenderableType", options: "ConsoleOptions | None" = None) -> "Iterable[Segment]":
             for segment in super().render(renderable, options):
                 if segment.control:  # from rich itself, for example to move the cursor of a progress bar
                     yield segment
