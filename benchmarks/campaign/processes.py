@@ -78,11 +78,14 @@ class Child:
             os.close(listens)
             roots = [folder, *may_write]
             become(folder, self.out, self.err)
+            say(tells, "started")
             run_in_child(argv, lambda line: say(tells, line), prepare, roots, job)
         os.close(tells)
         self.listens = listens
         self.text = b""
         self.code: int | None = None
+        self.wait_for("started", 60)  # before that it has no process group, and cannot be signaled
+        self.began = time.monotonic()
 
     def is_alive(self) -> bool:
         if self.code is None:
