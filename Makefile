@@ -56,6 +56,7 @@ bench: $(VENV)/bench
 	$(BIN)/python benchmarks/step.py
 
 docs: $(VENV)/package
+	$(BIN)/python docs/make_files.py
 	$(BIN)/clearhead lab --all --page docs/lab.md
 
 clean:

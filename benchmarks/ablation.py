@@ -31,7 +31,7 @@ def accuracy(session: Run, data: Dataset, layers: Sequence[str], way: Way) -> fl
     """With these layers' weights changed in this way."""
     with ExitStack() as changes:
         for layer in layers:
-            changes.enter_context(edit(session.model, layer, to=way))
+            changes.enter_context(edit(session.model, layer, pattern=way))
         result = evaluate(session.model, OBJECTIVES[session.config.objective], data.test, data.normalize)
     return result["accuracy"]
 

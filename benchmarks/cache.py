@@ -24,7 +24,7 @@ LENGTHS = (16, 32, 64, 128, 256, 512)
 def seconds_of(model: LanguageModel, n_tokens: int, use_cache: bool) -> tuple[float, torch.Tensor]:
     prompt = torch.zeros(1, 1, dtype=torch.long)
     start = time.perf_counter()
-    ids = model.generate(prompt, n_tokens=n_tokens, use_cache=use_cache).ids
+    ids = model.generate(prompt, max_new_tokens=n_tokens, use_cache=use_cache).ids
     return time.perf_counter() - start, ids
 
 
@@ -57,9 +57,9 @@ def main(arguments: list[str] | None = None) -> int:
         width=options.width,
         depth=options.depth,
         num_heads=4,
-        n_tokens=65,
-        positions="rotary",
-        context=max(options.lengths),
+        vocab_size=65,
+        pos_embed="rotary",
+        context_length=max(options.lengths),
     )
     model = LanguageModel(config).eval()
     print(f"torch {torch.__version__}, threads {torch.get_num_threads()}, width {options.width}, depth {options.depth}")

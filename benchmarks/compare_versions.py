@@ -24,7 +24,17 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-OFFLINE = ("reverse", "reverse-uva", "whole", "oddity", "mnist", "mnist-plain", "pronounce", "pronounce-fast", "words")
+OFFLINE = (
+    "reverse",
+    "reverse-uva",
+    "digits",
+    "odd-one-out",
+    "mnist",
+    "mnist-plain",
+    "pronounce",
+    "pronounce-fast",
+    "words",
+)
 OWN_DATA = {"text": ("--data.file", "text.txt"), "folder": ("--data.folder", "images")}
 """recipes that train on the user's own data, which this script makes"""
 

@@ -16,14 +16,14 @@ from torch import Tensor
 from clearhead.data import datasets
 from clearhead.inference.run import Run
 from clearhead.insight.attribution import (
-    deletion_area,
+    deletion_auc,
     deletion_curve,
-    maximum,
-    mean,
+    max_attention,
+    mean_attention,
     occlusion,
+    output_map,
     relevance,
     rollout,
-    to_answer,
     weights_of,
 )
 from clearhead.insight.look import look
@@ -38,14 +38,14 @@ def maps_of(session: Run, images: Tensor, right: Tensor) -> dict[str, Tensor]:
     layers = weights[-1:] if pools else weights
     wrong = (right + torch.randint(1, model.num_classes, right.shape)) % model.num_classes
     matrices = {
-        "mean": mean(layers),
-        "maximum": maximum(layers),
+        "mean": mean_attention(layers),
+        "maximum": max_attention(layers),
         "rollout": rollout(weights),
         "relevance": relevance(seen, seen.output.gather(1, right[:, None])),
         "relevance of another class": relevance(seen, seen.output.gather(1, wrong[:, None])),
     }
     maps = {
-        name: to_answer(matrix, class_token=model.readout == "class").unflatten(1, model.grid)
+        name: output_map(matrix, class_token=model.pooling == "cls").unflatten(1, model.grid)
         for name, matrix in matrices.items()
     }
     return maps | {"chance": torch.rand(len(images), *model.grid)}
@@ -56,7 +56,7 @@ def main() -> None:
     options.add_argument("run")
     options.add_argument("--images", type=int, default=500)
     options.add_argument("--first", type=int, default=0, help="number of the first image")
-    options.add_argument("--fill", choices=("grey", "mean", "black"), default="black")
+    options.add_argument("--fill", choices=("gray", "mean", "black"), default="black")
     args = options.parse_args()
     torch.manual_seed(0)
     session = Run(args.run)
@@ -67,7 +67,7 @@ def main() -> None:
     maps = maps_of(session, images, right)
     maps["occlusion"] = occlusion(session.model, images, session.config.model.grid, right, fill=args.fill)
     areas = {
-        name: deletion_area(deletion_curve(session.model, images, ranked, right, fill=args.fill))
+        name: deletion_auc(deletion_curve(session.model, images, ranked, right, fill=args.fill))
         for name, ranked in maps.items()
     }
     for name, area in areas.items():

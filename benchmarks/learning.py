@@ -22,7 +22,7 @@ from clearhead.recipes.registry import config_of
 from clearhead.training.config import RunConfig
 from clearhead.training.context import build_context, isolated_torch_state
 from clearhead.training.distributed import ALONE
-from clearhead.training.loop import update
+from clearhead.training.loop import train_step
 from clearhead.training.objectives import evaluate
 from clearhead.training.progress import StopRequest
 from clearhead.training.state import TrainState
@@ -40,8 +40,8 @@ class Entry:
 
 TASKS = {
     "reverse": lambda: [
-        Entry("clearhead", config_of("reverse"), (1.0,), 10, "whole"),
-        Entry("UvA recipe", config_of("reverse-uva"), (1.0,), 50, "whole"),
+        Entry("clearhead", config_of("reverse"), (1.0,), 10, "exact_match"),
+        Entry("UvA recipe", config_of("reverse-uva"), (1.0,), 50, "exact_match"),
     ],
     "mnist": lambda: [
         Entry("340 steps", config_of("mnist", {"training.steps": 340}), (0.9461, 0.987), 20),
@@ -71,28 +71,28 @@ def reach(entry: Entry, seed: int) -> Iterator[Reached]:
     """Trains until the last target or the recipe's end."""
     config = entry.config
     with isolated_torch_state(config.training.threads):
-        setup = build_context(config_with_seed(config, seed), ALONE, shard=False, report=print)
-        standing, seconds, best, waiting = TrainState(), 0.0, 0.0, list(entry.targets)
-        setup.model.train()
-        while waiting and standing.step < setup.n_steps:
+        ctx = build_context(config_with_seed(config, seed), ALONE, shard=False, report=print)
+        state, seconds, best, waiting = TrainState(), 0.0, 0.0, list(entry.targets)
+        ctx.model.train()
+        while waiting and state.step < ctx.n_steps:
             start = time.perf_counter()
-            update(setup, standing, StopRequest())
+            train_step(ctx, state, StopRequest())
             seconds += time.perf_counter() - start
-            if standing.step % entry.every == 0 or standing.step == setup.n_steps:
-                with setup.average.in_place() if setup.average else nullcontext():
+            if state.step % entry.every == 0 or state.step == ctx.n_steps:
+                with ctx.ema.average_parameters() if ctx.ema else nullcontext():
                     score = evaluate(
-                        setup.model,
-                        setup.objective,
-                        setup.data.test,
-                        setup.data.normalize,
-                        views=config.training.views,
+                        ctx.model,
+                        ctx.objective,
+                        ctx.data.test,
+                        ctx.data.normalize,
+                        tta=config.training.tta,
                     )[entry.measure]
-                print(f"  {entry.name}: step {standing.step}, {seconds:.1f} s, {score:.2%}", flush=True)
+                print(f"  {entry.name}: step {state.step}, {seconds:.1f} s, {score:.2%}", flush=True)
                 best = max(best, score)
                 while waiting and best >= waiting[0]:
-                    yield Reached(entry.name, seed, waiting.pop(0), best, standing.step, seconds)
+                    yield Reached(entry.name, seed, waiting.pop(0), best, state.step, seconds)
     for target in waiting:
-        yield Reached(entry.name, seed, target, best, standing.step, seconds)
+        yield Reached(entry.name, seed, target, best, state.step, seconds)
 
 
 def config_with_seed(config: RunConfig, seed: int) -> RunConfig:

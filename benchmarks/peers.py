@@ -46,7 +46,7 @@ class TorchVit(nn.Module):
             batch_first=True,
             norm_first=True,
         )
-        self.patches = nn.Conv2d(config.channels, config.width, config.patch_size, stride=config.patch_size)
+        self.patches = nn.Conv2d(config.in_channels, config.width, config.patch_size, stride=config.patch_size)
         self.class_token = nn.Parameter(0.02 * torch.randn(1, 1, config.width))
         self.positions = nn.Parameter(0.02 * torch.randn(1, rows * columns + 1, config.width))
         self.encoder = nn.TransformerEncoder(
@@ -66,7 +66,7 @@ def timm_vit(config: VisionConfig) -> nn.Module:
     return TimmVit(
         img_size=config.image_shape,
         patch_size=config.patch_size,
-        in_chans=config.channels,
+        in_chans=config.in_channels,
         num_classes=config.num_classes,
         embed_dim=config.width,
         depth=config.depth,
@@ -81,7 +81,7 @@ def vit_pytorch_vit(config: VisionConfig) -> nn.Module:
     return ViT(
         image_size=config.image_shape,
         patch_size=config.patch_size,
-        channels=config.channels,
+        channels=config.in_channels,
         num_classes=config.num_classes,
         dim=config.width,
         depth=config.depth,
@@ -102,7 +102,7 @@ class HuggingFaceVit(nn.Module):
             ViTConfig(
                 image_size=config.image_shape,
                 patch_size=config.patch_size,
-                num_channels=config.channels,
+                num_channels=config.in_channels,
                 num_labels=config.num_classes,
                 hidden_size=config.width,
                 num_hidden_layers=config.depth,

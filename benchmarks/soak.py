@@ -26,7 +26,7 @@ from typing import Any
 
 from clearhead.files import from_json
 from clearhead.training import checkpoint
-from clearhead.training.layout import MODEL, OPTIMIZER, SAVING, STATE
+from clearhead.training.checkpoint import MODEL, OPTIMIZER, SAVING, STATE
 from clearhead.training.run_directory import RunDirectory
 
 UNDISTURBED = "undisturbed"
@@ -83,7 +83,7 @@ class Soak:
         try:
             while process.poll() is None:
                 self.check_patience(began, name)
-                if not self.first_checkpoint and checkpoint.steps(self.run_of(name)):
+                if not self.first_checkpoint and checkpoint.saved_steps(self.run_of(name)):
                     self.first_checkpoint = time.monotonic() - began
                 time.sleep(0.01)
         finally:
@@ -146,7 +146,7 @@ class Soak:
         if not self.run_of(name).exists():
             return 0
         reports: list[str] = []
-        newest = RunDirectory.open(self.run_of(name), reports.append).newest()
+        newest = RunDirectory.open(self.run_of(name), reports.append).latest_checkpoint()
         if reports:
             raise SoakError(f"kill {self.kills} damaged a checkpoint: {'; '.join(reports)}")
         return newest.step if newest else 0
@@ -192,11 +192,11 @@ def saves(run: Path) -> set[tuple[str, int]]:
 def differences(ours: Path, theirs: Path) -> list[str]:
     """What is not equal in two runs, time aside."""
     found = []
-    a, b = checkpoint.steps(ours), checkpoint.steps(theirs)
+    a, b = checkpoint.saved_steps(ours), checkpoint.saved_steps(theirs)
     if not a or not b or a[-1] != b[-1]:
         found.append(f"the last checkpoints are those of steps {a[-1:]} and {b[-1:]}")
     for step in sorted(set(a) & set(b)):
-        here, there = (run / "checkpoints" / checkpoint.name_of(step) for run in (ours, theirs))
+        here, there = (run / "checkpoints" / checkpoint.step_name(step) for run in (ours, theirs))
         found += [f"{name} of step {step}" for name in (MODEL, OPTIMIZER) if not same_bytes(here / name, there / name)]
         if timeless(from_json((here / STATE).read_bytes())) != timeless(from_json((there / STATE).read_bytes())):
             found.append(f"{STATE} of step {step}")

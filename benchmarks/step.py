@@ -40,7 +40,9 @@ def multiply_adds(config: VisionConfig) -> int:
     patches, width = rows * columns, config.width
     length = patches + 1
     block = 4 * length * width**2 + 2 * length**2 * width + 2 * length * width * config.mlp_width
-    return patches * config.channels * config.patch_size**2 * width + config.depth * block + width * config.num_classes
+    return (
+        patches * config.in_channels * config.patch_size**2 * width + config.depth * block + width * config.num_classes
+    )
 
 
 def forward_job(model: nn.Module, images: Tensor) -> Job:
@@ -165,7 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
     config = tiny_vit()
     torch.manual_seed(0)
     models, missing = build_all(config)
-    images = torch.randn(options.batch, config.channels, *config.image_shape)
+    images = torch.randn(options.batch, config.in_channels, *config.image_shape)
     labels = torch.randint(config.num_classes, (options.batch,))
     setting = {"torch": torch.__version__, "threads": torch.get_num_threads(), "batch": options.batch}
     print(", ".join(f"{name} {value}" for name, value in {**setting, "rounds": options.rounds}.items()))

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import torch
 
-from clearhead.data.text_files import MOST_EXAMPLES
+from clearhead.data.user_files import MAX_EXAMPLES
 from clearhead.recipes.registry import config_of
 from clearhead.training.config import RunConfig
 from clearhead.training.context import TrainContext, build_context, isolated_torch_state
 from clearhead.training.distributed import ALONE
-from clearhead.training.loop import update
+from clearhead.training.loop import train_step
 from clearhead.training.objectives import evaluate
 from clearhead.training.progress import StopRequest
 from clearhead.training.state import TrainState
@@ -31,18 +31,18 @@ from clearhead.training.state import TrainState
 TARGET = 1.88
 """validation loss in nats per character that nanoGPT publishes for its setting after 2,000 steps"""
 NANOGPT = {
-    "model.positions": "learned",
+    "model.pos_embed": "learned",
     "training.steps": 2000,
     "training.batch_size": 12,
     "training.ema": 0.0,
-    "optimizer.kind": "adamw",
+    "optimizer.name": "adamw",
     "optimizer.lr": 1e-3,
-    "optimizer.final": 0.1,
+    "optimizer.final_lr_fraction": 0.1,
     "optimizer.schedule": "cosine",
     "optimizer.warmup": 100,
     "optimizer.beta2": 0.99,
     "optimizer.weight_decay": 0.1,
-    "optimizer.clip": 1.0,
+    "optimizer.grad_clip": 1.0,
 }
 
 
@@ -51,11 +51,11 @@ class Entry:
     """A run in the middle of its training."""
 
     name: str
-    setup: TrainContext
+    ctx: TrainContext
     every: int
     """steps between two measurements, and of a turn"""
     to_the_end: bool
-    standing: TrainState = field(default_factory=TrainState)
+    state: TrainState = field(default_factory=TrainState)
     seconds: float = 0.0
     losses: dict[int, float] = field(default_factory=dict)
     reached: tuple[int, float] | None = None
@@ -63,24 +63,24 @@ class Entry:
 
     @property
     def is_done(self) -> bool:
-        return self.standing.step >= self.setup.n_steps
+        return self.state.step >= self.ctx.n_steps
 
     def turn(self, target: float) -> None:
-        self.setup.model.train()
+        self.ctx.model.train()
         start = time.perf_counter()
-        for _ in range(min(self.every, self.setup.n_steps - self.standing.step)):
-            update(self.setup, self.standing, StopRequest())
+        for _ in range(min(self.every, self.ctx.n_steps - self.state.step)):
+            train_step(self.ctx, self.state, StopRequest())
         self.seconds += time.perf_counter() - start
-        with self.setup.average.in_place() if self.setup.average else nullcontext():
-            loss = evaluate(self.setup.model, self.setup.objective, self.setup.data.validation, None)["loss"]
-        self.losses[self.standing.step] = loss
+        with self.ctx.ema.average_parameters() if self.ctx.ema else nullcontext():
+            loss = evaluate(self.ctx.model, self.ctx.objective, self.ctx.data.validation, None)["loss"]
+        self.losses[self.state.step] = loss
         if loss <= target and self.reached is None:
-            self.reached = self.standing.step, self.seconds
-        print(f"  {self.name}: step {self.standing.step}, {self.seconds:.1f} s, loss {loss:.4f}", flush=True)
+            self.reached = self.state.step, self.seconds
+        print(f"  {self.name}: step {self.state.step}, {self.seconds:.1f} s, loss {loss:.4f}", flush=True)
 
 
 def entries(file: str, seed: int, changes: dict[str, object], every: int) -> list[Entry]:
-    common = {"data.file": file, "data.validation": MOST_EXAMPLES, "seed": seed}
+    common = {"data.file": file, "data.validation": MAX_EXAMPLES, "seed": seed}
     configs: dict[str, RunConfig] = {
         "clearhead text": config_of("text", common | changes),
         "nanoGPT's setting": config_of("text", common | NANOGPT | changes),
@@ -118,13 +118,11 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{'recipe':<20}{'steps to ' + str(options.target):>16}{'seconds':>9}{'last loss':>11}{'after steps':>13}")
     for entry in found:
         steps, seconds = (f"{entry.reached[0]}", f"{entry.reached[1]:.1f}") if entry.reached else ("not reached", "")
-        last = entry.losses[entry.standing.step]
-        print(f"{entry.name:<20}{steps:>16}{seconds:>9}{last:>11.4f}{entry.standing.step:>13}")
+        last = entry.losses[entry.state.step]
+        print(f"{entry.name:<20}{steps:>16}{seconds:>9}{last:>11.4f}{entry.state.step:>13}")
     if options.json:
         rows = [{"name": e.name, "seconds": e.seconds, "reached": e.reached, "losses": e.losses} for e in found]
-        rows.append(
-            {"optimizer": asdict(found[0].setup.config.optimizer), "model": asdict(found[0].setup.config.model)}
-        )
+        rows.append({"optimizer": asdict(found[0].ctx.config.optimizer), "model": asdict(found[0].ctx.config.model)})
         options.json.write_text(json.dumps(rows, indent=2))
     return verdict(found, options.check)
 

@@ -1,4 +1,4 @@
-"""Train the smallest transformer on reversing 16 digits, then look at what its one head attends to.
+"""Train a transformer with one head to reverse 16 digits, then print its attention weights.
 
 python examples/reverse.py
 """
@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead import SequencePredictor, attend_reference
+from clearhead import SequencePredictor, look
 from clearhead.models.presets import reverse
 
 STEPS, BATCH, LENGTH = 200, 128, 16
 
 
 def digits(n: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
-    """n random sequences and their reversal."""
+    """n random sequences (n,16), and the same reversed."""
     ids = torch.randint(0, 10, (n, LENGTH), generator=random)
     return ids, ids.flip(1)
 
@@ -39,13 +39,17 @@ def train(model: SequencePredictor) -> None:
 
 @torch.no_grad()
 def test(model: SequencePredictor) -> float:
-    """The share of 10,000 unseen sequences that are reversed without a mistake."""
+    """The fraction of 10,000 unseen sequences that are reversed without an error."""
     ids, reversed_ids = digits(10_000, torch.Generator().manual_seed(2))
     return (model(ids).argmax(-1) == reversed_ids).all(1).float().mean().item()
 
 
-@torch.no_grad()
 def attention_map(model: SequencePredictor, ids: Tensor) -> Tensor:
+<<<<<<< HEAD
+    """The attention weights (L,L) of the only head, for ids (1,L)."""
+    (attention,) = look(model, ids).values()
+    return attention.weights()[0, 0]
+=======
     """The weights (L,L) of the only head: the same model, with attention computed by the formula, which shows them."""
     seen = []
 
@@ -54,34 +58,35 @@ def attention_map(model: SequencePredictor, ids: Tensor) -> Tensor:
         seen.append(weights[0, 0])
         return out
 
-    layer = model.encoder.blocks[0].attention
+    layer = model.blocks[0].attn
     fused, layer.attend = layer.attend, attend
     model(ids)
     layer.attend = fused
     return seen[0]
+>>>>>>> main
 
 
 def main() -> None:
-    torch.set_num_threads(1)  # so small a model loses more by waiting for a second thread than it gains
+    torch.set_num_threads(1)  # a model this small is slower with two threads
     torch.manual_seed(0)
     model = SequencePredictor(reverse())
-    n_parameters = sum(p.numel() for p in model.parameters())
-    print(f"Training {n_parameters:,} parameters to reverse {LENGTH} digits.")
+    num_parameters = sum(p.numel() for p in model.parameters())
+    print(f"Training {num_parameters:,} parameters to reverse {LENGTH} digits.")
     start = time.perf_counter()
     train(model)
     seconds = time.perf_counter() - start
     print(
-        f"{test(model):.2%} of 10,000 unseen sequences reversed without a mistake, after {seconds:.1f} s of training.\n"
+        f"{test(model):.2%} of 10,000 unseen sequences reversed without an error, after {seconds:.1f} s of training.\n"
     )
 
     ids, _ = digits(1, torch.Generator().manual_seed(3))
     weights = attention_map(model, ids)
-    print("What each answer (row) attends to (column), from 0 to 1 as ' .:-=+*#%@':\n")
+    print("Attention from each output (row) to each input (column), from 0 to 1 as ' .:-=+*#%@':\n")
     print("            " + " ".join(f"{digit}" for digit in ids[0].tolist()))
-    for row, answer in zip(weights, model(ids)[0].argmax(-1).tolist(), strict=True):
-        print(f"  answer {answer}  " + " ".join(" .:-=+*#%@"[min(9, int(w * 10))] for w in row.tolist()))
+    for row, output in zip(weights, model(ids)[0].argmax(-1).tolist(), strict=True):
+        print(f"  output {output}  " + " ".join(" .:-=+*#%@"[min(9, int(w * 10))] for w in row.tolist()))
     anti_diagonal = weights.flip(1).diagonal().mean()
-    print(f"\n{anti_diagonal:.1%} of the attention is on the mirrored place.")
+    print(f"\n{anti_diagonal:.1%} of the attention is on the mirrored position.")
 
 
 if __name__ == "__main__":

@@ -90,24 +90,30 @@ def trained(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
         few = {"data.validation": 50, "training.threads": 1, "training.log_every": 5, "training.precision": "float32"}
-        images = {"model.patch_size": 14, "model.width": 16, "model.depth": 1, "model.tokenizer": "patches"}
+        images = {"model.patch_size": 14, "model.width": 16, "model.depth": 1, "model.patch_embed": "patch"}
         runs = {
             "reverse": {"training.steps": 12, "data.limit": 500},
             "mnist": {"training.steps": 12, "training.ema": 0.5, "data.limit": 400, **images},
-            "oddity": {"training.steps": 3, "data.limit": 200, "model.width": 8, "model.depth": 1, "data.set_size": 4},
+            "odd-one-out": {
+                "training.steps": 3,
+                "data.limit": 200,
+                "model.width": 8,
+                "model.depth": 1,
+                "data.set_size": 4,
+            },
         }
         for name, changes in runs.items():
             train(name, name, changes=few | changes, quiet=True)
         for question in ("sum", "repeat"):
             about = {"data.question": question, "training.steps": 3, "data.limit": 400, "model.width": 8}
-            train("whole", question, changes=few | about, quiet=True)
+            train("digits", question, changes=few | about, quiet=True)
         (home / "my.dict").write_text(made_up_dictionary())
         (home / "my.txt").write_text("To be, or not to be: that is the question.\n" * 40)
         small = {
             "model.width": 16,
             "model.depth": 1,
             "model.num_heads": 2,
-            "model.hidden": 32,
+            "model.mlp_dim": 32,
             "training.batch_size": 32,
         }
         brief = few | small | {"data.validation": 20, "training.evaluate_every": 20}
@@ -151,7 +157,7 @@ def forge():
     """forge(run, config=...) replaces entries of every state.json of a run, with a manifest that agrees: what a
     stranger could send."""
     from clearhead.files import from_json, to_json
-    from clearhead.training.layout import MANIFEST, MODEL, OPTIMIZER, STATE, manifest
+    from clearhead.training.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE, manifest
 
     def forge(run, **values):
         for folder in (run / "checkpoints").glob("step-*"):

@@ -4,11 +4,11 @@ import sys
 
 import pytest
 
-from clearhead.drawing import METADATA, blank, save_figure, short, text_width, visible, wrap
+from clearhead.drawing import METADATA, displayable, format_number, new_figure, save_figure, text_width, wrap
 
 
 def drawn():
-    figure = blank(2, 1)
+    figure = new_figure(2, 1)
     figure.subplots().plot([0, 1], [1, 0], label="a")
     return figure
 
@@ -33,7 +33,7 @@ def test_other_formats_are_refused_with_one_that_works(tmp_path, name):
 def test_a_picture_that_cannot_be_written_is_an_error_with_its_own_name(tmp_path, faults):
     save_figure(drawn(), tmp_path / "a.png")
     before = (tmp_path / "a.png").read_bytes()
-    figure = blank(1, 1)
+    figure = new_figure(1, 1)
     faults.during(lambda: save_figure(figure, tmp_path / "b.png"), faults.NEVER)  # fonts are loaded by now
     calls = [call for call, *_ in faults.trace]
     failure, _ = faults.during(lambda: save_figure(figure, tmp_path / "a.png"), calls.index("write"))
@@ -45,8 +45,8 @@ def test_pyplot_stays_out():
     """In a process of its own: other tests load libraries that load it."""
     code = """
 import sys
-from clearhead.drawing import blank
-blank(2, 1).subplots().plot([0, 1], [1, 0])
+from clearhead.drawing import new_figure
+new_figure(2, 1).subplots().plot([0, 1], [1, 0])
 assert "matplotlib.figure" in sys.modules and "matplotlib.pyplot" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -58,7 +58,11 @@ def test_three_formats_are_written():
 
 
 def test_numbers_are_as_long_as_they_need_be():
-    assert [short(0.5, 1.0), short(12.3456, 100.0), short(0.00123, 0.002)] == ["0.50", "12", "0.00123"]
+    assert [format_number(0.5, 1.0), format_number(12.3456, 100.0), format_number(0.00123, 0.002)] == [
+        "0.50",
+        "12",
+        "0.00123",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +70,7 @@ def test_numbers_are_as_long_as_they_need_be():
     [("a", "a"), ("é", "é"), (" ", "space"), ("\n", r"\n"), ("\x00", r"\x00"), ("你", "U+4F60"), ("<end>", "<end>")],
 )
 def test_every_character_has_a_name_that_can_be_drawn(symbol, name):
-    assert visible(symbol) == name
+    assert displayable(symbol) == name
 
 
 @pytest.mark.parametrize("text", ["what one head attends to, in encoder.blocks.0.attention", "W" * 60, "a b c", ""])

@@ -198,12 +198,11 @@ class TestStrangers:
 MEASURE = """
 import re, sys
 from pathlib import Path
-from clearhead.files import from_json, read_regular
-from clearhead.training.layout import LARGEST_JSON
+from clearhead.files import MAX_JSON_BYTES, from_json, read_regular
 peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
 before = peak()
 try:
-    from_json(read_regular(Path(sys.argv[1]), LARGEST_JSON))
+    from_json(read_regular(Path(sys.argv[1]), MAX_JSON_BYTES))
 except (ValueError, OSError) as error:
     print(error, file=sys.stderr)
 print(peak() - before)

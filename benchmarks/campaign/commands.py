@@ -39,7 +39,7 @@ predict runs/run --ids 1 2 3
 evaluate runs/run --part validation
 sample runs/run --prompt ab
 look runs/run --sample 3
-look runs/run --over-time
+look runs/run --training-dynamics
 data list
 data show folder --data.folder pictures
 shapes bert_cifar

@@ -39,10 +39,10 @@ class Flips(Shard):
         from benchmarks.campaign.kills import stop_at
 
         home = stage.new("half")
-        train = stage.train(MODEL, probe__inputs=2, probe__every=4)
+        train = stage.train(MODEL, snapshots__inputs=2, snapshots__every=4)
         run(train, home, PATIENCE, prepare=stop_at(STEPS // 2), may_write=[stage.cache])
         self.half = home / "runs" / "run"
-        self.whole = stage.undisturbed(MODEL, "-probed", probe__inputs=2, probe__every=4)
+        self.whole = stage.undisturbed(MODEL, "-probed", snapshots__inputs=2, snapshots__every=4)
         self.intact: dict[tuple[str, ...], Any] = {}
 
     def case(self, kind: str, number: int, rng: random.Random, folder: Path) -> list[Failure]:
@@ -69,7 +69,7 @@ class Flips(Shard):
             "config": "config.json",
             "metrics": "metrics.jsonl",
             "best": "best.json",
-            "snapshots": "probe/*",
+            "snapshots": "snapshots/*",
         }
         path = rng.choice(sorted(self.half.glob(patterns[kind])))
         return str(path.relative_to(self.half)), rng.randrange(8 * path.stat().st_size)
@@ -123,7 +123,7 @@ def commands_for(kind: str) -> list[list[str]]:
     """What reads a file of this kind."""
     return {
         "metrics": [["curves", "runs/run", "--csv", "-"]],
-        "snapshots": [["look", "runs/run", "--over-time", "--out", "figures"]],
+        "snapshots": [["look", "runs/run", "--training-dynamics", "--out", "figures"]],
     }.get(kind, [["predict", "runs/run", "picture.png", "--json"]])
 
 
@@ -144,7 +144,7 @@ def asked(command: Sequence[str]) -> tuple[int, str, str]:
 
 
 def maps_read() -> tuple[int, str, str]:
-    """What `look --over-time` would draw; drawing it 2,000 times would take hours and show nothing else."""
+    """What `look --training-dynamics` would draw; drawing it 2,000 times would take hours and show nothing else."""
     from clearhead.training.snapshots import read_snapshots
 
     try:
@@ -213,30 +213,30 @@ def inject(kind: str, step: int, value: float, where: float) -> Prepare:
 
         from clearhead.training import loop
 
-        update = loop.update
+        train_step = loop.train_step
 
         def spoil(tensors: Sequence[Any]) -> None:
             tensor = tensors[int(where * len(tensors))]
             with torch.no_grad():
                 tensor.view(-1)[int(where * tensor.numel())] = value
 
-        def spoilt(setup: Any, standing: Any, request: Any) -> Any:
-            if standing.step != step - 1:
-                return update(setup, standing, request)
-            weights = [weight for weight in setup.model.parameters() if weight.requires_grad]
+        def spoilt(ctx: Any, state: Any, request: Any) -> Any:
+            if state.step != step - 1:
+                return train_step(ctx, state, request)
+            weights = [weight for weight in ctx.model.parameters() if weight.requires_grad]
             if kind == "weight":
                 spoil(weights)
             elif kind == "gradient":
                 chosen = weights[int(where * len(weights))]
                 chosen.register_post_accumulate_grad_hook(lambda weight: spoil([weight.grad]))
-            must_stop = update(setup, standing, request)
+            must_stop = train_step(ctx, state, request)
             if kind == "optimizer":
-                states = setup.optimizers.state_tensors()
+                states = ctx.optimizers.state_tensors()
                 names = sorted(name for name, t in states.items() if t.is_floating_point() and t.numel() > 1)
                 spoil([states[name] for name in names])
             return must_stop
 
-        loop.update = spoilt
+        loop.train_step = spoilt
 
     return prepare
 

@@ -221,7 +221,7 @@ class Parsers(Fuzz):
 
     def begin(self, stage: Stage) -> None:
         super().begin(stage)
-        self.run = stage.undisturbed("language-model", "-probed", probe__inputs=2, probe__every=12)
+        self.run = stage.undisturbed("language-model", "-probed", snapshots__inputs=2, snapshots__every=12)
         self.place = max(self.run.glob("checkpoints/step-*")).relative_to(self.run)
         self.originals = {kind: self.original(kind) for kind in self.counts}
 
@@ -239,7 +239,7 @@ class Parsers(Fuzz):
             RunConfig.from_dict(RunDirectory.open(path.parent, ignore).config).to_dict()
 
         def best(path: Path) -> None:
-            RunDirectory.open(path.parent, ignore).best()
+            RunDirectory.open(path.parent, ignore).best_checkpoint()
 
         def forged(path: Path) -> None:
             """A checkpoint whose manifest agrees with what was changed in it."""
@@ -284,7 +284,7 @@ class Parsers(Fuzz):
             shutil.copytree(self.run, folder / "run")
 
     def snapshot(self) -> str:
-        return f"run/{min(self.run.glob('probe/*')).relative_to(self.run)}"
+        return f"run/{min(self.run.glob('snapshots/*')).relative_to(self.run)}"
 
     def input(self, kind: str, rng: random.Random) -> bytes:
         is_json = kind in ("config", "best", "state", "manifest", "cifar labels", "steps json")

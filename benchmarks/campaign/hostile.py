@@ -15,16 +15,16 @@ from benchmarks.campaign.shards import Failure, Shard
 
 MODEL = "vit"
 PLACES = (
-    "lock", "metrics.jsonl", "config.json", "best.json", "checkpoints", "probe", "figures", "NEWEST",
+    "lock", "metrics.jsonl", "config.json", "best.json", "checkpoints", "snapshots", "figures", "NEWEST",
     "NEWEST/model.safetensors", "NEWEST/manifest.json", "checkpoints/saving-step-00000028",
-    "checkpoints/step-00000099", "probe/step-00000024.safetensors", ".config.json.00000000.part",
+    "checkpoints/step-00000099", "snapshots/step-00000024.safetensors", ".config.json.00000000.part",
 )  # fmt: skip
 """in a run directory; NEWEST is its newest checkpoint"""
 COMMANDS = (
     ["resume", "runs/run", "--steps", "30"],
     ["predict", "runs/run", "picture.png"],
     ["curves", "runs/run"],
-    ["look", "runs/run", "--over-time"],
+    ["look", "runs/run", "--training-dynamics"],
     ["runs"],
 )
 SECONDS = 40.0
@@ -43,7 +43,7 @@ class Links(Shard):
 
     def begin(self, stage: Stage) -> None:
         super().begin(stage)
-        self.run = stage.undisturbed(MODEL, "-probed", probe__inputs=2, probe__every=4)
+        self.run = stage.undisturbed(MODEL, "-probed", snapshots__inputs=2, snapshots__every=4)
 
     def case(self, kind: str, number: int, rng: random.Random, folder: Path) -> list[Failure]:
         place = random.Random(kind).sample(PLACES, len(PLACES))[number]

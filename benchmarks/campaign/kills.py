@@ -176,13 +176,13 @@ def report_training(tell: Tell) -> None:
     """`training` when a signal is handled by the training loop from now on."""
     from clearhead.training import loop
 
-    train_on = loop.train_on
+    train_loop = loop.train_loop
 
     def reported(*args: Any, **kwargs: Any) -> Any:
         tell("training")
-        return train_on(*args, **kwargs)
+        return train_loop(*args, **kwargs)
 
-    loop.train_on = reported
+    loop.train_loop = reported
 
 
 class Races(Shard):
@@ -225,14 +225,14 @@ def stop_at(step: int) -> Prepare:
     def prepare(tell: Tell) -> None:
         from clearhead.training import loop
 
-        update = loop.update
+        train_step = loop.train_step
 
-        def stopped(setup: Any, standing: Any, request: Any) -> Any:
-            if standing.step == step - 1:
+        def stopped(ctx: Any, state: Any, request: Any) -> Any:
+            if state.step == step - 1:
                 os.kill(os.getpid(), signal.SIGTERM)
-            return update(setup, standing, request)
+            return train_step(ctx, state, request)
 
-        loop.update = stopped
+        loop.train_step = stopped
 
     return prepare
 

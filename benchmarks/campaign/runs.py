@@ -39,7 +39,7 @@ SHARED = {
     "model.width": 16,
     "model.depth": 1,
     "model.num-heads": 2,
-    "model.hidden": 32,
+    "model.mlp_dim": 32,
     "model.dropout": 0.1,
 }
 
@@ -72,7 +72,7 @@ class Stage:
                 "data.folder": self.data / "pictures",
                 "data.image-size": 16,
                 "model.patch-size": 8,
-                "model.tokenizer": "patches",
+                "model.patch_embed": "patch",
                 "data.augmentation.crop": 2,
             },
             "encoder-decoder": {"data.train-file": self.data / "dictionary.txt"},
@@ -145,7 +145,7 @@ def check_saved(run_folder: Path, saved: int, *, may_report: bool = False) -> "l
         return [Failure("lost save", f"step {saved} was saved, and there is no run")] if saved else []
     reports: list[str] = []
     try:
-        newest = RunDirectory.open(run_folder, reports.append).newest()
+        newest = RunDirectory.open(run_folder, reports.append).latest_checkpoint()
     except (OSError, ValueError, LookupError) as error:
         return [Failure("lost save", f"step {saved} was saved, and the run cannot be opened: {error}")]
     found = []

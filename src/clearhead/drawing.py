@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILION, PURPLE, BROWN = "#0072B2", "#D55E00", "#CC79A7", "#7F4F24"
-COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, BROWN)
+COLORS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, BROWN)
 """Okabe and Ito's, which the colour-blind tell apart too, with brown for their yellow, which a white page swallows"""
-GREY, LIGHT = "#767676", "#DDDDDD"
-MAP = "viridis"
+GRAY, LIGHT_GRAY = "#767676", "#DDDDDD"
+COLORMAP = "viridis"
 """even steps of lightness, told apart by the colour-blind and in grey"""
 DPI = 150
 
@@ -32,7 +32,7 @@ METADATA: dict[str, dict[str, Any]] = {
 """the formats, and what each would otherwise say about the day and the program"""
 
 
-def blank(width: float, height: float, dpi: int = DPI) -> "Figure":
+def new_figure(width: float, height: float, dpi: int = DPI) -> "Figure":
     """An empty figure of this many inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -42,13 +42,13 @@ def blank(width: float, height: float, dpi: int = DPI) -> "Figure":
     return figure
 
 
-def short(value: float, spread: float) -> str:
+def format_number(value: float, spread: float) -> str:
     """Rounded to about a hundredth of the spread."""
     decimals = max(0, 2 - round(math.log10(spread)))
     return f"{value:.{decimals}f}" if decimals < 6 else f"{value:.1e}"
 
 
-def visible(symbol: str) -> str:
+def displayable(symbol: str) -> str:
     """A character or a name on a figure: characters that do not show, or that matplotlib's own font does not have, are
     written out."""
     from matplotlib.font_manager import FontProperties, findfont, get_font

@@ -9,6 +9,7 @@ a second hard link, because its other name may be anywhere. `check_tree` applies
 
 import errno
 import hashlib
+import importlib.util
 import json
 import math
 import os
@@ -25,10 +26,17 @@ PART = ".part"
 CLOSE_ON_EXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)  # Windows has only the second
 NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # for the writer of a pipe
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | NO_WAIT  # Windows has neither
-DEEPEST = 12
+MAX_DEPTH = 12
 """levels of folders that `check_tree` descends to"""
-MOST_CONTAINERS = 2**17
+MAX_JSON_BYTES = 16 * 2**20
+"""of a config, a state or a manifest. The largest is the state of a run that skipped hundreds of thousands of invalid
+images and lists them"""
+MAX_JSON_CONTAINERS = 2**17
 """objects and arrays in a JSON file"""
+MAX_HEADER_BYTES = 16 * 2**20
+"""of the header of a safetensors file"""
+DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
+"""by the names that safetensors has for them"""
 KINDS = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFDIR: "a folder",
@@ -171,7 +179,7 @@ def check_folder(path: Path) -> None:
             raise UnsafeFileError(f"expected a folder, got {kind_of(found)}", path)
 
 
-def tree(folder: Path, depth: int = DEEPEST) -> Iterator[tuple[Path, os.stat_result]]:
+def tree(folder: Path, depth: int = MAX_DEPTH) -> Iterator[tuple[Path, os.stat_result]]:
     """Everything below a folder, by lstat, in order. What another process deletes meanwhile is left out."""
     try:
         names = sorted(os.listdir(folder))
@@ -216,6 +224,71 @@ def remove_parts(folder: Path, older_than: float = 0.0) -> None:
                 os.unlink(part)
 
 
+def acquire_lock(file: int, path: Path) -> None:
+    """Lock an open file without waiting. The process id in it is for the error message only."""
+    if importlib.util.find_spec("fcntl") is None:
+        message = "this system does not have flock, which training needs; use Linux or macOS"
+        raise OSError(errno.ENOSYS, message, str(path))
+    try:
+        lock_exclusively(file)
+    except BlockingIOError as error:
+        number = os.read(file, 20).decode(errors="replace").strip()
+        owner = f"process {number}" if number.isdecimal() else "another process"
+        message = f"locked by {owner}; wait until it ends, or stop it"
+        raise OSError(error.errno, message, str(path)) from None
+    os.ftruncate(file, 0)
+    write_all(file, f"{os.getpid()}\n".encode())
+
+
+def lock_exclusively(file: int) -> None:
+    """BlockingIOError if another process holds the exclusive lock. A shared lock, held for an instant by a reader,
+    is waited for."""
+    import fcntl
+
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # fails if and only if there is an exclusive owner
+            fcntl.flock(file, fcntl.LOCK_UN)
+            time.sleep(0.02)
+
+
+def safetensors_header(path: Path) -> dict[str, tuple[str, list[int]]]:
+    """The type and shape of each tensor, from the header alone; ValueError unless these tensors fill the file exactly.
+
+    A file begins with the length of its header (8 bytes), then the header: JSON with the type, shape and offsets of
+    each tensor.
+    """
+    with opened_regular(path, os.O_RDONLY) as file:
+        size = os.fstat(file).st_size
+        length = int.from_bytes(os.read(file, 8), "little")
+        if length > min(MAX_HEADER_BYTES, size - 8):
+            raise ValueError(f"the header of {path.name} must have at most {MAX_HEADER_BYTES:,} bytes, got {length:,}")
+        header = from_json(os.pread(file, length, 8))
+    if not isinstance(header, dict):
+        raise ValueError(f"the header of {path.name} must be a JSON object")
+    tensors: dict[str, tuple[str, list[int]]] = {}
+    expected = 8 + length
+    for name, entry in header.items():
+        match entry:
+            case _ if name == "__metadata__":
+                continue
+            case {"dtype": str(dtype), "shape": list(shape)} if dtype in DTYPE_BYTES and is_shape(shape):
+                tensors[name] = dtype, shape
+                expected += DTYPE_BYTES[dtype] * math.prod(shape)
+            case _:
+                raise ValueError(f"{name!r:.60} in {path.name} must have a type and a shape, got {entry!r:.60}")
+    if expected != size:
+        raise ValueError(f"{path.name} has {size:,} bytes, but its header declares {expected:,}")
+    return tensors
+
+
+def is_shape(shape: list[Any]) -> bool:
+    return all(type(n) is int and n >= 0 for n in shape) and math.prod(shape) < 2**48
+
+
 def sha256(content: bytes | Path) -> str:
     """The digest of bytes, or of a file that is read piece by piece."""
     if isinstance(content, bytes):
@@ -237,8 +310,8 @@ def to_json(value: Any, indent: int | None = None) -> bytes:
 def from_json(data: bytes) -> Any:
     """What `to_json` wrote; anything else is a ValueError. A stranger's JSON takes at most about 16 bytes of memory for
     each of its bytes: empty objects and arrays, which take far more, are counted first."""
-    if data.count(b"{") + data.count(b"[") > MOST_CONTAINERS:
-        raise ValueError(f"JSON must not have more than {MOST_CONTAINERS:,} objects and arrays")
+    if data.count(b"{") + data.count(b"[") > MAX_JSON_CONTAINERS:
+        raise ValueError(f"JSON must not have more than {MAX_JSON_CONTAINERS:,} objects and arrays")
     try:
         return DECODER.decode(data.decode())
     except RecursionError:

@@ -37,11 +37,10 @@ def check_rotary_width(head_dim: int, multiple: int) -> None:
         )
 
 
-def check_power_of_two(patch_size: int) -> None:
-    if patch_size < 2 or patch_size & (patch_size - 1):
-        raise ValueError(
-            f"a convolutional tokenizer halves the image: patch size must be 2, 4, 8, ..., got {patch_size}; try 4"
-        )
+def check_power_of_two(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 2 or size & (size - 1):
+            raise ValueError(f"{name} of a convolutional patch embedding must be 2, 4, 8, ..., got {size}")
 
 
 def check_beta(beta: float) -> None:

@@ -36,7 +36,7 @@ from benchmarks.campaign import (  # noqa: E402
     shards,
 )
 
-from clearhead.training.layout import name_of  # noqa: E402
+from clearhead.training.checkpoint import step_name  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def test_a_killed_rank_ends_the_run_and_it_resumes(kind, stage, case):
 def test_a_lost_save_is_found(stage, case):
     run = stage.copy(stage.undisturbed("language-model"), case)
     assert runs.check_saved(run, runs.STEPS) == []
-    newest = run / "checkpoints" / name_of(runs.STEPS)
+    newest = run / "checkpoints" / step_name(runs.STEPS)
     newest.rename(newest.with_name("gone"))
     assert kinds_of(runs.check_saved(run, runs.STEPS)) == {"lost save"}
 
@@ -291,7 +291,7 @@ def test_a_flip_that_nothing_notices_is_found(stage, case, monkeypatch):
 
     made = begun(damage.Flips(), stage)
     best = json.loads((made.half / "best.json").read_text())["step"]
-    path = f"checkpoints/{name_of(best)}/optimizer.safetensors"  # whose averaged weights are what predicts
+    path = f"checkpoints/{step_name(best)}/optimizer.safetensors"  # whose averaged weights are what predicts
     header = 8 + struct.unpack("<Q", (made.half / path).read_bytes()[:8])[0]
     monkeypatch.setattr(made, "flip_of", lambda kind, number: (path, 8 * (header + 4 * number + 3) + 6))
     made.size = 200

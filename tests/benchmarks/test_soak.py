@@ -30,7 +30,7 @@ else:
 with run.lock():
     torch.manual_seed(1)
     weights, step = torch.zeros(300), 0
-    if found := run.newest():
+    if found := run.latest_checkpoint():
         weights, step = found.model["w"], found.step
         if FORGETS is False:
             torch.set_rng_state(found.optimizer["random.rank0"])
@@ -95,8 +95,8 @@ def test_a_trainer_that_forgets_its_random_state_is_found_out(soak, tmp_path, ca
 
 
 SMALL = "--data.limit 500 --data.validation 50 --training.batch-size 16 --training.threads 1 --training.log-every 1"
-DRAWING = "--model.dropout 0.1 --training.ema 0.9 --optimizer.kind muon"
-IMAGES = "--model.width 16 --model.depth 1 --model.patch-size 14 --model.tokenizer patches --data.augmentation.crop 2"
+DRAWING = "--model.dropout 0.1 --training.ema 0.9 --optimizer.name muon"
+IMAGES = "--model.width 16 --model.depth 1 --model.patch-size 14 --model.patch-embed patch --data.augmentation.crop 2"
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ def make_run(path: Path, **changes) -> Path:
     with run.lock():
         for step in (1, values["last"]):
             run.log({"kind": "train", "step": step, "loss": values["loss"], "seconds": values["seconds"]})
-            state = {"lr": values["lr"], "standing": {"seconds": values["seconds"]}}
+            state = {"lr": values["lr"], "train_state": {"seconds": values["seconds"]}}
             tensors = {"w": torch.tensor(values["w"])}, {"m": torch.tensor(values["m"])}
             run.save(Checkpoint(step, *tensors, state))
         run.mark_best(changes.get("best", 1))

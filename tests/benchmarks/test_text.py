@@ -40,7 +40,7 @@ def test_a_target_that_is_not_reached(bench, text, capsys):
 
 def test_the_published_setting(bench, text):
     ours, theirs = bench.entries(text, 0, {}, 1)
-    config = theirs.setup.config
+    config = theirs.ctx.config
     assert (config.model.depth, config.model.num_heads, config.model.width, config.data.length) == (4, 4, 128, 64)
     assert (config.training.batch_size, config.training.steps, config.optimizer.lr) == (12, 2000, 1e-3)
-    assert ours.setup.config.model.width == 128
+    assert ours.ctx.config.model.width == 128

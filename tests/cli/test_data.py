@@ -40,13 +40,13 @@ def test_the_list_has_every_data_set_and_says_what_is_here(capsys):
 
 def test_getting_from_a_folder_then_showing(capsys, elsewhere, monkeypatch):
     mine = as_fashion(elsewhere / "mine", monkeypatch)
-    assert main(["data", "get", "fashion", "--from", str(mine)]) == 0
+    assert main(["data", "get", "fashion-mnist", "--from", str(mine)]) == 0
     captured = capsys.readouterr()
-    assert "clearhead data show fashion" in captured.out
-    assert captured.err == f"fashion from {mine}\n"
+    assert "clearhead data show fashion-mnist" in captured.out
+    assert captured.err == f"fashion-mnist from {mine}\n"
     assert main(["data", "list"]) == 0
-    assert re.search("fashion +fetched  ", capsys.readouterr().out)
-    assert main(["data", "show", "fashion", "--out", "sheet.png"]) == 0
+    assert re.search("fashion-mnist +fetched  ", capsys.readouterr().out)
+    assert main(["data", "show", "fashion-mnist", "--out", "sheet.png"]) == 0
     assert capsys.readouterr().out == "wrote sheet.png\n"
     with Image.open("sheet.png") as sheet:
         assert sheet.format == "PNG"
@@ -54,23 +54,23 @@ def test_getting_from_a_folder_then_showing(capsys, elsewhere, monkeypatch):
 
 def test_getting_what_is_there_answers_without_a_source(capsys, elsewhere, monkeypatch):
     mine = as_fashion(elsewhere / "mine", monkeypatch)
-    assert main(["data", "get", "fashion", "--from", str(mine)]) == 0
+    assert main(["data", "get", "fashion-mnist", "--from", str(mine)]) == 0
     capsys.readouterr()
     monkeypatch.setattr("clearhead.data.cache.obtain", lambda *_: pytest.fail("asked a source"))
-    for again in (["data", "get", "fashion"], ["data", "get", "fashion", "--from", str(mine)]):
+    for again in (["data", "get", "fashion-mnist"], ["data", "get", "fashion-mnist", "--from", str(mine)]):
         assert main(again) == 0
         captured = capsys.readouterr()
-        assert captured.out.startswith(f"fashion is already in {elsewhere}/cache/fashion, verified")
+        assert captured.out.startswith(f"fashion-mnist is already in {elsewhere}/cache/fashion-mnist, verified")
         assert captured.err == ""
 
 
 def test_getting_what_is_damaged_fetches_it_again(capsys, elsewhere, monkeypatch):
     mine = as_fashion(elsewhere / "mine", monkeypatch)
-    assert main(["data", "get", "fashion", "--from", str(mine)]) == 0
-    (elsewhere / "cache/fashion/t10k-labels-idx1-ubyte").write_bytes(b"damaged")
-    assert main(["data", "get", "fashion", "--from", str(mine)]) == 0
-    assert f"fashion from {mine}" in capsys.readouterr().err
-    assert main(["data", "show", "fashion"]) == 0
+    assert main(["data", "get", "fashion-mnist", "--from", str(mine)]) == 0
+    (elsewhere / "cache/fashion-mnist/t10k-labels-idx1-ubyte").write_bytes(b"damaged")
+    assert main(["data", "get", "fashion-mnist", "--from", str(mine)]) == 0
+    assert f"fashion-mnist from {mine}" in capsys.readouterr().err
+    assert main(["data", "show", "fashion-mnist"]) == 0
 
 
 def test_augmented_images_are_shown_with_the_recipes_augmentation_or_another(capsys, elsewhere, monkeypatch):
@@ -93,7 +93,7 @@ def test_own_pictures_are_shown_augmented_and_as_they_are_fitted(pictures, elsew
     assert len(set(shown.values())) == 3
 
 
-@pytest.mark.parametrize("name", ["mnist", "oddity"])
+@pytest.mark.parametrize("name", ["mnist", "odd-one-out"])
 def test_what_is_embedded_can_be_shown_at_once(capsys, name):
     assert main(["data", "show", name]) == 0
     with Image.open(f"{name}.png") as sheet:
@@ -129,11 +129,11 @@ def test_digits_are_shown_as_text(capsys):
     for line in capsys.readouterr().out.splitlines():
         digits, answer = (side.split() for side in line.split("->"))
         assert digits == answer[::-1]
-    assert main(["data", "show", "whole", "--data.question", "sum"]) == 0
+    assert main(["data", "show", "digits", "--data.question", "sum"]) == 0
     for line in capsys.readouterr().out.splitlines():
         digits, answer = line.split("->")
         assert sum(map(int, digits.split())) == int(answer)
-    assert main(["data", "show", "whole", "--data.question", "repeat"]) == 0
+    assert main(["data", "show", "digits", "--data.question", "repeat"]) == 0
 
 
 @pytest.mark.parametrize("argv", ["data", "data --help", "data get --help", "data show -h", "data get cifar10 --help"])
@@ -160,12 +160,12 @@ def test_help(capsys, argv):
         ("data show folder --folder mine", "data show folder has no option --folder; did you mean --data.folder?"),
         ("data show text --from my.txt", "did you mean --data.file?"),
         ("data show pronounce --from my.dict", "did you mean --data.train-file?"),
-        ("data show whole --question sum", "did you mean --data.question?"),
+        ("data show digits --question sum", "did you mean --data.question?"),
         ("data show mnist --from x", "data show mnist has no option --from; see clearhead data show mnist --help"),
         ("train folder --folder mine", "train folder has no option --folder; did you mean --data.folder?"),
         ("data show mnist --data.augmentation.crop 4", "--data.augmentation.* needs --augmented"),
-        ("data show oddity --augmented", "data show oddity has no option --augmented"),
-        ("data show whole --data.question why", "question must be one of commonest, repeat, sum, got 'why'"),
+        ("data show odd-one-out --augmented", "data show odd-one-out has no option --augmented"),
+        ("data show digits --data.question why", "question must be one of most-common, repeat, sum, got 'why'"),
         ("data list --all", "data list has no option --all"),
         ("data get cifar10 --from=", "--from must be the path of a folder or an archive, got an empty one"),
         ("train cifar10-vit --data.augmentation.crop 1000000000", "crop must be a whole number of at most 2,048, got"),

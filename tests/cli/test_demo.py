@@ -1,13 +1,13 @@
 from pathlib import Path
 
 from clearhead.cli.main import main
-from clearhead.training.loop import Outcome
+from clearhead.training.loop import TrainResult
 
 PICTURES = [(Path(f"runs/demo/figures/{name}.png"), f"about {name}") for name in ("curves", "look/aggregates")]
 
 
 def test_the_demo_says_what_came_of_it_what_to_open_and_what_to_try(capsys, monkeypatch):
-    outcome = Outcome("finished", 9, 9, {"accuracy": 0.9876, "seconds": 61.2})
+    outcome = TrainResult("finished", 9, 9, {"accuracy": 0.9876, "seconds": 61.2})
     monkeypatch.setattr("clearhead.inference.demo.demo", lambda steps, before_drawing: (outcome, PICTURES))
     assert main(["demo"]) == 0
     out = capsys.readouterr().out
@@ -21,7 +21,7 @@ def test_the_demo_says_what_came_of_it_what_to_open_and_what_to_try(capsys, monk
 
 def test_a_demo_that_is_stopped_has_the_exit_code_of_that(monkeypatch, capsys):
     monkeypatch.setattr(
-        "clearhead.inference.demo.demo", lambda steps, before_drawing: (Outcome("stopped", 9, 0, None), [])
+        "clearhead.inference.demo.demo", lambda steps, before_drawing: (TrainResult("stopped", 9, 0, None), [])
     )
     assert main(["demo"]) == 3
     assert "Open" not in capsys.readouterr().out

@@ -4,29 +4,29 @@ import sys
 
 import pytest
 
+from clearhead.cli.look import PARAMETER_RULES
 from clearhead.cli.main import main
-from clearhead.insight.doctor.parameters import RULES
 
 FILE = """
 from torch import nn
 from clearhead import LanguageModel, SequencePredictor
 from clearhead.models.config import LanguageConfig, PredictorConfig
 
-print("the user's own words")
-SMALL = {"width": 8, "depth": 1, "num_heads": 2, "hidden": 16}
+print("printed by the user's file")
+SMALL = {"width": 8, "depth": 1, "num_heads": 2, "mlp_dim": 16}
 
 def right():
-    return LanguageModel(LanguageConfig(n_tokens=11, context=16, **SMALL))
+    return LanguageModel(LanguageConfig(vocab_size=11, context_length=16, **SMALL))
 
 class Wrong(nn.Module):
     def __init__(self):
         super().__init__()
-        self.inner = SequencePredictor(PredictorConfig(n_inputs=5, n_outputs=3, **SMALL))
+        self.inner = SequencePredictor(PredictorConfig(in_features=5, out_features=3, **SMALL))
 
     def forward(self, x):
         return self.inner(x)
 
-class Leaves(nn.Module):
+class Exits(nn.Module):
     def forward(self, x):
         raise SystemExit(0)
 
@@ -40,50 +40,50 @@ class Odd(nn.Module):
 def _folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "doctors_patient", raising=False)
-    (tmp_path / "doctors_patient.py").write_text(FILE)
+    monkeypatch.delitem(sys.modules, "user_model", raising=False)
+    (tmp_path / "user_model.py").write_text(FILE)
     yield
-    sys.modules.pop("doctors_patient", None)
+    sys.modules.pop("user_model", None)
 
 
-def test_a_module_without_a_fault(capsys):
-    assert main(["doctor", "doctors_patient:right"]) == 0
+def test_module_without_fault_has_exit_code_0(capsys):
+    assert main(["doctor", "user_model:right"]) == 0
     captured = capsys.readouterr()
-    assert captured.out.startswith("doctors_patient:right: forward(ids=ids (5,7) below 11)")
+    assert captured.out.startswith("user_model:right: forward(ids=ids (5,7) below 11)")
     assert "fine         causality" in captured.out
     assert captured.out.endswith("no faults, no warnings, 1 note\n")
-    assert captured.err == "the user's own words\n"  # and not among the answer
+    assert captured.err == "printed by the user's file\n"  # not in the report
     assert max(map(len, captured.out.splitlines())) <= 120
 
 
-def test_a_file_may_be_named_with_its_suffix(capsys):
-    assert main(["doctor", "doctors_patient.py:right"]) == 0
-    assert capsys.readouterr().out.startswith("doctors_patient.py:right: forward(ids=ids (5,7) below 11)")
+def test_file_name_may_have_its_suffix(capsys):
+    assert main(["doctor", "user_model.py:right"]) == 0
+    assert capsys.readouterr().out.startswith("user_model.py:right: forward(ids=ids (5,7) below 11)")
 
 
-def test_a_fault_is_exit_code_1(capsys):
-    assert main(["doctor", "doctors_patient:Wrong"]) == 1
+def test_fault_has_exit_code_1(capsys):
+    assert main(["doctor", "user_model:Wrong"]) == 1
     assert "FAULT        causality" in capsys.readouterr().out
 
 
-def test_an_encoder_may_see_both_ways(capsys):
-    assert main(["doctor", "doctors_patient:Wrong", "--no-causal", "--width", "5", "--length", "6"]) == 0
+def test_no_causal_skips_the_causality_check(capsys):
+    assert main(["doctor", "user_model:Wrong", "--no-causal", "--width", "5", "--length", "6"]) == 0
     out = capsys.readouterr().out
     assert "features (5,6,5)" in out
     assert "causality" not in out
 
 
-def test_programs_get_the_same(capsys):
-    assert main(["doctor", "doctors_patient:Wrong", "--json"]) == 1
+def test_json_output_has_the_same_findings(capsys):
+    assert main(["doctor", "user_model:Wrong", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
-    assert report["module"] == "doctors_patient:Wrong"
+    assert report["module"] == "user_model:Wrong"
     assert report["faults"] == sum(finding["verdict"] == "fault" for finding in report["findings"]) == 1
 
 
-def test_help_has_the_rules(capsys):
+def test_help_lists_the_parameter_rules(capsys):
     assert main(["doctor", "--help"]) == 0
     out = capsys.readouterr().out
-    assert RULES in out
+    assert PARAMETER_RULES in out
     assert max(map(len, out.splitlines())) <= 83
 
 
@@ -91,25 +91,25 @@ def test_help_has_the_rules(capsys):
     ("argv", "message"),
     [
         ("", "the following arguments are required: MODULE; see clearhead doctor --help"),
-        ("doctors_patient", "named as FILE.py:NAME"),
+        ("user_model", "expected FILE.py:NAME"),
         ("nowhere:GPT", "no module 'nowhere' in this folder"),
-        ("doctors_patient:Odd", "no rule fills, 'edges', which has no default"),
-        ("doctors_patient:Leaves", "forward() of doctors_patient:Leaves ends the program"),
-        ("doctors_patient:Wrong --width 0", "width must be at least 1, got 0"),
+        ("user_model:Odd", "required parameter 'edges' of forward()"),
+        ("user_model:Exits", "forward() of user_model:Exits exits Python"),
+        ("user_model:Wrong --width 0", "width must be at least 1, got 0"),
         (
-            "doctors_patient:Wrong --length 2",
-            "length must be at least 3, got 2; leave it out to let the doctor find one",
+            "user_model:Wrong --length 2",
+            "length must be at least 3, got 2",
         ),
-        ("doctors_patient:Wrong --width 4", "must take one of features (5,7,4), got"),
-        ("doctors_patient:Wrong --causal", "doctor has no option --causal; did you mean --no-causal?"),
+        ("user_model:Wrong --width 4", "accepts none of features (5,7,4)"),
+        ("user_model:Wrong --causal", "doctor has no option --causal; did you mean --no-causal?"),
     ],
 )
-def test_mistakes_are_one_line(capsys, argv, message):
+def test_errors_are_one_line(capsys, argv, message):
     assert main(["doctor", *argv.split()]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert message in captured.err.replace("the user's own words\n", "")
-    assert captured.err.replace("the user's own words\n", "").count("\n") == 1
+    assert message in captured.err.replace("printed by the user's file\n", "")
+    assert captured.err.replace("printed by the user's file\n", "").count("\n") == 1
 
 
 ODD = """
@@ -130,23 +130,23 @@ class MetaBuffer(Linear):
         self.register_buffer("b", torch.zeros(8, device="meta"))
     def forward(self, x): return self.linear(x) + self.b
 
-class Tires(Linear):
+class FailsLater(Linear):
     def forward(self, x):
         self.calls += 1
         if self.calls > 10:
-            raise RuntimeError("too tired")
+            raise RuntimeError("too many calls")
         return self.linear(x)
 
-class Mute(Exception):
+class NoMessage(Exception):
     def __str__(self): raise RuntimeError("no text")
 
 class NoText(Linear):
-    def forward(self, x): raise Mute
+    def forward(self, x): raise NoMessage
 
-class NotMade(Linear):
-    def __init__(self): raise Mute
+class FailsInInit(Linear):
+    def __init__(self): raise NoMessage
 
-class Leaves(Linear):
+class Exits(Linear):
     def forward(self, x): raise GeneratorExit
 
 class NoSuper(nn.Module):
@@ -170,18 +170,18 @@ class Huge(Linear):
     ("name", "message"),
     [
         ("Meta", "Meta must return a tensor (batch, ...), .* on the meta device"),
-        ("MetaBuffer", "parameters and buffers must have numbers, got lazy ones, or ones on the meta device"),
-        ("Tires", "fails while it is examined: RuntimeError: too tired"),
-        ("NoText", "got Mute: "),
-        ("NotMade", "could not be built: Mute: "),
-        ("Leaves", "fails while it is examined: GeneratorExit"),
-        ("NoSuper", "fails while it is examined: AttributeError: "),
-        ("NoState", "fails while it is examined: TypeError: "),
-        ("NotTrained", "fails while it is examined: RuntimeError: no"),
-        ("Huge", "fails while it is examined: RuntimeError: "),
+        ("MetaBuffer", "the module has lazy parameters, or tensors on the meta device"),
+        ("FailsLater", "failed: RuntimeError: too many calls"),
+        ("NoText", "accepts none of .*: NoMessage: "),
+        ("FailsInInit", "could not be built: NoMessage: "),
+        ("Exits", "failed: GeneratorExit"),
+        ("NoSuper", "failed: AttributeError: "),
+        ("NoState", "failed: TypeError: "),
+        ("NotTrained", "failed: RuntimeError: no"),
+        ("Huge", "failed: RuntimeError: "),
     ],
 )
-def test_a_module_that_fails_in_an_odd_way_is_one_line(tmp_path, monkeypatch, capsys, name, message):
+def test_unusual_failures_of_a_module_are_one_line(tmp_path, monkeypatch, capsys, name, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "odd", raising=False)
@@ -190,5 +190,5 @@ def test_a_module_that_fails_in_an_odd_way_is_one_line(tmp_path, monkeypatch, ca
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert re.search(message.replace("(", r"\(").replace(")", r"\)"), err)
-    assert main(["shapes", f"odd.py:{name}", "--width", "8"]) == (0 if name in ("Tires", "NoState") else 2)
+    assert main(["shapes", f"odd.py:{name}", "--width", "8"]) == (0 if name in ("FailsLater", "NoState") else 2)
     assert capsys.readouterr().err.count("\n") <= 1

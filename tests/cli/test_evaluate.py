@@ -50,7 +50,7 @@ def test_words_that_were_learnt_are_told_of(capsys, tmp_path, monkeypatch):
 
 def test_runs_answer_together(capsys, tmp_path):
     alone, twice = (
-        json.loads(told(capsys, "runs/pronounce", *more, "--json")) for more in ((), ("--with", "runs/pronounce"))
+        json.loads(told(capsys, "runs/pronounce", *more, "--json")) for more in ((), ("--ensemble", "runs/pronounce"))
     )
     assert twice == alone
 
@@ -63,7 +63,7 @@ def test_words_that_another_run_learnt_are_told_of(capsys, tmp_path, forge):
     config["data"]["validation"] = 1
     (other / "config.json").write_text(json.dumps(config))
     forge(other, config=config)
-    assert main(["evaluate", "runs/pronounce", "--part", "validation", "--with", str(other)]) == 0
+    assert main(["evaluate", "runs/pronounce", "--part", "validation", "--ensemble", str(other)]) == 0
     assert re.match(r"warning: .*other learnt 19 of the validation words \(20\) in training", capsys.readouterr().err)
 
 
@@ -78,19 +78,19 @@ def test_a_long_wait_is_announced_beside_the_answer(capsys, monkeypatch):
 def test_loss_and_accuracy_of_any_other_run(capsys):
     out = told(capsys, "runs/reverse")
     assert "accuracy  " in out
-    assert set(json.loads(told(capsys, "runs/words", "--json"))) == {"part", "loss", "accuracy", "whole"}
+    assert set(json.loads(told(capsys, "runs/words", "--json"))) == {"part", "loss", "accuracy", "exact_match"}
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("runs/reverse --beam 3", "--test, --beam and --with are for runs of pronounce, got runs/reverse"),
+        ("runs/reverse --beam 3", "--test, --beam and --ensemble are for runs of pronounce, got runs/reverse"),
         ("runs/pronounce --beam 0", "a beam's size must be from 1 to 1000, got 0"),
         ("runs/pronounce --part trian", "invalid choice: 'trian'"),
         ("runs/nothing", "a run is a folder with a config.json"),
-        ("runs/pronounce --with runs/nothing", "a run is a folder with a config.json"),
-        ("runs/pronounce --with runs/words", "runs of pronounce answer together, got runs/words; leave it out"),
-        ("runs/reverse --with runs/reverse", "--with are for runs of pronounce, got runs/reverse"),
+        ("runs/pronounce --ensemble runs/nothing", "a run is a folder with a config.json"),
+        ("runs/pronounce --ensemble runs/words", "runs of pronounce answer together, got runs/words; leave it out"),
+        ("runs/reverse --ensemble runs/reverse", "--ensemble are for runs of pronounce, got runs/reverse"),
         (
             "runs/pronounce --part test --test my.test",
             "--part selects from the run's own data and excludes --test, got both (--test my.test)",

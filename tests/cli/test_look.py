@@ -39,10 +39,10 @@ def test_pictures_are_in_the_runs_folder_unless_said(trained, capsys):
 
 def test_a_watched_run_is_drawn_over_time(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    small = "--training.steps 4 --probe.every 2 --data.limit 300 --data.validation 50 --training.threads 1"
-    assert main(["train", "reverse", "--name", "watched", "--probe", "3", *small.split()]) == 0
+    small = "--training.steps 4 --snapshots.every 2 --data.limit 300 --data.validation 50 --training.threads 1"
+    assert main(["train", "reverse", "--name", "watched", "--snapshots", "3", *small.split()]) == 0
     capsys.readouterr()
-    assert main(["look", "runs/watched", "--over-time"]) == 0
+    assert main(["look", "runs/watched", "--training-dynamics"]) == 0
     out = capsys.readouterr().out
     for name in ("entropy.png", "strip.png", "head.gif"):
         assert str(tmp_path / "runs/watched/figures/look" / name) in out or f"runs/watched/figures/look/{name}" in out
@@ -74,11 +74,11 @@ def test_a_test_word_is_looked_at_by_its_number(trained, tmp_path, capsys, monke
     [
         (
             "RUN/mnist",
-            "look takes one of --sample, --image, --ids, --text and --over-time, got none of them; try --sample 0",
+            "--text and --training-dynamics, got none of them; try --sample 0",
         ),
         ("RUN/mnist --sample 1 --ids 3", "got --sample and --ids"),
-        ("RUN/mnist --over-time", "has no maps of its training; train it with a probe"),
-        ("RUN/mnist --ids 3", "answers about pictures, got digits"),
+        ("RUN/mnist --training-dynamics", "has no attention snapshots"),
+        ("RUN/mnist --ids 3", "takes images, got digits"),
         ("RUN/mnist --sample -1", "a number from 0 to 9999, got -1"),
         ("RUN/reverse --image a.png", "takes no single picture, got a.png"),
         ("RUN/reverse --text word", "answers about digits, got text"),

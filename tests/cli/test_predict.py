@@ -40,7 +40,7 @@ def test_json_has_all_probabilities(trained, digits, capsys):
     (row,) = json.loads(told(capsys, trained / "mnist", digits / "a.png", "--json"))
     assert row["input"] == str(digits / "a.png")
     assert set(row["probabilities"]) == set("0123456789")
-    assert row["probability"] == row["probabilities"][row["answer"]]
+    assert row["probability"] == row["probabilities"][row["label"]]
 
 
 def test_inverted_pictures_are_asked_about_inverted(trained, digits, capsys):
@@ -76,12 +76,12 @@ def test_digits(trained, capsys):
         ("RUN/mnist bad.png", 2, "cannot read the image bad.png: the file is"),
         ("RUN/mnist pipe.png", 2, "cannot read the image pipe.png: it is a pipe or a device and not a file"),
         ("RUN/mnist a.png bomb.webp", 2, "cannot read the image bomb.webp: it has more than 25,000,000 pixels"),
-        ("RUN/mnist --ids 3", 2, "answers about pictures, got digits"),
-        ("RUN/reverse a.png", 2, "answers about digits, got 'a.png'; ask with"),
+        ("RUN/mnist --ids 3", 2, "takes images, got digits"),
+        ("RUN/reverse a.png", 2, "takes digits, got 'a.png'; pass digits: --ids"),
         ("RUN/reverse --ids 3 x", 2, "--ids: invalid int value: 'x'"),
         ("RUN/reverse --ids 33", 2, "ids must be from 0 to 9, got 33"),
         (f"RUN/reverse --ids {'3' * 30}", 2, f"ids must be from 0 to 9, got {'3' * 30}"),
-        ("RUN/reverse --ids 3 --beam 2", 2, "--beam and --with are for words and runs of pronounce, got"),
+        ("RUN/reverse --ids 3 --beam 2", 2, "--beam and --ensemble are for words and runs of pronounce, got"),
         ("RUN/mnits a.png", 2, "did you mean"),
     ],
 )
@@ -123,18 +123,18 @@ def test_an_answer_that_was_cut_off_is_marked(trained, capsys, monkeypatch):
 def test_runs_answer_together(trained, capsys, monkeypatch):
     monkeypatch.setattr("clearhead.inference.g2p.MOST_PHONES", 12)
     alone = told(capsys, trained / "pronounce", "cab", "bad")
-    assert told(capsys, trained / "pronounce", "cab", "bad", "--with", trained / "pronounce") == alone
+    assert told(capsys, trained / "pronounce", "cab", "bad", "--ensemble", trained / "pronounce") == alone
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
         ("RUN/pronounce xyz", "a symbol is one of those learnt, 'abcd', got 'x' in 'xyz'"),
-        ("RUN/pronounce --ids 3", "answers about words, got digits; write words instead"),
+        ("RUN/pronounce --ids 3", "takes words, got digits"),
         ("RUN/pronounce cab --invert", "--invert is for pictures, got"),
-        ("RUN/pronounce --with RUN/pronounce cab", "got neither; they come before --with"),
-        ("RUN/pronounce cab --with RUN/words", "runs of pronounce answer together, got"),
-        ("RUN/words hello", "answers about text, got 'hello'; let it write: clearhead sample"),
+        ("RUN/pronounce --ensemble RUN/pronounce cab", "got neither; they come before --ensemble"),
+        ("RUN/pronounce cab --ensemble RUN/words", "runs of pronounce answer together, got"),
+        ("RUN/words hello", "takes text, got 'hello'; generate text with: clearhead sample"),
     ],
 )
 def test_words_that_cannot_be_said_are_one_line(trained, capsys, argv, message):
@@ -165,10 +165,10 @@ def test_what_stands_behind_the_greedy_answer_in_spite_of_its_score_is_marked():
 
 @pytest.mark.parametrize("size", [2, 5, 9])
 def test_shown_scores_fall_but_for_marked_candidates_which_are_less_probable(trained, size):
-    session = Run(trained / "pronounce")
+    run = Run(trained / "pronounce")
     words = ["cab", "bad", "a", "abcd", "dcba", "bb"]
-    greedy = [ways[0] for ways in pronounce(session, words, Beam(1))]
-    for ways, least in zip(pronounce(session, words, Beam(size)), greedy, strict=True):
+    greedy = [ways[0] for ways in pronounce(run, words, Beam(1))]
+    for ways, least in zip(pronounce(run, words, Beam(size)), greedy, strict=True):
         n = n_by_score(ways)
         shown = [way.score_per_token for way in ways]
         assert all(after <= way + 1e-6 for way, after in pairwise(shown[:n]))

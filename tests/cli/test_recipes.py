@@ -24,13 +24,15 @@ def test_json(capsys):
 
 
 def test_what_was_not_trained_to_its_end_says_so(capsys, monkeypatch):
-    monkeypatch.setitem(RECIPES, "fashion", replace(RECIPES["fashion"], measured=Measured(60, 0.5, epochs=1)))
+    monkeypatch.setitem(
+        RECIPES, "fashion-mnist", replace(RECIPES["fashion-mnist"], measured=Measured(60, 0.5, epochs=1))
+    )
     monkeypatch.setitem(RECIPES, "mnist", replace(RECIPES["mnist"], measured=None))
     monkeypatch.setenv("COLUMNS", "120")
     assert main(["recipes"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
-    epochs = RECIPES["fashion"].make().training.epochs
-    assert lines["fashion"].endswith(f"50.00%, epoch 1 of {epochs}, mean of 2 views")
+    epochs = RECIPES["fashion-mnist"].make().training.epochs
+    assert lines["fashion-mnist"].endswith(f"50.00%, epoch 1 of {epochs}, mean of 2 views")
     assert lines["mnist"].endswith("not measured yet")
     assert lines["folder"].endswith("by its data")
 

@@ -20,7 +20,7 @@ from clearhead.training.run_directory import RunDirectory
         ("", "required: RUN"),
         (
             "nowhere",
-            "a run is a folder with a config.json, got nowhere; `clearhead train RECIPE --name NAME` makes one",
+            "a run is a folder with a config.json, got nowhere; `clearhead train RECIPE --name NAME` creates one",
         ),
         ("nowhere --training.steps 5", "resume has no option --training.steps"),
     ],
@@ -36,7 +36,7 @@ def test_mistakes_are_one_line(capsys, tmp_path, monkeypatch, argv, message):
 def test_a_run_that_has_ended_says_what_it_reached(capsys, trained):
     before = (trained / "reverse/metrics.jsonl").read_bytes()
     assert main(["resume", str(trained / "reverse")]) == 0
-    assert f"{trained / 'reverse'} is trained: " in capsys.readouterr().out
+    assert f"training of {trained / 'reverse'} is complete: " in capsys.readouterr().out
     assert (trained / "reverse/metrics.jsonl").read_bytes() == before
 
 
@@ -45,7 +45,7 @@ def test_a_run_without_a_test_says_that_it_has_ended(capsys, trained, tmp_path, 
     shutil.copytree(trained / "text", "mine")
     shutil.copy(trained.parent / "gone.txt", "my.txt")
     assert main(["resume", "mine"]) == 0
-    assert capsys.readouterr().out.endswith("mine is trained\n")
+    assert capsys.readouterr().out.endswith("mine is complete\n")
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def last_record(path):
 
 def test_a_run_is_named_by_its_name_in_runs(capsys, mine):
     assert main(["resume", "mine"]) == 0
-    assert "runs/mine is trained: " in capsys.readouterr().out
+    assert "training of runs/mine is complete: " in capsys.readouterr().out
     assert main(["resume", "mien"]) == 2
     assert "did you mean runs/mine?" in capsys.readouterr().err
 
@@ -97,11 +97,11 @@ def test_a_config_of_another_model_or_other_data_is_refused(capsys, mine, sectio
 
 
 def test_an_objective_that_the_data_is_not_for_is_refused_even_if_the_checkpoint_agrees(capsys, mine, forge):
-    config = json.loads((mine / "config.json").read_text()) | {"objective": "classes"}
+    config = json.loads((mine / "config.json").read_text()) | {"objective": "classification"}
     (mine / "config.json").write_text(json.dumps(config))
     forge(mine, config=config)
     assert main(["resume", "mine", "--steps", "20"]) == 2
-    assert "reverse needs objective=each, got classes" in capsys.readouterr().err
+    assert "reverse needs objective=token-classification, got classification" in capsys.readouterr().err
 
 
 def test_the_learning_rates_that_are_named_are_those_of_the_records(capsys, mine):
@@ -145,7 +145,7 @@ def test_a_run_that_is_being_trained_is_not_changed(capsys, mine):
     before = (mine / "config.json").read_bytes()
     with RunDirectory.open("mine").lock():
         assert main(["resume", "mine", "--steps", "20"]) == 1
-    assert "a run has one owner at a time" in capsys.readouterr().err
+    assert "locked by" in capsys.readouterr().err
     assert (mine / "config.json").read_bytes() == before
 
 
@@ -160,8 +160,8 @@ def test_a_run_that_ended_by_patience_is_not_lengthened(capsys, mine):
     config["training"]["patience"] = 1
     (mine / "config.json").write_text(json.dumps(config))
     run = RunDirectory.open("mine")
-    found = run.newest()
-    found.state["standing"]["stale"] = 1
+    found = run.latest_checkpoint()
+    found.state["train_state"]["evals_since_best"] = 1
     with run.lock():
         run.save(found)
     assert main(["resume", "mine", "--steps", "20"]) == 2
@@ -176,7 +176,7 @@ def test_a_constant_learning_rate_is_not_affected_by_the_length(tmp_path, monkey
         train("reverse", name, changes=changes | {"training.steps": steps}, quiet=True)
     assert main(["resume", "short", "--steps", "8"]) == 0
     assert "step 8 instead of 4: the learning rate at each step is unaffected" in capsys.readouterr().out
-    mine, whole = (RunDirectory.open(name).newest().model for name in ("short", "long"))
+    mine, whole = (RunDirectory.open(name).latest_checkpoint().model for name in ("short", "long"))
     assert all(torch.equal(mine[name], whole[name]) for name in whole)
 
 

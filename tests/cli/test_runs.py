@@ -9,8 +9,7 @@ import pytest
 
 from clearhead.cli.main import main
 from clearhead.recipes.registry import config_of
-from clearhead.training.metrics_log import is_locked
-from clearhead.training.run_directory import RunDirectory
+from clearhead.training.run_directory import RunDirectory, is_locked
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +120,7 @@ def test_a_run_that_is_being_trained_is_running_and_is_not_disturbed(capsys):
         assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
         code = "from clearhead.training.run_directory import RunDirectory as R; R.open('mine').lock().__enter__()"
         child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert "a run has one owner at a time" in child.stderr  # the lock is still held
+        assert "locked by" in child.stderr  # the lock is still held
     assert listed(capsys)["mine"]["state"] == "interrupted"
 
 

@@ -42,7 +42,7 @@ def test_one_text_of_a_length(trained, capsys):
         ("RUN/text --tokens 1000001", "from 1 to 1000000, got n=1, n_tokens=1000001"),
         ("RUN/words --temperature nan", "temperature must be above 0, got nan"),
         ("RUN/words --top-p nan", "top_p must be above 0 and at most 1, got nan"),
-        ("RUN/mnist", "which answers about pictures; ask it with: clearhead predict"),
+        ("RUN/mnist", "which takes images; try clearhead predict"),
     ],
 )
 def test_mistakes_are_one_line(trained, capsys, argv, message):

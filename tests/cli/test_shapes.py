@@ -110,7 +110,7 @@ def folder(tmp_path, monkeypatch):
     sys.modules.pop("shapes_users", None)
 
 
-@pytest.mark.parametrize("name", ["mnist", "cifar10_bert", "pronounce-fast", "oddity"])
+@pytest.mark.parametrize("name", ["mnist", "cifar10_bert", "pronounce-fast", "odd-one-out"])
 def test_a_recipe_by_its_name(told, name):
     data = json.loads(told("shapes", name, "--json"))
     model = RECIPES[name.replace("_", "-")].make().model

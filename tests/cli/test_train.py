@@ -34,9 +34,9 @@ def test_a_recipe_is_trained_in_its_folder(capsys):
     captured = capsys.readouterr()
     assert captured.err == ""
     assert "test of the best checkpoint (step 3)" in captured.out
-    assert captured.out.endswith("the run is in runs/mine; look at it with: clearhead curves runs/mine\n")
+    assert captured.out.endswith("saved in runs/mine; plot the learning curves: clearhead curves runs/mine\n")
     assert config_at("runs/mine")["seed"] == 7
-    assert (checkpoint.steps(Path("runs/mine"))) == [3]
+    assert (checkpoint.saved_steps(Path("runs/mine"))) == [3]
     assert Path("runs/mine/checkpoints/step-00000003/model.safetensors").is_file()
 
 
@@ -48,15 +48,15 @@ def test_a_recipe_is_trained_in_its_folder(capsys):
         ("reverse --training.checkpoint-every 5", "training.checkpoint_every", 5),
         ("reverse --training.checkpoint_every=5", "training.checkpoint_every", 5),
         ("reverse --optimizer.lr 1e-3", "optimizer.lr", 1e-3),
-        ("reverse --optimizer.kind muon", "optimizer.kind", "muon"),
+        ("reverse --optimizer.name muon", "optimizer.name", "muon"),
         ("reverse --model.heads 2", "model.num_heads", 2),
-        ("reverse --model.hidden none", "model.hidden", None),
-        ("reverse --data.length 5", "model.context", 5),
+        ("reverse --model.hidden none", "model.mlp_dim", None),
+        ("reverse --data.length 5", "model.context_length", 5),
         ("mnist --data.augmentation.flip true", "data.augmentation.flip", True),
         ("mnist --data.augmentation.flip", "data.augmentation.flip", True),
-        ("fashion --data.augmentation.flip false", "data.augmentation.flip", False),
-        ("fashion --no-data.augmentation.flip", "data.augmentation.flip", False),
-        ("whole --data.question sum", "objective", "number"),
+        ("fashion-mnist --data.augmentation.flip false", "data.augmentation.flip", False),
+        ("fashion-mnist --no-data.augmentation.flip", "data.augmentation.flip", False),
+        ("digits --data.question sum", "objective", "regression"),
         ("mnist_plain --seed 4", "seed", 4),
         ("reverse --compile on", "training.compile", "on"),
         ("reverse --compile=off", "training.compile", "off"),
@@ -69,7 +69,7 @@ def test_any_field_can_be_changed(monkeypatch, argv, path, value):
 
     def train(config, name, **options):
         seen.append(config)
-        return type("Outcome", (), {"exit_code": 0})
+        return type("TrainResult", (), {"exit_code": 0})
 
     monkeypatch.setattr("clearhead.recipes.launch.train", train)
     assert main(["train", *argv.split()]) == 0
@@ -97,17 +97,20 @@ def test_any_field_can_be_changed(monkeypatch, argv, path, value):
         ("mnist --data.augmentation.flip perhaps", "--data.augmentation.flip: must be true or false, got 'perhaps'"),
         ("pronounce --data.augmentation.flip true", "train pronounce has no option --data.augmentation.flip"),
         ("text", "a text is learnt from a file, got none; add --data.file PATH"),
-        ("reverse --training.steps 0", "training lasts a number of steps or of epochs"),
+        ("reverse --training.steps 0", "set one of steps and epochs above 0"),
         ("reverse --model.width 33 --model.heads 2", "width must be a multiple of num_heads"),
-        ("reverse --name a/b", "a run's name has at most 60 letters, digits"),
+        ("reverse --name a/b", "a run's name must have at most 60 letters, digits"),
         ("reverse extra", "takes options, --name value, got 'extra'"),
-        ("whole --objective odd", "whole with question=commonest needs objective=classes, got odd"),
+        (
+            "digits --objective set-pointer",
+            "digits with question=most-common needs objective=classification, got set-pointer",
+        ),
         ("mnist --data.question sum", "train mnist has no option --data.question"),
         ("folder", "own pictures need their folder, got none; run: clearhead train folder --data.folder PATH"),
         ("mnist --data.name folder", "got none; run: clearhead train folder --data.folder PATH"),
         ("mnist --data.name reverse", "leave objective and data as they are, or choose another recipe"),
         ("reverse --training.steps " + "9" * 30, "steps must be a whole number of at most 1000000000000, got 999"),
-        ("reverse --name " + "x" * 300, "a run's name has at most 60 letters, digits"),
+        ("reverse --name " + "x" * 300, "a run's name must have at most 60 letters, digits"),
         ("cifar10-bert", "cifar10 must be fetched before it is used"),
         ("reverse --compile perhaps", "compile must be one of auto, on, off, got 'perhaps'"),
         ("reverse --optimizer.lr nan", "lr must be a finite number of at least 0, got nan; try lr=0.001"),
@@ -128,10 +131,10 @@ def test_an_existing_run_is_not_overwritten_but_resumed_if_so_told(capsys):
     argv = ["train", "reverse", "--name", "mine", *TINY]
     assert main(argv) == 0
     assert main(argv) == 2
-    assert "which exists; go on with it by `clearhead resume runs/mine`" in capsys.readouterr().err
+    assert "which exists; continue it with `clearhead resume runs/mine`" in capsys.readouterr().err
     assert main([*argv, "--resume"]) == 0
     assert main(["resume", "runs/mine"]) == 0
-    assert "runs/mine is trained: " in capsys.readouterr().out
+    assert "training of runs/mine is complete: " in capsys.readouterr().out
 
 
 def test_help_shows_the_recipe_and_all_of_its_fields(capsys, monkeypatch):
@@ -155,13 +158,13 @@ def test_help_shows_the_recipe_and_all_of_its_fields(capsys, monkeypatch):
     out = capsys.readouterr().out
     assert "--data.file" in out
     assert "augmentation" not in out
-    assert "--training.views" not in out
+    assert "--training.tta" not in out
     assert main(["train"]) == 0
     assert "cifar10-bert" in capsys.readouterr().out
 
 
 def test_a_dry_run_says_what_it_takes_and_leaves_nothing(capsys, here, monkeypatch):
-    monkeypatch.setattr("clearhead.recipes.launch.TIMED", 1)
+    monkeypatch.setattr("clearhead.recipes.estimate.TIMED", 1)
     assert main(["train", "reverse", "--dry-run", *TINY]) == 0
     out = capsys.readouterr().out
     for word in ("parameters         10,282", "memory ", "time per epoch", "done at"):
@@ -188,7 +191,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(capsys, here):
     (here / "runs").write_text("a file where a folder should be")
     assert main(["train", "reverse", "--name", "x", *TINY]) == 1
     err = capsys.readouterr().err
-    assert err.startswith("clearhead: the run is not created")
+    assert err.startswith("clearhead: the run was not created")
     assert err.count("\n") == 1
 
 
@@ -207,7 +210,7 @@ def test_stopped_by_a_signal_and_resumed_it_is_the_run_that_was_not_stopped(here
     os.kill(child.pid, signal.SIGTERM)
     out, err = child.communicate(timeout=60)
     assert child.returncode == progress.STOPPED == 3
-    assert "go on with: clearhead resume runs/stopped" in out
+    assert "continue with: clearhead resume runs/stopped" in out
     assert "SIGTERM: stopping after this step" in err
     assert "Traceback" not in err
     assert main(["resume", "runs/stopped"]) == 0
@@ -225,12 +228,12 @@ def test_torchrun_with_split_weights_learns_what_one_process_does(here):
         return done.stdout
 
     # one process speaks for both
-    assert said("train", "reverse", "--shard", "--name", "two", *TINY).count("the run is in runs/two") == 1
-    assert said("resume", "runs/two").count("runs/two is trained: ") == 1
+    assert said("train", "reverse", "--shard", "--name", "two", *TINY).count("saved in runs/two") == 1
+    assert said("resume", "runs/two").count("training of runs/two is complete: ") == 1
     assert main(["train", "reverse", "--name", "one", *TINY]) == 0
     two, one = (RunDirectory.open(here / "runs" / name) for name in ("two", "one"))
-    made_with = two.newest().state["made_with"]
-    assert (made_with["processes"], made_with["sharded"]) == (2, True)
+    environment = two.latest_checkpoint().state["environment"]
+    assert (environment["processes"], environment["sharded"]) == (2, True)
     assert [r["loss"] for r in two.records()] == pytest.approx([r["loss"] for r in one.records()], rel=1e-5)
 
 

@@ -12,9 +12,9 @@ from safetensors.torch import save as to_safetensors
 
 from clearhead.cli.main import main
 from clearhead.recipes.registry import config_of
-from clearhead.training.checkpoint import Checkpoint
-from clearhead.training.layout import DIGEST, manifest, maps_digest
+from clearhead.training.checkpoint import Checkpoint, manifest
 from clearhead.training.run_directory import RunDirectory
+from clearhead.training.snapshots import DIGEST, snapshot_digest
 
 STATE = "checkpoints/step-00000004/state.json"
 
@@ -34,13 +34,13 @@ def mine():
         for step in range(1, 5):
             run.log({"kind": "train", "step": step, "epoch": 0.5 * step, "loss": 0.5, "accuracy": 0.5})
             if step % 2 == 0:
-                state = {"standing": {"best_step": 2}, "config": config}
+                state = {"train_state": {"best_step": 2}, "config": config}
                 run.save(Checkpoint(step, {"w": torch.full((2,), float(step))}, {}, state), keep=2)
         run.mark_best(2)
         run.log({"kind": "test", "step": 4, "loss": 0.5})
-    (run.path / "probe").mkdir()
+    (run.path / "snapshots").mkdir()
     for step in (0, 4):
-        (run.path / f"probe/step-{step:08d}.safetensors").write_bytes(to_safetensors({"a": torch.ones(1, 1, 2, 2)}))
+        (run.path / f"snapshots/step-{step:08d}.safetensors").write_bytes(to_safetensors({"a": torch.ones(1, 1, 2, 2)}))
     (run.path / "figures").mkdir()
     (run.path / "figures/curves.png").write_bytes(b"")
     return run.path
@@ -166,7 +166,7 @@ def test_surplus_and_leftovers(mine, capsys):
     for name in ("checkpoints/saving-step-00000005", "checkpoints/damaged-step-00000003", "checkpoints/step-000000099"):
         (mine / name).mkdir()
         (mine / name / "state.json").write_text("{}")
-    for name in ("notes.txt", ".config.json.0123.part", "probe/.step.part", "probe/other", STATE + ".bak"):
+    for name in ("notes.txt", ".config.json.0123.part", "snapshots/.step.part", "snapshots/other", STATE + ".bak"):
         (mine / name).write_text("")
     assert findings(capsys)[0] == {
         ("checkpoints/saving-step-00000005", "leftover"),
@@ -174,8 +174,8 @@ def test_surplus_and_leftovers(mine, capsys):
         ("checkpoints/step-000000099", "surplus"),
         ("notes.txt", "surplus"),
         (".config.json.0123.part", "leftover"),
-        ("probe/.step.part", "leftover"),
-        ("probe/other", "surplus"),
+        ("snapshots/.step.part", "leftover"),
+        ("snapshots/other", "surplus"),
         (STATE + ".bak", "surplus"),
     }
 
@@ -199,7 +199,7 @@ def test_a_changed_digit_in_the_result_of_the_test_is_found(mine, capsys):
 
 
 @pytest.mark.parametrize(
-    "name", ["config.json", "metrics.jsonl", "best.json", "lock", STATE, "probe/step-00000004.safetensors"]
+    "name", ["config.json", "metrics.jsonl", "best.json", "lock", STATE, "snapshots/step-00000004.safetensors"]
 )
 @pytest.mark.parametrize("make", [lambda path: path.symlink_to("/dev/zero"), os.mkfifo], ids=["link", "pipe"])
 def test_links_and_special_files_are_neither_followed_nor_waited_for(mine, capsys, name, make):
@@ -210,7 +210,7 @@ def test_links_and_special_files_are_neither_followed_nor_waited_for(mine, capsy
     assert [one["kind"] for one in found if one["path"] == name] == ["unsafe"]
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/step-00000004", "probe", "figures"])
+@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/step-00000004", "snapshots", "figures"])
 def test_linked_folders_are_not_followed(mine, capsys, name, tmp_path):
     (mine / name).rename(tmp_path / "moved")
     (mine / name).symlink_to(tmp_path / "moved")
@@ -223,7 +223,7 @@ def test_hard_links_are_named(mine, capsys, tmp_path):
 
 
 def test_damaged_maps(mine, capsys):
-    path = "probe/step-00000004.safetensors"
+    path = "snapshots/step-00000004.safetensors"
     (mine / path).write_bytes(b"\0")
     assert findings(capsys)[0] == {(path, "changed")}
     (mine / path).write_bytes(to_safetensors({"b": torch.ones(1, 1, 2, 2)}))
@@ -231,11 +231,11 @@ def test_damaged_maps(mine, capsys):
 
 
 def test_maps_are_compared_with_the_digest_in_their_header(mine, capsys):
-    maps, path = {"a": torch.ones(1, 1, 2, 2)}, mine / "probe/step-00000004.safetensors"
-    path.write_bytes(to_safetensors(maps, {DIGEST: maps_digest(to_safetensors(maps))}))
+    maps, path = {"a": torch.ones(1, 1, 2, 2)}, mine / "snapshots/step-00000004.safetensors"
+    path.write_bytes(to_safetensors(maps, {DIGEST: snapshot_digest(to_safetensors(maps))}))
     assert findings(capsys, 0)[0] == set()
     rewrite(path, lambda content: content[:-1] + b"\x40")
-    assert findings(capsys)[0] == {("probe/step-00000004.safetensors", "changed")}
+    assert findings(capsys)[0] == {("snapshots/step-00000004.safetensors", "changed")}
 
 
 @pytest.mark.parametrize("argv", [["nowhere"], [], ["mine", "--jsno"]])

@@ -12,7 +12,7 @@ from clearhead.recipes.launch import train
 SMALL = {
     "model.patch_size": 7,
     "model.width": 32,
-    "model.tokenizer": "patches",
+    "model.patch_embed": "patch",
     "data.validation": 100,
     "data.limit": 2_000,
     "training.steps": 60,
@@ -20,16 +20,14 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize(("precision", "views"), [("float32", "one"), ("bf16", "mirror")])
-def test_all_four_agree_whatever_the_precision_of_training(tmp_path, monkeypatch, precision, views):
+@pytest.mark.parametrize(("precision", "tta"), [("float32", "none"), ("bf16", "flip")])
+def test_all_four_agree_whatever_the_precision_of_training(tmp_path, monkeypatch, precision, tta):
     monkeypatch.chdir(tmp_path)
-    tested = train(
-        "mnist", "run", changes=SMALL | {"training.precision": precision, "training.views": views}, quiet=True
-    )
+    tested = train("mnist", "run", changes=SMALL | {"training.precision": precision, "training.tta": tta}, quiet=True)
     session = Run("runs/run")
     data = datasets.load_dataset(session.config.data, session.config.seed)
     images, labels = data.test.get_batch(torch.arange(len(data.test)))
-    answers = [answer.answer for answer in session.predict(images)]
+    answers = [answer.label for answer in session.predict(images)]
     n_right = sum(answer == session.classes[label] for answer, label in zip(answers, labels.tolist(), strict=True))
     assert 0.3 < tested.test["accuracy"] < 0.99  # there is something to disagree about
     assert n_right / len(labels) == tested.test["accuracy"]

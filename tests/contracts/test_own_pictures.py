@@ -23,7 +23,7 @@ def test_several_views_are_named_beside_every_number_of_theirs(run, capsys):
     from clearhead.data.augment import NAMES
     from clearhead.inference.run import Run
 
-    name = NAMES[Run(run).config.training.views]
+    name = NAMES[Run(run).config.training.tta]
     assert name
     for command in ("resume", "evaluate"):
         assert main([command, str(run)]) == 0

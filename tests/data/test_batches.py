@@ -21,7 +21,7 @@ def batches(augmentation=EVERYTHING, seed=0, batch_size=7):
 
 
 def tensors(batch):
-    return [x for x in (batch.inputs, batch.targets, batch.other, batch.share) if x is not None]
+    return [x for x in (batch.inputs, batch.targets, batch.targets_b, batch.lam) if x is not None]
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5, 7])
@@ -31,7 +31,7 @@ def test_the_slices_joined_are_the_batch_bit_for_bit(world, augmentation):
     for step in (0, 4, 10):
         whole = tensors(order.at(step))
         slices = [order.at(step, rank, world) for rank in range(world)]
-        assert all(part.n_global == 7 for part in slices)
+        assert all(part.num_global == 7 for part in slices)
         assert all(len(part.targets) >= 1 for part in slices)
         for expected, parts in zip(whole, zip(*map(tensors, slices), strict=True), strict=True):
             assert torch.equal(torch.cat(parts), expected)
@@ -91,9 +91,9 @@ def test_torchs_own_random_state_is_neither_used_nor_moved():
 def test_mixup_blends_the_image_of_the_second_target():
     mixed = batches(Augmentation(mixup=0.5)).at(0)
     normal = DATA.normalize(PIXELS)
-    for image, a, b, share in zip(mixed.inputs, mixed.targets, mixed.other, mixed.share, strict=True):
+    for image, a, b, share in zip(mixed.inputs, mixed.targets, mixed.targets_b, mixed.lam, strict=True):
         torch.testing.assert_close(image, share * normal[a] + (1 - share) * normal[b])
-    assert len(mixed.share.unique()) == 7
+    assert len(mixed.lam.unique()) == 7
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
@@ -103,7 +103,7 @@ def test_evaluation_shows_each_example_once_over_all_processes(world, batch_size
     assert len({len(part) for part in parts}) == 1
     seen = torch.cat([batch.targets for step in zip(*parts, strict=True) for batch in step])
     assert seen.tolist() == list(range(N))
-    assert sum(batch.n_global for batch in parts[0]) == N
+    assert sum(batch.num_global for batch in parts[0]) == N
     images = torch.cat([batch.inputs for step in zip(*parts, strict=True) for batch in step])
     assert torch.equal(images, DATA.normalize(PIXELS))
 
@@ -112,7 +112,7 @@ def test_ids_pass_as_they_are():
     config = DataConfig(name="reverse", limit=40)
     batch = Batches(load_dataset(config, 0), config, 8, seed=0).at(3)
     assert torch.equal(batch.inputs.flip(1), batch.targets)
-    assert batch.other is batch.share is None
+    assert batch.targets_b is batch.lam is None
 
 
 def test_what_cannot_be_is_refused():

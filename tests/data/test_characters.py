@@ -2,22 +2,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.data.vocab import BYTES, from_user, read_text, symbols_of, to_user
+from clearhead.data.vocab import BYTES, read_text, text_to_tokens, text_vocab, tokens_to_text
 
 
 @pytest.mark.parametrize("level", ["character", "byte"])
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
 def test_what_a_user_writes_comes_back(level, text):
-    symbols = from_user(text, level)
-    assert to_user(symbols, level) == text
-    assert set(symbols) <= set(symbols_of(symbols, level))
+    symbols = text_to_tokens(text, level)
+    assert tokens_to_text(symbols, level) == text
+    assert set(symbols) <= set(text_vocab(symbols, level))
 
 
 def test_a_byte_is_a_symbol_of_its_own_number(tmp_path):
     (tmp_path / "x").write_bytes(bytes(range(256)))
-    assert tuple("".join(read_text(str(tmp_path / "x"), "byte"))) == BYTES == symbols_of("", "byte")
-    assert to_user("\xc3", "byte") == "\ufffd"
-    assert from_user(b"\xff".decode(errors="surrogateescape"), "byte") == "\xff"
+    assert tuple("".join(read_text(str(tmp_path / "x"), "byte"))) == BYTES == text_vocab("", "byte")
+    assert tokens_to_text("\xc3", "byte") == "\ufffd"
+    assert text_to_tokens(b"\xff".decode(errors="surrogateescape"), "byte") == "\xff"
 
 
 def test_characters_need_a_text(tmp_path):

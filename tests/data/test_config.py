@@ -22,7 +22,7 @@ def test_importing_it_does_not_import_torch():
     ("field", "value", "message"),
     [
         ("name", "minst", r"unknown data set 'minst'; did you mean mnist\? Choose from reverse, "),
-        ("question", "median", "question must be one of commonest, repeat, sum, got 'median'"),
+        ("question", "median", "question must be one of most-common, repeat, sum, got 'median'"),
         ("length", 0, "length must be a whole number of at least 1, got 0"),
         ("set_size", 2, "set_size must be a whole number of at least 3, got 2"),
         ("image_size", True, "image_size must be a whole number of at least 1, got True"),
@@ -73,9 +73,9 @@ def test_augmentation_that_does_not_fit_is_refused(field, value, message):
 
 
 def test_a_repeat_can_only_be_asked_where_both_answers_exist():
-    assert DataConfig(name="whole", question="repeat", length=10).length == 10
+    assert DataConfig(name="digits", question="repeat", length=10).length == 10
     with pytest.raises(ValueError, match=r"2 to 10 digits .*got length=16; try length=8"):
-        DataConfig(name="whole", question="repeat")
+        DataConfig(name="digits", question="repeat")
 
 
 def test_augmentation_is_on_when_anything_is():

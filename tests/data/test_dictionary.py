@@ -101,9 +101,9 @@ def test_the_embedded_dictionary_is_whole():
     assert len(words) == 126_052
     assert sum(len(known) for known in words.values()) == 135_166 - 2  # those are in it twice
     assert ("TH", "ER1", "OW0") in words["thorough"]
-    assert len(vocab.letters_of(words)) == 29
-    assert len(vocab.phones_of(words)) == 69
-    assert len(vocab.phones_of(embedded(stress=False))) == 39
+    assert len(vocab.letters_in(words)) == 29
+    assert len(vocab.phones_in(words)) == 69
+    assert len(vocab.phones_in(embedded(stress=False))) == 39
 
 
 def test_changed_bytes_are_noticed(monkeypatch):

@@ -4,7 +4,7 @@ import pytest
 
 from clearhead.data import sources as downloads
 from clearhead.data.sources import download
-from clearhead.data.text_files import DOWNLOAD_WAITS
+from clearhead.data.user_files import DOWNLOAD_WAITS
 
 DATA = bytes(range(256)) * 1000
 

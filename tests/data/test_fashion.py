@@ -33,7 +33,7 @@ def test_gzipped_or_plain_files_are_fetched_and_loaded(cache, tmp_path, monkeypa
         (tmp_path / "mine" / f"{name}{ending}").write_bytes(pack(data))
         monkeypatch.setitem(mnist.FASHION_DIGESTS, name, sha256(data))
     obtain(mnist.STORED, (LocalSource(tmp_path / "mine"),), print)
-    data = load_dataset(DataConfig(name="fashion", validation=2), seed=0)
+    data = load_dataset(DataConfig(name="fashion-mnist", validation=2), seed=0)
     assert (len(data.train), len(data.validation), len(data.test)) == (10, 2, 5)
     assert data.test.get_batch(torch.arange(5))[0].shape == (5, 1, 28, 28)
     assert len(data.classes) == 10

@@ -9,12 +9,12 @@ from PIL import Image
 from safetensors.torch import load as from_safetensors
 from safetensors.torch import save as to_safetensors
 
-from clearhead.data import folder, text_files
+from clearhead.data import folder, user_files
 from clearhead.data.cache import cache_folder
 from clearhead.data.config import DataConfig
 from clearhead.data.datasets import digests, load_dataset
-from clearhead.data.folder import divided, list_pictures
-from clearhead.data.text_files import MOST_FOLDER_DEPTH
+from clearhead.data.folder import divided, list_images
+from clearhead.data.user_files import MAX_FOLDER_DEPTH
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -130,7 +130,7 @@ def test_other_files_are_left_alone(tmp_path):
     (root / "cat/._0.png").write_text("a computer's own")
     (root / ".git").mkdir()
     paint(root / "cat/deep/NINE.PNG", 99)
-    assert len(list_pictures(str(root)).files) == 5
+    assert len(list_images(str(root)).files) == 5
 
 
 def test_names_that_are_no_text_are_read_but_a_class_has_to_be_text(tmp_path):
@@ -341,34 +341,34 @@ def test_folders_that_lead_back_to_themselves_are_not_followed(tmp_path):
     (root / "cat/loop").symlink_to(root, target_is_directory=True)
     (root / "cat/loop.png").symlink_to("loop.png")
     (root / "dog/other.png").symlink_to(root / "cat/0.png")
-    assert len(list_pictures(str(root)).files) == 7
+    assert len(list_images(str(root)).files) == 7
 
 
 def test_folders_nested_very_deep_are_refused(tmp_path):
     root = fill(tmp_path / "mine", cat=3, dog=3)
-    deep = root / "cat" / "/".join("d" * (MOST_FOLDER_DEPTH - 1))
+    deep = root / "cat" / "/".join("d" * (MAX_FOLDER_DEPTH - 1))
     paint(deep / "9.png", 9)
-    assert len(list_pictures(str(root)).files) == 7
+    assert len(list_images(str(root)).files) == 7
     (deep / "d").mkdir()
     with pytest.raises(ValueError, match="cat has folders that are nested more than 32 deep"):
-        list_pictures(str(root))
+        list_images(str(root))
 
 
 def test_very_many_files_are_refused(tmp_path, monkeypatch):
     root = fill(tmp_path / "mine", cat=3, dog=3)
-    monkeypatch.setattr(text_files, "MOST_FOLDER_ENTRIES", 2)
+    monkeypatch.setattr(user_files, "MAX_FOLDER_ENTRIES", 2)
     with pytest.raises(ValueError, match="cat has more than 2 files and folders"):
-        list_pictures(str(root))
+        list_images(str(root))
 
 
 def test_names_of_two_lines_are_refused(tmp_path):
     root = fill(tmp_path / "mine", cat=3, dog=3)
     os.rename(root / "cat/0.png", root / "cat/a\nb.png")
     with pytest.raises(ValueError, match=r"the name of an image file must be one line, got '.*a\\nb.png'"):
-        list_pictures(str(root))
+        list_images(str(root))
     os.rename(root / "cat", root / "ca\nt")
     with pytest.raises(ValueError, match=r"the name of a class must be one line of text \(UTF-8\), got 'ca\\nt'"):
-        list_pictures(str(root))
+        list_images(str(root))
 
 
 def test_pipes_are_no_pictures(tmp_path):
@@ -380,7 +380,7 @@ def test_pipes_are_no_pictures(tmp_path):
 def test_very_many_classes_are_split_in_good_time(tmp_path, monkeypatch):
     """Each image is looked at once, not once for each class."""
     root = fill(tmp_path / "mine", **{f"class{i}": 2 for i in range(100)})
-    listing = list_pictures(str(root))
+    listing = list_images(str(root))
     train, test, n_validation = divided(listing, 1000)
     assert (len(train), len(test), n_validation) == (100, 100, 20)
     assert [listing.labels[i] for i in train] == list(range(100)) == [listing.labels[i] for i in test]

@@ -4,7 +4,7 @@ from clearhead.data import mnist
 from clearhead.data.config import DataConfig
 from clearhead.data.datasets import load_dataset
 
-DATA = load_dataset(DataConfig(name="oddity", set_size=6), seed=4)
+DATA = load_dataset(DataConfig(name="odd-one-out", set_size=6), seed=4)
 ALL = torch.arange(1000)
 
 

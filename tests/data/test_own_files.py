@@ -4,7 +4,14 @@ import pytest
 
 from clearhead.data.config import DataConfig
 from clearhead.data.datasets import digests
-from clearhead.data.text_files import MOST_LIST_LINES, own_bytes, own_file, own_lines, own_text, read_own
+from clearhead.data.user_files import (
+    MAX_LIST_LINES,
+    check_user_file,
+    read_chunks,
+    read_lines,
+    read_text_chunks,
+    read_user_file,
+)
 from clearhead.data.vocab import read_dictionary, read_text, read_words
 
 READERS = {
@@ -35,11 +42,11 @@ def test_what_is_no_file_is_the_systems_to_say(tmp_path, reader):
 def test_homes(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "x").touch()
-    assert own_file("~/x") == tmp_path / "x"
+    assert check_user_file("~/x") == tmp_path / "x"
     with pytest.raises(
         ValueError, match="must be somebody's home, got '~nobody-of-this-name/x'; write the path in full"
     ):
-        own_file("~nobody-of-this-name/x")
+        check_user_file("~nobody-of-this-name/x")
 
 
 @pytest.mark.parametrize("reader", ["dictionary", "words", "characters"])
@@ -56,8 +63,8 @@ def test_any_bytes_are_read_as_bytes(tmp_path):
 
 def test_lines_end_as_on_any_system(tmp_path):
     (tmp_path / "x").write_bytes("\ufeffa\r\nb\rc\n\x85d\u2028".encode())
-    assert own_lines(tmp_path / "x") == ["a", "b", "c", "\x85d\u2028"]
-    assert "".join(own_text(tmp_path / "x", 100)) == "a\r\nb\rc\n\x85d\u2028"
+    assert read_lines(tmp_path / "x") == ["a", "b", "c", "\x85d\u2028"]
+    assert "".join(read_text_chunks(tmp_path / "x", 100)) == "a\r\nb\rc\n\x85d\u2028"
 
 
 def test_files_of_any_length_are_refused_before_they_are_read(tmp_path, monkeypatch):
@@ -74,18 +81,18 @@ def test_a_file_that_grows_while_it_is_read_is_refused(tmp_path, monkeypatch):
     status = os.stat(tmp_path / "x")
     monkeypatch.setattr(os, "fstat", lambda file: os.stat_result((*status[:6], 10, *status[7:10])))
     with pytest.raises(ValueError, match="x has more bytes than the 10 that it had when it was opened"):
-        read_own(tmp_path / "x", 50)
+        read_user_file(tmp_path / "x", 50)
     with pytest.raises(ValueError, match="x has more than 50 bytes"):
-        list(own_bytes(tmp_path / "x", 50))
+        list(read_chunks(tmp_path / "x", 50))
 
 
 def test_very_many_lines_are_refused(tmp_path):
-    (tmp_path / "x").write_text("a\n" * (MOST_LIST_LINES - 1))
-    assert len(own_lines(tmp_path / "x")) == MOST_LIST_LINES
+    (tmp_path / "x").write_text("a\n" * (MAX_LIST_LINES - 1))
+    assert len(read_lines(tmp_path / "x")) == MAX_LIST_LINES
     for end in ("\n", "\r", "\r\n"):
-        (tmp_path / "x").write_bytes(f"a{end}".encode() * MOST_LIST_LINES)
+        (tmp_path / "x").write_bytes(f"a{end}".encode() * MAX_LIST_LINES)
         with pytest.raises(ValueError, match="x has more than 500,000 lines"):
-            own_lines(tmp_path / "x")
+            read_lines(tmp_path / "x")
 
 
 def test_no_descriptor_is_left_open(tmp_path):
@@ -93,7 +100,7 @@ def test_no_descriptor_is_left_open(tmp_path):
     before = os.listdir("/dev/fd")
     for _ in range(20):
         with pytest.raises(ValueError, match="the limit is"):
-            read_own(tmp_path / "x", 50)
+            read_user_file(tmp_path / "x", 50)
         with pytest.raises(IsADirectoryError, match="got a folder"):
-            read_own(tmp_path, 50)
+            read_user_file(tmp_path, 50)
     assert len(os.listdir("/dev/fd")) == len(before)

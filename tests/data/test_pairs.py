@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.data.dataset import SequencePairs
-from clearhead.data.vocab import IGNORED, PAD
+from clearhead.data.vocab import IGNORE_INDEX, PAD
 
 IDS = st.lists(st.integers(1, 50), min_size=1, max_size=6)
 
@@ -17,7 +17,7 @@ def test_what_is_taken_is_what_was_given_padded_to_the_longest(pairs, data):
     source, target = examples.get_batch(torch.tensor(chosen))
     for place, i in enumerate(chosen):
         assert [x for x in source[place].tolist() if x != PAD] == sources[i]
-        assert [x for x in target[place].tolist() if x != IGNORED] == targets[i]
+        assert [x for x in target[place].tolist() if x != IGNORE_INDEX] == targets[i]
     assert source.shape[1] == max(len(sources[i]) for i in chosen)
     assert target.shape[1] == max(len(targets[i]) for i in chosen)
     assert source.dtype == target.dtype == torch.int64

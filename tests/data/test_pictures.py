@@ -28,7 +28,7 @@ from clearhead.data.images import (
     read_image,
     resize,
 )
-from clearhead.data.text_files import MOST_JPEG_SCANS, MOST_PICTURE_BYTES, MOST_PICTURE_PIXELS, MOST_PICTURE_SIDE
+from clearhead.data.user_files import MAX_JPEG_SCANS, MAX_PICTURE_BYTES, MAX_PICTURE_PIXELS, MAX_PICTURE_SIDE
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 20, 3), dtype=np.uint8)
 
@@ -132,14 +132,14 @@ def test_a_bomb_is_refused_before_it_is_decoded(kind, monkeypatch):
     bombs = [declared(kind, *size) for size in sizes]
     monkeypatch.setattr(ImageFile.ImageFile, "load", pytest.fail)
     for size, bomb in zip(sizes, bombs, strict=True):
-        assert size[0] * size[1] > MOST_PICTURE_PIXELS
+        assert size[0] * size[1] > MAX_PICTURE_PIXELS
         with pytest.raises(InvalidImageError, match="image it: it has more than 25,000,000 pixels"):
             open_image(bomb, "it")
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP"])
 def test_a_very_long_picture_is_refused_before_it_is_decoded(kind):
-    for size in ((1, MOST_PICTURE_SIDE + 1), (MOST_PICTURE_SIDE + 1, 1)):
+    for size in ((1, MAX_PICTURE_SIDE + 1), (MAX_PICTURE_SIDE + 1, 1)):
         with pytest.raises(InvalidImageError, match=r"width or height is more than 32,768 pixels \("):
             open_image(declared(kind, *size), "it")
 
@@ -171,11 +171,11 @@ def test_a_first_frame_beyond_the_canvas_of_a_gif_counts():
 
 def test_a_jpeg_with_very_many_scans_is_refused():
     content = packed(Image.fromarray(PIXELS), "JPEG", progressive=True)
-    assert 1 < content.count(b"\xff\xda") < MOST_JPEG_SCANS
+    assert 1 < content.count(b"\xff\xda") < MAX_JPEG_SCANS
     open_image(content, "it")
     scan = content[content.rindex(b"\xff\xda") : -2]
     with pytest.raises(InvalidImageError, match="it has more than 100 scans"):
-        open_image(content[:-2] + scan * MOST_JPEG_SCANS + content[-2:], "it")
+        open_image(content[:-2] + scan * MAX_JPEG_SCANS + content[-2:], "it")
 
 
 @pytest.mark.parametrize("interlace", [0, 1])
@@ -286,7 +286,7 @@ def test_what_is_no_picture_is_refused_by_its_name(tmp_path, content):
 
 def test_a_file_that_is_too_long_is_refused_before_it_is_read(tmp_path):
     with (tmp_path / "long.png").open("wb") as file:
-        file.truncate(MOST_PICTURE_BYTES + 1)
+        file.truncate(MAX_PICTURE_BYTES + 1)
     with pytest.raises(InvalidImageError, match=r"long\.png: the file has more than 10,000,000 bytes"):
         read_image(tmp_path / "long.png")
 
@@ -303,7 +303,7 @@ def test_pipes_devices_and_sockets_are_refused_at_once(tmp_path, monkeypatch):
 
 def test_a_bomb_that_pillow_sees_first_is_called_large_and_not_damaged(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
-    with pytest.raises(ValueError, match=f"image x: it has more than {MOST_PICTURE_PIXELS:,} pixels"):
+    with pytest.raises(ValueError, match=f"image x: it has more than {MAX_PICTURE_PIXELS:,} pixels"):
         open_image(packed(Image.new("L", (10, 10))), "x")
 
 

@@ -4,7 +4,7 @@ import torch
 from clearhead.data.config import DataConfig
 from clearhead.data.datasets import load_dataset
 from clearhead.data.pronounce import parts
-from clearhead.data.vocab import END, Vocabulary
+from clearhead.data.vocab import EOS, Vocabulary
 
 CONFIG = DataConfig(name="pronounce", validation=700)
 DATA = load_dataset(CONFIG, seed=0)
@@ -15,7 +15,7 @@ PARTS = parts(CONFIG)
 
 def words_in(examples):
     source, _ = examples.get_batch(torch.arange(len(examples)))
-    return {"".join(Vocabulary(DATA.symbols).read(row)) for row in source.tolist()}
+    return {"".join(Vocabulary(DATA.vocab).decode(row)) for row in source.tolist()}
 
 
 def test_no_word_is_in_two_parts_and_none_is_lost():
@@ -41,10 +41,10 @@ def test_neither_seed_nor_stress_nor_limit_moves_a_word():
 def test_an_example_is_letters_and_phones_with_an_end():
     source, target = DATA.train.get_batch(torch.arange(3))
     (word, known), *_ = PARTS["train"].items()
-    assert "".join(Vocabulary(DATA.symbols).read(source[0].tolist())) == word
+    assert "".join(Vocabulary(DATA.vocab).decode(source[0].tolist())) == word
     written = target[0][target[0] >= 0].tolist()
-    assert written[-1] == END
-    assert tuple(Vocabulary(DATA.classes).read(written)) == known[0]
+    assert written[-1] == EOS
+    assert tuple(Vocabulary(DATA.classes).decode(written)) == known[0]
 
 
 def test_each_pronunciation_is_an_example():
@@ -64,7 +64,7 @@ def test_own_files_are_learnt_and_their_test_words_never(own):
     found = parts(config)
     assert {name: len(words) for name, words in found.items()} == {"train": 11, "validation": 3, "test": 2}
     assert found["test"]["ab"] == (("B", "AA"),)
-    assert load_dataset(config, 0).symbols[3:] == tuple("abcd")
+    assert load_dataset(config, 0).vocab[3:] == tuple("abcd")
 
 
 def test_without_a_test_file_all_of_an_own_dictionary_is_learnt(own):

@@ -55,7 +55,7 @@ def test_a_class_without_a_picture_leaves_its_row_empty():
 
 
 def test_the_odd_one_of_each_set_is_framed():
-    sheet = contact_sheet(load_dataset(DataConfig(name="oddity", set_size=4), seed=0))
+    sheet = contact_sheet(load_dataset(DataConfig(name="odd-one-out", set_size=4), seed=0))
     assert MARKED in colours(sheet)
 
 

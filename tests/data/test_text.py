@@ -3,11 +3,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.data import text_files
+from clearhead.data import user_files
 from clearhead.data.config import DataConfig
 from clearhead.data.datasets import load_dataset
 from clearhead.data.text import ids_of
-from clearhead.data.text_files import MOST_SYMBOLS
+from clearhead.data.user_files import MAX_SYMBOLS
 from clearhead.data.vocab import read_text
 
 TEXT = "".join(chr(97 + i * i % 7) for i in range(500)) + "é\n"
@@ -20,7 +20,7 @@ def file(tmp_path):
 
 
 def text_of(data, ids):
-    return "".join(data.symbols[i] for i in ids.tolist())
+    return "".join(data.vocab[i] for i in ids.tolist())
 
 
 def test_each_window_is_followed_by_its_next_character(file):
@@ -51,7 +51,7 @@ def test_fewer_windows_validate_when_so_asked(file):
 
 def test_bytes_are_256_symbols(file):
     data = load_dataset(DataConfig(name="text", file=file, length=10, level="byte"), seed=0)
-    assert len(data.symbols) == 256
+    assert len(data.vocab) == 256
     assert data.train.get_batch(torch.tensor([0]))[0][0, 0] == ord(TEXT[0])
 
 
@@ -88,7 +88,7 @@ def test_a_text_in_pieces_is_the_same_text(tmp_path, monkeypatch):
     text = "aé€\N{GRINNING FACE}\r\n" * 50 + "€"
     (tmp_path / "x").write_text(text, "utf-8-sig", newline="")
     whole = read_text(str(tmp_path / "x"), "character")
-    monkeypatch.setattr(text_files, "PIECE", 3)
+    monkeypatch.setattr(user_files, "PIECE", 3)
     pieces = read_text(str(tmp_path / "x"), "character")
     assert "".join(pieces) == "".join(whole) == text
     assert len(pieces) > len(whole)
@@ -99,6 +99,6 @@ def test_a_text_in_pieces_is_the_same_text(tmp_path, monkeypatch):
 
 
 def test_very_many_different_characters_are_refused(tmp_path):
-    (tmp_path / "x").write_text("".join(map(chr, range(0x10000, 0x10000 + MOST_SYMBOLS + 1))), "utf-8")
+    (tmp_path / "x").write_text("".join(map(chr, range(0x10000, 0x10000 + MAX_SYMBOLS + 1))), "utf-8")
     with pytest.raises(ValueError, match=r"may have 65,536 different characters, got 65,537 in .*x; try level=byte"):
         read_text(str(tmp_path / "x"), "character")

@@ -5,46 +5,46 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.data.vocab import BEGIN, END, IGNORED, MARKS, PAD, Vocabulary
+from clearhead.data.vocab import BOS, EOS, IGNORE_INDEX, PAD, SPECIAL_TOKENS, Vocabulary
 
-LETTERS = Vocabulary.marked("cab")
+LETTERS = Vocabulary.with_special_tokens("cab")
 
 
 def test_marks_come_first_and_symbols_are_sorted():
-    assert LETTERS.symbols == (*MARKS, "a", "b", "c")
-    assert (LETTERS.symbols[PAD], LETTERS.symbols[BEGIN], LETTERS.symbols[END]) == MARKS
-    assert IGNORED not in range(len(LETTERS))
+    assert LETTERS.tokens == (*SPECIAL_TOKENS, "a", "b", "c")
+    assert (LETTERS.tokens[PAD], LETTERS.tokens[BOS], LETTERS.tokens[EOS]) == SPECIAL_TOKENS
+    assert IGNORE_INDEX not in range(len(LETTERS))
 
 
 @given(st.lists(st.sampled_from("abc")))
 def test_ids_read_back_as_the_symbols(symbols):
-    assert LETTERS.read(LETTERS.ids(symbols)) == symbols
-    assert LETTERS.read([BEGIN, *LETTERS.ids(symbols), END, 4, PAD]) == symbols
+    assert LETTERS.decode(LETTERS.encode(symbols)) == symbols
+    assert LETTERS.decode([BOS, *LETTERS.encode(symbols), EOS, 4, PAD]) == symbols
 
 
 def test_without_marks_every_id_is_a_symbol():
     plain = Vocabulary(("x", "y", "z"))
-    assert not plain.has_marks
-    assert plain.read([0, 1, 2]) == ["x", "y", "z"]
+    assert not plain.has_special_tokens
+    assert plain.decode([0, 1, 2]) == ["x", "y", "z"]
 
 
 @pytest.mark.parametrize(
     ("known", "symbols", "message"),
     [
         (LETTERS, "abx", "a symbol is one of those learnt, 'abc', got 'x' in 'abx'; write it another way"),
-        (Vocabulary.marked(["AA", "B"]), ["AA", "ZZ"], "those learnt, AA B, got 'ZZ' in AA ZZ"),
+        (Vocabulary.with_special_tokens(["AA", "B"]), ["AA", "ZZ"], "those learnt, AA B, got 'ZZ' in AA ZZ"),
         (Vocabulary(("a",)), "<", "those learnt, 'a', got '<'"),
     ],
 )
 def test_an_unknown_symbol_is_named_beside_the_known_ones(known, symbols, message):
     with pytest.raises(LookupError, match=message):
-        known.ids(symbols)
+        known.encode(symbols)
 
 
 def test_of_very_many_symbols_the_first_are_named():
     known = Vocabulary(tuple(map(chr, range(0x4E00, 0x5E00))))
     with pytest.raises(LookupError, match=r"got 'x' in '\u4e00+\.\.\.; write") as raised:
-        known.ids("\u4e00" * 500 + "x")
+        known.encode("\u4e00" * 500 + "x")
     assert len(str(raised.value)) < 400
 
 

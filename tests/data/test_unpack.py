@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from clearhead.data import archives
 from clearhead.data.archives import read_archive
-from clearhead.data.text_files import MOST_RATIO, MOST_UNPACKED, UNPACKED_FLOOR, most_unpacked
+from clearhead.data.user_files import MAX_RATIO, MAX_UNPACKED, UNPACKED_FLOOR, most_unpacked
 
 
 def tar(path, members, mode="w:gz"):
@@ -93,8 +93,8 @@ def test_a_bomb_among_the_unwanted_is_refused_too(tmp_path):
 
 def test_how_much_may_be_unpacked():
     assert most_unpacked(10) == UNPACKED_FLOOR
-    assert most_unpacked(1_000_000) == MOST_RATIO * 1_000_000
-    assert most_unpacked(10**9) == MOST_UNPACKED == 512_000_000
+    assert most_unpacked(1_000_000) == MAX_RATIO * 1_000_000
+    assert most_unpacked(10**9) == MAX_UNPACKED == 512_000_000
     assert most_unpacked(10**9, 1000) == 1000
 
 
@@ -103,19 +103,19 @@ def test_what_unpacks_to_more_than_a_hundred_times_its_size_is_refused(tmp_path,
     path = make(tmp_path / "archive", [("a", bytes(UNPACKED_FLOOR // 2))])
     assert len(read_archive(path, {"a"})["a"]) == UNPACKED_FLOOR // 2  # a small one may
     path = make(tmp_path / "archive", [("a", bytes(UNPACKED_FLOOR // 2)), ("b", bytes(UNPACKED_FLOOR // 2 + 1))])
-    assert path.stat().st_size < UNPACKED_FLOOR // MOST_RATIO
+    assert path.stat().st_size < UNPACKED_FLOOR // MAX_RATIO
     with pytest.raises(ValueError, match=f"may unpack to {UNPACKED_FLOOR} bytes, got more in archive"):
         read_archive(path, {"a", "b"})
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_files_that_no_data_set_has_are_refused(tmp_path, make, monkeypatch):
-    monkeypatch.setattr(archives, "MOST_MEMBER_BYTES", 1000)
+    monkeypatch.setattr(archives, "MAX_MEMBER_BYTES", 1000)
     path = make(tmp_path / "archive", [("a", bytes(1000)), ("b", bytes(1001))])
     assert len(read_archive(path, {"a"})["a"]) == 1000
     with pytest.raises(ValueError, match="a file of a data set may have 1000 bytes, got 1001 in b of archive"):
         read_archive(path, {"b"})
-    monkeypatch.setattr(archives, "MOST_DATASET_BYTES", 1999)
+    monkeypatch.setattr(archives, "MAX_DATASET_BYTES", 1999)
     path = make(tmp_path / "archive", [("a", bytes(1000)), ("b", bytes(1000))])
     with pytest.raises(ValueError, match="the files of a data set may have 1999 bytes, got 2000 in archive"):
         read_archive(path, {"a", "b"})
@@ -217,7 +217,7 @@ def test_a_file_twice_and_too_many_files_are_refused(tmp_path, make, monkeypatch
     path = make(tmp_path / "archive", [("a/one", b"1"), ("b/one", b"2")])
     with pytest.raises(ValueError, match="got one twice in archive"):
         read_archive(path, {"one"})
-    monkeypatch.setattr(archives, "MOST_MEMBERS", 1)
+    monkeypatch.setattr(archives, "MAX_MEMBERS", 1)
     with pytest.raises(ValueError, match="may have 1 members, got more"):
         read_archive(path, {"two"})
 

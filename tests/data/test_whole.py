@@ -10,7 +10,7 @@ ALL = torch.arange(2000)
 
 
 def examples(question, length, split="train"):
-    config = DataConfig(name="whole", question=question, length=length, validation=2000)
+    config = DataConfig(name="digits", question=question, length=length, validation=2000)
     return getattr(load_dataset(config, seed=5), split).get_batch(ALL)
 
 
@@ -22,8 +22,8 @@ def commonest(ids):
 @pytest.mark.parametrize(
     ("question", "length", "answer"),
     [
-        ("commonest", 16, commonest),
-        ("commonest", 3, commonest),
+        ("most-common", 16, commonest),
+        ("most-common", 3, commonest),
         ("sum", 16, sum),
         ("repeat", 8, lambda ids: len(set(ids)) < len(ids)),
         ("repeat", 2, lambda ids: len(set(ids)) < len(ids)),
@@ -36,7 +36,7 @@ def test_answers_are_right(question, length, answer):
     assert ids.min() >= 0
     assert ids.max() <= 9
     assert targets.tolist() == [answer(row) for row in ids.tolist()]
-    assert targets.dtype == (torch.int64 if question == "commonest" else torch.float32)
+    assert targets.dtype == (torch.int64 if question == "most-common" else torch.float32)
 
 
 @pytest.mark.parametrize("length", [2, 5, 10])
@@ -47,7 +47,7 @@ def test_half_of_the_sequences_have_a_repeat_and_only_one(length):
         assert len(set(row)) == length - target
 
 
-@pytest.mark.parametrize(("question", "length"), [("commonest", 16), ("repeat", 9), ("sum", 16)])
+@pytest.mark.parametrize(("question", "length"), [("most-common", 16), ("repeat", 9), ("sum", 16)])
 def test_the_parts_have_sequences_of_their_own(question, length):
     first = examples(question, length)[0]
     for split in ("validation", "test"):

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.data.vocab import MOST, read_words, words_of
+from clearhead.data.vocab import MAX_WORD_LENGTH, read_words, words_of
 
 
 def test_the_dictionarys_words_have_letters_only():
@@ -27,8 +27,8 @@ def test_a_list_without_a_word_is_refused(tmp_path, text):
 
 
 def test_a_text_is_no_list_of_words(tmp_path):
-    (tmp_path / "text.txt").write_text(f"word\n{'long ' * MOST}")
-    with pytest.raises(ValueError, match=r"at most 100 letters, got 'long .* in line 2 of .*train the recipe text"):
+    (tmp_path / "text.txt").write_text(f"word\n{'long ' * MAX_WORD_LENGTH}")
+    with pytest.raises(ValueError, match=r"at most 100 letters.*, got 'long .* in line 2 of .*train the recipe text"):
         read_words(str(tmp_path / "text.txt"))
     (tmp_path / "text.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match="must be text in UTF-8"):

@@ -3,7 +3,7 @@ import torch
 
 from clearhead.data.config import DataConfig
 from clearhead.data.datasets import load_dataset
-from clearhead.data.vocab import BEGIN, END, IGNORED, PAD, Vocabulary
+from clearhead.data.vocab import BOS, EOS, IGNORE_INDEX, PAD, Vocabulary
 
 
 @pytest.fixture
@@ -16,26 +16,26 @@ def data(tmp_path):
 
 def test_each_letter_is_told_from_the_ones_before(data):
     inputs, targets = data.train.get_batch(torch.arange(len(data.train)))
-    assert (inputs[:, 0] == BEGIN).all()
+    assert (inputs[:, 0] == BOS).all()
     for given, asked in zip(inputs.tolist(), targets.tolist(), strict=True):
         word = [i for i in given[1:] if i != PAD]
-        assert [i for i in asked if i != IGNORED] == [*word, END]
+        assert [i for i in asked if i != IGNORE_INDEX] == [*word, EOS]
     assert torch.equal(data.train.lengths[:, 0], (inputs != PAD).sum(1))
 
 
 def test_parts_have_no_common_word(data):
-    known = Vocabulary(data.symbols)
+    known = Vocabulary(data.vocab)
     seen = [
-        "".join(known.read(row))
+        "".join(known.decode(row))
         for part in (data.train, data.validation, data.test)
         for row in part.get_batch(torch.arange(len(part)))[0].tolist()
     ]
     assert len(seen) == len(set(seen)) == 18
     assert len(data.validation) == 2
-    assert data.symbols == data.classes == Vocabulary.marked("abckxyz").symbols
+    assert data.vocab == data.classes == Vocabulary.with_special_tokens("abckxyz").tokens
 
 
 def test_the_embedded_words_are_there_without_a_file():
     data = load_dataset(DataConfig(name="words", limit=100), seed=0)
     assert (len(data.train), len(data.validation)) == (100, 1000)
-    assert len(data.symbols) == 29
+    assert len(data.vocab) == 29

@@ -6,19 +6,19 @@ from clearhead.inference.g2p import Pronunciation, pictures_of_word, sharpest, w
 from clearhead.inference.run import Run
 
 
-@pytest.mark.parametrize(("ended", "last"), [(True, ("<end>",)), (False, ())])
+@pytest.mark.parametrize(("ended", "last"), [(True, ("<eos>",)), (False, ())])
 def test_what_is_aligned_is_what_is_said(trained, monkeypatch, ended, last):
-    monkeypatch.setattr(g2p, "pronounce", lambda session, words: [[Pronunciation(("K", "AE"), -1.0, ended)]])
+    monkeypatch.setattr(g2p, "pronounce", lambda run, words: [[Pronunciation(("K", "AE"), -1.0, ended)]])
     assert written(Run(trained / "pronounce"), "cab") == ("K", "AE", *last)
 
 
 def test_pictures_of_a_word(trained):
-    session = Run(trained / "pronounce")
-    found = {name: figure for name, _, figure in pictures_of_word(session, "Cab")}
+    run = Run(trained / "pronounce")
+    found = {name: figure for name, _, figure in pictures_of_word(run, "Cab")}
     assert list(found) == ["alignment.png", "cross.png", "encoder.png", "decoder.png", "heads.png"]
     axes = found["alignment.png"].axes[0]
     assert [label.get_text() for label in axes.get_xticklabels()] == list("cab")
-    assert [label.get_text() for label in axes.get_yticklabels()] == list(written(session, "cab"))
+    assert [label.get_text() for label in axes.get_yticklabels()] == list(written(run, "cab"))
 
 
 def test_the_sharpest_layer_is_drawn():

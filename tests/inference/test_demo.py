@@ -4,11 +4,12 @@ import pytest
 
 from clearhead.inference import demo as module
 from clearhead.inference.demo import demo, draw_all
+from clearhead.inference.run import Run
 from clearhead.recipes.registry import config_of
 
 
 def test_pictures_of_a_run(trained):
-    pictures = draw_all(trained / "mnist")
+    pictures = draw_all(Run(trained / "mnist"))
     names = [path.name for path, _ in pictures]
     assert names[:3] == ["curves.png", "confusion.png", "predictions.png"]
     assert {"wall.png", "patches.png", "aggregates.png"} <= set(names[3:])
@@ -20,7 +21,7 @@ def test_the_demo_trains_the_recipe_and_goes_on_when_called_again(tmp_path, monk
 
     def train(config, name, **options):
         asked.append((config, name, options))
-        return type("Outcome", (), {"reason": "stopped"})
+        return type("TrainResult", (), {"reason": "stopped"})
 
     monkeypatch.setattr(module, "train", train)
     assert demo(before_drawing=lambda: pytest.fail("there is nothing to draw"))[1] == []
@@ -29,7 +30,7 @@ def test_the_demo_trains_the_recipe_and_goes_on_when_called_again(tmp_path, monk
 
 def test_the_whole_demo_with_a_tiny_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    tiny = {"model.patch_size": 14, "model.width": 8, "model.tokenizer": "patches", "model.depth": 1, "data.limit": 300}
+    tiny = {"model.patch_size": 14, "model.width": 8, "model.patch_embed": "patch", "model.depth": 1, "data.limit": 300}
     monkeypatch.setattr(module, "config_of", lambda name, changes: config_of(name, tiny | changes))
     said = []
     outcome, pictures = demo(steps=2, before_drawing=lambda: said.append("drawing"))

@@ -40,9 +40,7 @@ def test_the_nearest_pronunciation_counts():
 def test_rates_by_hand(trained, monkeypatch):
     words = {"cab": (("K", "AE", "B"), ("K", "D", "B")), "bad": (("B", "AE", "D"),), "a": (("AE",),)}
     said = {"cab": ("K", "D", "B"), "bad": ("B", "D"), "a": ("K", "K")}
-    monkeypatch.setattr(
-        evaluate, "pronounce", lambda session, asked, how: [[Pronunciation(said[w], -1.0)] for w in asked]
-    )
+    monkeypatch.setattr(evaluate, "pronounce", lambda run, asked, how: [[Pronunciation(said[w], -1.0)] for w in asked])
     found = error_rates(Run(trained / "pronounce"), words)
     assert (found.words, found.wrong, found.phones, found.errors) == (3, 2, 7, 3)
     assert (found.word_error_rate, found.phoneme_error_rate) == (2 / 3, 3 / 7)
@@ -50,13 +48,13 @@ def test_rates_by_hand(trained, monkeypatch):
 
 def test_words_of_the_run_or_of_a_file(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(trained.parent)
-    session = Run(trained / "pronounce")
-    assert set(words_to_score(session, "test")) == {"cab", "bad"}
-    assert len(words_to_score(session, "validation")) == 20
+    run = Run(trained / "pronounce")
+    assert set(words_to_score(run, "test")) == {"cab", "bad"}
+    assert len(words_to_score(run, "validation")) == 20
     (tmp_path / "own").write_text("ab\tAE1 B\n")
-    assert words_to_score(session, "test", tmp_path / "own") == {"ab": (("AE", "B"),)}
+    assert words_to_score(run, "test", tmp_path / "own") == {"ab": (("AE", "B"),)}
     with pytest.raises(ValueError, match="there must be words to score, got none"):
-        error_rates(session, {})
+        error_rates(run, {})
 
 
 @pytest.mark.parametrize(
@@ -75,25 +73,25 @@ def test_what_the_run_cannot_read_or_write_is_no_mistake_of_its_own(trained, tmp
 
 def test_words_that_were_learnt_are_counted(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(trained.parent)
-    session = Run(trained / "pronounce")
-    train, held = parts(session.config.data)["train"], parts(session.config.data)["validation"]
+    run = Run(trained / "pronounce")
+    train, held = parts(run.config.data)["train"], parts(run.config.data)["validation"]
     mixed = dict.fromkeys([*list(train)[:3], *held, "zzz"], (("B",),))
-    assert learnt(session, mixed) == 3
+    assert learnt(run, mixed) == 3
     monkeypatch.chdir(tmp_path)
-    assert learnt(session, mixed) is None
+    assert learnt(run, mixed) is None
 
 
 def test_data_that_has_changed_measures_nothing(trained, tmp_path, monkeypatch):
-    session = Run(trained / "pronounce")
+    run = Run(trained / "pronounce")
     monkeypatch.chdir(tmp_path)
     for name in ("my.dict", "my.test"):
         (tmp_path / name).write_text((trained.parent / name).read_text() + "abba AE B B AE\n" * (name == "my.dict"))
     message = r"measured on the data of its training, got other bytes in my\.dict; put the old ones back"
     with pytest.raises(ValueError, match=message):
-        words_to_score(session, "validation")
+        words_to_score(run, "validation")
     with pytest.raises(ValueError, match=message):
-        loss_and_accuracy(session, "validation")
-    assert learnt(session, {"cab": (("B",),)}) is None
+        loss_and_accuracy(run, "validation")
+    assert learnt(run, {"cab": (("B",),)}) is None
 
 
 @pytest.mark.parametrize("name", ["mnist", "reverse", "words", "pronounce"])

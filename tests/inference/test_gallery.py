@@ -60,10 +60,10 @@ def test_long_names_neither_overlap_nor_leave_the_figure():
 
 
 def test_pictures_are_those_of_the_rows(trained):
-    session = Run(trained / "mnist")
-    found = report(session, n=2)
-    figure = draw_report(session, found, "test")
-    images, _ = datasets.load_dataset(session.config.data, 0).test.get_batch(
+    run = Run(trained / "mnist")
+    found = report(run, n=2)
+    figure = draw_report(run, found, "test")
+    images, _ = datasets.load_dataset(run.config.data, 0).test.get_batch(
         torch.tensor([row.index for row in found.mistakes])
     )
     shown = [axes.get_images()[0].get_array() for axes in figure.subfigs[1].axes[:2]]
@@ -75,5 +75,5 @@ def test_sets_have_a_frame_around_the_predicted_and_the_actual_odd_one(trained):
     figure = draw_sets({"sets": (rows, torch.rand(2, 3, 784))})
     labels = [axes.get_xlabel() for axes in figure.subfigs[0].axes]
     assert labels == ["", "predicted 75%", "actual", "predicted 50%", "", ""]
-    session = Run(trained / "oddity")
-    assert draw_report(session, report(session, n=2), "test").subfigs
+    run = Run(trained / "odd-one-out")
+    assert draw_report(run, report(run, n=2), "test").subfigs

@@ -23,64 +23,64 @@ ALWAYS = ["wall.png", "head.png"]
     [
         ("mnist", [*ALWAYS, "heads.png", "patches.png", "aggregates.png"]),
         ("reverse", [*ALWAYS, "tokens.png", "heads.png"]),
-        ("oddity", [*ALWAYS, "tokens.png", "heads.png"]),
+        ("odd-one-out", [*ALWAYS, "tokens.png", "heads.png"]),
         ("sum", [*ALWAYS, "tokens.png", "heads.png"]),
     ],
 )
 def test_pictures_of_every_kind_of_run(trained, tmp_path, run, expected):
-    session = Run(trained / run)
-    pictures = explain_input(session, sample(session, 1), tmp_path)
+    run = Run(trained / run)
+    pictures = explain_input(run, sample(run, 1), tmp_path)
     assert [path.name for path, _ in pictures] == expected
     assert all(path.read_bytes().startswith(b"\x89PNG") for path, _ in pictures)
-    assert all(parameter.grad is None for parameter in session.model.parameters())
+    assert all(parameter.grad is None for parameter in run.model.parameters())
 
 
 def test_a_sample_is_the_test_sets(trained):
-    session = Run(trained / "mnist")
-    pixels, _ = datasets.load_dataset(session.config.data, 0).test.get_batch(torch.tensor([3]))
-    example = sample(session, 3)
+    run = Run(trained / "mnist")
+    pixels, _ = datasets.load_dataset(run.config.data, 0).test.get_batch(torch.tensor([3]))
+    example = sample(run, 3)
     assert torch.equal(example.image, pixels[0])
-    assert torch.equal(example.inputs, session.normalize(pixels))
-    assert example.answer.startswith(session.predict(pixels)[0].answer)
+    assert torch.equal(example.inputs, run.normalize(pixels))
+    assert example.prediction.startswith(run.predict(pixels)[0].label)
     with pytest.raises(LookupError, match="a number from 0 to 9999, got 10000"):
-        sample(session, 10_000)
+        sample(run, 10_000)
 
 
 def test_files_and_digits(trained, tmp_path):
-    session = Run(trained / "mnist")
+    run = Run(trained / "mnist")
     Image.fromarray(np.arange(28 * 28, dtype=np.uint8).reshape(28, 28)).save(tmp_path / "a.png")
-    plain, inverted = (file(session, tmp_path / "a.png", invert=invert) for invert in (False, True))
+    plain, inverted = (file(run, tmp_path / "a.png", invert=invert) for invert in (False, True))
     assert torch.equal(plain.image, 255 - inverted.image)
     reverse = Run(trained / "reverse")
     example = digits(reverse, [3, 1, 4])
     assert (example.tokens, example.inputs.tolist()) == (("3", "1", "4"), [[3, 1, 4]])
-    ways = {"reverse": "--ids 3 1 4", "pronounce": "--text WORD", "text": "--text TEXT", "oddity": "--sample 0"}
+    ways = {"reverse": "--ids 3 1 4", "pronounce": "--text WORD", "text": "--text TEXT", "odd-one-out": "--sample 0"}
     for name, way in ways.items():
         with pytest.raises(ValueError, match=f"takes no single picture, got .*a.png; try {way}"):
             file(Run(trained / name), tmp_path / "a.png")
 
 
 def test_of_a_long_text_the_end_is_drawn_as_far_as_the_model_reads(trained):
-    session = Run(trained / "text")
-    session.config = replace(session.config, model=replace(session.config.model, context=5))
-    assert text(session, "To be, or not").tokens == ("r", "space", "n", "o", "t")
+    run = Run(trained / "text")
+    run.config = replace(run.config, model=replace(run.config.model, context_length=5))
+    assert text(run, "To be, or not").tokens == ("r", "space", "n", "o", "t")
     with pytest.raises(ValueError, match="--text is empty"):
-        text(session, "")
+        text(run, "")
 
 
 @pytest.mark.parametrize(("ended", "answer"), [(True, "K AE"), (False, "K AE ...")])
 def test_a_word_is_answered_as_predict_answers_it(trained, monkeypatch, ended, answer):
-    monkeypatch.setattr(explain, "pronounce", lambda session, words: [[Pronunciation(("K", "AE"), -1.0, ended)]])
-    assert text(Run(trained / "pronounce"), "cab").answer == answer
+    monkeypatch.setattr(explain, "pronounce", lambda run, words: [[Pronunciation(("K", "AE"), -1.0, ended)]])
+    assert text(Run(trained / "pronounce"), "cab").prediction == answer
 
 
 def test_half_of_a_letter_is_no_other_letter(trained):
-    session = Run(trained / "text")
-    session.symbols, session.model = BYTES, lambda ids: torch.eye(256)[ids].roll(1, -1)
-    session.config = replace(session.config, data=replace(session.config.data, level="byte"))
-    example = text(session, "a ü")
+    run = Run(trained / "text")
+    run.vocab, run.model = BYTES, lambda ids: torch.eye(256)[ids].roll(1, -1)
+    run.config = replace(run.config, data=replace(run.config.data, level="byte"))
+    example = text(run, "a ü")
     assert example.tokens == ("a", "space", "\\xc3", "\\xbc")
-    assert example.answer == r"'\xbd' after '\xbc'"
+    assert example.prediction == r"'\xbd' after '\xbc'"
 
 
 def test_an_example_of_a_file_that_has_changed_is_not_taken_for_one_of_the_test_set(trained, monkeypatch, tmp_path):
@@ -98,17 +98,17 @@ def test_a_run_without_a_test_set_has_no_sample(trained, monkeypatch, tmp_path):
         sample(Run(trained / "text"), 0)
 
 
-@pytest.mark.parametrize("run", ["mnist", "reverse", "oddity", "sum", "repeat"])
-def test_a_test_example_has_its_truth_and_is_judged_as_the_accuracy_counts_it(trained, run):
-    session = Run(trained / run)
-    data = datasets.load_dataset(session.config.data, session.config.seed)
+@pytest.mark.parametrize("name", ["mnist", "reverse", "odd-one-out", "sum", "repeat"])
+def test_a_test_example_has_its_truth_and_is_judged_as_the_accuracy_counts_it(trained, name):
+    run = Run(trained / name)
+    data = datasets.load_dataset(run.config.data, run.config.seed)
     for number in range(8):
         batch = next(evaluation_batches(Subset(data.test, torch.tensor([number])), data.normalize, 1))
-        example = sample(session, number)
-        right = OBJECTIVES[session.config.objective].right(session.logits(batch.inputs), batch)
+        example = sample(run, number)
+        right = OBJECTIVES[run.config.objective].correct(run.logits(batch.inputs), batch)
         assert example.correct == bool(right.all())
-        names = {"oddity": [f"image {i}" for i in range(10)], "sum": list(map(str, range(200)))}.get(
-            run, session.classes
+        names = {"odd-one-out": [f"image {i}" for i in range(10)], "sum": list(map(str, range(200)))}.get(
+            name, run.classes
         )
         assert example.truth == " ".join(names[int(target)] for target in batch.targets.flatten())
 
@@ -129,34 +129,34 @@ def test_a_sentence_and_a_heading_say_prediction_truth_and_agreement():
 @pytest.mark.parametrize("run", ["mnist", "reverse", "pronounce", "words"])
 def test_every_figure_of_a_test_example_says_its_verdict(trained, run, monkeypatch):
     monkeypatch.chdir(trained.parent)
-    session = Run(trained / run)
-    example = sample(session, 1)
+    run = Run(trained / run)
+    example = sample(run, 1)
     assert ("correct" in example.heading) != ("wrong" in example.heading)
-    for _, _, figure in explain.pictures_of(session, example):
+    for _, _, figure in explain.pictures_of(run, example):
         assert example.heading.replace("\n", " ") in figure._suptitle.get_text().replace("\n", " ")
 
 
 def test_a_test_word_is_correct_if_one_of_its_pronunciations_is_written(trained, monkeypatch):
     monkeypatch.chdir(trained.parent)
-    session = Run(trained / "pronounce")
+    run = Run(trained / "pronounce")
     for phones, correct in ((("K", "AE", "D"), True), (("K", "AE", "B"), True), (("K",), False)):
         monkeypatch.setattr(explain, "pronounce", lambda s, w, phones=phones: [[Pronunciation(phones, -1.0)]])
-        example = sample(session, 0)
+        example = sample(run, 0)
         assert (example.word, example.truth, example.correct) == ("cab", "K AE B or K AE D", correct)
 
 
 def test_the_end_of_a_test_word_is_what_comes_after_its_letters(trained, monkeypatch):
     monkeypatch.chdir(trained.parent)
-    session = Run(trained / "words")
-    example = sample(session, 2)
-    assert example.truth == "'<end>'"
-    assert example.correct == (session.symbols[example.predicted] == "<end>")
+    run = Run(trained / "words")
+    example = sample(run, 2)
+    assert example.truth == "'<eos>'"
+    assert example.correct == (run.vocab[example.predicted] == "<eos>")
 
 
 def test_maps_are_of_the_predicted_class_even_where_other_views_outvoted_the_image(trained, monkeypatch):
-    session = Run(trained / "mnist")
-    example = replace(sample(session, 0), predicted=7)
+    run = Run(trained / "mnist")
+    example = replace(sample(run, 0), predicted=7)
     asked = []
     monkeypatch.setattr(explain, "occlusion", lambda m, x, grid, c, **o: asked.append(c) or torch.zeros(1, *grid))
-    list(explain.pictures_of(session, example))
+    list(explain.pictures_of(run, example))
     assert asked == [7]

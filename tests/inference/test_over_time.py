@@ -16,7 +16,7 @@ def test_entropies_have_a_place_for_each_layer_and_head():
 
 
 def test_layers_are_in_the_order_of_their_numbers():
-    ordered = ["pool", "stack.blocks.0.attention", "stack.blocks.2.attention", "stack.blocks.10.attention"]
+    ordered = ["pool", "blocks.0.attn", "blocks.2.attn", "blocks.10.attn"]
     assert in_order({ordered[i] for i in (3, 1, 0, 2)}) == ordered
     assert in_order(reversed(ordered)) == ordered
 

@@ -39,17 +39,17 @@ def test_a_text_goes_on_for_as_long_as_asked(text):
 
 @pytest.mark.parametrize("name", ["words", "text"])
 def test_a_seed_writes_the_same_again(trained, name):
-    session = Run(trained / name)
-    first, again, other = (draw_samples(session, "", Sampling(seed=seed), n=3, n_tokens=150) for seed in (1, 1, 2))
+    run = Run(trained / name)
+    first, again, other = (draw_samples(run, "", Sampling(seed=seed), n=3, n_tokens=150) for seed in (1, 1, 2))
     assert first == again != other
 
 
 def test_many_are_written_in_portions_that_differ(words, text, monkeypatch):
     monkeypatch.setattr(sample, "AT_ONCE", 4)
-    for session in (words, text):
-        found = draw_samples(session, "", Sampling(seed=1), n=10, n_tokens=20)
+    for run in (words, text):
+        found = draw_samples(run, "", Sampling(seed=1), n=10, n_tokens=20)
         assert len(found) == 10
-        assert found[:4] == draw_samples(session, "", Sampling(seed=1), n=4, n_tokens=20)
+        assert found[:4] == draw_samples(run, "", Sampling(seed=1), n=4, n_tokens=20)
         assert found[:4] != found[4:8]
 
 
@@ -58,13 +58,15 @@ def test_the_likeliest_alone_is_greedy(text):
     assert one == two == draw_samples(text, "To", Sampling(temperature=1e-4), n=1, n_tokens=30)
 
 
-@pytest.mark.parametrize("positions", ["rotary", "learned"])
+@pytest.mark.parametrize("pos_embed", ["rotary", "learned"])
 @pytest.mark.parametrize("length", [1, 3, 8, 20])
-def test_a_model_never_reads_more_than_its_context(positions, length):
+def test_a_model_never_reads_more_than_its_context(pos_embed, length):
     torch.manual_seed(0)
-    model = LanguageModel(LanguageConfig(width=8, depth=1, num_heads=2, n_tokens=5, context=8, positions=positions))
+    model = LanguageModel(
+        LanguageConfig(width=8, depth=1, num_heads=2, vocab_size=5, context_length=8, pos_embed=pos_embed)
+    )
     longest = []
-    model.stack.register_forward_pre_hook(
+    model.blocks[0].register_forward_pre_hook(
         lambda stack, args, kwargs: longest.append(args[0].shape[1] + kwargs["cache"].length), with_kwargs=True
     )
     prompt = torch.zeros(2, length, dtype=torch.long)
@@ -77,7 +79,7 @@ def test_a_model_never_reads_more_than_its_context(positions, length):
 def test_more_of_a_text_begins_like_less_of_it():
     torch.manual_seed(0)
     model, prompt = (
-        LanguageModel(LanguageConfig(width=8, depth=1, num_heads=2, n_tokens=50, context=8)),
+        LanguageModel(LanguageConfig(width=8, depth=1, num_heads=2, vocab_size=50, context_length=8)),
         torch.zeros(2, 3),
     )
     less, more = (continued(model, prompt.long(), Sampling(seed=1), n) for n in (17, 40))
@@ -86,7 +88,7 @@ def test_more_of_a_text_begins_like_less_of_it():
 
 def test_portions_of_a_long_text_are_not_drawn_alike():
     """Logits that do not depend on the text: the same draws in each portion would repeat it."""
-    model = LanguageModel(LanguageConfig(width=8, depth=1, num_heads=2, n_tokens=50, context=8))
+    model = LanguageModel(LanguageConfig(width=8, depth=1, num_heads=2, vocab_size=50, context_length=8))
     with torch.no_grad():
         for weight in model.parameters():
             weight.zero_()
@@ -95,7 +97,7 @@ def test_portions_of_a_long_text_are_not_drawn_alike():
 
 
 def test_a_short_table_of_places_ends_a_word(words, monkeypatch):
-    model = LanguageModel(replace(words.config.model, positions="learned", context=5)).eval()
+    model = LanguageModel(replace(words.config.model, pos_embed="learned", context_length=5)).eval()
     monkeypatch.setattr(words, "model", model)
     assert max(map(len, draw_samples(words, "ab", Sampling(seed=0), n=20, n_tokens=1))) <= 5
 

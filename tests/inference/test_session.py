@@ -19,14 +19,14 @@ def test_reverse_takes_ids_and_answers_logits(trained):
     assert model(torch.zeros(3, 16, dtype=torch.long)).shape == (3, 16, 10)
 
 
-@pytest.mark.parametrize("name", ["reverse", "mnist", "oddity", "sum", "repeat"])
+@pytest.mark.parametrize("name", ["reverse", "mnist", "odd-one-out", "sum", "repeat"])
 def test_what_is_loaded_is_what_was_tested(trained, name):
     """The best checkpoint, and its averaged weights where there are any: the same numbers on the test set."""
-    session = Run(trained / name)
-    data = datasets.load_dataset(session.config.data, session.config.seed)
-    result = evaluate(session.model, OBJECTIVES[session.config.objective], data.test, data.normalize)
+    run = Run(trained / name)
+    data = datasets.load_dataset(run.config.data, run.config.seed)
+    result = evaluate(run.model, OBJECTIVES[run.config.objective], data.test, data.normalize)
     (record,) = [r for r in RunDirectory.open(trained / name).records() if r["kind"] == "test"]
-    assert record["best_step"] == session.step
+    assert record["best_step"] == run.step
     for key, value in result.items():
         assert value == pytest.approx(record[key], rel=1e-6)
 
@@ -38,22 +38,22 @@ def test_loading_leaves_the_random_state_alone(trained):
 
 
 def test_classes_and_normalisation_are_the_datas(trained):
-    session = Run(trained / "mnist")
-    data = datasets.load_dataset(session.config.data, 0)
-    assert (session.classes, session.normalize) == (data.classes, data.normalize)
+    run = Run(trained / "mnist")
+    data = datasets.load_dataset(run.config.data, 0)
+    assert (run.classes, run.normalize) == (data.classes, data.normalize)
     assert Run(trained / "reverse").normalize is None
 
 
 def test_pictures_from_files_and_from_tensors_get_the_same_answers(trained, tmp_path):
-    session = Run(trained / "mnist")
-    images, _ = datasets.load_dataset(session.config.data, 0).test.get_batch(torch.arange(5))
+    run = Run(trained / "mnist")
+    images, _ = datasets.load_dataset(run.config.data, 0).test.get_batch(torch.arange(5))
     paths = []
     for i, image in enumerate(images):
         paths.append(tmp_path / f"{i}.png")
         Image.fromarray(image[0].numpy()).save(paths[-1])
-    assert torch.equal(session.read(paths), images)
-    assert session.predict(paths) == session.predict(images)
-    assert session.predict(255 - images, invert=True) == session.predict(images)
+    assert torch.equal(run.read(paths), images)
+    assert run.predict(paths) == run.predict(images)
+    assert run.predict(255 - images, invert=True) == run.predict(images)
 
 
 def test_pictures_of_any_size_and_colour_fit(trained, tmp_path):
@@ -61,16 +61,16 @@ def test_pictures_of_any_size_and_colour_fit(trained, tmp_path):
     (answer,) = Run(trained / "mnist").predict([tmp_path / "large.jpg"])
     assert sum(answer.probabilities.values()) == pytest.approx(1)
     assert answer.probability == max(answer.probabilities.values())
-    assert answer.answer == next(iter(answer.probabilities))
+    assert answer.label == next(iter(answer.probabilities))
 
 
 def test_many_pictures_are_answered_in_portions(trained, monkeypatch):
-    session = Run(trained / "mnist")
-    images, _ = datasets.load_dataset(session.config.data, 0).test.get_batch(torch.arange(7))
-    whole = session.predict(images)
+    run = Run(trained / "mnist")
+    images, _ = datasets.load_dataset(run.config.data, 0).test.get_batch(torch.arange(7))
+    whole = run.predict(images)
     monkeypatch.setattr("clearhead.inference.run.AT_ONCE", 3)
-    for one, other in zip(session.predict(images), whole, strict=True):
-        assert one.answer == other.answer
+    for one, other in zip(run.predict(images), whole, strict=True):
+        assert one.label == other.label
         assert one.probability == pytest.approx(other.probability, abs=1e-5)
 
 
@@ -78,11 +78,11 @@ def test_mirror_images_are_asked_too_if_the_run_was_tested_so(pictures, monkeypa
     monkeypatch.chdir(pictures.parent)
     changes = {"data.folder": "pictures", "training.steps": 2, "training.batch_size": 8, "model.width": 8}
     train("folder", "mine", changes=changes, quiet=True)
-    session = Run("runs/mine")
-    assert session.config.training.views == "mirror"
+    run = Run("runs/mine")
+    assert run.config.training.tta == "flip"
     x = torch.randn(2, 3, 64, 64)
-    assert torch.allclose(session.logits(x), session.logits(x.flip(-1)), atol=1e-6)
-    assert not torch.allclose(session.model(x), session.model(x.flip(-1)), atol=1e-6)
+    assert torch.allclose(run.logits(x), run.logits(x.flip(-1)), atol=1e-6)
+    assert not torch.allclose(run.model(x), run.model(x.flip(-1)), atol=1e-6)
 
 
 def test_digits_get_one_answer_each_or_one_for_all(trained):
@@ -92,24 +92,24 @@ def test_digits_get_one_answer_each_or_one_for_all(trained):
     assert set(answer.probabilities) == {"no repeat", "repeat"}
     (number,) = Run(trained / "sum").predict_ids(ids)
     assert number.probability is None
-    float(number.answer)
+    float(number.label)
 
 
 def test_one_of_a_set_is_the_odd_one(trained):
     images, _ = datasets.load_dataset(Run(trained / "mnist").config.data, 0).test.get_batch(torch.arange(4))
-    answers = Run(trained / "oddity").predict(images)
-    assert sum(answer.answer == "odd" for answer in answers) == 1
-    same = Run(trained / "oddity").predict(images[:1].expand(4, -1, -1, -1))
-    assert [answer.answer for answer in same] == ["odd", "-", "-", "-"]
+    answers = Run(trained / "odd-one-out").predict(images)
+    assert sum(answer.label == "odd" for answer in answers) == 1
+    same = Run(trained / "odd-one-out").predict(images[:1].expand(4, -1, -1, -1))
+    assert [answer.label for answer in same] == ["odd", "-", "-", "-"]
     with pytest.raises(ValueError, match="a set has 3 pictures or more, got 2; name the others too"):
-        Run(trained / "oddity").predict(images[:2])
+        Run(trained / "odd-one-out").predict(images[:2])
     assert sum(answer.probability for answer in answers) == pytest.approx(1)
 
 
 def test_the_wrong_kind_of_question_is_refused(trained):
-    with pytest.raises(ValueError, match="answers about digits, got pictures"):
+    with pytest.raises(ValueError, match="takes digits, got images"):
         Run(trained / "reverse").predict(torch.zeros(1, 1, 28, 28, dtype=torch.uint8))
-    with pytest.raises(ValueError, match="answers about pictures, got digits"):
+    with pytest.raises(ValueError, match="takes images, got digits"):
         Run(trained / "mnist").predict_ids([1])
     with pytest.raises(ValueError, match="ids must be from 0 to 9, got 11"):
         Run(trained / "reverse").predict_ids([11])
@@ -118,9 +118,9 @@ def test_the_wrong_kind_of_question_is_refused(trained):
 
 
 def test_another_number_of_digits_than_in_training_is_told(trained):
-    session = Run(trained / "repeat")
-    assert session.unlike_training([3] * 8) == ""
-    assert "has learnt from sequences of 8 digits, got 3" in session.unlike_training([3, 1, 4])
+    run = Run(trained / "repeat")
+    assert run.length_warning([3] * 8) == ""
+    assert "has learnt from sequences of 8 digits, got 3" in run.length_warning([3, 1, 4])
 
 
 def test_a_run_without_a_checkpoint_cannot_be_asked(tmp_path, trained):

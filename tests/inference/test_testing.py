@@ -11,10 +11,10 @@ from clearhead.training.run_directory import RunDirectory
 
 @pytest.mark.parametrize(("name", "n"), [("mnist", 10_000), ("reverse", 160_000), ("repeat", 10_000)])
 def test_the_diagonal_is_the_accuracy_of_the_test(trained, name, n):
-    session = Run(trained / name)
-    matrix = confusion(session)
+    run = Run(trained / name)
+    matrix = confusion(run)
     (record,) = [r for r in RunDirectory.open(trained / name).records() if r["kind"] == "test"]
-    assert matrix.shape == (len(session.classes),) * 2
+    assert matrix.shape == (len(run.classes),) * 2
     assert matrix.sum() == n
     assert matrix.trace().item() / n == record["accuracy"]
 
@@ -28,32 +28,32 @@ def test_numbers_cannot_be_confused(trained):
 
 @pytest.mark.parametrize("name", ["mnist", "reverse", "repeat"])
 def test_the_confusion_matrix_and_evaluate_agree_to_the_last_digit(trained, name):
-    session = Run(trained / name)
-    matrix = confusion(session)
-    assert matrix.trace().item() / matrix.sum().item() == loss_and_accuracy(session, "test")["accuracy"]
+    run = Run(trained / name)
+    matrix = confusion(run)
+    assert matrix.trace().item() / matrix.sum().item() == loss_and_accuracy(run, "test")["accuracy"]
 
 
 @pytest.mark.parametrize("part", ["test", "validation"])
-@pytest.mark.parametrize("name", ["mnist", "reverse", "oddity", "sum", "repeat", "words"])
+@pytest.mark.parametrize("name", ["mnist", "reverse", "odd-one-out", "sum", "repeat", "words"])
 def test_predictions_and_evaluate_agree_to_the_last_digit(trained, monkeypatch, name, part):
     monkeypatch.chdir(trained.parent)
-    session = Run(trained / name)
-    found, metrics = report(session, part, n=3), loss_and_accuracy(session, part)
+    run = Run(trained / name)
+    found, metrics = report(run, part, n=3), loss_and_accuracy(run, part)
     assert found.metrics == metrics
-    key = "whole" if name == "reverse" else "accuracy"
+    key = "exact_match" if name == "reverse" else "accuracy"
     assert 1 - found.wrong / found.total == pytest.approx(metrics[key], abs=1e-12)
 
 
 def test_two_logits_whose_probabilities_are_rounded_to_one_number_are_told_apart():
     logits = torch.tensor([[0.0, 1e-8, -50.0]])
     assert logits.softmax(-1)[0, 0] == logits.softmax(-1)[0, 1]
-    assert read_outputs("classes", logits, torch.tensor([0]))[0].tolist() == [1]
+    assert read_outputs("classification", logits, torch.tensor([0]))[0].tolist() == [1]
 
 
-@pytest.mark.parametrize("name", ["mnist", "reverse", "oddity", "repeat"])
+@pytest.mark.parametrize("name", ["mnist", "reverse", "odd-one-out", "repeat"])
 def test_mistakes_are_wrong_the_most_confident_first_and_none_that_is_surer_is_left_out(trained, name):
-    session = Run(trained / name)
-    outputs, found = outputs_on(session), report(session, n=5)
+    run = Run(trained / name)
+    outputs, found = outputs_on(run), report(run, n=5)
     assert [row.index for row in found.first] == list(range(5))
     assert all(not row.correct and row.predicted != row.actual for row in found.mistakes)
     sure = [row.probability for row in found.mistakes]
@@ -72,25 +72,25 @@ def test_of_numbers_the_largest_error_comes_first(trained):
 
 def test_the_context_of_a_mistake_is_what_the_model_had_read(trained, monkeypatch):
     monkeypatch.chdir(trained.parent)
-    session = Run(trained / "words")
-    data = datasets.load_dataset(session.config.data, session.config.seed)
-    found = report(session, n=5)
+    run = Run(trained / "words")
+    data = datasets.load_dataset(run.config.data, run.config.seed)
+    found = report(run, n=5)
     assert found.unit == "tokens"
     for row in found.mistakes:
         inputs, targets = data.test.get_batch(torch.tensor([row.index]))
-        word = "".join(session.symbols[i] for i in inputs[0].tolist())
+        word = "".join(run.vocab[i] for i in inputs[0].tolist())
         assert word.startswith(row.input)
-        n_read = 1 + len(row.input.removeprefix("<begin>"))
-        assert session.symbols[int(targets[0, n_read - 1])] == row.actual != row.predicted
-        logits = session.logits(inputs)[0, n_read - 1]
-        assert session.symbols[int(logits.argmax())] == row.predicted
+        n_read = 1 + len(row.input.removeprefix("<bos>"))
+        assert run.vocab[int(targets[0, n_read - 1])] == row.actual != row.predicted
+        logits = run.logits(inputs)[0, n_read - 1]
+        assert run.vocab[int(logits.argmax())] == row.predicted
 
 
 def test_of_words_the_error_rates_are_those_of_evaluate(trained, monkeypatch):
     monkeypatch.chdir(trained.parent)
-    session = Run(trained / "pronounce")
-    found = report(session, "validation", n=3, how=Beam(2))
-    rates = error_rates(session, words_to_score(session, "validation"), Beam(2))
+    run = Run(trained / "pronounce")
+    found = report(run, "validation", n=3, how=Beam(2))
+    rates = error_rates(run, words_to_score(run, "validation"), Beam(2))
     assert (found.wrong, found.total) == (rates.wrong, rates.words)
     assert found.metrics["word_error_rate"] == rates.word_error_rate
     assert all(row.correct == (row.predicted in row.actual.split(" or ")) for row in found.first)

@@ -151,7 +151,7 @@ class OurReference(nn.Module):
 
 def small_vit():
     config = VisionConfig(
-        width=WIDTH, depth=2, num_heads=HEADS, hidden=16, image_size=8, patch_size=4, channels=1, num_classes=3
+        width=WIDTH, depth=2, num_heads=HEADS, mlp_dim=16, image_size=8, patch_size=4, in_channels=1, num_classes=3
     )
     return VisionTransformer(config)
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 from PIL import Image
 
-from clearhead.insight.head_plots import LAST, save_animation
+from clearhead.insight.head_plots import LAST_FRAME, save_animation
 
 
 def test_one_frame_for_each_step_and_the_last_stays(tmp_path):
@@ -17,7 +17,7 @@ def test_one_frame_for_each_step_and_the_last_stays(tmp_path):
             frames.append(np.asarray(animation.convert("RGB")))
             pauses.append(animation.info["duration"])
     assert not np.array_equal(frames[0], frames[1])
-    assert pauses[2] == LAST * pauses[0]
+    assert pauses[2] == LAST_FRAME * pauses[0]
 
 
 def test_nothing_moves_but_the_weights_and_the_step(tmp_path):

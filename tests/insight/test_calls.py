@@ -1,20 +1,21 @@
-"""The parts of a call that are asked for are those of the whole."""
+"""Attention calls return the requested heads and rows; layouts bring any order of axes to (B,H,...)."""
 
+import pytest
 import torch
 
-from clearhead.insight.calls import SDPACall, of_heads, repeated
+from clearhead.insight.calls import SDPACall, einsum_layout, matmul_layout, repeat_kv_heads, select_heads
 
 
-def test_heads_of_a_group_share_their_keys():
+def test_query_heads_of_a_group_share_their_keys():
     x = torch.randn(2, 2, 3, 4)
-    assert torch.equal(of_heads(x, [0, 1, 2, 3], 4), repeated(x, 4))
-    assert torch.equal(of_heads(x, [3], 4), x[:, 1:])
-    assert of_heads(x, [3], 4).untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
-    assert of_heads(x, [0, 1], 2) is x
-    assert repeated(x, 2) is x
+    assert torch.equal(select_heads(x, [0, 1, 2, 3], 4), repeat_kv_heads(x, 4))
+    assert torch.equal(select_heads(x, [3], 4), x[:, 1:])
+    assert select_heads(x, [3], 4).untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    assert select_heads(x, [0, 1], 2) is x
+    assert repeat_kv_heads(x, 2) is x
 
 
-def test_half_precision_is_summed_in_float32():
+def test_half_precision_scores_are_summed_in_float32():
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 2, 4, 64).bfloat16()
     call = SDPACall(q, k, v, None, 0.0, False, 0.125, v)
@@ -25,11 +26,76 @@ def test_half_precision_is_summed_in_float32():
 
 
 def test_replaced_heads_keep_the_memory_layout_of_the_output():
-    """A model may go on with a view that needs it."""
+    """The model may take a view of the output that depends on its strides."""
     out = torch.randn(2, 4, 3, 5).transpose(1, 2)
     call = SDPACall(out, out, out, None, 0.0, False, 1.0, out)
-    new = call.with_replaced([2], torch.zeros(2, 1, 4, 5))
+    new = call.replace_heads([2], torch.zeros(2, 1, 4, 5))
     assert new.stride() == out.stride()
     assert new[:, 2].count_nonzero() == 0
     assert torch.equal(new[:, :2], out[:, :2])
     assert out[:, 2].count_nonzero() > 0
+
+
+EQUATIONS = {
+    "bhqk,bhkd->bhqd": (2, 3),
+    "b h i j, b j d -> b h i d": (2, 3),
+    "ijbh,jbhd->ibhd": (2, 3),
+    "bij,bjd->bdi": (2, 1),
+    "ij,jd->id": (1, 1),
+    "...ij,...jd->...id": (2, 3),
+    "bwhij,bwhjd->bwhid": (8, 3),
+}
+SIZES = {"b": 2, "h": 3, "q": 4, "i": 4, "k": 5, "j": 5, "d": 6, "w": 4}
+
+
+def operand(term):
+    return torch.randn([SIZES[letter] for letter in term.replace(" ", "").replace("...", "bh")])
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+@pytest.mark.parametrize("weights_first", [True, False])
+def test_arranged_weights_and_values_give_the_arranged_output(equation, weights_first):
+    left, right = equation.partition("->")[0].split(",")
+    weights, values = operand(left), operand(right)
+    out = torch.einsum(equation, weights, values)
+    if not weights_first:
+        equation = f"{right},{left}->{equation.partition('->')[2]}"
+    layout = einsum_layout(equation, weights_first, weights.dim(), values.dim())
+    ours = layout.arrange_weights(weights, out) @ layout.arrange_values(values, out)
+    torch.testing.assert_close(ours, layout.arrange_out(out))
+    assert ours.shape == (
+        *EQUATIONS[equation if weights_first else f"{left},{right}->{equation.partition('->')[2]}"],
+        4,
+        6,
+    )
+    view = layout.head_view(out)
+    view[..., 0, :, :] = 0
+    assert layout.arrange_out(out)[:, 0].count_nonzero() == 0
+
+
+@pytest.mark.parametrize(
+    "equation",
+    ["bhij,bhij->bhij", "bhij,bhjd->bhd", "bhij,bhj->bhi", "bij,bjde->bide", "bij,bjd", "bii,bid->bd"],
+)
+def test_einsum_layout_rejects_products_that_are_no_weighted_sums(equation):
+    left, right = equation.partition("->")[0].split(",")
+    assert einsum_layout(equation, True, len(left), len(right)) is None
+
+
+def test_matmul_layout_with_tokens_as_rows_and_as_columns():
+    weights, values = torch.rand(2, 3, 4, 5), torch.rand(3, 5, 6)
+    out = weights @ values
+    layout = matmul_layout(4, 3, weights_first=True)
+    torch.testing.assert_close(layout.arrange_weights(weights, out) @ layout.arrange_values(values, out), out)
+    assert layout.arrange_out(out) is out  # no copy, so that autograd still knows it
+    columns = values.mT @ weights.mT
+    layout = matmul_layout(4, 3, weights_first=False)
+    torch.testing.assert_close(layout.arrange_out(columns), out)
+    assert matmul_layout(2, 1, weights_first=True) is None
+
+
+def test_merged_heads_are_split():
+    weights, values = torch.rand(6, 4, 5), torch.rand(6, 5, 2)
+    layout = matmul_layout(3, 3, weights_first=True, merged_heads=3)
+    out = weights @ values
+    assert torch.equal(layout.arrange_out(out), out.view(2, 3, 4, 2))

@@ -5,56 +5,79 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from clearhead.insight.capture import captured, without_dispatch
+from clearhead.insight.capture import capture_attention, module_names, unknown_name
 from clearhead.insight.look import look
 
 
 def test_only_calls_inside_the_model_count(written):
     model, other, x = written.ByHand(), written.OneHead(), written.tokens()
-    addresses = []
+    names = []
 
-    def receive(address, call, kernel, note):
-        addresses.append((address, kernel, note))
+    def receive(name, call, kernel, note):
+        names.append((name, kernel, note))
         return call.raw_out
 
-    with captured(model, receive):
+    with capture_attention(model, receive):
         other(x)
         F.scaled_dot_product_attention(x, x, x)
         model(x)
     model(x)
-    assert addresses == [("ByHand", "softmax", "")]
+    assert names == [("ByHand", "softmax", "")]
 
 
 def test_the_model_gets_what_the_receiver_returns(written):
     model, x = written.ByHand(), written.tokens()
-    with captured(model, lambda address, call, kernel, note: torch.zeros_like(call.raw_out)):
+    with capture_attention(model, lambda name, call, kernel, note: torch.zeros_like(call.raw_out)):
         torch.testing.assert_close(model(x), model.out.bias.expand(2, 5, 8))
 
 
 def test_switches_are_as_before(written):
     assert torch.backends.mha.get_fastpath_enabled()
-    with captured(written.ByHand(), lambda *call: call[1].raw_out):
+    with capture_attention(written.ByHand(), lambda *call: call[1].raw_out):
         assert not torch.backends.mha.get_fastpath_enabled()
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-def test_unannounced_is_the_same_function():
-    torch.manual_seed(0)
-    model, x = nn.MultiheadAttention(4, 2), torch.randn(3, 1, 4)
-    rest = (
-        model.in_proj_weight,
-        model.in_proj_bias,
-        None,
-        None,
-        False,
-        0.0,
-        model.out_proj.weight,
-        model.out_proj.bias,
-    )
-    args = (x, x, x, 4, 2, *rest)
-    plain = F.multi_head_attention_forward(*args, need_weights=True)
-    same = without_dispatch(F.multi_head_attention_forward)(*args, need_weights=True)
-    assert all(torch.equal(a, b) for a, b in zip(plain, same, strict=True))
+class Recovers(nn.Module):
+    """Continues after its attention has raised."""
+
+    def __init__(self, attention, linear):
+        super().__init__()
+        self.attention, self.linear = attention, linear
+
+    def forward(self, x):
+        try:
+            self.attention(x[..., :1])
+        except RuntimeError:
+            x = (x @ x.mT).softmax(-1) @ x
+        return (x @ x.mT).softmax(-1) @ x
+
+
+def test_names_are_counted_anew_in_each_pass_and_after_a_module_that_raises(written):
+    names = []
+
+    def receive(name, call, kernel, note):
+        names.append(name)
+        return call.raw_out
+
+    model = Recovers(written.ByHand(), nn.Linear(2, 2))
+    with capture_attention(model, receive):
+        model(written.tokens())
+        model(written.tokens())
+    assert names == ["Recovers", "Recovers#2"] * 2
+
+
+def test_a_compiled_model_has_the_module_names_of_the_original():
+    model = nn.Sequential(nn.Linear(2, 2))
+    assert module_names(torch.compile(model, backend="eager"))[1:] == ["Sequential", "0"]
+
+
+def test_the_error_for_an_unknown_name_suggests_the_nearest_and_lists_all():
+    message = str(unknown_name("blocks.1.atn", ["blocks.0.attn", "blocks.1.attn"]))
+    assert message.startswith("no attention named 'blocks.1.atn'; did you mean 'blocks.1.attn'?")
+    assert message.endswith(" blocks.0.attn, blocks.1.attn")
+    assert "did you mean" not in str(unknown_name("x", ["blocks"]))
+    assert str(unknown_name("x", [f"layer {i}" for i in range(70)])).endswith("layer 59 and 10 more")
 
 
 class Named(nn.Module):
@@ -93,5 +116,5 @@ def test_arguments_may_be_given_by_name(step):
     ],
 )
 def test_what_mixes_the_keys_makes_no_weights_but_does_not_stop_the_model(step):
-    with pytest.raises(LookupError, match="no attention was seen in Named"):
+    with pytest.raises(LookupError, match="no attention was found in Named"):
         look(Named(step), torch.randn(2, 5, 4))

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.insight.plots import draw_alignment, draw_head, draw_over_image, draw_tokens, draw_wall
+from clearhead.insight.plots import draw_alignment, draw_head, draw_head_grid, draw_over_image, draw_tokens
 
 WEIGHTS = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).softmax(-1)
 
@@ -20,7 +20,7 @@ def texts_of(figure):
     return [figure._suptitle, *[axes.title for axes in figure.axes], *[axes.xaxis.label for axes in figure.axes]]
 
 
-LONG = "encoder.blocks.11.attention · predicted: a class with a name as long as this one (31%) · actual: " + "x" * 80
+LONG = "blocks.11.attn · predicted: a class with a name as long as this one (31%) · actual: " + "x" * 80
 
 
 @pytest.mark.parametrize(
@@ -29,9 +29,9 @@ LONG = "encoder.blocks.11.attention · predicted: a class with a name as long as
         lambda: draw_head(WEIGHTS, title=LONG),
         lambda: draw_alignment(WEIGHTS, list("uvwxyz"), list("abcd"), title=LONG),
         lambda: draw_tokens(WEIGHTS, list("abcd"), list("uvwxyz"), title=LONG),
-        lambda: draw_wall([torch.rand(1, 5, 5)], ["blocks.0"], title=LONG),
-        lambda: draw_wall([torch.rand(1, 5, 5)] * 3, [LONG] * 3, title=LONG),
-        lambda: draw_wall([torch.rand(2, 5, 5)], ["blocks.0"], title=LONG),
+        lambda: draw_head_grid([torch.rand(1, 5, 5)], ["blocks.0"], title=LONG),
+        lambda: draw_head_grid([torch.rand(1, 5, 5)] * 3, [LONG] * 3, title=LONG),
+        lambda: draw_head_grid([torch.rand(2, 5, 5)], ["blocks.0"], title=LONG),
         lambda: draw_over_image(torch.zeros(3, 8, 8), {"head 0": torch.rand(2, 2)}, title=LONG),
     ],
 )
@@ -45,7 +45,7 @@ def test_no_title_is_cut_off(draw):
 
 @pytest.mark.parametrize("n_layers", [1, 2, 4, 6])
 def test_the_wall_of_one_head_fills_its_picture(n_layers):
-    figure = drawn(draw_wall([torch.rand(1, 9, 9)] * n_layers, [f"blocks.{i}" for i in range(n_layers)]))
+    figure = drawn(draw_head_grid([torch.rand(1, 9, 9)] * n_layers, [f"blocks.{i}" for i in range(n_layers)]))
     boxes = [image.get_window_extent() for image in images_of(figure)]
     assert len(boxes) == n_layers
     width, height = figure.canvas.get_width_height()
@@ -64,14 +64,14 @@ def test_one_head_shows_its_weights_from_zero_to_the_largest():
 
 def test_the_wall_has_a_panel_for_each_head_and_a_scale_for_each_layer():
     layers = [torch.rand(3, 5, 5), torch.rand(2, 1, 5)]
-    figure = drawn(draw_wall(layers, ["encoder.blocks.0.attention", "pool"]))
+    figure = drawn(draw_head_grid(layers, ["blocks.0.attn", "pool"]))
     images = images_of(figure)
     assert len(images) == 5
     assert np.allclose(images[4].get_array(), layers[1][1])
     assert {image.get_clim() for image in images[:3]} == {(0, layers[0].max().item())}
     assert {image.get_clim() for image in images[3:]} == {(0, layers[1].max().item())}
-    with pytest.raises(ValueError, match="got 1 names for 2"):
-        draw_wall(layers, ["encoder"])
+    with pytest.raises(ValueError, match=r"for each of 2 .* got 1 names"):
+        draw_head_grid(layers, ["encoder"])
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -85,7 +85,7 @@ def test_maps_lie_over_the_image_patch_by_patch(channels):
     assert len({image.get_clim() for image in shown}) == 1
 
 
-def test_a_photograph_keeps_its_colours_below_a_map_where_the_weight_is_no_more_than_the_mean():
+def test_a_photograph_keeps_its_colors_below_a_map_where_the_weight_is_no_more_than_the_mean():
     photograph = torch.randint(0, 256, (3, 8, 8), dtype=torch.uint8)
     weights = torch.tensor([[0.1, 0.1], [0.1, 0.7]])
     axes = drawn(draw_over_image(photograph, {"head 0": weights})).axes[1]
@@ -124,5 +124,5 @@ def test_alignment_rings_the_largest_of_each_row():
 
 
 def test_what_is_no_matrix_is_refused():
-    with pytest.raises(ValueError, match=r"draws one matrix, got an array of shape \(2, 4, 6\)"):
+    with pytest.raises(ValueError, match=r"must be one matrix .* got shape \(2, 4, 6\)"):
         draw_head(WEIGHTS.expand(2, 4, 6))

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.insight.head_plots import MOST_BARS, draw_aggregates, draw_entropy, draw_ranking, draw_strip
+from clearhead.insight.head_plots import (
+    MAX_BARS,
+    draw_attributions,
+    draw_head_entropy,
+    draw_head_importance,
+    draw_training_strip,
+)
 
 
 def drawn(figure):
@@ -14,61 +20,61 @@ def drawn(figure):
 
 def test_heads_are_ranked_by_the_size_of_the_change():
     changes = torch.tensor([[0.1, -0.5], [0.3, math.nan]])
-    axes = drawn(draw_ranking(changes, ["first", "second"])).axes[0]
+    axes = drawn(draw_head_importance(changes, ["first", "second"])).axes[0]
     assert [bar.get_width() for bar in axes.patches] == pytest.approx([-0.5, 0.3, 0.1])
     assert [text.get_text() for text in axes.get_yticklabels()] == ["first  head 1", "second  head 0", "first  head 0"]
 
 
 def test_of_many_heads_the_smallest_changes_are_left_out_and_it_says_so():
-    axes = drawn(draw_ranking(torch.rand(12, 12), [f"block {i}" for i in range(12)])).axes[0]
-    assert len(axes.patches) == MOST_BARS
-    assert f"({144 - MOST_BARS} smaller changes are left out)" in axes.get_xlabel()
+    axes = drawn(draw_head_importance(torch.rand(12, 12), [f"block {i}" for i in range(12)])).axes[0]
+    assert len(axes.patches) == MAX_BARS
+    assert f"({144 - MAX_BARS} smaller changes omitted)" in axes.get_xlabel()
 
 
 def test_aggregates_have_scales_of_their_own_and_occlusion_is_even_about_zero():
     image = torch.randint(0, 256, (1, 28, 28), dtype=torch.uint8)
     maps = {"mean": torch.rand(7, 7), "rollout": 5 * torch.rand(7, 7), "relevance": torch.rand(7, 7)}
     occluded = torch.rand(7, 7) - 0.1
-    figure = drawn(draw_aggregates(image, maps, occluded, {"mean": 0.25, "occlusion": 0.1}))
+    figure = drawn(draw_attributions(image, maps, occluded, {"mean": 0.25, "occlusion": 0.1}))
     shown = [i for axes in figure.axes for i in axes.get_images() if i.get_array().shape == (7, 7)]
     ranges = [(m.mean().item(), max(m.max().item(), 2 * m.mean().item())) for m in maps.values()]
     assert np.allclose([i.get_clim() for i in shown[:3]], ranges)
     assert shown[3].get_clim() == (-occluded.abs().double().max(), occluded.abs().double().max())
-    assert {axes.get_xlabel() for axes in figure.axes} >= {"deletion area 0.250", "deletion area 0.100"}
+    assert {axes.get_xlabel() for axes in figure.axes} >= {"deletion AUC 0.250", "deletion AUC 0.100"}
 
 
 def test_the_deletion_area_is_explained_where_it_stands():
     image, maps = torch.zeros(1, 28, 28), {"mean": torch.rand(7, 7)}
-    with_areas = drawn(draw_aggregates(image, maps, torch.rand(7, 7), {"mean": 0.25}))
+    with_areas = drawn(draw_attributions(image, maps, torch.rand(7, 7), {"mean": 0.25}))
     note = with_areas._supxlabel.get_text().replace("\n", " ")
-    assert "Deletion area: patches are hidden one by one, the highest ranked first" in note
+    assert "Deletion AUC: patches are hidden one by one, the highest ranked first" in note
     assert "The smaller it is, the better the map" in note
     box = with_areas._supxlabel.get_window_extent()
     assert min(box.x0, box.y0) >= 0
     assert box.x1 <= with_areas.canvas.get_width_height()[0]
-    without = drawn(draw_aggregates(image, maps, torch.rand(7, 7)))
-    assert "Deletion area" not in without._supxlabel.get_text()
+    without = drawn(draw_attributions(image, maps, torch.rand(7, 7)))
+    assert "Deletion AUC" not in without._supxlabel.get_text()
 
 
 def test_occlusion_is_tinted_by_its_sign():
     figure = drawn(
-        draw_aggregates(torch.zeros(3, 8, 8), {"mean": torch.rand(2, 2)}, torch.tensor([[1.0, 0.0], [0.0, -1.0]]))
+        draw_attributions(torch.zeros(3, 8, 8), {"mean": torch.rand(2, 2)}, torch.tensor([[1.0, 0.0], [0.0, -1.0]]))
     )
     image = figure.axes[2].get_images()[1]
-    colours = image.to_rgba(image.get_array())
-    assert colours[0, 1, 3] == pytest.approx(0, abs=0.01)
-    assert colours[0, 0, 3] == colours[1, 1, 3] > 0.5
-    assert colours[0, 0, 0] > colours[0, 0, 1]  # magenta
-    assert colours[1, 1, 0] < colours[1, 1, 1]  # green
+    colors = image.to_rgba(image.get_array())
+    assert colors[0, 1, 3] == pytest.approx(0, abs=0.01)
+    assert colors[0, 0, 3] == colors[1, 1, 3] > 0.5
+    assert colors[0, 0, 0] > colors[0, 0, 1]  # magenta
+    assert colors[1, 1, 0] < colors[1, 1, 1]  # green
 
 
 def test_no_title_of_a_ranking_or_of_entropies_is_cut_off():
     long = "predicted: a class with a name as long as this one (31%), actual: " + "x" * 80
-    address = "model.vision_tower.encoder.layers.11.self_attention.attention"
+    name = "model.vision_tower.encoder.layers.11.self_attention.attention"
     for figure in (
-        draw_ranking(torch.rand(2, 2), [address, address], title=long),
-        draw_entropy([0, 10], torch.rand(2, 3, 2), [address] * 3),
-        draw_strip([0, 10], torch.rand(2, 4, 4), title=long),
+        draw_head_importance(torch.rand(2, 2), [name, name], title=long),
+        draw_head_entropy([0, 10], torch.rand(2, 3, 2), [name] * 3),
+        draw_training_strip([0, 10], torch.rand(2, 4, 4), title=long),
     ):
         width, height = drawn(figure).canvas.get_width_height()
         for text in [figure._suptitle, *[axes.title for axes in figure.axes], *figure.axes[0].get_yticklabels()]:
@@ -78,7 +84,7 @@ def test_no_title_of_a_ranking_or_of_entropies_is_cut_off():
 
 def test_entropy_has_a_line_for_each_head_and_one_for_the_most():
     table = torch.rand(5, 2, 3)
-    figure = drawn(draw_entropy([0, 10, 20, 30, 40], table, ["a", "b"], most=math.log(16)))
+    figure = drawn(draw_head_entropy([0, 10, 20, 30, 40], table, ["a", "b"], maximum=math.log(16)))
     for layer, axes in enumerate(figure.axes[:2]):
         assert [line.get_ydata().tolist() for line in axes.get_lines()[:3]] == table[:, layer].T.double().tolist()
         assert axes.get_lines()[3].get_ydata()[0] == math.log(16)
@@ -86,7 +92,7 @@ def test_entropy_has_a_line_for_each_head_and_one_for_the_most():
 
 def test_a_strip_goes_from_the_first_to_the_last_step_on_one_scale():
     maps = torch.rand(20, 4, 4)
-    figure = drawn(draw_strip(list(range(0, 200, 10)), maps, most=5))
+    figure = drawn(draw_training_strip(list(range(0, 200, 10)), maps, max_panels=5))
     titles = [axes.get_title() for axes in figure.axes[:5]]
     assert (titles[0], titles[-1]) == ("step 0", "step 190")
     images = [image for axes in figure.axes for image in axes.get_images()]

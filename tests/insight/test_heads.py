@@ -5,7 +5,15 @@ import torch
 from torch import nn
 
 import clearhead
-from clearhead.insight.edit import class_token_mass, diagonality, distance, distances, edit, entropy, head_importance
+from clearhead.insight.edit import (
+    class_token_mass,
+    diagonality,
+    distance,
+    edit,
+    entropy,
+    head_importance,
+    pairwise_distances,
+)
 from clearhead.nn.attention import MultiHeadAttention
 
 
@@ -29,10 +37,10 @@ def test_distance_on_a_line():
 
 
 def test_distance_on_a_grid_is_the_straight_line():
-    steps = distances(12, (3, 4))
+    steps = pairwise_distances(12, (3, 4))
     assert steps[0, 11] == pytest.approx(math.hypot(2, 3))
     assert steps[1, 5] == 1
-    assert distances(12)[0, 11] == 11
+    assert pairwise_distances(12)[0, 11] == 11
 
 
 def test_a_class_token_stands_nowhere():
@@ -42,9 +50,9 @@ def test_a_class_token_stands_nowhere():
     weights[0, 0, 1:, 0] = 0.9  # nearly all to the class token: the rest still counts as a whole
     weights[0, 0, 1:, 1:] = 0.1 * patches
     assert distance(weights, (2, 2), class_token=True).item() == pytest.approx(
-        (distances(4, (2, 2)) * patches).sum(-1).mean().item()
+        (pairwise_distances(4, (2, 2)) * patches).sum(-1).mean().item()
     )
-    with pytest.raises(ValueError, match=r"2 x 2 has 4 patches, got 5 tokens; is there a class token"):
+    with pytest.raises(ValueError, match=r"2 x 2 has 4 patches, got 5 tokens; .*class_token=True"):
         distance(weights, (2, 2))
     with pytest.raises(ValueError, match="got 3 queries and 5 keys"):
         distance(weights[..., :3, :])
@@ -68,7 +76,7 @@ def test_diagonality_of_cross_attention_goes_from_corner_to_corner():
 def test_class_token_mass_is_the_weight_of_its_key():
     weights = torch.tensor([[[[0.5, 0.5], [0.3, 0.7]]]])
     assert class_token_mass(weights).item() == pytest.approx(0.4)
-    assert class_token_mass(weights, place=1).item() == pytest.approx(0.6)
+    assert class_token_mass(weights, index=1).item() == pytest.approx(0.6)
 
 
 class Heads(nn.Module):
@@ -79,7 +87,7 @@ class Heads(nn.Module):
         torch.manual_seed(0)
         self.first, self.second = MultiHeadAttention(8, 4), MultiHeadAttention(8, 2)
         with torch.no_grad():
-            self.first.output.weight[:, 4:6] = 0
+            self.first.out_proj.weight[:, 4:6] = 0
 
     def forward(self, x, scale=1.0):
         x = x + self.first(x)
@@ -98,13 +106,13 @@ def test_a_head_without_a_way_out_is_not_needed():
 def test_the_change_is_the_score_without_the_head_minus_with_it():
     model, x = Heads(), torch.randn(2, 5, 8)
     score = lambda output: output.square().mean()  # noqa: E731
-    found = clearhead.head_importance(model, (x, 3.0), score, to="uniform", addresses=["second"])
-    with torch.no_grad(), edit(model, "second", head=1, to="uniform"):
+    found = clearhead.head_importance(model, (x, 3.0), score, pattern="uniform", names=["second"])
+    with torch.no_grad(), edit(model, "second", head=1, pattern="uniform"):
         without = score(model(x, 3.0))
     assert found.shape == (1, 2)
     assert found[0, 1].item() == pytest.approx((without - score(model(x, 3.0))).item(), abs=1e-6)
 
 
 def test_a_score_is_one_number():
-    with pytest.raises(ValueError, match=r"a score is one number, got a tensor of shape \(2, 5, 8\); take its mean"):
+    with pytest.raises(ValueError, match=r"score must return a single number, got a tensor of shape \(2, 5, 8\)"):
         head_importance(Heads(), torch.randn(2, 5, 8), lambda output: output)

@@ -18,9 +18,9 @@ def test_the_output_is_bit_identical_and_weights_explain_it(kind):
     plain, seen = model(*inputs), look(model, *inputs)
     assert all(torch.equal(a, b) for a, b in zip(leaves(seen.output), leaves(plain), strict=True))
     assert max(seen.verify().values()) < 1e-5
-    for address in seen:
-        layer = seen[address]
-        assert layer.weights().shape == (layer.batch, layer.num_heads, layer.n_queries, layer.n_keys)
+    for name in seen:
+        layer = seen[name]
+        assert layer.weights().shape == (layer.batch, layer.num_heads, layer.num_queries, layer.num_keys)
         torch.testing.assert_close(layer.weights().sum(-1), torch.ones(layer.out.shape[:3]))
         assert layer.num_heads == 2
 
@@ -73,8 +73,8 @@ def test_the_grad_mode_is_the_callers(kind, grad):
     model, inputs = kind
     with torch.set_grad_enabled(grad):
         seen = look(model, *inputs)
-    for address in seen:
-        assert seen[address].out.requires_grad == seen[address].weights().requires_grad == grad
+    for name in seen:
+        assert seen[name].out.requires_grad == seen[name].weights().requires_grad == grad
 
 
 def test_attention_by_hand_is_seen_in_every_order_of_axes(by_hand, written):
@@ -122,18 +122,18 @@ def test_it_works_in_other_modes_of_torch(kind, mode):
     with mode():
         seen = look(model, *inputs)
         plain = model(*inputs)
-        for address in seen:
-            assert seen[address].weights().shape[-2:] == (seen[address].n_queries, seen[address].n_keys)
+        for name in seen:
+            assert seen[name].weights().shape[-2:] == (seen[name].num_queries, seen[name].num_keys)
     torch.testing.assert_close(leaves(seen.output)[0], leaves(plain)[0], rtol=0, atol=1e-5)
     assert max(seen.verify().values()) < 0.02
 
 
 def test_cross_attention_of_our_encoder_decoder():
-    config = Seq2SeqConfig(width=8, depth=1, num_heads=2, hidden=16, src_vocab_size=9, tgt_vocab_size=9)
+    config = Seq2SeqConfig(width=8, depth=1, num_heads=2, mlp_dim=16, src_vocab_size=9, tgt_vocab_size=9)
     model = Seq2Seq(config).eval()
     source, target = torch.randint(0, 9, (2, 6)), torch.randint(0, 9, (2, 4))
     seen = look(model, source, target)
-    assert [(layer.n_queries, layer.n_keys) for layer in map(seen.__getitem__, seen)] == [(6, 6), (4, 4), (4, 6)]
+    assert [(layer.num_queries, layer.num_keys) for layer in map(seen.__getitem__, seen)] == [(6, 6), (4, 4), (4, 6)]
     own = list(seen)[1]
     assert seen[own].weights().triu(1).count_nonzero() == 0  # no token sees a later one
     assert max(seen.verify().values()) < 1e-5
@@ -147,7 +147,7 @@ def test_a_classifiers_softmax_does_not_count(written):
 
 def test_a_model_without_attention_is_an_error_that_says_what_was_looked_for(written):
     with pytest.raises(
-        LookupError, match=r"no attention was seen in Classifier; looked for scaled_dot.*multiplies values"
+        LookupError, match=r"no attention was found in Classifier; looked for scaled_dot.*multiplies values"
     ):
         look(written.Classifier(), written.tokens())
     with pytest.raises(ValueError, match=r"look needs an nn\.Module and its inputs, got Tensor"):
@@ -176,9 +176,9 @@ def test_keep_bounds_what_is_kept(written):
     assert len(seen) == 1
     assert first in seen
     assert repr(seen).endswith("and 1 more, not kept")
-    with pytest.raises(LookupError, match=rf"'{last}' was not kept, only {first}; look with keep=\['{last}'\]"):
+    with pytest.raises(LookupError, match=rf"'{last}' was not kept, only {first}; use look\(keep=\['{last}'\]"):
         seen[last]
-    with pytest.raises(LookupError, match=rf"no attention at 'encoder.blocks.0.atention'; did you mean '{first}'\?"):
+    with pytest.raises(LookupError, match=rf"no attention named 'encoder.blocks.0.atention'; did you mean '{first}'\?"):
         look(model, x, keep=["encoder.blocks.0.atention"])
     with pytest.raises(ValueError, match=r'keep must be "all", "last" or a list'):
         look(model, x, keep="first")

@@ -102,6 +102,6 @@ def test_long_answers_are_computed_in_pieces(monkeypatch):
     q, k, v = torch.randn(3, 2, 3, 7, 4)
     seen = look(Kernel(), q, k, v, is_causal=True)
     whole, difference = seen["Kernel"].weights(), seen.verify()
-    monkeypatch.setattr("clearhead.insight.look.PIECE", 2 * 3 * 7 * 2)  # two rows
+    monkeypatch.setattr("clearhead.insight.look.CHUNK", 2 * 3 * 7 * 2)  # two rows
     torch.testing.assert_close(seen["Kernel"].weights(), whole)
     assert seen.verify()["Kernel"] == pytest.approx(difference["Kernel"], abs=1e-6)

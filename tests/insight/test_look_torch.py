@@ -62,10 +62,10 @@ def test_compiled_models_run_eagerly_for_the_pass_and_the_table_says_so(written,
         compiled = torch.compile(model, backend=backend)
     else:
         compiled = model
-        (model if how == "model.compile()" else model.encoder.blocks[1]).compile(backend=backend)
+        (model if how == "model.compile()" else model.blocks[1]).compile(backend=backend)
     seen = look(compiled, x)
     assert not calls
-    assert list(seen) == ["encoder.blocks.0.attention", "encoder.blocks.1.attention"]
+    assert list(seen) == ["blocks.0.attn", "blocks.1.attn"]
     assert repr(seen).count("compiled, ran eagerly") == (1 if how == "one block" else 2)
     torch.testing.assert_close(seen.output, plain, rtol=0, atol=1e-5)
     with torch.no_grad():

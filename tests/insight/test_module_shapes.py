@@ -74,7 +74,7 @@ def test_a_gpt_of_the_user():
     assert shapes["idx"].rows == (2, 5)
     assert shapes["blocks.2.q_per_head"].rows == (2, 5, 4, 4)
     assert shapes["blocks.2.weights"].rows == (2, 4, 5, 5)
-    assert shapes["never.weight"].what == "not used in this pass"
+    assert shapes["never.weight"].operation == "not used in this pass"
     outputs = seen_by_hooks(model, torch.zeros(2, 5, dtype=torch.long))
     assert len(outputs) > 10
     assert {name: shapes[name].rows for name in outputs} == outputs
@@ -99,13 +99,13 @@ class ConvNet(nn.Module):
 
 def test_pooling_and_means_are_called_by_their_names():
     shapes = module_shapes(ConvNet(), sizes=[(2, 3, 8, 8)])
-    assert (shapes["max_pool2d"].what, shapes["max_pool2d"].rows) == ("max pooling", (2, 8, 4, 4))
+    assert (shapes["max_pool2d"].operation, shapes["max_pool2d"].rows) == ("max pooling", (2, 8, 4, 4))
     assert shapes["relu"].rows == (2, 8, 4, 4)
-    assert (shapes["head.input"].what, shapes["head.input"].rows) == ("mean", (2, 8))
+    assert (shapes["head.input"].operation, shapes["head.input"].rows) == ("mean", (2, 8))
     stem = module_shapes(
         nn.Sequential(nn.Conv2d(3, 8, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 5)), sizes=[(2, 3, 8, 8)]
     )
-    assert stem["1.max_pool2d"].what == "max pooling"
+    assert stem["1.max_pool2d"].operation == "max pooling"
     assert stem["2"].rows == (2, 72)
 
 
@@ -177,7 +177,7 @@ def test_given_inputs_have_the_dtype_that_fits():
         ({"sizes": [(2, 4)], "dtypes": ["float"]}, r"GPT does not take \(2, 4\) float32"),
         ({"sizes": [(2, 4)], "dtypes": ["half"]}, "dtype must be one of float, .* got 'half'"),
         ({"sizes": [(2, 4)], "dtypes": ["long", "long"]}, "got 1 inputs and 2 dtypes"),
-        ({"width": 3}, r"GPT must take one of features \(5,7,3\)"),
+        ({"width": 3}, r"GPT accepts none of features \(5,7,3\)"),
     ],
 )
 def test_what_does_not_fit_is_one_line(given, message):

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from clearhead.insight import attribution as module
-from clearhead.insight.attribution import cells_of, deletion_area, deletion_curve, occlusion
+from clearhead.insight.attribution import deletion_auc, deletion_curve, grid_cells, occlusion
 
 
 class Corner(nn.Module):
@@ -37,7 +37,7 @@ def test_without_a_class_it_is_the_models_own_answer():
 
 def test_a_patch_of_the_mean_colour_is_hidden_by_nothing():
     assert occlusion(Corner(), IMAGES, (2, 2), 1, fill="mean").abs().max() == 0
-    with pytest.raises(ValueError, match="fill must be one of grey, mean, black, got 'white'"):
+    with pytest.raises(ValueError, match="fill must be one of gray, mean, black, got 'white'"):
         occlusion(Corner(), IMAGES, (2, 2), 1, fill="white")
 
 
@@ -49,12 +49,12 @@ def test_black_is_the_darkest_of_the_image_itself():
 
 
 def test_cells_cover_the_image_once():
-    cells = cells_of(torch.zeros(1, 3, 6, 8), (3, 2))
+    cells = grid_cells(torch.zeros(1, 3, 6, 8), (3, 2))
     assert cells.shape == (6, 6, 8)
     assert torch.equal(cells.sum(0), torch.ones(6, 8, dtype=torch.long))
     assert cells[1, :2, 4:].all()
     with pytest.raises(ValueError, match=r"got \(1, 3, 6, 8\) and 4 x 2"):
-        cells_of(torch.zeros(1, 3, 6, 8), (4, 2))
+        grid_cells(torch.zeros(1, 3, 6, 8), (4, 2))
 
 
 def test_the_curve_falls_when_the_patch_that_counts_is_hidden():
@@ -68,7 +68,7 @@ def test_the_curve_falls_when_the_patch_that_counts_is_hidden():
 
 def test_a_better_ranking_has_a_smaller_area():
     first = torch.tensor([[4.0, 3.0], [2.0, 1.0]]).expand(3, 2, 2)
-    good, bad = (deletion_area(deletion_curve(Corner(), IMAGES, ranking, 1)) for ranking in (first, -first))
+    good, bad = (deletion_auc(deletion_curve(Corner(), IMAGES, ranking, 1)) for ranking in (first, -first))
     assert (good < bad).all()
     before = (IMAGES[:, 0, 0, 0] * 4).sigmoid()
     assert torch.allclose(good, 0.5 + (before - 0.5) / 8)
@@ -76,13 +76,13 @@ def test_a_better_ranking_has_a_smaller_area():
 
 
 def test_rankings_need_one_map_for_each_image():
-    with pytest.raises(ValueError, match=r"a ranking is \(images, rows, columns\), got \(2, 2\) for 3 images"):
+    with pytest.raises(ValueError, match=r"ranking must be \(images, rows, columns\), got \(2, 2\) for 3 images"):
         deletion_curve(Corner(), IMAGES, torch.zeros(2, 2))
 
 
 def test_many_images_go_in_portions_and_other_outputs_can_be_read(monkeypatch):
     whole = occlusion(Corner(), IMAGES, (4, 4), 1)
-    monkeypatch.setattr(module, "AT_ONCE", 5)
+    monkeypatch.setattr(module, "MAX_BATCH", 5)
     assert torch.equal(occlusion(Corner(), IMAGES, (4, 4), 1), whole)
 
     class Wrapped(nn.Module):

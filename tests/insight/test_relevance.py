@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.insight.attribution import relevance, relevance_across, weight_gradient
+from clearhead.insight.attribution import relevance, relevance_encoder_decoder, weight_gradient
 from clearhead.insight.edit import edit
 from clearhead.insight.look import look
 from clearhead.nn.attention import MultiHeadAttention
@@ -29,7 +29,7 @@ class Stack(nn.Module):
 
 
 def slow_contributions(model, *inputs, score):
-    """relu(A * dA), with explicit weights and their own gradients, by address."""
+    """relu(A * dA), with explicit weights and their own gradients, by name."""
     kept = {}
     parts = {name: part for name, part in model.named_modules() if isinstance(part, MultiHeadAttention)}
     for name, part in parts.items():
@@ -107,7 +107,7 @@ def test_relevance_across_an_encoder_decoder():
     source, target = torch.randn(2, 4, 8, dtype=torch.double), torch.randn(2, 6, 8, dtype=torch.double)
     seen = look(model, source, target)
     encoder, *rest = list(seen)
-    to_target, to_source = relevance_across(
+    to_target, to_source = relevance_encoder_decoder(
         seen, seen.output[:, -1, 1], encoder=[encoder], decoder=rest[::2], cross=rest[1::2]
     )
     slow = slow_contributions(model, source, target, score=lambda output: output[:, -1, 1])
@@ -125,11 +125,11 @@ def test_relevance_across_an_encoder_decoder():
 def test_a_pass_without_gradients_cannot_be_explained():
     model, x = Stack(), torch.randn(1, 5, 8, dtype=torch.double)
     seen = look(model, x)
-    with pytest.raises(ValueError, match=r"the score must come from seen\.output, got one without a graph"):
+    with pytest.raises(ValueError, match=r"score must be computed from trace\.output"):
         relevance(seen, seen.output[:, 0].detach())
     with torch.no_grad():
         seen = look(model, x)
-    with pytest.raises(ValueError, match=r"needs a pass with gradients, got none for layers\.0; look again"):
+    with pytest.raises(ValueError, match=r"needs a pass with gradients, got none for layers\.0"):
         relevance(seen, seen.output[:, 0])
 
 
@@ -142,13 +142,13 @@ def test_on_any_model_the_gradient_is_what_a_change_of_the_weights_does(kind):
         return (first * torch.arange(first.numel()).view_as(first).sin()).sum()
 
     seen = look(model, *inputs)
-    for address in seen:
-        layer = seen[address]
+    for name in seen:
+        layer = seen[name]
         (d_out,) = torch.autograd.grad(score(seen.output), layer.call.raw_out, retain_graph=True)
         change = torch.randn_like(layer.weights()) * 1e-6
         outputs = []
         for sign in (1, -1):
-            with torch.no_grad(), edit(model, address, to=lambda weights, sign=sign: weights + sign * change):  # noqa: B023
+            with torch.no_grad(), edit(model, name, pattern=lambda weights, sign=sign: weights + sign * change):  # noqa: B023
                 outputs.append(score(model(*inputs)).item())
         expected = (weight_gradient(layer, d_out) * change).sum().item()
         assert (outputs[0] - outputs[1]) / 2 == pytest.approx(expected, rel=1e-4, abs=1e-11)

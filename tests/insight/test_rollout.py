@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from clearhead.insight.attribution import maximum, mean, rollout, rollout_across, to_answer
+from clearhead.insight.attribution import max_attention, mean_attention, output_map, rollout, rollout_encoder_decoder
 from clearhead.insight.look import look
 from clearhead.models.config import Seq2SeqConfig
 from clearhead.models.seq2seq import Seq2Seq
@@ -18,7 +18,7 @@ def layers():
 
 
 def test_rows_of_mean_and_rollout_sum_to_one(layers):
-    for aggregate in (mean, rollout):
+    for aggregate in (mean_attention, rollout):
         assert torch.allclose(aggregate(layers).sum(-1), torch.ones(2, 5, dtype=torch.double))
 
 
@@ -58,14 +58,14 @@ def test_a_pooling_query_has_no_residual_path(layers):
 
 def test_mean_and_maximum_over_all_layers_and_heads(layers):
     every = torch.stack(layers)  # (layers,B,H,Q,K)
-    assert torch.allclose(mean(layers), every.mean((0, 2)))
-    assert torch.equal(maximum(layers), every.amax((0, 2)))
+    assert torch.allclose(mean_attention(layers), every.mean((0, 2)))
+    assert torch.equal(max_attention(layers), every.amax((0, 2)))
 
 
 def test_the_answer_is_the_class_tokens_row_or_the_mean_row(layers):
     matrix = rollout(layers)
-    assert torch.equal(to_answer(matrix, class_token=True), matrix[:, 0, 1:])
-    assert torch.allclose(to_answer(matrix, class_token=False).sum(-1), torch.ones(2, dtype=torch.double))
+    assert torch.equal(output_map(matrix, class_token=True), matrix[:, 0, 1:])
+    assert torch.allclose(output_map(matrix, class_token=False).sum(-1), torch.ones(2, dtype=torch.double))
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def pair():
 
 
 def test_of_an_encoder_decoder_target_and_source_together_sum_to_one(pair):
-    target, source = rollout_across(**pair)
+    target, source = rollout_encoder_decoder(**pair)
     assert (target.shape, source.shape) == ((2, 6, 6), (2, 6, 4))
     assert torch.allclose(target.sum(-1) + source.sum(-1), torch.ones(2, 6, dtype=torch.double))
     assert source.min() > 0
@@ -87,31 +87,31 @@ def test_of_an_encoder_decoder_target_and_source_together_sum_to_one(pair):
 
 def test_one_decoder_layer_is_half_encoder_rollout_through_cross_attention(pair):
     one = {"encoder": pair["encoder"], "decoder": pair["decoder"][:1], "cross": pair["cross"][:1]}
-    target, source = rollout_across(**one)
+    target, source = rollout_encoder_decoder(**one)
     assert torch.allclose(source, pair["cross"][0].mean(1) @ rollout(pair["encoder"]) / 2)
     assert torch.allclose(target, rollout(pair["decoder"][:1]) / 2)
 
 
 def test_layers_that_do_not_fit_are_refused(layers, pair):
-    with pytest.raises(ValueError, match=r"as many queries as keys, but for a last one that pools, got 6 x 4, 4 x 4"):
+    with pytest.raises(ValueError, match=r"as many queries as keys, .* got 6 x 4, 4 x 4"):
         rollout([pair["cross"][0], pair["encoder"][0]])
     with pytest.raises(ValueError, match="layers of one shape, got 4 x 4, 5 x 5"):
-        mean([layers[0], pair["encoder"][0]])
-    with pytest.raises(ValueError, match="at least one layer, got none"):
+        mean_attention([layers[0], pair["encoder"][0]])
+    with pytest.raises(ValueError, match="at least one layer is needed, got none"):
         rollout([])
     with pytest.raises(ValueError, match="got 3, 1 and 2"):
-        rollout_across(pair["encoder"], pair["decoder"][:1], pair["cross"])
+        rollout_encoder_decoder(pair["encoder"], pair["decoder"][:1], pair["cross"])
 
 
 def test_from_what_look_saw_of_our_own_encoder_decoder():
     config = Seq2SeqConfig(width=8, depth=2, num_heads=2, src_vocab_size=5, tgt_vocab_size=5, decoder_depth=3)
     seen = look(Seq2Seq(config).eval(), torch.randint(0, 5, (2, 4)), torch.randint(0, 5, (2, 6)))
-    weights = {address: seen[address].weights() for address in seen}
-    encoder = [w for address, w in weights.items() if address.startswith("encoder")]
+    weights = {name: seen[name].weights() for name in seen}
+    encoder = [w for name, w in weights.items() if name.startswith("encoder")]
     decoder, cross = ([w for w in weights.values() if w.shape[-2:] == shape] for shape in ((6, 6), (6, 4)))
     assert (len(encoder), len(decoder), len(cross)) == (2, 3, 3)
-    target, source = rollout_across(encoder, decoder, cross)
+    target, source = rollout_encoder_decoder(encoder, decoder, cross)
     assert torch.allclose(target.sum(-1) + source.sum(-1), torch.ones(2, 6), atol=1e-5)
     assert target.triu(1).abs().max() == 0  # causal
-    with pytest.raises(ValueError, match="or those of an encoder-decoder to rollout_across"):
+    with pytest.raises(ValueError, match="use rollout_encoder_decoder"):
         rollout(seen)

@@ -1,4 +1,4 @@
-"""What was seen is asked by address, head and row; what is not there is answered with what there is."""
+"""What was seen is asked by name, head and row; what is not there is answered with what there is."""
 
 import math
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import nn
 
 from clearhead.insight.look import check_heads, check_rows, look
@@ -18,25 +19,23 @@ def seen(written):
 
 def test_the_table(seen):
     assert repr(seen).splitlines() == [
-        "address                     kernel  heads  queries x keys  note",
-        "encoder.blocks.0.attention  sdpa        2           5 x 5",
-        "encoder.blocks.1.attention  sdpa        2           5 x 5",
+        "name                        kernel  heads  queries x keys  note",
+        "blocks.0.attn  sdpa        2           5 x 5",
+        "blocks.1.attn  sdpa        2           5 x 5",
     ]
-    assert repr(seen["encoder.blocks.1.attention"]) == "encoder.blocks.1.attention: sdpa, 2 heads, 5 x 5"
+    assert repr(seen["blocks.1.attn"]) == "blocks.1.attn: sdpa, 2 heads, 5 x 5"
     assert len(seen) == 2
 
 
 def test_errors_list_what_there_is(seen):
-    with pytest.raises(
-        LookupError, match=r"no attention at 'encoder.blocks.0.attn'; did you mean 'encoder.blocks.0.attention'\?"
-    ):
-        seen["encoder.blocks.0.attn"]
-    layer = seen["encoder.blocks.0.attention"]
-    with pytest.raises(LookupError, match=r"no head 2 at 'encoder.blocks.0.attention'; its heads are 0 to 1"):
+    with pytest.raises(LookupError, match=r"no attention named 'blocks.0.attention'; did you mean 'blocks.0.attn'\?"):
+        seen["blocks.0.attention"]
+    layer = seen["blocks.0.attn"]
+    with pytest.raises(LookupError, match=r"head must be from 0 to 1 for 'blocks.0.attn', got 2"):
         layer.weights(head=2)
-    with pytest.raises(LookupError, match=r"no head -1 at"):
+    with pytest.raises(LookupError, match=r"head must be .* got -1"):
         layer.weights(head=[0, -1])
-    with pytest.raises(LookupError, match=r"no row 5 at .*; a row is a query, and its queries are 0 to 4"):
+    with pytest.raises(LookupError, match=r"rows .* from 0 to 4 .* got 5"):
         layer.weights(rows=[0, 5])
 
 
@@ -49,12 +48,12 @@ def test_heads_and_rows_may_be_given_in_any_way():
     assert check_rows([-1, 0], 3, "") == [2, 0]
     assert check_rows(torch.tensor([1]), 3, "") == [1]
     assert check_rows(slice(None, None, -1), 3, "") == [2, 1, 0]
-    with pytest.raises(LookupError, match="its heads are 0 alone"):
+    with pytest.raises(LookupError, match="head must be 0 for '', got 1"):
         check_heads(1, 1, "")
 
 
 def test_rows_in_any_order(seen):
-    layer = seen["encoder.blocks.0.attention"]
+    layer = seen["blocks.0.attn"]
     whole = layer.weights()
     torch.testing.assert_close(layer.weights(rows=[-1, 0, 2]), whole[:, :, [-1, 0, 2]])
     assert layer.weights(rows=[]).shape == (2, 2, 0, 5)
@@ -74,7 +73,7 @@ def test_the_gradient_of_the_output_times_the_values_is_that_of_the_weights(kind
     assert torch.is_grad_enabled()
     gradient = layer.gradient(score(seen.output)) @ layer.v.mT
     step = 1e-6 * torch.randn_like(gradient)
-    with edit(model, layer.address, to=lambda weights: weights + step):
+    with edit(model, layer.name, pattern=lambda weights: weights + step):
         moved = score(model(*inputs)) - score(seen.output)
     torch.testing.assert_close(moved, (gradient * step).sum(), rtol=1e-3, atol=1e-9)
 
@@ -89,3 +88,28 @@ def test_what_is_no_number_is_not_called_equal():
     assert look(Kernel(), q, k, v).verify()["Kernel"] < 1e-5
     v[0, 1, 2, 0] = torch.nan
     assert math.isnan(look(Kernel(), q, k, v).verify()["Kernel"])
+
+
+def test_plot_shows_all_layers_one_layer_or_one_head(seen):
+    first, second = seen
+    assert len([a for a in seen.plot().axes if a.get_images()]) == 4
+    assert len([a for a in seen.plot(second).axes if a.get_images()]) == 2
+    figure = seen.plot(first, head=1, example=1, queries=list("abcde"))
+    (image,) = figure.axes[0].get_images()
+    np.testing.assert_allclose(image.get_array(), seen[first].weights(1)[1, 0].detach())
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == list("abcde")
+    assert f"{first}, head 1" in figure.get_suptitle().replace("\n", " ")
+    with pytest.raises(ValueError, match="name of a layer"):
+        seen.plot(head=1)
+
+
+def test_save_writes_the_weights_by_name(seen, tmp_path):
+    first, second = seen
+    saved = load_file(seen.save(tmp_path / "new" / "all.safetensors"))
+    assert list(saved) == [first, second]
+    assert torch.equal(saved[second], seen[second].weights())
+    assert list(load_file(seen.save(str(tmp_path / "one.safetensors"), [first]))) == [first]
+    with pytest.raises(ValueError, match=r"\.safetensors, got 'all\.npz'"):
+        seen.save(tmp_path / "all.npz")
+    with pytest.raises(LookupError, match="no attention named 'third'"):
+        seen.save(tmp_path / "all.safetensors", ["third"])

@@ -1,4 +1,4 @@
-"""A tensor that came from a softmax is followed, whatever is done to it, until it is no longer rows of shares."""
+"""The result of a softmax is tracked through every operation that keeps its rows."""
 
 import gc
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from clearhead.insight.softmaxes import SoftmaxTracker, dropout_rate, is_in_place, moved_axis
+from clearhead.insight.softmaxes import SoftmaxTracker, axis_after_shape_op, dropout_rate, is_in_place
 
-SHARES = torch.rand(2, 3, 4, 5).softmax(-1)
+WEIGHTS = torch.rand(2, 3, 4, 5).softmax(-1)
 
 MOVES = {
     "transpose": (lambda x: x.transpose(1, 3), 1),
@@ -28,88 +28,88 @@ MOVES = {
 
 
 @pytest.mark.parametrize(("move", "axis"), MOVES.values(), ids=MOVES)
-def test_the_axis_of_the_softmax_is_found_again(move, axis):
-    assert moved_axis(move, SHARES, 3, (SHARES,), {}, move(SHARES)) == axis
+def test_the_softmax_axis_is_found_after_a_shape_operation(move, axis):
+    assert axis_after_shape_op(move, WEIGHTS, 3, (WEIGHTS,), {}, move(WEIGHTS)) == axis
 
 
-def test_a_single_key_is_found_too():
-    shares = torch.ones(2, 3, 4, 1)
+def test_the_softmax_axis_of_a_single_key_is_found():
+    weights = torch.ones(2, 3, 4, 1)
     for move, axis in (
         (lambda x: x.transpose(1, 3), 1),
         (lambda x: x.view(6, 4, 1), 2),
         (lambda x: x.flatten(0, 1), 2),
     ):
-        assert moved_axis(move, shares, 3, (shares,), {}, move(shares)) == axis
+        assert axis_after_shape_op(move, weights, 3, (weights,), {}, move(weights)) == axis
 
 
 def started():
-    trails, shares = SoftmaxTracker(), SHARES.clone()
-    trails.start(shares, (shares, -1), {})
-    return trails, shares
+    tracker, weights = SoftmaxTracker(), WEIGHTS.clone()
+    tracker.start(weights, (weights, -1), {})
+    return tracker, weights
 
 
-def test_steps_after_dropout_are_also_done_to_the_twin():
-    trails, shares = started()
+def test_operations_after_dropout_are_also_applied_to_the_undropped_tensor():
+    tracker, weights = started()
     torch.manual_seed(0)
-    dropped = trails.follow("dropout", F.dropout, (shares, 0.5, True), {})
+    dropped = tracker.call("dropout", F.dropout, (weights, 0.5, True), {})
     hidden = torch.arange(5) == 0
-    masked = trails.follow("masked_fill", torch.Tensor.masked_fill, (dropped, hidden, 0.0), {})
-    joined = trails.follow("flatten", torch.flatten, (masked, 0, 1), {})
-    trail = trails.of(joined)
-    assert torch.equal(trail.twin, SHARES.masked_fill(hidden, 0.0).flatten(0, 1))
-    assert not torch.equal(joined, trail.twin)
-    assert (trail.axis, trail.dropout, trail.n_joined(joined.shape)) == (2, 0.5, 3)
+    masked = tracker.call("masked_fill", torch.Tensor.masked_fill, (dropped, hidden, 0.0), {})
+    joined = tracker.call("flatten", torch.flatten, (masked, 0, 1), {})
+    result = tracker.get(joined)
+    assert torch.equal(result.undropped, WEIGHTS.masked_fill(hidden, 0.0).flatten(0, 1))
+    assert not torch.equal(joined, result.undropped)
+    assert (result.axis, result.dropout, result.merged_heads(joined.shape)) == (2, 0.5, 3)
 
 
 @pytest.mark.parametrize("in_place", [True, False])
-def test_the_twin_is_not_changed_by_dropout_in_place_nor_the_models_tensor_by_us(in_place):
-    trails, shares = started()
-    dropped = trails.follow("dropout", F.dropout, (shares, 0.5, True, in_place), {})
-    assert torch.equal(trails.of(dropped).twin, SHARES)
-    trails.follow("mul_", torch.Tensor.mul_, (dropped, 3.0), {})
-    torch.testing.assert_close(trails.of(dropped).twin, 3 * SHARES)
-    assert torch.equal(shares, SHARES) != in_place
+def test_in_place_dropout_changes_only_the_tensor_of_the_model(in_place):
+    tracker, weights = started()
+    dropped = tracker.call("dropout", F.dropout, (weights, 0.5, True, in_place), {})
+    assert torch.equal(tracker.get(dropped).undropped, WEIGHTS)
+    tracker.call("mul_", torch.Tensor.mul_, (dropped, 3.0), {})
+    torch.testing.assert_close(tracker.get(dropped).undropped, 3 * WEIGHTS)
+    assert torch.equal(weights, WEIGHTS) != in_place
 
 
-def test_without_dropout_the_tensor_itself_is_what_is_asked_for():
-    trails, shares = started()
-    out = trails.follow("to", torch.Tensor.to, (shares, torch.float64), {})
-    assert trails.of(out).before_dropout(out) is out
-    out = trails.follow("dropout", F.dropout, (shares, 0.5, False), {})
-    assert trails.of(out).dropout == 0
+def test_without_dropout_the_undropped_tensor_is_the_tensor_itself():
+    tracker, weights = started()
+    out = tracker.call("to", torch.Tensor.to, (weights, torch.float64), {})
+    assert tracker.get(out).before_dropout(out) is out
+    out = tracker.call("dropout", F.dropout, (weights, 0.5, False), {})
+    assert tracker.get(out).dropout == 0
 
 
-def test_a_factor_of_another_shape_ends_the_trail():
-    trails, shares = started()
-    out = trails.follow("mul", torch.mul, (shares, torch.ones(7, 1, 1, 1, 1)), {})
-    assert trails.of(out) is None
+def test_a_factor_of_another_shape_ends_the_tracking():
+    tracker, weights = started()
+    out = tracker.call("mul", torch.mul, (weights, torch.ones(7, 1, 1, 1, 1)), {})
+    assert tracker.get(out) is None
     gate = torch.rand(2, 3).softmax(-1)
-    trails.start(gate, (gate,), {"dim": -1})
-    out = trails.follow("linear", F.linear, (gate, torch.ones(4, 3)), {})
-    assert trails.of(out) is None  # it mixes the shares themselves
+    tracker.start(gate, (gate,), {"dim": -1})
+    out = tracker.call("linear", F.linear, (gate, torch.ones(4, 3)), {})
+    assert tracker.get(out) is None  # it mixes the keys
 
 
-def test_what_is_gone_is_forgotten():
-    trails, shares = started()
-    assert len(trails) == 1
-    del shares
+def test_entries_are_removed_with_their_tensors():
+    tracker, weights = started()
+    assert len(tracker) == 1
+    del weights
     gc.collect()
-    assert len(trails) == 0
+    assert len(tracker) == 0
 
 
-def test_the_rate_of_dropout_is_read_from_its_call():
-    keep = torch.zeros_like(SHARES)
+def test_dropout_rate_is_read_from_the_call():
+    keep = torch.zeros_like(WEIGHTS)
     keep[0] = 4 / 3
-    assert dropout_rate("dropout", SHARES, (SHARES, 0.3), {}) == 0.3
-    assert dropout_rate("dropout", SHARES, (SHARES,), {"p": 0.2, "training": False}) == 0
-    assert dropout_rate("mul", SHARES, (SHARES, keep), {}) == pytest.approx(0.25)
-    assert dropout_rate("mul", SHARES, (SHARES, (keep > 0).float()), {}) == 0  # a mask
-    assert dropout_rate("mul", SHARES, (SHARES, torch.rand_like(SHARES) + 1), {}) == 0
-    assert dropout_rate("masked_fill", SHARES, (SHARES, keep), {}) == 0
-    assert dropout_rate("mul", SHARES.to("meta"), (SHARES.to("meta"), keep.to("meta")), {}) == 0
+    assert dropout_rate("dropout", WEIGHTS, (WEIGHTS, 0.3), {}) == 0.3
+    assert dropout_rate("dropout", WEIGHTS, (WEIGHTS,), {"p": 0.2, "training": False}) == 0
+    assert dropout_rate("mul", WEIGHTS, (WEIGHTS, keep), {}) == pytest.approx(0.25)
+    assert dropout_rate("mul", WEIGHTS, (WEIGHTS, (keep > 0).float()), {}) == 0  # a mask
+    assert dropout_rate("mul", WEIGHTS, (WEIGHTS, torch.rand_like(WEIGHTS) + 1), {}) == 0
+    assert dropout_rate("masked_fill", WEIGHTS, (WEIGHTS, keep), {}) == 0
+    assert dropout_rate("mul", WEIGHTS.to("meta"), (WEIGHTS.to("meta"), keep.to("meta")), {}) == 0
 
 
-def test_names_tell_what_is_done_in_place():
+def test_in_place_operations_are_recognized_by_name():
     assert is_in_place("mul_", (), {})
     assert is_in_place("__imul__", (), {})
     assert not is_in_place("__mul__", (), {})

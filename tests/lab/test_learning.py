@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.data.vocab import IGNORED
+from clearhead.data.vocab import IGNORE_INDEX
 from clearhead.lab import training
 from clearhead.lab.learning import accuracy, budgets_of, learning_curve, mean_over_seeds, seeds_of, train_recipe
 
@@ -31,7 +31,7 @@ def test_budgets_rise_and_have_at_least_one_step():
 
 def test_ignored_targets_do_not_count():
     def task(random, n):
-        return torch.eye(2), torch.tensor([0, IGNORED])
+        return torch.eye(2), torch.tensor([0, IGNORE_INDEX])
 
     assert accuracy(nn.Identity(), task, seed=0) == 1
 
@@ -51,5 +51,5 @@ def test_each_number_is_averaged_over_the_seeds():
 def test_lab_models_are_trained_in_float32_on_every_processor(has_bf16, monkeypatch):
     """With bfloat16 where the processor has it, the claim `augmentation` was refuted there and held elsewhere."""
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bf16)
-    for setup in (training.trained(2, 100, 1, seed=0), train_recipe("mnist-plain", {"data.limit": 200}, 1)):
-        assert setup.made_with()["precision"] == "float32"
+    for ctx in (training.trained(2, 100, 1, seed=0), train_recipe("mnist-plain", {"data.limit": 200}, 1)):
+        assert ctx.environment()["precision"] == "float32"

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from clearhead.data.dataset import SequencePairs
-from clearhead.data.vocab import BEGIN, END, IGNORED, PAD
+from clearhead.data.vocab import BOS, EOS, IGNORE_INDEX, PAD
 from clearhead.lab import recurrence
 from clearhead.lab.lstm import DIGITS, NAMES, TRANSFORMER, WITH, WITHOUT
 from clearhead.lab.recurrence import LETTERS, SideBySide, accuracies, pronouncing, reversal
@@ -19,22 +19,22 @@ def random():
 def test_the_last_answer_is_the_first_digit_read(random):
     rows, targets = reversal(5)(random, 40)
     assert torch.equal(rows[:, :5].flip(1), targets)
-    assert (rows[:, 5] == BEGIN).all()
+    assert (rows[:, 5] == BOS).all()
     assert torch.equal(rows[:, 6:], targets[:, :-1])
     assert len(targets.unique()) == DIGITS
-    assert targets.min() > END
+    assert targets.min() > EOS
 
 
 def test_words_are_all_of_one_length_and_their_phones_need_not_be(random):
     words = [[LETTER] * n for n in (LETTERS - 1, LETTERS, LETTERS, LETTERS + 1)]
-    phones = [[PHONE] * n + [END] for n in (1, 3, 2, 9)]
+    phones = [[PHONE] * n + [EOS] for n in (1, 3, 2, 9)]
     rows, targets = pronouncing(SequencePairs.of(words, phones))(random, 20)
     assert rows.shape[1] == LETTERS + targets.shape[1]
     assert (rows[:, :LETTERS] == LETTER).all()
-    assert {tuple(row) for row in targets.tolist()} == {(PHONE, PHONE, PHONE, END), (PHONE, PHONE, END, IGNORED)}
+    assert {tuple(row) for row in targets.tolist()} == {(PHONE, PHONE, PHONE, EOS), (PHONE, PHONE, EOS, IGNORE_INDEX)}
     assert {tuple(row) for row in rows[:, LETTERS:].tolist()} == {
-        (BEGIN, PHONE, PHONE, PHONE),
-        (BEGIN, PHONE, PHONE, END),
+        (BOS, PHONE, PHONE, PHONE),
+        (BOS, PHONE, PHONE, EOS),
     }
     assert PAD not in rows
 
@@ -51,14 +51,14 @@ class Echo(nn.Module):
 
 
 def test_a_row_is_divided_into_source_and_target():
-    rows = torch.tensor([[3, 4, 5, BEGIN, 6, 7]])
+    rows = torch.tensor([[3, 4, 5, BOS, 6, 7]])
     assert SideBySide(Echo(), 3)(rows).argmax(-1).tolist() == [[3, 4, 5]]
 
 
-@pytest.mark.parametrize(("targets", "share"), [([3, 4, 5], 1.0), ([3, 9, 9], 1 / 3), ([3, 9, IGNORED], 1 / 2)])
+@pytest.mark.parametrize(("targets", "share"), [([3, 4, 5], 1.0), ([3, 9, 9], 1 / 3), ([3, 9, IGNORE_INDEX], 1 / 2)])
 def test_right_tokens_are_counted_where_one_is_asked_for(targets, share):
     def task(random, n):
-        return torch.tensor([[3, 4, 5, BEGIN, 6, 7]] * n), torch.tensor([targets] * n)
+        return torch.tensor([[3, 4, 5, BOS, 6, 7]] * n), torch.tensor([targets] * n)
 
     assert accuracies(Echo(), 3, task, task, budgets=[2], seed=0) == [pytest.approx(share)]
 

@@ -6,17 +6,17 @@ import torch
 
 from clearhead import LanguageModel
 from clearhead.models.config import LanguageConfig
-from clearhead.models.generate import Beam
+from clearhead.models.generate import Beam, Greedy
 
 END = 2
 
 
 def language(seed):
     torch.manual_seed(seed)
-    config = LanguageConfig(width=8, depth=1, num_heads=2, n_tokens=4, positions="rotary", tie_weights=False)
+    config = LanguageConfig(width=8, depth=1, num_heads=2, vocab_size=4, pos_embed="rotary", tie_weights=False)
     model = LanguageModel(config).double()
     with torch.no_grad():
-        model.head.weight.mul_(2)
+        model.lm_head.weight.mul_(2)
     return model
 
 
@@ -27,7 +27,7 @@ def prompts(n=3):
 @torch.no_grad()
 def best_by_exhaustion(model, prompt, n_tokens, penalty):
     """Of all sequences that end, or are n_tokens long, and are as probable as the greedy one, the best by its rank."""
-    greedy = model.generate(prompt[None], n_tokens=n_tokens, end=END).scores.item()
+    greedy = model.generate(prompt[None], max_new_tokens=n_tokens, eos_id=END).scores.item()
     ranks = {}
     for ids in product(range(4), repeat=n_tokens):
         length = ids.index(END) + 1 if END in ids else n_tokens
@@ -48,7 +48,8 @@ def test_a_beam_of_one_is_greedy(seed, end):
         return Beam(1).search(writers(1), prompt, n_tokens, end)
 
     greedy, beam, searched = (
-        language(seed).generate(prompts(), *how, n_tokens=6, end=end) for how in ((), (Beam(1),), (search,))
+        language(seed).generate(prompts(), strategy=how, max_new_tokens=6, eos_id=end)
+        for how in (Greedy(), Beam(1), search)
     )
     assert torch.equal(greedy.candidates, beam.candidates)
     assert torch.equal(greedy.candidates, searched.candidates[..., : greedy.candidates.shape[-1]])
@@ -61,7 +62,7 @@ def test_a_beam_of_one_is_greedy(seed, end):
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
 def test_a_wide_beam_finds_the_best_of_all(seed, penalty):
     model, n_tokens = language(seed), 3
-    out = model.generate(prompts(), Beam(40, penalty), n_tokens=n_tokens, end=END)
+    out = model.generate(prompts(), strategy=Beam(40, penalty), max_new_tokens=n_tokens, eos_id=END)
     for row, prompt in enumerate(prompts()):
         best, rank = best_by_exhaustion(model, prompt, n_tokens, penalty)
         length = out.lengths[row, 0].item()
@@ -74,8 +75,8 @@ def test_a_wide_beam_finds_the_best_of_all(seed, penalty):
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0])
 def test_a_beam_is_never_worse_than_greedy(seed, size, penalty):
     how = Beam(size, penalty)
-    greedy = language(seed).generate(prompts(), n_tokens=8, end=END)
-    beam = language(seed).generate(prompts(), how, n_tokens=8, end=END)
+    greedy = language(seed).generate(prompts(), max_new_tokens=8, eos_id=END)
+    beam = language(seed).generate(prompts(), strategy=how, max_new_tokens=8, eos_id=END)
     assert (how.rank(beam.scores, beam.lengths)[:, 0] >= how.rank(greedy.scores, greedy.lengths)[:, 0] - 1e-9).all()
     assert (beam.scores[:, 0] >= greedy.scores[:, 0] - 1e-9).all()
 
@@ -84,7 +85,7 @@ def test_longer_answers_that_are_less_probable_than_the_greedy_one_come_after_it
     n_behind = 0
     for seed in range(12):
         how, model = Beam(5), language(seed)
-        out, greedy = (model.generate(prompts(), *way, n_tokens=6, end=END) for way in ((how,), ()))
+        out, greedy = (model.generate(prompts(), strategy=way, max_new_tokens=6, eos_id=END) for way in (how, Greedy()))
         behind = out.scores < greedy.scores - 1e-9
         assert not behind[:, 0].any()
         assert (behind[:, :-1] <= behind[:, 1:]).all()
@@ -95,13 +96,13 @@ def test_longer_answers_that_are_less_probable_than_the_greedy_one_come_after_it
 
 
 def test_candidates_are_different():
-    out = language(3).generate(prompts(), Beam(5), n_tokens=6, end=END)
+    out = language(3).generate(prompts(), strategy=Beam(5), max_new_tokens=6, eos_id=END)
     for candidates in out.candidates:
         assert len({tuple(ids) for ids in candidates.tolist()}) == 5
 
 
 def test_a_beam_wider_than_all_there_is_marks_the_empty_places():
-    out = language(0).generate(prompts(), Beam(9), n_tokens=1, end=END)
+    out = language(0).generate(prompts(), strategy=Beam(9), max_new_tokens=1, eos_id=END)
     assert out.scores.isfinite().sum(1).tolist() == [4, 4, 4]
 
 

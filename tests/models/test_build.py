@@ -9,8 +9,8 @@ CONFIG = PredictorConfig(
     width=4,
     depth=4,
     num_heads=1,
-    n_inputs=2,
-    n_outputs=2,
+    in_features=2,
+    out_features=2,
     dropout=0.1,
     attention_dropout=0.2,
     mlp_dropout=0.3,
@@ -19,15 +19,15 @@ CONFIG = PredictorConfig(
 
 
 def test_stochastic_depth_grows_to_the_last_block():
-    rates = [block.around_attention.drop_path for block in build.build_encoder(CONFIG).blocks]
+    rates = [block.drop1.drop_path for block in build.build_encoder_blocks(CONFIG)]
     torch.testing.assert_close(rates, [0.1, 0.2, 0.3, 0.4])
 
 
 def test_each_dropout_stands_in_its_place():
-    block = build.build_decoder(CONFIG, 1).blocks[0]
-    assert block.attention.dropout == block.cross_attention.dropout == 0.2
-    assert block.feedforward.dropout.p == 0.3
-    assert block.around_attention.dropout.p == block.around_cross_attention.dropout.p == 0.1
+    block = build.build_decoder_blocks(CONFIG, 1)[0]
+    assert block.self_attn.dropout == block.cross_attn.dropout == 0.2
+    assert block.mlp.dropout.p == 0.3
+    assert block.drop1.dropout.p == block.drop2.dropout.p == 0.1
 
 
 def test_beta_and_the_output_projection_reach_attention():
@@ -35,15 +35,15 @@ def test_beta_and_the_output_projection_reach_attention():
 
     attention = build.build_attention(replace(CONFIG, beta=2.0, output_projection=False))
     assert attention.beta == 2.0
-    assert isinstance(attention.output, torch.nn.Identity)
+    assert isinstance(attention.out_proj, torch.nn.Identity)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_the_eps_of_the_config_reaches_every_layer_norm(norm):
     stack = {"width": 4, "depth": 2, "num_heads": 1, "norm": norm, "norm_eps": 1e-3}
     for config, n_norms in (
-        (PredictorConfig(**stack, n_inputs=2, n_outputs=2, head_mlp_dim=3, head_norm=True), 2 * 2 + 1),
-        (LanguageConfig(**stack, n_tokens=2), 2 * 2),
+        (PredictorConfig(**stack, in_features=2, out_features=2, head_mlp_dim=3, head_norm=True), 2 * 2 + 1),
+        (LanguageConfig(**stack, vocab_size=2), 2 * 2),
         (Seq2SeqConfig(**stack, src_vocab_size=2, tgt_vocab_size=2), 2 * 2 + 2 * 3),
     ):
         model = build_model(config)

@@ -36,7 +36,7 @@ def test_a_derived_config_is_checked_again():
         ),
         ({"depth": 0}, r"depth must be a whole number above 0, got 0"),
         ({"width": 8.0}, r"width must be a whole number above 0, got 8\.0"),
-        ({"hidden": 0}, r"hidden must be a whole number above 0"),
+        ({"mlp_dim": 0}, r"mlp_dim must be a whole number above 0"),
         ({"norm": "middle"}, r"norm must be one of pre, post, none, got 'middle'"),
         ({"activation": "swish"}, r"activation must be one of gelu, relu, got 'swish'"),
         ({"dropout": 1.0}, r"dropout must be a number of at least 0 and below 1, got 1\.0"),
@@ -60,13 +60,13 @@ def test_a_stack_refuses_what_does_not_fit(fields, message):
     [
         ({"image_size": 9}, r"image_size must be a multiple of patch_size, got 9 x 9 and 4"),
         ({"image_size": (8, 6)}, r"got 8 x 6 and 4"),
-        ({"tokenizer": "words"}, r"tokenizer must be one of patches, convolutions, stem"),
-        ({"tokenizer": "convolutions", "patch_size": 1}, r"patch size must be 2, 4, 8"),
-        ({"tokenizer": "stem", "patch_size": 1}, r"patch size must be 2, 4, 8"),
-        ({"readout": "each"}, r"readout must be one of class, mean, attention"),
-        ({"positions": "alibi"}, r"positions must be one of learned, sinusoidal, rotary, none"),
-        ({"positions": "rotary", "num_heads": 4}, r"multiple of 4, got 2"),
-        ({"positions": "sinusoidal", "width": 6}, r"multiple of 4, got 6"),
+        ({"patch_embed": "words"}, r"patch_embed must be one of patch, conv, conv-stem"),
+        ({"patch_embed": "conv", "patch_size": 1}, r"patch_size .* must be 2, 4, 8"),
+        ({"patch_embed": "conv-stem", "patch_size": 1}, r"patch_size .* must be 2, 4, 8"),
+        ({"pooling": "each"}, r"pooling must be one of cls, mean, attention"),
+        ({"pos_embed": "alibi"}, r"pos_embed must be one of learned, sinusoidal, rotary, none"),
+        ({"pos_embed": "rotary", "num_heads": 4}, r"multiple of 4, got 2"),
+        ({"pos_embed": "sinusoidal", "width": 6}, r"multiple of 4, got 6"),
         ({"num_classes": 0}, r"num_classes must be"),
         ({"head_mlp_dim": -3}, r"head_mlp_dim must be a whole number of at least 0, got -3"),
         ({"image_size": "16"}, r"image_size must be a number or \(height, width\), got '16'"),
@@ -88,15 +88,15 @@ def test_a_vision_config_refuses_what_does_not_fit(fields, message):
 )
 def test_a_predictor_config_refuses_what_does_not_fit(fields, message):
     with pytest.raises(ValueError, match=message):
-        PredictorConfig(**{"width": 8, "depth": 1, "num_heads": 2, "n_inputs": 2, "n_outputs": 2, **fields})
+        PredictorConfig(**{"width": 8, "depth": 1, "num_heads": 2, "in_features": 2, "out_features": 2, **fields})
 
 
 @pytest.mark.parametrize("positions", ["rotary", "sinusoidal"])
 def test_sequence_positions_need_an_even_width(positions):
-    stack = {"width": 3, "depth": 1, "num_heads": 1, "positions": positions}
+    stack = {"width": 3, "depth": 1, "num_heads": 1, "pos_embed": positions}
     for make in (
-        lambda: PredictorConfig(**stack, n_inputs=2, n_outputs=2),
-        lambda: LanguageConfig(**stack, n_tokens=2),
+        lambda: PredictorConfig(**stack, in_features=2, out_features=2),
+        lambda: LanguageConfig(**stack, vocab_size=2),
         lambda: Seq2SeqConfig(**stack, src_vocab_size=2, tgt_vocab_size=2),
     ):
         with pytest.raises(ValueError, match="got 3"):
@@ -105,7 +105,7 @@ def test_sequence_positions_need_an_even_width(positions):
 
 def test_the_feed_forward_net_is_four_times_as_wide_unless_told_otherwise():
     assert VISION.mlp_width == 4 * VISION.width
-    assert replace(VISION, hidden=5).mlp_width == 5
+    assert replace(VISION, mlp_dim=5).mlp_width == 5
 
 
 def test_a_config_comes_back_from_json():

@@ -10,10 +10,10 @@ STACK = {"width": 4, "depth": 1, "num_heads": 1}
 @pytest.mark.parametrize(
     ("config", "model"),
     [
-        (PredictorConfig(**STACK, n_inputs=2, n_outputs=2), SequencePredictor),
+        (PredictorConfig(**STACK, in_features=2, out_features=2), SequencePredictor),
         (VisionConfig(**STACK, image_size=4, patch_size=2, num_classes=2), VisionTransformer),
         (Seq2SeqConfig(**STACK, src_vocab_size=2, tgt_vocab_size=2), Seq2Seq),
-        (LanguageConfig(**STACK, n_tokens=2), LanguageModel),
+        (LanguageConfig(**STACK, vocab_size=2), LanguageModel),
     ],
 )
 def test_each_config_builds_its_model(config, model):

@@ -8,12 +8,12 @@ from clearhead.models.presets import bert_cifar
 from clearhead.models.vit import BERT
 
 
-def build(depth, first_weights):
+def build(depth, init):
     torch.manual_seed(0)
     return VisionTransformer(
         VisionConfig(
             width=64, depth=depth, num_heads=4, norm="post", image_size=16, patch_size=4, num_classes=5,
-            first_weights=first_weights,
+            init=init,
         )
     )  # fmt: skip
 
@@ -32,13 +32,13 @@ def test_what_passes_by_survives_twelve_norms():
     """The share of an image's own difference from another that is left behind the blocks, norms after each sum."""
     images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     left = {}
-    for first_weights in ("xavier", "bert"):
-        model = build(12, first_weights).eval()
+    for init in ("xavier", "bert"):
+        model = build(12, init).eval()
         with torch.no_grad():
-            tokens = model.positions(model.tokenize(images), (4, 4))
+            tokens = model.pos_embed(model.patch_embed(images), (4, 4))
             tokens = tokens / tokens.std(-1, keepdim=True)
-            behind = model.encoder(tokens)
-        left[first_weights] = torch.cosine_similarity(
+            behind = model.norm(nn.Sequential(*model.blocks)(tokens))
+        left[init] = torch.cosine_similarity(
             (tokens[0] - tokens[1]).flatten(), (behind[0] - behind[1]).flatten(), dim=0
         ).item()
     assert left["bert"] > 0.9
@@ -46,5 +46,5 @@ def test_what_passes_by_survives_twelve_norms():
 
 
 def test_a_word_that_is_no_way_to_start_is_answered():
-    with pytest.raises(ValueError, match="first_weights must be one of xavier, bert, got 'orthogonal'"):
+    with pytest.raises(ValueError, match="init must be one of xavier, bert, got 'orthogonal'"):
         build(1, "orthogonal")

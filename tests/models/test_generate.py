@@ -13,14 +13,14 @@ END = 3
 def sharpened(model):
     """Random weights whose answers differ clearly from token to token."""
     with torch.no_grad():
-        model.head.weight.mul_(3)
+        model.lm_head.weight.mul_(3)
     return model.double()
 
 
-def language(positions="rotary", seed=0, **fields):
+def language(pos_embed="rotary", seed=0, **fields):
     torch.manual_seed(seed)
     config = LanguageConfig(
-        width=16, depth=2, num_heads=2, n_tokens=7, positions=positions, tie_weights=False, **fields
+        width=16, depth=2, num_heads=2, vocab_size=7, pos_embed=pos_embed, tie_weights=False, **fields
     )
     return sharpened(LanguageModel(config))
 
@@ -52,11 +52,11 @@ STRATEGIES = [
 
 
 @pytest.mark.parametrize("how", STRATEGIES, ids=str)
-@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "alibi"])
-def test_a_cache_changes_no_token(how, positions):
-    model = language(positions)
-    cached = model.generate(prompts(), how, n_tokens=8, end=END)
-    plain = model.generate(prompts(), how, n_tokens=8, end=END, use_cache=False)
+@pytest.mark.parametrize("pos_embed", ["learned", "sinusoidal", "rotary", "alibi"])
+def test_a_cache_changes_no_token(how, pos_embed):
+    model = language(pos_embed)
+    cached = model.generate(prompts(), strategy=how, max_new_tokens=8, eos_id=END)
+    plain = model.generate(prompts(), strategy=how, max_new_tokens=8, eos_id=END, use_cache=False)
     assert torch.equal(cached.candidates, plain.candidates)
     assert torch.equal(cached.lengths, plain.lengths)
     torch.testing.assert_close(cached.scores, plain.scores)
@@ -65,8 +65,8 @@ def test_a_cache_changes_no_token(how, positions):
 @pytest.mark.parametrize("how", STRATEGIES, ids=str)
 def test_a_cache_changes_no_token_of_a_translation(how):
     model, source = seq2seq(), torch.randint(0, 6, (4, 5), generator=torch.Generator().manual_seed(5))
-    options = {"begin": 0, "end": END, "n_tokens": 8, "source_lengths": torch.tensor([5, 2, 3, 1])}
-    cached, plain = (model.generate(source, how, **options, use_cache=use) for use in (True, False))
+    options = {"bos_id": 0, "eos_id": END, "max_new_tokens": 8, "source_lengths": torch.tensor([5, 2, 3, 1])}
+    cached, plain = (model.generate(source, strategy=how, **options, use_cache=use) for use in (True, False))
     assert torch.equal(cached.candidates, plain.candidates)
     torch.testing.assert_close(cached.scores, plain.scores)
 
@@ -74,7 +74,7 @@ def test_a_cache_changes_no_token_of_a_translation(how):
 @pytest.mark.parametrize("how", STRATEGIES, ids=str)
 def test_the_score_is_the_models_own(how):
     model = language()
-    out = model.generate(prompts(), how, n_tokens=8, end=END)
+    out = model.generate(prompts(), strategy=how, max_new_tokens=8, eos_id=END)
     for row, prompt in enumerate(prompts()):
         for ids, length, score in zip(out.candidates[row], out.lengths[row], out.scores[row], strict=True):
             torch.testing.assert_close(own_score(model, prompt, ids, length), score)
@@ -84,10 +84,10 @@ def test_the_score_is_the_models_own(how):
 def test_a_batch_answers_as_its_examples_alone(how):
     model, source = seq2seq(), torch.randint(0, 6, (64, 5), generator=torch.Generator().manual_seed(5))
     lengths = torch.tensor([5, 2, 3, 1, 4, 5, 3, 2]).repeat(8)
-    together = model.generate(source, how, begin=0, end=END, n_tokens=8, source_lengths=lengths)
+    together = model.generate(source, strategy=how, bos_id=0, eos_id=END, max_new_tokens=8, source_lengths=lengths)
     for row in range(0, 64, 7):
         length = lengths[row]
-        alone = model.generate(source[row : row + 1, :length], how, begin=0, end=END, n_tokens=8)
+        alone = model.generate(source[row : row + 1, :length], strategy=how, bos_id=0, eos_id=END, max_new_tokens=8)
         n = alone.ids.shape[1]
         assert torch.equal(together.candidates[row, :, :n], alone.candidates[0])
         assert (together.candidates[row, :, n:] == END).all()
@@ -95,7 +95,7 @@ def test_a_batch_answers_as_its_examples_alone(how):
 
 
 def test_what_follows_the_end_is_the_end():
-    out = language(seed=1).generate(prompts(20), Sampling(temperature=2.0), n_tokens=12, end=END)
+    out = language(seed=1).generate(prompts(20), strategy=Sampling(temperature=2.0), max_new_tokens=12, eos_id=END)
     assert (out.lengths < 12).any()
     for ids, length in zip(out.ids, out.lengths[:, 0], strict=True):
         assert (ids[: length - 1] != END).all()
@@ -104,7 +104,7 @@ def test_what_follows_the_end_is_the_end():
 
 def test_greedy_takes_the_likeliest_token_each_time():
     model, ids = language(), prompts()
-    out = model.generate(ids, n_tokens=5)
+    out = model.generate(ids, max_new_tokens=5)
     for step in range(5):
         with torch.no_grad():
             assert torch.equal(model(ids)[:, -1].argmax(-1), out.ids[:, step])
@@ -116,7 +116,7 @@ def test_sampling_follows_the_models_distribution():
     prompt = prompts(1).expand(n, -1)
     with torch.no_grad():
         expected = model(prompt[:1])[0, -1].softmax(-1)
-    drawn = model.generate(prompt, Sampling(), n_tokens=1).ids[:, 0]
+    drawn = model.generate(prompt, strategy=Sampling(), max_new_tokens=1).ids[:, 0]
     shares = torch.bincount(drawn, minlength=7) / n
     assert (shares - expected).abs().max() < 4 * math.sqrt(0.25 / n)
     assert expected.max() < 0.9
@@ -124,8 +124,10 @@ def test_sampling_follows_the_models_distribution():
 
 def test_the_seed_decides_the_sample():
     model = language()
-    first, again, other = (model.generate(prompts(), Sampling(seed=s), n_tokens=12).ids for s in (1, 1, 2))
-    free, freer = (model.generate(prompts(), Sampling(), n_tokens=12).ids for _ in range(2))
+    first, again, other = (
+        model.generate(prompts(), strategy=Sampling(seed=s), max_new_tokens=12).ids for s in (1, 1, 2)
+    )
+    free, freer = (model.generate(prompts(), strategy=Sampling(), max_new_tokens=12).ids for _ in range(2))
     assert not torch.equal(free, freer)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -133,9 +135,9 @@ def test_the_seed_decides_the_sample():
 
 def test_a_low_temperature_and_the_top_one_are_greedy():
     model = language()
-    greedy = model.generate(prompts(), n_tokens=6).ids
+    greedy = model.generate(prompts(), max_new_tokens=6).ids
     for how in (Sampling(temperature=1e-4), Sampling(temperature=1e-300), Sampling(top_k=1), Sampling(top_p=1e-6)):
-        assert torch.equal(model.generate(prompts(), how, n_tokens=6).ids, greedy)
+        assert torch.equal(model.generate(prompts(), strategy=how, max_new_tokens=6).ids, greedy)
 
 
 def test_top_k_and_top_p_keep_the_right_tokens():
@@ -151,7 +153,7 @@ def test_top_k_and_top_p_keep_the_right_tokens():
 def test_generation_leaves_the_model_in_its_stage():
     model = language(dropout=0.5).train()
     model.dropout.eval()
-    first, again = (model.generate(prompts(), n_tokens=6).ids for _ in range(2))
+    first, again = (model.generate(prompts(), max_new_tokens=6).ids for _ in range(2))
     assert torch.equal(first, again)
     assert model.training
     assert not model.dropout.training
@@ -168,12 +170,12 @@ def test_generation_leaves_the_model_in_its_stage():
         (lambda m: Sampling(seed=2**63), "seed must be a whole number"),
         (lambda m: Sampling(top_k=0), "top_k must be at least 1"),
         (lambda m: Sampling(top_p=1.5), "top_p must be above 0 and at most 1, got 1.5"),
-        (lambda m: m.generate(prompts()[0], n_tokens=2), r"a prompt must be ids \(batch, length\)"),
-        (lambda m: m.generate(prompts(length=0), n_tokens=2), "at least one token"),
-        (lambda m: m.generate(prompts(n=0), n_tokens=2), "for one example"),
-        (lambda m: m.generate(prompts(), n_tokens=2, end=1.5), "end must be an id from 0 to 6, got 1.5"),
-        (lambda m: m.generate(prompts(), n_tokens=0), "n_tokens must be at least 1, got 0"),
-        (lambda m: m.generate(prompts(), n_tokens=2, end=7), "end must be an id from 0 to 6, got 7"),
+        (lambda m: m.generate(prompts()[0], max_new_tokens=2), r"a prompt must be ids \(batch, length\)"),
+        (lambda m: m.generate(prompts(length=0), max_new_tokens=2), "at least one token"),
+        (lambda m: m.generate(prompts(n=0), max_new_tokens=2), "for one example"),
+        (lambda m: m.generate(prompts(), max_new_tokens=2, eos_id=1.5), "eos_id must be an id from 0 to 6, got 1.5"),
+        (lambda m: m.generate(prompts(), max_new_tokens=0), "max_new_tokens must be at least 1, got 0"),
+        (lambda m: m.generate(prompts(), max_new_tokens=2, eos_id=7), "eos_id must be an id from 0 to 6, got 7"),
     ],
 )
 def test_bad_input_is_refused(call, message):
@@ -183,4 +185,4 @@ def test_bad_input_is_refused(call, message):
 
 def test_a_learned_table_says_when_it_is_full():
     with pytest.raises(ValueError, match="must fit the learned position table of 5 rows, got 11"):
-        language("learned", context=5).generate(prompts(), n_tokens=9)
+        language("learned", context_length=5).generate(prompts(), max_new_tokens=9)

@@ -7,7 +7,7 @@ from clearhead import LanguageModel
 from clearhead.models.config import LanguageConfig
 from clearhead.nn.cache import DecoderCache
 
-CONFIG = LanguageConfig(width=8, depth=2, num_heads=2, n_tokens=7, context=10)
+CONFIG = LanguageConfig(width=8, depth=2, num_heads=2, vocab_size=7, context_length=10)
 POSITIONS = ["sinusoidal", "learned", "rotary", "alibi", "none"]
 
 
@@ -21,9 +21,9 @@ def ids():
     return torch.randint(0, 7, (3, 6), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
-def test_a_prefix_is_blind_to_its_suffix(ids, positions):
-    model = build(positions=positions)
+@pytest.mark.parametrize("pos_embed", POSITIONS)
+def test_a_prefix_is_blind_to_its_suffix(ids, pos_embed):
+    model = build(pos_embed=pos_embed)
     other = torch.cat([ids[:, :3], (ids[:, 3:] + 1) % 7], dim=1)
     before, after = model(ids), model(other)
     torch.testing.assert_close(before[:, :3], after[:, :3], rtol=0, atol=1e-12)
@@ -31,10 +31,10 @@ def test_a_prefix_is_blind_to_its_suffix(ids, positions):
     assert (before[:, 3:] - after[:, 3:]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("pos_embed", POSITIONS)
 @pytest.mark.parametrize("pieces", [[1] * 6, [4, 1, 1], [2, 3, 1]])
-def test_cached_pieces_equal_the_whole(ids, positions, pieces):
-    model, cache = build(positions=positions), DecoderCache(2)
+def test_cached_pieces_equal_the_whole(ids, pos_embed, pieces):
+    model, cache = build(pos_embed=pos_embed), DecoderCache(2)
     with torch.no_grad():
         parts = [model(piece, cache=cache) for piece in ids.split(pieces, dim=1)]
         torch.testing.assert_close(torch.cat(parts, dim=1), model(ids))
@@ -51,7 +51,7 @@ def test_the_head_on_the_features_is_the_model(ids, tie_weights):
     model = build(tie_weights=tie_weights)
     features = model.features(ids)
     assert features.shape == (3, 6, 8)
-    logits = model.head(features, model.embed.weight) if tie_weights else model.head(features)
+    logits = features @ model.tok_embed.weight.T if tie_weights else model.lm_head(features)
     assert torch.equal(logits, model(ids))
     states = model.features(inputs_embeds=model.tokens(ids), all_layers=True)
     assert len(states) == 3
@@ -79,7 +79,7 @@ def test_a_tied_table_is_saved_once():
 def test_a_tied_table_learns_from_both_ends(ids):
     model = build(tie_weights=True)
     model(ids).logsumexp(-1).sum().backward()
-    assert (model.embed.weight.grad != 0).all()
+    assert (model.tok_embed.weight.grad != 0).all()
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from clearhead import SequencePredictor, masks
 from clearhead.models.config import PredictorConfig
 
-CONFIG = PredictorConfig(width=8, depth=2, num_heads=2, n_inputs=5, n_outputs=3, context=6)
+CONFIG = PredictorConfig(width=8, depth=2, num_heads=2, in_features=5, out_features=3, context_length=6)
 POSITIONS = ["sinusoidal", "learned", "rotary", "alibi", "none"]
-WHOLE = ["class", "mean", "attention"]
+WHOLE = ["cls", "mean", "attention"]
 
 
 def build(**fields):
@@ -22,11 +22,11 @@ def ids():
     return torch.randint(0, 5, (3, 6), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("readout", ["each", *WHOLE])
-def test_logits_for_each_token_or_for_the_whole(ids, positions, readout):
-    logits = build(positions=positions, readout=readout)(ids)
-    assert logits.shape == ((3, 6, 3) if readout == "each" else (3, 3))
+@pytest.mark.parametrize("pos_embed", POSITIONS)
+@pytest.mark.parametrize("pooling", ["none", *WHOLE])
+def test_logits_for_each_token_or_for_the_whole(ids, pos_embed, pooling):
+    logits = build(pos_embed=pos_embed, pooling=pooling)(ids)
+    assert logits.shape == ((3, 6, 3) if pooling == "none" else (3, 3))
 
 
 def test_an_id_is_a_one_hot_vector(ids):
@@ -39,35 +39,35 @@ def test_embeddings_may_come_from_elsewhere(ids):
     torch.testing.assert_close(model(inputs_embeds=model.embed(ids)), model(ids))
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("readout", ["each", *WHOLE])
-def test_padding_never_changes_what_is_real(ids, positions, readout):
-    model, lengths = build(positions=positions, readout=readout), torch.tensor([2, 6, 4])
+@pytest.mark.parametrize("pos_embed", POSITIONS)
+@pytest.mark.parametrize("pooling", ["none", *WHOLE])
+def test_padding_never_changes_what_is_real(ids, pos_embed, pooling):
+    model, lengths = build(pos_embed=pos_embed, pooling=pooling), torch.tensor([2, 6, 4])
     real = torch.arange(6) < lengths[:, None]
     other = torch.where(real, ids, (ids + 1) % 5)
     assert not torch.equal(ids, other)
     before, after = model(ids, lengths=lengths), model(other, lengths=lengths)
-    if readout == "each":
+    if pooling == "none":
         before, after = before[real], after[real]
     torch.testing.assert_close(before, after, rtol=0, atol=1e-12)
     short = model(ids[:1, :2])
-    torch.testing.assert_close(short[0], before[:2] if readout == "each" else before[0])
+    torch.testing.assert_close(short[0], before[:2] if pooling == "none" else before[0])
 
 
-@pytest.mark.parametrize("readout", WHOLE)
-def test_without_positions_the_whole_does_not_depend_on_the_order(ids, readout):
+@pytest.mark.parametrize("pooling", WHOLE)
+def test_without_positions_the_whole_does_not_depend_on_the_order(ids, pooling):
     order = torch.tensor([3, 0, 5, 1, 4, 2])
-    model = build(positions="none", readout=readout)
+    model = build(pos_embed="none", pooling=pooling)
     torch.testing.assert_close(model(ids), model(ids[:, order]))
-    moved = build(positions="learned", readout=readout)
+    moved = build(pos_embed="learned", pooling=pooling)
     with torch.no_grad():
-        moved.positions.table.mul_(50)
+        moved.pos_embed.table.mul_(50)
     assert (moved(ids) - moved(ids[:, order])).abs().max() > 1e-3
 
 
 def test_without_positions_each_answer_moves_with_its_token(ids):
     order = torch.tensor([3, 0, 5, 1, 4, 2])
-    model = build(positions="none")
+    model = build(pos_embed="none")
     torch.testing.assert_close(model(ids)[:, order], model(ids[:, order]))
 
 
@@ -81,7 +81,7 @@ def test_a_causal_mask_hides_the_suffix(ids):
 
 def test_a_mask_is_widened_for_the_class_token(ids):
     """A mask that forbids everything leaves each token alone with the class token."""
-    model = build(readout="class")
+    model = build(pooling="cls")
     nobody = torch.zeros(6, 6, dtype=torch.bool)
     assert model(ids, mask=nobody).shape == (3, 3)
     torch.testing.assert_close(model(ids, mask=torch.ones(1, 1, dtype=torch.bool)), model(ids))
@@ -94,13 +94,13 @@ def test_dropout_acts_in_training_only(ids):
     assert torch.equal(model(ids), model(ids))
 
 
-@pytest.mark.parametrize("readout", ["each", *WHOLE])
-def test_the_head_on_the_pooled_features_is_the_model(ids, readout):
-    model, lengths, mask = build(readout=readout, depth=3), torch.tensor([2, 6, 4]), masks.causal(6)
+@pytest.mark.parametrize("pooling", ["none", *WHOLE])
+def test_the_head_on_the_pooled_features_is_the_model(ids, pooling):
+    model, lengths, mask = build(pooling=pooling, depth=3), torch.tensor([2, 6, 4]), masks.causal(6)
     features = model.features(ids, lengths=lengths, mask=mask)
-    assert features.shape == (3, 6 + (readout == "class"), 8)
+    assert features.shape == (3, 6 + (pooling == "cls"), 8)
     present = masks.padding(lengths, 6)[:, 0, 0]
-    assert torch.equal(model.head(model.readout(features, present)), model(ids, lengths=lengths, mask=mask))
+    assert torch.equal(model.head(model.pool(features, present)), model(ids, lengths=lengths, mask=mask))
     states = model.features(inputs_embeds=model.embed(ids), lengths=lengths, mask=mask, all_layers=True)
     assert len(states) == 4
     torch.testing.assert_close(states[-1], features)
@@ -140,7 +140,7 @@ def test_input_dropout_leaves_embeddings_from_elsewhere_alone(ids):
 
 def test_the_head_may_have_a_norm():
     model = build(head_mlp_dim=4, head_norm=True, norm_eps=1e-4)
-    assert [name for name, _ in model.head.named_children()] == ["widen", "norm", "dropout", "narrow"]
+    assert [name for name, _ in model.head.named_children()] == ["fc1", "norm", "dropout", "fc2"]
     assert (model.head.norm.normalized_shape, model.head.norm.eps) == ((4,), 1e-4)
 
 
@@ -153,8 +153,8 @@ def test_the_head_may_have_a_norm():
         (lambda m: m(torch.full((1, 2), -1)), "ids must be from 0 to 4, got -1"),
         (lambda m: m(torch.zeros(2, dtype=torch.long)), r"ids must be \(batch, length\), got shape \(2,\)"),
         (lambda m: m(torch.zeros(1, 2, dtype=torch.bool)), "ids must be whole numbers, got torch.bool"),
-        (lambda m: m(torch.zeros(1, 2, 4)), r"features must have 5 numbers per token .* got shape \(1, 2, 4\)"),
-        (lambda m: m(inputs_embeds=torch.zeros(1, 2, 9)), "inputs_embeds must have 8 numbers per token"),
+        (lambda m: m(torch.zeros(1, 2, 4)), r"last dimension of features must be 5, got shape \(1, 2, 4\)"),
+        (lambda m: m(inputs_embeds=torch.zeros(1, 2, 9)), "last dimension of inputs_embeds must be 8"),
         (lambda m: m(torch.zeros(1, 7, dtype=torch.long)), "must fit the learned position table of 6 rows"),
         (
             lambda m: m(torch.zeros(1, 2, dtype=torch.long), lengths=torch.tensor([3])),
@@ -167,5 +167,5 @@ def test_the_head_may_have_a_norm():
 )
 def test_bad_input_is_refused_in_one_line(call, message):
     with pytest.raises(ValueError, match=message) as caught:
-        call(build(positions="learned"))
+        call(build(pos_embed="learned"))
     assert "\n" not in str(caught.value)

@@ -12,9 +12,9 @@ def count(name):
 
 def test_bert_cifar_is_r0_6():
     config = bert_cifar()
-    assert (config.image_size, config.patch_size, config.channels, config.num_classes) == (32, 4, 3, 10)
+    assert (config.image_size, config.patch_size, config.in_channels, config.num_classes) == (32, 4, 3, 10)
     assert (config.width, config.depth, config.num_heads, config.mlp_width) == (256, 12, 8, 1024)
-    assert (config.norm, config.activation, config.positions, config.readout) == ("post", "gelu", "learned", "class")
+    assert (config.norm, config.activation, config.pos_embed, config.pooling) == ("post", "gelu", "learned", "cls")
     assert (config.dropout, config.attention_dropout, config.mlp_dropout) == (0.1, 0.1, 0.0)
     assert config.embed_norm
     assert config.norm_eps == 1e-12
@@ -22,7 +22,7 @@ def test_bert_cifar_is_r0_6():
     with torch.device("meta"):
         model = build_model(config)
         tokens = []
-        model.encoder.blocks[0].register_forward_pre_hook(lambda _, args: tokens.append(args[0].shape))
+        model.blocks[0].register_forward_pre_hook(lambda _, args: tokens.append(args[0].shape))
         assert model(torch.empty(192, 3, 32, 32)).shape == (192, 10)
     assert tokens == [(192, 65, 256)]
 
@@ -30,16 +30,16 @@ def test_bert_cifar_is_r0_6():
 def test_reverse_is_r2_5():
     config = reverse()
     assert (config.width, config.depth, config.num_heads) == (32, 1, 1)
-    assert (config.n_inputs, config.n_outputs, config.positions, config.readout) == (10, 10, "sinusoidal", "each")
+    assert (config.in_features, config.out_features, config.pos_embed, config.pooling) == (10, 10, "sinusoidal", "none")
     assert build_model(config)(torch.zeros(2, 16, dtype=torch.long)).shape == (2, 16, 10)
 
 
 def test_plain_mnist_is_r3_1():
     config = plain_mnist()
-    assert (config.width, config.depth, config.num_heads, config.patch_size, config.hidden) == (64, 4, 1, 7, 64)
-    assert (config.norm, config.positions, config.readout, config.output_projection) == ("none", "none", "class", False)
+    assert (config.width, config.depth, config.num_heads, config.patch_size, config.mlp_dim) == (64, 4, 1, 7, 64)
+    assert (config.norm, config.pos_embed, config.pooling, config.output_projection) == ("none", "none", "cls", False)
     names = [name for name, _ in build_model(config).named_parameters()]
-    assert not [name for name in names if "norm" in name or "positions" in name or "attention.output" in name]
+    assert not [name for name in names if "norm" in name or "pos_embed" in name or "out_proj" in name]
 
 
 def test_the_plain_model_cannot_tell_shuffled_patches():

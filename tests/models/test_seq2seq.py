@@ -7,7 +7,9 @@ from clearhead import Seq2Seq
 from clearhead.models.config import Seq2SeqConfig
 from clearhead.nn.cache import DecoderCache
 
-CONFIG = Seq2SeqConfig(width=8, depth=2, num_heads=2, src_vocab_size=5, tgt_vocab_size=7, decoder_depth=3, context=10)
+CONFIG = Seq2SeqConfig(
+    width=8, depth=2, num_heads=2, src_vocab_size=5, tgt_vocab_size=7, decoder_depth=3, context_length=10
+)
 POSITIONS = ["sinusoidal", "learned", "rotary", "alibi", "none"]
 LENGTHS = torch.tensor([2, 6, 4])
 
@@ -27,9 +29,9 @@ def target():
     return torch.randint(0, 7, (3, 4), generator=torch.Generator().manual_seed(2))
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
-def test_a_target_prefix_is_blind_to_its_suffix(source, target, positions):
-    model = build(positions=positions)
+@pytest.mark.parametrize("pos_embed", POSITIONS)
+def test_a_target_prefix_is_blind_to_its_suffix(source, target, pos_embed):
+    model = build(pos_embed=pos_embed)
     other = torch.cat([target[:, :2], (target[:, 2:] + 1) % 7], dim=1)
     before, after = model(source, target), model(source, other)
     assert before.shape == (3, 4, 7)
@@ -37,9 +39,9 @@ def test_a_target_prefix_is_blind_to_its_suffix(source, target, positions):
     assert (before[:, 2:] - after[:, 2:]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
-def test_source_padding_never_changes_the_answer(source, target, positions):
-    model = build(positions=positions)
+@pytest.mark.parametrize("pos_embed", POSITIONS)
+def test_source_padding_never_changes_the_answer(source, target, pos_embed):
+    model = build(pos_embed=pos_embed)
     real = torch.arange(6) < LENGTHS[:, None]
     other = torch.where(real, source, (source + 1) % 5)
     before = model(source, target, source_lengths=LENGTHS)
@@ -48,9 +50,9 @@ def test_source_padding_never_changes_the_answer(source, target, positions):
     assert (model(source, target) - model(other, target)).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
-def test_cached_decoding_equals_the_whole(source, target, positions):
-    model, cache = build(positions=positions), DecoderCache(3)
+@pytest.mark.parametrize("pos_embed", POSITIONS)
+def test_cached_decoding_equals_the_whole(source, target, pos_embed):
+    model, cache = build(pos_embed=pos_embed), DecoderCache(3)
     with torch.no_grad():
         memory = model.encode(source, source_lengths=LENGTHS)
         steps = [model.decode(t, memory, source_lengths=LENGTHS, cache=cache) for t in target.split(1, dim=1)]
@@ -78,7 +80,7 @@ def test_it_compiles_whole_with_padding(source, target):
 
 
 def test_every_parameter_learns(source, target):
-    model = build(positions="learned")
+    model = build(pos_embed="learned")
     model(source, target).square().sum().backward()
     assert not [name for name, p in model.named_parameters() if p.grad is None]
 

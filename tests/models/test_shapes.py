@@ -18,26 +18,26 @@ from clearhead.models.recorder import record
 from clearhead.models.shapes import Shapes, as_text, count, shapes
 from clearhead.nn.attention import MultiHeadAttention, attend_reference
 
-STACK = {"width": 8, "depth": 2, "num_heads": 2, "hidden": 12}
+STACK = {"width": 8, "depth": 2, "num_heads": 2, "mlp_dim": 12}
 VISION = VisionConfig(**STACK, image_size=(8, 12), patch_size=4, num_classes=3)
-PREDICTOR = PredictorConfig(**STACK, n_inputs=5, n_outputs=3, context=6)
-SEQ2SEQ = Seq2SeqConfig(**STACK, src_vocab_size=7, tgt_vocab_size=9, context=6, tie_weights=True)
-LANGUAGE = LanguageConfig(**STACK, n_tokens=11, context=6)
+PREDICTOR = PredictorConfig(**STACK, in_features=5, out_features=3, context_length=6)
+SEQ2SEQ = Seq2SeqConfig(**STACK, src_vocab_size=7, tgt_vocab_size=9, context_length=6, tie_weights=True)
+LANGUAGE = LanguageConfig(**STACK, vocab_size=11, context_length=6)
 
 SMALL = {
     "vision": VISION,
-    "vision, stem": replace(VISION, tokenizer="stem"),
-    "vision, convolutions": replace(VISION, tokenizer="convolutions", positions="sinusoidal", readout="mean"),
-    "vision, rotary": replace(VISION, positions="rotary", readout="attention", embed_norm=True, head_mlp_dim=5),
-    "vision, plain": replace(VISION, norm="none", output_projection=False, positions="none"),
+    "vision, stem": replace(VISION, patch_embed="conv-stem"),
+    "vision, convolutions": replace(VISION, patch_embed="conv", pos_embed="sinusoidal", pooling="mean"),
+    "vision, rotary": replace(VISION, pos_embed="rotary", pooling="attention", embed_norm=True, head_mlp_dim=5),
+    "vision, plain": replace(VISION, norm="none", output_projection=False, pos_embed="none"),
     "vision, beta inf": replace(VISION, beta=float("inf")),
     "predictor": PREDICTOR,
-    "predictor, learned": replace(PREDICTOR, positions="learned", readout="class", norm="post", activation="relu"),
-    "predictor, alibi": replace(PREDICTOR, positions="alibi", readout="attention"),
+    "predictor, learned": replace(PREDICTOR, pos_embed="learned", pooling="cls", norm="post", activation="relu"),
+    "predictor, alibi": replace(PREDICTOR, pos_embed="alibi", pooling="attention"),
     "seq2seq": SEQ2SEQ,
     "seq2seq, one table": replace(SEQ2SEQ, src_vocab_size=9, decoder_depth=1, norm="post"),
     "language": LANGUAGE,
-    "language, rotary": replace(LANGUAGE, positions="rotary", tie_weights=False),
+    "language, rotary": replace(LANGUAGE, pos_embed="rotary", tie_weights=False),
 }
 small = pytest.mark.parametrize("config", SMALL.values(), ids=SMALL)
 
@@ -45,7 +45,7 @@ small = pytest.mark.parametrize("config", SMALL.values(), ids=SMALL)
 def real_inputs(config, batch=2):
     match config:
         case VisionConfig():
-            return {"images": torch.randn(batch, config.channels, *config.image_shape)}
+            return {"images": torch.randn(batch, config.in_channels, *config.image_shape)}
         case Seq2SeqConfig():
             return {"source": torch.randint(7, (batch, 4)), "target": torch.randint(7, (batch, 6))}
     return {"ids": torch.randint(5, (batch, 6))}
@@ -75,7 +75,7 @@ def test_r1_3_equals_a_real_pass():
         return out
 
     layer = MultiHeadAttention(768, 12, attend=keeping)
-    layer.output.register_forward_pre_hook(lambda module, args: kept.update(z=args[0]))
+    layer.out_proj.register_forward_pre_hook(lambda module, args: kept.update(z=args[0]))
     layer(torch.randn(1, 5, 768))
     seen = shapes(AttentionConfig(width=768, num_heads=12), length=5)
     for name in ("q", "k", "v"):
@@ -88,23 +88,23 @@ def test_r1_3_equals_a_real_pass():
 def test_r1_1_tokens_as_columns():
     seen = shapes(AttentionConfig(width=768), length=6)
     assert seen["tokens"].columns == (768, 6)
-    for name in ("query", "key", "value"):
+    for name in ("q_proj", "k_proj", "v_proj"):
         assert seen[f"{name}.weight"].columns == (768, 768)
         assert seen[name].columns == (768, 6)
     assert seen["weights"].columns == (6, 6)
-    assert seen["output"].columns == (768, 6)
+    assert seen["out_proj"].columns == (768, 6)
 
 
 def test_r0_1_key_and_value_widths():
     seen = shapes(AttentionConfig(width=256, key_width=64, value_width=256), length=5)
-    assert seen["key.weight"].rows == (256, 64)
-    assert seen["value.weight"].rows == (256, 256)
+    assert seen["k_proj.weight"].rows == (256, 64)
+    assert seen["v_proj.weight"].rows == (256, 256)
     assert seen["z"].rows == (1, 5, 256)
 
 
 def test_columns_of_attention_to_a_memory_are_keys_by_queries():
     seen = same_shapes(SEQ2SEQ)
-    weights = seen["decoder.blocks.0.cross_attention.weights"]
+    weights = seen["decoder.blocks.0.cross_attn.weights"]
     assert weights.rows == (2, 2, 6, 4)
     assert weights.columns == (2, 4, 6)
 
@@ -145,8 +145,8 @@ def test_names_are_unique(config):
 def test_every_preset(name):
     seen = shapes(name)
     assert seen.parameters == sum(tensor.parameters for tensor in seen.tensors)
-    stack = "stack" if isinstance(seen.config, LanguageConfig) else "encoder"
-    assert seen[f"{stack}.blocks.{seen.config.depth - 1}.attention.weights"].multiply_adds > 0
+    stack = "encoder." if isinstance(seen.config, Seq2SeqConfig) else ""
+    assert seen[f"{stack}blocks.{seen.config.depth - 1}.attn.weights"].multiply_adds > 0
 
 
 def test_multiply_adds_of_a_vision_transformer_by_hand():
@@ -194,10 +194,10 @@ def test_recording_leaves_the_model_as_it_was():
 
 def test_a_tied_table_counts_once():
     seen = shapes(LANGUAGE)
-    assert seen["embed.weight"].parameters == LANGUAGE.n_tokens * LANGUAGE.width
-    assert seen["head.weight"].parameters == 0
-    assert seen["head.weight"].what == "tied to embed.weight"
-    assert shapes(replace(LANGUAGE, tie_weights=False))["head.weight"].parameters > 0
+    assert seen["tok_embed.weight"].parameters == LANGUAGE.vocab_size * LANGUAGE.width
+    assert seen["weight"].parameters == 0
+    assert seen["weight"].operation == "tied to tok_embed.weight"
+    assert shapes(replace(LANGUAGE, tie_weights=False))["lm_head.weight"].parameters > 0
 
 
 @small
@@ -212,9 +212,9 @@ def test_json_round_trip(config):
 def test_equal_blocks_are_folded_unless_asked_for():
     deep = shapes(replace(VISION, depth=5))
     folded, full = as_text(deep.table()), as_text(deep.table(every_block=True))
-    assert "encoder.blocks.1-4: the same" in folded
-    assert "encoder.blocks.3" not in folded
-    assert "encoder.blocks.3" in full
+    assert "blocks.1-4: the same" in folded
+    assert "blocks.3" not in folded
+    assert "blocks.3" in full
     one_block = sum(t.parameters for t in deep.tensors if t.name.startswith("encoder.blocks.2."))
     assert any(line.startswith("encoder.blocks.1-4") and count(4 * one_block) in line for line in folded.splitlines())
 

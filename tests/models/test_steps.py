@@ -81,7 +81,9 @@ def test_heads_are_those_of_multi_head_attention(heads, causal):
     torch.manual_seed(0)
     x, w_q, w_k, w_v, w_o = torch.randn(5, 4, 4, dtype=torch.float64)
     layer = MultiHeadAttention(4, heads, bias=False).double()
-    for linear, weight in zip((layer.query, layer.key, layer.value, layer.output), (w_q, w_k, w_v, w_o), strict=True):
+    for linear, weight in zip(
+        (layer.q_proj, layer.k_proj, layer.v_proj, layer.out_proj), (w_q, w_k, w_v, w_o), strict=True
+    ):
         linear.weight.data = weight.T.contiguous()
     seen = matrices(five_steps(x=x, w_q=w_q, w_k=w_k, w_v=w_v, w_o=w_o, heads=heads, causal=causal))
     with torch.no_grad():

@@ -12,7 +12,7 @@ LENGTHS = torch.tensor([2, 6, 4])
 WAYS = [Greedy(), Sampling(seed=3), Beam(4)]
 
 
-def build(seed, width=8, positions="sinusoidal", tgt_vocab_size=5, context=10):
+def build(seed, width=8, pos_embed="sinusoidal", tgt_vocab_size=5, context_length=10):
     torch.manual_seed(seed)
     config = Seq2SeqConfig(
         width=width,
@@ -20,8 +20,8 @@ def build(seed, width=8, positions="sinusoidal", tgt_vocab_size=5, context=10):
         num_heads=2,
         src_vocab_size=6,
         tgt_vocab_size=tgt_vocab_size,
-        positions=positions,
-        context=context,
+        pos_embed=pos_embed,
+        context_length=context_length,
     )
     return Seq2Seq(config).double()
 
@@ -32,7 +32,9 @@ def source():
 
 
 def answers(model, source, how, **options):
-    return model.generate(source, how, begin=BEGIN, end=END, n_tokens=6, source_lengths=LENGTHS, **options)
+    return model.generate(
+        source, strategy=how, bos_id=BEGIN, eos_id=END, max_new_tokens=6, source_lengths=LENGTHS, **options
+    )
 
 
 def mean_probabilities(models, source, target):
@@ -52,7 +54,7 @@ def test_a_model_and_itself_answer_like_the_model(source, how):
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_a_score_is_the_logarithm_of_the_mean_probabilities(source, how, use_cache):
-    models = [build(0), build(1, width=12, positions="rotary"), build(2)]
+    models = [build(0), build(1, width=12, pos_embed="rotary"), build(2)]
     out = answers(Ensemble(models), source, how, use_cache=use_cache)
     for n in range(out.candidates.shape[1]):
         written, lengths = out.candidates[:, n], out.lengths[:, n]
@@ -65,7 +67,7 @@ def test_a_score_is_the_logarithm_of_the_mean_probabilities(source, how, use_cac
 def test_a_wide_beam_finds_the_likeliest_under_the_mean(source):
     models = [build(0), build(1)]
     out = Ensemble(models).generate(
-        source, Beam(85, 0), begin=BEGIN, end=END, n_tokens=3, source_lengths=LENGTHS
+        source, strategy=Beam(85, 0), bos_id=BEGIN, eos_id=END, max_new_tokens=3, source_lengths=LENGTHS
     )  # 1 + 4 + 16 ways that end, and 64 that do not: no other is left
     found = torch.full((3,), -torch.inf, dtype=torch.double)
     for ids in itertools.product(range(5), repeat=3):
@@ -86,4 +88,4 @@ def test_mistakes_are_named(source):
     with pytest.raises(ValueError, match=r"have the same vocabularies, got sizes \[\(6, 5\), \(6, 7\)\]"):
         Ensemble([build(0), build(1, tgt_vocab_size=7)])
     with pytest.raises(ValueError, match="learned position table of 4 rows, got 6"):
-        answers(Ensemble([build(0), build(1, positions="learned", context=4)]), source, Greedy())
+        answers(Ensemble([build(0), build(1, pos_embed="learned", context_length=4)]), source, Greedy())

@@ -6,7 +6,7 @@ import torch
 from clearhead import VisionTransformer
 from clearhead.models.config import VisionConfig
 
-CONFIG = VisionConfig(width=8, depth=2, num_heads=2, image_size=(8, 12), patch_size=4, num_classes=3, channels=2)
+CONFIG = VisionConfig(width=8, depth=2, num_heads=2, image_size=(8, 12), patch_size=4, num_classes=3, in_channels=2)
 
 
 def build(**fields):
@@ -19,79 +19,79 @@ def images():
     return torch.randn(2, 2, 8, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("readout", ["class", "mean", "attention"])
-@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "none"])
-@pytest.mark.parametrize("tokenizer", ["patches", "convolutions", "stem"])
-def test_any_image_size_gives_logits(readout, positions, tokenizer):
-    model = build(readout=readout, positions=positions, tokenizer=tokenizer)
+@pytest.mark.parametrize("pooling", ["cls", "mean", "attention"])
+@pytest.mark.parametrize("pos_embed", ["learned", "sinusoidal", "rotary", "none"])
+@pytest.mark.parametrize("patch_embed", ["patch", "conv", "conv-stem"])
+def test_any_image_size_gives_logits(pooling, pos_embed, patch_embed):
+    model = build(pooling=pooling, pos_embed=pos_embed, patch_embed=patch_embed)
     for height, width in ((8, 12), (4, 4), (16, 8)):
         assert model(torch.randn(2, 2, height, width, dtype=torch.float64)).shape == (2, 3)
 
 
-@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary"])
-def test_positions_make_the_order_of_the_patches_matter(positions):
-    model = build(positions=positions)
-    if positions == "learned":
+@pytest.mark.parametrize("pos_embed", ["learned", "sinusoidal", "rotary"])
+def test_positions_make_the_order_of_the_patches_matter(pos_embed):
+    model = build(pos_embed=pos_embed)
+    if pos_embed == "learned":
         with torch.no_grad():
-            model.positions.table.mul_(50)
+            model.pos_embed.table.mul_(50)
     patches = torch.randn(2, 6, 8, dtype=torch.float64)
     change = model(inputs_embeds=patches) - model(inputs_embeds=patches[:, [5, 4, 3, 2, 1, 0]])
     assert change.abs().max() > 1e-4
 
 
 def test_without_positions_it_does_not(images):
-    model = build(positions="none")
-    patches = model.tokenize(images)
+    model = build(pos_embed="none")
+    patches = model.patch_embed(images)
     torch.testing.assert_close(model(inputs_embeds=patches), model(inputs_embeds=patches[:, [5, 4, 3, 2, 1, 0]]))
 
 
 def test_embeddings_may_come_from_elsewhere(images):
     model = build()
-    torch.testing.assert_close(model(inputs_embeds=model.tokenize(images)), model(images))
+    torch.testing.assert_close(model(inputs_embeds=model.patch_embed(images)), model(images))
 
 
-@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "none"])
-def test_the_class_token_may_come_with_the_embeddings(images, positions):
+@pytest.mark.parametrize("pos_embed", ["learned", "sinusoidal", "rotary", "none"])
+def test_the_class_token_may_come_with_the_embeddings(images, pos_embed):
     """The model's own class token, passed in, changes nothing; another one does."""
-    model = build(positions=positions)
-    patches = model.tokenize(images)
-    own = torch.cat([model.readout.token.expand(2, 1, -1), patches], dim=1)
+    model = build(pos_embed=pos_embed)
+    patches = model.patch_embed(images)
+    own = torch.cat([model.pool.cls_token.expand(2, 1, -1), patches], dim=1)
     logits = model(inputs_embeds=own, includes_cls_token=True)
     torch.testing.assert_close(logits, model(images))
     other = torch.cat([torch.ones(2, 1, 8, dtype=torch.float64), patches], dim=1)
     assert not torch.allclose(model(inputs_embeds=other, includes_cls_token=True), logits)
 
 
-@pytest.mark.parametrize("readout", ["mean", "attention"])
-def test_a_model_without_a_class_token_takes_none(readout):
-    model = build(readout=readout)
-    with pytest.raises(ValueError, match=f"needs a model with readout='class', got readout='{readout}'"):
+@pytest.mark.parametrize("pooling", ["mean", "attention"])
+def test_a_model_without_a_class_token_takes_none(pooling):
+    model = build(pooling=pooling)
+    with pytest.raises(ValueError, match=f"needs a model with pooling='cls', got pooling='{pooling}'"):
         model(inputs_embeds=torch.zeros(1, 7, 8).double(), includes_cls_token=True)
     with pytest.raises(ValueError, match=r"must have 6 tokens \(2 x 3 patches\), got 7$"):
         model(inputs_embeds=torch.zeros(1, 7, 8).double())
 
 
 @pytest.mark.parametrize("norm", ["pre", "post", "none"])
-@pytest.mark.parametrize("readout", ["class", "mean", "attention"])
-def test_the_head_on_the_pooled_features_is_the_model(images, readout, norm):
-    model = build(readout=readout, norm=norm, embed_norm=True, head_mlp_dim=4)
+@pytest.mark.parametrize("pooling", ["cls", "mean", "attention"])
+def test_the_head_on_the_pooled_features_is_the_model(images, pooling, norm):
+    model = build(pooling=pooling, norm=norm, embed_norm=True, head_mlp_dim=4)
     features = model.features(images)
-    assert features.shape == (2, 6 + (readout == "class"), 8)
-    assert torch.equal(model.head(model.readout(features)), model(images))
-    torch.testing.assert_close(model.features(inputs_embeds=model.tokenize(images)), features)
+    assert features.shape == (2, 6 + (pooling == "cls"), 8)
+    assert torch.equal(model.head(model.pool(features)), model(images))
+    torch.testing.assert_close(model.features(inputs_embeds=model.patch_embed(images)), features)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post", "none"])
 def test_the_features_of_all_layers_begin_with_the_embeddings_and_end_with_the_features(images, norm):
     model, entering = build(norm=norm), []
-    for block in model.encoder.blocks:
+    for block in model.blocks:
         block.register_forward_pre_hook(lambda module, args: entering.append(args[0]))
     states = model.features(images, all_layers=True)
     assert len(states) == 1 + model.config.depth
     for state, x in zip(states, entering, strict=False):
         assert torch.equal(state, x)
     assert torch.equal(states[-1], model.features(images))
-    cls_token, patches = model.readout.token.expand(2, 1, -1), model.tokenize(images)
+    cls_token, patches = model.pool.cls_token.expand(2, 1, -1), model.patch_embed(images)
     given = model.features(
         inputs_embeds=torch.cat([cls_token, patches], dim=1), includes_cls_token=True, all_layers=True
     )
@@ -108,21 +108,21 @@ def test_the_eps_of_the_config_reaches_every_layer_norm():
 
 def test_patches_cut_or_convolved_are_the_same_model(images):
     model = build()
-    convolved = model.tokenize.as_convolution()(images).flatten(2).transpose(1, 2)
+    convolved = model.patch_embed.as_convolution()(images).flatten(2).transpose(1, 2)
     torch.testing.assert_close(model(inputs_embeds=convolved), model(images))
 
 
 def test_the_embedding_norm_comes_before_the_blocks(images):
     model = build(embed_norm=True)
     seen = []
-    model.encoder.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    model.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     model(images)
     assert seen[0].mean(-1).abs().max() < 1e-6
 
 
 def test_every_parameter_learns(images):
-    for readout in ("class", "mean", "attention"):
-        model = build(readout=readout, head_mlp_dim=4, embed_norm=True)
+    for pooling in ("cls", "mean", "attention"):
+        model = build(pooling=pooling, head_mlp_dim=4, embed_norm=True)
         model(images).square().sum().backward()
         assert not [name for name, p in model.named_parameters() if p.grad is None]
 
@@ -131,7 +131,7 @@ def test_every_parameter_learns(images):
     ("call", "message"),
     [
         (lambda m: m(torch.zeros(1, 2, 9, 12)), "must be multiples of the patch size, got 9 x 12, patch size 4"),
-        (lambda m: m(torch.zeros(1, 3, 8, 12)), "images must have 2 channels, got shape"),
+        (lambda m: m(torch.zeros(1, 3, 8, 12)), "with 2 channels, got shape"),
         (lambda m: m(torch.zeros(2, 8, 12)), r"images must be \(batch, channels, height, width\)"),
         (lambda m: m(inputs_embeds=torch.zeros(1, 5, 8)), r"must have 6 tokens \(2 x 3 patches\), got 5$"),
         (

@@ -13,8 +13,8 @@ from clearhead.nn.cache import KVCache
 def test_single_head_has_separate_key_and_value_widths():
     """R0.1: 5 tokens of width 256, query and key width 64, value width 256."""
     attention = SingleHeadAttention(256, 64, 256)
-    assert attention.query.weight.shape == attention.key.weight.shape == (64, 256)
-    assert attention.value.weight.shape == (256, 256)
+    assert attention.q_proj.weight.shape == attention.k_proj.weight.shape == (64, 256)
+    assert attention.v_proj.weight.shape == (256, 256)
     assert attention(torch.randn(1, 5, 256)).shape == (1, 5, 256)
     assert SingleHeadAttention(256, 64, 96)(torch.randn(1, 5, 256), torch.randn(1, 7, 256)).shape == (1, 5, 96)
 
@@ -22,10 +22,10 @@ def test_single_head_has_separate_key_and_value_widths():
 def test_single_head_is_its_formula():
     attention = SingleHeadAttention(6, 4, 3).double()
     x, keys, values = (torch.randn(2, n, 6, dtype=torch.float64) for n in (3, 5, 5))
-    scores = attention.query(x) @ attention.key(keys).mT / 2
+    scores = attention.q_proj(x) @ attention.k_proj(keys).mT / 2
     mask = masks.padding(torch.tensor([5, 2]))
     weights = torch.softmax(scores.masked_fill(~mask[:, 0], -math.inf), -1)
-    torch.testing.assert_close(attention(x, keys, values, mask=mask), weights @ attention.value(values))
+    torch.testing.assert_close(attention(x, keys, values, mask=mask), weights @ attention.v_proj(values))
     torch.testing.assert_close(attention(x, keys), attention(x, keys, keys))
     torch.testing.assert_close(attention(x), attention(x, x, x))
 
@@ -43,18 +43,18 @@ def test_single_head_equals_multi_head_of_one_head_without_output_projection():
 def test_multi_head_equals_its_heads_computed_one_by_one_and_joined():
     width, num_heads = 12, 3
     many = MultiHeadAttention(width, num_heads).double()
-    for linear in (many.query, many.key, many.value, many.output):
+    for linear in (many.q_proj, many.k_proj, many.v_proj, many.out_proj):
         torch.nn.init.normal_(linear.bias)
     x, keys, values = (torch.randn(2, n, width, dtype=torch.float64) for n in (4, 5, 5))
     joined = []
     for h in range(num_heads):
         one = SingleHeadAttention(width, 4, 4).double()
         rows = slice(4 * h, 4 * h + 4)
-        for name in ("query", "key", "value"):
+        for name in ("q_proj", "k_proj", "v_proj"):
             whole, part = getattr(many, name), getattr(one, name)
             part.load_state_dict({"weight": whole.weight[rows], "bias": whole.bias[rows]})
         joined.append(one(x, keys, values))
-    torch.testing.assert_close(many(x, keys, values), many.output(torch.cat(joined, -1)))
+    torch.testing.assert_close(many(x, keys, values), many.out_proj(torch.cat(joined, -1)))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_multi_head_takes_keys_and_values_of_other_widths():
     attention = MultiHeadAttention(8, 2, key_input_width=5, value_input_width=3)
     x, keys, values = torch.randn(2, 4, 8), torch.randn(2, 6, 5), torch.randn(2, 6, 3)
     assert attention(x, keys, values).shape == (2, 4, 8)
-    assert (attention.key.in_features, attention.value.in_features) == (5, 3)
+    assert (attention.k_proj.in_features, attention.v_proj.in_features) == (5, 3)
 
 
 def test_keys_default_to_x_and_values_to_keys():
@@ -109,7 +109,7 @@ def test_multi_head_self_attention_is_permutation_equivariant():
 def test_multi_head_works_at_the_limits_of_beta(beta):
     attention = MultiHeadAttention(8, 2, output_projection=False, beta=beta).double()
     x = torch.randn(2, 5, 8, dtype=torch.float64)
-    q, k, v = (linear(x).unflatten(-1, (2, 4)) for linear in (attention.query, attention.key, attention.value))
+    q, k, v = (linear(x).unflatten(-1, (2, 4)) for linear in (attention.q_proj, attention.k_proj, attention.v_proj))
     expected = torch.empty_like(v)
     for b in range(2):
         for h in range(2):
@@ -118,7 +118,7 @@ def test_multi_head_works_at_the_limits_of_beta(beta):
             expected[b, :, h] = v[b, chosen, h] if beta else v[b, :, h].mean(0)
     torch.testing.assert_close(attention(x), expected.flatten(-2))
     attention(x).sum().backward()
-    assert attention.value.weight.grad.isfinite().all()
+    assert attention.v_proj.weight.grad.isfinite().all()
 
 
 def test_dropout_acts_in_training_alone():
@@ -145,7 +145,7 @@ def test_with_a_cache_the_last_tokens_alone_give_what_all_give(steps):
 def test_a_cached_memory_is_projected_once_and_answers_as_an_uncached_one():
     attention = MultiHeadAttention(8, 2, key_input_width=5, value_input_width=5)
     projected = []
-    attention.key.register_forward_hook(lambda *_: projected.append(1))
+    attention.k_proj.register_forward_hook(lambda *_: projected.append(1))
     x, memory = torch.randn(2, 4, 8), torch.randn(2, 6, 5)
     mask = masks.padding(torch.tensor([3, 6]))
     whole = attention(x, memory, mask=mask)
@@ -158,18 +158,18 @@ def test_a_cached_memory_is_projected_once_and_answers_as_an_uncached_one():
 def test_multi_head_takes_an_input_of_another_width():
     """Queries, keys and values are projected from input_width; heads, W_O and output have the module's own width."""
     attention, x = MultiHeadAttention(8, 2, input_width=5).double(), torch.randn(2, 4, 5, dtype=torch.float64)
-    assert attention.query.weight.shape == attention.key.weight.shape == attention.value.weight.shape == (8, 5)
-    assert attention.output.weight.shape == (8, 8)
-    q, k, v = (attention.split(layer(x)) for layer in (attention.query, attention.key, attention.value))
-    expected = attention.output(attend_reference(q, k, v)[0].transpose(1, 2).flatten(2))
+    assert attention.q_proj.weight.shape == attention.k_proj.weight.shape == attention.v_proj.weight.shape == (8, 5)
+    assert attention.out_proj.weight.shape == (8, 8)
+    q, k, v = (attention.split_heads(layer(x)) for layer in (attention.q_proj, attention.k_proj, attention.v_proj))
+    expected = attention.out_proj(attend_reference(q, k, v)[0].transpose(1, 2).flatten(2))
     torch.testing.assert_close(attention(x), expected)
-    with pytest.raises(ValueError, match=r"x must have 5 numbers per token .* got shape \(2, 4, 8\)"):
+    with pytest.raises(ValueError, match=r"last dimension of x must be 5, got shape \(2, 4, 8\)"):
         attention(torch.randn(2, 4, 8, dtype=torch.float64))
 
 
 def test_each_of_query_key_and_value_may_have_its_own_input_width():
     attention = MultiHeadAttention(8, 2, input_width=5, key_input_width=3)
-    assert [attention.get_submodule(name).in_features for name in ("query", "key", "value")] == [5, 3, 5]
+    assert [attention.get_submodule(name).in_features for name in ("q_proj", "k_proj", "v_proj")] == [5, 3, 5]
     attention = MultiHeadAttention(8, 2, input_width=5, key_input_width=3, value_input_width=4)
     x, keys, values = torch.randn(2, 4, 5), torch.randn(2, 6, 3), torch.randn(2, 6, 4)
     assert attention(x, keys, values).shape == (2, 4, 8)
@@ -200,8 +200,8 @@ def test_returned_weights_come_with_the_fused_output_and_its_gradient(mask, beta
     visible = torch.ones(2, 3, 5, 5, dtype=torch.bool) if mask is None else masks.dense(mask).expand(2, 3, 5, 5)
     assert (weights[~visible] == 0).all()
     torch.testing.assert_close(weights.sum(-1), visible.any(-1).double())
-    values = attention.split(attention.value(x))
-    torch.testing.assert_close(attention.output((weights @ values).transpose(1, 2).flatten(2)), out)
+    values = attention.split_heads(attention.v_proj(x))
+    torch.testing.assert_close(attention.out_proj((weights @ values).transpose(1, 2).flatten(2)), out)
 
 
 def test_weights_are_returned_for_keys_from_elsewhere_and_with_a_cache():

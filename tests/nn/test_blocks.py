@@ -1,6 +1,7 @@
 """The three wirings, written out by hand, and the two kinds of dropout around a sublayer."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -9,9 +10,10 @@ from torch import nn
 
 from clearhead.nn import masks
 from clearhead.nn.attention import MultiHeadAttention
-from clearhead.nn.blocks import MLP, NORMS, DecoderBlock, EncoderBlock, Residual, drop_path
+from clearhead.nn.blocks import MLP, DecoderBlock, EncoderBlock, drop_path
 
 WIDTH = 8
+NORMS = {"pre": {}, "post": {"norm_first": False}, "none": {"norm_layer": nn.Identity}}
 EVERY_NORM = pytest.mark.parametrize("norm", NORMS)
 
 
@@ -23,39 +25,46 @@ def scrambled(module):
 
 
 def encoder_block(norm="pre", **options):
-    block = EncoderBlock(MultiHeadAttention(WIDTH, 2), MLP(WIDTH, 16), width=WIDTH, norm=norm, **options)
+    block = EncoderBlock(MultiHeadAttention(WIDTH, 2), MLP(WIDTH, 16), width=WIDTH, **NORMS[norm] | options)
     return scrambled(block)
 
 
 def decoder_block(norm="pre", **options):
     parts = MultiHeadAttention(WIDTH, 2), MultiHeadAttention(WIDTH, 2), MLP(WIDTH, 16)
-    return scrambled(DecoderBlock(*parts, width=WIDTH, norm=norm, **options))
+    return scrambled(DecoderBlock(*parts, width=WIDTH, **NORMS[norm] | options))
 
 
 def tokens(length=5):
     return torch.randn(3, length, WIDTH, dtype=torch.float64)
 
 
-def layer_norm(residual, x, eps=1e-5):
+def zero_linear_layers(module):
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            nn.init.zeros_(part.weight)
+            nn.init.zeros_(part.bias)
+
+
+def layer_norm(norm, x, eps=1e-5):
     centred = x - x.mean(-1, keepdim=True)
     scale = torch.sqrt(centred.square().mean(-1, keepdim=True) + eps)
-    return centred / scale * residual.norm.weight + residual.norm.bias
+    return centred / scale * norm.weight + norm.bias
 
 
-def wired(norm, residual, x, f):
+def wired(kind, norm, x, f):
     """The three formulas."""
-    if norm == "pre":
-        return x + f(layer_norm(residual, x))
-    if norm == "post":
-        return layer_norm(residual, x + f(x))
+    if kind == "pre":
+        return x + f(layer_norm(norm, x))
+    if kind == "post":
+        return layer_norm(norm, x + f(x))
     return x + f(x)
 
 
 @EVERY_NORM
 def test_encoder_block_is_its_formula(norm):
     block, x, mask = encoder_block(norm), tokens(), masks.causal(5)
-    expected = wired(norm, block.around_attention, x, lambda h: block.attention(h, mask=mask))
-    expected = wired(norm, block.around_feedforward, expected, block.feedforward)
+    expected = wired(norm, block.norm1, x, lambda h: block.attn(h, mask=mask))
+    expected = wired(norm, block.norm2, expected, block.mlp)
     torch.testing.assert_close(block(x, mask=mask), expected)
     assert not torch.allclose(block(x), expected), "the mask is passed on"
 
@@ -64,11 +73,9 @@ def test_encoder_block_is_its_formula(norm):
 def test_decoder_block_is_its_formula(norm):
     block, x, memory = decoder_block(norm), tokens(5), tokens(4)
     mask, memory_mask = masks.causal(5), masks.padding(torch.tensor([4, 2, 1]))
-    expected = wired(norm, block.around_attention, x, lambda h: block.attention(h, mask=mask))
-    expected = wired(
-        norm, block.around_cross_attention, expected, lambda h: block.cross_attention(h, memory, mask=memory_mask)
-    )
-    expected = wired(norm, block.around_feedforward, expected, block.feedforward)
+    expected = wired(norm, block.norm1, x, lambda h: block.self_attn(h, mask=mask))
+    expected = wired(norm, block.norm2, expected, lambda h: block.cross_attn(h, memory, mask=memory_mask))
+    expected = wired(norm, block.norm3, expected, block.mlp)
     torch.testing.assert_close(block(x, memory, mask=mask, memory_mask=memory_mask), expected)
     assert not torch.allclose(block(x, memory, mask=mask), expected), "the memory's mask is passed on"
     assert not torch.allclose(block(x, memory, memory_mask=memory_mask), expected), "and the mask"
@@ -79,14 +86,14 @@ def test_positions_inside_attention_are_passed_on(block):
     block, x = block(), tokens()
     others = (tokens(4),) if isinstance(block, DecoderBlock) else ()
     plain = block(x, *others)
-    assert not torch.allclose(block(x, *others, angles=torch.rand(5, 2)), plain)
+    assert not torch.allclose(block(x, *others, rotary_angles=torch.rand(5, 2)), plain)
     assert not torch.allclose(block(x, *others, logit_bias=torch.rand(2, 5, 5, dtype=torch.float64)), plain)
 
 
 def test_post_norm_leaves_normalised_tokens_and_none_has_no_norm():
     block = encoder_block("post")
-    nn.init.ones_(block.around_feedforward.norm.weight)
-    nn.init.zeros_(block.around_feedforward.norm.bias)
+    nn.init.ones_(block.norm2.weight)
+    nn.init.zeros_(block.norm2.bias)
     out = block(100 * tokens())
     torch.testing.assert_close(out.mean(-1), torch.zeros(3, 5, dtype=torch.float64))
     torch.testing.assert_close(out.var(-1, correction=0), torch.ones(3, 5, dtype=torch.float64), rtol=1e-3, atol=1e-3)
@@ -94,22 +101,16 @@ def test_post_norm_leaves_normalised_tokens_and_none_has_no_norm():
 
 
 def test_each_sublayer_has_a_norm_of_its_own():
-    """R2.3: the report shares one."""
     norms = [part for part in decoder_block().modules() if isinstance(part, nn.LayerNorm)]
     assert len({id(part) for part in norms}) == 3
 
 
-def test_norm_eps_reaches_the_norm():
-    residual, x = scrambled(Residual(WIDTH, norm_eps=0.5)), tokens()
-    torch.testing.assert_close(residual(x, torch.zeros_like), x)
-    torch.testing.assert_close(residual(x, lambda h: h) - x, layer_norm(residual, x, eps=0.5))
-    block = decoder_block(norm_eps=0.5)
+def test_any_norm_layer_can_be_passed_in():
+    block = decoder_block(norm_layer=partial(nn.LayerNorm, eps=0.5))
     assert {part.eps for part in block.modules() if isinstance(part, nn.LayerNorm)} == {0.5}
-
-
-def test_an_unknown_norm_is_refused():
-    with pytest.raises(ValueError, match="norm must be one of pre, post, none, got 'middle'; 'pre' is"):
-        encoder_block("middle")
+    block, x = encoder_block(norm_layer=nn.RMSNorm), tokens()
+    h = x + block.attn(F.rms_norm(x, (WIDTH,), block.norm1.weight))
+    torch.testing.assert_close(block(x), h + block.mlp(F.rms_norm(h, (WIDTH,), block.norm2.weight)))
 
 
 @EVERY_NORM
@@ -124,9 +125,10 @@ def test_without_dropout_training_equals_evaluation_and_with_it_does_not(norm):
 
 
 def test_dropout_acts_on_the_branch_before_the_residual_is_added():
-    residual = Residual(WIDTH, "none", dropout=0.5)
-    x = torch.full((4, 50, WIDTH), 10.0)
-    out = residual(x, torch.ones_like)
+    block = encoder_block("none", dropout=0.5)
+    zero_linear_layers(block)
+    block.mlp.fc2.bias.data.fill_(1.0)  # the branch is 1 everywhere
+    out = block(torch.full((4, 50, WIDTH), 10.0, dtype=torch.float64))
     assert out.unique().tolist() == [10.0, 12.0], "dropped, or kept and doubled; x itself is never dropped"
 
 
@@ -144,20 +146,21 @@ def test_stochastic_depth_at_rate_one_drops_everything():
 
 
 def test_an_example_that_is_dropped_passes_by_the_sublayer():
-    residual, x = Residual(WIDTH, "none", drop_path=0.5), torch.randn(200, 3, WIDTH)
-    out = residual(x, lambda h: F.relu(h) + 1)
+    block, x = encoder_block("none", drop_path=0.5), torch.randn(200, 3, WIDTH, dtype=torch.float64)
+    zero_linear_layers(block.attn)
+    out = block(x)
     passed = (out == x).flatten(1).all(1)
     assert 60 < passed.sum() < 140
-    torch.testing.assert_close(out[~passed], (x + 2 * (x.relu() + 1))[~passed])
+    torch.testing.assert_close(out[~passed], (x + 2 * block.mlp(x))[~passed])
 
 
 @pytest.mark.parametrize("attention", [MultiHeadAttention(8, 2, input_width=5), MultiHeadAttention(4, 2)])
 def test_attention_that_does_not_fit_the_residual_connection_is_refused(attention):
     """x + attention(x) needs one width."""
-    sizes = f"{attention.query.in_features} to {attention.query.out_features}"
-    with pytest.raises(ValueError, match=f"attention must map .* got width=8 and attention from {sizes}"):
+    sizes = f"{attention.q_proj.in_features} to {attention.q_proj.out_features}"
+    with pytest.raises(ValueError, match=f"attn must map .* got width=8 and attention from {sizes}"):
         EncoderBlock(attention, MLP(8, 16), width=8)
-    with pytest.raises(ValueError, match=f"cross_attention must map .* got width=8 and attention from {sizes}"):
+    with pytest.raises(ValueError, match=f"cross_attn must map .* got width=8 and attention from {sizes}"):
         DecoderBlock(MultiHeadAttention(8, 2), attention, MLP(8, 16), width=8)
 
 

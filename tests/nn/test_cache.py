@@ -50,18 +50,18 @@ def test_once_computes_at_the_first_call_alone():
         calls.append(1)
         return keys_values(3)
 
-    first, second = cache.once(memory, compute), cache.once(memory, compute)
+    first, second = cache.get_or_compute(memory, compute), cache.get_or_compute(memory, compute)
     assert torch.equal(first[0], second[0])
     assert torch.equal(first[1], second[1])
     assert len(calls) == 1
-    with pytest.raises(ValueError, match="of one memory, got another"):
-        cache.once(torch.zeros(1), compute)
+    with pytest.raises(ValueError, match="of another memory"):
+        cache.get_or_compute(torch.zeros(1), compute)
 
 
 def test_another_batch_needs_another_cache():
     cache = KVCache()
     cache.extend(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4))
-    with pytest.raises(ValueError, match="goes on with the batch that it began with"):
+    with pytest.raises(ValueError, match=r"it holds \(1, 2\), got \(3, 2\)"):
         cache.extend(torch.zeros(3, 2, 1, 4), torch.zeros(3, 2, 1, 4))
 
 
@@ -70,11 +70,13 @@ def test_a_models_cache_has_a_memory_for_each_layer():
     assert (len(cache.layers), cache.length) == (2, 0)
     k, v = keys_values(3)
     for layer in cache.layers:
-        layer.own.extend(k, v)
-        layer.memory.once(k, lambda: (k, v))
+        layer.self_attn.extend(k, v)
+        layer.cross_attn.get_or_compute(k, lambda: (k, v))
     assert cache.length == 3
     swapped = torch.tensor([1, 0])
     cache.select(swapped)
     for layer in cache.layers:
-        assert torch.equal(layer.own.extend(k, v)[0], torch.cat([k[swapped], k], 2))
-        assert torch.equal(layer.memory.once(k, lambda: (v, k))[0], k), "an example's memory stays as it is"
+        assert torch.equal(layer.self_attn.extend(k, v)[0], torch.cat([k[swapped], k], 2))
+        assert torch.equal(layer.cross_attn.get_or_compute(k, lambda: (v, k))[0], k), (
+            "an example's memory stays as it is"
+        )

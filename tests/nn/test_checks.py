@@ -18,7 +18,7 @@ def qkv():
 @BOTH
 def test_queries_and_keys_of_different_widths(attend):
     q, _, v = qkv()
-    with pytest.raises(ValueError, match="queries and keys must have the same width, got 2 and 5; project one"):
+    with pytest.raises(ValueError, match="queries and keys must have the same width, got 2 and 5"):
         attend(q, torch.randn(2, 1, 4, 5), v)
 
 
@@ -69,11 +69,11 @@ def test_tokens_of_another_width():
     attention = MultiHeadAttention(8, 2, key_input_width=6, value_input_width=4)
     x, keys, values = torch.randn(1, 3, 8), torch.randn(1, 5, 6), torch.randn(1, 5, 4)
     attention(x, keys, values)
-    with pytest.raises(ValueError, match=r"x must have 8 numbers per token .* got shape \(1, 3, 7\); project it"):
+    with pytest.raises(ValueError, match=r"last dimension of x must be 8, got shape \(1, 3, 7\)"):
         attention(x[..., :7], keys, values)
-    with pytest.raises(ValueError, match=r"keys must have 6 numbers per token .* got shape \(1, 5, 4\)"):
+    with pytest.raises(ValueError, match=r"last dimension of keys must be 6, got shape \(1, 5, 4\)"):
         attention(x, values, values)
-    with pytest.raises(ValueError, match=r"values must have 4 numbers per token .* got shape \(1, 5, 6\)"):
+    with pytest.raises(ValueError, match=r"last dimension of values must be 4, got shape \(1, 5, 6\)"):
         attention(x, keys)
 
 
@@ -92,10 +92,10 @@ def test_modules_pass_the_refusal_on():
     [
         (
             {"mask": torch.ones(5, 5, dtype=torch.bool, device="meta")},
-            "a mask must be where the queries",
+            "mask must be on the device of the queries",
         ),
-        ({"logit_bias": torch.ones(5, 5, device="meta")}, "a logit_bias must be where the queries are"),
-        ({"logit_bias": torch.ones(5, 5, dtype=torch.bool)}, "a logit_bias must be floating point"),
+        ({"logit_bias": torch.ones(5, 5, device="meta")}, "logit_bias must be on the device of the queries"),
+        ({"logit_bias": torch.ones(5, 5, dtype=torch.bool)}, "logit_bias must be floating point"),
         ({"logit_bias": torch.ones(4, 5)}, "broadcast to the scores"),
         ({"k": torch.ones(1, 1, 5, 4, dtype=torch.float64)}, "of one floating-point dtype and device, got keys"),
         ({"k": torch.ones(2, 1, 5, 4)}, "must have the same batch and heads"),
@@ -112,5 +112,5 @@ def test_what_does_not_go_together_is_refused(attend, change, message):
 
 def test_angles_are_for_self_attention():
     x = torch.ones(1, 3, 4)
-    with pytest.raises(ValueError, match="angles are for self-attention"):
-        MultiHeadAttention(4, 1)(x, x, angles=torch.ones(3, 2))
+    with pytest.raises(ValueError, match="rotary_angles are for self-attention"):
+        MultiHeadAttention(4, 1)(x, x, rotary_angles=torch.ones(3, 2))

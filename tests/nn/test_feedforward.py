@@ -7,13 +7,13 @@ from clearhead.nn.blocks import ACTIVATIONS, MLP
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_it_is_its_formula(name):
-    net = MLP(4, 7, ACTIVATIONS[name], n_out=3)
-    for linear in (net.widen, net.narrow):
+    net = MLP(4, 7, ACTIVATIONS[name], out_features=3)
+    for linear in (net.fc1, net.fc2):
         torch.nn.init.normal_(linear.bias)
     x = torch.randn(2, 5, 4)
-    hidden = x @ net.widen.weight.T + net.widen.bias
+    hidden = x @ net.fc1.weight.T + net.fc1.bias
     hidden = {"relu": hidden.clamp(min=0), "gelu": hidden * 0.5 * (1 + torch.erf(hidden / 2**0.5))}[name]
-    torch.testing.assert_close(net(x), hidden @ net.narrow.weight.T + net.narrow.bias)
+    torch.testing.assert_close(net(x), hidden @ net.fc2.weight.T + net.fc2.bias)
     assert net(x).shape == (2, 5, 3)
 
 
@@ -21,8 +21,8 @@ def test_it_equals_two_convolutions_of_kernel_one():
     """R4.13: the same net at each position."""
     net = MLP(4, 7, F.relu)
     x = torch.randn(2, 5, 4)
-    hidden = F.conv1d(x.mT, net.widen.weight[..., None], net.widen.bias).relu()
-    torch.testing.assert_close(net(x), F.conv1d(hidden, net.narrow.weight[..., None], net.narrow.bias).mT)
+    hidden = F.conv1d(x.mT, net.fc1.weight[..., None], net.fc1.bias).relu()
+    torch.testing.assert_close(net(x), F.conv1d(hidden, net.fc2.weight[..., None], net.fc2.bias).mT)
 
 
 def test_positions_do_not_see_each_other():
@@ -37,12 +37,12 @@ def test_dropout_acts_in_training_alone_and_bias_may_be_left_out():
     net.eval()
     assert torch.equal(net(x), net(x))
     assert (net(torch.zeros(1, 4)) == 0).all()
-    assert [name for name, _ in net.named_parameters()] == ["widen.weight", "narrow.weight"]
+    assert [name for name, _ in net.named_parameters()] == ["fc1.weight", "fc2.weight"]
 
 
 def test_dropout_stands_between_the_two_layers():
-    net = MLP(4, 10, F.relu, dropout=0.5, n_out=1)
-    for linear, weight, bias in [(net.widen, 0.0, 1.0), (net.narrow, 1.0, 0.0)]:  # ten hidden ones, summed
+    net = MLP(4, 10, F.relu, dropout=0.5, out_features=1)
+    for linear, weight, bias in [(net.fc1, 0.0, 1.0), (net.fc2, 1.0, 0.0)]:  # ten hidden ones, summed
         torch.nn.init.constant_(linear.weight, weight)
         torch.nn.init.constant_(linear.bias, bias)
     out = net(torch.zeros(2000, 4))
@@ -64,17 +64,17 @@ def test_without_gradients_it_answers_the_same_and_leaves_x_alone(activation):
 def test_a_hook_keeps_what_it_saw():
     """The activation works in place where it may; not on what somebody looks at."""
     net, x, seen = MLP(4, 8), torch.randn(2, 3, 4), []
-    net.widen.register_forward_hook(lambda module, args, out: seen.append(out))
+    net.fc1.register_forward_hook(lambda module, args, out: seen.append(out))
     with torch.no_grad():
         net(x)
-        assert torch.equal(seen[0], F.linear(x, net.widen.weight, net.widen.bias))
+        assert torch.equal(seen[0], F.linear(x, net.fc1.weight, net.fc1.bias))
 
 
 def test_a_norm_stands_between_the_first_layer_and_the_activation():
     norm = torch.nn.LayerNorm(7)
     torch.nn.init.normal_(norm.weight)
-    net, x = MLP(4, 7, F.relu, n_out=3, norm=norm), torch.randn(2, 5, 4)
-    expected = net.narrow(F.relu(F.layer_norm(net.widen(x), (7,), norm.weight, norm.bias)))
+    net, x = MLP(4, 7, F.relu, out_features=3, norm=norm), torch.randn(2, 5, 4)
+    expected = net.fc2(F.relu(F.layer_norm(net.fc1(x), (7,), norm.weight, norm.bias)))
     torch.testing.assert_close(net(x), expected)
     with torch.no_grad():
         torch.testing.assert_close(net(x), expected)

@@ -58,9 +58,9 @@ def test_each_kind_on_its_grid():
     torch.testing.assert_close(waves(x, grid), x + sinusoidal_2d(3, 4, 8))
     torch.testing.assert_close(learned(x, grid), x + learned.table)
     assert torch.equal(rotary(x, grid), x)
-    assert torch.equal(rotary.angles(grid, x.device), rotary_angles_2d(3, 4, 8))
+    assert torch.equal(rotary.rotary_angles(grid, x.device), rotary_angles_2d(3, 4, 8))
     for positions in (none, waves, learned):
-        assert positions.angles(grid, x.device) is None
+        assert positions.rotary_angles(grid, x.device) is None
     for dtype in (torch.float64, torch.bfloat16):
         assert waves(x.to(dtype), grid).dtype == dtype
 

@@ -37,7 +37,7 @@ def encoder(depth=2, **options):
 
 
 def decoder(depth=3):
-    return Decoder([decoder_block(norm="post") for _ in range(depth)])
+    return Decoder([decoder_block(norm_first=False) for _ in range(depth)])
 
 
 def pair():
@@ -46,7 +46,7 @@ def pair():
 
 def half_frozen():
     module = attention()
-    module.key.requires_grad_(False)
+    module.k_proj.requires_grad_(False)
     return module
 
 
@@ -55,7 +55,7 @@ MODULES = {
     "attention without bias": partial(attention, bias=False, dropout=0.1),
     "attention to other widths": partial(attention, key_input_width=6, value_input_width=10),
     "encoder block": encoder_block,
-    "encoder block with little bias": partial(encoder_block, bias=False, norm_eps=1e-3),
+    "encoder block with little bias": partial(encoder_block, bias=False, norm_layer=partial(nn.LayerNorm, eps=1e-3)),
     "decoder block": decoder_block,
     "encoder": encoder,
     "decoder": decoder,
@@ -123,10 +123,10 @@ def test_a_conversion_without_gradients_can_still_be_trained():
 def test_in_proj_weight_is_three_row_blocks():
     theirs = nn.MultiheadAttention(WIDTH, HEADS)
     ours = MultiHeadAttention.from_torch(theirs)
-    for i, part in enumerate((ours.query, ours.key, ours.value)):
+    for i, part in enumerate((ours.q_proj, ours.k_proj, ours.v_proj)):
         assert torch.equal(part.weight, theirs.in_proj_weight[i * WIDTH : (i + 1) * WIDTH])
         assert part.weight.shape != theirs.in_proj_weight[i].shape  # row i is one row of W_Q, not W_Q, W_K or W_V
-        assert torch.equal(theirs.in_proj_weight[i], ours.query.weight[i])
+        assert torch.equal(theirs.in_proj_weight[i], ours.q_proj.weight[i])
 
 
 def name_of(activation) -> str:
@@ -144,9 +144,9 @@ def test_any_activation_comes_along(ours, theirs, activation):
     expected = (
         {"relu": F.relu, "gelu": F.gelu}.get(activation, activation) if isinstance(activation, str) else activation
     )
-    assert type(block.feedforward.activation) is type(expected)
+    assert type(block.mlp.activation) is type(expected)
     x = torch.randn(5)
-    torch.testing.assert_close(block.feedforward.activation(x), expected(x))
+    torch.testing.assert_close(block.mlp.activation(x), expected(x))
     torch.testing.assert_close(block.to_torch().activation(x), expected(x))
 
 
@@ -238,17 +238,17 @@ def narrow_encoder():
             partial(attention, attend=lambda *_: None),
             "attend_fused and attend_reference only, got .*lambda.*; set attend",
         ),
-        (partial(attention, output_projection=False), "got output_projection=False; set output"),
+        (partial(attention, output_projection=False), "got output_projection=False; set out_proj"),
         (half_frozen, r"all or none must be trained, got requires_grad=\[True, False, True\]; make them agree"),
-        (partial(encoder_block, norm="none"), "norm='pre' and norm='post' only, got norm='none'; build"),
-        (partial(encoder_block, drop_path=0.1), "no stochastic depth, got drop_path=0.1; set"),
+        (partial(encoder_block, norm_layer=nn.Identity), "got a block with norm_layer=nn.Identity"),
+        (partial(encoder_block, drop_path=0.1), "no stochastic depth, got drop_path=0.1"),
         (
             lambda: MultiHeadAttention(8, 2, input_width=5),
             "queries of its own width only, got input_width=5 for width=8",
         ),
         (
             lambda: EncoderBlock(attention(), MLP(8, 12, norm=nn.LayerNorm(12)), width=8),
-            "no norm inside the feed-forward net, got an MLP with one",
+            "no norm inside the MLP, got an MLP with one",
         ),
         (partial(encoder, depth=0), "must have a layer, got a stack without blocks; build"),
         (partial(decoder, depth=0), "must have a layer, got a stack without blocks; build"),
@@ -267,11 +267,11 @@ def test_the_ways_out_that_the_errors_name():
     module, x = attention(beta=3.0, output_projection=False), torch.randn(2, 5, WIDTH)
     before = module(x)
     with torch.no_grad():
-        module.query.weight *= 3.0 * 2
-        module.query.bias *= 3.0 * 2
-        module.output = nn.Linear(WIDTH, WIDTH)
-        module.output.weight.copy_(torch.eye(WIDTH))
-        module.output.bias.zero_()
+        module.q_proj.weight *= 3.0 * 2
+        module.q_proj.bias *= 3.0 * 2
+        module.out_proj = nn.Linear(WIDTH, WIDTH)
+        module.out_proj.weight.copy_(torch.eye(WIDTH))
+        module.out_proj.bias.zero_()
     module.beta = None
     torch.testing.assert_close(module.to_torch()(x, x, x)[0], before)
 

@@ -112,7 +112,7 @@ def test_a_causal_mask_cannot_be_changed_in_place():
     assert torch.equal(mask, DENSE), "the mask itself is as it was"
 
 
-LANGUAGE = LanguageConfig(width=8, depth=1, num_heads=2, n_tokens=11, positions="rotary")
+LANGUAGE = LanguageConfig(width=8, depth=1, num_heads=2, vocab_size=11, pos_embed="rotary")
 
 
 @pytest.mark.slow

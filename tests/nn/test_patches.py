@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.nn.patch_embed import ConvEmbed, PatchEmbed, from_patches, grid_of, to_patches
+from clearhead.nn.patch_embed import ConvEmbed, PatchEmbed, from_patches, patch_grid, to_patches
 
 sizes = st.integers(1, 4)
 
@@ -17,7 +17,7 @@ def test_cutting_and_joining_are_inverse_at_any_size(batch, channels, rows, colu
     assert patches.shape == (batch, rows * columns, channels * size * size)
     assert torch.equal(from_patches(patches, size, (rows, columns)), images)
     assert torch.equal(to_patches(from_patches(patches, size, (rows, columns)), size), patches)
-    assert grid_of(images, size) == (rows, columns)
+    assert patch_grid(images, size) == (rows, columns)
 
 
 def test_patches_go_row_by_row_each_as_channel_height_width():
@@ -33,7 +33,7 @@ def test_patches_go_row_by_row_each_as_channel_height_width():
 def test_patch_tokens_equal_their_strided_convolution_in_values_and_gradients():
     """R4.15"""
     tokens = PatchEmbed(3, 5, 2).double()
-    torch.nn.init.normal_(tokens.project.bias)
+    torch.nn.init.normal_(tokens.proj.bias)
     conv = tokens.as_convolution()
     images = torch.randn(2, 3, 4, 6, dtype=torch.float64, requires_grad=True)
     ours, theirs = tokens(images), conv(images).flatten(2).mT
@@ -47,9 +47,9 @@ def test_patch_tokens_equal_their_strided_convolution_in_values_and_gradients():
 
 def test_the_convolution_is_a_copy():
     tokens = PatchEmbed(3, 5, 2)
-    before = tokens.project.weight.detach().clone()
+    before = tokens.proj.weight.detach().clone()
     torch.nn.init.zeros_(tokens.as_convolution().weight)
-    assert torch.equal(tokens.project.weight, before)
+    assert torch.equal(tokens.proj.weight, before)
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
@@ -87,18 +87,18 @@ def test_cutting_refuses_what_the_patch_does_not_divide():
     with pytest.raises(ValueError, match="got 28 x 28, patch size 5"):
         to_patches(torch.zeros(1, 1, 28, 28), 5)
     with pytest.raises(ValueError, match="got 28 x 28, patch size 0"):
-        grid_of(torch.zeros(1, 1, 28, 28), 0)
+        patch_grid(torch.zeros(1, 1, 28, 28), 0)
 
 
 def test_joining_refuses_another_grid_or_size():
     patches = torch.zeros(1, 6, 12)
-    with pytest.raises(ValueError, match=r"got \(1, 6, 12\) with grid \(2, 2\) and size 2; pass the grid"):
+    with pytest.raises(ValueError, match=r"got \(1, 6, 12\) with grid \(2, 2\) and patch_size 2"):
         from_patches(patches, 2, (2, 2))
-    with pytest.raises(ValueError, match=r"got \(1, 6, 12\) with grid \(2, 3\) and size 5; pass the grid"):
+    with pytest.raises(ValueError, match=r"got \(1, 6, 12\) with grid \(2, 3\) and patch_size 5"):
         from_patches(patches, 5, (2, 3))
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 6, -2])
 def test_convolution_tokens_need_a_power_of_two(size):
-    with pytest.raises(ValueError, match=rf"patch size must be 2, 4, 8, \.\.\., got {size}; try 4"):
+    with pytest.raises(ValueError, match=rf"must be 2, 4, 8, \.\.\., got {size}"):
         ConvEmbed(3, 16, size)

@@ -52,8 +52,8 @@ def test_sinusoidal_refuses_an_odd_width():
 def test_a_later_start_is_a_slice_of_the_longer_sequence(make):
     positions, x, start = make(), torch.randn(2, 9, WIDTH), 4
     assert torch.equal(positions(x[:, start:], start), positions(x)[:, start:])
-    angles, bias = positions.inside(x)
-    later_angles, later_bias = positions.inside(x[:, start:], start)
+    angles, bias = positions.attention_inputs(x)
+    later_angles, later_bias = positions.attention_inputs(x[:, start:], start)
     assert (angles is None, bias is None) == (later_angles is None, later_bias is None)
     if angles is not None:
         assert torch.equal(later_angles, angles[start:])
@@ -65,13 +65,13 @@ def test_a_later_start_is_a_slice_of_the_longer_sequence(make):
 def test_each_kind_acts_in_one_place_and_only_none_leaves_a_set(make):
     positions, x = make(), torch.randn(2, 5, WIDTH)
     adds = not torch.equal(positions(x), x)
-    acts_inside = any(part is not None for part in positions.inside(x))
+    acts_inside = any(part is not None for part in positions.attention_inputs(x))
     assert adds + acts_inside == (0 if isinstance(positions, NoPosEmbed) else 1)
     attention, order = MultiHeadAttention(WIDTH, N_HEADS), torch.tensor([4, 2, 0, 1, 3])
 
     def attended(tokens):
-        angles, bias = positions.inside(tokens)
-        return attention(positions(tokens), angles=angles, logit_bias=bias)
+        angles, bias = positions.attention_inputs(tokens)
+        return attention(positions(tokens), rotary_angles=angles, logit_bias=bias)
 
     equivariant = torch.allclose(attended(x[:, order]), attended(x)[:, order], atol=1e-6)
     assert equivariant == isinstance(positions, NoPosEmbed)
@@ -83,8 +83,8 @@ def test_positions_keep_the_dtype_of_the_tokens(make):
         x = torch.randn(2, 5, WIDTH, dtype=dtype)
         positions, attention = make().to(dtype), MultiHeadAttention(WIDTH, N_HEADS).to(dtype)
         assert positions(x).dtype == dtype
-        angles, bias = positions.inside(x)
-        assert attention(x, angles=angles, logit_bias=bias).dtype == dtype
+        angles, bias = positions.attention_inputs(x)
+        assert attention(x, rotary_angles=angles, logit_bias=bias).dtype == dtype
 
 
 def test_a_sequence_beyond_the_learned_table_is_refused():
@@ -109,7 +109,7 @@ def test_alibi_lowers_the_logits_by_slope_times_distance_at_the_default_beta(att
     """softmax(q kᵀ / sqrt(D) - slope * distance) v, written out."""
     B, L = 2, 6
     q, k, v = (torch.randn(B, N_HEADS, L, HEAD_WIDTH, dtype=torch.float64) for _ in range(3))
-    _, bias = AlibiPosEmbed(N_HEADS).inside(torch.zeros(B, L, WIDTH, dtype=torch.float64))
+    _, bias = AlibiPosEmbed(N_HEADS).attention_inputs(torch.zeros(B, L, WIDTH, dtype=torch.float64))
     places = torch.arange(L)
     distance = (places[:, None] - places).abs()
     logits = q @ k.mT / math.sqrt(HEAD_WIDTH) - alibi_slopes(N_HEADS).double()[:, None, None] * distance

@@ -40,7 +40,7 @@ def test_a_rotary_score_depends_on_the_distance_alone():
 
 def test_attention_with_rotary_positions_does_not_know_where_the_sequence_starts():
     attention, x = MultiHeadAttention(8, 2), torch.randn(2, 6, 8)
-    here, there = (attention(x, angles=rotary_angles(torch.arange(start, start + 6), 4)) for start in (0, 9))
+    here, there = (attention(x, rotary_angles=rotary_angles(torch.arange(start, start + 6), 4)) for start in (0, 9))
     torch.testing.assert_close(there, here, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(here, attention(x), atol=1e-3)
 
@@ -79,7 +79,7 @@ def test_with_a_cache_places_go_on_where_they_stopped(kind):
 
     def positions(start, end):
         if kind == "rotary":
-            return {"angles": rotary_angles(torch.arange(start, end), 4)}
+            return {"rotary_angles": rotary_angles(torch.arange(start, end), 4)}
         return {"logit_bias": alibi_bias(2, end - start, end).double()}
 
     with torch.no_grad():

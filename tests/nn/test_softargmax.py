@@ -114,8 +114,8 @@ def test_gradients_of_zero_flow_at_infinity():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: softargmax(torch.tensor(1.0)), "real numbers in at least one dimension"),
-        (lambda: softargmax(torch.tensor([1j])), "real numbers in at least one dimension"),
+        (lambda: softargmax(torch.tensor(1.0)), "must be real and have at least one dimension"),
+        (lambda: softargmax(torch.tensor([1j])), "must be real and have at least one dimension"),
         (lambda: softargmax(torch.zeros(2), "1"), "beta must be a number, got '1'"),
         (lambda: softargmax(torch.zeros(2), where=torch.ones(2)), "a mask must be bool"),
     ],

@@ -17,14 +17,14 @@ from clearhead.models.presets import bert_cifar
 from clearhead.nn.blocks import MLP
 
 BLOCK = {  # BertLayer's name: ours
-    "attention.self.query": "attention.query",
-    "attention.self.key": "attention.key",
-    "attention.self.value": "attention.value",
-    "attention.output.dense": "attention.output",
-    "attention.output.LayerNorm": "around_attention.norm",
-    "intermediate.dense": "feedforward.widen",
-    "output.dense": "feedforward.narrow",
-    "output.LayerNorm": "around_feedforward.norm",
+    "attention.self.query": "attn.q_proj",
+    "attention.self.key": "attn.k_proj",
+    "attention.self.value": "attn.v_proj",
+    "attention.output.dense": "attn.out_proj",
+    "attention.output.LayerNorm": "norm1",
+    "intermediate.dense": "mlp.fc1",
+    "output.dense": "mlp.fc2",
+    "output.LayerNorm": "norm2",
 }
 
 
@@ -59,16 +59,16 @@ def inputs():
 def ours(bert, classifier, cls_token, **changes) -> VisionTransformer:
     """The preset with BERT's weights, and this class token."""
     model = VisionTransformer(replace(bert_cifar(), **changes)).double().eval()
-    for block, layer in zip(model.encoder.blocks, bert.encoder.layer, strict=True):
+    for block, layer in zip(model.blocks, bert.encoder.layer, strict=True):
         for theirs, name in BLOCK.items():
             block.get_submodule(name).load_state_dict(layer.get_submodule(theirs).state_dict())
     added = added_by_bert(bert)
-    model.positions.table.copy_(added[1:])
-    model.readout.token.copy_(cls_token + added[0])
+    model.pos_embed.table.copy_(added[1:])
+    model.pool.cls_token.copy_(cls_token + added[0])
     model.embed_norm.load_state_dict(bert.embeddings.LayerNorm.state_dict())
     assert isinstance(model.head, MLP)
-    model.head.widen.load_state_dict(classifier[0].state_dict())
-    model.head.narrow.load_state_dict(classifier[2].state_dict())
+    model.head.fc1.load_state_dict(classifier[0].state_dict())
+    model.head.fc2.load_state_dict(classifier[2].state_dict())
     return model
 
 
@@ -130,7 +130,7 @@ def test_images_are_embedded_by_the_same_convolution(bert, classifier, inputs):
     """From images (192, 3, 32, 32) to tokens (192, 65, 256) in the notebook; two images here."""
     images = torch.randn(2, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     model = ours(bert, classifier, inputs[0, 0])
-    patches = model.tokenize.as_convolution()(images).flatten(2).transpose(1, 2)
+    patches = model.patch_embed.as_convolution()(images).flatten(2).transpose(1, 2)
     embedded = torch.cat([inputs[:1, :1].expand(2, -1, -1), patches], dim=1)
     states, expected = theirs(bert, classifier, embedded)
     assert states[0].shape == (2, 65, 256)

@@ -1,4 +1,4 @@
-"""Other libraries as the oracle: what is right and in wide use has no fault, and its masks are read as meant."""
+"""Widely used models of other libraries have no fault, and the conventions of their masks are found."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def x_transformers():
 
 
 @pytest.mark.parametrize("build", [gpt2, llama, bert, t5, x_transformers], ids=lambda build: build.__name__)
-def test_models_in_wide_use_have_no_fault(build):
+def test_widely_used_models_have_no_fault(build):
     report = examine(build(), causal=build is not bert)
     assert not report.faults, report
     assert report["padding"].verdict == "fine"

@@ -78,7 +78,7 @@ HUGGING_FACE = {
 
 
 def own_attentions(output):
-    """Address by address, in the order of execution: the encoder, then self- and cross-attention of each layer."""
+    """Address by name, in the order of execution: the encoder, then self- and cross-attention of each layer."""
     if "encoder_attentions" not in output:
         return list(output.attentions)
     decoder = zip(output.decoder_attentions, output.cross_attentions, strict=True)
@@ -96,10 +96,10 @@ def test_hugging_face_gives_the_same_weights_by_its_eager_path(name):
         assert torch.equal(seen.output[0], model(**inputs)[0])
         assert len(seen) == len(own)
         assert max(seen.verify().values()) < 1e-5
-        for address, weights in zip(seen, own, strict=True):
-            assert seen[address].kernel == kernel
+        for name, weights in zip(seen, own, strict=True):
+            assert seen[name].kernel == kernel
             real = rows_of_real_tokens(weights, inputs)
-            torch.testing.assert_close(seen[address].weights()[real], weights[real], rtol=0, atol=1e-5)
+            torch.testing.assert_close(seen[name].weights()[real], weights[real], rtol=0, atol=1e-5)
 
 
 def rows_of_real_tokens(weights, inputs):
@@ -119,15 +119,15 @@ def test_the_output_of_hugging_face_follows_an_edited_head(name, attention):
 
 def check_edits(model, args, kwargs):
     before = look(model, *args, **kwargs)
-    address = next(iter(before))
+    name = next(iter(before))
     plain = value(before.output)
-    with edit(model, address, to=lambda weights: weights):
+    with edit(model, name, pattern=lambda weights: weights):
         torch.testing.assert_close(value(model(*args, **kwargs)), plain, rtol=0, atol=1e-5)
-    with edit(model, address, head=1, to="zero"):
+    with edit(model, name, head=1, pattern="zero"):
         after = look(model, *args, **kwargs)
     assert not torch.equal(value(after.output), plain)
-    assert after[address].out[:, 1].count_nonzero() == 0
-    assert torch.equal(after[address].out[:, [0, 2, 3]], before[address].out[:, [0, 2, 3]])
+    assert after[name].out[:, 1].count_nonzero() == 0
+    assert torch.equal(after[name].out[:, [0, 2, 3]], before[name].out[:, [0, 2, 3]])
 
 
 def value(output):
@@ -157,9 +157,9 @@ def test_timm_gives_the_same_weights_without_its_fused_path():
         assert torch.equal(seen.output, model(images))
         assert max(seen.verify().values()) < 1e-5
         slow(images)
-        for address, weights in zip(seen, own[-DEPTH:], strict=True):
-            assert seen[address].kernel == kernel
-            torch.testing.assert_close(seen[address].weights(), weights, rtol=0, atol=1e-5)
+        for name, weights in zip(seen, own[-DEPTH:], strict=True):
+            assert seen[name].kernel == kernel
+            torch.testing.assert_close(seen[name].weights(), weights, rtol=0, atol=1e-5)
         check_edits(model, (images,), {})
 
 
@@ -174,8 +174,8 @@ def test_vit_pytorch_gives_the_same_weights():
     seen = look(model, images)
     assert list(seen) == ["transformer.layers.0.0", "transformer.layers.1.0"]
     assert torch.equal(seen.output, model(images))
-    for address, weights in zip(seen, own[:DEPTH], strict=True):
-        assert torch.equal(seen[address].weights(), weights)
+    for name, weights in zip(seen, own[:DEPTH], strict=True):
+        assert torch.equal(seen[name].weights(), weights)
     assert max(seen.verify().values()) < 1e-5
     check_edits(model, (images,), {})
 
@@ -209,8 +209,8 @@ def test_x_transformers_gives_the_same_weights(options, flash):
     seen = look(model, ids)
     assert torch.equal(seen.output, model(ids))
     assert max(seen.verify().values()) < 1e-5
-    for address, weights in zip(seen, own, strict=True):
-        torch.testing.assert_close(seen[address].weights(), weights, rtol=0, atol=1e-5)
+    for name, weights in zip(seen, own, strict=True):
+        torch.testing.assert_close(seen[name].weights(), weights, rtol=0, atol=1e-5)
         assert weights.triu(1).count_nonzero() == 0
     check_edits(model, (ids,), {})
 
@@ -222,5 +222,5 @@ def test_cross_attention_of_x_transformers_is_seen():
     named = {f"{side}_{name}": size for side in ("enc", "dec") for name, size in sizes.items()}
     model = XTransformer(dim=WIDTH, **named).eval()
     seen = look(model, torch.randint(0, 50, (2, 7)), torch.randint(0, 50, (2, 5)))
-    assert [(seen[a].n_queries, seen[a].n_keys) for a in seen] == [(7, 7), (5, 5), (5, 7)]
+    assert [(seen[a].num_queries, seen[a].num_keys) for a in seen] == [(7, 7), (5, 5), (5, 7)]
     assert max(seen.verify().values()) < 1e-5

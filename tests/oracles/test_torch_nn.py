@@ -202,7 +202,7 @@ def test_a_row_that_may_see_nothing():
     assert not padding[2].any()
 
     output = ours(x, mask=padding)
-    assert torch.equal(output[2], ours.output.bias.expand(Q, WIDTH))
+    assert torch.equal(output[2], ours.out_proj.bias.expand(Q, WIDTH))
     output.sum().backward()
     assert all(leaf.grad.isfinite().all() for leaf in [x, *ours.parameters()])
     assert not x.grad[2].any()

@@ -9,24 +9,32 @@ MNIST = config_of("mnist")
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("whole", {"objective": "number"}, "whole with question=commonest needs objective=classes, got number; leave"),
-        ("whole", {"model.n_outputs": 1}, "whole with question=commonest needs n_outputs=10, got 1"),
-        ("whole", {"model.readout": "each"}, "needs an answer from readout=mean, class or attention, got each"),
-        ("reverse", {"model.readout": "mean"}, "reverse needs an answer from readout=each, got mean"),
-        ("reverse", {"model.n_inputs": 9}, "reverse needs n_inputs=10, got 9"),
-        ("oddity", {"model.n_inputs": 10}, "oddity needs n_inputs=784, got 10"),
-        ("oddity", {"objective": "classes"}, "oddity needs objective=odd, got classes"),
-        ("mnist", {"objective": "each"}, "mnist needs objective=classes, got each"),
+        (
+            "digits",
+            {"objective": "regression"},
+            "digits with question=most-common needs objective=classification, got regression; leave",
+        ),
+        ("digits", {"model.out_features": 1}, "digits with question=most-common needs out_features=10, got 1"),
+        ("digits", {"model.pooling": "each"}, "needs an answer from pooling=mean, class or attention, got each"),
+        ("reverse", {"model.pooling": "mean"}, "reverse needs an answer from pooling=each, got mean"),
+        ("reverse", {"model.in_features": 9}, "reverse needs in_features=10, got 9"),
+        ("odd-one-out", {"model.in_features": 10}, "odd-one-out needs in_features=784, got 10"),
+        ("odd-one-out", {"objective": "classification"}, "odd-one-out needs objective=set-pointer, got classification"),
+        (
+            "mnist",
+            {"objective": "token-classification"},
+            "mnist needs objective=classification, got token-classification",
+        ),
         (
             "mnist",
             {"model.image_size": 32},
             "mnist has images of 28 x 28 with 1 channels, got a model for 32 x 32 with 1",
         ),
-        ("mnist", {"model.channels": 3}, "got a model for 28 x 28 with 3"),
+        ("mnist", {"model.in_channels": 3}, "got a model for 28 x 28 with 3"),
         ("mnist", {"model.num_classes": 5}, "mnist has 10 classes, got num_classes=5; set it to 10"),
         ("folder", {}, "own pictures need their folder, got none; run: clearhead train folder --data.folder PATH"),
         ("text", {}, "a text is learnt from a file, got none; add --data.file PATH"),
-        ("words", {"objective": "each"}, "words needs objective=next, got each"),
+        ("words", {"objective": "token-classification"}, "words needs objective=causal-lm, got token-classification"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(name, changes, message):
@@ -45,8 +53,10 @@ def test_the_right_kind_of_model():
 
 def test_a_table_of_positions_must_reach_as_far_as_is_read(tmp_path):
     (tmp_path / "my.txt").write_text("words, words, words. " * 50)
-    changes = {"data.file": str(tmp_path / "my.txt"), "model.positions": "learned"}
-    assert config_of("text", changes | {"data.length": 20}).model.context == 20
-    with pytest.raises(ValueError, match="reads 64 at once needs context=64, got 32; set it to that"):
-        config_of("text", changes | {"model.context": 32})
-    assert config_of("words", {"model.positions": "learned", "model.context": 9}).data.length > 9  # of no effect there
+    changes = {"data.file": str(tmp_path / "my.txt"), "model.pos_embed": "learned"}
+    assert config_of("text", changes | {"data.length": 20}).model.context_length == 20
+    with pytest.raises(ValueError, match="reads 64 at once needs context_length=64, got 32; set it to that"):
+        config_of("text", changes | {"model.context_length": 32})
+    assert (
+        config_of("words", {"model.pos_embed": "learned", "model.context_length": 9}).data.length > 9
+    )  # of no effect there

@@ -5,12 +5,12 @@ from clearhead.training.optim import param_groups
 
 def test_photographs_are_mirrored_in_training_and_so_may_be_at_the_test():
     assert cifar10_fast().data.augmentation.flip
-    assert cifar10_fast().training.views == "moved"
+    assert cifar10_fast().training.tta == "shift"
 
 
 def test_muon_takes_most_of_the_weights_convolutions_among_them():
     config = cifar10_fast()
-    hidden, decayed, kept = param_groups(build_model(config.model), config.optimizer.kind)
+    hidden, decayed, kept = param_groups(build_model(config.model), config.optimizer.name)
     counts = [sum(weight.numel() for weight in weights) for weights in (hidden, decayed, kept)]
     assert counts[0] > 0.8 * sum(counts)
     assert any(weight.dim() == 4 for weight in hidden)

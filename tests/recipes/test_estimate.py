@@ -3,10 +3,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from clearhead.recipes import launch as module
-from clearhead.recipes.launch import Estimate, estimate
+from clearhead.recipes import estimate as module
+from clearhead.recipes.estimate import Estimate, estimate
 from clearhead.recipes.registry import config_of
-from clearhead.training.config import MOST_STEPS
+from clearhead.training.config import MAX_STEPS
 
 SMALL = {"data.limit": 1000, "data.validation": 100, "training.batch_size": 50, "training.epochs": 3}
 
@@ -32,7 +32,7 @@ def test_memory_grows_with_the_batch_and_shrinks_with_portions(monkeypatch):
     weights = 10_282 * 4
     assert memory() > 4 * weights  # weights, gradients and AdamW's two moments
     assert memory(batch_size=100) > 1.5 * memory() - 4 * weights
-    assert memory(batch_size=100, accumulate=4) < memory(batch_size=100) / 2
+    assert memory(batch_size=100, grad_accum_steps=4) < memory(batch_size=100) / 2
     assert memory(ema=0.9) - memory() == weights
 
 
@@ -55,7 +55,7 @@ def test_seconds_add_up():
     assert "5.0% of all tokens; 50.0% without sorting by length" in str(PARTS)
     assert PARTS.seconds == 60 * 0.5 + 3 * 2 + 9
     assert PARTS.seconds_per_epoch == 20 * 0.5 + 2
-    assert "45 s, test included; started now, done at" in str(PARTS)
+    assert "45 s, test included; if started now, done at" in str(PARTS)
     assert "60 (3 epochs)" in str(PARTS)
     assert "20 (1 epoch)" in str(replace(PARTS, steps=20))
     assert "test" not in str(replace(PARTS, seconds_per_test=0.0))
@@ -83,12 +83,12 @@ def test_evaluations_of_an_epoch_are_counted_whatever_the_run_is(monkeypatch):
     assert estimate(config_of("reverse", SMALL | short | {"data.validation": 0})).evaluations_per_epoch == 0
 
 
-@pytest.mark.parametrize(("views", "n_views"), [("one", 1), ("mirror", 2), ("moved", 6)])
-def test_the_test_asks_each_view_of_each_of_its_examples(monkeypatch, views, n_views):
+@pytest.mark.parametrize(("tta", "n_views"), [("none", 1), ("flip", 2), ("shift", 6)])
+def test_the_test_asks_each_view_of_each_of_its_examples(monkeypatch, tta, n_views):
     monkeypatch.setattr(module, "TIMED", 1)
-    monkeypatch.setattr(module, "time_answer", lambda setup: 0.25)
+    monkeypatch.setattr(module, "time_example", lambda ctx: 0.25)
     small = {"data.limit": 100, "data.validation": 40, "training.batch_size": 10, "model.width": 8, "model.depth": 1}
-    found = estimate(config_of("mnist", small | {"training.views": views}))
+    found = estimate(config_of("mnist", small | {"training.tta": tta}))
     assert found.seconds_per_evaluation == 40 * 0.25
     assert found.seconds_per_test == 10_000 * n_views * 0.25
 
@@ -101,5 +101,5 @@ def test_without_validation_the_test_is_timed_by_its_own_examples(monkeypatch):
 
 
 def test_what_takes_a_century_has_no_date():
-    found = replace(PARTS, steps=MOST_STEPS, steps_per_epoch=1, seconds_per_step=1.0)
-    assert "nobody here will see it done" in str(found)
+    found = replace(PARTS, steps=MAX_STEPS, steps_per_epoch=1, seconds_per_step=1.0)
+    assert "more than a century from now" in str(found)

@@ -43,7 +43,7 @@ def test_own_pictures_are_learned_and_then_predicted_without_their_folder(pictur
     session = Run("runs/mine")
     assert session.classes == ("blue", "green", "red")
     answers = session.predict([elsewhere / "red/9.png", elsewhere / "green/3.png", elsewhere / "blue/0.png"])
-    assert [answer.answer for answer in answers] == ["red", "green", "blue"]
+    assert [answer.label for answer in answers] == ["red", "green", "blue"]
 
 
 def test_a_folder_that_is_not_there():
@@ -108,7 +108,7 @@ def test_skipped_files_are_said_recorded_and_not_counted(pictures, monkeypatch, 
     assert "2 of 32 image files in pictures cannot be read: blue/y.jpg (" in err
     assert main([*command, "--data.skip-invalid"]) == 0
     assert "Skipped 2 image files that cannot be read: blue/y.jpg, red/x.png.\n" in capsys.readouterr().out
-    best = RunDirectory.open("runs/mine").best()
+    best = RunDirectory.open("runs/mine").best_checkpoint()
     assert best.state["data"]["skipped"] == ["blue/y.jpg", "red/x.png"]
     config = Run("runs/mine").config
     assert config.training.batch_size == len(datasets.load_dataset(config.data, config.seed).train)

@@ -5,7 +5,7 @@ def test_digits_are_moved_but_never_mirrored():
     config = mnist()
     assert config.data.augmentation.crop > 0
     assert not config.data.augmentation.flip
-    assert config.training.views == "one"
+    assert config.training.tta == "none"
 
 
 def test_what_is_learned_fits_the_time_that_is_promised():

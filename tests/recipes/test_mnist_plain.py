@@ -6,9 +6,9 @@ def test_r3_as_described():
     model = config.model
     assert config.data.limit == 40_000
     assert not config.data.augmentation.is_on
-    assert (model.num_heads, model.norm, model.positions, model.output_projection) == (1, "none", "none", False)
+    assert (model.num_heads, model.norm, model.pos_embed, model.output_projection) == (1, "none", "none", False)
     assert (model.patch_size, model.width, model.depth) == (7, 64, 4)
     assert model.hidden == model.width  # an MLP [d, d, d]
-    assert (model.tokenizer, model.readout, model.head_mlp_dim) == ("patches", "class", 0)
-    assert (model.image_size, model.channels, model.num_classes) == (28, 1, 10)
-    assert config.objective == "classes"
+    assert (model.patch_embed, model.pool, model.head_mlp_dim) == ("patches", "class", 0)
+    assert (model.image_size, model.in_channels, model.num_classes) == (28, 1, 10)
+    assert config.objective == "classification"

@@ -6,12 +6,12 @@ from clearhead.recipes.registry import config_of
 
 
 def test_the_set_size_is_also_the_models_context():
-    config = config_of("oddity", {"data.set_size": 4})
-    assert (config.data.set_size, config.model.context) == (4, 4)
+    config = config_of("odd-one-out", {"data.set_size": 4})
+    assert (config.data.set_size, config.model.context_length) == (4, 4)
 
 
 def test_scores_move_with_the_images_of_a_set():
-    config = config_of("oddity")
+    config = config_of("odd-one-out")
     model = build_model(config.model).eval()
     sets, places = datasets.load_dataset(config.data, seed=0).test.get_batch(torch.arange(3))
     order = torch.randperm(sets.shape[1], generator=torch.Generator().manual_seed(0))

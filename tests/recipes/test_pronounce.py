@@ -9,7 +9,7 @@ from clearhead.recipes.registry import config_of
 def test_the_model_has_the_letters_and_phones_of_the_embedded_dictionary(name, stress):
     config = config_of(name, {"data.stress": stress, "data.limit": 5, "data.validation": 5})
     data = load_dataset(config.data, seed=0)
-    assert (config.model.src_vocab_size, config.model.tgt_vocab_size) == (len(data.symbols), len(data.classes))
+    assert (config.model.src_vocab_size, config.model.tgt_vocab_size) == (len(data.vocab), len(data.classes))
 
 
 def test_letters_and_phones_follow_an_own_dictionary(tmp_path):

@@ -12,7 +12,7 @@ from clearhead.recipes.launch import train
 def test_words_that_were_never_seen_are_said_better_than_by_chance(tmp_path, monkeypatch):
     """The embedded split, with few words and a small model: most phones of unseen words are right after seconds."""
     monkeypatch.chdir(tmp_path)
-    small = {"model.width": 48, "model.hidden": 96, "model.depth": 1, "data.limit": 10_000, "data.validation": 200}
+    small = {"model.width": 48, "model.mlp_dim": 96, "model.depth": 1, "data.limit": 10_000, "data.validation": 200}
     brief = {"training.steps": 240, "training.batch_size": 64, "training.evaluate_every": 240, "training.threads": 1}
     train("pronounce-fast", "run", changes=small | brief, quiet=True)
     session = Run("runs/run")

@@ -10,7 +10,7 @@ from clearhead.recipes.registry import config_of
 
 def test_the_length_is_also_the_models_context():
     config = config_of("reverse", {"data.length": 5})
-    assert (config.data.length, config.model.context) == (5, 5)
+    assert (config.data.length, config.model.context_length) == (5, 5)
 
 
 @pytest.fixture(scope="module")
@@ -27,16 +27,16 @@ def reversing(tmp_path_factory):
 @pytest.mark.slow
 def test_every_unseen_sequence_is_reversed(reversing, tmp_path, monkeypatch):
     """R2.5: 100.00% of 10,000."""
-    assert reversing[1].test["whole"] == 1
+    assert reversing[1].test["exact_match"] == 1
     monkeypatch.chdir(tmp_path)
-    assert train("reverse", changes={"seed": 1, "training.precision": "float32"}, quiet=True).test["whole"] == 1
+    assert train("reverse", changes={"seed": 1, "training.precision": "float32"}, quiet=True).test["exact_match"] == 1
 
 
 @pytest.mark.slow
 def test_every_answer_looks_most_at_the_flipped_place(reversing):
     model, _, ids, _ = reversing
-    (layer,) = (seen := clearhead.look(model, ids)).layers.values()
-    assert seen.verify()[layer.address] < 1e-5
+    (layer,) = (seen := clearhead.look(model, ids)).values()
+    assert seen.verify()[layer.name] < 1e-5
     assert torch.equal(layer.weights().argmax(-1), torch.arange(16).flip(0).expand(len(ids), 1, 16))
 
 
@@ -52,7 +52,7 @@ def test_without_its_head_it_guesses_and_with_equal_weights_it_knows_the_bag_of_
     (address,) = clearhead.look(model, ids[:1])
     right = {}
     for to in ("zero", "uniform"):
-        with clearhead.edit(model, address, to=to), torch.no_grad():
+        with clearhead.edit(model, address, pattern=to), torch.no_grad():
             right[to] = (model(ids).argmax(-1) == targets).float().mean().item()
     shares = F.one_hot(ids, 10).float().mean(1)  # of each digit in each sequence
     anybody, best = shares.square().sum(1).mean().item(), shares.amax(1).mean().item()

@@ -37,8 +37,8 @@ def test_it_is_the_notebooks_network():
     with torch.no_grad():
         notebook.input_net[1].weight.copy_(model.embed.weight.T)
         notebook.input_net[1].bias.copy_(model.embed.bias)
-    notebook.block = model.encoder.blocks[0].to_torch()
-    for i, name in ((0, "widen"), (1, "norm"), (4, "narrow")):
+    notebook.block = model.blocks[0].to_torch()
+    for i, name in ((0, "fc1"), (1, "norm"), (4, "fc2")):
         notebook.output_net[i].load_state_dict(model.head.get_submodule(name).state_dict())
     ids = torch.randint(0, 10, (4, 16))
     torch.testing.assert_close(model(ids), notebook(ids))
@@ -49,8 +49,8 @@ def test_its_numbers_are_the_notebooks():
     config = config_of("reverse-uva")
     model, optimizer, training = config.model, config.optimizer, config.training
     assert (model.width, model.num_heads, model.depth, model.hidden, model.norm) == (32, 1, 1, 64, "post")
-    assert (model.dropout, model.input_dropout, model.mlp_dropout, model.positions) == (0, 0, 0, "sinusoidal")
-    assert (optimizer.kind, optimizer.lr, optimizer.weight_decay, optimizer.clip) == ("adamw", 5e-4, 0.0, 5.0)
+    assert (model.dropout, model.input_dropout, model.mlp_dropout, model.pos_embed) == (0, 0, 0, "sinusoidal")
+    assert (optimizer.name, optimizer.lr, optimizer.weight_decay, optimizer.grad_clip) == ("adamw", 5e-4, 0.0, 5.0)
     assert (optimizer.beta1, optimizer.beta2, optimizer.schedule, optimizer.warmup) == (0.9, 0.999, "cosine", 50)
     assert (training.epochs, training.batch_size) == (10, 128)
     data = datasets.load_dataset(config.data, seed=0)
@@ -59,11 +59,11 @@ def test_its_numbers_are_the_notebooks():
 
 def test_the_length_is_also_the_models_context():
     config = config_of("reverse-uva", {"data.length": 5})
-    assert (config.data.length, config.model.context) == (5, 5)
+    assert (config.data.length, config.model.context_length) == (5, 5)
 
 
 @pytest.mark.slow
 def test_half_of_its_epochs_reverse_unseen_sequences(tmp_path, monkeypatch):
     """All ten take about half a minute and leave no mistake; the validation sequences have none after the third."""
     monkeypatch.chdir(tmp_path)
-    assert train("reverse-uva", changes={"training.epochs": 5}, quiet=True).test["whole"] > 0.999
+    assert train("reverse-uva", changes={"training.epochs": 5}, quiet=True).test["exact_match"] > 0.999

@@ -6,9 +6,9 @@ from clearhead.recipes.registry import config_of
 def test_tokens_and_context_follow_the_text(tmp_path):
     (tmp_path / "my.txt").write_text("hello é")
     file = {"data.file": str(tmp_path / "my.txt")}
-    assert config_of("text", file).model.n_tokens == len(set("hello é"))
-    assert config_of("text", file | {"data.level": "byte"}).model.n_tokens == 256
-    assert config_of("text", file | {"data.length": 100}).model.context == 100
+    assert config_of("text", file).model.vocab_size == len(set("hello é"))
+    assert config_of("text", file | {"data.level": "byte"}).model.vocab_size == 256
+    assert config_of("text", file | {"data.length": 100}).model.context_length == 100
 
 
 def test_a_text_that_is_not_there():

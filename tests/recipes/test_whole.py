@@ -7,9 +7,12 @@ from clearhead.recipes.registry import config_of
 from clearhead.training.objectives import OBJECTIVES
 
 
-@pytest.mark.parametrize(("question", "objective"), [("commonest", "classes"), ("repeat", "yes-no"), ("sum", "number")])
+@pytest.mark.parametrize(
+    ("question", "objective"),
+    [("most-common", "classification"), ("repeat", "binary-classification"), ("sum", "regression")],
+)
 def test_objective_and_head_follow_the_question(question, objective):
-    config = config_of("whole", {"data.question": question})
+    config = config_of("digits", {"data.question": question})
     assert config.objective == objective
     data = datasets.load_dataset(config.data, seed=0)
     ids, targets = data.test.get_batch(torch.arange(6))
@@ -18,22 +21,22 @@ def test_objective_and_head_follow_the_question(question, objective):
 
     outputs = build_model(config.model)(ids)
     batch = Batch(ids, targets, None, None, 6)
-    assert OBJECTIVES[objective].right(outputs, batch).shape == (6,)
+    assert OBJECTIVES[objective].correct(outputs, batch).shape == (6,)
     assert OBJECTIVES[objective].loss(outputs, batch).isfinite()
 
 
 def test_of_16_digits_one_always_repeats():
-    assert config_of("whole", {"data.question": "repeat"}).data.length == 8
-    assert config_of("whole", {"data.question": "repeat", "data.length": 5}).model.context == 5
+    assert config_of("digits", {"data.question": "repeat"}).data.length == 8
+    assert config_of("digits", {"data.question": "repeat", "data.length": 5}).model.context_length == 5
     with pytest.raises(ValueError, match="can be asked of 2 to 10 digits"):
-        config_of("whole", {"data.question": "repeat", "data.length": 16})
+        config_of("digits", {"data.question": "repeat", "data.length": 16})
 
 
 def test_no_digits_are_refused():
     with pytest.raises(ValueError, match="length must be"):
-        config_of("whole", {"data.length": 0})
+        config_of("digits", {"data.length": 0})
 
 
 def test_an_unknown_question_is_refused():
-    with pytest.raises(ValueError, match="question must be one of commonest, repeat, sum, got 'largest'"):
-        config_of("whole", {"data.question": "largest"})
+    with pytest.raises(ValueError, match="question must be one of most-common, repeat, sum, got 'largest'"):
+        config_of("digits", {"data.question": "largest"})

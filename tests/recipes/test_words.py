@@ -4,6 +4,6 @@ from clearhead.recipes.registry import config_of
 
 def test_the_model_has_the_letters_of_the_words(tmp_path):
     config = config_of("words", {"data.limit": 5})
-    assert config.model.n_tokens == len(load_dataset(config.data, seed=0).symbols)
+    assert config.model.vocab_size == len(load_dataset(config.data, seed=0).vocab)
     (tmp_path / "names.txt").write_text("Ada\nBob\n")
-    assert config_of("words", {"data.file": str(tmp_path / "names.txt")}).model.n_tokens == 3 + 6
+    assert config_of("words", {"data.file": str(tmp_path / "names.txt")}).model.vocab_size == 3 + 6

@@ -10,18 +10,18 @@ from clearhead.data import datasets
 from clearhead.data.config import Augmentation, DataConfig
 from clearhead.data.dataset import Dataset, Images, Normalize, SequencePairs
 from clearhead.data.text import Words
-from clearhead.data.vocab import BEGIN, END
+from clearhead.data.vocab import BOS, EOS
 from clearhead.models.config import LanguageConfig, Seq2SeqConfig, VisionConfig
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 
 MODEL = VisionConfig(
-    image_size=8, patch_size=4, channels=1, num_classes=3, width=8, depth=2, num_heads=2, tokenizer="convolutions"
+    image_size=8, patch_size=4, in_channels=1, num_classes=3, width=8, depth=2, num_heads=2, patch_embed="conv"
 )
 CONFIG = RunConfig(
     recipe="test",
     model=replace(MODEL, dropout=0.2, attention_dropout=0.1, drop_path=0.1),
     data=DataConfig(name="mnist", augmentation=Augmentation(crop=1, flip=True, cutout=2, mixup=0.4)),
-    optimizer=OptimizerConfig(kind="muon", lr=0.01, warmup=3),
+    optimizer=OptimizerConfig(name="muon", lr=0.01, warmup=3),
     training=TrainingConfig(
         steps=12,
         batch_size=10,
@@ -29,8 +29,8 @@ CONFIG = RunConfig(
         log_every=5,
         evaluate_every=4,
         checkpoint_every=3,
-        keep=20,
-        accumulate=2,
+        keep_checkpoints=20,
+        grad_accum_steps=2,
         precision="float32",
     ),
 )
@@ -57,13 +57,13 @@ WRITING = replace(
     model=Seq2SeqConfig(width=8, depth=1, num_heads=2, src_vocab_size=9, tgt_vocab_size=8, dropout=0.2),
     data=DataConfig(name="pronounce", window=2),
     training=replace(CONFIG.training, label_smoothing=0.1),
-    objective="written",
+    objective="seq2seq",
 )
 SPELLING = replace(
     WRITING,
-    model=LanguageConfig(width=8, depth=1, num_heads=2, n_tokens=9, dropout=0.2),
+    model=LanguageConfig(width=8, depth=1, num_heads=2, vocab_size=9, dropout=0.2),
     data=DataConfig(name="words", window=2),
-    objective="next",
+    objective="causal-lm",
 )
 
 
@@ -72,7 +72,7 @@ def random_words(n, seed):
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.randint(1, 7, (n,), generator=generator).tolist()
     words = [torch.randint(3, 8, (size,), generator=generator).tolist() for size in sizes]
-    return words, [[*word[::2], END] for word in words]
+    return words, [[*word[::2], EOS] for word in words]
 
 
 def pairs(n, seed):
@@ -81,13 +81,13 @@ def pairs(n, seed):
 
 def spelled(n, seed):
     words, _ = random_words(n, seed)
-    return Words(SequencePairs.of([[BEGIN, *word] for word in words], [[*word, END] for word in words]))
+    return Words(SequencePairs.of([[BOS, *word] for word in words], [[*word, EOS] for word in words]))
 
 
-@pytest.fixture(params=["written", "next"])
+@pytest.fixture(params=["seq2seq", "causal-lm"])
 def sequences(request, monkeypatch):
     """The config of a run that writes: an encoder-decoder, and a language model."""
-    make, config = (pairs, WRITING) if request.param == "written" else (spelled, SPELLING)
+    make, config = (pairs, WRITING) if request.param == "seq2seq" else (spelled, SPELLING)
     data = Dataset(make(57, 0), make(13, 1), make(17, 2), (), None)
     monkeypatch.setattr(datasets, "load_dataset", lambda config, seed: data)
     return config

@@ -23,7 +23,7 @@ from clearhead.data import datasets
 from clearhead.data.batches import Batches
 from clearhead.data.config import DataConfig
 from clearhead.data.dataset import Dataset, SequencePairs
-from clearhead.data.vocab import END
+from clearhead.data.vocab import EOS
 from clearhead.models.config import PredictorConfig, Seq2SeqConfig
 from clearhead.training import checkpoint, progress
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
@@ -31,21 +31,23 @@ from clearhead.training.loop import resume, train
 
 CONFIG = RunConfig(
     recipe="test",
-    model=PredictorConfig(width=8, depth=2, num_heads=2, n_inputs=5, n_outputs=5, context=6, positions="learned"),
+    model=PredictorConfig(
+        width=8, depth=2, num_heads=2, in_features=5, out_features=5, context_length=6, pos_embed="learned"
+    ),
     data=DataConfig(name="reverse"),
-    optimizer=OptimizerConfig(kind="muon", lr=0.005, warmup=2, clip=0.5),
+    optimizer=OptimizerConfig(name="muon", lr=0.005, warmup=2, grad_clip=0.5),
     training=TrainingConfig(
         steps=8,
         batch_size=11,
-        accumulate=2,
+        grad_accum_steps=2,
         ema=0.8,
         log_every=1,
         evaluate_every=4,
         checkpoint_every=2,
-        keep=9,
+        keep_checkpoints=9,
         precision="float32",
     ),
-    objective="each",
+    objective="token-classification",
 )
 SELDOM = replace(CONFIG, training=replace(CONFIG.training, evaluate_every=1, checkpoint_every=8))
 """most of its evaluations are followed by a step, not by a checkpoint"""
@@ -54,7 +56,7 @@ WRITING = replace(
     model=Seq2SeqConfig(width=8, depth=1, num_heads=2, src_vocab_size=8, tgt_vocab_size=8),
     data=DataConfig(name="pronounce", window=2),
     training=replace(CONFIG.training, label_smoothing=0.1),
-    objective="written",
+    objective="seq2seq",
 )
 DROPPING = replace(CONFIG, model=replace(CONFIG.model, dropout=0.2))
 
@@ -77,7 +79,7 @@ def words(n, seed):
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.randint(1, 7, (n,), generator=generator).tolist()
     ids = [torch.randint(3, 8, (size,), generator=generator).tolist() for size in sizes]
-    return SequencePairs.of(ids, [[*word[::-1], END] for word in ids])
+    return SequencePairs.of(ids, [[*word[::-1], EOS] for word in ids])
 
 
 def in_processes(world, work):
@@ -185,11 +187,11 @@ def main(folder: Path) -> None:
     done["resharded"] = in_processes(2, again("resharded", shard=True))
 
     done["killed"] = in_processes(2, with_signal(6, signal.SIGKILL, 1, new("killed")))
-    done["after the kill"] = checkpoint.steps(folder / "killed")
+    done["after the kill"] = checkpoint.saved_steps(folder / "killed")
     done["revived"] = in_processes(2, again("killed"))
     progress.LAUNCHER_INTERVAL = 0.1
     done["orphaned"] = without_launcher(2, folder, new("orphaned"))
-    done["after the launcher"] = checkpoint.steps(folder / "orphaned")
+    done["after the launcher"] = checkpoint.saved_steps(folder / "orphaned")
     done["relaunched"] = in_processes(2, again("orphaned"))
     (folder / "done.json").write_text(json.dumps(done))
 

@@ -12,17 +12,22 @@ from hypothesis import strategies as st
 
 from clearhead.training import checkpoint
 from clearhead.training.checkpoint import (
+    MANIFEST,
+    MODEL,
+    OPTIMIZER,
+    STATE,
     Checkpoint,
     DamagedCheckpointError,
     NoIntactCheckpointError,
     clean,
     is_finite,
+    latest,
     load,
-    newest,
+    manifest,
     remove,
     save,
+    saved_steps,
 )
-from clearhead.training.layout import MANIFEST, MODEL, OPTIMIZER, STATE, manifest, steps
 
 FILES = (MODEL, OPTIMIZER, STATE, MANIFEST)
 
@@ -88,12 +93,12 @@ class TestRoundTrip:
     def test_names_sort_in_the_order_of_steps(self, tmp_path):
         places = [save(tmp_path, snapshot(step)).name for step in (1000, 9, 120)]
         assert places == ["step-00001000", "step-00000009", "step-00000120"]
-        assert steps(tmp_path) == [9, 120, 1000]
-        assert [f"step-{step:08d}" for step in steps(tmp_path)] == sorted(places)
+        assert saved_steps(tmp_path) == [9, 120, 1000]
+        assert [f"step-{step:08d}" for step in saved_steps(tmp_path)] == sorted(places)
 
     @pytest.mark.parametrize("state", [{"a": (1, 2)}, {"a": {1: 2}}])
     def test_a_state_that_would_come_back_changed_is_refused(self, tmp_path, state):
-        with pytest.raises(ValueError, match=r"state must be what JSON gives back as it was, got a change in \['a'\]"):
+        with pytest.raises(ValueError, match=r"state must survive JSON unchanged, got a change in \['a'\]"):
             save(tmp_path, Checkpoint(1, {}, {}, state))
         assert os.listdir(tmp_path) == []
 
@@ -105,13 +110,13 @@ class TestRoundTrip:
     def test_the_same_step_again_takes_the_place_of_the_first(self, tmp_path):
         save(tmp_path, snapshot(1, 0.25))
         save(tmp_path, snapshot(1, 0.75))
-        assert equal(newest(tmp_path, silent), snapshot(1, 0.75))
+        assert equal(latest(tmp_path, silent), snapshot(1, 0.75))
         assert os.listdir(tmp_path / "checkpoints") == ["step-00000001"]
 
 
 class TestDamage:
     def test_before_the_first_checkpoint_there_is_none(self, tmp_path):
-        assert newest(tmp_path, silent) is None
+        assert latest(tmp_path, silent) is None
 
     @settings(max_examples=100, deadline=None)
     @given(st.sampled_from(FILES), st.floats(0, 1, exclude_max=True), st.integers(0, 8), st.integers(1, 2))
@@ -127,12 +132,12 @@ class TestDamage:
                         content[at] ^= 1 << bit
                     (place / name).write_bytes(content if bit < 8 else content[:at])
             reports: list[str] = []
-            found = newest(Path(folder), reports.append)
+            found = latest(Path(folder), reports.append)
             assert found is not None
             assert equal(found, snapshot(2 - n_damaged))
             assert len(reports) == n_damaged
             assert len(list(Path(folder).glob("checkpoints/damaged-step-*"))) == n_damaged
-            assert equal(newest(Path(folder), silent), found)
+            assert equal(latest(Path(folder), silent), found)
 
     @pytest.mark.parametrize("name", FILES)
     def test_a_missing_file_is_damage_and_named(self, tmp_path, name):
@@ -146,9 +151,9 @@ class TestDamage:
         [
             (MODEL, b"", "model.safetensors has 0 bytes instead of"),
             (STATE, b"null", "state.json has 4 bytes instead of"),
-            (MANIFEST, b"{}", "manifest.json is not what was saved"),
-            (MANIFEST, b'{"files": []}', "manifest.json is not what was saved"),
-            (MANIFEST, b"[" * 10_000, "manifest.json is not what was saved"),
+            (MANIFEST, b"{}", "manifest.json has changed since it was saved"),
+            (MANIFEST, b'{"files": []}', "manifest.json has changed since it was saved"),
+            (MANIFEST, b"[" * 10_000, "manifest.json has changed since it was saved"),
         ],
     )
     def test_what_is_wrong_is_said(self, tmp_path, name, content, message):
@@ -160,13 +165,13 @@ class TestDamage:
     def test_a_checkpoint_under_the_name_of_another_step_is_not_taken_for_it(self, tmp_path):
         save(tmp_path, snapshot(1)).rename(tmp_path / "checkpoints/step-00000009")
         with pytest.raises(NoIntactCheckpointError, match="step 9: it holds step 1"):
-            newest(tmp_path, print)
+            latest(tmp_path, print)
 
     def test_the_same_step_damaged_again_loses_nothing(self, tmp_path):
         save(tmp_path, snapshot(1))
         for _ in range(3):
             (save(tmp_path, snapshot(2)) / STATE).unlink()
-            assert newest(tmp_path, lambda message: None).step == 1
+            assert latest(tmp_path, lambda message: None).step == 1
         names = {"damaged-step-00000002", "damaged-step-00000002-2", "damaged-step-00000002-3", "step-00000001"}
         assert set(os.listdir(tmp_path / "checkpoints")) == names
 
@@ -175,16 +180,16 @@ class TestDamage:
         for step in (1, 2):
             (save(tmp_path, snapshot(step)) / STATE).unlink()
         for _ in range(2):  # the second time is not the first step of a new run
-            with pytest.raises(NoIntactCheckpointError, match=r"can be used \(step 2: .*; step 1: .*\); put"):
-                newest(tmp_path, print, set_aside=set_aside)
-        assert steps(tmp_path) == [1, 2]
+            with pytest.raises(NoIntactCheckpointError, match=r"can be used \(step 2: .*; step 1: .*\)"):
+                latest(tmp_path, print, set_aside=set_aside)
+        assert saved_steps(tmp_path) == [1, 2]
 
     def test_who_only_reads_renames_nothing(self, tmp_path):
         save(tmp_path, snapshot(1))
         (save(tmp_path, snapshot(2)) / STATE).unlink()
         reports: list[str] = []
-        assert newest(tmp_path, reports.append, set_aside=False).step == 1
-        assert steps(tmp_path) == [1, 2]
+        assert latest(tmp_path, reports.append, set_aside=False).step == 1
+        assert saved_steps(tmp_path) == [1, 2]
         assert len(reports) == 1
 
     def test_one_that_is_deleted_while_it_is_read_is_no_damage(self, tmp_path, monkeypatch):
@@ -198,7 +203,7 @@ class TestDamage:
             return read_regular(path, *most)
 
         monkeypatch.setattr(checkpoint, "read_regular", read_late)
-        assert newest(tmp_path, silent, set_aside=False).step == 2
+        assert latest(tmp_path, silent, set_aside=False).step == 2
 
     @pytest.mark.parametrize("kind", [errno.EACCES, errno.EIO])
     @pytest.mark.parametrize("name", FILES)
@@ -207,8 +212,8 @@ class TestDamage:
             save(tmp_path, snapshot(step))
         fail_to_read(monkeypatch, kind, lambda path: path == tmp_path / "checkpoints/step-00000002" / name)
         reports: list[str] = []
-        assert newest(tmp_path, reports.append).step == 1
-        assert f"step 2 is passed over: {name} cannot be read: {os.strerror(kind)}; it is left in " in reports[0]
+        assert latest(tmp_path, reports.append).step == 1
+        assert f"step 2 is skipped: {name} cannot be read: {os.strerror(kind)}; it is kept in " in reports[0]
         assert (tmp_path / "checkpoints/damaged-step-00000002" / name).exists()
 
     @pytest.mark.parametrize("kind", [errno.EACCES, errno.EIO])
@@ -216,8 +221,8 @@ class TestDamage:
         save(tmp_path, snapshot(1))
         fail_to_read(monkeypatch, kind, lambda path: True)
         with pytest.raises(OSError, match=f"step 1: manifest.json cannot be read: {os.strerror(kind)}"):
-            newest(tmp_path, silent)
-        assert steps(tmp_path) == [1]
+            latest(tmp_path, silent)
+        assert saved_steps(tmp_path) == [1]
 
     def test_one_that_cannot_even_be_renamed_is_passed_over_too(self, tmp_path, monkeypatch):
         for step in (1, 2):
@@ -225,8 +230,8 @@ class TestDamage:
         (tmp_path / "checkpoints/step-00000002" / STATE).unlink()
         monkeypatch.setattr(os, "rename", lambda *names: (_ for _ in ()).throw(OSError(errno.EROFS, "read-only")))
         reports: list[str] = []
-        assert newest(tmp_path, reports.append).step == 1
-        assert reports[0].endswith(f"left in {tmp_path / 'checkpoints/step-00000002'}")
+        assert latest(tmp_path, reports.append).step == 1
+        assert reports[0].endswith(f"kept in {tmp_path / 'checkpoints/step-00000002'}")
 
     def test_a_file_larger_than_its_manifest_says_is_not_even_read(self, tmp_path, monkeypatch):
         place = save(tmp_path, snapshot(1))
@@ -244,17 +249,17 @@ class TestNames:
     )
     def test_others_are_no_checkpoints(self, tmp_path, name):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
-        assert newest(tmp_path, silent) is None
+        assert latest(tmp_path, silent) is None
         save(tmp_path, snapshot(1))
-        assert newest(tmp_path, silent).step == 1
+        assert latest(tmp_path, silent).step == 1
         assert (tmp_path / "checkpoints" / name).is_dir()
 
     def test_an_empty_one_of_a_high_step_is_passed_over(self, tmp_path):
         save(tmp_path, snapshot(1))
         (tmp_path / "checkpoints/step-999999999").mkdir()
         reports: list[str] = []
-        assert newest(tmp_path, reports.append).step == 1
-        assert "step 999999999 is passed over: manifest.json is missing" in reports[0]
+        assert latest(tmp_path, reports.append).step == 1
+        assert "step 999999999 is skipped: manifest.json is missing" in reports[0]
 
     def test_leftovers_of_other_names_are_not_touched(self, tmp_path):
         names = {"saving-step-x", "deleting-step-99", "replaced-step-000000001"}
@@ -276,16 +281,16 @@ class TestNumbers:
         for step in (3, 4):
             save(tmp_path, Checkpoint(step, **tensors, state={}))
         reports: list[str] = []
-        assert newest(tmp_path, reports.append).step == 2
+        assert latest(tmp_path, reports.append).step == 2
         assert len(reports) == 2
-        assert f"step 4 is passed over: 'm.moment' in {where}.safetensors is not finite" in reports[0]
-        assert equal(newest(tmp_path, silent), snapshot(2))
+        assert f"step 4 is skipped: 'm.moment' in {where}.safetensors is not finite" in reports[0]
+        assert equal(latest(tmp_path, silent), snapshot(2))
 
     def test_where_none_is_finite_that_is_an_error(self, tmp_path):
         save(tmp_path, Checkpoint(1, {"w": torch.tensor(float("nan"))}, {}, {}))
         with pytest.raises(NoIntactCheckpointError, match=r"step 1: 'w' in model.safetensors is not finite"):
-            newest(tmp_path, silent)
-        assert steps(tmp_path) == [1]
+            latest(tmp_path, silent)
+        assert saved_steps(tmp_path) == [1]
 
     @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float16, torch.complex64, torch.uint8, torch.bool])
     def test_any_kind_of_tensor_can_be_asked(self, dtype):
@@ -333,7 +338,7 @@ class TestForgery:
         place = save(tmp_path, snapshot(1))
         written = (place / MANIFEST).read_bytes()
         (place / MANIFEST).write_bytes(written.replace(b'"size": ', b'"size": "many" , "x": '))
-        with pytest.raises(DamagedCheckpointError, match=r"manifest\.json is not what was saved"):
+        with pytest.raises(DamagedCheckpointError, match=r"manifest\.json has changed since it was saved"):
             load(place)
 
 
@@ -371,20 +376,20 @@ class TestFailures:
             job, error = lambda f=folder: save(f, snapshot(step, 0.75)), lambda: OSError(kind, os.strerror(kind))
             failure, reached = faults.during(job, at, once, error)
             if once:  # then it can put things right by itself
-                assert steps(folder)[:2] == [1, 2]
+                assert saved_steps(folder)[:2] == [1, 2]
                 assert not list(folder.glob("checkpoints/saving-*"))
             clean(folder)
-            found = newest(folder, silent)
+            found = latest(folder, silent)
             if not reached:
                 break
             if failure is None:
                 assert equal(found, snapshot(step, 0.75))
             else:
                 assert failure.errno == kind
-                assert f"the checkpoint of step {step} is not saved: {os.strerror(kind)}" in str(failure)
+                assert f"the checkpoint of step {step} was not saved: {os.strerror(kind)}" in str(failure)
                 assert equal(found, snapshot(2)) or equal(found, snapshot(step, 0.75))
             remove(folder / "checkpoints" / f"step-{found.step:08d}")
-            assert equal(newest(folder, silent), snapshot(1 if found.step == 2 else 2))
+            assert equal(latest(folder, silent), snapshot(1 if found.step == 2 else 2))
         assert at > 15
         assert failure is None
 
@@ -398,7 +403,7 @@ class TestFailures:
             job = lambda f=folder: save(f, snapshot(step, 0.75))  # noqa: E731
             _, reached = faults.during(job, at, once=False, error=faults.KILLED)
             clean(folder)
-            found = newest(folder, silent)
+            found = latest(folder, silent)
             assert equal(found, snapshot(step, 0.75)) or (reached and equal(found, snapshot(2)))
             assert all(name.startswith("step-") for name in os.listdir(folder / "checkpoints"))
             if not reached:
@@ -413,13 +418,13 @@ class TestFailures:
                 save(folder, snapshot(before))
             job = lambda f=folder: remove(f / "checkpoints/step-00000002")  # noqa: E731
             _, reached = faults.during(job, at, once=False, error=faults.KILLED)
-            assert newest(folder, silent).step in (1, 2)
+            assert latest(folder, silent).step in (1, 2)
             clean(folder)
             assert set(os.listdir(folder / "checkpoints")) <= {"step-00000001", "step-00000002"}
             if not reached:
                 break
         assert at > 5
-        assert steps(folder) == [1]
+        assert saved_steps(folder) == [1]
 
     def test_everything_is_durable_before_it_gets_its_name_and_the_name_before_it_returns(self, tmp_path, faults):
         faults.during(lambda: save(tmp_path, snapshot(1)), faults.NEVER)
@@ -436,21 +441,21 @@ class TestFailures:
         for prefix in ("saving-", "deleting-"):
             (tmp_path / "checkpoints" / f"{prefix}step-00000002").mkdir()
             (tmp_path / "checkpoints" / f"{prefix}step-00000002" / MODEL).write_bytes(b"half")
-        assert newest(tmp_path, silent).step == 1
+        assert latest(tmp_path, silent).step == 1
         save(tmp_path, snapshot(2))
-        assert newest(tmp_path, silent).step == 2
+        assert latest(tmp_path, silent).step == 2
         clean(tmp_path)
         assert set(os.listdir(tmp_path / "checkpoints")) == {"step-00000001", "step-00000002"}
 
     def test_a_file_where_the_folder_should_be_is_an_error(self, tmp_path):
         (tmp_path / "checkpoints").write_bytes(b"")
-        with pytest.raises(OSError, match="the checkpoint of step 1 is not saved"):
+        with pytest.raises(OSError, match="the checkpoint of step 1 was not saved"):
             save(tmp_path, snapshot(1))
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere: simulated above by EACCES and EROFS")
     def test_a_folder_without_permission_is_an_error(self, tmp_path):
         (tmp_path / "checkpoints").mkdir(mode=0o555)
-        with pytest.raises(PermissionError, match="the checkpoint of step 1 is not saved"):
+        with pytest.raises(PermissionError, match="the checkpoint of step 1 was not saved"):
             save(tmp_path, snapshot(1))
 
 
@@ -458,13 +463,13 @@ class TestFailures:
 def test_a_folder_in_place_of_a_file_damages_only_that_checkpoint(tmp_path, name):
     for step in (1, 2):
         checkpoint.save(tmp_path, Checkpoint(step, {"w": torch.ones(2)}, {}, {}))
-    path = checkpoint.at(tmp_path, 2) / name
+    path = checkpoint.checkpoint_path(tmp_path, 2) / name
     path.unlink()
     path.mkdir()
     told = []
-    assert checkpoint.newest(tmp_path, told.append, set_aside=False).step == 1
+    assert checkpoint.latest(tmp_path, told.append, set_aside=False).step == 1
     assert len(told) == 1
-    assert "the checkpoint of step 2 is passed over" in told[0]
+    assert "the checkpoint of step 2 is skipped" in told[0]
 
 
 def sparse_checkpoint(run, header, size):
@@ -496,7 +501,7 @@ def test_a_large_sparse_file_is_refused_before_it_is_read(trained, tmp_path, mon
 
 
 def test_a_large_checkpoint_of_its_own_model_is_read(trained, monkeypatch):
-    monkeypatch.setattr("clearhead.training.tensor_headers.SMALL", 0)
+    monkeypatch.setattr("clearhead.training.checkpoint.SMALL", 0)
     for name in ("reverse", "mnist", "pronounce", "text"):
-        for step in checkpoint.steps(trained / name):
-            assert checkpoint.load(checkpoint.at(trained / name, step)).step == step
+        for step in checkpoint.saved_steps(trained / name):
+            assert checkpoint.load(checkpoint.checkpoint_path(trained / name, step)).step == step

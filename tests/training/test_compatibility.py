@@ -12,9 +12,9 @@ import clearhead
 from clearhead.cli.main import main
 from clearhead.inference.run import Run
 from clearhead.models.factory import build_model
+from clearhead.training.compatibility import check_model_matches
 from clearhead.training.loop import resume, train
 from clearhead.training.state import DataInfo, TrainState
-from clearhead.training.tensor_headers import check_model_matches
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_sizes_that_cannot_be_built_are_refused_at_once(run, sizes):
     assert time.monotonic() - began < 5
 
 
-@pytest.mark.parametrize("name", ["reverse", "mnist", "oddity", "pronounce", "words", "text"])
+@pytest.mark.parametrize("name", ["reverse", "mnist", "odd-one-out", "pronounce", "words", "text"])
 def test_every_kind_of_model_matches_its_own_checkpoint(trained, name):
     session = Run(trained / name)
     check_model_matches(session.config.model, session.model.state_dict())
@@ -122,9 +122,9 @@ def test_every_kind_of_model_matches_its_own_checkpoint(trained, name):
         {"data": {"classes": [], "normalize": {"mean": [0.5], "std": []}}},
         {"data": {"classes": [], "normalize": {"mean": ["x"], "std": ["y"]}}},
         {"data": {"classes": [], "files": {"a": 3}}},
-        {"standing": {}},
-        {"standing": None},
-        {"made_with": 3},
+        {"train_state": {}},
+        {"train_state": None},
+        {"environment": 3},
     ],
 )
 def test_a_forged_state_is_an_error_of_one_line(run, forge, forged, capsys):
@@ -157,13 +157,13 @@ def test_progress_is_validated(change):
 
 def test_data_info_of_earlier_versions_is_accepted():
     info = DataInfo.from_state({"data": {"classes": ["a"], "normalize": {"mean": [0], "std": [1]}}})
-    assert (info.classes, info.symbols, info.files) == (("a",), (), {})
+    assert (info.classes, info.vocab, info.files) == (("a",), (), {})
 
 
 def test_divergence_that_only_the_test_notices_has_its_own_exit_code(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     options = ["--training.steps", "1", "--optimizer.lr", "1e30", "--data.validation", "0", "--data.limit", "256"]
-    assert main(["train", "mnist-plain", "--name", "far", *options, "--optimizer.clip", "0"]) == 4
+    assert main(["train", "mnist-plain", "--name", "far", *options, "--optimizer.grad-clip", "0"]) == 4
     assert "test loss is" in capsys.readouterr().err
     assert main(["evaluate", "runs/far", "--json"]) == 0
     result = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
@@ -188,7 +188,7 @@ def test_optimizer_state_of_other_weights_is_refused(config, tmp_path):
     from clearhead.training.config import OptimizerConfig
     from clearhead.training.optim import Optimizers
 
-    optimizers = Optimizers(build_model(config.model), OptimizerConfig(kind="adamw"))
+    optimizers = Optimizers(build_model(config.model), OptimizerConfig(name="adamw"))
     name, weight = next(iter(optimizers.weights.items()))
     good = {f"{name}.{what}": torch.zeros_like(weight) for what in ("exp_avg", "exp_avg_sq")}
     good |= {f"{name}.step": torch.tensor(1.0)}
@@ -205,7 +205,7 @@ def test_optimizer_state_of_other_weights_is_refused(config, tmp_path):
     assert optimizers.state_tensors().keys() == good.keys()
 
 
-@pytest.mark.parametrize("objective", ["number", "yes-no"])
+@pytest.mark.parametrize("objective", ["regression", "binary-classification"])
 def test_an_objective_that_does_not_fit_the_model_is_an_error_of_one_line(run, forge, objective, capsys):
     path = run / "config.json"
     config = json.loads(path.read_bytes()) | {"objective": objective}

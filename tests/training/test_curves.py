@@ -5,7 +5,7 @@ import math
 import pytest
 from matplotlib.lines import Line2D
 
-from clearhead.drawing import COLOURS
+from clearhead.drawing import COLORS
 from clearhead.training.curves import (
     MOST_POINTS,
     Curves,
@@ -50,7 +50,7 @@ def test_values_stand_at_their_own_epoch():
     loss, accuracy = draw_curves([run], epochs=(10,)).axes
     for panel, quantity in ((loss, "loss"), (accuracy, "accuracy")):
         for kind, dashed in (("train", True), ("validation", False)):
-            line = lines(panel)[COLOURS[0], dashed]
+            line = lines(panel)[COLORS[0], dashed]
             there = [(r["epoch"], r[quantity]) for r in run.records if r["kind"] == kind and r["epoch"] <= 10]
             assert list(zip(*line.get_data(), strict=True)) == there
             assert len(there) in (10, 40)
@@ -69,15 +69,15 @@ def test_runs_of_different_length_share_a_panel_each_in_its_colour():
     (loss, _) = figure.axes
     assert loss.get_xlim() == (0, 50)
     ends = {key: line.get_xdata()[-1] for key, line in lines(loss).items()}
-    assert ends == {(COLOURS[i], dashed): end for i, end in ((0, 10), (1, 50)) for dashed in (True, False)}
+    assert ends == {(COLORS[i], dashed): end for i, end in ((0, 10), (1, 50)) for dashed in (True, False)}
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names == ["short", "long", "training", "validation"]
 
 
 def test_the_test_result_is_named_and_so_is_averaging():
     assert run_of(1, accuracy=0.98765, loss=1.0).label == "mine (test 98.77%)"
-    assert "with mirror images" in run_of(1, accuracy=0.98765, views="mirror").label
-    assert "6 views" in run_of(1, accuracy=0.98765, views="moved").label
+    assert "with mirror images" in run_of(1, accuracy=0.98765, tta="flip").label
+    assert "6 views" in run_of(1, accuracy=0.98765, tta="shift").label
     assert run_of(1, loss=1.0).label == "mine"
 
 
@@ -86,7 +86,7 @@ def test_a_single_point_of_training_is_seen_and_is_not_that_of_validation():
     one = Curves("one", [{"kind": kind, **at} for kind in ("train", "validation")])
     figure = draw_curves([one])
     for panel in figure.axes:
-        train, validation = (lines(panel)[COLOURS[0], dashed] for dashed in (True, False))
+        train, validation = (lines(panel)[COLORS[0], dashed] for dashed in (True, False))
         assert train.get_marker() == validation.get_marker() == "o"
         assert train.get_markerfacecolor() == "none" != validation.get_markerfacecolor()
     _, train, validation = figure.legends[0].get_lines()
@@ -95,7 +95,7 @@ def test_a_single_point_of_training_is_seen_and_is_not_that_of_validation():
 
 def test_a_line_of_training_has_no_marks():
     figure = draw_curves([run_of(2)])
-    assert lines(figure.axes[0])[COLOURS[0], True].get_marker() == "None"
+    assert lines(figure.axes[0])[COLORS[0], True].get_marker() == "None"
     assert [line.get_marker() for line in figure.legends[0].get_lines()] == ["o", "None", "o"]
 
 
@@ -154,8 +154,8 @@ def test_a_row_for_each_run_up_to_its_own_end_with_one_scale():
     assert [panel.get_xlim()[1] for panel in panels] == [50, 50, 10, 10, 50, 50]
     assert panels[2].get_title() == "ten: loss, epochs 0 to 10"
     assert [len(panel.lines) for panel in panels] == [4, 4, 2, 2, 2, 2]
-    assert panels[2].lines[0].get_color() == COLOURS[0]
-    assert panels[4].lines[0].get_color() == COLOURS[1]
+    assert panels[2].lines[0].get_color() == COLORS[0]
+    assert panels[4].lines[0].get_color() == COLORS[1]
     assert panels[2].get_ylim() == panels[4].get_ylim() != panels[3].get_ylim() == panels[5].get_ylim()
     assert len(draw_curves(runs, epochs=(5, 20), panels=True).axes) == 8
 
@@ -245,10 +245,10 @@ def test_records_are_read_from_a_run_a_folder_with_nothing_else_or_a_file(tmp_pa
 
 
 def test_the_table_holds_every_record_up_to_the_window_with_all_its_digits():
-    runs = [run_of(3, "a", accuracy=1 / 3, views="mirror"), run_of(2, "b")]
+    runs = [run_of(3, "a", accuracy=1 / 3, tta="flip"), run_of(2, "b")]
     rows = list(csv.DictReader(to_csv(runs).splitlines()))
     assert len(rows) == sum(len(run.records) for run in runs)
-    assert list(rows[0]) == ["run", "kind", "step", "epoch", "loss", "accuracy", "views"]
+    assert list(rows[0]) == ["run", "kind", "step", "epoch", "loss", "accuracy", "tta"]
     found = [float(row["loss"]) for row in rows if row["run"] == "b"]
     assert found == [record["loss"] for record in runs[1].records]
     assert [row["accuracy"] for row in rows if row["kind"] == "test"] == [str(1 / 3)]

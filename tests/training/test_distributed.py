@@ -45,9 +45,9 @@ def test_any_number_of_processes_learns_the_same(runs, done, name):
     """Losses of every step and evaluation, with 11 examples to a batch, and 13 and 513 (512 + 1) to evaluate."""
     assert set(done[name]["codes"]) == {0}
     assert_close(runs / name, runs / "of1")
-    made_with = RunDirectory.open(runs / name).newest().state["made_with"]
-    assert made_with["processes"] == (3 if name == "of3" else 2)
-    assert made_with["sharded"] is (name == "sharded")
+    environment = RunDirectory.open(runs / name).latest_checkpoint().state["environment"]
+    assert environment["processes"] == (3 if name == "of3" else 2)
+    assert environment["sharded"] is (name == "sharded")
 
 
 @pytest.mark.parametrize("name", ["of2", "of3", "sharded"])
@@ -72,7 +72,7 @@ def test_padded_words_are_learnt_alike_by_any_number_of_processes(runs, done, na
 
 
 def test_split_weights_are_saved_whole(runs):
-    split, whole = (RunDirectory.open(runs / name).newest() for name in ("sharded", "of1"))
+    split, whole = (RunDirectory.open(runs / name).latest_checkpoint() for name in ("sharded", "of1"))
     assert {n: t.shape for n, t in split.model.items()} == {n: t.shape for n, t in whole.model.items()}
     moments = {n: t.shape for n, t in whole.optimizer.items() if not n.startswith("random.")}
     assert {n: t.shape for n, t in split.optimizer.items() if not n.startswith("random.")} == moments
@@ -82,7 +82,7 @@ def test_a_signal_to_one_process_stops_all_and_resume_is_exact_with_dropout(runs
     assert done["stopped"]["codes"] == [3, 3]
     assert done["continued"]["codes"] == [0, 0]
     assert compare(runs / "stopped", runs / "whole") == []
-    states = RunDirectory.open(runs / "whole").newest().optimizer
+    states = RunDirectory.open(runs / "whole").latest_checkpoint().optimizer
     assert not torch.equal(states["random.rank0"], states["random.rank1"])  # each drops something else
 
 
@@ -115,10 +115,10 @@ def test_one_process_needs_no_others():
     alone = Ranks()
     numbers = torch.tensor([1.0, 2.0])
     assert alone.is_main
-    assert torch.equal(alone.add(numbers), numbers)
+    assert torch.equal(alone.all_reduce_sum(numbers), numbers)
     assert alone.broadcast_json({"a": 1}) == {"a": 1}
-    assert alone.gather(numbers) == [numbers]
+    assert alone.all_gather(numbers) == [numbers]
     model = torch.nn.Linear(1, 1)
     assert replicated(model, alone) is model
-    with exchanging(model, is_last=False), current_ranks() as team:
-        assert (team.rank, team.world) == (0, 1)
+    with exchanging(model, is_last=False), current_ranks() as ranks:
+        assert (ranks.rank, ranks.world_size) == (0, 1)

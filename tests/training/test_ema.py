@@ -37,7 +37,7 @@ def test_the_model_has_the_average_inside_and_its_own_weights_after_an_error_too
     average = WeightEMA(model, decay=0.9)
     own = {name: nn.init.normal_(weight).detach().clone() for name, weight in model.named_parameters()}
     average.update(0)
-    with pytest.raises(KeyError), average.in_place():  # noqa: PT012
+    with pytest.raises(KeyError), average.average_parameters():  # noqa: PT012
         assert all(torch.equal(w, average.averages[n]) for n, w in model.named_parameters())
         assert not torch.equal(model.weight, own["weight"])
         raise KeyError

@@ -30,13 +30,13 @@ def records(folder):
 
 
 def assert_identical(folder, other):
-    """Weights, optimizer, averages, random state, standing and records, of every checkpoint that both have."""
+    """Weights, optimizer, averages, random state, train state and records, of every checkpoint that both have."""
     assert records(folder) == records(other)
-    common = set(checkpoint.steps(folder)) & set(checkpoint.steps(other))
-    assert max(checkpoint.steps(folder)) in common
+    common = set(checkpoint.saved_steps(folder)) & set(checkpoint.saved_steps(other))
+    assert max(checkpoint.saved_steps(folder)) in common
     for step in common:
-        mine, theirs = (checkpoint.load(path / "checkpoints" / checkpoint.name_of(step)) for path in (folder, other))
-        assert without_times(mine.state["standing"]) == without_times(theirs.state["standing"])
+        mine, theirs = (checkpoint.load(path / "checkpoints" / checkpoint.step_name(step)) for path in (folder, other))
+        assert without_times(mine.state["train_state"]) == without_times(theirs.state["train_state"])
         for tensors, others in ((mine.model, theirs.model), (mine.optimizer, theirs.optimizer)):
             assert tensors.keys() == others.keys()
             for name in tensors:
@@ -128,7 +128,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(config, tmp_path)
     shutil.rmtree(tmp_path / "run/checkpoints")
     before = (tmp_path / "run/metrics.jsonl").read_bytes()
     for _ in ("best.json names one", "the records have a test"):
-        with pytest.raises(OSError, match="its checkpoints are gone; put a copy back"):
+        with pytest.raises(OSError, match="its checkpoints are missing; restore them"):
             resume(tmp_path / "run", quiet=True)
         (tmp_path / "run/best.json").unlink(missing_ok=True)
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
@@ -149,22 +149,22 @@ def test_a_run_made_longer_is_tested_again_and_says_so(config, tmp_path, capsys)
 
 
 def test_the_test_names_the_checkpoint_that_it_is_of(config, tmp_path, monkeypatch):
-    judge = TrainState.judge
-    monkeypatch.setattr(TrainState, "judge", lambda self, score: self.step == 4 and judge(self, score))
+    judge = TrainState.update_best
+    monkeypatch.setattr(TrainState, "update_best", lambda self, score: self.step == 4 and judge(self, score))
     tested = train(config, tmp_path / "run", quiet=True).test
     assert tested["best_step"] == RunDirectory.open(tmp_path / "run").best_step() == 4
     run = RunDirectory.open(tmp_path / "run", report=lambda line: None)
     kept = [line for line in (run.path / "metrics.jsonl").read_text().splitlines() if '"test"' not in line]
     (run.path / "metrics.jsonl").write_text("\n".join([*kept, ""]))
-    (checkpoint.at(run.path, tested["best_step"]) / "state.json").write_text("{")
+    (checkpoint.checkpoint_path(run.path, tested["best_step"]) / "state.json").write_text("{")
     assert resume(run.path, quiet=True).test["best_step"] == 12
 
 
 @pytest.mark.parametrize(("best", "said"), [(4, "best checkpoint (step 4)"), (None, "last checkpoint (step 12)")])
 def test_the_line_of_the_test_names_the_step_of_its_checkpoint(config, tmp_path, monkeypatch, capsys, best, said):
     """It named the last step, whose weights were not tested."""
-    judge = TrainState.judge
-    monkeypatch.setattr(TrainState, "judge", lambda self, score: self.step == best and judge(self, score))
+    judge = TrainState.update_best
+    monkeypatch.setattr(TrainState, "update_best", lambda self, score: self.step == best and judge(self, score))
     outcome = train(config, tmp_path / "run")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("test")]
     expected = f"test of the {said}  loss {outcome.test['loss']:.4f}  accuracy {outcome.test['accuracy']:.2%}"
@@ -185,7 +185,7 @@ def test_a_run_that_was_killed_goes_on_from_its_newest_checkpoint(config, tmp_pa
         train(config, tmp_path / "killed", quiet=True)
     monkeypatch.setattr(Batches, "at", whole)
     assert records(tmp_path / "killed")[-1]["step"] == 10  # past the checkpoint: must be forgotten
-    assert checkpoint.steps(tmp_path / "killed")[-1] == 9
+    assert checkpoint.saved_steps(tmp_path / "killed")[-1] == 9
     resume(tmp_path / "killed", quiet=True)
     assert_identical(tmp_path / "killed", tmp_path / "whole")
 
@@ -212,7 +212,7 @@ def test_the_records_of_a_run(config, tmp_path):
     assert found[1]["epoch"] == 5 / 5  # 57 examples are 5 full batches of 10
     assert found[1]["lr"] == pytest.approx(0.01 * (1 + torch.cos(torch.tensor(torch.pi / 9)).item()) / 2)
     assert found[-1] == outcome.test
-    assert found[-1]["views"] == "one"
+    assert found[-1]["tta"] == "none"
     best = max((r for r in found if r["kind"] == "validation"), key=lambda r: (r["accuracy"], -r["loss"]))
     assert (
         outcome.best_step == found[-1]["best_step"] == best["step"] == RunDirectory.open(tmp_path / "run").best_step()
@@ -242,8 +242,8 @@ def test_portions_of_a_batch_are_the_batch(config, tmp_path):
     """After one step the optimizers' moments are the gradient, up to a factor."""
     config = without_chance(config)
     for n in (1, 3):
-        train(with_training(config, accumulate=n, steps=1), tmp_path / f"in{n}", quiet=True)
-    one, three = (RunDirectory.open(tmp_path / f"in{n}").newest() for n in (1, 3))
+        train(with_training(config, grad_accum_steps=n, steps=1), tmp_path / f"in{n}", quiet=True)
+    one, three = (RunDirectory.open(tmp_path / f"in{n}").latest_checkpoint() for n in (1, 3))
     moments = [name for name in one.optimizer if name.endswith(("exp_avg", "momentum"))]
     assert len(moments) == len(one.model)
     for name in moments:
@@ -254,7 +254,7 @@ def test_patience_ends_a_run_that_gets_no_better_and_the_end_survives_a_kill(con
     config = with_training(config, patience=2, evaluate_every=2, checkpoint_every=100, ema=0.0)
     config = replace(config, optimizer=replace(config.optimizer, lr=0.0, muon_lr=0.0))
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "test_once", lambda *parts: None)  # as if killed before the test
+        patch.setattr(loop, "test_best_checkpoint", lambda *parts: None)  # as if killed before the test
         outcome = train(config, tmp_path / "run", quiet=True)
     assert (outcome.reason, outcome.step, outcome.best_step) == ("patience", 6, 2)
     outcome = resume(tmp_path / "run", quiet=True)
@@ -262,13 +262,13 @@ def test_patience_ends_a_run_that_gets_no_better_and_the_end_survives_a_kill(con
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_is_in_no_checkpoint(config, tmp_path):
-    optimizer = replace(config.optimizer, kind="adamw", lr=1e30, clip=0.0, warmup=0)
+    optimizer = replace(config.optimizer, name="adamw", lr=1e30, grad_clip=0.0, warmup=0)
     config = with_training(replace(config, optimizer=optimizer), checkpoint_every=1, log_every=1)
     with pytest.raises(DivergedError, match=r"must be finite, got loss .* at step \d+, which was not saved") as caught:
         train(config, tmp_path / "run", quiet=True)
     assert caught.value.exit_code not in (FINISHED, STOPPED)
     failed = int(str(caught.value).split("at step ")[1].split(",")[0])
-    assert checkpoint.steps(tmp_path / "run") == list(range(1, failed))
+    assert checkpoint.saved_steps(tmp_path / "run") == list(range(1, failed))
     assert records(tmp_path / "run")[-1] == {"kind": "diverged", "step": failed}
     assert records(tmp_path / "run")[-2]["step"] == failed - 1
 
@@ -287,7 +287,7 @@ def test_bf16_trains_close_to_float32_and_keeps_float32_weights(config, tmp_path
     for precision in ("float32", "bf16"):
         train(with_training(config, precision=precision, steps=4, ema=0.0), tmp_path / precision, quiet=True)
     exact, rough = (RunDirectory.open(tmp_path / precision) for precision in ("float32", "bf16"))
-    assert rough.newest().model["head.weight"].dtype == torch.float32
+    assert rough.latest_checkpoint().model["head.weight"].dtype == torch.float32
     exact_loss, rough_loss = exact.records()[0]["loss"], rough.records()[0]["loss"]
     assert rough_loss == pytest.approx(exact_loss, rel=0.1)
     assert rough_loss != exact_loss
@@ -335,7 +335,7 @@ def test_weights_that_an_update_has_spoilt_are_in_no_checkpoint(config, tmp_path
     spoil(monkeypatch, at=3)
     with pytest.raises(DivergedError, match="not finite after step 3"):
         train(replace(config, training=training), tmp_path / "run", quiet=True)
-    assert max(checkpoint.steps(tmp_path / "run")) == 2
+    assert max(checkpoint.saved_steps(tmp_path / "run")) == 2
 
 
 def test_a_run_that_writes_is_resumed_exactly(sequences, tmp_path, signal_at):
@@ -349,8 +349,8 @@ def test_a_run_that_writes_is_resumed_exactly(sequences, tmp_path, signal_at):
 
 def test_portions_of_padded_sequences_make_the_same_update(sequences, tmp_path):
     config = replace(sequences, model=replace(sequences.model, dropout=0.0))
-    train(with_training(config, accumulate=1), tmp_path / "one", quiet=True)
-    train(with_training(config, accumulate=3), tmp_path / "three", quiet=True)
+    train(with_training(config, grad_accum_steps=1), tmp_path / "one", quiet=True)
+    train(with_training(config, grad_accum_steps=3), tmp_path / "three", quiet=True)
     for mine, theirs in zip(records(tmp_path / "one"), records(tmp_path / "three"), strict=True):
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
 
@@ -360,10 +360,10 @@ def test_padding_and_checked_masks_are_said_once_at_the_start(sequences, tmp_pat
     train(sequences, tmp_path / "run")
     undo()
     said = capsys.readouterr().out
-    assert said.count("masks checked: no output sees what comes after it, or padding") == 1
-    assert re.search(r"^padding: [\d.]+% of all tokens; [\d.]+% without sorting by length$", said, re.MULTILINE)
+    assert said.count("masks      checked: no output depends on later tokens or on padding") == 1
+    assert re.search(r"^padding    [\d.]+% of all tokens; [\d.]+% without sorting by length$", said, re.MULTILINE)
     resume(tmp_path / "run")
-    assert "masks checked" not in capsys.readouterr().out
+    assert "masks      checked" not in capsys.readouterr().out
 
 
 def test_a_run_without_a_test_set_ends_without_a_test(sequences, tmp_path, monkeypatch):

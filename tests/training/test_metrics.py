@@ -12,7 +12,7 @@ def test_counts_of_unequal_parts_add_up_where_means_would_not():
 
 def test_an_example_with_several_answers_is_whole_when_all_are_right():
     right = torch.tensor([[True, True, True], [True, False, True]])
-    assert summary(counts(torch.tensor(1.0), right).tolist()) == {"loss": 0.5, "accuracy": 5 / 6, "whole": 0.5}
+    assert summary(counts(torch.tensor(1.0), right).tolist()) == {"loss": 0.5, "accuracy": 5 / 6, "exact_match": 0.5}
 
 
 def test_no_examples_count_nothing():
@@ -28,6 +28,10 @@ def test_a_loss_that_is_counted_needs_no_gradient():
 def test_what_was_not_asked_for_counts_neither_as_right_nor_as_wrong():
     right = torch.tensor([[True, False, True], [True, False, False]])
     asked = torch.tensor([[True, False, False], [True, True, False]])
-    assert summary(counts(torch.tensor(1.0), right, asked).tolist()) == {"loss": 0.5, "accuracy": 2 / 3, "whole": 0.5}
+    assert summary(counts(torch.tensor(1.0), right, asked).tolist()) == {
+        "loss": 0.5,
+        "accuracy": 2 / 3,
+        "exact_match": 0.5,
+    }
     everywhere = torch.ones_like(asked)
     assert torch.equal(counts(torch.tensor(1.0), right, everywhere), counts(torch.tensor(1.0), right))

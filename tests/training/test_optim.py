@@ -9,7 +9,7 @@ from clearhead.training.config import OptimizerConfig
 from clearhead.training.optim import Optimizers, param_groups
 
 VISION = VisionConfig(
-    width=8, depth=1, num_heads=2, image_size=8, patch_size=4, channels=1, num_classes=3, tokenizer="convolutions"
+    width=8, depth=1, num_heads=2, image_size=8, patch_size=4, in_channels=1, num_classes=3, patch_embed="conv"
 )
 
 
@@ -21,24 +21,24 @@ def names(model, weights):
 def test_which_weights_go_where():
     model = build_model(VISION)
     hidden, decayed, kept = (names(model, weights) for weights in param_groups(model, "muon"))
-    block = "encoder.blocks.0"
+    block = "blocks.0"
     assert hidden == {
-        "tokenize.stages.0.weight",
-        "tokenize.stages.1.weight",
-        *(f"{block}.attention.{part}.weight" for part in ("query", "key", "value", "output")),
-        f"{block}.feedforward.widen.weight",
-        f"{block}.feedforward.narrow.weight",
+        "patch_embed.stages.0.weight",
+        "patch_embed.stages.1.weight",
+        *(f"{block}.attn.{part}.weight" for part in ("q_proj", "k_proj", "v_proj", "out_proj")),
+        f"{block}.mlp.fc1.weight",
+        f"{block}.mlp.fc2.weight",
     }
     assert decayed == {"head.weight"}
-    assert {"readout.token", "positions.table", "encoder.norm.weight", "head.bias"} < kept
+    assert {"pool.cls_token", "pos_embed.table", "norm.weight", "head.bias"} < kept
     assert hidden | decayed | kept == {name for name, _ in model.named_parameters()}
 
 
 @pytest.mark.parametrize(
     ("config", "kept"),
     [
-        (LanguageConfig(width=8, depth=1, num_heads=2, n_tokens=5), {"embed.weight", "positions.table"}),
-        (PredictorConfig(width=8, depth=1, num_heads=2, n_inputs=5, n_outputs=2), {"embed.weight", "embed.bias"}),
+        (LanguageConfig(width=8, depth=1, num_heads=2, vocab_size=5), {"tok_embed.weight", "pos_embed.table"}),
+        (PredictorConfig(width=8, depth=1, num_heads=2, in_features=5, out_features=2), {"embed.weight", "embed.bias"}),
     ],
 )
 def test_embeddings_are_not_pulled_to_zero(config, kept):
@@ -62,7 +62,7 @@ def steps(model, optimizers, n):
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_state_to_tensors_and_back_goes_on_exactly(kind):
-    config = OptimizerConfig(kind=kind, weight_decay=0.1)
+    config = OptimizerConfig(name=kind, weight_decay=0.1)
     torch.manual_seed(0)
     whole, first = build_model(VISION), build_model(VISION)
     first.load_state_dict(whole.state_dict())
@@ -80,7 +80,7 @@ def test_state_to_tensors_and_back_goes_on_exactly(kind):
 def test_the_multiplier_scales_every_learning_rate():
     model = build_model(VISION)
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    optimizers = Optimizers(model, OptimizerConfig(kind="muon", lr=0.1, muon_lr=0.2))
+    optimizers = Optimizers(model, OptimizerConfig(name="muon", lr=0.1, muon_lr=0.2))
     backward(model)
     optimizers.step(0.0)
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
@@ -100,11 +100,11 @@ def test_norm_and_shortening_are_those_of_torch():
     expected = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.1).item()
     assert expected > 0.1
     assert norm == pytest.approx(expected, rel=1e-6)
-    optimizers.shorten(0.1 / norm)
+    optimizers.scale_grads_(0.1 / norm)
     for name, weight in theirs.named_parameters():
         torch.testing.assert_close(ours.get_parameter(name).grad, weight.grad)
 
 
 def test_a_muon_run_without_blocks_is_adamw_alone():
     model = torch.nn.Linear(2, 2)
-    assert len(Optimizers(model, replace(OptimizerConfig(), kind="muon")).members) == 1
+    assert len(Optimizers(model, replace(OptimizerConfig(), name="muon")).members) == 1

@@ -64,14 +64,14 @@ def test_the_bar_of_slow_steps_says_how_long_they_will_take(monkeypatch):
 
 
 def test_evaluations_stay_and_a_quiet_display_shows_nothing():
-    record = RECORD | {"kind": "validation", "whole": 0.5}
+    record = RECORD | {"kind": "validation", "exact_match": 0.5}
 
     def work(display):
         display.evaluated(record, "  best so far")
         display.trained(RECORD)
 
     out = shown(work, terminal=False)
-    assert "validation at step 10  loss 0.5000  accuracy 75.00%  whole 50.00%  best so far\n" in out
+    assert "validation at step 10  loss 0.5000  accuracy 75.00%  exact_match 50.00%  best so far\n" in out
     assert shown(work, terminal=True, quiet=True) == ""
 
 
@@ -114,7 +114,7 @@ class Broken(io.StringIO):
 def test_training_continues_without_its_output(config, tmp_path, capsys, monkeypatch, number, good):
     monkeypatch.setattr(sys, "stdout", Broken(number, good))
     assert train(config, tmp_path / "run").exit_code == 0
-    assert checkpoint.steps(tmp_path / "run")[-1] == 12
+    assert checkpoint.saved_steps(tmp_path / "run")[-1] == 12
     warning = f"warning: the output cannot be written ({os.strerror(number)}); training continues without it\n"
     assert capsys.readouterr().err == warning
 
@@ -149,7 +149,7 @@ def test_the_command_s_exit_code_and_checkpoints_are_as_usual(tmp_path, capsys, 
             monkeypatch.setattr(sys, "stderr", other)
         assert main(["train", "reverse", "--name", "mine", *few.split()]) == 0
         full.flush()  # nothing is left that would fail when Python exits
-    assert checkpoint.steps(Path("runs/mine"))[-1] == 3
+    assert checkpoint.saved_steps(Path("runs/mine"))[-1] == 3
     assert capsys.readouterr().err.count("\n") == (0 if is_stderr_full else 1)
 
 

@@ -133,7 +133,7 @@ def test_a_record_whose_numbers_are_none_is_named(path, line):
         metrics_log.read(path)
 
 
-@pytest.mark.parametrize("line", [b'{"kind": []}\n', b'{"kind": "test", "views": {}}\n'])
+@pytest.mark.parametrize("line", [b'{"kind": []}\n', b'{"kind": "test", "tta": {}}\n'])
 def test_a_record_whose_texts_are_none_is_named(path, line):
     path.write_bytes(line)
     with pytest.raises(ValueError, match=r"must be a string in .*metrics\.jsonl, got line 1"):
@@ -143,9 +143,9 @@ def test_a_record_whose_texts_are_none_is_named(path, line):
 def test_the_digest_of_what_is_appended_is_that_of_the_file(path):
     digest = metrics_log.Digest(metrics_log.lines(path))
     digest.add(metrics_log.append(path, TRAIN[0]))
-    written = digest.written()
+    written = digest.value()
     lines = list(metrics_log.lines(path))
-    assert written == metrics_log.Digest(lines).written()
+    assert written == metrics_log.Digest(lines).value()
     assert metrics_log.RecordsDigest.from_json(written.to_json()) == written
     assert written.difference(lines) == ""
     assert written.difference([*lines, b"more\n"]) == ""
@@ -155,12 +155,12 @@ def test_the_digest_of_what_is_appended_is_that_of_the_file(path):
 
 @pytest.mark.parametrize("value", [None, [], 3, {}, {"count": True, "sha256": ""}, {"count": 1, "sha256": 2}])
 def test_a_count_that_is_none_is_refused(value):
-    with pytest.raises(ValueError, match="records must be counted"):
+    with pytest.raises(ValueError, match="records must have a count"):
         metrics_log.RecordsDigest.from_json(value)
 
 
 def test_a_file_that_is_too_large_is_not_read(path):
-    os.truncate(path, metrics_log.LARGEST + 1)
+    os.truncate(path, metrics_log.MAX_BYTES + 1)
     with pytest.raises(OSError, match=r"expected at most 268,435,456 bytes, got 268,435,457"):
         metrics_log.read(path)
 
@@ -203,7 +203,7 @@ def test_a_hostile_file_takes_less_than_512_mb(tmp_path, kind):
 
 def test_a_line_that_is_too_long_is_named_and_cut_off_at_the_end(path):
     whole = path.read_bytes()
-    path.write_bytes(whole + b'{"kind": "' + b"x" * metrics_log.LONGEST_LINE + b'"}\n')
+    path.write_bytes(whole + b'{"kind": "' + b"x" * metrics_log.MAX_LINE_BYTES + b'"}\n')
     with pytest.raises(ValueError, match=r"line 6 of .*metrics\.jsonl has more than 1,048,576 bytes"):
         metrics_log.read(path)
     assert metrics_log.truncate_partial(path) == 1

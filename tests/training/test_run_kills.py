@@ -19,7 +19,7 @@ def record(step):
 
 def train(said):
     with RunDirectory.open(path).lock() as run:
-        found = run.newest()
+        found = run.latest_checkpoint()
         step = found.step if found else 0
         run.drop_after(step)
         while True:
@@ -55,13 +55,13 @@ for kill in range(n_kills):
         saved = max([saved, *map(int, told.read().split())])
     reports = []
     with RunDirectory.open(path, reports.append).lock() as run:
-        found = run.newest()
+        found = run.latest_checkpoint()
         step = found.step if found else 0
         assert not reports, reports
         assert step in (saved, saved + 1), f"{saved} was said to be saved, {step} is"
         assert step == 0 or (found.model["w"] == step).all() and found.optimizer["m"] == step
         assert [r["step"] for r in run.records()] in ([*range(1, step + 1)], [*range(1, step + 2)])
-        assert run.best_step() is None or run.best().step == run.best_step()
+        assert run.best_step() is None or run.best_checkpoint().step == run.best_step()
         saved = step
 print(saved, in_a_save)
 '''

@@ -11,12 +11,19 @@ from clearhead.cli.main import main
 from clearhead.files import UnsafeFileError
 from clearhead.training import checkpoint, metrics_log
 from clearhead.training.checkpoint import Checkpoint
-from clearhead.training.layout import probe_files
 from clearhead.training.run_directory import RunDirectory
+from clearhead.training.snapshots import snapshot_files
 
 IN_A_CHECKPOINT = [f"checkpoints/step-00000002/{name}" for name in ("model.safetensors", "state.json", "manifest.json")]
-FILES = ["lock", "config.json", "metrics.jsonl", "best.json", "probe/step-00000002.safetensors", *IN_A_CHECKPOINT]
-FOLDERS = ["checkpoints", "checkpoints/step-00000002", "probe", "figures", "figures/look", "checkpoints/step-00000009"]
+FILES = ["lock", "config.json", "metrics.jsonl", "best.json", "snapshots/step-00000002.safetensors", *IN_A_CHECKPOINT]
+FOLDERS = [
+    "checkpoints",
+    "checkpoints/step-00000002",
+    "snapshots",
+    "figures",
+    "figures/look",
+    "checkpoints/step-00000009",
+]
 OTHERS = [".lock.0123.part", "checkpoints/saving-step-00000003", "checkpoints/deleting-step-00000001", "notes.txt"]
 
 
@@ -33,8 +40,8 @@ def path(tmp_path):
             run.log(record(step))
             run.save(Checkpoint(step, {"w": torch.ones(2)}, {}, {}))
         run.mark_best(2)
-    (run.path / "probe").mkdir()
-    (run.path / "probe/step-00000002.safetensors").write_bytes(b"maps")
+    (run.path / "snapshots").mkdir()
+    (run.path / "snapshots/step-00000002.safetensors").write_bytes(b"maps")
     (run.path / "figures/look").mkdir(parents=True)
     return run.path
 
@@ -141,7 +148,7 @@ def test_the_run_itself_may_be_a_link(path, tmp_path):
     run = RunDirectory.open(tmp_path / "link", pytest.fail)
     with run.lock():
         run.log(record(3))
-    assert run.best().step == 2
+    assert run.best_checkpoint().step == 2
     assert len(metrics_log.read(path / "metrics.jsonl")) == 3
 
 
@@ -184,33 +191,33 @@ class TestAfterTheCheck:
             (path / "checkpoints").symlink_to(victims / "victims")
             for use in (
                 lambda: run.save(Checkpoint(3, {}, {}, {})),
-                lambda: run.newest(),
+                lambda: run.latest_checkpoint(),
                 lambda: run.mark_best(9),
                 lambda: checkpoint.clean(path),
-                lambda: checkpoint.load(checkpoint.at(path, 9)),
-                lambda: checkpoint.remove(checkpoint.at(path, 9)),
+                lambda: checkpoint.load(checkpoint.checkpoint_path(path, 9)),
+                lambda: checkpoint.remove(checkpoint.checkpoint_path(path, 9)),
             ):
                 with pytest.raises(OSError, match="expected a folder, got a symbolic link"):
                     use()
 
     def test_a_checkpoint(self, path, victims):
         with RunDirectory.open(path).lock() as run:
-            checkpoint.at(path, 9).symlink_to(victims / "victims/step-00000009")
+            checkpoint.checkpoint_path(path, 9).symlink_to(victims / "victims/step-00000009")
             with pytest.raises(UnsafeFileError):
-                run.newest()
+                run.latest_checkpoint()
             run.save(Checkpoint(9, {}, {}, {}))  # takes its place
-            assert not checkpoint.at(path, 9).is_symlink()
+            assert not checkpoint.checkpoint_path(path, 9).is_symlink()
 
     def test_the_mark_of_the_best(self, path, victims):
         with RunDirectory.open(path).lock() as run:
             (path / "best.json").unlink()
             (path / "best.json").symlink_to(victims / "victim")
             with pytest.raises(UnsafeFileError):
-                run.best()
+                run.best_checkpoint()
             run.change_config({"recipe": "other"})
 
-    def test_the_probe(self, path, victims):
-        make_room(path, "probe")
-        (path / "probe").symlink_to(victims / "victims")
+    def test_the_snapshots(self, path, victims):
+        make_room(path, "snapshots")
+        (path / "snapshots").symlink_to(victims / "victims")
         with pytest.raises(UnsafeFileError):
-            probe_files(path)
+            snapshot_files(path)

@@ -13,8 +13,8 @@ def test_every_process_begins_with_the_same_weights_and_drops_something_else(con
     built = []
     for rank in range(2):
         with isolated_torch_state(1):
-            setup = build_context(replace(config, seed=7), Ranks(rank), shard=False, report=pytest.fail)
-            built.append((setup.model.state_dict(), torch.rand(3)))
+            ctx = build_context(replace(config, seed=7), Ranks(rank), shard=False, report=pytest.fail)
+            built.append((ctx.model.state_dict(), torch.rand(3)))
     (first, drawn), (second, drawn_too) = built
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not torch.equal(drawn, drawn_too)
@@ -22,9 +22,9 @@ def test_every_process_begins_with_the_same_weights_and_drops_something_else(con
 
 def test_evaluations_are_once_an_epoch_and_checkpoints_with_them_unless_said(config):
     training = replace(config.training, evaluate_every=0, checkpoint_every=0, steps=0, epochs=3)
-    setup = build_context(replace(config, training=training), Ranks(), shard=False, report=pytest.fail)
-    assert setup.evaluate_every == setup.checkpoint_every == setup.batches.steps_per_epoch == 5
-    assert setup.n_steps == 15
+    ctx = build_context(replace(config, training=training), Ranks(), shard=False, report=pytest.fail)
+    assert ctx.evaluate_every == ctx.checkpoint_every == ctx.batches.steps_per_epoch == 5
+    assert ctx.n_steps == 15
 
 
 def test_the_model_has_as_many_classes_as_the_data(config):
@@ -52,17 +52,19 @@ def test_one_process_that_is_to_split_the_weights_says_that_it_cannot(config):
 
 
 def test_each_process_needs_an_example_for_each_portion(config):
-    check_microbatches(config, world=5)  # 10 examples, 2 portions
+    check_microbatches(config, world_size=5)  # 10 examples, 2 portions
     with pytest.raises(ValueError, match=r"each of 6 processes needs .* got batch_size=10; try batch_size=12 or more"):
-        check_microbatches(config, world=6)
+        check_microbatches(config, world_size=6)
 
 
 def test_a_table_of_places_must_reach_over_the_longest_example(sequences):
     def built(context):
-        model = replace(sequences.model, positions="learned", context=context)
+        model = replace(sequences.model, pos_embed="learned", context_length=context)
         return build_context(replace(sequences, model=model), Ranks(), shard=False, report=pytest.fail)
 
     longest = max(int(part.lengths.max()) for part in (built(99).data.train, built(99).data.test))
-    assert built(longest).model.config.context == longest
-    with pytest.raises(ValueError, match=f"{longest} tokens, got context={longest - 1}; set --model.context {longest}"):
+    assert built(longest).model.config.context_length == longest
+    with pytest.raises(
+        ValueError, match=f"{longest} tokens, got context={longest - 1}; set --model.context_length {longest}"
+    ):
         built(longest - 1)

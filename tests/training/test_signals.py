@@ -16,9 +16,9 @@ from clearhead.training.progress import DIVERGED, FINISHED, STOPPED, stopping_on
 def test_a_signal_asks_for_a_stop_and_nothing_else(number, capfd):
     before = signal.getsignal(number)
     with stopping_on_signals() as request:
-        assert not request.wanted
+        assert not request.requested
         os.kill(os.getpid(), number)
-        assert request.wanted
+        assert request.requested
     assert signal.getsignal(number) is before
     assert f"{number.name}: stopping after this step" in capfd.readouterr().err
 
@@ -30,7 +30,7 @@ def test_a_stop_is_asked_for_without_anybody_to_hear_of_it(monkeypatch):
     monkeypatch.setattr(os, "write", fail)
     with stopping_on_signals() as request:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert request.wanted
+        assert request.requested
 
 
 def test_a_dead_launcher_asks_for_a_stop_without_anybody_to_hear_of_it(monkeypatch):
@@ -44,13 +44,13 @@ def test_a_dead_launcher_asks_for_a_stop_without_anybody_to_hear_of_it(monkeypat
             os.dup2(write, 2)
             monkeypatch.setattr(os, "getppid", lambda: -1)
             end = time.monotonic() + 5
-            while not request.wanted and time.monotonic() < end:
+            while not request.requested and time.monotonic() < end:
                 time.sleep(0.01)
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)
         os.close(write)
-    assert request.wanted
+    assert request.requested
 
 
 def test_the_second_signal_ends_the_process():
@@ -74,7 +74,7 @@ def test_a_thread_of_its_own_trains_without_handlers():
 
     def work():
         with stopping_on_signals() as request:
-            found.append(request.wanted)
+            found.append(request.requested)
 
     thread = threading.Thread(target=work)
     thread.start()

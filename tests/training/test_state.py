@@ -6,74 +6,76 @@ import torch
 
 from clearhead.training.context import build_context, isolated_torch_state
 from clearhead.training.distributed import Ranks
-from clearhead.training.loop import update
+from clearhead.training.loop import train_step
 from clearhead.training.progress import StopRequest
 from clearhead.training.state import TrainState, announce, capture_state, restore, use_weights
 
 
 @pytest.fixture
-def setup(config):
+def ctx(config):
     with isolated_torch_state(1):
         yield build_context(config, Ranks(), shard=False, report=pytest.fail)
 
 
-def test_standing_survives_json_with_its_clock():
-    standing = TrainState(step=3, sums=[0.1, 1.0, 2.0, 3.0, 1e-300], best_step=2, best_score=[0.5, -1 / 3], stale=1)
-    standing.began -= 100
-    back = TrainState.from_json(json.loads(json.dumps(standing.to_json())))
-    assert back.seconds == pytest.approx(standing.seconds, abs=1)
-    back.began = standing.began
-    assert back == standing
+def test_train_state_survives_json_with_its_clock():
+    state = TrainState(
+        step=3, sums=[0.1, 1.0, 2.0, 3.0, 1e-300], best_step=2, best_score=[0.5, -1 / 3], evals_since_best=1
+    )
+    state.began -= 100
+    back = TrainState.from_json(json.loads(json.dumps(state.to_json())))
+    assert back.seconds == pytest.approx(state.seconds, abs=1)
+    back.began = state.began
+    assert back == state
 
 
 def test_the_best_is_the_most_accurate_and_among_equals_the_surest():
-    standing = TrainState()
+    state = TrainState()
     results = [(0.5, 1.0), (0.4, 0.1), (0.5, 0.9), (0.5, 0.9), (0.6, 2.0)]
     judged = []
-    for standing.step, (accuracy, loss) in enumerate(results, 1):
-        judged.append((standing.judge([accuracy, -loss]), standing.stale, standing.best_step))
+    for state.step, (accuracy, loss) in enumerate(results, 1):
+        judged.append((state.update_best([accuracy, -loss]), state.evals_since_best, state.best_step))
     assert judged == [(True, 0, 1), (False, 1, 1), (True, 0, 3), (False, 1, 3), (True, 0, 5)]
 
 
-def test_a_snapshot_restores_everything_that_the_next_step_depends_on(setup):
-    standing = TrainState()
-    update(setup, standing, StopRequest())
-    saved = capture_state(setup, standing)
+def test_a_snapshot_restores_everything_that_the_next_step_depends_on(ctx):
+    state = TrainState()
+    train_step(ctx, state, StopRequest())
+    saved = capture_state(ctx, state)
     saved = type(saved)(
         saved.step,
         {n: t.clone() for n, t in saved.model.items()},
         {n: t.clone() for n, t in saved.optimizer.items()},
         json.loads(json.dumps(saved.state)),
     )
-    update(setup, standing, StopRequest())
-    expected = {name: weight.clone() for name, weight in setup.model.state_dict().items()}
-    again = build_context(setup.config, Ranks(), shard=False, report=pytest.fail)
+    train_step(ctx, state, StopRequest())
+    expected = {name: weight.clone() for name, weight in ctx.model.state_dict().items()}
+    again = build_context(ctx.config, Ranks(), shard=False, report=pytest.fail)
     back = restore(again, saved, pytest.fail)
     assert back.step == 1
-    update(again, back, StopRequest())
-    assert back.sums == standing.sums
+    train_step(again, back, StopRequest())
+    assert back.sums == state.sums
     assert all(torch.equal(weight, expected[name]) for name, weight in again.model.state_dict().items())
 
 
-def test_what_is_used_is_what_was_evaluated(setup):
-    standing = TrainState()
-    update(setup, standing, StopRequest())
-    averages = {name: tensor.clone() for name, tensor in setup.average.averages.items()}
-    assert not torch.equal(averages["head.weight"], setup.model.head.weight)
-    use_weights(setup, capture_state(setup, standing))
-    assert all(torch.equal(weight, averages[name]) for name, weight in setup.model.named_parameters())
+def test_what_is_used_is_what_was_evaluated(ctx):
+    state = TrainState()
+    train_step(ctx, state, StopRequest())
+    averages = {name: tensor.clone() for name, tensor in ctx.ema.averages.items()}
+    assert not torch.equal(averages["head.weight"], ctx.model.head.weight)
+    use_weights(ctx, capture_state(ctx, state))
+    assert all(torch.equal(weight, averages[name]) for name, weight in ctx.model.named_parameters())
 
 
-def test_a_process_that_the_checkpoint_does_not_know_draws_its_own_numbers(setup):
-    saved = capture_state(setup, TrainState())
-    other = build_context(setup.config, Ranks(rank=1), shard=False, report=pytest.fail)
+def test_a_process_that_the_checkpoint_does_not_know_draws_its_own_numbers(ctx):
+    saved = capture_state(ctx, TrainState())
+    other = build_context(ctx.config, Ranks(rank=1), shard=False, report=pytest.fail)
     restore(other, saved, pytest.fail)
     assert not torch.equal(torch.get_rng_state(), saved.optimizer["random.rank0"])
 
 
-def test_a_run_does_not_go_on_with_another_file(setup):
+def test_a_run_does_not_go_on_with_another_file(ctx):
     def reading(digest):
-        return replace(setup, data=replace(setup.data, files={"my.dict": digest}))
+        return replace(ctx, data=replace(ctx.data, files={"my.dict": digest}))
 
     saved = capture_state(reading("one"), TrainState())
     assert restore(reading("one"), saved, pytest.fail).step == 0
@@ -82,12 +84,12 @@ def test_a_run_does_not_go_on_with_another_file(setup):
     ):
         restore(reading("other"), saved, pytest.fail)
     assert (
-        restore(reading("other"), capture_state(setup, TrainState()), pytest.fail).step == 0
+        restore(reading("other"), capture_state(ctx, TrainState()), pytest.fail).step == 0
     )  # of before, without digests
 
 
-def test_without_a_checkpoint_it_is_the_beginning(setup):
-    assert restore(setup, None, pytest.fail).step == 0
+def test_without_a_checkpoint_it_is_the_beginning(ctx):
+    assert restore(ctx, None, pytest.fail).step == 0
 
 
 def test_other_conditions_are_announced():
@@ -100,8 +102,8 @@ def test_other_conditions_are_announced():
     assert said == ["numbers may differ in their last digits from an uninterrupted run: torch was 2.6, is 2.7"]
 
 
-def test_another_precision_is_announced(setup, config):
-    saved, said = capture_state(setup, TrainState()), []
+def test_another_precision_is_announced(ctx, config):
+    saved, said = capture_state(ctx, TrainState()), []
     other = replace(config, training=replace(config.training, precision="bf16"))
     restore(build_context(other, Ranks(), shard=False, report=pytest.fail), saved, said.append)
     assert said[-1] == "numbers will differ from an uninterrupted run: precision was float32, is bf16"
@@ -110,4 +112,4 @@ def test_another_precision_is_announced(setup, config):
 @pytest.mark.parametrize("has", [True, False])
 def test_the_precision_of_a_run_does_not_depend_on_the_processor(config, monkeypatch, has):
     monkeypatch.setattr("clearhead.training.context.has_bf16", lambda device: has)
-    assert build_context(config, Ranks(), shard=False, report=pytest.fail).made_with()["precision"] == "float32"
+    assert build_context(config, Ranks(), shard=False, report=pytest.fail).environment()["precision"] == "float32"

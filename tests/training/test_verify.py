@@ -15,13 +15,13 @@ from clearhead.training.verify_resume import compare, train_and_kill, verify_res
 
 REVERSE = RunConfig(
     recipe="reverse",
-    model=PredictorConfig(width=8, depth=1, num_heads=1, n_inputs=10, n_outputs=10, dropout=0.1),
+    model=PredictorConfig(width=8, depth=1, num_heads=1, in_features=10, out_features=10, dropout=0.1),
     data=DataConfig(name="reverse", length=4, validation=50, limit=500),
-    optimizer=OptimizerConfig(kind="muon"),
+    optimizer=OptimizerConfig(name="muon"),
     training=TrainingConfig(
         steps=40, batch_size=16, checkpoint_every=6, evaluate_every=40, ema=0.9, precision="float32"
     ),
-    objective="each",
+    objective="token-classification",
 )
 
 
@@ -45,14 +45,14 @@ def test_every_difference_is_named(config, tmp_path):
     train(config, tmp_path / "a", quiet=True)
     train(config, tmp_path / "b", quiet=True)
     assert compare(tmp_path / "a", tmp_path / "b") == []
-    place = tmp_path / "b/checkpoints" / checkpoint.name_of(12)
+    place = tmp_path / "b/checkpoints" / checkpoint.step_name(12)
     state = checkpoint.load(place)
     state.model["head.bias"][0] = (
         -0.0 if state.model["head.bias"][0] == 0 else torch.nextafter(state.model["head.bias"][0], torch.tensor(9.0))
     )
-    state.state["standing"]["stale"] += 1
+    state.state["train_state"]["evals_since_best"] += 1
     checkpoint.save(tmp_path / "b", state)
-    assert compare(tmp_path / "a", tmp_path / "b") == ["the standing", "head.bias"]
+    assert compare(tmp_path / "a", tmp_path / "b") == ["the training state", "head.bias"]
 
 
 @pytest.mark.slow

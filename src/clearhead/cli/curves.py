@@ -90,7 +90,7 @@ def parser() -> Parser:
 
 def default_path(runs: Sequence[str]) -> Path:
     """Among the figures of the run; here, where there are several, or where records are kept without their run."""
-    from clearhead.training.metrics_log import CONFIG, find_records, find_run
+    from clearhead.training.run_directory import CONFIG, find_records, find_run
 
     folder = find_records(runs[0]).parent
     return (

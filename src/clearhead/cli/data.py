@@ -90,7 +90,7 @@ def get(name: str, argv: Sequence[str]) -> None:
     from clearhead.data.cache import folder_of, is_complete, obtain
     from clearhead.data.datasets import DATASETS
     from clearhead.data.sources import LocalSource
-    from clearhead.data.text_files import own_path
+    from clearhead.data.user_files import user_path
 
     if DATASETS[name].origin != "fetched":
         print(f"{name} needs no download: it is {ORIGINS[DATASETS[name].origin]}")
@@ -100,7 +100,7 @@ def get(name: str, argv: Sequence[str]) -> None:
     if is_complete(wanted):
         print(f"{name} is already in {printable(folder_of(wanted))}, verified; {look}")
         return
-    sources = [LocalSource(own_path(args.path))] if args.path is not None else wanted.sources
+    sources = [LocalSource(user_path(args.path))] if args.path is not None else wanted.sources
     folder = obtain(wanted, sources, lambda line: print(printable(line), file=sys.stderr))
     print(f"{name} is in {printable(folder)}, verified; {look}")
 
@@ -126,7 +126,7 @@ def show(name: str, argv: Sequence[str]) -> None:
         hint = f"did you mean {PATHS[name]}?" if name in PATHS else f"see {options.prog} --help"
         raise ValueError(f"data show {name} has no option --from; {hint}")
     data = changed_data(config.data, given(config, args))
-    if name in ("reverse", "whole"):
+    if name in ("reverse", "digits"):
         show_digits(data, args.seed)
     elif name in ("pronounce", "words", "text"):
         show_symbols(data, args.seed)
@@ -183,10 +183,10 @@ def show_symbols(config: "DataConfig", seed: int) -> None:
 
     data = load_dataset(config, seed)
     sources, targets = data.train.get_batch(permutation(fold_in(seed, "show"), len(data.train))[:10])
-    read, written = Vocabulary(data.symbols), Vocabulary(data.classes)
+    read, written = Vocabulary(data.vocab), Vocabulary(data.classes)
     for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
-        shown = "".join(read.read(source))
-        answer = f"   ->   {' '.join(written.read(i for i in target if i >= 0))}"
+        shown = "".join(read.decode(source))
+        answer = f"   ->   {' '.join(written.decode(i for i in target if i >= 0))}"
         print(repr(shown) if config.name == "text" else printable(shown + answer * (config.name == "pronounce")))
 
 
@@ -256,7 +256,7 @@ def as_dict(name: str, recipe: Recipe) -> dict[str, Any]:
         "epochs": config.training.epochs,
         "seconds": measured.seconds if measured else None,
         "test_accuracy": measured.accuracy if measured else None,
-        "views": N_VIEWS[config.training.views],
+        "views": N_VIEWS[config.training.tta],
         "after_epochs": (measured.epochs or config.training.epochs) if measured else None,
     }
 

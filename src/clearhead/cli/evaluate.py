@@ -21,7 +21,7 @@ ABOUT_EVALUATE = """\
 How good a run's best checkpoint is. Of pronounce: word and phoneme error rate,
 each word against the nearest of its pronunciations; of any other run: loss and
 accuracy. Where each token has an answer (reverse, words, text), they are those
-of one token, the loss in nats, and "whole" is the share of examples without a
+of one token, the loss in nats, and "exact_match" is the share of examples without a
 mistake. A run of text has no test part: measure it with --part validation."""
 
 EVALUATE_EXAMPLES = """\
@@ -29,7 +29,7 @@ examples
   clearhead evaluate runs/mine
   clearhead evaluate runs/mine --part validation --beam 1
   clearhead evaluate runs/mine --test other.dict --json
-  clearhead evaluate runs/mine --with runs/other runs/third"""
+  clearhead evaluate runs/mine --ensemble runs/other runs/third"""
 
 MANY = 1_000
 """words that nobody waits for without being told"""
@@ -44,11 +44,11 @@ def evaluate(argv: Sequence[str]) -> None:
     options.add_argument("--test", metavar="FILE", type=Path, help="pronounce: a dictionary to test on instead")
     options.add_argument("--beam", metavar="N", type=reader(int), help="pronounce: beam size (default: 5)")
     options.add_argument(
-        "--with",
+        "--ensemble",
         metavar="RUN",
         nargs="+",
         default=[],
-        dest="others",
+        dest="ensemble",
         help="pronounce: runs that answer together with it",
     )
     options.add_argument("--json", action="store_true", help="machine-readable output")
@@ -60,25 +60,25 @@ def evaluate(argv: Sequence[str]) -> None:
     from clearhead.cli.options import warn_if_unfinished
     from clearhead.inference.run import Run
 
-    session = Run(args.run)
-    warn_if_unfinished(session.path, session.step)
-    if session.config.objective == "written":
-        result = rates([session, *map(Run, args.others)], part, args.test, args.beam)
-    elif args.test is not None or args.beam is not None or args.others:
-        raise ValueError(f"--test, --beam and --with are for runs of pronounce, got {args.run}; leave them out")
+    run = Run(args.run)
+    warn_if_unfinished(run.path, run.step)
+    if run.config.objective == "seq2seq":
+        result = rates([run, *map(Run, args.ensemble)], part, args.test, args.beam)
+    elif args.test is not None or args.beam is not None or args.ensemble:
+        raise ValueError(f"--test, --beam and --ensemble are for runs of pronounce, got {args.run}; leave them out")
     else:
-        result = numbers(session, part)
+        result = numbers(run, part)
     print(json_text(result) if args.json else as_text(result))
 
 
-def rates(sessions: Sequence["Run"], part: "PartName", test: Path | None, beam: int | None) -> dict[str, Any]:
+def rates(runs: Sequence["Run"], part: "PartName", test: Path | None, beam: int | None) -> dict[str, Any]:
     from clearhead.inference.evaluate import error_rates, words_to_score
     from clearhead.inference.g2p import beam_of, ensemble
 
-    how, joined = beam_of(beam), ensemble(sessions)
+    how, joined = beam_of(beam), ensemble(runs)
     words = words_to_score(joined, part, test)
     what = f"the {part} words" if test is None else f"the words of {test}"
-    for each in sessions if test is not None else sessions[1:]:
+    for each in runs if test is not None else runs[1:]:
         warn_of_learnt(each, words, what)
     if len(words) > MANY:
         print(f"{len(words):,} words are said, {how.size} ways each: this may take minutes ...", file=sys.stderr)
@@ -92,30 +92,30 @@ def rates(sessions: Sequence["Run"], part: "PartName", test: Path | None, beam: 
     }
 
 
-def warn_of_learnt(session: "Run", words: "Pronunciations", what: str) -> None:
+def warn_of_learnt(run: "Run", words: "Pronunciations", what: str) -> None:
     """Words that were learnt are no test."""
     from clearhead.cli.options import warn
     from clearhead.inference.evaluate import learnt
 
-    match learnt(session, words):
+    match learnt(run, words):
         case None:
-            warn(f"whether {session.path} learnt {what} is not known: its own files are not there, or changed")
+            warn(f"whether {run.path} learnt {what} is not known: its own files are not there, or changed")
         case n if n:
-            warn(f"{session.path} learnt {n:,} of {what} ({len(words):,}) in training, which flatters the rates")
+            warn(f"{run.path} learnt {n:,} of {what} ({len(words):,}) in training, which flatters the rates")
 
 
-def numbers(session: "Run", part: "PartName") -> dict[str, Any]:
+def numbers(run: "Run", part: "PartName") -> dict[str, Any]:
     from clearhead.data.augment import NAMES
-    from clearhead.inference.evaluate import loss_and_accuracy, views_at
+    from clearhead.inference.evaluate import loss_and_accuracy, tta_of
 
-    views = NAMES[views_at(session, part)]
-    return {"part": part, **({"answers": views} if views else {}), **loss_and_accuracy(session, part)}
+    tta = NAMES[tta_of(run, part)]
+    return {"part": part, **({"tta": tta} if tta else {}), **loss_and_accuracy(run, part)}
 
 
 def as_text(result: dict[str, Any]) -> str:
     shown = {}
     for name, value in result.items():
-        is_share = name.endswith("rate") or name in ("accuracy", "whole")
+        is_share = name.endswith("rate") or name in ("accuracy", "exact_match")
         shown[name.replace("_", " ")] = f"{value:.2%}" if is_share else f"{value:.4f}" if name == "loss" else value
     size = max(map(len, shown))
     return "\n".join(
@@ -153,12 +153,12 @@ def confusion(argv: Sequence[str]) -> None:
 
     if args.out:
         check_suffix(args.out)
-    session = Run(args.run)
-    warn_if_unfinished(session.path, session.step)
-    n_views = N_VIEWS[session.config.training.views]
+    run = Run(args.run)
+    warn_if_unfinished(run.path, run.step)
+    n_views = N_VIEWS[run.config.training.tta]
     note = "" if n_views == 1 else f"mean of {n_views} views"
-    figure = draw_confusion(confusion(session, announce), session.classes, note)
-    say(save_figure(figure, args.out or session.path / "figures/confusion.png"))
+    figure = draw_confusion(confusion(run, announce), run.classes, note)
+    say(save_figure(figure, args.out or run.path / "figures/confusion.png"))
 
 
 def announce() -> None:
@@ -213,62 +213,62 @@ def predictions(argv: Sequence[str]) -> None:
     from clearhead.inference.predictions import report
     from clearhead.inference.run import Run
 
-    session = Run(args.run)
-    check_options(session, args.out, args.beam)
-    warn_if_unfinished(session.path, session.step)
-    out = (args.out or session.path / DEFAULT_NAME) if session.takes_pictures else None
+    run = Run(args.run)
+    check_options(run, args.out, args.beam)
+    warn_if_unfinished(run.path, run.step)
+    out = (args.out or run.path / DEFAULT_NAME) if run.input_kind == "images" else None
     if out is not None:
         check_suffix(out)
 
     def announce() -> None:
         print(f"Evaluating the {args.part} set ...", file=sys.stderr, flush=True)
 
-    found = report(session, args.part, args.n, beam_of(args.beam), announce)
+    found = report(run, args.part, args.n, beam_of(args.beam), announce)
     if args.json:
-        print(json_text(as_dict(session, found, args.part) | {"figure": None if out is None else str(out)}))
+        print(json_text(as_dict(run, found, args.part) | {"figure": None if out is None else str(out)}))
     else:
-        show_report(session, found, args.part)
+        show_report(run, found, args.part)
     if out is not None:
-        draw(session, found, args.part, out)
+        draw(run, found, args.part, out)
         if not args.json:
             say(out)
 
 
-def check_options(session: "Run", out: Path | None, beam: int | None) -> None:
-    if beam is not None and session.config.objective != "written":
-        raise ValueError(f"--beam is for runs of pronounce, got {session.path}")
-    if out is not None and not session.takes_pictures:
-        raise ValueError(f"--out is for runs on images, got {session.path}, whose predictions are printed as text")
+def check_options(run: "Run", out: Path | None, beam: int | None) -> None:
+    if beam is not None and run.config.objective != "seq2seq":
+        raise ValueError(f"--beam is for runs of pronounce, got {run.path}")
+    if out is not None and run.input_kind != "images":
+        raise ValueError(f"--out is for runs on images, got {run.path}, whose predictions are printed as text")
 
 
-def draw(session: "Run", found: "Report", part: "PartName", out: Path) -> None:
+def draw(run: "Run", found: "Report", part: "PartName", out: Path) -> None:
     from clearhead.drawing import save_figure
     from clearhead.inference.predictions import draw_report
 
     print("Drawing 1 figure ...", file=sys.stderr, flush=True)
-    save_figure(draw_report(session, found, part), out)
+    save_figure(draw_report(run, found, part), out)
 
 
-def summary(session: "Run", found: "Report", part: "PartName") -> dict[str, Any]:
+def summary(run: "Run", found: "Report", part: "PartName") -> dict[str, Any]:
     """What `clearhead evaluate` says of the same part."""
     from clearhead.data.augment import NAMES
-    from clearhead.inference.evaluate import views_at
+    from clearhead.inference.evaluate import tta_of
 
-    views = NAMES[views_at(session, part)]
-    return {"part": part, **({"answers": views} if views else {}), **found.metrics}
+    tta = NAMES[tta_of(run, part)]
+    return {"part": part, **({"tta": tta} if tta else {}), **found.metrics}
 
 
-def as_dict(session: "Run", found: "Report", part: "PartName") -> dict[str, Any]:
+def as_dict(run: "Run", found: "Report", part: "PartName") -> dict[str, Any]:
     rows = {"first": [asdict(row) for row in found.first], "mistakes": [asdict(row) for row in found.mistakes]}
     counted = {"unit": found.unit, "total": found.total, "wrong": found.wrong}
-    return summary(session, found, part) | counted | rows
+    return summary(run, found, part) | counted | rows
 
 
-def show_report(session: "Run", found: "Report", part: "PartName") -> None:
+def show_report(run: "Run", found: "Report", part: "PartName") -> None:
     from clearhead.cli.options import say, show
     from clearhead.inference.predictions import titles
 
-    print(as_text(summary(session, found, part)))
+    print(as_text(summary(run, found, part)))
     for title, rows in zip(titles(found, part), (found.first, found.mistakes), strict=True):
         if rows:
             print(f"\n{title}:")
@@ -279,7 +279,7 @@ def show_report(session: "Run", found: "Report", part: "PartName") -> None:
         example = found.mistakes[0]
         which = f'--text "{example.input}"' if example.index is None else f"--sample {example.index}"
         print()
-        say(f"See what the model attends to: clearhead look {session.path} {which}")
+        say(f"See what the model attends to: clearhead look {run.path} {which}")
 
 
 def percent(probability: float) -> str:

@@ -9,7 +9,6 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from clearhead.cli.options import Parser, reader
-from clearhead.insight.doctor.parameters import RULES
 from clearhead.messages import json_text
 
 if TYPE_CHECKING:
@@ -37,13 +36,15 @@ examples
   clearhead look runs/reverse-0 --ids 3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3
   clearhead look runs/pronounce-0 --text thorough
   clearhead look runs/text-0 --text "Once upon a time"
-  clearhead train reverse --name watched --probe 4
-  clearhead look runs/watched --over-time"""
+  clearhead train reverse --name watched --snapshots 4
+  clearhead look runs/watched --training-dynamics"""
 
 
 def look(argv: Sequence[str]) -> None:
     options = Parser("clearhead look", ABOUT_LOOK)
-    options.usage = "clearhead look RUN (--sample N | --image FILE | --ids N... | --text TEXT | --over-time) [options]"
+    options.usage = (
+        "clearhead look RUN (--sample N | --image FILE | --ids N... | --text TEXT | --training-dynamics) [options]"
+    )
     options.epilog = EXAMPLES
     options.add_argument("run", metavar="RUN", help="the folder of a run, such as runs/mine")
     options.add_argument("--sample", metavar="N", type=reader(int), help="index of an example of the test set, from 0")
@@ -53,13 +54,13 @@ def look(argv: Sequence[str]) -> None:
         "--text", metavar="TEXT", help="a word, for a run of pronounce; or any text, for words and text"
     )
     options.add_argument(
-        "--over-time", action="store_true", help="how heads formed during training, in a run with --probe"
+        "--training-dynamics", action="store_true", help="how heads formed during training, in a run with --snapshots"
     )
     options.add_argument("--invert", action="store_true", help="invert images: MNIST's digits are white on black")
     options.add_argument("--out", metavar="FOLDER", type=Path, help="default: figures/look in the run's folder")
     args = options.parse(argv)
     check_one(args)
-    if args.over_time:
+    if args.training_dynamics:
         from clearhead.inference.explain import plot_training_dynamics
 
         print_pictures(plot_training_dynamics(args.run, args.out, say_drawing))
@@ -69,33 +70,33 @@ def look(argv: Sequence[str]) -> None:
     from clearhead.inference import explain
     from clearhead.inference.run import Run
 
-    session = Run(args.run)
-    warn_if_unfinished(session.path, session.step)
+    run = Run(args.run)
+    warn_if_unfinished(run.path, run.step)
     if args.image is not None:
-        example = explain.file(session, args.image, invert=args.invert)
+        example = explain.file(run, args.image, invert=args.invert)
     elif args.text is not None:
-        example = explain.text(session, args.text)
+        example = explain.text(run, args.text)
     elif args.ids is not None:
-        example = explain.digits(session, args.ids)
-        if note := session.unlike_training(args.ids):
+        example = explain.digits(run, args.ids)
+        if note := run.length_warning(args.ids):
             warn(note)
     else:
-        example = explain.sample(session, args.sample)
+        example = explain.sample(run, args.sample)
     say(example.sentence)
     print()
     say_busy()
     say_drawing()
-    print_pictures(explain.explain_input(session, example, args.out))
+    print_pictures(explain.explain_input(run, example, args.out))
 
 
 def check_one(args: Namespace) -> None:
     """Exactly one kind of example is asked for."""
     given = [name for name in ("sample", "image", "ids", "text") if getattr(args, name) is not None]
-    given += ["over-time"] * args.over_time
+    given += ["training-dynamics"] * args.training_dynamics
     if len(given) != 1:
         came = " and ".join(f"--{name}" for name in given) or "none of them"
         raise ValueError(
-            f"look takes one of --sample, --image, --ids, --text and --over-time, got {came}; try --sample 0"
+            f"look takes one of --sample, --image, --ids, --text and --training-dynamics, got {came}; try --sample 0"
         )
 
 
@@ -122,38 +123,53 @@ def print_pictures(pictures: Sequence[tuple[Path, str]]) -> None:
         say(f"  {path!s:40}  {what}")
 
 
-# `clearhead doctor`: examine a user's own module, one line per check.
+# `clearhead doctor`
 
 
 ABOUT_DOCTOR = """\
-Examines your own transformer from outside: changes the future, the padding, the
-order and the dtype, and sees what moves. Faults are certain; warnings are what
-cannot be decided from outside. docs/doctor.md explains each check.
+Examine a transformer that you wrote. The doctor changes later tokens, padding,
+the order of tokens and the dtype, and checks which outputs change. A fault is
+certainly wrong; a warning may be intended. docs/doctor.md explains each check.
 
-MODULE is FILE.py:NAME (or package.file:NAME, as Python imports it). NAME is an
-nn.Module, a class built without arguments, or a function that returns a module."""
+MODULE is FILE.py:NAME, or package.file:NAME for an importable module. NAME is an
+nn.Module, a class without required arguments, or a function that returns an
+nn.Module. The exit code is 1 if there is a fault."""
+
+PARAMETER_RULES = """\
+  first parameter                  the sequence: token ids if the module has an
+                                   nn.Embedding, else features or images
+  key, value (after query)         the same sequence
+  tgt, trg, decoder_input_ids ...  the decoder's input; y and target, too, if
+                                   they are required
+  memory, enc_out, context ...     the encoder's output, if required
+  attention_mask, *padding_mask    a padding mask, such as (batch, length)
+  lengths, src_lengths, seq_lens   the number of real tokens
+  mask, attn_mask, tgt_mask ...    an attention mask, such as (length, length)
+  is_causal, causal                True, if the module is not causal without it
+  labels, targets                  the token ids, if needed
+  any other, loss_mask=None ...    its default; it must have one"""
 
 EPILOG = f"""\
-how forward() is called: by the names of its parameters
-{RULES}
+how forward() is called, by the names of its parameters
+{PARAMETER_RULES}
 
 examples
   clearhead doctor mymodel.py:GPT
   clearhead doctor models/mymodel.py:Encoder --no-causal --width 32
   clearhead doctor package.models:small_model --json
 
-The exit code is 1 if there is a fault. From Python: clearhead.examine(module)"""
+In Python: clearhead.examine(module)"""
 
-FAULT = 1
+FAULT_EXIT_CODE = 1
 
 
 def doctor(argv: Sequence[str]) -> int:
-    """The exit code: 1 when there is a fault."""
+    """Returns the exit code."""
     options = Parser("clearhead doctor", ABOUT_DOCTOR)
     options.usage = "clearhead doctor MODULE [options]"
     options.epilog = EPILOG
     options.add_argument("module", metavar="MODULE", help="FILE.py:NAME or package.file:NAME")
-    options.add_argument("--no-causal", action="store_true", help="later tokens may be attended to, as in an encoder")
+    options.add_argument("--no-causal", action="store_true", help="allow attention to later tokens, as in an encoder")
     options.add_argument(
         "--width", type=reader(int), metavar="N", help="pass features of this width instead of token ids"
     )
@@ -164,25 +180,25 @@ def doctor(argv: Sequence[str]) -> int:
     from clearhead.insight.doctor.examine import examine
     from clearhead.insight.doctor.loading import load
 
-    with redirect_stdout(sys.stderr):  # what the user's file prints is no part of the answer
+    with redirect_stdout(sys.stderr):  # whatever the user's file prints
         module = load(args.module, Path.cwd())
         try:
             report = examine(module, causal=not args.no_causal, width=args.width, length=args.length, name=args.module)
         except SystemExit:
-            raise ValueError(f"forward() of {args.module} ends the program") from None
-    print(json_text(report.to_dict()) if args.json else as_text(report))
-    return FAULT if report.faults else 0
+            raise ValueError(f"forward() of {args.module} exits Python") from None
+    print(json_text(report.to_dict()) if args.json else format_report(report))
+    return FAULT_EXIT_CODE if report.faults else 0
 
 
-def as_text(report: "Report") -> str:
-    """As wide as the terminal: what does not fit goes on below."""
+def format_report(report: "Report") -> str:
+    """The report as a table, wrapped to the width of the terminal."""
     from clearhead.cli.options import console
 
     width = console().width
     size = max(len(finding.check) for finding in report.findings)
-    lines = [*wrap(f"{report.module}: {report.called}", width, subsequent_indent="  "), ""]
+    lines = [*wrap(f"{report.module}: {report.call}", width, subsequent_indent="  "), ""]
     for finding in report.findings:
         verdict = "FAULT" if finding.verdict == "fault" else finding.verdict
-        start = f"{verdict:11}  {finding.check:{size}}  "
-        lines += wrap(finding.text, width, initial_indent=start, subsequent_indent=" " * len(start))
+        columns = f"{verdict:11}  {finding.check:{size}}  "
+        lines += wrap(finding.text, width, initial_indent=columns, subsequent_indent=" " * len(columns))
     return "\n".join([*lines, "", report.summary()])

@@ -22,7 +22,7 @@ ABOUT_PREDICT = """\
 Predict with a run's best checkpoint: classes of your own images, pronunciations
 of words, or the answer to a sequence of digits. Images become squares and are
 resized exactly as in training (the run's data.fit), and seen in as many views
-as at the run's test (training.views).
+as at the run's test (training.tta).
 
 For a word, all candidates of the beam search are listed with their probability
 and their score. The list is ordered by score, the mean log-probability per
@@ -35,7 +35,7 @@ examples
   clearhead predict runs/mine photo.jpg more/ --json
   clearhead predict runs/demo my-digit.png --invert
   clearhead predict runs/pronounce-0 thorough through --beam 10
-  clearhead predict runs/pronounce-0 thorough --with runs/pronounce-1
+  clearhead predict runs/pronounce-0 thorough --ensemble runs/pronounce-1
   clearhead predict runs/reverse-0 --ids 3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3"""
 
 
@@ -50,7 +50,12 @@ def predict(argv: Sequence[str]) -> None:
         "--beam", metavar="N", type=reader(int), help="words: beam size, and candidates shown (default: 5)"
     )
     options.add_argument(
-        "--with", metavar="RUN", nargs="+", default=[], dest="others", help="words: other runs, to form an ensemble"
+        "--ensemble",
+        metavar="RUN",
+        nargs="+",
+        default=[],
+        dest="ensemble",
+        help="words: other runs, to form an ensemble",
     )
     options.add_argument("--invert", action="store_true", help="invert images: MNIST's digits are white on black")
     options.add_argument("--json", action="store_true", help="machine-readable output with all probabilities")
@@ -58,40 +63,40 @@ def predict(argv: Sequence[str]) -> None:
     if bool(args.asked) == bool(args.ids):
         came = "both" if args.ids else "neither"
         raise ValueError(
-            f"predict takes picture files, words or --ids, one of them, got {came}; they come before --with, see "
+            f"predict takes picture files, words or --ids, one of them, got {came}; they come before --ensemble, see "
             "clearhead predict --help"
         )
 
     from clearhead.cli.options import warn, warn_if_unfinished
     from clearhead.inference.run import Run
 
-    session = Run(args.run)
-    if args.invert and not session.takes_pictures:
-        raise ValueError(f"--invert is for pictures, got {args.run}, a run of {session.takes}; leave it out")
-    warn_if_unfinished(session.path, session.step)
-    if args.asked and session.takes == "words":
-        print(spoken([session, *map(Run, args.others)], args.asked, args.beam, as_json=args.json))
+    run = Run(args.run)
+    if args.invert and run.input_kind != "images":
+        raise ValueError(f"--invert is for pictures, got {args.run}, a run of {run.input_kind}; leave it out")
+    warn_if_unfinished(run.path, run.step)
+    if args.asked and run.input_kind == "words":
+        print(spoken([run, *map(Run, args.ensemble)], args.asked, args.beam, as_json=args.json))
         return
-    if args.beam is not None or args.others:
-        raise ValueError(f"--beam and --with are for words and runs of pronounce, got {args.run}; leave them out")
+    if args.beam is not None or args.ensemble:
+        raise ValueError(f"--beam and --ensemble are for words and runs of pronounce, got {args.run}; leave them out")
     if args.ids:
-        answers = session.predict_ids(args.ids)
-        if note := session.unlike_training(args.ids):
+        answers = run.predict_ids(args.ids)
+        if note := run.length_warning(args.ids):
             warn(note)
         asked = [str(n) for n in args.ids] if len(answers) > 1 else [" ".join(map(str, args.ids))]
     else:
-        if not session.takes_pictures:
-            raise ValueError(f"{args.run} answers about {session.takes}, got {args.asked[0]!r}; {session.instead}")
+        if run.input_kind != "images":
+            raise ValueError(f"{args.run} takes {run.input_kind}, got {args.asked[0]!r}; {run.hint}")
         paths = [path for name in args.asked for path in pictures_at(Path(name))]
-        answers, asked = session.predict(paths, invert=args.invert), [str(path) for path in paths]
+        answers, asked = run.predict(paths, invert=args.invert), [str(path) for path in paths]
     print(as_json(asked, answers) if args.json else as_text(asked, answers))
 
 
-def spoken(sessions: Sequence["Run"], words: Sequence[str], beam: int | None, *, as_json: bool) -> str:
+def spoken(runs: Sequence["Run"], words: Sequence[str], beam: int | None, *, as_json: bool) -> str:
     """The beam's candidates for each word, the best first, with the score that orders them."""
     from clearhead.inference.g2p import beam_of, ensemble, pronounce
 
-    answers = pronounce(ensemble(sessions), words, beam_of(beam))
+    answers = pronounce(ensemble(runs), words, beam_of(beam))
     if not as_json:
         return candidates_text(words, answers)
     rows = [
@@ -134,12 +139,12 @@ def n_by_score(ways: Sequence["Pronunciation"]) -> int:
 
 def pictures_at(path: Path) -> list[Path]:
     """The file itself, or all pictures below a folder."""
-    from clearhead.data.folder import is_picture
-    from clearhead.data.text_files import entries_below
+    from clearhead.data.folder import is_image_file
+    from clearhead.data.user_files import scandir_recursive
 
     if not path.is_dir():
         return [path]
-    found = sorted(Path(entry.path) for entry in entries_below(path) if is_picture(entry))
+    found = sorted(Path(entry.path) for entry in scandir_recursive(path) if is_image_file(entry))
     if not found:
         raise LookupError(f"a folder must have pictures in it, got none in {path}; name another")
     return found
@@ -147,7 +152,7 @@ def pictures_at(path: Path) -> list[Path]:
 
 def as_text(asked: Sequence[str], answers: Sequence["Prediction"]) -> str:
     """A line for each; of a sequence with an answer for each digit, two lines below one another."""
-    asked, names = [printable(what) for what in asked], [printable(answer.answer) for answer in answers]
+    asked, names = [printable(what) for what in asked], [printable(answer.label) for answer in answers]
     if len(answers) > 1 and all(len(what) == 1 for what in asked):
         least = min(answer.probability or 0 for answer in answers)
         return f"digits   {' '.join(asked)}\nanswers  {' '.join(names)}   (the least likely {least:.1%})"
@@ -212,13 +217,13 @@ def sample(argv: Sequence[str]) -> None:
     from clearhead.models.generate import Sampling
 
     how = Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
-    session = Run(args.run)
-    usual = TEXTS if session.config.data.name == "text" else WORDS
+    run = Run(args.run)
+    usual = TEXTS if run.config.data.name == "text" else WORDS
     n = usual if args.n is None else args.n
-    written = draw_samples(session, args.prompt, how, n=n, n_tokens=args.tokens)
+    written = draw_samples(run, args.prompt, how, n=n, n_tokens=args.tokens)
     if args.json:
         print(json_text(written))
-    elif session.config.data.name == "text":
+    elif run.config.data.name == "text":
         print("\n".join(written))
     else:
         print("\n".join(map(printable, written)))  # a word is one line

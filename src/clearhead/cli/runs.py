@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from clearhead.cli.options import Parser
-from clearhead.files import check_tree, from_json, read_regular
+from clearhead.files import MAX_JSON_BYTES, check_tree, from_json, read_regular
 from clearhead.messages import duration, json_text, printable
-from clearhead.training import layout
+from clearhead.training.checkpoint import saved_steps
 from clearhead.training.config import RunConfig
-from clearhead.training.layout import LARGEST_JSON
-from clearhead.training.metrics_log import CONFIG, METRICS, RUNS, Record, is_locked, read
+from clearhead.training.metrics_log import Record, read
+from clearhead.training.run_directory import CONFIG, METRICS, RUNS, is_locked
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -95,10 +95,10 @@ def summarise(folder: Path) -> RunSummary:
     known = RunSummary(folder.name, str(folder), "unreadable", last_change(folder))
     try:
         check_tree(folder, to_write=False)
-        config = RunConfig.from_dict(from_json(read_regular(folder / CONFIG, LARGEST_JSON)))
+        config = RunConfig.from_dict(from_json(read_regular(folder / CONFIG, MAX_JSON_BYTES)))
         records = read(folder / METRICS)
         known = replace(known, recipe=config.recipe, **numbers(config, records))
-        known = replace(known, step=max([known.step, *layout.steps(folder)]))  # records are of every few steps
+        known = replace(known, step=max([known.step, *saved_steps(folder)]))  # records are of every few steps
         return replace(known, state=state_of(folder, config, records, known))
     except Exception as error:  # one broken folder must not hide the others
         return replace(known, problem=" ".join(in_words(error).split()) or type(error).__name__)
@@ -136,7 +136,7 @@ def state_of(folder: Path, config: RunConfig, records: Sequence[Record], known: 
         return "finished"
     if has_ended and config.data.name in WITHOUT_TEST:
         return "finished"
-    return "interrupted" if layout.steps(folder) else "no checkpoint yet"
+    return "interrupted" if saved_steps(folder) else "no checkpoint yet"
 
 
 def ran_out_of_patience(config: RunConfig, records: Sequence[Record]) -> bool:
@@ -233,7 +233,7 @@ def verify(argv: Sequence[str]) -> int:
     args = options.parse(argv)
 
     from clearhead.training.audit import audit
-    from clearhead.training.metrics_log import find_run
+    from clearhead.training.run_directory import find_run
 
     found = audit(find_run(args.run, checked=False))
     if args.json:

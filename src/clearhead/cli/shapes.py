@@ -107,7 +107,7 @@ def run_module(name: str, rest: Sequence[str]) -> None:
             )
         except SystemExit:
             raise ValueError(f"forward() of {name} ends the program") from None
-    inputs = [f"{one.name} {list(one.rows)}" for one in seen.tensors if one.what == "input"]
+    inputs = [f"{one.name} {list(one.rows)}" for one in seen.tensors if one.operation == "input"]
     display(seen, args, {"name": name, "source": "module"}, [f"{name}, called with {', '.join(inputs)}"])
 
 
@@ -178,7 +178,7 @@ def found(name: str, source: str | None) -> tuple[str, Any, list[str]]:
         made = RECIPES[recipe].make()
         config, notes = made.model, [f"{recipe}: the model of the recipe"]
         if made.data.name in ("folder", "text"):
-            field = "num_classes" if made.data.name == "folder" else "n_tokens"
+            field = "num_classes" if made.data.name == "folder" else "vocab_size"
             notes[0] += f", for {field}={getattr(config, field)}: it follows from your data"
     else:
         assert run_path is not None
@@ -206,7 +206,7 @@ def config_of_run(path: Path) -> Any:
 def unknown(name: str) -> str:
     """The nearest name first, then what there is."""
     if "/" in name:
-        from clearhead.training.metrics_log import no_run
+        from clearhead.training.run_directory import no_run
 
         return str(no_run(Path(name)))
     names = [*NAMES, *RECIPES]

@@ -23,7 +23,7 @@ examples
   clearhead train reverse
   clearhead train mnist --name mine --seed 1
   clearhead train mnist --training.epochs 5 --model.width 96 --dry-run
-  clearhead train whole --data.question sum
+  clearhead train digits --data.question sum
   clearhead train folder --data.folder pictures
   clearhead train pronounce-fast --data.stress true
   clearhead train text --data.file my.txt
@@ -56,19 +56,19 @@ def train(argv: Sequence[str]) -> int:
         "--dry-run", action="store_true", help="say what it takes, by a few real steps; leaves nothing"
     )
     options.add_argument(
-        "--probe",
+        "--snapshots",
         metavar="N",
-        dest="probed",
+        dest="snapshot_inputs",
         type=reader(int),
-        help="keep the attention to N inputs, for clearhead look RUN --over-time",
+        help="keep the attention to N inputs, for clearhead look RUN --training-dynamics",
     )
     add_overrides(options, config, "what you may change", without=fixed(name))
     args = options.parse(rest)
-    changes = given(config, args) | ({} if args.probed is None else {"probe.inputs": args.probed})
+    changes = given(config, args) | ({} if args.snapshot_inputs is None else {"snapshots.inputs": args.snapshot_inputs})
     config = config_of(name, changes)  # a mistake is answered before torch is loaded
 
     if args.dry_run:
-        from clearhead.recipes.launch import estimate
+        from clearhead.recipes.estimate import estimate
 
         print(estimate(config))
         return 0
@@ -83,7 +83,7 @@ def fixed(name: str) -> set[str]:
     own = ("question", "length", "set_size", "folder", "image_size", "fit", "skip_invalid", "train_file", "test_file")
     others = {f"data.{field}" for field in (*own, "stress", "file", "level", "window")}
     make = find(name).make
-    pictures: set[str] = set() if isinstance(make().model, VisionConfig) else {"data.augmentation", "training.views"}
+    pictures: set[str] = set() if isinstance(make().model, VisionConfig) else {"data.augmentation", "training.tta"}
     return {"recipe"} | pictures | others - {f"data.{argument}" for argument in inspect.signature(make).parameters}
 
 

@@ -15,14 +15,14 @@ from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from clearhead.data.text_files import (
-    MOST_DATASET_BYTES,
-    MOST_HEADER_BYTES,
-    MOST_MEMBER_BYTES,
-    MOST_MEMBERS,
-    MOST_UNPACKED,
+from clearhead.data.user_files import (
+    MAX_DATASET_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_MEMBER_BYTES,
+    MAX_MEMBERS,
+    MAX_UNPACKED,
     most_unpacked,
-    open_own,
+    open_user_file,
 )
 
 EXTENDED = (
@@ -44,11 +44,11 @@ class ArchiveError(ValueError):
     """An archive that is refused, by a rule of ours."""
 
 
-def read_archive(path: Path, wanted: Collection[str], most: int = MOST_UNPACKED) -> dict[str, bytes]:
+def read_archive(path: Path, wanted: Collection[str], most: int = MAX_UNPACKED) -> dict[str, bytes]:
     """Those files of a .tar, .tar.gz, .tgz or .zip whose own name, without folders, is wanted."""
     found: dict[str, bytes] = {}
     try:
-        with open_own(path) as file:
+        with open_user_file(path) as file:
             reader = zip_members if zipfile.is_zipfile(file) else tar_members
             file.seek(0)
             most = most_unpacked(path.stat().st_size, most)
@@ -69,8 +69,8 @@ def read_archive(path: Path, wanted: Collection[str], most: int = MOST_UNPACKED)
 
 def check_total(found: dict[str, bytes], name: str) -> None:
     """Of files that were read for a data set."""
-    if (size := sum(map(len, found.values()))) > MOST_DATASET_BYTES:
-        raise ArchiveError(f"the files of a data set may have {MOST_DATASET_BYTES} bytes, got {size} in {name}")
+    if (size := sum(map(len, found.values()))) > MAX_DATASET_BYTES:
+        raise ArchiveError(f"the files of a data set may have {MAX_DATASET_BYTES} bytes, got {size} in {name}")
 
 
 class PlainMember(tarfile.TarInfo):
@@ -78,8 +78,8 @@ class PlainMember(tarfile.TarInfo):
     `tarfile` would read a long header, or a list of holes, into memory."""
 
     def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
-        if self.type in EXTENDED and self.size > MOST_HEADER_BYTES:
-            raise ArchiveError(f"a header of a tar may have {MOST_HEADER_BYTES} bytes, got {self.size}; {DISTRUST}")
+        if self.type in EXTENDED and self.size > MAX_HEADER_BYTES:
+            raise ArchiveError(f"a header of a tar may have {MAX_HEADER_BYTES} bytes, got {self.size}; {DISTRUST}")
         return super()._proc_member(archive)  # type: ignore[misc]
 
     def _proc_sparse(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
@@ -134,16 +134,16 @@ def check_directory(file: BinaryIO, label: str) -> None:
     at = tail.find(ZIP_END)
     while at >= 0:
         size = struct.unpack("<I", tail[at + 12 : at + 16])[0] if len(tail) >= at + 16 else 0
-        if size > MOST_HEADER_BYTES:
-            raise ArchiveError(f"the directory of a zip may have {MOST_HEADER_BYTES} bytes, got {size} in {label}")
+        if size > MAX_HEADER_BYTES:
+            raise ArchiveError(f"the directory of a zip may have {MAX_HEADER_BYTES} bytes, got {size} in {label}")
         at = tail.find(ZIP_END, at + 1)
     if ZIP64_END in tail:
         raise ArchiveError(f"a zip must be without the extensions for more than 4 GB, got {label}; unpack it first")
 
 
 def check_member(name: str, is_ordinary: bool, count: int, archive: str) -> None:
-    if count >= MOST_MEMBERS:
-        raise ArchiveError(f"an archive may have {MOST_MEMBERS} members, got more in {archive}; {DISTRUST}")
+    if count >= MAX_MEMBERS:
+        raise ArchiveError(f"an archive may have {MAX_MEMBERS} members, got more in {archive}; {DISTRUST}")
     parts = PurePosixPath(name.replace("\\", "/")).parts
     if not parts or name.startswith(("/", "\\")) or ".." in parts or name[1:2] == ":":
         raise ArchiveError(
@@ -156,10 +156,8 @@ def check_member(name: str, is_ordinary: bool, count: int, archive: str) -> None
 
 
 def check_length(name: str, size: int, archive: str) -> None:
-    if size > MOST_MEMBER_BYTES:
-        raise ArchiveError(
-            f"a file of a data set may have {MOST_MEMBER_BYTES} bytes, got {size} in {name} of {archive}"
-        )
+    if size > MAX_MEMBER_BYTES:
+        raise ArchiveError(f"a file of a data set may have {MAX_MEMBER_BYTES} bytes, got {size} in {name} of {archive}")
 
 
 def unzipped(file: BinaryIO) -> BinaryIO:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.data.config import Augmentation, Views
+from clearhead.data.config import TTA, Augmentation
 from clearhead.data.dataset import Normalize
 from clearhead.data.prng import fold_in, permutation, random_below
 
@@ -78,31 +78,31 @@ def blend(images: Tensor, others: Tensor, share: Tensor) -> Tensor:
 # Only at a test, and named beside its number. Dims: B batch, C channels, H, W.
 
 
-NAMES: dict[Views, str] = {
-    "one": "",
-    "mirror": "mean over each image and its mirror image",
-    "moved": "mean over each image, the same moved by a pixel to two sides, and their mirror images",
+NAMES: dict[TTA, str] = {
+    "none": "",
+    "flip": "mean over each image and its mirror image",
+    "shift": "mean over each image, the same moved by a pixel to two sides, and their mirror images",
 }
 
 
-def tta_note(views: Views) -> str:
+def tta_note(tta: TTA) -> str:
     """What to write behind a number; "" where the number is of the images alone."""
-    return f" ({NAMES[views]})" if NAMES[views] else ""
+    return f" ({NAMES[tta]})" if NAMES[tta] else ""
 
 
-def tta_views(images: Tensor, views: Views) -> list[Tensor]:
+def tta_views(images: Tensor, tta: TTA) -> list[Tensor]:
     """(B,C,H,W) -> 1, 2 or 6 of the same shape, the images themselves first."""
     found = [images]
-    if views == "moved":
+    if tta == "shift":
         wider = F.pad(images, (1,) * 4, mode="reflect")
         found += [wider[:, :, :-2, :-2], wider[:, :, 2:, 2:]]
-    if views != "one":
+    if tta != "none":
         found += [view.flip(-1) for view in found]
     return found
 
 
-def tta_mean(ask: Callable[[Tensor], Tensor], images: Tensor, views: Views) -> Tensor:
+def tta_mean(ask: Callable[[Tensor], Tensor], images: Tensor, tta: TTA) -> Tensor:
     """What `ask` answers to the images, or the mean of what it answers to each of their views."""
-    if views == "one":
+    if tta == "none":
         return ask(images)
-    return torch.stack([ask(view) for view in tta_views(images, views)]).mean(0)
+    return torch.stack([ask(view) for view in tta_views(images, tta)]).mean(0)

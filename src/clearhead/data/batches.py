@@ -21,11 +21,11 @@ class Batch:
 
     inputs: Tensor
     targets: Tensor
-    other: Tensor | None
+    targets_b: Tensor | None
     """mixup: the second target (n,)"""
-    share: Tensor | None
-    """mixup: the first target's share (n,)"""
-    n_global: int
+    lam: Tensor | None
+    """mixup: the weight of the first target (n,)"""
+    num_global: int
     """examples in the whole batch, over all processes"""
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clearhead.data.sources import Source
-from clearhead.data.text_files import MOST_MEMBER_BYTES, read_own
+from clearhead.data.user_files import MAX_MEMBER_BYTES, read_user_file
 from clearhead.files import sha256, write_atomic
 
 Files = dict[str, bytes]
@@ -62,7 +62,7 @@ def read(stored: CachedDataset, name: str) -> bytes:
         raise LookupError(
             f"{stored.name} must be fetched before it is used, got no {path}; run: clearhead data get {stored.name}"
         )
-    data = read_own(path, MOST_MEMBER_BYTES)
+    data = read_user_file(path, MAX_MEMBER_BYTES)
     if sha256(data) != stored.digests[name]:
         raise ValueError(f"{path} must be as it was fetched, got other bytes; run: clearhead data get {stored.name}")
     return data

@@ -5,18 +5,18 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from clearhead.data.datasets import DATASETS
-from clearhead.data.text_files import MOST_EXAMPLES, MOST_IMAGE_SIZE, MOST_LENGTH
+from clearhead.data.user_files import MAX_EXAMPLES, MAX_IMAGE_SIZE, MAX_LENGTH
 from clearhead.messages import MOST_SHOWN, brief, unknown_name
 from clearhead.validation import check_bool, check_choice, check_int, check_paths, is_number
 
-Question = Literal["commonest", "repeat", "sum"]
+Question = Literal["most-common", "repeat", "sum"]
 Level = Literal["character", "byte"]
 Fit = Literal["pad", "crop", "stretch"]
-Views = Literal["one", "mirror", "moved"]
+TTA = Literal["none", "flip", "shift"]
 """of an image: itself; with its mirror image; both also moved by a pixel along a diagonal, to either side"""
 MOST_MIXUP = 1000
 """by then every pair of images is blended half and half"""
-N_VIEWS: dict[Views, int] = {"one": 1, "mirror": 2, "moved": 6}
+N_VIEWS: dict[TTA, int] = {"none": 1, "flip": 2, "shift": 6}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Augmentation:
     """blend two images by a share from Beta(mixup, mixup); 0 for none"""
 
     def __post_init__(self) -> None:
-        check_int(0, MOST_IMAGE_SIZE, crop=self.crop, cutout=self.cutout)
+        check_int(0, MAX_IMAGE_SIZE, crop=self.crop, cutout=self.cutout)
         check_bool(flip=self.flip)
         if not is_number(self.mixup) or not 0 <= self.mixup < math.inf:
             raise ValueError(f"mixup must be a number of at least 0, got {brief(self.mixup)}; try 0.2, or 0 for none")
@@ -51,12 +51,12 @@ class DataConfig:
 
     name: str
     """what `clearhead data list` shows"""
-    question: Question = "commonest"
-    """whole: what is asked about the digits"""
+    question: Question = "most-common"
+    """digits: what is asked about the digits"""
     length: int = 16
-    """reverse, whole: digits in a sequence; text: characters or bytes that are read at once"""
+    """reverse, digits: digits in a sequence; text: characters or bytes that are read at once"""
     set_size: int = 10
-    """oddity: images in a set"""
+    """odd-one-out: images in a set"""
     folder: str = ""
     """folder: where the images are"""
     image_size: int = 64
@@ -90,10 +90,10 @@ class DataConfig:
             is_short = isinstance(self.name, str) and len(self.name) <= MOST_SHOWN
             raise unknown_name("data set", self.name if is_short else brief(self.name), DATASETS)
         check_choice(question=(self.question, Question), level=(self.level, Level), fit=(self.fit, Fit))
-        check_int(1, MOST_LENGTH, length=self.length)
-        check_int(1, MOST_IMAGE_SIZE, image_size=self.image_size)
-        check_int(3, MOST_LENGTH, set_size=self.set_size)
-        check_int(0, MOST_EXAMPLES, validation=self.validation, limit=self.limit, window=self.window)
+        check_int(1, MAX_LENGTH, length=self.length)
+        check_int(1, MAX_IMAGE_SIZE, image_size=self.image_size)
+        check_int(3, MAX_LENGTH, set_size=self.set_size)
+        check_int(0, MAX_EXAMPLES, validation=self.validation, limit=self.limit, window=self.window)
         check_bool(stress=self.stress, skip_invalid=self.skip_invalid)
         check_paths(folder=self.folder, train_file=self.train_file, test_file=self.test_file, file=self.file)
         if not isinstance(self.augmentation, Augmentation):
@@ -102,7 +102,7 @@ class DataConfig:
         self.check_crop()
 
     def check_repeat(self) -> None:
-        if self.name == "whole" and self.question == "repeat" and not 2 <= self.length <= 10:
+        if self.name == "digits" and self.question == "repeat" and not 2 <= self.length <= 10:
             raise ValueError(
                 "whether a digit repeats can be asked of 2 to 10 digits (of more, one always does), "
                 f"got length={self.length}; try length=8"

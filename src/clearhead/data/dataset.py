@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.data.prng import fold_in, permutation
-from clearhead.data.vocab import IGNORED, PAD
+from clearhead.data.vocab import IGNORE_INDEX, PAD
 
 
 class Examples(Protocol):
@@ -58,7 +58,7 @@ class Dataset:
     """their names in the order of the targets; () where there are none"""
     normalize: Normalize | None
     """from the uint8 images that the examples are to what a model takes; None where they are that already"""
-    symbols: tuple[str, ...] = ()
+    vocab: tuple[str, ...] = ()
     """what the ids of the inputs stand for; () where they are no ids, or stand for themselves"""
     files: Mapping[str, str] = field(default_factory=dict)
     """the user's own files that it was read from, and the sha256 of each"""
@@ -115,7 +115,7 @@ def train_val_split(examples: Examples, validation: int, limit: int, seed: int) 
 
 @dataclass(frozen=True, eq=False)
 class SequencePairs:
-    """Source ids (N,K), padded with PAD, and target ids (N,Q), the end mark included, padded with IGNORED."""
+    """Source ids (N,K), padded with PAD, and target ids (N,Q), the end mark included, padded with IGNORE_INDEX."""
 
     sources: Tensor
     targets: Tensor
@@ -126,7 +126,7 @@ class SequencePairs:
     def of(cls, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> "SequencePairs":
         n_sources, n_targets = (torch.tensor(list(map(len, side)), dtype=torch.int64) for side in (sources, targets))
         lengths = torch.stack([n_sources, n_targets], dim=1)
-        return cls(pad_sequences(sources, n_sources, PAD), pad_sequences(targets, n_targets, IGNORED), lengths)
+        return cls(pad_sequences(sources, n_sources, PAD), pad_sequences(targets, n_targets, IGNORE_INDEX), lengths)
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from clearhead.data.text_files import own_file
+from clearhead.data.user_files import check_user_file
 from clearhead.files import sha256
 
 if TYPE_CHECKING:
@@ -27,40 +27,38 @@ class Entry:
 
 
 DATASETS = {
-    "reverse": Entry(
-        "clearhead.data.digits:load_reverse", "random digits; the answer is the same digits backwards", "made"
-    ),
-    "whole": Entry("clearhead.data.digits:load_digits", "random digits; one answer about all of them", "made"),
-    "oddity": Entry(
+    "reverse": Entry("clearhead.data.digits:load_reverse", "random digits and the same in reverse", "made"),
+    "digits": Entry("clearhead.data.digits:load_digits", "random digits and a question about them", "made"),
+    "odd-one-out": Entry(
         "clearhead.data.odd_one_out:load_odd_one_out",
-        "sets of MNIST images; which one is of another class?",
+        "sets of MNIST images, one of another class",
         "embedded",
     ),
     "mnist": Entry("clearhead.data.mnist:load_mnist", "70,000 handwritten digits, 28 x 28", "embedded", side=28),
     "cifar10": Entry(
-        "clearhead.data.cifar10:load_cifar10", "60,000 colour photographs of 10 classes, 32 x 32", "fetched", side=32
+        "clearhead.data.cifar10:load_cifar10", "60,000 color photos of 10 classes, 32 x 32", "fetched", side=32
     ),
-    "fashion": Entry(
+    "fashion-mnist": Entry(
         "clearhead.data.mnist:load_fashion_mnist",
-        "70,000 pictures of clothes of 10 classes, 28 x 28",
+        "70,000 images of clothes, 28 x 28",
         "fetched",
         side=28,
     ),
     "pronounce": Entry(
         "clearhead.data.pronounce:load_pronounce",
-        "126,052 English words and how they are said",
+        "126,052 English words and their phonemes",
         "embedded",
         files=("train_file", "test_file"),
     ),
     "words": Entry("clearhead.data.text:load_words", "English words, letter by letter", "embedded", files=("file",)),
     "text": Entry(
         "clearhead.data.text:load_text",
-        "your own text, character by character or byte by byte",
+        "your own text, by characters or bytes",
         "yours",
         files=("file",),
     ),
     "folder": Entry(
-        "clearhead.data.folder:load_folder", "your own images, one folder for each class", "yours", files=("folder",)
+        "clearhead.data.folder:load_folder", "your own images, one folder per class", "yours", files=("folder",)
     ),
 }
 
@@ -79,7 +77,7 @@ def digests(config: "DataConfig") -> dict[str, str]:
 
         return {config.folder: digest(config)}
     paths = [getattr(config, field) for field in DATASETS[config.name].files]
-    return {path: sha256(own_file(path)) for path in paths if path}
+    return {path: sha256(check_user_file(path)) for path in paths if path}
 
 
 def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

@@ -47,7 +47,7 @@ def sizes(config: DataConfig) -> dict[str, int]:
     return {"train": config.limit or N_TRAIN, "validation": config.validation, "test": N_TEST}
 
 
-# `whole`: random digits, and one answer about all of them. Dims: B batch, L length.
+# `digits`: random digits, and one answer about all of them. Dims: B batch, L length.
 
 
 Question = Callable[[int, Tensor, int], tuple[Tensor, Tensor]]
@@ -77,7 +77,7 @@ def repeat(key: int, indices: Tensor, length: int) -> tuple[Tensor, Tensor]:
     return ids.scatter(1, target[:, None], ids.gather(1, copied[:, None])), answers.float()
 
 
-QUESTIONS: dict[str, Question] = {"commonest": most_common, "repeat": repeat, "sum": total}
+QUESTIONS: dict[str, Question] = {"most-common": most_common, "repeat": repeat, "sum": total}
 
 
 @dataclass(frozen=True)
@@ -104,4 +104,4 @@ def load_digits(config: DataConfig, seed: int) -> Dataset:
     return Dataset(train, validation, test, classes=CLASSES[config.question], normalize=None)
 
 
-CLASSES = {"commonest": tuple("0123456789"), "repeat": ("no repeat", "repeat"), "sum": ()}
+CLASSES = {"most-common": tuple("0123456789"), "repeat": ("no repeat", "repeat"), "sum": ()}

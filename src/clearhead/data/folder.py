@@ -23,7 +23,7 @@ from clearhead.data.config import DataConfig, Fit
 from clearhead.data.dataset import Dataset, Images, Normalize, Subset, train_val_split
 from clearhead.data.images import SUFFIXES, InvalidImageError, read_image, resize, with_image
 from clearhead.data.prng import fold_in
-from clearhead.data.text_files import entries_below, open_own, own_path, read_own
+from clearhead.data.user_files import open_user_file, read_user_file, scandir_recursive, user_path
 from clearhead.files import write_atomic
 
 DIGEST_BYTES = 32
@@ -72,7 +72,7 @@ def from_cache(path: Path, n: int, size: int) -> DecodedImages | None:
     """The n pictures that are cached there; None where the file is absent, unreadable or damaged."""
     length = n * (3 * size**2 + 2 * 4)  # pixels, width and height
     try:
-        data = memoryview(read_own(path, DIGEST_BYTES + length + MOST_CACHE_HEADER))
+        data = memoryview(read_user_file(path, DIGEST_BYTES + length + MOST_CACHE_HEADER))
         digest, packed = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
         if hashlib.sha256(packed).digest() != digest:
             return None
@@ -194,7 +194,7 @@ def load_folder(config: DataConfig, seed: int) -> Dataset:
 
 def usable(config: DataConfig) -> tuple[Listing, DecodedImages, tuple[str, ...]]:
     """The pictures that can be decoded, and the names of the files that cannot, which `skip_invalid` leaves out."""
-    listing = list_pictures(config.folder)
+    listing = list_images(config.folder)
     found = decoded(listing.root, listing.files, config.image_size, config.fit)
     is_valid = found.sizes[:, 0] > 0
     invalid = (~is_valid).nonzero().flatten().tolist()
@@ -236,7 +236,7 @@ def named_skipped(skipped: tuple[str, ...]) -> tuple[str, ...]:
 
 def named_ignored(root: Path) -> tuple[str, ...]:
     """Image files of formats that are not read: nobody should miss them in silence."""
-    suffixes = (os.path.splitext(entry.name)[1].lower() for entry in entries_below(root))
+    suffixes = (os.path.splitext(entry.name)[1].lower() for entry in scandir_recursive(root))
     found = sorted(suffix for suffix in suffixes if suffix in OTHER_SUFFIXES)
     if not found:
         return ()
@@ -277,8 +277,8 @@ def divided(listing: Listing, validation: int) -> tuple[list[int], list[int], in
     return train, test, 0 if listing.at("validation") else min(validation, len(train) // SHARE)
 
 
-def list_pictures(folder: str) -> Listing:
-    root = own_path(folder)
+def list_images(folder: str) -> Listing:
+    root = user_path(folder)
     if not folder or not root.is_dir():
         raise ValueError(f"folder must be a folder of pictures, got {folder!r}; name one with a folder for each class")
     homes = {split: [root / name for name in names if (root / name).is_dir()] for split, names in SPLITS.items()}
@@ -318,7 +318,7 @@ def pictures_by_class(place: Path, classes: Collection[str]) -> dict[str, list[P
             raise ValueError(
                 f"classes are those of the training folder, got another one, {folder}; rename or remove it"
             )
-        paths = [Path(entry.path) for entry in entries_below(folder) if is_picture(entry)]
+        paths = [Path(entry.path) for entry in scandir_recursive(folder) if is_image_file(entry)]
         if not paths:
             raise ValueError(f"a class needs pictures ({', '.join(SUFFIXES)}), got none in {folder}; add or remove it")
         for path in paths:
@@ -328,7 +328,7 @@ def pictures_by_class(place: Path, classes: Collection[str]) -> dict[str, list[P
     return found
 
 
-def is_picture(entry: os.DirEntry[str]) -> bool:
+def is_image_file(entry: os.DirEntry[str]) -> bool:
     """By its name; a hidden file is the computer's own business."""
     suffix = os.path.splitext(entry.name)[1].lower()
     return suffix in SUFFIXES and entry.name[0] != "." and is_file(entry)
@@ -364,7 +364,7 @@ def without_test(listing: Listing, train: list[int]) -> tuple[list[int], list[in
 
 def digest(config: DataConfig) -> str:
     """See digest_of; which files `skip_invalid` leaves out is known when all have been decoded."""
-    return digest_of(usable(config)[0] if config.skip_invalid else list_pictures(config.folder))
+    return digest_of(usable(config)[0] if config.skip_invalid else list_images(config.folder))
 
 
 def digest_of(listing: Listing) -> str:
@@ -378,5 +378,5 @@ def digest_of(listing: Listing) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    with open_own(path) as file:
+    with open_user_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -26,14 +26,14 @@ from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from clearhead.data.config import Fit
-from clearhead.data.text_files import (
-    MOST_JPEG_SCANS,
-    MOST_PICTURE_BYTES,
-    MOST_PICTURE_PIXELS,
-    MOST_PICTURE_SIDE,
+from clearhead.data.user_files import (
+    MAX_JPEG_SCANS,
+    MAX_PICTURE_BYTES,
+    MAX_PICTURE_PIXELS,
+    MAX_PICTURE_SIDE,
     PIXELS_AT_ONCE,
     NotRegularError,
-    read_own,
+    read_user_file,
 )
 
 T = TypeVar("T")
@@ -116,11 +116,11 @@ def give_memory_back() -> None:
 
 def read_image_file(path: Path) -> bytes:
     try:
-        return read_own(path, MOST_PICTURE_BYTES)
+        return read_user_file(path, MAX_PICTURE_BYTES)
     except NotRegularError:
         raise InvalidImageError(str(path), "it is a pipe or a device and not a file") from None
     except ValueError:
-        raise InvalidImageError(str(path), f"the file has more than {MOST_PICTURE_BYTES:,} bytes") from None
+        raise InvalidImageError(str(path), f"the file has more than {MAX_PICTURE_BYTES:,} bytes") from None
 
 
 def open_image(data: bytes, name: str, formats: tuple[str, ...] = tuple(FORMATS)) -> Image.Image:
@@ -140,8 +140,8 @@ def opened(data: bytes, name: str, formats: tuple[str, ...] = tuple(FORMATS)) ->
     """The image file with its size checked, not decoded yet."""
     with decoder_errors(name, formats):
         check_size(name, *canvas_of(data))
-        if data[:2] == b"\xff\xd8" and data.count(b"\xff\xda") > MOST_JPEG_SCANS:
-            raise InvalidImageError(name, f"it has more than {MOST_JPEG_SCANS} scans")
+        if data[:2] == b"\xff\xd8" and data.count(b"\xff\xda") > MAX_JPEG_SCANS:
+            raise InvalidImageError(name, f"it has more than {MAX_JPEG_SCANS} scans")
         image = Image.open(io.BytesIO(data), formats=formats)
         check_size(name, *image.size)
     return image
@@ -157,7 +157,7 @@ def decoder_errors(name: str, formats: tuple[str, ...] = tuple(FORMATS)) -> Iter
     except InvalidImageError:
         raise
     except Image.DecompressionBombError:  # far beyond our limit, and so seen first by Pillow
-        raise InvalidImageError(name, f"it has more than {MOST_PICTURE_PIXELS:,} pixels") from None
+        raise InvalidImageError(name, f"it has more than {MAX_PICTURE_PIXELS:,} pixels") from None
     except UnidentifiedImageError:  # its message has only an address in memory to tell
         raise InvalidImageError(name, f"the file is not {one_of(formats)}") from None
     except MemoryError:  # no fault of the file
@@ -167,11 +167,11 @@ def decoder_errors(name: str, formats: tuple[str, ...] = tuple(FORMATS)) -> Iter
 
 
 def check_size(name: str, width: int, height: int) -> None:
-    if width * height > MOST_PICTURE_PIXELS:
-        raise InvalidImageError(name, f"it has more than {MOST_PICTURE_PIXELS:,} pixels ({width} x {height})")
-    if max(width, height) > MOST_PICTURE_SIDE:
+    if width * height > MAX_PICTURE_PIXELS:
+        raise InvalidImageError(name, f"it has more than {MAX_PICTURE_PIXELS:,} pixels ({width} x {height})")
+    if max(width, height) > MAX_PICTURE_SIDE:
         raise InvalidImageError(
-            name, f"its width or height is more than {MOST_PICTURE_SIDE:,} pixels ({width} x {height})"
+            name, f"its width or height is more than {MAX_PICTURE_SIDE:,} pixels ({width} x {height})"
         )
 
 

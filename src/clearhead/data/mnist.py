@@ -20,7 +20,7 @@ from clearhead.data.cache import CachedDataset, Files, pick, read
 from clearhead.data.config import DataConfig
 from clearhead.data.dataset import Dataset, Images, Normalize, train_val_split
 from clearhead.data.sources import HttpSource, LocalSource
-from clearhead.data.text_files import most_unpacked
+from clearhead.data.user_files import most_unpacked
 from clearhead.files import sha256
 
 CLASSES = tuple("0123456789")
@@ -53,7 +53,7 @@ def embedded(name: str) -> bytes:
     return data
 
 
-# `fashion`: Fashion-MNIST, 60,000 + 10,000 pictures of clothes of 28 x 28 pixels, by Zalando Research (MIT).
+# `fashion-mnist`: Fashion-MNIST, 60,000 + 10,000 pictures of clothes of 28 x 28 pixels, by Zalando Research (MIT).
 
 
 FASHION_CLASSES = (
@@ -89,7 +89,7 @@ def decode(files: Files) -> Files:
 
 
 STORED = CachedDataset(
-    name="fashion",
+    name="fashion-mnist",
     digests=FASHION_DIGESTS,
     wanted=frozenset([*FASHION_DIGESTS, *(f"{name}.gz" for name in FASHION_DIGESTS)]),
     decode=decode,
@@ -142,7 +142,7 @@ def parse(data: bytes, name: str) -> Tensor:
 
 
 def gunzip(data: bytes, name: str, most: int) -> bytes:
-    """The bytes themselves, or unpacked where they are gzipped; more than `most`, or than MOST_RATIO times as many as
+    """The bytes themselves, or unpacked where they are gzipped; more than `most`, or than MAX_RATIO times as many as
     are packed, are refused while they are read."""
     if not data.startswith(GZIP):
         return data

@@ -1,4 +1,4 @@
-"""`oddity`: sets of MNIST images of one class, with one of another class among them. Which one?
+"""`odd-one-out`: sets of MNIST images of one class, with one of another class among them. Which one?
 
 Dims: B sets, S images in a set.
 """

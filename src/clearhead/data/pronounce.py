@@ -9,34 +9,37 @@ A word with several pronunciations is an example for each of them.
 from clearhead.data.config import DataConfig
 from clearhead.data.dataset import Dataset, SequencePairs
 from clearhead.data.vocab import (
-    END,
+    EOS,
     Pronunciations,
     Vocabulary,
     apart,
     embedded,
     for_testing,
-    letters_of,
-    phones_of,
+    letters_in,
+    phones_in,
     read_dictionary,
 )
 
 
 def load_pronounce(config: DataConfig, seed: int) -> Dataset:
     known, tested = dictionaries(config)
-    letters, phones = Vocabulary.marked(letters_of(known)), Vocabulary.marked(phones_of(known))
+    letters, phones = (
+        Vocabulary.with_special_tokens(letters_in(known)),
+        Vocabulary.with_special_tokens(phones_in(known)),
+    )
     if config.test_file:
-        check_symbols(tested, letters, phones, config.test_file)
+        check_vocab(tested, letters, phones, config.test_file)
     train, validation, test = (pairs(part, letters, phones) for part in divided(known, tested, config).values())
-    return Dataset(train, validation, test, classes=phones.symbols, normalize=None, symbols=letters.symbols)
+    return Dataset(train, validation, test, classes=phones.tokens, normalize=None, vocab=letters.tokens)
 
 
-def check_symbols(words: Pronunciations, letters: Vocabulary, phones: Vocabulary, file: object) -> None:
+def check_vocab(words: Pronunciations, letters: Vocabulary, phones: Vocabulary, file: object) -> None:
     """Of words in a file that the vocabularies were not made from."""
     try:
         for word, known in words.items():
-            letters.ids(word)
+            letters.encode(word)
             for each in known:
-                phones.ids(each)
+                phones.encode(each)
     except LookupError as error:
         raise LookupError(f"{file}: {error}, or remove its line") from None
 
@@ -68,5 +71,5 @@ def dictionaries(config: DataConfig) -> tuple[Pronunciations, Pronunciations]:
 def pairs(words: Pronunciations, letters: Vocabulary, phones: Vocabulary) -> SequencePairs:
     """An example for each pronunciation of each of the words."""
     chosen = [(word, each) for word, known in words.items() for each in known]
-    sources = [letters.ids(word) for word, _ in chosen]
-    return SequencePairs.of(sources, [[*phones.ids(each), END] for _, each in chosen])
+    sources = [letters.encode(word) for word, _ in chosen]
+    return SequencePairs.of(sources, [[*phones.encode(each), EOS] for _, each in chosen])

@@ -18,13 +18,13 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from clearhead.data.archives import check_total, read_archive
-from clearhead.data.text_files import (
+from clearhead.data.user_files import (
     DOWNLOAD_WAITS,
-    LEAST_SPEED,
-    MOST_DOWNLOAD_BYTES,
-    MOST_MEMBER_BYTES,
-    entries_below,
-    read_own,
+    MAX_DOWNLOAD_BYTES,
+    MAX_MEMBER_BYTES,
+    MIN_SPEED,
+    read_user_file,
+    scandir_recursive,
 )
 
 NPM_SECONDS = 1800
@@ -58,7 +58,7 @@ class LocalSource:
         if not self.path.is_dir():
             return read_file(self.path, wanted)
         found: dict[str, bytes] = {}
-        for path in sorted(Path(entry.path) for entry in entries_below(self.path) if entry.name in wanted):
+        for path in sorted(Path(entry.path) for entry in scandir_recursive(self.path) if entry.name in wanted):
             if path.is_file():
                 found.setdefault(path.name, read_file(path, wanted)[path.name])
                 check_total(found, str(self.path))
@@ -70,7 +70,7 @@ class HttpSource:
     """The maker's own addresses: of an archive, or of the files."""
 
     urls: tuple[str, ...]
-    most: int = MOST_DOWNLOAD_BYTES
+    most: int = MAX_DOWNLOAD_BYTES
 
     @property
     def what(self) -> str:
@@ -132,7 +132,7 @@ def read_file(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
         return read_archive(path, wanted)
     if path.name not in wanted:
         raise ValueError(f"{path.name} is none of its files ({', '.join(sorted(wanted))}) and no archive of them")
-    return {path.name: read_own(path, MOST_MEMBER_BYTES)}
+    return {path.name: read_user_file(path, MAX_MEMBER_BYTES)}
 
 
 # A file from the web, with a progress bar; an interrupted download is resumed where it stopped.
@@ -144,7 +144,7 @@ def read_file(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
 SECONDS = 20
 """that a server may be silent"""
 PATIENCE = 60
-"""seconds after which a server must have reached LEAST_SPEED"""
+"""seconds after which a server must have reached MIN_SPEED"""
 PIECE = 1 << 16
 RANGE_NOT_SATISFIABLE = 416
 
@@ -202,7 +202,7 @@ def copy(answer: http.client.HTTPResponse, file: BinaryIO, whole: int | None, mo
             if file.tell() > most:
                 raise ValueError(f"the file may have {most} bytes, got more")
             seconds = time.monotonic() - start
-            if seconds > PATIENCE and file.tell() - before < LEAST_SPEED * seconds:
+            if seconds > PATIENCE and file.tell() - before < MIN_SPEED * seconds:
                 raise OSError(
                     f"the server sent {file.tell() - before} bytes in {seconds:.0f} seconds, which is too slow"
                 )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clearhead.data.config import DataConfig
 from clearhead.data.dataset import Dataset, SequencePairs
-from clearhead.data.vocab import BEGIN, END, Vocabulary, apart, for_testing, letters_of, read_text, symbols_of, words_of
+from clearhead.data.vocab import BOS, EOS, Vocabulary, apart, for_testing, letters_in, read_text, text_vocab, words_of
 
 SHARE = 10
 """one character in so many validates at most"""
@@ -37,7 +37,7 @@ class Windows:
 
 def load_text(config: DataConfig, seed: int) -> Dataset:
     text = read_text(config.file, config.level)
-    symbols = symbols_of(text, config.level)
+    symbols = text_vocab(text, config.level)
     ids, length = ids_of(text, symbols), config.length
     n_held = min(config.validation * length + 1, len(ids) - len(ids) * (SHARE - 1) // SHARE) if config.validation else 0
     learned, held = ids[: len(ids) - n_held], ids[len(ids) - n_held :]
@@ -50,7 +50,7 @@ def load_text(config: DataConfig, seed: int) -> Dataset:
         )
     train = Windows(learned, length, 1, min(n_learned, config.limit or n_learned))
     validation, test = Windows(held, length, length, n_windows), Windows(held, length, length, 0)
-    return Dataset(train, validation, test, classes=symbols, normalize=None, symbols=symbols)
+    return Dataset(train, validation, test, classes=symbols, normalize=None, vocab=symbols)
 
 
 def ids_of(text: list[str], symbols: tuple[str, ...]) -> Tensor:
@@ -97,11 +97,11 @@ def load_words(config: DataConfig, seed: int) -> Dataset:
     learned, tested = for_testing(known)
     learned, held = apart(learned, config.validation)
     learned = learned[: config.limit] if config.limit else learned
-    letters = Vocabulary.marked(letters_of(known))
+    letters = Vocabulary.with_special_tokens(letters_in(known))
     train, validation, test = (spelled(part, letters) for part in (learned, held, tested))
-    return Dataset(train, validation, test, classes=letters.symbols, normalize=None, symbols=letters.symbols)
+    return Dataset(train, validation, test, classes=letters.tokens, normalize=None, vocab=letters.tokens)
 
 
 def spelled(words: Iterable[str], letters: Vocabulary) -> Words:
-    ids = [letters.ids(word) for word in words]
-    return Words(SequencePairs.of([[BEGIN, *word] for word in ids], [[*word, END] for word in ids]))
+    ids = [letters.encode(word) for word in words]
+    return Words(SequencePairs.of([[BOS, *word] for word in ids], [[*word, EOS] for word in ids]))

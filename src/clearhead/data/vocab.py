@@ -11,13 +11,13 @@ from itertools import takewhile
 from pathlib import Path
 
 from clearhead.data.config import Level
-from clearhead.data.text_files import MOST_SYMBOLS, MOST_TEXT_BYTES, own_bytes, own_lines, own_text
+from clearhead.data.user_files import MAX_SYMBOLS, MAX_TEXT_BYTES, read_chunks, read_lines, read_text_chunks
 
-PAD, BEGIN, END = 0, 1, 2
+PAD, BOS, EOS = 0, 1, 2
 """ids that stand for no symbol: the rest of a short source; before the first token of a target; after its last"""
-MARKS = ("<pad>", "<begin>", "<end>")
+SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>")
 """their names, in the order of the ids"""
-IGNORED = -100
+IGNORE_INDEX = -100
 """what targets are padded with: no answer is asked for there"""
 MOST_SHOWN = 120
 """characters of a list of symbols that fit into a message"""
@@ -27,42 +27,42 @@ MOST_SHOWN = 120
 class Vocabulary:
     """All symbols in the order of their ids."""
 
-    symbols: tuple[str, ...]
+    tokens: tuple[str, ...]
 
     @classmethod
-    def marked(cls, symbols: Iterable[str]) -> "Vocabulary":
+    def with_special_tokens(cls, symbols: Iterable[str]) -> "Vocabulary":
         """The three marks, and then the symbols, sorted."""
-        return cls((*MARKS, *sorted(set(symbols))))
+        return cls((*SPECIAL_TOKENS, *sorted(set(symbols))))
 
     def __len__(self) -> int:
-        return len(self.symbols)
+        return len(self.tokens)
 
     @cached_property
-    def places(self) -> dict[str, int]:
-        return {symbol: i for i, symbol in enumerate(self.symbols)}
+    def token_to_id(self) -> dict[str, int]:
+        return {symbol: i for i, symbol in enumerate(self.tokens)}
 
     @property
-    def has_marks(self) -> bool:
-        return self.symbols[: len(MARKS)] == MARKS
+    def has_special_tokens(self) -> bool:
+        return self.tokens[: len(SPECIAL_TOKENS)] == SPECIAL_TOKENS
 
-    def ids(self, symbols: Sequence[str]) -> list[int]:
+    def encode(self, symbols: Sequence[str]) -> list[int]:
         """An id for each symbol; of a text, for each of its characters."""
         try:
-            return [self.places[symbol] for symbol in symbols]
+            return [self.token_to_id[symbol] for symbol in symbols]
         except KeyError:
-            known = self.symbols[len(MARKS) :] if self.has_marks else self.symbols
-            unknown = next(symbol for symbol in symbols if symbol not in self.places)
+            known = self.tokens[len(SPECIAL_TOKENS) :] if self.has_special_tokens else self.tokens
+            unknown = next(symbol for symbol in symbols if symbol not in self.token_to_id)
             raise LookupError(
                 f"a symbol is one of those learnt, {shown(known)}, got {unknown!r} in {shown(symbols)}; "
                 "write it another way"
             ) from None
 
-    def read(self, ids: Iterable[int]) -> list[str]:
+    def decode(self, ids: Iterable[int]) -> list[str]:
         """The symbols up to the end mark; other marks are left out."""
-        if not self.has_marks:
-            return [self.symbols[i] for i in ids]
-        written = takewhile(lambda i: i != END, ids)
-        return [self.symbols[i] for i in written if i >= len(MARKS)]
+        if not self.has_special_tokens:
+            return [self.tokens[i] for i in ids]
+        written = takewhile(lambda i: i != EOS, ids)
+        return [self.tokens[i] for i in written if i >= len(SPECIAL_TOKENS)]
 
 
 def shown(symbols: Sequence[str]) -> str:
@@ -81,30 +81,30 @@ OTHERWISE = "convert it, or learn it with level=byte"
 
 
 def read_text(file: str, level: Level) -> list[str]:
-    """All of a file of at most MOST_TEXT_BYTES, in pieces, one character for each token."""
+    """All of a file of at most MAX_TEXT_BYTES, in pieces, one character for each token."""
     if level == "byte":
-        pieces = [data.decode("latin-1") for data in own_bytes(file, MOST_TEXT_BYTES)]
+        pieces = [data.decode("latin-1") for data in read_chunks(file, MAX_TEXT_BYTES)]
     else:
-        pieces = own_text(file, MOST_TEXT_BYTES, OTHERWISE)
+        pieces = read_text_chunks(file, MAX_TEXT_BYTES, OTHERWISE)
     n = len(set().union(*pieces))
     if n < 2:
         raise ValueError(f"a text must have two different characters or more, got {n} in {file}; choose another")
-    if n > MOST_SYMBOLS:
-        raise ValueError(f"a text may have {MOST_SYMBOLS:,} different characters, got {n:,} in {file}; try level=byte")
+    if n > MAX_SYMBOLS:
+        raise ValueError(f"a text may have {MAX_SYMBOLS:,} different characters, got {n:,} in {file}; try level=byte")
     return pieces
 
 
-def symbols_of(text: Iterable[str], level: Level) -> tuple[str, ...]:
+def text_vocab(text: Iterable[str], level: Level) -> tuple[str, ...]:
     """What the ids stand for: all bytes, or the characters that occur, in their order."""
     return BYTES if level == "byte" else tuple(sorted(set().union(*text)))
 
 
-def from_user(text: str, level: Level) -> str:
+def text_to_tokens(text: str, level: Level) -> str:
     """What a user has typed, one character for each token; bytes that are no UTF-8 are those bytes."""
     return text.encode(errors="surrogateescape").decode("latin-1") if level == "byte" else text
 
 
-def to_user(symbols: str, level: Level) -> str:
+def tokens_to_text(symbols: str, level: Level) -> str:
     """The other way; bytes that are no UTF-8 become a question mark in a diamond."""
     return symbols.encode("latin-1").decode(errors="replace") if level == "byte" else symbols
 
@@ -125,7 +125,7 @@ VARIANT = re.compile(r"(?<=.)\(\d+\)$")
 REMARK = re.compile(r"(^|\s)#.*|^;;;.*")
 PHONES = re.compile(r"[A-Z]+[012]?( [A-Z]+[012]?)*")
 NO_STRESS = str.maketrans("", "", "012")
-MOST = 100
+MAX_WORD_LENGTH = 100
 """letters of a word, and phones: a longer line is no entry"""
 TEST_SHARE = 20
 """one word in so many is for the test"""
@@ -133,7 +133,7 @@ TEST_SHARE = 20
 
 def read_dictionary(path: str | Path, *, stress: bool) -> Pronunciations:
     """The user's own dictionary."""
-    words = grouped(entries(own_lines(path), str(path), stress=stress))
+    words = grouped(entries(read_lines(path), str(path), stress=stress))
     if not words:
         raise ValueError(f"a dictionary has a word and its phones in each line, got none in {path}; name another file")
     return words
@@ -158,7 +158,10 @@ def entries(lines: Iterable[str], name: str, *, stress: bool) -> Iterator[tuple[
         phones = written.upper()
         is_one_case = written in (phones, written.lower())  # else it is two words, or phones that capitals tell apart
         is_one_word = "\t" not in kept or kept.partition("\t")[0].strip() == parts[0]
-        if not (PHONES.fullmatch(phones) and is_one_case and is_one_word) or max(len(word), len(parts) - 1) > MOST:
+        if (
+            not (PHONES.fullmatch(phones) and is_one_case and is_one_word)
+            or max(len(word), len(parts) - 1) > MAX_WORD_LENGTH
+        ):
             raise ValueError(
                 f"a line has a word and its phones, as in 'word W ER1 D', got {line[:60]!r} "
                 f"in line {number} of {name}; correct or remove it"
@@ -174,11 +177,11 @@ def grouped(found: Iterable[tuple[str, tuple[str, ...]]]) -> Pronunciations:
     return {word: tuple(each) for word, each in words.items()}
 
 
-def letters_of(words: Iterable[str]) -> list[str]:
+def letters_in(words: Iterable[str]) -> list[str]:
     return sorted({letter for word in words for letter in word})
 
 
-def phones_of(words: Pronunciations) -> list[str]:
+def phones_in(words: Pronunciations) -> list[str]:
     return sorted({phone for each in words.values() for phones in each for phone in phones})
 
 
@@ -217,11 +220,12 @@ def words_of(file: str) -> list[str]:
 
 def read_words(file: str) -> list[str]:
     """One word in each line; empty lines are skipped, and what comes twice is there once."""
-    lines = own_lines(file)
+    lines = read_lines(file)
     for number, line in enumerate(lines, start=1):
-        if len(line.strip()) > MOST:
+        if len(line.strip()) > MAX_WORD_LENGTH:
             raise ValueError(
-                f"a line has one word of at most {MOST} letters, got {line[:20]!r}... in line {number} of {file}; "
+                f"expected one word of at most {MAX_WORD_LENGTH} letters per line, "
+                f"got {line[:20]!r}... in line {number} of {file}; "
                 "to learn a whole text, train the recipe text"
             )
     words = list(dict.fromkeys(line.strip() for line in lines if line.strip()))

@@ -11,8 +11,7 @@ from clearhead.inference.run import Run
 from clearhead.recipes.launch import train
 from clearhead.recipes.registry import config_of
 from clearhead.training.curves import draw_curves, read_curves
-from clearhead.training.loop import Outcome
-from clearhead.training.run_directory import RunDirectory
+from clearhead.training.loop import TrainResult
 from clearhead.validation import check_positive
 
 RECIPE, NAME = "mnist", "demo"
@@ -20,7 +19,7 @@ RECIPE, NAME = "mnist", "demo"
 
 def demo(
     *, steps: int | None = None, before_drawing: Callable[[], None] = lambda: None
-) -> tuple[Outcome, list[tuple[Path, str]]]:
+) -> tuple[TrainResult, list[tuple[Path, str]]]:
     """Trains runs/demo, or goes on with it; then draws its curves, its mistakes, its answers and what it looks at."""
     if steps is not None:
         check_positive(steps=steps)
@@ -29,16 +28,15 @@ def demo(
     if outcome.reason == "stopped":
         return outcome, []
     before_drawing()
-    return outcome, draw_all(Path("runs") / NAME)
+    return outcome, draw_all(Run(Path("runs") / NAME))
 
 
-def draw_all(run: Path) -> list[tuple[Path, str]]:
-    """Each picture, and what it shows."""
-    session, figures = Run(run), RunDirectory.open(run).path / "figures"
-    drawn = {
-        "curves.png": ("loss and accuracy against epochs", draw_curves([read_curves(run)])),
-        "confusion.png": ("which digit was taken for which", draw_confusion(confusion(session), session.classes)),
-        "predictions.png": ("predictions, and the worst mistakes", plot_test_predictions(session)),
+def draw_all(run: Run) -> list[tuple[Path, str]]:
+    """The path of each figure, and what it shows."""
+    figures = {
+        "curves.png": ("loss and accuracy against epochs", draw_curves([read_curves(run.path)])),
+        "confusion.png": ("the confusion matrix on the test set", draw_confusion(confusion(run), run.classes)),
+        "predictions.png": ("predictions, and the most confident mistakes", plot_test_predictions(run)),
     }
-    saved = [(save_figure(figure, figures / name), what) for name, (what, figure) in drawn.items()]
-    return saved + explain_input(session, sample(session, 0))
+    saved = [(save_figure(figure, run.path / "figures" / name), what) for name, (what, figure) in figures.items()]
+    return saved + explain_input(run, sample(run, 0))

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from clearhead.data import datasets
 from clearhead.data.batches import Batch
-from clearhead.data.config import Views
+from clearhead.data.config import TTA
 from clearhead.data.dataset import Examples, Normalize
-from clearhead.data.pronounce import check_symbols, parts
+from clearhead.data.pronounce import check_vocab, parts
 from clearhead.data.vocab import Pronunciations, Vocabulary, read_dictionary
-from clearhead.drawing import blank, visible
+from clearhead.drawing import displayable, new_figure
 from clearhead.inference.g2p import BEAM, Pronunciation, pronounce
 from clearhead.inference.run import Run
 from clearhead.models.generate import Beam
@@ -50,11 +50,11 @@ class ErrorRates:
         return self.errors / self.phones
 
 
-def error_rates(session: Run, words: Pronunciations, how: Beam = BEAM) -> ErrorRates:
+def error_rates(run: Run, words: Pronunciations, how: Beam = BEAM) -> ErrorRates:
     """The best answer to each word against its pronunciations."""
     if not words:
-        raise ValueError(f"there must be words to score, got none for {session.path}; name some with --test FILE")
-    return rates_of(pronounce(session, list(words), how), words)
+        raise ValueError(f"there must be words to score, got none for {run.path}; name some with --test FILE")
+    return rates_of(pronounce(run, list(words), how), words)
 
 
 def rates_of(answers: Sequence[Sequence[Pronunciation]], words: Pronunciations) -> ErrorRates:
@@ -63,23 +63,23 @@ def rates_of(answers: Sequence[Sequence[Pronunciation]], words: Pronunciations) 
     return ErrorRates(len(words), wrong, phones, errors)
 
 
-def words_to_score(session: Run, part: PartName, test: Path | None = None) -> Pronunciations:
+def words_to_score(run: Run, part: PartName, test: Path | None = None) -> Pronunciations:
     """Those of a file, or of a part of the run's own data. Phones of a file that the run cannot write are refused: they
     are mostly those of a dictionary with stress, for a run without, or the other way round."""
     if test is not None:
-        words = read_dictionary(test, stress=session.config.data.stress)
-        check_symbols(words, Vocabulary(session.symbols), Vocabulary(session.classes), test)
+        words = read_dictionary(test, stress=run.config.data.stress)
+        check_vocab(words, Vocabulary(run.vocab), Vocabulary(run.classes), test)
         return words
-    session.check_files()
-    return parts(session.config.data)[part]
+    run.check_files()
+    return parts(run.config.data)[part]
 
 
-def learnt(session: Run, words: Pronunciations) -> int | None:
+def learnt(run: Run, words: Pronunciations) -> int | None:
     """How many of the words the run was trained on; None where that is not known, because its own file is not there,
     or has changed."""
     try:
-        session.check_files()
-        return len(words.keys() & parts(session.config.data)["train"].keys())
+        run.check_files()
+        return len(words.keys() & parts(run.config.data)["train"].keys())
     except (OSError, ValueError):
         return None
 
@@ -99,37 +99,37 @@ def edit_distance(one: Sequence[str], other: Sequence[str]) -> int:
     return row[-1]
 
 
-def loss_and_accuracy(session: Run, part: PartName) -> dict[str, float]:
+def loss_and_accuracy(run: Run, part: PartName) -> dict[str, float]:
     """Of any run, as its training measures them."""
-    return measure(session, part, *examples_of(session, part))
+    return measure(run, part, *examples_of(run, part))
 
 
-def examples_of(session: Run, part: PartName) -> tuple[Examples, Normalize | None]:
+def examples_of(run: Run, part: PartName) -> tuple[Examples, Normalize | None]:
     """The examples of a part, and what happens to images among them before the model."""
-    session.check_files()
-    data = datasets.load_dataset(session.config.data, session.config.seed)
+    run.check_files()
+    data = datasets.load_dataset(run.config.data, run.config.seed)
     examples = data.test if part == "test" else data.validation
     if not len(examples):
         other = "validation" if part == "test" else "test"
-        raise ValueError(f"{session.path} must have {part} examples, got none; try --part {other}")
+        raise ValueError(f"{run.path} must have {part} examples, got none; try --part {other}")
     return examples, data.normalize
 
 
 def measure(
-    session: Run,
+    run: Run,
     part: PartName,
     examples: Examples,
     normalize: Normalize | None,
     on_batch: Callable[[Batch, Tensor], None] | None = None,
 ) -> dict[str, float]:
     """Loss and accuracy of these examples; `on_batch` sees each batch and the model's outputs."""
-    objective = OBJECTIVES[session.config.objective]
-    return evaluate(session.model, objective, examples, normalize, views=views_at(session, part), on_batch=on_batch)
+    objective = OBJECTIVES[run.config.objective]
+    return evaluate(run.model, objective, examples, normalize, tta=tta_of(run, part), on_batch=on_batch)
 
 
-def views_at(session: Run, part: PartName) -> Views:
+def tta_of(run: Run, part: PartName) -> TTA:
     """Of each image: several views only at the test, and only if the run says so."""
-    return session.config.training.views if part == "test" else "one"
+    return run.config.training.tta if part == "test" else "none"
 
 
 # The confusion matrix: row t, column p counts the examples of class t that were predicted as class p.
@@ -166,7 +166,7 @@ def draw_confusion(matrix: Tensor, classes: Sequence[str], note: str = "") -> "F
         )
     shares = matrix / matrix.sum(1, keepdim=True).clamp(min=1)
     side = min(max(4.5, 0.62 * n + 2), 16)
-    figure = blank(side + 1.2, side)
+    figure = new_figure(side + 1.2, side)
     panel = figure.subplots()
     image = panel.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     name_axes(panel, classes)
@@ -182,7 +182,7 @@ def draw_confusion(matrix: Tensor, classes: Sequence[str], note: str = "") -> "F
 def name_axes(panel: "Axes", classes: Sequence[str]) -> None:
     """Every class has its name beside its row and below its column; if they are many, every second or third has."""
     shown = range(0, len(classes), -(-len(classes) // MOST_NUMBERS))
-    names = [visible(classes[i]) for i in shown]
+    names = [displayable(classes[i]) for i in shown]
     panel.set_yticks(list(shown), names)
     panel.set_xticks(list(shown), names)
     for text in (*panel.get_xticklabels(), *panel.get_yticklabels()):

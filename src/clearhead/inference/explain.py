@@ -14,25 +14,31 @@ from torch import Tensor
 from clearhead.data import datasets
 from clearhead.data.batches import Batch
 from clearhead.data.pronounce import parts
-from clearhead.data.vocab import BEGIN, IGNORED, Vocabulary, from_user
-from clearhead.drawing import save_figure, visible
+from clearhead.data.vocab import BOS, IGNORE_INDEX, Vocabulary, text_to_tokens
+from clearhead.drawing import displayable, save_figure
 from clearhead.inference.g2p import pictures_of_word, pronounce, spelled
 from clearhead.inference.run import Prediction, Run
 from clearhead.insight.attribution import (
     Fill,
-    deletion_area,
+    deletion_auc,
     deletion_curve,
-    maximum,
-    mean,
+    max_attention,
+    mean_attention,
     occlusion,
+    output_map,
     relevance,
     rollout,
-    to_answer,
 )
 from clearhead.insight.edit import entropy, head_importance
-from clearhead.insight.head_plots import draw_aggregates, draw_entropy, draw_ranking, draw_strip, save_animation
+from clearhead.insight.head_plots import (
+    draw_attributions,
+    draw_head_entropy,
+    draw_head_importance,
+    draw_training_strip,
+    save_animation,
+)
 from clearhead.insight.look import AttentionTrace, look
-from clearhead.insight.plots import draw_head, draw_over_image, draw_tokens, draw_wall
+from clearhead.insight.plots import draw_head, draw_head_grid, draw_over_image, draw_tokens
 from clearhead.models.config import LanguageConfig, VisionConfig
 from clearhead.training.objectives import OBJECTIVES
 from clearhead.training.run_directory import RunDirectory
@@ -55,7 +61,7 @@ class Example:
     """One input as the model takes it, (1, ...), and as it is drawn."""
 
     inputs: Tensor
-    answer: str
+    prediction: str
     """the prediction"""
     image: Tensor | None = None
     """uint8 (C,height,width)"""
@@ -73,10 +79,10 @@ class Example:
     @property
     def heading(self) -> str:
         """For the title of a figure: what was predicted, what is true, and whether they agree."""
-        predicted = f"predicted: {visible(self.answer)}"
+        predicted = f"predicted: {displayable(self.prediction)}"
         if self.truth is None:
             return predicted
-        actual, verdict = f"actual: {visible(self.truth)}", "correct" if self.correct else "wrong"
+        actual, verdict = f"actual: {displayable(self.truth)}", "correct" if self.correct else "wrong"
         if len(predicted) + len(actual) > LONGEST_HEADING:  # sequences, one below the other
             return f"{predicted}\n{actual} · {verdict}"
         return f"{predicted} · {actual} · {verdict}"
@@ -85,141 +91,141 @@ class Example:
     def sentence(self) -> str:
         """The same for the terminal."""
         if self.truth is None:
-            return f"Predicted: {self.answer or '(nothing)'}."
+            return f"Predicted: {self.prediction or '(nothing)'}."
         agreement = "correct" if self.correct else "wrong"
-        return f"Predicted: {self.answer or '(nothing)'}. Actual: {self.truth}. The prediction is {agreement}."
+        return f"Predicted: {self.prediction or '(nothing)'}. Actual: {self.truth}. The prediction is {agreement}."
 
 
-def explain_input(session: Run, example: Example, folder: Path | None = None) -> list[tuple[Path, str]]:
+def explain_input(run: Run, example: Example, folder: Path | None = None) -> list[tuple[Path, str]]:
     """Draws all there is to see of an example into RUN/figures/look, or `folder`; each file, and what it shows."""
-    folder = session.path / "figures/look" if folder is None else folder
-    return [(save_figure(figure, folder / name), what) for name, what, figure in pictures_of(session, example)]
+    folder = run.path / "figures/look" if folder is None else folder
+    return [(save_figure(figure, folder / name), what) for name, what, figure in pictures_of(run, example)]
 
 
-def sample(session: Run, number: int) -> Example:
+def sample(run: Run, number: int) -> Example:
     """Example `number` of the run's test set."""
-    session.check_files()
-    data = datasets.load_dataset(session.config.data, session.config.seed)
+    run.check_files()
+    data = datasets.load_dataset(run.config.data, run.config.seed)
     if not len(data.test):
-        raise LookupError(f"{session.path} has no test examples, got --sample {number}; try --text instead")
+        raise LookupError(f"{run.path} has no test examples, got --sample {number}; try --text instead")
     if not 0 <= number < len(data.test):
         raise LookupError(
             f"a test example has a number from 0 to {len(data.test) - 1}, got {number}; choose one of them"
         )
     inputs, targets = data.test.get_batch(torch.tensor([number]))
-    if session.normalize is not None:
-        example, target = picture(session, inputs), int(targets[0])
-        return with_truth(example, session.classes[target], correct=example.predicted == target)
-    if session.takes == "words":
-        return sampled_word(session, inputs[0])
-    if session.takes == "text":
-        return sampled_text(session, inputs[0], targets[0])
-    if session.takes_pictures:  # a set of images: each is a token
-        (odd,) = [i for i, answer in enumerate(session.odd_one(inputs[0])) if answer.answer == "odd"]
+    if run.normalize is not None:
+        example, target = picture(run, inputs), int(targets[0])
+        return with_truth(example, run.classes[target], correct=example.predicted == target)
+    if run.input_kind == "words":
+        return sampled_word(run, inputs[0])
+    if run.input_kind == "text":
+        return sampled_text(run, inputs[0], targets[0])
+    if run.input_kind == "images":  # a set of images: each is a token
+        (odd,) = [i for i, answer in enumerate(run.odd_one(inputs[0])) if answer.label == "odd"]
         names = tuple(f"image {i}" for i in range(inputs.shape[1]))
         target = int(targets[0])
         return with_truth(Example(inputs, names[odd], tokens=names), names[target], correct=odd == target)
-    return sampled_digits(session, inputs[0], targets[0])
+    return sampled_digits(run, inputs[0], targets[0])
 
 
 def with_truth(example: Example, truth: str, *, correct: bool) -> Example:
     return replace(example, truth=truth, correct=correct)
 
 
-def sampled_digits(session: Run, ids: Tensor, target: Tensor) -> Example:
-    example = digits(session, ids.tolist())
-    if session.config.objective == "number":
+def sampled_digits(run: Run, ids: Tensor, target: Tensor) -> Example:
+    example = digits(run, ids.tolist())
+    if run.config.objective == "regression":
         batch = Batch(ids[None], target[None], None, None, 1)
-        correct = bool(OBJECTIVES["number"].right(session.logits(batch.inputs), batch))
+        correct = bool(OBJECTIVES["regression"].correct(run.logits(batch.inputs), batch))
         return with_truth(example, f"{float(target):g}", correct=correct)
-    truth = " ".join(session.classes[int(i)] for i in target.flatten())
-    return with_truth(example, truth, correct=example.answer == truth)
+    truth = " ".join(run.classes[int(i)] for i in target.flatten())
+    return with_truth(example, truth, correct=example.prediction == truth)
 
 
-def sampled_word(session: Run, source: Tensor) -> Example:
+def sampled_word(run: Run, source: Tensor) -> Example:
     """A word is pronounced correctly if one of its pronunciations is written."""
-    word = "".join(Vocabulary(session.symbols).read(source.tolist()))
-    known = [" ".join(phones) for phones in parts(session.config.data)["test"][word]]
-    example = text(session, word)
-    return with_truth(example, " or ".join(known), correct=example.answer in known)
+    word = "".join(Vocabulary(run.vocab).decode(source.tolist()))
+    known = [" ".join(phones) for phones in parts(run.config.data)["test"][word]]
+    example = text(run, word)
+    return with_truth(example, " or ".join(known), correct=example.prediction in known)
 
 
-def sampled_text(session: Run, ids: Tensor, targets: Tensor) -> Example:
+def sampled_text(run: Run, ids: Tensor, targets: Tensor) -> Example:
     """The token after the last one that has a target."""
-    last = int((targets != IGNORED).nonzero()[-1])
-    example, target = next_token(session, ids[: last + 1].tolist()), int(targets[last])
-    return with_truth(example, quoted(session, session.symbols[target]), correct=example.predicted == target)
+    last = int((targets != IGNORE_INDEX).nonzero()[-1])
+    example, target = next_token(run, ids[: last + 1].tolist()), int(targets[last])
+    return with_truth(example, quoted(run, run.vocab[target]), correct=example.predicted == target)
 
 
-def file(session: Run, path: Path, *, invert: bool = False) -> Example:
+def file(run: Run, path: Path, *, invert: bool = False) -> Example:
     """A picture file, made square and resized as in training."""
-    if session.normalize is None:
-        way = {"digits": "--ids 3 1 4", "words": "--text WORD", "text": "--text TEXT"}.get(session.takes, "--sample 0")
-        raise ValueError(f"{session.path} takes no single picture, got {path}; try {way}")
-    pixels = session.read([path])
-    return picture(session, 255 - pixels if invert else pixels)
+    if run.normalize is None:
+        way = {"digits": "--ids 3 1 4", "words": "--text WORD", "text": "--text TEXT"}.get(run.input_kind, "--sample 0")
+        raise ValueError(f"{run.path} takes no single picture, got {path}; try {way}")
+    pixels = run.read([path])
+    return picture(run, 255 - pixels if invert else pixels)
 
 
-def picture(session: Run, pixels: Tensor) -> Example:
-    assert session.normalize is not None
-    (answer,) = session.predict(pixels)
-    predicted = session.classes.index(answer.answer)
-    return Example(session.normalize(pixels), said(answer), image=pixels[0], predicted=predicted)
+def picture(run: Run, pixels: Tensor) -> Example:
+    assert run.normalize is not None
+    (answer,) = run.predict(pixels)
+    predicted = run.classes.index(answer.label)
+    return Example(run.normalize(pixels), said(answer), image=pixels[0], predicted=predicted)
 
 
-def digits(session: Run, ids: Sequence[int]) -> Example:
-    answers = session.predict_ids(ids)
-    return Example(torch.tensor([list(ids)]), " ".join(a.answer for a in answers), tokens=tuple(map(str, ids)))
+def digits(run: Run, ids: Sequence[int]) -> Example:
+    answers = run.predict_ids(ids)
+    return Example(torch.tensor([list(ids)]), " ".join(a.label for a in answers), tokens=tuple(map(str, ids)))
 
 
 def said(answer: Prediction) -> str:
-    return answer.answer if answer.probability is None else f"{answer.answer} ({answer.probability:.0%})"
+    return answer.label if answer.probability is None else f"{answer.label} ({answer.probability:.0%})"
 
 
-def text(session: Run, asked: str) -> Example:
+def text(run: Run, asked: str) -> Example:
     """A word for a run of pronounce; any text for a run of words or text."""
-    known = Vocabulary(session.symbols)
-    if session.takes == "words":
-        best = pronounce(session, [asked])[0][0]
-        return Example(torch.tensor([spelled(session, asked)]), str(best), word=asked)
-    if session.takes != "text":
-        raise ValueError(f"{session.path} answers about {session.takes}, got text; {session.instead}")
-    marks = [BEGIN] if known.has_marks else []
-    ids = [*marks, *known.ids(from_user(asked, session.config.data.level))]
+    known = Vocabulary(run.vocab)
+    if run.input_kind == "words":
+        best = pronounce(run, [asked])[0][0]
+        return Example(torch.tensor([spelled(run, asked)]), str(best), word=asked)
+    if run.input_kind != "text":
+        raise ValueError(f"{run.path} takes {run.input_kind}, got text; {run.hint}")
+    marks = [BOS] if known.has_special_tokens else []
+    ids = [*marks, *known.encode(text_to_tokens(asked, run.config.data.level))]
     if not ids:
         raise ValueError("--text is empty")
-    return next_token(session, ids)
+    return next_token(run, ids)
 
 
-def next_token(session: Run, ids: Sequence[int]) -> Example:
+def next_token(run: Run, ids: Sequence[int]) -> Example:
     """What a language model predicts after the last of these tokens."""
-    assert isinstance(session.config.model, LanguageConfig)
-    inputs = torch.tensor([ids[-min(LONGEST, session.config.model.context) :]])
-    symbols = [session.symbols[i] for i in inputs[0].tolist()]
-    predicted = int(session.logits(inputs)[0, -1].argmax())
-    if session.config.data.level == "byte":  # half of a letter is no other letter
-        names = tuple(visible(symbol) if symbol.isascii() else ascii(symbol)[1:-1] for symbol in symbols)
+    assert isinstance(run.config.model, LanguageConfig)
+    inputs = torch.tensor([ids[-min(LONGEST, run.config.model.context_length) :]])
+    symbols = [run.vocab[i] for i in inputs[0].tolist()]
+    predicted = int(run.logits(inputs)[0, -1].argmax())
+    if run.config.data.level == "byte":  # half of a letter is no other letter
+        names = tuple(displayable(symbol) if symbol.isascii() else ascii(symbol)[1:-1] for symbol in symbols)
     else:
-        names = tuple(map(visible, symbols))
-    answer = f"{quoted(session, session.symbols[predicted])} after {quoted(session, symbols[-1])}"
+        names = tuple(map(displayable, symbols))
+    answer = f"{quoted(run, run.vocab[predicted])} after {quoted(run, symbols[-1])}"
     return Example(inputs, answer, tokens=names, predicted=predicted)
 
 
-def quoted(session: Run, symbol: str) -> str:
-    return ascii(symbol) if session.config.data.level == "byte" else repr(symbol)
+def quoted(run: Run, symbol: str) -> str:
+    return ascii(symbol) if run.config.data.level == "byte" else repr(symbol)
 
 
-def pictures_of(session: Run, example: Example) -> "Iterator[tuple[str, str, Figure]]":
+def pictures_of(run: Run, example: Example) -> "Iterator[tuple[str, str, Figure]]":
     """File name, what it shows, and the figure."""
     if example.word is not None:
-        yield from pictures_of_word(session, example.word, example.heading)
+        yield from pictures_of_word(run, example.word, example.heading)
         return
     with torch.enable_grad():
-        seen = look(session.model, example.inputs)
+        seen = look(run.model, example.inputs)
     names = list(seen)
     weights = [seen[name].weights().detach() for name in names]
     sharpest = weights[0][0].amax(-1).mean(-1).argmax().item()
-    wall = draw_wall([layer[0] for layer in weights], names, title=f"every layer and head\n{example.heading}")
+    wall = draw_head_grid([layer[0] for layer in weights], names, title=f"every layer and head\n{example.heading}")
     yield "wall.png", "every layer and head", wall
     tokens = names_of(example, weights[0].shape[-1])
     title = f"{names[0]}, head {sharpest}\n{example.heading}"
@@ -227,9 +233,9 @@ def pictures_of(session: Run, example: Example) -> "Iterator[tuple[str, str, Fig
     yield "head.png", "the sharpest head of the first layer", draw_head(one, queries=tokens, keys=tokens, title=title)
     if tokens is not None:
         yield "tokens.png", "the same head, from token to token", draw_tokens(one, tokens, title=title)
-    yield "heads.png", RANKING, ranking(session, example, seen)
+    yield "heads.png", RANKING, ranking(run, example, seen)
     if example.image is not None:
-        yield from over_image(session, example, seen, weights)
+        yield from over_image(run, example, seen, weights)
 
 
 def names_of(example: Example, n_tokens: int) -> tuple[str, ...] | None:
@@ -238,7 +244,7 @@ def names_of(example: Example, n_tokens: int) -> tuple[str, ...] | None:
     return ("class",) * (n_tokens - len(example.tokens)) + example.tokens
 
 
-def ranking(session: Run, example: Example, seen: AttentionTrace) -> "Figure":
+def ranking(run: Run, example: Example, seen: AttentionTrace) -> "Figure":
     """Each head's loss against how sure the model is of what it answers: the mean log-probability, or the number."""
     chosen = seen.output.detach().argmax(-1, keepdim=True)
     if example.image is not None and example.predicted is not None:  # several views may have outvoted this one
@@ -249,18 +255,18 @@ def ranking(session: Run, example: Example, seen: AttentionTrace) -> "Figure":
 
     log_probability = "change in the log-probability of the prediction\n(below 0: less confident without the head)"
     unit = "change in the output" if seen.output.shape[-1] == 1 else log_probability
-    changes, title = head_importance(session.model, example.inputs, score), f"{RANKING}\n{example.heading}"
-    return draw_ranking(changes, list(seen), unit=unit, title=title)
+    changes, title = head_importance(run.model, example.inputs, score), f"{RANKING}\n{example.heading}"
+    return draw_head_importance(changes, list(seen), unit=unit, title=title)
 
 
 def over_image(
-    session: Run, example: Example, seen: AttentionTrace, weights: Sequence[Tensor]
+    run: Run, example: Example, seen: AttentionTrace, weights: Sequence[Tensor]
 ) -> "Iterator[tuple[str, str, Figure]]":
-    model = session.config.model
+    model = run.config.model
     assert isinstance(model, VisionConfig)
-    has_class_token, grid = model.readout == "class", model.grid
+    has_class_token, grid = model.pooling == "cls", model.grid
     last = weights[-1]
-    heads = to_answer(last[0], class_token=has_class_token).unflatten(1, grid)  # (H,rows,columns)
+    heads = output_map(last[0], class_token=has_class_token).unflatten(1, grid)  # (H,rows,columns)
     title = f"attention from the output to each patch, in {list(seen)[-1]}\n{example.heading}"
     by_head = {f"head {i}": cells for i, cells in enumerate(heads)}
     yield "patches.png", "attention from the output to each patch", draw_over_image(example.image, by_head, title=title)
@@ -269,20 +275,20 @@ def over_image(
     pools = last.shape[-2] != last.shape[-1]
     layers = weights[-1:] if pools else weights  # a pooling query reads the answer alone
     matrices = {
-        "mean": mean(layers),
-        "maximum": maximum(layers),
+        "mean": mean_attention(layers),
+        "maximum": max_attention(layers),
         "rollout": rollout(weights),
         "relevance": relevance(seen, seen.output[:, chosen]),
     }
-    maps = {name: to_answer(m, class_token=has_class_token).unflatten(1, grid) for name, m in matrices.items()}
-    fill: Fill = "black" if model.channels == 1 else "grey"
-    proof = occlusion(session.model, example.inputs, grid, chosen, fill=fill)
+    maps = {name: output_map(m, class_token=has_class_token).unflatten(1, grid) for name, m in matrices.items()}
+    fill: Fill = "black" if model.in_channels == 1 else "gray"
+    proof = occlusion(run.model, example.inputs, grid, chosen, fill=fill)
     areas = {
-        name: deletion_area(deletion_curve(session.model, example.inputs, ranked, chosen, fill=fill)).item()
+        name: deletion_auc(deletion_curve(run.model, example.inputs, ranked, chosen, fill=fill)).item()
         for name, ranked in {**maps, "occlusion": proof}.items()
     }
     cells = {name: m[0] for name, m in maps.items()}
-    figure = draw_aggregates(example.image, cells, proof[0], areas, title=f"{AGGREGATES}\n{example.heading}")
+    figure = draw_attributions(example.image, cells, proof[0], areas, title=f"{AGGREGATES}\n{example.heading}")
     yield "aggregates.png", "attention over all layers, beside occlusion", figure
 
 
@@ -309,10 +315,10 @@ def plot_training_dynamics(
     most = alike.pop() if len(alike) == 1 else None
     return [
         (
-            save_figure(draw_entropy(steps, table, names, most=most), folder / "entropy.png"),
+            save_figure(draw_head_entropy(steps, table, names, maximum=most), folder / "entropy.png"),
             "how many keys each head looks at, against the step",
         ),
-        (save_figure(draw_strip(steps, one, title=title), folder / "strip.png"), "the head that changed most"),
+        (save_figure(draw_training_strip(steps, one, title=title), folder / "strip.png"), "the head that changed most"),
         (save_animation(steps, one, folder / "head.gif", title=title), "the same, moving"),
     ]
 

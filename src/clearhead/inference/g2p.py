@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 
 from clearhead.data.dataset import SequencePairs
-from clearhead.data.vocab import BEGIN, END, MARKS, MOST, PAD, Vocabulary
-from clearhead.drawing import visible
+from clearhead.data.vocab import BOS, EOS, MAX_WORD_LENGTH, PAD, SPECIAL_TOKENS, Vocabulary
+from clearhead.drawing import displayable
 from clearhead.inference.run import AT_ONCE, Run
 from clearhead.insight.edit import entropy, head_importance
-from clearhead.insight.head_plots import draw_ranking
+from clearhead.insight.head_plots import draw_head_importance
 from clearhead.insight.look import look
-from clearhead.insight.plots import draw_alignment, draw_wall
+from clearhead.insight.plots import draw_alignment, draw_head_grid
 from clearhead.models.generate import Beam, free_positions
 from clearhead.models.seq2seq import Ensemble, Seq2Seq
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_PHONES = MOST + 1
+MOST_PHONES = MAX_WORD_LENGTH + 1
 """longest answer: as many as a dictionary's longest, and the end mark"""
 BEAM = Beam(5)
 
@@ -53,13 +53,13 @@ class Pronunciation:
         return " ".join(self.phones if self.ended else (*self.phones, "..."))
 
 
-def pronounce(session: Run, words: Sequence[str], how: Beam = BEAM) -> list[list[Pronunciation]]:
+def pronounce(run: Run, words: Sequence[str], how: Beam = BEAM) -> list[list[Pronunciation]]:
     """For each word the beam's candidates, the best first."""
-    model = session.model
+    model = run.model
     if not isinstance(model, Seq2Seq | Ensemble):
-        raise ValueError(f"{session.path} says no words, got {words[0]!r}; ask a run of the recipe pronounce")
-    ids = [spelled(session, word) for word in words]
-    sources = SequencePairs.of(ids, [[END]] * len(ids))
+        raise ValueError(f"{run.path} says no words, got {words[0]!r}; ask a run of the recipe pronounce")
+    ids = [spelled(run, word) for word in words]
+    sources = SequencePairs.of(ids, [[EOS]] * len(ids))
     order = sources.lengths[:, 0].argsort(stable=True)  # words of like length need little padding
     found: list[list[Pronunciation]] = [[] for _ in words]
     models = model.models if isinstance(model, Ensemble) else [model]
@@ -67,49 +67,47 @@ def pronounce(session: Run, words: Sequence[str], how: Beam = BEAM) -> list[list
     for chosen in order.split(max(1, AT_ONCE // max(1, how.size // BEAM.size))):  # of wide beams, fewer at once
         source, _ = sources.get_batch(chosen)
         made = model.generate(
-            source, how, begin=BEGIN, end=END, n_tokens=n_tokens, source_lengths=(source != PAD).sum(1)
+            source, strategy=how, bos_id=BOS, eos_id=EOS, max_new_tokens=n_tokens, source_lengths=(source != PAD).sum(1)
         )
         for i, place in enumerate(chosen.tolist()):
             rows = zip(made.candidates[i].tolist(), made.scores[i].tolist(), strict=True)
             found[place] = [
-                Pronunciation(read(session, row), score, END in row) for row, score in rows if score > -math.inf
+                Pronunciation(read(run, row), score, EOS in row) for row, score in rows if score > -math.inf
             ]
     return found
 
 
-def ensemble(sessions: Sequence[Run]) -> Run:
+def ensemble(runs: Sequence[Run]) -> Run:
     """Runs that say words as one; what is asked about its data is asked of the first."""
-    first = sessions[0]
-    for other in sessions:
+    first = runs[0]
+    for other in runs:
         if not isinstance(other.model, Seq2Seq):
             raise ValueError(f"runs of pronounce answer together, got {other.path}; leave it out")
-        if (other.symbols, other.classes) != (first.symbols, first.classes):
+        if (other.vocab, other.classes) != (first.vocab, first.classes):
             raise ValueError(
                 f"runs that answer together know the same letters and phones, got other ones in {other.path} than in "
                 f"{first.path}; leave one of them out"
             )
-    if len(sessions) == 1:
+    if len(runs) == 1:
         return first
     joined = copy(first)
-    joined.model = Ensemble([cast(Seq2Seq, each.model) for each in sessions])
+    joined.model = Ensemble([cast(Seq2Seq, each.model) for each in runs])
     return joined
 
 
-def read(session: Run, ids: Sequence[int]) -> tuple[str, ...]:
+def read(run: Run, ids: Sequence[int]) -> tuple[str, ...]:
     """What is written up to the end mark; other marks, which only a poor model writes, are shown."""
-    return tuple(session.classes[i] for i in takewhile(lambda i: i != END, ids))
+    return tuple(run.classes[i] for i in takewhile(lambda i: i != EOS, ids))
 
 
-def spelled(session: Run, word: str) -> list[int]:
+def spelled(run: Run, word: str) -> list[int]:
     """The ids of a word's letters."""
     letters = word.strip().lower()
     if not letters:
         raise ValueError(f"a word has letters, got {word!r}; write one")
-    if len(letters) > MOST:
-        raise ValueError(
-            f"a word has at most {MOST} letters, got {len(letters)}: {letters[:20]!r}...; write a shorter one"
-        )
-    return Vocabulary(session.symbols).ids(letters)
+    if len(letters) > MAX_WORD_LENGTH:
+        raise ValueError(f"a word has at most {MAX_WORD_LENGTH} letters, got {len(letters)}: {letters[:20]!r}...")
+    return Vocabulary(run.vocab).encode(letters)
 
 
 # Which letters a run of `pronounce` looks at while it writes each phone: its cross-attention, as pictures.
@@ -118,29 +116,29 @@ def spelled(session: Run, word: str) -> list[int]:
 
 
 WALLS = {
-    "cross.png": ("cross_attention", "every head of the decoder, looking at the letters"),
+    "cross.png": ("cross_attn", "every head of the decoder, looking at the letters"),
     "encoder.png": ("encoder.", "every head of the encoder"),
     "decoder.png": ("decoder.", "every head of the decoder, looking at what is written"),
 }
 """file name -> what its layers' addresses have in them, and what it shows"""
 
 
-def written(session: Run, word: str) -> tuple[str, ...]:
+def written(run: Run, word: str) -> tuple[str, ...]:
     """The phones that the run writes for a word, and the end mark if it comes to one."""
-    best = pronounce(session, [word])[0][0]
-    return (*best.phones, MARKS[END]) if best.ended else best.phones
+    best = pronounce(run, [word])[0][0]
+    return (*best.phones, SPECIAL_TOKENS[EOS]) if best.ended else best.phones
 
 
-def pictures_of_word(session: Run, word: str, about: str = "") -> "Iterator[tuple[str, str, Figure]]":
+def pictures_of_word(run: Run, word: str, about: str = "") -> "Iterator[tuple[str, str, Figure]]":
     """File name, what it shows, and the figure, with a line about the prediction in its title."""
-    phones, letters = written(session, word), tuple(map(visible, word.strip().lower()))
-    target = torch.tensor([Vocabulary(session.classes).ids(phones)])
-    given = torch.cat([torch.full((1, 1), BEGIN), target[:, :-1]], dim=1)
-    inputs = torch.tensor([spelled(session, word)]), given
+    phones, letters = written(run, word), tuple(map(displayable, word.strip().lower()))
+    target = torch.tensor([Vocabulary(run.classes).encode(phones)])
+    given = torch.cat([torch.full((1, 1), BOS), target[:, :-1]], dim=1)
+    inputs = torch.tensor([spelled(run, word)]), given
     with torch.no_grad():
-        seen = look(session.model, *inputs)
+        seen = look(run.model, *inputs)
         weights = {address: seen[address].weights() for address in seen}
-    address, aligned = sharpest({name: w for name, w in weights.items() if "cross_attention" in name})
+    address, aligned = sharpest({name: w for name, w in weights.items() if "cross_attn" in name})
     what = "which letter each phone looks at"
     about = f"\n{about}" if about else ""
     title = f"{what},\n{address}, mean of heads{about}"
@@ -148,16 +146,16 @@ def pictures_of_word(session: Run, word: str, about: str = "") -> "Iterator[tupl
     for name, (part, what) in WALLS.items():
         chosen = {address: w for address, w in weights.items() if part in address}
         if part == "decoder.":
-            chosen = {address: w for address, w in chosen.items() if "cross_attention" not in address}
-        yield name, what, draw_wall([w[0] for w in chosen.values()], list(chosen), title=what + about)
+            chosen = {address: w for address, w in chosen.items() if "cross_attn" not in address}
+        yield name, what, draw_head_grid([w[0] for w in chosen.values()], list(chosen), title=what + about)
 
     def score(output: Tensor) -> Tensor:
         return output.log_softmax(-1).gather(-1, target[..., None]).mean()
 
     unit = "change of the mean log-probability of a phone\n(below 0: less sure without the head)"
     what = "what the model loses without each head"
-    changes = head_importance(session.model, inputs, score)
-    yield "heads.png", what, draw_ranking(changes, list(seen), unit=unit, title=what + about)
+    changes = head_importance(run.model, inputs, score)
+    yield "heads.png", what, draw_head_importance(changes, list(seen), unit=unit, title=what + about)
 
 
 def sharpest(layers: dict[str, Tensor]) -> tuple[str, Tensor]:

@@ -15,8 +15,8 @@ from torch import Tensor
 from clearhead.data.batches import Batch
 from clearhead.data.dataset import Examples, Subset
 from clearhead.data.folder import usable
-from clearhead.data.vocab import IGNORED, to_user
-from clearhead.drawing import BLUE, GREY, VERMILION, blank, visible, wrap
+from clearhead.data.vocab import IGNORE_INDEX, tokens_to_text
+from clearhead.drawing import BLUE, GRAY, VERMILION, displayable, new_figure, wrap
 from clearhead.inference.evaluate import PartName, confusion_matrix, examples_of, measure, rates_of, words_to_score
 from clearhead.inference.g2p import BEAM, pronounce
 from clearhead.inference.run import Run
@@ -79,153 +79,153 @@ class Report:
     mistakes: list[Row]
 
 
-def outputs_on(session: Run, part: PartName = "test", announce: Announce = silent) -> Outputs:
+def outputs_on(run: Run, part: PartName = "test", announce: Announce = silent) -> Outputs:
     """Predictions for every example of a part, with the metrics of that same pass."""
-    objective = OBJECTIVES[session.config.objective]
+    objective = OBJECTIVES[run.config.objective]
     targets: list[Tensor] = []
     predicted: list[Tensor] = []
     probability: list[Tensor] = []
     correct: list[Tensor] = []
 
     def keep(batch: Batch, outputs: Tensor) -> None:
-        chosen, sure = read_outputs(session.config.objective, outputs, batch.targets)
+        chosen, sure = read_outputs(run.config.objective, outputs, batch.targets)
         targets.extend(batch.targets)
         predicted.extend(chosen)
         probability.extend(sure)
-        correct.extend(objective.right(outputs, batch))
+        correct.extend(objective.correct(outputs, batch))
 
-    examples, normalize = examples_of(session, part)
+    examples, normalize = examples_of(run, part)
     announce()
-    metrics = measure(session, part, examples, normalize, keep)
+    metrics = measure(run, part, examples, normalize, keep)
     return Outputs(examples, metrics, targets, predicted, probability, correct)
 
 
 def read_outputs(objective: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """The predicted classes, and the probability of each; of numbers the numbers, and their errors."""
-    if objective == "number":
+    if objective == "regression":
         values = outputs.squeeze(-1)
         return values, (values - targets).abs()
-    if objective == "yes-no":
+    if objective == "binary-classification":
         logits = outputs.squeeze(-1)
         return (logits > 0).long(), logits.abs().sigmoid()
-    logits = outputs.squeeze(-1) if objective == "odd" else outputs
+    logits = outputs.squeeze(-1) if objective == "set-pointer" else outputs
     chosen = logits.argmax(-1)  # of the logits: different ones may have probabilities that are rounded to the same
     return chosen, logits.softmax(-1).gather(-1, chosen[..., None])[..., 0]
 
 
-def confusion(session: Run, announce: Announce = silent) -> Tensor:
+def confusion(run: Run, announce: Announce = silent) -> Tensor:
     """(V,V): row t, column p counts the test examples of class t that were predicted as class p. Of sequences with a
     class for each token, every token is an example."""
-    if session.config.objective not in ("classes", "each", "yes-no"):
+    if run.config.objective not in ("classification", "token-classification", "binary-classification"):
         raise ValueError(
-            f"a confusion matrix needs classes, got {session.path}, which predicts none; measure it with: "
-            f"clearhead evaluate {session.path}"
+            f"a confusion matrix needs classes, got {run.path}, which predicts none; measure it with: "
+            f"clearhead evaluate {run.path}"
         )
-    outputs = outputs_on(session, announce=announce)
+    outputs = outputs_on(run, announce=announce)
     targets, predicted = (torch.stack(side).flatten().long() for side in (outputs.targets, outputs.predicted))
-    return confusion_matrix(targets, predicted, len(session.classes))
+    return confusion_matrix(targets, predicted, len(run.classes))
 
 
-def report(session: Run, part: PartName = "test", n: int = 16, how: Beam = BEAM, announce: Announce = silent) -> Report:
+def report(run: Run, part: PartName = "test", n: int = 16, how: Beam = BEAM, announce: Announce = silent) -> Report:
     """The first n predictions of a part, and its n worst mistakes. `announce` is called before the part is evaluated,
     which may take minutes."""
     if n < 1:
         raise ValueError(f"the number of predictions must be 1 or more, got {n}")
-    if session.config.objective == "written":
-        return report_words(session, part, n, how, announce)
-    outputs = outputs_on(session, part, announce)
-    if session.config.objective == "next":
-        return report_tokens(session, outputs, n)
-    return report_examples(session, outputs, n)
+    if run.config.objective == "seq2seq":
+        return report_words(run, part, n, how, announce)
+    outputs = outputs_on(run, part, announce)
+    if run.config.objective == "causal-lm":
+        return report_tokens(run, outputs, n)
+    return report_examples(run, outputs, n)
 
 
-def report_examples(session: Run, outputs: Outputs, n: int) -> Report:
+def report_examples(run: Run, outputs: Outputs, n: int) -> Report:
     """One prediction for each example; of a sequence with a target for each token, all of them together."""
     correct = torch.stack([row.all() for row in outputs.correct])
     # The probability of a sequence is the product of its tokens'; of a number there is none, but its error.
     sure = torch.stack([row.prod() for row in outputs.probability])
-    is_number = session.config.objective == "number"
-    files = file_names(session, outputs.examples)
+    is_number = run.config.objective == "regression"
+    files = file_names(run, outputs.examples)
 
     def row(i: int) -> Row:
         inputs, _ = outputs.examples.get_batch(torch.tensor([i]))
-        predicted, actual = (named(session, side[i]) for side in (outputs.predicted, outputs.targets))
+        predicted, actual = (named(run, side[i]) for side in (outputs.predicted, outputs.targets))
         probability = None if is_number else float(sure[i])
-        shown = files[i] if files else input_text(session, inputs[0])
+        shown = files[i] if files else input_text(run, inputs[0])
         return Row(i, shown, predicted, actual, probability, bool(correct[i]))
 
     wrong = (~correct).nonzero().flatten()
     worst = wrong[sure[wrong].argsort(descending=True, stable=True)][:n]
-    unit = "sets" if session.config.objective == "odd" else "images" if session.takes_pictures else "sequences"
+    unit = "sets" if run.config.objective == "set-pointer" else "images" if run.input_kind == "images" else "sequences"
     first, mistakes = ([row(i) for i in chosen] for chosen in (range(min(n, len(correct))), worst.tolist()))
     return Report(unit, outputs.metrics, len(correct), len(wrong), first, mistakes)
 
 
-def named(session: Run, value: Tensor) -> str:
+def named(run: Run, value: Tensor) -> str:
     """A class or a number, or the classes of all tokens."""
-    if session.config.objective == "number":
+    if run.config.objective == "regression":
         return f"{float(value):.4g}"
-    if session.config.objective == "odd":
+    if run.config.objective == "set-pointer":
         return f"image {int(value)}"
-    return " ".join(session.classes[int(i)] for i in value.flatten())
+    return " ".join(run.classes[int(i)] for i in value.flatten())
 
 
-def file_names(session: Run, examples: Examples) -> list[str]:
+def file_names(run: Run, examples: Examples) -> list[str]:
     """The files of the user's own images, by their paths below the folder; [] for other data."""
-    if session.config.data.name != "folder":
+    if run.config.data.name != "folder":
         return []
     chosen = torch.arange(len(examples))
     while isinstance(examples, Subset):
         chosen, examples = examples.chosen[chosen], examples.examples
-    listing, _, _ = usable(session.config.data)
+    listing, _, _ = usable(run.config.data)
     return [listing.name(i) for i in chosen.tolist()]
 
 
-def input_text(session: Run, inputs: Tensor) -> str | None:
-    return None if session.takes_pictures else " ".join(map(str, inputs.tolist()))
+def input_text(run: Run, inputs: Tensor) -> str | None:
+    return None if run.input_kind == "images" else " ".join(map(str, inputs.tolist()))
 
 
-def report_tokens(session: Run, outputs: Outputs, n: int) -> Report:
+def report_tokens(run: Run, outputs: Outputs, n: int) -> Report:
     """The next token after each: the first texts token by token, and the most confident mistakes of all tokens."""
     targets, predicted, sure, correct = map(
         torch.cat, (outputs.targets, outputs.predicted, outputs.probability, outputs.correct)
     )
     lengths = torch.tensor([len(row) for row in outputs.targets])
     starts = lengths.cumsum(0) - lengths
-    wrong = ((targets != IGNORED) & ~correct).nonzero().flatten()
+    wrong = ((targets != IGNORE_INDEX) & ~correct).nonzero().flatten()
     worst = wrong[sure[wrong].argsort(descending=True, stable=True)][:n]
 
     def mistake(place: int) -> Row:
         example = int(torch.searchsorted(starts, place, right=True)) - 1
         inputs, _ = outputs.examples.get_batch(torch.tensor([example]))
         seen = inputs[0, : place - int(starts[example]) + 1][-CONTEXT:]
-        before, chosen, actual = (text_of(session, ids) for ids in (seen, predicted[place, None], targets[place, None]))
+        before, chosen, actual = (text_of(run, ids) for ids in (seen, predicted[place, None], targets[place, None]))
         return Row(example, before, chosen, actual, float(sure[place]), False)
 
     def whole(example: int) -> Row:
-        asked = outputs.targets[example] != IGNORED
+        asked = outputs.targets[example] != IGNORE_INDEX
         chosen, actual = (
-            text_of(session, side[example][asked][-2 * CONTEXT :]) for side in (outputs.predicted, outputs.targets)
+            text_of(run, side[example][asked][-2 * CONTEXT :]) for side in (outputs.predicted, outputs.targets)
         )
         return Row(example, None, chosen, actual, None, bool((outputs.correct[example] | ~asked).all()))
 
     first = [whole(i) for i in range(min(n, len(lengths)))]
-    total = int((targets != IGNORED).sum())
+    total = int((targets != IGNORE_INDEX).sum())
     return Report("tokens", outputs.metrics, total, len(wrong), first, [mistake(i) for i in worst.tolist()])
 
 
-def text_of(session: Run, ids: Tensor) -> str:
+def text_of(run: Run, ids: Tensor) -> str:
     """Tokens as a text in which line breaks and the like are written out."""
-    return repr(to_user("".join(session.symbols[i] for i in ids.tolist()), session.config.data.level))[1:-1]
+    return repr(tokens_to_text("".join(run.vocab[i] for i in ids.tolist()), run.config.data.level))[1:-1]
 
 
-def report_words(session: Run, part: PartName, n: int, how: Beam, announce: Announce) -> Report:
+def report_words(run: Run, part: PartName, n: int, how: Beam, announce: Announce) -> Report:
     """Pronunciations that are written by beam search; one of a word's own is enough to be correct."""
-    words = words_to_score(session, part)
+    words = words_to_score(run, part)
     if not words:
-        raise ValueError(f"{session.path} has no {part} words; try --part validation")
+        raise ValueError(f"{run.path} has no {part} words; try --part validation")
     announce()
-    answers = pronounce(session, list(words), how)
+    answers = pronounce(run, list(words), how)
     rates = rates_of(answers, words)
     best = [spoken[0] for spoken in answers]
     rows = [
@@ -270,8 +270,10 @@ class PredictedImage:
     @property
     def text(self) -> str:
         """Wrapped to the width of a column."""
-        predicted = f"{visible(self.answer)}  {self.probability:.0%}"
-        return wrap(predicted + (f"\nactual: {visible(self.right or '')}" if self.is_wrong else ""), 0.92 * CELL, TEXT)
+        predicted = f"{displayable(self.answer)}  {self.probability:.0%}"
+        return wrap(
+            predicted + (f"\nactual: {displayable(self.right or '')}" if self.is_wrong else ""), 0.92 * CELL, TEXT
+        )
 
 
 def plot_predictions(groups: dict[str, Sequence[PredictedImage]]) -> "Figure":
@@ -283,7 +285,7 @@ def plot_predictions(groups: dict[str, Sequence[PredictedImage]]) -> "Figure":
         n * (CELL + (n_lines + 1) * LINE) + 0.3 * (title.count("\n") + 1) + 0.2
         for title, n, n_lines in zip(blocks, rows, lines, strict=True)
     ]
-    figure = blank(CELL * COLUMNS, sum(heights))
+    figure = new_figure(CELL * COLUMNS, sum(heights))
     parts = figure.subfigures(len(blocks), 1, squeeze=False, height_ratios=heights)[:, 0]
     for part, (title, shown), n in zip(parts, blocks.items(), rows, strict=True):
         part.suptitle(title, fontsize=TITLE)
@@ -297,7 +299,7 @@ def plot_predictions(groups: dict[str, Sequence[PredictedImage]]) -> "Figure":
 def draw_one(panel: "Axes", shown: PredictedImage) -> None:
     draw_pixels(panel, shown.image)
     if shown.index is not None:
-        panel.set_title(f"#{shown.index}", fontsize=8, color=GREY, pad=2)
+        panel.set_title(f"#{shown.index}", fontsize=8, color=GRAY, pad=2)
     panel.text(
         0.5,
         -0.06,
@@ -327,14 +329,14 @@ def titles(found: Report, part: PartName) -> tuple[str, str]:
     return first, worst
 
 
-def plot_test_predictions(session: Run, n: int = 16) -> "Figure":
+def plot_test_predictions(run: Run, n: int = 16) -> "Figure":
     """The first n test images, and the n mistakes that the model was most confident of."""
-    return draw_report(session, report(session, n=n), "test")
+    return draw_report(run, report(run, n=n), "test")
 
 
-def draw_report(session: Run, found: Report, part: PartName) -> "Figure":
+def draw_report(run: Run, found: Report, part: PartName) -> "Figure":
     """The predictions of a report, for runs on images or on sets of images."""
-    examples, _ = examples_of(session, part)
+    examples, _ = examples_of(run, part)
 
     def inputs(rows: Sequence[Row]) -> Tensor:
         return examples.get_batch(torch.tensor([row.index for row in rows]))[0]
@@ -360,7 +362,7 @@ def draw_sets(groups: dict[str, tuple[Sequence[Row], Tensor]]) -> "Figure":
     the one that it is."""
     n_columns = next(iter(groups.values()))[1].shape[1]
     heights = [CELL * len(rows) + 0.4 for rows, _ in groups.values()]
-    figure = blank(max(CELL * n_columns, 8.0), sum(heights))
+    figure = new_figure(max(CELL * n_columns, 8.0), sum(heights))
     parts = figure.subfigures(len(groups), 1, squeeze=False, height_ratios=heights)[:, 0]
     for part, (title, (rows, sets)) in zip(parts, groups.items(), strict=True):
         part.suptitle(wrap(title, 0.96 * figure.get_figwidth(), TITLE), fontsize=TITLE)
@@ -370,7 +372,7 @@ def draw_sets(groups: dict[str, tuple[Sequence[Row], Tensor]]) -> "Figure":
                 panel.imshow(images[i].view(28, 28).numpy(), cmap="gray", interpolation="nearest")
                 panel.set(xticks=[], yticks=[])
                 frame_one(panel, row, f"image {i}")
-            line[0].set_ylabel(f"#{row.index}", fontsize=8, color=GREY, rotation=0, ha="right")
+            line[0].set_ylabel(f"#{row.index}", fontsize=8, color=GRAY, rotation=0, ha="right")
     return figure
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from PIL import Image
@@ -21,6 +22,7 @@ from clearhead.training.optim import weights_to_use
 from clearhead.training.run_directory import RunDirectory
 from clearhead.training.state import DataInfo
 
+InputKind = Literal["images", "digits", "words", "text"]
 AT_ONCE = BATCH_SIZE
 """examples that are answered in one pass: as many as in an evaluation, so that both give the same logits"""
 FEWEST_OF_A_SET = 3
@@ -38,7 +40,7 @@ def load(run: str | Path) -> nn.Module:
 class Prediction:
     """A class and how sure the model is of it; or a number, about which it says nothing of the kind."""
 
-    answer: str
+    label: str
     probability: float | None
     probabilities: dict[str, float]
     """of all classes, the most likely first; {} where the answer is a number"""
@@ -50,7 +52,7 @@ class Run:
     def __init__(self, run: str | Path):
         directory = RunDirectory.open(run)
         self.path = directory.path
-        found = directory.best()
+        found = directory.best_checkpoint()
         if found is None:
             raise LookupError(f"{run} must have a checkpoint, got none yet; train it longer: clearhead resume {run}")
         self.step = found.step
@@ -61,28 +63,26 @@ class Run:
         self.model.eval()
         about = DataInfo.from_state(found.state)
         about.check_matches(self.config)
-        self.classes, self.symbols, self.files = about.classes, about.symbols, about.files
+        self.classes, self.vocab, self.files = about.classes, about.vocab, about.files
         self.normalize = about.normalize
 
     @property
-    def takes_pictures(self) -> bool:
-        return self.normalize is not None or self.config.data.name == "oddity"
+    def input_kind(self) -> InputKind:
+        """What the model predicts from."""
+        if self.normalize is not None or self.config.data.name == "odd-one-out":
+            return "images"
+        kinds: dict[str, InputKind] = {"seq2seq": "words", "causal-lm": "text"}
+        return kinds.get(self.config.objective, "digits")
 
     @property
-    def takes(self) -> str:
-        """What is asked about."""
-        named = {"written": "words", "next": "text"}.get(self.config.objective, "digits")
-        return "pictures" if self.takes_pictures else named
-
-    @property
-    def instead(self) -> str:
-        """What to do when it was asked about something else."""
+    def hint(self) -> str:
+        """The next step for somebody who passed another kind of input."""
         return {
-            "pictures": "name picture files instead",
-            "digits": "ask with predict_ids, or --ids 3 1 4",
-            "words": "write words instead",
-            "text": f"let it write: clearhead sample {self.path}",
-        }[self.takes]
+            "images": "pass image files",
+            "digits": "pass digits: --ids 3 1 4",
+            "words": "pass words",
+            "text": f"generate text with: clearhead sample {self.path}",
+        }[self.input_kind]
 
     def check_files(self) -> None:
         """In a file that has changed, words that validate or test may be such as were learnt, and ids may stand for
@@ -95,27 +95,27 @@ class Run:
 
     def predict(self, images: Tensor | Sequence[str | Path], *, invert: bool = False) -> list[Prediction]:
         """An answer for each picture: files, or uint8 (B,C,height,width). `invert` makes dark light: MNIST's digits
-        are white on black. Of `oddity`, the pictures are one set, and each answer says how likely it is the odd one."""
-        if not self.takes_pictures:
-            raise ValueError(f"{self.path} answers about {self.takes}, got pictures; {self.instead}")
+        are white on black. Of `odd-one-out`, the pictures are one set; each answer says how likely it is odd."""
+        if self.input_kind != "images":
+            raise ValueError(f"{self.path} takes {self.input_kind}, got images; {self.hint}")
         pixels = images if isinstance(images, Tensor) else self.read(images)
         pixels = 255 - pixels if invert else pixels
-        if self.config.data.name == "oddity":
+        if self.config.data.name == "odd-one-out":
             return self.odd_one(mnist.NORMALIZE(pixels))
         assert self.normalize is not None
         return self.read_answers(self.logits(self.normalize(pixels)))
 
     def predict_ids(self, ids: Tensor | Sequence[int]) -> list[Prediction]:
         """Digits (L,): an answer for each of them (`reverse`), or one for the whole."""
-        if self.takes != "digits":
-            raise ValueError(f"{self.path} answers about {self.takes}, got digits; {self.instead}")
+        if self.input_kind != "digits":
+            raise ValueError(f"{self.path} takes {self.input_kind}, got digits; {self.hint}")
         wrong = [] if isinstance(ids, Tensor) else [n for n in ids if not 0 <= n <= 9]
         if wrong:
             raise ValueError(f"ids must be from 0 to 9, got {wrong[0]}; ask about digits")
         logits = self.logits(torch.as_tensor(ids, dtype=torch.long)[None])
-        return self.read_answers(logits[0] if self.config.objective == "each" else logits)
+        return self.read_answers(logits[0] if self.config.objective == "token-classification" else logits)
 
-    def unlike_training(self, ids: Sequence[int]) -> str:
+    def length_warning(self, ids: Sequence[int]) -> str:
         """What to say of digits that are more or fewer than those in training; "" where they are as many."""
         length = self.config.data.length
         if len(ids) == length:
@@ -126,26 +126,28 @@ class Run:
     def logits(self, inputs: Tensor) -> Tensor:
         """What the model answers to its own kind of inputs; for images the mean over as many views as the run was
         tested with."""
-        views = self.config.training.views
-        return torch.cat([tta_mean(self.model, part, views) for part in inputs.split(AT_ONCE)])
+        tta = self.config.training.tta
+        return torch.cat([tta_mean(self.model, part, tta) for part in inputs.split(AT_ONCE)])
 
     def read(self, paths: Sequence[str | Path]) -> Tensor:
         """Picture files -> uint8 (B,C,height,width), made square as in training (`data.fit`)."""
         model, fit = self.config.model, self.config.data.fit
-        channels, size = (model.channels, model.image_shape[0]) if isinstance(model, VisionConfig) else (1, 28)
+        channels, size = (model.in_channels, model.image_shape[0]) if isinstance(model, VisionConfig) else (1, 28)
         pictures = (in_channels(read_image(Path(path)), channels) for path in paths)
         return torch.stack([resize(picture, size, fit)[:channels] for picture in pictures])
 
     def read_answers(self, logits: Tensor) -> list[Prediction]:
         """logits (B,V), (B,1) for yes or no, (B,1) for a number"""
-        if self.config.objective in ("number", "yes-no") and (logits.dim() != 2 or logits.shape[-1] != 1):
+        if self.config.objective in ("regression", "binary-classification") and (
+            logits.dim() != 2 or logits.shape[-1] != 1
+        ):
             raise ValueError(
                 f"objective={self.config.objective} needs a model with one output, got outputs of shape "
                 f"{tuple(logits.shape)} from {self.path}"
             )
-        if self.config.objective == "number":
+        if self.config.objective == "regression":
             return [Prediction(f"{number:.2f}", None, {}) for number in logits.squeeze(-1).tolist()]
-        if self.config.objective == "yes-no":
+        if self.config.objective == "binary-classification":
             logits = torch.cat([torch.zeros_like(logits), logits], dim=-1)  # softmax([0, z]) is sigmoid(z)
         return [self.named(row) for row in logits.softmax(-1).tolist()]
 

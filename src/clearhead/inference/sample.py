@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from clearhead.data.prng import fold_in
-from clearhead.data.vocab import BEGIN, END, Vocabulary, from_user, to_user
+from clearhead.data.vocab import BOS, EOS, Vocabulary, text_to_tokens, tokens_to_text
 from clearhead.inference.run import Run
 from clearhead.models.generate import Sampling, free_positions
 from clearhead.models.language import LanguageModel
@@ -21,20 +21,18 @@ FIRST = "\n"
 """what a text goes on from without a prompt, if it has lines"""
 
 
-def draw_samples(session: Run, prompt: str, how: Sampling, *, n: int, n_tokens: int) -> list[str]:
+def draw_samples(run: Run, prompt: str, how: Sampling, *, n: int, n_tokens: int) -> list[str]:
     """n continuations of a prompt, each with the prompt before it: words to their end, of a text n_tokens."""
-    if not isinstance(session.model, LanguageModel):
+    if not isinstance(run.model, LanguageModel):
         raise ValueError(
-            f"a run of the recipe words or text writes, got {session.path}, which answers about {session.takes}; "
-            f"ask it with: clearhead predict {session.path}"
+            f"a run of the recipe words or text writes, got {run.path}, which takes {run.input_kind}; "
+            f"try clearhead predict {run.path}"
         )
     if not (1 <= n <= MOST and 1 <= n_tokens <= MOST):
         raise ValueError(f"n and n_tokens must be from 1 to {MOST}, got n={n}, n_tokens={n_tokens}; choose others")
     found: list[str] = []
     for i in range(0, n, AT_ONCE):  # more at once might not fit into memory
-        found += portion(
-            session, session.model, prompt, with_seed(how, "sample", i), n=min(AT_ONCE, n - i), n_tokens=n_tokens
-        )
+        found += portion(run, run.model, prompt, with_seed(how, "sample", i), n=min(AT_ONCE, n - i), n_tokens=n_tokens)
     return found
 
 
@@ -45,29 +43,31 @@ def with_seed(how: Sampling, kind: str, part: int) -> Sampling:
     return replace(how, seed=fold_in(how.seed, kind, part) >> 1)  # torch takes 63 bits
 
 
-def portion(session: Run, model: LanguageModel, prompt: str, how: Sampling, *, n: int, n_tokens: int) -> list[str]:
+def portion(run: Run, model: LanguageModel, prompt: str, how: Sampling, *, n: int, n_tokens: int) -> list[str]:
     """As many as the model writes side by side."""
-    known = Vocabulary(session.symbols)
-    level = session.config.data.level
-    symbols = from_user(prompt, level)
-    if known.has_marks:
-        begin = torch.tensor([[BEGIN, *known.ids(symbols)]]).expand(n, -1)
+    known = Vocabulary(run.vocab)
+    level = run.config.data.level
+    symbols = text_to_tokens(prompt, level)
+    if known.has_special_tokens:
+        begin = torch.tensor([[BOS, *known.encode(symbols)]]).expand(n, -1)
         n_letters = max(1, free_positions(model.config, begin.shape[1], MOST_LETTERS))
-        rows = model.generate(begin, how, n_tokens=n_letters, end=END).ids
-        return [prompt + "".join(known.read(row)) for row in rows.tolist()]
+        rows = model.generate(begin, strategy=how, max_new_tokens=n_letters, eos_id=EOS).ids
+        return [prompt + "".join(known.decode(row)) for row in rows.tolist()]
     if not symbols:
-        symbols = FIRST if FIRST in known.places else known.symbols[0]
-    rows = continued(model, torch.tensor([known.ids(symbols)]).expand(n, -1), how, n_tokens)
-    return [prompt + to_user("".join(known.read(row)), level) for row in rows[:, len(symbols) :].tolist()]
+        symbols = FIRST if FIRST in known.token_to_id else known.tokens[0]
+    rows = continued(model, torch.tensor([known.encode(symbols)]).expand(n, -1), how, n_tokens)
+    return [prompt + tokens_to_text("".join(known.decode(row)), level) for row in rows[:, len(symbols) :].tolist()]
 
 
 def continued(model: LanguageModel, ids: Tensor, how: Sampling, n_tokens: int) -> Tensor:
     """ids (B,L) and n_tokens more. The model has learnt from no more than its context: when that is full, it reads the
     last half of it anew and goes on."""
-    context, n_written = model.config.context, 0
+    context, n_written = model.config.context_length, 0
     while n_written < n_tokens:
         seen = ids if ids.shape[1] < context else ids[:, -max(1, context // 2) :]
         count = min(n_tokens - n_written, context - seen.shape[1] + 1)
-        ids = torch.cat([ids, model.generate(seen, with_seed(how, "chunk", n_written), n_tokens=count).ids], dim=1)
+        ids = torch.cat(
+            [ids, model.generate(seen, max_new_tokens=count, strategy=with_seed(how, "chunk", n_written)).ids], dim=1
+        )
         n_written += count
     return ids

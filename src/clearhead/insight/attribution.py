@@ -1,12 +1,14 @@
-"""From the attention of every layer to one matrix: which input token reached which output token.
+"""Attribution over all layers: attention maps, rollout, gradient-weighted relevance, and occlusion.
 
-All of these look at the weights alone and forget what the values, the feed-forward nets and the norms do: they show
-where information could have come from, not what caused the answer. For that, see relevance.py and, as the proof,
-occlusion.py.
+- `mean_attention`, `max_attention` and `rollout` use the weights alone and ignore values, MLPs and norms. They show
+  where information could have come from, not what caused the output.
+- `relevance` weights attention by the gradient of a score: a first-order measure, which needs a pass with gradients.
+- `occlusion` hides patches of the input and measures how the output changes: evidence of cause. `deletion_curve` judges
+  any map in the same way: hide the patches that it ranks first; the better the map, the faster the probability falls.
 
-A stack of layers is a `Seen`, or a list of weights (B,H,L,L) in the order of execution; the last layer may have fewer
-queries than the others (a pooling query, which is no token and has no residual path around it).
-Dims: B batch, H heads, L tokens, Q queries or target tokens, K keys or source tokens, P patches.
+A stack of layers is an AttentionTrace, or a list of weights (B,H,L,L) in order of execution. The last layer may have
+fewer queries than the others: a pooling query, which is no token and has no residual connection.
+Dims: B batch, H heads, L tokens, Q queries or target tokens, K keys or source tokens, P patches, C channels, V classes.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,84 +21,91 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from clearhead.insight.look import AttentionRecord, AttentionTrace
 
-Add = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""from what a token was made of, the weights, and what the tokens it looks at are made of: what it is made of now"""
+Update = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(attribution of the queries, weights, attribution of the keys) -> attribution after the layer"""
+
+MAX_BATCH = 256
+"""images in one forward pass of occlusion"""
+
+Fill = Literal["gray", "mean", "black"]
+ToLogits = Callable[[Any], Tensor]
+"""from the output of the model to logits (B,V)"""
 
 
-def mean(layers: "AttentionTrace | Sequence[Tensor]") -> Tensor:
-    """The mean weight of all layers and heads (B,Q,K); its rows sum to 1.
+# Attention maps and rollout
 
-    Assumes that every head matters alike, and that a token is still about its own place in every layer.
+
+def mean_attention(layers: "AttentionTrace | Sequence[Tensor]") -> Tensor:
+    """The mean weight over all layers and heads (B,Q,K); rows sum to 1.
+
+    It assumes that all heads matter equally, and that a token stays about its own position in every layer.
     """
-    return torch.stack([weights.mean(1) for weights in equal_layers(layers)]).mean(0)
+    return torch.stack([weights.mean(1) for weights in layers_of_one_shape(layers)]).mean(0)
 
 
-def maximum(layers: "AttentionTrace | Sequence[Tensor]") -> Tensor:
-    """The largest weight in any layer and head (B,Q,K); its rows sum to more than 1.
+def max_attention(layers: "AttentionTrace | Sequence[Tensor]") -> Tensor:
+    """The largest weight in any layer and head (B,Q,K); rows sum to more than 1.
 
-    Assumes that one head that looks is enough, and that a token is still about its own place in every layer.
+    It assumes that one head is enough, and that a token stays about its own position in every layer.
     """
-    return torch.stack([weights.amax(1) for weights in equal_layers(layers)]).amax(0)
+    return torch.stack([weights.amax(1) for weights in layers_of_one_shape(layers)]).amax(0)
 
 
 def rollout(layers: "AttentionTrace | Sequence[Tensor]") -> Tensor:
-    """(A_n + I)/2 ... (A_2 + I)/2 (A_1 + I)/2 with A the mean of a layer's heads: (B,L,L), whose rows sum to 1.
+    """(A_n + I)/2 ... (A_2 + I)/2 (A_1 + I)/2 with A the mean over a layer's heads: (B,L,L), whose rows sum to 1.
 
-    Assumes that half of a token passes each layer by the residual path and half is what it looks at, that heads matter
-    alike, and that values only mix. A row of A that sees nothing passes on whole. (Abnar and Zuidema 2020.)
+    Abnar & Zuidema (2020). It assumes that half of each token passes through the residual connection and half comes
+    from attention, that all heads matter equally, and that values only mix. A row without weights passes unchanged.
     """
-    return follow([weights.mean(1) for weights in stack_of(layers)], through_residual)
+    return propagate([weights.mean(1) for weights in stacked_layers(layers)], rollout_update)
 
 
-def rollout_across(
+def rollout_encoder_decoder(
     encoder: Sequence[Tensor], decoder: Sequence[Tensor], cross: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """The rollout of an encoder-decoder: what each target token is made of, of the target (B,Q,Q) and source (B,Q,K).
+    """The rollout from each target token to the target (B,Q,Q) and to the source (B,Q,K); both rows together sum to 1.
 
-    encoder (B,H,K,K), decoder (B,H,Q,Q) and cross (B,H,Q,K) are the weights of each layer. The rows of both together
-    sum to 1. Assumes what `rollout` does, and that cross-attention has a residual path around it as well.
+    encoder (B,H,K,K), decoder (B,H,Q,Q) and cross (B,H,Q,K) are the weights of each layer.
     """
-    of_encoder, of_decoder, of_cross = ([weights.mean(1) for weights in part] for part in (encoder, decoder, cross))
-    return follow_across(of_encoder, of_decoder, of_cross, through_residual)
+    layers = ([weights.mean(1) for weights in part] for part in (encoder, decoder, cross))
+    return propagate_encoder_decoder(*layers, update=rollout_update)
 
 
-def to_answer(matrix: Tensor, *, class_token: bool) -> Tensor:
-    """What the answer is made of (B,Q,K) -> (B,P): with a class token, its row without itself; else the mean row."""
+def rollout_update(queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
+    return (queries + weights @ keys) / (1 + weights.sum(-1, keepdim=True))
+
+
+def output_map(matrix: Tensor, *, class_token: bool) -> Tensor:
+    """The attribution of the output to patches, (B,Q,K) -> (B,P): the row of the class token, or the mean row."""
     return matrix[:, 0, 1:] if class_token else matrix.mean(1)
 
 
-def through_residual(before: Tensor, weights: Tensor, looked_at: Tensor) -> Tensor:
-    """One half as before and one half what is looked at, or all as before where nothing is."""
-    return (before + weights @ looked_at) / (1 + weights.sum(-1, keepdim=True))
+def propagate(layers: Sequence[Tensor], update: Update) -> Tensor:
+    """From the identity at the input through all layers: (B,L,L), or (B,Q,L) after a pooling query."""
+    attribution = identity_like(layers[0])
+    for weights in layers:
+        is_pooling = weights.shape[-2] != weights.shape[-1]
+        attribution = weights @ attribution if is_pooling else update(attribution, weights, attribution)
+    return attribution
 
 
-def follow(matrices: Sequence[Tensor], add: Add) -> Tensor:
-    """Layer by layer from the input, where each token is itself: (B,L,L), or (B,Q,L) after a pooling query."""
-    made_of = identity_like(matrices[0])
-    for weights in matrices:
-        pools = weights.shape[-2] != weights.shape[-1]
-        made_of = weights @ made_of if pools else add(made_of, weights, made_of)
-    return made_of
-
-
-def follow_across(
-    encoder: Sequence[Tensor], decoder: Sequence[Tensor], cross: Sequence[Tensor], add: Add
+def propagate_encoder_decoder(
+    encoder: Sequence[Tensor], decoder: Sequence[Tensor], cross: Sequence[Tensor], *, update: Update
 ) -> tuple[Tensor, Tensor]:
-    """The same for target tokens that look at one another and then, in the same layer, at the encoded source."""
+    """The same for a decoder, whose layers attend to the target tokens first and then to the encoded source."""
     if not encoder or not cross or len(decoder) != len(cross):
         raise ValueError(
-            "an encoder-decoder has encoder layers, and as many decoder layers as cross-attentions, got "
-            f"{len(encoder)}, {len(decoder)} and {len(cross)}; pass the weights of all"
+            "an encoder-decoder needs encoder layers, and as many decoder layers as cross-attention layers, "
+            f"got {len(encoder)}, {len(decoder)} and {len(cross)}"
         )
-    source = follow(encoder, add)
-    nothing = torch.zeros_like(cross[0])
-    of_source = torch.cat([torch.zeros_like(cross[0].mT), source], dim=-1)  # (B,K,Q+K): all of it from the source
-    made_of = torch.cat([identity_like(decoder[0]), nothing], dim=-1)  # (B,Q,Q+K)
-    for to_target, to_source in zip(decoder, cross, strict=True):
-        made_of = add(made_of, to_target, made_of)
-        made_of = add(made_of, to_source, of_source)
-    n_targets = decoder[0].shape[-1]
-    return made_of[..., :n_targets], made_of[..., n_targets:]
+    source = propagate(encoder, update)
+    source = torch.cat([torch.zeros_like(cross[0].mT), source], dim=-1)  # (B,K,Q+K)
+    attribution = torch.cat([identity_like(decoder[0]), torch.zeros_like(cross[0])], dim=-1)  # (B,Q,Q+K)
+    for self_weights, cross_weights in zip(decoder, cross, strict=True):
+        attribution = update(attribution, self_weights, attribution)
+        attribution = update(attribution, cross_weights, source)
+    target_length = decoder[0].shape[-1]
+    return attribution[..., :target_length], attribution[..., target_length:]
 
 
 def identity_like(square: Tensor) -> Tensor:
@@ -104,129 +113,98 @@ def identity_like(square: Tensor) -> Tensor:
 
 
 def weights_of(layers: "AttentionTrace | Sequence[Tensor]") -> list[Tensor]:
-    """The weights (B,H,Q,K) of every layer, without their graph."""
-    tensors = layers if isinstance(layers, Sequence) else [layers[address].weights() for address in layers]
+    """The weights (B,H,Q,K) of every layer, detached."""
+    tensors = layers if isinstance(layers, Sequence) else [record.weights() for record in layers.values()]
     if not tensors:
-        raise ValueError("there must be at least one layer, got none; pass the weights of each")
+        raise ValueError("at least one layer is needed, got none")
     return [weights.detach() for weights in tensors]
 
 
-def stack_of(layers: "AttentionTrace | Sequence[Tensor]") -> list[Tensor]:
-    """Those of a stack in which the tokens of one layer are the tokens of the next."""
+def stacked_layers(layers: "AttentionTrace | Sequence[Tensor]") -> list[Tensor]:
     tensors = weights_of(layers)
     check_stack([tuple(weights.shape[-2:]) for weights in tensors])
     return tensors
 
 
 def check_stack(shapes: Sequence[tuple[int, ...]]) -> None:
-    n_tokens = shapes[0][-1]
-    squares = shapes if shapes[-1][0] == n_tokens else shapes[:-1]
-    if any(shape != (n_tokens, n_tokens) for shape in squares) or shapes[-1][1] != n_tokens:
-        came = ", ".join(f"{q} x {k}" for q, k in shapes)
+    length = shapes[0][-1]
+    squares = shapes if shapes[-1][0] == length else shapes[:-1]
+    if any(shape != (length, length) for shape in squares) or shapes[-1][1] != length:
+        received = ", ".join(f"{q} x {k}" for q, k in shapes)
         raise ValueError(
-            f"the layers of a stack have as many queries as keys, but for a last one that pools, got {came}; pass the "
-            "weights of one stack, or those of an encoder-decoder to rollout_across"
+            "the layers of a stack must have as many queries as keys, except for a pooling layer at the end, got "
+            f"{received}; choose the layers of one stack, or use rollout_encoder_decoder"
         )
 
 
-def equal_layers(layers: "AttentionTrace | Sequence[Tensor]") -> list[Tensor]:
+def layers_of_one_shape(layers: "AttentionTrace | Sequence[Tensor]") -> list[Tensor]:
     tensors = weights_of(layers)
     shapes = {tuple(weights.shape[-2:]) for weights in tensors}
     if len(shapes) > 1:
-        came = ", ".join(f"{q} x {k}" for q, k in sorted(shapes))
-        raise ValueError(
-            f"a mean or maximum is over layers of one shape, got {came}; pass the weights of those that belong together"
-        )
+        received = ", ".join(f"{q} x {k}" for q, k in sorted(shapes))
+        raise ValueError(f"a mean or maximum needs layers of one shape, got {received}")
     return tensors
 
 
-# Gradient-weighted relevance: attention that counts as far as it speaks for a class.
-#
-# A weight matters as much as the class's score would change with it: A * dA, of which only what speaks *for* the
-# class is
-# kept. No slow path is needed for dA: out = A v, therefore dA = d_out vᵀ, and both are there after `look` with
-# gradients:
-#
-#     seen = clearhead.look(model, images)               # grad mode on
-#     relevance(seen, seen.output[:, 3])                 # for class 3, (B,L,L)
-#
-# It is first-order: it says what a small change of the weights would do, and it still follows tokens by their place.
-# (After Chefer, Gur and Wolf 2021.)
-# Dims: B batch, H heads, L tokens, Q queries or target tokens, K keys or source tokens.
+# Gradient-weighted relevance
 
 
-def relevance(seen: "AttentionTrace", score: Tensor, addresses: Sequence[str] | None = None) -> Tensor:
-    """R = (I + C_n) ... (I + C_1), C = the heads' mean of relu(A * dA): (B,L,L), row i what token i owes to each input.
+def relevance(trace: "AttentionTrace", score: Tensor, names: Sequence[str] | None = None) -> Tensor:
+    """R = (I + C_n) ... (I + C_1) with C the mean over heads of relu(A * dA): (B,L,L), or (B,Q,L) after pooling.
 
-    `score` (B,), or one number, is the output to explain, such as `seen.output[:, 3]`; `addresses` chooses the layers
-    of one stack in their order, all unless given. After a pooling query it is (B,Q,L). Answers may be asked one by one:
-    the graph stays.
+    Chefer et al. (2021). A * dA is how much each weight contributes to the score; no slow path is needed for dA:
+    out = A v gives dA = d_out vᵀ. `score` (B,) or a single number is the output to explain, such as
+    `trace.output[:, 3]`, of a pass with gradients enabled; the graph is kept, so several scores can be explained.
+    `names` are the layers of one stack in order (default: all).
     """
-    chosen = list(seen) if addresses is None else list(addresses)
-    layers = [seen[address] for address in chosen]
-    check_stack([(layer.n_queries, layer.n_keys) for layer in layers])
-    return follow(contributions(layers, score), add_relevance)
+    records = [trace[name] for name in (trace if names is None else names)]
+    check_stack([(record.num_queries, record.num_keys) for record in records])
+    return propagate(contributions(records, score), relevance_update)
 
 
-def relevance_across(
-    seen: "AttentionTrace", score: Tensor, *, encoder: Sequence[str], decoder: Sequence[str], cross: Sequence[str]
+def relevance_encoder_decoder(
+    trace: "AttentionTrace", score: Tensor, *, encoder: Sequence[str], decoder: Sequence[str], cross: Sequence[str]
 ) -> tuple[Tensor, Tensor]:
-    """The same for an encoder-decoder, by the addresses of its layers: of each target token, what it owes to the target
-    (B,Q,Q) and to the source (B,Q,K)."""
-    addresses = [*encoder, *decoder, *cross]
-    found = contributions([seen[address] for address in addresses], score)
+    """The relevance of the target (B,Q,Q) and of the source (B,Q,K) to each target token, by the layers' names."""
+    layers = contributions([trace[name] for name in (*encoder, *decoder, *cross)], score)
     first, second = len(encoder), len(encoder) + len(decoder)
-    return follow_across(found[:first], found[first:second], found[second:], add_relevance)
+    return propagate_encoder_decoder(layers[:first], layers[first:second], layers[second:], update=relevance_update)
 
 
-def add_relevance(before: Tensor, weights: Tensor, looked_at: Tensor) -> Tensor:
-    return before + weights @ looked_at
+def relevance_update(queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
+    return queries + weights @ keys
 
 
-def contributions(layers: "Sequence[AttentionRecord]", score: Tensor) -> list[Tensor]:
-    """relu(A * dA), the mean of the heads, for each layer: (B,Q,K)"""
-    for layer in layers:
-        if not layer.call.raw_out.requires_grad:
+def contributions(records: "Sequence[AttentionRecord]", score: Tensor) -> list[Tensor]:
+    """The mean over heads of relu(A * dA), for each layer: (B,Q,K)."""
+    for record in records:
+        if not record.call.raw_out.requires_grad:
             raise ValueError(
-                f"relevance needs a pass with gradients, got none for {layer.address}; look again, outside of "
-                "torch.no_grad, with parameters or inputs that require them"
+                f"relevance needs a pass with gradients, got none for {record.name}; call look outside of "
+                "torch.no_grad, with parameters or inputs that require gradients"
             )
     if not score.requires_grad:
-        raise ValueError("the score must come from seen.output, got one without a graph; take seen.output[:, 3]")
-    outputs = [layer.call.raw_out for layer in layers]
+        raise ValueError("score must be computed from trace.output, got a tensor without a graph")
+    outputs = [record.call.raw_out for record in records]
     gradients = torch.autograd.grad(score.sum(), outputs, retain_graph=True, allow_unused=True)
-    return [contribution(layer, gradient) for layer, gradient in zip(layers, gradients, strict=True)]
+    return [contribution(record, gradient) for record, gradient in zip(records, gradients, strict=True)]
 
 
 @torch.no_grad()
-def contribution(layer: "AttentionRecord", d_out: Tensor | None) -> Tensor:
-    """Zero where the score does not depend on the layer."""
-    weights = layer.weights()
+def contribution(record: "AttentionRecord", d_out: Tensor | None) -> Tensor:
+    """Zero if the score does not depend on the layer."""
+    weights = record.weights()
     if d_out is None:
         return torch.zeros_like(weights[:, 0])
-    return (weights * weight_gradient(layer, d_out)).clamp(min=0).mean(1)
+    return (weights * weight_gradient(record, d_out)).clamp(min=0).mean(1)
 
 
-def weight_gradient(layer: "AttentionRecord", d_out: Tensor) -> Tensor:
-    """d_out vᵀ: how the score would change with each weight, all others left as they are. (B,H,Q,K)"""
-    return layer.call.arranged(d_out) @ layer.v.mT
+def weight_gradient(record: "AttentionRecord", d_out: Tensor) -> Tensor:
+    """d_out vᵀ (B,H,Q,K): the partial derivative of the score with respect to each weight."""
+    return record.call.arrange_out(d_out) @ record.v.mT
 
 
-# Occlusion: hide a patch and see the probability of the class move.
-#
-# It changes the input and asks the model, so it is evidence of cause where attention is none; and it is the judge of
-# the
-# other maps: hide the patches that a map ranks first, and the better the map, the sooner the probability falls.
-# What is hidden must be replaced by something, and that too is an input that the model has not been trained on.
-# Dims: B images, C channels, P patches, V classes.
-
-
-AT_ONCE = 256
-"""images in one pass"""
-
-Fill = Literal["grey", "mean", "black"]
-Logits = Callable[[Any], Tensor]
-"""from what a model returns to logits (B,V)"""
+# Occlusion
 
 
 def occlusion(
@@ -235,20 +213,22 @@ def occlusion(
     grid: tuple[int, int],
     classes: Tensor | int | None = None,
     *,
-    fill: Fill = "grey",
-    logits: Logits = lambda output: output,
+    fill: Fill = "gray",
+    logits: ToLogits = lambda output: output,
 ) -> Tensor:
-    """How much of a class's probability each patch holds up: before minus after hiding it, (B,rows,columns).
+    """How much the probability of a class drops when a patch is hidden: (B,rows,columns). Negative where it rises.
 
-    images (B,C,height,width) as the model takes them, cut into `grid` = (rows, columns); classes is one for all or one
-    for each, the model's answers unless given. Negative where hiding helps.
+    images (B,C,height,width) as the model takes them, divided into `grid` = (rows, columns). `classes` is one class for
+    all images or one for each (default: the predictions). A hidden patch is itself an unusual input for the model.
     """
-    cells = cells_of(images, grid)
-    classes = class_of_each(model, images, classes, logits)
+    cells = grid_cells(images, grid)
+    classes = target_classes(model, images, classes, logits)
     before = probability(model, images, classes, logits)
-    hidden = replacement(images, fill)
+    replacement = fill_value(images, fill)
     after = [
-        probability(model, torch.where(cells[:, None], hidden[i], images[i]), classes[i].expand(len(cells)), logits)
+        probability(
+            model, torch.where(cells[:, None], replacement[i], images[i]), classes[i].expand(len(cells)), logits
+        )
         for i in range(len(images))
     ]
     return (before[:, None] - torch.stack(after)).unflatten(1, grid)
@@ -260,73 +240,70 @@ def deletion_curve(
     ranking: Tensor,
     classes: Tensor | int | None = None,
     *,
-    fill: Fill = "grey",
-    logits: Logits = lambda output: output,
+    fill: Fill = "gray",
+    logits: ToLogits = lambda output: output,
 ) -> Tensor:
-    """The probability of a class as patches are hidden, those with the largest number in `ranking` first: (B,P+1).
+    """The probability of a class as patches are hidden one by one, the highest in `ranking` first: (B,P+1).
 
-    ranking (B,rows,columns); of equal numbers the earlier place goes first.
+    ranking (B,rows,columns); ties are broken in row-major order.
     """
     if ranking.dim() != 3 or len(ranking) != len(images):
         raise ValueError(
-            f"a ranking is (images, rows, columns), got {tuple(ranking.shape)} for {len(images)} images; "
-            "of one image, take ranking[None]"
+            f"ranking must be (images, rows, columns), got {tuple(ranking.shape)} for {len(images)} images; "
+            "for a single image, pass ranking[None]"
         )
-    cells = cells_of(images, (ranking.shape[1], ranking.shape[2]))
-    classes = class_of_each(model, images, classes, logits)
-    hidden = replacement(images, fill)
+    cells = grid_cells(images, (ranking.shape[1], ranking.shape[2]))
+    classes = target_classes(model, images, classes, logits)
+    replacement = fill_value(images, fill)
     order = ranking.flatten(1).argsort(dim=1, descending=True, stable=True)
-    covered, curve = torch.zeros_like(images[:, 0], dtype=torch.bool), []
+    hidden, curve = torch.zeros_like(images[:, 0], dtype=torch.bool), []
     for step in range(len(cells) + 1):
         if step:
-            covered = covered | cells[order[:, step - 1]]
-        curve.append(probability(model, torch.where(covered[:, None], hidden, images), classes, logits))
+            hidden = hidden | cells[order[:, step - 1]]
+        curve.append(probability(model, torch.where(hidden[:, None], replacement, images), classes, logits))
     return torch.stack(curve, dim=1)
 
 
-def deletion_area(curve: Tensor) -> Tensor:
-    """The area under a deletion curve (B,P+1), of a whole that is 1 wide and 1 high: (B,). Smaller is the better
-    ranking."""
+def deletion_auc(curve: Tensor) -> Tensor:
+    """The area under a deletion curve, (B,P+1) -> (B,), from 0 to 1. A smaller area means a better ranking."""
     return torch.trapezoid(curve, dx=1 / (curve.shape[1] - 1), dim=1)
 
 
-def cells_of(images: Tensor, grid: tuple[int, int]) -> Tensor:
-    """(P,height,width): True in each cell of the grid."""
+def grid_cells(images: Tensor, grid: tuple[int, int]) -> Tensor:
+    """(P,height,width): for each cell of the grid, True inside it."""
     height, width = images.shape[-2:]
     rows, columns = grid
     if images.dim() != 4 or height % rows or width % columns:
         raise ValueError(
-            f"images are (B,C,height,width), cut into rows and columns that divide them, got {tuple(images.shape)} and "
-            f"{rows} x {columns}; of one image, take image[None]"
+            "images must be (B,C,height,width), and the grid must divide their height and width, "
+            f"got {tuple(images.shape)} and {rows} x {columns}"
         )
     cells = torch.eye(rows * columns, dtype=torch.bool, device=images.device).view(-1, rows, columns)
     return cells.repeat_interleave(height // rows, 1).repeat_interleave(width // columns, 2)
 
 
-def replacement(images: Tensor, fill: Fill) -> Tensor:
-    """What stands in for a hidden patch, (B,C,1,1): the 0 of normalised images, or an image's own mean or darkest."""
+def fill_value(images: Tensor, fill: Fill) -> Tensor:
+    """The color of a hidden patch (B,C,1,1): 0, which is gray in normalized images, or the image's mean or minimum."""
     if fill == "mean":
         return images.mean((2, 3), keepdim=True)
     if fill == "black":
         return images.amin((2, 3), keepdim=True)
-    if fill != "grey":
-        raise ValueError(
-            f"fill must be one of grey, mean, black, got {fill!r}; grey is 0, the mean of normalised images"
-        )
+    if fill != "gray":
+        raise ValueError(f"fill must be one of gray, mean, black, got {fill!r}")
     return images.new_zeros(len(images), images.shape[1], 1, 1)
 
 
-def class_of_each(model: nn.Module, images: Tensor, classes: Tensor | int | None, logits: Logits) -> Tensor:
+def target_classes(model: nn.Module, images: Tensor, classes: Tensor | int | None, logits: ToLogits) -> Tensor:
     if classes is None:
-        return answers(model, images, logits).argmax(-1)
+        return predict(model, images, logits).argmax(-1)
     return torch.as_tensor(classes, device=images.device).expand(len(images))
 
 
-def probability(model: nn.Module, images: Tensor, classes: Tensor, logits: Logits) -> Tensor:
-    """Of one class for each image: (B,)"""
-    return F.softmax(answers(model, images, logits), dim=-1).gather(1, classes[:, None])[:, 0]
+def probability(model: nn.Module, images: Tensor, classes: Tensor, logits: ToLogits) -> Tensor:
+    """The probability of one class for each image: (B,)"""
+    return F.softmax(predict(model, images, logits), dim=-1).gather(1, classes[:, None])[:, 0]
 
 
 @torch.no_grad()
-def answers(model: nn.Module, images: Tensor, logits: Logits) -> Tensor:
-    return torch.cat([logits(model(part)) for part in images.split(AT_ONCE)])
+def predict(model: nn.Module, images: Tensor, logits: ToLogits) -> Tensor:
+    return torch.cat([logits(model(part)) for part in images.split(MAX_BATCH)])

@@ -1,162 +1,153 @@
-"""Does an output know what it must not? Change the future, or the padding, and see whether it moves.
+"""Leak tests for any model: change future tokens, or padding, and see whether an output changes that must not.
 
-A model that sees the answer scores well and learns nothing; one that sees its padding answers differently in another
-batch. Both are found from outside, whatever the model is. Random state is not touched, gradients are not kept; the
-model must be in its evaluation stage. Dims: B batch, L length, Q outputs, V vocabulary.
+A model that sees the future reaches a low loss and is useless; one that sees padding depends on the rest of its batch.
+The model must be in eval() mode. Random state stays untouched, and no gradients are recorded.
+Shapes: B batch, L length, Q outputs, V vocabulary.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-LogitsOf = Callable[[Tensor], Tensor]
+LogitsFn = Callable[[Tensor], Tensor]
 """ids (B,L) -> logits (B,Q,V)"""
 
-ROUNDINGS = 4
-"""a number has moved if it differs by more than so many roundings of the largest one: a mask leaves exact zeros"""
+TOLERANCE = 4
+"""a value has changed if it differs by more than this many machine epsilons of the largest one; masks are exact"""
 
-FILLED = 1e6
-"""a number that is so many times larger than all that moved was filled in (-1e9 for what is not allowed)"""
+FILL_RATIO = 1e6
+"""values larger than all changed ones by this factor are fill values, such as -1e9 for forbidden ids"""
 
 
 @dataclass(frozen=True)
 class Leak:
-    """An output that moved, and the token that moved it. str() is the sentence that names the two."""
+    """An output that changed, and the token that changed it."""
 
     kind: Literal["future", "padding"]
     example: int
     output: int
-    """the place of the output that moved"""
-    changed: int
-    """the place of the token that was changed"""
-    by: float
-    """the largest change of a logit"""
-    changed_example: int
-    """the example of the token that was changed: the same, unless examples of a batch see each other"""
+    """position of the output"""
+    token: int
+    """position of the token"""
+    change: float
+    """largest change of a logit"""
+    token_example: int
+    """example of the token: another one if the examples of a batch are mixed"""
 
     def __str__(self) -> str:
-        what = "token" if self.kind == "future" else "padding"
-        other = f" of example {self.changed_example}" if self.changed_example != self.example else ""
-        where = "" if other or self.kind == "padding" else ", after it,"
+        kind = "token" if self.kind == "future" else "padding token"
+        other = f" of example {self.token_example}" if self.token_example != self.example else ""
+        later = "later " if self.kind == "future" and not other else ""
         return (
-            f"output {self.output} of example {self.example} moves by {self.by:.3g} "
-            f"when the {what} at place {self.changed}{other}{where} is changed"
+            f"output {self.output} of example {self.example} changes by {self.change:.3g} "
+            f"when the {later}{kind} {self.token}{other} changes"
         )
 
 
 @torch.no_grad()
-def future_leak(logits_of: LogitsOf, ids: Tensor, n_ids: int) -> Leak | None:
-    """The leak from a later token to an earlier output, or None. Each place is changed once, in one of the examples.
+def future_leak(logits_fn: LogitsFn, ids: Tensor, vocab_size: int) -> Leak | None:
+    """A leak from a later token to an earlier output, or None. Logits must be (B,L,V).
 
-    That takes about L / B passes. Logits must be (B,L,V): output i may depend on the tokens up to place i.
+    Every position is changed once, in one of the examples, which takes about L / B forward passes.
     """
-    other = other_ids(ids, n_ids)
-    before = same_twice(logits_of, ids)
-    n_examples, length = ids.shape
+    other = different_ids(ids, vocab_size)
+    before = deterministic_logits(logits_fn, ids)
+    batch_size, length = ids.shape
     if before.shape[1] != length:
         raise ValueError(
-            f"to look for a leak of the future, logits must be (B,L,V) with an output for each of the {length} tokens, "
-            f"got {tuple(before.shape)}; pass what a decoder answers"
+            f"logits must be (B,L,V) with one output for each of the {length} tokens, got {tuple(before.shape)}"
         )
-    here = torch.arange(length, device=ids.device)
-    for first in range(1, length, n_examples):
-        places = first + torch.arange(n_examples, device=ids.device)[:, None]  # one for each example
-        changes = here == places
-        moved = movement(before, logits_of(torch.where(changes, other, ids)))
-        moved = moved.where(here < places, 0.0)
-        if moved.any():
-            return named("future", logits_of, ids, other, before, moved, changes)
+    positions = torch.arange(length, device=ids.device)
+    for first in range(1, length, batch_size):
+        changed = first + torch.arange(batch_size, device=ids.device)[:, None]  # one position per example
+        is_changed = positions == changed
+        change = output_change(before, logits_fn(torch.where(is_changed, other, ids)))
+        change = change.where(positions < changed, 0.0)
+        if change.any():
+            return locate_leak("future", logits_fn, ids, other, before, change, is_changed)
     return None
 
 
 @torch.no_grad()
 def padding_leak(
-    logits_of: LogitsOf, ids: Tensor, lengths: Tensor, n_ids: int, *, output_lengths: Tensor | None = None
+    logits_fn: LogitsFn, ids: Tensor, lengths: Tensor, vocab_size: int, *, output_lengths: Tensor | None = None
 ) -> Leak | None:
-    """The leak from what lies behind an example's length (B,) to one of its outputs, or None. Three passes.
+    """A leak from the padding after an example's length (B,) to one of its outputs, or None. Three forward passes.
 
-    Outputs behind the length don't count. Where outputs have places of their own (a decoder's, while the source is
-    padded), output_lengths says how many of each example count. Logits may be (B,V) too: then all count.
+    Outputs at padding positions are ignored. If outputs have other positions than ids (a decoder's outputs and a padded
+    source), output_lengths gives the number of outputs per example. For logits (B,V), every output counts.
     """
-    other = other_ids(ids, n_ids)
-    before = same_twice(logits_of, ids)
-    changes = behind(lengths, ids.shape[1], ids.device)
-    counted = lengths if output_lengths is None else output_lengths
-    moved = movement(before, logits_of(torch.where(changes, other, ids)))
+    other = different_ids(ids, vocab_size)
+    before = deterministic_logits(logits_fn, ids)
+    is_changed = is_padding(lengths, ids.shape[1], ids.device)
+    change = output_change(before, logits_fn(torch.where(is_changed, other, ids)))
     if before.dim() > 2:
-        moved = moved.masked_fill(behind(counted, moved.shape[1], ids.device), 0.0)
-    return named("padding", logits_of, ids, other, before, moved, changes) if moved.any() else None
+        output_lengths = lengths if output_lengths is None else output_lengths
+        change = change.masked_fill(is_padding(output_lengths, change.shape[1], ids.device), 0.0)
+    return locate_leak("padding", logits_fn, ids, other, before, change, is_changed) if change.any() else None
 
 
-def behind(lengths: Tensor, length: int, device: torch.device) -> Tensor:
-    """(B,L): True at the places behind each length."""
-    return torch.arange(length, device=device) >= lengths.to(device)[:, None]
+def output_change(before: Tensor, after: Tensor, tolerance: float = TOLERANCE) -> Tensor:
+    """The largest change of each output, (B,Q,...) -> (B,Q), or (B,V) -> (B,1); 0 for rounding errors.
 
-
-def other_ids(ids: Tensor, n_ids: int) -> Tensor:
-    """Another id for each, the same ones each time."""
-    if ids.dim() != 2 or ids.is_floating_point():
-        raise ValueError(f"ids must be whole numbers (B,L), got {ids.dtype} {tuple(ids.shape)}; pass a batch of tokens")
-    if n_ids < 2:
-        raise ValueError(f"to change a token there must be another one, got n_ids={n_ids}; pass the vocabulary's size")
-    steps = torch.randint(1, n_ids, ids.shape, generator=torch.Generator().manual_seed(0))
-    return (ids + steps.to(ids)) % n_ids
-
-
-def same_twice(logits_of: LogitsOf, ids: Tensor) -> Tensor:
-    """The logits, which must not depend on chance."""
-    first, second = logits_of(ids), logits_of(ids)
-    if movement(first, second).any():
-        raise ValueError(
-            "a leak can be seen only where the same tokens give the same logits, got two different answers; "
-            "call model.eval() first, so that nothing is dropped at random"
-        )
-    return first
-
-
-def movement(before: Tensor, after: Tensor, roundings: float = ROUNDINGS) -> Tensor:
-    """How far each output moved, (B,Q,...) -> (B,Q), or (B,V) -> (B,1): its largest change; 0 for roundings alone.
-
-    NaN in both is no movement; in one of them it is an infinite one.
+    NaN in both is no change; NaN in one of them is an infinite change.
     """
     if before.dim() < 3:
         before, after = before[:, None], after[:, None]
     finite = before.isfinite() & after.isfinite()
-    apart = (after - before).abs().masked_fill(~finite, torch.inf)
-    apart = apart.masked_fill((before == after) | (before.isnan() & after.isnan()), 0.0)
-    apart, size = apart.flatten(2), torch.maximum(before.abs(), after.abs()).where(finite, 0.0).flatten(2)
-    if not apart.any():
-        return apart.amax(-1)
-    most = FILLED * size[apart > 0].max()
-    least = roundings * torch.finfo(before.dtype).eps * size[size <= most].max()
-    return apart.where(apart > least, 0.0).amax(-1)
+    difference = (after - before).abs().masked_fill(~finite, torch.inf)
+    difference = difference.masked_fill((before == after) | (before.isnan() & after.isnan()), 0.0).flatten(2)
+    size = torch.maximum(before.abs(), after.abs()).where(finite, 0.0).flatten(2)
+    if not difference.any():
+        return difference.amax(-1)
+    fill_size = FILL_RATIO * size[difference > 0].max()
+    threshold = tolerance * torch.finfo(before.dtype).eps * size[size <= fill_size].max()
+    return difference.where(difference > threshold, 0.0).amax(-1)
 
 
-def named(
+def is_padding(lengths: Tensor, length: int, device: torch.device) -> Tensor:
+    """(B,L): True at the positions after each length."""
+    return torch.arange(length, device=device) >= lengths.to(device)[:, None]
+
+
+def different_ids(ids: Tensor, vocab_size: int) -> Tensor:
+    """A different id for each one, reproducibly."""
+    if ids.dim() != 2 or ids.is_floating_point():
+        raise ValueError(f"ids must be integers (B,L), got {ids.dtype} {tuple(ids.shape)}")
+    if vocab_size < 2:
+        raise ValueError(f"vocab_size must be at least 2, got {vocab_size}")
+    steps = torch.randint(1, vocab_size, ids.shape, generator=torch.Generator().manual_seed(0))
+    return (ids + steps.to(ids)) % vocab_size
+
+
+def deterministic_logits(logits_fn: LogitsFn, ids: Tensor) -> Tensor:
+    first, second = logits_fn(ids), logits_fn(ids)
+    if output_change(first, second).any():
+        raise ValueError("two calls with the same ids return different logits; call model.eval() to disable dropout")
+    return first
+
+
+def locate_leak(
     kind: Literal["future", "padding"],
-    logits_of: LogitsOf,
+    logits_fn: LogitsFn,
     ids: Tensor,
     other: Tensor,
     before: Tensor,
-    moved: Tensor,
-    changes: Tensor,
+    change: Tensor,
+    is_changed: Tensor,
 ) -> Leak:
-    """The output that moved most, and the single change that moves it. More passes, but there is a fault already."""
-    example, output = divmod(int(moved.argmax()), moved.shape[1])
-    suspects = own_first(changes, example)
-    for place in suspects:
-        changed = ids.clone()
-        changed[place] = other[place]
-        by = movement(before, logits_of(changed))[example, output].item()
-        if by:
-            return Leak(kind, example, output, place[1], by, place[0])
-    return Leak(kind, example, output, suspects[0][1], moved.max().item(), suspects[0][0])  # only together
-
-
-def own_first(changes: Tensor, example: int) -> list[tuple[int, int]]:
-    """All changed places as (example, place), those of this example before the others."""
-    places: Iterable[list[int]] = changes.nonzero().tolist()
-    return sorted(((row, place) for row, place in places), key=lambda at: (at[0] != example, at))
+    """The output that changed most, and the single token that changes it: one more forward pass per suspect."""
+    example, output = divmod(int(change.argmax()), change.shape[1])
+    changed: list[list[int]] = is_changed.nonzero().tolist()
+    suspects = sorted(((row, token) for row, token in changed), key=lambda at: (at[0] != example, at))
+    for row, token in suspects:
+        modified = ids.clone()
+        modified[row, token] = other[row, token]
+        amount = output_change(before, logits_fn(modified))[example, output].item()
+        if amount:
+            return Leak(kind, example, output, token, amount, row)
+    row, token = suspects[0]  # no token changes it alone
+    return Leak(kind, example, output, token, change.max().item(), row)

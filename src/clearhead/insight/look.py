@@ -1,42 +1,87 @@
-"""What was seen of a forward pass: the attention of each layer, by its address.
+"""Look inside any PyTorch model: one ordinary forward pass, and the attention of every layer and head.
 
-Dims: B batch, H heads, Q queries, K keys, D width of queries and keys, Dv of values.
+    trace = look(model, images)
+    trace.output                                       # the output of the model
+    trace                                              # prints a table: name, kernel, heads, queries x keys
+    trace["blocks.3.attn"].weights(head=1, rows=[0])   # (B,1,1,K), computed only now
+    trace.verify()                                     # per layer, the largest |weights @ v - output of the kernel|
+    trace.plot()                                       # a matplotlib figure of all layers and heads
+    trace.save("attention.safetensors")                # the weights of each layer, by name
+
+Dims: B batch, H heads, Q queries, K keys, D width of queries and keys, Dv width of values.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import ItemsView, Iterator, KeysView, Sequence, ValuesView
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.insight.calls import AttentionCall, Rows
-from clearhead.insight.capture import LOOKED_FOR, captured, listed, unknown
+from clearhead.insight.capture import LOOKED_FOR, capture_attention, listed, unknown_name
 
-PIECE = 2**20
-"""how many weights are computed at a time"""
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CHUNK = 2**20
+"""the number of weights that are computed at a time"""
+
+
+def look(
+    model: nn.Module, *args: Any, keep: Literal["all", "last"] | Sequence[str] = "all", **kwargs: Any
+) -> "AttentionTrace":
+    """Run model(*args, **kwargs) and record its attention. The model, its output and its gradients do not change.
+
+    `keep` chooses the layers whose tensors are kept: "all", the "last", or a list of names.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"look needs an nn.Module and its inputs, got {type(model).__name__}")
+    if isinstance(keep, str) and keep not in ("all", "last"):
+        raise ValueError(f'keep must be "all", "last" or a list of names, got {keep!r}; try keep=[{keep!r}]')
+    names: list[str] = []
+    records: dict[str, AttentionRecord] = {}
+
+    def receive(name: str, call: AttentionCall, kernel: str, note: str) -> Tensor:
+        if keep == "last":
+            records.clear()
+        if isinstance(keep, str) or name in keep:
+            records[name] = AttentionRecord(name, kernel, note, call)
+        names.append(name)
+        return call.raw_out
+
+    with capture_attention(model, receive):
+        output = model(*args, **kwargs)
+    if not names:
+        raise LookupError(f"no attention was found in {type(model).__name__}; looked for {LOOKED_FOR}")
+    for name in () if isinstance(keep, str) else keep:
+        if name not in names:
+            raise unknown_name(name, names)
+    return AttentionTrace(output, records, names)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AttentionRecord:
-    """One attention. Its weights are computed when asked, for the heads and rows asked."""
+    """One attention of a pass. Weights are computed on demand, for the requested heads and rows only."""
 
-    address: str
+    name: str
+    """the path of the module, with #2 if it is the module's second attention in the pass"""
     kernel: str
     """sdpa, softmax, or nn.MultiheadAttention"""
     note: str
-    """what was different for this pass, and whether there was dropout"""
+    """what was different in this pass, such as dropout or a compiled module that ran eagerly"""
     call: AttentionCall
 
     @property
     def q(self) -> Tensor | None:
-        """(B,H,Q,D); None where the model wrote its own softmax"""
+        """(B,H,Q,D); None if the model computed its own softmax."""
         return self.call.q
 
     @property
     def k(self) -> Tensor | None:
-        """(B,H,K,D), with a head for each head of the queries; None where the model wrote its own softmax"""
+        """(B,H,K,D), repeated to the number of query heads; None if the model computed its own softmax."""
         return self.call.k
 
     @property
@@ -46,8 +91,8 @@ class AttentionRecord:
 
     @property
     def out(self) -> Tensor:
-        """(B,H,Q,Dv): what the model really got, before heads are joined. `gradient` is its gradient."""
-        return self.call.arranged(self.call.raw_out)
+        """(B,H,Q,Dv): the output that the model received, before the heads are concatenated."""
+        return self.call.arrange_out(self.call.raw_out)
 
     @property
     def batch(self) -> int:
@@ -58,164 +103,184 @@ class AttentionRecord:
         return self.out.shape[1]
 
     @property
-    def n_queries(self) -> int:
+    def num_queries(self) -> int:
         return self.out.shape[2]
 
     @property
-    def n_keys(self) -> int:
-        return self.call.n_keys
+    def num_keys(self) -> int:
+        return self.call.num_keys
 
     def weights(self, head: int | Sequence[int] | None = None, rows: Sequence[int] | slice | None = None) -> Tensor:
-        """(B,H,Q,K), or only some heads and queries of it; the weights before dropout."""
-        heads = check_heads(head, self.num_heads, self.address)
-        places = torch.tensor(check_rows(rows, self.n_queries, self.address), dtype=torch.long)
-        n_rows = max(1, PIECE // max(1, self.batch * len(heads) * self.n_keys))
-        if len(places) <= n_rows:
-            return self.call.weights(heads, slice_of(places))
-        return torch.cat([self.call.weights(heads, slice_of(piece)) for piece in places.split(n_rows)], dim=2)
+        """The attention weights before dropout, (B,H,Q,K), or those of some heads and of some rows (queries)."""
+        heads = check_heads(head, self.num_heads, self.name)
+        indices = torch.tensor(check_rows(rows, self.num_queries, self.name), dtype=torch.long)
+        chunk = max(1, CHUNK // max(1, self.batch * len(heads) * self.num_keys))
+        if len(indices) <= chunk:
+            return self.call.weights(heads, as_slice(indices))
+        return torch.cat([self.call.weights(heads, as_slice(part)) for part in indices.split(chunk)], dim=2)
 
     def gradient(self, score: Tensor) -> Tensor:
-        """d score / d out (B,H,Q,Dv), for a pass that was seen with gradients on. Its product with vᵀ is d weights."""
+        """d score / d out (B,H,Q,Dv), for a pass with gradients enabled. Times vᵀ it is d score / d weights."""
         (gradient,) = torch.autograd.grad(score, self.call.raw_out, retain_graph=True)
-        return self.call.arranged(gradient)
+        return self.call.arrange_out(gradient)
 
     def verify(self) -> float:
-        """The largest difference between weights @ v and what the model got; nan where either is no number."""
+        """The largest |weights @ v - out|; NaN if one of the two has a NaN."""
         largest, heads, out = self.out.new_zeros(()), list(range(self.num_heads)), self.out
-        n_rows = max(1, PIECE // max(1, self.batch * self.num_heads * self.n_keys))
+        chunk = max(1, CHUNK // max(1, self.batch * self.num_heads * self.num_keys))
         with torch.no_grad():
             values = self.call.values(heads)
-            for start in range(0, self.n_queries, n_rows):
-                rows = slice(start, start + n_rows)
+            for start in range(0, self.num_queries, chunk):
+                rows = slice(start, start + chunk)
                 difference = self.call.weights(heads, rows).to(values.dtype) @ values - out[:, :, rows]
                 if difference.numel():
-                    largest = torch.maximum(largest, difference.abs().amax())  # of a nan and a number, nan
+                    largest = torch.maximum(largest, difference.abs().amax())  # propagates NaN
         return largest.item()
 
+    def plot(
+        self,
+        head: int | None = None,
+        *,
+        example: int = 0,
+        queries: Sequence[str] | None = None,
+        keys: Sequence[str] | None = None,
+    ) -> "Figure":
+        """The weights of one example: one head with labels for its tokens, or all heads next to each other."""
+        from clearhead.insight.plots import draw_head, draw_head_grid
+
+        if head is None:
+            return draw_head_grid([self.weights()[example]], [self.name], title=f"Attention weights of {self.name}")
+        title = f"Attention weights of {self.name}, head {head}"
+        return draw_head(self.weights(head)[example, 0], queries=queries, keys=keys, title=title)
+
     def __repr__(self) -> str:
-        what = f"{self.num_heads} heads, {self.n_queries} x {self.n_keys}"
-        return f"{self.address}: {self.kernel}, {what}" + (f" ({self.note})" if self.note else "")
+        size = f"{self.num_heads} heads, {self.num_queries} x {self.num_keys}"
+        return f"{self.name}: {self.kernel}, {size}" + (f" ({self.note})" if self.note else "")
 
 
 class AttentionTrace:
-    """The attention of one forward pass, by address, in the order in which it happened; and the model's output."""
+    """The attention of one forward pass, by module name in order of execution, and the output of the model."""
 
-    def __init__(self, output: Any, layers: dict[str, AttentionRecord], addresses: Sequence[str]):
-        self.output, self.layers, self.addresses = output, layers, list(addresses)
+    def __init__(self, output: Any, records: dict[str, AttentionRecord], names: Sequence[str]):
+        self.output, self.records = output, records
+        self.names = list(names)
+        """every attention of the pass, including those that `keep` excluded"""
 
     def __len__(self) -> int:
-        return len(self.layers)
+        return len(self.records)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.layers)
+        return iter(self.records)
 
-    def __contains__(self, address: object) -> bool:
-        return address in self.layers
+    def keys(self) -> KeysView[str]:
+        return self.records.keys()
 
-    def __getitem__(self, address: str) -> AttentionRecord:
-        if address in self.layers:
-            return self.layers[address]
-        if address in self.addresses:
-            raise LookupError(
-                f"{address!r} was not kept, only {listed(list(self.layers))}; look with keep=[{address!r}]"
-            )
-        raise unknown(address, self.layers)
+    def values(self) -> ValuesView[AttentionRecord]:
+        return self.records.values()
+
+    def items(self) -> ItemsView[str, AttentionRecord]:
+        return self.records.items()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.records
+
+    def __getitem__(self, name: str) -> AttentionRecord:
+        if name in self.records:
+            return self.records[name]
+        if name in self.names:
+            raise LookupError(f"{name!r} was not kept, only {listed(list(self.records))}; use look(keep=[{name!r}])")
+        raise unknown_name(name, self.records)
 
     def verify(self) -> dict[str, float]:
-        """The largest |weights @ v - what the model got| of each layer. Layers with dropout are left out."""
-        return {address: layer.verify() for address, layer in self.layers.items() if not layer.call.dropout}
+        """For each layer, the largest |weights @ v - output of the kernel|. Layers with dropout are left out."""
+        return {name: record.verify() for name, record in self.items() if not record.call.dropout}
+
+    def plot(
+        self,
+        name: str | None = None,
+        head: int | None = None,
+        *,
+        example: int = 0,
+        queries: Sequence[str] | None = None,
+        keys: Sequence[str] | None = None,
+    ) -> "Figure":
+        """A matplotlib figure of the weights of one example: all layers and heads, one layer, or one head of it.
+
+        `queries` and `keys` label the tokens of a single head. Save the figure with `figure.savefig(path)`.
+        """
+        if name is not None:
+            return self[name].plot(head, example=example, queries=queries, keys=keys)
+        if head is not None:
+            raise ValueError(
+                f"plot needs the name of a layer to plot one head, got head={head}; known: {listed(list(self))}"
+            )
+        from clearhead.insight.plots import draw_head_grid
+
+        return draw_head_grid([record.weights()[example] for record in self.values()], list(self))
+
+    def save(self, path: str | Path, names: Sequence[str] | None = None) -> Path:
+        """Write the weights (B,H,Q,K) of all kept layers, or of these, to a .safetensors file, by name.
+
+        `safetensors.torch.load_file(path)` reads them back.
+        """
+        from safetensors.torch import save
+
+        from clearhead.files import write_atomic
+
+        path = Path(path)
+        if path.suffix != ".safetensors":
+            raise ValueError(f"a trace is saved as .safetensors, got {path.name!r}; try {path.stem}.safetensors")
+        chosen = list(self) if names is None else list(names)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, save({name: self[name].weights().detach().cpu().contiguous() for name in chosen}))
+        return path
 
     def __repr__(self) -> str:
-        head = ["address", "kernel", "heads", "queries x keys", "note"]
+        header = ["name", "kernel", "heads", "queries x keys", "note"]
         lines = [
-            [layer.address, layer.kernel, str(layer.num_heads), f"{layer.n_queries} x {layer.n_keys}", layer.note]
-            for layer in self.layers.values()
+            [one.name, one.kernel, str(one.num_heads), f"{one.num_queries} x {one.num_keys}", one.note]
+            for one in self.values()
         ]
-        n_left = len(self.addresses) - len(self.layers)
-        ending = [f"and {n_left} more, not kept"] if n_left else []
-        return "\n".join([*aligned([head, *lines]), *ending])
+        num_excluded = len(self.names) - len(self.records)
+        footer = [f"and {num_excluded} more, not kept"] if num_excluded else []
+        return "\n".join([*align_columns([header, *lines], right={2, 3}), *footer])
 
 
-def aligned(table: list[list[str]]) -> list[str]:
-    """Words to the left, numbers to the right."""
+def align_columns(table: list[list[str]], right: set[int]) -> list[str]:
     widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
-    to_right = {2, 3}
     cells = [
-        [x.rjust(w) if i in to_right else x.ljust(w) for i, (x, w) in enumerate(zip(line, widths, strict=True))]
+        [x.rjust(w) if i in right else x.ljust(w) for i, (x, w) in enumerate(zip(line, widths, strict=True))]
         for line in table
     ]
     return ["  ".join(line).rstrip() for line in cells]
 
 
-def check_heads(head: int | Sequence[int] | None, num_heads: int, address: str) -> list[int]:
+def check_heads(head: int | Sequence[int] | None, num_heads: int, name: str) -> list[int]:
     if head is None:
         return list(range(num_heads))
     heads = [int(head)] if isinstance(head, Integral) else [int(one) for one in head]  # type: ignore[union-attr]
     for one in heads:
         if not 0 <= one < num_heads:
-            raise LookupError(f"no head {one} at {address!r}; its heads are {spelled(num_heads)}")
+            raise LookupError(f"head must be {index_range(num_heads)} for {name!r}, got {one}")
     return heads
 
 
-def check_rows(rows: Sequence[int] | slice | None, n_queries: int, address: str) -> list[int]:
+def check_rows(rows: Sequence[int] | slice | None, num_queries: int, name: str) -> list[int]:
     if rows is None or isinstance(rows, slice):
-        return list(range(n_queries)[rows or slice(None)])
+        return list(range(num_queries)[rows or slice(None)])
     rows = [int(rows)] if isinstance(rows, Integral) else [int(row) for row in rows]
     for row in rows:
-        if not -n_queries <= row < n_queries:
-            raise LookupError(
-                f"no row {row} at {address!r}; a row is a query, and its queries are {spelled(n_queries)}"
-            )
-    return [row % n_queries for row in rows]
+        if not -num_queries <= row < num_queries:
+            raise LookupError(f"rows are queries and must be {index_range(num_queries)} for {name!r}, got {row}")
+    return [row % num_queries for row in rows]
 
 
-def spelled(n: int) -> str:
-    return f"0 to {n - 1}" if n > 1 else "0 alone" if n else "none"
+def index_range(size: int) -> str:
+    return f"from 0 to {size - 1}" if size > 1 else "0" if size else "empty"
 
 
-def slice_of(places: Tensor) -> Rows:
-    """Neighbouring places as a slice, which makes a view."""
-    if len(places) and bool((places.diff() == 1).all()):
-        return slice(int(places[0]), int(places[-1]) + 1)
-    return places
-
-
-# Looking inside any PyTorch model: one ordinary forward pass, and the attention of every layer and head.
-#
-# seen = look(model, images)
-# seen.output                                       # what the model answered
-# seen                                              # a table: address, kernel, heads, queries x keys
-# seen["blocks.3.attn"].weights(head=1, rows=[0])   # (B,1,1,K): computed only now, only this
-# seen.verify()                                     # largest |weights @ v - what the kernel returned| per layer
-
-
-def look(
-    model: nn.Module, *args: Any, keep: Literal["all", "last"] | Sequence[str] = "all", **kwargs: Any
-) -> AttentionTrace:
-    """model(*args, **kwargs), and what its attention did. The model, its output and its gradients are as without it.
-
-    `keep` says of which layers the tensors are kept: "all", the "last", or a list of addresses.
-    """
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"look needs an nn.Module and its inputs, got {type(model).__name__}; pass the model itself")
-    if isinstance(keep, str) and keep not in ("all", "last"):
-        raise ValueError(f'keep must be "all", "last" or a list of addresses, got {keep!r}; try keep=[{keep!r}]')
-    addresses: list[str] = []
-    layers: dict[str, AttentionRecord] = {}
-
-    def receive(address: str, call: AttentionCall, kernel: str, note: str) -> Tensor:
-        if keep == "last":
-            layers.clear()
-        if isinstance(keep, str) or address in keep:
-            layers[address] = AttentionRecord(address, kernel, note, call)
-        addresses.append(address)
-        return call.raw_out
-
-    with captured(model, receive):
-        output = model(*args, **kwargs)
-    if not addresses:
-        raise LookupError(f"no attention was seen in {type(model).__name__}; looked for {LOOKED_FOR}")
-    for address in () if isinstance(keep, str) else keep:
-        if address not in addresses:
-            raise unknown(address, addresses)
-    return AttentionTrace(output, layers, addresses)
+def as_slice(indices: Tensor) -> Rows:
+    """Consecutive indices as a slice, so that indexing returns a view."""
+    if len(indices) and bool((indices.diff() == 1).all()):
+        return slice(int(indices[0]), int(indices[-1]) + 1)
+    return indices

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.insight.doctor.call_plan import blamed, call, said
-from clearhead.insight.doctor.module_under_test import copied, undisturbed, unwrapped
+from clearhead.insight.doctor.call_plan import prepare
+from clearhead.insight.doctor.module_under_test import eval_copy, isolated_state, unwrap_compiled
+from clearhead.insight.doctor.report import as_value_error, error_summary
 from clearhead.models.recorder import record
 from clearhead.models.shapes import Shapes
 
@@ -28,8 +29,8 @@ def module_shapes(
     dtypes: Sequence[str] = (),
 ) -> Shapes:
     """Every tensor of a forward pass in eval mode. The module itself is not changed: a copy of it is called."""
-    inner = unwrapped(module)
-    with blamed(type(inner).__name__, "its shapes are recorded"):
+    inner = unwrap_compiled(module)
+    with as_value_error(f"recording the shapes of {type(inner).__name__}"):
         return recorded(inner, batch, width, length, sizes, dtypes)
 
 
@@ -44,24 +45,24 @@ def recorded(
     arguments: dict[str, Any]
     n_examples: int | None
     if sizes:
-        model: nn.Module = copied(inner).cpu()
+        model: nn.Module = eval_copy(inner).cpu()
         inputs = {f"input {i}" if len(sizes) > 1 else "input": x for i, x in enumerate(given(model, sizes, dtypes), 1)}
         arguments, dtype, n_examples = {}, torch.float32, None  # which of its axes is the batch is not known
     else:
-        subject = call(inner, width, length).subject
+        subject = prepare(inner, width, length)
         model, dtype, n_examples = subject.model, subject.dtype, batch
-        arguments = subject.arguments(subject.draw(0, batch), {})
+        arguments = subject.arguments(subject.sample_inputs(0, batch), {})
         inputs = {name: x for name, x in arguments.items() if isinstance(x, Tensor)}
 
     def forward() -> Any:
         return model(**arguments) if arguments else model(*inputs.values())
 
     try:
-        with undisturbed(dtype, seed=0):
+        with isolated_state(dtype, seed=0):
             tensors = record(model, inputs, forward)
     except Exception as error:
         shapes = ", ".join(f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}" for x in inputs.values())
-        raise ValueError(f"{type(inner).__name__} does not take {shapes}: {said(error)}") from None
+        raise ValueError(f"{type(inner).__name__} does not take {shapes}: {error_summary(error)}") from None
     return Shapes(
         config=type(inner).__name__,
         batch=n_examples,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from clearhead.drawing import BLUE, GREEN, GREY, ORANGE
+from clearhead.drawing import BLUE, GRAY, GREEN, ORANGE
 from clearhead.insight.look import look
 from clearhead.lab.claim import Claim, Result, at_least, at_most, equals
 from clearhead.lab.learning import mean_over_seeds, one_thread, train_recipe
@@ -42,7 +42,7 @@ def run_attention_map(
 
     def map_of(tokens: Tensor) -> Tensor:
         tokens = tokens.flatten(0, 1)[None] if mixed else tokens
-        return attend_reference(layer.query(tokens), layer.key(tokens), layer.value(tokens))[1]
+        return attend_reference(layer.q_proj(tokens), layer.k_proj(tokens), layer.v_proj(tokens))[1]
 
     with torch.no_grad():
         weights = map_of(x)
@@ -70,8 +70,8 @@ def run_cross(
     x = torch.randn(1, tgt_vocab_size, width, dtype=torch.float64)
 
     def attended(queries: Tensor, keys: Tensor) -> Tensor:
-        q, k, v = (layer.split(part) for part in (layer.query(queries), layer.key(keys), layer.value(keys)))
-        return layer.output(attend_reference(q, k, v)[0].transpose(1, 2).flatten(2))
+        q, k, v = (layer.split_heads(part) for part in (layer.q_proj(queries), layer.k_proj(keys), layer.v_proj(keys)))
+        return layer.out_proj(attend_reference(q, k, v)[0].transpose(1, 2).flatten(2))
 
     with torch.no_grad():
         expected = layer(x, memory)
@@ -199,9 +199,9 @@ def of_reversal(steps: int, seed: int) -> list[float]:
     """Accuracy and attention weights of the recipe `reverse` after `steps` steps. One block, one head: token i has to
     attend to token 15 - i."""
     with one_thread(), torch.enable_grad():
-        setup = train_recipe("reverse", {"seed": seed}, steps)
-    digits, reversed_digits = setup.data.test.get_batch(torch.arange(N_TEST))
-    seen = look(setup.model, digits)
+        ctx = train_recipe("reverse", {"seed": seed}, steps)
+    digits, reversed_digits = ctx.data.test.get_batch(torch.arange(N_TEST))
+    seen = look(ctx.model, digits)
     (layer,) = seen
     weights = seen[layer].weights()[:, 0]  # (B,L,L)
     own, opposite = (each.diagonal(dim1=-2, dim2=-1).mean().item() for each in (weights, weights.flip(-1)))
@@ -238,7 +238,7 @@ def draw_attention_map(*, seed: int = 0, width: int = 16, n_examples: int = 3, n
         layer = MultiHeadAttention(width, 1).double()
         x = torch.randn(n_examples, n_tokens, width, dtype=torch.float64)
     weights, mixed = (
-        attend_reference(layer.query(tokens), layer.key(tokens), layer.value(tokens))[1]
+        attend_reference(layer.q_proj(tokens), layer.k_proj(tokens), layer.v_proj(tokens))[1]
         for tokens in (x, x.flatten(0, 1)[None])
     )
     n_rows = n_examples * n_tokens
@@ -250,8 +250,8 @@ def draw_attention_map(*, seed: int = 0, width: int = 16, n_examples: int = 3, n
     heat_maps(figure, both, [apart, mixed[0]], "attention weight")
     for axes in both:
         for edge in range(1, n_examples):
-            axes.axhline(edge * n_tokens - 0.5, color=GREY, linewidth=1)
-            axes.axvline(edge * n_tokens - 0.5, color=GREY, linewidth=1)
+            axes.axhline(edge * n_tokens - 0.5, color=GRAY, linewidth=1)
+            axes.axvline(edge * n_tokens - 0.5, color=GRAY, linewidth=1)
     name_axis(both[0], f"Correct: {n_examples} maps of {n_tokens} × {n_tokens}", "key token", "query token")
     name_axis(both[1], f"Misconception: one of {n_rows} × {n_rows}", "key token")
     headline(figure, "Each example of a batch has its own map: batch × sequence × sequence")
@@ -303,8 +303,8 @@ def draw_cross_attention(
         layer = MultiHeadAttention(width, 2).double()
         memory = torch.randn(1, src_vocab_size, width, dtype=torch.float64)
         x = torch.randn(1, tgt_vocab_size, width, dtype=torch.float64)
-    q, k, v = layer.query(x), layer.key(memory), layer.value(memory)
-    weights = attend_reference(layer.split(q), layer.split(k), layer.split(v))[1]
+    q, k, v = layer.q_proj(x), layer.k_proj(memory), layer.v_proj(memory)
+    weights = attend_reference(layer.split_heads(q), layer.split_heads(k), layer.split_heads(v))[1]
     out = layer(x, memory)
 
     def sized(text: str, part: Tensor) -> str:
@@ -345,7 +345,7 @@ def draw_own_token(*, seed: int = 0, width: int = 16, n_tokens: int = 8, result:
     q, k = x @ w_q, x @ w_k
     same = q / q.norm(dim=-1, keepdim=True)
     weights = attend_reference(q, k, x)[1]
-    own = {"random\nweights": (own_largest(weights), BLUE), "chance\n(1/n)": (1 / n_tokens, GREY)}
+    own = {"random\nweights": (own_largest(weights), BLUE), "chance\n(1/n)": (1 / n_tokens, GRAY)}
     for check in result.checks if result else ():
         if check.name.startswith("trained") and "most to themselves" in check.name:
             own["trained\nreversal"] = (check.value, ORANGE)

@@ -59,8 +59,8 @@ def first_gradient(depth: int, width: int, has_skip: bool, initialisation: Initi
     """Norm of the gradient at the input of `depth` small nets, with x + f(x) or f(x) alone."""
     nets = [MLP(width, width, initialisation.activation).double() for _ in range(depth)]
     for net in nets:
-        initialisation.init_first(net.widen.weight)
-        initialisation.init_second(net.narrow.weight)
+        initialisation.init_first(net.fc1.weight)
+        initialisation.init_second(net.fc2.weight)
     x = torch.randn(8, width, dtype=torch.float64, requires_grad=True)
     h: Tensor = x
     for net in nets:
@@ -162,7 +162,9 @@ def run_layer_norm(*, seed: int = 0, width: int = 16, n_tokens: int = 5, batch_n
 def gradients(norm: str, depth: int, width: int) -> list[float]:
     """Norm of the gradient at the input of each of `depth` fresh blocks, the first of the stack first."""
     blocks = [
-        EncoderBlock(MultiHeadAttention(width, 2), MLP(width, 4 * width), width=width, norm=norm).double()
+        EncoderBlock(
+            MultiHeadAttention(width, 2), MLP(width, 4 * width), width=width, norm_first=norm == "pre"
+        ).double()
         for _ in range(depth)
     ]
     final = nn.LayerNorm(width).double() if norm == "pre" else nn.Identity()

@@ -51,9 +51,9 @@ class OffsetAttention(nn.Module):
         square, one = n_in + n_axes, n_in + n_axes + 1
         for parameter in self.attention.parameters():
             parameter.zero_()
-        output = self.attention.output
+        output = self.attention.out_proj
         assert isinstance(output, nn.Linear)
-        layers = (self.attention.query, self.attention.key, self.attention.value)
+        layers = (self.attention.q_proj, self.attention.k_proj, self.attention.v_proj)
         w_q, w_k, w_v = (layer.weight.unflatten(0, (num_heads, -1)) for layer in layers)  # (H,D,E)
         w_o = output.weight.unflatten(1, (num_heads, -1))  # (E,H,D)
         for axis in range(n_axes):
@@ -69,7 +69,7 @@ class OffsetAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = torch.cat([x, self.places.expand(len(x), -1, -1)], dim=-1)
-        tokens = F.pad(tokens, (0, self.attention.query.in_features - tokens.shape[-1]))
+        tokens = F.pad(tokens, (0, self.attention.q_proj.in_features - tokens.shape[-1]))
         return self.attention(tokens, mask=self.mask)[..., : self.n_out]
 
 
@@ -125,7 +125,7 @@ def message_passing(x: Tensor, scores: Tensor, edges: Tensor | None = None) -> T
 def feedforward_as_convolutions(net: MLP) -> nn.Sequential:
     """Two 1x1 convolutions with an activation between, with the weights of this net. (B,E,L) -> (B,E,L)"""
     layers = []
-    for linear in (net.widen, net.narrow):
+    for linear in (net.fc1, net.fc2):
         conv = nn.Conv1d(linear.in_features, linear.out_features, 1, bias=linear.bias is not None).to(linear.weight)
         conv.load_state_dict({name: p.unsqueeze(-1) if p.dim() == 2 else p for name, p in linear.state_dict().items()})
         layers.append(conv)

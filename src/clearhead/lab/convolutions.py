@@ -122,7 +122,7 @@ def run_any_size(*, seed: int = 0, width: int = 8, context: int = 8, learned: bo
     attention, convolution = MultiHeadAttention(width, 2), AlongTheLine(width, kernel=3, depth=2)
     table = LearnedPosEmbed(context, width)
     images = [torch.randn(1, 3, side, side) for side in SIDES]
-    vit = model_for(width, "class", SIDES[1] // 4).float()
+    vit = model_for(width, "cls", SIDES[1] // 4).float()
 
     def lengths(layer: Callable[[Tensor], Tensor], numbers: Sequence[int] = LENGTHS) -> int:
         return accepted(layer, [torch.randn(1, length, width) for length in numbers])

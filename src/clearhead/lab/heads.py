@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.drawing import BLUE, GREEN, GREY, ORANGE
+from clearhead.drawing import BLUE, GRAY, GREEN, ORANGE
 from clearhead.lab.claim import Claim, Result, at_least, at_most, equals
 from clearhead.lab.plots import (
     MISTAKE,
@@ -43,7 +43,7 @@ def run_multi_head(
     def outputs(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
         """O_i = W_V,i v softargmax(beta (W_K,i k)ᵀ W_Q,i q), beta = 1/sqrt(d), (d,n) each"""
         found = []
-        for W_Q, W_K, W_V in zip(*(heads(p.weight) for p in (layer.query, layer.key, layer.value)), strict=True):
+        for W_Q, W_K, W_V in zip(*(heads(p.weight) for p in (layer.q_proj, layer.k_proj, layer.v_proj)), strict=True):
             Q, K, V = W_Q @ q, W_K @ k, W_V @ v
             found.append(V @ softargmax(K.T @ Q, len(Q) ** -0.5, dim=0))
         return found
@@ -52,8 +52,8 @@ def run_multi_head(
         return (made - layer(*(x.T[None] for x in inputs))[0].T).abs().max().item()
 
     with torch.no_grad():
-        assert isinstance(layer.output, nn.Linear)
-        W_O, own = layer.output.weight, outputs(C, C, C)
+        assert isinstance(layer.out_proj, nn.Linear)
+        W_O, own = layer.out_proj.weight, outputs(C, C, C)
         summed = torch.stack([part @ out for part, out in zip(W_O.chunk(num_heads, dim=1), own, strict=True)]).sum(0)
         return Result(
             (
@@ -129,14 +129,14 @@ def run_head_outputs(
     layer = MultiHeadAttention(width, num_heads).double()
     x = 3 * torch.randn(1, n_tokens, width, dtype=torch.float64)
     with torch.no_grad():
-        q, k, v = (layer.split(part(x)) for part in (layer.query, layer.key, layer.value))
+        q, k, v = (layer.split_heads(part(x)) for part in (layer.q_proj, layer.k_proj, layer.v_proj))
         outputs, weights = attend_reference(q, k, v)  # (1,H,L,D), (1,H,L,L)
         if mix_weights:
             outputs = weights.mean(1, keepdim=True) @ v
         joined = outputs.transpose(1, 2).flatten(-2)
-        error = (layer.output(joined) - layer(x)).abs().max().item()
+        error = (layer.out_proj(joined) - layer(x)).abs().max().item()
         unscaled = attend_reference(q, k, v, beta=1.0)[0].transpose(1, 2).flatten(-2)
-        without_beta = (layer.output(unscaled) - layer(x)).abs().max().item()
+        without_beta = (layer.out_proj(unscaled) - layer(x)).abs().max().item()
     spread = (weights - weights.mean(1, keepdim=True)).abs().max().item()
     scaled = [at_least("the same without beta: difference", without_beta, 1e-3)] if num_heads < width else []
     return Result(  # with a head width of 1, beta is 1
@@ -211,7 +211,7 @@ SHOWN = "abcd"
 
 def head_outputs(layer: MultiHeadAttention, C: Tensor) -> tuple[Tensor, Tensor]:
     """For tokens as columns, C (e,n): O_i = W_V,i C A_i of all heads (h,d,n), and the weights A_i (h,n,n)."""
-    parts = (layer.query.weight, layer.key.weight, layer.value.weight)
+    parts = (layer.q_proj.weight, layer.k_proj.weight, layer.v_proj.weight)
     w_q, w_k, w_v = (weight.unflatten(0, (layer.num_heads, -1)) for weight in parts)  # (h,d,e)
     q, k, v = w_q @ C, w_k @ C, w_v @ C
     attention = softargmax(k.mT @ q, q.shape[1] ** -0.5, dim=1)
@@ -225,8 +225,8 @@ def draw_multi_head(*, seed: int = 0, width: int = 16, num_heads: int = 4, n_tok
         torch.manual_seed(seed)
         layer = MultiHeadAttention(width, num_heads, bias=False).double()
         C = torch.randn(4, width, n_tokens, dtype=torch.float64)[0]
-    assert isinstance(layer.output, nn.Linear)
-    W_O = layer.output.weight
+    assert isinstance(layer.out_proj, nn.Linear)
+    W_O = layer.out_proj.weight
     outputs, attention = head_outputs(layer, C)
     stacked = outputs.flatten(0, 1)
     letters = SHOWN[:num_heads]
@@ -270,10 +270,10 @@ def draw_head_outputs(*, seed: int = 0, width: int = 16, num_heads: int = 4, n_t
         torch.manual_seed(seed)
         layer = MultiHeadAttention(width, num_heads).double()
         x = 3 * torch.randn(1, n_tokens, width, dtype=torch.float64)
-    q, k, v = (layer.split(part(x)) for part in (layer.query, layer.key, layer.value))
+    q, k, v = (layer.split_heads(part(x)) for part in (layer.q_proj, layer.k_proj, layer.v_proj))
     outputs, weights = attend_reference(q, k, v)
     joined, averaged = (
-        layer.output(out.transpose(1, 2).flatten(-2)) for out in (outputs, weights.mean(1, keepdim=True) @ v)
+        layer.out_proj(out.transpose(1, 2).flatten(-2)) for out in (outputs, weights.mean(1, keepdim=True) @ v)
     )
     places = {1: "aZ", 2: "aZ;bZ", 3: "abZ;c.Z"}.get(num_heads, "abZ;cdZ")
     figure, (scatter, *heads) = canvas(places, widths=(1,) * (len(places.split(";")[0]) - 1) + (1.9,))
@@ -360,7 +360,7 @@ def draw_heads_as_groups(*, seed: int = 0, width: int = 8, num_heads: int = 4, l
     above, below = heads[: len(letters)], heads[len(letters) :]
     heat_maps(figure, below, list(weights[0, : len(below)]), "")
     for head, axes in enumerate(above):
-        axes.bar([-1, 0, 1], kernels[head].tolist(), color=(BLUE, GREEN, ORANGE, GREY)[head])
+        axes.bar([-1, 0, 1], kernels[head].tolist(), color=(BLUE, GREEN, ORANGE, GRAY)[head])
         axes.set_ylim(0, 1.05 * kernels.max().item())
         axes.set_xticks([-1, 0, 1])
         axes.grid(axis="x", visible=False)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION
+from clearhead.drawing import BLACK, BLUE, GRAY, GREEN, ORANGE, PURPLE, VERMILION
 from clearhead.lab.claim import Claim, Result, at_least, at_most, equals
 from clearhead.lab.constructions import (
     SHARP,
@@ -262,7 +262,7 @@ def draw_errors(axes: "Axes", errors: Errors, beta: float) -> None:
     axes.set_yticks([1e0, 1e-4, 1e-8, 1e-12, 1e-16])
     rounding_band(axes, FLOOR)
     if 0 <= beta <= last:
-        axes.axvline(beta, color=GREY, linestyle="--", zorder=0)
+        axes.axvline(beta, color=GRAY, linestyle="--", zorder=0)
     if len(errors) > 1:
         axes.legend(fontsize=SMALL, loc="center right", bbox_to_anchor=(1.0, 0.55), framealpha=1)
 
@@ -323,8 +323,8 @@ def offset_weights(layer: OffsetAttention) -> Tensor:
     attention = layer.attention
     features = torch.zeros(1, len(layer.places), layer.n_out, dtype=layer.places.dtype)
     tokens = torch.cat([features, layer.places[None]], dim=-1)
-    tokens = F.pad(tokens, (0, attention.query.in_features - tokens.shape[-1]))
-    q, k = attention.split(attention.query(tokens)), attention.split(attention.key(tokens))
+    tokens = F.pad(tokens, (0, attention.q_proj.in_features - tokens.shape[-1]))
+    q, k = attention.split_heads(attention.q_proj(tokens)), attention.split_heads(attention.k_proj(tokens))
     return attend_reference(q, k, k, layer.mask, attention.beta)[1][0, 0]
 
 

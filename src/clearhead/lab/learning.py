@@ -9,16 +9,16 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from clearhead.data.vocab import IGNORED
+from clearhead.data.vocab import IGNORE_INDEX
 from clearhead.recipes.registry import config_of
 from clearhead.training.context import TrainContext, build_context
 from clearhead.training.distributed import ALONE
-from clearhead.training.loop import update
+from clearhead.training.loop import train_step
 from clearhead.training.progress import StopRequest
 from clearhead.training.state import TrainState
 
 Task = Callable[[torch.Generator, int], tuple[Tensor, Tensor]]
-"""(random, n) -> inputs (n,...) and targets (n,...): the index of the right class, or IGNORED"""
+"""(random, n) -> inputs (n,...) and targets (n,...): the index of the right class, or IGNORE_INDEX"""
 
 WARMUP = 30
 """steps in which the learning rate rises to its constant value"""
@@ -73,7 +73,7 @@ def train(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARMUP))
     for step in range(1, max(budgets) + 1):
         inputs, targets = task(random, batch_size)
-        loss = nn.functional.cross_entropy(model(inputs).flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
+        loss = nn.functional.cross_entropy(model(inputs).flatten(0, -2), targets.flatten(), ignore_index=IGNORE_INDEX)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -86,19 +86,19 @@ def train(
 def train_recipe(recipe: str, changes: Mapping[str, object], steps: int) -> TrainContext:
     """A recipe's model after so many steps, without a run directory, and its data."""
     values = {**changes, "training.steps": steps, "training.precision": "float32"}
-    setup, standing = build_context(config_of(recipe, values), ALONE, shard=False, report=print), TrainState()
-    setup.model.train()
-    while standing.step < steps:
-        update(setup, standing, StopRequest())
-    setup.model.eval()
-    return setup
+    ctx, state = build_context(config_of(recipe, values), ALONE, shard=False, report=print), TrainState()
+    ctx.model.train()
+    while state.step < steps:
+        train_step(ctx, state, StopRequest())
+    ctx.model.eval()
+    return ctx
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, task: Task, *, seed: int, num_test: int = 2_000) -> float:
-    """The fraction of correct predictions for examples that training did not draw; IGNORED targets do not count."""
+    """The fraction of correct predictions for unseen examples; IGNORE_INDEX targets do not count."""
     inputs, targets = task(torch.Generator().manual_seed(seed + UNSEEN), num_test)
-    return (model(inputs).argmax(-1) == targets)[targets != IGNORED].double().mean().item()
+    return (model(inputs).argmax(-1) == targets)[targets != IGNORE_INDEX].double().mean().item()
 
 
 @contextmanager

@@ -12,7 +12,7 @@ Dims: B batch, Q target tokens, K source tokens, E model width, V vocabulary.
 
 from torch import Tensor, nn
 
-from clearhead.data.vocab import MARKS
+from clearhead.data.vocab import SPECIAL_TOKENS
 from clearhead.models.config import Seq2SeqConfig
 from clearhead.models.embeddings import embeddings_or
 from clearhead.models.seq2seq import Seq2Seq
@@ -62,7 +62,7 @@ class Recurrent(nn.Module):
 TRANSFORMER, WITH, WITHOUT = "transformer", "LSTM with attention", "LSTM alone"
 NAMES = (TRANSFORMER, WITH, WITHOUT)
 DIGITS = 10
-N_TOKENS = len(MARKS) + DIGITS
+N_TOKENS = len(SPECIAL_TOKENS) + DIGITS
 """what they read and write, unless told otherwise"""
 
 
@@ -80,7 +80,7 @@ def rival(
                 width=width,
                 depth=1,
                 num_heads=1,
-                hidden=2 * width,
+                mlp_dim=2 * width,
                 src_vocab_size=src_vocab_size,
                 tgt_vocab_size=tgt_vocab_size,
             )

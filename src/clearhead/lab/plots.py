@@ -13,7 +13,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from clearhead.drawing import BLACK, BLUE, COLOURS, GREY, LIGHT, MAP, VERMILION, blank, check_suffix, save_figure, short
+from clearhead.drawing import (
+    BLACK,
+    BLUE,
+    COLORMAP,
+    COLORS,
+    GRAY,
+    LIGHT_GRAY,
+    VERMILION,
+    check_suffix,
+    format_number,
+    new_figure,
+    save_figure,
+)
 from clearhead.lab.claim import Check, Curve, Result
 
 if TYPE_CHECKING:
@@ -38,7 +50,7 @@ def canvas(
     same_y: bool = False,
 ) -> "tuple[Figure, list[Axes]]":
     """An empty figure and its axes, by letter: "AB" are two side by side, "AB;AC" has one tall and two small."""
-    figure = blank(*SIZE)
+    figure = new_figure(*SIZE)
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)  # type: ignore[union-attr, call-arg]
     by_letter = figure.subplot_mosaic(places, width_ratios=widths, height_ratios=heights, sharex=same_x, sharey=same_y)
     all_axes = [by_letter[letter] for letter in sorted(by_letter)]
@@ -46,7 +58,7 @@ def canvas(
         axes.tick_params(labelsize=SMALL)
         axes.tick_params(which="minor", labelbottom=False, labelleft=False)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(color=LIGHT, linewidth=0.8)
+        axes.grid(color=LIGHT_GRAY, linewidth=0.8)
         axes.set_axisbelow(True)
     return figure, all_axes
 
@@ -105,7 +117,7 @@ def heat_maps(
     for axes, matrix in zip(all_axes, maps, strict=True):
         shown = np.ma.masked_invalid(matrix.detach().double().numpy())
         aspect: Any = "equal" if 0.5 <= matrix.shape[0] / matrix.shape[1] <= 2 else "auto"  # no thin strips
-        images.append(axes.imshow(shown, cmap=MAP, vmin=low, vmax=high, interpolation="nearest", aspect=aspect))
+        images.append(axes.imshow(shown, cmap=COLORMAP, vmin=low, vmax=high, interpolation="nearest", aspect=aspect))
         axes.grid(False)
         count_ticks(axes, *matrix.shape)
     bar = figure.colorbar(images[-1], ax=list(beside or all_axes), shrink=0.85, pad=0.03)
@@ -113,7 +125,7 @@ def heat_maps(
     bar.set_label(unit, fontsize=TEXT)
     if low < high:
         ticks = [low, (low + high) / 2, high]
-        bar.set_ticks(ticks, labels=[without_minus(short(tick, high - low)) for tick in ticks])
+        bar.set_ticks(ticks, labels=[without_minus(format_number(tick, high - low)) for tick in ticks])
     return images
 
 
@@ -127,7 +139,7 @@ def against(axes: "Axes", measured: Tensor, predictions: "dict[str, tuple[Tensor
     for text, (numbers, colour, marker) in reversed(predictions.items()):
         edge: dict[str, Any] = {} if marker == "x" else {"edgecolor": "white"}
         axes.scatter(numbers.flatten(), measured.flatten(), s=65, marker=marker, color=colour, label=text, **edge)
-    axes.axline((0, 0), slope=1, color=GREY, linewidth=2, zorder=0)
+    axes.axline((0, 0), slope=1, color=GRAY, linewidth=2, zorder=0)
     parts = [measured, *(numbers for numbers, _, _ in predictions.values())]
     finite = torch.cat([part[part.isfinite()].flatten() for part in parts])
     room = 0.06 * (finite.max() - finite.min()).item() or 1.0
@@ -148,7 +160,7 @@ def bars(axes: "Axes", heights: "dict[str, tuple[float, str]]", form: str = "{:.
 
 def rounding_band(axes: "Axes", low: float = 1e-17, *, x: float = 0.0, above: bool = False) -> None:
     """The part of a logarithmic axis where float64 rounds, in grey; its name begins at `x`, in it or above it."""
-    axes.axhspan(low, 1e-14, color=LIGHT, zorder=0)
+    axes.axhspan(low, 1e-14, color=LIGHT_GRAY, zorder=0)
     label(axes, x, 1e-14, "rounding (float64)", BLACK, offset=(4, 5 if above else -18))
 
 
@@ -165,7 +177,7 @@ def flow(
         drawn[text] = axes.text(x, y, text, fontsize=SMALL, ha="center", va="center", bbox=frame)
     for start, end in arrows:
         ends = {"patchA": drawn[start].get_bbox_patch(), "patchB": drawn[end].get_bbox_patch()}
-        style = {"arrowstyle": "-|>,head_width=0.35,head_length=0.6", "color": GREY, "linewidth": 2}
+        style = {"arrowstyle": "-|>,head_width=0.35,head_length=0.6", "color": GRAY, "linewidth": 2}
         axes.annotate("", boxes[end][:2], boxes[start][:2], arrowprops={**ends, **style, "shrinkA": 1, "shrinkB": 2})
     empty(axes, size)
 
@@ -181,7 +193,7 @@ def two_colours(axes: "Axes", mask: Tensor, texts: list[list[str]]) -> None:
     from matplotlib.colors import ListedColormap
 
     rows, columns = mask.shape
-    axes.imshow(mask.int().numpy(), cmap=ListedColormap([LIGHT, BLUE]), vmin=0, vmax=1, interpolation="nearest")
+    axes.imshow(mask.int().numpy(), cmap=ListedColormap([LIGHT_GRAY, BLUE]), vmin=0, vmax=1, interpolation="nearest")
     count_ticks(axes, rows, columns)
     axes.grid(False)
     axes.set_xticks([column + 0.5 for column in range(columns - 1)], minor=True)
@@ -259,7 +271,7 @@ def draw_groups(axes: "Axes", curves: Sequence[Curve], names: Sequence[str]) -> 
     width = 0.8 / len(curves)
     for number, curve in reversed(list(enumerate(curves))):
         places = [group + (number + 0.5) * width - 0.4 for group in range(len(names))]
-        drawn = axes.bar(places, curve.y, width, color=COLOURS[number % len(COLOURS)], label=curve.name)
+        drawn = axes.bar(places, curve.y, width, color=COLORS[number % len(COLORS)], label=curve.name)
         axes.bar_label(drawn, fmt="{:.0%}", fontsize=SMALL)
     axes.set_xticks(range(len(names)), labels=[fill(text, 12) for text in names])
     axes.grid(axis="x", visible=False)
@@ -268,7 +280,7 @@ def draw_groups(axes: "Axes", curves: Sequence[Curve], names: Sequence[str]) -> 
 def draw_lines(axes: "Axes", curves: Sequence[Curve]) -> None:
     """Lines over training steps, on a logarithmic axis."""
     for number, curve in reversed(list(enumerate(curves))):
-        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        colour, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
         axes.plot(curve.x, curve.y, f"{marker}-", color=colour, linewidth=3, markersize=8, label=curve.name)
     steps = sorted({step for curve in curves for step in curve.x})
     axes.set_xscale("log", base=2)
@@ -285,7 +297,7 @@ def draw_checks(axes: "Axes", checks: Sequence[Check]) -> None:
         label(axes, max(check.value, 0.0), row, f"{check.value:.3g} ({check.says})", offset=(6, 0), va="center")
     axes.set_yticks(range(len(checks)), labels=[fill(check.name, 32) for check in checks])
     axes.invert_yaxis()
-    axes.axvline(0, color=GREY)
+    axes.axvline(0, color=GRAY)
     axes.set_xlim(min(0.0, 1.1 * min(values)), 1.6 * max(*values, 0.1))
     axes.grid(axis="y", visible=False)
     name_axis(axes, "", "measured value")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from clearhead.drawing import BLACK, BLUE, GREEN, GREY, VERMILION
+from clearhead.drawing import BLACK, BLUE, GRAY, GREEN, VERMILION
 from clearhead.lab.claim import Claim, Result, at_least, at_most
 from clearhead.lab.learning import learning_curve, mean_over_seeds
 from clearhead.lab.plots import (
@@ -117,17 +117,17 @@ class Scores(nn.Module):
         return self.predictor(points).squeeze(-1)
 
 
-def predictor(width: int, positions: PosEmbedName, n_inputs: int, n_outputs: int) -> SequencePredictor:
+def predictor(width: int, pos_embed: PosEmbedName, in_features: int, out_features: int) -> SequencePredictor:
     config = PredictorConfig(
         width=width,
         depth=1,
         num_heads=1,
-        hidden=2 * width,
+        mlp_dim=2 * width,
         norm="post",
-        n_inputs=n_inputs,
-        n_outputs=n_outputs,
+        in_features=in_features,
+        out_features=out_features,
         head_mlp_dim=width,
-        positions=positions,
+        pos_embed=pos_embed,
     )
     return SequencePredictor(config)
 
@@ -243,9 +243,9 @@ def draw_learned_positions(*, seed: int = 0, width: int = 16, side: int = 4) -> 
         model = model_for(width, "mean", side)
         images = torch.randn(1, 3, 4 * side, 4 * side, dtype=torch.float64)
         waves = model_for(width, "mean", side, "sinusoidal")
-    table = model.positions
+    table = model.pos_embed
     assert isinstance(table, LearnedPosEmbed2d)
-    tokens, order = model.tokenize(images), torch.arange(side * side).roll(1)
+    tokens, order = model.patch_embed(images), torch.arange(side * side).roll(1)
     table.table.mul_(50)
     maps = [tokens[0], table.table.clone(), table(tokens, (side, side))[0]]
     moved = {"learned": change(model, tokens, order), "sinusoidal": change(waves, tokens, order)}
@@ -292,7 +292,7 @@ def draw_positions(result: Result) -> "Figure":
     heights = {
         "reversal,\nwith positions": (with_positions, TRUTH),
         "reversal,\nwithout": (without, MISTAKE),
-        "best guess\nwithout order": (without - above, GREY),
+        "best guess\nwithout order": (without - above, GRAY),
         "odd one out,\nwithout": (odd, TRUTH),
     }
     bars(axes, heights, "{:.0%}")

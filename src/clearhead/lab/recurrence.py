@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from clearhead.data.config import DataConfig
 from clearhead.data.dataset import Dataset, SequencePairs
 from clearhead.data.pronounce import load_pronounce
-from clearhead.data.vocab import MARKS
+from clearhead.data.vocab import SPECIAL_TOKENS
 from clearhead.lab.claim import Claim, Curve, Result, at_least, at_most
 from clearhead.lab.learning import Task, budgets_of, learning_curve, mean_over_seeds, one_thread
 from clearhead.lab.lstm import DIGITS, NAMES, TRANSFORMER, WITH, WITHOUT, rival, spread
 from clearhead.lab.plots import SMALL, canvas, headline, key_below, name_axis
-from clearhead.lab.sequential_depth import COLOURS, SHORT, doubling, fading, line, untrained
+from clearhead.lab.sequential_depth import COLORS, SHORT, doubling, fading, line, untrained
 from clearhead.training.objectives import shift_right
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def reversal(length: int) -> Task:
     """Digits to be written in reverse order: the last output is the first digit that was read."""
 
     def task(random: torch.Generator, n: int) -> tuple[Tensor, Tensor]:
-        digits = len(MARKS) + torch.randint(DIGITS, (n, length), generator=random)
+        digits = len(SPECIAL_TOKENS) + torch.randint(DIGITS, (n, length), generator=random)
         return torch.cat([digits, shift_right(digits.flip(1))], dim=1), digits.flip(1)
 
     return task
@@ -95,7 +95,7 @@ def phones_right(words: Dataset, name: str, width: int, steps: int, seed: int) -
     assert isinstance(words.train, SequencePairs)
     assert isinstance(words.test, SequencePairs)
     torch.manual_seed(seed)
-    model = rival(name, width, len(words.symbols), len(words.classes))
+    model = rival(name, width, len(words.vocab), len(words.classes))
     return accuracies(model, LETTERS, pronouncing(words.train), pronouncing(words.test), [steps], seed)
 
 
@@ -203,7 +203,7 @@ def draw_recurrence(result: Result) -> "Figure":
 
 def draw_phones(axes: "Axes", shares: dict[str, float]) -> None:
     """A bar for each model, with its number."""
-    heights, colours = [shares[whose] for whose in NAMES], [COLOURS[whose] for whose in NAMES]
+    heights, colours = [shares[whose] for whose in NAMES], [COLORS[whose] for whose in NAMES]
     bars = axes.bar(range(len(NAMES)), heights, color=colours)
     axes.bar_label(bars, fmt="{:.0%}", fontsize=SMALL)
     axes.set_xticks([])

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.data.vocab import BEGIN
+from clearhead.data.vocab import BOS
 from clearhead.drawing import BLACK, BLUE, GREEN, VERMILION
 from clearhead.lab.claim import Claim, Result, at_least, at_most, equals
 from clearhead.lab.lstm import N_TOKENS, NAMES, TRANSFORMER, WITH, WITHOUT, rival, spread
@@ -107,10 +107,10 @@ def chain(model: nn.Module, length: int) -> int:
 def decoder_passes(model: Seq2Seq, length: int) -> int:
     """Passes of the decoder, one after the other, in which a transformer generates that many tokens by itself."""
     passes = []
-    handle = model.head.register_forward_hook(lambda *_: passes.append(1))
+    handle = model.decoder.register_forward_hook(lambda *_: passes.append(1))
     try:
         source = torch.arange(length)[None] % N_TOKENS
-        model.generate(source, begin=BEGIN, end=None, n_tokens=length)
+        model.generate(source, bos_id=BOS, eos_id=None, max_new_tokens=length)
     finally:
         handle.remove()
     return len(passes)
@@ -165,14 +165,14 @@ IN_TURN = Claim(
 # Recurrence beside attention: gradients over long distances, and operations that wait for one another.
 
 
-COLOURS = {TRANSFORMER: BLUE, WITH: GREEN, WITHOUT: VERMILION}
+COLORS = {TRANSFORMER: BLUE, WITH: GREEN, WITHOUT: VERMILION}
 MARKERS = {TRANSFORMER: ("o", 7), WITH: ("s", 10), WITHOUT: ("^", 14)}
 """shape and size: where lines meet, all are seen"""
 
 
 def line(axes: "Axes", whose: str, x: Sequence[float], y: Sequence[float]) -> None:
     marker, size = MARKERS[whose]
-    axes.plot(x, y, f"{marker}-", color=COLOURS[whose], linewidth=3, markersize=size, label=whose)
+    axes.plot(x, y, f"{marker}-", color=COLORS[whose], linewidth=3, markersize=size, label=whose)
 
 
 def doubling(axes: "Axes", lengths: Sequence[float]) -> None:

@@ -42,11 +42,11 @@ class FourAnswers(nn.Module):
                 width=width,
                 depth=1,
                 num_heads=num_heads,
-                hidden=2 * width,
-                n_inputs=DIGITS,
-                n_outputs=N_PLACES * DIGITS,
-                positions="learned",
-                context=LENGTH,
+                mlp_dim=2 * width,
+                in_features=DIGITS,
+                out_features=N_PLACES * DIGITS,
+                pos_embed="learned",
+                context_length=LENGTH,
             )
         )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from clearhead.drawing import BLACK, BLUE, GREEN, GREY, SKY, VERMILION
+from clearhead.drawing import BLACK, BLUE, GRAY, GREEN, SKY, VERMILION
 from clearhead.lab.claim import Claim, Result, at_least, at_most, equals
 from clearhead.lab.constructions import SHARP, hard_attention_as_linear, identity, permutation, soft_attention_as_linear
 from clearhead.lab.plots import (
@@ -283,9 +283,9 @@ def draw_temperature(*, seed: int = 0, n_keys: int = 4) -> "Figure":
         if key in (0, n_keys - 1):
             colour, line = (VERMILION if key == 0 else BLUE), "-"
         else:
-            colour, line = (between[key - 1] if n_keys <= 5 else GREY), "--"
+            colour, line = (between[key - 1] if n_keys <= 5 else GRAY), "--"
         axes.plot(betas, weights[:, key], line, color=colour, linewidth=3, label=f"{z[key]:+.2f}")
-    axes.axhline(1 / n_keys, color=GREY, linestyle=":", zorder=0)
+    axes.axhline(1 / n_keys, color=GRAY, linestyle=":", zorder=0)
     axes.set_xlim(-LARGEST, LARGEST)
     axes.set_ylim(0, 1.02)
     ticks = {-30: "\nsmallest", -10: "", -3: "", -1: "", 0: "\nequal", 1: "\nsoftmax", 3: "", 10: "", 30: "\nlargest"}

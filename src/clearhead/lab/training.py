@@ -25,7 +25,7 @@ def run_stages(*, seed: int = 0, width: int = 16, dropout: float = 0.2, testing:
     """testing=False asks of the training stage what holds in the testing stage only."""
     torch.manual_seed(seed)
     model = SequencePredictor(
-        PredictorConfig(width=width, depth=2, num_heads=2, n_inputs=10, n_outputs=10, dropout=dropout)
+        PredictorConfig(width=width, depth=2, num_heads=2, in_features=10, out_features=10, dropout=dropout)
     )
     ids = torch.randint(0, 10, (4, 8))
 
@@ -86,10 +86,10 @@ def trained(crop: int, n_images: int, steps: int, seed: int) -> TrainContext:
     """The recipe `mnist` with a smaller model without convolutions and with few images, with or without crops."""
     changes = {
         "seed": seed,
-        "model.tokenizer": "patches",
+        "model.patch_embed": "patch",
         "model.patch_size": 7,
         "model.width": 32,
-        "model.hidden": 64,
+        "model.mlp_dim": 64,
         "model.depth": 1,
         "data.limit": n_images,
         "data.augmentation.crop": crop,
@@ -101,11 +101,11 @@ def trained(crop: int, n_images: int, steps: int, seed: int) -> TrainContext:
 
 
 @torch.no_grad()
-def right(setup: TrainContext, examples: Examples, change: Callable[[Tensor], Tensor] = lambda images: images) -> float:
+def right(ctx: TrainContext, examples: Examples, change: Callable[[Tensor], Tensor] = lambda images: images) -> float:
     """The accuracy on the first examples, perhaps changed."""
     images, labels = examples.get_batch(torch.arange(min(N_TEST, len(examples))))
-    assert setup.data.normalize is not None
-    answers = setup.model(setup.data.normalize(change(images))).argmax(-1)
+    assert ctx.data.normalize is not None
+    answers = ctx.model(ctx.data.normalize(change(images))).argmax(-1)
     return (answers == labels).double().mean().item()
 
 
@@ -119,9 +119,9 @@ def turned(images: Tensor) -> Tensor:
 
 def accuracies(crop: int, n_images: int, steps: int, seed: int) -> list[float]:
     """Of one trained model: on its training images, on test images, and on shifted and turned test images."""
-    setup = trained(crop, n_images, steps, seed)
-    test = setup.data.test
-    return [right(setup, setup.data.train), right(setup, test), right(setup, test, shifted), right(setup, test, turned)]
+    ctx = trained(crop, n_images, steps, seed)
+    test = ctx.data.test
+    return [right(ctx, ctx.data.train), right(ctx, test), right(ctx, test, shifted), right(ctx, test, turned)]
 
 
 def run_augmentation(
@@ -176,7 +176,7 @@ AUGMENTATION = Claim(
 
 
 PARTS: dict[str, dict[str, object]] = {
-    "positions": {"model.positions": "learned"},
+    "positions": {"model.pos_embed": "learned"},
     "norm": {"model.norm": "pre"},
     "output projection": {"model.output_projection": True},
 }
@@ -192,8 +192,8 @@ VARIANTS: dict[str, dict[str, object]] = {
 
 def variant_accuracy(changes: dict[str, object], steps: int, seed: int) -> list[float]:
     """Accuracy on all test images of the recipe `mnist-plain` with these changes, after so many steps."""
-    setup = train_recipe("mnist-plain", {"seed": seed, **changes}, steps)
-    return [evaluate(setup.model, setup.objective, setup.data.test, setup.data.normalize)["accuracy"]]
+    ctx = train_recipe("mnist-plain", {"seed": seed, **changes}, steps)
+    return [evaluate(ctx.model, ctx.objective, ctx.data.test, ctx.data.normalize)["accuracy"]]
 
 
 def run_plain_vit(*, seed: int = 0, num_seeds: int = 3, steps: int = 600, without: bool = False) -> Result:
@@ -251,7 +251,7 @@ def draw_stages(*, seed: int = 0, width: int = 16, dropout: float = 0.2) -> "Fig
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = SequencePredictor(
-            PredictorConfig(width=width, depth=2, num_heads=2, n_inputs=10, n_outputs=10, dropout=dropout)
+            PredictorConfig(width=width, depth=2, num_heads=2, in_features=10, out_features=10, dropout=dropout)
         )
         ids = torch.randint(0, 10, (4, 8))
         twice, moved = {}, {}

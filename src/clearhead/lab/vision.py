@@ -35,7 +35,7 @@ def place_only(tokens: Tensor, table: Tensor) -> Tensor:
 
 
 def model_for(
-    width: int, readout: PoolingName, side: int = 4, positions: PosEmbed2dName = "learned"
+    width: int, pooling: PoolingName, side: int = 4, pos_embed: PosEmbed2dName = "learned"
 ) -> VisionTransformer:
     config = VisionConfig(
         width=width,
@@ -44,8 +44,8 @@ def model_for(
         image_size=4 * side,
         patch_size=4,
         num_classes=3,
-        readout=readout,
-        positions=positions,
+        pooling=pooling,
+        pos_embed=pos_embed,
     )
     return VisionTransformer(config).double().eval()
 
@@ -53,12 +53,12 @@ def model_for(
 def run_learned_positions(*, seed: int = 0, width: int = 16, side: int = 4, rule: Rule = added) -> Result:
     torch.manual_seed(seed)
     model = model_for(width, "mean", side)
-    table = model.positions
+    table = model.pos_embed
     assert isinstance(table, LearnedPosEmbed2d)
     images = torch.randn(1, 3, 4 * side, 4 * side, dtype=torch.float64)
     order = torch.arange(side * side).roll(1)
     with torch.no_grad():
-        tokens = model.tokenize(images)
+        tokens = model.patch_embed(images)
         given, expected = table(tokens, (side, side))[0], rule(tokens[0], table.table)
         error = (given - expected).abs().max().item() if given.shape == expected.shape else float("inf")
         table.table.mul_(50)  # as large as the tokens: training makes it so
@@ -82,37 +82,37 @@ def change(model: VisionTransformer, tokens: Tensor, order: Tensor) -> float:
     return (answers[0] - answers[1]).abs().max().item()
 
 
-def gradient_by_token(width: int, readout: PoolingName, images: Tensor) -> Tensor:
+def gradient_by_token(width: int, pooling: PoolingName, images: Tensor) -> Tensor:
     """Norm of the gradient of the squared logits by each token that leaves the encoder. (L,)"""
-    model = model_for(width, readout)
+    model = model_for(width, pooling)
     encoded: list[Tensor] = []
-    handle = model.encoder.register_forward_hook(lambda module, args, out: encoded.append(out))
+    handle = model.norm.register_forward_hook(lambda module, args, out: encoded.append(out))
     answer = model(images)
     handle.remove()
     (gradient,) = torch.autograd.grad(answer.square().sum(), encoded)
     return gradient[0].norm(dim=-1)
 
 
-def run_readout(*, seed: int = 0, width: int = 16, mean: bool = False) -> Result:
+def run_pooling(*, seed: int = 0, width: int = 16, mean: bool = False) -> Result:
     """mean asks of mean pooling what holds of the class token."""
     torch.manual_seed(seed)
     images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
 
-    def read_places(readout: PoolingName) -> int:
+    def read_places(pooling: PoolingName) -> int:
         """Tokens leaving the encoder that the answer is read from."""
-        return int((gradient_by_token(width, readout, images) > 0).sum())
+        return int((gradient_by_token(width, pooling, images) > 0).sum())
 
-    def classifier_inputs(*readouts: PoolingName) -> int:
+    def classifier_inputs(*poolings: PoolingName) -> int:
         """The largest number of inputs of a classifier."""
         given: list[Tensor] = []
-        for readout in readouts:
-            model = model_for(width, readout)
+        for pooling in poolings:
+            model = model_for(width, pooling)
             model.head.register_forward_pre_hook(lambda module, args: given.append(args[0]))
             model(images)
         return max(x[0].numel() for x in given)
 
-    model = model_for(width, "class")
-    norm, z = model.encoder.norm, []
+    model = model_for(width, "cls")
+    norm, z = model.norm, []
     assert isinstance(norm, nn.LayerNorm)
     handle = norm.register_forward_hook(lambda module, args, out: z.append(args[0]))
     with torch.no_grad():
@@ -123,9 +123,9 @@ def run_readout(*, seed: int = 0, width: int = 16, mean: bool = False) -> Result
     return Result(
         (
             at_most("difference of MLP(LN(z_0)) from the model", error, 1e-12),
-            equals("class token: tokens that the answer is read from", read_places("mean" if mean else "class"), 1, 0),
+            equals("class token: tokens that the answer is read from", read_places("mean" if mean else "cls"), 1, 0),
             equals("mean pooling: tokens that the answer is read from", read_places("mean"), 16, 0),
-            equals("numbers that the classifier is given, of either", classifier_inputs("class", "mean"), width, 0),
+            equals("numbers that the classifier is given, of either", classifier_inputs("cls", "mean"), width, 0),
             equals("decoder blocks in it", sum(isinstance(part, DecoderBlock) for part in model.modules()), 0, 0),
         )
     )
@@ -154,7 +154,7 @@ READOUT = Claim(
     "the mean of all tokens; there is no decoder.",
     mistake="The classifier is given all tokens side by side (flattened), or the output of a decoder.",
     formula="y = MLP(LN(z_0));  or y = MLP(mean_i LN(z_i))",
-    run=run_readout,
+    run=run_pooling,
     try_next="clearhead shapes vit_base",
     multiples={"width": 2},
 )
@@ -204,7 +204,7 @@ def draw_class_token(*, seed: int = 0, width: int = 16) -> "Figure":
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
-        norms = {"class token": gradient_by_token(width, "class", images)}
+        norms = {"class token": gradient_by_token(width, "cls", images)}
         norms["mean pooling"] = gradient_by_token(width, "mean", images)
     figure, both = canvas("AB")
     for axes, (title, heights), first in zip(both, norms.items(), (0, 1), strict=True):
@@ -212,7 +212,7 @@ def draw_class_token(*, seed: int = 0, width: int = 16) -> "Figure":
         places = range(first, first + len(heights))
         axes.bar(places, (heights / heights.max()).tolist(), color=[GREEN if n == 0 else BLUE for n in places])
         axes.set_xlim(-1, 17)
-        axes.set_xticks([first, 4, 8, 12, 16], labels=["class" if first == 0 else "1", "4", "8", "12", "16"])
+        axes.set_xticks([first, 4, 8, 12, 16], labels=["cls" if first == 0 else "1", "4", "8", "12", "16"])
         axes.set_ylim(0, 1.1)
         axes.grid(axis="x", visible=False)
         tokens = f"{reached} of {len(heights)} tokens"

@@ -3,11 +3,13 @@
 Dims: B batch, L length, E model width.
 """
 
+from functools import partial
+
 from torch import nn
 
 from clearhead.models.config import PredictorConfig, StackConfig, VisionConfig
 from clearhead.nn.attention import Linear, MultiHeadAttention
-from clearhead.nn.blocks import ACTIVATIONS, MLP, Decoder, DecoderBlock, Encoder, EncoderBlock
+from clearhead.nn.blocks import ACTIVATIONS, MLP, DecoderBlock, EncoderBlock, NormLayer
 from clearhead.nn.patch_embed import ConvEmbed, ConvStem, PatchEmbed
 from clearhead.nn.pooling import AttentionPooling, ClassToken, MeanPooling, NoPooling, Pooling
 from clearhead.nn.positions import (
@@ -40,41 +42,35 @@ def build_mlp(config: StackConfig) -> MLP:
     return MLP(config.width, config.mlp_width, activation, config.mlp_dropout)
 
 
-def build_encoder(config: StackConfig) -> Encoder:
-    return Encoder(
-        [
-            EncoderBlock(
-                build_attention(config),
-                build_mlp(config),
-                width=config.width,
-                norm=config.norm,
-                dropout=config.dropout,
-                drop_path=drop_path,
-                norm_eps=config.norm_eps,
-            )
-            for drop_path in drop_path_rates(config.drop_path, config.depth)
-        ],
-        final_norm(config),
-    )
+def build_encoder_blocks(config: StackConfig) -> list[EncoderBlock]:
+    return [
+        EncoderBlock(
+            build_attention(config),
+            build_mlp(config),
+            width=config.width,
+            norm_layer=norm_layer(config),
+            norm_first=config.norm != "post",
+            dropout=config.dropout,
+            drop_path=drop_path,
+        )
+        for drop_path in drop_path_rates(config.drop_path, config.depth)
+    ]
 
 
-def build_decoder(config: StackConfig, depth: int) -> Decoder:
-    return Decoder(
-        [
-            DecoderBlock(
-                build_attention(config),
-                build_attention(config),
-                build_mlp(config),
-                width=config.width,
-                norm=config.norm,
-                dropout=config.dropout,
-                drop_path=drop_path,
-                norm_eps=config.norm_eps,
-            )
-            for drop_path in drop_path_rates(config.drop_path, depth)
-        ],
-        final_norm(config),
-    )
+def build_decoder_blocks(config: StackConfig, depth: int) -> list[DecoderBlock]:
+    return [
+        DecoderBlock(
+            build_attention(config),
+            build_attention(config),
+            build_mlp(config),
+            width=config.width,
+            norm_layer=norm_layer(config),
+            norm_first=config.norm != "post",
+            dropout=config.dropout,
+            drop_path=drop_path,
+        )
+        for drop_path in drop_path_rates(config.drop_path, depth)
+    ]
 
 
 def drop_path_rates(last: float, depth: int) -> list[float]:
@@ -82,17 +78,21 @@ def drop_path_rates(last: float, depth: int) -> list[float]:
     return [last * (i + 1) / depth for i in range(depth)]
 
 
-def final_norm(config: StackConfig) -> nn.Module | None:
+def final_norm(config: StackConfig) -> nn.Module:
     """Pre-norm leaves the sum of all blocks without a norm; it gets one at the end."""
-    return nn.LayerNorm(config.width, eps=config.norm_eps) if config.norm == "pre" else None
+    return nn.LayerNorm(config.width, eps=config.norm_eps) if config.norm == "pre" else nn.Identity()
 
 
-def build_pos_embed(kind: str, context: int, config: StackConfig) -> PosEmbed:
+def norm_layer(config: StackConfig) -> NormLayer:
+    return nn.Identity if config.norm == "none" else partial(nn.LayerNorm, eps=config.norm_eps)
+
+
+def build_pos_embed(kind: str, context_length: int, config: StackConfig) -> PosEmbed:
     match kind:
         case "sinusoidal":
             return SinusoidalPosEmbed()
         case "learned":
-            return LearnedPosEmbed(context, config.width)
+            return LearnedPosEmbed(context_length, config.width)
         case "rotary":
             return RotaryPosEmbed(config.head_dim)
         case "alibi":
@@ -102,7 +102,7 @@ def build_pos_embed(kind: str, context: int, config: StackConfig) -> PosEmbed:
 
 
 def build_pos_embed_2d(config: VisionConfig) -> PosEmbed2d:
-    match config.positions:
+    match config.pos_embed:
         case "sinusoidal":
             return SinusoidalPosEmbed2d()
         case "learned":
@@ -114,19 +114,19 @@ def build_pos_embed_2d(config: VisionConfig) -> PosEmbed2d:
 
 
 def build_patch_embed(config: VisionConfig) -> PatchEmbed | ConvEmbed | ConvStem:
-    sizes = config.channels, config.width, config.patch_size
-    match config.tokenizer:
-        case "patches":
+    sizes = config.in_channels, config.width, config.patch_size
+    match config.patch_embed:
+        case "patch":
             return PatchEmbed(*sizes)
-        case "convolutions":
+        case "conv":
             return ConvEmbed(*sizes)
-        case "stem":
+        case "conv-stem":
             return ConvStem(*sizes)
 
 
 def build_pooling(config: PredictorConfig | VisionConfig) -> Pooling:
-    match config.readout:
-        case "class":
+    match config.pooling:
+        case "cls":
             return ClassToken(config.width)
         case "mean":
             return MeanPooling()
@@ -136,16 +136,16 @@ def build_pooling(config: PredictorConfig | VisionConfig) -> Pooling:
             return NoPooling()
 
 
-def build_head(config: PredictorConfig | VisionConfig, n_outputs: int) -> nn.Module:
+def build_head(config: PredictorConfig | VisionConfig, out_features: int) -> nn.Module:
     """From (…,E) to the answer's logits."""
     if not config.head_mlp_dim:
-        return Linear(config.width, n_outputs)
+        return Linear(config.width, out_features)
     has_norm = isinstance(config, PredictorConfig) and config.head_norm
     return MLP(
         config.width,
         config.head_mlp_dim,
         ACTIVATIONS[config.activation],
         config.mlp_dropout,
-        n_out=n_outputs,
+        out_features=out_features,
         norm=nn.LayerNorm(config.head_mlp_dim, eps=config.norm_eps) if has_norm else None,
     )

@@ -22,9 +22,9 @@ Activation = Literal["gelu", "relu"]
 PosEmbedName = Literal["sinusoidal", "learned", "rotary", "alibi", "none"]
 PosEmbed2dName = Literal["learned", "sinusoidal", "rotary", "none"]
 InitName = Literal["xavier", "bert"]
-PatchEmbedName = Literal["patches", "convolutions", "stem"]
-PoolingName = Literal["class", "mean", "attention"]
-PredictorPoolingName = Literal["each", "class", "mean", "attention"]
+PatchEmbedName = Literal["patch", "conv", "conv-stem"]
+PoolingName = Literal["cls", "mean", "attention"]
+PredictorPoolingName = Literal["none", "cls", "mean", "attention"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class StackConfig:
     width: int
     depth: int
     num_heads: int
-    hidden: int | None = None
+    mlp_dim: int | None = None
     """width of the feed-forward net's middle; 4 * width unless given"""
     activation: Activation = "gelu"
     norm: Norm = "pre"
@@ -54,7 +54,7 @@ class StackConfig:
     """mix the heads' outputs by a linear layer (W_O)"""
 
     def __post_init__(self) -> None:
-        check_positive(width=self.width, depth=self.depth, num_heads=self.num_heads, hidden=self.mlp_width)
+        check_positive(width=self.width, depth=self.depth, num_heads=self.num_heads, mlp_dim=self.mlp_width)
         check_heads(self.width, self.num_heads)
         check_bool(output_projection=self.output_projection)
         check_choice(activation=(self.activation, Activation), norm=(self.norm, Norm))
@@ -66,7 +66,7 @@ class StackConfig:
 
     @property
     def mlp_width(self) -> int:
-        return 4 * self.width if self.hidden is None else self.hidden
+        return 4 * self.width if self.mlp_dim is None else self.mlp_dim
 
     @property
     def head_dim(self) -> int:
@@ -112,13 +112,13 @@ class AttentionConfig:
 class PredictorConfig(StackConfig):
     """An encoder that answers for each token, or for the sequence as a whole."""
 
-    n_inputs: int
+    in_features: int
     """different tokens, or numbers per token"""
-    n_outputs: int
-    context: int = 512
+    out_features: int
+    context_length: int = 512
     """longest sequence, for learned positions"""
-    positions: PosEmbedName = "sinusoidal"
-    readout: PredictorPoolingName = "each"
+    pos_embed: PosEmbedName = "sinusoidal"
+    pooling: PredictorPoolingName = "none"
     input_dropout: float = 0.0
     """on the inputs, before the layer that embeds them"""
     head_mlp_dim: int = 0
@@ -128,7 +128,7 @@ class PredictorConfig(StackConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(n_inputs=self.n_inputs, n_outputs=self.n_outputs, context=self.context)
+        check_positive(in_features=self.in_features, out_features=self.out_features, context_length=self.context_length)
         check_rate("input_dropout", self.input_dropout)
         check_hidden(self.head_mlp_dim)
         check_bool(head_norm=self.head_norm)
@@ -137,8 +137,8 @@ class PredictorConfig(StackConfig):
                 "head_norm normalises the head's hidden layer, got head_norm=True with head_mlp_dim=0; "
                 f"try head_mlp_dim={self.width}"
             )
-        check_choice(readout=(self.readout, PredictorPoolingName))
-        check_pos_embed(self.positions, self)
+        check_choice(pooling=(self.pooling, PredictorPoolingName))
+        check_pos_embed(self.pos_embed, self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,15 +149,15 @@ class VisionConfig(StackConfig):
     """height and width that the model is built for; others work too"""
     patch_size: int
     num_classes: int
-    channels: int = 3
-    tokenizer: PatchEmbedName = "patches"
-    positions: PosEmbed2dName = "learned"
-    readout: PoolingName = "class"
+    in_channels: int = 3
+    patch_embed: PatchEmbedName = "patch"
+    pos_embed: PosEmbed2dName = "learned"
+    pooling: PoolingName = "cls"
     head_mlp_dim: int = 0
     """width of one more layer before the answer; 0 for none"""
     embed_norm: bool = False
     """layer norm on the embeddings, as BERT does"""
-    first_weights: InitName = "xavier"
+    init: InitName = "xavier"
     """how weights start: by the widths of each layer, or small, as BERT's do"""
 
     def __post_init__(self) -> None:
@@ -169,12 +169,12 @@ class VisionConfig(StackConfig):
             raise ValueError(f"image_size must be a number or (height, width), got {size!r}; try 32")
         check_bool(embed_norm=self.embed_norm)
         check_hidden(self.head_mlp_dim)
-        check_positive(patch_size=self.patch_size, num_classes=self.num_classes, channels=self.channels)
+        check_positive(patch_size=self.patch_size, num_classes=self.num_classes, in_channels=self.in_channels)
         check_choice(
-            tokenizer=(self.tokenizer, PatchEmbedName),
-            positions=(self.positions, PosEmbed2dName),
-            readout=(self.readout, PoolingName),
-            first_weights=(self.first_weights, InitName),
+            patch_embed=(self.patch_embed, PatchEmbedName),
+            pos_embed=(self.pos_embed, PosEmbed2dName),
+            pooling=(self.pooling, PoolingName),
+            init=(self.init, InitName),
         )
         height, width = self.image_shape
         check_positive(image_height=height, image_width=width)
@@ -183,11 +183,11 @@ class VisionConfig(StackConfig):
                 f"image_size must be a multiple of patch_size, got {height} x {width} and {self.patch_size}; "
                 "choose a patch size that divides both"
             )
-        if self.tokenizer != "patches":
-            check_power_of_two(self.patch_size)
-        if self.positions == "rotary":
+        if self.patch_embed != "patch":
+            check_power_of_two(patch_size=self.patch_size)
+        if self.pos_embed == "rotary":
             check_rotary_width(self.head_dim, 4)
-        if self.positions == "sinusoidal":
+        if self.pos_embed == "sinusoidal":
             check_sinusoidal_width(self.width, 4)
 
     @property
@@ -210,9 +210,9 @@ class Seq2SeqConfig(StackConfig):
     tgt_vocab_size: int
     """different target tokens"""
     decoder_depth: int | None = None
-    context: int = 512
+    context_length: int = 512
     """longest sequence, for learned positions"""
-    positions: PosEmbedName = "sinusoidal"
+    pos_embed: PosEmbedName = "sinusoidal"
     tie_weights: bool = False
     """one table for the target's embedding and the output; with src_vocab_size = tgt_vocab_size for the source's too"""
 
@@ -222,10 +222,10 @@ class Seq2SeqConfig(StackConfig):
         check_positive(
             src_vocab_size=self.src_vocab_size,
             tgt_vocab_size=self.tgt_vocab_size,
-            context=self.context,
+            context_length=self.context_length,
             decoder_depth=self.decoder_blocks,
         )
-        check_pos_embed(self.positions, self)
+        check_pos_embed(self.pos_embed, self)
 
     @property
     def decoder_blocks(self) -> int:
@@ -236,29 +236,29 @@ class Seq2SeqConfig(StackConfig):
 class LanguageConfig(StackConfig):
     """The decoder-only language model."""
 
-    n_tokens: int
+    vocab_size: int
     """different tokens"""
-    context: int = 512
+    context_length: int = 512
     """longest sequence, for learned positions"""
-    positions: PosEmbedName = "learned"
+    pos_embed: PosEmbedName = "learned"
     tie_weights: bool = True
     """one table for the embedding and the output"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_bool(tie_weights=self.tie_weights)
-        check_positive(n_tokens=self.n_tokens, context=self.context)
-        check_pos_embed(self.positions, self)
+        check_positive(vocab_size=self.vocab_size, context_length=self.context_length)
+        check_pos_embed(self.pos_embed, self)
 
 
 ModelConfig = PredictorConfig | VisionConfig | Seq2SeqConfig | LanguageConfig
 
 
-def check_pos_embed(positions: str, stack: StackConfig) -> None:
-    check_choice(positions=(positions, PosEmbedName))
-    if positions == "rotary":
+def check_pos_embed(pos_embed: str, stack: StackConfig) -> None:
+    check_choice(pos_embed=(pos_embed, PosEmbedName))
+    if pos_embed == "rotary":
         check_rotary_width(stack.head_dim, 2)
-    if positions == "sinusoidal":
+    if pos_embed == "sinusoidal":
         check_sinusoidal_width(stack.width, 2)
 
 

@@ -31,16 +31,16 @@ def embeddings_or(
     return inputs_embeds
 
 
-def token_embedding(n_tokens: int, width: int) -> nn.Embedding:
+def token_embedding(vocab_size: int, width: int) -> nn.Embedding:
     """A learned vector for each token, of about unit length: a table that also serves as output gives logits near 0."""
-    table = nn.Embedding(n_tokens, width)
+    table = nn.Embedding(vocab_size, width)
     nn.init.normal_(table.weight, std=width**-0.5)
     return table
 
 
-def token_scale(positions: str, width: int) -> float:
+def token_scale(pos_embed: str, width: int) -> float:
     """What token vectors are multiplied by: beside the waves of sinusoidal positions, numbers of about 1 are needed."""
-    return math.sqrt(width) if positions == "sinusoidal" else 1.0
+    return math.sqrt(width) if pos_embed == "sinusoidal" else 1.0
 
 
 class OneHotLinear(nn.Module):
@@ -49,10 +49,10 @@ class OneHotLinear(nn.Module):
     Dropout acts on x: on each feature, and on the single 1 of a one-hot vector, so a dropped token is embedded as b.
     """
 
-    def __init__(self, n_inputs: int, width: int, dropout: float = 0.0):
+    def __init__(self, in_features: int, width: int, dropout: float = 0.0):
         super().__init__()
         self.dropout = dropout
-        self.weight = nn.Parameter(torch.empty(n_inputs, width))
+        self.weight = nn.Parameter(torch.empty(in_features, width))
         self.bias = nn.Parameter(torch.zeros(width))
         nn.init.xavier_uniform_(self.weight)
 

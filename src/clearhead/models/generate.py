@@ -25,7 +25,7 @@ class GenerateOutput:
     """New tokens (the prompt is not among them); for each example its N candidates, the best first."""
 
     candidates: Tensor
-    """(B,N,T); after a candidate's end, the end token again"""
+    """(B,N,T); padded with eos_id"""
     lengths: Tensor
     """(B,N) new tokens, the end token included"""
     scores: Tensor
@@ -63,7 +63,9 @@ class ModelDecodeState:
 
 
 Strategy = Callable[[Callable[[int], DecodeState], Tensor, int, int | None], GenerateOutput]
-"""(writers, prompt (B,L), n_tokens, end) -> Generated; writers(N) makes a Writer for N sequences per example."""
+"""(make_state, prompt (B,L), max_new_tokens, eos_id) -> GenerateOutput.
+
+make_state(N) makes the DecodeState of N sequences per example."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,9 @@ class Greedy:
     """Always the likeliest token."""
 
     def __call__(
-        self, writers: Callable[[int], DecodeState], prompt: Tensor, n_tokens: int, end: int | None
+        self, make_state: Callable[[int], DecodeState], prompt: Tensor, max_new_tokens: int, eos_id: int | None
     ) -> GenerateOutput:
-        return decode(writers(1), prompt, n_tokens, end, lambda logits: logits.argmax(-1))
+        return decode(make_state(1), prompt, max_new_tokens, eos_id, lambda logits: logits.argmax(-1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +104,7 @@ class Sampling:
             raise ValueError(f"seed must be a whole number from 0 to {MOST_SEED}, got {self.seed}; choose another")
 
     def __call__(
-        self, writers: Callable[[int], DecodeState], prompt: Tensor, n_tokens: int, end: int | None
+        self, make_state: Callable[[int], DecodeState], prompt: Tensor, max_new_tokens: int, eos_id: int | None
     ) -> GenerateOutput:
         random = None if self.seed is None else torch.Generator(prompt.device).manual_seed(self.seed)
 
@@ -110,7 +112,7 @@ class Sampling:
             shares = self.distribution(logits)
             return torch.multinomial(shares, 1, generator=random)[:, 0]
 
-        return decode(writers(1), prompt, n_tokens, end, draw)
+        return decode(make_state(1), prompt, max_new_tokens, eos_id, draw)
 
     def distribution(self, logits: Tensor) -> Tensor:
         """What is drawn from. (B,V) -> (B,V)"""
@@ -140,24 +142,24 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
 
 
 def decode(
-    writer: DecodeState, prompt: Tensor, n_tokens: int, end: int | None, choose: Callable[[Tensor], Tensor]
+    state: DecodeState, prompt: Tensor, max_new_tokens: int, eos_id: int | None, choose: Callable[[Tensor], Tensor]
 ) -> GenerateOutput:
-    """One candidate per example: choose (B,V) -> (B,) the next token, until all have ended or n_tokens are written."""
+    """One candidate per example: choose (B,V) -> (B,) picks each next token."""
     ids, n_prompt = prompt, prompt.shape[1]
     ended = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
     lengths = torch.zeros(len(prompt), dtype=torch.long, device=prompt.device)
     scores = torch.zeros(len(prompt), device=prompt.device)
-    for _ in range(n_tokens):
-        logits = writer.next_logits(ids)
+    for _ in range(max_new_tokens):
+        logits = state.next_logits(ids)
         token = choose(logits)
-        if end is not None:
-            token = token.masked_fill(ended, end)
+        if eos_id is not None:
+            token = token.masked_fill(ended, eos_id)
         log_p = log_probabilities(logits).gather(-1, token[:, None])[:, 0]
         scores = scores + log_p.masked_fill(ended, 0.0)
         lengths = lengths + ~ended
         ids = torch.cat([ids, token[:, None]], dim=1)
-        if end is not None:
-            ended = ended | (token == end)
+        if eos_id is not None:
+            ended = ended | (token == eos_id)
             if ended.all():
                 break
     return GenerateOutput(ids[:, None, n_prompt:], lengths[:, None], scores[:, None])
@@ -168,30 +170,36 @@ def log_probabilities(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
 
-def check_generation(prompt: Tensor, n_tokens: int, n_vocabulary: int, end: int | None) -> None:
+def check_generation(prompt: Tensor, max_new_tokens: int, vocab_size: int, eos_id: int | None) -> None:
     if prompt.dim() != 2 or not prompt.numel():
         raise ValueError(
             "a prompt must be ids (batch, length) with at least one token for one example, "
             f"got shape {tuple(prompt.shape)}; "
             "add a batch of one with prompt[None], and begin with the token that begins every text"
         )
-    if not isinstance(n_tokens, int) or n_tokens < 1:
-        raise ValueError(f"n_tokens must be at least 1, got {n_tokens}; it is the largest number of new tokens")
-    if end is not None and not (isinstance(end, int) and 0 <= end < n_vocabulary):
-        raise ValueError(f"end must be an id from 0 to {n_vocabulary - 1}, got {end}; None generates all n_tokens")
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        raise ValueError(
+            f"max_new_tokens must be at least 1, got {max_new_tokens}; it is the largest number of new tokens"
+        )
+    if eos_id is not None and not (isinstance(eos_id, int) and 0 <= eos_id < vocab_size):
+        raise ValueError(
+            f"eos_id must be an id from 0 to {vocab_size - 1}, got {eos_id}; None generates all max_new_tokens"
+        )
 
 
-def free_positions(config: LanguageConfig | Seq2SeqConfig, n_prompt: int, n_tokens: int) -> int:
-    """How many of n_tokens new ones fit behind a prompt: all, but for a learned position table that ends before."""
-    return min(n_tokens, config.context - n_prompt + 1) if config.positions == "learned" else n_tokens
+def free_positions(config: LanguageConfig | Seq2SeqConfig, n_prompt: int, max_new_tokens: int) -> int:
+    """How many new tokens fit after a prompt: all of them, unless a learned position table ends before."""
+    return (
+        min(max_new_tokens, config.context_length - n_prompt + 1) if config.pos_embed == "learned" else max_new_tokens
+    )
 
 
 def check_room(config: LanguageConfig | Seq2SeqConfig, length: int) -> None:
     """Before the first token rather than at the one that no longer fits."""
-    if config.positions == "learned" and length > config.context:
+    if config.pos_embed == "learned" and length > config.context_length:
         raise ValueError(
-            f"prompt and new tokens must fit the learned position table of {config.context} rows, got {length}; "
-            "ask for fewer tokens, or build the model with a larger context or other positions"
+            f"prompt and new tokens must fit the learned position table of {config.context_length} rows, got {length}; "
+            "ask for fewer tokens, or build the model with a larger context_length or another pos_embed"
         )
 
 
@@ -225,13 +233,13 @@ class Beam:
             )
 
     def __call__(
-        self, writers: Callable[[int], DecodeState], prompt: Tensor, n_tokens: int, end: int | None
+        self, make_state: Callable[[int], DecodeState], prompt: Tensor, max_new_tokens: int, eos_id: int | None
     ) -> GenerateOutput:
         if self.size == 1:
-            return Greedy()(writers, prompt, n_tokens, end)
-        found = self.search(writers(self.size), prompt, n_tokens, end)
-        greedy = Greedy()(writers, prompt, n_tokens, end)
-        greedy = replace(greedy, candidates=filled(greedy.candidates, n_tokens, end))
+            return Greedy()(make_state, prompt, max_new_tokens, eos_id)
+        found = self.search(make_state(self.size), prompt, max_new_tokens, eos_id)
+        greedy = Greedy()(make_state, prompt, max_new_tokens, eos_id)
+        greedy = replace(greedy, candidates=filled(greedy.candidates, max_new_tokens, eos_id))
         best = self.with_greedy(found, greedy)
         return replace(best, candidates=best.candidates[..., : int(best.lengths.max())])
 
@@ -245,42 +253,44 @@ class Beam:
         is_behind = (both.scores < least).gather(1, by_rank)
         return chosen(both, by_rank.gather(1, is_behind.int().argsort(stable=True))[:, : self.size])
 
-    def search(self, writer: DecodeState, prompt: Tensor, n_tokens: int, end: int | None) -> GenerateOutput:
+    def search(self, state: DecodeState, prompt: Tensor, max_new_tokens: int, eos_id: int | None) -> GenerateOutput:
         n_examples, n_prompt = prompt.shape
         live = prompt[:, None].expand(-1, self.size, -1)  # (B,N,length)
         nothing = torch.full((n_examples, self.size), NEVER, device=prompt.device)
-        ended = candidates(live[..., :0], nothing, 1, n_tokens, end)
+        ended = candidates(live[..., :0], nothing, 1, max_new_tokens, eos_id)
         n_ended = torch.zeros_like(prompt[:, :1])
         live_scores = nothing.clone()
         live_scores[:, 0] = 0.0  # all beams begin alike: one of them is enough
         first_row = torch.arange(n_examples, device=prompt.device)[:, None] * self.size
-        for length in range(1, n_tokens + 1):
-            log_p = log_probabilities(writer.next_logits(live.flatten(0, 1)))  # (B*N,V)
+        for length in range(1, max_new_tokens + 1):
+            log_p = log_probabilities(state.next_logits(live.flatten(0, 1)))  # (B*N,V)
             totals = (live_scores.flatten()[:, None] + log_p).reshape(n_examples, -1)  # (B,N*V)
             # Each beam can end in one way, so at least N of the best 2N go on.
             scores, choices = totals.topk(min(2 * self.size, totals.shape[1]))
             beams, tokens = choices // log_p.shape[-1], choices % log_p.shape[-1]
             grown = torch.cat([select_candidates(live, beams), tokens[..., None]], dim=-1)
-            if end is not None:
-                ends = (tokens == end) & (torch.arange(tokens.shape[1], device=tokens.device) < self.size)
-                new = candidates(grown[..., n_prompt:], scores.masked_fill(~ends, NEVER), length, n_tokens, end)
+            if eos_id is not None:
+                ends = (tokens == eos_id) & (torch.arange(tokens.shape[1], device=tokens.device) < self.size)
+                new = candidates(
+                    grown[..., n_prompt:], scores.masked_fill(~ends, NEVER), length, max_new_tokens, eos_id
+                )
                 ended, n_ended = self.best_of(ended, new), n_ended + ends.sum(1, keepdim=True)
                 # A beam that has ended is used up: with one beam, that is greedy search.
-                scores = scores.masked_fill((tokens == end) | (n_ended >= self.size), NEVER)
+                scores = scores.masked_fill((tokens == eos_id) | (n_ended >= self.size), NEVER)
             live_scores, kept = scores.topk(self.size)
             live = select_candidates(grown, kept)
-            if self.decided(ended, live_scores, n_tokens):
+            if self.decided(ended, live_scores, max_new_tokens):
                 return ended
-            writer.select((first_row + beams.gather(1, kept)).flatten())
-        unended = candidates(live[..., n_prompt:], live_scores, n_tokens, n_tokens, end)
+            state.select((first_row + beams.gather(1, kept)).flatten())
+        unended = candidates(live[..., n_prompt:], live_scores, max_new_tokens, max_new_tokens, eos_id)
         return self.best_of(ended, unended)
 
     def rank(self, scores: Tensor, lengths: Tensor | int) -> Tensor:
         return scores / lengths**self.length_penalty
 
-    def decided(self, ended: GenerateOutput, live_scores: Tensor, n_tokens: int) -> bool:
+    def decided(self, ended: GenerateOutput, live_scores: Tensor, max_new_tokens: int) -> bool:
         """Nothing that goes on can still become a candidate: its score only falls, its length only grows."""
-        hope = self.rank(live_scores[:, 0], n_tokens)
+        hope = self.rank(live_scores[:, 0], max_new_tokens)
         return bool((self.rank(ended.scores, ended.lengths)[:, -1] >= hope).all())
 
     def best_of(self, some: GenerateOutput, others: GenerateOutput) -> GenerateOutput:
@@ -289,14 +299,16 @@ class Beam:
         return chosen(both, self.rank(both.scores, both.lengths).topk(self.size).indices)
 
 
-def candidates(ids: Tensor, scores: Tensor, length: int, n_tokens: int, end: int | None) -> GenerateOutput:
+def candidates(ids: Tensor, scores: Tensor, length: int, max_new_tokens: int, eos_id: int | None) -> GenerateOutput:
     """Sequences (B,M,T) of one length with their scores (B,M); NEVER marks what is no candidate."""
-    return GenerateOutput(filled(ids, n_tokens, end), torch.full_like(scores, length, dtype=torch.long), scores)
+    return GenerateOutput(
+        filled(ids, max_new_tokens, eos_id), torch.full_like(scores, length, dtype=torch.long), scores
+    )
 
 
-def filled(ids: Tensor, n_tokens: int, end: int | None) -> Tensor:
-    """(B,M,T) -> (B,M,n_tokens), so that sequences can be compared and joined."""
-    return F.pad(ids, (0, n_tokens - ids.shape[-1]), value=0 if end is None else end)
+def filled(ids: Tensor, max_new_tokens: int, eos_id: int | None) -> Tensor:
+    """(B,M,T) -> (B,M,max_new_tokens), so that sequences can be compared and joined."""
+    return F.pad(ids, (0, max_new_tokens - ids.shape[-1]), value=0 if eos_id is None else eos_id)
 
 
 def joined(some: GenerateOutput, others: GenerateOutput) -> GenerateOutput:

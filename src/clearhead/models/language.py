@@ -3,7 +3,10 @@
 Dims: B batch, L length, E model width, V vocabulary.
 """
 
+from typing import cast
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.models import build
@@ -19,7 +22,7 @@ from clearhead.models.generate import (
     check_room,
 )
 from clearhead.nn import masks
-from clearhead.nn.attention import Linear, TiedLinear
+from clearhead.nn.attention import Linear
 from clearhead.nn.cache import DecoderCache
 from clearhead.nn.eval_mode import eval_mode
 from clearhead.nn.masks import Mask, check_mask
@@ -32,11 +35,12 @@ class LanguageModel(nn.Module):
         super().__init__()
         check_kind(config, LanguageConfig)
         self.config = config
-        self.embed = token_embedding(config.n_tokens, config.width)
-        self.positions = build.build_pos_embed(config.positions, config.context, config)
+        self.tok_embed = token_embedding(config.vocab_size, config.width)
+        self.pos_embed = build.build_pos_embed(config.pos_embed, config.context_length, config)
         self.dropout = nn.Dropout(config.dropout)
-        self.stack = build.build_encoder(config)
-        self.head = TiedLinear() if config.tie_weights else Linear(config.width, config.n_tokens, bias=False)
+        self.blocks = nn.ModuleList(build.build_encoder_blocks(config))
+        self.norm = build.final_norm(config)
+        self.lm_head = None if config.tie_weights else Linear(config.width, config.vocab_size, bias=False)
 
     def forward(
         self,
@@ -47,8 +51,8 @@ class LanguageModel(nn.Module):
         cache: DecoderCache | None = None,
     ) -> Tensor:
         """With a cache, ids are the newest tokens only. `mask` (to B,H,L,K) is joined with the causal one."""
-        x = self.features(ids, inputs_embeds=inputs_embeds, mask=mask, cache=cache)
-        return self.head(x, self.embed.weight) if self.config.tie_weights else self.head(x)
+        x = cast(Tensor, self.features(ids, inputs_embeds=inputs_embeds, mask=mask, cache=cache))
+        return F.linear(x, self.tok_embed.weight) if self.lm_head is None else self.lm_head(x)
 
     def features(
         self,
@@ -70,30 +74,37 @@ class LanguageModel(nn.Module):
         if mask is not None:
             check_mask(mask, (n_examples, self.config.num_heads, length, start + length))
         causal = masks.causal(length, start + length, x.device)
-        x = self.dropout(self.positions(x, start))
-        angles, logit_bias = self.positions.inside(x, start)
+        x = self.dropout(self.pos_embed(x, start))
+        rotary_angles, logit_bias = self.pos_embed.attention_inputs(x, start)
         mask = causal if mask is None else causal & mask
-        return self.stack(x, mask=mask, angles=angles, logit_bias=logit_bias, cache=cache, all_layers=all_layers)
+        states = [x]
+        for i, block in enumerate(self.blocks):
+            layer_cache = None if cache is None else cache.layers[i]
+            x = block(x, mask=mask, rotary_angles=rotary_angles, logit_bias=logit_bias, cache=layer_cache)
+            if all_layers:
+                states.append(x)
+        states[-1] = self.norm(x)
+        return tuple(states) if all_layers else states[-1]
 
     def tokens(self, ids: Tensor) -> Tensor:
-        return embed_ids(ids, self.embed.weight) * token_scale(self.config.positions, self.config.width)
+        return embed_ids(ids, self.tok_embed.weight) * token_scale(self.config.pos_embed, self.config.width)
 
     def generate(
         self,
         prompt: Tensor,
-        how: Strategy = Greedy(),
         *,
-        n_tokens: int,
-        end: int | None = None,
+        max_new_tokens: int,
+        strategy: Strategy = Greedy(),
+        eos_id: int | None = None,
         use_cache: bool = True,
     ) -> GenerateOutput:
-        """Continues each prompt (B,L) by up to n_tokens tokens, or until `end`."""
-        check_generation(prompt, n_tokens, self.config.n_tokens, end)
-        check_room(self.config, prompt.shape[1] + n_tokens - 1)
+        """Continues each prompt (B,L) by up to max_new_tokens tokens, or until `eos_id`."""
+        check_generation(prompt, max_new_tokens, self.config.vocab_size, eos_id)
+        check_room(self.config, prompt.shape[1] + max_new_tokens - 1)
 
-        def writers(n_each: int) -> DecodeState:
+        def make_state(n_each: int) -> DecodeState:
             cache = DecoderCache(self.config.depth) if use_cache else None
             return ModelDecodeState(lambda ids, cache: self(ids, cache=cache), cache)
 
         with eval_mode(self), torch.no_grad():
-            return how(writers, prompt, n_tokens, end)
+            return strategy(make_state, prompt, max_new_tokens, eos_id)

@@ -22,14 +22,14 @@ import torch
 from rich.text import Text
 from torch import Tensor
 
-from clearhead.data.text_files import MOST_MATRIX_BYTES, MOST_MATRIX_VALUES, own_file, read_own
+from clearhead.data.user_files import MAX_MATRIX_BYTES, MAX_MATRIX_VALUES, check_user_file, read_user_file
 from clearhead.nn import masks
-from clearhead.nn.masks import check_bool
+from clearhead.nn.masks import check_bool_mask
 
 Form = Literal["bool", "additive", "torch"]
 FORMS = ("auto", *get_args(Form))
 SUFFIXES = (".txt", ".csv", ".npy")
-MOST_ARRAY_BYTES = 16 * MOST_MATRIX_VALUES + 16_384
+MOST_ARRAY_BYTES = 16 * MAX_MATRIX_VALUES + 16_384
 """bytes of a .npy file: numbers of up to 16 bytes, and the header"""
 WORDS = {"true": 1.0, "false": 0.0}
 
@@ -56,7 +56,7 @@ def read_mask(path: str | Path, form: str = "auto") -> tuple[Tensor, Form]:
 def read_text(path: Path) -> np.ndarray:
     """Rows of values between commas, semicolons or spaces; empty lines and what follows a # are left out."""
     try:
-        lines = read_own(path, MOST_MATRIX_BYTES).decode("utf-8-sig").splitlines()
+        lines = read_user_file(path, MAX_MATRIX_BYTES).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise ValueError(f"{path.name} is not a text file; save it as UTF-8, or as .npy") from None
     rows: list[list[float]] = []
@@ -71,8 +71,8 @@ def read_text(path: Path) -> np.ndarray:
                 f"every row of a mask must have a value for each key, "
                 f"got {len(rows[0])} and {len(cells)} values (line {number} of {path.name})"
             )
-        if len(rows) * len(rows[0]) > MOST_MATRIX_VALUES:
-            raise ValueError(f"a mask may have at most {MOST_MATRIX_VALUES:,} values, got more in {path.name}")
+        if len(rows) * len(rows[0]) > MAX_MATRIX_VALUES:
+            raise ValueError(f"a mask may have at most {MAX_MATRIX_VALUES:,} values, got more in {path.name}")
     return np.array(rows, dtype=np.float64)
 
 
@@ -87,7 +87,7 @@ def to_value(cell: str, place: str) -> float:
 
 def read_npy(path: Path) -> np.ndarray:
     """Mapped, not loaded: a header that claims more than the file holds allocates nothing."""
-    own_file(path, MOST_ARRAY_BYTES)
+    check_user_file(path, MOST_ARRAY_BYTES)
     try:
         array = np.lib.format.open_memmap(path, mode="r")
     except OSError:
@@ -97,8 +97,8 @@ def read_npy(path: Path) -> np.ndarray:
         raise ValueError(f"{path.name} is not an array saved by numpy.save: {first}") from None
     if array.dtype.kind not in "biuf":
         raise ValueError(f"a mask holds numbers or bool, got {array.dtype} in {path.name}")
-    if array.size > MOST_MATRIX_VALUES:
-        raise ValueError(f"a mask may have at most {MOST_MATRIX_VALUES:,} values, got {array.size:,} in {path.name}")
+    if array.size > MAX_MATRIX_VALUES:
+        raise ValueError(f"a mask may have at most {MAX_MATRIX_VALUES:,} values, got {array.size:,} in {path.name}")
     return np.array(array, dtype=bool if array.dtype.kind == "b" else np.float64)
 
 
@@ -155,7 +155,7 @@ class MaskView:
     """for the additive form: what is added to the score of a hidden key"""
 
     def __post_init__(self) -> None:
-        check_bool(self.mask)
+        check_bool_mask(self.mask)
         if self.low is not None and not self.low < 0:
             raise ValueError(f"an additive mask hides keys by a negative number, got {self.low:g}; try -10000 or -inf")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from clearhead.drawing import BLACK, BLUE, GREY, LIGHT, VERMILION, blank
+from clearhead.drawing import BLACK, BLUE, GRAY, LIGHT_GRAY, VERMILION, new_figure
 from clearhead.models.mask_view import MaskView
 from clearhead.models.steps import Panel, Step
 from clearhead.models.steps_render import FEW, MOST, cells, rows_of, title_of
@@ -35,7 +35,7 @@ def draw_mask(view: MaskView) -> "Figure":
     is_numbered = max(n_queries, n_keys) <= MOST_NUMBERED
     cell = 0.32 + 0.08 * len(view.cell(False)) if is_numbered else 5.0 / max(n_queries, n_keys)  # inches
     wide, tall = cell * n_keys + 0.6, cell * n_queries + (0.6 if shown[0][0] == "" else 0.9)
-    figure = blank(max(6.0, n_columns * wide), n_rows * (tall + 0.2) + 1.0)
+    figure = new_figure(max(6.0, n_columns * wide), n_rows * (tall + 0.2) + 1.0)
     figure.set_layout_engine("constrained", h_pad=0.1)  # inches; otherwise the title touches those of the panels
     panels = figure.subplots(n_rows, n_columns, squeeze=False)
     for axes, (label, mask) in zip(panels.flat, shown, strict=False):
@@ -47,7 +47,7 @@ def draw_mask(view: MaskView) -> "Figure":
     more = f" (the first {MOST_PANELS} of {len(grids)})" if len(grids) > MOST_PANELS else ""
     figure.suptitle(size + more, fontsize=14)
     meaning = [Patch(color=BLUE, label=f"{view.cell(True)}: may attend")]
-    meaning.append(Patch(color=LIGHT, label=f"{sign(view.cell(False))}: hidden"))
+    meaning.append(Patch(color=LIGHT_GRAY, label=f"{sign(view.cell(False))}: hidden"))
     if view.empty_queries():
         meaning.append(Patch(facecolor="none", edgecolor=VERMILION, label="may attend to nothing"))
     figure.legend(handles=meaning, loc="outside lower center", ncols=3, fontsize=11, frameon=False)
@@ -59,7 +59,7 @@ def draw_grid(axes: "Axes", view: MaskView, label: str, mask: Tensor, is_numbere
     from matplotlib.patches import Rectangle
 
     n_queries, n_keys = mask.shape
-    axes.imshow(mask.int().numpy(), cmap=ListedColormap([LIGHT, BLUE]), vmin=0, vmax=1, interpolation="nearest")
+    axes.imshow(mask.int().numpy(), cmap=ListedColormap([LIGHT_GRAY, BLUE]), vmin=0, vmax=1, interpolation="nearest")
     axes.set_title(label, fontsize=12)
     axes.set_xlabel("key", fontsize=12)
     axes.set_ylabel("query", fontsize=12)
@@ -147,7 +147,7 @@ def draw_steps(steps: Sequence[Step]) -> "Figure":
         rows[-1].append(section)
     width = max(2 * MARGIN + sum(one.width for one in row) + 2 * GAP * (len(row) - 1) for row in rows)
     height = 2 * MARGIN + sum(max(one.height for one in row) + 0.16 for row in rows)
-    figure = blank(max(width, 6.5), height)
+    figure = new_figure(max(width, 6.5), height)
     figure.set_layout_engine("none")
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_xlim(0, max(width, 6.5))
@@ -160,7 +160,7 @@ def draw_steps(steps: Sequence[Step]) -> "Figure":
             draw_section(axes, x, y, section)
             x += section.width + 2 * GAP
         y += max(one.height for one in row) + 0.16
-    axes.text(MARGIN, y + 0.1, caption(steps), fontsize=10, color=GREY, va="center")
+    axes.text(MARGIN, y + 0.1, caption(steps), fontsize=10, color=GRAY, va="center")
     return figure
 
 
@@ -241,12 +241,12 @@ def draw_block(axes: "Axes", x: float, y: float, block: Block) -> None:
             hidden = math.isinf(value)
             share = 0.0 if hidden else abs(value) / largest
             alpha = share if block.is_weights else 0.4 * share
-            colour = LIGHT if hidden else BLUE if value >= 0 else VERMILION
+            colour = LIGHT_GRAY if hidden else BLUE if value >= 0 else VERMILION
             left, top = x + j * block.cell_width, y + (i + 1) * CELL_HEIGHT
             size = (block.cell_width, CELL_HEIGHT)
             fill = Rectangle((left, top), *size, facecolor=colour, alpha=1.0 if hidden else alpha, linewidth=0)
             axes.add_patch(fill)
-            axes.add_patch(Rectangle((left, top), *size, fill=False, edgecolor=LIGHT, linewidth=0.8))
+            axes.add_patch(Rectangle((left, top), *size, fill=False, edgecolor=LIGHT_GRAY, linewidth=0.8))
             is_dark = block.is_weights and alpha > 0.7
             middle = (left + size[0] / 2, top + size[1] / 2)
             axes.text(*middle, text, fontsize=10, ha="center", va="center", color="white" if is_dark else BLACK)

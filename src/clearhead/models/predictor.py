@@ -15,18 +15,21 @@ from clearhead.nn.masks import Mask, check_mask, dense
 
 
 class SequencePredictor(nn.Module):
-    """ids (B,L), or features (B,L,n_inputs) -> logits (B,L,n_outputs), or (B,n_outputs) for the whole sequence."""
+    """ids (B,L) or features (B,L,in_features) -> (B,L,out_features), or (B,out_features) with pooling."""
 
     def __init__(self, config: PredictorConfig):
         super().__init__()
         check_kind(config, PredictorConfig)
         self.config = config
-        self.embed = OneHotLinear(config.n_inputs, config.width, config.input_dropout)
-        self.readout = build.build_pooling(config)
-        self.positions = build.build_pos_embed(config.positions, config.context + self.readout.n_extra, config)
+        self.embed = OneHotLinear(config.in_features, config.width, config.input_dropout)
+        self.pool = build.build_pooling(config)
+        self.pos_embed = build.build_pos_embed(
+            config.pos_embed, config.context_length + self.pool.num_prefix_tokens, config
+        )
         self.dropout = nn.Dropout(config.dropout)
-        self.encoder = build.build_encoder(config)
-        self.head = build.build_head(config, config.n_outputs)
+        self.blocks = nn.ModuleList(build.build_encoder_blocks(config))
+        self.norm = build.final_norm(config)
+        self.head = build.build_head(config, config.out_features)
 
     def forward(
         self,
@@ -37,8 +40,8 @@ class SequencePredictor(nn.Module):
         mask: Mask | None = None,
     ) -> Tensor:
         """`lengths` (B,) counts the real tokens of each sequence; `mask` (to B,H,L,L) is True where one may attend."""
-        encoded, present = self.hidden_states(x, inputs_embeds, lengths, mask)
-        return self.head(self.readout(encoded, present))
+        x, valid = self.hidden_states(x, inputs_embeds, lengths, mask)
+        return self.head(self.pool(x, valid))
 
     def features(
         self,
@@ -64,27 +67,32 @@ class SequencePredictor(nn.Module):
         mask: Mask | None,
         all_layers: bool = False,
     ) -> tuple[Any, Tensor | None]:
-        """The encoder's output, and `present` (B,L): True at real tokens, None where all of them are."""
+        """The encoder's output, and `valid` (B,L): True at real tokens, None where all of them are."""
         embedded = embeddings_or(self.embed, x, inputs_embeds, self.config.width)
         n_examples, length, _ = embedded.shape
         if mask is not None:
             check_mask(mask, (n_examples, self.config.num_heads, length, length))
         padding = padding_mask(lengths, embedded)
-        present = None if padding is None else padding[:, 0, 0]
-        embedded = self.readout.begin(embedded)
-        embedded = self.dropout(self.positions(embedded))
-        angles, logit_bias = self.positions.inside(embedded)
-        mask = expand_mask(mask, present, length, self.readout.n_extra)
-        encoded = self.encoder(embedded, mask=mask, angles=angles, logit_bias=logit_bias, all_layers=all_layers)
-        return encoded, present
+        valid = None if padding is None else padding[:, 0, 0]
+        embedded = self.pool.prepend_tokens(embedded)
+        embedded = self.dropout(self.pos_embed(embedded))
+        rotary_angles, logit_bias = self.pos_embed.attention_inputs(embedded)
+        mask = expand_mask(mask, valid, length, self.pool.num_prefix_tokens)
+        states = [embedded]
+        for block in self.blocks:
+            embedded = block(embedded, mask=mask, rotary_angles=rotary_angles, logit_bias=logit_bias)
+            if all_layers:
+                states.append(embedded)
+        states[-1] = self.norm(embedded)
+        return (tuple(states) if all_layers else states[-1]), valid
 
 
-def expand_mask(mask: Mask | None, present: Tensor | None, length: int, n_extra: int) -> Mask | None:
+def expand_mask(mask: Mask | None, valid: Tensor | None, length: int, num_prefix_tokens: int) -> Mask | None:
     """Mask and padding joined, widened by the tokens in front, which all may see and which see all."""
-    if mask is not None and n_extra:
+    if mask is not None and num_prefix_tokens:
         mask = dense(mask).expand(*mask.shape[:-2], length, length)
-        mask = F.pad(mask, (n_extra, 0, n_extra, 0), value=True)
-    if present is not None:
-        real = F.pad(present, (n_extra, 0), value=True)[:, None, None, :]
+        mask = F.pad(mask, (num_prefix_tokens, 0, num_prefix_tokens, 0), value=True)
+    if valid is not None:
+        real = F.pad(valid, (num_prefix_tokens, 0), value=True)[:, None, None, :]
         mask = real if mask is None else mask & real
     return mask

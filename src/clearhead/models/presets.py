@@ -14,11 +14,11 @@ def reverse() -> PredictorConfig:
         width=32,
         depth=1,
         num_heads=1,
-        hidden=64,
+        mlp_dim=64,
         norm="post",
-        n_inputs=10,
-        n_outputs=10,
-        context=16,
+        in_features=10,
+        out_features=10,
+        context_length=16,
         head_mlp_dim=32,
     )
 
@@ -34,15 +34,15 @@ def plain_mnist() -> VisionConfig:
         width=64,
         depth=4,
         num_heads=1,
-        hidden=64,
+        mlp_dim=64,
         activation="relu",
         norm="none",
         output_projection=False,
         image_size=28,
-        channels=1,
+        in_channels=1,
         patch_size=7,
         num_classes=10,
-        positions="none",
+        pos_embed="none",
     )
 
 
@@ -52,9 +52,9 @@ def small_mnist() -> VisionConfig:
         width=64,
         depth=4,
         num_heads=4,
-        hidden=128,
+        mlp_dim=128,
         image_size=28,
-        channels=1,
+        in_channels=1,
         patch_size=7,
         num_classes=10,
     )
@@ -66,7 +66,7 @@ def bert_cifar() -> VisionConfig:
         width=256,
         depth=12,
         num_heads=8,
-        hidden=1024,
+        mlp_dim=1024,
         norm="post",
         norm_eps=1e-12,
         dropout=0.1,
@@ -76,13 +76,13 @@ def bert_cifar() -> VisionConfig:
         num_classes=10,
         head_mlp_dim=256,
         embed_norm=True,
-        first_weights="bert",
+        init="bert",
     )
 
 
 def vit_cifar() -> VisionConfig:
     """A plain vision transformer for CIFAR-10: 64 patches of 4x4 pixels and a class token, about 0.55 M parameters."""
-    return VisionConfig(width=128, depth=4, num_heads=4, hidden=256, image_size=32, patch_size=4, num_classes=10)
+    return VisionConfig(width=128, depth=4, num_heads=4, mlp_dim=256, image_size=32, patch_size=4, num_classes=10)
 
 
 def tiny_vit() -> VisionConfig:
@@ -101,7 +101,7 @@ def transformer_base() -> Seq2SeqConfig:
         width=512,
         depth=6,
         num_heads=8,
-        hidden=2048,
+        mlp_dim=2048,
         activation="relu",
         norm="post",
         dropout=0.1,
@@ -113,13 +113,13 @@ def transformer_base() -> Seq2SeqConfig:
 
 def tiny_language() -> LanguageConfig:
     """A language model of characters for a laptop."""
-    return LanguageConfig(width=128, depth=4, num_heads=4, n_tokens=65, context=64)
+    return LanguageConfig(width=128, depth=4, num_heads=4, vocab_size=65, context_length=64)
 
 
 def gpt2_small() -> LanguageConfig:
     """The smallest GPT-2."""
     return LanguageConfig(
-        width=768, depth=12, num_heads=12, dropout=0.1, attention_dropout=0.1, n_tokens=50_257, context=1024
+        width=768, depth=12, num_heads=12, dropout=0.1, attention_dropout=0.1, vocab_size=50_257, context_length=1024
     )
 
 

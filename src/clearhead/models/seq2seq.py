@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.models import build
@@ -24,7 +25,8 @@ from clearhead.models.generate import (
     log_probabilities,
 )
 from clearhead.nn import masks
-from clearhead.nn.attention import Linear, TiedLinear
+from clearhead.nn.attention import Linear
+from clearhead.nn.blocks import Decoder, Encoder
 from clearhead.nn.cache import DecoderCache
 from clearhead.nn.eval_mode import eval_mode
 
@@ -37,14 +39,14 @@ class Seq2Seq(nn.Module):
         check_kind(config, Seq2SeqConfig)
         self.config = config
         one_table = config.tie_weights and config.src_vocab_size == config.tgt_vocab_size
-        self.embed_source = None if one_table else token_embedding(config.src_vocab_size, config.width)
-        self.embed_target = token_embedding(config.tgt_vocab_size, config.width)
-        self.source_positions = build.build_pos_embed(config.positions, config.context, config)
-        self.target_positions = build.build_pos_embed(config.positions, config.context, config)
+        self.src_embed = None if one_table else token_embedding(config.src_vocab_size, config.width)
+        self.tgt_embed = token_embedding(config.tgt_vocab_size, config.width)
+        self.src_pos_embed = build.build_pos_embed(config.pos_embed, config.context_length, config)
+        self.tgt_pos_embed = build.build_pos_embed(config.pos_embed, config.context_length, config)
         self.dropout = nn.Dropout(config.dropout)
-        self.encoder = build.build_encoder(config)
-        self.decoder = build.build_decoder(config, config.decoder_blocks)
-        self.head = TiedLinear() if config.tie_weights else Linear(config.width, config.tgt_vocab_size, bias=False)
+        self.encoder = Encoder(build.build_encoder_blocks(config), build.final_norm(config))
+        self.decoder = Decoder(build.build_decoder_blocks(config, config.decoder_blocks), build.final_norm(config))
+        self.lm_head = None if config.tie_weights else Linear(config.width, config.tgt_vocab_size, bias=False)
 
     def forward(
         self,
@@ -67,61 +69,63 @@ class Seq2Seq(nn.Module):
     ) -> Tensor:
         """What the decoder attends to: (B,K) -> (B,K,E)"""
         x = embeddings_or(self.source_tokens, source, inputs_embeds, self.config.width)
-        x = self.dropout(self.source_positions(x))
-        angles, logit_bias = self.source_positions.inside(x)
-        return self.encoder(x, mask=padding_mask(source_lengths, x), angles=angles, logit_bias=logit_bias)
+        x = self.dropout(self.src_pos_embed(x))
+        rotary_angles, logit_bias = self.src_pos_embed.attention_inputs(x)
+        return self.encoder(x, mask=padding_mask(source_lengths, x), rotary_angles=rotary_angles, logit_bias=logit_bias)
 
     def decode(
         self, target: Tensor, memory: Tensor, *, source_lengths: Tensor | None = None, cache: DecoderCache | None = None
     ) -> Tensor:
         """Logits (B,Q,V); with a cache, `target` is the newest tokens only."""
         start = 0 if cache is None else cache.length
-        x = self.dropout(self.target_positions(self.target_tokens(target), start))
-        angles, logit_bias = self.target_positions.inside(x, start)
+        x = self.dropout(self.tgt_pos_embed(self.target_tokens(target), start))
+        rotary_angles, logit_bias = self.tgt_pos_embed.attention_inputs(x, start)
         length = x.shape[1]
         x = self.decoder(
             x,
             memory,
             mask=masks.causal(length, start + length, x.device),
             memory_mask=padding_mask(source_lengths, memory),
-            angles=angles,
+            rotary_angles=rotary_angles,
             logit_bias=logit_bias,
             cache=cache,
         )
-        return self.head(x, self.embed_target.weight) if self.config.tie_weights else self.head(x)
+        return F.linear(x, self.tgt_embed.weight) if self.lm_head is None else self.lm_head(x)
 
     def source_tokens(self, ids: Tensor) -> Tensor:
-        table = self.embed_target if self.embed_source is None else self.embed_source
-        return embed_ids(ids, table.weight) * token_scale(self.config.positions, self.config.width)
+        table = self.tgt_embed if self.src_embed is None else self.src_embed
+        return embed_ids(ids, table.weight) * token_scale(self.config.pos_embed, self.config.width)
 
     def target_tokens(self, ids: Tensor) -> Tensor:
-        return embed_ids(ids, self.embed_target.weight) * token_scale(self.config.positions, self.config.width)
+        return embed_ids(ids, self.tgt_embed.weight) * token_scale(self.config.pos_embed, self.config.width)
 
     def generate(
         self,
         source: Tensor,
-        how: Strategy = Greedy(),
         *,
-        begin: int,
-        end: int | None,
-        n_tokens: int,
+        bos_id: int,
+        eos_id: int | None,
+        max_new_tokens: int,
+        strategy: Strategy = Greedy(),
         source_lengths: Tensor | None = None,
         use_cache: bool = True,
     ) -> GenerateOutput:
-        """Writes a target for each source (B,K): from the token `begin` to the token `end`, or n_tokens."""
-        prompt = torch.full((len(source), 1), begin, device=source.device)
-        check_generation(prompt, n_tokens, self.config.tgt_vocab_size, end)
-        check_room(self.config, n_tokens)
+        """Writes a target for each source (B,K): from the token `bos_id` to `eos_id`, or max_new_tokens."""
+        prompt = torch.full((len(source), 1), bos_id, device=source.device)
+        check_generation(prompt, max_new_tokens, self.config.tgt_vocab_size, eos_id)
+        check_room(self.config, max_new_tokens)
         with eval_mode(self), torch.no_grad():
-            return how(self.writers(source, source_lengths, use_cache=use_cache), prompt, n_tokens, end)
+            return strategy(
+                self.decode_states(source, source_lengths, use_cache=use_cache), prompt, max_new_tokens, eos_id
+            )
 
-    def writers(
+    def decode_states(
         self, source: Tensor, source_lengths: Tensor | None = None, *, use_cache: bool = True
     ) -> Callable[[int], DecodeState]:
-        """For a strategy: writers(N) writes N targets for each source (B,K)."""
+        """For a strategy: make_state(N) decodes N targets for each source (B,K)."""
         memory = self.encode(source, source_lengths=source_lengths)
 
-        def writers(n_each: int) -> DecodeState:
+        def make_state(n_each: int) -> DecodeState:
             """Every source n_each times, one after the other."""
             rows = torch.arange(len(source), device=source.device).repeat_interleave(n_each)
             memories, lengths = memory[rows], None if source_lengths is None else source_lengths[rows]
@@ -130,7 +134,7 @@ class Seq2Seq(nn.Module):
                 lambda ids, cache: self.decode(ids, memories, source_lengths=lengths, cache=cache), cache
             )
 
-        return writers
+        return make_state
 
 
 # Several encoder-decoders that write as one: the probability of the next token is the mean of theirs.
@@ -158,34 +162,36 @@ class Ensemble(nn.Module):
     def generate(
         self,
         source: Tensor,
-        how: Strategy = Greedy(),
         *,
-        begin: int,
-        end: int | None,
-        n_tokens: int,
+        bos_id: int,
+        eos_id: int | None,
+        max_new_tokens: int,
+        strategy: Strategy = Greedy(),
         source_lengths: Tensor | None = None,
         use_cache: bool = True,
     ) -> GenerateOutput:
         """As Seq2Seq.generate; scores are log-probabilities under the mean."""
-        prompt = torch.full((len(source), 1), begin, device=source.device)
-        check_generation(prompt, n_tokens, self.models[0].config.tgt_vocab_size, end)
+        prompt = torch.full((len(source), 1), bos_id, device=source.device)
+        check_generation(prompt, max_new_tokens, self.models[0].config.tgt_vocab_size, eos_id)
         for model in self.models:
-            check_room(model.config, n_tokens)
+            check_room(model.config, max_new_tokens)
         with eval_mode(self), torch.no_grad():
-            makers = [model.writers(source, source_lengths, use_cache=use_cache) for model in self.models]
-            return how(lambda n_each: EnsembleDecodeState([maker(n_each) for maker in makers]), prompt, n_tokens, end)
+            makers = [model.decode_states(source, source_lengths, use_cache=use_cache) for model in self.models]
+            return strategy(
+                lambda n_each: EnsembleDecodeState([maker(n_each) for maker in makers]), prompt, max_new_tokens, eos_id
+            )
 
 
 class EnsembleDecodeState:
     """Asks all writers for the next token, and answers their mean."""
 
-    def __init__(self, writers: Sequence[DecodeState]):
-        self.writers = writers
+    def __init__(self, states: Sequence[DecodeState]):
+        self.states = states
 
     def next_logits(self, ids: Tensor) -> Tensor:
-        each = torch.stack([log_probabilities(writer.next_logits(ids)) for writer in self.writers])  # (writers,N,V)
-        return each.logsumexp(0) - math.log(len(self.writers))
+        each = torch.stack([log_probabilities(state.next_logits(ids)) for state in self.states])  # (states,N,V)
+        return each.logsumexp(0) - math.log(len(self.states))
 
     def select(self, rows: Tensor) -> None:
-        for writer in self.writers:
-            writer.select(rows)
+        for state in self.states:
+            state.select(rows)

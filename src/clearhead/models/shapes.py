@@ -46,7 +46,7 @@ ATTENTION_LENGTH = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Shapes:
-    """What one forward pass of a config went through, in order. `shapes["encoder.norm"]` is one of its tensors."""
+    """What one forward pass of a config went through, in order. `shapes["norm"]` is one of its tensors."""
 
     config: Config | str
     """what was built, or the name of the class of anybody's module"""
@@ -139,13 +139,13 @@ def meta_inputs(config: Config, batch: int, length: int | None, source_length: i
                     f"the length of a vision transformer follows from its image, got length={length}; "
                     "change image_size or patch_size instead"
                 )
-            return {"images": torch.empty(batch, config.channels, *config.image_shape, device="meta")}
+            return {"images": torch.empty(batch, config.in_channels, *config.image_shape, device="meta")}
         case Seq2SeqConfig():
-            length = config.context if length is None else length
+            length = config.context_length if length is None else length
             source_length = length if source_length is None else source_length
             return {"source": meta_ids(batch, source_length), "target": meta_ids(batch, length)}
         case PredictorConfig() | LanguageConfig():
-            return {"ids": meta_ids(batch, config.context if length is None else length)}
+            return {"ids": meta_ids(batch, config.context_length if length is None else length)}
         case AttentionConfig():
             length = ATTENTION_LENGTH if length is None else length
             check_positive(length=length)
@@ -171,7 +171,7 @@ LEGEND = {
 }
 
 BLOCK = re.compile(r"(.+?\.\d+)\.([^.]+\..+)")
-"""encoder.blocks.0 and attention.query"""
+"""blocks.0 and attn.q_proj"""
 NUMBERED = re.compile(r"(.+?\.\d+)\.")
 
 
@@ -237,7 +237,7 @@ def block_of(tensor: TensorShape, names: Collection[str]) -> str:
 
 def tensor_line(tensor: TensorShape, block: str) -> Line:
     label = f" {tensor.name.removeprefix(block + '.')}" if block else tensor.name
-    return Line(label, tensor.what, tensor.rows, tensor.columns, tensor.parameters, tensor.multiply_adds)
+    return Line(label, tensor.operation, tensor.rows, tensor.columns, tensor.parameters, tensor.multiply_adds)
 
 
 def folded_line(blocks: Sequence[str], like: Sequence[Line]) -> Iterator[Line]:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.data.text_files import MOST_MATRIX_BYTES, MOST_MATRIX_VALUES, read_own
+from clearhead.data.user_files import MAX_MATRIX_BYTES, MAX_MATRIX_VALUES, read_user_file
 from clearhead.messages import brief
 from clearhead.models.mask_view import to_mask
 from clearhead.nn import masks
@@ -316,7 +316,7 @@ def rows_to_mask(mask: Any, name: str) -> Tensor:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    data = read_own(path, MOST_MATRIX_BYTES)
+    data = read_user_file(path, MAX_MATRIX_BYTES)
     try:
         content = json.loads(data.decode("utf-8"))
     except ValueError as error:
@@ -329,7 +329,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_npz(path: Path) -> dict[str, Any]:
-    data = read_own(path, MOST_MATRIX_BYTES)
+    data = read_user_file(path, MAX_MATRIX_BYTES)
     try:
         check_arrays(data, path.name)
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
@@ -360,9 +360,9 @@ def check_arrays(data: bytes, name: str) -> None:
             shape, _, dtype = reader(head)
             values += math.prod(shape)
             size += max(member.file_size - MOST_HEAD_BYTES, math.prod(shape) * dtype.itemsize)
-            if values > MOST_MATRIX_VALUES or size > MOST_MATRIX_VALUES * BYTES_PER_VALUE:
+            if values > MAX_MATRIX_VALUES or size > MAX_MATRIX_VALUES * BYTES_PER_VALUE:
                 raise MatrixError(
-                    f"a file of matrices may have {MOST_MATRIX_VALUES:,} numbers, got more in {name}: "
+                    f"a file of matrices may have {MAX_MATRIX_VALUES:,} numbers, got more in {name}: "
                     f"{member.filename.removesuffix('.npy')!r} has the shape {shape}"
                 )
 

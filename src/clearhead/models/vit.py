@@ -24,15 +24,16 @@ class VisionTransformer(nn.Module):
         super().__init__()
         check_kind(config, VisionConfig)
         self.config = config
-        self.tokenize = build.build_patch_embed(config)
-        self.positions = build.build_pos_embed_2d(config)
-        self.readout = build.build_pooling(config)
+        self.patch_embed = build.build_patch_embed(config)
+        self.pos_embed = build.build_pos_embed_2d(config)
+        self.pool = build.build_pooling(config)
         has_norm = config.embed_norm
         self.embed_norm = nn.LayerNorm(config.width, eps=config.norm_eps) if has_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
-        self.encoder = build.build_encoder(config)
+        self.blocks = nn.ModuleList(build.build_encoder_blocks(config))
+        self.norm = build.final_norm(config)
         self.head = build.build_head(config, config.num_classes)
-        if config.first_weights == "bert":
+        if config.init == "bert":
             init_bert_(self)
 
     def forward(
@@ -42,8 +43,8 @@ class VisionTransformer(nn.Module):
         inputs_embeds: Tensor | None = None,
         includes_cls_token: bool = False,
     ) -> Tensor:
-        x, angles = self.embed(images, inputs_embeds, includes_cls_token)
-        return self.head(self.readout(self.encoder(x, angles=angles)))
+        x = self.features(images, inputs_embeds=inputs_embeds, includes_cls_token=includes_cls_token)
+        return self.head(self.pool(x))
 
     def features(
         self,
@@ -53,13 +54,19 @@ class VisionTransformer(nn.Module):
         includes_cls_token: bool = False,
         all_layers: bool = False,
     ) -> Tensor | tuple[Tensor, ...]:
-        """The encoder's last hidden state (B,L,E), from which head(readout(features)) computes the logits.
+        """The encoder's last hidden state (B,L,E), from which head(pool(features)) computes the logits.
 
         all_layers=True returns the hidden states of all layers: the embeddings that enter the first block, then the
         output of each block; the last one has gone through the final norm, where there is one.
         """
-        x, angles = self.embed(images, inputs_embeds, includes_cls_token)
-        return self.encoder(x, angles=angles, all_layers=all_layers)
+        x, rotary_angles = self.embed(images, inputs_embeds, includes_cls_token)
+        states = [x]
+        for block in self.blocks:
+            x = block(x, rotary_angles=rotary_angles)
+            if all_layers:
+                states.append(x)
+        states[-1] = self.norm(x)
+        return tuple(states) if all_layers else states[-1]
 
     def embed(
         self, images: Tensor | None, inputs_embeds: Tensor | None, includes_cls_token: bool
@@ -67,24 +74,24 @@ class VisionTransformer(nn.Module):
         """What enters the encoder: tokens (B,L,E), and rotary angles (L,D/2) where the model has them."""
         if includes_cls_token and images is not None:
             raise ValueError("includes_cls_token=True is for inputs_embeds, got images, which contain no class token")
-        x = embeddings_or(self.tokenize, images, inputs_embeds, self.config.width)
-        grid = self.config.grid if images is None else self.tokenize.grid(images)
+        x = embeddings_or(self.patch_embed, images, inputs_embeds, self.config.width)
+        grid = self.config.grid if images is None else self.patch_embed.grid(images)
         self.check_tokens(x, grid, includes_cls_token)
-        angles = self.positions.angles(grid, x.device)
+        angles = self.pos_embed.rotary_angles(grid, x.device)
         if angles is not None:  # the class token stands nowhere: angle 0
-            angles = F.pad(angles, (0, 0, self.readout.n_extra, 0))
+            angles = F.pad(angles, (0, 0, self.pool.num_prefix_tokens, 0))
         if includes_cls_token:
-            x = torch.cat([x[:, :1], self.positions(x[:, 1:], grid)], dim=1)
+            x = torch.cat([x[:, :1], self.pos_embed(x[:, 1:], grid)], dim=1)
         else:
-            x = self.readout.begin(self.positions(x, grid))  # (B,P,E) -> (B,L,E)
+            x = self.pool.prepend_tokens(self.pos_embed(x, grid))  # (B,P,E) -> (B,L,E)
         return self.dropout(self.embed_norm(x)), angles
 
     def check_tokens(self, x: Tensor, grid: tuple[int, int], includes_cls_token: bool) -> None:
         """Refuses a number of tokens that is not the grid's; whether one of them is a class token is never guessed."""
-        has_cls_token = self.readout.n_extra > 0
+        has_cls_token = self.pool.num_prefix_tokens > 0
         if includes_cls_token and not has_cls_token:
             raise ValueError(
-                f"includes_cls_token=True needs a model with readout='class', got readout={self.config.readout!r}"
+                f"includes_cls_token=True needs a model with pooling='cls', got pooling={self.config.pooling!r}"
             )
         given, patches = x.shape[1], f"{grid[0]} x {grid[1]} patches"
         n_tokens = grid[0] * grid[1] + includes_cls_token

@@ -1,4 +1,13 @@
-"""Softargmax: from scores to shares. PyTorch calls it softmax; here it has a temperature, down to zero and beyond."""
+"""Attention:
+
+    scores  = beta * q @ kᵀ                  similarity of each query and each key; beta = 1/sqrt(D)
+    weights = softargmax(scores, where=mask)     each row sums to 1
+    out     = weights @ v                    weighted mean of the values
+
+`attend_reference` computes exactly this and returns the weights. `attend_fused` is the same function on PyTorch's fused
+kernel, without them; tests/nn/test_attention.py holds both to equal outputs and gradients for every mask and beta.
+Dims: B batch, L length, Q queries, K keys, H heads, D head width (Dv that of values), E model width.
+"""
 
 import math
 from collections.abc import Callable
@@ -8,71 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.nn.cache import KVCache
-from clearhead.nn.masks import Mask, broadcasts_to, check_bool, check_mask, kernel_mask
+from clearhead.nn.masks import Mask, broadcasts_to, check_bool_mask, check_mask, kernel_mask
 from clearhead.nn.positions import apply_rotary
 from clearhead.validation import check_beta, check_heads, check_positive, check_rate
-
-
-def softargmax(z: Tensor, beta: float = 1.0, dim: int = -1, where: "Mask | None" = None) -> Tensor:
-    """e^(beta z_i) / sum_j e^(beta z_j): shares that sum to 1, the larger the larger z_i. beta is 1 / temperature.
-
-    beta = 0 shares equally, +inf gives all to the largest, -inf all to the smallest; ties share.
-    Entries that are False in `where` take no part; a row without any True gets zeros.
-    """
-    check_beta(beta)
-    if z.is_complex() or z.dim() == 0:
-        raise ValueError(f"softargmax needs real numbers in at least one dimension, got {z!r}; choose a dimension")
-    if where is not None:
-        check_bool(where)
-    if not z.is_floating_point():
-        z = z.to(torch.get_default_dtype())
-    if z.shape[dim] == 0:
-        return z
-    if beta < 0:
-        return softargmax(-z, -beta, dim, where)  # the smallest of z is the largest of -z
-
-    # The largest and lowest numbers stand for inf and -inf, which would make NaN: 0 * -inf, inf - inf.
-    lowest, highest = torch.finfo(z.dtype).min, torch.finfo(z.dtype).max
-    z = z.clamp(lowest, highest)
-    if where is not None:
-        z = z.masked_fill(~where, lowest)  # so that the largest is one that takes part
-    largest = z.amax(dim, keepdim=True).detach()  # taking it from all of z changes no share, and so no gradient
-    if beta > highest:  # infinite, for numbers of this dtype
-        nothing = 0 * z.clamp(-1, 1)  # zeros through which gradients of zero flow
-        logits = nothing.masked_fill(z < largest, lowest)
-    else:
-        logits = beta * (z - largest).clamp(min=lowest)  # at most 0, so that e^logits cannot overflow
-    if where is None:
-        return logits.softmax(dim)
-    return logits.masked_fill(~where, lowest).softmax(dim).masked_fill(~where, 0.0)
-
-
-# The linear layer as every part of this package starts it.
-
-
-class Linear(nn.Linear):
-    """x Wᵀ + b, with W drawn so that the variance is kept forwards and backwards (Xavier, uniform), and b = 0."""
-
-    def reset_parameters(self) -> None:
-        nn.init.xavier_uniform_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
-
-
-class TiedLinear(nn.Module):
-    """x Wᵀ with the W of another layer, passed in beside x: it is stored, saved and counted there."""
-
-    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.linear(x, weight)
-
-
-# Attention, written twice: once as the formula, once as the fused kernel.
-#
-# `attend_reference` is the definition, and shows its weights; `attend_fused` is the same function, fast, without
-# them.
-# tests/nn/test_attention.py holds the two to the same values and gradients, for every kind of mask and beta.
-# Dims: B batch, L length, Q queries, K keys, H heads, D head width of queries and keys, Dv of values, E model width.
-
 
 Attend = Callable[..., Tensor | tuple[Tensor, Tensor]]
 
@@ -87,10 +34,10 @@ def attend_reference(
     logit_bias: Tensor | None = None,
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """softargmax(beta q kᵀ + logit_bias) v, and the weights before dropout. A query that may see nothing gets zeros.
+    """softargmax(beta q kᵀ + logit_bias) v, and the weights before dropout. A query that sees no key gets zeros.
 
     q (B,H,Q,D), k (B,H,K,D), v (B,H,K,Dv), mask and logit_bias to (B,H,Q,K) -> out (B,H,Q,Dv), weights (B,H,Q,K)
-    beta is 1/sqrt(D) unless given. Beside an infinite beta, a bias weighs nothing.
+    beta defaults to 1/sqrt(D). With an infinite beta, the bias has no effect.
     """
     check_attend(q, k, v, mask, beta, logit_bias)
     beta = 1 / math.sqrt(q.shape[-1]) if beta is None else beta
@@ -99,16 +46,6 @@ def attend_reference(
         scores, beta = beta * scores + logit_bias, 1.0
     weights = softargmax(scores, beta, where=mask).to(v.dtype)
     return F.dropout(weights, dropout) @ v, weights
-
-
-def in_float32(x: Tensor) -> Tensor:
-    """At least: half-precision numbers are multiplied as such, but summed in float32, as the kernel does."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def is_infinite(beta: float, scores: Tensor) -> bool:
-    """So large that beta times a score overflows: beside it, nothing else counts."""
-    return abs(beta) > torch.finfo(scores.dtype).max ** 0.5
 
 
 def attend_fused(
@@ -121,50 +58,104 @@ def attend_fused(
     logit_bias: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """What `attend_reference` returns first; the kernel goes piece by piece and, where it can, stores no (Q,K) matrix.
+    """The first output of `attend_reference`, by the fused kernel, which avoids the (Q,K) matrix where it can.
 
-    It has no answer (NaN) at an infinite beta: there, the formula is used.
+    The kernel returns NaN for an infinite beta: the reference is used then.
     """
     check_attend(q, k, v, mask, beta, logit_bias)
     beta = 1 / math.sqrt(q.shape[-1]) if beta is None else beta
     if is_infinite(beta, q):
         return attend_reference(q, k, v, mask, beta, logit_bias=logit_bias, dropout=dropout)[0]
-    kernels_mask, is_causal = kernel_mask(mask, None if logit_bias is None else logit_bias.to(q.dtype))
-    if is_causal and beta <= 0:  # its -inf above the diagonal is scaled too: 0 * -inf is NaN, -1 * -inf is inf
+    attn_mask, is_causal = kernel_mask(mask, None if logit_bias is None else logit_bias.to(q.dtype))
+    if is_causal and beta <= 0:  # the kernel scales its -inf above the diagonal too: 0 * -inf is NaN, -1 * -inf is inf
         q, beta = beta * q, 1.0
     return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=kernels_mask, dropout_p=dropout, is_causal=is_causal, scale=beta
+        q, k, v, attn_mask=attn_mask, dropout_p=dropout, is_causal=is_causal, scale=beta
     )
 
 
+def softargmax(z: Tensor, beta: float = 1.0, dim: int = -1, where: "Mask | None" = None) -> Tensor:
+    """e^(beta z_i) / sum_j e^(beta z_j): positive weights that sum to 1. PyTorch calls it softmax.
+
+    beta is the inverse temperature: 0 gives equal weights, +inf puts all weight on the largest entry, -inf on the
+    smallest; ties are shared. Entries that are False in `where` get weight 0; a row without any True is all zeros.
+    """
+    check_beta(beta)
+    if z.is_complex() or z.dim() == 0:
+        raise ValueError(f"z must be real and have at least one dimension, got {z!r}")
+    if where is not None:
+        check_bool_mask(where)
+    if not z.is_floating_point():
+        z = z.to(torch.get_default_dtype())
+    if z.shape[dim] == 0:
+        return z
+    if beta < 0:
+        return softargmax(-z, -beta, dim, where)  # the smallest of z is the largest of -z
+
+    # Finite numbers replace inf and -inf, which would make NaN: 0 * -inf, inf - inf.
+    lowest, highest = torch.finfo(z.dtype).min, torch.finfo(z.dtype).max
+    z = z.clamp(lowest, highest)
+    if where is not None:
+        z = z.masked_fill(~where, lowest)  # the maximum is taken over unmasked entries
+    largest = z.amax(dim, keepdim=True).detach()  # subtracting a constant changes neither weights nor gradients
+    if beta > highest:  # infinite in this dtype
+        zeros = 0 * z.clamp(-1, 1)  # keeps the graph, with gradients of zero
+        logits = zeros.masked_fill(z < largest, lowest)
+    else:
+        logits = beta * (z - largest).clamp(min=lowest)  # at most 0, so that e^logits cannot overflow
+    if where is None:
+        return logits.softmax(dim)
+    return logits.masked_fill(~where, lowest).softmax(dim).masked_fill(~where, 0.0)
+
+
+def in_float32(x: Tensor) -> Tensor:
+    """x in at least float32: half-precision products are summed in float32, as in the kernel."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def is_infinite(beta: float, scores: Tensor) -> bool:
+    """Whether beta is so large that beta * score overflows."""
+    return abs(beta) > torch.finfo(scores.dtype).max ** 0.5
+
+
+class Linear(nn.Linear):
+    """x Wᵀ + b with Xavier-uniform W (keeps the variance forward and backward) and b = 0."""
+
+    def reset_parameters(self) -> None:
+        nn.init.xavier_uniform_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
 class SingleHeadAttention(nn.Module):
-    """softargmax(q kᵀ / sqrt(key_width)) v, with q = x W_Q, k = keys W_K, v = values W_V: one head, nothing after it.
+    """softargmax(q kᵀ / sqrt(key_width)) v with q = x W_Q, k = keys W_K, v = values W_V; no output projection.
 
     x (B,Q,E), keys (B,K,E), values (B,K,E) -> (B,Q,value_width)
     """
 
     def __init__(self, width: int, key_width: int, value_width: int, *, bias: bool = True):
         super().__init__()
-        self.query = Linear(width, key_width, bias)
-        self.key = Linear(width, key_width, bias)
-        self.value = Linear(width, value_width, bias)
+        self.q_proj = Linear(width, key_width, bias)
+        self.k_proj = Linear(width, key_width, bias)
+        self.v_proj = Linear(width, value_width, bias)
 
     def forward(
         self, x: Tensor, keys: Tensor | None = None, values: Tensor | None = None, *, mask: Mask | None = None
     ) -> Tensor:
         keys = x if keys is None else keys
         values = keys if values is None else values
-        for name, given, layer in (("x", x, self.query), ("keys", keys, self.key), ("values", values, self.value)):
-            check_width(given, layer.in_features, name)
-        q, k, v = (y.unsqueeze(-3) for y in (self.query(x), self.key(keys), self.value(values)))  # (B,1,L,D)
+        inputs = (("x", x, self.q_proj), ("keys", keys, self.k_proj), ("values", values, self.v_proj))
+        for name, tensor, layer in inputs:
+            check_width(tensor, layer.in_features, name)
+        q, k, v = (y.unsqueeze(-3) for y in (self.q_proj(x), self.k_proj(keys), self.v_proj(values)))  # (B,1,L,D)
         return attend_fused(q, k, v, mask).squeeze(-3)
 
 
 class MultiHeadAttention(nn.Module):
-    """num_heads attentions side by side, each on its own slice of the width; their outputs joined and mixed by W_O.
+    """num_heads attentions in parallel, each on its own slice of the width, concatenated and mixed by W_O.
 
     x (B,Q,input_width), keys (B,K,key_input_width), values (B,K,value_input_width) -> (B,Q,width)
-    Self-attention when only x is given; values default to keys. input_width defaults to width, and the input widths of
+    Self-attention if only x is given; values default to keys. input_width defaults to width, and the input widths of
     keys and values default to input_width.
     """
 
@@ -190,10 +181,10 @@ class MultiHeadAttention(nn.Module):
         key_input_width = input_width if key_input_width is None else key_input_width
         value_input_width = input_width if value_input_width is None else value_input_width
         check_positive(input_width=input_width, key_input_width=key_input_width, value_input_width=value_input_width)
-        self.query: nn.Linear = Linear(input_width, width, bias)
-        self.key: nn.Linear = Linear(key_input_width, width, bias)
-        self.value: nn.Linear = Linear(value_input_width, width, bias)
-        self.output: nn.Module = Linear(width, width, bias) if output_projection else nn.Identity()
+        self.q_proj: nn.Linear = Linear(input_width, width, bias)
+        self.k_proj: nn.Linear = Linear(key_input_width, width, bias)
+        self.v_proj: nn.Linear = Linear(value_input_width, width, bias)
+        self.out_proj: nn.Module = Linear(width, width, bias) if output_projection else nn.Identity()
 
     def forward(
         self,
@@ -202,37 +193,37 @@ class MultiHeadAttention(nn.Module):
         values: Tensor | None = None,
         *,
         mask: Mask | None = None,
-        angles: Tensor | None = None,
+        rotary_angles: Tensor | None = None,
         logit_bias: Tensor | None = None,
         cache: KVCache | None = None,
         return_weights: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """The attention of x to keys, or of x to itself.
+        """Attention from x to keys, or from x to itself.
 
-        angles (Q,D/2) turn queries and keys (rotary positions; self-attention only), logit_bias (H,Q,K) is added to
-        the logits (ALiBi). A cache holds the keys and values of earlier tokens, or those of a memory.
-        return_weights=True computes the formula instead of calling the fused kernel, and returns (output, weights):
-        the attention weights (B,H,Q,K) of each head, before dropout.
+        rotary_angles (Q,D/2) rotate queries and keys (self-attention only), logit_bias (H,Q,K) is added to the logits
+        (ALiBi). A cache holds the keys and values of earlier tokens, or those of the encoder's output.
+        return_weights=True uses `attend_reference` instead of the fused kernel and returns (output, weights): the
+        attention weights (B,H,Q,K) before dropout.
         """
-        check_width(x, self.query.in_features, "x")
-        q = self.split(self.query(x))
+        check_width(x, self.q_proj.in_features, "x")
+        q = self.split_heads(self.q_proj(x))
         if keys is None:
             k, v = self.keys_values(x, values)
-            if angles is not None:
-                q, k = apply_rotary(q, angles), apply_rotary(k, angles)
+            if rotary_angles is not None:
+                q, k = apply_rotary(q, rotary_angles), apply_rotary(k, rotary_angles)
             if cache is not None:
                 k, v = cache.extend(k, v)
-        elif angles is not None:
-            raise ValueError("angles are for self-attention, got them together with keys; leave out one of the two")
+        elif rotary_angles is not None:
+            raise ValueError("rotary_angles are for self-attention, got them together with keys")
         elif cache is not None:
-            k, v = cache.once(keys, lambda: self.keys_values(keys, values))
+            k, v = cache.get_or_compute(keys, lambda: self.keys_values(keys, values))
         else:
             k, v = self.keys_values(keys, values)
         dropout = self.dropout if self.training else 0.0
         attend = attend_reference if return_weights and self.attend is attend_fused else self.attend
         result = attend(q, k, v, mask, self.beta, logit_bias=logit_bias, dropout=dropout)
         heads, weights = result if isinstance(result, tuple) else (result, None)
-        out = self.output(heads.transpose(-3, -2).flatten(-2))  # (B,H,Q,D) -> (B,Q,E)
+        out = self.out_proj(heads.transpose(-3, -2).flatten(-2))  # (B,H,Q,D) -> (B,Q,E)
         if not return_weights:
             return out
         if weights is None:
@@ -244,17 +235,17 @@ class MultiHeadAttention(nn.Module):
 
     def keys_values(self, keys: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
         values = keys if values is None else values
-        check_width(keys, self.key.in_features, "keys")
-        check_width(values, self.value.in_features, "values")
-        return self.split(self.key(keys)), self.split(self.value(values))
+        check_width(keys, self.k_proj.in_features, "keys")
+        check_width(values, self.v_proj.in_features, "values")
+        return self.split_heads(self.k_proj(keys)), self.split_heads(self.v_proj(values))
 
-    def split(self, x: Tensor) -> Tensor:
+    def split_heads(self, x: Tensor) -> Tensor:
         """(B,L,E) -> (B,H,L,D): each head gets its slice of the width."""
         return x.unflatten(-1, (self.num_heads, -1)).transpose(-3, -2)
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> "MultiHeadAttention":
-        """The same attention as this torch.nn module, with a copy of its weights; ours is always batch first."""
+        """A module that computes the same as this torch.nn module, with a copy of its weights; always batch first."""
         from clearhead.nn.interop import attention_from_torch
 
         return attention_from_torch(module)
@@ -266,17 +257,9 @@ class MultiHeadAttention(nn.Module):
         return attention_to_torch(self, batch_first=batch_first)
 
 
-# What does not fit together, refused in one line: the rule, what came, what to do.
-#
-# Dims: B batch, H heads, Q queries, K keys, D head width, E model width.
-
-
 def check_width(x: Tensor, width: int, name: str) -> None:
     if x.shape[-1] != width:
-        raise ValueError(
-            f"{name} must have {width} numbers per token in its last dimension, got shape {tuple(x.shape)}; "
-            "project it, or build the module with that width"
-        )
+        raise ValueError(f"the last dimension of {name} must be {width}, got shape {tuple(x.shape)}")
 
 
 def check_attend(
@@ -288,31 +271,26 @@ def check_attend(
         if x.dim() < 2 or not x.is_floating_point() or x.dtype != q.dtype or x.device != q.device or not q.shape[-1]:
             raise ValueError(
                 "queries, keys and values must be (..., length, width) of one floating-point dtype and device, got "
-                f"{name} {x.dtype} of shape {tuple(x.shape)} on {x.device}; convert them with .to()"
+                f"{name} {x.dtype} of shape {tuple(x.shape)} on {x.device}"
             )
     if q.shape[-1] != k.shape[-1]:
-        raise ValueError(
-            f"queries and keys must have the same width, got {q.shape[-1]} and {k.shape[-1]}; project one of them first"
-        )
+        raise ValueError(f"queries and keys must have the same width, got {q.shape[-1]} and {k.shape[-1]}")
     if k.shape[-2] != v.shape[-2]:
-        raise ValueError(
-            f"there must be one value for each key, got {k.shape[-2]} keys and {v.shape[-2]} values; "
-            "pass keys and values of the same length"
-        )
+        raise ValueError(f"there must be one value for each key, got {k.shape[-2]} keys and {v.shape[-2]} values")
     if not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
         raise ValueError(
             "queries, keys and values must have the same batch and heads, got "
-            f"{tuple(q.shape[:-2])}, {tuple(k.shape[:-2])} and {tuple(v.shape[:-2])}; expand them to one size"
+            f"{tuple(q.shape[:-2])}, {tuple(k.shape[:-2])} and {tuple(v.shape[:-2])}"
         )
     scores = (*q.shape[:-1], k.shape[-2])
     for name, extra in (("mask", mask), ("logit_bias", logit_bias)):
         if extra is not None and extra.device != q.device:
-            raise ValueError(f"a {name} must be where the queries are, {q.device}, got {extra.device}; move it there")
+            raise ValueError(f"{name} must be on the device of the queries, {q.device}, got {extra.device}")
     if mask is not None:
         check_mask(mask, scores)
     if logit_bias is not None and not (logit_bias.is_floating_point() and broadcasts_to(logit_bias, scores)):
         raise ValueError(
-            "a logit_bias must be floating point and broadcast to the scores (B,H,Q,K) = "
+            "logit_bias must be floating point and broadcast to the scores (B,H,Q,K) = "
             f"{scores}, got {logit_bias.dtype} of shape {tuple(logit_bias.shape)}; "
             "use (H,Q,K) for one per head"
         )

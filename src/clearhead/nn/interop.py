@@ -1,7 +1,7 @@
 """Attention to and from torch.nn: the same function, with a copy of the weights.
 
 torch.nn keeps W_Q, W_K and W_V in one `in_proj_weight` of three equal row blocks, rows 0 to E-1 being W_Q; other code
-packs them head by head. Here they are three layers that can be seen, named `query`, `key` and `value`.
+packs them head by head. Here they are three layers that can be seen, named `q_proj`, `k_proj` and `v_proj`.
 A conversion keeps dtype, device, mode and what is frozen, and draws no random number.
 Dims: B batch, L length, H heads, D head width, E model width.
 """
@@ -54,14 +54,14 @@ def attention_to_torch(attention: nn.Module, *, batch_first: bool = True) -> nn.
     """An nn.MultiheadAttention that computes what this MultiHeadAttention does, or an error if none can."""
     attention = known(attention, MultiHeadAttention)
     output = expressible_output(attention)
-    parts = [attention.query, attention.key, attention.value]
+    parts = [attention.q_proj, attention.k_proj, attention.v_proj]
     module = nn.MultiheadAttention(
-        attention.query.out_features,
+        attention.q_proj.out_features,
         attention.num_heads,
         attention.dropout,
-        bias=attention.query.bias is not None,
-        kdim=attention.key.in_features,
-        vdim=attention.value.in_features,
+        bias=attention.q_proj.bias is not None,
+        kdim=attention.k_proj.in_features,
+        vdim=attention.v_proj.in_features,
         batch_first=batch_first,
         device="meta",  # nothing is drawn: every parameter is set below
     )
@@ -78,12 +78,12 @@ def attention_to_torch(attention: nn.Module, *, batch_first: bool = True) -> nn.
 
 def expressible_output(attention: MultiHeadAttention) -> nn.Linear:
     """The output layer of an attention that torch.nn can express; any other attention is refused."""
-    if attention.query.in_features != attention.query.out_features:
+    if attention.q_proj.in_features != attention.q_proj.out_features:
         raise ValueError(
             "nn.MultiheadAttention takes queries of its own width only, got "
-            f"input_width={attention.query.in_features} for width={attention.query.out_features}"
+            f"input_width={attention.q_proj.in_features} for width={attention.q_proj.out_features}"
         )
-    root = math.sqrt(attention.query.out_features // attention.num_heads)
+    root = math.sqrt(attention.q_proj.out_features // attention.num_heads)
     if attention.beta is not None and not math.isclose(attention.beta, 1 / root):
         raise ValueError(
             f"torch.nn has beta = 1/sqrt(head width) = {1 / root:g} only, got beta={attention.beta:g}; "
@@ -94,12 +94,12 @@ def expressible_output(attention: MultiHeadAttention) -> nn.Linear:
             f"torch.nn has the attention of attend_fused and attend_reference only, got {attention.attend}; "
             "set attend to one of them"
         )
-    if not isinstance(attention.output, nn.Linear):
+    if not isinstance(attention.out_proj, nn.Linear):
         raise ValueError(
             "torch.nn always mixes the heads by an output layer, got output_projection=False; "
-            "set output to a linear layer with identity weights"
+            "set out_proj to a linear layer with identity weights"
         )
-    return attention.output
+    return attention.out_proj
 
 
 def attention_from_packed(
@@ -155,7 +155,7 @@ def assemble(projections: Sequence[nn.Linear], num_heads: int, dropout: float = 
     """The attention that has these very layers as query, key, value and output."""
     with torch.device("meta"):  # nothing is drawn: every layer is set below
         attention = MultiHeadAttention(projections[0].out_features, num_heads, dropout=dropout)
-    attention.query, attention.key, attention.value, attention.output = projections
+    attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj = projections
     return attention
 
 
@@ -168,23 +168,20 @@ def assemble(projections: Sequence[nn.Linear], num_heads: int, dropout: float = 
 
 
 COMMON_PARTS = {  # torch.nn's name: ours
-    "self_attn": "attention",
-    "norm1": "around_attention.norm",
-    "dropout1": "around_attention.dropout",
-    "linear1": "feedforward.widen",
-    "dropout": "feedforward.dropout",
-    "linear2": "feedforward.narrow",
+    "norm1": "norm1",
+    "dropout1": "drop1.dropout",
+    "norm2": "norm2",
+    "dropout2": "drop2.dropout",
+    "linear1": "mlp.fc1",
+    "dropout": "mlp.dropout",
+    "linear2": "mlp.fc2",
 }
-ENCODER_PARTS = COMMON_PARTS | {
-    "norm2": "around_feedforward.norm",
-    "dropout2": "around_feedforward.dropout",
-}
+ENCODER_PARTS = COMMON_PARTS | {"self_attn": "attn"}
 DECODER_PARTS = COMMON_PARTS | {
-    "multihead_attn": "cross_attention",
-    "norm2": "around_cross_attention.norm",
-    "dropout2": "around_cross_attention.dropout",
-    "norm3": "around_feedforward.norm",
-    "dropout3": "around_feedforward.dropout",
+    "self_attn": "self_attn",
+    "multihead_attn": "cross_attn",
+    "norm3": "norm3",
+    "dropout3": "drop3.dropout",
 }
 
 Block = TypeVar("Block", EncoderBlock, DecoderBlock)
@@ -196,7 +193,7 @@ TorchStack = TypeVar("TorchStack", nn.TransformerEncoder, nn.TransformerDecoder)
 def encoder_block_from_torch(layer: nn.Module) -> EncoderBlock:
     layer = known(layer, nn.TransformerEncoderLayer)
     with torch.device("meta"):  # nothing is drawn, and any size will do: all parts are replaced
-        block = EncoderBlock(MultiHeadAttention(1, 1), MLP(1, 1), width=1, norm=wiring(layer))
+        block = EncoderBlock(MultiHeadAttention(1, 1), MLP(1, 1), width=1, norm_first=layer.norm_first)
     return fill_block(block, layer, ENCODER_PARTS)
 
 
@@ -204,12 +201,8 @@ def decoder_block_from_torch(layer: nn.Module) -> DecoderBlock:
     layer = known(layer, nn.TransformerDecoderLayer)
     with torch.device("meta"):
         attentions = MultiHeadAttention(1, 1), MultiHeadAttention(1, 1)
-        block = DecoderBlock(*attentions, MLP(1, 1), width=1, norm=wiring(layer))
+        block = DecoderBlock(*attentions, MLP(1, 1), width=1, norm_first=layer.norm_first)
     return fill_block(block, layer, DECODER_PARTS)
-
-
-def wiring(layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> str:
-    return "pre" if layer.norm_first else "post"
 
 
 def fill_block(block: Block, layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer, parts: dict) -> Block:
@@ -217,7 +210,7 @@ def fill_block(block: Block, layer: nn.TransformerEncoderLayer | nn.TransformerD
     for theirs, ours in parts.items():
         copied = attention_from_torch if theirs.endswith("attn") else deepcopy
         block.set_submodule(ours, copied(layer.get_submodule(theirs)))
-    block.feedforward.activation = deepcopy(layer.activation)
+    block.mlp.activation = deepcopy(layer.activation)
     return block
 
 
@@ -242,17 +235,14 @@ def decoder_block_to_torch(block: nn.Module, *, batch_first: bool = True) -> nn.
 
 def activation_and_order(block: EncoderBlock | DecoderBlock) -> tuple[Callable, bool]:
     """(activation, norm_first): what torch.nn does not keep as a part."""
-    residual = block.around_attention
-    if residual.wiring == "none":
-        raise ValueError(
-            "torch.nn has norm='pre' and norm='post' only, got norm='none'; build the block with one of them"
-        )
-    if residual.drop_path:
-        raise ValueError(f"torch.nn has no stochastic depth, got drop_path={residual.drop_path:g}; set drop_path to 0")
-    feedforward = known(block.feedforward, MLP)
-    if feedforward.norm is not None:
-        raise ValueError("torch.nn has no norm inside the feed-forward net, got an MLP with one")
-    return deepcopy(feedforward.activation), residual.wiring == "pre"
+    if isinstance(block.norm1, nn.Identity):
+        raise ValueError("torch.nn has no layers without a norm, got a block with norm_layer=nn.Identity")
+    if block.drop1.drop_path:
+        raise ValueError(f"torch.nn has no stochastic depth, got drop_path={block.drop1.drop_path:g}")
+    mlp = known(block.mlp, MLP)
+    if mlp.norm is not None:
+        raise ValueError("torch.nn has no norm inside the MLP, got an MLP with one")
+    return deepcopy(mlp.activation), block.norm_first
 
 
 def fill_layer(layer: TorchLayer, block: EncoderBlock | DecoderBlock, parts: dict, batch_first: bool) -> TorchLayer:

@@ -108,7 +108,7 @@ def from_additive(numbers: Tensor) -> Tensor:
 
 def to_additive(mask: "Mask", low: float = -math.inf, dtype: torch.dtype = torch.float32) -> Tensor:
     """Numbers to add to the scores: 0 where the mask is True, `low` where it is False."""
-    check_bool(mask)
+    check_bool_mask(mask)
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, low)
 
 
@@ -206,7 +206,7 @@ def kernel_mask(mask: Mask | None, logit_bias: Tensor | None) -> tuple[Tensor | 
 # What does not fit together, refused in one line: the rule, what came, what to do.
 
 
-def check_bool(mask: "Mask") -> None:
+def check_bool_mask(mask: "Mask") -> None:
     if mask.dtype != torch.bool:
         raise ValueError(
             f"a mask must be bool with True = may attend, got {mask.dtype}; "
@@ -216,7 +216,7 @@ def check_bool(mask: "Mask") -> None:
 
 def check_mask(mask: "Mask", shape: tuple[int, ...]) -> None:
     """Refuses a mask that is not bool, or that does not broadcast to the scores' shape (B,H,Q,K)."""
-    check_bool(mask)
+    check_bool_mask(mask)
     if not broadcasts_to(mask, shape):
         raise ValueError(
             f"a mask must broadcast to the scores (B,H,Q,K) = {shape}, got {tuple(mask.shape)}; "

@@ -1,7 +1,8 @@
-"""Readouts: from the tokens that leave an encoder to what a head is asked about.
+"""Pooling: from the tokens that leave an encoder to the vector that enters the head.
 
-`begin` may add a token before the encoder, `forward` reads after it. `present` (B,L) is True at real tokens.
-Dims: B batch, L length, E model width, H heads, D head width.
+`prepend_tokens` may add a token before the encoder; `forward` reads the encoder's output. `valid` (B,L) is True at real
+tokens and False at padding.
+Dims: B batch, L length, E model width.
 """
 
 from abc import ABC, abstractmethod
@@ -13,60 +14,60 @@ from clearhead.nn.attention import MultiHeadAttention
 
 
 class Pooling(nn.Module, ABC):
-    """One way to read an encoder's output. `n_extra` tokens are put in front of the sequence."""
+    """Puts `num_prefix_tokens` tokens before the sequence and reduces the encoder's output."""
 
-    n_extra = 0
+    num_prefix_tokens = 0
 
-    def begin(self, x: Tensor) -> Tensor:
+    def prepend_tokens(self, x: Tensor) -> Tensor:
         return x
 
     @abstractmethod
-    def forward(self, x: Tensor, present: Tensor | None = None) -> Tensor: ...
+    def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor: ...
 
 
 class NoPooling(Pooling):
-    """An answer for every token. (B,L,E) -> (B,L,E)"""
+    """One output for each token. (B,L,E) -> (B,L,E)"""
 
-    def forward(self, x: Tensor, present: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         return x
 
 
 class ClassToken(Pooling):
-    """A learned token, put first, that gathers what the answer needs. (B,L+1,E) -> (B,E)"""
+    """The output at a learned token that is put before the sequence. (B,1+L,E) -> (B,E)"""
 
-    n_extra = 1
+    num_prefix_tokens = 1
 
     def __init__(self, width: int):
         super().__init__()
-        self.token = nn.Parameter(torch.empty(width))
-        nn.init.normal_(self.token, std=0.02)
+        self.cls_token = nn.Parameter(torch.empty(width))
+        nn.init.normal_(self.cls_token, std=0.02)
 
-    def begin(self, x: Tensor) -> Tensor:
-        return torch.cat([self.token.expand(x.shape[0], 1, -1), x], dim=1)
+    def prepend_tokens(self, x: Tensor) -> Tensor:
+        return torch.cat([self.cls_token.expand(x.shape[0], 1, -1), x], dim=1)
 
-    def forward(self, x: Tensor, present: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         return x[:, 0]
 
 
 class MeanPooling(Pooling):
-    """The mean of the real tokens; zeros if there is none. (B,L,E) -> (B,E)"""
+    """The mean over real tokens; zeros if there are none. (B,L,E) -> (B,E)"""
 
-    def forward(self, x: Tensor, present: Tensor | None = None) -> Tensor:
-        if present is None:
+    def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        if valid is None:
             return x.sum(dim=1) / max(1, x.shape[1])
-        counts = present.sum(dim=1, keepdim=True).clamp(min=1)
-        return x.masked_fill(~present[..., None], 0.0).sum(dim=1) / counts
+        counts = valid.sum(dim=1, keepdim=True).clamp(min=1)
+        return x.masked_fill(~valid[..., None], 0.0).sum(dim=1) / counts
 
 
 class AttentionPooling(Pooling):
-    """A learned query that attends to the real tokens. (B,L,E) -> (B,E)"""
+    """Attention from one learned query to the real tokens. (B,L,E) -> (B,E)"""
 
     def __init__(self, width: int, num_heads: int):
         super().__init__()
         self.query = nn.Parameter(torch.empty(width))
         nn.init.normal_(self.query, std=0.02)
-        self.attention = MultiHeadAttention(width, num_heads)
+        self.attn = MultiHeadAttention(width, num_heads)
 
-    def forward(self, x: Tensor, present: Tensor | None = None) -> Tensor:
-        mask = None if present is None else present[:, None, None, :]
-        return self.attention(self.query.expand(x.shape[0], 1, -1), x, mask=mask)[:, 0]
+    def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        mask = None if valid is None else valid[:, None, None, :]
+        return self.attn(self.query.expand(x.shape[0], 1, -1), x, mask=mask)[:, 0]

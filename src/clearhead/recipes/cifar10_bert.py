@@ -20,7 +20,7 @@ def cifar10_bert() -> RunConfig:
         recipe="cifar10-bert",
         model=presets.bert_cifar(),
         data=DataConfig(name="cifar10", augmentation=Augmentation(crop=4, flip=True)),
-        optimizer=OptimizerConfig(lr=5e-4, schedule="constant", clip=0.0),
+        optimizer=OptimizerConfig(lr=5e-4, schedule="constant", grad_clip=0.0),
         training=TrainingConfig(epochs=43, batch_size=192),
-        objective="classes",
+        objective="classification",
     )

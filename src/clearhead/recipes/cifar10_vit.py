@@ -15,7 +15,7 @@ def cifar10_vit() -> RunConfig:
         recipe="cifar10-vit",
         model=presets.vit_cifar(),
         data=DataConfig(name="cifar10", augmentation=Augmentation(crop=4, flip=True)),
-        optimizer=OptimizerConfig(kind="muon", lr=3e-3, schedule="cosine", warmup=100, weight_decay=0.1),
+        optimizer=OptimizerConfig(name="muon", lr=3e-3, schedule="cosine", warmup=100, weight_decay=0.1),
         training=TrainingConfig(epochs=30, batch_size=128),
-        objective="classes",
+        objective="classification",
     )

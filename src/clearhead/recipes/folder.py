@@ -39,17 +39,17 @@ def folder(*, folder: str = "", image_size: int = 64, fit: Fit = "pad", skip_inv
             width=128,
             depth=3,
             num_heads=4,
-            hidden=256,
+            mlp_dim=256,
             image_size=image_size,
             patch_size=8,
             num_classes=num_classes,
-            tokenizer="stem",
-            readout="attention",
+            patch_embed="conv-stem",
+            pooling="attention",
         ),
         data=data,
-        optimizer=OptimizerConfig(kind="muon", lr=3e-3, schedule="linear", warmup=20),
-        training=TrainingConfig(epochs=30, batch_size=min(BATCH_SIZE, n_pictures), label_smoothing=0.1, views="mirror"),
-        objective="classes",
+        optimizer=OptimizerConfig(name="muon", lr=3e-3, schedule="linear", warmup=20),
+        training=TrainingConfig(epochs=30, batch_size=min(BATCH_SIZE, n_pictures), label_smoothing=0.1, tta="flip"),
+        objective="classification",
     )
 
 
@@ -57,10 +57,10 @@ def counts(data: DataConfig) -> tuple[int, int]:
     """Classes, and pictures to learn from: all that are named so, or with `skip_invalid` those that can be read."""
     from clearhead.data.folder import (
         divided,
-        list_pictures,
+        list_images,
         usable,  # imports torch
     )
 
-    listing = usable(data)[0] if data.skip_invalid else list_pictures(data.folder)
+    listing = usable(data)[0] if data.skip_invalid else list_images(data.folder)
     train, _, n_validation = divided(listing, data.validation)
     return len(listing.classes), len(train) - n_validation

@@ -1,39 +1,23 @@
-"""From a recipe to a run: `train`, which gives the run its folder below runs/ and never overwrites one; and `resume`,
-which may lengthen a run."""
+"""From a recipe to a run: `train` gives the run a folder in runs/, and `resume` may also lengthen it."""
 
 import os
 import re
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from clearhead.data import datasets
-from clearhead.data.batches import evaluation_batches
-from clearhead.data.config import N_VIEWS
-from clearhead.messages import duration, round_count
-from clearhead.nn.eval_mode import eval_mode
+from clearhead.messages import round_count
 from clearhead.recipes.registry import config_of
 from clearhead.recipes.validate import validate
 from clearhead.training import checkpoint, loop
 from clearhead.training.compatibility import check_config_matches
 from clearhead.training.config import RunConfig
-from clearhead.training.context import TrainContext, build_context, isolated_torch_state
-from clearhead.training.distributed import Ranks, current_ranks
-from clearhead.training.loop import Outcome, fit, lr_multiplier, update
-from clearhead.training.metrics_log import CONFIG, RUNS
-from clearhead.training.objectives import BATCH_SIZE, to_device
-from clearhead.training.progress import Display, Silence, StopRequest, padding_line
-from clearhead.training.run_directory import Report, RunDirectory, check_new
-from clearhead.training.state import TrainState, check_files
-
-NEXT = {"written": "ask it: clearhead predict {} thorough", "next": "let it write: clearhead sample {}"}
-"""by objective: what else to do with a run that is trained"""
+from clearhead.training.loop import TrainResult, lr_multiplier
+from clearhead.training.progress import Display
+from clearhead.training.run_directory import RUNS, RunDirectory
+from clearhead.training.state import check_files
 
 
 def train(
@@ -44,34 +28,20 @@ def train(
     resume: bool = False,
     shard: bool = False,
     quiet: bool = False,
-) -> Outcome:
-    """Trains a recipe, perhaps with changes={"training.steps": 100}, or any run config, in runs/NAME.
+) -> TrainResult:
+    """Train a recipe, optionally with changes={"training.steps": 100}, or any run config, in runs/NAME.
 
-    Without a name it is the recipe's, with the seed, and with a number if there is such a run already. `resume` goes on
-    with the run of that name if it is there; `shard` splits the weights over processes that torchrun has started.
+    The default name is RECIPE-SEED, followed by a number if that run exists. `resume` continues the run of this name if
+    it exists; `shard` splits the weights over the processes that torchrun has started (FSDP2).
     """
     config = config_of(recipe, dict(changes or {})) if isinstance(recipe, str) else recipe
     if not isinstance(recipe, str) and changes:
-        raise ValueError("changes are for a recipe's name, got them for a config; change it with dataclasses.replace")
+        raise ValueError("changes apply to the name of a recipe, got a config; change it with dataclasses.replace")
     validate(config)
-    if name is not None:
-        check_run_name(name)
-    if name is not None and not resume:
-        check_new(RUNS / name)  # here too: a mistake is answered before the data is read
-    with current_ranks() as team, isolated_torch_state(config.training.threads):
-        display = Display(quiet=quiet) if team.is_main else Silence()
-        if resume and config.training.precision == "auto":  # the run has resolved it when it began
-            config = with_recorded_precision(config, folder_of(config, name, resume), team)
-        setup = build_context(
-            config, team, shard=shard, report=display.warn
-        )  # first: a config that fails leaves no folder
-        run = new_or_old(setup.config, name, resume, display.warn) if team.is_main else None
-        outcome = fit(setup, run, display)
-        if run and outcome.reason != "stopped":
-            display.say(f"the run is in {run.path}; look at it with: clearhead curves {run.path}")
-            if config.objective in NEXT:
-                display.say(NEXT[config.objective].format(run.path))
-        return outcome
+    folder_name = f"{config.recipe}-{config.seed}" if name is None else name
+    check_run_name(folder_name)
+    numbered = name is None and not resume
+    return loop.train(config, RUNS / folder_name, resume=resume, numbered=numbered, shard=shard, quiet=quiet)
 
 
 def resume(
@@ -82,43 +52,43 @@ def resume(
     threads: int | None = None,
     shard: bool = False,
     quiet: bool = False,
-) -> Outcome:
-    """Continues a run, given by its path or its name in runs/, after its newest checkpoint.
+) -> TrainResult:
+    """Continue a run, given by its path or its name in runs/, from its latest checkpoint.
 
-    With `epochs` or `steps` it is trained until there, and its schedule ends there; that and `threads` are recorded in
-    its config.json. Under torchrun, the first process does so, and the others follow what is recorded.
+    `epochs` or `steps` set a new length for the run and its schedule; these and `threads` are recorded in config.json,
+    under torchrun by rank 0.
     """
     changes = {"epochs": epochs, "steps": steps, "threads": threads}
     given = {name: value for name, value in changes.items() if value is not None}
     if os.environ.get("RANK", "0") == "0":
-        found = RunDirectory.open(run)
-        validate(RunConfig.from_dict(found.config))  # config.json may have been edited
+        directory = RunDirectory.open(run)
+        validate(RunConfig.from_dict(directory.config))  # config.json may have been edited
         if given:
-            change_run(found, given, Display(quiet=quiet))
+            change_run(directory, given, Display(quiet=quiet))
     return loop.resume(run, shard=shard, quiet=quiet)
 
 
 def change_run(run: RunDirectory, given: dict[str, Any], display: Display) -> None:
-    """Checks the changes and records them; says what becomes of the learning rate."""
+    """Check and record the changes, and print their effect on the learning rate."""
     if "epochs" in given and "steps" in given:
         raise ValueError(f"give epochs or steps, not both, got epochs={given['epochs']} and steps={given['steps']}")
     before = RunConfig.from_dict(run.config)
-    if found := run.newest():  # data that has changed refuses the run, which must be as it was then
-        check_config_matches(run, before, found)
+    if found := run.latest_checkpoint():  # the run must not change if its data has
+        check_config_matches(run.path, before, found)
         check_files(found.state, datasets.digests(before.data))
     other = {"epochs": "steps", "steps": "epochs"}
     zeros: dict[str, Any] = {other[name]: 0 for name in given if name in other}
     now = replace(before, training=replace(before.training, **given, **zeros))
-    said = lengthened(run, before, now) if zeros else ""
+    message = lengthened(run, before, now) if zeros else ""
     with run.lock():
         run.change_config(now.to_dict())
-    if said:
-        display.say(said)
+    if message:
+        display.say(message)
 
 
 def lengthened(run: RunDirectory, before: RunConfig, now: RunConfig) -> str:
-    """What a new length means for a run; ValueError where it has ended for good, or is longer already."""
-    per_epoch, trained = steps_per_epoch(run, before), max(checkpoint.steps(run.path), default=0)
+    """The effect of a new length on a run; ValueError if the run has stopped early or is already longer."""
+    per_epoch, trained = steps_per_epoch(run, before), max(checkpoint.saved_steps(run.path), default=0)
     end, old_end = now.training.n_steps(per_epoch), before.training.n_steps(per_epoch)
     if end < trained:
         unit, n = ("epochs", trained / per_epoch) if now.training.epochs else ("steps", trained)
@@ -128,8 +98,8 @@ def lengthened(run: RunDirectory, before: RunConfig, now: RunConfig) -> str:
         )
     if end == old_end:
         return ""
-    found = run.newest() if before.training.patience else None
-    if found and found.state["standing"]["stale"] >= before.training.patience:
+    found = run.latest_checkpoint() if before.training.patience else None
+    if found and found.state["train_state"]["evals_since_best"] >= before.training.patience:
         raise ValueError(
             f"{run.path} ended early, after {before.training.patience} evaluations without improvement "
             "(training.patience); it cannot be lengthened"
@@ -146,7 +116,7 @@ def lengthened(run: RunDirectory, before: RunConfig, now: RunConfig) -> str:
 
 
 def steps_per_epoch(run: RunDirectory, config: RunConfig) -> int:
-    """As its records say; without any, as its data says."""
+    """According to its records; if there are none, according to its data."""
     last = None
     for record in run.iter_records():
         last = record if record.get("epoch") else last
@@ -155,191 +125,9 @@ def steps_per_epoch(run: RunDirectory, config: RunConfig) -> int:
     return len(datasets.load_dataset(config.data, config.seed).train) // config.training.batch_size
 
 
-def with_recorded_precision(config: RunConfig, path: Path, team: Ranks) -> RunConfig:
-    """The config with the precision that the run in this folder has recorded; unchanged where there is no run yet."""
-    recorded = None
-    if team.is_main and (path / CONFIG).exists():
-        recorded = RunConfig.from_dict(RunDirectory.open(path).config).training.precision
-    precision = team.broadcast_json(recorded) or config.training.precision
-    return replace(config, training=replace(config.training, precision=precision))
-
-
-def new_or_old(config: RunConfig, name: str | None, resume: bool, report: Report) -> RunDirectory:
-    """The run's folder: a new one, or with `resume` the one of that name, if it has the same config."""
-    path = folder_of(config, name, resume)
-    if not (resume and (path / CONFIG).exists()):
-        return RunDirectory.create(path, config.to_dict(), report)
-    run = RunDirectory.open(path, report)
-    changes = config.changes_since(RunConfig.from_dict(run.config))
-    if others := [f"{name}={now} (was {before})" for name, (before, now) in changes.items()]:
-        raise ValueError(
-            f"a run continues with the settings that it started with, got {', '.join(others)} for {path}; choose "
-            f"another name, or continue it as it is: clearhead resume {path}{longer(config, changes, path)}"
-        )
-    return run
-
-
-def longer(config: RunConfig, changes: Mapping[str, Any], path: Path) -> str:
-    """The command that lengthens the run, where nothing but its length is to be changed."""
-    if not set(changes) <= {"training.steps", "training.epochs"}:
-        return ""
-    unit = "epochs" if config.training.epochs else "steps"
-    return f"; to lengthen it: clearhead resume {path} --{unit} {getattr(config.training, unit)}"
-
-
-def folder_of(config: RunConfig, name: str | None, resume: bool = False) -> Path:
-    first = name or f"{config.recipe}-{config.seed}"
-    check_run_name(first)
-    path, n = RUNS / first, 1
-    while name is None and path.exists() and not resume:
-        n += 1
-        path = RUNS / f"{first}-{n}"
-    return path
-
-
 def check_run_name(name: str) -> None:
     if not re.fullmatch(r"\w[\w.+-]{0,59}", name):
         raise ValueError(
-            "a run's name has at most 60 letters, digits and _ . + - and begins with one of the first three, "
-            f"got {name!r:.80}; "
-            "the folder is runs/NAME here"
+            "a run's name must have at most 60 letters, digits and _ . + - and begin with a letter, a digit or _, "
+            f"got {name!r:.80}"
         )
-
-
-# What a run will take, from a few real steps that leave nothing behind: parameters, memory, seconds.
-
-
-WARM_UP, TIMED, SECONDS = 2, 20, 5.0
-"""steps before the clock runs; steps that it runs for, unless that many seconds are over before"""
-A_LIFE = 100 * 365 * 24 * 3600.0
-"""in seconds"""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    parameters: int
-    memory: int
-    """bytes for weights, gradients, optimizer, averages and what a step keeps for its way back; torch itself and the
-    data come on top"""
-    examples: int
-    """to train on"""
-    steps: int
-    steps_per_epoch: int
-    seconds_per_step: float
-    seconds_per_evaluation: float
-    evaluations: int
-    evaluations_per_epoch: float
-    seconds_per_test: float
-    """of the one at the end; 0 where there is nothing to be tested on"""
-    padding: tuple[float, float] | None
-    """see Batches.padding"""
-    notes: tuple[str, ...] = ()
-    """see DataSet.notes"""
-
-    @property
-    def seconds_per_epoch(self) -> float:
-        """Of a whole one, validation included, also where a run is shorter."""
-        evaluating = self.evaluations_per_epoch * self.seconds_per_evaluation
-        return self.steps_per_epoch * self.seconds_per_step + evaluating
-
-    @property
-    def seconds(self) -> float:
-        evaluating = self.evaluations * self.seconds_per_evaluation + self.seconds_per_test
-        return self.steps * self.seconds_per_step + evaluating
-
-    @property
-    def end(self) -> str:
-        if self.seconds > A_LIFE:
-            return "nobody here will see it done"
-        return f"started now, done at {datetime.now() + timedelta(seconds=self.seconds):%H:%M on %d %B}"
-
-    def __str__(self) -> str:
-        epochs = self.steps / self.steps_per_epoch
-        tested = ", test included" if self.seconds_per_test else ""
-        return "\n".join(
-            [
-                *self.notes,
-                f"parameters         {self.parameters:,}",
-                f"memory             {self.memory / 2**20:,.0f} MB for weights, optimizer and one step",
-                f"training examples  {self.examples:,}",
-                *([f"padding            {padding_line(*self.padding)}"] if self.padding else []),
-                f"steps              {self.steps:,} ({round_count(epochs)} epoch{'' if epochs == 1 else 's'})",
-                f"time per step      {duration(self.seconds_per_step)}",
-                f"time per epoch     {duration(self.seconds_per_epoch)}, validation included",
-                f"in all             {duration(self.seconds)}{tested}; {self.end}",
-            ]
-        )
-
-
-def estimate(config: RunConfig) -> Estimate:
-    """Trains a few steps in memory; no folder is made."""
-    display = Display(quiet=True)
-    device = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
-    with isolated_torch_state(config.training.threads):
-        setup = build_context(config, Ranks(device=device), shard=False, report=display.warn)
-        memory = memory_of(setup)
-        per_step = time_steps(setup)
-        per_answer = time_answer(setup)
-    validation, n_views = len(setup.data.validation), N_VIEWS[config.training.views]
-    return Estimate(
-        parameters=sum(weight.numel() for weight in setup.model.parameters()),
-        memory=memory,
-        examples=len(setup.data.train),
-        steps=setup.n_steps,
-        steps_per_epoch=setup.batches.steps_per_epoch,
-        seconds_per_step=per_step,
-        seconds_per_evaluation=validation * per_answer,
-        evaluations=-(-setup.n_steps // setup.evaluate_every) if validation else 0,
-        evaluations_per_epoch=setup.batches.steps_per_epoch / setup.evaluate_every if validation else 0.0,
-        seconds_per_test=len(setup.data.test) * n_views * per_answer,
-        padding=setup.batches.padding(),
-        notes=setup.data.notes,
-    )
-
-
-def memory_of(setup: TrainContext) -> int:
-    """Of the first step: whatever lasts, and every tensor that is kept between its way forth and back."""
-    kept: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        update(setup, TrainState(), StopRequest())
-    weights = {weight.untyped_storage().data_ptr(): size_of(weight) for weight in setup.model.parameters()}
-    lasting = 2 * sum(weights.values())  # and a gradient for each
-    lasting += sum(map(size_of, setup.optimizers.state_tensors().values()))
-    lasting += sum(map(size_of, setup.average.averages.values())) if setup.average else 0
-    portion = sum(size for place, size in kept.items() if place not in weights)
-    return lasting + portion // setup.config.training.accumulate
-
-
-def size_of(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def time_steps(setup: TrainContext) -> float:
-    """Seconds for one step."""
-    standing, request = TrainState(), StopRequest()
-    setup.model.train()
-    for _ in range(WARM_UP):
-        update(setup, standing, request)
-    start, n = time.perf_counter(), 0
-    while n < TIMED and time.perf_counter() - start < SECONDS:
-        update(setup, standing, request)
-        n += 1
-    return (time.perf_counter() - start) / n
-
-
-def time_answer(setup: TrainContext) -> float:
-    """Seconds for one view of one example, from a batch of those that validate, or else of those for the test."""
-    examples = setup.data.validation if len(setup.data.validation) else setup.data.test
-    if not len(examples):
-        return 0.0
-    start = time.perf_counter()
-    batch = next(evaluation_batches(examples, setup.data.normalize, BATCH_SIZE))
-    with eval_mode(setup.model), torch.inference_mode():
-        setup.objective.ask(setup.model, to_device(batch, setup.processes.device)).cpu()
-    return (time.perf_counter() - start) / len(batch.inputs)

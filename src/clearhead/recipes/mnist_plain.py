@@ -18,5 +18,5 @@ def mnist_plain() -> RunConfig:
         data=DataConfig(name="mnist", limit=40_000),
         optimizer=OptimizerConfig(lr=1e-3, schedule="constant", weight_decay=0.0),
         training=TrainingConfig(epochs=20, batch_size=128),
-        objective="classes",
+        objective="classification",
     )

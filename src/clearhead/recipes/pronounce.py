@@ -5,7 +5,7 @@ clearhead train pronounce --data.train-file my.dict --data.test-file my.test
 torchrun --nproc-per-node 2 -m clearhead train pronounce --training.threads 1    the fastest on two cores
 takes      100 minutes on two processor cores
 reaches    on the papers' dictionary, 2,000 words set apart: 22% word error rate, 5.4% phoneme error rate;
-           on its 12,000 test words, with three other runs (evaluate --with): 20.69% and 4.95%
+           on its 12,000 test words, with three other runs (evaluate --ensemble): 20.69% and 4.95%
 """
 
 from clearhead.data.config import DataConfig
@@ -25,7 +25,7 @@ def pronounce(*, train_file: str = "", test_file: str = "", stress: bool = False
             width=128,
             depth=4,
             num_heads=4,
-            hidden=512,
+            mlp_dim=512,
             dropout=0.1,
             src_vocab_size=src_vocab_size,
             tgt_vocab_size=tgt_vocab_size,
@@ -39,10 +39,10 @@ def pronounce(*, train_file: str = "", test_file: str = "", stress: bool = False
             validation=2000,
         ),
         optimizer=OptimizerConfig(
-            kind="muon", lr=3e-3, muon_lr=0.02, beta2=0.98, schedule="linear", warmup=200, weight_decay=0.05
+            name="muon", lr=3e-3, muon_lr=0.02, beta2=0.98, schedule="linear", warmup=200, weight_decay=0.05
         ),
         training=TrainingConfig(epochs=36, batch_size=512, label_smoothing=0.1, ema=0.998),
-        objective="written",
+        objective="seq2seq",
     )
 
 
@@ -50,7 +50,7 @@ def alphabets(train_file: str, stress: bool) -> tuple[int, int]:
     """How many letters and phones there are, marks included."""
     if not train_file:
         return LETTERS, STRESSED if stress else PHONES
-    from clearhead.data.vocab import MARKS, letters_of, phones_of, read_dictionary
+    from clearhead.data.vocab import SPECIAL_TOKENS, letters_in, phones_in, read_dictionary
 
     words = read_dictionary(train_file, stress=stress)
-    return len(MARKS) + len(letters_of(words)), len(MARKS) + len(phones_of(words))
+    return len(SPECIAL_TOKENS) + len(letters_in(words)), len(SPECIAL_TOKENS) + len(phones_in(words))

@@ -21,11 +21,11 @@ def pronounce_fast(*, train_file: str = "", test_file: str = "", stress: bool = 
             width=96,
             depth=2,
             num_heads=4,
-            hidden=256,
+            mlp_dim=256,
             dropout=0.05,
             src_vocab_size=src_vocab_size,
             tgt_vocab_size=tgt_vocab_size,
         ),
-        optimizer=OptimizerConfig(kind="muon", lr=3e-3, beta2=0.98, schedule="linear", warmup=100),
+        optimizer=OptimizerConfig(name="muon", lr=3e-3, beta2=0.98, schedule="linear", warmup=100),
         training=TrainingConfig(epochs=4, batch_size=256, ema=0.99),
     )

@@ -50,8 +50,8 @@ RECIPES = {
     "reverse-uva": Recipe(
         reverse_uva, "the same with the numbers of the UvA notebook", Measured(seconds=28, accuracy=1.0)
     ),
-    "whole": Recipe(digits, "one answer about 16 digits", Measured(seconds=44, accuracy=1.0)),
-    "oddity": Recipe(odd_one_out, "the odd one out of ten images", Measured(seconds=332, accuracy=0.9917)),
+    "digits": Recipe(digits, "one answer about 16 digits", Measured(seconds=44, accuracy=1.0)),
+    "odd-one-out": Recipe(odd_one_out, "the odd one out of ten images", Measured(seconds=332, accuracy=0.9917)),
     "mnist": Recipe(mnist, "handwritten digits, quickly", Measured(seconds=75, accuracy=0.9905)),
     "mnist-plain": Recipe(
         mnist_plain, "the same without positions and norms: why it is poor", Measured(seconds=380, accuracy=0.9230)
@@ -69,7 +69,7 @@ RECIPES = {
         "the same with a BERT-style encoder of 12 layers",
         Measured(seconds=2422, accuracy=0.3288, epochs=1),
     ),
-    "fashion": Recipe(fashion_mnist, "clothes of ten classes", Measured(seconds=574, accuracy=0.9189)),
+    "fashion-mnist": Recipe(fashion_mnist, "clothes of ten classes", Measured(seconds=574, accuracy=0.9189)),
     "pronounce": Recipe(pronounce, "how English words are said"),
     "pronounce-fast": Recipe(pronounce_fast, "the same, in a few minutes", Measured(seconds=308, accuracy=0.6082)),
     "words": Recipe(words, "words that nobody has written yet", Measured(seconds=239, accuracy=0.3450)),

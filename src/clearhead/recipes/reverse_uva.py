@@ -27,9 +27,9 @@ from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 def reverse_uva(*, length: int = 16) -> RunConfig:
     return RunConfig(
         recipe="reverse-uva",
-        model=replace(presets.reverse_uva(), context=length),
+        model=replace(presets.reverse_uva(), context_length=length),
         data=DataConfig(name="reverse", length=length),
-        optimizer=OptimizerConfig(lr=5e-4, weight_decay=0.0, schedule="cosine", warmup=50, clip=5.0),
+        optimizer=OptimizerConfig(lr=5e-4, weight_decay=0.0, schedule="cosine", warmup=50, grad_clip=5.0),
         training=TrainingConfig(epochs=10, batch_size=128, precision="float32", threads=1),
-        objective="each",
+        objective="token-classification",
     )

@@ -16,18 +16,23 @@ def text(*, file: str = "", level: Level = "character", length: int = 64) -> Run
     return RunConfig(
         recipe="text",
         model=LanguageConfig(
-            width=128, depth=4, num_heads=4, positions="rotary", n_tokens=n_symbols(file, level), context=length
+            width=128,
+            depth=4,
+            num_heads=4,
+            pos_embed="rotary",
+            vocab_size=n_symbols(file, level),
+            context_length=length,
         ),
         data=DataConfig(name="text", file=file, level=level, length=length, validation=2000),
-        optimizer=OptimizerConfig(kind="muon", lr=3e-3, beta2=0.98, schedule="linear", warmup=50),
+        optimizer=OptimizerConfig(name="muon", lr=3e-3, beta2=0.98, schedule="linear", warmup=50),
         training=TrainingConfig(steps=2000, batch_size=32, evaluate_every=200),
-        objective="next",
+        objective="causal-lm",
     )
 
 
 def n_symbols(file: str, level: Level) -> int:
     if not file:
         return 256 if level == "byte" else 96
-    from clearhead.data.vocab import read_text, symbols_of
+    from clearhead.data.vocab import read_text, text_vocab
 
-    return len(symbols_of(read_text(file, level), level))
+    return len(text_vocab(read_text(file, level), level))

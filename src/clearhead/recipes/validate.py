@@ -8,22 +8,22 @@ from clearhead.training.config import ObjectiveName, RunConfig
 N_CLASSES = 10
 """of every data set here but the user's own"""
 OBJECTIVES: dict[str, ObjectiveName] = {
-    "reverse": "each",
-    "oddity": "odd",
-    "pronounce": "written",
-    "words": "next",
-    "text": "next",
+    "reverse": "token-classification",
+    "odd-one-out": "set-pointer",
+    "pronounce": "seq2seq",
+    "words": "causal-lm",
+    "text": "causal-lm",
 }
-"""images are asked for their class; whole: see ANSWERING"""
-WRITERS: dict[str, type] = {"written": Seq2SeqConfig, "next": LanguageConfig}
+"""images are asked for their class; digits: see ANSWERING"""
+WRITERS: dict[str, type] = {"seq2seq": Seq2SeqConfig, "causal-lm": LanguageConfig}
 """the model that each of these objectives is for"""
-IMAGES = {"mnist": (1, 28), "fashion": (1, 28), "cifar10": (3, 32)}
+IMAGES = {"mnist": (1, 28), "fashion-mnist": (1, 28), "cifar10": (3, 32)}
 """channels, and height and width"""
 
 
 def validate(config: RunConfig) -> None:
     data, asked = config.data, objective_of(config.data)
-    what = f"whole with question={data.question}" if data.name == "whole" else data.name
+    what = f"digits with question={data.question}" if data.name == "digits" else data.name
     if config.objective != asked:
         raise ValueError(
             f"{what} needs objective={asked}, got {config.objective}; leave objective and data as they are, or choose "
@@ -42,17 +42,17 @@ def validate(config: RunConfig) -> None:
 
 
 def objective_of(data: DataConfig) -> ObjectiveName:
-    return ANSWERING[data.question].objective if data.name == "whole" else OBJECTIVES.get(data.name, "classes")
+    return ANSWERING[data.question].objective if data.name == "digits" else OBJECTIVES.get(data.name, "classification")
 
 
 def check_vision(model: object, data: DataConfig) -> None:
     if not isinstance(model, VisionConfig):
         raise ValueError(f"{data.name} has images, which a VisionConfig is for, got a {type(model).__name__}; take one")
     channels, size = IMAGES.get(data.name, (3, data.image_size))
-    if (model.channels, model.image_shape) != (channels, (size, size)):
+    if (model.in_channels, model.image_shape) != (channels, (size, size)):
         raise ValueError(
             f"{data.name} has images of {size} x {size} with {channels} channels, got a model for "
-            f"{model.image_shape[0]} x {model.image_shape[1]} with {model.channels}; build it for those"
+            f"{model.image_shape[0]} x {model.image_shape[1]} with {model.in_channels}; build it for those"
         )
     if data.name != "folder" and model.num_classes < N_CLASSES:
         raise ValueError(
@@ -63,11 +63,12 @@ def check_vision(model: object, data: DataConfig) -> None:
 def check_writer(model: object, data: DataConfig, kind: type) -> None:
     if not isinstance(model, kind):
         raise ValueError(f"{data.name} needs a {kind.__name__}, got a {type(model).__name__}; take one")
-    if data.name != "text" or not isinstance(model, LanguageConfig) or model.positions != "learned":
+    if data.name != "text" or not isinstance(model, LanguageConfig) or model.pos_embed != "learned":
         return
-    if model.context < data.length:
+    if model.context_length < data.length:
         raise ValueError(
-            f"a model that reads {data.length} at once needs context={data.length}, got {model.context}; set it to that"
+            f"a model that reads {data.length} at once needs context_length={data.length}, "
+            f"got {model.context_length}; set it to that"
         )
 
 
@@ -76,12 +77,12 @@ def check_predictor(model: object, what: str, asked: ObjectiveName) -> None:
         raise ValueError(
             f"{what} has sequences, which a PredictorConfig is for, got a {type(model).__name__}; take one"
         )
-    n_outputs = N_CLASSES if asked in ("classes", "each") else 1
-    if model.n_outputs != n_outputs:
-        raise ValueError(f"{what} needs n_outputs={n_outputs}, got {model.n_outputs}; set it to that")
-    if (model.readout == "each") != (asked in ("each", "odd")):
-        wanted = "each" if asked in ("each", "odd") else "mean, class or attention"
-        raise ValueError(f"{what} needs an answer from readout={wanted}, got {model.readout}; choose that")
-    n_inputs = 784 if asked == "odd" else N_CLASSES
-    if model.n_inputs != n_inputs:
-        raise ValueError(f"{what} needs n_inputs={n_inputs}, got {model.n_inputs}; set it to that")
+    out_features = N_CLASSES if asked in ("classification", "token-classification") else 1
+    if model.out_features != out_features:
+        raise ValueError(f"{what} needs out_features={out_features}, got {model.out_features}; set it to that")
+    if (model.pooling == "none") != (asked in ("token-classification", "set-pointer")):
+        wanted = "each" if asked in ("token-classification", "set-pointer") else "mean, class or attention"
+        raise ValueError(f"{what} needs an answer from pooling={wanted}, got {model.pooling}; choose that")
+    in_features = 784 if asked == "set-pointer" else N_CLASSES
+    if model.in_features != in_features:
+        raise ValueError(f"{what} needs in_features={in_features}, got {model.in_features}; set it to that")

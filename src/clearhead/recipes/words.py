@@ -20,18 +20,18 @@ def words(*, file: str = "", window: int = 50) -> RunConfig:
     return RunConfig(
         recipe="words",
         model=LanguageConfig(
-            width=96, depth=4, num_heads=4, hidden=256, positions="rotary", dropout=0.05, n_tokens=n_letters(file)
+            width=96, depth=4, num_heads=4, mlp_dim=256, pos_embed="rotary", dropout=0.05, vocab_size=n_letters(file)
         ),
         data=DataConfig(name="words", file=file, window=window),
-        optimizer=OptimizerConfig(kind="muon", lr=3e-3, beta2=0.98, schedule="linear", warmup=100),
+        optimizer=OptimizerConfig(name="muon", lr=3e-3, beta2=0.98, schedule="linear", warmup=100),
         training=TrainingConfig(epochs=4, batch_size=256, ema=0.99, evaluate_every=200),
-        objective="next",
+        objective="causal-lm",
     )
 
 
 def n_letters(file: str) -> int:
     if not file:
         return LETTERS
-    from clearhead.data.vocab import MARKS, letters_of, read_words
+    from clearhead.data.vocab import SPECIAL_TOKENS, letters_in, read_words
 
-    return len(MARKS) + len(letters_of(read_words(file)))
+    return len(SPECIAL_TOKENS) + len(letters_in(read_words(file)))

@@ -1,8 +1,8 @@
-"""What is wrong with the files of a run: missing, changed, surplus, left over or unsafe. It only reads, without torch.
+"""Check the files of a run: missing, changed, surplus, leftover or unsafe. It only reads, and does not import torch.
 
-A checkpoint is compared with its manifest, metrics.jsonl and config.json with what the newest intact checkpoint says of
-them, best.json with the checkpoints that there are, attention maps with the digest in their header. Figures have
-nothing to be compared with.
+Checkpoints are compared with their manifest, metrics.jsonl and config.json with what the latest intact checkpoint
+stores about them, best.json with the existing checkpoints, attention snapshots with the digest in their header. Figures
+cannot be compared with anything.
 """
 
 import hashlib
@@ -14,31 +14,51 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from safetensors import SafetensorError, deserialize
+from safetensors import SafetensorError
 
-from clearhead.files import PART, UnsafeFileError, from_json, opened_regular, problem_of, read_regular, tree
-from clearhead.training import layout, metrics_log
-from clearhead.training.config import CHANGED_BY_RESUME, RunConfig, changes_since_saved
-from clearhead.training.layout import (
-    BEST,
+from clearhead.files import (
+    MAX_JSON_BYTES,
+    PART,
+    UnsafeFileError,
+    from_json,
+    opened_regular,
+    problem_of,
+    read_regular,
+    safetensors_header,
+    tree,
+)
+from clearhead.training import metrics_log
+from clearhead.training.checkpoint import (
     CHECKPOINTS,
     DAMAGED,
     DELETING,
-    FIGURES,
     FILES,
-    LARGEST_JSON,
     MANIFEST,
-    MAPS,
-    PROBE,
     REPLACED,
     SAVING,
     STATE,
+    checkpoint_path,
+    disagreements,
+    parse_step,
+    saved_steps,
 )
-from clearhead.training.metrics_log import CONFIG, LOCK, METRICS, Digest, RecordsDigest
+from clearhead.training.config import CHANGED_BY_RESUME, RunConfig, changes_since_saved
+from clearhead.training.metrics_log import Digest, RecordsDigest
+from clearhead.training.run_directory import (
+    BEST,
+    CONFIG,
+    FIGURES,
+    LOCK,
+    METRICS,
+    SNAPSHOTS,
+    is_locked,
+    parse_best,
+)
+from clearhead.training.snapshots import SUFFIX, matches_digest, read_snapshot_bytes, snapshot_files
 
 Kind = Literal["missing", "changed", "surplus", "leftover", "unsafe", "unreadable"]
 UNFINISHED = (SAVING, REPLACED, DELETING)
-TOP = (CONFIG, METRICS, LOCK, BEST, CHECKPOINTS, PROBE)
+TOP = (CONFIG, METRICS, LOCK, BEST, CHECKPOINTS, SNAPSHOTS)
 
 
 @dataclass(frozen=True)
@@ -69,14 +89,14 @@ class Audit:
 
 def audit(folder: Path) -> Audit:
     """Looks at every file of a run."""
-    is_running = metrics_log.is_locked(folder)
+    is_running = is_locked(folder)
     findings, n_files = entries(folder, is_running)
     intact: dict[int, dict[str, Any]] = {}
-    for step in layout.steps(folder) if is_folder(folder / CHECKPOINTS) else []:
+    for step in saved_steps(folder) if is_folder(folder / CHECKPOINTS) else []:
         problems = list(checkpoint_problems(folder, step))
-        if not problems and (state := parsed(layout.at(folder, step) / STATE)):
+        if not problems and (state := parsed(checkpoint_path(folder, step) / STATE)):
             intact[step] = state
-        elif os.path.lexists(layout.at(folder, step)):  # else deleted by its owner while we looked
+        elif os.path.lexists(checkpoint_path(folder, step)):  # else deleted by its owner while we looked
             findings += problems
     newest = intact[max(intact)] if intact else {}
     findings += config_problems(folder, newest)
@@ -120,15 +140,15 @@ def unexpected(name: str) -> tuple[Kind, str] | None:
             return None
         case [top, *_] if top == FIGURES:
             return None
-        case ["probe", maps] if maps.endswith(MAPS) and layout.step_in(maps.removesuffix(MAPS)) is not None:
+        case ["snapshots", maps] if maps.endswith(SUFFIX) and parse_step(maps.removesuffix(SUFFIX)) is not None:
             return None
-        case ["checkpoints", step, *files] if layout.step_in(step) is not None:
+        case ["checkpoints", step, *files] if parse_step(step) is not None:
             if not files or (len(files) == 1 and files[0] in (*FILES, MANIFEST)):
                 return None
         case ["checkpoints", step, *_] if step.startswith(DAMAGED):
             return "surplus", "a checkpoint that was set aside because it could not be used; nothing reads it"
         case ["checkpoints", step, *_] if any(
-            layout.step_in(step.removeprefix(prefix)) is not None for prefix in UNFINISHED
+            parse_step(step.removeprefix(prefix)) is not None for prefix in UNFINISHED
         ):
             return "leftover", "of a process that was killed; `clearhead resume` removes it"
     return "surplus", "not part of a run"
@@ -136,20 +156,20 @@ def unexpected(name: str) -> tuple[Kind, str] | None:
 
 def checkpoint_problems(folder: Path, step: int) -> Iterator[Finding]:
     """Its files, compared with its manifest."""
-    place, found = layout.at(folder, step), {}
+    place, found = checkpoint_path(folder, step), {}
     for name in FILES:
         try:
             found[name] = size_and_digest(place / name)
         except OSError as error:
             yield failure(folder, place / name, error)
     try:
-        written = read_regular(place / MANIFEST, LARGEST_JSON)
+        written = read_regular(place / MANIFEST, MAX_JSON_BYTES)
     except OSError as error:
         yield failure(folder, place / MANIFEST, error)
         return
     if len(found) < len(FILES) or not is_folder(place):
         return
-    problems = layout.disagreements(found, written)
+    problems = disagreements(found, written)
     for name, problem in problems.items():
         yield Finding(os.path.relpath(place / name, folder), "changed", problem)
     if not problems and not holds_state(parsed(place / STATE), step):
@@ -168,7 +188,7 @@ def holds_state(state: Mapping[str, Any], step: int) -> bool:
 def config_problems(folder: Path, newest: Mapping[str, Any]) -> Iterator[Finding]:
     """A config that cannot be used, or that is not the one that the newest checkpoint was trained with."""
     try:
-        config = RunConfig.from_dict(from_json(read_regular(folder / CONFIG, LARGEST_JSON)))
+        config = RunConfig.from_dict(from_json(read_regular(folder / CONFIG, MAX_JSON_BYTES)))
         changes = changes_since_saved(newest["state"].get("config") if newest else None, config)
     except OSError as error:
         yield failure(folder, folder / CONFIG, error)
@@ -177,7 +197,7 @@ def config_problems(folder: Path, newest: Mapping[str, Any]) -> Iterator[Finding
         yield Finding(CONFIG, "changed", f"it cannot be used: {error!s:.200}")
         return
     for name, (then, now) in changes.items():
-        if name not in CHANGED_BY_RESUME and now != "auto":  # configs did not always record the chosen precision
+        if name not in CHANGED_BY_RESUME:
             yield Finding(CONFIG, "changed", f"{name} is {now!r:.40}, was {then!r:.40} at step {newest['step']}")
 
 
@@ -196,7 +216,7 @@ def record_problems(folder: Path, newest: Mapping[str, Any], is_running: bool) -
                 continue
             digest.add(line)
             if known and digest.count == known.count:
-                problem = "" if digest.written() == known else known.changed
+                problem = "" if digest.value() == known else known.changed
             elif known and digest.count > known.count and not metrics_log.is_covered(line):
                 unsealed.append(number)
         has_rest = os.path.lexists(path) and end < os.lstat(path).st_size
@@ -218,10 +238,10 @@ def record_problems(folder: Path, newest: Mapping[str, Any], is_running: bool) -
 
 def best_problems(folder: Path, newest: Mapping[str, Any], is_running: bool) -> Iterator[Finding]:
     """A mark that is damaged, that points to no checkpoint, or that is not there although a checkpoint is the best."""
-    standing = newest["state"].get("standing") if newest else None
-    known = standing.get("best_step") if isinstance(standing, dict) else None
+    state = newest["state"].get("train_state") if newest else None
+    known = state.get("best_step") if isinstance(state, dict) else None
     try:
-        best = layout.best_in(read_regular(folder / BEST, LARGEST_JSON))
+        best = parse_best(read_regular(folder / BEST, MAX_JSON_BYTES))
     except FileNotFoundError:
         if known and not is_running:
             yield Finding(
@@ -232,7 +252,7 @@ def best_problems(folder: Path, newest: Mapping[str, Any], is_running: bool) -> 
     except ValueError as error:
         yield Finding(BEST, "changed", f"it cannot be used: {error!s:.200}")
     else:
-        if is_folder(folder / CHECKPOINTS) and best not in layout.steps(folder) and not is_running:
+        if is_folder(folder / CHECKPOINTS) and best not in saved_steps(folder) and not is_running:
             yield Finding(BEST, "changed", f"it names step {best}, which has no checkpoint")
 
 
@@ -240,11 +260,10 @@ def map_problems(folder: Path) -> Iterator[Finding]:
     """Attention maps that cannot be read, that are not what was saved, or whose layers and shapes are not those of the
     first ones."""
     first: dict[str, Any] | None = None
-    for path in layout.probe_files(folder).values() if is_folder(folder / PROBE) else []:
+    for path in snapshot_files(folder).values() if is_folder(folder / SNAPSHOTS) else []:
         try:
-            content = read_regular(path)
-            shapes = {name: (maps["dtype"], maps["shape"]) for name, maps in deserialize(content)}
-            is_intact = layout.maps_are_intact(content)
+            shapes = safetensors_header(path)
+            is_intact = matches_digest(read_snapshot_bytes(path))
         except OSError as error:
             yield failure(folder, path, error)
             continue
@@ -268,7 +287,7 @@ def size_and_digest(path: Path) -> tuple[int, str]:
 def parsed(path: Path) -> dict[str, Any]:
     """The JSON object in a file; {} if it is none."""
     try:
-        value = from_json(read_regular(path, LARGEST_JSON))
+        value = from_json(read_regular(path, MAX_JSON_BYTES))
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

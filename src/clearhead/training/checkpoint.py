@@ -1,24 +1,28 @@
-"""Checkpoints: a whole one, or none. `layout` has the names of their files.
+"""Checkpoints: saved atomically, verified byte by byte when they are loaded. Importing this does not import torch.
 
-Only `step-...` is ever read, and only if all of it agrees with its manifest. Nothing is unpickled. A run continues from
-one whose numbers are all finite: see `newest`.
+    checkpoints/step-00000120/      model.safetensors, optimizer.safetensors, state.json,
+                                    and manifest.json with the size and SHA-256 digest of these three
+    checkpoints/saving-step-...     being written; renamed when every byte is durable
+    checkpoints/replaced-step-...   kept while another checkpoint of the same step takes its place
+    checkpoints/deleting-step-...   being deleted
+    checkpoints/damaged-step-...    set aside because it cannot be used; never read, never deleted
+
+Only `step-...` is ever read, and only if all of it agrees with its manifest. Nothing is unpickled. A step has exactly
+one name, padded with zeros to eight digits: step-000000099 is not a checkpoint.
 """
 
 import errno
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import safetensors.torch
-import torch
-from safetensors import SafetensorError
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from clearhead.files import (
+    MAX_JSON_BYTES,
     UnsafeFileError,
     check_folder,
     from_json,
@@ -29,43 +33,32 @@ from clearhead.files import (
     to_json,
     write_durable,
 )
-from clearhead.training import tensor_headers
-from clearhead.training.layout import (
-    CHECKPOINTS,
-    DAMAGED,
-    DELETING,
-    FILES,
-    LARGEST_JSON,
-    MANIFEST,
-    MODEL,
-    OPTIMIZER,
-    REPLACED,
-    SAVING,
-    STATE,
-    at,
-    disagreements,
-    is_step,
-    manifest,
-    name_of,
-    step_in,
-    steps,
-    wrong_sizes,
-)
+from clearhead.training.config import MAX_STEPS
 from clearhead.training.metrics_log import RecordsDigest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CHECKPOINTS = "checkpoints"
+MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
+FILES = (MODEL, OPTIMIZER, STATE)
+SAVING, REPLACED, DELETING, DAMAGED = "saving-", "replaced-", "deleting-", "damaged-"
+SMALL = 64 * 2**20
+"""bytes of tensors that are read without comparing their header with the model first"""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a run needs to go on as if it had never stopped."""
+    """Everything that a run needs in order to continue as if it had never stopped."""
 
     step: int
-    model: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
-    """moments, averaged weights and random states too (such as `random.rank0`): whatever is a tensor"""
+    model: "dict[str, Tensor]"
+    optimizer: "dict[str, Tensor]"
+    """all other tensors: moments, averaged weights, random states (such as `random.rank0`)"""
     state: dict[str, Any]
-    """the rest: what JSON gives back as it was"""
+    """the rest; it must survive a round trip through JSON unchanged"""
     records: RecordsDigest | None = None
-    """the records of metrics.jsonl when it was saved; None in checkpoints of versions that did not count them"""
+    """of metrics.jsonl when the checkpoint was saved"""
 
 
 class DamagedCheckpointError(ValueError):
@@ -73,17 +66,45 @@ class DamagedCheckpointError(ValueError):
 
 
 class NoIntactCheckpointError(OSError):
-    """A run whose checkpoints are all damaged, or gone: to begin again at step 0 would lose what may still be saved."""
+    """All checkpoints of a run are damaged or missing. Starting again at step 0 would discard what may be recovered."""
 
 
-def save(folder: Path, snapshot: Checkpoint) -> Path:
-    """Writes folder/checkpoints/step-...; when it returns, the checkpoint outlives a power failure.
+def step_name(step: int) -> str:
+    return f"step-{step:08d}"
 
-    A failure is an OSError that says so; what was saved before is still there. One of the same step is replaced.
-    """
-    contents = pack(snapshot)
+
+def parse_step(name: str) -> int | None:
+    """The step of a checkpoint's name; None for any other name."""
+    if not re.fullmatch(r"step-\d{8,12}", name, re.ASCII):
+        return None
+    step = int(name[5:])
+    return step if name == step_name(step) else None
+
+
+def is_step(value: Any) -> bool:
+    return type(value) is int and 0 <= value < MAX_STEPS
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    return folder / CHECKPOINTS / step_name(step)
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """The steps that have a checkpoint in a run directory, intact or damaged, in order."""
     home = folder / CHECKPOINTS
-    saving, place = home / (SAVING + name_of(snapshot.step)), home / name_of(snapshot.step)
+    check_folder(home)
+    steps = map(parse_step, os.listdir(home) if home.is_dir() else [])
+    return sorted(step for step in steps if step is not None)
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write folder/checkpoints/step-...; when this returns, the checkpoint survives a power failure.
+
+    On failure it raises an OSError, and earlier checkpoints are untouched. One of the same step is replaced.
+    """
+    contents = pack(checkpoint)
+    home, path = folder / CHECKPOINTS, checkpoint_path(folder, checkpoint.step)
+    saving = home / (SAVING + path.name)
     try:
         make_folder(home)
         if saving.exists():
@@ -93,48 +114,48 @@ def save(folder: Path, snapshot: Checkpoint) -> Path:
             for name, content in contents.items():
                 write_durable(saving / name, content)
             fsync_folder(saving)
-            put(saving, place)
+            move_into_place(saving, path)
         except BaseException:
             shutil.rmtree(saving, ignore_errors=True)
             raise
         fsync_folder(home)
     except OSError as error:
-        message = f"the checkpoint of step {snapshot.step} is not saved: {error.strerror or error}"
-        raise OSError(error.errno, message, os.fspath(place)) from error
-    with suppress(OSError):  # saved it is; `clean` will try again
-        remove(home / (REPLACED + place.name))
-    return place
+        message = f"the checkpoint of step {checkpoint.step} was not saved: {error.strerror or error}"
+        raise OSError(error.errno, message, os.fspath(path)) from error
+    with suppress(OSError):  # the checkpoint is saved; `clean` will try again
+        remove(home / (REPLACED + path.name))
+    return path
 
 
-def put(saving: Path, place: Path) -> None:
-    """Renames a finished checkpoint into its place. An older one there steps aside and returns if that fails."""
-    replaced = place.with_name(REPLACED + place.name)
-    if not place.exists():
-        os.rename(saving, place)
+def move_into_place(saving: Path, path: Path) -> None:
+    """Rename a finished checkpoint. An older one at this path is moved aside, and restored if that fails."""
+    replaced = path.with_name(REPLACED + path.name)
+    if not path.exists():
+        os.rename(saving, path)
         return
     remove(replaced)
-    os.rename(place, replaced)
+    os.rename(path, replaced)
     try:
-        os.rename(saving, place)
+        os.rename(saving, path)
     except BaseException:
-        os.rename(replaced, place)
+        os.rename(replaced, path)
         raise
 
 
-def load(place: Path) -> Checkpoint:
-    """Reads one checkpoint; DamagedCheckpointError unless every byte is as it was saved."""
-    check_folder(place.parent)
-    check_folder(place)
+def load(path: Path) -> Checkpoint:
+    """Read one checkpoint; DamagedCheckpointError unless every byte is as it was saved."""
+    check_folder(path.parent)
+    check_folder(path)
     try:
-        written = read_regular(place / MANIFEST, LARGEST_JSON)
-        sizes = {name: os.lstat(place / name).st_size for name in FILES}
-        if wrong := wrong_sizes(sizes, written):  # known before a file that is too large is read
+        written = read_regular(path / MANIFEST, MAX_JSON_BYTES)
+        sizes = {name: os.lstat(path / name).st_size for name in FILES}
+        if wrong := wrong_sizes(sizes, written):  # before a file that is too large is read
             raise DamagedCheckpointError(next(iter(wrong.values())))
-        contents = {STATE: read_regular(place / STATE, LARGEST_JSON)}
-        if sizes[MODEL] + sizes[OPTIMIZER] > tensor_headers.SMALL:
-            check_declared(place, contents[STATE])
-        # each file is read once: the bytes that are checked are the bytes that are used
-        contents = {name: contents.get(name) or read_regular(place / name) for name in FILES}
+        contents = {STATE: read_regular(path / STATE, MAX_JSON_BYTES)}
+        if sizes[MODEL] + sizes[OPTIMIZER] > SMALL:
+            check_tensors(path, contents[STATE], sizes[MODEL] + sizes[OPTIMIZER])
+        # each file is read once, so that the bytes that are verified are the bytes that are used
+        contents = {name: contents.get(name) or read_regular(path / name) for name in FILES}
     except UnsafeFileError:
         raise
     except IsADirectoryError as error:
@@ -148,35 +169,36 @@ def load(place: Path) -> Checkpoint:
         raise DamagedCheckpointError("it does not fit into memory") from error
     if wrong := disagreements({name: (len(content), sha256(content)) for name, content in contents.items()}, written):
         raise DamagedCheckpointError(next(iter(wrong.values())))
-    try:
-        return unpack(contents)
-    except (ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
-        raise DamagedCheckpointError(f"it was not written by this version of Clearhead ({error})") from error
+    return unpack(contents)
 
 
-def check_declared(place: Path, state: bytes) -> None:
-    """DamagedCheckpointError if the tensors are not those of the model that the state describes."""
+def check_tensors(path: Path, state: bytes, size: int) -> None:
+    """DamagedCheckpointError if the tensors are not those of the model that the state describes, or exceed memory."""
+    from clearhead.training.compatibility import check_tensor_files
+
+    if size > max_tensor_bytes():
+        raise DamagedCheckpointError(
+            f"its tensors have {size:,} bytes, more than half of this machine's memory ({max_tensor_bytes():,} bytes)"
+        )
     try:
         value = from_json(state)
         config = value["state"].get("config") if isinstance(value, dict) and isinstance(value["state"], dict) else None
-        tensor_headers.check_tensor_files(place / MODEL, place / OPTIMIZER, config)
+        check_tensor_files(path / MODEL, path / OPTIMIZER, config)
     except (ValueError, LookupError, TypeError) as error:
         raise DamagedCheckpointError(f"{MODEL} is not read: {error}") from error
 
 
-def unpack(contents: dict[str, bytes]) -> Checkpoint:
-    """What `pack` has packed; some kind of error if it was not `pack`."""
-    state = from_json(contents[STATE])
-    if not isinstance(state, dict) or not is_step(state["step"]) or not isinstance(state["state"], dict):
-        raise ValueError(f"{STATE} must hold a step and a state")
-    model, optimizer = (safetensors.torch.load(contents[name]) for name in (MODEL, OPTIMIZER))
-    records = RecordsDigest.from_json(state["records"]) if "records" in state else None
-    return Checkpoint(state["step"], model, optimizer, state["state"], records)
+def max_tensor_bytes() -> int:
+    """Half of the machine's memory, because loading holds the file and its tensors; unlimited where it is unknown."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (AttributeError, ValueError, OSError):  # Windows
+        return 2**62
 
 
-def load_finite(place: Path) -> Checkpoint:
-    """`load`, and DamagedCheckpointError too if a number in it is NaN or infinite: nothing can be computed with it."""
-    found = load(place)
+def load_finite(path: Path) -> Checkpoint:
+    """`load`, and DamagedCheckpointError too if a tensor contains NaN or infinity."""
+    found = load(path)
     for name, tensors in ((MODEL, found.model), (OPTIMIZER, found.optimizer)):
         for key, tensor in tensors.items():
             if not is_finite(tensor):
@@ -184,95 +206,133 @@ def load_finite(place: Path) -> Checkpoint:
     return found
 
 
-def is_finite(tensor: Tensor) -> bool:
+def is_finite(tensor: "Tensor") -> bool:
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return True
-    return bool(torch.isfinite(tensor.float() if tensor.element_size() == 1 else tensor).all())  # float8
+    return bool((tensor.float() if tensor.element_size() == 1 else tensor).isfinite().all())  # float8
 
 
-def newest(folder: Path, report: Callable[[str], None], *, set_aside: bool = True) -> Checkpoint | None:
-    """The highest step's checkpoint that can be used, None before the first. The others are reported and passed over:
-    those that are damaged, that cannot be read, and that hold numbers which are not finite.
+def latest(folder: Path, report: Callable[[str], None], *, set_aside: bool = True) -> Checkpoint | None:
+    """The usable checkpoint of the highest step; None before the first. Checkpoints that are damaged, unreadable or
+    not finite are skipped and reported.
 
-    They are renamed too, so that the run can save that step again, unless `set_aside` is False: only the owner of a
-    run changes it. Where none can be used, nothing is renamed: NoWholeCheckpointError.
+    With `set_aside`, which is for the owner of a run, they are also renamed, so that the run can save their step again.
+    If none is usable, nothing is renamed, and it raises NoIntactCheckpointError.
     """
-    passed_over: dict[int, str] = {}
-    for step in reversed(steps(folder)):
+    skipped: dict[int, str] = {}
+    for step in reversed(saved_steps(folder)):
+        path = checkpoint_path(folder, step)
         try:
-            found = load_finite(at(folder, step))
+            found = load_finite(path)
             if found.step != step:
                 raise DamagedCheckpointError(f"it holds step {found.step}")
         except DamagedCheckpointError as error:
-            if not at(folder, step).exists():  # deleted by its owner while we read: there is a newer one
-                return newest(folder, report, set_aside=set_aside)
-            passed_over[step] = str(error)
+            if not path.exists():  # deleted by its owner in the meantime: there is a newer one
+                return latest(folder, report, set_aside=set_aside)
+            skipped[step] = str(error)
             continue
-        for other, why in passed_over.items():
-            where = move_aside(at(folder, other)) if set_aside else at(folder, other)
-            report(f"the checkpoint of step {other} is passed over: {why}; it is left in {where}")
+        for other, reason in skipped.items():
+            damaged = checkpoint_path(folder, other)
+            where = move_aside(damaged) if set_aside else damaged
+            report(f"the checkpoint of step {other} is skipped: {reason}; it is kept in {where}")
         return found
-    if passed_over:
-        reasons = "; ".join(f"step {step}: {why}" for step, why in passed_over.items())
-        message = f"no checkpoint can be used ({reasons}); put a good copy back, or train anew under another name"
+    if skipped:
+        reasons = "; ".join(f"step {step}: {reason}" for step, reason in skipped.items())
+        message = f"no checkpoint can be used ({reasons}); restore one from a copy, or train a new run"
         raise NoIntactCheckpointError(errno.EIO, message, str(folder))
     return None
 
 
-def remove(place: Path) -> None:
-    """Deletes a checkpoint. It loses its name first, so that half of one is never taken for whole."""
-    if not place.exists():
+def remove(path: Path) -> None:
+    """Delete a checkpoint. It is renamed first, so that a partly deleted one is never read."""
+    if not path.exists():
         return
-    check_folder(place.parent)
-    deleting = place.with_name(DELETING + name_without_prefix(place))
+    check_folder(path.parent)
+    deleting = path.with_name(DELETING + without_prefix(path))
     shutil.rmtree(deleting, ignore_errors=True)
-    os.rename(place, deleting)
-    fsync_folder(place.parent)
+    os.rename(path, deleting)
+    fsync_folder(path.parent)
     shutil.rmtree(deleting)
 
 
 def clean(folder: Path) -> None:
-    """Tidies up after a process that was killed while it saved or deleted; only for the owner of the run."""
+    """Clean up after a process that was killed while saving or deleting. Only the owner of a run may call this."""
     home = folder / CHECKPOINTS
     check_folder(home)
     if not home.is_dir():
         return
-    for place in unfinished(home, REPLACED):
-        if not (home / name_without_prefix(place)).exists():
-            os.rename(place, home / name_without_prefix(place))
+    for path in unfinished(home, REPLACED):
+        if not (home / without_prefix(path)).exists():
+            os.rename(path, home / without_prefix(path))
     for prefix in (REPLACED, SAVING, DELETING):
-        for place in unfinished(home, prefix):
-            shutil.rmtree(place)
+        for path in unfinished(home, prefix):
+            shutil.rmtree(path)
     fsync_folder(home)
 
 
 def unfinished(home: Path, prefix: str) -> Iterator[Path]:
-    """What a process that was killed has left; rmtree and rename do not follow links."""
+    """Checkpoints with this prefix; rmtree and rename do not follow links."""
     for name in sorted(os.listdir(home)):
-        if name.startswith(prefix) and step_in(name.removeprefix(prefix)) is not None:
+        if name.startswith(prefix) and parse_step(name.removeprefix(prefix)) is not None:
             yield home / name
 
 
-def pack(snapshot: Checkpoint) -> dict[str, bytes]:
-    """The files of a checkpoint, as bytes."""
-    counted = {} if snapshot.records is None else {"records": snapshot.records.to_json()}
-    state = to_json({"step": snapshot.step, **counted, "state": snapshot.state}, indent=1)
-    if (back := from_json(state)["state"]) != snapshot.state:
-        changed = [key for key, value in snapshot.state.items() if back.get(key) != value]
+def move_aside(path: Path) -> Path:
+    """Rename a checkpoint that cannot be used. It stays where it is if the file system refuses."""
+    n, aside = 1, path.with_name(DAMAGED + path.name)
+    while aside.exists():
+        n += 1
+        aside = path.with_name(f"{DAMAGED}{path.name}-{n}")
+    try:
+        os.rename(path, aside)
+        fsync_folder(path.parent)
+    except OSError:
+        return aside if aside.exists() else path
+    return aside
+
+
+def without_prefix(path: Path) -> str:
+    return path.name[path.name.index("step-") :]
+
+
+def pack(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """The files of a checkpoint."""
+    import safetensors.torch
+
+    counted = {} if checkpoint.records is None else {"records": checkpoint.records.to_json()}
+    state = to_json({"step": checkpoint.step, **counted, "state": checkpoint.state}, indent=1)
+    if (back := from_json(state)["state"]) != checkpoint.state:
+        changed = [key for key, value in checkpoint.state.items() if back.get(key) != value]
         raise ValueError(
-            f"state must be what JSON gives back as it was, got a change in {changed}; "
-            "use lists instead of tuples, and text for the keys of dicts"
+            f"state must survive JSON unchanged, got a change in {changed}; use lists instead of tuples, and strings "
+            "as keys"
         )
     contents = {
-        MODEL: safetensors.torch.save(alone(snapshot.model)),
-        OPTIMIZER: safetensors.torch.save(alone(snapshot.optimizer)),
+        MODEL: safetensors.torch.save(unshared(checkpoint.model)),
+        OPTIMIZER: safetensors.torch.save(unshared(checkpoint.optimizer)),
         STATE: state,
     }
     return {**contents, MANIFEST: manifest(contents)}
 
 
-def alone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same values, each contiguous, on the CPU and in memory of its own, as safetensors wants them."""
+def unpack(contents: dict[str, bytes]) -> Checkpoint:
+    """The inverse of `pack`; DamagedCheckpointError for anything else."""
+    import safetensors.torch
+    from safetensors import SafetensorError
+
+    try:
+        state = from_json(contents[STATE])
+        if not isinstance(state, dict) or not is_step(state["step"]) or not isinstance(state["state"], dict):
+            raise ValueError(f"{STATE} must contain a step and a state")
+        model, optimizer = (safetensors.torch.load(contents[name]) for name in (MODEL, OPTIMIZER))
+        records = RecordsDigest.from_json(state["records"]) if "records" in state else None
+        return Checkpoint(state["step"], model, optimizer, state["state"], records)
+    except (ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
+        raise DamagedCheckpointError(f"it was not written by this version of Clearhead ({error})") from error
+
+
+def unshared(tensors: "dict[str, Tensor]") -> "dict[str, Tensor]":
+    """The same values, each contiguous, on the CPU and in its own memory, as safetensors requires."""
     found, used = {}, set()
     for name, tensor in tensors.items():
         packed = tensor.detach().cpu().contiguous()
@@ -282,19 +342,43 @@ def alone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def move_aside(place: Path) -> Path:
-    """Renames a checkpoint that cannot be used; where the disk does not even let it be renamed, it stays."""
-    n, aside = 1, place.with_name(DAMAGED + place.name)
-    while aside.exists():
-        n += 1
-        aside = place.with_name(f"{DAMAGED}{place.name}-{n}")
-    try:
-        os.rename(place, aside)
-        fsync_folder(place.parent)
-    except OSError:
-        return aside if aside.exists() else place
-    return aside
+def manifest(contents: Mapping[str, bytes]) -> bytes:
+    """Has one canonical form and is compared as bytes, so that a single flipped bit is noticed."""
+    return manifest_of({name: (len(content), sha256(content)) for name, content in contents.items()})
 
 
-def name_without_prefix(place: Path) -> str:
-    return place.name[place.name.index("step-") :]
+def manifest_of(files: Mapping[str, tuple[int, str]]) -> bytes:
+    """From the size and SHA-256 digest of each file."""
+    entries = {name: {"size": size, "sha256": digest} for name, (size, digest) in files.items()}
+    return to_json({"format": 1, "files": entries}, indent=1)
+
+
+def declared(written: bytes) -> dict[str, tuple[int, str]]:
+    """The size and digest of each file according to the manifest; {} if that is damaged."""
+    with suppress(ValueError, LookupError, TypeError):
+        entries = from_json(written)["files"]
+        found = {name: (entries[name]["size"], entries[name]["sha256"]) for name in FILES}
+        if all(type(size) is int and type(digest) is str for size, digest in found.values()):
+            return found
+    return {}
+
+
+def wrong_sizes(sizes: Mapping[str, int], written: bytes) -> dict[str, str]:
+    """Files whose size differs from the one in the manifest."""
+    return {
+        name: f"{name} has {sizes[name]} bytes instead of {size}"
+        for name, (size, _) in declared(written).items()
+        if name in sizes and sizes[name] != size
+    }
+
+
+def disagreements(files: Mapping[str, tuple[int, str]], written: bytes) -> dict[str, str]:
+    """By name, how files, given by size and digest, differ from the manifest; {} if all agree."""
+    if written == manifest_of(files):
+        return {}
+    known = declared(written)
+    found = wrong_sizes({name: size for name, (size, _) in files.items()}, written)
+    changed = {
+        name: f"{name} has changed since it was saved" for name in known if name in files and files[name] != known[name]
+    }
+    return changed | found or {MANIFEST: f"{MANIFEST} has changed since it was saved"}

@@ -31,7 +31,7 @@ from clearhead.training.optim import Optimizers, WeightEMA
 @dataclass(frozen=True)
 class TrainContext:
     config: RunConfig
-    processes: Ranks
+    ranks: Ranks
     data: Dataset
     batches: Batches
     model: nn.Module
@@ -39,7 +39,7 @@ class TrainContext:
     forward: Callable[..., Tensor]
     """the model as training calls it: perhaps compiled, perhaps one of many"""
     optimizers: Optimizers
-    average: WeightEMA | None
+    ema: WeightEMA | None
     is_sharded: bool
     is_compiled: bool
     precision_reason: str = ""
@@ -61,21 +61,24 @@ class TrainContext:
     def checkpoint_every(self) -> int:
         return self.config.training.checkpoint_every or self.evaluate_every
 
-    def made_with(self) -> dict[str, str | int | bool]:
+    def is_snapshot_due(self, step: int) -> bool:
+        return self.config.snapshots.is_due(step, self.n_steps)
+
+    def environment(self) -> dict[str, str | int | bool]:
         """What the numbers depend on beside the config: their last bits, or with another precision more."""
         return {
             "precision": self.config.training.precision,
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
-            "processes": self.processes.world,
+            "world_size": self.ranks.world_size,
             "sharded": self.is_sharded,
             "compiled": self.is_compiled,
-            "device": torch.cuda.get_device_name() if self.processes.device.type == "cuda" else "cpu",
+            "device": torch.cuda.get_device_name() if self.ranks.device.type == "cuda" else "cpu",
         }
 
 
-def build_context(config: RunConfig, processes: Ranks, *, shard: bool, report: Callable[[str], None]) -> TrainContext:
-    check_microbatches(config, processes.world)
+def build_context(config: RunConfig, ranks: Ranks, *, shard: bool, report: Callable[[str], None]) -> TrainContext:
+    check_microbatches(config, ranks.world_size)
     data = datasets.load_dataset(config.data, config.seed)
     if config.training.patience and not len(data.validation):
         report("patience has nothing to go by: no examples are set apart to validate on (--data.validation)")
@@ -84,31 +87,31 @@ def build_context(config: RunConfig, processes: Ranks, *, shard: bool, report: C
     check_lengths(config, data)
     batches = Batches(data, config.data, config.training.batch_size, config.seed)
     torch.manual_seed(config.seed)  # every process begins with the same weights
-    model = build_model(config.model).to(processes.device)
+    model = build_model(config.model).to(ranks.device)
     fast: Callable[..., Tensor] = model
-    is_sharded = shard and processes.world > 1
+    is_sharded = shard and ranks.world_size > 1
     if shard and not is_sharded:
         report("--shard splits weights over the processes of torchrun, and there is one: nothing is split")
     if is_sharded:
         distributed.shard(model)
     else:
-        fast = compiled(model, config.training.compile, warmup_batch(config, batches, processes), report)
-    forward = model if is_sharded else replicated(fast, processes)
-    config, reason = with_precision(config, model, forward, batches, processes)
+        fast = compiled(model, config.training.compile, warmup_batch(config, batches, ranks), report)
+    forward = model if is_sharded else replicated(fast, ranks)
+    config, reason = with_precision(config, model, forward, batches, ranks)
     # on a GPU, bf16 serves Muon's matrix products too
-    in_bf16 = config.training.precision == "bf16" and processes.device.type == "cuda"
+    in_bf16 = config.training.precision == "bf16" and ranks.device.type == "cuda"
     optimizers = Optimizers(model, config.optimizer, torch.bfloat16 if in_bf16 else torch.float32)
-    average = WeightEMA(model, config.training.ema) if config.training.ema else None
-    torch.manual_seed(fold_in(config.seed, "dropout", processes.rank))  # and drops something else
+    ema = WeightEMA(model, config.training.ema) if config.training.ema else None
+    torch.manual_seed(fold_in(config.seed, "dropout", ranks.rank))  # and drops something else
     return TrainContext(
         config=config,
-        processes=processes,
+        ranks=ranks,
         data=data,
         batches=batches,
         model=model,
         forward=forward,
         optimizers=optimizers,
-        average=average,
+        ema=ema,
         is_sharded=is_sharded,
         is_compiled=fast is not model,
         precision_reason=reason,
@@ -116,44 +119,44 @@ def build_context(config: RunConfig, processes: Ranks, *, shard: bool, report: C
 
 
 def with_precision(
-    config: RunConfig, model: nn.Module, forward: Callable[..., Tensor], batches: Batches, processes: Ranks
+    config: RunConfig, model: nn.Module, forward: Callable[..., Tensor], batches: Batches, ranks: Ranks
 ) -> tuple[RunConfig, str]:
     """The config with "auto" resolved to the faster precision, and the reason; all processes choose the same."""
     training = config.training
     if training.precision != "auto":
         return config, ""
-    batch = to_device(batches.at(0, processes.rank, processes.world), processes.device)
-    first, objective = microbatches(batch, training.accumulate)[0], OBJECTIVES[config.objective]
+    batch = to_device(batches.at(0, ranks.rank, ranks.world_size), ranks.device)
+    first, objective = microbatches(batch, training.grad_accum_steps)[0], OBJECTIVES[config.objective]
 
     def step(precision: Precision) -> None:
-        with autocast(precision, processes.device):
-            outputs = objective.ask(forward, first)
+        with autocast(precision, ranks.device):
+            outputs = objective.compute_outputs(forward, first)
         loss = objective.loss(outputs, first, training.label_smoothing)
         loss.backward()
         loss.item()  # waits for a GPU
         model.zero_grad(set_to_none=True)
 
     with preserved_rng():
-        precision, reason = processes.broadcast_json(faster_precision(step, processes.device))
+        precision, reason = ranks.broadcast_json(faster_precision(step, ranks.device))
     return replace(config, training=replace(training, precision=precision)), reason
 
 
-def warmup_batch(config: RunConfig, batches: Batches, processes: Ranks) -> Callable[[Callable[..., Tensor]], Tensor]:
+def warmup_batch(config: RunConfig, batches: Batches, ranks: Ranks) -> Callable[[Callable[..., Tensor]], Tensor]:
     """From a model to what it answers to the first batch."""
 
     def first_answers(forward: Callable[..., Tensor]) -> Tensor:
-        batch = to_device(batches.at(0, processes.rank, processes.world), processes.device)
-        return OBJECTIVES[config.objective].ask(forward, batch)
+        batch = to_device(batches.at(0, ranks.rank, ranks.world_size), ranks.device)
+        return OBJECTIVES[config.objective].compute_outputs(forward, batch)
 
     return first_answers
 
 
-def check_microbatches(config: RunConfig, world: int) -> None:
+def check_microbatches(config: RunConfig, world_size: int) -> None:
     training = config.training
-    if training.batch_size // world < training.accumulate:
+    if training.batch_size // world_size < training.grad_accum_steps:
         raise ValueError(
-            f"each of {world} processes needs an example for each of {training.accumulate} portions, "
-            f"got batch_size={training.batch_size}; try batch_size={world * training.accumulate} or more"
+            f"each of {world_size} processes needs an example for each of {training.grad_accum_steps} portions, "
+            f"got batch_size={training.batch_size}; try batch_size={world_size * training.grad_accum_steps} or more"
         )
 
 
@@ -161,9 +164,9 @@ def check_symbols(config: RunConfig, data: Dataset) -> None:
     """Where ids stand for symbols, the model must know as many."""
     wanted = {}
     if isinstance(config.model, Seq2SeqConfig):
-        wanted = {"src_vocab_size": len(data.symbols), "tgt_vocab_size": len(data.classes)}
+        wanted = {"src_vocab_size": len(data.vocab), "tgt_vocab_size": len(data.classes)}
     if isinstance(config.model, LanguageConfig):
-        wanted = {"n_tokens": len(data.symbols)}
+        wanted = {"vocab_size": len(data.vocab)}
     for name, n in wanted.items():
         if n and getattr(config.model, name) != n:
             raise ValueError(
@@ -174,14 +177,14 @@ def check_symbols(config: RunConfig, data: Dataset) -> None:
 
 def check_lengths(config: RunConfig, data: Dataset) -> None:
     """A table of places must have a row for each token: better found out now than at the first long word."""
-    if not isinstance(config.model, Seq2SeqConfig | LanguageConfig) or config.model.positions != "learned":
+    if not isinstance(config.model, Seq2SeqConfig | LanguageConfig) or config.model.pos_embed != "learned":
         return
     found = [lengths_of(part) for part in (data.train, data.validation, data.test) if len(part)]
     longest = max((int(lengths.max()) for lengths in found if lengths is not None), default=0)
-    if longest > config.model.context:
+    if longest > config.model.context_length:
         raise ValueError(
             f"learned positions must reach over the longest example of {config.data.name}, {longest} tokens, got "
-            f"context={config.model.context}; set --model.context {longest}"
+            f"context_length={config.model.context_length}; set --model.context-length {longest}"
         )
 
 
@@ -322,13 +325,13 @@ EXAMPLES, LONGEST, PADDING = 8, 64, 2
 """how many are changed; tokens of each that are looked at; places of padding that a source gets at least"""
 
 
-def check_masks(setup: TrainContext) -> bool:
+def check_masks(ctx: TrainContext) -> bool:
     """Whether there was something to check; a leak is an error. All processes look at the same examples."""
-    model = setup.config.model
+    model = ctx.config.model
     if not isinstance(model, Seq2SeqConfig | LanguageConfig):
         return False
-    with eval_mode(setup.model):
-        leak = leak_of_pairs(setup, model) if isinstance(model, Seq2SeqConfig) else leak_of_text(setup, model)
+    with eval_mode(ctx.model):
+        leak = leak_of_pairs(ctx, model) if isinstance(model, Seq2SeqConfig) else leak_of_text(ctx, model)
     if leak is not None:
         raise ValueError(
             f"no output may depend on what comes after it, or on padding, got a model that leaks: {leak}; "
@@ -337,25 +340,25 @@ def check_masks(setup: TrainContext) -> bool:
     return True
 
 
-def leak_of_text(setup: TrainContext, model: LanguageConfig) -> Leak | None:
-    ids = setup.batches.at(0).inputs[:EXAMPLES, :LONGEST].to(setup.processes.device)
-    return future_leak(setup.model, ids, model.n_tokens)
+def leak_of_text(ctx: TrainContext, model: LanguageConfig) -> Leak | None:
+    ids = ctx.batches.at(0).inputs[:EXAMPLES, :LONGEST].to(ctx.ranks.device)
+    return future_leak(ctx.model, ids, model.vocab_size)
 
 
-def leak_of_pairs(setup: TrainContext, model: Seq2SeqConfig) -> Leak | None:
-    batch, device = setup.batches.at(0), setup.processes.device
+def leak_of_pairs(ctx: TrainContext, model: Seq2SeqConfig) -> Leak | None:
+    batch, device = ctx.batches.at(0), ctx.ranks.device
     source, target = (
         batch.inputs[:EXAMPLES, :LONGEST].to(device),
         shift_right(batch.targets)[:EXAMPLES, :LONGEST].to(device),
     )
-    n_free = model.context - source.shape[1] if model.positions == "learned" else PADDING
+    n_free = model.context_length - source.shape[1] if model.pos_embed == "learned" else PADDING
     source, lengths = F.pad(source, (0, min(PADDING, n_free)), value=PAD), (source != PAD).sum(1)
-    leak = future_leak(lambda ids: setup.model(source, ids, source_lengths=lengths), target, model.tgt_vocab_size)
+    leak = future_leak(lambda ids: ctx.model(source, ids, source_lengths=lengths), target, model.tgt_vocab_size)
     if leak is not None:
         return leak
     counted = lengths.new_full(lengths.shape, target.shape[1])
     return padding_leak(
-        lambda ids: setup.model(ids, target, source_lengths=lengths),
+        lambda ids: ctx.model(ids, target, source_lengths=lengths),
         source,
         lengths,
         model.src_vocab_size,

@@ -16,11 +16,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
-from clearhead.drawing import COLOURS, GREY, LIGHT, blank, visible
-from clearhead.files import from_json, read_regular
+from clearhead.drawing import COLORS, GRAY, LIGHT_GRAY, displayable, new_figure
+from clearhead.files import MAX_JSON_BYTES, from_json, read_regular
 from clearhead.messages import printable, round_count
-from clearhead.training.layout import LARGEST_JSON
-from clearhead.training.metrics_log import CONFIG, METRICS, Record, find_records, read
+from clearhead.training.metrics_log import Record, read
+from clearhead.training.run_directory import CONFIG, METRICS, find_records
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,9 +72,9 @@ class Curves:
     def label(self) -> str:
         tests = [record for record in self.records if record.get("kind") == "test" and "accuracy" in record]
         if not tests:
-            return visible(self.name)
-        how = {"mirror": ", with mirror images", "moved": ", mean over 6 views"}.get(tests[-1].get("views", ""), "")
-        return f"{visible(self.name)} (test {tests[-1]['accuracy']:.2%}{how})"
+            return displayable(self.name)
+        how = {"flip": ", with mirror images", "shift": ", mean over 6 views"}.get(tests[-1].get("tta", ""), "")
+        return f"{displayable(self.name)} (test {tests[-1]['accuracy']:.2%}{how})"
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def read_curves(run: str | Path) -> Curves:
 def is_bucketed(config: Path) -> bool:
     """By the run's config.json; without one, nothing is known."""
     try:
-        data = from_json(read_regular(config, LARGEST_JSON))["data"]
+        data = from_json(read_regular(config, MAX_JSON_BYTES))["data"]
         return data["name"] in BUCKETED and data["window"] > 0
     except (OSError, ValueError, LookupError, TypeError):
         return False
@@ -134,7 +134,7 @@ def draw_curves(
     style = Style(log=log, smooth=smooth, bucketed=min(1.0, max(LEAST_WIDTH, float(f"{longest / 10:.1g}"))))
     n_rows = len(windows) + len(alone)
     legend_rows = math.ceil((len(runs) + len(KINDS)) / 3)
-    figure = blank(11, 3.2 * n_rows + 0.25 * legend_rows + 0.3)
+    figure = new_figure(11, 3.2 * n_rows + 0.25 * legend_rows + 0.3)
     rows = figure.subplots(n_rows, 2, squeeze=False)
     for (left, right), window in zip(rows, windows, strict=False):
         draw_panel(left, dict(enumerate(runs)), "loss", window, style)
@@ -142,8 +142,8 @@ def draw_curves(
     own = rows[len(windows) :]
     for number, (left, right) in enumerate(own):
         run = alone[number]
-        draw_panel(left, {number: run}, "loss", run.length, style, f"{visible(run.name)}: ")
-        draw_panel(right, {number: run}, "accuracy", run.length, style, f"{visible(run.name)}: ")
+        draw_panel(left, {number: run}, "loss", run.length, style, f"{displayable(run.name)}: ")
+        draw_panel(right, {number: run}, "accuracy", run.length, style, f"{displayable(run.name)}: ")
     for column in (0, 1):
         share_scale([row[column] for row in own])
     lines, names = key(runs, style, has_single=any(map(has_single_point, rows.flat)))
@@ -168,12 +168,12 @@ def draw_panel(
     panel.set_title(f"{title}{quantity}, epochs 0 to {round_count(window)}", fontsize=12, parse_math=False)
     panel.set_xlabel("epoch", fontsize=11)
     panel.set_ylabel(quantity, fontsize=11)
-    panel.grid(color=LIGHT, linewidth=0.8)
+    panel.grid(color=LIGHT_GRAY, linewidth=0.8)
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)
     if not panel.lines:
         panel.set_yticks([])
-        panel.text(0.5, 0.5, f"no {quantity} in this window", transform=panel.transAxes, ha="center", color=GREY)
+        panel.text(0.5, 0.5, f"no {quantity} in this window", transform=panel.transAxes, ha="center", color=GRAY)
     elif quantity == "accuracy":
         low, high = panel.get_ylim()
         panel.set_ylim(max(low, -0.01), min(high, 1.01))
@@ -217,8 +217,8 @@ def draw_line(panel: "Axes", number: int, kind: Kind, points: Points, window: fl
 def look(number: int, kind: Kind, n_points: int = 1) -> dict[str, Any]:
     """Eight colours; after eight runs, other strokes. Validation has marks, another one for each run; training is
     dashed, and has a hollow mark only where a single point makes no line."""
-    colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-    stroke = min(number // len(COLOURS), len(VALIDATION_LINES) - 1)
+    colour, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
+    stroke = min(number // len(COLORS), len(VALIDATION_LINES) - 1)
     if kind == "train":
         hollow = {"marker": marker, "markerfacecolor": "none", "clip_on": False} if n_points == 1 else {}
         return {"color": colour, "linestyle": TRAINING_LINES[stroke], "linewidth": 1.2, "alpha": 0.8, **hollow}
@@ -227,7 +227,7 @@ def look(number: int, kind: Kind, n_points: int = 1) -> dict[str, Any]:
 
 
 def faint(number: int) -> dict[str, Any]:
-    return {"color": COLOURS[number % len(COLOURS)], "linewidth": 0.7, "alpha": 0.3, "zorder": 1.5}
+    return {"color": COLORS[number % len(COLORS)], "linewidth": 0.7, "alpha": 0.3, "zorder": 1.5}
 
 
 def running_mean(points: Points, width: float) -> Points:
@@ -265,7 +265,7 @@ def key(runs: Sequence[Curves], style: Style, *, has_single: bool) -> "tuple[lis
     lines = [Line2D([], [], **look(number, "validation")) for number in range(len(runs))]
     names = [run.label for run in runs]
     for kind, name in KINDS.items():
-        lines.append(Line2D([], [], **{**look(0, kind, 1 if has_single else MOST_POINTS), "color": GREY}))
+        lines.append(Line2D([], [], **{**look(0, kind, 1 if has_single else MOST_POINTS), "color": GRAY}))
         names.append(name + averaging(runs, kind, style))
     return lines, names
 

@@ -27,7 +27,7 @@ class Ranks:
     """This process among all of them."""
 
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
     device: torch.device = CPU
 
     @property
@@ -35,23 +35,23 @@ class Ranks:
         """The one that writes files and talks."""
         return self.rank == 0
 
-    def add(self, numbers: Tensor) -> Tensor:
+    def all_reduce_sum(self, numbers: Tensor) -> Tensor:
         """The sum over all processes, known to all."""
-        if self.world > 1:
+        if self.world_size > 1:
             dist.all_reduce(numbers)
         return numbers
 
-    def gather(self, bytes_of_each: Tensor) -> list[Tensor]:
+    def all_gather(self, bytes_of_each: Tensor) -> list[Tensor]:
         """Every process's bytes, equally many, in the order of their ranks."""
-        if self.world == 1:
+        if self.world_size == 1:
             return [bytes_of_each]
-        all_bytes = [torch.empty_like(bytes_of_each) for _ in range(self.world)]
+        all_bytes = [torch.empty_like(bytes_of_each) for _ in range(self.world_size)]
         dist.all_gather(all_bytes, bytes_of_each)
         return all_bytes
 
     def broadcast_json(self, value: Any) -> Any:
         """What the first process has, told to all as JSON."""
-        if self.world == 1:
+        if self.world_size == 1:
             return value
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         size = torch.tensor([len(text)])
@@ -61,9 +61,9 @@ class Ranks:
         dist.broadcast(text, src=0)
         return json.loads(bytes(text.tolist()))
 
-    def broadcast_tensors_dict(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def broadcast_tensors(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """The tensors that the first process has, told to all."""
-        if self.world == 1:
+        if self.world_size == 1:
             return tensors
         kinds = {name: (str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in tensors.items()}
         received = {}
@@ -112,9 +112,9 @@ def preserved_rng() -> Iterator[None]:
         yield
 
 
-def replicated(forward: Callable[..., Tensor], processes: Ranks) -> Callable[..., Tensor]:
+def replicated(forward: Callable[..., Tensor], ranks: Ranks) -> Callable[..., Tensor]:
     """The model with gradients that are the mean over all processes (DDP); itself where there is one process."""
-    if processes.world == 1 or not isinstance(forward, nn.Module):
+    if ranks.world_size == 1 or not isinstance(forward, nn.Module):
         return forward
     from torch.nn.parallel import DistributedDataParallel
 

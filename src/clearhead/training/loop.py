@@ -1,12 +1,12 @@
-"""The training loop, from top to bottom: `train` and `resume` both end up in `fit`, and `fit` in `update`.
+"""The training loop: `train` and `resume` set up a run, `fit` trains it, and `train_step` makes one update.
 
-With one process or many, the code is the same: the first process writes, all compute. A run that is resumed is the run
-that was never interrupted, bit for bit, with the same software and the same number of threads and processes.
+The code is the same for one process and for many: all ranks compute, and rank 0 writes the files. A resumed run equals
+an uninterrupted one bit for bit, given the same software and the same number of threads and processes.
 """
 
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from clearhead.training import checkpoint
 from clearhead.training.compatibility import check_config_matches
 from clearhead.training.config import OptimizerConfig, RunConfig
 from clearhead.training.context import TrainContext, autocast, build_context, check_masks, isolated_torch_state
-from clearhead.training.distributed import current_ranks, exchanging
+from clearhead.training.distributed import Ranks, current_ranks, exchanging
 from clearhead.training.objectives import N_COUNTS, counts, evaluate, microbatches, summary, to_device
 from clearhead.training.progress import (
     DIVERGED,
@@ -32,15 +32,18 @@ from clearhead.training.progress import (
     padding_line,
     stopping_on_signals,
 )
-from clearhead.training.run_directory import RunDirectory
-from clearhead.training.snapshots import is_due, save_snapshot
+from clearhead.training.run_directory import RunDirectory, check_new, has_run, open_or_create
+from clearhead.training.snapshots import save_snapshot
 from clearhead.training.state import TrainState, capture_state, changed_file_messages, restore, use_weights
 
 Reason = Literal["finished", "patience", "stopped"]
+NEXT_COMMAND = {"seq2seq": "clearhead predict {} thorough", "causal-lm": "clearhead sample {}"}
+"""by objective: a command that uses the trained model"""
+REMEDY = "try a smaller learning rate, a longer warm-up or grad_clip=1"
 
 
 class DivergedError(ArithmeticError):
-    """The loss, the gradient or a weight was not a finite number; the step that it happened in is in no checkpoint."""
+    """The loss, the gradient or a weight is not finite. No checkpoint contains the step at which it happened."""
 
     exit_code = DIVERGED
 
@@ -50,302 +53,312 @@ class DivergedError(ArithmeticError):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainResult:
     reason: Reason
-    """trained to the end; no better evaluation for too long; or asked to stop"""
+    """why training ended: all steps are done, early stopping, or a request to stop"""
     step: int
     best_step: int
-    """the evaluation that was best, and whose checkpoint is kept; 0 before the first"""
+    """the step of the best evaluation, whose checkpoint is kept; 0 before the first evaluation"""
     test: dict[str, Any] | None
-    """the best checkpoint on the test set; None when the run was stopped, or there is no such set"""
+    """the best checkpoint's metrics on the test set; None if the run was stopped or has no test set"""
 
     @property
     def exit_code(self) -> int:
         return STOPPED if self.reason == "stopped" else FINISHED
 
 
-def train(config: RunConfig, folder: str | Path, *, shard: bool = False, quiet: bool = False) -> Outcome:
-    """Trains a new run in a new folder. `shard` splits the weights over the processes (FSDP2)."""
-    with current_ranks() as team, isolated_torch_state(config.training.threads):
-        display = Display(quiet=quiet) if team.is_main else Silence()
-        setup = build_context(
-            config, team, shard=shard, report=display.warn
-        )  # first: a config that fails leaves no folder
-        run = RunDirectory.create(folder, setup.config.to_dict(), display.warn) if team.is_main else None
-        return fit(setup, run, display)
+def train(
+    config: RunConfig,
+    folder: str | Path,
+    *,
+    resume: bool = False,
+    numbered: bool = False,
+    shard: bool = False,
+    quiet: bool = False,
+) -> TrainResult:
+    """Train a run in a new folder.
+
+    With `resume`, continue the run in this folder if there is one with the same config. With `numbered`, append -2, -3
+    and so on to the folder's name if it exists. `shard` splits the weights over the processes (FSDP2).
+    """
+    folder = Path(folder)
+    if not resume and not numbered:
+        check_new(folder)  # before the data is read
+    with current_ranks() as ranks, isolated_torch_state(config.training.threads):
+        display = Display(quiet=quiet) if ranks.is_main else Silence()
+        if resume:
+            config = with_recorded_precision(config, folder, ranks)
+        ctx = build_context(config, ranks, shard=shard, report=display.warn)  # an invalid config leaves no folder
+        run = None
+        if ranks.is_main:
+            run = open_or_create(folder, ctx.config, resume=resume, numbered=numbered, report=display.warn)
+        result = fit(ctx, run, display)
+        if run and result.reason != "stopped":
+            display.say(f"saved in {run.path}; plot the learning curves: clearhead curves {run.path}")
+            if config.objective in NEXT_COMMAND:
+                display.say(f"try the model: {NEXT_COMMAND[config.objective].format(run.path)}")
+        return result
 
 
-def resume(folder: str | Path, *, shard: bool = False, quiet: bool = False) -> Outcome:
-    """Continues a run after its newest checkpoint, to its end."""
-    with current_ranks() as team:
-        display = Display(quiet=quiet) if team.is_main else Silence()
-        run = RunDirectory.open(folder, display.warn) if team.is_main else None
-        config = RunConfig.from_dict(team.broadcast_json(with_precision_of_checkpoint(run) if run else None))
+def resume(folder: str | Path, *, shard: bool = False, quiet: bool = False) -> TrainResult:
+    """Continue a run from its latest checkpoint to its end."""
+    with current_ranks() as ranks:
+        display = Display(quiet=quiet) if ranks.is_main else Silence()
+        run = RunDirectory.open(folder, display.warn) if ranks.is_main else None
+        config = RunConfig.from_dict(ranks.broadcast_json(run.config if run else None))
         if run:
-            check_newest_matches(run, config)
+            check_latest_matches(run, config)
         with isolated_torch_state(config.training.threads):
             with changed_file_messages(run, config):
-                setup = build_context(config, team, shard=shard, report=display.warn)
-            outcome = fit(setup, run, display)
-            if outcome.reason != "stopped":
-                display.say(f"{run.path if run else folder} is trained{reached(outcome)}")
-            return outcome
+                ctx = build_context(config, ranks, shard=shard, report=display.warn)
+            result = fit(ctx, run, display)
+            if run and result.reason != "stopped":
+                display.say(f"training of {run.path} is complete{test_note(result)}")
+            return result
 
 
-def check_newest_matches(run: RunDirectory, config: RunConfig) -> None:
-    """Refuses a config.json that does not match the newest checkpoint: the run would continue with another model or
-    other data. Before the model is built, which may not fit into memory."""
-    if found := RunDirectory(run.path, run.config, report=lambda message: None).newest():
-        check_config_matches(run, config, found)
-
-
-def with_precision_of_checkpoint(run: RunDirectory) -> dict[str, Any]:
-    """The run's config. Where it says "auto", as configs did before they recorded the choice, it is what the newest
-    checkpoint was trained in."""
-    training = run.config.get("training", {})
-    if isinstance(training, dict) and training.get("precision") == "auto" and (found := run.newest()):
-        return run.config | {"training": training | {"precision": found.state["made_with"]["precision"]}}
-    return run.config
-
-
-def reached(outcome: Outcome) -> str:
-    if outcome.test is None:
-        return ""
-    return f": {outcome.test['accuracy']:.2%} on the test set{tta_note(outcome.test['views'])}"
-
-
-def fit(setup: TrainContext, run: RunDirectory | None, display: Display) -> Outcome:
-    """From wherever the run is to its end. Only the first process has a run directory."""
+def fit(ctx: TrainContext, run: RunDirectory | None, display: Display) -> TrainResult:
+    """Train from the latest checkpoint, or from the beginning, to the end, then test. Only rank 0 has a `run`."""
     with run.lock() if run else nullcontext(), stopping_on_signals() as request:
-        standing = restore(setup, run.newest() if run else None, display.warn)
+        state = restore(ctx, run.latest_checkpoint() if run else None, display.warn)
         if run:
-            run.drop_after(standing.step)
-            if standing.best_step in checkpoint.steps(run.path):  # a kill may have come between saving and marking
-                run.mark_best(standing.best_step)
-        announce(setup, display, is_new=standing.step == 0)
-        if standing.step == 0:
-            announce_sequences(setup, display)
-        with display.training(setup.n_steps, standing.step, setup.config.training.batch_size):
+            run.drop_after(state.step)
+            if state.best_step in checkpoint.saved_steps(run.path):  # a kill may have come between save and mark_best
+                run.mark_best(state.best_step)
+        announce(ctx, display, is_new=state.step == 0)
+        with display.training(ctx.n_steps, state.step, ctx.config.training.batch_size):
             try:
-                reason = train_on(setup, standing, run, request, display)
+                reason = train_loop(ctx, state, run, request, display)
             except DivergedError as error:
-                if run:  # resuming drops this record: it lies after the newest checkpoint
+                if run:  # resuming drops this record: it comes after the latest checkpoint
                     run.log({"kind": "diverged", "step": error.step})
                 raise
         test = None
-        if reason != "stopped" and len(setup.data.test):
+        if reason != "stopped" and len(ctx.data.test):
             try:
                 with request.met_at_once():
-                    test = test_once(setup, standing, run, display)
+                    test = test_best_checkpoint(ctx, state, run, display)
             except StoppedError:
                 reason = "stopped"
     if reason == "stopped" and run:
-        display.say(f"stopped after step {standing.step}; go on with: clearhead resume {run.path}")
-    return Outcome(reason, standing.step, standing.best_step, test)
+        display.say(f"stopped after step {state.step}; continue with: clearhead resume {run.path}")
+    return TrainResult(reason, state.step, state.best_step, test)
 
 
-def announce(setup: TrainContext, display: Display, *, is_new: bool) -> None:
-    """What is trained, on which data and how; with a hint where the machine has too little time for it. Data that has
-    more to say of itself than its split does so once, before the first step."""
-    training, data, team = setup.config.training, setup.data, setup.processes
-    threads, n_parameters = torch.get_num_threads(), sum(weight.numel() for weight in setup.model.parameters())
-    parts = {"training": data.train, "validation": data.validation, "test": data.test}
-    split = ", ".join(f"{len(part):,} {name}" for name, part in parts.items())
-    reason = f" (auto: {setup.precision_reason})" if setup.precision_reason else ""
-    processes = f"{team.world} processes, " if team.world > 1 else ""
-    n_steps, epochs = setup.n_steps, setup.n_steps / setup.batches.steps_per_epoch
-    length = count(round(epochs, 2), "epoch") if epochs >= 0.01 else "less than 0.01 epochs"
-    split_line = f"data       {setup.config.data.name}: {split} examples"
-    for line in data.notes if is_new and data.notes else (split_line,):
-        display.say(line)
-    display.say(f"model      {type(setup.model).__name__}, {n_parameters:,} parameters")
-    display.say(f"device     {team.device.type}, {processes}{count(threads, 'thread')}, {training.precision}{reason}")
-    display.say(f"training   {count(n_steps, 'step')} ({length}), batch size {training.batch_size}")
-    if team.device.type == "cpu" and (hint := busy_hint(threads, team.world)):
-        display.say(hint)
-
-
-def announce_sequences(setup: TrainContext, display: Display) -> None:
-    """Before the first step: that no mask leaks, which is checked, and how much of the batches is padding."""
-    if check_masks(setup):
-        display.say("masks checked: no output sees what comes after it, or padding")
-    if (padding := setup.batches.padding()) is not None:
-        display.say(f"padding: {padding_line(*padding)}")
-
-
-def train_on(
-    setup: TrainContext, standing: TrainState, run: RunDirectory | None, request: StopRequest, display: Display
+def train_loop(
+    ctx: TrainContext, state: TrainState, run: RunDirectory | None, request: StopRequest, display: Display
 ) -> Reason:
-    patience = setup.config.training.patience
-    setup.model.train()
-    if standing.step == 0 and is_due(setup, 0):
-        save_snapshot(setup, 0, run)
-    while standing.step < setup.n_steps and not (patience and standing.stale >= patience):
-        must_stop = update(setup, standing, request)
-        step, is_last = standing.step, standing.step == setup.n_steps
+    config = ctx.config.training
+    ctx.model.train()
+    if state.step == 0 and ctx.is_snapshot_due(0):
+        save_snapshot(ctx, 0, run)
+    while state.step < ctx.n_steps and not (config.patience and state.evals_since_best >= config.patience):
+        must_stop = train_step(ctx, state, request)
+        step, is_last = state.step, state.step == ctx.n_steps
         display.advance(step)
 
-        if step % setup.config.training.log_every == 0 or is_last:
-            log_training(setup, standing, run, display)
+        if step % config.log_every == 0 or is_last:
+            log_training(ctx, state, run, display)
 
-        if is_due(setup, step):
-            save_snapshot(setup, step, run)
+        if ctx.is_snapshot_due(step):
+            save_snapshot(ctx, step, run)
 
         is_best = False
-        if (step % setup.evaluate_every == 0 or is_last) and len(setup.data.validation):
-            is_best = validate(setup, standing, run, display)
+        if (step % ctx.evaluate_every == 0 or is_last) and len(ctx.data.validation):
+            is_best = validate(ctx, state, run, display)
 
-        is_over = is_last or must_stop or (patience > 0 and standing.stale >= patience)
-        if step % setup.checkpoint_every == 0 or is_best or is_over:
-            save(setup, standing, run)
-        if must_stop and (not is_last or len(setup.data.test)):
+        is_over = is_last or must_stop or (config.patience > 0 and state.evals_since_best >= config.patience)
+        if step % ctx.checkpoint_every == 0 or is_best or is_over:
+            save_checkpoint(ctx, state, run)
+        if must_stop and (not is_last or len(ctx.data.test)):
             return "stopped"
-    return "finished" if standing.step == setup.n_steps else "patience"
+    return "finished" if state.step == ctx.n_steps else "patience"
 
 
-def update(setup: TrainContext, standing: TrainState, request: StopRequest) -> bool:
-    """One step: forward, backward, clip, update. Returns whether any process wants to stop after it."""
-    config, team, step = setup.config, setup.processes, standing.step
-    batch = to_device(setup.batches.at(step, team.rank, team.world), team.device)
-    sums = torch.zeros(N_COUNTS, dtype=torch.float64, device=team.device)
-    parts = microbatches(batch, config.training.accumulate)
+def train_step(ctx: TrainContext, state: TrainState, request: StopRequest) -> bool:
+    """Forward, backward, clip, update. Returns whether any rank was asked to stop."""
+    config, ranks, step = ctx.config, ctx.ranks, state.step
+    batch = to_device(ctx.batches.at(step, ranks.rank, ranks.world_size), ranks.device)
+    sums = torch.zeros(N_COUNTS, dtype=torch.float64, device=ranks.device)
+    parts = microbatches(batch, config.training.grad_accum_steps)
     for i, part in enumerate(parts):
-        with exchanging(setup.forward, is_last=i == len(parts) - 1):
-            with autocast(config.training.precision, team.device):
-                outputs = setup.objective.ask(setup.forward, part)
-            loss = setup.objective.loss(outputs, part, config.training.label_smoothing)
-            # processes average their gradients: times world, over the examples of all, is the mean over all examples
-            (loss * (team.world / batch.n_global)).backward()
-        sums += counts(loss, setup.objective.right(outputs.detach(), part), setup.objective.asked(part))
+        with exchanging(ctx.forward, is_last=i == len(parts) - 1):
+            with autocast(config.training.precision, ranks.device):
+                outputs = ctx.objective.compute_outputs(ctx.forward, part)
+            loss = ctx.objective.loss(outputs, part, config.training.label_smoothing)
+            # gradients are averaged over ranks: times world_size / num_global gives the mean over all examples
+            (loss * (ranks.world_size / batch.num_global)).backward()
+        sums += counts(loss, ctx.objective.correct(outputs.detach(), part), ctx.objective.loss_mask(part))
 
-    # one message for all that processes have to agree on, and one wait for the GPU
-    extra = torch.stack([setup.optimizers.squared_norm(), sums.new_full((), request.wanted)])
-    *totals, squared_norm, n_stops = team.add(torch.cat([sums, extra])).tolist()
-    norm = math.sqrt(squared_norm if setup.is_sharded else squared_norm / team.world)
-    check_finite(totals[0] / batch.n_global, norm, step + 1)
-    if config.optimizer.clip and norm > config.optimizer.clip:
-        setup.optimizers.shorten(config.optimizer.clip / norm)
-    setup.optimizers.step(lr_multiplier(step, setup.n_steps, config.optimizer))
-    setup.optimizers.zero_grad()
-    if setup.average is not None:
-        setup.average.update(step)
+    # one message for everything that the ranks must agree on, and one synchronization with the GPU
+    extra = torch.stack([ctx.optimizers.squared_norm(), sums.new_full((), request.requested)])
+    *totals, squared_norm, n_stops = ranks.all_reduce_sum(torch.cat([sums, extra])).tolist()
+    norm = math.sqrt(squared_norm if ctx.is_sharded else squared_norm / ranks.world_size)
+    check_finite(totals[0] / batch.num_global, norm, step + 1)
+    if config.optimizer.grad_clip and norm > config.optimizer.grad_clip:
+        ctx.optimizers.scale_grads_(config.optimizer.grad_clip / norm)
+    ctx.optimizers.step(lr_multiplier(step, ctx.n_steps, config.optimizer))
+    ctx.optimizers.zero_grad()
+    if ctx.ema is not None:
+        ctx.ema.update(step)
 
-    standing.step += 1
-    standing.sums = [before + now for before, now in zip(standing.sums, totals, strict=True)]
+    state.step += 1
+    state.sums = [before + now for before, now in zip(state.sums, totals, strict=True)]
     return n_stops > 0
 
 
-def check_finite(loss: float, norm: float, step: int) -> None:
-    if not (math.isfinite(loss) and math.isfinite(norm)):
-        raise DivergedError(
-            f"loss and gradient norm must be finite, got loss {loss} and norm {norm} at step {step}, which was not "
-            "saved; try a smaller learning rate, a longer warm-up or clip=1",
-            step,
-        )
+def lr_multiplier(step: int, n_steps: int, config: OptimizerConfig) -> float:
+    """The factor of the learning rate at a step, counted from 0: a linear warm-up, then the schedule.
+
+    warm-up    (step + 1) / warmup
+    linear     1 - (1 - f) t                         with t from 0 after the warm-up to 1 after the last step,
+    cosine     f + (1 - f) (1 + cos(pi t)) / 2       and f = final_lr_fraction
+    constant   1
+
+    A pure function of the step: a scheduler has no state to save.
+    """
+    if step < config.warmup:
+        return (step + 1) / config.warmup
+    t = min(1.0, (step - config.warmup) / max(1, n_steps - config.warmup))
+    final = config.final_lr_fraction
+    match config.schedule:
+        case "linear":
+            return 1 - (1 - final) * t
+        case "cosine":
+            return final + (1 - final) * (1 + math.cos(math.pi * t)) / 2
+        case "constant":
+            return 1.0
+        case _:
+            raise ValueError(f"unknown schedule {config.schedule!r}")
 
 
-def check_finite_weights(are_finite: bool, step: int) -> None:
-    """The loss is of the weights before an update: the last one before a checkpoint may have made them infinite."""
-    if not are_finite:
-        raise DivergedError(
-            f"weights, optimizer state or validation loss are not finite after step {step}, which was not saved; "
-            "try a smaller learning rate, a longer warm-up or clip=1",
-            step,
-        )
-
-
-def log_training(setup: TrainContext, standing: TrainState, run: RunDirectory | None, display: Display) -> None:
-    """The mean over the steps since the last such record."""
-    config = setup.config.optimizer
-    lr = config.lr * lr_multiplier(standing.step - 1, setup.n_steps, config)
-    record = metrics_header("train", setup, standing) | summary(standing.sums) | {"lr": lr, "seconds": standing.seconds}
-    standing.sums = [0.0] * N_COUNTS
+def log_training(ctx: TrainContext, state: TrainState, run: RunDirectory | None, display: Display) -> None:
+    """Log the mean over the steps since the previous training record."""
+    config = ctx.config.optimizer
+    lr = config.lr * lr_multiplier(state.step - 1, ctx.n_steps, config)
+    record = metrics_header("train", ctx, state) | summary(state.sums) | {"lr": lr, "seconds": state.seconds}
+    state.sums = [0.0] * N_COUNTS
     if run:
         run.log(record)
     display.trained(record)
 
 
-def validate(setup: TrainContext, standing: TrainState, run: RunDirectory | None, display: Display) -> bool:
-    """Evaluates the averaged weights if there are any; returns whether this is the best so far."""
-    with setup.average.in_place() if setup.average else nullcontext():
-        result = evaluate(setup.model, setup.objective, setup.data.validation, setup.data.normalize, setup.processes)
-    check_finite_weights(math.isfinite(result["loss"]), standing.step)
-    is_best = standing.judge(setup.objective.score(result))
-    record = metrics_header("validation", setup, standing) | result | {"seconds": standing.seconds}
+def validate(ctx: TrainContext, state: TrainState, run: RunDirectory | None, display: Display) -> bool:
+    """Evaluate on the validation set, with the averaged weights if there are any. Whether this is the best so far."""
+    with ctx.ema.average_parameters() if ctx.ema else nullcontext():
+        result = evaluate(ctx.model, ctx.objective, ctx.data.validation, ctx.data.normalize, ctx.ranks)
+    check_finite_weights(math.isfinite(result["loss"]), state.step)
+    is_best = state.update_best(ctx.objective.score(result))
+    record = metrics_header("validation", ctx, state) | result | {"seconds": state.seconds}
     if run:
         run.log(record)
     display.evaluated(record, "  best so far" if is_best else "")
     return is_best
 
 
-def save(setup: TrainContext, standing: TrainState, run: RunDirectory | None) -> None:
-    state = capture_state(setup, standing)
-    if run and state:
-        tensors = [*state.model.values(), *state.optimizer.values()]
-        check_finite_weights(all(bool(tensor.isfinite().all()) for tensor in tensors), standing.step)
-        run.save(state, setup.config.training.keep)
-        if standing.best_step == standing.step:
-            run.mark_best(standing.step)
+def save_checkpoint(ctx: TrainContext, state: TrainState, run: RunDirectory | None) -> None:
+    captured = capture_state(ctx, state)
+    if run and captured:
+        tensors = [*captured.model.values(), *captured.optimizer.values()]
+        check_finite_weights(all(bool(tensor.isfinite().all()) for tensor in tensors), state.step)
+        run.save(captured, ctx.config.training.keep_checkpoints)
+        if state.best_step == state.step:
+            run.mark_best(state.step)
 
 
-def test_once(setup: TrainContext, standing: TrainState, run: RunDirectory | None, display: Display) -> dict[str, Any]:
-    """The best checkpoint on the test set, unless that has been done before this run was resumed."""
-    of_now = [record for record in run.iter_records() if record.get("step") == standing.step] if run else []
-    tested = [record for record in of_now if record.get("kind") == "test"]
-    if known := setup.processes.broadcast_json(tested[-1] if tested else None):
+def test_best_checkpoint(
+    ctx: TrainContext, state: TrainState, run: RunDirectory | None, display: Display
+) -> dict[str, Any]:
+    """Evaluate the best checkpoint on the test set, unless the run already has the result of this step."""
+    records = [record for record in run.iter_records() if record.get("step") == state.step] if run else []
+    tests = [record for record in records if record.get("kind") == "test"]
+    if known := ctx.ranks.broadcast_json(tests[-1] if tests else None):
         return dict(known)
-    found = run.best() if run else None
-    use_weights(setup, found)
-    views = setup.config.training.views
-    result = evaluate(
-        setup.model,
-        setup.objective,
-        setup.data.test,
-        setup.data.normalize,
-        setup.processes,
-        views=views,
-    )
+    best = run.best_checkpoint() if run else None
+    use_weights(ctx, best)
+    tta = ctx.config.training.tta
+    result = evaluate(ctx.model, ctx.objective, ctx.data.test, ctx.data.normalize, ctx.ranks, tta=tta)
     if not math.isfinite(result["loss"]):
         raise DivergedError(
-            f"the test loss is {result['loss']}: the weights are finite, but too large to compute with; "
-            "train again with a smaller learning rate, a longer warm-up or clip=1",
-            standing.step,
+            f"the test loss is {result['loss']}: the weights are finite, but too large to compute with; {REMEDY}",
+            state.step,
         )
-    record = (
-        metrics_header("test", setup, standing)
-        | {"best_step": setup.processes.broadcast_json(found and found.step)}
-        | result
-    )
-    record |= {"views": views, "seconds": standing.seconds}
+    best_step = ctx.ranks.broadcast_json(best and best.step)
+    record = metrics_header("test", ctx, state) | {"best_step": best_step} | result
+    record |= {"tta": tta, "seconds": state.seconds}
     if run:
         run.log(record)
-    which = "best" if record["best_step"] == standing.best_step else "last"
-    display.evaluated(record, tta_note(views), f"test of the {which} checkpoint (step {record['best_step']})")
+    name = "best" if best_step == state.best_step else "last"
+    display.evaluated(record, tta_note(tta), f"test of the {name} checkpoint (step {best_step})")
     return record
 
 
-def metrics_header(kind: str, setup: TrainContext, standing: TrainState) -> dict[str, Any]:
-    return {"kind": kind, "step": standing.step, "epoch": standing.step / setup.batches.steps_per_epoch}
+def metrics_header(kind: str, ctx: TrainContext, state: TrainState) -> dict[str, Any]:
+    return {"kind": kind, "step": state.step, "epoch": state.step / ctx.batches.steps_per_epoch}
 
 
-# The learning rate as a pure function of the step, so that there is nothing to save and nothing to step twice.
+def check_finite(loss: float, norm: float, step: int) -> None:
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        raise DivergedError(
+            f"loss and gradient norm must be finite, got loss {loss} and norm {norm} at step {step}, which was not "
+            f"saved; {REMEDY}",
+            step,
+        )
 
 
-def lr_multiplier(step: int, n_steps: int, config: OptimizerConfig) -> float:
-    """What the learning rate is multiplied by at this step (from 0): a warm-up to 1, then down to `final`.
+def check_finite_weights(are_finite: bool, step: int) -> None:
+    """The loss of a step is computed before its update, which may have made the weights infinite."""
+    if not are_finite:
+        raise DivergedError(
+            f"weights, optimizer state or validation loss are not finite after step {step}, which was not saved; "
+            f"{REMEDY}",
+            step,
+        )
 
-    warm-up    (step + 1) / warmup
-    linear     1 - (1 - final) t           with t from 0 after the warm-up to 1 after the last step
-    cosine     final + (1 - final) (1 + cos(pi t)) / 2
-    constant   1
-    """
-    if step < config.warmup:
-        return (step + 1) / config.warmup
-    t = min(1.0, (step - config.warmup) / max(1, n_steps - config.warmup))
-    match config.schedule:
-        case "linear":
-            return 1 - (1 - config.final) * t
-        case "cosine":
-            return config.final + (1 - config.final) * (1 + math.cos(math.pi * t)) / 2
-        case _:
-            return 1.0
+
+def check_latest_matches(run: RunDirectory, config: RunConfig) -> None:
+    """Refuse a config.json that does not match the latest checkpoint, before building a model that may not fit into
+    memory."""
+    if found := RunDirectory(run.path, run.config, report=lambda message: None).latest_checkpoint():
+        check_config_matches(run.path, config, found)
+
+
+def with_recorded_precision(config: RunConfig, folder: Path, ranks: Ranks) -> RunConfig:
+    """The config with precision "auto" replaced by what the run in this folder, if there is one, has resolved it to."""
+    if config.training.precision != "auto":
+        return config
+    recorded = None
+    if ranks.is_main and has_run(folder):
+        recorded = RunConfig.from_dict(RunDirectory.open(folder).config).training.precision
+    precision = ranks.broadcast_json(recorded) or config.training.precision
+    return replace(config, training=replace(config.training, precision=precision))
+
+
+def test_note(result: TrainResult) -> str:
+    if result.test is None:
+        return ""
+    return f": test accuracy {result.test['accuracy']:.2%}{tta_note(result.test['tta'])}"
+
+
+def announce(ctx: TrainContext, display: Display, *, is_new: bool) -> None:
+    """Print data, model, device and length. Before the first step, also check the masks of models of sequences, and
+    print how much of the batches is padding."""
+    training, data, ranks = ctx.config.training, ctx.data, ctx.ranks
+    threads, n_parameters = torch.get_num_threads(), sum(weight.numel() for weight in ctx.model.parameters())
+    splits = {"training": data.train, "validation": data.validation, "test": data.test}
+    sizes = ", ".join(f"{len(examples):,} {name}" for name, examples in splits.items())
+    reason = f" (auto: {ctx.precision_reason})" if ctx.precision_reason else ""
+    processes = f"{ranks.world_size} processes, " if ranks.world_size > 1 else ""
+    epochs = ctx.n_steps / ctx.batches.steps_per_epoch
+    length = count(round(epochs, 2), "epoch") if epochs >= 0.01 else "less than 0.01 epochs"
+    for line in data.notes if is_new and data.notes else (f"data       {ctx.config.data.name}: {sizes} examples",):
+        display.say(line)
+    display.say(f"model      {type(ctx.model).__name__}, {n_parameters:,} parameters")
+    display.say(f"device     {ranks.device.type}, {processes}{count(threads, 'thread')}, {training.precision}{reason}")
+    display.say(f"training   {count(ctx.n_steps, 'step')} ({length}), batch size {training.batch_size}")
+    if ranks.device.type == "cpu" and (hint := busy_hint(threads, ranks.world_size)):
+        display.say(hint)
+    if is_new and check_masks(ctx):
+        display.say("masks      checked: no output depends on later tokens or on padding")
+    if is_new and (padding := ctx.batches.padding()) is not None:
+        display.say(f"padding    {padding_line(*padding)}")

@@ -14,19 +14,19 @@ from torch import Tensor, nn
 
 from clearhead.data.augment import tta_mean
 from clearhead.data.batches import Batch, evaluation_batches
-from clearhead.data.config import Views
+from clearhead.data.config import TTA
 from clearhead.data.dataset import Examples, Normalize
-from clearhead.data.vocab import BEGIN, IGNORED, PAD
+from clearhead.data.vocab import BOS, IGNORE_INDEX, PAD
 from clearhead.nn.eval_mode import eval_mode
 from clearhead.training.distributed import ALONE, Ranks
 
 
 class Objective(Protocol):
-    def ask(self, forward: Callable[..., Tensor], batch: Batch) -> Tensor:
+    def compute_outputs(self, forward: Callable[..., Tensor], batch: Batch) -> Tensor:
         """What the model answers: its outputs."""
         return forward(batch.inputs)
 
-    def asked(self, batch: Batch) -> Tensor | None:
+    def loss_mask(self, batch: Batch) -> Tensor | None:
         """Bool, of the shape of `right`: where an answer was asked for; None for everywhere."""
         return None
 
@@ -38,7 +38,7 @@ class Objective(Protocol):
         """The sum of the examples' losses."""
         ...
 
-    def right(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Bool, for each answer that was asked for: (B,), or (B,L) where each token has one."""
         ...
 
@@ -48,17 +48,17 @@ class Classification(Objective):
 
     def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
         outputs = outputs.float()
-        if batch.other is None or batch.share is None:
+        if batch.targets_b is None or batch.lam is None:
             return F.cross_entropy(outputs, batch.targets, reduction="sum", label_smoothing=smoothing)
         first = F.cross_entropy(outputs, batch.targets, reduction="none", label_smoothing=smoothing)
-        second = F.cross_entropy(outputs, batch.other, reduction="none", label_smoothing=smoothing)
-        return (batch.share * first + (1 - batch.share) * second).sum()
+        second = F.cross_entropy(outputs, batch.targets_b, reduction="none", label_smoothing=smoothing)
+        return (batch.lam * first + (1 - batch.lam) * second).sum()
 
-    def right(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Of a blend, the class with the larger share."""
         targets = batch.targets
-        if batch.other is not None and batch.share is not None:
-            targets = torch.where(batch.share >= 0.5, targets, batch.other)
+        if batch.targets_b is not None and batch.lam is not None:
+            targets = torch.where(batch.lam >= 0.5, targets, batch.targets_b)
         return outputs.argmax(dim=-1) == targets
 
 
@@ -69,7 +69,7 @@ class TokenClassification(Objective):
         tokens, targets = outputs.float().flatten(0, 1), batch.targets.flatten()
         return F.cross_entropy(tokens, targets, reduction="sum", label_smoothing=smoothing) / batch.targets.shape[1]
 
-    def right(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
         return outputs.argmax(dim=-1) == batch.targets
 
 
@@ -80,7 +80,7 @@ class BinaryClassification(Objective):
         targets = batch.targets.float() * (1 - smoothing) + smoothing / 2
         return F.binary_cross_entropy_with_logits(outputs.float().squeeze(-1), targets, reduction="sum")
 
-    def right(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
         return (outputs.squeeze(-1) > 0) == (batch.targets > 0.5)
 
 
@@ -90,7 +90,7 @@ class Regression(Objective):
     def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
         return F.mse_loss(outputs.float().squeeze(-1), batch.targets.float(), reduction="sum")
 
-    def right(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
         return outputs.squeeze(-1).round() == batch.targets.round()
 
 
@@ -101,84 +101,84 @@ class SetPointer(Objective):
         scores = outputs.float().squeeze(-1)
         return F.cross_entropy(scores, batch.targets, reduction="sum", label_smoothing=smoothing)
 
-    def right(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
         return outputs.squeeze(-1).argmax(dim=-1) == batch.targets
 
 
 class SequenceToSequence(Objective):
-    """A sequence written token by token: logits (B,Q,V), targets (B,Q) with IGNORED after the end mark.
+    """A sequence written token by token: logits (B,Q,V), targets (B,Q) with IGNORE_INDEX after the end mark.
 
     An example's loss is -log p(target), the sum of its tokens'. The model is told the right tokens so far (teacher
     forcing), and an answer is right when every token is: just then greedy decoding writes this target.
     """
 
-    def ask(self, forward: Callable[..., Tensor], batch: Batch) -> Tensor:
+    def compute_outputs(self, forward: Callable[..., Tensor], batch: Batch) -> Tensor:
         return forward(batch.inputs, shift_right(batch.targets), source_lengths=(batch.inputs != PAD).sum(1))
 
     def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
         tokens, targets = outputs.float().flatten(0, 1), batch.targets.flatten()
-        return F.cross_entropy(tokens, targets, reduction="sum", label_smoothing=smoothing, ignore_index=IGNORED)
+        return F.cross_entropy(tokens, targets, reduction="sum", label_smoothing=smoothing, ignore_index=IGNORE_INDEX)
 
-    def right(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return ((outputs.argmax(dim=-1) == batch.targets) | (batch.targets == IGNORED)).all(dim=1)
+    def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return ((outputs.argmax(dim=-1) == batch.targets) | (batch.targets == IGNORE_INDEX)).all(dim=1)
 
 
 class CausalLM(Objective):
-    """The token after each: logits (B,L,V), targets (B,L) with IGNORED where none follows.
+    """The token after each: logits (B,L,V), targets (B,L) with IGNORE_INDEX where none follows.
 
     An example's loss is the mean of its tokens', in nats, and the smallest loss is the best: which token follows can
     seldom be known, but how likely it is can.
     """
 
-    def asked(self, batch: Batch) -> Tensor:
-        return batch.targets != IGNORED
+    def loss_mask(self, batch: Batch) -> Tensor:
+        return batch.targets != IGNORE_INDEX
 
     def score(self, result: dict[str, float]) -> list[float]:
         return [-result["loss"]]
 
     def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
-        tokens, asked = outputs.float().transpose(1, 2), self.asked(batch)
+        tokens, asked = outputs.float().transpose(1, 2), self.loss_mask(batch)
         losses = F.cross_entropy(
-            tokens, batch.targets, reduction="none", label_smoothing=smoothing, ignore_index=IGNORED
+            tokens, batch.targets, reduction="none", label_smoothing=smoothing, ignore_index=IGNORE_INDEX
         )
         return (losses.sum(1) / asked.sum(1).clamp(min=1)).sum()
 
-    def right(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
         return outputs.argmax(dim=-1) == batch.targets
 
 
 OBJECTIVES: dict[str, Objective] = {
-    "classes": Classification(),
-    "each": TokenClassification(),
-    "yes-no": BinaryClassification(),
-    "number": Regression(),
-    "odd": SetPointer(),
-    "written": SequenceToSequence(),
-    "next": CausalLM(),
+    "classification": Classification(),
+    "token-classification": TokenClassification(),
+    "binary-classification": BinaryClassification(),
+    "regression": Regression(),
+    "set-pointer": SetPointer(),
+    "seq2seq": SequenceToSequence(),
+    "causal-lm": CausalLM(),
 }
 
 
 def shift_right(targets: Tensor) -> Tensor:
     """What the decoder is given: the begin mark, and the targets one place later. (B,Q) -> (B,Q)"""
-    begin = torch.full_like(targets[:, :1], BEGIN)
-    return torch.cat([begin, targets[:, :-1].masked_fill(targets[:, :-1] == IGNORED, PAD)], dim=1)
+    begin = torch.full_like(targets[:, :1], BOS)
+    return torch.cat([begin, targets[:, :-1].masked_fill(targets[:, :-1] == IGNORE_INDEX, PAD)], dim=1)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
     if batch.inputs.device == device:
         return batch
-    other, share = (None if t is None else t.to(device, non_blocking=True) for t in (batch.other, batch.share))
+    other, share = (None if t is None else t.to(device, non_blocking=True) for t in (batch.targets_b, batch.lam))
     inputs, targets = (t.to(device, non_blocking=True) for t in (batch.inputs, batch.targets))
-    return Batch(inputs, targets, other, share, batch.n_global)
+    return Batch(inputs, targets, other, share, batch.num_global)
 
 
 def microbatches(batch: Batch, n: int) -> list[Batch]:
     """The batch in n parts that differ in size by one at most."""
     if n == 1:
         return [batch]
-    others, shares = ([None] * n if t is None else t.tensor_split(n) for t in (batch.other, batch.share))
+    others, shares = ([None] * n if t is None else t.tensor_split(n) for t in (batch.targets_b, batch.lam))
     parts = zip(batch.inputs.tensor_split(n), batch.targets.tensor_split(n), others, shares, strict=True)
-    return [Batch(*part, batch.n_global) for part in parts]
+    return [Batch(*part, batch.num_global) for part in parts]
 
 
 # Loss and accuracy from counts. Counts add up over batches, portions and processes; means of means would not.
@@ -215,7 +215,7 @@ def summary(sums: list[float]) -> dict[str, float]:
     """loss and accuracy; where an example asks for several answers, also `whole`: the share with all of them right."""
     loss, n_examples, right, answers, whole = sums
     result = {"loss": loss / n_examples, "accuracy": right / answers}
-    return result if answers == n_examples else result | {"whole": whole / n_examples}
+    return result if answers == n_examples else result | {"exact_match": whole / n_examples}
 
 
 # Exact evaluation: each example counts once, however many processes share the work.
@@ -229,30 +229,32 @@ def evaluate(
     objective: Objective,
     examples: Examples,
     normalize: Normalize | None,
-    processes: Ranks = ALONE,
+    ranks: Ranks = ALONE,
     *,
-    views: Views = "one",
+    tta: TTA = "none",
     on_batch: Callable[[Batch, Tensor], None] | None = None,
 ) -> dict[str, float]:
     """Loss and accuracy over all examples, the same in every process; with several views of each image, the outputs are
     averaged first. In float32 whatever the precision of training, so that a run has one accuracy on every machine.
     `on_batch` is called with each batch of this process and the model's outputs."""
-    sums = torch.zeros(N_COUNTS, dtype=torch.float64, device=processes.device)
+    sums = torch.zeros(N_COUNTS, dtype=torch.float64, device=ranks.device)
     with eval_mode(model), torch.inference_mode():
-        for batch in evaluation_batches(examples, normalize, BATCH_SIZE, processes.rank, processes.world):
-            batch = to_device(batch, processes.device)
-            outputs = answers(model, objective, batch, views)
+        for batch in evaluation_batches(examples, normalize, BATCH_SIZE, ranks.rank, ranks.world_size):
+            batch = to_device(batch, ranks.device)
+            outputs = answers(model, objective, batch, tta)
             if on_batch is not None:
                 on_batch(batch, outputs)
-            sums += counts(objective.loss(outputs, batch), objective.right(outputs, batch), objective.asked(batch))
-    return summary(processes.add(sums).tolist())
+            sums += counts(
+                objective.loss(outputs, batch), objective.correct(outputs, batch), objective.loss_mask(batch)
+            )
+    return summary(ranks.all_reduce_sum(sums).tolist())
 
 
-def answers(model: nn.Module, objective: Objective, batch: Batch, views: Views) -> Tensor:
+def answers(model: nn.Module, objective: Objective, batch: Batch, tta: TTA) -> Tensor:
     """The model's outputs. A process without a share of a batch asks about zeros: split weights must meet in step."""
     n = len(batch.inputs)
     if not n:
         inputs, targets = (side.new_zeros(1, *side.shape[1:]) for side in (batch.inputs, batch.targets))
         batch = replace(batch, inputs=inputs, targets=targets)
-    outputs = tta_mean(lambda view: objective.ask(model, replace(batch, inputs=view)), batch.inputs, views)
+    outputs = tta_mean(lambda view: objective.compute_outputs(model, replace(batch, inputs=view)), batch.inputs, tta)
     return outputs[:n]

@@ -51,7 +51,7 @@ class Optimizers:
     """AdamW, and Muon beside it if so configured, with one learning-rate multiplier and one flat state."""
 
     def __init__(self, model: nn.Module, config: OptimizerConfig, muon_dtype: torch.dtype = torch.float32):
-        hidden, decayed, kept = param_groups(model, config.kind)
+        hidden, decayed, kept = param_groups(model, config.name)
         groups = [
             {"params": decayed, "weight_decay": config.weight_decay},
             {"params": kept, "weight_decay": 0.0},
@@ -85,7 +85,7 @@ class Optimizers:
         """|g|², over this process's part of all gradients."""
         return torch.stack(torch._foreach_norm(self.gradients())).square().sum()
 
-    def shorten(self, factor: float) -> None:
+    def scale_grads_(self, factor: float) -> None:
         """All gradients times this."""
         torch._foreach_mul_(self.gradients(), factor)
 
@@ -237,7 +237,7 @@ class WeightEMA:
 
     @contextmanager
     @torch.no_grad()
-    def in_place(self) -> Iterator[None]:
+    def average_parameters(self) -> Iterator[None]:
         """The model has the averaged weights inside this, and its own again after it, bit for bit."""
         weights, averages = self.parts(self.weights), self.parts(self.averages)
         own = [weight.clone() for weight in weights]

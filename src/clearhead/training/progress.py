@@ -93,9 +93,9 @@ class Display:
 
     def evaluated(self, record: dict[str, Any], note: str = "", what: str = "") -> None:
         """A line that stays; it begins with what was evaluated, which is the model as it is at this step by default."""
-        whole = f"  whole {record['whole']:.2%}" if "whole" in record else ""
+        exact = f"  exact_match {record['exact_match']:.2%}" if "exact_match" in record else ""
         what = what or f"{record['kind']} at step {record['step']}"
-        self.say(f"{what}  loss {record['loss']:.4f}  accuracy {record['accuracy']:.2%}{whole}{note}")
+        self.say(f"{what}  loss {record['loss']:.4f}  accuracy {record['accuracy']:.2%}{exact}{note}")
 
 
 class Silence(Display):
@@ -168,7 +168,7 @@ class StoppedError(Exception):
 class StopRequest:
     """Whether somebody wants the run to stop, and since when."""
 
-    wanted = False
+    requested = False
     since = 0.0
     is_met_at_once = False
 
@@ -177,7 +177,7 @@ class StopRequest:
         """Inside, where no step will end, a request is a StoppedError; so is one from before."""
         self.is_met_at_once = True
         try:
-            if self.wanted:
+            if self.requested:
                 raise StoppedError
             yield
         finally:
@@ -192,8 +192,8 @@ def stopping_on_signals() -> Iterator[StopRequest]:
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         now, name = time.monotonic(), signal.Signals(number).name
-        if not request.wanted:
-            request.wanted, request.since = True, now
+        if not request.requested:
+            request.requested, request.since = True, now
             how = "stopping" if request.is_met_at_once else "stopping after this step, with a checkpoint"
             # print is not allowed here: the signal may have come in the middle of a print
             with suppress(OSError):  # without anybody to read it, the request is met all the same

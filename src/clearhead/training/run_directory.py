@@ -1,20 +1,19 @@
-"""The run directory: everything about one training run, with one owner at a time.
+"""The run directory: everything about one training run, with one owner at a time. Torch is not imported.
 
-    runs/mine/config.json       what is trained, resolved
+    runs/mine/config.json       the resolved configuration
     runs/mine/metrics.jsonl     what was measured
-    runs/mine/checkpoints/      where to go on from
-    runs/mine/best.json         which of them is the best
-    runs/mine/probe/            attention while it is learnt, if so asked
-    runs/mine/figures/          pictures
-    runs/mine/lock              held by the process that trains; the system lets go of it when that process ends
+    runs/mine/checkpoints/      checkpoints to resume from
+    runs/mine/best.json         the step of the best checkpoint
+    runs/mine/snapshots/        attention snapshots, with --snapshots
+    runs/mine/figures/          figures
+    runs/mine/lock              held by the process that trains; the system releases it when that process ends
 
 Anyone may read; only the owner, inside `with run.lock():`, writes. A run may come from a stranger: a symbolic link or a
-special file in it is refused before anything is read, a second hard link of a file before anything is written, and
-nothing is ever read or written through one. The path of the run itself may be a link.
+special file in it is refused before anything is read, and a file with a second hard link before anything is written.
+The path of the run itself may be a link.
 """
 
 import errno
-import importlib.util
 import os
 import re
 import secrets
@@ -22,36 +21,50 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from clearhead.files import (
+    MAX_JSON_BYTES,
     UnsafeFileError,
+    acquire_lock,
     check_tree,
     from_json,
     fsync_folder,
     make_folder,
     open_regular,
+    opened_regular,
     read_regular,
     remove_parts,
     to_json,
-    write_all,
     write_atomic,
     write_durable,
 )
-from clearhead.messages import printable
+from clearhead.messages import nearest, printable
 from clearhead.training import checkpoint, metrics_log
-from clearhead.training.checkpoint import Checkpoint, DamagedCheckpointError, NoIntactCheckpointError
-from clearhead.training.layout import BEST, CHECKPOINTS, FIGURES, LARGEST_JSON, PROBE, best_in, is_step
-from clearhead.training.metrics_log import CONFIG, LOCK, METRICS, Digest, Record
+from clearhead.training.checkpoint import (
+    CHECKPOINTS,
+    Checkpoint,
+    DamagedCheckpointError,
+    NoIntactCheckpointError,
+    checkpoint_path,
+    is_step,
+    saved_steps,
+)
+from clearhead.training.config import RunConfig
+from clearhead.training.metrics_log import Digest, Record
 
+RUNS = Path("runs")
+"""where runs are created, and found by their name"""
+CONFIG, METRICS, LOCK, BEST = "config.json", "metrics.jsonl", "lock", "best.json"
+SNAPSHOTS, FIGURES = "snapshots", "figures"
 KEEP = 3
-"""newest checkpoints that stay unless the config says otherwise"""
+"""latest checkpoints to keep unless the config says otherwise"""
 ABANDONED = 3600.0
-"""seconds after which nobody is still creating a run or drawing a figure"""
+"""seconds after which no process is still creating a run or drawing a figure"""
 Report = Callable[[str], None]
 
 
@@ -60,8 +73,7 @@ def report_on_stderr(message: str) -> None:
 
 
 class RunDirectory:
-    """`create` a new one or `open` one that is there; log first, then save, so that no checkpoint knows more steps than
-    the records."""
+    """`create` a new one or `open` an existing one. Log before you save: no checkpoint may be ahead of the records."""
 
     def __init__(self, path: Path, config: dict[str, Any], report: Report):
         self.path = path
@@ -69,17 +81,17 @@ class RunDirectory:
         self.report = report
         self.is_owned = False
         self.keep = keep_in(config)
-        """newest checkpoints that stay, beside the best; 0 before anybody has said"""
+        """latest checkpoints to keep besides the best; 0 if unknown"""
         self.digest = Digest()
-        """of the records, while this process is the owner"""
+        """of the records, while this process owns the run"""
         self.restored: Checkpoint | None = None
-        """the newest checkpoint, without its tensors, once it was asked for"""
+        """the latest checkpoint without its tensors, once it was loaded"""
         self.reported_best = ""
         """a damaged best.json is reported once"""
 
     @classmethod
     def create(cls, path: str | Path, config: dict[str, Any], report: Report = report_on_stderr) -> "RunDirectory":
-        """A new folder, there with its config or not at all."""
+        """Create the folder and its config atomically."""
         path, content = Path(path), to_json(config, indent=2)
         new = path.with_name(f".{path.name}.new-{secrets.token_hex(4)}")
         check_new(path)
@@ -95,36 +107,36 @@ class RunDirectory:
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another process was faster
                 check_new(path)
-            raise OSError(error.errno, f"the run is not created: {error.strerror or error}", str(path)) from error
+            raise OSError(error.errno, f"the run was not created: {error.strerror or error}", str(path)) from error
         finally:
             shutil.rmtree(new, ignore_errors=True)
         return cls(path, from_json(content), report)
 
     @classmethod
     def open(cls, path: str | Path, report: Report = report_on_stderr) -> "RunDirectory":
-        """The run at this path, or the one of this name in runs/."""
-        path = metrics_log.find_run(path)
+        """The run at this path, or of this name in runs/."""
+        path = find_run(path)
         try:
-            config = from_json(read_regular(path / CONFIG, LARGEST_JSON))
+            config = from_json(read_regular(path / CONFIG, MAX_JSON_BYTES))
         except ValueError as error:
-            raise ValueError(f"{path / CONFIG} must be JSON, got an error: {error}; correct it there") from None
+            raise ValueError(f"{path / CONFIG} must be valid JSON: {error}") from None
         if not isinstance(config, dict):
-            raise ValueError(f"{path / CONFIG} must hold the names of settings, got {config!r:.60}; correct it there")
+            raise ValueError(f"{path / CONFIG} must be a JSON object, got {config!r:.60}")
         return cls(path, config, report)
 
     @contextmanager
     def lock(self) -> Iterator["RunDirectory"]:
-        """Makes this process the owner, and tidies up what a killed owner left; OSError if another process is."""
+        """Make this process the owner, and clean up after a killed one; OSError if another process owns the run."""
         check_tree(self.path, to_write=True)
         file = open_regular(self.path / LOCK, os.O_RDWR | os.O_CREAT)
         try:
-            take(file, self.path)
+            acquire_lock(file, self.path)
             self.is_owned = True
-            make_folder(self.path / CHECKPOINTS)  # what cannot be saved to is known before the first step
+            make_folder(self.path / CHECKPOINTS)  # fails now, not at the first save
             self.tidy()
             if n_damaged := metrics_log.truncate_partial(self.path / METRICS):
-                lines_are = "line is" if n_damaged == 1 else "lines are"
-                self.report(f"{self.path / METRICS}: {n_damaged:,} damaged {lines_are} removed from its end")
+                lines = "line was" if n_damaged == 1 else "lines were"
+                self.report(f"{self.path / METRICS}: {n_damaged:,} damaged {lines} removed from its end")
             self.digest = Digest(metrics_log.lines(self.path / METRICS))
             yield self
         finally:
@@ -132,23 +144,23 @@ class RunDirectory:
             os.close(file)
 
     def tidy(self) -> None:
-        """Removes what processes that were killed have left."""
+        """Remove the leftovers of killed processes."""
         checkpoint.clean(self.path)
-        for folder in (self.path, self.path / PROBE):
+        for folder in (self.path, self.path / SNAPSHOTS):
             remove_parts(folder)
-        for folder in (self.path / FIGURES, self.path / FIGURES / "look"):  # anyone may be drawing there
+        for folder in (self.path / FIGURES, self.path / FIGURES / "look"):  # any process may be drawing there
             remove_parts(folder, older_than=ABANDONED)
         remove_abandoned(self.path.parent)
 
     def change_config(self, config: dict[str, Any]) -> None:
-        """Replaces config.json; each checkpoint keeps the config that it was saved with."""
+        """Replace config.json; each checkpoint keeps the config that it was saved with."""
         assert self.is_owned, "only the owner writes: use `with run.lock():`"
         content = to_json(config, indent=2)
         write_atomic(self.path / CONFIG, content)
         self.config = from_json(content)
 
     def log(self, record: Record) -> None:
-        """Appends one record; ValueError if a number in it is not finite."""
+        """Append one record; ValueError if a number in it is not finite."""
         assert self.is_owned, "only the owner writes: use `with run.lock():`"
         self.digest.add(metrics_log.append(self.path / METRICS, record))
 
@@ -156,15 +168,15 @@ class RunDirectory:
         return metrics_log.read(self.path / METRICS)
 
     def iter_records(self) -> Iterator[Record]:
-        """One at a time: there may be more than fit into memory."""
+        """One at a time, because they may not fit into memory."""
         return metrics_log.iter_records(self.path / METRICS)
 
     def was_tested(self) -> bool:
         return any(record.get("kind") == "test" for record in self.iter_records())
 
     def drop_after(self, step: int) -> None:
-        """Forgets the records past a step, before the run goes on from there. Those up to it must be the ones that the
-        checkpoint was saved after; if not, that is reported."""
+        """Delete the records after a step, before the run continues from there. If the remaining ones differ from those
+        that the checkpoint was saved with, that is reported."""
         assert self.is_owned, "only the owner writes: use `with run.lock():`"
         metrics_log.drop_after(self.path / METRICS, step)
         self.digest = Digest(metrics_log.lines(self.path / METRICS))
@@ -173,81 +185,81 @@ class RunDirectory:
         if known and (problem := known.difference(metrics_log.lines(self.path / METRICS))):
             self.report(f"{self.path / METRICS} has changed since the checkpoint of step {step} was saved: {problem}")
 
-    def save(self, snapshot: Checkpoint, keep: int = KEEP) -> Path:
-        """Saves a checkpoint, then deletes all but the last `keep` and the best."""
+    def save(self, captured: Checkpoint, keep: int = KEEP) -> Path:
+        """Save a checkpoint, then delete all but the latest `keep` and the best."""
         assert self.is_owned, "only the owner writes: use `with run.lock():`"
         metrics_log.fsync_log(self.path / METRICS)
-        place = checkpoint.save(self.path, replace(snapshot, records=self.digest.written()))
+        path = checkpoint.save(self.path, replace(captured, records=self.digest.value()))
         self.keep = max(keep, 1)
-        self.delete_old(snapshot.step)
-        return place
+        self.delete_old(captured.step)
+        return path
 
     def delete_old(self, step: int) -> None:
-        """Deletes all checkpoints but the last ones, the best and that of this step; none while it is not known how
-        many stay, or which is the best."""
+        """Delete all checkpoints but the latest ones, the best one and that of this step; none if it is unknown how
+        many to keep or which one is the best."""
         if not self.keep:
             return
         try:
             best = self.read_best()
         except (OSError, ValueError):
             return
-        steps = checkpoint.steps(self.path)
+        steps = saved_steps(self.path)
         for old in set(steps) - set(steps[-self.keep :]) - {step, best}:
             try:
-                checkpoint.remove(checkpoint.at(self.path, old))
-            except OSError as error:  # what had to be saved is saved
-                self.report(f"the old checkpoint of step {old} is not deleted: {error.strerror or error}")
+                checkpoint.remove(checkpoint_path(self.path, old))
+            except OSError as error:  # the new one is saved
+                self.report(f"the old checkpoint of step {old} was not deleted: {error.strerror or error}")
 
     def mark_best(self, step: int) -> None:
-        """From now on the checkpoint of this step is the best, and is kept."""
+        """Record that the checkpoint of this step is the best one, which is kept."""
         assert self.is_owned, "only the owner writes: use `with run.lock():`"
-        if step not in checkpoint.steps(self.path):
+        if step not in saved_steps(self.path):
             raise LookupError(f"the best step must have a checkpoint, got step {step} in {self.path}; save it first")
         if step != self.best_step():
             write_atomic(self.path / BEST, to_json({"step": step}))
-            self.delete_old(step)  # the one that was the best before
+            self.delete_old(step)  # the previous best
 
     def read_best(self) -> int | None:
-        """The step in best.json, None without the file; ValueError or OSError if it is damaged or cannot be read."""
+        """The step in best.json, None if there is no file; ValueError or OSError if it is damaged or unreadable."""
         try:
-            return best_in(read_regular(self.path / BEST, LARGEST_JSON))
+            return parse_best(read_regular(self.path / BEST, MAX_JSON_BYTES))
         except FileNotFoundError:
             return None
 
     def best_step(self) -> int | None:
-        """The step that is marked as the best. A best.json that is damaged is reported, once, and marks none."""
+        """The step that is marked as the best. A damaged best.json is reported once and ignored."""
         try:
             return self.read_best()
         except UnsafeFileError:
             raise
         except (OSError, ValueError) as error:
-            why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-            if why != self.reported_best:
-                self.report(f"{self.path / BEST} cannot be used: {why}; the newest checkpoint is taken for the best")
-            self.reported_best = why
+            reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+            if reason != self.reported_best:
+                self.report(f"{self.path / BEST} cannot be used: {reason}; the latest checkpoint is used as the best")
+            self.reported_best = reason
             return None
 
-    def best(self) -> Checkpoint | None:
-        """The best checkpoint; the newest if none was marked, or if it cannot be used, which is reported."""
+    def best_checkpoint(self) -> Checkpoint | None:
+        """The best checkpoint; the latest if none is marked, or if the marked one cannot be used, which is reported."""
         step = self.best_step()
         if step is not None:
             try:
-                found = checkpoint.load_finite(checkpoint.at(self.path, step))
+                found = checkpoint.load_finite(checkpoint_path(self.path, step))
                 if found.step != step:
                     raise DamagedCheckpointError(f"it holds step {found.step}")
                 return found
             except DamagedCheckpointError as error:
-                if self.best_step() != step:  # the owner found a better one while we read
-                    return self.best()
-                self.report(f"the best checkpoint, of step {step}, cannot be used: {error}; the newest is taken")
-        return self.newest()
+                if self.best_step() != step:  # the owner has marked another one in the meantime
+                    return self.best_checkpoint()
+                self.report(f"the best checkpoint, of step {step}, cannot be used: {error}; the latest is used")
+        return self.latest_checkpoint()
 
-    def newest(self) -> Checkpoint | None:
-        """The newest checkpoint that can be used, None before the first. The owner renames others aside, and deletes
-        those that a killed owner had no time to delete."""
-        found = checkpoint.newest(self.path, self.report, set_aside=self.is_owned)
+    def latest_checkpoint(self) -> Checkpoint | None:
+        """The latest usable checkpoint, None before the first. If this process owns the run, damaged ones are set aside
+        and old ones that a killed owner did not delete are deleted."""
+        found = checkpoint.latest(self.path, self.report, set_aside=self.is_owned)
         if found is None and (self.best_step() is not None or self.was_tested()):
-            message = "its checkpoints are gone; put a copy back, or train anew under another name"
+            message = "its checkpoints are missing; restore them from a copy, or train a new run"
             raise NoIntactCheckpointError(errno.ENOENT, message, str(self.path))
         if found:
             self.restored = replace(found, model={}, optimizer={})
@@ -256,16 +268,105 @@ class RunDirectory:
         return found
 
 
+def parse_best(content: bytes) -> int:
+    """The step that a best.json names; ValueError if it is damaged."""
+    value = from_json(content)
+    step: Any = value.get("step") if isinstance(value, dict) else None
+    if not is_step(step):
+        raise ValueError(f'expected {{"step": N}}, got {content[:60]!r}')
+    return step
+
+
+def has_run(folder: Path) -> bool:
+    return (folder / CONFIG).exists()
+
+
+def open_or_create(folder: Path, config: RunConfig, *, resume: bool, numbered: bool, report: Report) -> RunDirectory:
+    """A new run directory, or with `resume` the existing one if it has the same config. With `numbered`, -2, -3 and so
+    on is appended to the name of a folder that exists."""
+    if resume and has_run(folder):
+        run = RunDirectory.open(folder, report)
+        changes = config.changes_since(RunConfig.from_dict(run.config))
+        if others := [f"{name}={now} (was {before})" for name, (before, now) in changes.items()]:
+            raise ValueError(
+                f"a run continues with the settings that it started with, got {', '.join(others)} for {folder}; choose "
+                f"another name, or continue it as it is: clearhead resume {folder}{lengthen_command(config, changes)}"
+            )
+        return run
+    path, n = folder, 1
+    while numbered and path.exists():
+        n += 1
+        path = folder.with_name(f"{folder.name}-{n}")
+    return RunDirectory.create(path, config.to_dict(), report)
+
+
+def lengthen_command(config: RunConfig, changes: Mapping[str, Any]) -> str:
+    """Options of `clearhead resume` that lengthen a run, if nothing but its length differs."""
+    if not set(changes) <= {"training.steps", "training.epochs"}:
+        return ""
+    unit = "epochs" if config.training.epochs else "steps"
+    return f" --{unit} {getattr(config.training, unit)}"
+
+
+def find_run(run: str | Path, *, has: Sequence[str] = (CONFIG,), checked: bool = True) -> Path:
+    """The folder of a run, given by its path or its name in runs/, that contains one of the files in `has`.
+
+    LookupError if there is none, with the most similar name. If `checked`, UnsafeFileError if it contains a link or a
+    special file. Every command that takes a run calls this.
+    """
+    path = Path(run)
+    for folder in candidates(path):
+        if any(os.path.lexists(folder / name) for name in has):
+            if checked:
+                check_tree(folder, to_write=False)
+            return folder
+    raise no_run(path)
+
+
+def find_records(run: str | Path) -> Path:
+    """The metrics.jsonl of a run, of a folder that contains nothing else, or the path of such a file, which may be a
+    link."""
+    path = Path(run)
+    if path.is_file():
+        return path.resolve() if path.is_symlink() else path
+    return find_run(path, has=(CONFIG, METRICS)) / METRICS
+
+
+def candidates(path: Path) -> list[Path]:
+    return [path, RUNS / path] if len(path.parts) == 1 and path.name else [path]
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process is training this run. Neither the run nor that process is affected."""
+    try:
+        import fcntl
+
+        with opened_regular(folder / LOCK, os.O_RDONLY) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # released when the file is closed
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):  # never trained, or a system without flock
+        return False
+    return False
+
+
+def no_run(path: Path) -> LookupError:
+    homes = [folder.parent for folder in candidates(path)]
+    runs = {config.parent.name: config.parent for home in homes for config in sorted(home.glob(f"*/{CONFIG}"))}
+    near = nearest(path.name, runs)
+    hint = f"did you mean {runs[near]}?" if near else "`clearhead train RECIPE --name NAME` creates one"
+    return LookupError(f"a run is a folder with a {CONFIG}, got {path}; {hint}")
+
+
 def keep_in(config: dict[str, Any]) -> int:
-    """How many checkpoints a config keeps; 0 if it does not say."""
+    """The number of checkpoints that a config keeps; 0 if it does not say."""
     training = config.get("training")
-    keep = training.get("keep") if isinstance(training, dict) else None
+    keep = training.get("keep_checkpoints") if isinstance(training, dict) else None
     return keep if isinstance(keep, int) and is_step(keep) else 0
 
 
 def remove_abandoned(home: Path) -> None:
-    """Deletes what a killed `create` left beside the runs, once it is so old that nobody is creating it: a folder with
-    a config and an empty folder in it, or less. One that holds anything else is not ours."""
+    """Delete what a killed `create` left: an old hidden folder that contains at most a config and an empty folder."""
     with suppress(OSError):
         for name in os.listdir(home):
             if not re.fullmatch(r"\..+\.new-[0-9a-f]{8}", name):
@@ -283,38 +384,7 @@ def remove_abandoned(home: Path) -> None:
 
 
 def check_new(path: Path) -> None:
-    """Refuses a folder that is there with something in it: a run is never overwritten."""
+    """ValueError if the folder exists and is not empty: a run is never overwritten."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        way_on = f"go on with it by `clearhead resume {path}`, or " if (path / CONFIG).is_file() else ""
+        way_on = f"continue it with `clearhead resume {path}`, or " if (path / CONFIG).is_file() else ""
         raise ValueError(f"a new run needs a new folder, got {path}, which exists; {way_on}choose another name")
-
-
-def take(file: int, path: Path) -> None:
-    """The lock on an open file, at once or not at all; the owner's number in it is for the message only."""
-    if importlib.util.find_spec("fcntl") is None:
-        message = "a run is locked with flock, which Linux and macOS have; use one of them"
-        raise OSError(errno.ENOSYS, message, str(path))
-    try:
-        lock_exclusively(file)
-    except BlockingIOError as error:
-        number = os.read(file, 20).decode(errors="replace").strip()
-        owner = f"process {number}" if number.isdecimal() else "another process"
-        message = f"a run has one owner at a time, and {owner} owns this one; wait until it ends, or stop it"
-        raise OSError(error.errno, message, str(path)) from None
-    os.ftruncate(file, 0)
-    write_all(file, f"{os.getpid()}\n".encode())
-
-
-def lock_exclusively(file: int) -> None:
-    """The exclusive lock; BlockingIOError if another process has it. A shared lock is waited for: `records.is_locked`
-    holds it for an instant when somebody looks at a run."""
-    import fcntl
-
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # fails exactly where there is an exclusive owner
-            fcntl.flock(file, fcntl.LOCK_UN)
-            time.sleep(0.02)

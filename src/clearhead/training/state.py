@@ -17,7 +17,7 @@ from clearhead.files import from_json, to_json
 from clearhead.models.config import LanguageConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
 from clearhead.training.checkpoint import Checkpoint
 from clearhead.training.compatibility import announce_changes
-from clearhead.training.config import MOST_STEPS, RunConfig
+from clearhead.training.config import MAX_STEPS, RunConfig
 from clearhead.training.context import TrainContext
 from clearhead.training.distributed import gather_full, load_tensors
 from clearhead.training.objectives import N_COUNTS
@@ -37,7 +37,7 @@ class TrainState:
     best_step: int = 0
     best_score: list[float] = field(default_factory=list)
     """see Objective.score; [] before the first evaluation"""
-    stale: int = 0
+    evals_since_best: int = 0
     """evaluations since the best one"""
     began: float = field(default_factory=time.monotonic)
     """when the run would have begun, had it never been interrupted"""
@@ -46,12 +46,12 @@ class TrainState:
     def seconds(self) -> float:
         return round(time.monotonic() - self.began, 3)
 
-    def judge(self, score: list[float]) -> bool:
+    def update_best(self, score: list[float]) -> bool:
         """Whether this evaluation is the best so far, which is remembered."""
         if self.best_score and score <= self.best_score:
-            self.stale += 1
+            self.evals_since_best += 1
             return False
-        self.best_step, self.best_score, self.stale = self.step, score, 0
+        self.best_step, self.best_score, self.evals_since_best = self.step, score, 0
         return True
 
     def to_json(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class TrainState:
     @classmethod
     def from_json(cls, values: Any) -> "TrainState":
         """ValueError for anything that `to_json` cannot have written."""
-        expected = dict.fromkeys(("step", "best_step", "stale"), is_index) | {
+        expected = dict.fromkeys(("step", "best_step", "evals_since_best"), is_index) | {
             "sums": lambda value: is_numbers(value) and len(value) == N_COUNTS,
             "best_score": is_numbers,
             "seconds": is_finite,
@@ -75,7 +75,7 @@ class TrainState:
 
 
 def is_index(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MOST_STEPS
+    return type(value) is int and 0 <= value <= MAX_STEPS
 
 
 def is_finite(value: Any) -> bool:
@@ -86,25 +86,25 @@ def is_numbers(values: Any) -> bool:
     return isinstance(values, list) and all(map(is_finite, values))
 
 
-def capture_state(setup: TrainContext, standing: TrainState) -> Checkpoint | None:
+def capture_state(ctx: TrainContext, state: TrainState) -> Checkpoint | None:
     """The run as it is; None in all processes but the first, which must ask too."""
-    keep = setup.processes.is_main
-    averages = {} if setup.average is None else setup.average.averages
-    others = {f"optim.{name}": tensor for name, tensor in setup.optimizers.state_tensors().items()}
+    keep = ctx.ranks.is_main
+    averages = {} if ctx.ema is None else ctx.ema.averages
+    others = {f"optim.{name}": tensor for name, tensor in ctx.optimizers.state_tensors().items()}
     others |= {f"ema.{name}": tensor for name, tensor in averages.items()}
-    model, optimizer = gather_full(setup.model.state_dict(), keep), gather_full(others, keep)
-    for kind, generator in random_states(setup.processes.device).items():
-        for rank, bytes_of_rank in enumerate(setup.processes.gather(generator)):
+    model, optimizer = gather_full(ctx.model.state_dict(), keep), gather_full(others, keep)
+    for kind, generator in random_states(ctx.ranks.device).items():
+        for rank, bytes_of_rank in enumerate(ctx.ranks.all_gather(generator)):
             optimizer[f"random.rank{rank}{kind}"] = bytes_of_rank
-    state = {"standing": standing.to_json(), "made_with": setup.made_with(), "data": about_data(setup.data)}
-    state["config"] = from_json(to_json(setup.config.to_dict()))  # with lists instead of tuples
-    return Checkpoint(standing.step, model, optimizer, state) if keep else None
+    saved = {"train_state": state.to_json(), "environment": ctx.environment(), "data": about_data(ctx.data)}
+    saved["config"] = from_json(to_json(ctx.config.to_dict()))  # with lists instead of tuples
+    return Checkpoint(state.step, model, optimizer, saved) if keep else None
 
 
 def about_data(data: Dataset) -> dict[str, Any]:
     """What is needed to ask the trained model something and to read its answer, where the data itself is not there."""
     normalize = {"mean": list(data.normalize.mean), "std": list(data.normalize.std)} if data.normalize else None
-    known = {"classes": list(data.classes), "symbols": list(data.symbols), "normalize": normalize}
+    known = {"classes": list(data.classes), "vocab": list(data.vocab), "normalize": normalize}
     return known | {"files": dict(data.files), "skipped": list(data.skipped)}
 
 
@@ -113,17 +113,17 @@ class DataInfo:
     """What a checkpoint knows about the data that it was trained on: see `about_data`."""
 
     classes: tuple[str, ...]
-    symbols: tuple[str, ...]
+    vocab: tuple[str, ...]
     normalize: Normalize | None
     files: dict[str, str]
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "DataInfo":
-        """ValueError for anything that `about_data` cannot have written. Earlier versions wrote no symbols or files."""
+        """ValueError for anything that `about_data` cannot have written. Earlier versions wrote no vocab or files."""
         about = state.get("data")
         if not isinstance(about, dict):
             raise ValueError(f"a checkpoint must describe its data, got {about!r:.60}")
-        texts = {name: about.get(name, []) for name in ("classes", "symbols")}
+        texts = {name: about.get(name, []) for name in ("classes", "vocab")}
         files, normalize = about.get("files", {}), about.get("normalize")
         for name, value in texts.items():
             if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
@@ -133,7 +133,7 @@ class DataInfo:
         if normalize is not None and not is_normalisation(normalize):
             raise ValueError(f"normalize in a checkpoint must be a mean and a std per channel, got {normalize!r:.80}")
         scale = normalize and Normalize(tuple(normalize["mean"]), tuple(normalize["std"]))
-        return cls(tuple(texts["classes"]), tuple(texts["symbols"]), scale, files)
+        return cls(tuple(texts["classes"]), tuple(texts["vocab"]), scale, files)
 
     def check_matches(self, config: RunConfig) -> None:
         """ValueError unless there is a name for each output of the model, and a symbol for each id that it knows."""
@@ -141,13 +141,13 @@ class DataInfo:
             case VisionConfig(num_classes=n):
                 expected = {"classes": n}
             case Seq2SeqConfig(src_vocab_size=src_vocab_size, tgt_vocab_size=tgt_vocab_size):
-                expected = {"symbols": src_vocab_size, "classes": tgt_vocab_size}
-            case LanguageConfig(n_tokens=n):
-                expected = {"symbols": n}
-            case PredictorConfig(n_outputs=n) if config.objective in ("classes", "each"):
+                expected = {"vocab": src_vocab_size, "classes": tgt_vocab_size}
+            case LanguageConfig(vocab_size=n):
+                expected = {"vocab": n}
+            case PredictorConfig(out_features=n) if config.objective in ("classification", "token-classification"):
                 expected = {"classes": n}
             case _:
-                expected = {"classes": 2} if config.objective == "yes-no" else {}
+                expected = {"classes": 2} if config.objective == "binary-classification" else {}
         for name, n in expected.items():
             if (found := len(getattr(self, name))) != n:
                 raise ValueError(f"the checkpoint must name {n} {name}, as many as its model has, got {found}")
@@ -159,23 +159,23 @@ def is_normalisation(value: Any) -> bool:
     return len(value["mean"]) == len(value["std"]) > 0 and min(value["std"]) > 0
 
 
-def restore(setup: TrainContext, found: Checkpoint | None, report: Callable[[str], None]) -> TrainState:
+def restore(ctx: TrainContext, found: Checkpoint | None, report: Callable[[str], None]) -> TrainState:
     """Brings all processes to where the first one's checkpoint is; to the beginning without one."""
-    processes = setup.processes
-    state = processes.broadcast_json(None if found is None else found.state)
-    if state is None:
+    ranks = ctx.ranks
+    saved = ranks.broadcast_json(None if found is None else found.state)
+    if saved is None:
         return TrainState()
-    check_files(state, setup.data.files)
-    standing = TrainState.from_json(state.get("standing"))
-    load_tensors(setup.model.state_dict(), processes.broadcast_tensors_dict(found.model if found else {}))
-    optimizer = processes.broadcast_tensors_dict(found.optimizer if found else {})
-    setup.optimizers.load_state_tensors(starting_with("optim.", optimizer))
-    if setup.average is not None:
-        load_tensors(setup.average.averages, starting_with("ema.", optimizer))
-    restore_random(setup, starting_with("random.", optimizer), standing.step)
-    announce_changes(state.get("config"), setup.config, report)
-    announce(state.get("made_with"), setup.made_with(), report)
-    return standing
+    check_files(saved, ctx.data.files)
+    state = TrainState.from_json(saved.get("train_state"))
+    load_tensors(ctx.model.state_dict(), ranks.broadcast_tensors(found.model if found else {}))
+    optimizer = ranks.broadcast_tensors(found.optimizer if found else {})
+    ctx.optimizers.load_state_tensors(starting_with("optim.", optimizer))
+    if ctx.ema is not None:
+        load_tensors(ctx.ema.averages, starting_with("ema.", optimizer))
+    restore_random(ctx, starting_with("random.", optimizer), state.step)
+    announce_changes(saved.get("config"), ctx.config, report)
+    announce(saved.get("environment"), ctx.environment(), report)
+    return state
 
 
 def check_files(state: dict[str, Any], now: Mapping[str, str]) -> None:
@@ -193,15 +193,15 @@ def changed_file_messages(run: RunDirectory | None, config: RunConfig) -> Iterat
     try:
         yield
     except (ValueError, LookupError):
-        if run and (found := run.newest()):
+        if run and (found := run.latest_checkpoint()):
             check_files(found.state, digests(config.data))
         raise
 
 
-def use_weights(setup: TrainContext, found: Checkpoint | None) -> None:
+def use_weights(ctx: TrainContext, found: Checkpoint | None) -> None:
     """Gives the model the weights that were evaluated when this checkpoint was made."""
     weights = weights_to_use(found.model, found.optimizer) if found else {}
-    load_tensors(setup.model.state_dict(), setup.processes.broadcast_tensors_dict(weights))
+    load_tensors(ctx.model.state_dict(), ctx.ranks.broadcast_tensors(weights))
 
 
 def random_states(device: torch.device) -> dict[str, Tensor]:
@@ -210,10 +210,10 @@ def random_states(device: torch.device) -> dict[str, Tensor]:
     return states | ({".cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
 
 
-def restore_random(setup: TrainContext, states: dict[str, Tensor], step: int) -> None:
+def restore_random(ctx: TrainContext, states: dict[str, Tensor], step: int) -> None:
     """This process's generators; a process that the checkpoint does not know starts a stream of its own."""
-    rank, device = setup.processes.rank, setup.processes.device
-    torch.manual_seed(fold_in(setup.config.seed, "dropout", rank, step))
+    rank, device = ctx.ranks.rank, ctx.ranks.device
+    torch.manual_seed(fold_in(ctx.config.seed, "dropout", rank, step))
     try:
         if f"rank{rank}" in states:
             torch.set_rng_state(states[f"rank{rank}"])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from clearhead.training.config import RunConfig
-from clearhead.training.loop import Outcome, resume, train
+from clearhead.training.loop import TrainResult, resume, train
 from clearhead.training.run_directory import Report, RunDirectory
 
 FEWEST_STEPS = 4
@@ -59,7 +59,7 @@ def verify_resume(config: RunConfig, folder: str | Path, report: Report = lambda
         raise ValueError(f"a run needs {FEWEST_STEPS} steps or more to be killed halfway, got {n_steps}; take more")
     report(f"trained {n_steps} steps; the same again, in a process to be killed halfway ...")
     killed_at = train_and_kill(config, folder / "killed", n_steps // 2)
-    found = RunDirectory.open(folder / "killed").newest()
+    found = RunDirectory.open(folder / "killed").latest_checkpoint()
     resumed_from = found.step if found else 0
     report(f"killed at step {killed_at}; resuming from step {resumed_from} ...")
     steps_to_the_end(resume(folder / "killed", quiet=True))
@@ -68,7 +68,7 @@ def verify_resume(config: RunConfig, folder: str | Path, report: Report = lambda
     return Verification(n_steps, killed_at, resumed_from, differences)
 
 
-def steps_to_the_end(outcome: Outcome) -> int:
+def steps_to_the_end(outcome: TrainResult) -> int:
     """A run that was asked to stop proves nothing: whoever asked wants this to end too."""
     if outcome.reason == "stopped":
         raise KeyboardInterrupt
@@ -114,11 +114,11 @@ def compare(folder: Path, other: Path) -> list[str]:
     differences = []
     if [timeless(r) for r in mine.records()] != [timeless(r) for r in theirs.records()]:
         differences.append("the records of metrics.jsonl")
-    one, two = mine.newest(), theirs.newest()
+    one, two = mine.latest_checkpoint(), theirs.latest_checkpoint()
     if one is None or two is None or one.step != two.step:
         return [*differences, "the step of the newest checkpoint"]
-    if timeless(one.state["standing"]) != timeless(two.state["standing"]):
-        differences.append("the standing")
+    if timeless(one.state["train_state"]) != timeless(two.state["train_state"]):
+        differences.append("the training state")
     for tensors, others in ((one.model, two.model), (one.optimizer, two.optimizer)):
         names = sorted(tensors.keys() | others.keys())
         differences += [name for name in names if not same_bits(tensors.get(name), others.get(name))]

@@ -1,4 +1,4 @@
-"""The ward: all modules of ward/*.py, by name. Its files import each other, so that it is loaded as a package."""
+"""The fixture `zoo`: all modules of zoo/*.py, by name. The files import each other, so they are loaded as a package."""
 
 import importlib
 import importlib.util
@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-FOLDER = Path(__file__).with_name("ward")
-NAME = "doctors_ward"
+FOLDER = Path(__file__).with_name("zoo")
+PACKAGE = "doctor_zoo"
 
 
 @pytest.fixture(autouse=True)
@@ -19,9 +19,9 @@ def _seed():
 
 
 @pytest.fixture(scope="session")
-def ward():
-    spec = importlib.util.spec_from_file_location(NAME, FOLDER / "__init__.py")
-    sys.modules[NAME] = package = importlib.util.module_from_spec(spec)
+def zoo():
+    spec = importlib.util.spec_from_file_location(PACKAGE, FOLDER / "__init__.py")
+    sys.modules[PACKAGE] = package = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(package)
-    files = [importlib.import_module(f"{NAME}.{name}") for name in ("attention", "decoders", "encoders", "layers")]
+    files = [importlib.import_module(f"{PACKAGE}.{name}") for name in ("attention", "decoders", "encoders", "layers")]
     return SimpleNamespace(**{name: x for file in files for name, x in vars(file).items() if isinstance(x, type)})

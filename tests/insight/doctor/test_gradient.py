@@ -3,107 +3,106 @@ import torch
 from torch import nn
 
 from clearhead import LanguageModel
-from clearhead.insight.doctor.call_plan import call
-from clearhead.insight.doctor.gradient import check_gradient
+from clearhead.insight.doctor.call_plan import prepare
+from clearhead.insight.doctor.gradient import check_dtypes, check_gradient, check_norms, check_saving
 from clearhead.models.config import LanguageConfig
 
 
-def found_in(module):
-    return check_gradient(call(module, None, None).subject)
+def gradient_findings(module):
+    return check_gradient(prepare(module, None, None))
 
 
-def test_a_gradient_reaches_everything(ward):
-    (found,) = found_in(ward.GPT())
-    assert found.verdict == "fine"
-    assert f"all {len(list(ward.GPT().parameters()))} parameters" in found.text
+def test_gradients_reach_all_parameters(zoo):
+    (finding,) = gradient_findings(zoo.GPT())
+    assert finding.verdict == "fine"
+    assert f"all {len(list(zoo.GPT().parameters()))} parameters" in finding.text
 
 
 @pytest.mark.parametrize(
-    ("model", "name"), [("Unreached", "forgotten.weight, forgotten.bias"), ("Detached", "tokens.weight")]
+    ("model", "name"),
+    [("UnusedParameter", "unused.weight, unused.bias"), ("DetachedEmbedding", "tok_embed.weight")],
 )
-def test_what_no_gradient_reaches_is_named(ward, model, name):
-    (found,) = found_in(getattr(ward, model)())
-    assert found.verdict == "fault"
-    assert f"reaches {name}:" in found.text
+def test_parameters_without_gradient_are_named(zoo, model, name):
+    (finding,) = gradient_findings(getattr(zoo, model)())
+    assert finding.verdict == "fault"
+    assert f"reaches {name}:" in finding.text
 
 
-def test_weights_that_start_at_zero_are_no_fault(ward):
-    assert found_in(ward.ZeroInit())[0].verdict == "fine"
+def test_zero_initialized_parameters_are_fine(zoo):
+    assert gradient_findings(zoo.ZeroInit())[0].verdict == "fine"
 
 
-def test_a_key_bias_is_a_note_and_no_warning(ward):
-    """softmax(s + c) = softmax(s): a key bias cannot learn, and nothing is wrong with the module."""
-    (found,) = found_in(ward.GPT(ward.WithKeyBias, depth=1))
-    assert found.verdict == "note"
-    assert "key bias blocks.0.attention.key.bias has no gradient" in found.text
-    (found,) = found_in(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True))
-    assert "in_proj_bias (its keys' part)" in found.text
+def test_key_bias_without_gradient_is_a_note(zoo):
+    """softmax(s + c) = softmax(s)"""
+    (finding,) = gradient_findings(zoo.GPT(zoo.KeyBias, depth=1))
+    assert finding.verdict == "note"
+    assert "gradient of key bias blocks.0.attention.key.bias is zero" in finding.text
+    (finding,) = gradient_findings(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True))
+    assert "in_proj_bias (the keys' third)" in finding.text
 
 
-def test_with_rotary_positions_a_key_bias_learns():
-    config = LanguageConfig(n_tokens=11, width=8, depth=1, num_heads=2, context=16, positions="rotary")
-    assert found_in(LanguageModel(config))[0].verdict == "fine"
+def test_key_bias_has_a_gradient_with_rotary_positions():
+    config = LanguageConfig(vocab_size=11, width=8, depth=1, num_heads=2, context_length=16, pos_embed="rotary")
+    assert gradient_findings(LanguageModel(config))[0].verdict == "fine"
 
 
-def test_frozen_parameters_and_other_outputs_count_as_they_should(ward):
-    class TwoHeads(ward.GPT):
+def test_frozen_parameters_and_further_outputs_are_respected(zoo):
+    class TwoHeads(zoo.GPT):
         def __init__(self):
             super().__init__()
             self.other = nn.Linear(8, 2)
             self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
 
         def forward(self, idx):
-            return super().forward(idx), self.other(self.tokens(idx))
+            return super().forward(idx), self.other(self.tok_embed(idx))
 
-    assert found_in(TwoHeads())[0].verdict == "fine"
-    assert found_in(nn.Flatten(2))[0].verdict == "not checked"
+    assert gradient_findings(TwoHeads())[0].verdict == "fine"
+    assert gradient_findings(nn.Flatten(2))[0].verdict == "not checked"
 
 
-def test_a_gradient_that_is_not_finite_is_a_fault(ward):
-    class Rooted(ward.GPT):
+def test_non_finite_gradient_is_a_fault(zoo):
+    class SquareRoot(zoo.GPT):
         def forward(self, idx):
             x = super().forward(idx)
             return x + (x - x).sqrt()
 
-    (found,) = found_in(Rooted())
-    assert found.verdict == "fault"
-    assert "is not finite" in found.text
+    (finding,) = gradient_findings(SquareRoot())
+    assert finding.verdict == "fault"
+    assert "is not finite" in finding.text
 
 
-def test_what_cannot_be_trained_is_a_fault(ward):
-    class InPlace(ward.GPT):
+def test_error_with_gradients_enabled_is_a_fault(zoo):
+    class InPlace(zoo.GPT):
         def forward(self, idx):
             x = super().forward(idx).sigmoid()
-            x += 1  # sigmoid's gradient needs what was there
+            x += 1  # overwrites what sigmoid's backward needs
             return x
 
-    (found,) = found_in(InPlace())
-    assert found.verdict == "fault"
-    assert "it cannot be trained: with gradients on, it breaks with RuntimeError" in found.text
+    (finding,) = gradient_findings(InPlace())
+    assert finding.verdict == "fault"
+    assert "with gradients enabled, it raises RuntimeError" in finding.text
 
 
-def test_what_only_other_uses_of_the_module_reach_is_no_fault(ward):
-    class Masking(ward.GPT):
-        """A parameter of the training stage, one of an optional memory, and an output deep inside."""
-
+def test_parameters_of_train_mode_memory_and_nested_outputs_are_reached(zoo):
+    class Conditional(zoo.GPT):
         def __init__(self):
             super().__init__()
-            self.masked, self.read, self.deep = nn.Parameter(torch.zeros(8)), nn.Linear(8, 11), nn.Linear(8, 2)
+            self.mask_token, self.cross, self.nested = nn.Parameter(torch.zeros(8)), nn.Linear(8, 11), nn.Linear(8, 2)
 
         def forward(self, idx, memory=None):
             x = super().forward(idx)
             if self.training:
-                x = x + (self.masked * torch.ones(8)).sum()
+                x = x + (self.mask_token * torch.ones(8)).sum()
             if memory is not None:
-                x = x + self.read(memory).mean(1, keepdim=True)
-            return x, {"more": [self.deep(self.tokens(idx))]}
+                x = x + self.cross(memory).mean(1, keepdim=True)
+            return x, {"more": [self.nested(self.tok_embed(idx))]}
 
-    assert found_in(Masking())[0].verdict == "fine"
+    assert gradient_findings(Conditional())[0].verdict == "fine"
 
 
-@pytest.mark.parametrize("shape", ["of tokens", "of examples"])
-def test_what_only_an_optional_input_reaches_is_no_fault(ward, shape):
-    class Conditioned(ward.GPT):
+@pytest.mark.parametrize("shape", ["per token", "per example"])
+def test_parameters_of_optional_inputs_are_reached(zoo, shape):
+    class Conditioned(zoo.GPT):
         def __init__(self):
             super().__init__()
             self.segments, self.style, self.unused = nn.Embedding(2, 11), nn.Linear(5, 11), nn.Linear(3, 3)
@@ -111,18 +110,18 @@ def test_what_only_an_optional_input_reaches_is_no_fault(ward, shape):
         def forward(self, idx, segment_ids=None, style=None):
             x = super().forward(idx)
             if segment_ids is not None:
-                x = x + (self.segments(segment_ids) if shape == "of tokens" else self.segments(segment_ids)[:, None])
+                x = x + (self.segments(segment_ids) if shape == "per token" else self.segments(segment_ids)[:, None])
             if style is not None:
-                x = x + (self.style(style) if shape == "of tokens" else self.style(style)[:, None])
+                x = x + (self.style(style) if shape == "per token" else self.style(style)[:, None])
             return x
 
-    (found,) = found_in(Conditioned())
-    assert found.verdict == "fault"
-    assert "reaches unused.weight, unused.bias:" in found.text
+    (finding,) = gradient_findings(Conditioned())
+    assert finding.verdict == "fault"
+    assert "reaches unused.weight, unused.bias:" in finding.text
 
 
-def test_experts_that_no_token_chose_are_a_warning_and_what_is_left_out_is_not(ward):
-    class Choice(nn.Module):
+def test_unselected_experts_are_a_warning_and_skipped_layers_a_fault(zoo):
+    class Experts(nn.Module):
         def __init__(self, n=64):
             super().__init__()
             self.gate, self.experts = nn.Linear(11, n), nn.ModuleList(nn.Linear(11, 11) for _ in range(n))
@@ -134,29 +133,107 @@ def test_experts_that_no_token_chose_are_a_warning_and_what_is_left_out_is_not(w
                 out[index == i] = expert(x[index == i]) * weight[index == i][:, None]
             return x + out
 
-    class Layers(ward.GPT):
-        def __init__(self, *more, used):
+    class Layers(zoo.GPT):
+        def __init__(self, *more, num_used):
             super().__init__()
-            self.more, self.used = nn.ModuleList(more), used
+            self.more, self.num_used = nn.ModuleList(more), num_used
 
         def forward(self, idx):
             x = super().forward(idx)
-            for layer in self.more[: self.used]:
+            for layer in self.more[: self.num_used]:
                 x = layer(x)
             return x
 
-    (found,) = found_in(Layers(Choice(), used=1))
-    assert found.verdict == "warning"
-    assert "experts that no token chose?" in found.text
-    (found,) = found_in(Layers(nn.Linear(11, 11), nn.Linear(11, 11), used=1))
-    assert found.verdict == "fault"
-    assert "reaches more.1.weight, more.1.bias:" in found.text
-    warning, fault = found_in(Layers(Choice(), Choice(4), used=1))
+    (finding,) = gradient_findings(Layers(Experts(), num_used=1))
+    assert finding.verdict == "warning"
+    assert "experts that no token selected?" in finding.text
+    (finding,) = gradient_findings(Layers(nn.Linear(11, 11), nn.Linear(11, 11), num_used=1))
+    assert finding.verdict == "fault"
+    assert "reaches more.1.weight, more.1.bias:" in finding.text
+    warning, fault = gradient_findings(Layers(Experts(), Experts(4), num_used=1))
     assert warning.verdict == "warning"
     assert fault.verdict == "fault"
     assert "reaches more.1.gate.weight, more.1.gate.bias, more.1.experts.0.weight" in fault.text
 
 
-def test_gradients_are_on_whatever_they_were(ward):
+def test_gradients_are_checked_under_no_grad(zoo):
     with torch.no_grad():
-        assert found_in(ward.GPT())[0].verdict == "fine"
+        assert gradient_findings(zoo.GPT())[0].verdict == "fine"
+
+
+def norms_of(module):
+    return check_norms(prepare(module, None, None))
+
+
+def test_separate_norms_are_fine(zoo):
+    assert norms_of(zoo.GPT()).verdict == "fine"
+
+
+def test_shared_norm_is_a_warning(zoo):
+    finding = norms_of(zoo.GPT(block=zoo.SharedNorm))
+    assert finding.verdict == "warning"
+    assert finding.text.startswith("blocks.0.norm1, blocks.1.norm1: 2 runs")
+
+
+def test_norms_of_shared_blocks_are_fine(zoo):
+    class SharedBlocks(zoo.GPT):
+        def __init__(self):
+            super().__init__()
+            self.blocks[1] = self.blocks[0]
+
+    assert norms_of(SharedBlocks()).verdict == "fine"
+
+
+def dtype_findings(module):
+    return check_dtypes(prepare(module, None, None))
+
+
+def test_module_without_hardcoded_dtypes_is_fine(zoo):
+    assert [finding.verdict for finding in dtype_findings(zoo.GPT(zoo.SafeMask))] == ["fine"]
+
+
+def test_dtype_errors_have_their_location(zoo):
+    findings = dtype_findings(zoo.HardcodedFloat32())
+    assert {finding.verdict for finding in findings} == {"warning"}
+    assert ["float64" in findings[0].text, "bfloat16" in findings[1].text] == [True, True]
+    assert all("(attention.py:" in finding.text for finding in findings)
+
+
+def test_large_negative_fill_value_fails_in_float16(zoo):
+    (finding,) = dtype_findings(zoo.GPT())
+    assert finding.verdict == "warning"
+    assert "fails in float16" in finding.text
+
+
+def test_silent_upcast_is_a_warning(zoo):
+    assert any("bfloat16 becomes float32 inside" in finding.text for finding in dtype_findings(zoo.UpcastOutput()))
+
+
+def test_silent_overflow_is_a_fault_in_the_native_dtype(zoo):
+    class Overflows(zoo.GPT):
+        def forward(self, idx):
+            x = super().forward(idx)
+            return x + torch.full_like(x, 60000) * 2 - 120000
+
+    for module, verdict in ((Overflows(zoo.SafeMask), "warning"), (Overflows(zoo.SafeMask).half(), "fault")):
+        (finding,) = [finding for finding in dtype_findings(module) if "not finite in float16" in finding.text]
+        assert finding.verdict == verdict
+
+
+def test_plain_state_dict_is_fine(zoo):
+    assert [finding.verdict for finding in check_saving(zoo.GPT())] == ["fine"]
+
+
+def test_state_dict_of_a_compiled_module_is_a_warning(zoo):
+    inner, outer = zoo.GPT(), nn.Module()
+    outer._orig_mod = inner  # as torch.compile does
+    for module in (outer, nn.Sequential(outer)):
+        (finding,) = check_saving(module)
+        assert finding.verdict == "warning"
+        assert "_orig_mod.tok_embed.weight" in finding.text
+
+
+def test_plain_tensor_attribute_is_a_warning(zoo):
+    (finding,) = check_saving(nn.Sequential(zoo.PlainTensor()))
+    assert finding.verdict == "warning"
+    assert finding.text.startswith("0.mask is neither a parameter nor a buffer")

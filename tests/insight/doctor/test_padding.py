@@ -4,191 +4,211 @@ import torch.nn.functional as F
 from torch import nn
 
 from clearhead import examine
-from clearhead.insight.doctor.call_plan import call
-from clearhead.insight.doctor.padding import check_padding, groups, solve, with_required_masks
+from clearhead.insight.doctor.call_plan import prepare
+from clearhead.insight.doctor.padding import (
+    check_fully_masked_rows,
+    check_padding,
+    find_convention,
+    mask_groups,
+    with_required_masks,
+)
 
 
-def found_in(module):
-    called = with_required_masks(call(module, None, None))
-    return check_padding(called, [solve(called, group) for group in groups(called)])
+def padding_findings(module):
+    module = with_required_masks(prepare(module, None, None))
+    return check_padding(module, [find_convention(module, group) for group in mask_groups(module)])
 
 
 def worst(module):
-    findings = found_in(module)
+    findings = padding_findings(module)
     return next((finding for finding in findings if finding.verdict == "fault"), findings[0])
 
 
-@pytest.mark.parametrize("attention", ["Attention", "Infinite", "Safe", "Unseen"])
-def test_a_mask_that_hides_is_fine_and_its_polarity_is_told(ward, attention):
-    found = worst(ward.Encoder(getattr(ward, attention)))
-    assert found.verdict == "fine"
-    assert "(attention_mask: (B,K), True = may attend)" in found.text
+@pytest.mark.parametrize("attention", ["Attention", "InfiniteMask", "SafeMask", "CustomSoftmax"])
+def test_working_mask_is_fine_and_its_convention_is_reported(zoo, attention):
+    finding = worst(zoo.Encoder(getattr(zoo, attention)))
+    assert finding.verdict == "fine"
+    assert "(attention_mask: (B,K), True = may attend)" in finding.text
 
 
-def test_torch_nn_means_the_opposite(ward):
-    assert "(key_padding_mask: (B,K), True = hidden)" in worst(ward.OfTorch()).text
+def test_convention_of_torch_nn_is_found(zoo):
+    assert "(key_padding_mask: (B,K), True = masked)" in worst(zoo.TorchAttention()).text
 
 
 @pytest.mark.parametrize(
-    ("model", "what"),
+    ("model", "text"),
     [
-        ("InvertedPadding", "inverted: by its name attention_mask means 1 = may attend"),
-        ("RowsHidden", "hide keys (columns)"),
-        ("DroppedPadding", "attention_mask changes nothing"),
-        ("Pooled", "output 0 moves by"),
+        ("InvertedPaddingMask", "attention_mask is inverted: by convention it means 1 = may attend"),
+        ("MasksQueries", "mask keys (columns)"),
+        ("PaddingMaskDropped", "no effect of attention_mask"),
+        ("MeanPooled", "output 0 changes by"),
     ],
 )
-def test_each_planted_fault_is_found(ward, model, what):
-    found = worst(getattr(ward, model)())
-    assert found.verdict == "fault"
-    assert what in found.text
+def test_faulty_padding_masks_are_found(zoo, model, text):
+    finding = worst(getattr(zoo, model)())
+    assert finding.verdict == "fault"
+    assert text in finding.text
 
 
-def test_the_hidden_token_and_the_output_are_named(ward):
-    assert worst(ward.RowsHidden()).text.startswith("output ")
-    assert "when the hidden token " in worst(ward.RowsHidden()).text
+def test_leak_names_the_output_and_the_masked_token(zoo):
+    assert worst(zoo.MasksQueries()).text.startswith("output ")
+    assert "when the masked token " in worst(zoo.MasksQueries()).text
 
 
-def test_a_mask_after_the_softmax_is_told(ward):
-    assert "the mask comes after the softmax" in worst(ward.Encoder(ward.LateMask)).text
+def test_mask_after_softmax_is_found(zoo):
+    assert "the mask is applied after the softmax" in worst(zoo.Encoder(zoo.MaskAfterSoftmax)).text
 
 
-def test_pooling_without_the_padding_is_fine(ward):
-    assert worst(ward.PooledRightly()).verdict == "fine"
+def test_masked_mean_is_fine(zoo):
+    assert worst(zoo.MaskedMeanPooled()).verdict == "fine"
 
 
-def test_an_encoders_padding_must_be_hidden_from_the_decoder_too(ward):
-    assert {finding.verdict for finding in found_in(ward.Annotated())} == {"fine"}
-    assert "output" in worst(ward.Annotated(leaks=True)).text
+def test_source_padding_must_be_masked_in_cross_attention(zoo):
+    assert {finding.verdict for finding in padding_findings(zoo.SourceTargetMasks())} == {"fine"}
+    assert "output" in worst(zoo.SourceTargetMasks(leaks=True)).text
 
 
-def test_masks_of_pairs_hide_a_source_together(ward):
-    assert {finding.verdict for finding in found_in(ward.OfPairs())} == {"fine"}
-    for passed in (("source",), ("memory",)):
-        found = worst(ward.OfPairs(passed))
-        assert found.verdict == "fault"
-        assert "padding leaks through source_mask and memory_mask" in found.text
-    assert "source_mask and memory_mask changes nothing" in worst(ward.OfPairs(())).text
+def test_source_and_memory_masks_work_together(zoo):
+    assert {finding.verdict for finding in padding_findings(zoo.MaskedTransformer())} == {"fine"}
+    for applied in (("source",), ("memory",)):
+        finding = worst(zoo.MaskedTransformer(applied))
+        assert finding.verdict == "fault"
+        assert "padding leaks through source_mask and memory_mask" in finding.text
+    assert "no effect of source_mask and memory_mask" in worst(zoo.MaskedTransformer(())).text
 
 
-def test_a_mask_of_a_memory_is_tried_by_itself(ward):
-    (found,) = [finding for finding in found_in(ward.Reading()) if "memory" in finding.text]
-    assert found.text.endswith("(memory_mask: (Q,K), True = hidden)")
-    assert "memory_mask changes nothing" in worst(ward.Reading(passed=False)).text
+def test_memory_mask_of_a_decoder_is_checked_alone(zoo):
+    (finding,) = [finding for finding in padding_findings(zoo.MemoryDecoder()) if "memory" in finding.text]
+    assert finding.text.endswith("(memory_mask: (Q,K), True = masked)")
+    assert "no effect of memory_mask" in worst(zoo.MemoryDecoder(applies_mask=False)).text
 
 
-def test_a_mask_of_a_memory_may_mean_something_else_where_the_encoder_has_none(ward):
-    class Across(ward.OfPairs):
+def test_memory_mask_beside_an_unmasked_encoder_is_a_warning(zoo):
+    class CrossAttentionOnly(zoo.MaskedTransformer):
         def forward(self, source, target, memory_mask=None):
             return super().forward(source, target, memory_mask=memory_mask)
 
-    assert "or is memory_mask not meant for padding?" in found_in(Across())[0].text
-    assert {finding.verdict for finding in found_in(Across())} == {"warning"}
-    assert worst(Across(())).verdict == "fault"
+    assert "is memory_mask not meant for padding?" in padding_findings(CrossAttentionOnly())[0].text
+    assert {finding.verdict for finding in padding_findings(CrossAttentionOnly())} == {"warning"}
+    assert worst(CrossAttentionOnly(())).verdict == "fault"
 
 
-def test_a_source_without_a_mask_is_told(ward):
-    class Unmasked(ward.Reading):
+def test_source_without_a_mask_is_not_checked(zoo):
+    class Unmasked(zoo.MemoryDecoder):
         def forward(self, x, memory, mask=None):
             return super().forward(x, memory, mask)
 
-    assert [(found.verdict, "no mask of memory" in found.text) for found in found_in(Unmasked())] == [
+    assert [(finding.verdict, "found for memory" in finding.text) for finding in padding_findings(Unmasked())] == [
         ("fine", False),
         ("not checked", True),
     ]
 
 
-def test_lengths_are_a_mask_as_well():
+def test_lengths_are_checked_like_masks():
     class Lengths(nn.Module):
-        """The mean of the tokens, without padding or with it."""
+        """The mean over real tokens; with the fault, the sum includes padding."""
 
-        def __init__(self, right=True):
+        def __init__(self, correct=True):
             super().__init__()
-            self.linear, self.right = nn.Linear(4, 4), right
+            self.linear, self.correct = nn.Linear(4, 4), correct
 
         def forward(self, x, lengths=None):
             x = self.linear(x)
             if lengths is None:
                 return x.mean(1)
             real = (x.new_ones(x.shape[:2]).cumsum(1) <= lengths[:, None])[..., None]
-            return (x * real).sum(1) / lengths[:, None] if self.right else x.sum(1) / lengths[:, None]
+            return (x * real).sum(1) / lengths[:, None] if self.correct else x.sum(1) / lengths[:, None]
 
-    assert "(lengths: real tokens)" in worst(Lengths()).text
-    found = worst(Lengths(right=False))
-    assert found.verdict == "fault"
-    assert "when the hidden token" in found.text
-
-
-def test_a_padding_id_promises_that_it_means_nothing(ward):
-    assert worst(ward.ByPaddingId()).verdict == "fine"
-    assert "padding leaks; hide the keys where ids == 0" in worst(ward.ByPaddingId(masked=False)).text
+    assert "(lengths: number of real tokens)" in worst(Lengths()).text
+    finding = worst(Lengths(correct=False))
+    assert finding.verdict == "fault"
+    assert "when the masked token" in finding.text
 
 
-def test_a_padding_id_of_a_source(ward):
-    class Written(nn.Module):
-        def __init__(self, masked):
+def test_extra_padding_tokens_must_not_change_outputs(zoo):
+    assert worst(zoo.PaddingIdMask()).verdict == "fine"
+    assert "padding leaks; mask the keys where ids == 0" in worst(zoo.PaddingIdMask(use_mask=False)).text
+
+
+def test_extra_padding_tokens_of_a_source_must_not_change_outputs(zoo):
+    class SourcePadding(nn.Module):
+        def __init__(self, use_mask):
             super().__init__()
-            self.inner, self.masked = ward.Annotated(), masked
-            self.inner.tokens = nn.Embedding(11, 8, padding_idx=0)
+            self.inner, self.use_mask = zoo.SourceTargetMasks(), use_mask
+            self.inner.tok_embed = nn.Embedding(11, 8, padding_idx=0)
 
         def forward(self, src, tgt):
-            real = (src != 0 if self.masked else torch.ones_like(src).bool())[:, None]
+            real = (src != 0 if self.use_mask else torch.ones_like(src).bool())[:, None]
             return self.inner(src, tgt, real, torch.ones(len(tgt), tgt.shape[1], tgt.shape[1]).tril())
 
-    assert "in src moves no output" in next(found.text for found in found_in(Written(True)) if "in src" in found.text)
-    assert worst(Written(False)).verdict == "fault"
+    (finding,) = [finding for finding in padding_findings(SourcePadding(True)) if "in src" in finding.text]
+    assert "in src changes no output" in finding.text
+    assert worst(SourcePadding(False)).verdict == "fault"
 
 
-def test_without_a_mask_there_is_nothing_to_check(ward):
-    assert worst(ward.GPT()).verdict == "not checked"
+def test_sum_over_zero_rows_of_padding_is_fine():
+    class Bag(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tok_embed, self.head = nn.Embedding(11, 8, padding_idx=0), nn.Linear(8, 3)
+
+        def forward(self, ids):
+            return self.head(self.tok_embed(ids).sum(1))
+
+    assert worst(Bag()).verdict == "fine"
 
 
-def test_required_masks_are_written_as_the_module_means_them(ward):
-    called = with_required_masks(call(ward.Annotated(), None, None))
-    assert {encoding.meaning for encoding in called.subject.plan.masks.values()} == {"may"}
+def test_model_without_mask_and_padding_id_is_not_checked(zoo):
+    assert worst(zoo.GPT()).verdict == "not checked"
 
 
-def test_a_required_mask_is_written_so_that_tokens_are_seen_even_if_it_comes_late(ward):
-    class Required(ward.Generic):
+def polarities(module):
+    plan = with_required_masks(prepare(module, None, None)).plan
+    return {convention.polarity for convention in plan.masks.values()}
+
+
+def test_required_masks_get_the_right_polarity(zoo):
+    assert polarities(zoo.SourceTargetMasks()) == {"attend"}
+
+
+def test_required_masks_after_softmax_get_a_polarity_that_shows_tokens(zoo):
+    class Required(zoo.MaskedBlock):
         def forward(self, x, mask):
             return super().forward(x, mask.clone())
 
-    called = with_required_masks(call(Required(ward.LateMask), None, None))
-    assert {encoding.meaning for encoding in called.subject.plan.masks.values()} <= {"may", "ones"}
-    report = examine(Required(ward.LateMask))
+    assert polarities(Required(zoo.MaskAfterSoftmax)) <= {"attend", "ones"}
+    report = examine(Required(zoo.MaskAfterSoftmax))
     assert "gradient" not in {finding.check for finding in report.faults}
     assert "after the softmax" in report["causality"].text
 
 
-def test_a_query_that_sees_nothing_is_told_with_a_cure(ward):
-    class Both(ward.Encoder):
-        """Hides rows and columns."""
-
-        def hidden(self, attention_mask):
+def test_fully_masked_queries_must_stay_finite(zoo):
+    class MasksQueriesAndKeys(zoo.Encoder):
+        def masked_keys(self, attention_mask):
             return (attention_mask[:, None, None, :] == 0) | (attention_mask[:, None, :, None] == 0)
 
-    assert worst(Both()).verdict == "fine"
-    assert "give such rows zeros" in worst(Both(ward.Infinite)).text
+    assert worst(MasksQueriesAndKeys()).verdict == "fine"
+    assert "return zeros for such rows" in worst(MasksQueriesAndKeys(zoo.InfiniteMask)).text
 
 
 @pytest.mark.parametrize("sides", [(1, 0), (0, 1)])
-def test_a_token_that_is_added_moves_the_outputs_of_hidden_ones(ward, sides):
-    """As a class token does, before the others or behind them."""
+def test_added_tokens_shift_the_outputs(zoo, sides):
+    """A class token before or after the others."""
 
-    class Added(ward.Encoder):
+    class ClassToken(zoo.Encoder):
         def forward(self, input_ids, attention_mask=None):
             real = None if attention_mask is None else F.pad(attention_mask, sides, value=1)
             return super().forward(F.pad(input_ids, sides, value=1), real)
 
-    class Leaking(Added):
-        hidden = ward.RowsHidden.hidden
+    class Leaking(ClassToken):
+        masked_keys = zoo.MasksQueries.masked_keys
 
-    assert worst(Added()).verdict == "fine"
+    assert worst(ClassToken()).verdict == "fine"
     assert worst(Leaking()).verdict == "fault"
 
 
-def test_a_mask_of_pairs_for_all_examples_will_do():
-    class OfPairs(nn.Module):
+def test_attention_mask_without_batch_axis_is_accepted():
+    class SharedMask(nn.Module):
         def __init__(self):
             super().__init__()
             self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
@@ -196,16 +216,106 @@ def test_a_mask_of_pairs_for_all_examples_will_do():
         def forward(self, x, mask=None):
             return x + self.attention(x, x, x, attn_mask=mask, need_weights=False)[0]
 
-    assert "mask: (Q,K), True = hidden" in worst(OfPairs()).text
+    assert "mask: (Q,K), True = masked" in worst(SharedMask()).text
 
 
-def test_a_sum_may_rely_on_rows_of_zeros():
-    class Bag(nn.Module):
+def group_names(module):
+    return [(group.sequence, group.names) for group in mask_groups(prepare(module, None, None))]
+
+
+def test_masks_of_one_sequence_form_a_group(zoo):
+    assert group_names(nn.Transformer(8, 2, 1, 1, 16, batch_first=True)) == [
+        ("src", ("src_key_padding_mask", "memory_key_padding_mask")),
+        ("tgt", ("tgt_key_padding_mask",)),
+    ]
+    assert group_names(zoo.MaskedTransformer()) == [
+        ("source", ("source_mask", "memory_mask")),
+        ("target", ("target_mask",)),
+    ]
+    assert group_names(zoo.MemoryDecoder()) == [("memory", ("memory_mask",)), ("x", ("mask",))]
+    assert group_names(zoo.GPT()) == []
+
+
+def fully_masked(module):
+    module = prepare(module, None, None)
+    groups = [find_convention(module, group)[0] for group in mask_groups(module)]
+    return check_fully_masked_rows(module, [group for group in groups if group.convention])
+
+
+@pytest.mark.parametrize("attention", ["Attention", "SafeMask"])
+def test_finite_fully_masked_rows_are_fine(zoo, attention):
+    assert fully_masked(zoo.Encoder(getattr(zoo, attention))).verdict == "fine"
+
+
+@pytest.mark.parametrize(
+    ("attention", "text"),
+    [("InfiniteMask", "the output is NaN when all tokens"), ("NanGradient", "a gradient is NaN")],
+)
+def test_nan_in_outputs_and_gradients_is_found(zoo, attention, text):
+    finding = fully_masked(zoo.Encoder(getattr(zoo, attention)))
+    assert finding.verdict == "fault"
+    assert text in finding.text
+    assert "(attention_mask)" in finding.text
+
+
+def test_single_fully_masked_query_is_tried(zoo):
+    assert fully_masked(zoo.AdditiveMask()).verdict == "fault"
+
+
+def test_example_of_padding_ids_only_is_tried(zoo):
+    assert fully_masked(zoo.PaddingIdMask()).verdict == "fine"
+    model = zoo.PaddingIdMask()
+    model.block = zoo.Block(zoo.InfiniteMask)
+    assert "when an example is only padding (id 0)" in fully_masked(model).text
+
+
+@pytest.mark.parametrize(("attention", "verdict"), [("Attention", "fine"), ("InfiniteMask", "fault")])
+def test_source_of_padding_ids_only_is_tried(zoo, attention, verdict):
+    class Translator(nn.Module):
         def __init__(self):
             super().__init__()
-            self.tokens, self.head = nn.Embedding(11, 8, padding_idx=0), nn.Linear(8, 3)
+            self.src_embed, self.tgt_embed = nn.Embedding(11, 8, padding_idx=0), nn.Embedding(11, 8)
+            self.attention = getattr(zoo, attention)()
+
+        def forward(self, src, tgt):
+            x = self.attention(self.src_embed(src), (src == 0)[:, None, None, :])
+            return self.tgt_embed(tgt) + x.mean(1, keepdim=True)
+
+    finding = fully_masked(Translator())
+    assert finding.verdict == verdict
+    assert ("NaN when src of an example is only padding (id 0)" in finding.text) == (verdict == "fault")
+
+
+def test_mean_over_no_tokens_is_distinguished_from_an_empty_softmax(zoo):
+    class MeanOfReal(zoo.PaddingIdMask):
+        def forward(self, ids):
+            real = (ids != 0)[..., None]
+            return (super().forward(ids) * real).sum(1) / real.sum(1)
+
+    finding = fully_masked(MeanOfReal())
+    assert finding.verdict == "fault"
+    assert "a mean over no tokens? Divide by their number with clamp(min=1)" in finding.text
+
+
+def test_nan_of_torch_attention_is_a_warning(zoo):
+    finding = fully_masked(zoo.TorchAttention())
+    assert finding.verdict == "warning"
+    assert "need_weights=False" in finding.text
+    assert fully_masked(zoo.TorchAttention(need_weights=False)).verdict == "fine"
+    assert fully_masked(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)).verdict == "fine"
+
+
+def test_nan_of_torch_attention_with_a_mask_from_ids_is_a_warning(zoo):
+    class MaskFromIds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tok_embed, self.inner = nn.Embedding(11, 8, padding_idx=0), zoo.TorchAttention()
 
         def forward(self, ids):
-            return self.head(self.tokens(ids).sum(1))
+            return self.inner(self.tok_embed(ids), key_padding_mask=ids == 0)
 
-    assert worst(Bag()).verdict == "fine"
+    assert fully_masked(MaskFromIds()).verdict == "warning"
+
+
+def test_model_without_mask_has_no_fully_masked_rows(zoo):
+    assert fully_masked(zoo.GPT()).verdict == "not checked"

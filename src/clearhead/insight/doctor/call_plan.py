@@ -1,327 +1,282 @@
-"""Which id means padding, where no nn.Embedding says so: a number kept by such a name, that ids are compared with.
-
-Both are asked: a convolution keeps how far it pads by the same names, and ids are compared with other numbers too.
-"""
+"""Finds out how a module can be called: from the names of its parameters, then by trying."""
 
 import re
-import traceback
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from clearhead.insight.doctor.inputs import FeatureInput, ImageInput, ModelInput, TokenIds, inputs_for, lengths_of
-from clearhead.insight.doctor.module_under_test import (
-    EXAMPLES,
+from clearhead.insight.doctor.inputs import (
+    ATTENTION_SHAPES,
     LENGTHS,
-    OF_PAIRS,
-    OF_TOKENS,
-    CallPlan,
+    PADDING_SHAPES,
+    POLARITIES,
+    SOURCE_PREFIX,
+    TARGET_PREFIX,
+    FeatureInput,
+    ImageInput,
     MaskConvention,
+    ModelInput,
+    Parameter,
+    TokenIds,
+    candidate_inputs,
+    candidate_lengths,
+    main_and_source,
+    masks_source,
+    parameters_of,
+)
+from clearhead.insight.doctor.module_under_test import (
+    BATCH_SIZE,
+    CallPlan,
     ModuleUnderTest,
     NoOutputError,
-    copied,
-    mask_conventions,
-    shaken,
-    undisturbed,
-    unwrapped,
+    eval_copy,
+    isolated_state,
+    perturb_parameters,
+    unwrap_compiled,
 )
-from clearhead.insight.doctor.parameters import (
-    OF_SOURCE,
-    OF_TARGET,
-    Parameter,
-    is_about_source,
-    parameters_of,
-    sequences,
-)
-from clearhead.insight.doctor.report import listed
-from clearhead.insight.leaks import movement
+from clearhead.insight.doctor.report import error_summary, join_names
+from clearhead.insight.leaks import output_change
+from clearhead.interception import Intercept
 
-PADDING_NAME = re.compile(r"(.*_)?pad(ding)?(_?(token|word|tok))?(_?(id|idx|index))?")
-COMPARISONS = {"eq", "ne", "__eq__", "__ne__", "not_equal"}
+LENGTH, SOURCE_EXTRA = 7, 2
+"""tokens, and how many more a source has where possible, so that the two sequences differ in length"""
+CODE_ERRORS = (NameError, AttributeError, KeyError, ArithmeticError, ImportError, OSError, NotImplementedError)
+"""errors that a wrong kind of input hardly causes"""
+Failure = tuple[CallPlan, Exception]
 
 
-class Comparisons(TorchFunctionMode):
-    """Collects the numbers that whole ones are compared with, == or !=."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numbers: set[int] = set()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in COMPARISONS:
-            given = [
-                x.item() if isinstance(x, Tensor) and x.dim() == 0 else x for x in (*args, *(kwargs or {}).values())
-            ]
-            if any(isinstance(x, Tensor) and not x.is_floating_point() for x in given):
-                self.numbers |= {x for x in given if isinstance(x, int) and not isinstance(x, bool)}
-        return func(*args, **(kwargs or {}))
-
-
-def with_padding_ids(subject: ModuleUnderTest) -> ModuleUnderTest:
-    """The subject with the padding id of each sequence of ids, if it shows one."""
-    kept = kept_numbers(subject.model)
-    if not kept or not any(isinstance(feed, TokenIds) and feed.padding is None for feed in subject.plan.feeds.values()):
-        return subject
-    seen = Comparisons()
-    try:
-        with torch.no_grad(), undisturbed(subject.dtype, 0), seen:
-            subject.model(**subject.arguments(subject.draw(0), {}))
-    except Exception:  # a module may break when it is called again
-        return subject
-    kept = {name: number for name, number in kept.items() if number in seen.numbers}
-    return subject.by(feeds={name: padded(feed, name, subject, kept) for name, feed in subject.plan.feeds.items()})
-
-
-def kept_numbers(model: nn.Module) -> dict[str, int]:
-    """By name, what the user's own modules keep as a padding id; those of torch.nn say how far they pad."""
-    owned = (part for part in model.modules() if not type(part).__module__.startswith("torch."))
-    kept = ((name, x) for part in owned for name, x in vars(part).items() if PADDING_NAME.fullmatch(name.lower()))
-    return {name.lower(): x for name, x in kept if isinstance(x, int) and not isinstance(x, bool)}
-
-
-def padded(feed: ModelInput, sequence: str, subject: ModuleUnderTest, kept: Mapping[str, int]) -> ModelInput:
-    """With the id that is named after this sequence, or else after none; where there is but one, after any."""
-    if not isinstance(feed, TokenIds) or feed.padding is not None:
-        return feed
-    own, other = (OF_SOURCE, OF_TARGET) if sequence == subject.plan.source else (OF_TARGET, OF_SOURCE)
-    if subject.plan.source is not None:
-        kept = {name: x for name, x in kept.items() if not other.fullmatch(name)}
-    ids = [kept[name] for name in sorted(kept, key=lambda name: not own.fullmatch(name)) if 0 <= kept[name] < feed.n]
-    return replace(feed, padding=ids[0]) if ids else feed
-
-
-# Finds out how a module can be called: by the names of its parameters, then by trying.
-
-
-LENGTH, LONGER = 7, 2
-"""tokens; and how many more in a source, so that the two are not taken for each other if it can be"""
-MISTAKES = (NameError, AttributeError, KeyError, ArithmeticError, ImportError, OSError, NotImplementedError)
-"""errors that hardly come from what a module is given"""
-
-
-@dataclass(frozen=True)
-class CallableModule:
-    """A subject that answers, and the parameters of its forward()."""
-
-    subject: ModuleUnderTest
-    parameters: list[Parameter]
-    breaks_in_float64: str = ""
-    """what it said, if it answers in its own dtype only"""
-    own_dtype: torch.dtype = torch.float32
-
-    def describe(self) -> str:
-        plan, what = self.subject.plan, []
-        for name, feed in plan.feeds.items():
-            length = plan.lengths[name]
-            what.append(
-                f"{name}={feed.describe(f'({EXAMPLES},{length})' if plan.batch_first else f'({length},{EXAMPLES})')}"
-            )
-        what += [f"{name}={plan.main}" for name in plan.same]
-        what += [f"{name}=True" for name in plan.switches]
-        what += [f"{name}={'causal' if name in plan.causal else 'all'} {e}" for name, e in plan.masks.items()]
-        return f"forward({'; '.join(what)}), eval(), {str(self.subject.dtype).removeprefix('torch.')}"
-
-
-def call(module: nn.Module, width: int | None, length: int | None) -> CallableModule:
-    """A copy of the module with a plan that works, in float64 if it can."""
-    inner = unwrapped(module)
+def prepare(model: nn.Module, width: int | None, length: int | None) -> ModuleUnderTest:
+    """A copy of the model with a plan that works, in float64 if possible."""
+    inner = unwrap_compiled(model)
     if isinstance(inner, torch.jit.ScriptModule):
-        raise ValueError("a module must be one that Python runs, got one of torch.jit; name it before it is scripted")
+        raise ValueError("a TorchScript module cannot be examined; pass the nn.Module that torch.jit was given")
     parameters = parameters_of(inner.forward)
-    model = shaken(copied(inner).cpu())
-    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    found, failures = first_that_answers(model, dtype, plans(model, parameters, width, length))
-    if found is None:
+    twin = perturb_parameters(eval_copy(inner).cpu())
+    dtype = next((p.dtype for p in twin.parameters() if p.is_floating_point()), torch.float32)
+    candidates = (
+        ModuleUnderTest(twin, plan, dtype, parameters, native_dtype=dtype)
+        for plan in candidate_plans(twin, parameters, width, length)
+    )
+    module, failures = first_working(candidates)
+    if module is None:
         raise ValueError(refusal(inner, failures))
-    found = with_labels(found, parameters)
-    found = found.by(is_number=True) if has_numbers(found) else found
-    found = found.by(batch_first=False) if is_length_first(found) else found
-    return in_float64(with_padding_ids(found), parameters)
+    module = pass_labels_if_needed(module)
+    module = module.with_plan(scalar_outputs=True) if has_scalar_outputs(module) else module
+    module = module.with_plan(batch_first=False) if is_length_first(module) else module
+    return in_float64(with_padding_ids(module))
 
 
-def first_that_answers(
-    model: nn.Module, dtype: torch.dtype, plans: Iterator[CallPlan]
-) -> tuple[ModuleUnderTest | None, list[tuple[CallPlan, Exception]]]:
-    """The first with a finite answer, or else the first with any; and what the others said."""
-    found, failures = None, []
-    for plan in plans:
-        subject = ModuleUnderTest(model, plan, dtype)
+def first_working(candidates: Iterator[ModuleUnderTest]) -> tuple[ModuleUnderTest | None, list[Failure]]:
+    """The first with a finite output, or else the first with any output; and the errors of the others."""
+    fallback, failures = None, []
+    for module in candidates:
         try:
-            output = subject.answer(subject.draw(0))
+            output = module.run(module.sample_inputs(0))
         except Exception as error:
-            failures.append((plan, error))
+            failures.append((module.plan, error))
             continue
-        if len(output) != EXAMPLES:
-            came = f"must answer for each of {EXAMPLES} examples, got {tuple(output.shape)}; return (batch, ...)"
-            failures.append((plan, NoOutputError(came)))
+        if len(output) != BATCH_SIZE:
+            message = f"must return one output per example, got {tuple(output.shape)} for a batch of {BATCH_SIZE}"
+            failures.append((module.plan, NoOutputError(message)))
             continue
-        found = found or subject
+        fallback = fallback or module
         if output.isfinite().all():
-            return subject, failures
-    return found, failures
+            return module, failures
+    return fallback, failures
 
 
-def plans(model: nn.Module, parameters: list[Parameter], width: int | None, length: int | None) -> Iterator[CallPlan]:
-    main, source = sequences(parameters)
-    same = tuple(parameter.name for parameter in parameters if parameter.role == "same")
+def candidate_plans(
+    model: nn.Module, parameters: list[Parameter], width: int | None, length: int | None
+) -> Iterator[CallPlan]:
+    """All plans to try, the most likely first."""
+    main, source = main_and_source(parameters)
+    aliases = tuple(parameter.name for parameter in parameters if parameter.role == "key_value")
     is_memory = any(parameter.role == "memory" for parameter in parameters)
-    lengths = [length] if length else lengths_of(model, LENGTH)
-    longer = (0,) if source is None else (LONGER, 0)
-    for more, batch_first, feed, n in product(longer, (True, False), list(inputs_for(model, width)), lengths):
-        both = {main: feed} if source is None else {source: source_feed(model, feed, is_memory), main: feed}
-        sizes = {main: n} if source is None else {source: n + more, main: n}
-        if isinstance(feed, ImageInput):
+    lengths = [length] if length else candidate_lengths(model, LENGTH)
+    extras = (0,) if source is None else (SOURCE_EXTRA, 0)
+    for extra, batch_first, kind, n in product(extras, (True, False), list(candidate_inputs(model, width)), lengths):
+        inputs = {main: kind} if source is None else {source: source_input(model, kind, is_memory), main: kind}
+        sizes = {main: n} if source is None else {source: n + extra, main: n}
+        if isinstance(kind, ImageInput):
             if source is not None or n != lengths[0] or not batch_first:
                 continue
             sizes = {main: 0}
-        plan = CallPlan(main, source, both, sizes, same, batch_first=batch_first)
-        for nothing, masks in fillings(parameters, source):
-            yield replace(plan, nothing=nothing, masks=masks)
+        plan = CallPlan(main, source, inputs, sizes, aliases, batch_first=batch_first)
+        for none_args, masks in required_arguments(parameters, source):
+            yield replace(plan, none_args=none_args, masks=masks)
 
 
-def source_feed(model: nn.Module, feed: ModelInput, is_memory: bool) -> ModelInput:
-    """What is read: the same kind as what is written, or, of an encoder's output, features as wide as the model."""
-    if not (is_memory and isinstance(feed, TokenIds)):
-        return feed
+def source_input(model: nn.Module, main: ModelInput, is_memory: bool) -> ModelInput:
+    """The same kind as the main input; for an encoder's output, features of the embedding's width."""
+    if not (is_memory and isinstance(main, TokenIds)):
+        return main
     return FeatureInput(next(module.embedding_dim for module in model.modules() if isinstance(module, nn.Embedding)))
 
 
-def fillings(
+def required_arguments(
     parameters: list[Parameter], source: str | None
 ) -> Iterator[tuple[tuple[str, ...], dict[str, MaskConvention]]]:
-    """What required masks may get: nothing at first, then masks that hide nothing, written in every way."""
+    """(parameters that get None, masks): first None for every required mask, then all-visible masks of any kind."""
     masks = [p for p in parameters if p.is_required and p.role in ("padding", "attention")]
     lengths = {p.name: LENGTHS for p in parameters if p.is_required and p.role == "lengths"}
     others = tuple(p.name for p in parameters if p.is_required and p.role in ("labels", "causal"))
     yield (*others, *(p.name for p in masks)), lengths
     if not masks:
         return
-    groups = of_one_shape(masks, source)
-    shapes = [(*OF_TOKENS, "(Q,K)") if g[0].role == "padding" else OF_PAIRS + OF_TOKENS[:3] for g in groups]
-    meanings = list(dict.fromkeys(encoding.meaning for encoding in mask_conventions(OF_PAIRS)))
-    for meaning, chosen in product(meanings, product(*shapes)):
-        written = {p.name: MaskConvention(shape, meaning) for g, shape in zip(groups, chosen, strict=True) for p in g}
-        yield others, {**written, **lengths}
+    groups = group_by_shape(masks, source)
+    shapes = [
+        (*PADDING_SHAPES, "(Q,K)") if group[0].role == "padding" else ATTENTION_SHAPES + PADDING_SHAPES[:3]
+        for group in groups
+    ]
+    for polarity, chosen in product(POLARITIES, product(*shapes)):
+        conventions = {
+            p.name: MaskConvention(shape, polarity) for group, shape in zip(groups, chosen, strict=True) for p in group
+        }
+        yield others, {**conventions, **lengths}
 
 
-def of_one_shape(masks: list[Parameter], source: str | None) -> list[list[Parameter]]:
-    """One or two masks may be of any shapes. Of more, to try all would take for ever: those of a role, or where there
-    is but one role, those of a sequence, are tried in the same shape."""
+def group_by_shape(masks: list[Parameter], source: str | None) -> list[list[Parameter]]:
+    """One or two masks are tried in all combinations of shapes. With more that takes too long, so masks of one role, or
+    of one sequence if there is one role only, share their shape."""
     if len(masks) <= 2:
         return [[mask] for mask in masks]
     is_one_role, groups = len({mask.role for mask in masks}) == 1, defaultdict(list)
     for mask in masks:
-        groups[is_about_source(mask.name, source) if is_one_role else mask.role].append(mask)
+        groups[masks_source(mask.name, source) if is_one_role else mask.role].append(mask)
     return list(groups.values())
 
 
-def with_labels(subject: ModuleUnderTest, parameters: list[Parameter]) -> ModuleUnderTest:
-    """Some modules answer about every token only when they get labels as well."""
-    labels = tuple(
-        p.name for p in parameters if p.role == "labels" and isinstance(subject.plan.feeds[subject.plan.main], TokenIds)
-    )
-    more = subject.by(same=(*subject.plan.same, *labels))
+def pass_labels_if_needed(module: ModuleUnderTest) -> ModuleUnderTest:
+    """Some modules return an output per token only if they get labels."""
+    plan = module.plan
+    if not isinstance(plan.inputs[plan.main], TokenIds):
+        return module
+    labels = tuple(p.name for p in module.parameters if p.role == "labels")
+    labeled = module.with_plan(aliases=(*plan.aliases, *labels))
     try:
-        if not labels or subject.has_places(subject.answer(subject.draw(0))):
-            return subject
-        return more if more.has_places(more.answer(more.draw(0))) else subject
+        if not labels or module.has_output_per_token(module.run(module.sample_inputs(0))):
+            return module
+        return labeled if labeled.has_output_per_token(labeled.run(labeled.sample_inputs(0))) else module
     except Exception:
-        return subject
+        return module
 
 
-def has_numbers(subject: ModuleUnderTest) -> bool:
-    """Whether it answers (B,L), a number for each token: then the answer is shorter where the sequence is."""
-    shorter = subject.by(lengths={**subject.plan.lengths, subject.plan.main: subject.length - 1})
+def has_scalar_outputs(module: ModuleUnderTest) -> bool:
+    """Whether outputs are (B,L): then a shorter sequence gives a shorter output."""
+    shorter = module.with_plan(lengths={**module.plan.lengths, module.plan.main: module.length - 1})
     try:
-        return all(one.answer(one.draw(0)).shape == (EXAMPLES, one.length) for one in (subject, shorter))
-    except Exception:  # a module may want sequences of one length, or images
+        return all(one.run(one.sample_inputs(0)).shape == (BATCH_SIZE, one.length) for one in (module, shorter))
+    except Exception:  # images, or a module with a fixed length
         return False
 
 
-def is_length_first(subject: ModuleUnderTest) -> bool:
-    """Whether the module takes (L,B,...): its first axis then mixes, and its second one does not.
+def is_length_first(module: ModuleUnderTest) -> bool:
+    """Whether inputs are (L,B,...): then entries along the first axis affect each other, along the second they do not.
 
-    Both ends of an axis are changed: a causal mask hides the last token from all others, an inverted one the first.
+    Both ends of each axis are changed: a causal mask hides the last token from all others, an inverted one the first.
     """
-    plan = subject.plan
-    if plan.source is not None or not plan.batch_first or not subject.has_tokens:
+    plan = module.plan
+    if plan.source is not None or not plan.batch_first or not module.has_tokens:
         return False
-    inputs, every = subject.draw(0), slice(None)
+    inputs, every = module.sample_inputs(0), slice(None)
     ends = (0, -1, (every, 0), (every, -1))
     try:
-        before, *after = map(subject.answer, [inputs, *(subject.changed(inputs, plan.main, end) for end in ends)])
-    except Exception:  # a module may break when it is called again
+        before = module.run(inputs)
+        after = [module.run(module.replace_tokens(inputs, plan.main, end)) for end in ends]
+    except Exception:  # a module may fail when it is called again
         return False
-    if not subject.has_places(before):
+    if not module.has_output_per_token(before) or any(output.shape != before.shape for output in after):
         return False
-    if any(one.shape != before.shape for one in after):  # how long the answer is depends on the input
-        return False
-    top, bottom, left, right = (movement(before, one) for one in after)
-    first_mixes = top[1:].any() or bottom[:-1].any()
-    return bool(first_mixes) and not bool(left[:, 1:].any() or right[:, :-1].any())
+    first_row, last_row, first_column, last_column = (output_change(before, output) for output in after)
+    rows_interact = first_row[1:].any() or last_row[:-1].any()
+    columns_interact = first_column[:, 1:].any() or last_column[:, :-1].any()
+    return bool(rows_interact) and not bool(columns_interact)
 
 
-def in_float64(subject: ModuleUnderTest, parameters: list[Parameter]) -> CallableModule:
-    exact = replace(subject, model=copied(subject.model).double(), dtype=torch.float64)
+PADDING_ID_NAME = re.compile(r"(.*_)?pad(ding)?(_?(token|word|tok))?(_?(id|idx|index))?")
+COMPARISONS = {"eq", "ne", "__eq__", "__ne__", "not_equal"}
+
+
+class ComparisonTracker:
+    """Records the numbers that integer tensors are compared with by == or !=."""
+
+    def __init__(self) -> None:
+        self.numbers: set[int] = set()
+
+    def handle(self, name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        operands = [x.item() if isinstance(x, Tensor) and x.dim() == 0 else x for x in (*args, *kwargs.values())]
+        if any(isinstance(x, Tensor) and not x.is_floating_point() for x in operands):
+            self.numbers |= {x for x in operands if isinstance(x, int) and not isinstance(x, bool)}
+        return func(*args, **kwargs)
+
+
+def with_padding_ids(module: ModuleUnderTest) -> ModuleUnderTest:
+    """Finds padding ids that no nn.Embedding declares: an attribute such as pad_idx that ids are compared with.
+
+    Both are required: a convolution stores its padding under the same names, and ids are compared with other numbers.
+    """
+    stored, inputs = padding_id_attributes(module.model), module.plan.inputs
+    if not stored or not any(isinstance(kind, TokenIds) and kind.padding_id is None for kind in inputs.values()):
+        return module
+    tracker = ComparisonTracker()
     try:
-        exact.answer(exact.draw(0))
-    except Exception as error:
-        return CallableModule(subject, parameters, said(error), subject.dtype)
-    return CallableModule(exact, parameters, own_dtype=subject.dtype)
-
-
-def refusal(module: nn.Module, failures: list[tuple[CallPlan, Exception]]) -> str:
-    """What was tried, and what the module said to the first."""
-    name, error = type(module).__name__, failures[0][1]
-    if isinstance(error, NoOutputError):
-        return f"{name} {error}"
-    if {table.num_embeddings for table in module.modules() if isinstance(table, nn.Embedding)} == {1}:
-        return f"{name} must know two ids or more, got an nn.Embedding of 1 and {said(error)}; make it larger"
-    to_likeliest = {said(other) for plan, other in failures if plan.feeds == failures[0][0].feeds}
-    if isinstance(error, MISTAKES) and len(to_likeliest) == 1:
-        return f"{name} must answer, got {said(error)}; mend its forward()"
-    tried: dict[ModelInput, str] = {}
-    for plan, _ in failures:
-        for sequence, feed in plan.feeds.items():
-            tried.setdefault(feed, feed.describe(f"({EXAMPLES},{plan.lengths[sequence]})"))
-    return (
-        f"{name} must take one of {listed(list(tried.values()))}, got {said(error)}; "
-        "say --width N or --length N, or name a function that returns a wrapper"
+        with torch.no_grad(), isolated_state(module.dtype, 0), Intercept(tracker.handle, COMPARISONS):
+            module.model(**module.arguments(module.sample_inputs(0), {}))
+    except Exception:  # a module may fail when it is called again
+        return module
+    compared = {name: number for name, number in stored.items() if number in tracker.numbers}
+    return module.with_plan(
+        inputs={name: with_padding_id(kind, name, module.plan.source, compared) for name, kind in inputs.items()}
     )
 
 
-@contextmanager
-def blamed(name: str, while_what: str) -> Iterator[None]:
-    """A module may fail in any way, anywhere: whatever it raises becomes a sentence about it."""
+def padding_id_attributes(model: nn.Module) -> dict[str, int]:
+    """By name, the integers that the user's own modules store as padding ids; torch.nn stores padding sizes."""
+    custom = (part for part in model.modules() if not type(part).__module__.startswith("torch."))
+    stored = ((name, x) for part in custom for name, x in vars(part).items() if PADDING_ID_NAME.fullmatch(name.lower()))
+    return {name.lower(): x for name, x in stored if isinstance(x, int) and not isinstance(x, bool)}
+
+
+def with_padding_id(kind: ModelInput, sequence: str, source: str | None, ids: Mapping[str, int]) -> ModelInput:
+    """Takes the id whose name has the prefix of this sequence, or else one without the prefix of the other sequence."""
+    if not isinstance(kind, TokenIds) or kind.padding_id is not None:
+        return kind
+    own, other = (SOURCE_PREFIX, TARGET_PREFIX) if sequence == source else (TARGET_PREFIX, SOURCE_PREFIX)
+    names = [name for name in ids if source is None or not other.fullmatch(name)]
+    valid = [name for name in names if 0 <= ids[name] < kind.vocab_size]
+    best = min(valid, key=lambda name: not own.fullmatch(name), default=None)
+    return kind if best is None else replace(kind, padding_id=ids[best])
+
+
+def in_float64(module: ModuleUnderTest) -> ModuleUnderTest:
+    exact = module.with_dtype(torch.float64)
     try:
-        yield
-    except (KeyboardInterrupt, SystemExit, ValueError):  # a ValueError is a sentence already
-        raise
-    except BaseException as error:
-        raise ValueError(f"{name} fails while {while_what}: {said(error)}") from error
+        exact.run(exact.sample_inputs(0))
+    except Exception as error:
+        return replace(module, float64_error=error_summary(error))
+    return exact
 
 
-def said(error: BaseException) -> str:
-    """An error in one line, with the place in the user's file."""
-    try:
-        first = (str(error).strip().splitlines() or [""])[0]
-    except Exception:  # a module's own exception may not even have a text
-        first = ""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
-    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {first}{place}"
-
-
-def is_users(file: str) -> bool:
-    path = Path(file)
-    ours, pythons = Path(__file__).resolve().parents[2], Path(traceback.__file__).resolve().parent
-    is_others = "site-packages" in path.parts or {ours, pythons} & set(path.resolve().parents)
-    return path.is_file() and not is_others
+def refusal(model: nn.Module, failures: list[Failure]) -> str:
+    """Why no plan works: the error of the most likely one, and the inputs that were tried."""
+    name, (likeliest, error) = type(model).__name__, failures[0]
+    if isinstance(error, NoOutputError):
+        return f"{name} {error}"
+    if {table.num_embeddings for table in model.modules() if isinstance(table, nn.Embedding)} == {1}:
+        return f"{name} must know at least two token ids, got an nn.Embedding of size 1 ({error_summary(error)})"
+    same_inputs = {error_summary(other) for plan, other in failures if plan.inputs == likeliest.inputs}
+    if isinstance(error, CODE_ERRORS) and len(same_inputs) == 1:
+        return f"{name}.forward() fails: {error_summary(error)}"
+    tried: dict[ModelInput, str] = {}
+    for plan, _ in failures:
+        for sequence, kind in plan.inputs.items():
+            tried.setdefault(kind, kind.describe(f"({BATCH_SIZE},{plan.lengths[sequence]})"))
+    return (
+        f"{name} accepts none of {join_names(list(tried.values()))}: {error_summary(error)}; "
+        "set width or length (--width N, --length N), or write a wrapper with forward(self, x)"
+    )

@@ -1,257 +1,248 @@
-"""Causality: no output may move when a later token is changed. What does move tells which mistake it is."""
+"""The order of tokens: no output may depend on a later token, and a model of sequences must know positions.
+
+Shapes: B batch, H heads, L length, Q queries, K keys.
+"""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from clearhead.insight.doctor.call_plan import CallableModule
-from clearhead.insight.doctor.inputs import TokenIds
+from clearhead.insight.doctor.inputs import ATTENTION_SHAPES, SOURCE_PREFIX, MaskConvention, mask_conventions
 from clearhead.insight.doctor.module_under_test import (
-    EXAMPLES,
-    LENGTHS,
-    OF_PAIRS,
+    Dependency,
     Inputs,
-    MaskConvention,
-    Masks,
     ModuleUnderTest,
-    copied,
-    mask_conventions,
-    tensor_of,
-    undisturbed,
+    approximate_change,
+    dependency,
 )
-from clearhead.insight.doctor.padding import CURE, Dependency, Group, dependency
-from clearhead.insight.doctor.parameters import OF_SOURCE
 from clearhead.insight.doctor.report import Finding
-from clearhead.insight.doctor.scores import AttentionPattern, patterns
-from clearhead.insight.leaks import movement
+from clearhead.insight.doctor.scores import AttentionPattern, Visibility, attention_patterns
+from clearhead.insight.leaks import output_change
 
-NAME = "causality"
-WRONG = {
-    "not itself": "off by one: no query sees its own token, so the first sees none, or all; use tril(), not tril(-1)",
-    "inverted": "inverted: an output sees what comes after it and not what came before; turn the mask round",
-    "one too far": "off by one: a query sees one token too far; use tril(), not tril(1); where True hides, triu(1)",
+CAUSALITY, ORDER = "causality", "order"
+SELF_EXCLUDED = "the mask is off by one, and no query sees its own token; use tril(), not tril(-1)"
+MASK_ERRORS: dict[Visibility, str] = {
+    "excludes self": SELF_EXCLUDED,
+    "inverted": "the mask is inverted, and outputs depend on later tokens instead of earlier ones; negate it",
+    "sees next": "the mask is off by one, and each query sees the next token; use tril(), not tril(1) "
+    "(triu(1) where True = masked)",
 }
-"""how a mask reaches that was meant to be causal, and what to do"""
-CONVOLUTION = "; or, without attention, a convolution is padded on both sides: pad it on the left"
+CONVOLUTION = "; without attention, a convolution is padded on both sides: pad on the left only"
 
 
-def with_causal_mask(called: CallableModule) -> ModuleUnderTest:
-    """The subject as it is causal: as it stands, or by a switch or a mask; the nearest to it if none is.
+def with_causal_mask(module: ModuleUnderTest) -> ModuleUnderTest:
+    """The module called so that it is causal: as is, or with a flag or a mask; the closest to it if none works.
 
-    One that hides tokens by itself, only wrongly, stays as it is: a good mask of ours would cover its own up.
+    A module whose own mask is wrong is left as is: a correct mask of ours would conceal the error.
     """
-    subject = called.subject
-    plain = subject.answer(subject.draw(0))
-    if not subject.has_places(plain):
-        return subject
+    plain = module.run(module.sample_inputs(0))
+    if not module.has_output_per_token(plain):
+        return module
     ranked = []
-    for i, candidate in enumerate(candidates(called)):
+    for i, candidate in enumerate(causal_candidates(module)):
         try:
-            if i and not movement(plain, candidate.answer(candidate.draw(0))).any():
-                continue  # it changes nothing
-            found = dependency(candidate, candidate.draw(0))
-        except Exception:  # a mask of this shape or dtype is not what it takes
+            if i and not output_change(plain, candidate.run(candidate.sample_inputs(0))).any():
+                continue  # the mask has no effect
+            depends = dependency(candidate, candidate.sample_inputs(0))
+        except Exception:  # the module does not accept a mask of this shape or dtype
             continue
-        n_leaks = int((found.later > 0).sum())
-        if not n_leaks and found.is_finite and (found.earlier.any() or i == 0):
+        num_leaks = int((depends.on_later > 0).sum())
+        if not num_leaks and depends.is_finite and (depends.on_earlier.any() or i == 0):
             return candidate
-        kinds = reaches(candidate, patterns(candidate))
-        if i == 0 and mistake_of(found, kinds) and (kinds & WRONG.keys() or sees_all_before_or_none(found)):
+        kinds = visibilities(candidate, attention_patterns(candidate))
+        if i == 0 and mask_error(depends, kinds) and (kinds & MASK_ERRORS.keys() or sees_all_or_nothing(depends)):
             return candidate
-        ranked.append((not found.earlier.any(), n_leaks - ("causal" in kinds), i, candidate))
-    return min(ranked, key=lambda rank: rank[:3])[-1] if ranked else subject
+        ranked.append((not depends.on_earlier.any(), num_leaks - ("causal" in kinds), i, candidate))
+    return min(ranked, key=lambda rank: rank[:3])[-1] if ranked else module
 
 
-def candidates(called: CallableModule) -> Iterator[ModuleUnderTest]:
-    subject, plan = called.subject, called.subject.plan
-    yield subject
-    switches = tuple(p.name for p in called.parameters if p.role == "causal")
-    if switches:
-        yield subject.by(switches=switches, nothing=without(plan.nothing, switches))
-    for name in masks_of_pairs(called):
-        for encoding in mask_conventions(OF_PAIRS):
-            yield with_mask(subject, name, encoding)
+def causal_candidates(module: ModuleUnderTest) -> Iterator[ModuleUnderTest]:
+    yield module
+    flags = tuple(p.name for p in module.parameters if p.role == "causal")
+    if flags:
+        none_args = tuple(name for name in module.plan.none_args if name not in flags)
+        yield module.with_plan(flags=flags, none_args=none_args)
+    for name in attention_masks(module):
+        for convention in mask_conventions(ATTENTION_SHAPES):
+            yield with_mask(module, name, convention)
 
 
-def masks_of_pairs(called: CallableModule) -> list[str]:
-    """The parameters by which a caller may make it causal: a source's own are left out, one called `mask` is not."""
-    has_source = called.subject.plan.source is not None
-    pairs = [p.name for p in called.parameters if p.role == "attention"]
-    return [name for name in pairs if not (has_source and OF_SOURCE.fullmatch(name.lower()))]
+def attention_masks(module: ModuleUnderTest) -> list[str]:
+    """The masks by which a caller may make the module causal: all but those that are named after a source."""
+    names = [p.name for p in module.parameters if p.role == "attention"]
+    return [name for name in names if module.plan.source is None or not SOURCE_PREFIX.fullmatch(name.lower())]
 
 
-def with_mask(subject: ModuleUnderTest, name: str, encoding: MaskConvention) -> ModuleUnderTest:
-    plan = subject.plan
-    masks = {**plan.masks, name: encoding}
-    return subject.by(masks=masks, causal=(*plan.causal, name), nothing=without(plan.nothing, (name,)))
+def with_mask(module: ModuleUnderTest, name: str, convention: MaskConvention) -> ModuleUnderTest:
+    plan = module.plan
+    return module.with_plan(
+        masks={**plan.masks, name: convention},
+        causal_masks=(*plan.causal_masks, name),
+        none_args=tuple(other for other in plan.none_args if other != name),
+    )
 
 
-def is_taken(subject: ModuleUnderTest, name: str) -> bool:
-    """Whether the module answers with a mask of pairs there."""
-    for encoding in mask_conventions(OF_PAIRS):
+def accepts_mask(module: ModuleUnderTest, name: str) -> bool:
+    """Whether the module runs with an attention mask in any convention."""
+    for convention in mask_conventions(ATTENTION_SHAPES):
         try:
-            with_mask(subject, name, encoding).answer(subject.draw(0))
+            with_mask(module, name, convention).run(module.sample_inputs(0))
         except Exception:
             continue
         return True
     return False
 
 
-def without(names: tuple[str, ...], gone: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(name for name in names if name not in gone)
+def check_causality(module: ModuleUnderTest) -> Finding:
+    """Changes one token at a time; `module` is called with what makes it causal, if anything does."""
+    inputs, plan = module.sample_inputs(0), module.plan
+    if not module.has_output_per_token(module.run(inputs)):
+        return Finding(CAUSALITY, "not checked", "the module has no output per token")
+    depends, patterns = dependency(module, inputs), attention_patterns(module)
+    if depends.on_later.any():
+        evidence = depends.describe_largest(depends.on_later)
+        return Finding(CAUSALITY, "fault", f"{evidence}: {leak_cause(depends, patterns, module)}")
+    kinds = visibilities(module, patterns)
+    ignores_self = "causal" not in kinds and ignores_own_token(depends)
+    if "excludes self" in kinds or (ignores_self and any(pattern.excludes_self for pattern in patterns)):
+        return Finding(CAUSALITY, "fault", SELF_EXCLUDED)
+    if ignores_self:
+        text = "no output depends on its own token: are inputs shifted on purpose, or is it tril(-1) instead of tril()?"
+        return Finding(CAUSALITY, "warning", text)
+    if not depends.is_finite:
+        if error := next((MASK_ERRORS[kind] for kind in MASK_ERRORS if kind in kinds), None):
+            return Finding(CAUSALITY, "fault", error)
+        return Finding(CAUSALITY, "not checked", "the output is not finite")
+    if not depends.on_earlier.any():
+        return Finding(CAUSALITY, "warning", "no output depends on any other token: is there any attention?")
+    by = [f", with {name}, {convention}" for name, convention in plan.masks.items() if name in plan.causal_masks]
+    by += [f", with {name}=True" for name in plan.flags]
+    return Finding(CAUSALITY, "fine", f"no output depends on a later token{''.join(by)}")
 
 
-def check_causality(called: CallableModule) -> Finding:
-    """`called` with what makes it causal, if anything does."""
-    subject = called.subject
-    inputs = subject.draw(0)
-    if not subject.has_places(subject.answer(inputs)):
-        return Finding(NAME, "not checked", "there is no output for each token, so none has a future")
-    found, layers = dependency(subject, inputs), patterns(subject)
-    if found.later.any():
-        return Finding(NAME, "fault", f"{found.worst(found.later)}: {leak_of(found, layers, called)}")
-    kinds = reaches(subject, layers)
-    is_blind = "causal" not in kinds and is_blind_to_itself(found)
-    if "not itself" in kinds or (is_blind and any(layer.sees_not_itself for layer in layers)):
-        return Finding(NAME, "fault", "off by one: no query sees its own token; use tril(), not tril(-1)")
-    if is_blind:
-        text = "no output moves with its own token: moved on by one on purpose, or is it tril(-1) for tril()?"
-        return Finding(NAME, "warning", text)
-    if not found.is_finite:
-        if told := next((WRONG[kind] for kind in WRONG if kind in kinds), None):
-            return Finding(NAME, "fault", told)
-        return Finding(NAME, "not checked", "the answer is not finite")
-    if not found.earlier.any():
-        return Finding(
-            NAME, "warning", "no output moves with any other token, so nothing can leak: does it attend at all?"
-        )
-    by = [f"with {name}, {encoding}" for name, encoding in subject.plan.masks.items() if name in subject.plan.causal]
-    by += [f"with {name}=True" for name in subject.plan.switches]
-    return Finding(NAME, "fine", f"no output moves when a later token is changed{''.join(f', {how}' for how in by)}")
+def ignores_own_token(depends: Dependency) -> bool:
+    """Also true of a causal module that shifts its input by one token, which is correct."""
+    return bool(depends.on_earlier.any()) and not depends.amounts.diagonal().any()
 
 
-def is_blind_to_itself(found: Dependency) -> bool:
-    """So is a module with a causal mask that moves its input on by one token, and rightly so."""
-    return bool(found.earlier.any()) and not found.amounts.diagonal().any()
+def visibilities(module: ModuleUnderTest, patterns: list[AttentionPattern]) -> set[Visibility]:
+    """The kinds of masks in self-attention over the main sequence."""
+    size = (module.length, module.length)
+    return {pattern.visibility for pattern in patterns if pattern.weights.shape[-2:] == size}
 
 
-def reaches(subject: ModuleUnderTest, layers: list[AttentionPattern]) -> set[str]:
-    """How far the main sequence's attention to itself reaches, as it is seen."""
-    return {layer.reach for layer in layers if layer.weights.shape[-2:] == (subject.length, subject.length)}
-
-
-def mistake_of(found: Dependency, kinds: set[str]) -> str | None:
-    """Which of WRONG it is: by the weights where they are seen, and by who moves whom."""
-    n, leaks = len(found.amounts), found.later > 0
-    if "not itself" in kinds or (n > 2 and leaks[0, 1:].all() and not leaks[1:].any()):
-        return "not itself"
-    if "inverted" in kinds or (leaks.any() and not found.earlier[:-1].any()):
-        return "inverted"  # the last row sees none, or whatever that is turned into
-    reach = max((j - i for i, j in leaks.nonzero().tolist()), default=0)
-    if "one too far" in kinds or (0 < reach < n - 2 and not kinds):
-        return "one too far"
+def mask_error(depends: Dependency, kinds: set[Visibility]) -> Visibility | None:
+    """The key of MASK_ERRORS, by the attention weights where they are visible, and by the dependencies."""
+    n, leaks = len(depends.amounts), depends.on_later > 0
+    if "excludes self" in kinds or (n > 2 and leaks[0, 1:].all() and not leaks[1:].any()):
+        return "excludes self"
+    if "inverted" in kinds or (leaks.any() and not depends.on_earlier[:-1].any()):
+        return "inverted"  # the last row has no visible key, so it can depend on anything
+    distance = max((j - i for i, j in leaks.nonzero().tolist()), default=0)
+    if "sees next" in kinds or (0 < distance < n - 2 and not kinds):
+        return "sees next"
     return None
 
 
-def sees_all_before_or_none(found: Dependency) -> bool:
-    """As by a causal mask, or an inverted one. A window that is open to both sides has neither."""
-    pairs = torch.ones_like(found.amounts, dtype=torch.bool).tril(-1)
-    return not found.earlier[:-1].any() or bool(found.amounts[pairs].all())
+def sees_all_or_nothing(depends: Dependency) -> bool:
+    """Whether every output depends on all earlier tokens or on none, unlike with a window open to both sides."""
+    earlier = torch.ones_like(depends.amounts, dtype=torch.bool).tril(-1)
+    return not depends.on_earlier[:-1].any() or bool(depends.amounts[earlier].all())
 
 
-def leak_of(found: Dependency, layers: list[AttentionPattern], called: CallableModule) -> str:
-    """What kind of mistake lets the future in, and what to do."""
-    layers = [layer for layer in layers if layer.weights.shape[-2:] == found.amounts.shape and layer.reach != "other"]
-    kinds = {layer.reach for layer in layers}
-    if late := [layer for layer in layers if layer.is_masked_late]:
-        low = min(layer.sums[0] for layer in late)
-        return f"the mask comes after the softmax (rows sum to {low:.2f}, not 1); hide scores before it"
-    if mistake := mistake_of(found, kinds):
-        return WRONG[mistake] + (CONVOLUTION if mistake == "one too far" and not kinds else "")
-    if "causal" in kinds and "open" in kinds:
-        unmasked = ", ".join(layer.address for layer in layers if layer.reach == "open")
-        return f"the mask is dropped in {unmasked}; other layers have it"
+def leak_cause(depends: Dependency, patterns: list[AttentionPattern], module: ModuleUnderTest) -> str:
+    """Why outputs depend on later tokens, and how to fix it."""
+    patterns = [p for p in patterns if p.weights.shape[-2:] == depends.amounts.shape and p.visibility != "other"]
+    kinds = {pattern.visibility for pattern in patterns}
+    if late := [pattern for pattern in patterns if pattern.is_masked_after_softmax]:
+        low = min(pattern.row_sums[0] for pattern in late)
+        return f"the mask is applied after the softmax (rows sum to {low:.2f}, not 1); mask the scores before it"
+    if error := mask_error(depends, kinds):
+        return MASK_ERRORS[error] + (CONVOLUTION if error == "sees next" and not kinds else "")
+    if "causal" in kinds and "full" in kinds:
+        unmasked = ", ".join(pattern.name for pattern in patterns if pattern.visibility == "full")
+        return f"the mask is missing in {unmasked}; other layers apply it"
     if kinds == {"causal"}:
-        return "all attention is masked rightly, so tokens mix elsewhere: a view() where a transpose() was meant?"
-    taken = [name for name in masks_of_pairs(called) if is_taken(called.subject, name)]
-    if taken:
-        return f"every output sees the whole sequence, whatever {', '.join(taken)} says; pass it on to the scores"
-    other = "" if kinds else ", or a softmax goes over the wrong axis"
-    why = f"the mask is dropped, hides with too small a number, or there is none{other}"
-    return f"{why}; if it is meant to see both ways, say --no-causal"
+        return "attention is masked correctly, so tokens mix elsewhere; is view() used where transpose() was meant?"
+    ignored = [name for name in attention_masks(module) if accepts_mask(module, name)]
+    if ignored:
+        return f"every output sees the whole sequence and {', '.join(ignored)} is ignored; apply it to the scores"
+    axis = "" if kinds else ", or the softmax is over the wrong axis"
+    return (
+        f"the mask is missing, or its fill value is not low enough{axis}; "
+        "for a bidirectional model, use --no-causal (causal=False)"
+    )
 
 
-# Empty rows: a query that may see no key has a softmax of 0/0. The answer and every gradient must stay finite.
+def check_order(module: ModuleUnderTest, causal: bool) -> list[Finding]:
+    """Permutes the tokens of each sequence. If the outputs are permuted alike, the module does not know positions."""
+    if not module.has_tokens:
+        return [Finding(ORDER, "not checked", "image inputs have no tokens to permute")]
+    findings = []
+    for name in module.plan.inputs:
+        tokens = "the order of tokens" if name == module.plan.main else f"the order of tokens in {name}"
+        if ignores_order(module, name, causal):
+            text = f"{tokens} does not matter (permutation equivariance): correct for sets"
+            findings.append(Finding(ORDER, "warning", f"{text}; for text, add positional encodings"))
+        elif causal and name == module.plan.main and only_mask_knows_order(module):
+            text = "nothing but the causal mask distinguishes positions: are positional encodings missing?"
+            findings.append(Finding(ORDER, "warning", text))
+        else:
+            findings.append(Finding(ORDER, "fine", f"{tokens} matters, by positional encodings or a mask"))
+    return findings
 
 
-EMPTY_ROWS = "empty rows"
-OF_NO_TOKENS = "its attention is finite, so is it a mean over no tokens? divide by their number, clamp(min=1)"
-TORCH_NN = (
-    "NaN where a query may see no key: torch.nn's own doing where it returns weights; need_weights=False gives zeros"
-)
+def ignores_order(module: ModuleUnderTest, name: str, causal: bool) -> bool:
+    """Under a causal mask, which distinguishes positions by itself, only the last output is compared, with two tokens
+    swapped that even a narrow window contains."""
+    inputs, length = module.sample_inputs(0), module.plan.lengths[name]
+    before = module.run(inputs)
+    permutes_outputs = name == module.plan.main and module.has_output_per_token(before)
+    last_only = causal and permutes_outputs
+    permutation = swap_before_last(length) if last_only else torch.arange(length).roll(2)
+    after = module.run({**inputs, name: inputs[name][:, permutation]})
+    if last_only:
+        return is_same(before[:, -1], after[:, -1])
+    return is_same(before[:, permutation], after) if permutes_outputs else is_same(before, after)
 
 
-def check_empty_rows(subject: ModuleUnderTest, solved: list[Group]) -> Finding:
-    """All tokens of one example hidden; and, with a mask of pairs, all keys of one query.
+def swap_before_last(length: int) -> Tensor:
+    permutation = torch.arange(length)
+    permutation[-3:-1] = torch.tensor([length - 2, length - 3])
+    return permutation
 
-    In float32: some kernels of float64 have NaN of their own.
+
+def only_mask_knows_order(module: ModuleUnderTest) -> bool:
+    """Whether a causal module has no positions; False where its attention is not visible.
+
+    With one token repeated, a mask alone leaves all outputs equal and all weights of a row equal; positions of any
+    kind, in any layer, change one or the other. With two tokens swapped, the weights of the first layer are swapped if
+    nothing mixes neighbors before it, which a repeated token would not show.
     """
-    subject = replace(subject, model=copied(subject.model).float(), dtype=torch.float32)
-    n_tried = n_taken = 0
-    for what, inputs, masks in trials(subject, solved):
-        n_tried += 1
-        try:
-            is_whole, is_kind = is_finite(subject, inputs, masks), is_finite_backwards(subject, inputs, masks)
-        except Exception:  # a module may refuse an example without tokens: that is kind, too
-            continue
-        n_taken += 1
-        if is_whole and is_kind:
-            continue
-        layers = patterns(subject, masks, inputs)
-        if any(not layer.is_finite and layer.is_torch_nn for layer in layers):
-            return Finding(EMPTY_ROWS, "warning", TORCH_NN)
-        how = "the answer has NaN" if not is_whole else "a gradient is NaN, though the answer is not,"
-        is_elsewhere = bool(layers) and not is_whole and all(layer.is_finite for layer in layers)
-        return Finding(EMPTY_ROWS, "fault", f"{how} {what}: {OF_NO_TOKENS if is_elsewhere else CURE}")
-    if not n_taken:
-        why = "the module refuses to hide all" if n_tried else "no mask was found that could hide all"
-        return Finding(EMPTY_ROWS, "not checked", why)
-    return Finding(EMPTY_ROWS, "fine", "an example or a query that may see nothing stays finite, and so do gradients")
+    inputs, main, length = module.sample_inputs(0), module.plan.main, module.length
+    repeated = {**inputs, main: inputs[main][:, :1].expand_as(inputs[main]).clone()}
+    outputs = module.run(repeated)
+    layers = self_attention_weights(module, repeated)
+    other_lengths = [n for name, n in module.plan.lengths.items() if name != main]
+    if not module.has_output_per_token(outputs) or not layers or length in other_lengths:
+        return False
+    for weights in layers:
+        visible = weights > 0
+        scaled = weights * visible.sum(-1, keepdim=True)
+        if not is_same(scaled.flatten(0, 1), visible.to(weights).flatten(0, 1)):
+            return False
+    swap = swap_before_last(length)
+    first = self_attention_weights(module, inputs)[0]
+    swapped = self_attention_weights(module, {**inputs, main: inputs[main][:, swap]})[0]
+    return is_same(outputs, outputs[:, :1].expand_as(outputs)) and is_same(first[:, :, -1, swap], swapped[:, :, -1])
 
 
-def trials(subject: ModuleUnderTest, solved: list[Group]) -> Iterator[tuple[str, Inputs, Masks]]:
-    inputs = subject.draw(0)
-    for group in solved:
-        length = subject.plan.lengths[group.sequence]
-        seen = torch.ones(EXAMPLES, length, length, dtype=torch.bool)
-        seen[0] = False
-        yield f"when {' and '.join(group.names)} hides all tokens of an example", inputs, group.masks(seen)
-        assert group.encoding is not None
-        if group.encoding != LENGTHS and "Q" in group.encoding.shape:
-            seen[0], seen[:, 2] = True, False
-            yield f"when {group.names[0]} hides all keys from one query", inputs, group.masks(seen)
-    masked = [group.sequence for group in solved]
-    for name, feed in subject.plan.feeds.items():
-        whose = "an example" if name == subject.plan.main else f"{name} of an example"
-        if isinstance(feed, TokenIds) and feed.padding is not None and name not in masked:
-            emptied = inputs[name].index_fill(0, torch.tensor(0), feed.padding)
-            yield f"when {whose} is padding only (id {feed.padding})", {**inputs, name: emptied}, {}
+def self_attention_weights(module: ModuleUnderTest, inputs: Inputs) -> list[Tensor]:
+    """(B,H,L,L) for each layer in which the main sequence attends to itself, in call order."""
+    weights = [pattern.weights for pattern in attention_patterns(module, inputs=inputs)]
+    return [w for w in weights if w.shape[-2:] == (module.length, module.length)]
 
 
-def is_finite(subject: ModuleUnderTest, inputs: Inputs, masks: Masks) -> bool:
-    return bool(subject.answer(inputs, masks).isfinite().all())
-
-
-def is_finite_backwards(subject: ModuleUnderTest, inputs: Inputs, masks: Masks) -> bool:
-    """The gradient of all other examples: a loss leaves out what is padding."""
-    with torch.enable_grad(), undisturbed(subject.dtype, 0):
-        output = subject.shaped(tensor_of(subject.model(**subject.arguments(inputs, masks))))
-        parameters = [p for p in subject.model.parameters() if p.requires_grad]
-        if not output.requires_grad or not parameters:
-            return True
-        gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
-            output[1:].square().sum(), parameters, allow_unused=True
-        )
-    return all(bool(gradient.isfinite().all()) for gradient in gradients if gradient is not None)
+def is_same(before: Tensor, after: Tensor) -> bool:
+    return not approximate_change(before, after).any()

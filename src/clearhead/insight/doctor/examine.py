@@ -1,20 +1,29 @@
-"""The examination: every check of anybody's module, in the order in which one thing explains the next."""
+"""clearhead.examine: runs every check on a module, and reports each one."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from torch import nn
 
-from clearhead.insight.doctor import causality, gradient, order, padding, scores
-from clearhead.insight.doctor.call_plan import CallableModule, blamed, call, said
-from clearhead.insight.doctor.module_under_test import unwrapped
-from clearhead.insight.doctor.padding import groups
-from clearhead.insight.doctor.report import Finding, Report
-from clearhead.insight.doctor.scores import check_rows
+from clearhead.insight.doctor import causality, gradient, padding, scores
+from clearhead.insight.doctor.call_plan import prepare
+from clearhead.insight.doctor.module_under_test import ModuleUnderTest, has_active_dropout, unwrap_compiled
+from clearhead.insight.doctor.report import Finding, Report, as_value_error, error_summary
+from clearhead.insight.leaks import output_change
 
 Check = Callable[[], list[Finding]]
-INNER = ("padding", "empty rows", "weights", "examples", "order", "scale", "norms", "gradient", "dtype")
-"""what needs finite numbers"""
+FINITE_CHECKS = (
+    "padding",
+    "fully masked rows",
+    "attention weights",
+    "batch",
+    "order",
+    "scale",
+    "norms",
+    "gradient",
+    "dtype",
+)
+"""checks that need a finite output"""
+STATEFUL = "it keeps state between calls, or draws random numbers outside torch; make it a function of its input"
 
 
 def examine(
@@ -25,68 +34,115 @@ def examine(
     length: int | None = None,
     name: str | None = None,
 ) -> Report:
-    """What is wrong with a module, found from outside: print() the report, or ask report.faults.
+    """Finds faults of a transformer from outside: print() the report, or read report.faults.
 
-    It is called with ids below the size of its first nn.Embedding, or else with features; `width` and `length` say how
-    wide and how long if that can't be found. The module itself is not changed: a copy of it is examined.
+    The module is called with token ids if it has an nn.Embedding, and with features or images otherwise; `width` and
+    `length` set the size of features and the number of tokens. `causal=False` is for bidirectional models. The module
+    itself stays unchanged: a copy is examined.
     """
     if not isinstance(module, nn.Module):
-        raise ValueError(f"examine needs an nn.Module, got {type(module).__name__}; pass the module itself")
-    for what, number, least in (("width", width, 1), ("length", length, 3)):
-        if number is not None and number < least:
-            raise ValueError(f"{what} must be at least {least}, got {number}; leave it out to let the doctor find one")
-    name = name or type(unwrapped(module)).__name__
-    with blamed(name, "it is examined"):
-        return examined(module, call(module, width, length), causal, name)
+        hint = "; pass an instance, not the class" if isinstance(module, type) else ""
+        raise ValueError(f"examine() needs an nn.Module, got {type(module).__name__}{hint}")
+    for option, value, minimum in (("width", width, 1), ("length", length, 3)):
+        if value is not None and value < minimum:
+            raise ValueError(f"{option} must be at least {minimum}, got {value}")
+    name = name or type(unwrap_compiled(module)).__name__
+    with as_value_error(f"examining {name}"):
+        under_test = prepare(module, width, length)
+        under_test, findings = examine_calls(under_test, causal)
+        findings += gradient.check_saving(module)
+        return Report(name, under_test.describe_call(), tuple(findings))
 
 
-def examined(module: nn.Module, called: CallableModule, causal: bool, name: str) -> Report:
-    if (changing := order.check_again(called.subject)) is not None:
-        findings = [changing, *unchecked([*["causality"] * causal, *INNER], "its answers differ from call to call")]
-        return reported(module, called, findings, name)
-    called = padding.with_required_masks(called)
-    findings = found("answer", lambda: [order.check_answer(called.subject)])
+def examine_calls(module: ModuleUnderTest, causal: bool) -> tuple[ModuleUnderTest, list[Finding]]:
+    """All checks that call the module; and the module with the masks that it was called with."""
+    if (stateful := check_repeatable(module)) is not None:
+        skipped = [*["causality"] * causal, *FINITE_CHECKS]
+        return module, [stateful, *not_checked(skipped, "the outputs of identical calls differ")]
+    module = padding.with_required_masks(module)
+    findings = run_check("output", lambda: [check_output(module)])
     if causal:
-        called = replace(called, subject=causality.with_causal_mask(called))
-        findings += found("causality", lambda: [causality.check_causality(called)])
-    if called.subject.answer(called.subject.draw(0)).isfinite().all():
-        findings += inner_findings(called, causal)
+        module = causality.with_causal_mask(module)
+        findings += run_check("causality", lambda: [causality.check_causality(module)])
+    if module.run(module.sample_inputs(0)).isfinite().all():
+        findings += examine_finite(module, causal)
     else:
-        findings += unchecked(INNER, "the answer is not finite")
-    return reported(module, called, findings, name)
+        findings += not_checked(FINITE_CHECKS, "the output is not finite")
+    return module, findings
 
 
-def unchecked(checks: Sequence[str], why: str) -> list[Finding]:
-    return [Finding(check, "not checked", why) for check in checks]
-
-
-def reported(module: nn.Module, called: CallableModule, findings: list[Finding], name: str) -> Report:
-    """With the check that calls nothing."""
-    everything = (*findings, *gradient.check_saving(module))
-    return Report(name, called.describe(), everything)
-
-
-def inner_findings(called: CallableModule, causal: bool) -> list[Finding]:
-    subject = called.subject
-    solved = [padding.solve(called, group) for group in groups(called)]
-    known = [group for group, _ in solved if group.encoding is not None]
+def examine_finite(module: ModuleUnderTest, causal: bool) -> list[Finding]:
+    tried = [padding.find_convention(module, group) for group in padding.mask_groups(module)]
+    known = [group for group, _ in tried if group.convention is not None]
     checks: dict[str, Check] = {
-        "padding": lambda: padding.check_padding(called, solved),
-        "empty rows": lambda: [causality.check_empty_rows(subject, known)],
-        "weights": lambda: [check_rows(subject)],
-        "examples": lambda: [order.check_examples(subject)],
-        "order": lambda: order.check_order(subject, causal),
-        "scale": lambda: scores.check_scores(subject),
-        "norms": lambda: [gradient.check_norms(subject)],
-        "gradient": lambda: gradient.check_gradient(subject),
-        "dtype": lambda: gradient.check_precision(called),
+        "padding": lambda: padding.check_padding(module, tried),
+        "fully masked rows": lambda: [padding.check_fully_masked_rows(module, known)],
+        "attention weights": lambda: [scores.check_weights(module)],
+        "batch": lambda: [check_batch(module)],
+        "order": lambda: causality.check_order(module, causal),
+        "scale": lambda: scores.check_scale(module),
+        "norms": lambda: [gradient.check_norms(module)],
+        "gradient": lambda: gradient.check_gradient(module),
+        "dtype": lambda: gradient.check_dtypes(module),
     }
-    return [finding for name, check in checks.items() for finding in found(name, check)]
+    return [finding for name, check in checks.items() for finding in run_check(name, check)]
 
 
-def found(name: str, check: Check) -> list[Finding]:
-    """What a check finds; the module may break in the middle of it, and the others go on."""
+def run_check(name: str, check: Check) -> list[Finding]:
+    """If the module fails in one check, the others still run."""
     try:
         return check()
     except Exception as error:
-        return [Finding(name, "not checked", f"it breaks here: {said(error)}")]
+        return [Finding(name, "not checked", f"the module fails in this check: {error_summary(error)}")]
+
+
+def not_checked(checks: Sequence[str], reason: str) -> list[Finding]:
+    return [Finding(check, "not checked", reason) for check in checks]
+
+
+def check_repeatable(module: ModuleUnderTest) -> Finding | None:
+    """Calls twice with the same input and seed. If the outputs differ, no other check can attribute a change."""
+    inputs = module.sample_inputs(0)
+    try:
+        first, second = module.run(inputs), module.run(inputs)
+    except Exception as error:
+        return Finding("output", "fault", f"the second call raises {error_summary(error)}: {STATEFUL}")
+    if first.shape == second.shape and not output_change(first, second).any():
+        return None
+    return Finding("output", "fault", f"two calls with the same input and seed differ: {STATEFUL}")
+
+
+def check_output(module: ModuleUnderTest) -> Finding:
+    """Calls twice with the same input and different seeds."""
+    inputs = module.sample_inputs(0)
+    first, second = module.run(inputs, seed=0), module.run(inputs, seed=1)
+    is_finite = first.isfinite()
+    if not is_finite.all():
+        total = first.shape[1] if first.dim() > 2 else 1
+        n = int((~is_finite).flatten(2).any(-1).any(0).sum()) if first.dim() > 2 else 1
+        text = f"{n} of {total} outputs are not finite for random input: does a query see no key at all?"
+        return Finding("output", "fault", text)
+    if output_change(first, second).any():
+        if has_active_dropout(module):
+            text = "dropout is active in eval() mode; pass training=self.training to F.dropout"
+            return Finding("output", "fault", text)
+        text = "outputs are random in eval() mode: is the noise intended, or is it a custom dropout?"
+        return Finding("output", "warning", text)
+    return Finding("output", "fine", "finite, and deterministic in eval() mode")
+
+
+def check_batch(module: ModuleUnderTest) -> Finding:
+    """Changes one example: no other example may change."""
+    inputs = module.sample_inputs(0)
+    before, changed = module.run(inputs), inputs
+    for name in inputs:
+        changed = module.replace_tokens(changed, name, 0)
+    change = output_change(before, module.run(changed))[1:]
+    if change.any():
+        example, amount = 1 + int(change.amax(1).argmax()), change.max().item()
+        text = f"example {example} changes by {amount:.2g} when example 0 changes"
+        return Finding("batch", "fault", f"{text}: a view() or a norm mixes the batch axis")
+    if not module.plan.batch_first:
+        text = "examples are independent if inputs are (length, batch, ...): intended, or is batch_first=True missing?"
+        return Finding("batch", "warning", text)
+    return Finding("batch", "fine", "examples of a batch are independent")

@@ -1,345 +1,365 @@
-"""Who moves whom: one token is changed at a time, and every output is looked at.
+"""Masked tokens: none may affect the output of another token, and a query without any visible key must stay finite.
 
-Dims: B batch, L tokens, Q outputs.
+The convention of a mask, its shape and polarity, is found by trying. Shapes: B batch, Q queries, K keys, L length.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from clearhead.insight.doctor.call_plan import CallableModule
-from clearhead.insight.doctor.inputs import TokenIds
-from clearhead.insight.doctor.module_under_test import (
-    EXAMPLES,
+from clearhead.insight.doctor.inputs import (
+    COMBINED_SHAPES,
     LENGTHS,
-    OF_BOTH,
-    OF_TOKENS,
-    Inputs,
+    MEMORY_NAME,
+    MEMORY_PREFIX,
+    PADDING_SHAPES,
     MaskConvention,
+    Parameter,
+    TokenIds,
+    contradicts_name,
+    conventional_polarity,
+    is_cross_mask,
+    mask_conventions,
+)
+from clearhead.insight.doctor.module_under_test import (
+    BATCH_SIZE,
+    Dependency,
+    Inputs,
     Masks,
     ModuleUnderTest,
-    is_turned,
-    mask_conventions,
-    usual,
+    approximate_change,
+    dependency,
+    isolated_state,
+    main_output,
 )
-from clearhead.insight.doctor.parameters import MEMORY, OF_MEMORY, Parameter, is_across
 from clearhead.insight.doctor.report import Finding
-from clearhead.insight.doctor.scores import patterns
-from clearhead.insight.leaks import movement
+from clearhead.insight.doctor.scores import attention_patterns
+from clearhead.insight.leaks import output_change
 
-ROUGHLY = 100
-"""roundings of float32"""
-
-
-@dataclass(frozen=True, eq=False)
-class Dependency:
-    """amounts (Q,L): how far output i moves, in any example, when token j is changed; 0 where it stays."""
-
-    amounts: Tensor
-    is_finite: bool
-    """whether every answer was made of finite numbers"""
-
-    @property
-    def later(self) -> Tensor:
-        """Of a token on an earlier output: what must not be in a causal model."""
-        return self.amounts.triu(1)
-
-    @property
-    def earlier(self) -> Tensor:
-        return self.amounts.tril(-1)
-
-    def worst(self, of: Tensor) -> str:
-        """The sentence that names the pair that moves most."""
-        output, token = divmod(int(of.argmax()), of.shape[1])
-        return f"output {output} moves by {of.max().item():.2g} when token {token} is changed"
-
-
-def roughly_changed(before: Tensor, after: Tensor) -> Tensor:
-    """movement() where sums are added up in another order, by a module that may calculate in float32 inside."""
-    return movement(before.float(), after.float(), roundings=ROUGHLY)
-
-
-def dependency(
-    subject: ModuleUnderTest,
-    inputs: Inputs,
-    masks: Masks | None = None,
-    name: str | None = None,
-    places: Sequence[int] | None = None,
-) -> Dependency:
-    """Of the tokens of one sequence (the main one unless named) on the outputs; one column for each place."""
-    name = subject.plan.main if name is None else name
-    before = subject.answer(inputs, masks)
-    columns, is_finite = [], bool(before.isfinite().all())
-    for place in range(subject.plan.lengths[name]) if places is None else places:
-        after = subject.answer(subject.changed(inputs, name, (slice(None), place)), masks)
-        is_finite &= bool(after.isfinite().all())
-        columns.append(movement(before, after).amax(0))
-    return Dependency(torch.stack(columns, dim=1), is_finite)
-
-
-# Which masks hide one sequence: they are given together, and written in the same way.
-#
-# Dims: B batch, Q queries, K keys.
+PADDING, FULLY_MASKED = "padding", "fully masked rows"
+NO_MASK = "neither a mask nor a padding id was found for {}"
+EMPTY_SOFTMAX = "a softmax over no keys; return zeros for such rows, or mask with torch.finfo(dtype).min"
+EMPTY_MEAN = "attention is finite, so is it a mean over no tokens? Divide by their number with clamp(min=1)"
+TORCH_NN_NAN = (
+    "NaN where a query may attend to no key: nn.MultiheadAttention does this when it returns weights; "
+    "need_weights=False gives zeros"
+)
+MAX_ADDED_TOKENS = 2
+"""such as a class token; an output that differs more in length is not one per token"""
 
 
 @dataclass(frozen=True)
-class Group:
-    """Parameters that together hide tokens of one sequence, and how they are written, once that is known."""
+class MaskGroup:
+    """Masks that together hide tokens of one sequence, and their convention, once it is known."""
 
     names: tuple[str, ...]
     sequence: str
-    encoding: MaskConvention | None = None
+    convention: MaskConvention | None = None
 
-    def masks(self, seen: Tensor, encoding: MaskConvention | None = None) -> Masks:
-        """All of them with one mask (B,K), or (B,Q,K)."""
-        written = encoding or self.encoding
-        assert written is not None
-        seen = seen if seen.dim() == 3 else seen[:, None].expand(-1, seen.shape[-1], -1)
-        return dict.fromkeys(self.names, (written, seen))
+    def __str__(self) -> str:
+        return " and ".join(self.names)
 
-    def spelled(self, encoding: MaskConvention) -> str:
-        return f"{' and '.join(self.names)}: {encoding}"
-
-
-def groups(called: CallableModule) -> list[Group]:
-    """The masks of each sequence together; lengths alone. Masks of pairs will do where there is none of tokens."""
-    plan = called.subject.plan
-    found: list[Group] = []
-    if not called.subject.has_tokens:
-        return found
-    for sequence in [plan.main] if plan.source is None else [plan.source, plan.main]:
-        own = [p for p in called.parameters if plan.keys_of(p.name) == sequence]
-        tokens = tuple(p.name for p in own if p.role == "padding")
-        lengths = [(p.name,) for p in own if p.role == "lengths"]
-        found += [Group(names, sequence) for names in [tokens, *lengths] if names]
-        if not tokens and not lengths and (pairs := pairs_of(own, sequence == plan.source)):
-            found.append(Group(pairs, sequence))
-    return found
-
-
-def pairs_of(own: list[Parameter], is_source: bool) -> tuple[str, ...]:
-    """The first mask of pairs that a sequence has for itself; of a source, those of its memory too."""
-    names = [p.name for p in own if p.role == "attention"]
-    of_memory = [name for name in names if OF_MEMORY.fullmatch(name.lower())]
-    return (*[name for name in names if name not in of_memory][:1], *(of_memory if is_source else []))
-
-
-def options(group: Group, called: CallableModule) -> list[MaskConvention]:
-    if all(p.role == "lengths" for p in called.parameters if p.name in group.names):
-        return [LENGTHS]
-    shapes = OF_BOTH if set(group.names) & set(called.subject.plan.causal) else OF_TOKENS
-    takes_pairs = all(p.role == "attention" for p in called.parameters if p.name in group.names)
-    return list(mask_conventions((*shapes, "(Q,K)") if takes_pairs else shapes))
-
-
-def is_only_across(called: CallableModule, group: Group) -> bool:
-    """Whether the masks of pairs hide what an encoder inside returns, and nothing hides what it reads."""
-    plan = called.subject.plan
-    is_given = plan.source is not None and MEMORY.fullmatch(plan.source.lower())
-    pairs = {p.name for p in called.parameters if p.role == "attention"}
-    return not is_given and all(name in pairs and is_across(name, plan.source) for name in group.names)
-
-
-# Padding: what a mask hides may move no other output. Which way round a mask is meant is found by trying.
-#
-# Dims: B batch, Q queries, K keys.
-
-
-NAME = "padding"
-NO_MASK = "no mask of {} and no padding id was found: whether padding is hidden was not tried"
-CURE = "softmax over nothing; give such rows zeros, or hide with a finite number"
-MOST_ADDED = 2
-"""tokens, such as a class token; an answer that is shorter or longer by more is none about tokens"""
-
-
-def hidden_places(length: int, encoding: MaskConvention) -> list[int]:
-    """Two, with real tokens before, between and after them; at the end for lengths, which can't say it otherwise."""
-    return [length - 2, length - 1] if encoding == LENGTHS else sorted({min(2, length - 2), length - 2})
+    def masks(self, visible: Tensor, convention: MaskConvention | None = None) -> Masks:
+        """The same mask, (B,K) or (B,Q,K), for each parameter."""
+        convention = convention or self.convention
+        assert convention is not None
+        visible = visible if visible.dim() == 3 else visible[:, None].expand(-1, visible.shape[-1], -1)
+        return dict.fromkeys(self.names, (convention, visible))
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What happened when tokens were hidden with one encoding."""
+    """The result of masking two tokens in one convention."""
 
-    encoding: MaskConvention
+    convention: MaskConvention
     leak: Dependency
-    """of the hidden tokens on all outputs but their own"""
-    is_right: bool
-    does_nothing: bool
+    """of all outputs but those of masked tokens, on the masked tokens"""
+    works: bool
+    has_no_effect: bool
 
 
-def tried(subject: ModuleUnderTest, group: Group, encoding: MaskConvention) -> Trial:
-    inputs, length = subject.draw(0), subject.plan.lengths[group.sequence]
-    hidden = hidden_places(length, encoding)
-    masks = group.masks(without(hidden, length), encoding)
-    before = subject.answer(inputs, masks)
-    does_nothing = not movement(subject.answer(inputs), before).any()
-    leak = dependency(subject, inputs, masks, group.sequence, hidden)
-    has_own = group.sequence == subject.plan.main and before.dim() > 2
-    own = own_outputs(leak.amounts, hidden, length) if has_own else {}
-    leak.amounts[[own[place] for place in hidden if place in own]] = 0.0  # what stands at a hidden place does not count
-    if does_nothing or not leak.is_finite or leak.amounts.any():
-        return Trial(encoding, leak, False, does_nothing)
-    return Trial(encoding, leak, lets_through(subject, group, masks, hidden, own), does_nothing)
+def mask_groups(module: ModuleUnderTest) -> list[MaskGroup]:
+    """The padding masks of each sequence as one group, and each lengths parameter as another. Where there is neither,
+    attention masks take their place."""
+    plan, groups = module.plan, []
+    if not module.has_tokens:
+        return []
+    for sequence in [plan.main] if plan.source is None else [plan.source, plan.main]:
+        parameters = [p for p in module.parameters if plan.masked_sequence(p.name) == sequence]
+        padding = tuple(p.name for p in parameters if p.role == "padding")
+        lengths = [(p.name,) for p in parameters if p.role == "lengths"]
+        groups += [MaskGroup(names, sequence) for names in [padding, *lengths] if names]
+        if not padding and not lengths and (names := attention_masks(parameters, sequence == plan.source)):
+            groups.append(MaskGroup(names, sequence))
+    return groups
 
 
-def own_outputs(amounts: Tensor, hidden: list[int], length: int) -> dict[int, int]:
-    """By place, the output of that token: the same place, or moved on by tokens that the module adds (a class token)
-    or leaves out; then as hidden tokens move others least."""
-    n_more = len(amounts) - length
-    if abs(n_more) > MOST_ADDED or len(amounts) == 1:
-        return {}
-    moves = []
-    for by in range(min(0, n_more), max(0, n_more) + 1):
-        own = {place: place + by for place in range(length) if 0 <= place + by < len(amounts)}
-        rest = amounts.clone()
-        rest[[own[place] for place in hidden if place in own]] = 0.0
-        moves.append((float(rest.sum()), own))
-    return min(moves, key=lambda move: move[0])[1]
+def attention_masks(parameters: list[Parameter], is_source: bool) -> tuple[str, ...]:
+    """The first attention mask of a sequence; for a source, also those of its memory."""
+    names = [p.name for p in parameters if p.role == "attention"]
+    of_memory = [name for name in names if MEMORY_PREFIX.fullmatch(name.lower())]
+    return (*[name for name in names if name not in of_memory][:1], *(of_memory if is_source else []))
 
 
-def lets_through(subject: ModuleUnderTest, group: Group, masks: Masks, hidden: list[int], own: dict[int, int]) -> bool:
-    """Whether tokens that are not hidden still move other outputs."""
-    inputs, length = subject.draw(0), subject.plan.lengths[group.sequence]
-    visible = [place for place in range(length) if place not in hidden]
-    amounts = dependency(subject, inputs, masks, group.sequence, visible).amounts
-    for place, output in own.items():  # the residual path of a token to its own output
-        amounts[output, visible.index(place) if place in visible else slice(None)] = 0.0
-    return bool(amounts.any())
+def candidate_conventions(module: ModuleUnderTest, group: MaskGroup) -> list[MaskConvention]:
+    roles = {p.role for p in module.parameters if p.name in group.names}
+    if roles == {"lengths"}:
+        return [LENGTHS]
+    shapes = COMBINED_SHAPES if set(group.names) & set(module.plan.causal_masks) else PADDING_SHAPES
+    return list(mask_conventions((*shapes, "(Q,K)") if roles == {"attention"} else shapes))
 
 
-def without(hidden: list[int], length: int) -> Tensor:
-    """(B,K): True but at these places."""
-    seen = torch.ones(EXAMPLES, length, dtype=torch.bool)
-    seen[:, hidden] = False
-    return seen
-
-
-def solve(called: CallableModule, group: Group) -> tuple[Group, list[Trial]]:
-    """The group with the encoding that works, if one does; and what was tried until then."""
+def find_convention(module: ModuleUnderTest, group: MaskGroup) -> tuple[MaskGroup, list[Trial]]:
+    """The group with the convention that works, if one does; and all trials."""
     trials = []
-    for encoding in options(group, called):
+    for convention in candidate_conventions(module, group):
         try:
-            trials.append(tried(called.subject, group, encoding))
-        except Exception:  # a mask of this shape or dtype is not what it takes
+            trials.append(try_convention(module, group, convention))
+        except Exception:  # the module does not accept a mask of this shape or dtype
             continue
-        if trials[-1].is_right:
-            return Group(group.names, group.sequence, encoding), trials
+        if trials[-1].works:
+            return replace(group, convention=convention), trials
     return group, trials
 
 
-def with_required_masks(called: CallableModule) -> CallableModule:
-    """Masks that are given in every call, and hide nothing, written as the module means them."""
-    for group in groups(called):
-        names = [name for name in group.names if name in called.subject.plan.masks]
-        if names and (encoding := solve(called, group)[0].encoding or first_open(called, group, names)):
-            called = replace(called, subject=written(called.subject, names, encoding))
-    return called
+def try_convention(module: ModuleUnderTest, group: MaskGroup, convention: MaskConvention) -> Trial:
+    inputs, length = module.sample_inputs(0), module.plan.lengths[group.sequence]
+    masked = masked_positions(length, convention)
+    masks = group.masks(visible_except(masked, length), convention)
+    before = module.run(inputs, masks)
+    has_no_effect = not output_change(module.run(inputs), before).any()
+    leak = dependency(module, inputs, masks, group.sequence, masked)
+    is_main = group.sequence == module.plan.main and before.dim() > 2
+    outputs = token_outputs(leak.amounts, masked, length) if is_main else {}
+    leak.amounts[[outputs[position] for position in masked if position in outputs]] = 0.0  # a masked token's own output
+    works = not has_no_effect and leak.is_finite and not leak.amounts.any()
+    works = works and visible_tokens_matter(module, group, masks, masked, outputs)
+    return Trial(convention, leak, works, has_no_effect)
 
 
-def written(subject: ModuleUnderTest, names: list[str], encoding: MaskConvention) -> ModuleUnderTest:
-    return subject.by(masks={**subject.plan.masks, **dict.fromkeys(names, encoding)})
+def masked_positions(length: int, convention: MaskConvention) -> list[int]:
+    """Two positions with visible ones before, between and after them; for lengths, the last two."""
+    return [length - 2, length - 1] if convention == LENGTHS else sorted({min(2, length - 2), length - 2})
 
 
-def first_open(called: CallableModule, group: Group, names: list[str]) -> MaskConvention | None:
-    """Of a module that hides no token rightly: how masks that hide nothing let tokens move other outputs, as they are
-    written or in the first other way."""
-    subject = called.subject
-    for encoding in [subject.plan.masks[names[0]], *options(group, called)]:
-        one = written(subject, names, encoding)
+def visible_except(masked: list[int], length: int) -> Tensor:
+    """(B,K): False at the masked positions."""
+    visible = torch.ones(BATCH_SIZE, length, dtype=torch.bool)
+    visible[:, masked] = False
+    return visible
+
+
+def token_outputs(amounts: Tensor, masked: list[int], length: int) -> dict[int, int]:
+    """The output of each token, by position. A module may add or drop a few tokens (a class token) at either end: the
+    offset is the one with the smallest leak."""
+    extra = len(amounts) - length
+    if abs(extra) > MAX_ADDED_TOKENS or len(amounts) == 1:
+        return {}
+    candidates = []
+    for offset in range(min(0, extra), max(0, extra) + 1):
+        outputs = {position: position + offset for position in range(length) if 0 <= position + offset < len(amounts)}
+        rest = amounts.clone()
+        rest[[outputs[position] for position in masked if position in outputs]] = 0.0
+        candidates.append((float(rest.sum()), outputs))
+    return min(candidates, key=lambda candidate: candidate[0])[1]
+
+
+def visible_tokens_matter(
+    module: ModuleUnderTest, group: MaskGroup, masks: Masks, masked: list[int], outputs: dict[int, int]
+) -> bool:
+    """Whether tokens that are not masked affect outputs of other tokens."""
+    inputs, length = module.sample_inputs(0), module.plan.lengths[group.sequence]
+    visible = [position for position in range(length) if position not in masked]
+    amounts = dependency(module, inputs, masks, group.sequence, visible).amounts
+    for position, output in outputs.items():  # the residual path of a token to its own output
+        amounts[output, visible.index(position) if position in visible else slice(None)] = 0.0
+    return bool(amounts.any())
+
+
+def with_required_masks(module: ModuleUnderTest) -> ModuleUnderTest:
+    """The module with the right convention for the masks of every call, which mask nothing."""
+    for group in mask_groups(module):
+        names = [name for name in group.names if name in module.plan.masks]
+        convention = find_convention(module, group)[0].convention if names else None
+        convention = convention or (first_transparent(module, group, names) if names else None)
+        if convention:
+            module = with_convention(module, names, convention)
+    return module
+
+
+def with_convention(module: ModuleUnderTest, names: list[str], convention: MaskConvention) -> ModuleUnderTest:
+    return module.with_plan(masks={**module.plan.masks, **dict.fromkeys(names, convention)})
+
+
+def first_transparent(module: ModuleUnderTest, group: MaskGroup, names: list[str]) -> MaskConvention | None:
+    """For a module that masks no token correctly: the first convention in which an all-visible mask lets tokens affect
+    each other."""
+    for convention in [module.plan.masks[names[0]], *candidate_conventions(module, group)]:
+        candidate = with_convention(module, names, convention)
         try:
-            has_own = group.sequence == subject.plan.main and one.has_places(one.answer(one.draw(0)))
-            own = {place: place for place in range(subject.length)} if has_own else {}
-            if lets_through(one, group, {}, [], own):
-                return encoding
-        except Exception:  # a mask of this shape or dtype is not what it takes
+            output = candidate.run(candidate.sample_inputs(0))
+            is_main = group.sequence == module.plan.main and candidate.has_output_per_token(output)
+            outputs = {position: position for position in range(module.length)} if is_main else {}
+            if visible_tokens_matter(candidate, group, {}, [], outputs):
+                return convention
+        except Exception:  # the module does not accept a mask of this shape or dtype
             continue
     return None
 
 
-def check_padding(called: CallableModule, solved: list[tuple[Group, list[Trial]]]) -> list[Finding]:
-    findings = [finding_of(called, group, trials) for group, trials in solved]
-    for name in sorted(set(called.subject.plan.feeds) - {group.sequence for group, _ in solved}):
-        by_id = check_padding_id(called.subject, name)
-        if by_id is None and name == called.subject.plan.source:
-            by_id = Finding(NAME, "not checked", NO_MASK.format(name))
-        findings += [by_id] if by_id else []
+def check_padding(module: ModuleUnderTest, tried: list[tuple[MaskGroup, list[Trial]]]) -> list[Finding]:
+    findings = [group_finding(module, group, trials) for group, trials in tried]
+    for name in sorted(set(module.plan.inputs) - {group.sequence for group, _ in tried}):
+        finding = check_padding_id(module, name)
+        if finding is None and name == module.plan.source:
+            finding = Finding(PADDING, "not checked", NO_MASK.format(name))
+        findings += [finding] if finding else []
     if not findings:
-        why = NO_MASK.format("tokens") if called.subject.has_tokens else "no tokens"
-        findings.append(Finding(NAME, "not checked", why))
+        text = NO_MASK.format(module.plan.main) if module.has_tokens else "image inputs have no padding"
+        findings.append(Finding(PADDING, "not checked", text))
     return findings
 
 
-def finding_of(called: CallableModule, group: Group, trials: list[Trial]) -> Finding:
-    names = " and ".join(group.names)
-    if group.encoding is not None:
-        turned = [name for name in group.names if is_turned(name, group.encoding.meaning)]
-        if turned:
-            meant = "1 = may attend" if usual(turned[0]) == "may" else "True = hidden"
-            text = f"inverted: by its name {turned[0]} means {meant}, here it is the opposite; turn it round"
-            return Finding(NAME, "fault", text)
-        return Finding(
-            NAME, "fine", f"hidden tokens of {group.sequence} move no other output ({group.spelled(group.encoding)})"
-        )
+def group_finding(module: ModuleUnderTest, group: MaskGroup, trials: list[Trial]) -> Finding:
+    if group.convention is not None:
+        inverted = [name for name in group.names if contradicts_name(name, group.convention.polarity)]
+        if inverted:
+            meaning = "1 = may attend" if conventional_polarity(inverted[0]) == "attend" else "True = masked"
+            text = f"{inverted[0]} is inverted: by convention it means {meaning}; negate it"
+            return Finding(PADDING, "fault", text)
+        text = f"masked tokens of {group.sequence} affect no other output ({group}: {group.convention})"
+        return Finding(PADDING, "fine", text)
     if not trials:
-        return Finding(
-            NAME, "not checked", f"no shape and dtype of {names} was taken; try a wrapper with (batch, length)"
+        text = (
+            f"the module accepts no shape and dtype that was tried for {group}; examine a wrapper with (batch, length)"
         )
-    trial = best(trials, group)
-    if trial.does_nothing or all(one.does_nothing for one in trials):
-        return Finding(NAME, "fault", f"{names} changes nothing: the mask is dropped on its way to the scores")
+        return Finding(PADDING, "not checked", text)
+    trial = most_relevant(trials, group)
+    if trial.has_no_effect or all(one.has_no_effect for one in trials):
+        return Finding(PADDING, "fault", f"no effect of {group}: the mask does not reach the attention scores")
     if not trial.leak.is_finite:
-        text = f"the answer is not finite when {names} hides two tokens ({trial.encoding})"
-        return Finding(NAME, "fault", f"{text}: {CURE}")
+        text = f"the output is not finite when {group} masks two tokens ({trial.convention}): {EMPTY_SOFTMAX}"
+        return Finding(PADDING, "fault", text)
     if not trial.leak.amounts.any():
-        return Finding(NAME, "warning", f"with {names} no token moves any other output: does it attend at all?")
-    text = f"{sentence(called.subject, group, trial)}: {why(called.subject, group, trial)}"
-    if is_only_across(called, group):
-        return Finding(NAME, "warning", f"{text}; or is {names} not meant for padding? the encoder takes no mask")
-    return Finding(NAME, "fault", text)
+        text = f"with {group}, no token affects any other output: is there any attention?"
+        return Finding(PADDING, "warning", text)
+    text = leak_text(module, group, trial)
+    if hides_cross_attention_only(module, group):
+        text += f"; or is {group} not meant for padding? The encoder takes no mask"
+        return Finding(PADDING, "warning", text)
+    return Finding(PADDING, "fault", text)
 
 
-def best(trials: list[Trial], group: Group) -> Trial:
-    """The one that its name promises, or else the one that leaks least."""
-    promised = [trial for trial in trials if trial.encoding.meaning == usual(group.names[0])]
-    alive = [trial for trial in promised or trials if not trial.does_nothing] or trials
-    return min(alive, key=lambda trial: (not trial.leak.is_finite, float(trial.leak.amounts.sum())))
+def most_relevant(trials: list[Trial], group: MaskGroup) -> Trial:
+    """The trial with the polarity that the name implies, or else the one that leaks least."""
+    implied = [trial for trial in trials if trial.convention.polarity == conventional_polarity(group.names[0])]
+    effective = [trial for trial in implied or trials if not trial.has_no_effect] or trials
+    return min(effective, key=lambda trial: (not trial.leak.is_finite, float(trial.leak.amounts.sum())))
 
 
-def sentence(subject: ModuleUnderTest, group: Group, trial: Trial) -> str:
-    output, column = divmod(int(trial.leak.amounts.argmax()), trial.leak.amounts.shape[1])
-    place = hidden_places(subject.plan.lengths[group.sequence], trial.encoding)[column]
-    return f"output {output} moves by {trial.leak.amounts.max().item():.2g} when the hidden token {place} is changed"
-
-
-def why(subject: ModuleUnderTest, group: Group, trial: Trial) -> str:
-    length = subject.plan.lengths[group.sequence]
-    seen = without(hidden_places(length, trial.encoding), length)
-    late = [layer for layer in patterns(subject, group.masks(seen, trial.encoding)) if layer.is_masked_late]
+def leak_text(module: ModuleUnderTest, group: MaskGroup, trial: Trial) -> str:
+    """The output that changes most, why, and how to fix it."""
+    amounts, length = trial.leak.amounts, module.plan.lengths[group.sequence]
+    output, column = divmod(int(amounts.argmax()), amounts.shape[1])
+    masked = masked_positions(length, trial.convention)
+    evidence = f"output {output} changes by {amounts.max().item():.2g} when the masked token {masked[column]} changes"
+    patterns = attention_patterns(module, group.masks(visible_except(masked, length), trial.convention))
+    late = [pattern for pattern in patterns if pattern.is_masked_after_softmax]
     if late:
-        return f"the mask comes after the softmax (rows sum to {late[0].sums[0]:.2f}, not 1); hide scores before it"
-    return f"padding leaks through {' and '.join(group.names)}; hide keys (columns), in every layer and in pooling"
+        low = late[0].row_sums[0]
+        cause = f"the mask is applied after the softmax (rows sum to {low:.2f}, not 1); mask the scores before it"
+    else:
+        cause = f"padding leaks through {group}; mask keys (columns), in every layer and in pooling"
+    return f"{evidence}: {cause}"
 
 
-def check_padding_id(subject: ModuleUnderTest, name: str) -> Finding | None:
-    """A table with a padding id promises that it means nothing: more of it at the end must not move an output."""
-    feed, length = subject.plan.feeds[name], subject.plan.lengths[name]
-    if not isinstance(feed, TokenIds) or feed.padding is None or length < 4:
+def hides_cross_attention_only(module: ModuleUnderTest, group: MaskGroup) -> bool:
+    """Whether the masks hide the output of an encoder inside the module, and none hides the encoder's input."""
+    source = module.plan.source
+    is_given = source is not None and MEMORY_NAME.fullmatch(source.lower())
+    attention = {p.name for p in module.parameters if p.role == "attention"}
+    return not is_given and all(name in attention and is_cross_mask(name, source) for name in group.names)
+
+
+def check_padding_id(module: ModuleUnderTest, name: str) -> Finding | None:
+    """With a padding id, one more padding token at the end must not change any output."""
+    kind, length = module.plan.inputs[name], module.plan.lengths[name]
+    if not isinstance(kind, TokenIds) or kind.padding_id is None or length < 4:
         return None
-    inputs = subject.draw(0)
-    inputs[name][:, -2:] = feed.padding
-    shorter = subject.by(lengths={**subject.plan.lengths, name: length - 1})
+    inputs = module.sample_inputs(0)
+    inputs[name][:, -2:] = kind.padding_id
+    shorter = module.with_plan(lengths={**module.plan.lengths, name: length - 1})
     try:
-        more, less = subject.answer(inputs), shorter.answer({**inputs, name: inputs[name][:, :-1]})
-    except Exception:  # a module may want sequences of one length
+        before, after = shorter.run({**inputs, name: inputs[name][:, :-1]}), module.run(inputs)
+    except Exception:  # the module may have a fixed length
         return None
-    if name == subject.plan.main and subject.has_places(more):
-        less, more = less[:, : length - 2], more[:, : length - 2]
-    moved = roughly_changed(more, less).amax(0)
-    if not moved.any():
-        return Finding(NAME, "fine", f"one more token of padding (id {feed.padding}) in {name} moves no output")
-    output, by = int(moved.argmax()), moved.max().item()
-    text = f"output {output} moves by {by:.2g} with one more token of padding (id {feed.padding}) in {name}"
-    return Finding(NAME, "fault", f"{text}: padding leaks; hide the keys where {name} == {feed.padding}")
+    if name == module.plan.main and module.has_output_per_token(after):
+        before, after = before[:, : length - 2], after[:, : length - 2]
+    change = approximate_change(after, before).amax(0)
+    extra = f"one more padding token (id {kind.padding_id}) in {name}"
+    if not change.any():
+        return Finding(PADDING, "fine", f"{extra} changes no output")
+    text = f"output {int(change.argmax())} changes by {change.max().item():.2g} with {extra}"
+    return Finding(PADDING, "fault", f"{text}: padding leaks; mask the keys where {name} == {kind.padding_id}")
+
+
+def check_fully_masked_rows(module: ModuleUnderTest, groups: list[MaskGroup]) -> Finding:
+    """Masks all tokens of one example and, where masks are (Q,K), all keys of one query.
+
+    In float32, since some float64 kernels return NaN by themselves.
+    """
+    module = module.with_dtype(torch.float32)
+    num_tried = num_accepted = 0
+    for event, inputs, masks in fully_masked_calls(module, groups):
+        num_tried += 1
+        try:
+            output_finite = bool(module.run(inputs, masks).isfinite().all())
+            gradient_finite = has_finite_gradient(module, inputs, masks)
+        except Exception:  # a module may reject an example without tokens
+            continue
+        num_accepted += 1
+        if output_finite and gradient_finite:
+            continue
+        patterns = attention_patterns(module, masks, inputs)
+        if any(not pattern.is_finite and pattern.is_torch_nn for pattern in patterns):
+            return Finding(FULLY_MASKED, "warning", TORCH_NN_NAN)
+        evidence = "a gradient is NaN, though the output is not," if output_finite else "the output is NaN"
+        is_elsewhere = bool(patterns) and not output_finite and all(pattern.is_finite for pattern in patterns)
+        return Finding(FULLY_MASKED, "fault", f"{evidence} {event}: {EMPTY_MEAN if is_elsewhere else EMPTY_SOFTMAX}")
+    if not num_accepted:
+        text = "the module rejects fully masked inputs" if num_tried else "no mask was found that could hide all keys"
+        return Finding(FULLY_MASKED, "not checked", text)
+    return Finding(FULLY_MASKED, "fine", "outputs and gradients stay finite where a query may attend to no key")
+
+
+def fully_masked_calls(module: ModuleUnderTest, groups: list[MaskGroup]) -> Iterator[tuple[str, Inputs, Masks]]:
+    inputs = module.sample_inputs(0)
+    for group in groups:
+        length = module.plan.lengths[group.sequence]
+        visible = torch.ones(BATCH_SIZE, length, length, dtype=torch.bool)
+        visible[0] = False
+        yield f"when all tokens of an example are masked ({group})", inputs, group.masks(visible)
+        assert group.convention is not None
+        if group.convention != LENGTHS and "Q" in group.convention.shape:
+            visible[0], visible[:, 2] = True, False
+            yield f"when all keys of a query are masked ({group.names[0]})", inputs, group.masks(visible)
+    masked = [group.sequence for group in groups]
+    for name, kind in module.plan.inputs.items():
+        if isinstance(kind, TokenIds) and kind.padding_id is not None and name not in masked:
+            emptied = inputs[name].index_fill(0, torch.tensor(0), kind.padding_id)
+            where = "an example" if name == module.plan.main else f"{name} of an example"
+            yield f"when {where} is only padding (id {kind.padding_id})", {**inputs, name: emptied}, {}
+
+
+def has_finite_gradient(module: ModuleUnderTest, inputs: Inputs, masks: Masks) -> bool:
+    """The gradient of a loss over all examples but the first, since a loss ignores padding."""
+    with torch.enable_grad(), isolated_state(module.dtype, 0):
+        output = module.batch_first_output(main_output(module.model(**module.arguments(inputs, masks))))
+        parameters = [p for p in module.model.parameters() if p.requires_grad]
+        if not output.requires_grad or not parameters:
+            return True
+        loss = output[1:].square().sum()
+        gradients: tuple[Tensor | None, ...] = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return all(bool(gradient.isfinite().all()) for gradient in gradients if gradient is not None)

@@ -16,7 +16,7 @@ def runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     dropout = {"model.dropout": 0.2}
     train("reverse", "plain", changes=FEW | dropout, quiet=True)
-    train("reverse", "watched", changes=FEW | dropout | {"probe.inputs": 2, "probe.every": 4}, quiet=True)
+    train("reverse", "watched", changes=FEW | dropout | {"snapshots.inputs": 2, "snapshots.every": 4}, quiet=True)
     return tmp_path / "runs"
 
 
@@ -30,7 +30,7 @@ def test_maps_of_the_start_the_end_and_between(runs):
 
 
 def test_a_watched_run_is_the_same_run(runs):
-    plain, watched = (checkpoint.newest(runs / name, print).model for name in ("plain", "watched"))
+    plain, watched = (checkpoint.latest(runs / name, print).model for name in ("plain", "watched"))
     assert plain.keys() == watched.keys()
     assert all(torch.equal(plain[name], watched[name]) for name in plain)
 
@@ -39,7 +39,7 @@ def test_the_last_maps_are_those_of_the_last_weights(runs):
     from clearhead.data import datasets
 
     session = Run(runs / "watched")
-    session.model.load_state_dict(checkpoint.newest(runs / "watched", print).model)
+    session.model.load_state_dict(checkpoint.latest(runs / "watched", print).model)
     inputs, _ = datasets.load_dataset(session.config.data, 0).validation.get_batch(torch.arange(2))
     seen = look(session.model, inputs)
     _, maps = read_snapshots(runs / "watched")
@@ -47,20 +47,20 @@ def test_the_last_maps_are_those_of_the_last_weights(runs):
         assert torch.allclose(seen[address].weights(), maps[address][-1], atol=1e-3)
 
 
-def test_a_run_without_a_probe_has_no_maps(runs):
-    with pytest.raises(LookupError, match="has no maps of its training; train it with a probe"):
+def test_a_run_without_snapshots_has_none_to_read(runs):
+    with pytest.raises(LookupError, match="has no attention snapshots"):
         read_snapshots(runs / "plain")
 
 
 def test_damaged_maps_are_named(runs):
-    path = runs / "watched/probe/step-00000004.safetensors"
+    path = runs / "watched/snapshots/step-00000004.safetensors"
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # one bit of one weight
     with pytest.raises(ValueError, match=r"step-00000004.safetensors .*do not match the digest"):
         read_snapshots(runs / "watched")
     path.write_bytes(content[:20])
     with pytest.raises(
-        ValueError, match=r"step-00000004.safetensors must be the maps that a probe wrote, .*; delete it"
+        ValueError, match=r"step-00000004.safetensors is not an intact attention snapshot .*; delete it"
     ):
         read_snapshots(runs / "watched")
     path.rename(path.with_name("step-four.safetensors"))
@@ -75,14 +75,14 @@ MAPS = {"blocks.0.attn": torch.rand(2, 1, 4, 4).half(), "blocks.1.attn": torch.r
 @pytest.fixture
 def maps(tmp_path):
     """The maps of two steps, without a run."""
-    (tmp_path / "probe").mkdir()
+    (tmp_path / "snapshots").mkdir()
     for step in (0, 4):
-        (tmp_path / f"probe/step-{step:08d}.safetensors").write_bytes(save(MAPS))
+        (tmp_path / f"snapshots/step-{step:08d}.safetensors").write_bytes(save(MAPS))
     return tmp_path
 
 
 def test_whichever_byte_of_a_header_is_changed_that_is_one_line_or_nothing(maps):
-    path, content = maps / "probe/step-00000004.safetensors", save(MAPS)
+    path, content = maps / "snapshots/step-00000004.safetensors", save(MAPS)
     refusals = []
     for at in range(8 + int.from_bytes(content[:8], "little")):
         changed = bytearray(content)
@@ -109,6 +109,6 @@ def test_whichever_byte_of_a_header_is_changed_that_is_one_line_or_nothing(maps)
     ],
 )
 def test_maps_that_do_not_agree_are_named(maps, other):
-    (maps / "probe/step-00000004.safetensors").write_bytes(save(other))
+    (maps / "snapshots/step-00000004.safetensors").write_bytes(save(other))
     with pytest.raises(ValueError, match=r"step-00000004\.safetensors"):
         read_snapshots(maps)

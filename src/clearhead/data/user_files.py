@@ -12,69 +12,69 @@ from pathlib import Path
 
 from clearhead.files import UnsafeFileError, open_regular
 
-MOST_PICTURE_BYTES = 10_000_000
+MAX_PICTURE_BYTES = 10_000_000
 """bytes of an image file"""
-MOST_PICTURE_PIXELS = 25_000_000
+MAX_PICTURE_PIXELS = 25_000_000
 """pixels of an image, by the size that its header declares. Decoding takes up to 16 bytes per pixel (WebP)"""
-MOST_PICTURE_SIDE = 32_768
+MAX_PICTURE_SIDE = 32_768
 """width and height of an image: resizing an image of 1 x 25,000,000 pixels would first make it wider"""
-PIXELS_AT_ONCE = MOST_PICTURE_PIXELS
+PIXELS_AT_ONCE = MAX_PICTURE_PIXELS
 """pixels that are being decoded at the same time, over all threads"""
-MOST_JPEG_SCANS = 100
+MAX_JPEG_SCANS = 100
 """scans of a progressive JPEG file; encoders write about 10. Each one is a pass over all pixels"""
 
-MOST_FOLDER_ENTRIES = 300_000
+MAX_FOLDER_ENTRIES = 300_000
 """files and folders in a folder of images, and in a folder that is searched for a data set"""
-MOST_FOLDER_DEPTH = 32
+MAX_FOLDER_DEPTH = 32
 """folders inside folders; symbolic links to folders are not followed below a class"""
 
-MOST_TEXT_BYTES = 100_000_000
+MAX_TEXT_BYTES = 100_000_000
 """bytes of a text to learn: as many as enwik8 has"""
-MOST_SYMBOLS = 65_536
+MAX_SYMBOLS = 65_536
 """different characters of a text"""
-MOST_LIST_BYTES = 10_000_000
+MAX_LIST_BYTES = 10_000_000
 """bytes of a dictionary or a list of words: about three times the CMU dictionary"""
-MOST_LIST_LINES = 500_000
+MAX_LIST_LINES = 500_000
 """lines of a dictionary or a list of words"""
 
-MOST_UNPACKED = 512_000_000
+MAX_UNPACKED = 512_000_000
 """bytes that an archive unpacks to, the members that are skipped included"""
-MOST_RATIO = 100
+MAX_RATIO = 100
 """unpacked bytes per packed byte, of an archive or a gzip file, once it unpacks to more than UNPACKED_FLOOR"""
 UNPACKED_FLOOR = 10_000_000
-"""bytes that any archive may unpack to: small files of zeros compress by more than MOST_RATIO"""
-MOST_MEMBERS = 10_000
+"""bytes that any archive may unpack to: small files of zeros compress by more than MAX_RATIO"""
+MAX_MEMBERS = 10_000
 """files and folders in an archive"""
-MOST_MEMBER_BYTES = 64_000_000
+MAX_MEMBER_BYTES = 64_000_000
 """bytes of one file of a data set, unpacked"""
-MOST_DATASET_BYTES = 256_000_000
+MAX_DATASET_BYTES = 256_000_000
 """bytes of all files of a data set, unpacked: CIFAR-10 has 184 million"""
-MOST_HEADER_BYTES = 1_000_000
+MAX_HEADER_BYTES = 1_000_000
 """bytes of one extended header of a tar archive, and of the directory of a zip archive"""
 
-MOST_DOWNLOAD_BYTES = 512_000_000
+MAX_DOWNLOAD_BYTES = 512_000_000
 """bytes of a download"""
 DOWNLOAD_WAITS = (1, 2, 4, 8, 16)
 """seconds before each further request for a download that broke off; after the last one it fails"""
-LEAST_SPEED = 1_000
+MIN_SPEED = 1_000
 """bytes per second of a download, on average once it takes longer than a minute"""
 
-MOST_MATRIX_BYTES = 10_000_000
+MAX_MATRIX_BYTES = 10_000_000
 """bytes of a file of matrices or of a mask"""
-MOST_MATRIX_VALUES = 2**22
+MAX_MATRIX_VALUES = 2**22
 """values of all arrays in a file, read from the headers of the arrays before the arrays are read"""
 
-MOST_IMAGE_SIZE = 2_048
+MAX_IMAGE_SIZE = 2_048
 """image_size in a config"""
-MOST_LENGTH = 65_536
+MAX_LENGTH = 65_536
 """length and set_size in a config"""
-MOST_EXAMPLES = 10_000_000
+MAX_EXAMPLES = 10_000_000
 """limit, validation and window in a config; to shuffle so many takes about 400 MB"""
 
 
-def most_unpacked(packed: int, most: int = MOST_UNPACKED) -> int:
-    """Bytes that `packed` bytes may unpack to: at most `most`, and at most MOST_RATIO as many beyond the floor."""
-    return min(most, max(UNPACKED_FLOOR, MOST_RATIO * packed))
+def most_unpacked(packed: int, most: int = MAX_UNPACKED) -> int:
+    """Bytes that `packed` bytes may unpack to: at most `most`, and at most MAX_RATIO as many beyond the floor."""
+    return min(most, max(UNPACKED_FLOOR, MAX_RATIO * packed))
 
 
 # The user's own files, read with care. Does not import torch.
@@ -93,7 +93,7 @@ class NotRegularError(ValueError):
     """A pipe, a device or a socket where a file is needed."""
 
 
-def own_path(path: str | Path) -> Path:
+def user_path(path: str | Path) -> Path:
     """Where it is, ~ resolved."""
     try:
         return Path(path).expanduser()
@@ -101,10 +101,10 @@ def own_path(path: str | Path) -> Path:
         raise ValueError(f"~NAME must be somebody's home, got {str(path)!r}; write the path in full") from None
 
 
-def open_own(path: str | Path, most: int | None = None) -> io.BufferedReader:
+def open_user_file(path: str | Path, most: int | None = None) -> io.BufferedReader:
     """A regular file of at most `most` bytes, opened for reading. A folder, or a path without a file, is an OSError."""
     try:
-        file = open_regular(own_path(path), os.O_RDONLY, follow=True)
+        file = open_regular(user_path(path), os.O_RDONLY, follow=True)
     except UnsafeFileError:
         raise NotRegularError(
             f"data is read from files, and more than once, got a pipe or a device: {path}; save it as a file first"
@@ -119,9 +119,9 @@ def open_own(path: str | Path, most: int | None = None) -> io.BufferedReader:
         raise
 
 
-def read_own(path: str | Path, most: int) -> bytes:
+def read_user_file(path: str | Path, most: int) -> bytes:
     """All bytes of a regular file; more than `most` are refused, and a file that grows while it is read."""
-    with open_own(path, most) as file:
+    with open_user_file(path, most) as file:
         size = os.fstat(file.fileno()).st_size
         data = file.read(size + 1)
     if len(data) > size:
@@ -129,19 +129,19 @@ def read_own(path: str | Path, most: int) -> bytes:
     return data
 
 
-def own_file(path: str | Path, most: int = MOST_TEXT_BYTES) -> Path:
+def check_user_file(path: str | Path, most: int = MAX_TEXT_BYTES) -> Path:
     """The path of a regular file of at most `most` bytes."""
-    open_own(path, most).close()
-    return own_path(path)
+    open_user_file(path, most).close()
+    return user_path(path)
 
 
-def own_text(path: str | Path, most: int, otherwise: str = CONVERT) -> list[str]:
+def read_text_chunks(path: str | Path, most: int, otherwise: str = CONVERT) -> list[str]:
     """All of a text, in pieces, without its byte order mark. The byte 0 is in no text, but in every second place of
     UTF-16. A piece takes 1, 2 or 4 bytes per character: one rare character does not make all of the text large."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     pieces = []
     try:
-        for data in own_bytes(path, most):
+        for data in read_chunks(path, most):
             pieces.append(decoder.decode(data, final=not data))
             if "\0" in pieces[-1]:
                 raise ValueError(f"{path} must be text in UTF-8, got other bytes (a zero); {otherwise}")
@@ -150,10 +150,10 @@ def own_text(path: str | Path, most: int, otherwise: str = CONVERT) -> list[str]
     return pieces
 
 
-def own_bytes(path: str | Path, most: int) -> Iterator[bytes]:
+def read_chunks(path: str | Path, most: int) -> Iterator[bytes]:
     """All bytes of a regular file, in pieces, with an empty one at the end; more than `most` are refused."""
     length = 0
-    with open_own(path, most) as file:
+    with open_user_file(path, most) as file:
         while data := file.read(PIECE):
             length += len(data)
             if length > most:
@@ -162,18 +162,18 @@ def own_bytes(path: str | Path, most: int) -> Iterator[bytes]:
     yield b""
 
 
-def own_lines(path: str | Path) -> list[str]:
-    """The lines of a text of at most MOST_LIST_BYTES and MOST_LIST_LINES, whichever system wrote them."""
-    text = "".join(own_text(path, MOST_LIST_BYTES))
-    if text.count("\n") + text.count("\r") - text.count("\r\n") >= MOST_LIST_LINES:
-        raise ValueError(f"{path} has more than {MOST_LIST_LINES:,} lines")
+def read_lines(path: str | Path) -> list[str]:
+    """The lines of a text of at most MAX_LIST_BYTES and MAX_LIST_LINES, whichever system wrote them."""
+    text = "".join(read_text_chunks(path, MAX_LIST_BYTES))
+    if text.count("\n") + text.count("\r") - text.count("\r\n") >= MAX_LIST_LINES:
+        raise ValueError(f"{path} has more than {MAX_LIST_LINES:,} lines")
     return LINE_END.split(text)
 
 
-def entries_below(folder: Path) -> Iterator[os.DirEntry[str]]:
+def scandir_recursive(folder: Path) -> Iterator[os.DirEntry[str]]:
     """Everything in a folder and in the folders below it. Symbolic links to folders are listed and not followed.
 
-    At most MOST_FOLDER_ENTRIES, at most MOST_FOLDER_DEPTH deep. Their order is the file system's.
+    At most MAX_FOLDER_ENTRIES, at most MAX_FOLDER_DEPTH deep. Their order is the file system's.
     """
     waiting, count = [(os.fspath(folder), 1)], 0
     while waiting:
@@ -181,10 +181,10 @@ def entries_below(folder: Path) -> Iterator[os.DirEntry[str]]:
         with os.scandir(place) as entries:
             for entry in entries:
                 count += 1
-                if count > MOST_FOLDER_ENTRIES:
-                    raise ValueError(f"{folder} has more than {MOST_FOLDER_ENTRIES:,} files and folders")
+                if count > MAX_FOLDER_ENTRIES:
+                    raise ValueError(f"{folder} has more than {MAX_FOLDER_ENTRIES:,} files and folders")
                 if entry.is_dir(follow_symlinks=False):
-                    if depth >= MOST_FOLDER_DEPTH:
-                        raise ValueError(f"{folder} has folders that are nested more than {MOST_FOLDER_DEPTH} deep")
+                    if depth >= MAX_FOLDER_DEPTH:
+                        raise ValueError(f"{folder} has folders that are nested more than {MAX_FOLDER_DEPTH} deep")
                     waiting.append((entry.path, depth + 1))
                 yield entry

@@ -1,34 +1,34 @@
-"""Modules of features, with masks in every form."""
+"""Modules of features, with masks of every kind."""
 
 import math
 
 import torch
 from torch import nn
 
-from . import HEADS, WIDTH
+from . import NUM_HEADS, WIDTH
 from .attention import Attention, Block
 
 
-class Generic(nn.Module):
-    """features (B,L,E) and a mask (L,L) of pairs, True = may attend, required."""
+class MaskedBlock(nn.Module):
+    """features (B,L,E) and a required attention mask (L,L), True = may attend."""
 
     def __init__(self, attention=Attention):
         super().__init__()
         self.block = Block(attention)
 
-    def hidden(self, mask):
+    def masked_keys(self, mask):
         return mask == 0
 
     def forward(self, x, mask):
-        return self.block(x, None if mask is None else self.hidden(mask))
+        return self.block(x, None if mask is None else self.masked_keys(mask))
 
 
-class GenericDropped(Generic):
-    def hidden(self, mask):
+class MaskedBlockDropped(MaskedBlock):
+    def masked_keys(self, mask):
         return None
 
 
-class Additive(nn.Module):
+class AdditiveMask(nn.Module):
     def __init__(self):
         super().__init__()
         self.attention = Attention()
@@ -40,33 +40,33 @@ class Additive(nn.Module):
 
 
 class MixedBatch(nn.Module):
-    """Takes (B,L,E) for (L,B,E) inside."""
+    """Passes (B,L,E) to a layer of (L,B,E)."""
 
     def __init__(self):
         super().__init__()
-        self.layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 16)
+        self.layer = nn.TransformerEncoderLayer(WIDTH, NUM_HEADS, 16)
 
     def forward(self, x):
         x = self.layer(x)
         return x + x.roll(1, dims=1)
 
 
-class HardFloat(Generic):
+class HardcodedFloat32(MaskedBlock):
     def forward(self, x, mask=None):
         return super().forward(x.to(torch.float32), mask)
 
 
-class Upcast(Generic):
+class UpcastOutput(MaskedBlock):
     def forward(self, x, mask=None):
         return super().forward(x, mask).float()
 
 
-class OfTorch(nn.Module):
-    """nn.MultiheadAttention as people wrap it."""
+class TorchAttention(nn.Module):
+    """nn.MultiheadAttention in a wrapper."""
 
     def __init__(self, **options):
         super().__init__()
-        self.attention, self.norm = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True), nn.LayerNorm(WIDTH)
+        self.attention, self.norm = nn.MultiheadAttention(WIDTH, NUM_HEADS, batch_first=True), nn.LayerNorm(WIDTH)
         self.options = options
 
     def forward(self, x, attn_mask=None, key_padding_mask=None):
@@ -74,7 +74,7 @@ class OfTorch(nn.Module):
         return self.norm(x + self.attention(x, x, x, **masks, **self.options)[0])
 
 
-class Unknown(nn.Module):
+class UnknownParameter(nn.Module):
     def __init__(self):
         super().__init__()
         self.linear = nn.Linear(WIDTH, WIDTH)

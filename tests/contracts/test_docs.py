@@ -1,0 +1,121 @@
+"""README and docs: Python blocks run, `clearhead` lines parse, links lead somewhere.
+
+A Python block after the line `<!-- not run: REASON -->` is compiled only. Blocks run in a folder that has small trained
+runs of the names in RUNS.
+"""
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import clearhead
+from clearhead.cli import main as cli
+from clearhead.cli.options import Parser
+from clearhead.recipes import launch
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+RUNS = {
+    "mine": ("mnist", {"training.steps": 2, "data.limit": 600}),
+    "words": ("words", {"training.steps": 2, "data.limit": 2000}),
+    "pronounce": ("pronounce-fast", {"training.steps": 2, "data.limit": 600, "data.validation": 50}),
+}
+BLOCK = re.compile(r"(?P<marker><!-- not run: .+? -->\n)?```(?P<language>\w+)\n(?P<text>.*?)```", re.DOTALL)
+IN_BASH = re.compile(r"^(?:torchrun .* -m )?(clearhead .*)$")
+IN_TEXT = re.compile(r"^\$ (clearhead .*)$")
+LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)(?:#[^)]*)?\)")
+
+
+def blocks(*languages):
+    """(page:line, text, is_run) of each fenced block in one of these languages."""
+    for page in PAGES:
+        text = page.read_text()
+        for block in BLOCK.finditer(text):
+            if block["language"] in languages:
+                name = f"{page.name}:{text.count(chr(10), 0, block.start('text'))}"
+                yield pytest.param(block["text"], block["marker"] is None, id=name)
+
+
+def commands():
+    """Every command of the bash blocks, and those after `$ ` in text blocks; a backslash continues a line."""
+    for language, pattern in (("bash", IN_BASH), ("text", IN_TEXT)):
+        for block in blocks(language):
+            lines = block.values[0].replace("\\\n", " ").splitlines()
+            for number, line in enumerate(lines):
+                if match := pattern.search(line):
+                    yield pytest.param(match[1], id=f"{block.id}+{number}")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder with the runs that the documentation uses, trained for two steps."""
+    folder = tmp_path_factory.mktemp("docs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name, (recipe, changes) in RUNS.items():
+            clearhead.train(recipe, name, changes=changes, quiet=True)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("text", "is_run"), list(blocks("python")))
+def test_python_blocks_run(text, is_run, runs, tmp_path, monkeypatch):
+    code = compile(text, "block", "exec")
+    if not is_run:
+        return
+    shutil.copytree(runs, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {"__name__": "__main__"})
+
+
+class Parsed(BaseException):
+    """The command line was accepted; nothing is executed."""
+
+
+def accept(*args, **options):
+    raise Parsed
+
+
+def write_inputs(line):
+    """The user's own files that a command line names: a text, a word list or dictionary, a folder of images."""
+    for file in re.findall(r"[\w-]+\.txt", line):
+        Path(file).write_text("A line of a text file.\n" * 100)
+    for file in re.findall(r"[\w-]+\.dict|\w+\.train", line):
+        Path(file).write_text("".join(f"{a}{b} {a.upper()} {b.upper()}\n" for a in "bdfgklm" for b in "pstvz"))
+    for name in ("cat", "dog"):
+        Path("pets", name).mkdir(parents=True)
+        for i in range(10):
+            Image.new("RGB", (8, 8), (20 * i, 0, 0)).save(Path("pets", name, f"{i}.png"))
+
+
+@pytest.mark.parametrize("line", list(commands()))
+def test_command_lines_parse(line, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    write_inputs(line)
+    argv = shlex.split(re.sub(r" >.*| \|.*|[;&].*$", "", line), comments=True)[1:]
+    if argv[0] == "train":  # its settings are checked against each other, too
+        monkeypatch.setattr(launch, "train", accept)
+        monkeypatch.setattr(launch, "estimate", accept)
+    else:
+        parse = Parser.parse
+        monkeypatch.setattr(Parser, "parse", lambda parser, argv: accept(parse(parser, argv)))
+    if "--help" in argv:
+        assert cli.run(argv) == 0
+        return
+    with pytest.raises(Parsed):
+        cli.run(argv)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page):
+    missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
+    assert not missing
+
+
+def test_the_pages_have_blocks_and_commands():
+    assert len(list(blocks("python"))) >= 5
+    assert len(list(commands())) >= 50
