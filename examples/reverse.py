@@ -45,25 +45,9 @@ def test(model: SequencePredictor) -> float:
 
 
 def attention_map(model: SequencePredictor, ids: Tensor) -> Tensor:
-<<<<<<< HEAD
     """The attention weights (L,L) of the only head, for ids (1,L)."""
     (attention,) = look(model, ids).values()
     return attention.weights()[0, 0]
-=======
-    """The weights (L,L) of the only head: the same model, with attention computed by the formula, which shows them."""
-    seen = []
-
-    def attend(*args, **options):
-        out, weights = attend_reference(*args, **options)
-        seen.append(weights[0, 0])
-        return out
-
-    layer = model.blocks[0].attn
-    fused, layer.attend = layer.attend, attend
-    model(ids)
-    layer.attend = fused
-    return seen[0]
->>>>>>> main
 
 
 def main() -> None:

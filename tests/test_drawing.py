@@ -25,7 +25,7 @@ def test_the_suffix_chooses_the_format_and_the_same_figure_gives_the_same_bytes(
 
 @pytest.mark.parametrize("name", ["a.jpg", "a", ".png"])
 def test_other_formats_are_refused_with_one_that_works(tmp_path, name):
-    with pytest.raises(ValueError, match=r"a picture is saved as .png, .svg, .pdf, got .*; try .*.png"):
+    with pytest.raises(ValueError, match=r"a figure is saved as .png, .svg, .pdf, got .*; try .*.png"):
         save_figure(drawn(), tmp_path / name)
     assert os.listdir(tmp_path) == []
 

@@ -1,4 +1,4 @@
-"""A rich console for text that others wrote: no markup, no emoji codes, and control characters shown as escapes."""
+"""A rich console that prints untrusted text safely: no markup, no emoji codes, and escaped control characters."""
 
 from collections.abc import Iterable
 
@@ -10,15 +10,15 @@ from clearhead.messages import LAYOUT, printable
 
 
 class Console(rich.console.Console):
-    """Colours come from styles alone: `[red]` in a text is text, and its control characters are escaped."""
+    """Colors come from styles only: `[red]` in text is printed literally, and control characters are escaped."""
 
     def __init__(self, *, width: int | None = None, stderr: bool = False):
         super().__init__(width=width, stderr=stderr, highlight=False, emoji=False, markup=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Every piece of text passes here before its style becomes an escape sequence."""
+        """Escape all text before its style becomes a terminal sequence."""
         for segment in super().render(renderable, options):
-            if segment.control:  # rich's own: moves the cursor of a progress bar
+            if segment.control:  # from rich itself, for example to move the cursor of a progress bar
                 yield segment
             else:
                 yield Segment(printable(segment.text, keep=LAYOUT), segment.style)

@@ -1,7 +1,6 @@
-"""What every picture has in common: an empty figure, colours that everybody tells apart, and how it is saved.
+"""Shared by all figures: new figures, colors for color-blind readers, text that fits, and reproducible files.
 
-matplotlib is loaded when one is drawn. pyplot stays out: a figure belongs to who asked for it, not to a global list,
-and leaves nobody else's settings changed.
+matplotlib is imported when a figure is made. pyplot is not used, so no global state or settings change.
 """
 
 import io
@@ -18,10 +17,10 @@ if TYPE_CHECKING:
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILION, PURPLE, BROWN = "#0072B2", "#D55E00", "#CC79A7", "#7F4F24"
 COLORS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, BROWN)
-"""Okabe and Ito's, which the colour-blind tell apart too, with brown for their yellow, which a white page swallows"""
+"""the color-blind safe palette of Okabe & Ito (2008), with brown in place of yellow, which is too light on white"""
 GRAY, LIGHT_GRAY = "#767676", "#DDDDDD"
 COLORMAP = "viridis"
-"""even steps of lightness, told apart by the colour-blind and in grey"""
+"""perceptually uniform, also for color-blind readers and in grayscale"""
 DPI = 150
 
 METADATA: dict[str, dict[str, Any]] = {
@@ -29,11 +28,11 @@ METADATA: dict[str, dict[str, Any]] = {
     ".svg": {"Date": None, "Creator": None},
     ".pdf": {"CreationDate": None},
 }
-"""the formats, and what each would otherwise say about the day and the program"""
+"""the formats, and the metadata to leave out so that equal figures give equal files"""
 
 
 def new_figure(width: float, height: float, dpi: int = DPI) -> "Figure":
-    """An empty figure of this many inches."""
+    """An empty figure; sizes are in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -43,24 +42,23 @@ def new_figure(width: float, height: float, dpi: int = DPI) -> "Figure":
 
 
 def format_number(value: float, spread: float) -> str:
-    """Rounded to about a hundredth of the spread."""
+    """A value rounded to about a hundredth of the spread."""
     decimals = max(0, 2 - round(math.log10(spread)))
     return f"{value:.{decimals}f}" if decimals < 6 else f"{value:.1e}"
 
 
-def displayable(symbol: str) -> str:
-    """A character or a name on a figure: characters that do not show, or that matplotlib's own font does not have, are
-    written out."""
+def displayable(text: str) -> str:
+    """Text for a figure: invisible characters, and those missing in matplotlib's font, are written as codes."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
-    if symbol.isspace():
-        return ascii(symbol)[1:-1].replace(" ", "space")
+    if text.isspace():
+        return ascii(text)[1:-1].replace(" ", "space")
     glyphs = get_font(findfont(FontProperties()))
-    return "".join(c if glyphs.get_char_index(ord(c)) else f"U+{ord(c):04X}" for c in printable(symbol))
+    return "".join(c if glyphs.get_char_index(ord(c)) else f"U+{ord(c):04X}" for c in printable(text))
 
 
 def text_width(text: str, size: float) -> float:
-    """The width in inches of one line at a font size in points."""
+    """The width of one line in inches, for a font size in points."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
@@ -68,7 +66,7 @@ def text_width(text: str, size: float) -> float:
 
 
 def wrap(text: str, width: float, size: float) -> str:
-    """Break a text into lines no wider than `width` inches: between words, or inside a word that is wider itself."""
+    """Break text into lines of at most `width` inches, between words, or inside a word that is too long."""
     lines = []
     for paragraph in text.split("\n"):
         line = ""
@@ -87,21 +85,21 @@ def wrap(text: str, width: float, size: float) -> str:
 
 
 def break_point(word: str, width: float, size: float) -> int:
-    """How many characters of a word fit into a line; if possible, the line ends after a punctuation mark."""
+    """The number of characters of a word that fit into a line, which ends after punctuation if possible."""
     end = max((n for n in range(1, len(word)) if text_width(word[:n], size) <= width), default=1)
-    marks = [n for n in range(max(1, end // 2), end + 1) if word[n - 1] in "._-/,"]
-    return max(marks, default=end)
+    breaks = [n for n in range(max(1, end // 2), end + 1) if word[n - 1] in "._-/,"]
+    return max(breaks, default=end)
 
 
 def check_suffix(path: Path) -> None:
     if path.suffix.lower() not in METADATA:
         raise ValueError(
-            f"a picture is saved as {', '.join(METADATA)}, got {path.name!r}; try {path.stem or 'picture'}.png"
+            f"a figure is saved as {', '.join(METADATA)}, got {path.name!r}; try {path.stem or 'figure'}.png"
         )
 
 
 def save_figure(figure: "Figure", path: Path) -> Path:
-    """PNG, SVG or PDF, by the suffix of the path: whole or not at all, and the same figure gives the same bytes."""
+    """Write PNG, SVG or PDF, by the suffix of the path, atomically. Equal figures give identical files."""
     import matplotlib
 
     check_suffix(path)

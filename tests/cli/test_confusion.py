@@ -14,4 +14,4 @@ def test_mistakes_are_one_line(trained, capsys):
     assert main(["confusion", str(trained / "sum")]) == 2
     assert "a confusion matrix needs classes" in capsys.readouterr().err
     assert main(["confusion", str(trained / "mnist"), "--out", "a.jpg"]) == 2
-    assert "a picture is saved as .png, .svg, .pdf, got 'a.jpg'" in capsys.readouterr().err
+    assert "a figure is saved as .png, .svg, .pdf, got 'a.jpg'" in capsys.readouterr().err

@@ -70,7 +70,7 @@ def test_the_numbers_are_printed_or_written_instead_of_a_picture(runs, capsys):
     [
         (["runs/lnog"], "did you mean runs/long?"),
         ([], "required: RUN"),
-        (["runs/long", "--out", "a.jpg"], "a picture is saved as .png, .svg, .pdf, got 'a.jpg'; try a.png"),
+        (["runs/long", "--out", "a.jpg"], "a figure is saved as .png, .svg, .pdf, got 'a.jpg'; try a.png"),
         (["--epochs", "10", "runs/long"], "got 'runs/long'; runs come before it"),
         (["runs/long", "--epochs", "0"], "from 1 to 999999999, got '0'"),
         (["runs/long", "--epochs", "9" * 400], "from 1 to 999999999, got '999"),

@@ -40,12 +40,12 @@ def test_words_that_were_learnt_are_told_of(capsys, tmp_path, monkeypatch):
     few.write_text("\n".join(Path("my.dict").read_text().split("\n")[:12]))
     assert main(["evaluate", str(run), "--test", str(few), "--beam", "1"]) == 0
     told = re.fullmatch(
-        r"warning: .*pronounce learnt (\d+) of the words of .* \(12\) in training, .*\n", capsys.readouterr().err
+        r"warning: .*pronounce was trained on (\d+) of the words of .* \(12\): .*\n", capsys.readouterr().err
     )
     assert 0 < int(told[1]) <= 12
     monkeypatch.chdir(tmp_path)
     assert main(["evaluate", str(run), "--test", str(few), "--beam", "1"]) == 0
-    assert "is not known: its own files are not there, or changed" in capsys.readouterr().err
+    assert "its data is missing or has changed" in capsys.readouterr().err
 
 
 def test_runs_answer_together(capsys, tmp_path):
@@ -64,15 +64,15 @@ def test_words_that_another_run_learnt_are_told_of(capsys, tmp_path, forge):
     (other / "config.json").write_text(json.dumps(config))
     forge(other, config=config)
     assert main(["evaluate", "runs/pronounce", "--part", "validation", "--ensemble", str(other)]) == 0
-    assert re.match(r"warning: .*other learnt 19 of the validation words \(20\) in training", capsys.readouterr().err)
+    assert re.match(r"warning: .*other was trained on 19 of the validation words \(20\)", capsys.readouterr().err)
 
 
 def test_a_long_wait_is_announced_beside_the_answer(capsys, monkeypatch):
-    monkeypatch.setattr("clearhead.cli.evaluate.MANY", 10)
+    monkeypatch.setattr("clearhead.cli.evaluate.MANY_WORDS", 10)
     assert main(["evaluate", "runs/pronounce", "--part", "validation", "--beam", "1", "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["words"] == 20
-    assert err.startswith("20 words are said")
+    assert err.startswith("Evaluating 20 words")
 
 
 def test_loss_and_accuracy_of_any_other_run(capsys):
@@ -84,16 +84,16 @@ def test_loss_and_accuracy_of_any_other_run(capsys):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("runs/reverse --beam 3", "--test, --beam and --ensemble are for runs of pronounce, got runs/reverse"),
+        ("runs/reverse --beam 3", "--test, --beam and --ensemble need a run of pronounce, got runs/reverse"),
         ("runs/pronounce --beam 0", "a beam's size must be from 1 to 1000, got 0"),
         ("runs/pronounce --part trian", "invalid choice: 'trian'"),
         ("runs/nothing", "a run is a folder with a config.json"),
         ("runs/pronounce --ensemble runs/nothing", "a run is a folder with a config.json"),
-        ("runs/pronounce --ensemble runs/words", "runs of pronounce answer together, got runs/words; leave it out"),
-        ("runs/reverse --ensemble runs/reverse", "--ensemble are for runs of pronounce, got runs/reverse"),
+        ("runs/pronounce --ensemble runs/words", "an ensemble needs runs of the recipe pronounce, got runs/words"),
+        ("runs/reverse --ensemble runs/reverse", "--ensemble need a run of pronounce, got runs/reverse"),
         (
             "runs/pronounce --part test --test my.test",
-            "--part selects from the run's own data and excludes --test, got both (--test my.test)",
+            "--part and --test exclude each other, got --part test and --test my.test",
         ),
     ],
 )

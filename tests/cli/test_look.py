@@ -9,7 +9,7 @@ from clearhead.cli.main import main
 def test_it_prints_what_to_open(trained, tmp_path, capsys):
     assert main(["look", str(trained / "reverse"), "--ids", "3", "1", "4", "--out", str(tmp_path / "new")]) == 0
     out, err = capsys.readouterr()
-    assert "has learnt from sequences of 16 digits, got 3: its answer is a guess\n" in err
+    assert "was trained on sequences of 16 digits, got 3; its prediction is unreliable\n" in err
     assert err.endswith("Drawing figures ...\n")
     assert out.startswith("Predicted: ")
     assert "Actual" not in out
@@ -79,9 +79,9 @@ def test_a_test_word_is_looked_at_by_its_number(trained, tmp_path, capsys, monke
         ("RUN/mnist --sample 1 --ids 3", "got --sample and --ids"),
         ("RUN/mnist --training-dynamics", "has no attention snapshots"),
         ("RUN/mnist --ids 3", "takes images, got digits"),
-        ("RUN/mnist --sample -1", "a number from 0 to 9999, got -1"),
-        ("RUN/reverse --image a.png", "takes no single picture, got a.png"),
-        ("RUN/reverse --text word", "answers about digits, got text"),
+        ("RUN/mnist --sample -1", "from 0 to 9999, got -1"),
+        ("RUN/reverse --image a.png", "takes digits, got an image; try --ids 3 1 4"),
+        ("RUN/reverse --text word", "takes digits, got text"),
         ("RUN/pronounce --text xyz", "a symbol is one of those learnt, 'abcd', got 'x' in 'xyz'"),
         ("RUN/reverse --ids 33", "ids must be from 0 to 9, got 33"),
     ],

@@ -158,7 +158,7 @@ def test_help_without_a_mask(told):
         ),
         ("padding --lengths 6 --tokens 5", "--lengths must be from 0 to 5 tokens, got [6]"),
         ("causal --additive 3", "--additive: must be a negative number or -inf, got '3'"),
-        ("causal --figure mask.gif", "a picture is saved as .png, .svg, .pdf, got 'mask.gif'"),
+        ("causal --figure mask.gif", "a figure is saved as .png, .svg, .pdf, got 'mask.gif'"),
         ("causal --form torch", "--form needs --file"),
         ("--file none.txt", "cannot read none.txt: No such file or directory"),
         ("--file none.txt --tokens 4", "--file gives the number of tokens"),

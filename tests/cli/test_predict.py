@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from clearhead.cli.main import main
-from clearhead.cli.predict import candidates_text, n_by_score
+from clearhead.cli.predict import candidates_text, num_ordered
 from clearhead.inference.g2p import Pronunciation, pronounce
 from clearhead.inference.run import Run
 from clearhead.models.generate import Beam
@@ -53,14 +53,14 @@ def test_inverted_pictures_are_asked_about_inverted(trained, digits, capsys):
 def test_digits(trained, capsys):
     ids = ["3", "1", "4", "1", "5", "9", "2", "6", "5", "3", "5", "8", "9", "7", "9", "3"]
     asked, answered = told(capsys, trained / "reverse", "--ids", *ids).splitlines()
-    assert asked == "digits   " + " ".join(ids)
-    assert answered.startswith("answers  ")
+    assert asked == "digits       " + " ".join(ids)
+    assert answered.startswith("predictions  ")
     assert len(answered.partition("(")[0].split()) == 17
     assert len(json.loads(told(capsys, trained / "reverse", "--ids", *ids, "--json"))) == 16
     assert main(["predict", str(trained / "reverse"), "--ids", "3", "1", "4"]) == 0
     err = capsys.readouterr().err
     assert err.startswith("warning: ")
-    assert err.endswith("has learnt from sequences of 16 digits, got 3: its answer is a guess\n")
+    assert err.endswith("was trained on sequences of 16 digits, got 3; its prediction is unreliable\n")
     (line,) = told(capsys, trained / "sum", "--ids", *ids).splitlines()
     assert line.startswith(" ".join(ids) + "  ")
     assert "%" not in line
@@ -69,10 +69,10 @@ def test_digits(trained, capsys):
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [
-        ("RUN/mnist", 2, "predict takes picture files, words or --ids, one of them, got neither"),
+        ("RUN/mnist", 2, "before --ensemble, or --ids; got neither"),
         ("RUN/mnist a.png --ids 1", 2, "got both"),
         ("RUN/mnist nowhere.png", 1, "No such file or directory: nowhere.png"),
-        ("RUN/mnist empty", 2, "a folder must have pictures in it, got none in empty"),
+        ("RUN/mnist empty", 2, "there are no images in empty"),
         ("RUN/mnist bad.png", 2, "cannot read the image bad.png: the file is"),
         ("RUN/mnist pipe.png", 2, "cannot read the image pipe.png: it is a pipe or a device and not a file"),
         ("RUN/mnist a.png bomb.webp", 2, "cannot read the image bomb.webp: it has more than 25,000,000 pixels"),
@@ -81,7 +81,7 @@ def test_digits(trained, capsys):
         ("RUN/reverse --ids 3 x", 2, "--ids: invalid int value: 'x'"),
         ("RUN/reverse --ids 33", 2, "ids must be from 0 to 9, got 33"),
         (f"RUN/reverse --ids {'3' * 30}", 2, f"ids must be from 0 to 9, got {'3' * 30}"),
-        ("RUN/reverse --ids 3 --beam 2", 2, "--beam and --ensemble are for words and runs of pronounce, got"),
+        ("RUN/reverse --ids 3 --beam 2", 2, "--beam and --ensemble need words and a run of pronounce, got"),
         ("RUN/mnits a.png", 2, "did you mean"),
     ],
 )
@@ -100,7 +100,7 @@ def test_mistakes_are_one_line(trained, digits, capsys, monkeypatch, argv, code,
 
 
 def test_words_are_said_with_the_next_best_answers(trained, capsys, monkeypatch):
-    monkeypatch.setattr("clearhead.inference.g2p.MOST_PHONES", 12)
+    monkeypatch.setattr("clearhead.inference.g2p.MAX_PHONES", 12)
     header, *lines = told(capsys, trained / "pronounce", "cab", "BAD", "--beam", 3).splitlines()
     assert header.split() == ["word", "phones", "probability", "score"]
     lines = lines[: lines.index("")]
@@ -109,19 +109,19 @@ def test_words_are_said_with_the_next_best_answers(trained, capsys, monkeypatch)
     assert all(line.split()[-2].endswith("%") or line.endswith(" *") for line in lines)
     one, two = json.loads(told(capsys, trained / "pronounce", "cab", "bad", "--json"))
     assert (one["input"], two["input"]) == ("cab", "bad")
-    assert set(one["answers"][0]) == {"phones", "score", "ended", "probability", "score_per_token"}
-    best = one["answers"][0]
+    assert set(one["candidates"][0]) == {"phones", "score", "ended", "probability", "score_per_token"}
+    best = one["candidates"][0]
     assert best["score_per_token"] == pytest.approx(best["score"] / (len(best["phones"]) + best["ended"]))
 
 
 def test_an_answer_that_was_cut_off_is_marked(trained, capsys, monkeypatch):
-    monkeypatch.setattr("clearhead.inference.g2p.MOST_PHONES", 1)
+    monkeypatch.setattr("clearhead.inference.g2p.MAX_PHONES", 1)
     lines = told(capsys, trained / "pronounce", "cab", "--beam", 5).splitlines()
     assert sum(" ... " in line for line in lines) >= 4  # one may have ended, without any phone
 
 
 def test_runs_answer_together(trained, capsys, monkeypatch):
-    monkeypatch.setattr("clearhead.inference.g2p.MOST_PHONES", 12)
+    monkeypatch.setattr("clearhead.inference.g2p.MAX_PHONES", 12)
     alone = told(capsys, trained / "pronounce", "cab", "bad")
     assert told(capsys, trained / "pronounce", "cab", "bad", "--ensemble", trained / "pronounce") == alone
 
@@ -131,9 +131,9 @@ def test_runs_answer_together(trained, capsys, monkeypatch):
     [
         ("RUN/pronounce xyz", "a symbol is one of those learnt, 'abcd', got 'x' in 'xyz'"),
         ("RUN/pronounce --ids 3", "takes words, got digits"),
-        ("RUN/pronounce cab --invert", "--invert is for pictures, got"),
-        ("RUN/pronounce --ensemble RUN/pronounce cab", "got neither; they come before --ensemble"),
-        ("RUN/pronounce cab --ensemble RUN/words", "runs of pronounce answer together, got"),
+        ("RUN/pronounce cab --invert", "--invert needs images, got"),
+        ("RUN/pronounce --ensemble RUN/pronounce cab", "before --ensemble, or --ids; got neither"),
+        ("RUN/pronounce cab --ensemble RUN/words", "an ensemble needs runs of the recipe pronounce, got"),
         ("RUN/words hello", "takes text, got 'hello'; generate text with: clearhead sample"),
     ],
 )
@@ -160,7 +160,7 @@ def test_what_stands_behind_the_greedy_answer_in_spite_of_its_score_is_marked():
     lines = candidates_text(["cab"], [[greedy, longer]]).splitlines()
     assert not lines[1].endswith("*")
     assert lines[2].endswith(" *")
-    assert lines[-1] == "* less probable than the greedy answer, and therefore listed after it"
+    assert lines[-1] == "* less probable than the greedy candidate, and therefore listed after it"
 
 
 @pytest.mark.parametrize("size", [2, 5, 9])
@@ -169,7 +169,7 @@ def test_shown_scores_fall_but_for_marked_candidates_which_are_less_probable(tra
     words = ["cab", "bad", "a", "abcd", "dcba", "bb"]
     greedy = [ways[0] for ways in pronounce(run, words, Beam(1))]
     for ways, least in zip(pronounce(run, words, Beam(size)), greedy, strict=True):
-        n = n_by_score(ways)
+        n = num_ordered(ways)
         shown = [way.score_per_token for way in ways]
         assert all(after <= way + 1e-6 for way, after in pairwise(shown[:n]))
         assert all(way.score < least.score for way in ways[n:])

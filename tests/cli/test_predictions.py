@@ -55,16 +55,16 @@ def test_a_text_is_judged_on_its_validation_part(trained, capsys, monkeypatch, t
     (tmp_path / "my.txt").write_text("To be, or not to be: that is the question.\n" * 40)
     assert "tokens, the most confident first:" in told(capsys, trained / "text", "--part", "validation").out
     assert main(["predictions", str(trained / "text")]) == 2
-    assert "must have test examples, got none; try --part validation" in capsys.readouterr().err
+    assert "has no test examples; try --part validation" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("RUN/reverse --out a.png", "--out is for runs on images, got"),
-        ("RUN/mnist --out a.jpg", "a picture is saved as .png, .svg, .pdf, got 'a.jpg'"),
-        ("RUN/mnist --beam 3", "--beam is for runs of pronounce, got"),
-        ("RUN/mnist --n 0", "must be 1 or more, got 0"),
+        ("RUN/reverse --out a.png", "--out needs a run on images, got"),
+        ("RUN/mnist --out a.jpg", "a figure is saved as .png, .svg, .pdf, got 'a.jpg'"),
+        ("RUN/mnist --beam 3", "--beam needs a run of pronounce, got"),
+        ("RUN/mnist --n 0", "at least 1, got 0"),
         ("RUN/mnits", "did you mean"),
     ],
 )

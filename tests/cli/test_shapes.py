@@ -60,7 +60,7 @@ def test_shapes_json_equals_the_function(told):
         ("--width 96", "width", 96),
         ("--heads 2", "num_heads", 2),
         ("--num_heads=2", "num_heads", 2),
-        ("--hidden none", "hidden", None),
+        ("--mlp-dim none", "mlp_dim", None),
         ("--beta inf", "beta", "inf"),
         ("--beta -0.5", "beta", -0.5),
         ("--norm post", "norm", "post"),
@@ -123,7 +123,7 @@ def test_a_recipe_by_its_name(told, name):
 
 def test_a_recipe_that_follows_from_data_says_so(told):
     assert "for num_classes=2: it follows from your data" in told("shapes", "folder")
-    assert "for n_tokens=96: it follows from your data" in told("shapes", "text")
+    assert "for vocab_size=96: it follows from your data" in told("shapes", "text")
 
 
 @pytest.mark.parametrize("name", ["runs/mine", "mine", "./runs/mine/"])
@@ -154,7 +154,7 @@ def test_a_module_of_the_user(capsys, folder):
     assert main(["shapes", "shapes_users.py:Encoder", "--batch", "3", "--length", "4"]) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith("shapes_users.py:Encoder, called with x [3, 4, 8]\n")
-    assert "layers.1: the same" in captured.out
+    assert "layers.1: same as above" in captured.out
     assert captured.err == "the user's own words\n"  # and not among the answer
     assert main(["shapes", "shapes_users:embedding", "--input", "2,6", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)

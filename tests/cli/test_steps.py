@@ -9,11 +9,11 @@ def test_steps_from_a_file_with_options(told, tmp_path):
     path = tmp_path / "my.json"
     path.write_text(json.dumps({"q": [[1, 0], [0, 1]], "k": [[1, 0], [0, 1]], "v": [[1, 2], [3, 4]], "beta": 0}))
     shared = json.loads(told("steps", "--file", str(path), "--json"))
-    assert shared["steps"][-1]["matrices"]["z"]["numbers"] == [[2, 3], [2, 3]]
+    assert shared["steps"][-1]["matrices"]["z"]["values"] == [[2, 3], [2, 3]]
     sharp = json.loads(told("steps", "--file", str(path), "--beta", "inf", "--json"))
-    assert sharp["steps"][-1]["matrices"]["z"]["numbers"] == [[1, 2], [3, 4]]
+    assert sharp["steps"][-1]["matrices"]["z"]["values"] == [[1, 2], [3, 4]]
     causal = json.loads(told("steps", "--file", str(path), "--causal", "--json"))
-    assert causal["steps"][-1]["matrices"]["z"]["numbers"] == [[1, 2], [2, 3]]
+    assert causal["steps"][-1]["matrices"]["z"]["values"] == [[1, 2], [2, 3]]
 
 
 def test_a_negative_beta_needs_no_equals_sign(capsys):
@@ -23,7 +23,7 @@ def test_a_negative_beta_needs_no_equals_sign(capsys):
 
 def numbers(told, *argv):
     steps = json.loads(told("steps", *argv, "--json"))["steps"]
-    return {name: matrix["numbers"] for step in steps for name, matrix in step["matrices"].items()}
+    return {name: matrix["values"] for step in steps for name, matrix in step["matrices"].items()}
 
 
 def test_a_mask_by_name_or_from_a_file(told, tmp_path):

@@ -42,7 +42,7 @@ def test_the_public_names_are_there():
     for name in PUBLIC - {"masks", "lab"}:
         assert callable(getattr(clearhead, name))
     assert clearhead.masks.causal(3).shape == (3, 3)
-    assert clearhead.lab.run("elongated-key", alpha=3).verdict == "holds"
+    assert clearhead.lab.run("scaled-key", alpha=3).verdict == "holds"
 
 
 def test_dir_shows_public_names_and_dunders_only():

@@ -8,15 +8,15 @@ from clearhead.inference.run import Run
 from clearhead.recipes.registry import config_of
 
 
-def test_pictures_of_a_run(trained):
-    pictures = draw_all(Run(trained / "mnist"))
-    names = [path.name for path, _ in pictures]
+def test_figures_of_a_run(trained):
+    figures = draw_all(Run(trained / "mnist"))
+    names = [path.name for path, _ in figures]
     assert names[:3] == ["curves.png", "confusion.png", "predictions.png"]
     assert {"wall.png", "patches.png", "aggregates.png"} <= set(names[3:])
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path, _ in pictures)
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path, _ in figures)
 
 
-def test_the_demo_trains_the_recipe_and_goes_on_when_called_again(tmp_path, monkeypatch):
+def test_demo_resumes_its_run(tmp_path, monkeypatch):
     asked = []
 
     def train(config, name, **options):
@@ -28,18 +28,18 @@ def test_the_demo_trains_the_recipe_and_goes_on_when_called_again(tmp_path, monk
     assert asked == [(config_of("mnist"), "demo", {"resume": True})]
 
 
-def test_the_whole_demo_with_a_tiny_model(tmp_path, monkeypatch):
+def test_demo_with_a_tiny_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tiny = {"model.patch_size": 14, "model.width": 8, "model.patch_embed": "patch", "model.depth": 1, "data.limit": 300}
     monkeypatch.setattr(module, "config_of", lambda name, changes: config_of(name, tiny | changes))
     said = []
-    outcome, pictures = demo(steps=2, before_drawing=lambda: said.append("drawing"))
+    outcome, figures = demo(steps=2, before_drawing=lambda: said.append("drawing"))
     assert said == ["drawing"]
     assert outcome.step == 2
     assert outcome.test["accuracy"] > 0
-    assert all(Path(path).is_file() for path, _ in pictures)
+    assert all(Path(path).is_file() for path, _ in figures)
 
 
-def test_a_demo_has_at_least_one_step():
+def test_steps_must_be_positive():
     with pytest.raises(ValueError, match="steps must be a whole number above 0, got 0"):
         demo(steps=0)

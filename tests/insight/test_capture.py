@@ -103,9 +103,9 @@ NAMED = {
 @pytest.mark.parametrize("step", NAMED.values(), ids=NAMED)
 def test_arguments_may_be_given_by_name(step):
     model, x = Named(step), torch.randn(2, 5, 4)
-    seen = look(model, x)
-    assert torch.equal(seen.output, model(x))
-    assert seen.verify()["Named"] < 1e-5
+    trace = look(model, x)
+    assert torch.equal(trace.output, model(x))
+    assert trace.verify()["Named"] < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_a_gpt_of_the_user():
 
 def test_equal_blocks_of_the_user_are_folded():
     text = as_text(module_shapes(GPT()).table())
-    assert "blocks.1-2: the same" in text
+    assert "blocks.1-2: same as above" in text
     assert text.count("qkv.weight") == 1
 
 
@@ -143,7 +143,7 @@ def test_the_stacks_of_torch_nn():
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
     shapes = module_shapes(encoder, batch=4)
     assert shapes["layers.1.self_attn.weights"].rows == (4, 2, 7, 7)
-    assert "layers.1: the same" in str(shapes)
+    assert "layers.1: same as above" in str(shapes)
     whole = module_shapes(nn.Transformer(8, 2, 1, 1, 16, batch_first=True), batch=3)
     assert whole["decoder.layers.0.multihead_attn.weights"].rows == (3, 2, 7, 9)
 

@@ -10,8 +10,8 @@ def test_the_numbers_of_r0_6():
     assert (NORMALISE.mean, NORMALISE.std) == ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
     assert config.training.batch_size == 192
     assert (config.optimizer.name, config.optimizer.lr) == ("adamw", 5e-4)
-    assert (model.depth, model.num_heads, model.width, model.hidden) == (12, 8, 256, 1024)
-    assert (model.patch_size, model.patch_embed, model.pool, model.pos_embed) == (4, "patches", "class", "learned")
+    assert (model.depth, model.num_heads, model.width, model.mlp_dim) == (12, 8, 256, 1024)
+    assert (model.patch_size, model.patch_embed, model.pooling, model.pos_embed) == (4, "patch", "cls", "learned")
     assert (model.norm, model.activation, model.dropout, model.embed_norm) == ("post", "gelu", 0.1, True)
     assert model.head_mlp_dim == 256
     assert model.norm_eps == 1e-12

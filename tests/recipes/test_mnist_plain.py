@@ -8,7 +8,7 @@ def test_r3_as_described():
     assert not config.data.augmentation.is_on
     assert (model.num_heads, model.norm, model.pos_embed, model.output_projection) == (1, "none", "none", False)
     assert (model.patch_size, model.width, model.depth) == (7, 64, 4)
-    assert model.hidden == model.width  # an MLP [d, d, d]
-    assert (model.patch_embed, model.pool, model.head_mlp_dim) == ("patches", "class", 0)
+    assert model.mlp_dim == model.width  # an MLP [d, d, d]
+    assert (model.patch_embed, model.pooling, model.head_mlp_dim) == ("patch", "cls", 0)
     assert (model.image_size, model.in_channels, model.num_classes) == (28, 1, 10)
     assert config.objective == "classification"

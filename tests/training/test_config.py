@@ -158,3 +158,11 @@ def test_changes_are_named_with_what_was_before(model):
     assert run.changes_since(RunConfig.from_dict(json.loads(json.dumps(run.to_dict())))) == {}
     other = replace(run, seed=4, training=replace(run.training, batch_size=7))
     assert other.changes_since(run) == {"seed": (3, 4), "training.batch_size": (run.training.batch_size, 7)}
+
+
+def test_a_run_of_an_earlier_version_is_refused_in_one_line():
+    values = RUN.to_dict()
+    values["model"]["hidden"] = values["model"].pop("mlp_dim")
+    with pytest.raises(ValueError, match="made by an earlier version of Clearhead") as caught:
+        RunConfig.from_dict(values)
+    assert "\n" not in str(caught.value)

@@ -1,3 +1,5 @@
+import hashlib
+import json
 from dataclasses import replace
 
 import pytest
@@ -5,6 +7,7 @@ import torch
 
 from clearhead.models.config import LanguageConfig, PredictorConfig, VisionConfig
 from clearhead.models.factory import build_model
+from clearhead.recipes.registry import config_of
 from clearhead.training.config import OptimizerConfig
 from clearhead.training.optim import Optimizers, param_groups
 
@@ -108,3 +111,34 @@ def test_norm_and_shortening_are_those_of_torch():
 def test_a_muon_run_without_blocks_is_adamw_alone():
     model = torch.nn.Linear(2, 2)
     assert len(Optimizers(model, replace(OptimizerConfig(), name="muon")).members) == 1
+
+
+PARAM_GROUPS = {
+    "reverse": "e77cc46f2d09",
+    "reverse-uva": "dd6069e7d39e",
+    "digits": "426da1987895",
+    "odd-one-out": "8195bbd5b628",
+    "mnist": "cd0c0ed910d0",
+    "mnist-plain": "7fcf632f610d",
+    "cifar10-fast": "8a0c762eebfb",
+    "cifar10-vit": "52a55e7e5a46",
+    "cifar10-bert": "d8e6fd844f42",
+    "fashion-mnist": "cd0c0ed910d0",
+    "pronounce": "a58a522cfc49",
+    "pronounce-fast": "74800126da0c",
+    "words": "3295762f9d5f",
+}
+"""digests of the groups, in order, before modules got the names of timm and PyTorch"""
+
+
+@pytest.mark.parametrize("recipe", PARAM_GROUPS)
+def test_the_groups_of_a_recipe_and_their_order_stay_the_same(recipe):
+    """The order decides in which order gradient norms are summed, and so the last bit of every loss."""
+    with torch.device("meta"):
+        model = build_model(config_of(recipe).model)
+    index = {weight: i for i, weight in enumerate(model.parameters())}
+    groups = {
+        kind: [[[index[weight], *weight.shape] for weight in group] for group in param_groups(model, kind)]
+        for kind in ("muon", "adamw")
+    }
+    assert hashlib.sha256(json.dumps(groups).encode()).hexdigest()[:12] == PARAM_GROUPS[recipe]

@@ -1,4 +1,4 @@
-"""`clearhead evaluate`: a run, and how good it is."""
+"""`clearhead evaluate`, `confusion` and `predictions`: how well a run predicts its test or validation set."""
 
 import sys
 from collections.abc import Sequence
@@ -13,48 +13,52 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from clearhead.data.vocab import Pronunciations
-    from clearhead.inference.evaluate import PartName
     from clearhead.inference.predictions import Report, Row
-    from clearhead.inference.run import Run
+    from clearhead.inference.run import PartName, Run
 
-ABOUT_EVALUATE = """\
-How good a run's best checkpoint is. Of pronounce: word and phoneme error rate,
-each word against the nearest of its pronunciations; of any other run: loss and
-accuracy. Where each token has an answer (reverse, words, text), they are those
-of one token, the loss in nats, and "exact_match" is the share of examples without a
-mistake. A run of text has no test part: measure it with --part validation."""
+MANY_WORDS = 1_000
+"""a longer evaluation is announced"""
+PREDICTIONS_FIGURE = "figures/predictions.png"
+FRACTIONS = ("accuracy", "exact_match", "word_error_rate", "phoneme_error_rate")
 
-EVALUATE_EXAMPLES = """\
-examples
-  clearhead evaluate runs/mine
-  clearhead evaluate runs/mine --part validation --beam 1
-  clearhead evaluate runs/mine --test other.dict --json
-  clearhead evaluate runs/mine --ensemble runs/other runs/third"""
+EVALUATE_DETAILS = """\
+Runs of pronounce are measured by word and phoneme error rate, each word against
+the nearest of its pronunciations; all other runs by loss and accuracy. Where
+every token has a target (reverse, words, text), loss and accuracy are means over
+tokens, and exact_match is the fraction of examples without a mistake. A run of
+text has no test set: use --part validation."""
 
-MANY = 1_000
-"""words that nobody waits for without being told"""
+PREDICTIONS_DETAILS = """\
+Shows the first examples of the test set and the most confident mistakes. Loss
+and accuracy are those of clearhead evaluate. For images, a figure is drawn.
+
+The probability of a sequence is the product of the probabilities of its
+tokens. Predicted numbers have no probability: their largest errors come first.
+Runs of words and text are judged token by token, each predicted from the true
+tokens before it."""
+
+
+def add_common(options: Parser) -> None:
+    options.add_run()
+    options.add_argument("--part", choices=("test", "validation"), help="part of the run's data (default: test)")
+    options.add_argument("--beam", metavar="N", type=reader(int), help="pronounce: beam size (default: 5)")
+    options.add_argument("--json", action="store_true", help="machine-readable output")
 
 
 def evaluate(argv: Sequence[str]) -> None:
-    options = Parser("clearhead evaluate", ABOUT_EVALUATE)
-    options.usage = "clearhead evaluate RUN [options]"
-    options.epilog = EVALUATE_EXAMPLES
-    options.add_argument("run", metavar="RUN", help="the path of a run, or its name in runs/")
-    options.add_argument("--part", choices=("test", "validation"), help="part of the run's data (default: test)")
-    options.add_argument("--test", metavar="FILE", type=Path, help="pronounce: a dictionary to test on instead")
-    options.add_argument("--beam", metavar="N", type=reader(int), help="pronounce: beam size (default: 5)")
-    options.add_argument(
-        "--ensemble",
-        metavar="RUN",
-        nargs="+",
-        default=[],
-        dest="ensemble",
-        help="pronounce: runs that answer together with it",
+    options = Parser(
+        "clearhead evaluate",
+        "Measure the best checkpoint of a run on its test or validation set.",
+        usage="clearhead evaluate RUN [options]",
+        examples=("clearhead evaluate runs/mine", "clearhead evaluate runs/mine --part validation --json"),
+        details=EVALUATE_DETAILS,
     )
-    options.add_argument("--json", action="store_true", help="machine-readable output")
+    add_common(options)
+    options.add_argument("--test", metavar="FILE", type=Path, help="pronounce: evaluate on this dictionary instead")
+    options.add_argument("--ensemble", metavar="RUN", nargs="+", default=[], help="pronounce: average with these runs")
     args = options.parse(argv)
     if args.part is not None and args.test is not None:
-        raise ValueError(f"--part selects from the run's own data and excludes --test, got both (--test {args.test})")
+        raise ValueError(f"--part and --test exclude each other, got --part {args.part} and --test {args.test}")
     part: PartName = args.part or "test"
 
     from clearhead.cli.options import warn_if_unfinished
@@ -63,85 +67,70 @@ def evaluate(argv: Sequence[str]) -> None:
     run = Run(args.run)
     warn_if_unfinished(run.path, run.step)
     if run.config.objective == "seq2seq":
-        result = rates([run, *map(Run, args.ensemble)], part, args.test, args.beam)
+        result = evaluate_words([run, *map(Run, args.ensemble)], part, args.test, args.beam)
     elif args.test is not None or args.beam is not None or args.ensemble:
-        raise ValueError(f"--test, --beam and --ensemble are for runs of pronounce, got {args.run}; leave them out")
+        raise ValueError(f"--test, --beam and --ensemble need a run of pronounce, got {args.run}")
     else:
-        result = numbers(run, part)
+        result = with_part(run, part, run.evaluate(part))
     print(json_text(result) if args.json else as_text(result))
 
 
-def rates(runs: Sequence["Run"], part: "PartName", test: Path | None, beam: int | None) -> dict[str, Any]:
+def evaluate_words(
+    runs: Sequence["Run"], part: "PartName", dictionary: Path | None, beam_size: int | None
+) -> dict[str, Any]:
     from clearhead.inference.evaluate import error_rates, words_to_score
     from clearhead.inference.g2p import beam_of, ensemble
 
-    how, joined = beam_of(beam), ensemble(runs)
-    words = words_to_score(joined, part, test)
-    what = f"the {part} words" if test is None else f"the words of {test}"
-    for each in runs if test is not None else runs[1:]:
-        warn_of_learnt(each, words, what)
-    if len(words) > MANY:
-        print(f"{len(words):,} words are said, {how.size} ways each: this may take minutes ...", file=sys.stderr)
-    found = error_rates(joined, words, how)
-    return {
-        "part": part if test is None else str(test),
-        "beam": how.size,
-        **asdict(found),
-        "word_error_rate": found.word_error_rate,
-        "phoneme_error_rate": found.phoneme_error_rate,
-    }
+    beam, joint = beam_of(beam_size), ensemble(runs)
+    words = words_to_score(joint, part, dictionary)
+    name = f"the {part} words" if dictionary is None else f"the words of {dictionary}"
+    for run in runs if dictionary is not None else runs[1:]:
+        warn_of_overlap(run, words, name)
+    if len(words) > MANY_WORDS:
+        print(f"Evaluating {len(words):,} words with a beam of {beam.size} ...", file=sys.stderr)
+    rates = error_rates(joint, words, beam)
+    return {"part": part if dictionary is None else str(dictionary)} | rates.to_dict(beam)
 
 
-def warn_of_learnt(run: "Run", words: "Pronunciations", what: str) -> None:
-    """Words that were learnt are no test."""
+def warn_of_overlap(run: "Run", words: "Pronunciations", name: str) -> None:
     from clearhead.cli.options import warn
-    from clearhead.inference.evaluate import learnt
+    from clearhead.inference.evaluate import training_overlap
 
-    match learnt(run, words):
+    match training_overlap(run, words):
         case None:
-            warn(f"whether {run.path} learnt {what} is not known: its own files are not there, or changed")
+            warn(f"cannot check whether {run.path} was trained on {name}: its data is missing or has changed")
         case n if n:
-            warn(f"{run.path} learnt {n:,} of {what} ({len(words):,}) in training, which flatters the rates")
+            warn(f"{run.path} was trained on {n:,} of {name} ({len(words):,}): the error rates are too optimistic")
 
 
-def numbers(run: "Run", part: "PartName") -> dict[str, Any]:
+def with_part(run: "Run", part: "PartName", metrics: dict[str, Any]) -> dict[str, Any]:
+    """The metrics with the part of the data and the test-time augmentation before them."""
     from clearhead.data.augment import NAMES
-    from clearhead.inference.evaluate import loss_and_accuracy, tta_of
+    from clearhead.inference.evaluate import tta_of
 
     tta = NAMES[tta_of(run, part)]
-    return {"part": part, **({"tta": tta} if tta else {}), **loss_and_accuracy(run, part)}
+    return {"part": part, **({"tta": tta} if tta else {}), **metrics}
 
 
 def as_text(result: dict[str, Any]) -> str:
-    shown = {}
+    """A line for each number."""
+    lines = {}
     for name, value in result.items():
-        is_share = name.endswith("rate") or name in ("accuracy", "exact_match")
-        shown[name.replace("_", " ")] = f"{value:.2%}" if is_share else f"{value:.4f}" if name == "loss" else value
-    size = max(map(len, shown))
-    return "\n".join(
-        f"{name:{size}}  {value:,}" if type(value) is int else f"{name:{size}}  {printable(value)}"
-        for name, value in shown.items()
-    )
-
-
-# `clearhead confusion`: from the name of a run to its confusion matrix, as a picture.
-
-
-ABOUT_CONFUSION = """\
-Plots the confusion matrix of a run's best checkpoint on its test set: a row for
-each class, a column for each predicted class."""
+        text = f"{value:.2%}" if name in FRACTIONS else f"{value:.4f}" if name == "loss" else value
+        lines[name.replace("_", " ")] = f"{text:,}" if isinstance(text, int) else printable(text)
+    size = max(map(len, lines))
+    return "\n".join(f"{name:{size}}  {text}" for name, text in lines.items())
 
 
 def confusion(argv: Sequence[str]) -> None:
-    options = Parser("clearhead confusion", ABOUT_CONFUSION)
-    options.usage = "clearhead confusion RUN [options]"
-    options.add_argument("run", metavar="RUN", help="the path of a run, or its name in runs/")
-    options.add_argument(
-        "--out",
-        metavar="FILE",
-        type=Path,
-        help="a .png, .svg or .pdf (default: figures/confusion.png in the run's folder)",
+    options = Parser(
+        "clearhead confusion",
+        "Plot the confusion matrix of a run on its test set: actual classes as rows, predicted ones as columns.",
+        usage="clearhead confusion RUN [options]",
+        examples=("clearhead confusion runs/mine", "clearhead confusion runs/mine --out confusion.pdf"),
     )
+    options.add_run()
+    options.add_figure("figures/confusion.png in the run's folder")
     args = options.parse(argv)
 
     from clearhead.cli.options import say, warn_if_unfinished
@@ -157,138 +146,86 @@ def confusion(argv: Sequence[str]) -> None:
     warn_if_unfinished(run.path, run.step)
     n_views = N_VIEWS[run.config.training.tta]
     note = "" if n_views == 1 else f"mean of {n_views} views"
+
+    def announce() -> None:
+        print("Evaluating the test set, then drawing 1 figure ...", file=sys.stderr, flush=True)
+
     figure = draw_confusion(confusion(run, announce), run.classes, note)
     say(save_figure(figure, args.out or run.path / "figures/confusion.png"))
 
 
-def announce() -> None:
-    print("Evaluating the test set, then drawing 1 figure ...", file=sys.stderr, flush=True)
-
-
-# `clearhead predictions`: a run's predictions beside the truth, and its worst mistakes.
-
-
-ABOUT_PREDICTIONS = """\
-Compare the predictions of a run's best checkpoint with the truth: the first
-examples of the test set, and the worst mistakes, which are the wrong
-predictions that the model was most confident of. Loss and accuracy are those
-of clearhead evaluate. For images, both are drawn into figures/predictions.png.
-
-The probability of a sequence is the product of the probabilities of its
-tokens. Predicted numbers have no probability: their largest errors come first.
-Runs of words and text are judged token by token, each predicted from the true
-tokens before it."""
-
-PREDICTIONS_EXAMPLES = """\
-examples
-  clearhead predictions runs/mine
-  clearhead predictions runs/mine --n 40 --out mistakes.pdf
-  clearhead predictions runs/text-0 --part validation
-  clearhead predictions runs/mine --json"""
-
-DEFAULT_NAME = "figures/predictions.png"
-
-
 def predictions(argv: Sequence[str]) -> None:
-    options = Parser("clearhead predictions", ABOUT_PREDICTIONS)
-    options.usage = "clearhead predictions RUN [options]"
-    options.epilog = PREDICTIONS_EXAMPLES
-    options.add_argument("run", metavar="RUN", help="the folder of a run, such as runs/mine")
-    options.add_argument(
-        "--n", metavar="N", type=reader(int), default=16, help="predictions of each kind (default: 16)"
+    options = Parser(
+        "clearhead predictions",
+        "Compare the predictions of a run with the targets, and show its most confident mistakes.",
+        usage="clearhead predictions RUN [options]",
+        examples=("clearhead predictions runs/mine", "clearhead predictions runs/mine --n 40 --out mistakes.pdf"),
+        details=PREDICTIONS_DETAILS,
     )
+    add_common(options)
     options.add_argument(
-        "--part", choices=("test", "validation"), default="test", help="part of the run's data (default: test)"
+        "--n", metavar="N", type=reader(int), default=16, help="number of examples, and of mistakes (default: 16)"
     )
-    options.add_argument("--beam", metavar="N", type=reader(int), help="pronounce: beam size (default: 5)")
-    options.add_argument(
-        "--out", metavar="FILE", type=Path, help=f"a .png, .svg or .pdf (default: {DEFAULT_NAME} in the run's folder)"
-    )
-    options.add_argument("--json", action="store_true", help="machine-readable output")
+    options.add_figure(f"{PREDICTIONS_FIGURE} in the run's folder")
     args = options.parse(argv)
+    part: PartName = args.part or "test"
 
     from clearhead.cli.options import say, warn_if_unfinished
-    from clearhead.drawing import check_suffix
+    from clearhead.drawing import check_suffix, save_figure
     from clearhead.inference.g2p import beam_of
-    from clearhead.inference.predictions import report
+    from clearhead.inference.predictions import draw_report, report
     from clearhead.inference.run import Run
 
     run = Run(args.run)
-    check_options(run, args.out, args.beam)
+    if args.beam is not None and run.config.objective != "seq2seq":
+        raise ValueError(f"--beam needs a run of pronounce, got {run.path}")
+    if args.out is not None and run.input_kind != "images":
+        raise ValueError(f"--out needs a run on images, got {run.path}, which takes {run.input_kind}")
     warn_if_unfinished(run.path, run.step)
-    out = (args.out or run.path / DEFAULT_NAME) if run.input_kind == "images" else None
+    out = (args.out or run.path / PREDICTIONS_FIGURE) if run.input_kind == "images" else None
     if out is not None:
         check_suffix(out)
 
     def announce() -> None:
-        print(f"Evaluating the {args.part} set ...", file=sys.stderr, flush=True)
+        print(f"Evaluating the {part} set ...", file=sys.stderr, flush=True)
 
-    found = report(run, args.part, args.n, beam_of(args.beam), announce)
+    found = report(run, part, args.n, beam_of(args.beam), announce)
     if args.json:
-        print(json_text(as_dict(run, found, args.part) | {"figure": None if out is None else str(out)}))
+        print(json_text(as_dict(run, found, part) | {"figure": None if out is None else str(out)}))
     else:
-        show_report(run, found, args.part)
+        show_report(run, found, part)
     if out is not None:
-        draw(run, found, args.part, out)
+        print("Drawing 1 figure ...", file=sys.stderr, flush=True)
+        save_figure(draw_report(run, found, part), out)
         if not args.json:
             say(out)
 
 
-def check_options(run: "Run", out: Path | None, beam: int | None) -> None:
-    if beam is not None and run.config.objective != "seq2seq":
-        raise ValueError(f"--beam is for runs of pronounce, got {run.path}")
-    if out is not None and run.input_kind != "images":
-        raise ValueError(f"--out is for runs on images, got {run.path}, whose predictions are printed as text")
-
-
-def draw(run: "Run", found: "Report", part: "PartName", out: Path) -> None:
-    from clearhead.drawing import save_figure
-    from clearhead.inference.predictions import draw_report
-
-    print("Drawing 1 figure ...", file=sys.stderr, flush=True)
-    save_figure(draw_report(run, found, part), out)
-
-
-def summary(run: "Run", found: "Report", part: "PartName") -> dict[str, Any]:
-    """What `clearhead evaluate` says of the same part."""
-    from clearhead.data.augment import NAMES
-    from clearhead.inference.evaluate import tta_of
-
-    tta = NAMES[tta_of(run, part)]
-    return {"part": part, **({"tta": tta} if tta else {}), **found.metrics}
-
-
 def as_dict(run: "Run", found: "Report", part: "PartName") -> dict[str, Any]:
     rows = {"first": [asdict(row) for row in found.first], "mistakes": [asdict(row) for row in found.mistakes]}
-    counted = {"unit": found.unit, "total": found.total, "wrong": found.wrong}
-    return summary(run, found, part) | counted | rows
+    counts = {"unit": found.unit, "total": found.total, "wrong": found.wrong}
+    return with_part(run, part, found.metrics) | counts | rows
 
 
 def show_report(run: "Run", found: "Report", part: "PartName") -> None:
     from clearhead.cli.options import say, show
-    from clearhead.inference.predictions import titles
 
-    print(as_text(summary(run, found, part)))
-    for title, rows in zip(titles(found, part), (found.first, found.mistakes), strict=True):
+    print(as_text(with_part(run, part, found.metrics)))
+    for title, rows in zip(found.titles(part), (found.first, found.mistakes), strict=True):
         if rows:
             print(f"\n{title}:")
-            show(table_of(rows))
+            show(rows_table(rows))
     if not found.mistakes:
         print(f"\nAll {found.total:,} {found.unit} are correct.")
     elif part == "test":
-        example = found.mistakes[0]
-        which = f'--text "{example.input}"' if example.index is None else f"--sample {example.index}"
+        row = found.mistakes[0]
+        option = f'--text "{row.input}"' if row.index is None else f"--sample {row.index}"
         print()
-        say(f"See what the model attends to: clearhead look {run.path} {which}")
+        say(f"See what the model attends to: clearhead look {run.path} {option}")
 
 
-def percent(probability: float) -> str:
-    """54.2%, or 3.1e-05 for the probability of a long sequence."""
-    return f"{probability:.1%}" if probability >= 1e-3 or probability == 0 else f"{probability:.1e}"
-
-
-def table_of(rows: Sequence["Row"]) -> "Table":
-    """Columns that no row has a value in are left out."""
+def rows_table(rows: Sequence["Row"]) -> "Table":
+    """Columns without any value are left out."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="none")
@@ -307,3 +244,8 @@ def table_of(rows: Sequence["Row"]) -> "Table":
     for cells in zip(*kept.values(), strict=True):
         table.add_row(*(printable(cell or "") for cell in cells))
     return table
+
+
+def percent(probability: float) -> str:
+    """54.2%, or 3.1e-05 for the probability of a long sequence."""
+    return f"{probability:.1%}" if probability >= 1e-3 or probability == 0 else f"{probability:.1e}"

@@ -1,4 +1,4 @@
-"""`clearhead look`: one example, and pictures of all that a run looks at."""
+"""`clearhead look`: the attention of a run as figures; `clearhead doctor`: checks of your own module."""
 
 import sys
 from argparse import Namespace
@@ -14,56 +14,56 @@ from clearhead.messages import json_text
 if TYPE_CHECKING:
     from clearhead.insight.doctor.report import Report
 
-ABOUT_LOOK = """\
-Draw what the best checkpoint of a run attends to for one example. An example of
-the test set (--sample) is shown with its prediction, its true label and whether
-they agree; for your own input the truth is unknown. The figures show every
-layer and head, one head in detail, and what the model loses without each head.
+LOOK_DETAILS = """\
+An example of the test set (--sample) is shown with its prediction, its target
+and whether they agree. The figures show every layer and head, one head in
+detail, and the effect of removing each head.
 
-For an image they also show the weight of each patch as a tint over the image,
-and aggregates over all layers (mean, maximum, rollout, relevance) beside
+For an image they also show the attention to each patch as a tint over the
+image, and aggregates over all layers (mean, maximum, rollout, relevance) beside
 occlusion: how much the probability of the predicted class drops when a patch is
-hidden. The deletion area of a map rates it: patches are hidden one by one, the
+hidden. The deletion area rates a map: patches are hidden one by one, the
 highest ranked first, and the area under the curve of the probability is between
 0 and 1; a smaller area means a better map.
 
-For a word to be pronounced they show which letters each phone attends to."""
+For a word to be pronounced they show which letters each phone attends to.
 
-EXAMPLES = """\
-examples
-  clearhead look runs/demo --sample 3
-  clearhead look runs/demo --image my-digit.png --invert
-  clearhead look runs/reverse-0 --ids 3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3
-  clearhead look runs/pronounce-0 --text thorough
-  clearhead look runs/text-0 --text "Once upon a time"
+--training-dynamics shows how heads formed, in a run that recorded attention:
   clearhead train reverse --name watched --snapshots 4
   clearhead look runs/watched --training-dynamics"""
 
+INPUTS = ("sample", "image", "ids", "text")
+
 
 def look(argv: Sequence[str]) -> None:
-    options = Parser("clearhead look", ABOUT_LOOK)
-    options.usage = (
-        "clearhead look RUN (--sample N | --image FILE | --ids N... | --text TEXT | --training-dynamics) [options]"
+    options = Parser(
+        "clearhead look",
+        "Plot the attention of a run for one example.",
+        usage="clearhead look RUN (--sample N | --image FILE | --ids N... | --text TEXT) [options]",
+        examples=(
+            "clearhead look runs/demo --sample 3",
+            "clearhead look runs/demo --image my-digit.png --invert",
+        ),
+        details=LOOK_DETAILS,
     )
-    options.epilog = EXAMPLES
-    options.add_argument("run", metavar="RUN", help="the folder of a run, such as runs/mine")
+    options.add_run()
     options.add_argument("--sample", metavar="N", type=reader(int), help="index of an example of the test set, from 0")
     options.add_argument("--image", metavar="FILE", type=Path, help="an image file")
-    options.add_argument("--ids", metavar="N", nargs="+", type=int, help="digits, for a run of reverse or whole")
+    options.add_argument("--ids", metavar="N", nargs="+", type=int, help="digits, for a run of reverse or digits")
+    options.add_argument("--text", metavar="TEXT", help="a word, for a run of pronounce; text, for words and text")
     options.add_argument(
-        "--text", metavar="TEXT", help="a word, for a run of pronounce; or any text, for words and text"
-    )
-    options.add_argument(
-        "--training-dynamics", action="store_true", help="how heads formed during training, in a run with --snapshots"
+        "--training-dynamics", action="store_true", help="how heads formed during training, instead of an example"
     )
     options.add_argument("--invert", action="store_true", help="invert images: MNIST's digits are white on black")
-    options.add_argument("--out", metavar="FOLDER", type=Path, help="default: figures/look in the run's folder")
+    options.add_argument(
+        "--out", metavar="FOLDER", type=Path, help="folder of the figures (default: figures/look in the run's folder)"
+    )
     args = options.parse(argv)
-    check_one(args)
+    check_one_input(args)
     if args.training_dynamics:
         from clearhead.inference.explain import plot_training_dynamics
 
-        print_pictures(plot_training_dynamics(args.run, args.out, say_drawing))
+        print_figures(plot_training_dynamics(args.run, args.out, announce_drawing))
         return
 
     from clearhead.cli.options import say, warn, warn_if_unfinished
@@ -73,40 +73,39 @@ def look(argv: Sequence[str]) -> None:
     run = Run(args.run)
     warn_if_unfinished(run.path, run.step)
     if args.image is not None:
-        example = explain.file(run, args.image, invert=args.invert)
+        example = explain.image_example(run, args.image, invert=args.invert)
     elif args.text is not None:
-        example = explain.text(run, args.text)
+        example = explain.text_example(run, args.text)
     elif args.ids is not None:
-        example = explain.digits(run, args.ids)
+        example = explain.digits_example(run, args.ids)
         if note := run.length_warning(args.ids):
             warn(note)
     else:
-        example = explain.sample(run, args.sample)
+        example = explain.dataset_example(run, args.sample)
     say(example.sentence)
     print()
-    say_busy()
-    say_drawing()
-    print_pictures(explain.explain_input(run, example, args.out))
+    hint_if_busy()
+    announce_drawing()
+    print_figures(explain.explain_input(run, example, args.out))
 
 
-def check_one(args: Namespace) -> None:
-    """Exactly one kind of example is asked for."""
-    given = [name for name in ("sample", "image", "ids", "text") if getattr(args, name) is not None]
+def check_one_input(args: Namespace) -> None:
+    given = [name for name in INPUTS if getattr(args, name) is not None]
     given += ["training-dynamics"] * args.training_dynamics
     if len(given) != 1:
-        came = " and ".join(f"--{name}" for name in given) or "none of them"
+        options = " and ".join(f"--{name}" for name in given) or "none of them"
         raise ValueError(
-            f"look takes one of --sample, --image, --ids, --text and --training-dynamics, got {came}; try --sample 0"
+            f"look needs one of --sample, --image, --ids, --text and --training-dynamics, got {options}; try --sample 0"
         )
 
 
-def say_drawing() -> None:
-    """Beside the output: drawing takes seconds."""
+def announce_drawing() -> None:
+    """On stderr: drawing takes seconds."""
     print("Drawing figures ...", file=sys.stderr, flush=True)
 
 
-def say_busy() -> None:
-    """Occlusion takes hundreds of passes, which are many times slower when their threads wait for each other."""
+def hint_if_busy() -> None:
+    """Occlusion takes hundreds of forward passes, which are many times slower on a busy machine."""
     import torch
 
     from clearhead.training.progress import FEWER_ELSEWHERE, busy_hint
@@ -115,12 +114,12 @@ def say_busy() -> None:
         print(hint, file=sys.stderr, flush=True)
 
 
-def print_pictures(pictures: Sequence[tuple[Path, str]]) -> None:
+def print_figures(figures: Sequence[tuple[Path, str]]) -> None:
     from clearhead.cli.options import say
 
-    print("Open")
-    for path, what in pictures:
-        say(f"  {path!s:40}  {what}")
+    print("Figures:")
+    for path, title in figures:
+        say(f"  {path!s:40}  {title}")
 
 
 # `clearhead doctor`

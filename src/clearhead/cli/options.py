@@ -10,7 +10,7 @@ import sys
 from collections.abc import Collection, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from textwrap import dedent
+from textwrap import dedent, wrap
 from types import NoneType
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
@@ -41,15 +41,26 @@ SYNONYMS = {
 class Parser(argparse.ArgumentParser):
     """Raises ValueError instead of printing its usage and leaving; names the nearest option to an unknown one."""
 
-    def __init__(self, prog: str, description: str):
+    def __init__(
+        self, prog: str, description: str, *, usage: str = "", examples: Sequence[str] = (), details: str = ""
+    ):
+        """The help is: usage, one sentence and its examples, the options, details."""
+        shown = "\n".join(["Examples:", *(f"  {example}" for example in examples)]) if examples else ""
         super().__init__(
             prog=prog,
-            usage=f"{prog} [options]",
-            description=description,
+            usage=usage or f"{prog} [options]",
+            description="\n\n".join(filter(None, ["\n".join(wrap_lines(description)), shown])),
+            epilog=details,
             allow_abbrev=False,
             formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=30),
         )
         self._negative_number_matcher = re.compile(r"-(inf|\.?\d)", re.ASCII)  # --beta -inf, --beta -1e5
+
+    def add_run(self) -> None:
+        self.add_argument("run", metavar="RUN", help="path of a run, or its name in runs/")
+
+    def add_figure(self, default: str) -> None:
+        self.add_argument("--out", metavar="FILE", type=Path, help=f"a .png, .svg or .pdf file (default: {default})")
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
@@ -74,6 +85,11 @@ class Parser(argparse.ArgumentParser):
         near = nearest(option, known)
         hint = f"did you mean {near}?" if near else f"see {self.prog} --help"
         return f"{command} has no option {option}; {hint}"
+
+
+def wrap_lines(text: str) -> list[str]:
+    """A single long line is wrapped; text that has lines already keeps them."""
+    return text.splitlines() if "\n" in text else wrap(text, 80)
 
 
 def nearest(option: str, known: Sequence[str]) -> str | None:

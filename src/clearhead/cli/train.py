@@ -100,7 +100,7 @@ def split_recipe(argv: Sequence[str], command: str) -> tuple[str | None, list[st
 
 def recipe_lines() -> list[str]:
     size = max(map(len, RECIPES))
-    return [f"  {name:{size}}  {recipe.what}" for name, recipe in RECIPES.items()]
+    return [f"  {name:{size}}  {recipe.description}" for name, recipe in RECIPES.items()]
 
 
 # `clearhead resume`: continues a run with the settings in its folder; only its length and threads can be changed.
@@ -208,7 +208,7 @@ def demo(argv: Sequence[str]) -> int:
     options.add_argument("--steps", type=reader(int), metavar="N", help="fewer or more steps than the recipe has")
     args = options.parse(argv)
 
-    from clearhead.cli.look import say_drawing
+    from clearhead.cli.look import announce_drawing
     from clearhead.inference.demo import RECIPE, demo
     from clearhead.models.shapes import shapes
     from clearhead.recipes.registry import config_of
@@ -217,7 +217,7 @@ def demo(argv: Sequence[str]) -> int:
     print(
         f"Training a vision transformer of {shapes(config.model).parameters:,} parameters to read digits.\n", flush=True
     )
-    outcome, pictures = demo(steps=args.steps, before_drawing=say_drawing)
+    outcome, pictures = demo(steps=args.steps, before_drawing=announce_drawing)
     if outcome.test is None:
         return outcome.exit_code
     seconds = outcome.test["seconds"]

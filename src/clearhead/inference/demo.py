@@ -1,11 +1,11 @@
-"""The first run: train on the embedded digits, then look at what came of it."""
+"""`clearhead demo`: train on the embedded digits, then draw the results."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 from clearhead.drawing import save_figure
 from clearhead.inference.evaluate import draw_confusion
-from clearhead.inference.explain import explain_input, sample
+from clearhead.inference.explain import dataset_example, explain_input
 from clearhead.inference.predictions import confusion, plot_test_predictions
 from clearhead.inference.run import Run
 from clearhead.recipes.launch import train
@@ -20,7 +20,7 @@ RECIPE, NAME = "mnist", "demo"
 def demo(
     *, steps: int | None = None, before_drawing: Callable[[], None] = lambda: None
 ) -> tuple[TrainResult, list[tuple[Path, str]]]:
-    """Trains runs/demo, or goes on with it; then draws its curves, its mistakes, its answers and what it looks at."""
+    """Trains runs/demo, or resumes it; then draws its figures: the path and the title of each."""
     if steps is not None:
         check_positive(steps=steps)
     config = config_of(RECIPE, {"training.steps": steps} if steps else {})
@@ -32,11 +32,10 @@ def demo(
 
 
 def draw_all(run: Run) -> list[tuple[Path, str]]:
-    """The path of each figure, and what it shows."""
     figures = {
         "curves.png": ("loss and accuracy against epochs", draw_curves([read_curves(run.path)])),
         "confusion.png": ("the confusion matrix on the test set", draw_confusion(confusion(run), run.classes)),
         "predictions.png": ("predictions, and the most confident mistakes", plot_test_predictions(run)),
     }
-    saved = [(save_figure(figure, run.path / "figures" / name), what) for name, (what, figure) in figures.items()]
-    return saved + explain_input(run, sample(run, 0))
+    saved = [(save_figure(figure, run.path / "figures" / name), title) for name, (title, figure) in figures.items()]
+    return saved + explain_input(run, dataset_example(run, 0))

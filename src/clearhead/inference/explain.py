@@ -1,6 +1,7 @@
-"""What a run looks at: its attention on one example, as pictures.
+"""Figures of a run's attention for one input, and of its heads during training.
 
-For images, also what the attention adds up to, beside what hiding each patch does.
+For images, the attention over all layers is compared with occlusion, the effect of hiding each patch.
+Dims: C channels, H heads, Q queries, K keys, T recorded steps, N recorded inputs.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,12 +12,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from clearhead.data import datasets
+from clearhead.data import datasets, mnist
 from clearhead.data.batches import Batch
 from clearhead.data.pronounce import parts
 from clearhead.data.vocab import BOS, IGNORE_INDEX, Vocabulary, text_to_tokens
 from clearhead.drawing import displayable, save_figure
-from clearhead.inference.g2p import pictures_of_word, pronounce, spelled
+from clearhead.inference.g2p import RANKING, letter_ids, pronounce, trace_word, word_figures
 from clearhead.inference.run import Prediction, Run
 from clearhead.insight.attribution import (
     Fill,
@@ -47,13 +48,11 @@ from clearhead.training.snapshots import read_snapshots
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-RANKING = "what the model loses without each head"
-AGGREGATES = "attention over all layers, compared with hiding each patch"
-LONGEST = 64
-"""tokens of a text that are drawn: its last, and no more than the model has learnt to read at once"""
-
-LONGEST_HEADING = 60
-"""letters of a prediction and its truth that stand in one line"""
+AGGREGATES = "attention over all layers, compared with occlusion"
+MAX_TOKENS = 64
+"""of a text, the last tokens are drawn, within the model's context"""
+MAX_HEADING = 60
+"""characters of prediction and target that fit into one line"""
 
 
 @dataclass(frozen=True)
@@ -62,274 +61,294 @@ class Example:
 
     inputs: Tensor
     prediction: str
-    """the prediction"""
     image: Tensor | None = None
     """uint8 (C,height,width)"""
     tokens: tuple[str, ...] | None = None
-    """names of its tokens"""
+    """the name of each token"""
     word: str | None = None
-    """what is to be pronounced"""
-    truth: str | None = None
-    """the target of an example from the test set; None for a user's own input"""
+    """the word to be pronounced"""
+    target: str | None = None
+    """None for an input that is not from the test set"""
     correct: bool | None = None
-    """whether the prediction agrees with the truth"""
     predicted: int | None = None
-    """number of the predicted class of an image, or of the predicted token after a text"""
+    """index of the predicted class of an image, or of the predicted token after a text"""
 
     @property
     def heading(self) -> str:
-        """For the title of a figure: what was predicted, what is true, and whether they agree."""
+        """Prediction, target and agreement, for the title of a figure."""
         predicted = f"predicted: {displayable(self.prediction)}"
-        if self.truth is None:
+        if self.target is None:
             return predicted
-        actual, verdict = f"actual: {displayable(self.truth)}", "correct" if self.correct else "wrong"
-        if len(predicted) + len(actual) > LONGEST_HEADING:  # sequences, one below the other
+        actual, verdict = f"actual: {displayable(self.target)}", "correct" if self.correct else "wrong"
+        if len(predicted) + len(actual) > MAX_HEADING:  # sequences, one below the other
             return f"{predicted}\n{actual} · {verdict}"
         return f"{predicted} · {actual} · {verdict}"
 
     @property
     def sentence(self) -> str:
         """The same for the terminal."""
-        if self.truth is None:
-            return f"Predicted: {self.prediction or '(nothing)'}."
-        agreement = "correct" if self.correct else "wrong"
-        return f"Predicted: {self.prediction or '(nothing)'}. Actual: {self.truth}. The prediction is {agreement}."
+        predicted = f"Predicted: {self.prediction or '(nothing)'}."
+        if self.target is None:
+            return predicted
+        return f"{predicted} Actual: {self.target}. The prediction is {'correct' if self.correct else 'wrong'}."
 
 
 def explain_input(run: Run, example: Example, folder: Path | None = None) -> list[tuple[Path, str]]:
-    """Draws all there is to see of an example into RUN/figures/look, or `folder`; each file, and what it shows."""
+    """Saves all figures of an example in RUN/figures/look, or in `folder`: the path and the title of each."""
     folder = run.path / "figures/look" if folder is None else folder
-    return [(save_figure(figure, folder / name), what) for name, what, figure in pictures_of(run, example)]
+    return [(save_figure(figure, folder / name), title) for name, title, figure in figures_of(run, example)]
 
 
-def sample(run: Run, number: int) -> Example:
-    """Example `number` of the run's test set."""
-    run.check_files()
+def trace(run: Run, example: Example) -> AttentionTrace:
+    """The attention of every layer; for a word, while its best pronunciation is read back."""
+    return look(run.model, example.inputs) if example.word is None else trace_word(run, example.word)
+
+
+def make_example(
+    run: Run, data: Tensor | str | Path | Sequence[int] | Sequence[str | Path], *, invert: bool = False
+) -> Example:
+    """An input of the run's own kind: an image file or uint8 (C,height,width), a set of them, digits, or text."""
+    if run.input_kind == "images":
+        return image_example(run, data, invert=invert)  # type: ignore[arg-type]
+    if isinstance(data, str | Path):
+        return text_example(run, str(data))
+    return digits_example(run, data)  # type: ignore[arg-type]
+
+
+def image_example(run: Run, data: Tensor | str | Path | Sequence[str | Path], *, invert: bool = False) -> Example:
+    """Image files are squared and resized as in training; of a set of images, each is a token."""
+    if run.input_kind != "images":
+        option = {"digits": "--ids 3 1 4", "words": "--text WORD", "text": "--text TEXT"}[run.input_kind]
+        raise ValueError(f"{run.path} takes {run.input_kind}, got an image; try {option}")
+    if isinstance(data, Tensor):
+        pixels = data[None] if data.dim() == 3 else data
+    else:
+        pixels = run.read_images([data] if isinstance(data, str | Path) else data)
+    pixels = 255 - pixels if invert else pixels
+    if run.takes_sets:
+        return set_example(run, mnist.NORMALIZE(pixels).flatten(1))
+    assert run.normalize is not None
+    (prediction,) = run.predict(pixels)
+    predicted = run.classes.index(prediction.label)
+    return Example(run.normalize(pixels), with_probability(prediction), image=pixels[0], predicted=predicted)
+
+
+def set_example(run: Run, images: Tensor) -> Example:
+    """Normalized images (S,784) of one set, of which each is a token."""
+    labels = [prediction.label for prediction in run.predict_set(images)]
+    names = tuple(f"image {i}" for i in range(len(images)))
+    return Example(images[None], names[labels.index("odd")], tokens=names)
+
+
+def with_probability(prediction: Prediction) -> str:
+    if prediction.probability is None:
+        return prediction.label
+    return f"{prediction.label} ({prediction.probability:.0%})"
+
+
+def digits_example(run: Run, ids: Sequence[int]) -> Example:
+    predictions = run.predict(ids)
+    labels = " ".join(prediction.label for prediction in predictions)
+    return Example(torch.tensor([list(ids)]), labels, tokens=tuple(str(int(i)) for i in ids))
+
+
+def text_example(run: Run, text: str) -> Example:
+    """A word for a run of pronounce; any text for a run of words or text."""
+    if run.input_kind == "words":
+        best = pronounce(run, [text])[0][0]
+        return Example(torch.tensor([letter_ids(run, text)]), str(best), word=text)
+    if run.input_kind != "text":
+        raise ValueError(f"{run.path} takes {run.input_kind}, got text; {run.hint}")
+    vocab = Vocabulary(run.vocab)
+    ids = [BOS] * vocab.has_special_tokens + vocab.encode(text_to_tokens(text, run.config.data.level))
+    if not ids:
+        raise ValueError("--text is empty")
+    return next_token_example(run, ids)
+
+
+def next_token_example(run: Run, ids: Sequence[int]) -> Example:
+    """The token that a language model predicts after these."""
+    assert isinstance(run.config.model, LanguageConfig)
+    inputs = torch.tensor([ids[-min(MAX_TOKENS, run.config.model.context_length) :]])
+    tokens = [run.vocab[i] for i in inputs[0].tolist()]
+    predicted = int(run.logits(inputs)[0, -1].argmax())
+    if run.config.data.level == "byte":  # a byte of a longer character must not look like another character
+        names = tuple(displayable(token) if token.isascii() else ascii(token)[1:-1] for token in tokens)
+    else:
+        names = tuple(map(displayable, tokens))
+    prediction = f"{quoted(run, run.vocab[predicted])} after {quoted(run, tokens[-1])}"
+    return Example(inputs, prediction, tokens=names, predicted=predicted)
+
+
+def quoted(run: Run, token: str) -> str:
+    return ascii(token) if run.config.data.level == "byte" else repr(token)
+
+
+def dataset_example(run: Run, index: int) -> Example:
+    """Example `index` of the run's test set, with its target."""
+    run.check_data_files()
     data = datasets.load_dataset(run.config.data, run.config.seed)
     if not len(data.test):
-        raise LookupError(f"{run.path} has no test examples, got --sample {number}; try --text instead")
-    if not 0 <= number < len(data.test):
-        raise LookupError(
-            f"a test example has a number from 0 to {len(data.test) - 1}, got {number}; choose one of them"
-        )
-    inputs, targets = data.test.get_batch(torch.tensor([number]))
+        raise LookupError(f"{run.path} has no test examples; try --text instead of --sample {index}")
+    if not 0 <= index < len(data.test):
+        raise LookupError(f"the test set has examples from 0 to {len(data.test) - 1}, got {index}")
+    inputs, targets = data.test.get_batch(torch.tensor([index]))
     if run.normalize is not None:
-        example, target = picture(run, inputs), int(targets[0])
-        return with_truth(example, run.classes[target], correct=example.predicted == target)
+        example, target = image_example(run, inputs), int(targets[0])
+        return with_target(example, run.classes[target], correct=example.predicted == target)
     if run.input_kind == "words":
-        return sampled_word(run, inputs[0])
+        return labeled_word(run, inputs[0])
     if run.input_kind == "text":
-        return sampled_text(run, inputs[0], targets[0])
-    if run.input_kind == "images":  # a set of images: each is a token
-        (odd,) = [i for i, answer in enumerate(run.odd_one(inputs[0])) if answer.label == "odd"]
-        names = tuple(f"image {i}" for i in range(inputs.shape[1]))
-        target = int(targets[0])
-        return with_truth(Example(inputs, names[odd], tokens=names), names[target], correct=odd == target)
-    return sampled_digits(run, inputs[0], targets[0])
+        return labeled_text(run, inputs[0], targets[0])
+    if run.takes_sets:
+        example, odd = set_example(run, inputs[0]), f"image {int(targets[0])}"
+        return with_target(example, odd, correct=example.prediction == odd)
+    return labeled_digits(run, inputs[0], targets[0])
 
 
-def with_truth(example: Example, truth: str, *, correct: bool) -> Example:
-    return replace(example, truth=truth, correct=correct)
+def with_target(example: Example, target: str, *, correct: bool) -> Example:
+    return replace(example, target=target, correct=correct)
 
 
-def sampled_digits(run: Run, ids: Tensor, target: Tensor) -> Example:
-    example = digits(run, ids.tolist())
+def labeled_digits(run: Run, ids: Tensor, target: Tensor) -> Example:
+    example = digits_example(run, ids.tolist())
     if run.config.objective == "regression":
         batch = Batch(ids[None], target[None], None, None, 1)
         correct = bool(OBJECTIVES["regression"].correct(run.logits(batch.inputs), batch))
-        return with_truth(example, f"{float(target):g}", correct=correct)
-    truth = " ".join(run.classes[int(i)] for i in target.flatten())
-    return with_truth(example, truth, correct=example.prediction == truth)
+        return with_target(example, f"{float(target):g}", correct=correct)
+    labels = " ".join(run.classes[int(i)] for i in target.flatten())
+    return with_target(example, labels, correct=example.prediction == labels)
 
 
-def sampled_word(run: Run, source: Tensor) -> Example:
-    """A word is pronounced correctly if one of its pronunciations is written."""
+def labeled_word(run: Run, source: Tensor) -> Example:
+    """Any of a word's pronunciations is correct."""
     word = "".join(Vocabulary(run.vocab).decode(source.tolist()))
     known = [" ".join(phones) for phones in parts(run.config.data)["test"][word]]
-    example = text(run, word)
-    return with_truth(example, " or ".join(known), correct=example.prediction in known)
+    example = text_example(run, word)
+    return with_target(example, " or ".join(known), correct=example.prediction in known)
 
 
-def sampled_text(run: Run, ids: Tensor, targets: Tensor) -> Example:
+def labeled_text(run: Run, ids: Tensor, targets: Tensor) -> Example:
     """The token after the last one that has a target."""
     last = int((targets != IGNORE_INDEX).nonzero()[-1])
-    example, target = next_token(run, ids[: last + 1].tolist()), int(targets[last])
-    return with_truth(example, quoted(run, run.vocab[target]), correct=example.predicted == target)
+    example, target = next_token_example(run, ids[: last + 1].tolist()), int(targets[last])
+    return with_target(example, quoted(run, run.vocab[target]), correct=example.predicted == target)
 
 
-def file(run: Run, path: Path, *, invert: bool = False) -> Example:
-    """A picture file, made square and resized as in training."""
-    if run.normalize is None:
-        way = {"digits": "--ids 3 1 4", "words": "--text WORD", "text": "--text TEXT"}.get(run.input_kind, "--sample 0")
-        raise ValueError(f"{run.path} takes no single picture, got {path}; try {way}")
-    pixels = run.read([path])
-    return picture(run, 255 - pixels if invert else pixels)
-
-
-def picture(run: Run, pixels: Tensor) -> Example:
-    assert run.normalize is not None
-    (answer,) = run.predict(pixels)
-    predicted = run.classes.index(answer.label)
-    return Example(run.normalize(pixels), said(answer), image=pixels[0], predicted=predicted)
-
-
-def digits(run: Run, ids: Sequence[int]) -> Example:
-    answers = run.predict_ids(ids)
-    return Example(torch.tensor([list(ids)]), " ".join(a.label for a in answers), tokens=tuple(map(str, ids)))
-
-
-def said(answer: Prediction) -> str:
-    return answer.label if answer.probability is None else f"{answer.label} ({answer.probability:.0%})"
-
-
-def text(run: Run, asked: str) -> Example:
-    """A word for a run of pronounce; any text for a run of words or text."""
-    known = Vocabulary(run.vocab)
-    if run.input_kind == "words":
-        best = pronounce(run, [asked])[0][0]
-        return Example(torch.tensor([spelled(run, asked)]), str(best), word=asked)
-    if run.input_kind != "text":
-        raise ValueError(f"{run.path} takes {run.input_kind}, got text; {run.hint}")
-    marks = [BOS] if known.has_special_tokens else []
-    ids = [*marks, *known.encode(text_to_tokens(asked, run.config.data.level))]
-    if not ids:
-        raise ValueError("--text is empty")
-    return next_token(run, ids)
-
-
-def next_token(run: Run, ids: Sequence[int]) -> Example:
-    """What a language model predicts after the last of these tokens."""
-    assert isinstance(run.config.model, LanguageConfig)
-    inputs = torch.tensor([ids[-min(LONGEST, run.config.model.context_length) :]])
-    symbols = [run.vocab[i] for i in inputs[0].tolist()]
-    predicted = int(run.logits(inputs)[0, -1].argmax())
-    if run.config.data.level == "byte":  # half of a letter is no other letter
-        names = tuple(displayable(symbol) if symbol.isascii() else ascii(symbol)[1:-1] for symbol in symbols)
-    else:
-        names = tuple(map(displayable, symbols))
-    answer = f"{quoted(run, run.vocab[predicted])} after {quoted(run, symbols[-1])}"
-    return Example(inputs, answer, tokens=names, predicted=predicted)
-
-
-def quoted(run: Run, symbol: str) -> str:
-    return ascii(symbol) if run.config.data.level == "byte" else repr(symbol)
-
-
-def pictures_of(run: Run, example: Example) -> "Iterator[tuple[str, str, Figure]]":
-    """File name, what it shows, and the figure."""
+def figures_of(run: Run, example: Example) -> "Iterator[tuple[str, str, Figure]]":
+    """(file name, title, figure) for each figure."""
     if example.word is not None:
-        yield from pictures_of_word(run, example.word, example.heading)
+        yield from word_figures(run, example.word, example.heading)
         return
     with torch.enable_grad():
-        seen = look(run.model, example.inputs)
-    names = list(seen)
-    weights = [seen[name].weights().detach() for name in names]
-    sharpest = weights[0][0].amax(-1).mean(-1).argmax().item()
+        traced = look(run.model, example.inputs)
+    names = list(traced)
+    weights = [record.weights().detach() for record in traced.values()]
     wall = draw_head_grid([layer[0] for layer in weights], names, title=f"every layer and head\n{example.heading}")
     yield "wall.png", "every layer and head", wall
-    tokens = names_of(example, weights[0].shape[-1])
-    title = f"{names[0]}, head {sharpest}\n{example.heading}"
-    one = weights[0][0, int(sharpest)]
-    yield "head.png", "the sharpest head of the first layer", draw_head(one, queries=tokens, keys=tokens, title=title)
+    head = int(weights[0][0].amax(-1).mean(-1).argmax())
+    tokens = token_names(example, weights[0].shape[-1])
+    title, matrix = f"{names[0]}, head {head}\n{example.heading}", weights[0][0, head]
+    figure = draw_head(matrix, queries=tokens, keys=tokens, title=title)
+    yield "head.png", "the sharpest head of the first layer", figure
     if tokens is not None:
-        yield "tokens.png", "the same head, from token to token", draw_tokens(one, tokens, title=title)
-    yield "heads.png", RANKING, ranking(run, example, seen)
+        yield "tokens.png", "the same head, from token to token", draw_tokens(matrix, tokens, title=title)
+    yield "heads.png", RANKING, head_importance_figure(run, example, traced)
     if example.image is not None:
-        yield from over_image(run, example, seen, weights)
+        yield from image_figures(run, example, traced, weights)
 
 
-def names_of(example: Example, n_tokens: int) -> tuple[str, ...] | None:
+def token_names(example: Example, num_tokens: int) -> tuple[str, ...] | None:
     if example.tokens is None:
         return None
-    return ("class",) * (n_tokens - len(example.tokens)) + example.tokens
+    return ("class",) * (num_tokens - len(example.tokens)) + example.tokens
 
 
-def ranking(run: Run, example: Example, seen: AttentionTrace) -> "Figure":
-    """Each head's loss against how sure the model is of what it answers: the mean log-probability, or the number."""
-    chosen = seen.output.detach().argmax(-1, keepdim=True)
-    if example.image is not None and example.predicted is not None:  # several views may have outvoted this one
+def head_importance_figure(run: Run, example: Example, traced: AttentionTrace) -> "Figure":
+    """The effect of removing each head on the mean log-probability of the prediction, or on a predicted number."""
+    chosen = traced.output.detach().argmax(-1, keepdim=True)
+    if example.image is not None and example.predicted is not None:  # with TTA, other views may outvote this one
         chosen = torch.full_like(chosen, example.predicted)
+    is_number = traced.output.shape[-1] == 1
 
     def score(output: Tensor) -> Tensor:
-        return output.mean() if output.shape[-1] == 1 else output.log_softmax(-1).gather(-1, chosen).mean()
+        return output.mean() if is_number else output.log_softmax(-1).gather(-1, chosen).mean()
 
     log_probability = "change in the log-probability of the prediction\n(below 0: less confident without the head)"
-    unit = "change in the output" if seen.output.shape[-1] == 1 else log_probability
-    changes, title = head_importance(run.model, example.inputs, score), f"{RANKING}\n{example.heading}"
-    return draw_head_importance(changes, list(seen), unit=unit, title=title)
+    unit = "change in the output" if is_number else log_probability
+    changes = head_importance(run.model, example.inputs, score)
+    return draw_head_importance(changes, list(traced), unit=unit, title=f"{RANKING}\n{example.heading}")
 
 
-def over_image(
-    run: Run, example: Example, seen: AttentionTrace, weights: Sequence[Tensor]
+def image_figures(
+    run: Run, example: Example, traced: AttentionTrace, weights: Sequence[Tensor]
 ) -> "Iterator[tuple[str, str, Figure]]":
-    model = run.config.model
+    """Attention of the last layer over the image, and aggregates over all layers beside occlusion."""
+    model, chosen = run.config.model, example.predicted
     assert isinstance(model, VisionConfig)
-    has_class_token, grid = model.pooling == "cls", model.grid
-    last = weights[-1]
-    heads = output_map(last[0], class_token=has_class_token).unflatten(1, grid)  # (H,rows,columns)
-    title = f"attention from the output to each patch, in {list(seen)[-1]}\n{example.heading}"
-    by_head = {f"head {i}": cells for i, cells in enumerate(heads)}
-    yield "patches.png", "attention from the output to each patch", draw_over_image(example.image, by_head, title=title)
-    chosen = example.predicted
     assert chosen is not None
-    pools = last.shape[-2] != last.shape[-1]
-    layers = weights[-1:] if pools else weights  # a pooling query reads the answer alone
+    grid, last = model.grid, weights[-1]
+
+    def to_patches(matrix: Tensor) -> Tensor:
+        """weights (...,Q,K) -> (...,rows,columns): attention from the output to each patch"""
+        return output_map(matrix, class_token=model.pooling == "cls").unflatten(1, grid)
+
+    title = "attention from the output to each patch"
+    heads = {f"head {i}": cells for i, cells in enumerate(to_patches(last[0]))}
+    full = f"{title}, in {list(traced)[-1]}\n{example.heading}"
+    yield "patches.png", title, draw_over_image(example.image, heads, title=full)
+    has_pooling = last.shape[-2] != last.shape[-1]
+    layers = weights[-1:] if has_pooling else weights  # only a pooling layer's query leads to the output
     matrices = {
         "mean": mean_attention(layers),
         "maximum": max_attention(layers),
         "rollout": rollout(weights),
-        "relevance": relevance(seen, seen.output[:, chosen]),
+        "relevance": relevance(traced, traced.output[:, chosen]),
     }
-    maps = {name: output_map(m, class_token=has_class_token).unflatten(1, grid) for name, m in matrices.items()}
+    maps = {name: to_patches(matrix) for name, matrix in matrices.items()}
     fill: Fill = "black" if model.in_channels == 1 else "gray"
-    proof = occlusion(run.model, example.inputs, grid, chosen, fill=fill)
+    occluded = occlusion(run.model, example.inputs, grid, chosen, fill=fill)
     areas = {
         name: deletion_auc(deletion_curve(run.model, example.inputs, ranked, chosen, fill=fill)).item()
-        for name, ranked in {**maps, "occlusion": proof}.items()
+        for name, ranked in {**maps, "occlusion": occluded}.items()
     }
-    cells = {name: m[0] for name, m in maps.items()}
-    figure = draw_attributions(example.image, cells, proof[0], areas, title=f"{AGGREGATES}\n{example.heading}")
-    yield "aggregates.png", "attention over all layers, beside occlusion", figure
-
-
-# Heads while they form: pictures of the maps that a run with a probe has kept.
-#
-# Dims: T steps, N inputs, H heads, Q queries, K keys.
+    cells = {name: one[0] for name, one in maps.items()}
+    figure = draw_attributions(example.image, cells, occluded[0], areas, title=f"{AGGREGATES}\n{example.heading}")
+    yield "aggregates.png", AGGREGATES, figure
 
 
 def plot_training_dynamics(
     run: str | Path, folder: Path | None = None, before_drawing: Callable[[], None] = lambda: None
 ) -> list[tuple[Path, str]]:
-    """Entropy of each head against the step; of the head that changed most, a strip of pictures and an animation."""
+    """Figures of the attention snapshots of a run: the entropy of each head against the step; and the head that
+    changed most, as a strip and as an animation."""
     path = RunDirectory.open(run).path
     folder = path / "figures/look" if folder is None else folder
-    steps, found = read_snapshots(path)
+    steps, snapshots = read_snapshots(path)
     before_drawing()
-    maps = {name: found[name] for name in in_order(found)}
-    names = list(maps)
-    table = entropies(list(maps.values()))
+    layers = {name: snapshots[name] for name in in_layer_order(snapshots)}
+    table = entropies(list(layers.values()))
     layer, head = changed_most(table)
-    one = maps[names[layer]][:, 0, head]  # (T,Q,K) of the first input
-    title = f"{names[layer]}, head {head}"
-    alike = {round(entropy_if_alike(layer_maps), 6) for layer_maps in maps.values()}
-    most = alike.pop() if len(alike) == 1 else None
+    name = list(layers)[layer]
+    matrices, title = layers[name][:, 0, head], f"{name}, head {head}"  # (T,Q,K) of the first input
+    uniform = {round(uniform_entropy(weights), 6) for weights in layers.values()}
+    most = uniform.pop() if len(uniform) == 1 else None
+    entropy_figure = draw_head_entropy(steps, table, list(layers), maximum=most)
+    strip = draw_training_strip(steps, matrices, title=title)
     return [
-        (
-            save_figure(draw_head_entropy(steps, table, names, maximum=most), folder / "entropy.png"),
-            "how many keys each head looks at, against the step",
-        ),
-        (save_figure(draw_training_strip(steps, one, title=title), folder / "strip.png"), "the head that changed most"),
-        (save_animation(steps, one, folder / "head.gif", title=title), "the same, moving"),
+        (save_figure(entropy_figure, folder / "entropy.png"), "entropy of each head against the step"),
+        (save_figure(strip, folder / "strip.png"), "the head that changed most"),
+        (save_animation(steps, matrices, folder / "head.gif", title=title), "the same head, animated"),
     ]
 
 
-def in_order(addresses: Iterable[str]) -> list[str]:
-    """A file of maps has no order of its own: by name, block 2 before block 10."""
-    return sorted(addresses, key=lambda name: [(int(p), "") if p.isdigit() else (-1, p) for p in name.split(".")])
+def in_layer_order(names: Iterable[str]) -> list[str]:
+    """Module paths with numbers compared as numbers: blocks.2 comes before blocks.10."""
+    return sorted(names, key=lambda name: [(int(p), "") if p.isdigit() else (-1, p) for p in name.split(".")])
 
 
 def entropies(layers: Sequence[Tensor]) -> Tensor:
-    """(T,layers,H) of weights (T,N,H,Q,K) for each layer; nan where a layer has fewer heads."""
+    """(T,layers,H) from the weights (T,N,H,Q,K) of each layer; NaN where a layer has fewer heads."""
     num_heads = max(layer.shape[2] for layer in layers)
     table = torch.full((len(layers[0]), len(layers), num_heads), torch.nan)
     for i, layer in enumerate(layers):
@@ -337,14 +356,16 @@ def entropies(layers: Sequence[Tensor]) -> Tensor:
     return table
 
 
-def entropy_if_alike(layer: Tensor) -> float:
-    """Of weights (T,N,H,Q,K): that of a head which looks alike at all keys that a query may see: those that any
-    head has looked at."""
-    n_keys = (layer > 0).any(0).any(1).sum(-1).double()  # (N,Q)
-    return n_keys[n_keys > 0].log().mean().item()
+def uniform_entropy(weights: Tensor) -> float:
+    """The entropy of uniform attention to the keys that a query may attend to: those to which any head ever did.
+
+    weights (T,N,H,Q,K)
+    """
+    num_keys = (weights > 0).any(0).any(1).sum(-1).double()  # (N,Q)
+    return num_keys[num_keys > 0].log().mean().item()
 
 
 def changed_most(table: Tensor) -> tuple[int, int]:
-    """The layer and head whose entropy moved most from its first value."""
-    moved = (table - table[:1]).abs().amax(0).nan_to_num(-1)
-    return divmod(int(moved.argmax()), moved.shape[1])
+    """The layer and head whose entropy moved farthest from its first value."""
+    change = (table - table[:1]).abs().amax(0).nan_to_num(-1)
+    return divmod(int(change.argmax()), change.shape[1])

@@ -1,9 +1,15 @@
-"""A trained run, ready to be asked. Dims: B batch, C channels, L length, V classes."""
+"""A trained run: the model of its best checkpoint, and everything that inference needs to use it.
+
+    run = clearhead.open_run("runs/mine")
+    run.predict(["photo.jpg"]), run.evaluate("test"), run.sample("Once"), run.look("photo.jpg"), run.metrics
+
+Each method accepts the inputs of the run's own task. Dims: B batch, C channels, L length, V classes.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from PIL import Image
@@ -22,61 +28,85 @@ from clearhead.training.optim import weights_to_use
 from clearhead.training.run_directory import RunDirectory
 from clearhead.training.state import DataInfo
 
+if TYPE_CHECKING:
+    from clearhead.insight.look import AttentionTrace
+    from clearhead.models.generate import Sampling
+
 InputKind = Literal["images", "digits", "words", "text"]
-AT_ONCE = BATCH_SIZE
-"""examples that are answered in one pass: as many as in an evaluation, so that both give the same logits"""
-FEWEST_OF_A_SET = 3
-"""of two, neither is the odd one"""
+PartName = Literal["validation", "test"]
+INFERENCE_BATCH_SIZE = BATCH_SIZE
+"""as in an evaluation, so that both compute the same logits"""
+MIN_SET_SIZE = 3
+"""of two images, neither is the odd one"""
+
+
+def open_run(path: str | Path) -> "Run":
+    """A run by its path, or by its name in runs/."""
+    return Run(path)
 
 
 def load(run: str | Path) -> nn.Module:
-    """The trained model of a run: its best checkpoint, in the testing stage. It answers as it did in training: for
-    `reverse`, ids (B,16) -> logits (B,16,10); for images, which must be normalised, (B,C,height,width) -> (B,V); for
-    `words` and `text`, ids (B,L) -> (B,L,V); for `pronounce`, letters (B,K) and phones so far (B,Q) -> (B,Q,V)."""
-    return Run(run).model
+    """The model of a run's best checkpoint, in eval mode. Its inputs and outputs are those of training: for `reverse`,
+    ids (B,16) -> logits (B,16,10); for normalized images, (B,C,height,width) -> (B,V); for `words` and `text`, ids
+    (B,L) -> (B,L,V); for `pronounce`, letters (B,K) and the phones before each position (B,Q) -> (B,Q,V)."""
+    return open_run(run).model
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A class and how sure the model is of it; or a number, about which it says nothing of the kind."""
+    """The predicted class, sequence or number."""
 
     label: str
     probability: float | None
+    """None for a number"""
     probabilities: dict[str, float]
-    """of all classes, the most likely first; {} where the answer is a number"""
+    """of all classes, or of the candidates of a beam search, best first; {} for a number"""
 
 
 class Run:
-    """A run's best checkpoint, with the names of its classes and all that happens to a picture before the model."""
+    """The best checkpoint of a run: `model`, `config`, `step`, `path`, class names and preprocessing."""
 
-    def __init__(self, run: str | Path):
-        directory = RunDirectory.open(run)
+    def __init__(self, path: str | Path):
+        directory = RunDirectory.open(path)
         self.path = directory.path
-        found = directory.best_checkpoint()
-        if found is None:
-            raise LookupError(f"{run} must have a checkpoint, got none yet; train it longer: clearhead resume {run}")
-        self.step = found.step
-        self.config = config_for_inference(directory, found)
+        best = directory.best_checkpoint()
+        if best is None:
+            raise LookupError(f"{path} has no checkpoint yet; continue training with: clearhead resume {path}")
+        self.step = best.step
+        self.config = config_for_inference(directory, best)
         with torch.random.fork_rng(devices=[]):
             self.model = build_model(self.config.model)
-        load_tensors(self.model.state_dict(), weights_to_use(found.model, found.optimizer))
+        load_tensors(self.model.state_dict(), weights_to_use(best.model, best.optimizer))
         self.model.eval()
-        about = DataInfo.from_state(found.state)
-        about.check_matches(self.config)
-        self.classes, self.vocab, self.files = about.classes, about.vocab, about.files
-        self.normalize = about.normalize
+        data = DataInfo.from_state(best.state)
+        data.check_matches(self.config)
+        self.classes, self.vocab, self.data_files = data.classes, data.vocab, data.files
+        self.normalize = data.normalize
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}, recipe={self.config.recipe!r}, step={self.step})"
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The records of metrics.jsonl in their order: {"kind": "train", "step": 50, "loss": ...}, ..."""
+        return RunDirectory.open(self.path).records()
 
     @property
     def input_kind(self) -> InputKind:
-        """What the model predicts from."""
-        if self.normalize is not None or self.config.data.name == "odd-one-out":
+        """What the model takes: decides what `predict` and `look` accept."""
+        if self.normalize is not None or self.takes_sets:
             return "images"
         kinds: dict[str, InputKind] = {"seq2seq": "words", "causal-lm": "text"}
         return kinds.get(self.config.objective, "digits")
 
     @property
+    def takes_sets(self) -> bool:
+        """Whether several images are one input, as for `odd-one-out`."""
+        return self.config.objective == "set-pointer"
+
+    @property
     def hint(self) -> str:
-        """The next step for somebody who passed another kind of input."""
+        """The next step after an input of another kind."""
         return {
             "images": "pass image files",
             "digits": "pass digits: --ids 3 1 4",
@@ -84,88 +114,129 @@ class Run:
             "text": f"generate text with: clearhead sample {self.path}",
         }[self.input_kind]
 
-    def check_files(self) -> None:
-        """In a file that has changed, words that validate or test may be such as were learnt, and ids may stand for
-        other symbols."""
-        if changed := changed_files(self.files, digests(self.config.data)):
+    def predict(
+        self, inputs: Tensor | str | Path | Sequence[str | Path] | Sequence[int], *, invert: bool = False
+    ) -> list[Prediction]:
+        """Images, as files or uint8 (B,C,height,width): a prediction for each; `invert` swaps dark and light, because
+        MNIST's digits are white on black. Digits (L,): a prediction for each digit or for the sequence. Words: the
+        pronunciation of each."""
+        inputs = [inputs] if isinstance(inputs, str | Path) else inputs
+        self.check_kind(inputs)
+        if self.input_kind == "digits":
+            return self.predict_digits(inputs)  # type: ignore[arg-type]
+        if self.input_kind == "words":
+            from clearhead.inference.g2p import predict_words
+
+            return predict_words(self, [str(word) for word in inputs])
+        pixels = inputs if isinstance(inputs, Tensor) else self.read_images(inputs)  # type: ignore[arg-type]
+        pixels = 255 - pixels if invert else pixels
+        if self.takes_sets:
+            return self.predict_set(mnist.NORMALIZE(pixels))
+        assert self.normalize is not None
+        return self.to_predictions(self.logits(self.normalize(pixels)))
+
+    def evaluate(self, part: PartName = "test") -> dict[str, Any]:
+        """Metrics on a part of the run's data, as `clearhead evaluate` prints them: loss and accuracy, or word and
+        phoneme error rates."""
+        from clearhead.inference.evaluate import evaluate_run
+
+        return evaluate_run(self, part)
+
+    def sample(
+        self, prompt: str = "", *, n: int = 1, max_new_tokens: int = 300, strategy: "Sampling | None" = None
+    ) -> list[str]:
+        """n continuations of a prompt, each with the prompt before it, by a language model (`words`, `text`)."""
+        from clearhead.inference.sample import draw_samples
+        from clearhead.models.generate import Sampling
+
+        return draw_samples(self, prompt, strategy or Sampling(), n=n, max_new_tokens=max_new_tokens)
+
+    def look(
+        self, example: Tensor | str | Path | Sequence[str | Path] | Sequence[int], *, invert: bool = False
+    ) -> "AttentionTrace":
+        """The attention of every layer for one input: an image file or uint8 (C,height,width), a set of images,
+        digits, a word to be pronounced, or text."""
+        from clearhead.inference.explain import make_example, trace
+
+        return trace(self, make_example(self, example, invert=invert))
+
+    def check_kind(self, inputs: Tensor | Sequence[object]) -> None:
+        """Refuses inputs of another kind than the run's. Strings may be paths or words."""
+        if not len(inputs):
+            raise ValueError("predict needs at least one input, got none")
+        kind = (
+            "text"
+            if isinstance(inputs[0], str | Path)
+            else "images"
+            if isinstance(inputs, Tensor) and inputs.dim() > 1
+            else "digits"
+        )
+        accepted = {"images": ("images", "text"), "digits": ("digits",), "words": ("text",), "text": ()}
+        if kind not in accepted[self.input_kind]:
+            given = repr(str(inputs[0])) if kind == "text" else kind
+            raise ValueError(f"{self.path} takes {self.input_kind}, got {given}; {self.hint}")
+
+    def check_data_files(self) -> None:
+        """In a changed file, words of the test part may be among those of training, and ids may have other meanings."""
+        if changed := changed_files(self.data_files, digests(self.config.data)):
             raise ValueError(
-                f"{self.path} is measured on the data of its training, got other bytes in {', '.join(changed)}; "
-                "put the old ones back"
+                f"the data of {self.path} has changed since training: {', '.join(changed)}; restore the original files"
             )
 
-    def predict(self, images: Tensor | Sequence[str | Path], *, invert: bool = False) -> list[Prediction]:
-        """An answer for each picture: files, or uint8 (B,C,height,width). `invert` makes dark light: MNIST's digits
-        are white on black. Of `odd-one-out`, the pictures are one set; each answer says how likely it is odd."""
-        if self.input_kind != "images":
-            raise ValueError(f"{self.path} takes {self.input_kind}, got images; {self.hint}")
-        pixels = images if isinstance(images, Tensor) else self.read(images)
-        pixels = 255 - pixels if invert else pixels
-        if self.config.data.name == "odd-one-out":
-            return self.odd_one(mnist.NORMALIZE(pixels))
-        assert self.normalize is not None
-        return self.read_answers(self.logits(self.normalize(pixels)))
-
-    def predict_ids(self, ids: Tensor | Sequence[int]) -> list[Prediction]:
-        """Digits (L,): an answer for each of them (`reverse`), or one for the whole."""
-        if self.input_kind != "digits":
-            raise ValueError(f"{self.path} takes {self.input_kind}, got digits; {self.hint}")
-        wrong = [] if isinstance(ids, Tensor) else [n for n in ids if not 0 <= n <= 9]
-        if wrong:
-            raise ValueError(f"ids must be from 0 to 9, got {wrong[0]}; ask about digits")
+    def predict_digits(self, ids: Tensor | Sequence[int]) -> list[Prediction]:
+        invalid = [] if isinstance(ids, Tensor) else [n for n in ids if not 0 <= n <= 9]
+        if invalid:
+            raise ValueError(f"ids must be from 0 to 9, got {invalid[0]}")
         logits = self.logits(torch.as_tensor(ids, dtype=torch.long)[None])
-        return self.read_answers(logits[0] if self.config.objective == "token-classification" else logits)
+        return self.to_predictions(logits[0] if self.config.objective == "token-classification" else logits)
+
+    def predict_set(self, images: Tensor) -> list[Prediction]:
+        """Normalized images (S,1,28,28) of one set: "odd" for the most probable, the first of equals, else "-"."""
+        if len(images) < MIN_SET_SIZE:
+            raise ValueError(f"a set needs at least {MIN_SET_SIZE} images, got {len(images)}")
+        probabilities = self.logits(images.flatten(1)[None]).flatten().softmax(0).tolist()
+        odd = probabilities.index(max(probabilities))
+        return [Prediction("odd" if i == odd else "-", p, {"odd": p, "-": 1 - p}) for i, p in enumerate(probabilities)]
 
     def length_warning(self, ids: Sequence[int]) -> str:
-        """What to say of digits that are more or fewer than those in training; "" where they are as many."""
+        """A warning if the number of digits differs from that in training, else ""."""
         length = self.config.data.length
         if len(ids) == length:
             return ""
-        return f"{self.path} has learnt from sequences of {length} digits, got {len(ids)}: its answer is a guess"
+        return f"{self.path} was trained on sequences of {length} digits, got {len(ids)}; its prediction is unreliable"
 
     @torch.inference_mode()
     def logits(self, inputs: Tensor) -> Tensor:
-        """What the model answers to its own kind of inputs; for images the mean over as many views as the run was
-        tested with."""
+        """The model's outputs for its own kind of inputs; for images the mean over the views of `training.tta`."""
         tta = self.config.training.tta
-        return torch.cat([tta_mean(self.model, part, tta) for part in inputs.split(AT_ONCE)])
+        return torch.cat([tta_mean(self.model, part, tta) for part in inputs.split(INFERENCE_BATCH_SIZE)])
 
-    def read(self, paths: Sequence[str | Path]) -> Tensor:
-        """Picture files -> uint8 (B,C,height,width), made square as in training (`data.fit`)."""
+    def read_images(self, paths: Sequence[str | Path]) -> Tensor:
+        """Image files -> uint8 (B,C,height,width), squared and resized as in training (`data.fit`)."""
         model, fit = self.config.model, self.config.data.fit
         channels, size = (model.in_channels, model.image_shape[0]) if isinstance(model, VisionConfig) else (1, 28)
-        pictures = (in_channels(read_image(Path(path)), channels) for path in paths)
-        return torch.stack([resize(picture, size, fit)[:channels] for picture in pictures])
+        images = (in_channels(read_image(Path(path)), channels) for path in paths)
+        return torch.stack([resize(image, size, fit)[:channels] for image in images])
 
-    def read_answers(self, logits: Tensor) -> list[Prediction]:
-        """logits (B,V), (B,1) for yes or no, (B,1) for a number"""
-        if self.config.objective in ("regression", "binary-classification") and (
-            logits.dim() != 2 or logits.shape[-1] != 1
-        ):
+    def to_predictions(self, logits: Tensor) -> list[Prediction]:
+        """logits (B,V); for binary classification and regression (B,1)"""
+        objective = self.config.objective
+        if objective in ("regression", "binary-classification") and (logits.dim() != 2 or logits.shape[-1] != 1):
             raise ValueError(
-                f"objective={self.config.objective} needs a model with one output, got outputs of shape "
-                f"{tuple(logits.shape)} from {self.path}"
+                f"objective={objective} needs a model with one output, got outputs of shape {tuple(logits.shape)} "
+                f"from {self.path}"
             )
-        if self.config.objective == "regression":
-            return [Prediction(f"{number:.2f}", None, {}) for number in logits.squeeze(-1).tolist()]
-        if self.config.objective == "binary-classification":
+        if objective == "regression":
+            return [Prediction(f"{value:.2f}", None, {}) for value in logits.squeeze(-1).tolist()]
+        if objective == "binary-classification":
             logits = torch.cat([torch.zeros_like(logits), logits], dim=-1)  # softmax([0, z]) is sigmoid(z)
-        return [self.named(row) for row in logits.softmax(-1).tolist()]
+        return [self.to_prediction(row) for row in logits.softmax(-1).tolist()]
 
-    def named(self, probabilities: list[float]) -> Prediction:
+    def to_prediction(self, probabilities: Sequence[float]) -> Prediction:
         pairs = sorted(zip(self.classes, probabilities, strict=True), key=lambda pair: -pair[1])
         return Prediction(pairs[0][0], pairs[0][1], dict(pairs))
 
-    def odd_one(self, images: Tensor) -> list[Prediction]:
-        if len(images) < FEWEST_OF_A_SET:
-            raise ValueError(f"a set has {FEWEST_OF_A_SET} pictures or more, got {len(images)}; name the others too")
-        shares = self.logits(images.flatten(1)[None]).flatten().softmax(0).tolist()
-        odd = shares.index(max(shares))  # of equal ones the first
-        return [
-            Prediction("odd" if i == odd else "-", share, {"odd": share, "-": 1 - share})
-            for i, share in enumerate(shares)
-        ]
-
 
 def in_channels(image: Image.Image, channels: int) -> Image.Image:
-    """Grey for a model with one channel."""
+    """Converted to grayscale for a model with one channel."""
     return image.convert("L") if channels == 1 else image

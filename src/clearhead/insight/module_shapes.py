@@ -1,7 +1,7 @@
-"""The shapes of anybody's nn.Module: called with inputs that the doctor finds, or with inputs of given sizes.
+"""The shapes of any nn.Module, called with inputs that the doctor infers or with inputs of given sizes.
 
-module_shapes(my_gpt)                                       inputs found from forward() and the layers
-module_shapes(my_gpt, sizes=[(2, 16)], dtypes=["long"])     inputs of these sizes, by position
+module_shapes(my_gpt)                                       # inputs inferred from forward() and the layers
+module_shapes(my_gpt, sizes=[(2, 16)], dtypes=["long"])     # inputs of these sizes, by position
 """
 
 from collections.abc import Sequence
@@ -28,13 +28,13 @@ def module_shapes(
     sizes: Sequence[tuple[int, ...]] = (),
     dtypes: Sequence[str] = (),
 ) -> Shapes:
-    """Every tensor of a forward pass in eval mode. The module itself is not changed: a copy of it is called."""
+    """Every tensor of a forward pass in eval mode, of a copy of the module."""
     inner = unwrap_compiled(module)
     with as_value_error(f"recording the shapes of {type(inner).__name__}"):
-        return recorded(inner, batch, width, length, sizes, dtypes)
+        return record_shapes(inner, batch, width, length, sizes, dtypes)
 
 
-def recorded(
+def record_shapes(
     inner: nn.Module,
     batch: int,
     width: int | None,
@@ -43,14 +43,16 @@ def recorded(
     dtypes: Sequence[str],
 ) -> Shapes:
     arguments: dict[str, Any]
-    n_examples: int | None
+    batch_size: int | None
     if sizes:
         model: nn.Module = eval_copy(inner).cpu()
-        inputs = {f"input {i}" if len(sizes) > 1 else "input": x for i, x in enumerate(given(model, sizes, dtypes), 1)}
-        arguments, dtype, n_examples = {}, torch.float32, None  # which of its axes is the batch is not known
+        inputs = {
+            f"input {i}" if len(sizes) > 1 else "input": x for i, x in enumerate(make_inputs(model, sizes, dtypes), 1)
+        }
+        arguments, dtype, batch_size = {}, torch.float32, None  # the batch axis is not known
     else:
         subject = prepare(inner, width, length)
-        model, dtype, n_examples = subject.model, subject.dtype, batch
+        model, dtype, batch_size = subject.model, subject.dtype, batch
         arguments = subject.arguments(subject.sample_inputs(0, batch), {})
         inputs = {name: x for name, x in arguments.items() if isinstance(x, Tensor)}
 
@@ -65,27 +67,27 @@ def recorded(
         raise ValueError(f"{type(inner).__name__} does not take {shapes}: {error_summary(error)}") from None
     return Shapes(
         config=type(inner).__name__,
-        batch=n_examples,
+        batch=batch_size,
         tensors=tuple(tensors),
         parameters=sum(p.numel() for p in inner.parameters()),
         multiply_adds=sum(tensor.multiply_adds for tensor in tensors),
     )
 
 
-def given(model: nn.Module, sizes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> list[Tensor]:
-    """Ids of zeros, masks of True and random features. Unless told, a (B,L) input is ids if there is an embedding."""
+def make_inputs(model: nn.Module, sizes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> list[Tensor]:
+    """Zeros for ids, True for masks, random features; by default, inputs (B,L) of a model with embeddings are ids."""
     for name in dtypes:
         if name not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {name!r}")
     if len(dtypes) > len(sizes):
-        raise ValueError(f"there must be an input for each dtype, got {len(sizes)} inputs and {len(dtypes)} dtypes")
-    has_table = any(isinstance(module, nn.Embedding) for module in model.modules())
-    made = []
+        raise ValueError(f"every dtype needs an input, got {len(sizes)} inputs and {len(dtypes)} dtypes")
+    has_embedding = any(isinstance(module, nn.Embedding) for module in model.modules())
+    inputs = []
     for i, size in enumerate(sizes):
-        guess = "long" if has_table and len(size) <= 2 else "float"
+        guess = "long" if has_embedding and len(size) <= 2 else "float"
         dtype = DTYPES[dtypes[i] if i < len(dtypes) else guess]
         if dtype.is_floating_point:
-            made.append(torch.randn(size, generator=torch.Generator().manual_seed(0)))
+            inputs.append(torch.randn(size, generator=torch.Generator().manual_seed(0)))
         else:
-            made.append(torch.ones(size, dtype=dtype) if dtype == torch.bool else torch.zeros(size, dtype=dtype))
-    return made
+            inputs.append(torch.ones(size, dtype=dtype) if dtype == torch.bool else torch.zeros(size, dtype=dtype))
+    return inputs

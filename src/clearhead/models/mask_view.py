@@ -1,12 +1,13 @@
-"""Attention masks from the user's own file: rows of numbers in .txt or .csv, or an array in .npy (never unpickled).
+"""Read attention masks from files, and show them as grids of numbers or as JSON, with notes on likely mistakes.
 
-A file may hold a mask in one of three forms; `form="auto"` tells the first two apart by their values:
+Files are rows of numbers in .txt or .csv, or an array in .npy (never unpickled). A file may hold a mask in one of three
+forms; `form="auto"` tells the first two apart by their values:
 
     bool       1 or True = may attend, 0 or False = may not (the convention of Clearhead)
     additive   values added to the scores: 0 = may attend, -10000 or less (also -inf) = may not
     torch      bool as in torch.nn.MultiheadAttention, where True = may NOT attend
 
-Dims: B batch, H heads, Q queries, K keys.
+Queries and keys are numbered from 1. Dims: B batch, H heads, Q queries, K keys.
 """
 
 import math
@@ -29,9 +30,9 @@ from clearhead.nn.masks import check_bool_mask
 Form = Literal["bool", "additive", "torch"]
 FORMS = ("auto", *get_args(Form))
 SUFFIXES = (".txt", ".csv", ".npy")
-MOST_ARRAY_BYTES = 16 * MAX_MATRIX_VALUES + 16_384
-"""bytes of a .npy file: numbers of up to 16 bytes, and the header"""
-WORDS = {"true": 1.0, "false": 0.0}
+MAX_ARRAY_BYTES = 16 * MAX_MATRIX_VALUES + 16_384
+"""the size limit of a .npy file: values of up to 16 bytes, and the header"""
+BOOL_WORDS = {"true": 1.0, "false": 0.0}
 
 
 def read_mask(path: str | Path, form: str = "auto") -> tuple[Tensor, Form]:
@@ -54,7 +55,7 @@ def read_mask(path: str | Path, form: str = "auto") -> tuple[Tensor, Form]:
 
 
 def read_text(path: Path) -> np.ndarray:
-    """Rows of values between commas, semicolons or spaces; empty lines and what follows a # are left out."""
+    """Rows of values separated by commas, semicolons or spaces; empty lines and comments after # are ignored."""
     try:
         lines = read_user_file(path, MAX_MATRIX_BYTES).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
@@ -76,18 +77,18 @@ def read_text(path: Path) -> np.ndarray:
     return np.array(rows, dtype=np.float64)
 
 
-def to_value(cell: str, place: str) -> float:
-    if cell.lower() in WORDS:
-        return WORDS[cell.lower()]
+def to_value(cell: str, location: str) -> float:
+    if cell.lower() in BOOL_WORDS:
+        return BOOL_WORDS[cell.lower()]
     try:
         return float(cell)
     except ValueError:
-        raise ValueError(f"a mask holds numbers, True or False, got {cell!r} in {place}") from None
+        raise ValueError(f"a mask holds numbers, True or False, got {cell!r} in {location}") from None
 
 
 def read_npy(path: Path) -> np.ndarray:
-    """Mapped, not loaded: a header that claims more than the file holds allocates nothing."""
-    check_user_file(path, MOST_ARRAY_BYTES)
+    """The file is memory-mapped first, so that a header that claims more than the file holds allocates nothing."""
+    check_user_file(path, MAX_ARRAY_BYTES)
     try:
         array = np.lib.format.open_memmap(path, mode="r")
     except OSError:
@@ -103,7 +104,7 @@ def read_npy(path: Path) -> np.ndarray:
 
 
 def to_mask(values: np.ndarray, form: str, name: str) -> tuple[Tensor, Form]:
-    """By the values alone, all zeros could mean everything or nothing: then the form has to be given."""
+    """Convert values to a bool mask. The form of a mask of zeros only is ambiguous and must be given."""
     is_zero, is_one, is_low = values == 0, values == 1, values <= -10_000
     if form == "auto" and values.dtype != bool and is_zero.all():
         raise ValueError(
@@ -127,16 +128,11 @@ def to_mask(values: np.ndarray, form: str, name: str) -> tuple[Tensor, Form]:
     return (~mask, "torch") if form == "torch" else (mask, "bool")
 
 
-# A mask for people and programs: as a grid of numbers, as additive values, as JSON, and what deserves a warning.
-#
-# Tokens are counted from 1, as in a sentence. Dims: B batch, H heads, Q queries, K keys.
-
-
-MOST_GRIDS = 4
-"""grids of a batch that are shown in the terminal"""
-MOST_ROWS = 40
-HIDES = -10_000.0
-"""a larger additive value lets a visible amount of weight through"""
+MAX_GRIDS = 4
+"""the number of examples and heads that are shown in a terminal"""
+MAX_ROWS = 40
+HIDDEN_BELOW = -10_000.0
+"""with a larger additive value, a hidden key can still get a visible weight"""
 CONVENTION = "True = may attend"
 
 
@@ -150,9 +146,9 @@ class MaskView:
     labels: tuple[str, ...] = ()
     """a name for each example of a batch"""
     first_query: int = 1
-    """the token that the first row belongs to: with a cache, queries are the last tokens of the sequence"""
+    """the position of the first query: with a KV cache, queries are the last tokens of the sequence"""
     low: float | None = None
-    """for the additive form: what is added to the score of a hidden key"""
+    """the value that the additive form adds to the score of a hidden key; None for the bool form"""
 
     def __post_init__(self) -> None:
         check_bool_mask(self.mask)
@@ -161,109 +157,109 @@ class MaskView:
 
     @property
     def size(self) -> str:
-        n_queries, n_keys = self.mask.shape[-2:]
+        num_queries, num_keys = self.mask.shape[-2:]
         return (
-            ("1 token" if n_keys == 1 else f"{n_keys} tokens")
-            if n_queries == n_keys
-            else f"{n_queries} queries, {n_keys} keys"
+            ("1 token" if num_keys == 1 else f"{num_keys} tokens")
+            if num_queries == num_keys
+            else f"{num_queries} queries, {num_keys} keys"
         )
 
     def grids(self) -> Iterator[tuple[str, Tensor]]:
-        """A label and a (Q,K) mask for each example and head."""
+        """The label and the mask (Q,K) of each example and head."""
         lead = self.mask.shape[:-2]
         for number, index in enumerate(product(*map(range, lead))):
-            yield self.label_of(number, index), self.mask[index]
+            yield self.label(number, index), self.mask[index]
 
-    def label_of(self, number: int, index: tuple[int, ...]) -> str:
+    def label(self, number: int, index: tuple[int, ...]) -> str:
         if self.labels:
             return self.labels[number]
         names = ("example", "head")[: len(index)]
         return ", ".join(f"{name} {i + 1}" for name, i in zip(names, index, strict=True))
 
-    def cell(self, seen: bool) -> str:
+    def cell(self, visible: bool) -> str:
         if self.low is None:
-            return "1" if seen else "0"
-        return "0" if seen else f"{self.low:g}"
+            return "1" if visible else "0"
+        return "0" if visible else f"{self.low:g}"
 
     def empty_queries(self) -> list[tuple[str, list[int]]]:
-        """Queries that may attend to nothing, as they are numbered, for each grid that has any."""
-        found = [(label, (~mask.any(-1)).nonzero().flatten().tolist()) for label, mask in self.grids()]
-        return [(label, [row + self.first_query for row in rows]) for label, rows in found if rows]
+        """The numbers of the queries without any visible key, for each grid that has such queries."""
+        empty = [(label, (~mask.any(-1)).nonzero().flatten().tolist()) for label, mask in self.grids()]
+        return [(label, [row + self.first_query for row in rows]) for label, rows in empty if rows]
 
     def notes(self) -> list[str]:
-        """What a reader should know about this mask."""
+        """Warnings about queries without visible keys and about additive values that do not hide."""
         notes = [
             f"{label}: {sentence}" if label else sentence[0].upper() + sentence[1:]
             for label, rows in self.empty_queries()
             for sentence in [empty_sentence(rows, self.low)]
         ]
-        if self.low is not None and self.low > HIDES:
+        if self.low is not None and self.low > HIDDEN_BELOW:
             notes.append(
                 f"{self.low:g} does not hide a key: before normalization its weight is only multiplied by "
-                f"e^{self.low:g} = {math.exp(self.low):.2g}. Use {HIDES:g} or -inf."
+                f"e^{self.low:g} = {math.exp(self.low):.2g}. Use {HIDDEN_BELOW:g} or -inf."
             )
         return notes
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; -inf, which JSON has no number for, is a string."""
-        n_visible, n_pairs = int(self.mask.sum()), self.mask.numel()
+        """Data for JSON, where -inf is a string."""
+        num_visible, num_pairs = int(self.mask.sum()), self.mask.numel()
         data: dict[str, Any] = {
             "mask": self.title,
             "convention": CONVENTION,
             "shape": list(self.mask.shape),
-            "visible": n_visible,
-            "pairs": n_pairs,
+            "visible": num_visible,
+            "pairs": num_pairs,
             "values": self.mask.tolist(),
             "empty_rows": (~self.mask.any(-1)).nonzero().tolist(),
         }
         if self.low is not None:
             low = self.low if math.isfinite(self.low) else str(self.low)
-            data["additive"] = written(self.mask.tolist(), low)
+            data["additive"] = to_additive(self.mask.tolist(), low)
         return data
 
 
-def written(values: Any, low: float | str) -> Any:
+def to_additive(values: Any, low: float | str) -> Any:
     if isinstance(values, list):
-        return [written(value, low) for value in values]
+        return [to_additive(value, low) for value in values]
     return 0 if values else low
 
 
 def empty_sentence(rows: Sequence[int], low: float | None) -> str:
-    """What happens to queries that may attend to nothing, in the bool and in the additive form."""
+    """What happens to queries without visible keys, in the bool and in the additive form."""
     one = len(rows) == 1
-    who = f"query {rows[0]}" if one else f"queries {joined(rows)}"
+    queries = f"query {rows[0]}" if one else f"queries {joined(rows)}"
     outputs = "its output is zeros" if one else "their outputs are zeros"
     if low is None:
-        return f"{who} may attend to nothing: {outputs}."
+        return f"{queries} may attend to nothing: {outputs}."
     row = "its row" if one else "each row"
     if math.isinf(low):
-        what = f"softmax of {row} is 0/0, NaN"
+        effect = f"softmax of {row} is 0/0, NaN"
     else:
-        what = f"{low:g} is added to all of {row}, which softmax cannot see, so no key is hidden"
-    return f"{who} may attend to nothing: {what}. With the bool mask, {outputs}."
+        effect = f"{low:g} is added to all of {row}, which does not change its softmax, so no key is hidden"
+    return f"{queries} may attend to nothing: {effect}. With the bool mask, {outputs}."
 
 
-def joined(rows: Sequence[int], most: int = 6) -> str:
-    """1, 2 and 5; a run of consecutive numbers as 3 to 9."""
+def joined(rows: Sequence[int], limit: int = 6) -> str:
+    """A list such as "1, 2 and 5"; consecutive numbers become "3 to 9"."""
     if len(rows) > 2 and rows[-1] - rows[0] == len(rows) - 1:
         return f"{rows[0]} to {rows[-1]}"
-    if len(rows) > most:
-        return f"{', '.join(map(str, rows[:most]))} and {len(rows) - most} more"
+    if len(rows) > limit:
+        return f"{', '.join(map(str, rows[:limit]))} and {len(rows) - limit} more"
     return f"{', '.join(map(str, rows[:-1]))} and {rows[-1]}"
 
 
 def mask_text(view: MaskView, width: int = 80) -> Text:
-    """Title, grids one below the other, convention and notes; no wider than `width` columns."""
+    """Title, grids, convention and notes for a terminal of `width` columns."""
     text = Text(no_wrap=True, overflow="ignore")
     shape = ",".join(map(str, view.mask.shape))
     form = "" if view.low is None else ", additive form"
     text.append(f"{view.title}{form}: {view.size}", "bold").append(f"   shape [{shape}]\n\n", "dim")
     grids = list(view.grids())
-    is_cut = False
-    for label, mask in grids[:MOST_GRIDS]:
-        is_cut |= append_grid(text, view, label, mask, width)
-    if len(grids) > MOST_GRIDS or is_cut:
-        text.append(f"Not all of it is shown{too_many(grids)}; --json and --figure show everything.\n\n", "dim")
+    is_truncated = False
+    for label, mask in grids[:MAX_GRIDS]:
+        is_truncated |= append_grid(text, view, label, mask, width)
+    if len(grids) > MAX_GRIDS or is_truncated:
+        text.append(f"The output is truncated{too_many(grids)}; --json and --figure show everything.\n\n", "dim")
     text.append("\n".join(wrap(legend(view), width)) + "\n", "dim")
     for note in view.notes():
         text.append("\n".join(wrap(f"Note: {note}", width)) + "\n", "yellow")
@@ -272,37 +268,37 @@ def mask_text(view: MaskView, width: int = 80) -> Text:
 
 
 def too_many(grids: Sequence[Any]) -> str:
-    return f" ({MOST_GRIDS} of {len(grids)} grids)" if len(grids) > MOST_GRIDS else ""
+    return f" ({MAX_GRIDS} of {len(grids)} grids)" if len(grids) > MAX_GRIDS else ""
 
 
 def legend(view: MaskView) -> str:
-    n_visible, n_pairs = int(view.mask.sum()), view.mask.numel()
-    count = f"{n_visible:,} of {n_pairs:,} query-key pairs are visible ({n_visible / n_pairs:.0%})."
+    num_visible, num_pairs = int(view.mask.sum()), view.mask.numel()
+    count = f"{num_visible:,} of {num_pairs:,} query-key pairs are visible ({num_visible / num_pairs:.0%})."
     if view.low is None:
         return f"1 (True) = may attend, 0 (False) = may not. {count}"
     return f"Added to the scores before softmax: 0 = may attend, {view.low:g} = may not. {count}"
 
 
 def append_grid(text: Text, view: MaskView, label: str, mask: Tensor, width: int) -> bool:
-    """Rows are queries, columns are keys. Returns whether rows or columns had to be left out."""
-    n_queries, n_keys = mask.shape
-    size = max(len(view.cell(False)), len(str(n_keys)))
-    margin = max(len("query"), len(str(n_keys))) + 2
+    """Append a grid with queries as rows and keys as columns. Return whether it was truncated."""
+    num_queries, num_keys = mask.shape
+    size = max(len(view.cell(False)), len(str(num_keys)))
+    margin = max(len("query"), len(str(num_keys))) + 2
     fits = max(1, (width - margin - 5) // (size + 2))
-    n_columns = min(n_keys, fits)
-    n_rows = min(n_queries, MOST_ROWS if n_columns == n_keys else n_columns)
+    num_columns = min(num_keys, fits)
+    num_rows = min(num_queries, MAX_ROWS if num_columns == num_keys else num_columns)
     if label:
         text.append(f"{label}\n", "bold")
     text.append(" " * margin + "key\n", "dim")
-    header = "".join(f"{key:>{size}}  " for key in range(1, n_columns + 1))
+    header = "".join(f"{key:>{size}}  " for key in range(1, num_columns + 1))
     text.append(f"{'query':<{margin}}{header}".rstrip() + "\n", "dim")
-    is_cut = n_rows < n_queries or n_columns < n_keys
-    for row, values in enumerate(mask[:n_rows, :n_columns].tolist(), view.first_query):
+    is_truncated = num_rows < num_queries or num_columns < num_keys
+    for row, values in enumerate(mask[:num_rows, :num_columns].tolist(), view.first_query):
         text.append(f"{row:>{margin - 2}}  ", "dim")
-        for seen in values:
-            text.append(f"{view.cell(seen):>{size}}  ", "bold blue" if seen else "bright_black")
-        text.append("...\n" if n_columns < n_keys else "\n")
-    if n_rows < n_queries:
+        for visible in values:
+            text.append(f"{view.cell(visible):>{size}}  ", "bold blue" if visible else "bright_black")
+        text.append("...\n" if num_columns < num_keys else "\n")
+    if num_rows < num_queries:
         text.append(f"{'...':>{margin - 2}}\n")
     text.append("\n")
-    return is_cut
+    return is_truncated

@@ -11,46 +11,45 @@ from torch import Tensor
 from clearhead.drawing import BLACK, BLUE, GRAY, LIGHT_GRAY, VERMILION, new_figure
 from clearhead.models.mask_view import MaskView
 from clearhead.models.steps import Panel, Step
-from clearhead.models.steps_render import FEW, MOST, cells, rows_of, title_of
+from clearhead.models.steps_render import FEW, MAX_SHOWN, cells, rows_of, title_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_NUMBERED = 16
-"""rows or columns beyond which cells are too small for numbers"""
-MOST_PANELS = 12
+MAX_NUMBERED = 16
+"""with more rows or columns, cells are too small for numbers"""
+MAX_PANELS = 12
 
 
 def draw_mask(view: MaskView) -> "Figure":
-    """A panel for each sequence: blue cells may be attended to, grey ones are hidden. Rows that see nothing are
-    framed."""
+    """One panel per example and head: blue cells are visible, gray cells hidden, rows without visible keys framed."""
     from matplotlib.patches import Patch
 
     grids = list(view.grids())
-    shown = grids[:MOST_PANELS]
-    n_columns = min(len(shown), 4)
-    n_rows = math.ceil(len(shown) / n_columns)
-    n_queries, n_keys = view.mask.shape[-2:]
-    is_numbered = max(n_queries, n_keys) <= MOST_NUMBERED
-    cell = 0.32 + 0.08 * len(view.cell(False)) if is_numbered else 5.0 / max(n_queries, n_keys)  # inches
-    wide, tall = cell * n_keys + 0.6, cell * n_queries + (0.6 if shown[0][0] == "" else 0.9)
-    figure = new_figure(max(6.0, n_columns * wide), n_rows * (tall + 0.2) + 1.0)
-    figure.set_layout_engine("constrained", h_pad=0.1)  # inches; otherwise the title touches those of the panels
-    panels = figure.subplots(n_rows, n_columns, squeeze=False)
+    shown = grids[:MAX_PANELS]
+    num_columns = min(len(shown), 4)
+    num_rows = math.ceil(len(shown) / num_columns)
+    num_queries, num_keys = view.mask.shape[-2:]
+    is_numbered = max(num_queries, num_keys) <= MAX_NUMBERED
+    cell = 0.32 + 0.08 * len(view.cell(False)) if is_numbered else 5.0 / max(num_queries, num_keys)  # inches
+    wide, tall = cell * num_keys + 0.6, cell * num_queries + (0.6 if shown[0][0] == "" else 0.9)
+    figure = new_figure(max(6.0, num_columns * wide), num_rows * (tall + 0.2) + 1.0)
+    figure.set_layout_engine("constrained", h_pad=0.1)  # inches; otherwise the title touches the panels
+    panels = figure.subplots(num_rows, num_columns, squeeze=False)
     for axes, (label, mask) in zip(panels.flat, shown, strict=False):
         draw_grid(axes, view, label, mask, is_numbered)
     for axes in panels.flat[len(shown) :]:
         axes.set_visible(False)
     form = "" if view.low is None else " in additive form"
     size = f"{view.title}{form}, {view.size}"
-    more = f" (the first {MOST_PANELS} of {len(grids)})" if len(grids) > MOST_PANELS else ""
+    more = f" (first {MAX_PANELS} of {len(grids)} masks)" if len(grids) > MAX_PANELS else ""
     figure.suptitle(size + more, fontsize=14)
-    meaning = [Patch(color=BLUE, label=f"{view.cell(True)}: may attend")]
-    meaning.append(Patch(color=LIGHT_GRAY, label=f"{sign(view.cell(False))}: hidden"))
+    legend = [Patch(color=BLUE, label=f"{view.cell(True)}: may attend")]
+    legend.append(Patch(color=LIGHT_GRAY, label=f"{sign(view.cell(False))}: hidden"))
     if view.empty_queries():
-        meaning.append(Patch(facecolor="none", edgecolor=VERMILION, label="may attend to nothing"))
-    figure.legend(handles=meaning, loc="outside lower center", ncols=3, fontsize=11, frameon=False)
+        legend.append(Patch(facecolor="none", edgecolor=VERMILION, label="may attend to nothing"))
+    figure.legend(handles=legend, loc="outside lower center", ncols=3, fontsize=11, frameon=False)
     return figure
 
 
@@ -58,12 +57,12 @@ def draw_grid(axes: "Axes", view: MaskView, label: str, mask: Tensor, is_numbere
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Rectangle
 
-    n_queries, n_keys = mask.shape
+    num_queries, num_keys = mask.shape
     axes.imshow(mask.int().numpy(), cmap=ListedColormap([LIGHT_GRAY, BLUE]), vmin=0, vmax=1, interpolation="nearest")
     axes.set_title(label, fontsize=12)
     axes.set_xlabel("key", fontsize=12)
     axes.set_ylabel("query", fontsize=12)
-    ticks(axes, n_keys, n_queries, view.first_query)
+    ticks(axes, num_keys, num_queries, view.first_query)
     if is_numbered:
         for row, values in enumerate(mask.tolist()):
             for column, seen in enumerate(values):
@@ -71,19 +70,19 @@ def draw_grid(axes: "Axes", view: MaskView, label: str, mask: Tensor, is_numbere
                 axes.text(column, row, text, ha="center", va="center", fontsize=12, color="white" if seen else BLACK)
     for row in (~mask.any(-1)).nonzero().flatten().tolist():
         frame = Rectangle(
-            (-0.5, row - 0.5), n_keys, 1, fill=False, edgecolor=VERMILION, linewidth=2, zorder=3, clip_on=False
+            (-0.5, row - 0.5), num_keys, 1, fill=False, edgecolor=VERMILION, linewidth=2, zorder=3, clip_on=False
         )
         axes.add_patch(frame)
 
 
-def ticks(axes: "Axes", n_keys: int, n_queries: int, first_query: int) -> None:
-    """White lines between cells, and a number for each token, or for some where there are many."""
-    for set_ticks, count, first in ((axes.set_xticks, n_keys, 1), (axes.set_yticks, n_queries, first_query)):
-        places = range(0, count, 1 if count <= MOST_NUMBERED else math.ceil(count / 8))
-        set_ticks(list(places), labels=[str(place + first) for place in places])
+def ticks(axes: "Axes", num_keys: int, num_queries: int, first_query: int) -> None:
+    """White lines between cells, and a number for each token, or for some tokens if there are many."""
+    for set_ticks, count, first in ((axes.set_xticks, num_keys, 1), (axes.set_yticks, num_queries, first_query)):
+        positions = range(0, count, 1 if count <= MAX_NUMBERED else math.ceil(count / 8))
+        set_ticks(list(positions), labels=[str(position + first) for position in positions])
         if count <= 64:
-            set_ticks([place + 0.5 for place in range(count - 1)], minor=True)
-    axes.grid(which="minor", color="white", linewidth=min(2.0, 16 / max(n_keys, n_queries)))
+            set_ticks([position + 0.5 for position in range(count - 1)], minor=True)
+    axes.grid(which="minor", color="white", linewidth=min(2.0, 16 / max(num_keys, num_queries)))
     axes.tick_params(which="both", length=0)
     axes.spines[:].set_visible(False)
 
@@ -95,13 +94,13 @@ def sign(text: str) -> str:
 
 CELL_HEIGHT, CHARACTER, GAP, MARGIN, HEADING = 0.3, 0.085, 0.35, 0.3, 0.64
 """inches"""
-WIDEST = 11.0
-"""inches of a line of matrices, the next ones go below"""
+MAX_WIDTH = 11.0
+"""the width of a line of matrices in inches; further matrices go below"""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A matrix as it is drawn: a title, its numbers as text, and how large that is."""
+    """A matrix with its title, its values as text, and its size in inches."""
 
     title: str
     texts: list[list[str]]
@@ -123,7 +122,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Section:
-    """A step as it is drawn: title and formula, then lines of matrices."""
+    """A step: title and formula, then lines of matrices."""
 
     step: Step
     lines: list[list[Block]]
@@ -139,10 +138,10 @@ class Section:
 
 
 def draw_steps(steps: Sequence[Step]) -> "Figure":
-    """Every step with its formula and its matrices; steps stand side by side where they fit."""
+    """Every step with its formula and its matrices; steps are side by side where they fit."""
     rows: list[list[Section]] = [[]]
     for section in (Section(step, list(block_lines(step))) for step in steps):
-        if rows[-1] and sum(one.width + 2 * GAP for one in rows[-1]) + section.width > WIDEST:
+        if rows[-1] and sum(one.width + 2 * GAP for one in rows[-1]) + section.width > MAX_WIDTH:
             rows.append([])
         rows[-1].append(section)
     width = max(2 * MARGIN + sum(one.width for one in row) + 2 * GAP * (len(row) - 1) for row in rows)
@@ -165,12 +164,12 @@ def draw_steps(steps: Sequence[Step]) -> "Figure":
 
 
 def caption(steps: Sequence[Step]) -> str:
-    """What the colours mean, and what is left out."""
-    hidden = any(matrix.isinf().any() for step in steps for matrix in step.matrices.values())
+    """The meaning of the colors, and what is omitted."""
+    is_masked = any(matrix.isinf().any() for step in steps for matrix in step.matrices.values())
     counts = {"heads": steps[0].num_heads, "queries": steps[3].matrices["weighted"].shape[-3]}
-    cut = [f"{FEW} of {n} {what}" for what, n in counts.items() if n > MOST]
-    meaning = "blue: positive, orange: negative" + ", grey: hidden by the mask" * hidden
-    return meaning + (f"; shown: the first {' and '.join(cut)}" if cut else "")
+    truncated = [f"{FEW} of {n} {name}" for name, n in counts.items() if n > MAX_SHOWN]
+    colors = "blue: positive, orange: negative" + ", gray: masked" * is_masked
+    return colors + (f"; showing the first {' and '.join(truncated)}" if truncated else "")
 
 
 def draw_section(axes: "Axes", x: float, y: float, section: Section) -> None:
@@ -186,19 +185,19 @@ def draw_section(axes: "Axes", x: float, y: float, section: Section) -> None:
 
 
 def typeset(text: str) -> str:
-    """W_Q and z_i with real subscripts."""
+    """W_Q and z_i with subscripts."""
     return re.sub(r"\b([A-Za-z]+)_([A-Za-z]+)\b", r"$\\mathrm{\1}_{\2}$", text)
 
 
 def block_lines(step: Step) -> Iterator[list[Block]]:
-    """Matrices side by side while they fit; what several heads make, a line for each name, in step 4 for each head."""
+    """Matrices side by side while they fit; with several heads, one line for each name, and in step 4 for each head."""
     panels = [panel for names in rows_of(step) for panel in shown_panels(step, names)]
     line: list[Block] = []
     before: Panel | None = None
     for panel in panels:
         block = block_of(panel)
         is_new = before is not None and starts_line(step, before, panel)
-        if line and (is_new or sum(one.width + GAP for one in line) + block.width > WIDEST):
+        if line and (is_new or sum(one.width + GAP for one in line) + block.width > MAX_WIDTH):
             yield line
             line = []
         line.append(block)
@@ -213,23 +212,23 @@ def starts_line(step: Step, before: Panel, panel: Panel) -> bool:
 
 
 def shown_panels(step: Step, names: Sequence[str]) -> list[Panel]:
-    """Not more heads or queries than help to follow it."""
-    n_queries = step.matrices["weighted"].shape[-3] if step.number == 4 else 0
-    heads, queries = (MOST if n <= MOST else FEW for n in (step.num_heads, n_queries))
+    """The panels of the first heads and queries."""
+    num_queries = step.matrices["weighted"].shape[-3] if step.number == 4 else 0
+    heads, queries = (MAX_SHOWN if n <= MAX_SHOWN else FEW for n in (step.num_heads, num_queries))
     panels = [panel for name in names for panel in step.panels(name)]
     return [panel for panel in panels if (panel.head or 1) <= heads and (panel.query or 1) <= queries]
 
 
 def block_of(panel: Panel) -> Block:
     rows, columns = panel.matrix.shape
-    values = panel.matrix[:MOST, :MOST]
+    values = panel.matrix[:MAX_SHOWN, :MAX_SHOWN]
     texts = [[sign(text) if text != "-" else "–" for text in row] for row in cells(values)]
-    shape = f" [{rows},{columns}]" + ("…" if rows > MOST or columns > MOST else "")
+    shape = f" [{rows},{columns}]" + ("…" if rows > MAX_SHOWN or columns > MAX_SHOWN else "")
     return Block(title_of(panel) + shape, texts, values, panel.name == "weights")
 
 
 def draw_block(axes: "Axes", x: float, y: float, block: Block) -> None:
-    """Cells of one size, coloured by their numbers."""
+    """Cells of one size, colored by their values."""
     from matplotlib.patches import Rectangle
 
     axes.text(x, y + 0.24, typeset(block.title), fontsize=10.5, va="bottom")
@@ -239,12 +238,12 @@ def draw_block(axes: "Axes", x: float, y: float, block: Block) -> None:
         for j, text in enumerate(row):
             value = float(block.values[i, j])
             hidden = math.isinf(value)
-            share = 0.0 if hidden else abs(value) / largest
-            alpha = share if block.is_weights else 0.4 * share
-            colour = LIGHT_GRAY if hidden else BLUE if value >= 0 else VERMILION
+            relative = 0.0 if hidden else abs(value) / largest
+            alpha = relative if block.is_weights else 0.4 * relative
+            color = LIGHT_GRAY if hidden else BLUE if value >= 0 else VERMILION
             left, top = x + j * block.cell_width, y + (i + 1) * CELL_HEIGHT
             size = (block.cell_width, CELL_HEIGHT)
-            fill = Rectangle((left, top), *size, facecolor=colour, alpha=1.0 if hidden else alpha, linewidth=0)
+            fill = Rectangle((left, top), *size, facecolor=color, alpha=1.0 if hidden else alpha, linewidth=0)
             axes.add_patch(fill)
             axes.add_patch(Rectangle((left, top), *size, fill=False, edgecolor=LIGHT_GRAY, linewidth=0.8))
             is_dark = block.is_weights and alpha > 0.7

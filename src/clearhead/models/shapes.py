@@ -1,10 +1,10 @@
-"""Every tensor of a model: its shape in two conventions, its parameters, its multiply-adds.
+"""Model summary: every tensor of a forward pass with its shape, parameters and multiply-adds.
 
-Nothing is calculated by hand: the model is built on the meta device, where tensors have shapes but no numbers, an
-ordinary forward pass runs, and models/recorder.py writes down what goes by.
+The model is built on the meta device, where tensors have shapes but no values; an ordinary forward pass runs, and
+models/recorder.py records its tensors. Shapes are given in two conventions:
 
-    rows      a token is a row: (B,L,E), as PyTorch has it and as y = x W
-    columns   a token is a column: (E,L), as textbooks have it, y = W x; for one example
+    rows      tokens as rows, (B,L,E), as in PyTorch: y = x W
+    columns   tokens as columns, (E,L), as in many textbooks: y = W x; for a single example
 
 Dims: B batch, L length, E model width.
 """
@@ -41,22 +41,22 @@ Conventions = Literal["rows", "columns", "both"]
 Config = ModelConfig | AttentionConfig
 
 ATTENTION_LENGTH = 5
-"""tokens of an attention layer on its own, which has no context to take a length from"""
+"""the default length for a single attention layer, which has no context length"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shapes:
-    """What one forward pass of a config went through, in order. `shapes["norm"]` is one of its tensors."""
+    """The tensors of one forward pass, in order of execution. Index it by name: `shapes["norm"]`."""
 
     config: Config | str
-    """what was built, or the name of the class of anybody's module"""
+    """the config of the model, or the class name of a user's module"""
     batch: int | None
-    """examples; None where inputs of any size were given"""
+    """the batch size; None if the sizes of the inputs were given"""
     tensors: tuple[TensorShape, ...]
     parameters: int
-    """numbers that are learned; a table that serves twice counts once"""
+    """the number of parameters; tied weights are counted once"""
     multiply_adds: int
-    """of the whole batch: matrix products and convolutions; what works number by number is not counted"""
+    """of matrix products and convolutions, for the whole batch; elementwise operations are not counted"""
 
     def __getitem__(self, name: str) -> TensorShape:
         for tensor in self.tensors:
@@ -65,16 +65,16 @@ class Shapes:
         raise unknown_name("tensor", name, [tensor.name for tensor in self.tensors])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Data for JSON."""
         if isinstance(self.config, str):
-            return {"config": {"kind": self.config}, **self.numbers()}
+            return {"config": {"kind": self.config}, **self.totals()}
         config = {
             name: str(value) if isinstance(value, float) and value in (float("inf"), -float("inf")) else value
             for name, value in asdict(self.config).items()
         }
-        return {"config": {"kind": type(self.config).__name__, **config}, **self.numbers()}
+        return {"config": {"kind": type(self.config).__name__, **config}, **self.totals()}
 
-    def numbers(self) -> dict[str, Any]:
+    def totals(self) -> dict[str, Any]:
         return {
             "batch": self.batch,
             "parameters": self.parameters,
@@ -83,21 +83,19 @@ class Shapes:
         }
 
     def table(self, conventions: Conventions = "both", *, every_block: bool = False, width: int = 120) -> "Group":
-        """For rich.print. Blocks that equal the one before are folded into a line unless every_block."""
-
+        """A rich table. Consecutive equal blocks are folded into one line unless `every_block` is True."""
         return shapes_table(self, conventions, every_block=every_block, width=width)
 
     def __str__(self) -> str:
-
         return as_text(self.table())
 
 
 def shapes(
     config: Config | str, *, batch: int = 1, length: int | None = None, source_length: int | None = None
 ) -> Shapes:
-    """The shapes of a config, or of the preset of that name. Equal to those of any real pass; needs no memory.
+    """The shapes of a model, given its config or the name of a preset, without allocating memory for its tensors.
 
-    `length` is the sequence's (the target's, where there is a source too), unless given the model's context.
+    `length` is the sequence length, or the target length of an encoder-decoder (default: the context length).
     """
     if isinstance(config, str):
         config = preset(config)
@@ -109,7 +107,7 @@ def shapes(
     except (RuntimeError, TypeError) as error:
         if "overflow" not in str(error).lower():
             raise
-        raise ValueError("sizes must multiply to numbers below 2^61, got larger ones; choose smaller sizes") from None
+        raise ValueError("the model is too large: tensor sizes must be below 2^61") from None
     return Shapes(
         config=config,
         batch=batch,
@@ -128,16 +126,15 @@ def build(config: Config) -> nn.Module:
 
 
 def meta_inputs(config: Config, batch: int, length: int | None, source_length: int | None) -> dict[str, Tensor]:
-    """What the model's forward takes, in its order, by the names that the table shows."""
+    """The arguments of the model's forward, in order, by the names that the table shows."""
     check_positive(batch=batch)
     if source_length is not None and not isinstance(config, Seq2SeqConfig):
-        raise ValueError(f"source_length is for an encoder-decoder, got it for a {type(config).__name__}; use length")
+        raise ValueError(f"source_length applies to encoder-decoders only, got a {type(config).__name__}; use length")
     match config:
         case VisionConfig():
             if length is not None:
                 raise ValueError(
-                    f"the length of a vision transformer follows from its image, got length={length}; "
-                    "change image_size or patch_size instead"
+                    f"the length of a vision transformer follows from image_size and patch_size, got length={length}"
                 )
             return {"images": torch.empty(batch, config.in_channels, *config.image_shape, device="meta")}
         case Seq2SeqConfig():
@@ -150,7 +147,7 @@ def meta_inputs(config: Config, batch: int, length: int | None, source_length: i
             length = ATTENTION_LENGTH if length is None else length
             check_positive(length=length)
             return {"tokens": torch.empty(batch, length, config.width, device="meta")}
-    raise TypeError(f"shapes takes a config or the name of a preset, got {type(config)}")
+    raise TypeError(f"shapes needs a config or the name of a preset, got {type(config).__name__}")
 
 
 def meta_ids(batch: int, length: int) -> Tensor:
@@ -158,16 +155,13 @@ def meta_ids(batch: int, length: int) -> Tensor:
     return torch.empty(batch, length, dtype=torch.long, device="meta")
 
 
-# The shapes of a model as a table for people: a section for each block, equal blocks folded, totals below.
-
-
 WIDE = 110
-"""from this width on there is room for words beside each name"""
+"""the width from which on the table has a column for operations"""
 
 LEGEND = {
-    "rows": "rows           a token is a row, y = x W: [batch, tokens, width]",
-    "columns": "columns        a token is a column, y = W x: [width, tokens] of one example",
-    "multiply-adds": "multiply-adds  matrix products and convolutions; elementwise work is not counted",
+    "rows": "rows       tokens as rows, y = x W: [batch, tokens, width]",
+    "columns": "columns    tokens as columns, y = W x: [width, tokens], for one example",
+    "mult-adds": "mult-adds  of matrix products and convolutions; elementwise operations are not counted",
 }
 
 BLOCK = re.compile(r"(.+?\.\d+)\.([^.]+\..+)")
@@ -178,7 +172,7 @@ NUMBERED = re.compile(r"(.+?\.\d+)\.")
 @dataclass(frozen=True)
 class Line:
     label: str
-    what: str = ""
+    operation: str = ""
     rows: Shape = ()
     columns: Shape = ()
     parameters: int = 0
@@ -189,28 +183,28 @@ class Line:
 def shapes_table(shapes: "Shapes", conventions: "Conventions", *, every_block: bool, width: int) -> Group:
     shown = ["rows", "columns"] if conventions == "both" else [conventions]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("tensor", overflow="fold")
+    table.add_column("Tensor", overflow="fold")
     if width >= WIDE:
-        table.add_column("what", overflow="fold")
+        table.add_column("Operation", overflow="fold")
     for name in shown:
-        table.add_column(name, no_wrap=True)
-    table.add_column("params", justify="right", no_wrap=True)
-    table.add_column("multiply-\nadds", justify="right", no_wrap=True)
+        table.add_column("Shape" if len(shown) == 1 else f"Shape ({name})", no_wrap=True)
+    table.add_column("Param #", justify="right", no_wrap=True)
+    table.add_column("Mult-adds", justify="right", no_wrap=True)
 
     for line in block_lines(shapes.tensors, every_block):
         cells = [line.label]
-        cells += [line.what] if width >= WIDE else []
+        cells += [line.operation] if width >= WIDE else []
         cells += [brackets(getattr(line, name)) for name in shown]
-        cells += ["tied" if line.what.startswith(TIED) else count(line.parameters), count(line.multiply_adds)]
+        cells += ["tied" if line.operation.startswith(TIED) else count(line.parameters), count(line.multiply_adds)]
         table.add_row(*(Text(printable(cell)) for cell in cells), style=line.style)
-    of = "these inputs" if shapes.batch is None else f"a batch of {shapes.batch}"
-    total = f"{shapes.parameters:,} parameters; {shapes.multiply_adds:,} multiply-adds for {of}"
-    legend = [LEGEND[name] for name in (*shown, "multiply-adds")]
-    return Group(table, Text(), Text(total, style="bold"), Text(), *(Text(line, style="dim") for line in legend))
+    batch = "for these inputs" if shapes.batch is None else f"for batch size {shapes.batch}"
+    totals = [f"Total params: {shapes.parameters:,}", f"Total mult-adds: {shapes.multiply_adds:,} {batch}"]
+    legend = [Text(LEGEND[name], style="dim") for name in (*shown, "mult-adds")]
+    return Group(table, Text(), *(Text(line, style="bold") for line in totals), Text(), *legend)
 
 
 def block_lines(tensors: Sequence[TensorShape], every_block: bool) -> Iterator[Line]:
-    """A line for each tensor, indented below the name of its block; blocks that equal the one before in one line."""
+    """A line for each tensor, indented below the name of its block; equal blocks share one line."""
     shown: list[Line] = []
     folded: list[str] = []
     names = {match[1] for tensor in tensors if (match := BLOCK.fullmatch(tensor.name))}
@@ -229,8 +223,7 @@ def block_lines(tensors: Sequence[TensorShape], every_block: bool) -> Iterator[L
 
 
 def block_of(tensor: TensorShape, names: Collection[str]) -> str:
-    """The block that a tensor belongs to. A block has parts with tensors of their own; a layer of a Sequential has not,
-    and is none."""
+    """The block that a tensor belongs to. A single layer of an nn.Sequential is no block: it has no submodules."""
     match = NUMBERED.match(tensor.name)
     return match[1] if match and match[1] in names else ""
 
@@ -244,7 +237,7 @@ def folded_line(blocks: Sequence[str], like: Sequence[Line]) -> Iterator[Line]:
     if blocks:
         last = "" if len(blocks) == 1 else f"-{blocks[-1].rpartition('.')[2]}"
         yield Line(
-            f"{blocks[0]}{last}: the same",
+            f"{blocks[0]}{last}: same as above",
             parameters=len(blocks) * sum(line.parameters for line in like),
             multiply_adds=len(blocks) * sum(line.multiply_adds for line in like),
             style="bold",
@@ -256,7 +249,7 @@ def brackets(shape: Shape) -> str:
 
 
 def count(n: int) -> str:
-    """In full while that is readable, then to four figures."""
+    """In full if that is readable, otherwise with four significant digits."""
     if n < 10_000_000:
         return f"{n:,}" if n else ""
     for unit, size in (("M", 10**6), ("G", 10**9), ("T", 10**12), ("P", 10**15)):
@@ -266,7 +259,7 @@ def count(n: int) -> str:
 
 
 def as_text(table: Group, width: int = 120) -> str:
-    """Without colours."""
+    """The table as plain text."""
     file = io.StringIO()
     Console(file=file, width=width, color_system=None, highlight=False).print(table)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())

@@ -1,4 +1,4 @@
-"""The five steps as text for a terminal: formula, words, then the numbers, matrices side by side where they fit."""
+"""The five steps as text for a terminal, and as a LaTeX document."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -9,28 +9,29 @@ from torch import Tensor
 
 from clearhead.models.steps import Panel, Step
 
-MOST, FEW = 6, 3
-"""rows and columns of a matrix, and matrices of step 4, beyond which more does not help to follow it; JSON has all"""
+MAX_SHOWN, FEW = 6, 3
+"""Up to MAX_SHOWN rows, columns, heads and queries are shown; of more heads or queries, the first FEW."""
 
 NAMES = {"w_q": "W_Q", "w_k": "W_K", "w_v": "W_V", "w_o": "W_O", "z_per_head": "z"}
 GAP = "    "
 
 
 def steps_text(steps: Sequence[Step], width: int = 80) -> Text:
-    given, z = steps[0].matrices, steps[-1].matrices["z"]
-    tokens = f"{len(z)} queries, {len(given['k'])} keys"
-    if "x" in given:
-        tokens = f"{len(given['x'])} tokens of width {given['x'].shape[1]}"
+    """Each step with its formula, an explanation and its matrices, side by side where they fit."""
+    inputs, z = steps[0].matrices, steps[-1].matrices["z"]
+    tokens = f"{len(z)} queries, {len(inputs['k'])} keys"
+    if "x" in inputs:
+        tokens = f"{len(inputs['x'])} tokens of width {inputs['x'].shape[1]}"
     heads = "one head" if steps[0].num_heads == 1 else f"{steps[0].num_heads} heads"
-    heads += f" ({FEW} shown)" if steps[0].num_heads > MOST else ""
+    heads += f" ({FEW} shown)" if steps[0].num_heads > MAX_SHOWN else ""
     lines: list[tuple[str, str]] = [(f"Self-attention in five steps: {tokens}, {heads}", "bold"), ("", "")]
     for step in steps:
         lines += [(f"{step.number}  {step.title}", "bold")]
         lines += [(f"   {line}", "cyan") for line in wrap(step.formula, width - 3, break_on_hyphens=False)]
-        lines += [(f"   {line}", "dim") for line in wrap(step.words, width - 3)]
+        lines += [(f"   {line}", "dim") for line in wrap(step.explanation, width - 3)]
         lines.append(("", ""))
         for group in groups(step):
-            lines += [(f"   {line}".rstrip(), "") for line in beside(group, width - 3)]
+            lines += [(f"   {line}".rstrip(), "") for line in side_by_side(group, width - 3)]
     text = Text(no_wrap=True, overflow="ignore")
     for line, style in lines[:-1]:
         text.append(line, style).append("\n")
@@ -39,15 +40,15 @@ def steps_text(steps: Sequence[Step], width: int = 80) -> Text:
 
 
 def groups(step: Step) -> list[list[list[str]]]:
-    """The pictures of a step's matrices, in groups that belong side by side."""
+    """The matrices of a step as text, in groups that are shown side by side."""
     if step.number == 4:
         return weighted_groups(step)
-    shown = [[panel for name in names for panel in shown_heads(step, name)] for names in rows_of(step)]
-    return [[picture(title_of(panel), panel.matrix) for panel in group] for group in shown]
+    panels = [[panel for name in names for panel in shown_heads(step, name)] for names in rows_of(step)]
+    return [[matrix_lines(title_of(panel), panel.matrix) for panel in group] for group in panels]
 
 
 def rows_of(step: Step) -> list[list[str]]:
-    """Names of matrices, a list for each row of them: x, then its weights, then what is made of them."""
+    """The names of the matrices of a step in rows: x, then its weights, then the results."""
     names = list(step.matrices)
     inputs = [name for name in names if name == "x"]
     weights = [name for name in names if name.startswith("w_") and step.number == 1]
@@ -59,84 +60,82 @@ def rows_of(step: Step) -> list[list[str]]:
 
 def shown_heads(step: Step, name: str) -> list[Panel]:
     panels = list(step.panels(name))
-    return panels if len(panels) <= MOST else panels[:FEW]
+    return panels if len(panels) <= MAX_SHOWN else panels[:FEW]
 
 
 def weighted_groups(step: Step) -> list[list[list[str]]]:
-    """A matrix for each query: a row of them for each head."""
+    """One matrix per query, and one row of matrices per head."""
     weighted = step.matrices["weighted"]
-    n_queries = weighted.shape[-3]
-    n_shown = n_queries if n_queries <= MOST else FEW
+    num_queries = weighted.shape[-3]
+    num_shown = num_queries if num_queries <= MAX_SHOWN else FEW
     shape = ",".join(map(str, weighted.shape))
-    title = f"weighted [{shape}]: {'heads, ' * (step.num_heads > 1)}queries, tokens, width of v"
-    cut = [f"the first {n_shown} of {n_queries} queries"] if n_shown < n_queries else []
-    heads = step.num_heads if step.num_heads <= MOST else FEW
-    panels = [panel for panel in step.panels("weighted") if panel.query is not None and panel.query <= n_shown]
+    title = f"weighted [{shape}]: {'heads, ' * (step.num_heads > 1)}queries, keys, width of v"
+    truncated = [f"the first {num_shown} of {num_queries} queries"] if num_shown < num_queries else []
+    heads = step.num_heads if step.num_heads <= MAX_SHOWN else FEW
+    panels = [panel for panel in step.panels("weighted") if panel.query is not None and panel.query <= num_shown]
     by_head = [[panel for panel in panels if (panel.head or 1) == head] for head in range(1, heads + 1)]
-    return [[[title, *cut]], *([picture(title_of(panel), panel.matrix) for panel in group] for group in by_head)]
+    return [
+        [[title, *truncated]],
+        *([matrix_lines(title_of(panel), panel.matrix) for panel in group] for group in by_head),
+    ]
 
 
 def title_of(panel: Panel) -> str:
-    """scores; scores, head 2; query 1; head 2, query 1"""
+    """For example "scores", "scores, head 2", "query 1" or "head 2, query 1"."""
     name = [] if panel.query else [NAMES.get(panel.name, panel.name)]
     head = [f"head {panel.head}"] if panel.head else []
     query = [f"query {panel.query}"] if panel.query else []
     return ", ".join([*name, *head, *query])
 
 
-def picture(title: str, matrix: Tensor) -> list[str]:
-    """Title and shape, then its rows with aligned numbers."""
+def matrix_lines(title: str, matrix: Tensor) -> list[str]:
+    """The title with the shape, then the rows with aligned numbers."""
     title = f"{title} [{','.join(map(str, matrix.shape))}]"
-    rows = cells(matrix[:MOST, :MOST])
+    rows = cells(matrix[:MAX_SHOWN, :MAX_SHOWN])
     size = max(len(cell) for row in rows for cell in row)
-    more = "  ..." if matrix.shape[1] > MOST else ""
+    more = "  ..." if matrix.shape[1] > MAX_SHOWN else ""
     lines = ["  ".join(cell.rjust(size) for cell in row) + more for row in rows]
-    return [title, *lines, *(["..."] if matrix.shape[0] > MOST else [])]
+    return [title, *lines, *(["..."] if matrix.shape[0] > MAX_SHOWN else [])]
 
 
 def cells(matrix: Tensor) -> list[list[str]]:
-    """Its numbers as text, all in the same way; what a mask hides is a dash."""
+    """The values as text in one format; a masked score is a dash."""
     numbers = matrix.tolist()
-    how = number_format([n for row in numbers for n in row])
-    return [["-" if n == -math.inf else format(n, how) for n in row] for row in numbers]
+    spec = number_format([n for row in numbers for n in row])
+    return [["-" if n == -math.inf else format(n, spec) for n in row] for row in numbers]
 
 
 def number_format(numbers: Sequence[float]) -> str:
-    """One for a whole matrix: whole numbers as they are, others to three places, powers of ten where these fail."""
+    """The format of a matrix: integers, three decimals, or scientific notation for very small or large values."""
     finite = [n for n in numbers if math.isfinite(n)]
     largest = max(map(abs, finite), default=0.0)
     if largest and not 0.01 <= largest < 1e5:
         return ".2e"
-    return "z.0f" if all(n.is_integer() for n in finite) else "z.3f"  # z: no minus before zero
+    return "z.0f" if all(n.is_integer() for n in finite) else "z.3f"  # z: no negative zero
 
 
-def beside(pictures: Sequence[list[str]], width: int) -> list[str]:
-    """Pictures next to each other while they fit, then below; an empty line after each row of them."""
+def side_by_side(blocks: Sequence[list[str]], width: int) -> list[str]:
+    """Blocks of lines next to each other while they fit, then below; an empty line follows each row of blocks."""
     lines: list[str] = []
-    while pictures:
+    while blocks:
         fits = 1
-        while fits < len(pictures) and len(GAP.join(widest(p) for p in pictures[: fits + 1])) <= width:
+        while fits < len(blocks) and len(GAP.join(widest(p) for p in blocks[: fits + 1])) <= width:
             fits += 1
-        now, pictures = pictures[:fits], pictures[fits:]
-        for i in range(max(map(len, now))):
-            cells = [(p[i] if i < len(p) else "").ljust(len(widest(p))) for p in now]
+        row, blocks = blocks[:fits], blocks[fits:]
+        for i in range(max(map(len, row))):
+            cells = [(p[i] if i < len(p) else "").ljust(len(widest(p))) for p in row]
             lines.append(GAP.join(cells))
         lines.append("")
     return lines
 
 
-def widest(picture: Sequence[str]) -> str:
-    return max(picture, key=len)
+def widest(block: Sequence[str]) -> str:
+    return max(block, key=len)
 
 
-# The five steps as a LaTeX document: every matrix as a bmatrix with its numbers, the formulas before them.
-#
-# Needs amsmath only. What stands between \begin{document} and \end{document} can be pasted into another document.
-
-
-MOST_LATEX = 10
-"""rows and columns of a matrix that fit on a page; the others are dots"""
-MOST_COLUMNS = 15
+MAX_LATEX = 10
+"""rows and columns of a matrix in LaTeX; the others are replaced by dots"""
+MAX_COLUMNS = 15
 """columns of all matrices in one line"""
 
 SYMBOLS = {
@@ -161,18 +160,18 @@ PREAMBLE = r"""\documentclass{article}
 
 
 def steps_latex(steps: Sequence[Step]) -> str:
-    """A document that any LaTeX compiles."""
-    parts = [PREAMBLE % (MOST_LATEX + 1), r"\section*{Self-attention in five steps}"]
+    """A LaTeX document with the formulas and matrices of all steps; it needs only amsmath."""
+    parts = [PREAMBLE % (MAX_LATEX + 1), r"\section*{Self-attention in five steps}"]
     for step in steps:
-        parts += ["", rf"\subsection*{{{step.number}\quad {step.title}}}", display(formula_of(step))]
-        parts.append(escaped(step.words))
-        for line in lines_of(step):
+        parts += ["", rf"\subsection*{{{step.number}\quad {step.title}}}", display(latex_formula(step))]
+        parts.append(escape(step.explanation))
+        for line in latex_lines(step):
             parts.append(display(r" \qquad ".join(equation(panel) for panel in line)))
     return "\n".join([*parts, "", r"\end{document}", ""])
 
 
-def formula_of(step: Step) -> str:
-    """The formula of a step, for each head h where there are several."""
+def latex_formula(step: Step) -> str:
+    """The formula of a step, with an index h if there are several heads."""
     h = "^{(h)}" if step.num_heads > 1 else ""
     match step.number:
         case 1 if "x" in step.matrices:
@@ -192,13 +191,13 @@ def formula_of(step: Step) -> str:
     return formula + (r", \quad \mathrm{output} = z W_O" if "w_o" in step.matrices else "")
 
 
-def lines_of(step: Step) -> Iterator[list[Panel]]:
-    """Matrices side by side while they fit on the page; a new line for each group, and in step 4 for each head."""
+def latex_lines(step: Step) -> Iterator[list[Panel]]:
+    """Matrices side by side while they fit on a page; a new line for each group and, in step 4, for each head."""
     for names in rows_of(step):
         line: list[Panel] = []
         for panel in (panel for name in names for panel in step.panels(name)):
-            columns = sum(min(one.matrix.shape[1], MOST_LATEX) + 1 for one in [*line, panel])
-            if line and (columns > MOST_COLUMNS or (panel.query and panel.head != line[0].head)):
+            columns = sum(min(one.matrix.shape[1], MAX_LATEX) + 1 for one in [*line, panel])
+            if line and (columns > MAX_COLUMNS or (panel.query and panel.head != line[0].head)):
                 yield line
                 line = []
             line.append(panel)
@@ -216,17 +215,17 @@ def equation(panel: Panel) -> str:
 
 def bmatrix(matrix: Tensor) -> str:
     rows, columns = matrix.shape
-    written = [[number(cell) for cell in row] for row in cells(matrix[:MOST_LATEX, :MOST_LATEX])]
-    if columns > MOST_LATEX:
-        written = [[*row, r"\cdots"] for row in written]
-    if rows > MOST_LATEX:
-        written.append([r"\vdots"] * min(columns, MOST_LATEX) + [r"\ddots"] * (columns > MOST_LATEX))
-    body = r" \\ ".join(" & ".join(row) for row in written)
+    rows_of_cells = [[latex_number(cell) for cell in row] for row in cells(matrix[:MAX_LATEX, :MAX_LATEX])]
+    if columns > MAX_LATEX:
+        rows_of_cells = [[*row, r"\cdots"] for row in rows_of_cells]
+    if rows > MAX_LATEX:
+        rows_of_cells.append([r"\vdots"] * min(columns, MAX_LATEX) + [r"\ddots"] * (columns > MAX_LATEX))
+    body = r" \\ ".join(" & ".join(row) for row in rows_of_cells)
     return rf"\begin{{bmatrix}} {body} \end{{bmatrix}}"
 
 
-def number(cell: str) -> str:
-    """1.50e+06 is 1.50 \\cdot 10^{6}; a score that is hidden is minus infinity."""
+def latex_number(cell: str) -> str:
+    """1.50e+06 becomes 1.50 \\cdot 10^{6}, and a masked score -\\infty."""
     if cell == "-":
         return r"-\infty"
     mantissa, e, power = cell.partition("e")
@@ -237,7 +236,7 @@ def display(formula: str) -> str:
     return f"\\[\n{formula}\n\\]"
 
 
-def escaped(words: str) -> str:
+def escape(text: str) -> str:
     for sign in "%&_#$":
-        words = words.replace(sign, rf"\{sign}")
-    return words.replace("A dash:", r"$-\infty$:")
+        text = text.replace(sign, rf"\{sign}")
+    return text.replace("A dash marks", r"$-\infty$ marks")

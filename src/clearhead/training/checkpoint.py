@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 CHECKPOINTS = "checkpoints"
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 FILES = (MODEL, OPTIMIZER, STATE)
+FORMAT = 2
+"""of the manifest; format 1 had other names of weights and settings"""
 SAVING, REPLACED, DELETING, DAMAGED = "saving-", "replaced-", "deleting-", "damaged-"
 SMALL = 64 * 2**20
 """bytes of tensors that are read without comparing their header with the model first"""
@@ -350,7 +352,7 @@ def manifest(contents: Mapping[str, bytes]) -> bytes:
 def manifest_of(files: Mapping[str, tuple[int, str]]) -> bytes:
     """From the size and SHA-256 digest of each file."""
     entries = {name: {"size": size, "sha256": digest} for name, (size, digest) in files.items()}
-    return to_json({"format": 1, "files": entries}, indent=1)
+    return to_json({"format": FORMAT, "files": entries}, indent=1)
 
 
 def declared(written: bytes) -> dict[str, tuple[int, str]]:
@@ -376,6 +378,9 @@ def disagreements(files: Mapping[str, tuple[int, str]], written: bytes) -> dict[
     """By name, how files, given by size and digest, differ from the manifest; {} if all agree."""
     if written == manifest_of(files):
         return {}
+    with suppress(ValueError, LookupError, TypeError):
+        if from_json(written)["format"] == 1:
+            return {MANIFEST: "it was made by an earlier version of Clearhead, with other names of weights"}
     known = declared(written)
     found = wrong_sizes({name: size for name, (size, _) in files.items()}, written)
     changed = {

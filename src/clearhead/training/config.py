@@ -199,6 +199,12 @@ class RunConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "RunConfig":
+        model = values.get("model") if isinstance(values, dict) else None
+        if isinstance(model, dict) and "hidden" in model and "mlp_dim" not in model:
+            raise ValueError(
+                "this run was made by an earlier version of Clearhead, with other names of settings and weights; "
+                "train it again"
+            )
         if isinstance(values, dict) and isinstance(
             values.get("data"), dict
         ):  # runs without `fit` were trained on center-cropped pictures
