@@ -39,7 +39,10 @@ def draw_digits(figure, run) -> None:
         probability, label = predicted[i].max(-1)
         axis.set_title(f"{int(label)}  ({float(probability):.0%})", fontsize=10, color=INK, pad=3)
         axis.set(xticks=[], yticks=[])
-    figure.suptitle("A vision transformer, trained for one minute on a laptop CPU:\nthe patches that its prediction attends to", fontsize=11)
+    figure.suptitle(
+        "A vision transformer, trained for one minute on a laptop CPU:\nthe patches that its prediction attends to",
+        fontsize=11,
+    )
 
 
 def draw_reversal(figure, run) -> None:
@@ -55,7 +58,9 @@ def draw_reversal(figure, run) -> None:
     axis.set_xlabel("input digits (keys)", fontsize=10)
     axis.set_ylabel("predicted digits (queries)", fontsize=10)
     axis.tick_params(length=0)
-    figure.suptitle("One head that learned to reverse 16 digits:\neach output attends to the mirrored position", fontsize=11)
+    figure.suptitle(
+        "One head that learned to reverse 16 digits:\neach output attends to the mirrored position", fontsize=11
+    )
 
 
 @torch.no_grad()
