@@ -34,7 +34,7 @@ LONG = 16_384
 def ways(batch: int) -> dict[str, Way]:
     config = tiny_vit()
     images = torch.randn(batch, config.in_channels, *config.image_shape)
-    ours = VisionTransformer(config).eval()
+    ours = VisionTransformer.from_config(config).eval()
     result: dict[str, Way] = {
         "ours": ("ours", lambda: ours(images)),
         "ours, look": ("ours", lambda: look(ours, images)),
