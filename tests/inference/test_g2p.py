@@ -124,13 +124,8 @@ def test_probabilities_of_candidates_sum_to_at_most_one(run):
     assert sum(math.exp(way.score) for way in ways) < 1
 
 
-<<<<<<< HEAD:tests/inference/test_pronouncing.py
-def test_a_short_table_of_places_ends_the_answer(run, monkeypatch):
-    model = Seq2Seq.from_config(replace(run.config.model, pos_embed="learned", context_length=5)).eval()
-=======
 def test_learned_positions_limit_the_length(run, monkeypatch):
-    model = Seq2Seq(replace(run.config.model, pos_embed="learned", context_length=5)).eval()
->>>>>>> main:tests/inference/test_g2p.py
+    model = Seq2Seq.from_config(replace(run.config.model, pos_embed="learned", context_length=5)).eval()
     monkeypatch.setattr(run, "model", model)
     assert all(len(way.phones) <= 5 for way in pronounce(run, ["cab"])[0])
 

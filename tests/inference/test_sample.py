@@ -86,15 +86,9 @@ def test_a_longer_text_extends_a_shorter_one():
     assert torch.equal(less, more[:, : 3 + 17])
 
 
-<<<<<<< HEAD:tests/inference/test_sampling.py
-def test_portions_of_a_long_text_are_not_drawn_alike():
-    """Logits that do not depend on the text: the same draws in each portion would repeat it."""
-    model = LanguageModel.from_config(LanguageConfig(width=8, depth=1, num_heads=2, vocab_size=50, context_length=8))
-=======
 def test_chunks_of_a_long_text_have_different_random_numbers():
     """Logits that do not depend on the text: the same draws in each chunk would repeat it."""
-    model = LanguageModel(LanguageConfig(width=8, depth=1, num_heads=2, vocab_size=50, context_length=8))
->>>>>>> main:tests/inference/test_sample.py
+    model = LanguageModel.from_config(LanguageConfig(width=8, depth=1, num_heads=2, vocab_size=50, context_length=8))
     with torch.no_grad():
         for weight in model.parameters():
             weight.zero_()
@@ -102,13 +96,8 @@ def test_chunks_of_a_long_text_have_different_random_numbers():
     assert len(set(tokens)) > 20
 
 
-<<<<<<< HEAD:tests/inference/test_sampling.py
-def test_a_short_table_of_places_ends_a_word(words, monkeypatch):
-    model = LanguageModel.from_config(replace(words.config.model, pos_embed="learned", context_length=5)).eval()
-=======
 def test_learned_positions_limit_the_length_of_a_word(words, monkeypatch):
-    model = LanguageModel(replace(words.config.model, pos_embed="learned", context_length=5)).eval()
->>>>>>> main:tests/inference/test_sample.py
+    model = LanguageModel.from_config(replace(words.config.model, pos_embed="learned", context_length=5)).eval()
     monkeypatch.setattr(words, "model", model)
     assert max(map(len, draw_samples(words, "ab", Sampling(seed=0), n=20, max_new_tokens=1))) <= 5
 
