@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 from clearhead.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from clearhead.models.build import build_model as build_model
     from clearhead.models.config import AttentionConfig as AttentionConfig
     from clearhead.models.config import LanguageConfig as LanguageConfig
     from clearhead.models.config import PredictorConfig as PredictorConfig
     from clearhead.models.config import Seq2SeqConfig as Seq2SeqConfig
     from clearhead.models.config import VisionConfig as VisionConfig
+    from clearhead.models.factory import build_model as build_model
     from clearhead.models.generate import Beam as Beam
     from clearhead.models.generate import GenerateOutput as GenerateOutput
     from clearhead.models.generate import Greedy as Greedy
@@ -52,7 +52,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "list_presets",
             "preset",
         ),
-        "clearhead.models.build": ("build_model",),
+        "clearhead.models.factory": ("build_model",),
         "clearhead.models.steps": ("five_steps",),
         "clearhead.models.mask_view": ("read_mask",),
     },
