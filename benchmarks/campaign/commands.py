@@ -49,7 +49,7 @@ steps --file steps.json --heads 2
 mask causal --tokens 5
 mask --file mask.csv --form additive
 mask causal padding --lengths 3 5 --figure mask.png
-lab elongated-key --alpha 10
+lab scaled-key --alpha 10
 doctor module.py:Block
 """
 """commands that work, and take little; the first word is never changed into one that trains for hours or fetches"""

@@ -6,12 +6,14 @@ import shlex
 import pytest
 
 import clearhead
-from clearhead.cli.lab import ABOUT, about_one, one, summary
+from clearhead.cli.lab import ABOUT, about_claim, page, report, summary
 from clearhead.cli.main import main
-from clearhead.lab.claim import Result, equals, settings
-from clearhead.lab.page import Finding, page
-from clearhead.lab.registry import ALL, CLAIMS
+from clearhead.lab.claim import Finding, Result, equals, settings
+from clearhead.lab.registry import all_claims
 from clearhead.lab.registry import run as run_claim
+
+ALL = all_claims()
+CLAIMS = {claim.slug: claim for claim in ALL}
 
 
 def suggested():
@@ -20,9 +22,9 @@ def suggested():
     texts = [
         ABOUT,
         *summary([Finding(claim, None) for claim in ALL]),
-        *(about_one(claim) for claim in ALL),
-        *(one(Finding(claim, done), None) for claim in ALL),
-        *(one(Finding(claim, done, {"seed": 1}), None) for claim in ALL),
+        *(about_claim(claim) for claim in ALL),
+        *(report(Finding(claim, done), None) for claim in ALL),
+        *(report(Finding(claim, done, {"seed": 1}), None) for claim in ALL),
         page([Finding(claim, done) for claim in ALL], "lab", ()),
     ]
     found = [command for text in texts for command in re.findall(r"\bclearhead ([a-z][^`\n]*?)(?=`|  |\n|$)", text)]
@@ -65,12 +67,12 @@ def test_a_suggested_command_for_all_claims_does_not_fail(capsys, elsewhere, mon
     monkeypatch.setattr(
         "clearhead.lab.registry.run", lambda slug: done if CLAIMS[slug].expected == "holds" else run_claim(slug)
     )
-    monkeypatch.setattr("clearhead.lab.registry.draw_result", lambda *_: None)
+    monkeypatch.setattr("clearhead.lab.registry.draw", lambda *_, **__: None)
     assert main(shlex.split(command)) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("claim", [claim for claim in ALL if not claim.trains], ids=lambda claim: claim.slug)
 def test_the_suggested_python_runs(claim):
-    (line,) = re.findall(r"clearhead\.lab\.run\(.*", about_one(claim))
+    (line,) = re.findall(r"clearhead\.lab\.run\(.*", about_claim(claim))
     assert eval(line, {"clearhead": clearhead})
     assert all(name in settings(claim) for name in re.findall(r"(\w+)=", line))

@@ -43,7 +43,7 @@ EXAMPLES = [
     "clearhead look runs/mine --sample 3",
     "clearhead doctor mymodel.py:GPT",
     "clearhead shapes bert_cifar",
-    "clearhead lab elongated-key --alpha 10",
+    "clearhead lab scaled-key --alpha 10",
     "clearhead steps --causal",
     "clearhead mask causal --tokens 5",
     "clearhead data list",
@@ -63,7 +63,7 @@ def test_every_command_works(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "mymodel.py").write_text(
         "from clearhead import LanguageModel\nfrom clearhead.models.presets import tiny_language\n"
-        "def GPT():\n    return LanguageModel(tiny_language())\n"
+        "def GPT():\n    return LanguageModel.from_config(tiny_language())\n"
     )
     assert main(["train", "words", "--training.steps", "2", "--data.limit", "600"]) == 0  # for `sample`
     for example in EXAMPLES:

@@ -15,7 +15,7 @@ from PIL import Image
 import clearhead
 from clearhead.cli import main as cli
 from clearhead.cli.options import Parser
-from clearhead.recipes import launch
+from clearhead.recipes import estimate, launch
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -99,7 +99,7 @@ def test_command_lines_parse(line, monkeypatch, tmp_path):
     argv = shlex.split(re.sub(r" >.*| \|.*|[;&].*$", "", line), comments=True)[1:]
     if argv[0] == "train":  # its settings are checked against each other, too
         monkeypatch.setattr(launch, "train", accept)
-        monkeypatch.setattr(launch, "estimate", accept)
+        monkeypatch.setattr(estimate, "estimate", accept)
     else:
         parse = Parser.parse
         monkeypatch.setattr(Parser, "parse", lambda parser, argv: accept(parse(parser, argv)))

@@ -32,7 +32,7 @@ def test_nothing_moves_but_the_weights_and_the_step(tmp_path):
     assert all(len(rows) and rows.max() < title for rows in moved)
 
 
-def test_mistakes_are_named(tmp_path):
+def test_invalid_animations_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"saved as \.gif, got 'a\.png'; try a\.gif"):
         save_animation([0], torch.zeros(1, 2, 2), tmp_path / "a.png")
     with pytest.raises(ValueError, match=r"one matrix for each step, got \(1, 2, 2\) for 2 steps"):

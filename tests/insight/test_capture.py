@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from clearhead.insight.capture import capture_attention, module_names, unknown_name
-from clearhead.insight.look import look
+from clearhead.insight.trace import look
 
 
 def test_only_calls_inside_the_model_count(written):
@@ -103,9 +103,9 @@ NAMED = {
 @pytest.mark.parametrize("step", NAMED.values(), ids=NAMED)
 def test_arguments_may_be_given_by_name(step):
     model, x = Named(step), torch.randn(2, 5, 4)
-    seen = look(model, x)
-    assert torch.equal(seen.output, model(x))
-    assert seen.verify()["Named"] < 1e-5
+    trace = look(model, x)
+    assert torch.equal(trace.output, model(x))
+    assert trace.verify()["Named"] < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from clearhead.insight.edit import edit
-from clearhead.insight.look import look
+from clearhead.insight.heads import edit
+from clearhead.insight.trace import look
 
 
 def first(output):
@@ -40,12 +40,12 @@ def test_the_edited_head_changes_and_the_others_are_bit_identical(kind, to):
 def test_attention_by_hand_is_edited_in_every_order_of_axes(by_hand, written):
     model, x = by_hand().eval(), written.tokens()
     name = by_hand.__name__
-    seen = look(model, x)[name]
+    trace = look(model, x)[name]
     new = torch.rand(2, 1, 5, 5)
     with edit(model, name, head=1, pattern=new):
         edited = look(model, x)[name]
-    torch.testing.assert_close(edited.out[:, 1:], new @ seen.v[:, 1:])
-    assert torch.equal(edited.out[:, :1], seen.out[:, :1])
+    torch.testing.assert_close(edited.out[:, 1:], new @ trace.v[:, 1:])
+    assert torch.equal(edited.out[:, :1], trace.out[:, :1])
 
 
 class Kernel(nn.Module):
@@ -63,7 +63,7 @@ MASKS = {
 @pytest.mark.parametrize(
     "options", [{"is_causal": True}, *({"attn_mask": m} for m in MASKS.values())], ids=["flag", *MASKS]
 )
-def test_uniform_shares_go_to_the_keys_that_may_be_seen(options):
+def test_uniform_weights_cover_the_visible_keys(options):
     q, k, v = 100 * torch.randn(2, 4, 4, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 3)
     with edit(model := Kernel(), "Kernel", head=[0, 3], pattern="uniform"):
         out = model(q, k, v, **options, enable_gqa=True)
@@ -93,7 +93,7 @@ def test_compiled_models_and_the_fast_path_are_edited_too(written):
             assert not torch.allclose(compiled(x), plain)
 
 
-def test_two_edits_go_together_and_other_models_are_left_alone(written):
+def test_two_edits_combine_and_leave_other_models_unchanged(written):
     model, other, x = written.ByHand().eval(), written.ByHand().eval(), written.tokens()
     with edit(model, "ByHand", head=0), edit(model, "ByHand", head=1):
         torch.testing.assert_close(model(x), model.out.bias.expand(2, 5, 8))
@@ -106,7 +106,7 @@ def refused(model, inputs, *args, **options):
         model(inputs)
 
 
-def test_what_is_not_there_is_answered_with_what_there_is(written):
+def test_edit_errors_name_the_valid_values(written):
     model, x, first_one = written.small_vit(), torch.randn(2, 1, 8, 8), "blocks.0.attn"
     with pytest.raises(LookupError, match=r"no module named 'blocks.7.attn'; did you mean 'blocks.\d.attn"):
         refused(model, x, "blocks.7.attn")
@@ -129,7 +129,7 @@ def test_what_is_not_there_is_answered_with_what_there_is(written):
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
 
 
-def test_a_repeated_address_is_edited_by_its_number(written):
+def test_a_repeated_name_is_edited_by_its_number(written):
     class Twice(nn.Module):
         def __init__(self):
             super().__init__()

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import clearhead
-from clearhead.insight.edit import (
+from clearhead.insight.heads import (
     class_token_mass,
     diagonality,
     distance,
@@ -22,7 +22,7 @@ def test_entropy_of_uniform_is_log_n_and_of_one_key_is_zero():
     assert torch.allclose(entropy(weights), torch.tensor([math.log(8), 0.0]))
 
 
-def test_rows_that_see_nothing_do_not_count():
+def test_rows_without_weights_are_left_out():
     weights = torch.full((1, 1, 3, 4), 0.25)
     weights[..., 0, :] = 0
     assert entropy(weights).item() == pytest.approx(math.log(4))
@@ -43,7 +43,7 @@ def test_distance_on_a_grid_is_the_straight_line():
     assert pairwise_distances(12)[0, 11] == 11
 
 
-def test_a_class_token_stands_nowhere():
+def test_distance_leaves_out_the_class_token():
     patches = torch.eye(4).roll(1, dims=0)
     weights = torch.zeros(1, 1, 5, 5)
     weights[0, 0, 0] = 0.2
@@ -113,6 +113,6 @@ def test_the_change_is_the_score_without_the_head_minus_with_it():
     assert found[0, 1].item() == pytest.approx((without - score(model(x, 3.0))).item(), abs=1e-6)
 
 
-def test_a_score_is_one_number():
+def test_score_must_be_a_single_number():
     with pytest.raises(ValueError, match=r"score must return a single number, got a tensor of shape \(2, 5, 8\)"):
         head_importance(Heads(), torch.randn(2, 5, 8), lambda output: output)

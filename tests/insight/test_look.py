@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from clearhead import MultiHeadAttention, Seq2Seq, attend_reference, masks
-from clearhead.insight.look import look
+from clearhead.insight.trace import look
 from clearhead.models.config import Seq2SeqConfig
 
 
@@ -15,11 +15,11 @@ def leaves(output):
 
 def test_the_output_is_bit_identical_and_weights_explain_it(kind):
     model, inputs = kind
-    plain, seen = model(*inputs), look(model, *inputs)
-    assert all(torch.equal(a, b) for a, b in zip(leaves(seen.output), leaves(plain), strict=True))
-    assert max(seen.verify().values()) < 1e-5
-    for name in seen:
-        layer = seen[name]
+    plain, trace = model(*inputs), look(model, *inputs)
+    assert all(torch.equal(a, b) for a, b in zip(leaves(trace.output), leaves(plain), strict=True))
+    assert max(trace.verify().values()) < 1e-5
+    for name in trace:
+        layer = trace[name]
         assert layer.weights().shape == (layer.batch, layer.num_heads, layer.num_queries, layer.num_keys)
         torch.testing.assert_close(layer.weights().sum(-1), torch.ones(layer.out.shape[:3]))
         assert layer.num_heads == 2
@@ -55,7 +55,7 @@ def test_the_state_is_untouched_when_the_pass_raises(written):
     assert torch.overrides._len_torch_function_stack() == 0
 
 
-def test_training_goes_on_as_without_it(kind):
+def test_look_does_not_change_training(kind):
     """The same random numbers are drawn and the same gradients come out, with dropout at work."""
     model, inputs = kind
     model.train()
@@ -69,39 +69,39 @@ def test_training_goes_on_as_without_it(kind):
 
 
 @pytest.mark.parametrize("grad", [True, False])
-def test_the_grad_mode_is_the_callers(kind, grad):
+def test_look_keeps_the_grad_mode(kind, grad):
     model, inputs = kind
     with torch.set_grad_enabled(grad):
-        seen = look(model, *inputs)
-    for name in seen:
-        assert seen[name].out.requires_grad == seen[name].weights().requires_grad == grad
+        trace = look(model, *inputs)
+    for name in trace:
+        assert trace[name].out.requires_grad == trace[name].weights().requires_grad == grad
 
 
 def test_attention_by_hand_is_seen_in_every_order_of_axes(by_hand, written):
     model, x = by_hand().eval(), written.tokens()
-    seen = look(model, x)
-    assert list(seen) == [by_hand.__name__]
-    layer = seen[by_hand.__name__]
+    trace = look(model, x)
+    assert list(trace) == [by_hand.__name__]
+    layer = trace[by_hand.__name__]
     torch.testing.assert_close(layer.weights(), model.weights)
-    assert seen.verify()[by_hand.__name__] < 1e-6
+    assert trace.verify()[by_hand.__name__] < 1e-6
     assert layer.num_heads == 2
 
 
 @pytest.mark.parametrize("name", ["ByHand", "Functional", "Einsum", "OwnDropout"])
 def test_weights_are_those_before_dropout(written, name):
     model, x = getattr(written, name)(dropout=0.5).train(), written.tokens()
-    seen = look(model, x)
-    torch.testing.assert_close(seen[name].weights(), model.weights)
-    assert seen.verify() == {}
-    assert "dropout 0.5, not verified" in repr(seen)
+    trace = look(model, x)
+    torch.testing.assert_close(trace[name].weights(), model.weights)
+    assert trace.verify() == {}
+    assert "dropout 0.5, not verified" in repr(trace)
 
 
 def test_dropout_in_the_kernel_is_not_verified_either(written):
     model = MultiHeadAttention(8, 2, dropout=0.25).train()
-    seen = look(model, written.tokens())
-    assert seen.verify() == {}
-    assert "dropout 0.25, not verified" in repr(seen)
-    assert seen["MultiHeadAttention"].weights().count_nonzero() == seen["MultiHeadAttention"].weights().numel()
+    trace = look(model, written.tokens())
+    assert trace.verify() == {}
+    assert "dropout 0.25, not verified" in repr(trace)
+    assert trace["MultiHeadAttention"].weights().count_nonzero() == trace["MultiHeadAttention"].weights().numel()
 
 
 def test_the_weights_of_our_formula_are_seen(written):
@@ -112,37 +112,37 @@ def test_the_weights_of_our_formula_are_seen(written):
         def forward(self):
             return attend_reference(q, k, v, mask)
 
-    seen = look(Formula())
-    assert torch.equal(seen["Formula"].weights(), seen.output[1])
+    trace = look(Formula())
+    assert torch.equal(trace["Formula"].weights(), trace.output[1])
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
 def test_it_works_in_other_modes_of_torch(kind, mode):
     model, inputs = kind
     with mode():
-        seen = look(model, *inputs)
+        trace = look(model, *inputs)
         plain = model(*inputs)
-        for name in seen:
-            assert seen[name].weights().shape[-2:] == (seen[name].num_queries, seen[name].num_keys)
-    torch.testing.assert_close(leaves(seen.output)[0], leaves(plain)[0], rtol=0, atol=1e-5)
-    assert max(seen.verify().values()) < 0.02
+        for name in trace:
+            assert trace[name].weights().shape[-2:] == (trace[name].num_queries, trace[name].num_keys)
+    torch.testing.assert_close(leaves(trace.output)[0], leaves(plain)[0], rtol=0, atol=1e-5)
+    assert max(trace.verify().values()) < 0.02
 
 
 def test_cross_attention_of_our_encoder_decoder():
     config = Seq2SeqConfig(width=8, depth=1, num_heads=2, mlp_dim=16, src_vocab_size=9, tgt_vocab_size=9)
-    model = Seq2Seq(config).eval()
+    model = Seq2Seq.from_config(config).eval()
     source, target = torch.randint(0, 9, (2, 6)), torch.randint(0, 9, (2, 4))
-    seen = look(model, source, target)
-    assert [(layer.num_queries, layer.num_keys) for layer in map(seen.__getitem__, seen)] == [(6, 6), (4, 4), (4, 6)]
-    own = list(seen)[1]
-    assert seen[own].weights().triu(1).count_nonzero() == 0  # no token sees a later one
-    assert max(seen.verify().values()) < 1e-5
+    trace = look(model, source, target)
+    assert [(layer.num_queries, layer.num_keys) for layer in map(trace.__getitem__, trace)] == [(6, 6), (4, 4), (4, 6)]
+    own = list(trace)[1]
+    assert trace[own].weights().triu(1).count_nonzero() == 0  # no token sees a later one
+    assert max(trace.verify().values()) < 1e-5
 
 
-def test_a_classifiers_softmax_does_not_count(written):
-    seen = look(written.OneHead(), written.tokens())
-    assert list(seen) == ["OneHead"]
-    assert seen["OneHead"].weights().shape == (2, 1, 5, 5)
+def test_the_softmax_of_a_classifier_is_no_attention(written):
+    trace = look(written.OneHead(), written.tokens())
+    assert list(trace) == ["OneHead"]
+    assert trace["OneHead"].weights().shape == (2, 1, 5, 5)
 
 
 def test_a_model_without_attention_is_an_error_that_says_what_was_looked_for(written):
@@ -154,7 +154,7 @@ def test_a_model_without_attention_is_an_error_that_says_what_was_looked_for(wri
         look(torch.ones(1))
 
 
-def test_a_repeated_address_is_counted(written):
+def test_repeated_names_are_numbered(written):
     class Twice(nn.Module):
         def __init__(self):
             super().__init__()
@@ -172,12 +172,12 @@ def test_keep_bounds_what_is_kept(written):
     model, x = written.small_vit(), torch.randn(2, 1, 8, 8)
     first, last = look(model, x)
     assert list(look(model, x, keep="last")) == [last]
-    seen = look(model, x, keep=[first])
-    assert len(seen) == 1
-    assert first in seen
-    assert repr(seen).endswith("and 1 more, not kept")
+    trace = look(model, x, keep=[first])
+    assert len(trace) == 1
+    assert first in trace
+    assert repr(trace).endswith("and 1 more, not kept")
     with pytest.raises(LookupError, match=rf"'{last}' was not kept, only {first}; use look\(keep=\['{last}'\]"):
-        seen[last]
+        trace[last]
     with pytest.raises(LookupError, match=rf"no attention named 'encoder.blocks.0.atention'; did you mean '{first}'\?"):
         look(model, x, keep=["encoder.blocks.0.atention"])
     with pytest.raises(ValueError, match=r'keep must be "all", "last" or a list'):

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from clearhead.insight.calls import SDPACall
-from clearhead.insight.look import AttentionRecord, look
+from clearhead.insight.trace import AttentionRecord, look
 
 
 class Kernel(nn.Module):
@@ -33,9 +33,9 @@ OPTIONS = {
 @pytest.mark.parametrize("n_groups", [4, 2, 1])
 def test_masks_scales_and_groups_of_heads_are_respected(options, n_groups):
     q, k, v = torch.randn(2, 4, Q, 8), torch.randn(2, n_groups, K, 8), torch.randn(2, n_groups, K, 3)
-    seen = look(Kernel(), q, k, v, **options, enable_gqa=n_groups != 4)["Kernel"]
-    weights = seen.weights()
-    torch.testing.assert_close(weights @ v.repeat_interleave(4 // n_groups, 1), seen.out)
+    trace = look(Kernel(), q, k, v, **options, enable_gqa=n_groups != 4)["Kernel"]
+    weights = trace.weights()
+    torch.testing.assert_close(weights @ v.repeat_interleave(4 // n_groups, 1), trace.out)
     if "attn_mask" in options and options["attn_mask"].dtype == torch.bool:
         hidden = ~options["attn_mask"].expand(2, 4, Q, K)
         assert hidden.any()
@@ -43,27 +43,27 @@ def test_masks_scales_and_groups_of_heads_are_respected(options, n_groups):
     if "is_causal" in options:
         assert weights.triu(1).count_nonzero() == 0
     for head in range(4):  # what is asked in part is a part of the whole
-        torch.testing.assert_close(seen.weights(head, [2, 0]), weights[:, [head]][:, :, [2, 0]])
-    torch.testing.assert_close(seen.weights([3, 1], slice(1, 3)), weights[:, [3, 1], 1:3])
-    assert seen.k.shape == (2, 4, K, 8)
-    assert seen.v.shape == (2, 4, K, 3)
+        torch.testing.assert_close(trace.weights(head, [2, 0]), weights[:, [head]][:, :, [2, 0]])
+    torch.testing.assert_close(trace.weights([3, 1], slice(1, 3)), weights[:, [3, 1], 1:3])
+    assert trace.k.shape == (2, 4, K, 8)
+    assert trace.v.shape == (2, 4, K, 3)
 
 
 def test_a_query_that_may_see_nothing_has_no_weights():
     q, k, v = torch.randn(3, 1, 2, 3, 4)
     mask = torch.tensor([[True, True, False], [False, False, False], [True, False, False]])
-    seen = look(Kernel(), q, k, v, attn_mask=mask)
-    assert seen["Kernel"].weights(rows=[1]).count_nonzero() == 0
-    assert seen.verify()["Kernel"] < 1e-6
+    trace = look(Kernel(), q, k, v, attn_mask=mask)
+    assert trace["Kernel"].weights(rows=[1]).count_nonzero() == 0
+    assert trace.verify()["Kernel"] < 1e-6
 
 
 @pytest.mark.parametrize(
     ("shape", "expected"), [((3, 4), (1, 1, 3, 3)), ((2, 3, 4), (2, 1, 3, 3)), ((2, 2, 5, 3, 4), (4, 5, 3, 3))]
 )
 def test_the_kernel_is_seen_with_fewer_and_more_axes(shape, expected):
-    seen = look(Kernel(), *torch.randn(3, *shape), attn_mask=torch.ones(3, 3).tril().bool())
-    assert seen["Kernel"].weights().shape == expected
-    assert seen.verify()["Kernel"] < 1e-6
+    trace = look(Kernel(), *torch.randn(3, *shape), attn_mask=torch.ones(3, 3).tril().bool())
+    assert trace["Kernel"].weights().shape == expected
+    assert trace.verify()["Kernel"] < 1e-6
 
 
 class Made(TorchDispatchMode):
@@ -98,10 +98,10 @@ def test_one_row_of_one_head_takes_memory_for_one_row(options):
     torch.testing.assert_close(weights, expected)
 
 
-def test_long_answers_are_computed_in_pieces(monkeypatch):
+def test_large_weights_are_computed_in_chunks(monkeypatch):
     q, k, v = torch.randn(3, 2, 3, 7, 4)
-    seen = look(Kernel(), q, k, v, is_causal=True)
-    whole, difference = seen["Kernel"].weights(), seen.verify()
-    monkeypatch.setattr("clearhead.insight.look.CHUNK", 2 * 3 * 7 * 2)  # two rows
-    torch.testing.assert_close(seen["Kernel"].weights(), whole)
-    assert seen.verify()["Kernel"] == pytest.approx(difference["Kernel"], abs=1e-6)
+    trace = look(Kernel(), q, k, v, is_causal=True)
+    whole, difference = trace["Kernel"].weights(), trace.verify()
+    monkeypatch.setattr("clearhead.insight.trace.CHUNK", 2 * 3 * 7 * 2)  # two rows
+    torch.testing.assert_close(trace["Kernel"].weights(), whole)
+    assert trace.verify()["Kernel"] == pytest.approx(difference["Kernel"], abs=1e-6)

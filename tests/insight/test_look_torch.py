@@ -1,10 +1,10 @@
-"""torch.nn's own attention, its fast paths, and compiled models: seen for one pass, left as they were."""
+"""nn.MultiheadAttention, its fast paths and compiled models are captured for one pass and left unchanged."""
 
 import pytest
 import torch
 from torch import nn
 
-from clearhead.insight.look import look
+from clearhead.insight.trace import look
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
@@ -13,19 +13,19 @@ def test_torch_nn_gives_its_own_weights(need_weights, batched):
     model = nn.MultiheadAttention(8, 2, batch_first=True, add_bias_kv=True)
     x = torch.randn(2, 5, 8) if batched else torch.randn(5, 8)
     mask = torch.ones(5, 5).triu(1).bool()
-    seen = look(model, x, x, x, need_weights=need_weights, attn_mask=mask)
+    trace = look(model, x, x, x, need_weights=need_weights, attn_mask=mask)
     own = model(x, x, x, average_attn_weights=False, attn_mask=mask)[1]
-    torch.testing.assert_close(seen["MultiheadAttention"].weights(), own if batched else own[None])
-    assert seen["MultiheadAttention"].kernel == "nn.MultiheadAttention"
+    torch.testing.assert_close(trace["MultiheadAttention"].weights(), own if batched else own[None])
+    assert trace["MultiheadAttention"].kernel == "nn.MultiheadAttention"
 
 
 def test_the_fast_path_of_torch_nn_is_left_for_the_pass_and_the_table_says_so(written):
     model, x = written.encoder().eval(), written.tokens()
     with torch.no_grad():
-        seen = look(model, x)
-        torch.testing.assert_close(seen.output, model(x), rtol=0, atol=1e-5)
-    assert list(seen) == ["layers.0.self_attn", "layers.1.self_attn"]
-    assert repr(seen).count("without its fast path") == 2
+        trace = look(model, x)
+        torch.testing.assert_close(trace.output, model(x), rtol=0, atol=1e-5)
+    assert list(trace) == ["layers.0.self_attn", "layers.1.self_attn"]
+    assert repr(trace).count("without its fast path") == 2
     assert "fast path" not in repr(look(model, x))  # with gradients it would not have been taken
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -42,10 +42,10 @@ def test_padding_that_torch_nn_would_cut_out_is_seen_as_masked():
     model, x = nn.TransformerEncoder(layer, 1).eval(), torch.randn(2, 5, 8)
     padding = torch.arange(5) >= torch.tensor([[5], [3]])
     with torch.no_grad():
-        seen = look(model, x, src_key_padding_mask=padding)
-    assert seen["layers.0.self_attn"].weights()[1, ..., 3:].count_nonzero() == 0
-    assert seen["layers.0.self_attn"].weights()[0, ..., 3:].count_nonzero() > 0
-    assert seen.verify()["layers.0.self_attn"] < 1e-6
+        trace = look(model, x, src_key_padding_mask=padding)
+    assert trace["layers.0.self_attn"].weights()[1, ..., 3:].count_nonzero() == 0
+    assert trace["layers.0.self_attn"].weights()[0, ..., 3:].count_nonzero() > 0
+    assert trace.verify()["layers.0.self_attn"] < 1e-6
 
 
 @pytest.mark.parametrize("how", ["torch.compile(model)", "model.compile()", "one block"])
@@ -63,11 +63,11 @@ def test_compiled_models_run_eagerly_for_the_pass_and_the_table_says_so(written,
     else:
         compiled = model
         (model if how == "model.compile()" else model.blocks[1]).compile(backend=backend)
-    seen = look(compiled, x)
+    trace = look(compiled, x)
     assert not calls
-    assert list(seen) == ["blocks.0.attn", "blocks.1.attn"]
-    assert repr(seen).count("compiled, ran eagerly") == (1 if how == "one block" else 2)
-    torch.testing.assert_close(seen.output, plain, rtol=0, atol=1e-5)
+    assert list(trace) == ["blocks.0.attn", "blocks.1.attn"]
+    assert repr(trace).count("compiled, ran eagerly") == (1 if how == "one block" else 2)
+    torch.testing.assert_close(trace.output, plain, rtol=0, atol=1e-5)
     with torch.no_grad():
         compiled(x)
     assert calls  # afterwards it is compiled as before

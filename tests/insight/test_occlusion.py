@@ -28,7 +28,7 @@ def test_what_speaks_against_a_class_has_a_negative_number():
     assert torch.allclose(occlusion(Corner(), IMAGES, (2, 2), 0), -occlusion(Corner(), IMAGES, (2, 2), 1))
 
 
-def test_without_a_class_it_is_the_models_own_answer():
+def test_the_default_class_is_the_prediction():
     both = torch.cat([IMAGES, -IMAGES])
     named = occlusion(Corner(), both, (2, 2), torch.tensor([1, 1, 1, 0, 0, 0]))
     assert torch.equal(occlusion(Corner(), both, (2, 2)), named)
@@ -80,7 +80,7 @@ def test_rankings_need_one_map_for_each_image():
         deletion_curve(Corner(), IMAGES, torch.zeros(2, 2))
 
 
-def test_many_images_go_in_portions_and_other_outputs_can_be_read(monkeypatch):
+def test_images_are_processed_in_chunks_and_logits_can_be_extracted(monkeypatch):
     whole = occlusion(Corner(), IMAGES, (4, 4), 1)
     monkeypatch.setattr(module, "MAX_BATCH", 5)
     assert torch.equal(occlusion(Corner(), IMAGES, (4, 4), 1), whole)

@@ -123,6 +123,6 @@ def test_alignment_rings_the_largest_of_each_row():
     assert rings[:, 0].tolist() == WEIGHTS.argmax(1).tolist()
 
 
-def test_what_is_no_matrix_is_refused():
+def test_only_matrices_are_accepted():
     with pytest.raises(ValueError, match=r"must be one matrix .* got shape \(2, 4, 6\)"):
         draw_head(WEIGHTS.expand(2, 4, 6))

@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from clearhead.insight.attribution import relevance, relevance_encoder_decoder, weight_gradient
-from clearhead.insight.edit import edit
-from clearhead.insight.look import look
+from clearhead.insight.heads import edit
+from clearhead.insight.trace import look
 from clearhead.nn.attention import MultiHeadAttention
 
 
@@ -48,8 +48,8 @@ def slow_contributions(model, *inputs, score):
 @pytest.mark.parametrize("answer", [0, 2])
 def test_relevance_equals_the_slow_path(pools, answer):
     model, x = Stack(pools=pools), torch.randn(2, 5, 8, dtype=torch.double)
-    seen = look(model, x)
-    found = relevance(seen, seen.output[:, answer])
+    trace = look(model, x)
+    found = relevance(trace, trace.output[:, answer])
     slow = slow_contributions(model, x, score=lambda output: output[:, answer])
     expected = torch.eye(5, dtype=torch.double).expand(2, 5, 5)
     for i in range(3):
@@ -62,10 +62,10 @@ def test_relevance_equals_the_slow_path(pools, answer):
 
 def test_classes_have_relevances_of_their_own_one_after_the_other():
     model, x = Stack(), torch.randn(2, 5, 8, dtype=torch.double)
-    seen = look(model, x)
-    first, second = (relevance(seen, seen.output[:, c]) for c in (0, 1))
+    trace = look(model, x)
+    first, second = (relevance(trace, trace.output[:, c]) for c in (0, 1))
     assert not torch.allclose(first, second)
-    assert torch.equal(relevance(seen, seen.output[:, 0]), first)
+    assert torch.equal(relevance(trace, trace.output[:, 0]), first)
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not first.requires_grad
 
@@ -79,17 +79,17 @@ def test_examples_of_a_batch_do_not_mix():
 
 def test_layers_may_be_chosen():
     model, x = Stack(), torch.randn(2, 5, 8, dtype=torch.double)
-    seen = look(model, x)
+    trace = look(model, x)
     slow = slow_contributions(model, x, score=lambda output: output[:, 0])
-    last = relevance(seen, seen.output[:, 0], ["layers.2"])
+    last = relevance(trace, trace.output[:, 0], ["layers.2"])
     assert torch.allclose(last, torch.eye(5) + slow["layers.2"], atol=1e-6)
 
 
 def test_of_a_layer_that_the_score_does_not_depend_on_nothing_is_added():
     model, x = Stack(depth=1), torch.randn(1, 5, 8, dtype=torch.double)
-    seen = look(model, x)
-    score = (seen["layers.0"].q * 2).sum()  # before its attention
-    assert torch.equal(relevance(seen, score)[0], torch.eye(5, dtype=torch.double))
+    trace = look(model, x)
+    score = (trace["layers.0"].q * 2).sum()  # before its attention
+    assert torch.equal(relevance(trace, score)[0], torch.eye(5, dtype=torch.double))
 
 
 class Pair(Stack):
@@ -105,10 +105,10 @@ class Pair(Stack):
 def test_relevance_across_an_encoder_decoder():
     model = Pair(depth=5)
     source, target = torch.randn(2, 4, 8, dtype=torch.double), torch.randn(2, 6, 8, dtype=torch.double)
-    seen = look(model, source, target)
-    encoder, *rest = list(seen)
+    trace = look(model, source, target)
+    encoder, *rest = list(trace)
     to_target, to_source = relevance_encoder_decoder(
-        seen, seen.output[:, -1, 1], encoder=[encoder], decoder=rest[::2], cross=rest[1::2]
+        trace, trace.output[:, -1, 1], encoder=[encoder], decoder=rest[::2], cross=rest[1::2]
     )
     slow = slow_contributions(model, source, target, score=lambda output: output[:, -1, 1])
     C = {
@@ -124,13 +124,13 @@ def test_relevance_across_an_encoder_decoder():
 
 def test_a_pass_without_gradients_cannot_be_explained():
     model, x = Stack(), torch.randn(1, 5, 8, dtype=torch.double)
-    seen = look(model, x)
+    trace = look(model, x)
     with pytest.raises(ValueError, match=r"score must be computed from trace\.output"):
-        relevance(seen, seen.output[:, 0].detach())
+        relevance(trace, trace.output[:, 0].detach())
     with torch.no_grad():
-        seen = look(model, x)
+        trace = look(model, x)
     with pytest.raises(ValueError, match=r"needs a pass with gradients, got none for layers\.0"):
-        relevance(seen, seen.output[:, 0])
+        relevance(trace, trace.output[:, 0])
 
 
 def test_on_any_model_the_gradient_is_what_a_change_of_the_weights_does(kind):
@@ -141,10 +141,10 @@ def test_on_any_model_the_gradient_is_what_a_change_of_the_weights_does(kind):
         first = output[0] if isinstance(output, tuple) else output
         return (first * torch.arange(first.numel()).view_as(first).sin()).sum()
 
-    seen = look(model, *inputs)
-    for name in seen:
-        layer = seen[name]
-        (d_out,) = torch.autograd.grad(score(seen.output), layer.call.raw_out, retain_graph=True)
+    trace = look(model, *inputs)
+    for name in trace:
+        layer = trace[name]
+        (d_out,) = torch.autograd.grad(score(trace.output), layer.call.raw_out, retain_graph=True)
         change = torch.randn_like(layer.weights()) * 1e-6
         outputs = []
         for sign in (1, -1):

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from clearhead.insight.attribution import max_attention, mean_attention, output_map, rollout, rollout_encoder_decoder
-from clearhead.insight.look import look
+from clearhead.insight.trace import look
 from clearhead.models.config import Seq2SeqConfig
 from clearhead.models.seq2seq import Seq2Seq
 
@@ -37,7 +37,7 @@ def test_rollout_of_layers_that_look_at_themselves_is_the_identity():
     assert torch.equal(rollout([own, own])[0], torch.eye(4))
 
 
-def test_a_row_that_sees_nothing_passes_on_whole(layers):
+def test_rollout_passes_rows_without_weights_unchanged(layers):
     layers[0][:, :, 2] = 0
     assert torch.equal(rollout(layers[:1])[:, 2], torch.eye(5, dtype=torch.double)[2].expand(2, 5))
     assert torch.allclose(rollout(layers).sum(-1), torch.ones(2, 5, dtype=torch.double))
@@ -105,8 +105,8 @@ def test_layers_that_do_not_fit_are_refused(layers, pair):
 
 def test_from_what_look_saw_of_our_own_encoder_decoder():
     config = Seq2SeqConfig(width=8, depth=2, num_heads=2, src_vocab_size=5, tgt_vocab_size=5, decoder_depth=3)
-    seen = look(Seq2Seq(config).eval(), torch.randint(0, 5, (2, 4)), torch.randint(0, 5, (2, 6)))
-    weights = {name: seen[name].weights() for name in seen}
+    trace = look(Seq2Seq.from_config(config).eval(), torch.randint(0, 5, (2, 4)), torch.randint(0, 5, (2, 6)))
+    weights = {name: trace[name].weights() for name in trace}
     encoder = [w for name, w in weights.items() if name.startswith("encoder")]
     decoder, cross = ([w for w in weights.values() if w.shape[-2:] == shape] for shape in ((6, 6), (6, 4)))
     assert (len(encoder), len(decoder), len(cross)) == (2, 3, 3)
@@ -114,4 +114,4 @@ def test_from_what_look_saw_of_our_own_encoder_decoder():
     assert torch.allclose(target.sum(-1) + source.sum(-1), torch.ones(2, 6), atol=1e-5)
     assert target.triu(1).abs().max() == 0  # causal
     with pytest.raises(ValueError, match="use rollout_encoder_decoder"):
-        rollout(seen)
+        rollout(trace)

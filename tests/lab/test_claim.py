@@ -1,8 +1,24 @@
+import inspect
 import math
 
 import pytest
 
-from clearhead.lab.claim import Result, at_least, at_most, equals
+from clearhead import lab
+from clearhead.lab.claim import (
+    SETTING_HELP,
+    Result,
+    at_least,
+    at_most,
+    check_settings,
+    equals,
+    limits,
+    readable_memory_errors,
+    settings,
+)
+from clearhead.lab.registry import all_claims
+
+ALL = all_claims()
+CLAIMS = {claim.slug: claim for claim in ALL}
 
 
 @pytest.mark.parametrize(
@@ -18,13 +34,13 @@ from clearhead.lab.claim import Result, at_least, at_most, equals
     ],
 )
 def test_a_check_says_whether_its_number_is_as_claimed(check, ok):
-    assert check.ok is ok
+    assert check.passed is ok
     assert Result((check,)).verdict == ("holds" if ok else "refuted")
 
 
 def test_a_tolerance_is_named_where_there_is_one():
-    assert equals("a", 3, 3, 0).says == "= 3"
-    assert equals("a", 3, 3, 1e-9).says == "= 3 to 1e-09"
+    assert equals("a", 3, 3, 0).expectation == "= 3"
+    assert equals("a", 3, 3, 1e-9).expectation == "= 3 ± 1e-09"
 
 
 def test_one_number_that_is_off_refutes():
@@ -32,5 +48,79 @@ def test_one_number_that_is_off_refutes():
 
 
 def test_an_experiment_needs_a_number():
-    with pytest.raises(AssertionError, match="proves nothing"):
+    with pytest.raises(AssertionError, match="needs at least one check"):
         Result(())
+
+
+NUMBERS = [
+    (claim, name)
+    for claim in ALL
+    for name, parameter in settings(claim).items()
+    if not isinstance(parameter.default, bool)
+]
+
+
+@pytest.mark.parametrize(("claim", "name"), NUMBERS, ids=lambda part: getattr(part, "slug", part))
+def test_numbers_out_of_range_are_refused_in_one_line(claim, name):
+    minimum, most = limits(claim, name)
+    for value in (math.nan, minimum - max(1, abs(minimum)), most + max(1, most)):
+        if value in (math.inf, -math.inf) and most == math.inf:  # an infinite beta
+            continue
+        whole = isinstance(settings(claim)[name].default, int)
+        if whole and math.isnan(value):
+            continue
+        with pytest.raises(ValueError, match=rf"^{name} of {claim.slug} must be from .* to .*, got ") as caught:
+            lab.run(claim.slug, **{name: int(value) if whole else value})
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("claim", "name"), NUMBERS, ids=lambda part: getattr(part, "slug", part))
+def test_each_number_is_explained_and_takes_its_own(claim, name):
+    assert SETTING_HELP[name]
+    check_settings(claim, {name: settings(claim)[name].default})
+
+
+@pytest.mark.parametrize("claim", ALL, ids=lambda claim: claim.slug)
+def test_what_is_true_or_false_is_explained_by_the_experiment(claim):
+    for name, parameter in settings(claim).items():
+        if isinstance(parameter.default, bool):
+            assert name in (inspect.getdoc(claim.run) or ""), name
+
+
+@pytest.mark.parametrize("claim", ALL, ids=lambda claim: claim.slug)
+def test_limits_are_those_of_settings_that_exist(claim):
+    assert {*claim.minimum, *claim.maximum, *claim.multiple_of} <= set(settings(claim))
+
+
+@pytest.mark.parametrize(
+    ("slug", "changes", "message"),
+    [
+        ("heads-as-groups", {"num_heads": 3}, "width must be a multiple of num_heads"),
+        ("receptive-field", {"width": 7}, r"width of receptive-field must be a multiple of 2, got 7; try width=8"),
+        (
+            "receptive-field",
+            {"kernel_size": 4},
+            r"kernel_size of receptive-field must be odd, got 4; try kernel_size=5",
+        ),
+        ("receptive-field", {"kernel_size": 25}, "num_tokens must be at least kernel_size, got"),
+        ("temperature", {"num_keys": 2.5}, "num_keys must be an integer, got 2.5"),
+        ("temperature", {"num_keys": True}, "num_keys must be an integer, got True"),
+        ("scaled-key", {"alpha": "3"}, "alpha must be a number, got '3'"),
+        ("self-weight", {"same_projection": 1}, "same_projection must be True or False, got 1"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(slug, changes, message):
+    with pytest.raises(ValueError, match=message):
+        lab.run(slug, **changes)
+
+
+def test_an_infinite_beta_is_a_number():
+    check_settings(CLAIMS["hard-and-soft"], {"beta": -math.inf})
+
+
+def test_too_little_memory_is_the_readers_to_mend_and_other_errors_are_ours():
+    for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ...")):
+        with pytest.raises(ValueError, match="out of memory"), readable_memory_errors():
+            raise error
+    with pytest.raises(RuntimeError, match="shapes"), readable_memory_errors():
+        raise RuntimeError("shapes do not match")

@@ -4,51 +4,54 @@ import pytest
 import torch
 
 from clearhead import lab
-from clearhead.lab import attention_maps, heads, keys, temperature, vision
+from clearhead.lab import attention_weights, heads, keys, positions, temperature
 from clearhead.lab.claim import LESSONS, Result, at_least, settings
-from clearhead.lab.registry import ALL, CLAIMS, find, suggestions
+from clearhead.lab.registry import all_claims, find, suggestions
 from clearhead.nn.positions import SinusoidalPosEmbed
+
+ALL = all_claims()
+CLAIMS = {claim.slug: claim for claim in ALL}
 
 MISTAKES = {
     "temperature": {"rule": temperature.softargmin},
     "saturation": {"scale": temperature.unscaled},
-    "columns": {"keys_first": False},
-    "moved-key": {"rule": keys.scaled_down},
-    "elongated-key": {"rule": keys.divided_by_alpha},
-    "equivariance": {"positions": SinusoidalPosEmbed()},
-    "running-linear": {"beta": 0.0},
+    "column-convention": {"keys_first": False},
+    "perturbed-key": {"rule": keys.scaled_down},
+    "scaled-key": {"rule": keys.divided_by_alpha},
+    "permutation-equivariance": {"positions": SinusoidalPosEmbed()},
+    "pointwise-convolution": {"beta": 0.0},
     "convolution": {"beta": 0.5},
-    "additive-mask": {"low": -10.0},
-    "hidden-row": {"by_mask": True},
+    "additive-mask": {"mask_value": -10.0},
+    "fully-masked-row": {"boolean_mask": True},
     "hard-and-soft": {"beta": 1.0},
-    "own-token": {"same_projection": True},
-    "permutation": {"by_place": False},
-    "torch-weights": {"read": heads.rows},
+    "self-weight": {"same_projection": True},
+    "permutation": {"by_position": False},
+    "in-proj-weight": {"split": heads.first_rows},
     "head-outputs": {"mix_weights": True},
-    "graph": {"mask_edges": False},
-    "feed-forward": {"attention": True},
-    "skip-connections": {"has_skip": False},
-    "patches": {"stride": 2},
-    "reach": {"depth": 2},
-    "stages": {"testing": False},
-    "attention-map": {"mixed": True},
-    "cross-attention": {"encoder_queries": True},
-    "multi-head": {"from_left": False},
+    "message-passing": {"mask_edges": False},
+    "feed-forward": {"use_attention": True},
+    "skip-connections": {"skip": False},
+    "patch-embedding": {"stride": 2},
+    "receptive-field": {"depth": 2},
+    "train-and-eval-mode": {"eval_mode": False},
+    "attention-map": {"flatten_batch": True},
+    "cross-attention": {"queries_from_encoder": True},
+    "multi-head": {"left_multiply": False},
     "heads-as-groups": {"one_kernel": True},
     "several-heads": {"num_heads": 1},
     "augmentation": {"crop": 0},
-    "learned-positions": {"rule": vision.place_only},
-    "positions": {"placed": False},
-    "gradient-path": {"attends": False},
-    "in-turn": {"recurrent": True},
-    "recurrence": {"attends": False},
+    "learned-positions": {"rule": positions.index_feature},
+    "positions": {"with_positions": False},
+    "gradient-path": {"with_attention": False},
+    "sequential-depth": {"recurrent": True},
+    "recurrence": {"with_attention": False},
     "layer-norm": {"batch_norm": True},
-    "pre-norm": {"post": True},
-    "class-token": {"mean": True},
-    "any-size": {"learned": True},
-    "parallel": {"recurrent": True},
-    "rotation": {"turn": True},
-    "plain-vit": {"without": True},
+    "pre-norm": {"post_norm": True},
+    "class-token": {"mean_pooling": True},
+    "input-size": {"learned_positions": True},
+    "parallelism": {"recurrent": True},
+    "rotation": {"rotate": True},
+    "plain-vit": {"plain": True},
 }
 """the false statement of each claim that holds, as its own experiment takes it"""
 
@@ -59,9 +62,9 @@ MINUTES = ("plain-vit",)
 """claims whose single training run takes too long for every change; test_plain_vit.py tests what decides its verdict"""
 WIDTHS = {
     "saturation": (64, 128, 192),
-    "columns": (64, 128, 192),
+    "column-convention": (64, 128, 192),
     "gradient-path": (16, 32, 48),
-    "in-turn": (16, 32, 48),
+    "sequential-depth": (16, 32, 48),
     "skip-connections": (32, 48, 64),
     **dict.fromkeys(TRAINING, (32, 48, 64)),
     "recurrence": (32, 40, 48),
@@ -109,39 +112,39 @@ def test_the_mistake_is_refuted(slug):
     assert lab.run(slug, **MISTAKES[slug]).verdict == "refuted"
 
 
-DIFFERENCE = "largest difference of the formula from measurement"
+DIFFERENCE = "largest difference between formula and measurement"
 
 
 @pytest.mark.parametrize(
     ("slug", "changes", "name"),
     [
-        ("elongated-key", {"beta": -1.0}, "change of A_a where z_a > 0"),
-        ("elongated-key", {"beta": -1.0}, "change of A_a where z_a < 0"),
-        ("elongated-key", {"rule": keys.divided_by_alpha}, f"weights: {DIFFERENCE}"),
-        ("elongated-key", {"rule": keys.divided_by_alpha}, f"output: {DIFFERENCE}"),
-        ("hard-and-soft", {"beta": -math.inf}, "hard, self: distance from one-hot rows"),
-        ("permutation", {"beta": 1.0}, "distance from the tokens themselves"),
+        ("scaled-key", {"beta": -1.0}, "change of A_a for z_a > 0"),
+        ("scaled-key", {"beta": -1.0}, "change of A_a for z_a < 0"),
+        ("scaled-key", {"rule": keys.divided_by_alpha}, f"weights: {DIFFERENCE}"),
+        ("scaled-key", {"rule": keys.divided_by_alpha}, f"output: {DIFFERENCE}"),
+        ("hard-and-soft", {"beta": -math.inf}, "hard self-attention: difference from one-hot rows"),
+        ("permutation", {"beta": 1.0}, "identity: largest error"),
         ("convolution", {"border_mask": False}, "largest difference from conv1d"),
-        ("hidden-row", {"low": -1.0}, "distance of its weights from 1/n each"),
-        ("hard-and-soft", {"beta": 1.0}, "hard, two best keys tie: distance from the mean of their values"),
+        ("fully-masked-row", {"mask_value": -1.0}, "difference of the weights from 1/n"),
+        ("hard-and-soft", {"beta": 1.0}, "hard, two tied keys: difference from the mean of their values"),
         (
             "saturation",
             {"scale": temperature.unscaled},
-            "fraction of logits with a gradient below 1e-6, with the scale",
+            "scaled: fraction of logits with a gradient below 1e-6",
         ),
-        ("class-token", {"mean": True}, "class token: tokens that the answer is read from"),
-        ("stages", {"dropout": 0.0}, "same input twice, training stage: difference"),
-        ("stages", {"testing": False}, "one pass in the testing stage: the weights move by"),
-        ("saturation", {"scale": temperature.unscaled}, "all logits 1000 larger, spread the same: entropy left"),
-        ("feed-forward", {"attention": True}, "places that the answer at one place depends on"),
-        ("gradient-path", {"forget": 8.0}, "LSTM alone: the same"),
-        ("skip-connections", {"has_skip": False}, "Xavier + GELU, skips: gradient, 24 layers over 2"),
-        ("layer-norm", {"batch_norm": True}, "layer norm: output for one token moves by"),
-        ("attention-map", {"mixed": True}, "other examples change: the first one's map moves by"),
+        ("class-token", {"mean_pooling": True}, "class token: number of encoder outputs that the logits depend on"),
+        ("train-and-eval-mode", {"dropout": 0.0}, "training mode: difference between two passes"),
+        ("train-and-eval-mode", {"eval_mode": False}, "evaluation mode: change of the weights"),
+        ("saturation", {"scale": temperature.unscaled}, "scaled, 1000 added to all logits: relative entropy"),
+        ("feed-forward", {"use_attention": True}, "number of input positions that one output depends on"),
+        ("gradient-path", {"forget_bias": 8.0}, "LSTM without attention: gradient ratio × 16"),
+        ("skip-connections", {"skip": False}, "Xavier + GELU, with skips: gradient, 24 layers / 2 layers"),
+        ("layer-norm", {"batch_norm": True}, "layer norm: change of one token's output"),
+        ("attention-map", {"flatten_batch": True}, "change of an example's map when the other examples change"),
     ],
 )
 def test_the_number_that_a_change_is_about_refutes(slug, changes, name):
-    assert name in {check.name for check in lab.run(slug, **changes).checks if not check.ok}
+    assert name in {check.name for check in lab.run(slug, **changes).checks if not check.passed}
 
 
 def test_weights_that_are_no_softargmax_refute_both_orders_of_the_moved_key(monkeypatch):
@@ -151,7 +154,7 @@ def test_weights_that_are_no_softargmax_refute_both_orders_of_the_moved_key(monk
         return weights @ v, weights
 
     monkeypatch.setattr(keys, "attend_reference", squared)
-    refuted = {check.name for check in keys.run_moved_key().checks if not check.ok}
+    refuted = {check.name for check in keys.run_perturbed_key().checks if not check.passed}
     assert "relative error of the first-order formula" in refuted
     assert any(name.startswith("error of the second-order mean") for name in refuted)
 
@@ -160,7 +163,7 @@ def test_weights_that_are_no_softargmax_refute_both_orders_of_the_moved_key(monk
 @pytest.mark.parametrize(
     ("slug", "fails"),
     [
-        ("own-token", {0}),
+        ("self-weight", {0}),
         ("positions", {0}),
         ("several-heads", {0, 1}),
         ("augmentation", {1, 2, 3}),
@@ -169,11 +172,14 @@ def test_weights_that_are_no_softargmax_refute_both_orders_of_the_moved_key(monk
 )
 def test_the_mistake_of_a_training_run_is_refuted_by_the_number_it_is_about(slug, fails):
     checks = lab.run(slug, num_seeds=1, **MISTAKES[slug]).checks
-    assert {i for i, check in enumerate(checks) if not check.ok} == fails
+    assert {i for i, check in enumerate(checks) if not check.passed} == fails
 
 
 def test_the_wrong_columns_are_as_wide_as_the_model():
-    assert [check.value for check in attention_maps.run_columns(keys_first=False).checks[2:4]] == [768, 768]
+    assert [check.value for check in attention_weights.run_column_convention(keys_first=False).checks[2:4]] == [
+        768,
+        768,
+    ]
 
 
 def test_a_number_that_is_none_proves_nothing():
@@ -183,18 +189,17 @@ def test_a_number_that_is_none_proves_nothing():
 @pytest.mark.parametrize("claim", ALL, ids=lambda claim: claim.slug)
 def test_every_claim_can_be_read_and_played_with(claim):
     assert claim.lesson in LESSONS
-    assert claim.rows
     assert "seed" in settings(claim)
-    for text in (claim.statement, claim.mistake, claim.formula):
+    for text in (claim.statement, claim.misconception, claim.formula):
         assert text
     assert claim.try_next.startswith("clearhead ")
 
 
 def test_an_experiment_leaves_the_same_numbers_for_the_same_seed():
     torch.manual_seed(1)
-    first = lab.run("moved-key", seed=3)
+    first = lab.run("perturbed-key", seed=3)
     torch.manual_seed(2)
-    assert lab.run("moved-key", seed=3) == first
+    assert lab.run("perturbed-key", seed=3) == first
 
 
 @pytest.mark.parametrize("slug", CLAIMS)
@@ -205,25 +210,21 @@ def test_an_experiment_leaves_the_random_state_alone(slug):
 
 
 def test_unknown_names_are_answered_with_the_nearest():
-    with pytest.raises(
-        LookupError, match=r"^no claim named 'elongated'; did you mean elongated-key\? Run clearhead lab"
-    ):
-        find("elongated")
+    with pytest.raises(LookupError, match=r"^no claim named 'scaled'; did you mean scaled-key\? Run clearhead lab"):
+        find("scaled")
     with pytest.raises(LookupError, match=r"^no claim named 'xyz'; run clearhead lab to list all \d+$"):
         find("xyz")
-    with pytest.raises(
-        ValueError, match=r"^elongated-key has no setting 'alhpa'; did you mean alpha\? Its settings are"
-    ):
-        lab.run("elongated-key", alhpa=3)
+    with pytest.raises(ValueError, match=r"^scaled-key has no setting 'alhpa'; did you mean alpha\? Its settings are"):
+        lab.run("scaled-key", alhpa=3)
 
 
 @pytest.mark.parametrize(
     ("text", "slugs"),
     [
-        ("mask", ["additive-mask"]),  # a word of the name
+        ("mask", ["additive-mask", "fully-masked-row"]),  # a word of the name
         ("MASKS", ["additive-mask"]),
         ("norms", ["layer-norm", "pre-norm"]),
-        ("dropout", ["stages"]),  # a word of the formula
+        ("dropout", ["train-and-eval-mode"]),  # a word of the formula
         ("temprature", ["temperature"]),  # a typing error
         ("", []),
     ],
@@ -240,7 +241,7 @@ def test_demonstrations_hold_by_construction_and_experiments_are_measured():
 
 EXPERIMENTS = {
     "saturation",
-    "own-token",
+    "self-weight",
     "several-heads",
     "positions",
     "gradient-path",
@@ -254,21 +255,21 @@ EXPERIMENTS = {
 @pytest.mark.parametrize(
     ("slug", "changes"),
     [
-        ("moved-key", {"width": 512}),
-        ("moved-key", {"size": 0.1}),
-        ("moved-key", {"beta": 2.0, "width": 64}),
-        ("elongated-key", {"alpha": 1.0}),
-        ("elongated-key", {"alpha": 0.5}),
-        ("elongated-key", {"alpha": 1000.0, "beta": 10.0}),
-        ("elongated-key", {"width": 512}),
+        ("perturbed-key", {"width": 512}),
+        ("perturbed-key", {"step_size": 0.1}),
+        ("perturbed-key", {"beta": 2.0, "width": 64}),
+        ("scaled-key", {"alpha": 1.0}),
+        ("scaled-key", {"alpha": 0.5}),
+        ("scaled-key", {"alpha": 1000.0, "beta": 10.0}),
+        ("scaled-key", {"width": 512}),
         ("hard-and-soft", {"beta": 50.0}),
-        ("saturation", {"n_keys": 2, "width": 64}),
-        ("saturation", {"n_keys": 256}),
+        ("saturation", {"num_keys": 2, "width": 64}),
+        ("saturation", {"num_keys": 256}),
         ("saturation", {"width": 4096}),
-        ("any-size", {"context": 40}),
+        ("input-size", {"context_length": 40}),
         ("head-outputs", {"num_heads": 16}),
     ],
 )
 def test_a_true_statement_holds_with_every_setting_that_it_covers(slug, changes):
     result = lab.run(slug, **changes)
-    assert result.verdict == "holds", [check for check in result.checks if not check.ok]
+    assert result.verdict == "holds", [check for check in result.checks if not check.passed]

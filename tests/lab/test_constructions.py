@@ -11,13 +11,12 @@ from clearhead import attend_fused, attend_reference
 from clearhead.lab.constructions import (
     convolution,
     feedforward_as_convolutions,
-    hard_attention_as_linear,
     identity,
     message_passing,
     permutation,
     pointwise,
-    soft_attention_as_linear,
 )
+from clearhead.lab.temperature import hard_attention_as_linear, soft_attention_as_linear
 from clearhead.nn.blocks import MLP
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -75,7 +74,7 @@ def test_the_identity_and_a_running_linear_layer():
     torch.testing.assert_close(identity(3, 5)(x), x)
     weight, bias = torch.randn(4, 3, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
     torch.testing.assert_close(pointwise(weight, bias, 5)(x), F.linear(x, weight, bias))
-    mean = pointwise(weight, bias, 5, beta=0.0)(x)  # the mistake: every place gets the same
+    mean = pointwise(weight, bias, 5, beta=0.0)(x)  # the misconception: every place gets the same
     assert largest(mean - mean[:, :1]) < 1e-12
 
 

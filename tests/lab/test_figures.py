@@ -10,30 +10,44 @@ from matplotlib.text import Text
 
 from clearhead.lab import convolutions, imitations, keys, plots
 from clearhead.lab.claim import Curve, Result, below, equals, settings
-from clearhead.lab.lstm import NAMES
+from clearhead.lab.lstm import MODEL_NAMES
+from clearhead.lab.masks_and_training import weight_change
 from clearhead.lab.plots import save
-from clearhead.lab.registry import CLAIMS, DRAWN, FIGURES, FROM_RESULTS, draw_claim, draw_result
+from clearhead.lab.registry import all_claims, draw
 from clearhead.lab.registry import run as run_claim
 from clearhead.lab.temperature import measure
-from clearhead.lab.training import weight_change
 from clearhead.nn.attention import MultiHeadAttention, softargmax
 
+CLAIMS = {claim.slug: claim for claim in all_claims()}
+FROM_RESULTS = [
+    slug
+    for slug, claim in CLAIMS.items()
+    if getattr(inspect.signature(claim.figure).parameters.get("result"), "default", None) is inspect.Parameter.empty
+]
+"""figures that can be drawn only after the experiment"""
+FIGURES = [slug for slug in CLAIMS if slug not in FROM_RESULTS]
+
+
+def draw_claim(slug, result=None, **settings):
+    return draw(CLAIMS[slug], settings, result)
+
+
 SETTINGS = {
-    "n_keys": 2,
-    "n_tokens": 20,
+    "num_keys": 2,
+    "num_tokens": 20,
     "beta": 2.0,
     "alpha": 10.0,
-    "low": -10.0,
-    "size": 0.1,
-    "kernel": 7,
-    "share": 0.1,
+    "mask_value": -10.0,
+    "step_size": 0.1,
+    "kernel_size": 7,
+    "edge_probability": 0.1,
     "length": 12,
-    "n_queries": 3,
+    "num_queries": 3,
 }
 """other numbers than the defaults, such as a reader plays with"""
 
 
-NOT_RANDOM = ("in-turn", "class-token", "any-size", "parallel")
+NOT_RANDOM = ("sequential-depth", "class-token", "input-size", "parallelism")
 """figures of sizes and counts, which are the same for all seeds"""
 
 
@@ -57,7 +71,7 @@ def faults(figure):
     texts = drawn_texts(figure)
     boxes = [Text.get_window_extent(text) for text in texts]
     width, height = figure.bbox.size
-    found = [f"small: {text.get_text()}" for text in texts if text.get_fontsize() < plots.SMALL]
+    found = [f"small: {text.get_text()}" for text in texts if text.get_fontsize() < plots.SMALL_SIZE]
     for text, box in zip(texts, boxes, strict=True):
         if box.x0 < 0 or box.y0 < 0 or box.x1 > width or box.y1 > height:
             found.append(f"cut off: {text.get_text()}")
@@ -71,8 +85,8 @@ def faults(figure):
 def test_everything_can_be_read_and_follows_the_seed(slug):
     pictures = set()
     for seed in (0, 1):
-        figure = FIGURES[slug](seed=seed)
-        assert tuple(figure.get_size_inches()) == plots.SIZE
+        figure = draw_claim(slug, seed=seed)
+        assert tuple(figure.get_size_inches()) == plots.FIGURE_SIZE
         assert figure.get_suptitle()  # what the claim shows, in one sentence
         assert not faults(figure), seed
         check_colour_bars(figure)
@@ -82,18 +96,17 @@ def test_everything_can_be_read_and_follows_the_seed(slug):
 
 @pytest.mark.parametrize("slug", FIGURES)
 def test_everything_can_be_read_with_a_readers_own_numbers(slug):
-    known = inspect.signature(FIGURES[slug]).parameters
-    figure = FIGURES[slug](seed=2, **{name: value for name, value in SETTINGS.items() if name in known})
+    figure = draw_claim(slug, seed=2, **SETTINGS)
     assert not faults(figure)
 
 
 def measured(lengths, share, gradient):
     """What the three models of `recurrence` might be found to do."""
     curves = []
-    for name in NAMES:
+    for name in MODEL_NAMES:
         curves += [
-            Curve("right digits", name, lengths, tuple(share for _ in lengths)),
-            Curve("right phones", name, (6,), (share,)),
+            Curve("digit accuracy", name, lengths, tuple(share for _ in lengths)),
+            Curve("phoneme accuracy", name, (6,), (share,)),
             Curve("gradient", name, lengths, tuple(gradient**n for n in range(len(lengths)))),
             Curve("milliseconds", name, lengths, tuple(10.0 * share + n for n in range(len(lengths)))),
         ]
@@ -105,24 +118,20 @@ def measured(lengths, share, gradient):
 )
 def test_what_a_training_found_can_be_read_and_is_what_is_drawn(lengths, share, gradient):
     result = measured(lengths, share, gradient)
-    figure = draw_result("recurrence", result)
-    assert tuple(figure.get_size_inches()) == plots.SIZE
+    figure = draw_claim("recurrence", result)
+    assert tuple(figure.get_size_inches()) == plots.FIGURE_SIZE
     assert not faults(figure)
     drawn = {(line.get_label(), *line.get_ydata()) for axes in figure.axes for line in axes.lines}
     assert drawn == {
-        (curve.name, *curve.y) for curve in result.curves if curve.what in ("right digits", "milliseconds")
+        (curve.name, *curve.y) for curve in result.curves if curve.quantity in ("digit accuracy", "milliseconds")
     }
     heights = [bar.get_height() for axes in figure.axes for bar in axes.patches]
-    assert heights == [share] * len(NAMES)
+    assert heights == [share] * len(MODEL_NAMES)
 
 
 def test_what_was_not_run_has_no_figure():
-    assert draw_result("recurrence", None) is None
-    assert draw_result("temperature", None) is not None
-
-
-def test_every_claim_has_a_figure():
-    assert set(DRAWN) == set(CLAIMS)
+    assert draw_claim("recurrence", None) is None
+    assert draw_claim("temperature", None) is not None
 
 
 HEADS = ("1 head of width 32", "4 heads of width 8", "32 heads of width 1")
@@ -137,7 +146,7 @@ def test_every_curve_of_a_result_is_drawn_and_can_be_read(slug, steps):
         for what in ("accuracy", "gap between training and test accuracy")
         for name in HEADS
     )
-    figure = draw_result(slug, Result(checks, curves))
+    figure = draw_claim(slug, Result(checks, curves))
     assert not faults(figure)
     lines = [(line.get_label(), *line.get_ydata()) for axes in figure.axes for line in axes.lines]
     bars = [bar.get_height() for axes in figure.axes for bar in axes.patches]
@@ -154,7 +163,7 @@ def test_points_with_names_are_groups_of_bars():
         Curve(names, "without crops", (0, 1, 2), (0.9, 0.7, 0.2)),
         Curve(names, "crops", (0, 1, 2), (0.8, 0.75, 0.6)),
     )
-    figure = draw_result("augmentation", Result((equals("one", 1, 1, 0),), curves))
+    figure = draw_claim("augmentation", Result((equals("one", 1, 1, 0),), curves))
     assert not faults(figure)
     (axes,) = figure.axes
     assert {(bars.get_label(), *(bar.get_height() for bar in bars)) for bars in axes.containers} == {
@@ -166,11 +175,11 @@ def test_points_with_names_are_groups_of_bars():
 def test_positions_stand_beside_the_best_guess_without_order():
     checks = (
         equals("reversal with positions: accuracy", 1.0, 1, 0),
-        equals("reversal without positions: accuracy above that of the best guess", -0.01, 0, 0.02),
+        equals("reversal without positions: accuracy minus that of the best guess", -0.01, 0, 0.02),
         equals("reversal without positions: accuracy", 0.24, 0.2, 0.1),
         equals("odd one out of 16, without positions: accuracy", 0.97, 1, 0.1),
     )
-    figure = draw_result("positions", Result(checks))
+    figure = draw_claim("positions", Result(checks))
     assert not faults(figure)
     assert [bar.get_height() for bar in figure.axes[0].patches] == pytest.approx([1.0, 0.24, 0.25, 0.97])
 
@@ -182,7 +191,7 @@ def test_each_initialisation_has_its_bars():
         for number, kind in enumerate(("with skips", "without skips"))
         for name, values in found.items()
     )
-    figure = draw_result("skip-connections", Result((equals("one", 1, 1, 0),), curves))
+    figure = draw_claim("skip-connections", Result((equals("one", 1, 1, 0),), curves))
     assert not faults(figure)
     assert {bar.get_height() for bar in figure.axes[1].patches} == {value for pair in found.values() for value in pair}
 
@@ -194,41 +203,41 @@ def test_a_result_without_curves_is_drawn_by_its_checks(slug):
         equals("a number that is not what was claimed of it", -0.25, 1.0, 0.0),
         equals("a third", 1.0, 1.0, 0.0),
     )
-    figure = draw_result(slug, Result(checks))
+    figure = draw_claim(slug, Result(checks))
     assert not faults(figure)
     (axes,) = figure.axes
     assert [bar.get_width() for bar in axes.patches] == [check.value for check in checks]
-    right, wrong = plots.TRUTH, plots.MISTAKE
+    right, wrong = plots.CORRECT, plots.MISCONCEPTION
     assert [matplotlib.colors.to_hex(bar.get_facecolor()).upper() for bar in axes.patches] == [right, wrong, right]
 
 
 @pytest.mark.parametrize(
     ("slug", "drawn"),
     [
-        ("equivariance", lambda figure: max(figure.axes[0].lines[0].get_ydata())),
+        ("permutation-equivariance", lambda figure: max(figure.axes[0].lines[0].get_ydata())),
         ("learned-positions", lambda figure: figure.axes[3].patches[0].get_height()),
         ("learned-positions", lambda figure: figure.axes[3].patches[1].get_height()),
-        ("stages", lambda figure: figure.axes[2].patches[1].get_height()),
-        ("own-token", lambda figure: figure.axes[1].patches[0].get_height()),
+        ("train-and-eval-mode", lambda figure: figure.axes[2].patches[1].get_height()),
+        ("self-weight", lambda figure: figure.axes[1].patches[0].get_height()),
     ],
 )
 def test_a_figure_draws_the_numbers_of_its_claim(slug, drawn):
-    parameters = inspect.signature(FIGURES[slug]).parameters
+    parameters = inspect.signature(CLAIMS[slug].figure).parameters
     same = {name: p.default for name, p in parameters.items() if isinstance(p.default, int | float)}
     measured = [check.value for check in run_claim(slug, **same).checks]
     assert any(drawn(draw_claim(slug)) == pytest.approx(value, rel=1e-9) for value in measured)
 
 
 def test_what_was_trained_stands_beside_random_weights():
-    name = "trained to reverse: fraction of tokens that attend most to themselves"
-    figure = draw_result("own-token", Result((equals(name, 0.25, 0, 0.5),)))
+    name = "trained to reverse: fraction of tokens with the largest weight on themselves"
+    figure = draw_claim("self-weight", Result((equals(name, 0.25, 0, 0.5),)))
     assert 0.25 in [bar.get_height() for bar in figure.axes[1].patches]
     assert not faults(figure)
 
 
 def test_the_faults_are_found():
-    figure, (left, right) = plots.canvas("AB")
-    plots.name_axis(left, "a title that is far too long for half of a figure, and so is cut off at both of its ends")
+    figure, (left, right) = plots.subplots("AB")
+    plots.label_axes(left, "a title that is far too long for half of a figure, and so is cut off at both of its ends")
     plots.label(right, 0.5, 0.5, "one")
     plots.label(right, 0.5, 0.5, "other")
     right.text(0.1, 0.1, "tiny", fontsize=8)
@@ -245,7 +254,7 @@ def check_colour_bars(figure):
         assert low == min(array.min() for array in arrays)
         assert high == max(array.max() for array in arrays)
         bars = [image.colorbar for image in maps if image.colorbar]
-        assert bars or all(image.get_cmap().N == 2 for image in maps)  # two colours need no scale
+        assert bars or all(image.get_cmap().N == 2 for image in maps)  # two colors need no scale
         for bar in bars:
             assert (bar.vmin, bar.vmax) == pytest.approx((low, high))
             assert (bar.get_ticks()[0], bar.get_ticks()[-1]) == pytest.approx((low, high))
@@ -254,9 +263,9 @@ def check_colour_bars(figure):
 @pytest.mark.parametrize("slug", FIGURES)
 def test_the_same_seed_gives_the_same_bytes(slug, tmp_path):
     torch.manual_seed(7)
-    one = FIGURES[slug](seed=3)
+    one = draw_claim(slug, seed=3)
     torch.manual_seed(8)
-    other = FIGURES[slug](seed=3)
+    other = draw_claim(slug, seed=3)
     for suffix, start in {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}.items():
         first = save(one, tmp_path / "new" / f"first{suffix}").read_bytes()
         assert first.startswith(start)
@@ -265,22 +274,21 @@ def test_the_same_seed_gives_the_same_bytes(slug, tmp_path):
 
 
 def test_a_figure_is_saved_in_the_formats_that_there_are(tmp_path):
-    figure, _ = plots.canvas()
+    figure, _ = plots.subplots()
     with pytest.raises(ValueError, match=r"saved as \.png, \.svg, \.pdf, got 'mask\.jpg'; try mask\.png"):
         save(figure, tmp_path / "mask.jpg")
     assert save(figure, tmp_path / "MASK.PNG").exists()
 
 
 def test_a_figure_follows_the_readers_numbers():
-    longer = draw_claim("elongated-key", {"alpha": 5.0, "mistaken": True})
-    assert any("alpha = 5" in axes.get_title() for axes in longer.axes)
+    figure = draw_claim("scaled-key", alpha=5.0, unknown=True)
+    assert any("alpha = 5" in axes.get_title() for axes in figure.axes)
 
 
 def test_each_figure_belongs_to_a_claim_and_takes_its_settings():
     assert all(CLAIMS[slug].trains for slug in FROM_RESULTS)
-    assert not set(FROM_RESULTS) & set(FIGURES)
-    for slug, draw in FIGURES.items():
-        parameters = inspect.signature(draw).parameters
+    for slug in FIGURES:
+        parameters = inspect.signature(CLAIMS[slug].figure).parameters
         assert "seed" in parameters
         assert all(parameter.default is not inspect.Parameter.empty for parameter in parameters.values())
         assert set(parameters) <= {*settings(CLAIMS[slug]), "result"}
@@ -288,8 +296,8 @@ def test_each_figure_belongs_to_a_claim_and_takes_its_settings():
 
 def test_drawing_leaves_everything_else_alone():
     random, rc = torch.get_rng_state(), dict(matplotlib.rcParams)
-    for draw in FIGURES.values():
-        draw().canvas.draw()
+    for slug in FIGURES:
+        draw_claim(slug).canvas.draw()
     assert torch.equal(torch.get_rng_state(), random)
     assert dict(matplotlib.rcParams) == rc
 
@@ -297,31 +305,35 @@ def test_drawing_leaves_everything_else_alone():
 def test_matplotlib_is_loaded_when_a_figure_is_drawn_and_pyplot_never():
     code = """
 import sys
-import clearhead.lab.registry
-from clearhead.lab.registry import FIGURES
+from clearhead.lab.registry import draw, find, run
+run("additive-mask")
 assert "matplotlib" not in sys.modules
-FIGURES["additive-mask"]()
+draw(find("additive-mask"))
 assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
+ALL = all_claims()
+CLAIMS = {claim.slug: claim for claim in ALL}
+
+
 def test_numbers_that_are_not_finite_are_no_limits():
-    figure, (axes,) = plots.canvas()
+    figure, (axes,) = plots.subplots()
     (image,) = plots.heat_maps(figure, [axes], [torch.tensor([[0.5, float("-inf")], [2.0, float("nan")]])], "")
     assert image.get_clim() == (0.5, 2.0)
 
 
 def test_gradients_through_a_soft_weight_are_larger():
-    soft, hard = (measure(64, beta, 8, torch.Generator().manual_seed(0)).gradient for beta in (1 / 8, 1.0))
+    soft, hard = (measure(64, beta, 8, torch.Generator().manual_seed(0)).gradient_norm for beta in (1 / 8, 1.0))
     assert soft > 1.5 * hard
 
 
 def test_influence_is_the_norm_of_each_block_of_the_jacobian():
     torch.manual_seed(0)
     x = torch.randn(1, 5, 4, dtype=torch.float64)
-    conv = convolutions.AlongTheLine(4, 3, 1).double()
+    conv = convolutions.ConvStack(4, 3, 1).double()
     norms = conv.layers[0].weight.square().sum(dim=(0, 1)).sqrt()  # a convolution is linear: its taps are its Jacobian
     expected = torch.cat([torch.zeros(1), norms / norms.max(), torch.zeros(1)])
     torch.testing.assert_close(convolutions.influence(conv, x), expected.double().detach())
@@ -343,8 +355,8 @@ def test_errors_of_the_imitations_fall_with_beta():
 def test_the_change_of_the_output_follows_from_the_weight_of_the_longer_key():
     torch.manual_seed(0)
     scores, values = torch.randn(3, 5, dtype=torch.float64), torch.randn(5, 4, dtype=torch.float64)
-    before, after = softargmax(scores), softargmax(keys.longer(scores, 3.0))
-    torch.testing.assert_close(keys.moved_output(before, after, values), (after - before) @ values)
+    before, after = softargmax(scores), softargmax(keys.scale_first(scores, 3.0))
+    torch.testing.assert_close(keys.output_change(before, after, values), (after - before) @ values)
 
 
 def test_weights_stay_in_evaluation():
@@ -357,12 +369,12 @@ def test_weights_stay_in_evaluation():
 
 def test_the_headline_says_where_the_claim_does_not_hold_with_changed_settings():
     refuted, note = Result((below("x", 2.0, 1.0),)), "(does not hold with these settings)"
-    assert draw_result("temperature", refuted, {"n_keys": 3}).get_suptitle().endswith(f"\n{note}")
-    assert note not in draw_result("temperature", Result((below("x", 0.0, 1.0),)), {"n_keys": 3}).get_suptitle()
-    assert note not in draw_result("temperature", None).get_suptitle()
+    assert draw_claim("temperature", refuted, num_keys=3).get_suptitle().endswith(f"\n{note}")
+    assert note not in draw_claim("temperature", Result((below("x", 0.0, 1.0),)), num_keys=3).get_suptitle()
+    assert note not in draw_claim("temperature", None).get_suptitle()
 
 
 def test_equal_numbers_have_equal_colours():
-    figure, axes = plots.canvas("AB")
+    figure, axes = plots.subplots("AB")
     images = plots.heat_maps(figure, axes, [torch.full((2, 2), 1 / 6), torch.full((2, 2), 1 / 6)], "weight")
     assert [image.get_clim() for image in images] == [(0, 1), (0, 1)]

@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from clearhead.data.vocab import IGNORE_INDEX
-from clearhead.lab import training
-from clearhead.lab.learning import accuracy, budgets_of, learning_curve, mean_over_seeds, seeds_of, train_recipe
+from clearhead.lab import masks_and_training
+from clearhead.lab.learning import accuracy, learning_curve, mean_over_seeds, run_seeds, step_budgets, train_recipe
 
 
 def largest(random, n):
@@ -25,8 +25,8 @@ def test_a_budget_is_the_beginning_of_every_larger_one():
 
 
 def test_budgets_rise_and_have_at_least_one_step():
-    assert budgets_of(200, 0.5, 1, 5) == [100, 200, 1000]
-    assert budgets_of(1, 0.25, 1, 5) == [1, 5]
+    assert step_budgets(200, 0.5, 1, 5) == [100, 200, 1000]
+    assert step_budgets(1, 0.25, 1, 5) == [1, 5]
 
 
 def test_ignored_targets_do_not_count():
@@ -37,9 +37,9 @@ def test_ignored_targets_do_not_count():
 
 
 def test_no_two_seeds_share_a_training_run():
-    runs = [each for seed in range(4) for each in seeds_of(seed, 3)]
+    runs = [each for seed in range(4) for each in run_seeds(seed, 3)]
     assert len(set(runs)) == len(runs) == 12
-    assert seeds_of(7, 1) == [7]
+    assert run_seeds(7, 1) == [7]
 
 
 def test_each_number_is_averaged_over_the_seeds():
@@ -51,5 +51,5 @@ def test_each_number_is_averaged_over_the_seeds():
 def test_lab_models_are_trained_in_float32_on_every_processor(has_bf16, monkeypatch):
     """With bfloat16 where the processor has it, the claim `augmentation` was refuted there and held elsewhere."""
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bf16)
-    for ctx in (training.trained(2, 100, 1, seed=0), train_recipe("mnist-plain", {"data.limit": 200}, 1)):
+    for ctx in (masks_and_training.trained(2, 100, 1, seed=0), train_recipe("mnist-plain", {"data.limit": 200}, 1)):
         assert ctx.environment()["precision"] == "float32"

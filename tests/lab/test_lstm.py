@@ -1,23 +1,38 @@
 import pytest
 import torch
+from torch import nn
 
-from clearhead.lab.lstm import Alone, Recurrent
+from clearhead.lab.lstm import (
+    LSTM,
+    MODEL_NAMES,
+    TRANSFORMER,
+    VOCAB_SIZE,
+    LSTMSeq2Seq,
+    PositionwiseMLP,
+    build_seq2seq,
+    decoder_passes,
+    gradient_ratios,
+    input_gradient_norm,
+    sequential_operations,
+    size_ratio,
+    untrained_models,
+)
 from clearhead.nn.attention import MultiHeadAttention
 
 WIDTH, TOKENS = 6, 9
 
 
-def model(part, forget=1.0):
+def model(part, forget_bias=1.0):
     torch.manual_seed(0)
-    return Recurrent(WIDTH, TOKENS, TOKENS, part, forget=forget).double()
+    return LSTMSeq2Seq(WIDTH, TOKENS, TOKENS, part, forget_bias=forget_bias).double()
 
 
 def attention():
     return MultiHeadAttention(WIDTH, 1)
 
 
-def ids(n_tokens, seed=1):
-    return torch.randint(TOKENS, (3, n_tokens), generator=torch.Generator().manual_seed(seed))
+def ids(num_tokens, seed=1):
+    return torch.randint(TOKENS, (3, num_tokens), generator=torch.Generator().manual_seed(seed))
 
 
 def by_formula(lstm, x, h, c):
@@ -32,18 +47,18 @@ def by_formula(lstm, x, h, c):
     return torch.stack(states, dim=1), h, c
 
 
-@pytest.mark.parametrize("part", [Alone(WIDTH), attention()])
+@pytest.mark.parametrize("part", [PositionwiseMLP(WIDTH), attention()])
 def test_it_computes_what_its_formula_says(part):
     net, source, target = model(part), ids(5), ids(4, seed=2)
     start = torch.zeros(3, WIDTH, dtype=torch.float64)
     memory, h, c = by_formula(net.encoder, net.embed_source(source), start, start)
     states, _, _ = by_formula(net.decoder, net.embed_target(target), h, c)
-    expected = net.head(states + net.part(net.norm(states), memory))
+    expected = net.head(states + net.mixer(net.norm(states), memory))
     torch.testing.assert_close(net(source, target), expected)
 
 
 def test_forget_is_how_far_the_cell_is_kept():
-    closed, opened = model(Alone(WIDTH), forget=0.0), model(Alone(WIDTH), forget=3.0)
+    closed, opened = model(PositionwiseMLP(WIDTH), forget_bias=0.0), model(PositionwiseMLP(WIDTH), forget_bias=3.0)
     for before, after in ((closed.encoder, opened.encoder), (closed.decoder, opened.decoder)):
         more = after.bias_hh_l0 - before.bias_hh_l0
         i, f, g, o = more.chunk(4)
@@ -51,13 +66,13 @@ def test_forget_is_how_far_the_cell_is_kept():
         assert not torch.cat([i, g, o]).any()
 
 
-@pytest.mark.parametrize(("part", "looks"), [(Alone(WIDTH), False), (attention(), True)])
+@pytest.mark.parametrize(("part", "looks"), [(PositionwiseMLP(WIDTH), False), (attention(), True)])
 def test_only_attention_looks_at_the_encoders_states(part, looks):
     x, memory, other = torch.randn(3, 2, 4, WIDTH, generator=torch.Generator().manual_seed(0))
     assert torch.equal(part(x, memory), part(x, other)) is not looks
 
 
-@pytest.mark.parametrize("part", [Alone(WIDTH), attention()])
+@pytest.mark.parametrize("part", [PositionwiseMLP(WIDTH), attention()])
 def test_no_answer_knows_a_later_token(part):
     net, source, target = model(part), ids(5), ids(4, seed=2)
     changed = target.clone()
@@ -72,3 +87,89 @@ def test_embeddings_may_stand_for_the_source():
     torch.testing.assert_close(
         net(None, target, inputs_embeds=net.embed_source(source)), net(source, target), rtol=0, atol=0
     )
+
+
+@pytest.mark.parametrize("width", [16, 32, 64])
+@pytest.mark.parametrize(("src_vocab_size", "tgt_vocab_size"), [(13, 13), (32, 42)])
+def test_all_three_are_of_one_size(width, src_vocab_size, tgt_vocab_size):
+    assert 1 <= size_ratio([build_seq2seq(name, width, src_vocab_size, tgt_vocab_size) for name in MODEL_NAMES]) < 1.05
+
+
+def test_models_of_different_sizes_are_told_apart():
+    assert size_ratio([build_seq2seq(name, width) for name, width in zip(MODEL_NAMES, (16, 32, 32), strict=True)]) > 2
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_each_answers_for_every_target_token(name):
+    torch.manual_seed(0)
+    source, target = torch.randint(13, (2, 5)), torch.randint(9, (2, 4))
+    assert build_seq2seq(name, 16, 13, 9)(source, target).shape == (2, 4, 9)
+
+
+class OneInput(nn.Module):
+    """Logits that depend on a single input, by a share that falls with the length."""
+
+    def __init__(self, place):
+        super().__init__()
+        self.place = place
+
+    def forward(self, source, target, *, inputs_embeds):
+        logits = inputs_embeds[:, self.place, :VOCAB_SIZE] / inputs_embeds.shape[1]
+        return logits[:, None].expand(-1, target.shape[1], -1)
+
+
+def test_what_reaches_the_first_input_is_measured_and_nothing_else():
+    random = torch.Generator()
+    assert input_gradient_norm(OneInput(0), 5, VOCAB_SIZE, random.manual_seed(0)) > 0
+    assert input_gradient_norm(OneInput(1), 5, VOCAB_SIZE, random.manual_seed(0)) == 0
+
+
+def test_a_share_of_one_nth_is_found_as_such():
+    one, tenth = gradient_ratios(
+        OneInput(0), (100, 1000), VOCAB_SIZE, seed=0
+    )  # logits so small that all answers are as likely
+    assert one == 1
+    assert tenth == pytest.approx(0.1, rel=0.02)
+
+
+def test_each_further_token_costs_the_lstm_alone_a_factor():
+    model = untrained_models(16, 1.0, seed=0)[LSTM]
+    _, once, twice, four_times = gradient_ratios(model, (8, 16, 32, 64), 16, seed=0)
+    assert twice < once**1.5
+    assert four_times < twice**1.5
+
+
+def test_gates_that_are_held_open_let_the_gradient_through():
+    closed, opened = (
+        gradient_ratios(untrained_models(16, forget_bias, 0)[LSTM], (4, 64), 16, 0)[-1] for forget_bias in (1.0, 8.0)
+    )
+    assert opened > 0.1 > 1000 * closed
+
+
+def test_the_seed_decides():
+    one, same, other = (untrained_models(16, 1.0, seed)[MODEL_NAMES[0]].state_dict() for seed in (0, 0, 1))
+    assert all(torch.equal(one[key], same[key]) for key in one)
+    assert not all(torch.equal(one[key], other[key]) for key in one)
+
+
+DEEP = 3_000
+
+
+def test_each_operation_after_another_counts_and_those_side_by_side_once():
+    x = torch.ones(2, requires_grad=True)
+    one = sequential_operations(x.exp())
+    assert sequential_operations(x.exp().sin()) == one + 1
+    assert sequential_operations(x.exp() + x.sin()) == one + 1
+    assert sequential_operations(x.exp().sin().cos() + x) == one + 3
+
+
+def test_a_chain_may_be_longer_than_python_may_nest():
+    y = torch.ones(1, requires_grad=True)
+    for _ in range(DEEP):
+        y = y * 1.0 + y
+    assert sequential_operations(y) >= 2 * DEEP
+
+
+def test_generation_takes_a_decoder_pass_for_each_token():
+    model = untrained_models(16, 1.0, seed=0)[TRANSFORMER]
+    assert [decoder_passes(model, length) for length in (3, 9)] == [3, 9]

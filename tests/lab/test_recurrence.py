@@ -5,8 +5,8 @@ from torch import nn
 from clearhead.data.dataset import SequencePairs
 from clearhead.data.vocab import BOS, EOS, IGNORE_INDEX, PAD
 from clearhead.lab import recurrence
-from clearhead.lab.lstm import DIGITS, NAMES, TRANSFORMER, WITH, WITHOUT
-from clearhead.lab.recurrence import LETTERS, SideBySide, accuracies, pronouncing, reversal
+from clearhead.lab.lstm import DIGITS, LSTM, LSTM_ATTENTION, MODEL_NAMES, TRANSFORMER
+from clearhead.lab.recurrence import LETTERS, ConcatenatedInputs, accuracies, pronunciation, reversal
 
 LETTER, PHONE = 7, 5
 
@@ -28,7 +28,7 @@ def test_the_last_answer_is_the_first_digit_read(random):
 def test_words_are_all_of_one_length_and_their_phones_need_not_be(random):
     words = [[LETTER] * n for n in (LETTERS - 1, LETTERS, LETTERS, LETTERS + 1)]
     phones = [[PHONE] * n + [EOS] for n in (1, 3, 2, 9)]
-    rows, targets = pronouncing(SequencePairs.of(words, phones))(random, 20)
+    rows, targets = pronunciation(SequencePairs.of(words, phones))(random, 20)
     assert rows.shape[1] == LETTERS + targets.shape[1]
     assert (rows[:, :LETTERS] == LETTER).all()
     assert {tuple(row) for row in targets.tolist()} == {(PHONE, PHONE, PHONE, EOS), (PHONE, PHONE, EOS, IGNORE_INDEX)}
@@ -52,7 +52,7 @@ class Echo(nn.Module):
 
 def test_a_row_is_divided_into_source_and_target():
     rows = torch.tensor([[3, 4, 5, BOS, 6, 7]])
-    assert SideBySide(Echo(), 3)(rows).argmax(-1).tolist() == [[3, 4, 5]]
+    assert ConcatenatedInputs(Echo(), 3)(rows).argmax(-1).tolist() == [[3, 4, 5]]
 
 
 @pytest.mark.parametrize(("targets", "share"), [([3, 4, 5], 1.0), ([3, 9, 9], 1 / 3), ([3, 9, IGNORE_INDEX], 1 / 2)])
@@ -65,40 +65,40 @@ def test_right_tokens_are_counted_where_one_is_asked_for(targets, share):
 
 def stub(monkeypatch, digits, few=0.99):
     """The numbers of the three models in the place of their training; the last is that of the longest budget."""
-    phones = {TRANSFORMER: 0.85, WITH: 0.82, WITHOUT: 0.75}
+    phones = {TRANSFORMER: 0.85, LSTM_ATTENTION: 0.82, LSTM: 0.75}
 
-    def digits_right(name, length, width, budgets, seed):
+    def digit_accuracy(name, length, width, budgets, seed):
         return [few] if len(budgets) == 1 else digits[name]
 
-    monkeypatch.setattr(recurrence, "digits_right", digits_right)
-    monkeypatch.setattr(recurrence, "phones_right", lambda words, name, width, steps, seed: [phones[name]])
+    monkeypatch.setattr(recurrence, "digit_accuracy", digit_accuracy)
+    monkeypatch.setattr(recurrence, "phone_accuracy", lambda words, name, width, steps, seed: [phones[name]])
     monkeypatch.setattr(recurrence, "load_pronounce", lambda *_: None)
     monkeypatch.setattr(recurrence, "untrained_curves", lambda *_: ())
 
 
 ALONE = [0.3, 0.5, 0.65, 0.75, 0.9]
-DIGITS_RIGHT = {TRANSFORMER: [0.5, 0.9, 1.0], WITH: [0.5, 0.8, 0.97], WITHOUT: ALONE}
+DIGITS_RIGHT = {TRANSFORMER: [0.5, 0.9, 1.0], LSTM_ATTENTION: [0.5, 0.8, 0.97], LSTM: ALONE}
 
 
 def test_the_verdict_is_about_what_attention_adds_within_a_budget(monkeypatch):
     stub(monkeypatch, DIGITS_RIGHT)
     assert recurrence.run_recurrence().verdict == "holds"
-    stub(monkeypatch, DIGITS_RIGHT | {WITHOUT: [1.0] * 5})
+    stub(monkeypatch, DIGITS_RIGHT | {LSTM: [1.0] * 5})
     assert recurrence.run_recurrence().verdict == "refuted"
-    stub(monkeypatch, DIGITS_RIGHT | {WITHOUT: [0.1] * 5}, few=0.1)  # it learns nothing: that is no matter of length
+    stub(monkeypatch, DIGITS_RIGHT | {LSTM: [0.1] * 5}, few=0.1)  # it learns nothing: that is no matter of length
     assert recurrence.run_recurrence().verdict == "refuted"
-    stub(monkeypatch, DIGITS_RIGHT | {WITHOUT: [0.3, 0.5, 0.65, 0.65, 0.65]})  # more training does not help
+    stub(monkeypatch, DIGITS_RIGHT | {LSTM: [0.3, 0.5, 0.65, 0.65, 0.65]})  # more training does not help
     assert recurrence.run_recurrence().verdict == "refuted"
 
 
 def test_the_curve_over_budgets_goes_on_where_the_lstm_alone_is_still_learning(monkeypatch):
     stub(monkeypatch, DIGITS_RIGHT)
     curves = {
-        curve.name: curve for curve in recurrence.run_recurrence(steps=300).curves if curve.what == "right digits"
+        curve.name: curve for curve in recurrence.run_recurrence(steps=300).curves if curve.quantity == "digit accuracy"
     }
     assert curves[TRANSFORMER].x == (75, 150, 300)
-    assert curves[WITHOUT].x == (75, 150, 300, 600, 1800)
-    assert curves[WITHOUT].y == tuple(ALONE)
+    assert curves[LSTM].x == (75, 150, 300, 600, 1800)
+    assert curves[LSTM].y == tuple(ALONE)
 
 
 @pytest.mark.slow
@@ -106,8 +106,8 @@ def test_the_same_seed_gives_the_same_curves_but_for_the_time():
     one, same, other = (
         recurrence.run_recurrence(seed=seed, num_seeds=1, width=16, length=8, steps=3).curves for seed in (0, 0, 1)
     )
-    assert {curve.name for curve in one} == set(NAMES)
-    assert {curve.what for curve in one} == {"right digits", "right phones", "gradient", "milliseconds"}
-    timeless = [curve for curve in one if curve.what != "milliseconds"]
-    assert timeless == [curve for curve in same if curve.what != "milliseconds"]
-    assert timeless != [curve for curve in other if curve.what != "milliseconds"]
+    assert {curve.name for curve in one} == set(MODEL_NAMES)
+    assert {curve.quantity for curve in one} == {"digit accuracy", "phoneme accuracy", "gradient", "milliseconds"}
+    timeless = [curve for curve in one if curve.quantity != "milliseconds"]
+    assert timeless == [curve for curve in same if curve.quantity != "milliseconds"]
+    assert timeless != [curve for curve in other if curve.quantity != "milliseconds"]

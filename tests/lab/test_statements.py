@@ -7,7 +7,8 @@ import torch
 
 from clearhead import lab
 from clearhead.lab import keys as key_lesson
-from clearhead.lab import registry, temperature
+from clearhead.lab import temperature
+from clearhead.lab.registry import find
 from clearhead.nn.attention import attend_reference
 
 
@@ -65,27 +66,27 @@ def test_without_the_scale_nearly_all_gradients_of_many_keys_vanish():
 
 
 def test_the_formula_of_the_heads_needs_its_beta():
-    assert values("head-outputs")["the same without beta: difference"] > 1
-    assert "softargmax(beta " in registry.CLAIMS["head-outputs"].formula
+    assert values("head-outputs")["the same with beta = 1: difference"] > 1
+    assert "softargmax(beta " in find("head-outputs").formula
 
 
 def test_what_fixes_a_size_is_the_table_or_the_flattened_image():
-    found = values("any-size")
-    assert found["of 4 image sizes, a ViT accepts (its table is interpolated)"] == 4
-    assert found["a CNN that ends in mean + linear accepts"] == 4
-    assert found["a CNN that ends in flatten + linear accepts"] == 1
+    found = values("input-size")
+    assert found["ViT with interpolated positions: accepted image sizes of 4"] == 4
+    assert found["CNN with mean + linear: accepted image sizes of 4"] == 4
+    assert found["CNN with flatten + linear: accepted image sizes of 4"] == 1
 
 
 def test_the_classifier_is_given_one_vector_and_its_misconception_is_another_statement():
-    claim = registry.CLAIMS["class-token"]
-    assert values("class-token", width=24)["numbers that the classifier is given, of either"] == 24
-    assert "flattened" in claim.mistake
+    claim = find("class-token")
+    assert values("class-token", width=24)["input width of the classifier, either pooling"] == 24
+    assert "flattened" in claim.misconception
     assert "flattened" not in claim.statement
 
 
 @pytest.mark.slow
 def test_a_trained_model_attends_to_the_opposite_token():
-    found = values("own-token")
-    assert found["trained to reverse: fraction of tokens that attend most to themselves"] == 0
-    assert found["trained to reverse: mean weight of a token for itself"] < 0.05
-    assert found["trained to reverse: mean weight of a token for its opposite"] > 0.5
+    found = values("self-weight")
+    assert found["trained to reverse: fraction of tokens with the largest weight on themselves"] == 0
+    assert found["trained to reverse: mean weight of a token on itself"] < 0.05
+    assert found["trained to reverse: mean weight of a token on its mirror token"] > 0.5

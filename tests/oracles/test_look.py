@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from clearhead.insight.edit import edit
-from clearhead.insight.look import look
+from clearhead.insight.heads import edit
+from clearhead.insight.trace import look
 
 WIDTH, DEPTH, HEADS, CLASSES = 16, 2, 4, 3
 SIZES = {"hidden_size": WIDTH, "num_hidden_layers": DEPTH, "num_attention_heads": HEADS, "intermediate_size": 32}
@@ -92,14 +92,14 @@ def test_hugging_face_gives_the_same_weights_by_its_eager_path(name):
     eager.load_state_dict(fused.state_dict())
     own = own_attentions(eager(**inputs, output_attentions=True))
     for model, kernel in ((fused, "sdpa"), (eager, "softmax")):
-        seen = look(model, **inputs)
-        assert torch.equal(seen.output[0], model(**inputs)[0])
-        assert len(seen) == len(own)
-        assert max(seen.verify().values()) < 1e-5
-        for name, weights in zip(seen, own, strict=True):
-            assert seen[name].kernel == kernel
+        trace = look(model, **inputs)
+        assert torch.equal(trace.output[0], model(**inputs)[0])
+        assert len(trace) == len(own)
+        assert max(trace.verify().values()) < 1e-5
+        for name, weights in zip(trace, own, strict=True):
+            assert trace[name].kernel == kernel
             real = rows_of_real_tokens(weights, inputs)
-            torch.testing.assert_close(seen[name].weights()[real], weights[real], rtol=0, atol=1e-5)
+            torch.testing.assert_close(trace[name].weights()[real], weights[real], rtol=0, atol=1e-5)
 
 
 def rows_of_real_tokens(weights, inputs):
@@ -138,7 +138,7 @@ def timm_vit(fused):
     from timm.models import VisionTransformer
 
     sizes = {"embed_dim": WIDTH, "depth": DEPTH, "num_heads": HEADS}
-    model = VisionTransformer(img_size=8, patch_size=4, num_classes=CLASSES, **sizes).eval()
+    model = VisionTransformer.from_config(img_size=8, patch_size=4, num_classes=CLASSES, **sizes).eval()
     for block in model.blocks:
         block.attn.fused_attn = fused
     return model
@@ -152,14 +152,14 @@ def test_timm_gives_the_same_weights_without_its_fused_path():
     for block in slow.blocks:
         block.attn.attn_drop.register_forward_hook(lambda module, args, out: own.append(out))
     for model, kernel in ((fused, "sdpa"), (slow, "softmax")):
-        seen = look(model, images)
-        assert list(seen) == ["blocks.0.attn", "blocks.1.attn"]
-        assert torch.equal(seen.output, model(images))
-        assert max(seen.verify().values()) < 1e-5
+        trace = look(model, images)
+        assert list(trace) == ["blocks.0.attn", "blocks.1.attn"]
+        assert torch.equal(trace.output, model(images))
+        assert max(trace.verify().values()) < 1e-5
         slow(images)
-        for name, weights in zip(seen, own[-DEPTH:], strict=True):
-            assert seen[name].kernel == kernel
-            torch.testing.assert_close(seen[name].weights(), weights, rtol=0, atol=1e-5)
+        for name, weights in zip(trace, own[-DEPTH:], strict=True):
+            assert trace[name].kernel == kernel
+            torch.testing.assert_close(trace[name].weights(), weights, rtol=0, atol=1e-5)
         check_edits(model, (images,), {})
 
 
@@ -171,12 +171,12 @@ def test_vit_pytorch_gives_the_same_weights():
     own = []
     for attention, _ in model.transformer.layers:
         attention.attend.register_forward_hook(lambda module, args, out: own.append(out))
-    seen = look(model, images)
-    assert list(seen) == ["transformer.layers.0.0", "transformer.layers.1.0"]
-    assert torch.equal(seen.output, model(images))
-    for name, weights in zip(seen, own[:DEPTH], strict=True):
-        assert torch.equal(seen[name].weights(), weights)
-    assert max(seen.verify().values()) < 1e-5
+    trace = look(model, images)
+    assert list(trace) == ["transformer.layers.0.0", "transformer.layers.1.0"]
+    assert torch.equal(trace.output, model(images))
+    for name, weights in zip(trace, own[:DEPTH], strict=True):
+        assert torch.equal(trace[name].weights(), weights)
+    assert max(trace.verify().values()) < 1e-5
     check_edits(model, (images,), {})
 
 
@@ -185,9 +185,9 @@ def test_heads_that_are_mixed_after_the_softmax_are_seen_mixed():
 
     sizes = {"dim": WIDTH, "depth": DEPTH, "heads": HEADS, "dim_head": 4, "mlp_dim": 32}
     model, images = DeepViT(image_size=8, patch_size=4, num_classes=CLASSES, **sizes).eval(), torch.randn(2, 3, 8, 8)
-    seen = look(model, images)
-    assert len(seen) == DEPTH
-    assert max(seen.verify().values()) < 1e-5
+    trace = look(model, images)
+    assert len(trace) == DEPTH
+    assert max(trace.verify().values()) < 1e-5
     check_edits(model, (images,), {})
 
 
@@ -206,11 +206,11 @@ def test_x_transformers_gives_the_same_weights(options, flash):
     slow, model = build(False), build(flash)
     model.load_state_dict(slow.state_dict())
     own = slow(ids, return_attn=True)[1]
-    seen = look(model, ids)
-    assert torch.equal(seen.output, model(ids))
-    assert max(seen.verify().values()) < 1e-5
-    for name, weights in zip(seen, own, strict=True):
-        torch.testing.assert_close(seen[name].weights(), weights, rtol=0, atol=1e-5)
+    trace = look(model, ids)
+    assert torch.equal(trace.output, model(ids))
+    assert max(trace.verify().values()) < 1e-5
+    for name, weights in zip(trace, own, strict=True):
+        torch.testing.assert_close(trace[name].weights(), weights, rtol=0, atol=1e-5)
         assert weights.triu(1).count_nonzero() == 0
     check_edits(model, (ids,), {})
 
@@ -221,6 +221,6 @@ def test_cross_attention_of_x_transformers_is_seen():
     sizes = {"num_tokens": 50, "depth": 1, "heads": HEADS, "max_seq_len": 16}
     named = {f"{side}_{name}": size for side in ("enc", "dec") for name, size in sizes.items()}
     model = XTransformer(dim=WIDTH, **named).eval()
-    seen = look(model, torch.randint(0, 50, (2, 7)), torch.randint(0, 50, (2, 5)))
-    assert [(seen[a].num_queries, seen[a].num_keys) for a in seen] == [(7, 7), (5, 5), (5, 7)]
-    assert max(seen.verify().values()) < 1e-5
+    trace = look(model, torch.randint(0, 50, (2, 7)), torch.randint(0, 50, (2, 5)))
+    assert [(trace[a].num_queries, trace[a].num_keys) for a in trace] == [(7, 7), (5, 5), (5, 7)]
+    assert max(trace.verify().values()) < 1e-5

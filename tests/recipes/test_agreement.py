@@ -1,7 +1,6 @@
 import pytest
 
-from clearhead.recipes.registry import changed, config_of
-from clearhead.recipes.validate import validate
+from clearhead.recipes.registry import changed, config_of, validate
 
 MNIST = config_of("mnist")
 
@@ -12,11 +11,11 @@ MNIST = config_of("mnist")
         (
             "digits",
             {"objective": "regression"},
-            "digits with question=most-common needs objective=classification, got regression; leave",
+            "digits with question=most-common needs objective=classification, got regression",
         ),
         ("digits", {"model.out_features": 1}, "digits with question=most-common needs out_features=10, got 1"),
-        ("digits", {"model.pooling": "none"}, "needs an answer from pooling=mean, cls or attention, got none"),
-        ("reverse", {"model.pooling": "mean"}, "reverse needs an answer from pooling=none, got mean"),
+        ("digits", {"model.pooling": "none"}, "needs pooling=mean, cls or attention, got none"),
+        ("reverse", {"model.pooling": "mean"}, "reverse needs pooling=none, got mean"),
         ("reverse", {"model.in_features": 9}, "reverse needs in_features=10, got 9"),
         ("odd-one-out", {"model.in_features": 10}, "odd-one-out needs in_features=784, got 10"),
         ("odd-one-out", {"objective": "classification"}, "odd-one-out needs objective=set-pointer, got classification"),
@@ -28,12 +27,12 @@ MNIST = config_of("mnist")
         (
             "mnist",
             {"model.image_size": 32},
-            "mnist has images of 28 x 28 with 1 channels, got a model for 32 x 32 with 1",
+            "mnist has images of 28 x 28 with in_channels=1, got a model for 32 x 32 with in_channels=1",
         ),
-        ("mnist", {"model.in_channels": 3}, "got a model for 28 x 28 with 3"),
-        ("mnist", {"model.num_classes": 5}, "mnist has 10 classes, got num_classes=5; set it to 10"),
-        ("folder", {}, "own pictures need their folder, got none; run: clearhead train folder --data.folder PATH"),
-        ("text", {}, "a text is learnt from a file, got none; add --data.file PATH"),
+        ("mnist", {"model.in_channels": 3}, "got a model for 28 x 28 with in_channels=3"),
+        ("mnist", {"model.num_classes": 5}, "mnist has 10 classes, got num_classes=5"),
+        ("folder", {}, "data.folder is empty; run: clearhead train folder --data.folder PATH"),
+        ("text", {}, "data.file is empty; run: clearhead train text --data.file PATH"),
         ("words", {"objective": "token-classification"}, "words needs objective=causal-lm, got token-classification"),
     ],
 )
@@ -43,11 +42,11 @@ def test_what_does_not_fit_together_is_refused(name, changes, message):
 
 
 def test_the_right_kind_of_model():
-    with pytest.raises(ValueError, match="mnist has images, which a VisionConfig is for, got a PredictorConfig"):
+    with pytest.raises(ValueError, match="mnist needs a VisionConfig, got a PredictorConfig"):
         validate(changed(MNIST, {"model": config_of("reverse").model}))
-    with pytest.raises(ValueError, match="pronounce needs a Seq2SeqConfig, got a LanguageConfig; take one"):
+    with pytest.raises(ValueError, match="pronounce needs a Seq2SeqConfig, got a LanguageConfig"):
         validate(changed(config_of("pronounce"), {"model": config_of("words").model}))
-    with pytest.raises(ValueError, match="reverse has sequences, which a PredictorConfig is for, got a VisionConfig"):
+    with pytest.raises(ValueError, match="reverse needs a PredictorConfig, got a VisionConfig"):
         validate(changed(config_of("reverse"), {"model": MNIST.model}))
 
 
@@ -55,7 +54,7 @@ def test_a_table_of_positions_must_reach_as_far_as_is_read(tmp_path):
     (tmp_path / "my.txt").write_text("words, words, words. " * 50)
     changes = {"data.file": str(tmp_path / "my.txt"), "model.pos_embed": "learned"}
     assert config_of("text", changes | {"data.length": 20}).model.context_length == 20
-    with pytest.raises(ValueError, match="reads 64 at once needs context_length=64, got 32; set it to that"):
+    with pytest.raises(ValueError, match=r"context_length must be at least data.length=64 .* got 32"):
         config_of("text", changes | {"model.context_length": 32})
     assert (
         config_of("words", {"model.pos_embed": "learned", "model.context_length": 9}).data.length > 9

@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 
@@ -6,9 +7,9 @@ import pytest
 import torch
 
 from clearhead.data.config import Augmentation
+from clearhead.messages import duration
 from clearhead.models.factory import build_model
-from clearhead.recipes.registry import RECIPES, changed, config_of, find
-from clearhead.recipes.validate import IMAGES
+from clearhead.recipes.registry import IMAGES, RECIPES, changed, config_of, find, measurements, results_table
 from clearhead.training.config import RunConfig
 from clearhead.training.context import build_context, isolated_torch_state
 from clearhead.training.distributed import Ranks
@@ -29,10 +30,25 @@ def test_the_recipes_that_were_promised():
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_each_file_opens_with_command_time_and_accuracy(name):
-    words = sys.modules[find(name).make.__module__].__doc__
-    assert f"clearhead train {name}" in words
-    assert "\ntakes      " in words
-    assert "\nreaches    " in words
+    header, measured = sys.modules[find(name).make.__module__].__doc__, find(name).measured
+    assert f"clearhead train {name}" in header
+    assert re.search("^Time: ", header, re.MULTILINE)
+    assert re.search("^Test accuracy: ", header, re.MULTILINE)
+    if measured:
+        assert measured.command in header
+        assert f"\nTime: {duration(measured.seconds)} on {measured.machine}" in header
+        assert f"\nTest accuracy: {measured.accuracy:.2%}" in header
+
+
+def test_measured_results_are_of_recipes():
+    assert measurements().keys() <= RECIPES.keys()
+    table = results_table()
+    for name, measured in measurements().items():
+        assert 0 < measured.accuracy <= 1
+        assert f"| `{measured.command}` | {duration(measured.seconds)} | {measured.accuracy:.2%}" in table
+        assert (measured.epochs is None) == (RECIPES[name].make().training.epochs == 0)
+    assert "| 32.88% after 1 of 43 epochs |" in table
+    assert "mean of 6 views" in table
 
 
 @pytest.mark.parametrize("name", COMPLETE)
@@ -89,7 +105,7 @@ def test_steps_and_epochs_take_the_place_of_one_another(name, given, other):
 
 
 def test_both_at_once_are_refused():
-    with pytest.raises(ValueError, match="a number of the other to 0, got steps=3, epochs=4"):
+    with pytest.raises(ValueError, match="got steps=3, epochs=4"):
         config_of("mnist", {"training.steps": 3, "training.epochs": 4})
 
 

@@ -505,3 +505,15 @@ def test_a_large_checkpoint_of_its_own_model_is_read(trained, monkeypatch):
     for name in ("reverse", "mnist", "pronounce", "text"):
         for step in checkpoint.saved_steps(trained / name):
             assert checkpoint.load(checkpoint.checkpoint_path(trained / name, step)).step == step
+
+
+def test_a_checkpoint_that_exceeds_half_of_the_memory_is_refused_before_its_tensors_are_read(trained, monkeypatch):
+    monkeypatch.setattr(checkpoint, "SMALL", 0)
+    monkeypatch.setattr(checkpoint, "max_tensor_bytes", lambda: 10_000)
+    step = checkpoint.saved_steps(trained / "mnist")[-1]
+    with pytest.raises(checkpoint.DamagedCheckpointError, match=r"tensors have [\d,]+ bytes, .* \(10,000 bytes\)"):
+        checkpoint.load(checkpoint.checkpoint_path(trained / "mnist", step))
+
+
+def test_the_memory_limit_leaves_room_for_every_recipe():
+    assert checkpoint.max_tensor_bytes() > 2**28

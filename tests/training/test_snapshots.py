@@ -1,11 +1,14 @@
+import os
+
 import pytest
 import torch
 from safetensors.torch import save
 
+from clearhead.files import to_json
 from clearhead.inference.run import Run
-from clearhead.insight.look import look
+from clearhead.insight.trace import look
 from clearhead.recipes.launch import train
-from clearhead.training import checkpoint
+from clearhead.training import checkpoint, snapshots
 from clearhead.training.snapshots import read_snapshots
 
 FEW = {"training.steps": 6, "data.limit": 300, "data.validation": 50, "training.threads": 1, "training.batch_size": 16}
@@ -112,3 +115,27 @@ def test_maps_that_do_not_agree_are_named(maps, other):
     (maps / "snapshots/step-00000004.safetensors").write_bytes(save(other))
     with pytest.raises(ValueError, match=r"step-00000004\.safetensors"):
         read_snapshots(maps)
+
+
+def test_a_large_sparse_snapshot_is_refused_before_it_is_read(maps, monkeypatch):
+    path, content = maps / "snapshots/step-00000004.safetensors", save(MAPS)
+    shape = [2**10, 2**6, 2**7, 2**7]
+    header = to_json({"blocks.0.attn": {"dtype": "F16", "shape": shape, "data_offsets": [0, 2**31]}})
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(path, 8 + len(header) + 2**31)
+    with pytest.raises(OSError, match=f"at most {snapshots.MAX_FILE_BYTES:,} bytes"):
+        snapshots.read_snapshot(path)
+    with pytest.raises(ValueError, match=f"at most {snapshots.MAX_RUN_BYTES:,} bytes in all"):
+        read_snapshots(maps)
+    os.truncate(path, 8 + len(header) + 100)
+    monkeypatch.setattr(snapshots, "read_regular", lambda *args: pytest.fail("it was read"))
+    with pytest.raises(ValueError, match="its header declares 2,147,"):
+        snapshots.read_snapshot(path)
+    assert len(content) < 10**4
+
+
+def test_snapshots_that_could_not_be_read_again_are_refused_when_they_are_taken(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(snapshots, "MAX_FILE_BYTES", 1000)
+    with pytest.raises(ValueError, match=r"attention snapshots may take .* for 4 inputs.*; try --snapshots"):
+        train("reverse", "watched", changes=FEW | {"snapshots.inputs": 4}, quiet=True)

@@ -250,7 +250,7 @@ def as_dict(name: str, recipe: Recipe) -> dict[str, Any]:
     config, measured = recipe.make(), recipe.measured
     return {
         "recipe": name,
-        "what": recipe.what,
+        "description": recipe.description,
         "data": config.data.name,
         "parameters": None if config.data.name in ("folder", "text") else shapes(config.model).parameters,
         "epochs": config.training.epochs,
@@ -279,7 +279,7 @@ def table(rows: Sequence[dict[str, Any]]) -> "Table":
     shown.add_column("test accuracy", justify="right", min_width=16, no_wrap=is_wide)
     for row in rows:
         numbers = f"{row['parameters']:,}" if row["parameters"] else "by its data"
-        shown.add_row(row["recipe"], row["what"], *([row["data"]] if is_wide else []), numbers, *results(row))
+        shown.add_row(row["recipe"], row["description"], *([row["data"]] if is_wide else []), numbers, *results(row))
     return shown
 
 

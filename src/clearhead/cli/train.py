@@ -102,7 +102,7 @@ def split_recipe(argv: Sequence[str], command: str) -> tuple[str | None, list[st
 
 def recipe_lines() -> list[str]:
     size = max(map(len, RECIPES))
-    return [f"  {name:{size}}  {recipe.what}" for name, recipe in RECIPES.items()]
+    return [f"  {name:{size}}  {recipe.description}" for name, recipe in RECIPES.items()]
 
 
 # `clearhead resume`: continues a run with the settings in its folder; only its length and threads can be changed.

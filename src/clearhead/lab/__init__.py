@@ -1,17 +1,9 @@
-"""The lab: claims about attention, each an experiment with a verdict, and the layers that attention can imitate.
+"""The lab: claims about attention, each tested by an experiment with a verdict and a figure.
 
-clearhead.lab.run("elongated-key", alpha=3).verdict
+clearhead.lab.run("scaled-key", alpha=3).verdict
 """
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from clearhead.lab.registry import run as run
-
-
-def __getattr__(name: str) -> Any:
-    if name == "run":  # loaded when first used: the command line must answer without torch
-        from clearhead.lab.registry import run
-
-        return run
-    raise AttributeError(f"clearhead.lab has no {name!r}; it has run")
+from clearhead.lab.claim import Claim as Claim
+from clearhead.lab.claim import Result as Result
+from clearhead.lab.registry import find as find
+from clearhead.lab.registry import run as run

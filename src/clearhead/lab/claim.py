@@ -1,6 +1,7 @@
-"""What a claim is: a sentence about attention, a test of it, and the verdict of the measured numbers.
+"""A claim about attention: a statement, an experiment that tests it, a figure, and the verdict.
 
-A claim's `run` measures and compares; each comparison is a `Check`, and the claim holds if all its checks do.
+`Claim.run` measures numbers and compares each with what the statement predicts: a `Check`. The claim holds if every
+check passes. This module does not import torch.
 """
 
 import inspect
@@ -8,31 +9,46 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from clearhead.validation import check_heads
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 Verdict = Literal["holds", "refuted"]
 Kind = Literal["demonstration", "experiment"]
-"""A demonstration shows what follows from the definitions: an identity or a construction, which no other weights or
-inputs could refute. The outcome of an experiment is measured: it depends on random weights or on training."""
+"""A demonstration shows what follows from the definitions, so no choice of weights or inputs can refute it. The outcome
+of an experiment depends on random weights or on training."""
+
+LESSONS = (
+    "Softargmax and temperature",
+    "Attention weights",
+    "Multi-head attention",
+    "Positions and order",
+    "Attention and recurrence",
+    "What attention can compute",
+    "Blocks: feed-forward network, normalization, skip connections",
+    "Images and convolutions",
+    "Masks, training and evaluation",
+)
 
 
 @dataclass(frozen=True)
 class Check:
-    """One measured number beside what the claim says of it."""
+    """A measured value and the range that the claim predicts for it."""
 
     name: str
     value: float
-    says: str
-    """what the claim says of the number, to be read after it: `= 0.5 to 1e-12`, `at least 0.9`"""
-    ok: bool
+    expectation: str
+    """the predicted range, printed after the value: `= 0.5 ± 1e-12`, `at least 0.9`"""
+    passed: bool
 
 
 def equals(name: str, value: float, expected: float, tolerance: float) -> Check:
     """|value - expected| <= tolerance"""
-    says = f"= {expected:g} to {tolerance:g}" if tolerance else f"= {expected:g}"
-    return Check(name, value, says, abs(value - expected) <= tolerance)
+    expectation = f"= {expected:g} ± {tolerance:g}" if tolerance else f"= {expected:g}"
+    return Check(name, value, expectation, abs(value - expected) <= tolerance)
 
 
 def at_most(name: str, value: float, limit: float) -> Check:
@@ -57,189 +73,198 @@ def within(name: str, value: float, low: float, high: float) -> Check:
 
 @dataclass(frozen=True)
 class Curve:
-    """Numbers that were measured one after the other, for a figure: what took minutes is not measured twice."""
+    """A measured series, stored in the result so that the figure does not repeat minutes of training."""
 
-    what: str
-    """the quantity, such as `right digits`; curves of one quantity are drawn together"""
+    quantity: str
+    """such as `digit accuracy`; curves of the same quantity share a panel"""
     name: str
-    """whose it is"""
+    """the model or variant that was measured"""
     x: tuple[float, ...]
     y: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What an experiment found."""
+    """The measurements of one experiment."""
 
     checks: tuple[Check, ...]
     curves: tuple[Curve, ...] = ()
 
     def __post_init__(self) -> None:
-        assert self.checks, "an experiment without a check proves nothing"
+        assert self.checks, "an experiment needs at least one check"
 
     @property
     def verdict(self) -> Verdict:
-        return "holds" if all(check.ok and not math.isnan(check.value) for check in self.checks) else "refuted"
+        return "holds" if all(check.passed and not math.isnan(check.value) for check in self.checks) else "refuted"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A sentence about attention that is put to the test."""
+    """A statement about attention, with the experiment that tests it and the figure that shows it."""
 
     slug: str
-    rows: tuple[str, ...]
-    """the rows of the course reports that it answers, such as R4.5"""
     lesson: str
-    """the chapter that it belongs to, one of LESSONS"""
+    """one of LESSONS"""
     statement: str
-    mistake: str
-    """what a mistaken reader would say instead"""
+    misconception: str
+    """the false statement that the experiment refutes"""
     formula: str
-    """several of them are separated by a semicolon and two spaces"""
+    """formulas are separated by a semicolon and two spaces"""
     run: Callable[..., Result]
-    """keyword arguments with defaults only: what a reader may play with, `seed` among them"""
+    """keyword arguments with defaults only: the settings that a reader may change, `seed` among them"""
+    figure: "Callable[..., Figure]"
+    """takes some of the settings and, if it shows measured numbers, `result`; a figure whose `result` has no default
+    can be drawn only after the experiment"""
     try_next: str
-    """a command that is worth a look after this one"""
+    """a command to run after this claim"""
     kind: Kind = "experiment"
     conditions: str = ""
-    """what the statement takes for granted, where it does not say so itself"""
-    least: Mapping[str, float] = field(default_factory=dict)
-    """the lowest number that a setting takes, where it is not 1: below it, the statement says nothing"""
-    most: Mapping[str, float] = field(default_factory=dict)
-    """the highest, where it is not that of all claims"""
-    multiples: Mapping[str, int] = field(default_factory=dict)
-    """of what a setting must be a multiple, as width of a fixed number of heads"""
+    """what the statement assumes without saying so: the training budget, the initialization, the mode"""
+    minimum: Mapping[str, float] = field(default_factory=dict)
+    """the smallest value of a setting, if it is not 1"""
+    maximum: Mapping[str, float] = field(default_factory=dict)
+    """the largest value of a setting, if it is below the limit of all claims"""
+    multiple_of: Mapping[str, int] = field(default_factory=dict)
+    """divisors of settings, such as the width of a model with a fixed number of heads"""
     expected: Verdict = "holds"
     trains: bool = False
-    """it trains models, for up to five minutes, so `clearhead lab` runs it only when asked to"""
+    """whether it trains models; `clearhead lab` skips such claims without --all"""
     seconds: int = 60
-    """about how long a claim that trains takes with its own settings, on one processor core"""
+    """approximate run time of a claim that trains, with its default settings on one core"""
 
     @property
     def formulas(self) -> list[str]:
         return self.formula.split(";  ")
 
 
-LESSONS = (
-    "Softargmax and its temperature",
-    "Attention and its weights",
-    "Heads",
-    "Positions and order",
-    "Beside recurrence",
-    "What attention can compute",
-    "Blocks: feed-forward, norm, skip connections",
-    "Images and convolutions",
-    "Masks, training and testing",
-)
+@dataclass(frozen=True)
+class Finding:
+    """A claim and its result, None if it was not run. `changed` holds the settings that differ from their defaults."""
+
+    claim: Claim
+    result: Result | None
+    changed: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        return self.result.checks if self.result else ()
+
+    @property
+    def curves(self) -> tuple[Curve, ...]:
+        return self.result.curves if self.result else ()
+
+    @property
+    def verdict(self) -> str:
+        return self.result.verdict if self.result else "not run"
+
+    @property
+    def is_expected(self) -> bool:
+        """A verdict is expected of the default settings only; with others, either verdict is a valid outcome."""
+        return self.result is None or bool(self.changed) or self.result.verdict == self.claim.expected
 
 
-# The settings of a claim that a reader may change: what they mean, and which values are accepted.
-
-
-MEANING = {
-    "seed": "another number draws other random inputs and weights",
-    "width": "numbers in a token, or channels",
-    "depth": "layers",
-    "num_heads": "heads; width must be a multiple of it",
-    "n_tokens": "tokens in a sequence",
-    "n_keys": "keys",
-    "n_queries": "queries",
-    "n_examples": "sequences in a batch",
-    "src_vocab_size": "tokens that the encoder reads",
-    "tgt_vocab_size": "tokens that the decoder has",
-    "n_nodes": "nodes of the graph",
-    "length": "places along the sequence",
-    "side": "rows, and columns, of the image or of its patches",
-    "patch": "rows, and columns, of one patch",
-    "stride": "steps of the convolution; 0 for the size of a patch",
-    "kernel": "places that one convolution covers, an odd number",
-    "context": "rows of the learned table",
-    "steps": "training steps",
-    "num_seeds": "training runs, each with its own seed; results are their mean",
-    "n_images": "images to learn from",
-    "crop": "pixels that images are moved by in training",
-    "beta": "1 / temperature: scores are multiplied by it; inf is taken",
-    "alpha": "how many times longer the key becomes",
-    "size": "length of the key's step",
-    "low": "the number that is added to hidden scores",
-    "forget": "added to the bias of the LSTMs' forget gates: the higher, the longer a cell is kept",
-    "share": "of all edges, those that the graph has",
-    "dropout": "share of numbers that are dropped in training",
+SETTING_HELP = {
+    "seed": "seed of the random inputs and weights",
+    "width": "model width, or number of channels",
+    "depth": "number of layers",
+    "num_heads": "number of heads; must divide the width",
+    "num_tokens": "number of tokens in the sequence",
+    "num_keys": "number of keys",
+    "num_queries": "number of queries",
+    "batch_size": "number of sequences in the batch",
+    "src_length": "number of encoder tokens",
+    "tgt_length": "number of decoder tokens",
+    "num_nodes": "number of nodes of the graph",
+    "edge_probability": "probability that two nodes are connected",
+    "length": "sequence length",
+    "image_size": "image height and width in pixels",
+    "grid_size": "number of patches along each side of the image",
+    "patch_size": "patch height and width in pixels",
+    "stride": "stride of the convolution; 0 for the patch size",
+    "kernel_size": "kernel size, an odd number",
+    "context_length": "number of rows of the learned position table",
+    "steps": "number of training steps",
+    "num_seeds": "number of training runs, each with its own seed; results are their mean",
+    "num_images": "number of training images",
+    "crop": "padding of the random crops: the largest shift of a training image in pixels",
+    "beta": "inverse temperature, a factor of the scores; may be inf",
+    "alpha": "factor by which the key is scaled",
+    "step_size": "length of the perturbation of the key",
+    "mask_value": "number that is added to masked scores",
+    "forget_bias": "added to the bias of the LSTM's forget gates",
+    "dropout": "dropout probability",
 }
-"""of every setting that is a number; those that are true or false are explained by their experiment's docstring"""
+"""of numeric settings; the docstring of the experiment explains those that are true or false"""
 
-LARGEST = 10_000
-"""of all sizes: larger ones ask nothing else of a claim, and take all memory"""
-LARGEST_SEED = 2**32 - 1
-LARGEST_NUMBER = 1e30
-"""of numbers that are no size, but for beta: beyond it, sums overflow in float32"""
+MAX_SIZE = 10_000
+"""of integer settings: larger ones exhaust memory without showing anything new"""
+MAX_SEED = 2**32 - 1
+MAX_NUMBER = 1e30
+"""of float settings other than beta: larger ones overflow in float32"""
 
 
 def settings(claim: Claim) -> dict[str, inspect.Parameter]:
-    """What a reader may change: the numbers among the arguments of its `run`."""
+    """The settings that a reader may change: the numeric and boolean arguments of the experiment."""
     parameters = inspect.signature(claim.run).parameters.values()
     return {p.name: p for p in parameters if isinstance(p.default, int | float)}
 
 
 def changed(claim: Claim, values: Mapping[str, object]) -> dict[str, object]:
-    """Those of the values that are not the claim's own."""
+    """The values that differ from the claim's defaults."""
     return {name: values[name] for name, p in settings(claim).items() if name in values and values[name] != p.default}
 
 
 def check_settings(claim: Claim, changes: Mapping[str, object]) -> None:
-    """Refuses what the experiment would answer with an error, or with a number that means nothing."""
+    """Refuses settings with which the experiment would fail or measure nothing meaningful."""
     known = settings(claim)
     values: dict[str, Any] = {name: changes.get(name, parameter.default) for name, parameter in known.items()}
     for name, value in values.items():
-        check_kind(name, value, known[name].default)
+        check_type(name, value, known[name].default)
         if not isinstance(value, bool):
             check_range(claim, name, value)
-    for name, factor in claim.multiples.items():
-        if values[name] % factor:
-            above = values[name] + factor - values[name] % factor
+    for name, divisor in claim.multiple_of.items():
+        if values[name] % divisor:
+            larger = values[name] + divisor - values[name] % divisor
             raise ValueError(
-                f"{name} of {claim.slug} must be a multiple of {factor}, got {values[name]}; try {name}={above}"
+                f"{name} of {claim.slug} must be a multiple of {divisor}, got {values[name]}; try {name}={larger}"
             )
     if "num_heads" in values:
         check_heads(values["width"], values["num_heads"])
-    if "kernel" in values and values["kernel"] % 2 == 0:
-        raise ValueError(
-            f"kernel of {claim.slug} must be odd, got {values['kernel']}; try kernel={values['kernel'] + 1}"
-        )
+    if "kernel_size" in values and values["kernel_size"] % 2 == 0:
+        size = values["kernel_size"]
+        raise ValueError(f"kernel_size of {claim.slug} must be odd, got {size}; try kernel_size={size + 1}")
 
 
-def check_kind(name: str, value: object, default: object) -> None:
-    kinds = {bool: (bool,), int: (int,), float: (int, float)}[type(default)]
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        wanted = {bool: "True or False", int: "a whole number", float: "a number"}[type(default)]
-        raise ValueError(f"{name} must be {wanted}, got {value!r}; its own is {default!r}")
+def check_type(name: str, value: object, default: object) -> None:
+    accepted = {bool: (bool,), int: (int,), float: (int, float)}[type(default)]
+    if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in accepted):
+        expected = {bool: "True or False", int: "an integer", float: "a number"}[type(default)]
+        raise ValueError(f"{name} must be {expected}, got {value!r} (default: {default!r})")
 
 
 def check_range(claim: Claim, name: str, value: float) -> None:
-    least, most = limits(claim, name)
-    if not least <= value <= most:  # NaN is refused, too
-        raise ValueError(f"{name} of {claim.slug} must be from {least:.10g} to {most:.10g}, got {value!r}")
+    minimum, maximum = limits(claim, name)
+    if not minimum <= value <= maximum:  # also refuses NaN
+        raise ValueError(f"{name} of {claim.slug} must be from {minimum:.10g} to {maximum:.10g}, got {value!r}")
 
 
 def limits(claim: Claim, name: str) -> tuple[float, float]:
-    """The lowest and the highest number that a setting takes."""
+    """The smallest and largest value of a setting."""
     default = settings(claim)[name].default
     if isinstance(default, int):
-        least, most = float(min(1, default)), float(LARGEST_SEED if name == "seed" else LARGEST)
+        minimum, maximum = float(min(1, default)), float(MAX_SEED if name == "seed" else MAX_SIZE)
     else:
-        most = math.inf if name == "beta" else LARGEST_NUMBER
-        least = -most
-    return claim.least.get(name, least), claim.most.get(name, most)
+        maximum = math.inf if name == "beta" else MAX_NUMBER
+        minimum = -maximum
+    return claim.minimum.get(name, minimum), claim.maximum.get(name, maximum)
 
 
 @contextmanager
-def enough_memory() -> Iterator[None]:
-    """Sizes that do not fit the machine's memory are the reader's to change: one line, no traceback."""
+def readable_memory_errors() -> Iterator[None]:
+    """Sizes that exceed the memory are the reader's to change: a ValueError in one line."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, MemoryError) or "allocate" in str(error):
-            raise ValueError(
-                "all sizes together must fit into memory, got too many numbers; try smaller ones"
-            ) from None
+            raise ValueError("out of memory; try smaller sizes") from None
         raise

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from clearhead.nn.attention import MultiHeadAttention, attend_fused, softargmax
 from clearhead.nn.blocks import MLP
-from clearhead.nn.patch_embed import PatchEmbed
 
 SHARP = 50.0
 
@@ -141,18 +140,3 @@ class Pointwise(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(x)
-
-
-def patches_as_convolution(tokens: PatchEmbed) -> nn.Conv2d:
-    """Cut and projected patches as a convolution whose stride is its kernel's size. (B,C,h,w) -> (B,E,rows,columns)"""
-    return tokens.as_convolution()
-
-
-def soft_attention_as_linear(n_keys: int) -> Tensor:
-    """The row of a fully connected layer over the keys that beta = 0 amounts to: the constant 1/n. -> (1,K)"""
-    return torch.full((1, n_keys), 1 / n_keys, dtype=torch.float64)
-
-
-def hard_attention_as_linear(scores: Tensor) -> Tensor:
-    """The rows of a fully connected layer that beta = inf amounts to: one-hot at the best key. scores (Q,K) -> (Q,K)"""
-    return torch.zeros_like(scores).scatter(-1, scores.argmax(-1, keepdim=True), 1.0)

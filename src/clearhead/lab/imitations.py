@@ -9,198 +9,41 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.drawing import BLACK, BLUE, GRAY, GREEN, ORANGE, PURPLE, VERMILION
-from clearhead.lab.claim import Claim, Result, at_least, at_most, equals
+from clearhead.lab.claim import Claim, Result, at_least, at_most
 from clearhead.lab.constructions import (
     SHARP,
     OffsetAttention,
     convolution,
-    feedforward_as_convolutions,
     identity,
     message_passing,
-    patches_as_convolution,
     permutation,
     pointwise,
 )
-from clearhead.lab.convolutions import inputs_seen
-from clearhead.lab.plots import SMALL, canvas, headline, heat_maps, label, name_axis, rounding_band
-from clearhead.nn.attention import MultiHeadAttention, attend_reference
-from clearhead.nn.blocks import MLP
-from clearhead.nn.patch_embed import PatchEmbed
+from clearhead.lab.plots import (
+    SMALL_SIZE,
+    heat_maps,
+    label,
+    label_axes,
+    rounding_band,
+    set_headline,
+    subplots,
+)
+from clearhead.nn.attention import attend_reference
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
-def run_convolution(
-    *, seed: int = 0, width: int = 3, length: int = 9, kernel: int = 3, beta: float = SHARP, border_mask: bool = True
-) -> Result:
-    """border_mask=False lets heads that look beyond the border look at the nearest place instead of at nothing."""
-    torch.manual_seed(seed)
-
-    def made(weight: Tensor, grid: tuple[int, ...]) -> OffsetAttention:
-        attention = convolution(weight, None, grid, beta)
-        if not border_mask:
-            attention.mask = torch.ones_like(attention.mask)
-        return attention
-
-    line = torch.randn(2, width, length, dtype=torch.float64)
-    weight = torch.randn(width, width, kernel, dtype=torch.float64)
-    error_1d = (made(weight, (length,))(line.mT).mT - F.conv1d(line, weight, padding=kernel // 2)).abs().max().item()
-    side = min(length, 6)
-    image = torch.randn(2, width, side, side, dtype=torch.float64)
-    weight = torch.randn(width, width, kernel, kernel, dtype=torch.float64)
-    out = made(weight, (side, side))(image.flatten(2).mT).mT.unflatten(2, (side, side))
-    error_2d = (out - F.conv2d(image, weight, padding=kernel // 2)).abs().max().item()
-    return Result(
-        (
-            at_most("largest difference from conv1d", error_1d, 1e-9),
-            at_most("largest difference from conv2d", error_2d, 1e-9),
-        )
-    )
-
-
-def run_linear(*, seed: int = 0, width: int = 4, length: int = 6, beta: float = SHARP) -> Result:
-    torch.manual_seed(seed)
-    x, weight = torch.randn(2, length, width, dtype=torch.float64), torch.randn(width, width, dtype=torch.float64)
-    error = (pointwise(weight, None, length, beta)(x) - F.linear(x, weight)).abs().max().item()
-    flat = pointwise(weight, None, length, beta=0.0)(x)
-    return Result(
-        (
-            at_most("largest difference from a linear layer at each place", error, 1e-9),
-            at_most("beta 0: largest difference between two places", (flat - flat[:, :1]).abs().max().item(), 1e-12),
-        )
-    )
-
-
-CONVOLUTION = Claim(
-    slug="convolution",
-    kind="demonstration",
-    rows=("R4.11", "R4.7"),
-    lesson="What attention can compute",
-    statement="One head per offset, none beyond the border, beta large: attention is any convolution of stride 1.",
-    mistake="Attention cannot look at neighbours by their place.",
-    formula="score = -|y + offset - y'|² + const;  W_O W_V of a head = the kernel's tap;  zero padding",
-    run=run_convolution,
-    try_next="clearhead lab convolution --beta 2",
-)
-
-RUNNING_LINEAR = Claim(
-    slug="running-linear",
-    kind="demonstration",
-    rows=("R4.10",),
-    lesson="What attention can compute",
-    statement="Attention whose weights are the identity is a linear layer run along the sequence: a 1x1 convolution.",
-    mistake="beta = 0 makes it one (that gives every place the same mean).",
-    formula="A = I:  H = W X",
-    run=run_linear,
-    try_next="clearhead lab running-linear --beta 0",
-)
-
-
-# Layers under other names: feed-forward and patches as convolutions, attention as message passing on a graph.
-
-
-def run_feedforward(*, seed: int = 0, width: int = 8, n_tokens: int = 5, attention: bool = False) -> Result:
-    """attention asks of attention what holds of the feed-forward net: the mistake that places are mixed."""
-    torch.manual_seed(seed)
-    net, x = MLP(width, 4 * width).double(), torch.randn(2, n_tokens, width, dtype=torch.float64)
-    layer = MultiHeadAttention(width, 1).double() if attention else net
-    with torch.no_grad():
-        convolved = feedforward_as_convolutions(net)(x.mT).mT
-        error = (convolved - layer(x)).abs().max().item()
-    return Result(
-        (
-            at_most("difference from two 1x1 convolutions", error, 1e-12),
-            equals("places that the answer at one place depends on", inputs_seen(layer, x[:1]), 1, 0),
-        )
-    )
-
-
-def run_patches(*, seed: int = 0, width: int = 8, patch: int = 4, side: int = 3, stride: int = 0) -> Result:
-    """stride is the patch size unless given."""
-    torch.manual_seed(seed)
-    tokens, images = PatchEmbed(3, width, patch).double(), torch.randn(2, 3, side * patch, side * patch).double()
-    conv = patches_as_convolution(tokens)
-    conv.stride = (stride or patch, stride or patch)
-    with torch.no_grad():
-        convolved = conv(images).flatten(2).mT
-        cut = tokens(images)
-    error = (convolved - cut).abs().max().item() if convolved.shape == cut.shape else float("inf")
-    return Result((at_most("difference of cut and projected patches from the convolution", error, 1e-12),))
-
-
-def run_graph(
-    *, seed: int = 0, width: int = 8, n_nodes: int = 7, share: float = 0.4, mask_edges: bool = True
-) -> Result:
-    """share of the edges of a random graph; mask_edges=False attends to all nodes instead."""
-    random = torch.Generator().manual_seed(seed)
-    q, k, v = torch.randn(3, n_nodes, width, generator=random, dtype=torch.float64)
-    edges = torch.rand(n_nodes, n_nodes, generator=random) < share
-    edges[0] = False
-    edges[0, 1] = True
-    masked = attend_reference(q, k, v, edges if mask_edges else None, beta=1.0)[0]
-    complete = attend_reference(q, k, v, beta=1.0)[0]
-    return Result(
-        (
-            at_most(
-                "difference on the complete graph", (message_passing(v, q @ k.T) - complete).abs().max().item(), 1e-12
-            ),
-            at_most(
-                "difference on a random graph", (message_passing(v, q @ k.T, edges) - masked).abs().max().item(), 1e-12
-            ),
-            at_least("edges that the graph lacks", int((~edges).sum()), 1),
-        )
-    )
-
-
-FEEDFORWARD = Claim(
-    slug="feed-forward",
-    kind="demonstration",
-    rows=("R4.13",),
-    lesson="Blocks: feed-forward, norm, skip connections",
-    statement="The feed-forward net is the same at each position: two 1x1 convolutions with an activation between.",
-    mistake="It mixes positions.",
-    formula="max(0, x W_1 + b_1) W_2 + b_2 = conv_1x1(max(0, conv_1x1(x)))",
-    run=run_feedforward,
-    try_next="clearhead lab feed-forward --attention true",
-    least={"n_tokens": 2},
-)
-
-PATCHES = Claim(
-    slug="patches",
-    kind="demonstration",
-    rows=("R4.15",),
-    lesson="Images and convolutions",
-    statement="Cutting an image into patches and projecting them is a convolution whose stride is its kernel's size.",
-    mistake="A vision transformer has no convolution.",
-    formula="unfold(image) W = conv(image, W, stride = patch)",
-    run=run_patches,
-    try_next="clearhead lab patches --stride 2",
-)
-
-GRAPH = Claim(
-    slug="graph",
-    kind="demonstration",
-    rows=("R3.4",),
-    lesson="What attention can compute",
-    statement="Attention passes messages on a fully connected graph; with the edges as mask, on any graph.",
-    mistake="Attention and graph networks are different things.",
-    formula="h_i = sum over edges (i,j) of softargmax_j(q_i·k_j) v_j",
-    run=run_graph,
-    try_next="clearhead lab graph --share 0.1",
-    least={"n_nodes": 2, "share": 0},
-    most={"share": 1},
-)
-
-
-# What attention can compute: how close it comes to other layers as beta grows, and messages on a graph.
-
-
 Errors = dict[str, Callable[[float], float]]
 """what is imitated -> its largest error at a beta"""
+
+
 FLOOR = 1e-17
+
+
 BOTH = "tokens 1, 3:"
+
+
 LOOKS = {
     "conv2d": (VERMILION, "D"),
     "conv1d": (BLUE, "o"),
@@ -227,21 +70,21 @@ def simple_errors(seed: int, width: int, length: int) -> Errors:
     }
 
 
-def convolution_errors(seed: int, width: int, length: int, kernel: int) -> Errors:
+def convolution_errors(seed: int, width: int, length: int, kernel_size: int) -> Errors:
     random = torch.Generator().manual_seed(seed)
     side = min(length, 6)
     line = torch.randn(2, width, length, generator=random, dtype=torch.float64)
     image = torch.randn(2, width, side, side, generator=random, dtype=torch.float64)
-    along = torch.randn(width, width, kernel, generator=random, dtype=torch.float64)
-    across = torch.randn(width, width, kernel, kernel, generator=random, dtype=torch.float64)
+    along = torch.randn(width, width, kernel_size, generator=random, dtype=torch.float64)
+    across = torch.randn(width, width, kernel_size, kernel_size, generator=random, dtype=torch.float64)
 
     def conv1d(beta: float) -> float:
         made = convolution(along, None, (length,), beta)(line.mT).mT
-        return largest(made - F.conv1d(line, along, padding=kernel // 2))
+        return largest(made - F.conv1d(line, along, padding=kernel_size // 2))
 
     def conv2d(beta: float) -> float:
         made = convolution(across, None, (side, side), beta)(image.flatten(2).mT).mT.unflatten(2, (side, side))
-        return largest(made - F.conv2d(image, across, padding=kernel // 2))
+        return largest(made - F.conv2d(image, across, padding=kernel_size // 2))
 
     return {"conv2d": conv2d, "conv1d": conv1d}
 
@@ -252,10 +95,9 @@ def draw_errors(axes: "Axes", errors: Errors, beta: float) -> None:
     last = max(60.0, min(1.2 * beta, 200.0))
     betas = torch.linspace(0, last, 25).tolist()
     for turn, (text, error) in enumerate(errors.items()):
-        colour, marker = LOOKS[text]
-        with torch.random.fork_rng(devices=[]):  # a layer is born with random weights, before ours are filled in
-            heights = [max(error(b), FLOOR) for b in betas]
-        axes.plot(betas, heights, marker + "-", color=colour, linewidth=2.5, markersize=9, markevery=(turn, 5))
+        color, marker = LOOKS[text]
+        heights = [max(error(b), FLOOR) for b in betas]
+        axes.plot(betas, heights, marker + "-", color=color, linewidth=2.5, markersize=9, markevery=(turn, 5))
         axes.lines[-1].set_label("_" + text if text == BOTH else text)  # it is named beside its line
     axes.set_yscale("log")
     axes.set_ylim(FLOOR, 1e4)
@@ -264,29 +106,41 @@ def draw_errors(axes: "Axes", errors: Errors, beta: float) -> None:
     if 0 <= beta <= last:
         axes.axvline(beta, color=GRAY, linestyle="--", zorder=0)
     if len(errors) > 1:
-        axes.legend(fontsize=SMALL, loc="center right", bbox_to_anchor=(1.0, 0.55), framealpha=1)
+        axes.legend(fontsize=SMALL_SIZE, loc="center right", bbox_to_anchor=(1.0, 0.55), framealpha=1)
 
 
-def draw_convolution(
-    *, seed: int = 0, width: int = 3, length: int = 9, kernel: int = 3, beta: float = SHARP
-) -> "Figure":
-    """The error of every construction against beta."""
-    figure, (axes,) = canvas()
-    draw_errors(axes, convolution_errors(seed, width, length, kernel) | simple_errors(seed, width, length), beta)
-    name_axis(axes, "", "beta (1 / temperature)", "largest error")
-    headline(figure, "The larger beta, the closer attention comes to each of these layers")
-    return figure
-
-
-def draw_permutation(*, seed: int = 0, width: int = 8, n_tokens: int = 6, beta: float = SHARP) -> "Figure":
-    """The weights that permute; and two tokens for which a large beta is not enough, since both choose the longer."""
-    errors = simple_errors(seed, width, n_tokens)
+def run_permutation(
+    *, seed: int = 0, width: int = 8, num_tokens: int = 6, beta: float = SHARP, by_position: bool = True
+) -> Result:
+    """by_position=False lets the tokens themselves ask and be asked, and trusts in beta: the misconception."""
+    random = torch.Generator().manual_seed(seed)
+    x = torch.randn(1, num_tokens, width, generator=random, dtype=torch.float64)
+    order = torch.randperm(num_tokens, generator=random)
     both = torch.tensor([[1.0, 0.0], [3.0, 0.0]], dtype=torch.float64)
-    places = torch.eye(n_tokens, dtype=torch.float64)
-    order = torch.randperm(n_tokens, generator=torch.Generator().manual_seed(seed))
-    figure, (left, right) = canvas("AB", widths=(1, 1.2))
+    with torch.no_grad():
+        same = attend_reference(both, both, both, beta=math.inf)[0]
+        kept = identity(width, num_tokens, beta)(x) if by_position else attend_reference(x, x, x, beta=beta)[0]
+        moved = permutation(x, order, beta) if by_position else attend_reference(x[:, order], x, x, beta=beta)[0]
+    return Result(
+        (
+            at_most("permutation: largest error", largest(moved - x[:, order]), 1e-9),
+            at_most("identity: largest error", largest(kept - x), 1e-9),
+            at_most(
+                "tokens [1,0] and [3,0], beta = inf: distance of both outputs from [3,0]", largest(same - both[1]), 0.0
+            ),
+        )
+    )
+
+
+def draw_permutation(*, seed: int = 0, width: int = 8, num_tokens: int = 6, beta: float = SHARP) -> "Figure":
+    """The weights that permute; and two tokens for which a large beta is not enough, since both choose the longer."""
+    errors = simple_errors(seed, width, num_tokens)
+    both = torch.tensor([[1.0, 0.0], [3.0, 0.0]], dtype=torch.float64)
+    places = torch.eye(num_tokens, dtype=torch.float64)
+    order = torch.randperm(num_tokens, generator=torch.Generator().manual_seed(seed))
+    figure, (left, right) = subplots("AB", widths=(1, 1.2))
     heat_maps(figure, [left], [attend_reference(places[order], places, places, beta=beta)[1]], "attention weight")
-    name_axis(left, "One key for each query", "key token", "query token")
+    label_axes(left, "One key for each query", "key token", "query token")
     draw_errors(
         right,
         {
@@ -296,24 +150,52 @@ def draw_permutation(*, seed: int = 0, width: int = 8, n_tokens: int = 6, beta: 
         },
         beta,
     )
-    label(right, 3, 1.0, f"{BOTH} both choose 3", offset=(0, 14))
-    name_axis(right, "Error of the imitation", "beta (1 / temperature)", "largest error")
-    headline(figure, "Attention permutes if the best keys do; a large beta alone is not enough")
+    label(right, 3, 1.0, f"{BOTH} both select 3", offset=(0, 14))
+    label_axes(right, "Error of the imitation", "beta (1 / temperature)", "largest error")
+    set_headline(figure, "Attention permutes its tokens if the argmax keys form a permutation")
     return figure
 
 
-def draw_running_linear(*, seed: int = 0, width: int = 4, length: int = 6, beta: float = SHARP) -> "Figure":
+PERMUTATION = Claim(
+    slug="permutation",
+    kind="demonstration",
+    lesson="What attention can compute",
+    statement="Attention computes the identity or another permutation of its tokens if the argmax keys form that "
+    "permutation; a large beta alone is not enough.",
+    misconception="A large beta alone makes self-attention the identity.",
+    formula="argmax_j q_i·k_j = order(i), W_V = W_O = I, beta large",
+    run=run_permutation,
+    figure=draw_permutation,
+    try_next="clearhead lab permutation --beta 2",
+)
+
+
+def run_pointwise_convolution(*, seed: int = 0, width: int = 4, length: int = 6, beta: float = SHARP) -> Result:
+    torch.manual_seed(seed)
+    x, weight = torch.randn(2, length, width, dtype=torch.float64), torch.randn(width, width, dtype=torch.float64)
+    error = (pointwise(weight, None, length, beta)(x) - F.linear(x, weight)).abs().max().item()
+    flat = pointwise(weight, None, length, beta=0.0)(x)
+    return Result(
+        (
+            at_most("largest difference from a linear layer at each position", error, 1e-9),
+            at_most(
+                "beta = 0: largest difference between two positions", (flat - flat[:, :1]).abs().max().item(), 1e-12
+            ),
+        )
+    )
+
+
+def draw_pointwise_convolution(*, seed: int = 0, width: int = 4, length: int = 6, beta: float = SHARP) -> "Figure":
     """The weights at beta = 0, where every place gets the mean, and at a large beta; and the error between."""
-    with torch.random.fork_rng(devices=[]):
-        maps = [offset_weights(identity(width, length, b)) for b in (0.0, beta)]
-    figure, (zero, large, right) = canvas("AC;BC", widths=(1, 2))
+    maps = [offset_weights(identity(width, length, b)) for b in (0.0, beta)]
+    figure, (zero, large, right) = subplots("AC;BC", widths=(1, 2))
     heat_maps(figure, [zero, large], maps, "attention weight")
     for axes, b, x in ((zero, 0.0, ""), (large, beta, "key")):
-        name_axis(axes, "", x, "query")
-        axes.set_title(f"beta = {b:g}", fontsize=SMALL)
+        label_axes(axes, "", x, "query")
+        axes.set_title(f"beta = {b:g}", fontsize=SMALL_SIZE)
     draw_errors(right, {"1x1": simple_errors(seed, width, length)["1x1"]}, beta)
-    name_axis(right, "Difference from a linear layer", "beta (1 / temperature)", "largest error")
-    headline(figure, "With a large beta, attention can be a linear layer at each position")
+    label_axes(right, "Difference from a linear layer", "beta (1 / temperature)", "largest error")
+    set_headline(figure, "With beta large and A = I, attention is a linear layer at each position")
     return figure
 
 
@@ -328,17 +210,123 @@ def offset_weights(layer: OffsetAttention) -> Tensor:
     return attend_reference(q, k, k, layer.mask, attention.beta)[1][0, 0]
 
 
-def draw_graph(*, seed: int = 0, width: int = 8, n_nodes: int = 6, share: float = 0.4) -> "Figure":
+POINTWISE_CONVOLUTION = Claim(
+    slug="pointwise-convolution",
+    kind="demonstration",
+    lesson="What attention can compute",
+    statement="Attention whose weights are the identity matrix is a linear layer applied at each position: a 1×1 "
+    "convolution.",
+    misconception="beta = 0 makes attention a linear layer at each position. (It gives every position the same mean.)",
+    formula="A = I:  H = W X",
+    run=run_pointwise_convolution,
+    figure=draw_pointwise_convolution,
+    try_next="clearhead lab pointwise-convolution --beta 0",
+)
+
+
+def run_convolution(
+    *,
+    seed: int = 0,
+    width: int = 3,
+    length: int = 9,
+    kernel_size: int = 3,
+    beta: float = SHARP,
+    border_mask: bool = True,
+) -> Result:
+    """border_mask=False lets heads that look beyond the border look at the nearest place instead of at nothing."""
+    torch.manual_seed(seed)
+
+    def made(weight: Tensor, grid: tuple[int, ...]) -> OffsetAttention:
+        attention = convolution(weight, None, grid, beta)
+        if not border_mask:
+            attention.mask = torch.ones_like(attention.mask)
+        return attention
+
+    line = torch.randn(2, width, length, dtype=torch.float64)
+    weight = torch.randn(width, width, kernel_size, dtype=torch.float64)
+    error_1d = (
+        (made(weight, (length,))(line.mT).mT - F.conv1d(line, weight, padding=kernel_size // 2)).abs().max().item()
+    )
+    side = min(length, 6)
+    image = torch.randn(2, width, side, side, dtype=torch.float64)
+    weight = torch.randn(width, width, kernel_size, kernel_size, dtype=torch.float64)
+    out = made(weight, (side, side))(image.flatten(2).mT).mT.unflatten(2, (side, side))
+    error_2d = (out - F.conv2d(image, weight, padding=kernel_size // 2)).abs().max().item()
+    return Result(
+        (
+            at_most("largest difference from conv1d", error_1d, 1e-9),
+            at_most("largest difference from conv2d", error_2d, 1e-9),
+        )
+    )
+
+
+def draw_convolution(
+    *, seed: int = 0, width: int = 3, length: int = 9, kernel_size: int = 3, beta: float = SHARP
+) -> "Figure":
+    """The error of every construction against beta."""
+    figure, (axes,) = subplots()
+    draw_errors(axes, convolution_errors(seed, width, length, kernel_size) | simple_errors(seed, width, length), beta)
+    label_axes(axes, "", "beta (1 / temperature)", "largest error")
+    set_headline(figure, "With increasing beta, attention approaches each of these layers")
+    return figure
+
+
+CONVOLUTION = Claim(
+    slug="convolution",
+    kind="demonstration",
+    lesson="What attention can compute",
+    statement="Attention with one head per kernel offset, a mask at the border and a large beta computes any "
+    "convolution of stride 1 with zero padding.",
+    misconception="Attention cannot select neighbors by their position.",
+    formula="score = -|y + offset - y'|² + const;  W_O W_V of a head = the kernel's weights at its offset;  a head "
+    "beyond the border is masked and returns zeros",
+    run=run_convolution,
+    figure=draw_convolution,
+    try_next="clearhead lab convolution --beta 2",
+)
+
+
+def run_message_passing(
+    *, seed: int = 0, width: int = 8, num_nodes: int = 7, edge_probability: float = 0.4, mask_edges: bool = True
+) -> Result:
+    """edge_probability of the edges of a random graph; mask_edges=False with_attention to all nodes instead."""
+    random = torch.Generator().manual_seed(seed)
+    q, k, v = torch.randn(3, num_nodes, width, generator=random, dtype=torch.float64)
+    edges = torch.rand(num_nodes, num_nodes, generator=random) < edge_probability
+    edges[0] = False
+    edges[0, 1] = True
+    masked = attend_reference(q, k, v, edges if mask_edges else None, beta=1.0)[0]
+    complete = attend_reference(q, k, v, beta=1.0)[0]
+    return Result(
+        (
+            at_most(
+                "complete graph: difference from message passing",
+                (message_passing(v, q @ k.T) - complete).abs().max().item(),
+                1e-12,
+            ),
+            at_most(
+                "random graph: difference from message passing",
+                (message_passing(v, q @ k.T, edges) - masked).abs().max().item(),
+                1e-12,
+            ),
+            at_least("number of missing edges", int((~edges).sum()), 1),
+        )
+    )
+
+
+def draw_message_passing(
+    *, seed: int = 0, width: int = 8, num_nodes: int = 6, edge_probability: float = 0.4
+) -> "Figure":
     """Left: without a mask everyone hears everyone. Right: with edges as the mask, the same queries and keys."""
     random = torch.Generator().manual_seed(seed)
-    q, k, v = torch.randn(3, n_nodes, width, generator=random, dtype=torch.float64)
-    edges = torch.rand(n_nodes, n_nodes, generator=random) < share
-    figure, (left, right) = canvas("AB")
+    q, k, v = torch.randn(3, num_nodes, width, generator=random, dtype=torch.float64)
+    edges = torch.rand(num_nodes, num_nodes, generator=random) < edge_probability
+    figure, (left, right) = subplots("AB")
     arrows(left, attend_reference(q, k, v)[1])
     arrows(right, attend_reference(q, k, v, edges)[1])
-    name_axis(left, "No mask: complete graph", "arrow: from key to query")
-    name_axis(right, "Edges as mask: any graph", "thick: large weight; ring: to itself")
-    headline(figure, "Attention passes messages along the edges of a graph")
+    label_axes(left, "No mask: complete graph", "arrow: from key to query")
+    label_axes(right, "Edges as mask: any graph", "thick: large weight; ring: to itself")
+    set_headline(figure, "Attention passes messages along the edges of a graph")
     return figure
 
 
@@ -364,10 +352,25 @@ def arrows(axes: "Axes", weights: Tensor) -> None:
     for node, (x, y) in enumerate(places):
         ring = weights[node, node].item()
         axes.plot(x, y, "o", markersize=30, color="white", markeredgecolor=BLACK, markeredgewidth=0.5 + 7 * ring)
-        axes.annotate(str(node + 1), (x, y), ha="center", va="center", fontsize=SMALL)
+        axes.annotate(str(node + 1), (x, y), ha="center", va="center", fontsize=SMALL_SIZE)
     axes.set_aspect("equal")
     axes.set_xlim(-1.25, 1.25)
     axes.set_ylim(-1.25, 1.25)
     axes.set_xticks([])
     axes.set_yticks([])
     axes.spines[:].set_visible(False)
+
+
+MESSAGE_PASSING = Claim(
+    slug="message-passing",
+    kind="demonstration",
+    lesson="What attention can compute",
+    statement="Attention is message passing on a complete graph; with the adjacency matrix as the mask, on any graph.",
+    misconception="Attention and graph neural networks are unrelated.",
+    formula="h_i = sum over edges (i,j) of softargmax_j(q_i·k_j) v_j",
+    run=run_message_passing,
+    figure=draw_message_passing,
+    try_next="clearhead lab message-passing --edge-probability 0.1",
+    minimum={"num_nodes": 2, "edge_probability": 0},
+    maximum={"edge_probability": 1},
+)

@@ -26,18 +26,18 @@ UNSEEN = 1_000_003
 """added to the seed of the examples that a model is tested on"""
 
 
-def seeds_of(seed: int, num_seeds: int) -> list[int]:
+def run_seeds(seed: int, num_seeds: int) -> list[int]:
     """The seeds of the training runs: no two values of `seed` share one."""
     return [seed * num_seeds + i for i in range(num_seeds)]
 
 
 def mean_over_seeds(measure: Callable[[int], Sequence[float]], seed: int, num_seeds: int) -> list[float]:
     """measure(seed) -> numbers; each of them is averaged over the training runs."""
-    runs = [measure(each) for each in seeds_of(seed, num_seeds)]
+    runs = [measure(each) for each in run_seeds(seed, num_seeds)]
     return torch.tensor(runs, dtype=torch.float64).mean(0).tolist()
 
 
-def budgets_of(steps: int, *factors: float) -> list[int]:
+def step_budgets(steps: int, *factors: float) -> list[int]:
     """Numbers of training steps: `steps` times each factor, in rising order."""
     return sorted({max(1, round(steps * factor)) for factor in factors})
 
@@ -58,7 +58,7 @@ def learning_curve(
     The learning rate is constant after a short warm-up, so that a budget is the beginning of every larger one.
     """
     found = []
-    with one_thread():
+    with single_thread():
         for _ in train(model, task, budgets=budgets, seed=seed, lr=lr, batch_size=batch_size):
             found.append(accuracy(model, unseen or task, seed=seed, num_test=num_test))
     return found
@@ -102,7 +102,7 @@ def accuracy(model: nn.Module, task: Task, *, seed: int, num_test: int = 2_000) 
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def single_thread() -> Iterator[None]:
     """A model this small loses more time by synchronising a second thread than it gains."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

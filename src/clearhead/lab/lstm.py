@@ -1,27 +1,39 @@
-"""The encoder-decoder from before 2017: LSTMs that read and write one token after the other.
+"""LSTM encoder-decoders and a transformer of equal size, untrained: gradient path and sequential depth.
 
-    i_t, f_t, o_t = sigmoid(W x_t + U h_(t-1) + b)    what is let in, kept and shown; each has a W, U and b of its own
-    g_t = tanh(W x_t + U h_(t-1) + b)                 what could be let in
-    c_t = f_t c_(t-1) + i_t g_t                       the cell
-    h_t = o_t tanh(c_t)                               the state
+    i_t, f_t, o_t = sigmoid(W x_t + U h_(t-1) + b)    input, forget and output gate; each has its own W, U, b
+    g_t = tanh(W x_t + U h_(t-1) + b)                 candidate
+    c_t = f_t c_(t-1) + i_t g_t                       cell state
+    h_t = o_t tanh(c_t)                               hidden state
 
-The decoder starts from the encoder's last state and cell: all that it knows of the source. What looks at the
-encoder's other states, if anything does, is a part passed in.
+The decoder starts from the encoder's last hidden and cell state. Attention to all encoder states is an optional module
+that is passed in.
 Dims: B batch, Q target tokens, K source tokens, E model width, V vocabulary.
 """
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.data.vocab import SPECIAL_TOKENS
+from clearhead.data.vocab import BOS, SPECIAL_TOKENS
+from clearhead.drawing import BLACK, BLUE, GREEN, VERMILION
+from clearhead.lab.claim import Claim, Result, at_least, at_most, equals
+from clearhead.lab.plots import label_axes, legend_below, set_headline, subplots
 from clearhead.models.config import Seq2SeqConfig
 from clearhead.models.embeddings import embeddings_or
 from clearhead.models.seq2seq import Seq2Seq
 from clearhead.nn.attention import Linear, MultiHeadAttention
 from clearhead.nn.blocks import MLP
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-class Alone(nn.Module):
-    """What stands where attention could: as many weights, but each step sees its own state alone."""
+
+class PositionwiseMLP(nn.Module):
+    """Replaces attention in the LSTM without it: as many parameters, but each step sees its own state only."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -31,51 +43,55 @@ class Alone(nn.Module):
         return self.net(x)
 
 
-class Recurrent(nn.Module):
-    """source (B,K), target so far (B,Q) -> logits (B,Q,V) of the target token after each: W (h_t + part(norm(h_t)))
+class LSTMSeq2Seq(nn.Module):
+    """source (B,K), target so far (B,Q) -> logits (B,Q,V) of the next target token: W (h_t + mixer(norm(h_t)))
 
-    part(x (B,Q,E), memory (B,K,E)) -> (B,Q,E) may look at the memory, the encoder's states, as attention does.
-    `forget` is added to the bias of f: the larger it is, the longer a new model's cell keeps what it has.
+    mixer(x (B,Q,E), memory (B,K,E)) -> (B,Q,E) may attend to the memory, the encoder's hidden states.
+    `forget_bias` is added to the bias of f: the larger it is, the longer an untrained model keeps its cell state.
     """
 
-    def __init__(self, width: int, src_vocab_size: int, tgt_vocab_size: int, part: nn.Module, *, forget: float = 1.0):
+    def __init__(
+        self, width: int, src_vocab_size: int, tgt_vocab_size: int, mixer: nn.Module, *, forget_bias: float = 1.0
+    ):
         super().__init__()
-        self.width, self.part = width, part
+        self.width, self.mixer = width, mixer
         self.embed_source, self.embed_target = nn.Embedding(src_vocab_size, width), nn.Embedding(tgt_vocab_size, width)
         self.encoder, self.decoder = (nn.LSTM(width, width, batch_first=True) for _ in range(2))
         self.norm = nn.LayerNorm(width)
         self.head = Linear(width, tgt_vocab_size, bias=False)
         for lstm in (self.encoder, self.decoder):
             _, f, _, _ = lstm.get_parameter("bias_hh_l0").detach().chunk(4)  # torch's order: i, f, g, o
-            f += forget
+            f += forget_bias
 
     def forward(self, source: Tensor | None, target: Tensor, *, inputs_embeds: Tensor | None = None) -> Tensor:
-        """`inputs_embeds` (B,K,E) may stand for the source."""
+        """`inputs_embeds` (B,K,E) may replace the source."""
         memory, last = self.encoder(embeddings_or(self.embed_source, source, inputs_embeds, self.width))
         states, _ = self.decoder(self.embed_target(target), last)
-        return self.head(states + self.part(self.norm(states), memory))
+        return self.head(states + self.mixer(self.norm(states), memory))
 
 
-# Three encoder-decoders of equal size: the transformer, and the LSTM with and without attention.
-
-
-TRANSFORMER, WITH, WITHOUT = "transformer", "LSTM with attention", "LSTM alone"
-NAMES = (TRANSFORMER, WITH, WITHOUT)
+TRANSFORMER, LSTM_ATTENTION, LSTM = "transformer", "LSTM with attention", "LSTM without attention"
+MODEL_NAMES = (TRANSFORMER, LSTM_ATTENTION, LSTM)
 DIGITS = 10
-N_TOKENS = len(SPECIAL_TOKENS) + DIGITS
-"""what they read and write, unless told otherwise"""
+VOCAB_SIZE = len(SPECIAL_TOKENS) + DIGITS
+"""of the reversal task: special tokens and digits"""
 
 
-def rival(
-    name: str, width: int, src_vocab_size: int = N_TOKENS, tgt_vocab_size: int = N_TOKENS, *, forget: float = 1.0
+def build_seq2seq(
+    name: str,
+    width: int,
+    src_vocab_size: int = VOCAB_SIZE,
+    tgt_vocab_size: int = VOCAB_SIZE,
+    *,
+    forget_bias: float = 1.0,
 ) -> nn.Module:
-    """(source (B,K), target so far (B,Q)) -> logits (B,Q,V); `forget` is for LSTMs.
+    """(source (B,K), target so far (B,Q)) -> logits (B,Q,V); `forget_bias` is for LSTMs.
 
     An LSTM has 8 width² weights, a block of the transformer 8 width² in the encoder and 12 width² in the decoder: with
-    4 width² for attention, or for the net in its place, all three are of one size.
+    4 width² for attention, or for the MLP in its place, all three have nearly the same size.
     """
     if name == TRANSFORMER:
-        return Seq2Seq(
+        return Seq2Seq.from_config(
             Seq2SeqConfig(
                 width=width,
                 depth=1,
@@ -85,11 +101,222 @@ def rival(
                 tgt_vocab_size=tgt_vocab_size,
             )
         )
-    part = MultiHeadAttention(width, 1) if name == WITH else Alone(width)
-    return Recurrent(width, src_vocab_size, tgt_vocab_size, part, forget=forget)
+    mixer = MultiHeadAttention(width, 1) if name == LSTM_ATTENTION else PositionwiseMLP(width)
+    return LSTMSeq2Seq(width, src_vocab_size, tgt_vocab_size, mixer, forget_bias=forget_bias)
 
 
-def spread(models: list[nn.Module]) -> float:
-    """Parameters of the largest over those of the smallest."""
+def size_ratio(models: list[nn.Module]) -> float:
+    """Number of parameters of the largest model divided by that of the smallest."""
     sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in models]
     return max(sizes) / min(sizes)
+
+
+SHORT = 4
+"""length of the sequence that longer ones are compared with"""
+
+
+BATCH_SIZE = 16
+
+
+def input_gradient_norm(model: nn.Module, length: int, width: int, random: torch.Generator) -> float:
+    """Norm of the gradient of the last output's loss with respect to the first input; mean over random sequences."""
+    source = torch.randn(BATCH_SIZE, length, width, generator=random, dtype=torch.float64, requires_grad=True)
+    target, answers = torch.randint(VOCAB_SIZE, (2, BATCH_SIZE, length), generator=random)
+    last: Tensor = model(None, target, inputs_embeds=source)[:, -1]
+    (gradient,) = torch.autograd.grad(F.cross_entropy(last, answers[:, -1], reduction="sum"), source)
+    return gradient[:, 0].norm(dim=-1).mean().item()
+
+
+def gradient_ratios(model: nn.Module, lengths: Sequence[int], width: int, seed: int) -> list[float]:
+    """The gradient at each length, relative to that at the first length."""
+    random = torch.Generator().manual_seed(seed)
+    found = [input_gradient_norm(model, length, width, random) for length in lengths]
+    return [gradient / found[0] for gradient in found]
+
+
+def untrained_models(width: int, forget_bias: float, seed: int) -> dict[str, nn.Module]:
+    """The three models with random weights, in float64 because the gradients become very small."""
+    torch.manual_seed(seed)
+    return {name: build_seq2seq(name, width, forget_bias=forget_bias).double() for name in MODEL_NAMES}
+
+
+def run_gradient_path(
+    *, seed: int = 0, width: int = 32, length: int = 64, forget_bias: float = 1.0, with_attention: bool = True
+) -> Result:
+    """with_attention=False tests the LSTM without attention in place of the one with attention."""
+    models = untrained_models(width, forget_bias, seed)
+    left = {name: gradient_ratios(model, (SHORT, length), width, seed)[-1] for name, model in models.items()}
+    length_ratio = length / SHORT
+    return Result(
+        (
+            at_most("parameters of the largest model / smallest model", size_ratio(list(models.values())), 1.05),
+            at_least(f"transformer: gradient ratio × {length_ratio:g}", left[TRANSFORMER] * length_ratio, 0.3),
+            at_least(
+                f"LSTM with attention: gradient ratio × {length_ratio:g}",
+                left[LSTM_ATTENTION if with_attention else LSTM] * length_ratio,
+                0.3,
+            ),
+            at_most(f"LSTM without attention: gradient ratio × {length_ratio:g}", left[LSTM] * length_ratio, 0.01),
+        )
+    )
+
+
+COLORS = {TRANSFORMER: BLUE, LSTM_ATTENTION: GREEN, LSTM: VERMILION}
+
+
+MARKERS = {TRANSFORMER: ("o", 7), LSTM_ATTENTION: ("s", 10), LSTM: ("^", 14)}
+"""shape and size, so that overlapping lines remain visible"""
+
+
+def line(axes: "Axes", whose: str, x: Sequence[float], y: Sequence[float]) -> None:
+    marker, size = MARKERS[whose]
+    axes.plot(x, y, f"{marker}-", color=COLORS[whose], linewidth=3, markersize=size, label=whose)
+
+
+def doubling(axes: "Axes", lengths: Sequence[float]) -> None:
+    """A logarithmic axis of lengths."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, labels=[f"{length:g}" for length in lengths])
+
+
+def up_to(length: int) -> list[int]:
+    """SHORT and its doublings, up to `length`."""
+    return [SHORT * 2**power for power in range(12) if SHORT * 2**power <= length / 1.5] + [length]
+
+
+def draw_gradient_path(*, seed: int = 0, width: int = 32, length: int = 64) -> "Figure":
+    """The gradient of the last output with respect to the first input, against the length."""
+    lengths = up_to(length)
+    models = untrained_models(width, 1.0, seed)
+    figure, (axes,) = subplots()
+    axes.plot(lengths, [lengths[0] / n for n in lengths], "--", color=BLACK, linewidth=2, label="1 / length")
+    for whose in reversed(MODEL_NAMES):
+        line(axes, whose, lengths, gradient_ratios(models[whose], lengths, width, seed))
+    doubling(axes, lengths)
+    axes.set_yscale("log")
+    label_axes(
+        axes,
+        "Untrained models",
+        "sequence length (tokens)",
+        f"gradient of last output w.r.t. first\ninput (1 = {lengths[0]} tokens)",
+    )
+    legend_below(figure, axes)
+    set_headline(figure, "Gradients decay as 1/length with attention, exponentially in an LSTM without")
+    return figure
+
+
+GRADIENT_PATH = Claim(
+    slug="gradient-path",
+    lesson="Attention and recurrence",
+    statement="In untrained models, the gradient of the last output with respect to the first input decreases as "
+    "1/length with attention, and exponentially with the length in an LSTM without attention.",
+    misconception="The cell state of an LSTM carries the gradient over any distance.",
+    conditions="Random weights, default forget-gate bias of 1: trained models may have other gates and attention "
+    "weights.",
+    formula="attention: 1 step, with a weight of about 1/n;  LSTM: up to 2n steps, d c_t / d c_(t-1) = f_t + ..., "
+    "f_t < 1",
+    run=run_gradient_path,
+    figure=draw_gradient_path,
+    try_next="clearhead lab gradient-path --forget_bias 8",
+    minimum={"width": 16, "length": 32, "forget_bias": -10},
+    maximum={"width": 256, "length": 256, "forget_bias": 100},
+    multiple_of={"width": 2},
+)
+
+
+def sequential_operations(output: Tensor) -> int:
+    """The number of operations on the longest path through the autograd graph of the output."""
+    assert output.grad_fn is not None
+    lengths: dict[object, int] = {}
+    waiting = [output.grad_fn]
+    while waiting:
+        node = waiting[-1]
+        inputs = [other for other, _ in node.next_functions if other is not None]
+        unknown = [other for other in inputs if other not in lengths]
+        waiting += unknown
+        if not unknown:
+            lengths[waiting.pop()] = 1 + max((lengths[other] for other in inputs), default=0)
+    return lengths[output.grad_fn]
+
+
+def chain(model: nn.Module, length: int) -> int:
+    """The sequential operations of all logits for a source and a target of this length."""
+    ids = torch.arange(length)[None] % VOCAB_SIZE
+    return sequential_operations(model(ids, ids))
+
+
+def decoder_passes(model: Seq2Seq, length: int) -> int:
+    """The number of decoder passes in which a transformer generates `length` tokens."""
+    passes = []
+    handle = model.decoder.register_forward_hook(lambda *_: passes.append(1))
+    try:
+        source = torch.arange(length)[None] % VOCAB_SIZE
+        model.generate(source, bos_id=BOS, eos_id=None, max_new_tokens=length)
+    finally:
+        handle.remove()
+    return len(passes)
+
+
+def run_sequential_depth(*, seed: int = 0, width: int = 32, length: int = 64, recurrent: bool = False) -> Result:
+    """recurrent=True tests the LSTM with attention in place of the transformer."""
+    models = untrained_models(width, forget_bias=1.0, seed=seed)
+    longer = {name: chain(model, length) - chain(model, SHORT) for name, model in models.items()}
+    tokens = 2 * (length - SHORT)
+    transformer = models[TRANSFORMER]
+    assert isinstance(transformer, Seq2Seq)
+    return Result(
+        (
+            equals(
+                f"transformer: additional sequential operations from {SHORT} to {length} tokens",
+                longer[LSTM_ATTENTION if recurrent else TRANSFORMER],
+                0,
+                0,
+            ),
+            at_least("LSTM alone: more, for each length_ratio token read or written", longer[LSTM] / tokens, 1),
+            at_least(
+                "LSTM with attention: sequential operations per additional token", longer[LSTM_ATTENTION] / tokens, 1
+            ),
+            equals(
+                f"transformer: sequential decoder passes to generate {length} tokens",
+                decoder_passes(transformer, length),
+                length,
+                0,
+            ),
+        )
+    )
+
+
+def draw_sequential_depth(*, seed: int = 0, width: int = 32, length: int = 64) -> "Figure":
+    """The number of sequential operations under teacher forcing, against the length."""
+    lengths = up_to(length)
+    models = untrained_models(width, 1.0, seed)
+    figure, (axes,) = subplots()
+    for whose in reversed(MODEL_NAMES):
+        line(axes, whose, lengths, [chain(models[whose], n) for n in lengths])
+    axes.set_ylim(0)
+    axes.set_xlim(0)
+    label_axes(axes, "One forward pass with teacher forcing", "sequence length (tokens)", "sequential operations")
+    legend_below(figure, axes)
+    set_headline(figure, "The sequential operations of a transformer do not grow with the length")
+    return figure
+
+
+SEQUENTIAL_DEPTH = Claim(
+    slug="sequential-depth",
+    lesson="Attention and recurrence",
+    statement="Under teacher forcing, the number of sequential operations of a transformer does not depend on the "
+    "length; that of an LSTM, with or without attention, grows with every token. Generation is sequential in all of "
+    "them.",
+    misconception="An LSTM with attention processes all tokens in parallel; or: a transformer generates all tokens "
+    "in parallel.",
+    conditions="Teacher forcing, as in training: all target tokens are given.",
+    formula="LSTM: h_t = f(x_t, h_(t-1)) needs h_(t-1);  attention: softargmax(beta q_t Kᵀ) V needs no other output "
+    "of its layer",
+    run=run_sequential_depth,
+    figure=draw_sequential_depth,
+    try_next="clearhead lab sequential-depth --recurrent true",
+    minimum={"width": 16, "length": 8},
+    maximum={"width": 256, "length": 256},
+    multiple_of={"width": 2},
+    kind="demonstration",
+)

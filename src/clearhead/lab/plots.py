@@ -1,4 +1,4 @@
-"""How the lab's figures look: readable from the last row of a lecture hall, and the same to the colour-blind.
+"""How the lab's figures look: readable from the last row of a lecture hall, and the same to the color-blind.
 
 Colours and saving are those of every picture: see drawing.py.
 """
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-SIZE = (10.0, 5.6)
+FIGURE_SIZE = (10.0, 5.6)
 """inches"""
-TITLE, TEXT, SMALL = 18, 16, 14
-"""points, at SIZE"""
+TITLE_SIZE, TEXT_SIZE, SMALL_SIZE = 18, 16, 14
+"""points, at FIGURE_SIZE"""
 
-TRUTH, MISTAKE = BLUE, VERMILION
+CORRECT, MISCONCEPTION = BLUE, VERMILION
 
 
-def canvas(
+def subplots(
     places: str = "A",
     *,
     widths: Sequence[float] | None = None,
@@ -49,13 +49,13 @@ def canvas(
     same_x: bool = False,
     same_y: bool = False,
 ) -> "tuple[Figure, list[Axes]]":
-    """An empty figure and its axes, by letter: "AB" are two side by side, "AB;AC" has one tall and two small."""
-    figure = new_figure(*SIZE)
+    """An hide_axes figure and its axes, by letter: "AB" are two side by side, "AB;AC" has one tall and two small."""
+    figure = new_figure(*FIGURE_SIZE)
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)  # type: ignore[union-attr, call-arg]
     by_letter = figure.subplot_mosaic(places, width_ratios=widths, height_ratios=heights, sharex=same_x, sharey=same_y)
     all_axes = [by_letter[letter] for letter in sorted(by_letter)]
     for axes in all_axes:
-        axes.tick_params(labelsize=SMALL)
+        axes.tick_params(labelsize=SMALL_SIZE)
         axes.tick_params(which="minor", labelbottom=False, labelleft=False)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(color=LIGHT_GRAY, linewidth=0.8)
@@ -63,17 +63,17 @@ def canvas(
     return figure, all_axes
 
 
-def headline(figure: "Figure", sentence: str) -> None:
+def set_headline(figure: "Figure", sentence: str) -> None:
     """What the claim shows, in one sentence above all panels; it is broken into two lines where one is too short."""
     length = len(sentence) - sentence.count("$") - sentence.count("$W_")  # as seen: mathematical text is shorter
-    figure.suptitle(sentence if length <= 74 else fill(sentence, 8 + length // 2), fontsize=TITLE)
+    figure.suptitle(sentence if length <= 74 else fill(sentence, 8 + length // 2), fontsize=TITLE_SIZE)
 
 
-def name_axis(axes: "Axes", title: str = "", x: str = "", y: str = "") -> None:
-    """The title of a panel says what is seen in it; the labels of its axes say in which unit."""
-    axes.set_title(title, fontsize=TEXT, pad=10)
-    axes.set_xlabel(x, fontsize=TEXT)
-    axes.set_ylabel(y, fontsize=TEXT)
+def label_axes(axes: "Axes", title: str = "", x: str = "", y: str = "") -> None:
+    """The title of a panel expectation what is seen in it; the labels of its axes say in which unit."""
+    axes.set_title(title, fontsize=TEXT_SIZE, pad=10)
+    axes.set_xlabel(x, fontsize=TEXT_SIZE)
+    axes.set_ylabel(y, fontsize=TEXT_SIZE)
 
 
 def label(
@@ -81,29 +81,31 @@ def label(
     x: float,
     y: float,
     text: str,
-    colour: str = BLACK,
+    color: str = BLACK,
     *,
     offset: tuple[float, float] = (0, 0),
     ha: Literal["left", "center", "right"] = "left",
     va: Literal["baseline", "center", "top"] = "baseline",
     xycoords: Any = "data",
 ) -> None:
-    """The name of a line or a point beside it, in its own colour; `offset` is in points."""
+    """The name of a line or a point beside it, in its own color; `offset` is in points."""
     axes.annotate(
-        text, (x, y), offset, xycoords, "offset points", color=colour, fontsize=SMALL, ha=ha, va=va, clip_on=False
+        text, (x, y), offset, xycoords, "offset points", color=color, fontsize=SMALL_SIZE, ha=ha, va=va, clip_on=False
     )
 
 
-def key_below(figure: "Figure", axes: "Axes", columns: int = 4) -> None:
+def legend_below(figure: "Figure", axes: "Axes", columns: int = 4) -> None:
     """The names of what is drawn in `axes`, the last first, in one line below everything: nothing is covered."""
     handles, names = axes.get_legend_handles_labels()
-    figure.legend(handles[::-1], names[::-1], loc="outside lower center", ncols=columns, fontsize=SMALL, frameon=False)
+    figure.legend(
+        handles[::-1], names[::-1], loc="outside lower center", ncols=columns, fontsize=SMALL_SIZE, frameon=False
+    )
 
 
 def heat_maps(
     figure: "Figure", all_axes: "Sequence[Axes]", maps: Sequence[Tensor], unit: str, *, beside: "Sequence[Axes]" = ()
 ) -> "list[AxesImage]":
-    """Matrices as colours on one scale, whose bar ends at the lowest and the highest number there is.
+    """Matrices as colors on one scale, whose bar ends at the lowest and the highest number there is.
 
     The bar stands beside the axes `beside`, or else beside all of the maps. Numbers that are not finite stay white.
     """
@@ -111,7 +113,7 @@ def heat_maps(
 
     numbers = torch.cat([matrix[matrix.isfinite()].flatten() for matrix in maps])
     low, high = numbers.min().item(), numbers.max().item()
-    if high - low <= 1e-12 * max(abs(low), abs(high)):  # one number everywhere has one colour, of a scale from 0 to 1
+    if high - low <= 1e-12 * max(abs(low), abs(high)):  # one number everywhere has one color, of a scale from 0 to 1
         low, high = min(low, 0.0), max(high, 1.0)
     images = []
     for axes, matrix in zip(all_axes, maps, strict=True):
@@ -119,10 +121,10 @@ def heat_maps(
         aspect: Any = "equal" if 0.5 <= matrix.shape[0] / matrix.shape[1] <= 2 else "auto"  # no thin strips
         images.append(axes.imshow(shown, cmap=COLORMAP, vmin=low, vmax=high, interpolation="nearest", aspect=aspect))
         axes.grid(False)
-        count_ticks(axes, *matrix.shape)
+        token_ticks(axes, *matrix.shape)
     bar = figure.colorbar(images[-1], ax=list(beside or all_axes), shrink=0.85, pad=0.03)
-    bar.ax.tick_params(labelsize=SMALL)
-    bar.set_label(unit, fontsize=TEXT)
+    bar.ax.tick_params(labelsize=SMALL_SIZE)
+    bar.set_label(unit, fontsize=TEXT_SIZE)
     if low < high:
         ticks = [low, (low + high) / 2, high]
         bar.set_ticks(ticks, labels=[without_minus(format_number(tick, high - low)) for tick in ticks])
@@ -134,11 +136,13 @@ def without_minus(number: str) -> str:
     return number if float(number) else number.removeprefix("-")
 
 
-def against(axes: "Axes", measured: Tensor, predictions: "dict[str, tuple[Tensor, str, str]]", bins: int = 4) -> None:
-    """Measured numbers against predictions {name: (numbers, colour, marker)}: what is right lies on the diagonal."""
-    for text, (numbers, colour, marker) in reversed(predictions.items()):
+def scatter_against(
+    axes: "Axes", measured: Tensor, predictions: "dict[str, tuple[Tensor, str, str]]", bins: int = 4
+) -> None:
+    """Measured numbers against predictions {name: (numbers, color, marker)}: what is right lies on the diagonal."""
+    for text, (numbers, color, marker) in reversed(predictions.items()):
         edge: dict[str, Any] = {} if marker == "x" else {"edgecolor": "white"}
-        axes.scatter(numbers.flatten(), measured.flatten(), s=65, marker=marker, color=colour, label=text, **edge)
+        axes.scatter(numbers.flatten(), measured.flatten(), s=65, marker=marker, color=color, label=text, **edge)
     axes.axline((0, 0), slope=1, color=GRAY, linewidth=2, zorder=0)
     parts = [measured, *(numbers for numbers, _, _ in predictions.values())]
     finite = torch.cat([part[part.isfinite()].flatten() for part in parts])
@@ -150,9 +154,11 @@ def against(axes: "Axes", measured: Tensor, predictions: "dict[str, tuple[Tensor
 
 
 def bars(axes: "Axes", heights: "dict[str, tuple[float, str]]", form: str = "{:.2g}") -> None:
-    """A bar for each name, {name: (height, colour)}, with its number above it."""
+    """A bar for each name, {name: (height, color)}, with its number above it."""
     drawn = axes.bar(list(heights), [height for height, _ in heights.values()], color=[c for _, c in heights.values()])
-    axes.bar_label(drawn, labels=[form.format(height) for height, _ in heights.values()], fontsize=SMALL, padding=3)
+    axes.bar_label(
+        drawn, labels=[form.format(height) for height, _ in heights.values()], fontsize=SMALL_SIZE, padding=3
+    )
     top = max(height for height, _ in heights.values())
     axes.set_ylim(0, 1.15 * top or 1.0)
     axes.grid(axis="x", visible=False)
@@ -164,37 +170,37 @@ def rounding_band(axes: "Axes", low: float = 1e-17, *, x: float = 0.0, above: bo
     label(axes, x, 1e-14, "rounding (float64)", BLACK, offset=(4, 5 if above else -18))
 
 
-def flow(
+def draw_flow(
     axes: "Axes",
     boxes: dict[str, tuple[float, float, str]],
     arrows: Sequence[tuple[str, str]],
     size: tuple[float, float],
 ) -> None:
-    """A diagram: boxes {text: (x, y, colour)}, and arrows from one to another; x and y go from 0 to `size`."""
+    """A diagram: boxes {text: (x, y, color)}, and arrows from one to another; x and y go from 0 to `size`."""
     drawn = {}
-    for text, (x, y, colour) in boxes.items():
-        frame = {"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": colour, "linewidth": 2.5}
-        drawn[text] = axes.text(x, y, text, fontsize=SMALL, ha="center", va="center", bbox=frame)
+    for text, (x, y, color) in boxes.items():
+        frame = {"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": color, "linewidth": 2.5}
+        drawn[text] = axes.text(x, y, text, fontsize=SMALL_SIZE, ha="center", va="center", bbox=frame)
     for start, end in arrows:
         ends = {"patchA": drawn[start].get_bbox_patch(), "patchB": drawn[end].get_bbox_patch()}
         style = {"arrowstyle": "-|>,head_width=0.35,head_length=0.6", "color": GRAY, "linewidth": 2}
         axes.annotate("", boxes[end][:2], boxes[start][:2], arrowprops={**ends, **style, "shrinkA": 1, "shrinkB": 2})
-    empty(axes, size)
+    hide_axes(axes, size)
 
 
-def empty(axes: "Axes", size: tuple[float, float]) -> None:
+def hide_axes(axes: "Axes", size: tuple[float, float]) -> None:
     """No axes at all, for a diagram; x and y go from 0 to `size`."""
     axes.set(xlim=(0, size[0]), ylim=(0, size[1]), xticks=[], yticks=[])
     axes.set_axis_off()
 
 
-def two_colours(axes: "Axes", mask: Tensor, texts: list[list[str]]) -> None:
+def mask_map(axes: "Axes", mask: Tensor, texts: list[list[str]]) -> None:
     """Blue where the mask is True, grey where it is False; each cell with its text, if there is room for it."""
     from matplotlib.colors import ListedColormap
 
     rows, columns = mask.shape
     axes.imshow(mask.int().numpy(), cmap=ListedColormap([LIGHT_GRAY, BLUE]), vmin=0, vmax=1, interpolation="nearest")
-    count_ticks(axes, rows, columns)
+    token_ticks(axes, rows, columns)
     axes.grid(False)
     axes.set_xticks([column + 0.5 for column in range(columns - 1)], minor=True)
     axes.set_yticks([row + 0.5 for row in range(rows - 1)], minor=True)
@@ -210,7 +216,7 @@ def two_colours(axes: "Axes", mask: Tensor, texts: list[list[str]]) -> None:
         text.set_in_layout(False)  # they lie inside: the layout need not look at them
 
 
-def count_ticks(axes: "Axes", rows: int, columns: int) -> None:
+def token_ticks(axes: "Axes", rows: int, columns: int) -> None:
     """Tokens are counted from 1; if there are many, only some get a number."""
     for set_ticks, count in ((axes.set_xticks, columns), (axes.set_yticks, rows)):
         step = 1 if count <= 8 else math.ceil(count / 5)
@@ -238,32 +244,32 @@ MARKERS = "os^Dv*X"
 
 def draw_measured(result: Result, sentence: str) -> "Figure":
     """A panel for each quantity whose curves the result has; the numbers of its checks where it has none."""
-    quantities = list(dict.fromkeys(curve.what for curve in result.curves))
+    quantities = list(dict.fromkeys(curve.quantity for curve in result.curves))
     if not quantities:
-        figure, (axes,) = canvas()
+        figure, (axes,) = subplots()
         draw_checks(axes, result.checks)
     else:
-        figure, all_axes = canvas("ABCDEF"[: len(quantities)])
+        figure, all_axes = subplots("ABCDEF"[: len(quantities)])
         for axes, what in zip(all_axes, quantities, strict=True):
-            draw_quantity(axes, [curve for curve in result.curves if curve.what == what])
+            draw_quantity(axes, [curve for curve in result.curves if curve.quantity == what])
         if max(len(curve.x) for curve in result.curves) > 1:
-            key_below(figure, all_axes[0], 3)
-    headline(figure, sentence)
+            legend_below(figure, all_axes[0], 3)
+    set_headline(figure, sentence)
     return figure
 
 
 def draw_quantity(axes: "Axes", curves: Sequence[Curve]) -> None:
     """One quantity: lines over training steps, or bars, if each curve has one point or each point has a name."""
-    what, names = curves[0].what, curves[0].what.split(", ")
+    what, names = curves[0].quantity, curves[0].quantity.split(", ")
     if len(names) == len(curves[0].x) > 1:
         draw_groups(axes, curves, names)
         what = "accuracy"
     elif all(len(curve.x) == 1 for curve in curves):
-        bars(axes, {fill(curve.name, 11): (curve.y[0], TRUTH) for curve in curves}, "{:.3g}")
+        bars(axes, {fill(curve.name, 11): (curve.y[0], CORRECT) for curve in curves}, "{:.3g}")
     else:
         draw_lines(axes, curves)
     axes.set_ylim(0, 1.1 * max(1.0, *(height for curve in curves for height in curve.y)))
-    axes.set_ylabel(fill(what, 24), fontsize=TEXT)
+    axes.set_ylabel(fill(what, 24), fontsize=TEXT_SIZE)
 
 
 def draw_groups(axes: "Axes", curves: Sequence[Curve], names: Sequence[str]) -> None:
@@ -272,7 +278,7 @@ def draw_groups(axes: "Axes", curves: Sequence[Curve], names: Sequence[str]) -> 
     for number, curve in reversed(list(enumerate(curves))):
         places = [group + (number + 0.5) * width - 0.4 for group in range(len(names))]
         drawn = axes.bar(places, curve.y, width, color=COLORS[number % len(COLORS)], label=curve.name)
-        axes.bar_label(drawn, fmt="{:.0%}", fontsize=SMALL)
+        axes.bar_label(drawn, fmt="{:.0%}", fontsize=SMALL_SIZE)
     axes.set_xticks(range(len(names)), labels=[fill(text, 12) for text in names])
     axes.grid(axis="x", visible=False)
 
@@ -280,24 +286,24 @@ def draw_groups(axes: "Axes", curves: Sequence[Curve], names: Sequence[str]) -> 
 def draw_lines(axes: "Axes", curves: Sequence[Curve]) -> None:
     """Lines over training steps, on a logarithmic axis."""
     for number, curve in reversed(list(enumerate(curves))):
-        colour, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
-        axes.plot(curve.x, curve.y, f"{marker}-", color=colour, linewidth=3, markersize=8, label=curve.name)
+        color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
+        axes.plot(curve.x, curve.y, f"{marker}-", color=color, linewidth=3, markersize=8, label=curve.name)
     steps = sorted({step for curve in curves for step in curve.x})
     axes.set_xscale("log", base=2)
     axes.set_xticks(steps, labels=[f"{step:g}" for step in steps])
-    axes.set_xlabel("training steps", fontsize=TEXT)
+    axes.set_xlabel("training steps", fontsize=TEXT_SIZE)
 
 
 def draw_checks(axes: "Axes", checks: Sequence[Check]) -> None:
     """A horizontal bar for each number, with its name and what is claimed of it."""
     values = [check.value for check in checks]
-    colours = [TRUTH if check.ok else MISTAKE for check in checks]
-    axes.barh(range(len(checks)), values, color=colours, height=0.6)
+    colors = [CORRECT if check.passed else MISCONCEPTION for check in checks]
+    axes.barh(range(len(checks)), values, color=colors, height=0.6)
     for row, check in enumerate(checks):
-        label(axes, max(check.value, 0.0), row, f"{check.value:.3g} ({check.says})", offset=(6, 0), va="center")
+        label(axes, max(check.value, 0.0), row, f"{check.value:.3g} ({check.expectation})", offset=(6, 0), va="center")
     axes.set_yticks(range(len(checks)), labels=[fill(check.name, 32) for check in checks])
     axes.invert_yaxis()
     axes.axvline(0, color=GRAY)
     axes.set_xlim(min(0.0, 1.1 * min(values)), 1.6 * max(*values, 0.1))
     axes.grid(axis="y", visible=False)
-    name_axis(axes, "", "measured value")
+    label_axes(axes, "", "measured value")

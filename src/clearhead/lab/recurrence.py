@@ -1,4 +1,4 @@
-"""A transformer beside LSTMs of its size, within a training budget: reversing digits, and pronouncing words."""
+"""A transformer and LSTMs of equal size, within a training budget: reversing digits and pronouncing words."""
 
 import time
 from collections.abc import Sequence
@@ -13,26 +13,45 @@ from clearhead.data.dataset import Dataset, SequencePairs
 from clearhead.data.pronounce import load_pronounce
 from clearhead.data.vocab import SPECIAL_TOKENS
 from clearhead.lab.claim import Claim, Curve, Result, at_least, at_most
-from clearhead.lab.learning import Task, budgets_of, learning_curve, mean_over_seeds, one_thread
-from clearhead.lab.lstm import DIGITS, NAMES, TRANSFORMER, WITH, WITHOUT, rival, spread
-from clearhead.lab.plots import SMALL, canvas, headline, key_below, name_axis
-from clearhead.lab.sequential_depth import COLORS, SHORT, doubling, fading, line, untrained
+from clearhead.lab.learning import Task, learning_curve, mean_over_seeds, single_thread, step_budgets
+from clearhead.lab.lstm import (
+    COLORS,
+    DIGITS,
+    LSTM,
+    LSTM_ATTENTION,
+    MODEL_NAMES,
+    SHORT,
+    TRANSFORMER,
+    build_seq2seq,
+    doubling,
+    gradient_ratios,
+    line,
+    size_ratio,
+    untrained_models,
+)
+from clearhead.lab.plots import SMALL_SIZE, label_axes, legend_below, set_headline, subplots
 from clearhead.training.objectives import shift_right
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LETTERS, N_TEST = 6, 1_000
+LETTERS, NUM_TEST = 6, 1_000
+
+
 TOKENS_AT_ONCE = 2_048
-"""in the batch that a step's time is measured with, whatever the length"""
+"""per batch when the time of a step is measured, for every length"""
+
+
 BEST_OF = 7
-LONG = 6
-"""times the budget: enough for the LSTM alone to come much closer"""
 
 
-class SideBySide(nn.Module):
-    """An encoder-decoder whose source and target so far stand in one row: ids (n,K+Q) -> logits (n,Q,V)"""
+LONG_FACTOR = 6
+"""multiple of the budget with which the LSTM without attention comes much closer"""
+
+
+class ConcatenatedInputs(nn.Module):
+    """Takes the source and the shifted target in one tensor: ids (n,K+Q) -> logits (n,Q,V)"""
 
     def __init__(self, model: nn.Module, src_vocab_size: int):
         super().__init__()
@@ -43,7 +62,7 @@ class SideBySide(nn.Module):
 
 
 def reversal(length: int) -> Task:
-    """Digits to be written in reverse order: the last output is the first digit that was read."""
+    """Reverse a sequence of digits: the last output is the first input."""
 
     def task(random: torch.Generator, n: int) -> tuple[Tensor, Tensor]:
         digits = len(SPECIAL_TOKENS) + torch.randint(DIGITS, (n, length), generator=random)
@@ -52,8 +71,8 @@ def reversal(length: int) -> Task:
     return task
 
 
-def pronouncing(examples: SequencePairs) -> Task:
-    """Words of LETTERS letters, and their phones."""
+def pronunciation(examples: SequencePairs) -> Task:
+    """Words of LETTERS letters and their phonemes."""
     sources, targets = examples.get_batch((examples.lengths[:, 0] == LETTERS).nonzero()[:, 0])
 
     def task(random: torch.Generator, n: int) -> tuple[Tensor, Tensor]:
@@ -66,14 +85,14 @@ def pronouncing(examples: SequencePairs) -> Task:
 def accuracies(
     model: nn.Module, src_vocab_size: int, task: Task, unseen: Task, budgets: Sequence[int], seed: int
 ) -> list[float]:
-    """The fraction of correct tokens after each training budget, under teacher forcing."""
-    rows = SideBySide(model, src_vocab_size)
-    return learning_curve(rows, task, budgets=budgets, seed=seed, unseen=unseen, num_test=N_TEST)
+    """Token accuracy under teacher forcing after each number of steps."""
+    rows = ConcatenatedInputs(model, src_vocab_size)
+    return learning_curve(rows, task, budgets=budgets, seed=seed, unseen=unseen, num_test=NUM_TEST)
 
 
 def seconds(model: nn.Module, length: int, seed: int) -> float:
-    """Processor time of a training step's passes, forwards and backwards; the best of several."""
-    rows = SideBySide(model, length)
+    """CPU time of one forward and backward pass, the best of several."""
+    rows = ConcatenatedInputs(model, length)
     inputs, targets = reversal(length)(torch.Generator().manual_seed(seed), TOKENS_AT_ONCE // length)
     found = []
     for _ in range(BEST_OF):
@@ -83,73 +102,85 @@ def seconds(model: nn.Module, length: int, seed: int) -> float:
     return min(found)
 
 
-def digits_right(name: str, length: int, width: int, budgets: Sequence[int], seed: int) -> list[float]:
-    """Accuracy of one model in reversing that many digits, after each training budget."""
+def digit_accuracy(name: str, length: int, width: int, budgets: Sequence[int], seed: int) -> list[float]:
+    """Reversal accuracy of one model after each number of steps."""
     torch.manual_seed(seed)
     task = reversal(length)
-    return accuracies(rival(name, width), length, task, task, budgets, seed)
+    return accuracies(build_seq2seq(name, width), length, task, task, budgets, seed)
 
 
-def phones_right(words: Dataset, name: str, width: int, steps: int, seed: int) -> list[float]:
-    """Accuracy of one model in pronouncing words that it has not seen."""
+def phone_accuracy(words: Dataset, name: str, width: int, steps: int, seed: int) -> list[float]:
+    """Phoneme accuracy of one model on unseen words."""
     assert isinstance(words.train, SequencePairs)
     assert isinstance(words.test, SequencePairs)
     torch.manual_seed(seed)
-    model = rival(name, width, len(words.vocab), len(words.classes))
-    return accuracies(model, LETTERS, pronouncing(words.train), pronouncing(words.test), [steps], seed)
+    model = build_seq2seq(name, width, len(words.vocab), len(words.classes))
+    return accuracies(model, LETTERS, pronunciation(words.train), pronunciation(words.test), [steps], seed)
 
 
 def run_recurrence(
-    *, seed: int = 0, num_seeds: int = 3, width: int = 32, length: int = 16, steps: int = 300, attends: bool = True
+    *,
+    seed: int = 0,
+    num_seeds: int = 3,
+    width: int = 32,
+    length: int = 16,
+    steps: int = 300,
+    with_attention: bool = True,
 ) -> Result:
-    """attends=False asks of the LSTM without attention what holds with it."""
-    short, budgets = length // 4, budgets_of(steps, 0.25, 0.5, 1)
-    longer = sorted({*budgets, *budgets_of(steps, 2, LONG)})
+    """with_attention=False tests the LSTM without attention in place of the one with attention."""
+    short, budgets = length // 4, step_budgets(steps, 0.25, 0.5, 1)
+    longer = sorted({*budgets, *step_budgets(steps, 2, LONG_FACTOR)})
     at = budgets.index(steps)
-    with one_thread():
+    with single_thread():
         digits = {
-            name: mean_over_seeds(partial(digits_right, name, length, width, trained), seed, num_seeds)
-            for name, trained in {TRANSFORMER: budgets, WITH: budgets, WITHOUT: longer}.items()
+            name: mean_over_seeds(partial(digit_accuracy, name, length, width, trained), seed, num_seeds)
+            for name, trained in {TRANSFORMER: budgets, LSTM_ATTENTION: budgets, LSTM: longer}.items()
         }
-        (few,) = mean_over_seeds(partial(digits_right, WITHOUT, short, width, [steps]), seed, num_seeds)
+        (few,) = mean_over_seeds(partial(digit_accuracy, LSTM, short, width, [steps]), seed, num_seeds)
         words = load_pronounce(DataConfig(name="pronounce"), seed)
         phones = {
-            name: mean_over_seeds(partial(phones_right, words, name, width, steps), seed, num_seeds)[0]
-            for name in NAMES
+            name: mean_over_seeds(partial(phone_accuracy, words, name, width, steps), seed, num_seeds)[0]
+            for name in MODEL_NAMES
         }
         drawn = (
             *(
-                Curve("right digits", name, tuple(longer if name == WITHOUT else budgets), tuple(digits[name]))
-                for name in NAMES
+                Curve("digit accuracy", name, tuple(longer if name == LSTM else budgets), tuple(digits[name]))
+                for name in MODEL_NAMES
             ),
-            *(Curve("right phones", name, (LETTERS,), (phones[name],)) for name in NAMES),
+            *(Curve("phoneme accuracy", name, (LETTERS,), (phones[name],)) for name in MODEL_NAMES),
             *untrained_curves(width, seed),
         )
-    other = WITH if attends else WITHOUT
-    alone = digits[WITHOUT]
+    other = LSTM_ATTENTION if with_attention else LSTM
+    alone = digits[LSTM]
     checks = (
-        at_most("parameters, largest model over smallest", spread([rival(name, width) for name in NAMES]), 1.05),
+        at_most(
+            "parameters of the largest model / smallest model",
+            size_ratio([build_seq2seq(name, width) for name in MODEL_NAMES]),
+            1.05,
+        ),
         at_least(f"transformer, {length} digits, {steps} steps: accuracy", digits[TRANSFORMER][at], 0.93),
-        at_least("LSTM with attention, the same: accuracy", digits[other][at], 0.93),
-        at_most("LSTM alone, the same: accuracy", alone[at], 0.85),
-        at_least(f"LSTM alone, {short} digits, {steps} steps: accuracy", few, 0.93),
-        at_least(f"LSTM alone, {length} digits: gain from {longer[-1]} steps", alone[-1] - alone[at], 0.1),
-        at_least("new words, phone accuracy: transformer minus LSTM alone", lead(phones, TRANSFORMER), 0.03),
-        at_least("new words: LSTM with attention minus LSTM alone", lead(phones, other), 0.02),
+        at_least(f"LSTM with attention, {length} digits, {steps} steps: accuracy", digits[other][at], 0.93),
+        at_most(f"LSTM without attention, {length} digits, {steps} steps: accuracy", alone[at], 0.85),
+        at_least(f"LSTM without attention, {short} digits, {steps} steps: accuracy", few, 0.93),
+        at_least(f"LSTM without attention, {length} digits: gain with {longer[-1]} steps", alone[-1] - alone[at], 0.1),
+        at_least(
+            "unseen words: phoneme accuracy, transformer minus LSTM without attention", lead(phones, TRANSFORMER), 0.03
+        ),
+        at_least("unseen words: phoneme accuracy, LSTM with minus without attention", lead(phones, other), 0.02),
     )
     return Result(checks, drawn)
 
 
 def lead(phones: dict[str, float], name: str) -> float:
-    return phones[name] - phones[WITHOUT]
+    return phones[name] - phones[LSTM]
 
 
 def untrained_curves(width: int, seed: int) -> list[Curve]:
-    """Two quantities of models that are not trained: the gradient from end to end, and the time of a step."""
+    """Of untrained models: the gradient of the last output with respect to the first input, and the time of a step."""
     further = [SHORT * 2**power for power in range(6)]
     found = []
-    for name, model in untrained(width, 1.0, seed).items():
-        gradients = fading(model, further, width, seed)
+    for name, model in untrained_models(width, 1.0, seed).items():
+        gradients = gradient_ratios(model, further, width, seed)
         milliseconds = [1000 * seconds(model.float(), length, seed) for length in further]
         found += [
             Curve("gradient", name, tuple(further), tuple(gradients)),
@@ -158,55 +189,55 @@ def untrained_curves(width: int, seed: int) -> list[Curve]:
     return found
 
 
-RECURRENCE = Claim(
-    slug="recurrence",
-    rows=("R4.12",),
-    lesson="Beside recurrence",
-    statement="Within the same training budget, a transformer and an LSTM with attention learn to reverse sequences of "
-    "16 digits; an LSTM of equal size without attention learns only short ones and pronounces words worse. With more "
-    "training it comes closer.",
-    mistake="An LSTM with as many weights does without attention as quickly; or: recurrence has to go before attention "
-    "helps; or: without attention it cannot be learned at all.",
-    formula="without attention, all that the decoder knows of the source is one state and cell, 2 width numbers",
-    conditions="300 training steps of 64 sequences for each model; accuracy under teacher forcing. "
-    "Float32, the mean of three seeds.",
-    run=run_recurrence,
-    try_next="clearhead lab recurrence --length 8",
-    least={"width": 16, "length": 8},
-    most={"width": 256, "length": 128},
-    multiples={"width": 2},
-    trains=True,
-    seconds=65,
-)
-
-
-# Recurrence beside attention: gradients over long distances, and operations that wait for one another.
-
-
 def draw_recurrence(result: Result) -> "Figure":
-    """What the training found, accuracy on digits and phonemes; and the time of a step. (Gradients: gradient-path.)"""
-    figure, (digits, phones, time) = canvas("AB;AC", widths=(1.2, 1))
-    for what, axes in {"right digits": digits, "milliseconds": time}.items():
-        found = {curve.name: curve for curve in result.curves if curve.what == what}
-        for whose in reversed(NAMES):
+    """Accuracy on digits and phonemes, and the time of a training step."""
+    figure, (digits, phones, time) = subplots("AB;AC", widths=(1.2, 1))
+    for what, axes in {"digit accuracy": digits, "milliseconds": time}.items():
+        found = {curve.name: curve for curve in result.curves if curve.quantity == what}
+        for whose in reversed(MODEL_NAMES):
             line(axes, whose, found[whose].x, found[whose].y)
         doubling(axes, sorted({x for curve in found.values() for x in curve.x}))
-    draw_phones(phones, {curve.name: curve.y[0] for curve in result.curves if curve.what == "right phones"})
+    draw_phoneme_accuracy(
+        phones, {curve.name: curve.y[0] for curve in result.curves if curve.quantity == "phoneme accuracy"}
+    )
     digits.set_ylim(0, 1.05)
     time.set_ylim(0, 1.1 * time.get_ylim()[1])
-    name_axis(digits, "Reversed digits", "training steps", "accuracy")
-    name_axis(time, f"Step of {TOKENS_AT_ONCE:,} tokens", "sequence length (tokens)", "ms on one core")
-    key_below(figure, digits)
-    headline(figure, "Within the same budget, an LSTM without attention falls behind")
+    label_axes(digits, "Reversed digits", "training steps", "accuracy")
+    label_axes(time, f"Step of {TOKENS_AT_ONCE:,} tokens", "sequence length (tokens)", "ms on one core")
+    legend_below(figure, digits)
+    set_headline(figure, "Within the same training budget, an LSTM without attention falls behind")
     return figure
 
 
-def draw_phones(axes: "Axes", shares: dict[str, float]) -> None:
-    """A bar for each model, with its number."""
-    heights, colours = [shares[whose] for whose in NAMES], [COLORS[whose] for whose in NAMES]
-    bars = axes.bar(range(len(NAMES)), heights, color=colours)
-    axes.bar_label(bars, fmt="{:.0%}", fontsize=SMALL)
+def draw_phoneme_accuracy(axes: "Axes", accuracy: dict[str, float]) -> None:
+    """One bar per model."""
+    heights, colors = [accuracy[whose] for whose in MODEL_NAMES], [COLORS[whose] for whose in MODEL_NAMES]
+    bars = axes.bar(range(len(MODEL_NAMES)), heights, color=colors)
+    axes.bar_label(bars, fmt="{:.0%}", fontsize=SMALL_SIZE)
     axes.set_xticks([])
     axes.set_ylim(0, 1.15)
     axes.grid(axis="x", visible=False)
-    name_axis(axes, "Phonemes of new words", "", "accuracy")
+    label_axes(axes, "Phonemes of unseen words", "", "accuracy")
+
+
+RECURRENCE = Claim(
+    slug="recurrence",
+    lesson="Attention and recurrence",
+    statement="Within the same training budget, a transformer and an LSTM with attention learn to reverse sequences of "
+    "16 digits; an LSTM of equal size without attention learns only short ones and pronounces words worse. With more "
+    "training the difference shrinks.",
+    misconception="An LSTM of equal size learns as quickly without attention; or: attention helps only without "
+    "recurrence; or: reversal cannot be learned without attention at all.",
+    formula="without attention, the decoder sees the source only through one hidden and one cell state: 2 · width "
+    "numbers",
+    conditions="Each model: 300 training steps of 64 sequences in float32; accuracy under teacher forcing, mean of "
+    "three seeds.",
+    run=run_recurrence,
+    figure=draw_recurrence,
+    try_next="clearhead lab recurrence --length 8",
+    minimum={"width": 16, "length": 8},
+    maximum={"width": 256, "length": 128},
+    multiple_of={"width": 2},
+    trains=True,
+    seconds=65,
+)

@@ -1,6 +1,7 @@
 """Positions are added, as vectors as wide as a token; and what the answer is read from."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -8,83 +9,121 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.drawing import BLUE, GREEN
-from clearhead.lab.claim import Claim, Result, at_least, at_most, equals
-from clearhead.lab.constructions import patches_as_convolution
-from clearhead.lab.plots import TEXT, canvas, headline, heat_maps, label, name_axis
+from clearhead.lab.claim import Claim, Curve, Result, above, at_least, at_most, equals, within
+from clearhead.lab.learning import mean_over_seeds, single_thread, train_recipe
+from clearhead.lab.plots import (
+    SMALL_SIZE,
+    TEXT_SIZE,
+    draw_measured,
+    heat_maps,
+    label,
+    label_axes,
+    set_headline,
+    subplots,
+)
 from clearhead.models.config import PoolingName, PosEmbed2dName, VisionConfig
 from clearhead.models.vit import VisionTransformer
 from clearhead.nn.blocks import DecoderBlock
 from clearhead.nn.patch_embed import PatchEmbed
-from clearhead.nn.positions import LearnedPosEmbed2d
+from clearhead.training.objectives import evaluate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Rule = Callable[[Tensor, Tensor], Tensor]
-"""(tokens (P,E), table (P,E)) -> what the encoder is given"""
 
-
-def added(tokens: Tensor, table: Tensor) -> Tensor:
-    return tokens + table
-
-
-def place_only(tokens: Tensor, table: Tensor) -> Tensor:
-    """The mistake: one more number, the place itself."""
-    places = torch.arange(len(tokens), dtype=tokens.dtype)
-    return torch.cat([tokens, places[:, None]], dim=1)
-
-
-def model_for(
-    width: int, pooling: PoolingName, side: int = 4, pos_embed: PosEmbed2dName = "learned"
+def small_vit(
+    width: int, pooling: PoolingName, grid_size: int = 4, pos_embed: PosEmbed2dName = "learned"
 ) -> VisionTransformer:
     config = VisionConfig(
         width=width,
         depth=2,
         num_heads=2,
-        image_size=4 * side,
+        image_size=4 * grid_size,
         patch_size=4,
         num_classes=3,
         pooling=pooling,
         pos_embed=pos_embed,
     )
-    return VisionTransformer(config).double().eval()
+    return VisionTransformer.from_config(config).double().eval()
 
 
-def run_learned_positions(*, seed: int = 0, width: int = 16, side: int = 4, rule: Rule = added) -> Result:
+def run_patch_embedding(
+    *, seed: int = 0, width: int = 8, patch_size: int = 4, grid_size: int = 3, stride: int = 0
+) -> Result:
+    """stride is the patch size unless given."""
     torch.manual_seed(seed)
-    model = model_for(width, "mean", side)
-    table = model.pos_embed
-    assert isinstance(table, LearnedPosEmbed2d)
-    images = torch.randn(1, 3, 4 * side, 4 * side, dtype=torch.float64)
-    order = torch.arange(side * side).roll(1)
-    with torch.no_grad():
-        tokens = model.patch_embed(images)
-        given, expected = table(tokens, (side, side))[0], rule(tokens[0], table.table)
-        error = (given - expected).abs().max().item() if given.shape == expected.shape else float("inf")
-        table.table.mul_(50)  # as large as the tokens: training makes it so
-        shuffled = change(model, tokens, order)
-        table.table.zero_()
-        without = change(model, tokens, order)
-        waves = change(model_for(width, "mean", side, "sinusoidal"), tokens, order)
-    return Result(
-        (
-            at_most("what the encoder gets: difference from tokens + table", error, 0.0),
-            equals("numbers that tell one place", table.table.shape[1], width, 0),
-            at_least("patches shuffled: the answer moves by", shuffled, 1e-3),
-            at_most("the same with the table at zero", without, 1e-12),
-            at_least("the same with sinusoidal positions instead", waves, 1e-3),
-        )
+    tokens, images = (
+        PatchEmbed(3, width, patch_size).double(),
+        torch.randn(2, 3, grid_size * patch_size, grid_size * patch_size).double(),
     )
+    conv = tokens.as_convolution()
+    conv.stride = (stride or patch_size, stride or patch_size)
+    with torch.no_grad():
+        convolved = conv(images).flatten(2).mT
+        cut = tokens(images)
+    error = (convolved - cut).abs().max().item() if convolved.shape == cut.shape else float("inf")
+    return Result((at_most("difference between projected patches and the convolution", error, 1e-12),))
 
 
-def change(model: VisionTransformer, tokens: Tensor, order: Tensor) -> float:
-    answers = model(inputs_embeds=tokens), model(inputs_embeds=tokens[:, order])
-    return (answers[0] - answers[1]).abs().max().item()
+@torch.no_grad()
+def draw_patch_embedding(
+    *, seed: int = 0, width: int = 8, patch_size: int = 4, grid_size: int = 3, stride: int = 0
+) -> "Figure":
+    """Left: the image and its patches. Middle: cut and projected. Right: the convolution."""
+    torch.manual_seed(seed)
+    tokens = PatchEmbed(3, width, patch_size).double()
+    images = torch.randn(2, 3, grid_size * patch_size, grid_size * patch_size).double()
+    conv = tokens.as_convolution()
+    conv.stride = (stride or patch_size, stride or patch_size)
+    cut, convolved = tokens(images)[0], conv(images).flatten(2).mT[0]
+    figure, (image, left, right) = subplots("ABC", widths=(1.3, 1, 1))
+    picture = images[0] - images[0].min()
+    image.imshow((picture / picture.max()).permute(1, 2, 0).numpy(), interpolation="nearest")
+    image.grid(False)
+    for edge in range(grid_size + 1):
+        image.axhline(edge * patch_size - 0.5, color="white", linewidth=3)
+        image.axvline(edge * patch_size - 0.5, color="white", linewidth=3)
+    if grid_size <= 5:
+        for place in range(grid_size * grid_size):
+            row, column = divmod(place, grid_size)
+            label(
+                image,
+                (column + 0.5) * patch_size - 0.5,
+                (row + 0.5) * patch_size - 0.5,
+                str(place + 1),
+                ha="center",
+                va="center",
+            )
+            image.texts[-1].set_bbox({"boxstyle": "circle", "facecolor": "white", "edgecolor": "none"})
+    image.set_xticks([0, grid_size * patch_size - 1])
+    image.set_yticks([0, grid_size * patch_size - 1])
+    heat_maps(figure, [left, right], [cut, convolved], "value")
+    for axes in (left, right):
+        axes.set_aspect("auto")
+    label_axes(image, f"{grid_size * grid_size} patches of {patch_size} × {patch_size}", "pixel column", "pixel row")
+    label_axes(left, "projected patches", "feature", "patch")
+    label_axes(right, f"convolution,\nstride {stride or patch_size}", "feature")
+    set_headline(figure, "Patch embedding is a convolution whose stride equals its kernel size")
+    return figure
+
+
+PATCH_EMBEDDING = Claim(
+    slug="patch-embedding",
+    kind="demonstration",
+    lesson="Images and convolutions",
+    statement="Patch embedding, a linear projection of flattened patches, is a convolution whose stride equals its "
+    "kernel size.",
+    misconception="A vision transformer contains no convolution.",
+    formula="unfold(image) W = conv(image, W, stride = patch_size)",
+    run=run_patch_embedding,
+    figure=draw_patch_embedding,
+    try_next="clearhead lab patch-embedding --stride 2",
+)
 
 
 def gradient_by_token(width: int, pooling: PoolingName, images: Tensor) -> Tensor:
     """Norm of the gradient of the squared logits by each token that leaves the encoder. (L,)"""
-    model = model_for(width, pooling)
+    model = small_vit(width, pooling)
     encoded: list[Tensor] = []
     handle = model.norm.register_forward_hook(lambda module, args, out: encoded.append(out))
     answer = model(images)
@@ -93,8 +132,8 @@ def gradient_by_token(width: int, pooling: PoolingName, images: Tensor) -> Tenso
     return gradient[0].norm(dim=-1)
 
 
-def run_pooling(*, seed: int = 0, width: int = 16, mean: bool = False) -> Result:
-    """mean asks of mean pooling what holds of the class token."""
+def run_class_token(*, seed: int = 0, width: int = 16, mean_pooling: bool = False) -> Result:
+    """mean_pooling asks of mean pooling what holds of the class token."""
     torch.manual_seed(seed)
     images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
 
@@ -106,12 +145,12 @@ def run_pooling(*, seed: int = 0, width: int = 16, mean: bool = False) -> Result
         """The largest number of inputs of a classifier."""
         given: list[Tensor] = []
         for pooling in poolings:
-            model = model_for(width, pooling)
+            model = small_vit(width, pooling)
             model.head.register_forward_pre_hook(lambda module, args: given.append(args[0]))
             model(images)
         return max(x[0].numel() for x in given)
 
-    model = model_for(width, "cls")
+    model = small_vit(width, "cls")
     norm, z = model.norm, []
     assert isinstance(norm, nn.LayerNorm)
     handle = norm.register_forward_hook(lambda module, args, out: z.append(args[0]))
@@ -122,91 +161,27 @@ def run_pooling(*, seed: int = 0, width: int = 16, mean: bool = False) -> Result
         error = (by_hand - answer).abs().max().item()
     return Result(
         (
-            at_most("difference of MLP(LN(z_0)) from the model", error, 1e-12),
-            equals("class token: tokens that the answer is read from", read_places("mean" if mean else "cls"), 1, 0),
-            equals("mean pooling: tokens that the answer is read from", read_places("mean"), 16, 0),
-            equals("numbers that the classifier is given, of either", classifier_inputs("cls", "mean"), width, 0),
-            equals("decoder blocks in it", sum(isinstance(part, DecoderBlock) for part in model.modules()), 0, 0),
+            at_most("difference between MLP(LN(z_0)) and the model", error, 1e-12),
+            equals(
+                "class token: number of encoder outputs that the logits depend on",
+                read_places("mean" if mean_pooling else "cls"),
+                1,
+                0,
+            ),
+            equals("mean pooling: number of encoder outputs that the logits depend on", read_places("mean"), 16, 0),
+            equals("input width of the classifier, either pooling", classifier_inputs("cls", "mean"), width, 0),
+            equals("number of decoder blocks", sum(isinstance(part, DecoderBlock) for part in model.modules()), 0, 0),
         )
     )
 
 
-LEARNED = Claim(
-    slug="learned-positions",
-    kind="demonstration",
-    rows=("R4.15",),
-    lesson="Positions and order",
-    statement="A learned position is a vector as wide as a token, added to it; without it patches are a bag.",
-    mistake="The position is just the number of the patch.",
-    formula="z_i = W patch_i + E_i,  E (P, width) learned",
-    run=run_learned_positions,
-    try_next="clearhead lab class-token",
-    multiples={"width": 4},
-    least={"side": 2},
-)
-
-READOUT = Claim(
-    slug="class-token",
-    kind="demonstration",
-    rows=("R4.15",),
-    lesson="Images and convolutions",
-    statement="The classifier of a vision transformer is given one vector, that of the class token, MLP(LN(z_0)), or "
-    "the mean of all tokens; there is no decoder.",
-    mistake="The classifier is given all tokens side by side (flattened), or the output of a decoder.",
-    formula="y = MLP(LN(z_0));  or y = MLP(mean_i LN(z_i))",
-    run=run_pooling,
-    try_next="clearhead shapes vit_base",
-    multiples={"width": 2},
-)
-
-
-# Images: patches, what the answer is read from, and transformers beside convolutional networks.
-
-
-@torch.no_grad()
-def draw_patches(*, seed: int = 0, width: int = 8, patch: int = 4, side: int = 3, stride: int = 0) -> "Figure":
-    """Left: the image and its patches. Middle: cut and projected. Right: the convolution."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        tokens = PatchEmbed(3, width, patch).double()
-        images = torch.randn(2, 3, side * patch, side * patch).double()
-        conv = patches_as_convolution(tokens)
-    conv.stride = (stride or patch, stride or patch)
-    cut, convolved = tokens(images)[0], conv(images).flatten(2).mT[0]
-    figure, (image, left, right) = canvas("ABC", widths=(1.3, 1, 1))
-    picture = images[0] - images[0].min()
-    image.imshow((picture / picture.max()).permute(1, 2, 0).numpy(), interpolation="nearest")
-    image.grid(False)
-    for edge in range(side + 1):
-        image.axhline(edge * patch - 0.5, color="white", linewidth=3)
-        image.axvline(edge * patch - 0.5, color="white", linewidth=3)
-    if side <= 5:
-        for place in range(side * side):
-            row, column = divmod(place, side)
-            label(
-                image, (column + 0.5) * patch - 0.5, (row + 0.5) * patch - 0.5, str(place + 1), ha="center", va="center"
-            )
-            image.texts[-1].set_bbox({"boxstyle": "circle", "facecolor": "white", "edgecolor": "none"})
-    image.set_xticks([0, side * patch - 1])
-    image.set_yticks([0, side * patch - 1])
-    heat_maps(figure, [left, right], [cut, convolved], "value")
-    for axes in (left, right):
-        axes.set_aspect("auto")
-    name_axis(image, f"{side * side} patches of {patch} × {patch}", "pixel column", "pixel row")
-    name_axis(left, "cut, then projected", "feature", "patch")
-    name_axis(right, f"convolution,\nstride {stride or patch}", "feature")
-    headline(figure, "Patch embedding is a convolution whose stride is the size of its kernel")
-    return figure
-
-
 def draw_class_token(*, seed: int = 0, width: int = 16) -> "Figure":
     """The gradient of the logits at each token that leaves the encoder, with a class token and with mean pooling."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
-        norms = {"class token": gradient_by_token(width, "cls", images)}
-        norms["mean pooling"] = gradient_by_token(width, "mean", images)
-    figure, both = canvas("AB")
+    torch.manual_seed(seed)
+    images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    norms = {"class token": gradient_by_token(width, "cls", images)}
+    norms["mean pooling"] = gradient_by_token(width, "mean", images)
+    figure, both = subplots("AB")
     for axes, (title, heights), first in zip(both, norms.items(), (0, 1), strict=True):
         reached = int((heights > 0).sum())
         places = range(first, first + len(heights))
@@ -216,7 +191,177 @@ def draw_class_token(*, seed: int = 0, width: int = 16) -> "Figure":
         axes.set_ylim(0, 1.1)
         axes.grid(axis="x", visible=False)
         tokens = f"{reached} of {len(heights)} tokens"
-        name_axis(axes, f"{title}: logits read from\n{tokens}", "token (1 to 16: patches)")
-    both[0].set_ylabel("gradient norm of the logits\n(largest = 1)", fontsize=TEXT)
-    headline(figure, "A ViT classifies from one token, or from the mean of all patches")
+        label_axes(axes, f"{title}: logits depend on\n{tokens}", "token (1 to 16: patches)")
+    both[0].set_ylabel("gradient norm of the logits\n(largest = 1)", fontsize=TEXT_SIZE)
+    set_headline(figure, "A ViT classifies from one token, or from the mean of all patches")
     return figure
+
+
+CLASS_TOKEN = Claim(
+    slug="class-token",
+    kind="demonstration",
+    lesson="Images and convolutions",
+    statement="The classifier of a vision transformer receives one vector: the class token, MLP(LN(z_0)), or the "
+    "mean of all tokens. There is no decoder.",
+    misconception="The classifier receives all tokens, flattened, or the output of a decoder.",
+    formula="y = MLP(LN(z_0));  or y = MLP(mean_i LN(z_i))",
+    run=run_class_token,
+    figure=draw_class_token,
+    try_next="clearhead shapes vit_base",
+    multiple_of={"width": 2},
+)
+
+
+PARTS: dict[str, dict[str, object]] = {
+    "positions": {"model.pos_embed": "learned"},
+    "norm": {"model.norm": "pre"},
+    "output projection": {"model.output_projection": True},
+}
+"""what the plain model lacks: learned position embeddings, layer norm before each sublayer, and W_O"""
+
+
+PLAIN, ALL = "plain", "all three"
+
+
+VARIANTS: dict[str, dict[str, object]] = {
+    PLAIN: {},
+    **{f"+ {name}": part for name, part in PARTS.items()},
+    ALL: {key: value for part in PARTS.values() for key, value in part.items()},
+}
+
+
+def variant_accuracy(changes: dict[str, object], steps: int, seed: int) -> list[float]:
+    """Accuracy on all test images of the recipe `mnist-plain` with these changes, after so many steps."""
+    ctx = train_recipe("mnist-plain", {"seed": seed, **changes}, steps)
+    return [evaluate(ctx.model, ctx.objective, ctx.data.test, ctx.data.normalize)["accuracy"]]
+
+
+def run_plain_vit(*, seed: int = 0, num_seeds: int = 3, steps: int = 600, plain: bool = False) -> Result:
+    """plain=True asks of the plain model what holds of the one with all three parts."""
+    with single_thread():
+        found = {
+            name: mean_over_seeds(partial(variant_accuracy, changes, steps), seed, num_seeds)[0]
+            for name, changes in VARIANTS.items()
+        }
+    base, complete = found[PLAIN], found[PLAIN if plain else ALL]
+    positions, norm, projection = (found[f"+ {name}"] - base for name in PARTS)
+    checks = (
+        at_least(f"{PLAIN}, {steps} steps: test accuracy", base, 0.75),
+        at_least("+ positions: gain", positions, 0.02),
+        at_least("+ norm: gain", norm, 0.005),
+        within("+ output projection: gain", projection, -0.03, 0.03),
+        at_least(f"{ALL}: gain", complete - base, 0.04),
+        above(f"{ALL}: gain over the best single part", complete - base - max(positions, norm, projection), 0),
+    )
+    return Result(checks, tuple(Curve("test accuracy", name, (steps,), (found[name],)) for name in VARIANTS))
+
+
+def draw_plain_vit(result: Result) -> "Figure":
+    return draw_measured(result, "Positions raise the accuracy of the plain ViT most; all three parts raise it more")
+
+
+PLAIN_VIT = Claim(
+    slug="plain-vit",
+    lesson="Images and convolutions",
+    statement="Of the parts that the plain vision transformer lacks, position embeddings alone raise the accuracy "
+    "most and normalization alone raises it somewhat; the output projection of a single head changes little. All "
+    "three together raise it most.",
+    misconception="Each missing part costs about the same accuracy; or: a single missing part explains the low "
+    "accuracy.",
+    formula="one head: softargmax(beta Q Kᵀ) (x W_V) W_O, and W_V W_O is a single matrix, so W_O adds no new functions",
+    conditions="Preset plain_mnist: 4 blocks of width 64, 7×7 patches; 40,000 training images, 600 steps of 128 "
+    "images in float32; mean of three seeds.",
+    run=run_plain_vit,
+    figure=draw_plain_vit,
+    try_next="clearhead lab plain-vit --steps 200",
+    trains=True,
+    seconds=300,
+)
+
+
+def run_rotation(*, seed: int = 0, width: int = 4, image_size: int = 8, rotate: bool = False) -> Result:
+    """rotate asks of rotateds what holds of shifts."""
+    torch.manual_seed(seed)
+    images = torch.randn(1, width, image_size, image_size, dtype=torch.float64)
+    layer, even = (nn.Conv2d(width, width, 3, padding=1, padding_mode="circular").double() for _ in range(2))
+    with torch.no_grad():  # the mean of its four turns is a kernel that is its own turn
+        even.weight.copy_(torch.stack([even.weight.rot90(turns, (2, 3)) for turns in range(4)]).mean(0))
+
+    def shifted(x: Tensor) -> Tensor:
+        return x.roll((2, 3), dims=(2, 3))
+
+    def turned(x: Tensor) -> Tensor:
+        return x.rot90(dims=(2, 3))
+
+    def change(move: Callable[[Tensor], Tensor], layer: nn.Module = layer) -> tuple[float, float]:
+        """How far the moved image's answer is from the moved answer, and how far the pooled one moves."""
+        with torch.no_grad():
+            before, after = layer(images), layer(move(images))
+            pooled = after.relu().mean((2, 3)) - before.relu().mean((2, 3))
+            return (after - move(before)).abs().max().item(), pooled.abs().max().item()
+
+    move, pooled = change(turned if rotate else shifted)
+    return Result(
+        (
+            at_most("shifted image: difference from the shifted output", move, 1e-12),
+            at_most("shifted image: change of the pooled output", pooled, 1e-12),
+            at_least("rotated image: difference from the rotated output", change(turned)[0], 1e-2),
+            at_least("rotated image: change of the pooled output", change(turned)[1], 1e-4),
+            at_most(
+                "rotated image, symmetric kernel: difference from the rotated output", change(turned, even)[0], 1e-12
+            ),
+        )
+    )
+
+
+@torch.no_grad()
+def draw_rotation(*, seed: int = 0, width: int = 4, image_size: int = 8) -> "Figure":
+    """Above: the output for a moved image. Below: the moved output for the image. Equal for shifts, not for turns."""
+    torch.manual_seed(seed)
+    images = torch.randn(1, width, image_size, image_size, dtype=torch.float64)
+    layer, even = (nn.Conv2d(width, width, 3, padding=1, padding_mode="circular").double() for _ in range(2))
+    even.weight.copy_(torch.stack([even.weight.rot90(turns, (2, 3)) for turns in range(4)]).mean(0))
+
+    def shifted(x: Tensor) -> Tensor:
+        return x.roll((2, 3), dims=(2, 3))
+
+    def turned(x: Tensor) -> Tensor:
+        return x.rot90(dims=(2, 3))
+
+    cases = {
+        "shifted": (shifted, layer),
+        "rotated": (turned, layer),
+        "rotated,\nsymmetric kernel": (turned, even),
+    }
+    pairs = [(conv(move(images)), move(conv(images))) for move, conv in cases.values()]
+    figure, all_axes = subplots("ABC;DEF")
+    maps = [pair[0][0, 0] for pair in pairs] + [pair[1][0, 0] for pair in pairs]
+    heat_maps(figure, all_axes, maps, "output, channel 1")
+    for axes in all_axes:
+        axes.set(xticks=[], yticks=[])
+    for axes, title in zip(all_axes, cases, strict=False):
+        label_axes(axes, title)
+    for axes, (one, other) in zip(all_axes[3:], pairs, strict=True):
+        largest = (one - other).abs().max().item()
+        text = "equal" if largest < 1e-12 else f"differ by {largest:.2g}"
+        label_axes(axes, "", text)
+    all_axes[0].set_ylabel("conv(T x)", fontsize=SMALL_SIZE)
+    all_axes[3].set_ylabel("T conv(x)", fontsize=SMALL_SIZE)
+    set_headline(figure, "A convolution is equivariant to translation, but not to rotation")
+    return figure
+
+
+ROTATION = Claim(
+    slug="rotation",
+    kind="demonstration",
+    lesson="Images and convolutions",
+    statement="A convolution is equivariant to translation but not to rotation, and global pooling does not make it "
+    "invariant to rotation.",
+    misconception="CNNs are invariant to rotation.",
+    formula="conv(shift x) = shift conv(x);  conv(rotate x) = rotate conv(x) only for kernels that are symmetric "
+    "under the rotation",
+    run=run_rotation,
+    figure=draw_rotation,
+    try_next="clearhead lab rotation --image-size 32",
+    minimum={"image_size": 4},
+)

@@ -1,9 +1,10 @@
-"""CIFAR-10 on a laptop's processor: convolutional tokens, two blocks of width 128, Muon.
+"""CIFAR-10 on a laptop CPU: a convolutional stem, two blocks of width 128, and Muon.
 
 clearhead data get cifar10 && clearhead train cifar10-fast
-takes      43 minutes on two processor cores
-reaches    91.18%, the mean over six views of each image; --training.steps 900 --training.tta flip
-           (each image and its mirror image): 83.7% in 7 minutes
+Time: 42 min on 2 CPU cores
+Test accuracy: 91.18% with test-time augmentation over six views
+
+With --training.steps 900 --training.tta flip: 83.7% in 7 minutes.
 """
 
 from clearhead.data.config import Augmentation, DataConfig

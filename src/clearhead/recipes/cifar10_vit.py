@@ -1,8 +1,8 @@
 """A plain vision transformer on CIFAR-10: 4x4 patches, a class token, four pre-norm blocks of width 128.
 
 clearhead data get cifar10 && clearhead train cifar10-vit
-takes      96 minutes on one of two busy processor cores; 44 minutes on two quiet ones, by --dry-run
-reaches    84.31% of the test images; with --training.epochs 10: 78.90%, 50: 85.26%
+Time: 1 h 36 min on 1 of 2 busy CPU cores (44 minutes on 2 idle cores, estimated by --dry-run)
+Test accuracy: 84.31% (78.90% with --training.epochs 10; 85.26% with --training.epochs 50)
 """
 
 from clearhead.data.config import Augmentation, DataConfig

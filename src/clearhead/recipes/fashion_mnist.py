@@ -1,8 +1,8 @@
-"""Fashion-MNIST, clothes instead of digits, with the model of `mnist`: harder, so for longer.
+"""Fashion-MNIST, clothes instead of digits, with the model of `mnist` trained for five epochs.
 
 clearhead data get fashion-mnist && clearhead train fashion-mnist
-takes      10 minutes on one processor core
-reaches    91.89%, mean over each image and its mirror image
+Time: 9 min 34 s on 1 CPU core
+Test accuracy: 91.89% with test-time augmentation over each image and its mirror image
 """
 
 from dataclasses import replace

@@ -1,18 +1,17 @@
-"""Your own pictures: a folder for each class, with the pictures in it.
+"""Classify your own images, stored in one folder per class.
 
 clearhead train folder --data.folder PATH
-clearhead data show folder --data.folder PATH    the pictures as the model sees them, on a contact sheet
-takes      depends on how many there are: ask with --dry-run
-reaches    depends on what they show
+clearhead data show folder --data.folder PATH    write a contact sheet of the images as the model sees them
+Time: depends on the number of images; estimate it with --dry-run
+Test accuracy: depends on the images
 
-PATH/cats/*.jpg, PATH/dogs/*.jpg ..., or the same below PATH/train/, PATH/val/ and PATH/test/. The classes are the names
-of the folders. Where there is no test folder, a fifth of each class is kept for the test.
+PATH contains cats/*.jpg, dogs/*.jpg and so on, or train/, val/ and test/ with such folders inside. Folder names are
+class names. Without a test folder, a fifth of each class becomes the test set.
 
-The model reads squares. --data.fit pad (the default) keeps every picture whole and fills the rest of the square with
-the colour of its border; crop takes the largest square in its middle, for photographs whose subject is there; stretch
-changes the aspect ratio. Prediction does the same as training. Before the first step, the program says how many
-pictures are far from square. Files that cannot be read stop it, all named at once; --data.skip-invalid leaves them
-out, lists them, and records their names in the run's checkpoints (data.skipped in state.json).
+The model takes square images. --data.fit pad (default) pads an image with the color of its border; crop takes the
+largest square in the center, which suits photos with a centered subject; stretch changes the aspect ratio. Prediction
+does the same as training. Files that cannot be read stop training with an error that names all of them;
+--data.skip-invalid leaves them out and records their names in the checkpoints (data.skipped in state.json).
 """
 
 from clearhead.data.config import Augmentation, DataConfig, Fit

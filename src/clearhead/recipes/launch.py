@@ -9,8 +9,7 @@ from typing import Any
 
 from clearhead.data import datasets
 from clearhead.messages import round_count
-from clearhead.recipes.registry import config_of
-from clearhead.recipes.validate import validate
+from clearhead.recipes.registry import config_of, validate
 from clearhead.training import checkpoint, loop
 from clearhead.training.compatibility import check_config_matches
 from clearhead.training.config import RunConfig

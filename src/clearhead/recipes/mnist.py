@@ -1,12 +1,12 @@
-"""Handwritten digits with a small vision transformer whose tokens are made by a few convolutions.
+"""Handwritten digits with a small vision transformer that has a convolutional stem.
 
 clearhead train mnist
-takes      75 seconds on two processor cores
-reaches    99.05%; with --training.steps 340, 98.7% in 48 seconds; with --training.steps 700, 99.2% in 116
+Time: 75 s on 2 CPU cores
+Test accuracy: 99.05% (98.7% in 48 s with --training.steps 340; 99.2% in 116 s with --training.steps 700)
 
 clearhead train mnist --training.epochs 15 --training.evaluate-every 0 --training.ema 0.999
     --optimizer.weight-decay 0.05 --data.augmentation.cutout 6
-reaches    99.66% in 17 minutes
+Test accuracy: 99.66% in 17 minutes
 """
 
 from clearhead.data.config import Augmentation, DataConfig

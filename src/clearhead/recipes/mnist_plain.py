@@ -1,9 +1,11 @@
-"""The plain vision transformer on 40,000 MNIST images: to see what positions, norms and W_O are good for.
+"""A vision transformer without position embeddings, norms and output projection, on 40,000 MNIST images.
 
 clearhead train mnist-plain
-takes      less than seven minutes on one processor core
-reaches    92.30% after 20 epochs, 94.61% once in 353 (50 minutes on two cores); the report that it comes from: 94.61%
-           after 1000 epochs
+Time: 6 min 20 s on 1 CPU core
+Test accuracy: 92.30% after 20 epochs; 94.61% at best within 353 epochs (50 minutes on 2 CPU cores)
+
+The report that this model comes from gives 94.61% after 1000 epochs. Compare it with `mnist` to see what the missing
+parts contribute.
 """
 
 from clearhead.data.config import DataConfig

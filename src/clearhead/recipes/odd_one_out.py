@@ -1,8 +1,8 @@
-"""Which of ten MNIST images is of another class than the rest? A score for each, softmax over the set.
+"""Find the one of ten MNIST images that has another class than the rest: a score per image, softmax over the set.
 
 clearhead train odd-one-out
-takes      less than six minutes on one processor core
-reaches    99.17% of 10,000 unseen sets
+Time: 5 min 32 s on 1 CPU core
+Test accuracy: 99.17% on 10,000 sets
 """
 
 from clearhead.data.config import DataConfig

@@ -1,11 +1,11 @@
-"""How a word is said, from how it is written: the encoder-decoder of 2017 on the CMU dictionary.
+"""Predict the pronunciation of a word from its spelling: the encoder-decoder of Vaswani et al. (2017) on CMUdict.
 
 clearhead train pronounce
 clearhead train pronounce --data.train-file my.dict --data.test-file my.test
-torchrun --nproc-per-node 2 -m clearhead train pronounce --training.threads 1    the fastest on two cores
-takes      100 minutes on two processor cores
-reaches    on the papers' dictionary, 2,000 words set apart: 22% word error rate, 5.4% phoneme error rate;
-           on its 12,000 test words, with three other runs (evaluate --ensemble): 20.69% and 4.95%
+torchrun --nproc-per-node 2 -m clearhead train pronounce --training.threads 1    fastest on two cores
+Time: 100 minutes on 2 CPU cores
+Test accuracy: 22% word error rate and 5.4% phoneme error rate on 2,000 held-out words of the dictionary used in papers;
+               20.69% and 4.95% on its 12,000 test words with an ensemble of four runs (evaluate --ensemble)
 """
 
 from clearhead.data.config import DataConfig

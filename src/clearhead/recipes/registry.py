@@ -1,14 +1,20 @@
-"""All recipes by name, with what was measured; from a name and some changed numbers to a config that fits together."""
+"""All recipes by name: their measured results, overrides such as `training.steps=100`, and validation of the result."""
 
 import inspect
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass, replace
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
+from clearhead.data.config import N_VIEWS, DataConfig
+from clearhead.messages import duration
+from clearhead.models.config import LanguageConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
 from clearhead.recipes.cifar10_bert import cifar10_bert
 from clearhead.recipes.cifar10_fast import cifar10_fast
 from clearhead.recipes.cifar10_vit import cifar10_vit
-from clearhead.recipes.digits import digits
+from clearhead.recipes.digits import QUESTIONS, digits
 from clearhead.recipes.fashion_mnist import fashion_mnist
 from clearhead.recipes.folder import folder
 from clearhead.recipes.mnist import mnist
@@ -19,63 +25,78 @@ from clearhead.recipes.pronounce_fast import pronounce_fast
 from clearhead.recipes.reverse import reverse
 from clearhead.recipes.reverse_uva import reverse_uva
 from clearhead.recipes.text import text
-from clearhead.recipes.validate import validate
 from clearhead.recipes.words import words
-from clearhead.training.config import RunConfig
+from clearhead.training.config import ObjectiveName, RunConfig
 from clearhead.validation import check_name
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What the recipe took and reached, unchanged, with seed 0, on at most two processor cores."""
+    """The result of training a recipe without overrides, as recorded in measured.json."""
 
+    command: str
+    seed: int
+    epochs: int | None
+    """epochs trained, which may be fewer than the recipe's; None for a recipe that counts steps"""
     seconds: float
-    """of training, validation included"""
+    """training time, validation included"""
     accuracy: float
-    """on the test set; of sequences, the share without a mistake; of `words`, the share of letters"""
-    epochs: int | None = None
-    """after which it was stopped, where the whole takes too long"""
+    """on the test set"""
+    metric: str
+    """accuracy, exact match (sequences without an error) or token accuracy"""
+    machine: str
+
+
+@cache
+def measurements() -> dict[str, Measured]:
+    """All measured results by recipe."""
+    text = files("clearhead.recipes").joinpath("measured.json").read_text()
+    return {name: Measured(**fields) for name, fields in json.loads(text).items()}
 
 
 @dataclass(frozen=True)
 class Recipe:
     make: Callable[..., RunConfig]
-    """its arguments are fields of its data config, and what depends on them follows"""
-    what: str
+    """its parameters are fields of the data config from which other settings are derived"""
+    description: str
     measured: Measured | None = None
 
 
 RECIPES = {
-    "reverse": Recipe(reverse, "16 digits in reverse order", Measured(seconds=3.6, accuracy=1.0)),
-    "reverse-uva": Recipe(
-        reverse_uva, "the same with the numbers of the UvA notebook", Measured(seconds=28, accuracy=1.0)
-    ),
-    "digits": Recipe(digits, "one answer about 16 digits", Measured(seconds=44, accuracy=1.0)),
-    "odd-one-out": Recipe(odd_one_out, "the odd one out of ten images", Measured(seconds=332, accuracy=0.9917)),
-    "mnist": Recipe(mnist, "handwritten digits, quickly", Measured(seconds=75, accuracy=0.9905)),
-    "mnist-plain": Recipe(
-        mnist_plain, "the same without positions and norms: why it is poor", Measured(seconds=380, accuracy=0.9230)
-    ),
-    "cifar10-fast": Recipe(
-        cifar10_fast, "photographs of ten classes, on a laptop", Measured(seconds=2549, accuracy=0.9118)
-    ),
-    "cifar10-vit": Recipe(
-        cifar10_vit,
-        "the same with a plain vision transformer of 4x4 patches",
-        Measured(seconds=5744, accuracy=0.8431),
-    ),
-    "cifar10-bert": Recipe(
-        cifar10_bert,
-        "the same with a BERT-style encoder of 12 layers",
-        Measured(seconds=2422, accuracy=0.3288, epochs=1),
-    ),
-    "fashion-mnist": Recipe(fashion_mnist, "clothes of ten classes", Measured(seconds=574, accuracy=0.9189)),
-    "pronounce": Recipe(pronounce, "how English words are said"),
-    "pronounce-fast": Recipe(pronounce_fast, "the same, in a few minutes", Measured(seconds=308, accuracy=0.6082)),
-    "words": Recipe(words, "words that nobody has written yet", Measured(seconds=239, accuracy=0.3450)),
-    "text": Recipe(text, "your own text, and how it goes on"),
-    "folder": Recipe(folder, "your own pictures"),
+    name: Recipe(make, description, measurements().get(name))
+    for name, make, description in (
+        ("reverse", reverse, "reverse 16 digits"),
+        ("reverse-uva", reverse_uva, "the same as in the UvA notebook"),
+        ("digits", digits, "a question about 16 digits"),
+        ("odd-one-out", odd_one_out, "find the odd one out of ten images"),
+        ("mnist", mnist, "handwritten digits"),
+        ("mnist-plain", mnist_plain, "the same without positions and norms"),
+        ("cifar10-fast", cifar10_fast, "photos of ten classes"),
+        ("cifar10-vit", cifar10_vit, "the same with a plain vision transformer"),
+        ("cifar10-bert", cifar10_bert, "the same with a BERT encoder"),
+        ("fashion-mnist", fashion_mnist, "clothes of ten classes"),
+        ("pronounce", pronounce, "pronunciation of English words"),
+        ("pronounce-fast", pronounce_fast, "the same in five minutes"),
+        ("words", words, "spelling of English words"),
+        ("text", text, "your own text"),
+        ("folder", folder, "your own images"),
+    )
 }
+
+
+def results_table() -> str:
+    """All measured results as a Markdown table."""
+    rows = ["| Command | Time | Test accuracy | Machine |", "|---|---|---|---|"]
+    for name, measured in measurements().items():
+        config = RECIPES[name].make()
+        note = "" if measured.metric == "accuracy" else f" {measured.metric}"
+        if (n := N_VIEWS[config.training.tta]) > 1:
+            note += f", mean of {n} views"
+        if measured.epochs is not None and measured.epochs < config.training.epochs:
+            note += f" after {measured.epochs} of {config.training.epochs} epochs"
+        result = f"{measured.accuracy:.2%}{note}"
+        rows.append(f"| `{measured.command}` | {duration(measured.seconds)} | {result} | {measured.machine} |")
+    return "\n".join(rows) + "\n"
 
 
 def find(name: str) -> Recipe:
@@ -116,3 +137,83 @@ def changed(config: Any, changes: dict[str, Any]) -> Any:
     for name, inside in parts.items():
         values[name] = changed(getattr(config, name), inside)
     return replace(config, **values)
+
+
+NUM_CLASSES = 10
+"""of every data set except the user's own"""
+OBJECTIVES: dict[str, ObjectiveName] = {
+    "reverse": "token-classification",
+    "odd-one-out": "set-pointer",
+    "pronounce": "seq2seq",
+    "words": "causal-lm",
+    "text": "causal-lm",
+}
+"""by data set; images have classification, and digits depends on the question"""
+GENERATIVE: dict[str, type] = {"seq2seq": Seq2SeqConfig, "causal-lm": LanguageConfig}
+"""model config by generative objective"""
+IMAGES = {"mnist": (1, 28), "fashion-mnist": (1, 28), "cifar10": (3, 32)}
+"""channels, and height and width"""
+
+
+def validate(config: RunConfig) -> None:
+    """ValueError unless data, model and objective fit together; runs before any data is read."""
+    data, objective = config.data, objective_for(config.data)
+    name = f"digits with question={data.question}" if data.name == "digits" else data.name
+    if config.objective != objective:
+        raise ValueError(f"{name} needs objective={objective}, got {config.objective}")
+    if data.name == "folder" and not data.folder:
+        raise ValueError("data.folder is empty; run: clearhead train folder --data.folder PATH")
+    if data.name == "text" and not data.file:
+        raise ValueError("data.file is empty; run: clearhead train text --data.file PATH")
+    if data.name in (*IMAGES, "folder"):
+        check_vision(config.model, data)
+    elif objective in GENERATIVE:
+        check_generative(config.model, data, GENERATIVE[objective])
+    else:
+        check_predictor(config.model, name, objective)
+
+
+def objective_for(data: DataConfig) -> ObjectiveName:
+    return QUESTIONS[data.question].objective if data.name == "digits" else OBJECTIVES.get(data.name, "classification")
+
+
+def check_vision(model: object, data: DataConfig) -> None:
+    if not isinstance(model, VisionConfig):
+        raise ValueError(f"{data.name} needs a VisionConfig, got a {type(model).__name__}")
+    channels, size = IMAGES.get(data.name, (3, data.image_size))
+    if (model.in_channels, model.image_shape) != (channels, (size, size)):
+        height, width = model.image_shape
+        raise ValueError(
+            f"{data.name} has images of {size} x {size} with in_channels={channels}, "
+            f"got a model for {height} x {width} with in_channels={model.in_channels}"
+        )
+    if data.name != "folder" and model.num_classes < NUM_CLASSES:
+        raise ValueError(f"{data.name} has {NUM_CLASSES} classes, got num_classes={model.num_classes}")
+
+
+def check_generative(model: object, data: DataConfig, kind: type) -> None:
+    if not isinstance(model, kind):
+        raise ValueError(f"{data.name} needs a {kind.__name__}, got a {type(model).__name__}")
+    if data.name != "text" or not isinstance(model, LanguageConfig) or model.pos_embed != "learned":
+        return
+    if model.context_length < data.length:
+        raise ValueError(
+            f"context_length must be at least data.length={data.length} with learned positions, "
+            f"got {model.context_length}"
+        )
+
+
+def check_predictor(model: object, name: str, objective: ObjectiveName) -> None:
+    if not isinstance(model, PredictorConfig):
+        raise ValueError(f"{name} needs a PredictorConfig, got a {type(model).__name__}")
+    is_per_token = objective in ("token-classification", "set-pointer")
+    if (model.pooling == "none") != is_per_token:
+        expected = "none" if is_per_token else "mean, cls or attention"
+        raise ValueError(f"{name} needs pooling={expected}, got {model.pooling}")
+    features = {
+        "in_features": 28 * 28 if objective == "set-pointer" else 10,
+        "out_features": NUM_CLASSES if objective in ("classification", "token-classification") else 1,
+    }
+    for field, expected_size in features.items():
+        if (size := getattr(model, field)) != expected_size:
+            raise ValueError(f"{name} needs {field}={expected_size}, got {size}")

@@ -1,8 +1,8 @@
-"""Reverse 16 random digits with one block and one head. `reverse-uva` is the same task as its source notebook has it.
+"""Reverse 16 random digits with one block and one head. `reverse-uva` has the settings of the original notebook.
 
 clearhead train reverse
-takes      about 4 seconds on one processor core
-reaches    100.00% of 10,000 unseen sequences without a mistake
+Time: 3.6 s on 1 CPU core
+Test accuracy: 100.00% (exact match on 10,000 sequences)
 """
 
 from dataclasses import replace

@@ -1,9 +1,9 @@
-"""Any text, character by character or byte by byte: a decoder-only model of four layers that reads 64 at once.
+"""A language model of your own text, by characters or bytes: four decoder blocks with a context of 64 tokens.
 
 clearhead train text --data.file PATH
 clearhead sample runs/text-0 --prompt "Once upon a time"
-takes      6 minutes on two processor cores
-reaches    on tiny Shakespeare 1.54 nats a character of what it has not seen (54.2% right)
+Time: 6 minutes on 2 CPU cores
+Test accuracy: 54.2% of the next characters (1.54 nats per character) on held-out text of tiny Shakespeare
 """
 
 from clearhead.data.config import DataConfig, Level

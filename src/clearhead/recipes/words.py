@@ -1,10 +1,10 @@
-"""Words that nobody has written yet: a decoder-only model that has learnt the spelling of a dictionary.
+"""Invent words: a decoder-only language model of letters, trained on a dictionary or on your own list.
 
 clearhead train words
-clearhead train words --data.file names.txt    a list of your own, one in each line
+clearhead train words --data.file names.txt    your own list, one word per line
 clearhead sample runs/words-0
-takes      4 minutes on two processor cores
-reaches    34.5% of the letters of unseen words, told those before (2.13 nats each); writes textered, selamond
+Time: 3 min 59 s on 2 CPU cores
+Test accuracy: 34.50% of the next letters (2.13 nats per letter); it writes textered, selamond
 """
 
 from clearhead.data.config import DataConfig

@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 
 from clearhead import lab
-from clearhead.lab.claim import LESSONS, Result, equals
-from clearhead.lab.page import Finding, page, shown, write_page
-from clearhead.lab.registry import ALL, CLAIMS, DRAWN, FIGURES
+from clearhead.cli.lab import page, rounded, write_page
+from clearhead.lab.claim import LESSONS, Finding, Result, equals
+from clearhead.lab.registry import all_claims
+
+ALL = all_claims()
+CLAIMS = {claim.slug: claim for claim in ALL}
 
 DOCS = Path(__file__).parents[2] / "docs"
 STALE = "docs/lab.md is stale; write it anew: clearhead lab --all --page docs/lab.md"
@@ -46,11 +49,11 @@ def test_the_page_says_what_the_lab_finds_now(written, slug):
     verdict, body = written[slug]
     assert verdict == claim.expected, STALE
     assert claim.statement in body, STALE
-    assert claim.mistake in body, STALE
+    assert claim.misconception in body, STALE
     if claim.trains:  # minutes: their numbers are measured when the page is written
         return
     finding = Finding(claim, lab.run(slug))
-    now = entries(page([finding], "lab", FIGURES))[slug][1].strip()
+    now = entries(page([finding], "lab", CLAIMS))[slug][1].strip()
     before = body.partition("\n## ")[0].strip()
     assert without_values(now) == without_values(before), STALE
     for new, old in zip(values(now), values(before), strict=True):
@@ -60,7 +63,7 @@ def test_the_page_says_what_the_lab_finds_now(written, slug):
 def test_every_figure_of_the_page_is_there():
     text = (DOCS / "lab.md").read_text(encoding="utf-8")
     linked = re.findall(r"\]\((lab/.*?)\)", text)
-    assert {Path(link).stem for link in linked} == set(DRAWN)
+    assert {Path(link).stem for link in linked} == set(CLAIMS)
     assert all((DOCS / link).is_file() for link in linked)
 
 
@@ -87,19 +90,19 @@ def test_with_other_settings_every_verdict_is_an_answer():
 def test_the_page_names_kind_conditions_and_misconception():
     claim = CLAIMS["saturation"]
     text = page([Finding(claim, None)], "lab", ())
-    assert f"Experiment: {claim.statement}" in text
+    assert f"*Experiment:* {claim.statement}" in text
     assert f"*Conditions:* {claim.conditions}" in text
-    assert f"*Misconception:* {claim.mistake}" in text
+    assert f"*Misconception:* {claim.misconception}" in text
 
 
 def test_each_formula_has_a_line_of_its_own():
-    claim = CLAIMS["elongated-key"]
+    claim = CLAIMS["scaled-key"]
     assert len(claim.formulas) == 4
     assert "```text\n" + "\n".join(claim.formulas) + "\n```\n" in page([Finding(claim, None)], "lab", ())
 
 
 def test_rounding_errors_are_not_shown_as_numbers():
-    assert [shown(value) for value in (0.0, 3e-16, -3e-16, 0.12345, 768)] == [
+    assert [rounded(value) for value in (0.0, 3e-16, -3e-16, 0.12345, 768)] == [
         "0",
         "below 1e-9",
         "below 1e-9",

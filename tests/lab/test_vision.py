@@ -1,15 +1,15 @@
 import pytest
 from torch import nn
 
-from clearhead.lab import training
-from clearhead.lab.training import ALL, PARTS, PLAIN, VARIANTS
+from clearhead.lab import vision
+from clearhead.lab.vision import ALL, PARTS, PLAIN, VARIANTS
 from clearhead.models.factory import build_model
 from clearhead.models.presets import plain_mnist, preset
 from clearhead.recipes.registry import config_of
 
 
 def parts_of(variant):
-    """What a variant's model really has, whatever its config says."""
+    """What a variant's model really has, whatever its config expectation."""
     model = build_model(config_of("mnist-plain", VARIANTS[variant]).model)
     names = dict(model.named_modules())
     return {
@@ -29,7 +29,7 @@ def test_each_variant_has_one_part_of_its_own_and_the_last_all():
 
 def stub(monkeypatch, accuracies):
     found = {str(changes): accuracies[name] for name, changes in VARIANTS.items()}
-    monkeypatch.setattr(training, "variant_accuracy", lambda changes, steps, seed: [found[str(changes)]])
+    monkeypatch.setattr(vision, "variant_accuracy", lambda changes, steps, seed: [found[str(changes)]])
 
 
 MEASURED = dict(zip(VARIANTS, (0.836, 0.887, 0.861, 0.833, 0.910), strict=True))
@@ -37,22 +37,22 @@ MEASURED = dict(zip(VARIANTS, (0.836, 0.887, 0.861, 0.833, 0.910), strict=True))
 
 def test_the_verdict_is_about_the_parts_together(monkeypatch):
     stub(monkeypatch, MEASURED)
-    assert training.run_plain_vit().verdict == "holds"
-    assert training.run_plain_vit(without=True).verdict == "refuted"
+    assert vision.run_plain_vit().verdict == "holds"
+    assert vision.run_plain_vit(plain=True).verdict == "refuted"
     stub(monkeypatch, MEASURED | {ALL: 0.89, "+ positions": 0.90})  # no better than positions alone
-    assert training.run_plain_vit().verdict == "refuted"
+    assert vision.run_plain_vit().verdict == "refuted"
     stub(monkeypatch, MEASURED | {"+ output projection": 0.90})  # as good as positions
-    assert training.run_plain_vit().verdict == "refuted"
+    assert vision.run_plain_vit().verdict == "refuted"
 
 
 def test_the_accuracy_of_each_variant_is_in_the_result(monkeypatch):
     stub(monkeypatch, MEASURED)
-    curves = training.run_plain_vit(steps=7).curves
+    curves = vision.run_plain_vit(steps=7).curves
     assert {curve.name: curve.y[0] for curve in curves} == pytest.approx(MEASURED)
     assert {curve.x for curve in curves} == {(7,)}
 
 
 def test_two_real_steps_give_an_accuracy_for_each_seed():
-    one, other = (training.variant_accuracy({"data.limit": 200}, 2, seed)[0] for seed in (0, 1))
+    one, other = (vision.variant_accuracy({"data.limit": 200}, 2, seed)[0] for seed in (0, 1))
     assert 0 < one < 1
     assert one != other
