@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.insight.look import look
+from clearhead.insight.trace import look
 from clearhead.models.presets import tiny_vit
 from clearhead.models.vit import VisionTransformer
 from peers import HuggingFaceVit, torchvision_or_stand_in

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from clearhead import MultiHeadAttention, Seq2Seq, attend_reference, masks
-from clearhead.insight.look import look
+from clearhead.insight.trace import look
 from clearhead.models.config import Seq2SeqConfig
 
 

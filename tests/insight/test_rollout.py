@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from clearhead.insight.attribution import max_attention, mean_attention, output_map, rollout, rollout_encoder_decoder
-from clearhead.insight.look import look
+from clearhead.insight.trace import look
 from clearhead.models.config import Seq2SeqConfig
 from clearhead.models.seq2seq import Seq2Seq
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from clearhead.insight.edit import edit
-from clearhead.insight.look import look
+from clearhead.insight.heads import edit
+from clearhead.insight.trace import look
 
 WIDTH, DEPTH, HEADS, CLASSES = 16, 2, 4, 3
 SIZES = {"hidden_size": WIDTH, "num_hidden_layers": DEPTH, "num_attention_heads": HEADS, "intermediate_size": 32}
