@@ -288,7 +288,7 @@ def draw_layer_norm(*, seed: int = 0, width: int = 16, num_tokens: int = 5) -> "
     for axes, (title, (before, after, color)) in zip(all_axes, cases.items(), strict=True):
         scatter_against(axes, after[0, 0], {title: (before[0, 0], color, "o")})
         moved = (after - before)[0, 0].abs().max().item()
-        label_axes(axes, f"{title}:\nmoves by {moved:.2g}", "output in batch 1")
+        label_axes(axes, f"{title}:\nchange of {moved:.2g}", "output in batch 1")
     all_axes[0].set_ylabel("output in batch 2", fontsize=TEXT_SIZE)
     set_headline(figure, "Layer norm of a token does not depend on the other tokens of the batch")
     return figure

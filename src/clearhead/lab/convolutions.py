@@ -226,7 +226,7 @@ def draw_input_size(*, seed: int = 0, width: int = 8, context_length: int = 8) -
     figure, both = subplots("A;B")
     for axes, taken, names, sizes, x in (
         (both[0], lengths, sequence, LENGTHS, "sequence length (tokens)"),
-        (both[1], sides, image, SIDES, f"image side (pixels; built for {built})"),
+        (both[1], sides, image, SIDES, f"image size (pixels; built for {built})"),
     ):
         mask_map(axes, taken, [["yes" if cell else "no" for cell in row] for row in taken.tolist()])
         axes.set_aspect("auto")
@@ -329,8 +329,8 @@ def draw_parallelism(*, seed: int = 0, width: int = 8, num_tokens: int = 9) -> "
         axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
     left.set_xticks(lengths)
     right.set_xticks(depths)
-    label_axes(left, "One layer", "tokens", "operations in sequence")
-    label_axes(right, f"{num_tokens} tokens", "layers", "operations in sequence")
+    label_axes(left, "One layer", "tokens", "sequential operations")
+    label_axes(right, f"{num_tokens} tokens", "layers", "sequential operations")
     legend_below(figure, left)
     set_headline(figure, "Attention and convolution: parallel over tokens, sequential over layers")
     return figure

@@ -151,7 +151,7 @@ def draw_permutation(*, seed: int = 0, width: int = 8, num_tokens: int = 6, beta
         beta,
     )
     label(right, 3, 1.0, f"{BOTH} both select 3", offset=(0, 14))
-    label_axes(right, "Error of the imitation", "beta (1 / temperature)", "largest error")
+    label_axes(right, "Error against beta", "beta (1 / temperature)", "largest error")
     set_headline(figure, "Attention permutes its tokens if the argmax keys form a permutation")
     return figure
 
@@ -325,7 +325,7 @@ def draw_message_passing(
     arrows(left, attend_reference(q, k, v)[1])
     arrows(right, attend_reference(q, k, v, edges)[1])
     label_axes(left, "No mask: complete graph", "arrow: from key to query")
-    label_axes(right, "Edges as mask: any graph", "thick: large weight; ring: to itself")
+    label_axes(right, "Edges as mask: any graph", "thick: large weight; outline: self-weight")
     set_headline(figure, "Attention passes messages along the edges of a graph")
     return figure
 
