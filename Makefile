@@ -1,19 +1,20 @@
-# make demo    train a vision transformer on handwritten digits and draw what came of it
-# make test    the whole test suite
-# make test-other-processor  the tests as on a processor of the other kind (with or without AVX-512 and bf16)
-# make check   what a contributor runs before a commit: format, lint, types, layers, tests
-# make docs    regenerate docs/files.md, and docs/lab.md from the results of the lab (minutes)
-# make soak    the long tests; kill -9 at random moments, 50 times for each of two recipes; every resume must be bit-exact
-# make campaign  every fault of docs/reliability.md, in shards that continue where they stopped: hours; SMALL=1: minutes
-# make bench   speed beside timm, vit-pytorch, Hugging Face and torch.nn
-# Each makes the virtual environment .venv by itself; PYTHON=python3.12 make test chooses another interpreter.
+# make demo                  train a vision transformer on handwritten digits for a minute and plot the results
+# make test                  run the whole test suite
+# make test-other-processor  run it as on the other kind of processor (with or without AVX-512 and bf16)
+# make check                 format, lint, types, import layers and tests: what a contributor runs before a commit
+# make docs                  generate docs/lab.md from the lab's results, and docs/files.md
+# make soak                  the long tests: kill -9 at random moments, 50 times for each of two recipes
+# make campaign              inject every fault of docs/reliability.md; shards resume where they stopped. Takes hours
+# make campaign-small        a few cases of each fault, in at most five minutes
+# make bench                 speed compared with timm, vit-pytorch, Hugging Face and torch.nn
+# Each target creates the virtual environment .venv; PYTHON=python3.12 make test selects another interpreter.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-other-processor check lint format bench docs soak campaign clean
+.PHONY: demo test test-other-processor check lint format bench docs soak campaign campaign-small clean
 
 demo: $(VENV)/package
 	$(BIN)/clearhead demo
@@ -48,6 +49,9 @@ campaign: $(VENV)/dev
 	$(BIN)/python -m benchmarks.campaign $(if $(SMALL),--small) $(SHARDS); code=$$?; \
 	$(BIN)/python -m benchmarks.campaign report; exit $$code
 
+campaign-small: $(VENV)/dev
+	$(BIN)/python -m benchmarks.campaign --small --minutes 5 --results $$(mktemp -d)
+
 bench: $(VENV)/bench
 	$(BIN)/python benchmarks/step.py
 
@@ -58,7 +62,7 @@ docs: $(VENV)/package
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-# Each file below stands for an installed set of packages and is made anew when the lists of packages change.
+# Each file below stands for an installed set of packages; it is rebuilt when the lists of packages change.
 $(VENV)/package: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --editable .

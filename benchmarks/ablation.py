@@ -19,8 +19,8 @@ from clearhead.data import datasets
 from clearhead.data.batches import evaluation_batches
 from clearhead.data.dataset import Dataset, Subset
 from clearhead.inference.run import Run
-from clearhead.insight.edit import edit
-from clearhead.insight.look import look
+from clearhead.insight.heads import edit
+from clearhead.insight.trace import look
 from clearhead.training.objectives import OBJECTIVES, evaluate
 
 Way = Literal["uniform", "zero"]

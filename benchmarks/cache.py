@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
         pos_embed="rotary",
         context_length=max(options.lengths),
     )
-    model = LanguageModel(config).eval()
+    model = LanguageModel.from_config(config).eval()
     print(f"torch {torch.__version__}, threads {torch.get_num_threads()}, width {options.width}, depth {options.depth}")
     print(f"{'tokens':>8}{'with cache, s':>16}{'without, s':>13}{'times faster':>15}")
     rows = []

@@ -26,7 +26,7 @@ from clearhead.insight.attribution import (
     rollout,
     weights_of,
 )
-from clearhead.insight.look import look
+from clearhead.insight.trace import look
 
 
 def maps_of(session: Run, images: Tensor, right: Tensor) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.insight.look import look
+from clearhead.insight.trace import look
 from clearhead.models.presets import tiny_vit
 from clearhead.models.vit import VisionTransformer
 from peers import HuggingFaceVit, torchvision_or_stand_in
@@ -34,7 +34,7 @@ LONG = 16_384
 def ways(batch: int) -> dict[str, Way]:
     config = tiny_vit()
     images = torch.randn(batch, config.in_channels, *config.image_shape)
-    ours = VisionTransformer(config).eval()
+    ours = VisionTransformer.from_config(config).eval()
     result: dict[str, Way] = {
         "ours": ("ours", lambda: ours(images)),
         "ours, look": ("ours", lambda: look(ours, images)),

@@ -128,7 +128,7 @@ PEERS: dict[str, Callable[[VisionConfig], nn.Module]] = {
 def build_all(config: VisionConfig) -> tuple[dict[str, nn.Module], dict[str, str]]:
     """Our model and its peers by name, and why each of the other peers is missing."""
     torchvision_or_stand_in()
-    models: dict[str, nn.Module] = {OURS: VisionTransformer(config)}
+    models: dict[str, nn.Module] = {OURS: VisionTransformer.from_config(config)}
     missing: dict[str, str] = {}
     for name, build in PEERS.items():
         try:

@@ -53,7 +53,7 @@ def attention_map(model: SequencePredictor, ids: Tensor) -> Tensor:
 def main() -> None:
     torch.set_num_threads(1)  # a model this small is slower with two threads
     torch.manual_seed(0)
-    model = SequencePredictor(reverse())
+    model = SequencePredictor.from_config(reverse())
     num_parameters = sum(p.numel() for p in model.parameters())
     print(f"Training {num_parameters:,} parameters to reverse {LENGTH} digits.")
     start = time.perf_counter()

@@ -111,13 +111,22 @@ def run_shard(
 
 def one_case(shard: Shard, kind: str, number: int, seed: int, folder: Path, size: int = 1) -> list[Failure]:
     """One case, or one batch; `size` is less than a batch at the end of a small form."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    empty(folder)
     shard.size, shard.seed = size, seed
     try:
         return shard.case(kind, number, random.Random(f"{seed} {shard.name} {kind} {number}"), folder)
     except Exception as error:  # the harness must not stop for one case, nor pass over it
         return [Failure("case not finished", f"{type(error).__name__}: {error}")]
+
+
+def empty(folder: Path) -> None:
+    """An empty folder in place of the previous case's; a killed process may still be writing there for a moment."""
+    for _ in range(100):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            break
+        time.sleep(0.1)
+    folder.mkdir()
 
 
 def least_done(done: Mapping[str, int], limits: Mapping[str, int]) -> str | None:

@@ -65,7 +65,7 @@ def test_an_installed_peer_is_measured(report, peer):
 def twice_as_slow(step, monkeypatch):
     """The script with ours at 2 seconds, torch.nn at 1 and nobody else, without timing anything."""
     config = tiny_vit()
-    models = {name: VisionTransformer(config) for name in ("clearhead", "torch.nn")}
+    models = {name: VisionTransformer.from_config(config) for name in ("clearhead", "torch.nn")}
     seconds = {"clearhead": [2.0, 4.0, 2.0], "torch.nn": [1.0, 2.0, 1.0], step.MATMUL: [1.0, 1.0, 1.0]}
     monkeypatch.setattr(step, "build_all", lambda config: (models, {}))
     monkeypatch.setattr(step, "time_rounds", lambda *arguments: {"forward": seconds, "train": seconds})
@@ -90,7 +90,7 @@ def test_everyone_follows_everyone_equally_often(step, n):
 
 def test_multiply_adds_are_those_of_the_linear_layers_and_the_scores(step):
     config = tiny_vit()
-    linears = [m for m in VisionTransformer(config).modules() if isinstance(m, nn.Linear)]
+    linears = [m for m in VisionTransformer.from_config(config).modules() if isinstance(m, nn.Linear)]
     patches, *blocks, head = linears
     weights = sum(m.weight.numel() for m in blocks)
     scores = config.depth * 2 * 65**2 * config.width

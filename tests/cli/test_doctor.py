@@ -16,12 +16,12 @@ print("printed by the user's file")
 SMALL = {"width": 8, "depth": 1, "num_heads": 2, "mlp_dim": 16}
 
 def right():
-    return LanguageModel(LanguageConfig(vocab_size=11, context_length=16, **SMALL))
+    return LanguageModel.from_config(LanguageConfig(vocab_size=11, context_length=16, **SMALL))
 
 class Wrong(nn.Module):
     def __init__(self):
         super().__init__()
-        self.inner = SequencePredictor(PredictorConfig(in_features=5, out_features=3, **SMALL))
+        self.inner = SequencePredictor.from_config(PredictorConfig(in_features=5, out_features=3, **SMALL))
 
     def forward(self, x):
         return self.inner(x)

@@ -41,8 +41,8 @@ def test_help_of_a_model_shows_its_fields_words_and_values(told, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     out = told("shapes", "bert_cifar", "--help")
     assert "--num-heads N, --heads N" in out
-    assert "(now 8)" in out
-    assert "layer norm on the embeddings, as BERT does (now yes)" in " ".join(out.split())
+    assert "(default: 8)" in out
+    assert "layer norm on the embeddings, as BERT does (default: yes)" in " ".join(out.split())
     assert "--length" not in out
     assert "--source-length" in told("shapes", "transformer_base", "--help")
 

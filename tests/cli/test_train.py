@@ -50,7 +50,7 @@ def test_a_recipe_is_trained_in_its_folder(capsys):
         ("reverse --optimizer.lr 1e-3", "optimizer.lr", 1e-3),
         ("reverse --optimizer.name muon", "optimizer.name", "muon"),
         ("reverse --model.heads 2", "model.num_heads", 2),
-        ("reverse --model.hidden none", "model.mlp_dim", None),
+        ("reverse --model.mlp-dim none", "model.mlp_dim", None),
         ("reverse --data.length 5", "model.context_length", 5),
         ("mnist --data.augmentation.flip true", "data.augmentation.flip", True),
         ("mnist --data.augmentation.flip", "data.augmentation.flip", True),
@@ -233,7 +233,7 @@ def test_torchrun_with_split_weights_learns_what_one_process_does(here):
     assert main(["train", "reverse", "--name", "one", *TINY]) == 0
     two, one = (RunDirectory.open(here / "runs" / name) for name in ("two", "one"))
     environment = two.latest_checkpoint().state["environment"]
-    assert (environment["processes"], environment["sharded"]) == (2, True)
+    assert (environment["world_size"], environment["sharded"]) == (2, True)
     assert [r["loss"] for r in two.records()] == pytest.approx([r["loss"] for r in one.records()], rel=1e-5)
 
 

@@ -1,8 +1,10 @@
 """Promises about the package as a whole."""
 
+import ast
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -12,34 +14,25 @@ import clearhead
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src/clearhead").rglob("*.py"))
 PUBLIC = {
-    "softargmax",
-    "attend_reference",
-    "attend_fused",
-    "masks",
-    "MultiHeadAttention",
-    "VisionTransformer",
-    "SequencePredictor",
-    "Seq2Seq",
-    "LanguageModel",
-    "shapes",
-    "look",
-    "edit",
-    "head_importance",
-    "examine",
-    "lab",
-    "train",
-    "load",
+    *("softargmax", "attend_reference", "attend_fused", "MultiHeadAttention", "masks"),
+    *("VisionTransformer", "SequencePredictor", "Seq2Seq", "LanguageModel", "list_presets", "shapes"),
+    *("Greedy", "Sampling", "Beam"),
+    *("look", "edit", "head_importance", "examine"),
+    *("train", "resume", "open_run", "load"),
+    *("nn", "models", "insight", "data", "lab"),
 }
+MODULES = {"masks", "nn", "models", "insight", "data", "lab"}
+PACKAGES = ("clearhead", "clearhead.nn", "clearhead.models", "clearhead.insight", "clearhead.data")
 
 
 def run(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
 
-def test_the_public_names_are_there():
+def test_public_names_can_be_imported_from_clearhead():
     assert set(clearhead.__all__) == PUBLIC
     assert set(dir(clearhead)) >= PUBLIC
-    for name in PUBLIC - {"masks", "lab"}:
+    for name in PUBLIC - MODULES:
         assert callable(getattr(clearhead, name))
     assert clearhead.masks.causal(3).shape == (3, 3)
     assert clearhead.lab.run("scaled-key", alpha=3).verdict == "holds"
@@ -51,6 +44,29 @@ def test_dir_shows_public_names_and_dunders_only():
     shown = set(run(code).stdout.split())
     assert {name for name in shown if not re.fullmatch(r"__\w+__", name)} == PUBLIC
     assert {"__version__", "__all__", "__doc__"} <= shown
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_exported_name_exists_and_is_visible_to_type_checkers(package):
+    module = import_module(package)
+    assert module.__file__ is not None
+    tree = ast.parse(Path(module.__file__).read_text())
+    typed = {
+        alias.asname
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for statement in block.body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+    }
+    assert typed == set(module.__all__)
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+
+
+def test_an_exported_function_is_not_hidden_by_a_module_of_its_name():
+    code = "import clearhead.insight.trace, clearhead.insight.heads, clearhead.insight as i; print(i.look, i.edit)"
+    assert run(code).stdout.count("<function") == 2
 
 
 def test_an_unknown_name_is_answered_with_what_there_is():

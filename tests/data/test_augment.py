@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from clearhead.data.augment import augment, blend, crop, cutout, flip, partners, shares
+from clearhead.data.augment import augment, crop, cutout, flip, mixup, mixup_lam, mixup_perm
 from clearhead.data.config import Augmentation
 from clearhead.data.dataset import Normalize
 
@@ -70,7 +70,7 @@ def test_every_offset_and_both_directions_come_up():
 
 
 def test_shares_are_between_0_and_1_and_follow_alpha():
-    narrow, wide = shares(4000, 20.0, key=1), shares(4000, 0.2, key=1)
+    narrow, wide = mixup_lam(4000, 20.0, key=1), mixup_lam(4000, 0.2, key=1)
     for share in (narrow, wide):
         assert share.min() >= 0
         assert share.max() <= 1
@@ -79,13 +79,13 @@ def test_shares_are_between_0_and_1_and_follow_alpha():
 
 
 def test_every_image_has_a_partner_of_its_own():
-    assert partners(50, key=2).sort().values.tolist() == list(range(50))
+    assert mixup_perm(50, key=2).sort().values.tolist() == list(range(50))
 
 
 def test_a_blend_is_linear():
     a, b = IMAGES.float(), IMAGES.flip(0).float()
     share = torch.tensor([0.0, 1.0, 0.5, 0.25, 0.75, 0.1])
-    mixed = blend(a, b, share)
+    mixed = mixup(a, b, share)
     assert torch.equal(mixed[0], b[0])
     assert torch.equal(mixed[1], a[1])
     for i in range(6):

@@ -119,11 +119,11 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError, match="batch_size must be from 1 to the 23 training examples, got 24"):
         batches(batch_size=24)
     with pytest.raises(ValueError, match="batch_size=7 for 8 processes"):
-        batches().at(0, rank=0, world=8)
-    with pytest.raises(ValueError, match=r"rank must be from 0 to 1 \(world=2\), got 2"):
-        batches().at(0, rank=2, world=2)
+        batches().at(0, rank=0, world_size=8)
+    with pytest.raises(ValueError, match=r"rank must be from 0 to 1 \(world_size=2\), got 2"):
+        batches().at(0, rank=2, world_size=2)
     config = DataConfig(name="reverse", augmentation=EVERYTHING)
-    with pytest.raises(ValueError, match="augmentation is for images, got it for reverse"):
+    with pytest.raises(ValueError, match=r"augmentation needs images, got .* for reverse"):
         Batches(load_dataset(config, 0), config, 8, seed=0)
 
 
@@ -136,10 +136,10 @@ def test_sequences_of_like_length_share_a_batch_in_the_same_order_for_any_number
     seed, batch_size, window, world
 ):
     order, again = (Batches(SEQUENCES, DataConfig(name="pronounce", window=window), batch_size, seed) for _ in range(2))
-    again.order_of(7)  # whatever was asked before
+    again.epoch_order(7)  # whatever was asked before
     for epoch in (0, 3):
-        assert torch.equal(order.order_of(epoch), again.order_of(epoch))
-        assert order.order_of(epoch).sort().values.tolist() == list(range(60))
+        assert torch.equal(order.epoch_order(epoch), again.epoch_order(epoch))
+        assert order.epoch_order(epoch).sort().values.tolist() == list(range(60))
     step, world = order.steps_per_epoch, min(world, batch_size)
     whole = order.at(step)
     slices = [again.at(step, rank, world) for rank in range(world)]

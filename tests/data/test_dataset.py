@@ -40,16 +40,16 @@ def test_what_is_set_apart_is_never_trained_on(validation, limit):
 
 def test_the_limit_does_not_move_what_is_set_apart_and_the_seed_does():
     def held(limit, seed):
-        return train_val_split(IMAGES, 5, limit, seed)[1].chosen.tolist()
+        return train_val_split(IMAGES, 5, limit, seed)[1].indices.tolist()
 
     assert held(0, 1) == held(3, 1)
     assert held(0, 1) != held(0, 2)
 
 
 def test_more_than_there_are_is_refused():
-    with pytest.raises(ValueError, match="there are 20 training examples, too few for validation=15 and limit=6"):
+    with pytest.raises(ValueError, match="validation=15 and limit=6 need more than the 20 training examples"):
         train_val_split(IMAGES, 15, 6, 0)
-    with pytest.raises(ValueError, match="too few for validation=20 and limit=0"):
+    with pytest.raises(ValueError, match="validation=20 and limit=0 need more"):
         train_val_split(IMAGES, 20, 0, 0)
 
 

@@ -94,7 +94,7 @@ def test_augmented_images_are_those_that_training_would_be_given():
         assert torch.equal(rows[row][0], original)
     for step in range(VERSIONS):
         normal = batches.at(step).inputs
-        for place, row in enumerate(batches.order_of(step).tolist()):
+        for place, row in enumerate(batches.epoch_order(step).tolist()):
             given = data.normalize(rows[row][1 + step][None])[0]
             assert torch.allclose(given, normal[place], atol=0.5 / 255 / 0.2 + 1e-4)  # half a grey level
             assert not torch.equal(rows[row][1 + step], rows[row][0])

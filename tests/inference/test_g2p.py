@@ -89,7 +89,7 @@ def test_the_best_candidate_is_at_least_as_probable_as_the_greedy_one(run, how):
 
 def test_an_ensemble_averages_runs(run, trained):
     other = copy(run)
-    other.model = Seq2Seq(replace(run.model.config, width=8))
+    other.model = Seq2Seq.from_config(replace(run.model.config, width=8))
     both = pronounce(ensemble([run, other]), WORDS)
     assert pronounce(ensemble([run, run]), WORDS)[0][0].score == pytest.approx(
         pronounce(run, WORDS)[0][0].score, abs=1e-4
@@ -125,7 +125,7 @@ def test_probabilities_of_candidates_sum_to_at_most_one(run):
 
 
 def test_learned_positions_limit_the_length(run, monkeypatch):
-    model = Seq2Seq(replace(run.config.model, pos_embed="learned", context_length=5)).eval()
+    model = Seq2Seq.from_config(replace(run.config.model, pos_embed="learned", context_length=5)).eval()
     monkeypatch.setattr(run, "model", model)
     assert all(len(way.phones) <= 5 for way in pronounce(run, ["cab"])[0])
 

@@ -62,7 +62,7 @@ def test_top_k_1_is_greedy(text):
 @pytest.mark.parametrize("length", [1, 3, 8, 20])
 def test_generation_stays_within_the_context(pos_embed, length):
     torch.manual_seed(0)
-    model = LanguageModel(
+    model = LanguageModel.from_config(
         LanguageConfig(width=8, depth=1, num_heads=2, vocab_size=5, context_length=8, pos_embed=pos_embed)
     )
     longest = []
@@ -79,7 +79,7 @@ def test_generation_stays_within_the_context(pos_embed, length):
 def test_a_longer_text_extends_a_shorter_one():
     torch.manual_seed(0)
     model, prompt = (
-        LanguageModel(LanguageConfig(width=8, depth=1, num_heads=2, vocab_size=50, context_length=8)),
+        LanguageModel.from_config(LanguageConfig(width=8, depth=1, num_heads=2, vocab_size=50, context_length=8)),
         torch.zeros(2, 3),
     )
     less, more = (continue_text(model, prompt.long(), Sampling(seed=1), n) for n in (17, 40))
@@ -88,7 +88,7 @@ def test_a_longer_text_extends_a_shorter_one():
 
 def test_chunks_of_a_long_text_have_different_random_numbers():
     """Logits that do not depend on the text: the same draws in each chunk would repeat it."""
-    model = LanguageModel(LanguageConfig(width=8, depth=1, num_heads=2, vocab_size=50, context_length=8))
+    model = LanguageModel.from_config(LanguageConfig(width=8, depth=1, num_heads=2, vocab_size=50, context_length=8))
     with torch.no_grad():
         for weight in model.parameters():
             weight.zero_()
@@ -97,7 +97,7 @@ def test_chunks_of_a_long_text_have_different_random_numbers():
 
 
 def test_learned_positions_limit_the_length_of_a_word(words, monkeypatch):
-    model = LanguageModel(replace(words.config.model, pos_embed="learned", context_length=5)).eval()
+    model = LanguageModel.from_config(replace(words.config.model, pos_embed="learned", context_length=5)).eval()
     monkeypatch.setattr(words, "model", model)
     assert max(map(len, draw_samples(words, "ab", Sampling(seed=0), n=20, max_new_tokens=1))) <= 5
 

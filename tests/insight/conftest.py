@@ -153,7 +153,7 @@ def small_vit():
     config = VisionConfig(
         width=WIDTH, depth=2, num_heads=HEADS, mlp_dim=16, image_size=8, patch_size=4, in_channels=1, num_classes=3
     )
-    return VisionTransformer(config)
+    return VisionTransformer.from_config(config)
 
 
 def encoder():

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from clearhead.insight.capture import capture_attention, module_names, unknown_name
-from clearhead.insight.look import look
+from clearhead.insight.trace import look
 
 
 def test_only_calls_inside_the_model_count(written):

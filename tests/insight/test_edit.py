@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from clearhead.insight.edit import edit
-from clearhead.insight.look import look
+from clearhead.insight.heads import edit
+from clearhead.insight.trace import look
 
 
 def first(output):

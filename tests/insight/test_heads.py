@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import clearhead
-from clearhead.insight.edit import (
+from clearhead.insight.heads import (
     class_token_mass,
     diagonality,
     distance,

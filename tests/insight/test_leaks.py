@@ -85,12 +85,12 @@ def test_leak_between_examples_names_both():
 
 
 def test_models_of_clearhead_do_not_leak():
-    model = LanguageModel(LanguageConfig(vocab_size=VOCAB_SIZE, context_length=L, **SMALL)).eval()
+    model = LanguageModel.from_config(LanguageConfig(vocab_size=VOCAB_SIZE, context_length=L, **SMALL)).eval()
     assert future_leak(model, ids(), VOCAB_SIZE) is None
     assert (
         padding_leak(model, ids(), torch.tensor([3, 6]), VOCAB_SIZE) is None
     )  # under a causal mask, padding is the future
-    model = Seq2Seq(Seq2SeqConfig(src_vocab_size=VOCAB_SIZE, tgt_vocab_size=VOCAB_SIZE, **SMALL)).eval()
+    model = Seq2Seq.from_config(Seq2SeqConfig(src_vocab_size=VOCAB_SIZE, tgt_vocab_size=VOCAB_SIZE, **SMALL)).eval()
     target, lengths = ids(length=4), torch.tensor([3, 6])
     assert future_leak(lambda ids: model(target, ids), ids(), VOCAB_SIZE) is None
     leak = padding_leak(

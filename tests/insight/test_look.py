@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from clearhead import MultiHeadAttention, Seq2Seq, attend_reference, masks
-from clearhead.insight.look import look
+from clearhead.insight.trace import look
 from clearhead.models.config import Seq2SeqConfig
 
 
@@ -130,7 +130,7 @@ def test_it_works_in_other_modes_of_torch(kind, mode):
 
 def test_cross_attention_of_our_encoder_decoder():
     config = Seq2SeqConfig(width=8, depth=1, num_heads=2, mlp_dim=16, src_vocab_size=9, tgt_vocab_size=9)
-    model = Seq2Seq(config).eval()
+    model = Seq2Seq.from_config(config).eval()
     source, target = torch.randint(0, 9, (2, 6)), torch.randint(0, 9, (2, 4))
     trace = look(model, source, target)
     assert [(layer.num_queries, layer.num_keys) for layer in map(trace.__getitem__, trace)] == [(6, 6), (4, 4), (4, 6)]

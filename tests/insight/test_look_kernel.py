@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from clearhead.insight.calls import SDPACall
-from clearhead.insight.look import AttentionRecord, look
+from clearhead.insight.trace import AttentionRecord, look
 
 
 class Kernel(nn.Module):
@@ -102,6 +102,6 @@ def test_large_weights_are_computed_in_chunks(monkeypatch):
     q, k, v = torch.randn(3, 2, 3, 7, 4)
     trace = look(Kernel(), q, k, v, is_causal=True)
     whole, difference = trace["Kernel"].weights(), trace.verify()
-    monkeypatch.setattr("clearhead.insight.look.CHUNK", 2 * 3 * 7 * 2)  # two rows
+    monkeypatch.setattr("clearhead.insight.trace.CHUNK", 2 * 3 * 7 * 2)  # two rows
     torch.testing.assert_close(trace["Kernel"].weights(), whole)
     assert trace.verify()["Kernel"] == pytest.approx(difference["Kernel"], abs=1e-6)

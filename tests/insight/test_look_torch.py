@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.insight.look import look
+from clearhead.insight.trace import look
 
 
 @pytest.mark.parametrize("need_weights", [True, False])

@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from clearhead.insight.attribution import relevance, relevance_encoder_decoder, weight_gradient
-from clearhead.insight.edit import edit
-from clearhead.insight.look import look
+from clearhead.insight.heads import edit
+from clearhead.insight.trace import look
 from clearhead.nn.attention import MultiHeadAttention
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from clearhead.insight.attribution import max_attention, mean_attention, output_map, rollout, rollout_encoder_decoder
-from clearhead.insight.look import look
+from clearhead.insight.trace import look
 from clearhead.models.config import Seq2SeqConfig
 from clearhead.models.seq2seq import Seq2Seq
 
@@ -105,7 +105,7 @@ def test_layers_that_do_not_fit_are_refused(layers, pair):
 
 def test_from_what_look_saw_of_our_own_encoder_decoder():
     config = Seq2SeqConfig(width=8, depth=2, num_heads=2, src_vocab_size=5, tgt_vocab_size=5, decoder_depth=3)
-    trace = look(Seq2Seq(config).eval(), torch.randint(0, 5, (2, 4)), torch.randint(0, 5, (2, 6)))
+    trace = look(Seq2Seq.from_config(config).eval(), torch.randint(0, 5, (2, 4)), torch.randint(0, 5, (2, 6)))
     weights = {name: trace[name].weights() for name in trace}
     encoder = [w for name, w in weights.items() if name.startswith("encoder")]
     decoder, cross = ([w for w in weights.values() if w.shape[-2:] == shape] for shape in ((6, 6), (6, 4)))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 
-from clearhead.insight.look import check_heads, check_rows, look
+from clearhead.insight.trace import check_heads, check_rows, look
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_rows_may_be_in_any_order(trace):
 
 def test_the_gradient_of_the_output_times_the_values_is_that_of_the_weights(kind):
     """d score / d weights = (d score / d out) vᵀ, checked against the change that a small edit makes."""
-    from clearhead.insight.edit import edit
+    from clearhead.insight.heads import edit
 
     model, inputs = (x.double() if not isinstance(x, tuple) else tuple(y.double() for y in x) for x in kind)
 

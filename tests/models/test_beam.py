@@ -14,7 +14,7 @@ END = 2
 def language(seed):
     torch.manual_seed(seed)
     config = LanguageConfig(width=8, depth=1, num_heads=2, vocab_size=4, pos_embed="rotary", tie_weights=False)
-    model = LanguageModel(config).double()
+    model = LanguageModel.from_config(config).double()
     with torch.no_grad():
         model.lm_head.weight.mul_(2)
     return model

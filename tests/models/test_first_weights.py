@@ -10,7 +10,7 @@ from clearhead.models.vit import BERT
 
 def build(depth, init):
     torch.manual_seed(0)
-    return VisionTransformer(
+    return VisionTransformer.from_config(
         VisionConfig(
             width=64, depth=depth, num_heads=4, norm="post", image_size=16, patch_size=4, num_classes=5,
             init=init,
@@ -20,7 +20,7 @@ def build(depth, init):
 
 def test_bert_starts_with_small_weights_and_no_biases():
     torch.manual_seed(0)
-    model = VisionTransformer(bert_cifar())
+    model = VisionTransformer.from_config(bert_cifar())
     layers = [module for module in model.modules() if isinstance(module, nn.Linear | nn.Conv2d)]
     assert len(layers) > 12 * 6
     for layer in layers:

@@ -22,12 +22,14 @@ def language(pos_embed="rotary", seed=0, **fields):
     config = LanguageConfig(
         width=16, depth=2, num_heads=2, vocab_size=7, pos_embed=pos_embed, tie_weights=False, **fields
     )
-    return sharpened(LanguageModel(config))
+    return sharpened(LanguageModel.from_config(config))
 
 
 def seq2seq(seed=0):
     torch.manual_seed(seed)
-    return sharpened(Seq2Seq(Seq2SeqConfig(width=16, depth=2, num_heads=2, src_vocab_size=6, tgt_vocab_size=7)))
+    return sharpened(
+        Seq2Seq.from_config(Seq2SeqConfig(width=16, depth=2, num_heads=2, src_vocab_size=6, tgt_vocab_size=7))
+    )
 
 
 def prompts(n=4, length=3):

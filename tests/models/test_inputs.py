@@ -31,6 +31,8 @@ def test_ids_may_be_empty_or_have_no_numbers():
 
 def test_token_vectors_are_as_large_as_the_waves_added_to_them():
     for pos_embed in ("sinusoidal", "learned"):
-        model = LanguageModel(LanguageConfig(width=64, depth=1, num_heads=1, vocab_size=50, pos_embed=pos_embed))
+        model = LanguageModel.from_config(
+            LanguageConfig(width=64, depth=1, num_heads=1, vocab_size=50, pos_embed=pos_embed)
+        )
         spread = model.tokens(torch.arange(50)[None]).std().item()
         assert spread == pytest.approx(1.0 if pos_embed == "sinusoidal" else 1 / 8, rel=0.1)

@@ -13,7 +13,7 @@ POSITIONS = ["sinusoidal", "learned", "rotary", "alibi", "none"]
 
 def build(**fields):
     torch.manual_seed(0)
-    return LanguageModel(replace(CONFIG, **fields)).double()
+    return LanguageModel.from_config(replace(CONFIG, **fields)).double()
 
 
 @pytest.fixture

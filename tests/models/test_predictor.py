@@ -14,7 +14,7 @@ WHOLE = ["cls", "mean", "attention"]
 
 def build(**fields):
     torch.manual_seed(0)
-    return SequencePredictor(replace(CONFIG, **fields)).double()
+    return SequencePredictor.from_config(replace(CONFIG, **fields)).double()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ LENGTHS = torch.tensor([2, 6, 4])
 
 def build(**fields):
     torch.manual_seed(0)
-    return Seq2Seq(replace(CONFIG, **fields)).double()
+    return Seq2Seq.from_config(replace(CONFIG, **fields)).double()
 
 
 @pytest.fixture

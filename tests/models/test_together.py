@@ -23,7 +23,7 @@ def build(seed, width=8, pos_embed="sinusoidal", tgt_vocab_size=5, context_lengt
         pos_embed=pos_embed,
         context_length=context_length,
     )
-    return Seq2Seq(config).double()
+    return Seq2Seq.from_config(config).double()
 
 
 @pytest.fixture

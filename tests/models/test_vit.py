@@ -11,7 +11,7 @@ CONFIG = VisionConfig(width=8, depth=2, num_heads=2, image_size=(8, 12), patch_s
 
 def build(**fields):
     torch.manual_seed(0)
-    return VisionTransformer(replace(CONFIG, **fields)).double()
+    return VisionTransformer.from_config(replace(CONFIG, **fields)).double()
 
 
 @pytest.fixture

@@ -118,7 +118,7 @@ LANGUAGE = LanguageConfig(width=8, depth=1, num_heads=2, vocab_size=11, pos_embe
 @pytest.mark.slow
 def test_a_compiled_causal_model_calls_the_kernel_with_its_flag_and_no_mask():
     """With one graph for all lengths: a dense mask would rule out flash attention on a GPU."""
-    model, graphs = LanguageModel(LANGUAGE).eval(), []
+    model, graphs = LanguageModel.from_config(LANGUAGE).eval(), []
 
     def backend(graph, inputs):
         graphs.append(graph)
@@ -137,7 +137,7 @@ def test_a_compiled_causal_model_calls_the_kernel_with_its_flag_and_no_mask():
 @pytest.mark.slow
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_exported_causal_model_calls_the_kernel_with_its_flag_and_no_mask(strict):
-    model, length = LanguageModel(LANGUAGE).eval(), torch.export.Dim("length", min=2, max=64)
+    model, length = LanguageModel.from_config(LANGUAGE).eval(), torch.export.Dim("length", min=2, max=64)
     exported = torch.export.export(model, (torch.randint(11, (2, 5)),), dynamic_shapes=({1: length},), strict=strict)
     ids = torch.randint(11, (2, 9))
     torch.testing.assert_close(exported.module()(ids), model(ids))

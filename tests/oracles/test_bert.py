@@ -58,7 +58,7 @@ def inputs():
 @torch.no_grad()
 def ours(bert, classifier, cls_token, **changes) -> VisionTransformer:
     """The preset with BERT's weights, and this class token."""
-    model = VisionTransformer(replace(bert_cifar(), **changes)).double().eval()
+    model = VisionTransformer.from_config(replace(bert_cifar(), **changes)).double().eval()
     for block, layer in zip(model.blocks, bert.encoder.layer, strict=True):
         for theirs, name in BLOCK.items():
             block.get_submodule(name).load_state_dict(layer.get_submodule(theirs).state_dict())

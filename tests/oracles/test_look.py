@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from clearhead.insight.edit import edit
-from clearhead.insight.look import look
+from clearhead.insight.heads import edit
+from clearhead.insight.trace import look
 
 WIDTH, DEPTH, HEADS, CLASSES = 16, 2, 4, 3
 SIZES = {"hidden_size": WIDTH, "num_hidden_layers": DEPTH, "num_attention_heads": HEADS, "intermediate_size": 32}
@@ -138,7 +138,7 @@ def timm_vit(fused):
     from timm.models import VisionTransformer
 
     sizes = {"embed_dim": WIDTH, "depth": DEPTH, "num_heads": HEADS}
-    model = VisionTransformer(img_size=8, patch_size=4, num_classes=CLASSES, **sizes).eval()
+    model = VisionTransformer.from_config(img_size=8, patch_size=4, num_classes=CLASSES, **sizes).eval()
     for block in model.blocks:
         block.attn.fused_attn = fused
     return model

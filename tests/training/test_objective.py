@@ -92,7 +92,7 @@ def test_the_decoder_is_given_the_begin_mark_and_the_targets_one_place_later():
 def test_what_is_written_costs_minus_the_logarithm_of_its_probability():
     """The same number that generation gives a sequence that it has written itself."""
     torch.manual_seed(0)
-    model = Seq2Seq(Seq2SeqConfig(width=8, depth=1, num_heads=2, src_vocab_size=8, tgt_vocab_size=8)).eval()
+    model = Seq2Seq.from_config(Seq2SeqConfig(width=8, depth=1, num_heads=2, src_vocab_size=8, tgt_vocab_size=8)).eval()
     made = model.generate(SOURCES, bos_id=BOS, eos_id=None, max_new_tokens=4, source_lengths=(SOURCES != PAD).sum(1))
     batch = words_batch(targets=made.ids)
     outputs = WRITTEN.compute_outputs(model, batch)
@@ -112,7 +112,7 @@ def test_padding_of_targets_costs_nothing_and_smoothing_is_per_token():
 @pytest.mark.parametrize("seed", range(5))
 def test_every_token_is_right_just_when_greedy_decoding_writes_this_target(seed):
     torch.manual_seed(seed)
-    model = Seq2Seq(Seq2SeqConfig(width=8, depth=1, num_heads=2, src_vocab_size=8, tgt_vocab_size=8)).eval()
+    model = Seq2Seq.from_config(Seq2SeqConfig(width=8, depth=1, num_heads=2, src_vocab_size=8, tgt_vocab_size=8)).eval()
     lengths = (SOURCES != PAD).sum(1)
     answers = model.generate(SOURCES, bos_id=BOS, eos_id=EOS, max_new_tokens=4, source_lengths=lengths).ids
     answers = F.pad(answers, (0, 4 - answers.shape[1]), value=EOS)

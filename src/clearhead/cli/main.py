@@ -63,6 +63,9 @@ GROUPS = {
     "Data": {
         "data": Command("clearhead.cli.data:data", "List, download and show data sets"),
     },
+    "Shell": {
+        "completion": Command("clearhead.cli.completion:completion", "Print a completion script for bash, zsh or fish"),
+    },
 }
 COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
 
@@ -130,7 +133,7 @@ def complain_unexpected(error: Exception) -> int:
     if os.environ.get(TRACEBACK):
         raise error
     if isinstance(error, MemoryError) or "allocate" in str(error) or "out of memory" in str(error):
-        return complain("this must fit into memory, got too little; choose a smaller batch, model or input", MISTAKE)
+        return complain("out of memory; try a smaller batch, model or input", MISTAKE)
     first = (str(error).strip().splitlines() or [""])[0]
     return complain(f"{type(error).__name__}: {first} (unexpected; {TRACEBACK}=1 shows where)", MISTAKE)
 

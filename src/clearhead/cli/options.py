@@ -130,7 +130,7 @@ ALIASES = {"num_heads": ("heads",)}
 
 
 def add_overrides(parser: Parser, config: Any, title: str, path: str = "", without: Collection[str] = ()) -> None:
-    """An option for each field; its help shows the words below the field and the value it has now. Fields are left out
+    """An option for each field; its help shows the words below the field and its default. Fields are left out
     by their paths."""
     group = parser.add_argument_group(title)
     types, words = get_type_hints(type(config)), field_words(type(config))
@@ -141,7 +141,7 @@ def add_overrides(parser: Parser, config: Any, title: str, path: str = "", witho
         if is_dataclass(value):
             add_overrides(parser, value, path + field.name, f"{path}{field.name}.", without)
             continue
-        text = " ".join(filter(None, [words.get(field.name, ""), f"(now {show_value(value)})"])).replace("%", "%%")
+        text = " ".join(filter(None, [words.get(field.name, ""), f"(default: {show_value(value)})"])).replace("%", "%%")
         what: dict[str, Any] = {"dest": path + field.name, "default": argparse.SUPPRESS}
         names = ["--" + dashes(path + name) for name in (field.name, *ALIASES.get(field.name, ()))]
         if kind is bool:

@@ -40,8 +40,10 @@ def train(argv: Sequence[str]) -> int:
         return 0
     config = find(name).make()
     options = Parser(f"clearhead train {name}", inspect.getdoc(inspect.getmodule(find(name).make)) or "")
-    options.add_argument("--name", metavar="NAME", help="the run's folder is runs/NAME (now the recipe and the seed)")
-    options.add_argument("--resume", action="store_true", help="if the run is there, go on with it")
+    options.add_argument(
+        "--name", metavar="NAME", help="the run's folder is runs/NAME (default: the recipe and the seed)"
+    )
+    options.add_argument("--resume", action="store_true", help="resume the run if it exists")
     options.add_argument(
         "--shard", action="store_true", help="split the weights over the processes of torchrun (FSDP2)"
     )
@@ -53,7 +55,7 @@ def train(argv: Sequence[str]) -> int:
         help="short for --training.compile: torch.compile; auto is on with a GPU",
     )
     options.add_argument(
-        "--dry-run", action="store_true", help="say what it takes, by a few real steps; leaves nothing"
+        "--dry-run", action="store_true", help="estimate time and memory from a few real steps, then exit"
     )
     options.add_argument(
         "--snapshots",

@@ -1,6 +1,8 @@
-"""Which examples are in which batch: a pure function of (seed, step), the same for any number of processes.
+"""Training and evaluation batches. Batch i is a pure function of (seed, step), whatever the number of processes.
 
-Each process takes its slice of the batch. Joined again, the slices are the batch, bit for bit, augmentation included.
+Unlike a DataLoader, `Batches` has no state to save: resuming at step i means asking for batch i. Each process gets its
+slice of the batch; concatenated, the slices equal the batch bit for bit, augmentation included.
+Dims: N examples, S sides (source, target), B batch.
 """
 
 from collections.abc import Iterator
@@ -9,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead.data.augment import augment, blend, partners, shares
+from clearhead.data.augment import augment, mixup, mixup_lam, mixup_perm
 from clearhead.data.config import DataConfig
 from clearhead.data.dataset import Dataset, Examples, Normalize, lengths_of
 from clearhead.data.prng import fold_in, permutation
@@ -17,7 +19,7 @@ from clearhead.data.prng import fold_in, permutation
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One process's slice of n examples."""
+    """The n examples of one process."""
 
     inputs: Tensor
     targets: Tensor
@@ -26,122 +28,120 @@ class Batch:
     lam: Tensor | None
     """mixup: the weight of the first target (n,)"""
     num_global: int
-    """examples in the whole batch, over all processes"""
+    """examples in the batch over all processes"""
 
 
 class Batches:
-    """Training batches by step: each epoch has its own order, and leaves out what does not fill a batch."""
+    """Training batches by step. Every epoch is shuffled anew; the last incomplete batch is dropped."""
 
     def __init__(self, data: Dataset, config: DataConfig, batch_size: int, seed: int):
         if not 1 <= batch_size <= len(data.train):
             raise ValueError(
                 f"batch_size must be from 1 to the {len(data.train)} training examples, got {batch_size}; "
-                "choose a smaller one, or use more examples"
+                "choose a smaller batch_size"
             )
         if config.augmentation.is_on and data.normalize is None:
-            raise ValueError(f"augmentation is for images, got it for {config.name}; leave it out")
+            raise ValueError(f"augmentation needs images, got {config.augmentation} for {config.name}")
         self.data, self.augmentation, self.batch_size, self.seed = data, config.augmentation, batch_size, seed
         self.lengths, self.window = lengths_of(data.train), config.window
         self.steps_per_epoch = len(data.train) // batch_size
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
 
-    def at(self, step: int, rank: int = 0, world: int = 1) -> Batch:
-        """The slice of batch `step`, counted from the beginning of training, that process `rank` of `world` takes."""
-        if world > self.batch_size:
+    def at(self, step: int, rank: int = 0, world_size: int = 1) -> Batch:
+        """The slice of batch `step` for process `rank`. Steps count from the beginning of training."""
+        if world_size > self.batch_size:
             raise ValueError(
-                f"each process needs an example, got batch_size={self.batch_size} for {world} processes; "
-                "choose a larger batch"
+                f"batch_size must be at least the number of processes, "
+                f"got batch_size={self.batch_size} for {world_size} processes"
             )
         epoch, first = step // self.steps_per_epoch, step % self.steps_per_epoch * self.batch_size
-        members = self.order_of(epoch)[first : first + self.batch_size]
-        places = slice_of(self.batch_size, rank, world)
+        indices = self.epoch_order(epoch)[first : first + self.batch_size]
+        slots = slice_for_rank(self.batch_size, rank, world_size)
         if not self.augmentation.mixup:
-            return Batch(*self.see(members, places, step), None, None, self.batch_size)
-        return self.mixed(members, places, step)
+            return Batch(*self.load(indices, slots, step), None, None, self.batch_size)
+        return self.load_mixup(indices, slots, step)
 
-    def order_of(self, epoch: int) -> Tensor:
-        if epoch != self._epoch:  # kept for the steps to come, which are mostly of the same epoch
-            self._epoch, self._order = epoch, self.shuffled(epoch)
+    def epoch_order(self, epoch: int) -> Tensor:
+        if epoch != self._epoch:  # cached: consecutive steps share an epoch
+            self._epoch, self._order = epoch, self.shuffle(epoch)
         return self._order
 
-    def shuffled(self, epoch: int) -> Tensor:
-        """All examples once; where they differ in length, those of a batch are alike."""
-        members = permutation(fold_in(self.seed, "order", epoch), len(self.data.train))
+    def shuffle(self, epoch: int) -> Tensor:
+        """All indices in random order; examples of different lengths are bucketed by length."""
+        indices = permutation(fold_in(self.seed, "order", epoch), len(self.data.train))
         if self.lengths is None or not self.window:
-            return members
-        return bucketed(members, self.lengths, self.batch_size, self.window, fold_in(self.seed, "buckets", epoch))
+            return indices
+        return bucket_by_length(
+            indices, self.lengths, self.batch_size, self.window, fold_in(self.seed, "buckets", epoch)
+        )
 
     def padding(self) -> tuple[float, float] | None:
-        """The share of padding in the first epoch's tokens, and what it would be with batches of any lengths; None
-        where all examples are of one length."""
+        """The fraction of padding tokens of epoch 0, with and without bucketing; None if all lengths are equal."""
         if self.lengths is None:
             return None
-        any_lengths = permutation(fold_in(self.seed, "order", 0), len(self.data.train))
-        shares = [padded_share(members, self.lengths, self.batch_size) for members in (self.order_of(0), any_lengths)]
-        return shares[0], shares[1]
+        unbucketed = permutation(fold_in(self.seed, "order", 0), len(self.data.train))
+        with_buckets, without = (
+            padding_fraction(order, self.lengths, self.batch_size) for order in (self.epoch_order(0), unbucketed)
+        )
+        return with_buckets, without
 
-    def see(self, members: Tensor, places: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets at some places of the batch, as the model sees them."""
-        inputs, targets = self.data.train.get_batch(members[places])
+    def load(self, indices: Tensor, slots: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """Augmented inputs and targets of some slots of the batch; indices (B,) are those of all its examples."""
+        inputs, targets = self.data.train.get_batch(indices[slots])
         if self.data.normalize is not None:
-            inputs = augment(
-                inputs, places, self.augmentation, self.data.normalize, fold_in(self.seed, "augment", step)
-            )
+            inputs = augment(inputs, slots, self.augmentation, self.data.normalize, fold_in(self.seed, "augment", step))
         return inputs, targets
 
-    def mixed(self, members: Tensor, places: Tensor, step: int) -> Batch:
+    def load_mixup(self, indices: Tensor, slots: Tensor, step: int) -> Batch:
         key, n = fold_in(self.seed, "mixup", step), self.batch_size
-        partner, share = partners(n, key)[places], shares(n, self.augmentation.mixup, key)[places]
-        needed, where = torch.cat([places, partner]).unique(return_inverse=True)  # each image is augmented once
-        inputs, targets = self.see(members, needed, step)
-        mine, theirs = where.chunk(2)
-        return Batch(blend(inputs[mine], inputs[theirs], share), targets[mine], targets[theirs], share, n)
+        perm, lam = mixup_perm(n, key)[slots], mixup_lam(n, self.augmentation.mixup, key)[slots]
+        unique, inverse = torch.cat([slots, perm]).unique(return_inverse=True)  # each image is augmented once
+        inputs, targets = self.load(indices, unique, step)
+        a, b = inverse.chunk(2)
+        return Batch(mixup(inputs[a], inputs[b], lam), targets[a], targets[b], lam, n)
 
 
 def evaluation_batches(
-    examples: Examples, normalize: Normalize | None, batch_size: int, rank: int = 0, world: int = 1
+    examples: Examples, normalize: Normalize | None, batch_size: int, rank: int = 0, world_size: int = 1
 ) -> Iterator[Batch]:
-    """This process's slices of all examples in their order, never augmented; each example once over all processes.
+    """This process's slices of all examples in order, not augmented. Each example comes once over all processes.
 
-    Every process gets equally many batches; a slice of the last one may be empty.
+    Every process gets the same number of batches; its slice of the last batch may be empty.
     """
     for first in range(0, len(examples), batch_size):
         n = min(batch_size, len(examples) - first)
-        inputs, targets = examples.get_batch(first + slice_of(n, rank, world))
+        inputs, targets = examples.get_batch(first + slice_for_rank(n, rank, world_size))
         yield Batch(inputs if normalize is None else normalize(inputs), targets, None, None, n)
 
 
-def slice_of(n: int, rank: int, world: int) -> Tensor:
-    """The places out of n that belong to process `rank`; slices differ in length by one at most."""
-    if not 0 <= rank < world:
-        raise ValueError(f"rank must be from 0 to {world - 1} (world={world}), got {rank}; start it with torchrun")
-    return torch.arange(n * rank // world, n * (rank + 1) // world)
+def slice_for_rank(n: int, rank: int, world_size: int) -> Tensor:
+    """The slots 0 to n - 1 that belong to process `rank`; slice lengths differ by at most one."""
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank must be from 0 to {world_size - 1} (world_size={world_size}), got {rank}")
+    return torch.arange(n * rank // world_size, n * (rank + 1) // world_size)
 
 
-# Batches of examples of like length, which need less padding. Dims: N examples, S sides (source, target), B batch.
+def bucket_by_length(indices: Tensor, lengths: Tensor, batch_size: int, window: int, key: int) -> Tensor:
+    """Reorders indices (N,) to reduce padding: sorts each `window` batches by length, then shuffles the batches.
 
-
-def bucketed(members: Tensor, lengths: Tensor, batch_size: int, window: int, key: int) -> Tensor:
-    """The members (N,) in another order: sorted by length inside each `window` batches, then batch by batch shuffled.
-
-    lengths (N,S) are those of all examples. What does not fill a batch stays where it is, at the end.
+    lengths (N,S) are those of all examples. Indices that do not fill a batch stay at the end.
     """
-    n_batches = len(members) // batch_size
-    full, rest = members.split([n_batches * batch_size, len(members) - n_batches * batch_size])
-    ordered = [by_length(part, lengths) for part in full.split(min(window, n_batches) * batch_size)]
+    n_batches = len(indices) // batch_size
+    full, rest = indices.split([n_batches * batch_size, len(indices) - n_batches * batch_size])
+    ordered = [sort_by_length(part, lengths) for part in full.split(min(window, n_batches) * batch_size)]
     batches = torch.cat(ordered).view(n_batches, batch_size)
     return torch.cat([batches[permutation(key, n_batches)].flatten(), rest])
 
 
-def by_length(members: Tensor, lengths: Tensor) -> Tensor:
-    """By the first side, equal ones by the second; examples of equal lengths stay in their order."""
+def sort_by_length(indices: Tensor, lengths: Tensor) -> Tensor:
+    """Stable sort by the length of the first side, then of the second."""
     for side in reversed(range(lengths.shape[1])):
-        members = members[lengths[members, side].argsort(stable=True)]
-    return members
+        indices = indices[lengths[indices, side].argsort(stable=True)]
+    return indices
 
 
-def padded_share(members: Tensor, lengths: Tensor, batch_size: int) -> float:
-    """The share of all tokens that is padding, when each batch is as long as its longest example on each side."""
-    batches = lengths[members[: len(members) // batch_size * batch_size]].unflatten(0, (-1, batch_size))
+def padding_fraction(indices: Tensor, lengths: Tensor, batch_size: int) -> float:
+    """The fraction of padding tokens if each side of a batch is padded to its longest example."""
+    batches = lengths[indices[: len(indices) // batch_size * batch_size]].unflatten(0, (-1, batch_size))
     real, all_tokens = int(batches.sum()), int(batches.amax(1).sum()) * batch_size
     return 1 - real / all_tokens

@@ -65,7 +65,7 @@ def augmented_sheet(data: Dataset, config: DataConfig, seed: int) -> Image.Image
     columns = [shown.get_batch(torch.arange(len(shown)))[0]]
     for step in range(VERSIONS):
         inputs = data.normalize.undo(batches.at(step).inputs)
-        columns.append(inputs[batches.order_of(step).argsort()])  # back in the order of the rows
+        columns.append(inputs[batches.epoch_order(step).argsort()])  # back in the order of the rows
     rows = [Row(name, images) for name, images in zip(names, torch.stack(columns, dim=1), strict=True)]
     return draw(rows, {0: "original", 1: f"augmented ({described(config)})"})
 

@@ -1,4 +1,8 @@
-"""What a data set is: examples to train on, to validate on and to test on. Dims: N examples, B batch, C channels."""
+"""A data set is three map-style collections of examples (train, validation, test) with class names and normalization.
+
+`Examples` is like torch.utils.data.Dataset, except that `get_batch` loads a whole batch by its indices.
+Dims: N examples, B batch, C channels, K source tokens, Q target tokens, S sides (source, target).
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,23 +17,23 @@ from clearhead.data.vocab import IGNORE_INDEX, PAD
 
 
 class Examples(Protocol):
-    """Those of different lengths also have `lengths`, (N,S): how many tokens each side of each example has."""
+    """Examples by index. Sequences may also have `lengths` (N,S), the number of tokens of each side."""
 
     def __len__(self) -> int: ...
 
     def get_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and targets, which depend on nothing but the indices."""
+        """Inputs and targets: a pure function of the indices (B,)."""
         ...
 
 
 def lengths_of(examples: Examples) -> Tensor | None:
-    """(N,S), or None where all examples are of one length."""
+    """(N,S), or None if all examples have the same length."""
     return getattr(examples, "lengths", None)
 
 
 @dataclass(frozen=True)
 class Normalize:
-    """(pixel / 255 - mean) / std for each channel: uint8 (B,C,H,W) -> float (B,C,H,W)."""
+    """(pixel / 255 - mean) / std per channel: uint8 (B,C,H,W) -> float (B,C,H,W)."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -38,13 +42,12 @@ class Normalize:
         mean, std = (torch.tensor(numbers, device=images.device).view(-1, 1, 1) for numbers in (self.mean, self.std))
         if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != len(self.mean):
             raise ValueError(
-                f"images must be uint8 (B,{len(self.mean)},H,W), got {images.dtype} of shape {tuple(images.shape)}; "
-                "convert them first"
+                f"images must be uint8 (B,{len(self.mean)},H,W), got {images.dtype} of shape {tuple(images.shape)}"
             )
         return images.float().sub_(255 * mean).div_(255 * std)
 
     def undo(self, normal: Tensor) -> Tensor:
-        """The inverse, to the nearest uint8: float (B,C,H,W) -> uint8 (B,C,H,W)."""
+        """The inverse, rounded: float (B,C,H,W) -> uint8 (B,C,H,W)."""
         mean, std = (torch.tensor(numbers, device=normal.device).view(-1, 1, 1) for numbers in (self.mean, self.std))
         return (normal * std + mean).mul(255).round().clamp(0, 255).to(torch.uint8)
 
@@ -55,22 +58,22 @@ class Dataset:
     validation: Examples
     test: Examples
     classes: tuple[str, ...]
-    """their names in the order of the targets; () where there are none"""
+    """class names, indexed by target; () if there are none"""
     normalize: Normalize | None
-    """from the uint8 images that the examples are to what a model takes; None where they are that already"""
+    """from uint8 images to model inputs; None if the examples are no images"""
     vocab: tuple[str, ...] = ()
-    """what the ids of the inputs stand for; () where they are no ids, or stand for themselves"""
+    """tokens, indexed by input id; () if the inputs are not token ids"""
     files: Mapping[str, str] = field(default_factory=dict)
-    """the user's own files that it was read from, and the sha256 of each"""
+    """SHA-256 digests of the user's own files, by path"""
     skipped: tuple[str, ...] = ()
-    """the user's own files that were left out because they could not be read"""
+    """the user's own files that could not be read and were left out"""
     notes: tuple[str, ...] = ()
-    """sentences about the data that the user should read before training"""
+    """sentences to print before training"""
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Images in memory: uint8 (N,C,H,W), and the number of each one's class, int64 (N,)."""
+    """Images in memory: uint8 (N,C,H,W), and labels int64 (N,)."""
 
     images: Tensor
     labels: Tensor
@@ -84,38 +87,32 @@ class Images:
 
 @dataclass(frozen=True, eq=False)
 class Subset:
-    """Some of the examples: those at `chosen` (n,)."""
+    """The examples at `indices` (n,), as torch.utils.data.Subset."""
 
     examples: Examples
-    chosen: Tensor
+    indices: Tensor
 
     def __len__(self) -> int:
-        return len(self.chosen)
+        return len(self.indices)
 
     def get_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        return self.examples.get_batch(self.chosen[indices])
+        return self.examples.get_batch(self.indices[indices])
 
 
 def train_val_split(examples: Examples, validation: int, limit: int, seed: int) -> tuple[Examples, Examples]:
-    """A part to train on and a part to validate on, without a common example: chosen by the seed, in its order."""
+    """Disjoint training and validation subsets, drawn with the seed."""
     if validation + max(limit, 1) > len(examples):
         raise ValueError(
-            f"there are {len(examples)} training examples, too few for validation={validation} and limit={limit}; "
-            "choose fewer"
+            f"validation={validation} and limit={limit} need more than the {len(examples)} training examples"
         )
     chosen = permutation(fold_in(seed, "set apart"), len(examples))
     end = validation + limit if limit else len(examples)
     return Subset(examples, chosen[validation:end]), Subset(examples, chosen[:validation])
 
 
-# Sequences beside sequences: what an encoder-decoder reads, and what it is to write.
-#
-# Dims: N examples, B batch, K source tokens, Q target tokens.
-
-
 @dataclass(frozen=True, eq=False)
 class SequencePairs:
-    """Source ids (N,K), padded with PAD, and target ids (N,Q), the end mark included, padded with IGNORE_INDEX."""
+    """Source ids (N,K), padded with PAD, and target ids (N,Q), ending with EOS, padded with IGNORE_INDEX."""
 
     sources: Tensor
     targets: Tensor
@@ -132,14 +129,14 @@ class SequencePairs:
         return len(self.lengths)
 
     def get_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """(B,K) and (B,Q), as long as the longest of these."""
+        """(B,K) and (B,Q), cut to the longest sequence of the batch."""
         longest = self.lengths[indices].amax(0) if len(indices) else torch.ones(2)
         source, target = longest.int().tolist()
         return self.sources[indices, :source].long(), self.targets[indices, :target].long()
 
 
 def pad_sequences(sequences: Sequence[Sequence[int]], lengths: Tensor, value: int) -> Tensor:
-    """(N, the longest), int32: small, because all of it stays in memory."""
+    """(N, longest), int32 to save memory."""
     rows = torch.full((len(lengths), int(lengths.max()) if len(lengths) else 1), value, dtype=torch.int32)
     rows[torch.arange(rows.shape[1]) < lengths[:, None]] = torch.tensor([*chain(*sequences)], dtype=torch.int32)
     return rows

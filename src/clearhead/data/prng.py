@@ -1,6 +1,6 @@
-"""Random numbers without a state: the number at place i of a stream is a hash of the stream's key and i (splitmix64).
+"""Counter-based (stateless) pseudo-random numbers: number i of a stream is splitmix64(key, i).
 
-Any part of a stream can be had alone, in any order, on any machine and by any number of processes, and is the same.
+Any part of a stream can be computed alone, in any order, on any machine and by any number of processes.
 """
 
 import zlib
@@ -14,7 +14,7 @@ ALL = (1 << 64) - 1
 
 
 def fold_in(*parts: int | str) -> int:
-    """One stream for each different sequence of parts, such as (seed, "crop", epoch, step)."""
+    """A key derived from parts such as (seed, "crop", epoch, step); different parts give independent streams."""
     key = 0
     for part in parts:
         number = part if isinstance(part, int) else zlib.crc32(part.encode(errors="surrogateescape")) << 32
@@ -23,25 +23,25 @@ def fold_in(*parts: int | str) -> int:
 
 
 def mix_one(x: int) -> int:
-    """splitmix64's mixing of one number, as `mix` does it to a tensor."""
+    """The finalizer of splitmix64; `mix` does the same to a tensor."""
     x &= ALL
     x = ((x ^ (x >> 30)) * MULTIPLIERS[0]) & ALL
     x = ((x ^ (x >> 27)) * MULTIPLIERS[1]) & ALL
     return x ^ (x >> 31)
 
 
-def random_bits(key: int, places: Tensor) -> Tensor:
-    """64 random bits, as int64, for each place of the stream."""
-    return mix(places * signed(GOLDEN) + signed(key))
+def random_bits(key: int, counters: Tensor) -> Tensor:
+    """64 random bits per counter, as int64."""
+    return mix(counters * signed(GOLDEN) + signed(key))
 
 
-def random_below(n: int | Tensor, key: int, places: Tensor) -> Tensor:
-    """A whole number from 0 to n - 1 for each place of the stream; n may differ from place to place."""
-    return shifted(random_bits(key, places), 1) % n
+def random_below(n: int | Tensor, key: int, counters: Tensor) -> Tensor:
+    """An integer from 0 to n - 1 per counter; n may be a tensor."""
+    return shifted(random_bits(key, counters), 1) % n
 
 
 def permutation(key: int, n: int) -> Tensor:
-    """A random order of 0 to n - 1."""
+    """A random permutation of 0 to n - 1."""
     return random_bits(key, torch.arange(n)).argsort(stable=True)
 
 
@@ -51,11 +51,11 @@ def mix(x: Tensor) -> Tensor:
     return x ^ shifted(x, 31)
 
 
-def shifted(x: Tensor, places: int) -> Tensor:
-    """To the right, with zeros moving in at the left: torch's own shift repeats the sign."""
-    return (x >> places) & ((1 << (64 - places)) - 1)
+def shifted(x: Tensor, n: int) -> Tensor:
+    """Logical right shift by n bits; torch's >> is arithmetic."""
+    return (x >> n) & ((1 << (64 - n)) - 1)
 
 
 def signed(x: int) -> int:
-    """The same 64 bits, read as torch reads them."""
+    """The same 64 bits as a signed integer."""
     return x - (1 << 64) if x >> 63 else x

@@ -30,7 +30,6 @@ from clearhead.insight.attribution import (
     relevance,
     rollout,
 )
-from clearhead.insight.edit import entropy, head_importance
 from clearhead.insight.head_plots import (
     draw_attributions,
     draw_head_entropy,
@@ -38,8 +37,9 @@ from clearhead.insight.head_plots import (
     draw_training_strip,
     save_animation,
 )
-from clearhead.insight.look import AttentionTrace, look
+from clearhead.insight.heads import entropy, head_importance
 from clearhead.insight.plots import draw_head, draw_head_grid, draw_over_image, draw_tokens
+from clearhead.insight.trace import AttentionTrace, look
 from clearhead.models.config import LanguageConfig, VisionConfig
 from clearhead.training.objectives import OBJECTIVES
 from clearhead.training.run_directory import RunDirectory

@@ -17,10 +17,10 @@ from clearhead.data.dataset import SequencePairs
 from clearhead.data.vocab import BOS, EOS, MAX_WORD_LENGTH, PAD, SPECIAL_TOKENS, Vocabulary
 from clearhead.drawing import displayable
 from clearhead.inference.run import INFERENCE_BATCH_SIZE, Prediction, Run
-from clearhead.insight.edit import entropy, head_importance
 from clearhead.insight.head_plots import draw_head_importance
-from clearhead.insight.look import AttentionTrace, look
+from clearhead.insight.heads import entropy, head_importance
 from clearhead.insight.plots import draw_alignment, draw_head_grid
+from clearhead.insight.trace import AttentionTrace, look
 from clearhead.models.generate import Beam, free_positions
 from clearhead.models.seq2seq import Ensemble, Seq2Seq
 

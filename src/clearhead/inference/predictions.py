@@ -187,7 +187,7 @@ def file_names(run: Run, examples: Examples) -> list[str]:
         return []
     indices = torch.arange(len(examples))
     while isinstance(examples, Subset):
-        indices, examples = examples.chosen[indices], examples.examples
+        indices, examples = examples.indices[indices], examples.examples
     listing, _, _ = usable(run.config.data)
     return [listing.name(i) for i in indices.tolist()]
 

@@ -29,7 +29,7 @@ from clearhead.training.run_directory import RunDirectory
 from clearhead.training.state import DataInfo
 
 if TYPE_CHECKING:
-    from clearhead.insight.look import AttentionTrace
+    from clearhead.insight.trace import AttentionTrace
     from clearhead.models.generate import Sampling
 
 InputKind = Literal["images", "digits", "words", "text"]

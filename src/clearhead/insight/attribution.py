@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from clearhead.insight.look import AttentionRecord, AttentionTrace
+    from clearhead.insight.trace import AttentionRecord, AttentionTrace
 
 Update = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(attribution of the queries, weights, attribution of the keys) -> attribution after the layer"""

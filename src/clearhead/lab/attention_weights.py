@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead.drawing import BLUE, GRAY, GREEN, ORANGE
-from clearhead.insight.look import look
+from clearhead.insight.trace import look
 from clearhead.lab.claim import Claim, Result, at_least, at_most, equals
 from clearhead.lab.learning import mean_over_seeds, single_thread, train_recipe
 from clearhead.lab.plots import (

@@ -91,7 +91,7 @@ def build_seq2seq(
     4 width² for attention, or for the MLP in its place, all three have nearly the same size.
     """
     if name == TRANSFORMER:
-        return Seq2Seq(
+        return Seq2Seq.from_config(
             Seq2SeqConfig(
                 width=width,
                 depth=1,

@@ -188,7 +188,7 @@ FULLY_MASKED_ROW = Claim(
 def run_train_and_eval_mode(*, seed: int = 0, width: int = 16, dropout: float = 0.2, eval_mode: bool = True) -> Result:
     """eval_mode=False tests training mode in place of evaluation mode."""
     torch.manual_seed(seed)
-    model = SequencePredictor(
+    model = SequencePredictor.from_config(
         PredictorConfig(width=width, depth=2, num_heads=2, in_features=10, out_features=10, dropout=dropout)
     )
     ids = torch.randint(0, 10, (4, 8))
@@ -226,7 +226,7 @@ def weight_change(model: nn.Module, ids: Tensor, training: bool) -> float:
 def draw_train_and_eval_mode(*, seed: int = 0, width: int = 16, dropout: float = 0.2) -> "Figure":
     """Left and middle: two passes with the same input in each mode. Right: the change of the weights in one step."""
     torch.manual_seed(seed)
-    model = SequencePredictor(
+    model = SequencePredictor.from_config(
         PredictorConfig(width=width, depth=2, num_heads=2, in_features=10, out_features=10, dropout=dropout)
     )
     ids = torch.randint(0, 10, (4, 8))

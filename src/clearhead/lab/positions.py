@@ -271,7 +271,7 @@ def predictor(width: int, pos_embed: PosEmbedName, in_features: int, out_feature
         head_mlp_dim=width,
         pos_embed=pos_embed,
     )
-    return SequencePredictor(config)
+    return SequencePredictor.from_config(config)
 
 
 def reversal_accuracy(width: int, positions: PosEmbedName, steps: int, seed: int) -> float:

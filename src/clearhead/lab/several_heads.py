@@ -39,7 +39,7 @@ class FourDigitModel(nn.Module):
 
     def __init__(self, width: int, num_heads: int):
         super().__init__()
-        self.predictor = SequencePredictor(
+        self.predictor = SequencePredictor.from_config(
             PredictorConfig(
                 width=width,
                 depth=1,

@@ -44,7 +44,7 @@ def small_vit(
         pooling=pooling,
         pos_embed=pos_embed,
     )
-    return VisionTransformer(config).double().eval()
+    return VisionTransformer.from_config(config).double().eval()
 
 
 def run_patch_embedding(

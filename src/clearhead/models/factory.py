@@ -12,11 +12,11 @@ from clearhead.models.vit import VisionTransformer
 def build_model(config: ModelConfig) -> nn.Module:
     match config:
         case PredictorConfig():
-            return SequencePredictor(config)
+            return SequencePredictor.from_config(config)
         case VisionConfig():
-            return VisionTransformer(config)
+            return VisionTransformer.from_config(config)
         case Seq2SeqConfig():
-            return Seq2Seq(config)
+            return Seq2Seq.from_config(config)
         case LanguageConfig():
-            return LanguageModel(config)
+            return LanguageModel.from_config(config)
     raise TypeError(f"a model config is one of Predictor-, Vision-, Seq2Seq- and LanguageConfig, got {type(config)}")

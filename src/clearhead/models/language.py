@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.models import build
-from clearhead.models.config import LanguageConfig, check_kind
+from clearhead.models.config import Activation, LanguageConfig, Norm, PosEmbedName, check_kind
 from clearhead.models.embeddings import embed_ids, embeddings_or, token_embedding, token_scale
 from clearhead.models.generate import (
     DecodeState,
@@ -21,6 +21,7 @@ from clearhead.models.generate import (
     check_generation,
     check_room,
 )
+from clearhead.models.presets import preset
 from clearhead.nn import masks
 from clearhead.nn.attention import Linear
 from clearhead.nn.cache import DecoderCache
@@ -31,16 +32,65 @@ from clearhead.nn.masks import Mask, check_mask
 class LanguageModel(nn.Module):
     """ids (B,L) -> logits (B,L,V) of the token after each."""
 
-    def __init__(self, config: LanguageConfig):
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        width: int,
+        depth: int,
+        num_heads: int,
+        context_length: int = 512,
+        pos_embed: PosEmbedName = "learned",
+        tie_weights: bool = True,
+        mlp_dim: int | None = None,
+        activation: Activation = "gelu",
+        norm: Norm = "pre",
+        norm_eps: float = 1e-5,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        mlp_dropout: float = 0.0,
+        drop_path: float = 0.0,
+        beta: float | None = None,
+        output_projection: bool = True,
+    ) -> None:
         super().__init__()
-        check_kind(config, LanguageConfig)
-        self.config = config
+        self.config = config = LanguageConfig(
+            vocab_size=vocab_size,
+            width=width,
+            depth=depth,
+            num_heads=num_heads,
+            context_length=context_length,
+            pos_embed=pos_embed,
+            tie_weights=tie_weights,
+            mlp_dim=mlp_dim,
+            activation=activation,
+            norm=norm,
+            norm_eps=norm_eps,
+            dropout=dropout,
+            attention_dropout=attention_dropout,
+            mlp_dropout=mlp_dropout,
+            drop_path=drop_path,
+            beta=beta,
+            output_projection=output_projection,
+        )
         self.tok_embed = token_embedding(config.vocab_size, config.width)
         self.pos_embed = build.build_pos_embed(config.pos_embed, config.context_length, config)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(build.build_encoder_blocks(config))
         self.norm = build.final_norm(config)
         self.lm_head = None if config.tie_weights else Linear(config.width, config.vocab_size, bias=False)
+
+    @classmethod
+    def from_config(cls, config: LanguageConfig) -> "LanguageModel":
+        check_kind(config, LanguageConfig)
+        return cls(**vars(config))
+
+    @classmethod
+    def from_preset(cls, name: str) -> "LanguageModel":
+        """The model of a preset; see `list_presets`."""
+        config = preset(name)
+        check_kind(config, LanguageConfig)
+        return cls(**vars(config))
 
     def forward(
         self,

@@ -9,18 +9,64 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.models import build
-from clearhead.models.config import PredictorConfig, check_kind
+from clearhead.models.config import Activation, Norm, PosEmbedName, PredictorConfig, PredictorPoolingName, check_kind
 from clearhead.models.embeddings import OneHotLinear, embeddings_or, padding_mask
+from clearhead.models.presets import preset
 from clearhead.nn.masks import Mask, check_mask, dense
 
 
 class SequencePredictor(nn.Module):
     """ids (B,L) or features (B,L,in_features) -> (B,L,out_features), or (B,out_features) with pooling."""
 
-    def __init__(self, config: PredictorConfig):
+    def __init__(
+        self,
+        *,
+        in_features: int,
+        out_features: int,
+        width: int,
+        depth: int,
+        num_heads: int,
+        context_length: int = 512,
+        pos_embed: PosEmbedName = "sinusoidal",
+        pooling: PredictorPoolingName = "none",
+        input_dropout: float = 0.0,
+        head_mlp_dim: int = 0,
+        head_norm: bool = False,
+        mlp_dim: int | None = None,
+        activation: Activation = "gelu",
+        norm: Norm = "pre",
+        norm_eps: float = 1e-5,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        mlp_dropout: float = 0.0,
+        drop_path: float = 0.0,
+        beta: float | None = None,
+        output_projection: bool = True,
+    ) -> None:
         super().__init__()
-        check_kind(config, PredictorConfig)
-        self.config = config
+        self.config = config = PredictorConfig(
+            in_features=in_features,
+            out_features=out_features,
+            width=width,
+            depth=depth,
+            num_heads=num_heads,
+            context_length=context_length,
+            pos_embed=pos_embed,
+            pooling=pooling,
+            input_dropout=input_dropout,
+            head_mlp_dim=head_mlp_dim,
+            head_norm=head_norm,
+            mlp_dim=mlp_dim,
+            activation=activation,
+            norm=norm,
+            norm_eps=norm_eps,
+            dropout=dropout,
+            attention_dropout=attention_dropout,
+            mlp_dropout=mlp_dropout,
+            drop_path=drop_path,
+            beta=beta,
+            output_projection=output_projection,
+        )
         self.embed = OneHotLinear(config.in_features, config.width, config.input_dropout)
         self.pool = build.build_pooling(config)
         self.pos_embed = build.build_pos_embed(
@@ -30,6 +76,18 @@ class SequencePredictor(nn.Module):
         self.blocks = nn.ModuleList(build.build_encoder_blocks(config))
         self.norm = build.final_norm(config)
         self.head = build.build_head(config, config.out_features)
+
+    @classmethod
+    def from_config(cls, config: PredictorConfig) -> "SequencePredictor":
+        check_kind(config, PredictorConfig)
+        return cls(**vars(config))
+
+    @classmethod
+    def from_preset(cls, name: str) -> "SequencePredictor":
+        """The model of a preset; see `list_presets`."""
+        config = preset(name)
+        check_kind(config, PredictorConfig)
+        return cls(**vars(config))
 
     def forward(
         self,

@@ -143,3 +143,7 @@ def preset(name: str) -> ModelConfig:
     if name not in PRESETS:
         raise unknown_name("preset", name, PRESETS)
     return PRESETS[name]()
+
+
+def list_presets() -> list[str]:
+    return sorted(PRESETS)

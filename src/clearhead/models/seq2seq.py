@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.models import build
-from clearhead.models.config import Seq2SeqConfig, check_kind
+from clearhead.models.config import Activation, Norm, PosEmbedName, Seq2SeqConfig, check_kind
 from clearhead.models.embeddings import embed_ids, embeddings_or, padding_mask, token_embedding, token_scale
 from clearhead.models.generate import (
     DecodeState,
@@ -24,6 +24,7 @@ from clearhead.models.generate import (
     check_room,
     log_probabilities,
 )
+from clearhead.models.presets import preset
 from clearhead.nn import masks
 from clearhead.nn.attention import Linear
 from clearhead.nn.blocks import Decoder, Encoder
@@ -34,10 +35,51 @@ from clearhead.nn.eval_mode import eval_mode
 class Seq2Seq(nn.Module):
     """source (B,K), target so far (B,Q) -> logits (B,Q,V) of the target token after each."""
 
-    def __init__(self, config: Seq2SeqConfig):
+    def __init__(
+        self,
+        *,
+        src_vocab_size: int,
+        tgt_vocab_size: int,
+        width: int,
+        depth: int,
+        num_heads: int,
+        decoder_depth: int | None = None,
+        context_length: int = 512,
+        pos_embed: PosEmbedName = "sinusoidal",
+        tie_weights: bool = False,
+        mlp_dim: int | None = None,
+        activation: Activation = "gelu",
+        norm: Norm = "pre",
+        norm_eps: float = 1e-5,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        mlp_dropout: float = 0.0,
+        drop_path: float = 0.0,
+        beta: float | None = None,
+        output_projection: bool = True,
+    ) -> None:
         super().__init__()
-        check_kind(config, Seq2SeqConfig)
-        self.config = config
+        self.config = config = Seq2SeqConfig(
+            src_vocab_size=src_vocab_size,
+            tgt_vocab_size=tgt_vocab_size,
+            width=width,
+            depth=depth,
+            num_heads=num_heads,
+            decoder_depth=decoder_depth,
+            context_length=context_length,
+            pos_embed=pos_embed,
+            tie_weights=tie_weights,
+            mlp_dim=mlp_dim,
+            activation=activation,
+            norm=norm,
+            norm_eps=norm_eps,
+            dropout=dropout,
+            attention_dropout=attention_dropout,
+            mlp_dropout=mlp_dropout,
+            drop_path=drop_path,
+            beta=beta,
+            output_projection=output_projection,
+        )
         one_table = config.tie_weights and config.src_vocab_size == config.tgt_vocab_size
         self.src_embed = None if one_table else token_embedding(config.src_vocab_size, config.width)
         self.tgt_embed = token_embedding(config.tgt_vocab_size, config.width)
@@ -47,6 +89,18 @@ class Seq2Seq(nn.Module):
         self.encoder = Encoder(build.build_encoder_blocks(config), build.final_norm(config))
         self.decoder = Decoder(build.build_decoder_blocks(config, config.decoder_blocks), build.final_norm(config))
         self.lm_head = None if config.tie_weights else Linear(config.width, config.tgt_vocab_size, bias=False)
+
+    @classmethod
+    def from_config(cls, config: Seq2SeqConfig) -> "Seq2Seq":
+        check_kind(config, Seq2SeqConfig)
+        return cls(**vars(config))
+
+    @classmethod
+    def from_preset(cls, name: str) -> "Seq2Seq":
+        """The model of a preset; see `list_presets`."""
+        config = preset(name)
+        check_kind(config, Seq2SeqConfig)
+        return cls(**vars(config))
 
     def forward(
         self,

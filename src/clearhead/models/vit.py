@@ -8,8 +8,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.models import build
-from clearhead.models.config import VisionConfig, check_kind
+from clearhead.models.config import (
+    Activation,
+    InitName,
+    Norm,
+    PatchEmbedName,
+    PoolingName,
+    PosEmbed2dName,
+    VisionConfig,
+    check_kind,
+)
 from clearhead.models.embeddings import embeddings_or
+from clearhead.models.presets import preset
 
 
 class VisionTransformer(nn.Module):
@@ -20,10 +30,59 @@ class VisionTransformer(nn.Module):
     positions to the patches. The class token has none of its own: a learned one is part of its embedding.
     """
 
-    def __init__(self, config: VisionConfig):
+    def __init__(
+        self,
+        *,
+        image_size: int | tuple[int, int],
+        patch_size: int,
+        num_classes: int,
+        width: int,
+        depth: int,
+        num_heads: int,
+        in_channels: int = 3,
+        patch_embed: PatchEmbedName = "patch",
+        pos_embed: PosEmbed2dName = "learned",
+        pooling: PoolingName = "cls",
+        head_mlp_dim: int = 0,
+        embed_norm: bool = False,
+        init: InitName = "xavier",
+        mlp_dim: int | None = None,
+        activation: Activation = "gelu",
+        norm: Norm = "pre",
+        norm_eps: float = 1e-5,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        mlp_dropout: float = 0.0,
+        drop_path: float = 0.0,
+        beta: float | None = None,
+        output_projection: bool = True,
+    ) -> None:
         super().__init__()
-        check_kind(config, VisionConfig)
-        self.config = config
+        self.config = config = VisionConfig(
+            image_size=image_size,
+            patch_size=patch_size,
+            num_classes=num_classes,
+            width=width,
+            depth=depth,
+            num_heads=num_heads,
+            in_channels=in_channels,
+            patch_embed=patch_embed,
+            pos_embed=pos_embed,
+            pooling=pooling,
+            head_mlp_dim=head_mlp_dim,
+            embed_norm=embed_norm,
+            init=init,
+            mlp_dim=mlp_dim,
+            activation=activation,
+            norm=norm,
+            norm_eps=norm_eps,
+            dropout=dropout,
+            attention_dropout=attention_dropout,
+            mlp_dropout=mlp_dropout,
+            drop_path=drop_path,
+            beta=beta,
+            output_projection=output_projection,
+        )
         self.patch_embed = build.build_patch_embed(config)
         self.pos_embed = build.build_pos_embed_2d(config)
         self.pool = build.build_pooling(config)
@@ -35,6 +94,18 @@ class VisionTransformer(nn.Module):
         self.head = build.build_head(config, config.num_classes)
         if config.init == "bert":
             init_bert_(self)
+
+    @classmethod
+    def from_config(cls, config: VisionConfig) -> "VisionTransformer":
+        check_kind(config, VisionConfig)
+        return cls(**vars(config))
+
+    @classmethod
+    def from_preset(cls, name: str) -> "VisionTransformer":
+        """The model of a preset; see `list_presets`."""
+        config = preset(name)
+        check_kind(config, VisionConfig)
+        return cls(**vars(config))
 
     def forward(
         self,

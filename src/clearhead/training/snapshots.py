@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from clearhead.data.batches import Batch
-    from clearhead.insight.look import AttentionTrace
+    from clearhead.insight.trace import AttentionTrace
     from clearhead.training.context import TrainContext
 
 SUFFIX = ".safetensors"
@@ -37,7 +37,7 @@ def save_snapshot(ctx: "TrainContext", step: int, run: RunDirectory | None) -> N
     import torch
     from safetensors.torch import save
 
-    from clearhead.insight.look import look
+    from clearhead.insight.trace import look
     from clearhead.nn.eval_mode import eval_mode
 
     batch = snapshot_inputs(ctx)

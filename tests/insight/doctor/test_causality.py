@@ -279,7 +279,7 @@ def test_order_known_from_the_mask_alone_is_a_warning_if_weights_are_visible(zoo
 @pytest.mark.parametrize("kind", ["sinusoidal", "learned", "rotary", "alibi", "none"])
 def test_positional_encodings_of_any_kind_are_recognized(kind):
     config = LanguageConfig(vocab_size=11, context_length=16, width=8, depth=2, num_heads=2, mlp_dim=16, pos_embed=kind)
-    assert order_of(LanguageModel(config))[0].verdict == ("warning" if kind == "none" else "fine")
+    assert order_of(LanguageModel.from_config(config))[0].verdict == ("warning" if kind == "none" else "fine")
 
 
 @pytest.mark.parametrize("kind", ["convolution", "replicated", "recurrence", "last layer", "bias of the last layer"])

@@ -24,20 +24,31 @@ def decoder_layer():
 
 
 CORRECT = {
-    "LanguageModel": (lambda: LanguageModel(LanguageConfig(vocab_size=11, context_length=16, **SMALL)), True),
-    "rotary": (
-        lambda: LanguageModel(LanguageConfig(vocab_size=11, context_length=16, pos_embed="rotary", **SMALL)),
+    "LanguageModel": (
+        lambda: LanguageModel.from_config(LanguageConfig(vocab_size=11, context_length=16, **SMALL)),
         True,
     ),
-    "SequencePredictor": (lambda: SequencePredictor(PredictorConfig(in_features=5, out_features=3, **SMALL)), False),
-    "with a mask": (lambda: SequencePredictor(PredictorConfig(in_features=5, out_features=3, **SMALL)), True),
-    "pooled": (
-        lambda: SequencePredictor(PredictorConfig(in_features=5, out_features=3, pooling="cls", **SMALL)),
+    "rotary": (
+        lambda: LanguageModel.from_config(
+            LanguageConfig(vocab_size=11, context_length=16, pos_embed="rotary", **SMALL)
+        ),
+        True,
+    ),
+    "SequencePredictor": (
+        lambda: SequencePredictor.from_config(PredictorConfig(in_features=5, out_features=3, **SMALL)),
         False,
     ),
-    "Seq2Seq": (lambda: Seq2Seq(Seq2SeqConfig(src_vocab_size=11, tgt_vocab_size=9, **SMALL)), True),
+    "with a mask": (
+        lambda: SequencePredictor.from_config(PredictorConfig(in_features=5, out_features=3, **SMALL)),
+        True,
+    ),
+    "pooled": (
+        lambda: SequencePredictor.from_config(PredictorConfig(in_features=5, out_features=3, pooling="cls", **SMALL)),
+        False,
+    ),
+    "Seq2Seq": (lambda: Seq2Seq.from_config(Seq2SeqConfig(src_vocab_size=11, tgt_vocab_size=9, **SMALL)), True),
     "VisionTransformer": (
-        lambda: VisionTransformer(VisionConfig(image_size=32, patch_size=16, num_classes=5, **SMALL)),
+        lambda: VisionTransformer.from_config(VisionConfig(image_size=32, patch_size=16, num_classes=5, **SMALL)),
         True,
     ),
     "MultiHeadAttention": (lambda: MultiHeadAttention(8, 2), True),

@@ -43,7 +43,7 @@ def test_key_bias_without_gradient_is_a_note(zoo):
 
 def test_key_bias_has_a_gradient_with_rotary_positions():
     config = LanguageConfig(vocab_size=11, width=8, depth=1, num_heads=2, context_length=16, pos_embed="rotary")
-    assert gradient_findings(LanguageModel(config))[0].verdict == "fine"
+    assert gradient_findings(LanguageModel.from_config(config))[0].verdict == "fine"
 
 
 def test_frozen_parameters_and_further_outputs_are_respected(zoo):

@@ -14,8 +14,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from clearhead.insight.doctor.module_under_test import Inputs, Masks, ModuleUnderTest, isolated_state
 from clearhead.insight.doctor.report import Finding, count, join_names
-from clearhead.insight.look import look
 from clearhead.insight.softmaxes import CASTS, MULTIPLICATIONS, SHAPE_OPS, SOFTMAXES
+from clearhead.insight.trace import look
 from clearhead.interception import MATMULS, SDPA, ModuleStack, RunningModule, intercept
 
 Visibility = Literal["causal", "sees next", "excludes self", "inverted", "full", "other"]

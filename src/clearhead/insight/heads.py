@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from clearhead.insight.calls import AttentionCall
 from clearhead.insight.capture import LOOKED_FOR, capture_attention, module_names, unknown_name
-from clearhead.insight.look import check_heads, look
+from clearhead.insight.trace import check_heads, look
 
 Pattern = Literal["uniform", "zero"] | Tensor | Callable[[Tensor], Tensor]
 
