@@ -13,9 +13,9 @@ def parts_of(variant):
     model = build_model(config_of("mnist-plain", VARIANTS[variant]).model)
     names = dict(model.named_modules())
     return {
-        "positions": any("positions" in name for name, _ in model.named_parameters()),
+        "positions": any("pos_embed" in name for name, _ in model.named_parameters()),
         "norm": any(isinstance(module, nn.LayerNorm) for module in model.modules()),
-        "output projection": any(name.endswith("output") and isinstance(names[name], nn.Linear) for name in names),
+        "output projection": any(name.endswith("out_proj") and isinstance(names[name], nn.Linear) for name in names),
     }
 
 
