@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from clearhead.cli.main import main
+from clearhead.cli.main import COMMANDS, main
 from clearhead.training.loop import TrainResult
 
 PICTURES = [(Path(f"runs/demo/figures/{name}.png"), f"about {name}") for name in ("curves", "look/aggregates")]
@@ -15,8 +15,8 @@ def test_the_demo_says_what_came_of_it_what_to_open_and_what_to_try(capsys, monk
     assert all(str(path) in out and what in out for path, what in PICTURES)
     assert "\nTry\n  clearhead predict runs/demo" in out
     assert max(map(len, out.splitlines())) <= 90
-    readme = Path(__file__).parents[2] / "README.md"
-    assert out[out.index("\nTry\n") :] in readme.read_text()
+    suggestions = out.partition("\nTry\n")[2].splitlines()
+    assert all(line.split()[0] == "clearhead" and line.split()[1] in COMMANDS for line in suggestions)
 
 
 def test_a_demo_that_is_stopped_has_the_exit_code_of_that(monkeypatch, capsys):
