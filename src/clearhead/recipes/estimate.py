@@ -16,7 +16,7 @@ from clearhead.training.context import TrainContext, build_context, isolated_tor
 from clearhead.training.distributed import Ranks
 from clearhead.training.loop import train_step
 from clearhead.training.objectives import BATCH_SIZE, to_device
-from clearhead.training.progress import Display, StopRequest, padding_line
+from clearhead.training.progress import Display, StopRequest, padding_summary
 from clearhead.training.state import TrainState
 
 WARM_UP, TIMED, SECONDS = 2, 20, 5.0
@@ -71,7 +71,7 @@ class Estimate:
                 f"parameters         {self.parameters:,}",
                 f"memory             {self.memory / 2**20:,.0f} MB for weights, optimizer and one step",
                 f"training examples  {self.examples:,}",
-                *([f"padding            {padding_line(*self.padding)}"] if self.padding else []),
+                *([f"padding            {padding_summary(*self.padding)}"] if self.padding else []),
                 f"steps              {self.steps:,} ({round_count(epochs)} epoch{'' if epochs == 1 else 's'})",
                 f"time per step      {duration(self.seconds_per_step)}",
                 f"time per epoch     {duration(self.seconds_per_epoch)}, validation included",
