@@ -1,9 +1,9 @@
 """Layers that MultiHeadAttention can compute, with weights constructed by hand.
 
-Besides its features x, each token carries its position y on a grid, |y|² and the number 1. With q = (2 (y + offset), -1)
-and k = (y', |y'|²) the score is |y + offset|² - |y + offset - y'|²: it is largest for the key at the offset, and lower by
-at least 1 for all others. So each head selects one offset, more sharply for larger beta. Its values are the features, and
-its block of W_O is the kernel's weight matrix at that offset.
+Besides its features x, each token carries its position y on a grid, |y|² and the number 1. With q = (2 (y + offset),
+-1) and k = (y', |y'|²) the score is |y + offset|² - |y + offset - y'|²: it is largest for the key at the offset, and
+lower by at least 1 for all others. So each head selects one offset, more sharply for larger beta. Its values are the
+features, and its block of W_O is the kernel's weight matrix at that offset.
 Dims: B batch, L length, C channels, H heads (one for each offset), D head width, E model width.
 """
 
