@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.messages import did_you_mean, duration, json_text, nearest, printable, round_count, unknown_name
+from clearhead.messages import closest_name, did_you_mean, duration, json_text, printable, round_count, unknown_name
 
 PRESETS = ["plain_mnist", "bert_cifar", "vit_cifar", "tiny_vit", "gpt2_small"]
 
@@ -31,7 +31,7 @@ PRESETS = ["plain_mnist", "bert_cifar", "vit_cifar", "tiny_vit", "gpt2_small"]
     ],
 )
 def test_the_name_that_was_meant(name, names, meant):
-    assert nearest(name, names) == meant
+    assert closest_name(name, names) == meant
 
 
 def test_the_suggestion_stands_before_the_list():
@@ -78,8 +78,8 @@ def test_counts_are_never_written_in_scientific_notation():
     assert [round_count(n) for n in (0.25, 12.34, 30, 5560.4)] == ["0.25", "12.3", "30", "5,560"]
 
 
-def test_messages_do_not_import_torch():
-    code = "import sys, clearhead.messages; sys.exit('torch' in sys.modules)"
+def test_messages_import_neither_torch_nor_rich():
+    code = "import sys, clearhead.messages; sys.exit(bool({'torch', 'rich'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

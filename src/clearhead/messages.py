@@ -1,6 +1,6 @@
-"""What all messages share: control characters shown as escapes, suggestions for misspelled names, durations.
+"""Text for users: escaping of control characters, suggestions for misspelled names, durations, JSON, safe streams.
 
-Importing this does not import torch.
+Importing this module imports neither torch nor rich.
 """
 
 import difflib
@@ -10,7 +10,11 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
 SYNONYMS = {
     "fp32": "float32",
@@ -22,28 +26,29 @@ SYNONYMS = {
     "avg": "mean",
     "average": "mean",
 }
-"""names from other libraries, and ours; a suggestion is made only where ours is among the known names"""
-MOST_SHOWN = 60
-"""characters of a wrong value that an error shows"""
-CLOSE, ROUGH = 0.6, 0.5
-"""difflib ratios: of a typing mistake, and of an abbreviation"""
-
+"""names used by other libraries -> ours; suggested only if ours is among the known names"""
+MAX_REPR_LENGTH = 60
+"""characters of an invalid value that an error message shows"""
+TYPO_CUTOFF, ABBREVIATION_CUTOFF = 0.6, 0.5
+"""minimum difflib ratios"""
+LAYOUT = "\n\t"
+"""control characters that are allowed in printed text"""
 UNSAFE = re.compile(
-    r"[\x00-\x1f\x7f-\x9f"  # C0 and C1 controls, DEL: cursor movement, colours, titles, clipboards
-    r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # text is shown in another order than it is read in
+    r"[\x00-\x1f\x7f-\x9f"  # C0 and C1 controls, DEL: cursor movement, colors, titles, clipboards
+    r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # bidirectional controls: reorder the displayed text
     r"\u00ad\u180e\u200b\u2060-\u2065\u206a-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # invisible
     r"\u2028\u2029"  # line breaks to some programs
     r"\ud800-\udfff]"  # lone surrogates: bytes of a file name that are not UTF-8
-    r"|(?<![^\x00-\x7f])[\u200c\u200d]"  # joiners, unless they follow what they can join: emoji, Persian, Hindi
+    r"|(?<![^\x00-\x7f])[\u200c\u200d]"  # joiners after ASCII; emoji, Persian and Hindi need them
 )
-"""characters that a terminal obeys, or that make a text look like another one"""
+"""characters that control a terminal, or that make a text look like a different one"""
 
 
 def printable(text: object, keep: str = "") -> str:
-    r"""A text that is safe to show: control and invisible characters are written as escapes, such as \x1b.
+    r"""The text with control and invisible characters replaced by escapes such as \x1b.
 
-    Everything else, such as kᵀ, ü, 猫 and emoji, is left as it is. Characters in `keep` are too: without it, the
-    result is a single line, so that no name can forge another line of output.
+    Everything else, such as kᵀ, ü, 猫 and emoji, is unchanged, and so are the characters in `keep`. Without `keep`, the
+    result is a single line, so that a name cannot forge another line of output.
     """
     return UNSAFE.sub(lambda match: match[0] if match[0] in keep else escape(match[0]), str(text))
 
@@ -52,53 +57,54 @@ def escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-def brief(value: object) -> str:
-    """A wrong value as it is written, on one line of at most MOST_SHOWN characters."""
+def short_repr(value: object) -> str:
+    """`repr(value)`, shortened to MAX_REPR_LENGTH characters."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # a number of thousands of digits, or lists in lists in lists
+    except (ValueError, RecursionError):  # an integer with thousands of digits, or deeply nested lists
         return f"a {type(value).__name__} that is too large to show"
-    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
+    return text if len(text) <= MAX_REPR_LENGTH else f"{text[: MAX_REPR_LENGTH - 3]}..."
 
 
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The known name that was probably meant, None if nothing resembles it.
+def closest_name(name: str, names: Iterable[str]) -> str | None:
+    """The known name that was probably meant, or None if none is similar.
 
-    In this order: the same name apart from case, "-" and "_"; the name that other libraries use; a typing mistake; a
-    name that begins with it or contains it (gpt2 -> gpt2_small); an abbreviation, which has the same first letter.
+    In order of preference: a name that differs only in case, "-" and "_"; a synonym from another library; a typo; a
+    name that starts with `name` or contains it (gpt2 -> gpt2_small); an abbreviation with the same first letter.
     """
-    known = {plain(one): one for one in reversed(list(names))}  # of equal ones the first
-    word, keys = plain(name), list(reversed(known))
+    known = {normalize_name(candidate): candidate for candidate in reversed(list(names))}  # the first of equals wins
+    word, keys = normalize_name(name), list(reversed(known))
     if word in known:
         return known[word]
     if SYNONYMS.get(word) in known:
         return known[SYNONYMS[word]]
-    typed = difflib.get_close_matches(word, keys, n=1, cutoff=CLOSE)
+    typos = difflib.get_close_matches(word, keys, n=1, cutoff=TYPO_CUTOFF)
     longer = sorted((key for key in keys if len(word) > 2 and word in key), key=lambda key: not key.startswith(word))
-    rough = difflib.get_close_matches(word, [key for key in keys if key[:1] == word[:1]], n=1, cutoff=ROUGH)
-    return next((known[key] for key in [*typed, *longer, *rough]), None)
+    same_initial = [key for key in keys if key[:1] == word[:1]]
+    abbreviations = difflib.get_close_matches(word, same_initial, n=1, cutoff=ABBREVIATION_CUTOFF)
+    return next((known[key] for key in [*typos, *longer, *abbreviations]), None)
 
 
-def plain(name: str) -> str:
+def normalize_name(name: str) -> str:
     return name.lower().replace("-", "_")
 
 
 def did_you_mean(name: object, names: Iterable[str]) -> str:
-    """The end of a message: `; did you mean X?`, or nothing."""
-    near = nearest(str(name), names)
-    return f"; did you mean {near}?" if near else ""
+    """The suffix of an error message: `; did you mean X?`, or "" if no name is similar."""
+    closest = closest_name(str(name), names)
+    return f"; did you mean {closest}?" if closest else ""
 
 
-def unknown_name(what: str, name: object, names: Iterable[str]) -> LookupError:
-    """For a name that is not among the known ones: the suggestion stands before their list, which may be long."""
+def unknown_name(kind: str, name: object, names: Iterable[str]) -> LookupError:
+    """An error for a name that is not among `names`. The suggestion precedes the list, which may be long."""
     names = list(names)
-    near = nearest(str(name), names)
-    hint = f"did you mean {near}? Choose from" if near else "choose from"
-    return LookupError(f"unknown {what} {name!r}; {hint} {', '.join(names)}")
+    closest = closest_name(str(name), names)
+    hint = f"did you mean {closest}? Choose from" if closest else "choose from"
+    return LookupError(f"unknown {kind} {name!r}; {hint} {', '.join(names)}")
 
 
 def duration(seconds: float) -> str:
-    """In the units that a person would use: 23 ms, 3.6 s, 44 s, 5 min 32 s, 42 min, 1 h 33 min, 3 d 4 h."""
+    """A duration in human-readable units: 23 ms, 3.6 s, 44 s, 5 min 32 s, 42 min, 1 h 33 min, 3 d 4 h."""
     if seconds < 0.1:
         return f"{seconds * 1000:.3g} ms"
     if seconds < 9.95:
@@ -115,46 +121,56 @@ def duration(seconds: float) -> str:
     return in_two_units(round(seconds / 3600), "d", 24, "h")
 
 
+def in_two_units(count: int, large: str, ratio: int, small: str) -> str:
+    quotient, remainder = divmod(count, ratio)
+    return f"{quotient:,} {large} {remainder} {small}" if remainder else f"{quotient:,} {large}"
+
+
 def round_count(number: float) -> str:
-    """Three digits, never in scientific notation: 0.25, 12.3, 5,560."""
+    """A number with three significant digits, never in scientific notation: 0.25, 12.3, 5,560."""
     return f"{number:.3g}" if number < 100 else f"{number:,.0f}"
 
 
-def in_two_units(count: int, large: str, ratio: int, small: str) -> str:
-    whole, rest = divmod(count, ratio)
-    return f"{whole:,} {large} {rest} {small}" if rest else f"{whole:,} {large}"
-
-
 def json_text(value: Any, indent: int | None = 2) -> str:
-    """Valid JSON in ASCII for `--json`: numbers that JSON does not have, NaN and infinity, become null."""
-    return json.dumps(finite(value), indent=indent, allow_nan=False)
+    """Valid ASCII JSON for `--json`. NaN and infinity, which JSON cannot represent, become null."""
+    return json.dumps(finite_or_none(value), indent=indent, allow_nan=False)
 
 
-def finite(value: Any) -> Any:
+def finite_or_none(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: finite(inner) for name, inner in value.items()}
+        return {name: finite_or_none(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(inner) for inner in value]
+        return [finite_or_none(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# The standard streams of a command: control characters are escaped, and training survives the loss of its output.
-#
-# Importing this imports neither torch nor rich.
+def safe_console(*, width: int | None = None, stderr: bool = False) -> "Console":
+    """A rich console for untrusted text: `[red]` and `:smile:` are printed literally, control characters are escaped.
+
+    Colors come from styles only. The text is escaped before its style becomes a terminal sequence.
+    """
+    import rich.console
+    from rich.segment import Segment
+
+    class SafeConsole(rich.console.Console):
+        def render(self, renderable: "RenderableType", options: "ConsoleOptions | None" = None) -> "Iterable[Segment]":
+            for segment in super().render(renderable, options):
+                if segment.control:  # from rich itself, for example to move the cursor of a progress bar
+                    yield segment
+                else:
+                    yield Segment(printable(segment.text, keep=LAYOUT), segment.style)
+
+    return SafeConsole(width=width, stderr=stderr, highlight=False, emoji=False, markup=False)
 
 
-LAYOUT = "\n\t"
-"""the control characters that are allowed in printed text"""
+class EscapedStream:
+    """A text stream that escapes control characters instead of sending them to the terminal.
 
-
-class Escaped:
-    """A text stream that shows control characters as escapes instead of passing them on to the terminal.
-
-    rich writes colours, which are escape sequences too, to `rich_proxied_file`: `console.Console` escapes the text
-    before it is coloured.
+    rich writes its own escape sequences, such as colors, to `rich_proxied_file`; `safe_console` has escaped the text
+    before.
     """
 
-    def __init__(self, stream: "TextIO | Tolerant"):
+    def __init__(self, stream: "TextIO | FaultTolerantStream"):
         self.rich_proxied_file = stream
 
     def write(self, text: str) -> int:
@@ -169,11 +185,14 @@ class Escaped:
         return getattr(self.rich_proxied_file, name)
 
 
-class Tolerant:
-    """A text stream that is given up when it fails (full disk, closed pipe, lost terminal); `on_loss` gets a reason."""
+class FaultTolerantStream:
+    """A text stream that discards all output after its first failure (full disk, closed pipe, lost terminal).
 
-    def __init__(self, stream: TextIO, on_loss: Callable[[str], None] = lambda reason: None):
-        self.stream, self.on_loss, self.is_lost = stream, on_loss, False
+    `on_failure` is called once, with the reason. Training therefore survives the loss of its output.
+    """
+
+    def __init__(self, stream: TextIO, on_failure: Callable[[str], None] = lambda reason: None):
+        self.stream, self.on_failure, self.has_failed = stream, on_failure, False
 
     def write(self, text: str) -> int:
         self.attempt(lambda: self.stream.write(text))
@@ -183,40 +202,43 @@ class Tolerant:
         self.attempt(self.stream.flush)
 
     def attempt(self, action: Callable[[], object]) -> None:
-        if self.is_lost:
+        if self.has_failed:
             return
         try:
             action()
-        except (OSError, ValueError) as error:  # a ValueError says that the stream is closed
-            self.is_lost = True
-            discard_pending(self.stream)
-            self.on_loss(getattr(error, "strerror", None) or str(error))
+        except (OSError, ValueError) as error:  # ValueError: the stream is closed
+            self.has_failed = True
+            discard_buffer(self.stream)
+            self.on_failure(getattr(error, "strerror", None) or str(error))
 
     def __getattr__(self, name: str) -> Any:
-        if name == "rich_proxied_file":  # otherwise rich would write past this
+        if name == "rich_proxied_file":  # otherwise rich would bypass this stream
             raise AttributeError(name)
         return getattr(self.stream, name)
 
 
-def discard_pending(stream: TextIO) -> None:
-    """Drops what a failed write left in the buffer: it would fail again at each flush, and at exit (exit code 120)."""
-    with suppress(OSError, ValueError, AttributeError):  # a stream without a descriptor has no such buffer
-        number = stream.fileno()
-        before, null = os.dup(number), os.open(os.devnull, os.O_WRONLY)
+def discard_buffer(stream: TextIO) -> None:
+    """Discard buffered text after a failed write: it would fail again at each flush, and at exit (exit code 120)."""
+    with suppress(OSError, ValueError, AttributeError):  # a stream without a file descriptor has no such buffer
+        descriptor = stream.fileno()
+        saved, null = os.dup(descriptor), os.open(os.devnull, os.O_WRONLY)
         try:
-            os.dup2(null, number)
+            os.dup2(null, descriptor)
             stream.flush()
         finally:
-            os.dup2(before, number)
-            os.close(before)
+            os.dup2(saved, descriptor)
+            os.close(saved)
             os.close(null)
 
 
 def open_standard_descriptors() -> None:
-    """Opens 0, 1 and 2 where the caller has closed them: the next file opened, a checkpoint, would get their number,
-    and with it everything that is printed."""
-    for number in range(3):
+    """Open the file descriptors 0, 1 and 2 if the caller has closed them.
+
+    Otherwise the next file to be opened, such as a checkpoint, would get one of these numbers, and with it everything
+    that is printed.
+    """
+    for descriptor in range(3):
         try:
-            os.fstat(number)
+            os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable
 from typing import Any, get_args
 
-from clearhead.messages import brief, did_you_mean, unknown_name
+from clearhead.messages import did_you_mean, short_repr, unknown_name
 
 LARGEST = 2**63 - 1
 """size of a tensor"""
@@ -84,21 +84,21 @@ def check_choice(**chosen: tuple[Any, Any]) -> None:
     for name, (value, choices) in chosen.items():
         if value not in get_args(choices):
             hint = did_you_mean(value, get_args(choices)) if isinstance(value, str) else ""
-            raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {brief(value)}{hint}")
+            raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {short_repr(value)}{hint}")
 
 
 def check_bool(**switches: bool) -> None:
     for name, value in switches.items():
         if not isinstance(value, bool):
-            raise ValueError(f"{name} must be True or False, got {brief(value)}")
+            raise ValueError(f"{name} must be True or False, got {short_repr(value)}")
 
 
 def check_paths(**paths: str) -> None:
     for name, path in paths.items():
         if not isinstance(path, str):
-            raise ValueError(f"{name} must be a path as text, got {brief(path)}; pass str(path)")
+            raise ValueError(f"{name} must be a path as text, got {short_repr(path)}; pass str(path)")
         if not is_path(path):
-            raise ValueError(f"{name} must be a path that the system can have, got {brief(path)}")
+            raise ValueError(f"{name} must be a path that the system can have, got {short_repr(path)}")
 
 
 def is_path(text: str) -> bool:
@@ -117,10 +117,10 @@ def check_int(least: int, most: int, **sizes: int) -> None:
     for name, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool) or size < least:
             raise ValueError(
-                f"{name} must be a whole number of at least {least}, got {brief(size)}; try {name}={least}"
+                f"{name} must be a whole number of at least {least}, got {short_repr(size)}; try {name}={least}"
             )
         if size > most:
-            raise ValueError(f"{name} must be a whole number of at most {most:,}, got {brief(size)}")
+            raise ValueError(f"{name} must be a whole number of at most {most:,}, got {short_repr(size)}")
 
 
 # How a model is fitted, and a run as a whole: frozen configs, checked when they are made, to and from JSON.

@@ -12,8 +12,7 @@ from rich.text import Text
 
 from clearhead.cli.main import main
 from clearhead.cli.options import show
-from clearhead.console import Console
-from clearhead.messages import printable
+from clearhead.messages import printable, safe_console
 
 TITLE = "\x1b]0;t\x07"
 """sets the title of a terminal"""
@@ -181,7 +180,7 @@ def test_a_terminal_gets_our_colours_and_nobody_else_s(monkeypatch):
 
 
 def test_a_console_shows_markup_as_text_and_keeps_letters():
-    console = Console(width=80)
+    console = safe_console(width=80)
     with console.capture() as captured:
         console.print("[red]kᵀ ü 猫 👩‍💻[/red] :smile: \x1b[2J")
     assert captured.get() == "[red]kᵀ ü 猫 👩‍💻[/red] :smile: \\x1b[2J\n"

@@ -13,7 +13,7 @@ from rich.console import Console
 from clearhead.cli.main import main
 from clearhead.training import checkpoint, progress
 from clearhead.training.loop import train
-from clearhead.training.progress import Display, Silence, busy_hint
+from clearhead.training.progress import Display, SilentDisplay, oversubscription_hint
 
 RECORD = {"kind": "train", "step": 10, "loss": 0.5, "accuracy": 0.75}
 
@@ -33,7 +33,7 @@ def test_a_file_gets_lines_a_few_seconds_apart_and_the_last(monkeypatch):
     def work(display):
         for step in range(10, 101, 10):
             now[0] += 2
-            display.trained(RECORD | {"step": step})
+            display.show_training(RECORD | {"step": step})
 
     lines = shown(work, terminal=False).splitlines()
     assert [line.split()[1] for line in lines] == ["10/100", "40/100", "70/100", "100/100"]
@@ -41,7 +41,7 @@ def test_a_file_gets_lines_a_few_seconds_apart_and_the_last(monkeypatch):
 
 
 def test_a_terminal_gets_a_bar_with_the_same_numbers():
-    out = shown(lambda display: display.trained(RECORD), terminal=True)
+    out = shown(lambda display: display.show_training(RECORD), terminal=True)
     assert "10/100" in out
     assert "accuracy 75.00%" in out
     assert "examples/s" in out
@@ -55,7 +55,7 @@ def test_the_bar_of_slow_steps_says_how_long_they_will_take(monkeypatch):
     def work(display):
         for step in (10, 20):
             now[0] += 85
-            display.trained(RECORD | {"step": step})
+            display.show_training(RECORD | {"step": step})
 
     out = shown(work, terminal=True, width=80)  # a narrow terminal shortens the bar, not the numbers
     assert " 20/100" in out
@@ -67,8 +67,8 @@ def test_evaluations_stay_and_a_quiet_display_shows_nothing():
     record = RECORD | {"kind": "validation", "exact_match": 0.5}
 
     def work(display):
-        display.evaluated(record, "  best so far")
-        display.trained(RECORD)
+        display.show_evaluation(record, "  best so far")
+        display.show_training(RECORD)
 
     out = shown(work, terminal=False)
     assert "validation at step 10  loss 0.5000  accuracy 75.00%  exact_match 50.00%  best so far\n" in out
@@ -77,12 +77,12 @@ def test_evaluations_stay_and_a_quiet_display_shows_nothing():
 
 def test_warnings_are_heard_unless_another_process_speaks(capsys):
     Display(quiet=True).warn("the sky falls")
-    Silence().warn("here too")
+    SilentDisplay().warn("here too")
     assert capsys.readouterr().err == "warning: the sky falls\n"
 
 
 def test_a_reader_who_leaves_does_not_end_the_training():
-    code = "from clearhead.training.progress import Display; d = Display(); [d.say('x' * 999) for _ in range(999)]"
+    code = "from clearhead.training.progress import Display; d = Display(); [d.info('x' * 999) for _ in range(999)]"
     ends = "import sys; print(d.quiet, file=sys.stderr)"
     child = subprocess.Popen([sys.executable, "-c", f"{code}; {ends}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     child.stdout.close()
@@ -124,8 +124,8 @@ def test_a_terminal_that_is_gone_does_not_end_the_training(capsys):
     display = Display(console=Console(file=out, force_terminal=True, width=80))
     with display.training(100, 0, 32):
         for step in range(1, 50):
-            display.trained(RECORD | {"step": step})
-            display.say("a line")
+            display.show_training(RECORD | {"step": step})
+            display.info("a line")
     assert display.quiet
     assert capsys.readouterr().err.count("training continues without it") == 1
 
@@ -135,7 +135,7 @@ def test_a_warning_is_shown_on_stdout_if_stderr_cannot_be_written(capsys, monkey
     display = Display()
     display.warn("the sky falls")
     assert capsys.readouterr().out == "warning: the sky falls\n"
-    Display(console=Console(file=Broken())).say("to nobody at all")
+    Display(console=Console(file=Broken())).info("to nobody at all")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
@@ -155,7 +155,7 @@ def test_the_command_s_exit_code_and_checkpoints_are_as_usual(tmp_path, capsys, 
 
 def test_foreign_words_are_shown_as_they_are(capsys):
     display = Display()
-    display.say("[red]\x1b]0;t\x07\nforged")
+    display.info("[red]\x1b]0;t\x07\nforged")
     display.warn("\x1b[2J\nforged")
     assert capsys.readouterr() == ("[red]\\x1b]0;t\\x07\\nforged\n", "warning: \\x1b[2J\\nforged\n")
 
@@ -166,16 +166,16 @@ def test_foreign_words_are_shown_as_they_are(capsys):
         (2, 0.1, 2, 1, None),
         (2, 0.1, 1, 2, None),
         (2, 5.0, 1, 1, None),  # one thread waits for no other
-        (2, 1.2, 2, 1, "busy (load average 1.2 on 2 cores), and threads .* try --training.threads 1"),
+        (2, 1.2, 2, 1, "busy (load average 1.2 on 2 cores), .* try --training.threads 1"),
         (8, 5.0, 8, 1, "busy (load average 5.0 on 8 cores), .* try --training.threads 3"),
-        (2, 0.0, 4, 1, "4 threads on 2 cores wait for each other; try --training.threads 2"),
-        (2, 0.0, 2, 2, "4 threads on 2 cores wait for each other; try --training.threads 1"),
+        (2, 0.0, 4, 1, "4 threads on 2 cores .*; try --training.threads 2"),
+        (2, 0.0, 2, 2, "4 threads on 2 cores .*; try --training.threads 1"),
     ],
 )
 def test_a_hint_where_threads_would_wait_for_each_other(monkeypatch, cores, load, threads, processes, hint):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
-    found = busy_hint(threads, processes)
+    found = oversubscription_hint(threads, processes)
     assert found == "" if hint is None else re.search(hint.replace("(", r"\(").replace(")", r"\)"), found)
 
 

@@ -61,7 +61,7 @@ with progress.stopping_on_signals():
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGINT)  # an echo
     print("still here", flush=True)
-    progress.SAME_REQUEST = 0.0
+    progress.DEBOUNCE_SECONDS = 0.0
     os.kill(os.getpid(), signal.SIGTERM)
     print("never")
 """

@@ -108,9 +108,9 @@ def hint_if_busy() -> None:
     """Occlusion takes hundreds of forward passes, which are many times slower on a busy machine."""
     import torch
 
-    from clearhead.training.progress import FEWER_ELSEWHERE, busy_hint
+    from clearhead.training.progress import OMP_THREADS_HINT, oversubscription_hint
 
-    if hint := busy_hint(torch.get_num_threads(), fewer=FEWER_ELSEWHERE):
+    if hint := oversubscription_hint(torch.get_num_threads(), remedy=OMP_THREADS_HINT):
         print(hint, file=sys.stderr, flush=True)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from clearhead import __version__
-from clearhead.messages import Escaped, Tolerant, open_standard_descriptors, unknown_name
+from clearhead.messages import EscapedStream, FaultTolerantStream, open_standard_descriptors, unknown_name
 
 FAILED, USAGE_ERROR, MISTAKE, INTERRUPTED = 1, 2, 5, 130
 """training adds two of its own: see training/signals.py"""
@@ -91,12 +91,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     out, err = (stream or open(os.devnull, "w") for stream in streams)  # noqa: SIM115 - None: closed by the caller
     if isinstance(out, io.TextIOWrapper):
         out.reconfigure(errors="replace")  # a terminal without kᵀ shows k?
-    sys.stdout, sys.stderr = Escaped(out), Escaped(Tolerant(err))
+    sys.stdout, sys.stderr = EscapedStream(out), EscapedStream(FaultTolerantStream(err))
     try:
         return answer(list(sys.argv[1:] if argv is None else argv))
     finally:
         for stream in (out, err):
-            Tolerant(stream).flush()  # what cannot be written must not fail again when Python exits
+            FaultTolerantStream(stream).flush()  # what cannot be written must not fail again when Python exits
         sys.stdout, sys.stderr = streams
 
 

@@ -14,11 +14,10 @@ from textwrap import dedent, wrap
 from types import NoneType
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 
 from clearhead import messages
-from clearhead.console import Console
-from clearhead.messages import printable
+from clearhead.messages import printable, safe_console
 
 SYNONYMS = {
     "learning-rate": "lr",
@@ -103,7 +102,7 @@ def nearest(option: str, known: Sequence[str]) -> str | None:
         return by_end[SYNONYMS[end]]
     if near := difflib.get_close_matches(option, known, n=1, cutoff=0.7):
         return near[0]
-    if (by_last := messages.nearest(end, by_end)) is not None:
+    if (by_last := messages.closest_name(end, by_end)) is not None:
         return by_end[by_last]
     by_name = {name.removeprefix("--"): name for name in known}  # the dashes, which all have, are no resemblance
     return next((by_name[near] for near in difflib.get_close_matches(option.removeprefix("--"), by_name, n=1)), None)
@@ -253,7 +252,7 @@ STATES = {"running": "is still training", "interrupted": "was interrupted", "div
 
 def console() -> Console:
     is_sized = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(width=max(NARROWEST, Console().width) if is_sized else FILE_WIDTH)
+    return safe_console(width=max(NARROWEST, safe_console().width) if is_sized else FILE_WIDTH)
 
 
 def say(line: object) -> None:

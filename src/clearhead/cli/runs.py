@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from clearhead.cli.options import Parser
 from clearhead.files import MAX_JSON_BYTES, check_tree, from_json, read_regular
-from clearhead.messages import duration, json_text, printable
+from clearhead.messages import duration, json_text, printable, safe_console
 from clearhead.training.checkpoint import saved_steps
 from clearhead.training.config import RunConfig
 from clearhead.training.metrics_log import Record, read
@@ -160,7 +160,6 @@ def runs_table(found: Sequence[RunSummary], *, with_time: bool = True) -> "Table
     from rich.table import Table
 
     from clearhead.cli.options import console
-    from clearhead.console import Console
 
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("run", "recipe"):
@@ -181,7 +180,7 @@ def runs_table(found: Sequence[RunSummary], *, with_time: bool = True) -> "Table
             f"{one.state}: {printable(one.problem)}" if one.problem else one.state,
             *([f"{duration(max(1.0, now - one.changed))} ago"] if with_time else []),
         )
-    if with_time and Console(width=1000).measure(shown).maximum > console().width:
+    if with_time and safe_console(width=1000).measure(shown).maximum > console().width:
         return runs_table(found, with_time=False)
     return shown
 

@@ -11,7 +11,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from clearhead.cli.options import Parser, add_overrides, overridden, reader
-from clearhead.messages import json_text, nearest
+from clearhead.messages import closest_name, json_text
 from clearhead.models.config import AttentionConfig, Seq2SeqConfig, VisionConfig
 from clearhead.models.presets import PRESETS
 from clearhead.recipes.registry import RECIPES
@@ -210,7 +210,7 @@ def unknown(name: str) -> str:
 
         return str(no_run(Path(name)))
     names = [*NAMES, *RECIPES]
-    near = nearest(name, names)
+    near = closest_name(name, names)
     hint = f"did you mean {near}? " if near else ""
     return (
         f"no model {name!r}; {hint}Presets: {', '.join(NAMES)}; recipes: {', '.join(RECIPES)}; "

@@ -6,7 +6,7 @@ from typing import Literal
 
 from clearhead.data.datasets import DATASETS
 from clearhead.data.user_files import MAX_EXAMPLES, MAX_IMAGE_SIZE, MAX_LENGTH
-from clearhead.messages import MOST_SHOWN, brief, unknown_name
+from clearhead.messages import MAX_REPR_LENGTH, short_repr, unknown_name
 from clearhead.validation import check_bool, check_choice, check_int, check_paths, is_number
 
 Question = Literal["most-common", "repeat", "sum"]
@@ -36,9 +36,11 @@ class Augmentation:
         check_int(0, MAX_IMAGE_SIZE, crop=self.crop, cutout=self.cutout)
         check_bool(flip=self.flip)
         if not is_number(self.mixup) or not 0 <= self.mixup < math.inf:
-            raise ValueError(f"mixup must be a number of at least 0, got {brief(self.mixup)}; try 0.2, or 0 for none")
+            raise ValueError(
+                f"mixup must be a number of at least 0, got {short_repr(self.mixup)}; try 0.2, or 0 for none"
+            )
         if self.mixup > MOST_MIXUP:
-            raise ValueError(f"mixup must be a number of at most {MOST_MIXUP}, got {brief(self.mixup)}")
+            raise ValueError(f"mixup must be a number of at most {MOST_MIXUP}, got {short_repr(self.mixup)}")
 
     @property
     def is_on(self) -> bool:
@@ -87,8 +89,8 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or self.name not in DATASETS:
-            is_short = isinstance(self.name, str) and len(self.name) <= MOST_SHOWN
-            raise unknown_name("data set", self.name if is_short else brief(self.name), DATASETS)
+            is_short = isinstance(self.name, str) and len(self.name) <= MAX_REPR_LENGTH
+            raise unknown_name("data set", self.name if is_short else short_repr(self.name), DATASETS)
         check_choice(question=(self.question, Question), level=(self.level, Level), fit=(self.fit, Fit))
         check_int(1, MAX_LENGTH, length=self.length)
         check_int(1, MAX_IMAGE_SIZE, image_size=self.image_size)
@@ -97,7 +99,7 @@ class DataConfig:
         check_bool(stress=self.stress, skip_invalid=self.skip_invalid)
         check_paths(folder=self.folder, train_file=self.train_file, test_file=self.test_file, file=self.file)
         if not isinstance(self.augmentation, Augmentation):
-            raise ValueError(f"augmentation must be an Augmentation, got {brief(self.augmentation)}; make one")
+            raise ValueError(f"augmentation must be an Augmentation, got {short_repr(self.augmentation)}; make one")
         self.check_repeat()
         self.check_crop()
 

@@ -191,8 +191,8 @@ def draw_head_outputs(*, seed: int = 0, width: int = 16, num_heads: int = 4, num
     joined, averaged = (
         layer.out_proj(out.transpose(1, 2).flatten(-2)) for out in (outputs, weights.mean(1, keepdim=True) @ v)
     )
-    places = {1: "aZ", 2: "aZ;bZ", 3: "abZ;c.Z"}.get(num_heads, "abZ;cdZ")
-    figure, (scatter, *heads) = subplots(places, widths=(1,) * (len(places.split(";")[0]) - 1) + (1.9,))
+    mosaic = {1: "aZ", 2: "aZ;bZ", 3: "abZ;c.Z"}.get(num_heads, "abZ;cdZ")
+    figure, (scatter, *heads) = subplots(mosaic, widths=(1,) * (len(mosaic.split(";")[0]) - 1) + (1.9,))
     heat_maps(figure, heads, list(weights[0, : len(heads)]), "attention weight")
     for head, axes in enumerate(heads, start=1):
         label_axes(axes, f"head {head}")

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from clearhead.data.user_files import MAX_MATRIX_BYTES, MAX_MATRIX_VALUES, read_user_file
-from clearhead.messages import brief
+from clearhead.messages import short_repr
 from clearhead.models.mask_view import to_mask
 from clearhead.nn import masks
 from clearhead.nn.attention import check_attend, softargmax
@@ -244,7 +244,7 @@ def to_matrix(name: str, value: Any) -> Tensor:
     if isinstance(value, Tensor):
         value = value.tolist()
     if not isinstance(value, list) or not value or not all(isinstance(row, list) and row for row in value):
-        raise ValueError(f"{name} must be a list of rows of numbers, got {brief(value)}; try [[1, 0], [0, 1]]")
+        raise ValueError(f"{name} must be a list of rows of numbers, got {short_repr(value)}; try [[1, 0], [0, 1]]")
     for i, row in enumerate(value, 1):
         if len(row) != len(value[0]):
             raise ValueError(
@@ -252,7 +252,9 @@ def to_matrix(name: str, value: Any) -> Tensor:
             )
         for number in row:
             if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) <= LARGEST:
-                raise ValueError(f"{name} must hold numbers of at most {LARGEST:g}, got {brief(number)} in row {i}")
+                raise ValueError(
+                    f"{name} must hold numbers of at most {LARGEST:g}, got {short_repr(number)} in row {i}"
+                )
     return torch.tensor(value, dtype=torch.float64)
 
 
@@ -285,7 +287,7 @@ def read_steps_file(path: str | Path) -> dict[str, Any]:
             raise ValueError(f"the keys of a file of matrices are {', '.join(KEYS)}, got {key!r} in {path.name}{hint}")
     mask, beta, heads = content.pop("mask", None), content.pop("beta", None), content.pop("heads", 1)
     if isinstance(heads, bool) or not isinstance(heads, int) or heads < 1:
-        raise ValueError(f"heads must be a whole number above 0, got {brief(heads)}")
+        raise ValueError(f"heads must be a whole number above 0, got {short_repr(heads)}")
     options = {"heads": heads, "beta": None if beta is None else to_beta(beta), "causal": mask == "causal"}
     if mask not in (None, "causal"):
         options["mask"] = rows_to_mask(mask, path.name)
@@ -295,7 +297,7 @@ def read_steps_file(path: str | Path) -> dict[str, Any]:
 def rows_to_mask(mask: Any, name: str) -> Tensor:
     """A mask given as rows of 0 and 1, or in the additive form."""
     if isinstance(mask, str):
-        raise ValueError(f'mask must be "causal" or a matrix of 0 and 1, got {brief(mask)} in {name}')
+        raise ValueError(f'mask must be "causal" or a matrix of 0 and 1, got {short_repr(mask)} in {name}')
     if isinstance(mask, list) and mask and all(isinstance(row, list) for row in mask):
         infinity = {"-inf": -math.inf}
         mask = [[infinity.get(n, n) if isinstance(n, str) else n for n in row] for row in mask]
@@ -304,7 +306,9 @@ def rows_to_mask(mask: Any, name: str) -> Tensor:
     except ValueError:
         values = np.array(None)
     if values.dtype.kind not in "biuf" or values.ndim not in (2, 3) or not values.size:
-        raise ValueError(f"mask must be a matrix of 0 and 1 with one row for each query, got {brief(mask)} in {name}")
+        raise ValueError(
+            f"mask must be a matrix of 0 and 1 with one row for each query, got {short_repr(mask)} in {name}"
+        )
     return to_mask(values, "auto", f"mask in {name}")[0]
 
 
@@ -317,7 +321,9 @@ def read_json(path: Path) -> dict[str, Any]:
     except RecursionError:
         raise ValueError(f"{path.name} must contain lists of rows, got lists nested too deeply") from None
     if not isinstance(content, dict):
-        raise ValueError(f'{path.name} must contain an object such as {{"x": ..., "w_q": ...}}, got {brief(content)}')
+        raise ValueError(
+            f'{path.name} must contain an object such as {{"x": ..., "w_q": ...}}, got {short_repr(content)}'
+        )
     return content
 
 
@@ -364,5 +370,5 @@ def to_beta(value: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         beta = math.nan
     if isinstance(value, bool) or math.isnan(beta):
-        raise ValueError(f"beta must be a number or inf, got {brief(value)}")
+        raise ValueError(f"beta must be a number or inf, got {short_repr(value)}")
     return beta

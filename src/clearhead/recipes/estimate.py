@@ -10,13 +10,13 @@ from torch import Tensor
 from clearhead.data.batches import evaluation_batches
 from clearhead.data.config import N_VIEWS
 from clearhead.messages import duration, round_count
-from clearhead.nn.eval_mode import eval_mode
+from clearhead.nn.blocks import eval_mode
 from clearhead.training.config import RunConfig
 from clearhead.training.context import TrainContext, build_context, isolated_torch_state
 from clearhead.training.distributed import Ranks
 from clearhead.training.loop import train_step
 from clearhead.training.objectives import BATCH_SIZE, to_device
-from clearhead.training.progress import Display, StopRequest, padding_line
+from clearhead.training.progress import Display, StopRequest, padding_summary
 from clearhead.training.state import TrainState
 
 WARM_UP, TIMED, SECONDS = 2, 20, 5.0
@@ -71,7 +71,7 @@ class Estimate:
                 f"parameters         {self.parameters:,}",
                 f"memory             {self.memory / 2**20:,.0f} MB for weights, optimizer and one step",
                 f"training examples  {self.examples:,}",
-                *([f"padding            {padding_line(*self.padding)}"] if self.padding else []),
+                *([f"padding            {padding_summary(*self.padding)}"] if self.padding else []),
                 f"steps              {self.steps:,} ({round_count(epochs)} epoch{'' if epochs == 1 else 's'})",
                 f"time per step      {duration(self.seconds_per_step)}",
                 f"time per epoch     {duration(self.seconds_per_epoch)}, validation included",

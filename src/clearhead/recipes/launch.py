@@ -82,7 +82,7 @@ def change_run(run: RunDirectory, given: dict[str, Any], display: Display) -> No
     with run.lock():
         run.change_config(now.to_dict())
     if message:
-        display.say(message)
+        display.info(message)
 
 
 def lengthened(run: RunDirectory, before: RunConfig, now: RunConfig) -> str:

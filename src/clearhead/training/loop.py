@@ -24,12 +24,12 @@ from clearhead.training.progress import (
     FINISHED,
     STOPPED,
     Display,
-    Silence,
+    SilentDisplay,
     StoppedError,
     StopRequest,
-    busy_hint,
     count,
-    padding_line,
+    oversubscription_hint,
+    padding_summary,
     stopping_on_signals,
 )
 from clearhead.training.run_directory import RunDirectory, check_new, has_run, open_or_create
@@ -85,7 +85,7 @@ def train(
     if not resume and not numbered:
         check_new(folder)  # before the data is read
     with current_ranks() as ranks, isolated_torch_state(config.training.threads):
-        display = Display(quiet=quiet) if ranks.is_main else Silence()
+        display = Display(quiet=quiet) if ranks.is_main else SilentDisplay()
         if resume:
             config = with_recorded_precision(config, folder, ranks)
         ctx = build_context(config, ranks, shard=shard, report=display.warn)  # an invalid config leaves no folder
@@ -94,16 +94,16 @@ def train(
             run = open_or_create(folder, ctx.config, resume=resume, numbered=numbered, report=display.warn)
         result = fit(ctx, run, display)
         if run and result.reason != "stopped":
-            display.say(f"saved in {run.path}; plot the learning curves: clearhead curves {run.path}")
+            display.info(f"saved in {run.path}; plot the learning curves: clearhead curves {run.path}")
             if config.objective in NEXT_COMMAND:
-                display.say(f"try the model: {NEXT_COMMAND[config.objective].format(run.path)}")
+                display.info(f"try the model: {NEXT_COMMAND[config.objective].format(run.path)}")
         return result
 
 
 def resume(folder: str | Path, *, shard: bool = False, quiet: bool = False) -> TrainResult:
     """Continue a run from its latest checkpoint to its end."""
     with current_ranks() as ranks:
-        display = Display(quiet=quiet) if ranks.is_main else Silence()
+        display = Display(quiet=quiet) if ranks.is_main else SilentDisplay()
         run = RunDirectory.open(folder, display.warn) if ranks.is_main else None
         config = RunConfig.from_dict(ranks.broadcast_json(run.config if run else None))
         if run:
@@ -113,7 +113,7 @@ def resume(folder: str | Path, *, shard: bool = False, quiet: bool = False) -> T
                 ctx = build_context(config, ranks, shard=shard, report=display.warn)
             result = fit(ctx, run, display)
             if run and result.reason != "stopped":
-                display.say(f"training of {run.path} is complete{test_note(result)}")
+                display.info(f"training of {run.path} is complete{test_note(result)}")
             return result
 
 
@@ -136,12 +136,12 @@ def fit(ctx: TrainContext, run: RunDirectory | None, display: Display) -> TrainR
         test = None
         if reason != "stopped" and len(ctx.data.test):
             try:
-                with request.met_at_once():
+                with request.raising():
                     test = test_best_checkpoint(ctx, state, run, display)
             except StoppedError:
                 reason = "stopped"
     if reason == "stopped" and run:
-        display.say(f"stopped after step {state.step}; continue with: clearhead resume {run.path}")
+        display.info(f"stopped after step {state.step}; continue with: clearhead resume {run.path}")
     return TrainResult(reason, state.step, state.best_step, test)
 
 
@@ -240,7 +240,7 @@ def log_training(ctx: TrainContext, state: TrainState, run: RunDirectory | None,
     state.sums = [0.0] * N_COUNTS
     if run:
         run.log(record)
-    display.trained(record)
+    display.show_training(record)
 
 
 def validate(ctx: TrainContext, state: TrainState, run: RunDirectory | None, display: Display) -> bool:
@@ -252,7 +252,7 @@ def validate(ctx: TrainContext, state: TrainState, run: RunDirectory | None, dis
     record = metrics_header("validation", ctx, state) | result | {"seconds": state.seconds}
     if run:
         run.log(record)
-    display.evaluated(record, "  best so far" if is_best else "")
+    display.show_evaluation(record, "  best so far" if is_best else "")
     return is_best
 
 
@@ -289,7 +289,7 @@ def test_best_checkpoint(
     if run:
         run.log(record)
     name = "best" if best_step == state.best_step else "last"
-    display.evaluated(record, tta_note(tta), f"test of the {name} checkpoint (step {best_step})")
+    display.show_evaluation(record, tta_note(tta), f"test of the {name} checkpoint (step {best_step})")
     return record
 
 
@@ -352,13 +352,13 @@ def announce(ctx: TrainContext, display: Display, *, is_new: bool) -> None:
     epochs = ctx.n_steps / ctx.batches.steps_per_epoch
     length = count(round(epochs, 2), "epoch") if epochs >= 0.01 else "less than 0.01 epochs"
     for line in data.notes if is_new and data.notes else (f"data       {ctx.config.data.name}: {sizes} examples",):
-        display.say(line)
-    display.say(f"model      {type(ctx.model).__name__}, {n_parameters:,} parameters")
-    display.say(f"device     {ranks.device.type}, {processes}{count(threads, 'thread')}, {training.precision}{reason}")
-    display.say(f"training   {count(ctx.n_steps, 'step')} ({length}), batch size {training.batch_size}")
-    if ranks.device.type == "cpu" and (hint := busy_hint(threads, ranks.world_size)):
-        display.say(hint)
+        display.info(line)
+    display.info(f"model      {type(ctx.model).__name__}, {n_parameters:,} parameters")
+    display.info(f"device     {ranks.device.type}, {processes}{count(threads, 'thread')}, {training.precision}{reason}")
+    display.info(f"training   {count(ctx.n_steps, 'step')} ({length}), batch size {training.batch_size}")
+    if ranks.device.type == "cpu" and (hint := oversubscription_hint(threads, ranks.world_size)):
+        display.info(hint)
     if is_new and check_masks(ctx):
-        display.say("masks      checked: no output depends on later tokens or on padding")
+        display.info("masks      checked: no output depends on later tokens or on padding")
     if is_new and (padding := ctx.batches.padding()) is not None:
-        display.say(f"padding    {padding_line(*padding)}")
+        display.info(f"padding    {padding_summary(*padding)}")

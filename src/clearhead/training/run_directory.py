@@ -43,7 +43,7 @@ from clearhead.files import (
     write_atomic,
     write_durable,
 )
-from clearhead.messages import nearest, printable
+from clearhead.messages import closest_name, printable
 from clearhead.training import checkpoint, metrics_log
 from clearhead.training.checkpoint import (
     CHECKPOINTS,
@@ -353,7 +353,7 @@ def is_locked(folder: Path) -> bool:
 def no_run(path: Path) -> LookupError:
     homes = [folder.parent for folder in candidates(path)]
     runs = {config.parent.name: config.parent for home in homes for config in sorted(home.glob(f"*/{CONFIG}"))}
-    near = nearest(path.name, runs)
+    near = closest_name(path.name, runs)
     hint = f"did you mean {runs[near]}?" if near else "`clearhead train RECIPE --name NAME` creates one"
     return LookupError(f"a run is a folder with a {CONFIG}, got {path}; {hint}")
 
