@@ -65,6 +65,6 @@ def test_a_table_of_places_must_reach_over_the_longest_example(sequences):
     longest = max(int(part.lengths.max()) for part in (built(99).data.train, built(99).data.test))
     assert built(longest).model.config.context_length == longest
     with pytest.raises(
-        ValueError, match=f"{longest} tokens, got context={longest - 1}; set --model.context_length {longest}"
+        ValueError, match=f"{longest} tokens, got context_length={longest - 1}; set --model.context-length {longest}"
     ):
         built(longest - 1)
