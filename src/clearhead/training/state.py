@@ -20,8 +20,8 @@ from clearhead.training.compatibility import announce_changes
 from clearhead.training.config import MAX_STEPS, RunConfig
 from clearhead.training.context import TrainContext
 from clearhead.training.distributed import gather_full, load_tensors
-from clearhead.training.objectives import N_COUNTS
-from clearhead.training.optim import weights_to_use
+from clearhead.training.objectives import NUM_SUMS
+from clearhead.training.optim import eval_weights
 from clearhead.training.run_directory import RunDirectory
 from clearhead.validation import is_number
 
@@ -32,7 +32,7 @@ class TrainState:
 
     step: int = 0
     """updates made"""
-    sums: list[float] = field(default_factory=lambda: [0.0] * N_COUNTS)
+    sums: list[float] = field(default_factory=lambda: [0.0] * NUM_SUMS)
     """counts since the last training record: see metrics.counts"""
     best_step: int = 0
     best_score: list[float] = field(default_factory=list)
@@ -62,7 +62,7 @@ class TrainState:
     def from_json(cls, values: Any) -> "TrainState":
         """ValueError for anything that `to_json` cannot have written."""
         expected = dict.fromkeys(("step", "best_step", "evals_since_best"), is_index) | {
-            "sums": lambda value: is_numbers(value) and len(value) == N_COUNTS,
+            "sums": lambda value: is_numbers(value) and len(value) == NUM_SUMS,
             "best_score": is_numbers,
             "seconds": is_finite,
         }
@@ -200,7 +200,7 @@ def changed_file_messages(run: RunDirectory | None, config: RunConfig) -> Iterat
 
 def use_weights(ctx: TrainContext, found: Checkpoint | None) -> None:
     """Gives the model the weights that were evaluated when this checkpoint was made."""
-    weights = weights_to_use(found.model, found.optimizer) if found else {}
+    weights = eval_weights(found.model, found.optimizer) if found else {}
     load_tensors(ctx.model.state_dict(), ctx.ranks.broadcast_tensors(weights))
 
 
