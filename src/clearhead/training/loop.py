@@ -34,7 +34,7 @@ from clearhead.training.progress import (
 )
 from clearhead.training.run_directory import RunDirectory, check_new, has_run, open_or_create
 from clearhead.training.snapshots import save_snapshot
-from clearhead.training.state import TrainState, capture_state, changed_file_messages, restore, use_weights
+from clearhead.training.state import TrainState, capture_state, changed_file_messages, load_eval_weights, restore
 
 Reason = Literal["finished", "patience", "stopped"]
 NEXT_COMMAND = {"seq2seq": "clearhead predict {} thorough", "causal-lm": "clearhead sample {}"}
@@ -275,7 +275,7 @@ def test_best_checkpoint(
     if known := ctx.ranks.broadcast_json(tests[-1] if tests else None):
         return dict(known)
     best = run.best_checkpoint() if run else None
-    use_weights(ctx, best)
+    load_eval_weights(ctx, best)
     tta = ctx.config.training.tta
     result = evaluate(ctx.model, ctx.objective, ctx.data.test, ctx.data.normalize, ctx.ranks, tta=tta)
     if not math.isfinite(result["loss"]):
