@@ -24,8 +24,8 @@ from clearhead.models.generate import (
 from clearhead.models.presets import preset
 from clearhead.nn import masks
 from clearhead.nn.attention import Linear
+from clearhead.nn.blocks import eval_mode
 from clearhead.nn.cache import DecoderCache
-from clearhead.nn.eval_mode import eval_mode
 from clearhead.nn.masks import Mask, check_mask
 
 

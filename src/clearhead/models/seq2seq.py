@@ -27,9 +27,8 @@ from clearhead.models.generate import (
 from clearhead.models.presets import preset
 from clearhead.nn import masks
 from clearhead.nn.attention import Linear
-from clearhead.nn.blocks import Decoder, Encoder
+from clearhead.nn.blocks import Decoder, Encoder, eval_mode
 from clearhead.nn.cache import DecoderCache
-from clearhead.nn.eval_mode import eval_mode
 
 
 class Seq2Seq(nn.Module):
