@@ -24,7 +24,7 @@ def test_train_state_survives_json_with_its_clock():
     state.start_time -= 100
     back = TrainState.from_json(json.loads(json.dumps(state.to_json())))
     assert back.seconds == pytest.approx(state.seconds, abs=1)
-    back.start_time = state.began
+    back.start_time = state.start_time
     assert back == state
 
 
