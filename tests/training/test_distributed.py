@@ -46,7 +46,7 @@ def test_any_number_of_processes_learns_the_same(runs, done, name):
     assert set(done[name]["codes"]) == {0}
     assert_close(runs / name, runs / "of1")
     environment = RunDirectory.open(runs / name).latest_checkpoint().state["environment"]
-    assert environment["processes"] == (3 if name == "of3" else 2)
+    assert environment["world_size"] == (3 if name == "of3" else 2)
     assert environment["sharded"] is (name == "sharded")
 
 
