@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clearhead.training.distributed import Ranks, current_ranks, exchanging, replicated
+from clearhead.training.distributed import Ranks, current_ranks, gradient_sync, replicated
 from clearhead.training.run_directory import RunDirectory
 from clearhead.training.verify_resume import compare
 
@@ -120,5 +120,5 @@ def test_one_process_needs_no_others():
     assert alone.all_gather(numbers) == [numbers]
     model = torch.nn.Linear(1, 1)
     assert replicated(model, alone) is model
-    with exchanging(model, is_last=False), current_ranks() as ranks:
+    with gradient_sync(model, is_last=False), current_ranks() as ranks:
         assert (ranks.rank, ranks.world_size) == (0, 1)
