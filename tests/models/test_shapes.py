@@ -261,10 +261,10 @@ def test_public_name_is_the_function_even_after_its_module_is_imported():
     ("make", "message"),
     [
         (lambda: shapes("tiny_vt"), "did you mean tiny_vit"),
-        (lambda: shapes(VISION, batch=0), "batch must be a whole number above 0, got 0"),
+        (lambda: shapes(VISION, batch=0), "batch must be a positive integer, got 0"),
         (lambda: shapes(VISION, length=4), "follows from image_size and patch_size, got length=4"),
         (lambda: shapes(LANGUAGE, source_length=4), "source_length .* encoder-decoders only, got a Language"),
-        (lambda: shapes(LANGUAGE, length=0), "length must be a whole number above 0"),
+        (lambda: shapes(LANGUAGE, length=0), "length must be a positive integer"),
         (lambda: shapes(LANGUAGE, length=7), "position table of 6 rows, got length 7"),
         (lambda: shapes(AttentionConfig(width=10**12)), "below 2\\^61"),
         (lambda: shapes(AttentionConfig(width=10**30)), "width must be at most 2\\^63 - 1"),
@@ -276,7 +276,7 @@ def test_public_name_is_the_function_even_after_its_module_is_imported():
             lambda: AttentionConfig(width=8, num_heads=2, key_width=4),
             "needs a single head, got num_heads=2; try num_heads=1",
         ),
-        (lambda: AttentionConfig(width=8, value_width=0), "value_width must be a whole number above 0"),
+        (lambda: AttentionConfig(width=8, value_width=0), "value_width must be a positive integer"),
     ],
 )
 def test_errors_say_what_to_do(make, message):

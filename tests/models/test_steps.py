@@ -297,7 +297,7 @@ def test_files_are_never_unpickled(tmp_path):
         ({**GOLDEN, "mask": [[1, 0], [1]]}, "mask must be a matrix of 0 and 1 with one row for each query, got"),
         ({**GOLDEN, "mask": [[1, 2, 0]] * 3}, "got 2 in row 1, column 2 of mask in my.json"),
         ({**GOLDEN, "mask": [[0, 0, 0]] * 3}, "zeros only"),
-        ({**GOLDEN, "heads": 0}, "heads must be a whole number above 0, got 0"),
+        ({**GOLDEN, "heads": 0}, "heads must be a positive integer, got 0"),
         ({**GOLDEN, "heads": 3}, "heads must divide the 2 columns of q, got 3 heads"),
         ({**GOLDEN, "w_o": [[1]]}, "w_o must have one row for each of the 2 columns of z, got 1 rows"),
         ({**GOLDEN, "beta": "warm"}, "beta must be a number or inf, got 'warm'"),

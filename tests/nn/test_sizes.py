@@ -25,7 +25,7 @@ def test_heads_and_width_must_be_positive(width, num_heads):
 
 
 def test_rotary_head_widths_come_in_pairs():
-    message = "head width .* multiple of {}, got {}; change width or num_heads"
+    message = "head_dim .* multiple of {} .*got {}; change width or num_heads"
     with pytest.raises(ValueError, match=message.format(2, 5)):
         RotaryPosEmbed(5)
     with pytest.raises(ValueError, match=message.format(2, 5)):
