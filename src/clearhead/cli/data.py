@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clearhead.cli.options import Parser
-from clearhead.data.config import N_VIEWS
+from clearhead.data.datasets import N_VIEWS
 from clearhead.messages import duration, json_text, printable
 from clearhead.recipes.registry import RECIPES, Recipe
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from clearhead.data.cache import CachedDataset
-    from clearhead.data.config import DataConfig
+    from clearhead.data.datasets import DataConfig
     from clearhead.training.config import RunConfig
 
 ABOUT_DATA = """\
@@ -208,7 +208,7 @@ def write_sheet(config: "DataConfig", seed: int, out: Path, *, is_augmented: boo
 
 
 def check_name(name: str) -> None:
-    from clearhead.data.config import DataConfig
+    from clearhead.data.datasets import DataConfig
 
     DataConfig(name=name)
 

@@ -176,8 +176,8 @@ def run_skip_connections(*, seed: int = 0, width: int = 32, depth: int = 24, ski
     )
     curves = [
         Curve("gradient left", f"{name}, {kind}", (depth,), (value,))
-        for kind, found in (("with skips", skipping), ("without skips", plain))
-        for name, value in found.items()
+        for kind, measured in (("with skips", skipping), ("without skips", plain))
+        for name, value in measured.items()
     ]
     return Result(checks, tuple(curves))
 
@@ -206,7 +206,7 @@ def draw_initializations(axes: "Axes", curves: Sequence[Curve]) -> None:
     names = list(dict.fromkeys(curve.name.rpartition(", ")[0] for curve in curves))
     for kind, color, side in (("without skips", MISCONCEPTION, 0.2), ("with skips", CORRECT, -0.2)):
         heights = [curve.y[0] for text in names for curve in curves if curve.name == f"{text}, {kind}"]
-        axes.bar([place + side for place in range(len(names))], heights, 0.4, color=color)
+        axes.bar([index + side for index in range(len(names))], heights, 0.4, color=color)
     axes.set_yscale("log")
     axes.axhline(1, color=BLACK, linestyle="--")
     axes.set_xticks(range(len(names)), labels=[text.replace(" + ", "\n+ ") for text in names])
@@ -287,8 +287,8 @@ def draw_layer_norm(*, seed: int = 0, width: int = 16, num_tokens: int = 5) -> "
     figure, all_axes = subplots("ABC")
     for axes, (title, (before, after, color)) in zip(all_axes, cases.items(), strict=True):
         scatter_against(axes, after[0, 0], {title: (before[0, 0], color, "o")})
-        moved = (after - before)[0, 0].abs().max().item()
-        label_axes(axes, f"{title}:\nchange of {moved:.2g}", "output in batch 1")
+        change = (after - before)[0, 0].abs().max().item()
+        label_axes(axes, f"{title}:\nchange of {change:.2g}", "output in batch 1")
     all_axes[0].set_ylabel("output in batch 2", fontsize=TEXT_SIZE)
     set_headline(figure, "Layer norm of a token does not depend on the other tokens of the batch")
     return figure
@@ -356,14 +356,14 @@ DRAWS = 4
 
 def draw_pre_norm(*, seed: int = 0, width: int = 32, depth: int = 24) -> "Figure":
     """Left: the gradient at the last block against depth. Right: the gradient at each block of the deepest stack."""
-    depths = sorted({max(1, round(depth / share)) for share in (depth, 12, 6, 3, 1.5, 1)})
+    depths = sorted({max(1, round(depth / divisor)) for divisor in (depth, 12, 6, 3, 1.5, 1)})
     figure, (left, right) = subplots("AB", same_y=True)
     for norm, color, marker in (("post", VERMILION, "s"), ("pre", BLUE, "o")):
         torch.manual_seed(seed)
-        found = [torch.tensor([gradients(norm, n, width) for _ in range(DRAWS)]).mean(0) for n in depths]
+        measured = [torch.tensor([gradients(norm, n, width) for _ in range(DRAWS)]).mean(0) for n in depths]
         look: dict[str, Any] = {"color": color, "linewidth": 3, "label": f"{norm}-norm"}
-        left.plot(depths, [blocks[-1] / found[0][0] for blocks in found], f"{marker}-", markersize=8, **look)
-        right.plot(range(1, depths[-1] + 1), found[-1] / found[0][0], f"{marker}-", markersize=6, **look)
+        left.plot(depths, [blocks[-1] / measured[0][0] for blocks in measured], f"{marker}-", markersize=8, **look)
+        right.plot(range(1, depths[-1] + 1), measured[-1] / measured[0][0], f"{marker}-", markersize=6, **look)
     left.plot(depths, [n**-0.5 for n in depths], "--", color=BLACK, linewidth=2, label="1 / sqrt(depth)")
     left.set_xscale("log", base=2)
     left.set_xticks(depths, labels=[str(n) for n in depths])

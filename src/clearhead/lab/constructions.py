@@ -1,9 +1,9 @@
 """Layers that MultiHeadAttention can compute, with weights constructed by hand.
 
-Each token carries, beside its features x, its place y on a grid, |y|² and the number 1. With q = (2 (y + offset), -1)
-and k = (y', |y'|²) the score is |y + offset|² - |y + offset - y'|²: largest at the key that stands at the offset, and
-lower by at least 1 everywhere else. So a head looks at one offset, the sharper the larger beta; its values carry the
-features, and its part of W_O is the kernel's tap for that offset.
+Besides its features x, each token carries its position y on a grid, |y|² and the number 1. With q = (2 (y + offset),
+-1) and k = (y', |y'|²) the score is |y + offset|² - |y + offset - y'|²: it is largest for the key at the offset, and
+lower by at least 1 for all others. So each head selects one offset, more sharply for larger beta. Its values are the
+features, and its block of W_O is the kernel's weight matrix at that offset.
 Dims: B batch, L length, C channels, H heads (one for each offset), D head width, E model width.
 """
 
@@ -41,9 +41,7 @@ class OffsetAttention(nn.Module):
         head_dim = max(in_channels, num_axes + 1, -(-max(token_width, self.out_channels) // num_heads))  # rounded up
         target = positions + offsets[:, None]  # (H,L,n)
         inside = ((target >= 0) & (target < torch.tensor(grid).to(taps))).all(-1)
-        self.mask = inside[
-            ..., None
-        ]  # (H,L,1): a head whose offset points beyond the border is fully masked and returns zeros
+        self.mask = inside[..., None]  # (H,L,1): a head that points beyond the border is masked and returns zeros
         self.attention = MultiHeadAttention(num_heads * head_dim, num_heads, beta=beta).to(taps)
         self.fill(taps, offsets, bias)
 

@@ -79,12 +79,12 @@ def convolution_errors(seed: int, width: int, length: int, kernel_size: int) -> 
     across = torch.randn(width, width, kernel_size, kernel_size, generator=random, dtype=torch.float64)
 
     def conv1d(beta: float) -> float:
-        made = convolution(along, None, (length,), beta)(line.mT).mT
-        return largest(made - F.conv1d(line, along, padding=kernel_size // 2))
+        output = convolution(along, None, (length,), beta)(line.mT).mT
+        return largest(output - F.conv1d(line, along, padding=kernel_size // 2))
 
     def conv2d(beta: float) -> float:
-        made = convolution(across, None, (side, side), beta)(image.flatten(2).mT).mT.unflatten(2, (side, side))
-        return largest(made - F.conv2d(image, across, padding=kernel_size // 2))
+        output = convolution(across, None, (side, side), beta)(image.flatten(2).mT).mT.unflatten(2, (side, side))
+        return largest(output - F.conv2d(image, across, padding=kernel_size // 2))
 
     return {"conv2d": conv2d, "conv1d": conv1d}
 
@@ -119,12 +119,16 @@ def run_permutation(
     both = torch.tensor([[1.0, 0.0], [3.0, 0.0]], dtype=torch.float64)
     with torch.no_grad():
         same = attend_reference(both, both, both, beta=math.inf)[0]
-        kept = identity(width, num_tokens, beta)(x) if by_position else attend_reference(x, x, x, beta=beta)[0]
-        moved = permutation(x, order, beta) if by_position else attend_reference(x[:, order], x, x, beta=beta)[0]
+        identity_output = (
+            identity(width, num_tokens, beta)(x) if by_position else attend_reference(x, x, x, beta=beta)[0]
+        )
+        permuted_output = (
+            permutation(x, order, beta) if by_position else attend_reference(x[:, order], x, x, beta=beta)[0]
+        )
     return Result(
         (
-            at_most("permutation: largest error", largest(moved - x[:, order]), 1e-9),
-            at_most("identity: largest error", largest(kept - x), 1e-9),
+            at_most("permutation: largest error", largest(permuted_output - x[:, order]), 1e-9),
+            at_most("identity: largest error", largest(identity_output - x), 1e-9),
             at_most(
                 "tokens [1,0] and [3,0], beta = inf: distance of both outputs from [3,0]", largest(same - both[1]), 0.0
             ),
@@ -136,10 +140,10 @@ def draw_permutation(*, seed: int = 0, width: int = 8, num_tokens: int = 6, beta
     """Left: the attention weights of a permutation. Right: the errors, and two tokens that both select the longer."""
     errors = simple_errors(seed, width, num_tokens)
     both = torch.tensor([[1.0, 0.0], [3.0, 0.0]], dtype=torch.float64)
-    places = torch.eye(num_tokens, dtype=torch.float64)
+    one_hot = torch.eye(num_tokens, dtype=torch.float64)
     order = torch.randperm(num_tokens, generator=torch.Generator().manual_seed(seed))
     figure, (left, right) = subplots("AB", widths=(1, 1.2))
-    heat_maps(figure, [left], [attend_reference(places[order], places, places, beta=beta)[1]], "attention weight")
+    heat_maps(figure, [left], [attend_reference(one_hot[order], one_hot, one_hot, beta=beta)[1]], "attention weight")
     label_axes(left, "One key for each query", "key token", "query token")
     draw_errors(
         right,

@@ -57,11 +57,11 @@ def learning_curve(
 
     The learning rate is constant after a short warm-up, so that a budget is the beginning of every larger one.
     """
-    found = []
+    accuracies = []
     with single_thread():
         for _ in train(model, task, budgets=budgets, seed=seed, lr=lr, batch_size=batch_size):
-            found.append(accuracy(model, unseen or task, seed=seed, num_test=num_test))
-    return found
+            accuracies.append(accuracy(model, unseen or task, seed=seed, num_test=num_test))
+    return accuracies
 
 
 def train(

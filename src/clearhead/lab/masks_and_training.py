@@ -198,15 +198,15 @@ def run_train_and_eval_mode(*, seed: int = 0, width: int = 16, dropout: float = 
         with torch.no_grad():
             return (model(ids) - model(ids)).abs().max().item()
 
-    def moved(training: bool) -> float:
+    def weight_changes(training: bool) -> float:
         return weight_change(model, ids, training)
 
     return Result(
         (
             at_most("evaluation mode: difference between two passes", change(not eval_mode), 0.0),
             at_least("training mode: difference between two passes", change(True), 1e-3),
-            at_most("evaluation mode: change of the weights", moved(not eval_mode), 0.0),
-            at_least("training mode: change of the weights in one step", moved(True), 1e-6),
+            at_most("evaluation mode: change of the weights", weight_changes(not eval_mode), 0.0),
+            at_least("training mode: change of the weights in one step", weight_changes(True), 1e-6),
         )
     )
 
@@ -230,18 +230,18 @@ def draw_train_and_eval_mode(*, seed: int = 0, width: int = 16, dropout: float =
         PredictorConfig(width=width, depth=2, num_heads=2, in_features=10, out_features=10, dropout=dropout)
     )
     ids = torch.randint(0, 10, (4, 8))
-    twice, moved = {}, {}
+    twice, weight_changes = {}, {}
     for text, training, color in (("evaluation", False, CORRECT), ("training", True, MISCONCEPTION)):
         model.train(training)
         with torch.no_grad():
             twice[text] = (model(ids)[0], model(ids)[0], color)
     for text, training, color in (("evaluation", False, CORRECT), ("training", True, MISCONCEPTION)):
-        moved[text] = (weight_change(model, ids, training), color)
+        weight_changes[text] = (weight_change(model, ids, training), color)
     figure, (left, middle, right) = subplots("ABC")
     for axes, (text, (first, second, color)) in zip((left, middle), twice.items(), strict=True):
         scatter_against(axes, second, {text: (first, color, "o")})
         label_axes(axes, text, "logits, first pass", "logits, second pass")
-    bars(right, moved)
+    bars(right, weight_changes)
     right.set_box_aspect(1)
     label_axes(right, "weights, one step", "", "largest change")
     set_headline(figure, "In training mode the same input gives different outputs, and weights change")
@@ -290,12 +290,14 @@ def trained(crop: int, num_images: int, steps: int, seed: int) -> TrainContext:
 
 
 @torch.no_grad()
-def right(ctx: TrainContext, examples: Examples, change: Callable[[Tensor], Tensor] = lambda images: images) -> float:
+def accuracy_on(
+    ctx: TrainContext, examples: Examples, transform: Callable[[Tensor], Tensor] = lambda images: images
+) -> float:
     """Accuracy on the first NUM_TEST examples, after a transform of the images."""
     images, labels = examples.get_batch(torch.arange(min(NUM_TEST, len(examples))))
     assert ctx.data.normalize is not None
-    answers = ctx.model(ctx.data.normalize(change(images))).argmax(-1)
-    return (answers == labels).double().mean().item()
+    predictions = ctx.model(ctx.data.normalize(transform(images))).argmax(-1)
+    return (predictions == labels).double().mean().item()
 
 
 def shifted(images: Tensor) -> Tensor:
@@ -310,7 +312,12 @@ def accuracies(crop: int, num_images: int, steps: int, seed: int) -> list[float]
     """Accuracy of one model on training, test, shifted test and rotated test images."""
     ctx = trained(crop, num_images, steps, seed)
     test = ctx.data.test
-    return [right(ctx, ctx.data.train), right(ctx, test), right(ctx, test, shifted), right(ctx, test, rotated)]
+    return [
+        accuracy_on(ctx, ctx.data.train),
+        accuracy_on(ctx, test),
+        accuracy_on(ctx, test, shifted),
+        accuracy_on(ctx, test, rotated),
+    ]
 
 
 def run_augmentation(
@@ -322,22 +329,22 @@ def run_augmentation(
         return mean_over_seeds(lambda each: accuracies(crop, num_images, steps, each), seed, num_seeds)
 
     with single_thread():
-        plain, moved = measured(0), measured(crop)
+        plain, cropped = measured(0), measured(crop)
     gap = plain[0] - plain[1]
-    left = (moved[0] - moved[1]) / gap if gap > 0 else math.nan
+    gap_ratio = (cropped[0] - cropped[1]) / gap if gap > 0 else math.nan
     checks = (
         at_least("without crops: gap between training and test accuracy", gap, 0.1),
-        at_most("gap with crops / gap without crops", left, 0.6),
-        at_least("test accuracy: gain with crops", moved[1] - plain[1], 0.05),
-        at_least("accuracy on shifted test images: gain with crops", moved[2] - plain[2], 0.2),
-        at_most("accuracy on rotated test images (90 degrees) with crops", moved[3], 0.4),
+        at_most("gap with crops / gap without crops", gap_ratio, 0.6),
+        at_least("test accuracy: gain with crops", cropped[1] - plain[1], 0.05),
+        at_least("accuracy on shifted test images: gain with crops", cropped[2] - plain[2], 0.2),
+        at_most("accuracy on rotated test images (90 degrees) with crops", cropped[3], 0.4),
     )
     images = tuple(float(i) for i in range(len(IMAGES)))
     return Result(
         checks,
         (
             Curve(", ".join(IMAGES), "without crops", images, tuple(plain)),
-            Curve(", ".join(IMAGES), "with crops", images, tuple(moved)),
+            Curve(", ".join(IMAGES), "with crops", images, tuple(cropped)),
         ),
     )
 

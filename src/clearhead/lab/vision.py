@@ -84,13 +84,13 @@ def draw_patch_embedding(
         image.axhline(edge * patch_size - 0.5, color="white", linewidth=3)
         image.axvline(edge * patch_size - 0.5, color="white", linewidth=3)
     if grid_size <= 5:
-        for place in range(grid_size * grid_size):
-            row, column = divmod(place, grid_size)
+        for index in range(grid_size * grid_size):
+            row, column = divmod(index, grid_size)
             label(
                 image,
                 (column + 0.5) * patch_size - 0.5,
                 (row + 0.5) * patch_size - 0.5,
-                str(place + 1),
+                str(index + 1),
                 ha="center",
                 va="center",
             )
