@@ -27,7 +27,7 @@ def check_int(minimum: int, maximum: int = MAX_SIZE, *, hint: str = "", defaults
 
 
 def check_positive(**values: int) -> None:
-    check_int(1, **values)
+    check_int(1, MAX_SIZE, hint="", **values)
 
 
 def check_range(low: float, high: float, *, hint: str = "", defaults: Any = None, **values: float) -> None:
