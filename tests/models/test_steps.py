@@ -288,7 +288,7 @@ def test_files_are_never_unpickled(tmp_path):
         ),
         ({**EXAMPLE, "w_k": [[1]] * 4}, "queries and keys must have the same width, got 2 and 1"),
         ({**GOLDEN, "v": [[1]]}, "one value for each key, got 3 keys and 1 values"),
-        ({**GOLDEN, "q": [[1, 1]] * 4, "mask": "causal"}, "needs 0 <= n_queries <= n_keys, got 4 and 3"),
+        ({**GOLDEN, "q": [[1, 1]] * 4, "mask": "causal"}, "needs 0 <= num_queries <= num_keys, got 4 and 3"),
         ({**GOLDEN, "mask": "window"}, "mask must be \"causal\" or a matrix of 0 and 1, got 'window'"),
         (
             {**GOLDEN, "mask": [[1, 0]]},
