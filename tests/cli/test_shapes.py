@@ -80,7 +80,7 @@ def test_the_name_may_come_last(told):
     assert told("shapes", "--width", "16", "reverse") == told("shapes", "reverse", "--width", "16")
 
 
-def test_r1_3_and_r0_1_on_the_command_line(told):
+def test_attention_shapes_on_the_command_line(told):
     def attention(options):
         return told("shapes", "attention", *options.split())
 

@@ -216,7 +216,7 @@ def test_packed_weights_of_other_shapes_are_refused():
         ),
     ],
 )
-def test_what_we_cannot_express(convert, module, message):
+def test_from_torch_refuses_modules_without_an_equivalent(convert, module, message):
     with pytest.raises(ValueError, match=message) as error:
         convert.from_torch(module)
     assert "\n" not in str(error.value)
@@ -256,7 +256,7 @@ def narrow_encoder():
         (narrow_encoder, "one width, got 6 in the encoder and 8 in the decoder; convert"),
     ],
 )
-def test_what_torch_cannot_express(make, message):
+def test_to_torch_refuses_modules_without_an_equivalent(make, message):
     with pytest.raises(ValueError, match=message) as error:
         make().to_torch()
     assert "\n" not in str(error.value)
