@@ -127,7 +127,7 @@ def test_epochs_take_the_place_of_steps(capsys, mine):
     [
         ("--steps 11", "runs/mine has been trained for 12 steps, got --steps 11; a run cannot be shortened"),
         ("--steps 0", "got steps=0, epochs=0"),
-        ("--threads -1", "threads must be a whole number of at least 0, got -1"),
+        ("--threads -1", "threads must be a non-negative integer, got -1"),
         ("--steps 20 --epochs 3", "not allowed with argument --steps"),
         ("--epochs 1.5", "must be a whole number, got '1.5'"),
     ],

@@ -109,11 +109,11 @@ def test_any_field_can_be_changed(monkeypatch, argv, path, value):
         ("folder", "data.folder is empty; run: clearhead train folder --data.folder PATH"),
         ("mnist --data.name folder", "run: clearhead train folder --data.folder PATH"),
         ("mnist --data.name reverse", "reverse needs objective=token-classification, got classification"),
-        ("reverse --training.steps " + "9" * 30, "steps must be a whole number of at most 1000000000000, got 999"),
+        ("reverse --training.steps " + "9" * 30, "steps must be at most 1,000,000,000,000, got 999"),
         ("reverse --name " + "x" * 300, "a run's name must have at most 60 letters, digits"),
         ("cifar10-bert", "cifar10 must be fetched before it is used"),
         ("reverse --compile perhaps", "compile must be one of auto, on, off, got 'perhaps'"),
-        ("reverse --optimizer.lr nan", "lr must be a finite number of at least 0, got nan; try lr=0.001"),
+        ("reverse --optimizer.lr nan", "lr must be a finite number >= 0, got nan; try lr=0.001"),
         ("reverse --training.steps -5", "got -5; set one of steps and epochs above 0 and the other to 0"),
     ],
 )
