@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead import SequencePredictor, look
-from clearhead.models.presets import reverse
 
 STEPS, BATCH, LENGTH = 200, 128, 16
 
@@ -53,7 +52,7 @@ def attention_map(model: SequencePredictor, ids: Tensor) -> Tensor:
 def main() -> None:
     torch.set_num_threads(1)  # a model this small is slower with two threads
     torch.manual_seed(0)
-    model = SequencePredictor.from_config(reverse())
+    model = SequencePredictor.from_preset("reverse")
     num_parameters = sum(p.numel() for p in model.parameters())
     print(f"Training {num_parameters:,} parameters to reverse {LENGTH} digits.")
     start = time.perf_counter()

@@ -11,7 +11,7 @@ ALL = all_claims()
 CLAIMS = {claim.slug: claim for claim in ALL}
 
 
-def test_the_table_names_every_claim_and_what_to_do_next(capsys):
+def test_table_lists_every_claim_and_next_commands(capsys):
     assert main(["lab"]) == 0
     out = capsys.readouterr().out
     assert all(slug in out for slug in CLAIMS)
@@ -27,7 +27,7 @@ JSON_KEYS = {
 }
 
 
-def test_json_names_the_settings_and_which_of_them_were_changed(capsys):
+def test_json_lists_settings_and_changes(capsys):
     assert main(["lab", "hard-and-soft", "--beta", "2", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["settings"] == {"seed": 0, "width": 8, "num_queries": 12, "num_keys": 6, "beta": 2.0}
@@ -38,7 +38,7 @@ def test_json_names_the_settings_and_which_of_them_were_changed(capsys):
     assert row["settings"]["beta"] == "inf"  # JSON has no number for it
 
 
-def test_json_has_the_promised_keys(capsys):
+def test_json_keys(capsys):
     assert main(["lab", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["slug"] for row in rows] == list(CLAIMS)
@@ -55,7 +55,7 @@ def test_json_has_the_promised_keys(capsys):
             assert row["checks"]
 
 
-def test_training_claims_are_not_run_unless_asked_for(capsys, monkeypatch):
+def test_training_claims_run_only_with_all(capsys, monkeypatch):
     asked = []
 
     def instead(slug):
@@ -79,7 +79,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("slug", [slug for slug in CLAIMS if not CLAIMS[slug].trains])
-def test_one_claim_in_depth(capsys, elsewhere, slug):
+def test_report_of_one_claim(capsys, elsewhere, slug):
     assert main(["lab", slug]) == 0
     out = capsys.readouterr().out
     assert f"expected: {CLAIMS[slug].expected}" in out
@@ -90,12 +90,12 @@ def test_one_claim_in_depth(capsys, elsewhere, slug):
     assert f"Figure:   figures/{slug}.png" in out
 
 
-def test_a_training_claim_in_depth_takes_fewer_steps_when_asked_to(capsys, elsewhere):
+def test_training_claim_with_fewer_steps(capsys, elsewhere):
     assert main(["lab", "several-heads", "--steps", "2", "--num-seeds", "1", "--no-figure"]) == 0
     assert "The claim does not hold with these settings." in capsys.readouterr().out
 
 
-def test_a_figure_goes_where_it_is_asked_to(capsys, elsewhere):
+def test_figure_path(capsys, elsewhere):
     assert main(["lab", "temperature", "--figure", "a/b.svg"]) == 0
     assert (elsewhere / "a" / "b.svg").read_text().startswith("<?xml")
     assert main(["lab", "temperature", "--json"]) == 0
@@ -106,7 +106,7 @@ def test_a_figure_goes_where_it_is_asked_to(capsys, elsewhere):
     assert (elsewhere / "c.png").exists()
 
 
-def test_what_a_training_measured_is_in_the_json(capsys, monkeypatch):
+def test_json_contains_curves(capsys, monkeypatch):
     curve = Curve("right digits", "transformer", (4, 8), (1.0, 0.5))
     monkeypatch.setattr("clearhead.lab.registry.run", lambda slug, **_: Result((equals("one", 1, 1, 0),), (curve,)))
     assert main(["lab", "recurrence", "--json"]) == 0
@@ -114,7 +114,7 @@ def test_what_a_training_measured_is_in_the_json(capsys, monkeypatch):
     assert row["curves"] == [{"quantity": "right digits", "name": "transformer", "x": [4, 8], "y": [1.0, 0.5]}]
 
 
-def test_what_cannot_be_written_is_one_line(capsys, elsewhere):
+def test_write_errors_are_one_line(capsys, elsewhere):
     (elsewhere / "file").write_text("")
     (elsewhere / "folder.md").mkdir()
     assert main(["lab", "temperature", "--figure", "file/a.png"]) == 1
@@ -122,14 +122,14 @@ def test_what_cannot_be_written_is_one_line(capsys, elsewhere):
     assert capsys.readouterr().err.count("\n") == 2
 
 
-def test_a_training_claim_says_that_it_takes_a_while(capsys, elsewhere):
+def test_training_claim_announces_its_duration(capsys, elsewhere):
     main(["lab", "several-heads", "--steps", "1", "--num-seeds", "1", "--json"])
     seconds = CLAIMS["several-heads"].seconds
     assert f"several-heads trains small models: about {seconds} seconds" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("slug", CLAIMS)
-def test_help_explains_what_may_be_changed(capsys, slug):
+def test_help_lists_the_settings(capsys, slug):
     assert main(["lab", slug, "--help"]) == 0
     out = capsys.readouterr().out
     assert "seed of the random inputs and weights" in " ".join(out.split())
@@ -138,7 +138,7 @@ def test_help_explains_what_may_be_changed(capsys, slug):
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_the_table_tells_of_every_other_way_to_use_the_lab(capsys):
+def test_table_and_help_mention_all_options(capsys):
     assert main(["lab", "--help"]) == 0
     assert main(["lab"]) == 0
     out = capsys.readouterr().out
@@ -159,7 +159,7 @@ def test_the_table_tells_of_every_other_way_to_use_the_lab(capsys):
         (["convolution", "--beta", "2"], False),
     ],
 )
-def test_other_settings_are_answered_and_are_no_failure(capsys, argv, holds):
+def test_changed_settings_exit_0(capsys, argv, holds):
     assert main(["lab", *argv, "--no-figure"]) == 0
     out = capsys.readouterr().out
     assert f"The claim {'holds' if holds else 'does not hold'} with these settings." in out
@@ -167,7 +167,7 @@ def test_other_settings_are_answered_and_are_no_failure(capsys, argv, holds):
     assert "Verdict" not in out
 
 
-def test_an_unexpected_verdict_of_the_default_settings_exits_1(capsys, monkeypatch):
+def test_unexpected_verdict_exits_1(capsys, monkeypatch):
     monkeypatch.setattr("clearhead.lab.registry.run", lambda slug, **_: Result((equals("two", 2, 1, 0),)))
     assert main(["lab", "additive-mask", "--mask-value", "-10000", "--no-figure"]) == 1
     assert "Verdict:  refuted (expected: holds)" in capsys.readouterr().out
@@ -190,7 +190,7 @@ def test_an_unexpected_verdict_of_the_default_settings_exits_1(capsys, monkeypat
         (["lab", "--page", "hand-out"], "--page must be a file that ends in .md, got 'hand-out'; try hand-out.md"),
     ],
 )
-def test_mistakes_are_one_line(capsys, argv, message):
+def test_errors_are_one_line(capsys, argv, message):
     assert main(argv) == 2
     err = capsys.readouterr().err
     assert message in err

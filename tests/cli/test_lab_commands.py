@@ -53,7 +53,7 @@ def test_commands_are_found():
 
 
 @pytest.mark.parametrize("command", OF_ONE)
-def test_a_suggested_command_does_not_fail(capsys, elsewhere, command):
+def test_suggested_command_succeeds(capsys, elsewhere, command):
     argv = shlex.split(command)
     if argv[0] == "lab" and "--help" not in argv:  # verdicts of training and figures have tests of their own
         argv += ["--no-figure", *(["--steps", "2", "--num-seeds", "1"] if trains(command) else [])]
@@ -61,7 +61,7 @@ def test_a_suggested_command_does_not_fail(capsys, elsewhere, command):
 
 
 @pytest.mark.parametrize("command", OF_ALL)
-def test_a_suggested_command_for_all_claims_does_not_fail(capsys, elsewhere, monkeypatch, command):
+def test_suggested_command_for_all_claims_succeeds(capsys, elsewhere, monkeypatch, command):
     """With numbers in the place of the experiments, which have tests of their own."""
     done = Result((equals("one", 1, 1, 0),))
     monkeypatch.setattr(
@@ -72,7 +72,7 @@ def test_a_suggested_command_for_all_claims_does_not_fail(capsys, elsewhere, mon
 
 
 @pytest.mark.parametrize("claim", [claim for claim in ALL if not claim.trains], ids=lambda claim: claim.slug)
-def test_the_suggested_python_runs(claim):
+def test_suggested_python_runs(claim):
     (line,) = re.findall(r"clearhead\.lab\.run\(.*", about_claim(claim))
     assert eval(line, {"clearhead": clearhead})
     assert all(name in settings(claim) for name in re.findall(r"(\w+)=", line))

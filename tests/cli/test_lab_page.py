@@ -37,14 +37,14 @@ def written():
     return entries((DOCS / "lab.md").read_text(encoding="utf-8"))
 
 
-def test_the_page_has_every_claim_in_order(written):
+def test_page_has_every_claim_in_order(written):
     assert list(written) == list(CLAIMS), STALE
     text = (DOCS / "lab.md").read_text(encoding="utf-8")
     assert all(f". {lesson}\n" in text for lesson in LESSONS), STALE
 
 
 @pytest.mark.parametrize("slug", CLAIMS)
-def test_the_page_says_what_the_lab_finds_now(written, slug):
+def test_page_is_current(written, slug):
     claim = CLAIMS[slug]
     verdict, body = written[slug]
     assert verdict == claim.expected, STALE
@@ -60,14 +60,14 @@ def test_the_page_says_what_the_lab_finds_now(written, slug):
         assert new == pytest.approx(old, rel=0.05, abs=1e-6), STALE
 
 
-def test_every_figure_of_the_page_is_there():
+def test_page_links_existing_figures():
     text = (DOCS / "lab.md").read_text(encoding="utf-8")
     linked = re.findall(r"\]\((lab/.*?)\)", text)
     assert {Path(link).stem for link in linked} == set(CLAIMS)
     assert all((DOCS / link).is_file() for link in linked)
 
 
-def test_a_page_is_written_with_its_figures(tmp_path):
+def test_write_page_saves_figures(tmp_path):
     claim = CLAIMS["temperature"]
     write_page(tmp_path / "new" / "hand-out.md", [Finding(claim, lab.run("temperature")), Finding(ALL[-1], None)])
     text = (tmp_path / "new" / "hand-out.md").read_text(encoding="utf-8")
@@ -76,18 +76,18 @@ def test_a_page_is_written_with_its_figures(tmp_path):
     assert f"### {ALL[-1].slug}: not run" in text
 
 
-def test_a_refuted_claim_is_not_what_was_expected():
+def test_refuted_claim_is_unexpected():
     claim = CLAIMS["temperature"]
     assert not Finding(claim, Result((equals("two", 2, 1, 0),))).is_expected
     assert Finding(claim, None).is_expected
 
 
-def test_with_other_settings_every_verdict_is_an_answer():
+def test_any_verdict_is_expected_with_changed_settings():
     claim = CLAIMS["temperature"]
     assert Finding(claim, Result((equals("two", 2, 1, 0),)), {"seed": 1}).is_expected
 
 
-def test_the_page_names_kind_conditions_and_misconception():
+def test_page_shows_kind_conditions_and_misconception():
     claim = CLAIMS["saturation"]
     text = page([Finding(claim, None)], "lab", ())
     assert f"*Experiment:* {claim.statement}" in text
@@ -95,13 +95,13 @@ def test_the_page_names_kind_conditions_and_misconception():
     assert f"*Misconception:* {claim.misconception}" in text
 
 
-def test_each_formula_has_a_line_of_its_own():
+def test_page_has_one_formula_per_line():
     claim = CLAIMS["scaled-key"]
     assert len(claim.formulas) == 4
     assert "```text\n" + "\n".join(claim.formulas) + "\n```\n" in page([Finding(claim, None)], "lab", ())
 
 
-def test_rounding_errors_are_not_shown_as_numbers():
+def test_rounding_errors_are_not_printed():
     assert [rounded(value) for value in (0.0, 3e-16, -3e-16, 0.12345, 768)] == [
         "0",
         "below 1e-9",

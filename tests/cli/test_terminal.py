@@ -28,6 +28,6 @@ def test_a_narrow_terminal_loses_no_number(monkeypatch, capsys, columns):
     monkeypatch.setenv("COLUMNS", columns)
     assert main(["shapes", "attention", "--width", "768"]) == 0
     out = capsys.readouterr().out
-    assert "query.weight" in out
+    assert "q_proj.weight" in out
     assert "589,824" in out
     assert main(["steps"]) == 0

@@ -108,7 +108,7 @@ def test_any_field_can_be_changed(monkeypatch, argv, path, value):
         ("mnist --data.question sum", "train mnist has no option --data.question"),
         ("folder", "data.folder is empty; run: clearhead train folder --data.folder PATH"),
         ("mnist --data.name folder", "run: clearhead train folder --data.folder PATH"),
-        ("mnist --data.name reverse", "leave objective and data as they are, or choose another recipe"),
+        ("mnist --data.name reverse", "reverse needs objective=token-classification, got classification"),
         ("reverse --training.steps " + "9" * 30, "steps must be a whole number of at most 1000000000000, got 999"),
         ("reverse --name " + "x" * 300, "a run's name must have at most 60 letters, digits"),
         ("cifar10-bert", "cifar10 must be fetched before it is used"),

@@ -33,21 +33,21 @@ CLAIMS = {claim.slug: claim for claim in ALL}
         (at_most("a", math.nan, 2.0), False),
     ],
 )
-def test_a_check_says_whether_its_number_is_as_claimed(check, ok):
+def test_check_passes_within_its_range(check, ok):
     assert check.passed is ok
     assert Result((check,)).verdict == ("holds" if ok else "refuted")
 
 
-def test_a_tolerance_is_named_where_there_is_one():
+def test_expectation_names_a_nonzero_tolerance():
     assert equals("a", 3, 3, 0).expectation == "= 3"
     assert equals("a", 3, 3, 1e-9).expectation == "= 3 ± 1e-09"
 
 
-def test_one_number_that_is_off_refutes():
+def test_one_failed_check_refutes():
     assert Result((at_most("a", 0.0, 1.0), at_most("b", 2.0, 1.0))).verdict == "refuted"
 
 
-def test_an_experiment_needs_a_number():
+def test_result_needs_a_check():
     with pytest.raises(AssertionError, match="needs at least one check"):
         Result(())
 
@@ -61,7 +61,7 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize(("claim", "name"), NUMBERS, ids=lambda part: getattr(part, "slug", part))
-def test_numbers_out_of_range_are_refused_in_one_line(claim, name):
+def test_settings_out_of_range_are_refused_in_one_line(claim, name):
     minimum, most = limits(claim, name)
     for value in (math.nan, minimum - max(1, abs(minimum)), most + max(1, most)):
         if value in (math.inf, -math.inf) and most == math.inf:  # an infinite beta
@@ -75,20 +75,20 @@ def test_numbers_out_of_range_are_refused_in_one_line(claim, name):
 
 
 @pytest.mark.parametrize(("claim", "name"), NUMBERS, ids=lambda part: getattr(part, "slug", part))
-def test_each_number_is_explained_and_takes_its_own(claim, name):
+def test_numeric_settings_have_help_and_accept_their_default(claim, name):
     assert SETTING_HELP[name]
     check_settings(claim, {name: settings(claim)[name].default})
 
 
 @pytest.mark.parametrize("claim", ALL, ids=lambda claim: claim.slug)
-def test_what_is_true_or_false_is_explained_by_the_experiment(claim):
+def test_boolean_settings_are_explained_in_the_docstring(claim):
     for name, parameter in settings(claim).items():
         if isinstance(parameter.default, bool):
             assert name in (inspect.getdoc(claim.run) or ""), name
 
 
 @pytest.mark.parametrize("claim", ALL, ids=lambda claim: claim.slug)
-def test_limits_are_those_of_settings_that_exist(claim):
+def test_limits_name_existing_settings(claim):
     assert {*claim.minimum, *claim.maximum, *claim.multiple_of} <= set(settings(claim))
 
 
@@ -109,16 +109,16 @@ def test_limits_are_those_of_settings_that_exist(claim):
         ("self-weight", {"same_projection": 1}, "same_projection must be True or False, got 1"),
     ],
 )
-def test_numbers_that_do_not_fit_are_refused(slug, changes, message):
+def test_invalid_settings_are_refused(slug, changes, message):
     with pytest.raises(ValueError, match=message):
         lab.run(slug, **changes)
 
 
-def test_an_infinite_beta_is_a_number():
+def test_beta_may_be_infinite():
     check_settings(CLAIMS["hard-and-soft"], {"beta": -math.inf})
 
 
-def test_too_little_memory_is_the_readers_to_mend_and_other_errors_are_ours():
+def test_only_memory_errors_become_value_errors():
     for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ...")):
         with pytest.raises(ValueError, match="out of memory"), readable_memory_errors():
             raise error

@@ -12,7 +12,7 @@ from clearhead.nn.positions import SinusoidalPosEmbed
 ALL = all_claims()
 CLAIMS = {claim.slug: claim for claim in ALL}
 
-MISTAKES = {
+MISCONCEPTIONS = {
     "temperature": {"rule": temperature.softargmin},
     "saturation": {"scale": temperature.unscaled},
     "column-convention": {"keys_first": False},
@@ -82,19 +82,19 @@ def check_verdicts(slug, seeds, **fixed):
 
 
 @pytest.mark.parametrize("slug", FAST)
-def test_the_verdict_is_the_expected_one_over_seeds_and_widths(slug):
+def test_verdict_is_expected_over_seeds_and_widths(slug):
     check_verdicts(slug, range(20))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("slug", [slug for slug in TRAINING if slug not in MINUTES])
-def test_a_single_seed_of_a_training_claim_has_the_expected_verdict(slug):
+def test_training_claim_has_the_expected_verdict_with_one_seed(slug):
     check_verdicts(slug, (0,), num_seeds=1)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("slug", TRAINING)
-def test_the_verdict_of_a_training_claim_is_the_expected_one_over_seeds_and_widths(slug):
+def test_training_claim_has_the_expected_verdict_over_seeds_and_widths(slug):
     check_verdicts(slug, range(6))
 
 
@@ -103,13 +103,13 @@ def test_training_claims_average_several_seeds(slug):
     assert settings(CLAIMS[slug])["num_seeds"].default >= 3
 
 
-def test_claims_stand_in_the_order_of_the_lessons():
+def test_claims_are_ordered_by_lesson():
     assert [claim.lesson for claim in ALL] == sorted((claim.lesson for claim in ALL), key=LESSONS.index)
 
 
 @pytest.mark.parametrize("slug", [slug for slug in FAST if CLAIMS[slug].expected == "holds"])
-def test_the_mistake_is_refuted(slug):
-    assert lab.run(slug, **MISTAKES[slug]).verdict == "refuted"
+def test_misconception_is_refuted(slug):
+    assert lab.run(slug, **MISCONCEPTIONS[slug]).verdict == "refuted"
 
 
 DIFFERENCE = "largest difference between formula and measurement"
@@ -143,11 +143,11 @@ DIFFERENCE = "largest difference between formula and measurement"
         ("attention-map", {"flatten_batch": True}, "change of an example's map when the other examples change"),
     ],
 )
-def test_the_number_that_a_change_is_about_refutes(slug, changes, name):
+def test_change_is_refuted_by_the_check_it_concerns(slug, changes, name):
     assert name in {check.name for check in lab.run(slug, **changes).checks if not check.passed}
 
 
-def test_weights_that_are_no_softargmax_refute_both_orders_of_the_moved_key(monkeypatch):
+def test_other_weights_than_softargmax_refute_both_orders_of_the_perturbed_key(monkeypatch):
     def squared(q, k, v, beta):
         weights = (1 + beta * q @ k.mT).square()
         weights = weights / weights.sum(-1, keepdim=True)
@@ -170,24 +170,24 @@ def test_weights_that_are_no_softargmax_refute_both_orders_of_the_moved_key(monk
         ("recurrence", {2, 7}),
     ],
 )
-def test_the_mistake_of_a_training_run_is_refuted_by_the_number_it_is_about(slug, fails):
-    checks = lab.run(slug, num_seeds=1, **MISTAKES[slug]).checks
+def test_misconception_of_a_training_claim_is_refuted_by_the_checks_it_concerns(slug, fails):
+    checks = lab.run(slug, num_seeds=1, **MISCONCEPTIONS[slug]).checks
     assert {i for i, check in enumerate(checks) if not check.passed} == fails
 
 
-def test_the_wrong_columns_are_as_wide_as_the_model():
+def test_transposed_scores_are_width_by_width():
     assert [check.value for check in attention_weights.run_column_convention(keys_first=False).checks[2:4]] == [
         768,
         768,
     ]
 
 
-def test_a_number_that_is_none_proves_nothing():
+def test_nan_refutes():
     assert Result((at_least("a", math.nan, 0.0),)).verdict == "refuted"
 
 
 @pytest.mark.parametrize("claim", ALL, ids=lambda claim: claim.slug)
-def test_every_claim_can_be_read_and_played_with(claim):
+def test_every_claim_is_complete(claim):
     assert claim.lesson in LESSONS
     assert "seed" in settings(claim)
     for text in (claim.statement, claim.misconception, claim.formula):
@@ -195,7 +195,7 @@ def test_every_claim_can_be_read_and_played_with(claim):
     assert claim.try_next.startswith("clearhead ")
 
 
-def test_an_experiment_leaves_the_same_numbers_for_the_same_seed():
+def test_same_seed_gives_same_numbers():
     torch.manual_seed(1)
     first = lab.run("perturbed-key", seed=3)
     torch.manual_seed(2)
@@ -203,13 +203,13 @@ def test_an_experiment_leaves_the_same_numbers_for_the_same_seed():
 
 
 @pytest.mark.parametrize("slug", CLAIMS)
-def test_an_experiment_leaves_the_random_state_alone(slug):
+def test_run_preserves_the_random_state(slug):
     before = torch.get_rng_state()
     lab.run(slug, **({"steps": 2, "num_seeds": 1} if CLAIMS[slug].trains else {}))
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_unknown_names_are_answered_with_the_nearest():
+def test_unknown_names_suggest_similar_ones():
     with pytest.raises(LookupError, match=r"^no claim named 'scaled'; did you mean scaled-key\? Run clearhead lab"):
         find("scaled")
     with pytest.raises(LookupError, match=r"^no claim named 'xyz'; run clearhead lab to list all \d+$"):
@@ -229,11 +229,11 @@ def test_unknown_names_are_answered_with_the_nearest():
         ("", []),
     ],
 )
-def test_a_claim_is_suggested_by_a_word_of_its_name_or_text(text, slugs):
+def test_suggestions_by_slug_text_and_spelling(text, slugs):
     assert suggestions(text) == slugs
 
 
-def test_demonstrations_hold_by_construction_and_experiments_are_measured():
+def test_claims_that_depend_on_random_weights_are_experiments():
     assert {claim.slug for claim in ALL if claim.kind == "experiment"} >= EXPERIMENTS
     assert not any(claim.trains for claim in ALL if claim.kind == "demonstration")
     assert not EXPERIMENTS & {claim.slug for claim in ALL if claim.kind == "demonstration"}
@@ -270,6 +270,6 @@ EXPERIMENTS = {
         ("head-outputs", {"num_heads": 16}),
     ],
 )
-def test_a_true_statement_holds_with_every_setting_that_it_covers(slug, changes):
+def test_claim_holds_with_other_settings(slug, changes):
     result = lab.run(slug, **changes)
     assert result.verdict == "holds", [check for check in result.checks if not check.passed]

@@ -39,7 +39,7 @@ def largest(difference):
     channels=st.tuples(*[st.integers(1, 4)] * 2),
     seed=st.integers(0, 99),
 )
-def test_attention_is_any_convolution_of_stride_1(dtype, sizes, grid, channels, seed):
+def test_attention_computes_any_convolution_of_stride_1(dtype, sizes, grid, channels, seed):
     torch.manual_seed(seed)
     weight, bias = torch.randn(*channels, *sizes, dtype=dtype), torch.randn(channels[0], dtype=dtype)
     images = torch.randn(2, channels[1], *grid, dtype=dtype)
@@ -52,7 +52,7 @@ def test_attention_is_any_convolution_of_stride_1(dtype, sizes, grid, channels, 
     assert largest(out - as_tokens(expected)) <= TOLERANCE[dtype]
 
 
-def test_the_border_is_zero_padding():
+def test_border_is_zero_padded():
     """Without its mask, a head that looks beyond the border would take the nearest key instead."""
     made = convolution(torch.ones(1, 1, 3, dtype=torch.float64), None, (4,))
     x = torch.ones(1, 4, 1, dtype=torch.float64)
@@ -61,7 +61,7 @@ def test_the_border_is_zero_padding():
     assert made(x)[0, 0, 0] > 2.5
 
 
-def test_the_error_falls_with_beta():
+def test_error_decreases_with_beta():
     torch.manual_seed(0)
     weight, images = torch.randn(2, 2, 3, dtype=torch.float64), torch.randn(1, 2, 6, dtype=torch.float64)
     expected = as_tokens(F.conv1d(images, weight, padding=1))
@@ -69,7 +69,7 @@ def test_the_error_falls_with_beta():
     assert all(later < earlier / 2 for earlier, later in pairwise(errors))
 
 
-def test_the_identity_and_a_running_linear_layer():
+def test_identity_and_pointwise_linear_layer():
     x = torch.randn(2, 5, 3, dtype=torch.float64)
     torch.testing.assert_close(identity(3, 5)(x), x)
     weight, bias = torch.randn(4, 3, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
@@ -78,7 +78,7 @@ def test_the_identity_and_a_running_linear_layer():
     assert largest(mean - mean[:, :1]) < 1e-12
 
 
-def test_a_permutation_and_why_a_large_beta_alone_is_not_enough():
+def test_permutation_and_counterexample_for_large_beta_alone():
     x, order = torch.randn(2, 5, 3, dtype=torch.float64), torch.tensor([3, 0, 4, 1, 2])
     torch.testing.assert_close(permutation(x, order), x[:, order])
     both = torch.tensor([[1.0, 0], [3, 0]])  # x1 and x2 both pick x2
@@ -97,7 +97,7 @@ def test_attention_passes_messages_on_a_graph(is_complete):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_feed_forward_net_is_two_1x1_convolutions(bias):
+def test_mlp_is_two_1x1_convolutions(bias):
     net, x = MLP(4, 9, bias=bias).double(), torch.randn(2, 5, 4, dtype=torch.float64)
     torch.testing.assert_close(feedforward_as_convolutions(net)(x.mT).mT, net(x))
 
@@ -113,6 +113,6 @@ def test_soft_and_hard_attention_are_fully_connected_layers():
     ("shape", "grid", "message"),
     [((1, 1, 2), (4,), "must be odd, got \\(2,\\)"), ((1, 1, 3), (4, 4), "a kernel of 1 axes needs a grid of as many")],
 )
-def test_kernels_that_do_not_fit_are_refused(shape, grid, message):
+def test_invalid_kernels_are_refused(shape, grid, message):
     with pytest.raises(ValueError, match=message):
         convolution(torch.ones(shape), None, grid)

@@ -82,7 +82,7 @@ def faults(figure):
 
 
 @pytest.mark.parametrize("slug", FIGURES)
-def test_everything_can_be_read_and_follows_the_seed(slug):
+def test_figure_is_legible_and_depends_on_the_seed(slug):
     pictures = set()
     for seed in (0, 1):
         figure = draw_claim(slug, seed=seed)
@@ -95,7 +95,7 @@ def test_everything_can_be_read_and_follows_the_seed(slug):
 
 
 @pytest.mark.parametrize("slug", FIGURES)
-def test_everything_can_be_read_with_a_readers_own_numbers(slug):
+def test_figure_is_legible_with_other_settings(slug):
     figure = draw_claim(slug, seed=2, **SETTINGS)
     assert not faults(figure)
 
@@ -116,7 +116,7 @@ def measured(lengths, share, gradient):
 @pytest.mark.parametrize(
     ("lengths", "share", "gradient"), [((6, 12, 24), 1.0, 0.5), ((4, 8, 16, 32, 64, 128), 0.0, 1e-12)]
 )
-def test_what_a_training_found_can_be_read_and_is_what_is_drawn(lengths, share, gradient):
+def test_recurrence_figure_is_legible_and_draws_the_result(lengths, share, gradient):
     result = measured(lengths, share, gradient)
     figure = draw_claim("recurrence", result)
     assert tuple(figure.get_size_inches()) == plots.FIGURE_SIZE
@@ -129,7 +129,7 @@ def test_what_a_training_found_can_be_read_and_is_what_is_drawn(lengths, share, 
     assert heights == [share] * len(MODEL_NAMES)
 
 
-def test_what_was_not_run_has_no_figure():
+def test_figures_that_need_a_result_are_none_without_it():
     assert draw_claim("recurrence", None) is None
     assert draw_claim("temperature", None) is not None
 
@@ -139,7 +139,7 @@ HEADS = ("1 head of width 32", "4 heads of width 8", "32 heads of width 1")
 
 @pytest.mark.parametrize("slug", [slug for slug in FROM_RESULTS if slug != "recurrence"])
 @pytest.mark.parametrize("steps", [(300,), (100, 200, 400, 800, 1600)])
-def test_every_curve_of_a_result_is_drawn_and_can_be_read(slug, steps):
+def test_every_curve_of_a_result_is_drawn_legibly(slug, steps):
     checks = (equals("accuracy", 1, 1, 0),)
     curves = tuple(
         Curve(what, name, steps, tuple(0.9 - 0.1 * n for n in range(len(steps))))
@@ -157,7 +157,7 @@ def test_every_curve_of_a_result_is_drawn_and_can_be_read(slug, steps):
         assert bars == [curve.y[0] for curve in curves]
 
 
-def test_points_with_names_are_groups_of_bars():
+def test_named_points_are_grouped_bars():
     names = "training images, test images, shifted test images"
     curves = (
         Curve(names, "without crops", (0, 1, 2), (0.9, 0.7, 0.2)),
@@ -172,7 +172,7 @@ def test_points_with_names_are_groups_of_bars():
     assert [tick.get_text().replace("\n", " ") for tick in axes.get_xticklabels()] == names.split(", ")
 
 
-def test_positions_stand_beside_the_best_guess_without_order():
+def test_positions_figure_shows_the_best_guess_without_order():
     checks = (
         equals("reversal with positions: accuracy", 1.0, 1, 0),
         equals("reversal without positions: accuracy minus that of the best guess", -0.01, 0, 0.02),
@@ -184,7 +184,7 @@ def test_positions_stand_beside_the_best_guess_without_order():
     assert [bar.get_height() for bar in figure.axes[0].patches] == pytest.approx([1.0, 0.24, 0.25, 0.97])
 
 
-def test_each_initialisation_has_its_bars():
+def test_each_initialization_has_two_bars():
     found = {"Xavier + GELU": (60.0, 1e-7), "He + ReLU": (300.0, 0.5), "orthogonal + tanh": (10.0, 0.25)}
     curves = tuple(
         Curve("gradient left", f"{name}, {kind}", (24,), (values[number],))
@@ -197,7 +197,7 @@ def test_each_initialisation_has_its_bars():
 
 
 @pytest.mark.parametrize("slug", [slug for slug in FROM_RESULTS if slug != "recurrence"])
-def test_a_result_without_curves_is_drawn_by_its_checks(slug):
+def test_result_without_curves_is_drawn_by_its_checks(slug):
     checks = (
         equals("a number whose name is so long that it takes more than one line of the figure", 0.5, 0.5, 0.1),
         equals("a number that is not what was claimed of it", -0.25, 1.0, 0.0),
@@ -221,21 +221,21 @@ def test_a_result_without_curves_is_drawn_by_its_checks(slug):
         ("self-weight", lambda figure: figure.axes[1].patches[0].get_height()),
     ],
 )
-def test_a_figure_draws_the_numbers_of_its_claim(slug, drawn):
+def test_figure_draws_the_numbers_of_its_claim(slug, drawn):
     parameters = inspect.signature(CLAIMS[slug].figure).parameters
     same = {name: p.default for name, p in parameters.items() if isinstance(p.default, int | float)}
     measured = [check.value for check in run_claim(slug, **same).checks]
     assert any(drawn(draw_claim(slug)) == pytest.approx(value, rel=1e-9) for value in measured)
 
 
-def test_what_was_trained_stands_beside_random_weights():
+def test_self_weight_figure_shows_the_trained_model():
     name = "trained to reverse: fraction of tokens with the largest weight on themselves"
     figure = draw_claim("self-weight", Result((equals(name, 0.25, 0, 0.5),)))
     assert 0.25 in [bar.get_height() for bar in figure.axes[1].patches]
     assert not faults(figure)
 
 
-def test_the_faults_are_found():
+def test_legibility_check_finds_faults():
     figure, (left, right) = plots.subplots("AB")
     plots.label_axes(left, "a title that is far too long for half of a figure, and so is cut off at both of its ends")
     plots.label(right, 0.5, 0.5, "one")
@@ -261,7 +261,7 @@ def check_colour_bars(figure):
 
 
 @pytest.mark.parametrize("slug", FIGURES)
-def test_the_same_seed_gives_the_same_bytes(slug, tmp_path):
+def test_same_seed_gives_the_same_bytes(slug, tmp_path):
     torch.manual_seed(7)
     one = draw_claim(slug, seed=3)
     torch.manual_seed(8)
@@ -273,19 +273,19 @@ def test_the_same_seed_gives_the_same_bytes(slug, tmp_path):
     assert save(one, tmp_path / "again.pdf").read_bytes() == first
 
 
-def test_a_figure_is_saved_in_the_formats_that_there_are(tmp_path):
+def test_figure_is_saved_by_suffix(tmp_path):
     figure, _ = plots.subplots()
     with pytest.raises(ValueError, match=r"saved as \.png, \.svg, \.pdf, got 'mask\.jpg'; try mask\.png"):
         save(figure, tmp_path / "mask.jpg")
     assert save(figure, tmp_path / "MASK.PNG").exists()
 
 
-def test_a_figure_follows_the_readers_numbers():
+def test_figure_follows_the_settings():
     figure = draw_claim("scaled-key", alpha=5.0, unknown=True)
     assert any("alpha = 5" in axes.get_title() for axes in figure.axes)
 
 
-def test_each_figure_belongs_to_a_claim_and_takes_its_settings():
+def test_figures_take_settings_of_their_claim():
     assert all(CLAIMS[slug].trains for slug in FROM_RESULTS)
     for slug in FIGURES:
         parameters = inspect.signature(CLAIMS[slug].figure).parameters
@@ -294,7 +294,7 @@ def test_each_figure_belongs_to_a_claim_and_takes_its_settings():
         assert set(parameters) <= {*settings(CLAIMS[slug]), "result"}
 
 
-def test_drawing_leaves_everything_else_alone():
+def test_drawing_preserves_random_state_and_rc_params():
     random, rc = torch.get_rng_state(), dict(matplotlib.rcParams)
     for slug in FIGURES:
         draw_claim(slug).canvas.draw()
@@ -302,7 +302,7 @@ def test_drawing_leaves_everything_else_alone():
     assert dict(matplotlib.rcParams) == rc
 
 
-def test_matplotlib_is_loaded_when_a_figure_is_drawn_and_pyplot_never():
+def test_matplotlib_is_imported_only_for_drawing_and_pyplot_never():
     code = """
 import sys
 from clearhead.lab.registry import draw, find, run
@@ -319,18 +319,18 @@ ALL = all_claims()
 CLAIMS = {claim.slug: claim for claim in ALL}
 
 
-def test_numbers_that_are_not_finite_are_no_limits():
+def test_color_scale_ignores_non_finite_values():
     figure, (axes,) = plots.subplots()
     (image,) = plots.heat_maps(figure, [axes], [torch.tensor([[0.5, float("-inf")], [2.0, float("nan")]])], "")
     assert image.get_clim() == (0.5, 2.0)
 
 
-def test_gradients_through_a_soft_weight_are_larger():
+def test_scaled_softargmax_has_larger_gradients():
     soft, hard = (measure(64, beta, 8, torch.Generator().manual_seed(0)).gradient_norm for beta in (1 / 8, 1.0))
     assert soft > 1.5 * hard
 
 
-def test_influence_is_the_norm_of_each_block_of_the_jacobian():
+def test_influence_is_the_norm_of_the_jacobian_blocks():
     torch.manual_seed(0)
     x = torch.randn(1, 5, 4, dtype=torch.float64)
     conv = convolutions.ConvStack(4, 3, 1).double()
@@ -340,26 +340,26 @@ def test_influence_is_the_norm_of_each_block_of_the_jacobian():
     assert (convolutions.influence(MultiHeadAttention(4, 2).double(), x) > 0).all()
 
 
-def test_the_weights_of_an_imitation_are_the_identity_or_equal():
+def test_offset_weights_are_identity_or_uniform():
     weight = torch.eye(3, dtype=torch.float64)
     sharp, even = (imitations.offset_weights(imitations.pointwise(weight, None, 5, beta)) for beta in (50.0, 0.0))
     torch.testing.assert_close(sharp, torch.eye(5, dtype=torch.float64))
     torch.testing.assert_close(even, torch.full((5, 5), 0.2, dtype=torch.float64))
 
 
-def test_errors_of_the_imitations_fall_with_beta():
+def test_construction_errors_decrease_with_beta():
     for error in (imitations.simple_errors(0, 3, 6) | imitations.convolution_errors(0, 3, 6, 3)).values():
         assert error(50.0) < 1e-9 < 1e-3 < error(1.0)
 
 
-def test_the_change_of_the_output_follows_from_the_weight_of_the_longer_key():
+def test_output_change_follows_from_the_weight_of_the_scaled_key():
     torch.manual_seed(0)
     scores, values = torch.randn(3, 5, dtype=torch.float64), torch.randn(5, 4, dtype=torch.float64)
     before, after = softargmax(scores), softargmax(keys.scale_first(scores, 3.0))
     torch.testing.assert_close(keys.output_change(before, after, values), (after - before) @ values)
 
 
-def test_weights_stay_in_evaluation():
+def test_weights_do_not_change_in_evaluation_mode():
     torch.manual_seed(0)
     model = torch.nn.Linear(2, 2)
     x = torch.randn(3, 2)
@@ -367,14 +367,14 @@ def test_weights_stay_in_evaluation():
     assert weight_change(model, x, training=True) > 0
 
 
-def test_the_headline_says_where_the_claim_does_not_hold_with_changed_settings():
+def test_headline_says_that_the_claim_does_not_hold():
     refuted, note = Result((below("x", 2.0, 1.0),)), "(does not hold with these settings)"
     assert draw_claim("temperature", refuted, num_keys=3).get_suptitle().endswith(f"\n{note}")
     assert note not in draw_claim("temperature", Result((below("x", 0.0, 1.0),)), num_keys=3).get_suptitle()
     assert note not in draw_claim("temperature", None).get_suptitle()
 
 
-def test_equal_numbers_have_equal_colours():
+def test_constant_matrices_share_a_scale():
     figure, axes = plots.subplots("AB")
     images = plots.heat_maps(figure, axes, [torch.full((2, 2), 1 / 6), torch.full((2, 2), 1 / 6)], "weight")
     assert [image.get_clim() for image in images] == [(0, 1), (0, 1)]

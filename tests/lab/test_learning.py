@@ -17,14 +17,14 @@ def small_net():
     return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
-def test_a_budget_is_the_beginning_of_every_larger_one():
+def test_smaller_budget_is_a_prefix_of_a_larger_one():
     whole = learning_curve(small_net(), largest, budgets=[5, 50, 120], seed=0)
     for i, budget in enumerate((5, 50, 120)):
         assert learning_curve(small_net(), largest, budgets=[budget], seed=0) == [whole[i]]
     assert whole[-1] > whole[0]
 
 
-def test_budgets_rise_and_have_at_least_one_step():
+def test_step_budgets_are_sorted_and_positive():
     assert step_budgets(200, 0.5, 1, 5) == [100, 200, 1000]
     assert step_budgets(1, 0.25, 1, 5) == [1, 5]
 
@@ -36,13 +36,13 @@ def test_ignored_targets_do_not_count():
     assert accuracy(nn.Identity(), task, seed=0) == 1
 
 
-def test_no_two_seeds_share_a_training_run():
+def test_seeds_share_no_training_run():
     runs = [each for seed in range(4) for each in run_seeds(seed, 3)]
     assert len(set(runs)) == len(runs) == 12
     assert run_seeds(7, 1) == [7]
 
 
-def test_each_number_is_averaged_over_the_seeds():
+def test_numbers_are_averaged_over_seeds():
     assert mean_over_seeds(lambda seed: [seed, 10 * seed], 0, 3) == [1, 10]
     assert mean_over_seeds(lambda seed: [seed, 10 * seed], 1, 3) == [4, 40]
 

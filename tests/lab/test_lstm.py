@@ -48,7 +48,7 @@ def by_formula(lstm, x, h, c):
 
 
 @pytest.mark.parametrize("part", [PositionwiseMLP(WIDTH), attention()])
-def test_it_computes_what_its_formula_says(part):
+def test_lstm_seq2seq_equals_its_formula(part):
     net, source, target = model(part), ids(5), ids(4, seed=2)
     start = torch.zeros(3, WIDTH, dtype=torch.float64)
     memory, h, c = by_formula(net.encoder, net.embed_source(source), start, start)
@@ -57,7 +57,7 @@ def test_it_computes_what_its_formula_says(part):
     torch.testing.assert_close(net(source, target), expected)
 
 
-def test_forget_is_how_far_the_cell_is_kept():
+def test_forget_bias_is_added_to_the_forget_gates():
     closed, opened = model(PositionwiseMLP(WIDTH), forget_bias=0.0), model(PositionwiseMLP(WIDTH), forget_bias=3.0)
     for before, after in ((closed.encoder, opened.encoder), (closed.decoder, opened.decoder)):
         more = after.bias_hh_l0 - before.bias_hh_l0
@@ -67,13 +67,13 @@ def test_forget_is_how_far_the_cell_is_kept():
 
 
 @pytest.mark.parametrize(("part", "looks"), [(PositionwiseMLP(WIDTH), False), (attention(), True)])
-def test_only_attention_looks_at_the_encoders_states(part, looks):
+def test_only_attention_depends_on_the_memory(part, looks):
     x, memory, other = torch.randn(3, 2, 4, WIDTH, generator=torch.Generator().manual_seed(0))
     assert torch.equal(part(x, memory), part(x, other)) is not looks
 
 
 @pytest.mark.parametrize("part", [PositionwiseMLP(WIDTH), attention()])
-def test_no_answer_knows_a_later_token(part):
+def test_logits_do_not_depend_on_later_tokens(part):
     net, source, target = model(part), ids(5), ids(4, seed=2)
     changed = target.clone()
     changed[:, 2] = (changed[:, 2] + 1) % TOKENS
@@ -82,7 +82,7 @@ def test_no_answer_knows_a_later_token(part):
     assert not torch.equal(before[:, 2:], after[:, 2:])
 
 
-def test_embeddings_may_stand_for_the_source():
+def test_inputs_embeds_replaces_the_source():
     net, source, target = model(attention()), ids(5), ids(4, seed=2)
     torch.testing.assert_close(
         net(None, target, inputs_embeds=net.embed_source(source)), net(source, target), rtol=0, atol=0
@@ -91,16 +91,16 @@ def test_embeddings_may_stand_for_the_source():
 
 @pytest.mark.parametrize("width", [16, 32, 64])
 @pytest.mark.parametrize(("src_vocab_size", "tgt_vocab_size"), [(13, 13), (32, 42)])
-def test_all_three_are_of_one_size(width, src_vocab_size, tgt_vocab_size):
+def test_models_have_equal_size(width, src_vocab_size, tgt_vocab_size):
     assert 1 <= size_ratio([build_seq2seq(name, width, src_vocab_size, tgt_vocab_size) for name in MODEL_NAMES]) < 1.05
 
 
-def test_models_of_different_sizes_are_told_apart():
+def test_size_ratio_detects_different_sizes():
     assert size_ratio([build_seq2seq(name, width) for name, width in zip(MODEL_NAMES, (16, 32, 32), strict=True)]) > 2
 
 
 @pytest.mark.parametrize("name", MODEL_NAMES)
-def test_each_answers_for_every_target_token(name):
+def test_logits_for_every_target_token(name):
     torch.manual_seed(0)
     source, target = torch.randint(13, (2, 5)), torch.randint(9, (2, 4))
     assert build_seq2seq(name, 16, 13, 9)(source, target).shape == (2, 4, 9)
@@ -118,13 +118,13 @@ class OneInput(nn.Module):
         return logits[:, None].expand(-1, target.shape[1], -1)
 
 
-def test_what_reaches_the_first_input_is_measured_and_nothing_else():
+def test_input_gradient_norm_measures_the_first_input_only():
     random = torch.Generator()
     assert input_gradient_norm(OneInput(0), 5, VOCAB_SIZE, random.manual_seed(0)) > 0
     assert input_gradient_norm(OneInput(1), 5, VOCAB_SIZE, random.manual_seed(0)) == 0
 
 
-def test_a_share_of_one_nth_is_found_as_such():
+def test_gradient_ratios_of_a_one_over_n_model():
     one, tenth = gradient_ratios(
         OneInput(0), (100, 1000), VOCAB_SIZE, seed=0
     )  # logits so small that all answers are as likely
@@ -132,21 +132,21 @@ def test_a_share_of_one_nth_is_found_as_such():
     assert tenth == pytest.approx(0.1, rel=0.02)
 
 
-def test_each_further_token_costs_the_lstm_alone_a_factor():
+def test_gradient_of_the_lstm_decays_exponentially():
     model = untrained_models(16, 1.0, seed=0)[LSTM]
     _, once, twice, four_times = gradient_ratios(model, (8, 16, 32, 64), 16, seed=0)
     assert twice < once**1.5
     assert four_times < twice**1.5
 
 
-def test_gates_that_are_held_open_let_the_gradient_through():
+def test_large_forget_bias_preserves_the_gradient():
     closed, opened = (
         gradient_ratios(untrained_models(16, forget_bias, 0)[LSTM], (4, 64), 16, 0)[-1] for forget_bias in (1.0, 8.0)
     )
     assert opened > 0.1 > 1000 * closed
 
 
-def test_the_seed_decides():
+def test_seed_determines_the_weights():
     one, same, other = (untrained_models(16, 1.0, seed)[MODEL_NAMES[0]].state_dict() for seed in (0, 0, 1))
     assert all(torch.equal(one[key], same[key]) for key in one)
     assert not all(torch.equal(one[key], other[key]) for key in one)
@@ -155,7 +155,7 @@ def test_the_seed_decides():
 DEEP = 3_000
 
 
-def test_each_operation_after_another_counts_and_those_side_by_side_once():
+def test_sequential_operations_is_the_longest_path():
     x = torch.ones(2, requires_grad=True)
     one = sequential_operations(x.exp())
     assert sequential_operations(x.exp().sin()) == one + 1
@@ -163,13 +163,13 @@ def test_each_operation_after_another_counts_and_those_side_by_side_once():
     assert sequential_operations(x.exp().sin().cos() + x) == one + 3
 
 
-def test_a_chain_may_be_longer_than_python_may_nest():
+def test_sequential_operations_of_a_deep_graph():
     y = torch.ones(1, requires_grad=True)
     for _ in range(DEEP):
         y = y * 1.0 + y
     assert sequential_operations(y) >= 2 * DEEP
 
 
-def test_generation_takes_a_decoder_pass_for_each_token():
+def test_generation_runs_the_decoder_once_per_token():
     model = untrained_models(16, 1.0, seed=0)[TRANSFORMER]
     assert [decoder_passes(model, length) for length in (3, 9)] == [3, 9]

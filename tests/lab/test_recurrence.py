@@ -16,7 +16,7 @@ def random():
     return torch.Generator().manual_seed(0)
 
 
-def test_the_last_answer_is_the_first_digit_read(random):
+def test_reversal_task(random):
     rows, targets = reversal(5)(random, 40)
     assert torch.equal(rows[:, :5].flip(1), targets)
     assert (rows[:, 5] == BOS).all()
@@ -25,7 +25,7 @@ def test_the_last_answer_is_the_first_digit_read(random):
     assert targets.min() > EOS
 
 
-def test_words_are_all_of_one_length_and_their_phones_need_not_be(random):
+def test_pronunciation_task(random):
     words = [[LETTER] * n for n in (LETTERS - 1, LETTERS, LETTERS, LETTERS + 1)]
     phones = [[PHONE] * n + [EOS] for n in (1, 3, 2, 9)]
     rows, targets = pronunciation(SequencePairs.of(words, phones))(random, 20)
@@ -50,13 +50,13 @@ class Echo(nn.Module):
         return nn.functional.one_hot(source, 20).float() + self.weight
 
 
-def test_a_row_is_divided_into_source_and_target():
+def test_concatenated_inputs_are_split():
     rows = torch.tensor([[3, 4, 5, BOS, 6, 7]])
     assert ConcatenatedInputs(Echo(), 3)(rows).argmax(-1).tolist() == [[3, 4, 5]]
 
 
 @pytest.mark.parametrize(("targets", "share"), [([3, 4, 5], 1.0), ([3, 9, 9], 1 / 3), ([3, 9, IGNORE_INDEX], 1 / 2)])
-def test_right_tokens_are_counted_where_one_is_asked_for(targets, share):
+def test_accuracy_ignores_padding_targets(targets, share):
     def task(random, n):
         return torch.tensor([[3, 4, 5, BOS, 6, 7]] * n), torch.tensor([targets] * n)
 
@@ -80,7 +80,7 @@ ALONE = [0.3, 0.5, 0.65, 0.75, 0.9]
 DIGITS_RIGHT = {TRANSFORMER: [0.5, 0.9, 1.0], LSTM_ATTENTION: [0.5, 0.8, 0.97], LSTM: ALONE}
 
 
-def test_the_verdict_is_about_what_attention_adds_within_a_budget(monkeypatch):
+def test_verdict_depends_on_the_gain_from_attention(monkeypatch):
     stub(monkeypatch, DIGITS_RIGHT)
     assert recurrence.run_recurrence().verdict == "holds"
     stub(monkeypatch, DIGITS_RIGHT | {LSTM: [1.0] * 5})
@@ -91,7 +91,7 @@ def test_the_verdict_is_about_what_attention_adds_within_a_budget(monkeypatch):
     assert recurrence.run_recurrence().verdict == "refuted"
 
 
-def test_the_curve_over_budgets_goes_on_where_the_lstm_alone_is_still_learning(monkeypatch):
+def test_curve_of_the_lstm_without_attention_is_longer(monkeypatch):
     stub(monkeypatch, DIGITS_RIGHT)
     curves = {
         curve.name: curve for curve in recurrence.run_recurrence(steps=300).curves if curve.quantity == "digit accuracy"
@@ -102,7 +102,7 @@ def test_the_curve_over_budgets_goes_on_where_the_lstm_alone_is_still_learning(m
 
 
 @pytest.mark.slow
-def test_the_same_seed_gives_the_same_curves_but_for_the_time():
+def test_same_seed_gives_the_same_curves_except_time():
     one, same, other = (
         recurrence.run_recurrence(seed=seed, num_seeds=1, width=16, length=8, steps=3).curves for seed in (0, 0, 1)
     )

@@ -16,7 +16,7 @@ def values(slug, **changes):
     return {check.name: check.value for check in lab.run(slug, **changes).checks}
 
 
-def test_the_misconception_of_the_longer_key_is_quoted_as_the_source_has_it():
+def test_misconception_of_the_scaled_key():
     weights = torch.tensor([0.4, 0.3, 0.2, 0.1])
     claimed = key_lesson.divided_by_alpha(weights, torch.zeros(4), 1.0, 2.0)
     torch.testing.assert_close(claimed, torch.tensor([0.2, 0.2, 0.4 / 3, 0.2 / 3]))
@@ -24,7 +24,7 @@ def test_the_misconception_of_the_longer_key_is_quoted_as_the_source_has_it():
 
 @pytest.mark.parametrize("alpha", [0.5, 3.0])
 @pytest.mark.parametrize("score", [-1.5, 1.5])
-def test_the_output_moves_by_the_change_of_one_weight(alpha, score):
+def test_output_change_formula_equals_attention(alpha, score):
     """Against attention itself, computed twice: the formula needs no weight but that of the longer key."""
     random = torch.Generator().manual_seed(1)
     keys, v = torch.randn(2, 5, 4, generator=random, dtype=torch.float64)
@@ -39,14 +39,14 @@ def test_the_output_moves_by_the_change_of_one_weight(alpha, score):
     torch.testing.assert_close(predicted, after[0])
 
 
-def test_a_ratio_beyond_floating_point_is_a_weight_of_one():
+def test_overflowing_ratio_gives_weight_one():
     weights = torch.tensor([0.5, 0.5], dtype=torch.float64)
     for score, expected in ((1.0, [1.0, 0.0]), (-1.0, [0.0, 1.0])):
         after = key_lesson.exact(weights, torch.tensor([score, 0.0], dtype=torch.float64), 10.0, 1000.0)
         torch.testing.assert_close(after, torch.tensor(expected, dtype=torch.float64))
 
 
-def test_tied_keys_share_and_a_finite_beta_leaves_the_rest_little():
+def test_tied_keys_and_bound_of_the_remaining_weight():
     q, k = torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 0.0], [1.0, 5.0]])
     assert temperature.tied(q, k, torch.eye(2), math.inf) == 0
     assert temperature.tied(q, k, torch.eye(2), 1.0) > 0.01
@@ -57,7 +57,7 @@ def test_tied_keys_share_and_a_finite_beta_leaves_the_rest_little():
     assert rest <= bound == pytest.approx(math.exp(-3))
 
 
-def test_without_the_scale_nearly_all_gradients_of_many_keys_vanish():
+def test_unscaled_gradients_vanish_with_many_keys():
     with_scale, without = (
         temperature.measure(256, scale, 256, torch.Generator().manual_seed(0)).vanished for scale in (1 / 16, 1.0)
     )
@@ -65,19 +65,19 @@ def test_without_the_scale_nearly_all_gradients_of_many_keys_vanish():
     assert without > 0.95
 
 
-def test_the_formula_of_the_heads_needs_its_beta():
+def test_head_outputs_formula_needs_beta():
     assert values("head-outputs")["the same with beta = 1: difference"] > 1
     assert "softargmax(beta " in find("head-outputs").formula
 
 
-def test_what_fixes_a_size_is_the_table_or_the_flattened_image():
+def test_accepted_input_sizes():
     found = values("input-size")
     assert found["ViT with interpolated positions: accepted image sizes of 4"] == 4
     assert found["CNN with mean + linear: accepted image sizes of 4"] == 4
     assert found["CNN with flatten + linear: accepted image sizes of 4"] == 1
 
 
-def test_the_classifier_is_given_one_vector_and_its_misconception_is_another_statement():
+def test_classifier_receives_one_vector():
     claim = find("class-token")
     assert values("class-token", width=24)["input width of the classifier, either pooling"] == 24
     assert "flattened" in claim.misconception
@@ -85,7 +85,7 @@ def test_the_classifier_is_given_one_vector_and_its_misconception_is_another_sta
 
 
 @pytest.mark.slow
-def test_a_trained_model_attends_to_the_opposite_token():
+def test_trained_model_attends_to_the_mirror_token():
     found = values("self-weight")
     assert found["trained to reverse: fraction of tokens with the largest weight on themselves"] == 0
     assert found["trained to reverse: mean weight of a token on itself"] < 0.05

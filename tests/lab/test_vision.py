@@ -13,13 +13,13 @@ def parts_of(variant):
     model = build_model(config_of("mnist-plain", VARIANTS[variant]).model)
     names = dict(model.named_modules())
     return {
-        "positions": any("positions" in name for name, _ in model.named_parameters()),
+        "positions": any("pos_embed" in name for name, _ in model.named_parameters()),
         "norm": any(isinstance(module, nn.LayerNorm) for module in model.modules()),
-        "output projection": any(name.endswith("output") and isinstance(names[name], nn.Linear) for name in names),
+        "output projection": any(name.endswith("out_proj") and isinstance(names[name], nn.Linear) for name in names),
     }
 
 
-def test_each_variant_has_one_part_of_its_own_and_the_last_all():
+def test_variants_add_one_part_each_and_the_last_all():
     assert config_of("mnist-plain", VARIANTS[PLAIN]).model == plain_mnist() == preset("plain_mnist")
     assert parts_of(PLAIN) == dict.fromkeys(PARTS, False)
     for part in PARTS:
@@ -35,7 +35,7 @@ def stub(monkeypatch, accuracies):
 MEASURED = dict(zip(VARIANTS, (0.836, 0.887, 0.861, 0.833, 0.910), strict=True))
 
 
-def test_the_verdict_is_about_the_parts_together(monkeypatch):
+def test_verdict_depends_on_all_parts(monkeypatch):
     stub(monkeypatch, MEASURED)
     assert vision.run_plain_vit().verdict == "holds"
     assert vision.run_plain_vit(plain=True).verdict == "refuted"
@@ -45,14 +45,14 @@ def test_the_verdict_is_about_the_parts_together(monkeypatch):
     assert vision.run_plain_vit().verdict == "refuted"
 
 
-def test_the_accuracy_of_each_variant_is_in_the_result(monkeypatch):
+def test_result_has_the_accuracy_of_each_variant(monkeypatch):
     stub(monkeypatch, MEASURED)
     curves = vision.run_plain_vit(steps=7).curves
     assert {curve.name: curve.y[0] for curve in curves} == pytest.approx(MEASURED)
     assert {curve.x for curve in curves} == {(7,)}
 
 
-def test_two_real_steps_give_an_accuracy_for_each_seed():
+def test_variant_accuracy_depends_on_the_seed():
     one, other = (vision.variant_accuracy({"data.limit": 200}, 2, seed)[0] for seed in (0, 1))
     assert 0 < one < 1
     assert one != other

@@ -141,7 +141,7 @@ def draw_column_convention(*, seed: int = 0, width: int = 768, num_tokens: int =
     label_axes(left, "blue: correct, orange: misconception")
     heat_maps(figure, [right], [weights], "attention weight")
     label_axes(right, "A: each column sums to 1", "query token", "key token")
-    set_headline(figure, "With tokens as columns, the attention weights Kᵀ Q are tokens × tokens")
+    set_headline(figure, "With tokens as columns, the scores Kᵀ Q are tokens × tokens")
     return figure
 
 

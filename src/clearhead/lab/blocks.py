@@ -1,4 +1,4 @@
-"""Skip connections: how much gradient reaches the first of many layers, and how that depends on the initialisation."""
+"""The parts of a block: feed-forward network, skip connections, layer norm and its placement."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def run_feed_forward(*, seed: int = 0, width: int = 8, num_tokens: int = 5, use_attention: bool = False) -> Result:
-    """use_attention asks of attention what holds of the feed-forward net: the misconception that places are mixed."""
+    """use_attention=True tests attention in place of the feed-forward network: it mixes positions."""
     torch.manual_seed(seed)
     net, x = MLP(width, 4 * width).double(), torch.randn(2, num_tokens, width, dtype=torch.float64)
     layer = MultiHeadAttention(width, 1).double() if use_attention else net
@@ -49,14 +49,14 @@ def run_feed_forward(*, seed: int = 0, width: int = 8, num_tokens: int = 5, use_
 
 
 def influences(layer: nn.Module, x: Tensor) -> Tensor:
-    """Norm of the Jacobian of each output token to each input token, in units of the largest. x (1,L,E) -> (L,L)"""
+    """Norm of the Jacobian of each output token with respect to each input token; largest = 1. x (1,L,E) -> (L,L)"""
     jacobian = torch.autograd.functional.jacobian(lambda tokens: layer(tokens)[0], x)  # (L,E,1,L,E)
     norms = jacobian[:, :, 0].square().sum(dim=(1, 3)).sqrt()
     return norms / norms.max()
 
 
 def draw_feed_forward(*, seed: int = 0, width: int = 8, num_tokens: int = 5) -> "Figure":
-    """Left: which input reaches which output, beside attention. Right: the network, and two 1x1 convolutions."""
+    """Left: dependency of outputs on inputs, compared with attention. Right: the network as two 1×1 convolutions."""
     torch.manual_seed(seed)
     net = MLP(width, 4 * width).double()
     x = torch.randn(2, num_tokens, width, dtype=torch.float64)
@@ -89,20 +89,20 @@ FEED_FORWARD = Claim(
 
 
 SHALLOW = 2
-"""layers of the stack that others are compared with"""
+"""depth that deeper stacks are compared with"""
 
 
 STACKS = 4
-"""stacks of random weights whose median counts: a single narrow one may be an exception"""
+"""number of random initializations; their median is used"""
 
 
 VANISHING, PRESERVED = 0.7, 0.85
-"""factor of each further layer: at most the first where the gradient vanishes, at least the second where it does not"""
+"""bounds of the gradient's factor per layer: at most VANISHING if it vanishes, at least PRESERVED if it does not"""
 
 
 @dataclass(frozen=True)
-class Initialisation:
-    """How the weights of f(x) = activation(x W_1) W_2 are drawn, and its activation."""
+class Initialization:
+    """The activation of f(x) = activation(x W_1) W_2 and the initializers of its weights."""
 
     name: str
     activation: Callable[[Tensor], Tensor]
@@ -111,33 +111,33 @@ class Initialisation:
 
 
 def he(weight: Tensor) -> Tensor:
-    """Normal with variance 2 / inputs (He et al., 2015), for the layer before a ReLU."""
+    """Normal with variance 2 / fan_in (He et al., 2015), for a layer before a ReLU."""
     return nn.init.kaiming_normal_(weight, nonlinearity="relu")
 
 
-def keeping(weight: Tensor) -> Tensor:
-    """Normal with variance 1 / inputs, for the layer that no ReLU follows."""
+def he_linear(weight: Tensor) -> Tensor:
+    """Normal with variance 1 / fan_in, for a layer without a ReLU after it."""
     return nn.init.kaiming_normal_(weight, nonlinearity="linear")
 
 
-XAVIER = Initialisation("Xavier + GELU", F.gelu, nn.init.xavier_uniform_, nn.init.xavier_uniform_)
+XAVIER = Initialization("Xavier + GELU", F.gelu, nn.init.xavier_uniform_, nn.init.xavier_uniform_)
 
 
-HE = Initialisation("He + ReLU", F.relu, he, keeping)
+HE = Initialization("He + ReLU", F.relu, he, he_linear)
 
 
-ORTHOGONAL = Initialisation("orthogonal + tanh", torch.tanh, nn.init.orthogonal_, nn.init.orthogonal_)
+ORTHOGONAL = Initialization("orthogonal + tanh", torch.tanh, nn.init.orthogonal_, nn.init.orthogonal_)
 
 
-INITIALISATIONS = (XAVIER, HE, ORTHOGONAL)
+INITIALIZATIONS = (XAVIER, HE, ORTHOGONAL)
 
 
-def first_gradient(depth: int, width: int, skip: bool, initialisation: Initialisation = XAVIER) -> float:
-    """Norm of the gradient at the input of `depth` small nets, with x + f(x) or f(x) alone."""
-    nets = [MLP(width, width, initialisation.activation).double() for _ in range(depth)]
+def first_gradient(depth: int, width: int, skip: bool, initialization: Initialization = XAVIER) -> float:
+    """Norm of the gradient at the input of `depth` layers x + f(x), or f(x) without skip connections."""
+    nets = [MLP(width, width, initialization.activation).double() for _ in range(depth)]
     for net in nets:
-        initialisation.init_first(net.fc1.weight)
-        initialisation.init_second(net.fc2.weight)
+        initialization.init_first(net.fc1.weight)
+        initialization.init_second(net.fc2.weight)
     x = torch.randn(8, width, dtype=torch.float64, requires_grad=True)
     h: Tensor = x
     for net in nets:
@@ -147,25 +147,25 @@ def first_gradient(depth: int, width: int, skip: bool, initialisation: Initialis
     return x.grad.norm().item()
 
 
-def left(depth: int, width: int, skip: bool, initialisation: Initialisation) -> float:
-    """The gradient at the input of `depth` layers relative to that of SHALLOW layers: the median of some stacks."""
+def gradient_ratio(depth: int, width: int, skip: bool, initialization: Initialization) -> float:
+    """The gradient at the input of `depth` layers relative to that of SHALLOW layers: the median of STACKS draws."""
     ratios = [
-        first_gradient(depth, width, skip, initialisation) / first_gradient(SHALLOW, width, skip, initialisation)
+        first_gradient(depth, width, skip, initialization) / first_gradient(SHALLOW, width, skip, initialization)
         for _ in range(STACKS)
     ]
     return torch.tensor(ratios, dtype=torch.float64).median().item()
 
 
 def run_skip_connections(*, seed: int = 0, width: int = 32, depth: int = 24, skip: bool = True) -> Result:
-    """skip=False asks of the plain stack what holds with skip connections."""
+    """skip=False tests the stack without skip connections in place of the one with them."""
     torch.manual_seed(seed)
-    skipping = {each.name: left(depth, width, skip, each) for each in INITIALISATIONS}
-    plain = {each.name: left(depth, width, False, each) for each in INITIALISATIONS}
+    skipping = {each.name: gradient_ratio(depth, width, skip, each) for each in INITIALIZATIONS}
+    plain = {each.name: gradient_ratio(depth, width, False, each) for each in INITIALIZATIONS}
 
     what = f"gradient, {depth} layers / {SHALLOW} layers"
 
     def limit(factor: float) -> float:
-        """One digit is enough for a limit."""
+        """Rounded to one significant digit."""
         return float(f"{factor ** (depth - SHALLOW):.1g}")
 
     checks = (
@@ -176,14 +176,14 @@ def run_skip_connections(*, seed: int = 0, width: int = 32, depth: int = 24, ski
     )
     curves = [
         Curve("gradient left", f"{name}, {kind}", (depth,), (value,))
-        for kind, found in (("with skips", skipping), ("without skips", plain))
-        for name, value in found.items()
+        for kind, measured in (("with skips", skipping), ("without skips", plain))
+        for name, value in measured.items()
     ]
     return Result(checks, tuple(curves))
 
 
 def draw_skip_connections(*, seed: int = 0, width: int = 32, depth: int = 48, result: Result | None = None) -> "Figure":
-    """The gradient that reaches the first layer, against depth; with the result, for each initialisation too."""
+    """The gradient at the first layer against depth; the result adds the other initializations."""
     curves = result.curves if result else ()
     depths = sorted({1, 2, *(round(depth * step / 8) for step in range(1, 9))} - {0})
     figure, (axes, *others) = subplots("AB" if curves else "A")
@@ -195,25 +195,25 @@ def draw_skip_connections(*, seed: int = 0, width: int = 32, depth: int = 48, re
     axes.set_yscale("log")
     label_axes(axes, "Xavier + GELU", "number of layers", "gradient norm at the input\n(1 = that of one layer)")
     for right in others:
-        draw_initialisations(right, curves)
+        draw_initializations(right, curves)
     legend_below(figure, axes)
     set_headline(figure, "With skip connections the gradient reaches the first layer")
     return figure
 
 
-def draw_initialisations(axes: "Axes", curves: Sequence[Curve]) -> None:
-    """A pair of bars for each initialisation: the gradient that is left with skip connections, and without."""
+def draw_initializations(axes: "Axes", curves: Sequence[Curve]) -> None:
+    """Two bars per initialization: the gradient with and without skip connections."""
     names = list(dict.fromkeys(curve.name.rpartition(", ")[0] for curve in curves))
     for kind, color, side in (("without skips", MISCONCEPTION, 0.2), ("with skips", CORRECT, -0.2)):
         heights = [curve.y[0] for text in names for curve in curves if curve.name == f"{text}, {kind}"]
-        axes.bar([place + side for place in range(len(names))], heights, 0.4, color=color)
+        axes.bar([index + side for index in range(len(names))], heights, 0.4, color=color)
     axes.set_yscale("log")
     axes.axhline(1, color=BLACK, linestyle="--")
     axes.set_xticks(range(len(names)), labels=[text.replace(" + ", "\n+ ") for text in names])
     axes.grid(axis="x", visible=False)
     depth = curves[0].x[0]
     label_axes(
-        axes, f"{depth:g} layers", "initialisation and activation", "gradient norm at the input\n(1 = that of 2 layers)"
+        axes, f"{depth:g} layers", "initialization and activation", "gradient norm at the input\n(1 = that of 2 layers)"
     )
 
 
@@ -236,8 +236,7 @@ SKIP_CONNECTIONS = Claim(
 
 
 def run_layer_norm(*, seed: int = 0, width: int = 16, num_tokens: int = 5, batch_norm: bool = False) -> Result:
-    """All other tokens of the batch change. batch_norm=True asks of batch norm in training mode what holds of layer
-    norm."""
+    """batch_norm=True tests batch norm in training mode in place of layer norm."""
     torch.manual_seed(seed)
     x = torch.randn(4, num_tokens, width, dtype=torch.float64)
     others = 10 * torch.randn_like(x)
@@ -250,14 +249,14 @@ def run_layer_norm(*, seed: int = 0, width: int = 16, num_tokens: int = 5, batch
         return nn.BatchNorm1d(width).double()(tokens.mT).mT
 
     stored = nn.BatchNorm1d(width).double()
-    stored(3 * torch.randn_like(x).mT + 1)  # one pass in training mode stores the statistics of another batch
+    stored(3 * torch.randn_like(x).mT + 1)  # stores the statistics of another batch
     stored.eval()
 
     def by_stored(tokens: Tensor) -> Tensor:
         return stored(tokens.mT).mT
 
     def change(norm: Callable[[Tensor], Tensor]) -> float:
-        """How far the output for one token moves when all other tokens of the batch do."""
+        """Change of the output for one token when all other tokens of the batch change."""
         with torch.no_grad():
             return (norm(x)[0, 0] - norm(others)[0, 0]).abs().max().item()
 
@@ -272,13 +271,13 @@ def run_layer_norm(*, seed: int = 0, width: int = 16, num_tokens: int = 5, batch
 
 @torch.no_grad()
 def draw_layer_norm(*, seed: int = 0, width: int = 16, num_tokens: int = 5) -> "Figure":
-    """One token in two batches whose other tokens differ: layer norm, and batch norm in training and in evaluation."""
+    """The output for one token in two batches with different other tokens."""
     torch.manual_seed(seed)
     x = torch.randn(4, num_tokens, width, dtype=torch.float64)
     others = 10 * torch.randn_like(x)
     others[0, 0] = x[0, 0]
     layer, batch, tested = nn.LayerNorm(width).double(), nn.BatchNorm1d(width).double(), nn.BatchNorm1d(width).double()
-    tested(x.mT)  # its running statistics have seen a batch
+    tested(x.mT)  # stores the statistics of a batch
     tested.eval()
     cases = {
         "layer norm": (layer(x), layer(others), CORRECT),
@@ -288,8 +287,8 @@ def draw_layer_norm(*, seed: int = 0, width: int = 16, num_tokens: int = 5) -> "
     figure, all_axes = subplots("ABC")
     for axes, (title, (before, after, color)) in zip(all_axes, cases.items(), strict=True):
         scatter_against(axes, after[0, 0], {title: (before[0, 0], color, "o")})
-        moved = (after - before)[0, 0].abs().max().item()
-        label_axes(axes, f"{title}:\nmoves by {moved:.2g}", "output in batch 1")
+        change = (after - before)[0, 0].abs().max().item()
+        label_axes(axes, f"{title}:\nchange of {change:.2g}", "output in batch 1")
     all_axes[0].set_ylabel("output in batch 2", fontsize=TEXT_SIZE)
     set_headline(figure, "Layer norm of a token does not depend on the other tokens of the batch")
     return figure
@@ -312,7 +311,7 @@ LAYER_NORM = Claim(
 
 
 def gradients(norm: str, depth: int, width: int) -> list[float]:
-    """Norm of the gradient at the input of each of `depth` fresh blocks, the first of the stack first."""
+    """Norm of the gradient at the input of each of `depth` untrained blocks."""
     blocks = [
         EncoderBlock(
             MultiHeadAttention(width, 2), MLP(width, 4 * width), width=width, norm_first=norm == "pre"
@@ -330,11 +329,11 @@ def gradients(norm: str, depth: int, width: int) -> list[float]:
 
 
 def run_pre_norm(*, seed: int = 0, width: int = 32, depth: int = 24, post_norm: bool = False) -> Result:
-    """post_norm asks of post-norm what holds of pre-norm."""
+    """post_norm=True tests post-norm in place of pre-norm."""
     torch.manual_seed(seed)
 
     def last(norm: str) -> float:
-        """Gradient at the last of `depth` blocks over that at a single one."""
+        """Gradient at the last of `depth` blocks relative to that of a single block."""
         return gradients(norm, depth, width)[-1] / gradients(norm, 1, width)[-1]
 
     shrinking, steady = last("post" if post_norm else "pre"), last("post")
@@ -352,19 +351,19 @@ def run_pre_norm(*, seed: int = 0, width: int = 32, depth: int = 24, post_norm: 
 
 
 DRAWS = 4
-"""stacks of random weights that a gradient is the mean of"""
+"""number of random initializations that are averaged"""
 
 
 def draw_pre_norm(*, seed: int = 0, width: int = 32, depth: int = 24) -> "Figure":
-    """Left: the last block's gradient against depth, beside 1/sqrt(depth). Right: that of each block of one depth."""
-    depths = sorted({max(1, round(depth / share)) for share in (depth, 12, 6, 3, 1.5, 1)})
+    """Left: the gradient at the last block against depth. Right: the gradient at each block of the deepest stack."""
+    depths = sorted({max(1, round(depth / divisor)) for divisor in (depth, 12, 6, 3, 1.5, 1)})
     figure, (left, right) = subplots("AB", same_y=True)
     for norm, color, marker in (("post", VERMILION, "s"), ("pre", BLUE, "o")):
         torch.manual_seed(seed)
-        found = [torch.tensor([gradients(norm, n, width) for _ in range(DRAWS)]).mean(0) for n in depths]
+        measured = [torch.tensor([gradients(norm, n, width) for _ in range(DRAWS)]).mean(0) for n in depths]
         look: dict[str, Any] = {"color": color, "linewidth": 3, "label": f"{norm}-norm"}
-        left.plot(depths, [blocks[-1] / found[0][0] for blocks in found], f"{marker}-", markersize=8, **look)
-        right.plot(range(1, depths[-1] + 1), found[-1] / found[0][0], f"{marker}-", markersize=6, **look)
+        left.plot(depths, [blocks[-1] / measured[0][0] for blocks in measured], f"{marker}-", markersize=8, **look)
+        right.plot(range(1, depths[-1] + 1), measured[-1] / measured[0][0], f"{marker}-", markersize=6, **look)
     left.plot(depths, [n**-0.5 for n in depths], "--", color=BLACK, linewidth=2, label="1 / sqrt(depth)")
     left.set_xscale("log", base=2)
     left.set_xticks(depths, labels=[str(n) for n in depths])

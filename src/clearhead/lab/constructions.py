@@ -1,9 +1,9 @@
-"""Layers that attention can imitate, built by hand out of the weights of a MultiHeadAttention.
+"""Layers that MultiHeadAttention can compute, with weights constructed by hand.
 
-Each token carries, beside its features x, its place y on a grid, |y|² and the number 1. With q = (2 (y + offset), -1)
-and k = (y', |y'|²) the score is |y + offset|² - |y + offset - y'|²: largest at the key that stands at the offset, and
-lower by at least 1 everywhere else. So a head looks at one offset, the sharper the larger beta; its values carry the
-features, and its part of W_O is the kernel's tap for that offset.
+Besides its features x, each token carries its position y on a grid, |y|² and the number 1. With q = (2 (y + offset),
+-1) and k = (y', |y'|²) the score is |y + offset|² - |y + offset - y'|²: it is largest for the key at the offset, and
+lower by at least 1 for all others. So each head selects one offset, more sharply for larger beta. Its values are the
+features, and its block of W_O is the kernel's weight matrix at that offset.
 Dims: B batch, L length, C channels, H heads (one for each offset), D head width, E model width.
 """
 
@@ -23,31 +23,33 @@ SHARP = 50.0
 class OffsetAttention(nn.Module):
     """out_y = bias + sum over heads of taps[h] x_{y + offsets[h]}, with zeros beyond the border. (B,L,C) -> (B,L,C')
 
-    taps (H,C',C), offsets (H,n) on a grid of n axes whose places are taken row by row.
+    taps (H,C',C), offsets (H,n) on a grid of n axes whose positions are taken row by row.
     """
 
     def __init__(
         self, taps: Tensor, offsets: Tensor, grid: Sequence[int], bias: Tensor | None = None, beta: float = SHARP
     ):
         super().__init__()
-        num_heads, self.n_out, n_in = taps.shape
+        num_heads, self.out_channels, in_channels = taps.shape
         offsets = offsets.to(taps)
-        places = torch.tensor(list(product(*map(range, grid)))).to(taps)  # (L,n)
-        self.places = torch.cat([places, places.square().sum(1, keepdim=True), torch.ones_like(places[:, :1])], dim=1)
-        n_axes = places.shape[1]
-        n_token = n_in + n_axes + 2
-        head_dim = max(n_in, n_axes + 1, -(-max(n_token, self.n_out) // num_heads))  # rounded up
-        target = places + offsets[:, None]  # (H,L,n)
+        positions = torch.tensor(list(product(*map(range, grid)))).to(taps)  # (L,n)
+        self.positions = torch.cat(
+            [positions, positions.square().sum(1, keepdim=True), torch.ones_like(positions[:, :1])], dim=1
+        )
+        num_axes = positions.shape[1]
+        token_width = in_channels + num_axes + 2
+        head_dim = max(in_channels, num_axes + 1, -(-max(token_width, self.out_channels) // num_heads))  # rounded up
+        target = positions + offsets[:, None]  # (H,L,n)
         inside = ((target >= 0) & (target < torch.tensor(grid).to(taps))).all(-1)
-        self.mask = inside[..., None]  # (H,L,1): a head that looks beyond the border sees nothing, and gives zeros
+        self.mask = inside[..., None]  # (H,L,1): a head that points beyond the border is masked and returns zeros
         self.attention = MultiHeadAttention(num_heads * head_dim, num_heads, beta=beta).to(taps)
         self.fill(taps, offsets, bias)
 
     @torch.no_grad()
     def fill(self, taps: Tensor, offsets: Tensor, bias: Tensor | None) -> None:
-        num_heads, n_out, n_in = taps.shape
-        n_axes = offsets.shape[1]
-        square, one = n_in + n_axes, n_in + n_axes + 1
+        num_heads, out_channels, in_channels = taps.shape
+        num_axes = offsets.shape[1]
+        square, one = in_channels + num_axes, in_channels + num_axes + 1
         for parameter in self.attention.parameters():
             parameter.zero_()
         output = self.attention.out_proj
@@ -55,74 +57,74 @@ class OffsetAttention(nn.Module):
         layers = (self.attention.q_proj, self.attention.k_proj, self.attention.v_proj)
         w_q, w_k, w_v = (layer.weight.unflatten(0, (num_heads, -1)) for layer in layers)  # (H,D,E)
         w_o = output.weight.unflatten(1, (num_heads, -1))  # (E,H,D)
-        for axis in range(n_axes):
-            w_q[:, axis, n_in + axis] = 2
+        for axis in range(num_axes):
+            w_q[:, axis, in_channels + axis] = 2
             w_q[:, axis, one] = 2 * offsets[:, axis]
-            w_k[:, axis, n_in + axis] = 1
-        w_q[:, n_axes, one] = -1
-        w_k[:, n_axes, square] = 1
-        w_v[:, :n_in, :n_in] = torch.eye(n_in).to(taps)
-        w_o[:n_out, :, :n_in] = taps.transpose(0, 1)
+            w_k[:, axis, in_channels + axis] = 1
+        w_q[:, num_axes, one] = -1
+        w_k[:, num_axes, square] = 1
+        w_v[:, :in_channels, :in_channels] = torch.eye(in_channels).to(taps)
+        w_o[:out_channels, :, :in_channels] = taps.transpose(0, 1)
         if bias is not None:
-            output.bias[:n_out] = bias
+            output.bias[:out_channels] = bias
 
     def forward(self, x: Tensor) -> Tensor:
-        tokens = torch.cat([x, self.places.expand(len(x), -1, -1)], dim=-1)
+        tokens = torch.cat([x, self.positions.expand(len(x), -1, -1)], dim=-1)
         tokens = F.pad(tokens, (0, self.attention.q_proj.in_features - tokens.shape[-1]))
-        return self.attention(tokens, mask=self.mask)[..., : self.n_out]
+        return self.attention(tokens, mask=self.mask)[..., : self.out_channels]
 
 
 def convolution(weight: Tensor, bias: Tensor | None, grid: Sequence[int], beta: float = SHARP) -> OffsetAttention:
-    """Attention that computes conv1d or conv2d of this kernel: stride 1, zero padding that keeps the size.
+    """Attention that computes conv1d or conv2d with this kernel, stride 1 and "same" zero padding.
 
     weight (C',C,k) for a sequence of `grid` = (length,), (C',C,k,k') for an image of (rows, columns).
     """
     sizes = weight.shape[2:]
     if len(sizes) != len(grid):
-        raise ValueError(f"a kernel of {len(sizes)} axes needs a grid of as many, got {tuple(grid)}; name each length")
+        raise ValueError(f"a kernel of {len(sizes)} axes needs a grid of as many, got {tuple(grid)}")
     if not all(size % 2 for size in sizes):
-        raise ValueError(f"a kernel that keeps the size must be odd, got {tuple(sizes)}; pad it with zeros on one side")
+        raise ValueError(f"kernel sizes must be odd, got {tuple(sizes)}")
     middle = torch.tensor([size // 2 for size in sizes])
     offsets = torch.tensor(list(product(*map(range, sizes)))) - middle
     return OffsetAttention(weight.flatten(2).movedim(2, 0), offsets, grid, bias, beta)
 
 
 def pointwise(weight: Tensor, bias: Tensor | None, length: int, beta: float = SHARP) -> OffsetAttention:
-    """Attention whose weights are the identity: a linear layer (C',C) run along the sequence, a 1x1 convolution."""
+    """Attention whose weights are the identity: a linear layer (C',C) at each position, a 1×1 convolution."""
     return convolution(weight[..., None], bias, (length,), beta)
 
 
 def identity(width: int, length: int, beta: float = SHARP, dtype: torch.dtype = torch.float64) -> OffsetAttention:
-    """Attention that gives back what it gets."""
+    """Attention that returns its input."""
     return pointwise(torch.eye(width, dtype=dtype), None, length, beta)
 
 
 def permutation(x: Tensor, order: Tensor, beta: float = SHARP) -> Tensor:
-    """Attention that puts token order[i] at place i: query i is the one-hot vector of the key that it looks for.
+    """Attention that moves token order[i] to position i: query i is the one-hot key of token order[i].
 
     x (B,L,E), order (L,) -> x[:, order], the closer the larger beta.
     """
-    places = torch.eye(x.shape[1]).to(x)
-    queries, keys = (rows.expand(len(x), -1, -1) for rows in (places[order], places))
+    positions = torch.eye(x.shape[1]).to(x)
+    queries, keys = (rows.expand(len(x), -1, -1) for rows in (positions[order], positions))
     return attend_fused(queries, keys, x, beta=beta)
 
 
 def message_passing(x: Tensor, scores: Tensor, edges: Tensor | None = None) -> Tensor:
-    """Each node gathers its neighbours' messages, weighted by the softargmax of its scores over its edges.
+    """Each node sums its neighbors' messages, weighted by the softargmax of its scores over its edges.
 
-    x (n,E), scores (n,n), edges (n,n) bool with edges[i, j] = "i hears j"; without edges, the complete graph. A node
-    without edges hears nothing. Written node by node, as graph networks are; equal to attention with edges as mask.
+    x (n,E), scores (n,n), edges (n,n) bool with edges[i, j] = True if i receives from j; None is the complete
+    graph. A node without edges receives zeros. Written node by node; equal to attention with the edges as the mask.
     """
-    gathered = []
+    outputs = []
     for node in range(len(x)):
-        heard = torch.arange(len(x)) if edges is None else edges[node].nonzero()[:, 0]
-        shares = softargmax(scores[node, heard])
-        gathered.append((shares[:, None] * x[heard]).sum(0))
-    return torch.stack(gathered)
+        neighbors = torch.arange(len(x)) if edges is None else edges[node].nonzero()[:, 0]
+        weights = softargmax(scores[node, neighbors])
+        outputs.append((weights[:, None] * x[neighbors]).sum(0))
+    return torch.stack(outputs)
 
 
 def feedforward_as_convolutions(net: MLP) -> nn.Sequential:
-    """Two 1x1 convolutions with an activation between, with the weights of this net. (B,E,L) -> (B,E,L)"""
+    """Two 1×1 convolutions with the activation between them and the weights of the MLP. (B,E,L) -> (B,E,L)"""
     layers = []
     for linear in (net.fc1, net.fc2):
         conv = nn.Conv1d(linear.in_features, linear.out_features, 1, bias=linear.bias is not None).to(linear.weight)

@@ -1,4 +1,4 @@
-"""How far one layer sees: attention against convolution."""
+"""Attention and convolution compared: receptive field, input size and parallelism."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def num_inputs_seen(layer: nn.Module, x: Tensor) -> int:
-    """Places whose change reaches the output in the middle: non-zero blocks of the Jacobian. x (1,L,E)"""
+    """The number of tokens that the middle output depends on: non-zero blocks of its Jacobian. x (1,L,E)"""
     x = x.clone().requires_grad_()
     layer(x)[0, x.shape[1] // 2].square().sum().backward()
     assert x.grad is not None
@@ -28,7 +28,7 @@ def num_inputs_seen(layer: nn.Module, x: Tensor) -> int:
 
 
 class ConvStack(nn.Module):
-    """`depth` convolutions one after the other, on tokens (1,L,E)."""
+    """`depth` convolutions over tokens (1,L,E)."""
 
     def __init__(self, width: int, kernel_size: int, depth: int):
         super().__init__()
@@ -41,7 +41,7 @@ class ConvStack(nn.Module):
 
 
 def influence(layer: nn.Module, x: Tensor) -> Tensor:
-    """Norm of the Jacobian of the middle output to each input, in units of the largest. x (1,L,E) -> (L,)"""
+    """Norm of the Jacobian of the middle output with respect to each input; largest = 1. x (1,L,E) -> (L,)"""
     middle = x.shape[1] // 2
     jacobian = torch.autograd.functional.jacobian(lambda tokens: layer(tokens)[0, middle], x)  # (E,1,L,E)
     norms = jacobian[:, 0].square().sum(dim=(0, 2)).sqrt()
@@ -51,7 +51,7 @@ def influence(layer: nn.Module, x: Tensor) -> Tensor:
 def run_receptive_field(
     *, seed: int = 0, width: int = 8, num_tokens: int = 21, kernel_size: int = 3, depth: int = 1
 ) -> Result:
-    """depth is that of the convolutions that are said to see `kernel_size` places."""
+    """depth is the number of convolutions that are tested to see `kernel_size` tokens."""
     if kernel_size > num_tokens:
         raise ValueError(f"num_tokens must be at least kernel_size, got {num_tokens} and {kernel_size}")
     torch.manual_seed(seed)
@@ -82,7 +82,7 @@ def run_receptive_field(
 
 
 def draw_receptive_field(*, seed: int = 0, width: int = 8, num_tokens: int = 21, kernel_size: int = 3) -> "Figure":
-    """Attention, one convolution, and as many as it takes to see every token."""
+    """Attention, one convolution, and the number of convolutions needed to see every token."""
     needed = -(-(num_tokens // 2) // (kernel_size // 2))
     torch.manual_seed(seed)
     x = torch.randn(1, num_tokens, width, dtype=torch.float64)
@@ -127,22 +127,22 @@ LENGTHS = (5, 8, 13, 40)
 
 
 SIDES = (12, 16, 20, 32)
-"""of square images; networks that are made for one size are made for the second"""
+"""image sizes; networks for a fixed size are built for the second"""
 
 
 def accepted(layer: Callable[[Tensor], Tensor], inputs: Sequence[Tensor]) -> int:
-    """How many of the inputs it gives an output for."""
+    """The number of inputs that the layer accepts."""
     count = 0
     for x in inputs:
         try:
             count += len(layer(x)) == len(x)
-        except (ValueError, RuntimeError):  # a table without a row for the position, a linear layer of another width
+        except (ValueError, RuntimeError):  # position table too short, or wrong number of features
             continue
     return count
 
 
 def classifier(width: int, *, flatten: bool) -> nn.Sequential:
-    """A CNN of three classes: its last linear layer is given all positions, flattened, or their mean."""
+    """A CNN with three classes whose last linear layer receives the flattened image or the mean over positions."""
     ends = (nn.Flatten(), nn.Linear(width * SIDES[1] ** 2, 3)) if flatten else (MeanOverImage(), nn.Linear(width, 3))
     return nn.Sequential(nn.Conv2d(3, width, 3, padding=1), nn.ReLU(), *ends)
 
@@ -157,7 +157,7 @@ class MeanOverImage(nn.Module):
 def run_input_size(
     *, seed: int = 0, width: int = 8, context_length: int = 8, learned_positions: bool = False
 ) -> Result:
-    """learned_positions asks of a learned table of `context_length` rows what holds of sinusoidal positions."""
+    """learned_positions=True tests a learned table of `context_length` rows in place of sinusoidal positions."""
     torch.manual_seed(seed)
     attention, convolution = MultiHeadAttention(width, 2), ConvStack(width, kernel_size=3, depth=2)
     table = LearnedPosEmbed(context_length, width)
@@ -205,7 +205,7 @@ def run_input_size(
 
 @torch.no_grad()
 def draw_input_size(*, seed: int = 0, width: int = 8, context_length: int = 8) -> "Figure":
-    """Which layers take which sizes: sequences of several lengths, and images of several sides."""
+    """Which layers accept which sequence lengths and image sizes."""
     torch.manual_seed(seed)
     attention, table, waves = MultiHeadAttention(width, 2), LearnedPosEmbed(context_length, width), SinusoidalPosEmbed()
     sequence: dict[str, Callable[[Tensor], Tensor]] = {
@@ -226,7 +226,7 @@ def draw_input_size(*, seed: int = 0, width: int = 8, context_length: int = 8) -
     figure, both = subplots("A;B")
     for axes, taken, names, sizes, x in (
         (both[0], lengths, sequence, LENGTHS, "sequence length (tokens)"),
-        (both[1], sides, image, SIDES, f"image side (pixels; built for {built})"),
+        (both[1], sides, image, SIDES, f"image size (pixels; built for {built})"),
     ):
         mask_map(axes, taken, [["yes" if cell else "no" for cell in row] for row in taken.tolist()])
         axes.set_aspect("auto")
@@ -257,7 +257,7 @@ INPUT_SIZE = Claim(
 
 
 def run_parallelism(*, seed: int = 0, width: int = 8, num_tokens: int = 9, recurrent: bool = False) -> Result:
-    """recurrent asks of a recurrent net what holds of attention."""
+    """recurrent=True tests a GRU in place of attention."""
     torch.manual_seed(seed)
     x = torch.randn(1, num_tokens, width, dtype=torch.float64)
     attention, convolution = MultiHeadAttention(width, 2).double(), ConvStack(width, 3, 1).double()
@@ -265,14 +265,14 @@ def run_parallelism(*, seed: int = 0, width: int = 8, num_tokens: int = 9, recur
     chain = nn.GRU(width, width, batch_first=True).double()
 
     def attend_one(i: int) -> Tensor:
-        """Place i by itself, from the layer's input alone: no other place's answer is needed."""
+        """Position i computed from the layer's input, without the other outputs."""
         return chain(x[:, i : i + 1])[0] if recurrent else attention(x[:, i : i + 1], x)
 
     def convolve_one(i: int) -> Tensor:
         return convolution(F.pad(x, (0, 0, 1, 1))[:, i : i + 3])[:, 1:2]
 
     with torch.no_grad():
-        whole = chain(x)[0] if recurrent else attention(x)
+        full = chain(x)[0] if recurrent else attention(x)
         alone = torch.cat([attend_one(i) for i in range(num_tokens)], dim=1)
         windows = torch.cat([convolve_one(i) for i in range(num_tokens)], dim=1)
         second = upper(attention(x)) - upper(x)
@@ -280,7 +280,7 @@ def run_parallelism(*, seed: int = 0, width: int = 8, num_tokens: int = 9, recur
         return Result(
             (
                 at_most(
-                    "attention, each position computed alone: difference", (alone - whole).abs().max().item(), 1e-12
+                    "attention, each position computed alone: difference", (alone - full).abs().max().item(), 1e-12
                 ),
                 at_most(
                     "convolution, each position computed alone: difference",
@@ -298,7 +298,7 @@ def run_parallelism(*, seed: int = 0, width: int = 8, num_tokens: int = 9, recur
 
 
 def draw_parallelism(*, seed: int = 0, width: int = 8, num_tokens: int = 9) -> "Figure":
-    """The longest chain of operations that wait for one another: against tokens, and against layers."""
+    """The number of sequential operations against tokens and against layers."""
 
     def recurrent() -> nn.Module:
         return nn.GRU(width, width, batch_first=True)
@@ -329,8 +329,8 @@ def draw_parallelism(*, seed: int = 0, width: int = 8, num_tokens: int = 9) -> "
         axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
     left.set_xticks(lengths)
     right.set_xticks(depths)
-    label_axes(left, "One layer", "tokens", "operations in sequence")
-    label_axes(right, f"{num_tokens} tokens", "layers", "operations in sequence")
+    label_axes(left, "One layer", "tokens", "sequential operations")
+    label_axes(right, f"{num_tokens} tokens", "layers", "sequential operations")
     legend_below(figure, left)
     set_headline(figure, "Attention and convolution: parallel over tokens, sequential over layers")
     return figure

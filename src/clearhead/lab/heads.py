@@ -46,11 +46,11 @@ def run_multi_head(
 
     def outputs(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
         """O_i = W_V,i v softargmax(beta (W_K,i k)ᵀ W_Q,i q), beta = 1/sqrt(d), (d,n) each"""
-        found = []
+        per_head = []
         for W_Q, W_K, W_V in zip(*(heads(p.weight) for p in (layer.q_proj, layer.k_proj, layer.v_proj)), strict=True):
             Q, K, V = W_Q @ q, W_K @ k, W_V @ v
-            found.append(V @ softargmax(K.T @ Q, len(Q) ** -0.5, dim=0))
-        return found
+            per_head.append(V @ softargmax(K.T @ Q, len(Q) ** -0.5, dim=0))
+        return per_head
 
     def error(output: Tensor, *inputs: Tensor) -> float:
         return (output - layer(*(x.T[None] for x in inputs))[0].T).abs().max().item()
@@ -191,8 +191,8 @@ def draw_head_outputs(*, seed: int = 0, width: int = 16, num_heads: int = 4, num
     joined, averaged = (
         layer.out_proj(out.transpose(1, 2).flatten(-2)) for out in (outputs, weights.mean(1, keepdim=True) @ v)
     )
-    places = {1: "aZ", 2: "aZ;bZ", 3: "abZ;c.Z"}.get(num_heads, "abZ;cdZ")
-    figure, (scatter, *heads) = subplots(places, widths=(1,) * (len(places.split(";")[0]) - 1) + (1.9,))
+    mosaic = {1: "aZ", 2: "aZ;bZ", 3: "abZ;c.Z"}.get(num_heads, "abZ;cdZ")
+    figure, (scatter, *heads) = subplots(mosaic, widths=(1,) * (len(mosaic.split(";")[0]) - 1) + (1.9,))
     heat_maps(figure, heads, list(weights[0, : len(heads)]), "attention weight")
     for head, axes in enumerate(heads, start=1):
         label_axes(axes, f"head {head}")

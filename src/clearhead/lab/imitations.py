@@ -1,4 +1,4 @@
-"""Attention as a convolution: one head for each offset."""
+"""What attention can compute: permutations, linear layers and convolutions as beta grows, and message passing."""
 
 import math
 from collections.abc import Callable
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Errors = dict[str, Callable[[float], float]]
-"""what is imitated -> its largest error at a beta"""
+"""layer -> its largest error as a function of beta"""
 
 
 FLOOR = 1e-17
@@ -79,26 +79,26 @@ def convolution_errors(seed: int, width: int, length: int, kernel_size: int) -> 
     across = torch.randn(width, width, kernel_size, kernel_size, generator=random, dtype=torch.float64)
 
     def conv1d(beta: float) -> float:
-        made = convolution(along, None, (length,), beta)(line.mT).mT
-        return largest(made - F.conv1d(line, along, padding=kernel_size // 2))
+        output = convolution(along, None, (length,), beta)(line.mT).mT
+        return largest(output - F.conv1d(line, along, padding=kernel_size // 2))
 
     def conv2d(beta: float) -> float:
-        made = convolution(across, None, (side, side), beta)(image.flatten(2).mT).mT.unflatten(2, (side, side))
-        return largest(made - F.conv2d(image, across, padding=kernel_size // 2))
+        output = convolution(across, None, (side, side), beta)(image.flatten(2).mT).mT.unflatten(2, (side, side))
+        return largest(output - F.conv2d(image, across, padding=kernel_size // 2))
 
     return {"conv2d": conv2d, "conv1d": conv1d}
 
 
 @torch.no_grad()
 def draw_errors(axes: "Axes", errors: Errors, beta: float) -> None:
-    """One line for each imitation, on a logarithmic axis, with a mark at `beta`."""
+    """Draws one line per layer on a logarithmic axis, and a vertical line at `beta`."""
     last = max(60.0, min(1.2 * beta, 200.0))
     betas = torch.linspace(0, last, 25).tolist()
     for turn, (text, error) in enumerate(errors.items()):
         color, marker = LOOKS[text]
         heights = [max(error(b), FLOOR) for b in betas]
         axes.plot(betas, heights, marker + "-", color=color, linewidth=2.5, markersize=9, markevery=(turn, 5))
-        axes.lines[-1].set_label("_" + text if text == BOTH else text)  # it is named beside its line
+        axes.lines[-1].set_label("_" + text if text == BOTH else text)  # labeled at the line, not in the legend
     axes.set_yscale("log")
     axes.set_ylim(FLOOR, 1e4)
     axes.set_yticks([1e0, 1e-4, 1e-8, 1e-12, 1e-16])
@@ -112,19 +112,23 @@ def draw_errors(axes: "Axes", errors: Errors, beta: float) -> None:
 def run_permutation(
     *, seed: int = 0, width: int = 8, num_tokens: int = 6, beta: float = SHARP, by_position: bool = True
 ) -> Result:
-    """by_position=False lets the tokens themselves ask and be asked, and trusts in beta: the misconception."""
+    """by_position=False uses the tokens themselves as queries and keys and relies on beta: the misconception."""
     random = torch.Generator().manual_seed(seed)
     x = torch.randn(1, num_tokens, width, generator=random, dtype=torch.float64)
     order = torch.randperm(num_tokens, generator=random)
     both = torch.tensor([[1.0, 0.0], [3.0, 0.0]], dtype=torch.float64)
     with torch.no_grad():
         same = attend_reference(both, both, both, beta=math.inf)[0]
-        kept = identity(width, num_tokens, beta)(x) if by_position else attend_reference(x, x, x, beta=beta)[0]
-        moved = permutation(x, order, beta) if by_position else attend_reference(x[:, order], x, x, beta=beta)[0]
+        identity_output = (
+            identity(width, num_tokens, beta)(x) if by_position else attend_reference(x, x, x, beta=beta)[0]
+        )
+        permuted_output = (
+            permutation(x, order, beta) if by_position else attend_reference(x[:, order], x, x, beta=beta)[0]
+        )
     return Result(
         (
-            at_most("permutation: largest error", largest(moved - x[:, order]), 1e-9),
-            at_most("identity: largest error", largest(kept - x), 1e-9),
+            at_most("permutation: largest error", largest(permuted_output - x[:, order]), 1e-9),
+            at_most("identity: largest error", largest(identity_output - x), 1e-9),
             at_most(
                 "tokens [1,0] and [3,0], beta = inf: distance of both outputs from [3,0]", largest(same - both[1]), 0.0
             ),
@@ -133,13 +137,13 @@ def run_permutation(
 
 
 def draw_permutation(*, seed: int = 0, width: int = 8, num_tokens: int = 6, beta: float = SHARP) -> "Figure":
-    """The weights that permute; and two tokens for which a large beta is not enough, since both choose the longer."""
+    """Left: the attention weights of a permutation. Right: the errors, and two tokens that both select the longer."""
     errors = simple_errors(seed, width, num_tokens)
     both = torch.tensor([[1.0, 0.0], [3.0, 0.0]], dtype=torch.float64)
-    places = torch.eye(num_tokens, dtype=torch.float64)
+    one_hot = torch.eye(num_tokens, dtype=torch.float64)
     order = torch.randperm(num_tokens, generator=torch.Generator().manual_seed(seed))
     figure, (left, right) = subplots("AB", widths=(1, 1.2))
-    heat_maps(figure, [left], [attend_reference(places[order], places, places, beta=beta)[1]], "attention weight")
+    heat_maps(figure, [left], [attend_reference(one_hot[order], one_hot, one_hot, beta=beta)[1]], "attention weight")
     label_axes(left, "One key for each query", "key token", "query token")
     draw_errors(
         right,
@@ -151,7 +155,7 @@ def draw_permutation(*, seed: int = 0, width: int = 8, num_tokens: int = 6, beta
         beta,
     )
     label(right, 3, 1.0, f"{BOTH} both select 3", offset=(0, 14))
-    label_axes(right, "Error of the imitation", "beta (1 / temperature)", "largest error")
+    label_axes(right, "Error against beta", "beta (1 / temperature)", "largest error")
     set_headline(figure, "Attention permutes its tokens if the argmax keys form a permutation")
     return figure
 
@@ -186,7 +190,7 @@ def run_pointwise_convolution(*, seed: int = 0, width: int = 4, length: int = 6,
 
 
 def draw_pointwise_convolution(*, seed: int = 0, width: int = 4, length: int = 6, beta: float = SHARP) -> "Figure":
-    """The weights at beta = 0, where every place gets the mean, and at a large beta; and the error between."""
+    """Left: the attention weights at beta = 0 and at a large beta. Right: the error against beta."""
     maps = [offset_weights(identity(width, length, b)) for b in (0.0, beta)]
     figure, (zero, large, right) = subplots("AC;BC", widths=(1, 2))
     heat_maps(figure, [zero, large], maps, "attention weight")
@@ -201,10 +205,10 @@ def draw_pointwise_convolution(*, seed: int = 0, width: int = 4, length: int = 6
 
 @torch.no_grad()
 def offset_weights(layer: OffsetAttention) -> Tensor:
-    """The weights of its first head, among tokens whose features are zero: its scores look at places alone. (L,L)"""
+    """The attention weights of the first head, which depend on positions only. (L,L)"""
     attention = layer.attention
-    features = torch.zeros(1, len(layer.places), layer.n_out, dtype=layer.places.dtype)
-    tokens = torch.cat([features, layer.places[None]], dim=-1)
+    features = torch.zeros(1, len(layer.positions), layer.out_channels, dtype=layer.positions.dtype)
+    tokens = torch.cat([features, layer.positions[None]], dim=-1)
     tokens = F.pad(tokens, (0, attention.q_proj.in_features - tokens.shape[-1]))
     q, k = attention.split_heads(attention.q_proj(tokens)), attention.split_heads(attention.k_proj(tokens))
     return attend_reference(q, k, k, layer.mask, attention.beta)[1][0, 0]
@@ -233,10 +237,10 @@ def run_convolution(
     beta: float = SHARP,
     border_mask: bool = True,
 ) -> Result:
-    """border_mask=False lets heads that look beyond the border look at the nearest place instead of at nothing."""
+    """border_mask=False: a head whose offset points beyond the border selects the nearest position."""
     torch.manual_seed(seed)
 
-    def made(weight: Tensor, grid: tuple[int, ...]) -> OffsetAttention:
+    def build(weight: Tensor, grid: tuple[int, ...]) -> OffsetAttention:
         attention = convolution(weight, None, grid, beta)
         if not border_mask:
             attention.mask = torch.ones_like(attention.mask)
@@ -245,12 +249,12 @@ def run_convolution(
     line = torch.randn(2, width, length, dtype=torch.float64)
     weight = torch.randn(width, width, kernel_size, dtype=torch.float64)
     error_1d = (
-        (made(weight, (length,))(line.mT).mT - F.conv1d(line, weight, padding=kernel_size // 2)).abs().max().item()
+        (build(weight, (length,))(line.mT).mT - F.conv1d(line, weight, padding=kernel_size // 2)).abs().max().item()
     )
     side = min(length, 6)
     image = torch.randn(2, width, side, side, dtype=torch.float64)
     weight = torch.randn(width, width, kernel_size, kernel_size, dtype=torch.float64)
-    out = made(weight, (side, side))(image.flatten(2).mT).mT.unflatten(2, (side, side))
+    out = build(weight, (side, side))(image.flatten(2).mT).mT.unflatten(2, (side, side))
     error_2d = (out - F.conv2d(image, weight, padding=kernel_size // 2)).abs().max().item()
     return Result(
         (
@@ -289,7 +293,7 @@ CONVOLUTION = Claim(
 def run_message_passing(
     *, seed: int = 0, width: int = 8, num_nodes: int = 7, edge_probability: float = 0.4, mask_edges: bool = True
 ) -> Result:
-    """edge_probability of the edges of a random graph; mask_edges=False with_attention to all nodes instead."""
+    """mask_edges=False attends to all nodes instead of the neighbors."""
     random = torch.Generator().manual_seed(seed)
     q, k, v = torch.randn(3, num_nodes, width, generator=random, dtype=torch.float64)
     edges = torch.rand(num_nodes, num_nodes, generator=random) < edge_probability
@@ -317,7 +321,7 @@ def run_message_passing(
 def draw_message_passing(
     *, seed: int = 0, width: int = 8, num_nodes: int = 6, edge_probability: float = 0.4
 ) -> "Figure":
-    """Left: without a mask everyone hears everyone. Right: with edges as the mask, the same queries and keys."""
+    """Left: attention without a mask. Right: the same queries and keys with the edges as the mask."""
     random = torch.Generator().manual_seed(seed)
     q, k, v = torch.randn(3, num_nodes, width, generator=random, dtype=torch.float64)
     edges = torch.rand(num_nodes, num_nodes, generator=random) < edge_probability
@@ -325,18 +329,18 @@ def draw_message_passing(
     arrows(left, attend_reference(q, k, v)[1])
     arrows(right, attend_reference(q, k, v, edges)[1])
     label_axes(left, "No mask: complete graph", "arrow: from key to query")
-    label_axes(right, "Edges as mask: any graph", "thick: large weight; ring: to itself")
+    label_axes(right, "Edges as mask: any graph", "thick: large weight; outline: self-weight")
     set_headline(figure, "Attention passes messages along the edges of a graph")
     return figure
 
 
 def arrows(axes: "Axes", weights: Tensor) -> None:
-    """Nodes on a circle; weights[i, j] goes from j to i. The ring of a node is its weight on itself."""
+    """Nodes on a circle; the arrow from j to i is weights[i, j], the outline of node i is weights[i, i]."""
     n = len(weights)
-    places = [(math.sin(2 * math.pi * i / n), math.cos(2 * math.pi * i / n)) for i in range(n)]
-    for hearer, speaker in weights.nonzero().tolist():
-        weight = weights[hearer, speaker].item()
-        if hearer != speaker:
+    coordinates = [(math.sin(2 * math.pi * i / n), math.cos(2 * math.pi * i / n)) for i in range(n)]
+    for query, key in weights.nonzero().tolist():
+        weight = weights[query, key].item()
+        if query != key:
             tail, head = 0.05 + 0.4 * weight, 0.4 + 0.5 * weight
             arrow = {
                 "arrowstyle": f"simple,tail_width={tail},head_width={head},head_length=0.7",
@@ -348,10 +352,10 @@ def arrows(axes: "Axes", weights: Tensor) -> None:
                 "shrinkA": 15,
                 "shrinkB": 17,
             }
-            axes.annotate("", places[hearer], places[speaker], arrowprops=arrow)
-    for node, (x, y) in enumerate(places):
-        ring = weights[node, node].item()
-        axes.plot(x, y, "o", markersize=30, color="white", markeredgecolor=BLACK, markeredgewidth=0.5 + 7 * ring)
+            axes.annotate("", coordinates[query], coordinates[key], arrowprops=arrow)
+    for node, (x, y) in enumerate(coordinates):
+        self_weight = weights[node, node].item()
+        axes.plot(x, y, "o", markersize=30, color="white", markeredgecolor=BLACK, markeredgewidth=0.5 + 7 * self_weight)
         axes.annotate(str(node + 1), (x, y), ha="center", va="center", fontsize=SMALL_SIZE)
     axes.set_aspect("equal")
     axes.set_xlim(-1.25, 1.25)

@@ -1,6 +1,6 @@
-"""The small training loop of the claims that train a model, and the mean of their results over several seeds.
+"""Training loop of the claims that train a model, and means over several seeds.
 
-Everything here computes in float32, on any processor, whatever precision the machine would allow.
+All training is in float32 on every processor.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,27 +18,27 @@ from clearhead.training.progress import StopRequest
 from clearhead.training.state import TrainState
 
 Task = Callable[[torch.Generator, int], tuple[Tensor, Tensor]]
-"""(random, n) -> inputs (n,...) and targets (n,...): the index of the right class, or IGNORE_INDEX"""
+"""(random, n) -> inputs (n,...) and targets (n,...): class indices, or IGNORE_INDEX"""
 
 WARMUP = 30
-"""steps in which the learning rate rises to its constant value"""
+"""number of warm-up steps of the learning rate"""
 UNSEEN = 1_000_003
-"""added to the seed of the examples that a model is tested on"""
+"""added to the seed of the test examples"""
 
 
 def run_seeds(seed: int, num_seeds: int) -> list[int]:
-    """The seeds of the training runs: no two values of `seed` share one."""
+    """The seeds of the training runs; different values of `seed` share none."""
     return [seed * num_seeds + i for i in range(num_seeds)]
 
 
 def mean_over_seeds(measure: Callable[[int], Sequence[float]], seed: int, num_seeds: int) -> list[float]:
-    """measure(seed) -> numbers; each of them is averaged over the training runs."""
+    """Means over the training runs of the numbers that measure(seed) returns."""
     runs = [measure(each) for each in run_seeds(seed, num_seeds)]
     return torch.tensor(runs, dtype=torch.float64).mean(0).tolist()
 
 
 def step_budgets(steps: int, *factors: float) -> list[int]:
-    """Numbers of training steps: `steps` times each factor, in rising order."""
+    """`steps` times each factor, sorted."""
     return sorted({max(1, round(steps * factor)) for factor in factors})
 
 
@@ -53,21 +53,21 @@ def learning_curve(
     unseen: Task | None = None,
     num_test: int = 500,
 ) -> list[float]:
-    """Accuracy on unseen examples after each number of steps in `budgets`, all of them from one training run.
+    """Accuracy on unseen examples after each number of steps in `budgets`, from one training run.
 
     The learning rate is constant after a short warm-up, so that a budget is the beginning of every larger one.
     """
-    found = []
+    accuracies = []
     with single_thread():
         for _ in train(model, task, budgets=budgets, seed=seed, lr=lr, batch_size=batch_size):
-            found.append(accuracy(model, unseen or task, seed=seed, num_test=num_test))
-    return found
+            accuracies.append(accuracy(model, unseen or task, seed=seed, num_test=num_test))
+    return accuracies
 
 
 def train(
     model: nn.Module, task: Task, *, budgets: Sequence[int], seed: int, lr: float, batch_size: int
 ) -> Iterator[int]:
-    """Cross-entropy by AdamW; each batch is drawn anew. Yields each budget as soon as its steps are done."""
+    """Minimizes the cross-entropy with AdamW on random batches. Yields each budget when it is reached."""
     random = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARMUP))
@@ -84,7 +84,7 @@ def train(
 
 
 def train_recipe(recipe: str, changes: Mapping[str, object], steps: int) -> TrainContext:
-    """A recipe's model after so many steps, without a run directory, and its data."""
+    """Trains a recipe for `steps` steps without a run directory; returns its model and data."""
     values = {**changes, "training.steps": steps, "training.precision": "float32"}
     ctx, state = build_context(config_of(recipe, values), ALONE, shard=False, report=print), TrainState()
     ctx.model.train()
@@ -103,7 +103,7 @@ def accuracy(model: nn.Module, task: Task, *, seed: int, num_test: int = 2_000) 
 
 @contextmanager
 def single_thread() -> Iterator[None]:
-    """A model this small loses more time by synchronising a second thread than it gains."""
+    """Small models train faster on one thread than on several."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""Masks by large negative numbers, and what they get wrong."""
+"""Additive masks, training and evaluation mode, and data augmentation."""
 
 import math
 from collections.abc import Callable
@@ -60,20 +60,20 @@ def run_additive_mask(*, seed: int = 0, width: int = 8, num_tokens: int = 6, mas
 
 
 UNDERFLOW = 1e-46
-"""where 0 is drawn: below the smallest number of float32"""
+"""where 0 is drawn: below the smallest positive float32"""
 
 
 def draw_additive_mask(
     *, seed: int = 0, width: int = 8, num_tokens: int = 5, mask_value: float = -10_000.0
 ) -> "Figure":
-    """Left: the causal mask as numbers that are added to the scores. Right: what leaks through, against the number."""
+    """Left: the additive causal mask. Right: the largest weight of a masked key against the size of the number."""
     random = torch.Generator().manual_seed(seed)
     q, k, v = torch.randn(3, num_tokens, width, generator=random)
     causal = masks.causal(num_tokens).dense()
     beta = width**-0.5
 
     def leaked(number: float) -> float:
-        """The largest weight of a hidden key when this number is added before the scores are scaled."""
+        """The largest weight of a masked key if this number is added before scaling."""
         weights = attend_reference(q, k, v, logit_bias=beta * masks.to_additive(causal, number))[1]
         return weights[~causal].max().item() if num_tokens > 1 else 0.0
 
@@ -127,7 +127,7 @@ ADDITIVE_MASK = Claim(
 def run_fully_masked_row(
     *, seed: int = 0, width: int = 8, num_tokens: int = 6, mask_value: float = -1e14, boolean_mask: bool = False
 ) -> Result:
-    """boolean_mask hides the row by a mask instead, and asks of it what holds of the number: the misconception."""
+    """boolean_mask=True tests a boolean mask in place of the added number."""
     random = torch.Generator().manual_seed(seed)
     q, k, v = torch.randn(3, num_tokens, width, generator=random)
     nobody = torch.zeros(num_tokens, num_tokens, dtype=torch.bool)
@@ -142,7 +142,7 @@ def run_fully_masked_row(
 
 
 def draw_fully_masked_row(*, seed: int = 0, width: int = 8, num_tokens: int = 6, mask_value: float = -1e14) -> "Figure":
-    """The weights of a query that may see nothing: before, with a large negative number, with a mask."""
+    """The weights of a fully masked query: without a mask, with an added number, with a boolean mask."""
     random = torch.Generator().manual_seed(seed)
     q, k, v = torch.randn(3, num_tokens, width, generator=random)
     nobody = torch.zeros(num_tokens, num_tokens, dtype=torch.bool)
@@ -186,7 +186,7 @@ FULLY_MASKED_ROW = Claim(
 
 
 def run_train_and_eval_mode(*, seed: int = 0, width: int = 16, dropout: float = 0.2, eval_mode: bool = True) -> Result:
-    """eval_mode=False asks of the training stage what holds in the testing stage only."""
+    """eval_mode=False tests training mode in place of evaluation mode."""
     torch.manual_seed(seed)
     model = SequencePredictor.from_config(
         PredictorConfig(width=width, depth=2, num_heads=2, in_features=10, out_features=10, dropout=dropout)
@@ -198,21 +198,21 @@ def run_train_and_eval_mode(*, seed: int = 0, width: int = 16, dropout: float = 
         with torch.no_grad():
             return (model(ids) - model(ids)).abs().max().item()
 
-    def moved(training: bool) -> float:
+    def weight_changes(training: bool) -> float:
         return weight_change(model, ids, training)
 
     return Result(
         (
             at_most("evaluation mode: difference between two passes", change(not eval_mode), 0.0),
             at_least("training mode: difference between two passes", change(True), 1e-3),
-            at_most("evaluation mode: change of the weights", moved(not eval_mode), 0.0),
-            at_least("training mode: change of the weights in one step", moved(True), 1e-6),
+            at_most("evaluation mode: change of the weights", weight_changes(not eval_mode), 0.0),
+            at_least("training mode: change of the weights in one step", weight_changes(True), 1e-6),
         )
     )
 
 
 def weight_change(model: nn.Module, ids: Tensor, training: bool) -> float:
-    """How far the weights move: in training by one step of SGD; in evaluation there is no gradient to step along."""
+    """The largest change of a weight: by one step of SGD in training mode, none in evaluation mode."""
     before = [parameter.detach().clone() for parameter in model.parameters()]
     model.train(training)
     with torch.set_grad_enabled(training):
@@ -224,24 +224,24 @@ def weight_change(model: nn.Module, ids: Tensor, training: bool) -> float:
 
 
 def draw_train_and_eval_mode(*, seed: int = 0, width: int = 16, dropout: float = 0.2) -> "Figure":
-    """Left and middle: the same input twice, in training and in evaluation. Right: how far a pass moves the weights."""
+    """Left and middle: two passes with the same input in each mode. Right: the change of the weights in one step."""
     torch.manual_seed(seed)
     model = SequencePredictor.from_config(
         PredictorConfig(width=width, depth=2, num_heads=2, in_features=10, out_features=10, dropout=dropout)
     )
     ids = torch.randint(0, 10, (4, 8))
-    twice, moved = {}, {}
+    twice, weight_changes = {}, {}
     for text, training, color in (("evaluation", False, CORRECT), ("training", True, MISCONCEPTION)):
         model.train(training)
         with torch.no_grad():
             twice[text] = (model(ids)[0], model(ids)[0], color)
     for text, training, color in (("evaluation", False, CORRECT), ("training", True, MISCONCEPTION)):
-        moved[text] = (weight_change(model, ids, training), color)
+        weight_changes[text] = (weight_change(model, ids, training), color)
     figure, (left, middle, right) = subplots("ABC")
     for axes, (text, (first, second, color)) in zip((left, middle), twice.items(), strict=True):
         scatter_against(axes, second, {text: (first, color, "o")})
         label_axes(axes, text, "logits, first pass", "logits, second pass")
-    bars(right, moved)
+    bars(right, weight_changes)
     right.set_box_aspect(1)
     label_axes(right, "weights, one step", "", "largest change")
     set_headline(figure, "In training mode the same input gives different outputs, and weights change")
@@ -272,7 +272,7 @@ IMAGES = ("training images", "test images", "shifted test images", "rotated test
 
 
 def trained(crop: int, num_images: int, steps: int, seed: int) -> TrainContext:
-    """The recipe `mnist` with a smaller model without convolutions and with few images, with or without crops."""
+    """Trains the recipe `mnist` with a smaller model, without a convolutional stem, on few images."""
     changes = {
         "seed": seed,
         "model.patch_embed": "patch",
@@ -290,54 +290,61 @@ def trained(crop: int, num_images: int, steps: int, seed: int) -> TrainContext:
 
 
 @torch.no_grad()
-def right(ctx: TrainContext, examples: Examples, change: Callable[[Tensor], Tensor] = lambda images: images) -> float:
-    """The accuracy on the first examples, perhaps changed."""
+def accuracy_on(
+    ctx: TrainContext, examples: Examples, transform: Callable[[Tensor], Tensor] = lambda images: images
+) -> float:
+    """Accuracy on the first NUM_TEST examples, after a transform of the images."""
     images, labels = examples.get_batch(torch.arange(min(NUM_TEST, len(examples))))
     assert ctx.data.normalize is not None
-    answers = ctx.model(ctx.data.normalize(change(images))).argmax(-1)
-    return (answers == labels).double().mean().item()
+    predictions = ctx.model(ctx.data.normalize(transform(images))).argmax(-1)
+    return (predictions == labels).double().mean().item()
 
 
 def shifted(images: Tensor) -> Tensor:
     return images.roll((3, -3), dims=(2, 3))
 
 
-def turned(images: Tensor) -> Tensor:
+def rotated(images: Tensor) -> Tensor:
     return images.rot90(dims=(2, 3))
 
 
 def accuracies(crop: int, num_images: int, steps: int, seed: int) -> list[float]:
-    """Of one trained model: on its training images, on test images, and on shifted and turned test images."""
+    """Accuracy of one model on training, test, shifted test and rotated test images."""
     ctx = trained(crop, num_images, steps, seed)
     test = ctx.data.test
-    return [right(ctx, ctx.data.train), right(ctx, test), right(ctx, test, shifted), right(ctx, test, turned)]
+    return [
+        accuracy_on(ctx, ctx.data.train),
+        accuracy_on(ctx, test),
+        accuracy_on(ctx, test, shifted),
+        accuracy_on(ctx, test, rotated),
+    ]
 
 
 def run_augmentation(
     *, seed: int = 0, num_seeds: int = 3, num_images: int = 500, steps: int = 400, crop: int = 3
 ) -> Result:
-    """crop is the number of pixels by which training images are moved; 0 asks whether it makes a difference."""
+    """crop=0 trains both models without crops."""
 
     def measured(crop: int) -> list[float]:
         return mean_over_seeds(lambda each: accuracies(crop, num_images, steps, each), seed, num_seeds)
 
     with single_thread():
-        plain, moved = measured(0), measured(crop)
+        plain, cropped = measured(0), measured(crop)
     gap = plain[0] - plain[1]
-    left = (moved[0] - moved[1]) / gap if gap > 0 else math.nan
+    gap_ratio = (cropped[0] - cropped[1]) / gap if gap > 0 else math.nan
     checks = (
         at_least("without crops: gap between training and test accuracy", gap, 0.1),
-        at_most("gap with crops / gap without crops", left, 0.6),
-        at_least("test accuracy: gain with crops", moved[1] - plain[1], 0.05),
-        at_least("accuracy on shifted test images: gain with crops", moved[2] - plain[2], 0.2),
-        at_most("accuracy on rotated test images (90 degrees) with crops", moved[3], 0.4),
+        at_most("gap with crops / gap without crops", gap_ratio, 0.6),
+        at_least("test accuracy: gain with crops", cropped[1] - plain[1], 0.05),
+        at_least("accuracy on shifted test images: gain with crops", cropped[2] - plain[2], 0.2),
+        at_most("accuracy on rotated test images (90 degrees) with crops", cropped[3], 0.4),
     )
     images = tuple(float(i) for i in range(len(IMAGES)))
     return Result(
         checks,
         (
             Curve(", ".join(IMAGES), "without crops", images, tuple(plain)),
-            Curve(", ".join(IMAGES), "with crops", images, tuple(moved)),
+            Curve(", ".join(IMAGES), "with crops", images, tuple(cropped)),
         ),
     )
 

@@ -1,7 +1,4 @@
-"""How the lab's figures look: readable from the last row of a lecture hall, and the same to the color-blind.
-
-Colours and saving are those of every picture: see drawing.py.
-"""
+"""Panels, labels and styles of the lab's figures, legible when projected; colors and saving are in drawing.py."""
 
 import math
 from collections.abc import Sequence
@@ -42,17 +39,17 @@ CORRECT, MISCONCEPTION = BLUE, VERMILION
 
 
 def subplots(
-    places: str = "A",
+    mosaic: str = "A",
     *,
     widths: Sequence[float] | None = None,
     heights: Sequence[float] | None = None,
     same_x: bool = False,
     same_y: bool = False,
 ) -> "tuple[Figure, list[Axes]]":
-    """An hide_axes figure and its axes, by letter: "AB" are two side by side, "AB;AC" has one tall and two small."""
+    """A figure and its axes, from a mosaic: "AB" is two panels side by side, "AB;AC" one tall and two small ones."""
     figure = new_figure(*FIGURE_SIZE)
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)  # type: ignore[union-attr, call-arg]
-    by_letter = figure.subplot_mosaic(places, width_ratios=widths, height_ratios=heights, sharex=same_x, sharey=same_y)
+    by_letter = figure.subplot_mosaic(mosaic, width_ratios=widths, height_ratios=heights, sharex=same_x, sharey=same_y)
     all_axes = [by_letter[letter] for letter in sorted(by_letter)]
     for axes in all_axes:
         axes.tick_params(labelsize=SMALL_SIZE)
@@ -64,13 +61,13 @@ def subplots(
 
 
 def set_headline(figure: "Figure", sentence: str) -> None:
-    """What the claim shows, in one sentence above all panels; it is broken into two lines where one is too short."""
-    length = len(sentence) - sentence.count("$") - sentence.count("$W_")  # as seen: mathematical text is shorter
+    """Sets the title of the figure: one sentence that states the claim, wrapped to two lines if needed."""
+    length = len(sentence) - sentence.count("$") - sentence.count("$W_")  # math markup is not visible
     figure.suptitle(sentence if length <= 74 else fill(sentence, 8 + length // 2), fontsize=TITLE_SIZE)
 
 
 def label_axes(axes: "Axes", title: str = "", x: str = "", y: str = "") -> None:
-    """The title of a panel expectation what is seen in it; the labels of its axes say in which unit."""
+    """Sets the title of a panel and the labels of its axes."""
     axes.set_title(title, fontsize=TEXT_SIZE, pad=10)
     axes.set_xlabel(x, fontsize=TEXT_SIZE)
     axes.set_ylabel(y, fontsize=TEXT_SIZE)
@@ -88,14 +85,14 @@ def label(
     va: Literal["baseline", "center", "top"] = "baseline",
     xycoords: Any = "data",
 ) -> None:
-    """The name of a line or a point beside it, in its own color; `offset` is in points."""
+    """Labels a line or a point in its own color; `offset` is in points."""
     axes.annotate(
         text, (x, y), offset, xycoords, "offset points", color=color, fontsize=SMALL_SIZE, ha=ha, va=va, clip_on=False
     )
 
 
 def legend_below(figure: "Figure", axes: "Axes", columns: int = 4) -> None:
-    """The names of what is drawn in `axes`, the last first, in one line below everything: nothing is covered."""
+    """A legend of `axes`, in reverse order of drawing, below all panels."""
     handles, names = axes.get_legend_handles_labels()
     figure.legend(
         handles[::-1], names[::-1], loc="outside lower center", ncols=columns, fontsize=SMALL_SIZE, frameon=False
@@ -105,20 +102,22 @@ def legend_below(figure: "Figure", axes: "Axes", columns: int = 4) -> None:
 def heat_maps(
     figure: "Figure", all_axes: "Sequence[Axes]", maps: Sequence[Tensor], unit: str, *, beside: "Sequence[Axes]" = ()
 ) -> "list[AxesImage]":
-    """Matrices as colors on one scale, whose bar ends at the lowest and the highest number there is.
+    """Draws matrices on a common color scale from the smallest to the largest value; non-finite values stay white.
 
-    The bar stands beside the axes `beside`, or else beside all of the maps. Numbers that are not finite stay white.
+    The color bar is placed beside the axes `beside`, by default beside all maps.
     """
     import numpy as np
 
     numbers = torch.cat([matrix[matrix.isfinite()].flatten() for matrix in maps])
     low, high = numbers.min().item(), numbers.max().item()
-    if high - low <= 1e-12 * max(abs(low), abs(high)):  # one number everywhere has one color, of a scale from 0 to 1
+    if high - low <= 1e-12 * max(abs(low), abs(high)):  # a constant matrix: use a scale that includes 0 and 1
         low, high = min(low, 0.0), max(high, 1.0)
     images = []
     for axes, matrix in zip(all_axes, maps, strict=True):
         shown = np.ma.masked_invalid(matrix.detach().double().numpy())
-        aspect: Any = "equal" if 0.5 <= matrix.shape[0] / matrix.shape[1] <= 2 else "auto"  # no thin strips
+        aspect: Any = (
+            "equal" if 0.5 <= matrix.shape[0] / matrix.shape[1] <= 2 else "auto"
+        )  # keep elongated matrices readable
         images.append(axes.imshow(shown, cmap=COLORMAP, vmin=low, vmax=high, interpolation="nearest", aspect=aspect))
         axes.grid(False)
         token_ticks(axes, *matrix.shape)
@@ -127,11 +126,11 @@ def heat_maps(
     bar.set_label(unit, fontsize=TEXT_SIZE)
     if low < high:
         ticks = [low, (low + high) / 2, high]
-        bar.set_ticks(ticks, labels=[without_minus(format_number(tick, high - low)) for tick in ticks])
+        bar.set_ticks(ticks, labels=[without_negative_zero(format_number(tick, high - low)) for tick in ticks])
     return images
 
 
-def without_minus(number: str) -> str:
+def without_negative_zero(number: str) -> str:
     """-0.00 is 0.00."""
     return number if float(number) else number.removeprefix("-")
 
@@ -139,7 +138,7 @@ def without_minus(number: str) -> str:
 def scatter_against(
     axes: "Axes", measured: Tensor, predictions: "dict[str, tuple[Tensor, str, str]]", bins: int = 4
 ) -> None:
-    """Measured numbers against predictions {name: (numbers, color, marker)}: what is right lies on the diagonal."""
+    """Scatter plot of measured values against predictions {name: (values, color, marker)}, with the diagonal."""
     for text, (numbers, color, marker) in reversed(predictions.items()):
         edge: dict[str, Any] = {} if marker == "x" else {"edgecolor": "white"}
         axes.scatter(numbers.flatten(), measured.flatten(), s=65, marker=marker, color=color, label=text, **edge)
@@ -154,7 +153,7 @@ def scatter_against(
 
 
 def bars(axes: "Axes", heights: "dict[str, tuple[float, str]]", form: str = "{:.2g}") -> None:
-    """A bar for each name, {name: (height, color)}, with its number above it."""
+    """Labeled bars {name: (height, color)}."""
     drawn = axes.bar(list(heights), [height for height, _ in heights.values()], color=[c for _, c in heights.values()])
     axes.bar_label(
         drawn, labels=[form.format(height) for height, _ in heights.values()], fontsize=SMALL_SIZE, padding=3
@@ -165,7 +164,7 @@ def bars(axes: "Axes", heights: "dict[str, tuple[float, str]]", form: str = "{:.
 
 
 def rounding_band(axes: "Axes", low: float = 1e-17, *, x: float = 0.0, above: bool = False) -> None:
-    """The part of a logarithmic axis where float64 rounds, in grey; its name begins at `x`, in it or above it."""
+    """Shades the range of float64 rounding errors on a logarithmic axis; its label starts at `x`, inside or above."""
     axes.axhspan(low, 1e-14, color=LIGHT_GRAY, zorder=0)
     label(axes, x, 1e-14, "rounding (float64)", BLACK, offset=(4, 5 if above else -18))
 
@@ -176,7 +175,7 @@ def draw_flow(
     arrows: Sequence[tuple[str, str]],
     size: tuple[float, float],
 ) -> None:
-    """A diagram: boxes {text: (x, y, color)}, and arrows from one to another; x and y go from 0 to `size`."""
+    """A diagram of boxes {text: (x, y, color)} and arrows between them; x and y range from 0 to `size`."""
     drawn = {}
     for text, (x, y, color) in boxes.items():
         frame = {"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": color, "linewidth": 2.5}
@@ -189,13 +188,13 @@ def draw_flow(
 
 
 def hide_axes(axes: "Axes", size: tuple[float, float]) -> None:
-    """No axes at all, for a diagram; x and y go from 0 to `size`."""
+    """Hides ticks and frame, for a diagram; x and y range from 0 to `size`."""
     axes.set(xlim=(0, size[0]), ylim=(0, size[1]), xticks=[], yticks=[])
     axes.set_axis_off()
 
 
 def mask_map(axes: "Axes", mask: Tensor, texts: list[list[str]]) -> None:
-    """Blue where the mask is True, grey where it is False; each cell with its text, if there is room for it."""
+    """Draws a mask, blue where it is True and gray where it is False, with a text per cell if it is small."""
     from matplotlib.colors import ListedColormap
 
     rows, columns = mask.shape
@@ -213,11 +212,11 @@ def mask_map(axes: "Axes", mask: Tensor, texts: list[list[str]]) -> None:
                 axes, column, row, texts[row][column], "white" if mask[row, column] else BLACK, ha="center", va="center"
             )
     for text in axes.texts:
-        text.set_in_layout(False)  # they lie inside: the layout need not look at them
+        text.set_in_layout(False)  # inside the axes, so irrelevant to the layout
 
 
 def token_ticks(axes: "Axes", rows: int, columns: int) -> None:
-    """Tokens are counted from 1; if there are many, only some get a number."""
+    """Tick labels count tokens from 1; long axes get only some labels."""
     for set_ticks, count in ((axes.set_xticks, columns), (axes.set_yticks, rows)):
         step = 1 if count <= 8 else math.ceil(count / 5)
         places = range(0, count, step)
@@ -226,24 +225,21 @@ def token_ticks(axes: "Axes", rows: int, columns: int) -> None:
 
 
 def save(figure: "Figure", path: Path) -> Path:
-    """Written as PNG, SVG or PDF, by the suffix of the path; the same figure gives the same bytes."""
+    """Saves the figure as PNG, SVG or PDF, according to the suffix; the same figure gives the same bytes."""
     check_suffix(path)
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # each further layout would move things by a hair: one serves all formats
-    for axes in figure.axes:  # where the layout puts them differs in the last bits, and SVG names its parts by all bits
+    figure.set_layout_engine("none")  # one layout for all formats: repeating it would shift the panels
+    for axes in figure.axes:  # round positions, since SVG ids depend on every bit
         x, y, width, height = axes.get_position(original=True).bounds
         axes.set_position((round(x, 7), round(y, 7), round(width, 7), round(height, 7)))
     return save_figure(figure, path)
-
-
-# Training: figures of what a training measured, and what training does that evaluation does not.
 
 
 MARKERS = "os^Dv*X"
 
 
 def draw_measured(result: Result, sentence: str) -> "Figure":
-    """A panel for each quantity whose curves the result has; the numbers of its checks where it has none."""
+    """One panel per quantity of the result's curves; the checks if there are no curves."""
     quantities = list(dict.fromkeys(curve.quantity for curve in result.curves))
     if not quantities:
         figure, (axes,) = subplots()
@@ -259,7 +255,7 @@ def draw_measured(result: Result, sentence: str) -> "Figure":
 
 
 def draw_quantity(axes: "Axes", curves: Sequence[Curve]) -> None:
-    """One quantity: lines over training steps, or bars, if each curve has one point or each point has a name."""
+    """Lines over training steps; bars if each curve has one point or each point has a name."""
     what, names = curves[0].quantity, curves[0].quantity.split(", ")
     if len(names) == len(curves[0].x) > 1:
         draw_groups(axes, curves, names)
@@ -273,7 +269,7 @@ def draw_quantity(axes: "Axes", curves: Sequence[Curve]) -> None:
 
 
 def draw_groups(axes: "Axes", curves: Sequence[Curve], names: Sequence[str]) -> None:
-    """Bars side by side, a group for each name."""
+    """Grouped bars: one group per name."""
     width = 0.8 / len(curves)
     for number, curve in reversed(list(enumerate(curves))):
         places = [group + (number + 0.5) * width - 0.4 for group in range(len(names))]
@@ -284,7 +280,7 @@ def draw_groups(axes: "Axes", curves: Sequence[Curve], names: Sequence[str]) -> 
 
 
 def draw_lines(axes: "Axes", curves: Sequence[Curve]) -> None:
-    """Lines over training steps, on a logarithmic axis."""
+    """Lines over training steps on a logarithmic axis."""
     for number, curve in reversed(list(enumerate(curves))):
         color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
         axes.plot(curve.x, curve.y, f"{marker}-", color=color, linewidth=3, markersize=8, label=curve.name)
@@ -295,7 +291,7 @@ def draw_lines(axes: "Axes", curves: Sequence[Curve]) -> None:
 
 
 def draw_checks(axes: "Axes", checks: Sequence[Check]) -> None:
-    """A horizontal bar for each number, with its name and what is claimed of it."""
+    """One horizontal bar per check, with its name and expectation."""
     values = [check.value for check in checks]
     colors = [CORRECT if check.passed else MISCONCEPTION for check in checks]
     axes.barh(range(len(checks)), values, color=colors, height=0.6)

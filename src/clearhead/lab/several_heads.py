@@ -73,17 +73,19 @@ def run_several_heads(
         budgets.index(steps),
         {width: step_budgets(steps, 0.25, 0.5, 1, 2), 1: budgets, num_heads: budgets},
     )
-    found = {
+    accuracy_by_heads = {
         n: mean_over_seeds(partial(accuracies, width, n, budget), seed, num_seeds) for n, budget in trained_for.items()
     }
-    one, several, many = (found[n][index] for n in (1, num_heads, width))
+    one, several, many = (accuracy_by_heads[n][index] for n in (1, num_heads, width))
     checks = (
         at_least(f"{num_heads} heads of width {width // num_heads}, {steps} steps: accuracy", several, 0.9),
         at_least(f"lead over one head of width {width}", several - one, 0.1),
         at_least(f"lead over {width} heads of width 1", several - many, 0.1),
-        at_least(f"one head, {budgets[-1]} steps: accuracy", found[1][-1], 0.8),
+        at_least(f"one head, {budgets[-1]} steps: accuracy", accuracy_by_heads[1][-1], 0.8),
     )
-    return Result(checks, tuple(curve(n, width, trained_for[n], found[n]) for n in sorted(found)))
+    return Result(
+        checks, tuple(curve(n, width, trained_for[n], accuracy_by_heads[n]) for n in sorted(accuracy_by_heads))
+    )
 
 
 def curve(num_heads: int, width: int, budgets: list[int], accuracy: list[float]) -> Curve:

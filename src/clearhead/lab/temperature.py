@@ -306,8 +306,11 @@ def draw_saturation(*, seed: int = 0, width: int = 256, num_keys: int = 16) -> "
     figure, (left, right) = subplots("AB", same_x=True)
     for name, scale, color in scales:
         random = torch.Generator().manual_seed(seed)
-        found = [measure(d, scale(d), num_keys, random) for d in widths]
-        for axes, heights in ((left, [each.entropy for each in found]), (right, [each.vanished for each in found])):
+        statistics = [measure(d, scale(d), num_keys, random) for d in widths]
+        for axes, heights in (
+            (left, [each.entropy for each in statistics]),
+            (right, [each.vanished for each in statistics]),
+        ):
             axes.plot(widths, heights, "o-", color=color, linewidth=3, markersize=8, label=name)
             axes.set_ylim(0, 1.25 * max(axes.get_ylim()[1] / 1.25, *heights))
     left.set_xscale("log", base=2)

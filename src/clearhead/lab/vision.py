@@ -1,4 +1,4 @@
-"""Positions are added, as vectors as wide as a token; and what the answer is read from."""
+"""Vision transformers: patch embedding, class token, what a plain ViT lacks; and the equivariance of convolutions."""
 
 from collections.abc import Callable
 from functools import partial
@@ -50,7 +50,7 @@ def small_vit(
 def run_patch_embedding(
     *, seed: int = 0, width: int = 8, patch_size: int = 4, grid_size: int = 3, stride: int = 0
 ) -> Result:
-    """stride is the patch size unless given."""
+    """A stride other than the patch size gives another layer."""
     torch.manual_seed(seed)
     tokens, images = (
         PatchEmbed(3, width, patch_size).double(),
@@ -69,7 +69,7 @@ def run_patch_embedding(
 def draw_patch_embedding(
     *, seed: int = 0, width: int = 8, patch_size: int = 4, grid_size: int = 3, stride: int = 0
 ) -> "Figure":
-    """Left: the image and its patches. Middle: cut and projected. Right: the convolution."""
+    """Left: the image and its patches. Middle: the projected patches. Right: the output of the convolution."""
     torch.manual_seed(seed)
     tokens = PatchEmbed(3, width, patch_size).double()
     images = torch.randn(2, 3, grid_size * patch_size, grid_size * patch_size).double()
@@ -84,13 +84,13 @@ def draw_patch_embedding(
         image.axhline(edge * patch_size - 0.5, color="white", linewidth=3)
         image.axvline(edge * patch_size - 0.5, color="white", linewidth=3)
     if grid_size <= 5:
-        for place in range(grid_size * grid_size):
-            row, column = divmod(place, grid_size)
+        for index in range(grid_size * grid_size):
+            row, column = divmod(index, grid_size)
             label(
                 image,
                 (column + 0.5) * patch_size - 0.5,
                 (row + 0.5) * patch_size - 0.5,
-                str(place + 1),
+                str(index + 1),
                 ha="center",
                 va="center",
             )
@@ -122,7 +122,7 @@ PATCH_EMBEDDING = Claim(
 
 
 def gradient_by_token(width: int, pooling: PoolingName, images: Tensor) -> Tensor:
-    """Norm of the gradient of the squared logits by each token that leaves the encoder. (L,)"""
+    """Norm of the gradient of the squared logits with respect to each encoder output. (L,)"""
     model = small_vit(width, pooling)
     encoded: list[Tensor] = []
     handle = model.norm.register_forward_hook(lambda module, args, out: encoded.append(out))
@@ -133,16 +133,16 @@ def gradient_by_token(width: int, pooling: PoolingName, images: Tensor) -> Tenso
 
 
 def run_class_token(*, seed: int = 0, width: int = 16, mean_pooling: bool = False) -> Result:
-    """mean_pooling asks of mean pooling what holds of the class token."""
+    """mean_pooling=True tests mean pooling in place of the class token."""
     torch.manual_seed(seed)
     images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
 
-    def read_places(pooling: PoolingName) -> int:
-        """Tokens leaving the encoder that the answer is read from."""
+    def num_tokens_used(pooling: PoolingName) -> int:
+        """The number of encoder outputs that the logits depend on."""
         return int((gradient_by_token(width, pooling, images) > 0).sum())
 
     def classifier_inputs(*poolings: PoolingName) -> int:
-        """The largest number of inputs of a classifier."""
+        """The largest input width of the classifier."""
         given: list[Tensor] = []
         for pooling in poolings:
             model = small_vit(width, pooling)
@@ -157,18 +157,20 @@ def run_class_token(*, seed: int = 0, width: int = 16, mean_pooling: bool = Fals
     with torch.no_grad():
         answer = model(images)
         handle.remove()
-        by_hand = model.head(F.layer_norm(z[0][:, 0], (width,), eps=norm.eps))  # fresh: its scale is 1, its shift 0
+        by_hand = model.head(
+            F.layer_norm(z[0][:, 0], (width,), eps=norm.eps)
+        )  # at initialization the scale is 1 and the shift 0
         error = (by_hand - answer).abs().max().item()
     return Result(
         (
             at_most("difference between MLP(LN(z_0)) and the model", error, 1e-12),
             equals(
                 "class token: number of encoder outputs that the logits depend on",
-                read_places("mean" if mean_pooling else "cls"),
+                num_tokens_used("mean" if mean_pooling else "cls"),
                 1,
                 0,
             ),
-            equals("mean pooling: number of encoder outputs that the logits depend on", read_places("mean"), 16, 0),
+            equals("mean pooling: number of encoder outputs that the logits depend on", num_tokens_used("mean"), 16, 0),
             equals("input width of the classifier, either pooling", classifier_inputs("cls", "mean"), width, 0),
             equals("number of decoder blocks", sum(isinstance(part, DecoderBlock) for part in model.modules()), 0, 0),
         )
@@ -176,7 +178,7 @@ def run_class_token(*, seed: int = 0, width: int = 16, mean_pooling: bool = Fals
 
 
 def draw_class_token(*, seed: int = 0, width: int = 16) -> "Figure":
-    """The gradient of the logits at each token that leaves the encoder, with a class token and with mean pooling."""
+    """The gradient of the logits at each encoder output, with a class token and with mean pooling."""
     torch.manual_seed(seed)
     images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
     norms = {"class token": gradient_by_token(width, "cls", images)}
@@ -217,7 +219,7 @@ PARTS: dict[str, dict[str, object]] = {
     "norm": {"model.norm": "pre"},
     "output projection": {"model.output_projection": True},
 }
-"""what the plain model lacks: learned position embeddings, layer norm before each sublayer, and W_O"""
+"""the parts that the plain model lacks: learned positions, pre-norm and W_O"""
 
 
 PLAIN, ALL = "plain", "all three"
@@ -231,13 +233,13 @@ VARIANTS: dict[str, dict[str, object]] = {
 
 
 def variant_accuracy(changes: dict[str, object], steps: int, seed: int) -> list[float]:
-    """Accuracy on all test images of the recipe `mnist-plain` with these changes, after so many steps."""
+    """Test accuracy of the recipe `mnist-plain` with these changes."""
     ctx = train_recipe("mnist-plain", {"seed": seed, **changes}, steps)
     return [evaluate(ctx.model, ctx.objective, ctx.data.test, ctx.data.normalize)["accuracy"]]
 
 
 def run_plain_vit(*, seed: int = 0, num_seeds: int = 3, steps: int = 600, plain: bool = False) -> Result:
-    """plain=True asks of the plain model what holds of the one with all three parts."""
+    """plain=True tests the plain model in place of the one with all three parts."""
     with single_thread():
         found = {
             name: mean_over_seeds(partial(variant_accuracy, changes, steps), seed, num_seeds)[0]
@@ -280,35 +282,39 @@ PLAIN_VIT = Claim(
 
 
 def run_rotation(*, seed: int = 0, width: int = 4, image_size: int = 8, rotate: bool = False) -> Result:
-    """rotate asks of rotateds what holds of shifts."""
+    """rotate=True tests rotations by 90 degrees in place of shifts."""
     torch.manual_seed(seed)
     images = torch.randn(1, width, image_size, image_size, dtype=torch.float64)
-    layer, even = (nn.Conv2d(width, width, 3, padding=1, padding_mode="circular").double() for _ in range(2))
-    with torch.no_grad():  # the mean of its four turns is a kernel that is its own turn
-        even.weight.copy_(torch.stack([even.weight.rot90(turns, (2, 3)) for turns in range(4)]).mean(0))
+    layer, symmetric = (nn.Conv2d(width, width, 3, padding=1, padding_mode="circular").double() for _ in range(2))
+    with torch.no_grad():  # the mean over four rotations is symmetric
+        symmetric.weight.copy_(
+            torch.stack([symmetric.weight.rot90(quarter_turns, (2, 3)) for quarter_turns in range(4)]).mean(0)
+        )
 
     def shifted(x: Tensor) -> Tensor:
         return x.roll((2, 3), dims=(2, 3))
 
-    def turned(x: Tensor) -> Tensor:
+    def rotated(x: Tensor) -> Tensor:
         return x.rot90(dims=(2, 3))
 
     def change(move: Callable[[Tensor], Tensor], layer: nn.Module = layer) -> tuple[float, float]:
-        """How far the moved image's answer is from the moved answer, and how far the pooled one moves."""
+        """max |conv(T x) - T conv(x)|, and the change of the pooled output."""
         with torch.no_grad():
             before, after = layer(images), layer(move(images))
             pooled = after.relu().mean((2, 3)) - before.relu().mean((2, 3))
             return (after - move(before)).abs().max().item(), pooled.abs().max().item()
 
-    move, pooled = change(turned if rotate else shifted)
+    move, pooled = change(rotated if rotate else shifted)
     return Result(
         (
             at_most("shifted image: difference from the shifted output", move, 1e-12),
             at_most("shifted image: change of the pooled output", pooled, 1e-12),
-            at_least("rotated image: difference from the rotated output", change(turned)[0], 1e-2),
-            at_least("rotated image: change of the pooled output", change(turned)[1], 1e-4),
+            at_least("rotated image: difference from the rotated output", change(rotated)[0], 1e-2),
+            at_least("rotated image: change of the pooled output", change(rotated)[1], 1e-4),
             at_most(
-                "rotated image, symmetric kernel: difference from the rotated output", change(turned, even)[0], 1e-12
+                "rotated image, symmetric kernel: difference from the rotated output",
+                change(rotated, symmetric)[0],
+                1e-12,
             ),
         )
     )
@@ -316,22 +322,24 @@ def run_rotation(*, seed: int = 0, width: int = 4, image_size: int = 8, rotate: 
 
 @torch.no_grad()
 def draw_rotation(*, seed: int = 0, width: int = 4, image_size: int = 8) -> "Figure":
-    """Above: the output for a moved image. Below: the moved output for the image. Equal for shifts, not for turns."""
+    """Top: the output for the transformed image. Bottom: the transformed output."""
     torch.manual_seed(seed)
     images = torch.randn(1, width, image_size, image_size, dtype=torch.float64)
-    layer, even = (nn.Conv2d(width, width, 3, padding=1, padding_mode="circular").double() for _ in range(2))
-    even.weight.copy_(torch.stack([even.weight.rot90(turns, (2, 3)) for turns in range(4)]).mean(0))
+    layer, symmetric = (nn.Conv2d(width, width, 3, padding=1, padding_mode="circular").double() for _ in range(2))
+    symmetric.weight.copy_(
+        torch.stack([symmetric.weight.rot90(quarter_turns, (2, 3)) for quarter_turns in range(4)]).mean(0)
+    )
 
     def shifted(x: Tensor) -> Tensor:
         return x.roll((2, 3), dims=(2, 3))
 
-    def turned(x: Tensor) -> Tensor:
+    def rotated(x: Tensor) -> Tensor:
         return x.rot90(dims=(2, 3))
 
     cases = {
         "shifted": (shifted, layer),
-        "rotated": (turned, layer),
-        "rotated,\nsymmetric kernel": (turned, even),
+        "rotated": (rotated, layer),
+        "rotated,\nsymmetric kernel": (rotated, symmetric),
     }
     pairs = [(conv(move(images)), move(conv(images))) for move, conv in cases.values()]
     figure, all_axes = subplots("ABC;DEF")

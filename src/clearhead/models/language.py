@@ -24,8 +24,8 @@ from clearhead.models.presets import preset
 from clearhead.models.stack import build_encoder_blocks, build_pos_embed, final_norm, input_embeddings
 from clearhead.nn import masks
 from clearhead.nn.attention import Linear
+from clearhead.nn.blocks import eval_mode
 from clearhead.nn.cache import DecoderCache
-from clearhead.nn.eval_mode import eval_mode
 from clearhead.nn.masks import Mask, check_mask
 
 

@@ -33,9 +33,8 @@ from clearhead.models.stack import (
 )
 from clearhead.nn import masks
 from clearhead.nn.attention import Linear
-from clearhead.nn.blocks import Decoder, Encoder
+from clearhead.nn.blocks import Decoder, Encoder, eval_mode
 from clearhead.nn.cache import DecoderCache
-from clearhead.nn.eval_mode import eval_mode
 
 
 class Seq2Seq(nn.Module):

@@ -66,7 +66,9 @@ def attend_fused(
     beta = 1 / math.sqrt(q.shape[-1]) if beta is None else beta
     if is_infinite(beta, q):
         return attend_reference(q, k, v, mask, beta, logit_bias=logit_bias, dropout=dropout)[0]
-    attn_mask, is_causal = kernel_mask(mask, None if logit_bias is None else logit_bias.to(q.dtype))
+    attn_mask, is_causal = None, False
+    if mask is not None or logit_bias is not None:
+        attn_mask, is_causal = kernel_mask(mask, None if logit_bias is None else logit_bias.to(q.dtype))
     if is_causal and beta <= 0:  # the kernel scales its -inf above the diagonal too: 0 * -inf is NaN, -1 * -inf is inf
         q, beta = beta * q, 1.0
     return F.scaled_dot_product_attention(

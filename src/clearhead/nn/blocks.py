@@ -8,7 +8,8 @@ where f is attention or the MLP. Parts are passed in, so that a variant is anoth
 Dims: B batch, L length, Q queries, K keys, E model width.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -347,3 +348,15 @@ class EncoderDecoder(nn.Module):
         from clearhead.nn.interop import encoder_decoder_to_torch
 
         return encoder_decoder_to_torch(self, batch_first=batch_first)
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """model.eval() inside the `with` block; afterwards each submodule is back in its previous mode."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training

@@ -10,7 +10,7 @@ from torch import Tensor
 from clearhead.data.batches import evaluation_batches
 from clearhead.data.config import N_VIEWS
 from clearhead.messages import duration, round_count
-from clearhead.nn.eval_mode import eval_mode
+from clearhead.nn.blocks import eval_mode
 from clearhead.training.config import RunConfig
 from clearhead.training.context import TrainContext, build_context, isolated_torch_state
 from clearhead.training.distributed import Ranks

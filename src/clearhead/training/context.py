@@ -19,7 +19,7 @@ from clearhead.data.prng import fold_in
 from clearhead.data.vocab import PAD
 from clearhead.insight.leaks import Leak, future_leak, padding_leak
 from clearhead.models.config import LanguageConfig, Seq2SeqConfig, VisionConfig, build_model
-from clearhead.nn.eval_mode import eval_mode
+from clearhead.nn.blocks import eval_mode
 from clearhead.training import distributed
 from clearhead.training.config import Compile, Precision, RunConfig
 from clearhead.training.distributed import Ranks, preserved_rng, replicated

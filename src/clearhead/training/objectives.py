@@ -17,7 +17,7 @@ from clearhead.data.batches import Batch, evaluation_batches
 from clearhead.data.config import TTA
 from clearhead.data.dataset import Examples, Normalize
 from clearhead.data.vocab import BOS, IGNORE_INDEX, PAD
-from clearhead.nn.eval_mode import eval_mode
+from clearhead.nn.blocks import eval_mode
 from clearhead.training.distributed import ALONE, Ranks
 
 

@@ -38,7 +38,7 @@ def save_snapshot(ctx: "TrainContext", step: int, run: RunDirectory | None) -> N
     from safetensors.torch import save
 
     from clearhead.insight.trace import look
-    from clearhead.nn.eval_mode import eval_mode
+    from clearhead.nn.blocks import eval_mode
 
     batch = snapshot_inputs(ctx)
     traces: list[AttentionTrace] = []
