@@ -251,7 +251,7 @@ class Parsers(Fuzz):
             forged(path)
 
         def text(path: Path) -> None:
-            from clearhead.data.config import DataConfig
+            from clearhead.data.datasets import DataConfig
 
             load_text(DataConfig(name="text", file=str(path), length=8, validation=2), 0)
 

@@ -41,37 +41,19 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
-        "clearhead.nn.attention": (
-            "softargmax",
-            "attend_reference",
-            "attend_fused",
-            "MultiHeadAttention",
-        ),
+        "clearhead.nn.attention": ("softargmax", "attend_reference", "attend_fused", "MultiHeadAttention"),
         "clearhead.models.vit": ("VisionTransformer",),
         "clearhead.models.predictor": ("SequencePredictor",),
         "clearhead.models.seq2seq": ("Seq2Seq",),
         "clearhead.models.language": ("LanguageModel",),
-        "clearhead.models.generate": (
-            "Greedy",
-            "Sampling",
-            "Beam",
-        ),
+        "clearhead.models.generate": ("Greedy", "Sampling", "Beam"),
         "clearhead.models.presets": ("list_presets",),
         "clearhead.models.shapes": ("shapes",),
         "clearhead.insight.trace": ("look",),
-        "clearhead.insight.heads": (
-            "edit",
-            "head_importance",
-        ),
+        "clearhead.insight.heads": ("edit", "head_importance"),
         "clearhead.insight.doctor.examine": ("examine",),
-        "clearhead.recipes.launch": (
-            "train",
-            "resume",
-        ),
-        "clearhead.inference.run": (
-            "open_run",
-            "load",
-        ),
+        "clearhead.recipes.launch": ("train", "resume"),
+        "clearhead.inference.run": ("open_run", "load"),
     },
     modules=(
         "clearhead.data",

@@ -15,7 +15,7 @@ TEXTS = sorted(
     ]
 )
 BANNED = {
-    r"\(now [^)]*\)": "(default: ...)",
+    r"\(now [^-)][^)]*\)": "(default: ...)",
     r"\bgo(es|ing)? on with\b": "resume, continue",
     r"\bworked off\b": "processed",
     r"\bportions?\b": "microbatches",

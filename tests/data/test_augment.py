@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from clearhead.data.augment import augment, crop, cutout, flip, mixup, mixup_lam, mixup_perm
-from clearhead.data.config import Augmentation
 from clearhead.data.dataset import Normalize
+from clearhead.data.datasets import Augmentation
 
 IMAGES = torch.randint(1, 256, (6, 3, 5, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 EVERYTHING = Augmentation(crop=2, flip=True, cutout=3)

@@ -4,9 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.data.batches import Batches, evaluation_batches
-from clearhead.data.config import Augmentation, DataConfig
 from clearhead.data.dataset import Dataset, Images, Normalize, SequencePairs
-from clearhead.data.datasets import load_dataset
+from clearhead.data.datasets import Augmentation, DataConfig, load_dataset
 
 N = 23
 PIXELS = torch.randint(0, 256, (N, 2, 6, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from clearhead.data import cifar10
-from clearhead.data.config import DataConfig
-from clearhead.data.datasets import load_dataset
+from clearhead.data.datasets import DataConfig, load_dataset
 from clearhead.files import sha256
 
 NAMES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")

@@ -2,8 +2,7 @@ from importlib import import_module
 
 import pytest
 
-from clearhead.data.config import DataConfig
-from clearhead.data.datasets import DATASETS, changed_files, digests, load_dataset
+from clearhead.data.datasets import DATASETS, DataConfig, changed_files, digests, load_dataset
 
 
 @pytest.mark.parametrize("name", DATASETS)

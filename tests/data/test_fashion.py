@@ -6,8 +6,7 @@ import torch
 
 from clearhead.data import mnist
 from clearhead.data.cache import obtain
-from clearhead.data.config import DataConfig
-from clearhead.data.datasets import load_dataset
+from clearhead.data.datasets import DataConfig, load_dataset
 from clearhead.data.sources import LocalSource
 from clearhead.files import sha256
 

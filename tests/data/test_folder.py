@@ -11,8 +11,7 @@ from safetensors.torch import save as to_safetensors
 
 from clearhead.data import folder, user_files
 from clearhead.data.cache import cache_folder
-from clearhead.data.config import DataConfig
-from clearhead.data.datasets import digests, load_dataset
+from clearhead.data.datasets import DataConfig, digests, load_dataset
 from clearhead.data.folder import divided, list_images
 from clearhead.data.user_files import MAX_FOLDER_DEPTH
 

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from clearhead.data import mnist
-from clearhead.data.config import DataConfig
-from clearhead.data.datasets import load_dataset
+from clearhead.data.datasets import DataConfig, load_dataset
 
 MD5 = {  # as published
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",

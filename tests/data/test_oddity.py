@@ -1,8 +1,7 @@
 import torch
 
 from clearhead.data import mnist
-from clearhead.data.config import DataConfig
-from clearhead.data.datasets import load_dataset
+from clearhead.data.datasets import DataConfig, load_dataset
 
 DATA = load_dataset(DataConfig(name="odd-one-out", set_size=6), seed=4)
 ALL = torch.arange(1000)

@@ -2,8 +2,7 @@ import os
 
 import pytest
 
-from clearhead.data.config import DataConfig
-from clearhead.data.datasets import digests
+from clearhead.data.datasets import DataConfig, digests
 from clearhead.data.user_files import (
     MAX_LIST_LINES,
     check_user_file,

@@ -1,7 +1,6 @@
 import torch
 
-from clearhead.data.config import DataConfig
-from clearhead.data.datasets import load_dataset
+from clearhead.data.datasets import DataConfig, load_dataset
 
 DATA = load_dataset(DataConfig(name="reverse", validation=500), seed=1)
 ALL = torch.arange(500)

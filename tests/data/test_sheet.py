@@ -3,7 +3,6 @@ import pytest
 import torch
 
 from clearhead.data.batches import Batches
-from clearhead.data.config import Augmentation, DataConfig
 from clearhead.data.contact_sheet import (
     EDGE,
     INK,
@@ -20,7 +19,7 @@ from clearhead.data.contact_sheet import (
     draw,
 )
 from clearhead.data.dataset import Dataset, Images, Normalize
-from clearhead.data.datasets import load_dataset
+from clearhead.data.datasets import Augmentation, DataConfig, load_dataset
 
 
 def colours(sheet):

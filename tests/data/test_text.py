@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.data import user_files
-from clearhead.data.config import DataConfig
-from clearhead.data.datasets import load_dataset
+from clearhead.data.datasets import DataConfig, load_dataset
 from clearhead.data.text import ids_of
 from clearhead.data.user_files import MAX_SYMBOLS
 from clearhead.data.vocab import read_text

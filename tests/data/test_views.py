@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from clearhead.data.augment import tta_mean, tta_views
-from clearhead.data.config import N_VIEWS, TTA
+from clearhead.data.datasets import N_VIEWS, TTA
 
 IMAGES = torch.arange(24.0).view(1, 2, 3, 4)
 

@@ -3,8 +3,7 @@ from collections import Counter
 import pytest
 import torch
 
-from clearhead.data.config import DataConfig
-from clearhead.data.datasets import load_dataset
+from clearhead.data.datasets import DataConfig, load_dataset
 
 ALL = torch.arange(2000)
 

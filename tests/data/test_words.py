@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from clearhead.data.config import DataConfig
-from clearhead.data.datasets import load_dataset
+from clearhead.data.datasets import DataConfig, load_dataset
 from clearhead.data.vocab import BOS, EOS, IGNORE_INDEX, PAD, Vocabulary
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from clearhead.data import datasets
-from clearhead.data.config import Augmentation, DataConfig
 from clearhead.data.dataset import Dataset, Images, Normalize, SequencePairs
+from clearhead.data.datasets import Augmentation, DataConfig
 from clearhead.data.text import Words
 from clearhead.data.vocab import BOS, EOS
 from clearhead.models.config import LanguageConfig, Seq2SeqConfig, VisionConfig

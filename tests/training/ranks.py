@@ -21,8 +21,8 @@ import torch.nn.parallel
 
 from clearhead.data import datasets
 from clearhead.data.batches import Batches
-from clearhead.data.config import DataConfig
 from clearhead.data.dataset import Dataset, SequencePairs
+from clearhead.data.datasets import DataConfig
 from clearhead.data.vocab import EOS
 from clearhead.models.config import PredictorConfig, Seq2SeqConfig
 from clearhead.training import checkpoint, progress

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 import torch
 
-from clearhead.data.config import Augmentation, DataConfig
+from clearhead.data.datasets import Augmentation, DataConfig
 from clearhead.models.config import LanguageConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
 from clearhead.training.config import ObjectiveName, OptimizerConfig, RunConfig, TrainingConfig, flat
 from clearhead.training.objectives import OBJECTIVES

@@ -10,8 +10,8 @@ import torch
 
 from clearhead.data import datasets
 from clearhead.data.batches import Batches
-from clearhead.data.config import Augmentation
 from clearhead.data.dataset import Subset
+from clearhead.data.datasets import Augmentation
 from clearhead.training import checkpoint, loop
 from clearhead.training.distributed import Ranks
 from clearhead.training.loop import DivergedError, resume, train

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clearhead.data.batches import Batches
-from clearhead.data.config import DataConfig
+from clearhead.data.datasets import DataConfig
 from clearhead.models.config import PredictorConfig
 from clearhead.training import checkpoint
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clearhead.cli.options import Parser
-from clearhead.data.config import N_VIEWS
+from clearhead.data.datasets import N_VIEWS
 from clearhead.messages import duration, json_text, printable
 from clearhead.recipes.registry import RECIPES, Recipe
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from clearhead.data.cache import CachedDataset
-    from clearhead.data.config import DataConfig
+    from clearhead.data.datasets import DataConfig
     from clearhead.training.config import RunConfig
 
 ABOUT_DATA = """\
@@ -107,8 +107,8 @@ def get(name: str, argv: Sequence[str]) -> None:
 
 def show(name: str, argv: Sequence[str]) -> None:
     check_name(name)
-    from clearhead.cli.options import add_overrides, given
-    from clearhead.cli.train import fixed
+    from clearhead.cli.options import add_overrides, get_overrides
+    from clearhead.cli.train import fixed_settings
     from clearhead.models.config import VisionConfig
 
     recipe, config = recipe_of(name)
@@ -119,13 +119,13 @@ def show(name: str, argv: Sequence[str]) -> None:
         options.add_argument("--augmented", action="store_true", help="show each image with its augmented versions")
     options.add_argument("--from", dest="path", help=argparse.SUPPRESS)
     fixed_here = ("name", "window") if name == "folder" else ("name", "window", "validation", "limit")
-    without = fixed(recipe) | {f"data.{field}" for field in fixed_here}
+    without = fixed_settings(recipe) | {f"data.{field}" for field in fixed_here}
     add_overrides(options, config.data, "data", "data.", without)
     args = options.parse(argv)
     if args.path is not None:
         hint = f"did you mean {PATHS[name]}?" if name in PATHS else f"see {options.prog} --help"
         raise ValueError(f"data show {name} has no option --from; {hint}")
-    data = changed_data(config.data, given(config, args))
+    data = changed_data(config.data, get_overrides(config, args))
     if name in ("reverse", "digits"):
         show_digits(data, args.seed)
     elif name in ("pronounce", "words", "text"):
@@ -208,7 +208,7 @@ def write_sheet(config: "DataConfig", seed: int, out: Path, *, is_augmented: boo
 
 
 def check_name(name: str) -> None:
-    from clearhead.data.config import DataConfig
+    from clearhead.data.datasets import DataConfig
 
     DataConfig(name=name)
 

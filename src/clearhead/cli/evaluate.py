@@ -134,7 +134,7 @@ def confusion(argv: Sequence[str]) -> None:
     args = options.parse(argv)
 
     from clearhead.cli.options import say, warn_if_unfinished
-    from clearhead.data.config import N_VIEWS
+    from clearhead.data.datasets import N_VIEWS
     from clearhead.drawing import check_suffix, save_figure
     from clearhead.inference.evaluate import draw_confusion
     from clearhead.inference.predictions import confusion

@@ -1,6 +1,6 @@
-"""`clearhead`: finds the command, runs it, and turns what went wrong into one line.
+"""The `clearhead` command: dispatches to subcommands and reports each error in one line.
 
-Nothing here imports torch, so that help and mistakes answer at once; a command imports it when it needs it.
+This module does not import torch, so that help and usage errors are instant; a command imports it when needed.
 """
 
 import io
@@ -13,14 +13,14 @@ from importlib import import_module
 from clearhead import __version__
 from clearhead.messages import EscapedStream, FaultTolerantStream, open_standard_descriptors, unknown_name
 
-FAILED, USAGE_ERROR, MISTAKE, INTERRUPTED = 1, 2, 5, 130
-"""training adds two of its own: see training/signals.py"""
+FAILED, USAGE_ERROR, INTERNAL_ERROR, INTERRUPTED = 1, 2, 5, 130
+"""training adds 3 (stopped) and 4 (diverged): see training/progress.py"""
 TRACEBACK = "CLEARHEAD_TRACEBACK"
 
 
 @dataclass(frozen=True)
 class Command:
-    home: str
+    entry_point: str
     """module:function, called with the arguments"""
     summary: str
     """one line of `clearhead --help`"""
@@ -82,67 +82,67 @@ Exit codes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code, one of those above; all but 0, 3 and 130 come with one line on stderr.
+    """Runs a command and returns its exit code; all but 0, 3 and 130 come with one line on stderr.
 
-    Names, values and texts come from files of others: nothing but rich's colours reaches the terminal unescaped.
+    Names and texts may come from untrusted files: only rich's color codes reach the terminal unescaped.
     """
     open_standard_descriptors()
     streams = sys.stdout, sys.stderr
-    out, err = (stream or open(os.devnull, "w") for stream in streams)  # noqa: SIM115 - None: closed by the caller
+    out, err = (stream or open(os.devnull, "w") for stream in streams)  # noqa: SIM115 - None if the caller closed it
     if isinstance(out, io.TextIOWrapper):
-        out.reconfigure(errors="replace")  # a terminal without kᵀ shows k?
+        out.reconfigure(errors="replace")  # a terminal that cannot encode kᵀ shows k?
     sys.stdout, sys.stderr = EscapedStream(out), EscapedStream(FaultTolerantStream(err))
     try:
-        return answer(list(sys.argv[1:] if argv is None else argv))
+        return run_reporting_errors(list(sys.argv[1:] if argv is None else argv))
     finally:
         for stream in (out, err):
-            FaultTolerantStream(stream).flush()  # what cannot be written must not fail again when Python exits
+            FaultTolerantStream(stream).flush()  # a failed write must not fail again when Python exits
         sys.stdout, sys.stderr = streams
 
 
-def answer(argv: list[str]) -> int:
-    """Runs the command; what went wrong becomes one line and an exit code."""
+def run_reporting_errors(argv: list[str]) -> int:
+    """Runs a command; an exception becomes one line on stderr and an exit code."""
     try:
         code = run(argv)
         sys.stdout.flush()
-    except (KeyError, IndexError, UnicodeError) as error:  # nobody wrote these for a reader
-        return complain_unexpected(error)
+    except (KeyError, IndexError, UnicodeError) as error:  # raised by Python, not worded for users
+        return report_unexpected(error)
     except (ValueError, LookupError) as error:
-        return complain(error.args[0] if error.args else error, USAGE_ERROR)
+        return report_error(error.args[0] if error.args else error, USAGE_ERROR)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # the reader (head, less) has seen enough
+    except BrokenPipeError:  # the reader, such as head, has closed the pipe
         return 0
     except OSError as error:
-        return complain(f"{error.strerror}: {error.filename or 'output'}" if error.strerror else error, FAILED)
+        return report_error(f"{error.strerror}: {error.filename or 'output'}" if error.strerror else error, FAILED)
     except Exception as error:
-        return complain_unexpected(error)
+        return report_unexpected(error)
     return code
 
 
-def complain(message: object, code: int) -> int:
-    """One line, whatever the message is."""
+def report_error(message: object, code: int) -> int:
+    """Prints the message as one line."""
     print("clearhead:", *str(message).split(), file=sys.stderr)
     return code
 
 
-def complain_unexpected(error: Exception) -> int:
-    """A run that diverged knows its exit code; anything else is our mistake, or the machine's limit."""
+def report_unexpected(error: Exception) -> int:
+    """A diverged run has its own exit code; anything else is a bug or a lack of memory."""
     if hasattr(error, "exit_code"):
-        return complain(error, error.exit_code)
+        return report_error(error, error.exit_code)
     if os.environ.get(TRACEBACK):
         raise error
     if isinstance(error, MemoryError) or "allocate" in str(error) or "out of memory" in str(error):
-        return complain("out of memory; try a smaller batch, model or input", MISTAKE)
+        return report_error("out of memory; try a smaller batch, model or input", INTERNAL_ERROR)
     first = (str(error).strip().splitlines() or [""])[0]
-    return complain(f"{type(error).__name__}: {first} (unexpected; {TRACEBACK}=1 shows where)", MISTAKE)
+    return report_error(f"{type(error).__name__}: {first} (unexpected; {TRACEBACK}=1 shows where)", INTERNAL_ERROR)
 
 
 def run(argv: list[str]) -> int:
-    """A command's own exit code, 0 unless it has one."""
+    """Dispatches to a command and returns its exit code."""
     match argv:
         case [] | ["-h" | "--help" | "help", *_]:
-            print(welcome())
+            print(overview())
         case ["-V" | "--version", *_]:
             print(f"clearhead {__version__}")
         case [name, *rest] if name in COMMANDS:
@@ -154,13 +154,13 @@ def run(argv: list[str]) -> int:
 
 def run_command(name: str, argv: list[str]) -> int:
     try:
-        module, function = COMMANDS[name].home.split(":")
+        module, function = COMMANDS[name].entry_point.split(":")
         return getattr(import_module(module), function)(argv) or 0
-    except SystemExit as leaving:  # argparse has shown the command's help
-        return leaving.code if isinstance(leaving.code, int) else 0
+    except SystemExit as exit:  # argparse has printed the help
+        return exit.code if isinstance(exit.code, int) else 0
 
 
-def welcome() -> str:
+def overview() -> str:
     size = max(map(len, COMMANDS))
     lines = [
         "clearhead: a transformer you can read, train and see through",

@@ -1,4 +1,9 @@
-"""An argparse parser whose mistakes are one line: the rule, what came, what to do."""
+"""What all commands share: a parser with one-line errors, options from config fields, and terminal output.
+
+`add_overrides` turns the fields of a config into options: --width 256, --image-size 32x64, --no-output-projection. The
+fields of nested configs are named by their path: --training.steps 100, --data.augmentation.flip true. Options only
+convert text to a value; the config validates it when it is created.
+"""
 
 import argparse
 import ast
@@ -31,24 +36,34 @@ SYNONYMS = {
     "d-model": "width",
     "embed-dim": "width",
     "hidden-size": "width",
-    "num-heads": "num-heads",
-    "num-classes": "num-classes",
+    "n-heads": "num-heads",
+    "n-classes": "num-classes",
 }
-"""options as other libraries call them, by the last part of ours"""
+"""names that other libraries use, and the last part of the option they mean here"""
+
+ALIASES = {"num_heads": ("heads",)}
+"""short forms of fields"""
+
+FILE_WIDTH = 120
+"""columns of output that goes to a file or a pipe"""
+MIN_WIDTH = 78
+"""a narrower table would lose its numbers; wrapped lines are the lesser evil"""
+UNFINISHED = {"running": "is still training", "interrupted": "was interrupted", "diverged": "diverged"}
+"""states of a run whose training has not finished"""
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises ValueError instead of printing its usage and leaving; names the nearest option to an unknown one."""
+    """An ArgumentParser that raises ValueError instead of exiting, and suggests the closest known option."""
 
     def __init__(
         self, prog: str, description: str, *, usage: str = "", examples: Sequence[str] = (), details: str = ""
     ):
-        """The help is: usage, one sentence and its examples, the options, details."""
-        shown = "\n".join(["Examples:", *(f"  {example}" for example in examples)]) if examples else ""
+        """The help shows usage, description, examples, options and details, in this order."""
+        example_lines = "\n".join(["Examples:", *(f"  {example}" for example in examples)]) if examples else ""
         super().__init__(
             prog=prog,
             usage=usage or f"{prog} [options]",
-            description="\n\n".join(filter(None, ["\n".join(wrap_lines(description)), shown])),
+            description="\n\n".join(filter(None, ["\n".join(wrap_lines(description)), example_lines])),
             epilog=details,
             allow_abbrev=False,
             formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=30),
@@ -67,9 +82,9 @@ class Parser(argparse.ArgumentParser):
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         for arg in argv:
             option, _, value = arg.partition("=")
-            if option.startswith("--") and value == "--":  # which argparse would drop, and give the option a list
+            if option.startswith("--") and value == "--":  # argparse would drop it and store a list
                 self.error(f"{option}: expected one argument, got '--'")
-        args, unknown = self.parse_known_args([dashed(arg) for arg in argv])
+        args, unknown = self.parse_known_args([with_dashes(arg) for arg in argv])
         if unknown:
             raise ValueError(self.describe_unknown(unknown[0]))
         return args
@@ -80,20 +95,23 @@ class Parser(argparse.ArgumentParser):
             return f"{command} takes options, --name value, got {arg!r}; see {self.prog} --help"
         option = arg.partition("=")[0]
         known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
-        known.remove("--help")  # no suggestion for --heads
+        known.remove("--help")  # or it would be suggested for --heads
         near = nearest(option, known)
         hint = f"did you mean {near}?" if near else f"see {self.prog} --help"
         return f"{command} has no option {option}; {hint}"
 
 
 def wrap_lines(text: str) -> list[str]:
-    """A single long line is wrapped; text that has lines already keeps them."""
+    """Wraps a single long line; text with line breaks keeps them."""
     return text.splitlines() if "\n" in text else wrap(text, 80)
 
 
 def nearest(option: str, known: Sequence[str]) -> str | None:
-    """The option most like it; for one without its group (--lr for --optimizer.lr), or with another's (--training.seed
-    for --seed), by the last part of the name."""
+    """The closest known option, or None.
+
+    An option without its group (--lr for --optimizer.lr) or with another group (--training.seed for --seed) is
+    recognized by the last part of its name.
+    """
     by_end = {last_part(name): name for name in reversed(known)}
     end = last_part(option)
     if end in by_end:
@@ -104,7 +122,7 @@ def nearest(option: str, known: Sequence[str]) -> str | None:
         return near[0]
     if (by_last := messages.closest_name(end, by_end)) is not None:
         return by_end[by_last]
-    by_name = {name.removeprefix("--"): name for name in known}  # the dashes, which all have, are no resemblance
+    by_name = {name.removeprefix("--"): name for name in known}  # shared dashes do not count as similarity
     return next((by_name[near] for near in difflib.get_close_matches(option.removeprefix("--"), by_name, n=1)), None)
 
 
@@ -113,52 +131,46 @@ def last_part(option: str) -> str:
     return option.rpartition(".")[2].removeprefix("--")
 
 
-def dashed(arg: str) -> str:
-    """--num_heads=4 is --num-heads=4"""
+def with_dashes(arg: str) -> str:
+    """--num_heads=4 -> --num-heads=4"""
     option, equals, value = arg.partition("=")
     return option.replace("_", "-") + equals + value if option.startswith("--") else arg
 
 
-# Options from the fields of a config: --width 256, --norm post, --image-size 32x64, --no-output-projection; of a
-# config of configs by their path: --training.steps 100, --data.augmentation.flip true.
-#
-# The config checks the values itself when it is made; here text only becomes a number or a word.
-
-
-ALIASES = {"num_heads": ("heads",)}
-
-
 def add_overrides(parser: Parser, config: Any, title: str, path: str = "", without: Collection[str] = ()) -> None:
-    """An option for each field; its help shows the words below the field and its default. Fields are left out
-    by their paths."""
+    """Adds an option for each field, with its docstring and its default as help, except the paths in `without`."""
     group = parser.add_argument_group(title)
-    types, words = get_type_hints(type(config)), field_words(type(config))
+    types, docs = get_type_hints(type(config)), field_docs(type(config))
     for field in fields(config):
         value, kind = getattr(config, field.name), types[field.name]
         if path + field.name in without:
             continue
         if is_dataclass(value):
-            add_overrides(parser, value, path + field.name, f"{path}{field.name}.", without)
+            add_overrides(parser, value, f"{path}{field.name} settings", f"{path}{field.name}.", without)
             continue
-        text = " ".join(filter(None, [words.get(field.name, ""), f"(default: {show_value(value)})"])).replace("%", "%%")
-        what: dict[str, Any] = {"dest": path + field.name, "default": argparse.SUPPRESS}
+        text = " ".join(filter(None, [docs.get(field.name, ""), f"(default: {format_value(value)})"])).replace(
+            "%", "%%"
+        )
+        common: dict[str, Any] = {"dest": path + field.name, "default": argparse.SUPPRESS}
         names = ["--" + dashes(path + name) for name in (field.name, *ALIASES.get(field.name, ()))]
         if kind is bool:
-            group.add_argument(*names, type=yes_or_no, nargs="?", const=True, metavar="true|false", help=text, **what)
+            group.add_argument(
+                *names, type=parse_bool, nargs="?", const=True, metavar="true|false", help=text, **common
+            )
             no = f"--no-{dashes(path + field.name)}"
-            group.add_argument(no, action="store_const", const=False, help=argparse.SUPPRESS, **what)
+            group.add_argument(no, action="store_const", const=False, help=argparse.SUPPRESS, **common)
         else:
-            group.add_argument(*names, type=reader(kind), metavar=metavar(kind), help=text, **what)
+            group.add_argument(*names, type=reader(kind), metavar=metavar(kind), help=text, **common)
 
 
-def overridden(config: Any, args: argparse.Namespace) -> Any:
-    """The config with the fields that were given."""
+def apply_overrides(config: Any, args: argparse.Namespace) -> Any:
+    """The config with the fields that were set by options."""
     names = {field.name for field in fields(config)}
     return replace(config, **{name: value for name, value in vars(args).items() if name in names})
 
 
-def given(config: Any, args: argparse.Namespace) -> dict[str, Any]:
-    """What was given for a config of configs, by path: {"training.steps": 100}."""
+def get_overrides(config: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of a nested config that were set by options, by path: {"training.steps": 100}."""
     names = {field.name for field in fields(config)}
     return {path: value for path, value in vars(args).items() if path.partition(".")[0] in names}
 
@@ -167,14 +179,14 @@ def dashes(name: str) -> str:
     return name.replace("_", "-")
 
 
-def yes_or_no(text: str) -> bool:
+def parse_bool(text: str) -> bool:
     if text.lower() not in ("true", "false", "yes", "no"):
         raise argparse.ArgumentTypeError(f"must be true or false, got {text!r}")
     return text.lower() in ("true", "yes")
 
 
 def reader(kind: Any) -> Any:
-    """From text to one of the kinds that a field may have."""
+    """A function that converts text to the type of a field."""
     kinds = get_args(kind) or (kind,)
 
     def read(text: str) -> Any:
@@ -190,12 +202,12 @@ def reader(kind: Any) -> Any:
                 return int(height), int(width)
             return int(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"must be {describe(kind)}, got {text!r}") from None
+            raise argparse.ArgumentTypeError(f"must be {describe_type(kind)}, got {text!r}") from None
 
     return read
 
 
-def describe(kind: Any) -> str:
+def describe_type(kind: Any) -> str:
     kinds = get_args(kind) or (kind,)
     if float in kinds:
         words = "a number"
@@ -214,7 +226,7 @@ def metavar(kind: Any) -> str:
     return "X" if float in (get_args(kind) or (kind,)) else "N"
 
 
-def show_value(value: Any) -> str:
+def format_value(value: Any) -> str:
     match value:
         case None:
             return "none"
@@ -227,58 +239,49 @@ def show_value(value: Any) -> str:
     return str(value)
 
 
-def field_words(kind: type) -> dict[str, str]:
-    """The string below each field of a dataclass and of what it is derived from."""
-    words: dict[str, str] = {}
+def field_docs(kind: type) -> dict[str, str]:
+    """The docstring below each field of a dataclass and of its base classes."""
+    docs: dict[str, str] = {}
     for base in reversed(kind.__mro__[:-1]):
         (tree,) = ast.parse(dedent(inspect.getsource(base))).body
         assert isinstance(tree, ast.ClassDef)
         for statement, below in zip(tree.body, tree.body[1:], strict=False):
             match statement, below:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    words[name] = text
-    return words
-
-
-# Where output goes: as wide as the terminal, with colours only there; as wide as it likes in a file or a pipe.
-
-
-FILE_WIDTH = 120
-NARROWEST = 78
-"""below it a table would lose its numbers; long lines that go on in the next are the lesser evil"""
-STATES = {"running": "is still training", "interrupted": "was interrupted", "diverged": "diverged"}
-"""of a run that has not been trained to its end"""
+                    docs[name] = text
+    return docs
 
 
 def console() -> Console:
+    """As wide as the terminal, with colors only there."""
     is_sized = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return safe_console(width=max(NARROWEST, safe_console().width) if is_sized else FILE_WIDTH)
+    return safe_console(width=max(MIN_WIDTH, safe_console().width) if is_sized else FILE_WIDTH)
 
 
 def say(line: object) -> None:
-    """A line with names or paths of others in it: a line break in one of them is escaped too."""
+    """Prints one line; control characters and line breaks in names and paths are escaped."""
     print(printable(line))
 
 
 def warn(message: str) -> None:
-    """A line beside the output, which programs do not read."""
+    """Prints a warning to stderr."""
     print(f"warning: {printable(message)}", file=sys.stderr)
 
 
 def warn_if_unfinished(run: Path, step: int) -> None:
-    """Numbers of a run that is still training, or was stopped, are not yet those of its recipe."""
-    from clearhead.cli.runs import summarise
+    """Warns that the results of a run are not final, because its training has not finished."""
+    from clearhead.cli.runs import summarize
 
-    known = summarise(run)
-    if known.state in ("running", "interrupted", "diverged"):
-        end = f" of {known.total_steps:,}" if known.total_steps else ""
-        at = f"at step {known.step:,}{end}"
-        warn(f"{run} {STATES[known.state]} {at}; its best checkpoint so far is that of step {step:,}")
+    summary = summarize(run)
+    if summary.state in UNFINISHED:
+        end = f" of {summary.total_steps:,}" if summary.total_steps else ""
+        at = f"at step {summary.step:,}{end}"
+        warn(f"{run} {UNFINISHED[summary.state]} {at}; its best checkpoint so far is that of step {step:,}")
 
 
 def show(renderable: RenderableType) -> None:
-    """Prints it; lines end where their text ends."""
+    """Prints a rich object without trailing spaces."""
     target = console()
     with target.capture() as captured:
-        target.print(Group(renderable))  # a Text alone would be wrapped even where it says not to
+        target.print(Group(renderable))  # rich wraps a bare Text even with no_wrap
     target.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))

@@ -84,13 +84,13 @@ def runs(argv: Sequence[str]) -> None:
 def summaries(folder: Path) -> list[RunSummary]:
     """Of all runs in a folder, or of the folder itself if it is a run; the newest first."""
     if os.path.lexists(folder / CONFIG):
-        return [summarise(folder)]
+        return [summarize(folder)]
     names = [name for name in (os.listdir(folder) if folder.is_dir() else []) if not name.startswith(".")]
-    found = [summarise(folder / name) for name in names if os.path.lexists(folder / name / CONFIG)]
+    found = [summarize(folder / name) for name in names if os.path.lexists(folder / name / CONFIG)]
     return sorted(found, key=lambda one: (-one.changed, one.name))
 
 
-def summarise(folder: Path) -> RunSummary:
+def summarize(folder: Path) -> RunSummary:
     """What is known of a run, whatever is broken in it."""
     known = RunSummary(folder.name, str(folder), "unreadable", last_change(folder))
     try:

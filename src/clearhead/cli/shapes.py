@@ -10,7 +10,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from clearhead.cli.options import Parser, add_overrides, overridden, reader
+from clearhead.cli.options import Parser, add_overrides, apply_overrides, reader
 from clearhead.messages import closest_name, json_text
 from clearhead.models.config import AttentionConfig, Seq2SeqConfig, VisionConfig
 from clearhead.models.presets import PRESETS
@@ -60,9 +60,9 @@ def shapes(argv: Sequence[str]) -> None:
     source, config, notes = found(name, source)
     options = parser(name)
     add_length(options, config)
-    add_overrides(options, config, f"what you may change in {name}")
+    add_overrides(options, config, f"settings of {name}")
     args = options.parse(rest)
-    config = overridden(config, args)
+    config = apply_overrides(config, args)
 
     from clearhead.models.shapes import shapes
 

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from clearhead.cli.options import Parser, add_overrides, given, reader
+from clearhead.cli.options import Parser, add_overrides, get_overrides, reader
 from clearhead.messages import duration, printable
 from clearhead.models.config import VisionConfig
 from clearhead.recipes.registry import RECIPES, config_of, find
@@ -64,9 +64,11 @@ def train(argv: Sequence[str]) -> int:
         type=reader(int),
         help="keep the attention to N inputs, for clearhead look RUN --training-dynamics",
     )
-    add_overrides(options, config, "what you may change", without=fixed(name))
+    add_overrides(options, config, "what you may change", without=fixed_settings(name))
     args = options.parse(rest)
-    changes = given(config, args) | ({} if args.snapshot_inputs is None else {"snapshots.inputs": args.snapshot_inputs})
+    changes = get_overrides(config, args) | (
+        {} if args.snapshot_inputs is None else {"snapshots.inputs": args.snapshot_inputs}
+    )
     config = config_of(name, changes)  # a mistake is answered before torch is loaded
 
     if args.dry_run:
@@ -80,7 +82,7 @@ def train(argv: Sequence[str]) -> int:
     return outcome.exit_code
 
 
-def fixed(name: str) -> set[str]:
+def fixed_settings(name: str) -> set[str]:
     """What cannot be changed in a recipe: its name, and what only other data sets have, or only pictures."""
     own = ("question", "length", "set_size", "folder", "image_size", "fit", "skip_invalid", "train_file", "test_file")
     others = {f"data.{field}" for field in (*own, "stress", "file", "level", "window")}
@@ -174,9 +176,9 @@ def verify_resume(argv: Sequence[str]) -> int:
         return 0
     config = find(name).make()
     options = Parser(f"clearhead verify-resume {name}", ABOUT_VERIFY_RESUME)
-    add_overrides(options, config, "what you may change", without=fixed(name))
+    add_overrides(options, config, "what you may change", without=fixed_settings(name))
     short = {"training.steps": STEPS, "training.checkpoint_every": CHECKPOINT_EVERY}
-    config = config_of(name, short | given(config, options.parse(rest)))
+    config = config_of(name, short | get_overrides(config, options.parse(rest)))
 
     from clearhead.training.verify_resume import verify_resume
 

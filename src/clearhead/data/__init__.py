@@ -7,8 +7,6 @@ from clearhead.lazy import lazy_exports
 if TYPE_CHECKING:
     from clearhead.data.batches import Batch as Batch
     from clearhead.data.batches import Batches as Batches
-    from clearhead.data.config import Augmentation as Augmentation
-    from clearhead.data.config import DataConfig as DataConfig
     from clearhead.data.dataset import Dataset as Dataset
     from clearhead.data.dataset import Examples as Examples
     from clearhead.data.dataset import Images as Images
@@ -16,6 +14,8 @@ if TYPE_CHECKING:
     from clearhead.data.dataset import SequencePairs as SequencePairs
     from clearhead.data.dataset import Subset as Subset
     from clearhead.data.dataset import train_val_split as train_val_split
+    from clearhead.data.datasets import Augmentation as Augmentation
+    from clearhead.data.datasets import DataConfig as DataConfig
     from clearhead.data.datasets import load_dataset as load_dataset
     from clearhead.data.images import read_image as read_image
     from clearhead.data.vocab import Vocabulary as Vocabulary
@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
-        "clearhead.data.config": (
-            "DataConfig",
-            "Augmentation",
-        ),
+        "clearhead.data.datasets": ("DataConfig", "Augmentation", "load_dataset"),
         "clearhead.data.dataset": (
             "Dataset",
             "Examples",
@@ -36,11 +33,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "Normalize",
             "train_val_split",
         ),
-        "clearhead.data.datasets": ("load_dataset",),
-        "clearhead.data.batches": (
-            "Batch",
-            "Batches",
-        ),
+        "clearhead.data.batches": ("Batch", "Batches"),
         "clearhead.data.vocab": ("Vocabulary",),
         "clearhead.data.images": ("read_image",),
     },

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.data.config import TTA, Augmentation
 from clearhead.data.dataset import Normalize
+from clearhead.data.datasets import TTA, Augmentation
 from clearhead.data.prng import fold_in, permutation, random_below
 
 

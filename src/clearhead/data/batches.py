@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from clearhead.data.augment import augment, mixup, mixup_lam, mixup_perm
-from clearhead.data.config import DataConfig
 from clearhead.data.dataset import Dataset, Examples, Normalize, lengths_of
+from clearhead.data.datasets import DataConfig
 from clearhead.data.prng import fold_in, permutation
 
 

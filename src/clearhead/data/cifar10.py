@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from clearhead.data.cache import CachedDataset, Files, pick, read
-from clearhead.data.config import DataConfig
 from clearhead.data.dataset import Dataset, Images, Normalize, train_val_split
+from clearhead.data.datasets import DataConfig
 from clearhead.data.images import open_image
 from clearhead.data.sources import HttpSource, NpmSource
 from clearhead.files import from_json

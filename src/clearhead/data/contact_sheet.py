@@ -8,8 +8,8 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from clearhead.data.batches import Batches
-from clearhead.data.config import DataConfig
 from clearhead.data.dataset import Dataset, Examples, Subset
+from clearhead.data.datasets import DataConfig
 from clearhead.data.odd_one_out import OddSets
 
 PER_ROW, MARGIN, GAP, TEXT = 12, 16, 4, 16

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.data.config import DataConfig
 from clearhead.data.dataset import Dataset
+from clearhead.data.datasets import DataConfig
 from clearhead.data.prng import fold_in, random_below, random_bits
 
 N_TRAIN, N_TEST = 50_000, 10_000

@@ -19,8 +19,8 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from clearhead.data.cache import cache_folder
-from clearhead.data.config import DataConfig, Fit
 from clearhead.data.dataset import Dataset, Images, Normalize, Subset, train_val_split
+from clearhead.data.datasets import DataConfig, Fit
 from clearhead.data.images import SUFFIXES, InvalidImageError, read_image, resize, with_image
 from clearhead.data.prng import fold_in
 from clearhead.data.user_files import open_user_file, read_user_file, scandir_recursive, user_path

@@ -25,7 +25,7 @@ import torch
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from clearhead.data.config import Fit
+from clearhead.data.datasets import Fit
 from clearhead.data.user_files import (
     MAX_JPEG_SCANS,
     MAX_PICTURE_BYTES,

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from clearhead.data.cache import CachedDataset, Files, pick, read
-from clearhead.data.config import DataConfig
 from clearhead.data.dataset import Dataset, Images, Normalize, train_val_split
+from clearhead.data.datasets import DataConfig
 from clearhead.data.sources import HttpSource, LocalSource
-from clearhead.data.user_files import most_unpacked
-from clearhead.files import sha256
+from clearhead.files import most_unpacked, sha256
 
 CLASSES = tuple("0123456789")
 NORMALIZE = Normalize(mean=(0.1307,), std=(0.3081,))

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from clearhead.data import mnist
-from clearhead.data.config import DataConfig
 from clearhead.data.dataset import Dataset, Images
+from clearhead.data.datasets import DataConfig
 from clearhead.data.prng import fold_in, permutation, random_below
 
 N_TRAIN, N_TEST = 50_000, 10_000

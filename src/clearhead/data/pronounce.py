@@ -6,8 +6,8 @@ user's own, `train_file` is learnt and validated on in the same way, and `test_f
 A word with several pronunciations is an example for each of them.
 """
 
-from clearhead.data.config import DataConfig
 from clearhead.data.dataset import Dataset, SequencePairs
+from clearhead.data.datasets import DataConfig
 from clearhead.data.vocab import (
     EOS,
     Pronunciations,

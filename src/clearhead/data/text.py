@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.data.config import DataConfig
 from clearhead.data.dataset import Dataset, SequencePairs
+from clearhead.data.datasets import DataConfig
 from clearhead.data.vocab import BOS, EOS, Vocabulary, apart, for_testing, letters_in, read_text, text_vocab, words_of
 
 SHARE = 10

@@ -37,12 +37,6 @@ MAX_LIST_BYTES = 10_000_000
 MAX_LIST_LINES = 500_000
 """lines of a dictionary or a list of words"""
 
-MAX_UNPACKED = 512_000_000
-"""bytes that an archive unpacks to, the members that are skipped included"""
-MAX_RATIO = 100
-"""unpacked bytes per packed byte, of an archive or a gzip file, once it unpacks to more than UNPACKED_FLOOR"""
-UNPACKED_FLOOR = 10_000_000
-"""bytes that any archive may unpack to: small files of zeros compress by more than MAX_RATIO"""
 MAX_MEMBERS = 10_000
 """files and folders in an archive"""
 MAX_MEMBER_BYTES = 64_000_000
@@ -70,11 +64,6 @@ MAX_LENGTH = 65_536
 """length and set_size in a config"""
 MAX_EXAMPLES = 10_000_000
 """limit, validation and window in a config; to shuffle so many takes about 400 MB"""
-
-
-def most_unpacked(packed: int, most: int = MAX_UNPACKED) -> int:
-    """Bytes that `packed` bytes may unpack to: at most `most`, and at most MAX_RATIO as many beyond the floor."""
-    return min(most, max(UNPACKED_FLOOR, MAX_RATIO * packed))
 
 
 # The user's own files, read with care. Does not import torch.

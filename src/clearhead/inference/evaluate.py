@@ -14,8 +14,8 @@ from torch import Tensor
 
 from clearhead.data import datasets
 from clearhead.data.batches import Batch
-from clearhead.data.config import TTA
 from clearhead.data.dataset import Examples, Normalize
+from clearhead.data.datasets import TTA
 from clearhead.data.pronounce import check_vocab, parts
 from clearhead.data.vocab import Pronunciations, Vocabulary, read_dictionary
 from clearhead.drawing import displayable, new_figure

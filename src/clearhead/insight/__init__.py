@@ -45,11 +45,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
-        "clearhead.insight.trace": (
-            "look",
-            "AttentionTrace",
-            "AttentionRecord",
-        ),
+        "clearhead.insight.trace": ("look", "AttentionTrace", "AttentionRecord"),
         "clearhead.insight.heads": (
             "edit",
             "head_importance",
@@ -85,15 +81,8 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "draw_training_strip",
             "save_animation",
         ),
-        "clearhead.insight.leaks": (
-            "Leak",
-            "future_leak",
-            "padding_leak",
-        ),
+        "clearhead.insight.leaks": ("Leak", "future_leak", "padding_leak"),
         "clearhead.insight.doctor.examine": ("examine",),
-        "clearhead.insight.doctor.report": (
-            "Report",
-            "Finding",
-        ),
+        "clearhead.insight.doctor.report": ("Report", "Finding"),
     },
 )

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from clearhead.data.config import DataConfig
 from clearhead.data.dataset import Dataset, SequencePairs
+from clearhead.data.datasets import DataConfig
 from clearhead.data.pronounce import load_pronounce
 from clearhead.data.vocab import SPECIAL_TOKENS
 from clearhead.lab.claim import Claim, Curve, Result, at_least, at_most

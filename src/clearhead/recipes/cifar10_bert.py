@@ -10,7 +10,7 @@ type embedding to each token, including the class token; here they are part of t
 Validation and test images are neither cropped nor flipped.
 """
 
-from clearhead.data.config import Augmentation, DataConfig
+from clearhead.data.datasets import Augmentation, DataConfig
 from clearhead.models import presets
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 

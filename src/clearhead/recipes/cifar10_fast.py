@@ -7,7 +7,7 @@ Test accuracy: 91.18% with test-time augmentation over six views
 With --training.steps 900 --training.tta flip: 83.7% in 7 minutes.
 """
 
-from clearhead.data.config import Augmentation, DataConfig
+from clearhead.data.datasets import Augmentation, DataConfig
 from clearhead.models.config import VisionConfig
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 

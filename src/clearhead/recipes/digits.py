@@ -9,7 +9,7 @@ Test accuracy: 100.00% (most-common), 100.00% (repeat), 99.80% (sum, rounded) on
 
 from dataclasses import dataclass
 
-from clearhead.data.config import DataConfig, Question
+from clearhead.data.datasets import DataConfig, Question
 from clearhead.models.config import PredictorConfig, PredictorPoolingName
 from clearhead.training.config import ObjectiveName, OptimizerConfig, RunConfig, TrainingConfig
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clearhead.data.batches import evaluation_batches
-from clearhead.data.config import N_VIEWS
+from clearhead.data.datasets import N_VIEWS
 from clearhead.messages import duration, round_count
 from clearhead.nn.blocks import eval_mode
 from clearhead.training.config import RunConfig

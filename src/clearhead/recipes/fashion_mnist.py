@@ -7,7 +7,7 @@ Test accuracy: 91.89% with test-time augmentation over each image and its mirror
 
 from dataclasses import replace
 
-from clearhead.data.config import Augmentation, DataConfig
+from clearhead.data.datasets import Augmentation, DataConfig
 from clearhead.recipes.mnist import mnist
 from clearhead.training.config import RunConfig, TrainingConfig
 

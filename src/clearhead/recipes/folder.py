@@ -14,7 +14,7 @@ does the same as training. Files that cannot be read stop training with an error
 --data.skip-invalid leaves them out and records their names in the checkpoints (data.skipped in state.json).
 """
 
-from clearhead.data.config import Augmentation, DataConfig, Fit
+from clearhead.data.datasets import Augmentation, DataConfig, Fit
 from clearhead.models.config import VisionConfig
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 

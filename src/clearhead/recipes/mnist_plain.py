@@ -8,7 +8,7 @@ The report that this model comes from gives 94.61% after 1000 epochs. Compare it
 parts contribute.
 """
 
-from clearhead.data.config import DataConfig
+from clearhead.data.datasets import DataConfig
 from clearhead.models import presets
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 

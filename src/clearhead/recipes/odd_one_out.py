@@ -5,7 +5,7 @@ Time: 5 min 32 s on 1 CPU core
 Test accuracy: 99.17% on 10,000 sets
 """
 
-from clearhead.data.config import DataConfig
+from clearhead.data.datasets import DataConfig
 from clearhead.models.config import PredictorConfig
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 

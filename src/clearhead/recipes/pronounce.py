@@ -8,7 +8,7 @@ Test accuracy: 22% word error rate and 5.4% phoneme error rate on 2,000 held-out
                20.69% and 4.95% on its 12,000 test words with an ensemble of four runs (evaluate --ensemble)
 """
 
-from clearhead.data.config import DataConfig
+from clearhead.data.datasets import DataConfig
 from clearhead.models.config import Seq2SeqConfig
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from clearhead.data.config import N_VIEWS, DataConfig
+from clearhead.data.datasets import N_VIEWS, DataConfig
 from clearhead.messages import duration
 from clearhead.models.config import LanguageConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
 from clearhead.recipes.cifar10_bert import cifar10_bert

@@ -7,7 +7,7 @@ Test accuracy: 100.00% (exact match on 10,000 sequences)
 
 from dataclasses import replace
 
-from clearhead.data.config import DataConfig
+from clearhead.data.datasets import DataConfig
 from clearhead.models import presets
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 

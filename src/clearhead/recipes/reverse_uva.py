@@ -19,7 +19,7 @@ Unlike the notebook:
 
 from dataclasses import replace
 
-from clearhead.data.config import DataConfig
+from clearhead.data.datasets import DataConfig
 from clearhead.models import presets
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 

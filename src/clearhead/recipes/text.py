@@ -6,7 +6,7 @@ Time: 6 minutes on 2 CPU cores
 Test accuracy: 54.2% of the next characters (1.54 nats per character) on held-out text of tiny Shakespeare
 """
 
-from clearhead.data.config import DataConfig, Level
+from clearhead.data.datasets import DataConfig, Level
 from clearhead.models.config import LanguageConfig
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 

@@ -7,7 +7,7 @@ Time: 3 min 59 s on 2 CPU cores
 Test accuracy: 34.50% of the next letters (2.13 nats per letter); it writes textered, selamond
 """
 
-from clearhead.data.config import DataConfig
+from clearhead.data.datasets import DataConfig
 from clearhead.models.config import LanguageConfig
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 

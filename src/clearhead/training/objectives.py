@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from clearhead.data.augment import tta_mean
 from clearhead.data.batches import Batch, evaluation_batches
-from clearhead.data.config import TTA
 from clearhead.data.dataset import Examples, Normalize
+from clearhead.data.datasets import TTA
 from clearhead.data.vocab import BOS, IGNORE_INDEX, PAD
 from clearhead.nn.blocks import eval_mode
 from clearhead.training.distributed import ALONE, Ranks
