@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from clearhead.models.factory import build_model
+from clearhead.models.config import build_model
 from clearhead.models.presets import PRESETS, bert_cifar, plain_mnist, preset, reverse
 
 

@@ -11,8 +11,14 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import clearhead
-from clearhead.models.config import AttentionConfig, LanguageConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
-from clearhead.models.factory import build_model
+from clearhead.models.config import (
+    AttentionConfig,
+    LanguageConfig,
+    PredictorConfig,
+    Seq2SeqConfig,
+    VisionConfig,
+    build_model,
+)
 from clearhead.models.presets import PRESETS
 from clearhead.models.recorder import record
 from clearhead.models.shapes import Shapes, as_text, count, shapes

@@ -1,7 +1,7 @@
 """Which function a model computes: frozen configs, checked when they are made. Importing this does not import torch."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from clearhead.validation import (
     check_beta,
@@ -16,6 +16,9 @@ from clearhead.validation import (
     check_rotary_width,
     check_sinusoidal_width,
 )
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Norm = Literal["pre", "post", "none"]
 Activation = Literal["gelu", "relu"]
@@ -252,6 +255,30 @@ class LanguageConfig(StackConfig):
 
 
 ModelConfig = PredictorConfig | VisionConfig | Seq2SeqConfig | LanguageConfig
+
+
+def build_model(config: ModelConfig) -> "nn.Module":
+    """The model of a config, with random weights."""
+    # The models import torch, and this module does not.
+    from clearhead.models.language import LanguageModel
+    from clearhead.models.predictor import SequencePredictor
+    from clearhead.models.seq2seq import Seq2Seq
+    from clearhead.models.vit import VisionTransformer
+
+    match config:
+        case PredictorConfig():
+            return SequencePredictor.from_config(config)
+        case VisionConfig():
+            return VisionTransformer.from_config(config)
+        case Seq2SeqConfig():
+            return Seq2Seq.from_config(config)
+        case LanguageConfig():
+            return LanguageModel.from_config(config)
+        case _:
+            raise TypeError(
+                "config must be a PredictorConfig, VisionConfig, Seq2SeqConfig or LanguageConfig, "
+                f"got {type(config).__name__}"
+            )
 
 
 def check_pos_embed(pos_embed: str, stack: StackConfig) -> None:
