@@ -21,7 +21,7 @@ import torch
 from clearhead.recipes.registry import config_of
 from clearhead.training.config import RunConfig
 from clearhead.training.context import build_context, isolated_torch_state
-from clearhead.training.distributed import ALONE
+from clearhead.training.distributed import SINGLE_PROCESS
 from clearhead.training.loop import train_step
 from clearhead.training.objectives import evaluate
 from clearhead.training.progress import StopRequest
@@ -71,7 +71,7 @@ def reach(entry: Entry, seed: int) -> Iterator[Reached]:
     """Trains until the last target or the recipe's end."""
     config = entry.config
     with isolated_torch_state(config.training.threads):
-        ctx = build_context(config_with_seed(config, seed), ALONE, shard=False, report=print)
+        ctx = build_context(config_with_seed(config, seed), SINGLE_PROCESS, shard=False, report=print)
         state, seconds, best, waiting = TrainState(), 0.0, 0.0, list(entry.targets)
         ctx.model.train()
         while waiting and state.step < ctx.n_steps:

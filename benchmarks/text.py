@@ -22,7 +22,7 @@ from clearhead.data.user_files import MAX_EXAMPLES
 from clearhead.recipes.registry import config_of
 from clearhead.training.config import RunConfig
 from clearhead.training.context import TrainContext, build_context, isolated_torch_state
-from clearhead.training.distributed import ALONE
+from clearhead.training.distributed import Ranks
 from clearhead.training.loop import train_step
 from clearhead.training.objectives import evaluate
 from clearhead.training.progress import StopRequest
@@ -86,7 +86,12 @@ def entries(file: str, seed: int, changes: dict[str, object], every: int) -> lis
         "nanoGPT's setting": config_of("text", common | NANOGPT | changes),
     }
     return [
-        Entry(name, build_context(config, ALONE, shard=False, report=print), every, to_the_end=name != "clearhead text")
+        Entry(
+            name,
+            build_context(config, Ranks(), shard=False, report=print),
+            every,
+            to_the_end=name != "clearhead text",
+        )
         for name, config in configs.items()
     ]
 

@@ -108,7 +108,7 @@ def test_floats_come_back_bit_for_bit(x):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, object(), {1, 2}])
 def test_what_json_has_not_is_not_written(value):
-    with pytest.raises(ValueError, match="must be one that JSON has"):
+    with pytest.raises(ValueError, match="JSON"):
         to_json({"x": value})
 
 
@@ -153,7 +153,7 @@ class TestStrangers:
     def test_a_second_hard_link_is_read_but_not_written_to(self, path):
         path.hardlink_to(path.with_name("victim"))
         assert read_regular(path) == b"precious"
-        with pytest.raises(UnsafeFileError, match="a file with 2 hard links is not written to"):
+        with pytest.raises(UnsafeFileError, match="a file with 2 hard links"):
             open_regular(path, self.WRITE)
 
     def test_no_descriptor_is_left_open(self, path):
@@ -169,9 +169,9 @@ class TestStrangers:
     def test_regular_files_are_read_and_written(self, path):
         with opened_regular(path, self.WRITE) as file:
             os.write(file, b"new")
-        assert read_regular(path, most=3) == b"new"
+        assert read_regular(path, max_bytes=3) == b"new"
         with pytest.raises(OSError, match="expected at most 2 bytes, got 3"):
-            read_regular(path, most=2)
+            read_regular(path, max_bytes=2)
         with pytest.raises(FileNotFoundError):
             read_regular(path.with_name("b"))
 
@@ -186,13 +186,13 @@ class TestStrangers:
 
     def test_a_tree_has_a_deepest_level(self, path):
         (path / "/".join("x" * 30)).mkdir(parents=True)
-        with pytest.raises(UnsafeFileError, match="must not be nested this deep"):
-            check_tree(path, to_write=False)
+        with pytest.raises(UnsafeFileError, match="nested"):
+            check_tree(path, for_writing=False)
 
     def test_what_vanishes_from_a_tree_meanwhile_is_no_error(self, path, monkeypatch):
         path.mkdir()
         monkeypatch.setattr(os, "listdir", lambda folder: ["gone"])
-        check_tree(path, to_write=True)
+        check_tree(path, for_writing=True)
 
 
 MEASURE = """

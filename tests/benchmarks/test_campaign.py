@@ -149,7 +149,7 @@ def test_a_resume_that_forgets_its_random_state_is_a_silent_difference(stage, ca
 
     stage.undisturbed("language-model")
     ended = processes.run(stage.train("language-model"), case, 100, prepare=kills.stop_at(10), may_write=[stage.cache])
-    monkeypatch.setattr(state, "restore_random", lambda *args: None)  # inherited by the child that resumes
+    monkeypatch.setattr(state, "restore_rng", lambda *args: None)  # inherited by the child that resumes
     assert "silent difference" in kinds_of(runs.finish_and_compare(stage, "language-model", case, ended.saved))
 
 

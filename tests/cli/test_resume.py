@@ -198,11 +198,11 @@ def test_a_run_does_not_go_on_with_another_dictionary(capsys, trained, tmp_path,
     capsys.readouterr()
     Path("my.dict").write_text(Path("my.dict").read_text().replace("ab AE B", "ab B AE"))
     assert main(["resume", "mine"]) == 2
-    assert "the data that it began with, got other bytes in my.dict; put the old ones back" in capsys.readouterr().err
+    assert "my.dict; restore the original file" in capsys.readouterr().err
     for other in ("zebra Z IY B\n" * 3, Path("my.dict").read_text() + "zebra Z IY B\n", "no dictionary", ""):
         Path("my.dict").write_text(other)  # too short, with other letters, ...: that it is another one comes first
         assert main(["resume", "mine"]) == 2
-        assert "got other bytes in my.dict; put the old ones back" in capsys.readouterr().err
+        assert "my.dict; restore the original file" in capsys.readouterr().err
 
 
 def test_a_refused_resume_leaves_the_run_as_it_was(capsys, pictures, monkeypatch):
@@ -214,6 +214,6 @@ def test_a_refused_resume_leaves_the_run_as_it_was(capsys, pictures, monkeypatch
     capsys.readouterr()
     assert main(["resume", "mine", "--steps", "4"]) == 2
     out, err = capsys.readouterr()
-    assert "got other bytes in pictures" in err
+    assert "pictures; restore the original files" in err
     assert out == ""
     assert Path("runs/mine/config.json").read_bytes() == before

@@ -38,7 +38,7 @@ def test_with_one_picture_more_a_run_neither_goes_on_nor_is_measured(run, capsys
     shutil.copy("pictures/red/0.png", "pictures/blue/more.png")
     assert main([command, str(run)]) == 2
     err = capsys.readouterr().err
-    assert "got other bytes in pictures; put the old ones back" in err
+    assert "pictures; restore the original files" in err
     assert err.count("\n") == 1
 
 

@@ -138,7 +138,7 @@ def timm_vit(fused):
     from timm.models import VisionTransformer
 
     sizes = {"embed_dim": WIDTH, "depth": DEPTH, "num_heads": HEADS}
-    model = VisionTransformer.from_config(img_size=8, patch_size=4, num_classes=CLASSES, **sizes).eval()
+    model = VisionTransformer(img_size=8, patch_size=4, num_classes=CLASSES, **sizes).eval()
     for block in model.blocks:
         block.attn.fused_attn = fused
     return model

@@ -57,7 +57,7 @@ def test_prediction_fits_a_picture_as_training_did(pictures, monkeypatch, fit):
     train("folder", "mine", changes={"data.folder": "pictures", "data.fit": fit, **TINY}, quiet=True)
     wide = pictures / "red/wide.png"
     Image.linear_gradient("L").rotate(90).resize((90, 30)).save(wide)
-    seen = Run("runs/mine").read([wide])
+    seen = Run("runs/mine").read_images([wide])
     assert torch.equal(seen[0], resize(read_image(wide), 16, fit))
     others = {"pad", "crop", "stretch"} - {fit}
     assert not any(torch.equal(seen[0], resize(read_image(wide), 16, other)) for other in others)
@@ -77,7 +77,7 @@ def test_a_run_from_before_the_choice_still_crops(pictures, monkeypatch):
     (pictures.parent / "apart").mkdir()
     wide = pictures.parent / "apart/wide.png"
     Image.linear_gradient("L").rotate(90).resize((90, 30)).save(wide)
-    assert torch.equal(session.read([wide])[0], resize(read_image(wide), 16, "crop"))
+    assert torch.equal(session.read_images([wide])[0], resize(read_image(wide), 16, "crop"))
     assert main(["evaluate", "runs/mine"]) == 0
 
 

@@ -48,7 +48,7 @@ def test_it_is_the_notebooks_network():
 def test_its_numbers_are_the_notebooks():
     config = config_of("reverse-uva")
     model, optimizer, training = config.model, config.optimizer, config.training
-    assert (model.width, model.num_heads, model.depth, model.hidden, model.norm) == (32, 1, 1, 64, "post")
+    assert (model.width, model.num_heads, model.depth, model.mlp_dim, model.norm) == (32, 1, 1, 64, "post")
     assert (model.dropout, model.input_dropout, model.mlp_dropout, model.pos_embed) == (0, 0, 0, "sinusoidal")
     assert (optimizer.name, optimizer.lr, optimizer.weight_decay, optimizer.grad_clip) == ("adamw", 5e-4, 0.0, 5.0)
     assert (optimizer.beta1, optimizer.beta2, optimizer.schedule, optimizer.warmup) == (0.9, 0.999, "cosine", 50)

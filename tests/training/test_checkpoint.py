@@ -103,7 +103,7 @@ class TestRoundTrip:
         assert os.listdir(tmp_path) == []
 
     def test_nan_in_the_state_is_refused(self, tmp_path):
-        with pytest.raises(ValueError, match="must be one that JSON has"):
+        with pytest.raises(ValueError, match="JSON"):
             save(tmp_path, Checkpoint(1, {}, {}, {"loss": float("nan")}))
         assert os.listdir(tmp_path) == []
 

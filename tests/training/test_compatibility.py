@@ -142,7 +142,7 @@ def test_a_checkpoint_with_too_few_names_of_classes_is_an_error_of_one_line(trai
     forge(run, data=lambda state: state["data"] | {"classes": ["0", "1"]})
     assert main([command, str(run)]) == 2
     errors = capsys.readouterr().err.splitlines()
-    assert errors == ["clearhead: the checkpoint must name 10 classes, as many as its model has, got 2"]
+    assert errors == ["clearhead: classes in the checkpoint must have 10 entries, as its model has, got 2"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clearhead.training.distributed import Ranks, current_ranks, exchanging, replicated
+from clearhead.training.distributed import Ranks, current_ranks, gradient_sync, replicated
 from clearhead.training.run_directory import RunDirectory
 from clearhead.training.verify_resume import compare
 
@@ -46,7 +46,7 @@ def test_any_number_of_processes_learns_the_same(runs, done, name):
     assert set(done[name]["codes"]) == {0}
     assert_close(runs / name, runs / "of1")
     environment = RunDirectory.open(runs / name).latest_checkpoint().state["environment"]
-    assert environment["processes"] == (3 if name == "of3" else 2)
+    assert environment["world_size"] == (3 if name == "of3" else 2)
     assert environment["sharded"] is (name == "sharded")
 
 
@@ -120,5 +120,5 @@ def test_one_process_needs_no_others():
     assert alone.all_gather(numbers) == [numbers]
     model = torch.nn.Linear(1, 1)
     assert replicated(model, alone) is model
-    with exchanging(model, is_last=False), current_ranks() as ranks:
+    with gradient_sync(model, is_last=False), current_ranks() as ranks:
         assert (ranks.rank, ranks.world_size) == (0, 1)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.training.optim import WeightEMA, weights_to_use
+from clearhead.training.optim import WeightEMA, eval_weights
 
 
 def test_the_average_is_the_weighted_sum_of_all_weights_so_far():
@@ -46,5 +46,5 @@ def test_the_model_has_the_average_inside_and_its_own_weights_after_an_error_too
 
 def test_a_checkpoint_is_used_with_its_averages_if_it_has_any():
     model, average = {"w": torch.zeros(1), "buffer": torch.ones(1)}, torch.full((1,), 2.0)
-    assert weights_to_use(model, {"optim.w.exp_avg": average}) == model
-    assert weights_to_use(model, {"ema.w": average}) == {"w": average, "buffer": model["buffer"]}
+    assert eval_weights(model, {"optim.w.exp_avg": average}) == model
+    assert eval_weights(model, {"ema.w": average}) == {"w": average, "buffer": model["buffer"]}

@@ -11,7 +11,7 @@ from clearhead.training import objectives as home
 from clearhead.training.distributed import Ranks
 from clearhead.training.loop import train
 from clearhead.training.objectives import OBJECTIVES, evaluate
-from clearhead.training.optim import weights_to_use
+from clearhead.training.optim import eval_weights
 from clearhead.training.run_directory import RunDirectory
 
 
@@ -84,7 +84,7 @@ def test_evaluation_is_in_float32_whatever_the_precision_of_training(config, tmp
     run = RunDirectory.open(tmp_path / "run")
     data, found = datasets.load_dataset(config.data, 0), run.best_checkpoint()
     model = build_model(config.model)
-    model.load_state_dict(weights_to_use(found.model, found.optimizer))
+    model.load_state_dict(eval_weights(found.model, found.optimizer))
     expected = evaluate(model, OBJECTIVES[config.objective], data.test, data.normalize)
     tested = run.records()[-1]
     assert {name: tested[name] for name in expected} == expected

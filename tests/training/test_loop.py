@@ -98,7 +98,7 @@ def test_a_signal_after_the_last_step_stops_before_the_test_is_over(config, tmp_
     asked.clear()
     stopped = train(config, tmp_path / "run", quiet=True)
     assert (stopped.reason, stopped.step, stopped.test, stopped.exit_code) == ("stopped", 12, None, STOPPED)
-    assert ("SIGTERM: stopping (again" in capfd.readouterr().err) == (from_the_end == 1)
+    assert ("SIGTERM: stopping (repeat" in capfd.readouterr().err) == (from_the_end == 1)
     assert resume(tmp_path / "run", quiet=True).test is not None
     assert_identical(tmp_path / "run", tmp_path / "whole")
 

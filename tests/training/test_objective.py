@@ -9,7 +9,7 @@ from clearhead.data.dataset import SequencePairs
 from clearhead.data.vocab import BOS, EOS, IGNORE_INDEX, PAD
 from clearhead.models.config import Seq2SeqConfig
 from clearhead.models.seq2seq import Seq2Seq
-from clearhead.training.objectives import OBJECTIVES, counts, microbatches, shift_right, to_device
+from clearhead.training.objectives import OBJECTIVES, metric_sums, microbatches, shift_right, to_device
 
 X = torch.zeros(4, 1)
 
@@ -135,7 +135,7 @@ def test_the_next_token_costs_the_mean_over_those_that_are_asked_for():
         torch.testing.assert_close(NEXT.loss(outputs, batch, smoothing), expected)
     assert torch.equal(NEXT.loss_mask(batch), TARGETS != IGNORE_INDEX)
     perfect = F.one_hot(TARGETS.clamp(min=0), 8)
-    sums = counts(NEXT.loss(outputs, batch), NEXT.correct(perfect, batch), NEXT.loss_mask(batch)).tolist()
+    sums = metric_sums(NEXT.loss(outputs, batch), NEXT.correct(perfect, batch), NEXT.loss_mask(batch)).tolist()
     assert sums[1:] == [3, 9, 9, 3]
 
 

@@ -87,9 +87,9 @@ def test_the_multiplier_scales_every_learning_rate():
     backward(model)
     optimizers.step(0.0)
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
-    assert {group["lr"] for member in optimizers.members for group in member.param_groups} == {0.0}
+    assert {group["lr"] for member in optimizers.optimizers for group in member.param_groups} == {0.0}
     optimizers.step(0.5)
-    assert {group["lr"] for member in optimizers.members for group in member.param_groups} == {0.05, 0.1}
+    assert {group["lr"] for member in optimizers.optimizers for group in member.param_groups} == {0.05, 0.1}
 
 
 def test_norm_and_shortening_are_those_of_torch():
@@ -110,7 +110,7 @@ def test_norm_and_shortening_are_those_of_torch():
 
 def test_a_muon_run_without_blocks_is_adamw_alone():
     model = torch.nn.Linear(2, 2)
-    assert len(Optimizers(model, replace(OptimizerConfig(), name="muon")).members) == 1
+    assert len(Optimizers(model, replace(OptimizerConfig(), name="muon")).optimizers) == 1
 
 
 PARAM_GROUPS = {

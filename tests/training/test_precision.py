@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from clearhead.training import context
-from clearhead.training.context import autocast, compiled, faster_precision
+from clearhead.training.context import autocast, compile_model, faster_precision
 
 CPU = torch.device("cpu")
 
@@ -45,7 +45,7 @@ def test_auto_takes_bf16_only_where_it_pays(monkeypatch, bf16_seconds, expected)
 
 def test_auto_does_not_try_what_the_processor_lacks(monkeypatch):
     monkeypatch.setattr(context, "has_bf16", lambda device: False)
-    assert faster_precision(pytest.fail, CPU) == ("float32", "this processor has no bf16 arithmetic")
+    assert faster_precision(pytest.fail, CPU) == ("float32", "this CPU has no native bf16")
 
 
 def test_a_failing_compiler_is_loud_and_training_goes_on(monkeypatch):
@@ -59,8 +59,8 @@ def test_a_failing_compiler_is_loud_and_training_goes_on(monkeypatch):
     monkeypatch.setattr(torch, "compile", broken)
     said, model = [], nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
     state = torch.get_rng_state()
-    assert compiled(model, "on", lambda forward: forward(torch.ones(1, 2)), said.append) is model
-    assert said == ["torch.compile FAILED, training goes on without it, slower: no C++ compiler"]
+    assert compile_model(model, "on", lambda forward: forward(torch.ones(1, 2)), said.append) is model
+    assert said == ["torch.compile failed; training continues without it, more slowly: no C++ compiler"]
     assert torch.equal(torch.get_rng_state(), state)
     assert all(weight.grad is None for weight in model.parameters())
 
@@ -68,7 +68,7 @@ def test_a_failing_compiler_is_loud_and_training_goes_on(monkeypatch):
 def test_a_rehearsal_leaves_no_trace(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda model: lambda x: model(x))
     model, state = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), torch.get_rng_state()
-    fast = compiled(model, "on", lambda forward: forward(torch.ones(1, 2)), pytest.fail)
+    fast = compile_model(model, "on", lambda forward: forward(torch.ones(1, 2)), pytest.fail)
     assert fast is not model
     assert torch.equal(torch.get_rng_state(), state)
     assert all(weight.grad is None for weight in model.parameters())
@@ -78,7 +78,7 @@ def test_a_rehearsal_leaves_no_trace(monkeypatch):
 @pytest.mark.parametrize("choice", ["off", "auto"])
 def test_nothing_is_compiled_unasked(choice):
     model = nn.Linear(2, 2)
-    assert compiled(model, choice, pytest.fail, pytest.fail) is model
+    assert compile_model(model, choice, pytest.fail, pytest.fail) is model
 
 
 @pytest.mark.skipif("CLEARHEAD_TEST_PROCESSOR" not in os.environ, reason="no other processor is imitated")

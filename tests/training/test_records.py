@@ -46,7 +46,7 @@ def test_losses_come_back_bit_for_bit(tmp_path_factory, losses):
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_loss_that_is_no_number_is_never_written(path, loss):
     before = path.read_bytes()
-    with pytest.raises(ValueError, match="must be one that JSON has"):
+    with pytest.raises(ValueError, match="JSON"):
         metrics_log.append(path, {"step": 5, "loss": loss})
     assert path.read_bytes() == before
 

@@ -144,7 +144,7 @@ class TestOwner:
         )
         with subprocess.Popen([sys.executable, "-c", code, str(run.path)], stdout=subprocess.PIPE, text=True) as owner:
             assert owner.stdout.readline() == "mine\n"
-            with pytest.raises(OSError, match=f"process {owner.pid} owns this one"):
+            with pytest.raises(OSError, match=f"locked by process {owner.pid}"):
                 run.lock().__enter__()
             owner.send_signal(signal.SIGKILL)
             owner.wait()

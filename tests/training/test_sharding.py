@@ -4,13 +4,21 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.training.distributed import full_tensor, gather_full, is_split, load_tensors, local, own_part, split_like
+from clearhead.training.distributed import (
+    full_tensor,
+    gather_full,
+    is_sharded,
+    load_tensors,
+    local_shard,
+    shard_like,
+    to_local,
+)
 
 
 def test_a_tensor_that_is_not_split_is_its_own_part():
     x, like = torch.ones(2), torch.zeros(2)
-    assert not is_split(x)
-    assert local(x) is own_part(x, like) is full_tensor(x, like) is split_like(x, like) is x
+    assert not is_sharded(x)
+    assert to_local(x) is local_shard(x, like) is full_tensor(x, like) is shard_like(x, like) is x
 
 
 def test_only_who_keeps_gets_the_tensors():

@@ -8,7 +8,7 @@ from clearhead.training.context import build_context, isolated_torch_state
 from clearhead.training.distributed import Ranks
 from clearhead.training.loop import train_step
 from clearhead.training.progress import StopRequest
-from clearhead.training.state import TrainState, announce, capture_state, restore, use_weights
+from clearhead.training.state import TrainState, capture_state, load_eval_weights, report_environment_changes, restore
 
 
 @pytest.fixture
@@ -21,10 +21,10 @@ def test_train_state_survives_json_with_its_clock():
     state = TrainState(
         step=3, sums=[0.1, 1.0, 2.0, 3.0, 1e-300], best_step=2, best_score=[0.5, -1 / 3], evals_since_best=1
     )
-    state.began -= 100
+    state.start_time -= 100
     back = TrainState.from_json(json.loads(json.dumps(state.to_json())))
     assert back.seconds == pytest.approx(state.seconds, abs=1)
-    back.began = state.began
+    back.start_time = state.start_time
     assert back == state
 
 
@@ -62,7 +62,7 @@ def test_what_is_used_is_what_was_evaluated(ctx):
     train_step(ctx, state, StopRequest())
     averages = {name: tensor.clone() for name, tensor in ctx.ema.averages.items()}
     assert not torch.equal(averages["head.weight"], ctx.model.head.weight)
-    use_weights(ctx, capture_state(ctx, state))
+    load_eval_weights(ctx, capture_state(ctx, state))
     assert all(torch.equal(weight, averages[name]) for name, weight in ctx.model.named_parameters())
 
 
@@ -79,9 +79,7 @@ def test_a_run_does_not_go_on_with_another_file(ctx):
 
     saved = capture_state(reading("one"), TrainState())
     assert restore(reading("one"), saved, pytest.fail).step == 0
-    with pytest.raises(
-        ValueError, match=r"data that it began with, got other bytes in my\.dict; put the old ones back"
-    ):
+    with pytest.raises(ValueError, match=r"data has changed: my\.dict"):
         restore(reading("other"), saved, pytest.fail)
     assert (
         restore(reading("other"), capture_state(ctx, TrainState()), pytest.fail).step == 0
@@ -94,19 +92,19 @@ def test_without_a_checkpoint_it_is_the_beginning(ctx):
 
 def test_other_conditions_are_announced():
     said = []
-    announce({"torch": "2.6", "threads": 2}, {"torch": "2.6", "threads": 2}, said.append)
+    report_environment_changes({"torch": "2.6", "threads": 2}, {"torch": "2.6", "threads": 2}, said.append)
     assert said == []
-    announce({"torch": "2.6"}, {"torch": "2.6", "of later": 1}, said.append)
+    report_environment_changes({"torch": "2.6"}, {"torch": "2.6", "of later": 1}, said.append)
     assert said == []
-    announce({"torch": "2.6", "threads": 2}, {"torch": "2.7", "threads": 2}, said.append)
-    assert said == ["numbers may differ in their last digits from an uninterrupted run: torch was 2.6, is 2.7"]
+    report_environment_changes({"torch": "2.6", "threads": 2}, {"torch": "2.7", "threads": 2}, said.append)
+    assert said == ["results may differ in the last digits from those of an uninterrupted run: torch was 2.6, is 2.7"]
 
 
 def test_another_precision_is_announced(ctx, config):
     saved, said = capture_state(ctx, TrainState()), []
     other = replace(config, training=replace(config.training, precision="bf16"))
     restore(build_context(other, Ranks(), shard=False, report=pytest.fail), saved, said.append)
-    assert said[-1] == "numbers will differ from an uninterrupted run: precision was float32, is bf16"
+    assert said[-1] == "results will differ from those of an uninterrupted run: precision was float32, is bf16"
 
 
 @pytest.mark.parametrize("has", [True, False])

@@ -94,7 +94,7 @@ def summarize(folder: Path) -> RunSummary:
     """What is known of a run, whatever is broken in it."""
     known = RunSummary(folder.name, str(folder), "unreadable", last_change(folder))
     try:
-        check_tree(folder, to_write=False)
+        check_tree(folder, for_writing=False)
         config = RunConfig.from_dict(from_json(read_regular(folder / CONFIG, MAX_JSON_BYTES)))
         records = read(folder / METRICS)
         known = replace(known, recipe=config.recipe, **numbers(config, records))

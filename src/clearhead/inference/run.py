@@ -24,7 +24,7 @@ from clearhead.models.factory import build_model
 from clearhead.training.compatibility import config_for_inference
 from clearhead.training.distributed import load_tensors
 from clearhead.training.objectives import BATCH_SIZE
-from clearhead.training.optim import weights_to_use
+from clearhead.training.optim import eval_weights
 from clearhead.training.run_directory import RunDirectory
 from clearhead.training.state import DataInfo
 
@@ -76,7 +76,7 @@ class Run:
         self.config = config_for_inference(directory, best)
         with torch.random.fork_rng(devices=[]):
             self.model = build_model(self.config.model)
-        load_tensors(self.model.state_dict(), weights_to_use(best.model, best.optimizer))
+        load_tensors(self.model.state_dict(), eval_weights(best.model, best.optimizer))
         self.model.eval()
         data = DataInfo.from_state(best.state)
         data.check_matches(self.config)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from clearhead.data.vocab import IGNORE_INDEX
 from clearhead.recipes.registry import config_of
 from clearhead.training.context import TrainContext, build_context
-from clearhead.training.distributed import ALONE
+from clearhead.training.distributed import SINGLE_PROCESS
 from clearhead.training.loop import train_step
 from clearhead.training.progress import StopRequest
 from clearhead.training.state import TrainState
@@ -86,7 +86,7 @@ def train(
 def train_recipe(recipe: str, changes: Mapping[str, object], steps: int) -> TrainContext:
     """Trains a recipe for `steps` steps without a run directory; returns its model and data."""
     values = {**changes, "training.steps": steps, "training.precision": "float32"}
-    ctx, state = build_context(config_of(recipe, values), ALONE, shard=False, report=print), TrainState()
+    ctx, state = build_context(config_of(recipe, values), SINGLE_PROCESS, shard=False, report=print), TrainState()
     ctx.model.train()
     while state.step < steps:
         train_step(ctx, state, StopRequest())

@@ -18,14 +18,14 @@ from safetensors import SafetensorError
 
 from clearhead.files import (
     MAX_JSON_BYTES,
-    PART,
+    TEMP_SUFFIX,
     UnsafeFileError,
     from_json,
     opened_regular,
-    problem_of,
     read_regular,
     safetensors_header,
-    tree,
+    unsafe_type,
+    walk,
 )
 from clearhead.training import metrics_log
 from clearhead.training.checkpoint import (
@@ -113,10 +113,10 @@ def entries(folder: Path, is_running: bool) -> tuple[list[Finding], int]:
     findings: list[Finding] = []
     n_files, reported = 0, ""
     try:
-        for path, found in tree(folder):
+        for path, found in walk(folder):
             name = os.path.relpath(path, folder)
             n_files += stat.S_ISREG(found.st_mode)
-            if problem := problem_of(found, to_write=True):
+            if problem := unsafe_type(found, for_writing=True):
                 findings.append(Finding(name, "unsafe", f"it is {problem}"))
             elif (surplus := unexpected(name)) and not (reported and name.startswith(reported + os.sep)):
                 reported = name  # what is in a folder that should not be there is not listed
@@ -133,7 +133,7 @@ def unexpected(name: str) -> tuple[Kind, str] | None:
     """Why a run has no file or folder of this name; None if it may have one."""
     home, *rest = Path(name).parts
     last = rest[-1] if rest else home
-    if last.startswith(".") and last.endswith(PART):
+    if last.startswith(".") and last.endswith(TEMP_SUFFIX):
         return "leftover", "an unfinished file; `clearhead resume` removes it"
     match [home, *rest]:
         case [only] if only in TOP:

@@ -1,4 +1,8 @@
-"""All parts of a run, built from its config: the same in every process and each time."""
+"""Everything a training run needs, built deterministically from its config: data, model, optimizers, precision, masks.
+
+The precision of a run is part of its config and does not depend on the machine: "auto" is resolved once, before the
+first step, by timing float32 against bf16 autocast, and the run records the choice. Evaluation is always in float32.
+"""
 
 import ctypes
 import os
@@ -27,23 +31,37 @@ from clearhead.training.distributed import Ranks, preserved_rng, replicated
 from clearhead.training.objectives import OBJECTIVES, Objective, microbatches, shift_right, to_device
 from clearhead.training.optim import Optimizers, WeightEMA
 
+WARMUP_STEPS, TIMED_STEPS = 1, 7
+"""in each precision, to choose the faster one"""
+MIN_SPEEDUP = 1.15
+"""of a forward and backward pass in bf16: the optimizer stays in float32, and timings are noisy"""
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -2, -3, -4
+"""parameters of mallopt(3)"""
+TUNED_MALLOC = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: 2**31 - 1, M_TOP_PAD: 64 << 20}
+DEFAULT_MALLOC = {M_MMAP_MAX: 1 << 16, M_MMAP_THRESHOLD: 32 << 20, M_TRIM_THRESHOLD: 64 << 20, M_TOP_PAD: 128 << 10}
+"""the values that glibc's dynamic thresholds reach in a process that frees large blocks; setting them fixes them"""
+CHECKED_EXAMPLES, CHECKED_TOKENS, MIN_PADDING = 8, 64, 2
+"""of the mask check: examples, tokens of each, and padding tokens that are appended to a source"""
+
 
 @dataclass(frozen=True)
 class TrainContext:
+    """The parts of a run. `build_context` creates them."""
+
     config: RunConfig
     ranks: Ranks
     data: Dataset
     batches: Batches
     model: nn.Module
-    """the weights, under their own names"""
+    """the plain model, whose parameter names are those of the checkpoints"""
     forward: Callable[..., Tensor]
-    """the model as training calls it: perhaps compiled, perhaps one of many"""
+    """the model that training calls: compiled or wrapped in DDP, depending on the config"""
     optimizers: Optimizers
     ema: WeightEMA | None
     is_sharded: bool
     is_compiled: bool
     precision_reason: str = ""
-    """why "auto" chose the precision that the config has; "" where the user did"""
+    """why "auto" chose this precision; "" if the config named one"""
 
     @property
     def objective(self) -> Objective:
@@ -65,7 +83,7 @@ class TrainContext:
         return self.config.snapshots.is_due(step, self.n_steps)
 
     def environment(self) -> dict[str, str | int | bool]:
-        """What the numbers depend on beside the config: their last bits, or with another precision more."""
+        """What results depend on besides the config. A change alters their last digits; another precision, more."""
         return {
             "precision": self.config.training.precision,
             "torch": torch.__version__,
@@ -78,31 +96,32 @@ class TrainContext:
 
 
 def build_context(config: RunConfig, ranks: Ranks, *, shard: bool, report: Callable[[str], None]) -> TrainContext:
+    """Build all parts of a run. `report` receives warnings; ValueError if the config does not match the data."""
     check_microbatches(config, ranks.world_size)
     data = datasets.load_dataset(config.data, config.seed)
     if config.training.patience and not len(data.validation):
-        report("patience has nothing to go by: no examples are set apart to validate on (--data.validation)")
+        report("patience has no effect without validation examples; set --data.validation")
     check_classes(config, data)
-    check_symbols(config, data)
+    check_vocab_sizes(config, data)
     check_lengths(config, data)
     batches = Batches(data, config.data, config.training.batch_size, config.seed)
-    torch.manual_seed(config.seed)  # every process begins with the same weights
+    torch.manual_seed(config.seed)  # all ranks start with the same weights
     model = build_model(config.model).to(ranks.device)
     fast: Callable[..., Tensor] = model
     is_sharded = shard and ranks.world_size > 1
     if shard and not is_sharded:
-        report("--shard splits weights over the processes of torchrun, and there is one: nothing is split")
+        report("--shard has no effect with one process; start several with torchrun")
     if is_sharded:
         distributed.shard(model)
     else:
-        fast = compiled(model, config.training.compile, warmup_batch(config, batches, ranks), report)
+        fast = compile_model(model, config.training.compile, warmup_forward(config, batches, ranks), report)
     forward = model if is_sharded else replicated(fast, ranks)
     config, reason = with_precision(config, model, forward, batches, ranks)
-    # on a GPU, bf16 serves Muon's matrix products too
-    in_bf16 = config.training.precision == "bf16" and ranks.device.type == "cuda"
-    optimizers = Optimizers(model, config.optimizer, torch.bfloat16 if in_bf16 else torch.float32)
+    # on a GPU, Muon computes its matrix products in bf16 too
+    muon_in_bf16 = config.training.precision == "bf16" and ranks.device.type == "cuda"
+    optimizers = Optimizers(model, config.optimizer, torch.bfloat16 if muon_in_bf16 else torch.float32)
     ema = WeightEMA(model, config.training.ema) if config.training.ema else None
-    torch.manual_seed(fold_in(config.seed, "dropout", ranks.rank))  # and drops something else
+    torch.manual_seed(fold_in(config.seed, "dropout", ranks.rank))  # but draw different dropout masks
     return TrainContext(
         config=config,
         ranks=ranks,
@@ -121,7 +140,7 @@ def build_context(config: RunConfig, ranks: Ranks, *, shard: bool, report: Calla
 def with_precision(
     config: RunConfig, model: nn.Module, forward: Callable[..., Tensor], batches: Batches, ranks: Ranks
 ) -> tuple[RunConfig, str]:
-    """The config with "auto" resolved to the faster precision, and the reason; all processes choose the same."""
+    """The config with "auto" resolved to the faster precision, and the reason. All ranks choose the same."""
     training = config.training
     if training.precision != "auto":
         return config, ""
@@ -133,7 +152,7 @@ def with_precision(
             outputs = objective.compute_outputs(forward, first)
         loss = objective.loss(outputs, first, training.label_smoothing)
         loss.backward()
-        loss.item()  # waits for a GPU
+        loss.item()  # synchronizes with a GPU
         model.zero_grad(set_to_none=True)
 
     with preserved_rng():
@@ -141,83 +160,60 @@ def with_precision(
     return replace(config, training=replace(training, precision=precision)), reason
 
 
-def warmup_batch(config: RunConfig, batches: Batches, ranks: Ranks) -> Callable[[Callable[..., Tensor]], Tensor]:
-    """From a model to what it answers to the first batch."""
+def warmup_forward(config: RunConfig, batches: Batches, ranks: Ranks) -> Callable[[Callable[..., Tensor]], Tensor]:
+    """A function that calls a model with the first batch and returns its outputs."""
 
-    def first_answers(forward: Callable[..., Tensor]) -> Tensor:
+    def forward_first_batch(forward: Callable[..., Tensor]) -> Tensor:
         batch = to_device(batches.at(0, ranks.rank, ranks.world_size), ranks.device)
         return OBJECTIVES[config.objective].compute_outputs(forward, batch)
 
-    return first_answers
+    return forward_first_batch
 
 
 def check_microbatches(config: RunConfig, world_size: int) -> None:
     training = config.training
+    smallest = world_size * training.grad_accum_steps
     if training.batch_size // world_size < training.grad_accum_steps:
         raise ValueError(
-            f"each of {world_size} processes needs an example for each of {training.grad_accum_steps} portions, "
-            f"got batch_size={training.batch_size}; try batch_size={world_size * training.grad_accum_steps} or more"
-        )
-
-
-def check_symbols(config: RunConfig, data: Dataset) -> None:
-    """Where ids stand for symbols, the model must know as many."""
-    wanted = {}
-    if isinstance(config.model, Seq2SeqConfig):
-        wanted = {"src_vocab_size": len(data.vocab), "tgt_vocab_size": len(data.classes)}
-    if isinstance(config.model, LanguageConfig):
-        wanted = {"vocab_size": len(data.vocab)}
-    for name, n in wanted.items():
-        if n and getattr(config.model, name) != n:
-            raise ValueError(
-                f"the model must have as many symbols as {config.data.name}, {n}, got "
-                f"{name}={getattr(config.model, name)}; set --model.{name.replace('_', '-')} {n}"
-            )
-
-
-def check_lengths(config: RunConfig, data: Dataset) -> None:
-    """A table of places must have a row for each token: better found out now than at the first long word."""
-    if not isinstance(config.model, Seq2SeqConfig | LanguageConfig) or config.model.pos_embed != "learned":
-        return
-    found = [lengths_of(part) for part in (data.train, data.validation, data.test) if len(part)]
-    longest = max((int(lengths.max()) for lengths in found if lengths is not None), default=0)
-    if longest > config.model.context_length:
-        raise ValueError(
-            f"learned positions must reach over the longest example of {config.data.name}, {longest} tokens, got "
-            f"context_length={config.model.context_length}; set --model.context-length {longest}"
+            f"batch_size must be at least world_size * grad_accum_steps = {smallest}, got "
+            f"batch_size={training.batch_size}, world_size={world_size}, grad_accum_steps={training.grad_accum_steps}"
         )
 
 
 def check_classes(config: RunConfig, data: Dataset) -> None:
     if isinstance(config.model, VisionConfig) and data.classes and len(data.classes) != config.model.num_classes:
         raise ValueError(
-            f"the model must have as many classes as {config.data.name}, {len(data.classes)}, got "
+            f"num_classes must match {config.data.name}, which has {len(data.classes)} classes, got "
             f"num_classes={config.model.num_classes}; set --model.num-classes {len(data.classes)}"
         )
 
 
-@contextmanager
-def isolated_torch_state(threads: int) -> Iterator[None]:
-    """Random state and number of threads are the caller's again afterwards, and freed memory goes back."""
-    before = torch.get_num_threads()
-    with preserved_rng(), malloc_tuning():
-        torch.set_num_threads(threads or before)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+def check_vocab_sizes(config: RunConfig, data: Dataset) -> None:
+    """The model's vocabularies must have the size of the data's, if the data has any."""
+    sizes = {}
+    if isinstance(config.model, Seq2SeqConfig):
+        sizes = {"src_vocab_size": len(data.vocab), "tgt_vocab_size": len(data.classes)}
+    if isinstance(config.model, LanguageConfig):
+        sizes = {"vocab_size": len(data.vocab)}
+    for name, size in sizes.items():
+        if size and getattr(config.model, name) != size:
+            raise ValueError(
+                f"{name} must match the vocabulary of {config.data.name}, which has {size} tokens, got "
+                f"{name}={getattr(config.model, name)}; set --model.{name.replace('_', '-')} {size}"
+            )
 
 
-# The arithmetic of training: float32, or bf16 autocast where it was chosen or measured to be faster; torch.compile.
-#
-# A run's precision is part of its config and never of the machine: "auto" is resolved once, before the first step, by
-# timing both, and the run records the choice. Evaluation is always float32.
-
-
-WARM_UP, TIMED = 1, 7
-"""steps in each precision before and while the clock runs"""
-MIN_SPEEDUP = 1.15
-"""what bf16 must gain in these passes: the optimizer, which stays in float32, dilutes the gain, and clocks are noisy"""
+def check_lengths(config: RunConfig, data: Dataset) -> None:
+    """Learned position embeddings must cover the longest example. Checked here rather than when its batch comes."""
+    if not isinstance(config.model, Seq2SeqConfig | LanguageConfig) or config.model.pos_embed != "learned":
+        return
+    lengths = [lengths_of(part) for part in (data.train, data.validation, data.test) if len(part)]
+    longest = max((int(part.max()) for part in lengths if part is not None), default=0)
+    if longest > config.model.context_length:
+        raise ValueError(
+            f"context_length must be at least {longest}, the longest example of {config.data.name}, got "
+            f"context_length={config.model.context_length}; set --model.context-length {longest}"
+        )
 
 
 def has_bf16(device: torch.device) -> bool:
@@ -228,139 +224,129 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def autocast(precision: Precision, device: torch.device) -> torch.autocast:
-    """The context of a forward pass in the given precision; weights stay float32."""
+    """The context of a forward pass in this precision. Weights stay in float32."""
     assert precision != "auto", "resolve it with faster_precision first"
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
 
 
 def faster_precision(step: Callable[[Precision], None], device: torch.device) -> tuple[Precision, str]:
-    """The precision in which `step(precision)` takes less time, and the reason in words.
+    """The precision in which `step(precision)` is faster, and the reason as text.
 
-    Both are timed in turns, so that a busy moment of the machine slows both. Every process makes the same number of
-    steps: under DDP or FSDP they exchange gradients.
+    The two are timed alternately, so that other load on the machine slows both. All ranks make the same number of
+    steps, because DDP and FSDP synchronize gradients.
     """
     if not has_bf16(device):
-        return "float32", f"this {'GPU' if device.type == 'cuda' else 'processor'} has no bf16 arithmetic"
+        return "float32", f"this {'GPU' if device.type == 'cuda' else 'CPU'} has no native bf16"
     choices: tuple[Precision, Precision] = ("float32", "bf16")
     seconds: dict[Precision, list[float]] = {choice: [] for choice in choices}
-    for i in range(WARM_UP + TIMED):
+    for i in range(WARMUP_STEPS + TIMED_STEPS):
         for choice in choices:
             start = time.perf_counter()
             step(choice)
-            if i >= WARM_UP:
+            if i >= WARMUP_STEPS:
                 seconds[choice].append(time.perf_counter() - start)
-    exact, rough = min(seconds["float32"]), min(seconds["bf16"])  # whatever else ran, slowed the others
-    reason = f"a forward and backward pass takes {1e3 * exact:,.1f} ms in float32, {1e3 * rough:,.1f} ms in bf16"
-    return ("bf16" if rough * MIN_SPEEDUP < exact else "float32"), reason
+    float32, bf16 = min(seconds["float32"]), min(seconds["bf16"])  # the minimum is least affected by other load
+    reason = f"a forward and backward pass takes {1e3 * float32:,.1f} ms in float32, {1e3 * bf16:,.1f} ms in bf16"
+    return ("bf16" if bf16 * MIN_SPEEDUP < float32 else "float32"), reason
 
 
-def compiled(
+def compile_model(
     model: nn.Module,
     choice: Compile,
-    rehearse: Callable[[Callable[..., Tensor]], Tensor],
+    warmup: Callable[[Callable[..., Tensor]], Tensor],
     report: Callable[[str], None],
 ) -> Callable[..., Tensor]:
-    """The model, compiled if so chosen, after a rehearsal that asks it something; the model itself where that fails."""
+    """The model, compiled and warmed up by a forward and backward pass; uncompiled if `choice` or a failure says so."""
     if choice == "off" or (choice == "auto" and not torch.cuda.is_available()):
         return model
     fast: Callable[..., Tensor] = torch.compile(model)
     try:
         with preserved_rng():
-            rehearse(fast).float().sum().backward()
-    except Exception as error:  # whatever a compiler, its cache or its linker may raise
+            warmup(fast).float().sum().backward()
+    except Exception as error:  # a compiler, its cache or its linker may raise anything
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        report(f"torch.compile FAILED, training goes on without it, slower: {reason[0]}")
+        report(f"torch.compile failed; training continues without it, more slowly: {reason[0]}")
         return model
     finally:
         model.zero_grad(set_to_none=True)
     return fast
 
 
-# Memory that a step gives back is kept for the next step.
-#
-# glibc hands large blocks back to the system as soon as they are free, and the system clears every page of them when
-# they are taken again. A training step frees and takes the same hundreds of megabytes each time: a run of `mnist` had
-# ten
-# times as many page faults. No number changes. What it gains in time is in docs/lab-notes.md.
-
-
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -2, -3, -4
-"""names of mallopt(3)"""
-KEPT = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: 2**31 - 1, M_TOP_PAD: 64 << 20}
-USUAL = {M_MMAP_MAX: 1 << 16, M_MMAP_THRESHOLD: 32 << 20, M_TRIM_THRESHOLD: 64 << 20, M_TOP_PAD: 128 << 10}
-"""where glibc's own thresholds end up in a process that frees large blocks; once set, they no longer move"""
+@contextmanager
+def isolated_torch_state(threads: int) -> Iterator[None]:
+    """Set the number of threads (0: unchanged) and tune malloc; restore both, and the random state, on exit."""
+    previous = torch.get_num_threads()
+    with preserved_rng(), malloc_tuning():
+        torch.set_num_threads(threads or previous)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(previous)
 
 
 @contextmanager
 def malloc_tuning() -> Iterator[bool]:
-    """For the time of the block, freed memory stays with the process; afterwards what is free goes back. Says whether
-    it is so: not where malloc is not glibc's, nor where the environment has settled it."""
-    if sys.platform != "linux" or is_settled() or not hasattr(libc := ctypes.CDLL(None), "mallopt"):
+    """Keep freed memory in the process inside this context, and return it to the system on exit.
+
+    By default, glibc returns large blocks to the system as soon as they are freed, and the system zeroes their pages
+    when they are allocated again, although each training step allocates the same blocks. Tuning avoids most of these
+    page faults and changes no results; docs/lab-notes.md has measurements. Yields whether malloc was tuned: not without
+    glibc, and not if environment variables already configure malloc.
+    """
+    if sys.platform != "linux" or is_malloc_configured() or not hasattr(libc := ctypes.CDLL(None), "mallopt"):
         yield False
         return
-    for name, value in KEPT.items():
+    for name, value in TUNED_MALLOC.items():
         libc.mallopt(name, value)
     try:
         yield True
     finally:
-        for name, value in USUAL.items():
+        for name, value in DEFAULT_MALLOC.items():
             libc.mallopt(name, value)
         libc.malloc_trim(0)
 
 
-def is_settled() -> bool:
-    """Whether who started this process chose how malloc works: what was chosen cannot be read back."""
+def is_malloc_configured() -> bool:
+    """Whether environment variables configure malloc: such settings cannot be read, and hence not restored."""
     return "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or any(
         name.startswith("MALLOC_") for name in os.environ
     )
 
 
-# Does the model see what it must not? Asked before the first step of every run that writes token by token.
-#
-# A few training examples are changed where an output must not look, after its place and in the padding. A model that
-# saw the answer would score well and learn nothing, so a leak ends the run.
-
-
-EXAMPLES, LONGEST, PADDING = 8, 64, 2
-"""how many are changed; tokens of each that are looked at; places of padding that a source gets at least"""
-
-
 def check_masks(ctx: TrainContext) -> bool:
-    """Whether there was something to check; a leak is an error. All processes look at the same examples."""
+    """Check, before the first step, that no output depends on later tokens or on padding. ValueError if one does.
+
+    Such a leak would give good scores to a model that has learned nothing. The check changes later tokens and padding
+    in a few training examples, the same on all ranks. Returns False if the model is not autoregressive.
+    """
     model = ctx.config.model
     if not isinstance(model, Seq2SeqConfig | LanguageConfig):
         return False
     with eval_mode(ctx.model):
-        leak = leak_of_pairs(ctx, model) if isinstance(model, Seq2SeqConfig) else leak_of_text(ctx, model)
+        leak = seq2seq_leak(ctx, model) if isinstance(model, Seq2SeqConfig) else language_model_leak(ctx, model)
     if leak is not None:
-        raise ValueError(
-            f"no output may depend on what comes after it, or on padding, got a model that leaks: {leak}; "
-            "correct its masks before it is trained"
-        )
+        raise ValueError(f"outputs must not depend on later tokens or on padding, got a model that leaks: {leak}")
     return True
 
 
-def leak_of_text(ctx: TrainContext, model: LanguageConfig) -> Leak | None:
-    ids = ctx.batches.at(0).inputs[:EXAMPLES, :LONGEST].to(ctx.ranks.device)
+def language_model_leak(ctx: TrainContext, model: LanguageConfig) -> Leak | None:
+    ids = ctx.batches.at(0).inputs[:CHECKED_EXAMPLES, :CHECKED_TOKENS].to(ctx.ranks.device)
     return future_leak(ctx.model, ids, model.vocab_size)
 
 
-def leak_of_pairs(ctx: TrainContext, model: Seq2SeqConfig) -> Leak | None:
+def seq2seq_leak(ctx: TrainContext, model: Seq2SeqConfig) -> Leak | None:
     batch, device = ctx.batches.at(0), ctx.ranks.device
-    source, target = (
-        batch.inputs[:EXAMPLES, :LONGEST].to(device),
-        shift_right(batch.targets)[:EXAMPLES, :LONGEST].to(device),
-    )
-    n_free = model.context_length - source.shape[1] if model.pos_embed == "learned" else PADDING
-    source, lengths = F.pad(source, (0, min(PADDING, n_free)), value=PAD), (source != PAD).sum(1)
+    source = batch.inputs[:CHECKED_EXAMPLES, :CHECKED_TOKENS].to(device)
+    target = shift_right(batch.targets)[:CHECKED_EXAMPLES, :CHECKED_TOKENS].to(device)
+    max_padding = model.context_length - source.shape[1] if model.pos_embed == "learned" else MIN_PADDING
+    source, lengths = F.pad(source, (0, min(MIN_PADDING, max_padding)), value=PAD), (source != PAD).sum(1)
     leak = future_leak(lambda ids: ctx.model(source, ids, source_lengths=lengths), target, model.tgt_vocab_size)
     if leak is not None:
         return leak
-    counted = lengths.new_full(lengths.shape, target.shape[1])
     return padding_leak(
         lambda ids: ctx.model(ids, target, source_lengths=lengths),
         source,
         lengths,
         model.src_vocab_size,
-        output_lengths=counted,
+        output_lengths=lengths.new_full(lengths.shape, target.shape[1]),
     )

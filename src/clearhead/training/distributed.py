@@ -1,4 +1,7 @@
-"""Many processes, or one: the same calls. Under torchrun there are as many as it was told; otherwise there is one."""
+"""Distributed training: process ranks, collectives, replicated weights (DDP) and sharded weights (FSDP2).
+
+All functions also work in a single process, without torchrun, where they do nothing.
+"""
 
 import json
 import os
@@ -18,13 +21,13 @@ from clearhead.nn.blocks import DecoderBlock, EncoderBlock
 from clearhead.training.progress import stopping_with_launcher
 
 CPU = torch.device("cpu")
-PATIENCE = timedelta(minutes=5)
-"""how long a process waits for another that is silent; one that has ended is noticed at once"""
+TIMEOUT = timedelta(minutes=5)
+"""of collectives, if another process hangs; one that has exited is noticed immediately"""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among all of them."""
+    """The rank of this process, the number of processes, and the collectives among them."""
 
     rank: int = 0
     world_size: int = 1
@@ -32,25 +35,25 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
-        """The one that writes files and talks."""
+        """Whether this is rank 0, which writes the files and the output."""
         return self.rank == 0
 
-    def all_reduce_sum(self, numbers: Tensor) -> Tensor:
-        """The sum over all processes, known to all."""
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks, in place."""
         if self.world_size > 1:
-            dist.all_reduce(numbers)
-        return numbers
+            dist.all_reduce(tensor)
+        return tensor
 
-    def all_gather(self, bytes_of_each: Tensor) -> list[Tensor]:
-        """Every process's bytes, equally many, in the order of their ranks."""
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all ranks, which must have the same shape, in the order of the ranks."""
         if self.world_size == 1:
-            return [bytes_of_each]
-        all_bytes = [torch.empty_like(bytes_of_each) for _ in range(self.world_size)]
-        dist.all_gather(all_bytes, bytes_of_each)
-        return all_bytes
+            return [tensor]
+        gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        dist.all_gather(gathered, tensor)
+        return gathered
 
     def broadcast_json(self, value: Any) -> Any:
-        """What the first process has, told to all as JSON."""
+        """The value of rank 0, sent to all ranks as JSON."""
         if self.world_size == 1:
             return value
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -62,24 +65,24 @@ class Ranks:
         return json.loads(bytes(text.tolist()))
 
     def broadcast_tensors(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors that the first process has, told to all."""
+        """The tensors of rank 0, sent to all ranks."""
         if self.world_size == 1:
             return tensors
-        kinds = {name: (str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in tensors.items()}
+        specs = {name: (str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in tensors.items()}
         received = {}
-        for name, (dtype, shape) in self.broadcast_json(kinds).items():
+        for name, (dtype, shape) in self.broadcast_json(specs).items():
             tensor = tensors[name] if self.is_main else torch.empty(shape, dtype=getattr(torch, dtype))
             received[name] = tensor = tensor.contiguous()
             dist.broadcast(tensor.reshape(-1).view(torch.uint8), src=0)
         return received
 
 
-ALONE = Ranks()
+SINGLE_PROCESS = Ranks()
 
 
 @contextmanager
 def current_ranks() -> Iterator[Ranks]:
-    """All processes of this run, connected; with gloo on processors, with NCCL on GPUs."""
+    """The ranks of this run, connected by NCCL on GPUs and by gloo on CPUs."""
     has_gpu = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if has_gpu else CPU
     if has_gpu:
@@ -87,33 +90,37 @@ def current_ranks() -> Iterator[Ranks]:
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         yield Ranks(device=device)
         return
-    # processor memory travels by gloo even beside GPUs: random states and checkpoints
-    dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo", timeout=PATIENCE)
+    # CPU tensors (random states, checkpoints) use gloo even if there are GPUs
+    dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo", timeout=TIMEOUT)
     try:
         with stopping_with_launcher() if dist.is_torchelastic_launched() else nullcontext():
             yield Ranks(dist.get_rank(), dist.get_world_size(), device)
     except RuntimeError as error:
         if isinstance(error, dist.DistError) or "gloo" in str(error):
-            message = "processes of a run must all live, and one has ended or is silent; resume the run with all"
+            message = (
+                "another process of this run has exited or does not respond; restart all of them to resume the run"
+            )
             raise ConnectionError(message) from error
         raise
     finally:
-        # The group ends when its last owner does, and waits for its threads while it keeps Python's lock; a thread that
-        # has yet to drop a tensor waits for that lock. So they get it first.
+        # Destroying the group joins its threads while holding the GIL, and a thread that still has to release a tensor
+        # waits for the GIL: a deadlock. Sleeping lets such a thread finish first.
         time.sleep(0.1)
         dist.destroy_process_group()
 
 
 @contextmanager
 def preserved_rng() -> Iterator[None]:
-    """Random state, the processor's and that of this process's GPU, is the caller's again afterwards. To look at the
-    other GPUs would take memory on each."""
+    """Restore the random state of the CPU and of this process's GPU on exit.
+
+    Reading the state of the other GPUs would allocate memory on each of them.
+    """
     with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
         yield
 
 
 def replicated(forward: Callable[..., Tensor], ranks: Ranks) -> Callable[..., Tensor]:
-    """The model with gradients that are the mean over all processes (DDP); itself where there is one process."""
+    """The model wrapped in DDP, which averages gradients over all ranks; the model itself in a single process."""
     if ranks.world_size == 1 or not isinstance(forward, nn.Module):
         return forward
     from torch.nn.parallel import DistributedDataParallel
@@ -121,99 +128,97 @@ def replicated(forward: Callable[..., Tensor], ranks: Ranks) -> Callable[..., Te
     return DistributedDataParallel(forward, gradient_as_bucket_view=True)
 
 
-def exchanging(forward: Any, is_last: bool) -> AbstractContextManager[None]:
-    """Around one portion of a batch: processes exchange gradients at the last one only."""
+def gradient_sync(forward: Any, is_last: bool) -> AbstractContextManager[None]:
+    """The context of one microbatch. Ranks synchronize gradients only in the last one of a batch."""
     if hasattr(forward, "set_requires_gradient_sync"):  # FSDP2
         forward.set_requires_gradient_sync(is_last)
     elif not is_last and hasattr(forward, "no_sync"):  # DDP
-        silent: AbstractContextManager[None] = forward.no_sync()
-        return silent
+        no_sync: AbstractContextManager[None] = forward.no_sync()
+        return no_sync
     return nullcontext()
 
 
-# Weights split over processes (FSDP2): each keeps a part of every tensor. Other tensors pass through.
-
-
 def shard(model: nn.Module) -> None:
-    """Splits the model's weights over all processes; each block's are put together just before they are needed."""
+    """Shard the weights over all ranks (FSDP2). The weights of a block are gathered just before they are used."""
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
-    # of no harm: a loss does not change the model's answer in place
+    # harmless: no loss modifies the model's outputs in place
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     for module in model.modules():
         if isinstance(module, EncoderBlock | DecoderBlock):
             fully_shard(module)
-    # what was put together must not outlive the pass: an evaluation may be of other weights (ema.py) than the next step
+    # gathered weights must not outlive the forward pass: an evaluation may use averaged weights (WeightEMA)
     fully_shard(model, reshard_after_forward=True)
-    for name in ("encode", "decode"):  # other ways into a model than forward: the weights must be there too
+    for name in ("encode", "decode"):  # these methods are called directly, and need gathered weights too
         if hasattr(model, name):
             register_fsdp_forward_method(model, name)
 
 
-def is_split(tensor: Tensor) -> bool:
-    return hasattr(tensor, "to_local")  # torch's DTensor, without the second that importing it takes
+def is_sharded(tensor: Tensor) -> bool:
+    return hasattr(tensor, "to_local")  # a DTensor; importing that class for isinstance takes a second
 
 
-def local(tensor: Tensor) -> Tensor:
-    """This process's part of a split tensor; changing it changes the tensor."""
-    split: Any = tensor
-    return split.to_local() if is_split(tensor) else tensor
+def to_local(tensor: Tensor) -> Tensor:
+    """This rank's shard, which shares memory with the sharded tensor; any other tensor is returned unchanged."""
+    sharded: Any = tensor
+    return sharded.to_local() if is_sharded(tensor) else tensor
 
 
-def full_tensor(part: Tensor, like: Tensor) -> Tensor:
-    """The tensor that the processes' parts are of, split as `like` is. All processes must ask."""
-    if not is_split(like):
-        return part
+def full_tensor(local: Tensor, like: Tensor) -> Tensor:
+    """Gather the full tensor from its local shards, with the placements of `like`. A collective: all ranks call it."""
+    if not is_sharded(like):
+        return local
     from torch.distributed.tensor import DTensor
 
-    split: Any = like
-    parts = DTensor.from_local(
-        part, split.device_mesh, split.placements, run_check=False, shape=like.shape, stride=like.stride()
+    sharded: Any = like
+    dtensor = DTensor.from_local(
+        local, sharded.device_mesh, sharded.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
-    return parts.full_tensor()
+    return dtensor.full_tensor()
 
 
-def own_part(tensor: Tensor, like: Tensor) -> Tensor:
-    """This process's part of a tensor that all have, split as `like` is."""
-    return local(split_like(tensor, like))
-
-
-def split_like(tensor: Tensor, like: Tensor) -> Tensor:
-    if not is_split(like):
+def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """Shard a tensor that all ranks have in full, with the placements of `like`."""
+    if not is_sharded(like):
         return tensor
     from torch.distributed.tensor import DTensor, Replicate
 
-    split: Any = like
-    everywhere = [Replicate()] * split.device_mesh.ndim
-    same = DTensor.from_local(tensor, split.device_mesh, everywhere, run_check=False)
-    return same.redistribute(placements=split.placements)
+    sharded: Any = like
+    everywhere = [Replicate()] * sharded.device_mesh.ndim
+    dtensor = DTensor.from_local(tensor, sharded.device_mesh, everywhere, run_check=False)
+    return dtensor.redistribute(placements=sharded.placements)
+
+
+def local_shard(tensor: Tensor, like: Tensor) -> Tensor:
+    """This rank's shard of a tensor that all ranks have in full, with the placements of `like`."""
+    return to_local(shard_like(tensor, like))
 
 
 def gather_full(tensors: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:
-    """Whole tensors in main memory, one after the other. All processes must ask; those that don't keep get {}."""
-    found = {}
+    """Full tensors in CPU memory, or {} without `keep`. A collective: all ranks call it."""
+    gathered = {}
     for name, tensor in tensors.items():
-        complete = full_tensor(local(tensor.detach()), tensor)
+        complete = full_tensor(to_local(tensor.detach()), tensor)
         if keep:
-            found[name] = complete.cpu()
-    return found
+            gathered[name] = complete.cpu()
+    return gathered
 
 
 def check_same_shapes(tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
     """ValueError unless the tensors of a checkpoint have the names and shapes of the model's."""
-    found, expected = ({name: tuple(t.shape) for name, t in each.items()} for each in (tensors, targets))
-    if others := sorted(name for name in found | expected if found.get(name) != expected.get(name)):
-        name = others[0]
-        there, here = (str(shapes[name]) if name in shapes else "missing" for shapes in (found, expected))
+    saved, expected = ({name: tuple(t.shape) for name, t in group.items()} for group in (tensors, targets))
+    if differing := sorted(name for name in saved | expected if saved.get(name) != expected.get(name)):
+        name = differing[0]
+        saved_shape, model_shape = (str(shapes.get(name, "missing")) for shapes in (saved, expected))
         raise ValueError(
-            f"config.json does not match the checkpoint: {name} is {there} in the checkpoint and {here} in the model "
-            "that config.json describes; restore config.json"
+            f"config.json does not match the checkpoint: {name} is {saved_shape} in the checkpoint and "
+            f"{model_shape} in the model that config.json describes; restore config.json"
         )
 
 
 @torch.no_grad()
 def load_tensors(targets: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
-    """Writes whole tensors into targets of the same names, which may be split; ValueError if they are others."""
+    """Copy full tensors into targets of the same names, which may be sharded. ValueError if names or shapes differ."""
     check_same_shapes(tensors, targets)
     for name, target in targets.items():
-        local(target).copy_(own_part(tensors[name].to(target.device), target))
+        to_local(target).copy_(local_shard(tensors[name].to(target.device), target))

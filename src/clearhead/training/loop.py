@@ -17,8 +17,8 @@ from clearhead.training import checkpoint
 from clearhead.training.compatibility import check_config_matches
 from clearhead.training.config import OptimizerConfig, RunConfig
 from clearhead.training.context import TrainContext, autocast, build_context, check_masks, isolated_torch_state
-from clearhead.training.distributed import Ranks, current_ranks, exchanging
-from clearhead.training.objectives import N_COUNTS, counts, evaluate, microbatches, summary, to_device
+from clearhead.training.distributed import Ranks, current_ranks, gradient_sync
+from clearhead.training.objectives import NUM_SUMS, compute_metrics, evaluate, metric_sums, microbatches, to_device
 from clearhead.training.progress import (
     DIVERGED,
     FINISHED,
@@ -34,7 +34,7 @@ from clearhead.training.progress import (
 )
 from clearhead.training.run_directory import RunDirectory, check_new, has_run, open_or_create
 from clearhead.training.snapshots import save_snapshot
-from clearhead.training.state import TrainState, capture_state, changed_file_messages, restore, use_weights
+from clearhead.training.state import TrainState, capture_state, changed_file_messages, load_eval_weights, restore
 
 Reason = Literal["finished", "patience", "stopped"]
 NEXT_COMMAND = {"seq2seq": "clearhead predict {} thorough", "causal-lm": "clearhead sample {}"}
@@ -179,16 +179,16 @@ def train_step(ctx: TrainContext, state: TrainState, request: StopRequest) -> bo
     """Forward, backward, clip, update. Returns whether any rank was asked to stop."""
     config, ranks, step = ctx.config, ctx.ranks, state.step
     batch = to_device(ctx.batches.at(step, ranks.rank, ranks.world_size), ranks.device)
-    sums = torch.zeros(N_COUNTS, dtype=torch.float64, device=ranks.device)
+    sums = torch.zeros(NUM_SUMS, dtype=torch.float64, device=ranks.device)
     parts = microbatches(batch, config.training.grad_accum_steps)
     for i, part in enumerate(parts):
-        with exchanging(ctx.forward, is_last=i == len(parts) - 1):
+        with gradient_sync(ctx.forward, is_last=i == len(parts) - 1):
             with autocast(config.training.precision, ranks.device):
                 outputs = ctx.objective.compute_outputs(ctx.forward, part)
             loss = ctx.objective.loss(outputs, part, config.training.label_smoothing)
             # gradients are averaged over ranks: times world_size / num_global gives the mean over all examples
             (loss * (ranks.world_size / batch.num_global)).backward()
-        sums += counts(loss, ctx.objective.correct(outputs.detach(), part), ctx.objective.loss_mask(part))
+        sums += metric_sums(loss, ctx.objective.correct(outputs.detach(), part), ctx.objective.loss_mask(part))
 
     # one message for everything that the ranks must agree on, and one synchronization with the GPU
     extra = torch.stack([ctx.optimizers.squared_norm(), sums.new_full((), request.requested)])
@@ -236,8 +236,8 @@ def log_training(ctx: TrainContext, state: TrainState, run: RunDirectory | None,
     """Log the mean over the steps since the previous training record."""
     config = ctx.config.optimizer
     lr = config.lr * lr_multiplier(state.step - 1, ctx.n_steps, config)
-    record = metrics_header("train", ctx, state) | summary(state.sums) | {"lr": lr, "seconds": state.seconds}
-    state.sums = [0.0] * N_COUNTS
+    record = metrics_header("train", ctx, state) | compute_metrics(state.sums) | {"lr": lr, "seconds": state.seconds}
+    state.sums = [0.0] * NUM_SUMS
     if run:
         run.log(record)
     display.show_training(record)
@@ -275,7 +275,7 @@ def test_best_checkpoint(
     if known := ctx.ranks.broadcast_json(tests[-1] if tests else None):
         return dict(known)
     best = run.best_checkpoint() if run else None
-    use_weights(ctx, best)
+    load_eval_weights(ctx, best)
     tta = ctx.config.training.tta
     result = evaluate(ctx.model, ctx.objective, ctx.data.test, ctx.data.normalize, ctx.ranks, tta=tta)
     if not math.isfinite(result["loss"]):

@@ -1,7 +1,9 @@
-"""What is asked of a model: the loss that training makes small, and which answers count as right.
+"""Objectives: the loss that training minimizes, which predictions are correct, and exact evaluation with both.
 
-Losses are sums over the examples of a batch, not means: who divides by the number of all examples, over all portions
-and processes, gets the mean exactly. Dims: B batch, L length, V choices, S elements of a set.
+A loss is the sum over the examples of a batch, not the mean, and metrics are computed from sums and counts. These add
+up over batches, microbatches and ranks; dividing by the number of all examples gives the exact mean.
+
+Dims: B batch, L length, Q target length, V classes or vocabulary, S elements of a set.
 """
 
 from collections.abc import Callable
@@ -18,33 +20,43 @@ from clearhead.data.dataset import Examples, Normalize
 from clearhead.data.datasets import TTA
 from clearhead.data.vocab import BOS, IGNORE_INDEX, PAD
 from clearhead.nn.blocks import eval_mode
-from clearhead.training.distributed import ALONE, Ranks
+from clearhead.training.distributed import SINGLE_PROCESS, Ranks
+
+BATCH_SIZE = 512
+"""of evaluations"""
+NUM_SUMS = 5
+"""numbers that `metric_sums` returns"""
 
 
 class Objective(Protocol):
+    """What a model is trained for. Implementations are stateless; OBJECTIVES maps their names to them."""
+
     def compute_outputs(self, forward: Callable[..., Tensor], batch: Batch) -> Tensor:
-        """What the model answers: its outputs."""
+        """The outputs of the model for a batch."""
         return forward(batch.inputs)
 
     def loss_mask(self, batch: Batch) -> Tensor | None:
-        """Bool, of the shape of `right`: where an answer was asked for; None for everywhere."""
+        """Which predictions count: bool, of the same shape as `correct`. None means all of them."""
         return None
 
     def score(self, result: dict[str, float]) -> list[float]:
-        """By what two evaluations are compared: the first number that differs, and the larger is the better."""
+        """The score of an evaluation. Scores compare lexicographically; larger is better."""
         return [result["accuracy"], -result["loss"]]
 
     def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
-        """The sum of the examples' losses."""
+        """The sum of the losses of all examples."""
         ...
 
     def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Bool, for each answer that was asked for: (B,), or (B,L) where each token has one."""
+        """Which predictions are correct: bool (B,), or (B,L) with one prediction per token."""
         ...
 
 
 class Classification(Objective):
-    """One of V classes for each example: logits (B,V), targets (B,). A blend of two (mixup) is asked for both."""
+    """One of V classes per example: logits (B,V), targets (B,).
+
+    With mixup, the loss is lam * loss(targets) + (1 - lam) * loss(targets_b).
+    """
 
     def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
         outputs = outputs.float()
@@ -55,7 +67,7 @@ class Classification(Objective):
         return (batch.lam * first + (1 - batch.lam) * second).sum()
 
     def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Of a blend, the class with the larger share."""
+        """With mixup, the target with the larger weight counts."""
         targets = batch.targets
         if batch.targets_b is not None and batch.lam is not None:
             targets = torch.where(batch.lam >= 0.5, targets, batch.targets_b)
@@ -63,18 +75,18 @@ class Classification(Objective):
 
 
 class TokenClassification(Objective):
-    """One of V classes for each token: logits (B,L,V), targets (B,L). An example's loss is the mean of its tokens'."""
+    """One of V classes per token: logits (B,L,V), targets (B,L). An example's loss is the mean over its tokens."""
 
     def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
-        tokens, targets = outputs.float().flatten(0, 1), batch.targets.flatten()
-        return F.cross_entropy(tokens, targets, reduction="sum", label_smoothing=smoothing) / batch.targets.shape[1]
+        logits, targets = outputs.float().flatten(0, 1), batch.targets.flatten()
+        return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing) / batch.targets.shape[1]
 
     def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
         return outputs.argmax(dim=-1) == batch.targets
 
 
 class BinaryClassification(Objective):
-    """Yes (1) or no (0): one logit (B,1), targets (B,)."""
+    """Two classes, 0 and 1: one logit (B,1), targets (B,)."""
 
     def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
         targets = batch.targets.float() * (1 - smoothing) + smoothing / 2
@@ -85,7 +97,7 @@ class BinaryClassification(Objective):
 
 
 class Regression(Objective):
-    """A number (B,1), by its squared distance from the target (B,); right when it rounds to it."""
+    """A number (B,1), trained with the squared error to the target (B,); correct if both round to the same integer."""
 
     def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
         return F.mse_loss(outputs.float().squeeze(-1), batch.targets.float(), reduction="sum")
@@ -95,7 +107,7 @@ class Regression(Objective):
 
 
 class SetPointer(Objective):
-    """Which element of a set is the odd one: a score for each (B,S,1), softmax over the set, targets (B,)."""
+    """The index of one element of a set: scores (B,S,1), softmax over the set, targets (B,)."""
 
     def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
         scores = outputs.float().squeeze(-1)
@@ -106,28 +118,28 @@ class SetPointer(Objective):
 
 
 class SequenceToSequence(Objective):
-    """A sequence written token by token: logits (B,Q,V), targets (B,Q) with IGNORE_INDEX after the end mark.
+    """A target sequence, generated token by token: logits (B,Q,V), targets (B,Q) with IGNORE_INDEX after EOS.
 
-    An example's loss is -log p(target), the sum of its tokens'. The model is told the right tokens so far (teacher
-    forcing), and an answer is right when every token is: just then greedy decoding writes this target.
+    An example's loss is -log p(target), the sum over its tokens. The decoder's inputs are the targets, shifted right
+    (teacher forcing). A prediction is correct if every token is: exactly then, greedy decoding generates the target.
     """
 
     def compute_outputs(self, forward: Callable[..., Tensor], batch: Batch) -> Tensor:
         return forward(batch.inputs, shift_right(batch.targets), source_lengths=(batch.inputs != PAD).sum(1))
 
     def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
-        tokens, targets = outputs.float().flatten(0, 1), batch.targets.flatten()
-        return F.cross_entropy(tokens, targets, reduction="sum", label_smoothing=smoothing, ignore_index=IGNORE_INDEX)
+        logits, targets = outputs.float().flatten(0, 1), batch.targets.flatten()
+        return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing, ignore_index=IGNORE_INDEX)
 
     def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
         return ((outputs.argmax(dim=-1) == batch.targets) | (batch.targets == IGNORE_INDEX)).all(dim=1)
 
 
 class CausalLM(Objective):
-    """The token after each: logits (B,L,V), targets (B,L) with IGNORE_INDEX where none follows.
+    """Next-token prediction: logits (B,L,V), targets (B,L) with IGNORE_INDEX where there is no next token.
 
-    An example's loss is the mean of its tokens', in nats, and the smallest loss is the best: which token follows can
-    seldom be known, but how likely it is can.
+    An example's loss is the mean over its tokens, in nats. Evaluations are compared by the loss, not by the accuracy:
+    the next token is rarely certain, but its distribution can be learned.
     """
 
     def loss_mask(self, batch: Batch) -> Tensor:
@@ -137,11 +149,11 @@ class CausalLM(Objective):
         return [-result["loss"]]
 
     def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
-        tokens, asked = outputs.float().transpose(1, 2), self.loss_mask(batch)
+        logits, n_targets = outputs.float().transpose(1, 2), self.loss_mask(batch).sum(1)
         losses = F.cross_entropy(
-            tokens, batch.targets, reduction="none", label_smoothing=smoothing, ignore_index=IGNORE_INDEX
+            logits, batch.targets, reduction="none", label_smoothing=smoothing, ignore_index=IGNORE_INDEX
         )
-        return (losses.sum(1) / asked.sum(1).clamp(min=1)).sum()
+        return (losses.sum(1) / n_targets.clamp(min=1)).sum()
 
     def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
         return outputs.argmax(dim=-1) == batch.targets
@@ -159,69 +171,61 @@ OBJECTIVES: dict[str, Objective] = {
 
 
 def shift_right(targets: Tensor) -> Tensor:
-    """What the decoder is given: the begin mark, and the targets one place later. (B,Q) -> (B,Q)"""
-    begin = torch.full_like(targets[:, :1], BOS)
-    return torch.cat([begin, targets[:, :-1].masked_fill(targets[:, :-1] == IGNORE_INDEX, PAD)], dim=1)
+    """The decoder's inputs: BOS, followed by the targets without their last token. (B,Q) -> (B,Q)"""
+    bos = torch.full_like(targets[:, :1], BOS)
+    return torch.cat([bos, targets[:, :-1].masked_fill(targets[:, :-1] == IGNORE_INDEX, PAD)], dim=1)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
     if batch.inputs.device == device:
         return batch
-    other, share = (None if t is None else t.to(device, non_blocking=True) for t in (batch.targets_b, batch.lam))
+    targets_b, lam = (None if t is None else t.to(device, non_blocking=True) for t in (batch.targets_b, batch.lam))
     inputs, targets = (t.to(device, non_blocking=True) for t in (batch.inputs, batch.targets))
-    return Batch(inputs, targets, other, share, batch.num_global)
+    return Batch(inputs, targets, targets_b, lam, batch.num_global)
 
 
 def microbatches(batch: Batch, n: int) -> list[Batch]:
-    """The batch in n parts that differ in size by one at most."""
+    """Split a batch into n parts whose sizes differ by at most one."""
     if n == 1:
         return [batch]
-    others, shares = ([None] * n if t is None else t.tensor_split(n) for t in (batch.targets_b, batch.lam))
-    parts = zip(batch.inputs.tensor_split(n), batch.targets.tensor_split(n), others, shares, strict=True)
+    targets_b, lam = ([None] * n if t is None else t.tensor_split(n) for t in (batch.targets_b, batch.lam))
+    parts = zip(batch.inputs.tensor_split(n), batch.targets.tensor_split(n), targets_b, lam, strict=True)
     return [Batch(*part, batch.num_global) for part in parts]
 
 
-# Loss and accuracy from counts. Counts add up over batches, portions and processes; means of means would not.
+def metric_sums(loss: Tensor, correct: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Sums for `compute_metrics`, which add up over batches and ranks. correct (B,) or (B,L) -> float64 (5,)
 
-
-N_COUNTS = 5
-
-
-def counts(loss: Tensor, right: Tensor, asked: Tensor | None = None) -> Tensor:
-    """Sum of losses, examples, right answers, answers, examples with every answer right. right (B,…) -> float64 (5,)
-
-    `asked` is False where no answer was asked for; those count neither as right nor as wrong.
+    The five numbers are: loss, examples, correct predictions, predictions, and examples with only correct predictions.
+    Predictions where `mask` is False are not counted.
     """
-    n_examples = right.shape[0]
-    answers = right[:, None] if right.dim() == 1 else right.flatten(1)
-    if asked is None:
-        n_answers = loss.new_full((), answers.numel(), dtype=torch.float64)
-        whole = answers.all(dim=1)
+    n_examples = correct.shape[0]
+    correct = correct[:, None] if correct.dim() == 1 else correct.flatten(1)
+    if mask is None:
+        n_predictions = loss.new_full((), correct.numel(), dtype=torch.float64)
+        exact_match = correct.all(dim=1)
     else:
-        n_answers = asked.sum().double()
-        whole, answers = (answers | ~asked.flatten(1)).all(dim=1), answers & asked.flatten(1)
+        n_predictions = mask.sum().double()
+        exact_match, correct = (correct | ~mask.flatten(1)).all(dim=1), correct & mask.flatten(1)
     return torch.stack(
         [
             loss.detach().double(),
             loss.new_full((), n_examples, dtype=torch.float64),
-            answers.sum().double(),
-            n_answers,
-            whole.sum().double(),
+            correct.sum().double(),
+            n_predictions,
+            exact_match.sum().double(),
         ]
     )
 
 
-def summary(sums: list[float]) -> dict[str, float]:
-    """loss and accuracy; where an example asks for several answers, also `whole`: the share with all of them right."""
-    loss, n_examples, right, answers, whole = sums
-    result = {"loss": loss / n_examples, "accuracy": right / answers}
-    return result if answers == n_examples else result | {"exact_match": whole / n_examples}
+def compute_metrics(sums: list[float]) -> dict[str, float]:
+    """Mean loss and accuracy; with several predictions per example, also `exact_match`.
 
-
-# Exact evaluation: each example counts once, however many processes share the work.
-
-
-BATCH_SIZE = 512
+    `exact_match` is the fraction of examples with only correct predictions.
+    """
+    loss, n_examples, n_correct, n_predictions, n_exact = sums
+    metrics = {"loss": loss / n_examples, "accuracy": n_correct / n_predictions}
+    return metrics if n_predictions == n_examples else metrics | {"exact_match": n_exact / n_examples}
 
 
 def evaluate(
@@ -229,29 +233,34 @@ def evaluate(
     objective: Objective,
     examples: Examples,
     normalize: Normalize | None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
     *,
     tta: TTA = "none",
     on_batch: Callable[[Batch, Tensor], None] | None = None,
 ) -> dict[str, float]:
-    """Loss and accuracy over all examples, the same in every process; with several views of each image, the outputs are
-    averaged first. In float32 whatever the precision of training, so that a run has one accuracy on every machine.
-    `on_batch` is called with each batch of this process and the model's outputs."""
-    sums = torch.zeros(N_COUNTS, dtype=torch.float64, device=ranks.device)
+    """Metrics over all examples, equal on all ranks; each example counts once, for any number of ranks.
+
+    The model runs in float32, whatever the precision of training, so that a run has the same accuracy on every machine.
+    With test-time augmentation, the outputs are averaged over the views. `on_batch` is called with each batch of this
+    rank and the model's outputs.
+    """
+    sums = torch.zeros(NUM_SUMS, dtype=torch.float64, device=ranks.device)
     with eval_mode(model), torch.inference_mode():
         for batch in evaluation_batches(examples, normalize, BATCH_SIZE, ranks.rank, ranks.world_size):
             batch = to_device(batch, ranks.device)
-            outputs = answers(model, objective, batch, tta)
+            outputs = tta_outputs(model, objective, batch, tta)
             if on_batch is not None:
                 on_batch(batch, outputs)
-            sums += counts(
-                objective.loss(outputs, batch), objective.correct(outputs, batch), objective.loss_mask(batch)
-            )
-    return summary(ranks.all_reduce_sum(sums).tolist())
+            loss, correct = objective.loss(outputs, batch), objective.correct(outputs, batch)
+            sums += metric_sums(loss, correct, objective.loss_mask(batch))
+    return compute_metrics(ranks.all_reduce_sum(sums).tolist())
 
 
-def answers(model: nn.Module, objective: Objective, batch: Batch, tta: TTA) -> Tensor:
-    """The model's outputs. A process without a share of a batch asks about zeros: split weights must meet in step."""
+def tta_outputs(model: nn.Module, objective: Objective, batch: Batch, tta: TTA) -> Tensor:
+    """The model's outputs, averaged over the views of test-time augmentation.
+
+    A rank whose part of the batch is empty runs the model on zeros, because sharded weights are gathered by all ranks.
+    """
     n = len(batch.inputs)
     if not n:
         inputs, targets = (side.new_zeros(1, *side.shape[1:]) for side in (batch.inputs, batch.targets))

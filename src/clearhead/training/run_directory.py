@@ -38,7 +38,7 @@ from clearhead.files import (
     open_regular,
     opened_regular,
     read_regular,
-    remove_parts,
+    remove_temporary_files,
     to_json,
     write_atomic,
     write_durable,
@@ -127,7 +127,7 @@ class RunDirectory:
     @contextmanager
     def lock(self) -> Iterator["RunDirectory"]:
         """Make this process the owner, and clean up after a killed one; OSError if another process owns the run."""
-        check_tree(self.path, to_write=True)
+        check_tree(self.path, for_writing=True)
         file = open_regular(self.path / LOCK, os.O_RDWR | os.O_CREAT)
         try:
             acquire_lock(file, self.path)
@@ -147,9 +147,9 @@ class RunDirectory:
         """Remove the leftovers of killed processes."""
         checkpoint.clean(self.path)
         for folder in (self.path, self.path / SNAPSHOTS):
-            remove_parts(folder)
+            remove_temporary_files(folder)
         for folder in (self.path / FIGURES, self.path / FIGURES / "look"):  # any process may be drawing there
-            remove_parts(folder, older_than=ABANDONED)
+            remove_temporary_files(folder, older_than=ABANDONED)
         remove_abandoned(self.path.parent)
 
     def change_config(self, config: dict[str, Any]) -> None:
@@ -318,7 +318,7 @@ def find_run(run: str | Path, *, has: Sequence[str] = (CONFIG,), checked: bool =
     for folder in candidates(path):
         if any(os.path.lexists(folder / name) for name in has):
             if checked:
-                check_tree(folder, to_write=False)
+                check_tree(folder, for_writing=False)
             return folder
     raise no_run(path)
 

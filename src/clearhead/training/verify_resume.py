@@ -1,4 +1,4 @@
-"""Proof on this machine that a run killed in the middle and resumed is the run that was never interrupted."""
+"""Verify on this machine that a run that was killed and resumed equals an uninterrupted one, bit for bit."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ from clearhead.training.run_directory import Report, RunDirectory
 
 FEWEST_STEPS = 4
 HOME = Path(__file__).parents[2]
-"""where this package was imported from"""
+"""the folder from which this package was imported"""
 
 CHILD = """
 import json, sys
@@ -29,16 +29,16 @@ from clearhead.training.config import RunConfig
 from clearhead.training.loop import train
 train(RunConfig.from_dict(json.load(sys.stdin)), folder, quiet=True)
 """
-"""imports the package from the same folder as this process did, and nothing else from there"""
+"""imports the package from the same folder as this process, and nothing else from there"""
 
 
 @dataclass(frozen=True)
 class Verification:
     steps: int
     killed_at: int
-    """the last step that was on record when the process was killed"""
+    """the last logged step when the process was killed"""
     resumed_from: int
-    """the step of the newest checkpoint then, 0 without one"""
+    """the step of the latest checkpoint at that time; 0 without one"""
     differences: tuple[str, ...]
 
     @property
@@ -47,8 +47,10 @@ class Verification:
 
 
 def verify_resume(config: RunConfig, folder: str | Path, report: Report = lambda line: None) -> Verification:
-    """Trains in folder/whole; again in folder/killed, where kill -9 comes halfway; resumes that; compares all bits.
-    Each of these may take long: `report` hears of it before it begins."""
+    """Train in folder/whole; train again in folder/killed, with kill -9 halfway; resume that run; compare all bits.
+
+    `report` is called before each phase, which may take long.
+    """
     folder = Path(folder)
     threads = config.training.threads or torch.get_num_threads()
     config = replace(config, training=replace(config.training, threads=threads, log_every=1))
@@ -69,15 +71,15 @@ def verify_resume(config: RunConfig, folder: str | Path, report: Report = lambda
 
 
 def steps_to_the_end(outcome: TrainResult) -> int:
-    """A run that was asked to stop proves nothing: whoever asked wants this to end too."""
+    """The steps of a finished run. A run that was stopped by a signal stops the verification too."""
     if outcome.reason == "stopped":
         raise KeyboardInterrupt
     return outcome.step
 
 
 def train_and_kill(config: RunConfig, folder: Path, step: int) -> int:
-    """Trains in a process of its own and kills it as soon as this step is on record; returns the last one that is."""
-    child = subprocess.Popen(  # -P: a torch.py in the current folder is not imported
+    """Train in a subprocess and kill it as soon as this step is logged. Returns the last logged step."""
+    child = subprocess.Popen(  # -P: do not import a torch.py from the current folder
         [sys.executable, "-P", "-c", CHILD, str(folder), str(HOME)],
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -109,7 +111,7 @@ def last_step(folder: Path) -> int:
 
 
 def compare(folder: Path, other: Path) -> list[str]:
-    """Every difference between two runs' records and newest checkpoints, but for times."""
+    """The differences between the records and latest checkpoints of two runs, except for times."""
     mine, theirs = RunDirectory.open(folder), RunDirectory.open(other)
     differences = []
     if [timeless(r) for r in mine.records()] != [timeless(r) for r in theirs.records()]:
