@@ -138,7 +138,7 @@ def test_names_that_are_no_text_are_read_but_a_class_has_to_be_text(tmp_path):
     assert len(data_of(root).train) + len(data_of(root).test) == 6
     os.rename(root / "cat", os.fsencode(root) + b"/c\xff")
     with pytest.raises(
-        ValueError, match=r"the name of a class must be one line of text \(UTF-8\), got .*; rename that folder"
+        ValueError, match=r"a class name must be a single line of UTF-8 text, got .*; rename that folder"
     ):
         data_of(root)
 
@@ -147,7 +147,7 @@ def test_pictures_that_do_not_fit_into_memory_are_refused_before_one_is_read(tmp
     root = fill(tmp_path / "mine", cat=3, dog=3)
     monkeypatch.setattr(folder, "with_image", pytest.fail)
     monkeypatch.setattr(os, "sysconf", lambda name: 100)
-    with pytest.raises(ValueError, match=r"all pictures must fit into memory, got 6 of 2048 x 2048, 0 GB of "):
+    with pytest.raises(ValueError, match=r"must fit into memory, got 6 of 2048 x 2048 pixels \(0 GB, available: "):
         load_dataset(DataConfig(name="folder", folder=str(root), image_size=2048), 0)
 
 
@@ -228,7 +228,7 @@ def test_all_unreadable_files_are_named_in_one_error(tmp_path):
         assert "cat/7.png (the file is not PNG" in message
         assert "dog/7.jpg (the file is not PNG" in message
         assert "dog/8.png (the file is damaged" in message
-        assert message.endswith("; repair or remove them, or leave them out with --data.skip-invalid")
+        assert message.endswith("; repair or remove them, or skip them with --data.skip-invalid")
 
 
 def test_of_very_many_unreadable_files_some_are_named_and_all_are_counted(tmp_path):
@@ -312,19 +312,19 @@ def test_of_squares_only_the_number_is_said(tmp_path):
 
 def test_folders_that_are_no_data_set_are_refused(tmp_path):
     for nothing in ("", str(tmp_path / "absent")):
-        with pytest.raises(ValueError, match="folder must be a folder of pictures, got"):
+        with pytest.raises(ValueError, match="folder must be a folder with one subfolder of images per class, got"):
             load_dataset(DataConfig(name="folder", folder=nothing), 0)
     root = fill(tmp_path / "mine", cat=3)
-    with pytest.raises(ValueError, match=r"two classes or more, each a folder in .*mine, got 1"):
+    with pytest.raises(ValueError, match=r"at least 2 classes are required, each a subfolder of .*mine, got 1"):
         data_of(root)
     (root / "dog").mkdir()
-    with pytest.raises(ValueError, match=r"a class needs pictures \(.png, .*\), got none in .*dog"):
+    with pytest.raises(ValueError, match=r"no images \(.png, .*\) in the class folder .*dog"):
         data_of(root)
     paint(root / "dog/0.png", 3)
-    with pytest.raises(ValueError, match="needs two pictures or more, one of them to test, got one of dog"):
+    with pytest.raises(ValueError, match="needs at least 2 images, one of them for testing, got 1 of dog"):
         data_of(root)
     other = fill(tmp_path / "other", train_cat=2, train_dog=2, test_cow=2)
-    with pytest.raises(ValueError, match=r"classes are those of the training folder, got another one, .*cow"):
+    with pytest.raises(ValueError, match=r"cow is not a class of the training folder"):
         data_of(other)
 
 
@@ -332,7 +332,7 @@ def test_image_files_of_other_formats_are_not_ignored_in_silence(pictures):
     for name in ("red/x.tif", "red/y.TIFF", "blue/z.tif"):
         (pictures / name).write_bytes(b"II*\0")
     notes = load_dataset(DataConfig(name="folder", folder=str(pictures)), 0).notes
-    assert "Ignored image files of formats that are not read: 2 .tif, 1 .tiff." in notes[-1]
+    assert "Ignored image files of unsupported formats: 2 .tif, 1 .tiff." in notes[-1]
 
 
 def test_folders_that_lead_back_to_themselves_are_not_followed(tmp_path):
@@ -363,10 +363,10 @@ def test_very_many_files_are_refused(tmp_path, monkeypatch):
 def test_names_of_two_lines_are_refused(tmp_path):
     root = fill(tmp_path / "mine", cat=3, dog=3)
     os.rename(root / "cat/0.png", root / "cat/a\nb.png")
-    with pytest.raises(ValueError, match=r"the name of an image file must be one line, got '.*a\\nb.png'"):
+    with pytest.raises(ValueError, match=r"the name of an image file must be a single line, got '.*a\\nb.png'"):
         list_images(str(root))
     os.rename(root / "cat", root / "ca\nt")
-    with pytest.raises(ValueError, match=r"the name of a class must be one line of text \(UTF-8\), got 'ca\\nt'"):
+    with pytest.raises(ValueError, match=r"a class name must be a single line of UTF-8 text, got 'ca\\nt'"):
         list_images(str(root))
 
 

@@ -21,14 +21,14 @@ from clearhead.data.images import (
     FORMATS,
     Budget,
     InvalidImageError,
-    background_of,
-    canvas_of,
-    in_rgb,
+    background_color,
     open_image,
+    read_canvas_size,
     read_image,
     resize,
+    to_rgb,
 )
-from clearhead.data.user_files import MAX_JPEG_SCANS, MAX_PICTURE_BYTES, MAX_PICTURE_PIXELS, MAX_PICTURE_SIDE
+from clearhead.data.user_files import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS, MAX_IMAGE_SIDE, MAX_JPEG_SCANS
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 20, 3), dtype=np.uint8)
 
@@ -66,7 +66,7 @@ def test_damaged_pictures_are_read_or_refused(data, kind):
         content[at] = byte
     content = content[: data.draw(st.integers(0, len(content)))]
     try:
-        image = in_rgb(open_image(bytes(content), "it"))
+        image = to_rgb(open_image(bytes(content), "it"))
     except ValueError as error:
         assert "it" in str(error)  # noqa: PT017
     else:
@@ -132,23 +132,23 @@ def test_a_bomb_is_refused_before_it_is_decoded(kind, monkeypatch):
     bombs = [declared(kind, *size) for size in sizes]
     monkeypatch.setattr(ImageFile.ImageFile, "load", pytest.fail)
     for size, bomb in zip(sizes, bombs, strict=True):
-        assert size[0] * size[1] > MAX_PICTURE_PIXELS
+        assert size[0] * size[1] > MAX_IMAGE_PIXELS
         with pytest.raises(InvalidImageError, match="image it: it has more than 25,000,000 pixels"):
             open_image(bomb, "it")
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP"])
 def test_a_very_long_picture_is_refused_before_it_is_decoded(kind):
-    for size in ((1, MAX_PICTURE_SIDE + 1), (MAX_PICTURE_SIDE + 1, 1)):
+    for size in ((1, MAX_IMAGE_SIDE + 1), (MAX_IMAGE_SIDE + 1, 1)):
         with pytest.raises(InvalidImageError, match=r"width or height is more than 32,768 pixels \("):
             open_image(declared(kind, *size), "it")
 
 
-def test_the_canvas_of_an_animation_is_checked_before_the_file_is_opened(monkeypatch):
+def test_animation_canvas_is_checked_before_the_file_is_opened(monkeypatch):
     frames = [Image.new("RGB", (4, 4), (i, 0, 0)) for i in (0, 200)]
     moving = bytearray(packed(frames[0], "WEBP", save_all=True, append_images=frames[1:], lossless=True))
     assert moving[12:16] == b"VP8X"
-    assert canvas_of(bytes(moving)) == (4, 4)
+    assert read_canvas_size(bytes(moving)) == (4, 4)
     moving[24:30] = (9_999).to_bytes(3, "little") * 2
     monkeypatch.setattr(Image, "open", lambda *args, **options: pytest.fail("opened"))
     for content in (bytes(moving), webp(16_383, 16_383), gif(10_000, 10_000), gif(9, 9, (0, 0, 9_999, 9_999), 8)):
@@ -161,11 +161,11 @@ def test_the_canvas_of_an_animation_is_checked_before_the_file_is_opened(monkeyp
 def test_the_canvas_is_the_size_that_the_decoder_finds(kind, options):
     image = Image.fromarray(PIXELS)
     others = {"append_images": [image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)]} if "save_all" in options else {}
-    assert canvas_of(packed(image, kind, **options, **others)) == (20, 12)
+    assert read_canvas_size(packed(image, kind, **options, **others)) == (20, 12)
 
 
-def test_a_first_frame_beyond_the_canvas_of_a_gif_counts():
-    assert canvas_of(gif(2, 2, (3, 4, 5, 6))) == (8, 10)
+def test_gif_canvas_includes_the_first_frame():
+    assert read_canvas_size(gif(2, 2, (3, 4, 5, 6))) == (8, 10)
     assert Image.open(io.BytesIO(gif(2, 2, (3, 4, 5, 6)))).size == (8, 10)
 
 
@@ -205,21 +205,21 @@ def test_a_file_that_ends_early_is_refused(kind):
 def test_a_picture_is_turned_upright():
     exif = Image.Exif()
     exif[0x0112] = 6  # the camera was turned by a quarter
-    image = in_rgb(open_image(packed(Image.fromarray(PIXELS), exif=exif.tobytes()), "it"))
+    image = to_rgb(open_image(packed(Image.fromarray(PIXELS), exif=exif.tobytes()), "it"))
     assert np.array_equal(np.asarray(image), np.rot90(PIXELS, -1))
 
 
 def test_what_is_transparent_is_white():
     clear = Image.new("RGBA", (3, 3), (255, 0, 0, 0))
-    assert np.asarray(in_rgb(clear)).min() == 255
+    assert np.asarray(to_rgb(clear)).min() == 255
     palette = Image.new("P", (3, 3), 0)
     palette.info["transparency"] = 0
-    assert np.asarray(in_rgb(palette)).min() == 255
+    assert np.asarray(to_rgb(palette)).min() == 255
 
 
 def test_sixteen_bits_of_grey_become_eight():
     grey = Image.fromarray(np.array([[0, 257, 65535]], np.uint16))
-    assert np.asarray(in_rgb(grey))[0, :, 0].tolist() == [0, 1, 255]
+    assert np.asarray(to_rgb(grey))[0, :, 0].tolist() == [0, 1, 255]
 
 
 def test_crop_keeps_the_square_in_the_middle():
@@ -245,7 +245,7 @@ def test_padding_continues_the_paper_of_a_drawing_whose_strokes_touch_the_border
     for paper, ink in (("white", "black"), ("black", "white"), ("#ffeecc", "navy")):
         drawing = Image.new("RGB", (80, 40), paper)
         ImageDraw.Draw(drawing).rectangle((0, 0, 79, 39), outline=ink, width=2)
-        assert background_of(drawing) == ImageColor.getrgb(paper)
+        assert background_color(drawing) == ImageColor.getrgb(paper)
 
 
 def test_stretch_keeps_all_of_a_picture_and_no_aspect_ratio():
@@ -286,7 +286,7 @@ def test_what_is_no_picture_is_refused_by_its_name(tmp_path, content):
 
 def test_a_file_that_is_too_long_is_refused_before_it_is_read(tmp_path):
     with (tmp_path / "long.png").open("wb") as file:
-        file.truncate(MAX_PICTURE_BYTES + 1)
+        file.truncate(MAX_IMAGE_BYTES + 1)
     with pytest.raises(InvalidImageError, match=r"long\.png: the file has more than 10,000,000 bytes"):
         read_image(tmp_path / "long.png")
 
@@ -303,7 +303,7 @@ def test_pipes_devices_and_sockets_are_refused_at_once(tmp_path, monkeypatch):
 
 def test_a_bomb_that_pillow_sees_first_is_called_large_and_not_damaged(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
-    with pytest.raises(ValueError, match=f"image x: it has more than {MAX_PICTURE_PIXELS:,} pixels"):
+    with pytest.raises(ValueError, match=f"image x: it has more than {MAX_IMAGE_PIXELS:,} pixels"):
         open_image(packed(Image.new("L", (10, 10))), "x")
 
 
@@ -323,14 +323,14 @@ def modes():
 
 @pytest.mark.parametrize("strip", [1, 50, 1 << 18])
 def test_strips_do_not_change_a_pixel(strip, monkeypatch):
-    monkeypatch.setattr(images, "STRIP", strip)
+    monkeypatch.setattr(images, "STRIP_PIXELS", strip)
     for image in modes():
         once = image
         if once.mode.startswith("I"):
             once = Image.fromarray((np.asarray(once).clip(0, 65535) // 257).astype(np.uint8))
         if once.has_transparency_data:
             once = Image.alpha_composite(Image.new("RGBA", once.size, "white"), once.convert("RGBA"))
-        assert np.array_equal(np.asarray(in_rgb(image)), np.asarray(once.convert("RGB"))), image.mode
+        assert np.array_equal(np.asarray(to_rgb(image)), np.asarray(once.convert("RGB"))), image.mode
 
 
 @pytest.mark.parametrize("orientation", range(10))
@@ -340,7 +340,7 @@ def test_pictures_are_turned_as_pillow_turns_them(orientation, kind):
     exif[0x0112] = orientation
     content = packed(Image.fromarray(PIXELS), kind, exif=exif.tobytes())
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
-    assert np.array_equal(np.asarray(in_rgb(open_image(content, "it"))), np.asarray(upright.convert("RGB")))
+    assert np.array_equal(np.asarray(to_rgb(open_image(content, "it"))), np.asarray(upright.convert("RGB")))
 
 
 def test_threads_together_decode_no_more_than_the_budget(tmp_path, monkeypatch):
@@ -383,7 +383,7 @@ PEAK = """
 import resource, sys
 from pathlib import Path
 from clearhead.data import folder
-folder.MOST_THREADS, decode = 4, folder.decode
+folder.MAX_THREADS, decode = 4, folder.decode
 files = [Path(name) for name in sys.argv[1:]]
 decode(files[:1], 64, "pad")  # a tiny one: all is imported and started
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,4 +1,12 @@
-"""Picture files, decoded to squares of one size: all at once, in parallel, and cached until a file changes."""
+"""`folder`: the user's own images, one folder per class.
+
+The layout is `train/<class>/*` with optional `val/<class>/*` and `test/<class>/*`, or just `<class>/*`. Without a test
+folder, a fifth of each class is held out as the test set. The choice depends only on the file names and TEST_SEED.
+
+All files are decoded before the first step, in parallel, and the decoded images are cached until a file changes. If
+files cannot be decoded, one error lists them. With `skip_invalid` they are skipped, and the data set is identical to
+that of a folder without them.
+"""
 
 import errno
 import hashlib
@@ -26,126 +34,25 @@ from clearhead.data.prng import fold_in
 from clearhead.data.user_files import open_user_file, read_user_file, scandir_recursive, user_path
 from clearhead.files import write_atomic
 
-DIGEST_BYTES = 32
-MOST_CACHE_HEADER = 4096
-"""bytes in the cache beside the tensors and the digest"""
-MOST_THREADS = min(8, os.cpu_count() or 1)
-"""each thread that waits for the budget holds an image file in memory"""
-
-
-@dataclass(frozen=True, eq=False)
-class DecodedImages:
-    """Decoded pictures, in the order of their files."""
-
-    pixels: Tensor
-    """uint8 (N,3,size,size)"""
-    sizes: Tensor
-    """int32 (N,2): width and height of each picture in its file; 0 where it could not be decoded"""
-
-
-def decoded(root: Path, files: Sequence[Path], size: int, fit: Fit) -> DecodedImages:
-    """All pictures, decoded once and then cached until a file changes. A cache that cannot be read or written, or is
-    damaged, is no reason to stop: then they are decoded each time."""
-    check_room(len(files), size)
-    kept = cache_file(f"{key_of_files(root, files, size, fit)}.safetensors")
-    if kept is not None and (cached := from_cache(kept, len(files), size)):
-        return cached
-    found = decode(files, size, fit)
-    if kept is None or not found.sizes.all():
-        return found  # a file that cannot be read today may be tomorrow, with a decoder that was installed since
-    data = to_safetensors({"pixels": found.pixels, "sizes": found.sizes})
-    with suppress(OSError):
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(kept, hashlib.sha256(data).digest() + data)
-    return found
-
-
-def cache_file(name: str) -> Path | None:
-    """None where there is no folder for it, as without a home."""
-    try:
-        return cache_folder() / "folders" / name
-    except ValueError:
-        return None
-
-
-def from_cache(path: Path, n: int, size: int) -> DecodedImages | None:
-    """The n pictures that are cached there; None where the file is absent, unreadable or damaged."""
-    length = n * (3 * size**2 + 2 * 4)  # pixels, width and height
-    try:
-        data = memoryview(read_user_file(path, DIGEST_BYTES + length + MOST_CACHE_HEADER))
-        digest, packed = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
-        if hashlib.sha256(packed).digest() != digest:
-            return None
-        found = DecodedImages(**from_safetensors(packed.tobytes()))
-    except MemoryError:
-        raise
-    except Exception:  # the system says no, or what is there was not written by `decoded`
-        return None
-    right = (found.pixels.shape, found.pixels.dtype) == ((n, 3, size, size), torch.uint8)
-    return found if right and (found.sizes.shape, found.sizes.dtype) == ((n, 2), torch.int32) else None
-
-
-def decode(files: Sequence[Path], size: int, fit: Fit) -> DecodedImages:
-    pixels = torch.zeros(len(files), 3, size, size, dtype=torch.uint8)
-    sizes = torch.zeros(len(files), 2, dtype=torch.int32)
-
-    def decode_one(i: int) -> None:
-        with suppress(InvalidImageError):
-            square, shape = with_image(files[i], lambda picture: (resize(picture, size, fit), picture.size))
-            pixels[i], sizes[i] = square, torch.tensor(shape)
-
-    console = Console(stderr=True)
-    with ThreadPoolExecutor(MOST_THREADS) as pool:  # decoders leave Python's lock alone
-        done = pool.map(decode_one, range(len(files)))
-        for _ in track(done, "reading pictures", len(files), console=console, disable=not console.is_terminal):
-            pass
-    return DecodedImages(pixels, sizes)
-
-
-def check_room(n: int, size: int) -> None:
-    """Refuses what this machine's memory cannot hold, before the first picture is read."""
-    needed, there = n * 3 * size**2, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > there:
-        raise ValueError(
-            f"all pictures must fit into memory, got {n} of {size} x {size}, {needed / 1e9:,.0f} GB of "
-            f"{there / 1e9:,.0f}; choose a smaller image_size"
-        )
-
-
-def key_of_files(root: Path, files: Sequence[Path], size: int, fit: Fit) -> str:
-    """Changes with any file's name, length or time, and with the size and the fit asked for."""
-    lines = [f"{root.resolve()} {size} {fit}"]
-    for path in files:
-        status = path.stat()
-        lines.append(f"{path.relative_to(root)} {status.st_size} {status.st_mtime_ns}")
-    return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:32]
-
-
-# `folder`: the user's own pictures, one folder for each class.
-#
-# Either `train/<class>/*`, with `val/<class>/*` and `test/<class>/*` beside it or not, or just `<class>/*`. Where
-# there
-# is no test folder, a fifth of each class is the test set: always the same fifth, chosen by file names and TEST_SEED.
-#
-# All files are decoded before the first step, and the decoded pictures are cached. Files that cannot be decoded are
-# named
-# in one error; with `skip_invalid` they are left out, and the data set is the one of a folder without them.
-
-
-NORMALISE = Normalize(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+NORMALIZE = Normalize(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 TEST_SEED = 0
-SHARE = 5
-"""one in so many is set apart"""
+HOLD_OUT_EVERY = 5
+"""one in this many images is held out for testing, and at most one in this many for validation"""
 SPLITS = {"train": ("train",), "validation": ("val", "validation"), "test": ("test",)}
-MOST_NAMED = 20
-"""invalid files that a message names; of more it gives the number"""
-OTHER_SUFFIXES = (".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".ico", ".svg")
-"""of images that are not read"""
+UNSUPPORTED_SUFFIXES = (".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".ico", ".svg")
+"""suffixes of image formats that are not supported"""
+MAX_LISTED_FILES = 20
+"""file names that a message lists; it only counts the remaining ones"""
+DIGEST_BYTES = 32
+MAX_CACHE_HEADER_BYTES = 4096
+"""bytes of a cache file besides the tensors and the digest"""
+MAX_THREADS = min(8, os.cpu_count() or 1)
+"""each thread that waits for the pixel budget holds an image file in memory"""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The picture files of a folder, sorted, each with its class and the split whose folder it is in."""
+    """The sorted image files of a folder, each with its class and its split."""
 
     root: Path
     classes: tuple[str, ...]
@@ -154,100 +61,247 @@ class Listing:
     splits: tuple[str, ...]
 
     def at(self, split: str) -> list[int]:
+        """Indices of the files in a split."""
         return [i for i, name in enumerate(self.splits) if name == split]
 
     def name(self, i: int) -> str:
-        """The file's path below the root. Names of files are bytes, and not all bytes are text."""
+        """The path of file i relative to the root. File names are bytes, which need not be valid UTF-8."""
         return self.files[i].relative_to(self.root).as_posix().encode(errors="replace").decode()
 
     def only(self, is_kept: list[bool]) -> "Listing":
         """The listing of the selected files; every class must keep a training image, and no split may become empty."""
-        left = replace(
+        kept = replace(
             self,
             files=tuple(compress(self.files, is_kept)),
             labels=tuple(compress(self.labels, is_kept)),
             splits=tuple(compress(self.splits, is_kept)),
         )
-        learned = {left.labels[i] for i in left.at("train")}
-        if without := [name for label, name in enumerate(self.classes) if label not in learned]:
-            raise ValueError(f"no image file of the training class {', '.join(without)} in {self.root} can be read")
-        if gone := set(self.splits) - set(left.splits):  # else other pictures would take their place unnoticed
-            raise ValueError(f"no image file of the {' or '.join(sorted(gone))} folder in {self.root} can be read")
-        return left
+        train_labels = {kept.labels[i] for i in kept.at("train")}
+        if missing := [name for label, name in enumerate(self.classes) if label not in train_labels]:
+            raise ValueError(f"no image file of the training class {', '.join(missing)} in {self.root} can be read")
+        if empty := set(self.splits) - set(kept.splits):  # otherwise training images would silently replace them
+            raise ValueError(f"no image file of the {' or '.join(sorted(empty))} folder in {self.root} can be read")
+        return kept
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedImages:
+    """Decoded images, in the order of their files."""
+
+    pixels: Tensor
+    """uint8 (N,3,size,size)"""
+    sizes: Tensor
+    """int32 (N,2): original width and height of each image; 0 if it could not be decoded"""
 
 
 def load_folder(config: DataConfig, seed: int) -> Dataset:
-    listing, found, skipped = usable(config)
-    train, test, n_validation = divided(listing, config.validation)
-    images = Images(found.pixels, torch.tensor(listing.labels))
-    learned, held = train_val_split(Subset(images, torch.tensor(train)), n_validation, config.limit, seed)
-    if validation := listing.at("validation"):
-        held = Subset(images, torch.tensor(validation))
-    data = Dataset(learned, held, Subset(images, torch.tensor(test)), listing.classes, NORMALISE)
+    listing, decoded, skipped = usable(config)
+    train_indices, test_indices, n_validation = divided(listing, config.validation)
+    images = Images(decoded.pixels, torch.tensor(listing.labels))
+    train, validation = train_val_split(Subset(images, torch.tensor(train_indices)), n_validation, config.limit, seed)
+    if validation_indices := listing.at("validation"):
+        validation = Subset(images, torch.tensor(validation_indices))
+    data = Dataset(train, validation, Subset(images, torch.tensor(test_indices)), listing.classes, NORMALIZE)
     return replace(
         data,
         files={config.folder: digest_of(listing)},
         skipped=skipped,
-        notes=(*describe(data, config, found.sizes), *named_skipped(skipped), *named_ignored(listing.root)),
+        notes=(*describe(data, config, decoded.sizes), *describe_skipped(skipped), *describe_ignored(listing.root)),
     )
 
 
 def usable(config: DataConfig) -> tuple[Listing, DecodedImages, tuple[str, ...]]:
-    """The pictures that can be decoded, and the names of the files that cannot, which `skip_invalid` leaves out."""
+    """The files that can be decoded, their images, and the names of the files that `skip_invalid` skips."""
     listing = list_images(config.folder)
-    found = decoded(listing.root, listing.files, config.image_size, config.fit)
-    is_valid = found.sizes[:, 0] > 0
+    decoded = load_images(listing.root, listing.files, config.image_size, config.fit)
+    is_valid = decoded.sizes[:, 0] > 0
     invalid = (~is_valid).nonzero().flatten().tolist()
     if not invalid:
-        return listing, found, ()
+        return listing, decoded, ()
     if not config.skip_invalid:
         raise ValueError(describe_invalid(listing, invalid))
     skipped = tuple(listing.name(i) for i in invalid)
-    return listing.only(is_valid.tolist()), DecodedImages(found.pixels[is_valid], found.sizes[is_valid]), skipped
+    return listing.only(is_valid.tolist()), DecodedImages(decoded.pixels[is_valid], decoded.sizes[is_valid]), skipped
 
 
-def describe_invalid(listing: Listing, invalid: list[int]) -> str:
-    """One line that names every file which cannot be decoded, with the reason."""
-    reasons = [f"{listing.name(i)} ({reason_of(listing.files[i])})" for i in invalid[:MOST_NAMED]]
-    return (
-        f"{len(invalid):,} of {len(listing.files):,} image files in {listing.root} cannot be read: "
-        f"{', '.join(reasons)}{and_more(invalid)}; repair or remove them, or leave them out with --data.skip-invalid"
-    )
+def divided(listing: Listing, validation: int) -> tuple[list[int], list[int], int]:
+    """Training indices, test indices, and the number of training images to hold out for validation.
+
+    At most `validation` images are held out, and none if there is a validation folder.
+    """
+    train, test = listing.at("train"), listing.at("test")
+    if not test:
+        train, test = train_test_split(listing, train)
+    return train, test, 0 if listing.at("validation") else min(validation, len(train) // HOLD_OUT_EVERY)
 
 
-def reason_of(path: Path) -> str:
+def train_test_split(listing: Listing, indices: list[int]) -> tuple[list[int], list[int]]:
+    """Holds out a fifth of each class, and at least one image, as the test set."""
+    test: set[int] = set()
+    by_class: list[list[int]] = [[] for _ in listing.classes]
+    for i in indices:
+        by_class[listing.labels[i]].append(i)
+    for name, members in zip(listing.classes, by_class, strict=True):
+        if len(members) < 2:
+            raise ValueError(f"each class needs at least 2 images, one of them for testing, got 1 of {name}")
+        members.sort(key=lambda i: fold_in(TEST_SEED, listing.files[i].relative_to(listing.root).as_posix()))
+        test.update(members[: max(1, len(members) // HOLD_OUT_EVERY)])
+    return [i for i in indices if i not in test], sorted(test)
+
+
+def list_images(folder: str) -> Listing:
+    root = user_path(folder)
+    if not folder or not root.is_dir():
+        raise ValueError(f"folder must be a folder with one subfolder of images per class, got {folder!r}")
+    split_folders = {
+        split: [root / name for name in names if (root / name).is_dir()] for split, names in SPLITS.items()
+    }
+    if not split_folders["train"]:
+        split_folders = {"train": [root], "validation": [], "test": []}
+    train_folder = split_folders["train"][0]
+    classes = tuple(path.name for path in subfolders(train_folder))
+    check_classes(classes, train_folder)
+    labels_by_name = {name: label for label, name in enumerate(classes)}
+    entries = [
+        (path, labels_by_name[name], split)
+        for split, folders in split_folders.items()
+        for split_folder in folders
+        for name, paths in images_by_class(split_folder, labels_by_name).items()
+        for path in paths
+    ]
+    files, labels, splits = zip(*entries, strict=True)
+    return Listing(root, classes, files, labels, splits)
+
+
+def check_classes(classes: tuple[str, ...], folder: Path) -> None:
+    if len(classes) < 2:
+        raise ValueError(f"at least 2 classes are required, each a subfolder of {folder}, got {len(classes)}")
+    for name in classes:
+        if name.encode(errors="replace").decode() != name or "\n" in name:  # file names may be arbitrary bytes
+            raise ValueError(
+                f"a class name must be a single line of UTF-8 text, got {name!r} in {folder}; rename that folder"
+            )
+
+
+def images_by_class(split_folder: Path, classes: Collection[str]) -> dict[str, list[Path]]:
+    paths_by_class = {}
+    for folder in subfolders(split_folder):
+        if folder.name not in classes:
+            raise ValueError(f"{folder} is not a class of the training folder; rename or remove it")
+        paths = [Path(entry.path) for entry in scandir_recursive(folder) if is_image_file(entry)]
+        if not paths:
+            raise ValueError(f"no images ({', '.join(SUFFIXES)}) in the class folder {folder}; add some or remove it")
+        for path in paths:
+            if "\n" in str(path.relative_to(split_folder)):  # the digest hashes one line per file
+                raise ValueError(f"the name of an image file must be a single line, got {str(path)!r}; rename it")
+        paths_by_class[folder.name] = sorted(paths)
+    return paths_by_class
+
+
+def is_image_file(entry: os.DirEntry[str]) -> bool:
+    """Whether the suffix is that of a supported format. Hidden files are ignored."""
+    suffix = os.path.splitext(entry.name)[1].lower()
+    return suffix in SUFFIXES and entry.name[0] != "." and is_file(entry)
+
+
+def is_file(entry: os.DirEntry[str]) -> bool:
+    """False for broken and circular symbolic links, too."""
     try:
-        read_image(path)
-    except InvalidImageError as error:
-        return error.reason
-    return "it could not be decoded before"
+        return entry.is_file()
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            return False
+        raise
 
 
-def and_more(names: Sequence[object]) -> str:
-    return f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
+def subfolders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
 
 
-def named_skipped(skipped: tuple[str, ...]) -> tuple[str, ...]:
-    if not skipped:
-        return ()
-    what = "image file that cannot be read" if len(skipped) == 1 else "image files that cannot be read"
-    return (f"Skipped {len(skipped):,} {what}: {', '.join(skipped[:MOST_NAMED])}{and_more(skipped)}.",)
+def load_images(root: Path, files: Sequence[Path], size: int, fit: Fit) -> DecodedImages:
+    """Decodes all images, or reads them from the cache if no file has changed.
+
+    If the cache is damaged or cannot be read or written, the images are decoded each time.
+    """
+    check_memory(len(files), size)
+    path = cache_path(f"{cache_key(root, files, size, fit)}.safetensors")
+    if path is not None and (cached := read_cache(path, len(files), size)):
+        return cached
+    decoded = decode(files, size, fit)
+    if path is None or not decoded.sizes.all():
+        return decoded  # an unreadable file may become readable, for example with a newly installed decoder
+    data = to_safetensors({"pixels": decoded.pixels, "sizes": decoded.sizes})
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, hashlib.sha256(data).digest() + data)
+    return decoded
 
 
-def named_ignored(root: Path) -> tuple[str, ...]:
-    """Image files of formats that are not read: nobody should miss them in silence."""
-    suffixes = (os.path.splitext(entry.name)[1].lower() for entry in scandir_recursive(root))
-    found = sorted(suffix for suffix in suffixes if suffix in OTHER_SUFFIXES)
-    if not found:
-        return ()
-    kinds = ", ".join(f"{found.count(kind):,} {kind}" for kind in dict.fromkeys(found))
-    return (f"Ignored image files of formats that are not read: {kinds}. Convert them to PNG or JPEG to use them.",)
+def decode(files: Sequence[Path], size: int, fit: Fit) -> DecodedImages:
+    pixels = torch.zeros(len(files), 3, size, size, dtype=torch.uint8)
+    sizes = torch.zeros(len(files), 2, dtype=torch.int32)
+
+    def decode_one(i: int) -> None:
+        with suppress(InvalidImageError):
+            square, original_size = with_image(files[i], lambda image: (resize(image, size, fit), image.size))
+            pixels[i], sizes[i] = square, torch.tensor(original_size)
+
+    console = Console(stderr=True)
+    with ThreadPoolExecutor(MAX_THREADS) as pool:  # decoders release the GIL
+        results = pool.map(decode_one, range(len(files)))
+        for _ in track(results, "reading images", len(files), console=console, disable=not console.is_terminal):
+            pass
+    return DecodedImages(pixels, sizes)
+
+
+def check_memory(n: int, size: int) -> None:
+    """Raises an error before the first image is read if the decoded images would exceed the physical memory."""
+    needed, available = n * 3 * size**2, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > available:
+        raise ValueError(
+            f"all images must fit into memory, got {n} of {size} x {size} pixels ({needed / 1e9:,.0f} GB, "
+            f"available: {available / 1e9:,.0f} GB); try a smaller image_size"
+        )
+
+
+def cache_path(name: str) -> Path | None:
+    """None if there is no cache folder because the user has no home directory."""
+    try:
+        return cache_folder() / "folders" / name
+    except ValueError:
+        return None
+
+
+def cache_key(root: Path, files: Sequence[Path], size: int, fit: Fit) -> str:
+    """Changes with the name, size or modification time of any file, and with the image size and the fit."""
+    lines = [f"{root.resolve()} {size} {fit}"]
+    for path in files:
+        status = path.stat()
+        lines.append(f"{path.relative_to(root)} {status.st_size} {status.st_mtime_ns}")
+    return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:32]
+
+
+def read_cache(path: Path, n: int, size: int) -> DecodedImages | None:
+    """The n cached images; None if the file is absent, unreadable or damaged."""
+    length = n * (3 * size**2 + 2 * 4)  # pixels, width and height
+    try:
+        data = memoryview(read_user_file(path, DIGEST_BYTES + length + MAX_CACHE_HEADER_BYTES))
+        digest, tensors = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
+        if hashlib.sha256(tensors).digest() != digest:
+            return None
+        cached = DecodedImages(**from_safetensors(tensors.tobytes()))
+    except MemoryError:
+        raise
+    except Exception:  # the file cannot be read, or `load_images` did not write it
+        return None
+    is_valid = (cached.pixels.shape, cached.pixels.dtype) == ((n, 3, size, size), torch.uint8)
+    return cached if is_valid and (cached.sizes.shape, cached.sizes.dtype) == ((n, 2), torch.int32) else None
 
 
 def describe(data: Dataset, config: DataConfig, sizes: Tensor) -> tuple[str, ...]:
-    """What is in the folder, what `fit` does to it, and how to look at it."""
+    """The size of the data set, the effect of `fit`, and the command that shows the images."""
     counts = f"train {len(data.train):,}, validation {len(data.validation):,}, test {len(data.test):,}"
-    what = f"{len(sizes):,} images, {len(data.classes):,} classes ({counts})."
+    summary = f"{len(sizes):,} images, {len(data.classes):,} classes ({counts})."
     shorter, longer = sizes.amin(1), sizes.amax(1)
     n = int((10 * (longer - shorter) > longer).sum())  # center-cropping discards (longer - shorter) / longer
     images = "1 image" if n == 1 else f"{n:,} images"
@@ -256,7 +310,7 @@ def describe(data: Dataset, config: DataConfig, sizes: Tensor) -> tuple[str, ...
         "crop": f"Center-cropping discards more than 10% of {images}; --data.fit pad keeps them whole.",
         "stretch": f"Stretching changes the aspect ratio of {images} by more than 10%; --data.fit pad keeps it.",
     }[config.fit]
-    return (f"{what} {effect}" if n else what, f"To see them as the model does: {show_command(config)}")
+    return (f"{summary} {effect}" if n else summary, f"To see them as the model does: {show_command(config)}")
 
 
 def show_command(config: DataConfig) -> str:
@@ -268,111 +322,55 @@ def show_command(config: DataConfig) -> str:
     return command + (" --data.skip-invalid" if config.skip_invalid else "")
 
 
-def divided(listing: Listing, validation: int) -> tuple[list[int], list[int], int]:
-    """The pictures to learn from, those to test on, and how many of the first are set apart if `validation` are wanted
-    and there is no folder of them."""
-    train, test = listing.at("train"), listing.at("test")
-    if not test:
-        train, test = without_test(listing, train)
-    return train, test, 0 if listing.at("validation") else min(validation, len(train) // SHARE)
+def describe_invalid(listing: Listing, invalid: list[int]) -> str:
+    """One line that lists the files that cannot be decoded, with the reasons."""
+    reasons = [f"{listing.name(i)} ({decoding_error(listing.files[i])})" for i in invalid[:MAX_LISTED_FILES]]
+    return (
+        f"{len(invalid):,} of {len(listing.files):,} image files in {listing.root} cannot be read: "
+        f"{', '.join(reasons)}{and_more(invalid)}; repair or remove them, or skip them with --data.skip-invalid"
+    )
 
 
-def list_images(folder: str) -> Listing:
-    root = user_path(folder)
-    if not folder or not root.is_dir():
-        raise ValueError(f"folder must be a folder of pictures, got {folder!r}; name one with a folder for each class")
-    homes = {split: [root / name for name in names if (root / name).is_dir()] for split, names in SPLITS.items()}
-    if not homes["train"]:
-        homes = {"train": [root], "validation": [], "test": []}
-    classes = tuple(path.name for path in subfolders(homes["train"][0]))
-    check_classes(classes, homes["train"][0])
-    labels_by_name = {name: label for label, name in enumerate(classes)}
-    found = [
-        (path, labels_by_name[name], split)
-        for split, places in homes.items()
-        for place in places
-        for name, paths in pictures_by_class(place, labels_by_name).items()
-        for path in paths
-    ]
-    files, labels, splits = zip(*found, strict=True)
-    return Listing(root, classes, files, labels, splits)
-
-
-def check_classes(classes: tuple[str, ...], place: Path) -> None:
-    if len(classes) < 2:
-        raise ValueError(
-            f"there must be two classes or more, each a folder in {place}, got {len(classes)}; "
-            "sort the pictures into folders"
-        )
-    for name in classes:
-        if name.encode(errors="replace").decode() != name or "\n" in name:  # names of files are any bytes
-            raise ValueError(
-                f"the name of a class must be one line of text (UTF-8), got {name!r} in {place}; rename that folder"
-            )
-
-
-def pictures_by_class(place: Path, classes: Collection[str]) -> dict[str, list[Path]]:
-    found = {}
-    for folder in subfolders(place):
-        if folder.name not in classes:
-            raise ValueError(
-                f"classes are those of the training folder, got another one, {folder}; rename or remove it"
-            )
-        paths = [Path(entry.path) for entry in scandir_recursive(folder) if is_image_file(entry)]
-        if not paths:
-            raise ValueError(f"a class needs pictures ({', '.join(SUFFIXES)}), got none in {folder}; add or remove it")
-        for path in paths:
-            if "\n" in str(path.relative_to(place)):  # a digest is made of lines, one for each file
-                raise ValueError(f"the name of an image file must be one line, got {str(path)!r}; rename it")
-        found[folder.name] = sorted(paths)
-    return found
-
-
-def is_image_file(entry: os.DirEntry[str]) -> bool:
-    """By its name; a hidden file is the computer's own business."""
-    suffix = os.path.splitext(entry.name)[1].lower()
-    return suffix in SUFFIXES and entry.name[0] != "." and is_file(entry)
-
-
-def is_file(entry: os.DirEntry[str]) -> bool:
-    """A link that leads nowhere, or back to itself, is none."""
+def decoding_error(path: Path) -> str:
     try:
-        return entry.is_file()
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            return False
-        raise
+        read_image(path)
+    except InvalidImageError as error:
+        return error.reason
+    return "decoding failed before, but succeeds now"
 
 
-def subfolders(place: Path) -> list[Path]:
-    return sorted(path for path in place.iterdir() if path.is_dir() and path.name[0] != ".")
+def describe_skipped(skipped: tuple[str, ...]) -> tuple[str, ...]:
+    if not skipped:
+        return ()
+    files = "image file that cannot be read" if len(skipped) == 1 else "image files that cannot be read"
+    return (f"Skipped {len(skipped):,} {files}: {', '.join(skipped[:MAX_LISTED_FILES])}{and_more(skipped)}.",)
 
 
-def without_test(listing: Listing, train: list[int]) -> tuple[list[int], list[int]]:
-    """The rest, and a fifth of each class, but at least one picture."""
-    test: set[int] = set()
-    by_class: list[list[int]] = [[] for _ in listing.classes]
-    for i in train:
-        by_class[listing.labels[i]].append(i)
-    for name, members in zip(listing.classes, by_class, strict=True):
-        if len(members) < 2:
-            raise ValueError(f"a class needs two pictures or more, one of them to test, got one of {name}; add more")
-        members.sort(key=lambda i: fold_in(TEST_SEED, listing.files[i].relative_to(listing.root).as_posix()))
-        test.update(members[: max(1, len(members) // SHARE)])
-    return [i for i in train if i not in test], sorted(test)
+def describe_ignored(root: Path) -> tuple[str, ...]:
+    """Counts the image files of unsupported formats, so that they are not ignored silently."""
+    suffixes = (os.path.splitext(entry.name)[1].lower() for entry in scandir_recursive(root))
+    ignored = sorted(suffix for suffix in suffixes if suffix in UNSUPPORTED_SUFFIXES)
+    if not ignored:
+        return ()
+    counts = ", ".join(f"{ignored.count(suffix):,} {suffix}" for suffix in dict.fromkeys(ignored))
+    return (f"Ignored image files of unsupported formats: {counts}. Convert them to PNG or JPEG to use them.",)
+
+
+def and_more(names: Sequence[object]) -> str:
+    return f" and {len(names) - MAX_LISTED_FILES:,} more" if len(names) > MAX_LISTED_FILES else ""
 
 
 def digest(config: DataConfig) -> str:
-    """See digest_of; which files `skip_invalid` leaves out is known when all have been decoded."""
+    """The digest of the configured folder. With `skip_invalid`, all files are decoded to find the valid ones."""
     return digest_of(usable(config)[0] if config.skip_invalid else list_images(config.folder))
 
 
 def digest_of(listing: Listing) -> str:
-    """One sha256 over the names and the bytes of all pictures: another picture would mean another split."""
-    with ThreadPoolExecutor() as pool:  # hashing leaves Python's lock alone
+    """One sha256 over the names and contents of all image files, because any other file may change the split."""
+    with ThreadPoolExecutor() as pool:  # hashing releases the GIL
         lines = [
-            f"{path.relative_to(listing.root).as_posix()} {of_file}"
-            for path, of_file in zip(listing.files, pool.map(file_sha256, listing.files), strict=True)
+            f"{path.relative_to(listing.root).as_posix()} {file_digest}"
+            for path, file_digest in zip(listing.files, pool.map(file_sha256, listing.files), strict=True)
         ]
     return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from clearhead.files import UnsafeFileError, open_regular
 
-MAX_PICTURE_BYTES = 10_000_000
+MAX_IMAGE_BYTES = 10_000_000
 """bytes of an image file"""
-MAX_PICTURE_PIXELS = 25_000_000
+MAX_IMAGE_PIXELS = 25_000_000
 """pixels of an image, by the size that its header declares. Decoding takes up to 16 bytes per pixel (WebP)"""
-MAX_PICTURE_SIDE = 32_768
+MAX_IMAGE_SIDE = 32_768
 """width and height of an image: resizing an image of 1 x 25,000,000 pixels would first make it wider"""
-PIXELS_AT_ONCE = MAX_PICTURE_PIXELS
+MAX_DECODING_PIXELS = MAX_IMAGE_PIXELS
 """pixels that are being decoded at the same time, over all threads"""
 MAX_JPEG_SCANS = 100
 """scans of a progressive JPEG file; encoders write about 10. Each one is a pass over all pixels"""

@@ -64,20 +64,20 @@ TOP = (CONFIG, METRICS, LOCK, BEST, CHECKPOINTS, SNAPSHOTS)
 @dataclass(frozen=True)
 class Finding:
     path: str
-    """inside the run"""
+    """relative to the run directory"""
     kind: Kind
     problem: str
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What was looked at, and what is wrong; intact if there are no findings."""
+    """The result of an audit. A run is intact if there are no findings."""
 
     run: str
     is_running: bool
-    """whether a process was training the run: files that it has not finished are no leftovers"""
+    """whether a process is training the run; its unfinished files are not leftovers"""
     checkpoints: list[int]
-    """the steps of those that are intact"""
+    """the steps of intact checkpoints"""
     records: int
     files: int
     findings: list[Finding]
@@ -88,7 +88,7 @@ class Audit:
 
 
 def audit(folder: Path) -> Audit:
-    """Looks at every file of a run."""
+    """Check every file of a run."""
     is_running = is_locked(folder)
     findings, n_files = entries(folder, is_running)
     intact: dict[int, dict[str, Any]] = {}
@@ -96,7 +96,7 @@ def audit(folder: Path) -> Audit:
         problems = list(checkpoint_problems(folder, step))
         if not problems and (state := parsed(checkpoint_path(folder, step) / STATE)):
             intact[step] = state
-        elif os.path.lexists(checkpoint_path(folder, step)):  # else deleted by its owner while we looked
+        elif os.path.lexists(checkpoint_path(folder, step)):  # otherwise deleted by its owner during the audit
             findings += problems
     newest = intact[max(intact)] if intact else {}
     findings += config_problems(folder, newest)
@@ -109,7 +109,7 @@ def audit(folder: Path) -> Audit:
 
 
 def entries(folder: Path, is_running: bool) -> tuple[list[Finding], int]:
-    """What should not be in a run at all, and how many regular files there are."""
+    """Findings about files that do not belong in a run, and the number of regular files."""
     findings: list[Finding] = []
     n_files, reported = 0, ""
     try:
@@ -119,7 +119,7 @@ def entries(folder: Path, is_running: bool) -> tuple[list[Finding], int]:
             if problem := unsafe_type(found, for_writing=True):
                 findings.append(Finding(name, "unsafe", f"it is {problem}"))
             elif (surplus := unexpected(name)) and not (reported and name.startswith(reported + os.sep)):
-                reported = name  # what is in a folder that should not be there is not listed
+                reported = name  # the contents of a surplus folder are not listed
                 if not (is_running and surplus[0] == "leftover"):
                     findings.append(Finding(name, *surplus))
     except UnsafeFileError as error:
@@ -130,7 +130,7 @@ def entries(folder: Path, is_running: bool) -> tuple[list[Finding], int]:
 
 
 def unexpected(name: str) -> tuple[Kind, str] | None:
-    """Why a run has no file or folder of this name; None if it may have one."""
+    """Why a path does not belong in a run; None if it does."""
     home, *rest = Path(name).parts
     last = rest[-1] if rest else home
     if last.startswith(".") and last.endswith(TEMP_SUFFIX):
@@ -155,7 +155,7 @@ def unexpected(name: str) -> tuple[Kind, str] | None:
 
 
 def checkpoint_problems(folder: Path, step: int) -> Iterator[Finding]:
-    """Its files, compared with its manifest."""
+    """Compare the files of a checkpoint with its manifest."""
     place, found = checkpoint_path(folder, step), {}
     for name in FILES:
         try:
@@ -186,7 +186,7 @@ def holds_state(state: Mapping[str, Any], step: int) -> bool:
 
 
 def config_problems(folder: Path, newest: Mapping[str, Any]) -> Iterator[Finding]:
-    """A config that cannot be used, or that is not the one that the newest checkpoint was trained with."""
+    """A config that is invalid, or that differs from the one of the latest checkpoint."""
     try:
         config = RunConfig.from_dict(from_json(read_regular(folder / CONFIG, MAX_JSON_BYTES)))
         changes = changes_since_saved(newest["state"].get("config") if newest else None, config)
@@ -202,8 +202,11 @@ def config_problems(folder: Path, newest: Mapping[str, Any]) -> Iterator[Finding
 
 
 def record_problems(folder: Path, newest: Mapping[str, Any], is_running: bool) -> tuple[int, list[Finding]]:
-    """How many records there are; and lines that are none, records that the newest checkpoint counted and that are
-    missing or changed, and a test result that does not match its own digest."""
+    """The number of records, and findings.
+
+    These are invalid lines, records that are missing or changed since the latest checkpoint, and test results that do
+    not match their own digest.
+    """
     path, findings = folder / METRICS, []
     known = RecordsDigest.from_json(newest["records"]) if "records" in newest else None
     digest, end, wrong, unsealed = Digest(), 0, array("q"), array("q")
@@ -237,7 +240,7 @@ def record_problems(folder: Path, newest: Mapping[str, Any], is_running: bool) -
 
 
 def best_problems(folder: Path, newest: Mapping[str, Any], is_running: bool) -> Iterator[Finding]:
-    """A mark that is damaged, that points to no checkpoint, or that is not there although a checkpoint is the best."""
+    """A best.json that is invalid, names no existing checkpoint, or is missing although there is a best checkpoint."""
     state = newest["state"].get("train_state") if newest else None
     known = state.get("best_step") if isinstance(state, dict) else None
     try:
@@ -257,8 +260,7 @@ def best_problems(folder: Path, newest: Mapping[str, Any], is_running: bool) -> 
 
 
 def map_problems(folder: Path) -> Iterator[Finding]:
-    """Attention maps that cannot be read, that are not what was saved, or whose layers and shapes are not those of the
-    first ones."""
+    """Attention snapshots that cannot be read, do not match their digest, or differ in layers or shapes."""
     first: dict[str, Any] | None = None
     for path in snapshot_files(folder).values() if is_folder(folder / SNAPSHOTS) else []:
         try:
@@ -279,13 +281,13 @@ def map_problems(folder: Path) -> Iterator[Finding]:
 
 
 def size_and_digest(path: Path) -> tuple[int, str]:
-    """Of a regular file, which is read piece by piece."""
+    """The size and SHA-256 digest of a regular file, which is read in chunks."""
     with opened_regular(path, os.O_RDONLY) as file, open(file, "rb", closefd=False) as content:
         return os.fstat(file).st_size, hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def parsed(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; {} if it is none."""
+    """The JSON object in a file; {} if there is none."""
     try:
         value = from_json(read_regular(path, MAX_JSON_BYTES))
     except (OSError, ValueError):
@@ -294,7 +296,7 @@ def parsed(path: Path) -> dict[str, Any]:
 
 
 def failure(folder: Path, path: Path, error: OSError) -> Finding:
-    """A file that cannot be read: missing, unsafe, or on a disk that fails."""
+    """The finding for a file that cannot be read: missing, unsafe or unreadable."""
     name = os.path.relpath(path, folder)
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return Finding(name, "missing", "there is no such file")
@@ -308,5 +310,5 @@ def reason(error: OSError) -> str:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether it is a folder itself, and no link to one."""
+    """Whether the path is a folder, not a link to one."""
     return path.is_dir() and not path.is_symlink()

@@ -79,7 +79,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class Style:
-    """How curves are drawn."""
+    """Options of the figure."""
 
     log: bool = False
     """a logarithmic axis for the loss"""
@@ -104,7 +104,7 @@ def read_curves(run: str | Path) -> Curves:
 
 
 def is_bucketed(config: Path) -> bool:
-    """By the run's config.json; without one, nothing is known."""
+    """Whether batches are sorted by length, according to config.json; False without one."""
     try:
         data = from_json(read_regular(config, MAX_JSON_BYTES))["data"]
         return data["name"] in BUCKETED and data["window"] > 0
@@ -157,7 +157,7 @@ def draw_curves(
 def draw_panel(
     panel: "Axes", runs: dict[int, Curves], quantity: Quantity, window: float, style: Style, title: str = ""
 ) -> None:
-    """Runs by their number, which says how they look."""
+    """Draw one quantity. The keys of `runs` determine colors and markers."""
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     for number, run in runs.items():
@@ -246,7 +246,7 @@ def running_mean(points: Points, width: float) -> Points:
 
 
 def thinned(points: Points, most: int = MOST_POINTS) -> Points:
-    """At most so many of them, each the mean of neighbours."""
+    """At most `most` points, each the mean of neighboring ones."""
     size = -(-len(points) // most) or 1
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [(fmean(epoch for epoch, _ in group), fmean(value for _, value in group)) for group in groups]
@@ -286,7 +286,7 @@ def averaging(runs: Sequence[Curves], kind: Kind, style: Style) -> str:
 
 
 def to_csv(runs: Sequence[Curves], end: float = math.inf) -> str:
-    """All records up to an epoch, a line for each, in the order of the runs."""
+    """All records up to an epoch as CSV, one row per record, in the order of the runs."""
     rows = [
         {"run": printable(run.name)} | record for run in runs for record in run.records if record.get("epoch", 0) <= end
     ]
