@@ -97,7 +97,6 @@ def test_version(told):
         ["train", "mnist", "--help"],
         ["train", "mnist", "--training.epohcs", "3"],
         ["train", "mnist", "--model.width", "63"],
-        ["recipes"],
         ["runs"],
         ["runs", "nowhere"],
         ["verify"],
