@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.insight.trace import look
-from clearhead.models.presets import tiny_vit
+from clearhead.models.presets import vit_tiny
 from clearhead.models.vit import VisionTransformer
 from peers import HuggingFaceVit, torchvision_or_stand_in
 
@@ -32,7 +32,7 @@ LONG = 16_384
 
 
 def ways(batch: int) -> dict[str, Way]:
-    config = tiny_vit()
+    config = vit_tiny()
     images = torch.randn(batch, config.in_channels, *config.image_shape)
     ours = VisionTransformer.from_config(config).eval()
     result: dict[str, Way] = {

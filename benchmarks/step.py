@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.models.config import VisionConfig
-from clearhead.models.presets import tiny_vit
+from clearhead.models.presets import vit_tiny
 from peers import OURS, build_all, n_parameters
 
 MATMUL = "matmul peak"
@@ -164,7 +164,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
-    config = tiny_vit()
+    config = vit_tiny()
     torch.manual_seed(0)
     models, missing = build_all(config)
     images = torch.randn(options.batch, config.in_channels, *config.image_shape)

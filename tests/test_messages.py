@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from clearhead.messages import closest_name, did_you_mean, duration, json_text, printable, round_count, unknown_name
 
-PRESETS = ["plain_mnist", "bert_cifar", "vit_cifar", "tiny_vit", "gpt2_small"]
+PRESETS = ["plain_mnist", "bert_cifar", "vit_cifar", "vit_tiny", "gpt2_small"]
 
 
 @pytest.mark.parametrize(
@@ -21,8 +21,8 @@ PRESETS = ["plain_mnist", "bert_cifar", "vit_cifar", "tiny_vit", "gpt2_small"]
         ("bfloat16", ["auto", "float32", "bf16"], "bf16"),
         ("gpt2", PRESETS, "gpt2_small"),
         ("vit", PRESETS, "vit_cifar"),  # begins with it, which counts before contains it
-        ("tiny-vit", PRESETS, "tiny_vit"),
-        ("TINY_VIT", PRESETS, "tiny_vit"),
+        ("vit-tiny", PRESETS, "vit_tiny"),
+        ("VIT_TINY", PRESETS, "vit_tiny"),
         ("bert_cifra", PRESETS, "bert_cifar"),
         ("xyz", PRESETS, None),
         ("nosuch", ["reverse", "mnist", "pronounce", "words", "text"], None),

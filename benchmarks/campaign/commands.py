@@ -43,7 +43,7 @@ look runs/run --training-dynamics
 data list
 data show folder --data.folder pictures
 shapes bert_cifar
-shapes tiny_vit --width 32 --heads 2
+shapes vit_tiny --width 32 --heads 2
 steps --causal
 steps --file steps.json --heads 2
 mask causal --tokens 5

@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 from torch import nn
 
-from clearhead.models.presets import tiny_vit
+from clearhead.models.presets import vit_tiny
 from clearhead.models.vit import VisionTransformer
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -64,7 +64,7 @@ def test_an_installed_peer_is_measured(report, peer):
 @pytest.fixture
 def twice_as_slow(step, monkeypatch):
     """The script with ours at 2 seconds, torch.nn at 1 and nobody else, without timing anything."""
-    config = tiny_vit()
+    config = vit_tiny()
     models = {name: VisionTransformer.from_config(config) for name in ("clearhead", "torch.nn")}
     seconds = {"clearhead": [2.0, 4.0, 2.0], "torch.nn": [1.0, 2.0, 1.0], step.MATMUL: [1.0, 1.0, 1.0]}
     monkeypatch.setattr(step, "build_all", lambda config: (models, {}))
@@ -89,7 +89,7 @@ def test_everyone_follows_everyone_equally_often(step, n):
 
 
 def test_multiply_adds_are_those_of_the_linear_layers_and_the_scores(step):
-    config = tiny_vit()
+    config = vit_tiny()
     linears = [m for m in VisionTransformer.from_config(config).modules() if isinstance(m, nn.Linear)]
     patches, *blocks, head = linears
     weights = sum(m.weight.numel() for m in blocks)

@@ -108,7 +108,7 @@ def is_safe(text):
         ["shapes", "mymodel.py:Hostile"],
         ["shapes", "mymodel.py:Broken"],
         ["shapes", f"mymodel.py:{TITLE}"],
-        ["shapes", "tiny_vit", "--norm", TITLE],
+        ["shapes", "vit_tiny", "--norm", TITLE],
         ["doctor", "mymodel.py:Hostile", "--width", "4"],
         ["doctor", "mymodel.py:Broken"],
         ["doctor", f"{TITLE}.py:{TITLE}"],

@@ -62,8 +62,8 @@ def test_every_command_works(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "mymodel.py").write_text(
-        "from clearhead import LanguageModel\nfrom clearhead.models.presets import tiny_language\n"
-        "def GPT():\n    return LanguageModel.from_config(tiny_language())\n"
+        "from clearhead import LanguageModel\nfrom clearhead.models.presets import gpt_tiny\n"
+        "def GPT():\n    return LanguageModel.from_config(gpt_tiny())\n"
     )
     assert main(["train", "words", "--training.steps", "2", "--data.limit", "600"]) == 0  # for `sample`
     for example in EXAMPLES:
@@ -82,15 +82,15 @@ def test_version(told):
         ["--help"],
         *([name, "--help"] for name in COMMANDS if name != "lab"),
         ["shapes"],
-        ["shapes", "tiny_vit", "--help"],
+        ["shapes", "vit_tiny", "--help"],
         ["shapes", "mnist", "--help"],
         ["shapes", "mymodel.py:GPT", "--help"],
-        ["shapes", "tiny_vt"],
+        ["shapes", "vit_tny"],
         ["mask"],
         ["mask", "casual"],
         ["mask", "window"],
-        ["shapes", "tiny_vit", "--widht", "3"],
-        ["shapes", "tiny_vit", "--width", "100"],
+        ["shapes", "vit_tiny", "--widht", "3"],
+        ["shapes", "vit_tiny", "--width", "100"],
         ["steps", "--beta", "warm"],
         ["shpaes"],
         ["train"],
@@ -112,8 +112,8 @@ def test_help_errors_and_listings_do_not_import_torch(argv):
 def test_python_m_clearhead_imports_nothing_from_the_current_folder(tmp_path):
     for name in ("difflib", "argparse", "torch"):
         (tmp_path / f"{name}.py").write_text("open('PWNED', 'w')")
-    done = python("-m", "clearhead", "shapes", "tiny_vt", cwd=tmp_path)
-    assert (done.returncode, "did you mean tiny_vit?" in done.stderr) == (2, True)
+    done = python("-m", "clearhead", "shapes", "vit_tny", cwd=tmp_path)
+    assert (done.returncode, "did you mean vit_tiny?" in done.stderr) == (2, True)
     assert not (tmp_path / "PWNED").exists()
 
 
@@ -127,7 +127,7 @@ def test_help_takes_less_than_0_3_seconds():
 
 
 def test_python_m_clearhead_reports_errors_in_one_line():
-    done = python("-m", "clearhead", "shapes", "tiny_vit", "--width", "100")
+    done = python("-m", "clearhead", "shapes", "vit_tiny", "--width", "100")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
 
@@ -137,29 +137,29 @@ def test_python_m_clearhead_reports_errors_in_one_line():
     [
         ("shpaes", f"unknown command 'shpaes'; did you mean shapes? Choose from {', '.join(COMMANDS)}"),
         ("--jsn", "unknown command '--jsn'; choose from demo, "),
-        ("shapes tiny_vt", "no model 'tiny_vt'; did you mean tiny_vit? Presets: "),
+        ("shapes vit_tny", "no model 'vit_tny'; did you mean vit_tiny? Presets: "),
         ("shapes xyz", "no model 'xyz'; Presets: "),
         ("shapes --jsn", "shapes NAME has no option --jsn; did you mean --json?"),
-        ("shapes tiny_vit --widht 3", "shapes tiny_vit has no option --widht; did you mean --width?"),
-        ("shapes tiny_vit --n_hedas=3", "has no option --n-hedas; did you mean --num-heads?"),
-        ("shapes tiny_vit --zzz", "has no option --zzz; see clearhead shapes tiny_vit --help"),
-        ("shapes tiny_vit 5", "takes options, --name value, got '5'"),
-        ("shapes tiny_vit --width", "--width: expected one argument; see clearhead shapes tiny_vit --help"),
-        ("shapes tiny_vit --width abc", "--width: must be a whole number, got 'abc'"),
-        ("shapes tiny_vit --mlp-dim abc", "--mlp-dim: must be a whole number, or none, got 'abc'"),
-        ("shapes tiny_vit --dropout abc", "--dropout: must be a number, got 'abc'"),
-        ("shapes tiny_vit --image-size 3x", "must be a whole number, or two as 32x64, got '3x'"),
+        ("shapes vit_tiny --widht 3", "shapes vit_tiny has no option --widht; did you mean --width?"),
+        ("shapes vit_tiny --n_hedas=3", "has no option --n-hedas; did you mean --num-heads?"),
+        ("shapes vit_tiny --zzz", "has no option --zzz; see clearhead shapes vit_tiny --help"),
+        ("shapes vit_tiny 5", "takes options, --name value, got '5'"),
+        ("shapes vit_tiny --width", "--width: expected one argument; see clearhead shapes vit_tiny --help"),
+        ("shapes vit_tiny --width abc", "--width: must be a whole number, got 'abc'"),
+        ("shapes vit_tiny --mlp-dim abc", "--mlp-dim: must be a whole number, or none, got 'abc'"),
+        ("shapes vit_tiny --dropout abc", "--dropout: must be a number, got 'abc'"),
+        ("shapes vit_tiny --image-size 3x", "must be a whole number, or two as 32x64, got '3x'"),
         (
-            "shapes tiny_vit --width 100",
+            "shapes vit_tiny --width 100",
             "width must be a multiple of num_heads, got width=100, num_heads=3; try width=99",
         ),
-        ("shapes tiny_vit --norm middle", "norm must be one of pre, post, none, got 'middle'"),
-        ("shapes tiny_vit --batch 0", "batch must be a positive integer, got 0"),
-        ("shapes tiny_vit --rows --columns", "--columns: not allowed with argument --rows"),
-        ("shapes tiny_vit --length 5", "follows from image_size and patch_size, got length=5"),
+        ("shapes vit_tiny --norm middle", "norm must be one of pre, post, none, got 'middle'"),
+        ("shapes vit_tiny --batch 0", "batch must be a positive integer, got 0"),
+        ("shapes vit_tiny --rows --columns", "--columns: not allowed with argument --rows"),
+        ("shapes vit_tiny --length 5", "follows from image_size and patch_size, got length=5"),
         ("sample x --temperature=--", "--temperature: expected one argument, got '--'"),
         (
-            f"shapes tiny_vit --depth {'9' * 400}",
+            f"shapes vit_tiny --depth {'9' * 400}",
             "depth must be at most 2^63 - 1, got 99",
         ),
         (
@@ -273,7 +273,7 @@ def test_a_full_disk_is_reported_in_one_line():
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
-@pytest.mark.parametrize("argv", [["--help"], ["shapes", "tiny_vit", "--help"], ["shapes", "tiny_vit"], ["steps"]])
+@pytest.mark.parametrize("argv", [["--help"], ["shapes", "vit_tiny", "--help"], ["shapes", "vit_tiny"], ["steps"]])
 def test_lost_output_is_a_failure(monkeypatch, capsys, argv):
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)

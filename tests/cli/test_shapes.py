@@ -168,7 +168,7 @@ def test_a_module_of_the_user(capsys, folder):
     [
         ("gpt2", "no model 'gpt2'; did you mean gpt2_small? Presets: attention, reverse, "),
         ("mnsit", "no model 'mnsit'; did you mean mnist? Presets"),
-        ("tiny_vt", "no model 'tiny_vt'; did you mean tiny_vit? Presets"),
+        ("vit_tny", "no model 'vit_tny'; did you mean vit_tiny? Presets"),
         ("xyz", "no model 'xyz'; Presets: attention"),
         ("runs/mien", "did you mean runs/mine?"),
         ("mnist --as run", "there is no run 'mnist', but a recipe"),

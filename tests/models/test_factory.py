@@ -29,8 +29,8 @@ def test_anything_else_is_refused():
 
 @pytest.mark.parametrize("model", [SequencePredictor, VisionTransformer, Seq2Seq, LanguageModel])
 def test_a_model_says_which_config_it_wants(model):
-    with pytest.raises(ValueError, match=r"is built from a \w+Config, got 'tiny_vit'; make one, or take one from"):
-        model.from_config("tiny_vit")
+    with pytest.raises(ValueError, match=r"is built from a \w+Config, got 'vit_tiny'; make one, or take one from"):
+        model.from_config("vit_tiny")
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_constructors_have_the_fields_and_defaults_of_their_config(model, config
 def test_keywords_build_the_same_model_as_a_config():
     sizes = {"image_size": 28, "patch_size": 7, "num_classes": 10, "width": 64, "depth": 4, "num_heads": 4}
     assert VisionTransformer(**sizes).config == VisionTransformer.from_config(VisionConfig(**sizes)).config
-    assert VisionTransformer.from_preset("tiny_vit").config == PRESETS["tiny_vit"]()
-    assert "tiny_vit" in list_presets()
+    assert VisionTransformer.from_preset("vit_tiny").config == PRESETS["vit_tiny"]()
+    assert "vit_tiny" in list_presets()
     with pytest.raises(ValueError, match="is built from a VisionConfig"):
         VisionTransformer.from_preset("gpt2_small")

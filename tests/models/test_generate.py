@@ -166,7 +166,7 @@ def test_generation_leaves_the_model_in_its_stage():
     [
         (
             lambda m: Sampling(temperature=0),
-            "temperature must be above 0, got 0; for the likeliest token each time",
+            "temperature must be above 0, got 0",
         ),
         (lambda m: Sampling(seed=-1), "seed must be a whole number from 0 to 9223372036854775807, got -1"),
         (lambda m: Sampling(seed=2**63), "seed must be a whole number"),

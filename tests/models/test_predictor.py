@@ -158,7 +158,7 @@ def test_the_head_may_have_a_norm():
         (lambda m: m(torch.zeros(1, 7, dtype=torch.long)), "must fit the learned position table of 6 rows"),
         (
             lambda m: m(torch.zeros(1, 2, dtype=torch.long), lengths=torch.tensor([3])),
-            "lengths must be from 0",
+            "lengths must be",
         ),
         (lambda m: m(torch.zeros(3, 2, dtype=torch.long), lengths=torch.tensor([2])), "got 1 lengths for 3"),
         (lambda m: m(inputs_embeds=torch.zeros(1, 2, 8).long()), "inputs_embeds must be floating point"),

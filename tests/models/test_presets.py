@@ -1,8 +1,11 @@
+import json
+
 import pytest
 import torch
 
-from clearhead.models.config import build_model
-from clearhead.models.presets import PRESETS, bert_cifar, plain_mnist, preset, reverse
+from clearhead.models.config import VisionConfig, build_model
+from clearhead.models.presets import PRESETS, bert_cifar, list_presets, plain_mnist, preset, reverse
+from clearhead.models.vit import VisionTransformer
 
 
 def count(name):
@@ -71,3 +74,22 @@ def test_an_unknown_preset_is_answered_with_the_nearest():
         preset("bert_cifra")
     with pytest.raises(LookupError, match="unknown preset 'zzz'; choose from reverse, "):
         preset("zzz")
+
+
+@pytest.mark.parametrize("name", list_presets())
+def test_a_config_round_trips_through_json(name):
+    config = preset(name)
+    assert type(config).from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_from_preset_changes_fields_of_the_config():
+    model = VisionTransformer.from_preset("vit_tiny", {"num_classes": 5, "depth": 1})
+    assert (model.config.num_classes, model.config.depth, len(model.blocks)) == (5, 1, 1)
+    with pytest.raises(LookupError, match=r"num_clases.*num_classes"):
+        VisionTransformer.from_preset("vit_tiny", {"num_clases": 5})
+
+
+def test_a_config_from_a_dict_with_an_unknown_field_is_refused():
+    values = preset("vit_tiny").to_dict() | {"heads": 3}
+    with pytest.raises(LookupError, match="heads"):
+        VisionConfig.from_dict(values)

@@ -266,7 +266,7 @@ def test_public_name_is_the_function_even_after_its_module_is_imported():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: shapes("tiny_vt"), "did you mean tiny_vit"),
+        (lambda: shapes("vit_tny"), "did you mean vit_tiny"),
         (lambda: shapes(VISION, batch=0), "batch must be a positive integer, got 0"),
         (lambda: shapes(VISION, length=4), "follows from image_size and patch_size, got length=4"),
         (lambda: shapes(LANGUAGE, source_length=4), "source_length .* encoder-decoders only, got a Language"),

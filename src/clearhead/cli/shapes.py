@@ -37,7 +37,7 @@ EXAMPLES = """\
 examples
   clearhead shapes attention --width 768 --heads 12 --tokens 5
   clearhead shapes attention --width 256 --key-width 64 --value-width 256
-  clearhead shapes tiny_vit --width 256 --heads 4 --depth 8
+  clearhead shapes vit_tiny --width 256 --heads 4 --depth 8
   clearhead shapes gpt2_small --length 128 --batch 8 --json
   clearhead shapes mnist
   clearhead shapes runs/mine

@@ -1,7 +1,8 @@
-"""Which function a model computes: frozen configs, checked when they are made. Importing this does not import torch."""
+"""Model configs: frozen, keyword-only dataclasses, validated when they are created. This does not import torch."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from clearhead.validation import (
     check_beta,
@@ -10,6 +11,7 @@ from clearhead.validation import (
     check_eps,
     check_heads,
     check_int,
+    check_name,
     check_positive,
     check_power_of_two,
     check_rate,
@@ -48,7 +50,7 @@ class StackConfig:
     attention_dropout: float = 0.0
     """on the attention weights"""
     mlp_dropout: float = 0.0
-    """inside the feed-forward net, where the vision transformer has it and the one of 2017 has not"""
+    """after the activation of the MLP, as in ViT; the transformer of Vaswani et al. (2017) has none there"""
     drop_path: float = 0.0
     """stochastic depth: chance of leaving out the last block's sublayers; earlier blocks less, in proportion"""
     beta: float | None = None
@@ -66,6 +68,18 @@ class StackConfig:
             check_beta(self.beta)
         for name in ("dropout", "attention_dropout", "mlp_dropout", "drop_path"):
             check_rate(**{name: getattr(self, name)})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; `from_dict` reverses it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """A config from the values of `to_dict`, which may have been stored as JSON."""
+        names = [field.name for field in fields(cls)]
+        for name in values:
+            check_name(name, names, f"field of {cls.__name__}")
+        return cls(**values)
 
     @property
     def mlp_width(self) -> int:
@@ -206,7 +220,7 @@ class VisionConfig(StackConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Seq2SeqConfig(StackConfig):
-    """The encoder-decoder of 2017; `depth` blocks in the encoder and, unless given, as many in the decoder."""
+    """The encoder-decoder of Vaswani et al. (2017); `depth` is also the decoder's unless `decoder_depth` is given."""
 
     src_vocab_size: int
     """different source tokens"""

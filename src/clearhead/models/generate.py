@@ -70,7 +70,7 @@ make_state(N) makes the DecodeState of N sequences per example."""
 
 @dataclass(frozen=True)
 class Greedy:
-    """Always the likeliest token."""
+    """Greedy decoding: the most probable token at each step."""
 
     def __call__(
         self, make_state: Callable[[int], DecodeState], prompt: Tensor, max_new_tokens: int, eos_id: int | None
@@ -80,9 +80,9 @@ class Greedy:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Tokens drawn from the model's own distribution, sharpened or cut.
+    """Tokens sampled from softmax(logits / temperature), restricted to the top k tokens or to a nucleus of mass top_p.
 
-    temperature below 1 prefers likely tokens; top_k keeps the k likeliest; top_p the fewest that hold p of the mass.
+    A temperature below 1 sharpens the distribution; top_p keeps the fewest tokens whose probabilities sum to top_p.
     """
 
     temperature: float = 1.0
@@ -93,9 +93,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
-            raise ValueError(
-                f"temperature must be above 0, got {self.temperature}; for the likeliest token each time set top_k to 1"
-            )
+            raise ValueError(f"temperature must be above 0, got {self.temperature}; use top_k=1 for greedy decoding")
         if self.top_k is not None and (not isinstance(self.top_k, int) or self.top_k < 1):
             raise ValueError(f"top_k must be at least 1, got {self.top_k}; leave it out to keep all tokens")
         if self.top_p is not None and not 0 < self.top_p <= 1:
@@ -132,7 +130,7 @@ def keep_top_k(logits: Tensor, k: int) -> Tensor:
 
 
 def keep_top_p(logits: Tensor, p: float) -> Tensor:
-    """-inf for all but the fewest tokens of each row whose probabilities add up to p; the likeliest always stays."""
+    """-inf for all but the fewest tokens of each row whose probabilities sum to p; the most probable token is kept."""
     ordered, tokens = logits.sort(descending=True)
     shares = ordered.softmax(-1)
     mass_before = shares.cumsum(-1) - shares
@@ -203,23 +201,17 @@ def check_room(config: LanguageConfig | Seq2SeqConfig, length: int) -> None:
         )
 
 
-# Beam search: follow the N likeliest beginnings at once, and keep the best that have ended.
-#
-# The score of a sequence is its log-probability; sequences of different length are compared by score /
-# length^penalty.
-# The greedy answer stays a candidate, and what is less probable comes after it: by neither number is the answer
-# worse.
-# Dims: B batch, N beams, L prompt length, T new tokens, V vocabulary.
-
-
 NEVER = -torch.inf
 MOST = 1000
-"""sequences that are followed at once: more of them take memory and find nothing better"""
+"""largest beam size"""
 
 
 @dataclass(frozen=True)
 class Beam:
-    """The best of `size` sequences followed at once; a higher length_penalty favours longer ones."""
+    """Beam search over `size` sequences, ranked by log-probability / length ** length_penalty.
+
+    The greedy sequence stays a candidate, so the result is never less probable than greedy decoding's.
+    """
 
     size: int = 5
     length_penalty: float = 1.0

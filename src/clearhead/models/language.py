@@ -1,9 +1,10 @@
-"""The decoder-only language model: each token is told from the ones before it.
+"""The decoder-only language model: it predicts each token from the ones before it.
 
 Dims: B batch, L length, E model width, V vocabulary.
 """
 
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -86,9 +87,9 @@ class LanguageModel(nn.Module):
         return cls(**vars(config))
 
     @classmethod
-    def from_preset(cls, name: str) -> "LanguageModel":
-        """The model of a preset; see `list_presets`."""
-        config = preset(name)
+    def from_preset(cls, name: str, changes: Mapping[str, Any] | None = None) -> "LanguageModel":
+        """The model of a preset, with some fields of its config changed; `list_presets` has the names."""
+        config = preset(name, changes)
         check_kind(config, LanguageConfig)
         return cls(**vars(config))
 

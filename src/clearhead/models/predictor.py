@@ -3,6 +3,7 @@
 Dims: B batch, L length, E model width.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch.nn.functional as F
@@ -88,9 +89,9 @@ class SequencePredictor(nn.Module):
         return cls(**vars(config))
 
     @classmethod
-    def from_preset(cls, name: str) -> "SequencePredictor":
-        """The model of a preset; see `list_presets`."""
-        config = preset(name)
+    def from_preset(cls, name: str, changes: Mapping[str, Any] | None = None) -> "SequencePredictor":
+        """The model of a preset, with some fields of its config changed; `list_presets` has the names."""
+        config = preset(name, changes)
         check_kind(config, PredictorConfig)
         return cls(**vars(config))
 

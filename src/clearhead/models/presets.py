@@ -1,7 +1,8 @@
 """Named configs: numbers only. Importing this does not import torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from clearhead.messages import unknown_name
 from clearhead.models.config import LanguageConfig, ModelConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
@@ -85,18 +86,18 @@ def vit_cifar() -> VisionConfig:
     return VisionConfig(width=128, depth=4, num_heads=4, mlp_dim=256, image_size=32, patch_size=4, num_classes=10)
 
 
-def tiny_vit() -> VisionConfig:
+def vit_tiny() -> VisionConfig:
     """The vision transformer that the benchmarks compare: 65 tokens of width 192."""
     return VisionConfig(width=192, depth=6, num_heads=3, image_size=32, patch_size=4, num_classes=10)
 
 
 def vit_base() -> VisionConfig:
-    """ViT-B/16 of 2020, for images of 224 x 224 and 1000 classes."""
+    """ViT-B/16 (Dosovitskiy et al., 2021), for images of 224 x 224 pixels and 1000 classes."""
     return VisionConfig(width=768, depth=12, num_heads=12, image_size=224, patch_size=16, num_classes=1000)
 
 
 def transformer_base() -> Seq2SeqConfig:
-    """The base model of 2017, with a shared vocabulary of 37,000 tokens."""
+    """The base model of Vaswani et al. (2017), with a shared vocabulary of 37,000 tokens."""
     return Seq2SeqConfig(
         width=512,
         depth=6,
@@ -111,7 +112,7 @@ def transformer_base() -> Seq2SeqConfig:
     )
 
 
-def tiny_language() -> LanguageConfig:
+def gpt_tiny() -> LanguageConfig:
     """A language model of characters for a laptop."""
     return LanguageConfig(width=128, depth=4, num_heads=4, vocab_size=65, context_length=64)
 
@@ -130,20 +131,25 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "small_mnist": small_mnist,
     "bert_cifar": bert_cifar,
     "vit_cifar": vit_cifar,
-    "tiny_vit": tiny_vit,
+    "vit_tiny": vit_tiny,
     "vit_base": vit_base,
     "transformer_base": transformer_base,
-    "tiny_language": tiny_language,
+    "gpt_tiny": gpt_tiny,
     "gpt2_small": gpt2_small,
 }
 
 
-def preset(name: str) -> ModelConfig:
-    """The config of that name."""
+def preset(name: str, changes: Mapping[str, Any] | None = None) -> ModelConfig:
+    """The config of a preset, with some of its fields changed: preset("vit_tiny", {"num_classes": 5})."""
     if name not in PRESETS:
         raise unknown_name("preset", name, PRESETS)
-    return PRESETS[name]()
+    config = PRESETS[name]()
+    for field in changes or {}:
+        if field not in vars(config):
+            raise unknown_name(f"field of {type(config).__name__}", field, vars(config))
+    return replace(config, **(changes or {}))
 
 
 def list_presets() -> list[str]:
+    """The names that `from_preset` accepts."""
     return sorted(PRESETS)

@@ -1,11 +1,13 @@
-"""The encoder-decoder of 2017: read the whole source, then write the target token by token.
+"""The encoder-decoder transformer (Vaswani et al., 2017): encode the source, then decode the target token by token.
+
+An `Ensemble` averages the next-token probabilities of several such models.
 
 Dims: B batch, L length, Q target tokens, K source tokens, E model width, V vocabulary.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -101,9 +103,9 @@ class Seq2Seq(nn.Module):
         return cls(**vars(config))
 
     @classmethod
-    def from_preset(cls, name: str) -> "Seq2Seq":
-        """The model of a preset; see `list_presets`."""
-        config = preset(name)
+    def from_preset(cls, name: str, changes: Mapping[str, Any] | None = None) -> "Seq2Seq":
+        """The model of a preset, with some fields of its config changed; `list_presets` has the names."""
+        config = preset(name, changes)
         check_kind(config, Seq2SeqConfig)
         return cls(**vars(config))
 
@@ -196,22 +198,14 @@ class Seq2Seq(nn.Module):
         return make_state
 
 
-# Several encoder-decoders that write as one: the probability of the next token is the mean of theirs.
-#
-# Models that were trained apart make different mistakes, and their mean makes fewer.
-# Dims: B batch, K source tokens, N sequences, V vocabulary.
-
-
 class Ensemble(nn.Module):
-    """Models of the same vocabularies, of any size each."""
+    """Several encoder-decoders whose next-token probabilities are averaged; sizes may differ, vocabularies may not."""
 
     def __init__(self, models: Sequence[Seq2Seq]):
         super().__init__()
         sizes = sorted({(model.config.src_vocab_size, model.config.tgt_vocab_size) for model in models})
         if len(sizes) != 1:
-            raise ValueError(
-                f"models that write together have the same vocabularies, got sizes {sizes}; train them on the same data"
-            )
+            raise ValueError(f"all models of an ensemble must have the same vocabularies, got sizes {sizes}")
         self.parts = nn.ModuleList(models)
 
     @property

@@ -3,6 +3,9 @@
 Dims: B batch, C channels, P patches, L tokens (P, and the class token where there is one), E model width.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -124,9 +127,9 @@ class VisionTransformer(nn.Module):
         return cls(**vars(config))
 
     @classmethod
-    def from_preset(cls, name: str) -> "VisionTransformer":
-        """The model of a preset; see `list_presets`."""
-        config = preset(name)
+    def from_preset(cls, name: str, changes: Mapping[str, Any] | None = None) -> "VisionTransformer":
+        """The model of a preset, with some fields of its config changed; `list_presets` has the names."""
+        config = preset(name, changes)
         check_kind(config, VisionConfig)
         return cls(**vars(config))
 
@@ -172,7 +175,7 @@ class VisionTransformer(nn.Module):
         grid = self.config.grid if images is None else self.patch_embed.grid(images)
         self.check_tokens(x, grid, includes_cls_token)
         angles = self.pos_embed.rotary_angles(grid, x.device)
-        if angles is not None:  # the class token stands nowhere: angle 0
+        if angles is not None:  # the class token has no position: angle 0
             angles = F.pad(angles, (0, 0, self.pool.num_prefix_tokens, 0))
         if includes_cls_token:
             x = torch.cat([x[:, :1], self.pos_embed(x[:, 1:], grid)], dim=1)
@@ -200,15 +203,12 @@ class VisionTransformer(nn.Module):
         raise ValueError(f"inputs_embeds must have {n_tokens} tokens ({parts}), got {given}{hint}")
 
 
-# How weights start, where the parts' own way (Xavier: see nn/linear.py) is not the model's.
-
-
 BERT = 0.02
-"""standard deviation of all of BERT's weights"""
+"""standard deviation of BERT's initial weights"""
 
 
 def init_bert_(model: nn.Module) -> None:
-    """Small weights: each block adds little to what passes it by, which so survives many norms behind their sums."""
+    """BERT's initialization: normal weights with standard deviation 0.02, zero biases; suits deep post-norm stacks."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             nn.init.normal_(module.weight, std=BERT)
