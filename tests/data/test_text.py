@@ -87,7 +87,7 @@ def test_a_text_in_pieces_is_the_same_text(tmp_path, monkeypatch):
     text = "aé€\N{GRINNING FACE}\r\n" * 50 + "€"
     (tmp_path / "x").write_text(text, "utf-8-sig", newline="")
     whole = read_text(str(tmp_path / "x"), "character")
-    monkeypatch.setattr(user_files, "PIECE", 3)
+    monkeypatch.setattr(user_files, "CHUNK_BYTES", 3)
     pieces = read_text(str(tmp_path / "x"), "character")
     assert "".join(pieces) == "".join(whole) == text
     assert len(pieces) > len(whole)
