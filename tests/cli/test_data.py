@@ -168,10 +168,10 @@ def test_help(capsys, argv):
         ("data show digits --data.question why", "question must be one of most-common, repeat, sum, got 'why'"),
         ("data list --all", "data list has no option --all"),
         ("data get cifar10 --from=", "--from must be the path of a folder or an archive, got an empty one"),
-        ("train cifar10-vit --data.augmentation.crop 1000000000", "crop must be a whole number of at most 2,048, got"),
+        ("train cifar10-vit --data.augmentation.crop 1000000000", "crop must be at most 2,048, got"),
         ("data show mnist --augmented --data.augmentation.crop 99", "crop must be at most the 28 pixels"),
-        ("train reverse --data.length 1000000000", "length must be a whole number of at most 65,536, got 1000000000"),
-        ("train reverse --data.limit 100000000000", "limit must be a whole number of at most 10,000,000, got"),
+        ("train reverse --data.length 1000000000", "length must be at most 65,536, got 1000000000"),
+        ("train reverse --data.limit 100000000000", "limit must be at most 10,000,000, got"),
     ],
 )
 def test_mistakes_are_one_line(capsys, argv, message, monkeypatch):

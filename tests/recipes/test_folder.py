@@ -47,7 +47,7 @@ def test_own_pictures_are_learned_and_then_predicted_without_their_folder(pictur
 
 
 def test_a_folder_that_is_not_there():
-    with pytest.raises(ValueError, match="folder must be a folder .*, got 'nowhere'"):
+    with pytest.raises(ValueError, match=r"folder must be a folder .*, got 'nowhere'"):
         config_of("folder", {"data.folder": "nowhere"})
 
 
