@@ -1,4 +1,8 @@
-"""Numbers that don't fit, refused in one line. Without torch: configs use it too."""
+"""Validate arguments and the fields of configs. Each check raises a one-line ValueError that names the argument.
+
+Values are passed by keyword, under the name that the error shows: check_positive(width=width, depth=depth).
+Importing this module does not import torch.
+"""
 
 import math
 import os
@@ -7,16 +11,85 @@ from typing import Any, get_args
 
 from clearhead.messages import did_you_mean, short_repr, unknown_name
 
-LARGEST = 2**63 - 1
-"""size of a tensor"""
+MAX_SIZE = 2**63 - 1
+"""the largest size of a tensor dimension"""
 
 
-def check_positive(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ValueError(f"{name} must be a whole number above 0, got {size!r}; try {name}=1 or more")
-        if size > LARGEST:
-            raise ValueError(f"{name} must be at most 2^63 - 1, the largest size of a tensor, got {size!s:.30}")
+def check_int(minimum: int, maximum: int = MAX_SIZE, *, hint: str = "", defaults: Any = None, **values: int) -> None:
+    """minimum <= value <= maximum. The error ends with `hint`, or suggests the value that `defaults` has."""
+    for name, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            kind = {0: "a non-negative integer", 1: "a positive integer"}.get(minimum, f"an integer >= {minimum}")
+            raise ValueError(f"{name} must be {kind}, got {short_repr(value)}{suffix(name, hint, defaults)}")
+        if value > maximum:
+            limit = "2^63 - 1" if maximum == MAX_SIZE else f"{maximum:,}"
+            raise ValueError(f"{name} must be at most {limit}, got {short_repr(value)}")
+
+
+def check_positive(**values: int) -> None:
+    check_int(1, MAX_SIZE, hint="", **values)
+
+
+def check_range(low: float, high: float, *, hint: str = "", defaults: Any = None, **values: float) -> None:
+    """low <= value < high. The error ends with `hint`, or suggests the value that `defaults` has."""
+    for name, value in values.items():
+        if not is_number(value) or not low <= value < high:
+            interval = f"a finite number >= {low}" if high == math.inf else f"in [{low}, {high})"
+            raise ValueError(f"{name} must be {interval}, got {short_repr(value)}{suffix(name, hint, defaults)}")
+
+
+def check_rate(**rates: float) -> None:
+    """Probabilities of dropout and of stochastic depth."""
+    check_range(0, 1, hint="0 disables it", **rates)
+
+
+def suffix(name: str, hint: str, defaults: Any) -> str:
+    hint = f"try {name}={getattr(defaults, name)!r}" if defaults is not None and not hint else hint
+    return f"; {hint}" if hint else ""
+
+
+def check_eps(**values: float) -> None:
+    for name, value in values.items():
+        if not is_number(value) or not 0 < value < math.inf:
+            raise ValueError(
+                f"{name} must be a positive finite number, got {short_repr(value)}; "
+                "PyTorch's LayerNorm has 1e-5, BERT's has 1e-12"
+            )
+
+
+def check_beta(beta: float) -> None:
+    if not isinstance(beta, int | float) or math.isnan(beta):
+        raise ValueError(f"beta must be a number, got {beta!r}; +inf, -inf and 0 are allowed")
+
+
+def check_bool(**values: bool) -> None:
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} must be True or False, got {short_repr(value)}")
+
+
+def check_choice(**choices: tuple[Any, Any]) -> None:
+    """name=(value, Literal[...])"""
+    for name, (value, literal) in choices.items():
+        options = get_args(literal)
+        if value not in options:
+            hint = did_you_mean(value, options) if isinstance(value, str) else ""
+            raise ValueError(f"{name} must be one of {', '.join(options)}, got {short_repr(value)}{hint}")
+
+
+def check_name(name: Any, names: Iterable[str], kind: str) -> None:
+    """Raises a LookupError that suggests the closest of `names`."""
+    names = list(names)
+    if name not in names:
+        raise unknown_name(kind, name, names)
+
+
+def check_paths(**paths: str) -> None:
+    for name, path in paths.items():
+        if not isinstance(path, str):
+            raise ValueError(f"{name} must be a path as a string, got {short_repr(path)}")
+        if not is_valid_path(path):
+            raise ValueError(f"{name} must be a valid path, got {short_repr(path)}")
 
 
 def check_heads(width: int, num_heads: int) -> None:
@@ -30,133 +103,38 @@ def check_heads(width: int, num_heads: int) -> None:
 
 
 def check_rotary_width(head_dim: int, multiple: int) -> None:
+    """Each axis of the positions rotates pairs of features: a multiple of 2 in one dimension, of 4 in two."""
     if head_dim % multiple:
         raise ValueError(
-            f"rotary positions need a head width (width / num_heads) that is a multiple of {multiple}, "
+            f"head_dim (width / num_heads) must be a multiple of {multiple} for rotary position embeddings, "
             f"got {head_dim}; change width or num_heads"
         )
 
 
-def check_power_of_two(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 2 or size & (size - 1):
-            raise ValueError(f"{name} of a convolutional patch embedding must be 2, 4, 8, ..., got {size}")
-
-
-def check_beta(beta: float) -> None:
-    if not isinstance(beta, int | float) or math.isnan(beta):
-        raise ValueError(f"beta must be a number, got {beta!r}; +inf, -inf and 0 are allowed")
-
-
-def check_eps(name: str, eps: float) -> None:
-    if not isinstance(eps, int | float) or isinstance(eps, bool) or not 0 < eps < math.inf:
-        raise ValueError(f"{name} must be a number above 0, got {eps!r}; PyTorch's layer norm has 1e-5, BERT's 1e-12")
-
-
-def check_rate(name: str, rate: float) -> None:
-    if not isinstance(rate, int | float) or not 0 <= rate < 1:
-        raise ValueError(f"{name} must be a number of at least 0 and below 1, got {rate!r}; 0 turns it off")
-
-
 def check_sinusoidal_width(width: int, multiple: int) -> None:
+    """Each axis of the positions has pairs of sine and cosine: a multiple of 2 in one dimension, of 4 in two."""
     if width % multiple:
         raise ValueError(
-            f"sinusoidal positions need a width that is a multiple of {multiple}, got {width}; "
+            f"width must be a multiple of {multiple} for sinusoidal position embeddings, got {width}; "
             f"try width={width + multiple - width % multiple}"
         )
 
 
-# Which function a model computes: frozen configs, checked when they are made. Importing this does not import torch.
-
-
-def check_hidden(head_mlp_dim: int) -> None:
-    if not isinstance(head_mlp_dim, int) or isinstance(head_mlp_dim, bool) or head_mlp_dim < 0:
-        raise ValueError(
-            f"head_mlp_dim must be a whole number of at least 0, got {head_mlp_dim!r}; 0 for no such layer"
-        )
-
-
-# Which examples a model is fitted to: frozen configs, checked when they are made. Does not import torch.
-
-
-def check_choice(**chosen: tuple[Any, Any]) -> None:
-    """name=(value, Literal[...])"""
-    for name, (value, choices) in chosen.items():
-        if value not in get_args(choices):
-            hint = did_you_mean(value, get_args(choices)) if isinstance(value, str) else ""
-            raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {short_repr(value)}{hint}")
-
-
-def check_bool(**switches: bool) -> None:
-    for name, value in switches.items():
-        if not isinstance(value, bool):
-            raise ValueError(f"{name} must be True or False, got {short_repr(value)}")
-
-
-def check_paths(**paths: str) -> None:
-    for name, path in paths.items():
-        if not isinstance(path, str):
-            raise ValueError(f"{name} must be a path as text, got {short_repr(path)}; pass str(path)")
-        if not is_path(path):
-            raise ValueError(f"{name} must be a path that the system can have, got {short_repr(path)}")
-
-
-def is_path(text: str) -> bool:
-    """The byte 0 ends a path, and half of a surrogate pair, which JSON can write, is no character."""
-    try:
-        return b"\0" not in os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
+def check_power_of_two(**values: int) -> None:
+    for name, value in values.items():
+        if value < 2 or value & (value - 1):
+            raise ValueError(
+                f"{name} must be a power of two (2, 4, 8, ...) for a convolutional patch embedding, got {value}"
+            )
 
 
 def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def check_int(least: int, most: int, **sizes: int) -> None:
-    for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < least:
-            raise ValueError(
-                f"{name} must be a whole number of at least {least}, got {short_repr(size)}; try {name}={least}"
-            )
-        if size > most:
-            raise ValueError(f"{name} must be a whole number of at most {most:,}, got {short_repr(size)}")
-
-
-# How a model is fitted, and a run as a whole: frozen configs, checked when they are made, to and from JSON.
-
-
-def check_name(name: Any, names: Iterable[str], what: str) -> None:
-    """Refuses a name that is not among these, with the nearest one that is."""
-    names = list(names)
-    if name not in names:
-        raise unknown_name(what, name, names)
-
-
-def check_count(config: Any, *names: str, advice: str = "") -> None:
-    for name in names:
-        count = getattr(config, name)
-        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-            way = advice or default_hint(config, name)
-            raise ValueError(f"{name} must be a whole number of at least 0, got {count!r}; {way}")
-
-
-def check_at_most(most: int, **counts: int) -> None:
-    for name, count in counts.items():
-        if count > most:
-            raise ValueError(f"{name} must be a whole number of at most {most}, got {count}; choose a smaller one")
-
-
-def check_between(config: Any, low: float, high: float, *names: str) -> None:
-    for name in names:
-        number = getattr(config, name)
-        if not is_number(number) or not low <= number < high:
-            kind, above = ("finite number", "") if high == math.inf else ("number", f" and below {high}")
-            raise ValueError(
-                f"{name} must be a {kind} of at least {low}{above}, got {number!r}; {default_hint(config, name)}"
-            )
-
-
-def default_hint(config: Any, name: str) -> str:
-    """What to do about a field that is wrong: what it is when nobody says anything is right for many."""
-    return f"try {name}={getattr(type(config), name)!r}"
+def is_valid_path(text: str) -> bool:
+    """Whether the operating system accepts it: no NUL, and no lone surrogate, which JSON can contain."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False

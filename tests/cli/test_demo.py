@@ -6,12 +6,12 @@ from clearhead.training.loop import TrainResult
 PICTURES = [(Path(f"runs/demo/figures/{name}.png"), f"about {name}") for name in ("curves", "look/aggregates")]
 
 
-def test_the_demo_says_what_came_of_it_what_to_open_and_what_to_try(capsys, monkeypatch):
+def test_demo_prints_accuracy_figures_and_next_commands(capsys, monkeypatch):
     outcome = TrainResult("finished", 9, 9, {"accuracy": 0.9876, "seconds": 61.2})
     monkeypatch.setattr("clearhead.inference.demo.demo", lambda steps, before_drawing: (outcome, PICTURES))
     assert main(["demo"]) == 0
     out = capsys.readouterr().out
-    assert "98.76% of 10,000 unseen digits read right, after 61 s of training." in out
+    assert "Test accuracy: 98.76% on 10,000 digits after 61 s of training." in out
     assert all(str(path) in out and what in out for path, what in PICTURES)
     assert "\nTry\n  clearhead predict runs/demo" in out
     assert max(map(len, out.splitlines())) <= 90
@@ -20,7 +20,7 @@ def test_the_demo_says_what_came_of_it_what_to_open_and_what_to_try(capsys, monk
     assert all(words[0] == "clearhead" and words[1] in COMMANDS for words in suggested)
 
 
-def test_a_demo_that_is_stopped_has_the_exit_code_of_that(monkeypatch, capsys):
+def test_a_stopped_demo_exits_with_code_3(monkeypatch, capsys):
     monkeypatch.setattr(
         "clearhead.inference.demo.demo", lambda steps, before_drawing: (TrainResult("stopped", 9, 0, None), [])
     )

@@ -5,7 +5,7 @@ from clearhead.cli.main import main
 from clearhead.recipes.registry import RECIPES
 
 
-def test_every_recipe_with_what_was_measured(capsys, monkeypatch):
+def test_every_recipe_is_listed_with_its_measurements(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     assert main(["recipes"]) == 0
     out = capsys.readouterr().out
@@ -23,7 +23,7 @@ def test_json(capsys):
         assert (rows[name]["seconds"] is None) == (recipe.measured is None)
 
 
-def test_what_was_not_trained_to_its_end_says_so(capsys, monkeypatch):
+def test_partial_and_missing_measurements_are_labeled(capsys, monkeypatch):
     fashion = RECIPES["fashion-mnist"]
     monkeypatch.setitem(
         RECIPES, "fashion-mnist", replace(fashion, measured=replace(fashion.measured, accuracy=0.5, epochs=1))
@@ -35,10 +35,10 @@ def test_what_was_not_trained_to_its_end_says_so(capsys, monkeypatch):
     epochs = RECIPES["fashion-mnist"].make().training.epochs
     assert lines["fashion-mnist"].endswith(f"50.00%, epoch 1 of {epochs}, mean of 2 views")
     assert lines["mnist"].endswith("not measured yet")
-    assert lines["folder"].endswith("by its data")
+    assert lines["folder"].endswith("depends on data")
 
 
-def test_numbers_of_several_views_say_so(capsys, monkeypatch):
+def test_accuracy_with_tta_names_the_number_of_views(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     assert main(["recipes"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
@@ -46,7 +46,7 @@ def test_numbers_of_several_views_say_so(capsys, monkeypatch):
     assert lines["mnist"].endswith("%")
 
 
-def test_a_narrow_terminal_loses_no_number(capsys, monkeypatch):
+def test_a_narrow_terminal_keeps_all_numbers(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["recipes"]) == 0
     lines = capsys.readouterr().out.splitlines()

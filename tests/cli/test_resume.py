@@ -25,7 +25,7 @@ from clearhead.training.run_directory import RunDirectory
         ("nowhere --training.steps 5", "resume has no option --training.steps"),
     ],
 )
-def test_mistakes_are_one_line(capsys, tmp_path, monkeypatch, argv, message):
+def test_errors_are_one_line(capsys, tmp_path, monkeypatch, argv, message):
     monkeypatch.chdir(tmp_path)
     assert main(["resume", *argv.split()]) == 2
     err = capsys.readouterr().err
@@ -33,14 +33,14 @@ def test_mistakes_are_one_line(capsys, tmp_path, monkeypatch, argv, message):
     assert err.count("\n") == 1
 
 
-def test_a_run_that_has_ended_says_what_it_reached(capsys, trained):
+def test_resuming_a_finished_run_prints_its_result(capsys, trained):
     before = (trained / "reverse/metrics.jsonl").read_bytes()
     assert main(["resume", str(trained / "reverse")]) == 0
     assert f"training of {trained / 'reverse'} is complete: " in capsys.readouterr().out
     assert (trained / "reverse/metrics.jsonl").read_bytes() == before
 
 
-def test_a_run_without_a_test_says_that_it_has_ended(capsys, trained, tmp_path, monkeypatch):
+def test_resuming_a_finished_run_without_a_test_set(capsys, trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(trained / "text", "mine")
     shutil.copy(trained.parent / "gone.txt", "my.txt")
@@ -64,14 +64,14 @@ def last_record(path):
     return json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])
 
 
-def test_a_run_is_named_by_its_name_in_runs(capsys, mine):
+def test_a_run_can_be_given_by_its_name_in_runs(capsys, mine):
     assert main(["resume", "mine"]) == 0
     assert "training of runs/mine is complete: " in capsys.readouterr().out
     assert main(["resume", "mien"]) == 2
     assert "did you mean runs/mine?" in capsys.readouterr().err
 
 
-def test_a_run_is_lengthened_and_says_what_becomes_of_its_schedule(capsys, mine):
+def test_extending_a_run_explains_the_new_schedule(capsys, mine):
     assert main(["resume", "mine", "--steps", "20"]) == 0
     captured = capsys.readouterr()
     assert "the run now ends after step 20 instead of 12: the cosine schedule now ends there, and the " in captured.out
@@ -87,7 +87,7 @@ def test_a_run_is_lengthened_and_says_what_becomes_of_its_schedule(capsys, mine)
 @pytest.mark.parametrize(
     ("section", "name", "value"), [("model", "num_heads", 4), ("model", "beta", 5.0), ("data", "length", 9)]
 )
-def test_a_config_of_another_model_or_other_data_is_refused(capsys, mine, section, name, value, options):
+def test_a_config_that_contradicts_the_checkpoint_is_refused(capsys, mine, section, name, value, options):
     config = json.loads((mine / "config.json").read_text())
     config[section][name] = value
     (mine / "config.json").write_text(edited := json.dumps(config))
@@ -96,7 +96,7 @@ def test_a_config_of_another_model_or_other_data_is_refused(capsys, mine, sectio
     assert (mine / "config.json").read_text() == edited
 
 
-def test_an_objective_that_the_data_is_not_for_is_refused_even_if_the_checkpoint_agrees(capsys, mine, forge):
+def test_an_objective_that_does_not_fit_the_data_is_refused(capsys, mine, forge):
     config = json.loads((mine / "config.json").read_text()) | {"objective": "classification"}
     (mine / "config.json").write_text(json.dumps(config))
     forge(mine, config=config)
@@ -104,7 +104,7 @@ def test_an_objective_that_the_data_is_not_for_is_refused_even_if_the_checkpoint
     assert "reverse needs objective=token-classification, got classification" in capsys.readouterr().err
 
 
-def test_the_learning_rates_that_are_named_are_those_of_the_records(capsys, mine):
+def test_printed_learning_rates_match_the_records(capsys, mine):
     config = RunConfig.from_dict(json.loads((mine / "config.json").read_text()))
     config = replace(config, optimizer=replace(config.optimizer, warmup=0))  # in a warm-up the rate would be the same
     (mine / "config.json").write_text(json.dumps(config.to_dict()))
@@ -114,7 +114,7 @@ def test_the_learning_rates_that_are_named_are_those_of_the_records(capsys, mine
     assert (float(said[1]), float(said[2])) == (pytest.approx(new, rel=1e-2), pytest.approx(old, rel=1e-2))
 
 
-def test_epochs_take_the_place_of_steps(capsys, mine):
+def test_epochs_replace_steps(capsys, mine):
     per_epoch = round(last_record(mine)["step"] / last_record(mine)["epoch"])
     epochs = 12 // per_epoch + 1
     assert main(["resume", "mine", "--epochs", str(epochs)]) == 0
@@ -127,12 +127,12 @@ def test_epochs_take_the_place_of_steps(capsys, mine):
     [
         ("--steps 11", "runs/mine has been trained for 12 steps, got --steps 11; a run cannot be shortened"),
         ("--steps 0", "got steps=0, epochs=0"),
-        ("--threads -1", "threads must be a whole number of at least 0, got -1"),
+        ("--threads -1", "threads must be a non-negative integer, got -1"),
         ("--steps 20 --epochs 3", "not allowed with argument --steps"),
         ("--epochs 1.5", "must be a whole number, got '1.5'"),
     ],
 )
-def test_a_change_that_cannot_be_is_refused_and_leaves_the_run_as_it_is(capsys, mine, argv, message):
+def test_an_invalid_change_leaves_the_run_unchanged(capsys, mine, argv, message):
     before = (mine / "config.json").read_bytes()
     assert main(["resume", "mine", *argv.split()]) == 2
     err = capsys.readouterr().err
@@ -141,7 +141,7 @@ def test_a_change_that_cannot_be_is_refused_and_leaves_the_run_as_it_is(capsys, 
     assert (mine / "config.json").read_bytes() == before
 
 
-def test_a_run_that_is_being_trained_is_not_changed(capsys, mine):
+def test_a_running_run_is_not_changed(capsys, mine):
     before = (mine / "config.json").read_bytes()
     with RunDirectory.open("mine").lock():
         assert main(["resume", "mine", "--steps", "20"]) == 1
@@ -149,13 +149,13 @@ def test_a_run_that_is_being_trained_is_not_changed(capsys, mine):
     assert (mine / "config.json").read_bytes() == before
 
 
-def test_threads_are_changed_and_recorded(capsys, mine):
+def test_a_new_number_of_threads_is_recorded(capsys, mine):
     assert main(["resume", "mine", "--threads", "2", "--steps", "13"]) == 0
     assert "training.threads was 1, is 2" in capsys.readouterr().err
     assert training_of(mine)["threads"] == 2
 
 
-def test_a_run_that_ended_by_patience_is_not_lengthened(capsys, mine):
+def test_a_run_stopped_early_cannot_be_extended(capsys, mine):
     config = json.loads((mine / "config.json").read_text())
     config["training"]["patience"] = 1
     (mine / "config.json").write_text(json.dumps(config))
@@ -168,7 +168,7 @@ def test_a_run_that_ended_by_patience_is_not_lengthened(capsys, mine):
     assert "ended early, after 1 evaluations without improvement" in capsys.readouterr().err
 
 
-def test_a_constant_learning_rate_is_not_affected_by_the_length(tmp_path, monkeypatch, capsys):
+def test_extending_does_not_affect_a_constant_learning_rate(tmp_path, monkeypatch, capsys):
     """Then a lengthened run has the weights of one that was that long from the beginning."""
     monkeypatch.chdir(tmp_path)
     changes = {"optimizer.schedule": "constant", "data.limit": 500, "data.validation": 50, "training.threads": 1}
@@ -180,7 +180,7 @@ def test_a_constant_learning_rate_is_not_affected_by_the_length(tmp_path, monkey
     assert all(torch.equal(mine[name], whole[name]) for name in whole)
 
 
-def test_training_with_resume_names_the_command_that_lengthens(mine, capsys):
+def test_train_with_resume_suggests_the_command_that_extends_a_run(mine, capsys):
     config = RunConfig.from_dict(json.loads((mine / "config.json").read_text()))
     longer = replace(config, training=replace(config.training, steps=20))
     with pytest.raises(ValueError, match=r"steps=20 \(was 12\).*clearhead resume runs/mine --steps 20$"):
@@ -189,7 +189,7 @@ def test_training_with_resume_names_the_command_that_lengthens(mine, capsys):
         train(replace(longer, seed=7), "mine", resume=True, quiet=True)
 
 
-def test_a_run_does_not_go_on_with_another_dictionary(capsys, trained, tmp_path, monkeypatch):
+def test_a_changed_dictionary_is_refused(capsys, trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(trained / "pronounce", "mine")
     for name in ("my.dict", "my.test"):
@@ -205,7 +205,7 @@ def test_a_run_does_not_go_on_with_another_dictionary(capsys, trained, tmp_path,
         assert "my.dict; restore the original file" in capsys.readouterr().err
 
 
-def test_a_refused_resume_leaves_the_run_as_it_was(capsys, pictures, monkeypatch):
+def test_a_refused_resume_leaves_the_run_unchanged(capsys, pictures, monkeypatch):
     monkeypatch.chdir(pictures.parent)
     small = "--training.steps 2 --data.image-size 16 --model.width 16 --model.depth 1 --training.threads 1"
     assert main(["train", "folder", "--data.folder", "pictures", "--name", "mine", *small.split()]) == 0

@@ -59,12 +59,12 @@ TESTED = [*VALIDATED, record("test", 200, accuracy=0.45)]
         (TESTED, {"training.epochs": 5}, "interrupted"),  # lengthened, and killed before the next record
     ],
 )
-def test_the_state_of_a_run(capsys, records, changes, state):
+def test_state_of_a_run(capsys, records, changes, state):
     make("mine", records, checkpoint=True, **changes)
     assert listed(capsys)["mine"]["state"] == state
 
 
-def test_a_text_has_no_test_and_a_run_without_checkpoint_says_so(capsys):
+def test_states_without_a_test_set_and_without_a_checkpoint(capsys):
     folder = make("text", VALIDATED, checkpoint=True)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"data": {"name": "text", "file": "my.txt"}}))
@@ -79,7 +79,7 @@ def test_a_text_has_no_test_and_a_run_without_checkpoint_says_so(capsys):
     assert (found["new"]["total_steps"], found["new"]["epochs"]) == (None, 2)
 
 
-def test_numbers_of_a_run(capsys):
+def test_json_has_steps_and_accuracies(capsys):
     make("mine", TESTED, checkpoint=True)
     row = listed(capsys)["mine"]
     assert (row["recipe"], row["step"], row["total_steps"]) == ("reverse", 200, 200)
@@ -91,7 +91,7 @@ def test_numbers_of_a_run(capsys):
     assert line.endswith(" s ago")
 
 
-def test_the_newest_is_first_and_a_broken_folder_hides_no_other(capsys):
+def test_newest_run_is_first_and_a_damaged_run_is_listed(capsys):
     for i, name in enumerate(("old", "broken", "new")):
         folder = make(name, TESTED)
         os.utime(folder / "metrics.jsonl", (1000 * i, 1000 * i))
@@ -111,7 +111,7 @@ def test_the_newest_is_first_and_a_broken_folder_hides_no_other(capsys):
     assert "unreadable: " in capsys.readouterr().out
 
 
-def test_a_run_that_is_being_trained_is_running_and_is_not_disturbed(capsys):
+def test_a_locked_run_is_running_and_stays_locked(capsys):
     make("mine", VALIDATED, checkpoint=True)
     run = RunDirectory.open("mine")
     with run.lock():
@@ -124,7 +124,7 @@ def test_a_run_that_is_being_trained_is_running_and_is_not_disturbed(capsys):
     assert listed(capsys)["mine"]["state"] == "interrupted"
 
 
-def test_looking_at_a_lock_keeps_nobody_from_training(monkeypatch):
+def test_listing_runs_does_not_block_training(monkeypatch):
     """Whoever starts at the very moment when somebody looks waits until they have looked."""
     import fcntl
 
@@ -144,22 +144,22 @@ def test_looking_at_a_lock_keeps_nobody_from_training(monkeypatch):
     assert not is_locked(run.path)
 
 
-def test_without_runs(capsys, tmp_path):
+def test_an_empty_folder_suggests_a_command(capsys, tmp_path):
     assert main(["runs"]) == 0
-    assert capsys.readouterr().out == "There are no runs in runs. Start one with: clearhead train reverse\n"
+    assert capsys.readouterr().out == "No runs in runs. Start one with: clearhead train reverse\n"
     assert listed(capsys) == {}
     assert main(["runs", "nowhere"]) == 2
     assert capsys.readouterr().err == "clearhead: no such folder: nowhere\n"
 
 
-def test_real_runs_in_another_folder_and_one_alone(capsys, trained):
+def test_real_runs_in_another_folder_or_a_single_run(capsys, trained):
     found = listed(capsys, str(trained))
     assert {row["state"] for row in found.values()} == {"finished"}
     assert found["reverse"]["step"] == found["reverse"]["total_steps"] == 12
     assert set(listed(capsys, str(trained / "reverse"))) == {"reverse"}
 
 
-def test_a_run_is_named_by_its_bare_name(capsys, trained):
+def test_commands_accept_the_bare_name_of_a_run(capsys, trained):
     shutil.copytree(trained / "reverse", "runs/mine")
     for argv in (["evaluate", "mine"], ["predict", "mine", "--ids", *"3141592653589793"], ["curves", "mine"]):
         assert main(argv) == 0
@@ -167,13 +167,13 @@ def test_a_run_is_named_by_its_bare_name(capsys, trained):
     assert "did you mean runs/mine?" in capsys.readouterr().err
 
 
-def test_a_picture_of_a_run_by_its_bare_name_lies_in_its_folder(capsys, trained):
+def test_figure_of_a_run_given_by_name_is_saved_in_its_folder(capsys, trained):
     shutil.copytree(trained / "mnist", "runs/mine")
     assert main(["confusion", "mine"]) == 0
     assert capsys.readouterr().out == "runs/mine/figures/confusion.png\n"
     assert Path("runs/mine/figures/confusion.png").is_file()
 
 
-def test_listing_runs_loads_no_torch():
+def test_runs_does_not_import_torch():
     code = "import sys; from clearhead.cli.main import main; main(['runs']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0

@@ -80,7 +80,7 @@ def test_the_name_may_come_last(told):
     assert told("shapes", "--width", "16", "reverse") == told("shapes", "reverse", "--width", "16")
 
 
-def test_r1_3_and_r0_1_on_the_command_line(told):
+def test_attention_shapes_on_the_command_line(told):
     def attention(options):
         return told("shapes", "attention", *options.split())
 
@@ -179,7 +179,7 @@ def test_a_module_of_the_user(capsys, folder):
         ("shapes_users.py:Encoder --input 2,x,8", "--input: must be whole numbers above 0, such as 2,16, got '2,x,8'"),
         ("shapes_users.py:Encoder --input 2,4,9", "Encoder does not take (2, 4, 9) float32: "),
         ("shapes_users.py:Encoder --dtype long", "--dtype needs --input"),
-        ("shapes_users.py:Encoder --batch 0", "batch must be a whole number above 0, got 0"),
+        ("shapes_users.py:Encoder --batch 0", "batch must be a positive integer, got 0"),
         ("shapes_users.py:Encoder --widht 8", "has no option --widht; did you mean --width?"),
     ],
 )

@@ -29,7 +29,7 @@ def config_at(path):
     return json.loads((Path(path) / "config.json").read_text())
 
 
-def test_a_recipe_is_trained_in_its_folder(capsys):
+def test_train_saves_the_run_in_its_folder(capsys):
     assert main(["train", "reverse", "--name", "mine", "--seed", "7", *TINY]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
@@ -64,7 +64,7 @@ def test_a_recipe_is_trained_in_its_folder(capsys):
         ("reverse --seed 1", "training.compile", "auto"),
     ],
 )
-def test_any_field_can_be_changed(monkeypatch, argv, path, value):
+def test_any_setting_can_be_changed(monkeypatch, argv, path, value):
     seen = []
 
     def train(config, name, **options):
@@ -85,7 +85,7 @@ def test_any_field_can_be_changed(monkeypatch, argv, path, value):
         ("revers", "unknown recipe 'revers'; did you mean reverse? Choose from reverse, "),
         ("reverse --heads 2", "train reverse has no option --heads; did you mean --model.heads?"),
         ("reverse --training.precision fp32", "got 'fp32'; did you mean float32?"),
-        ("--name x", "train takes a recipe's name first, got '--name'; one of reverse, "),
+        ("--name x", "train needs a recipe as its first argument, got '--name'; one of reverse, "),
         ("reverse --lr 1", "train reverse has no option --lr; did you mean --optimizer.lr?"),
         ("reverse --steps 1", "has no option --steps; did you mean --training.steps?"),
         ("reverse --optimiser.lr 1", "has no option --optimiser.lr; did you mean --optimizer.lr?"),
@@ -109,15 +109,15 @@ def test_any_field_can_be_changed(monkeypatch, argv, path, value):
         ("folder", "data.folder is empty; run: clearhead train folder --data.folder PATH"),
         ("mnist --data.name folder", "run: clearhead train folder --data.folder PATH"),
         ("mnist --data.name reverse", "reverse needs objective=token-classification, got classification"),
-        ("reverse --training.steps " + "9" * 30, "steps must be a whole number of at most 1000000000000, got 999"),
+        ("reverse --training.steps " + "9" * 30, "steps must be at most 1,000,000,000,000, got 999"),
         ("reverse --name " + "x" * 300, "a run's name must have at most 60 letters, digits"),
         ("cifar10-bert", "cifar10 must be fetched before it is used"),
         ("reverse --compile perhaps", "compile must be one of auto, on, off, got 'perhaps'"),
-        ("reverse --optimizer.lr nan", "lr must be a finite number of at least 0, got nan; try lr=0.001"),
+        ("reverse --optimizer.lr nan", "lr must be a finite number >= 0, got nan; try lr=0.001"),
         ("reverse --training.steps -5", "got -5; set one of steps and epochs above 0 and the other to 0"),
     ],
 )
-def test_mistakes_are_one_line_and_leave_nothing(capsys, here, monkeypatch, argv, message):
+def test_errors_are_one_line_and_create_no_files(capsys, here, monkeypatch, argv, message):
     monkeypatch.setenv("CLEARHEAD_CACHE", str(here / "none"))
     assert main(["train", *argv.split()]) == 2
     captured = capsys.readouterr()
@@ -127,7 +127,7 @@ def test_mistakes_are_one_line_and_leave_nothing(capsys, here, monkeypatch, argv
     assert list(here.iterdir()) == []
 
 
-def test_an_existing_run_is_not_overwritten_but_resumed_if_so_told(capsys):
+def test_an_existing_run_is_resumed_only_with_resume(capsys):
     argv = ["train", "reverse", "--name", "mine", *TINY]
     assert main(argv) == 0
     assert main(argv) == 2
@@ -137,7 +137,7 @@ def test_an_existing_run_is_not_overwritten_but_resumed_if_so_told(capsys):
     assert "training of runs/mine is complete: " in capsys.readouterr().out
 
 
-def test_help_shows_the_recipe_and_all_of_its_fields(capsys, monkeypatch):
+def test_help_shows_the_recipe_and_its_settings(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["train", "mnist", "--help"]) == 0
     out = capsys.readouterr().out
@@ -154,6 +154,9 @@ def test_help_shows_the_recipe_and_all_of_its_fields(capsys, monkeypatch):
     ):
         assert option in out
     assert "--recipe" not in out
+    for group in ("run", "model", "data", "data.augmentation", "optimizer", "training"):
+        assert f"\n{group} settings:\n" in out
+    assert "(default: 64)" in out
     assert main(["train", "words", "--help"]) == 0
     out = capsys.readouterr().out
     assert "--data.file" in out
@@ -163,7 +166,7 @@ def test_help_shows_the_recipe_and_all_of_its_fields(capsys, monkeypatch):
     assert "cifar10-bert" in capsys.readouterr().out
 
 
-def test_a_dry_run_says_what_it_takes_and_leaves_nothing(capsys, here, monkeypatch):
+def test_dry_run_prints_an_estimate_and_creates_no_files(capsys, here, monkeypatch):
     monkeypatch.setattr("clearhead.recipes.estimate.TIMED", 1)
     assert main(["train", "reverse", "--dry-run", *TINY]) == 0
     out = capsys.readouterr().out
@@ -172,7 +175,7 @@ def test_a_dry_run_says_what_it_takes_and_leaves_nothing(capsys, here, monkeypat
     assert list(here.iterdir()) == []
 
 
-def test_a_run_that_diverges_says_so(capsys, monkeypatch):
+def test_a_diverged_run_exits_with_code_4(capsys, monkeypatch):
     assert (
         main(["train", "reverse", *TINY, "--optimizer.lr", "1e30", "--optimizer.warmup", "0"]) == progress.DIVERGED == 4
     )
@@ -182,12 +185,12 @@ def test_a_run_that_diverges_says_so(capsys, monkeypatch):
     assert DivergedError.exit_code == progress.DIVERGED
 
 
-def test_the_exit_codes_of_training_are_on_the_help_page():
+def test_help_lists_the_exit_codes_of_training():
     for code in (progress.FINISHED, progress.STOPPED, progress.DIVERGED):
         assert f"\n    {code}  " in EXIT_CODES
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(capsys, here):
+def test_an_unwritable_folder_is_reported_in_one_line(capsys, here):
     (here / "runs").write_text("a file where a folder should be")
     assert main(["train", "reverse", "--name", "x", *TINY]) == 1
     err = capsys.readouterr().err
@@ -196,7 +199,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(capsys, here):
 
 
 @pytest.mark.slow
-def test_stopped_by_a_signal_and_resumed_it_is_the_run_that_was_not_stopped(here):
+def test_a_run_stopped_by_a_signal_and_resumed_equals_an_uninterrupted_run(here):
     steps = ["--training.steps", "60", "--training.checkpoint-every", "25", "--training.log-every", "1"]
     argv = ["train", "reverse", *steps, "--name"]
     assert main([*argv, "whole"]) == 0
@@ -218,7 +221,7 @@ def test_stopped_by_a_signal_and_resumed_it_is_the_run_that_was_not_stopped(here
 
 
 @pytest.mark.slow
-def test_torchrun_with_split_weights_learns_what_one_process_does(here):
+def test_sharded_training_equals_training_in_one_process(here):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
 
     def said(*argv):
@@ -237,7 +240,7 @@ def test_torchrun_with_split_weights_learns_what_one_process_does(here):
     assert [r["loss"] for r in two.records()] == pytest.approx([r["loss"] for r in one.records()], rel=1e-5)
 
 
-def test_the_header_does_not_say_0_epochs(capsys, tmp_path, monkeypatch):
+def test_header_of_a_short_run_does_not_show_0_epochs(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["train", "reverse", "--training.steps", "1", "--training.threads", "1"]) == 0
     assert "training   1 step (less than 0.01 epochs), batch size 128" in capsys.readouterr().out

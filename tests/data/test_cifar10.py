@@ -128,7 +128,7 @@ def test_it_is_loaded_out_of_the_users_copy(cache, monkeypatch):
     (cache / "cifar10").mkdir(parents=True)
     for name, data in BINARIES.items():
         (cache / "cifar10" / name).write_bytes(data)
-        monkeypatch.setitem(cifar10.STORED.digests, name, sha256(data))
+        monkeypatch.setitem(cifar10.CACHED.digests, name, sha256(data))
     data = load_dataset(DataConfig(name="cifar10", validation=4), seed=0)
     assert (len(data.train), len(data.validation), len(data.test)) == (16, 4, 4)
     assert torch.equal(data.test.images, cifar10.parse(BINARIES["test_batch.bin"], "").images)

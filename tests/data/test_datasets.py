@@ -6,14 +6,14 @@ from clearhead.data.datasets import DATASETS, DataConfig, changed_files, digests
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_every_data_set_can_be_loaded_by_its_home(name):
-    module, function = DATASETS[name].home.split(":")
+def test_every_loader_can_be_imported(name):
+    module, function = DATASETS[name].loader.split(":")
     assert callable(getattr(import_module(module), function))
-    assert DATASETS[name].what
-    assert DATASETS[name].origin in ("made", "embedded", "fetched", "yours")
+    assert DATASETS[name].description
+    assert DATASETS[name].origin in ("generated", "embedded", "downloaded", "your own")
 
 
-def test_own_files_are_remembered_by_their_bytes(tmp_path):
+def test_user_files_are_identified_by_digest(tmp_path):
     one, other = tmp_path / "my.dict", tmp_path / "other.dict"
     one.write_text("ab\tB\nba\tB\nbb\tB\n")
     other.write_text("a\tB\n")
@@ -23,8 +23,8 @@ def test_own_files_are_remembered_by_their_bytes(tmp_path):
     assert changed_files(before, digests(config)) == []
     one.write_text("ab\tB\nba\tB\nbb\tD\n")
     assert changed_files(before, digests(config)) == [str(one)]
-    assert changed_files({}, digests(config)) == []  # nothing is known of a run of before
+    assert changed_files({}, digests(config)) == []  # no digests recorded
 
 
-def test_files_that_a_data_set_does_not_read_are_left_alone():
+def test_files_of_other_data_sets_are_not_read():
     assert load_dataset(DataConfig(name="reverse", file="nowhere", train_file="nowhere"), seed=0).files == {}

@@ -31,7 +31,7 @@ def test_gzipped_or_plain_files_are_fetched_and_loaded(cache, tmp_path, monkeypa
     for name, data in FILES.items():
         (tmp_path / "mine" / f"{name}{ending}").write_bytes(pack(data))
         monkeypatch.setitem(mnist.FASHION_DIGESTS, name, sha256(data))
-    obtain(mnist.STORED, (LocalSource(tmp_path / "mine"),), print)
+    obtain(mnist.CACHED, (LocalSource(tmp_path / "mine"),), print)
     data = load_dataset(DataConfig(name="fashion-mnist", validation=2), seed=0)
     assert (len(data.train), len(data.validation), len(data.test)) == (10, 2, 5)
     assert data.test.get_batch(torch.arange(5))[0].shape == (5, 1, 28, 28)
@@ -42,7 +42,7 @@ def test_mnists_own_files_are_not_taken_for_it(cache, tmp_path):
     for name, data in FILES.items():
         (tmp_path / name).write_bytes(data)
     with pytest.raises(LookupError, match="train-images-idx3-ubyte is not what its makers published"):
-        obtain(mnist.STORED, (LocalSource(tmp_path),), print)
+        obtain(mnist.CACHED, (LocalSource(tmp_path),), print)
 
 
 def test_a_file_that_is_missing_is_named():

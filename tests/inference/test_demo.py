@@ -41,5 +41,5 @@ def test_demo_with_a_tiny_model(tmp_path, monkeypatch):
 
 
 def test_steps_must_be_positive():
-    with pytest.raises(ValueError, match="steps must be a whole number above 0, got 0"):
+    with pytest.raises(ValueError, match="steps must be a positive integer, got 0"):
         demo(steps=0)

@@ -3,7 +3,7 @@ from torch import nn
 
 from clearhead.lab import vision
 from clearhead.lab.vision import ALL, PARTS, PLAIN, VARIANTS
-from clearhead.models.factory import build_model
+from clearhead.models.config import build_model
 from clearhead.models.presets import plain_mnist, preset
 from clearhead.recipes.registry import config_of
 

@@ -147,7 +147,7 @@ def test_the_head_may_have_a_norm():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m: m(), "one of the two, got neither"),
+        (lambda m: m(), "inputs_embeds, got neither"),
         (lambda m: m(torch.zeros(1, 2, dtype=torch.long), inputs_embeds=torch.zeros(1, 2, 8)), "got both"),
         (lambda m: m(torch.full((1, 2), 5)), "ids must be from 0 to 4, got 5"),
         (lambda m: m(torch.full((1, 2), -1)), "ids must be from 0 to 4, got -1"),

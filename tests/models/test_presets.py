@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from clearhead.models.factory import build_model
+from clearhead.models.config import build_model
 from clearhead.models.presets import PRESETS, bert_cifar, plain_mnist, preset, reverse
 
 
@@ -10,7 +10,7 @@ def count(name):
         return sum(p.numel() for p in build_model(preset(name)).parameters())
 
 
-def test_bert_cifar_is_r0_6():
+def test_bert_cifar_has_the_sizes_of_a_small_bert():
     config = bert_cifar()
     assert (config.image_size, config.patch_size, config.in_channels, config.num_classes) == (32, 4, 3, 10)
     assert (config.width, config.depth, config.num_heads, config.mlp_width) == (256, 12, 8, 1024)
@@ -27,14 +27,14 @@ def test_bert_cifar_is_r0_6():
     assert tokens == [(192, 65, 256)]
 
 
-def test_reverse_is_r2_5():
+def test_reverse_is_a_single_block_with_one_head():
     config = reverse()
     assert (config.width, config.depth, config.num_heads) == (32, 1, 1)
     assert (config.in_features, config.out_features, config.pos_embed, config.pooling) == (10, 10, "sinusoidal", "none")
     assert build_model(config)(torch.zeros(2, 16, dtype=torch.long)).shape == (2, 16, 10)
 
 
-def test_plain_mnist_is_r3_1():
+def test_plain_mnist_has_no_norm_positions_or_output_projection():
     config = plain_mnist()
     assert (config.width, config.depth, config.num_heads, config.patch_size, config.mlp_dim) == (64, 4, 1, 7, 64)
     assert (config.norm, config.pos_embed, config.pooling, config.output_projection) == ("none", "none", "cls", False)

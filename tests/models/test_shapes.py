@@ -11,8 +11,14 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import clearhead
-from clearhead.models.config import AttentionConfig, LanguageConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
-from clearhead.models.factory import build_model
+from clearhead.models.config import (
+    AttentionConfig,
+    LanguageConfig,
+    PredictorConfig,
+    Seq2SeqConfig,
+    VisionConfig,
+    build_model,
+)
 from clearhead.models.presets import PRESETS
 from clearhead.models.recorder import record
 from clearhead.models.shapes import Shapes, as_text, count, shapes
@@ -57,7 +63,7 @@ def same_shapes(config, batch=2) -> Shapes:
     return shapes(config, batch=batch, source_length=4 if isinstance(config, Seq2SeqConfig) else None)
 
 
-def test_r1_3_twelve_heads():
+def test_twelve_heads_of_width_64():
     seen = shapes(AttentionConfig(width=768, num_heads=12), length=5)
     assert seen["tokens"].rows == (1, 5, 768)
     assert seen["q_per_head"].rows == seen["k_per_head"].rows == seen["v_per_head"].rows == (1, 5, 12, 64)
@@ -66,7 +72,7 @@ def test_r1_3_twelve_heads():
     assert seen["z"].rows == (1, 5, 768)
 
 
-def test_r1_3_equals_a_real_pass():
+def test_predicted_shapes_equal_those_of_a_forward_pass():
     kept = {}
 
     def keeping(q, k, v, *rest, **named):
@@ -85,7 +91,7 @@ def test_r1_3_equals_a_real_pass():
     assert seen["z"].rows == kept["z"].shape
 
 
-def test_r1_1_tokens_as_columns():
+def test_columns_transpose_tokens_and_weights():
     seen = shapes(AttentionConfig(width=768), length=6)
     assert seen["tokens"].columns == (768, 6)
     for name in ("q_proj", "k_proj", "v_proj"):
@@ -95,7 +101,7 @@ def test_r1_1_tokens_as_columns():
     assert seen["out_proj"].columns == (768, 6)
 
 
-def test_r0_1_key_and_value_widths():
+def test_key_and_value_widths_may_differ():
     seen = shapes(AttentionConfig(width=256, key_width=64, value_width=256), length=5)
     assert seen["k_proj.weight"].rows == (256, 64)
     assert seen["v_proj.weight"].rows == (256, 256)
@@ -261,10 +267,10 @@ def test_public_name_is_the_function_even_after_its_module_is_imported():
     ("make", "message"),
     [
         (lambda: shapes("tiny_vt"), "did you mean tiny_vit"),
-        (lambda: shapes(VISION, batch=0), "batch must be a whole number above 0, got 0"),
+        (lambda: shapes(VISION, batch=0), "batch must be a positive integer, got 0"),
         (lambda: shapes(VISION, length=4), "follows from image_size and patch_size, got length=4"),
         (lambda: shapes(LANGUAGE, source_length=4), "source_length .* encoder-decoders only, got a Language"),
-        (lambda: shapes(LANGUAGE, length=0), "length must be a whole number above 0"),
+        (lambda: shapes(LANGUAGE, length=0), "length must be a positive integer"),
         (lambda: shapes(LANGUAGE, length=7), "position table of 6 rows, got length 7"),
         (lambda: shapes(AttentionConfig(width=10**12)), "below 2\\^61"),
         (lambda: shapes(AttentionConfig(width=10**30)), "width must be at most 2\\^63 - 1"),
@@ -276,7 +282,7 @@ def test_public_name_is_the_function_even_after_its_module_is_imported():
             lambda: AttentionConfig(width=8, num_heads=2, key_width=4),
             "needs a single head, got num_heads=2; try num_heads=1",
         ),
-        (lambda: AttentionConfig(width=8, value_width=0), "value_width must be a whole number above 0"),
+        (lambda: AttentionConfig(width=8, value_width=0), "value_width must be a positive integer"),
     ],
 )
 def test_errors_say_what_to_do(make, message):

@@ -288,7 +288,7 @@ def test_files_are_never_unpickled(tmp_path):
         ),
         ({**EXAMPLE, "w_k": [[1]] * 4}, "queries and keys must have the same width, got 2 and 1"),
         ({**GOLDEN, "v": [[1]]}, "one value for each key, got 3 keys and 1 values"),
-        ({**GOLDEN, "q": [[1, 1]] * 4, "mask": "causal"}, "needs 0 <= n_queries <= n_keys, got 4 and 3"),
+        ({**GOLDEN, "q": [[1, 1]] * 4, "mask": "causal"}, "needs 0 <= num_queries <= num_keys, got 4 and 3"),
         ({**GOLDEN, "mask": "window"}, "mask must be \"causal\" or a matrix of 0 and 1, got 'window'"),
         (
             {**GOLDEN, "mask": [[1, 0]]},
@@ -297,7 +297,7 @@ def test_files_are_never_unpickled(tmp_path):
         ({**GOLDEN, "mask": [[1, 0], [1]]}, "mask must be a matrix of 0 and 1 with one row for each query, got"),
         ({**GOLDEN, "mask": [[1, 2, 0]] * 3}, "got 2 in row 1, column 2 of mask in my.json"),
         ({**GOLDEN, "mask": [[0, 0, 0]] * 3}, "zeros only"),
-        ({**GOLDEN, "heads": 0}, "heads must be a whole number above 0, got 0"),
+        ({**GOLDEN, "heads": 0}, "heads must be a positive integer, got 0"),
         ({**GOLDEN, "heads": 3}, "heads must divide the 2 columns of q, got 3 heads"),
         ({**GOLDEN, "w_o": [[1]]}, "w_o must have one row for each of the 2 columns of z, got 1 rows"),
         ({**GOLDEN, "beta": "warm"}, "beta must be a number or inf, got 'warm'"),

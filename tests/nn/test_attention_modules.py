@@ -177,7 +177,7 @@ def test_each_of_query_key_and_value_may_have_its_own_input_width():
 
 @pytest.mark.parametrize("width", [0, -1, 2.5, True])
 def test_an_input_width_must_be_a_positive_whole_number(width):
-    with pytest.raises(ValueError, match=f"input_width must be a whole number above 0, got {width}"):
+    with pytest.raises(ValueError, match=f"input_width must be a positive integer, got {width}"):
         MultiHeadAttention(8, 2, input_width=width)
 
 

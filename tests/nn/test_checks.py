@@ -49,7 +49,7 @@ def test_a_mask_of_any_shape_that_broadcasts(attend, shape):
 @BOTH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.long])
 def test_a_mask_that_is_not_bool(attend, dtype):
-    with pytest.raises(ValueError, match=rf"must be bool with True = may attend, got {dtype}; convert numbers with"):
+    with pytest.raises(ValueError, match=rf"must be bool with True = may attend, got {dtype}; masks.from_additive"):
         attend(*qkv(), torch.ones(3, 4, dtype=dtype))
 
 

@@ -88,7 +88,7 @@ def test_an_images_tokens_do_not_depend_on_its_batch():
 
 
 def test_sizes_that_no_halving_reaches_are_refused():
-    with pytest.raises(ValueError, match=r"must be 2, 4, 8, \.\.\., got 3"):
+    with pytest.raises(ValueError, match=r"patch_size .*2, 4, 8, .* got 3"):
         ConvStem(3, 16, 3)
     with pytest.raises(ValueError, match="with 3 channels"):
         ConvStem(3, 16, 4)(torch.zeros(1, 1, 8, 8))

@@ -8,7 +8,7 @@ import torch
 
 from clearhead.data.datasets import Augmentation
 from clearhead.messages import duration
-from clearhead.models.factory import build_model
+from clearhead.models.config import build_model
 from clearhead.recipes.registry import IMAGES, RECIPES, changed, config_of, find, measurements, results_table
 from clearhead.training.config import RunConfig
 from clearhead.training.context import build_context, isolated_torch_state

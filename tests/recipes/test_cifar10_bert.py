@@ -3,7 +3,7 @@ from clearhead.recipes.cifar10_bert import cifar10_bert
 from clearhead.training.config import RunConfig
 
 
-def test_the_numbers_of_r0_6():
+def test_augmentation_normalization_and_optimizer_settings():
     config = cifar10_bert()
     model, augmentation = config.model, config.data.augmentation
     assert (augmentation.crop, augmentation.flip, augmentation.cutout, augmentation.mixup) == (4, True, 0, 0)

@@ -1,4 +1,4 @@
-from clearhead.models.factory import build_model
+from clearhead.models.config import build_model
 from clearhead.recipes.cifar10_fast import cifar10_fast
 from clearhead.training.optim import param_groups
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from clearhead.data import datasets
-from clearhead.models.factory import build_model
+from clearhead.models.config import build_model
 from clearhead.nn.positions import sinusoidal
 from clearhead.recipes.launch import train
 from clearhead.recipes.registry import config_of

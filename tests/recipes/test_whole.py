@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from clearhead.data import datasets
-from clearhead.models.factory import build_model
+from clearhead.models.config import build_model
 from clearhead.recipes.registry import config_of
 from clearhead.training.objectives import OBJECTIVES
 

@@ -11,7 +11,7 @@ import torch
 import clearhead
 from clearhead.cli.main import main
 from clearhead.inference.run import Run
-from clearhead.models.factory import build_model
+from clearhead.models.config import build_model
 from clearhead.training.compatibility import check_model_matches
 from clearhead.training.loop import resume, train
 from clearhead.training.state import DataInfo, TrainState

@@ -6,7 +6,7 @@ from torch import nn
 
 from clearhead.data import datasets
 from clearhead.data.dataset import Images
-from clearhead.models.factory import build_model
+from clearhead.models.config import build_model
 from clearhead.training import objectives as home
 from clearhead.training.distributed import Ranks
 from clearhead.training.loop import train

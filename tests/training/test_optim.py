@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from clearhead.models.config import LanguageConfig, PredictorConfig, VisionConfig
-from clearhead.models.factory import build_model
+from clearhead.models.config import LanguageConfig, PredictorConfig, VisionConfig, build_model
 from clearhead.recipes.registry import config_of
 from clearhead.training.config import OptimizerConfig
 from clearhead.training.optim import Optimizers, param_groups

@@ -1,4 +1,4 @@
-"""`clearhead data`: which data sets there are, fetching one, and looking at one."""
+"""`clearhead data` and `clearhead recipes`: list, download and show data sets; list the recipes."""
 
 import argparse
 import io
@@ -36,9 +36,13 @@ class, or with --augmented a row for each image, followed by its versions as tra
 sees them. Examples of digits, words and texts are printed as text."""
 
 PATHS = {"folder": "--data.folder", "text": "--data.file", "words": "--data.file", "pronounce": "--data.train-file"}
-"""the options that name data of the user's own"""
+"""options that hold the path of the user's own data"""
 
 USAGE = "list, get NAME or show NAME"
+
+ABOUT_RECIPES = """\
+Experiments that are ready to run, with the time and test accuracy that were measured
+with their default settings on at most two processor cores."""
 
 
 def data(argv: Sequence[str]) -> int:
@@ -46,7 +50,7 @@ def data(argv: Sequence[str]) -> int:
         case [] | ["-h" | "--help", *_]:
             print(f"usage: clearhead data {USAGE}\n\n{ABOUT_DATA}")
         case ["list", *rest]:
-            Parser("clearhead data list", "Which data sets there are.").parse(rest)
+            Parser("clearhead data list", "Lists all data sets.").parse(rest)
             show_list()
         case [("get" | "show") as verb, name, *rest] if not name.startswith("-"):
             (get if verb == "get" else show)(name, rest)
@@ -62,22 +66,20 @@ def data(argv: Sequence[str]) -> int:
 def show_list() -> None:
     from clearhead.data.datasets import DATASETS
 
-    size = max(map(len, DATASETS))
+    width = max(map(len, DATASETS))
     for name, entry in DATASETS.items():
-        print(f"{name:{size}}  {state_of(name):13}  {entry.what}")
+        print(f"{name:{width}}  {availability(name):14}  {entry.description}")
 
 
-def state_of(name: str) -> str:
+def availability(name: str) -> str:
     from clearhead.data.cache import has
     from clearhead.data.datasets import DATASETS
 
     origin = DATASETS[name].origin
-    if origin != "fetched":
-        return origin
-    return "fetched" if has(name) else "to be fetched"
+    return "not downloaded" if origin == "downloaded" and not has(name) else origin
 
 
-ORIGINS = {"made": "generated when it is used", "embedded": "part of the package", "yours": "your own data"}
+ORIGINS = {"generated": "generated when it is used", "embedded": "part of the package", "your own": "your own data"}
 
 
 def get(name: str, argv: Sequence[str]) -> None:
@@ -92,17 +94,17 @@ def get(name: str, argv: Sequence[str]) -> None:
     from clearhead.data.sources import LocalSource
     from clearhead.data.user_files import user_path
 
-    if DATASETS[name].origin != "fetched":
+    if DATASETS[name].origin != "downloaded":
         print(f"{name} needs no download: it is {ORIGINS[DATASETS[name].origin]}")
         return
-    wanted: CachedDataset = import_module(DATASETS[name].home.split(":")[0]).STORED
-    look = f"look at it with: clearhead data show {name}"
-    if is_complete(wanted):
-        print(f"{name} is already in {printable(folder_of(wanted))}, verified; {look}")
+    dataset: CachedDataset = import_module(DATASETS[name].loader.split(":")[0]).CACHED
+    next_step = f"to view it, run: clearhead data show {name}"
+    if is_complete(dataset):
+        print(f"{name} is already in {printable(folder_of(dataset))}, verified; {next_step}")
         return
-    sources = [LocalSource(user_path(args.path))] if args.path is not None else wanted.sources
-    folder = obtain(wanted, sources, lambda line: print(printable(line), file=sys.stderr))
-    print(f"{name} is in {printable(folder)}, verified; {look}")
+    sources = [LocalSource(user_path(args.path))] if args.path is not None else dataset.sources
+    folder = obtain(dataset, sources, lambda line: print(printable(line), file=sys.stderr))
+    print(f"{name} is in {printable(folder)}, verified; {next_step}")
 
 
 def show(name: str, argv: Sequence[str]) -> None:
@@ -114,18 +116,20 @@ def show(name: str, argv: Sequence[str]) -> None:
     recipe, config = recipe_of(name)
     options = Parser(f"clearhead data show {name}", ABOUT_SHOW)
     options.add_argument("--out", metavar="FILE", help=f"PNG file to write (default: {name}.png)")
-    options.add_argument("--seed", type=int, default=0, help="which examples, and which augmentation (default: 0)")
+    options.add_argument(
+        "--seed", type=int, default=0, help="random seed of the examples and their augmentation (default: 0)"
+    )
     if isinstance(config.model, VisionConfig):
         options.add_argument("--augmented", action="store_true", help="show each image with its augmented versions")
     options.add_argument("--from", dest="path", help=argparse.SUPPRESS)
-    fixed_here = ("name", "window") if name == "folder" else ("name", "window", "validation", "limit")
-    without = fixed_settings(recipe) | {f"data.{field}" for field in fixed_here}
-    add_overrides(options, config.data, "data", "data.", without)
+    fixed = ("name", "window") if name == "folder" else ("name", "window", "validation", "limit")
+    excluded = fixed_settings(recipe) | {f"data.{field}" for field in fixed}
+    add_overrides(options, config.data, "data", "data.", excluded)
     args = options.parse(argv)
     if args.path is not None:
         hint = f"did you mean {PATHS[name]}?" if name in PATHS else f"see {options.prog} --help"
         raise ValueError(f"data show {name} has no option --from; {hint}")
-    data = changed_data(config.data, get_overrides(config, args))
+    data = override_data(config.data, get_overrides(config, args))
     if name in ("reverse", "digits"):
         show_digits(data, args.seed)
     elif name in ("pronounce", "words", "text"):
@@ -136,34 +140,35 @@ def show(name: str, argv: Sequence[str]) -> None:
             raise ValueError("--data.augmentation.* needs --augmented")
         out = Path(args.out or f"{name}{'-augmented' * is_augmented}.png")
         for note in write_sheet(data, args.seed, out, is_augmented=is_augmented):
-            if "clearhead data show" not in note:  # that is what they are doing
+            if "clearhead data show" not in note:  # do not suggest the command that is running
                 print(printable(note))
         print(f"wrote {printable(out)}")
 
 
 def recipe_of(name: str) -> tuple[str, "RunConfig"]:
-    """The first recipe for a data set, whose data config is taken."""
-    from clearhead.recipes.registry import RECIPES
-
+    """Name and config of the first recipe that trains on a data set."""
     configs = ((recipe, entry.make()) for recipe, entry in RECIPES.items())
     return next((recipe, config) for recipe, config in configs if config.data.name == name)
 
 
-def changed_data(data: "DataConfig", given: dict[str, Any]) -> "DataConfig":
-    """The recipe's data config with the options that were given. A folder is split as in training, because its split is
-    printed; of other data, no example is set apart."""
+def override_data(data: "DataConfig", overrides: dict[str, Any]) -> "DataConfig":
+    """The recipe's data config with the user's overrides.
+
+    A folder is split as in training, because its split is printed. Of other data, no example is held out.
+    """
     from clearhead.recipes.registry import changed
 
-    changes = {path.removeprefix("data."): value for path, value in given.items() if path.startswith("data.")}
+    changes = {path.removeprefix("data."): value for path, value in overrides.items() if path.startswith("data.")}
     if changes.get("question") == "repeat":
         changes.setdefault("length", 8)
-    found: DataConfig = changed(data, changes if data.name == "folder" else changes | {"validation": 0})
-    if found.name in ("folder", "text") and not (found.folder or found.file):
-        raise ValueError(f"{PATHS[found.name]} PATH is required for {found.name}")
-    return found
+    config: DataConfig = changed(data, changes if data.name == "folder" else changes | {"validation": 0})
+    if config.name in ("folder", "text") and not (config.folder or config.file):
+        raise ValueError(f"{PATHS[config.name]} PATH is required for {config.name}")
+    return config
 
 
 def show_digits(config: "DataConfig", seed: int) -> None:
+    """Prints ten sequences and their targets."""
     import torch
 
     from clearhead.data.datasets import load_dataset
@@ -171,59 +176,53 @@ def show_digits(config: "DataConfig", seed: int) -> None:
     data = load_dataset(config, seed)
     ids, targets = data.train.get_batch(torch.arange(10))
     for row, target in zip(ids.tolist(), targets.tolist(), strict=True):
-        answer = " ".join(map(str, target)) if isinstance(target, list) else f"{target:g}"
-        print(f"{' '.join(map(str, row))}   ->   {answer}")
+        target_text = " ".join(map(str, target)) if isinstance(target, list) else f"{target:g}"
+        print(f"{' '.join(map(str, row))}   ->   {target_text}")
 
 
 def show_symbols(config: "DataConfig", seed: int) -> None:
-    """Ten examples drawn by the seed: words with their phones, words, or pieces of the text."""
+    """Prints ten random examples: words with their phones, words, or windows of the text."""
     from clearhead.data.datasets import load_dataset
     from clearhead.data.prng import fold_in, permutation
     from clearhead.data.vocab import Vocabulary
 
     data = load_dataset(config, seed)
     sources, targets = data.train.get_batch(permutation(fold_in(seed, "show"), len(data.train))[:10])
-    read, written = Vocabulary(data.vocab), Vocabulary(data.classes)
+    source_vocab, target_vocab = Vocabulary(data.vocab), Vocabulary(data.classes)
     for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
-        shown = "".join(read.decode(source))
-        answer = f"   ->   {' '.join(written.decode(i for i in target if i >= 0))}"
-        print(repr(shown) if config.name == "text" else printable(shown + answer * (config.name == "pronounce")))
+        text = "".join(source_vocab.decode(source))
+        if config.name == "pronounce":
+            text += f"   ->   {' '.join(target_vocab.decode(i for i in target if i >= 0))}"
+        print(repr(text) if config.name == "text" else printable(text))
 
 
 def write_sheet(config: "DataConfig", seed: int, out: Path, *, is_augmented: bool) -> tuple[str, ...]:
-    """Writes the file and returns what the data has to say of itself."""
+    """Writes the contact sheet and returns the notes of the data set."""
     from clearhead.data.contact_sheet import augmented_sheet, contact_sheet
     from clearhead.data.datasets import load_dataset
     from clearhead.files import write_atomic
 
     if out.suffix.lower() != ".png":
-        raise ValueError(f"a contact sheet is a .png file, got {str(out)!r}; try --out {out.with_suffix('.png')}")
-    packed = io.BytesIO()
+        raise ValueError(f"--out must be a .png file, got {str(out)!r}; try --out {out.with_suffix('.png')}")
+    png = io.BytesIO()
     data = load_dataset(config, seed)
     sheet = augmented_sheet(data, config, seed) if is_augmented else contact_sheet(data)
-    sheet.save(packed, "PNG")
+    sheet.save(png, "PNG")
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(out, packed.getvalue())
+    write_atomic(out, png.getvalue())
     return data.notes
 
 
 def check_name(name: str) -> None:
+    """Raises LookupError for an unknown data set."""
     from clearhead.data.datasets import DataConfig
 
     DataConfig(name=name)
 
 
-# `clearhead recipes`: what can be trained as it is.
-
-
-ABOUT_RECIPES = """\
-Experiments that are ready to run, with what they took and reached when they
-were measured, unchanged, on at most two processor cores."""
-
-
 def recipes(argv: Sequence[str]) -> None:
     options = Parser("clearhead recipes", ABOUT_RECIPES)
-    options.add_argument("--json", action="store_true", help="everything, for programs")
+    options.add_argument("--json", action="store_true", help="machine-readable output")
     args = options.parse(argv)
     rows = [as_dict(name, recipe) for name, recipe in RECIPES.items()]
     if args.json:
@@ -237,9 +236,9 @@ def recipes(argv: Sequence[str]) -> None:
         Group(
             table(rows),
             "",
-            "Train one:           clearhead train reverse",
-            "What it will take:   clearhead train mnist --dry-run",
-            "All its numbers:     clearhead train mnist --help",
+            "Train a recipe:             clearhead train reverse",
+            "Estimate time and memory:   clearhead train mnist --dry-run",
+            "List all settings:          clearhead train mnist --help",
         )
     )
 
@@ -262,31 +261,32 @@ def as_dict(name: str, recipe: Recipe) -> dict[str, Any]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> "Table":
-    """Without the data sets where the terminal is too narrow for them."""
+    """One line per recipe. A narrow terminal gets no column of data sets."""
     from rich.table import Table
 
     from clearhead.cli.options import console
 
     is_wide = console().width >= 110
 
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    shown.add_column("recipe", no_wrap=True)
-    shown.add_column("what", min_width=18)
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    grid.add_column("recipe", no_wrap=True)
+    grid.add_column("description", min_width=18)
     if is_wide:
-        shown.add_column("data")
+        grid.add_column("data")
     for title in ("parameters", "time"):
-        shown.add_column(title, justify="right", no_wrap=True)
-    shown.add_column("test accuracy", justify="right", min_width=16, no_wrap=is_wide)
+        grid.add_column(title, justify="right", no_wrap=True)
+    grid.add_column("test accuracy", justify="right", min_width=16, no_wrap=is_wide)
     for row in rows:
-        numbers = f"{row['parameters']:,}" if row["parameters"] else "by its data"
-        shown.add_row(row["recipe"], row["description"], *([row["data"]] if is_wide else []), numbers, *results(row))
-    return shown
+        parameters = f"{row['parameters']:,}" if row["parameters"] else "depends on data"
+        data = [row["data"]] if is_wide else []
+        grid.add_row(row["recipe"], row["description"], *data, parameters, *results(row))
+    return grid
 
 
 def results(row: dict[str, Any]) -> tuple[str, str]:
-    """Time and accuracy."""
+    """Measured time and test accuracy, as text."""
     if row["seconds"] is None:
-        return "", "by its data" if row["parameters"] is None else "not measured yet"
-    of = "" if row["after_epochs"] == row["epochs"] else f", epoch {row['after_epochs']} of {row['epochs']}"
+        return "", "depends on data" if row["parameters"] is None else "not measured yet"
+    epochs = "" if row["after_epochs"] == row["epochs"] else f", epoch {row['after_epochs']} of {row['epochs']}"
     views = "" if row["views"] == 1 else f", mean of {row['views']} views"
-    return duration(row["seconds"]), f"{row['test_accuracy']:.2%}{of}{views}"
+    return duration(row["seconds"]), f"{row['test_accuracy']:.2%}{epochs}{views}"

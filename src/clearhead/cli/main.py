@@ -31,7 +31,7 @@ GROUPS = {
         "demo": Command("clearhead.cli.train:demo", "Train on handwritten digits for a minute and plot the results"),
         "recipes": Command("clearhead.cli.data:recipes", "List the recipes with their measured time and accuracy"),
         "train": Command("clearhead.cli.train:train", "Train a recipe, with any of its settings changed"),
-        "resume": Command("clearhead.cli.train:resume", "Resume an interrupted run, or lengthen a finished one"),
+        "resume": Command("clearhead.cli.train:resume", "Resume an interrupted run, or extend a finished one"),
         "runs": Command("clearhead.cli.runs:runs", "List runs with their recipe, step, accuracy and state"),
         "curves": Command("clearhead.cli.curves:curves", "Plot loss and accuracy of runs against epochs"),
         "evaluate": Command("clearhead.cli.evaluate:evaluate", "Measure a run on its test or validation set"),

@@ -1,4 +1,4 @@
-"""`clearhead runs`: the runs in a folder, with how far each is and how good. It only reads, and loads no torch."""
+"""`clearhead runs` lists runs, `clearhead verify` checks the files of one. Both only read, without importing torch."""
 
 import os
 import time
@@ -20,25 +20,36 @@ if TYPE_CHECKING:
 
     from clearhead.training.audit import Audit
 
-ABOUT_RUNS = """\
-Lists the runs in ./runs, or in another folder, with the newest first: recipe,
-steps, best validation accuracy, test accuracy, and state.
+RUNS_DETAILS = """\
+The newest run comes first. The columns are recipe, step, best validation
+accuracy, test accuracy and state:
 
   running            a process is training it
-  finished           trained to its end and tested
+  finished           training and test are complete
   interrupted        stopped or killed; clearhead resume NAME continues it
-  diverged           loss, gradient or weights were not finite numbers
+  diverged           loss, gradients or weights were not finite
   no checkpoint yet  stopped before the first; clearhead resume NAME restarts it
   unreadable         a file in its folder is damaged"""
 
-RUNS_EXAMPLES = """\
-examples
-  clearhead runs
-  clearhead runs elsewhere/runs --json"""
+VERIFY_DETAILS = """\
+Checkpoints are compared with their manifests (size and SHA-256), metrics.jsonl
+and config.json with the newest intact checkpoint, and attention maps with the
+digest in their header. Figures are not checked. Nothing is written.
+
+  missing     a file or a record does not exist any more
+  changed     a file differs from what was saved
+  surplus     a file does not belong to a run
+  leftover    a killed process left an unfinished file
+  unsafe      a link or a special file; other commands refuse the run
+  unreadable  the system reports an error for a file
+
+The exit code is 0 if the run is intact, and 1 if it is not."""
+
+NOT_INTACT = 1
 
 State = Literal["running", "finished", "interrupted", "diverged", "no checkpoint yet", "unreadable"]
 WITHOUT_TEST = ("text",)
-"""data sets that have no test examples"""
+"""data sets without a test set"""
 
 
 @dataclass(frozen=True)
@@ -47,13 +58,13 @@ class RunSummary:
     path: str
     state: State
     changed: float
-    """when a record was last written, in seconds since 1970"""
+    """time of the last record, in seconds since 1970"""
     recipe: str | None = None
     step: int = 0
     total_steps: int | None = None
-    """None while it depends on an epoch whose length is not known yet"""
+    """None while the length of an epoch is unknown"""
     epochs: int | None = None
-    """that the run is to last, where its length was given in epochs"""
+    """length of the run, if it was set in epochs"""
     best_validation_accuracy: float | None = None
     test_accuracy: float | None = None
     problem: str | None = None
@@ -61,10 +72,14 @@ class RunSummary:
 
 
 def runs(argv: Sequence[str]) -> None:
-    options = Parser("clearhead runs", ABOUT_RUNS)
-    options.usage = "clearhead runs [FOLDER] [options]"
-    options.epilog = RUNS_EXAMPLES
-    options.add_argument("folder", metavar="FOLDER", nargs="?", type=Path, help="where runs are (default: runs)")
+    options = Parser(
+        "clearhead runs",
+        "List the runs in a folder with their recipe, step, accuracy and state.",
+        usage="clearhead runs [FOLDER] [options]",
+        examples=("clearhead runs", "clearhead runs other/runs --json"),
+        details=RUNS_DETAILS,
+    )
+    options.add_argument("folder", metavar="FOLDER", nargs="?", type=Path, help="folder of runs (default: runs)")
     options.add_argument("--json", action="store_true", help="machine-readable output")
     args = options.parse(argv)
     if args.folder is not None and not args.folder.is_dir():
@@ -74,7 +89,7 @@ def runs(argv: Sequence[str]) -> None:
     if args.json:
         print(json_text([asdict(one) for one in found]))
     elif not found:
-        print(f"There are no runs in {printable(folder)}. Start one with: clearhead train reverse")
+        print(f"No runs in {printable(folder)}. Start one with: clearhead train reverse")
     else:
         from clearhead.cli.options import show
 
@@ -82,7 +97,7 @@ def runs(argv: Sequence[str]) -> None:
 
 
 def summaries(folder: Path) -> list[RunSummary]:
-    """Of all runs in a folder, or of the folder itself if it is a run; the newest first."""
+    """Summaries of all runs in a folder, newest first, or of the folder itself if it is a run."""
     if os.path.lexists(folder / CONFIG):
         return [summarize(folder)]
     names = [name for name in (os.listdir(folder) if folder.is_dir() else []) if not name.startswith(".")]
@@ -91,24 +106,24 @@ def summaries(folder: Path) -> list[RunSummary]:
 
 
 def summarize(folder: Path) -> RunSummary:
-    """What is known of a run, whatever is broken in it."""
-    known = RunSummary(folder.name, str(folder), "unreadable", last_change(folder))
+    """The summary of a run; a damaged one is "unreadable", with the reason."""
+    summary = RunSummary(folder.name, str(folder), "unreadable", last_change(folder))
     try:
         check_tree(folder, for_writing=False)
         config = RunConfig.from_dict(from_json(read_regular(folder / CONFIG, MAX_JSON_BYTES)))
         records = read(folder / METRICS)
-        known = replace(known, recipe=config.recipe, **numbers(config, records))
-        known = replace(known, step=max([known.step, *saved_steps(folder)]))  # records are of every few steps
-        return replace(known, state=state_of(folder, config, records, known))
+        summary = replace(summary, recipe=config.recipe, **progress_of(config, records))
+        summary = replace(summary, step=max([summary.step, *saved_steps(folder)]))  # not every step has a record
+        return replace(summary, state=state_of(folder, config, records, summary))
     except Exception as error:  # one broken folder must not hide the others
-        return replace(known, problem=" ".join(in_words(error).split()) or type(error).__name__)
+        return replace(summary, problem=" ".join(error_text(error).split()) or type(error).__name__)
 
 
-def in_words(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     return f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.strerror else str(error)
 
 
-def numbers(config: RunConfig, records: Sequence[Record]) -> dict[str, Any]:
+def progress_of(config: RunConfig, records: Sequence[Record]) -> dict[str, Any]:
     training = config.training
     last = max((record for record in records if record.get("epoch")), key=lambda r: r["step"], default=None)
     per_epoch = round(last["step"] / last["epoch"]) if last else 0
@@ -125,14 +140,15 @@ def numbers(config: RunConfig, records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def state_of(folder: Path, config: RunConfig, records: Sequence[Record], known: RunSummary) -> State:
+def state_of(folder: Path, config: RunConfig, records: Sequence[Record], summary: RunSummary) -> State:
     if is_locked(folder):
         return "running"
     last = records[-1] if records else {}
     if last.get("kind") == "diverged":
         return "diverged"
-    has_ended = known.total_steps is not None and known.step >= known.total_steps
-    if last.get("kind") == "test" and (has_ended or ran_out_of_patience(config, records)):  # else lengthened since
+    has_ended = summary.total_steps is not None and summary.step >= summary.total_steps
+    # a run that was tested and then extended has not ended
+    if last.get("kind") == "test" and (has_ended or ran_out_of_patience(config, records)):
         return "finished"
     if has_ended and config.data.name in WITHOUT_TEST:
         return "finished"
@@ -140,7 +156,7 @@ def state_of(folder: Path, config: RunConfig, records: Sequence[Record], known: 
 
 
 def ran_out_of_patience(config: RunConfig, records: Sequence[Record]) -> bool:
-    """Whether none of the last `patience` validations was better than all before them."""
+    """Whether none of the last `patience` evaluations improved on the best before them."""
     scores = [(r["accuracy"], -r["loss"]) for r in records if r.get("kind") == "validation" and "accuracy" in r]
     n = config.training.patience
     return 0 < n < len(scores) and max(scores[-n:]) <= max(scores[:-n])
@@ -156,22 +172,22 @@ def last_change(folder: Path) -> float:
 
 
 def runs_table(found: Sequence[RunSummary], *, with_time: bool = True) -> "Table":
-    """The time of the last change is left out where the terminal is too narrow for all columns."""
+    """Without the time of the last change if the terminal is too narrow for all columns."""
     from rich.table import Table
 
     from clearhead.cli.options import console
 
-    shown = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("run", "recipe"):
-        shown.add_column(title, overflow="fold")
+        table.add_column(title, overflow="fold")
     for title in ("step", "validation", "test"):
-        shown.add_column(title, justify="right", no_wrap=True)
-    shown.add_column("state", min_width=max(len(one.state) for one in found))
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("state", min_width=max(len(one.state) for one in found))
     if with_time:
-        shown.add_column("last change", justify="right", no_wrap=True)
+        table.add_column("last change", justify="right", no_wrap=True)
     now = time.time()
     for one in found:
-        shown.add_row(
+        table.add_row(
             printable(one.name),
             printable(one.recipe or ""),
             steps(one),
@@ -180,9 +196,9 @@ def runs_table(found: Sequence[RunSummary], *, with_time: bool = True) -> "Table
             f"{one.state}: {printable(one.problem)}" if one.problem else one.state,
             *([f"{duration(max(1.0, now - one.changed))} ago"] if with_time else []),
         )
-    if with_time and safe_console(width=1000).measure(shown).maximum > console().width:
+    if with_time and safe_console(width=1000).measure(table).maximum > console().width:
         return runs_table(found, with_time=False)
-    return shown
+    return table
 
 
 def steps(one: RunSummary) -> str:
@@ -196,73 +212,50 @@ def percent(accuracy: float | None) -> str:
     return "" if accuracy is None else f"{accuracy:.2%}"
 
 
-# `clearhead verify`: whether the files of a run are those that training wrote. It only reads, and loads no torch.
-
-
-ABOUT_VERIFY = """\
-Checks every file of a run and lists what is wrong. Checkpoints are compared
-with their manifests (size and SHA-256), metrics.jsonl and config.json with what
-the newest intact checkpoint recorded about them. Nothing is written.
-
-  missing     a file or a record is no longer there
-  changed     a file is not what was saved
-  surplus     a file does not belong to a run
-  leftover    a process that was killed did not finish or remove a file
-  unsafe      a link or a special file: other commands refuse the run
-  unreadable  the system reports an error for a file
-
-Attention maps are compared with the digest in their header. Figures cannot be
-compared with anything.
-The exit code is 0 if the run is intact, and 1 if it is not."""
-
-VERIFY_EXAMPLES = """\
-examples
-  clearhead verify mine
-  clearhead verify runs/mine --json"""
-
-NOT_INTACT = 1
-
-
 def verify(argv: Sequence[str]) -> int:
-    options = Parser("clearhead verify", ABOUT_VERIFY)
-    options.usage = "clearhead verify RUN [options]"
-    options.epilog = VERIFY_EXAMPLES
-    options.add_argument("run", metavar="RUN", help="the path of a run, or its name in runs/")
+    options = Parser(
+        "clearhead verify",
+        "Check every file of a run and list what is missing, changed or surplus.",
+        usage="clearhead verify RUN [options]",
+        examples=("clearhead verify runs/mine", "clearhead verify runs/mine --json"),
+        details=VERIFY_DETAILS,
+    )
+    options.add_run()
     options.add_argument("--json", action="store_true", help="machine-readable output")
     args = options.parse(argv)
 
     from clearhead.training.audit import audit
     from clearhead.training.run_directory import find_run
 
-    found = audit(find_run(args.run, checked=False))
+    report = audit(find_run(args.run, checked=False))
     if args.json:
-        print(json_text({"is_intact": found.is_intact} | asdict(found)))
+        print(json_text({"is_intact": report.is_intact} | asdict(report)))
     else:
-        tell(found)
-    return 0 if found.is_intact else NOT_INTACT
+        show_audit(report)
+    return 0 if report.is_intact else NOT_INTACT
 
 
-def tell(found: "Audit") -> None:
+def show_audit(report: "Audit") -> None:
     from clearhead.cli.options import show
 
-    n = len(found.findings)
-    state = "is intact" if found.is_intact else f"is not intact: {n} {'problem' if n == 1 else 'problems'}"
-    print(f"{printable(found.run)} {state}{' (a process is training it)' if found.is_running else ''}")
-    if found.findings:
+    n = len(report.findings)
+    state = "is intact" if report.is_intact else f"is not intact: {n} {'problem' if n == 1 else 'problems'}"
+    print(f"{printable(report.run)} {state}{' (a process is training it)' if report.is_running else ''}")
+    if report.findings:
         print()
-        show(findings_table(found))
+        show(findings_table(report))
         print()
-    steps = ", ".join(map(str, found.checkpoints)) or "none"
-    print(f"intact checkpoints: {steps}; records: {found.records:,}; files: {found.files:,}")
+    steps = ", ".join(map(str, report.checkpoints)) or "none"
+    print(f"intact checkpoints: {steps}; records: {report.records:,}; files: {report.files:,}")
 
 
-def findings_table(found: "Audit") -> "Table":
+def findings_table(report: "Audit") -> "Table":
     from rich.table import Table
 
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    shown.add_column("file", overflow="fold")
-    shown.add_column("finding", no_wrap=True)
-    shown.add_column("what is wrong", overflow="fold")
-    for finding in found.findings:
-        shown.add_row(printable(finding.path), finding.kind, printable(finding.problem))
-    return shown
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("file", overflow="fold")
+    table.add_column("finding", no_wrap=True)
+    table.add_column("problem", overflow="fold")
+    for finding in report.findings:
+        table.add_row(printable(finding.path), finding.kind, printable(finding.problem))
+    return table

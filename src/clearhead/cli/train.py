@@ -1,4 +1,4 @@
-"""`clearhead train`: a recipe's name and whatever is changed in it become a config, and the config a run."""
+"""`clearhead train`, `resume`, `verify-resume` and `demo`: from a recipe and changed settings to a trained run."""
 
 import argparse
 import inspect
@@ -11,48 +11,87 @@ from clearhead.messages import duration, printable
 from clearhead.models.config import VisionConfig
 from clearhead.recipes.registry import RECIPES, config_of, find
 
-ABOUT_TRAIN = """\
-usage: clearhead train RECIPE [options]
+TRAIN_DETAILS = """\
+The run is saved in runs/NAME. Any setting of a recipe can be changed:
+--training.steps 100, --optimizer.lr 1e-3, --data.augmentation.flip true. Ctrl-C
+finishes the current step and saves a checkpoint; clearhead resume continues.
 
-Trains a recipe in the folder runs/NAME. Any of its numbers can be changed:
---training.steps 100, --optimizer.lr 1e-3, --data.augmentation.flip true.
-Ctrl-C stops after the step with a checkpoint; clearhead resume goes on."""
-
-TRAIN_EXAMPLES = """\
-examples
-  clearhead train reverse
-  clearhead train mnist --name mine --seed 1
+More examples:
   clearhead train mnist --training.epochs 5 --model.width 96 --dry-run
   clearhead train digits --data.question sum
-  clearhead train folder --data.folder pictures
-  clearhead train pronounce-fast --data.stress true
+  clearhead train folder --data.folder images
   clearhead train text --data.file my.txt
-  clearhead train mnist --compile on
+  clearhead train pronounce-fast --data.stress true
   torchrun --nproc-per-node 2 -m clearhead train mnist --name two
 
-clearhead train RECIPE --help lists all that can be changed in it."""
+clearhead train RECIPE --help lists the settings of a recipe."""
+
+RESUME_DETAILS = """\
+Training continues from the newest intact checkpoint with the run's own
+settings, exactly as if it had not been interrupted. A finished run is left
+unchanged unless --epochs or --steps extends it. The learning-rate schedule is
+then stretched to the new end, so the result differs from that of a run that had
+this length from the start."""
+
+VERIFY_RESUME = "Prove on this machine that a killed run resumes bit for bit."
+VERIFY_RESUME_DETAILS = """\
+Trains a few steps of a recipe twice: once without interruption, and once in a
+process that is killed halfway (kill -9) and resumed. Weights, optimizer state,
+random state and records of the two runs must be identical in every bit. The
+exit code is 0 if they are, and 1 if not. All files are temporary."""
+
+DEMO_DETAILS = """\
+Trains a vision transformer on the 60,000 handwritten digits that come with
+clearhead, tests it on 10,000 others, and plots its learning curves, confusion
+matrix, predictions and attention. The run is saved in runs/demo; a second call
+resumes it."""
+
+STEPS, CHECKPOINT_EVERY = 30, 4
+"""length of the two runs of verify-resume"""
+NOT_EXACT = 1
+REQUIRED = {"folder": " --data.folder images", "text": " --data.file my.txt"}
+"""settings without a default, for the examples"""
 
 
 def train(argv: Sequence[str]) -> int:
     name, rest = split_recipe(argv, "train")
     if name is None:
-        print("\n".join([ABOUT_TRAIN, "", "recipes", *recipe_lines(), "", TRAIN_EXAMPLES]))
+        examples = ("clearhead train reverse", "clearhead train mnist --name mine --seed 1")
+        print_recipe_help("train", "Train a recipe, with any of its settings changed.", examples, TRAIN_DETAILS)
         return 0
     config = find(name).make()
-    options = Parser(f"clearhead train {name}", inspect.getdoc(inspect.getmodule(find(name).make)) or "")
-    options.add_argument(
-        "--name", metavar="NAME", help="the run's folder is runs/NAME (default: the recipe and the seed)"
+    options = train_parser(name)
+    add_overrides(options, config, "run settings", without=fixed_settings(name))
+    args = options.parse(rest)
+    snapshots = {} if args.snapshot_inputs is None else {"snapshots.inputs": args.snapshot_inputs}
+    config = config_of(name, get_overrides(config, args) | snapshots)  # reports mistakes before torch is imported
+
+    if args.dry_run:
+        from clearhead.recipes.estimate import estimate
+
+        print(estimate(config))
+        return 0
+    from clearhead.recipes.launch import train
+
+    return train(config, args.name, resume=args.resume, shard=args.shard).exit_code
+
+
+def train_parser(name: str) -> Parser:
+    """The options that are not settings of the recipe."""
+    sentence, _, details = (inspect.getdoc(inspect.getmodule(find(name).make)) or "").partition("\n\n")
+    command = f"clearhead train {name}{REQUIRED.get(name, '')}"
+    options = Parser(
+        f"clearhead train {name}", sentence, examples=(command, f"{command} --seed 1 --dry-run"), details=details
     )
+    options.add_argument("--name", metavar="NAME", help="save the run in runs/NAME (default: RECIPE-SEED)")
     options.add_argument("--resume", action="store_true", help="resume the run if it exists")
-    options.add_argument(
-        "--shard", action="store_true", help="split the weights over the processes of torchrun (FSDP2)"
-    )
+    add_shard(options)
     options.add_argument(
         "--compile",
         metavar="{auto,on,off}",
         dest="training.compile",
         default=argparse.SUPPRESS,
-        help="short for --training.compile: torch.compile; auto is on with a GPU",
+        help="short for --training.compile: use torch.compile; auto enables it on a GPU",
     )
     options.add_argument(
         "--dry-run", action="store_true", help="estimate time and memory from a few real steps, then exit"
@@ -62,82 +101,67 @@ def train(argv: Sequence[str]) -> int:
         metavar="N",
         dest="snapshot_inputs",
         type=reader(int),
-        help="keep the attention to N inputs, for clearhead look RUN --training-dynamics",
+        help="save attention snapshots of N inputs, for clearhead look RUN --training-dynamics",
     )
-    add_overrides(options, config, "what you may change", without=fixed_settings(name))
-    args = options.parse(rest)
-    changes = get_overrides(config, args) | (
-        {} if args.snapshot_inputs is None else {"snapshots.inputs": args.snapshot_inputs}
-    )
-    config = config_of(name, changes)  # a mistake is answered before torch is loaded
+    return options
 
-    if args.dry_run:
-        from clearhead.recipes.estimate import estimate
 
-        print(estimate(config))
-        return 0
-    from clearhead.recipes.launch import train
-
-    outcome = train(config, args.name, resume=args.resume, shard=args.shard)
-    return outcome.exit_code
+def add_shard(options: Parser) -> None:
+    options.add_argument("--shard", action="store_true", help="shard the weights over the torchrun processes (FSDP2)")
 
 
 def fixed_settings(name: str) -> set[str]:
-    """What cannot be changed in a recipe: its name, and what only other data sets have, or only pictures."""
-    own = ("question", "length", "set_size", "folder", "image_size", "fit", "skip_invalid", "train_file", "test_file")
-    others = {f"data.{field}" for field in (*own, "stress", "file", "level", "window")}
+    """Paths that are not options of a recipe: its name, and settings of other data sets or of images only."""
+    specific = (
+        *("question", "length", "set_size", "folder", "image_size", "fit", "skip_invalid", "train_file", "test_file"),
+        *("stress", "file", "level", "window"),
+    )
     make = find(name).make
-    pictures: set[str] = set() if isinstance(make().model, VisionConfig) else {"data.augmentation", "training.tta"}
-    return {"recipe"} | pictures | others - {f"data.{argument}" for argument in inspect.signature(make).parameters}
+    image_only: set[str] = set() if isinstance(make().model, VisionConfig) else {"data.augmentation", "training.tta"}
+    accepted = {f"data.{parameter}" for parameter in inspect.signature(make).parameters}
+    return {"recipe"} | image_only | {f"data.{field}" for field in specific} - accepted
 
 
 def split_recipe(argv: Sequence[str], command: str) -> tuple[str | None, list[str]]:
-    """The recipe's name comes first; None if only help is wanted."""
+    """The recipe, which comes first, and the remaining arguments; None for a call without a recipe or with --help."""
     match list(argv):
         case [] | ["-h" | "--help", *_]:
             return None, []
         case [name, *rest] if not name.startswith("-"):
             find(name)
             return name.replace("_", "-"), rest
-    raise ValueError(f"{command} takes a recipe's name first, got {argv[0]!r}; one of {', '.join(RECIPES)}")
+    raise ValueError(f"{command} needs a recipe as its first argument, got {argv[0]!r}; one of {', '.join(RECIPES)}")
 
 
-def recipe_lines() -> list[str]:
+def print_recipe_help(command: str, sentence: str, examples: Sequence[str], details: str) -> None:
+    """The help of a command that takes a recipe, with a list of recipes."""
     size = max(map(len, RECIPES))
-    return [f"  {name:{size}}  {recipe.description}" for name, recipe in RECIPES.items()]
-
-
-# `clearhead resume`: continues a run with the settings in its folder; only its length and threads can be changed.
-
-
-ABOUT_RESUME = """\
-Resumes an interrupted run from its newest intact checkpoint, with the settings
-that it began with, exactly as if it had not been interrupted. A finished run is
-left unchanged, unless --epochs or --steps lengthens it: its learning-rate
-schedule is then stretched to the new end, so the result differs from that of a
-run that had this length from the beginning."""
-
-RESUME_EXAMPLES = """\
-examples
-  clearhead resume mine
-  clearhead resume runs/mine --threads 1
-  clearhead resume mine --epochs 50"""
+    recipes = [f"  {name:{size}}  {recipe.description}" for name, recipe in RECIPES.items()]
+    Parser(
+        f"clearhead {command}",
+        sentence,
+        usage=f"clearhead {command} RECIPE [options]",
+        examples=examples,
+        details="\n".join(["recipes:", *recipes, "", details]),
+    ).print_help()
 
 
 def resume(argv: Sequence[str]) -> int:
-    options = Parser("clearhead resume", ABOUT_RESUME)
-    options.usage = "clearhead resume RUN [options]"
-    options.epilog = RESUME_EXAMPLES
-    options.add_argument("run", metavar="RUN", help="the path of a run, or its name in runs/")
+    options = Parser(
+        "clearhead resume",
+        "Resume an interrupted run, or extend a finished one.",
+        usage="clearhead resume RUN [options]",
+        examples=("clearhead resume runs/mine", "clearhead resume runs/mine --epochs 50"),
+        details=RESUME_DETAILS,
+    )
+    options.add_run()
     length = options.add_mutually_exclusive_group()
     length.add_argument("--epochs", metavar="N", type=reader(int), help="train until epoch N, counted from the start")
     length.add_argument("--steps", metavar="N", type=reader(int), help="train until step N, counted from the start")
     options.add_argument(
         "--threads", metavar="N", type=reader(int), help="number of CPU threads from now on; 0 for PyTorch's default"
     )
-    options.add_argument(
-        "--shard", action="store_true", help="split the weights over the processes of torchrun (FSDP2)"
-    )
+    add_shard(options)
     args = options.parse(argv)
 
     from clearhead.recipes.launch import resume
@@ -145,99 +169,76 @@ def resume(argv: Sequence[str]) -> int:
     return resume(args.run, epochs=args.epochs, steps=args.steps, threads=args.threads, shard=args.shard).exit_code
 
 
-# `clearhead verify-resume`: a recipe's name, a verdict.
-
-
-ABOUT_VERIFY_RESUME = """\
-Trains a few steps of a recipe twice: once undisturbed, and once in a process
-that is killed halfway (kill -9) and resumed. Weights, optimizer, random state
-and records of the two must agree in every bit. Leaves nothing behind."""
-
-STEPS, CHECKPOINT_EVERY = 30, 4
-DIFFERENT = 1
-
-
 def verify_resume(argv: Sequence[str]) -> int:
-    """The exit code: 1 when the two differ."""
     name, rest = split_recipe(argv, "verify-resume")
     if name is None:
-        print(
-            "\n".join(
-                [
-                    "usage: clearhead verify-resume RECIPE [options]",
-                    "",
-                    ABOUT_VERIFY_RESUME,
-                    "",
-                    "recipes",
-                    *recipe_lines(),
-                ]
-            )
-        )
+        examples = ("clearhead verify-resume reverse", "clearhead verify-resume mnist --model.dropout 0.1")
+        print_recipe_help("verify-resume", VERIFY_RESUME, examples, VERIFY_RESUME_DETAILS)
         return 0
     config = find(name).make()
-    options = Parser(f"clearhead verify-resume {name}", ABOUT_VERIFY_RESUME)
-    add_overrides(options, config, "what you may change", without=fixed_settings(name))
+    command = f"clearhead verify-resume {name}{REQUIRED.get(name, '')}"
+    options = Parser(
+        f"clearhead verify-resume {name}",
+        VERIFY_RESUME,
+        examples=(command, f"{command} --training.steps 60"),
+        details=VERIFY_RESUME_DETAILS,
+    )
+    add_overrides(options, config, "run settings", without=fixed_settings(name))
     short = {"training.steps": STEPS, "training.checkpoint_every": CHECKPOINT_EVERY}
     config = config_of(name, short | get_overrides(config, options.parse(rest)))
 
     from clearhead.training.verify_resume import verify_resume
 
     with tempfile.TemporaryDirectory() as folder:
-        seen = verify_resume(config, folder, report)
-    print(f"killed at step {seen.killed_at} of {seen.steps}, resumed from the checkpoint of step {seen.resumed_from}")
-    if seen.is_exact:
-        print("exact: weights, optimizer, random state and records agree in every bit with the run that was not killed")
+        result = verify_resume(config, folder, report_progress)
+    print(
+        f"killed at step {result.killed_at} of {result.steps}, resumed from the checkpoint of step "
+        f"{result.resumed_from}"
+    )
+    if result.is_exact:
+        print("exact: weights, optimizer state, random state and records equal those of the uninterrupted run")
         return 0
-    print(f"DIFFERENT in {len(seen.differences)} places: {', '.join(map(printable, seen.differences[:5]))}")
-    return DIFFERENT
+    n = len(result.differences)
+    names = ", ".join(map(printable, result.differences[:5]))
+    print(f"NOT EXACT: {n} {'difference' if n == 1 else 'differences'}: {names}{', ...' if n > 5 else ''}")
+    return NOT_EXACT
 
 
-def report(line: str) -> None:
-    """A line before a wait; on stderr, where no program reads it as an answer."""
+def report_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-# `clearhead demo`: one command that trains, draws, and says where to go from there.
-
-
-ABOUT_DEMO = """\
-Trains a vision transformer on the 60,000 handwritten digits that come with
-clearhead, in runs/demo, tests it on 10,000 others, and draws its curves, its
-confusion matrix, its answers and what it looks at. Once more, and it goes on
-where it was."""
-
-
 def demo(argv: Sequence[str]) -> int:
-    options = Parser("clearhead demo", ABOUT_DEMO)
-    options.add_argument("--steps", type=reader(int), metavar="N", help="fewer or more steps than the recipe has")
+    options = Parser(
+        "clearhead demo",
+        "Train on handwritten digits for a minute and plot the results.",
+        examples=("clearhead demo", "clearhead demo --steps 100"),
+        details=DEMO_DETAILS,
+    )
+    options.add_argument("--steps", type=reader(int), metavar="N", help="number of steps (default: as in the recipe)")
     args = options.parse(argv)
 
     from clearhead.cli.look import announce_drawing
     from clearhead.inference.demo import RECIPE, demo
     from clearhead.models.shapes import shapes
-    from clearhead.recipes.registry import config_of
 
-    config = config_of(RECIPE)
-    print(
-        f"Training a vision transformer of {shapes(config.model).parameters:,} parameters to read digits.\n", flush=True
-    )
-    outcome, pictures = demo(steps=args.steps, before_drawing=announce_drawing)
+    n_parameters = shapes(config_of(RECIPE).model).parameters
+    print(f"Training a vision transformer with {n_parameters:,} parameters to recognize digits.\n", flush=True)
+    outcome, figures = demo(steps=args.steps, before_drawing=announce_drawing)
     if outcome.test is None:
         return outcome.exit_code
-    seconds = outcome.test["seconds"]
-    print(
-        f"\n{outcome.test['accuracy']:.2%} of 10,000 unseen digits read right, after {duration(seconds)} of training.\n"
-    )
+    accuracy, seconds = outcome.test["accuracy"], outcome.test["seconds"]
+    print(f"\nTest accuracy: {accuracy:.2%} on 10,000 digits after {duration(seconds)} of training.\n")
     print("Open")
-    for path, what in pictures:
-        print(f"  {path!s:37}  {what}")
+    for path, caption in figures:
+        print(f"  {path!s:37}  {caption}")
     print(
         "\nTry\n"
-        "  clearhead predict runs/demo YOUR.png --invert    your own digit, dark on white paper\n"
-        "  clearhead look runs/demo --sample 7              what it looks at in another digit\n"
+        "  clearhead predict runs/demo YOUR.png --invert    classify your own digit, dark on white\n"
+        "  clearhead look runs/demo --sample 7              plot the attention for another digit\n"
         "  clearhead train mnist --name wide --model.width 96 --training.epochs 4\n"
-        "  clearhead curves runs/demo runs/wide             the two side by side\n"
-        "  clearhead train reverse                          four seconds, 100%\n"
-        "  clearhead recipes                                what else there is"
+        "  clearhead curves runs/demo runs/wide             compare the two runs\n"
+        "  clearhead train reverse                          train to 100% in four seconds\n"
+        "  clearhead recipes                                list all recipes"
     )
     return 0

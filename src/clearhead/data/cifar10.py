@@ -75,7 +75,7 @@ def parse(data: bytes, name: str) -> Images:
     return Images(records[:, 1:].reshape(-1, CHANNELS, SIDE, SIDE), labels)
 
 
-STORED = CachedDataset(
+CACHED = CachedDataset(
     name="cifar10",
     digests={
         "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
@@ -92,7 +92,7 @@ STORED = CachedDataset(
 
 
 def load_cifar10(config: DataConfig, seed: int) -> Dataset:
-    parts = [parse(read(STORED, f"{name}.bin"), name) for name in TRAIN]
+    parts = [parse(read(CACHED, f"{name}.bin"), name) for name in TRAIN]
     images = Images(torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts]))
     train, validation = train_val_split(images, config.validation, config.limit, seed)
-    return Dataset(train, validation, parse(read(STORED, f"{TEST}.bin"), TEST), CLASSES, NORMALISE)
+    return Dataset(train, validation, parse(read(CACHED, f"{TEST}.bin"), TEST), CLASSES, NORMALISE)

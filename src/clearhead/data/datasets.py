@@ -18,87 +18,89 @@ if TYPE_CHECKING:
     from clearhead.data.dataset import Dataset
 
 
+Origin = Literal["generated", "embedded", "downloaded", "your own"]
+"""generated on the fly, embedded in the package, downloaded by `clearhead data get`, or the user's own files"""
+
+
 @dataclass(frozen=True)
 class Entry:
-    home: str
+    """How a data set is loaded and listed."""
+
+    loader: str
     """module:function, called with (config, seed)"""
-    what: str
-    origin: str
-    """made as it is needed; embedded in the package; fetched by `clearhead data get`; or the user's own"""
-    side: int = 0
-    """height and width of its images, or 0 where there are none, or the config says"""
+    description: str
+    origin: Origin
+    image_size: int = 0
+    """height and width of the images; 0 if there are no images or the config sets their size"""
     files: tuple[str, ...] = ()
-    """fields of the config that may name files, or a folder of them, of the user's own"""
+    """config fields that hold paths of the user's own files or folder"""
 
 
 DATASETS = {
-    "reverse": Entry("clearhead.data.digits:load_reverse", "random digits and the same in reverse", "made"),
-    "digits": Entry("clearhead.data.digits:load_digits", "random digits and a question about them", "made"),
+    "reverse": Entry("clearhead.data.digits:load_reverse", "random digits and their reversal", "generated"),
+    "digits": Entry("clearhead.data.digits:load_digits", "random digits and a question about them", "generated"),
     "odd-one-out": Entry(
         "clearhead.data.odd_one_out:load_odd_one_out",
         "sets of MNIST images, one of another class",
         "embedded",
     ),
-    "mnist": Entry("clearhead.data.mnist:load_mnist", "70,000 handwritten digits, 28 x 28", "embedded", side=28),
+    "mnist": Entry("clearhead.data.mnist:load_mnist", "70,000 handwritten digits, 28 x 28", "embedded", image_size=28),
     "cifar10": Entry(
-        "clearhead.data.cifar10:load_cifar10", "60,000 color photos of 10 classes, 32 x 32", "fetched", side=32
+        "clearhead.data.cifar10:load_cifar10", "60,000 color photos of 10 classes, 32 x 32", "downloaded", image_size=32
     ),
     "fashion-mnist": Entry(
         "clearhead.data.mnist:load_fashion_mnist",
         "70,000 images of clothes, 28 x 28",
-        "fetched",
-        side=28,
+        "downloaded",
+        image_size=28,
     ),
     "pronounce": Entry(
         "clearhead.data.pronounce:load_pronounce",
-        "126,052 English words and their phonemes",
+        "126,052 English words and their phones",
         "embedded",
         files=("train_file", "test_file"),
     ),
     "words": Entry("clearhead.data.text:load_words", "English words, letter by letter", "embedded", files=("file",)),
     "text": Entry(
         "clearhead.data.text:load_text",
-        "your own text, by characters or bytes",
-        "yours",
+        "a text file, by characters or bytes",
+        "your own",
         files=("file",),
     ),
-    "folder": Entry(
-        "clearhead.data.folder:load_folder", "your own images, one folder per class", "yours", files=("folder",)
-    ),
+    "folder": Entry("clearhead.data.folder:load_folder", "images, one folder per class", "your own", files=("folder",)),
 }
 
 Question = Literal["most-common", "repeat", "sum"]
 Level = Literal["character", "byte"]
 Fit = Literal["pad", "crop", "stretch"]
 TTA = Literal["none", "flip", "shift"]
-"""of an image: itself; with its mirror image; both also moved by a pixel along a diagonal, to either side"""
-MOST_MIXUP = 1000
-"""by then every pair of images is blended half and half"""
+"""test-time augmentation: none; the mirror image; or both also shifted diagonally by one pixel either way"""
+MAX_MIXUP = 1000
+"""Beta(1000, 1000) is practically constant at 1/2: larger values change nothing"""
 N_VIEWS: dict[TTA, int] = {"none": 1, "flip": 2, "shift": 6}
+"""views per image for each kind of test-time augmentation"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """What happens to training images, and to no others, each time they are seen."""
+    """Random augmentation of training images, drawn anew in each epoch."""
 
     crop: int = 0
-    """pixels of black padding on each side, from which a piece of the old size is cut at a random place"""
+    """random crop: pad each side with this many black pixels, then crop to the original size; 0 disables"""
     flip: bool = False
-    """mirror left and right, every other time"""
+    """flip horizontally with probability 1/2"""
     cutout: int = 0
-    """side of a square at a random place that is blanked; 0 for none"""
+    """side of a square that is blanked at a random position; 0 disables"""
     mixup: float = 0.0
-    """blend two images by a share from Beta(mixup, mixup); 0 for none"""
+    """blend pairs of images with a weight drawn from Beta(mixup, mixup); 0 disables"""
 
     def __post_init__(self) -> None:
         check_int(0, MAX_IMAGE_SIZE, crop=self.crop, cutout=self.cutout)
         check_bool(flip=self.flip)
         if not is_number(self.mixup) or not 0 <= self.mixup < math.inf:
-            raise ValueError(
-                f"mixup must be a number of at least 0, got {short_repr(self.mixup)}; try 0.2, or 0 for none"
-            )
-        if self.mixup > MOST_MIXUP:
-            raise ValueError(f"mixup must be a number of at most {MOST_MIXUP}, got {short_repr(self.mixup)}")
+            raise ValueError(f"mixup must be a number of at least 0, got {short_repr(self.mixup)}; try 0.2")
+        if self.mixup > MAX_MIXUP:
+            raise ValueError(f"mixup must be a number of at most {MAX_MIXUP}, got {short_repr(self.mixup)}")
 
     @property
     def is_on(self) -> bool:
@@ -107,42 +109,42 @@ class Augmentation:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """A data set by name, with what is asked of it, and how much of it is used. Other sets' fields have no effect."""
+    """A data set by name, with its options. Options of other data sets have no effect."""
 
     name: str
-    """what `clearhead data list` shows"""
+    """a name that `clearhead data list` prints"""
     question: Question = "most-common"
-    """digits: what is asked about the digits"""
+    """digits: the question to answer about the digits"""
     length: int = 16
-    """reverse, digits: digits in a sequence; text: characters or bytes that are read at once"""
+    """reverse, digits: digits per sequence; text: context length in characters or bytes"""
     set_size: int = 10
-    """odd-one-out: images in a set"""
+    """odd-one-out: images per set"""
     folder: str = ""
-    """folder: where the images are"""
+    """folder: path of the folder of images"""
     image_size: int = 64
-    """folder: height and width that images are resized to"""
+    """folder: height and width to which images are resized"""
     fit: Fit = "pad"
-    """how an image becomes a square, in training and in prediction: pad it with the colour of its border, crop the
-    largest square in its middle, or stretch it"""
+    """how an image is made square, in training and in prediction: pad it with the color of its border, crop the
+    largest centered square, or stretch it"""
     skip_invalid: bool = False
-    """folder: leave out image files that cannot be read, and list them, instead of stopping with an error"""
+    """folder: skip and list image files that cannot be read, instead of stopping with an error"""
     train_file: str = ""
-    """pronounce: a dictionary to learn, in place of the embedded one"""
+    """pronounce: dictionary to train on, instead of the embedded one"""
     test_file: str = ""
-    """pronounce: a dictionary to test on; its words are never learnt"""
+    """pronounce: dictionary to test on; its words are excluded from training"""
     stress: bool = False
-    """pronounce: keep the stress of vowels, AH0, AH1 and AH2, or drop it"""
+    """pronounce: keep the stress of vowels (AH0, AH1, AH2)"""
     file: str = ""
-    """text: the text; words: a list of words, a line for each, in place of the dictionary's"""
+    """text: the text file; words: a list of words, one per line, instead of those of the embedded dictionary"""
     level: Level = "character"
-    """text: what a token is"""
+    """text: unit of a token"""
     window: int = 50
-    """pronounce, words: batches whose examples are sorted by length together, to pad less; 0 for none"""
+    """pronounce, words: sort examples by length within this many batches, to pad less; 0 disables"""
     validation: int = 1000
-    """training examples set apart, chosen by the run's seed; of a folder at most a fifth, or its own val/; of words,
-    chosen by their spelling; of a text at most a tenth, its end"""
+    """training examples held out for validation, chosen by the seed; folder: at most a fifth, or its own val/;
+    pronounce, words: chosen by spelling; text: windows at its end, at most a tenth of it"""
     limit: int = 0
-    """training examples used, 0 for all; of a dictionary, words"""
+    """number of training examples (of a dictionary: words) to use; 0 for all"""
     augmentation: Augmentation = field(default_factory=Augmentation)
 
     def __post_init__(self) -> None:
@@ -157,36 +159,36 @@ class DataConfig:
         check_bool(stress=self.stress, skip_invalid=self.skip_invalid)
         check_paths(folder=self.folder, train_file=self.train_file, test_file=self.test_file, file=self.file)
         if not isinstance(self.augmentation, Augmentation):
-            raise ValueError(f"augmentation must be an Augmentation, got {short_repr(self.augmentation)}; make one")
+            raise ValueError(f"augmentation must be an Augmentation, got {short_repr(self.augmentation)}")
         self.check_repeat()
         self.check_crop()
 
     def check_repeat(self) -> None:
         if self.name == "digits" and self.question == "repeat" and not 2 <= self.length <= 10:
             raise ValueError(
-                "whether a digit repeats can be asked of 2 to 10 digits (of more, one always does), "
+                "question=repeat requires 2 to 10 digits, because more digits always repeat; "
                 f"got length={self.length}; try length=8"
             )
 
     def check_crop(self) -> None:
-        """More padding than an image has pixels would only make black images, and take memory for it."""
-        side = DATASETS[self.name].side or self.image_size
+        """Padding wider than the image would only waste memory on black crops."""
+        side = DATASETS[self.name].image_size or self.image_size
         if self.augmentation.crop > side:
             raise ValueError(
-                f"crop must be at most the {side} pixels of an image's side, got {self.augmentation.crop}; "
+                f"crop must be at most the {side} pixels of the image size, got {self.augmentation.crop}; "
                 f"try crop={max(1, side // 8)}"
             )
 
 
 def load_dataset(config: DataConfig, seed: int) -> "Dataset":
-    """The data set that the config names; which training examples are set apart depends on the seed."""
-    module, function = DATASETS[config.name].home.split(":")
+    """Loads the data set that the config names. The seed selects the held-out training examples."""
+    module, function = DATASETS[config.name].loader.split(":")
     data: Dataset = getattr(import_module(module), function)(config, seed)
     return data if data.files else replace(data, files=digests(config))
 
 
 def digests(config: DataConfig) -> dict[str, str]:
-    """The user's own files that the data is read from, by their paths: the sha256 of each, or of a whole folder."""
+    """SHA-256 of each of the user's own files that the data set reads, or of the whole folder, by path."""
     if config.name == "folder":
         from clearhead.data.folder import digest
 
@@ -196,5 +198,5 @@ def digests(config: DataConfig) -> dict[str, str]:
 
 
 def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Paths of files that were read before and have other bytes now."""
+    """Paths whose digests differ between the two mappings. Paths missing from `before` do not count."""
     return [path for path, digest in now.items() if before.get(path, digest) != digest]

@@ -87,7 +87,7 @@ def decode(files: Files) -> Files:
     return pick(plain, list(FASHION_DIGESTS))
 
 
-STORED = CachedDataset(
+CACHED = CachedDataset(
     name="fashion-mnist",
     digests=FASHION_DIGESTS,
     wanted=frozenset([*FASHION_DIGESTS, *(f"{name}.gz" for name in FASHION_DIGESTS)]),
@@ -105,7 +105,7 @@ def load_fashion_mnist(config: DataConfig, seed: int) -> Dataset:
 
 
 def pictures(part: str) -> Images:
-    images, labels = (read(STORED, f"{part}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
+    images, labels = (read(CACHED, f"{part}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
     return images_and_labels(images, labels, len(FASHION_CLASSES))
 
 

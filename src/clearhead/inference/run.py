@@ -19,8 +19,7 @@ from clearhead.data import mnist
 from clearhead.data.augment import tta_mean
 from clearhead.data.datasets import changed_files, digests
 from clearhead.data.images import read_image, resize
-from clearhead.models.config import VisionConfig
-from clearhead.models.factory import build_model
+from clearhead.models.config import VisionConfig, build_model
 from clearhead.training.compatibility import config_for_inference
 from clearhead.training.distributed import load_tensors
 from clearhead.training.objectives import BATCH_SIZE

@@ -22,8 +22,8 @@ from clearhead.drawing import BLACK, BLUE, GREEN, VERMILION
 from clearhead.lab.claim import Claim, Result, at_least, at_most, equals
 from clearhead.lab.plots import label_axes, legend_below, set_headline, subplots
 from clearhead.models.config import Seq2SeqConfig
-from clearhead.models.embeddings import embeddings_or
 from clearhead.models.seq2seq import Seq2Seq
+from clearhead.models.stack import input_embeddings
 from clearhead.nn.attention import Linear, MultiHeadAttention
 from clearhead.nn.blocks import MLP
 
@@ -65,7 +65,7 @@ class LSTMSeq2Seq(nn.Module):
 
     def forward(self, source: Tensor | None, target: Tensor, *, inputs_embeds: Tensor | None = None) -> Tensor:
         """`inputs_embeds` (B,K,E) may replace the source."""
-        memory, last = self.encoder(embeddings_or(self.embed_source, source, inputs_embeds, self.width))
+        memory, last = self.encoder(input_embeddings(self.embed_source, source, inputs_embeds, self.width))
         states, _ = self.decoder(self.embed_target(target), last)
         return self.head(states + self.mixer(self.norm(states), memory))
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from clearhead.models.config import PredictorConfig as PredictorConfig
     from clearhead.models.config import Seq2SeqConfig as Seq2SeqConfig
     from clearhead.models.config import VisionConfig as VisionConfig
-    from clearhead.models.factory import build_model as build_model
+    from clearhead.models.config import build_model as build_model
     from clearhead.models.generate import Beam as Beam
     from clearhead.models.generate import GenerateOutput as GenerateOutput
     from clearhead.models.generate import Greedy as Greedy
@@ -34,6 +34,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "Seq2SeqConfig",
             "LanguageConfig",
             "AttentionConfig",
+            "build_model",
         ),
         "clearhead.models.predictor": ("SequencePredictor",),
         "clearhead.models.vit": ("VisionTransformer",),
@@ -41,7 +42,6 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "clearhead.models.language": ("LanguageModel",),
         "clearhead.models.generate": ("Greedy", "Sampling", "Beam", "GenerateOutput"),
         "clearhead.models.presets": ("list_presets", "preset"),
-        "clearhead.models.factory": ("build_model",),
         "clearhead.models.steps": ("five_steps",),
         "clearhead.models.mask_view": ("read_mask",),
     },

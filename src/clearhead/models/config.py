@@ -1,7 +1,7 @@
 """Which function a model computes: frozen configs, checked when they are made. Importing this does not import torch."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from clearhead.validation import (
     check_beta,
@@ -9,13 +9,16 @@ from clearhead.validation import (
     check_choice,
     check_eps,
     check_heads,
-    check_hidden,
+    check_int,
     check_positive,
     check_power_of_two,
     check_rate,
     check_rotary_width,
     check_sinusoidal_width,
 )
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Norm = Literal["pre", "post", "none"]
 Activation = Literal["gelu", "relu"]
@@ -58,11 +61,11 @@ class StackConfig:
         check_heads(self.width, self.num_heads)
         check_bool(output_projection=self.output_projection)
         check_choice(activation=(self.activation, Activation), norm=(self.norm, Norm))
-        check_eps("norm_eps", self.norm_eps)
+        check_eps(norm_eps=self.norm_eps)
         if self.beta is not None:
             check_beta(self.beta)
         for name in ("dropout", "attention_dropout", "mlp_dropout", "drop_path"):
-            check_rate(name, getattr(self, name))
+            check_rate(**{name: getattr(self, name)})
 
     @property
     def mlp_width(self) -> int:
@@ -129,8 +132,8 @@ class PredictorConfig(StackConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(in_features=self.in_features, out_features=self.out_features, context_length=self.context_length)
-        check_rate("input_dropout", self.input_dropout)
-        check_hidden(self.head_mlp_dim)
+        check_rate(input_dropout=self.input_dropout)
+        check_int(0, head_mlp_dim=self.head_mlp_dim)
         check_bool(head_norm=self.head_norm)
         if self.head_norm and not self.head_mlp_dim:
             raise ValueError(
@@ -168,7 +171,7 @@ class VisionConfig(StackConfig):
         if not isinstance(size, int) and not (isinstance(size, tuple) and len(size) == 2):
             raise ValueError(f"image_size must be a number or (height, width), got {size!r}; try 32")
         check_bool(embed_norm=self.embed_norm)
-        check_hidden(self.head_mlp_dim)
+        check_int(0, head_mlp_dim=self.head_mlp_dim)
         check_positive(patch_size=self.patch_size, num_classes=self.num_classes, in_channels=self.in_channels)
         check_choice(
             patch_embed=(self.patch_embed, PatchEmbedName),
@@ -252,6 +255,30 @@ class LanguageConfig(StackConfig):
 
 
 ModelConfig = PredictorConfig | VisionConfig | Seq2SeqConfig | LanguageConfig
+
+
+def build_model(config: ModelConfig) -> "nn.Module":
+    """The model of a config, with random weights."""
+    # The models import torch, and this module does not.
+    from clearhead.models.language import LanguageModel
+    from clearhead.models.predictor import SequencePredictor
+    from clearhead.models.seq2seq import Seq2Seq
+    from clearhead.models.vit import VisionTransformer
+
+    match config:
+        case PredictorConfig():
+            return SequencePredictor.from_config(config)
+        case VisionConfig():
+            return VisionTransformer.from_config(config)
+        case Seq2SeqConfig():
+            return Seq2Seq.from_config(config)
+        case LanguageConfig():
+            return LanguageModel.from_config(config)
+        case _:
+            raise TypeError(
+                "config must be a PredictorConfig, VisionConfig, Seq2SeqConfig or LanguageConfig, "
+                f"got {type(config).__name__}"
+            )
 
 
 def check_pos_embed(pos_embed: str, stack: StackConfig) -> None:

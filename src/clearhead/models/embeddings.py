@@ -1,34 +1,17 @@
-"""What a model is fed: ids, or embeddings made elsewhere.
+"""Token embeddings, and the padding mask of a batch of sequences.
 
 Dims: B batch, L length, E model width.
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clearhead.models.stack import check_batched
 from clearhead.nn import masks
 from clearhead.nn.attention import check_width
-
-
-def embeddings_or(
-    embed: Callable[[Tensor], Tensor], x: Tensor | None, inputs_embeds: Tensor | None, width: int
-) -> Tensor:
-    """embed(x), or the embeddings (B,L,E) themselves when they are given instead."""
-    if (x is None) == (inputs_embeds is None):
-        came = "neither" if x is None else "both"
-        raise ValueError(f"a model takes its input or inputs_embeds=, one of the two, got {came}; pass one")
-    if inputs_embeds is None:
-        assert x is not None
-        return embed(x)
-    if not inputs_embeds.is_floating_point():
-        raise ValueError(f"inputs_embeds must be floating point, got {inputs_embeds.dtype}; ids go in without a name")
-    check_width(inputs_embeds, width, "inputs_embeds")
-    check_batched(inputs_embeds, 3, "inputs_embeds must be (batch, length, width)")
-    return inputs_embeds
 
 
 def token_embedding(vocab_size: int, width: int) -> nn.Embedding:
@@ -89,8 +72,3 @@ def padding_mask(lengths: Tensor | None, x: Tensor) -> Tensor | None:
             f"there must be one length for each example, got {len(lengths)} lengths for {len(x)}; pass lengths (B,)"
         )
     return masks.padding(lengths, x.shape[1])
-
-
-def check_batched(x: Tensor, n_dims: int, rule: str) -> None:
-    if x.dim() != n_dims:
-        raise ValueError(f"{rule}, got shape {tuple(x.shape)}; add a batch of one with x[None]")

@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.models import build
 from clearhead.models.config import Activation, LanguageConfig, Norm, PosEmbedName, check_kind
-from clearhead.models.embeddings import embed_ids, embeddings_or, token_embedding, token_scale
+from clearhead.models.embeddings import embed_ids, token_embedding, token_scale
 from clearhead.models.generate import (
     DecodeState,
     GenerateOutput,
@@ -22,6 +21,7 @@ from clearhead.models.generate import (
     check_room,
 )
 from clearhead.models.presets import preset
+from clearhead.models.stack import build_encoder_blocks, build_pos_embed, final_norm, input_embeddings
 from clearhead.nn import masks
 from clearhead.nn.attention import Linear
 from clearhead.nn.blocks import eval_mode
@@ -74,10 +74,10 @@ class LanguageModel(nn.Module):
             output_projection=output_projection,
         )
         self.tok_embed = token_embedding(config.vocab_size, config.width)
-        self.pos_embed = build.build_pos_embed(config.pos_embed, config.context_length, config)
+        self.pos_embed = build_pos_embed(config.pos_embed, config.context_length, config)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(build.build_encoder_blocks(config))
-        self.norm = build.final_norm(config)
+        self.blocks = nn.ModuleList(build_encoder_blocks(config))
+        self.norm = final_norm(config)
         self.lm_head = None if config.tie_weights else Linear(config.width, config.vocab_size, bias=False)
 
     @classmethod
@@ -118,7 +118,7 @@ class LanguageModel(nn.Module):
         all_layers=True returns the hidden states of all layers: the embeddings that enter the first block, then the
         output of each block; the last one has gone through the final norm, where there is one.
         """
-        x = embeddings_or(self.tokens, ids, inputs_embeds, self.config.width)
+        x = input_embeddings(self.tokens, ids, inputs_embeds, self.config.width)
         start = 0 if cache is None else cache.length
         n_examples, length, _ = x.shape
         if mask is not None:

@@ -8,10 +8,17 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.models import build
 from clearhead.models.config import Activation, Norm, PosEmbedName, PredictorConfig, PredictorPoolingName, check_kind
-from clearhead.models.embeddings import OneHotLinear, embeddings_or, padding_mask
+from clearhead.models.embeddings import OneHotLinear, padding_mask
 from clearhead.models.presets import preset
+from clearhead.models.stack import (
+    build_encoder_blocks,
+    build_head,
+    build_pooling,
+    build_pos_embed,
+    final_norm,
+    input_embeddings,
+)
 from clearhead.nn.masks import Mask, check_mask, dense
 
 
@@ -68,14 +75,12 @@ class SequencePredictor(nn.Module):
             output_projection=output_projection,
         )
         self.embed = OneHotLinear(config.in_features, config.width, config.input_dropout)
-        self.pool = build.build_pooling(config)
-        self.pos_embed = build.build_pos_embed(
-            config.pos_embed, config.context_length + self.pool.num_prefix_tokens, config
-        )
+        self.pool = build_pooling(config)
+        self.pos_embed = build_pos_embed(config.pos_embed, config.context_length + self.pool.num_prefix_tokens, config)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(build.build_encoder_blocks(config))
-        self.norm = build.final_norm(config)
-        self.head = build.build_head(config, config.out_features)
+        self.blocks = nn.ModuleList(build_encoder_blocks(config))
+        self.norm = final_norm(config)
+        self.head = build_head(config, config.out_features)
 
     @classmethod
     def from_config(cls, config: PredictorConfig) -> "SequencePredictor":
@@ -126,7 +131,7 @@ class SequencePredictor(nn.Module):
         all_layers: bool = False,
     ) -> tuple[Any, Tensor | None]:
         """The encoder's output, and `valid` (B,L): True at real tokens, None where all of them are."""
-        embedded = embeddings_or(self.embed, x, inputs_embeds, self.config.width)
+        embedded = input_embeddings(self.embed, x, inputs_embeds, self.config.width)
         n_examples, length, _ = embedded.shape
         if mask is not None:
             check_mask(mask, (n_examples, self.config.num_heads, length, length))

@@ -11,9 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.models import build
 from clearhead.models.config import Activation, Norm, PosEmbedName, Seq2SeqConfig, check_kind
-from clearhead.models.embeddings import embed_ids, embeddings_or, padding_mask, token_embedding, token_scale
+from clearhead.models.embeddings import embed_ids, padding_mask, token_embedding, token_scale
 from clearhead.models.generate import (
     DecodeState,
     GenerateOutput,
@@ -25,6 +24,13 @@ from clearhead.models.generate import (
     log_probabilities,
 )
 from clearhead.models.presets import preset
+from clearhead.models.stack import (
+    build_decoder_blocks,
+    build_encoder_blocks,
+    build_pos_embed,
+    final_norm,
+    input_embeddings,
+)
 from clearhead.nn import masks
 from clearhead.nn.attention import Linear
 from clearhead.nn.blocks import Decoder, Encoder, eval_mode
@@ -82,11 +88,11 @@ class Seq2Seq(nn.Module):
         one_table = config.tie_weights and config.src_vocab_size == config.tgt_vocab_size
         self.src_embed = None if one_table else token_embedding(config.src_vocab_size, config.width)
         self.tgt_embed = token_embedding(config.tgt_vocab_size, config.width)
-        self.src_pos_embed = build.build_pos_embed(config.pos_embed, config.context_length, config)
-        self.tgt_pos_embed = build.build_pos_embed(config.pos_embed, config.context_length, config)
+        self.src_pos_embed = build_pos_embed(config.pos_embed, config.context_length, config)
+        self.tgt_pos_embed = build_pos_embed(config.pos_embed, config.context_length, config)
         self.dropout = nn.Dropout(config.dropout)
-        self.encoder = Encoder(build.build_encoder_blocks(config), build.final_norm(config))
-        self.decoder = Decoder(build.build_decoder_blocks(config, config.decoder_blocks), build.final_norm(config))
+        self.encoder = Encoder(build_encoder_blocks(config), final_norm(config))
+        self.decoder = Decoder(build_decoder_blocks(config, config.decoder_blocks), final_norm(config))
         self.lm_head = None if config.tie_weights else Linear(config.width, config.tgt_vocab_size, bias=False)
 
     @classmethod
@@ -121,7 +127,7 @@ class Seq2Seq(nn.Module):
         source_lengths: Tensor | None = None,
     ) -> Tensor:
         """What the decoder attends to: (B,K) -> (B,K,E)"""
-        x = embeddings_or(self.source_tokens, source, inputs_embeds, self.config.width)
+        x = input_embeddings(self.source_tokens, source, inputs_embeds, self.config.width)
         x = self.dropout(self.src_pos_embed(x))
         rotary_angles, logit_bias = self.src_pos_embed.attention_inputs(x)
         return self.encoder(x, mask=padding_mask(source_lengths, x), rotary_angles=rotary_angles, logit_bias=logit_bias)

@@ -30,8 +30,8 @@ from clearhead.models.config import (
     PredictorConfig,
     Seq2SeqConfig,
     VisionConfig,
+    build_model,
 )
-from clearhead.models.factory import build_model
 from clearhead.models.presets import preset
 from clearhead.models.recorder import TIED, Shape, TensorShape, record
 from clearhead.nn.attention import MultiHeadAttention, SingleHeadAttention

@@ -287,7 +287,7 @@ def read_steps_file(path: str | Path) -> dict[str, Any]:
             raise ValueError(f"the keys of a file of matrices are {', '.join(KEYS)}, got {key!r} in {path.name}{hint}")
     mask, beta, heads = content.pop("mask", None), content.pop("beta", None), content.pop("heads", 1)
     if isinstance(heads, bool) or not isinstance(heads, int) or heads < 1:
-        raise ValueError(f"heads must be a whole number above 0, got {short_repr(heads)}")
+        raise ValueError(f"heads must be a positive integer, got {short_repr(heads)}")
     options = {"heads": heads, "beta": None if beta is None else to_beta(beta), "causal": mask == "causal"}
     if mask not in (None, "causal"):
         options["mask"] = rows_to_mask(mask, path.name)

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.models import build
 from clearhead.models.config import (
     Activation,
     InitName,
@@ -18,8 +17,10 @@ from clearhead.models.config import (
     VisionConfig,
     check_kind,
 )
-from clearhead.models.embeddings import embeddings_or
 from clearhead.models.presets import preset
+from clearhead.models.stack import build_encoder_blocks, build_head, build_pooling, final_norm, input_embeddings
+from clearhead.nn.patch_embed import ConvEmbed, ConvStem, PatchEmbed
+from clearhead.nn.positions import LearnedPosEmbed2d, NoPosEmbed2d, PosEmbed2d, RotaryPosEmbed2d, SinusoidalPosEmbed2d
 
 
 class VisionTransformer(nn.Module):
@@ -83,16 +84,38 @@ class VisionTransformer(nn.Module):
             beta=beta,
             output_projection=output_projection,
         )
-        self.patch_embed = build.build_patch_embed(config)
-        self.pos_embed = build.build_pos_embed_2d(config)
-        self.pool = build.build_pooling(config)
-        has_norm = config.embed_norm
-        self.embed_norm = nn.LayerNorm(config.width, eps=config.norm_eps) if has_norm else nn.Identity()
-        self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(build.build_encoder_blocks(config))
-        self.norm = build.final_norm(config)
-        self.head = build.build_head(config, config.num_classes)
-        if config.init == "bert":
+
+        self.patch_embed: PatchEmbed | ConvEmbed | ConvStem
+        match patch_embed:
+            case "patch":
+                self.patch_embed = PatchEmbed(in_channels, width, patch_size)
+            case "conv":
+                self.patch_embed = ConvEmbed(in_channels, width, patch_size)
+            case "conv-stem":
+                self.patch_embed = ConvStem(in_channels, width, patch_size)
+            case _:
+                raise ValueError(f"unknown patch_embed {patch_embed!r}")
+
+        self.pos_embed: PosEmbed2d
+        match pos_embed:
+            case "learned":
+                self.pos_embed = LearnedPosEmbed2d(config.grid, width)
+            case "sinusoidal":
+                self.pos_embed = SinusoidalPosEmbed2d()
+            case "rotary":
+                self.pos_embed = RotaryPosEmbed2d(config.head_dim)
+            case "none":
+                self.pos_embed = NoPosEmbed2d()
+            case _:
+                raise ValueError(f"unknown pos_embed {pos_embed!r}")
+
+        self.pool = build_pooling(config)
+        self.embed_norm = nn.LayerNorm(width, eps=norm_eps) if embed_norm else nn.Identity()
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(build_encoder_blocks(config))
+        self.norm = final_norm(config)
+        self.head = build_head(config, num_classes)
+        if init == "bert":
             init_bert_(self)
 
     @classmethod
@@ -145,7 +168,7 @@ class VisionTransformer(nn.Module):
         """What enters the encoder: tokens (B,L,E), and rotary angles (L,D/2) where the model has them."""
         if includes_cls_token and images is not None:
             raise ValueError("includes_cls_token=True is for inputs_embeds, got images, which contain no class token")
-        x = embeddings_or(self.patch_embed, images, inputs_embeds, self.config.width)
+        x = input_embeddings(self.patch_embed, images, inputs_embeds, self.config.width)
         grid = self.config.grid if images is None else self.patch_embed.grid(images)
         self.check_tokens(x, grid, includes_cls_token)
         angles = self.pos_embed.rotary_angles(grid, x.device)

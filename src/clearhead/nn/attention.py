@@ -177,7 +177,7 @@ class MultiHeadAttention(nn.Module):
     ):
         super().__init__()
         check_heads(width, num_heads)
-        check_rate("dropout", dropout)
+        check_rate(dropout=dropout)
         self.num_heads, self.dropout, self.beta, self.attend = num_heads, dropout, beta, attend
         input_width = width if input_width is None else input_width
         key_input_width = input_width if key_input_width is None else key_input_width

@@ -1,12 +1,12 @@
 """Attention masks: bool, True = may attend, broadcastable to (B,H,Q,K), combined with &.
 
-    causal(4)                     each token sees itself and what comes before
-    padding(lengths)              each sequence of a batch sees its own tokens, not what fills it up
-    window(4, 1)                  each token sees its neighbours
-    causal(4) & padding(lengths)  both at once
+    causal(4)                     each token attends to itself and to earlier tokens
+    padding(lengths)              no token attends to the padding of its sequence
+    window(4, 1)                  each token attends to itself and to its direct neighbors
+    causal(4) & padding(lengths)  both
 
-torch.nn has the opposite meaning (True = may *not* attend) in some modules and adds numbers in others: `from_torch`
-reads both.
+torch.nn uses the opposite convention (True = may *not* attend) in some modules, and additive masks in others:
+`from_torch` converts both.
 Dims: B batch, H heads, Q queries, K keys.
 """
 
@@ -18,60 +18,64 @@ import torch
 from torch import Tensor
 
 
-def causal(n_queries: int, n_keys: int | None = None, device: torch.device | str | None = None) -> "CausalMask":
-    """(Q,K): True on and below the diagonal, so that no token sees a later one.
+def causal(num_queries: int, num_keys: int | None = None, device: torch.device | str | None = None) -> "CausalMask":
+    """(Q,K): True on and below the diagonal, so that no token attends to a later one.
 
-    With more keys than queries, the queries are the last of the sequence (as in generation with a cache).
+    With more keys than queries, the queries are the last tokens of the sequence, as in generation with a cache.
     """
-    n_keys = n_queries if n_keys is None else n_keys
-    check_last(n_queries, n_keys)
-    return CausalMask(n_queries, n_keys, device)
+    num_keys = num_queries if num_keys is None else num_keys
+    check_query_count(num_queries, num_keys)
+    return CausalMask(num_queries, num_keys, device)
 
 
-def window(n_queries: int, reach: int, n_keys: int | None = None, device: torch.device | str | None = None) -> Tensor:
-    """(Q,K): True where query and key are at most `reach` places apart. & causal(n) looks back only."""
-    n_keys = n_queries if n_keys is None else n_keys
-    check_last(n_queries, n_keys)
-    if reach < 0:
-        raise ValueError(f"reach must be at least 0, got {reach}; 0 lets each token see itself alone")
-    query_places = torch.arange(n_keys - n_queries, n_keys, device=device)
-    distance = query_places[:, None] - torch.arange(n_keys, device=device)
-    return distance.abs() <= reach
+def window(
+    num_queries: int, window_size: int, num_keys: int | None = None, device: torch.device | str | None = None
+) -> Tensor:
+    """(Q,K): True where query and key are at most `window_size` positions apart, on either side.
+
+    window(n, w) & causal(n) is a sliding window over the w previous tokens and the token itself.
+    """
+    num_keys = num_queries if num_keys is None else num_keys
+    check_query_count(num_queries, num_keys)
+    if window_size < 0:
+        raise ValueError(f"window_size must be non-negative, got {window_size}")
+    query_positions = torch.arange(num_keys - num_queries, num_keys, device=device)
+    distance = query_positions[:, None] - torch.arange(num_keys, device=device)
+    return distance.abs() <= window_size
 
 
-def check_last(n_queries: int, n_keys: int) -> None:
-    if not 0 <= n_queries <= n_keys:
+def check_query_count(num_queries: int, num_keys: int) -> None:
+    if not 0 <= num_queries <= num_keys:
         raise ValueError(
-            f"a mask among the tokens of a sequence needs 0 <= n_queries <= n_keys, got {n_queries} and {n_keys}; "
-            "the queries are the last n_queries of the n_keys tokens"
+            f"a self-attention mask needs 0 <= num_queries <= num_keys, got {num_queries} and {num_keys}; "
+            "the queries are the last num_queries of the num_keys tokens"
         )
 
 
-def padding(lengths: Tensor | Sequence[int], n_keys: int | None = None) -> Tensor:
-    """(B,1,1,K): True at the first lengths[b] keys of each sequence, False at what fills up the batch."""
+def padding(lengths: Tensor | Sequence[int], num_keys: int | None = None) -> Tensor:
+    """(B,1,1,K): True at the first lengths[b] keys of sequence b, False at its padding."""
     lengths = torch.as_tensor(lengths)
     if lengths.dim() != 1 or lengths.is_floating_point() or lengths.dtype == torch.bool:
         raise ValueError(
-            f"lengths must be whole numbers of shape (B,), got {lengths.dtype} of shape {tuple(lengths.shape)}; "
-            "for a (B,K) bool of real tokens use real[:, None, None, :]"
+            f"lengths must be integers of shape (B,), got {lengths.dtype} of shape {tuple(lengths.shape)}; "
+            "a (B,K) bool tensor that is True at real tokens becomes a mask by real[:, None, None, :]"
         )
-    if n_keys is None:
-        n_keys = int(lengths.max()) if lengths.numel() else 0
-    # Looking at the numbers would make an accelerator wait, and has no meaning while a graph is traced.
+    if num_keys is None:
+        num_keys = int(lengths.max()) if lengths.numel() else 0
+    # Reading the values would synchronize an accelerator, and is impossible while a graph is traced.
     if lengths.device.type == "cpu" and lengths.numel() and not torch.compiler.is_compiling():
         shortest, longest = int(lengths.min()), int(lengths.max())
-        if shortest < 0 or longest > n_keys:
+        if shortest < 0 or longest > num_keys:
             raise ValueError(
-                f"lengths must be from 0 to the number of keys, {n_keys}, got {shortest if shortest < 0 else longest}; "
-                "cut the lengths or pad the batch"
+                f"lengths must be in [0, num_keys] = [0, {num_keys}], got {shortest if shortest < 0 else longest}"
             )
-    return (torch.arange(n_keys, device=lengths.device) < lengths[:, None])[:, None, None, :]
+    return (torch.arange(num_keys, device=lengths.device) < lengths[:, None])[:, None, None, :]
 
 
 def from_torch(
     attn_mask: Tensor | None = None, key_padding_mask: Tensor | None = None, *, num_heads: int = 1
 ) -> Tensor | None:
-    """Our mask from the two of torch.nn, where bool True (or the number -inf) means may *not* attend.
+    """The mask for torch.nn's attn_mask and key_padding_mask, in which True (or -inf) means may *not* attend.
 
     attn_mask (Q,K) or (B*H,Q,K), key_padding_mask (B,K) or (K,) -> broadcastable to (B,H,Q,K)
     """
@@ -92,46 +96,46 @@ def from_torch(
     return mask
 
 
-def from_additive(numbers: Tensor) -> Tensor:
-    """Our mask from numbers that are added to the scores: 0 may attend, -10000 or lower (so -inf) may not."""
-    if not numbers.is_floating_point():
-        raise ValueError(f"an additive mask must be floating point, got {numbers.dtype}; a bool one goes to from_torch")
-    mask = numbers == 0
-    other = ~mask & ~(numbers <= -10_000)
+def from_additive(additive: Tensor) -> Tensor:
+    """The mask for one that is added to the scores: 0 may attend, -10000 or lower, such as -inf, may not."""
+    if not additive.is_floating_point():
+        raise ValueError(f"an additive mask must be floating point, got {additive.dtype}; from_torch converts bool")
+    mask = additive == 0
+    other = ~mask & ~(additive <= -10_000)
     if other.any():
         raise ValueError(
-            f"an additive mask must be 0 or at most -10000, got {numbers[other][0].item():g}; "
-            "numbers between are a bias: pass them as logit_bias="
+            f"an additive mask must be 0 or at most -10000, got {additive[other][0].item():g}; "
+            "pass other values as logit_bias="
         )
     return mask
 
 
 def to_additive(mask: "Mask", low: float = -math.inf, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Numbers to add to the scores: 0 where the mask is True, `low` where it is False."""
+    """The additive mask: 0 where the mask is True, `low` where it is False."""
     check_bool_mask(mask)
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, low)
 
 
 class CausalMask:
-    """The causal mask (Q,K), without storing its numbers: the last query is at the last key.
+    """The causal mask (Q,K) without its Q x K entries. The last query is at the position of the last key.
 
-    Attention passes it to the kernel as `is_causal=True`, also in a compiled or exported model. Indexing it, combining
-    it with `&`, `|` or `~`, and any torch function make the bool tensor `dense()` of it.
+    Attention passes it to the kernel as `is_causal=True`, also in a compiled or exported model. Indexing,
+    `&`, `|`, `~` and any torch function convert it to the bool tensor `dense()`.
     """
 
     dtype = torch.bool
 
-    def __init__(self, n_queries: int, n_keys: int, device: torch.device | str | None = None):
-        self.shape = torch.Size((n_queries, n_keys))
+    def __init__(self, num_queries: int, num_keys: int, device: torch.device | str | None = None):
+        self.shape = torch.Size((num_queries, num_keys))
         self.device = torch.empty(0, device=device).device
 
     def dense(self) -> Tensor:
-        n_queries, n_keys = self.shape
-        return torch.ones(n_queries, n_keys, dtype=torch.bool, device=self.device).tril(n_keys - n_queries)
+        num_queries, num_keys = self.shape
+        return torch.ones(num_queries, num_keys, dtype=torch.bool, device=self.device).tril(num_keys - num_queries)
 
     def to(self, device: torch.device | str) -> "CausalMask":
-        n_queries, n_keys = self.shape
-        return CausalMask(n_queries, n_keys, device)
+        num_queries, num_keys = self.shape
+        return CausalMask(num_queries, num_keys, device)
 
     def dim(self) -> int:
         return 2
@@ -165,13 +169,13 @@ class CausalMask:
         return self.dense().tolist()
 
     def __repr__(self) -> str:
-        n_queries, n_keys = self.shape
-        return f"CausalMask(n_queries={n_queries}, n_keys={n_keys}, device={str(self.device)!r})"
+        num_queries, num_keys = self.shape
+        return f"CausalMask(num_queries={num_queries}, num_keys={num_keys}, device={str(self.device)!r})"
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Any function of torch gets the dense mask."""
-        return func(*map(densified, args), **{name: densified(value) for name, value in (kwargs or {}).items()})
+        """Calls the torch function with dense masks."""
+        return func(*map(to_dense, args), **{name: to_dense(value) for name, value in (kwargs or {}).items()})
 
 
 Mask = Tensor | CausalMask
@@ -182,45 +186,42 @@ def dense(mask: Mask) -> Tensor:
     return mask.dense() if isinstance(mask, CausalMask) else mask
 
 
-def densified(value: Any) -> Any:
+def to_dense(value: Any) -> Any:
     """An argument of a torch function, or a list of them, with dense masks."""
     if isinstance(value, list | tuple):
-        return type(value)(map(densified, value))
+        return type(value)(map(to_dense, value))
     return value.dense() if isinstance(value, CausalMask) else value
 
 
 def kernel_mask(mask: Mask | None, logit_bias: Tensor | None) -> tuple[Tensor | None, bool]:
-    """What scaled_dot_product_attention takes: (attn_mask, is_causal). Its flag needs as many keys as queries."""
+    """(attn_mask, is_causal) for scaled_dot_product_attention. Its flag needs as many keys as queries."""
     if logit_bias is not None:
         return logit_bias if mask is None else logit_bias.masked_fill(~mask, -math.inf), False
     if isinstance(mask, CausalMask):
-        n_queries, n_keys = mask.shape
-        if n_queries == 1:
-            return None, False  # a single query is the last one: it sees all
-        if n_queries == n_keys:
+        num_queries, num_keys = mask.shape
+        if num_queries == 1:
+            return None, False  # a single query is at the last position and attends to every key
+        if num_queries == num_keys:
             return None, True
         return mask.dense(), False
     return None if mask is None else torch.atleast_2d(mask), False
-
-
-# What does not fit together, refused in one line: the rule, what came, what to do.
 
 
 def check_bool_mask(mask: "Mask") -> None:
     if mask.dtype != torch.bool:
         raise ValueError(
             f"a mask must be bool with True = may attend, got {mask.dtype}; "
-            "convert numbers with masks.from_additive, torch.nn's masks with masks.from_torch"
+            "masks.from_additive and masks.from_torch convert other masks"
         )
 
 
 def check_mask(mask: "Mask", shape: tuple[int, ...]) -> None:
-    """Refuses a mask that is not bool, or that does not broadcast to the scores' shape (B,H,Q,K)."""
+    """Raises unless the mask is bool and broadcasts to the scores' shape (B,H,Q,K)."""
     check_bool_mask(mask)
     if not broadcasts_to(mask, shape):
         raise ValueError(
             f"a mask must broadcast to the scores (B,H,Q,K) = {shape}, got {tuple(mask.shape)}; "
-            "use (Q,K) for one mask for all, (B,1,1,K) for padding, (B,1,Q,K) for one per example"
+            "use (Q,K) for one mask, (B,1,1,K) for padding, (B,1,Q,K) for one mask per example"
         )
 
 

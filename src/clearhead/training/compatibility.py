@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from clearhead.files import safetensors_header
-from clearhead.models.config import ModelConfig, Seq2SeqConfig
-from clearhead.models.factory import build_model
+from clearhead.models.config import ModelConfig, Seq2SeqConfig, build_model
 from clearhead.training.checkpoint import SMALL, Checkpoint
 from clearhead.training.config import CHANGED_BY_RESUME, RunConfig, changes_since_saved
 from clearhead.training.distributed import check_same_shapes

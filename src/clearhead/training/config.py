@@ -11,12 +11,11 @@ from clearhead.data.datasets import TTA, DataConfig
 from clearhead.files import from_json, to_json
 from clearhead.models.config import LanguageConfig, ModelConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
 from clearhead.validation import (
-    check_at_most,
-    check_between,
     check_choice,
-    check_count,
+    check_int,
     check_name,
     check_positive,
+    check_range,
     is_number,
 )
 
@@ -79,11 +78,19 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         check_choice(name=(self.name, OptimizerName), schedule=(self.schedule, Schedule))
-        check_between(self, 0, math.inf, "lr", "muon_lr", "weight_decay", "grad_clip")
-        check_between(self, 0, 1, "beta1", "beta2", "momentum")
-        check_count(self, "warmup")
+        check_range(
+            0,
+            math.inf,
+            defaults=OptimizerConfig,
+            lr=self.lr,
+            muon_lr=self.muon_lr,
+            weight_decay=self.weight_decay,
+            grad_clip=self.grad_clip,
+        )
+        check_range(0, 1, defaults=OptimizerConfig, beta1=self.beta1, beta2=self.beta2, momentum=self.momentum)
+        check_int(0, warmup=self.warmup)
         if not is_number(self.final_lr_fraction) or not 0 <= self.final_lr_fraction <= 1:
-            raise ValueError(f"final_lr_fraction must be a number from 0 to 1, got {self.final_lr_fraction!r}")
+            raise ValueError(f"final_lr_fraction must be in [0, 1], got {self.final_lr_fraction!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,10 +132,15 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         advice = "set one of steps and epochs above 0 and the other to 0"
-        check_count(self, "steps", "epochs", advice=advice)
-        check_count(self, "evaluate_every", "threads", "checkpoint_every", "patience")
-        check_at_most(MAX_STEPS, steps=self.steps, epochs=self.epochs)
-        check_at_most(MAX_THREADS, threads=self.threads)
+        check_int(0, MAX_STEPS, hint=advice, steps=self.steps, epochs=self.epochs)
+        check_int(0, MAX_THREADS, defaults=TrainingConfig, threads=self.threads)
+        check_int(
+            0,
+            defaults=TrainingConfig,
+            evaluate_every=self.evaluate_every,
+            checkpoint_every=self.checkpoint_every,
+            patience=self.patience,
+        )
         check_positive(
             batch_size=self.batch_size,
             grad_accum_steps=self.grad_accum_steps,
@@ -136,7 +148,7 @@ class TrainingConfig:
             log_every=self.log_every,
         )
         check_choice(precision=(self.precision, Precision), compile=(self.compile, Compile), tta=(self.tta, TTA))
-        check_between(self, 0, 1, "label_smoothing", "ema")
+        check_range(0, 1, defaults=TrainingConfig, label_smoothing=self.label_smoothing, ema=self.ema)
         if (self.steps > 0) == (self.epochs > 0):
             raise ValueError(f"{advice}, got steps={self.steps}, epochs={self.epochs}")
         if self.grad_accum_steps > self.batch_size:
@@ -159,7 +171,7 @@ class SnapshotConfig:
     """steps between snapshots; 0 for about 40 snapshots in all"""
 
     def __post_init__(self) -> None:
-        check_count(self, "inputs", "every")
+        check_int(0, inputs=self.inputs, every=self.every)
 
     def interval(self, n_steps: int) -> int:
         return self.every or max(1, n_steps // 40)
@@ -186,8 +198,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_choice(objective=(self.objective, ObjectiveName))
-        check_count(self, "seed")
-        check_at_most(MAX_SEED, seed=self.seed)
+        check_int(0, MAX_SEED, seed=self.seed)
         if self.training.tta != "none" and not isinstance(self.model, VisionConfig):
             raise ValueError(f"test-time augmentation is for images, got tta={self.training.tta!r}; set it to 'none'")
 

@@ -22,8 +22,7 @@ from clearhead.data.dataset import Dataset, lengths_of
 from clearhead.data.prng import fold_in
 from clearhead.data.vocab import PAD
 from clearhead.insight.leaks import Leak, future_leak, padding_leak
-from clearhead.models.config import LanguageConfig, Seq2SeqConfig, VisionConfig
-from clearhead.models.factory import build_model
+from clearhead.models.config import LanguageConfig, Seq2SeqConfig, VisionConfig, build_model
 from clearhead.nn.blocks import eval_mode
 from clearhead.training import distributed
 from clearhead.training.config import Compile, Precision, RunConfig

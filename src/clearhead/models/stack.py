@@ -1,45 +1,25 @@
-"""From a config to its parts: the one place where a name in a config becomes a module.
+"""The parts that all models share: blocks built from a config, 1-D position embeddings, pooling and the head.
 
 Dims: B batch, L length, E model width.
 """
 
+from collections.abc import Callable
 from functools import partial
 
-from torch import nn
+from torch import Tensor, nn
 
 from clearhead.models.config import PredictorConfig, StackConfig, VisionConfig
-from clearhead.nn.attention import Linear, MultiHeadAttention
+from clearhead.nn.attention import Linear, MultiHeadAttention, check_width
 from clearhead.nn.blocks import ACTIVATIONS, MLP, DecoderBlock, EncoderBlock, NormLayer
-from clearhead.nn.patch_embed import ConvEmbed, ConvStem, PatchEmbed
 from clearhead.nn.pooling import AttentionPooling, ClassToken, MeanPooling, NoPooling, Pooling
 from clearhead.nn.positions import (
     AlibiPosEmbed,
     LearnedPosEmbed,
-    LearnedPosEmbed2d,
     NoPosEmbed,
-    NoPosEmbed2d,
     PosEmbed,
-    PosEmbed2d,
     RotaryPosEmbed,
-    RotaryPosEmbed2d,
     SinusoidalPosEmbed,
-    SinusoidalPosEmbed2d,
 )
-
-
-def build_attention(config: StackConfig) -> MultiHeadAttention:
-    return MultiHeadAttention(
-        config.width,
-        config.num_heads,
-        output_projection=config.output_projection,
-        dropout=config.attention_dropout,
-        beta=config.beta,
-    )
-
-
-def build_mlp(config: StackConfig) -> MLP:
-    activation = ACTIVATIONS[config.activation]
-    return MLP(config.width, config.mlp_width, activation, config.mlp_dropout)
 
 
 def build_encoder_blocks(config: StackConfig) -> list[EncoderBlock]:
@@ -73,18 +53,32 @@ def build_decoder_blocks(config: StackConfig, depth: int) -> list[DecoderBlock]:
     ]
 
 
-def drop_path_rates(last: float, depth: int) -> list[float]:
-    """Stochastic depth grows in equal steps from block to block up to `last`: early blocks are needed most."""
-    return [last * (i + 1) / depth for i in range(depth)]
+def build_attention(config: StackConfig) -> MultiHeadAttention:
+    return MultiHeadAttention(
+        config.width,
+        config.num_heads,
+        output_projection=config.output_projection,
+        dropout=config.attention_dropout,
+        beta=config.beta,
+    )
 
 
-def final_norm(config: StackConfig) -> nn.Module:
-    """Pre-norm leaves the sum of all blocks without a norm; it gets one at the end."""
-    return nn.LayerNorm(config.width, eps=config.norm_eps) if config.norm == "pre" else nn.Identity()
+def build_mlp(config: StackConfig) -> MLP:
+    return MLP(config.width, config.mlp_width, ACTIVATIONS[config.activation], config.mlp_dropout)
 
 
 def norm_layer(config: StackConfig) -> NormLayer:
     return nn.Identity if config.norm == "none" else partial(nn.LayerNorm, eps=config.norm_eps)
+
+
+def final_norm(config: StackConfig) -> nn.Module:
+    """The norm after the last block. Only pre-norm needs one: its residual stream is not normalized."""
+    return nn.LayerNorm(config.width, eps=config.norm_eps) if config.norm == "pre" else nn.Identity()
+
+
+def drop_path_rates(last: float, depth: int) -> list[float]:
+    """Stochastic depth (Huang et al., 2016): the rate increases linearly over the blocks up to `last`."""
+    return [last * (i + 1) / depth for i in range(depth)]
 
 
 def build_pos_embed(kind: str, context_length: int, config: StackConfig) -> PosEmbed:
@@ -97,31 +91,10 @@ def build_pos_embed(kind: str, context_length: int, config: StackConfig) -> PosE
             return RotaryPosEmbed(config.head_dim)
         case "alibi":
             return AlibiPosEmbed(config.num_heads)
-        case _:
+        case "none":
             return NoPosEmbed()
-
-
-def build_pos_embed_2d(config: VisionConfig) -> PosEmbed2d:
-    match config.pos_embed:
-        case "sinusoidal":
-            return SinusoidalPosEmbed2d()
-        case "learned":
-            return LearnedPosEmbed2d(config.grid, config.width)
-        case "rotary":
-            return RotaryPosEmbed2d(config.head_dim)
         case _:
-            return NoPosEmbed2d()
-
-
-def build_patch_embed(config: VisionConfig) -> PatchEmbed | ConvEmbed | ConvStem:
-    sizes = config.in_channels, config.width, config.patch_size
-    match config.patch_embed:
-        case "patch":
-            return PatchEmbed(*sizes)
-        case "conv":
-            return ConvEmbed(*sizes)
-        case "conv-stem":
-            return ConvStem(*sizes)
+            raise ValueError(f"unknown pos_embed {kind!r}")
 
 
 def build_pooling(config: PredictorConfig | VisionConfig) -> Pooling:
@@ -132,12 +105,14 @@ def build_pooling(config: PredictorConfig | VisionConfig) -> Pooling:
             return MeanPooling()
         case "attention":
             return AttentionPooling(config.width, config.num_heads)
-        case _:
+        case "none":
             return NoPooling()
+        case _:
+            raise ValueError(f"unknown pooling {config.pooling!r}")
 
 
 def build_head(config: PredictorConfig | VisionConfig, out_features: int) -> nn.Module:
-    """From (…,E) to the answer's logits."""
+    """A linear layer, or an MLP if head_mlp_dim is above 0. (...,E) -> (...,out_features)"""
     if not config.head_mlp_dim:
         return Linear(config.width, out_features)
     has_norm = isinstance(config, PredictorConfig) and config.head_norm
@@ -149,3 +124,27 @@ def build_head(config: PredictorConfig | VisionConfig, out_features: int) -> nn.
         out_features=out_features,
         norm=nn.LayerNorm(config.head_mlp_dim, eps=config.norm_eps) if has_norm else None,
     )
+
+
+def input_embeddings(
+    embed: Callable[[Tensor], Tensor], x: Tensor | None, inputs_embeds: Tensor | None, width: int
+) -> Tensor:
+    """embed(x), or inputs_embeds (B,L,E) if they are given instead of x."""
+    if (x is None) == (inputs_embeds is None):
+        given = "neither" if x is None else "both"
+        raise ValueError(f"a model takes either its input or inputs_embeds, got {given}")
+    if inputs_embeds is None:
+        assert x is not None
+        return embed(x)
+    if not inputs_embeds.is_floating_point():
+        raise ValueError(
+            f"inputs_embeds must be floating point, got {inputs_embeds.dtype}; pass ids as the first argument"
+        )
+    check_width(inputs_embeds, width, "inputs_embeds")
+    check_batched(inputs_embeds, 3, "inputs_embeds must be (batch, length, width)")
+    return inputs_embeds
+
+
+def check_batched(x: Tensor, n_dims: int, rule: str) -> None:
+    if x.dim() != n_dims:
+        raise ValueError(f"{rule}, got shape {tuple(x.shape)}; x[None] adds a batch dimension")

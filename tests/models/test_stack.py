@@ -1,9 +1,8 @@
 import pytest
 import torch
 
-from clearhead.models import build
-from clearhead.models.config import LanguageConfig, PredictorConfig, Seq2SeqConfig
-from clearhead.models.factory import build_model
+from clearhead.models import stack
+from clearhead.models.config import LanguageConfig, PredictorConfig, Seq2SeqConfig, build_model
 
 CONFIG = PredictorConfig(
     width=4,
@@ -19,12 +18,12 @@ CONFIG = PredictorConfig(
 
 
 def test_stochastic_depth_grows_to_the_last_block():
-    rates = [block.drop1.drop_path for block in build.build_encoder_blocks(CONFIG)]
+    rates = [block.drop1.drop_path for block in stack.build_encoder_blocks(CONFIG)]
     torch.testing.assert_close(rates, [0.1, 0.2, 0.3, 0.4])
 
 
 def test_each_dropout_stands_in_its_place():
-    block = build.build_decoder_blocks(CONFIG, 1)[0]
+    block = stack.build_decoder_blocks(CONFIG, 1)[0]
     assert block.self_attn.dropout == block.cross_attn.dropout == 0.2
     assert block.mlp.dropout.p == 0.3
     assert block.drop1.dropout.p == block.drop2.dropout.p == 0.1
@@ -33,18 +32,18 @@ def test_each_dropout_stands_in_its_place():
 def test_beta_and_the_output_projection_reach_attention():
     from dataclasses import replace
 
-    attention = build.build_attention(replace(CONFIG, beta=2.0, output_projection=False))
+    attention = stack.build_attention(replace(CONFIG, beta=2.0, output_projection=False))
     assert attention.beta == 2.0
     assert isinstance(attention.out_proj, torch.nn.Identity)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_the_eps_of_the_config_reaches_every_layer_norm(norm):
-    stack = {"width": 4, "depth": 2, "num_heads": 1, "norm": norm, "norm_eps": 1e-3}
+    sizes = {"width": 4, "depth": 2, "num_heads": 1, "norm": norm, "norm_eps": 1e-3}
     for config, n_norms in (
-        (PredictorConfig(**stack, in_features=2, out_features=2, head_mlp_dim=3, head_norm=True), 2 * 2 + 1),
-        (LanguageConfig(**stack, vocab_size=2), 2 * 2),
-        (Seq2SeqConfig(**stack, src_vocab_size=2, tgt_vocab_size=2), 2 * 2 + 2 * 3),
+        (PredictorConfig(**sizes, in_features=2, out_features=2, head_mlp_dim=3, head_norm=True), 2 * 2 + 1),
+        (LanguageConfig(**sizes, vocab_size=2), 2 * 2),
+        (Seq2SeqConfig(**sizes, src_vocab_size=2, tgt_vocab_size=2), 2 * 2 + 2 * 3),
     ):
         model = build_model(config)
         found = [module.eps for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]

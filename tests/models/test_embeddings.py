@@ -3,13 +3,14 @@ import torch
 
 from clearhead import LanguageModel
 from clearhead.models.config import LanguageConfig
-from clearhead.models.embeddings import embed_ids, embeddings_or
+from clearhead.models.embeddings import embed_ids
+from clearhead.models.stack import input_embeddings
 
 
 def test_ids_are_embedded_and_embeddings_pass():
     ids, embeddings = torch.zeros(1, 2, dtype=torch.long), torch.ones(1, 2, 4)
-    assert embeddings_or(lambda x: x + 1, ids, None, 4) is not ids
-    assert embeddings_or(lambda x: x + 1, None, embeddings, 4) is embeddings
+    assert input_embeddings(lambda x: x + 1, ids, None, 4) is not ids
+    assert input_embeddings(lambda x: x + 1, None, embeddings, 4) is embeddings
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])

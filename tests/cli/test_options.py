@@ -6,7 +6,7 @@ KNOWN = ["--name", "--seed", "--training.steps", "--optimizer.lr", "--model.widt
 
 
 @pytest.mark.parametrize(
-    ("option", "answer"),
+    ("option", "expected"),
     [
         ("--nmae", "--name"),
         ("--steps", "--training.steps"),
@@ -21,9 +21,9 @@ KNOWN = ["--name", "--seed", "--training.steps", "--optimizer.lr", "--model.widt
         ("--zzz", None),
     ],
 )
-def test_the_nearest_option_by_its_whole_name_or_its_last_part(option, answer):
-    assert nearest(option, KNOWN) == answer
+def test_nearest_option_by_full_name_or_last_part(option, expected):
+    assert nearest(option, KNOWN) == expected
 
 
-def test_dashes_are_no_resemblance():
+def test_leading_dashes_do_not_count_as_similarity():
     assert nearest("--heads", ["--beta", "--causal"]) is None

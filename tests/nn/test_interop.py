@@ -202,7 +202,7 @@ def test_packed_weights_of_other_shapes_are_refused():
     [
         (MultiHeadAttention, nn.MultiheadAttention(8, 2, add_bias_kv=True), "got add_bias_kv=True.*add_bias_kv=False"),
         (MultiHeadAttention, nn.MultiheadAttention(8, 2, add_zero_attn=True), "got add_zero_attn=True.*build"),
-        (MultiHeadAttention, nn.Linear(8, 8), "only a MultiheadAttention can be converted at this place, got Linear;"),
+        (MultiHeadAttention, nn.Linear(8, 8), "only a MultiheadAttention can be converted here, got Linear;"),
         (
             EncoderBlock,
             nn.TransformerDecoderLayer(8, 2, 12),
@@ -216,7 +216,7 @@ def test_packed_weights_of_other_shapes_are_refused():
         ),
     ],
 )
-def test_what_we_cannot_express(convert, module, message):
+def test_from_torch_refuses_modules_without_an_equivalent(convert, module, message):
     with pytest.raises(ValueError, match=message) as error:
         convert.from_torch(module)
     assert "\n" not in str(error.value)
@@ -239,7 +239,7 @@ def narrow_encoder():
             "attend_fused and attend_reference only, got .*lambda.*; set attend",
         ),
         (partial(attention, output_projection=False), "got output_projection=False; set out_proj"),
-        (half_frozen, r"all or none must be trained, got requires_grad=\[True, False, True\]; make them agree"),
+        (half_frozen, r"must be equal for all three, got requires_grad=\[True, False, True\]"),
         (partial(encoder_block, norm_layer=nn.Identity), "got a block with norm_layer=nn.Identity"),
         (partial(encoder_block, drop_path=0.1), "no stochastic depth, got drop_path=0.1"),
         (
@@ -250,13 +250,13 @@ def narrow_encoder():
             lambda: EncoderBlock(attention(), MLP(8, 12, norm=nn.LayerNorm(12)), width=8),
             "no norm inside the MLP, got an MLP with one",
         ),
-        (partial(encoder, depth=0), "must have a layer, got a stack without blocks; build"),
-        (partial(decoder, depth=0), "must have a layer, got a stack without blocks; build"),
+        (partial(encoder, depth=0), "at least one layer, got a stack without blocks"),
+        (partial(decoder, depth=0), "at least one layer, got a stack without blocks"),
         (lambda: EncoderBlock(attention(), nn.Identity(), width=8), "only a MLP .* got Identity; convert"),
         (narrow_encoder, "one width, got 6 in the encoder and 8 in the decoder; convert"),
     ],
 )
-def test_what_torch_cannot_express(make, message):
+def test_to_torch_refuses_modules_without_an_equivalent(make, message):
     with pytest.raises(ValueError, match=message) as error:
         make().to_torch()
     assert "\n" not in str(error.value)
