@@ -82,7 +82,7 @@ def test_a_test_word_is_looked_at_by_its_number(trained, tmp_path, capsys, monke
         ("RUN/mnist --sample -1", "from 0 to 9999, got -1"),
         ("RUN/reverse --image a.png", "takes digits, got an image; try --ids 3 1 4"),
         ("RUN/reverse --text word", "takes digits, got text"),
-        ("RUN/pronounce --text xyz", "a symbol is one of those learnt, 'abcd', got 'x' in 'xyz'"),
+        ("RUN/pronounce --text xyz", "unknown token 'x' in 'xyz'; the vocabulary is 'abcd'"),
         ("RUN/reverse --ids 33", "ids must be from 0 to 9, got 33"),
     ],
 )

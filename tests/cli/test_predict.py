@@ -129,7 +129,7 @@ def test_runs_answer_together(trained, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("RUN/pronounce xyz", "a symbol is one of those learnt, 'abcd', got 'x' in 'xyz'"),
+        ("RUN/pronounce xyz", "unknown token 'x' in 'xyz'; the vocabulary is 'abcd'"),
         ("RUN/pronounce --ids 3", "takes words, got digits"),
         ("RUN/pronounce cab --invert", "--invert needs images, got"),
         ("RUN/pronounce --ensemble RUN/pronounce cab", "before --ensemble, or --ids; got neither"),

@@ -90,7 +90,7 @@ def test_a_page_instead_of_an_archive_is_not_kept_for_the_next_try(cache, server
     server.files = {"/toy.tar": b"<html>please sign in</html>"}
     source = HttpSource((f"{server.address}/toy.tar",))
     with pytest.raises(
-        LookupError, match=r"toy\.tar must be a whole \.tar, \.tar\.gz or \.zip archive, got a damaged one"
+        LookupError, match=r"toy\.tar must be a complete \.tar, \.tar\.gz or \.zip archive, got a damaged one"
     ):
         obtain(STORED, (source,), said)
     packed = io.BytesIO()

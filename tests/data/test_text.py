@@ -87,7 +87,7 @@ def test_a_text_in_pieces_is_the_same_text(tmp_path, monkeypatch):
     text = "aé€\N{GRINNING FACE}\r\n" * 50 + "€"
     (tmp_path / "x").write_text(text, "utf-8-sig", newline="")
     whole = read_text(str(tmp_path / "x"), "character")
-    monkeypatch.setattr(user_files, "PIECE", 3)
+    monkeypatch.setattr(user_files, "CHUNK_BYTES", 3)
     pieces = read_text(str(tmp_path / "x"), "character")
     assert "".join(pieces) == "".join(whole) == text
     assert len(pieces) > len(whole)
@@ -99,5 +99,5 @@ def test_a_text_in_pieces_is_the_same_text(tmp_path, monkeypatch):
 
 def test_very_many_different_characters_are_refused(tmp_path):
     (tmp_path / "x").write_text("".join(map(chr, range(0x10000, 0x10000 + MAX_SYMBOLS + 1))), "utf-8")
-    with pytest.raises(ValueError, match=r"may have 65,536 different characters, got 65,537 in .*x; try level=byte"):
+    with pytest.raises(ValueError, match=r"at most 65,536 different characters, got 65,537 in .*x; try level=byte"):
         read_text(str(tmp_path / "x"), "character")

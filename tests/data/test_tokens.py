@@ -31,9 +31,13 @@ def test_without_marks_every_id_is_a_symbol():
 @pytest.mark.parametrize(
     ("known", "symbols", "message"),
     [
-        (LETTERS, "abx", "a symbol is one of those learnt, 'abc', got 'x' in 'abx'; write it another way"),
-        (Vocabulary.with_special_tokens(["AA", "B"]), ["AA", "ZZ"], "those learnt, AA B, got 'ZZ' in AA ZZ"),
-        (Vocabulary(("a",)), "<", "those learnt, 'a', got '<'"),
+        (LETTERS, "abx", "unknown token 'x' in 'abx'; the vocabulary is 'abc'"),
+        (
+            Vocabulary.with_special_tokens(["AA", "B"]),
+            ["AA", "ZZ"],
+            "token 'ZZ' in AA ZZ; the vocabulary is AA B",
+        ),
+        (Vocabulary(("a",)), "<", "unknown token '<' in '<'; the vocabulary is 'a'"),
     ],
 )
 def test_an_unknown_symbol_is_named_beside_the_known_ones(known, symbols, message):
@@ -43,7 +47,7 @@ def test_an_unknown_symbol_is_named_beside_the_known_ones(known, symbols, messag
 
 def test_of_very_many_symbols_the_first_are_named():
     known = Vocabulary(tuple(map(chr, range(0x4E00, 0x5E00))))
-    with pytest.raises(LookupError, match=r"got 'x' in '\u4e00+\.\.\.; write") as raised:
+    with pytest.raises(LookupError, match=r"unknown token 'x' in '\u4e00+\.\.\.; the vocabulary is") as raised:
         known.encode("\u4e00" * 500 + "x")
     assert len(str(raised.value)) < 400
 

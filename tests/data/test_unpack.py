@@ -51,7 +51,7 @@ def test_the_wanted_files_are_read_and_no_others(tmp_path, make):
 @pytest.mark.parametrize("name", ["../a", "a/../../b", "/etc/passwd", "..\\a", "C:/a", "a/.."])
 def test_paths_that_lead_outside_are_refused(tmp_path, make, name):
     path = make(tmp_path / "archive", [("fine", b"1"), (name, b"2")])
-    with pytest.raises(ValueError, match="an archive's files must have names that stay inside it, got"):
+    with pytest.raises(ValueError, match=r"paths in an archive must be relative and without \.\., got"):
         read_archive(path, {"fine"})
 
 
@@ -63,7 +63,7 @@ def test_links_and_devices_are_refused(tmp_path, kind):
     if kind == tarfile.CONTTYPE:  # an ordinary file by another name
         assert read_archive(path, {"fine"}) == {"fine": b"1"}
         return
-    with pytest.raises(ValueError, match="ordinary files only, got a link or device 'odd'"):
+    with pytest.raises(ValueError, match="only regular files, got a link or device 'odd'"):
         read_archive(path, {"fine"})
 
 
@@ -72,23 +72,23 @@ def test_links_and_devices_in_a_zip_are_refused(tmp_path, kind):
     info = zipfile.ZipInfo("odd")
     info.external_attr = (kind | 0o777) << 16
     path = zipped(tmp_path / "archive", [(info, "fine")])
-    with pytest.raises(ValueError, match="ordinary files only, got a link or device 'odd'"):
+    with pytest.raises(ValueError, match="only regular files, got a link or device 'odd'"):
         read_archive(path, {"fine"})
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_a_wanted_file_that_is_too_large_is_refused(tmp_path, make):
     path = make(tmp_path / "archive", [("bomb", bytes(300_000)), ("other", bytes(300_000))])
-    assert len(read_archive(path, {"bomb"}, most=700_000)["bomb"]) == 300_000
-    with pytest.raises(ValueError, match="may unpack to 400000 bytes, got more in archive"):
-        read_archive(path, {"bomb", "other"}, most=400_000)
+    assert len(read_archive(path, {"bomb"}, max_bytes=700_000)["bomb"]) == 300_000
+    with pytest.raises(ValueError, match="may unpack to at most 400000 bytes, got more in archive"):
+        read_archive(path, {"bomb", "other"}, max_bytes=400_000)
 
 
 def test_a_bomb_among_the_unwanted_is_refused_too(tmp_path):
     path = tar(tmp_path / "archive", [("bomb", bytes(5_000_000)), ("fine", b"1")])
     assert path.stat().st_size < 10_000
-    with pytest.raises(ValueError, match="may unpack to 1000000 bytes"):
-        read_archive(path, {"fine"}, most=1_000_000)
+    with pytest.raises(ValueError, match="may unpack to at most 1000000 bytes"):
+        read_archive(path, {"fine"}, max_bytes=1_000_000)
 
 
 def test_how_much_may_be_unpacked():
@@ -104,7 +104,7 @@ def test_what_unpacks_to_more_than_a_hundred_times_its_size_is_refused(tmp_path,
     assert len(read_archive(path, {"a"})["a"]) == UNPACKED_FLOOR // 2  # a small one may
     path = make(tmp_path / "archive", [("a", bytes(UNPACKED_FLOOR // 2)), ("b", bytes(UNPACKED_FLOOR // 2 + 1))])
     assert path.stat().st_size < UNPACKED_FLOOR // MAX_RATIO
-    with pytest.raises(ValueError, match=f"may unpack to {UNPACKED_FLOOR} bytes, got more in archive"):
+    with pytest.raises(ValueError, match=f"may unpack to at most {UNPACKED_FLOOR} bytes, got more in archive"):
         read_archive(path, {"a", "b"})
 
 
@@ -113,11 +113,11 @@ def test_files_that_no_data_set_has_are_refused(tmp_path, make, monkeypatch):
     monkeypatch.setattr(archives, "MAX_MEMBER_BYTES", 1000)
     path = make(tmp_path / "archive", [("a", bytes(1000)), ("b", bytes(1001))])
     assert len(read_archive(path, {"a"})["a"]) == 1000
-    with pytest.raises(ValueError, match="a file of a data set may have 1000 bytes, got 1001 in b of archive"):
+    with pytest.raises(ValueError, match="a file of a data set may have at most 1000 bytes, got 1001 in b of archive"):
         read_archive(path, {"b"})
     monkeypatch.setattr(archives, "MAX_DATASET_BYTES", 1999)
     path = make(tmp_path / "archive", [("a", bytes(1000)), ("b", bytes(1000))])
-    with pytest.raises(ValueError, match="the files of a data set may have 1999 bytes, got 2000 in archive"):
+    with pytest.raises(ValueError, match="the files of a data set may have at most 1999 bytes, got 2000 in archive"):
         read_archive(path, {"a", "b"})
 
 
@@ -158,7 +158,7 @@ def test_sparse_files_in_a_tar_are_refused(tmp_path, form):
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
     assert path.stat().st_size < 20_000
-    with pytest.raises(ValueError, match=r"ordinary files only, got a (sparse file|link or device) 'fine'"):
+    with pytest.raises(ValueError, match=r"only regular files, got a (sparse file|link or device) 'fine'"):
         read_archive(path, {"fine"})
 
 
@@ -170,7 +170,7 @@ def test_a_header_of_a_tar_is_not_read_into_memory_when_it_is_large(tmp_path):
         archive.addfile(info)
     tracemalloc.start()
     try:
-        with pytest.raises(ValueError, match="a header of a tar may have 1000000 bytes, got 80000"):
+        with pytest.raises(ValueError, match="a tar header may have at most 1000000 bytes, got 80000"):
             read_archive(path, {"fine"})
         assert tracemalloc.get_traced_memory()[1] < 2_000_000
     finally:
@@ -188,7 +188,7 @@ def test_the_directory_of_a_zip_is_not_read_into_memory_when_it_is_large(tmp_pat
     path = zipped(tmp_path / "archive", [(f"{i:0200}", b"") for i in range(5000)])
     tracemalloc.start()
     try:
-        with pytest.raises(ValueError, match="the directory of a zip may have 1000000 bytes, got 1230000 in archive"):
+        with pytest.raises(ValueError, match="a zip directory may have at most 1000000 bytes, got 1230000 in archive"):
             read_archive(path, {"fine"})
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:
@@ -198,7 +198,7 @@ def test_the_directory_of_a_zip_is_not_read_into_memory_when_it_is_large(tmp_pat
     data = path.read_bytes()
     end = data.index(b"PK\x05\x06")
     path.write_bytes(data[:end] + b"PK\x06\x07" + struct.pack("<IQI", 0, 0, 1) + data[end:])
-    with pytest.raises(ValueError, match="without the extensions for more than 4 GB"):
+    with pytest.raises(ValueError, match="zip64 archives are not supported"):
         read_archive(path, {"fine"})
 
 
@@ -218,7 +218,7 @@ def test_a_file_twice_and_too_many_files_are_refused(tmp_path, make, monkeypatch
     with pytest.raises(ValueError, match="got one twice in archive"):
         read_archive(path, {"one"})
     monkeypatch.setattr(archives, "MAX_MEMBERS", 1)
-    with pytest.raises(ValueError, match="may have 1 members, got more"):
+    with pytest.raises(ValueError, match="may have at most 1 members, got more"):
         read_archive(path, {"two"})
 
 
@@ -228,14 +228,14 @@ def test_a_password_is_refused(tmp_path):
     for mark, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         data[data.index(mark) + offset] |= 1
     path.write_bytes(data)
-    with pytest.raises(ValueError, match="a zip must be without password"):
+    with pytest.raises(ValueError, match="encryption or an unsupported compression method"):
         read_archive(path, {"one"})
 
 
 def test_a_file_without_a_name_is_refused(tmp_path):
     path = zipped(tmp_path / "archive", [("one", b"1")])
     path.write_bytes(path.read_bytes().replace(b"one", b"\0ne"))
-    with pytest.raises(ValueError, match="must have names that stay inside it, got ''"):
+    with pytest.raises(ValueError, match=r"must be relative and without \.\., got ''"):
         read_archive(path, {"one"})
 
 
@@ -250,7 +250,7 @@ def test_a_damaged_archive_is_read_or_refused(data, tmp_path_factory):
         content[at] = byte
     path.write_bytes(content[: data.draw(st.integers(0, len(content)))])
     try:
-        found = read_archive(path, {"one", "two"}, most=100_000)
+        found = read_archive(path, {"one", "two"}, max_bytes=100_000)
     except ValueError:
         return
     assert set(found) <= {"one", "two"}

@@ -108,7 +108,7 @@ def test_case_and_surrounding_spaces_are_ignored(run):
 
 
 def test_invalid_words_are_refused(run, trained):
-    with pytest.raises(LookupError, match="a symbol is one of those learnt, 'abcd', got 'z' in 'zeb'"):
+    with pytest.raises(LookupError, match="unknown token 'z' in 'zeb'; the vocabulary is 'abcd'"):
         pronounce(run, ["Zeb"])
     with pytest.raises(ValueError, match="must have letters, got ' '"):
         pronounce(run, [" "])

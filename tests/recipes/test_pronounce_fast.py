@@ -2,7 +2,7 @@ from itertools import islice
 
 import pytest
 
-from clearhead.data.pronounce import parts
+from clearhead.data.pronounce import load_splits
 from clearhead.inference.evaluate import error_rates, words_to_score
 from clearhead.inference.run import Run
 from clearhead.recipes.launch import train
@@ -17,7 +17,7 @@ def test_words_that_were_never_seen_are_said_better_than_by_chance(tmp_path, mon
     train("pronounce-fast", "run", changes=small | brief, quiet=True)
     session = Run("runs/run")
     unseen = words_to_score(session, "test")
-    assert not unseen.keys() & parts(session.config.data)["train"].keys()
+    assert not unseen.keys() & load_splits(session.config.data)["train"].keys()
     rates = error_rates(session, dict(islice(unseen.items(), 200)))
     assert rates.words == 200
     assert rates.phoneme_error_rate < 0.5

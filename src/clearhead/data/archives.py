@@ -1,8 +1,8 @@
-"""The files inside an archive, read into memory by name. Nothing is ever extracted to disk.
+"""Reading of files inside tar and zip archives, by name, into memory. Nothing is extracted to disk.
 
-An archive is somebody else's: one with a link, a device, an absolute path, a `..` or far too much in it is refused.
-How much is too much is in limits.py, and is checked while an archive is read: what it says of its own sizes is not
-believed. Sparse members of a tar, which are a few bytes and any size, are refused.
+Archives are untrusted. An archive that contains a link, a device, an absolute path or a `..` is rejected, and so are
+sparse members of a tar, a few bytes of which can declare any size. The limits of `user_files` are enforced while an
+archive is read, without relying on the sizes that it declares.
 """
 
 import gzip
@@ -18,77 +18,78 @@ from typing import BinaryIO
 from clearhead.data.user_files import MAX_DATASET_BYTES, MAX_HEADER_BYTES, MAX_MEMBER_BYTES, MAX_MEMBERS, open_user_file
 from clearhead.files import MAX_UNPACKED, most_unpacked
 
-EXTENDED = (
+EXTENDED_HEADER_TYPES = (
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,
     tarfile.SOLARIS_XHDTYPE,
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
 )
-"""kinds of tar headers that `tarfile` reads into memory"""
+"""types of tar headers that `tarfile` reads into memory"""
 ZIP_END, ZIP64_END, ZIP_TAIL = b"PK\x05\x06", b"PK\x06\x07", 22 + 65_535
-"""where a zip's directory is, stands in a record at its end, before a comment; beyond 4 GB in another one"""
-
-
+"""signatures of the zip records that locate the central directory, and the bytes at the end that can hold them"""
 DISTRUST = "do not trust this archive"
 
 
 class ArchiveError(ValueError):
-    """An archive that is refused, by a rule of ours."""
+    """An archive that violates one of the limits or safety rules."""
 
 
-def read_archive(path: Path, wanted: Collection[str], most: int = MAX_UNPACKED) -> dict[str, bytes]:
-    """Those files of a .tar, .tar.gz, .tgz or .zip whose own name, without folders, is wanted."""
+def read_archive(path: Path, wanted: Collection[str], max_bytes: int = MAX_UNPACKED) -> dict[str, bytes]:
+    """Those files of a .tar, .tar.gz, .tgz or .zip whose name, without folders, is in `wanted`."""
     found: dict[str, bytes] = {}
     try:
         with open_user_file(path) as file:
-            reader = zip_members if zipfile.is_zipfile(file) else tar_members
+            read_members = zip_members if zipfile.is_zipfile(file) else tar_members
             file.seek(0)
-            most = most_unpacked(path.stat().st_size, most)
-            for name, data in reader(file, path.name, wanted, most):
+            max_bytes = most_unpacked(path.stat().st_size, max_bytes)
+            for name, data in read_members(file, path.name, wanted, max_bytes):
                 if name in found:
-                    raise ArchiveError(f"an archive must have each file once, got {name} twice in {path.name}")
+                    raise ArchiveError(f"file names in an archive must be unique, got {name} twice in {path.name}")
                 found[name] = data
                 check_total(found, path.name)
     except (ArchiveError, MemoryError):
         raise
-    except Exception as error:  # damaged files make the readers of the standard library raise nearly anything
+    except Exception as error:  # the standard library raises almost any exception on damaged files
         reason = "nested headers" if isinstance(error, RecursionError) else error
         raise ValueError(
-            f"{path.name} must be a whole .tar, .tar.gz or .zip archive, got a damaged one ({reason}); get it again"
+            f"{path.name} must be a complete .tar, .tar.gz or .zip archive, got a damaged one ({reason}); "
+            "download it again"
         ) from None
     return found
 
 
 def check_total(found: dict[str, bytes], name: str) -> None:
-    """Of files that were read for a data set."""
+    """Checks the total size of the files that were read for a data set."""
     if (size := sum(map(len, found.values()))) > MAX_DATASET_BYTES:
-        raise ArchiveError(f"the files of a data set may have {MAX_DATASET_BYTES} bytes, got {size} in {name}")
+        raise ArchiveError(f"the files of a data set may have at most {MAX_DATASET_BYTES} bytes, got {size} in {name}")
 
 
-class PlainMember(tarfile.TarInfo):
-    """A member of a tar whose headers are small and which is not sparse. These three methods are those by which
-    `tarfile` would read a long header, or a list of holes, into memory."""
+class SafeTarInfo(tarfile.TarInfo):
+    """A tar member that is not sparse and has small headers.
+
+    In the base class, these three methods read long headers and lists of holes into memory.
+    """
 
     def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
-        if self.type in EXTENDED and self.size > MAX_HEADER_BYTES:
-            raise ArchiveError(f"a header of a tar may have {MAX_HEADER_BYTES} bytes, got {self.size}; {DISTRUST}")
+        if self.type in EXTENDED_HEADER_TYPES and self.size > MAX_HEADER_BYTES:
+            raise ArchiveError(f"a tar header may have at most {MAX_HEADER_BYTES} bytes, got {self.size}; {DISTRUST}")
         return super()._proc_member(archive)  # type: ignore[misc]
 
     def _proc_sparse(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
-        raise ArchiveError(f"an archive must have ordinary files only, got a sparse file {self.name!r}; {DISTRUST}")
+        raise ArchiveError(f"an archive must contain only regular files, got a sparse file {self.name!r}; {DISTRUST}")
 
     def _proc_gnusparse_10(self, *args: object) -> None:
-        raise ArchiveError(f"an archive must have ordinary files only, got a sparse file {self.name!r}; {DISTRUST}")
+        raise ArchiveError(f"an archive must contain only regular files, got a sparse file {self.name!r}; {DISTRUST}")
 
 
-def tar_members(file: BinaryIO, label: str, wanted: Collection[str], most: int) -> Iterator[tuple[str, bytes]]:
-    with unzipped(file) as plain:
-        bounded = Bounded(plain, most, label)
-        with tarfile.open(fileobj=bounded, mode="r|", tarinfo=PlainMember) as archive:  # nothing is read twice
+def tar_members(file: BinaryIO, label: str, wanted: Collection[str], max_bytes: int) -> Iterator[tuple[str, bytes]]:
+    with decompressed(file) as stream:
+        bounded = BoundedReader(stream, max_bytes, label)
+        with tarfile.open(fileobj=bounded, mode="r|", tarinfo=SafeTarInfo) as archive:  # a stream, read only once
             for count, member in enumerate(archive):
-                is_ordinary = (member.isreg() or member.isdir()) and not member.issparse()
-                check_member(member.name, is_ordinary, count, label)
+                is_regular = (member.isreg() or member.isdir()) and not member.issparse()
+                check_member(member.name, is_regular, count, label)
                 name = PurePosixPath(member.name).name
                 if member.isreg() and name in wanted:
                     check_length(name, member.size, label)
@@ -98,28 +99,28 @@ def tar_members(file: BinaryIO, label: str, wanted: Collection[str], most: int) 
                     yield name, content.read()
 
 
-def zip_members(file: BinaryIO, label: str, wanted: Collection[str], most: int) -> Iterator[tuple[str, bytes]]:
+def zip_members(file: BinaryIO, label: str, wanted: Collection[str], max_bytes: int) -> Iterator[tuple[str, bytes]]:
     check_directory(file, label)
     with zipfile.ZipFile(file) as archive:
-        left = most
+        remaining = max_bytes
         for count, member in enumerate(archive.infolist()):
             mode = stat.S_IFMT(member.external_attr >> 16)
             check_member(member.filename, mode in (0, stat.S_IFREG, stat.S_IFDIR), count, label)
             name = PurePosixPath(member.filename).name
             if member.is_dir() or name not in wanted:
                 continue
-            left -= member.file_size
-            if left < 0:
-                raise ArchiveError(too_much(label, most))
+            remaining -= member.file_size
+            if remaining < 0:
+                raise ArchiveError(size_message(label, max_bytes))
             check_length(name, member.file_size, label)
             if member.flag_bits & 1 or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise ArchiveError(f"a zip must be without password or rare compression, got {label}; unpack it first")
+                raise ArchiveError(f"{label} uses encryption or an unsupported compression method; unpack it first")
             with archive.open(member) as content:
-                yield name, content.read(member.file_size + 1)  # unpacks no more than that, and checks its sum
+                yield name, content.read(member.file_size + 1)  # decompresses at most that much and verifies the CRC
 
 
 def check_directory(file: BinaryIO, label: str) -> None:
-    """`zipfile` reads the whole directory into memory, an object for each member, before it can be asked anything."""
+    """Checks the size of the central directory, which `zipfile` reads into memory as soon as it opens the file."""
     start = max(0, file.seek(0, io.SEEK_END) - ZIP_TAIL)
     file.seek(start)
     tail = file.read()
@@ -128,54 +129,56 @@ def check_directory(file: BinaryIO, label: str) -> None:
     while at >= 0:
         size = struct.unpack("<I", tail[at + 12 : at + 16])[0] if len(tail) >= at + 16 else 0
         if size > MAX_HEADER_BYTES:
-            raise ArchiveError(f"the directory of a zip may have {MAX_HEADER_BYTES} bytes, got {size} in {label}")
+            raise ArchiveError(f"a zip directory may have at most {MAX_HEADER_BYTES} bytes, got {size} in {label}")
         at = tail.find(ZIP_END, at + 1)
     if ZIP64_END in tail:
-        raise ArchiveError(f"a zip must be without the extensions for more than 4 GB, got {label}; unpack it first")
+        raise ArchiveError(f"zip64 archives are not supported, got {label}; unpack it first")
 
 
-def check_member(name: str, is_ordinary: bool, count: int, archive: str) -> None:
+def check_member(name: str, is_regular: bool, count: int, archive: str) -> None:
     if count >= MAX_MEMBERS:
-        raise ArchiveError(f"an archive may have {MAX_MEMBERS} members, got more in {archive}; {DISTRUST}")
+        raise ArchiveError(f"an archive may have at most {MAX_MEMBERS} members, got more in {archive}; {DISTRUST}")
     parts = PurePosixPath(name.replace("\\", "/")).parts
     if not parts or name.startswith(("/", "\\")) or ".." in parts or name[1:2] == ":":
         raise ArchiveError(
-            f"an archive's files must have names that stay inside it, got {name!r} in {archive}; {DISTRUST}"
+            f"paths in an archive must be relative and without .., got {name!r} in {archive}; {DISTRUST}"
         )
-    if not is_ordinary:
+    if not is_regular:
         raise ArchiveError(
-            f"an archive must have ordinary files only, got a link or device {name!r} in {archive}; {DISTRUST}"
+            f"an archive must contain only regular files, got a link or device {name!r} in {archive}; {DISTRUST}"
         )
 
 
 def check_length(name: str, size: int, archive: str) -> None:
     if size > MAX_MEMBER_BYTES:
-        raise ArchiveError(f"a file of a data set may have {MAX_MEMBER_BYTES} bytes, got {size} in {name} of {archive}")
+        raise ArchiveError(
+            f"a file of a data set may have at most {MAX_MEMBER_BYTES} bytes, got {size} in {name} of {archive}"
+        )
 
 
-def unzipped(file: BinaryIO) -> BinaryIO:
-    """The stream behind gzip, or the file itself."""
-    start = file.read(2)
+def decompressed(file: BinaryIO) -> BinaryIO:
+    """The decompressed stream of a gzip file; otherwise the file itself."""
+    magic = file.read(2)
     file.seek(0)
-    return gzip.GzipFile(fileobj=file) if start == b"\x1f\x8b" else file  # type: ignore[return-value]
+    return gzip.GzipFile(fileobj=file) if magic == b"\x1f\x8b" else file  # type: ignore[return-value]
 
 
-def too_much(archive: str, most: int) -> str:
-    return f"an archive may unpack to {most} bytes, got more in {archive}; {DISTRUST}"
+def size_message(archive: str, max_bytes: int) -> str:
+    return f"an archive may unpack to at most {max_bytes} bytes, got more in {archive}; {DISTRUST}"
 
 
-class Bounded(io.RawIOBase):
-    """A stream that refuses to give more than `most` bytes, however well they were compressed."""
+class BoundedReader(io.RawIOBase):
+    """A stream that raises an ArchiveError after `max_bytes` bytes, which protects against decompression bombs."""
 
-    def __init__(self, stream: BinaryIO, most: int, name: str):
-        self.stream, self.most, self.archive, self.given = stream, most, name, 0
+    def __init__(self, stream: BinaryIO, max_bytes: int, name: str):
+        self.stream, self.max_bytes, self.archive, self.n_read = stream, max_bytes, name, 0
 
     def read(self, size: int = -1) -> bytes:
-        data = self.stream.read(size)  # tarfile asks for a few kilobytes at a time
-        self.given += len(data)
+        data = self.stream.read(size)  # tarfile reads a few kilobytes at a time
+        self.n_read += len(data)
         self.check(0)
         return data
 
     def check(self, more: int) -> None:
-        if self.given + more > self.most:
-            raise ArchiveError(too_much(self.archive, self.most))
+        if self.n_read + more > self.max_bytes:
+            raise ArchiveError(size_message(self.archive, self.max_bytes))

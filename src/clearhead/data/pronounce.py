@@ -1,9 +1,9 @@
-"""`pronounce`: words and their phones, from the embedded CMU dictionary or from the user's own.
+"""`pronounce`: words and their phones, from the embedded CMU dictionary or the user's own.
 
-No word is in two parts, and neither seed nor order decides which: of the embedded dictionary a twentieth of the words,
-by the digest of their spelling, is the test set; of what is left, the words with the smallest digests validate. Of the
-user's own, `train_file` is learnt and validated on in the same way, and `test_file`, if there is one, is the test set.
-A word with several pronunciations is an example for each of them.
+No word is in two splits, and the split depends on the spelling alone, not on the seed or the order of the file. In the
+embedded dictionary, one word in twenty is in the test set, and of the others those with the smallest hashes are held
+out for validation. With the user's own files, `train_file` is split into training and validation in the same way, and
+`test_file`, if given, is the test set. Each pronunciation of a word is an example.
 """
 
 from clearhead.data.dataset import Dataset, SequencePairs
@@ -12,64 +12,66 @@ from clearhead.data.vocab import (
     EOS,
     Pronunciations,
     Vocabulary,
-    apart,
-    embedded,
-    for_testing,
     letters_in,
     phones_in,
+    read_cmudict,
     read_dictionary,
+    split_test,
+    split_validation,
 )
 
 
 def load_pronounce(config: DataConfig, seed: int) -> Dataset:
-    known, tested = dictionaries(config)
-    letters, phones = (
-        Vocabulary.with_special_tokens(letters_in(known)),
-        Vocabulary.with_special_tokens(phones_in(known)),
-    )
+    words, test_words = read_dictionaries(config)
+    letters = Vocabulary.with_special_tokens(letters_in(words))
+    phones = Vocabulary.with_special_tokens(phones_in(words))
     if config.test_file:
-        check_vocab(tested, letters, phones, config.test_file)
-    train, validation, test = (pairs(part, letters, phones) for part in divided(known, tested, config).values())
+        check_vocab(test_words, letters, phones, config.test_file)
+    splits = split_words(words, test_words, config)
+    train, validation, test = (encode_pairs(split, letters, phones) for split in splits.values())
     return Dataset(train, validation, test, classes=phones.tokens, normalize=None, vocab=letters.tokens)
 
 
 def check_vocab(words: Pronunciations, letters: Vocabulary, phones: Vocabulary, file: object) -> None:
-    """Of words in a file that the vocabularies were not made from."""
+    """Raises LookupError if a word of the file has a letter or a phone that is not in the vocabularies."""
     try:
-        for word, known in words.items():
+        for word, variants in words.items():
             letters.encode(word)
-            for each in known:
-                phones.encode(each)
+            for variant in variants:
+                phones.encode(variant)
     except LookupError as error:
-        raise LookupError(f"{file}: {error}, or remove its line") from None
+        raise LookupError(f"{file}: {error}") from None
 
 
-def parts(config: DataConfig) -> dict[str, Pronunciations]:
-    """The words of each part: train, validation, test."""
-    return divided(*dictionaries(config), config)
+def load_splits(config: DataConfig) -> dict[str, Pronunciations]:
+    """The words of each split: train, validation, test."""
+    return split_words(*read_dictionaries(config), config)
 
 
-def divided(known: Pronunciations, tested: Pronunciations, config: DataConfig) -> dict[str, Pronunciations]:
-    learned, held = apart((word for word in known if word not in tested), config.validation)
-    learned = learned[: config.limit] if config.limit else learned
-    chosen = {name: {word: known[word] for word in words} for name, words in (("train", learned), ("validation", held))}
-    return chosen | {"test": tested}
+def split_words(words: Pronunciations, test_words: Pronunciations, config: DataConfig) -> dict[str, Pronunciations]:
+    train, validation = split_validation((word for word in words if word not in test_words), config.validation)
+    train = train[: config.limit] if config.limit else train
+    return {
+        "train": {word: words[word] for word in train},
+        "validation": {word: words[word] for word in validation},
+        "test": test_words,
+    }
 
 
-def dictionaries(config: DataConfig) -> tuple[Pronunciations, Pronunciations]:
-    """All words with letters and phones to be learnt, and those to be tested on, which may be among them."""
+def read_dictionaries(config: DataConfig) -> tuple[Pronunciations, Pronunciations]:
+    """The words that define the vocabularies, and the test words, which may be among them."""
     if config.train_file:
-        tested = read_dictionary(config.test_file, stress=config.stress) if config.test_file else {}
-        return read_dictionary(config.train_file, stress=config.stress), tested
+        test_words = read_dictionary(config.test_file, stress=config.stress) if config.test_file else {}
+        return read_dictionary(config.train_file, stress=config.stress), test_words
     if config.test_file:
-        return embedded(stress=config.stress), read_dictionary(config.test_file, stress=config.stress)
-    known = embedded(stress=config.stress)
-    _, tested_words = for_testing(known)
-    return known, {word: known[word] for word in tested_words}
+        return read_cmudict(stress=config.stress), read_dictionary(config.test_file, stress=config.stress)
+    words = read_cmudict(stress=config.stress)
+    _, test = split_test(words)
+    return words, {word: words[word] for word in test}
 
 
-def pairs(words: Pronunciations, letters: Vocabulary, phones: Vocabulary) -> SequencePairs:
-    """An example for each pronunciation of each of the words."""
-    chosen = [(word, each) for word, known in words.items() for each in known]
-    sources = [letters.encode(word) for word, _ in chosen]
-    return SequencePairs.of(sources, [[*phones.encode(each), EOS] for _, each in chosen])
+def encode_pairs(words: Pronunciations, letters: Vocabulary, phones: Vocabulary) -> SequencePairs:
+    """One example for each pronunciation of each word: letter ids -> phone ids and EOS."""
+    examples = [(word, variant) for word, variants in words.items() for variant in variants]
+    sources = [letters.encode(word) for word, _ in examples]
+    return SequencePairs.of(sources, [[*phones.encode(variant), EOS] for _, variant in examples])

@@ -12,7 +12,17 @@ from torch import Tensor
 
 from clearhead.data.dataset import Dataset, SequencePairs
 from clearhead.data.datasets import DataConfig
-from clearhead.data.vocab import BOS, EOS, Vocabulary, apart, for_testing, letters_in, read_text, text_vocab, words_of
+from clearhead.data.vocab import (
+    BOS,
+    EOS,
+    Vocabulary,
+    letters_in,
+    load_word_list,
+    read_text,
+    split_test,
+    split_validation,
+    text_vocab,
+)
 
 SHARE = 10
 """one character in so many validates at most"""
@@ -93,9 +103,9 @@ class Words:
 
 
 def load_words(config: DataConfig, seed: int) -> Dataset:
-    known = words_of(config.file)
-    learned, tested = for_testing(known)
-    learned, held = apart(learned, config.validation)
+    known = load_word_list(config.file)
+    learned, tested = split_test(known)
+    learned, held = split_validation(learned, config.validation)
     learned = learned[: config.limit] if config.limit else learned
     letters = Vocabulary.with_special_tokens(letters_in(known))
     train, validation, test = (spelled(part, letters) for part in (learned, held, tested))

@@ -1,6 +1,10 @@
-"""Limits on what is read from files and servers. Every reader of foreign data checks them before it allocates memory.
+"""Safe reading of the user's files, and the limits on everything that is read from files and servers.
 
-They are chosen so that no reader needs more than 512 MB beside the data that it returns. Does not import torch.
+Only regular files are read, because opening a named pipe blocks and a device has no end. A file is opened without
+blocking and checked through its descriptor, so that it cannot be replaced between the check and the read.
+
+Readers of untrusted data check the limits before they allocate memory. With these limits, no reader needs more than
+512 MB in addition to the data that it returns. This module does not import torch.
 """
 
 import codecs
@@ -15,144 +19,140 @@ from clearhead.files import UnsafeFileError, open_regular
 MAX_IMAGE_BYTES = 10_000_000
 """bytes of an image file"""
 MAX_IMAGE_PIXELS = 25_000_000
-"""pixels of an image, by the size that its header declares. Decoding takes up to 16 bytes per pixel (WebP)"""
+"""pixels of an image, as declared in its header. Decoding takes up to 16 bytes per pixel (WebP)"""
 MAX_IMAGE_SIDE = 32_768
-"""width and height of an image: resizing an image of 1 x 25,000,000 pixels would first make it wider"""
+"""width and height of an image. Resizing an image of 1 x 25,000,000 pixels would first make it wider"""
 MAX_DECODING_PIXELS = MAX_IMAGE_PIXELS
-"""pixels that are being decoded at the same time, over all threads"""
+"""pixels that all threads decode at the same time"""
 MAX_JPEG_SCANS = 100
 """scans of a progressive JPEG file; encoders write about 10. Each one is a pass over all pixels"""
 
 MAX_FOLDER_ENTRIES = 300_000
 """files and folders in a folder of images, and in a folder that is searched for a data set"""
 MAX_FOLDER_DEPTH = 32
-"""folders inside folders; symbolic links to folders are not followed below a class"""
+"""nesting of folders. Symbolic links to folders are not followed below a class"""
 
 MAX_TEXT_BYTES = 100_000_000
-"""bytes of a text to learn: as many as enwik8 has"""
+"""bytes of a training text: the size of enwik8"""
 MAX_SYMBOLS = 65_536
-"""different characters of a text"""
+"""distinct characters of a text"""
 MAX_LIST_BYTES = 10_000_000
-"""bytes of a dictionary or a list of words: about three times the CMU dictionary"""
+"""bytes of a dictionary or word list: about three times the CMU dictionary"""
 MAX_LIST_LINES = 500_000
-"""lines of a dictionary or a list of words"""
+"""lines of a dictionary or word list"""
 
 MAX_MEMBERS = 10_000
 """files and folders in an archive"""
 MAX_MEMBER_BYTES = 64_000_000
-"""bytes of one file of a data set, unpacked"""
+"""uncompressed bytes of one file of a data set"""
 MAX_DATASET_BYTES = 256_000_000
-"""bytes of all files of a data set, unpacked: CIFAR-10 has 184 million"""
+"""uncompressed bytes of all files of a data set. CIFAR-10 has 184 million"""
 MAX_HEADER_BYTES = 1_000_000
-"""bytes of one extended header of a tar archive, and of the directory of a zip archive"""
+"""bytes of one extended header of a tar archive, and of the central directory of a zip archive"""
 
 MAX_DOWNLOAD_BYTES = 512_000_000
 """bytes of a download"""
 DOWNLOAD_WAITS = (1, 2, 4, 8, 16)
-"""seconds before each further request for a download that broke off; after the last one it fails"""
+"""seconds to wait before each retry of an interrupted download"""
 MIN_SPEED = 1_000
-"""bytes per second of a download, on average once it takes longer than a minute"""
+"""average bytes per second that a download must reach if it takes longer than a minute"""
 
 MAX_MATRIX_BYTES = 10_000_000
 """bytes of a file of matrices or of a mask"""
 MAX_MATRIX_VALUES = 2**22
-"""values of all arrays in a file, read from the headers of the arrays before the arrays are read"""
+"""values of all arrays in a file, checked in the array headers before the arrays are read"""
 
 MAX_IMAGE_SIZE = 2_048
 """image_size in a config"""
 MAX_LENGTH = 65_536
 """length and set_size in a config"""
 MAX_EXAMPLES = 10_000_000
-"""limit, validation and window in a config; to shuffle so many takes about 400 MB"""
-
-
-# The user's own files, read with care. Does not import torch.
-#
-# Only regular files are read: to open a named pipe waits for a writer, and a device has no end. A file is opened
-# without
-# waiting and examined through its descriptor, so that it cannot be exchanged between the check and the reading.
-
+"""limit, validation and window in a config. Shuffling this many takes about 400 MB"""
 
 CONVERT = "convert it first"
 LINE_END = re.compile(r"\r\n|\r|\n")
-PIECE = 1 << 20
+CHUNK_BYTES = 1 << 20
 
 
 class NotRegularError(ValueError):
-    """A pipe, a device or a socket where a file is needed."""
+    """The path is a pipe, a device or a socket instead of a regular file."""
 
 
 def user_path(path: str | Path) -> Path:
-    """Where it is, ~ resolved."""
+    """The path with ~ and ~NAME expanded."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
         raise ValueError(f"~NAME must be somebody's home, got {str(path)!r}; write the path in full") from None
 
 
-def open_user_file(path: str | Path, most: int | None = None) -> io.BufferedReader:
-    """A regular file of at most `most` bytes, opened for reading. A folder, or a path without a file, is an OSError."""
+def open_user_file(path: str | Path, max_bytes: int | None = None) -> io.BufferedReader:
+    """Opens a regular file of at most `max_bytes` bytes. A folder or a missing file raises an OSError."""
     try:
-        file = open_regular(user_path(path), os.O_RDONLY, follow=True)
+        descriptor = open_regular(user_path(path), os.O_RDONLY, follow=True)
     except UnsafeFileError:
         raise NotRegularError(
-            f"data is read from files, and more than once, got a pipe or a device: {path}; save it as a file first"
+            f"data must be a regular file because it is read more than once, got a pipe or a device: {path}; "
+            "save it as a file first"
         ) from None
     try:
-        size = os.fstat(file).st_size
-        if most is not None and size > most:
-            raise ValueError(f"{path} has {size:,} bytes, the limit is {most:,}")
-        return os.fdopen(file, "rb")
+        size = os.fstat(descriptor).st_size
+        if max_bytes is not None and size > max_bytes:
+            raise ValueError(f"{path} has {size:,} bytes, the limit is {max_bytes:,}")
+        return os.fdopen(descriptor, "rb")
     except BaseException:
-        os.close(file)
+        os.close(descriptor)
         raise
 
 
-def read_user_file(path: str | Path, most: int) -> bytes:
-    """All bytes of a regular file; more than `most` are refused, and a file that grows while it is read."""
-    with open_user_file(path, most) as file:
+def read_user_file(path: str | Path, max_bytes: int) -> bytes:
+    """All bytes of a regular file. Raises a ValueError if there are more than `max_bytes` or the file grows."""
+    with open_user_file(path, max_bytes) as file:
         size = os.fstat(file.fileno()).st_size
         data = file.read(size + 1)
     if len(data) > size:
-        raise ValueError(f"{path} has more bytes than the {size:,} that it had when it was opened")
+        raise ValueError(f"{path} has grown beyond the {size:,} bytes that it had when it was opened")
     return data
 
 
-def check_user_file(path: str | Path, most: int = MAX_TEXT_BYTES) -> Path:
-    """The path of a regular file of at most `most` bytes."""
-    open_user_file(path, most).close()
+def check_user_file(path: str | Path, max_bytes: int = MAX_TEXT_BYTES) -> Path:
+    """The expanded path, if it is a regular file of at most `max_bytes` bytes."""
+    open_user_file(path, max_bytes).close()
     return user_path(path)
 
 
-def read_text_chunks(path: str | Path, most: int, otherwise: str = CONVERT) -> list[str]:
-    """All of a text, in pieces, without its byte order mark. The byte 0 is in no text, but in every second place of
-    UTF-16. A piece takes 1, 2 or 4 bytes per character: one rare character does not make all of the text large."""
+def read_text_chunks(path: str | Path, max_bytes: int, hint: str = CONVERT) -> list[str]:
+    """The chunks of a UTF-8 text, without its byte order mark.
+
+    Zero bytes are rejected: text contains none, but UTF-16 does. Python stores each chunk with 1, 2 or 4 bytes per
+    character, so a single rare character does not enlarge the whole text.
+    """
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
-    pieces = []
+    chunks = []
     try:
-        for data in read_chunks(path, most):
-            pieces.append(decoder.decode(data, final=not data))
-            if "\0" in pieces[-1]:
-                raise ValueError(f"{path} must be text in UTF-8, got other bytes (a zero); {otherwise}")
+        for data in read_chunks(path, max_bytes):
+            chunks.append(decoder.decode(data, final=not data))
+            if "\0" in chunks[-1]:
+                raise ValueError(f"{path} must be text in UTF-8, got other bytes (a zero byte); {hint}")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} must be text in UTF-8, got other bytes ({error.reason}); {otherwise}") from None
-    return pieces
+        raise ValueError(f"{path} must be text in UTF-8, got other bytes ({error.reason}); {hint}") from None
+    return chunks
 
 
-def read_chunks(path: str | Path, most: int) -> Iterator[bytes]:
-    """All bytes of a regular file, in pieces, with an empty one at the end; more than `most` are refused."""
+def read_chunks(path: str | Path, max_bytes: int) -> Iterator[bytes]:
+    """The chunks of a regular file, then an empty one. Raises a ValueError if there are more than `max_bytes` bytes."""
     length = 0
-    with open_user_file(path, most) as file:
-        while data := file.read(PIECE):
+    with open_user_file(path, max_bytes) as file:
+        while data := file.read(CHUNK_BYTES):
             length += len(data)
-            if length > most:
-                raise ValueError(f"{path} has more than {most:,} bytes")
+            if length > max_bytes:
+                raise ValueError(f"{path} has more than {max_bytes:,} bytes")
             yield data
     yield b""
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """The lines of a text of at most MAX_LIST_BYTES and MAX_LIST_LINES, whichever system wrote them."""
+    """The lines of a text of at most MAX_LIST_BYTES and MAX_LIST_LINES, with any line endings."""
     text = "".join(read_text_chunks(path, MAX_LIST_BYTES))
     if text.count("\n") + text.count("\r") - text.count("\r\n") >= MAX_LIST_LINES:
         raise ValueError(f"{path} has more than {MAX_LIST_LINES:,} lines")
@@ -160,14 +160,14 @@ def read_lines(path: str | Path) -> list[str]:
 
 
 def scandir_recursive(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """Everything in a folder and in the folders below it. Symbolic links to folders are listed and not followed.
+    """All entries of a folder and its subfolders, in file system order. Symbolic links to folders are not followed.
 
-    At most MAX_FOLDER_ENTRIES, at most MAX_FOLDER_DEPTH deep. Their order is the file system's.
+    Raises a ValueError if there are more than MAX_FOLDER_ENTRIES or they are nested deeper than MAX_FOLDER_DEPTH.
     """
-    waiting, count = [(os.fspath(folder), 1)], 0
-    while waiting:
-        place, depth = waiting.pop()
-        with os.scandir(place) as entries:
+    pending, count = [(os.fspath(folder), 1)], 0
+    while pending:
+        path, depth = pending.pop()
+        with os.scandir(path) as entries:
             for entry in entries:
                 count += 1
                 if count > MAX_FOLDER_ENTRIES:
@@ -175,5 +175,5 @@ def scandir_recursive(folder: Path) -> Iterator[os.DirEntry[str]]:
                 if entry.is_dir(follow_symlinks=False):
                     if depth >= MAX_FOLDER_DEPTH:
                         raise ValueError(f"{folder} has folders that are nested more than {MAX_FOLDER_DEPTH} deep")
-                    waiting.append((entry.path, depth + 1))
+                    pending.append((entry.path, depth + 1))
                 yield entry

@@ -16,7 +16,7 @@ from clearhead.data import datasets
 from clearhead.data.batches import Batch
 from clearhead.data.dataset import Examples, Normalize
 from clearhead.data.datasets import TTA
-from clearhead.data.pronounce import check_vocab, parts
+from clearhead.data.pronounce import check_vocab, load_splits
 from clearhead.data.vocab import Pronunciations, Vocabulary, read_dictionary
 from clearhead.drawing import displayable, new_figure
 from clearhead.inference.g2p import BEAM, Pronunciation, pronounce
@@ -118,14 +118,14 @@ def words_to_score(run: Run, part: PartName, dictionary: Path | None = None) -> 
         check_vocab(words, Vocabulary(run.vocab), Vocabulary(run.classes), dictionary)
         return words
     run.check_data_files()
-    return parts(run.config.data)[part]
+    return load_splits(run.config.data)[part]
 
 
 def training_overlap(run: Run, words: Pronunciations) -> int | None:
     """How many of the words the run was trained on; None if its data is missing or has changed."""
     try:
         run.check_data_files()
-        return len(words.keys() & parts(run.config.data)["train"].keys())
+        return len(words.keys() & load_splits(run.config.data)["train"].keys())
     except (OSError, ValueError):
         return None
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead.data import datasets, mnist
 from clearhead.data.batches import Batch
-from clearhead.data.pronounce import parts
+from clearhead.data.pronounce import load_splits
 from clearhead.data.vocab import BOS, IGNORE_INDEX, Vocabulary, text_to_tokens
 from clearhead.drawing import displayable, save_figure
 from clearhead.inference.g2p import RANKING, letter_ids, pronounce, trace_word, word_figures
@@ -223,7 +223,7 @@ def labeled_digits(run: Run, ids: Tensor, target: Tensor) -> Example:
 def labeled_word(run: Run, source: Tensor) -> Example:
     """Any of a word's pronunciations is correct."""
     word = "".join(Vocabulary(run.vocab).decode(source.tolist()))
-    known = [" ".join(phones) for phones in parts(run.config.data)["test"][word]]
+    known = [" ".join(phones) for phones in load_splits(run.config.data)["test"][word]]
     example = text_example(run, word)
     return with_target(example, " or ".join(known), correct=example.prediction in known)
 
