@@ -25,7 +25,7 @@ def as_fashion(folder, monkeypatch):
     folder.mkdir()
     for name in mnist.FASHION_DIGESTS:
         source = name.replace("train", "t10k")
-        (folder / f"{name}.gz").write_bytes(gzip.compress(mnist.embedded(source), 1))
+        (folder / f"{name}.gz").write_bytes(gzip.compress(mnist.read_embedded(source), 1))
         monkeypatch.setitem(mnist.FASHION_DIGESTS, name, mnist.DIGESTS[source])
     return folder
 

@@ -111,7 +111,7 @@ def test_damaged_pictures_are_refused_or_read(data):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cifar10, "PER_FILE", PER_FILE)
         try:
-            assert cifar10.picture(bytes(packed), "it").shape == (PER_FILE, 1024, 3)
+            assert cifar10.parse_png(bytes(packed), "it").shape == (PER_FILE, 1024, 3)
         except ValueError as error:
             assert re.search("cannot read the image it: |it must be RGB", str(error))  # noqa: PT017
 

@@ -9,36 +9,36 @@ ALL = torch.arange(1000)
 
 def test_one_image_of_each_set_is_of_another_class():
     for examples in (DATA.train, DATA.validation, DATA.test):
-        members, place = examples.members(ALL)
+        members, position = examples.members(ALL)
         labels = examples.images.labels[members]
-        odd = labels.gather(1, place[:, None])
+        odd = labels.gather(1, position[:, None])
         assert ((labels == odd).sum(1) == 1).all()
-        rest = labels[torch.arange(6) != place[:, None]].view(1000, 5)
+        rest = labels[torch.arange(6) != position[:, None]].view(1000, 5)
         assert (rest == rest[:, :1]).all()
 
 
 def test_every_place_and_every_class_comes_up():
-    members, place = DATA.train.members(ALL)
-    labels = mnist.digits("train").labels[members]
-    assert torch.bincount(place, minlength=6).min() > 120
-    assert torch.bincount(labels.gather(1, place[:, None])[:, 0], minlength=10).min() > 60
+    members, position = DATA.train.members(ALL)
+    labels = mnist.load_images("train").labels[members]
+    assert torch.bincount(position, minlength=6).min() > 120
+    assert torch.bincount(labels.gather(1, position[:, None])[:, 0], minlength=10).min() > 60
     assert torch.bincount(labels.flatten(), minlength=10).min() > 400
 
 
 def test_inputs_are_the_images_themselves():
-    members, place = DATA.test.members(ALL[:5])
+    members, position = DATA.test.members(ALL[:5])
     inputs, targets = DATA.test.get_batch(ALL[:5])
     assert inputs.shape == (5, 6, 784)
-    assert torch.equal(targets, place)
-    expected = mnist.NORMALIZE(mnist.digits("t10k").images[members.flatten()])
+    assert torch.equal(targets, position)
+    expected = mnist.NORMALIZE(mnist.load_images("t10k").images[members.flatten()])
     assert torch.equal(inputs, expected.view(5, 6, 784))
 
 
 def test_training_validation_and_test_share_no_image():
-    train, validation = set(DATA.train.chosen.tolist()), set(DATA.validation.chosen.tolist())
+    train, validation = set(DATA.train.pool.tolist()), set(DATA.validation.pool.tolist())
     assert not train & validation
     assert len(train) + len(validation) == 60_000
-    assert DATA.test.images is mnist.digits("t10k")
+    assert DATA.test.images is mnist.load_images("t10k")
 
 
 def test_each_part_has_draws_of_its_own():

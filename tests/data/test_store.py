@@ -115,7 +115,7 @@ def test_an_interrupted_download_is_kept_for_the_next_try(cache, server):
     server.files = {"/one": b"ffiirrsstt", "/two": b"sseeccoonndd"}
     source = HttpSource((f"{server.address}/one", f"{server.address}/two"))
     server.at_once = 0
-    with pytest.raises(LookupError, match="the answer ended after 0 of 10 bytes"):
+    with pytest.raises(LookupError, match="the response ended after 0 of 10 bytes"):
         obtain(STORED, (source,), said)
     (cache / "downloads/toy/one.part").write_bytes(b"ffii")
     server.at_once = 100

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from clearhead.data import user_files
 from clearhead.data.datasets import DataConfig, load_dataset
-from clearhead.data.text import ids_of
+from clearhead.data.text import encode_text
 from clearhead.data.user_files import MAX_SYMBOLS
 from clearhead.data.vocab import read_text
 
@@ -30,7 +30,7 @@ def test_each_window_is_followed_by_its_next_character(file):
         assert text_of(data, inputs[start]) + text_of(data, targets[start, -1:]) == TEXT[start : start + 11]
 
 
-def test_the_end_validates_and_is_not_learnt(file):
+def test_the_end_of_the_text_is_held_out(file):
     data = load_dataset(DataConfig(name="text", file=file, length=10), seed=0)
     n_learned = len(TEXT) * 9 // 10
     _, last = data.train.get_batch(torch.tensor([len(data.train) - 1]))
@@ -40,7 +40,7 @@ def test_the_end_validates_and_is_not_learnt(file):
     assert len(data.test) == 0
 
 
-def test_fewer_windows_validate_when_so_asked(file):
+def test_validation_limits_the_held_out_windows(file):
     data = load_dataset(DataConfig(name="text", file=file, length=10, validation=2, limit=7), seed=0)
     assert (len(data.train), len(data.validation)) == (7, 2)
     inputs, targets = data.validation.get_batch(torch.arange(2))
@@ -58,17 +58,17 @@ def test_bytes_are_256_symbols(file):
 def test_a_text_that_is_too_short_is_refused_and_one_that_is_just_long_enough_is_not(tmp_path, validation, least):
     config = DataConfig(name="text", file=str(tmp_path / "short.txt"), length=16, validation=validation)
     (tmp_path / "short.txt").write_text(TEXT[: least - 1])
-    with pytest.raises(ValueError, match=f"have {least} characters or more for windows of 16, got {least - 1} in"):
+    with pytest.raises(ValueError, match=f"at least {least} characters for length=16, got {least - 1} in"):
         load_dataset(config, seed=0)
     (tmp_path / "short.txt").write_text(TEXT[:least])
     assert len(load_dataset(config, seed=0).train) >= 1
 
 
 @given(st.lists(st.text()))
-def test_ids_are_places_among_the_symbols(pieces):
+def test_ids_index_the_vocabulary(pieces):
     text = "".join(pieces)
     symbols = tuple(sorted(set(text)))
-    assert [symbols[i] for i in ids_of(pieces, symbols).tolist()] == list(text)
+    assert [symbols[i] for i in encode_text(pieces, symbols).tolist()] == list(text)
     assert pieces == []
 
 
@@ -77,7 +77,7 @@ def test_ids_are_places_among_the_symbols(pieces):
 )
 def test_ids_are_as_small_as_they_can_be(n, kind):
     symbols = tuple(map(chr, range(0x10000, 0x10000 + n)))
-    ids = ids_of(["".join(symbols)], symbols)
+    ids = encode_text(["".join(symbols)], symbols)
     assert ids.dtype == kind
     assert ids.long().equal(torch.arange(n))
 

@@ -13,7 +13,7 @@ def data(tmp_path):
     return load_dataset(DataConfig(name="words", file=str(tmp_path / "names.txt"), validation=2), seed=0)
 
 
-def test_each_letter_is_told_from_the_ones_before(data):
+def test_targets_are_the_inputs_shifted_by_one(data):
     inputs, targets = data.train.get_batch(torch.arange(len(data.train)))
     assert (inputs[:, 0] == BOS).all()
     for given, asked in zip(inputs.tolist(), targets.tolist(), strict=True):

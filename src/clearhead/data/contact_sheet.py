@@ -1,4 +1,4 @@
-"""A contact sheet: examples of a data set on one picture."""
+"""Contact sheets: examples of a data set in a single image."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,18 +14,18 @@ from clearhead.data.odd_one_out import OddSets
 
 PER_ROW, MARGIN, GAP, TEXT = 12, 16, 4, 16
 ROWS, VERSIONS = 10, 8
-"""of augmented images: rows, unless there are more classes, and versions of the image in each row"""
+"""rows of an augmented sheet (at least one per class), and augmented versions per row"""
 SMALLEST = 48
-"""side of an image on the sheet: smaller ones are enlarged"""
+"""smallest side of an image on the sheet; smaller images are enlarged"""
 LARGEST = 256
-"""larger ones are reduced"""
+"""largest side of an image on the sheet; larger images are reduced"""
 MOST_ROWS, MOST_NAME = 64, 40
-"""rows of a sheet, and characters of a name beside one: a folder may have thousands of classes with long names"""
+"""limits on rows and on characters of a row's name, as a folder may have thousands of classes with long names"""
 SEARCHED = 5_000
-"""examples that are looked at to find some of each class"""
+"""examples that are searched for members of each class"""
 PAPER, INK, MARKED = "#ffffff", "#222222", "#d1495b"
 EDGE = "#c8c8c8"
-"""around each image: one that is white at its border would have no visible end on white paper"""
+"""outline of each image, which keeps images with a white border visible on the white background"""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Row:
     images: Tensor
     """uint8 (n,C,H,W)"""
     marked: int | None = None
-    """the one with a frame around it"""
+    """index of the image that is framed"""
 
 
 def contact_sheet(data: Dataset) -> Image.Image:
@@ -42,7 +42,7 @@ def contact_sheet(data: Dataset) -> Image.Image:
     if isinstance(data.train, OddSets):
         return draw(rows_of_sets(data.train))
     if data.normalize is None:
-        raise ValueError("a contact sheet needs images, got sequences; see them as text")
+        raise ValueError("a contact sheet needs images, got sequences")
     return draw(rows_of_classes(data.train, data.classes))
 
 
@@ -52,10 +52,10 @@ def rows_of_classes(examples: Examples, classes: Sequence[str]) -> list[Row]:
 
 
 def augmented_sheet(data: Dataset, config: DataConfig, seed: int) -> Image.Image:
-    """A row for each of some training images: first the image, then what the model is given in its place, step by step.
+    """One row per selected training image: the original, then its augmented version in each of several training steps.
 
     The versions come from `Batches`, which makes the batches of training (crop, flip, cutout and mixup included), with
-    the shown images as the only training examples; only the normalisation is undone.
+    the shown images as the only training examples; only the normalization is undone.
     """
     if data.normalize is None:
         raise ValueError(f"augmentation is for images, got {config.name}")
@@ -65,7 +65,7 @@ def augmented_sheet(data: Dataset, config: DataConfig, seed: int) -> Image.Image
     columns = [shown.get_batch(torch.arange(len(shown)))[0]]
     for step in range(VERSIONS):
         inputs = data.normalize.undo(batches.at(step).inputs)
-        columns.append(inputs[batches.epoch_order(step).argsort()])  # back in the order of the rows
+        columns.append(inputs[batches.epoch_order(step).argsort()])  # restores the order of the rows
     rows = [Row(name, images) for name, images in zip(names, torch.stack(columns, dim=1), strict=True)]
     return draw(rows, {0: "original", 1: f"augmented ({described(config)})"})
 
@@ -94,8 +94,8 @@ def rows_of_sets(sets: OddSets) -> list[Row]:
 
 
 def draw(rows: Sequence[Row], headings: Mapping[int, str] | None = None) -> Image.Image:
-    """Rows of images with their names on the left; `headings` stand above the column where each begins, apart from the
-    column before."""
+    """Rows of images with their names on the left. A heading is drawn above its column, which a gap separates from the
+    previous one."""
     headings, rows = headings or {}, [replace(row, name=shortened(row.name)) for row in rows[:MOST_ROWS]]
     font = ImageFont.load_default(size=TEXT)
     side = max(row.images.shape[-1] for row in rows)

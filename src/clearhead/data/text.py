@@ -1,6 +1,12 @@
-"""`text`: a file's text, and what comes next in it, for windows of a fixed length.
+"""`text` and `words`: data for language models, tokens (B,L) -> the next tokens (B,L).
 
-The end of the text, at most a tenth of it, is read to validate; nothing is left for a test. Dims: B batch, L length.
+`text` cuts windows of a fixed length out of a text file. The end of the text, at most a tenth of it, is held out for
+validation; there is no test set.
+
+`words` has single words, letter by letter, between BOS and EOS: those words of the embedded dictionary that consist of
+the letters a to z, or the lines of the user's own `file`. They are split by their spelling, as in `pronounce`.
+
+Dims: N words, B batch, L length.
 """
 
 from collections.abc import Iterable
@@ -24,13 +30,13 @@ from clearhead.data.vocab import (
     text_vocab,
 )
 
-SHARE = 10
-"""one character in so many validates at most"""
+VALIDATION_EVERY = 10
+"""at most one character in this many is held out"""
 
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """Window i begins `stride` * i tokens into the text: tokens (B,L) -> the tokens one place later (B,L)."""
+    """Window i starts at token `stride` * i: tokens (B,L) -> the same window shifted by one token (B,L)."""
 
     ids: Tensor
     length: int
@@ -41,58 +47,53 @@ class Windows:
         return self.n
 
     def get_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        seen = self.ids[indices[:, None] * self.stride + torch.arange(self.length + 1)].long()
-        return seen[:, :-1], seen[:, 1:]
+        windows = self.ids[indices[:, None] * self.stride + torch.arange(self.length + 1)].long()
+        return windows[:, :-1], windows[:, 1:]
 
 
 def load_text(config: DataConfig, seed: int) -> Dataset:
-    text = read_text(config.file, config.level)
-    symbols = text_vocab(text, config.level)
-    ids, length = ids_of(text, symbols), config.length
-    n_held = min(config.validation * length + 1, len(ids) - len(ids) * (SHARE - 1) // SHARE) if config.validation else 0
-    learned, held = ids[: len(ids) - n_held], ids[len(ids) - n_held :]
-    n_learned, n_windows = len(learned) - length, (n_held - 1) // length if n_held else 0
-    if n_learned < 1 or (config.validation and n_windows < 1):
-        least = (SHARE if config.validation else 1) * length + 1
+    chunks = read_text(config.file, config.level)
+    vocab = text_vocab(chunks, config.level)
+    ids, length = encode_text(chunks, vocab), config.length
+    max_held_out = len(ids) - len(ids) * (VALIDATION_EVERY - 1) // VALIDATION_EVERY
+    n_held_out = min(config.validation * length + 1, max_held_out) if config.validation else 0
+    train_ids, val_ids = ids[: len(ids) - n_held_out], ids[len(ids) - n_held_out :]
+    n_train, n_val = len(train_ids) - length, (n_held_out - 1) // length if n_held_out else 0
+    if n_train < 1 or (config.validation and n_val < 1):
+        required = (VALIDATION_EVERY if config.validation else 1) * length + 1
         raise ValueError(
-            f"a text must have {least} characters or more for windows of {length}, got {len(ids)} "
-            f"in {config.file}; choose a longer text or a smaller length"
+            f"a text must have at least {required} characters for length={length}, got {len(ids)} in {config.file}"
         )
-    train = Windows(learned, length, 1, min(n_learned, config.limit or n_learned))
-    validation, test = Windows(held, length, length, n_windows), Windows(held, length, length, 0)
-    return Dataset(train, validation, test, classes=symbols, normalize=None, vocab=symbols)
+    train = Windows(train_ids, length, 1, min(n_train, config.limit or n_train))
+    validation, test = Windows(val_ids, length, length, n_val), Windows(val_ids, length, length, 0)
+    return Dataset(train, validation, test, classes=vocab, normalize=None, vocab=vocab)
 
 
-def ids_of(text: list[str], symbols: tuple[str, ...]) -> Tensor:
-    """One for each character of all pieces, in the smallest type that holds them; quick, for texts of many millions.
-    Empties the list, so that the text and its ids are not both in memory."""
-    known = np.array([ord(symbol) for symbol in symbols], dtype=np.uint32)
-    kind = np.min_scalar_type(-len(symbols)) if len(symbols) > 256 else np.uint8  # torch cannot index uint16
-    ids, at = torch.from_numpy(np.empty(sum(map(len, text)), kind)), 0
-    text.reverse()
-    while text:
-        codes = np.frombuffer(text.pop().encode("utf-32-le"), dtype=np.uint32)
-        ids[at : at + len(codes)] = torch.from_numpy(np.searchsorted(known, codes))
-        at += len(codes)
+def encode_text(chunks: list[str], vocab: tuple[str, ...]) -> Tensor:
+    """The ids of all characters, in the smallest integer type that holds them; vectorized for long texts.
+
+    Empties the list, so that the text and its ids are never both in memory.
+    """
+    code_points = np.array([ord(token) for token in vocab], dtype=np.uint32)
+    dtype = np.min_scalar_type(-len(vocab)) if len(vocab) > 256 else np.uint8  # torch cannot index uint16
+    ids, start = torch.from_numpy(np.empty(sum(map(len, chunks)), dtype)), 0
+    chunks.reverse()
+    while chunks:
+        codes = np.frombuffer(chunks.pop().encode("utf-32-le"), dtype=np.uint32)
+        ids[start : start + len(codes)] = torch.from_numpy(np.searchsorted(code_points, codes))
+        start += len(codes)
     return ids
-
-
-# `words`: words letter by letter, each between a begin and an end mark, for a model that invents others.
-#
-# The words of the embedded dictionary that are written with the letters a to z, or the lines of the user's own
-# `file`.
-# Parts are chosen by the digest of a word, as those of `pronounce` are. Dims: N words, B batch, L tokens.
 
 
 @dataclass(frozen=True, eq=False)
 class Words:
-    """Word i: the begin mark and its letters (B,L) -> its letters and the end mark (B,L)."""
+    """Word i: BOS and its letters (B,L) -> its letters and EOS (B,L)."""
 
     pairs: SequencePairs
 
     @property
     def lengths(self) -> Tensor:
-        """(N,1): each token is read, and one is written after it"""
+        """(N,1): inputs and targets have the same length"""
         return self.pairs.lengths[:, :1]
 
     def __len__(self) -> int:
@@ -103,15 +104,15 @@ class Words:
 
 
 def load_words(config: DataConfig, seed: int) -> Dataset:
-    known = load_word_list(config.file)
-    learned, tested = split_test(known)
-    learned, held = split_validation(learned, config.validation)
-    learned = learned[: config.limit] if config.limit else learned
-    letters = Vocabulary.with_special_tokens(letters_in(known))
-    train, validation, test = (spelled(part, letters) for part in (learned, held, tested))
-    return Dataset(train, validation, test, classes=letters.tokens, normalize=None, vocab=letters.tokens)
+    words = load_word_list(config.file)
+    train_words, test_words = split_test(words)
+    train_words, val_words = split_validation(train_words, config.validation)
+    train_words = train_words[: config.limit] if config.limit else train_words
+    vocab = Vocabulary.with_special_tokens(letters_in(words))
+    train, validation, test = (encode_words(split, vocab) for split in (train_words, val_words, test_words))
+    return Dataset(train, validation, test, classes=vocab.tokens, normalize=None, vocab=vocab.tokens)
 
 
-def spelled(words: Iterable[str], letters: Vocabulary) -> Words:
-    ids = [letters.encode(word) for word in words]
+def encode_words(words: Iterable[str], vocab: Vocabulary) -> Words:
+    ids = [vocab.encode(word) for word in words]
     return Words(SequencePairs.of([[BOS, *word] for word in ids], [[*word, EOS] for word in ids]))
