@@ -9,7 +9,7 @@ from PIL import Image
 
 from clearhead.cli.main import main
 from clearhead.cli.predict import candidates_text, num_ordered
-from clearhead.inference.g2p import Pronunciation, pronounce
+from clearhead.inference.generation import Pronunciation, pronounce
 from clearhead.inference.run import Run
 from clearhead.models.generate import Beam
 
@@ -100,7 +100,7 @@ def test_mistakes_are_one_line(trained, digits, capsys, monkeypatch, argv, code,
 
 
 def test_words_are_said_with_the_next_best_answers(trained, capsys, monkeypatch):
-    monkeypatch.setattr("clearhead.inference.g2p.MAX_PHONES", 12)
+    monkeypatch.setattr("clearhead.inference.generation.MAX_PHONES", 12)
     header, *lines = told(capsys, trained / "pronounce", "cab", "BAD", "--beam", 3).splitlines()
     assert header.split() == ["word", "phones", "probability", "score"]
     lines = lines[: lines.index("")]
@@ -115,13 +115,13 @@ def test_words_are_said_with_the_next_best_answers(trained, capsys, monkeypatch)
 
 
 def test_an_answer_that_was_cut_off_is_marked(trained, capsys, monkeypatch):
-    monkeypatch.setattr("clearhead.inference.g2p.MAX_PHONES", 1)
+    monkeypatch.setattr("clearhead.inference.generation.MAX_PHONES", 1)
     lines = told(capsys, trained / "pronounce", "cab", "--beam", 5).splitlines()
     assert sum(" ... " in line for line in lines) >= 4  # one may have ended, without any phone
 
 
 def test_runs_answer_together(trained, capsys, monkeypatch):
-    monkeypatch.setattr("clearhead.inference.g2p.MAX_PHONES", 12)
+    monkeypatch.setattr("clearhead.inference.generation.MAX_PHONES", 12)
     alone = told(capsys, trained / "pronounce", "cab", "bad")
     assert told(capsys, trained / "pronounce", "cab", "bad", "--ensemble", trained / "pronounce") == alone
 

@@ -50,7 +50,7 @@ def test_the_first_source_that_has_it_is_used(cache, tmp_path, good):
     assert obtain(STORED, sources, lines.append) == cache / "toy"
     assert has("toy")
     assert {name: read(STORED, name) for name in FILES} == FILES
-    assert [line.split(":")[0] for line in lines] == [f"toy from {tmp_path}/absent", "  no", f"toy from {good}"]
+    assert [line.split(":")[0] for line in lines] == [f"toy from {tmp_path}/absent", "  failed", f"toy from {good}"]
     assert sorted(path.name for path in cache.rglob("*") if path.is_file()) == ["one", "source.txt", "two"]
     assert (cache / "toy/source.txt").read_text() == f"{good}\n"
 

@@ -15,7 +15,7 @@ from clearhead.inference.evaluate import (
     training_overlap,
     words_to_score,
 )
-from clearhead.inference.g2p import Pronunciation
+from clearhead.inference.generation import Pronunciation
 from clearhead.inference.run import Run
 from clearhead.training.run_directory import RunDirectory
 

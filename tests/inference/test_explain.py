@@ -23,7 +23,7 @@ from clearhead.inference.explain import (
     text_example,
     uniform_entropy,
 )
-from clearhead.inference.g2p import Pronunciation
+from clearhead.inference.generation import Pronunciation
 from clearhead.inference.run import Run
 from clearhead.training.objectives import OBJECTIVES
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from clearhead.data.vocab import BOS, EOS, Vocabulary
-from clearhead.inference import g2p
-from clearhead.inference.g2p import (
+from clearhead.inference import generation as g2p
+from clearhead.inference.generation import (
     BEAM,
     Pronunciation,
     ensemble,

@@ -8,7 +8,7 @@ from PIL import Image
 
 import clearhead
 from clearhead.data import datasets
-from clearhead.inference.g2p import pronounce
+from clearhead.inference.generation import pronounce
 from clearhead.inference.run import Run, open_run
 from clearhead.models.generate import Sampling
 from clearhead.recipes.launch import train

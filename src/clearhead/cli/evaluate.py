@@ -79,7 +79,7 @@ def evaluate_words(
     runs: Sequence["Run"], part: "PartName", dictionary: Path | None, beam_size: int | None
 ) -> dict[str, Any]:
     from clearhead.inference.evaluate import error_rates, words_to_score
-    from clearhead.inference.g2p import beam_of, ensemble
+    from clearhead.inference.generation import beam_of, ensemble
 
     beam, joint = beam_of(beam_size), ensemble(runs)
     words = words_to_score(joint, part, dictionary)
@@ -172,7 +172,7 @@ def predictions(argv: Sequence[str]) -> None:
 
     from clearhead.cli.options import say, warn_if_unfinished
     from clearhead.drawing import check_suffix, save_figure
-    from clearhead.inference.g2p import beam_of
+    from clearhead.inference.generation import beam_of
     from clearhead.inference.predictions import draw_report, report
     from clearhead.inference.run import Run
 

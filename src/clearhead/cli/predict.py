@@ -11,7 +11,7 @@ from clearhead.cli.options import Parser, reader
 from clearhead.messages import json_text, printable
 
 if TYPE_CHECKING:
-    from clearhead.inference.g2p import Pronunciation
+    from clearhead.inference.generation import Pronunciation
     from clearhead.inference.run import Prediction, Run
 
 TOLERANCE = 1e-6
@@ -90,7 +90,7 @@ def predict(argv: Sequence[str]) -> None:
 
 def pronunciations(runs: Sequence["Run"], words: Sequence[str], beam: int | None, *, as_json: bool) -> str:
     """The candidates of the beam search for each word, best first."""
-    from clearhead.inference.g2p import beam_of, ensemble, pronounce
+    from clearhead.inference.generation import beam_of, ensemble, pronounce
 
     candidates = pronounce(ensemble(runs), words, beam_of(beam))
     if not as_json:

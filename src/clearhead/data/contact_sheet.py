@@ -10,7 +10,7 @@ from torch import Tensor
 from clearhead.data.batches import Batches
 from clearhead.data.dataset import Dataset, Examples, Subset
 from clearhead.data.datasets import DataConfig
-from clearhead.data.odd_one_out import OddSets
+from clearhead.data.mnist import OddSets
 
 PER_ROW, MARGIN, GAP, TEXT = 12, 16, 4, 16
 ROWS, VERSIONS = 10, 8

@@ -40,7 +40,7 @@ DATASETS = {
     "reverse": Entry("clearhead.data.digits:load_reverse", "random digits and their reversal", "generated"),
     "digits": Entry("clearhead.data.digits:load_digits", "random digits and a question about them", "generated"),
     "odd-one-out": Entry(
-        "clearhead.data.odd_one_out:load_odd_one_out",
+        "clearhead.data.mnist:load_odd_one_out",
         "sets of MNIST images, one of another class",
         "embedded",
     ),

@@ -1,10 +1,13 @@
-"""`mnist` and `fashion-mnist`: 60,000 + 10,000 gray images of 28 x 28 pixels, in the idx format.
+"""`mnist` and `fashion-mnist`: 60,000 + 10,000 gray images of 28 x 28 pixels, in the idx format; and `odd-one-out`.
 
 MNIST, handwritten digits by Yann LeCun, Corinna Cortes and Christopher J.C. Burges, is embedded in the package
 (CC BY-SA 3.0, files/mnist/LICENCE.txt). Fashion-MNIST, clothes by Zalando Research (MIT), is downloaded.
 
 An idx file has two zero bytes, the data type, the number of dimensions, the size of each dimension as a big-endian
 32-bit integer, and then the values. Only unsigned bytes (data type 8) are read.
+
+`odd-one-out` makes sets of MNIST images of one class with one image of another class; the target is its position.
+Dims: B sets, S images in a set.
 """
 
 import gzip
@@ -12,7 +15,8 @@ import io
 import math
 import struct
 import zlib
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
 
@@ -23,6 +27,7 @@ from torch import Tensor
 from clearhead.data.cache import CachedDataset, Files, pick, read
 from clearhead.data.dataset import Dataset, Images, Normalize, train_val_split
 from clearhead.data.datasets import DataConfig
+from clearhead.data.prng import fold_in, permutation, random_below
 from clearhead.data.sources import HttpSource, LocalSource
 from clearhead.files import most_unpacked, sha256
 
@@ -168,3 +173,65 @@ def images_and_labels(images: bytes, labels: bytes, num_classes: int) -> Images:
     if len(targets) and targets.max() >= num_classes:
         raise ValueError(f"labels must be below {num_classes}, got {int(targets.max())}")
     return Images(pixels[:, None], targets.long())
+
+
+N_TRAIN, N_TEST = 50_000, 10_000
+N_HELD_OUT = 5_000
+"""MNIST training images that are reserved for the validation sets"""
+
+
+@dataclass(frozen=True, eq=False)
+class OddSets:
+    """Set i of the stream `key`: float (B,S,784) -> the position of the odd image (B,).
+
+    Images are drawn with replacement from those with the indices `pool`.
+    """
+
+    n: int
+    set_size: int
+    key: int
+    images: Images
+    pool: Tensor
+
+    def __len__(self) -> int:
+        return self.n
+
+    @cached_property
+    def by_class(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Image indices sorted by class, and the start and the size of each class."""
+        labels = self.images.labels[self.pool]
+        counts = torch.bincount(labels, minlength=len(CLASSES))
+        return self.pool[labels.argsort(stable=True)], counts.cumsum(0) - counts, counts
+
+    def members(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Image indices of each set (B,S) and the position of the odd image (B,)."""
+        num_classes = len(CLASSES)
+        common = random_below(num_classes, fold_in(self.key, "common"), indices)
+        odd = (common + 1 + random_below(num_classes - 1, fold_in(self.key, "odd"), indices)) % num_classes
+        position = random_below(self.set_size, fold_in(self.key, "place"), indices)
+        slots = torch.arange(self.set_size)
+        classes = torch.where(slots == position[:, None], odd[:, None], common[:, None])
+        ordered, starts, counts = self.by_class
+        drawn = random_below(counts[classes], fold_in(self.key, "image"), indices[:, None] * self.set_size + slots)
+        return ordered[starts[classes] + drawn], position
+
+    def get_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        members, position = self.members(indices)
+        pixels = self.images.images[members.flatten()]
+        return NORMALIZE(pixels).view(*members.shape, -1), position
+
+
+def load_odd_one_out(config: DataConfig, seed: int) -> Dataset:
+    train_images, test_images = load_images("train"), load_images("t10k")
+    shuffled = permutation(fold_in(seed, "set apart"), len(train_images))
+
+    def sets(split: str, n: int, images: Images, pool: Tensor) -> OddSets:
+        return OddSets(n, config.set_size, fold_in(seed, "oddity", split), images, pool)
+
+    return Dataset(
+        train=sets("train", config.limit or N_TRAIN, train_images, shuffled[N_HELD_OUT:]),
+        validation=sets("validation", config.validation, train_images, shuffled[:N_HELD_OUT]),
+        test=sets("test", N_TEST, test_images, torch.arange(len(test_images))),
+        classes=(),
+        normalize=None,
+    )

@@ -19,7 +19,7 @@ from clearhead.data.datasets import TTA
 from clearhead.data.pronounce import check_vocab, load_splits
 from clearhead.data.vocab import Pronunciations, Vocabulary, read_dictionary
 from clearhead.drawing import displayable, new_figure
-from clearhead.inference.g2p import BEAM, Pronunciation, pronounce
+from clearhead.inference.generation import BEAM, Pronunciation, pronounce
 from clearhead.inference.run import PartName, Run
 from clearhead.models.generate import Beam
 from clearhead.training.objectives import OBJECTIVES, evaluate

@@ -17,7 +17,7 @@ from clearhead.data.batches import Batch
 from clearhead.data.pronounce import load_splits
 from clearhead.data.vocab import BOS, IGNORE_INDEX, Vocabulary, text_to_tokens
 from clearhead.drawing import displayable, save_figure
-from clearhead.inference.g2p import RANKING, letter_ids, pronounce, trace_word, word_figures
+from clearhead.inference.generation import RANKING, letter_ids, pronounce, trace_word, word_figures
 from clearhead.inference.run import Prediction, Run
 from clearhead.insight.attribution import (
     Fill,

@@ -18,7 +18,7 @@ from clearhead.data.folder import usable
 from clearhead.data.vocab import IGNORE_INDEX, tokens_to_text
 from clearhead.drawing import BLUE, GRAY, VERMILION, displayable, new_figure, wrap
 from clearhead.inference.evaluate import confusion_matrix, count_errors, examples_of, measure, words_to_score
-from clearhead.inference.g2p import BEAM, pronounce
+from clearhead.inference.generation import BEAM, pronounce
 from clearhead.inference.run import PartName, Run
 from clearhead.models.generate import Beam
 from clearhead.training.objectives import OBJECTIVES

@@ -124,7 +124,7 @@ class Run:
         if self.input_kind == "digits":
             return self.predict_digits(inputs)  # type: ignore[arg-type]
         if self.input_kind == "words":
-            from clearhead.inference.g2p import predict_words
+            from clearhead.inference.generation import predict_words
 
             return predict_words(self, [str(word) for word in inputs])
         pixels = inputs if isinstance(inputs, Tensor) else self.read_images(inputs)  # type: ignore[arg-type]
@@ -145,7 +145,7 @@ class Run:
         self, prompt: str = "", *, n: int = 1, max_new_tokens: int = 300, strategy: "Sampling | None" = None
     ) -> list[str]:
         """n continuations of a prompt, each with the prompt before it, by a language model (`words`, `text`)."""
-        from clearhead.inference.sample import draw_samples
+        from clearhead.inference.generation import draw_samples
         from clearhead.models.generate import Sampling
 
         return draw_samples(self, prompt, strategy or Sampling(), n=n, max_new_tokens=max_new_tokens)

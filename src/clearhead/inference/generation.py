@@ -1,4 +1,6 @@
-"""Grapheme-to-phoneme conversion with a run of `pronounce`: beam search, ensembles, and figures of the attention.
+"""Generation with a run: pronunciations by beam search (`pronounce`), samples of a language model (`words`, `text`).
+
+Pronunciation is grapheme-to-phoneme conversion; it has ensembles and figures of the attention.
 
 Dims: B batch, H heads, Q phones, K letters.
 """
@@ -14,14 +16,25 @@ import torch
 from torch import Tensor
 
 from clearhead.data.dataset import SequencePairs
-from clearhead.data.vocab import BOS, EOS, MAX_WORD_LENGTH, PAD, SPECIAL_TOKENS, Vocabulary
+from clearhead.data.prng import fold_in
+from clearhead.data.vocab import (
+    BOS,
+    EOS,
+    MAX_WORD_LENGTH,
+    PAD,
+    SPECIAL_TOKENS,
+    Vocabulary,
+    text_to_tokens,
+    tokens_to_text,
+)
 from clearhead.drawing import displayable
 from clearhead.inference.run import INFERENCE_BATCH_SIZE, Prediction, Run
 from clearhead.insight.head_plots import draw_head_importance
 from clearhead.insight.heads import entropy, head_importance
 from clearhead.insight.plots import draw_alignment, draw_head_grid
 from clearhead.insight.trace import AttentionTrace, look
-from clearhead.models.generate import Beam, free_positions
+from clearhead.models.generate import Beam, Sampling, free_positions
+from clearhead.models.language import LanguageModel
 from clearhead.models.seq2seq import Ensemble, Seq2Seq
 
 if TYPE_CHECKING:
@@ -30,6 +43,14 @@ if TYPE_CHECKING:
 MAX_PHONES = MAX_WORD_LENGTH + 1
 """as many as the longest entry of a dictionary may have, and the end-of-sequence token"""
 BEAM = Beam(5)
+SAMPLING_BATCH_SIZE = 256
+"""each batch draws its own random numbers, so another size draws other samples"""
+MAX_WORD_LETTERS = 40
+"""longer words are cut off"""
+MAX_COUNT = 1_000_000
+"""samples, and tokens of each"""
+LINE_BREAK = "\n"
+"""an empty prompt for a text becomes a line break, if the text has any"""
 
 CROSS_ATTENTION = "cross_attn"
 """part of the module path of each cross-attention layer"""
@@ -189,3 +210,55 @@ def sharpest(layers: dict[str, Tensor]) -> tuple[str, Tensor]:
     means = {name: weights.mean(1, keepdim=True) for name, weights in layers.items()}
     name = min(means, key=lambda name: float(entropy(means[name])))
     return name, means[name][0, 0]
+
+
+def draw_samples(run: Run, prompt: str, strategy: Sampling, *, n: int, max_new_tokens: int) -> list[str]:
+    """n continuations of a prompt, each with the prompt before it. A word ends by itself; a text has max_new_tokens
+    more tokens."""
+    if not isinstance(run.model, LanguageModel):
+        raise ValueError(
+            f"sampling needs a language model (recipes words and text), got {run.path}, which takes {run.input_kind}; "
+            f"try clearhead predict {run.path}"
+        )
+    if not (1 <= n <= MAX_COUNT and 1 <= max_new_tokens <= MAX_COUNT):
+        raise ValueError(f"n and max_new_tokens must be from 1 to {MAX_COUNT}, got {n} and {max_new_tokens}")
+    samples: list[str] = []
+    for i in range(0, n, SAMPLING_BATCH_SIZE):
+        n_batch = min(SAMPLING_BATCH_SIZE, n - i)
+        samples += sample_batch(run, run.model, prompt, with_seed(strategy, "sample", i), n_batch, max_new_tokens)
+    return samples
+
+
+def with_seed(strategy: Sampling, kind: str, index: int) -> Sampling:
+    """The same strategy with a seed derived from its own; at index 0 unchanged."""
+    if strategy.seed is None or not index:
+        return strategy
+    return replace(strategy, seed=fold_in(strategy.seed, kind, index) >> 1)  # torch takes 63 bits
+
+
+def sample_batch(
+    run: Run, model: LanguageModel, prompt: str, strategy: Sampling, n: int, max_new_tokens: int
+) -> list[str]:
+    vocab, level = Vocabulary(run.vocab), run.config.data.level
+    tokens = text_to_tokens(prompt, level)
+    if vocab.has_special_tokens:
+        ids = torch.tensor([[BOS, *vocab.encode(tokens)]]).expand(n, -1)
+        max_letters = max(1, free_positions(model.config, ids.shape[1], MAX_WORD_LETTERS))
+        rows = model.generate(ids, strategy=strategy, max_new_tokens=max_letters, eos_id=EOS).ids
+        return [prompt + "".join(vocab.decode(row)) for row in rows.tolist()]
+    if not tokens:
+        tokens = LINE_BREAK if LINE_BREAK in vocab.token_to_id else vocab.tokens[0]
+    rows = continue_text(model, torch.tensor([vocab.encode(tokens)]).expand(n, -1), strategy, max_new_tokens)
+    return [prompt + tokens_to_text("".join(vocab.decode(row)), level) for row in rows[:, len(tokens) :].tolist()]
+
+
+def continue_text(model: LanguageModel, ids: Tensor, strategy: Sampling, max_new_tokens: int) -> Tensor:
+    """ids (B,L) -> (B,L+max_new_tokens). When the context is full, the model reads its last half again and goes on."""
+    context, n_new = model.config.context_length, 0
+    while n_new < max_new_tokens:
+        window = ids if ids.shape[1] < context else ids[:, -max(1, context // 2) :]
+        count = min(max_new_tokens - n_new, context - window.shape[1] + 1)
+        new = model.generate(window, max_new_tokens=count, strategy=with_seed(strategy, "chunk", n_new)).ids
+        ids = torch.cat([ids, new], dim=1)
+        n_new += count
+    return ids
