@@ -104,5 +104,5 @@ def test_what_is_not_there_is_an_error(server, tmp_path):
         download(f"{server.address}/other", tmp_path / "it", most=10)
     with pytest.raises(OSError, match="the server cannot be reached"):
         download("http://127.0.0.1:9/it", tmp_path / "it", most=10)
-    with pytest.raises(ValueError, match="starts with https:// or http://, got 'file:///etc/passwd'"):
+    with pytest.raises(ValueError, match="start with https:// or http://, got 'file:///etc/passwd'"):
         download("file:///etc/passwd", tmp_path / "it", most=10)

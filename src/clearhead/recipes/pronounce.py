@@ -17,7 +17,7 @@ LETTERS, PHONES, STRESSED = 32, 42, 72
 
 
 def pronounce(*, train_file: str = "", test_file: str = "", stress: bool = False, window: int = 50) -> RunConfig:
-    """The letters and phones are those of the dictionary that is learnt."""
+    """The letters and phones are those of the training dictionary."""
     src_vocab_size, tgt_vocab_size = alphabets(train_file, stress)
     return RunConfig(
         recipe="pronounce",

@@ -163,7 +163,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotConfig:
-    """Attention that is kept while it is learnt, for `clearhead look RUN --training-dynamics`."""
+    """Attention weights saved during training, for `clearhead look RUN --training-dynamics`."""
 
     inputs: int = 0
     """validation examples whose attention is saved; 0 disables"""
