@@ -1,1 +1,1 @@
-"""The command line: parsing only. Each command is one small file with `run(argv)`, which calls one function."""
+"""The command line: each command parses its arguments and calls one function."""

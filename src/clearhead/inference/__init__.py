@@ -1,1 +1,1 @@
-"""Whatever takes a trained run: asking it, testing it, showing what it does."""
+"""Using a trained run: prediction, evaluation, generation and explanation."""

@@ -1,1 +1,1 @@
-"""Experiments: one file each, opening with its command, what it takes and what it reaches. No torch needed."""
+"""Experiments, one file each, with the command, time and accuracy of each. Loads without torch."""

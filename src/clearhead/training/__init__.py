@@ -1,1 +1,1 @@
-"""How a model is fitted: the loop, and the run directory that survives whatever stops it."""
+"""Training: the loop, optimizers, checkpoints, distributed processes and the run directory."""

@@ -1,1 +1,1 @@
-"""The doctor: examines anybody's transformer from outside, by what moves when something else is changed."""
+"""The doctor: examines a user's module from outside and reports its faults."""
