@@ -29,7 +29,7 @@ def test_one_text_of_a_length(trained, capsys):
     [
         (
             "RUN/words --temperature 0",
-            "temperature must be above 0, got 0.0; for the likeliest token each time",
+            "temperature must be above 0, got 0.0",
         ),
         ("RUN/words --top-k 0", "top_k must be at least 1, got 0; leave it out to keep all tokens"),
         ("RUN/words --top-p 0", "top_p must be above 0 and at most 1, got 0.0"),
