@@ -77,7 +77,7 @@ def test_digits(trained, capsys):
         ("RUN/mnist pipe.png", 2, "cannot read the image pipe.png: it is a pipe or a device and not a file"),
         ("RUN/mnist a.png bomb.webp", 2, "cannot read the image bomb.webp: it has more than 25,000,000 pixels"),
         ("RUN/mnist --ids 3", 2, "takes images, got digits"),
-        ("RUN/reverse a.png", 2, "takes digits, got 'a.png'; pass digits: --ids"),
+        ("RUN/reverse a.png", 2, "takes digits, got 'a.png'; pass one sequence of digits: --ids"),
         ("RUN/reverse --ids 3 x", 2, "--ids: invalid int value: 'x'"),
         ("RUN/reverse --ids 33", 2, "ids must be from 0 to 9, got 33"),
         (f"RUN/reverse --ids {'3' * 30}", 2, f"ids must be from 0 to 9, got {'3' * 30}"),

@@ -234,3 +234,16 @@ def test_look_traces_a_set_of_images(trained, tmp_path):
         Image.fromarray(np.full((28, 28), 80 * i, np.uint8)).save(tmp_path / f"{i}.png")
     trace = open_run(trained / "odd-one-out").look([tmp_path / f"{i}.png" for i in range(3)])
     assert all(record.num_keys == 3 for record in trace.values())
+
+
+@pytest.mark.parametrize("part", ["tset", "train", "val", ""])
+def test_an_unknown_part_is_refused(trained, part):
+    with pytest.raises(ValueError, match=r"part must be one of validation, test, got '.*'"):
+        open_run(trained / "reverse").evaluate(part)
+
+
+def test_several_sequences_of_digits_at_once_are_refused(trained):
+    run = open_run(trained / "reverse")
+    for inputs in ([[3, 1, 4]], torch.tensor([[3, 1, 4]])):
+        with pytest.raises(ValueError, match=r"\[3, 1, 4\]"):
+            run.predict(inputs)

@@ -23,6 +23,7 @@ from clearhead.inference.generation import BEAM, Pronunciation, pronounce
 from clearhead.inference.run import PartName, Run
 from clearhead.models.generate import Beam
 from clearhead.training.objectives import OBJECTIVES, evaluate
+from clearhead.validation import check_choice
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,6 +35,7 @@ MAX_NUMBERED_CLASSES = 30
 
 def evaluate_run(run: Run, part: PartName = "test", beam: Beam = BEAM) -> dict[str, Any]:
     """What `clearhead evaluate` measures: loss and accuracy; for `pronounce` the error rates."""
+    check_choice(part=(part, PartName))
     if run.config.objective == "seq2seq":
         return error_rates(run, words_to_score(run, part), beam).to_dict(beam)
     return loss_and_accuracy(run, part)

@@ -108,7 +108,7 @@ class Run:
         """The next step after an input of another kind."""
         return {
             "images": "pass image files",
-            "digits": "pass digits: --ids 3 1 4",
+            "digits": "pass one sequence of digits: --ids 3 1 4, or run.predict([3, 1, 4])",
             "words": "pass words",
             "text": f"generate text with: clearhead sample {self.path}",
         }[self.input_kind]
@@ -183,6 +183,10 @@ class Run:
             )
 
     def predict_digits(self, ids: Tensor | Sequence[int]) -> list[Prediction]:
+        if not all(isinstance(n, int) for n in (ids.tolist() if isinstance(ids, Tensor) else ids)):
+            raise ValueError(
+                "digits are one sequence of integers, such as [3, 1, 4]; call predict once for each sequence"
+            )
         invalid = [] if isinstance(ids, Tensor) else [n for n in ids if not 0 <= n <= 9]
         if invalid:
             raise ValueError(f"ids must be from 0 to 9, got {invalid[0]}")

@@ -185,6 +185,8 @@ class AttentionTrace:
         return name in self.records
 
     def __getitem__(self, name: str) -> AttentionRecord:
+        if not isinstance(name, str):
+            raise LookupError(f"layers are looked up by module name, got {name!r}; this trace has {listed(self.names)}")
         if name in self.records:
             return self.records[name]
         if name in self.names:
