@@ -162,7 +162,7 @@ class Soak(Shard):
     """One process that trains for many steps, evaluates and saves; its memory and its open files must not grow."""
 
     name = "soak"
-    what = "steps of one process, watched for leaks"
+    what = "training steps in one process, checked for leaks"
     counts: ClassVar[Mapping[str, int]] = {"steps": 100_000}
     small = 1_000
     batch = 100_000

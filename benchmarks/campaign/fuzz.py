@@ -187,7 +187,7 @@ def mutated_json(data: bytes, rng: random.Random) -> bytes:
 
 class Parsers(Fuzz):
     name = "parsers"
-    what = "mutated input of a parser"
+    what = "mutated parser input"
     small = 500
     counts: ClassVar[Mapping[str, int]] = dict.fromkeys(
         (

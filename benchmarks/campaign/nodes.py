@@ -154,7 +154,7 @@ class TwoNodes(Shard):
     """The second node is lost, with all its processes, at a random step; the first must end by itself."""
 
     name = "nodes"
-    what = "one of two nodes lost, then resumed by two"
+    what = "one of two nodes is lost, then both resume"
     counts: ClassVar[Mapping[str, int]] = {"node lost": 5}
     small = 1
 
