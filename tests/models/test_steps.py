@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 import tracemalloc
 import zipfile
 
@@ -11,9 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.models.matrix_figures import draw_steps
 from clearhead.models.steps import EXAMPLE, EXAMPLE_HEADS, five_steps, read_steps_file
-from clearhead.models.steps_render import steps_latex, steps_text
 from clearhead.nn import masks
 from clearhead.nn.attention import MultiHeadAttention, attend_reference
 
@@ -111,116 +108,6 @@ def test_json_round_trip_hides_what_the_mask_hides():
     data = json.loads(json.dumps([step.to_dict() for step in steps], allow_nan=False))
     assert data[2]["matrices"]["scaled"]["values"][0][1:] == [None, None]
     assert data[4]["matrices"]["z"] == {"shape": [3, 3], "values": steps[4].matrices["z"].tolist()}
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_text_fits_the_terminal(width):
-    torch.manual_seed(0)
-    large = [torch.randn(*size) * 1e6 for size in [(20, 64), (64, 16), (64, 16), (64, 16)]]
-    for given in (
-        EXAMPLE,
-        GOLDEN,
-        EXAMPLE_HEADS | {"heads": 4},
-        dict(zip(EXAMPLE, large, strict=True)),
-        dict(zip(EXAMPLE, large, strict=True)) | {"heads": 8},
-    ):
-        lines = steps_text(five_steps(**given), width).plain.splitlines()
-        assert max(map(len, lines)) <= width
-
-
-def test_text_shows_every_matrix_with_its_shape_and_numbers():
-    text = steps_text(five_steps(**EXAMPLE)).plain
-    for title in ("x [3,4]", "W_Q [4,2]", "q [3,2]", "scores [3,3]", "weights [3,3]", "weighted [3,3,3]", "z [3,3]"):
-        assert title in text
-    first = matrices(five_steps(**EXAMPLE))["z"][0]
-    assert "  ".join(f"{n:.3f}" for n in first.tolist()) in text
-
-
-def test_text_shows_every_head():
-    text = steps_text(five_steps(**EXAMPLE_HEADS, heads=2)).plain
-    for title in ("2 heads", "scores, head 2 [3,3]", "head 2, query 3 [3,2]", "z, head 1 [3,2]", "output [3,4]"):
-        assert title in text
-
-
-def test_the_figure_shows_the_numbers_of_every_matrix():
-    (axes,) = draw_steps(five_steps(**EXAMPLE_HEADS, heads=2, causal=True)).axes
-    texts = [text.get_text() for text in axes.texts]
-    assert "2  Score" in texts
-    assert "scores, head 2 [3,3]" in texts
-    output = matrices(five_steps(**EXAMPLE_HEADS, heads=2, causal=True))["output"]
-    assert texts[-13:-1] == [f"{n:.3f}" for n in output.flatten().tolist()]
-    assert texts.count("–") == 6  # three hidden scores in each of two heads
-    assert "gray: masked" in texts[-1]
-
-
-def test_the_figure_says_what_it_leaves_out():
-    torch.manual_seed(0)
-    large = dict(zip(EXAMPLE, [torch.randn(*size) for size in [(20, 64), (64, 16), (64, 16), (64, 16)]], strict=True))
-    (axes,) = draw_steps(five_steps(**large, heads=8)).axes
-    assert axes.texts[-1].get_text().endswith("; showing the first 3 of 8 heads and 3 of 20 queries")
-    titles = [text.get_text() for text in axes.texts]
-    assert "scores, head 3 [20,20]…" in titles
-    assert "scores, head 4 [20,20]…" not in titles
-
-
-@pytest.mark.parametrize("heads", [1, 2])
-def test_nothing_in_the_figure_overlaps_or_leaves_it(heads):
-    figure = draw_steps(five_steps(**(EXAMPLE if heads == 1 else EXAMPLE_HEADS), heads=heads))
-    renderer, (axes,) = figure.canvas.get_renderer(), figure.axes
-    boxes = [text.get_window_extent(renderer) for text in axes.texts]
-    assert min(box.x0 for box in boxes) >= 0
-    assert max(box.x1 for box in boxes) <= figure.bbox.width
-    overlaps = [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
-    assert not overlaps
-
-
-def document(**given):
-    return steps_latex(five_steps(**given))
-
-
-@pytest.mark.parametrize(
-    "given",
-    [EXAMPLE, GOLDEN, EXAMPLE_HEADS | {"heads": 2, "causal": True}, EXAMPLE | {"beta": math.inf}],
-    ids=["example", "given q k v", "two heads", "infinite beta"],
-)
-def test_latex_is_balanced_and_has_every_number(given):
-    """Environments, braces, brackets of displays; as many rows and columns as the matrix has."""
-    tex = document(**given)
-    assert tex.startswith(r"\documentclass")
-    assert tex.endswith("\\end{document}\n")
-    opened = re.findall(r"\\begin\{(\w+)\}", tex)
-    assert sorted(opened) == sorted(re.findall(r"\\end\{(\w+)\}", tex))
-    assert set(opened) == {"document", "bmatrix"}
-    assert tex.count(r"\[") == tex.count(r"\]")
-    depth = 0
-    for sign in re.sub(r"\\[{}]", "", tex):
-        depth += (sign == "{") - (sign == "}")
-        assert depth >= 0
-    assert depth == 0
-    assert tex.isascii()
-    displays = re.findall(r"\\\[\n(.*?)\n\\\]", tex, re.DOTALL)
-    assert all("\n\n" not in display for display in displays)  # an empty line ends a paragraph, and is an error there
-    outside = re.sub(r"\\\[.*?\\\]", "", tex, flags=re.DOTALL).replace(r"$-\infty$", "")
-    assert not re.search(r"[_^&$%#]", outside)
-    wanted = [panel.matrix for step in five_steps(**given) for name in step.matrices for panel in step.panels(name)]
-    found = re.findall(r"\\begin\{bmatrix\} (.*?) \\end\{bmatrix\}", tex)
-    shapes = [(body.count(r"\\") + 1, body.split(r"\\")[0].count("&") + 1) for body in found]
-    assert sorted(shapes) == sorted(tuple(m.shape) for m in wanted)
-
-
-def test_latex_cuts_large_matrices_and_writes_powers_of_ten():
-    torch.manual_seed(0)
-    large = [torch.randn(*size) * 1e6 for size in [(20, 64), (64, 16), (64, 16), (64, 16)]]
-    tex = document(**dict(zip(EXAMPLE, large, strict=True)))
-    assert r"\cdots" in tex
-    assert r"\ddots" in tex
-    assert re.search(r"\d\.\d\d \\cdot 10\^\{6\}", tex)
-    columns = max(line.split(r"\\")[0].count("&") + 1 for line in re.findall(r"\{bmatrix\}(.*?)\\end", tex))
-    assert int(re.search(r"MaxMatrixCols\}\{(\d+)\}", tex)[1]) >= columns > 10
-
-
-def test_latex_shows_what_is_hidden_as_minus_infinity():
-    assert document(**EXAMPLE, causal=True).count(r"& -\infty") == 3
 
 
 def write(path, content):

@@ -1,4 +1,6 @@
 import hashlib
+import subprocess
+import sys
 from importlib.resources import files
 
 import pytest
@@ -7,14 +9,144 @@ from hypothesis import strategies as st
 
 from clearhead.data import vocab
 from clearhead.data.vocab import (
+    BOS,
+    BYTES,
+    EOS,
+    IGNORE_INDEX,
+    MAX_WORD_LENGTH,
+    PAD,
+    SPECIAL_TOKENS,
+    Vocabulary,
     group_by_word,
+    load_word_list,
     parse_entries,
     read_cmudict,
     read_dictionary,
+    read_text,
+    read_words,
     spelling_hash,
     split_test,
     split_validation,
+    text_to_tokens,
+    text_vocab,
+    tokens_to_text,
 )
+
+LETTERS = Vocabulary.with_special_tokens("cab")
+
+
+def test_marks_come_first_and_symbols_are_sorted():
+    assert LETTERS.tokens == (*SPECIAL_TOKENS, "a", "b", "c")
+    assert (LETTERS.tokens[PAD], LETTERS.tokens[BOS], LETTERS.tokens[EOS]) == SPECIAL_TOKENS
+    assert IGNORE_INDEX not in range(len(LETTERS))
+
+
+@given(st.lists(st.sampled_from("abc")))
+def test_ids_read_back_as_the_symbols(symbols):
+    assert LETTERS.decode(LETTERS.encode(symbols)) == symbols
+    assert LETTERS.decode([BOS, *LETTERS.encode(symbols), EOS, 4, PAD]) == symbols
+
+
+def test_without_marks_every_id_is_a_symbol():
+    plain = Vocabulary(("x", "y", "z"))
+    assert not plain.has_special_tokens
+    assert plain.decode([0, 1, 2]) == ["x", "y", "z"]
+
+
+@pytest.mark.parametrize(
+    ("known", "symbols", "message"),
+    [
+        (LETTERS, "abx", "unknown token 'x' in 'abx'; the vocabulary is 'abc'"),
+        (
+            Vocabulary.with_special_tokens(["AA", "B"]),
+            ["AA", "ZZ"],
+            "token 'ZZ' in AA ZZ; the vocabulary is AA B",
+        ),
+        (Vocabulary(("a",)), "<", "unknown token '<' in '<'; the vocabulary is 'a'"),
+    ],
+)
+def test_an_unknown_symbol_is_named_beside_the_known_ones(known, symbols, message):
+    with pytest.raises(LookupError, match=message):
+        known.encode(symbols)
+
+
+def test_of_very_many_symbols_the_first_are_named():
+    known = Vocabulary(tuple(map(chr, range(0x4E00, 0x5E00))))
+    with pytest.raises(LookupError, match=r"unknown token 'x' in '\u4e00+\.\.\.; the vocabulary is") as raised:
+        known.encode("\u4e00" * 500 + "x")
+    assert len(str(raised.value)) < 400
+
+
+def test_tokens_and_dictionaries_need_no_torch():
+    code = "import sys, clearhead.data.vocab, clearhead.data.vocab, clearhead.data.vocab"
+    code += ", clearhead.data.vocab; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("level", ["character", "byte"])
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
+def test_what_a_user_writes_comes_back(level, text):
+    symbols = text_to_tokens(text, level)
+    assert tokens_to_text(symbols, level) == text
+    assert set(symbols) <= set(text_vocab(symbols, level))
+
+
+def test_a_byte_is_a_symbol_of_its_own_number(tmp_path):
+    (tmp_path / "x").write_bytes(bytes(range(256)))
+    assert tuple("".join(read_text(str(tmp_path / "x"), "byte"))) == BYTES == text_vocab("", "byte")
+    assert tokens_to_text("\xc3", "byte") == "\ufffd"
+    assert text_to_tokens(b"\xff".decode(errors="surrogateescape"), "byte") == "\xff"
+
+
+def test_characters_need_a_text(tmp_path):
+    (tmp_path / "x").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"must be text in UTF-8, got other bytes .*level=byte"):
+        read_text(str(tmp_path / "x"), "character")
+
+
+@pytest.mark.parametrize("level", ["character", "byte"])
+@pytest.mark.parametrize(("text", "n"), [("", 0), ("aaa", 1)])
+def test_a_text_has_different_characters(tmp_path, level, text, n):
+    (tmp_path / "x").write_text(text)
+    with pytest.raises(ValueError, match=f"at least two different characters, got {n} in "):
+        read_text(str(tmp_path / "x"), level)
+
+
+def test_a_byte_order_mark_is_no_character(tmp_path):
+    (tmp_path / "x").write_text("ab", "utf-8-sig")
+    assert "".join(read_text(str(tmp_path / "x"), "character")) == "ab"
+    assert len("".join(read_text(str(tmp_path / "x"), "byte"))) == 5
+
+
+def test_the_dictionarys_words_have_letters_only():
+    words = load_word_list("")
+    assert len(words) > 100_000
+    assert "thorough" in words
+    assert all(set(word) <= set("abcdefghijklmnopqrstuvwxyz") for word in words)
+
+
+@given(st.lists(st.text("ab é", max_size=5)), st.sampled_from(["\n", "\r\n", "\r"]))
+def test_own_words_are_the_lines_each_once(tmp_path_factory, lines, end):
+    path = tmp_path_factory.mktemp("list") / "words.txt"
+    path.write_bytes(end.join(["first", *lines]).encode())
+    assert read_words(str(path)) == list(dict.fromkeys(["first", *(line.strip() for line in lines if line.strip())]))
+
+
+@pytest.mark.parametrize("text", ["", "\n \n", "\ufeff"])
+def test_a_list_without_a_word_is_refused(tmp_path, text):
+    (tmp_path / "words.txt").write_text(text, "utf-8")
+    with pytest.raises(ValueError, match=r"one word per line, got no word in .*words\.txt"):
+        read_words(str(tmp_path / "words.txt"))
+
+
+def test_a_text_is_no_list_of_words(tmp_path):
+    (tmp_path / "text.txt").write_text(f"word\n{'long ' * MAX_WORD_LENGTH}")
+    with pytest.raises(ValueError, match=r"at most 100 letters.*, got 'long .* in line 2 of .*use the recipe text"):
+        read_words(str(tmp_path / "text.txt"))
+    (tmp_path / "text.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="must be text in UTF-8"):
+        read_words(str(tmp_path / "text.txt"))
+
 
 FORMS = """\
 ;;; a remark of the old form
