@@ -29,18 +29,18 @@ def test_user_files_are_identified_by_digest(tmp_path):
     assert changed_files({}, digests(config)) == []  # no digests recorded
 
 
-def test_files_of_other_data_sets_are_not_read():
+def test_files_of_other_datasets_are_not_read():
     assert load_dataset(DataConfig(name="reverse", file="nowhere", train_file="nowhere"), seed=0).files == {}
 
 
-def test_a_config_survives_a_round_through_a_dict():
+def test_config_round_trips_through_a_dict():
     config = DataConfig(name="mnist", augmentation=Augmentation(crop=2, flip=True, cutout=4, mixup=0.2), limit=7)
     fields = asdict(config)
     assert DataConfig(**{**fields, "augmentation": Augmentation(**fields["augmentation"])}) == config
 
 
-def test_importing_it_does_not_import_torch():
-    code = "import sys, clearhead.data.datasets, clearhead.data.datasets; sys.exit('torch' in sys.modules)"
+def test_importing_datasets_does_not_import_torch():
+    code = "import sys, clearhead.data.datasets; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -75,7 +75,7 @@ def test_importing_it_does_not_import_torch():
         ("augmentation", {"crop": 4}, "augmentation must be an Augmentation, got"),
     ],
 )
-def test_what_does_not_fit_is_refused(field, value, message):
+def test_invalid_data_config_values_raise(field, value, message):
     with pytest.raises((ValueError, LookupError), match=message):
         replace(DataConfig(name="mnist"), **{field: value})
 
@@ -93,23 +93,23 @@ def test_what_does_not_fit_is_refused(field, value, message):
         ("mixup", float("inf"), "mixup must be a number of at least 0, got inf"),
     ],
 )
-def test_augmentation_that_does_not_fit_is_refused(field, value, message):
+def test_invalid_augmentation_values_raise(field, value, message):
     with pytest.raises(ValueError, match=message):
         Augmentation(**{field: value})
 
 
-def test_a_repeat_can_only_be_asked_where_both_answers_exist():
+def test_the_repeat_question_requires_at_most_10_digits():
     assert DataConfig(name="digits", question="repeat", length=10).length == 10
     with pytest.raises(ValueError, match=r"2 to 10 digits.*got length=16; try length=8"):
         DataConfig(name="digits", question="repeat")
 
 
-def test_augmentation_is_on_when_anything_is():
+def test_augmentation_is_on_if_any_transform_is():
     assert not Augmentation().is_on
     assert Augmentation(flip=True).is_on
 
 
-WRONG = (
+ARBITRARY_VALUES = (
     None,
     True,
     -1,
@@ -131,8 +131,8 @@ WRONG = (
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(DataConfig)])
-def test_a_value_of_any_type_is_accepted_or_refused_in_one_line(name):
-    for value in WRONG:
+def test_data_config_values_of_any_type_are_accepted_or_raise_a_one_line_error(name):
+    for value in ARBITRARY_VALUES:
         try:
             DataConfig(**{"name": "mnist", name: value})
         except (ValueError, LookupError) as error:
@@ -141,8 +141,8 @@ def test_a_value_of_any_type_is_accepted_or_refused_in_one_line(name):
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Augmentation)])
-def test_augmentation_of_any_type_is_accepted_or_refused_in_one_line(name):
-    for value in WRONG:
+def test_augmentation_values_of_any_type_are_accepted_or_raise_a_one_line_error(name):
+    for value in ARBITRARY_VALUES:
         try:
             DataConfig(name="mnist", augmentation=Augmentation(**{name: value}))
         except ValueError as error:
@@ -150,7 +150,7 @@ def test_augmentation_of_any_type_is_accepted_or_refused_in_one_line(name):
             assert "\n" not in str(error)  # noqa: PT017
 
 
-def test_a_crop_is_compared_with_the_size_that_images_are_resized_to():
+def test_crop_is_limited_by_the_resized_image_size():
     assert DataConfig(name="folder", image_size=64, augmentation=Augmentation(crop=64))
     with pytest.raises(ValueError, match="crop must be at most the 8 pixels"):
         DataConfig(name="folder", image_size=8, augmentation=Augmentation(crop=9))
