@@ -8,10 +8,10 @@ from clearhead import LanguageModel
 from clearhead.models.config import LanguageConfig
 from clearhead.models.generate import Beam, Greedy
 
-END = 2
+EOS = 2
 
 
-def language(seed):
+def language_model(seed):
     torch.manual_seed(seed)
     config = LanguageConfig(width=8, depth=1, num_heads=2, vocab_size=4, pos_embed="rotary", tie_weights=False)
     model = LanguageModel.from_config(config).double()
@@ -25,12 +25,12 @@ def prompts(n=3):
 
 
 @torch.no_grad()
-def best_by_exhaustion(model, prompt, n_tokens, penalty):
-    """Of all sequences that end, or are n_tokens long, and are as probable as the greedy one, the best by its rank."""
-    greedy = model.generate(prompt[None], max_new_tokens=n_tokens, eos_id=END).scores.item()
+def exhaustive_best(model, prompt, max_new_tokens, penalty):
+    """The best-ranked of all sequences that end or are max_new_tokens long and are at least as probable as greedy."""
+    greedy = model.generate(prompt[None], max_new_tokens=max_new_tokens, eos_id=EOS).scores.item()
     ranks = {}
-    for ids in product(range(4), repeat=n_tokens):
-        length = ids.index(END) + 1 if END in ids else n_tokens
+    for ids in product(range(4), repeat=max_new_tokens):
+        length = ids.index(EOS) + 1 if EOS in ids else max_new_tokens
         ids = (*ids[:length],)
         if ids in ranks:
             continue
@@ -42,14 +42,14 @@ def best_by_exhaustion(model, prompt, n_tokens, penalty):
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("end", [None, END])
-def test_a_beam_of_one_is_greedy(seed, end):
-    def search(writers, prompt, n_tokens, end):
-        return Beam(1).search(writers(1), prompt, n_tokens, end)
+@pytest.mark.parametrize("eos_id", [None, EOS])
+def test_beam_size_one_equals_greedy(seed, eos_id):
+    def search(states, prompt, max_new_tokens, eos_id):
+        return Beam(1).search(states(1), prompt, max_new_tokens, eos_id)
 
     greedy, beam, searched = (
-        language(seed).generate(prompts(), strategy=how, max_new_tokens=6, eos_id=end)
-        for how in (Greedy(), Beam(1), search)
+        language_model(seed).generate(prompts(), strategy=strategy, max_new_tokens=6, eos_id=eos_id)
+        for strategy in (Greedy(), Beam(1), search)
     )
     assert torch.equal(greedy.candidates, beam.candidates)
     assert torch.equal(greedy.candidates, searched.candidates[..., : greedy.candidates.shape[-1]])
@@ -60,11 +60,11 @@ def test_a_beam_of_one_is_greedy(seed, end):
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
-def test_a_wide_beam_finds_the_best_of_all(seed, penalty):
-    model, n_tokens = language(seed), 3
-    out = model.generate(prompts(), strategy=Beam(40, penalty), max_new_tokens=n_tokens, eos_id=END)
+def test_a_wide_beam_finds_the_exhaustive_optimum(seed, penalty):
+    model, max_new_tokens = language_model(seed), 3
+    out = model.generate(prompts(), strategy=Beam(40, penalty), max_new_tokens=max_new_tokens, eos_id=EOS)
     for row, prompt in enumerate(prompts()):
-        best, rank = best_by_exhaustion(model, prompt, n_tokens, penalty)
+        best, rank = exhaustive_best(model, prompt, max_new_tokens, penalty)
         length = out.lengths[row, 0].item()
         assert tuple(out.ids[row, :length].tolist()) == best
         assert out.scores[row, 0].item() / length**penalty == pytest.approx(rank)
@@ -73,36 +73,40 @@ def test_a_wide_beam_finds_the_best_of_all(seed, penalty):
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0])
-def test_a_beam_is_never_worse_than_greedy(seed, size, penalty):
-    how = Beam(size, penalty)
-    greedy = language(seed).generate(prompts(), max_new_tokens=8, eos_id=END)
-    beam = language(seed).generate(prompts(), strategy=how, max_new_tokens=8, eos_id=END)
-    assert (how.rank(beam.scores, beam.lengths)[:, 0] >= how.rank(greedy.scores, greedy.lengths)[:, 0] - 1e-9).all()
+def test_beam_search_is_never_worse_than_greedy(seed, size, penalty):
+    strategy = Beam(size, penalty)
+    greedy = language_model(seed).generate(prompts(), max_new_tokens=8, eos_id=EOS)
+    beam = language_model(seed).generate(prompts(), strategy=strategy, max_new_tokens=8, eos_id=EOS)
+    assert (
+        strategy.rank(beam.scores, beam.lengths)[:, 0] >= strategy.rank(greedy.scores, greedy.lengths)[:, 0] - 1e-9
+    ).all()
     assert (beam.scores[:, 0] >= greedy.scores[:, 0] - 1e-9).all()
 
 
-def test_longer_answers_that_are_less_probable_than_the_greedy_one_come_after_it():
-    n_behind = 0
+def test_candidates_less_probable_than_greedy_are_ranked_after_it():
+    n_after_greedy = 0
     for seed in range(12):
-        how, model = Beam(5), language(seed)
-        out, greedy = (model.generate(prompts(), strategy=way, max_new_tokens=6, eos_id=END) for way in (how, Greedy()))
-        behind = out.scores < greedy.scores - 1e-9
-        assert not behind[:, 0].any()
-        assert (behind[:, :-1] <= behind[:, 1:]).all()
-        ranks = how.rank(out.scores, out.lengths)
-        assert ((ranks[:, :-1] >= ranks[:, 1:]) | (behind[:, :-1] != behind[:, 1:])).all()
-        n_behind += int((behind[:, 1:] & (ranks[:, 1:] > ranks[:, :1])).sum())
-    assert n_behind > 0
+        strategy, model = Beam(5), language_model(seed)
+        out, greedy = (
+            model.generate(prompts(), strategy=s, max_new_tokens=6, eos_id=EOS) for s in (strategy, Greedy())
+        )
+        after_greedy = out.scores < greedy.scores - 1e-9
+        assert not after_greedy[:, 0].any()
+        assert (after_greedy[:, :-1] <= after_greedy[:, 1:]).all()
+        ranks = strategy.rank(out.scores, out.lengths)
+        assert ((ranks[:, :-1] >= ranks[:, 1:]) | (after_greedy[:, :-1] != after_greedy[:, 1:])).all()
+        n_after_greedy += int((after_greedy[:, 1:] & (ranks[:, 1:] > ranks[:, :1])).sum())
+    assert n_after_greedy > 0
 
 
-def test_candidates_are_different():
-    out = language(3).generate(prompts(), strategy=Beam(5), max_new_tokens=6, eos_id=END)
+def test_candidates_are_distinct():
+    out = language_model(3).generate(prompts(), strategy=Beam(5), max_new_tokens=6, eos_id=EOS)
     for candidates in out.candidates:
         assert len({tuple(ids) for ids in candidates.tolist()}) == 5
 
 
-def test_a_beam_wider_than_all_there_is_marks_the_empty_places():
-    out = language(0).generate(prompts(), strategy=Beam(9), max_new_tokens=1, eos_id=END)
+def test_unused_beam_slots_have_infinite_negative_scores():
+    out = language_model(0).generate(prompts(), strategy=Beam(9), max_new_tokens=1, eos_id=EOS)
     assert out.scores.isfinite().sum(1).tolist() == [4, 4, 4]
 
 
@@ -114,6 +118,6 @@ def test_a_beam_wider_than_all_there_is_marks_the_empty_places():
         (lambda: Beam(2, -1), "length_penalty must be from 0 to 10"),
     ],
 )
-def test_bad_input_is_refused(make, message):
+def test_invalid_beam_arguments_raise(make, message):
     with pytest.raises(ValueError, match=message):
         make()

@@ -9,7 +9,7 @@ import torch
 from clearhead.models.steps import EXAMPLE, EXAMPLE_HEADS, five_steps
 from clearhead.models.steps_render import steps_latex, steps_text
 
-GOLDEN = {
+QKV = {
     "q": [[0.3367, 0.1288], [0.2345, 0.2303], [-1.1229, -0.1863]],
     "k": [[2.2082, -0.6380], [0.4617, 0.2674], [0.5349, 0.8094]],
     "v": [[1.1103, -1.6898], [-0.9890, 0.9580], [1.3221, 0.8172]],
@@ -24,18 +24,18 @@ def matrices(steps):
 def test_text_fits_the_terminal(width):
     torch.manual_seed(0)
     large = [torch.randn(*size) * 1e6 for size in [(20, 64), (64, 16), (64, 16), (64, 16)]]
-    for given in (
+    for inputs in (
         EXAMPLE,
-        GOLDEN,
+        QKV,
         EXAMPLE_HEADS | {"heads": 4},
         dict(zip(EXAMPLE, large, strict=True)),
         dict(zip(EXAMPLE, large, strict=True)) | {"heads": 8},
     ):
-        lines = steps_text(five_steps(**given), width).plain.splitlines()
+        lines = steps_text(five_steps(**inputs), width).plain.splitlines()
         assert max(map(len, lines)) <= width
 
 
-def test_text_shows_every_matrix_with_its_shape_and_numbers():
+def test_text_shows_every_matrix_with_shape_and_values():
     text = steps_text(five_steps(**EXAMPLE)).plain
     for title in ("x [3,4]", "W_Q [4,2]", "q [3,2]", "scores [3,3]", "weights [3,3]", "weighted [3,3,3]", "z [3,3]"):
         assert title in text
@@ -49,18 +49,18 @@ def test_text_shows_every_head():
         assert title in text
 
 
-def document(**given):
-    return steps_latex(five_steps(**given))
+def latex(**inputs):
+    return steps_latex(five_steps(**inputs))
 
 
 @pytest.mark.parametrize(
-    "given",
-    [EXAMPLE, GOLDEN, EXAMPLE_HEADS | {"heads": 2, "causal": True}, EXAMPLE | {"beta": math.inf}],
+    "inputs",
+    [EXAMPLE, QKV, EXAMPLE_HEADS | {"heads": 2, "causal": True}, EXAMPLE | {"beta": math.inf}],
     ids=["example", "given q k v", "two heads", "infinite beta"],
 )
-def test_latex_is_balanced_and_has_every_number(given):
-    """Environments, braces, brackets of displays; as many rows and columns as the matrix has."""
-    tex = document(**given)
+def test_latex_is_balanced_and_contains_every_value(inputs):
+    """Checks environments, braces, display brackets, and the rows and columns of every matrix."""
+    tex = latex(**inputs)
     assert tex.startswith(r"\documentclass")
     assert tex.endswith("\\end{document}\n")
     opened = re.findall(r"\\begin\{(\w+)\}", tex)
@@ -74,19 +74,19 @@ def test_latex_is_balanced_and_has_every_number(given):
     assert depth == 0
     assert tex.isascii()
     displays = re.findall(r"\\\[\n(.*?)\n\\\]", tex, re.DOTALL)
-    assert all("\n\n" not in display for display in displays)  # an empty line ends a paragraph, and is an error there
+    assert all("\n\n" not in display for display in displays)  # an empty line is an error in a display
     outside = re.sub(r"\\\[.*?\\\]", "", tex, flags=re.DOTALL).replace(r"$-\infty$", "")
     assert not re.search(r"[_^&$%#]", outside)
-    wanted = [panel.matrix for step in five_steps(**given) for name in step.matrices for panel in step.panels(name)]
+    expected = [panel.matrix for step in five_steps(**inputs) for name in step.matrices for panel in step.panels(name)]
     found = re.findall(r"\\begin\{bmatrix\} (.*?) \\end\{bmatrix\}", tex)
     shapes = [(body.count(r"\\") + 1, body.split(r"\\")[0].count("&") + 1) for body in found]
-    assert sorted(shapes) == sorted(tuple(m.shape) for m in wanted)
+    assert sorted(shapes) == sorted(tuple(m.shape) for m in expected)
 
 
-def test_latex_cuts_large_matrices_and_writes_powers_of_ten():
+def test_latex_truncates_large_matrices_and_writes_powers_of_ten():
     torch.manual_seed(0)
     large = [torch.randn(*size) * 1e6 for size in [(20, 64), (64, 16), (64, 16), (64, 16)]]
-    tex = document(**dict(zip(EXAMPLE, large, strict=True)))
+    tex = latex(**dict(zip(EXAMPLE, large, strict=True)))
     assert r"\cdots" in tex
     assert r"\ddots" in tex
     assert re.search(r"\d\.\d\d \\cdot 10\^\{6\}", tex)
@@ -94,5 +94,5 @@ def test_latex_cuts_large_matrices_and_writes_powers_of_ten():
     assert int(re.search(r"MaxMatrixCols\}\{(\d+)\}", tex)[1]) >= columns > 10
 
 
-def test_latex_shows_what_is_hidden_as_minus_infinity():
-    assert document(**EXAMPLE, causal=True).count(r"& -\infty") == 3
+def test_latex_shows_masked_scores_as_minus_infinity():
+    assert latex(**EXAMPLE, causal=True).count(r"& -\infty") == 3
