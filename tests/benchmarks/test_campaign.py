@@ -28,8 +28,8 @@ from benchmarks.campaign import (  # noqa: E402
 )
 
 
-def begun(shard, stage, size=1):
-    shard.begin(stage)
+def begun(shard, workspace, size=1):
+    shard.begin(workspace)
     shard.size = size
     return shard
 
@@ -49,8 +49,8 @@ def begun(shard, stage, size=1):
         (damage.NonFinite, "gradient"),
     ],
 )
-def test_one_case(shard, kind, stage, case):
-    made = begun(shard(), stage)
+def test_one_case(shard, kind, workspace, case):
+    made = begun(shard(), workspace)
     try:
         assert made.case(kind, 0, random.Random(1), case) == []
     finally:
@@ -59,28 +59,28 @@ def test_one_case(shard, kind, stage, case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("shard", "kind"), [(media.Images, "png"), (media.Archives, "zip"), (fuzz.Parsers, "idx")])
-def test_a_few_mutated_inputs(shard, kind, stage, case):
-    assert begun(shard(), stage, size=20).case(kind, 0, random.Random(1), case) == []
+def test_a_few_mutated_inputs(shard, kind, workspace, case):
+    assert begun(shard(), workspace, size=20).case(kind, 0, random.Random(1), case) == []
 
 
 @pytest.mark.slow
-def test_a_few_malformed_command_lines(stage, case):
-    assert begun(commands.CommandLines(), stage, size=10).case("command", 0, random.Random(1), case) == []
+def test_a_few_malformed_command_lines(workspace, case):
+    assert begun(commands.CommandLines(), workspace, size=10).case("command", 0, random.Random(1), case) == []
 
 
 @pytest.mark.slow
-def test_a_few_flips_in_a_checkpoint(stage, case):
-    assert begun(damage.Flips(), stage, size=3).case("checkpoint", 20, random.Random(1), case) == []
+def test_a_few_flips_in_a_checkpoint(workspace, case):
+    assert begun(damage.Flips(), workspace, size=3).case("checkpoint", 20, random.Random(1), case) == []
 
 
 @pytest.mark.slow
-def test_a_short_soak(stage, case):
-    assert begun(commands.Soak(), stage, size=300).case("steps", 0, random.Random(1), case) == []
+def test_a_short_soak(workspace, case):
+    assert begun(commands.Soak(), workspace, size=300).case("steps", 0, random.Random(1), case) == []
 
 
 @pytest.mark.soak
-def test_a_lost_node_is_noticed_and_two_nodes_resume(stage, case):
-    made = begun(nodes.TwoNodes(), stage)
+def test_a_lost_node_is_noticed_and_two_nodes_resume(workspace, case):
+    made = begun(nodes.TwoNodes(), workspace)
     try:
         assert made.case("node lost", 0, random.Random(1), case) == []
     finally:
@@ -89,8 +89,8 @@ def test_a_lost_node_is_noticed_and_two_nodes_resume(stage, case):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", ["rank 0", "rank 1"])
-def test_a_killed_rank_ends_the_run_and_it_resumes(kind, stage, case):
-    assert begun(nodes.Ranks(), stage).case(kind, 0, random.Random(1), case) == []
+def test_a_killed_rank_ends_the_run_and_it_resumes(kind, workspace, case):
+    assert begun(nodes.Ranks(), workspace).case(kind, 0, random.Random(1), case) == []
 
 
 class Counted(shards.Shard):
@@ -101,7 +101,7 @@ class Counted(shards.Shard):
     def __init__(self, fails_at=None):
         self.done, self.fails_at = [], fails_at
 
-    def begin(self, stage):
+    def begin(self, workspace):
         pass
 
     def case(self, kind, number, rng, folder):
@@ -111,7 +111,7 @@ class Counted(shards.Shard):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(shards, "Stage", lambda folder: None)
+    monkeypatch.setattr(shards, "Workspace", lambda folder: None)
 
 
 def test_a_shard_continues_where_it_stopped_with_the_same_cases(quick, tmp_path):
