@@ -6,7 +6,7 @@ and inference uses the checkpoint's config.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,10 +90,13 @@ def affects_outputs(name: str) -> bool:
     return name.startswith(AFFECT_OUTPUTS) and not is_only_in_training
 
 
-def announce_changes(saved: Any, config: RunConfig, report: Callable[[str], None]) -> None:
-    """Report settings in config.json that differ from those that the checkpoint was saved with."""
-    if changes := changes_since_saved(saved, config):
-        report(f"config.json has changed since the checkpoint was saved: {described(changes)}")
+def announce_changes(
+    saved: Any, config: RunConfig, report: Callable[[str], None], requested: Collection[str] = ()
+) -> None:
+    """Report settings in config.json that differ from the checkpoint's, except the `requested` changes."""
+    changes = changes_since_saved(saved, config)
+    if unexpected := {name: change for name, change in changes.items() if name not in requested}:
+        report(f"config.json has changed since the checkpoint was saved: {described(unexpected)}")
 
 
 def described(changes: Mapping[str, tuple[Any, Any]]) -> str:
