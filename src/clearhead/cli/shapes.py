@@ -295,7 +295,7 @@ def overview() -> str:
             "",
             "other models:",
             "  runs/NAME     a trained run",
-            "  FILE.py:NAME  your own nn.Module: a class, an instance, or a function that returns one",
+            "  FILE.py:NAME  your own nn.Module: a class, an instance or a function",
             "",
             DETAILS,
         ]

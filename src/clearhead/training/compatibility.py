@@ -50,8 +50,8 @@ def config_for_inference(run: RunDirectory, checkpoint: Checkpoint) -> RunConfig
     changes = changes_in(config, checkpoint)
     if conflicts := {name: change for name, change in changes.items() if affects_outputs(name)}:
         run.report(
-            f"{run.path / 'config.json'} does not match the checkpoint of step {checkpoint.step}; using the checkpoint's "
-            f"own config: {describe_changes(conflicts)}"
+            f"{run.path / 'config.json'} does not match the checkpoint of step {checkpoint.step}; using the "
+            f"checkpoint's own config: {describe_changes(conflicts)}"
         )
         saved = RunConfig.from_dict(checkpoint.state["config"])
         paths = {name.removeprefix("data."): getattr(config.data, name.removeprefix("data.")) for name in PATHS}
