@@ -129,7 +129,7 @@ def test_epochs_replace_steps(capsys, mine):
         ("--steps 0", "got steps=0, epochs=0"),
         ("--threads -1", "threads must be a non-negative integer, got -1"),
         ("--steps 20 --epochs 3", "not allowed with argument --steps"),
-        ("--epochs 1.5", "must be a whole number, got '1.5'"),
+        ("--epochs 1.5", "must be an integer, got '1.5'"),
     ],
 )
 def test_an_invalid_change_leaves_the_run_unchanged(capsys, mine, argv, message):

@@ -147,7 +147,7 @@ def test_the_mark_of_the_best(mine, capsys, content, problem):
     assert found == {("best.json", "changed")}
     assert problem in problems
     (mine / "best.json").unlink()
-    assert findings(capsys) == ({("best.json", "missing")}, "the best step is 2, by the checkpoint of step 4")
+    assert findings(capsys) == ({("best.json", "missing")}, "the best step is 2, according to the checkpoint of step 4")
 
 
 def test_a_config_other_than_that_of_the_checkpoint(mine, capsys):

@@ -263,5 +263,7 @@ def test_a_window_of_thousands_of_epochs_is_not_in_scientific_notation():
 
 def test_a_run_without_records_is_an_error(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"curves need at least one training record, got none in .*; train it"):
+    with pytest.raises(
+        ValueError, match=r"curves need at least one training record, got none in .*; train the run longer"
+    ):
         read_curves(tmp_path)

@@ -1,4 +1,4 @@
-"""`clearhead look`: the attention of a run as figures; `clearhead doctor`: checks of your own module."""
+"""`clearhead look` plots the attention of a run; `clearhead doctor` examines the user's own module."""
 
 import sys
 from argparse import Namespace
@@ -28,7 +28,8 @@ highest ranked first, and the area under the curve of the probability is between
 
 For a word to be pronounced they show which letters each phone attends to.
 
---training-dynamics shows how heads formed, in a run that recorded attention:
+--training-dynamics shows how the heads changed during the training of a run that
+saved attention snapshots:
   clearhead train reverse --name watched --snapshots 4
   clearhead look runs/watched --training-dynamics"""
 
@@ -47,12 +48,12 @@ def look(argv: Sequence[str]) -> None:
         details=LOOK_DETAILS,
     )
     options.add_run()
-    options.add_argument("--sample", metavar="N", type=reader(int), help="index of an example of the test set, from 0")
+    options.add_argument("--sample", metavar="N", type=reader(int), help="index of a test example, starting at 0")
     options.add_argument("--image", metavar="FILE", type=Path, help="an image file")
     options.add_argument("--ids", metavar="N", nargs="+", type=int, help="digits, for a run of reverse or digits")
     options.add_argument("--text", metavar="TEXT", help="a word, for a run of pronounce; text, for words and text")
     options.add_argument(
-        "--training-dynamics", action="store_true", help="how heads formed during training, instead of an example"
+        "--training-dynamics", action="store_true", help="plot the heads during training instead of an example"
     )
     options.add_argument("--invert", action="store_true", help="invert images: MNIST's digits are white on black")
     options.add_argument(
@@ -100,12 +101,12 @@ def check_one_input(args: Namespace) -> None:
 
 
 def announce_drawing() -> None:
-    """On stderr: drawing takes seconds."""
+    """Prints a line to stderr, because drawing takes seconds."""
     print("Drawing figures ...", file=sys.stderr, flush=True)
 
 
 def hint_if_busy() -> None:
-    """Occlusion takes hundreds of forward passes, which are many times slower on a busy machine."""
+    """Prints a hint if there are too many threads: the hundreds of forward passes of occlusion would be slow."""
     import torch
 
     from clearhead.training.progress import OMP_THREADS_HINT, oversubscription_hint
