@@ -52,14 +52,14 @@ default settings on at most two CPU cores."""
 def data(argv: Sequence[str]) -> int:
     match list(argv):
         case [] | ["-h" | "--help", *_]:
-            print(f"usage: clearhead data {USAGE}\n\n{ABOUT_DATA}")
+            print(f"usage: clearhead data list|get|show [NAME] [options]\n\n{ABOUT_DATA}")
         case ["list", *rest]:
             Parser("clearhead data list", "List all data sets.").parse(rest)
             show_list()
         case [("get" | "show") as verb, name, *rest] if not name.startswith("-"):
             (get if verb == "get" else show)(name, rest)
         case [("get" | "show") as verb, "-h" | "--help", *_]:
-            print(f"usage: clearhead data {verb} NAME\n\n{ABOUT_DATA}")
+            print(f"usage: clearhead data {verb} NAME [options]\n\n{ABOUT_DATA}")
         case [("get" | "show") as verb, *_]:
             raise ValueError(f"data {verb} needs the name of a data set; clearhead data list shows all names")
         case [other, *_]:
@@ -226,7 +226,7 @@ def check_name(name: str) -> None:
 
 
 def recipes(argv: Sequence[str]) -> None:
-    options = Parser("clearhead recipes", ABOUT_RECIPES)
+    options = Parser("clearhead recipes", ABOUT_RECIPES, examples=("clearhead recipes", "clearhead recipes --json"))
     options.add_argument("--json", action="store_true", help="machine-readable output")
     args = options.parse(argv)
     rows = [as_dict(name, recipe) for name, recipe in RECIPES.items()]

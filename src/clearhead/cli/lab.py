@@ -20,8 +20,9 @@ ABOUT = """\
 Test claims about attention and print the verdicts. A demonstration holds by
 construction; the outcome of an experiment depends on random weights or on
 training. Without a claim, all claims are listed; --run, --json and --page run
-them.
+them, except those that train a model; --all runs those, too.
 
+Examples:
   clearhead lab temperature                 run one claim and draw its figure
   clearhead lab temperature --help          list the settings of the claim
   clearhead lab temperature --num-keys 3    run it with a changed setting
@@ -51,8 +52,8 @@ def lab(argv: Sequence[str]) -> int:
     if argv and not argv[0].startswith("-"):
         return run_one(argv[0], argv[1:])
     options = Parser("clearhead lab", ABOUT, usage="clearhead lab [CLAIM] [options]")
-    options.add_argument("--run", action="store_true", help="run all claims except those that train a model")
-    options.add_argument("--all", action="store_true", help=f"run all claims, including those ({TRAINING_TIME})")
+    options.add_argument("--run", action="store_true", help="run all claims that do not train a model (seconds)")
+    options.add_argument("--all", action="store_true", help=f"run all claims ({TRAINING_TIME})")
     options.add_argument("--json", action="store_true", help="run the claims and print machine-readable results")
     options.add_argument(
         "--page",

@@ -126,14 +126,7 @@ def print_figures(figures: Sequence[tuple[Path, str]]) -> None:
 # `clearhead doctor`
 
 
-ABOUT_DOCTOR = """\
-Examine a transformer that you wrote. The doctor changes later tokens, padding,
-the order of tokens and the dtype, and checks which outputs change. A fault is
-certainly wrong; a warning may be intended. docs/doctor.md explains each check.
-
-MODULE is FILE.py:NAME, or package.file:NAME for an importable module. NAME is an
-nn.Module, a class without required arguments, or a function that returns an
-nn.Module. The exit code is 1 if there is a fault."""
+ABOUT_DOCTOR = "Examine your own transformer: leaking masks, NaN, padding, order, dtypes, dead parameters."
 
 PARAMETER_RULES = """\
   first parameter                  the sequence: token ids if the module has an
@@ -149,14 +142,17 @@ PARAMETER_RULES = """\
   labels, targets                  the token ids, if needed
   any other, loss_mask=None ...    its default; it must have one"""
 
-EPILOG = f"""\
-how forward() is called, by the names of its parameters
-{PARAMETER_RULES}
+DOCTOR_DETAILS = f"""\
+The doctor changes later tokens, padding, the order of tokens and the dtype, and
+checks which outputs change. A fault is certainly wrong; a warning may be
+intended. docs/doctor.md explains each check. The exit code is 1 if there is a
+fault.
 
-examples
-  clearhead doctor mymodel.py:GPT
-  clearhead doctor models/mymodel.py:Encoder --no-causal --width 32
-  clearhead doctor package.models:small_model --json
+MODULE is FILE.py:NAME, or package.file:NAME for an importable module. NAME is an
+nn.Module, a class without required arguments, or a function that returns an
+nn.Module. The names of the parameters of forward() determine its arguments:
+
+{PARAMETER_RULES}
 
 In Python: clearhead.examine(module)"""
 
@@ -165,9 +161,16 @@ FAULT_EXIT_CODE = 1
 
 def doctor(argv: Sequence[str]) -> int:
     """Returns the exit code."""
-    options = Parser("clearhead doctor", ABOUT_DOCTOR)
-    options.usage = "clearhead doctor MODULE [options]"
-    options.epilog = EPILOG
+    options = Parser(
+        "clearhead doctor",
+        ABOUT_DOCTOR,
+        usage="clearhead doctor MODULE [options]",
+        examples=(
+            "clearhead doctor mymodel.py:GPT",
+            "clearhead doctor models/mymodel.py:Encoder --no-causal --width 32",
+        ),
+        details=DOCTOR_DETAILS,
+    )
     options.add_argument("module", metavar="MODULE", help="FILE.py:NAME or package.file:NAME")
     options.add_argument("--no-causal", action="store_true", help="allow attention to later tokens, as in an encoder")
     options.add_argument(

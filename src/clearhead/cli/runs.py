@@ -34,8 +34,8 @@ accuracy, test accuracy and state:
 
 VERIFY_DETAILS = """\
 Checkpoints are compared with their manifests (size and SHA-256), metrics.jsonl
-and config.json with the newest intact checkpoint, and attention maps with the
-digest in their header. Figures are not checked. Nothing is written.
+and config.json with the latest intact checkpoint, and attention snapshots with
+the digest in their header. Figures are not checked. Nothing is written.
 
   missing     a file or a record has been deleted
   changed     a file differs from the version that was saved

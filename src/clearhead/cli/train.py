@@ -33,7 +33,7 @@ More examples:
 clearhead train RECIPE --help lists the settings of a recipe."""
 
 RESUME_DETAILS = """\
-Training continues from the newest intact checkpoint with the run's own
+Training continues from the latest intact checkpoint with the run's own
 settings, exactly as if it had not been interrupted. A finished run is left
 unchanged unless --epochs or --steps extends it. The learning-rate schedule is
 then stretched to the new end, so the result differs from that of a run that had
