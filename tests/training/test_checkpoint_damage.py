@@ -1,9 +1,7 @@
-"""Damaged, forged and oversized checkpoints are detected, reported and skipped."""
+"""Damaged and forged checkpoints are detected, reported and skipped."""
 
 import errno
-import json
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -320,50 +318,3 @@ def test_folder_in_place_of_a_file_damages_only_that_checkpoint(tmp_path, name):
     assert checkpoint.latest(tmp_path, reports.append, set_aside=False).step == 1
     assert len(reports) == 1
     assert "the checkpoint of step 2 is skipped" in reports[0]
-
-
-def sparse_checkpoint(run, header, size):
-    """A checkpoint with a large sparse model.safetensors and a manifest that matches its size."""
-    place = max((run / "checkpoints").glob("step-*"))
-    start = json.dumps(header).encode()
-    (place / "model.safetensors").write_bytes(len(start).to_bytes(8, "little") + start)
-    os.truncate(place / "model.safetensors", 8 + len(start) + size)
-    manifest = json.loads((place / "manifest.json").read_bytes())
-    manifest["files"]["model.safetensors"]["size"] = 8 + len(start) + size
-    (place / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
-    return place
-
-
-@pytest.mark.parametrize("shape", [[2**30], [2**20, 2**8], []])
-def test_large_sparse_file_is_refused_before_it_is_read(trained, tmp_path, monkeypatch, shape):
-    run = shutil.copytree(trained / "reverse", tmp_path / "run")
-    header = {"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, 2**32]}}
-    place = sparse_checkpoint(run, header, 2**32)
-    read = checkpoint.read_regular
-
-    def read_all_but_the_model(path, *most):
-        assert path.name != "model.safetensors", "the file was read"
-        return read(path, *most)
-
-    monkeypatch.setattr(checkpoint, "read_regular", read_all_but_the_model)
-    with pytest.raises(checkpoint.DamagedCheckpointError, match=r"model\.safetensors is not read"):
-        checkpoint.load(place)
-
-
-def test_large_checkpoint_that_matches_its_model_is_read(trained, monkeypatch):
-    monkeypatch.setattr("clearhead.training.checkpoint.SMALL", 0)
-    for name in ("reverse", "mnist", "pronounce", "text"):
-        for step in checkpoint.saved_steps(trained / name):
-            assert checkpoint.load(checkpoint.checkpoint_path(trained / name, step)).step == step
-
-
-def test_checkpoint_above_the_memory_limit_is_refused_before_its_tensors_are_read(trained, monkeypatch):
-    monkeypatch.setattr(checkpoint, "SMALL", 0)
-    monkeypatch.setattr(checkpoint, "max_tensor_bytes", lambda: 10_000)
-    step = checkpoint.saved_steps(trained / "mnist")[-1]
-    with pytest.raises(checkpoint.DamagedCheckpointError, match=r"tensors have [\d,]+ bytes, .* \(10,000 bytes\)"):
-        checkpoint.load(checkpoint.checkpoint_path(trained / "mnist", step))
-
-
-def test_memory_limit_admits_every_recipe():
-    assert checkpoint.max_tensor_bytes() > 2**28
