@@ -1,3 +1,5 @@
+"""clearhead resume and clearhead verify-resume."""
+
 import json
 import re
 import shutil
@@ -12,6 +14,7 @@ from clearhead.recipes.launch import train
 from clearhead.training.config import RunConfig
 from clearhead.training.loop import lr_multiplier
 from clearhead.training.run_directory import RunDirectory
+from clearhead.training.verify_resume import Verification
 
 
 @pytest.mark.parametrize(
@@ -25,7 +28,7 @@ from clearhead.training.run_directory import RunDirectory
         ("nowhere --training.steps 5", "resume has no option --training.steps"),
     ],
 )
-def test_errors_are_one_line(capsys, tmp_path, monkeypatch, argv, message):
+def test_resume_errors_are_one_line(capsys, tmp_path, monkeypatch, argv, message):
     monkeypatch.chdir(tmp_path)
     assert main(["resume", *argv.split()]) == 2
     err = capsys.readouterr().err
@@ -217,3 +220,50 @@ def test_a_refused_resume_leaves_the_run_unchanged(capsys, pictures, monkeypatch
     assert "pictures; restore the original files" in err
     assert out == ""
     assert Path("runs/mine/config.json").read_bytes() == before
+
+
+@pytest.fixture
+def verdict(monkeypatch):
+    """Replaces the real verification, which tests/training covers."""
+    configs = []
+
+    def fake(differences):
+        def verify(config, folder, report):
+            configs.append(config)
+            report("training undisturbed ...")
+            return Verification(config.training.steps, 15, 12, differences)
+
+        monkeypatch.setattr("clearhead.training.verify_resume.verify_resume", verify)
+        return configs
+
+    return fake
+
+
+def test_identical_runs_are_exact(verdict, capsys):
+    configs = verdict(())
+    assert main(["verify-resume", "mnist", "--model.width", "16"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("killed at step 15 of 30, resumed from the checkpoint of step 12\nexact: ")
+    assert captured.err == "training undisturbed ...\n"
+    assert (configs[0].training.epochs, configs[0].training.checkpoint_every, configs[0].model.width) == (0, 4, 16)
+
+
+def test_a_difference_is_named_and_exits_with_code_1(verdict, capsys):
+    verdict(("head.weight",))
+    assert main(["verify-resume", "mnist"]) == 1
+    assert "NOT EXACT: 1 difference: head.weight" in capsys.readouterr().out
+
+
+def test_help_without_a_recipe_and_suggestion_for_a_misspelled_one(capsys):
+    assert main(["verify-resume"]) == 0
+    assert "usage: clearhead verify-resume RECIPE" in capsys.readouterr().out
+    assert main(["verify-resume", "mnits"]) == 2
+    assert "did you mean mnist?" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_real_killed_run_resumes_exactly(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["verify-resume", "reverse", "--model.dropout", "0.1"]) == 0
+    assert "exact" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
