@@ -23,22 +23,22 @@ READERS = {
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_what_may_never_end_is_refused_before_it_is_opened(tmp_path, reader):
-    os.mkfifo(tmp_path / "pipe")  # nobody writes: to open it would take for ever
+def test_pipes_and_devices_are_rejected_before_opening(tmp_path, reader):
+    os.mkfifo(tmp_path / "pipe")  # no writer: opening it would block forever
     for path in (str(tmp_path / "pipe"), "/dev/zero"):
         with pytest.raises(ValueError, match=f"must be a regular file .*, got a pipe or a device: {path}; save"):
             READERS[reader](path)
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_what_is_no_file_is_the_systems_to_say(tmp_path, reader):
+def test_folders_and_missing_files_raise_the_system_error(tmp_path, reader):
     with pytest.raises(IsADirectoryError):
         READERS[reader](str(tmp_path))
     with pytest.raises(FileNotFoundError):
         READERS[reader](str(tmp_path / "nothing"))
 
 
-def test_homes(monkeypatch, tmp_path):
+def test_home_directories_are_expanded(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "x").touch()
     assert check_user_file("~/x") == tmp_path / "x"
@@ -49,33 +49,35 @@ def test_homes(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("reader", ["dictionary", "words", "characters"])
-def test_utf_16_is_no_text(tmp_path, reader):
-    (tmp_path / "x").write_bytes("word W ER D\n".encode("utf-16-le"))  # without a mark these bytes are UTF-8, too
+def test_utf_16_is_rejected(tmp_path, reader):
+    (tmp_path / "x").write_bytes(
+        "word W ER D\n".encode("utf-16-le")
+    )  # without a byte order mark these bytes are also valid UTF-8
     with pytest.raises(ValueError, match=r"x must be text in UTF-8, got other bytes \(a zero byte\); convert it"):
         READERS[reader](str(tmp_path / "x"))
 
 
-def test_any_bytes_are_read_as_bytes(tmp_path):
+def test_byte_level_reads_any_bytes(tmp_path):
     (tmp_path / "x").write_bytes(b"\0\xff")
     assert "".join(read_text(str(tmp_path / "x"), "byte")) == "\0\xff"
 
 
-def test_lines_end_as_on_any_system(tmp_path):
+def test_all_newline_conventions_are_supported(tmp_path):
     (tmp_path / "x").write_bytes("\ufeffa\r\nb\rc\n\x85d\u2028".encode())
     assert read_lines(tmp_path / "x") == ["a", "b", "c", "\x85d\u2028"]
     assert "".join(read_text_chunks(tmp_path / "x", 100)) == "a\r\nb\rc\n\x85d\u2028"
 
 
-def test_files_of_any_length_are_refused_before_they_are_read(tmp_path, monkeypatch):
+def test_files_above_the_size_limit_are_rejected_before_reading(tmp_path, monkeypatch):
     with (tmp_path / "x").open("wb") as file:
-        file.truncate(10**12)  # sparse: it takes no room
+        file.truncate(10**12)  # a sparse file takes no disk space
     for name, reader in READERS.items():
         limit = "10,000,000" if name in ("dictionary", "words") else "100,000,000"
         with pytest.raises(ValueError, match=f"x has 1,000,000,000,000 bytes, the limit is {limit}"):
             reader(str(tmp_path / "x"))
 
 
-def test_a_file_that_grows_while_it_is_read_is_refused(tmp_path, monkeypatch):
+def test_a_file_that_grows_while_being_read_is_rejected(tmp_path, monkeypatch):
     (tmp_path / "x").write_bytes(bytes(100))
     status = os.stat(tmp_path / "x")
     monkeypatch.setattr(os, "fstat", lambda file: os.stat_result((*status[:6], 10, *status[7:10])))
@@ -85,7 +87,7 @@ def test_a_file_that_grows_while_it_is_read_is_refused(tmp_path, monkeypatch):
         list(read_chunks(tmp_path / "x", 50))
 
 
-def test_very_many_lines_are_refused(tmp_path):
+def test_too_many_lines_are_rejected(tmp_path):
     (tmp_path / "x").write_text("a\n" * (MAX_LIST_LINES - 1))
     assert len(read_lines(tmp_path / "x")) == MAX_LIST_LINES
     for end in ("\n", "\r", "\r\n"):
@@ -94,7 +96,7 @@ def test_very_many_lines_are_refused(tmp_path):
             read_lines(tmp_path / "x")
 
 
-def test_no_descriptor_is_left_open(tmp_path):
+def test_file_descriptors_are_closed_on_errors(tmp_path):
     (tmp_path / "x").write_bytes(bytes(100))
     before = os.listdir("/dev/fd")
     for _ in range(20):

@@ -15,7 +15,7 @@ from clearhead.data.archives import read_archive
 from clearhead.files import MAX_RATIO, MAX_UNPACKED, UNPACKED_FLOOR, most_unpacked
 
 
-def tar(path, members, mode="w:gz"):
+def tar_archive(path, members, mode="w:gz"):
     with tarfile.open(path, mode) as archive:
         for member, data in members:
             info = tarfile.TarInfo(member) if isinstance(member, str) else member
@@ -24,7 +24,7 @@ def tar(path, members, mode="w:gz"):
     return path
 
 
-def zipped(path, members):
+def zip_archive(path, members):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for member, data in members:
             archive.writestr(member, data)
@@ -37,11 +37,11 @@ def special(name, kind, target=""):
     return info
 
 
-MAKERS = {"tgz": tar, "tar": lambda path, members: tar(path, members, "w"), "zip": zipped}
+MAKERS = {"tgz": tar_archive, "tar": lambda path, members: tar_archive(path, members, "w"), "zip": zip_archive}
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_the_wanted_files_are_read_and_no_others(tmp_path, make):
+def test_only_the_requested_members_are_read(tmp_path, make):
     path = make(tmp_path / "archive", [("a/b/one.bin", b"1" * 5000), ("two.bin", b""), ("a/three.bin", b"3")])
     assert read_archive(path, {"one.bin", "two.bin", "four.bin"}) == {"one.bin": b"1" * 5000, "two.bin": b""}
     assert list(tmp_path.iterdir()) == [path]
@@ -49,7 +49,7 @@ def test_the_wanted_files_are_read_and_no_others(tmp_path, make):
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 @pytest.mark.parametrize("name", ["../a", "a/../../b", "/etc/passwd", "..\\a", "C:/a", "a/.."])
-def test_paths_that_lead_outside_are_refused(tmp_path, make, name):
+def test_paths_outside_the_archive_are_rejected(tmp_path, make, name):
     path = make(tmp_path / "archive", [("fine", b"1"), (name, b"2")])
     with pytest.raises(ValueError, match=r"paths in an archive must be relative and without \.\., got"):
         read_archive(path, {"fine"})
@@ -58,9 +58,9 @@ def test_paths_that_lead_outside_are_refused(tmp_path, make, name):
 @pytest.mark.parametrize(
     "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.CONTTYPE]
 )
-def test_links_and_devices_are_refused(tmp_path, kind):
-    path = tar(tmp_path / "archive", [("fine", b"1"), (special("odd", kind, "fine"), b"")])
-    if kind == tarfile.CONTTYPE:  # an ordinary file by another name
+def test_tar_links_and_devices_are_rejected(tmp_path, kind):
+    path = tar_archive(tmp_path / "archive", [("fine", b"1"), (special("odd", kind, "fine"), b"")])
+    if kind == tarfile.CONTTYPE:  # a contiguous file is a regular file
         assert read_archive(path, {"fine"}) == {"fine": b"1"}
         return
     with pytest.raises(ValueError, match="only regular files, got a link or device 'odd'"):
@@ -68,30 +68,30 @@ def test_links_and_devices_are_refused(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFCHR, stat.S_IFIFO])
-def test_links_and_devices_in_a_zip_are_refused(tmp_path, kind):
+def test_zip_links_and_devices_are_rejected(tmp_path, kind):
     info = zipfile.ZipInfo("odd")
     info.external_attr = (kind | 0o777) << 16
-    path = zipped(tmp_path / "archive", [(info, "fine")])
+    path = zip_archive(tmp_path / "archive", [(info, "fine")])
     with pytest.raises(ValueError, match="only regular files, got a link or device 'odd'"):
         read_archive(path, {"fine"})
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_a_wanted_file_that_is_too_large_is_refused(tmp_path, make):
+def test_members_above_max_bytes_are_rejected(tmp_path, make):
     path = make(tmp_path / "archive", [("bomb", bytes(300_000)), ("other", bytes(300_000))])
     assert len(read_archive(path, {"bomb"}, max_bytes=700_000)["bomb"]) == 300_000
     with pytest.raises(ValueError, match="may unpack to at most 400000 bytes, got more in archive"):
         read_archive(path, {"bomb", "other"}, max_bytes=400_000)
 
 
-def test_a_bomb_among_the_unwanted_is_refused_too(tmp_path):
-    path = tar(tmp_path / "archive", [("bomb", bytes(5_000_000)), ("fine", b"1")])
+def test_a_decompression_bomb_in_an_unrequested_member_is_rejected(tmp_path):
+    path = tar_archive(tmp_path / "archive", [("bomb", bytes(5_000_000)), ("fine", b"1")])
     assert path.stat().st_size < 10_000
     with pytest.raises(ValueError, match="may unpack to at most 1000000 bytes"):
         read_archive(path, {"fine"}, max_bytes=1_000_000)
 
 
-def test_how_much_may_be_unpacked():
+def test_most_unpacked_limits_size_and_ratio():
     assert most_unpacked(10) == UNPACKED_FLOOR
     assert most_unpacked(1_000_000) == MAX_RATIO * 1_000_000
     assert most_unpacked(10**9) == MAX_UNPACKED == 512_000_000
@@ -99,9 +99,9 @@ def test_how_much_may_be_unpacked():
 
 
 @pytest.mark.parametrize("make", [MAKERS["tgz"], MAKERS["zip"]])
-def test_what_unpacks_to_more_than_a_hundred_times_its_size_is_refused(tmp_path, make):
+def test_compression_ratio_above_the_limit_is_rejected(tmp_path, make):
     path = make(tmp_path / "archive", [("a", bytes(UNPACKED_FLOOR // 2))])
-    assert len(read_archive(path, {"a"})["a"]) == UNPACKED_FLOOR // 2  # a small one may
+    assert len(read_archive(path, {"a"})["a"]) == UNPACKED_FLOOR // 2  # small archives may exceed the ratio
     path = make(tmp_path / "archive", [("a", bytes(UNPACKED_FLOOR // 2)), ("b", bytes(UNPACKED_FLOOR // 2 + 1))])
     assert path.stat().st_size < UNPACKED_FLOOR // MAX_RATIO
     with pytest.raises(ValueError, match=f"may unpack to at most {UNPACKED_FLOOR} bytes, got more in archive"):
@@ -109,7 +109,7 @@ def test_what_unpacks_to_more_than_a_hundred_times_its_size_is_refused(tmp_path,
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_files_that_no_data_set_has_are_refused(tmp_path, make, monkeypatch):
+def test_members_larger_than_any_dataset_file_are_rejected(tmp_path, make, monkeypatch):
     monkeypatch.setattr(archives, "MAX_MEMBER_BYTES", 1000)
     path = make(tmp_path / "archive", [("a", bytes(1000)), ("b", bytes(1001))])
     assert len(read_archive(path, {"a"})["a"]) == 1000
@@ -122,7 +122,7 @@ def test_files_that_no_data_set_has_are_refused(tmp_path, make, monkeypatch):
 
 
 def block(**fields):
-    """A header of a tar in GNU's format, with its checksum."""
+    """A tar header in GNU format with its checksum."""
     info = tarfile.TarInfo("fine")
     for name, value in fields.items():
         setattr(info, name, value)
@@ -136,7 +136,7 @@ def with_checksum(head):
 
 
 @pytest.mark.parametrize("form", ["gnu", "0.0", "0.1", "1.0"])
-def test_sparse_files_in_a_tar_are_refused(tmp_path, form):
+def test_sparse_tar_members_are_rejected(tmp_path, form):
     """A few bytes that stand for any number of zeros."""
     size = 40_000_000
     path = tmp_path / "archive"
@@ -162,7 +162,7 @@ def test_sparse_files_in_a_tar_are_refused(tmp_path, form):
         read_archive(path, {"fine"})
 
 
-def test_a_header_of_a_tar_is_not_read_into_memory_when_it_is_large(tmp_path):
+def test_a_large_tar_header_is_rejected_without_reading_it_into_memory(tmp_path):
     info = tarfile.TarInfo("fine")
     info.pax_headers = {"comment": "a" * 8_000_000}
     path = tmp_path / "archive"
@@ -177,15 +177,15 @@ def test_a_header_of_a_tar_is_not_read_into_memory_when_it_is_large(tmp_path):
         tracemalloc.stop()
 
 
-def test_headers_after_headers_are_refused_without_a_recursion(tmp_path):
+def test_nested_tar_headers_are_rejected_without_recursion(tmp_path):
     head = with_checksum(block(type=tarfile.XHDTYPE, size=0))
     (tmp_path / "archive").write_bytes(head * 3000 + bytes(1024))
     with pytest.raises(ValueError, match=r"got a damaged one \(nested headers\)"):
         read_archive(tmp_path / "archive", {"fine"})
 
 
-def test_the_directory_of_a_zip_is_not_read_into_memory_when_it_is_large(tmp_path):
-    path = zipped(tmp_path / "archive", [(f"{i:0200}", b"") for i in range(5000)])
+def test_a_large_zip_directory_is_rejected_without_reading_it_into_memory(tmp_path):
+    path = zip_archive(tmp_path / "archive", [(f"{i:0200}", b"") for i in range(5000)])
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match="a zip directory may have at most 1000000 bytes, got 1230000 in archive"):
@@ -202,8 +202,8 @@ def test_the_directory_of_a_zip_is_not_read_into_memory_when_it_is_large(tmp_pat
         read_archive(path, {"fine"})
 
 
-def test_a_zip_that_lies_about_its_size_is_refused(tmp_path):
-    path = zipped(tmp_path / "archive", [("bomb", bytes(100_000))])
+def test_a_zip_with_a_wrong_member_size_is_rejected(tmp_path):
+    path = zip_archive(tmp_path / "archive", [("bomb", bytes(100_000))])
     data = path.read_bytes()
     size = (100_000).to_bytes(4, "little")
     assert data.count(size) == 2
@@ -213,7 +213,7 @@ def test_a_zip_that_lies_about_its_size_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_a_file_twice_and_too_many_files_are_refused(tmp_path, make, monkeypatch):
+def test_duplicate_and_too_many_members_are_rejected(tmp_path, make, monkeypatch):
     path = make(tmp_path / "archive", [("a/one", b"1"), ("b/one", b"2")])
     with pytest.raises(ValueError, match="got one twice in archive"):
         read_archive(path, {"one"})
@@ -222,8 +222,8 @@ def test_a_file_twice_and_too_many_files_are_refused(tmp_path, make, monkeypatch
         read_archive(path, {"two"})
 
 
-def test_a_password_is_refused(tmp_path):
-    path = zipped(tmp_path / "archive", [("one", b"1")])
+def test_an_encrypted_zip_is_rejected(tmp_path):
+    path = zip_archive(tmp_path / "archive", [("one", b"1")])
     data = bytearray(path.read_bytes())
     for mark, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         data[data.index(mark) + offset] |= 1
@@ -232,8 +232,8 @@ def test_a_password_is_refused(tmp_path):
         read_archive(path, {"one"})
 
 
-def test_a_file_without_a_name_is_refused(tmp_path):
-    path = zipped(tmp_path / "archive", [("one", b"1")])
+def test_an_empty_member_name_is_rejected(tmp_path):
+    path = zip_archive(tmp_path / "archive", [("one", b"1")])
     path.write_bytes(path.read_bytes().replace(b"one", b"\0ne"))
     with pytest.raises(ValueError, match=r"must be relative and without \.\., got ''"):
         read_archive(path, {"one"})
@@ -241,7 +241,7 @@ def test_a_file_without_a_name_is_refused(tmp_path):
 
 @given(data=st.data())
 @settings(max_examples=150)
-def test_a_damaged_archive_is_read_or_refused(data, tmp_path_factory):
+def test_a_corrupted_archive_is_read_or_raises_value_error(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("damaged")
     make = data.draw(st.sampled_from(list(MAKERS.values())))
     path = make(folder / "archive", [("a/one", b"abc" * 50), ("two", b"x" * 700)])
@@ -258,7 +258,7 @@ def test_a_damaged_archive_is_read_or_refused(data, tmp_path_factory):
 
 @given(junk=st.binary(max_size=2000), packed=st.booleans())
 @settings(max_examples=100)
-def test_junk_is_read_or_refused(junk, packed, tmp_path_factory):
+def test_arbitrary_bytes_are_read_or_raise_value_error(junk, packed, tmp_path_factory):
     path = tmp_path_factory.mktemp("junk") / "archive"
     path.write_bytes(gzip.compress(junk) if packed else junk)
     try:

@@ -18,7 +18,7 @@ def build(depth, init):
     )  # fmt: skip
 
 
-def test_bert_starts_with_small_weights_and_no_biases():
+def test_bert_init_has_small_weights_and_zero_biases():
     torch.manual_seed(0)
     model = VisionTransformer.from_config(bert_cifar())
     layers = [module for module in model.modules() if isinstance(module, nn.Linear | nn.Conv2d)]
@@ -28,23 +28,23 @@ def test_bert_starts_with_small_weights_and_no_biases():
         assert not layer.bias.any()
 
 
-def test_what_passes_by_survives_twelve_norms():
-    """The share of an image's own difference from another that is left behind the blocks, norms after each sum."""
+def test_bert_init_preserves_the_residual_signal_through_twelve_post_norms():
+    """Cosine similarity of the difference between two images before and after the post-norm blocks."""
     images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
-    left = {}
+    similarity = {}
     for init in ("xavier", "bert"):
         model = build(12, init).eval()
         with torch.no_grad():
             tokens = model.pos_embed(model.patch_embed(images), (4, 4))
             tokens = tokens / tokens.std(-1, keepdim=True)
-            behind = model.norm(nn.Sequential(*model.blocks)(tokens))
-        left[init] = torch.cosine_similarity(
-            (tokens[0] - tokens[1]).flatten(), (behind[0] - behind[1]).flatten(), dim=0
+            output = model.norm(nn.Sequential(*model.blocks)(tokens))
+        similarity[init] = torch.cosine_similarity(
+            (tokens[0] - tokens[1]).flatten(), (output[0] - output[1]).flatten(), dim=0
         ).item()
-    assert left["bert"] > 0.9
-    assert left["xavier"] < 0.5
+    assert similarity["bert"] > 0.9
+    assert similarity["xavier"] < 0.5
 
 
-def test_a_word_that_is_no_way_to_start_is_answered():
+def test_an_unknown_init_raises():
     with pytest.raises(ValueError, match="init must be one of xavier, bert, got 'orthogonal'"):
         build(1, "orthogonal")

@@ -1,4 +1,4 @@
-"""Laws of whole stacks: padding is never seen, a causal prefix is blind to its suffix, a cache changes nothing."""
+"""Encoder, Decoder and EncoderDecoder: padding is ignored, causality holds, caching does not change the output."""
 
 import pytest
 import torch
@@ -24,8 +24,8 @@ def encoder(norm="pre"):
 
 
 def decoder(norm="pre"):
-    feedforwards = [MLP(WIDTH, 16) for _ in range(DEPTH)]
-    blocks = [DecoderBlock(attention(), attention(), f, width=WIDTH, norm_first=norm == "pre") for f in feedforwards]
+    mlps = [MLP(WIDTH, 16) for _ in range(DEPTH)]
+    blocks = [DecoderBlock(attention(), attention(), f, width=WIDTH, norm_first=norm == "pre") for f in mlps]
     return Decoder(blocks, nn.LayerNorm(WIDTH)).double()
 
 
@@ -33,11 +33,11 @@ def tokens(length):
     return torch.randn(2, length, WIDTH, dtype=torch.float64)
 
 
-def assert_same(came, expected):
-    torch.testing.assert_close(came, expected, rtol=0, atol=1e-12)
+def assert_same(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
-def test_blocks_follow_one_another_and_the_norm_comes_last():
+def test_stacks_apply_blocks_in_order_and_the_norm_last():
     stack, x, memory = encoder(), tokens(5), tokens(4)
     expected = x
     for block in stack.blocks:
@@ -51,35 +51,35 @@ def test_blocks_follow_one_another_and_the_norm_comes_last():
     assert_same(Decoder(stack.blocks)(x, memory), expected)
 
 
-def test_the_pair_is_its_two_halves():
+def test_encoder_decoder_composes_encoder_and_decoder():
     pair = EncoderDecoder(encoder(), decoder())
     source, target = tokens(5), tokens(4)
     source_mask, target_mask = masks.padding(torch.tensor([5, 2])), masks.causal(4)
-    whole = pair(source, target, source_mask=source_mask, target_mask=target_mask, memory_mask=source_mask)
+    full = pair(source, target, source_mask=source_mask, target_mask=target_mask, memory_mask=source_mask)
     memory = pair.encoder(source, mask=source_mask)
-    assert_same(whole, pair.decoder(target, memory, mask=target_mask, memory_mask=source_mask))
+    assert_same(full, pair.decoder(target, memory, mask=target_mask, memory_mask=source_mask))
     for left_out in ("source_mask", "target_mask", "memory_mask"):
-        given = {"source_mask": source_mask, "target_mask": target_mask, "memory_mask": source_mask, left_out: None}
-        assert not torch.allclose(pair(source, target, **given), whole), f"{left_out} matters"
+        kwargs = {"source_mask": source_mask, "target_mask": target_mask, "memory_mask": source_mask, left_out: None}
+        assert not torch.allclose(pair(source, target, **kwargs), full), f"{left_out} matters"
 
 
 @EVERY_NORM
-def test_padding_never_changes_a_real_position(norm):
+def test_padding_does_not_change_valid_positions(norm):
     lengths = torch.tensor([3, 5])
     mask = masks.padding(lengths, 6)
-    real = mask[:, 0, 0]
+    valid = mask[:, 0, 0]
     x = tokens(6)
-    other = torch.where(real[..., None], x, 10 * torch.randn_like(x))
+    other = torch.where(valid[..., None], x, 10 * torch.randn_like(x))
     stack = encoder(norm)
-    assert_same(stack(other, mask=mask)[real], stack(x, mask=mask)[real])
-    assert not torch.allclose(stack(other)[real], stack(x)[real]), "without the mask it would be seen"
+    assert_same(stack(other, mask=mask)[valid], stack(x, mask=mask)[valid])
+    assert not torch.allclose(stack(other)[valid], stack(x)[valid]), "without the mask padding matters"
     for b, length in enumerate(lengths.tolist()):
         alone = stack(x[b : b + 1, :length])
         assert_same(stack(x, mask=mask)[b : b + 1, :length], alone)
 
 
 @EVERY_NORM
-def test_padding_of_the_memory_never_reaches_the_decoder(norm):
+def test_memory_padding_does_not_change_the_decoder_output(norm):
     mask = masks.padding(torch.tensor([2, 3]), 4)
     x, memory = tokens(5), tokens(4)
     other = torch.where(mask[:, 0, 0, :, None], memory, 10 * torch.randn_like(memory))
@@ -89,7 +89,7 @@ def test_padding_of_the_memory_never_reaches_the_decoder(norm):
 
 
 @EVERY_NORM
-def test_a_causal_prefix_is_blind_to_its_suffix(norm):
+def test_a_causal_prefix_does_not_depend_on_its_suffix(norm):
     x, memory = tokens(6), tokens(4)
     other = x.clone()
     other[:, 4:] = 10 * torch.randn(2, 2, WIDTH, dtype=torch.float64)
@@ -97,13 +97,15 @@ def test_a_causal_prefix_is_blind_to_its_suffix(norm):
         before, after = stack(x, *others, mask=masks.causal(6)), stack(other, *others, mask=masks.causal(6))
         assert_same(after[:, :4], before[:, :4])
         assert not torch.allclose(after[:, 4:], before[:, 4:])
-        assert not torch.allclose(stack(other, *others)[:, :4], stack(x, *others)[:, :4]), "without the mask it sees"
+        assert not torch.allclose(stack(other, *others)[:, :4], stack(x, *others)[:, :4]), (
+            "without the mask the suffix matters"
+        )
 
 
 @pytest.mark.parametrize("positions", [NoPosEmbed(), RotaryPosEmbed(4), AlibiPosEmbed(N_HEADS)], ids=repr)
 @pytest.mark.parametrize("steps", [[1, 1, 1, 1, 1], [3, 2]], ids=str)
 @EVERY_NORM
-def test_with_a_cache_a_stack_gives_what_it_gives_without(norm, steps, positions):
+def test_cached_decoding_equals_the_full_forward_pass(norm, steps, positions):
     x, memory = tokens(5), tokens(4)
     memory_mask = masks.padding(torch.tensor([4, 2]))
     for stack, others, options in [
@@ -112,7 +114,7 @@ def test_with_a_cache_a_stack_gives_what_it_gives_without(norm, steps, positions
     ]:
         angles, bias = positions.attention_inputs(x)
         with torch.no_grad():
-            whole = stack(x, *others, mask=masks.causal(5), rotary_angles=angles, logit_bias=bias, **options)
+            full = stack(x, *others, mask=masks.causal(5), rotary_angles=angles, logit_bias=bias, **options)
             cache, parts = DecoderCache(DEPTH), []
             for new in steps:
                 start = cache.length
@@ -122,13 +124,13 @@ def test_with_a_cache_a_stack_gives_what_it_gives_without(norm, steps, positions
                 parts.append(
                     stack(part, *others, mask=mask, rotary_angles=angles, logit_bias=bias, cache=cache, **options)
                 )
-        assert_same(torch.cat(parts, 1), whole)
+        assert_same(torch.cat(parts, 1), full)
         assert cache.length == 5
 
 
-def test_a_selected_cache_goes_on_with_the_selected_rows():
+def test_a_selected_cache_continues_with_the_selected_rows():
     stack, x, memory = decoder(), tokens(5), tokens(4)
-    memory = memory[:1].expand(2, -1, -1)  # two beams of one example: their memory is the same
+    memory = memory[:1].expand(2, -1, -1)  # two beams of one example share their memory
     rows, cache = torch.tensor([1, 1]), DecoderCache(DEPTH)
     with torch.no_grad():
         stack(x[:, :4], memory, mask=masks.causal(4), cache=cache)
@@ -138,7 +140,7 @@ def test_a_selected_cache_goes_on_with_the_selected_rows():
 
 
 @EVERY_NORM
-def test_all_layers_are_the_input_and_what_each_block_returns_with_the_norm_on_the_last(norm):
+def test_all_layers_returns_the_input_and_every_block_output_with_the_last_one_normalized(norm):
     stack, x, seen = encoder(norm), tokens(5), []
     for block in stack.blocks:
         block.register_forward_hook(lambda module, args, out: seen.append(out))

@@ -7,7 +7,7 @@ DATA = load_dataset(DataConfig(name="odd-one-out", set_size=6), seed=4)
 ALL = torch.arange(1000)
 
 
-def test_one_image_of_each_set_is_of_another_class():
+def test_exactly_one_image_per_set_has_a_different_class():
     for examples in (DATA.train, DATA.validation, DATA.test):
         members, position = examples.members(ALL)
         labels = examples.images.labels[members]
@@ -17,7 +17,7 @@ def test_one_image_of_each_set_is_of_another_class():
         assert (rest == rest[:, :1]).all()
 
 
-def test_every_place_and_every_class_comes_up():
+def test_every_position_and_every_class_occurs():
     members, position = DATA.train.members(ALL)
     labels = mnist.load_images("train").labels[members]
     assert torch.bincount(position, minlength=6).min() > 120
@@ -25,7 +25,7 @@ def test_every_place_and_every_class_comes_up():
     assert torch.bincount(labels.flatten(), minlength=10).min() > 400
 
 
-def test_inputs_are_the_images_themselves():
+def test_inputs_are_the_flattened_normalized_images():
     members, position = DATA.test.members(ALL[:5])
     inputs, targets = DATA.test.get_batch(ALL[:5])
     assert inputs.shape == (5, 6, 784)
@@ -34,20 +34,20 @@ def test_inputs_are_the_images_themselves():
     assert torch.equal(inputs, expected.view(5, 6, 784))
 
 
-def test_training_validation_and_test_share_no_image():
+def test_splits_share_no_image():
     train, validation = set(DATA.train.pool.tolist()), set(DATA.validation.pool.tolist())
     assert not train & validation
     assert len(train) + len(validation) == 60_000
     assert DATA.test.images is mnist.load_images("t10k")
 
 
-def test_each_part_has_draws_of_its_own():
-    train, validation, test = (part.members(ALL)[1] for part in (DATA.train, DATA.validation, DATA.test))
+def test_splits_use_independent_random_streams():
+    train, validation, test = (split.members(ALL)[1] for split in (DATA.train, DATA.validation, DATA.test))
     for a, b in ((train, validation), (train, test), (validation, test)):
         assert abs((a == b).float().mean() - 1 / 6) < 0.06
 
 
-def test_any_set_can_be_had_alone():
+def test_a_set_does_not_depend_on_the_batch():
     some = torch.tensor([700, 3])
-    for whole, part in zip(DATA.train.members(ALL), DATA.train.members(some), strict=True):
-        assert torch.equal(whole[some], part)
+    for full, split in zip(DATA.train.members(ALL), DATA.train.members(some), strict=True):
+        assert torch.equal(full[some], split)

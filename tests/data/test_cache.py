@@ -13,51 +13,55 @@ from clearhead.files import sha256
 FILES = {"one": b"first", "two": b"second"}
 
 
-def double(files):
-    """Stored as it is, but each byte twice: a stand-in for a decoder."""
+def decode_doubled(files):
+    """A toy decoder: the source files contain every byte twice."""
     return {name: data[::2] for name, data in pick(files, ["one", "two"]).items()}
 
 
-STORED = CachedDataset(
+TOY = CachedDataset(
     name="toy",
     digests={name: sha256(data) for name, data in FILES.items()},
     wanted=frozenset(FILES),
-    decode=double,
+    decode=decode_doubled,
     sources=(),
 )
 
 
-def said(line):
+def ignore_message(line):
     pass
 
 
 @pytest.fixture
-def good(tmp_path):
-    return folder(tmp_path / "good", FILES)
+def valid_folder(tmp_path):
+    return doubled_folder(tmp_path / "good", FILES)
 
 
-def folder(path, files):
+def doubled_folder(path, files):
     path.mkdir()
     for name, data in files.items():
         (path / name).write_bytes(bytes(byte for byte in data for _ in range(2)))
     return path
 
 
-def test_the_first_source_that_has_it_is_used(cache, tmp_path, good):
+def test_the_first_working_source_is_used(cache, tmp_path, valid_folder):
     lines = []
-    sources = (LocalSource(tmp_path / "absent"), LocalSource(good), LocalSource(tmp_path / "never tried"))
+    sources = (LocalSource(tmp_path / "absent"), LocalSource(valid_folder), LocalSource(tmp_path / "never tried"))
     assert not has("toy")
-    assert obtain(STORED, sources, lines.append) == cache / "toy"
+    assert obtain(TOY, sources, lines.append) == cache / "toy"
     assert has("toy")
-    assert {name: read(STORED, name) for name in FILES} == FILES
-    assert [line.split(":")[0] for line in lines] == [f"toy from {tmp_path}/absent", "  failed", f"toy from {good}"]
+    assert {name: read(TOY, name) for name in FILES} == FILES
+    assert [line.split(":")[0] for line in lines] == [
+        f"toy from {tmp_path}/absent",
+        "  failed",
+        f"toy from {valid_folder}",
+    ]
     assert sorted(path.name for path in cache.rglob("*") if path.is_file()) == ["one", "source.txt", "two"]
-    assert (cache / "toy/source.txt").read_text() == f"{good}\n"
+    assert (cache / "toy/source.txt").read_text() == f"{valid_folder}\n"
 
 
-def test_when_all_fail_each_is_named_with_its_reason(cache, tmp_path, server):
-    wrong = folder(tmp_path / "wrong", {**FILES, "two": b"third!"})
-    half = folder(tmp_path / "half", {"one": b"first"})
+def test_the_error_lists_every_failed_source_with_its_reason(cache, tmp_path, server):
+    wrong = doubled_folder(tmp_path / "wrong", {**FILES, "two": b"third!"})
+    half = doubled_folder(tmp_path / "half", {"one": b"first"})
     sources = (
         LocalSource(tmp_path / "absent"),
         LocalSource(wrong),
@@ -65,7 +69,7 @@ def test_when_all_fail_each_is_named_with_its_reason(cache, tmp_path, server):
         HttpSource((f"{server.address}/one",)),
     )
     with pytest.raises(LookupError) as caught:
-        obtain(STORED, sources, said)
+        obtain(TOY, sources, ignore_message)
     message = str(caught.value)
     assert "absent: there is no such file or folder; " in message
     assert "wrong: two is not what its makers published" in message
@@ -75,24 +79,24 @@ def test_when_all_fail_each_is_named_with_its_reason(cache, tmp_path, server):
     assert not has("toy")
 
 
-def test_a_wrong_download_is_not_kept_for_the_next_try(cache, server):
+def test_a_download_with_a_wrong_digest_is_discarded(cache, server):
     server.files = {"/one": b"ffiirrsstt", "/two": b"wrong"}
     source = HttpSource((f"{server.address}/one", f"{server.address}/two"))
     with pytest.raises(LookupError, match="two is not what its makers published"):
-        obtain(STORED, (source,), said)
+        obtain(TOY, (source,), ignore_message)
     server.files["/two"] = b"sseeccoonndd"
-    obtain(STORED, (source,), said)
-    assert read(STORED, "two") == b"second"
+    obtain(TOY, (source,), ignore_message)
+    assert read(TOY, "two") == b"second"
 
 
-def test_a_page_instead_of_an_archive_is_not_kept_for_the_next_try(cache, server):
-    """What a hotel's network answers with, until one has signed in."""
+def test_an_html_page_in_place_of_an_archive_is_discarded(cache, server):
+    """Captive portals answer every request with a sign-in page."""
     server.files = {"/toy.tar": b"<html>please sign in</html>"}
     source = HttpSource((f"{server.address}/toy.tar",))
     with pytest.raises(
         LookupError, match=r"toy\.tar must be a complete \.tar, \.tar\.gz or \.zip archive, got a damaged one"
     ):
-        obtain(STORED, (source,), said)
+        obtain(TOY, (source,), ignore_message)
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for name, data in {"one": b"ffiirrsstt", "two": b"sseeccoonndd"}.items():
@@ -100,71 +104,71 @@ def test_a_page_instead_of_an_archive_is_not_kept_for_the_next_try(cache, server
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
     server.files = {"/toy.tar": packed.getvalue()}
-    obtain(STORED, (source,), said)
-    assert read(STORED, "two") == b"second"
+    obtain(TOY, (source,), ignore_message)
+    assert read(TOY, "two") == b"second"
 
 
-def test_a_cache_that_cannot_be_made_is_named(tmp_path, good, monkeypatch):
+def test_an_unwritable_cache_path_is_named_in_the_error(tmp_path, valid_folder, monkeypatch):
     (tmp_path / "file").write_text("where a folder should be")
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "file/cache"))
     with pytest.raises(OSError, match="file/cache"):
-        obtain(STORED, (LocalSource(good),), said)
+        obtain(TOY, (LocalSource(valid_folder),), ignore_message)
 
 
-def test_an_interrupted_download_is_kept_for_the_next_try(cache, server):
+def test_a_partial_download_is_resumed(cache, server):
     server.files = {"/one": b"ffiirrsstt", "/two": b"sseeccoonndd"}
     source = HttpSource((f"{server.address}/one", f"{server.address}/two"))
-    server.at_once = 0
+    server.max_body = 0
     with pytest.raises(LookupError, match="the response ended after 0 of 10 bytes"):
-        obtain(STORED, (source,), said)
+        obtain(TOY, (source,), ignore_message)
     (cache / "downloads/toy/one.part").write_bytes(b"ffii")
-    server.at_once = 100
-    obtain(STORED, (source,), said)
-    assert ("/one", "bytes=4-") in server.asked
-    assert read(STORED, "one") == b"first"
+    server.max_body = 100
+    obtain(TOY, (source,), ignore_message)
+    assert ("/one", "bytes=4-") in server.requests
+    assert read(TOY, "one") == b"first"
 
 
-def test_a_copy_that_is_absent_or_was_changed_is_noticed(cache, good):
+def test_a_missing_or_modified_cached_file_raises(cache, valid_folder):
     with pytest.raises(LookupError, match=r"toy must be fetched before it is used, .*; run: clearhead data get toy"):
-        read(STORED, "one")
-    obtain(STORED, (LocalSource(good),), said)
+        read(TOY, "one")
+    obtain(TOY, (LocalSource(valid_folder),), ignore_message)
     (cache / "toy/one").write_bytes(b"First")
     with pytest.raises(ValueError, match="must be as it was fetched, got other bytes; run: clearhead data get toy"):
-        read(STORED, "one")
-    obtain(STORED, (LocalSource(good),), said)
-    assert read(STORED, "one") == b"first"
+        read(TOY, "one")
+    obtain(TOY, (LocalSource(valid_folder),), ignore_message)
+    assert read(TOY, "one") == b"first"
 
 
-def test_a_decoder_that_fails_is_a_source_that_fails(cache, good):
+def test_a_decode_error_counts_as_a_failed_source(cache, valid_folder):
     def refuse(files):
         raise ValueError("it is damaged")
 
     with pytest.raises(LookupError, match="good: it is damaged"):
-        obtain(replace(STORED, decode=refuse), (LocalSource(good),), said)
+        obtain(replace(TOY, decode=refuse), (LocalSource(valid_folder),), ignore_message)
 
 
-def test_a_full_disk_is_no_fault_of_the_source(cache, good, monkeypatch):
+def test_a_full_disk_raises_instead_of_trying_the_next_source(cache, valid_folder, monkeypatch):
     def full(handle):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(OSError, match="No space left on device"):
-        obtain(STORED, (LocalSource(good), LocalSource(good)), said)
+        obtain(TOY, (LocalSource(valid_folder), LocalSource(valid_folder)), ignore_message)
     assert not has("toy")
     assert list((cache / "toy").iterdir()) == []
 
 
-def test_the_cache_is_where_the_user_says(cache, monkeypatch):
+def test_cache_folder_follows_the_environment_variable(cache, monkeypatch):
     assert cache_folder() == cache
     monkeypatch.delenv("CLEARHEAD_CACHE")
     assert cache_folder() == Path.home() / ".cache/clearhead"
 
 
-def test_a_copy_is_complete_when_every_file_has_its_digest(cache, good):
-    assert not is_complete(STORED)
-    obtain(STORED, (LocalSource(good),), said)
-    assert is_complete(STORED)
+def test_is_complete_requires_every_file_with_its_digest(cache, valid_folder):
+    assert not is_complete(TOY)
+    obtain(TOY, (LocalSource(valid_folder),), ignore_message)
+    assert is_complete(TOY)
     (cache / "toy/one").write_bytes(b"First")
-    assert not is_complete(STORED)
+    assert not is_complete(TOY)
     (cache / "toy/one").unlink()
-    assert not is_complete(STORED)
+    assert not is_complete(TOY)

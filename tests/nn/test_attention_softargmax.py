@@ -1,4 +1,4 @@
-"""Laws of softargmax: exact at its limits, stable for huge numbers, softmax everywhere between."""
+"""softargmax: exact at its limits, stable for huge logits, equal to softmax otherwise."""
 
 import math
 
@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from clearhead.nn.attention import softargmax
 
 
-def test_softargmax_at_beta_zero_shares_equally():
+def test_beta_zero_gives_uniform_weights():
     z = torch.tensor([[3.0, -1.0, 1e30, 0.0]])
     assert softargmax(z, 0.0).tolist() == [[0.25] * 4]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_softargmax_at_infinite_beta_picks_the_extreme_and_ties_share(dtype):
+def test_infinite_beta_selects_the_extreme_and_splits_ties(dtype):
     z = torch.tensor([[1.0, 4.0, 4.0, -2.0], [5.0, 0.0, 0.0, 0.0]], dtype=dtype)
     largest, smallest = softargmax(z, math.inf), softargmax(z, -math.inf)
     assert largest.tolist() == [[0, 0.5, 0.5, 0], [1, 0, 0, 0]]
@@ -27,7 +27,7 @@ def test_softargmax_at_infinite_beta_picks_the_extreme_and_ties_share(dtype):
 
 @pytest.mark.parametrize("beta", [0.0, 0.25, 1.0, 50.0, -1.0, -50.0, math.inf, -math.inf])
 @pytest.mark.parametrize(("huge", "dtype"), [(3e38, torch.float32), (1e308, torch.float64)])
-def test_softargmax_is_stable_for_huge_logits_of_both_signs(huge, dtype, beta):
+def test_huge_logits_of_both_signs_are_stable(huge, dtype, beta):
     z = torch.tensor([huge, 0.0, -huge, huge], dtype=dtype, requires_grad=True)
     expected = [0.25] * 4 if beta == 0 else [0.5, 0, 0, 0.5] if beta > 0 else [0, 0, 1, 0]
     weights = softargmax(z, beta)
@@ -40,7 +40,7 @@ def test_softargmax_is_stable_for_huge_logits_of_both_signs(huge, dtype, beta):
 
 @given(seed=st.integers(0, 2**16), beta=st.floats(-50, 50), n=st.integers(1, 6))
 @settings(deadline=None, max_examples=12, derandomize=True)
-def test_softargmax_equals_softmax_of_beta_z_and_ignores_a_shift(seed, beta, n):
+def test_softargmax_equals_softmax_of_beta_z_and_is_shift_invariant(seed, beta, n):
     z = torch.randn(3, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     weights = softargmax(z, beta)
     torch.testing.assert_close(weights, torch.softmax(beta * z, -1))
@@ -59,12 +59,12 @@ def test_softargmax_works_along_any_dim(beta):
 
 
 @pytest.mark.parametrize("beta", [0.0, 1.0, 50.0, -1.0, -50.0, math.inf, -math.inf])
-def test_softargmax_leaves_out_what_where_excludes(beta):
+def test_excluded_entries_get_zero_weight_and_zero_gradient(beta):
     z = torch.tensor([[1.0, 9.0, 2.0, -9.0, 2.0]] * 2, requires_grad=True)
     where = torch.tensor([[True, False, True, False, True], [False] * 5])
     weights = softargmax(z, beta, where=where)
     torch.testing.assert_close(weights[0, where[0]], softargmax(z[0, where[0]], beta))
-    assert weights[0, ~where[0]].tolist() == [0, 0], "excluded entries are the extremes, and still take nothing"
+    assert weights[0, ~where[0]].tolist() == [0, 0], "excluded entries get no weight although they are the extremes"
     assert weights[1].tolist() == [0] * 5, "a row without any True gets zeros"
     if math.isfinite(beta):
         (gradient,) = torch.autograd.grad((weights * torch.randn(2, 5)).sum(), z)
@@ -85,18 +85,18 @@ def test_softargmax_has_the_gradients_of_softmax(beta):
     assert torch.autograd.gradcheck(lambda z: softargmax(z, beta, where=where), z)
 
 
-def test_softargmax_takes_whole_numbers_and_nothing():
+def test_integer_and_empty_inputs_are_supported():
     torch.testing.assert_close(softargmax(torch.tensor([1, 2])), torch.softmax(torch.tensor([1.0, 2.0]), -1))
     assert softargmax(torch.empty(3, 0)).shape == (3, 0)
 
 
-def test_softargmax_refuses_a_beta_that_is_no_number():
+def test_nan_beta_raises():
     with pytest.raises(ValueError, match="beta must be a number, got nan"):
         softargmax(torch.zeros(2), math.nan)
 
 
 @pytest.mark.parametrize("beta", [0.5, 1.0, 50.0, math.inf])
-def test_infinite_scores_are_the_largest_and_the_smallest_numbers(beta):
+def test_infinite_logits_act_as_the_largest_and_smallest_numbers(beta):
     inf = math.inf
     assert softargmax(torch.tensor([inf, 0.0, inf]), beta).tolist() == [0.5, 0.0, 0.5]
     assert softargmax(torch.tensor([-inf, 0.0, -inf]), beta).tolist() == [0.0, 1.0, 0.0]
@@ -105,7 +105,7 @@ def test_infinite_scores_are_the_largest_and_the_smallest_numbers(beta):
     assert softargmax(torch.tensor([math.nan, 5.0]), beta).isnan().all()
 
 
-def test_gradients_of_zero_flow_at_infinity():
+def test_gradients_are_zero_at_infinite_beta():
     z = torch.randn(3, 4, requires_grad=True)
     softargmax(z, math.inf)[:, 0].sum().backward()
     assert torch.equal(z.grad, torch.zeros(3, 4))
@@ -120,6 +120,6 @@ def test_gradients_of_zero_flow_at_infinity():
         (lambda: softargmax(torch.zeros(2), where=torch.ones(2)), "a mask must be bool"),
     ],
 )
-def test_what_is_no_score_is_refused(call, message):
+def test_invalid_arguments_raise(call, message):
     with pytest.raises(ValueError, match=message):
         call()
