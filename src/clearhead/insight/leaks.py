@@ -1,5 +1,4 @@
-"""Leak tests for any model: change future tokens or padding, and check that outputs that must not depend on them stay
-the same.
+"""Leak tests for any model: change future tokens or padding, and find outputs that change but must not.
 
 A model that sees future tokens reaches a low loss but is useless; the output of one that sees padding depends on the
 length of the other examples in the batch.
