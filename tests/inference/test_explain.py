@@ -202,7 +202,7 @@ def test_uniform_entropy_is_over_the_visible_keys():
 
 
 @pytest.mark.parametrize("place", [(0, 1), (1, 0)])
-def test_changed_most_finds_the_layer_and_head(place):
+def test_most_changed_head_finds_the_layer_and_head(place):
     table = torch.ones(3, 2, 2)
     table[1, place[0], place[1]] = 3
     table[2, 1, 1] = math.nan
