@@ -172,11 +172,11 @@ def test_generation_leaves_the_model_in_its_stage():
         (lambda m: Sampling(seed=2**63), "seed must be a whole number"),
         (lambda m: Sampling(top_k=0), "top_k must be at least 1"),
         (lambda m: Sampling(top_p=1.5), "top_p must be above 0 and at most 1, got 1.5"),
-        (lambda m: m.generate(prompts()[0], max_new_tokens=2), r"a prompt must be ids \(batch, length\)"),
+        (lambda m: m.generate(prompts()[0], max_new_tokens=2), r"prompt must be ids \(B,L\)"),
         (lambda m: m.generate(prompts(length=0), max_new_tokens=2), "at least one token"),
         (lambda m: m.generate(prompts(n=0), max_new_tokens=2), "for one example"),
         (lambda m: m.generate(prompts(), max_new_tokens=2, eos_id=1.5), "eos_id must be an id from 0 to 6, got 1.5"),
-        (lambda m: m.generate(prompts(), max_new_tokens=0), "max_new_tokens must be at least 1, got 0"),
+        (lambda m: m.generate(prompts(), max_new_tokens=0), "max_new_tokens must be a positive integer, got 0"),
         (lambda m: m.generate(prompts(), max_new_tokens=2, eos_id=7), "eos_id must be an id from 0 to 6, got 7"),
     ],
 )
