@@ -117,7 +117,7 @@ def test_an_image_that_is_white_at_its_border_has_a_visible_end():
 
 
 def test_sequences_have_no_augmented_sheet():
-    with pytest.raises(ValueError, match="augmentation is for images, got reverse"):
+    with pytest.raises(ValueError, match="augmentation needs images, got reverse"):
         augmented_sheet(load_dataset(DataConfig(name="reverse"), seed=0), DataConfig(name="reverse"), 0)
 
 

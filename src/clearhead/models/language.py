@@ -28,11 +28,13 @@ from clearhead.nn.attention import Linear
 from clearhead.nn.blocks import eval_mode
 from clearhead.nn.cache import DecoderCache
 from clearhead.nn.masks import Mask, check_mask
+from clearhead.validation import suggest_keywords
 
 
 class LanguageModel(nn.Module):
     """ids (B,L) -> logits (B,L,V) of the token after each."""
 
+    @suggest_keywords
     def __init__(
         self,
         *,

@@ -21,11 +21,13 @@ from clearhead.models.stack import (
     input_embeddings,
 )
 from clearhead.nn.masks import Mask, check_mask, dense
+from clearhead.validation import suggest_keywords
 
 
 class SequencePredictor(nn.Module):
     """ids (B,L) or features (B,L,in_features) -> (B,L,out_features), or (B,out_features) with pooling."""
 
+    @suggest_keywords
     def __init__(
         self,
         *,

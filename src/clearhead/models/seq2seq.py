@@ -37,11 +37,13 @@ from clearhead.nn import masks
 from clearhead.nn.attention import Linear
 from clearhead.nn.blocks import Decoder, Encoder, eval_mode
 from clearhead.nn.cache import DecoderCache
+from clearhead.validation import suggest_keywords
 
 
 class Seq2Seq(nn.Module):
     """source (B,K), target so far (B,Q) -> logits (B,Q,V) of the target token after each."""
 
+    @suggest_keywords
     def __init__(
         self,
         *,
