@@ -141,7 +141,7 @@ def test_help_shows_the_recipe_and_its_settings(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["train", "mnist", "--help"]) == 0
     out = capsys.readouterr().out
-    assert "Handwritten digits" in out
+    assert "MNIST with a small vision transformer" in out
     for option in (
         "--name",
         "--seed",

@@ -1,8 +1,10 @@
 import json
+import re
 
 import pytest
 import torch
 
+import clearhead
 from clearhead.models.config import VisionConfig, build_model
 from clearhead.models.presets import PRESETS, bert_cifar10, list_presets, preset, reverse, vit_mnist_plain
 from clearhead.models.vit import VisionTransformer
@@ -93,3 +95,19 @@ def test_a_config_from_a_dict_with_an_unknown_field_is_refused():
     values = preset("vit_tiny").to_dict() | {"heads": 3}
     with pytest.raises(LookupError, match="heads"):
         VisionConfig.from_dict(values)
+
+
+@pytest.mark.parametrize(
+    ("model", "keyword", "meant"),
+    [
+        (clearhead.VisionTransformer, "pathc_size", "patch_size"),
+        (clearhead.VisionTransformer, "embed_dim", "width"),
+        (clearhead.LanguageModel, "n_layer", "depth"),
+        (clearhead.SequencePredictor, "num_attention_heads", "num_heads"),
+        (clearhead.Seq2Seq, "dim_feedforward", "mlp_dim"),
+    ],
+)
+def test_unknown_keyword_argument_suggests_the_closest_name(model, keyword, meant):
+    message = f"{model.__name__} got an unexpected keyword argument '{keyword}'; did you mean {meant}?"
+    with pytest.raises(TypeError, match=re.escape(message)):
+        model(**{keyword: 4})
