@@ -91,7 +91,7 @@ def test_a_decompression_bomb_in_an_unrequested_member_is_rejected(tmp_path):
         read_archive(path, {"fine"}, max_bytes=1_000_000)
 
 
-def test_most_unpacked_limits_size_and_ratio():
+def test_max_unpacked_bytes_limits_size_and_ratio():
     assert max_unpacked_bytes(10) == UNPACKED_FLOOR
     assert max_unpacked_bytes(1_000_000) == MAX_RATIO * 1_000_000
     assert max_unpacked_bytes(10**9) == MAX_UNPACKED == 512_000_000
