@@ -25,7 +25,7 @@ def test_only_calls_inside_the_model_are_captured(models):
     assert names == [("ManualAttention", "softmax", "")]
 
 
-def test_the_model_gets_what_the_receiver_returns(models):
+def test_the_value_returned_by_the_receiver_replaces_the_output(models):
     model, x = models.ManualAttention(), models.tokens()
     with capture_attention(model, lambda name, call, kernel, note: torch.zeros_like(call.raw_out)):
         torch.testing.assert_close(model(x), model.out.bias.expand(2, 5, 8))

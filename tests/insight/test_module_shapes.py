@@ -1,4 +1,4 @@
-"""The shapes of anybody's module: those of a real pass, with all parameters and the work that torch counts."""
+"""module_shapes of any nn.Module equal a real forward pass, with parameter counts and multiply-adds."""
 
 import pytest
 import torch
