@@ -274,7 +274,7 @@ def test_evaluate_returns_loss_and_accuracy_in_eval_mode(monkeypatch):
 
 
 def test_ranks_evaluate_each_example_once(monkeypatch):
-    """A rank without examples in the last batch still calls the model, as the others do, and adds nothing to the sums."""
+    """A rank without examples in the last batch calls the model as the others do and adds nothing to the sums."""
     monkeypatch.setattr(home, "BATCH_SIZE", 4)
     data, whole = images(9), torch.zeros(5, dtype=torch.float64)
     sums, calls = [], []
