@@ -22,18 +22,18 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 TEMP_SUFFIX = ".part"
-"""of files that are still being written"""
+"""suffix of files that are still being written"""
 CLOSE_ON_EXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)  # Windows has only the second
 NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # not on Windows
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | NONBLOCK  # neither on Windows
 MAX_DEPTH = 12
-"""levels of folders that `walk` descends to"""
+"""levels of folders that `walk` visits"""
 MAX_JSON_BYTES = 16 * 2**20
-"""of a JSON file. The largest one is the state of a run that lists hundreds of thousands of skipped images"""
+"""limit for a JSON file; the largest is the state of a run that lists hundreds of thousands of skipped images"""
 MAX_JSON_CONTAINERS = 2**17
-"""objects and arrays in a JSON file"""
+"""limit for the objects and arrays in a JSON file"""
 MAX_HEADER_BYTES = 16 * 2**20
-"""of the header of a safetensors file"""
+"""limit for the header of a safetensors file"""
 DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
 """bytes per element, by the dtype names of safetensors"""
 FILE_TYPES = {
@@ -370,11 +370,11 @@ DECODER = json.JSONDecoder(parse_constant=refuse_constant, parse_float=parse_fin
 
 
 MAX_UNPACKED = 512_000_000
-"""bytes that an archive unpacks to, the members that are skipped included"""
+"""limit for the unpacked bytes of an archive, including members that are skipped"""
 MAX_RATIO = 100
-"""unpacked bytes per packed byte, of an archive or a gzip file, once it unpacks to more than UNPACKED_FLOOR"""
+"""limit for the compression ratio of an archive or a gzip file that unpacks to more than UNPACKED_FLOOR bytes"""
 UNPACKED_FLOOR = 10_000_000
-"""bytes that any archive may unpack to: small files of zeros compress by more than MAX_RATIO"""
+"""bytes that any archive may unpack to, because small files of zeros exceed MAX_RATIO"""
 
 
 def most_unpacked(packed: int, most: int = MAX_UNPACKED) -> int:

@@ -7,13 +7,13 @@ from matplotlib.lines import Line2D
 
 from clearhead.drawing import COLORS
 from clearhead.training.curves import (
-    MOST_POINTS,
+    MAX_POINTS,
     Curves,
+    downsample,
     draw_curves,
-    look,
+    line_style,
     read_curves,
     running_mean,
-    thinned,
     to_csv,
     windows_of,
 )
@@ -112,13 +112,13 @@ def test_missing_quantity_is_stated_in_its_panel():
 
 
 def test_many_points_are_thinned_to_means_of_neighbors():
-    points = [(float(i), float(i % 2)) for i in range(10 * MOST_POINTS)]
-    fewer = thinned(points)
-    assert len(fewer) == MOST_POINTS
+    points = [(float(i), float(i % 2)) for i in range(10 * MAX_POINTS)]
+    fewer = downsample(points)
+    assert len(fewer) == MAX_POINTS
     assert {value for _, value in fewer} == {0.5}
     assert fewer[0][0] == 4.5
-    assert thinned(points[:MOST_POINTS]) == points[:MOST_POINTS]
-    assert thinned([]) == []
+    assert downsample(points[:MAX_POINTS]) == points[:MAX_POINTS]
+    assert downsample([]) == []
 
 
 def test_partial_last_line_of_a_running_run_is_ignored(tmp_path):
@@ -140,10 +140,10 @@ def test_windows_beyond_the_end_are_clipped_and_drawn_once():
 
 def test_every_run_has_its_own_color_and_line_style():
     """Regression test: the eighth run once had the color of the first."""
-    styles = [look(number, "validation") for number in range(24)]
+    styles = [line_style(number, "validation") for number in range(24)]
     assert len({found["color"] for found in styles[:8]}) == 8
     assert len({(found["color"], str(found["linestyle"])) for found in styles}) == 24
-    trained = [look(number, "train", n_points=2) for number in range(24)]
+    trained = [line_style(number, "train", n_points=2) for number in range(24)]
     assert len({(found["color"], str(found["linestyle"])) for found in styles + trained}) == 48
 
 
@@ -263,5 +263,7 @@ def test_thousands_of_epochs_are_not_in_scientific_notation():
 
 def test_run_without_records_is_an_error(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"curves need records of at least one step, got none in .*; train it"):
+    with pytest.raises(
+        ValueError, match=r"curves need at least one training record, got none in .*; train the run longer"
+    ):
         read_curves(tmp_path)
