@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from clearhead.data import archives
 from clearhead.data.archives import read_archive
-from clearhead.files import MAX_RATIO, MAX_UNPACKED, UNPACKED_FLOOR, most_unpacked
+from clearhead.files import MAX_RATIO, MAX_UNPACKED, UNPACKED_FLOOR, max_unpacked_bytes
 
 
 def tar_archive(path, members, mode="w:gz"):
@@ -92,10 +92,10 @@ def test_a_decompression_bomb_in_an_unrequested_member_is_rejected(tmp_path):
 
 
 def test_most_unpacked_limits_size_and_ratio():
-    assert most_unpacked(10) == UNPACKED_FLOOR
-    assert most_unpacked(1_000_000) == MAX_RATIO * 1_000_000
-    assert most_unpacked(10**9) == MAX_UNPACKED == 512_000_000
-    assert most_unpacked(10**9, 1000) == 1000
+    assert max_unpacked_bytes(10) == UNPACKED_FLOOR
+    assert max_unpacked_bytes(1_000_000) == MAX_RATIO * 1_000_000
+    assert max_unpacked_bytes(10**9) == MAX_UNPACKED == 512_000_000
+    assert max_unpacked_bytes(10**9, 1000) == 1000
 
 
 @pytest.mark.parametrize("make", [MAKERS["tgz"], MAKERS["zip"]])

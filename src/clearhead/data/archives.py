@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from clearhead.data.user_files import MAX_DATASET_BYTES, MAX_HEADER_BYTES, MAX_MEMBER_BYTES, MAX_MEMBERS, open_user_file
-from clearhead.files import MAX_UNPACKED, most_unpacked
+from clearhead.files import MAX_UNPACKED, max_unpacked_bytes
 
 EXTENDED_HEADER_TYPES = (
     tarfile.XHDTYPE,
@@ -42,7 +42,7 @@ def read_archive(path: Path, wanted: Collection[str], max_bytes: int = MAX_UNPAC
         with open_user_file(path) as file:
             read_members = zip_members if zipfile.is_zipfile(file) else tar_members
             file.seek(0)
-            max_bytes = most_unpacked(path.stat().st_size, max_bytes)
+            max_bytes = max_unpacked_bytes(path.stat().st_size, max_bytes)
             for name, data in read_members(file, path.name, wanted, max_bytes):
                 if name in found:
                     raise ArchiveError(f"file names in an archive must be unique, got {name} twice in {path.name}")

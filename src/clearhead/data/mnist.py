@@ -29,7 +29,7 @@ from clearhead.data.dataset import Dataset, Images, Normalize, train_val_split
 from clearhead.data.datasets import DataConfig
 from clearhead.data.prng import fold_in, permutation, random_below
 from clearhead.data.sources import HttpSource, LocalSource
-from clearhead.files import most_unpacked, sha256
+from clearhead.files import max_unpacked_bytes, sha256
 
 UNSIGNED_BYTE = 8
 GZIP_MAGIC = b"\x1f\x8b"
@@ -152,7 +152,7 @@ def gunzip(data: bytes, name: str, most: int) -> bytes:
     """
     if not data.startswith(GZIP_MAGIC):
         return data
-    most = most_unpacked(len(data), most)
+    most = max_unpacked_bytes(len(data), most)
     try:
         unpacked = gzip.GzipFile(fileobj=io.BytesIO(data)).read(most + 1)
     except (OSError, EOFError, zlib.error, struct.error) as error:
