@@ -143,9 +143,7 @@ def test_ambiguous_name_prefers_preset_then_recipe_then_run_and_is_noted(run_cli
     assert json.loads(run_cli("shapes", "mnist", "--as", "run", "--json"))["config"]["width"] == 24
     monkeypatch.setitem(RECIPES, "vit-mnist", RECIPES["mnist"])
     out = run_cli("shapes", "vit_mnist")
-    assert out.startswith(
-        "vit_mnist: the preset\nvit_mnist is also a recipe: clearhead shapes vit_mnist --as recipe"
-    )
+    assert out.startswith("vit_mnist: the preset\nvit_mnist is also a recipe: clearhead shapes vit_mnist --as recipe")
     assert json.loads(run_cli("shapes", "vit_mnist", "--as=recipe", "--json"))["source"] == "recipe"
     assert not run_cli("shapes", "reverse").startswith("reverse")  # preset and recipe are the same model
 
