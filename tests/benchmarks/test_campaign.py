@@ -168,6 +168,15 @@ def test_the_table_says_what_is_missing(quick, tmp_path):
     assert "old" not in text
 
 
+def test_the_largest_peak_of_memory_is_kept_when_a_shard_continues(quick, tmp_path):
+    for small, peak in ((True, 40.0), (False, 30.0)):
+        shard = Counted()
+        shard.peak_mb = peak
+        result = shards.run_shard(shard, tmp_path, 1, small=small, say=lambda line: None)
+    assert result["peak_mb"] == 40.0
+    assert "40 MB in `counted`" in report.table([result])
+
+
 def test_the_page_shows_the_stored_results():
     results = report.read_results(ROOT / "docs" / "reliability")
     assert report.table(results) in (ROOT / "docs" / "reliability.md").read_text()
