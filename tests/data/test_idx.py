@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.data.mnist import gunzip, images_and_labels, parse
-from clearhead.files import UNPACKED_FLOOR
+from clearhead.data.user_files import UNPACKED_FLOOR
 
 
 def idx(tensor):

@@ -15,8 +15,15 @@ from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from clearhead.data.user_files import MAX_DATASET_BYTES, MAX_HEADER_BYTES, MAX_MEMBER_BYTES, MAX_MEMBERS, open_user_file
-from clearhead.files import MAX_UNPACKED, most_unpacked
+from clearhead.data.user_files import (
+    MAX_DATASET_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_MEMBER_BYTES,
+    MAX_MEMBERS,
+    MAX_UNPACKED,
+    most_unpacked,
+    open_user_file,
+)
 
 EXTENDED_HEADER_TYPES = (
     tarfile.XHDTYPE,
