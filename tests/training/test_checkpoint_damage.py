@@ -8,10 +8,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clearhead.models.config import build_model
 from clearhead.training import checkpoint
 from clearhead.training.checkpoint import (
     MANIFEST,
@@ -30,6 +32,7 @@ from clearhead.training.checkpoint import (
     save,
     saved_steps,
 )
+from clearhead.training.config import RunConfig
 
 FILES = (MODEL, OPTIMIZER, STATE, MANIFEST)
 
@@ -341,6 +344,42 @@ def test_a_large_sparse_file_is_refused_before_it_is_read(trained, tmp_path, mon
     monkeypatch.setattr(checkpoint, "read_regular", not_the_model)
     with pytest.raises(checkpoint.DamagedCheckpointError, match=r"model\.safetensors is not read"):
         checkpoint.load(place)
+
+
+def forged_sparse_checkpoint(run, width):
+    """A checkpoint in which everything agrees: the config describes a wide model, model.safetensors has its shapes, and
+    the manifest has the right digests. The weights are zeros that take no room on disk."""
+    path = checkpoint.checkpoint_path(run, checkpoint.saved_steps(run)[-1])
+    state = json.loads((path / "state.json").read_bytes())
+    state["state"]["config"]["model"] |= {"width": width, "mlp_dim": width}
+    with torch.device("meta"):
+        model = build_model(RunConfig.from_dict(state["state"]["config"]).model)
+    header, end = {}, 0
+    for name, tensor in model.state_dict().items():
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [end, end + 4 * tensor.numel()]}
+        end += 4 * tensor.numel()
+    start = json.dumps(header).encode()
+    start += b" " * (-len(start) % 8)
+    (path / "model.safetensors").write_bytes(len(start).to_bytes(8, "little") + start)
+    os.truncate(path / "model.safetensors", 8 + len(start) + end)
+    (path / "optimizer.safetensors").write_bytes(safetensors.torch.save({}))
+    (path / "state.json").write_text(json.dumps(state))
+    contents = {name: (path / name).read_bytes() for name in checkpoint.FILES}
+    (path / "manifest.json").write_bytes(checkpoint.manifest(contents))
+    return path
+
+
+def test_a_checkpoint_of_holes_that_agrees_with_its_own_config_is_refused_before_it_is_read(
+    trained, tmp_path, monkeypatch
+):
+    path = forged_sparse_checkpoint(shutil.copytree(trained / "reverse", tmp_path / "run"), 2048)
+    assert (path / "model.safetensors").stat().st_size > checkpoint.SMALL
+    with monkeypatch.context() as patch:  # it would be read otherwise
+        patch.setattr(checkpoint, "check_stored", lambda paths: None)
+        assert checkpoint.load(path).model
+    monkeypatch.setattr(checkpoint, "unpack", lambda contents: pytest.fail("it was read"))
+    with pytest.raises(checkpoint.DamagedCheckpointError, match=r"of [\d,]+ bytes only [\d,]+ are stored on disk"):
+        checkpoint.load(path)
 
 
 def test_a_large_checkpoint_of_its_own_model_is_read(trained, monkeypatch):

@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, deserialize
 
-from clearhead.files import check_folder, from_json, make_folder, read_regular, safetensors_header, write_atomic
-from clearhead.training.checkpoint import parse_step, step_name
+from clearhead.files import (
+    check_folder,
+    check_stored,
+    from_json,
+    make_folder,
+    read_regular,
+    safetensors_header,
+    write_atomic,
+)
+from clearhead.training.checkpoint import SMALL, parse_step, step_name
 from clearhead.training.run_directory import SNAPSHOTS, RunDirectory
 
 if TYPE_CHECKING:
@@ -102,6 +110,8 @@ def read_snapshots(run: Path) -> "tuple[list[int], dict[str, Tensor]]":
         raise LookupError(f"{run} has no attention snapshots; take them with: clearhead train RECIPE --snapshots 4")
     if (size := sum(os.lstat(path).st_size for path in files.values())) > MAX_RUN_BYTES:
         raise ValueError(f"the snapshots of {run} must have at most {MAX_RUN_BYTES:,} bytes in all, got {size:,}")
+    if size > SMALL:
+        check_stored(files.values())
     maps = {path: read_snapshot(path) for path in files.values()}
     first, layers = next(iter(maps.items()))
     for path, others in maps.items():
