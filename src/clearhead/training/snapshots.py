@@ -6,6 +6,7 @@ bit. Shapes: N inputs, H heads, Q queries, K keys, T steps.
 """
 
 import hashlib
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,9 @@ from clearhead.files import (
     check_stored,
     from_json,
     make_folder,
+    opened_regular,
+    read_at,
     read_regular,
-    safetensors_header,
     write_atomic,
 )
 from clearhead.training.checkpoint import SMALL, parse_step, step_name
@@ -38,6 +40,10 @@ DIGEST = "sha256"
 MAX_FILE_BYTES = 256 * 2**20
 MAX_RUN_BYTES = 2**30
 """of all snapshots of a run: reading them takes about three times as much memory"""
+MAX_HEADER_BYTES = 16 * 2**20
+"""of the header of a safetensors file"""
+DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
+"""bytes per element, by the dtype names of safetensors"""
 
 
 def save_snapshot(ctx: "TrainContext", step: int, run: RunDirectory | None) -> None:
@@ -169,3 +175,67 @@ def matches_digest(content: bytes) -> bool:
 
 def damaged(path: Path, reason: str) -> ValueError:
     return ValueError(f"{path} is not an intact attention snapshot ({reason}); delete it")
+
+
+def safetensors_header(path: Path) -> dict[str, tuple[str, list[int]]]:
+    """The dtype and shape of each tensor, from the header alone. ValueError unless the tensors fill the file exactly.
+
+    A safetensors file starts with the length of its header (8 bytes), followed by the header: JSON with the dtype,
+    shape and offsets of each tensor.
+    """
+    with opened_regular(path, os.O_RDONLY) as file:
+        size = os.fstat(file).st_size
+        length = int.from_bytes(os.read(file, 8), "little")
+        if length > min(MAX_HEADER_BYTES, size - 8):
+            raise ValueError(f"the header of {path.name} must have at most {MAX_HEADER_BYTES:,} bytes, got {length:,}")
+        header = from_json(read_at(file, length, 8))
+    if not isinstance(header, dict):
+        raise ValueError(f"the header of {path.name} must be a JSON object")
+    tensors: dict[str, tuple[str, list[int]]] = {}
+    expected = 8 + length
+    for name, entry in header.items():
+        match entry:
+            case _ if name == "__metadata__":
+                continue
+            case {"dtype": str(dtype), "shape": list(shape)} if dtype in DTYPE_BYTES and is_shape(shape):
+                tensors[name] = dtype, shape
+                expected += DTYPE_BYTES[dtype] * math.prod(shape)
+            case _:
+                raise ValueError(f"{name!r:.60} in {path.name} must have a dtype and a shape, got {entry!r:.60}")
+    if expected != size:
+        raise ValueError(f"{path.name} has {size:,} bytes, but its header declares {expected:,}")
+    return tensors
+
+
+MAX_SPARSENESS = 8
+"""bytes of tensors per byte that is stored on disk. File systems that compress turn zeros into holes, but of the
+tensors of a checkpoint at least the weights are not zeros"""
+
+
+def check_stored(paths: Iterable[Path]) -> None:
+    """ValueError if these files are mostly holes: such a file of any size takes no room on disk and costs its sender
+    nothing, but reading it takes as much memory as reading a full one."""
+    sizes = {path: os.lstat(path).st_size for path in paths}
+    size, stored = sum(sizes.values()), sum(map(stored_bytes, sizes))
+    if size > MAX_SPARSENESS * stored:
+        raise ValueError(f"of {size:,} bytes only {stored:,} are stored on disk; the rest are holes in the file")
+
+
+def stored_bytes(path: Path) -> int:
+    """The size of a file without its holes; with them where the file system does not report them."""
+    with opened_regular(path, os.O_RDONLY) as file:
+        size, stored, end = os.fstat(file).st_size, 0, 0
+        if not hasattr(os, "SEEK_DATA"):  # Windows
+            return size
+        try:
+            while end < size:
+                start = os.lseek(file, end, os.SEEK_DATA)
+                end = os.lseek(file, start, os.SEEK_HOLE)
+                stored += end - start
+        except OSError as error:
+            return stored if error.errno == errno.ENXIO else size  # ENXIO: the rest of the file is a hole
+    return stored
+
+
+def is_shape(shape: list[Any]) -> bool:
+    return all(type(n) is int and n >= 0 for n in shape) and math.prod(shape) < 2**48
