@@ -207,35 +207,5 @@ def safetensors_header(path: Path) -> dict[str, tuple[str, list[int]]]:
     return tensors
 
 
-MAX_SPARSENESS = 8
-"""bytes of tensors per byte that is stored on disk. File systems that compress turn zeros into holes, but of the
-tensors of a checkpoint at least the weights are not zeros"""
-
-
-def check_stored(paths: Iterable[Path]) -> None:
-    """ValueError if these files are mostly holes: such a file of any size takes no room on disk and costs its sender
-    nothing, but reading it takes as much memory as reading a full one."""
-    sizes = {path: os.lstat(path).st_size for path in paths}
-    size, stored = sum(sizes.values()), sum(map(stored_bytes, sizes))
-    if size > MAX_SPARSENESS * stored:
-        raise ValueError(f"of {size:,} bytes only {stored:,} are stored on disk; the rest are holes in the file")
-
-
-def stored_bytes(path: Path) -> int:
-    """The size of a file without its holes; with them where the file system does not report them."""
-    with opened_regular(path, os.O_RDONLY) as file:
-        size, stored, end = os.fstat(file).st_size, 0, 0
-        if not hasattr(os, "SEEK_DATA"):  # Windows
-            return size
-        try:
-            while end < size:
-                start = os.lseek(file, end, os.SEEK_DATA)
-                end = os.lseek(file, start, os.SEEK_HOLE)
-                stored += end - start
-        except OSError as error:
-            return stored if error.errno == errno.ENXIO else size  # ENXIO: the rest of the file is a hole
-    return stored
-
-
 def is_shape(shape: list[Any]) -> bool:
     return all(type(n) is int and n >= 0 for n in shape) and math.prod(shape) < 2**48
