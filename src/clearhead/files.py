@@ -384,3 +384,16 @@ def refuse_constant(name: str) -> NoReturn:
 
 
 DECODER = json.JSONDecoder(parse_constant=refuse_constant, parse_float=parse_finite)
+
+
+MAX_UNPACKED = 512_000_000
+"""bytes that an archive unpacks to, the members that are skipped included"""
+MAX_RATIO = 100
+"""unpacked bytes per packed byte, of an archive or a gzip file, once it unpacks to more than UNPACKED_FLOOR"""
+UNPACKED_FLOOR = 10_000_000
+"""bytes that any archive may unpack to: small files of zeros compress by more than MAX_RATIO"""
+
+
+def most_unpacked(packed: int, most: int = MAX_UNPACKED) -> int:
+    """Bytes that `packed` bytes may unpack to: at most `most`, and at most MAX_RATIO as many beyond the floor."""
+    return min(most, max(UNPACKED_FLOOR, MAX_RATIO * packed))

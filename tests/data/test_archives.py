@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from clearhead.data import archives
 from clearhead.data.archives import read_archive
-from clearhead.data.user_files import MAX_RATIO, MAX_UNPACKED, UNPACKED_FLOOR, most_unpacked
+from clearhead.files import MAX_RATIO, MAX_UNPACKED, UNPACKED_FLOOR, most_unpacked
 
 
 def tar_archive(path, members, mode="w:gz"):

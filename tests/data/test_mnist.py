@@ -13,8 +13,7 @@ from clearhead.data.cache import obtain
 from clearhead.data.datasets import DataConfig, load_dataset
 from clearhead.data.mnist import gunzip, images_and_labels, parse
 from clearhead.data.sources import LocalSource
-from clearhead.data.user_files import UNPACKED_FLOOR
-from clearhead.files import sha256
+from clearhead.files import UNPACKED_FLOOR, sha256
 
 MD5 = {  # as published
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",

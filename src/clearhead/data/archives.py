@@ -20,10 +20,9 @@ from clearhead.data.user_files import (
     MAX_HEADER_BYTES,
     MAX_MEMBER_BYTES,
     MAX_MEMBERS,
-    MAX_UNPACKED,
-    most_unpacked,
     open_user_file,
 )
+from clearhead.files import MAX_UNPACKED, most_unpacked
 
 EXTENDED_HEADER_TYPES = (
     tarfile.XHDTYPE,

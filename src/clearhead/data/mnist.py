@@ -29,8 +29,7 @@ from clearhead.data.dataset import Dataset, Images, Normalize, train_val_split
 from clearhead.data.datasets import DataConfig
 from clearhead.data.prng import fold_in, permutation, random_below
 from clearhead.data.sources import HttpSource, LocalSource
-from clearhead.data.user_files import most_unpacked
-from clearhead.files import sha256
+from clearhead.files import most_unpacked, sha256
 
 UNSIGNED_BYTE = 8
 GZIP_MAGIC = b"\x1f\x8b"

@@ -69,13 +69,6 @@ MAX_LENGTH = 65_536
 MAX_EXAMPLES = 10_000_000
 """limit, validation and window in a config. Shuffling this many takes about 400 MB"""
 
-MAX_UNPACKED = 512_000_000
-"""bytes that an archive unpacks to, the members that are skipped included"""
-MAX_RATIO = 100
-"""unpacked bytes per packed byte, of an archive or a gzip file, once it unpacks to more than UNPACKED_FLOOR"""
-UNPACKED_FLOOR = 10_000_000
-"""bytes that any archive may unpack to: small files of zeros compress by more than MAX_RATIO"""
-
 CONVERT = "convert it first"
 LINE_END = re.compile(r"\r\n|\r|\n")
 CHUNK_BYTES = 1 << 20
@@ -83,11 +76,6 @@ CHUNK_BYTES = 1 << 20
 
 class NotRegularError(ValueError):
     """The path is a pipe, a device or a socket instead of a regular file."""
-
-
-def most_unpacked(packed: int, most: int = MAX_UNPACKED) -> int:
-    """Bytes that `packed` bytes may unpack to: at most `most`, and at most MAX_RATIO as many beyond the floor."""
-    return min(most, max(UNPACKED_FLOOR, MAX_RATIO * packed))
 
 
 def user_path(path: str | Path) -> Path:
