@@ -39,7 +39,7 @@ def test_shapes_lists_presets_recipes_and_forms(run_cli):
 
 def test_help_of_a_model_shows_its_fields_and_defaults(run_cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    out = run_cli("shapes", "bert_cifar", "--help")
+    out = run_cli("shapes", "bert_cifar10", "--help")
     assert "--num-heads N, --heads N" in out
     assert "(default: 8)" in out
     assert "layer norm on the embeddings, as BERT does (default: yes)" in " ".join(out.split())
@@ -71,7 +71,7 @@ def test_shapes_json_equals_the_function(run_cli):
     ],
 )
 def test_any_config_field_can_be_changed(run_cli, argv, field, value):
-    data = json.loads(run_cli("shapes", "small-mnist", *argv.split(), "--depth", "1", "--json"))
+    data = json.loads(run_cli("shapes", "vit-mnist", *argv.split(), "--depth", "1", "--json"))
     assert data["config"][field] == value
     assert data["config"]["depth"] == 1
 
@@ -141,12 +141,10 @@ def test_ambiguous_name_prefers_preset_then_recipe_then_run_and_is_noted(run_cli
         "mnist: the model of the recipe\nmnist is also a run, runs/mnist: clearhead shapes mnist --as run\n"
     )
     assert json.loads(run_cli("shapes", "mnist", "--as", "run", "--json"))["config"]["width"] == 24
-    monkeypatch.setitem(RECIPES, "small-mnist", RECIPES["mnist"])
-    out = run_cli("shapes", "small_mnist")
-    assert out.startswith(
-        "small_mnist: the preset\nsmall_mnist is also a recipe: clearhead shapes small_mnist --as recipe"
-    )
-    assert json.loads(run_cli("shapes", "small_mnist", "--as=recipe", "--json"))["source"] == "recipe"
+    monkeypatch.setitem(RECIPES, "vit-mnist", RECIPES["mnist"])
+    out = run_cli("shapes", "vit_mnist")
+    assert out.startswith("vit_mnist: the preset\nvit_mnist is also a recipe: clearhead shapes vit_mnist --as recipe")
+    assert json.loads(run_cli("shapes", "vit_mnist", "--as=recipe", "--json"))["source"] == "recipe"
     assert not run_cli("shapes", "reverse").startswith("reverse")  # preset and recipe are the same model
 
 

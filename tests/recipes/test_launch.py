@@ -46,12 +46,12 @@ def test_resume_with_changed_settings_raises():
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "../x", ".hidden", "a b", "-x"])
 def test_run_names_must_not_be_paths(name):
-    with pytest.raises(ValueError, match="a run's name must have at most 60 letters, digits"):
+    with pytest.raises(ValueError, match="a run name must have at most 60 letters, digits"):
         check_run_name(name)
 
 
 def test_custom_recipe_names_must_not_be_paths(working_directory):
-    with pytest.raises(ValueError, match=r"a run's name must have at most 60 letters, digits .*, got '\.\./mine-0'"):
+    with pytest.raises(ValueError, match=r"a run name must have at most 60 letters, digits .*, got '\.\./mine-0'"):
         train(replace(config_of("reverse", TINY), recipe="../mine"), quiet=True)
     assert list(working_directory.iterdir()) == []
 

@@ -9,7 +9,16 @@ import torch
 from clearhead.data.datasets import Augmentation
 from clearhead.messages import duration
 from clearhead.models.config import build_model
-from clearhead.recipes.registry import IMAGES, RECIPES, changed, config_of, find, measurements, results_table, validate
+from clearhead.recipes.registry import (
+    IMAGES,
+    RECIPES,
+    config_of,
+    find,
+    measurements,
+    results_table,
+    validate,
+    with_changes,
+)
 from clearhead.training.config import RunConfig
 from clearhead.training.context import build_context, isolated_torch_state
 from clearhead.training.distributed import Ranks
@@ -93,7 +102,7 @@ def test_any_field_can_be_overridden_by_its_path():
 
 
 def test_dependent_fields_are_overridden_together():
-    model = changed(config_of("mnist"), {"model.width": 30, "model.num_heads": 5}).model
+    model = with_changes(config_of("mnist"), {"model.width": 30, "model.num_heads": 5}).model
     assert (model.width, model.num_heads) == (30, 5)
 
 
@@ -127,7 +136,7 @@ def test_recipe_names_may_use_underscores():
 
 
 @pytest.mark.parametrize(
-    ("path", "message"), [("training", "is changed field by field, as in training.NAME"), ("seed.x", "has no fields")]
+    ("path", "message"), [("training", "has fields, which are set as training.NAME"), ("seed.x", "has no fields")]
 )
 def test_paths_must_end_at_a_field_without_subfields(path, message):
     with pytest.raises(LookupError, match=message):
@@ -175,11 +184,11 @@ def test_incompatible_data_model_and_objective_raise(name, changes, message):
 
 def test_a_model_config_of_the_wrong_type_raises():
     with pytest.raises(ValueError, match="mnist needs a VisionConfig, got a PredictorConfig"):
-        validate(changed(MNIST, {"model": config_of("reverse").model}))
+        validate(with_changes(MNIST, {"model": config_of("reverse").model}))
     with pytest.raises(ValueError, match="pronounce needs a Seq2SeqConfig, got a LanguageConfig"):
-        validate(changed(config_of("pronounce"), {"model": config_of("words").model}))
+        validate(with_changes(config_of("pronounce"), {"model": config_of("words").model}))
     with pytest.raises(ValueError, match="reverse needs a PredictorConfig, got a VisionConfig"):
-        validate(changed(config_of("reverse"), {"model": MNIST.model}))
+        validate(with_changes(config_of("reverse"), {"model": MNIST.model}))
 
 
 def test_context_length_must_cover_the_data_length_with_learned_positions(tmp_path):
