@@ -33,8 +33,8 @@ from benchmarks.campaign import (  # noqa: E402
 from clearhead.training.checkpoint import step_name  # noqa: E402
 
 
-def start(shard, stage, size=1):
-    shard.begin(stage)
+def start(shard, workspace, size=1):
+    shard.begin(workspace)
     shard.size = size
     return shard
 
@@ -44,8 +44,8 @@ def kinds_of(failures):
 
 
 @pytest.mark.slow
-def test_lost_save_is_detected(stage, case):
-    run = stage.copy(stage.undisturbed("language-model"), case)
+def test_lost_save_is_detected(workspace, case):
+    run = workspace.copy(workspace.reference_run("language-model"), case)
     assert runs.check_saved(run, runs.STEPS) == []
     newest = run / "checkpoints" / step_name(runs.STEPS)
     newest.rename(newest.with_name("gone"))
@@ -58,13 +58,15 @@ def test_missing_run_is_a_lost_save_only_if_a_checkpoint_was_saved(tmp_path):
 
 
 @pytest.mark.slow
-def test_resume_without_rng_state_is_a_silent_difference(stage, case, monkeypatch):
+def test_resume_without_rng_state_is_a_silent_difference(workspace, case, monkeypatch):
     from clearhead.training import state
 
-    stage.undisturbed("language-model")
-    ended = processes.run(stage.train("language-model"), case, 100, prepare=kills.stop_at(10), may_write=[stage.cache])
+    workspace.reference_run("language-model")
+    ended = processes.run(
+        workspace.train("language-model"), case, 100, prepare=kills.stop_at(10), may_write=[workspace.cache]
+    )
     monkeypatch.setattr(state, "restore_rng", lambda *args: None)  # inherited by the child that resumes
-    assert "silent difference" in kinds_of(runs.finish_and_compare(stage, "language-model", case, ended.saved))
+    assert "silent difference" in kinds_of(runs.resume_and_compare(workspace, "language-model", case, ended.saved))
 
 
 def injected(line):
@@ -92,7 +94,7 @@ def test_write_outside_is_detected(line, case):
     (case / "inside.txt").touch()
     (case.parent / "there.txt").write_text("content")
     ended = processes.run([], case, 30, job=injected(line))
-    assert kinds_of(runs.check_ended(ended, [0], "it")) == {"write outside"}
+    assert kinds_of(runs.check_exit(ended, [0], "it")) == {"write outside"}
 
 
 def test_writes_inside_are_not_reported(case):
@@ -100,7 +102,7 @@ def test_writes_inside_are_not_reported(case):
         "open('a', 'w').close(); os.mkdir('b'); os.rename('a', 'b/a'); os.symlink('b', 'c'); open('c/d', 'w').close()"
     )
     ended = processes.run([], case, 30, job=injected(line))
-    assert runs.check_ended(ended, [0], "it") == []
+    assert runs.check_exit(ended, [0], "it") == []
 
 
 @pytest.mark.parametrize("read", ["Path('runs/a').read_bytes()", "read_regular(Path('runs/a'))"])
@@ -114,12 +116,12 @@ def test_every_read_function_can_be_made_to_fail(read, case):
 @pytest.mark.parametrize("code", [5, 99])
 def test_exit_code_5_and_a_crash_are_detected(code, case):
     ended = processes.run([], case, 30, job=lambda: code)
-    assert kinds_of(runs.check_ended(ended, [0, 1, 2], "it")) == {"exit 5"}
+    assert kinds_of(runs.check_exit(ended, [0, 1, 2], "it")) == {"exit 5"}
 
 
 def test_traceback_is_detected(case):
     ended = processes.run([], case, 30, job=lambda: 1 // 0)
-    assert kinds_of(runs.check_ended(ended, [0, 99], "it")) == {"exit 5"}
+    assert kinds_of(runs.check_exit(ended, [0, 99], "it")) == {"exit 5"}
 
 
 def spin(seconds):
@@ -136,7 +138,7 @@ def spin(seconds):
 )
 def test_hang_is_detected(job, why, case):
     ended = processes.run([], case, 0.3, job=lambda: job() or 0)
-    assert kinds_of(runs.check_ended(ended, [0], "it")) == {"hang"}
+    assert kinds_of(runs.check_exit(ended, [0], "it")) == {"hang"}
     assert why in ended.hang
 
 
@@ -156,7 +158,7 @@ def compute_slowly():
 def test_slow_process_that_makes_progress_is_not_a_hang(job, case):
     """It takes 1.5 s or more; each pause is shorter than the limit."""
     ended = processes.run([], case, 1.0, job=lambda: job() or 0)
-    assert runs.check_ended(ended, [0], "it") == []
+    assert runs.check_exit(ended, [0], "it") == []
 
 
 @pytest.mark.parametrize(("is_waiting", "is_hang"), [(True, False), (False, True)])
@@ -204,10 +206,10 @@ def test_child_is_killed_with_the_campaign(case):
 
 
 @pytest.mark.slow
-def test_non_finite_checkpoint_is_detected(stage, case):
+def test_non_finite_checkpoint_is_detected(workspace, case):
     from safetensors.torch import load_file, save_file
 
-    run = stage.copy(stage.undisturbed("language-model"), case)
+    run = workspace.copy(workspace.reference_run("language-model"), case)
     assert damage.not_finite(run) == []
     path = max(run.glob("checkpoints/step-*")) / "optimizer.safetensors"
     tensors = load_file(path)
@@ -218,8 +220,8 @@ def test_non_finite_checkpoint_is_detected(stage, case):
 
 
 @pytest.mark.slow
-def test_save_without_fsync_is_lost_in_a_power_failure(stage, case):
-    made = start(power.PowerFailures(), stage)
+def test_save_without_fsync_is_lost_in_a_power_failure(workspace, case):
+    made = start(power.PowerFailures(), workspace)
     made.operations = [op for op in made.operations if op["do"] != "fsync"]
     found = set()
     for number in range(12):
@@ -253,15 +255,15 @@ def test_name_without_a_folder_fsync_may_be_lost(tmp_path):
 
 
 @pytest.mark.slow
-def test_undetected_bit_flip_is_a_silent_difference(stage, case, monkeypatch):
+def test_undetected_bit_flip_is_a_silent_difference(workspace, case, monkeypatch):
     """With a reader that does not verify digests."""
     from clearhead.training import checkpoint
 
-    made = start(damage.Flips(), stage)
-    best = json.loads((made.half / "best.json").read_text())["step"]
+    made = start(damage.Flips(), workspace)
+    best = json.loads((made.stopped / "best.json").read_text())["step"]
     path = f"checkpoints/{step_name(best)}/optimizer.safetensors"  # whose averaged weights are what predicts
-    header = 8 + struct.unpack("<Q", (made.half / path).read_bytes()[:8])[0]
-    monkeypatch.setattr(made, "flip_of", lambda kind, number: (path, 8 * (header + 4 * number + 3) + 6))
+    header = 8 + struct.unpack("<Q", (made.stopped / path).read_bytes()[:8])[0]
+    monkeypatch.setattr(made, "choose_flip", lambda kind, number: (path, 8 * (header + 4 * number + 3) + 6))
     made.size = 200
     monkeypatch.setattr(checkpoint, "disagreements", lambda files, written: {})
     assert "silent difference" in kinds_of(made.case("checkpoint", 20, random.Random(1), case))
@@ -280,19 +282,19 @@ def test_undetected_bit_flip_is_a_silent_difference(stage, case, monkeypatch):
 def test_output_after_a_bit_flip_is_judged(answer, kind, monkeypatch):
     shard = damage.Flips()
     shard.intact = {tuple(command): (0, "good", "") for command in damage.commands_for("config")}
-    monkeypatch.setattr(damage, "asked", lambda command: answer)
-    assert kinds_of(shard.silent("config", "bit 1")) == ({kind} if kind else set())
+    monkeypatch.setattr(damage, "run_command", lambda command: answer)
+    assert kinds_of(shard.check_flip("config", "bit 1")) == ({kind} if kind else set())
 
 
 def test_change_outside_through_a_link_is_detected(tmp_path):
     (tmp_path / "victim.txt").write_text("precious")
-    before = hostile.state_of(tmp_path)
-    assert hostile.changes(before, hostile.state_of(tmp_path)) == []
+    before = hostile.tree_state(tmp_path)
+    assert hostile.changes(before, hostile.tree_state(tmp_path)) == []
     (tmp_path / "victim.txt").write_text("gone")
     (tmp_path / "new.txt").touch()
-    assert hostile.changes(before, hostile.state_of(tmp_path)) == ["new.txt was made", "victim.txt was changed"]
+    assert hostile.changes(before, hostile.tree_state(tmp_path)) == ["new.txt was created", "victim.txt was changed"]
     (tmp_path / "victim.txt").unlink()
-    assert "victim.txt was deleted" in hostile.changes(before, hostile.state_of(tmp_path))
+    assert "victim.txt was deleted" in hostile.changes(before, hostile.tree_state(tmp_path))
 
 
 @pytest.mark.parametrize("kind", list(hostile.Links.counts))
@@ -309,14 +311,14 @@ def test_link_replaces_a_missing_or_an_existing_path(kind, place, tmp_path):
 
 def test_growing_memory_and_files_are_leaks():
     flat, rising = [10**8] * 50, [10**8 + 10**6 * i for i in range(50)]
-    assert commands.grown(flat, [9] * 50, 16 * 2**20) == []
-    assert kinds_of(commands.grown(rising, [9] * 50, 16 * 2**20)) == {"leak"}
-    assert kinds_of(commands.grown(flat, list(range(50)), 16 * 2**20)) == {"leak"}
+    assert commands.find_leaks(flat, [9] * 50, 16 * 2**20) == []
+    assert kinds_of(commands.find_leaks(rising, [9] * 50, 16 * 2**20)) == {"leak"}
+    assert kinds_of(commands.find_leaks(flat, list(range(50)), 16 * 2**20)) == {"leak"}
 
 
 def test_two_simultaneous_owners_are_detected():
     def owner(begin, end):
-        return processes.Ended(0, [f"owns {begin}", f"owned {end}"])
+        return processes.ChildResult(0, [f"owns {begin}", f"owned {end}"])
 
-    assert kills.two_owners([owner(1, 5), owner(5, 9)]) == []
-    assert kinds_of(kills.two_owners([owner(1, 5), owner(4, 9)])) == {"two owners"}
+    assert kills.overlapping_owners([owner(1, 5), owner(5, 9)]) == []
+    assert kinds_of(kills.overlapping_owners([owner(1, 5), owner(4, 9)])) == {"two owners"}

@@ -106,7 +106,7 @@ def test_parser_that_exceeds_memory_or_dies_is_detected(kind, expected, case):
 def test_result_of_a_command_line_is_judged(code, err, kind, monkeypatch):
     main = importlib.import_module("clearhead.cli.main")
     monkeypatch.setattr(main, "main", lambda words: (sys.stderr.write(err), code)[1])
-    assert kinds_of(commands.judge(["shapes", "x"])) == ({kind} if kind else set())
+    assert kinds_of(commands.check_command(["shapes", "x"])) == ({kind} if kind else set())
 
 
 def test_png_with_a_forged_size_keeps_valid_checksums():
@@ -129,6 +129,6 @@ def test_inputs_depend_only_on_the_seed(seeds, case):
         shard = Hungry()
         shard.input = lambda kind, rng: b"%r" % rng.random()
         shard.parsers = lambda: {"memory": ("x", lambda path: None)}
-        assert shards.one_case(shard, "memory", 0, seed, case) == []
+        assert shards.run_case(shard, "memory", 0, seed, case) == []
         drawn.append((case / "x").read_bytes())
     assert (drawn[0] == drawn[1]) == (seeds[0] == seeds[1])
