@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 TEMP_SUFFIX = ".part"
-"""of files that are still being written"""
+"""suffix of files that are still being written"""
 CLOSE_ON_EXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)  # Windows has only the second
 NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # not on Windows
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | NONBLOCK  # neither on Windows
@@ -32,11 +32,11 @@ JUNCTION = 0xA0000003
 LOCK_OFFSET, LOCK_ATTEMPTS = 2**30, 10
 """on Windows: the byte that is locked, far behind the process id, because nobody can read a locked byte"""
 MAX_DEPTH = 12
-"""levels of folders that `walk` descends to"""
+"""levels of folders that `walk` visits"""
 MAX_JSON_BYTES = 16 * 2**20
-"""of a JSON file. The largest one is the state of a run that lists hundreds of thousands of skipped images"""
+"""limit for a JSON file; the largest is the state of a run that lists hundreds of thousands of skipped images"""
 MAX_JSON_CONTAINERS = 2**17
-"""objects and arrays in a JSON file"""
+"""limit for the objects and arrays in a JSON file"""
 FILE_TYPES = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFDIR: "a folder",
@@ -387,13 +387,13 @@ DECODER = json.JSONDecoder(parse_constant=refuse_constant, parse_float=parse_fin
 
 
 MAX_UNPACKED = 512_000_000
-"""bytes that an archive unpacks to, the members that are skipped included"""
+"""limit for the unpacked bytes of an archive, including members that are skipped"""
 MAX_RATIO = 100
-"""unpacked bytes per packed byte, of an archive or a gzip file, once it unpacks to more than UNPACKED_FLOOR"""
+"""limit for the compression ratio of an archive or a gzip file that unpacks to more than UNPACKED_FLOOR bytes"""
 UNPACKED_FLOOR = 10_000_000
-"""bytes that any archive may unpack to: small files of zeros compress by more than MAX_RATIO"""
+"""bytes that any archive may unpack to, because small files of zeros exceed MAX_RATIO"""
 
 
-def most_unpacked(packed: int, most: int = MAX_UNPACKED) -> int:
-    """Bytes that `packed` bytes may unpack to: at most `most`, and at most MAX_RATIO as many beyond the floor."""
-    return min(most, max(UNPACKED_FLOOR, MAX_RATIO * packed))
+def max_unpacked_bytes(packed: int, limit: int = MAX_UNPACKED) -> int:
+    """The number of bytes that `packed` bytes may unpack to: MAX_RATIO times as many, or the floor, up to `limit`."""
+    return min(limit, max(UNPACKED_FLOOR, MAX_RATIO * packed))

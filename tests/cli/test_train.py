@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -34,7 +35,10 @@ def test_train_saves_the_run_in_its_folder(capsys):
     captured = capsys.readouterr()
     assert captured.err == ""
     assert "test of the best checkpoint (step 3)" in captured.out
-    assert captured.out.endswith("saved in runs/mine; plot the learning curves: clearhead curves runs/mine\n")
+    digits = config_at("runs/mine")["data"]["length"] * " [0-9]"
+    suggested = captured.out.partition("saved in runs/mine; next:\n")[2].splitlines()
+    assert re.fullmatch(f"  clearhead predict runs/mine --ids{digits}", suggested[0])
+    assert suggested[1:] == ["  clearhead look runs/mine --sample 0", "  clearhead curves runs/mine"]
     assert config_at("runs/mine")["seed"] == 7
     assert (checkpoint.saved_steps(Path("runs/mine"))) == [3]
     assert Path("runs/mine/checkpoints/step-00000003/model.safetensors").is_file()
@@ -93,14 +97,14 @@ def test_any_setting_can_be_changed(monkeypatch, argv, path, value):
         ("reverse --training.seed 1", "has no option --training.seed; did you mean --seed?"),
         ("reverse --training.lr 1", "has no option --training.lr; did you mean --optimizer.lr?"),
         ("reverse --model.witdh 1", "did you mean --model.width?"),
-        ("reverse --training.steps many", "--training.steps: must be a whole number, got 'many'"),
+        ("reverse --training.steps many", "--training.steps: must be an integer, got 'many'"),
         ("mnist --data.augmentation.flip perhaps", "--data.augmentation.flip: must be true or false, got 'perhaps'"),
         ("pronounce --data.augmentation.flip true", "train pronounce has no option --data.augmentation.flip"),
         ("text", "data.file is empty; run: clearhead train text --data.file PATH"),
         ("reverse --training.steps 0", "set one of steps and epochs above 0"),
         ("reverse --model.width 33 --model.heads 2", "width must be a multiple of num_heads"),
-        ("reverse --name a/b", "a run's name must have at most 60 letters, digits"),
-        ("reverse extra", "takes options, --name value, got 'extra'"),
+        ("reverse --name a/b", "a run name must have at most 60 letters, digits"),
+        ("reverse extra", "unexpected argument 'extra'"),
         (
             "digits --objective set-pointer",
             "digits with question=most-common needs objective=classification, got set-pointer",
@@ -110,8 +114,8 @@ def test_any_setting_can_be_changed(monkeypatch, argv, path, value):
         ("mnist --data.name folder", "run: clearhead train folder --data.folder PATH"),
         ("mnist --data.name reverse", "reverse needs objective=token-classification, got classification"),
         ("reverse --training.steps " + "9" * 30, "steps must be at most 1,000,000,000,000, got 999"),
-        ("reverse --name " + "x" * 300, "a run's name must have at most 60 letters, digits"),
-        ("cifar10-bert", "cifar10 must be fetched before it is used"),
+        ("reverse --name " + "x" * 300, "a run name must have at most 60 letters, digits"),
+        ("cifar10-bert", "cifar10 has not been downloaded"),
         ("reverse --compile perhaps", "compile must be one of auto, on, off, got 'perhaps'"),
         ("reverse --optimizer.lr nan", "lr must be a finite number >= 0, got nan; try lr=0.001"),
         ("reverse --training.steps -5", "got -5; set one of steps and epochs above 0 and the other to 0"),
@@ -141,7 +145,7 @@ def test_help_shows_the_recipe_and_its_settings(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["train", "mnist", "--help"]) == 0
     out = capsys.readouterr().out
-    assert "Handwritten digits" in out
+    assert "MNIST with a small vision transformer" in out
     for option in (
         "--name",
         "--seed",
@@ -167,10 +171,10 @@ def test_help_shows_the_recipe_and_its_settings(capsys, monkeypatch):
 
 
 def test_dry_run_prints_an_estimate_and_creates_no_files(capsys, here, monkeypatch):
-    monkeypatch.setattr("clearhead.recipes.estimate.TIMED", 1)
+    monkeypatch.setattr("clearhead.recipes.estimate.TIMED_STEPS", 1)
     assert main(["train", "reverse", "--dry-run", *TINY]) == 0
     out = capsys.readouterr().out
-    for word in ("parameters         10,282", "memory ", "time per epoch", "done at"):
+    for word in ("parameters         10,282", "memory ", "time per epoch", "it ends at"):
         assert word in out
     assert list(here.iterdir()) == []
 
@@ -251,21 +255,19 @@ PICTURES = [(Path(f"runs/demo/figures/{name}.png"), f"about {name}") for name in
 
 def test_demo_prints_accuracy_figures_and_next_commands(capsys, monkeypatch):
     outcome = TrainResult("finished", 9, 9, {"accuracy": 0.9876, "seconds": 61.2})
-    monkeypatch.setattr("clearhead.inference.demo.demo", lambda steps, before_drawing: (outcome, PICTURES))
+    monkeypatch.setattr("clearhead.cli.train.run_demo", lambda steps: (outcome, PICTURES))
     assert main(["demo"]) == 0
     out = capsys.readouterr().out
     assert "Test accuracy: 98.76% on 10,000 digits after 61 s of training." in out
     assert all(str(path) in out and what in out for path, what in PICTURES)
-    assert "\nTry\n  clearhead predict runs/demo" in out
+    assert "\nNext:\n  clearhead predict runs/demo" in out
     assert max(map(len, out.splitlines())) <= 90
-    suggested = [line.split() for line in out[out.index("\nTry\n") :].splitlines() if "clearhead " in line]
+    suggested = [line.split() for line in out[out.index("\nNext:\n") :].splitlines() if "clearhead " in line]
     assert len(suggested) > 3
     assert all(words[0] == "clearhead" and words[1] in COMMANDS for words in suggested)
 
 
 def test_a_stopped_demo_exits_with_code_3(monkeypatch, capsys):
-    monkeypatch.setattr(
-        "clearhead.inference.demo.demo", lambda steps, before_drawing: (TrainResult("stopped", 9, 0, None), [])
-    )
+    monkeypatch.setattr("clearhead.cli.train.run_demo", lambda steps: (TrainResult("stopped", 9, 0, None), []))
     assert main(["demo"]) == 3
-    assert "Open" not in capsys.readouterr().out
+    assert "Figures:" not in capsys.readouterr().out

@@ -1,10 +1,13 @@
 """Finds, runs and draws a claim by its slug, importing only the lesson that defines it."""
 
+import ast
 import difflib
 import importlib
 import inspect
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -91,6 +94,34 @@ def find(slug: str) -> Claim:
 def all_claims() -> list[Claim]:
     """All claims in the order of the lessons; imports every lesson."""
     return [find(slug) for slug in CLAIMS]
+
+
+@dataclass(frozen=True)
+class ClaimSummary:
+    """The fields of a claim that `clearhead lab` lists."""
+
+    slug: str
+    lesson: str
+    statement: str
+    kind: str = "experiment"
+    trains: bool = False
+
+
+def claim_summaries() -> list[ClaimSummary]:
+    """All claims in the order of the lessons.
+
+    They are parsed from the source of the lessons: importing a lesson would import torch, which takes seconds.
+    """
+    names = ClaimSummary.__dataclass_fields__
+    claims: dict[str, ClaimSummary] = {}
+    for lesson in dict.fromkeys(CLAIMS.values()):
+        source = files("clearhead.lab").joinpath(f"{lesson}.py").read_text(encoding="utf-8")
+        for statement in ast.parse(source).body:
+            match statement:
+                case ast.Assign(value=ast.Call(func=ast.Name(id="Claim"), keywords=keywords)):
+                    fields = {k.arg: ast.literal_eval(k.value) for k in keywords if k.arg in names}
+                    claims[fields["slug"]] = ClaimSummary(**fields)
+    return [claims[slug] for slug in CLAIMS]
 
 
 def suggestions(text: str) -> list[str]:
