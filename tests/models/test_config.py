@@ -38,7 +38,7 @@ def test_a_derived_config_is_checked_again():
         ({"width": 8.0}, r"width must be a positive integer, got 8\.0"),
         ({"mlp_dim": 0}, r"mlp_dim must be a positive integer"),
         ({"norm": "middle"}, r"norm must be one of pre, post, none, got 'middle'"),
-        ({"activation": "swish"}, r"activation must be one of gelu, relu, got 'swish'"),
+        ({"activation": "swish"}, r"activation must be one of gelu, relu, swiglu, got 'swish'"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1\.0"),
         ({"attention_dropout": -0.1}, r"attention_dropout must be in \[0, 1\)"),
         ({"dropout": "0.1"}, r"dropout must be in \[0, 1\), got '0\.1'"),
