@@ -1,8 +1,10 @@
 import gzip
+import json
 import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from PIL import Image
 from clearhead.cli.main import main
 from clearhead.data import mnist
 from clearhead.data.datasets import DATASETS
+from clearhead.recipes.registry import RECIPES
 
 
 @pytest.fixture(autouse=True)
@@ -218,3 +221,53 @@ def test_words_and_texts_are_shown_as_text(capsys, elsewhere):
 def test_data_that_needs_no_download_says_so(capsys, name, why):
     assert main(["data", "get", name]) == 0
     assert capsys.readouterr().out == f"{name} needs no download: it is {why}\n"
+
+
+def test_recipes_lists_every_recipe_with_its_measurements(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["recipes"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n{name} " in out for name in RECIPES)
+    assert "100.00%" in out
+    assert "10,282" in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_recipes_json_equals_the_measurements(capsys):
+    assert main(["recipes", "--json"]) == 0
+    rows = {row["recipe"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows.keys() == RECIPES.keys()
+    for name, recipe in RECIPES.items():
+        assert (rows[name]["seconds"] is None) == (recipe.measured is None)
+
+
+def test_partial_and_missing_measurements_are_labeled(capsys, monkeypatch):
+    fashion = RECIPES["fashion-mnist"]
+    monkeypatch.setitem(
+        RECIPES, "fashion-mnist", replace(fashion, measured=replace(fashion.measured, accuracy=0.5, epochs=1))
+    )
+    monkeypatch.setitem(RECIPES, "mnist", replace(RECIPES["mnist"], measured=None))
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main(["recipes"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    epochs = RECIPES["fashion-mnist"].make().training.epochs
+    assert lines["fashion-mnist"].endswith(f"50.00%, epoch 1 of {epochs}, mean of 2 views")
+    assert lines["mnist"].endswith("not measured yet")
+    assert lines["folder"].endswith("depends on data")
+
+
+def test_accuracy_with_tta_names_the_number_of_views(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main(["recipes"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert lines["cifar10-fast"].endswith("%, mean of 6 views")
+    assert lines["mnist"].endswith("%")
+
+
+def test_a_narrow_terminal_keeps_all_numbers(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["recipes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) < 60
+    assert any("91.18%" in line for line in lines)

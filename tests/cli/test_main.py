@@ -49,7 +49,7 @@ EXAMPLES = [
     "clearhead data list",
     "clearhead completion bash",
 ]
-"""one of each command but `demo`, which trains for a minute: see test_demo.py"""
+"""one of each command but `demo`, which trains for a minute: see test_train.py"""
 
 
 def test_examples_cover_every_command():
