@@ -25,6 +25,7 @@ from benchmarks.campaign import (  # noqa: E402
     damage,
     disk,
     fuzz,
+    hangs,
     hostile,
     kills,
     media,
@@ -127,9 +128,63 @@ def test_a_traceback_is_found(case):
     assert kinds_of(runs.check_ended(ended, [0, 99], "it")) == {"exit 5"}
 
 
-def test_a_hang_is_found(case):
-    ended = processes.run([], case, 0.3, job=lambda: time.sleep(60) or 0)
+def spin(seconds):
+    """Uses so many seconds of CPU time."""
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("job", "why"),
+    [(lambda: time.sleep(60), "no progress for 0.3 s"), (lambda: spin(60), "more than 0.3 s of CPU time")],
+    ids=["asleep", "busy"],
+)
+def test_a_hang_is_found(job, why, case):
+    ended = processes.run([], case, 0.3, job=lambda: job() or 0)
     assert kinds_of(runs.check_ended(ended, [0], "it")) == {"hang"}
+    assert why in ended.hang
+
+
+def write_slowly():
+    for _ in range(30):
+        time.sleep(0.05)
+        print("still here")
+
+
+def compute_slowly():
+    for _ in range(6):
+        time.sleep(0.25)
+        spin(0.1)
+
+
+@pytest.mark.parametrize("job", [write_slowly, compute_slowly])
+def test_a_slow_process_that_makes_progress_is_no_hang(job, case):
+    """It takes 1.5 s or more; each pause is shorter than the limit."""
+    ended = processes.run([], case, 1.0, job=lambda: job() or 0)
+    assert runs.check_ended(ended, [0], "it") == []
+
+
+@pytest.mark.parametrize(("is_waiting", "is_hang"), [(True, False), (False, True)])
+def test_a_process_that_gets_no_processor_is_no_hang(is_waiting, is_hang, monkeypatch):
+    monkeypatch.setattr(hangs, "usage_of", lambda pid: hangs.Usage(cpu=1.0, written=5, is_waiting=is_waiting))
+    detector = hangs.HangDetector(0.2)
+    until, found = time.monotonic() + 0.6, set()
+    while time.monotonic() < until:
+        found.add(detector.check([1]))
+        time.sleep(0.01)
+    assert any(found) == is_hang
+
+
+def test_wall_time_alone_is_a_hang_only_after_many_times_the_limit(monkeypatch):
+    monkeypatch.setattr(hangs, "usage_of", lambda pid: hangs.Usage(cpu=1.0, written=5, is_waiting=True))
+    monkeypatch.setattr(hangs, "BACKSTOP", 3)
+    detector = hangs.HangDetector(0.1)
+    began = time.monotonic()
+    while not (why := detector.check([1])):
+        time.sleep(0.01)
+    assert time.monotonic() - began >= 0.3
+    assert "took more than" in why
 
 
 def test_a_child_ends_with_the_campaign(case):
@@ -256,10 +311,16 @@ def test_what_comes_out_of_a_parser_is_judged(error, kind, tmp_path):
     assert (found.kind if found else None) == kind
 
 
-def test_a_parser_that_hangs_is_found(tmp_path):
-    found = fuzz.read_one(lambda path: time.sleep(30), tmp_path, seconds=0.05)
+@pytest.mark.parametrize("parse", [lambda path: time.sleep(30), lambda path: spin(30)], ids=["asleep", "busy"])
+def test_a_parser_that_hangs_is_found(parse, tmp_path):
+    found = fuzz.read_one(parse, tmp_path, seconds=0.05)
     assert found is not None
     assert found.kind == "hang"
+
+
+def test_a_parser_that_waits_for_a_processor_does_not_hang(tmp_path, monkeypatch):
+    monkeypatch.setattr(hangs, "queued_seconds", lambda: time.monotonic())  # ready to run all the time
+    assert fuzz.read_one(lambda path: time.sleep(0.3), tmp_path, seconds=0.05) is None
 
 
 class Hungry(fuzz.Fuzz):

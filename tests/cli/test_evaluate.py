@@ -115,7 +115,7 @@ def test_a_run_that_has_not_ended_is_said_to_be_unfinished(capsys, tmp_path, com
     assert main([command, str(run), "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["part"] == "test"
-    assert f"warning: {run} was interrupted at step 12 of 30; its best checkpoint so far is that of step 12" in err
+    assert f"warning: {run} was interrupted at step 12 of 30; using its best checkpoint so far, of step 12" in err
     assert main([command, "runs/reverse", "--json"]) == 0
     assert "warning" not in capsys.readouterr().err
 

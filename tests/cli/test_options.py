@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from clearhead.cli.main import main
-from clearhead.cli.options import nearest
+from clearhead.cli.options import closest_option
 
 KNOWN = ["--name", "--seed", "--training.steps", "--optimizer.lr", "--model.width", "--data.limit", "--model.depth"]
 
@@ -26,11 +26,11 @@ KNOWN = ["--name", "--seed", "--training.steps", "--optimizer.lr", "--model.widt
     ],
 )
 def test_nearest_option_by_full_name_or_last_part(option, expected):
-    assert nearest(option, KNOWN) == expected
+    assert closest_option(option, KNOWN) == expected
 
 
 def test_leading_dashes_do_not_count_as_similarity():
-    assert nearest("--heads", ["--beta", "--causal"]) is None
+    assert closest_option("--heads", ["--beta", "--causal"]) is None
 
 
 @pytest.mark.parametrize("columns", ["80", "120"])

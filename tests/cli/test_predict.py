@@ -69,10 +69,10 @@ def test_digits(trained, capsys):
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [
-        ("RUN/mnist", 2, "before --ensemble, or --ids; got neither"),
+        ("RUN/mnist", 2, "before --ensemble), or --ids, got neither"),
         ("RUN/mnist a.png --ids 1", 2, "got both"),
         ("RUN/mnist nowhere.png", 1, "No such file or directory: nowhere.png"),
-        ("RUN/mnist empty", 2, "there are no images in empty"),
+        ("RUN/mnist empty", 2, "no images in empty"),
         ("RUN/mnist bad.png", 2, "cannot read the image bad.png: the file is"),
         ("RUN/mnist pipe.png", 2, "cannot read the image pipe.png: it is a pipe or a device and not a file"),
         ("RUN/mnist a.png bomb.webp", 2, "cannot read the image bomb.webp: it has more than 25,000,000 pixels"),
@@ -132,7 +132,7 @@ def test_runs_answer_together(trained, capsys, monkeypatch):
         ("RUN/pronounce xyz", "unknown token 'x' in 'xyz'; the vocabulary is 'abcd'"),
         ("RUN/pronounce --ids 3", "takes words, got digits"),
         ("RUN/pronounce cab --invert", "--invert needs images, got"),
-        ("RUN/pronounce --ensemble RUN/pronounce cab", "before --ensemble, or --ids; got neither"),
+        ("RUN/pronounce --ensemble RUN/pronounce cab", "before --ensemble), or --ids, got neither"),
         ("RUN/pronounce cab --ensemble RUN/words", "an ensemble needs runs of the recipe pronounce, got"),
         ("RUN/words hello", "takes text, got 'hello'; generate text with: clearhead sample"),
     ],

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -34,7 +35,10 @@ def test_train_saves_the_run_in_its_folder(capsys):
     captured = capsys.readouterr()
     assert captured.err == ""
     assert "test of the best checkpoint (step 3)" in captured.out
-    assert captured.out.endswith("saved in runs/mine; plot the learning curves: clearhead curves runs/mine\n")
+    digits = config_at("runs/mine")["data"]["length"] * " [0-9]"
+    suggested = captured.out.partition("saved in runs/mine; next:\n")[2].splitlines()
+    assert re.fullmatch(f"  clearhead predict runs/mine --ids{digits}", suggested[0])
+    assert suggested[1:] == ["  clearhead look runs/mine --sample 0", "  clearhead curves runs/mine"]
     assert config_at("runs/mine")["seed"] == 7
     assert (checkpoint.saved_steps(Path("runs/mine"))) == [3]
     assert Path("runs/mine/checkpoints/step-00000003/model.safetensors").is_file()
@@ -93,14 +97,14 @@ def test_any_setting_can_be_changed(monkeypatch, argv, path, value):
         ("reverse --training.seed 1", "has no option --training.seed; did you mean --seed?"),
         ("reverse --training.lr 1", "has no option --training.lr; did you mean --optimizer.lr?"),
         ("reverse --model.witdh 1", "did you mean --model.width?"),
-        ("reverse --training.steps many", "--training.steps: must be a whole number, got 'many'"),
+        ("reverse --training.steps many", "--training.steps: must be an integer, got 'many'"),
         ("mnist --data.augmentation.flip perhaps", "--data.augmentation.flip: must be true or false, got 'perhaps'"),
         ("pronounce --data.augmentation.flip true", "train pronounce has no option --data.augmentation.flip"),
         ("text", "data.file is empty; run: clearhead train text --data.file PATH"),
         ("reverse --training.steps 0", "set one of steps and epochs above 0"),
         ("reverse --model.width 33 --model.heads 2", "width must be a multiple of num_heads"),
         ("reverse --name a/b", "a run's name must have at most 60 letters, digits"),
-        ("reverse extra", "takes options, --name value, got 'extra'"),
+        ("reverse extra", "unexpected argument 'extra'"),
         (
             "digits --objective set-pointer",
             "digits with question=most-common needs objective=classification, got set-pointer",
@@ -251,21 +255,19 @@ PICTURES = [(Path(f"runs/demo/figures/{name}.png"), f"about {name}") for name in
 
 def test_demo_prints_accuracy_figures_and_next_commands(capsys, monkeypatch):
     outcome = TrainResult("finished", 9, 9, {"accuracy": 0.9876, "seconds": 61.2})
-    monkeypatch.setattr("clearhead.inference.demo.demo", lambda steps, before_drawing: (outcome, PICTURES))
+    monkeypatch.setattr("clearhead.cli.train.run_demo", lambda steps: (outcome, PICTURES))
     assert main(["demo"]) == 0
     out = capsys.readouterr().out
     assert "Test accuracy: 98.76% on 10,000 digits after 61 s of training." in out
     assert all(str(path) in out and what in out for path, what in PICTURES)
-    assert "\nTry\n  clearhead predict runs/demo" in out
+    assert "\nNext:\n  clearhead predict runs/demo" in out
     assert max(map(len, out.splitlines())) <= 90
-    suggested = [line.split() for line in out[out.index("\nTry\n") :].splitlines() if "clearhead " in line]
+    suggested = [line.split() for line in out[out.index("\nNext:\n") :].splitlines() if "clearhead " in line]
     assert len(suggested) > 3
     assert all(words[0] == "clearhead" and words[1] in COMMANDS for words in suggested)
 
 
 def test_a_stopped_demo_exits_with_code_3(monkeypatch, capsys):
-    monkeypatch.setattr(
-        "clearhead.inference.demo.demo", lambda steps, before_drawing: (TrainResult("stopped", 9, 0, None), [])
-    )
+    monkeypatch.setattr("clearhead.cli.train.run_demo", lambda steps: (TrainResult("stopped", 9, 0, None), []))
     assert main(["demo"]) == 3
-    assert "Open" not in capsys.readouterr().out
+    assert "Figures:" not in capsys.readouterr().out

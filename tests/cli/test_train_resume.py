@@ -79,7 +79,7 @@ def test_extending_a_run_explains_the_new_schedule(capsys, mine):
     captured = capsys.readouterr()
     assert "the run now ends after step 20 instead of 12: the cosine schedule now ends there, and the " in captured.out
     assert "learning rate continues at " in captured.out
-    assert "config.json has changed since the checkpoint was saved: training.steps was 12, is 20" in captured.err
+    assert captured.err == ""  # the change of config.json was requested
     assert training_of(mine)["steps"] == 20
     assert (last_record(mine)["kind"], last_record(mine)["step"]) == ("test", 20)
     assert main(["resume", "mine"]) == 0  # as it was recorded
@@ -132,7 +132,7 @@ def test_epochs_replace_steps(capsys, mine):
         ("--steps 0", "got steps=0, epochs=0"),
         ("--threads -1", "threads must be a non-negative integer, got -1"),
         ("--steps 20 --epochs 3", "not allowed with argument --steps"),
-        ("--epochs 1.5", "must be a whole number, got '1.5'"),
+        ("--epochs 1.5", "must be an integer, got '1.5'"),
     ],
 )
 def test_an_invalid_change_leaves_the_run_unchanged(capsys, mine, argv, message):
@@ -154,7 +154,7 @@ def test_a_running_run_is_not_changed(capsys, mine):
 
 def test_a_new_number_of_threads_is_recorded(capsys, mine):
     assert main(["resume", "mine", "--threads", "2", "--steps", "13"]) == 0
-    assert "training.threads was 1, is 2" in capsys.readouterr().err
+    assert "threads was 1, is 2" in capsys.readouterr().err
     assert training_of(mine)["threads"] == 2
 
 
@@ -230,7 +230,7 @@ def verdict(monkeypatch):
     def fake(differences):
         def verify(config, folder, report):
             configs.append(config)
-            report("training undisturbed ...")
+            report("training without interruption ...")
             return Verification(config.training.steps, 15, 12, differences)
 
         monkeypatch.setattr("clearhead.training.verify_resume.verify_resume", verify)
@@ -244,7 +244,7 @@ def test_identical_runs_are_exact(verdict, capsys):
     assert main(["verify-resume", "mnist", "--model.width", "16"]) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith("killed at step 15 of 30, resumed from the checkpoint of step 12\nexact: ")
-    assert captured.err == "training undisturbed ...\n"
+    assert captured.err == "training without interruption ...\n"
     assert (configs[0].training.epochs, configs[0].training.checkpoint_every, configs[0].model.width) == (0, 4, 16)
 
 

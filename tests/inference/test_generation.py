@@ -106,7 +106,7 @@ def test_an_ensemble_averages_runs(run, trained):
     with pytest.raises(ValueError, match=r"needs runs of the recipe pronounce, got .*reverse"):
         ensemble([run, Run(trained / "reverse")])
     other.classes = run.classes[::-1]
-    with pytest.raises(ValueError, match="same letters and phones, got others in"):
+    with pytest.raises(ValueError, match=r"must have the same letters and phones; those of .* differ"):
         ensemble([run, other])
 
 

@@ -1,15 +1,21 @@
-"""`clearhead train`, `resume`, `verify-resume` and `demo`: from a recipe and changed settings to a trained run."""
+"""`clearhead train`, `resume`, `verify-resume` and `demo`: train a recipe, with any of its settings changed."""
 
 import argparse
 import inspect
 import sys
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clearhead.cli.options import Parser, add_overrides, get_overrides, reader
 from clearhead.messages import duration, printable
 from clearhead.models.config import VisionConfig
 from clearhead.recipes.registry import RECIPES, config_of, find
+
+if TYPE_CHECKING:
+    from clearhead.inference.run import Run
+    from clearhead.training.loop import TrainResult
 
 TRAIN_DETAILS = """\
 The run is saved in runs/NAME. Any setting of a recipe can be changed:
@@ -27,18 +33,18 @@ More examples:
 clearhead train RECIPE --help lists the settings of a recipe."""
 
 RESUME_DETAILS = """\
-Training continues from the newest intact checkpoint with the run's own
+Training continues from the latest intact checkpoint with the run's own
 settings, exactly as if it had not been interrupted. A finished run is left
 unchanged unless --epochs or --steps extends it. The learning-rate schedule is
 then stretched to the new end, so the result differs from that of a run that had
 this length from the start."""
 
-VERIFY_RESUME = "Prove on this machine that a killed run resumes bit for bit."
+VERIFY_RESUME = "Verify on this machine that a killed run resumes bit for bit."
 VERIFY_RESUME_DETAILS = """\
 Trains a few steps of a recipe twice: once without interruption, and once in a
-process that is killed halfway (kill -9) and resumed. Weights, optimizer state,
-random state and records of the two runs must be identical in every bit. The
-exit code is 0 if they are, and 1 if not. All files are temporary."""
+process that is killed halfway (SIGKILL) and resumed. Weights, optimizer state,
+random state and records of the two runs must be identical. The exit code is 0 if
+they are, and 1 if not. All files are temporary."""
 
 DEMO_DETAILS = """\
 Trains a vision transformer on the 60,000 handwritten digits that come with
@@ -47,10 +53,10 @@ matrix, predictions and attention. The run is saved in runs/demo; a second call
 resumes it."""
 
 STEPS, CHECKPOINT_EVERY = 30, 4
-"""length of the two runs of verify-resume"""
+"""length of the runs of verify-resume, and steps between their checkpoints"""
 NOT_EXACT = 1
 REQUIRED = {"folder": " --data.folder images", "text": " --data.file my.txt"}
-"""settings without a default, for the examples"""
+"""required options, for the examples in the help"""
 
 
 def train(argv: Sequence[str]) -> int:
@@ -208,6 +214,9 @@ def report_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+DEMO_RECIPE, DEMO_NAME = "mnist", "demo"
+
+
 def demo(argv: Sequence[str]) -> int:
     options = Parser(
         "clearhead demo",
@@ -218,22 +227,20 @@ def demo(argv: Sequence[str]) -> int:
     options.add_argument("--steps", type=reader(int), metavar="N", help="number of steps (default: as in the recipe)")
     args = options.parse(argv)
 
-    from clearhead.cli.look import announce_drawing
-    from clearhead.inference.demo import RECIPE, demo
     from clearhead.models.shapes import shapes
 
-    n_parameters = shapes(config_of(RECIPE).model).parameters
+    n_parameters = shapes(config_of(DEMO_RECIPE).model).parameters
     print(f"Training a vision transformer with {n_parameters:,} parameters to recognize digits.\n", flush=True)
-    outcome, figures = demo(steps=args.steps, before_drawing=announce_drawing)
-    if outcome.test is None:
-        return outcome.exit_code
-    accuracy, seconds = outcome.test["accuracy"], outcome.test["seconds"]
+    result, figures = run_demo(args.steps)
+    if result.test is None:
+        return result.exit_code
+    accuracy, seconds = result.test["accuracy"], result.test["seconds"]
     print(f"\nTest accuracy: {accuracy:.2%} on 10,000 digits after {duration(seconds)} of training.\n")
-    print("Open")
-    for path, caption in figures:
-        print(f"  {path!s:37}  {caption}")
+    print("Figures:")
+    for path, title in figures:
+        print(f"  {path!s:37}  {title}")
     print(
-        "\nTry\n"
+        "\nNext:\n"
         "  clearhead predict runs/demo YOUR.png --invert    classify your own digit, dark on white\n"
         "  clearhead look runs/demo --sample 7              plot the attention for another digit\n"
         "  clearhead train mnist --name wide --model.width 96 --training.epochs 4\n"
@@ -242,3 +249,37 @@ def demo(argv: Sequence[str]) -> int:
         "  clearhead recipes                                list all recipes"
     )
     return 0
+
+
+def run_demo(steps: int | None = None) -> "tuple[TrainResult, list[tuple[Path, str]]]":
+    """Trains runs/demo, or resumes it, and plots its results. Returns the path and the title of each figure, none if
+    training was stopped."""
+    from clearhead.cli.look import announce_drawing
+    from clearhead.inference.run import Run
+    from clearhead.recipes.launch import train
+    from clearhead.validation import check_positive
+
+    if steps is not None:
+        check_positive(steps=steps)
+    result = train(config_of(DEMO_RECIPE, {"training.steps": steps} if steps else {}), DEMO_NAME, resume=True)
+    if result.reason == "stopped":
+        return result, []
+    announce_drawing()
+    return result, plot_results(Run(Path("runs") / DEMO_NAME))
+
+
+def plot_results(run: "Run") -> list[tuple[Path, str]]:
+    """Learning curves, confusion matrix, predictions, and the attention for the first test image."""
+    from clearhead.drawing import save_figure
+    from clearhead.inference.evaluate import draw_confusion
+    from clearhead.inference.explain import dataset_example, explain_input
+    from clearhead.inference.predictions import confusion, plot_test_predictions
+    from clearhead.training.curves import draw_curves, read_curves
+
+    figures = {
+        "curves.png": ("loss and accuracy against epochs", draw_curves([read_curves(run.path)])),
+        "confusion.png": ("the confusion matrix on the test set", draw_confusion(confusion(run), run.classes)),
+        "predictions.png": ("predictions, and the most confident mistakes", plot_test_predictions(run)),
+    }
+    saved = [(save_figure(figure, run.path / "figures" / name), title) for name, (title, figure) in figures.items()]
+    return saved + explain_input(run, dataset_example(run, 0))

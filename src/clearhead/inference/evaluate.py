@@ -34,7 +34,7 @@ MAX_NUMBERED_CLASSES = 30
 
 
 def evaluate_run(run: Run, part: PartName = "test", beam: Beam = BEAM) -> dict[str, Any]:
-    """What `clearhead evaluate` measures: loss and accuracy; for `pronounce` the error rates."""
+    """The metrics of `clearhead evaluate`: loss and accuracy; for `pronounce`, word and phoneme error rates."""
     check_choice(part=(part, PartName))
     if run.config.objective == "seq2seq":
         return error_rates(run, words_to_score(run, part), beam).to_dict(beam)
@@ -80,7 +80,7 @@ class ErrorRates:
     wrong: int
     """words whose pronunciation equals none of those in the dictionary"""
     phones: int
-    """of the nearest pronunciations"""
+    """total length of the nearest pronunciations"""
     errors: int
     """insertions, deletions and substitutions"""
 
@@ -98,7 +98,7 @@ class ErrorRates:
 
 
 def error_rates(run: Run, words: Pronunciations, beam: Beam = BEAM) -> ErrorRates:
-    """The best candidate of each word, compared with its pronunciations in the dictionary."""
+    """Compare the best candidate for each word with its pronunciations in the dictionary."""
     if not words:
         raise ValueError(f"{run.path} has no words to evaluate on; name a dictionary with --test FILE")
     return count_errors(pronounce(run, list(words), beam), words)
@@ -113,8 +113,10 @@ def count_errors(candidates: Sequence[Sequence[Pronunciation]], words: Pronuncia
 
 
 def words_to_score(run: Run, part: PartName, dictionary: Path | None = None) -> Pronunciations:
-    """The words of a dictionary file, or of a part of the run's data. Phones that the run does not know are refused:
-    usually they have stress marks and the run has none, or the other way round."""
+    """The words of a dictionary file, or of a part of the run's data.
+
+    Raises ValueError for phones that the run does not know, usually because only one of the two has stress marks.
+    """
     if dictionary is not None:
         words = read_dictionary(dictionary, stress=run.config.data.stress)
         check_vocab(words, Vocabulary(run.vocab), Vocabulary(run.classes), dictionary)
@@ -133,7 +135,7 @@ def training_overlap(run: Run, words: Pronunciations) -> int | None:
 
 
 def distance_to_nearest(phones: Sequence[str], known: Sequence[Sequence[str]]) -> tuple[int, int]:
-    """The edit distance to the nearest known pronunciation, and the length of that one; ties go to the first."""
+    """The edit distance to the nearest known pronunciation, the first one in case of a tie, and its length."""
     return min(((edit_distance(phones, other), len(other)) for other in known), key=lambda pair: pair[0])
 
 
@@ -168,8 +170,8 @@ def confusion_matrix(targets: Tensor, predictions: Tensor, num_classes: int) -> 
 
 
 def draw_confusion(matrix: Tensor, classes: Sequence[str], note: str = "") -> "Figure":
-    """The confusion matrix (V,V) with counts as numbers. Colors show the fraction of each row, so that rare classes
-    are as displayable as frequent ones. The note is added to the title."""
+    """The confusion matrix (V,V) with its counts. Colors show the fraction of each row, so that rare classes are as
+    legible as frequent ones. The note is added to the title."""
     n, matrix = len(classes), matrix.cpu()
     if n == 0 or matrix.shape != (n, n):
         raise ValueError(
@@ -192,7 +194,7 @@ def draw_confusion(matrix: Tensor, classes: Sequence[str], note: str = "") -> "F
 
 
 def label_axes(panel: "Axes", classes: Sequence[str]) -> None:
-    """The name of every class; of many classes, of every second or third."""
+    """Label every class, or every second or third if there are many."""
     ticks = range(0, len(classes), -(-len(classes) // MAX_NUMBERED_CLASSES))
     names = [displayable(classes[i]) for i in ticks]
     panel.set_yticks(list(ticks), names)
@@ -208,7 +210,7 @@ def label_axes(panel: "Axes", classes: Sequence[str]) -> None:
 
 
 def draw_counts(panel: "Axes", matrix: Tensor, fractions: Tensor) -> None:
-    """Counts of 0 are left out, so that mistakes stand out."""
+    """Draw all counts except zeros, so that mistakes stand out."""
     for row, column in matrix.nonzero().tolist():
         color = "white" if fractions[row, column] > 0.55 else "black"
         text = f"{int(matrix[row, column]):,}"

@@ -17,7 +17,7 @@ from clearhead.data.batches import Batch
 from clearhead.data.pronounce import load_splits
 from clearhead.data.vocab import BOS, IGNORE_INDEX, Vocabulary, text_to_tokens
 from clearhead.drawing import displayable, save_figure
-from clearhead.inference.generation import RANKING, letter_ids, pronounce, trace_word, word_figures
+from clearhead.inference.generation import IMPORTANCE_TITLE, letter_ids, pronounce, trace_word, word_figures
 from clearhead.inference.run import Prediction, Run
 from clearhead.insight.attribution import (
     Fill,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 AGGREGATES = "attention over all layers, compared with occlusion"
 MAX_TOKENS = 64
-"""of a text, the last tokens are drawn, within the model's context"""
+"""a longer text is truncated to its last tokens; so is one that is longer than the model's context"""
 MAX_HEADING = 60
 """characters of prediction and target that fit into one line"""
 
@@ -86,7 +86,7 @@ class Example:
 
     @property
     def sentence(self) -> str:
-        """The same for the terminal."""
+        """The same as a sentence for the terminal."""
         predicted = f"Predicted: {self.prediction or '(nothing)'}."
         if self.target is None:
             return predicted
@@ -94,13 +94,13 @@ class Example:
 
 
 def explain_input(run: Run, example: Example, folder: Path | None = None) -> list[tuple[Path, str]]:
-    """Saves all figures of an example in RUN/figures/look, or in `folder`: the path and the title of each."""
+    """Save all figures of an example in `folder` (default: RUN/figures/look). Returns the path and title of each."""
     folder = run.path / "figures/look" if folder is None else folder
     return [(save_figure(figure, folder / name), title) for name, title, figure in figures_of(run, example)]
 
 
 def trace(run: Run, example: Example) -> AttentionTrace:
-    """The attention of every layer; for a word, while its best pronunciation is read back."""
+    """The attention of every layer; for a word, under teacher forcing with its best pronunciation."""
     return look(run.model, example.inputs) if example.word is None else trace_word(run, example.word)
 
 
@@ -116,7 +116,7 @@ def make_example(
 
 
 def image_example(run: Run, data: Tensor | str | Path | Sequence[str | Path], *, invert: bool = False) -> Example:
-    """Image files are squared and resized as in training; of a set of images, each is a token."""
+    """Image files are squared and resized as in training. In a set of images, each image is a token."""
     if run.input_kind != "images":
         option = {"digits": "--ids 3 1 4", "words": "--text WORD", "text": "--text TEXT"}[run.input_kind]
         raise ValueError(f"{run.path} takes {run.input_kind}, got an image; try {option}")
@@ -134,7 +134,7 @@ def image_example(run: Run, data: Tensor | str | Path | Sequence[str | Path], *,
 
 
 def set_example(run: Run, images: Tensor) -> Example:
-    """Normalized images (S,784) of one set, of which each is a token."""
+    """A set of normalized images (S,784), each of which is a token."""
     labels = [prediction.label for prediction in run.predict_set(images)]
     names = tuple(f"image {i}" for i in range(len(images)))
     return Example(images[None], names[labels.index("odd")], tokens=names)
@@ -221,7 +221,7 @@ def labeled_digits(run: Run, ids: Tensor, target: Tensor) -> Example:
 
 
 def labeled_word(run: Run, source: Tensor) -> Example:
-    """Any of a word's pronunciations is correct."""
+    """A word with its pronunciations, any of which is correct."""
     word = "".join(Vocabulary(run.vocab).decode(source.tolist()))
     known = [" ".join(phones) for phones in load_splits(run.config.data)["test"][word]]
     example = text_example(run, word)
@@ -229,7 +229,7 @@ def labeled_word(run: Run, source: Tensor) -> Example:
 
 
 def labeled_text(run: Run, ids: Tensor, targets: Tensor) -> Example:
-    """The token after the last one that has a target."""
+    """A text up to the last token that has a target."""
     last = int((targets != IGNORE_INDEX).nonzero()[-1])
     example, target = next_token_example(run, ids[: last + 1].tolist()), int(targets[last])
     return with_target(example, quoted(run, run.vocab[target]), correct=example.predicted == target)
@@ -244,8 +244,8 @@ def figures_of(run: Run, example: Example) -> "Iterator[tuple[str, str, Figure]]
         traced = look(run.model, example.inputs)
     names = list(traced)
     weights = [record.weights().detach() for record in traced.values()]
-    wall = draw_head_grid([layer[0] for layer in weights], names, title=f"every layer and head\n{example.heading}")
-    yield "wall.png", "every layer and head", wall
+    grid = draw_head_grid([layer[0] for layer in weights], names, title=f"every layer and head\n{example.heading}")
+    yield "wall.png", "every layer and head", grid
     head = int(weights[0][0].amax(-1).mean(-1).argmax())
     tokens = token_names(example, weights[0].shape[-1])
     title, matrix = f"{names[0]}, head {head}\n{example.heading}", weights[0][0, head]
@@ -253,7 +253,7 @@ def figures_of(run: Run, example: Example) -> "Iterator[tuple[str, str, Figure]]
     yield "head.png", "the sharpest head of the first layer", figure
     if tokens is not None:
         yield "tokens.png", "the same head, from token to token", draw_tokens(matrix, tokens, title=title)
-    yield "heads.png", RANKING, head_importance_figure(run, example, traced)
+    yield "heads.png", IMPORTANCE_TITLE, head_importance_figure(run, example, traced)
     if example.image is not None:
         yield from image_figures(run, example, traced, weights)
 
@@ -277,13 +277,13 @@ def head_importance_figure(run: Run, example: Example, traced: AttentionTrace) -
     log_probability = "change in the log-probability of the prediction\n(below 0: less confident without the head)"
     unit = "change in the output" if is_number else log_probability
     changes = head_importance(run.model, example.inputs, score)
-    return draw_head_importance(changes, list(traced), unit=unit, title=f"{RANKING}\n{example.heading}")
+    return draw_head_importance(changes, list(traced), unit=unit, title=f"{IMPORTANCE_TITLE}\n{example.heading}")
 
 
 def image_figures(
     run: Run, example: Example, traced: AttentionTrace, weights: Sequence[Tensor]
 ) -> "Iterator[tuple[str, str, Figure]]":
-    """Attention of the last layer over the image, and aggregates over all layers beside occlusion."""
+    """The attention of the last layer over the image, and aggregates over all layers compared with occlusion."""
     model, chosen = run.config.model, example.predicted
     assert isinstance(model, VisionConfig)
     assert chosen is not None
@@ -320,20 +320,20 @@ def image_figures(
 def plot_training_dynamics(
     run: str | Path, folder: Path | None = None, before_drawing: Callable[[], None] = lambda: None
 ) -> list[tuple[Path, str]]:
-    """Figures of the attention snapshots of a run: the entropy of each head against the step; and the head that
-    changed most, as a strip and as an animation."""
+    """Save figures of the attention snapshots of a run: the entropy of each head against the step, and the head that
+    changed most, as a strip and as an animation. Returns the path and title of each."""
     path = RunDirectory.open(run).path
     folder = path / "figures/look" if folder is None else folder
     steps, snapshots = read_snapshots(path)
     before_drawing()
     layers = {name: snapshots[name] for name in in_layer_order(snapshots)}
     table = entropies(list(layers.values()))
-    layer, head = changed_most(table)
+    layer, head = most_changed_head(table)
     name = list(layers)[layer]
     matrices, title = layers[name][:, 0, head], f"{name}, head {head}"  # (T,Q,K) of the first input
     uniform = {round(uniform_entropy(weights), 6) for weights in layers.values()}
-    most = uniform.pop() if len(uniform) == 1 else None
-    entropy_figure = draw_head_entropy(steps, table, list(layers), maximum=most)
+    maximum = uniform.pop() if len(uniform) == 1 else None
+    entropy_figure = draw_head_entropy(steps, table, list(layers), maximum=maximum)
     strip = draw_training_strip(steps, matrices, title=title)
     return [
         (save_figure(entropy_figure, folder / "entropy.png"), "entropy of each head against the step"),
@@ -357,7 +357,7 @@ def entropies(layers: Sequence[Tensor]) -> Tensor:
 
 
 def uniform_entropy(weights: Tensor) -> float:
-    """The entropy of uniform attention to the keys that a query may attend to: those to which any head ever did.
+    """The entropy of uniform attention to all keys that a query may attend to: those that any head ever attended to.
 
     weights (T,N,H,Q,K)
     """
@@ -365,7 +365,7 @@ def uniform_entropy(weights: Tensor) -> float:
     return num_keys[num_keys > 0].log().mean().item()
 
 
-def changed_most(table: Tensor) -> tuple[int, int]:
-    """The layer and head whose entropy moved farthest from its first value."""
+def most_changed_head(table: Tensor) -> tuple[int, int]:
+    """The layer and head whose entropy differs most from its initial value at any step."""
     change = (table - table[:1]).abs().amax(0).nan_to_num(-1)
     return divmod(int(change.argmax()), change.shape[1])

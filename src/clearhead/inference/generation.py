@@ -41,26 +41,26 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_PHONES = MAX_WORD_LENGTH + 1
-"""as many as the longest entry of a dictionary may have, and the end-of-sequence token"""
+"""the length limit of a pronunciation in a dictionary, plus the end-of-sequence token"""
 BEAM = Beam(5)
 SAMPLING_BATCH_SIZE = 256
-"""each batch draws its own random numbers, so another size draws other samples"""
+"""each batch draws its own random numbers, so a different size gives different samples"""
 MAX_WORD_LETTERS = 40
-"""longer words are cut off"""
+"""longer words are truncated"""
 MAX_COUNT = 1_000_000
-"""samples, and tokens of each"""
+"""limit for the number of samples, and for the tokens of each"""
 LINE_BREAK = "\n"
-"""an empty prompt for a text becomes a line break, if the text has any"""
+"""replaces an empty prompt if it is in the vocabulary"""
 
 CROSS_ATTENTION = "cross_attn"
 """part of the module path of each cross-attention layer"""
-WALLS = {
+HEAD_GRIDS = {
     "cross.png": "cross-attention of the decoder: every head",
     "encoder.png": "self-attention of the encoder: every head",
     "decoder.png": "self-attention of the decoder: every head",
 }
 """file name -> title"""
-RANKING = "effect of removing each head"
+IMPORTANCE_TITLE = "effect of removing each head"
 
 
 def beam_of(size: int | None) -> Beam:
@@ -127,13 +127,15 @@ def predict_words(run: Run, words: Sequence[str]) -> list[Prediction]:
 
 
 def ensemble(runs: Sequence[Run]) -> Run:
-    """A run whose model averages the predictions of several runs; its data is that of the first."""
+    """A run whose model averages the predictions of several runs, with the data of the first one."""
     first = runs[0]
     for other in runs:
         if not isinstance(other.model, Seq2Seq):
             raise ValueError(f"an ensemble needs runs of the recipe pronounce, got {other.path}")
         if (other.vocab, other.classes) != (first.vocab, first.classes):
-            raise ValueError(f"an ensemble needs the same letters and phones, got others in {other.path}")
+            raise ValueError(
+                f"all runs of an ensemble must have the same letters and phones; those of {other.path} differ"
+            )
     if len(runs) == 1:
         return first
     joint = copy(first)
@@ -169,13 +171,13 @@ def decoder_inputs(run: Run, word: str, phones: Sequence[str]) -> tuple[Tensor, 
 
 
 def trace_word(run: Run, word: str) -> AttentionTrace:
-    """The attention while the best pronunciation of a word is read back."""
+    """The attention under teacher forcing with the best pronunciation of a word."""
     letters, shifted, _ = decoder_inputs(run, word, predicted_phones(run, word))
     return look(run.model, letters, shifted)
 
 
 def word_figures(run: Run, word: str, heading: str = "") -> "Iterator[tuple[str, str, Figure]]":
-    """(file name, title, figure) for each figure; the heading stands below the title."""
+    """(file name, title, figure) for each figure; the heading is drawn below the title."""
     phones, letters = predicted_phones(run, word), tuple(map(displayable, word.strip().lower()))
     *inputs, target = decoder_inputs(run, word, phones)
     with torch.no_grad():
@@ -186,8 +188,8 @@ def word_figures(run: Run, word: str, heading: str = "") -> "Iterator[tuple[str,
     title = "attention of each phone to the letters"
     full = f"{title},\n{name}, mean of heads{heading}"
     yield "alignment.png", title, draw_alignment(aligned, letters, phones, names=("letter", "phone"), title=full)
-    for file, title in WALLS.items():
-        layers = {name: w for name, w in weights.items() if wall_of(name) == file}
+    for file, title in HEAD_GRIDS.items():
+        layers = {name: w for name, w in weights.items() if grid_file(name) == file}
         yield file, title, draw_head_grid([w[0] for w in layers.values()], list(layers), title=title + heading)
 
     def score(output: Tensor) -> Tensor:
@@ -195,11 +197,15 @@ def word_figures(run: Run, word: str, heading: str = "") -> "Iterator[tuple[str,
 
     unit = "change of the mean log-probability of a phone\n(below 0: less confident without the head)"
     changes = head_importance(run.model, tuple(inputs), score)
-    yield "heads.png", RANKING, draw_head_importance(changes, list(trace), unit=unit, title=RANKING + heading)
+    yield (
+        "heads.png",
+        IMPORTANCE_TITLE,
+        draw_head_importance(changes, list(trace), unit=unit, title=IMPORTANCE_TITLE + heading),
+    )
 
 
-def wall_of(name: str) -> str:
-    """The figure that shows a layer."""
+def grid_file(name: str) -> str:
+    """The file name of the figure that shows a layer."""
     if CROSS_ATTENTION in name:
         return "cross.png"
     return "encoder.png" if name.startswith("encoder.") else "decoder.png"
@@ -213,8 +219,8 @@ def sharpest(layers: dict[str, Tensor]) -> tuple[str, Tensor]:
 
 
 def draw_samples(run: Run, prompt: str, strategy: Sampling, *, n: int, max_new_tokens: int) -> list[str]:
-    """n continuations of a prompt, each with the prompt before it. A word ends by itself; a text has max_new_tokens
-    more tokens."""
+    """n continuations of a prompt, including the prompt. A word ends at its end-of-sequence token; a text is continued
+    by max_new_tokens tokens."""
     if not isinstance(run.model, LanguageModel):
         raise ValueError(
             f"sampling needs a language model (recipes words and text), got {run.path}, which takes {run.input_kind}; "
@@ -230,7 +236,7 @@ def draw_samples(run: Run, prompt: str, strategy: Sampling, *, n: int, max_new_t
 
 
 def with_seed(strategy: Sampling, kind: str, index: int) -> Sampling:
-    """The same strategy with a seed derived from its own; at index 0 unchanged."""
+    """The strategy with a seed derived from its own; unchanged for index 0 or without a seed."""
     if strategy.seed is None or not index:
         return strategy
     return replace(strategy, seed=fold_in(strategy.seed, kind, index) >> 1)  # torch takes 63 bits
@@ -253,7 +259,7 @@ def sample_batch(
 
 
 def continue_text(model: LanguageModel, ids: Tensor, strategy: Sampling, max_new_tokens: int) -> Tensor:
-    """ids (B,L) -> (B,L+max_new_tokens). When the context is full, the model reads its last half again and goes on."""
+    """ids (B,L) -> (B,L+max_new_tokens). When the context is full, generation continues from its last half."""
     context, n_new = model.config.context_length, 0
     while n_new < max_new_tokens:
         window = ids if ids.shape[1] < context else ids[:, -max(1, context // 2) :]

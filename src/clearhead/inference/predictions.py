@@ -1,4 +1,4 @@
-"""Predictions of a run on a part of its data, compared with the targets: a report, its figure, the confusion matrix.
+"""Compare the predictions of a run with the targets: a report, its figure, and the confusion matrix.
 
 The outputs come from the same evaluation as those of `clearhead evaluate`, so that all numbers agree.
 Dims: N examples, B batch, C channels, L length, S images of a set, V classes.
@@ -51,7 +51,7 @@ class Outputs:
     confidence: list[Tensor]
     """probability of the predicted class; for regression the absolute error"""
     correct: list[Tensor]
-    """bool, as the accuracy counts them"""
+    """bool: whether the accuracy counts it as correct"""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Row:
     """One prediction beside its target."""
 
     index: int | None
-    """index for `clearhead look --sample`; None for words, which are looked at by their text"""
+    """argument of `clearhead look --sample`; None for words, which `look` takes as --text"""
     input: str | None
     """None for images without a file name"""
     predicted: str
@@ -81,7 +81,7 @@ class Report:
     mistakes: list[Row]
 
     def titles(self, part: PartName) -> tuple[str, str]:
-        """Of the first predictions and of the mistakes."""
+        """The titles of the first predictions and of the mistakes."""
         examples = "texts" if self.unit == "tokens" else self.unit
         is_number = self.first[0].probability is None and self.unit != "tokens"
         order = "the largest errors" if is_number else "the most confident"
@@ -148,7 +148,7 @@ def decode_outputs(objective: str, outputs: Tensor, targets: Tensor) -> tuple[Te
         logits = outputs.squeeze(-1)
         return (logits > 0).long(), logits.abs().sigmoid()
     logits = outputs.squeeze(-1) if objective == "set-pointer" else outputs
-    classes = logits.argmax(-1)  # of logits: different ones may have probabilities that round to the same number
+    classes = logits.argmax(-1)  # not of probabilities: those of different logits may be equal after rounding
     return classes, logits.softmax(-1).gather(-1, classes[..., None])[..., 0]
 
 
@@ -228,7 +228,7 @@ def format_tokens(run: Run, ids: Tensor) -> str:
 
 
 def report_words(run: Run, part: PartName, n: int, beam: Beam, announce: Announce) -> Report:
-    """A row for each word: any of its pronunciations is correct."""
+    """A row for each word, for which any of its pronunciations is correct."""
     words = words_to_score(run, part)
     if not words:
         raise ValueError(f"{run.path} has no {part} words; try --part validation")
@@ -248,17 +248,17 @@ def plot_test_predictions(run: Run, n: int = 16) -> "Figure":
     return draw_report(run, report(run, n=n), "test")
 
 
-def draw_report(run: Run, found: Report, part: PartName) -> "Figure":
-    """The images of a report with their predictions; for sets, a line of images for each."""
+def draw_report(run: Run, result: Report, part: PartName) -> "Figure":
+    """The images of a report with their predictions; for sets, a row of images for each."""
     examples, _ = examples_of(run, part)
 
     def images(rows: Sequence[Row]) -> Tensor:
         return examples.get_batch(torch.tensor([row.index for row in rows]))[0]
 
     groups = {
-        title: rows for title, rows in zip(found.titles(part), (found.first, found.mistakes), strict=True) if rows
+        title: rows for title, rows in zip(result.titles(part), (result.first, result.mistakes), strict=True) if rows
     }
-    if found.unit == "sets":
+    if result.unit == "sets":
         return draw_sets({title: (rows, images(rows)) for title, rows in groups.items()})
     return plot_predictions(
         {
@@ -286,7 +286,7 @@ class PredictedImage:
 
     @property
     def text(self) -> str:
-        """Wrapped to the width of a column."""
+        """The caption, wrapped to the width of a column."""
         text = f"{displayable(self.predicted)}  {self.probability:.0%}"
         actual = f"\nactual: {displayable(self.actual or '')}" if self.is_wrong else ""
         return wrap(text + actual, 0.92 * CELL, TEXT)
@@ -312,26 +312,26 @@ def plot_predictions(groups: dict[str, Sequence[PredictedImage]]) -> "Figure":
     return figure
 
 
-def draw_image(panel: "Axes", shown: PredictedImage) -> None:
-    pixels = shown.image.permute(1, 2, 0)  # (C,height,width) -> (height,width,C)
+def draw_image(panel: "Axes", prediction: PredictedImage) -> None:
+    pixels = prediction.image.permute(1, 2, 0)  # (C,height,width) -> (height,width,C)
     panel.imshow(pixels.squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-    if shown.index is not None:
-        panel.set_title(f"#{shown.index}", fontsize=8, color=GRAY, pad=2)
+    if prediction.index is not None:
+        panel.set_title(f"#{prediction.index}", fontsize=8, color=GRAY, pad=2)
     panel.text(
         0.5,
         -0.06,
-        shown.text,
+        prediction.text,
         transform=panel.transAxes,
         ha="center",
         va="top",
         fontsize=TEXT,
-        color=VERMILION if shown.is_wrong else "black",
+        color=VERMILION if prediction.is_wrong else "black",
         parse_math=False,
     )
 
 
 def draw_sets(groups: dict[str, tuple[Sequence[Row], Tensor]]) -> "Figure":
-    """A line for each set of images (S,784), with frames around the predicted and the actual odd one."""
+    """A row for each set of images (S,784), with frames around the predicted and the actual odd one."""
     n_columns = next(iter(groups.values()))[1].shape[1]
     heights = [CELL * len(rows) + 0.4 for rows, _ in groups.values()]
     figure = new_figure(max(CELL * n_columns, 8.0), sum(heights))
@@ -349,7 +349,7 @@ def draw_sets(groups: dict[str, tuple[Sequence[Row], Tensor]]) -> "Figure":
 
 
 def frame_image(panel: "Axes", row: Row, name: str) -> None:
-    """A frame and a label for an image that was predicted to be the odd one, or that is."""
+    """Frame and label the image that was predicted to be the odd one, and the one that is."""
     if name not in (row.predicted, row.actual):
         return
     color = BLUE if name == row.actual else VERMILION

@@ -92,7 +92,7 @@ class Run:
 
     @property
     def input_kind(self) -> InputKind:
-        """What the model takes: decides what `predict` and `look` accept."""
+        """The kind of inputs that `predict` and `look` accept."""
         if self.normalize is not None or self.takes_sets:
             return "images"
         kinds: dict[str, InputKind] = {"seq2seq": "words", "causal-lm": "text"}
@@ -105,7 +105,7 @@ class Run:
 
     @property
     def hint(self) -> str:
-        """The next step after an input of another kind."""
+        """Advice for an error about inputs of another kind."""
         return {
             "images": "pass image files",
             "digits": "pass one sequence of digits: --ids 3 1 4, or run.predict([3, 1, 4])",
@@ -116,9 +116,11 @@ class Run:
     def predict(
         self, inputs: Tensor | str | Path | Sequence[str | Path] | Sequence[int], *, invert: bool = False
     ) -> list[Prediction]:
-        """Images, as files or uint8 (B,C,height,width): a prediction for each; `invert` swaps dark and light, because
-        MNIST's digits are white on black. Digits (L,): a prediction for each digit or for the sequence. Words: the
-        pronunciation of each."""
+        """Predictions for images (files, or uint8 (B,C,height,width)), for a sequence of digits (L,), or for words.
+
+        There is one prediction per image, per word, and per digit or sequence, depending on the objective. `invert`
+        swaps dark and light: MNIST's digits are white on black.
+        """
         inputs = [inputs] if isinstance(inputs, str | Path) else inputs
         self.check_kind(inputs)
         if self.input_kind == "digits":
@@ -144,7 +146,7 @@ class Run:
     def sample(
         self, prompt: str = "", *, n: int = 1, max_new_tokens: int = 300, strategy: "Sampling | None" = None
     ) -> list[str]:
-        """n continuations of a prompt, each with the prompt before it, by a language model (`words`, `text`)."""
+        """n continuations of a prompt, including the prompt, by a language model (`words`, `text`)."""
         from clearhead.inference.generation import draw_samples
         from clearhead.models.generate import Sampling
 
@@ -160,7 +162,7 @@ class Run:
         return trace(self, make_example(self, example, invert=invert))
 
     def check_kind(self, inputs: Tensor | Sequence[object]) -> None:
-        """Refuses inputs of another kind than the run's. Strings may be paths or words."""
+        """ValueError for inputs of another kind than the run's. Strings may be paths or words."""
         if not len(inputs):
             raise ValueError("predict needs at least one input, got none")
         kind = (
@@ -176,7 +178,7 @@ class Run:
             raise ValueError(f"{self.path} takes {self.input_kind}, got {given}; {self.hint}")
 
     def check_data_files(self) -> None:
-        """In a changed file, words of the test part may be among those of training, and ids may have other meanings."""
+        """ValueError if data files have changed: test examples may have been used in training, and ids may differ."""
         if changed := changed_files(self.data_files, digests(self.config.data)):
             raise ValueError(
                 f"the data of {self.path} has changed since training: {', '.join(changed)}; restore the original files"
@@ -194,7 +196,7 @@ class Run:
         return self.to_predictions(logits[0] if self.config.objective == "token-classification" else logits)
 
     def predict_set(self, images: Tensor) -> list[Prediction]:
-        """Normalized images (S,1,28,28) of one set: "odd" for the most probable, the first of equals, else "-"."""
+        """For a set of normalized images (S,1,28,28): "odd" for the most probable one, "-" for all others."""
         if len(images) < MIN_SET_SIZE:
             raise ValueError(f"a set needs at least {MIN_SET_SIZE} images, got {len(images)}")
         probabilities = self.logits(images.flatten(1)[None]).flatten().softmax(0).tolist()

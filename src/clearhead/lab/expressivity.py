@@ -1,4 +1,4 @@
-"""What attention can compute: permutations, linear layers and convolutions as beta grows, and message passing."""
+"""What attention can represent: permutations, linear layers and convolutions for large beta, and message passing."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead.drawing import BLACK, BLUE, GRAY, GREEN, ORANGE, PURPLE, VERMILION
 from clearhead.lab.claim import Claim, Result, at_least, at_most
 from clearhead.lab.constructions import (
-    SHARP,
+    LARGE_BETA,
     OffsetAttention,
     convolution,
     identity,
@@ -39,22 +39,24 @@ Errors = dict[str, Callable[[float], float]]
 
 
 FLOOR = 1e-17
+"""lower limit of the error axis"""
 
 
-BOTH = "tokens 1, 3:"
+TWO_TOKENS = "tokens 1, 3:"
+"""label of the counterexample: self-attention over the tokens [1,0] and [3,0]"""
 
 
-LOOKS = {
+STYLES = {
     "conv2d": (VERMILION, "D"),
     "conv1d": (BLUE, "o"),
     "1x1": (GREEN, "s"),
     "permutation": (ORANGE, "^"),
     "identity": (PURPLE, "v"),
-    BOTH: (BLACK, "x"),
+    TWO_TOKENS: (BLACK, "x"),
 }
 
 
-def largest(difference: Tensor) -> float:
+def max_abs(difference: Tensor) -> float:
     return difference.abs().max().item()
 
 
@@ -64,27 +66,29 @@ def simple_errors(seed: int, width: int, length: int) -> Errors:
     weight = torch.randn(width, width, generator=random, dtype=torch.float64)
     order = torch.randperm(length, generator=random)
     return {
-        "1x1": lambda beta: largest(pointwise(weight, None, length, beta)(x) - F.linear(x, weight)),
-        "permutation": lambda beta: largest(permutation(x, order, beta) - x[:, order]),
-        "identity": lambda beta: largest(identity(width, length, beta)(x) - x),
+        "1x1": lambda beta: max_abs(pointwise(weight, None, length, beta)(x) - F.linear(x, weight)),
+        "permutation": lambda beta: max_abs(permutation(x, order, beta) - x[:, order]),
+        "identity": lambda beta: max_abs(identity(width, length, beta)(x) - x),
     }
 
 
 def convolution_errors(seed: int, width: int, length: int, kernel_size: int) -> Errors:
     random = torch.Generator().manual_seed(seed)
-    side = min(length, 6)
-    line = torch.randn(2, width, length, generator=random, dtype=torch.float64)
-    image = torch.randn(2, width, side, side, generator=random, dtype=torch.float64)
-    along = torch.randn(width, width, kernel_size, generator=random, dtype=torch.float64)
-    across = torch.randn(width, width, kernel_size, kernel_size, generator=random, dtype=torch.float64)
+    image_size = min(length, 6)
+    sequence = torch.randn(2, width, length, generator=random, dtype=torch.float64)
+    image = torch.randn(2, width, image_size, image_size, generator=random, dtype=torch.float64)
+    kernel_1d = torch.randn(width, width, kernel_size, generator=random, dtype=torch.float64)
+    kernel_2d = torch.randn(width, width, kernel_size, kernel_size, generator=random, dtype=torch.float64)
 
     def conv1d(beta: float) -> float:
-        output = convolution(along, None, (length,), beta)(line.mT).mT
-        return largest(output - F.conv1d(line, along, padding=kernel_size // 2))
+        output = convolution(kernel_1d, None, (length,), beta)(sequence.mT).mT
+        return max_abs(output - F.conv1d(sequence, kernel_1d, padding=kernel_size // 2))
 
     def conv2d(beta: float) -> float:
-        output = convolution(across, None, (side, side), beta)(image.flatten(2).mT).mT.unflatten(2, (side, side))
-        return largest(output - F.conv2d(image, across, padding=kernel_size // 2))
+        output = convolution(kernel_2d, None, (image_size, image_size), beta)(image.flatten(2).mT).mT.unflatten(
+            2, (image_size, image_size)
+        )
+        return max_abs(output - F.conv2d(image, kernel_2d, padding=kernel_size // 2))
 
     return {"conv2d": conv2d, "conv1d": conv1d}
 
@@ -94,11 +98,11 @@ def draw_errors(axes: "Axes", errors: Errors, beta: float) -> None:
     """Draws one line per layer on a logarithmic axis, and a vertical line at `beta`."""
     last = max(60.0, min(1.2 * beta, 200.0))
     betas = torch.linspace(0, last, 25).tolist()
-    for turn, (text, error) in enumerate(errors.items()):
-        color, marker = LOOKS[text]
+    for start, (text, error) in enumerate(errors.items()):
+        color, marker = STYLES[text]
         heights = [max(error(b), FLOOR) for b in betas]
-        axes.plot(betas, heights, marker + "-", color=color, linewidth=2.5, markersize=9, markevery=(turn, 5))
-        axes.lines[-1].set_label("_" + text if text == BOTH else text)  # labeled at the line, not in the legend
+        axes.plot(betas, heights, marker + "-", color=color, linewidth=2.5, markersize=9, markevery=(start, 5))
+        axes.lines[-1].set_label("_" + text if text == TWO_TOKENS else text)  # labeled at the line, not in the legend
     axes.set_yscale("log")
     axes.set_ylim(FLOOR, 1e4)
     axes.set_yticks([1e0, 1e-4, 1e-8, 1e-12, 1e-16])
@@ -110,15 +114,15 @@ def draw_errors(axes: "Axes", errors: Errors, beta: float) -> None:
 
 
 def run_permutation(
-    *, seed: int = 0, width: int = 8, num_tokens: int = 6, beta: float = SHARP, by_position: bool = True
+    *, seed: int = 0, width: int = 8, num_tokens: int = 6, beta: float = LARGE_BETA, by_position: bool = True
 ) -> Result:
     """by_position=False uses the tokens themselves as queries and keys and relies on beta: the misconception."""
     random = torch.Generator().manual_seed(seed)
     x = torch.randn(1, num_tokens, width, generator=random, dtype=torch.float64)
     order = torch.randperm(num_tokens, generator=random)
-    both = torch.tensor([[1.0, 0.0], [3.0, 0.0]], dtype=torch.float64)
+    two_tokens = torch.tensor([[1.0, 0.0], [3.0, 0.0]], dtype=torch.float64)
     with torch.no_grad():
-        same = attend_reference(both, both, both, beta=math.inf)[0]
+        hard_output = attend_reference(two_tokens, two_tokens, two_tokens, beta=math.inf)[0]
         identity_output = (
             identity(width, num_tokens, beta)(x) if by_position else attend_reference(x, x, x, beta=beta)[0]
         )
@@ -127,19 +131,21 @@ def run_permutation(
         )
     return Result(
         (
-            at_most("permutation: largest error", largest(permuted_output - x[:, order]), 1e-9),
-            at_most("identity: largest error", largest(identity_output - x), 1e-9),
+            at_most("permutation: largest error", max_abs(permuted_output - x[:, order]), 1e-9),
+            at_most("identity: largest error", max_abs(identity_output - x), 1e-9),
             at_most(
-                "tokens [1,0] and [3,0], beta = inf: distance of both outputs from [3,0]", largest(same - both[1]), 0.0
+                "tokens [1,0] and [3,0], beta = inf: distance of both outputs from [3,0]",
+                max_abs(hard_output - two_tokens[1]),
+                0.0,
             ),
         )
     )
 
 
-def draw_permutation(*, seed: int = 0, width: int = 8, num_tokens: int = 6, beta: float = SHARP) -> "Figure":
+def draw_permutation(*, seed: int = 0, width: int = 8, num_tokens: int = 6, beta: float = LARGE_BETA) -> "Figure":
     """Left: the attention weights of a permutation. Right: the errors, and two tokens that both select the longer."""
     errors = simple_errors(seed, width, num_tokens)
-    both = torch.tensor([[1.0, 0.0], [3.0, 0.0]], dtype=torch.float64)
+    two_tokens = torch.tensor([[1.0, 0.0], [3.0, 0.0]], dtype=torch.float64)
     one_hot = torch.eye(num_tokens, dtype=torch.float64)
     order = torch.randperm(num_tokens, generator=torch.Generator().manual_seed(seed))
     figure, (left, right) = subplots("AB", widths=(1, 1.2))
@@ -150,11 +156,11 @@ def draw_permutation(*, seed: int = 0, width: int = 8, num_tokens: int = 6, beta
         {
             "permutation": errors["permutation"],
             "identity": errors["identity"],
-            BOTH: lambda b: largest(attend_reference(both, both, both, beta=b)[0] - both),
+            TWO_TOKENS: lambda b: max_abs(attend_reference(two_tokens, two_tokens, two_tokens, beta=b)[0] - two_tokens),
         },
         beta,
     )
-    label(right, 3, 1.0, f"{BOTH} both select 3", offset=(0, 14))
+    label(right, 3, 1.0, f"{TWO_TOKENS} both select 3", offset=(0, 14))
     label_axes(right, "Error against beta", "beta (1 / temperature)", "largest error")
     set_headline(figure, "Attention permutes its tokens if the argmax keys form a permutation")
     return figure
@@ -174,22 +180,24 @@ PERMUTATION = Claim(
 )
 
 
-def run_pointwise_convolution(*, seed: int = 0, width: int = 4, length: int = 6, beta: float = SHARP) -> Result:
+def run_pointwise_convolution(*, seed: int = 0, width: int = 4, length: int = 6, beta: float = LARGE_BETA) -> Result:
     torch.manual_seed(seed)
     x, weight = torch.randn(2, length, width, dtype=torch.float64), torch.randn(width, width, dtype=torch.float64)
     error = (pointwise(weight, None, length, beta)(x) - F.linear(x, weight)).abs().max().item()
-    flat = pointwise(weight, None, length, beta=0.0)(x)
+    uniform = pointwise(weight, None, length, beta=0.0)(x)
     return Result(
         (
             at_most("largest difference from a linear layer at each position", error, 1e-9),
             at_most(
-                "beta = 0: largest difference between two positions", (flat - flat[:, :1]).abs().max().item(), 1e-12
+                "beta = 0: largest difference between two positions",
+                (uniform - uniform[:, :1]).abs().max().item(),
+                1e-12,
             ),
         )
     )
 
 
-def draw_pointwise_convolution(*, seed: int = 0, width: int = 4, length: int = 6, beta: float = SHARP) -> "Figure":
+def draw_pointwise_convolution(*, seed: int = 0, width: int = 4, length: int = 6, beta: float = LARGE_BETA) -> "Figure":
     """Left: the attention weights at beta = 0 and at a large beta. Right: the error against beta."""
     maps = [offset_weights(identity(width, length, b)) for b in (0.0, beta)]
     figure, (zero, large, right) = subplots("AC;BC", widths=(1, 2))
@@ -220,7 +228,7 @@ POINTWISE_CONVOLUTION = Claim(
     lesson="What attention can compute",
     statement="Attention whose weights are the identity matrix is a linear layer applied at each position: a 1×1 "
     "convolution.",
-    misconception="beta = 0 makes attention a linear layer at each position. (It gives every position the same mean.)",
+    misconception="With beta = 0, attention is a linear layer at each position. (In fact, all outputs are equal.)",
     formula="A = I:  H = W X",
     run=run_pointwise_convolution,
     figure=draw_pointwise_convolution,
@@ -234,7 +242,7 @@ def run_convolution(
     width: int = 3,
     length: int = 9,
     kernel_size: int = 3,
-    beta: float = SHARP,
+    beta: float = LARGE_BETA,
     border_mask: bool = True,
 ) -> Result:
     """border_mask=False: a head whose offset points beyond the border selects the nearest position."""
@@ -246,15 +254,18 @@ def run_convolution(
             attention.mask = torch.ones_like(attention.mask)
         return attention
 
-    line = torch.randn(2, width, length, dtype=torch.float64)
+    sequence = torch.randn(2, width, length, dtype=torch.float64)
     weight = torch.randn(width, width, kernel_size, dtype=torch.float64)
     error_1d = (
-        (build(weight, (length,))(line.mT).mT - F.conv1d(line, weight, padding=kernel_size // 2)).abs().max().item()
+        (build(weight, (length,))(sequence.mT).mT - F.conv1d(sequence, weight, padding=kernel_size // 2))
+        .abs()
+        .max()
+        .item()
     )
-    side = min(length, 6)
-    image = torch.randn(2, width, side, side, dtype=torch.float64)
+    image_size = min(length, 6)
+    image = torch.randn(2, width, image_size, image_size, dtype=torch.float64)
     weight = torch.randn(width, width, kernel_size, kernel_size, dtype=torch.float64)
-    out = build(weight, (side, side))(image.flatten(2).mT).mT.unflatten(2, (side, side))
+    out = build(weight, (image_size, image_size))(image.flatten(2).mT).mT.unflatten(2, (image_size, image_size))
     error_2d = (out - F.conv2d(image, weight, padding=kernel_size // 2)).abs().max().item()
     return Result(
         (
@@ -265,7 +276,7 @@ def run_convolution(
 
 
 def draw_convolution(
-    *, seed: int = 0, width: int = 3, length: int = 9, kernel_size: int = 3, beta: float = SHARP
+    *, seed: int = 0, width: int = 3, length: int = 9, kernel_size: int = 3, beta: float = LARGE_BETA
 ) -> "Figure":
     """The error of every construction against beta."""
     figure, (axes,) = subplots()
@@ -326,15 +337,15 @@ def draw_message_passing(
     q, k, v = torch.randn(3, num_nodes, width, generator=random, dtype=torch.float64)
     edges = torch.rand(num_nodes, num_nodes, generator=random) < edge_probability
     figure, (left, right) = subplots("AB")
-    arrows(left, attend_reference(q, k, v)[1])
-    arrows(right, attend_reference(q, k, v, edges)[1])
+    draw_graph(left, attend_reference(q, k, v)[1])
+    draw_graph(right, attend_reference(q, k, v, edges)[1])
     label_axes(left, "No mask: complete graph", "arrow: from key to query")
     label_axes(right, "Edges as mask: any graph", "thick: large weight; outline: self-weight")
     set_headline(figure, "Attention passes messages along the edges of a graph")
     return figure
 
 
-def arrows(axes: "Axes", weights: Tensor) -> None:
+def draw_graph(axes: "Axes", weights: Tensor) -> None:
     """Nodes on a circle; the arrow from j to i is weights[i, j], the outline of node i is weights[i, i]."""
     n = len(weights)
     coordinates = [(math.sin(2 * math.pi * i / n), math.cos(2 * math.pi * i / n)) for i in range(n)]
