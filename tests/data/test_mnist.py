@@ -181,7 +181,7 @@ def test_fashion_mnist_loads_from_gzipped_or_plain_files(cache, tmp_path, monkey
 def test_fashion_mnist_rejects_files_with_other_digests(cache, tmp_path):
     for name, data in FILES.items():
         (tmp_path / name).write_bytes(data)
-    with pytest.raises(LookupError, match="train-images-idx3-ubyte is not what its makers published"):
+    with pytest.raises(LookupError, match="train-images-idx3-ubyte does not match its published SHA-256 digest"):
         obtain(mnist.CACHED, (LocalSource(tmp_path),), print)
 
 

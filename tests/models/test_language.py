@@ -103,7 +103,7 @@ def test_compiled_fullgraph_output_equals_eager(ids):
     [
         (torch.full((1, 2), 7), "ids must be from 0 to 6, got 7"),
         (torch.zeros(1, 11, dtype=torch.long), "must fit the learned position table of 10 rows, got length 11"),
-        (torch.zeros(1, 2), "ids must be whole numbers, got torch.float32; embeddings go in as inputs_embeds="),
+        (torch.zeros(1, 2), "ids must be integers, got torch.float32; pass embeddings as inputs_embeds="),
     ],
 )
 def test_invalid_ids_raise(ids, message):

@@ -1,6 +1,6 @@
-"""Datasets by name, and the configs that select one: frozen, validated when they are created.
+"""Data sets by name, and the frozen configs that select one, validated when they are created.
 
-Nothing here imports torch; the module of a dataset does, when that dataset is loaded.
+Importing this module does not import torch; loading a data set does.
 """
 
 import math
@@ -181,7 +181,7 @@ class DataConfig:
 
 
 def load_dataset(config: DataConfig, seed: int) -> "Dataset":
-    """Loads the data set that the config names. The seed selects the held-out training examples."""
+    """Load the data set that the config names. The seed selects the examples held out for validation."""
     module, function = DATASETS[config.name].loader.split(":")
     data: Dataset = getattr(import_module(module), function)(config, seed)
     return data if data.files else replace(data, files=digests(config))
@@ -197,6 +197,6 @@ def digests(config: DataConfig) -> dict[str, str]:
     return {path: sha256(check_user_file(path)) for path in paths if path}
 
 
-def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Paths whose digests differ between the two mappings. Paths missing from `before` do not count."""
-    return [path for path, digest in now.items() if before.get(path, digest) != digest]
+def changed_files(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """Paths whose digests differ between the two mappings. Paths that are missing from `old` are ignored."""
+    return [path for path, digest in new.items() if old.get(path, digest) != digest]

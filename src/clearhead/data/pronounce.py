@@ -59,7 +59,7 @@ def split_words(words: Pronunciations, test_words: Pronunciations, config: DataC
 
 
 def read_dictionaries(config: DataConfig) -> tuple[Pronunciations, Pronunciations]:
-    """The words that define the vocabularies, and the test words, which may be among them."""
+    """The words that define the vocabularies, and the test words, which may be a subset of them."""
     if config.train_file:
         test_words = read_dictionary(config.test_file, stress=config.stress) if config.test_file else {}
         return read_dictionary(config.train_file, stress=config.stress), test_words

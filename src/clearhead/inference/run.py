@@ -6,6 +6,7 @@
 Each method accepts the inputs of the run's own task. Dims: B batch, C channels, L length, V classes.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,12 +120,16 @@ class Run:
         """Predictions for images (files, or uint8 (B,C,height,width)), for a sequence of digits (L,), or for words.
 
         There is one prediction per image, per word, and per digit or sequence, depending on the objective. `invert`
-        swaps dark and light: MNIST's digits are white on black.
+        swaps dark and light: MNIST's digits are white on black. A sequence of digits of another
+        length than in training raises a UserWarning.
         """
         inputs = [inputs] if isinstance(inputs, str | Path) else inputs
         self.check_kind(inputs)
         if self.input_kind == "digits":
-            return self.predict_digits(inputs)  # type: ignore[arg-type]
+            predictions = self.predict_digits(inputs)  # type: ignore[arg-type]
+            if warning := self.length_warning(inputs):  # type: ignore[arg-type]
+                warnings.warn(warning, stacklevel=2)
+            return predictions
         if self.input_kind == "words":
             from clearhead.inference.generation import predict_words
 
@@ -185,6 +190,8 @@ class Run:
             )
 
     def predict_digits(self, ids: Tensor | Sequence[int]) -> list[Prediction]:
+        """`predict` for one sequence of digits, without the warning about its length."""
+        self.check_kind(ids)
         if not all(isinstance(n, int) for n in (ids.tolist() if isinstance(ids, Tensor) else ids)):
             raise ValueError(
                 "digits are one sequence of integers, such as [3, 1, 4]; call predict once for each sequence"
@@ -203,7 +210,7 @@ class Run:
         odd = probabilities.index(max(probabilities))
         return [Prediction("odd" if i == odd else "-", p, {"odd": p, "-": 1 - p}) for i, p in enumerate(probabilities)]
 
-    def length_warning(self, ids: Sequence[int]) -> str:
+    def length_warning(self, ids: Tensor | Sequence[int]) -> str:
         """A warning if the number of digits differs from that in training, else ""."""
         length = self.config.data.length
         if len(ids) == length:

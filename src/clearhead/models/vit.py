@@ -34,6 +34,7 @@ from clearhead.models.stack import (
 from clearhead.nn.patch_embed import ConvEmbed, ConvStem, PatchEmbed
 from clearhead.nn.pooling import RegisterTokens
 from clearhead.nn.positions import LearnedPosEmbed2d, NoPosEmbed2d, PosEmbed2d, RotaryPosEmbed2d, SinusoidalPosEmbed2d
+from clearhead.validation import suggest_keywords
 
 
 class VisionTransformer(nn.Module):
@@ -44,6 +45,7 @@ class VisionTransformer(nn.Module):
     positions to the patches. The class token has none of its own: a learned one is part of its embedding.
     """
 
+    @suggest_keywords
     def __init__(
         self,
         *,

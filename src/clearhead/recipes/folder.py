@@ -9,9 +9,9 @@ PATH contains cats/*.jpg, dogs/*.jpg and so on, or train/, val/ and test/ with s
 class names. Without a test folder, a fifth of each class becomes the test set.
 
 The model takes square images. --data.fit pad (default) pads an image with the color of its border; crop takes the
-largest square in the center, which suits photos with a centered subject; stretch changes the aspect ratio. Prediction
-does the same as training. Files that cannot be read stop training with an error that names all of them;
---data.skip-invalid leaves them out and records their names in the checkpoints (data.skipped in state.json).
+largest centered square, which suits photos with a centered subject; stretch changes the aspect ratio. Prediction uses
+the same preprocessing as training. If files cannot be read, training stops with an error that lists them;
+--data.skip-invalid skips them and records their names in the checkpoints (data.skipped in state.json).
 """
 
 from clearhead.data.datasets import Augmentation, DataConfig, Fit
@@ -22,7 +22,7 @@ BATCH_SIZE = 32
 
 
 def folder(*, folder: str = "", image_size: int = 64, fit: Fit = "pad", skip_invalid: bool = False) -> RunConfig:
-    """The number of classes is the number of folders; without a folder, two. Few pictures make one small batch."""
+    """The folder determines the number of classes; the batch is at most as large as the training set."""
     data = DataConfig(
         name="folder",
         folder=folder,
@@ -31,7 +31,7 @@ def folder(*, folder: str = "", image_size: int = 64, fit: Fit = "pad", skip_inv
         skip_invalid=skip_invalid,
         augmentation=Augmentation(crop=4, flip=True),
     )
-    num_classes, n_pictures = counts(data) if folder else (2, BATCH_SIZE)
+    num_classes, num_train = count_images(data) if folder else (2, BATCH_SIZE)
     return RunConfig(
         recipe="folder",
         model=VisionConfig(
@@ -47,19 +47,15 @@ def folder(*, folder: str = "", image_size: int = 64, fit: Fit = "pad", skip_inv
         ),
         data=data,
         optimizer=OptimizerConfig(name="muon", lr=3e-3, schedule="linear", warmup=20),
-        training=TrainingConfig(epochs=30, batch_size=min(BATCH_SIZE, n_pictures), label_smoothing=0.1, tta="flip"),
+        training=TrainingConfig(epochs=30, batch_size=min(BATCH_SIZE, num_train), label_smoothing=0.1, tta="flip"),
         objective="classification",
     )
 
 
-def counts(data: DataConfig) -> tuple[int, int]:
-    """Classes, and pictures to learn from: all that are named so, or with `skip_invalid` those that can be read."""
-    from clearhead.data.folder import (
-        divided,
-        list_images,
-        usable,  # imports torch
-    )
+def count_images(data: DataConfig) -> tuple[int, int]:
+    """The number of classes and of training images; with `skip_invalid`, only images that can be read are counted."""
+    from clearhead.data.folder import list_images, read_valid_images, split_indices  # imports torch
 
-    listing = usable(data)[0] if data.skip_invalid else list_images(data.folder)
-    train, _, n_validation = divided(listing, data.validation)
+    listing = read_valid_images(data)[0] if data.skip_invalid else list_images(data.folder)
+    train, _, n_validation = split_indices(listing, data.validation)
     return len(listing.classes), len(train) - n_validation

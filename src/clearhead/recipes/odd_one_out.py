@@ -1,4 +1,4 @@
-"""Find the one of ten MNIST images that has another class than the rest: a score per image, softmax over the set.
+"""Find the image of a different class among ten MNIST images: one score per image, softmax over the set.
 
 clearhead train odd-one-out
 Time: 5 min 32 s on 1 CPU core
@@ -20,7 +20,7 @@ def odd_one_out(*, set_size: int = 10) -> RunConfig:
             in_features=28 * 28,
             out_features=1,
             context_length=set_size,
-            pos_embed="none",  # a set has no order, and the answer moves with the odd one
+            pos_embed="none",  # a set has no order: the prediction is permutation-equivariant
             head_mlp_dim=128,
         ),
         data=DataConfig(name="odd-one-out", set_size=set_size),

@@ -2,7 +2,7 @@
 
 clearhead train pronounce
 clearhead train pronounce --data.train-file my.dict --data.test-file my.test
-torchrun --nproc-per-node 2 -m clearhead train pronounce --training.threads 1    fastest on two cores
+torchrun --nproc-per-node 2 -m clearhead train pronounce --training.threads 1    # fastest on two cores
 Time: 100 minutes on 2 CPU cores
 Test accuracy: 22% word error rate and 5.4% phoneme error rate on 2,000 held-out words of the dictionary used in papers;
                20.69% and 4.95% on its 12,000 test words with an ensemble of four runs (evaluate --ensemble)
@@ -13,12 +13,12 @@ from clearhead.models.config import Seq2SeqConfig
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 
 LETTERS, PHONES, STRESSED = 32, 42, 72
-"""of the embedded dictionary, the marks for padding, begin and end included"""
+"""vocabulary sizes of the embedded dictionary, including the special tokens"""
 
 
 def pronounce(*, train_file: str = "", test_file: str = "", stress: bool = False, window: int = 50) -> RunConfig:
-    """The letters and phones are those of the training dictionary."""
-    src_vocab_size, tgt_vocab_size = alphabets(train_file, stress)
+    """The training dictionary determines the vocabularies of letters and phones."""
+    src_vocab_size, tgt_vocab_size = vocab_sizes(train_file, stress)
     return RunConfig(
         recipe="pronounce",
         model=Seq2SeqConfig(
@@ -46,8 +46,8 @@ def pronounce(*, train_file: str = "", test_file: str = "", stress: bool = False
     )
 
 
-def alphabets(train_file: str, stress: bool) -> tuple[int, int]:
-    """How many letters and phones there are, marks included."""
+def vocab_sizes(train_file: str, stress: bool) -> tuple[int, int]:
+    """The number of letters and of phones, including the special tokens."""
     if not train_file:
         return LETTERS, STRESSED if stress else PHONES
     from clearhead.data.vocab import SPECIAL_TOKENS, letters_in, phones_in, read_dictionary

@@ -1,4 +1,4 @@
-"""Predict the pronunciation of a word in a few minutes: `pronounce` with a smaller model and fewer epochs.
+"""Predict the pronunciation of a word from its spelling: `pronounce` with a smaller model and fewer epochs.
 
 clearhead train pronounce-fast
 Time: 5 min 8 s on 2 CPU cores
@@ -8,12 +8,12 @@ Test accuracy: 60.82% exact match; clearhead evaluate RUN --beam 1: word error r
 from dataclasses import replace
 
 from clearhead.models.config import Seq2SeqConfig
-from clearhead.recipes.pronounce import alphabets, pronounce
+from clearhead.recipes.pronounce import pronounce, vocab_sizes
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 
 
 def pronounce_fast(*, train_file: str = "", test_file: str = "", stress: bool = False, window: int = 50) -> RunConfig:
-    src_vocab_size, tgt_vocab_size = alphabets(train_file, stress)
+    src_vocab_size, tgt_vocab_size = vocab_sizes(train_file, stress)
     return replace(
         pronounce(train_file=train_file, test_file=test_file, stress=stress, window=window),
         recipe="pronounce-fast",

@@ -1,4 +1,4 @@
-"""All recipes by name: their measured results, overrides such as `training.steps=100`, and validation of the result."""
+"""All recipes by name, with measured results; overrides such as `training.steps=100`, and validation of the config."""
 
 import inspect
 import json
@@ -57,7 +57,7 @@ def measurements() -> dict[str, Measured]:
 @dataclass(frozen=True)
 class Recipe:
     make: Callable[..., RunConfig]
-    """its parameters are fields of the data config from which other settings are derived"""
+    """returns the config; its parameters are fields of the data config from which other settings are derived"""
     description: str
     parameters: int | None
     """the number of parameters, so that it can be listed without torch; None if it depends on the user's data"""
@@ -108,41 +108,43 @@ def find(name: str) -> Recipe:
 
 
 def config_of(name: str, changes: dict[str, Any] | None = None) -> RunConfig:
-    """A recipe's config, with changes such as {"training.steps": 100, "seed": 1}: those of the data that others follow
-    from come first; steps and epochs take the place of one another."""
+    """The config of a recipe with changes such as {"training.steps": 100, "seed": 1}.
+
+    Data settings from which others are derived are applied first. Setting the steps unsets the epochs, and vice versa.
+    """
     changes, make = dict(changes or {}), find(name).make
     arguments = {f"data.{name}": name for name in inspect.signature(make).parameters}
     config = make(**{arguments[path]: changes.pop(path) for path in list(changes) if path in arguments})
-    for one, other in (("training.steps", "training.epochs"), ("training.epochs", "training.steps")):
-        if changes.get(one):
+    for name, other in (("training.steps", "training.epochs"), ("training.epochs", "training.steps")):
+        if changes.get(name):
             changes.setdefault(other, 0)
-    config = changed(config, changes)
+    config = with_changes(config, changes)
     validate(config)
     return config
 
 
-def changed(config: Any, changes: dict[str, Any]) -> Any:
-    """A config with the values at some paths replaced, all at once for each of its parts."""
-    parts: dict[str, dict[str, Any]] = {}
+def with_changes(config: Any, changes: dict[str, Any]) -> Any:
+    """A copy of the config with the values at dotted paths replaced; each dataclass is rebuilt and validated once."""
+    nested: dict[str, dict[str, Any]] = {}
     values = {}
     for path, value in changes.items():
         first, _, rest = path.partition(".")
         check_name(first, vars(config), f"field of {type(config).__name__}")
         has_fields = is_dataclass(getattr(config, first))
         if bool(rest) != has_fields and not is_dataclass(value):
-            rule = f"is changed field by field, as in {first}.NAME" if has_fields else "has no fields"
-            raise LookupError(f"{first} {rule}, got {path!r}; name what is to be changed")
+            rule = f"has fields, which are set as {first}.NAME" if has_fields else "has no fields"
+            raise LookupError(f"{first} {rule}, got {path!r}")
         if rest:
-            parts.setdefault(first, {})[rest] = value
+            nested.setdefault(first, {})[rest] = value
         else:
             values[first] = value
-    for name, inside in parts.items():
-        values[name] = changed(getattr(config, name), inside)
+    for name, inner in nested.items():
+        values[name] = with_changes(getattr(config, name), inner)
     return replace(config, **values)
 
 
 NUM_CLASSES = 10
-"""of every data set except the user's own"""
+"""number of classes of every data set except the user's own"""
 OBJECTIVES: dict[str, ObjectiveName] = {
     "reverse": "token-classification",
     "odd-one-out": "set-pointer",
@@ -150,7 +152,7 @@ OBJECTIVES: dict[str, ObjectiveName] = {
     "words": "causal-lm",
     "text": "causal-lm",
 }
-"""by data set; images have classification, and digits depends on the question"""
+"""objective by data set; image data sets use classification, and that of digits depends on the question"""
 GENERATIVE: dict[str, type] = {"seq2seq": Seq2SeqConfig, "causal-lm": LanguageConfig}
 """model config by generative objective"""
 IMAGES = {"mnist": (1, 28), "fashion-mnist": (1, 28), "cifar10": (3, 32)}
@@ -158,7 +160,7 @@ IMAGES = {"mnist": (1, 28), "fashion-mnist": (1, 28), "cifar10": (3, 32)}
 
 
 def validate(config: RunConfig) -> None:
-    """ValueError unless data, model and objective fit together; runs before any data is read."""
+    """Raise a ValueError if data, model and objective are incompatible, before any data is read."""
     data, objective = config.data, objective_for(config.data)
     name = f"digits with question={data.question}" if data.name == "digits" else data.name
     if config.objective != objective:
