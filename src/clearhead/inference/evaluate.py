@@ -65,8 +65,15 @@ def measure(
     on_batch: Callable[[Batch, Tensor], None] | None = None,
 ) -> dict[str, float]:
     """Metrics on these examples; `on_batch` receives each batch and the model's outputs."""
-    objective = OBJECTIVES[run.config.objective]
-    return evaluate(run.model, objective, examples, normalize, tta=tta_of(run, part), on_batch=on_batch)
+    return evaluate(
+        run.model,
+        OBJECTIVES[run.config.objective],
+        examples,
+        normalize,
+        batch_size=run.config.training.eval_batch_size,
+        tta=tta_of(run, part),
+        on_batch=on_batch,
+    )
 
 
 def tta_of(run: Run, part: PartName) -> TTA:

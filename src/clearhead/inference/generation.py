@@ -28,7 +28,7 @@ from clearhead.data.vocab import (
     tokens_to_text,
 )
 from clearhead.drawing import displayable
-from clearhead.inference.run import INFERENCE_BATCH_SIZE, Prediction, Run
+from clearhead.inference.run import Prediction, Run
 from clearhead.insight.head_plots import draw_head_importance
 from clearhead.insight.heads import entropy, head_importance
 from clearhead.insight.plots import draw_alignment, draw_head_grid
@@ -99,7 +99,8 @@ def pronounce(run: Run, words: Sequence[str], beam: Beam = BEAM) -> list[list[Pr
     results: list[list[Pronunciation]] = [[] for _ in words]
     models = model.models if isinstance(model, Ensemble) else [model]
     max_phones = min(free_positions(each.config, 1, MAX_PHONES) for each in models)
-    for indices in order.split(max(1, INFERENCE_BATCH_SIZE // max(1, beam.size // BEAM.size))):
+    batch_size = run.config.training.eval_batch_size // max(1, beam.size // BEAM.size)
+    for indices in order.split(max(1, batch_size)):
         source, _ = sources.get_batch(indices)
         output = model.generate(
             source,

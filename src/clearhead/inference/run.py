@@ -23,7 +23,6 @@ from clearhead.data.images import read_image, resize
 from clearhead.models.config import VisionConfig, build_model
 from clearhead.training.compatibility import config_for_inference
 from clearhead.training.distributed import load_tensors
-from clearhead.training.objectives import BATCH_SIZE
 from clearhead.training.optim import eval_weights
 from clearhead.training.run_directory import RunDirectory
 from clearhead.training.state import DataInfo
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
 InputKind = Literal["images", "digits", "words", "text"]
 PartName = Literal["validation", "test"]
-INFERENCE_BATCH_SIZE = BATCH_SIZE
-"""as in an evaluation, so that both compute the same logits"""
 MIN_SET_SIZE = 3
 """of two images, neither is the odd one"""
 
@@ -220,8 +217,9 @@ class Run:
     @torch.inference_mode()
     def logits(self, inputs: Tensor) -> Tensor:
         """The model's outputs for its own kind of inputs; for images the mean over the views of `training.tta`."""
-        tta = self.config.training.tta
-        return torch.cat([tta_mean(self.model, part, tta) for part in inputs.split(INFERENCE_BATCH_SIZE)])
+        training = self.config.training
+        parts = inputs.split(training.eval_batch_size)  # as in an evaluation, so that both compute the same logits
+        return torch.cat([tta_mean(self.model, part, training.tta) for part in parts])
 
     def read_images(self, paths: Sequence[str | Path]) -> Tensor:
         """Image files -> uint8 (B,C,height,width), squared and resized as in training (`data.fit`)."""
