@@ -168,7 +168,7 @@ def test_report_of_an_incomplete_campaign_says_so(without_workspace, tmp_path):
     assert "old" not in text
 
 
-def test_largest_memory_peak_is_kept_when_a_shard_continues(quick, tmp_path):
+def test_largest_memory_peak_is_kept_when_a_shard_continues(without_workspace, tmp_path):
     for small, peak in ((True, 40.0), (False, 30.0)):
         shard = Counted()
         shard.peak_mb = peak
