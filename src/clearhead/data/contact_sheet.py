@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.data.batches import Batches
 from clearhead.data.dataset import Dataset, Examples, Subset
-from clearhead.data.datasets import DataConfig
+from clearhead.data.options import Augmentation
 from clearhead.data.mnist import OddSets
 
 PER_ROW, MARGIN, GAP, TEXT = 12, 16, 4, 16
@@ -51,23 +51,23 @@ def rows_of_classes(examples: Examples, classes: Sequence[str]) -> list[Row]:
     return [Row(name, images[labels == label][:PER_ROW]) for label, name in enumerate(classes[:MOST_ROWS])]
 
 
-def augmented_sheet(data: Dataset, config: DataConfig, seed: int) -> Image.Image:
+def augmented_sheet(data: Dataset, augmentation: Augmentation, seed: int) -> Image.Image:
     """One row per selected training image: the original, then its augmented version in each of several training steps.
 
     The versions come from `Batches`, which makes the batches of training (crop, flip, cutout and mixup included), with
     the shown images as the only training examples; only the normalization is undone.
     """
     if data.normalize is None:
-        raise ValueError(f"augmentation is for images, got {config.name}")
+        raise ValueError("augmentation is for images, got sequences")
     names, chosen = some_of_each_class(data)
     shown = Subset(data.train, chosen)
-    batches = Batches(replace(data, train=shown), config, len(shown), seed)  # one step is one epoch
+    batches = Batches(replace(data, train=shown), len(shown), seed, augmentation=augmentation)  # one step is one epoch
     columns = [shown.get_batch(torch.arange(len(shown)))[0]]
     for step in range(VERSIONS):
         inputs = data.normalize.undo(batches.at(step).inputs)
         columns.append(inputs[batches.epoch_order(step).argsort()])  # restores the order of the rows
     rows = [Row(name, images) for name, images in zip(names, torch.stack(columns, dim=1), strict=True)]
-    return draw(rows, {0: "original", 1: f"augmented ({described(config)})"})
+    return draw(rows, {0: "original", 1: f"augmented ({described(augmentation)})"})
 
 
 def some_of_each_class(data: Dataset) -> tuple[list[str], Tensor]:
@@ -78,9 +78,9 @@ def some_of_each_class(data: Dataset) -> tuple[list[str], Tensor]:
     return [name for name, some in zip(data.classes, found, strict=True) for _ in some], torch.cat(found)
 
 
-def described(config: DataConfig) -> str:
+def described(augmentation: Augmentation) -> str:
     """crop 4, flip"""
-    used = {name: value for name, value in asdict(config.augmentation).items() if value}
+    used = {name: value for name, value in asdict(augmentation).items() if value}
     return ", ".join(name if value is True else f"{name} {value}" for name, value in used.items()) or "none"
 
 

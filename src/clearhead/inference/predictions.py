@@ -227,22 +227,6 @@ def format_tokens(run: Run, ids: Tensor) -> str:
     return repr(tokens_to_text("".join(run.vocab[i] for i in ids.tolist()), run.config.data.level))[1:-1]
 
 
-def report_words(run: Run, part: PartName, n: int, beam: Beam, announce: Announce) -> Report:
-    """A row for each word: any of its pronunciations is correct."""
-    words = words_to_score(run, part)
-    if not words:
-        raise ValueError(f"{run.path} has no {part} words; try --part validation")
-    announce()
-    candidates = pronounce(run, list(words), beam)
-    rates = count_errors(candidates, words)
-    rows = [
-        Row(None, word, str(best), " or ".join(map(" ".join, known)), math.exp(best.score), best.phones in known)
-        for (best, *_), (word, known) in zip(candidates, words.items(), strict=True)
-    ]
-    mistakes = sorted((row for row in rows if not row.correct), key=lambda row: -(row.probability or 0))
-    return Report("words", rates.to_dict(beam), len(rows), rates.wrong, rows[:n], mistakes[:n])
-
-
 def plot_test_predictions(run: Run, n: int = 16) -> "Figure":
     """The first n test images, and the n most confident mistakes."""
     return draw_report(run, report(run, n=n), "test")

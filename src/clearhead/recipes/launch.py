@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clearhead.data import datasets
 from clearhead.messages import round_count
-from clearhead.recipes.registry import config_of, validate
+from clearhead.recipes.registry import check_run, config_of
 from clearhead.training import checkpoint, loop
 from clearhead.training.compatibility import check_config_matches
 from clearhead.training.config import RunConfig
@@ -36,7 +35,7 @@ def train(
     config = config_of(recipe, dict(changes or {})) if isinstance(recipe, str) else recipe
     if not isinstance(recipe, str) and changes:
         raise ValueError("changes apply to the name of a recipe, got a config; change it with dataclasses.replace")
-    validate(config)
+    check_run(config)
     folder_name = f"{config.recipe}-{config.seed}" if name is None else name
     check_run_name(folder_name)
     numbered = name is None and not resume
@@ -61,7 +60,7 @@ def resume(
     given = {name: value for name, value in changes.items() if value is not None}
     if os.environ.get("RANK", "0") == "0":
         directory = RunDirectory.open(run)
-        validate(RunConfig.from_dict(directory.config))  # config.json may have been edited
+        RunConfig.from_dict(directory.config).task.check_complete()
         if given:
             change_run(directory, given, Display(quiet=quiet))
     return loop.resume(run, shard=shard, quiet=quiet)
@@ -74,7 +73,7 @@ def change_run(run: RunDirectory, given: dict[str, Any], display: Display) -> No
     before = RunConfig.from_dict(run.config)
     if found := run.latest_checkpoint():  # the run must not change if its data has
         check_config_matches(run.path, before, found)
-        check_files(found.state, datasets.digests(before.data))
+        check_files(found.state, before.task.digests())
     other = {"epochs": "steps", "steps": "epochs"}
     zeros: dict[str, Any] = {other[name]: 0 for name in given if name in other}
     now = replace(before, training=replace(before.training, **given, **zeros))
@@ -121,7 +120,7 @@ def steps_per_epoch(run: RunDirectory, config: RunConfig) -> int:
         last = record if record.get("epoch") else last
     if last:
         return round(last["step"] / last["epoch"])
-    return len(datasets.load_dataset(config.data, config.seed).train) // config.training.batch_size
+    return len(config.task.load(config.seed).train) // config.training.batch_size
 
 
 def check_run_name(name: str) -> None:

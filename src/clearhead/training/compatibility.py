@@ -21,9 +21,7 @@ from clearhead.training.config import CHANGED_BY_RESUME, RunConfig, changes_sinc
 from clearhead.training.distributed import check_same_shapes
 from clearhead.training.run_directory import RunDirectory
 
-PATHS = ("data.folder", "data.file", "data.train_file", "data.test_file")
-"""locations of the data: files may be moved, and their contents are compared by digest"""
-AFFECT_OUTPUTS = ("model.", "data.", "objective", "seed", "training.tta")
+AFFECT_OUTPUTS = ("model.", "data.", "seed", "training.tta")
 """prefixes of settings that determine the outputs or their evaluation"""
 ONLY_IN_TRAINING = ("dropout", "drop_path")
 """suffixes of model settings that have no effect in inference"""
@@ -54,8 +52,10 @@ def config_for_inference(run: RunDirectory, found: Checkpoint) -> RunConfig:
             f"{described(fatal)}"
         )
         saved = RunConfig.from_dict(found.state["config"])
-        paths = {name.removeprefix("data."): getattr(config.data, name.removeprefix("data.")) for name in PATHS}
-        config = replace(saved, data=replace(saved.data, **paths))
+        if type(saved.data) is type(config.data):
+            paths = {name: getattr(config.data, name) for name in config.task.file_fields}
+            saved = replace(saved, data=replace(saved.data, **paths))
+        config = saved
         changes = {}
     check_model_matches(config.model, found.model)
     if harmless := {name: change for name, change in changes.items() if name not in CHANGED_BY_RESUME}:
@@ -80,9 +80,11 @@ def check_config_matches(run: Path, config: RunConfig, found: Checkpoint) -> Cha
 
 
 def changes_in(config: RunConfig, found: Checkpoint) -> Changes:
-    """Settings that differ from those in the checkpoint, without paths."""
+    """Settings that differ from those in the checkpoint, without paths: files may be moved, and their contents are
+    compared by digest."""
     changes = changes_since_saved(found.state.get("config"), config)
-    return {name: change for name, change in changes.items() if name not in PATHS}
+    paths = [f"data.{name}" for name in config.task.file_fields]
+    return {name: change for name, change in changes.items() if name not in paths}
 
 
 def affects_outputs(name: str) -> bool:

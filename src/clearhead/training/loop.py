@@ -18,7 +18,7 @@ from clearhead.training.compatibility import check_config_matches
 from clearhead.training.config import OptimizerConfig, RunConfig
 from clearhead.training.context import TrainContext, autocast, build_context, check_masks, isolated_torch_state
 from clearhead.training.distributed import Ranks, current_ranks, gradient_sync
-from clearhead.training.objectives import NUM_SUMS, compute_metrics, evaluate, metric_sums, microbatches, to_device
+from clearhead.training.evaluation import NUM_SUMS, compute_metrics, evaluate, metric_sums, microbatches, to_device
 from clearhead.training.progress import (
     DIVERGED,
     FINISHED,
@@ -37,8 +37,6 @@ from clearhead.training.snapshots import save_snapshot
 from clearhead.training.state import TrainState, capture_state, changed_file_messages, load_eval_weights, restore
 
 Reason = Literal["finished", "patience", "stopped"]
-NEXT_COMMAND = {"seq2seq": "clearhead predict {} thorough", "causal-lm": "clearhead sample {}"}
-"""by objective: a command that uses the trained model"""
 REMEDY = "try a smaller learning rate, a longer warm-up or grad_clip=1"
 
 
@@ -95,8 +93,8 @@ def train(
         result = fit(ctx, run, display)
         if run and result.reason != "stopped":
             display.info(f"saved in {run.path}; plot the learning curves: clearhead curves {run.path}")
-            if config.objective in NEXT_COMMAND:
-                display.info(f"try the model: {NEXT_COMMAND[config.objective].format(run.path)}")
+            for command in config.task.next_commands:
+                display.info(f"try the model: {command.format(run.path)}")
         return result
 
 
