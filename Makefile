@@ -41,7 +41,7 @@ format: $(VENV)/dev
 
 soak: $(VENV)/dev
 	$(BIN)/pytest -m soak
-	$(BIN)/pytest -n 2 --hypothesis-profile=other tests/data tests/nn tests/training/test_records.py tests/test_files.py
+	$(BIN)/pytest -n 2 --hypothesis-profile=other tests/data tests/nn tests/training/test_metrics_log.py tests/test_files.py
 	$(BIN)/python benchmarks/soak.py reverse
 	$(BIN)/python benchmarks/soak.py mnist --steps 120 -- --data.limit 4000 --training.batch-size 32
 

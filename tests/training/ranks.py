@@ -1,6 +1,6 @@
 """Runs of several processes on this machine, started by forks of one process that has imported torch already.
 
-python ranks.py FOLDER   trains and resumes everything that test_distributed.py asks about, into FOLDER
+python ranks.py FOLDER   trains and resumes everything that test_distributed_runs.py checks, into FOLDER
 """
 
 import json

@@ -1,7 +1,6 @@
-import json
+import math
 import os
 import re
-import shutil
 import signal
 from dataclasses import replace
 
@@ -13,8 +12,9 @@ from clearhead.data.batches import Batches
 from clearhead.data.dataset import Subset
 from clearhead.data.datasets import Augmentation
 from clearhead.training import checkpoint, loop
+from clearhead.training.config import OptimizerConfig
 from clearhead.training.distributed import Ranks
-from clearhead.training.loop import DivergedError, resume, train
+from clearhead.training.loop import DivergedError, lr_multiplier, resume, train
 from clearhead.training.optim import Optimizers
 from clearhead.training.progress import FINISHED, STOPPED
 from clearhead.training.run_directory import RunDirectory
@@ -69,85 +69,6 @@ def signal_at(monkeypatch):
     return send_at
 
 
-def test_a_resumed_run_is_the_run_that_was_never_interrupted(config, tmp_path, signal_at):
-    assert train(config, tmp_path / "whole", quiet=True).reason == "finished"
-    for step in range(1, 12):
-        back_to_normal = signal_at(step)
-        stopped = train(config, tmp_path / f"at{step}", quiet=True)
-        back_to_normal()
-        assert (stopped.reason, stopped.step, stopped.test, stopped.exit_code) == ("stopped", step, None, STOPPED)
-        ended = resume(tmp_path / f"at{step}", quiet=True)
-        assert (ended.reason, ended.step, ended.exit_code) == ("finished", 12, FINISHED)
-        assert_identical(tmp_path / f"at{step}", tmp_path / "whole")
-
-
-@pytest.mark.parametrize("from_the_end", [1, 2], ids=["in the test", "in the last validation"])
-def test_a_signal_after_the_last_step_stops_before_the_test_is_over(config, tmp_path, monkeypatch, capfd, from_the_end):
-    asked, whole, n_evaluations = [], loop.evaluate, 0
-
-    def counted(*args, **options):
-        result = whole(*args, **options)
-        asked.append(args)
-        if len(asked) == n_evaluations - from_the_end + 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return result
-
-    monkeypatch.setattr(loop, "evaluate", counted)
-    train(config, tmp_path / "whole", quiet=True)
-    n_evaluations = len(asked)
-    asked.clear()
-    stopped = train(config, tmp_path / "run", quiet=True)
-    assert (stopped.reason, stopped.step, stopped.test, stopped.exit_code) == ("stopped", 12, None, STOPPED)
-    assert ("SIGTERM: stopping (repeat" in capfd.readouterr().err) == (from_the_end == 1)
-    assert resume(tmp_path / "run", quiet=True).test is not None
-    assert_identical(tmp_path / "run", tmp_path / "whole")
-
-
-def test_a_signal_in_the_last_step_stops_before_the_test(config, tmp_path, signal_at):
-    train(config, tmp_path / "whole", quiet=True)
-    undo = signal_at(12)
-    stopped = train(config, tmp_path / "last", quiet=True)
-    undo()
-    assert (stopped.reason, stopped.step, stopped.exit_code) == ("stopped", 12, STOPPED)
-    assert resume(tmp_path / "last", quiet=True).reason == "finished"
-    assert_identical(tmp_path / "last", tmp_path / "whole")
-
-
-def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_again(config, tmp_path):
-    train(config, tmp_path / "run", quiet=True)
-    for place in (tmp_path / "run/checkpoints").iterdir():
-        (place / "state.json").write_text("{")
-    before = (tmp_path / "run/metrics.jsonl").read_bytes()
-    with pytest.raises(OSError, match="no checkpoint can be used"):
-        resume(tmp_path / "run", quiet=True)
-    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
-
-
-def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(config, tmp_path):
-    train(config, tmp_path / "run", quiet=True)
-    shutil.rmtree(tmp_path / "run/checkpoints")
-    before = (tmp_path / "run/metrics.jsonl").read_bytes()
-    for _ in ("best.json names one", "the records have a test"):
-        with pytest.raises(OSError, match="its checkpoints are missing; restore them"):
-            resume(tmp_path / "run", quiet=True)
-        (tmp_path / "run/best.json").unlink(missing_ok=True)
-    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
-
-
-def test_a_run_made_longer_is_tested_again_and_says_so(config, tmp_path, capsys):
-    first = train(config, tmp_path / "run", quiet=True)
-    settings = json.loads((tmp_path / "run/config.json").read_text())
-    settings["training"]["steps"] = 16
-    (tmp_path / "run/config.json").write_text(json.dumps(settings))
-    longer = resume(tmp_path / "run")
-    assert (
-        "config.json has changed since the checkpoint was saved: training.steps was 12, is 16"
-        in capsys.readouterr().err
-    )
-    assert (first.test["step"], longer.test["step"]) == (12, 16)
-    assert resume(tmp_path / "run", quiet=True).test == longer.test
-
-
 def test_the_test_names_the_checkpoint_that_it_is_of(config, tmp_path, monkeypatch):
     judge = TrainState.update_best
     monkeypatch.setattr(TrainState, "update_best", lambda self, score: self.step == 4 and judge(self, score))
@@ -169,32 +90,6 @@ def test_the_line_of_the_test_names_the_step_of_its_checkpoint(config, tmp_path,
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("test")]
     expected = f"test of the {said}  loss {outcome.test['loss']:.4f}  accuracy {outcome.test['accuracy']:.2%}"
     assert line.startswith(expected)
-
-
-def test_a_run_that_was_killed_goes_on_from_its_newest_checkpoint(config, tmp_path, monkeypatch):
-    train(config, tmp_path / "whole", quiet=True)
-    whole = Batches.at
-
-    def at(self, step, rank=0, world=1):
-        if step == 10:
-            raise KeyboardInterrupt
-        return whole(self, step, rank, world)
-
-    monkeypatch.setattr(Batches, "at", at)
-    with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "killed", quiet=True)
-    monkeypatch.setattr(Batches, "at", whole)
-    assert records(tmp_path / "killed")[-1]["step"] == 10  # past the checkpoint: must be forgotten
-    assert checkpoint.saved_steps(tmp_path / "killed")[-1] == 9
-    resume(tmp_path / "killed", quiet=True)
-    assert_identical(tmp_path / "killed", tmp_path / "whole")
-
-
-def test_the_guard_of_these_tests_another_seed_is_another_run(config, tmp_path):
-    train(config, tmp_path / "a", quiet=True)
-    train(replace(config, seed=1), tmp_path / "b", quiet=True)
-    with pytest.raises(AssertionError):
-        assert_identical(tmp_path / "a", tmp_path / "b")
 
 
 def test_the_records_of_a_run(config, tmp_path):
@@ -338,15 +233,6 @@ def test_weights_that_an_update_has_spoilt_are_in_no_checkpoint(config, tmp_path
     assert max(checkpoint.saved_steps(tmp_path / "run")) == 2
 
 
-def test_a_run_that_writes_is_resumed_exactly(sequences, tmp_path, signal_at):
-    train(sequences, tmp_path / "whole", quiet=True)
-    undo = signal_at(5)
-    assert train(sequences, tmp_path / "stopped", quiet=True).reason == "stopped"
-    undo()
-    assert resume(tmp_path / "stopped", quiet=True).step == 12
-    assert_identical(tmp_path / "stopped", tmp_path / "whole")
-
-
 def test_portions_of_padded_sequences_make_the_same_update(sequences, tmp_path):
     config = replace(sequences, model=replace(sequences.model, dropout=0.0))
     train(with_training(config, grad_accum_steps=1), tmp_path / "one", quiet=True)
@@ -375,23 +261,40 @@ def test_a_run_without_a_test_set_ends_without_a_test(sequences, tmp_path, monke
     assert {record["kind"] for record in records(tmp_path / "run")} == {"train", "validation"}
 
 
-def test_auto_is_resolved_once_and_the_run_records_the_choice(config, tmp_path, monkeypatch, signal_at):
-    """A run that was interrupted does not choose again: its arithmetic would change on another machine."""
-    chosen = iter(["bf16", "float32"])
-    monkeypatch.setattr("clearhead.training.context.faster_precision", lambda step, device: (next(chosen), "measured"))
-    undo = signal_at(5)
-    train(with_training(config, precision="auto"), tmp_path / "run", quiet=True)
-    undo()
-    assert RunDirectory.open(tmp_path / "run").config["training"]["precision"] == "bf16"
-    resume(tmp_path / "run", quiet=True)
-    train(with_training(config, precision="bf16"), tmp_path / "named", quiet=True)
-    assert_identical(tmp_path / "run", tmp_path / "named")
-    assert next(chosen) == "float32"
-
-
 def test_choosing_a_precision_changes_nothing_else(config, tmp_path, monkeypatch):
     monkeypatch.setattr("clearhead.training.context.has_bf16", lambda device: True)
     train(with_training(config, precision="auto"), tmp_path / "auto", quiet=True)
     chosen = RunDirectory.open(tmp_path / "auto").config["training"]["precision"]
     train(with_training(config, precision=chosen), tmp_path / "named", quiet=True)
     assert_identical(tmp_path / "auto", tmp_path / "named")
+
+
+def at(step, **fields):
+    return lr_multiplier(step, 110, OptimizerConfig(warmup=10, **fields))
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
+def test_the_warm_up_rises_in_equal_steps_to_1(schedule):
+    assert [at(step, schedule=schedule) for step in range(10)] == [(step + 1) / 10 for step in range(10)]
+    assert at(10, schedule=schedule) == 1
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+@pytest.mark.parametrize("final", [0.0, 0.1])
+def test_it_ends_at_the_final_share_and_never_rises_on_the_way(schedule, final):
+    values = [at(step, schedule=schedule, final_lr_fraction=final) for step in range(10, 111)]
+    assert values[-1] == pytest.approx(final)
+    assert values == sorted(values, reverse=True)
+    assert values[50] == pytest.approx((1 + final) / 2)
+    assert at(500, schedule=schedule, final_lr_fraction=final) == pytest.approx(final)
+
+
+def test_closed_forms():
+    assert at(35, schedule="cosine") == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
+    assert at(35, schedule="linear") == pytest.approx(0.75)
+    assert at(35, schedule="constant", final_lr_fraction=0.1) == 1
+
+
+def test_a_warm_up_as_long_as_training_is_no_division_by_zero():
+    assert lr_multiplier(4, 5, OptimizerConfig(warmup=5)) == 1
+    assert lr_multiplier(0, 1, OptimizerConfig()) == 1

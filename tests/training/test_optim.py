@@ -4,11 +4,21 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from clearhead.models.config import LanguageConfig, PredictorConfig, VisionConfig, build_model
 from clearhead.recipes.registry import config_of
+from clearhead.training import optim
 from clearhead.training.config import OptimizerConfig
-from clearhead.training.optim import Optimizers, param_groups
+from clearhead.training.optim import (
+    Muon,
+    Optimizers,
+    WeightEMA,
+    eval_weights,
+    newton_schulz,
+    orthogonalize,
+    param_groups,
+)
 
 VISION = VisionConfig(
     width=8, depth=1, num_heads=2, image_size=8, patch_size=4, in_channels=1, num_classes=3, patch_embed="conv"
@@ -141,3 +151,126 @@ def test_the_groups_of_a_recipe_and_their_order_stay_the_same(recipe):
         for kind in ("muon", "adamw")
     }
     assert hashlib.sha256(json.dumps(groups).encode()).hexdigest()[:12] == PARAM_GROUPS[recipe]
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 8, 32), (1, 1, 5)])
+def test_singular_values_become_about_1_and_directions_stay(shape):
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 1e-3
+    u, s, v = torch.linalg.svd(matrices, full_matrices=False)
+    result = newton_schulz(matrices)
+    kept = torch.diagonal(u.mT @ result @ v.mT, dim1=-2, dim2=-1)
+    larger = kept[s > 0.02 * s.amax(dim=-1, keepdim=True)]  # five steps do not reach the very smallest
+    assert larger.min() > 0.6
+    assert larger.max() < 1.25
+    assert not ((s > 0.6) & (s < 1.25)).any()  # guard: they were elsewhere before
+
+
+def test_a_zero_gradient_is_no_update():
+    assert torch.equal(newton_schulz(torch.zeros(2, 3, 4)), torch.zeros(2, 3, 4))
+
+
+def test_the_scale_of_a_gradient_does_not_matter():
+    x = torch.randn(1, 6, 6)
+    torch.testing.assert_close(newton_schulz(x * 1e-12), newton_schulz(x), atol=1e-4, rtol=1e-3)
+
+
+def test_many_at_once_are_each_alone():
+    shapes = [(8, 4), (4, 8), (8, 4), (6, 6), (8, 3, 2, 2), (2, 8, 3, 3), (6, 6)]
+    updates = [torch.randn(shape) for shape in shapes]
+    together = orthogonalize(updates)
+    for update, result in zip(updates, together, strict=True):
+        assert result.shape == update.shape
+        torch.testing.assert_close(result, orthogonalize([update])[0], atol=1e-5, rtol=1e-4)
+
+
+def test_matrices_of_one_shape_share_one_call(monkeypatch):
+    calls = []
+    monkeypatch.setattr(optim, "newton_schulz", lambda stack, dtype: calls.append(tuple(stack.shape)) or stack)
+    orthogonalize([torch.ones(8, 4), torch.ones(4, 8), torch.ones(4, 4), torch.ones(4, 2, 2, 2)])
+    assert sorted(calls) == [(1, 4, 4), (3, 4, 8)]
+
+
+def test_a_tall_matrix_is_its_transpose_times_the_root_of_its_shape():
+    wide = torch.randn(3, 12)
+    (flat,), (tall,) = orthogonalize([wide]), orthogonalize([wide.mT])
+    torch.testing.assert_close(tall, flat.mT * (12 / 3) ** 0.5)
+
+
+def test_a_convolution_is_a_matrix_with_a_row_for_each_output():
+    kernel = torch.randn(4, 3, 2, 2)
+    torch.testing.assert_close(orthogonalize([kernel])[0].flatten(1), orthogonalize([kernel.flatten(1)])[0])
+
+
+def test_two_steps_by_the_formula():
+    w = torch.nn.Parameter(torch.randn(4, 6))
+    optimizer = Muon([w], lr=0.1, momentum=0.9, weight_decay=0.5)
+    expected, momentum = w.detach().clone(), torch.zeros(4, 6)
+    for _ in range(2):
+        gradient = torch.randn(4, 6)
+        w.grad = gradient.clone()
+        optimizer.step()
+        momentum = 0.9 * momentum + 0.1 * gradient
+        ahead = 0.1 * gradient + 0.9 * momentum
+        expected = expected * (1 - 0.1 * 0.5) - 0.1 * orthogonalize([ahead])[0]
+        torch.testing.assert_close(w.detach(), expected, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(w.grad, gradient)  # not used up
+
+
+def test_a_weight_without_a_gradient_stays():
+    w, idle = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2, 2))
+    optimizer = Muon([w, idle], weight_decay=0.1)
+    optimizer.step()
+    w.grad = torch.eye(2)
+    optimizer.step()
+    assert torch.equal(idle.detach(), torch.ones(2, 2))
+    assert not torch.equal(w.detach(), torch.ones(2, 2))
+
+
+def test_vectors_are_refused():
+    with pytest.raises(ValueError, match=r"got a parameter of shape \(3,\)"):
+        Muon([torch.nn.Parameter(torch.ones(3))])
+
+
+def test_the_average_is_the_weighted_sum_of_all_weights_so_far():
+    """With a constant decay d: d^n w_0 + (1 - d) sum d^(n-i) w_i."""
+    model = nn.Linear(2, 1, bias=False)
+    average = WeightEMA(model, decay=0.05)  # below (1 + 0) / (10 + 0): constant from the first step
+    seen = [model.weight.detach().clone()]
+    for step in range(4):
+        nn.init.normal_(model.weight)
+        seen.append(model.weight.detach().clone())
+        average.update(step)
+    d, n = 0.05, 4
+    expected = d**n * seen[0] + sum((1 - d) * d ** (n - i) * seen[i] for i in range(1, n + 1))
+    torch.testing.assert_close(average.averages["weight"], expected)
+
+
+def test_the_first_steps_forget_faster():
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    average = WeightEMA(model, decay=0.999)
+    nn.init.ones_(model.weight)
+    average.update(0)
+    assert average.averages["weight"].item() == pytest.approx(1 - 1 / 10)
+    late = WeightEMA(model, decay=0.999)
+    nn.init.zeros_(model.weight)
+    late.update(10**6)
+    assert late.averages["weight"].item() == pytest.approx(0.999)
+
+
+def test_the_model_has_the_average_inside_and_its_own_weights_after_an_error_too():
+    model = nn.Linear(2, 2)
+    average = WeightEMA(model, decay=0.9)
+    own = {name: nn.init.normal_(weight).detach().clone() for name, weight in model.named_parameters()}
+    average.update(0)
+    with pytest.raises(KeyError), average.average_parameters():  # noqa: PT012
+        assert all(torch.equal(w, average.averages[n]) for n, w in model.named_parameters())
+        assert not torch.equal(model.weight, own["weight"])
+        raise KeyError
+    assert all(torch.equal(w, own[n]) for n, w in model.named_parameters())
+
+
+def test_a_checkpoint_is_used_with_its_averages_if_it_has_any():
+    model, average = {"w": torch.zeros(1), "buffer": torch.ones(1)}, torch.full((1,), 2.0)
+    assert eval_weights(model, {"optim.w.exp_avg": average}) == model
+    assert eval_weights(model, {"ema.w": average}) == {"w": average, "buffer": model["buffer"]}

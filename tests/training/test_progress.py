@@ -2,8 +2,11 @@ import errno
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +16,16 @@ from rich.console import Console
 from clearhead.cli.main import main
 from clearhead.training import checkpoint, progress
 from clearhead.training.loop import train
-from clearhead.training.progress import Display, SilentDisplay, oversubscription_hint
+from clearhead.training.progress import (
+    DIVERGED,
+    FINISHED,
+    STOPPED,
+    Display,
+    SilentDisplay,
+    oversubscription_hint,
+    stopping_on_signals,
+    stopping_with_launcher,
+)
 
 RECORD = {"kind": "train", "step": 10, "loss": 0.5, "accuracy": 0.75}
 
@@ -188,3 +200,77 @@ def test_the_header_says_what_is_trained_on_what_and_how(config, tmp_path, capsy
     assert re.search(r"^device +cpu, 1 thread, float32 \(auto: it is faster\)$", said, re.MULTILINE)
     assert re.search(r"^training +12 steps \(2\.4 epochs\), batch size 10$", said, re.MULTILINE)
     assert said.index("batch size 10") < said.index("validation at step 4")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_asks_for_a_stop_and_nothing_else(number, capfd):
+    before = signal.getsignal(number)
+    with stopping_on_signals() as request:
+        assert not request.requested
+        os.kill(os.getpid(), number)
+        assert request.requested
+    assert signal.getsignal(number) is before
+    assert f"{number.name}: stopping after this step" in capfd.readouterr().err
+
+
+def test_a_stop_is_asked_for_without_anybody_to_hear_of_it(monkeypatch):
+    def fail(number, data):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "write", fail)
+    with stopping_on_signals() as request:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert request.requested
+
+
+def test_a_dead_launcher_asks_for_a_stop_without_anybody_to_hear_of_it(monkeypatch):
+    """The launcher read this process's stderr: the pipe is broken."""
+    monkeypatch.setattr(progress, "LAUNCHER_INTERVAL", 0.01)
+    read, write = os.pipe()
+    os.close(read)
+    stderr = os.dup(2)
+    try:
+        with stopping_on_signals() as request, stopping_with_launcher():
+            os.dup2(write, 2)
+            monkeypatch.setattr(os, "getppid", lambda: -1)
+            end = time.monotonic() + 5
+            while not request.requested and time.monotonic() < end:
+                time.sleep(0.01)
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(write)
+    assert request.requested
+
+
+def test_the_second_signal_ends_the_process():
+    code = """
+import os, signal
+from clearhead.training import progress
+with progress.stopping_on_signals():
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGINT)  # an echo
+    print("still here", flush=True)
+    progress.DEBOUNCE_SECONDS = 0.0
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("never")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "still here\n")
+
+
+def test_a_thread_of_its_own_trains_without_handlers():
+    found = []
+
+    def work():
+        with stopping_on_signals() as request:
+            found.append(request.requested)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [False]
+
+
+def test_exit_codes_differ_from_each_other_and_from_those_of_the_command_line():
+    assert len({FINISHED, STOPPED, DIVERGED, 1, 2, 130}) == 6

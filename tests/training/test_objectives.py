@@ -1,15 +1,31 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+from clearhead.data import datasets
 from clearhead.data.batches import Batch
-from clearhead.data.dataset import SequencePairs
+from clearhead.data.dataset import Images, SequencePairs
 from clearhead.data.vocab import BOS, EOS, IGNORE_INDEX, PAD
-from clearhead.models.config import Seq2SeqConfig
+from clearhead.models.config import Seq2SeqConfig, build_model
 from clearhead.models.seq2seq import Seq2Seq
-from clearhead.training.objectives import OBJECTIVES, metric_sums, microbatches, shift_right, to_device
+from clearhead.training import objectives as home
+from clearhead.training.distributed import Ranks
+from clearhead.training.loop import train
+from clearhead.training.objectives import (
+    OBJECTIVES,
+    compute_metrics,
+    evaluate,
+    metric_sums,
+    microbatches,
+    shift_right,
+    to_device,
+)
+from clearhead.training.optim import eval_weights
+from clearhead.training.run_directory import RunDirectory
 
 X = torch.zeros(4, 1)
 
@@ -184,3 +200,116 @@ def test_a_batch_that_is_there_is_not_moved_and_another_is():
     moved = to_device(blend, torch.device("meta"))
     assert moved.inputs.device == moved.targets.device == moved.lam.device == torch.device("meta")
     assert moved.targets_b is None
+
+
+def test_counts_of_unequal_parts_add_up_where_means_would_not():
+    right = torch.tensor([True, True, True, False, False])
+    parts = metric_sums(torch.tensor(3.0), right[:1]) + metric_sums(torch.tensor(5.0), right[1:])
+    assert compute_metrics(parts.tolist()) == {"loss": 8 / 5, "accuracy": 3 / 5}
+    assert sum(part.float().mean().item() for part in (right[:1], right[1:])) / 2 != 3 / 5
+
+
+def test_an_example_with_several_answers_is_whole_when_all_are_right():
+    right = torch.tensor([[True, True, True], [True, False, True]])
+    assert compute_metrics(metric_sums(torch.tensor(1.0), right).tolist()) == {
+        "loss": 0.5,
+        "accuracy": 5 / 6,
+        "exact_match": 0.5,
+    }
+
+
+def test_no_examples_count_nothing():
+    none = metric_sums(torch.tensor(0.0), torch.zeros(0, 3, dtype=torch.bool))
+    assert none.tolist() == [0.0] * 5
+
+
+def test_a_loss_that_is_counted_needs_no_gradient():
+    loss = torch.tensor(1.0, requires_grad=True) * 2
+    assert not metric_sums(loss, torch.ones(1, dtype=torch.bool)).requires_grad
+
+
+def test_what_was_not_asked_for_counts_neither_as_right_nor_as_wrong():
+    right = torch.tensor([[True, False, True], [True, False, False]])
+    asked = torch.tensor([[True, False, False], [True, True, False]])
+    assert compute_metrics(metric_sums(torch.tensor(1.0), right, asked).tolist()) == {
+        "loss": 0.5,
+        "accuracy": 2 / 3,
+        "exact_match": 0.5,
+    }
+    everywhere = torch.ones_like(asked)
+    assert torch.equal(metric_sums(torch.tensor(1.0), right, everywhere), metric_sums(torch.tensor(1.0), right))
+
+
+class Rows(nn.Module):
+    """Scores that are the pixels of the first row; dropout would spoil them."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = nn.Dropout(0.9)
+        self.calls = 0
+
+    def forward(self, images):
+        self.calls += 1
+        assert len(images)
+        return self.dropout(images[:, 0, 0])
+
+
+def images(n):
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (n, 1, 2, 3), generator=generator)
+    return Images(pixels.float(), torch.randint(3, (n,), generator=generator))
+
+
+def test_it_is_loss_and_accuracy_over_all_examples_without_dropout(monkeypatch):
+    monkeypatch.setattr(home, "BATCH_SIZE", 4)
+    data, model = images(10), Rows()
+    scores = data.images[:, 0, 0]
+    found = evaluate(model, OBJECTIVES["classification"], data, None)
+    assert found["accuracy"] == (scores.argmax(1) == data.labels).double().mean().item()
+    assert found["loss"] == pytest.approx(nn.functional.cross_entropy(scores, data.labels).item(), rel=1e-6)
+    assert model.calls == 3
+    assert model.training
+
+
+def test_processes_share_the_examples_each_once(monkeypatch):
+    """A process without a share of the last batch still asks the model, as the others do, and counts nothing."""
+    monkeypatch.setattr(home, "BATCH_SIZE", 4)
+    data, whole = images(9), torch.zeros(5, dtype=torch.float64)
+    sums, calls = [], []
+    monkeypatch.setattr(Ranks, "all_reduce_sum", lambda self, numbers: sums.append(numbers.clone()) or numbers + 1)
+    for rank in range(3):
+        model = Rows()
+        evaluate(model, OBJECTIVES["classification"], data, None, Ranks(rank, 3))
+        calls.append(model.calls)
+    evaluate(Rows(), OBJECTIVES["classification"], data, None)
+    *parts, whole = sums
+    assert calls == [3, 3, 3]
+    assert min(part[1] for part in parts) < max(part[1] for part in parts)
+    torch.testing.assert_close(sum(parts), whole)
+
+
+def test_flip_averaging_is_the_mean_of_both_answers():
+    data = images(7)
+    found = evaluate(Rows(), OBJECTIVES["classification"], data, None, tta="flip")
+    scores = data.images[:, 0, 0]
+    mean = (scores + scores.flip(-1)) / 2
+    assert found["loss"] == pytest.approx(nn.functional.cross_entropy(mean, data.labels).item(), rel=1e-6)
+    assert found["loss"] != pytest.approx(nn.functional.cross_entropy(scores, data.labels).item(), rel=1e-3)
+
+
+def test_evaluation_draws_no_random_numbers():
+    torch.manual_seed(0)
+    expected = torch.get_rng_state()
+    evaluate(Rows(), OBJECTIVES["classification"], images(3), None)
+    assert torch.equal(torch.get_rng_state(), expected)
+
+
+def test_evaluation_is_in_float32_whatever_the_precision_of_training(config, tmp_path):
+    train(replace(config, training=replace(config.training, precision="bf16")), tmp_path / "run", quiet=True)
+    run = RunDirectory.open(tmp_path / "run")
+    data, found = datasets.load_dataset(config.data, 0), run.best_checkpoint()
+    model = build_model(config.model)
+    model.load_state_dict(eval_weights(found.model, found.optimizer))
+    expected = evaluate(model, OBJECTIVES[config.objective], data.test, data.normalize)
+    tested = run.records()[-1]
+    assert {name: tested[name] for name in expected} == expected

@@ -1,0 +1,187 @@
+"""Resuming an interrupted run reproduces the uninterrupted run bit for bit."""
+
+import json
+import os
+import shutil
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+
+from clearhead.data.batches import Batches
+from clearhead.training import checkpoint, loop
+from clearhead.training.loop import resume, train
+from clearhead.training.progress import FINISHED, STOPPED
+from clearhead.training.run_directory import RunDirectory
+
+
+def without_times(record):
+    return {name: value for name, value in record.items() if name != "seconds"}
+
+
+def records(folder):
+    return [without_times(record) for record in RunDirectory.open(folder).records()]
+
+
+def assert_identical(folder, other):
+    """Weights, optimizer, averages, random state, train state and records, of every checkpoint that both have."""
+    assert records(folder) == records(other)
+    common = set(checkpoint.saved_steps(folder)) & set(checkpoint.saved_steps(other))
+    assert max(checkpoint.saved_steps(folder)) in common
+    for step in common:
+        mine, theirs = (checkpoint.load(path / "checkpoints" / checkpoint.step_name(step)) for path in (folder, other))
+        assert without_times(mine.state["train_state"]) == without_times(theirs.state["train_state"])
+        for tensors, others in ((mine.model, theirs.model), (mine.optimizer, theirs.optimizer)):
+            assert tensors.keys() == others.keys()
+            for name in tensors:
+                assert torch.equal(tensors[name], others[name]), (step, name)
+
+
+def with_training(config, **changes):
+    return replace(config, training=replace(config.training, **changes))
+
+
+@pytest.fixture
+def signal_at(monkeypatch):
+    """Sends this process a signal while it works on a step."""
+
+    def send_at(step, number=signal.SIGTERM):
+        def at(self, now, rank=0, world=1):
+            if now == step - 1:
+                os.kill(os.getpid(), number)
+            return whole(self, now, rank, world)
+
+        whole = Batches.at
+        monkeypatch.setattr(Batches, "at", at)
+        return lambda: monkeypatch.setattr(Batches, "at", whole)
+
+    return send_at
+
+
+def test_a_resumed_run_is_the_run_that_was_never_interrupted(config, tmp_path, signal_at):
+    assert train(config, tmp_path / "whole", quiet=True).reason == "finished"
+    for step in range(1, 12):
+        back_to_normal = signal_at(step)
+        stopped = train(config, tmp_path / f"at{step}", quiet=True)
+        back_to_normal()
+        assert (stopped.reason, stopped.step, stopped.test, stopped.exit_code) == ("stopped", step, None, STOPPED)
+        ended = resume(tmp_path / f"at{step}", quiet=True)
+        assert (ended.reason, ended.step, ended.exit_code) == ("finished", 12, FINISHED)
+        assert_identical(tmp_path / f"at{step}", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("from_the_end", [1, 2], ids=["in the test", "in the last validation"])
+def test_a_signal_after_the_last_step_stops_before_the_test_is_over(config, tmp_path, monkeypatch, capfd, from_the_end):
+    asked, whole, n_evaluations = [], loop.evaluate, 0
+
+    def counted(*args, **options):
+        result = whole(*args, **options)
+        asked.append(args)
+        if len(asked) == n_evaluations - from_the_end + 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return result
+
+    monkeypatch.setattr(loop, "evaluate", counted)
+    train(config, tmp_path / "whole", quiet=True)
+    n_evaluations = len(asked)
+    asked.clear()
+    stopped = train(config, tmp_path / "run", quiet=True)
+    assert (stopped.reason, stopped.step, stopped.test, stopped.exit_code) == ("stopped", 12, None, STOPPED)
+    assert ("SIGTERM: stopping (repeat" in capfd.readouterr().err) == (from_the_end == 1)
+    assert resume(tmp_path / "run", quiet=True).test is not None
+    assert_identical(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_signal_in_the_last_step_stops_before_the_test(config, tmp_path, signal_at):
+    train(config, tmp_path / "whole", quiet=True)
+    undo = signal_at(12)
+    stopped = train(config, tmp_path / "last", quiet=True)
+    undo()
+    assert (stopped.reason, stopped.step, stopped.exit_code) == ("stopped", 12, STOPPED)
+    assert resume(tmp_path / "last", quiet=True).reason == "finished"
+    assert_identical(tmp_path / "last", tmp_path / "whole")
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_again(config, tmp_path):
+    train(config, tmp_path / "run", quiet=True)
+    for place in (tmp_path / "run/checkpoints").iterdir():
+        (place / "state.json").write_text("{")
+    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    with pytest.raises(OSError, match="no checkpoint can be used"):
+        resume(tmp_path / "run", quiet=True)
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(config, tmp_path):
+    train(config, tmp_path / "run", quiet=True)
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    for _ in ("best.json names one", "the records have a test"):
+        with pytest.raises(OSError, match="its checkpoints are missing; restore them"):
+            resume(tmp_path / "run", quiet=True)
+        (tmp_path / "run/best.json").unlink(missing_ok=True)
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_made_longer_is_tested_again_and_says_so(config, tmp_path, capsys):
+    first = train(config, tmp_path / "run", quiet=True)
+    settings = json.loads((tmp_path / "run/config.json").read_text())
+    settings["training"]["steps"] = 16
+    (tmp_path / "run/config.json").write_text(json.dumps(settings))
+    longer = resume(tmp_path / "run")
+    assert (
+        "config.json has changed since the checkpoint was saved: training.steps was 12, is 16"
+        in capsys.readouterr().err
+    )
+    assert (first.test["step"], longer.test["step"]) == (12, 16)
+    assert resume(tmp_path / "run", quiet=True).test == longer.test
+
+
+def test_a_run_that_was_killed_goes_on_from_its_newest_checkpoint(config, tmp_path, monkeypatch):
+    train(config, tmp_path / "whole", quiet=True)
+    whole = Batches.at
+
+    def at(self, step, rank=0, world=1):
+        if step == 10:
+            raise KeyboardInterrupt
+        return whole(self, step, rank, world)
+
+    monkeypatch.setattr(Batches, "at", at)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "killed", quiet=True)
+    monkeypatch.setattr(Batches, "at", whole)
+    assert records(tmp_path / "killed")[-1]["step"] == 10  # past the checkpoint: must be forgotten
+    assert checkpoint.saved_steps(tmp_path / "killed")[-1] == 9
+    resume(tmp_path / "killed", quiet=True)
+    assert_identical(tmp_path / "killed", tmp_path / "whole")
+
+
+def test_the_guard_of_these_tests_another_seed_is_another_run(config, tmp_path):
+    train(config, tmp_path / "a", quiet=True)
+    train(replace(config, seed=1), tmp_path / "b", quiet=True)
+    with pytest.raises(AssertionError):
+        assert_identical(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_run_that_writes_is_resumed_exactly(sequences, tmp_path, signal_at):
+    train(sequences, tmp_path / "whole", quiet=True)
+    undo = signal_at(5)
+    assert train(sequences, tmp_path / "stopped", quiet=True).reason == "stopped"
+    undo()
+    assert resume(tmp_path / "stopped", quiet=True).step == 12
+    assert_identical(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_auto_is_resolved_once_and_the_run_records_the_choice(config, tmp_path, monkeypatch, signal_at):
+    """A run that was interrupted does not choose again: its arithmetic would change on another machine."""
+    chosen = iter(["bf16", "float32"])
+    monkeypatch.setattr("clearhead.training.context.faster_precision", lambda step, device: (next(chosen), "measured"))
+    undo = signal_at(5)
+    train(with_training(config, precision="auto"), tmp_path / "run", quiet=True)
+    undo()
+    assert RunDirectory.open(tmp_path / "run").config["training"]["precision"] == "bf16"
+    resume(tmp_path / "run", quiet=True)
+    train(with_training(config, precision="bf16"), tmp_path / "named", quiet=True)
+    assert_identical(tmp_path / "run", tmp_path / "named")
+    assert next(chosen) == "float32"

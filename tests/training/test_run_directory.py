@@ -1,0 +1,250 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from clearhead.training.checkpoint import Checkpoint
+from clearhead.training.run_directory import RunDirectory
+
+CONFIG = {"recipe": "reverse", "seed": 7, "optimizer": {"lr": 0.1 + 0.2}}
+
+
+def snapshot(step: int) -> Checkpoint:
+    return Checkpoint(step, {"w": torch.full((2,), float(step))}, {}, {})
+
+
+def record(step: int) -> dict:
+    return {"kind": "train", "step": step, "loss": 1 / (step + 1)}
+
+
+@pytest.fixture
+def reports():
+    return []
+
+
+@pytest.fixture
+def run(tmp_path, reports):
+    return RunDirectory.create(tmp_path / "runs/mine", CONFIG, reports.append)
+
+
+class TestCreate:
+    def test_it_opens_with_what_it_was_made_from(self, run):
+        assert run.config == CONFIG
+        assert RunDirectory.open(run.path).config == CONFIG
+        assert run.latest_checkpoint() is run.best_checkpoint() is None
+        assert run.records() == []
+        assert os.listdir(run.path.parent) == ["mine"]
+
+    def test_a_folder_that_exists_is_never_overwritten(self, run):
+        with pytest.raises(ValueError, match=r"a new run needs a new folder, got .*mine.*`clearhead resume .*mine`"):
+            RunDirectory.create(run.path, {"other": 1})
+        assert RunDirectory.open(run.path).config == CONFIG
+
+    def test_neither_is_a_file(self, tmp_path):
+        (tmp_path / "mine").write_text("poem")
+        with pytest.raises(ValueError, match="needs a new folder"):
+            RunDirectory.create(tmp_path / "mine", CONFIG)
+        assert (tmp_path / "mine").read_text() == "poem"
+
+    def test_an_empty_folder_is_as_good_as_none(self, tmp_path):
+        (tmp_path / "mine").mkdir()
+        assert RunDirectory.create(tmp_path / "mine", CONFIG).config == CONFIG
+
+    def test_of_two_that_create_one_run_one_is_refused(self, tmp_path, monkeypatch):
+        rename = os.rename
+
+        def late(old, new):
+            monkeypatch.setattr(os, "rename", rename)
+            RunDirectory.create(tmp_path / "mine", {"faster": 1})
+            rename(old, new)
+
+        monkeypatch.setattr(os, "rename", late)
+        with pytest.raises(ValueError, match="needs a new folder"):
+            RunDirectory.create(tmp_path / "mine", CONFIG)
+        assert RunDirectory.open(tmp_path / "mine").config == {"faster": 1}
+        assert os.listdir(tmp_path) == ["mine"]
+
+    def test_a_run_is_there_with_its_config_or_not_at_all(self, tmp_path, faults):
+        for at in range(100):
+            path = tmp_path / f"run{at}"
+            failure, reached = faults.during(lambda p=path: RunDirectory.create(p, CONFIG), at)
+            if not reached:
+                break
+            if failure is not None:
+                assert "the run was not created: No space left on device" in str(failure)
+            assert RunDirectory.open(path).config == CONFIG if path.exists() else failure is not None
+        assert at > 8
+        assert RunDirectory.open(path).config == CONFIG
+
+    def test_a_file_instead_of_the_folder_above_is_an_error(self, tmp_path):
+        (tmp_path / "runs").write_text("")
+        with pytest.raises(OSError, match="the run was not created"):
+            RunDirectory.create(tmp_path / "runs/mine", CONFIG)
+
+
+class TestOpen:
+    def test_what_is_no_run_is_answered_with_the_nearest_that_is(self, run):
+        with pytest.raises(
+            LookupError, match=r"a run is a folder with a config.json, got .*mime; did you mean .*mine\?"
+        ):
+            RunDirectory.open(run.path.with_name("mime"))
+        with pytest.raises(LookupError, match="`clearhead train RECIPE --name NAME` creates one"):
+            RunDirectory.open(run.path.with_name("other"))
+
+    @pytest.mark.parametrize("content", ["{", "[1]", '{"a": NaN}'])
+    def test_a_config_that_is_none_is_an_error(self, run, content):
+        (run.path / "config.json").write_text(content)
+        with pytest.raises(ValueError, match=r"config.json must be "):
+            RunDirectory.open(run.path)
+
+
+class TestOwner:
+    def test_only_the_owner_writes(self, run):
+        for write in (
+            lambda: run.log(record(1)),
+            lambda: run.save(snapshot(1)),
+            lambda: run.drop_after(1),
+            lambda: run.mark_best(1),
+        ):
+            with pytest.raises(AssertionError, match="only the owner writes"):
+                write()
+
+    def test_there_is_one_at_a_time(self, run):
+        with run.lock():
+            with pytest.raises(OSError, match=f"locked by process {os.getpid()}.*mine"):
+                RunDirectory.open(run.path).lock().__enter__()
+            assert run.is_owned
+        with RunDirectory.open(run.path).lock():
+            pass
+
+    def test_an_error_of_the_owner_goes_through_unchanged_and_frees_the_run(self, run):
+        with pytest.raises(OSError, match=r"^mine$") as caught, run.lock():
+            raise OSError("mine")
+        assert caught.value.filename is None
+        assert not run.is_owned
+        with run.lock():
+            pass
+
+    def test_a_system_without_locks_says_so(self, run, monkeypatch):
+        monkeypatch.setitem(sys.modules, "fcntl", None)
+        with pytest.raises(OSError, match="flock"):
+            run.lock().__enter__()
+
+    @pytest.mark.slow
+    def test_another_process_is_kept_out_until_the_owner_is_killed(self, run):
+        code = (
+            "import sys, time; from clearhead.training.run_directory import RunDirectory\n"
+            "with RunDirectory.open(sys.argv[1]).lock(): print('mine', flush=True); time.sleep(100)"
+        )
+        with subprocess.Popen([sys.executable, "-c", code, str(run.path)], stdout=subprocess.PIPE, text=True) as owner:
+            assert owner.stdout.readline() == "mine\n"
+            with pytest.raises(OSError, match=f"locked by process {owner.pid}"):
+                run.lock().__enter__()
+            owner.send_signal(signal.SIGKILL)
+            owner.wait()
+            with run.lock():
+                pass
+
+    def test_what_a_killed_owner_left_is_tidied_up(self, run):
+        with run.lock():
+            run.log(record(1))
+            run.save(snapshot(1))
+        (run.path / "checkpoints/saving-step-00000002").mkdir()
+        (run.path / ".metrics.jsonl.0123.part").write_text("half")
+        (run.path / "snapshots").mkdir()
+        (run.path / "snapshots/.step-00000004.safetensors.0123.part").write_text("half")
+        with (run.path / "metrics.jsonl").open("a") as file:
+            file.write('{"kind": "tr')
+        with run.lock():
+            assert os.listdir(run.path / "checkpoints") == ["step-00000001"]
+            assert not [*run.path.glob(".*"), *run.path.glob("snapshots/.*")]
+            run.log(record(2))
+        assert run.records() == [record(1), record(2)]
+
+
+class TestLeftovers:
+    """What a killed process left beside a run, or among its figures."""
+
+    OLD = 1e9
+    """seconds since 1970"""
+
+    def abandon(self, run, name, age=OLD):
+        folder = run.path.parent / name
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "config.json").write_text("{")
+        os.utime(folder, (age, age))
+        return folder
+
+    @pytest.mark.parametrize("when", ["create", "lock"])
+    def test_runs_that_were_never_created_are_deleted(self, run, when):
+        for name in (".other.new-0123abcd", ".mine.new-00000000"):
+            self.abandon(run, name)
+        if when == "create":
+            RunDirectory.create(run.path.with_name("second"), CONFIG)
+        else:
+            with run.lock():
+                pass
+        assert not list(run.path.parent.glob(".*"))
+
+    def test_one_that_may_be_being_created_is_left(self, run):
+        folder = self.abandon(run, ".other.new-0123abcd", time.time() - 60)
+        with run.lock():
+            assert folder.is_dir()
+
+    def test_what_is_not_ours_is_left(self, run, tmp_path):
+        full = self.abandon(run, ".a.new-0123abcd")
+        (full / "thesis.tex").write_text("precious")
+        other = self.abandon(run, ".b.new-0123")
+        saved = self.abandon(run, ".c.new-0123abcd")
+        (saved / "checkpoints/step-00000001").mkdir()
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        (elsewhere / "config.json").write_text("precious")
+        link = run.path.parent / ".d.new-0123abcd"
+        link.symlink_to(elsewhere)
+        os.utime(link, (self.OLD, self.OLD), follow_symlinks=False)
+        for folder in (full, saved):
+            os.utime(folder, (self.OLD, self.OLD))
+        with run.lock():
+            pass
+        assert (full / "thesis.tex").exists()
+        assert (full / "config.json").exists()
+        assert (other / "config.json").exists()
+        assert (saved / "config.json").exists()
+        assert (elsewhere / "config.json").exists()
+
+    def test_unfinished_figures_are_deleted_when_they_are_old(self, run):
+        (run.path / "figures/look").mkdir(parents=True)
+        new = run.path / "figures/.curves.png.0123.part"
+        old = [run.path / "figures/.old.png.0123.part", run.path / "figures/look/.old.png.0123.part"]
+        for path in (new, *old):
+            path.write_text("half")
+        for path in old:
+            os.utime(path, (self.OLD, self.OLD))
+        with run.lock():
+            assert new.exists()
+            assert not any(path.exists() for path in old)
+
+    def test_a_folder_whose_name_ends_like_an_unfinished_file_is_in_nobodys_way(self, run):
+        (run.path / ".mine.part").mkdir()
+        with run.lock():
+            pass
+        assert (run.path / ".mine.part").is_dir()
+
+
+def test_the_message_about_an_owner_shows_only_its_number(run):
+    with run.lock():
+        (run.path / "lock").write_text("\x1b]0;t\x07")
+        with pytest.raises(OSError, match="locked by another process"):
+            RunDirectory.open(run.path).lock().__enter__()
+
+
+def test_a_run_that_cannot_save_is_refused_before_it_trains(run):
+    (run.path / "checkpoints").rmdir()
+    (run.path / "checkpoints").write_text("in the way")
+    with pytest.raises(FileExistsError), run.lock():
+        pytest.fail("it would train")
