@@ -14,24 +14,17 @@ does the same as training. Files that cannot be read stop training with an error
 --data.skip-invalid leaves them out and records their names in the checkpoints (data.skipped in state.json).
 """
 
-from clearhead.data.datasets import Augmentation, DataConfig, Fit
+from clearhead.data.options import Augmentation
 from clearhead.models.config import VisionConfig
+from clearhead.tasks.images import Folder
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 
+DATA = Folder(augmentation=Augmentation(crop=4, flip=True))
 BATCH_SIZE = 32
 
 
-def folder(*, folder: str = "", image_size: int = 64, fit: Fit = "pad", skip_invalid: bool = False) -> RunConfig:
-    """The number of classes is the number of folders; without a folder, two. Few pictures make one small batch."""
-    data = DataConfig(
-        name="folder",
-        folder=folder,
-        image_size=image_size,
-        fit=fit,
-        skip_invalid=skip_invalid,
-        augmentation=Augmentation(crop=4, flip=True),
-    )
-    num_classes, n_pictures = counts(data) if folder else (2, BATCH_SIZE)
+def folder(data: Folder = DATA) -> RunConfig:
+    """Fewer images than a batch make one small batch."""
     return RunConfig(
         recipe="folder",
         model=VisionConfig(
@@ -39,27 +32,16 @@ def folder(*, folder: str = "", image_size: int = 64, fit: Fit = "pad", skip_inv
             depth=3,
             num_heads=4,
             mlp_dim=256,
-            image_size=image_size,
+            image_size=data.image_size,
+            in_channels=data.in_channels,
             patch_size=8,
-            num_classes=num_classes,
+            num_classes=data.num_classes,
             patch_embed="conv-stem",
             pooling="attention",
         ),
         data=data,
         optimizer=OptimizerConfig(name="muon", lr=3e-3, schedule="linear", warmup=20),
-        training=TrainingConfig(epochs=30, batch_size=min(BATCH_SIZE, n_pictures), label_smoothing=0.1, tta="flip"),
-        objective="classification",
+        training=TrainingConfig(
+            epochs=30, batch_size=min(BATCH_SIZE, data.num_images), label_smoothing=0.1, tta="flip"
+        ),
     )
-
-
-def counts(data: DataConfig) -> tuple[int, int]:
-    """Classes, and pictures to learn from: all that are named so, or with `skip_invalid` those that can be read."""
-    from clearhead.data.folder import (
-        divided,
-        list_images,
-        usable,  # imports torch
-    )
-
-    listing = usable(data)[0] if data.skip_invalid else list_images(data.folder)
-    train, _, n_validation = divided(listing, data.validation)
-    return len(listing.classes), len(train) - n_validation

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from clearhead.data.options import Augmentation, Fit
-from clearhead.data.user_files import MAX_IMAGE_SIZE
+from clearhead.data.user_files import MAX_EXAMPLES, MAX_IMAGE_SIZE
 from clearhead.messages import short_repr
 from clearhead.models.config import VisionConfig
 from clearhead.tasks.task import Origin, Task, TrainedRun
@@ -206,7 +206,7 @@ class Folder(ImageTask):
     def counts(self) -> tuple[int, int]:
         """The number of classes and of training images; placeholders if there is no folder yet."""
         if not self.folder:
-            return 2, MAX_IMAGE_SIZE
+            return 2, MAX_EXAMPLES
         from clearhead.data.folder import count_images
 
         return count_images(self)
@@ -214,6 +214,11 @@ class Folder(ImageTask):
     @property
     def num_classes(self) -> int:
         return self.counts[0]
+
+    @property
+    def num_images(self) -> int:
+        """Training images, without those held out."""
+        return self.counts[1]
 
     def read(self, seed: int) -> "Dataset":
         from clearhead.data.folder import load_folder
