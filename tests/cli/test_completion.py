@@ -43,6 +43,9 @@ def test_bash_completes_commands_recipes_and_options(bash_script):
     assert complete(bash_script, "clearhead", "train", "mnist", "--training.st") == ["--training.steps"]
     assert complete(bash_script, "clearhead", "completion", "") == list(SHELLS)
     assert "--temperature" in complete(bash_script, "clearhead", "sample", "runs/x", "--t")
+    assert complete(bash_script, "clearhead", "lab", "temperature", "--") == [
+        *("--help", "--run", "--all", "--json", "--page", "--figure", "--no-figure")
+    ]
 
 
 @needs_bash

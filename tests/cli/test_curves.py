@@ -47,7 +47,7 @@ def test_records_that_are_kept_without_their_run_are_drawn_here(runs, capsys):
 
 def test_a_window_beyond_the_end_is_cut_with_a_word(runs, capsys):
     assert main(["curves", "long", "--epochs", "3", "10", "30"]) == 0
-    expected = "warning: the run has 5 epochs so far: the window up to 10, 30 is cut there\n"
+    expected = "warning: the run has 5 epochs so far; panels up to epoch 10, 30 end there\n"
     assert capsys.readouterr().err == expected
     assert main(["curves", "short", "long", "--epochs", "3", "5", "--panels", "--log", "--smooth", "0.5"]) == 0
     assert capsys.readouterr().err == ""
@@ -71,13 +71,13 @@ def test_the_numbers_are_printed_or_written_instead_of_a_picture(runs, capsys):
         (["runs/lnog"], "did you mean runs/long?"),
         ([], "required: RUN"),
         (["runs/long", "--out", "a.jpg"], "a figure is saved as .png, .svg, .pdf, got 'a.jpg'; try a.png"),
-        (["--epochs", "10", "runs/long"], "got 'runs/long'; runs come before it"),
+        (["--epochs", "10", "runs/long"], "got 'runs/long'; name the runs before --epochs"),
         (["runs/long", "--epochs", "0"], "from 1 to 999999999, got '0'"),
         (["runs/long", "--epochs", "9" * 400], "from 1 to 999999999, got '999"),
         (["runs/long", "--epoch", "3"], "did you mean --epochs?"),
         (["lnog"], "did you mean runs/long?"),
-        (["runs/long", "--smooth", "0"], "must be a number of epochs above 0, got '0'"),
-        (["runs/long", "--smooth", "nan"], "must be a number of epochs above 0, got 'nan'"),
+        (["runs/long", "--smooth", "0"], "must be a positive number of epochs, got '0'"),
+        (["runs/long", "--smooth", "nan"], "must be a positive number of epochs, got 'nan'"),
     ],
 )
 def test_mistakes_are_one_line(runs, capsys, argv, message):
@@ -96,5 +96,5 @@ def test_a_picture_that_cannot_be_written_is_one_line(runs, capsys):
 def test_a_run_after_csv_is_not_overwritten(runs, capsys):
     records = (runs / "runs/short/metrics.jsonl").read_bytes()
     assert main(["curves", "long", "--csv", "runs/short/metrics.jsonl"]) == 2
-    assert "must be a .csv file, or - to print, got 'runs/short/metrics.jsonl'" in capsys.readouterr().err
+    assert "must be a .csv file, or - for stdout, got 'runs/short/metrics.jsonl'" in capsys.readouterr().err
     assert (runs / "runs/short/metrics.jsonl").read_bytes() == records

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from clearhead.cli.lab import claim_summaries
 from clearhead.cli.main import main
 from clearhead.lab.claim import Curve, Result, equals
 from clearhead.lab.registry import all_claims
@@ -11,14 +12,23 @@ ALL = all_claims()
 CLAIMS = {claim.slug: claim for claim in ALL}
 
 
-def test_table_lists_every_claim_and_next_commands(capsys):
-    assert main(["lab"]) == 0
+@pytest.mark.parametrize("argv", [["lab"], ["lab", "--run"]])
+def test_table_lists_every_claim_and_next_commands(capsys, argv):
+    assert main(argv) == 0
     out = capsys.readouterr().out
     assert all(slug in out for slug in CLAIMS)
     assert out.count("    demonstration  ") == sum(claim.kind == "demonstration" for claim in CLAIMS.values())
     assert out.count("    experiment  ") == sum(claim.kind == "experiment" for claim in CLAIMS.values())
     assert "clearhead lab temperature --help" in out
     assert max(map(len, out.splitlines())) <= 80
+    assert out.count("  holds  ") == (0 if argv == ["lab"] else sum(not claim.trains for claim in ALL))
+
+
+def test_list_agrees_with_the_claims():
+    fields = ("slug", "lesson", "statement", "kind", "trains")
+    assert [[getattr(claim, name) for name in fields] for claim in claim_summaries()] == [
+        [getattr(claim, name) for name in fields] for claim in ALL
+    ]
 
 
 JSON_KEYS = {
@@ -63,7 +73,7 @@ def test_training_claims_run_only_with_all(capsys, monkeypatch):
         return Result((equals("one", 1, 1, 0),)) if CLAIMS[slug].expected == "holds" else run_claim(slug)
 
     monkeypatch.setattr("clearhead.lab.registry.run", instead)
-    assert main(["lab"]) == 0
+    assert main(["lab", "--run"]) == 0
     assert "positions                 not run" in capsys.readouterr().out
     assert asked == [slug for slug in CLAIMS if not CLAIMS[slug].trains]
     asked.clear()
@@ -141,8 +151,9 @@ def test_help_lists_the_settings(capsys, slug):
 def test_table_and_help_mention_all_options(capsys):
     assert main(["lab", "--help"]) == 0
     assert main(["lab"]) == 0
+    assert main(["lab", "--run"]) == 0
     out = capsys.readouterr().out
-    for way in ("--all", "--json", "--page", 'clearhead.lab.run("temperature")', "--num-keys 3"):
+    for way in ("--run", "--all", "--json", "--page", 'clearhead.lab.run("temperature")', "--num-keys 3"):
         assert way in out
 
 
@@ -172,7 +183,7 @@ def test_unexpected_verdict_exits_1(capsys, monkeypatch):
     assert main(["lab", "additive-mask", "--mask-value", "-10000", "--no-figure"]) == 1
     assert "Verdict:  refuted (expected: holds)" in capsys.readouterr().out
     assert main(["lab", "additive-mask", "--mask-value", "-10", "--no-figure"]) == 0
-    assert main(["lab"]) == 1
+    assert main(["lab", "--run"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,10 @@ def test_version(told):
     [
         ["--version"],
         ["--help"],
-        *([name, "--help"] for name in COMMANDS if name != "lab"),
+        *([name, "--help"] for name in COMMANDS),
+        ["lab"],
+        ["recipes"],
+        ["recipes", "--json"],
         ["shapes"],
         ["shapes", "vit_tiny", "--help"],
         ["shapes", "mnist", "--help"],

@@ -1,7 +1,10 @@
 import json
 from dataclasses import replace
 
+import pytest
+
 from clearhead.cli.main import main
+from clearhead.models.shapes import shapes
 from clearhead.recipes.registry import RECIPES
 
 
@@ -21,6 +24,16 @@ def test_json(capsys):
     assert rows.keys() == RECIPES.keys()
     for name, recipe in RECIPES.items():
         assert (rows[name]["seconds"] is None) == (recipe.measured is None)
+
+
+@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe.parameters is not None])
+def test_number_of_parameters(name):
+    assert RECIPES[name].parameters == shapes(RECIPES[name].make().model).parameters
+
+
+def test_number_of_parameters_of_own_data_is_unknown():
+    unknown = [name for name, recipe in RECIPES.items() if recipe.parameters is None]
+    assert unknown == ["text", "folder"]
 
 
 def test_partial_and_missing_measurements_are_labeled(capsys, monkeypatch):

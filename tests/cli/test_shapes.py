@@ -122,8 +122,8 @@ def test_a_recipe_by_its_name(told, name):
 
 
 def test_a_recipe_that_follows_from_data_says_so(told):
-    assert "for num_classes=2: it follows from your data" in told("shapes", "folder")
-    assert "for vocab_size=96: it follows from your data" in told("shapes", "text")
+    assert "with num_classes=2, which depends on your data" in told("shapes", "folder")
+    assert "with vocab_size=96, which depends on your data" in told("shapes", "text")
 
 
 @pytest.mark.parametrize("name", ["runs/mine", "mine", "./runs/mine/"])
@@ -166,17 +166,17 @@ def test_a_module_of_the_user(capsys, folder):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("gpt2", "no model 'gpt2'; did you mean gpt2_small? Presets: attention, reverse, "),
-        ("mnsit", "no model 'mnsit'; did you mean mnist? Presets"),
-        ("vit_tny", "no model 'vit_tny'; did you mean vit_tiny? Presets"),
-        ("xyz", "no model 'xyz'; Presets: attention"),
+        ("gpt2", "unknown model 'gpt2'; did you mean gpt2_small? Choose from the presets attention, reverse, "),
+        ("mnsit", "unknown model 'mnsit'; did you mean mnist? Choose from the presets"),
+        ("vit_tny", "unknown model 'vit_tny'; did you mean vit_tiny? Choose from the presets"),
+        ("xyz", "unknown model 'xyz'; choose from the presets attention"),
         ("runs/mien", "did you mean runs/mine?"),
-        ("mnist --as run", "there is no run 'mnist', but a recipe"),
+        ("mnist --as run", "there is no run 'mnist'; mnist is a recipe"),
         ("mnist --as model", "--as must be one of preset, recipe, run, got 'model'"),
         ("shapes_users.py:Encodre", "shapes_users.py has no 'Encodre'; did you mean Encoder?"),
         ("shapes_users.py", "shapes_users.py defines Encoder: try shapes_users.py:Encoder"),
         ("shapes_user.py:Encoder", "no file shapes_user.py; did you mean shapes_users.py?"),
-        ("shapes_users.py:Encoder --input 2,x,8", "--input: must be whole numbers above 0, such as 2,16, got '2,x,8'"),
+        ("shapes_users.py:Encoder --input 2,x,8", "--input: must be positive integers, such as 2,16, got '2,x,8'"),
         ("shapes_users.py:Encoder --input 2,4,9", "Encoder does not take (2, 4, 9) float32: "),
         ("shapes_users.py:Encoder --dtype long", "--dtype needs --input"),
         ("shapes_users.py:Encoder --batch 0", "batch must be a positive integer, got 0"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -34,7 +35,10 @@ def test_train_saves_the_run_in_its_folder(capsys):
     captured = capsys.readouterr()
     assert captured.err == ""
     assert "test of the best checkpoint (step 3)" in captured.out
-    assert captured.out.endswith("saved in runs/mine; plot the learning curves: clearhead curves runs/mine\n")
+    digits = config_at("runs/mine")["data"]["length"] * " [0-9]"
+    suggested = captured.out.partition("saved in runs/mine; next:\n")[2].splitlines()
+    assert re.fullmatch(f"  clearhead predict runs/mine --ids{digits}", suggested[0])
+    assert suggested[1:] == ["  clearhead look runs/mine --sample 0", "  clearhead curves runs/mine"]
     assert config_at("runs/mine")["seed"] == 7
     assert (checkpoint.saved_steps(Path("runs/mine"))) == [3]
     assert Path("runs/mine/checkpoints/step-00000003/model.safetensors").is_file()

@@ -81,7 +81,7 @@ def test_what_is_wrong_is_a_table(mine, capsys):
     assert main(["verify", "mine"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "runs/mine is not intact: 2 problems"
-    assert [line.split()[:2] for line in lines[3:5]] == [[STATE, "missing"], ["not\\x1b[31mes", "surplus"]]
+    assert [line.split()[:2] for line in lines[3:5]] == [[STATE, "missing"], ["not\\x1b[31mes", "unexpected"]]
     assert lines[-1] == "intact checkpoints: 2; records: 5; files: 15"
 
 
@@ -170,13 +170,13 @@ def test_surplus_and_leftovers(mine, capsys):
         (mine / name).write_text("")
     assert findings(capsys)[0] == {
         ("checkpoints/saving-step-00000005", "leftover"),
-        ("checkpoints/damaged-step-00000003", "surplus"),
-        ("checkpoints/step-000000099", "surplus"),
-        ("notes.txt", "surplus"),
+        ("checkpoints/damaged-step-00000003", "unexpected"),
+        ("checkpoints/step-000000099", "unexpected"),
+        ("notes.txt", "unexpected"),
         (".config.json.0123.part", "leftover"),
         ("snapshots/.step.part", "leftover"),
-        ("snapshots/other", "surplus"),
-        (STATE + ".bak", "surplus"),
+        ("snapshots/other", "unexpected"),
+        (STATE + ".bak", "unexpected"),
     }
 
 

@@ -12,7 +12,7 @@ def verdict(monkeypatch):
     def fake(differences):
         def verify(config, folder, report):
             configs.append(config)
-            report("training undisturbed ...")
+            report("training without interruption ...")
             return Verification(config.training.steps, 15, 12, differences)
 
         monkeypatch.setattr("clearhead.training.verify_resume.verify_resume", verify)
@@ -26,7 +26,7 @@ def test_identical_runs_are_exact(verdict, capsys):
     assert main(["verify-resume", "mnist", "--model.width", "16"]) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith("killed at step 15 of 30, resumed from the checkpoint of step 12\nexact: ")
-    assert captured.err == "training undisturbed ...\n"
+    assert captured.err == "training without interruption ...\n"
     assert (configs[0].training.epochs, configs[0].training.checkpoint_every, configs[0].model.width) == (0, 4, 16)
 
 

@@ -2,14 +2,14 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.inference import demo as module
-from clearhead.inference.demo import demo, draw_all
+from clearhead.cli import train as module
+from clearhead.cli.train import plot_results, run_demo
 from clearhead.inference.run import Run
 from clearhead.recipes.registry import config_of
 
 
 def test_figures_of_a_run(trained):
-    figures = draw_all(Run(trained / "mnist"))
+    figures = plot_results(Run(trained / "mnist"))
     names = [path.name for path, _ in figures]
     assert names[:3] == ["curves.png", "confusion.png", "predictions.png"]
     assert {"wall.png", "patches.png", "aggregates.png"} <= set(names[3:])
@@ -23,18 +23,18 @@ def test_demo_resumes_its_run(tmp_path, monkeypatch):
         asked.append((config, name, options))
         return type("TrainResult", (), {"reason": "stopped"})
 
-    monkeypatch.setattr(module, "train", train)
-    assert demo(before_drawing=lambda: pytest.fail("there is nothing to draw"))[1] == []
+    monkeypatch.setattr("clearhead.recipes.launch.train", train)
+    monkeypatch.setattr(module, "plot_results", lambda run: pytest.fail("there is nothing to draw"))
+    assert run_demo()[1] == []
     assert asked == [(config_of("mnist"), "demo", {"resume": True})]
 
 
-def test_demo_with_a_tiny_model(tmp_path, monkeypatch):
+def test_demo_with_a_tiny_model(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     tiny = {"model.patch_size": 14, "model.width": 8, "model.patch_embed": "patch", "model.depth": 1, "data.limit": 300}
     monkeypatch.setattr(module, "config_of", lambda name, changes: config_of(name, tiny | changes))
-    said = []
-    outcome, figures = demo(steps=2, before_drawing=lambda: said.append("drawing"))
-    assert said == ["drawing"]
+    outcome, figures = run_demo(steps=2)
+    assert capsys.readouterr().err.endswith("Drawing figures ...\n")
     assert outcome.step == 2
     assert outcome.test["accuracy"] > 0
     assert all(Path(path).is_file() for path, _ in figures)
@@ -42,4 +42,4 @@ def test_demo_with_a_tiny_model(tmp_path, monkeypatch):
 
 def test_steps_must_be_positive():
     with pytest.raises(ValueError, match="steps must be a positive integer, got 0"):
-        demo(steps=0)
+        run_demo(steps=0)

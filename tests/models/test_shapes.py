@@ -201,8 +201,9 @@ def test_recording_leaves_the_model_as_it_was():
 def test_a_tied_table_counts_once():
     seen = shapes(LANGUAGE)
     assert seen["tok_embed.weight"].parameters == LANGUAGE.vocab_size * LANGUAGE.width
-    assert seen["weight"].parameters == 0
-    assert seen["weight"].operation == "tied to tok_embed.weight"
+    assert seen["lm_head.weight"].parameters == 0
+    assert seen["lm_head.weight"].operation == "tied to tok_embed.weight"
+    assert "lm_head.weight (tied to tok_embed.weight)" in as_text(seen.table(width=80))
     assert shapes(replace(LANGUAGE, tie_weights=False))["lm_head.weight"].parameters > 0
 
 

@@ -40,7 +40,7 @@ def test_where_the_number_of_heads_differs_the_checkpoint_has_its_own_config(tra
     assert torch.equal(clearhead.load(run)(images), clearhead.load(trained / "mnist")(images))
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 2
-    assert f"whose own config is used: model.num_heads was {heads}, is {2 * heads}" in errors[0]
+    assert f"own config: model.num_heads was {heads}, is {2 * heads}" in errors[0]
     with pytest.raises(ValueError, match=rf"config\.json.*model\.num_heads was {heads}, is {2 * heads}"):
         resume(run)
 

@@ -7,13 +7,13 @@ from matplotlib.lines import Line2D
 
 from clearhead.drawing import COLORS
 from clearhead.training.curves import (
-    MOST_POINTS,
+    MAX_POINTS,
     Curves,
+    downsample,
     draw_curves,
-    look,
+    line_style,
     read_curves,
     running_mean,
-    thinned,
     to_csv,
     windows_of,
 )
@@ -112,13 +112,13 @@ def test_what_was_not_measured_is_said():
 
 
 def test_many_points_become_means_of_neighbours():
-    points = [(float(i), float(i % 2)) for i in range(10 * MOST_POINTS)]
-    fewer = thinned(points)
-    assert len(fewer) == MOST_POINTS
+    points = [(float(i), float(i % 2)) for i in range(10 * MAX_POINTS)]
+    fewer = downsample(points)
+    assert len(fewer) == MAX_POINTS
     assert {value for _, value in fewer} == {0.5}
     assert fewer[0][0] == 4.5
-    assert thinned(points[:MOST_POINTS]) == points[:MOST_POINTS]
-    assert thinned([]) == []
+    assert downsample(points[:MAX_POINTS]) == points[:MAX_POINTS]
+    assert downsample([]) == []
 
 
 def test_a_run_is_read_while_it_writes(tmp_path):
@@ -140,10 +140,10 @@ def test_windows_beyond_the_end_are_cut_there_and_drawn_once():
 
 def test_every_run_has_its_own_look():
     """The eighth run had the colour of the first."""
-    looks = [look(number, "validation") for number in range(24)]
+    looks = [line_style(number, "validation") for number in range(24)]
     assert len({found["color"] for found in looks[:8]}) == 8
     assert len({(found["color"], str(found["linestyle"])) for found in looks}) == 24
-    trained = [look(number, "train", n_points=2) for number in range(24)]
+    trained = [line_style(number, "train", n_points=2) for number in range(24)]
     assert len({(found["color"], str(found["linestyle"])) for found in looks + trained}) == 48
 
 
@@ -263,5 +263,5 @@ def test_a_window_of_thousands_of_epochs_is_not_in_scientific_notation():
 
 def test_a_run_without_records_is_an_error(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"curves need records of at least one step, got none in .*; train it"):
+    with pytest.raises(ValueError, match=r"curves need at least one training record, got none in .*; train it"):
         read_curves(tmp_path)

@@ -34,10 +34,10 @@ def test_a_killed_run_is_resumed_exactly(tmp_path):
     assert 20 <= found.killed_at < 40
     assert found.resumed_from in range(18, 40, 6)
     assert lines == [
-        "training undisturbed ...",
-        "trained 40 steps; the same again, in a process to be killed halfway ...",
+        "training without interruption ...",
+        "trained 40 steps; training again in a process that is killed halfway ...",
         f"killed at step {found.killed_at}; resuming from step {found.resumed_from} ...",
-        "resumed to the end; comparing the two ...",
+        "resumed and finished; comparing the two runs ...",
     ]
 
 
@@ -62,7 +62,7 @@ def test_a_child_that_fails_is_an_error_and_imports_nothing_from_the_current_fol
     (tmp_path / "run").mkdir()
     (tmp_path / "run/mine.txt").write_text("precious")
     config = replace(REVERSE, seed=1)
-    with pytest.raises(ValueError, match="must train until then, got an error: ValueError: a new run needs a new"):
+    with pytest.raises(ValueError, match=r"training failed before step 3, .*: ValueError: a new run needs a new"):
         train_and_kill(config, tmp_path / "run", 3)
     assert not (tmp_path / "PWNED").exists()
 
@@ -72,8 +72,8 @@ def test_the_child_runs_the_same_package_as_its_parent(tmp_path, monkeypatch):
     package = tmp_path / "home/clearhead"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("import sys; raise SystemExit(f'mine, safe_path={sys.flags.safe_path}')")
-    monkeypatch.setattr("clearhead.training.verify_resume.HOME", tmp_path / "home")
-    with pytest.raises(ValueError, match="got an error: mine, safe_path=True"):
+    monkeypatch.setattr("clearhead.training.verify_resume.PACKAGE_ROOT", tmp_path / "home")
+    with pytest.raises(ValueError, match=r"failed before step 3, .*: mine, safe_path=True"):
         train_and_kill(REVERSE, tmp_path / "run", 3)
 
 
@@ -87,10 +87,10 @@ def test_whoever_stops_it_is_told_of_no_difference(tmp_path, monkeypatch):
     monkeypatch.setattr(Batches, "at", at)
     with pytest.raises(KeyboardInterrupt):
         verify_resume(REVERSE, tmp_path, lines.append)
-    assert lines == ["training undisturbed ..."]
+    assert lines == ["training without interruption ..."]
 
 
 def test_a_run_too_short_to_be_killed_is_refused(tmp_path):
     short = replace(REVERSE, training=replace(REVERSE.training, steps=3))
-    with pytest.raises(ValueError, match="needs 4 steps or more to be killed halfway, got 3"):
+    with pytest.raises(ValueError, match="needs at least 4 steps to kill a run halfway, got 3"):
         verify_resume(short, tmp_path)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
 
+from clearhead.cli.lab import claim_parser
 from clearhead.cli.options import Parser
 from clearhead.messages import unknown_name
 
@@ -46,8 +47,6 @@ complete -c clearhead -f -n "__fish_seen_subcommand_from completion" -a "{shells
 {fish_options}
 """
 SHELLS = ("bash", "zsh", "fish")
-FIXED = {"completion": ["--help"], "lab": ["--help", "--all", "--json", "--page", "--figure"]}
-"""the help of `lab` would import torch"""
 DETAILS = """\
 To enable completion, save the script where your shell looks for it:
   bash  clearhead completion bash > ~/.local/share/bash-completion/completions/clearhead
@@ -89,14 +88,18 @@ def script(shell: str) -> str:
 
 
 def options_of(command: str, recipes: Iterable[str]) -> list[str]:
-    """The long options in the help of a command; for those that take a recipe, in the help for any recipe."""
+    """The long options in the help of a command.
+
+    If the command takes a recipe, these are the options of all recipes; for `lab`, those that all claims share are
+    added, because the settings of a claim could not be listed without importing torch.
+    """
     if command in ("train", "verify-resume"):
-        calls = [[command, recipe, "--help"] for recipe in recipes]
-    elif command in FIXED:
-        return FIXED[command]
+        texts = [help_of([command, recipe, "--help"]) for recipe in recipes]
     else:
-        calls = [[command, "--help"]]
-    names = [name for call in calls for name in re.findall(r"(?m)^ +(?:-h, )?(--[a-z][a-z0-9.-]*)", help_of(call))]
+        texts = [help_of([command, "--help"])]
+    if command == "lab":
+        texts.append(claim_parser("CLAIM", "").format_help())
+    names = [name for text in texts for name in re.findall(r"(?m)^ +(?:-h, )?(--[a-z][a-z0-9.-]*)", text)]
     return list(dict.fromkeys(names))
 
 

@@ -1,4 +1,4 @@
-"""`clearhead curves`: from the names of runs to a picture, or to a table of their numbers."""
+"""`clearhead curves`: plot the learning curves of runs, or export their records as CSV."""
 
 import argparse
 import math
@@ -12,21 +12,17 @@ from clearhead.cli.options import Parser
 if TYPE_CHECKING:
     from clearhead.training.curves import Curves
 
-ABOUT = """\
-Plots loss and accuracy against epochs, for training and validation, of one or
-more runs in one picture, also while a run is being trained. A RUN is the path of
-a run or its name in runs/, a folder that holds a metrics.jsonl, or such a file."""
+DETAILS = """\
+Training and validation curves of all runs are drawn in one figure. A run may
+still be training. RUN is the path of a run or its name in runs/, a folder that
+contains a metrics.jsonl, or such a file.
 
-EXAMPLES = """\
-examples
-  clearhead curves mine
-  clearhead curves runs/mine --epochs 10 20 30
-  clearhead curves short long --panels --out compared.pdf
+More examples:
   clearhead curves mine --log --smooth 0.5
-  clearhead curves short long --csv numbers.csv"""
+  clearhead curves short long --panels --out compared.pdf
+  clearhead curves short long --csv records.csv"""
 
-PRINT = Path("-")
-"""the standard output"""
+STDOUT = Path("-")
 
 
 def curves(argv: Sequence[str]) -> None:
@@ -40,11 +36,11 @@ def curves(argv: Sequence[str]) -> None:
     if args.out:
         check_suffix(args.out)
     runs = [read_curves(run) for run in args.runs]
-    if note := cut_note(runs, args.epochs):
+    if note := truncation_note(runs, args.epochs):
         warn(note)
     if args.csv:
         text = to_csv(runs, max(windows_of(runs, args.epochs)) if args.epochs else math.inf)
-        if args.csv == PRINT:
+        if args.csv == STDOUT:
             sys.stdout.write(text)
         else:
             args.csv.parent.mkdir(parents=True, exist_ok=True)
@@ -56,40 +52,49 @@ def curves(argv: Sequence[str]) -> None:
 
 
 def parser() -> Parser:
-    options = Parser("clearhead curves", ABOUT)
-    options.usage = "clearhead curves RUN... [options]"
-    options.epilog = EXAMPLES
-    options.add_argument("runs", metavar="RUN", nargs="+", help="a run, such as runs/mine or mine")
-    options.add_argument(
-        "--epochs", metavar="N", nargs="+", type=read_epochs, default=(), help="a row of panels up to each epoch N"
+    options = Parser(
+        "clearhead curves",
+        "Plot loss and accuracy of one or more runs against epochs.",
+        usage="clearhead curves RUN... [options]",
+        examples=("clearhead curves mine", "clearhead curves runs/mine --epochs 10 20 30"),
+        details=DETAILS,
     )
-    options.add_argument("--panels", action="store_true", help="add a row for each run, up to its own last epoch")
+    options.add_argument("runs", metavar="RUN", nargs="+", help="path of a run, or its name in runs/")
+    options.add_argument(
+        "--epochs",
+        metavar="N",
+        nargs="+",
+        type=parse_epochs,
+        default=(),
+        help="for each N, draw a row of panels from epoch 0 to N (default: all epochs)",
+    )
+    options.add_argument("--panels", action="store_true", help="add a row of panels for each run")
     options.add_argument("--log", action="store_true", help="logarithmic axis for the loss")
     options.add_argument(
         "--smooth",
         metavar="N",
-        type=read_width,
+        type=parse_width,
         default=0.0,
-        help="running mean over N epochs, such as 0.5; the records are drawn faintly behind it",
+        help="smooth by a running mean over N epochs, such as 0.5; the recorded values are drawn faintly behind it",
     )
     options.add_argument(
         "--csv",
         metavar="FILE",
-        type=read_csv_path,
-        help="write the numbers as CSV instead of a picture; - prints them",
+        type=parse_csv_path,
+        help="write the records as CSV instead of drawing a figure; - for stdout",
     )
     options.add_argument(
         "--out",
         metavar="FILE",
         type=Path,
-        help="a .png, .svg or .pdf (default: figures/curves.png in the run's folder, and ./curves.png for several runs "
-        "or a metrics.jsonl without a run)",
+        help="a .png, .svg or .pdf file (default: figures/curves.png in the run's folder; for several runs, or a "
+        "metrics.jsonl without a run, ./curves.png)",
     )
     return options
 
 
 def default_path(runs: Sequence[str]) -> Path:
-    """Among the figures of the run; here, where there are several, or where records are kept without their run."""
+    """figures/curves.png in the run's folder; ./curves.png for several runs, or for records without a config.json."""
     from clearhead.training.run_directory import CONFIG, find_records, find_run
 
     folder = find_records(runs[0]).parent
@@ -100,40 +105,40 @@ def default_path(runs: Sequence[str]) -> Path:
     )
 
 
-def cut_note(runs: "Sequence[Curves]", epochs: Sequence[int]) -> str:
-    """What becomes of windows that reach beyond the end of the longest run."""
+def truncation_note(runs: "Sequence[Curves]", epochs: Sequence[int]) -> str:
+    """A warning about windows that extend beyond the end of the longest run; "" if there are none."""
     from clearhead.messages import round_count
     from clearhead.training.curves import windows_of
 
-    too_long = [str(window) for window in epochs if window not in windows_of(runs, epochs)]
-    if not too_long:
+    truncated = [str(window) for window in epochs if window not in windows_of(runs, epochs)]
+    if not truncated:
         return ""
     end = round_count(max(run.length for run in runs))
     longest = "the run has" if len(runs) == 1 else "the longest run has"
     unit = "epoch" if end == "1" else "epochs"
-    return f"{longest} {end} {unit} so far: the window up to {', '.join(too_long)} is cut there"
+    return f"{longest} {end} {unit} so far; panels up to epoch {', '.join(truncated)} end there"
 
 
-def read_csv_path(text: str) -> Path:
-    """Nothing but a .csv file is written: a run that follows the option must not be overwritten."""
+def parse_csv_path(text: str) -> Path:
+    """Only .csv files are written, so that a run named after the option by mistake is not overwritten."""
     if text != "-" and not text.lower().endswith(".csv"):
-        raise argparse.ArgumentTypeError(f"must be a .csv file, or - to print, got {text!r:.60}")
+        raise argparse.ArgumentTypeError(f"must be a .csv file, or - for stdout, got {text!r:.60}")
     return Path(text)
 
 
-def read_epochs(text: str) -> int:
+def parse_epochs(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) == 0:
         raise argparse.ArgumentTypeError(
-            f"must be a number of epochs, from 1 to 999999999, got {text!r:.60}; runs come before it"
+            f"must be a number of epochs, from 1 to 999999999, got {text!r:.60}; name the runs before --epochs"
         )
     return int(text)
 
 
-def read_width(text: str) -> float:
+def parse_width(text: str) -> float:
     try:
         width = float(text)
     except ValueError:
         width = math.nan
     if not 0 < width < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number of epochs above 0, got {text!r:.60}; runs come before it")
+        raise argparse.ArgumentTypeError(f"must be a positive number of epochs, got {text!r:.60}")
     return width

@@ -244,14 +244,12 @@ def recipes(argv: Sequence[str]) -> None:
 
 
 def as_dict(name: str, recipe: Recipe) -> dict[str, Any]:
-    from clearhead.models.shapes import shapes
-
     config, measured = recipe.make(), recipe.measured
     return {
         "recipe": name,
         "description": recipe.description,
         "data": config.data.name,
-        "parameters": None if config.data.name in ("folder", "text") else shapes(config.model).parameters,
+        "parameters": recipe.parameters,
         "epochs": config.training.epochs,
         "seconds": measured.seconds if measured else None,
         "test_accuracy": measured.accuracy if measured else None,

@@ -1,9 +1,12 @@
-"""`clearhead lab`: run all claims and print a table, or run one claim with its figure and changed settings."""
+"""`clearhead lab`: list all claims or run them, or run one claim with changed settings and draw its figure."""
 
+import ast
 import math
 import sys
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
 from inspect import cleandoc
 from itertools import groupby
 from pathlib import Path
@@ -19,7 +22,8 @@ if TYPE_CHECKING:
 ABOUT = """\
 Test claims about attention and print the verdicts. A demonstration holds by
 construction; the outcome of an experiment depends on random weights or on
-training. Without a claim, all of them are run and listed.
+training. Without a claim, all claims are listed; --run, --json and --page run
+them.
 
   clearhead lab temperature                 run one claim and draw its figure
   clearhead lab temperature --help          list the settings of the claim
@@ -49,18 +53,86 @@ def lab(argv: Sequence[str]) -> int:
     """The exit code: 1 if a claim with its default settings has an unexpected verdict."""
     if argv and not argv[0].startswith("-"):
         return run_one(argv[0], argv[1:])
-    return run_all(argv)
-
-
-def run_all(argv: Sequence[str]) -> int:
-    options = Parser("clearhead lab", ABOUT)
-    options.add_argument("--all", action="store_true", help=f"also run the claims that train a model ({TRAINING_TIME})")
-    options.add_argument("--json", action="store_true", help="machine-readable output")
+    options = Parser("clearhead lab", ABOUT, usage="clearhead lab [CLAIM] [options]")
+    options.add_argument("--run", action="store_true", help="run all claims except those that train a model")
+    options.add_argument("--all", action="store_true", help=f"run all claims, including those ({TRAINING_TIME})")
+    options.add_argument("--json", action="store_true", help="run the claims and print machine-readable results")
     options.add_argument(
-        "--page", type=Path, metavar="FILE.md", help="write a Markdown page, with its figures in a directory beside it"
+        "--page",
+        type=Path,
+        metavar="FILE.md",
+        help="run the claims and write a Markdown page, with its figures in a directory beside it",
     )
     args = options.parse(argv)
+    if args.run or args.all or args.json or args.page:
+        return run_all(args)
+    print(claim_list())
+    return 0
 
+
+@dataclass(frozen=True)
+class ClaimSummary:
+    """The fields of a claim that the list shows."""
+
+    slug: str
+    lesson: str
+    statement: str
+    kind: str = "experiment"
+    trains: bool = False
+
+
+def claim_summaries() -> list[ClaimSummary]:
+    """All claims in the order of the lessons.
+
+    They are parsed from the source of the lessons: importing a lesson would import torch, which takes seconds.
+    """
+    from clearhead.lab.registry import CLAIMS
+
+    names = ClaimSummary.__dataclass_fields__
+    claims: dict[str, ClaimSummary] = {}
+    for lesson in dict.fromkeys(CLAIMS.values()):
+        source = files("clearhead.lab").joinpath(f"{lesson}.py").read_text(encoding="utf-8")
+        for statement in ast.parse(source).body:
+            match statement:
+                case ast.Assign(value=ast.Call(func=ast.Name(id="Claim"), keywords=keywords)):
+                    fields = {k.arg: ast.literal_eval(k.value) for k in keywords if k.arg in names}
+                    claims[fields["slug"]] = ClaimSummary(**fields)
+    return [claims[slug] for slug in CLAIMS]
+
+
+def claim_list() -> str:
+    """Slug, kind and statement of every claim, grouped by lesson, followed by commands to run them."""
+    claims = claim_summaries()
+    size = max(len(claim.slug) for claim in claims)
+    lines: list[str] = []
+    for lesson, group in groupby(claims, lambda claim: claim.lesson):
+        lines += ["", lesson]
+        for claim in group:
+            lines += entry(claim.slug, claim.kind, claim.statement, size)
+    n_training, first = sum(claim.trains for claim in claims), claims[0].slug
+    return "\n".join(
+        [
+            *lines[1:],
+            "",
+            f"Run one claim, with its figure:        clearhead lab {first}",
+            f"List its settings:                     clearhead lab {first} --help",
+            f"Run all but the {n_training} that train a model:  clearhead lab --run",
+            "Run all claims:                        clearhead lab --all",
+            f'From Python:                           clearhead.lab.run("{first}")',
+        ]
+    )
+
+
+def entry(label: str, kind: str, statement: str, size: int) -> Iterator[str]:
+    """The lines of one claim: the label and, below it, the kind; beside them, the wrapped statement."""
+    first, second, *others = [*wrap(statement, 78 - size - 4), ""]
+    yield f"  {label:{size}}  {first}"
+    yield f"    {kind:{size}}{second}".rstrip()
+    yield from (" " * (size + 4) + line for line in others if line)
+
+
+def run_all(args: Namespace) -> int:
+    """Runs the claims; the exit code is that of `lab`."""
     from clearhead.lab import registry
     from clearhead.lab.claim import Finding
 
@@ -77,7 +149,7 @@ def run_all(argv: Sequence[str]) -> int:
     else:
         print(table(findings))
         if args.page:
-            print(f"Page:                     {printable(args.page)}")
+            print(f"Page: {printable(args.page)}")
     return exit_code(findings)
 
 
@@ -87,15 +159,7 @@ def run_one(slug: str, argv: Sequence[str]) -> int:
     from clearhead.lab.claim import Finding, changed, check_settings, settings
 
     claim = registry.find(slug)
-    options = Parser(f"clearhead lab {slug}", about_claim(claim))
-    options.add_argument("--json", action="store_true", help="machine-readable output")
-    options.add_argument(
-        "--figure",
-        type=Path,
-        metavar="FILE",
-        help=f"save the figure as .png, .svg or .pdf (default: figures/{slug}.png)",
-    )
-    options.add_argument("--no-figure", action="store_true", help="do not draw the figure")
+    options = claim_parser(slug, about_claim(claim))
     add_settings(options, claim)
     args = options.parse(argv)
     if args.figure:
@@ -110,6 +174,20 @@ def run_one(slug: str, argv: Sequence[str]) -> int:
     else:
         print(report(finding, figure))
     return exit_code([finding])
+
+
+def claim_parser(slug: str, description: str) -> Parser:
+    """The options of every claim, without its settings."""
+    options = Parser(f"clearhead lab {slug}", description)
+    options.add_argument("--json", action="store_true", help="machine-readable output")
+    options.add_argument(
+        "--figure",
+        type=Path,
+        metavar="FILE",
+        help=f"save the figure as .png, .svg or .pdf (default: figures/{slug}.png)",
+    )
+    options.add_argument("--no-figure", action="store_true", help="do not draw the figure")
+    return options
 
 
 def announce(claim: "Claim", will_run: bool) -> None:
@@ -205,7 +283,7 @@ def finite(value: Any) -> Any:
 
 
 def table(findings: Sequence["Finding"]) -> str:
-    """Two lines or more per claim: slug, verdict and statement, with the kind below the slug."""
+    """Slug, verdict, kind and statement of each claim, grouped by lesson."""
     size = max(len(finding.claim.slug) for finding in findings)
     lines: list[str] = []
     for lesson, group in groupby(findings, lambda finding: finding.claim.lesson):
@@ -213,10 +291,8 @@ def table(findings: Sequence["Finding"]) -> str:
         for finding in group:
             claim = finding.claim
             note = "" if finding.is_expected else f" (expected: {claim.expected})"
-            first, second, *others = [*wrap(claim.statement + note, 78 - size - 13), ""]
-            lines.append(f"  {claim.slug:{size}}  {finding.verdict:7}  {first}")
-            lines.append(f"    {claim.kind:{size + 9}}{second}".rstrip())
-            lines += [" " * (size + 13) + line for line in others if line]
+            label = f"{claim.slug:{size}}  {finding.verdict:7}"
+            lines += entry(label, claim.kind, claim.statement + note, size + 9)
     return "\n".join([*lines[1:], "", *summary(findings)])
 
 
@@ -233,12 +309,12 @@ def summary(findings: Sequence["Finding"]) -> list[str]:
         ),
         "depends on random weights or on training.",
         "",
-        *([f"{skipped} claims train a model:   clearhead lab --all"] if skipped else []),
-        f"One claim with figure:    clearhead lab {first}",
-        f"Its settings:             clearhead lab {first} --help",
-        "Machine-readable output:  clearhead lab --json",
-        "Markdown page:            clearhead lab --page lab.md",
-        f'From Python:              clearhead.lab.run("{first}")',
+        *([f"Also run the {skipped} that train a model:  clearhead lab --all"] if skipped else []),
+        f"Run one claim, with its figure:     clearhead lab {first}",
+        f"List its settings:                  clearhead lab {first} --help",
+        "Machine-readable output:            clearhead lab --json",
+        "Markdown page:                      clearhead lab --page lab.md",
+        f'From Python:                        clearhead.lab.run("{first}")',
     ]
 
 

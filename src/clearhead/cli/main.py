@@ -43,7 +43,7 @@ GROUPS = {
             "clearhead.cli.predict:predict", "Predict the class of your own images, or from words or digits"
         ),
         "sample": Command("clearhead.cli.predict:sample", "Generate words or text with a trained language model"),
-        "verify": Command("clearhead.cli.runs:verify", "Check the files of a run: what is missing, changed or surplus"),
+        "verify": Command("clearhead.cli.runs:verify", "Check the files of a run: missing, changed or unexpected ones"),
         "verify-resume": Command(
             "clearhead.cli.train:verify_resume", "Prove on this machine that a killed run resumes bit for bit"
         ),

@@ -38,7 +38,7 @@ digest in their header. Figures are not checked. Nothing is written.
 
   missing     a file or a record does not exist any more
   changed     a file differs from what was saved
-  surplus     a file does not belong to a run
+  unexpected  a file does not belong to a run
   leftover    a killed process left an unfinished file
   unsafe      a link or a special file; other commands refuse the run
   unreadable  the system reports an error for a file
@@ -215,7 +215,7 @@ def percent(accuracy: float | None) -> str:
 def verify(argv: Sequence[str]) -> int:
     options = Parser(
         "clearhead verify",
-        "Check every file of a run and list what is missing, changed or surplus.",
+        "Check every file of a run and report those that are missing, changed or unexpected.",
         usage="clearhead verify RUN [options]",
         examples=("clearhead verify runs/mine", "clearhead verify runs/mine --json"),
         details=VERIFY_DETAILS,

@@ -1,11 +1,10 @@
-"""`clearhead shapes`: a preset, a recipe, a run or a user's own module, and every tensor of its forward pass."""
+"""`clearhead shapes`: the tensors of a forward pass of a preset, a recipe, a run or the user's own module."""
 
 import argparse
 import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from itertools import chain
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -21,43 +20,41 @@ if TYPE_CHECKING:
 
 
 def attention() -> AttentionConfig:
-    """One attention layer on its own."""
+    """A single attention layer."""
     return AttentionConfig(width=768)
 
 
-NAMES: dict[str, Callable[[], Any]] = {"attention": attention, **PRESETS}
+MODELS: dict[str, Callable[[], Any]] = {"attention": attention, **PRESETS}
 SOURCES = ("preset", "recipe", "run")
 RUNS = "runs"
 
 ABOUT = """\
-Every tensor of a model in one forward pass: its shape with tokens as rows and
-with tokens as columns, its parameters, and the multiply-adds it takes."""
+List every tensor of a forward pass with its shape, parameters and multiply-adds.
+Shapes are given with tokens as rows and with tokens as columns."""
 
-EXAMPLES = """\
-examples
-  clearhead shapes attention --width 768 --heads 12 --tokens 5
+DETAILS = """\
+More examples:
   clearhead shapes attention --width 256 --key-width 64 --value-width 256
   clearhead shapes vit_tiny --width 256 --heads 4 --depth 8
   clearhead shapes gpt2_small --length 128 --batch 8 --json
-  clearhead shapes mnist
   clearhead shapes runs/mine
   clearhead shapes mymodel.py:GPT
   clearhead shapes mymodel.py:Encoder --input 2,16,64
 
-clearhead shapes NAME --help lists what can be changed in a model."""
+clearhead shapes NAME --help lists the settings of a model."""
 
 
 def shapes(argv: Sequence[str]) -> None:
     name, rest = split_name(argv)
     if name is None:
-        parser("NAME").parse([arg for arg in rest if arg not in ("-h", "--help")])  # a mistake is one here too
-        print(names_text())
+        parser("NAME").parse([arg for arg in rest if arg not in ("-h", "--help")])  # reports invalid options
+        print(overview())
         return
     if is_module(name):
-        run_module(name, rest)
+        show_module(name, rest)
         return
-    source, rest = wanted_source(rest)
-    source, config, notes = found(name, source)
+    source, rest = split_source(rest)
+    source, config, notes = resolve(name, source)
     options = parser(name)
     add_length(options, config)
     add_overrides(options, config, f"settings of {name}")
@@ -70,18 +67,20 @@ def shapes(argv: Sequence[str]) -> None:
     display(shapes(config, batch=args.batch, **lengths), args, {"name": name, "source": source}, notes)
 
 
-def run_module(name: str, rest: Sequence[str]) -> None:
-    """The user's own module, with inputs that are found from it or given."""
+def show_module(name: str, rest: Sequence[str]) -> None:
+    """Shows the user's own module, for inputs of the given sizes, or for inputs inferred from its forward()."""
     options = parser(name)
     options.add_argument("--length", type=reader(int), metavar="N", help="tokens per sequence (default: 7)")
-    options.add_argument("--width", type=reader(int), metavar="N", help="pass features of this width, not token ids")
+    options.add_argument(
+        "--width", type=reader(int), metavar="N", help="pass features of this width instead of token ids"
+    )
     options.add_argument(
         "--input",
-        type=size,
+        type=parse_size,
         action="append",
         default=[],
         metavar="B,L,...",
-        help="size of an input; repeat for several",
+        help="size of an input; repeat the option for several inputs",
     )
     options.add_argument(
         "--dtype",
@@ -99,97 +98,101 @@ def run_module(name: str, rest: Sequence[str]) -> None:
     from clearhead.validation import check_positive
 
     check_positive(batch=args.batch, **{key: n for key in ("length", "width") if (n := getattr(args, key)) is not None})
-    with redirect_stdout(sys.stderr):  # what the user's file prints is no part of the answer
+    with redirect_stdout(sys.stderr):  # keeps the output of the user's module apart from the table
         module = load(name, Path.cwd())
         try:
-            seen = module_shapes(
+            summary = module_shapes(
                 module, batch=args.batch, width=args.width, length=args.length, sizes=args.input, dtypes=args.dtype
             )
         except SystemExit:
-            raise ValueError(f"forward() of {name} ends the program") from None
-    inputs = [f"{one.name} {list(one.rows)}" for one in seen.tensors if one.operation == "input"]
-    display(seen, args, {"name": name, "source": "module"}, [f"{name}, called with {', '.join(inputs)}"])
+            raise ValueError(f"forward() of {name} exits Python") from None
+    inputs = [f"{tensor.name} {list(tensor.rows)}" for tensor in summary.tensors if tensor.operation == "input"]
+    display(summary, args, {"name": name, "source": "module"}, [f"{name}, called with {', '.join(inputs)}"])
 
 
-def display(seen: "Shapes", args: argparse.Namespace, about: dict[str, str], notes: Sequence[str]) -> None:
+def display(summary: "Shapes", args: argparse.Namespace, header: dict[str, str], notes: Sequence[str]) -> None:
+    """Prints the notes and the table, or with --json the header and all tensors."""
     if args.json:
-        print(json_text({**about, **seen.to_dict()}))
+        print(json_text({**header, **summary.to_dict()}))
         return
     from clearhead.cli.options import console, show
 
     for note in notes:
         print("\n".join(wrap(note, console().width)))
     print(end="\n" if notes else "")
-    show(seen.table(args.conventions, every_block=args.every_block, width=console().width))
+    show(summary.table(args.conventions, every_block=args.every_block, width=console().width))
 
 
 def split_name(argv: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The model's name may stand anywhere: it is the first word that is one, or else the first word."""
-    words = [i for i, arg in enumerate(argv) if not arg.startswith("-")]
-    known = [i for i in words if is_known(argv[i])]
+    """The name of the model and the other arguments: the first argument that names a model, else the first argument."""
+    known = [i for i, arg in enumerate(argv) if not arg.startswith("-") and names_model(arg)]
     if not known and argv and not argv[0].startswith("-"):
         known = [0]
     if not known:
         return None, list(argv)
-    at = known[0]
-    return argv[at], [*argv[:at], *argv[at + 1 :]]
+    index = known[0]
+    return argv[index], [*argv[:index], *argv[index + 1 :]]
 
 
-def is_known(word: str) -> bool:
-    return word.replace("-", "_") in NAMES or word.replace("_", "-") in RECIPES or is_module(word) or "/" in word
+def names_model(arg: str) -> bool:
+    return arg.replace("-", "_") in MODELS or arg.replace("_", "-") in RECIPES or is_module(arg) or "/" in arg
 
 
-def is_module(word: str) -> bool:
-    return ":" in word or word.endswith(".py")
+def is_module(name: str) -> bool:
+    """FILE.py:NAME or package.file:NAME"""
+    return ":" in name or name.endswith(".py")
 
 
-def wanted_source(argv: Sequence[str]) -> tuple[str | None, list[str]]:
-    """--as recipe, where a name has several meanings."""
+def split_source(argv: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The value of --as, which is needed before the other options can be parsed, and the other arguments."""
     options = Parser("clearhead shapes", ABOUT)
     options.add_argument("--as", dest="source", metavar="|".join(SOURCES))
-    at = next((i for i, arg in enumerate(argv) if arg == "--as" or arg.startswith("--as=")), None)
-    if at is None:
+    index = next((i for i, arg in enumerate(argv) if arg == "--as" or arg.startswith("--as=")), None)
+    if index is None:
         return None, list(argv)
-    n_words = 1 if "=" in argv[at] else 2
-    source = options.parse(argv[at : at + n_words]).source
+    end = index + (1 if "=" in argv[index] else 2)
+    source = options.parse(argv[index:end]).source
     if source not in SOURCES:
         raise ValueError(f"--as must be one of {', '.join(SOURCES)}, got {source!r}")
-    return source, [*argv[:at], *argv[at + n_words :]]
+    return source, [*argv[:index], *argv[end:]]
 
 
-def found(name: str, source: str | None) -> tuple[str, Any, list[str]]:
-    """Where a name comes from, its model's config, and what a reader should know: a preset comes before a recipe of the
-    same name, and a recipe before a run."""
+def resolve(name: str, source: str | None) -> tuple[str, Any, list[str]]:
+    """The source of a name, the config of its model, and notes for the user.
+
+    Unless `source` is given, a preset takes precedence over a recipe of the same name, and a recipe over a run.
+    """
     preset, recipe, run_path = name.replace("-", "_"), name.replace("_", "-"), run_folder(name)
-    meanings = {"preset": preset in NAMES, "recipe": recipe in RECIPES, "run": run_path is not None}
-    there = [one for one in SOURCES if meanings[one]]
-    if source is not None and source not in there:
-        raise LookupError(f"there is no {source} {name!r}" + (f", but a {' and a '.join(there)}" if there else ""))
-    if not there:
-        raise LookupError(unknown(name))
-    source = source or there[0]
-    others = [other for other in there if other != source]
+    exists = {"preset": preset in MODELS, "recipe": recipe in RECIPES, "run": run_path is not None}
+    available = [candidate for candidate in SOURCES if exists[candidate]]
+    if source is not None and source not in available:
+        others = f"; {name} is a {' and a '.join(available)}" if available else ""
+        raise LookupError(f"there is no {source} {name!r}{others}")
+    if not available:
+        raise LookupError(unknown_model(name))
+    source = source or available[0]
+    alternatives = [candidate for candidate in available if candidate != source]
     if source == "preset":
-        config = NAMES[preset]()
-        if "recipe" in others and RECIPES[recipe].make().model == config:
-            others.remove("recipe")  # it makes no difference
-        notes = [f"{preset}: the preset"] if others else []
+        config = MODELS[preset]()
+        if "recipe" in alternatives and RECIPES[recipe].make().model == config:
+            alternatives.remove("recipe")  # both are the same model
+        notes = [f"{preset}: the preset"] if alternatives else []
     elif source == "recipe":
-        made = RECIPES[recipe].make()
-        config, notes = made.model, [f"{recipe}: the model of the recipe"]
-        if made.data.name in ("folder", "text"):
-            field = "num_classes" if made.data.name == "folder" else "vocab_size"
-            notes[0] += f", for {field}={getattr(config, field)}: it follows from your data"
+        run_config = RECIPES[recipe].make()
+        config, notes = run_config.model, [f"{recipe}: the model of the recipe"]
+        if run_config.data.name in ("folder", "text"):
+            field = "num_classes" if run_config.data.name == "folder" else "vocab_size"
+            notes[0] += f", with {field}={getattr(config, field)}, which depends on your data"
     else:
         assert run_path is not None
         config, notes = config_of_run(run_path), [f"{run_path}: the model of the run"]
-    also = {"preset": "a preset", "recipe": "a recipe", "run": f"a run, {run_path}"}
-    notes += [f"{name} is also {also[other]}: clearhead shapes {name} --as {other}" for other in others]
+    described = {"preset": "a preset", "recipe": "a recipe", "run": f"a run, {run_path}"}
+    notes += [f"{name} is also {described[other]}: clearhead shapes {name} --as {other}" for other in alternatives]
     return source, config, notes
 
 
 def run_folder(name: str) -> Path | None:
-    """The folder of a run: a path, or the name of one in runs/."""
+    """The folder of a run, given by its path or its name in runs/; None if there is no such run."""
     for path in (Path(name), Path(RUNS) / name):
         if (path / "config.json").is_file():
             return path
@@ -203,76 +206,97 @@ def config_of_run(path: Path) -> Any:
     return RunConfig.from_dict(RunDirectory.open(path).config).model
 
 
-def unknown(name: str) -> str:
-    """The nearest name first, then what there is."""
+def unknown_model(name: str) -> str:
+    """An error message with the closest name and all known names."""
     if "/" in name:
         from clearhead.training.run_directory import no_run
 
         return str(no_run(Path(name)))
-    names = [*NAMES, *RECIPES]
-    near = closest_name(name, names)
-    hint = f"did you mean {near}? " if near else ""
+    closest = closest_name(name, [*MODELS, *RECIPES])
+    hint = f"did you mean {closest}? Choose from" if closest else "choose from"
     return (
-        f"no model {name!r}; {hint}Presets: {', '.join(NAMES)}; recipes: {', '.join(RECIPES)}; "
-        "or a run (runs/NAME), or your own module (FILE.py:NAME)"
+        f"unknown model {name!r}; {hint} the presets {', '.join(MODELS)}, the recipes {', '.join(RECIPES)}, "
+        "a run (runs/NAME) or your own module (FILE.py:NAME)"
     )
 
 
-def size(text: str) -> tuple[int, ...]:
+def parse_size(text: str) -> tuple[int, ...]:
+    """2,16,64 or 2x16x64"""
     is_size = re.fullmatch(r"\d+([,x]\d+)*", text, re.ASCII)
-    numbers = [int(part) for part in re.split("[,x]", text)] if is_size else []
-    if not numbers or min(numbers) < 1:
-        raise argparse.ArgumentTypeError(f"must be whole numbers above 0, such as 2,16, got {text!r}")
-    return tuple(numbers)
+    sizes = [int(part) for part in re.split("[,x]", text)] if is_size else []
+    if not sizes or min(sizes) < 1:
+        raise argparse.ArgumentTypeError(f"must be positive integers, such as 2,16, got {text!r}")
+    return tuple(sizes)
 
 
 def parser(name: str) -> Parser:
     options = Parser(f"clearhead shapes {name}", ABOUT)
-    options.add_argument("--batch", type=reader(int), default=1, metavar="N", help="examples in the batch (default: 1)")
-    sides = options.add_mutually_exclusive_group()
-    for side, text in (
-        ("rows", "tokens as rows only"),
-        ("columns", "tokens as columns only"),
-        ("both", "both (default)"),
+    options.add_argument("--batch", type=reader(int), default=1, metavar="N", help="batch size (default: 1)")
+    conventions = options.add_mutually_exclusive_group()
+    for convention, text in (
+        ("rows", "show shapes with tokens as rows only"),
+        ("columns", "show shapes with tokens as columns only"),
+        ("both", "show both (default)"),
     ):
-        sides.add_argument(f"--{side}", dest="conventions", action="store_const", const=side, default="both", help=text)
-    options.add_argument("--every-block", action="store_true", help="do not fold blocks that equal the one before")
+        conventions.add_argument(
+            f"--{convention}", dest="conventions", action="store_const", const=convention, default="both", help=text
+        )
+    options.add_argument("--every-block", action="store_true", help="list blocks that are equal to the previous one")
     options.add_argument("--json", action="store_true", help="machine-readable output")
     if not is_module(name):
-        note = "what NAME means, if it is ambiguous"
-        options.add_argument("--as", dest="source", metavar="{preset,recipe,run}", help=note)  # read before: see run()
+        text = "the kind of model, if several have this name"
+        options.add_argument("--as", dest="source", metavar="{preset,recipe,run}", help=text)  # see split_source
     return options
 
 
 def add_length(options: Parser, config: Any) -> None:
+    """Adds --length, and --source-length for an encoder-decoder."""
     names, text = ["--length"], "tokens per sequence (default: the context length)"
     if isinstance(config, AttentionConfig):
         names, text = ["--length", "--tokens"], "tokens per sequence (default: 5)"
     if isinstance(config, VisionConfig):
-        text = argparse.SUPPRESS  # follows from the image; who asks for one is told so
+        text = argparse.SUPPRESS  # the length follows from image_size; `shapes` refuses the option with a reason
     options.add_argument(*names, type=reader(int), metavar="N", help=text)
     if isinstance(config, Seq2SeqConfig):
         options.add_argument(
-            "--source-length", type=reader(int), metavar="N", help="tokens in the source (default: --length)"
+            "--source-length", type=reader(int), metavar="N", help="tokens per source sequence (default: --length)"
         )
 
 
-def names_text() -> str:
-    size = max(map(len, NAMES))
-    lines = [
-        wrap(first_line(make), 80, initial_indent=f"  {name:{size}}  ", subsequent_indent=" " * (size + 4))
-        for name, make in NAMES.items()
+def overview() -> str:
+    """The help of `clearhead shapes` without a name: lists all names."""
+    size = max(map(len, MODELS))
+    presets = [
+        line
+        for name, make in MODELS.items()
+        for line in wrap(
+            (make.__doc__ or "").splitlines()[0],
+            80,
+            initial_indent=f"  {name:{size}}  ",
+            subsequent_indent=" " * (size + 4),
+        )
     ]
     recipes = wrap(", ".join(RECIPES), 80, initial_indent="  ", subsequent_indent="  ")
-    others = ["runs/NAME     a run that was trained here", "FILE.py:NAME  your own nn.Module, class or function"]
     return "\n".join(
         [
-            *("usage: clearhead shapes NAME [options]", "", ABOUT, "", "presets", *chain.from_iterable(lines), ""),
-            *("recipes (clearhead recipes)", *recipes, "", "or", *(f"  {other}" for other in others), "", EXAMPLES),
+            "usage: clearhead shapes NAME [options]",
+            "",
+            ABOUT,
+            "",
+            "Examples:",
+            "  clearhead shapes attention --width 768 --heads 12 --tokens 5",
+            "  clearhead shapes mnist",
+            "",
+            "presets:",
+            *presets,
+            "",
+            "recipes:",
+            *recipes,
+            "",
+            "other models:",
+            "  runs/NAME     a trained run",
+            "  FILE.py:NAME  your own nn.Module: a class, an instance or a function",
+            "",
+            DETAILS,
         ]
     )
-
-
-def first_line(make: Callable[[], Any]) -> str:
-    """Of its docstring, without the code of the exercise that it stands for."""
-    return re.sub(r" \(R[\d.]+\d\)| of R[\d.]+\d", "", (make.__doc__ or "").splitlines()[0])

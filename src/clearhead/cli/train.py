@@ -5,11 +5,17 @@ import inspect
 import sys
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clearhead.cli.options import Parser, add_overrides, get_overrides, reader
 from clearhead.messages import duration, printable
 from clearhead.models.config import VisionConfig
 from clearhead.recipes.registry import RECIPES, config_of, find
+
+if TYPE_CHECKING:
+    from clearhead.inference.run import Run
+    from clearhead.training.loop import TrainResult
 
 TRAIN_DETAILS = """\
 The run is saved in runs/NAME. Any setting of a recipe can be changed:
@@ -208,6 +214,9 @@ def report_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+DEMO_RECIPE, DEMO_NAME = "mnist", "demo"
+
+
 def demo(argv: Sequence[str]) -> int:
     options = Parser(
         "clearhead demo",
@@ -218,22 +227,20 @@ def demo(argv: Sequence[str]) -> int:
     options.add_argument("--steps", type=reader(int), metavar="N", help="number of steps (default: as in the recipe)")
     args = options.parse(argv)
 
-    from clearhead.cli.look import announce_drawing
-    from clearhead.inference.demo import RECIPE, demo
     from clearhead.models.shapes import shapes
 
-    n_parameters = shapes(config_of(RECIPE).model).parameters
+    n_parameters = shapes(config_of(DEMO_RECIPE).model).parameters
     print(f"Training a vision transformer with {n_parameters:,} parameters to recognize digits.\n", flush=True)
-    outcome, figures = demo(steps=args.steps, before_drawing=announce_drawing)
-    if outcome.test is None:
-        return outcome.exit_code
-    accuracy, seconds = outcome.test["accuracy"], outcome.test["seconds"]
+    result, figures = run_demo(args.steps)
+    if result.test is None:
+        return result.exit_code
+    accuracy, seconds = result.test["accuracy"], result.test["seconds"]
     print(f"\nTest accuracy: {accuracy:.2%} on 10,000 digits after {duration(seconds)} of training.\n")
-    print("Open")
-    for path, caption in figures:
-        print(f"  {path!s:37}  {caption}")
+    print("Figures:")
+    for path, title in figures:
+        print(f"  {path!s:37}  {title}")
     print(
-        "\nTry\n"
+        "\nNext:\n"
         "  clearhead predict runs/demo YOUR.png --invert    classify your own digit, dark on white\n"
         "  clearhead look runs/demo --sample 7              plot the attention for another digit\n"
         "  clearhead train mnist --name wide --model.width 96 --training.epochs 4\n"
@@ -242,3 +249,37 @@ def demo(argv: Sequence[str]) -> int:
         "  clearhead recipes                                list all recipes"
     )
     return 0
+
+
+def run_demo(steps: int | None = None) -> "tuple[TrainResult, list[tuple[Path, str]]]":
+    """Trains runs/demo, or resumes it, and plots its results. Returns the path and the title of each figure, none if
+    training was stopped."""
+    from clearhead.cli.look import announce_drawing
+    from clearhead.inference.run import Run
+    from clearhead.recipes.launch import train
+    from clearhead.validation import check_positive
+
+    if steps is not None:
+        check_positive(steps=steps)
+    result = train(config_of(DEMO_RECIPE, {"training.steps": steps} if steps else {}), DEMO_NAME, resume=True)
+    if result.reason == "stopped":
+        return result, []
+    announce_drawing()
+    return result, plot_results(Run(Path("runs") / DEMO_NAME))
+
+
+def plot_results(run: "Run") -> list[tuple[Path, str]]:
+    """Learning curves, confusion matrix, predictions, and the attention for the first test image."""
+    from clearhead.drawing import save_figure
+    from clearhead.inference.evaluate import draw_confusion
+    from clearhead.inference.explain import dataset_example, explain_input
+    from clearhead.inference.predictions import confusion, plot_test_predictions
+    from clearhead.training.curves import draw_curves, read_curves
+
+    figures = {
+        "curves.png": ("loss and accuracy against epochs", draw_curves([read_curves(run.path)])),
+        "confusion.png": ("the confusion matrix on the test set", draw_confusion(confusion(run), run.classes)),
+        "predictions.png": ("predictions, and the most confident mistakes", plot_test_predictions(run)),
+    }
+    saved = [(save_figure(figure, run.path / "figures" / name), title) for name, (title, figure) in figures.items()]
+    return saved + explain_input(run, dataset_example(run, 0))

@@ -69,6 +69,8 @@ COUNTED_BY_TORCH = {"einsum", "baddbmm", "addmm"}
 """calls whose multiply-adds are taken from torch's own counter"""
 
 TIED, UNUSED = "tied to", "not used in this pass"
+TIED_OUTPUT = "lm_head.weight"
+"""name of an output matrix that is another module's embedding and has no module of its own"""
 
 Shape = tuple[int, ...]
 
@@ -185,15 +187,16 @@ class Recorder:
         for p in self.pending.values():
             size = 0 if id(p) in self.counted else p.numel()
             self.counted.add(id(p))
-            is_tied = not size and func == "linear" and id(p) not in own
-            name = join(path, "weight") if is_tied else own.get(id(p)) or self.parameter_names[id(p)]
+            original = self.parameter_names[id(p)]
+            is_tied = not size and func == "linear" and own.get(id(p)) != original  # not a layer that runs again
+            name = own.get(id(p)) or (join(path, TIED_OUTPUT) if is_tied else original)
             path = name.rpartition(".")[0]
             if not size and not is_tied:
                 continue  # an embedding that is looked up again is recorded already
             if p.dim() == 1:
                 others += size
                 continue
-            operation = "parameter" if size else f"{TIED} {self.parameter_names[id(p)]}"
+            operation = "parameter" if size else f"{TIED} {original}"
             rows, columns = matrix_shapes(func, args, p)
             self.tensors.append(TensorShape(name, operation, rows, columns, size))
         self.pending.clear()

@@ -192,10 +192,10 @@ def shapes_table(shapes: "Shapes", conventions: "Conventions", *, every_block: b
     table.add_column("Mult-adds", justify="right", no_wrap=True)
 
     for line in block_lines(shapes.tensors, every_block):
-        cells = [line.label]
-        cells += [line.operation] if width >= WIDE else []
+        is_tied = line.operation.startswith(TIED)
+        cells = [line.label, line.operation] if width >= WIDE else [line.label + f" ({line.operation})" * is_tied]
         cells += [brackets(getattr(line, name)) for name in shown]
-        cells += ["tied" if line.operation.startswith(TIED) else count(line.parameters), count(line.multiply_adds)]
+        cells += ["tied" if is_tied else count(line.parameters), count(line.multiply_adds)]
         table.add_row(*(Text(printable(cell)) for cell in cells), style=line.style)
     batch = "for these inputs" if shapes.batch is None else f"for batch size {shapes.batch}"
     totals = [f"Total params: {shapes.parameters:,}", f"Total mult-adds: {shapes.multiply_adds:,} {batch}"]

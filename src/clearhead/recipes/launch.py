@@ -17,6 +17,9 @@ from clearhead.training.progress import Display
 from clearhead.training.run_directory import RUNS, RunDirectory
 from clearhead.training.state import check_files
 
+LENGTH = ("epochs", "steps")
+"""training settings for the length of a run; one of them is 0"""
+
 
 def train(
     recipe: str | RunConfig,
@@ -58,12 +61,13 @@ def resume(
     """
     changes = {"epochs": epochs, "steps": steps, "threads": threads}
     given = {name: value for name, value in changes.items() if value is not None}
+    changed = {*given, *(LENGTH if given.keys() & set(LENGTH) else ())}  # a new length sets both
     if os.environ.get("RANK", "0") == "0":
         directory = RunDirectory.open(run)
         RunConfig.from_dict(directory.config).task.check_complete()
         if given:
             change_run(directory, given, Display(quiet=quiet))
-    return loop.resume(run, shard=shard, quiet=quiet)
+    return loop.resume(run, shard=shard, quiet=quiet, requested={f"training.{name}" for name in changed})
 
 
 def change_run(run: RunDirectory, given: dict[str, Any], display: Display) -> None:

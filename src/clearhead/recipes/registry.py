@@ -57,27 +57,29 @@ class Recipe:
     make: Callable[..., RunConfig]
     """takes the task with the options of its data, from which sizes of the model are derived"""
     description: str
+    parameters: int | None
+    """the number of parameters, so that it can be listed without torch; None if it depends on the user's data"""
     measured: Measured | None = None
 
 
 RECIPES = {
-    name: Recipe(make, description, measurements().get(name))
-    for name, make, description in (
-        ("reverse", reverse, "reverse 16 digits"),
-        ("reverse-uva", reverse_uva, "the same as in the UvA notebook"),
-        ("digits", digits, "a question about 16 digits"),
-        ("odd-one-out", odd_one_out, "find the odd one out of ten images"),
-        ("mnist", mnist, "handwritten digits"),
-        ("mnist-plain", mnist_plain, "the same without positions and norms"),
-        ("cifar10-fast", cifar10_fast, "photos of ten classes"),
-        ("cifar10-vit", cifar10_vit, "the same with a plain vision transformer"),
-        ("cifar10-bert", cifar10_bert, "the same with a BERT encoder"),
-        ("fashion-mnist", fashion_mnist, "clothes of ten classes"),
-        ("pronounce", pronounce, "pronunciation of English words"),
-        ("pronounce-fast", pronounce_fast, "the same in five minutes"),
-        ("words", words, "spelling of English words"),
-        ("text", text, "your own text"),
-        ("folder", folder, "your own images"),
+    name: Recipe(make, description, parameters, measurements().get(name))
+    for name, make, description, parameters in (
+        ("reverse", reverse, "reverse 16 digits", 10_282),
+        ("reverse-uva", reverse_uva, "the same as in the UvA notebook", 10_346),
+        ("digits", digits, "a question about 16 digits", 55_626),
+        ("odd-one-out", odd_one_out, "find the odd one out of ten images", 513_921),
+        ("mnist", mnist, "handwritten digits", 143_650),
+        ("mnist-plain", mnist_plain, "the same without positions and norms", 87_114),
+        ("cifar10-fast", cifar10_fast, "photos of ten classes", 582_578),
+        ("cifar10-vit", cifar10_vit, "the same with a plain vision transformer", 546_058),
+        ("cifar10-bert", cifar10_bert, "the same with a BERT encoder", 9_575_178),
+        ("fashion-mnist", fashion_mnist, "clothes of ten classes", 143_650),
+        ("pronounce", pronounce, "pronunciation of English words", 1_866_752),
+        ("pronounce-fast", pronounce_fast, "the same in five minutes", 434_944),
+        ("words", words, "spelling of English words", 351_520),
+        ("text", text, "your own text", None),
+        ("folder", folder, "your own images", None),
     )
 }
 

@@ -31,7 +31,6 @@ class ImageTask(Task):
     derived: ClassVar[tuple[str, ...]] = ("image_size", "in_channels", "num_classes")
     input_kind: ClassVar[str] = "images"
     unit: ClassVar[str] = "images"
-    next_commands: ClassVar[tuple[str, ...]] = ("clearhead predict {} IMAGE", "clearhead look {} --sample 0")
 
     fit: Fit = "pad"
     """how an image is made square, in training and in prediction: pad it with the color of its border, crop the
@@ -76,6 +75,9 @@ class ImageTask(Task):
 
     def label_counts(self, model: VisionConfig) -> dict[str, int]:
         return {"classes": model.num_classes}
+
+    def next_commands(self, *, has_test: bool) -> list[str]:
+        return ["predict {} IMAGE", *super().next_commands(has_test=has_test)]
 
     def predict(self, run: TrainedRun, inputs: Any, *, invert: bool = False) -> "list[Prediction]":
         """Image files, or uint8 (B,C,height,width); `invert` swaps dark and light."""

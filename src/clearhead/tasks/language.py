@@ -47,7 +47,6 @@ class LanguageTask(Task):
     model_config: ClassVar[type] = LanguageConfig
     input_kind: ClassVar[str] = "text"
     unit: ClassVar[str] = "tokens"
-    next_commands: ClassVar[tuple[str, ...]] = ("clearhead sample {}",)
     num_samples: ClassVar[int] = 1
     """that `clearhead sample` draws by default"""
 
@@ -61,6 +60,9 @@ class LanguageTask(Task):
 
     def label_counts(self, model: LanguageConfig) -> dict[str, int]:
         return {"vocab": model.vocab_size}
+
+    def next_commands(self, *, has_test: bool) -> list[str]:
+        return ["sample {}", *super().next_commands(has_test=has_test)]
 
     def tokenize(self, run: TrainedRun, text: str) -> list[int]:
         """The ids of a text, as the model reads it."""

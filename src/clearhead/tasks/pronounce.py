@@ -37,7 +37,6 @@ class Pronounce(Task):
     file_fields: ClassVar[tuple[str, ...]] = ("train_file", "test_file")
     input_kind: ClassVar[str] = "words"
     unit: ClassVar[str] = "words"
-    next_commands: ClassVar[tuple[str, ...]] = ("clearhead predict {} thorough", "clearhead look {} --text thorough")
 
     train_file: str = ""
     """dictionary to train on, instead of the embedded one"""
@@ -93,6 +92,9 @@ class Pronounce(Task):
 
     def label_counts(self, model: Seq2SeqConfig) -> dict[str, int]:
         return {"vocab": model.src_vocab_size, "classes": model.tgt_vocab_size}
+
+    def next_commands(self, *, has_test: bool) -> list[str]:
+        return ["predict {} thorough", "look {} --text thorough", "curves {}"]
 
     def predict(self, run: TrainedRun, inputs: Any, *, invert: bool = False) -> "list[Prediction]":
         """The pronunciation of each word."""

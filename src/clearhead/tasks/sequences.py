@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from clearhead.data.options import Question
@@ -28,13 +29,16 @@ class DigitTask(Task):
     origin: ClassVar[Origin] = "generated"
     model_config: ClassVar[type] = PredictorConfig
     derived: ClassVar[tuple[str, ...]] = ("in_features", "out_features", "context_length")
-    next_commands: ClassVar[tuple[str, ...]] = ("clearhead predict {} --ids 3 1 4 1 5", "clearhead look {} --sample 0")
     in_features: ClassVar[int] = NUM_DIGITS
 
     @property
     def context_length(self) -> int:
         """Digits per sequence."""
         raise NotImplementedError
+
+    def next_commands(self, *, has_test: bool) -> list[str]:
+        digits = islice(cycle("3141592653589793"), self.context_length)
+        return [f"predict {{}} --ids {' '.join(digits)}", *super().next_commands(has_test=has_test)]
 
     def example(self, run: TrainedRun, inputs: Any, *, invert: bool = False) -> "Example":
         import torch
@@ -75,7 +79,7 @@ class DigitTask(Task):
 
 def check_digits(run: TrainedRun, inputs: Any) -> list[int]:
     """One sequence of digits as a list; ValueError for anything else."""
-    ids = inputs.tolist() if hasattr(inputs, "tolist") else [inputs] if isinstance(inputs, str) else list(inputs)
+    ids: list[Any] = inputs.tolist() if hasattr(inputs, "tolist") else [inputs] if isinstance(inputs, str) else list(inputs)
     if not ids:
         raise ValueError("predict needs at least one input, got none")
     if not isinstance(ids[0], int | list):

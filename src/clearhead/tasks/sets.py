@@ -35,7 +35,6 @@ class OddOneOut(Task):
     derived: ClassVar[tuple[str, ...]] = ("in_features", "out_features", "context_length")
     input_kind: ClassVar[str] = "images"
     unit: ClassVar[str] = "sets"
-    next_commands: ClassVar[tuple[str, ...]] = ("clearhead look {} --sample 0",)
     in_features: ClassVar[int] = SIZE * SIZE
     out_features: ClassVar[int] = 1
 
@@ -67,6 +66,9 @@ class OddOneOut(Task):
     def check_model(self, model: Any) -> None:
         super().check_model(model)
         check_pooling(self.name, model, per_token=True)
+
+    def next_commands(self, *, has_test: bool) -> list[str]:
+        return ["predictions {}", *super().next_commands(has_test=has_test)]
 
     def encode(self, run: TrainedRun, inputs: Any, *, invert: bool) -> "Tensor":
         """Image files, or uint8 (S,1,28,28), of one set -> (S,784)"""

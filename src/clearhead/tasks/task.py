@@ -68,8 +68,6 @@ class Task(ABC):
     unit: ClassVar[str] = "sequences"
     """what a report of predictions counts"""
     has_test: ClassVar[bool] = True
-    next_commands: ClassVar[tuple[str, ...]] = ()
-    """commands that use a trained run; {} stands for its path"""
 
     validation: int = 1000
     """training examples held out for validation, chosen by the seed"""
@@ -135,6 +133,10 @@ class Task(ABC):
         return {}
 
     # Use of a trained model
+
+    def next_commands(self, *, has_test: bool) -> list[str]:
+        """Subcommands of `clearhead` that use a trained run; {} stands for its path."""
+        return [*(["look {} --sample 0"] if has_test else []), "curves {}"]
 
     def predict(self, run: TrainedRun, inputs: Any, *, invert: bool = False) -> "list[Prediction]":
         """Predictions for the user's own inputs."""

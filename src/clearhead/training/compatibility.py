@@ -1,4 +1,4 @@
-"""Whether a checkpoint and a config belong together; checked before memory is allocated for tensors.
+"""Check that a config matches a checkpoint, before memory is allocated for tensors.
 
 A checkpoint holds the config that it was saved with, protected by its manifest; config.json is a plain file that
 anybody may edit or damage. Where the two differ in a setting that determines the model's outputs, training is refused,
@@ -6,7 +6,7 @@ and inference uses the checkpoint's config.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,10 @@ from clearhead.training.run_directory import RunDirectory
 
 AFFECT_OUTPUTS = ("model.", "data.", "seed", "training.tta")
 """prefixes of settings that determine the outputs or their evaluation"""
-ONLY_IN_TRAINING = ("dropout", "drop_path")
+TRAINING_ONLY = ("dropout", "drop_path")
 """suffixes of model settings that have no effect in inference"""
 MAX_COPIES = 4
-"""optimizer tensors per weight, at most: two moments, an average and one to spare"""
+"""the largest allowed ratio of optimizer state to weights: two moments, a moving average, and one in reserve"""
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -41,71 +41,74 @@ Changes = dict[str, tuple[Any, Any]]
 """{"training.steps": (value in the checkpoint, value in config.json)}"""
 
 
-def config_for_inference(run: RunDirectory, found: Checkpoint) -> RunConfig:
+def config_for_inference(run: RunDirectory, checkpoint: Checkpoint) -> RunConfig:
     """The run's config. If it differs from the checkpoint's in a setting that determines the outputs, the checkpoint's
     config, with the paths of config.json. Differences are reported."""
     config = RunConfig.from_dict(run.config)
-    changes = changes_in(config, found)
-    if fatal := {name: change for name, change in changes.items() if affects_outputs(name)}:
+    changes = changes_in(config, checkpoint)
+    if conflicts := {name: change for name, change in changes.items() if affects_outputs(name)}:
         run.report(
-            f"{run.path / 'config.json'} does not match the checkpoint of step {found.step}, whose own config is used: "
-            f"{described(fatal)}"
+            f"{run.path / 'config.json'} does not match the checkpoint of step {checkpoint.step}; using the "
+            f"checkpoint's own config: {describe_changes(conflicts)}"
         )
-        saved = RunConfig.from_dict(found.state["config"])
+        saved = RunConfig.from_dict(checkpoint.state["config"])
         if type(saved.data) is type(config.data):
             paths = {name: getattr(config.data, name) for name in config.task.file_fields}
             saved = replace(saved, data=replace(saved.data, **paths))
         config = saved
         changes = {}
-    check_model_matches(config.model, found.model)
-    if harmless := {name: change for name, change in changes.items() if name not in CHANGED_BY_RESUME}:
+    check_model_matches(config.model, checkpoint.model)
+    if other_changes := {name: change for name, change in changes.items() if name not in CHANGED_BY_RESUME}:
         run.report(
-            f"{run.path / 'config.json'} has changed since the checkpoint of step {found.step} was saved, "
-            f"without effect on the outputs: {described(harmless)}"
+            f"{run.path / 'config.json'} has changed since the checkpoint of step {checkpoint.step} was saved, "
+            f"without effect on the outputs: {describe_changes(other_changes)}"
         )
     return config
 
 
-def check_config_matches(run: Path, config: RunConfig, found: Checkpoint) -> Changes:
+def check_config_matches(run: Path, config: RunConfig, checkpoint: Checkpoint) -> Changes:
     """ValueError if config and checkpoint differ in a setting that determines the outputs, or in the shapes of the
     weights. Returns the other differences, without paths."""
-    changes = changes_in(config, found)
-    if fatal := {name: change for name, change in changes.items() if affects_outputs(name)}:
+    changes = changes_in(config, checkpoint)
+    if conflicts := {name: change for name, change in changes.items() if affects_outputs(name)}:
         raise ValueError(
-            f"{run / 'config.json'} does not match the checkpoint of step {found.step}: {described(fatal)}; "
-            "restore config.json: the checkpoint's state.json contains a copy"
+            f"{run / 'config.json'} does not match the checkpoint of step {checkpoint.step}: "
+            f"{describe_changes(conflicts)}; restore config.json: the checkpoint's state.json contains a copy"
         )
-    check_model_matches(config.model, found.model)
+    check_model_matches(config.model, checkpoint.model)
     return changes
 
 
-def changes_in(config: RunConfig, found: Checkpoint) -> Changes:
+def changes_in(config: RunConfig, checkpoint: Checkpoint) -> Changes:
     """Settings that differ from those in the checkpoint, without paths: files may be moved, and their contents are
     compared by digest."""
-    changes = changes_since_saved(found.state.get("config"), config)
+    changes = changes_since_saved(checkpoint.state.get("config"), config)
     paths = [f"data.{name}" for name in config.task.file_fields]
     return {name: change for name, change in changes.items() if name not in paths}
 
 
 def affects_outputs(name: str) -> bool:
-    is_only_in_training = name.endswith(ONLY_IN_TRAINING) or name.startswith("data.augmentation.")
-    return name.startswith(AFFECT_OUTPUTS) and not is_only_in_training
+    is_training_only = name.endswith(TRAINING_ONLY) or name.startswith("data.augmentation.")
+    return name.startswith(AFFECT_OUTPUTS) and not is_training_only
 
 
-def announce_changes(saved: Any, config: RunConfig, report: Callable[[str], None]) -> None:
-    """Report settings in config.json that differ from those that the checkpoint was saved with."""
-    if changes := changes_since_saved(saved, config):
-        report(f"config.json has changed since the checkpoint was saved: {described(changes)}")
+def announce_changes(
+    saved: Any, config: RunConfig, report: Callable[[str], None], requested: Collection[str] = ()
+) -> None:
+    """Report settings in config.json that differ from the checkpoint's, except the `requested` changes."""
+    changes = changes_since_saved(saved, config)
+    if unexpected := {name: change for name, change in changes.items() if name not in requested}:
+        report(f"config.json has changed since the checkpoint was saved: {describe_changes(unexpected)}")
 
 
-def described(changes: Mapping[str, tuple[Any, Any]]) -> str:
+def describe_changes(changes: Mapping[str, tuple[Any, Any]]) -> str:
     return "; ".join(f"{name} was {before}, is {after}" for name, (before, after) in changes.items())
 
 
 def check_tensor_files(model: Path, optimizer: Path, config: Any) -> None:
     """ValueError unless these files are as large as those of the model that the config describes.
 
-    Only headers are read: a sparse file of any size costs its sender nothing, and its digest can be right.
+    Only headers are read, because a sparse file with a valid digest may claim to be of any size.
     """
     tensors = {name: meta_tensor(name, *entry) for name, entry in safetensors_header(model).items()}
     check_model_matches(RunConfig.from_dict(config).model, tensors)
@@ -128,7 +131,7 @@ def check_model_matches(config: ModelConfig, tensors: Mapping[str, Tensor]) -> N
     blocks = config.depth + (config.decoder_blocks if isinstance(config, Seq2SeqConfig) else 0)
     if blocks > len(tensors):  # each block has parameters: do not build a billion of them to find that out
         raise ValueError(
-            f"config.json does not match the checkpoint: it describes {blocks} blocks, and the checkpoint contains "
+            f"config.json does not match the checkpoint: it describes {blocks} blocks, but the checkpoint contains "
             f"{len(tensors)} tensors; restore config.json"
         )
     try:

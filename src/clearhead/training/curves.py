@@ -1,8 +1,8 @@
-"""Learning curves: loss and accuracy against epochs, of one or more runs, as a picture or as a table.
+"""Learning curves: loss and accuracy of one or more runs against epochs, as a figure or as a CSV table.
 
-A row of two panels for each window of epochs holds all runs; on request, a row for each run follows. The training
-curve of data that is batched by length (`data.window`) zigzags, because long examples have other losses than short
-ones: it is drawn as a running mean, with the records themselves behind it, and the legend says so.
+Each window of epochs has a row of two panels with all runs; optionally, a row for each run follows. If batches are
+sorted by length (`data.window`), the training loss oscillates, because long and short examples have different losses.
+Such curves are smoothed by a running mean, which the legend mentions; the recorded values are drawn faintly behind it.
 """
 
 import csv
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 Points = list[tuple[float, float]]
-"""(epoch, value), in order"""
+"""(epoch, value) pairs in the order of epochs"""
 Quantity = Literal["loss", "accuracy"]
 Kind = Literal["train", "validation"]
 KINDS: dict[Kind, str] = {"train": "training", "validation": "validation"}
 BUCKETED = ("pronounce", "words")
-"""data sets whose batches hold examples of similar length"""
-LEAST_WIDTH = 0.1
-"""epochs that are averaged at least: in a short run, a tenth of it may hold a single record"""
-MOST_POINTS = 200
-"""a line of more than these in one panel is noise that hides the others"""
-MOST_MARKS = 60
+"""data sets whose batches contain examples of similar length"""
+MIN_SMOOTHING = 0.1
+"""epochs; in a short run, a tenth of its length may contain a single record"""
+MAX_POINTS = 200
+"""points per line; with more, the noise of one line hides the others"""
+MAX_MARKERS = 60
 MARKERS = "os^Dv<>PX"
 VALIDATION_LINES = ("-", (0, (7, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
 TRAINING_LINES = ((0, (4, 2)), (0, (1, 1)), (0, (1, 3)))
-"""of the first eight runs, which have a colour each, of the next eight, and of all others"""
+"""line styles of the first eight runs, which differ in color, of the next eight, and of all others"""
 COLUMNS = ("run", "kind", "step", "epoch", "loss", "accuracy")
-"""of the table; whatever else was recorded follows"""
+"""the first columns of the CSV table; other recorded metrics follow"""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Curves:
     name: str
     records: list[Record]
     is_bucketed: bool = False
-    """whether a batch holds examples of similar length, so that the training loss depends on the batch"""
+    """whether batches contain examples of similar length, so that the training loss varies with the length"""
 
     def points(self, kind: Kind, quantity: Quantity) -> Points:
         return [
@@ -73,8 +73,8 @@ class Curves:
         tests = [record for record in self.records if record.get("kind") == "test" and "accuracy" in record]
         if not tests:
             return displayable(self.name)
-        how = {"flip": ", with mirror images", "shift": ", mean over 6 views"}.get(tests[-1].get("tta", ""), "")
-        return f"{displayable(self.name)} (test {tests[-1]['accuracy']:.2%}{how})"
+        tta = {"flip": ", with mirror images", "shift": ", mean over 6 views"}.get(tests[-1].get("tta", ""), "")
+        return f"{displayable(self.name)} (test {tests[-1]['accuracy']:.2%}{tta})"
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,11 @@ class Style:
 
 
 def read_curves(run: str | Path) -> Curves:
-    """The records of a run, also of one that is being trained; of a folder that holds only metrics.jsonl; or of such
-    a file."""
+    """The records of a run, finished or not; of a folder that contains a metrics.jsonl; or of such a file."""
     path = find_records(run)
     records = read(path)
     if not any(record.get("epoch", 0) > 0 for record in records):
-        raise ValueError(f"curves need records of at least one step, got none in {run}; train it a little longer")
+        raise ValueError(f"curves need at least one training record, got none in {run}; train the run longer")
     name = path.resolve().parent.name if path.name == METRICS else path.stem
     return Curves(name, records, is_bucketed(path.with_name(CONFIG)))
 
@@ -113,8 +112,8 @@ def is_bucketed(config: Path) -> bool:
 
 
 def windows_of(runs: Sequence[Curves], epochs: Sequence[float] = ()) -> list[float]:
-    """The windows to draw: those that were asked for, in order, cut after the last epoch of the longest run, whether
-    finished or not; without any, one up to its last record."""
+    """The last epoch of each window: `epochs`, limited to the length of the longest run, without duplicates. The
+    default is one window up to the last record."""
     end = max(run.length for run in runs)
     return list(dict.fromkeys(min(window, math.ceil(end)) for window in epochs)) or [end]
 
@@ -127,26 +126,29 @@ def draw_curves(
     smooth: float = 0.0,
     panels: bool = False,
 ) -> "Figure":
-    """A row for each window of epochs, with all runs; with `panels`, then a row for each run, from epoch 0 to its own
-    end. Losses have a logarithmic axis with `log`; `smooth` is the width of a running mean, in epochs."""
-    windows, alone = windows_of(runs, epochs), list(runs) if panels else []
+    """A row of panels for each window of epochs, with all runs.
+
+    `panels` adds a row for each run, from epoch 0 to its last one. `log` gives the loss a logarithmic axis; `smooth` is
+    the width of the running mean in epochs.
+    """
+    windows, single_runs = windows_of(runs, epochs), list(runs) if panels else []
     longest = max((run.length for run in runs if run.is_bucketed), default=0.0)
-    style = Style(log=log, smooth=smooth, bucketed=min(1.0, max(LEAST_WIDTH, float(f"{longest / 10:.1g}"))))
-    n_rows = len(windows) + len(alone)
+    style = Style(log=log, smooth=smooth, bucketed=min(1.0, max(MIN_SMOOTHING, float(f"{longest / 10:.1g}"))))
+    n_rows = len(windows) + len(single_runs)
     legend_rows = math.ceil((len(runs) + len(KINDS)) / 3)
     figure = new_figure(11, 3.2 * n_rows + 0.25 * legend_rows + 0.3)
     rows = figure.subplots(n_rows, 2, squeeze=False)
     for (left, right), window in zip(rows, windows, strict=False):
         draw_panel(left, dict(enumerate(runs)), "loss", window, style)
         draw_panel(right, dict(enumerate(runs)), "accuracy", window, style)
-    own = rows[len(windows) :]
-    for number, (left, right) in enumerate(own):
-        run = alone[number]
+    single_rows = rows[len(windows) :]
+    for number, (left, right) in enumerate(single_rows):
+        run = single_runs[number]
         draw_panel(left, {number: run}, "loss", run.length, style, f"{displayable(run.name)}: ")
         draw_panel(right, {number: run}, "accuracy", run.length, style, f"{displayable(run.name)}: ")
     for column in (0, 1):
-        share_scale([row[column] for row in own])
-    lines, names = key(runs, style, has_single=any(map(has_single_point, rows.flat)))
+        share_y_limits([row[column] for row in single_rows])
+    lines, names = legend_entries(runs, style, has_single=any(map(has_single_point, rows.flat)))
     n_columns = min(len(names), 3)
     legend = figure.legend(lines, names, loc="outside lower center", ncols=n_columns, frameon=False, handlelength=3)
     for text in legend.get_texts():
@@ -183,7 +185,7 @@ def draw_panel(
 
 
 def set_log_scale(panel: "Axes") -> None:
-    """With a label at 1, 2 and 5 of each power of ten: losses seldom span several of these."""
+    """A logarithmic axis with ticks at 1, 2 and 5 times each power of ten, because losses rarely span several."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     panel.set_yscale("log", nonpositive="mask")
@@ -193,8 +195,8 @@ def set_log_scale(panel: "Axes") -> None:
     panel.set_ylabel("loss (log scale)", fontsize=11)
 
 
-def share_scale(panels: "Sequence[Axes]") -> None:
-    """Panels of one quantity side by side are compared: they get the same scale."""
+def share_y_limits(panels: "Sequence[Axes]") -> None:
+    """Give panels of the same quantity the same limits, so that they can be compared."""
     limits = [panel.get_ylim() for panel in panels if panel.lines]
     for panel in panels:
         if panel.lines:
@@ -202,52 +204,57 @@ def share_scale(panels: "Sequence[Axes]") -> None:
 
 
 def draw_line(panel: "Axes", number: int, kind: Kind, points: Points, window: float, width: float) -> None:
-    """The points up to the end of the window; with a running mean, the points themselves faintly behind it."""
+    """Draw the points up to the end of the window, smoothed if `width` is above 0, with the raw points behind them."""
     means = running_mean(points, width)
     shown, raw = ([point for point in line if point[0] <= window] for line in (means, points))
     if not shown:
         return
     if means != points:
-        panel.plot(*zip(*thinned(raw, MOST_POINTS * 3), strict=True), **faint(number))
+        panel.plot(*zip(*downsample(raw, MAX_POINTS * 3), strict=True), **raw_line_style(number))
     if kind == "train":
-        shown = thinned(shown)
-    panel.plot(*zip(*shown, strict=True), **look(number, kind, len(shown)))
+        shown = downsample(shown)
+    panel.plot(*zip(*shown, strict=True), **line_style(number, kind, len(shown)))
 
 
-def look(number: int, kind: Kind, n_points: int = 1) -> dict[str, Any]:
-    """Eight colours; after eight runs, other strokes. Validation has marks, another one for each run; training is
-    dashed, and has a hollow mark only where a single point makes no line."""
-    colour, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
-    stroke = min(number // len(COLORS), len(VALIDATION_LINES) - 1)
+def line_style(number: int, kind: Kind, n_points: int = 1) -> dict[str, Any]:
+    """matplotlib options for the line of a run. Runs differ in color and marker; after eight runs, in the dash pattern.
+
+    Validation curves have markers. Training curves are dashed, with a hollow marker only if they have a single point.
+    """
+    color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
+    pattern = min(number // len(COLORS), len(VALIDATION_LINES) - 1)
     if kind == "train":
         hollow = {"marker": marker, "markerfacecolor": "none", "clip_on": False} if n_points == 1 else {}
-        return {"color": colour, "linestyle": TRAINING_LINES[stroke], "linewidth": 1.2, "alpha": 0.8, **hollow}
-    marks = {"marker": marker, "markersize": 4, "markevery": math.ceil(n_points / MOST_MARKS), "clip_on": False}
-    return {"color": colour, "linestyle": VALIDATION_LINES[stroke], "linewidth": 1.8, **marks}
+        return {"color": color, "linestyle": TRAINING_LINES[pattern], "linewidth": 1.2, "alpha": 0.8, **hollow}
+    markers = {"marker": marker, "markersize": 4, "markevery": math.ceil(n_points / MAX_MARKERS), "clip_on": False}
+    return {"color": color, "linestyle": VALIDATION_LINES[pattern], "linewidth": 1.8, **markers}
 
 
-def faint(number: int) -> dict[str, Any]:
+def raw_line_style(number: int) -> dict[str, Any]:
+    """matplotlib options for the faint line of recorded values behind a running mean."""
     return {"color": COLORS[number % len(COLORS)], "linewidth": 0.7, "alpha": 0.3, "zorder": 1.5}
 
 
 def running_mean(points: Points, width: float) -> Points:
-    """Each value becomes the mean of all values at most width/2 epochs away. At the beginning, where curves are steep,
-    the interval is shorter on both sides; at the end on one side."""
+    """The mean of all values at most width/2 epochs away from each point.
+
+    At the beginning, where curves are steep, the interval is shortened on both sides; at the end, on the right only.
+    """
     if width <= 0:
         return points
     epochs = [epoch for epoch, _ in points]
     sums = list(accumulate((value for _, value in points), initial=0.0))
     means = []
     for epoch, value in points:
-        reach = min(width / 2, epoch - epochs[0]) * (1 + 1e-9)  # a neighbour at the very edge counts on both sides
-        first, last = bisect_left(epochs, epoch - reach), bisect_right(epochs, epoch + reach)
+        radius = min(width / 2, epoch - epochs[0]) * (1 + 1e-9)  # includes points on both boundaries despite rounding
+        first, last = bisect_left(epochs, epoch - radius), bisect_right(epochs, epoch + radius)
         means.append((epoch, value if last - first == 1 else (sums[last] - sums[first]) / (last - first)))
     return means
 
 
-def thinned(points: Points, most: int = MOST_POINTS) -> Points:
-    """At most `most` points, each the mean of neighboring ones."""
-    size = -(-len(points) // most) or 1
+def downsample(points: Points, max_points: int = MAX_POINTS) -> Points:
+    """At most `max_points` points, each the mean of consecutive ones."""
+    size = -(-len(points) // max_points) or 1
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [(fmean(epoch for epoch, _ in group), fmean(value for _, value in group)) for group in groups]
 
@@ -258,31 +265,32 @@ def has_single_point(panel: "Axes") -> bool:
     return any(line.is_dashed() and np.size(line.get_xdata()) == 1 for line in panel.lines)
 
 
-def key(runs: Sequence[Curves], style: Style, *, has_single: bool) -> "tuple[list[Line2D], list[str]]":
-    """One entry for each run, in its colour, and one for each kind of line, with what was done to it."""
+def legend_entries(runs: Sequence[Curves], style: Style, *, has_single: bool) -> "tuple[list[Line2D], list[str]]":
+    """An entry for each run, in its color, and one for each kind of line, with the smoothing that was applied."""
     from matplotlib.lines import Line2D
 
-    lines = [Line2D([], [], **look(number, "validation")) for number in range(len(runs))]
+    lines = [Line2D([], [], **line_style(number, "validation")) for number in range(len(runs))]
     names = [run.label for run in runs]
     for kind, name in KINDS.items():
-        lines.append(Line2D([], [], **{**look(0, kind, 1 if has_single else MOST_POINTS), "color": GRAY}))
-        names.append(name + averaging(runs, kind, style))
+        lines.append(Line2D([], [], **{**line_style(0, kind, 1 if has_single else MAX_POINTS), "color": GRAY}))
+        names.append(name + smoothing_note(runs, kind, style))
     return lines, names
 
 
-def averaging(runs: Sequence[Curves], kind: Kind, style: Style) -> str:
-    changed = [
+def smoothing_note(runs: Sequence[Curves], kind: Kind, style: Style) -> str:
+    """A suffix for the legend: the width of the running mean, and the reason if it was not requested."""
+    smoothed = [
         run
         for run in runs
         for quantity in ("loss", "accuracy")
         if running_mean(run.points(kind, quantity), style.width(run, kind)) != run.points(kind, quantity)
     ]
-    if not changed:
+    if not smoothed:
         return ""
-    width = style.width(changed[0], kind)
+    width = style.width(smoothed[0], kind)
     unit = "epoch" if width == 1 else "epochs"
-    why = "" if style.smooth else "; batches are sorted by length"
-    return f" (mean over {round_count(width)} {unit}{why})"
+    reason = "" if style.smooth else "; batches are sorted by length"
+    return f" (mean over {round_count(width)} {unit}{reason})"
 
 
 def to_csv(runs: Sequence[Curves], end: float = math.inf) -> str:

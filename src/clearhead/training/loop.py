@@ -5,6 +5,7 @@ an uninterrupted one bit for bit, given the same software and the same number of
 """
 
 import math
+from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -92,14 +93,19 @@ def train(
             run = open_or_create(folder, ctx.config, resume=resume, numbered=numbered, report=display.warn)
         result = fit(ctx, run, display)
         if run and result.reason != "stopped":
-            display.info(f"saved in {run.path}; plot the learning curves: clearhead curves {run.path}")
-            for command in config.task.next_commands:
-                display.info(f"try the model: {command.format(run.path)}")
+            display.info(f"saved in {run.path}; next:")
+            for command in config.task.next_commands(has_test=result.test is not None):
+                display.info(f"  clearhead {command.format(run.path)}")
         return result
 
 
-def resume(folder: str | Path, *, shard: bool = False, quiet: bool = False) -> TrainResult:
-    """Continue a run from its latest checkpoint to its end."""
+def resume(
+    folder: str | Path, *, shard: bool = False, quiet: bool = False, requested: Collection[str] = ()
+) -> TrainResult:
+    """Continue a run from its latest checkpoint to its end.
+
+    Settings whose values differ from the checkpoint's are reported, except those in `requested`.
+    """
     with current_ranks() as ranks:
         display = Display(quiet=quiet) if ranks.is_main else SilentDisplay()
         run = RunDirectory.open(folder, display.warn) if ranks.is_main else None
@@ -109,16 +115,16 @@ def resume(folder: str | Path, *, shard: bool = False, quiet: bool = False) -> T
         with isolated_torch_state(config.training.threads):
             with changed_file_messages(run, config):
                 ctx = build_context(config, ranks, shard=shard, report=display.warn)
-            result = fit(ctx, run, display)
+            result = fit(ctx, run, display, requested)
             if run and result.reason != "stopped":
                 display.info(f"training of {run.path} is complete{test_note(result)}")
             return result
 
 
-def fit(ctx: TrainContext, run: RunDirectory | None, display: Display) -> TrainResult:
+def fit(ctx: TrainContext, run: RunDirectory | None, display: Display, requested: Collection[str] = ()) -> TrainResult:
     """Train from the latest checkpoint, or from the beginning, to the end, then test. Only rank 0 has a `run`."""
     with run.lock() if run else nullcontext(), stopping_on_signals() as request:
-        state = restore(ctx, run.latest_checkpoint() if run else None, display.warn)
+        state = restore(ctx, run.latest_checkpoint() if run else None, display.warn, requested)
         if run:
             run.drop_after(state.step)
             if state.best_step in checkpoint.saved_steps(run.path):  # a kill may have come between save and mark_best

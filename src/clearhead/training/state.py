@@ -5,7 +5,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -131,8 +131,13 @@ def capture_state(ctx: TrainContext, state: TrainState) -> Checkpoint | None:
     return Checkpoint(state.step, model, optimizer, saved) if keep else None
 
 
-def restore(ctx: TrainContext, checkpoint: Checkpoint | None, report: Callable[[str], None]) -> TrainState:
-    """Load the checkpoint of rank 0 on all ranks; without one, return the initial state."""
+def restore(
+    ctx: TrainContext, checkpoint: Checkpoint | None, report: Callable[[str], None], requested: Collection[str] = ()
+) -> TrainState:
+    """Load the checkpoint of rank 0 on all ranks; without one, return the initial state.
+
+    Differences between its config and the current one are reported, except those in `requested`.
+    """
     ranks = ctx.ranks
     saved = ranks.broadcast_json(None if checkpoint is None else checkpoint.state)
     if saved is None:
@@ -145,7 +150,7 @@ def restore(ctx: TrainContext, checkpoint: Checkpoint | None, report: Callable[[
     if ctx.ema is not None:
         load_tensors(ctx.ema.averages, with_prefix("ema.", optimizer))
     restore_rng(ctx, with_prefix("random.", optimizer), state.step)
-    announce_changes(saved.get("config"), ctx.config, report)
+    announce_changes(saved.get("config"), ctx.config, report, requested)
     report_environment_changes(saved.get("environment"), ctx.environment(), report)
     return state
 

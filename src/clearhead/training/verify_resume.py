@@ -15,31 +15,35 @@ from clearhead.training.config import RunConfig
 from clearhead.training.loop import TrainResult, resume, train
 from clearhead.training.run_directory import Report, RunDirectory
 
-FEWEST_STEPS = 4
-HOME = Path(__file__).parents[2]
+MIN_STEPS = 4
+PACKAGE_ROOT = Path(__file__).parents[2]
 """the folder from which this package was imported"""
 
-CHILD = """
+CHILD_CODE = """
 import json, sys
-folder, home = sys.argv[1:]
-sys.path.insert(0, home)
+folder, package_root = sys.argv[1:]
+sys.path.insert(0, package_root)
 import clearhead
-sys.path.remove(home)
+sys.path.remove(package_root)
 from clearhead.training.config import RunConfig
 from clearhead.training.loop import train
 train(RunConfig.from_dict(json.load(sys.stdin)), folder, quiet=True)
 """
-"""imports the package from the same folder as this process, and nothing else from there"""
+"""code of the process to be killed: imports this package, and nothing else, from PACKAGE_ROOT"""
 
 
 @dataclass(frozen=True)
 class Verification:
+    """The result of `verify_resume`."""
+
     steps: int
+    """length of both runs"""
     killed_at: int
     """the last logged step when the process was killed"""
     resumed_from: int
     """the step of the latest checkpoint at that time; 0 without one"""
     differences: tuple[str, ...]
+    """names of the tensors and other parts in which the two runs differ"""
 
     @property
     def is_exact(self) -> bool:
@@ -47,40 +51,40 @@ class Verification:
 
 
 def verify_resume(config: RunConfig, folder: str | Path, report: Report = lambda line: None) -> Verification:
-    """Train in folder/whole; train again in folder/killed, with kill -9 halfway; resume that run; compare all bits.
+    """Compare an uninterrupted run with one that is killed halfway (SIGKILL) and resumed, bit for bit.
 
-    `report` is called before each phase, which may take long.
+    The runs are saved in folder/uninterrupted and folder/killed. `report` is called before each phase.
     """
     folder = Path(folder)
     threads = config.training.threads or torch.get_num_threads()
     config = replace(config, training=replace(config.training, threads=threads, log_every=1))
-    report("training undisturbed ...")
-    n_steps = steps_to_the_end(train(config, folder / "whole", quiet=True))
-    config = RunConfig.from_dict(RunDirectory.open(folder / "whole").config)  # with precision "auto" resolved
-    if n_steps < FEWEST_STEPS:
-        raise ValueError(f"a run needs {FEWEST_STEPS} steps or more to be killed halfway, got {n_steps}; take more")
-    report(f"trained {n_steps} steps; the same again, in a process to be killed halfway ...")
+    report("training without interruption ...")
+    n_steps = final_step(train(config, folder / "uninterrupted", quiet=True))
+    config = RunConfig.from_dict(RunDirectory.open(folder / "uninterrupted").config)  # with precision "auto" resolved
+    if n_steps < MIN_STEPS:
+        raise ValueError(f"verify-resume needs at least {MIN_STEPS} steps to kill a run halfway, got {n_steps}")
+    report(f"trained {n_steps} steps; training again in a process that is killed halfway ...")
     killed_at = train_and_kill(config, folder / "killed", n_steps // 2)
-    found = RunDirectory.open(folder / "killed").latest_checkpoint()
-    resumed_from = found.step if found else 0
+    checkpoint = RunDirectory.open(folder / "killed").latest_checkpoint()
+    resumed_from = checkpoint.step if checkpoint else 0
     report(f"killed at step {killed_at}; resuming from step {resumed_from} ...")
-    steps_to_the_end(resume(folder / "killed", quiet=True))
-    report("resumed to the end; comparing the two ...")
-    differences = tuple(compare(folder / "whole", folder / "killed"))
+    final_step(resume(folder / "killed", quiet=True))
+    report("resumed and finished; comparing the two runs ...")
+    differences = tuple(compare(folder / "uninterrupted", folder / "killed"))
     return Verification(n_steps, killed_at, resumed_from, differences)
 
 
-def steps_to_the_end(outcome: TrainResult) -> int:
-    """The steps of a finished run. A run that was stopped by a signal stops the verification too."""
-    if outcome.reason == "stopped":
+def final_step(result: TrainResult) -> int:
+    """The last step of a finished run; KeyboardInterrupt if a signal has stopped it, to end the verification too."""
+    if result.reason == "stopped":
         raise KeyboardInterrupt
-    return outcome.step
+    return result.step
 
 
 def train_and_kill(config: RunConfig, folder: Path, step: int) -> int:
-    """Train in a subprocess and kill it as soon as this step is logged. Returns the last logged step."""
+    """Train in a subprocess, kill it as soon as `step` is logged, and return the last logged step."""
     child = subprocess.Popen(  # -P: do not import a torch.py from the current folder
-        [sys.executable, "-P", "-c", CHILD, str(folder), str(HOME)],
+        [sys.executable, "-P", "-c", CHILD_CODE, str(folder), str(PACKAGE_ROOT)],
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -98,9 +102,9 @@ def train_and_kill(config: RunConfig, folder: Path, step: int) -> int:
         errors = child.stderr.read().strip()
         child.stderr.close()
     if child.returncode > 0:
-        raise ValueError(f"the process to be killed must train until then, got an error: {errors.splitlines()[-1]}")
+        raise ValueError(f"training failed before step {step}, at which it was to be killed: {errors.splitlines()[-1]}")
     if child.returncode == 0:
-        raise ValueError(f"the process must be killed before it ends, got {step} steps too late; try more steps")
+        raise ValueError(f"training ended before it could be killed at step {step}; try more --training.steps")
     return last_step(folder)
 
 
@@ -110,28 +114,28 @@ def last_step(folder: Path) -> int:
     return max((record["step"] for record in RunDirectory.open(folder).records()), default=0)
 
 
-def compare(folder: Path, other: Path) -> list[str]:
-    """The differences between the records and latest checkpoints of two runs, except for times."""
-    mine, theirs = RunDirectory.open(folder), RunDirectory.open(other)
+def compare(folder_a: Path, folder_b: Path) -> list[str]:
+    """The differences between the records and the latest checkpoints of two runs, except for times."""
+    run_a, run_b = RunDirectory.open(folder_a), RunDirectory.open(folder_b)
     differences = []
-    if [timeless(r) for r in mine.records()] != [timeless(r) for r in theirs.records()]:
+    if [without_times(record) for record in run_a.records()] != [without_times(record) for record in run_b.records()]:
         differences.append("the records of metrics.jsonl")
-    one, two = mine.latest_checkpoint(), theirs.latest_checkpoint()
-    if one is None or two is None or one.step != two.step:
-        return [*differences, "the step of the newest checkpoint"]
-    if timeless(one.state["train_state"]) != timeless(two.state["train_state"]):
+    a, b = run_a.latest_checkpoint(), run_b.latest_checkpoint()
+    if a is None or b is None or a.step != b.step:
+        return [*differences, "the step of the latest checkpoint"]
+    if without_times(a.state["train_state"]) != without_times(b.state["train_state"]):
         differences.append("the training state")
-    for tensors, others in ((one.model, two.model), (one.optimizer, two.optimizer)):
-        names = sorted(tensors.keys() | others.keys())
-        differences += [name for name in names if not same_bits(tensors.get(name), others.get(name))]
+    for tensors_a, tensors_b in ((a.model, b.model), (a.optimizer, b.optimizer)):
+        names = sorted(tensors_a.keys() | tensors_b.keys())
+        differences += [name for name in names if not bitwise_equal(tensors_a.get(name), tensors_b.get(name))]
     return differences
 
 
-def timeless(record: dict[str, Any]) -> dict[str, Any]:
+def without_times(record: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if name != "seconds"}
 
 
-def same_bits(a: Tensor | None, b: Tensor | None) -> bool:
+def bitwise_equal(a: Tensor | None, b: Tensor | None) -> bool:
     if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape:
         return False
     return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
