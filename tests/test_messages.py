@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from clearhead.messages import closest_name, did_you_mean, duration, json_text, printable, round_count, unknown_name
 
-PRESETS = ["plain_mnist", "bert_cifar", "vit_cifar", "vit_tiny", "gpt2_small"]
+PRESETS = ["bert_cifar10", "vit_cifar10", "vit_tiny", "gpt2_small", "vit_mnist_plain"]
 
 
 @pytest.mark.parametrize(
@@ -20,10 +20,10 @@ PRESETS = ["plain_mnist", "bert_cifar", "vit_cifar", "vit_tiny", "gpt2_small"]
         ("fp32", ["auto", "float32", "bf16"], "float32"),
         ("bfloat16", ["auto", "float32", "bf16"], "bf16"),
         ("gpt2", PRESETS, "gpt2_small"),
-        ("vit", PRESETS, "vit_cifar"),  # begins with it, which counts before contains it
+        ("vit", PRESETS, "vit_cifar10"),  # begins with it, which counts before contains it
         ("vit-tiny", PRESETS, "vit_tiny"),
         ("VIT_TINY", PRESETS, "vit_tiny"),
-        ("bert_cifra", PRESETS, "bert_cifar"),
+        ("bert_cifra10", PRESETS, "bert_cifar10"),
         ("xyz", PRESETS, None),
         ("nosuch", ["reverse", "mnist", "pronounce", "words", "text"], None),
         ("", PRESETS, None),

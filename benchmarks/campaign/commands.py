@@ -42,7 +42,7 @@ look runs/run --sample 3
 look runs/run --training-dynamics
 data list
 data show folder --data.folder pictures
-shapes bert_cifar
+shapes bert_cifar10
 shapes vit_tiny --width 32 --heads 2
 steps --causal
 steps --file steps.json --heads 2

@@ -340,13 +340,13 @@ DECODER = json.JSONDecoder(parse_constant=refuse_constant, parse_float=parse_fin
 
 
 MAX_UNPACKED = 512_000_000
-"""bytes that an archive unpacks to, the members that are skipped included"""
+"""unpacked bytes of an archive, including skipped members"""
 MAX_RATIO = 100
-"""unpacked bytes per packed byte, of an archive or a gzip file, once it unpacks to more than UNPACKED_FLOOR"""
+"""compression ratio of an archive or gzip file that unpacks to more than UNPACKED_FLOOR bytes"""
 UNPACKED_FLOOR = 10_000_000
-"""bytes that any archive may unpack to: small files of zeros compress by more than MAX_RATIO"""
+"""bytes that any archive may unpack to, because small files of zeros compress by more than MAX_RATIO"""
 
 
-def most_unpacked(packed: int, most: int = MAX_UNPACKED) -> int:
-    """Bytes that `packed` bytes may unpack to: at most `most`, and at most MAX_RATIO as many beyond the floor."""
-    return min(most, max(UNPACKED_FLOOR, MAX_RATIO * packed))
+def max_unpacked_bytes(packed_bytes: int, limit: int = MAX_UNPACKED) -> int:
+    """The number of bytes that an archive of this size may unpack to, at most `limit`."""
+    return min(limit, max(UNPACKED_FLOOR, MAX_RATIO * packed_bytes))

@@ -17,16 +17,30 @@ if TYPE_CHECKING:
     from rich.segment import Segment
 
 SYNONYMS = {
-    "fp32": "float32",
-    "f32": "float32",
-    "float": "float32",
-    "bfloat16": "bf16",
-    "adam": "adamw",
-    "cls": "class",
-    "avg": "mean",
-    "average": "mean",
+    "float32": ("fp32", "f32", "float"),
+    "bf16": ("bfloat16",),
+    "adamw": ("adam",),
+    "cls": ("class", "class_token"),
+    "mean": ("avg", "average"),
+    "width": ("embed_dim", "hidden_size", "hidden_dim", "d_model", "n_embd", "dim"),
+    "depth": ("num_layers", "num_hidden_layers", "n_layer", "n_layers", "num_encoder_layers", "num_decoder_layers"),
+    "num_heads": ("num_attention_heads", "nhead", "n_head", "n_heads"),
+    "mlp_dim": ("mlp_ratio", "intermediate_size", "dim_feedforward", "n_inner"),
+    "image_size": ("img_size",),
+    "in_channels": ("in_chans", "num_channels"),
+    "num_classes": ("num_labels",),
+    "context_length": ("max_position_embeddings", "n_positions", "n_ctx", "block_size", "max_seq_len"),
+    "dropout": ("drop_rate", "pos_drop_rate", "proj_drop_rate", "hidden_dropout_prob", "embd_pdrop", "resid_pdrop"),
+    "attention_dropout": ("attn_drop_rate", "attention_probs_dropout_prob", "attn_pdrop"),
+    "drop_path": ("drop_path_rate",),
+    "norm": ("norm_first",),
+    "norm_eps": ("layer_norm_eps", "layer_norm_epsilon"),
+    "activation": ("act_layer", "hidden_act", "activation_function"),
+    "pooling": ("global_pool", "pool"),
+    "tie_weights": ("tie_word_embeddings",),
 }
-"""names used by other libraries -> ours; suggested only if ours is among the known names"""
+"""names used by other libraries, by ours; suggested only if ours is among the known names"""
+OUR_NAMES = {other: ours for ours, others in SYNONYMS.items() for other in others}
 MAX_REPR_LENGTH = 60
 """characters of an invalid value that an error message shows"""
 TYPO_CUTOFF, ABBREVIATION_CUTOFF = 0.6, 0.5
@@ -76,8 +90,8 @@ def closest_name(name: str, names: Iterable[str]) -> str | None:
     word, keys = normalize_name(name), list(reversed(known))
     if word in known:
         return known[word]
-    if SYNONYMS.get(word) in known:
-        return known[SYNONYMS[word]]
+    if OUR_NAMES.get(word) in known:
+        return known[OUR_NAMES[word]]
     typos = difflib.get_close_matches(word, keys, n=1, cutoff=TYPO_CUTOFF)
     longer = sorted((key for key in keys if len(word) > 2 and word in key), key=lambda key: not key.startswith(word))
     same_initial = [key for key in keys if key[:1] == word[:1]]

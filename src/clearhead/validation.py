@@ -4,13 +4,17 @@ Values are passed by keyword, under the name that the error shows: check_positiv
 Importing this module does not import torch.
 """
 
+import inspect
 import math
 import os
-from collections.abc import Iterable
-from typing import Any, get_args
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, get_args
 
 from clearhead.messages import did_you_mean, short_repr, unknown_name
 
+P = ParamSpec("P")
+R = TypeVar("R")
 MAX_SIZE = 2**63 - 1
 """the largest size of a tensor dimension"""
 
@@ -82,6 +86,21 @@ def check_name(name: Any, names: Iterable[str], kind: str) -> None:
     names = list(names)
     if name not in names:
         raise unknown_name(kind, name, names)
+
+
+def suggest_keywords(init: Callable[P, R]) -> Callable[P, R]:
+    """A decorator for `__init__`: an unknown keyword argument raises a TypeError that suggests the closest name."""
+    names = [name for name in inspect.signature(init).parameters if name != "self"]
+
+    @wraps(init)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in names:
+                kind = init.__qualname__.partition(".")[0]
+                raise TypeError(f"{kind} got an unexpected keyword argument {name!r}{did_you_mean(name, names)}")
+        return init(*args, **kwargs)
+
+    return wrapper
 
 
 def check_paths(**paths: str) -> None:

@@ -150,7 +150,10 @@ def test_help(capsys, argv):
         ("data show --out x.png", "data show needs the name of a data set"),
         ("data get minst", "unknown data set 'minst'; did you mean mnist?"),
         ("data get cifar10 --form here", "did you mean --from?"),
-        ("data get cifar10 --from nowhere", "tried nowhere: there is no such file or folder; if you have it:"),
+        (
+            "data get cifar10 --from nowhere",
+            "cifar10 could not be fetched: nowhere: no such file or folder; if you have the files, run:",
+        ),
         ("data get cifar10 --from ~nobody-here/x", "~NAME must be somebody's home, got '~nobody-here/x'"),
         ("data show folder --data.folder ~nobody-here/x", "~NAME must be somebody's home, got '~nobody-here/x'"),
         ("data show cifar10", "run: clearhead data get cifar10"),

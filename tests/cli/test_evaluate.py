@@ -85,7 +85,7 @@ def test_loss_and_accuracy_of_any_other_run(capsys):
     ("argv", "message"),
     [
         ("runs/reverse --beam 3", "--test, --beam and --ensemble need a run of pronounce, got runs/reverse"),
-        ("runs/pronounce --beam 0", "a beam's size must be from 1 to 1000, got 0"),
+        ("runs/pronounce --beam 0", "beam size must be from 1 to 1000, got 0"),
         ("runs/pronounce --part trian", "invalid choice: 'trian'"),
         ("runs/nothing", "a run is a folder with a config.json"),
         ("runs/pronounce --ensemble runs/nothing", "a run is a folder with a config.json"),

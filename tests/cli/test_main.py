@@ -42,7 +42,7 @@ EXAMPLES = [
     "clearhead verify-resume reverse",
     "clearhead look runs/mine --sample 3",
     "clearhead doctor mymodel.py:GPT",
-    "clearhead shapes bert_cifar",
+    "clearhead shapes bert_cifar10",
     "clearhead lab scaled-key --alpha 10",
     "clearhead steps --causal",
     "clearhead mask causal --tokens 5",

@@ -165,7 +165,7 @@ def test_a_run_stopped_early_cannot_be_extended(capsys, mine):
     with run.lock():
         run.save(found)
     assert main(["resume", "mine", "--steps", "20"]) == 2
-    assert "ended early, after 1 evaluations without improvement" in capsys.readouterr().err
+    assert "stopped early, after 1 evaluations without improvement" in capsys.readouterr().err
 
 
 def test_extending_does_not_affect_a_constant_learning_rate(tmp_path, monkeypatch, capsys):

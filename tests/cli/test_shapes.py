@@ -39,7 +39,7 @@ def test_shapes_lists_what_can_be_asked_for(told):
 
 def test_help_of_a_model_shows_its_fields_words_and_values(told, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    out = told("shapes", "bert_cifar", "--help")
+    out = told("shapes", "bert_cifar10", "--help")
     assert "--num-heads N, --heads N" in out
     assert "(default: 8)" in out
     assert "layer norm on the embeddings, as BERT does (default: yes)" in " ".join(out.split())
@@ -71,7 +71,7 @@ def test_shapes_json_equals_the_function(told):
     ],
 )
 def test_any_field_can_be_changed(told, argv, field, value):
-    data = json.loads(told("shapes", "small-mnist", *argv.split(), "--depth", "1", "--json"))
+    data = json.loads(told("shapes", "vit-mnist", *argv.split(), "--depth", "1", "--json"))
     assert data["config"][field] == value
     assert data["config"]["depth"] == 1
 
@@ -141,12 +141,10 @@ def test_a_name_with_several_meanings_is_the_first_of_preset_recipe_run_and_says
         "mnist: the model of the recipe\nmnist is also a run, runs/mnist: clearhead shapes mnist --as run\n"
     )
     assert json.loads(told("shapes", "mnist", "--as", "run", "--json"))["config"]["width"] == 24
-    monkeypatch.setitem(RECIPES, "small-mnist", RECIPES["mnist"])
-    out = told("shapes", "small_mnist")
-    assert out.startswith(
-        "small_mnist: the preset\nsmall_mnist is also a recipe: clearhead shapes small_mnist --as recipe"
-    )
-    assert json.loads(told("shapes", "small_mnist", "--as=recipe", "--json"))["source"] == "recipe"
+    monkeypatch.setitem(RECIPES, "vit-mnist", RECIPES["mnist"])
+    out = told("shapes", "vit_mnist")
+    assert out.startswith("vit_mnist: the preset\nvit_mnist is also a recipe: clearhead shapes vit_mnist --as recipe")
+    assert json.loads(told("shapes", "vit_mnist", "--as=recipe", "--json"))["source"] == "recipe"
     assert not told("shapes", "reverse").startswith("reverse")  # preset and recipe are the same model
 
 

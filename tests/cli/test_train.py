@@ -103,7 +103,7 @@ def test_any_setting_can_be_changed(monkeypatch, argv, path, value):
         ("text", "data.file is empty; run: clearhead train text --data.file PATH"),
         ("reverse --training.steps 0", "set one of steps and epochs above 0"),
         ("reverse --model.width 33 --model.heads 2", "width must be a multiple of num_heads"),
-        ("reverse --name a/b", "a run's name must have at most 60 letters, digits"),
+        ("reverse --name a/b", "a run name must have at most 60 letters, digits"),
         ("reverse extra", "takes options, --name value, got 'extra'"),
         (
             "digits --objective set-pointer",
@@ -114,8 +114,8 @@ def test_any_setting_can_be_changed(monkeypatch, argv, path, value):
         ("mnist --data.name folder", "run: clearhead train folder --data.folder PATH"),
         ("mnist --data.name reverse", "reverse needs objective=token-classification, got classification"),
         ("reverse --training.steps " + "9" * 30, "steps must be at most 1,000,000,000,000, got 999"),
-        ("reverse --name " + "x" * 300, "a run's name must have at most 60 letters, digits"),
-        ("cifar10-bert", "cifar10 must be fetched before it is used"),
+        ("reverse --name " + "x" * 300, "a run name must have at most 60 letters, digits"),
+        ("cifar10-bert", "cifar10 has not been downloaded"),
         ("reverse --compile perhaps", "compile must be one of auto, on, off, got 'perhaps'"),
         ("reverse --optimizer.lr nan", "lr must be a finite number >= 0, got nan; try lr=0.001"),
         ("reverse --training.steps -5", "got -5; set one of steps and epochs above 0 and the other to 0"),
@@ -145,7 +145,7 @@ def test_help_shows_the_recipe_and_its_settings(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["train", "mnist", "--help"]) == 0
     out = capsys.readouterr().out
-    assert "Handwritten digits" in out
+    assert "MNIST with a small vision transformer" in out
     for option in (
         "--name",
         "--seed",
@@ -171,10 +171,10 @@ def test_help_shows_the_recipe_and_its_settings(capsys, monkeypatch):
 
 
 def test_dry_run_prints_an_estimate_and_creates_no_files(capsys, here, monkeypatch):
-    monkeypatch.setattr("clearhead.recipes.estimate.TIMED", 1)
+    monkeypatch.setattr("clearhead.recipes.estimate.TIMED_STEPS", 1)
     assert main(["train", "reverse", "--dry-run", *TINY]) == 0
     out = capsys.readouterr().out
-    for word in ("parameters         10,282", "memory ", "time per epoch", "done at"):
+    for word in ("parameters         10,282", "memory ", "time per epoch", "it ends at"):
         assert word in out
     assert list(here.iterdir()) == []
 

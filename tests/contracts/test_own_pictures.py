@@ -20,10 +20,10 @@ def run(pictures, monkeypatch, capsys):
 
 
 def test_several_views_are_named_beside_every_number_of_theirs(run, capsys):
-    from clearhead.data.augment import NAMES
+    from clearhead.data.augment import TTA_DESCRIPTIONS
     from clearhead.inference.run import Run
 
-    name = NAMES[Run(run).config.training.tta]
+    name = TTA_DESCRIPTIONS[Run(run).config.training.tta]
     assert name
     for command in ("resume", "evaluate"):
         assert main([command, str(run)]) == 0

@@ -88,14 +88,14 @@ def test_a_class_that_does_not_exist_is_refused(label):
         (
             "test_batch.png",
             as_png(BINARIES["test_batch.bin"] * 2),
-            r"must be RGB of \(1024, 4\), got RGB of \(1024, 8\)",
+            r"must be an RGB image of size \(1024, 4\), got RGB of size \(1024, 8\)",
         ),
         ("test_lables.json", b"[1, 2, 3]", "must have a label for each image, got 4 images, 3 labels"),
-        ("test_lables.json", b"[1, 2, 3, 10]", "must be a list of numbers from 0 to 9"),
-        ("test_lables.json", b"[1, 2, 3, true]", "must be a list of numbers from 0 to 9"),
-        ("test_lables.json", b"{}", "must be a list of numbers from 0 to 9"),
-        ("test_lables.json", b"[" * 100_000, "must be a list of labels in JSON"),
-        ("test_lables.json", b"\xff", "must be a list of labels in JSON"),
+        ("test_lables.json", b"[1, 2, 3, 10]", "must be a JSON list of integers from 0 to 9"),
+        ("test_lables.json", b"[1, 2, 3, true]", "must be a JSON list of integers from 0 to 9"),
+        ("test_lables.json", b"{}", "must be a JSON list of integers from 0 to 9"),
+        ("test_lables.json", b"[" * 100_000, "must be a JSON list of labels"),
+        ("test_lables.json", b"\xff", "must be a JSON list of labels"),
     ],
 )
 def test_pictures_that_do_not_fit_are_refused(small, name, data, message):
@@ -113,7 +113,7 @@ def test_damaged_pictures_are_refused_or_read(data):
         try:
             assert cifar10.parse_png(bytes(packed), "it").shape == (PER_FILE, 1024, 3)
         except ValueError as error:
-            assert re.search("cannot read the image it: |it must be RGB", str(error))  # noqa: PT017
+            assert re.search("cannot read the image it: |it must be an RGB image", str(error))  # noqa: PT017
 
 
 def test_missing_files_are_named():

@@ -41,7 +41,7 @@ def test_gzipped_or_plain_files_are_fetched_and_loaded(cache, tmp_path, monkeypa
 def test_mnists_own_files_are_not_taken_for_it(cache, tmp_path):
     for name, data in FILES.items():
         (tmp_path / name).write_bytes(data)
-    with pytest.raises(LookupError, match="train-images-idx3-ubyte is not what its makers published"):
+    with pytest.raises(LookupError, match="train-images-idx3-ubyte does not match its published SHA-256 digest"):
         obtain(mnist.CACHED, (LocalSource(tmp_path),), print)
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import save as to_safetensors
 from clearhead.data import folder, user_files
 from clearhead.data.cache import cache_folder
 from clearhead.data.datasets import DataConfig, digests, load_dataset
-from clearhead.data.folder import divided, list_images
+from clearhead.data.folder import list_images, split_indices
 from clearhead.data.user_files import MAX_FOLDER_DEPTH
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -201,7 +201,7 @@ def test_without_a_home_pictures_are_read_all_the_same(tmp_path, monkeypatch):
         Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("Could not determine home directory."))
     )
     assert len(data_of(root).train) + len(data_of(root).test) == 6
-    with pytest.raises(ValueError, match="no home directory to keep data in; set CLEARHEAD_CACHE"):
+    with pytest.raises(ValueError, match="no home directory for the cache; set CLEARHEAD_CACHE"):
         cache_folder()
 
 
@@ -380,6 +380,6 @@ def test_very_many_classes_are_split_in_good_time(tmp_path, monkeypatch):
     """Each image is looked at once, not once for each class."""
     root = fill(tmp_path / "mine", **{f"class{i}": 2 for i in range(100)})
     listing = list_images(str(root))
-    train, test, n_validation = divided(listing, 1000)
+    train, test, n_validation = split_indices(listing, 1000)
     assert (len(train), len(test), n_validation) == (100, 100, 20)
     assert [listing.labels[i] for i in train] == list(range(100)) == [listing.labels[i] for i in test]

@@ -4,15 +4,15 @@ import torch
 
 from clearhead.data.batches import Batches
 from clearhead.data.contact_sheet import (
-    EDGE,
-    INK,
-    LARGEST,
-    MARKED,
-    MOST_ROWS,
-    PAPER,
-    PER_ROW,
-    SMALLEST,
-    VERSIONS,
+    BACKGROUND,
+    HIGHLIGHT,
+    MAX_CELL,
+    MAX_ROWS,
+    MIN_CELL,
+    NUM_COLUMNS,
+    NUM_VERSIONS,
+    OUTLINE,
+    TEXT_COLOR,
     Row,
     augmented_sheet,
     contact_sheet,
@@ -38,15 +38,15 @@ def test_each_class_has_a_row_with_its_own_images():
     rows = {shade: np.argwhere((sheet == shade).all(2)) for shade in (10, 20, 30, 40)}
     tops = {shade: int(place[:, 0].min()) for shade, place in rows.items()}
     assert tops[20] == tops[40] < tops[10] == tops[30]
-    assert all(len(place) >= SMALLEST**2 for place in rows.values())
+    assert all(len(place) >= MIN_CELL**2 for place in rows.values())
 
 
 def test_names_are_written_and_a_row_is_not_longer_than_it_may_be():
     sheet = sheet_of([(100 + i, 0) for i in range(30)], ("cat",))
-    assert {PAPER, INK} <= colours(sheet)
+    assert {BACKGROUND, TEXT_COLOR} <= colours(sheet)
     areas = [(np.asarray(sheet) == 100 + i).all(2).sum() for i in range(30)]
-    assert all(area >= SMALLEST**2 for area in areas[:PER_ROW])
-    assert all(area < 100 for area in areas[PER_ROW:])  # edges of the letters
+    assert all(area >= MIN_CELL**2 for area in areas[:NUM_COLUMNS])
+    assert all(area < 100 for area in areas[NUM_COLUMNS:])  # edges of the letters
 
 
 def test_a_class_without_a_picture_leaves_its_row_empty():
@@ -55,7 +55,7 @@ def test_a_class_without_a_picture_leaves_its_row_empty():
 
 def test_the_odd_one_of_each_set_is_framed():
     sheet = contact_sheet(load_dataset(DataConfig(name="odd-one-out", set_size=4), seed=0))
-    assert MARKED in colours(sheet)
+    assert HIGHLIGHT in colours(sheet)
 
 
 def test_sequences_have_no_sheet():
@@ -75,7 +75,7 @@ def random_data(num_classes=2, size=48):
 
 def cells(sheet, size=48):
     """The drawn images by row and column: what is inside the edges."""
-    pixels, edge = np.asarray(sheet), np.array([int(EDGE[i : i + 2], 16) for i in (1, 3, 5)])
+    pixels, edge = np.asarray(sheet), np.array([int(OUTLINE[i : i + 2], 16) for i in (1, 3, 5)])
     is_edge = (pixels == edge).all(2)
     tops = [y + 1 for y in np.flatnonzero(is_edge.sum(1) > size) if not is_edge[y - 1].sum() > size][::2]
     lefts = [x + 1 for x in np.flatnonzero(is_edge.sum(0) > size) if not is_edge[:, x - 1].sum() > size][::2]
@@ -87,11 +87,11 @@ def test_augmented_images_are_those_that_training_would_be_given():
     how = Augmentation(crop=5, flip=True, cutout=7)
     config = DataConfig(name="folder", augmentation=how)
     rows = cells(augmented_sheet(data, config, seed=4))
-    assert [len(row) for row in rows] == [1 + VERSIONS] * 4
+    assert [len(row) for row in rows] == [1 + NUM_VERSIONS] * 4
     batches = Batches(data, config, batch_size=4, seed=4)
     for row, original in zip(range(4), data.train.images, strict=True):
         assert torch.equal(rows[row][0], original)
-    for step in range(VERSIONS):
+    for step in range(NUM_VERSIONS):
         normal = batches.at(step).inputs
         for place, row in enumerate(batches.epoch_order(step).tolist()):
             given = data.normalize(rows[row][1 + step][None])[0]
@@ -113,19 +113,19 @@ def test_of_more_classes_fewer_images_of_each_are_shown_augmented():
 
 
 def test_an_image_that_is_white_at_its_border_has_a_visible_end():
-    assert EDGE in colours(sheet_of([(255, 0)], ("",)))
+    assert OUTLINE in colours(sheet_of([(255, 0)], ("",)))
 
 
 def test_sequences_have_no_augmented_sheet():
-    with pytest.raises(ValueError, match="augmentation is for images, got reverse"):
+    with pytest.raises(ValueError, match="augmentation needs images, got reverse"):
         augmented_sheet(load_dataset(DataConfig(name="reverse"), seed=0), DataConfig(name="reverse"), 0)
 
 
 def test_a_sheet_has_a_size_that_can_be_drawn():
     """Thousands of classes, names of 255 characters, or large images would take gigabytes."""
     images = torch.zeros(1, 3, 4, 4, dtype=torch.uint8)
-    assert draw([Row("n" * 255, images)] * 5000).size == draw([Row("n" * 37 + "...", images)] * MOST_ROWS).size
+    assert draw([Row("n" * 255, images)] * 5000).size == draw([Row("n" * 37 + "...", images)] * MAX_ROWS).size
     large = torch.full((12, 3, 1024, 1024), 7, dtype=torch.uint8)
     width, height = draw([Row("a", large)]).size
-    assert LARGEST < height < 300
-    assert 12 * LARGEST < width < 13 * LARGEST
+    assert MAX_CELL < height < 300
+    assert 12 * MAX_CELL < width < 13 * MAX_CELL

@@ -40,11 +40,11 @@ def test_an_archive_or_a_file_will_do(tmp_path):
 
 
 def test_what_is_nothing_of_the_kind_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="there is no such file or folder"):
+    with pytest.raises(ValueError, match="no such file or folder"):
         LocalSource(tmp_path / "absent").read(WANTED, tmp_path)
-    assert LocalSource(tmp_path, origin="from a package").what == f"{tmp_path} (from a package)"
+    assert LocalSource(tmp_path, origin="from a package").description == f"{tmp_path} (from a package)"
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(ValueError, match=r"notes.txt is none of its files \(one.bin, two.bin\) and no archive"):
+    with pytest.raises(ValueError, match=r"notes.txt is neither an archive nor one of one.bin, two.bin"):
         LocalSource(tmp_path / "notes.txt").read(WANTED, tmp_path)
 
 

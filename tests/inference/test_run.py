@@ -90,10 +90,10 @@ def test_predictions_apply_the_tta_of_the_run(pictures, monkeypatch):
 
 def test_digits_have_a_prediction_each_or_one_for_the_sequence(trained):
     ids = [3, 1, 4, 1, 5, 9, 2, 6]
-    assert len(Run(trained / "reverse").predict(ids)) == 8
+    assert len(Run(trained / "reverse").predict(2 * ids)) == 16
     (prediction,) = Run(trained / "repeat").predict(ids)
     assert set(prediction.probabilities) == {"no repeat", "repeat"}
-    (number,) = Run(trained / "sum").predict(ids)
+    (number,) = Run(trained / "sum").predict(2 * ids)
     assert number.probability is None
     float(number.label)
 
@@ -124,6 +124,8 @@ def test_length_warning_names_both_lengths(trained):
     run = Run(trained / "repeat")
     assert run.length_warning([3] * 8) == ""
     assert "trained on sequences of 8 digits, got 3" in run.length_warning([3, 1, 4])
+    with pytest.warns(UserWarning, match="trained on sequences of 8 digits, got 3"):
+        run.predict([3, 1, 4])
 
 
 def test_a_run_without_a_checkpoint_is_refused(tmp_path, trained):

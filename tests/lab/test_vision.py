@@ -4,7 +4,7 @@ from torch import nn
 from clearhead.lab import vision
 from clearhead.lab.vision import ALL, PARTS, PLAIN, VARIANTS
 from clearhead.models.config import build_model
-from clearhead.models.presets import plain_mnist, preset
+from clearhead.models.presets import preset, vit_mnist_plain
 from clearhead.recipes.registry import config_of
 
 
@@ -20,7 +20,7 @@ def parts_of(variant):
 
 
 def test_variants_add_one_part_each_and_the_last_all():
-    assert config_of("mnist-plain", VARIANTS[PLAIN]).model == plain_mnist() == preset("plain_mnist")
+    assert config_of("mnist-plain", VARIANTS[PLAIN]).model == vit_mnist_plain() == preset("vit_mnist_plain")
     assert parts_of(PLAIN) == dict.fromkeys(PARTS, False)
     for part in PARTS:
         assert parts_of(f"+ {part}") == {name: name == part for name in PARTS}

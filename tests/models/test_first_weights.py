@@ -4,7 +4,7 @@ from torch import nn
 
 from clearhead import VisionTransformer
 from clearhead.models.config import VisionConfig
-from clearhead.models.presets import bert_cifar
+from clearhead.models.presets import bert_cifar10
 from clearhead.models.vit import BERT
 
 
@@ -20,7 +20,7 @@ def build(depth, init):
 
 def test_bert_starts_with_small_weights_and_no_biases():
     torch.manual_seed(0)
-    model = VisionTransformer.from_config(bert_cifar())
+    model = VisionTransformer.from_config(bert_cifar10())
     layers = [module for module in model.modules() if isinstance(module, nn.Linear | nn.Conv2d)]
     assert len(layers) > 12 * 6
     for layer in layers:

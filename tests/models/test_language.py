@@ -102,7 +102,7 @@ def test_it_compiles_whole_and_answers_the_same(ids):
     [
         (torch.full((1, 2), 7), "ids must be from 0 to 6, got 7"),
         (torch.zeros(1, 11, dtype=torch.long), "must fit the learned position table of 10 rows, got length 11"),
-        (torch.zeros(1, 2), "ids must be whole numbers, got torch.float32; embeddings go in as inputs_embeds="),
+        (torch.zeros(1, 2), "ids must be integers, got torch.float32; pass embeddings as inputs_embeds="),
     ],
 )
 def test_bad_input_is_refused_in_one_line(ids, message):

@@ -152,7 +152,7 @@ def test_the_head_may_have_a_norm():
         (lambda m: m(torch.full((1, 2), 5)), "ids must be from 0 to 4, got 5"),
         (lambda m: m(torch.full((1, 2), -1)), "ids must be from 0 to 4, got -1"),
         (lambda m: m(torch.zeros(2, dtype=torch.long)), r"ids must be \(batch, length\), got shape \(2,\)"),
-        (lambda m: m(torch.zeros(1, 2, dtype=torch.bool)), "ids must be whole numbers, got torch.bool"),
+        (lambda m: m(torch.zeros(1, 2, dtype=torch.bool)), "ids must be integers, got torch.bool"),
         (lambda m: m(torch.zeros(1, 2, 4)), r"last dimension of features must be 5, got shape \(1, 2, 4\)"),
         (lambda m: m(inputs_embeds=torch.zeros(1, 2, 9)), "last dimension of inputs_embeds must be 8"),
         (lambda m: m(torch.zeros(1, 7, dtype=torch.long)), "must fit the learned position table of 6 rows"),

@@ -1,10 +1,12 @@
 import json
+import re
 
 import pytest
 import torch
 
+import clearhead
 from clearhead.models.config import VisionConfig, build_model
-from clearhead.models.presets import PRESETS, bert_cifar, list_presets, plain_mnist, preset, reverse
+from clearhead.models.presets import PRESETS, bert_cifar10, list_presets, preset, reverse, vit_mnist_plain
 from clearhead.models.vit import VisionTransformer
 
 
@@ -13,8 +15,8 @@ def count(name):
         return sum(p.numel() for p in build_model(preset(name)).parameters())
 
 
-def test_bert_cifar_has_the_sizes_of_a_small_bert():
-    config = bert_cifar()
+def test_bert_cifar10_has_the_sizes_of_a_small_bert():
+    config = bert_cifar10()
     assert (config.image_size, config.patch_size, config.in_channels, config.num_classes) == (32, 4, 3, 10)
     assert (config.width, config.depth, config.num_heads, config.mlp_width) == (256, 12, 8, 1024)
     assert (config.norm, config.activation, config.pos_embed, config.pooling) == ("post", "gelu", "learned", "cls")
@@ -37,8 +39,8 @@ def test_reverse_is_a_single_block_with_one_head():
     assert build_model(config)(torch.zeros(2, 16, dtype=torch.long)).shape == (2, 16, 10)
 
 
-def test_plain_mnist_has_no_norm_positions_or_output_projection():
-    config = plain_mnist()
+def test_vit_mnist_plain_has_no_norm_positions_or_output_projection():
+    config = vit_mnist_plain()
     assert (config.width, config.depth, config.num_heads, config.patch_size, config.mlp_dim) == (64, 4, 1, 7, 64)
     assert (config.norm, config.pos_embed, config.pooling, config.output_projection) == ("none", "none", "cls", False)
     names = [name for name, _ in build_model(config).named_parameters()]
@@ -47,11 +49,11 @@ def test_plain_mnist_has_no_norm_positions_or_output_projection():
 
 def test_the_plain_model_cannot_tell_shuffled_patches():
     """R3.2: without positions, the logits do not change when the patches change places."""
-    model = build_model(plain_mnist()).double()
+    model = build_model(vit_mnist_plain()).double()
     patches = torch.randn(2, 16, 64, dtype=torch.float64)
     shuffled = patches[:, torch.randperm(16)]
     torch.testing.assert_close(model(inputs_embeds=patches), model(inputs_embeds=shuffled))
-    with_positions = build_model(preset("small_mnist")).double()
+    with_positions = build_model(preset("vit_mnist")).double()
     change = with_positions(inputs_embeds=patches) - with_positions(inputs_embeds=shuffled)
     assert change.abs().max() > 1e-4
 
@@ -69,9 +71,9 @@ def test_every_preset_builds(name):
 
 def test_an_unknown_preset_is_answered_with_the_nearest():
     with pytest.raises(
-        LookupError, match=r"unknown preset 'bert_cifra'; did you mean bert_cifar\? Choose from reverse, "
+        LookupError, match=r"unknown preset 'bert_cifra10'; did you mean bert_cifar10\? Choose from reverse, "
     ):
-        preset("bert_cifra")
+        preset("bert_cifra10")
     with pytest.raises(LookupError, match="unknown preset 'zzz'; choose from reverse, "):
         preset("zzz")
 
@@ -93,3 +95,19 @@ def test_a_config_from_a_dict_with_an_unknown_field_is_refused():
     values = preset("vit_tiny").to_dict() | {"heads": 3}
     with pytest.raises(LookupError, match="heads"):
         VisionConfig.from_dict(values)
+
+
+@pytest.mark.parametrize(
+    ("model", "keyword", "meant"),
+    [
+        (clearhead.VisionTransformer, "pathc_size", "patch_size"),
+        (clearhead.VisionTransformer, "embed_dim", "width"),
+        (clearhead.LanguageModel, "n_layer", "depth"),
+        (clearhead.SequencePredictor, "num_attention_heads", "num_heads"),
+        (clearhead.Seq2Seq, "dim_feedforward", "mlp_dim"),
+    ],
+)
+def test_unknown_keyword_argument_suggests_the_closest_name(model, keyword, meant):
+    message = f"{model.__name__} got an unexpected keyword argument '{keyword}'; did you mean {meant}?"
+    with pytest.raises(TypeError, match=re.escape(message)):
+        model(**{keyword: 4})

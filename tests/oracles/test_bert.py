@@ -1,4 +1,4 @@
-"""Hugging Face's BertModel as the oracle: with its weights, the preset bert_cifar has its hidden states and logits.
+"""Hugging Face's BertModel as the oracle: with its weights, the preset bert_cifar10 has its hidden states and logits.
 
 The published notebook feeds 64 patch embeddings behind a class token into BertModel and classifies the class token's
 last hidden state by an MLP. BERT adds a position and a token type to every token; here both are part of the position
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from clearhead import VisionTransformer
-from clearhead.models.presets import bert_cifar
+from clearhead.models.presets import bert_cifar10
 from clearhead.nn.blocks import MLP
 
 BLOCK = {  # BertLayer's name: ours
@@ -58,7 +58,7 @@ def inputs():
 @torch.no_grad()
 def ours(bert, classifier, cls_token, **changes) -> VisionTransformer:
     """The preset with BERT's weights, and this class token."""
-    model = VisionTransformer.from_config(replace(bert_cifar(), **changes)).double().eval()
+    model = VisionTransformer.from_config(replace(bert_cifar10(), **changes)).double().eval()
     for block, layer in zip(model.blocks, bert.encoder.layer, strict=True):
         for theirs, name in BLOCK.items():
             block.get_submodule(name).load_state_dict(layer.get_submodule(theirs).state_dict())

@@ -1,6 +1,6 @@
 import pytest
 
-from clearhead.recipes.registry import changed, config_of, validate
+from clearhead.recipes.registry import config_of, validate, with_changes
 
 MNIST = config_of("mnist")
 
@@ -43,11 +43,11 @@ def test_what_does_not_fit_together_is_refused(name, changes, message):
 
 def test_the_right_kind_of_model():
     with pytest.raises(ValueError, match="mnist needs a VisionConfig, got a PredictorConfig"):
-        validate(changed(MNIST, {"model": config_of("reverse").model}))
+        validate(with_changes(MNIST, {"model": config_of("reverse").model}))
     with pytest.raises(ValueError, match="pronounce needs a Seq2SeqConfig, got a LanguageConfig"):
-        validate(changed(config_of("pronounce"), {"model": config_of("words").model}))
+        validate(with_changes(config_of("pronounce"), {"model": config_of("words").model}))
     with pytest.raises(ValueError, match="reverse needs a PredictorConfig, got a VisionConfig"):
-        validate(changed(config_of("reverse"), {"model": MNIST.model}))
+        validate(with_changes(config_of("reverse"), {"model": MNIST.model}))
 
 
 def test_a_table_of_positions_must_reach_as_far_as_is_read(tmp_path):

@@ -9,7 +9,7 @@ import torch
 from clearhead.data.datasets import Augmentation
 from clearhead.messages import duration
 from clearhead.models.config import build_model
-from clearhead.recipes.registry import IMAGES, RECIPES, changed, config_of, find, measurements, results_table
+from clearhead.recipes.registry import IMAGES, RECIPES, config_of, find, measurements, results_table, with_changes
 from clearhead.training.config import RunConfig
 from clearhead.training.context import build_context, isolated_torch_state
 from clearhead.training.distributed import Ranks
@@ -93,7 +93,7 @@ def test_any_field_can_be_changed_by_its_path():
 
 
 def test_fields_that_only_fit_together_change_together():
-    model = changed(config_of("mnist"), {"model.width": 30, "model.num_heads": 5}).model
+    model = with_changes(config_of("mnist"), {"model.width": 30, "model.num_heads": 5}).model
     assert (model.width, model.num_heads) == (30, 5)
 
 
@@ -127,7 +127,7 @@ def test_a_recipe_may_be_written_with_underscores():
 
 
 @pytest.mark.parametrize(
-    ("path", "message"), [("training", "is changed field by field, as in training.NAME"), ("seed.x", "has no fields")]
+    ("path", "message"), [("training", "has fields, which are set as training.NAME"), ("seed.x", "has no fields")]
 )
 def test_a_path_ends_at_a_number(path, message):
     with pytest.raises(LookupError, match=message):

@@ -46,12 +46,12 @@ def test_resume_with_other_settings_is_refused():
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "../x", ".hidden", "a b", "-x"])
 def test_a_name_is_not_a_path(name):
-    with pytest.raises(ValueError, match="a run's name must have at most 60 letters, digits"):
+    with pytest.raises(ValueError, match="a run name must have at most 60 letters, digits"):
         check_run_name(name)
 
 
 def test_a_recipe_of_ones_own_names_a_folder_too_and_not_a_path(here):
-    with pytest.raises(ValueError, match=r"a run's name must have at most 60 letters, digits .*, got '\.\./mine-0'"):
+    with pytest.raises(ValueError, match=r"a run name must have at most 60 letters, digits .*, got '\.\./mine-0'"):
         train(replace(config_of("reverse", TINY), recipe="../mine"), quiet=True)
     assert list(here.iterdir()) == []
 

@@ -156,12 +156,12 @@ def override_data(data: "DataConfig", overrides: dict[str, Any]) -> "DataConfig"
 
     A folder is split as in training, because its split is printed. Of other data, no example is held out.
     """
-    from clearhead.recipes.registry import changed
+    from clearhead.recipes.registry import with_changes
 
     changes = {path.removeprefix("data."): value for path, value in overrides.items() if path.startswith("data.")}
     if changes.get("question") == "repeat":
         changes.setdefault("length", 8)
-    config: DataConfig = changed(data, changes if data.name == "folder" else changes | {"validation": 0})
+    config: DataConfig = with_changes(data, changes if data.name == "folder" else changes | {"validation": 0})
     if config.name in ("folder", "text") and not (config.folder or config.file):
         raise ValueError(f"{PATHS[config.name]} PATH is required for {config.name}")
     return config

@@ -105,10 +105,10 @@ def warn_of_overlap(run: "Run", words: "Pronunciations", name: str) -> None:
 
 def with_part(run: "Run", part: "PartName", metrics: dict[str, Any]) -> dict[str, Any]:
     """The metrics with the part of the data and the test-time augmentation before them."""
-    from clearhead.data.augment import NAMES
+    from clearhead.data.augment import TTA_DESCRIPTIONS
     from clearhead.inference.evaluate import tta_of
 
-    tta = NAMES[tta_of(run, part)]
+    tta = TTA_DESCRIPTIONS[tta_of(run, part)]
     return {"part": part, **({"tta": tta} if tta else {}), **metrics}
 
 

@@ -76,7 +76,7 @@ def predict(argv: Sequence[str]) -> None:
     if args.beam is not None or args.ensemble:
         raise ValueError(f"--beam and --ensemble need words and a run of pronounce, got {args.run}")
     if args.ids:
-        predictions = run.predict(args.ids)
+        predictions = run.predict_digits(args.ids)
         if note := run.length_warning(args.ids):
             warn(note)
         names = [str(n) for n in args.ids] if len(predictions) > 1 else [" ".join(map(str, args.ids))]

@@ -1,4 +1,4 @@
-"""Datasets: generated, embedded, downloaded, or the user's own. Independent of models."""
+"""Data sets: generated, embedded, downloaded, or the user's own. Independent of models."""
 
 from typing import TYPE_CHECKING
 

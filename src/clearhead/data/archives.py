@@ -1,4 +1,4 @@
-"""Reading of files inside tar and zip archives, by name, into memory. Nothing is extracted to disk.
+"""Read files from tar and zip archives into memory, by name. Nothing is extracted to disk.
 
 Archives are untrusted. An archive that contains a link, a device, an absolute path or a `..` is rejected, and so are
 sparse members of a tar, a few bytes of which can declare any size. The limits of `user_files` are enforced while an
@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from clearhead.data.user_files import MAX_DATASET_BYTES, MAX_HEADER_BYTES, MAX_MEMBER_BYTES, MAX_MEMBERS, open_user_file
-from clearhead.files import MAX_UNPACKED, most_unpacked
+from clearhead.files import MAX_UNPACKED, max_unpacked_bytes
 
 EXTENDED_HEADER_TYPES = (
     tarfile.XHDTYPE,
@@ -36,32 +36,31 @@ class ArchiveError(ValueError):
 
 
 def read_archive(path: Path, wanted: Collection[str], max_bytes: int = MAX_UNPACKED) -> dict[str, bytes]:
-    """Those files of a .tar, .tar.gz, .tgz or .zip whose name, without folders, is in `wanted`."""
-    found: dict[str, bytes] = {}
+    """The files of a .tar, .tar.gz, .tgz or .zip archive whose base name is in `wanted`, by base name."""
+    members: dict[str, bytes] = {}
     try:
         with open_user_file(path) as file:
             read_members = zip_members if zipfile.is_zipfile(file) else tar_members
             file.seek(0)
-            max_bytes = most_unpacked(path.stat().st_size, max_bytes)
+            max_bytes = max_unpacked_bytes(path.stat().st_size, max_bytes)
             for name, data in read_members(file, path.name, wanted, max_bytes):
-                if name in found:
+                if name in members:
                     raise ArchiveError(f"file names in an archive must be unique, got {name} twice in {path.name}")
-                found[name] = data
-                check_total(found, path.name)
+                members[name] = data
+                check_total(members, path.name)
     except (ArchiveError, MemoryError):
         raise
     except Exception as error:  # the standard library raises almost any exception on damaged files
         reason = "nested headers" if isinstance(error, RecursionError) else error
         raise ValueError(
-            f"{path.name} must be a complete .tar, .tar.gz or .zip archive, got a damaged one ({reason}); "
-            "download it again"
+            f"{path.name} is not a valid .tar, .tar.gz or .zip archive ({reason}); download it again"
         ) from None
-    return found
+    return members
 
 
-def check_total(found: dict[str, bytes], name: str) -> None:
+def check_total(members: dict[str, bytes], name: str) -> None:
     """Checks the total size of the files that were read for a data set."""
-    if (size := sum(map(len, found.values()))) > MAX_DATASET_BYTES:
+    if (size := sum(map(len, members.values()))) > MAX_DATASET_BYTES:
         raise ArchiveError(f"the files of a data set may have at most {MAX_DATASET_BYTES} bytes, got {size} in {name}")
 
 
@@ -179,6 +178,7 @@ class BoundedReader(io.RawIOBase):
         self.check(0)
         return data
 
-    def check(self, more: int) -> None:
-        if self.n_read + more > self.max_bytes:
+    def check(self, num_bytes: int) -> None:
+        """Raise an error if `num_bytes` further bytes exceed the limit."""
+        if self.n_read + num_bytes > self.max_bytes:
             raise ArchiveError(size_message(self.archive, self.max_bytes))

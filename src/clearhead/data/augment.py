@@ -1,7 +1,7 @@
-"""Training augmentation (crop, flip, cutout, mixup) and test-time augmentation, for whole batches.
+"""Batched training augmentation (crop, flip, cutout, mixup) and test-time augmentation.
 
-The random numbers of an image depend on a key and on its slot in the batch, so a part of a batch is augmented as
-it is within the batch. Dims: B batch, C channels, H height, W width.
+The random numbers of an image depend on a key and on its slot in the batch, so that a slice of a batch is augmented in
+the same way as the full batch. Dims: B batch, C channels, H height, W width.
 """
 
 from collections.abc import Callable
@@ -24,14 +24,14 @@ def augment(images: Tensor, slots: Tensor, config: Augmentation, normalize: Norm
         images = crop(images, config.crop, top, left)
     if config.flip:
         images = flip(images, random_below(2, fold_in(key, "flip"), slots).bool())
-    normal = normalize(images)
+    normalized = normalize(images)
     if config.cutout:
         y, x = (
             random_below(height, fold_in(key, "cutout y"), slots),
             random_below(width, fold_in(key, "cutout x"), slots),
         )
-        normal = cutout(normal, config.cutout, y, x)
-    return normal
+        normalized = cutout(normalized, config.cutout, y, x)
+    return normalized
 
 
 def crop(images: Tensor, padding: int, top: Tensor, left: Tensor) -> Tensor:
@@ -65,8 +65,8 @@ def mixup_perm(n: int, key: int) -> Tensor:
 
 def mixup_lam(n: int, alpha: float, key: int) -> Tensor:
     """The weight of each of the n first images: float (n,) from Beta(alpha, alpha)."""
-    drawn = np.random.Generator(np.random.Philox(key=fold_in(key, "shares"))).beta(alpha, alpha, n)
-    return torch.from_numpy(drawn).float()
+    lam = np.random.Generator(np.random.Philox(key=fold_in(key, "shares"))).beta(alpha, alpha, n)
+    return torch.from_numpy(lam).float()
 
 
 def mixup(images: Tensor, images_b: Tensor, lam: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def mixup(images: Tensor, images_b: Tensor, lam: Tensor) -> Tensor:
     return torch.lerp(images_b, images, lam[:, None, None, None])
 
 
-NAMES: dict[TTA, str] = {
+TTA_DESCRIPTIONS: dict[TTA, str] = {
     "none": "",
     "flip": "mean over each image and its mirror image",
     "shift": "mean over each image, two copies shifted by a pixel, and their mirror images",
@@ -82,19 +82,19 @@ NAMES: dict[TTA, str] = {
 
 
 def tta_note(tta: TTA) -> str:
-    """The suffix of an accuracy with test-time augmentation; "" without."""
-    return f" ({NAMES[tta]})" if NAMES[tta] else ""
+    """The note printed after an accuracy with test-time augmentation; "" without."""
+    return f" ({TTA_DESCRIPTIONS[tta]})" if TTA_DESCRIPTIONS[tta] else ""
 
 
 def tta_views(images: Tensor, tta: TTA) -> list[Tensor]:
     """(B,C,H,W) -> 1, 2 or 6 views of the same shape, beginning with the images themselves."""
-    found = [images]
+    views = [images]
     if tta == "shift":
-        wider = F.pad(images, (1,) * 4, mode="reflect")
-        found += [wider[:, :, :-2, :-2], wider[:, :, 2:, 2:]]
+        padded = F.pad(images, (1,) * 4, mode="reflect")
+        views += [padded[:, :, :-2, :-2], padded[:, :, 2:, 2:]]
     if tta != "none":
-        found += [view.flip(-1) for view in found]
-    return found
+        views += [view.flip(-1) for view in views]
+    return views
 
 
 def tta_mean(predict: Callable[[Tensor], Tensor], images: Tensor, tta: TTA) -> Tensor:

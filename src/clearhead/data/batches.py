@@ -1,4 +1,4 @@
-"""Training and evaluation batches. Batch i is a pure function of (seed, step), whatever the number of processes.
+"""Training and evaluation batches. A batch is a pure function of (seed, step), for any number of processes.
 
 Unlike a DataLoader, `Batches` has no state to save: resuming at step i means asking for batch i. Each process gets its
 slice of the batch; concatenated, the slices equal the batch bit for bit, augmentation included.
@@ -79,7 +79,7 @@ class Batches:
         return self._order
 
     def shuffle(self, epoch: int) -> Tensor:
-        """All indices in random order; examples of different lengths are bucketed by length."""
+        """All indices in random order, bucketed by length if the examples have different lengths."""
         indices = permutation(fold_in(self.seed, "order", epoch), len(self.data.train))
         if self.lengths is None or not self.window:
             return indices
@@ -98,7 +98,7 @@ class Batches:
         return with_buckets, without
 
     def load(self, indices: Tensor, slots: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Augmented inputs and targets of some slots of the batch; indices (B,) are those of all its examples."""
+        """Augmented inputs and targets at some slots of the batch. `indices` (B,) are those of the full batch."""
         inputs, targets = self.data.train.get_batch(indices[slots])
         if self.data.normalize is not None:
             inputs = augment(inputs, slots, self.augmentation, self.data.normalize, fold_in(self.seed, "augment", step))
@@ -116,9 +116,10 @@ class Batches:
 def evaluation_batches(
     examples: Examples, normalize: Normalize | None, batch_size: int, rank: int = 0, world_size: int = 1
 ) -> Iterator[Batch]:
-    """This process's slices of all examples in order, not augmented. Each example comes once over all processes.
+    """This process's slices of all examples, in order and without augmentation.
 
-    Every process gets the same number of batches; its slice of the last batch may be empty.
+    Each example is in the slice of exactly one process. Every process gets the same number of batches, but its slice of
+    the last batch may be empty.
     """
     for first in range(0, len(examples), batch_size):
         n = min(batch_size, len(examples) - first)
@@ -134,19 +135,19 @@ def slice_for_rank(n: int, rank: int, world_size: int) -> Tensor:
 
 
 def bucket_by_length(indices: Tensor, lengths: Tensor, batch_size: int, window: int, key: int) -> Tensor:
-    """Reorders indices (N,) to reduce padding: sorts each `window` batches by length, then shuffles the batches.
+    """Reorder indices (N,) to reduce padding: sort within windows of `window` batches by length, shuffle the batches.
 
     lengths (N,S) are those of all examples. Indices that do not fill a batch stay at the end.
     """
     n_batches = len(indices) // batch_size
     full, rest = indices.split([n_batches * batch_size, len(indices) - n_batches * batch_size])
-    ordered = [sort_by_length(part, lengths) for part in full.split(min(window, n_batches) * batch_size)]
+    ordered = [sort_by_length(chunk, lengths) for chunk in full.split(min(window, n_batches) * batch_size)]
     batches = torch.cat(ordered).view(n_batches, batch_size)
     return torch.cat([batches[permutation(key, n_batches)].flatten(), rest])
 
 
 def sort_by_length(indices: Tensor, lengths: Tensor) -> Tensor:
-    """Stable sort by the length of the first side, then of the second."""
+    """Stable sort by the length of the source, then of the target."""
     for side in reversed(range(lengths.shape[1])):
         indices = indices[lengths[indices, side].argsort(stable=True)]
     return indices
@@ -155,5 +156,5 @@ def sort_by_length(indices: Tensor, lengths: Tensor) -> Tensor:
 def padding_fraction(indices: Tensor, lengths: Tensor, batch_size: int) -> float:
     """The fraction of padding tokens if each side of a batch is padded to its longest example."""
     batches = lengths[indices[: len(indices) // batch_size * batch_size]].unflatten(0, (-1, batch_size))
-    real, all_tokens = int(batches.sum()), int(batches.amax(1).sum()) * batch_size
-    return 1 - real / all_tokens
+    n_real, n_tokens = int(batches.sum()), int(batches.amax(1).sum()) * batch_size
+    return 1 - n_real / n_tokens

@@ -15,97 +15,97 @@ from clearhead.files import sha256, write_atomic
 
 Files = dict[str, bytes]
 SOURCE = "source.txt"
-"""records the source of the files next to it; written last"""
+"""the file that records the source of a data set; it is written last"""
 
 
 @dataclass(frozen=True)
 class CachedDataset:
-    """A data set that is downloaded."""
+    """A data set that is downloaded and cached."""
 
     name: str
     digests: dict[str, str]
     """sha256 of each decoded file, by its name"""
     wanted: frozenset[str]
-    """names of the source files"""
+    """names of the files to request from a source"""
     decode: Callable[[Files], Files]
     sources: tuple[Source, ...]
 
 
 def cache_folder() -> Path:
-    if named := os.environ.get("CLEARHEAD_CACHE"):
-        return Path(named)
+    if path := os.environ.get("CLEARHEAD_CACHE"):
+        return Path(path)
     try:
         return Path.home() / ".cache" / "clearhead"
     except RuntimeError:
-        raise ValueError("there is no home directory to keep data in; set CLEARHEAD_CACHE to a folder") from None
+        raise ValueError("there is no home directory for the cache; set CLEARHEAD_CACHE to a folder") from None
 
 
-def folder_of(stored: CachedDataset) -> Path:
-    return cache_folder() / stored.name
+def folder_of(dataset: CachedDataset) -> Path:
+    return cache_folder() / dataset.name
 
 
 def has(name: str) -> bool:
-    """Whether the data set was fetched. Its files are verified when they are read."""
+    """Whether the data set is in the cache. Its files are verified when they are read."""
     return (cache_folder() / name / SOURCE).is_file()
 
 
-def is_complete(stored: CachedDataset) -> bool:
-    """Whether all files were fetched and still have the expected digests."""
-    paths = {folder_of(stored) / name: digest for name, digest in stored.digests.items()}
-    return has(stored.name) and all(path.is_file() and sha256(path) == digest for path, digest in paths.items())
+def is_complete(dataset: CachedDataset) -> bool:
+    """Whether all files are in the cache and have the expected digests."""
+    paths = {folder_of(dataset) / name: digest for name, digest in dataset.digests.items()}
+    return has(dataset.name) and all(path.is_file() and sha256(path) == digest for path, digest in paths.items())
 
 
-def read(stored: CachedDataset, name: str) -> bytes:
+def read(dataset: CachedDataset, name: str) -> bytes:
     """One decoded file from the cache."""
-    path = folder_of(stored) / name
+    path = folder_of(dataset) / name
     if not path.is_file():
         raise LookupError(
-            f"{stored.name} must be fetched before it is used, got no {path}; run: clearhead data get {stored.name}"
+            f"{dataset.name} has not been downloaded ({path} does not exist); run: clearhead data get {dataset.name}"
         )
     data = read_user_file(path, MAX_MEMBER_BYTES)
-    if sha256(data) != stored.digests[name]:
-        raise ValueError(f"{path} must be as it was fetched, got other bytes; run: clearhead data get {stored.name}")
+    if sha256(data) != dataset.digests[name]:
+        raise ValueError(f"{path} does not match its SHA-256 digest; run: clearhead data get {dataset.name}")
     return data
 
 
-def obtain(stored: CachedDataset, sources: Sequence[Source], report: Callable[[str], None]) -> Path:
-    """Fetches the data set from the first source that has it, and returns its folder in the cache."""
-    tried = []
-    downloads_of(stored).mkdir(parents=True, exist_ok=True)  # an unwritable cache is not the source's fault
+def obtain(dataset: CachedDataset, sources: Sequence[Source], report: Callable[[str], None]) -> Path:
+    """Fetch the data set from the first source that provides it, and return its folder in the cache."""
+    failures = []
+    downloads_of(dataset).mkdir(parents=True, exist_ok=True)  # fail early if the cache is not writable
     for source in sources:
-        report(f"{stored.name} from {source.what}")
+        report(f"{dataset.name} from {source.description}")
         try:
-            files = fetch(stored, source)
+            files = fetch(dataset, source)
         except (OSError, ValueError, LookupError) as error:
-            tried.append(f"{source.what}: {error}")
+            failures.append(f"{source.description}: {error}")
             report(f"  failed: {error}")
         else:
-            folder_of(stored).mkdir(parents=True, exist_ok=True)
+            folder_of(dataset).mkdir(parents=True, exist_ok=True)
             for name, data in files.items():
-                write_atomic(folder_of(stored) / name, data)
-            write_atomic(folder_of(stored) / SOURCE, f"{source.what}\n".encode())
-            shutil.rmtree(downloads_of(stored), ignore_errors=True)
-            return folder_of(stored)
+                write_atomic(folder_of(dataset) / name, data)
+            write_atomic(folder_of(dataset) / SOURCE, f"{source.description}\n".encode())
+            shutil.rmtree(downloads_of(dataset), ignore_errors=True)
+            return folder_of(dataset)
     raise LookupError(
-        f"{stored.name} could not be fetched; tried {'; '.join(tried)}; "
-        f"if you have it: clearhead data get {stored.name} --from PATH"
+        f"{dataset.name} could not be fetched: {'; '.join(failures)}; "
+        f"if you have the files, run: clearhead data get {dataset.name} --from PATH"
     )
 
 
-def fetch(stored: CachedDataset, source: Source) -> Files:
-    """Reads and decodes the files of a source, and verifies their digests."""
-    downloads = downloads_of(stored)
+def fetch(dataset: CachedDataset, source: Source) -> Files:
+    """Read and decode the files of a source, and verify their digests."""
+    downloads = downloads_of(dataset)
     downloads.mkdir(exist_ok=True)  # a previous source may have removed it after invalid data
-    source_files = source.read(stored.wanted, downloads)
+    source_files = source.read(dataset.wanted, downloads)
     try:
-        files = stored.decode(source_files)
-        for name, expected in stored.digests.items():
+        files = dataset.decode(source_files)
+        for name, expected in dataset.digests.items():
             if sha256(files[name]) != expected:
-                raise ValueError(f"{name} is not what its makers published (its digest differs)")
+                raise ValueError(f"{name} does not match its published SHA-256 digest")
     except ValueError:
         shutil.rmtree(downloads)  # invalid data must not be reused
         raise
-    return {name: files[name] for name in stored.digests}
+    return {name: files[name] for name in dataset.digests}
 
 
 def pick(files: Files, names: Sequence[str]) -> Files:
@@ -116,5 +116,5 @@ def pick(files: Files, names: Sequence[str]) -> Files:
     return {name: files[name] for name in names}
 
 
-def downloads_of(stored: CachedDataset) -> Path:
-    return cache_folder() / "downloads" / stored.name
+def downloads_of(dataset: CachedDataset) -> Path:
+    return cache_folder() / "downloads" / dataset.name

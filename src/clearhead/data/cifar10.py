@@ -23,7 +23,7 @@ LABELS = {TEST: "test_lables.json", **dict.fromkeys(TRAIN, "train_lables.json")}
 
 
 def decode(files: Files) -> Files:
-    """The six binary files, which may have to be rebuilt from six PNG files and two lists of labels."""
+    """The six binary files, rebuilt from six PNG files and two lists of labels if necessary."""
     binary = [f"{name}.bin" for name in (*TRAIN, TEST)]
     if any(name in files for name in binary):
         return pick(files, binary)
@@ -32,7 +32,7 @@ def decode(files: Files) -> Files:
 
 
 def binary_from_png(files: Files, name: str) -> bytes:
-    """A binary file, from a PNG with one image per row (in height, width, channel order) and the list of labels."""
+    """A binary file, built from a PNG with one image (height, width, channel) per row and a list of labels."""
     first = TRAIN.index(name) * PER_FILE if name in TRAIN else 0
     labels = parse_labels(files[LABELS[name]], LABELS[name])[first : first + PER_FILE]
     pixels = parse_png(files[f"{name}.png"], f"{name}.png").reshape(-1, SIDE, SIDE, CHANNELS)
@@ -42,11 +42,11 @@ def binary_from_png(files: Files, name: str) -> bytes:
 
 
 def parse_png(data: bytes, name: str) -> np.ndarray:
-    """(images, pixels per image, channels)"""
+    """uint8 (images, pixels per image, channels)"""
     expected = (SIDE * SIDE, PER_FILE)
     image = open_image(data, name, formats=("PNG",))
     if image.size != expected or image.mode != "RGB":
-        raise ValueError(f"{name} must be RGB of {expected}, got {image.mode} of {image.size}")
+        raise ValueError(f"{name} must be an RGB image of size {expected}, got {image.mode} of size {image.size}")
     return np.asarray(image)
 
 
@@ -55,18 +55,18 @@ def parse_labels(data: bytes, name: str) -> np.ndarray:
     try:
         labels = from_json(data)
     except ValueError as error:  # neither JSON nor UTF-8
-        raise ValueError(f"{name} must be a list of labels in JSON ({error})") from None
+        raise ValueError(f"{name} must be a JSON list of labels ({error})") from None
     if not isinstance(labels, list) or not all(type(n) is int and 0 <= n < len(CLASSES) for n in labels):
-        raise ValueError(f"{name} must be a list of numbers from 0 to {len(CLASSES) - 1}, got something else")
+        raise ValueError(f"{name} must be a JSON list of integers from 0 to {len(CLASSES) - 1}")
     return np.array(labels, np.uint8)
 
 
 def parse(data: bytes, name: str) -> Images:
-    """(N,3,32,32) and (N,) from a binary file. Malformed files are rejected."""
+    """Images (N,3,32,32) and labels (N,) from a binary file. Malformed files are rejected."""
     if not data or len(data) % RECORD:
         raise ValueError(
             f"a CIFAR-10 file has {RECORD} bytes for each image, got {len(data)} bytes "
-            f"in {name}: the file is truncated or not a CIFAR-10 file"
+            f"in {name}, which is truncated or not a CIFAR-10 file"
         )
     records = torch.from_numpy(np.frombuffer(data, np.uint8).reshape(-1, RECORD).copy())
     labels = records[:, 0].long()

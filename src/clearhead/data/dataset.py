@@ -1,6 +1,6 @@
 """A data set is three map-style collections of examples (train, validation, test) with class names and normalization.
 
-`Examples` is like torch.utils.data.Dataset, except that `get_batch` loads a whole batch by its indices.
+`Examples` is like torch.utils.data.Dataset, except that `get_batch` loads a batch of examples at once.
 Dims: N examples, B batch, C channels, K source tokens, Q target tokens, S sides (source, target).
 """
 
@@ -46,10 +46,12 @@ class Normalize:
             )
         return images.float().sub_(255 * mean).div_(255 * std)
 
-    def undo(self, normal: Tensor) -> Tensor:
+    def undo(self, normalized: Tensor) -> Tensor:
         """The inverse, rounded: float (B,C,H,W) -> uint8 (B,C,H,W)."""
-        mean, std = (torch.tensor(numbers, device=normal.device).view(-1, 1, 1) for numbers in (self.mean, self.std))
-        return (normal * std + mean).mul(255).round().clamp(0, 255).to(torch.uint8)
+        mean, std = (
+            torch.tensor(numbers, device=normalized.device).view(-1, 1, 1) for numbers in (self.mean, self.std)
+        )
+        return (normalized * std + mean).mul(255).round().clamp(0, 255).to(torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,13 @@ class Dataset:
     classes: tuple[str, ...]
     """class names, indexed by target; () if there are none"""
     normalize: Normalize | None
-    """from uint8 images to model inputs; None if the examples are no images"""
+    """from uint8 images to model inputs; None if the examples are not images"""
     vocab: tuple[str, ...] = ()
     """tokens, indexed by input id; () if the inputs are not token ids"""
     files: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 digests of the user's own files, by path"""
     skipped: tuple[str, ...] = ()
-    """the user's own files that could not be read and were left out"""
+    """the user's own files that could not be read and were skipped"""
     notes: tuple[str, ...] = ()
     """sentences to print before training"""
 
@@ -100,14 +102,14 @@ class Subset:
 
 
 def train_val_split(examples: Examples, validation: int, limit: int, seed: int) -> tuple[Examples, Examples]:
-    """Disjoint training and validation subsets, drawn with the seed."""
+    """Disjoint random subsets for training and validation; `limit` = 0 uses all remaining examples for training."""
     if validation + max(limit, 1) > len(examples):
         raise ValueError(
             f"validation={validation} and limit={limit} need more than the {len(examples)} training examples"
         )
-    chosen = permutation(fold_in(seed, "set apart"), len(examples))
+    shuffled = permutation(fold_in(seed, "set apart"), len(examples))
     end = validation + limit if limit else len(examples)
-    return Subset(examples, chosen[validation:end]), Subset(examples, chosen[:validation])
+    return Subset(examples, shuffled[validation:end]), Subset(examples, shuffled[:validation])
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +131,7 @@ class SequencePairs:
         return len(self.lengths)
 
     def get_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """(B,K) and (B,Q), cut to the longest sequence of the batch."""
+        """Sources (B,K) and targets (B,Q), truncated to the longest sequence of the batch."""
         longest = self.lengths[indices].amax(0) if len(indices) else torch.ones(2)
         source, target = longest.int().tolist()
         return self.sources[indices, :source].long(), self.targets[indices, :target].long()

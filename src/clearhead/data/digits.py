@@ -1,6 +1,6 @@
-"""`reverse` and `digits`: random digits, with their reversal or with one answer about all of them.
+"""`reverse` and `digits`: random digits, and their reversal or the answer to a question about them.
 
-Sequences are computed from their index by a counter-based generator; nothing is stored. Dims: B batch, L length.
+Sequences are generated from their index by a counter-based generator and are not stored. Dims: B batch, L length.
 """
 
 from collections.abc import Callable

@@ -86,20 +86,20 @@ class Listing:
         """The path of file i relative to the root. File names are bytes, which need not be valid UTF-8."""
         return self.files[i].relative_to(self.root).as_posix().encode(errors="replace").decode()
 
-    def only(self, is_kept: list[bool]) -> "Listing":
-        """The listing of the selected files; every class must keep a training image, and no split may become empty."""
-        kept = replace(
+    def filter(self, is_valid: list[bool]) -> "Listing":
+        """The listing of the valid files; every class must keep a training image, and no split may become empty."""
+        valid = replace(
             self,
-            files=tuple(compress(self.files, is_kept)),
-            labels=tuple(compress(self.labels, is_kept)),
-            splits=tuple(compress(self.splits, is_kept)),
+            files=tuple(compress(self.files, is_valid)),
+            labels=tuple(compress(self.labels, is_valid)),
+            splits=tuple(compress(self.splits, is_valid)),
         )
-        train_labels = {kept.labels[i] for i in kept.at("train")}
+        train_labels = {valid.labels[i] for i in valid.at("train")}
         if missing := [name for label, name in enumerate(self.classes) if label not in train_labels]:
             raise ValueError(f"no image file of the training class {', '.join(missing)} in {self.root} can be read")
-        if empty := set(self.splits) - set(kept.splits):  # otherwise training images would silently replace them
+        if empty := set(self.splits) - set(valid.splits):  # otherwise training images would silently replace them
             raise ValueError(f"no image file of the {' or '.join(sorted(empty))} folder in {self.root} can be read")
-        return kept
+        return valid
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,8 +113,8 @@ class DecodedImages:
 
 
 def load_folder(config: FolderOptions, seed: int) -> Dataset:
-    listing, decoded, skipped = usable(config)
-    train_indices, test_indices, n_validation = divided(listing, config.validation)
+    listing, decoded, skipped = read_valid_images(config)
+    train_indices, test_indices, n_validation = split_indices(listing, config.validation)
     images = Images(decoded.pixels, torch.tensor(listing.labels))
     train, validation = train_val_split(Subset(images, torch.tensor(train_indices)), n_validation, config.limit, seed)
     if validation_indices := listing.at("validation"):
@@ -128,7 +128,7 @@ def load_folder(config: FolderOptions, seed: int) -> Dataset:
     )
 
 
-def usable(config: FolderOptions) -> tuple[Listing, DecodedImages, tuple[str, ...]]:
+def read_valid_images(config: FolderOptions) -> tuple[Listing, DecodedImages, tuple[str, ...]]:
     """The files that can be decoded, their images, and the names of the files that `skip_invalid` skips."""
     listing = list_images(config.folder)
     decoded = load_images(listing.root, listing.files, config.image_size, config.fit)
@@ -139,13 +139,13 @@ def usable(config: FolderOptions) -> tuple[Listing, DecodedImages, tuple[str, ..
     if not config.skip_invalid:
         raise ValueError(describe_invalid(listing, invalid))
     skipped = tuple(listing.name(i) for i in invalid)
-    return listing.only(is_valid.tolist()), DecodedImages(decoded.pixels[is_valid], decoded.sizes[is_valid]), skipped
+    return listing.filter(is_valid.tolist()), DecodedImages(decoded.pixels[is_valid], decoded.sizes[is_valid]), skipped
 
 
 def count_images(config: FolderOptions) -> tuple[int, int]:
     """The number of classes and of training images; with `skip_invalid`, of those that can be read."""
-    listing = usable(config)[0] if config.skip_invalid else list_images(config.folder)
-    train, _, n_validation = divided(listing, config.validation)
+    listing = read_valid_images(config)[0] if config.skip_invalid else list_images(config.folder)
+    train, _, n_validation = split_indices(listing, config.validation)
     return len(listing.classes), len(train) - n_validation
 
 
@@ -154,11 +154,11 @@ def file_names(config: FolderOptions, examples: Examples) -> list[str]:
     indices = torch.arange(len(examples))
     while isinstance(examples, Subset):
         indices, examples = examples.indices[indices], examples.examples
-    listing, _, _ = usable(config)
+    listing, _, _ = read_valid_images(config)
     return [listing.name(i) for i in indices.tolist()]
 
 
-def divided(listing: Listing, validation: int) -> tuple[list[int], list[int], int]:
+def split_indices(listing: Listing, validation: int) -> tuple[list[int], list[int], int]:
     """Training indices, test indices, and the number of training images to hold out for validation.
 
     At most `validation` images are held out, and none if there is a validation folder.
@@ -170,16 +170,16 @@ def divided(listing: Listing, validation: int) -> tuple[list[int], list[int], in
 
 
 def train_test_split(listing: Listing, indices: list[int]) -> tuple[list[int], list[int]]:
-    """Holds out a fifth of each class, and at least one image, as the test set."""
+    """Hold out a fifth of each class, and at least one image, as the test set."""
     test: set[int] = set()
     by_class: list[list[int]] = [[] for _ in listing.classes]
     for i in indices:
         by_class[listing.labels[i]].append(i)
-    for name, members in zip(listing.classes, by_class, strict=True):
-        if len(members) < 2:
+    for name, group in zip(listing.classes, by_class, strict=True):
+        if len(group) < 2:
             raise ValueError(f"each class needs at least 2 images, one of them for testing, got 1 of {name}")
-        members.sort(key=lambda i: fold_in(TEST_SEED, listing.files[i].relative_to(listing.root).as_posix()))
-        test.update(members[: max(1, len(members) // HOLD_OUT_EVERY)])
+        group.sort(key=lambda i: fold_in(TEST_SEED, listing.files[i].relative_to(listing.root).as_posix()))
+        test.update(group[: max(1, len(group) // HOLD_OUT_EVERY)])
     return [i for i in indices if i not in test], sorted(test)
 
 
@@ -253,7 +253,7 @@ def subfolders(folder: Path) -> list[Path]:
 
 
 def load_images(root: Path, files: Sequence[Path], size: int, fit: Fit) -> DecodedImages:
-    """Decodes all images, or reads them from the cache if no file has changed.
+    """Decode all images, or read them from the cache if no file has changed.
 
     If the cache is damaged or cannot be read or written, the images are decoded each time.
     """
@@ -289,7 +289,7 @@ def decode(files: Sequence[Path], size: int, fit: Fit) -> DecodedImages:
 
 
 def check_memory(n: int, size: int) -> None:
-    """Raises an error before the first image is read if the decoded images would exceed the physical memory."""
+    """Raise an error before the first image is read if the decoded images would exceed the physical memory."""
     needed, available = n * 3 * size**2, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > available:
         raise ValueError(
@@ -307,7 +307,7 @@ def cache_path(name: str) -> Path | None:
 
 
 def cache_key(root: Path, files: Sequence[Path], size: int, fit: Fit) -> str:
-    """Changes with the name, size or modification time of any file, and with the image size and the fit."""
+    """A hash of the name, size and modification time of every file, the image size and the fit."""
     lines = [f"{root.resolve()} {size} {fit}"]
     for path in files:
         status = path.stat()
@@ -357,7 +357,7 @@ def show_command(config: FolderOptions) -> str:
 
 
 def describe_invalid(listing: Listing, invalid: list[int]) -> str:
-    """One line that lists the files that cannot be decoded, with the reasons."""
+    """An error message that lists the files that cannot be decoded, with the reasons."""
     reasons = [f"{listing.name(i)} ({decoding_error(listing.files[i])})" for i in invalid[:MAX_LISTED_FILES]]
     return (
         f"{len(invalid):,} of {len(listing.files):,} image files in {listing.root} cannot be read: "
@@ -381,7 +381,7 @@ def describe_skipped(skipped: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def describe_ignored(root: Path) -> tuple[str, ...]:
-    """Counts the image files of unsupported formats, so that they are not ignored silently."""
+    """A note with the number of image files of unsupported formats, so that they are not ignored silently."""
     suffixes = (os.path.splitext(entry.name)[1].lower() for entry in scandir_recursive(root))
     ignored = sorted(suffix for suffix in suffixes if suffix in UNSUPPORTED_SUFFIXES)
     if not ignored:
@@ -396,7 +396,7 @@ def and_more(names: Sequence[object]) -> str:
 
 def digest(config: FolderOptions) -> str:
     """The digest of the configured folder. With `skip_invalid`, all files are decoded to find the valid ones."""
-    return digest_of(usable(config)[0] if config.skip_invalid else list_images(config.folder))
+    return digest_of(read_valid_images(config)[0] if config.skip_invalid else list_images(config.folder))
 
 
 def digest_of(listing: Listing) -> str:

@@ -1,4 +1,4 @@
-"""Decoding of image files to tensors. Training and prediction use the same two functions, `read_image` and `resize`.
+"""Decode image files to tensors. Training and prediction use the same two functions, `read_image` and `resize`.
 
 The size that a file declares is checked against the limits before anything is decoded, because 34 bytes of WebP can
 declare 268 million pixels. All threads together decode at most MAX_DECODING_PIXELS. Memory use in bytes per pixel:
@@ -89,7 +89,7 @@ BUDGET = Budget(MAX_DECODING_PIXELS)
 
 
 def read_image(path: Path) -> Image.Image:
-    """The image in a file, upright and in RGB. Of an animation, the first frame."""
+    """The image in a file, upright and in RGB. For an animation, this is the first frame."""
     return with_image(path, lambda image: image)
 
 
@@ -154,7 +154,7 @@ def decoder_errors(name: str, formats: tuple[str, ...] = tuple(FORMATS)) -> Iter
     """Turns every error of a decoder into an InvalidImageError."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about tolerable damage, and about sizes, which are checked here
+            warnings.simplefilter("ignore")  # ignores tolerable damage; sizes are checked separately
             yield
     except InvalidImageError:
         raise
@@ -162,7 +162,7 @@ def decoder_errors(name: str, formats: tuple[str, ...] = tuple(FORMATS)) -> Iter
         raise InvalidImageError(name, f"it has more than {MAX_IMAGE_PIXELS:,} pixels") from None
     except UnidentifiedImageError:  # its message contains only the address of the buffer
         raise InvalidImageError(name, f"the file is not {join_names(formats)}") from None
-    except MemoryError:  # not the file's fault
+    except MemoryError:  # not an error of the file
         raise
     except Exception as error:  # decoders raise almost any exception on damaged files
         raise InvalidImageError(name, f"the file is damaged ({error})") from None

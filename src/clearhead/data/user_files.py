@@ -83,7 +83,7 @@ def user_path(path: str | Path) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise ValueError(f"~NAME must be somebody's home, got {str(path)!r}; write the path in full") from None
+        raise ValueError(f"there is no home directory for {str(path)!r}; use an absolute path") from None
 
 
 def open_user_file(path: str | Path, max_bytes: int | None = None) -> io.BufferedReader:
@@ -92,7 +92,7 @@ def open_user_file(path: str | Path, max_bytes: int | None = None) -> io.Buffere
         descriptor = open_regular(user_path(path), os.O_RDONLY, follow=True)
     except UnsafeFileError:
         raise NotRegularError(
-            f"data must be a regular file because it is read more than once, got a pipe or a device: {path}; "
+            f"{path} must be a regular file because it is read more than once, got a pipe or a device; "
             "save it as a file first"
         ) from None
     try:
@@ -111,7 +111,7 @@ def read_user_file(path: str | Path, max_bytes: int) -> bytes:
         size = os.fstat(file.fileno()).st_size
         data = file.read(size + 1)
     if len(data) > size:
-        raise ValueError(f"{path} has grown beyond the {size:,} bytes that it had when it was opened")
+        raise ValueError(f"{path} has changed while it was read: it had {size:,} bytes and has more now")
     return data
 
 

@@ -147,7 +147,7 @@ def with_probability(prediction: Prediction) -> str:
 
 
 def digits_example(run: Run, ids: Sequence[int]) -> Example:
-    predictions = run.predict(ids)
+    predictions = run.predict_digits(ids)
     labels = " ".join(prediction.label for prediction in predictions)
     return Example(torch.tensor([list(ids)]), labels, tokens=tuple(str(int(i)) for i in ids))
 

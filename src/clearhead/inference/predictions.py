@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead.data.batches import Batch
 from clearhead.data.dataset import Examples, Subset
-from clearhead.data.folder import usable
+from clearhead.data.folder import read_valid_images
 from clearhead.data.vocab import IGNORE_INDEX, tokens_to_text
 from clearhead.drawing import BLUE, GRAY, VERMILION, displayable, new_figure, wrap
 from clearhead.inference.evaluate import confusion_matrix, count_errors, examples_of, measure, words_to_score
@@ -188,7 +188,7 @@ def file_names(run: Run, examples: Examples) -> list[str]:
     indices = torch.arange(len(examples))
     while isinstance(examples, Subset):
         indices, examples = examples.indices[indices], examples.examples
-    listing, _, _ = usable(run.config.data)
+    listing, _, _ = read_valid_images(run.config.data)
     return [listing.name(i) for i in indices.tolist()]
 
 

@@ -6,6 +6,7 @@
 Each method accepts the inputs of the run's own task. Dims: B batch, C channels, L length, V classes.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,12 +118,15 @@ class Run:
         self, inputs: Tensor | str | Path | Sequence[str | Path] | Sequence[int], *, invert: bool = False
     ) -> list[Prediction]:
         """Images, as files or uint8 (B,C,height,width): a prediction for each; `invert` swaps dark and light, because
-        MNIST's digits are white on black. Digits (L,): a prediction for each digit or for the sequence. Words: the
-        pronunciation of each."""
+        MNIST's digits are white on black. Digits (L,): a prediction for each digit or for the sequence, with
+        a warning if L differs from that of training. Words: the pronunciation of each."""
         inputs = [inputs] if isinstance(inputs, str | Path) else inputs
         self.check_kind(inputs)
         if self.input_kind == "digits":
-            return self.predict_digits(inputs)  # type: ignore[arg-type]
+            predictions = self.predict_digits(inputs)  # type: ignore[arg-type]
+            if warning := self.length_warning(inputs):  # type: ignore[arg-type]
+                warnings.warn(warning, stacklevel=2)
+            return predictions
         if self.input_kind == "words":
             from clearhead.inference.generation import predict_words
 
@@ -183,6 +187,8 @@ class Run:
             )
 
     def predict_digits(self, ids: Tensor | Sequence[int]) -> list[Prediction]:
+        """`predict` for one sequence of digits, without the warning about its length."""
+        self.check_kind(ids)
         if not all(isinstance(n, int) for n in (ids.tolist() if isinstance(ids, Tensor) else ids)):
             raise ValueError(
                 "digits are one sequence of integers, such as [3, 1, 4]; call predict once for each sequence"
@@ -201,7 +207,7 @@ class Run:
         odd = probabilities.index(max(probabilities))
         return [Prediction("odd" if i == odd else "-", p, {"odd": p, "-": 1 - p}) for i, p in enumerate(probabilities)]
 
-    def length_warning(self, ids: Sequence[int]) -> str:
+    def length_warning(self, ids: Tensor | Sequence[int]) -> str:
         """A warning if the number of digits differs from that in training, else ""."""
         length = self.config.data.length
         if len(ids) == length:

@@ -271,7 +271,7 @@ PLAIN_VIT = Claim(
     misconception="Each missing part costs about the same accuracy; or: a single missing part explains the low "
     "accuracy.",
     formula="one head: softargmax(beta Q Kᵀ) (x W_V) W_O, and W_V W_O is a single matrix, so W_O adds no new functions",
-    conditions="Preset plain_mnist: 4 blocks of width 64, 7×7 patches; 40,000 training images, 600 steps of 128 "
+    conditions="Preset vit_mnist_plain: 4 blocks of width 64, 7×7 patches; 40,000 training images, 600 steps of 128 "
     "images in float32; mean of three seeds.",
     run=run_plain_vit,
     figure=draw_plain_vit,

@@ -1,8 +1,8 @@
-"""Generation: from the logits of the next token to a sequence.
+"""Autoregressive generation: greedy decoding, sampling and beam search.
 
-A `Writer` knows how a model continues a sequence; `Greedy`, `Sampling` and `Beam` (in beam.py) decide which token is
-taken. All work with and without a key/value cache, and answer the same.
-Dims: B batch, N candidates for each example, L prompt length, T new tokens, V vocabulary.
+A `DecodeState` returns the logits of the next token; a strategy (`Greedy`, `Sampling` or `Beam`) selects the token.
+Results are the same with and without a key-value cache.
+Dims: B batch, N beams or candidates per example, L prompt length, T new tokens, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -16,20 +16,20 @@ from torch import Tensor
 from clearhead.models.config import LanguageConfig, Seq2SeqConfig
 from clearhead.nn.cache import DecoderCache
 
-MOST_SEED = torch.iinfo(torch.int64).max
-"""a generator takes no more"""
+MAX_SEED = torch.iinfo(torch.int64).max
+MAX_BEAM_SIZE = 1000
 
 
 @dataclass(frozen=True)
 class GenerateOutput:
-    """New tokens (the prompt is not among them); for each example its N candidates, the best first."""
+    """The generated tokens, without the prompt: N candidates for each example, best first."""
 
     candidates: Tensor
-    """(B,N,T); padded with eos_id"""
+    """(B,N,T), padded with eos_id"""
     lengths: Tensor
-    """(B,N) new tokens, the end token included"""
+    """(B,N): number of new tokens, including the end-of-sequence token"""
     scores: Tensor
-    """(B,N) log-probability of those tokens under the model"""
+    """(B,N): log-probability of the new tokens"""
 
     @property
     def ids(self) -> Tensor:
@@ -38,24 +38,24 @@ class GenerateOutput:
 
 
 class DecodeState(Protocol):
-    """The next token's logits after sequences that grow."""
+    """The logits of the next token for a batch of growing sequences."""
 
     def next_logits(self, ids: Tensor) -> Tensor:
         """(N,length) -> (N,V)"""
 
     def select(self, rows: Tensor) -> None:
-        """These rows go on, in this order."""
+        """Continue with these rows, in this order."""
 
 
 class ModelDecodeState:
-    """`continue_with(ids, cache)` is a model's own pass: logits (N,length,V), of the newest ids if there is a cache."""
+    """`forward(ids, cache)` returns logits (N,length,V). With a cache, `ids` are the tokens that are not in it yet."""
 
-    def __init__(self, continue_with: Callable[[Tensor, DecoderCache | None], Tensor], cache: DecoderCache | None):
-        self.continue_with, self.cache = continue_with, cache
+    def __init__(self, forward: Callable[[Tensor, DecoderCache | None], Tensor], cache: DecoderCache | None):
+        self.forward, self.cache = forward, cache
 
     def next_logits(self, ids: Tensor) -> Tensor:
-        known = 0 if self.cache is None else self.cache.length
-        return self.continue_with(ids[:, known:], self.cache)[:, -1]
+        cached = 0 if self.cache is None else self.cache.length
+        return self.forward(ids[:, cached:], self.cache)[:, -1]
 
     def select(self, rows: Tensor) -> None:
         if self.cache is not None:
@@ -65,7 +65,7 @@ class ModelDecodeState:
 Strategy = Callable[[Callable[[int], DecodeState], Tensor, int, int | None], GenerateOutput]
 """(make_state, prompt (B,L), max_new_tokens, eos_id) -> GenerateOutput.
 
-make_state(N) makes the DecodeState of N sequences per example."""
+make_state(N) returns a DecodeState for N sequences per example."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Sampling:
     top_k: int | None = None
     top_p: float | None = None
     seed: int | None = None
-    """the same seed draws the same tokens; without one, torch's own random state decides"""
+    """seed of a generator of its own; None uses torch's global random state"""
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
@@ -98,23 +98,22 @@ class Sampling:
             raise ValueError(f"top_k must be at least 1, got {self.top_k}; leave it out to keep all tokens")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}; leave it out to keep all tokens")
-        if self.seed is not None and (not isinstance(self.seed, int) or not 0 <= self.seed <= MOST_SEED):
-            raise ValueError(f"seed must be a whole number from 0 to {MOST_SEED}, got {self.seed}; choose another")
+        if self.seed is not None and (not isinstance(self.seed, int) or not 0 <= self.seed <= MAX_SEED):
+            raise ValueError(f"seed must be an integer from 0 to {MAX_SEED}, got {self.seed}")
 
     def __call__(
         self, make_state: Callable[[int], DecodeState], prompt: Tensor, max_new_tokens: int, eos_id: int | None
     ) -> GenerateOutput:
-        random = None if self.seed is None else torch.Generator(prompt.device).manual_seed(self.seed)
+        generator = None if self.seed is None else torch.Generator(prompt.device).manual_seed(self.seed)
 
-        def draw(logits: Tensor) -> Tensor:
-            shares = self.distribution(logits)
-            return torch.multinomial(shares, 1, generator=random)[:, 0]
+        def sample(logits: Tensor) -> Tensor:
+            return torch.multinomial(self.distribution(logits), 1, generator=generator)[:, 0]
 
-        return decode(make_state(1), prompt, max_new_tokens, eos_id, draw)
+        return decode(make_state(1), prompt, max_new_tokens, eos_id, sample)
 
     def distribution(self, logits: Tensor) -> Tensor:
-        """What is drawn from. (B,V) -> (B,V)"""
-        logits = logits.double()  # the largest becomes 0, and stays it at any temperature
+        """The probabilities of the next token: logits (B,V) -> (B,V)"""
+        logits = logits.double()  # the largest logit becomes 0, so that no temperature overflows
         logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature
         if self.top_k is not None:
             logits = keep_top_k(logits, self.top_k)
@@ -124,32 +123,32 @@ class Sampling:
 
 
 def keep_top_k(logits: Tensor, k: int) -> Tensor:
-    """-inf for all but the k largest of each row (and what ties with the last of them)."""
+    """All but the k largest logits of each row become -inf; logits equal to the k-th largest are kept."""
     smallest_kept = logits.topk(min(k, logits.shape[-1])).values[:, -1:]
     return logits.masked_fill(logits < smallest_kept, -torch.inf)
 
 
 def keep_top_p(logits: Tensor, p: float) -> Tensor:
-    """-inf for all but the fewest tokens of each row whose probabilities sum to p; the most probable token is kept."""
+    """All logits become -inf except those of the fewest tokens whose probabilities sum to p, and at least one."""
     ordered, tokens = logits.sort(descending=True)
-    shares = ordered.softmax(-1)
-    mass_before = shares.cumsum(-1) - shares
+    probabilities = ordered.softmax(-1)
+    mass_before = probabilities.cumsum(-1) - probabilities
     drop_ordered = mass_before >= p
     drop_ordered[:, 0] = False
     return logits.masked_fill(drop_ordered.gather(-1, tokens.argsort(-1)), -torch.inf)
 
 
 def decode(
-    state: DecodeState, prompt: Tensor, max_new_tokens: int, eos_id: int | None, choose: Callable[[Tensor], Tensor]
+    state: DecodeState, prompt: Tensor, max_new_tokens: int, eos_id: int | None, select: Callable[[Tensor], Tensor]
 ) -> GenerateOutput:
-    """One candidate per example: choose (B,V) -> (B,) picks each next token."""
+    """Generate one sequence per example; `select` maps logits (B,V) to the next tokens (B,)."""
     ids, n_prompt = prompt, prompt.shape[1]
     ended = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
     lengths = torch.zeros(len(prompt), dtype=torch.long, device=prompt.device)
     scores = torch.zeros(len(prompt), device=prompt.device)
     for _ in range(max_new_tokens):
         logits = state.next_logits(ids)
-        token = choose(logits)
+        token = select(logits)
         if eos_id is not None:
             token = token.masked_fill(ended, eos_id)
         log_p = log_probabilities(logits).gather(-1, token[:, None])[:, 0]
@@ -164,64 +163,56 @@ def decode(
 
 
 def log_probabilities(logits: Tensor) -> Tensor:
-    """At least in float32: sums of many would drown in less."""
+    """At least in float32, because sums over many tokens lose accuracy in half precision."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
 
 def check_generation(prompt: Tensor, max_new_tokens: int, vocab_size: int, eos_id: int | None) -> None:
     if prompt.dim() != 2 or not prompt.numel():
         raise ValueError(
-            "a prompt must be ids (batch, length) with at least one token for one example, "
-            f"got shape {tuple(prompt.shape)}; "
-            "add a batch of one with prompt[None], and begin with the token that begins every text"
+            f"prompt must be ids (B,L) with at least one example and one token, got shape {tuple(prompt.shape)}; "
+            "prompt[None] adds a batch dimension"
         )
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-        raise ValueError(
-            f"max_new_tokens must be at least 1, got {max_new_tokens}; it is the largest number of new tokens"
-        )
+        raise ValueError(f"max_new_tokens must be a positive integer, got {max_new_tokens}")
     if eos_id is not None and not (isinstance(eos_id, int) and 0 <= eos_id < vocab_size):
         raise ValueError(
-            f"eos_id must be an id from 0 to {vocab_size - 1}, got {eos_id}; None generates all max_new_tokens"
+            f"eos_id must be a token id from 0 to {vocab_size - 1}, or None to generate max_new_tokens, got {eos_id}"
         )
 
 
 def free_positions(config: LanguageConfig | Seq2SeqConfig, n_prompt: int, max_new_tokens: int) -> int:
-    """How many new tokens fit after a prompt: all of them, unless a learned position table ends before."""
+    """The number of new tokens that fit after a prompt; only a learned position table limits it."""
     return (
         min(max_new_tokens, config.context_length - n_prompt + 1) if config.pos_embed == "learned" else max_new_tokens
     )
 
 
-def check_room(config: LanguageConfig | Seq2SeqConfig, length: int) -> None:
-    """Before the first token rather than at the one that no longer fits."""
+def check_context_length(config: LanguageConfig | Seq2SeqConfig, length: int) -> None:
+    """Raise an error before the first token is generated if prompt and new tokens exceed the position table."""
     if config.pos_embed == "learned" and length > config.context_length:
         raise ValueError(
             f"prompt and new tokens must fit the learned position table of {config.context_length} rows, got {length}; "
-            "ask for fewer tokens, or build the model with a larger context_length or another pos_embed"
+            "use a smaller max_new_tokens"
         )
-
-
-NEVER = -torch.inf
-MOST = 1000
-"""largest beam size"""
 
 
 @dataclass(frozen=True)
 class Beam:
     """Beam search over `size` sequences, ranked by log-probability / length ** length_penalty.
 
-    The greedy sequence stays a candidate, so the result is never less probable than greedy decoding's.
+    The greedy sequence is always a candidate, so the best candidate is at least as probable as greedy decoding.
     """
 
     size: int = 5
     length_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.size, int) or not 1 <= self.size <= MOST:
-            raise ValueError(f"a beam's size must be from 1 to {MOST}, got {self.size}; 1 is greedy search")
+        if not isinstance(self.size, int) or not 1 <= self.size <= MAX_BEAM_SIZE:
+            raise ValueError(f"beam size must be from 1 to {MAX_BEAM_SIZE}, got {self.size}")
         if not 0 <= self.length_penalty <= 10:
             raise ValueError(
-                f"length_penalty must be from 0 to 10, got {self.length_penalty}; 0 compares plain log-probabilities"
+                f"length_penalty must be from 0 to 10, got {self.length_penalty}; 0 ranks by log-probability alone"
             )
 
     def __call__(
@@ -229,96 +220,100 @@ class Beam:
     ) -> GenerateOutput:
         if self.size == 1:
             return Greedy()(make_state, prompt, max_new_tokens, eos_id)
-        found = self.search(make_state(self.size), prompt, max_new_tokens, eos_id)
+        beams = self.search(make_state(self.size), prompt, max_new_tokens, eos_id)
         greedy = Greedy()(make_state, prompt, max_new_tokens, eos_id)
-        greedy = replace(greedy, candidates=filled(greedy.candidates, max_new_tokens, eos_id))
-        best = self.with_greedy(found, greedy)
+        greedy = replace(greedy, candidates=pad_to_max(greedy.candidates, max_new_tokens, eos_id))
+        best = self.merge_greedy(beams, greedy)
         return replace(best, candidates=best.candidates[..., : int(best.lengths.max())])
 
-    def with_greedy(self, found: GenerateOutput, greedy: GenerateOutput) -> GenerateOutput:
-        """The `size` best of both: first what is at least as probable as the greedy answer, then the rest, by rank."""
-        same = (found.candidates == greedy.candidates).all(-1)  # (B,N)
-        again = found.scores.masked_fill(~same, torch.inf).amin(-1, keepdim=True)  # it may differ in its last bits
-        least = torch.minimum(greedy.scores, again)
-        both = joined(found, replace(greedy, scores=greedy.scores.masked_fill(same.any(-1, keepdim=True), NEVER)))
+    def merge_greedy(self, beams: GenerateOutput, greedy: GenerateOutput) -> GenerateOutput:
+        """The `size` best candidates: those at least as probable as the greedy one, then the others, each by rank."""
+        is_greedy = (beams.candidates == greedy.candidates).all(-1)  # (B,N)
+        # The score of the same sequence may differ in its last bits between the two searches.
+        beam_scores = beams.scores.masked_fill(~is_greedy, torch.inf).amin(-1, keepdim=True)
+        threshold = torch.minimum(greedy.scores, beam_scores)
+        is_duplicate = is_greedy.any(-1, keepdim=True)
+        both = concatenate(beams, replace(greedy, scores=greedy.scores.masked_fill(is_duplicate, -torch.inf)))
         by_rank = self.rank(both.scores, both.lengths).argsort(descending=True, stable=True)
-        is_behind = (both.scores < least).gather(1, by_rank)
-        return chosen(both, by_rank.gather(1, is_behind.int().argsort(stable=True))[:, : self.size])
+        is_below = (both.scores < threshold).gather(1, by_rank)
+        return gather_candidates(both, by_rank.gather(1, is_below.int().argsort(stable=True))[:, : self.size])
 
     def search(self, state: DecodeState, prompt: Tensor, max_new_tokens: int, eos_id: int | None) -> GenerateOutput:
         n_examples, n_prompt = prompt.shape
         live = prompt[:, None].expand(-1, self.size, -1)  # (B,N,length)
-        nothing = torch.full((n_examples, self.size), NEVER, device=prompt.device)
-        ended = candidates(live[..., :0], nothing, 1, max_new_tokens, eos_id)
+        empty_scores = torch.full((n_examples, self.size), -torch.inf, device=prompt.device)
+        ended = make_candidates(live[..., :0], empty_scores, 1, max_new_tokens, eos_id)
         n_ended = torch.zeros_like(prompt[:, :1])
-        live_scores = nothing.clone()
-        live_scores[:, 0] = 0.0  # all beams begin alike: one of them is enough
+        live_scores = empty_scores.clone()
+        live_scores[:, 0] = 0.0  # all beams begin with the same prompt, so only one of them may continue
         first_row = torch.arange(n_examples, device=prompt.device)[:, None] * self.size
         for length in range(1, max_new_tokens + 1):
             log_p = log_probabilities(state.next_logits(live.flatten(0, 1)))  # (B*N,V)
             totals = (live_scores.flatten()[:, None] + log_p).reshape(n_examples, -1)  # (B,N*V)
-            # Each beam can end in one way, so at least N of the best 2N go on.
-            scores, choices = totals.topk(min(2 * self.size, totals.shape[1]))
-            beams, tokens = choices // log_p.shape[-1], choices % log_p.shape[-1]
-            grown = torch.cat([select_candidates(live, beams), tokens[..., None]], dim=-1)
+            # Each beam has one continuation that ends, so at least N of the best 2N continuations do not end.
+            scores, indices = totals.topk(min(2 * self.size, totals.shape[1]))
+            beams, tokens = indices // log_p.shape[-1], indices % log_p.shape[-1]
+            extended = torch.cat([gather_sequences(live, beams), tokens[..., None]], dim=-1)
             if eos_id is not None:
                 ends = (tokens == eos_id) & (torch.arange(tokens.shape[1], device=tokens.device) < self.size)
-                new = candidates(
-                    grown[..., n_prompt:], scores.masked_fill(~ends, NEVER), length, max_new_tokens, eos_id
-                )
+                new_scores = scores.masked_fill(~ends, -torch.inf)
+                new = make_candidates(extended[..., n_prompt:], new_scores, length, max_new_tokens, eos_id)
                 ended, n_ended = self.best_of(ended, new), n_ended + ends.sum(1, keepdim=True)
-                # A beam that has ended is used up: with one beam, that is greedy search.
-                scores = scores.masked_fill((tokens == eos_id) | (n_ended >= self.size), NEVER)
+                # The search of an example stops after `size` ended sequences, so a single beam is greedy decoding.
+                scores = scores.masked_fill((tokens == eos_id) | (n_ended >= self.size), -torch.inf)
             live_scores, kept = scores.topk(self.size)
-            live = select_candidates(grown, kept)
-            if self.decided(ended, live_scores, max_new_tokens):
+            live = gather_sequences(extended, kept)
+            if self.is_finished(ended, live_scores, max_new_tokens):
                 return ended
             state.select((first_row + beams.gather(1, kept)).flatten())
-        unended = candidates(live[..., n_prompt:], live_scores, max_new_tokens, max_new_tokens, eos_id)
+        unended = make_candidates(live[..., n_prompt:], live_scores, max_new_tokens, max_new_tokens, eos_id)
         return self.best_of(ended, unended)
 
     def rank(self, scores: Tensor, lengths: Tensor | int) -> Tensor:
         return scores / lengths**self.length_penalty
 
-    def decided(self, ended: GenerateOutput, live_scores: Tensor, max_new_tokens: int) -> bool:
-        """Nothing that goes on can still become a candidate: its score only falls, its length only grows."""
-        hope = self.rank(live_scores[:, 0], max_new_tokens)
-        return bool((self.rank(ended.scores, ended.lengths)[:, -1] >= hope).all())
+    def is_finished(self, ended: GenerateOutput, live_scores: Tensor, max_new_tokens: int) -> bool:
+        """Whether no live beam can still outrank an ended one. The score of a beam can only decrease."""
+        upper_bound = self.rank(live_scores[:, 0], max_new_tokens)
+        return bool((self.rank(ended.scores, ended.lengths)[:, -1] >= upper_bound).all())
 
-    def best_of(self, some: GenerateOutput, others: GenerateOutput) -> GenerateOutput:
-        """The `size` best of both."""
-        both = joined(some, others)
-        return chosen(both, self.rank(both.scores, both.lengths).topk(self.size).indices)
-
-
-def candidates(ids: Tensor, scores: Tensor, length: int, max_new_tokens: int, eos_id: int | None) -> GenerateOutput:
-    """Sequences (B,M,T) of one length with their scores (B,M); NEVER marks what is no candidate."""
-    return GenerateOutput(
-        filled(ids, max_new_tokens, eos_id), torch.full_like(scores, length, dtype=torch.long), scores
-    )
+    def best_of(self, a: GenerateOutput, b: GenerateOutput) -> GenerateOutput:
+        """The `size` best candidates of both."""
+        both = concatenate(a, b)
+        return gather_candidates(both, self.rank(both.scores, both.lengths).topk(self.size).indices)
 
 
-def filled(ids: Tensor, max_new_tokens: int, eos_id: int | None) -> Tensor:
-    """(B,M,T) -> (B,M,max_new_tokens), so that sequences can be compared and joined."""
+def make_candidates(
+    ids: Tensor, scores: Tensor, length: int, max_new_tokens: int, eos_id: int | None
+) -> GenerateOutput:
+    """Sequences (B,M,T) of one length with scores (B,M), which are -inf for sequences that are not candidates."""
+    lengths = torch.full_like(scores, length, dtype=torch.long)
+    return GenerateOutput(pad_to_max(ids, max_new_tokens, eos_id), lengths, scores)
+
+
+def pad_to_max(ids: Tensor, max_new_tokens: int, eos_id: int | None) -> Tensor:
+    """(B,M,T) -> (B,M,max_new_tokens), so that sequences can be compared and concatenated."""
     return F.pad(ids, (0, max_new_tokens - ids.shape[-1]), value=0 if eos_id is None else eos_id)
 
 
-def joined(some: GenerateOutput, others: GenerateOutput) -> GenerateOutput:
-    """The candidates of both, one after the other."""
+def concatenate(a: GenerateOutput, b: GenerateOutput) -> GenerateOutput:
+    """The candidates of both, along dim 1."""
     return GenerateOutput(
-        torch.cat([some.candidates, others.candidates], dim=1),
-        torch.cat([some.lengths, others.lengths], dim=1),
-        torch.cat([some.scores, others.scores], dim=1),
+        torch.cat([a.candidates, b.candidates], dim=1),
+        torch.cat([a.lengths, b.lengths], dim=1),
+        torch.cat([a.scores, b.scores], dim=1),
     )
 
 
-def chosen(some: GenerateOutput, places: Tensor) -> GenerateOutput:
-    """The candidates at these places (B,M), in this order."""
+def gather_candidates(output: GenerateOutput, indices: Tensor) -> GenerateOutput:
+    """The candidates at indices (B,M), in this order."""
     return GenerateOutput(
-        select_candidates(some.candidates, places), some.lengths.gather(1, places), some.scores.gather(1, places)
+        gather_sequences(output.candidates, indices),
+        output.lengths.gather(1, indices),
+        output.scores.gather(1, indices),
     )
 
 
-def select_candidates(sequences: Tensor, chosen: Tensor) -> Tensor:
-    """Whole sequences (B,N,T) by their number (B,M) -> (B,M,T)"""
-    return sequences.gather(1, chosen[..., None].expand(-1, -1, sequences.shape[-1]))
+def gather_sequences(sequences: Tensor, indices: Tensor) -> Tensor:
+    """Sequences (B,N,T) at indices (B,M) -> (B,M,T)"""
+    return sequences.gather(1, indices[..., None].expand(-1, -1, sequences.shape[-1]))

@@ -18,8 +18,8 @@ from clearhead.models.generate import (
     Greedy,
     ModelDecodeState,
     Strategy,
+    check_context_length,
     check_generation,
-    check_room,
 )
 from clearhead.models.presets import preset
 from clearhead.models.stack import build_encoder_blocks, build_pos_embed, final_norm, input_embeddings
@@ -28,11 +28,13 @@ from clearhead.nn.attention import Linear
 from clearhead.nn.blocks import eval_mode
 from clearhead.nn.cache import DecoderCache
 from clearhead.nn.masks import Mask, check_mask
+from clearhead.validation import suggest_keywords
 
 
 class LanguageModel(nn.Module):
     """ids (B,L) -> logits (B,L,V) of the token after each."""
 
+    @suggest_keywords
     def __init__(
         self,
         *,
@@ -151,7 +153,7 @@ class LanguageModel(nn.Module):
     ) -> GenerateOutput:
         """Continues each prompt (B,L) by up to max_new_tokens tokens, or until `eos_id`."""
         check_generation(prompt, max_new_tokens, self.config.vocab_size, eos_id)
-        check_room(self.config, prompt.shape[1] + max_new_tokens - 1)
+        check_context_length(self.config, prompt.shape[1] + max_new_tokens - 1)
 
         def make_state(n_each: int) -> DecodeState:
             cache = DecoderCache(self.config.depth) if use_cache else None

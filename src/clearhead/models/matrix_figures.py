@@ -65,9 +65,9 @@ def draw_grid(axes: "Axes", view: MaskView, label: str, mask: Tensor, is_numbere
     ticks(axes, num_keys, num_queries, view.first_query)
     if is_numbered:
         for row, values in enumerate(mask.tolist()):
-            for column, seen in enumerate(values):
-                text = sign(view.cell(seen))
-                axes.text(column, row, text, ha="center", va="center", fontsize=12, color="white" if seen else BLACK)
+            for column, visible in enumerate(values):
+                text = sign(view.cell(visible))
+                axes.text(column, row, text, ha="center", va="center", fontsize=12, color="white" if visible else BLACK)
     for row in (~mask.any(-1)).nonzero().flatten().tolist():
         frame = Rectangle(
             (-0.5, row - 0.5), num_keys, 1, fill=False, edgecolor=VERMILION, linewidth=2, zorder=3, clip_on=False
@@ -88,7 +88,7 @@ def ticks(axes: "Axes", num_keys: int, num_queries: int, first_query: int) -> No
 
 
 def sign(text: str) -> str:
-    """With the minus and infinity signs of typography."""
+    """The text with typographic minus and infinity signs."""
     return text.replace("-inf", "−∞").replace("-", "−")
 
 
@@ -141,11 +141,11 @@ def draw_steps(steps: Sequence[Step]) -> "Figure":
     """Every step with its formula and its matrices; steps are side by side where they fit."""
     rows: list[list[Section]] = [[]]
     for section in (Section(step, list(block_lines(step))) for step in steps):
-        if rows[-1] and sum(one.width + 2 * GAP for one in rows[-1]) + section.width > MAX_WIDTH:
+        if rows[-1] and sum(other.width + 2 * GAP for other in rows[-1]) + section.width > MAX_WIDTH:
             rows.append([])
         rows[-1].append(section)
-    width = max(2 * MARGIN + sum(one.width for one in row) + 2 * GAP * (len(row) - 1) for row in rows)
-    height = 2 * MARGIN + sum(max(one.height for one in row) + 0.16 for row in rows)
+    width = max(2 * MARGIN + sum(section.width for section in row) + 2 * GAP * (len(row) - 1) for row in rows)
+    height = 2 * MARGIN + sum(max(section.height for section in row) + 0.16 for row in rows)
     figure = new_figure(max(width, 6.5), height)
     figure.set_layout_engine("none")
     axes = figure.add_axes((0, 0, 1, 1))
@@ -158,7 +158,7 @@ def draw_steps(steps: Sequence[Step]) -> "Figure":
         for section in row:
             draw_section(axes, x, y, section)
             x += section.width + 2 * GAP
-        y += max(one.height for one in row) + 0.16
+        y += max(section.height for section in row) + 0.16
     axes.text(MARGIN, y + 0.1, caption(steps), fontsize=10, color=GRAY, va="center")
     return figure
 
@@ -193,22 +193,22 @@ def block_lines(step: Step) -> Iterator[list[Block]]:
     """Matrices side by side while they fit; with several heads, one line for each name, and in step 4 for each head."""
     panels = [panel for names in rows_of(step) for panel in shown_panels(step, names)]
     line: list[Block] = []
-    before: Panel | None = None
+    previous: Panel | None = None
     for panel in panels:
         block = block_of(panel)
-        is_new = before is not None and starts_line(step, before, panel)
-        if line and (is_new or sum(one.width + GAP for one in line) + block.width > MAX_WIDTH):
+        is_new = previous is not None and starts_line(step, previous, panel)
+        if line and (is_new or sum(other.width + GAP for other in line) + block.width > MAX_WIDTH):
             yield line
             line = []
         line.append(block)
-        before = panel
+        previous = panel
     yield line
 
 
-def starts_line(step: Step, before: Panel, panel: Panel) -> bool:
+def starts_line(step: Step, previous: Panel, panel: Panel) -> bool:
     if step.number == 4:
-        return before.head != panel.head
-    return before.name != panel.name and before.head is not None
+        return previous.head != panel.head
+    return previous.name != panel.name and previous.head is not None
 
 
 def shown_panels(step: Step, names: Sequence[str]) -> list[Panel]:

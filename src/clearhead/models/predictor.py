@@ -1,4 +1,4 @@
-"""The sequence predictor: an encoder with an answer for each token, or one for the whole sequence.
+"""The sequence predictor: an encoder with one output for each token, or, with pooling, one for the sequence.
 
 Dims: B batch, L length, E model width.
 """
@@ -21,11 +21,13 @@ from clearhead.models.stack import (
     input_embeddings,
 )
 from clearhead.nn.masks import Mask, check_mask, dense
+from clearhead.validation import suggest_keywords
 
 
 class SequencePredictor(nn.Module):
     """ids (B,L) or features (B,L,in_features) -> (B,L,out_features), or (B,out_features) with pooling."""
 
+    @suggest_keywords
     def __init__(
         self,
         *,
@@ -90,7 +92,7 @@ class SequencePredictor(nn.Module):
 
     @classmethod
     def from_preset(cls, name: str, changes: Mapping[str, Any] | None = None) -> "SequencePredictor":
-        """The model of a preset, with some fields of its config changed; `list_presets` has the names."""
+        """The model of a preset (see `list_presets`), optionally with changed config fields."""
         config = preset(name, changes)
         check_kind(config, PredictorConfig)
         return cls(**vars(config))
@@ -103,7 +105,7 @@ class SequencePredictor(nn.Module):
         lengths: Tensor | None = None,
         mask: Mask | None = None,
     ) -> Tensor:
-        """`lengths` (B,) counts the real tokens of each sequence; `mask` (to B,H,L,L) is True where one may attend."""
+        """`lengths` (B,) excludes padding; `mask`, broadcastable to (B,H,L,L), is True where a token may attend."""
         x, valid = self.hidden_states(x, inputs_embeds, lengths, mask)
         return self.head(self.pool(x, valid))
 
@@ -116,10 +118,10 @@ class SequencePredictor(nn.Module):
         mask: Mask | None = None,
         all_layers: bool = False,
     ) -> Tensor | tuple[Tensor, ...]:
-        """The encoder's last hidden state (B,L,E), the class token first where there is one.
+        """The encoder's last hidden state (B,L,E); with pooling="cls", (B,1+L,E) with the class token first.
 
-        all_layers=True returns the hidden states of all layers: the embeddings that enter the first block, then the
-        output of each block; the last one has gone through the final norm, where there is one.
+        all_layers=True returns the hidden states of all layers: the input of the first block, then the output of each
+        block. The final norm, if any, is applied to the last one.
         """
         return self.hidden_states(x, inputs_embeds, lengths, mask, all_layers)[0]
 
@@ -131,7 +133,7 @@ class SequencePredictor(nn.Module):
         mask: Mask | None,
         all_layers: bool = False,
     ) -> tuple[Any, Tensor | None]:
-        """The encoder's output, and `valid` (B,L): True at real tokens, None where all of them are."""
+        """The encoder's output, and `valid` (B,L): False at padding, or None if there is no padding."""
         embedded = input_embeddings(self.embed, x, inputs_embeds, self.config.width)
         n_examples, length, _ = embedded.shape
         if mask is not None:
@@ -152,11 +154,11 @@ class SequencePredictor(nn.Module):
 
 
 def expand_mask(mask: Mask | None, valid: Tensor | None, length: int, num_prefix_tokens: int) -> Mask | None:
-    """Mask and padding joined, widened by the tokens in front, which all may see and which see all."""
+    """The mask combined with the padding mask; prefix tokens attend to all tokens and are visible to all."""
     if mask is not None and num_prefix_tokens:
         mask = dense(mask).expand(*mask.shape[:-2], length, length)
         mask = F.pad(mask, (num_prefix_tokens, 0, num_prefix_tokens, 0), value=True)
     if valid is not None:
-        real = F.pad(valid, (num_prefix_tokens, 0), value=True)[:, None, None, :]
-        mask = real if mask is None else mask & real
+        padding = F.pad(valid, (num_prefix_tokens, 0), value=True)[:, None, None, :]
+        mask = padding if mask is None else mask & padding
     return mask

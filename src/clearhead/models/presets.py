@@ -1,4 +1,4 @@
-"""Named configs: numbers only. Importing this does not import torch."""
+"""Named model configs. Importing this module does not import torch."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -9,8 +9,8 @@ from clearhead.models.config import LanguageConfig, ModelConfig, PredictorConfig
 
 
 def reverse() -> PredictorConfig:
-    """A sequence of digits in reverse order: one post-norm block with one head."""
-    # GELU: with ReLU, some seeds stop learning at the learning rate of the recipe
+    """Reverses a sequence of digits: one post-norm block with one head."""
+    # GELU, because with ReLU training fails for some seeds at the learning rate of the recipe
     return PredictorConfig(
         width=32,
         depth=1,
@@ -25,12 +25,12 @@ def reverse() -> PredictorConfig:
 
 
 def reverse_uva() -> PredictorConfig:
-    """The model of the UvA notebook for reversal: as `reverse`, with ReLU and a layer norm in the output net."""
+    """The model of the UvA tutorial on reversal: `reverse` with ReLU and a layer norm in the head."""
     return replace(reverse(), activation="relu", head_norm=True)
 
 
-def plain_mnist() -> VisionConfig:
-    """A plain vision transformer without positions, norms and output projection, and with one head."""
+def vit_mnist_plain() -> VisionConfig:
+    """A single-head vision transformer for MNIST without position embeddings, layer norms and output projection."""
     return VisionConfig(
         width=64,
         depth=4,
@@ -47,8 +47,8 @@ def plain_mnist() -> VisionConfig:
     )
 
 
-def small_mnist() -> VisionConfig:
-    """A vision transformer for MNIST with what the plain one lacks, at about its size."""
+def vit_mnist() -> VisionConfig:
+    """A standard vision transformer for MNIST, about as large as `vit_mnist_plain`."""
     return VisionConfig(
         width=64,
         depth=4,
@@ -61,8 +61,8 @@ def small_mnist() -> VisionConfig:
     )
 
 
-def bert_cifar() -> VisionConfig:
-    """4x4 patches of CIFAR-10 images as input embeddings of BERT's encoder, with BERT's layer-norm eps."""
+def bert_cifar10() -> VisionConfig:
+    """BERT's encoder with the 4x4 patches of a CIFAR-10 image as input embeddings, and BERT's layer-norm eps."""
     return VisionConfig(
         width=256,
         depth=12,
@@ -81,13 +81,13 @@ def bert_cifar() -> VisionConfig:
     )
 
 
-def vit_cifar() -> VisionConfig:
-    """A plain vision transformer for CIFAR-10: 64 patches of 4x4 pixels and a class token, about 0.55 M parameters."""
+def vit_cifar10() -> VisionConfig:
+    """A small vision transformer for CIFAR-10: 64 patches of 4x4 pixels and a class token, 0.55 M parameters."""
     return VisionConfig(width=128, depth=4, num_heads=4, mlp_dim=256, image_size=32, patch_size=4, num_classes=10)
 
 
 def vit_tiny() -> VisionConfig:
-    """The vision transformer that the benchmarks compare: 65 tokens of width 192."""
+    """The vision transformer of the benchmarks: 65 tokens of width 192."""
     return VisionConfig(width=192, depth=6, num_heads=3, image_size=32, patch_size=4, num_classes=10)
 
 
@@ -113,12 +113,12 @@ def transformer_base() -> Seq2SeqConfig:
 
 
 def gpt_tiny() -> LanguageConfig:
-    """A language model of characters for a laptop."""
+    """A character-level language model that trains on a laptop."""
     return LanguageConfig(width=128, depth=4, num_heads=4, vocab_size=65, context_length=64)
 
 
 def gpt2_small() -> LanguageConfig:
-    """The smallest GPT-2."""
+    """GPT-2 small (Radford et al., 2019), 124 M parameters."""
     return LanguageConfig(
         width=768, depth=12, num_heads=12, dropout=0.1, attention_dropout=0.1, vocab_size=50_257, context_length=1024
     )
@@ -127,10 +127,10 @@ def gpt2_small() -> LanguageConfig:
 PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "reverse": reverse,
     "reverse_uva": reverse_uva,
-    "plain_mnist": plain_mnist,
-    "small_mnist": small_mnist,
-    "bert_cifar": bert_cifar,
-    "vit_cifar": vit_cifar,
+    "vit_mnist": vit_mnist,
+    "vit_mnist_plain": vit_mnist_plain,
+    "bert_cifar10": bert_cifar10,
+    "vit_cifar10": vit_cifar10,
     "vit_tiny": vit_tiny,
     "vit_base": vit_base,
     "transformer_base": transformer_base,
@@ -140,7 +140,7 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
 
 
 def preset(name: str, changes: Mapping[str, Any] | None = None) -> ModelConfig:
-    """The config of a preset, with some of its fields changed: preset("vit_tiny", {"num_classes": 5})."""
+    """The config of a preset, optionally with changed fields: preset("vit_tiny", {"num_classes": 5})."""
     if name not in PRESETS:
         raise unknown_name("preset", name, PRESETS)
     config = PRESETS[name]()

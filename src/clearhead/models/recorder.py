@@ -1,7 +1,7 @@
 """Record the tensors of one forward pass of any module, in order, without changing the module.
 
-Of all torch calls, the steps are kept that a reader would name: linear layers, matrix products, norms, activations,
-residual sums, attention. nn.MultiheadAttention is a single torch call; its inner tensors follow from its arguments.
+Only the main operations are recorded: linear layers, matrix products, norms, activations, residual sums and attention.
+nn.MultiheadAttention is a single torch call, so the shapes of its inner tensors are derived from its arguments.
 Dims: B batch, L length, Q queries, K keys, H heads, D head width, E model width.
 """
 
@@ -32,7 +32,7 @@ LAYERS = {
     "lstm": "LSTM",
     "gru": "GRU",
 }
-"""calls that do the work of a module, whose name their output gets"""
+"""calls whose output is named after the module that makes them"""
 
 PRODUCTS = {
     "matmul": "matrix product",
@@ -41,19 +41,19 @@ PRODUCTS = {
     "einsum": "matrix product",
     "softmax": "softargmax",
 }
-"""calls of attention that is written out as its formula"""
+"""calls of an attention that does not use a fused kernel"""
 
 RESIDUAL_OPS = {"add": "sum", "cat": "concatenation", "gelu": "GELU", "relu": "ReLU", "silu": "SiLU"}
-"""calls that count only if an operand is already recorded: other sums, such as those of indices, are no steps"""
+"""calls that are recorded only if an operand is; this excludes, for example, sums of indices"""
 
 POOLS = {f"max_pool{n}d": "max pooling" for n in (1, 2, 3)} | {f"avg_pool{n}d": "average pooling" for n in (1, 2, 3)}
 POOLS |= {f"adaptive_{name}": description for name, description in POOLS.items()}
-"""calls that count under the same condition"""
+"""calls that are recorded under the same condition"""
 
 OPERATIONS = LAYERS | PRODUCTS | RESIDUAL_OPS | POOLS
 
 REDUCTIONS = {"mean": "mean", "amax": "maximum", "max": "maximum", "__getitem__": "selection", "select": "selection"}
-"""calls that explain why the input of a module has a new shape; without one of them, it was reshaped"""
+"""calls that change the shape of a module's input; without one of them, the input was reshaped"""
 
 ALIASES = {
     "__matmul__": "matmul",
@@ -82,7 +82,7 @@ class TensorShape:
     name: str
     """the path of the parameter or module, and the name of the tensor inside it"""
     operation: str
-    """how the tensor came about: "input", "parameter", or what computed it"""
+    """the origin of the tensor: "input", "parameter", or the operation that computed it"""
     rows: Shape
     """tokens as rows: (B,L,E); attention weights sum to 1 along each row"""
     columns: Shape
@@ -106,11 +106,11 @@ class Recorder:
         self.stack = ModuleStack(model, self.on_enter, self.on_exit)
         self.parameter_names = {id(p): name for name, p in model.named_parameters()}
         self.tensors = [TensorShape(name, "input", tuple(x.shape), as_columns(x)) for name, x in inputs.items()]
-        self.recorded = {id(x): x for x in inputs.values()}  # keeps them alive, so that no id is used twice
+        self.recorded = {id(x): x for x in inputs.values()}  # keeps the tensors alive, so that no id is reused
         self.pending: dict[int, nn.Parameter] = {}  # parameters that were used but belong to no recorded step yet
         self.counted: set[int] = set()
         self.used: set[int] = set()
-        self.reduction = ""  # the last one since a tensor was recorded
+        self.reduction = ""  # the last reduction since a tensor was recorded
 
     def handle(self, func_name: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         name = ALIASES.get(func_name, func_name)
@@ -140,10 +140,10 @@ class Recorder:
         self.add(name, OPERATIONS[func], out, columns, parameters, work or multiply_adds(func, args, out))
 
     def add_attention(self, q: Tensor, k: Tensor, v: Tensor, z: Tensor) -> None:
-        """q, k, v (B,H,L,D) and z, as the kernel has them; the weights (B,H,Q,K), which it does not return."""
+        """q, k, v (B,H,L,D) and z, the arguments and output of the kernel, and the weights (B,H,Q,K) inside it."""
         path = self.stack.running[-1].path
-        for name, what, x in (("q", "queries", q), ("k", "keys", k), ("v", "values", v)):
-            self.add(join(path, f"{name}_per_head"), f"{what} per head", tokens_first(x), as_columns(x, True))
+        for name, plural, x in (("q", "queries", q), ("k", "keys", k), ("v", "values", v)):
+            self.add(join(path, f"{name}_per_head"), f"{plural} per head", tokens_first(x), as_columns(x, True))
         weights = torch.empty(*q.shape[:-1], k.shape[-2], device="meta")
         work = weights.numel() * q.shape[-1]
         self.add(join(path, "weights"), "softargmax(beta q kᵀ)", weights, as_columns(weights, True), work=work)
@@ -152,7 +152,7 @@ class Recorder:
         self.recorded[id(z)] = z
 
     def add_torch_nn(self, args: Any, kwargs: dict[str, Any], out: Tensor) -> None:
-        """What nn.MultiheadAttention computes from (L,B,E), or from (L,E) without a batch."""
+        """The inner tensors of nn.MultiheadAttention for inputs (L,B,E), or (L,E) without a batch."""
         bound = signature(F.multi_head_attention_forward).bind(*args, **kwargs).arguments
         path, num_heads, width = self.stack.running[-1].path, bound["num_heads"], out.shape[-1]
         _, parameters = self.take_parameters("linear", ())

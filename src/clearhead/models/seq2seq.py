@@ -21,8 +21,8 @@ from clearhead.models.generate import (
     Greedy,
     ModelDecodeState,
     Strategy,
+    check_context_length,
     check_generation,
-    check_room,
     log_probabilities,
 )
 from clearhead.models.presets import preset
@@ -37,11 +37,13 @@ from clearhead.nn import masks
 from clearhead.nn.attention import Linear
 from clearhead.nn.blocks import Decoder, Encoder, eval_mode
 from clearhead.nn.cache import DecoderCache
+from clearhead.validation import suggest_keywords
 
 
 class Seq2Seq(nn.Module):
     """source (B,K), target so far (B,Q) -> logits (B,Q,V) of the target token after each."""
 
+    @suggest_keywords
     def __init__(
         self,
         *,
@@ -174,7 +176,7 @@ class Seq2Seq(nn.Module):
         """Writes a target for each source (B,K): from the token `bos_id` to `eos_id`, or max_new_tokens."""
         prompt = torch.full((len(source), 1), bos_id, device=source.device)
         check_generation(prompt, max_new_tokens, self.config.tgt_vocab_size, eos_id)
-        check_room(self.config, max_new_tokens)
+        check_context_length(self.config, max_new_tokens)
         with eval_mode(self), torch.no_grad():
             return strategy(
                 self.decode_states(source, source_lengths, use_cache=use_cache), prompt, max_new_tokens, eos_id
@@ -227,7 +229,7 @@ class Ensemble(nn.Module):
         prompt = torch.full((len(source), 1), bos_id, device=source.device)
         check_generation(prompt, max_new_tokens, self.models[0].config.tgt_vocab_size, eos_id)
         for model in self.models:
-            check_room(model.config, max_new_tokens)
+            check_context_length(model.config, max_new_tokens)
         with eval_mode(self), torch.no_grad():
             makers = [model.decode_states(source, source_lengths, use_cache=use_cache) for model in self.models]
             return strategy(

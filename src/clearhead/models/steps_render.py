@@ -196,7 +196,7 @@ def latex_lines(step: Step) -> Iterator[list[Panel]]:
     for names in rows_of(step):
         line: list[Panel] = []
         for panel in (panel for name in names for panel in step.panels(name)):
-            columns = sum(min(one.matrix.shape[1], MAX_LATEX) + 1 for one in [*line, panel])
+            columns = sum(min(other.matrix.shape[1], MAX_LATEX) + 1 for other in [*line, panel])
             if line and (columns > MAX_COLUMNS or (panel.query and panel.head != line[0].head)):
                 yield line
                 line = []

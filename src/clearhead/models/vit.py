@@ -24,6 +24,7 @@ from clearhead.models.presets import preset
 from clearhead.models.stack import build_encoder_blocks, build_head, build_pooling, final_norm, input_embeddings
 from clearhead.nn.patch_embed import ConvEmbed, ConvStem, PatchEmbed
 from clearhead.nn.positions import LearnedPosEmbed2d, NoPosEmbed2d, PosEmbed2d, RotaryPosEmbed2d, SinusoidalPosEmbed2d
+from clearhead.validation import suggest_keywords
 
 
 class VisionTransformer(nn.Module):
@@ -34,6 +35,7 @@ class VisionTransformer(nn.Module):
     positions to the patches. The class token has none of its own: a learned one is part of its embedding.
     """
 
+    @suggest_keywords
     def __init__(
         self,
         *,

@@ -1,1 +1,1 @@
-"""Experiments, one file each, with the command, time and accuracy of each. Loads without torch."""
+"""Recipes: one file per experiment, with its command, time and accuracy. Importing them does not import torch."""

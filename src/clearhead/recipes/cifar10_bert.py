@@ -2,12 +2,12 @@
 
 clearhead data get cifar10 && clearhead train cifar10-bert
 Time: 40 min on 2 CPU cores for 1 of 43 epochs
-Test accuracy: 32.88% after 1 epoch; the notebook that this model comes from reports 83.1% after 43
+Test accuracy: 32.88% after 1 epoch; the notebook that introduced this model reports 83.1% after 43
 
-The epoch was measured with a layer-norm eps of 1e-5; the preset now has BERT's 1e-12. With the same weights, hidden
+The accuracy was measured with a layer-norm eps of 1e-5; the preset has BERT's 1e-12. With the same weights, hidden
 states and logits equal those of Hugging Face's BertModel (tests/oracles/test_bert.py). BERT adds a position and a token
 type embedding to each token, including the class token; here they are part of the position table and the class token.
-Validation and test images are neither cropped nor flipped.
+Augmentation applies to training images only.
 """
 
 from clearhead.data.options import Augmentation
@@ -21,7 +21,7 @@ DATA = Cifar10(augmentation=Augmentation(crop=4, flip=True))
 def cifar10_bert(data: Cifar10 = DATA) -> RunConfig:
     return RunConfig(
         recipe="cifar10-bert",
-        model=presets.bert_cifar(),
+        model=presets.bert_cifar10(),
         data=data,
         optimizer=OptimizerConfig(lr=5e-4, schedule="constant", grad_clip=0.0),
         training=TrainingConfig(epochs=43, batch_size=192),

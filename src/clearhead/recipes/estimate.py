@@ -1,4 +1,4 @@
-"""Estimate the time and memory of a run from a few real steps. Nothing is written."""
+"""Estimate the training time and memory of a run from a few real steps, without writing files."""
 
 import time
 from dataclasses import dataclass
@@ -19,19 +19,19 @@ from clearhead.training.evaluation import BATCH_SIZE, to_device
 from clearhead.training.progress import Display, StopRequest, padding_summary
 from clearhead.training.state import TrainState
 
-WARM_UP, TIMED, SECONDS = 2, 20, 5.0
-"""untimed steps; timed steps, unless that many seconds have passed before"""
+WARMUP_STEPS, TIMED_STEPS, MAX_SECONDS = 2, 20, 5.0
+"""untimed steps; timed steps, and the time after which no further step is timed"""
 CENTURY = 100 * 365 * 24 * 3600.0
-"""in seconds"""
+"""seconds"""
 
 
 @dataclass(frozen=True)
 class Estimate:
     parameters: int
     memory: int
-    """bytes of weights, gradients, optimizer state, averages and saved activations; without torch and data"""
+    """bytes of weights, gradients, optimizer state, EMA and saved activations, without torch itself and the data"""
     examples: int
-    """in the training set"""
+    """number of training examples"""
     steps: int
     steps_per_epoch: int
     seconds_per_step: float
@@ -47,7 +47,7 @@ class Estimate:
 
     @property
     def seconds_per_epoch(self) -> float:
-        """Including validation, also if the run is shorter than an epoch."""
+        """Training and validation time of a full epoch, even if the run is shorter."""
         evaluating = self.evaluations_per_epoch * self.seconds_per_evaluation
         return self.steps_per_epoch * self.seconds_per_step + evaluating
 
@@ -60,11 +60,11 @@ class Estimate:
     def end(self) -> str:
         if self.seconds > CENTURY:
             return "more than a century from now"
-        return f"if started now, done at {datetime.now() + timedelta(seconds=self.seconds):%H:%M on %d %B}"
+        return f"if started now, it ends at {datetime.now() + timedelta(seconds=self.seconds):%H:%M on %d %B}"
 
     def __str__(self) -> str:
         epochs = self.steps / self.steps_per_epoch
-        tested = ", test included" if self.seconds_per_test else ""
+        tested = ", including the test" if self.seconds_per_test else ""
         return "\n".join(
             [
                 *self.notes,
@@ -74,19 +74,19 @@ class Estimate:
                 *([f"padding            {padding_summary(*self.padding)}"] if self.padding else []),
                 f"steps              {self.steps:,} ({round_count(epochs)} epoch{'' if epochs == 1 else 's'})",
                 f"time per step      {duration(self.seconds_per_step)}",
-                f"time per epoch     {duration(self.seconds_per_epoch)}, validation included",
-                f"in all             {duration(self.seconds)}{tested}; {self.end}",
+                f"time per epoch     {duration(self.seconds_per_epoch)}, including validation",
+                f"total time         {duration(self.seconds)}{tested}; {self.end}",
             ]
         )
 
 
 def estimate(config: RunConfig) -> Estimate:
-    """Train a few steps in memory."""
+    """Train for a few steps in memory and measure them."""
     display = Display(quiet=True)
     device = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
     with isolated_torch_state(config.training.threads):
         ctx = build_context(config, Ranks(device=device), shard=False, report=display.warn)
-        memory = memory_of(ctx)
+        memory = measure_memory(ctx)
         per_step = time_steps(ctx)
         per_example = time_example(ctx)
     validation, n_views = len(ctx.data.validation), N_VIEWS[config.training.tta]
@@ -106,8 +106,8 @@ def estimate(config: RunConfig) -> Estimate:
     )
 
 
-def memory_of(ctx: TrainContext) -> int:
-    """Bytes of what persists between steps, and of the tensors that the first step saves for its backward pass."""
+def measure_memory(ctx: TrainContext) -> int:
+    """Bytes that persist between steps, and of the activations that the first step saves for its backward pass."""
     saved: dict[int, int] = {}
 
     def record(tensor: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ def memory_of(ctx: TrainContext) -> int:
     with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
         train_step(ctx, TrainState(), StopRequest())
     weights = {weight.untyped_storage().data_ptr(): size_of(weight) for weight in ctx.model.parameters()}
-    persistent = 2 * sum(weights.values())  # and a gradient for each
+    persistent = 2 * sum(weights.values())  # weights and gradients
     persistent += sum(map(size_of, ctx.optimizers.state_tensors().values()))
     persistent += sum(map(size_of, ctx.ema.averages.values())) if ctx.ema else 0
     activations = sum(size for pointer, size in saved.items() if pointer not in weights)
@@ -133,17 +133,17 @@ def time_steps(ctx: TrainContext) -> float:
     """Seconds per step."""
     state, request = TrainState(), StopRequest()
     ctx.model.train()
-    for _ in range(WARM_UP):
+    for _ in range(WARMUP_STEPS):
         train_step(ctx, state, request)
     start, n = time.perf_counter(), 0
-    while n < TIMED and time.perf_counter() - start < SECONDS:
+    while n < TIMED_STEPS and time.perf_counter() - start < MAX_SECONDS:
         train_step(ctx, state, request)
         n += 1
     return (time.perf_counter() - start) / n
 
 
 def time_example(ctx: TrainContext) -> float:
-    """Seconds to evaluate one view of one example, measured on a batch of the validation set, or else the test set."""
+    """Seconds to evaluate one view of one example, measured on a validation batch, or a test batch if there is none."""
     examples = ctx.data.validation if len(ctx.data.validation) else ctx.data.test
     if not len(examples):
         return 0.0

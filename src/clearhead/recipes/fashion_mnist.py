@@ -1,4 +1,4 @@
-"""Fashion-MNIST, clothes instead of digits, with the model of `mnist` trained for five epochs.
+"""Fashion-MNIST with the model of the recipe `mnist`, trained for five epochs.
 
 clearhead data get fashion-mnist && clearhead train fashion-mnist
 Time: 9 min 34 s on 1 CPU core

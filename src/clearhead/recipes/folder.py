@@ -9,9 +9,9 @@ PATH contains cats/*.jpg, dogs/*.jpg and so on, or train/, val/ and test/ with s
 class names. Without a test folder, a fifth of each class becomes the test set.
 
 The model takes square images. --data.fit pad (default) pads an image with the color of its border; crop takes the
-largest square in the center, which suits photos with a centered subject; stretch changes the aspect ratio. Prediction
-does the same as training. Files that cannot be read stop training with an error that names all of them;
---data.skip-invalid leaves them out and records their names in the checkpoints (data.skipped in state.json).
+largest centered square, which suits photos with a centered subject; stretch changes the aspect ratio. Prediction uses
+the same preprocessing as training. If files cannot be read, training stops with an error that lists them;
+--data.skip-invalid skips them and records their names in the checkpoints (data.skipped in state.json).
 """
 
 from clearhead.data.options import Augmentation

@@ -1,4 +1,4 @@
-"""From a recipe to a run: `train` gives the run a folder in runs/, and `resume` may also lengthen it."""
+"""Start and resume runs: `train` creates a run in runs/, and `resume` continues it, optionally for longer."""
 
 import os
 import re
@@ -60,65 +60,66 @@ def resume(
     under torchrun by rank 0.
     """
     changes = {"epochs": epochs, "steps": steps, "threads": threads}
-    given = {name: value for name, value in changes.items() if value is not None}
-    changed = {*given, *(LENGTH if given.keys() & set(LENGTH) else ())}  # a new length sets both
+    changes = {name: value for name, value in changes.items() if value is not None}
+    requested = {*changes, *(LENGTH if changes.keys() & set(LENGTH) else ())}  # a new length sets both
     if os.environ.get("RANK", "0") == "0":
         directory = RunDirectory.open(run)
-        RunConfig.from_dict(directory.config).task.check_complete()
-        if given:
-            change_run(directory, given, Display(quiet=quiet))
-    return loop.resume(run, shard=shard, quiet=quiet, requested={f"training.{name}" for name in changed})
+        RunConfig.from_dict(directory.config).task.check_complete()  # config.json may have been edited
+        if changes:
+            change_training(directory, changes, Display(quiet=quiet))
+    return loop.resume(run, shard=shard, quiet=quiet, requested={f"training.{name}" for name in requested})
 
 
-def change_run(run: RunDirectory, given: dict[str, Any], display: Display) -> None:
-    """Check and record the changes, and print their effect on the learning rate."""
-    if "epochs" in given and "steps" in given:
-        raise ValueError(f"give epochs or steps, not both, got epochs={given['epochs']} and steps={given['steps']}")
-    before = RunConfig.from_dict(run.config)
-    if found := run.latest_checkpoint():  # the run must not change if its data has
-        check_config_matches(run.path, before, found)
-        check_files(found.state, before.task.digests())
+def change_training(run: RunDirectory, changes: dict[str, Any], display: Display) -> None:
+    """Validate and record the changes, and print their effect on the learning rate."""
+    if "epochs" in changes and "steps" in changes:
+        epochs, steps = changes["epochs"], changes["steps"]
+        raise ValueError(f"epochs and steps are mutually exclusive, got epochs={epochs} and steps={steps}")
+    old = RunConfig.from_dict(run.config)
+    if latest := run.latest_checkpoint():  # refuse before config.json is written
+        check_config_matches(run.path, old, latest)
+        check_files(latest.state, old.task.digests())
     other = {"epochs": "steps", "steps": "epochs"}
-    zeros: dict[str, Any] = {other[name]: 0 for name in given if name in other}
-    now = replace(before, training=replace(before.training, **given, **zeros))
-    message = lengthened(run, before, now) if zeros else ""
+    zeros: dict[str, Any] = {other[name]: 0 for name in changes if name in other}
+    new = replace(old, training=replace(old.training, **changes, **zeros))
+    message = extend(run, old, new) if zeros else ""
     with run.lock():
-        run.change_config(now.to_dict())
+        run.change_config(new.to_dict())
     if message:
         display.info(message)
 
 
-def lengthened(run: RunDirectory, before: RunConfig, now: RunConfig) -> str:
-    """The effect of a new length on a run; ValueError if the run has stopped early or is already longer."""
-    per_epoch, trained = steps_per_epoch(run, before), max(checkpoint.saved_steps(run.path), default=0)
-    end, old_end = now.training.n_steps(per_epoch), before.training.n_steps(per_epoch)
+def extend(run: RunDirectory, old: RunConfig, new: RunConfig) -> str:
+    """A message about the effect of a new length; ValueError if the run has stopped early or is already longer."""
+    per_epoch, trained = steps_per_epoch(run, old), max(checkpoint.saved_steps(run.path), default=0)
+    end, old_end = new.training.n_steps(per_epoch), old.training.n_steps(per_epoch)
     if end < trained:
-        unit, n = ("epochs", trained / per_epoch) if now.training.epochs else ("steps", trained)
+        unit, n = ("epochs", trained / per_epoch) if new.training.epochs else ("steps", trained)
         raise ValueError(
-            f"{run.path} has been trained for {round_count(n)} {unit}, got --{unit} {getattr(now.training, unit)}; "
-            "a run cannot be shortened to less than that"
+            f"{run.path} has been trained for {round_count(n)} {unit}, got --{unit} {getattr(new.training, unit)}; "
+            "a run cannot be shortened below its current step"
         )
     if end == old_end:
         return ""
-    found = run.latest_checkpoint() if before.training.patience else None
-    if found and found.state["train_state"]["evals_since_best"] >= before.training.patience:
+    latest = run.latest_checkpoint() if old.training.patience else None
+    if latest and latest.state["train_state"]["evals_since_best"] >= old.training.patience:
         raise ValueError(
-            f"{run.path} ended early, after {before.training.patience} evaluations without improvement "
-            "(training.patience); it cannot be lengthened"
+            f"{run.path} stopped early, after {old.training.patience} evaluations without improvement "
+            "(training.patience); it cannot be extended"
         )
-    if before.optimizer.schedule == "constant" or not trained:
-        effect = "the learning rate at each step is unaffected" if trained else "no step is trained yet"
+    if old.optimizer.schedule == "constant" or not trained:
+        effect = "the learning rate at each step is unaffected" if trained else "no step has been trained yet"
     else:
-        old, new = (f"{before.optimizer.lr * lr_multiplier(trained, n, before.optimizer):.3g}" for n in (old_end, end))
+        lr, new_lr = (f"{old.optimizer.lr * lr_multiplier(trained, n, old.optimizer):.3g}" for n in (old_end, end))
         effect = (
-            f"the {before.optimizer.schedule} schedule now ends there, and the learning rate continues at {new}"
-            f"{'' if new == old else f' instead of {old}, unlike in a run of this length from the beginning'}"
+            f"the {old.optimizer.schedule} schedule now ends there, and the learning rate continues at {new_lr}"
+            f"{'' if new_lr == lr else f' instead of {lr}, unlike in a run of this length from the start'}"
         )
     return f"the run now ends after step {end:,} instead of {old_end:,}: {effect}"
 
 
 def steps_per_epoch(run: RunDirectory, config: RunConfig) -> int:
-    """According to its records; if there are none, according to its data."""
+    """From the metrics of the run or, if there are none, from its data."""
     last = None
     for record in run.iter_records():
         last = record if record.get("epoch") else last
@@ -130,6 +131,6 @@ def steps_per_epoch(run: RunDirectory, config: RunConfig) -> int:
 def check_run_name(name: str) -> None:
     if not re.fullmatch(r"\w[\w.+-]{0,59}", name):
         raise ValueError(
-            "a run's name must have at most 60 letters, digits and _ . + - and begin with a letter, a digit or _, "
+            "a run name must have at most 60 letters, digits and _ . + -, and start with a letter, a digit or _, "
             f"got {name!r:.80}"
         )

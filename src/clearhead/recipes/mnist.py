@@ -1,4 +1,4 @@
-"""Handwritten digits with a small vision transformer that has a convolutional stem.
+"""MNIST with a small vision transformer: a convolutional stem, two blocks of width 64, and Muon.
 
 clearhead train mnist
 Time: 75 s on 2 CPU cores

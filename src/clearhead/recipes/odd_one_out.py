@@ -1,4 +1,4 @@
-"""Find the one of ten MNIST images that has another class than the rest: a score per image, softmax over the set.
+"""Find the image of a different class among ten MNIST images: one score per image, softmax over the set.
 
 clearhead train odd-one-out
 Time: 5 min 32 s on 1 CPU core

@@ -2,7 +2,7 @@
 
 clearhead train pronounce
 clearhead train pronounce --data.train-file my.dict --data.test-file my.test
-torchrun --nproc-per-node 2 -m clearhead train pronounce --training.threads 1    fastest on two cores
+torchrun --nproc-per-node 2 -m clearhead train pronounce --training.threads 1    # fastest on two cores
 Time: 100 minutes on 2 CPU cores
 Test accuracy: 22% word error rate and 5.4% phoneme error rate on 2,000 held-out words of the dictionary used in papers;
                20.69% and 4.95% on its 12,000 test words with an ensemble of four runs (evaluate --ensemble)

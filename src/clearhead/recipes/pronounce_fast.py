@@ -1,4 +1,4 @@
-"""Predict the pronunciation of a word in a few minutes: `pronounce` with a smaller model and fewer epochs.
+"""Predict the pronunciation of a word from its spelling: `pronounce` with a smaller model and fewer epochs.
 
 clearhead train pronounce-fast
 Time: 5 min 8 s on 2 CPU cores

@@ -1,4 +1,4 @@
-"""All recipes by name: their measured results, overrides such as `training.steps=100`, and validation of the result."""
+"""All recipes by name, with measured results; overrides such as `training.steps=100`, and validation of the config."""
 
 import json
 from collections.abc import Callable
@@ -113,7 +113,7 @@ def config_of(name: str, changes: dict[str, Any] | None = None) -> RunConfig:
     changes, make = dict(changes or {}), find(name).make
     data_changes = {path: changes.pop(path) for path in list(changes) if path.startswith("data.")}
     default = make()
-    config = make(changed(default, data_changes).data) if data_changes else default
+    config = make(with_changes(default, data_changes).data) if data_changes else default
     for field in config.task.derived:
         if f"model.{field}" in changes:
             raise ValueError(
@@ -123,28 +123,28 @@ def config_of(name: str, changes: dict[str, Any] | None = None) -> RunConfig:
     for one, other in (("training.steps", "training.epochs"), ("training.epochs", "training.steps")):
         if changes.get(one):
             changes.setdefault(other, 0)
-    config = changed(config, changes)
+    config = with_changes(config, changes)
     check_run(config)
     return config
 
 
-def changed(config: Any, changes: dict[str, Any]) -> Any:
-    """A config with the values at some paths replaced, all at once for each of its parts."""
-    parts: dict[str, dict[str, Any]] = {}
+def with_changes(config: Any, changes: dict[str, Any]) -> Any:
+    """A copy of the config with the values at dotted paths replaced; each dataclass is rebuilt and validated once."""
+    nested: dict[str, dict[str, Any]] = {}
     values = {}
     for path, value in changes.items():
         first, _, rest = path.partition(".")
         check_name(first, vars(config), f"field of {type(config).__name__}")
         has_fields = is_dataclass(getattr(config, first))
         if bool(rest) != has_fields and not is_dataclass(value):
-            rule = f"is changed field by field, as in {first}.NAME" if has_fields else "has no fields"
-            raise LookupError(f"{first} {rule}, got {path!r}; name what is to be changed")
+            rule = f"has fields, which are set as {first}.NAME" if has_fields else "has no fields"
+            raise LookupError(f"{first} {rule}, got {path!r}")
         if rest:
-            parts.setdefault(first, {})[rest] = value
+            nested.setdefault(first, {})[rest] = value
         else:
             values[first] = value
-    for name, inside in parts.items():
-        values[name] = changed(getattr(config, name), inside)
+    for name, inner in nested.items():
+        values[name] = with_changes(getattr(config, name), inner)
     return replace(config, **values)
 
 

@@ -1,4 +1,4 @@
-"""Reverse 16 random digits with one block and one head. `reverse-uva` has the settings of the original notebook.
+"""Reverse 16 random digits with one block and one head. `reverse-uva` has the settings of the UvA tutorial.
 
 clearhead train reverse
 Time: 3.6 s on 1 CPU core
@@ -21,6 +21,6 @@ def reverse(data: Reverse = DATA) -> RunConfig:
         model=replace(presets.reverse(), context_length=data.context_length),
         data=data,
         optimizer=OptimizerConfig(lr=1e-2, beta2=0.98, schedule="cosine", warmup=20, grad_clip=1.0),
-        # so small a model loses more by waiting for a second thread than it gains
+        # for such a small model, the overhead of a second thread exceeds its gain
         training=TrainingConfig(steps=200, batch_size=128, evaluate_every=50, threads=1),
     )

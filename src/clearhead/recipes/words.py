@@ -1,10 +1,10 @@
-"""Invent words: a decoder-only language model of letters, trained on a dictionary or on your own list.
+"""Train a character-level language model that generates new words, on a dictionary or on your own word list.
 
 clearhead train words
 clearhead train words --data.file names.txt    your own list, one word per line
 clearhead sample runs/words-0
 Time: 3 min 59 s on 2 CPU cores
-Test accuracy: 34.50% of the next letters (2.13 nats per letter); it writes textered, selamond
+Test accuracy: 34.50% of the next letters (2.13 nats per letter); samples: textered, selamond
 """
 
 from clearhead.models.config import LanguageConfig
