@@ -16,7 +16,6 @@ from clearhead.data.dataset import Dataset, Examples, Normalize, lengths_of
 from clearhead.data.options import Augmentation
 from clearhead.data.prng import fold_in, permutation
 
-
 NO_AUGMENTATION = Augmentation()
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from clearhead.data.batches import Batches
 from clearhead.data.dataset import Dataset, Examples, Subset
-from clearhead.data.options import Augmentation
 from clearhead.data.mnist import OddSets
+from clearhead.data.options import Augmentation
 
 NUM_COLUMNS, MARGIN, GAP, FONT_SIZE = 12, 16, 4, 16
 NUM_AUGMENTED_ROWS, NUM_VERSIONS = 10, 8

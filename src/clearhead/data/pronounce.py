@@ -64,7 +64,9 @@ def load_splits(config: DictionaryOptions) -> dict[str, Pronunciations]:
     return split_words(*read_dictionaries(config), config)
 
 
-def split_words(words: Pronunciations, test_words: Pronunciations, config: DictionaryOptions) -> dict[str, Pronunciations]:
+def split_words(
+    words: Pronunciations, test_words: Pronunciations, config: DictionaryOptions
+) -> dict[str, Pronunciations]:
     train, validation = split_validation((word for word in words if word not in test_words), config.validation)
     train = train[: config.limit] if config.limit else train
     return {

@@ -107,7 +107,7 @@ def load_words(file: str, validation: int, limit: int) -> Dataset:
     words = load_word_list(file)
     train_words, test_words = split_test(words)
     train_words, val_words = split_validation(train_words, validation)
-    train_words = train_words[: limit] if limit else train_words
+    train_words = train_words[:limit] if limit else train_words
     vocab = Vocabulary.with_special_tokens(letters_in(words))
     train, held_out, test = (encode_words(split, vocab) for split in (train_words, val_words, test_words))
     return Dataset(train, held_out, test, classes=vocab.tokens, normalize=None, vocab=vocab.tokens)

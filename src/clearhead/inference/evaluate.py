@@ -1,28 +1,18 @@
-"""Metrics of a run: loss and accuracy, the error rates of `pronounce`, and the confusion matrix.
-
-The word error rate (WER) is the fraction of words whose pronunciation equals none of those in the dictionary; the
-phoneme error rate (PER) is the edit distance to the nearest pronunciation over its length, summed over all words.
-"""
+"""Metrics of a run, and the confusion matrix."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from clearhead.data import datasets
 from clearhead.data.batches import Batch
 from clearhead.data.dataset import Examples, Normalize
-from clearhead.data.datasets import TTA
-from clearhead.data.pronounce import check_vocab, load_splits
-from clearhead.data.vocab import Pronunciations, Vocabulary, read_dictionary
+from clearhead.data.options import TTA
 from clearhead.drawing import displayable, new_figure
-from clearhead.inference.generation import BEAM, Pronunciation, pronounce
-from clearhead.inference.run import PartName, Run
-from clearhead.models.generate import Beam
-from clearhead.training.objectives import OBJECTIVES, evaluate
+from clearhead.inference.run import Run
+from clearhead.tasks.task import PartName
+from clearhead.training.evaluation import evaluate
 from clearhead.validation import check_choice
 
 if TYPE_CHECKING:
@@ -33,12 +23,10 @@ MAX_NUMBERED_CLASSES = 30
 """with more classes, the cells of a confusion matrix are too small for numbers"""
 
 
-def evaluate_run(run: Run, part: PartName = "test", beam: Beam = BEAM) -> dict[str, Any]:
+def evaluate_run(run: Run, part: PartName = "test") -> dict[str, Any]:
     """What `clearhead evaluate` measures: loss and accuracy; for `pronounce` the error rates."""
     check_choice(part=(part, PartName))
-    if run.config.objective == "seq2seq":
-        return error_rates(run, words_to_score(run, part), beam).to_dict(beam)
-    return loss_and_accuracy(run, part)
+    return run.task.evaluate(run, part, lambda: loss_and_accuracy(run, part))
 
 
 def loss_and_accuracy(run: Run, part: PartName) -> dict[str, float]:
@@ -49,7 +37,7 @@ def loss_and_accuracy(run: Run, part: PartName) -> dict[str, float]:
 def examples_of(run: Run, part: PartName) -> tuple[Examples, Normalize | None]:
     """The examples of a part, and the normalization of their images."""
     run.check_data_files()
-    data = datasets.load_dataset(run.config.data, run.config.seed)
+    data = run.task.load(run.config.seed)
     examples = data.test if part == "test" else data.validation
     if not len(examples):
         other = "validation" if part == "test" else "test"
@@ -65,8 +53,7 @@ def measure(
     on_batch: Callable[[Batch, Tensor], None] | None = None,
 ) -> dict[str, float]:
     """Metrics on these examples; `on_batch` receives each batch and the model's outputs."""
-    objective = OBJECTIVES[run.config.objective]
-    return evaluate(run.model, objective, examples, normalize, tta=tta_of(run, part), on_batch=on_batch)
+    return evaluate(run.model, run.task.objective, examples, normalize, tta=tta_of(run, part), on_batch=on_batch)
 
 
 def tta_of(run: Run, part: PartName) -> TTA:

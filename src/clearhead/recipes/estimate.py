@@ -14,8 +14,8 @@ from clearhead.nn.blocks import eval_mode
 from clearhead.training.config import RunConfig
 from clearhead.training.context import TrainContext, build_context, isolated_torch_state
 from clearhead.training.distributed import Ranks
-from clearhead.training.loop import train_step
 from clearhead.training.evaluation import BATCH_SIZE, to_device
+from clearhead.training.loop import train_step
 from clearhead.training.progress import Display, StopRequest, padding_summary
 from clearhead.training.state import TrainState
 

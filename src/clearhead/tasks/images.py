@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from clearhead.data.options import Augmentation, Fit
 from clearhead.data.user_files import MAX_EXAMPLES, MAX_IMAGE_SIZE
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from clearhead.data.batches import Batches
+    from clearhead.data.cache import CachedDataset
     from clearhead.data.dataset import Dataset, Examples
     from clearhead.tasks.objectives import Objective
     from clearhead.tasks.report import Example, Prediction
@@ -30,6 +31,7 @@ class ImageTask(Task):
     model_config: ClassVar[type] = VisionConfig
     derived: ClassVar[tuple[str, ...]] = ("image_size", "in_channels", "num_classes")
     input_kind: ClassVar[str] = "images"
+    input_option: ClassVar[Literal["image", "ids", "text"]] = "image"
     unit: ClassVar[str] = "images"
 
     fit: Fit = "pad"
@@ -161,6 +163,12 @@ class FashionMnist(ImageTask):
 
         return load_fashion_mnist(self.validation, self.limit, seed)
 
+    @classmethod
+    def download(cls) -> "CachedDataset":
+        from clearhead.data.mnist import CACHED
+
+        return CACHED
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar10(ImageTask):
@@ -178,6 +186,12 @@ class Cifar10(ImageTask):
 
         return load_cifar10(self.validation, self.limit, seed)
 
+    @classmethod
+    def download(cls) -> "CachedDataset":
+        from clearhead.data.cifar10 import CACHED
+
+        return CACHED
+
 
 @dataclass(frozen=True, kw_only=True)
 class Folder(ImageTask):
@@ -188,6 +202,8 @@ class Folder(ImageTask):
     origin: ClassVar[Origin] = "your own"
     file_fields: ClassVar[tuple[str, ...]] = ("folder",)
     required: ClassVar[str] = "folder"
+    example_path: ClassVar[str] = "images"
+    options_not_shown: ClassVar[tuple[str, ...]] = ()
     in_channels: ClassVar[int] = 3
 
     folder: str = ""
@@ -216,6 +232,10 @@ class Folder(ImageTask):
     @property
     def num_classes(self) -> int:
         return self.counts[0]
+
+    def for_display(self) -> "Folder":
+        """Split as in training, because the sizes of the splits are printed."""
+        return self
 
     @property
     def num_images(self) -> int:

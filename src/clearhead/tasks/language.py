@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from clearhead.data.options import Level
 from clearhead.data.user_files import MAX_EXAMPLES, MAX_LENGTH
@@ -46,6 +46,7 @@ class LanguageTask(Task):
 
     model_config: ClassVar[type] = LanguageConfig
     input_kind: ClassVar[str] = "text"
+    input_option: ClassVar[Literal["image", "ids", "text"]] = "text"
     unit: ClassVar[str] = "tokens"
     num_samples: ClassVar[int] = 1
     """that `clearhead sample` draws by default"""
@@ -88,9 +89,7 @@ class LanguageTask(Task):
         """n continuations of a prompt, in one batch."""
         raise NotImplementedError
 
-    def sample(
-        self, run: TrainedRun, prompt: str, strategy: "Sampling", *, n: int, max_new_tokens: int
-    ) -> list[str]:
+    def sample(self, run: TrainedRun, prompt: str, strategy: "Sampling", *, n: int, max_new_tokens: int) -> list[str]:
         """n continuations of a prompt, each with the prompt before it."""
         from clearhead.models.language import LanguageModel
 
@@ -268,6 +267,7 @@ class Text(LanguageTask):
     derived: ClassVar[tuple[str, ...]] = ("vocab_size", "context_length")
     file_fields: ClassVar[tuple[str, ...]] = ("file",)
     required: ClassVar[str] = "file"
+    example_path: ClassVar[str] = "my.txt"
     has_test: ClassVar[bool] = False
 
     file: str = ""
@@ -320,9 +320,7 @@ class Text(LanguageTask):
         names = super().token_names(tokens)
         if self.level != "byte":
             return names
-        return tuple(
-            name if token.isascii() else ascii(token)[1:-1] for name, token in zip(names, tokens, strict=True)
-        )
+        return tuple(name if token.isascii() else ascii(token)[1:-1] for name, token in zip(names, tokens, strict=True))
 
     def generate(
         self, run: TrainedRun, model: "LanguageModel", prompt: str, strategy: "Sampling", n: int, max_new_tokens: int

@@ -3,21 +3,23 @@
 The search, the error rates and the figures are in clearhead/tasks/pronunciation.py, which imports torch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from clearhead.data.user_files import MAX_EXAMPLES
 from clearhead.models.config import Seq2SeqConfig
 from clearhead.tasks.task import Origin, PartName, Task, TrainedRun
-from clearhead.data.user_files import MAX_EXAMPLES
 from clearhead.validation import check_bool, check_int
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from torch import Tensor
 
     from clearhead.data.batches import Batches
     from clearhead.data.dataset import Dataset
+    from clearhead.insight.trace import AttentionTrace
     from clearhead.tasks.objectives import Objective
     from clearhead.tasks.report import Example, Outputs, Prediction, Report
 
@@ -36,6 +38,7 @@ class Pronounce(Task):
     derived: ClassVar[tuple[str, ...]] = ("src_vocab_size", "tgt_vocab_size")
     file_fields: ClassVar[tuple[str, ...]] = ("train_file", "test_file")
     input_kind: ClassVar[str] = "words"
+    input_option: ClassVar[Literal["image", "ids", "text"]] = "text"
     unit: ClassVar[str] = "words"
 
     train_file: str = ""
@@ -118,6 +121,19 @@ class Pronounce(Task):
         known = [" ".join(phones) for phones in load_splits(self)["test"][word]]
         example = word_example(run, word)
         return example.with_target(" or ".join(known), correct=example.prediction in known)
+
+    def trace(self, run: TrainedRun, example: "Example") -> "AttentionTrace":
+        """The attention while the best pronunciation of a word is read back."""
+        from clearhead.tasks.pronunciation import trace_word
+
+        assert example.word is not None
+        return trace_word(run, example.word)
+
+    def figures(self, run: TrainedRun, example: "Example") -> "Iterator[tuple[str, str, Figure]] | None":
+        from clearhead.tasks.pronunciation import word_figures
+
+        assert example.word is not None
+        return word_figures(run, example.word, example.heading)
 
     def evaluate(self, run: TrainedRun, part: PartName, measure: Callable[[], dict[str, float]]) -> dict[str, Any]:
         """Word and phoneme error rates of the beam search."""

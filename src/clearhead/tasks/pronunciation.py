@@ -265,7 +265,9 @@ def count_errors(candidates: Sequence[Sequence[Pronunciation]], words: Pronuncia
     return ErrorRates(len(words), wrong, phones, errors)
 
 
-def words_to_score(task: "Pronounce", run: TrainedRun, part: PartName, dictionary: Path | None = None) -> Pronunciations:
+def words_to_score(
+    task: "Pronounce", run: TrainedRun, part: PartName, dictionary: Path | None = None
+) -> Pronunciations:
     """The words of a dictionary file, or of a part of the run's data. Phones that the run does not know are refused:
     usually they have stress marks and the run has none, or the other way round."""
     if dictionary is not None:
@@ -300,7 +302,9 @@ def edit_distance(a: Sequence[str], b: Sequence[str]) -> int:
     return row[-1]
 
 
-def report_words(task: "Pronounce", run: TrainedRun, part: PartName, n: int, beam: Beam, before: Callable[[], None]) -> Report:
+def report_words(
+    task: "Pronounce", run: TrainedRun, part: PartName, n: int, beam: Beam, before: Callable[[], None]
+) -> Report:
     """A row for each word: any of its pronunciations is correct."""
     words = words_to_score(task, run, part)
     if not words:

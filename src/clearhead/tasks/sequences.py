@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from clearhead.data.options import Question
 from clearhead.data.user_files import MAX_LENGTH
@@ -29,6 +29,8 @@ class DigitTask(Task):
     origin: ClassVar[Origin] = "generated"
     model_config: ClassVar[type] = PredictorConfig
     derived: ClassVar[tuple[str, ...]] = ("in_features", "out_features", "context_length")
+    input_kind: ClassVar[str] = "digits"
+    input_option: ClassVar[Literal["image", "ids", "text"]] = "ids"
     in_features: ClassVar[int] = NUM_DIGITS
 
     @property
@@ -59,12 +61,13 @@ class DigitTask(Task):
         inputs, _ = examples.get_batch(torch.tensor([index]))
         return " ".join(map(str, inputs[0].tolist()))
 
-    def length_warning(self, run: TrainedRun, ids: Sequence[int]) -> str:
-        """A warning if the number of digits differs from that in training, else ""."""
+    def input_warning(self, run: TrainedRun, inputs: Any) -> str:
         length = self.context_length
-        if len(ids) == length:
+        if len(inputs) == length:
             return ""
-        return f"{run.path} was trained on sequences of {length} digits, got {len(ids)}; its prediction is unreliable"
+        return (
+            f"{run.path} was trained on sequences of {length} digits, got {len(inputs)}; its prediction is unreliable"
+        )
 
     def show_examples(self, data: "Dataset", seed: int) -> Sequence[str]:
         import torch
@@ -79,7 +82,9 @@ class DigitTask(Task):
 
 def check_digits(run: TrainedRun, inputs: Any) -> list[int]:
     """One sequence of digits as a list; ValueError for anything else."""
-    ids: list[Any] = inputs.tolist() if hasattr(inputs, "tolist") else [inputs] if isinstance(inputs, str) else list(inputs)
+    ids: list[Any] = (
+        inputs.tolist() if hasattr(inputs, "tolist") else [inputs] if isinstance(inputs, str) else list(inputs)
+    )
     if not ids:
         raise ValueError("predict needs at least one input, got none")
     if not isinstance(ids[0], int | list):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from clearhead.data.options import Fit
 from clearhead.data.user_files import MAX_LENGTH
@@ -34,7 +34,9 @@ class OddOneOut(Task):
     model_config: ClassVar[type] = PredictorConfig
     derived: ClassVar[tuple[str, ...]] = ("in_features", "out_features", "context_length")
     input_kind: ClassVar[str] = "images"
+    input_option: ClassVar[Literal["image", "ids", "text"]] = "image"
     unit: ClassVar[str] = "sets"
+    takes_sets: ClassVar[bool] = True
     in_features: ClassVar[int] = SIZE * SIZE
     out_features: ClassVar[int] = 1
 

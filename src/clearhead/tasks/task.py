@@ -8,7 +8,7 @@ Importing this module does not import torch: configs are read before it is neede
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -18,10 +18,13 @@ from clearhead.files import sha256
 from clearhead.validation import check_int, check_paths
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from torch import Tensor, nn
 
     from clearhead.data.batches import Batches
+    from clearhead.data.cache import CachedDataset
     from clearhead.data.dataset import Dataset, Examples, Normalize
+    from clearhead.insight.trace import AttentionTrace
     from clearhead.tasks.objectives import Objective
     from clearhead.tasks.report import Example, Outputs, Prediction, Report
 
@@ -63,10 +66,18 @@ class Task(ABC):
     """options that hold paths of the user's own files or folder"""
     required: ClassVar[str] = ""
     """the option without which there is no data"""
-    input_kind: ClassVar[str] = "digits"
+    example_path: ClassVar[str] = ""
+    """a value of the required option, for the examples in help texts"""
+    options_not_shown: ClassVar[tuple[str, ...]] = ("validation", "limit", "window")
+    """options that make no difference to `clearhead data show`"""
+    input_kind: ClassVar[str] = ""
     """what `predict` and `look` accept, for messages: images, digits, words or text"""
+    input_option: ClassVar[Literal["image", "ids", "text"]]
+    """the option of `clearhead look` that takes such an input"""
     unit: ClassVar[str] = "sequences"
     """what a report of predictions counts"""
+    takes_sets: ClassVar[bool] = False
+    """whether several images are one input"""
     has_test: ClassVar[bool] = True
 
     validation: int = 1000
@@ -103,10 +114,23 @@ class Task(ABC):
     def check_complete(self) -> None:
         """ValueError if an option is missing that has no default."""
         if self.required and not getattr(self, self.required):
-            option = f"--data.{self.required.replace('_', '-')}"
             raise ValueError(
-                f"data.{self.required} is empty; run: clearhead train {self.name} {option} PATH"
+                f"data.{self.required} is empty; run: clearhead train {self.name} --data.{self.required} PATH"
             )
+
+    @classmethod
+    def example_options(cls) -> str:
+        """The required option with an example of its value."""
+        return f" --data.{cls.required} {cls.example_path}" if cls.required else ""
+
+    @classmethod
+    def download(cls) -> "CachedDataset | None":
+        """The files that `clearhead data get` downloads."""
+        return None
+
+    def for_display(self) -> "Task":
+        """The task whose training examples `clearhead data show` shows: none are held out."""
+        return replace(self, validation=0)
 
     def to_dict(self) -> dict[str, Any]:
         """The options as plain values for JSON, with the task's name."""
@@ -142,13 +166,27 @@ class Task(ABC):
         """Predictions for the user's own inputs."""
         raise ValueError(f"{run.path} has no predictions for single inputs; evaluate it with: clearhead evaluate")
 
+    def input_warning(self, run: TrainedRun, inputs: Any) -> str:
+        """A reason to doubt the prediction for these inputs; "" if there is none."""
+        return ""
+
     def example(self, run: TrainedRun, inputs: Any, *, invert: bool = False) -> "Example":
         """One of the user's own inputs, to look at the attention."""
-        raise ValueError(f"{run.path} takes {self.input_kind}, got {inputs!r:.40}")
+        raise ValueError(f"{run.path} has no single inputs to look at")
 
     def labeled_example(self, run: TrainedRun, inputs: "Tensor", target: "Tensor") -> "Example":
         """An example of the data, with its target. Both without a batch dimension."""
         raise ValueError(f"{run.path} has no examples to look at")
+
+    def trace(self, run: TrainedRun, example: "Example") -> "AttentionTrace":
+        """The attention of every layer for an example."""
+        from clearhead.insight.trace import look
+
+        return look(run.model, example.inputs)
+
+    def figures(self, run: TrainedRun, example: "Example") -> "Iterator[tuple[str, str, Figure]] | None":
+        """(file name, title, figure) for each figure of an example; None for the usual ones."""
+        return None
 
     def format_input(self, run: TrainedRun, examples: "Examples", index: int) -> str | None:
         """The input of an example as text; None if it has no text."""

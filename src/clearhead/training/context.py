@@ -160,9 +160,7 @@ def with_precision(
     return replace(config, training=replace(training, precision=precision)), reason
 
 
-def warmup_forward(
-    objective: Objective, batches: Batches, ranks: Ranks
-) -> Callable[[Callable[..., Tensor]], Tensor]:
+def warmup_forward(objective: Objective, batches: Batches, ranks: Ranks) -> Callable[[Callable[..., Tensor]], Tensor]:
     """A function that calls a model with the first batch and returns its outputs."""
 
     def forward_first_batch(forward: Callable[..., Tensor]) -> Tensor:

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import cycle, islice
 from types import FrameType
 from typing import Any
 
@@ -19,8 +18,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from clearhead.messages import FaultTolerantStream, duration, printable, safe_console
-from clearhead.models.config import VisionConfig
-from clearhead.training.config import RunConfig
 
 FINISHED = 0
 """exit code: trained to the end, or until early stopping, and tested"""
