@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from clearhead.files import (
     UnsafeFileError,
+    check_stored,
     check_tree,
     from_json,
     fsync_folder,
@@ -19,6 +20,7 @@ from clearhead.files import (
     opened_regular,
     read_regular,
     sha256,
+    stored_bytes,
     to_json,
     write_atomic,
     write_durable,
@@ -93,6 +95,37 @@ def test_a_file_system_that_cannot_sync_folders_is_no_failure_but_a_broken_disk_
 
     assert faults.during(job, at=1, error=lambda: OSError(kind, "")) == (None, True)
     assert faults.during(job, at=1, error=lambda: OSError(errno.EIO, ""))[0].errno == errno.EIO
+
+
+def test_holes_of_a_file_are_not_counted_as_stored(tmp_path):
+    path, block = tmp_path / "a", 2**16
+    path.write_bytes(bytes(block))
+    assert stored_bytes(path) == block  # zeros that were written are no hole
+    os.truncate(path, 2**20)
+    with path.open("r+b") as file:
+        file.seek(2**20 - block)
+        file.write(b"x" * block)
+    assert stored_bytes(path) == 2 * block
+    check_stored([path, path])
+    os.truncate(path, 2**24)
+    with pytest.raises(ValueError, match=r"of 16,777,216 bytes only 131,072 are stored"):
+        check_stored([path])
+
+
+@pytest.mark.parametrize("size", [0, 1, 5000])
+def test_a_file_without_holes_is_stored_in_full(tmp_path, size):
+    (tmp_path / "a").write_bytes(b"x" * size)
+    assert stored_bytes(tmp_path / "a") == size
+
+
+def test_a_file_system_that_does_not_report_holes_counts_as_one_without_them(tmp_path, monkeypatch):
+    def lseek(*args):
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    (tmp_path / "a").write_bytes(b"x")
+    os.truncate(tmp_path / "a", 2**20)
+    monkeypatch.setattr(os, "lseek", lseek)
+    assert stored_bytes(tmp_path / "a") == 2**20
 
 
 def test_the_digest_of_a_file_is_that_of_its_bytes(tmp_path):

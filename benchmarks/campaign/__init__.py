@@ -9,6 +9,7 @@
 A shard is a list of cases. Each case is determined by the seed, the shard, its kind and its number, so an interrupted
 shard continues where it stopped, and a failing case can be repeated. Results are in docs/reliability/SHARD.json.
 
+    hangs.py        hangs, detected by CPU time and progress instead of wall time
     shards.py       what a shard is, how its results are stored and continued
     processes.py    a command in a child process that is watched: reports, file calls, writes outside its folder
     runs.py         three small training runs to disturb, and the comparison with the undisturbed one

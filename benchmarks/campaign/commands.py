@@ -9,16 +9,19 @@ import socket
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from benchmarks.campaign.fuzz import TooLongError, time_limit
+from benchmarks.campaign.hangs import CpuLimitError, HangDetector, TooLongError, time_limit
 from benchmarks.campaign.processes import Child
 from benchmarks.campaign.runs import PATIENCE, Stage, check_ended, last_line
 from benchmarks.campaign.shards import Failure, Shard
 
 LONGEST = 20.0
-"""seconds after which a command that is only busy is interrupted; it is none of the malformed ones"""
+"""seconds of CPU time after which a command is interrupted: it was valid after all"""
+LONGEST_SOAK = 48 * 3600.0
+"""seconds of CPU time"""
 BASES = """\
 recipes
 recipes reverse
@@ -138,8 +141,10 @@ def judge(words: Sequence[str]) -> list[Failure]:
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), time_limit(LONGEST):
             code = main(list(words))
-    except TooLongError:
+    except CpuLimitError:
         return []  # valid after all, and at work
+    except TooLongError as error:
+        return [Failure("hang", f"{shown}: {error}")]
     except BaseException as error:
         return [Failure("exit 5", f"{shown}: {type(error).__name__} came out of main: {str(error)[:200]!r}")]
     said = [line for line in err.getvalue().splitlines() if line.strip()]
@@ -157,7 +162,7 @@ class Soak(Shard):
     """One process that trains for many steps, evaluates and saves; its memory and its open files must not grow."""
 
     name = "soak"
-    what = "steps of one process, watched for leaks"
+    what = "training steps in one process, checked for leaks"
     counts: ClassVar[Mapping[str, int]] = {"steps": 100_000}
     small = 1_000
     batch = 100_000
@@ -173,6 +178,7 @@ class Soak(Shard):
         child.wait_for("saved ", PATIENCE)
         memory: list[int] = []
         files: list[int] = []
+        detector, hang = HangDetector(LONGEST_SOAK, PATIENCE), ""
         while child.is_alive():
             with contextlib.suppress(OSError, ValueError, IndexError):
                 resident = int(Path(f"/proc/{child.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -180,10 +186,10 @@ class Soak(Shard):
                 if resident:  # 0 when it has just ended
                     memory.append(resident)
                     files.append(n_files)
-            if time.monotonic() - child.began > 48 * 3600:
+            if not hang and (hang := child.check(detector)):
                 child.send(signal.SIGKILL)
             time.sleep(min(1.0, n / 20_000))
-        ended = child.wait(48 * 3600)
+        ended = replace(child.wait(PATIENCE), hang=hang)
         found = check_ended(ended, [0], f"{n} steps") + grown(memory, files, self.most_growth)
         if memory:
             span = f"{min(memory) / 2**20:.0f} to {max(memory) / 2**20:.0f} MB"

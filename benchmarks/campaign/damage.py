@@ -28,7 +28,7 @@ class Flips(Shard):
     """
 
     name = "flips"
-    what = "one flipped bit in a file of a run"
+    what = "one bit of a run's files is flipped"
     counts: ClassVar[Mapping[str, int]] = dict.fromkeys(("checkpoint", "config", "metrics", "best", "snapshots"), 2000)
     small = 40
     batch = 20

@@ -23,7 +23,7 @@ class FileCalls(Shard):
     """Training, and then resuming, in which one file call fails once; each call of both with each error."""
 
     name = "file-calls"
-    what = "one failing file call"
+    what = "one file call fails"
     small = 4
 
     def begin(self, stage: Stage) -> None:
@@ -105,7 +105,7 @@ class FullDisk(Shard):
     """A file system that has room for a part of the run, from nothing to almost all of it; then for all."""
 
     name = "full-disk"
-    what = "a full disk, at levels from empty to almost enough"
+    what = "the disk is full, at 50 levels"
     counts: ClassVar[Mapping[str, int]] = {"level": 50}
     small = 4
 

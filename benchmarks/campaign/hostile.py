@@ -35,7 +35,7 @@ class Links(Shard):
     """One place in the run is a link or a special file; then the commands that read and write it are run."""
 
     name = "links"
-    what = "a link or special file inside a run"
+    what = "symbolic link, hard link or FIFO in a run directory"
     counts: ClassVar[Mapping[str, int]] = dict.fromkeys(
         ("link to its own content", "link to a file", "link to a folder", "hard link", "FIFO"), len(PLACES)
     )

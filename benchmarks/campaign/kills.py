@@ -189,7 +189,7 @@ class Races(Shard):
     """Two to four processes start at the same moment."""
 
     name = "races"
-    what = "several processes that want one run"
+    what = "several processes claim the same run"
     counts: ClassVar[Mapping[str, int]] = {"resume": 80, "train": 20}
 
     def case(self, kind: str, number: int, rng: random.Random, folder: Path) -> list[Failure]:

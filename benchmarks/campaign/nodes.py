@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from benchmarks.campaign.hangs import HangDetector, descendants, is_alive
 from benchmarks.campaign.runs import PATIENCE, Stage, check_saved, last_line
 from benchmarks.campaign.shards import Failure, Shard
 from benchmarks.soak import differences
@@ -28,7 +29,7 @@ STEPS = 240
 """enough for a kill to come before the end"""
 LONGER = {"training__steps": STEPS, "training__checkpoint_every": 20, "training__evaluate_every": 80}
 ORPHANS_MAY_LIVE = 15.0
-"""seconds after the death of their launcher: one step and 10 seconds, and a little for a busy machine"""
+"""seconds of CPU time, or without progress, after the death of their launcher: one step and 10 s, and a margin"""
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
@@ -59,19 +60,28 @@ class Team:
         return {pid for pid in self.seen if is_alive(pid)}
 
     def wait(self, seconds: float) -> list[int] | None:
-        """The exit codes of the launchers; None if one is still alive after so many seconds."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            self.processes()
+        """The exit codes of the launchers; None if they hang, by this limit."""
+        detector = HangDetector(seconds)
+        while not detector.check(self.processes()):
             if all(launcher.poll() is not None for launcher in self.launchers):
                 return [launcher.returncode for launcher in self.launchers]
             time.sleep(0.05)
         return None
 
+    def wait_for_all(self, seconds: float) -> set[int]:
+        """Until no process is alive; those that hang, by this limit."""
+        detector = HangDetector(seconds)
+        while left := self.processes():
+            if detector.check(left):
+                return left
+            time.sleep(0.05)
+        return set()
+
     def wait_for_step(self, run: Path, step: int, seconds: float) -> bool:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and any(launcher.poll() is None for launcher in self.launchers):
-            self.processes()
+        detector = HangDetector(seconds)
+        while any(launcher.poll() is None for launcher in self.launchers):
+            if detector.check(self.processes()):
+                break
             if last_step(run) >= step:
                 return True
             time.sleep(0.005)
@@ -122,10 +132,7 @@ class Ranks(Shard):
     def after_the_kill(self, kind: str, team: Team, run: Path) -> list[Failure]:
         """Nothing may go on training without its launcher, and the launcher must not wait for a dead rank."""
         limit = ORPHANS_MAY_LIVE if kind == "launcher" else 120.0
-        until = time.monotonic() + limit
-        while team.processes() and time.monotonic() < until:
-            time.sleep(0.05)
-        if left := team.processes():
+        if left := team.wait_for_all(limit):
             return [Failure("process left", f"{len(left)} processes are alive {limit:g} s after the {kind} was killed")]
         if kind == "launcher" and max(saved_steps(run), default=0) < last_step(run):
             newest = max(saved_steps(run), default=0)
@@ -147,7 +154,7 @@ class TwoNodes(Shard):
     """The second node is lost, with all its processes, at a random step; the first must end by itself."""
 
     name = "nodes"
-    what = "one of two nodes lost, then resumed by two"
+    what = "one of two nodes is lost, then both resume"
     counts: ClassVar[Mapping[str, int]] = {"node lost": 5}
     small = 1
 
@@ -266,27 +273,6 @@ def free_port() -> int:
 
 def python_path() -> str:
     return os.pathsep.join(filter(None, [str(Path(clearhead.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]))
-
-
-def descendants(pids: Sequence[int]) -> set[int]:
-    """These processes and all that they have started, as far as they are alive."""
-    parents: dict[int, int] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                parents[int(entry)] = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
-    found = {pid for pid in pids if pid in parents}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found
-
-
-def is_alive(pid: int) -> bool:
-    """Not gone, and not a zombie that waits for its parent."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        return False
 
 
 def rank_of(pid: int) -> str | None:

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.campaign.hangs import HangDetector, descendants
+
 Tell = Callable[[str], None]
 Prepare = Callable[[Tell], None]
 """runs in the child before the command: installs faults"""
@@ -40,7 +42,8 @@ class Ended:
     lines: list[str] = field(default_factory=list)
     out: str = ""
     err: str = ""
-    timed_out: bool = False
+    hang: str = ""
+    """why it was killed as a hang, if it was"""
 
     @property
     def saved(self) -> int:
@@ -105,9 +108,9 @@ class Child:
         return self.text.decode(errors="replace").splitlines()
 
     def wait_for(self, line: str, seconds: float) -> bool:
-        """Until it reports a line that begins so; False if it ended before or time is up."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        """Until it reports a line that begins so; False if it ended before or hangs."""
+        detector = HangDetector(seconds)
+        while not self.check(detector):
             if any(found.startswith(line) for found in self.lines()):
                 return True
             if not self.is_alive():
@@ -120,19 +123,22 @@ class Child:
         if self.is_alive():
             os.killpg(self.pid, number)
 
+    def check(self, detector: HangDetector) -> str:
+        """Why it hangs; "" while it does not."""
+        return detector.check(descendants([self.pid])) if detector.is_due() else ""
+
     def wait(self, seconds: float) -> Ended:
-        """Its end; after so many seconds it is killed."""
-        until, timed_out = self.began + seconds, False
+        """Its end; it is killed when it hangs, by this limit."""
+        detector, hang = HangDetector(seconds), ""
         while self.is_alive():
-            if time.monotonic() > until:
-                timed_out = True
+            if not hang and (hang := self.check(detector)):
                 self.send(signal.SIGKILL)
             time.sleep(0.002)
         lines = self.lines()
         os.close(self.listens)
         assert self.code is not None
         out, err = (path.read_text(errors="replace") if path.exists() else "" for path in (self.out, self.err))
-        return Ended(self.code, lines, out, err, timed_out)
+        return Ended(self.code, lines, out, err, hang)
 
     def kill_after(self, seconds: float) -> Ended:
         """kill -9, so many seconds after it was started, unless it has ended before."""

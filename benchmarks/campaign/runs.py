@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 KINDS = ("vit", "encoder-decoder", "language-model")
 STEPS = 24
 PATIENCE = 300.0
-"""seconds that a command may take before it counts as a hang"""
+"""seconds of CPU time, or without progress, after which a command counts as a hang"""
 SHARED = {
     "seed": 1,
     "training.steps": STEPS,
@@ -119,8 +119,8 @@ def check_ended(ended: Ended, allowed: Sequence[int], what: str) -> "list[Failur
     from benchmarks.campaign.shards import Failure
 
     found = []
-    if ended.timed_out:
-        found.append(Failure("hang", f"{what} did not end"))
+    if ended.hang:
+        found.append(Failure("hang", f"{what}: {ended.hang}"))
     elif ended.code == 5 or ended.code == 99 or "Traceback" in ended.err:
         found.append(Failure("exit 5", f"{what} ended with code {ended.code}: {last_line(ended.err)}"))
     elif ended.code not in allowed:

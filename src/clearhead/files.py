@@ -16,24 +16,24 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 TEMP_SUFFIX = ".part"
-"""of files that are still being written"""
+"""suffix of files that are still being written"""
 CLOSE_ON_EXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)  # Windows has only the second
 NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # not on Windows
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | NONBLOCK  # neither on Windows
 MAX_DEPTH = 12
-"""levels of folders that `walk` descends to"""
+"""levels of folders that `walk` visits"""
 MAX_JSON_BYTES = 16 * 2**20
-"""of a JSON file. The largest one is the state of a run that lists hundreds of thousands of skipped images"""
+"""limit for a JSON file; the largest is the state of a run that lists hundreds of thousands of skipped images"""
 MAX_JSON_CONTAINERS = 2**17
-"""objects and arrays in a JSON file"""
+"""limit for the objects and arrays in a JSON file"""
 MAX_HEADER_BYTES = 16 * 2**20
-"""of the header of a safetensors file"""
+"""limit for the header of a safetensors file"""
 DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
 """bytes per element, by the dtype names of safetensors"""
 FILE_TYPES = {
@@ -292,6 +292,36 @@ def safetensors_header(path: Path) -> dict[str, tuple[str, list[int]]]:
     return tensors
 
 
+MAX_SPARSENESS = 8
+"""bytes of tensors per byte that is stored on disk. File systems that compress turn zeros into holes, but of the
+tensors of a checkpoint at least the weights are not zeros"""
+
+
+def check_stored(paths: Iterable[Path]) -> None:
+    """ValueError if these files are mostly holes: such a file of any size takes no room on disk and costs its sender
+    nothing, but reading it takes as much memory as reading a full one."""
+    sizes = {path: os.lstat(path).st_size for path in paths}
+    size, stored = sum(sizes.values()), sum(map(stored_bytes, sizes))
+    if size > MAX_SPARSENESS * stored:
+        raise ValueError(f"of {size:,} bytes only {stored:,} are stored on disk; the rest are holes in the file")
+
+
+def stored_bytes(path: Path) -> int:
+    """The size of a file without its holes; with them where the file system does not report them."""
+    with opened_regular(path, os.O_RDONLY) as file:
+        size, stored, end = os.fstat(file).st_size, 0, 0
+        if not hasattr(os, "SEEK_DATA"):  # Windows
+            return size
+        try:
+            while end < size:
+                start = os.lseek(file, end, os.SEEK_DATA)
+                end = os.lseek(file, start, os.SEEK_HOLE)
+                stored += end - start
+        except OSError as error:
+            return stored if error.errno == errno.ENXIO else size  # ENXIO: the rest of the file is a hole
+    return stored
+
+
 def is_shape(shape: list[Any]) -> bool:
     return all(type(n) is int and n >= 0 for n in shape) and math.prod(shape) < 2**48
 
@@ -340,11 +370,11 @@ DECODER = json.JSONDecoder(parse_constant=refuse_constant, parse_float=parse_fin
 
 
 MAX_UNPACKED = 512_000_000
-"""unpacked bytes of an archive, including skipped members"""
+"""limit for the unpacked bytes of an archive, including members that are skipped"""
 MAX_RATIO = 100
-"""compression ratio of an archive or gzip file that unpacks to more than UNPACKED_FLOOR bytes"""
+"""limit for the compression ratio of an archive or a gzip file that unpacks to more than UNPACKED_FLOOR bytes"""
 UNPACKED_FLOOR = 10_000_000
-"""bytes that any archive may unpack to, because small files of zeros compress by more than MAX_RATIO"""
+"""bytes that any archive may unpack to, because small files of zeros exceed MAX_RATIO"""
 
 
 def max_unpacked_bytes(packed_bytes: int, limit: int = MAX_UNPACKED) -> int:

@@ -1,8 +1,10 @@
 import gzip
+import json
 import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ from PIL import Image
 from clearhead.cli.main import main
 from clearhead.data import mnist
 from clearhead.data.datasets import DATASETS
+from clearhead.models.shapes import shapes
+from clearhead.recipes.registry import RECIPES
 
 
 @pytest.fixture(autouse=True)
@@ -145,8 +149,8 @@ def test_help(capsys, argv):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("data fetch mnist", "data takes list, get NAME or show NAME, got 'fetch'"),
-        ("data get", "data get needs the name of a data set, got none; see clearhead data list"),
+        ("data fetch mnist", "data needs list, get NAME or show NAME, got 'fetch'"),
+        ("data get", "data get needs the name of a data set; clearhead data list"),
         ("data show --out x.png", "data show needs the name of a data set"),
         ("data get minst", "unknown data set 'minst'; did you mean mnist?"),
         ("data get cifar10 --form here", "did you mean --from?"),
@@ -154,8 +158,8 @@ def test_help(capsys, argv):
             "data get cifar10 --from nowhere",
             "cifar10 could not be fetched: nowhere: no such file or folder; if you have the files, run:",
         ),
-        ("data get cifar10 --from ~nobody-here/x", "~NAME must be somebody's home, got '~nobody-here/x'"),
-        ("data show folder --data.folder ~nobody-here/x", "~NAME must be somebody's home, got '~nobody-here/x'"),
+        ("data get cifar10 --from ~nobody-here/x", "there is no home directory for '~nobody-here/x'"),
+        ("data show folder --data.folder ~nobody-here/x", "there is no home directory for '~nobody-here/x'"),
         ("data show cifar10", "run: clearhead data get cifar10"),
         ("data show mnist --out x.jpg", "--out must be a .png file, got 'x.jpg'; try --out x.png"),
         ("data show folder", "--data.folder PATH is required for folder"),
@@ -170,7 +174,7 @@ def test_help(capsys, argv):
         ("data show odd-one-out --augmented", "data show odd-one-out has no option --augmented"),
         ("data show digits --data.question why", "question must be one of most-common, repeat, sum, got 'why'"),
         ("data list --all", "data list has no option --all"),
-        ("data get cifar10 --from=", "--from must be the path of a folder or an archive, got an empty one"),
+        ("data get cifar10 --from=", "--from must be the path of a folder or an archive, got ''"),
         ("train cifar10-vit --data.augmentation.crop 1000000000", "crop must be at most 2,048, got"),
         ("data show mnist --augmented --data.augmentation.crop 99", "crop must be at most the 28 pixels"),
         ("train reverse --data.length 1000000000", "length must be at most 65,536, got 1000000000"),
@@ -217,7 +221,67 @@ def test_words_and_texts_are_shown_as_text(capsys, elsewhere):
     assert "--data.file PATH is required for text" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("name", "why"), [("mnist", "part of the package"), ("reverse", "generated when it is used")])
+@pytest.mark.parametrize(("name", "why"), [("mnist", "part of the package"), ("reverse", "generated on the fly")])
 def test_data_that_needs_no_download_says_so(capsys, name, why):
     assert main(["data", "get", name]) == 0
-    assert capsys.readouterr().out == f"{name} needs no download: it is {why}\n"
+    assert capsys.readouterr().out == f"{name} does not need a download: it is {why}\n"
+
+
+def test_recipes_lists_every_recipe_with_its_measurements(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["recipes"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n{name} " in out for name in RECIPES)
+    assert "100.00%" in out
+    assert "10,282" in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_recipes_json_equals_the_measurements(capsys):
+    assert main(["recipes", "--json"]) == 0
+    rows = {row["recipe"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows.keys() == RECIPES.keys()
+    for name, recipe in RECIPES.items():
+        assert (rows[name]["seconds"] is None) == (recipe.measured is None)
+
+
+@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe.parameters is not None])
+def test_recipes_have_the_listed_number_of_parameters(name):
+    assert RECIPES[name].parameters == shapes(RECIPES[name].make().model).parameters
+
+
+def test_the_number_of_parameters_depends_on_the_users_data():
+    unknown = [name for name, recipe in RECIPES.items() if recipe.parameters is None]
+    assert unknown == ["text", "folder"]
+
+
+def test_partial_and_missing_measurements_are_labeled(capsys, monkeypatch):
+    fashion = RECIPES["fashion-mnist"]
+    monkeypatch.setitem(
+        RECIPES, "fashion-mnist", replace(fashion, measured=replace(fashion.measured, accuracy=0.5, epochs=1))
+    )
+    monkeypatch.setitem(RECIPES, "mnist", replace(RECIPES["mnist"], measured=None))
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main(["recipes"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    epochs = RECIPES["fashion-mnist"].make().training.epochs
+    assert lines["fashion-mnist"].endswith(f"50.00%, epoch 1 of {epochs}, mean of 2 views")
+    assert lines["mnist"].endswith("not measured yet")
+    assert lines["folder"].endswith("depends on data")
+
+
+def test_accuracy_with_tta_names_the_number_of_views(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main(["recipes"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert lines["cifar10-fast"].endswith("%, mean of 6 views")
+    assert lines["mnist"].endswith("%")
+
+
+def test_a_narrow_terminal_keeps_all_numbers(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["recipes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) < 60
+    assert any("91.18%" in line for line in lines)

@@ -23,7 +23,7 @@ def digits(tmp_path):
     return tmp_path
 
 
-def told(capsys, *argv):
+def run_predict(capsys, *argv):
     assert main(["predict", *map(str, argv)]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
@@ -31,13 +31,13 @@ def told(capsys, *argv):
 
 
 def test_a_line_for_each_picture_folders_included(trained, digits, capsys):
-    lines = told(capsys, trained / "mnist", digits / "a.png", digits / "more").splitlines()
+    lines = run_predict(capsys, trained / "mnist", digits / "a.png", digits / "more").splitlines()
     assert [line.split()[0] for line in lines] == [str(digits / n) for n in ("a.png", "more/b.jpg", "more/deep/c.webp")]
     assert all("%" in line for line in lines)
 
 
 def test_json_has_all_probabilities(trained, digits, capsys):
-    (row,) = json.loads(told(capsys, trained / "mnist", digits / "a.png", "--json"))
+    (row,) = json.loads(run_predict(capsys, trained / "mnist", digits / "a.png", "--json"))
     assert row["input"] == str(digits / "a.png")
     assert set(row["probabilities"]) == set("0123456789")
     assert row["probability"] == row["probabilities"][row["label"]]
@@ -45,23 +45,23 @@ def test_json_has_all_probabilities(trained, digits, capsys):
 
 def test_inverted_pictures_are_asked_about_inverted(trained, digits, capsys):
     Image.fromarray(np.full((30, 40), 155, np.uint8)).save(digits / "light.png")
-    (plain,) = json.loads(told(capsys, trained / "mnist", digits / "a.png", "--json"))
-    (inverted,) = json.loads(told(capsys, trained / "mnist", digits / "light.png", "--invert", "--json"))
+    (plain,) = json.loads(run_predict(capsys, trained / "mnist", digits / "a.png", "--json"))
+    (inverted,) = json.loads(run_predict(capsys, trained / "mnist", digits / "light.png", "--invert", "--json"))
     assert plain["probabilities"] == inverted["probabilities"]
 
 
 def test_digits(trained, capsys):
     ids = ["3", "1", "4", "1", "5", "9", "2", "6", "5", "3", "5", "8", "9", "7", "9", "3"]
-    asked, answered = told(capsys, trained / "reverse", "--ids", *ids).splitlines()
+    asked, answered = run_predict(capsys, trained / "reverse", "--ids", *ids).splitlines()
     assert asked == "digits       " + " ".join(ids)
     assert answered.startswith("predictions  ")
     assert len(answered.partition("(")[0].split()) == 17
-    assert len(json.loads(told(capsys, trained / "reverse", "--ids", *ids, "--json"))) == 16
+    assert len(json.loads(run_predict(capsys, trained / "reverse", "--ids", *ids, "--json"))) == 16
     assert main(["predict", str(trained / "reverse"), "--ids", "3", "1", "4"]) == 0
     err = capsys.readouterr().err
     assert err.startswith("warning: ")
     assert err.endswith("was trained on sequences of 16 digits, got 3; its prediction is unreliable\n")
-    (line,) = told(capsys, trained / "sum", "--ids", *ids).splitlines()
+    (line,) = run_predict(capsys, trained / "sum", "--ids", *ids).splitlines()
     assert line.startswith(" ".join(ids) + "  ")
     assert "%" not in line
 
@@ -69,10 +69,10 @@ def test_digits(trained, capsys):
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [
-        ("RUN/mnist", 2, "before --ensemble, or --ids; got neither"),
+        ("RUN/mnist", 2, "before --ensemble), or --ids, got neither"),
         ("RUN/mnist a.png --ids 1", 2, "got both"),
         ("RUN/mnist nowhere.png", 1, "No such file or directory: nowhere.png"),
-        ("RUN/mnist empty", 2, "there are no images in empty"),
+        ("RUN/mnist empty", 2, "no images in empty"),
         ("RUN/mnist bad.png", 2, "cannot read the image bad.png: the file is"),
         ("RUN/mnist pipe.png", 2, "cannot read the image pipe.png: it is a pipe or a device and not a file"),
         ("RUN/mnist a.png bomb.webp", 2, "cannot read the image bomb.webp: it has more than 25,000,000 pixels"),
@@ -85,7 +85,7 @@ def test_digits(trained, capsys):
         ("RUN/mnits a.png", 2, "did you mean"),
     ],
 )
-def test_mistakes_are_one_line(trained, digits, capsys, monkeypatch, argv, code, message):
+def test_predict_errors_are_one_line(trained, digits, capsys, monkeypatch, argv, code, message):
     monkeypatch.chdir(digits)
     (digits / "empty").mkdir()
     os.mkfifo("pipe.png")
@@ -101,13 +101,13 @@ def test_mistakes_are_one_line(trained, digits, capsys, monkeypatch, argv, code,
 
 def test_words_are_said_with_the_next_best_answers(trained, capsys, monkeypatch):
     monkeypatch.setattr("clearhead.inference.generation.MAX_PHONES", 12)
-    header, *lines = told(capsys, trained / "pronounce", "cab", "BAD", "--beam", 3).splitlines()
+    header, *lines = run_predict(capsys, trained / "pronounce", "cab", "BAD", "--beam", 3).splitlines()
     assert header.split() == ["word", "phones", "probability", "score"]
     lines = lines[: lines.index("")]
     assert [line.split()[0] for line in lines[::3]] == ["cab", "BAD"]
     assert len(lines) == 6
     assert all(line.split()[-2].endswith("%") or line.endswith(" *") for line in lines)
-    one, two = json.loads(told(capsys, trained / "pronounce", "cab", "bad", "--json"))
+    one, two = json.loads(run_predict(capsys, trained / "pronounce", "cab", "bad", "--json"))
     assert (one["input"], two["input"]) == ("cab", "bad")
     assert set(one["candidates"][0]) == {"phones", "score", "ended", "probability", "score_per_token"}
     best = one["candidates"][0]
@@ -116,14 +116,14 @@ def test_words_are_said_with_the_next_best_answers(trained, capsys, monkeypatch)
 
 def test_an_answer_that_was_cut_off_is_marked(trained, capsys, monkeypatch):
     monkeypatch.setattr("clearhead.inference.generation.MAX_PHONES", 1)
-    lines = told(capsys, trained / "pronounce", "cab", "--beam", 5).splitlines()
+    lines = run_predict(capsys, trained / "pronounce", "cab", "--beam", 5).splitlines()
     assert sum(" ... " in line for line in lines) >= 4  # one may have ended, without any phone
 
 
 def test_runs_answer_together(trained, capsys, monkeypatch):
     monkeypatch.setattr("clearhead.inference.generation.MAX_PHONES", 12)
-    alone = told(capsys, trained / "pronounce", "cab", "bad")
-    assert told(capsys, trained / "pronounce", "cab", "bad", "--ensemble", trained / "pronounce") == alone
+    alone = run_predict(capsys, trained / "pronounce", "cab", "bad")
+    assert run_predict(capsys, trained / "pronounce", "cab", "bad", "--ensemble", trained / "pronounce") == alone
 
 
 @pytest.mark.parametrize(
@@ -132,12 +132,12 @@ def test_runs_answer_together(trained, capsys, monkeypatch):
         ("RUN/pronounce xyz", "unknown token 'x' in 'xyz'; the vocabulary is 'abcd'"),
         ("RUN/pronounce --ids 3", "takes words, got digits"),
         ("RUN/pronounce cab --invert", "--invert needs images, got"),
-        ("RUN/pronounce --ensemble RUN/pronounce cab", "before --ensemble, or --ids; got neither"),
+        ("RUN/pronounce --ensemble RUN/pronounce cab", "before --ensemble), or --ids, got neither"),
         ("RUN/pronounce cab --ensemble RUN/words", "an ensemble needs runs of the recipe pronounce, got"),
         ("RUN/words hello", "takes text, got 'hello'; generate text with: clearhead sample"),
     ],
 )
-def test_words_that_cannot_be_said_are_one_line(trained, capsys, argv, message):
+def test_predict_word_errors_are_one_line(trained, capsys, argv, message):
     assert main(["predict", *argv.replace("RUN", str(trained)).split()]) == 2
     assert message in capsys.readouterr().err
 
@@ -173,3 +173,52 @@ def test_shown_scores_fall_but_for_marked_candidates_which_are_less_probable(tra
         shown = [way.score_per_token for way in ways]
         assert all(after <= way + 1e-6 for way, after in pairwise(shown[:n]))
         assert all(way.score < least.score for way in ways[n:])
+
+
+def run_sample(capsys, *argv):
+    assert main(["sample", *map(str, argv)]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def test_a_word_in_each_line(trained, capsys):
+    assert len(run_sample(capsys, trained / "words").splitlines()) == 10
+    lines = run_sample(capsys, trained / "words", "--prompt", "re", "--n", 3, "--seed", 1, "--top-p", 0.9).splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("re") for line in lines)
+
+
+def test_one_text_of_a_length(trained, capsys):
+    (text,) = json.loads(
+        run_sample(capsys, trained / "text", "--tokens", 40, "--temperature", 0.5, "--top-k", 5, "--json")
+    )
+    assert len(text) == 40
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (
+            "RUN/words --temperature 0",
+            "temperature must be above 0, got 0.0",
+        ),
+        ("RUN/words --top-k 0", "top_k must be at least 1, got 0; leave it out to keep all tokens"),
+        ("RUN/words --top-p 0", "top_p must be above 0 and at most 1, got 0.0"),
+        ("RUN/words --seed -1", "seed must be an integer from 0 to 9223372036854775807, got -1"),
+        ("RUN/words --seed 1000000000000000000000", "seed must be an integer from 0 to"),
+        ("RUN/words --n 0", "n and max_new_tokens must be from 1 to 1000000, got 0 and 300"),
+        ("RUN/words --n -1", "from 1 to 1000000, got -1 and 300"),
+        ("RUN/words --n 1000000000000000000000", "from 1 to 1000000, got 1000000000000000000000 and"),
+        ("RUN/text --tokens 0", "from 1 to 1000000, got 1 and 0"),
+        ("RUN/text --tokens 1000001", "from 1 to 1000000, got 1 and 1000001"),
+        ("RUN/words --temperature nan", "temperature must be above 0, got nan"),
+        ("RUN/words --top-p nan", "top_p must be above 0 and at most 1, got nan"),
+        ("RUN/mnist", "which takes images; try clearhead predict"),
+    ],
+)
+def test_sample_errors_are_one_line(trained, capsys, argv, message):
+    assert main(["sample", *argv.replace("RUN", str(trained)).split()]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1

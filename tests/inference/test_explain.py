@@ -12,7 +12,6 @@ from clearhead.data.dataset import Subset
 from clearhead.data.vocab import BYTES
 from clearhead.inference import explain
 from clearhead.inference.explain import (
-    changed_most,
     dataset_example,
     digits_example,
     entropies,
@@ -20,6 +19,7 @@ from clearhead.inference.explain import (
     figures_of,
     image_example,
     in_layer_order,
+    most_changed_head,
     text_example,
     uniform_entropy,
 )
@@ -202,8 +202,8 @@ def test_uniform_entropy_is_over_the_visible_keys():
 
 
 @pytest.mark.parametrize("place", [(0, 1), (1, 0)])
-def test_changed_most_finds_the_layer_and_head(place):
+def test_most_changed_head_finds_the_layer_and_head(place):
     table = torch.ones(3, 2, 2)
     table[1, place[0], place[1]] = 3
     table[2, 1, 1] = math.nan
-    assert changed_most(table) == place
+    assert most_changed_head(table) == place

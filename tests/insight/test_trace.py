@@ -1,4 +1,4 @@
-"""A trace is indexed by module name, head and row; it can be plotted and saved."""
+"""`look` leaves the model unchanged and records its real attention weights, indexed by module, head and row."""
 
 import math
 
@@ -9,7 +9,184 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 
+from clearhead import MultiHeadAttention, Seq2Seq, attend_reference, masks
 from clearhead.insight.trace import check_heads, check_rows, look
+from clearhead.models.config import Seq2SeqConfig
+
+
+def leaves(output):
+    return [x for x in (output if isinstance(output, tuple) else (output,)) if x is not None]
+
+
+def test_the_output_is_bit_identical_and_weights_explain_it(kind):
+    model, inputs = kind
+    plain, trace = model(*inputs), look(model, *inputs)
+    assert all(torch.equal(a, b) for a, b in zip(leaves(trace.output), leaves(plain), strict=True))
+    assert max(trace.verify().values()) < 1e-5
+    for name in trace:
+        layer = trace[name]
+        assert layer.weights().shape == (layer.batch, layer.num_heads, layer.num_queries, layer.num_keys)
+        torch.testing.assert_close(layer.weights().sum(-1), torch.ones(layer.out.shape[:3]))
+        assert layer.num_heads == 2
+
+
+def state_of(model):
+    hooks = [
+        (dict(m._forward_hooks), dict(m._forward_pre_hooks), dict(m._forward_hooks_always_called), m.training)
+        for m in model.modules()
+    ]
+    grads = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    switches = torch.backends.mha.get_fastpath_enabled(), torch.is_grad_enabled()
+    return hooks, grads, switches, torch.get_rng_state().tolist()
+
+
+def test_the_state_is_untouched(kind):
+    model, inputs = kind
+    model.register_forward_hook(lambda *_: None)
+    next(model.parameters()).grad = torch.ones_like(next(model.parameters()))
+    before = state_of(model)
+    look(model, *inputs)
+    after = state_of(model)
+    assert str(before) == str(after)
+    assert before[0] == after[0]
+
+
+def test_the_state_is_untouched_when_the_pass_raises(written):
+    model, x = written.Raises(), written.tokens()
+    before = state_of(model)
+    with pytest.raises(RuntimeError, match="in the middle of it"):
+        look(model, x)
+    assert before == state_of(model)
+    assert torch.overrides._len_torch_function_stack() == 0
+
+
+def test_look_does_not_change_training(kind):
+    """The same random numbers are drawn and the same gradients come out, with dropout at work."""
+    model, inputs = kind
+    model.train()
+    results = []
+    for run in (model, lambda *x: look(model, *x).output):
+        torch.manual_seed(1)
+        model.zero_grad()
+        sum(x.sum() for x in leaves(run(*inputs))).backward()
+        results.append([torch.get_rng_state(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_look_keeps_the_grad_mode(kind, grad):
+    model, inputs = kind
+    with torch.set_grad_enabled(grad):
+        trace = look(model, *inputs)
+    for name in trace:
+        assert trace[name].out.requires_grad == trace[name].weights().requires_grad == grad
+
+
+def test_attention_by_hand_is_seen_in_every_order_of_axes(by_hand, written):
+    model, x = by_hand().eval(), written.tokens()
+    trace = look(model, x)
+    assert list(trace) == [by_hand.__name__]
+    layer = trace[by_hand.__name__]
+    torch.testing.assert_close(layer.weights(), model.weights)
+    assert trace.verify()[by_hand.__name__] < 1e-6
+    assert layer.num_heads == 2
+
+
+@pytest.mark.parametrize("name", ["ByHand", "Functional", "Einsum", "OwnDropout"])
+def test_weights_are_those_before_dropout(written, name):
+    model, x = getattr(written, name)(dropout=0.5).train(), written.tokens()
+    trace = look(model, x)
+    torch.testing.assert_close(trace[name].weights(), model.weights)
+    assert trace.verify() == {}
+    assert "dropout 0.5, not verified" in repr(trace)
+
+
+def test_dropout_in_the_kernel_is_not_verified_either(written):
+    model = MultiHeadAttention(8, 2, dropout=0.25).train()
+    trace = look(model, written.tokens())
+    assert trace.verify() == {}
+    assert "dropout 0.25, not verified" in repr(trace)
+    assert trace["MultiHeadAttention"].weights().count_nonzero() == trace["MultiHeadAttention"].weights().numel()
+
+
+def test_the_weights_of_our_formula_are_seen(written):
+    q, k, v = torch.randn(3, 2, 2, 5, 4)
+    mask = masks.causal(5)
+
+    class Formula(nn.Module):
+        def forward(self):
+            return attend_reference(q, k, v, mask)
+
+    trace = look(Formula())
+    assert torch.equal(trace["Formula"].weights(), trace.output[1])
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
+def test_it_works_in_other_modes_of_torch(kind, mode):
+    model, inputs = kind
+    with mode():
+        trace = look(model, *inputs)
+        plain = model(*inputs)
+        for name in trace:
+            assert trace[name].weights().shape[-2:] == (trace[name].num_queries, trace[name].num_keys)
+    torch.testing.assert_close(leaves(trace.output)[0], leaves(plain)[0], rtol=0, atol=1e-5)
+    assert max(trace.verify().values()) < 0.02
+
+
+def test_cross_attention_of_our_encoder_decoder():
+    config = Seq2SeqConfig(width=8, depth=1, num_heads=2, mlp_dim=16, src_vocab_size=9, tgt_vocab_size=9)
+    model = Seq2Seq.from_config(config).eval()
+    source, target = torch.randint(0, 9, (2, 6)), torch.randint(0, 9, (2, 4))
+    trace = look(model, source, target)
+    assert [(layer.num_queries, layer.num_keys) for layer in map(trace.__getitem__, trace)] == [(6, 6), (4, 4), (4, 6)]
+    own = list(trace)[1]
+    assert trace[own].weights().triu(1).count_nonzero() == 0  # no token sees a later one
+    assert max(trace.verify().values()) < 1e-5
+
+
+def test_the_softmax_of_a_classifier_is_no_attention(written):
+    trace = look(written.OneHead(), written.tokens())
+    assert list(trace) == ["OneHead"]
+    assert trace["OneHead"].weights().shape == (2, 1, 5, 5)
+
+
+def test_a_model_without_attention_is_an_error_that_says_what_was_looked_for(written):
+    with pytest.raises(
+        LookupError, match=r"no attention was found in Classifier; looked for scaled_dot.*multiplies values"
+    ):
+        look(written.Classifier(), written.tokens())
+    with pytest.raises(ValueError, match=r"look needs an nn\.Module and its inputs, got Tensor"):
+        look(torch.ones(1))
+
+
+def test_repeated_names_are_numbered(written):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = written.ByHand()
+
+        def forward(self, x):
+            return self.attention(self.attention(x))
+
+    model, x = Twice(), written.tokens()
+    for _ in range(2):
+        assert list(look(model, x)) == ["attention", "attention#2"]
+
+
+def test_keep_bounds_what_is_kept(written):
+    model, x = written.small_vit(), torch.randn(2, 1, 8, 8)
+    first, last = look(model, x)
+    assert list(look(model, x, keep="last")) == [last]
+    trace = look(model, x, keep=[first])
+    assert len(trace) == 1
+    assert first in trace
+    assert repr(trace).endswith("and 1 more, not kept")
+    with pytest.raises(LookupError, match=rf"'{last}' was not kept, only {first}; use look\(keep=\['{last}'\]"):
+        trace[last]
+    with pytest.raises(LookupError, match=rf"no attention named 'encoder.blocks.0.atention'; did you mean '{first}'\?"):
+        look(model, x, keep=["encoder.blocks.0.atention"])
+    with pytest.raises(ValueError, match=r'keep must be "all", "last" or a list'):
+        look(model, x, keep="first")
 
 
 @pytest.fixture

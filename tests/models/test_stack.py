@@ -17,19 +17,19 @@ CONFIG = PredictorConfig(
 )
 
 
-def test_stochastic_depth_grows_to_the_last_block():
+def test_drop_path_rates_increase_linearly():
     rates = [block.drop1.drop_path for block in stack.build_encoder_blocks(CONFIG)]
     torch.testing.assert_close(rates, [0.1, 0.2, 0.3, 0.4])
 
 
-def test_each_dropout_stands_in_its_place():
+def test_dropout_rates_reach_their_modules():
     block = stack.build_decoder_blocks(CONFIG, 1)[0]
     assert block.self_attn.dropout == block.cross_attn.dropout == 0.2
     assert block.mlp.dropout.p == 0.3
     assert block.drop1.dropout.p == block.drop2.dropout.p == 0.1
 
 
-def test_beta_and_the_output_projection_reach_attention():
+def test_beta_and_output_projection_reach_the_attention():
     from dataclasses import replace
 
     attention = stack.build_attention(replace(CONFIG, beta=2.0, output_projection=False))
@@ -38,7 +38,7 @@ def test_beta_and_the_output_projection_reach_attention():
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_the_eps_of_the_config_reaches_every_layer_norm(norm):
+def test_norm_eps_reaches_every_layer_norm(norm):
     sizes = {"width": 4, "depth": 2, "num_heads": 1, "norm": norm, "norm_eps": 1e-3}
     for config, n_norms in (
         (PredictorConfig(**sizes, in_features=2, out_features=2, head_mlp_dim=3, head_norm=True), 2 * 2 + 1),

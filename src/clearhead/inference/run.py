@@ -98,7 +98,7 @@ class Run:
     def sample(
         self, prompt: str = "", *, n: int = 1, max_new_tokens: int = 300, strategy: "Sampling | None" = None
     ) -> list[str]:
-        """n continuations of a prompt, each with the prompt before it, by a language model (`words`, `text`)."""
+        """n continuations of a prompt, including the prompt, by a language model (`words`, `text`)."""
         from clearhead.models.generate import Sampling
 
         if not isinstance(self.task, LanguageTask):
@@ -114,7 +114,7 @@ class Run:
         return self.task.trace(self, self.task.example(self, example, invert=invert))
 
     def check_data_files(self) -> None:
-        """In a changed file, words of the test part may be among those of training, and ids may have other meanings."""
+        """ValueError if data files have changed: test examples may have been used in training, and ids may differ."""
         if changed := changed_files(self.data_files, self.task.digests()):
             raise ValueError(
                 f"the data of {self.path} has changed since training: {', '.join(changed)}; restore the original files"

@@ -25,6 +25,7 @@ from clearhead.files import (
     MAX_JSON_BYTES,
     UnsafeFileError,
     check_folder,
+    check_stored,
     from_json,
     fsync_folder,
     make_folder,
@@ -175,7 +176,8 @@ def load(path: Path) -> Checkpoint:
 
 
 def check_tensors(path: Path, state: bytes, size: int) -> None:
-    """DamagedCheckpointError if the tensors are not those of the model that the state describes, or exceed memory."""
+    """DamagedCheckpointError if the files of tensors are mostly holes, do not match the model that the state describes,
+    or exceed memory."""
     from clearhead.training.compatibility import check_tensor_files
 
     if size > max_tensor_bytes():
@@ -183,6 +185,7 @@ def check_tensors(path: Path, state: bytes, size: int) -> None:
             f"its tensors have {size:,} bytes, more than half of this machine's memory ({max_tensor_bytes():,} bytes)"
         )
     try:
+        check_stored([path / MODEL, path / OPTIMIZER])
         value = from_json(state)
         config = value["state"].get("config") if isinstance(value, dict) and isinstance(value["state"], dict) else None
         check_tensor_files(path / MODEL, path / OPTIMIZER, config)

@@ -1,0 +1,202 @@
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from clearhead.data.datasets import Augmentation
+from clearhead.messages import duration
+from clearhead.models.config import build_model
+from clearhead.recipes.registry import (
+    IMAGES,
+    RECIPES,
+    config_of,
+    find,
+    measurements,
+    results_table,
+    validate,
+    with_changes,
+)
+from clearhead.training.config import RunConfig
+from clearhead.training.context import build_context, isolated_torch_state
+from clearhead.training.distributed import Ranks
+from clearhead.training.loop import train_step
+from clearhead.training.progress import StopRequest
+from clearhead.training.state import TrainState
+
+COMPLETE = [name for name in RECIPES if name not in ("folder", "text")]
+"""those that need no file of the user's"""
+
+
+def test_the_recipes_that_were_promised():
+    assert set(RECIPES) == {
+        "reverse", "reverse-uva", "digits", "odd-one-out", "mnist", "mnist-plain", "cifar10-fast", "cifar10-vit",
+        "cifar10-bert", "fashion-mnist", "folder", "pronounce", "pronounce-fast", "words", "text",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_each_file_opens_with_command_time_and_accuracy(name):
+    header, measured = sys.modules[find(name).make.__module__].__doc__, find(name).measured
+    assert f"clearhead train {name}" in header
+    assert re.search("^Time: ", header, re.MULTILINE)
+    assert re.search("^Test accuracy: ", header, re.MULTILINE)
+    if measured:
+        assert measured.command in header
+        assert f"\nTime: {duration(measured.seconds)} on {measured.machine}" in header
+        assert f"\nTest accuracy: {measured.accuracy:.2%}" in header
+
+
+def test_measured_results_are_of_recipes():
+    assert measurements().keys() <= RECIPES.keys()
+    table = results_table()
+    for name, measured in measurements().items():
+        assert 0 < measured.accuracy <= 1
+        assert f"| `{measured.command}` | {duration(measured.seconds)} | {measured.accuracy:.2%}" in table
+        assert (measured.epochs is None) == (RECIPES[name].make().training.epochs == 0)
+    assert "| 32.88% after 1 of 43 epochs |" in table
+    assert "mean of 6 views" in table
+
+
+@pytest.mark.parametrize("name", COMPLETE)
+def test_a_recipe_names_itself_and_survives_a_json_file(name):
+    config = config_of(name)
+    assert config.recipe == name
+    assert RunConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["reverse", "reverse-uva", "digits", "odd-one-out", "mnist", "mnist-plain", "pronounce", "pronounce-fast", "words"],
+)
+def test_a_recipe_can_make_its_first_step(name):
+    """On the data that comes with the package."""
+    config = config_of(name, {"training.batch_size": 4})
+    with isolated_torch_state(threads=1):
+        ctx = build_context(config, Ranks(), shard=False, report=pytest.fail)
+        before = [weight.clone() for weight in ctx.model.parameters()]
+        train_step(ctx, TrainState(), StopRequest())
+    same = [torch.equal(weight, old) for weight, old in zip(ctx.model.parameters(), before, strict=True)]
+    assert sum(same) < len(same) / 10  # a bias of keys has no gradient but for rounding
+
+
+@pytest.mark.parametrize("name", ["mnist", "mnist-plain", "fashion-mnist", "cifar10-fast", "cifar10-bert"])
+def test_a_model_takes_the_images_of_its_data(name):
+    config = config_of(name)
+    channels, size = IMAGES[config.data.name]
+    assert build_model(config.model)(torch.zeros(2, channels, size, size)).shape == (2, 10)
+
+
+def test_importing_recipes_does_not_import_torch():
+    code = "import sys, clearhead.recipes.registry as all; [recipe.make() for recipe in all.RECIPES.values()]"
+    code += "; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_any_field_can_be_changed_by_its_path():
+    config = config_of("mnist", {"seed": 3, "optimizer.lr": 0.5, "data.augmentation.flip": True, "data.limit": 7})
+    assert (config.seed, config.optimizer.lr, config.data.limit) == (3, 0.5, 7)
+    assert config.data.augmentation == Augmentation(crop=config_of("mnist").data.augmentation.crop, flip=True)
+
+
+def test_fields_that_only_fit_together_change_together():
+    model = with_changes(config_of("mnist"), {"model.width": 30, "model.num_heads": 5}).model
+    assert (model.width, model.num_heads) == (30, 5)
+
+
+@pytest.mark.parametrize(("given", "other"), [("epochs", "steps"), ("steps", "epochs")])
+@pytest.mark.parametrize("name", ["mnist", "reverse"])
+def test_steps_and_epochs_take_the_place_of_one_another(name, given, other):
+    training = config_of(name, {f"training.{given}": 3}).training
+    assert (getattr(training, given), getattr(training, other)) == (3, 0)
+
+
+def test_both_at_once_are_refused():
+    with pytest.raises(ValueError, match="got steps=3, epochs=4"):
+        config_of("mnist", {"training.steps": 3, "training.epochs": 4})
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("revers", {}, r"unknown recipe 'revers'; did you mean reverse\? Choose from reverse, "),
+        ("reverse", {"trainin.steps": 1}, "unknown field of RunConfig 'trainin'; did you mean training"),
+        ("reverse", {"training.stps": 1}, "unknown field of TrainingConfig 'stps'; did you mean steps"),
+    ],
+)
+def test_unknown_names_are_answered_with_the_nearest(name, changes, message):
+    with pytest.raises(LookupError, match=message):
+        config_of(name, changes)
+
+
+def test_a_recipe_may_be_written_with_underscores():
+    assert config_of("mnist_plain") == config_of("mnist-plain")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"), [("training", "has fields, which are set as training.NAME"), ("seed.x", "has no fields")]
+)
+def test_a_path_ends_at_a_number(path, message):
+    with pytest.raises(LookupError, match=message):
+        config_of("reverse", {path: 3})
+
+
+MNIST = config_of("mnist")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        (
+            "digits",
+            {"objective": "regression"},
+            "digits with question=most-common needs objective=classification, got regression",
+        ),
+        ("digits", {"model.out_features": 1}, "digits with question=most-common needs out_features=10, got 1"),
+        ("digits", {"model.pooling": "none"}, "needs pooling=mean, cls or attention, got none"),
+        ("reverse", {"model.pooling": "mean"}, "reverse needs pooling=none, got mean"),
+        ("reverse", {"model.in_features": 9}, "reverse needs in_features=10, got 9"),
+        ("odd-one-out", {"model.in_features": 10}, "odd-one-out needs in_features=784, got 10"),
+        ("odd-one-out", {"objective": "classification"}, "odd-one-out needs objective=set-pointer, got classification"),
+        (
+            "mnist",
+            {"objective": "token-classification"},
+            "mnist needs objective=classification, got token-classification",
+        ),
+        (
+            "mnist",
+            {"model.image_size": 32},
+            "mnist has images of 28 x 28 with in_channels=1, got a model for 32 x 32 with in_channels=1",
+        ),
+        ("mnist", {"model.in_channels": 3}, "got a model for 28 x 28 with in_channels=3"),
+        ("mnist", {"model.num_classes": 5}, "mnist has 10 classes, got num_classes=5"),
+        ("folder", {}, "data.folder is empty; run: clearhead train folder --data.folder PATH"),
+        ("text", {}, "data.file is empty; run: clearhead train text --data.file PATH"),
+        ("words", {"objective": "token-classification"}, "words needs objective=causal-lm, got token-classification"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(name, changes, message):
+    with pytest.raises(ValueError, match=message):
+        config_of(name, changes)
+
+
+def test_the_right_kind_of_model():
+    with pytest.raises(ValueError, match="mnist needs a VisionConfig, got a PredictorConfig"):
+        validate(with_changes(MNIST, {"model": config_of("reverse").model}))
+    with pytest.raises(ValueError, match="pronounce needs a Seq2SeqConfig, got a LanguageConfig"):
+        validate(with_changes(config_of("pronounce"), {"model": config_of("words").model}))
+    with pytest.raises(ValueError, match="reverse needs a PredictorConfig, got a VisionConfig"):
+        validate(with_changes(config_of("reverse"), {"model": MNIST.model}))
+
+
+def test_a_table_of_positions_must_reach_as_far_as_is_read(tmp_path):
+    (tmp_path / "my.txt").write_text("words, words, words. " * 50)
+    changes = {"data.file": str(tmp_path / "my.txt"), "model.pos_embed": "learned"}
+    assert config_of("text", changes | {"data.length": 20}).model.context_length == 20
+    with pytest.raises(ValueError, match=r"context_length must be at least data.length=64 .* got 32"):
+        config_of("text", changes | {"model.context_length": 32})
+    assert (
+        config_of("words", {"model.pos_embed": "learned", "model.context_length": 9}).data.length > 9
+    )  # of no effect there
