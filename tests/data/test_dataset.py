@@ -71,13 +71,13 @@ def test_get_batch_pads_to_the_longest_sequence(pairs, data):
     sources, targets = zip(*pairs, strict=True)
     examples = SequencePairs.of(sources, targets)
     assert len(examples) == len(pairs)
-    chosen = data.draw(st.lists(st.integers(0, len(pairs) - 1), min_size=1))
-    source, target = examples.get_batch(torch.tensor(chosen))
-    for place, i in enumerate(chosen):
-        assert [x for x in source[place].tolist() if x != PAD] == sources[i]
-        assert [x for x in target[place].tolist() if x != IGNORE_INDEX] == targets[i]
-    assert source.shape[1] == max(len(sources[i]) for i in chosen)
-    assert target.shape[1] == max(len(targets[i]) for i in chosen)
+    indices = data.draw(st.lists(st.integers(0, len(pairs) - 1), min_size=1))
+    source, target = examples.get_batch(torch.tensor(indices))
+    for row, i in enumerate(indices):
+        assert [x for x in source[row].tolist() if x != PAD] == sources[i]
+        assert [x for x in target[row].tolist() if x != IGNORE_INDEX] == targets[i]
+    assert source.shape[1] == max(len(sources[i]) for i in indices)
+    assert target.shape[1] == max(len(targets[i]) for i in indices)
     assert source.dtype == target.dtype == torch.int64
 
 

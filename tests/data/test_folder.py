@@ -97,7 +97,9 @@ def test_decoded_images_are_cached_until_a_file_changes(tmp_path, monkeypatch):
     before = shades(load_folder(root).test)
     decoded = []
     original = folder.decode
-    monkeypatch.setattr(folder, "decode", lambda files, *how: decoded.append(len(files)) or original(files, *how))
+    monkeypatch.setattr(
+        folder, "decode", lambda files, *options: decoded.append(len(files)) or original(files, *options)
+    )
     assert shades(load_folder(root).test) == before
     assert decoded == []
     length = (root / "cat/0.bmp").stat().st_size
@@ -117,11 +119,11 @@ def test_a_corrupted_cache_is_rebuilt(tmp_path, cache):
     root = write_images(tmp_path / "mine", cat=3, dog=3)
     before = shades(load_folder(root).train)
     (kept,) = (cache / "folders").iterdir()
-    whole = kept.read_bytes()
-    for damaged in (whole[:-1], whole[:10], b"", whole[:60] + b"?" + whole[61:]):
+    intact = kept.read_bytes()
+    for damaged in (intact[:-1], intact[:10], b"", intact[:60] + b"?" + intact[61:]):
         kept.write_bytes(damaged)
         assert shades(load_folder(root).train) == before
-        assert kept.read_bytes() == whole
+        assert kept.read_bytes() == intact
 
 
 def test_non_image_and_hidden_files_are_ignored(tmp_path):
@@ -174,11 +176,11 @@ def unusable_caches(path):
 
 def test_images_are_decoded_again_if_the_cache_is_unusable(tmp_path, cache):
     root = write_images(tmp_path / "mine", cat=3, dog=3)
-    wanted = shades(load_folder(root).train)
+    expected = shades(load_folder(root).train)
     (path,) = (cache / "folders").iterdir()
     for make_unusable in unusable_caches(path):
         make_unusable()
-        assert shades(load_folder(root).train) == wanted
+        assert shades(load_folder(root).train) == expected
 
 
 @pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), OSError(5, "Input/output error")])
@@ -275,7 +277,7 @@ def test_repairing_a_skipped_file_changes_the_digest(tmp_path):
     ],
 )
 def test_a_class_or_split_without_readable_files_is_rejected(tmp_path, broken, message):
-    """Otherwise a class would be missing, or training images would silently take the place of the test set."""
+    """Otherwise a class would be missing, or training images would silently replace the test set."""
     root = write_images(tmp_path / "mine", train_cat=6, train_dog=6, test_cat=1, test_dog=1)
     break_files(root, *(str(path.relative_to(root)) for path in root.glob(f"{broken.replace('_', '/')}**/*.png")))
     with pytest.raises(ValueError, match=message):
@@ -295,13 +297,13 @@ def test_notes_report_image_counts_and_the_effect_of_fit(tmp_path):
     # 90 x 100 loses 10% to a center crop, and not more
     root = write_images_of_sizes(tmp_path / "my pictures", (10, 10), (90, 100), (89, 100), (100, 40), (30, 90))
     look = f"To see them as the model does: clearhead data show folder --data.folder '{root}'"
-    how = {"image_size": 64}
+    options = {"image_size": 64}
     for fit, sentence, option in (
         ("pad", "Center-cropping would discard more than 10% of 6 images; they are padded to squares instead.", ""),
         ("crop", "Center-cropping discards more than 10% of 6 images; --data.fit pad keeps them whole.", "crop"),
         ("stretch", "Stretching changes the aspect ratio of 6 images by more than 10%; --data.fit pad", "stretch"),
     ):
-        first, second = load_dataset(DataConfig(name="folder", folder=str(root), fit=fit, **how), 0).notes
+        first, second = load_dataset(DataConfig(name="folder", folder=str(root), fit=fit, **options), 0).notes
         assert first.startswith(f"10 images, 2 classes (train 7, validation 1, test 2). {sentence}")
         assert second == look + (f" --data.fit {option}" if option else "")
 

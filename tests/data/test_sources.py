@@ -134,7 +134,7 @@ def test_download_reconnects_after_a_dropped_connection(server, url, tmp_path):
     server.max_body = 100_000
     download(url, tmp_path / "it", max_bytes=len(DATA))
     assert (tmp_path / "it").read_bytes() == DATA
-    assert [wanted for _, wanted in server.requests] == [None, "bytes=100000-", "bytes=200000-"]
+    assert [byte_range for _, byte_range in server.requests] == [None, "bytes=100000-", "bytes=200000-"]
     assert server.sleeps == [1, 2]
 
 

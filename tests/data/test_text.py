@@ -86,11 +86,11 @@ def test_reading_in_chunks_preserves_multibyte_characters(tmp_path, monkeypatch)
     """Multibyte characters that cross a chunk boundary stay intact."""
     text = "aé€\N{GRINNING FACE}\r\n" * 50 + "€"
     (tmp_path / "x").write_text(text, "utf-8-sig", newline="")
-    whole = read_text(str(tmp_path / "x"), "character")
+    unchunked = read_text(str(tmp_path / "x"), "character")
     monkeypatch.setattr(user_files, "CHUNK_BYTES", 3)
     pieces = read_text(str(tmp_path / "x"), "character")
-    assert "".join(pieces) == "".join(whole) == text
-    assert len(pieces) > len(whole)
+    assert "".join(pieces) == "".join(unchunked) == text
+    assert len(pieces) > len(unchunked)
     data = (tmp_path / "x").read_bytes()
     (tmp_path / "x").write_bytes(data[:-1])  # in the middle of a character
     with pytest.raises(ValueError, match="must be text in UTF-8, got other bytes"):

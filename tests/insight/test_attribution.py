@@ -49,37 +49,37 @@ def test_rollout_multiplies_later_layers_from_the_left(layers):
     assert not torch.allclose(rollout(layers[:2]), first @ second)
 
 
-def test_rollout_of_layers_that_look_at_themselves_is_the_identity():
-    own = torch.eye(4).expand(1, 2, 4, 4)
-    assert torch.equal(rollout([own, own])[0], torch.eye(4))
+def test_rollout_of_identity_attention_is_the_identity():
+    identity = torch.eye(4).expand(1, 2, 4, 4)
+    assert torch.equal(rollout([identity, identity])[0], torch.eye(4))
 
 
-def test_rollout_passes_rows_without_weights_unchanged(layers):
+def test_rollout_keeps_fully_masked_rows_unchanged(layers):
     layers[0][:, :, 2] = 0
     assert torch.equal(rollout(layers[:1])[:, 2], torch.eye(5, dtype=torch.double)[2].expand(2, 5))
     assert torch.allclose(rollout(layers).sum(-1), torch.ones(2, 5, dtype=torch.double))
 
 
-def test_a_causal_stack_never_rolls_out_to_the_future():
+def test_rollout_of_causal_layers_is_lower_triangular():
     causal = [torch.randn(1, 2, 6, 6).masked_fill(~torch.ones(6, 6).tril().bool(), -torch.inf).softmax(-1)] * 3
     assert rollout(causal).triu(1).abs().max() == 0
     assert rollout(causal).tril(-1).min() >= 0
 
 
-def test_a_pooling_query_has_no_residual_path(layers):
+def test_a_pooling_query_has_no_residual_connection(layers):
     pool = random_weights(2, 3, 1, 5)
     rolled = rollout([*layers, pool])
     assert torch.allclose(rolled, pool.mean(1) @ rollout(layers))
     assert torch.allclose(rolled.sum(-1), torch.ones(2, 1, dtype=torch.double))
 
 
-def test_mean_and_maximum_over_all_layers_and_heads(layers):
+def test_mean_and_max_attention_are_over_layers_and_heads(layers):
     every = torch.stack(layers)  # (layers,B,H,Q,K)
     assert torch.allclose(mean_attention(layers), every.mean((0, 2)))
     assert torch.equal(max_attention(layers), every.amax((0, 2)))
 
 
-def test_the_answer_is_the_class_tokens_row_or_the_mean_row(layers):
+def test_output_map_is_the_class_token_row_or_the_mean_row(layers):
     matrix = rollout(layers)
     assert torch.equal(output_map(matrix, class_token=True), matrix[:, 0, 1:])
     assert torch.allclose(output_map(matrix, class_token=False).sum(-1), torch.ones(2, dtype=torch.double))
@@ -95,21 +95,21 @@ def pair():
     }
 
 
-def test_of_an_encoder_decoder_target_and_source_together_sum_to_one(pair):
+def test_encoder_decoder_rollout_rows_sum_to_one_over_target_and_source(pair):
     target, source = rollout_encoder_decoder(**pair)
     assert (target.shape, source.shape) == ((2, 6, 6), (2, 6, 4))
     assert torch.allclose(target.sum(-1) + source.sum(-1), torch.ones(2, 6, dtype=torch.double))
     assert source.min() > 0
 
 
-def test_one_decoder_layer_is_half_encoder_rollout_through_cross_attention(pair):
+def test_rollout_of_one_decoder_layer_matches_its_formula(pair):
     one = {"encoder": pair["encoder"], "decoder": pair["decoder"][:1], "cross": pair["cross"][:1]}
     target, source = rollout_encoder_decoder(**one)
     assert torch.allclose(source, pair["cross"][0].mean(1) @ rollout(pair["encoder"]) / 2)
     assert torch.allclose(target, rollout(pair["decoder"][:1]) / 2)
 
 
-def test_layers_that_do_not_fit_are_refused(layers, pair):
+def test_incompatible_layers_raise(layers, pair):
     with pytest.raises(ValueError, match=r"as many queries as keys, .* got 6 x 4, 4 x 4"):
         rollout([pair["cross"][0], pair["encoder"][0]])
     with pytest.raises(ValueError, match="layers of one shape, got 4 x 4, 5 x 5"):
@@ -120,7 +120,7 @@ def test_layers_that_do_not_fit_are_refused(layers, pair):
         rollout_encoder_decoder(pair["encoder"], pair["decoder"][:1], pair["cross"])
 
 
-def test_from_what_look_saw_of_our_own_encoder_decoder():
+def test_encoder_decoder_rollout_works_on_a_trace():
     config = Seq2SeqConfig(width=8, depth=2, num_heads=2, src_vocab_size=5, tgt_vocab_size=5, decoder_depth=3)
     trace = look(Seq2Seq.from_config(config).eval(), torch.randint(0, 5, (2, 4)), torch.randint(0, 5, (2, 6)))
     weights = {name: trace[name].weights() for name in trace}
@@ -135,7 +135,7 @@ def test_from_what_look_saw_of_our_own_encoder_decoder():
 
 
 class Stack(nn.Module):
-    """Self-attention with a residual path, a few times; then a pooling query, or the mean, and logits of 3 classes."""
+    """Residual self-attention layers, then a pooling query or the mean, and logits of 3 classes."""
 
     def __init__(self, depth=3, pools=False):
         super().__init__()
@@ -154,39 +154,39 @@ class Stack(nn.Module):
         return self.head(x.mean(1))
 
 
-def slow_contributions(model, *inputs, score):
-    """relu(A * dA), with explicit weights and their own gradients, by name."""
-    kept = {}
+def explicit_contributions(model, *inputs, score):
+    """relu(A * dA) by module name, from explicit weights and their autograd gradients."""
+    recorded = {}
     parts = {name: part for name, part in model.named_modules() if isinstance(part, MultiHeadAttention)}
     for name, part in parts.items():
 
         def attend(q, k, v, *_, name=name, **__):
-            kept[name] = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
-            kept[name].retain_grad()
-            return kept[name] @ v
+            recorded[name] = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+            recorded[name].retain_grad()
+            return recorded[name] @ v
 
         part.attend = attend
     score(model(*inputs)).sum().backward()
-    return {name: (A * A.grad).clamp(min=0).mean(1) for name, A in kept.items()}
+    return {name: (A * A.grad).clamp(min=0).mean(1) for name, A in recorded.items()}
 
 
 @pytest.mark.parametrize("pools", [False, True])
-@pytest.mark.parametrize("answer", [0, 2])
-def test_relevance_equals_the_slow_path(pools, answer):
+@pytest.mark.parametrize("class_index", [0, 2])
+def test_relevance_equals_explicit_autograd(pools, class_index):
     model, x = Stack(pools=pools), torch.randn(2, 5, 8, dtype=torch.double)
     trace = look(model, x)
-    found = relevance(trace, trace.output[:, answer])
-    slow = slow_contributions(model, x, score=lambda output: output[:, answer])
+    found = relevance(trace, trace.output[:, class_index])
+    explicit = explicit_contributions(model, x, score=lambda output: output[:, class_index])
     expected = torch.eye(5, dtype=torch.double).expand(2, 5, 5)
     for i in range(3):
-        expected = expected + slow[f"layers.{i}"] @ expected
+        expected = expected + explicit[f"layers.{i}"] @ expected
     if pools:
-        expected = slow["pool"] @ expected
+        expected = explicit["pool"] @ expected
     assert torch.allclose(found, expected, atol=1e-6)
-    assert (found - torch.eye(5)).abs().max() > 1e-3  # something has been added
+    assert (found - torch.eye(5)).abs().max() > 1e-3  # relevance differs from the identity
 
 
-def test_classes_have_relevances_of_their_own_one_after_the_other():
+def test_relevance_is_class_specific_and_repeatable():
     model, x = Stack(), torch.randn(2, 5, 8, dtype=torch.double)
     trace = look(model, x)
     first, second = (relevance(trace, trace.output[:, c]) for c in (0, 1))
@@ -196,22 +196,22 @@ def test_classes_have_relevances_of_their_own_one_after_the_other():
     assert not first.requires_grad
 
 
-def test_examples_of_a_batch_do_not_mix():
+def test_relevance_is_independent_across_the_batch():
     model, x = Stack(), torch.randn(2, 5, 8, dtype=torch.double)
     both = look(model, x)
     one = look(model, x[1:])
     assert torch.allclose(relevance(both, both.output[:, 1])[1:], relevance(one, one.output[:, 1]))
 
 
-def test_layers_may_be_chosen():
+def test_relevance_accepts_a_subset_of_layers():
     model, x = Stack(), torch.randn(2, 5, 8, dtype=torch.double)
     trace = look(model, x)
-    slow = slow_contributions(model, x, score=lambda output: output[:, 0])
+    explicit = explicit_contributions(model, x, score=lambda output: output[:, 0])
     last = relevance(trace, trace.output[:, 0], ["layers.2"])
-    assert torch.allclose(last, torch.eye(5) + slow["layers.2"], atol=1e-6)
+    assert torch.allclose(last, torch.eye(5) + explicit["layers.2"], atol=1e-6)
 
 
-def test_of_a_layer_that_the_score_does_not_depend_on_nothing_is_added():
+def test_relevance_ignores_layers_that_the_score_does_not_depend_on():
     model, x = Stack(depth=1), torch.randn(1, 5, 8, dtype=torch.double)
     trace = look(model, x)
     score = (trace["layers.0"].q * 2).sum()  # before its attention
@@ -220,15 +220,15 @@ def test_of_a_layer_that_the_score_does_not_depend_on_nothing_is_added():
 
 class Pair(Stack):
     def forward(self, source, target):
-        encoder, own_1, cross_1, own_2, cross_2 = self.layers
+        encoder, self_attn_1, cross_1, self_attn_2, cross_2 = self.layers
         source = source + encoder(source)
-        for own, cross in ((own_1, cross_1), (own_2, cross_2)):
-            target = target + own(target)
+        for self_attn, cross in ((self_attn_1, cross_1), (self_attn_2, cross_2)):
+            target = target + self_attn(target)
             target = target + cross(target, source)
         return self.head(target)
 
 
-def test_relevance_across_an_encoder_decoder():
+def test_encoder_decoder_relevance_matches_its_formula():
     model = Pair(depth=5)
     source, target = torch.randn(2, 4, 8, dtype=torch.double), torch.randn(2, 6, 8, dtype=torch.double)
     trace = look(model, source, target)
@@ -236,9 +236,10 @@ def test_relevance_across_an_encoder_decoder():
     to_target, to_source = relevance_encoder_decoder(
         trace, trace.output[:, -1, 1], encoder=[encoder], decoder=rest[::2], cross=rest[1::2]
     )
-    slow = slow_contributions(model, source, target, score=lambda output: output[:, -1, 1])
+    explicit = explicit_contributions(model, source, target, score=lambda output: output[:, -1, 1])
     C = {
-        name: slow[f"layers.{i}"] for i, name in enumerate(("encoder", "decoder.0", "cross.0", "decoder.1", "cross.1"))
+        name: explicit[f"layers.{i}"]
+        for i, name in enumerate(("encoder", "decoder.0", "cross.0", "decoder.1", "cross.1"))
     }
     encoded = torch.eye(4) + C["encoder"]
     expected = C["cross.0"] @ encoded
@@ -248,7 +249,7 @@ def test_relevance_across_an_encoder_decoder():
     assert to_source[:, -1].max() > 0
 
 
-def test_a_pass_without_gradients_cannot_be_explained():
+def test_relevance_without_gradients_raises():
     model, x = Stack(), torch.randn(1, 5, 8, dtype=torch.double)
     trace = look(model, x)
     with pytest.raises(ValueError, match=r"score must be computed from trace\.output"):
@@ -259,9 +260,9 @@ def test_a_pass_without_gradients_cannot_be_explained():
         relevance(trace, trace.output[:, 0])
 
 
-def test_on_any_model_the_gradient_is_what_a_change_of_the_weights_does(kind):
-    """Without autograd: the weights are changed by hand, a little."""
-    model, inputs = kind[0].double(), [x.double() for x in kind[1]]
+def test_weight_gradient_matches_finite_differences(model_and_inputs):
+    """Finite differences: the weights are perturbed with `edit`."""
+    model, inputs = model_and_inputs[0].double(), [x.double() for x in model_and_inputs[1]]
 
     def score(output):
         first = output[0] if isinstance(output, tuple) else output
@@ -282,7 +283,7 @@ def test_on_any_model_the_gradient_is_what_a_change_of_the_weights_does(kind):
 
 
 class Corner(nn.Module):
-    """Sees the upper left quarter of 4 x 4 images, and nothing else; its logit for class 1 is that quarter's sum."""
+    """The logit of class 1 is the sum of the upper-left quarter of a 4 x 4 image."""
 
     def forward(self, images):
         total = images[:, :, :2, :2].sum((1, 2, 3))
@@ -292,38 +293,38 @@ class Corner(nn.Module):
 IMAGES = torch.ones(3, 1, 4, 4) * torch.tensor([0.5, 1.0, 2.0])[:, None, None, None]
 
 
-def test_hiding_what_the_model_does_not_see_changes_nothing():
-    moved = occlusion(Corner(), IMAGES, (2, 2), 1)
-    assert moved.shape == (3, 2, 2)
-    assert moved.flatten(1)[:, 1:].abs().max() == 0
-    assert torch.allclose(moved[:, 0, 0], (IMAGES[:, 0, 0, 0] * 4).sigmoid() - 0.5)
+def test_occluding_unused_pixels_has_no_effect():
+    change = occlusion(Corner(), IMAGES, (2, 2), 1)
+    assert change.shape == (3, 2, 2)
+    assert change.flatten(1)[:, 1:].abs().max() == 0
+    assert torch.allclose(change[:, 0, 0], (IMAGES[:, 0, 0, 0] * 4).sigmoid() - 0.5)
 
 
-def test_what_speaks_against_a_class_has_a_negative_number():
+def test_evidence_against_a_class_is_negative():
     assert torch.allclose(occlusion(Corner(), IMAGES, (2, 2), 0), -occlusion(Corner(), IMAGES, (2, 2), 1))
 
 
-def test_the_default_class_is_the_prediction():
+def test_occlusion_defaults_to_the_predicted_class():
     both = torch.cat([IMAGES, -IMAGES])
     named = occlusion(Corner(), both, (2, 2), torch.tensor([1, 1, 1, 0, 0, 0]))
     assert torch.equal(occlusion(Corner(), both, (2, 2)), named)
     assert (named[:, 0, 0] > 0).all()
 
 
-def test_a_patch_of_the_mean_colour_is_hidden_by_nothing():
+def test_mean_fill_has_no_effect_on_constant_images():
     assert occlusion(Corner(), IMAGES, (2, 2), 1, fill="mean").abs().max() == 0
     with pytest.raises(ValueError, match="fill must be one of gray, mean, black, got 'white'"):
         occlusion(Corner(), IMAGES, (2, 2), 1, fill="white")
 
 
-def test_black_is_the_darkest_of_the_image_itself():
+def test_black_fill_is_the_image_minimum():
     images = IMAGES.clone()
     images[:, :, 3, 3] = -1
-    moved = occlusion(Corner(), images, (2, 2), 1, fill="black")
-    assert torch.allclose(moved[:, 0, 0], (IMAGES[:, 0, 0, 0] * 4).sigmoid() - torch.tensor(-4.0).sigmoid())
+    change = occlusion(Corner(), images, (2, 2), 1, fill="black")
+    assert torch.allclose(change[:, 0, 0], (IMAGES[:, 0, 0, 0] * 4).sigmoid() - torch.tensor(-4.0).sigmoid())
 
 
-def test_cells_cover_the_image_once():
+def test_grid_cells_partition_the_image():
     cells = grid_cells(torch.zeros(1, 3, 6, 8), (3, 2))
     assert cells.shape == (6, 6, 8)
     assert torch.equal(cells.sum(0), torch.ones(6, 8, dtype=torch.long))
@@ -332,7 +333,7 @@ def test_cells_cover_the_image_once():
         grid_cells(torch.zeros(1, 3, 6, 8), (4, 2))
 
 
-def test_the_curve_falls_when_the_patch_that_counts_is_hidden():
+def test_the_deletion_curve_drops_when_the_relevant_patch_is_deleted():
     first = torch.tensor([[4.0, 3.0], [2.0, 1.0]]).expand(3, 2, 2)
     before = (IMAGES[:, 0, 0, 0] * 4).sigmoid()
     curve = deletion_curve(Corner(), IMAGES, first, 1)
@@ -341,7 +342,7 @@ def test_the_curve_falls_when_the_patch_that_counts_is_hidden():
     assert torch.allclose(deletion_curve(Corner(), IMAGES, -first, 1)[:, :4], before[:, None].expand(3, 4))
 
 
-def test_a_better_ranking_has_a_smaller_area():
+def test_a_better_ranking_has_a_lower_deletion_auc():
     first = torch.tensor([[4.0, 3.0], [2.0, 1.0]]).expand(3, 2, 2)
     good, bad = (deletion_auc(deletion_curve(Corner(), IMAGES, ranking, 1)) for ranking in (first, -first))
     assert (good < bad).all()
@@ -350,24 +351,24 @@ def test_a_better_ranking_has_a_smaller_area():
     assert torch.allclose(bad, before - (before - 0.5) / 8)
 
 
-def test_rankings_need_one_map_for_each_image():
+def test_deletion_curve_requires_one_map_per_image():
     with pytest.raises(ValueError, match=r"ranking must be \(images, rows, columns\), got \(2, 2\) for 3 images"):
         deletion_curve(Corner(), IMAGES, torch.zeros(2, 2))
 
 
 def test_images_are_processed_in_chunks_and_logits_can_be_extracted(monkeypatch):
-    whole = occlusion(Corner(), IMAGES, (4, 4), 1)
+    expected = occlusion(Corner(), IMAGES, (4, 4), 1)
     monkeypatch.setattr(module, "MAX_BATCH", 5)
-    assert torch.equal(occlusion(Corner(), IMAGES, (4, 4), 1), whole)
+    assert torch.equal(occlusion(Corner(), IMAGES, (4, 4), 1), expected)
 
     class Wrapped(nn.Module):
         def forward(self, images):
             return {"logits": Corner()(images)}
 
-    assert torch.equal(occlusion(Wrapped(), IMAGES, (4, 4), 1, logits=lambda output: output["logits"]), whole)
+    assert torch.equal(occlusion(Wrapped(), IMAGES, (4, 4), 1, logits=lambda output: output["logits"]), expected)
 
 
-def test_no_graph_is_kept_and_the_images_stay_as_they_were():
+def test_occlusion_keeps_no_graph_and_does_not_modify_the_images():
     images = IMAGES.clone().requires_grad_()
     assert not occlusion(Corner(), images.detach(), (2, 2), 1).requires_grad
     assert torch.equal(images, IMAGES)

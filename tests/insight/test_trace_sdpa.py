@@ -1,4 +1,4 @@
-"""What the fused kernel was given is enough to compute any weight afterwards, and no more than was asked for."""
+"""Weights are recomputed on demand from the inputs of scaled_dot_product_attention."""
 
 import pytest
 import torch
@@ -23,33 +23,35 @@ OPTIONS = {
     "scale": {"scale": 2.0},
     "bool mask": {"attn_mask": torch.rand(Q, K, generator=torch.Generator().manual_seed(0)) > 0.4},
     "mask per head": {"attn_mask": torch.rand(4, Q, K, generator=torch.Generator().manual_seed(0)) > 0.4},
-    "numbers": {"attn_mask": torch.linspace(-3, 3, Q * K).view(Q, K)},
-    "numbers, -inf": {"attn_mask": torch.zeros(2, 1, Q, K).masked_fill(torch.ones(Q, K).triu(1).bool(), float("-inf"))},
-    "row of the mask": {"attn_mask": torch.arange(K).expand(2, 1, 1, K) < 3},
+    "additive mask": {"attn_mask": torch.linspace(-3, 3, Q * K).view(Q, K)},
+    "additive mask, -inf": {
+        "attn_mask": torch.zeros(2, 1, Q, K).masked_fill(torch.ones(Q, K).triu(1).bool(), float("-inf"))
+    },
+    "key padding mask": {"attn_mask": torch.arange(K).expand(2, 1, 1, K) < 3},
 }
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("n_groups", [4, 2, 1])
-def test_masks_scales_and_groups_of_heads_are_respected(options, n_groups):
+def test_masks_scales_and_grouped_heads_are_respected(options, n_groups):
     q, k, v = torch.randn(2, 4, Q, 8), torch.randn(2, n_groups, K, 8), torch.randn(2, n_groups, K, 3)
     trace = look(Kernel(), q, k, v, **options, enable_gqa=n_groups != 4)["Kernel"]
     weights = trace.weights()
     torch.testing.assert_close(weights @ v.repeat_interleave(4 // n_groups, 1), trace.out)
     if "attn_mask" in options and options["attn_mask"].dtype == torch.bool:
-        hidden = ~options["attn_mask"].expand(2, 4, Q, K)
-        assert hidden.any()
-        assert (weights[hidden] == 0).all()
+        masked = ~options["attn_mask"].expand(2, 4, Q, K)
+        assert masked.any()
+        assert (weights[masked] == 0).all()
     if "is_causal" in options:
         assert weights.triu(1).count_nonzero() == 0
-    for head in range(4):  # what is asked in part is a part of the whole
+    for head in range(4):  # a selection equals the same part of the full weights
         torch.testing.assert_close(trace.weights(head, [2, 0]), weights[:, [head]][:, :, [2, 0]])
     torch.testing.assert_close(trace.weights([3, 1], slice(1, 3)), weights[:, [3, 1], 1:3])
     assert trace.k.shape == (2, 4, K, 8)
     assert trace.v.shape == (2, 4, K, 3)
 
 
-def test_a_query_that_may_see_nothing_has_no_weights():
+def test_fully_masked_queries_have_zero_weights():
     q, k, v = torch.randn(3, 1, 2, 3, 4)
     mask = torch.tensor([[True, True, False], [False, False, False], [True, False, False]])
     trace = look(Kernel(), q, k, v, attn_mask=mask)
@@ -60,18 +62,18 @@ def test_a_query_that_may_see_nothing_has_no_weights():
 @pytest.mark.parametrize(
     ("shape", "expected"), [((3, 4), (1, 1, 3, 3)), ((2, 3, 4), (2, 1, 3, 3)), ((2, 2, 5, 3, 4), (4, 5, 3, 3))]
 )
-def test_the_kernel_is_seen_with_fewer_and_more_axes(shape, expected):
+def test_sdpa_inputs_of_any_rank_are_recorded(shape, expected):
     trace = look(Kernel(), *torch.randn(3, *shape), attn_mask=torch.ones(3, 3).tril().bool())
     assert trace["Kernel"].weights().shape == expected
     assert trace.verify()["Kernel"] < 1e-6
 
 
-class Made(TorchDispatchMode):
-    """The bytes of all tensors that are made, views of what was there not counted."""
+class AllocatedBytes(TorchDispatchMode):
+    """Counts the bytes of all newly allocated tensors; views of existing tensors do not count."""
 
-    def __init__(self, *there):
+    def __init__(self, *existing):
         super().__init__()
-        self.storages = {x.untyped_storage().data_ptr() for x in there}
+        self.storages = {x.untyped_storage().data_ptr() for x in existing}
         self.bytes = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -83,17 +85,17 @@ class Made(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}], ids=["plain", "causal"])
-def test_one_row_of_one_head_takes_memory_for_one_row(options):
+def test_one_row_of_one_head_allocates_one_row(options):
     n = 16_384
     q, k, v = torch.randn(1, 2, n, 4), torch.randn(1, 2, n, 4), torch.randn(1, 2, n, 4)
     out = torch.empty(
         1, 2, n, 4
     )  # what the kernel would give takes seconds at this length, and no weights depend on it
     layer = AttentionRecord("", "sdpa", "", SDPACall(q, k, v, None, 0.0, bool(options), 0.5, out))
-    with Made(q, k, v, out) as made:
+    with AllocatedBytes(q, k, v, out) as allocated:
         weights = layer.weights(head=1, rows=[n - 1])
     assert weights.shape == (1, 1, 1, n)
-    assert 4 * n <= made.bytes < 50e6
+    assert 4 * n <= allocated.bytes < 50e6
     expected = (0.5 * q[:, 1:, -1:] @ k[:, 1:].mT).softmax(-1)
     torch.testing.assert_close(weights, expected)
 
@@ -101,7 +103,7 @@ def test_one_row_of_one_head_takes_memory_for_one_row(options):
 def test_large_weights_are_computed_in_chunks(monkeypatch):
     q, k, v = torch.randn(3, 2, 3, 7, 4)
     trace = look(Kernel(), q, k, v, is_causal=True)
-    whole, difference = trace["Kernel"].weights(), trace.verify()
+    full, difference = trace["Kernel"].weights(), trace.verify()
     monkeypatch.setattr("clearhead.insight.trace.CHUNK", 2 * 3 * 7 * 2)  # two rows
-    torch.testing.assert_close(trace["Kernel"].weights(), whole)
+    torch.testing.assert_close(trace["Kernel"].weights(), full)
     assert trace.verify()["Kernel"] == pytest.approx(difference["Kernel"], abs=1e-6)

@@ -52,7 +52,7 @@ def test_inputs_embeds_equal_patch_embed(images):
 
 @pytest.mark.parametrize("pos_embed", ["learned", "sinusoidal", "rotary", "none"])
 def test_inputs_embeds_may_include_the_class_token(images, pos_embed):
-    """The model's own class token, passed in, changes nothing; another one does."""
+    """Passing the model's own class token gives the same logits; another token does not."""
     model = build(pos_embed=pos_embed)
     patches = model.patch_embed(images)
     own = torch.cat([model.pool.cls_token.expand(2, 1, -1), patches], dim=1)

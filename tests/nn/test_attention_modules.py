@@ -51,8 +51,8 @@ def test_multi_head_equals_concatenated_single_heads():
         one = SingleHeadAttention(width, 4, 4).double()
         rows = slice(4 * h, 4 * h + 4)
         for name in ("q_proj", "k_proj", "v_proj"):
-            whole, part = getattr(many, name), getattr(one, name)
-            part.load_state_dict({"weight": whole.weight[rows], "bias": whole.bias[rows]})
+            source, target = getattr(many, name), getattr(one, name)
+            target.load_state_dict({"weight": source.weight[rows], "bias": source.bias[rows]})
         heads.append(one(x, keys, values))
     torch.testing.assert_close(many(x, keys, values), many.out_proj(torch.cat(heads, -1)))
 
@@ -138,8 +138,8 @@ def test_cached_steps_equal_the_full_forward_pass(steps):
         for new in steps:
             end += new
             parts.append(attention(x[:, end - new : end], mask=masks.causal(new, end), cache=cache))
-        whole = attention(x, mask=masks.causal(6))
-    torch.testing.assert_close(torch.cat(parts, 1), whole)
+        full = attention(x, mask=masks.causal(6))
+    torch.testing.assert_close(torch.cat(parts, 1), full)
 
 
 def test_cached_cross_attention_projects_the_memory_once_and_equals_uncached():
@@ -148,10 +148,10 @@ def test_cached_cross_attention_projects_the_memory_once_and_equals_uncached():
     attention.k_proj.register_forward_hook(lambda *_: projected.append(1))
     x, memory = torch.randn(2, 4, 8), torch.randn(2, 6, 5)
     mask = masks.padding(torch.tensor([3, 6]))
-    whole = attention(x, memory, mask=mask)
+    full = attention(x, memory, mask=mask)
     cache = KVCache()
     parts = [attention(x[:, i : i + 1], memory, mask=mask, cache=cache) for i in range(4)]
-    torch.testing.assert_close(torch.cat(parts, 1), whole)
+    torch.testing.assert_close(torch.cat(parts, 1), full)
     assert len(projected) == 2, "once for the full pass, once for all four steps"
 
 
@@ -209,11 +209,11 @@ def test_return_weights_works_for_cross_attention_and_with_a_cache():
     out, weights = attention(x, memory, return_weights=True)
     torch.testing.assert_close(out, attention(x, memory))
     assert weights.shape == (2, 2, 4, 6)
-    cache, (_, whole) = KVCache(), attention(x, mask=masks.causal(4), return_weights=True)
+    cache, (_, full) = KVCache(), attention(x, mask=masks.causal(4), return_weights=True)
     with torch.no_grad():
         attention(x[:, :3], mask=masks.causal(3), cache=cache)
         _, last = attention(x[:, 3:], mask=masks.causal(1, 4), cache=cache, return_weights=True)
-    torch.testing.assert_close(last, whole[:, :, 3:])
+    torch.testing.assert_close(last, full[:, :, 3:])
 
 
 def test_returned_weights_are_those_before_dropout():

@@ -74,11 +74,11 @@ def test_causal_rejects_more_queries_than_keys(num_queries, num_keys):
         lambda m: torch.stack(list(m)),
     ],
 )
-def test_what_is_computed_from_a_causal_mask_is_an_ordinary_tensor(use):
-    came, expected = use(masks.causal(3)), use(DENSE.clone())
-    assert type(came) is torch.Tensor
-    assert came.dtype == expected.dtype
-    assert torch.equal(came, expected)
+def test_operations_on_a_causal_mask_return_ordinary_tensors(use):
+    actual, expected = use(masks.causal(3)), use(DENSE.clone())
+    assert type(actual) is torch.Tensor
+    assert actual.dtype == expected.dtype
+    assert torch.equal(actual, expected)
 
 
 def test_a_causal_mask_can_be_inspected():
@@ -102,14 +102,14 @@ def test_a_causal_mask_moves_and_copies_without_becoming_dense():
         assert other.tolist() == mask.tolist()
 
 
-def test_a_causal_mask_cannot_be_changed_in_place():
+def test_a_causal_mask_is_immutable():
     mask = masks.causal(3)
     with pytest.raises(TypeError):
         mask[0, 2] = True
     joined = mask
     joined &= torch.eye(3, dtype=torch.bool)
     assert torch.equal(joined, torch.eye(3, dtype=torch.bool))
-    assert torch.equal(mask, DENSE), "the mask itself is as it was"
+    assert torch.equal(mask, DENSE), "the mask itself is unchanged"
 
 
 LANGUAGE = LanguageConfig(width=8, depth=1, num_heads=2, vocab_size=11, pos_embed="rotary")

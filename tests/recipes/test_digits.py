@@ -25,18 +25,18 @@ def test_objective_and_head_follow_the_question(question, objective):
     assert OBJECTIVES[objective].loss(outputs, batch).isfinite()
 
 
-def test_of_16_digits_one_always_repeats():
+def test_the_repeat_question_defaults_to_8_digits_and_rejects_16():
     assert config_of("digits", {"data.question": "repeat"}).data.length == 8
     assert config_of("digits", {"data.question": "repeat", "data.length": 5}).model.context_length == 5
     with pytest.raises(ValueError, match="2 to 10 digits"):
         config_of("digits", {"data.question": "repeat", "data.length": 16})
 
 
-def test_no_digits_are_refused():
+def test_length_zero_raises():
     with pytest.raises(ValueError, match="length must be"):
         config_of("digits", {"data.length": 0})
 
 
-def test_an_unknown_question_is_refused():
+def test_an_unknown_question_raises():
     with pytest.raises(ValueError, match="question must be one of most-common, repeat, sum, got 'largest'"):
         config_of("digits", {"data.question": "largest"})

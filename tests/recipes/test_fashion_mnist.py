@@ -2,12 +2,12 @@ from clearhead.recipes.fashion_mnist import fashion_mnist
 from clearhead.recipes.mnist import mnist
 
 
-def test_the_model_of_mnist_on_other_pictures():
+def test_fashion_mnist_uses_the_mnist_model_and_optimizer():
     assert fashion_mnist().model == mnist().model
     assert fashion_mnist().optimizer == mnist().optimizer
     assert fashion_mnist().data.name == "fashion-mnist"
 
 
-def test_clothes_are_mirrored_in_training_and_so_may_be_at_the_test():
+def test_flip_augmentation_is_matched_by_flip_tta():
     assert fashion_mnist().data.augmentation.flip
     assert fashion_mnist().training.tta == "flip"

@@ -12,18 +12,18 @@ TINY = {"training.steps": 2, "data.limit": 200, "data.validation": 10}
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
+def working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_a_run_without_a_name_is_called_by_recipe_and_seed_and_never_overwrites():
+def test_default_run_names_combine_recipe_and_seed_and_never_overwrite():
     for _ in range(2):
         train("reverse", changes=TINY | {"seed": 5}, quiet=True)
     assert sorted(path.name for path in Path("runs").iterdir()) == ["reverse-5", "reverse-5-2"]
 
 
-def test_an_existing_run_is_refused_and_left_as_it_is():
+def test_an_existing_run_is_rejected_and_left_unchanged():
     train("reverse", "mine", changes=TINY, quiet=True)
     before = Path("runs/mine/config.json").read_bytes()
     with pytest.raises(ValueError, match="a new run needs a new folder, got runs/mine, which exists"):
@@ -31,32 +31,32 @@ def test_an_existing_run_is_refused_and_left_as_it_is():
     assert Path("runs/mine/config.json").read_bytes() == before
 
 
-def test_resume_goes_on_if_the_run_is_there_and_begins_if_not():
+def test_resume_continues_an_existing_run_or_starts_a_new_one():
     assert train("reverse", "mine", changes=TINY, resume=True, quiet=True).step == 2
     n = len(RunDirectory.open("runs/mine").records())
     assert train("reverse", "mine", changes=TINY, resume=True, quiet=True).step == 2
     assert len(RunDirectory.open("runs/mine").records()) == n
 
 
-def test_resume_with_other_settings_is_refused():
+def test_resume_with_changed_settings_raises():
     train("reverse", "mine", changes=TINY, quiet=True)
     with pytest.raises(ValueError, match=r"got training.steps=3 \(was 2\) for runs/mine; choose another name"):
         train("reverse", "mine", changes=TINY | {"training.steps": 3}, resume=True, quiet=True)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "../x", ".hidden", "a b", "-x"])
-def test_a_name_is_not_a_path(name):
+def test_run_names_must_not_be_paths(name):
     with pytest.raises(ValueError, match="a run name must have at most 60 letters, digits"):
         check_run_name(name)
 
 
-def test_a_recipe_of_ones_own_names_a_folder_too_and_not_a_path(here):
+def test_custom_recipe_names_must_not_be_paths(working_directory):
     with pytest.raises(ValueError, match=r"a run name must have at most 60 letters, digits .*, got '\.\./mine-0'"):
         train(replace(config_of("reverse", TINY), recipe="../mine"), quiet=True)
-    assert list(here.iterdir()) == []
+    assert list(working_directory.iterdir()) == []
 
 
-def test_any_config_can_be_trained_and_loaded_from_python(here):
+def test_a_config_can_be_trained_and_loaded_from_python(working_directory):
     config = config_of("reverse", TINY)
     outcome = clearhead.train(replace(config, seed=4), "python", quiet=True)
     assert outcome.reason == "finished"
@@ -65,20 +65,22 @@ def test_any_config_can_be_trained_and_loaded_from_python(here):
         clearhead.train(config, changes={"seed": 1})
 
 
-def test_what_does_not_fit_leaves_no_folder(here):
+def test_an_invalid_config_creates_no_run_folder(working_directory):
     with pytest.raises(ValueError, match="needs objective=token-classification"):
         clearhead.train(replace(config_of("reverse"), objective="set-pointer"), quiet=True)
-    assert not (here / "runs").exists()
+    assert not (working_directory / "runs").exists()
 
 
-def test_an_empty_folder_is_a_new_run_with_resume_too(here):
-    (here / "runs/mine").mkdir(parents=True)
+def test_resume_accepts_an_empty_run_folder(working_directory):
+    (working_directory / "runs/mine").mkdir(parents=True)
     assert train("reverse", "mine", changes=TINY, resume=True, quiet=True).reason == "finished"
 
 
-def test_a_name_that_is_taken_is_answered_before_the_data_is_read(here, monkeypatch):
-    (here / "runs/mine").mkdir(parents=True)
-    (here / "runs/mine/letter.txt").write_text("mine")
-    monkeypatch.setattr("clearhead.training.loop.build_context", lambda *args, **named: pytest.fail("the data is read"))
+def test_an_existing_run_name_raises_before_loading_the_data(working_directory, monkeypatch):
+    (working_directory / "runs/mine").mkdir(parents=True)
+    (working_directory / "runs/mine/letter.txt").write_text("mine")
+    monkeypatch.setattr(
+        "clearhead.training.loop.build_context", lambda *args, **named: pytest.fail("the data is loaded")
+    )
     with pytest.raises(ValueError, match="which exists; choose another name"):
         train("reverse", "mine", quiet=True)

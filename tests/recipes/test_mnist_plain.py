@@ -1,7 +1,7 @@
 from clearhead.recipes.mnist_plain import mnist_plain
 
 
-def test_r3_as_described():
+def test_mnist_plain_has_the_documented_sizes():
     config = mnist_plain()
     model = config.model
     assert config.data.limit == 40_000

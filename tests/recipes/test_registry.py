@@ -26,11 +26,11 @@ from clearhead.training.loop import train_step
 from clearhead.training.progress import StopRequest
 from clearhead.training.state import TrainState
 
-COMPLETE = [name for name in RECIPES if name not in ("folder", "text")]
-"""those that need no file of the user's"""
+WITHOUT_USER_FILES = [name for name in RECIPES if name not in ("folder", "text")]
+"""recipes that need no user file"""
 
 
-def test_the_recipes_that_were_promised():
+def test_the_registry_contains_all_documented_recipes():
     assert set(RECIPES) == {
         "reverse", "reverse-uva", "digits", "odd-one-out", "mnist", "mnist-plain", "cifar10-fast", "cifar10-vit",
         "cifar10-bert", "fashion-mnist", "folder", "pronounce", "pronounce-fast", "words", "text",
@@ -38,7 +38,7 @@ def test_the_recipes_that_were_promised():
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_each_file_opens_with_command_time_and_accuracy(name):
+def test_each_recipe_docstring_has_command_time_and_accuracy(name):
     header, measured = sys.modules[find(name).make.__module__].__doc__, find(name).measured
     assert f"clearhead train {name}" in header
     assert re.search("^Time: ", header, re.MULTILINE)
@@ -49,7 +49,7 @@ def test_each_file_opens_with_command_time_and_accuracy(name):
         assert f"\nTest accuracy: {measured.accuracy:.2%}" in header
 
 
-def test_measured_results_are_of_recipes():
+def test_measured_results_belong_to_recipes_and_fill_the_results_table():
     assert measurements().keys() <= RECIPES.keys()
     table = results_table()
     for name, measured in measurements().items():
@@ -60,8 +60,8 @@ def test_measured_results_are_of_recipes():
     assert "mean of 6 views" in table
 
 
-@pytest.mark.parametrize("name", COMPLETE)
-def test_a_recipe_names_itself_and_survives_a_json_file(name):
+@pytest.mark.parametrize("name", WITHOUT_USER_FILES)
+def test_a_recipe_config_has_its_name_and_round_trips_through_json(name):
     config = config_of(name)
     assert config.recipe == name
     assert RunConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
@@ -71,49 +71,49 @@ def test_a_recipe_names_itself_and_survives_a_json_file(name):
     "name",
     ["reverse", "reverse-uva", "digits", "odd-one-out", "mnist", "mnist-plain", "pronounce", "pronounce-fast", "words"],
 )
-def test_a_recipe_can_make_its_first_step(name):
-    """On the data that comes with the package."""
+def test_the_first_training_step_of_a_recipe_updates_the_weights(name):
+    """Uses the data sets that are embedded or generated."""
     config = config_of(name, {"training.batch_size": 4})
     with isolated_torch_state(threads=1):
         ctx = build_context(config, Ranks(), shard=False, report=pytest.fail)
         before = [weight.clone() for weight in ctx.model.parameters()]
         train_step(ctx, TrainState(), StopRequest())
     same = [torch.equal(weight, old) for weight, old in zip(ctx.model.parameters(), before, strict=True)]
-    assert sum(same) < len(same) / 10  # a bias of keys has no gradient but for rounding
+    assert sum(same) < len(same) / 10  # the gradient of key biases is zero up to rounding
 
 
 @pytest.mark.parametrize("name", ["mnist", "mnist-plain", "fashion-mnist", "cifar10-fast", "cifar10-bert"])
-def test_a_model_takes_the_images_of_its_data(name):
+def test_the_model_accepts_the_images_of_its_dataset(name):
     config = config_of(name)
     channels, size = IMAGES[config.data.name]
     assert build_model(config.model)(torch.zeros(2, channels, size, size)).shape == (2, 10)
 
 
 def test_importing_recipes_does_not_import_torch():
-    code = "import sys, clearhead.recipes.registry as all; [recipe.make() for recipe in all.RECIPES.values()]"
+    code = "import sys; from clearhead.recipes.registry import RECIPES; [recipe.make() for recipe in RECIPES.values()]"
     code += "; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_any_field_can_be_changed_by_its_path():
+def test_any_field_can_be_overridden_by_its_path():
     config = config_of("mnist", {"seed": 3, "optimizer.lr": 0.5, "data.augmentation.flip": True, "data.limit": 7})
     assert (config.seed, config.optimizer.lr, config.data.limit) == (3, 0.5, 7)
     assert config.data.augmentation == Augmentation(crop=config_of("mnist").data.augmentation.crop, flip=True)
 
 
-def test_fields_that_only_fit_together_change_together():
+def test_dependent_fields_are_overridden_together():
     model = with_changes(config_of("mnist"), {"model.width": 30, "model.num_heads": 5}).model
     assert (model.width, model.num_heads) == (30, 5)
 
 
-@pytest.mark.parametrize(("given", "other"), [("epochs", "steps"), ("steps", "epochs")])
+@pytest.mark.parametrize(("field", "other"), [("epochs", "steps"), ("steps", "epochs")])
 @pytest.mark.parametrize("name", ["mnist", "reverse"])
-def test_steps_and_epochs_take_the_place_of_one_another(name, given, other):
-    training = config_of(name, {f"training.{given}": 3}).training
-    assert (getattr(training, given), getattr(training, other)) == (3, 0)
+def test_overriding_steps_or_epochs_resets_the_other(name, field, other):
+    training = config_of(name, {f"training.{field}": 3}).training
+    assert (getattr(training, field), getattr(training, other)) == (3, 0)
 
 
-def test_both_at_once_are_refused():
+def test_steps_and_epochs_together_raise():
     with pytest.raises(ValueError, match="got steps=3, epochs=4"):
         config_of("mnist", {"training.steps": 3, "training.epochs": 4})
 
@@ -126,19 +126,19 @@ def test_both_at_once_are_refused():
         ("reverse", {"training.stps": 1}, "unknown field of TrainingConfig 'stps'; did you mean steps"),
     ],
 )
-def test_unknown_names_are_answered_with_the_nearest(name, changes, message):
+def test_errors_for_unknown_names_suggest_the_closest_name(name, changes, message):
     with pytest.raises(LookupError, match=message):
         config_of(name, changes)
 
 
-def test_a_recipe_may_be_written_with_underscores():
+def test_recipe_names_may_use_underscores():
     assert config_of("mnist_plain") == config_of("mnist-plain")
 
 
 @pytest.mark.parametrize(
     ("path", "message"), [("training", "has fields, which are set as training.NAME"), ("seed.x", "has no fields")]
 )
-def test_a_path_ends_at_a_number(path, message):
+def test_paths_must_end_at_a_field_without_subfields(path, message):
     with pytest.raises(LookupError, match=message):
         config_of("reverse", {path: 3})
 
@@ -177,12 +177,12 @@ MNIST = config_of("mnist")
         ("words", {"objective": "token-classification"}, "words needs objective=causal-lm, got token-classification"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(name, changes, message):
+def test_incompatible_data_model_and_objective_raise(name, changes, message):
     with pytest.raises(ValueError, match=message):
         config_of(name, changes)
 
 
-def test_the_right_kind_of_model():
+def test_a_model_config_of_the_wrong_type_raises():
     with pytest.raises(ValueError, match="mnist needs a VisionConfig, got a PredictorConfig"):
         validate(with_changes(MNIST, {"model": config_of("reverse").model}))
     with pytest.raises(ValueError, match="pronounce needs a Seq2SeqConfig, got a LanguageConfig"):
@@ -191,7 +191,7 @@ def test_the_right_kind_of_model():
         validate(with_changes(config_of("reverse"), {"model": MNIST.model}))
 
 
-def test_a_table_of_positions_must_reach_as_far_as_is_read(tmp_path):
+def test_context_length_must_cover_the_data_length_with_learned_positions(tmp_path):
     (tmp_path / "my.txt").write_text("words, words, words. " * 50)
     changes = {"data.file": str(tmp_path / "my.txt"), "model.pos_embed": "learned"}
     assert config_of("text", changes | {"data.length": 20}).model.context_length == 20
@@ -199,4 +199,4 @@ def test_a_table_of_positions_must_reach_as_far_as_is_read(tmp_path):
         config_of("text", changes | {"model.context_length": 32})
     assert (
         config_of("words", {"model.pos_embed": "learned", "model.context_length": 9}).data.length > 9
-    )  # of no effect there
+    )  # data.length has no effect on words
