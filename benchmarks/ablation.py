@@ -15,13 +15,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from clearhead.data import datasets
 from clearhead.data.batches import evaluation_batches
 from clearhead.data.dataset import Dataset, Subset
 from clearhead.inference.run import Run
 from clearhead.insight.heads import edit
 from clearhead.insight.trace import look
-from clearhead.training.objectives import OBJECTIVES, evaluate
+from clearhead.training.evaluation import evaluate
 
 Way = Literal["uniform", "zero"]
 WAYS: tuple[Way, ...] = ("uniform", "zero")
@@ -32,7 +31,7 @@ def accuracy(session: Run, data: Dataset, layers: Sequence[str], way: Way) -> fl
     with ExitStack() as changes:
         for layer in layers:
             changes.enter_context(edit(session.model, layer, pattern=way))
-        result = evaluate(session.model, OBJECTIVES[session.config.objective], data.test, data.normalize)
+        result = evaluate(session.model, session.task.objective, data.test, data.normalize)
     return result["accuracy"]
 
 
@@ -51,7 +50,7 @@ def main() -> None:
     options.add_argument("--examples", type=int, default=0, help="of the test set; 0 for all")
     args = options.parse_args()
     session = Run(args.run)
-    data = limited(datasets.load_dataset(session.config.data, session.config.seed), args.examples)
+    data = limited(session.config.data.load(session.config.seed), args.examples)
     one = next(iter(evaluation_batches(data.test, data.normalize, batch_size=1)))
     seen = look(session.model, one.inputs)
     layers = list(seen)

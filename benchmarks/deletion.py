@@ -13,7 +13,6 @@ import math
 import torch
 from torch import Tensor
 
-from clearhead.data import datasets
 from clearhead.inference.run import Run
 from clearhead.insight.attribution import (
     deletion_auc,
@@ -60,7 +59,7 @@ def main() -> None:
     args = options.parse_args()
     torch.manual_seed(0)
     session = Run(args.run)
-    pixels, right = datasets.load_dataset(session.config.data, session.config.seed).test.get_batch(
+    pixels, right = session.config.data.load(session.config.seed).test.get_batch(
         torch.arange(args.first, args.first + args.images)
     )
     images = session.normalize(pixels)

@@ -231,9 +231,7 @@ class Parsers(Fuzz):
             forged(path)
 
         def text(path: Path) -> None:
-            from clearhead.data.datasets import DataConfig
-
-            load_text(DataConfig(name="text", file=str(path), length=8, validation=2), 0)
+            load_text(str(path), "character", length=8, validation=2, limit=0)
 
         place, name = str(self.place), checkpoint.MODEL
         return {

@@ -9,9 +9,9 @@ from PIL import Image
 
 from clearhead.cli.main import main
 from clearhead.cli.predict import candidates_text, num_ordered
-from clearhead.inference.generation import Pronunciation, pronounce
 from clearhead.inference.run import Run
 from clearhead.models.generate import Beam
+from clearhead.tasks.pronunciation import Pronunciation, pronounce
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from clearhead.inference.evaluate import (
     training_overlap,
     words_to_score,
 )
-from clearhead.inference.generation import Pronunciation
 from clearhead.inference.run import Run
+from clearhead.tasks.pronunciation import Pronunciation
 from clearhead.training.run_directory import RunDirectory
 
 PHONES = st.lists(st.sampled_from(["AA", "B", "K"]), max_size=7)

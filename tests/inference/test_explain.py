@@ -6,7 +6,6 @@ import pytest
 import torch
 from PIL import Image
 
-from clearhead.data import datasets
 from clearhead.data.batches import evaluation_batches
 from clearhead.data.dataset import Subset
 from clearhead.data.vocab import BYTES
@@ -23,9 +22,8 @@ from clearhead.inference.explain import (
     text_example,
     uniform_entropy,
 )
-from clearhead.inference.generation import Pronunciation
 from clearhead.inference.run import Run
-from clearhead.training.objectives import OBJECTIVES
+from clearhead.tasks.pronunciation import Pronunciation
 
 ALWAYS = ["wall.png", "head.png"]
 
@@ -49,7 +47,7 @@ def test_figures_of_each_task(trained, tmp_path, name, expected):
 
 def test_dataset_example_is_from_the_test_set(trained):
     run = Run(trained / "mnist")
-    pixels, _ = datasets.load_dataset(run.config.data, 0).test.get_batch(torch.tensor([3]))
+    pixels, _ = run.config.data.load(0).test.get_batch(torch.tensor([3]))
     example = dataset_example(run, 3)
     assert torch.equal(example.image, pixels[0])
     assert torch.equal(example.inputs, run.normalize(pixels))
@@ -114,11 +112,11 @@ def test_a_run_without_a_test_set_has_no_test_example(trained, monkeypatch, tmp_
 @pytest.mark.parametrize("name", ["mnist", "reverse", "odd-one-out", "sum", "repeat"])
 def test_a_test_example_has_its_target_and_agrees_with_the_accuracy(trained, name):
     run = Run(trained / name)
-    data = datasets.load_dataset(run.config.data, run.config.seed)
+    data = run.config.data.load(run.config.seed)
     for number in range(8):
         batch = next(evaluation_batches(Subset(data.test, torch.tensor([number])), data.normalize, 1))
         example = dataset_example(run, number)
-        correct = OBJECTIVES[run.config.objective].correct(run.logits(batch.inputs), batch)
+        correct = run.task.objective.correct(run.logits(batch.inputs), batch)
         assert example.correct == bool(correct.all())
         names = {"odd-one-out": [f"image {i}" for i in range(10)], "sum": list(map(str, range(200)))}.get(
             name, run.classes

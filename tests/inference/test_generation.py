@@ -8,7 +8,12 @@ import torch
 
 from clearhead.data.vocab import BOS, EOS, Vocabulary
 from clearhead.inference import generation
-from clearhead.inference.generation import (
+from clearhead.inference.run import Run
+from clearhead.models.config import LanguageConfig
+from clearhead.models.generate import Beam, Greedy, Sampling
+from clearhead.models.language import LanguageModel
+from clearhead.models.seq2seq import Seq2Seq
+from clearhead.tasks.pronunciation import (
     BEAM,
     MAX_WORD_LETTERS,
     Pronunciation,
@@ -20,11 +25,6 @@ from clearhead.inference.generation import (
     sharpest,
     word_figures,
 )
-from clearhead.inference.run import Run
-from clearhead.models.config import LanguageConfig
-from clearhead.models.generate import Beam, Greedy, Sampling
-from clearhead.models.language import LanguageModel
-from clearhead.models.seq2seq import Seq2Seq
 
 WORDS = ["cab", "a", "dddd", "bad", "abcabc", "ba"]
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.data import datasets
 from clearhead.inference.evaluate import error_rates, loss_and_accuracy, words_to_score
 from clearhead.inference.predictions import (
     COLUMNS,
@@ -88,7 +87,7 @@ def test_regression_mistakes_are_ordered_by_error(trained):
 def test_the_context_of_a_mistake_is_the_input_before_it(trained, monkeypatch):
     monkeypatch.chdir(trained.parent)
     run = Run(trained / "words")
-    data = datasets.load_dataset(run.config.data, run.config.seed)
+    data = run.config.data.load(run.config.seed)
     found = report(run, n=5)
     assert found.unit == "tokens"
     for row in found.mistakes:
@@ -162,9 +161,7 @@ def test_drawn_images_are_those_of_the_rows(trained):
     run = Run(trained / "mnist")
     found = report(run, n=2)
     figure = draw_report(run, found, "test")
-    images, _ = datasets.load_dataset(run.config.data, 0).test.get_batch(
-        torch.tensor([row.index for row in found.mistakes])
-    )
+    images, _ = run.config.data.load(0).test.get_batch(torch.tensor([row.index for row in found.mistakes]))
     shown = [axes.get_images()[0].get_array() for axes in figure.subfigs[1].axes[:2]]
     assert all(np.array_equal(pixels, image[0]) for pixels, image in zip(shown, images, strict=True))
 

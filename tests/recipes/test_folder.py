@@ -5,7 +5,6 @@ import torch
 from PIL import Image
 
 from clearhead.cli.main import main
-from clearhead.data import datasets
 from clearhead.data.images import read_image, resize
 from clearhead.inference.run import Run
 from clearhead.recipes.folder import BATCH_SIZE, folder
@@ -24,7 +23,7 @@ def test_num_classes_and_image_size_follow_the_folder(pictures):
 
 def test_batch_size_is_limited_by_the_number_of_training_images(pictures):
     config = config_of("folder", {"data.folder": str(pictures)})
-    assert config.training.batch_size == len(datasets.load_dataset(config.data, config.seed).train) < BATCH_SIZE
+    assert config.training.batch_size == len(config.data.load(config.seed).train) < BATCH_SIZE
     assert folder().training.batch_size == BATCH_SIZE
 
 
@@ -111,7 +110,7 @@ def test_skipped_files_are_reported_recorded_and_not_counted(pictures, monkeypat
     best = RunDirectory.open("runs/mine").best_checkpoint()
     assert best.state["data"]["skipped"] == ["blue/y.jpg", "red/x.png"]
     config = Run("runs/mine").config
-    assert config.training.batch_size == len(datasets.load_dataset(config.data, config.seed).train)
+    assert config.training.batch_size == len(config.data.load(config.seed).train)
     for name in ("red/x.png", "blue/y.jpg"):  # the run has never used them
         (pictures / name).unlink()
     assert main(["resume", "runs/mine"]) == 0

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.data import datasets
 from clearhead.data.dataset import Images
 from clearhead.nn import masks
 from clearhead.training import context
@@ -54,9 +53,9 @@ def test_num_classes_must_match_the_data(config):
 def test_patience_without_validation_examples_is_reported(config, monkeypatch):
     patient = replace(config, training=replace(config.training, patience=2))
     build_context(patient, Ranks(), shard=False, report=pytest.fail)
-    data = datasets.load_dataset(config.data, config.seed)
+    data = config.data.load(config.seed)
     none = replace(data, validation=Images(torch.zeros(0, 1, 8, 8, dtype=torch.uint8), torch.zeros(0)))
-    monkeypatch.setattr(datasets, "load_dataset", lambda config, seed: none)
+    monkeypatch.setattr(type(config.data), "read", lambda task, seed: none)
     build_context(config, Ranks(), shard=False, report=pytest.fail)
     reports = []
     build_context(patient, Ranks(), shard=False, report=reports.append)
