@@ -89,9 +89,9 @@ def test_augmented_images_match_the_training_batches():
     data = random_data()
     augmentation = Augmentation(crop=5, flip=True, cutout=7)
     config = Folder(augmentation=augmentation)
-    rows = cells(augmented_sheet(data, config, seed=4))
+    rows = cells(augmented_sheet(data, config.augmentation, seed=4))
     assert [len(row) for row in rows] == [1 + NUM_VERSIONS] * 4
-    batches = Batches(data, config, batch_size=4, seed=4)
+    batches = Batches(data, batch_size=4, seed=4, augmentation=config.augmentation)
     for row, original in zip(range(4), data.train.images, strict=True):
         assert torch.equal(rows[row][0], original)
     for step in range(NUM_VERSIONS):
@@ -103,13 +103,13 @@ def test_augmented_images_match_the_training_batches():
 
 
 def test_without_augmentation_all_versions_equal_the_original():
-    for row in cells(augmented_sheet(random_data(), Folder(), seed=0)):
+    for row in cells(augmented_sheet(random_data(), Augmentation(), seed=0)):
         assert all(torch.equal(version, row[0]) for version in row)
 
 
 def test_more_classes_show_fewer_augmented_images_per_class():
     def height(num_classes):
-        return augmented_sheet(random_data(num_classes, 8), Folder(), seed=0).height
+        return augmented_sheet(random_data(num_classes, 8), Augmentation(), seed=0).height
 
     assert height(5) == height(10)
     assert height(12) > height(10) > height(2)
@@ -121,7 +121,7 @@ def test_white_images_have_a_visible_edge():
 
 def test_augmented_sheet_rejects_sequences():
     with pytest.raises(ValueError, match="augmentation needs images, got reverse"):
-        augmented_sheet(Reverse().load(0), Reverse(), 0)
+        augmented_sheet(Reverse().load(0), Augmentation(), 0)
 
 
 def test_sheet_size_is_bounded():

@@ -1,4 +1,3 @@
-import json
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ from clearhead.inference.run import Run
 from clearhead.recipes.folder import BATCH_SIZE, folder
 from clearhead.recipes.launch import train
 from clearhead.recipes.registry import config_of
+from clearhead.tasks.images import read_pixels
 from clearhead.training.run_directory import RunDirectory
 
 TINY = {"data.image_size": 16, "model.width": 8, "model.depth": 1, "training.steps": 2, "training.precision": "float32"}
@@ -56,28 +56,11 @@ def test_prediction_uses_the_fit_mode_of_training(pictures, monkeypatch, fit):
     train("folder", "mine", changes={"data.folder": "pictures", "data.fit": fit, **TINY}, quiet=True)
     wide = pictures / "red/wide.png"
     Image.linear_gradient("L").rotate(90).resize((90, 30)).save(wide)
-    seen = Run("runs/mine").read_images([wide])
+    run = Run("runs/mine")
+    seen = read_pixels(run, [wide], 16, 3, run.task.fit, invert=False)
     assert torch.equal(seen[0], resize(read_image(wide), 16, fit))
     others = {"pad", "crop", "stretch"} - {fit}
     assert not any(torch.equal(seen[0], resize(read_image(wide), 16, other)) for other in others)
-
-
-def test_configs_without_fit_keep_center_cropping(pictures, monkeypatch):
-    """Older runs have no `fit` in config.json and were trained on center crops; today's default differs."""
-    monkeypatch.chdir(pictures.parent)
-    train("folder", "mine", changes={"data.folder": "pictures", "data.fit": "crop", **TINY}, quiet=True)
-    path = pictures.parent / "runs/mine/config.json"
-    config = json.loads(path.read_text())
-    assert config["data"].pop("fit") == "crop"
-    del config["data"]["skip_invalid"]
-    path.write_text(json.dumps(config))
-    run = Run("runs/mine")
-    assert run.config.data.fit == "crop" != config_of("folder", {"data.folder": "pictures"}).data.fit
-    (pictures.parent / "apart").mkdir()
-    wide = pictures.parent / "apart/wide.png"
-    Image.linear_gradient("L").rotate(90).resize((90, 30)).save(wide)
-    assert torch.equal(run.read_images([wide])[0], resize(read_image(wide), 16, "crop"))
-    assert main(["evaluate", "runs/mine"]) == 0
 
 
 def test_training_and_dry_run_print_the_dataset_notes(pictures, monkeypatch, capsys):
@@ -116,9 +99,9 @@ def test_skipped_files_are_reported_recorded_and_not_counted(pictures, monkeypat
     assert main(["resume", "runs/mine"]) == 0
 
 
-@pytest.mark.parametrize("option", ["--data.fit", "--data.skip-invalid"])
+@pytest.mark.parametrize("option", ["--data.image-size", "--data.skip-invalid"])
 def test_folder_options_are_rejected_for_other_recipes(capsys, option):
-    assert main(["train", "mnist", option, "pad"]) == 2
+    assert main(["train", "mnist", option, "8"]) == 2
     assert f"train mnist has no option {option}" in capsys.readouterr().err
     assert main(["train", "folder", "--help"]) == 0
     assert option in capsys.readouterr().out

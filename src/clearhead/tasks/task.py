@@ -72,7 +72,7 @@ class Task(ABC):
     """options that make no difference to `clearhead data show`"""
     input_kind: ClassVar[str] = ""
     """what `predict` and `look` accept, for messages: images, digits, words or text"""
-    input_option: ClassVar[Literal["image", "ids", "text"]]
+    input_option: ClassVar[Literal["image", "ids", "text"]] = "ids"
     """the option of `clearhead look` that takes such an input"""
     unit: ClassVar[str] = "sequences"
     """what a report of predictions counts"""
