@@ -377,6 +377,6 @@ UNPACKED_FLOOR = 10_000_000
 """bytes that any archive may unpack to, because small files of zeros exceed MAX_RATIO"""
 
 
-def max_unpacked_bytes(packed_bytes: int, limit: int = MAX_UNPACKED) -> int:
-    """The number of bytes that an archive of this size may unpack to, at most `limit`."""
-    return min(limit, max(UNPACKED_FLOOR, MAX_RATIO * packed_bytes))
+def max_unpacked_bytes(packed: int, limit: int = MAX_UNPACKED) -> int:
+    """The number of bytes that `packed` bytes may unpack to: MAX_RATIO times as many, or the floor, up to `limit`."""
+    return min(limit, max(UNPACKED_FLOOR, MAX_RATIO * packed))

@@ -1,17 +1,17 @@
-"""The stage and the case folder of benchmarks/campaign."""
+"""The workspace and the case folder of benchmarks/campaign."""
 
 import pytest
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory):
-    """The stage of a campaign; the environment variables that it sets are restored afterwards."""
+def workspace(tmp_path_factory):
+    """The workspace of a campaign; the environment variables that it sets are restored afterwards."""
     from benchmarks.campaign import runs
 
     with pytest.MonkeyPatch.context() as patch:
         for name in runs.CACHES:
             patch.setenv(name, "")
-        yield runs.Stage(tmp_path_factory.mktemp("stage"))
+        yield runs.Workspace(tmp_path_factory.mktemp("workspace"))
 
 
 @pytest.fixture

@@ -28,8 +28,8 @@ from benchmarks.campaign import (  # noqa: E402
 )
 
 
-def begun(shard, stage, size=1):
-    shard.begin(stage)
+def start(shard, workspace, size=1):
+    shard.begin(workspace)
     shard.size = size
     return shard
 
@@ -49,8 +49,8 @@ def begun(shard, stage, size=1):
         (damage.NonFinite, "gradient"),
     ],
 )
-def test_one_case(shard, kind, stage, case):
-    made = begun(shard(), stage)
+def test_one_case_of_each_shard(shard, kind, workspace, case):
+    made = start(shard(), workspace)
     try:
         assert made.case(kind, 0, random.Random(1), case) == []
     finally:
@@ -59,28 +59,28 @@ def test_one_case(shard, kind, stage, case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("shard", "kind"), [(media.Images, "png"), (media.Archives, "zip"), (fuzz.Parsers, "idx")])
-def test_a_few_mutated_inputs(shard, kind, stage, case):
-    assert begun(shard(), stage, size=20).case(kind, 0, random.Random(1), case) == []
+def test_mutated_inputs(shard, kind, workspace, case):
+    assert start(shard(), workspace, size=20).case(kind, 0, random.Random(1), case) == []
 
 
 @pytest.mark.slow
-def test_a_few_malformed_command_lines(stage, case):
-    assert begun(commands.CommandLines(), stage, size=10).case("command", 0, random.Random(1), case) == []
+def test_malformed_command_lines(workspace, case):
+    assert start(commands.CommandLines(), workspace, size=10).case("command", 0, random.Random(1), case) == []
 
 
 @pytest.mark.slow
-def test_a_few_flips_in_a_checkpoint(stage, case):
-    assert begun(damage.Flips(), stage, size=3).case("checkpoint", 20, random.Random(1), case) == []
+def test_bit_flips_in_a_checkpoint(workspace, case):
+    assert start(damage.Flips(), workspace, size=3).case("checkpoint", 20, random.Random(1), case) == []
 
 
 @pytest.mark.slow
-def test_a_short_soak(stage, case):
-    assert begun(commands.Soak(), stage, size=300).case("steps", 0, random.Random(1), case) == []
+def test_short_soak(workspace, case):
+    assert start(commands.Soak(), workspace, size=300).case("steps", 0, random.Random(1), case) == []
 
 
 @pytest.mark.soak
-def test_a_lost_node_is_noticed_and_two_nodes_resume(stage, case):
-    made = begun(nodes.TwoNodes(), stage)
+def test_lost_node_is_detected_and_two_nodes_resume(workspace, case):
+    made = start(nodes.TwoNodes(), workspace)
     try:
         assert made.case("node lost", 0, random.Random(1), case) == []
     finally:
@@ -89,19 +89,19 @@ def test_a_lost_node_is_noticed_and_two_nodes_resume(stage, case):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", ["rank 0", "rank 1"])
-def test_a_killed_rank_ends_the_run_and_it_resumes(kind, stage, case):
-    assert begun(nodes.Ranks(), stage).case(kind, 0, random.Random(1), case) == []
+def test_killed_rank_ends_the_run_which_resumes(kind, workspace, case):
+    assert start(nodes.Ranks(), workspace).case(kind, 0, random.Random(1), case) == []
 
 
 class Counted(shards.Shard):
-    """Does nothing, and fails at one case."""
+    """Counts its cases, one of which may fail."""
 
     name, what, counts, small = "counted", "nothing", {"a": 4, "b": 2}, 1
 
     def __init__(self, fails_at=None):
         self.done, self.fails_at = [], fails_at
 
-    def begin(self, stage):
+    def begin(self, workspace):
         pass
 
     def case(self, kind, number, rng, folder):
@@ -110,11 +110,11 @@ class Counted(shards.Shard):
 
 
 @pytest.fixture
-def quick(monkeypatch):
-    monkeypatch.setattr(shards, "Stage", lambda folder: None)
+def without_workspace(monkeypatch):
+    monkeypatch.setattr(shards, "Workspace", lambda folder: None)
 
 
-def test_a_shard_continues_where_it_stopped_with_the_same_cases(quick, tmp_path):
+def test_interrupted_shard_continues_with_the_same_cases(without_workspace, tmp_path):
     whole, first, rest = Counted(), Counted(), Counted()
     shards.run_shard(whole, tmp_path / "whole", 1, say=lambda line: None)
     shards.run_shard(first, tmp_path / "parts", 1, small=True, say=lambda line: None)
@@ -124,7 +124,7 @@ def test_a_shard_continues_where_it_stopped_with_the_same_cases(quick, tmp_path)
     assert result["done"] == result["wanted"] == {"a": 4, "b": 2}
 
 
-def test_results_of_another_seed_or_version_are_not_continued(quick, tmp_path, monkeypatch):
+def test_results_of_another_seed_or_version_are_discarded(without_workspace, tmp_path, monkeypatch):
     shards.run_shard(Counted(), tmp_path, 1, say=lambda line: None)
     other = Counted()
     shards.run_shard(other, tmp_path, 2, say=lambda line: None)
@@ -135,7 +135,7 @@ def test_results_of_another_seed_or_version_are_not_continued(quick, tmp_path, m
     assert len(changed.done) == 6
 
 
-def test_a_failure_is_stored_with_the_command_that_repeats_it(quick, tmp_path):
+def test_failure_is_stored_with_the_command_that_reproduces_it(without_workspace, tmp_path):
     said = []
     shards.run_shard(Counted(("a", 2)), tmp_path, 1, say=said.append)
     stored = json.loads((tmp_path / "counted.json").read_text())
@@ -146,7 +146,7 @@ def test_a_failure_is_stored_with_the_command_that_repeats_it(quick, tmp_path):
     assert {"seed", "date", "torch", "python", "processor", "seconds", "wanted", "done"} <= stored.keys()
 
 
-def test_a_case_that_breaks_is_a_failure_and_the_shard_goes_on(quick, tmp_path, monkeypatch):
+def test_exception_in_a_case_is_a_failure_and_the_shard_continues(without_workspace, tmp_path, monkeypatch):
     shard = Counted()
     monkeypatch.setattr(shard, "case", lambda *args: 1 // 0)
     result = shards.run_shard(shard, tmp_path, 1, small=True, say=lambda line: None)
@@ -154,7 +154,7 @@ def test_a_case_that_breaks_is_a_failure_and_the_shard_goes_on(quick, tmp_path, 
     assert result["failures"][0]["kind"] == "case not finished"
 
 
-def test_the_table_says_what_is_missing(quick, tmp_path):
+def test_report_of_an_incomplete_campaign_says_so(without_workspace, tmp_path):
     shards.run_shard(Counted(("a", 0)), tmp_path / "results", 1, small=True, say=lambda line: None)
     page = tmp_path / "page.md"
     page.write_text(f"before\n\n{report.BEGIN}\nold\n{report.END}\n\nafter\n")
@@ -168,6 +168,6 @@ def test_the_table_says_what_is_missing(quick, tmp_path):
     assert "old" not in text
 
 
-def test_the_page_shows_the_stored_results():
+def test_page_shows_the_stored_results():
     results = report.read_results(ROOT / "docs" / "reliability")
     assert report.table(results) in (ROOT / "docs" / "reliability.md").read_text()

@@ -9,7 +9,7 @@ from clearhead.cli.main import main
 
 
 @pytest.fixture(autouse=True)
-def beside_the_data(trained, monkeypatch):
+def in_the_folder_of_the_data(trained, monkeypatch):
     monkeypatch.chdir(trained.parent)
 
 
@@ -20,7 +20,7 @@ def run_evaluate(capsys, *argv):
     return captured.out
 
 
-def test_error_rates_of_words(capsys):
+def test_word_and_phoneme_error_rates(capsys):
     out = run_evaluate(capsys, "runs/pronounce")
     assert "word error rate     " in out
     assert "phoneme error rate  " in out
@@ -29,13 +29,13 @@ def test_error_rates_of_words(capsys):
     assert found["word_error_rate"] == found["wrong"] / 20
 
 
-def test_a_dictionary_of_ones_own(capsys, tmp_path):
+def test_evaluate_on_a_user_dictionary(capsys, tmp_path):
     (tmp_path / "own.dict").write_text("aaaaa AE1 B\nbbbbb B AE1\n")
     found = json.loads(run_evaluate(capsys, "runs/pronounce", "--test", str(tmp_path / "own.dict"), "--json"))
     assert (found["part"], found["words"], found["phones"]) == (str(tmp_path / "own.dict"), 2, 4)
 
 
-def test_words_that_were_learnt_are_told_of(capsys, tmp_path, monkeypatch):
+def test_overlap_with_the_training_words_is_reported(capsys, tmp_path, monkeypatch):
     few, run = tmp_path / "few.dict", Path("runs/pronounce").resolve()
     few.write_text("\n".join(Path("my.dict").read_text().split("\n")[:12]))
     assert main(["evaluate", str(run), "--test", str(few), "--beam", "1"]) == 0
@@ -48,7 +48,7 @@ def test_words_that_were_learnt_are_told_of(capsys, tmp_path, monkeypatch):
     assert "its data is missing or has changed" in capsys.readouterr().err
 
 
-def test_runs_answer_together(capsys, tmp_path):
+def test_ensemble_of_a_run_with_itself_equals_the_run(capsys, tmp_path):
     alone, twice = (
         json.loads(run_evaluate(capsys, "runs/pronounce", *more, "--json"))
         for more in ((), ("--ensemble", "runs/pronounce"))
@@ -56,8 +56,8 @@ def test_runs_answer_together(capsys, tmp_path):
     assert twice == alone
 
 
-def test_words_that_another_run_learnt_are_told_of(capsys, tmp_path, forge):
-    """Its parts may be other ones: here it has learnt nearly all that the first is validated on."""
+def test_overlap_with_the_training_words_of_an_ensemble_member_is_reported(capsys, tmp_path, forge):
+    """Its split may differ: here it was trained on nearly all validation words of the first run."""
     other = tmp_path / "other"
     shutil.copytree("runs/pronounce", other)
     config = json.loads((other / "config.json").read_text())
@@ -68,7 +68,7 @@ def test_words_that_another_run_learnt_are_told_of(capsys, tmp_path, forge):
     assert re.match(r"warning: .*other was trained on 19 of the validation words \(20\)", capsys.readouterr().err)
 
 
-def test_a_long_wait_is_announced_beside_the_answer(capsys, monkeypatch):
+def test_long_evaluation_is_announced_on_stderr(capsys, monkeypatch):
     monkeypatch.setattr("clearhead.cli.evaluate.MANY_WORDS", 10)
     assert main(["evaluate", "runs/pronounce", "--part", "validation", "--beam", "1", "--json"]) == 0
     out, err = capsys.readouterr()
@@ -76,7 +76,7 @@ def test_a_long_wait_is_announced_beside_the_answer(capsys, monkeypatch):
     assert err.startswith("Evaluating 20 words")
 
 
-def test_loss_and_accuracy_of_any_other_run(capsys):
+def test_loss_and_accuracy_of_other_objectives(capsys):
     out = run_evaluate(capsys, "runs/reverse")
     assert "accuracy  " in out
     assert set(json.loads(run_evaluate(capsys, "runs/words", "--json"))) == {"part", "loss", "accuracy", "exact_match"}
@@ -106,7 +106,7 @@ def test_evaluate_errors_are_one_line(capsys, argv, message):
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predictions"])
-def test_a_run_that_has_not_ended_is_said_to_be_unfinished(capsys, tmp_path, command):
+def test_evaluating_an_interrupted_run_warns(capsys, tmp_path, command):
     run = tmp_path / "half"
     shutil.copytree("runs/reverse", run)
     config = json.loads((run / "config.json").read_text())
@@ -121,7 +121,7 @@ def test_a_run_that_has_not_ended_is_said_to_be_unfinished(capsys, tmp_path, com
 
 
 @pytest.mark.parametrize("command", ["predict", "look"])
-def test_predictions_of_a_run_that_has_not_ended_are_said_to_be_so(capsys, tmp_path, command):
+def test_predicting_with_an_interrupted_run_warns(capsys, tmp_path, command):
     run = tmp_path / "half"
     shutil.copytree("runs/reverse", run)
     config = json.loads((run / "config.json").read_text())
@@ -155,7 +155,7 @@ def run_predictions(capsys, *argv):
     return capsys.readouterr()
 
 
-def test_images_are_listed_and_drawn(trained, capsys):
+def test_predictions_on_images_are_listed_and_drawn(trained, capsys):
     out, err = run_predictions(capsys, trained / "mnist", "--n", 3)
     figure = trained / "mnist/figures/predictions.png"
     assert figure.read_bytes().startswith(b"\x89PNG")
@@ -166,7 +166,7 @@ def test_images_are_listed_and_drawn(trained, capsys):
     assert f"clearhead look {trained / 'mnist'} --sample " in out
 
 
-def test_the_numbers_are_those_of_evaluate(trained, capsys, tmp_path):
+def test_predictions_metrics_equal_those_of_evaluate(trained, capsys, tmp_path):
     for part in ("test", "validation"):
         assert main(["evaluate", str(trained / "mnist"), "--part", part]) == 0
         evaluated = capsys.readouterr().out
@@ -174,7 +174,7 @@ def test_the_numbers_are_those_of_evaluate(trained, capsys, tmp_path):
         assert out.startswith(evaluated)
 
 
-def test_json_is_for_programs_and_the_figure_is_drawn_all_the_same(trained, capsys, tmp_path):
+def test_predictions_json_names_the_figure_that_is_drawn(trained, capsys, tmp_path):
     out, _ = run_predictions(capsys, trained / "mnist", "--n", 2, "--out", tmp_path / "a.svg", "--json")
     found = json.loads(out)
     assert found["figure"] == str(tmp_path / "a.svg")
@@ -185,7 +185,7 @@ def test_json_is_for_programs_and_the_figure_is_drawn_all_the_same(trained, caps
 
 
 @pytest.mark.parametrize("run", ["reverse", "sum", "repeat", "words", "pronounce"])
-def test_sequences_are_a_table_without_a_figure(trained, capsys, monkeypatch, run):
+def test_predictions_on_sequences_are_a_table_without_a_figure(trained, capsys, monkeypatch, run):
     monkeypatch.chdir(trained.parent)
     out, err = run_predictions(capsys, f"runs/{run}", "--n", 2)
     assert "predicted" in out
@@ -195,7 +195,7 @@ def test_sequences_are_a_table_without_a_figure(trained, capsys, monkeypatch, ru
     assert not (trained / run / "figures/predictions.png").exists()
 
 
-def test_a_text_is_judged_on_its_validation_part(trained, capsys, monkeypatch, tmp_path):
+def test_predictions_of_a_text_run_need_the_validation_part(trained, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.txt").write_text("To be, or not to be: that is the question.\n" * 40)
     assert "tokens, the most confident first:" in run_predictions(capsys, trained / "text", "--part", "validation").out

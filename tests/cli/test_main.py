@@ -18,8 +18,8 @@ def python(*args, **options):
 
 
 @pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["help"]])
-def test_help_lists_every_command_in_its_group(told, argv):
-    out = told(*argv)
+def test_help_lists_every_command_in_its_group(run_cli, argv):
+    out = run_cli(*argv)
     for group, commands in GROUPS.items():
         section = out.partition(f"\n{group}\n")[2].partition("\n\n")[0]
         assert [line.split()[0] for line in section.splitlines()] == list(commands)
@@ -71,8 +71,8 @@ def test_every_command_works(capsys, tmp_path, monkeypatch):
         assert capsys.readouterr().out
 
 
-def test_version(told):
-    assert told("--version") == f"clearhead {__version__}\n"
+def test_version(run_cli):
+    assert run_cli("--version") == f"clearhead {__version__}\n"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Names, values and texts of a stranger: whatever they hold, no command passes a control character to the terminal."""
+"""Untrusted names, values and texts: no command passes a control character to the terminal."""
 
 import io
 import json
@@ -15,7 +15,7 @@ from clearhead.cli.options import show
 from clearhead.messages import printable, safe_console
 
 TITLE = "\x1b]0;t\x07"
-"""sets the title of a terminal"""
+"""the escape sequence that sets the title of a terminal"""
 CLASSES = (TITLE, "a\nclearhead: forged", "[red]b[/red]\x9b31m\u202egnp", "$\\frac{ 猫")
 RUN = "\x1b[2Jrun$\\frac{\nforged"
 FILE = "\x1b[31mfile\r.png"
@@ -38,13 +38,13 @@ class Broken(Hostile):
 
 
 def one_line(name):
-    """Folders whose names have line breaks are refused; a run of a stranger may contain such a class all the same."""
+    """Folder names with line breaks are refused, but an untrusted run may still contain such a class name."""
     return name.replace("\n", " ")
 
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory, forge):
-    """A folder with pictures of hostile classes, a run on them under a hostile name, and hostile files."""
+    """A folder with images in hostile classes, a run trained on them under a hostile name, and hostile files."""
     home = tmp_path_factory.mktemp("hostile")
     noise = np.random.default_rng(0)
     for name in CLASSES:
@@ -163,7 +163,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_gets_our_colours_and_nobody_else_s(monkeypatch):
+def test_terminal_gets_our_color_codes_and_no_others(monkeypatch):
     monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.setenv("TERM", "xterm-256color")
     table = Table(header_style="bold")
@@ -179,14 +179,14 @@ def test_a_terminal_gets_our_colours_and_nobody_else_s(monkeypatch):
     assert out.endswith("\\x1b[31m\n")
 
 
-def test_a_console_shows_markup_as_text_and_keeps_letters():
+def test_console_shows_markup_as_text_and_keeps_unicode():
     console = safe_console(width=80)
     with console.capture() as captured:
         console.print("[red]kᵀ ü 猫 👩‍💻[/red] :smile: \x1b[2J")
     assert captured.get() == "[red]kᵀ ü 猫 👩‍💻[/red] :smile: \\x1b[2J\n"
 
 
-def test_generated_text_keeps_its_lines(trained, monkeypatch, capsys):
+def test_generated_text_keeps_its_line_breaks(trained, monkeypatch, capsys):
     monkeypatch.setattr("clearhead.inference.generation.draw_samples", lambda *args, **options: ["one\ntwo\x1b[2J"])
     assert main(["sample", str(trained / "text")]) == 0
     assert capsys.readouterr().out == "one\ntwo\\x1b[2J\n"

@@ -35,15 +35,15 @@ def test_leading_dashes_do_not_count_as_similarity():
 
 @pytest.mark.parametrize("columns", ["80", "120"])
 @pytest.mark.parametrize("argv", ["shapes transformer_base --depth 1", "steps --causal"])
-def test_output_is_plain_text_that_fits(told, monkeypatch, argv, columns):
+def test_output_is_plain_text_that_fits(run_cli, monkeypatch, argv, columns):
     monkeypatch.setenv("COLUMNS", columns)
-    out = told(*argv.split())
+    out = run_cli(*argv.split())
     assert "\x1b" not in out
     assert max(map(len, out.splitlines())) <= int(columns)
     assert not any(line.endswith(" ") for line in out.splitlines())
 
 
-def test_letters_that_a_terminal_lacks_do_no_harm(monkeypatch):
+def test_characters_missing_from_the_encoding_are_replaced(monkeypatch):
     plain = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", plain)
     assert main(["steps"]) == 0
@@ -51,7 +51,7 @@ def test_letters_that_a_terminal_lacks_do_no_harm(monkeypatch):
 
 
 @pytest.mark.parametrize("columns", ["0", "20", "60"])
-def test_a_narrow_terminal_loses_no_number(monkeypatch, capsys, columns):
+def test_narrow_terminal_keeps_all_numbers(monkeypatch, capsys, columns):
     monkeypatch.setenv("COLUMNS", columns)
     assert main(["shapes", "attention", "--width", "768"]) == 0
     out = capsys.readouterr().out

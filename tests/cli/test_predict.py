@@ -19,7 +19,7 @@ def digits(tmp_path):
     (tmp_path / "more/deep").mkdir(parents=True)
     for name in ("a.png", "more/b.jpg", "more/deep/c.webp"):
         Image.fromarray(np.full((30, 40), 100, np.uint8)).save(tmp_path / name)
-    (tmp_path / "more/notes.txt").write_text("no picture")
+    (tmp_path / "more/notes.txt").write_text("not an image")
     return tmp_path
 
 
@@ -30,7 +30,7 @@ def run_predict(capsys, *argv):
     return captured.out
 
 
-def test_a_line_for_each_picture_folders_included(trained, digits, capsys):
+def test_each_image_has_a_line_and_folders_are_searched(trained, digits, capsys):
     lines = run_predict(capsys, trained / "mnist", digits / "a.png", digits / "more").splitlines()
     assert [line.split()[0] for line in lines] == [str(digits / n) for n in ("a.png", "more/b.jpg", "more/deep/c.webp")]
     assert all("%" in line for line in lines)
@@ -43,19 +43,19 @@ def test_json_has_all_probabilities(trained, digits, capsys):
     assert row["probability"] == row["probabilities"][row["label"]]
 
 
-def test_inverted_pictures_are_asked_about_inverted(trained, digits, capsys):
+def test_invert_equals_inverted_images(trained, digits, capsys):
     Image.fromarray(np.full((30, 40), 155, np.uint8)).save(digits / "light.png")
     (plain,) = json.loads(run_predict(capsys, trained / "mnist", digits / "a.png", "--json"))
     (inverted,) = json.loads(run_predict(capsys, trained / "mnist", digits / "light.png", "--invert", "--json"))
     assert plain["probabilities"] == inverted["probabilities"]
 
 
-def test_digits(trained, capsys):
+def test_predictions_for_digits(trained, capsys):
     ids = ["3", "1", "4", "1", "5", "9", "2", "6", "5", "3", "5", "8", "9", "7", "9", "3"]
-    asked, answered = run_predict(capsys, trained / "reverse", "--ids", *ids).splitlines()
-    assert asked == "digits       " + " ".join(ids)
-    assert answered.startswith("predictions  ")
-    assert len(answered.partition("(")[0].split()) == 17
+    inputs, predictions = run_predict(capsys, trained / "reverse", "--ids", *ids).splitlines()
+    assert inputs == "digits       " + " ".join(ids)
+    assert predictions.startswith("predictions  ")
+    assert len(predictions.partition("(")[0].split()) == 17
     assert len(json.loads(run_predict(capsys, trained / "reverse", "--ids", *ids, "--json"))) == 16
     assert main(["predict", str(trained / "reverse"), "--ids", "3", "1", "4"]) == 0
     err = capsys.readouterr().err
@@ -99,7 +99,7 @@ def test_predict_errors_are_one_line(trained, digits, capsys, monkeypatch, argv,
     assert err.count("\n") == 1
 
 
-def test_words_are_said_with_the_next_best_answers(trained, capsys, monkeypatch):
+def test_words_are_listed_with_the_next_best_candidates(trained, capsys, monkeypatch):
     monkeypatch.setattr("clearhead.inference.generation.MAX_PHONES", 12)
     header, *lines = run_predict(capsys, trained / "pronounce", "cab", "BAD", "--beam", 3).splitlines()
     assert header.split() == ["word", "phones", "probability", "score"]
@@ -114,13 +114,13 @@ def test_words_are_said_with_the_next_best_answers(trained, capsys, monkeypatch)
     assert best["score_per_token"] == pytest.approx(best["score"] / (len(best["phones"]) + best["ended"]))
 
 
-def test_an_answer_that_was_cut_off_is_marked(trained, capsys, monkeypatch):
+def test_truncated_candidates_are_marked(trained, capsys, monkeypatch):
     monkeypatch.setattr("clearhead.inference.generation.MAX_PHONES", 1)
     lines = run_predict(capsys, trained / "pronounce", "cab", "--beam", 5).splitlines()
-    assert sum(" ... " in line for line in lines) >= 4  # one may have ended, without any phone
+    assert sum(" ... " in line for line in lines) >= 4  # one candidate may have ended without any phone
 
 
-def test_runs_answer_together(trained, capsys, monkeypatch):
+def test_ensemble_of_a_run_with_itself_equals_the_run(trained, capsys, monkeypatch):
     monkeypatch.setattr("clearhead.inference.generation.MAX_PHONES", 12)
     alone = run_predict(capsys, trained / "pronounce", "cab", "bad")
     assert run_predict(capsys, trained / "pronounce", "cab", "bad", "--ensemble", trained / "pronounce") == alone
@@ -142,8 +142,8 @@ def test_predict_word_errors_are_one_line(trained, capsys, argv, message):
     assert message in capsys.readouterr().err
 
 
-def test_the_list_is_ordered_by_the_score_that_it_shows():
-    """A longer pronunciation of a lower probability may come first; the reason stands beside it."""
+def test_candidates_are_ordered_by_the_score_shown():
+    """A longer pronunciation with a lower probability may come first; its score explains why."""
     longer, shorter = (
         Pronunciation(("TH", "ER", "OW", "AH"), math.log(0.168)),
         Pronunciation(("TH", "ER", "OW"), math.log(0.207)),
@@ -154,7 +154,7 @@ def test_the_list_is_ordered_by_the_score_that_it_shows():
     assert note == "Ordered by score, the mean log-probability per token (phones and end of sequence)."
 
 
-def test_what_stands_behind_the_greedy_answer_in_spite_of_its_score_is_marked():
+def test_candidates_less_probable_than_the_greedy_one_are_marked():
     greedy, longer = Pronunciation(("K",), math.log(0.5)), Pronunciation(("K", "AE", "B"), math.log(0.4))
     assert longer.score_per_token > greedy.score_per_token
     lines = candidates_text(["cab"], [[greedy, longer]]).splitlines()
@@ -164,7 +164,7 @@ def test_what_stands_behind_the_greedy_answer_in_spite_of_its_score_is_marked():
 
 
 @pytest.mark.parametrize("size", [2, 5, 9])
-def test_shown_scores_fall_but_for_marked_candidates_which_are_less_probable(trained, size):
+def test_scores_decrease_except_for_marked_candidates(trained, size):
     run = Run(trained / "pronounce")
     words = ["cab", "bad", "a", "abcd", "dcba", "bb"]
     greedy = [ways[0] for ways in pronounce(run, words, Beam(1))]
@@ -182,14 +182,14 @@ def run_sample(capsys, *argv):
     return captured.out
 
 
-def test_a_word_in_each_line(trained, capsys):
+def test_sample_prints_one_word_per_line(trained, capsys):
     assert len(run_sample(capsys, trained / "words").splitlines()) == 10
     lines = run_sample(capsys, trained / "words", "--prompt", "re", "--n", 3, "--seed", 1, "--top-p", 0.9).splitlines()
     assert len(lines) == 3
     assert all(line.startswith("re") for line in lines)
 
 
-def test_one_text_of_a_length(trained, capsys):
+def test_sample_prints_a_text_of_the_given_length(trained, capsys):
     (text,) = json.loads(
         run_sample(capsys, trained / "text", "--tokens", 40, "--temperature", 0.5, "--top-k", 5, "--json")
     )

@@ -27,7 +27,7 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def mine():
-    """A run as training leaves it, with every kind of file."""
+    """A complete run with every kind of file."""
     config = json.loads(json.dumps(config_of("reverse", {}).to_dict()))
     run = RunDirectory.create("runs/mine", config, pytest.fail)
     with run.lock():
@@ -47,7 +47,7 @@ def mine():
 
 
 def findings(capsys, code=1):
-    """(path, kind) of all that is wrong, and the problems in one text."""
+    """The (path, kind) of every finding, and all problems joined in one string."""
     assert main(["verify", "mine", "--json"]) == code
     out, err = capsys.readouterr()
     assert err == ""
@@ -62,7 +62,7 @@ def rewrite(path: Path, change) -> None:
     path.write_bytes(change(path.read_bytes()))
 
 
-def test_an_intact_run_says_so_and_is_left_as_it_is(mine, capsys):
+def test_intact_run_is_reported_and_unchanged(mine, capsys):
     before = {path: path.stat().st_mtime_ns for path in [mine, *mine.rglob("*")]}
     assert findings(capsys, 0) == (set(), "")
     assert main(["verify", "runs/mine"]) == 0
@@ -75,7 +75,7 @@ def test_real_runs_are_intact(trained, capsys):
         assert main(["verify", str(trained / name)]) == 0, capsys.readouterr().out
 
 
-def test_what_is_wrong_is_a_table(mine, capsys):
+def test_problems_are_listed_in_a_table(mine, capsys):
     (mine / STATE).unlink()
     (mine / "not\x1b[31mes").write_text("")
     assert main(["verify", "mine"]) == 1
@@ -86,7 +86,7 @@ def test_what_is_wrong_is_a_table(mine, capsys):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
-def test_every_file_of_every_checkpoint_is_compared(mine, capsys, name):
+def test_changed_and_missing_checkpoint_files_are_found(mine, capsys, name):
     for step in (2, 4):
         path = f"checkpoints/step-{step:08d}/{name}"
         whole = (mine / path).read_bytes()
@@ -98,7 +98,7 @@ def test_every_file_of_every_checkpoint_is_compared(mine, capsys, name):
 
 
 @pytest.mark.parametrize("state", [b"[]", b'{"step": 3, "state": {}}', b'{"step": 4, "state": {}, "records": 3}'])
-def test_a_forged_state_is_found(mine, capsys, state):
+def test_forged_state_is_found(mine, capsys, state):
     (mine / STATE).write_bytes(state)
     files = ("model.safetensors", "optimizer.safetensors", "state.json")
     contents = {name: (mine / STATE).with_name(name).read_bytes() for name in files}
@@ -106,13 +106,13 @@ def test_a_forged_state_is_found(mine, capsys, state):
     assert findings(capsys)[0] == {(STATE, "changed")}
 
 
-def test_a_manifest_that_is_too_large_is_named_and_not_read(mine, capsys):
+def test_oversized_manifest_is_reported_and_not_read(mine, capsys):
     with (mine / STATE).with_name("manifest.json").open("r+b") as file:
         file.truncate(65 * 2**20)
     assert findings(capsys) == ({("checkpoints/step-00000004/manifest.json", "unreadable")}, ANY)
 
 
-def test_records(mine, capsys):
+def test_missing_changed_and_malformed_records_are_found(mine, capsys):
     path = mine / "metrics.jsonl"
     whole = path.read_bytes()
     lines = whole.splitlines(keepends=True)
@@ -141,7 +141,7 @@ def test_records(mine, capsys):
         ('{"step": 3}', "it names step 3, which has no checkpoint"),
     ],
 )
-def test_the_mark_of_the_best(mine, capsys, content, problem):
+def test_damaged_and_missing_best_json_are_found(mine, capsys, content, problem):
     (mine / "best.json").write_text(content)
     found, problems = findings(capsys)
     assert found == {("best.json", "changed")}
@@ -150,11 +150,11 @@ def test_the_mark_of_the_best(mine, capsys, content, problem):
     assert findings(capsys) == ({("best.json", "missing")}, "the best step is 2, according to the checkpoint of step 4")
 
 
-def test_a_config_other_than_that_of_the_checkpoint(mine, capsys):
+def test_config_that_differs_from_the_checkpoint_is_found(mine, capsys):
     whole = (mine / "config.json").read_bytes()
     values = json.loads(whole)
     values["model"]["num_heads"] *= 2
-    values["training"]["steps"] += 1  # which resume may change
+    values["training"]["steps"] += 1  # resume may change it
     (mine / "config.json").write_text(json.dumps(values))
     assert findings(capsys) == ({("config.json", "changed")}, "model.num_heads is 2, was 1 at step 4")
     for content in (b"{", b"[]", b"{}", whole.replace(b'"recipe"', b'"recipes"'), b'{"a":' * 900 + b"1" + b"}" * 900):
@@ -162,7 +162,7 @@ def test_a_config_other_than_that_of_the_checkpoint(mine, capsys):
         assert findings(capsys)[0] == {("config.json", "changed")}
 
 
-def test_surplus_and_leftovers(mine, capsys):
+def test_surplus_files_and_leftovers_are_found(mine, capsys):
     for name in ("checkpoints/saving-step-00000005", "checkpoints/damaged-step-00000003", "checkpoints/step-000000099"):
         (mine / name).mkdir()
         (mine / name / "state.json").write_text("{}")
@@ -180,7 +180,7 @@ def test_surplus_and_leftovers(mine, capsys):
     }
 
 
-def test_while_a_run_is_trained_what_is_not_finished_is_no_leftover(mine, capsys):
+def test_files_in_progress_of_a_running_run_are_not_leftovers(mine, capsys):
     with RunDirectory.open("mine").lock():
         (mine / "checkpoints/saving-step-00000005").mkdir()
         with (mine / "metrics.jsonl").open("a") as file:
@@ -190,8 +190,8 @@ def test_while_a_run_is_trained_what_is_not_finished_is_no_leftover(mine, capsys
         assert capsys.readouterr().out.startswith("runs/mine is intact (a process is training it)\n")
 
 
-def test_a_changed_digit_in_the_result_of_the_test_is_found(mine, capsys):
-    """It is recorded after the last checkpoint, which therefore cannot have its digest."""
+def test_changed_digit_in_the_test_record_is_found(mine, capsys):
+    """The test record is written after the last checkpoint and therefore carries its own digest."""
     rewrite(mine / "metrics.jsonl", lambda data: data[:-150] + data[-150:].replace(b'"loss": 0.5', b'"loss": 0.4'))
     found, problem = findings(capsys)
     assert found == {("metrics.jsonl", "changed")}
@@ -202,7 +202,7 @@ def test_a_changed_digit_in_the_result_of_the_test_is_found(mine, capsys):
     "name", ["config.json", "metrics.jsonl", "best.json", "lock", STATE, "snapshots/step-00000004.safetensors"]
 )
 @pytest.mark.parametrize("make", [lambda path: path.symlink_to("/dev/zero"), os.mkfifo], ids=["link", "pipe"])
-def test_links_and_special_files_are_neither_followed_nor_waited_for(mine, capsys, name, make):
+def test_links_and_special_files_are_reported_without_blocking(mine, capsys, name, make):
     (mine / name).unlink()
     make(mine / name)
     assert main(["verify", "mine", "--json"]) == 1
@@ -217,12 +217,12 @@ def test_linked_folders_are_not_followed(mine, capsys, name, tmp_path):
     assert (name, "unsafe") in findings(capsys)[0]
 
 
-def test_hard_links_are_named(mine, capsys, tmp_path):
+def test_hard_links_are_reported(mine, capsys, tmp_path):
     os.link(mine / "metrics.jsonl", tmp_path / "other")
     assert findings(capsys) == ({("metrics.jsonl", "unsafe")}, "it is a file with 2 hard links")
 
 
-def test_damaged_maps(mine, capsys):
+def test_damaged_snapshots_are_found(mine, capsys):
     path = "snapshots/step-00000004.safetensors"
     (mine / path).write_bytes(b"\0")
     assert findings(capsys)[0] == {(path, "changed")}
@@ -230,7 +230,7 @@ def test_damaged_maps(mine, capsys):
     assert findings(capsys)[0] == {(path, "changed")}
 
 
-def test_maps_are_compared_with_the_digest_in_their_header(mine, capsys):
+def test_snapshots_are_compared_with_the_digest_in_their_header(mine, capsys):
     maps, path = {"a": torch.ones(1, 1, 2, 2)}, mine / "snapshots/step-00000004.safetensors"
     path.write_bytes(to_safetensors(maps, {DIGEST: snapshot_digest(to_safetensors(maps))}))
     assert findings(capsys, 0)[0] == set()
@@ -239,22 +239,22 @@ def test_maps_are_compared_with_the_digest_in_their_header(mine, capsys):
 
 
 @pytest.mark.parametrize("argv", [["nowhere"], [], ["mine", "--jsno"]])
-def test_mistakes_are_one_line(mine, capsys, argv):
+def test_errors_are_one_line(mine, capsys, argv):
     assert main(["verify", *argv]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_run_that_never_began_is_intact(capsys):
+def test_new_run_without_checkpoints_is_intact(capsys):
     RunDirectory.create("runs/mine", config_of("reverse", {}).to_dict())
     assert main(["verify", "mine"]) == 0
     assert capsys.readouterr().out == "runs/mine is intact\nintact checkpoints: none; records: 0; files: 1\n"
 
 
-def test_it_loads_no_torch(mine):
+def test_verify_does_not_import_torch(mine):
     code = "import sys; from clearhead.cli.main import main; main(['verify', 'mine']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
-def test_a_copy_is_as_intact_as_the_run(mine, capsys):
+def test_copy_of_an_intact_run_is_intact(mine, capsys):
     shutil.copytree(mine, "runs/copy")
     assert main(["verify", "copy"]) == 0

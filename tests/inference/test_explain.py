@@ -199,9 +199,9 @@ def test_uniform_entropy_is_over_the_visible_keys():
     assert uniform_entropy(torch.full((2, 3, 4, 5, 8), 1 / 8)) == pytest.approx(math.log(8))
 
 
-@pytest.mark.parametrize("place", [(0, 1), (1, 0)])
-def test_most_changed_head_finds_the_layer_and_head(place):
+@pytest.mark.parametrize("index", [(0, 1), (1, 0)])
+def test_most_changed_head_finds_the_layer_and_head(index):
     table = torch.ones(3, 2, 2)
-    table[1, place[0], place[1]] = 3
+    table[1, index[0], index[1]] = 3
     table[2, 1, 1] = math.nan
-    assert most_changed_head(table) == place
+    assert most_changed_head(table) == index

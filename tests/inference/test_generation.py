@@ -31,7 +31,7 @@ WORDS = ["cab", "a", "dddd", "bad", "abcabc", "ba"]
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(generation, "MAX_PHONES", 12)  # a model that has hardly learnt does not end by itself
+    monkeypatch.setattr(generation, "MAX_PHONES", 12)  # a barely trained model rarely generates the end token
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +44,11 @@ def test_letters_and_phones_come_from_the_dictionary(run):
     assert run.classes[3:] == ("AE", "B", "D", "K")
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 256])
-def test_batched_words_equal_single_words(run, monkeypatch, at_once):
-    at_one_time = pronounce(run, WORDS)
-    monkeypatch.setattr(generation, "INFERENCE_BATCH_SIZE", at_once)
-    for word, expected in zip(WORDS, at_one_time, strict=True):
+@pytest.mark.parametrize("batch_size", [1, 2, 256])
+def test_batched_words_equal_single_words(run, monkeypatch, batch_size):
+    batched = pronounce(run, WORDS)
+    monkeypatch.setattr(generation, "INFERENCE_BATCH_SIZE", batch_size)
+    for word, expected in zip(WORDS, batched, strict=True):
         (alone,) = pronounce(run, [word])
         assert [way.phones for way in alone] == [way.phones for way in expected]
         assert [way.score for way in alone] == pytest.approx([way.score for way in expected], abs=1e-4)
@@ -69,29 +69,29 @@ def test_wide_beams_have_smaller_batches(run, monkeypatch):
         run.model, "generate", lambda source, *a, **k: sizes.append(len(source)) or generate(source, *a, **k)
     )
     monkeypatch.setattr(generation, "INFERENCE_BATCH_SIZE", 4)
-    for how in (Beam(1), BEAM, Beam(10), Beam(100)):
-        pronounce(run, WORDS, how)
+    for beam in (Beam(1), BEAM, Beam(10), Beam(100)):
+        pronounce(run, WORDS, beam)
     assert sizes == [4, 2, 4, 2, 2, 2, 2, *[1] * 6]
 
 
 def test_a_score_is_the_log_probability_under_the_model(run):
     letters, phones = Vocabulary(run.vocab), Vocabulary(run.classes)
     for way in pronounce(run, ["cab"])[0]:
-        ended = len(way.phones) < generation.MAX_PHONES  # or broken off
+        ended = len(way.phones) < generation.MAX_PHONES  # otherwise it was truncated
         target = [*phones.encode(way.phones), EOS] if ended else phones.encode(way.phones)
         logits = run.model(torch.tensor([letters.encode("cab")]), torch.tensor([[BOS, *target[:-1]]]))
         logs = logits.log_softmax(-1)[0, range(len(target)), target]
         assert way.score == pytest.approx(logs.sum().item(), abs=1e-4)
 
 
-@pytest.mark.parametrize("how", [BEAM, Beam(3, length_penalty=0)])
-def test_the_best_candidate_is_at_least_as_probable_as_the_greedy_one(run, how):
+@pytest.mark.parametrize("beam", [BEAM, Beam(3, length_penalty=0)])
+def test_the_best_candidate_is_at_least_as_probable_as_the_greedy_one(run, beam):
     for word in WORDS:
         ids = torch.tensor([Vocabulary(run.vocab).encode(word)])
         greedy = run.model.generate(
             ids, strategy=Greedy(), bos_id=BOS, eos_id=EOS, max_new_tokens=generation.MAX_PHONES
         )
-        assert pronounce(run, [word], how)[0][0].score >= greedy.scores.item() - 1e-5
+        assert pronounce(run, [word], beam)[0][0].score >= greedy.scores.item() - 1e-5
 
 
 def test_an_ensemble_averages_runs(run, trained):

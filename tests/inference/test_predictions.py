@@ -121,9 +121,9 @@ def texts(figure):
 
 def test_images_show_their_prediction_and_mistakes_the_actual_class():
     image = torch.zeros(1, 4, 4, dtype=torch.uint8)
-    colour = torch.zeros(3, 4, 4, dtype=torch.uint8)
+    color = torch.zeros(3, 4, 4, dtype=torch.uint8)
     figure = plot_predictions(
-        {"a": [PredictedImage(image, "7", 0.98, "7")] * (COLUMNS + 1), "b": [PredictedImage(colour, "1", 0.5, "2")]}
+        {"a": [PredictedImage(image, "7", 0.98, "7")] * (COLUMNS + 1), "b": [PredictedImage(color, "1", 0.5, "2")]}
     )
     assert texts(figure) == ["7  98%"] * (COLUMNS + 1) + ["1  50%\nactual: 2"]
 

@@ -133,6 +133,16 @@ def test_large_sparse_snapshot_is_refused_before_it_is_read(maps, monkeypatch):
     assert len(content) < 10**4
 
 
+def test_snapshots_of_holes_are_refused_before_they_are_read(maps, monkeypatch):
+    path = maps / "snapshots/step-00000004.safetensors"
+    header = to_json({"blocks.0.attn": {"dtype": "F16", "shape": [2, 8, 2**11, 2**11], "data_offsets": [0, 2**27]}})
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(path, 8 + len(header) + 2**27)
+    monkeypatch.setattr(snapshots, "read_regular", lambda *args: pytest.fail("it was read"))
+    with pytest.raises(ValueError, match=r"of [\d,]+ bytes only [\d,]+ are stored on disk"):
+        read_snapshots(maps)
+
+
 def test_snapshots_too_large_to_read_back_are_refused_before_training(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(snapshots, "MAX_FILE_BYTES", 1000)
