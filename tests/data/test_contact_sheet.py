@@ -120,7 +120,7 @@ def test_white_images_have_a_visible_edge():
 
 
 def test_augmented_sheet_rejects_sequences():
-    with pytest.raises(ValueError, match="augmentation needs images, got reverse"):
+    with pytest.raises(ValueError, match="augmentation needs images, got sequences"):
         augmented_sheet(Reverse().load(0), Augmentation(), 0)
 
 

@@ -10,6 +10,7 @@ import clearhead
 from clearhead.inference.run import Run, open_run
 from clearhead.models.generate import Sampling
 from clearhead.recipes.launch import train
+from clearhead.tasks.images import read_pixels
 from clearhead.tasks.pronunciation import pronounce
 from clearhead.training.evaluation import evaluate
 from clearhead.training.run_directory import RunDirectory
@@ -53,7 +54,7 @@ def test_image_files_and_tensors_have_the_same_predictions(trained, tmp_path):
     for i, image in enumerate(images):
         paths.append(tmp_path / f"{i}.png")
         Image.fromarray(image[0].numpy()).save(paths[-1])
-    assert torch.equal(run.read_images(paths), images)
+    assert torch.equal(read_pixels(run, paths, 28, 1, "pad", invert=False), images)
     assert run.predict(paths) == run.predict(images)
     assert run.predict(255 - images, invert=True) == run.predict(images)
 
@@ -121,8 +122,8 @@ def test_other_kinds_of_input_are_refused(trained):
 
 def test_length_warning_names_both_lengths(trained):
     run = Run(trained / "repeat")
-    assert run.length_warning([3] * 8) == ""
-    assert "trained on sequences of 8 digits, got 3" in run.length_warning([3, 1, 4])
+    assert run.task.input_warning(run, [3] * 8) == ""
+    assert "trained on sequences of 8 digits, got 3" in run.task.input_warning(run, [3, 1, 4])
     with pytest.warns(UserWarning, match="trained on sequences of 8 digits, got 3"):
         run.predict([3, 1, 4])
 

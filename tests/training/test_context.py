@@ -46,7 +46,7 @@ def test_evaluation_and_checkpoint_intervals_default_to_one_epoch(config):
 
 def test_num_classes_must_match_the_data(config):
     config = replace(config, model=replace(config.model, num_classes=4))
-    with pytest.raises(ValueError, match="mnist, which has 3 classes, got num_classes=4"):
+    with pytest.raises(ValueError, match="mnist has 3 classes, got a model for 4"):
         build_context(config, Ranks(), shard=False, report=pytest.fail)
 
 

@@ -222,4 +222,5 @@ def sample(argv: Sequence[str]) -> None:
     if args.json:
         print(json_text(samples))
     else:
-        print("\n".join(printable(sample, keep="\n\t") for sample in samples))
+        keep = "" if isinstance(run.task, Words) else "\n\t"  # a word is one line
+        print("\n".join(printable(sample, keep=keep) for sample in samples))

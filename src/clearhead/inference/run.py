@@ -79,6 +79,10 @@ class Run:
     def task(self) -> Task:
         return self.config.task
 
+    @property
+    def model_config(self) -> Any:
+        return self.config.model
+
     def predict(self, inputs: Inputs, *, invert: bool = False) -> list[Prediction]:
         """Images, as files or uint8 (B,C,height,width): a prediction for each; `invert` swaps dark and light, because
         MNIST's digits are white on black. Digits (L,): a prediction for each digit or for the sequence, with

@@ -42,6 +42,11 @@ class TrainedRun(Protocol):
     vocab: tuple[str, ...]
     normalize: "Normalize | None"
 
+    @property
+    def model_config(self) -> Any:
+        """The config that the model was built from."""
+        ...
+
     def logits(self, inputs: "Tensor") -> "Tensor":
         """The model's outputs for encoded inputs, averaged over the views of test-time augmentation."""
         ...
