@@ -42,7 +42,7 @@ def test_help_of_a_model_shows_its_fields_and_defaults(run_cli, monkeypatch):
     out = run_cli("shapes", "bert_cifar10", "--help")
     assert "--num-heads N, --heads N" in out
     assert "(default: 8)" in out
-    assert "layer norm on the embeddings, as BERT does (default: yes)" in " ".join(out.split())
+    assert "normalize the embeddings, as BERT does (default: yes)" in " ".join(out.split())
     assert "--length" not in out
     assert "--source-length" in run_cli("shapes", "transformer_base", "--help")
 

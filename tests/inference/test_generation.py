@@ -42,10 +42,14 @@ def test_letters_and_phones_come_from_the_dictionary(run):
     assert run.classes[3:] == ("AE", "B", "D", "K")
 
 
+def with_eval_batch_size(run, size):
+    return replace(run.config, training=replace(run.config.training, eval_batch_size=size))
+
+
 @pytest.mark.parametrize("batch_size", [1, 2, 256])
 def test_batched_words_equal_single_words(run, monkeypatch, batch_size):
     batched = pronounce(run, WORDS)
-    monkeypatch.setattr(pronunciation, "BATCH_SIZE", batch_size)
+    monkeypatch.setattr(run, "config", with_eval_batch_size(run, batch_size))
     for word, expected in zip(WORDS, batched, strict=True):
         (alone,) = pronounce(run, [word])
         assert [way.phones for way in alone] == [way.phones for way in expected]
@@ -66,7 +70,7 @@ def test_wide_beams_have_smaller_batches(run, monkeypatch):
     monkeypatch.setattr(
         run.model, "generate", lambda source, *a, **k: sizes.append(len(source)) or generate(source, *a, **k)
     )
-    monkeypatch.setattr(pronunciation, "BATCH_SIZE", 4)
+    monkeypatch.setattr(run, "config", with_eval_batch_size(run, 4))
     for beam in (Beam(1), BEAM, Beam(10), Beam(100)):
         pronounce(run, WORDS, beam)
     assert sizes == [4, 2, 4, 2, 2, 2, 2, *[1] * 6]

@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -67,11 +68,11 @@ def test_images_of_any_size_and_color_are_accepted(trained, tmp_path):
     assert prediction.label == next(iter(prediction.probabilities))
 
 
-def test_predictions_do_not_depend_on_the_batch_size(trained, monkeypatch):
+def test_predictions_do_not_depend_on_the_batch_size(trained):
     run = Run(trained / "mnist")
     images, _ = run.config.data.load(0).test.get_batch(torch.arange(7))
     expected = run.predict(images)
-    monkeypatch.setattr("clearhead.inference.run.INFERENCE_BATCH_SIZE", 3)
+    run.config = replace(run.config, training=replace(run.config.training, eval_batch_size=3))
     for one, other in zip(run.predict(images), expected, strict=True):
         assert one.label == other.label
         assert one.probability == pytest.approx(other.probability, abs=1e-5)

@@ -48,7 +48,7 @@ def test_replace_validates_again():
         ({"width": 8.0}, r"width must be a positive integer, got 8\.0"),
         ({"mlp_dim": 0}, r"mlp_dim must be a positive integer"),
         ({"norm": "middle"}, r"norm must be one of pre, post, none, got 'middle'"),
-        ({"activation": "swish"}, r"activation must be one of gelu, relu, got 'swish'"),
+        ({"activation": "swish"}, r"activation must be one of gelu, relu, swiglu, got 'swish'"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1\.0"),
         ({"attention_dropout": -0.1}, r"attention_dropout must be in \[0, 1\)"),
         ({"dropout": "0.1"}, r"dropout must be in \[0, 1\), got '0\.1'"),
@@ -171,3 +171,31 @@ def test_keywords_config_and_preset_build_equal_models():
     assert "vit_tiny" in list_presets()
     with pytest.raises(ValueError, match="is built from a VisionConfig"):
         VisionTransformer.from_preset("gpt2_small")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_kv_heads": 3}, "num_heads must be a multiple of num_kv_heads, got num_heads=2, num_kv_heads=3"),
+        ({"num_kv_heads": 0}, "num_kv_heads must be a positive integer, got 0"),
+        ({"qk_norm": "rmsnorm"}, "qk_norm must be True or False, got 'rmsnorm'"),
+        ({"norm_layer": "rms"}, "norm_layer must be one of layernorm, rmsnorm, got 'rms'"),
+        ({"layer_scale": -1}, "layer_scale must be a finite number >= 0, got -1"),
+        ({"bias": 0}, "bias must be True or False, got 0"),
+    ],
+)
+def test_parts_that_do_not_exist_are_rejected(fields, message):
+    with pytest.raises(ValueError, match=message):
+        StackConfig(**{"width": 8, "depth": 1, "num_heads": 2, **fields})
+
+
+def test_swiglu_has_about_the_parameters_of_an_mlp_by_default():
+    config = StackConfig(width=96, depth=1, num_heads=2, activation="swiglu")
+    assert 3 * config.width * config.mlp_width == 2 * 96 * (4 * 96)
+    assert replace(config, mlp_dim=5).mlp_width == 5
+
+
+def test_a_gated_head_has_no_place_for_a_norm():
+    fields = {"width": 8, "depth": 1, "num_heads": 2, "in_features": 2, "out_features": 2, "head_mlp_dim": 8}
+    with pytest.raises(ValueError, match="got head_norm=True with activation='swiglu'"):
+        PredictorConfig(**fields, head_norm=True, activation="swiglu")

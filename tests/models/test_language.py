@@ -5,6 +5,7 @@ import torch
 
 from clearhead import LanguageModel
 from clearhead.models.config import LanguageConfig
+from clearhead.models.generate import Beam, Greedy
 from clearhead.nn.cache import DecoderCache
 
 CONFIG = LanguageConfig(width=8, depth=2, num_heads=2, vocab_size=7, context_length=10)
@@ -108,3 +109,34 @@ def test_compiled_fullgraph_output_equals_eager(ids):
 def test_invalid_ids_raise(ids, message):
     with pytest.raises(ValueError, match=message):
         build()(ids)
+
+
+MODERN = {"num_kv_heads": 1, "qk_norm": True, "activation": "swiglu", "norm_layer": "rmsnorm", "layer_scale": 0.5}
+
+
+@pytest.mark.parametrize("pos_embed", POS_EMBEDS)
+def test_modern_parts_keep_causality_and_the_cache_exact(ids, pos_embed):
+    model, cache = build(pos_embed=pos_embed, bias=False, **MODERN), DecoderCache(2)
+    full = model(ids)
+    torch.testing.assert_close(model(ids[:, :3]), full[:, :3], rtol=0, atol=1e-12)
+    with torch.no_grad():
+        parts = [model(chunk, cache=cache) for chunk in ids.split([3, 2, 1], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), full, rtol=0, atol=1e-12)
+    keys, _ = cache.layers[0].self_attn.extend(*(torch.zeros(3, 1, 0, 4, dtype=torch.float64) for _ in range(2)))
+    assert keys.shape == (3, 1, 6, 4), "one head of keys for two heads of queries"
+
+
+def test_modern_parts_generate_the_same_with_and_without_a_cache(ids):
+    model = build(pos_embed="rotary", bias=False, **MODERN)
+    for strategy in (Greedy(), Beam(3)):
+        cached, plain = (
+            model.generate(ids, max_new_tokens=4, strategy=strategy, use_cache=use_cache) for use_cache in (True, False)
+        )
+        assert torch.equal(cached.ids, plain.ids)
+
+
+@pytest.mark.slow
+def test_modern_parts_compile_to_one_graph(ids):
+    model = build(pos_embed="rotary", bias=False, **MODERN).float()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(ids), model(ids))

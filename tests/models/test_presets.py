@@ -64,6 +64,23 @@ def test_parameter_counts_match_the_published_models():
     assert count("vit_base") == 86_567_656 - 768
 
 
+def test_the_classic_and_the_modern_language_model_differ_in_parts_and_not_in_size():
+    classic, modern = preset("classic_lm"), preset("modern_lm")
+    assert abs(count("modern_lm") / count("classic_lm") - 1) < 0.02
+    for size in ("width", "depth", "num_heads", "vocab_size", "context_length", "tie_weights"):
+        assert getattr(classic, size) == getattr(modern, size)
+    assert (classic.norm, classic.norm_layer, classic.activation, classic.pos_embed, classic.bias) == (
+        *("post", "layernorm", "relu", "sinusoidal", True),
+    )
+    assert (modern.norm, modern.norm_layer, modern.activation, modern.pos_embed, modern.bias) == (
+        *("pre", "rmsnorm", "swiglu", "rotary", False),
+    )
+    assert (modern.kv_heads, modern.qk_norm) == (2, True)
+    with torch.device("meta"):
+        model = build_model(modern)
+    assert not [name for name, _ in model.named_parameters() if name.endswith("bias")]
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_builds(name):
     assert count(name) > 0

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import clearhead
 from clearhead import VisionTransformer
 from clearhead.models.config import VisionConfig
 
@@ -153,3 +154,40 @@ def test_invalid_inputs_raise_one_line_errors(call, message):
     with pytest.raises(ValueError, match=message) as caught:
         call(build())
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "attention"])
+@pytest.mark.parametrize("pos_embed", ["learned", "rotary"])
+def test_register_tokens_change_neither_patches_nor_the_position_of_the_class_token(pooling, pos_embed, images):
+    model = build(pooling=pooling, pos_embed=pos_embed, num_register_tokens=3)
+    plain = build(pooling=pooling, pos_embed=pos_embed)
+    n_tokens = 6 + (pooling == "cls")
+    trace = clearhead.look(model, images)
+    assert trace["blocks.0.attn"].weights().shape == (2, 2, n_tokens + 3, n_tokens + 3)
+    assert torch.equal(model.head(model.pool(model.features(images))), model(images))
+    states, expected = (one.features(images, all_layers=True) for one in (model, plain))
+    assert [state.shape for state in states] == [state.shape for state in expected] == [(2, n_tokens, 8)] * 3
+    model.load_state_dict(plain.state_dict() | {"registers.tokens": model.registers.tokens.detach()})
+    assert torch.equal(model.features(images, all_layers=True)[0], plain.features(images, all_layers=True)[0])
+    before = model(images)
+    torch.nn.init.normal_(model.registers.tokens, std=2)
+    assert not torch.allclose(model(images), before, atol=1e-3), "they take part in attention"
+
+
+def test_register_tokens_that_nobody_attends_to_change_nothing(images):
+    """Without blocks between them and the output, they are removed before pooling without a trace."""
+    model, plain = build(num_register_tokens=3), build()
+    model.load_state_dict(plain.state_dict() | {"registers.tokens": torch.zeros(3, 8)})
+    for one in (model, plain):
+        for block in one.blocks:
+            torch.nn.init.zeros_(block.attn.out_proj.weight)
+    torch.testing.assert_close(model(images), plain(images))
+
+
+def test_register_tokens_follow_a_class_token_that_is_passed_in(images):
+    model = build(num_register_tokens=2)
+    patches = model.patch_embed(images)
+    with_cls = torch.cat([model.pool.cls_token.expand(2, 1, -1), patches], dim=1)
+    torch.testing.assert_close(model(inputs_embeds=with_cls, includes_cls_token=True), model(images))
+    with pytest.raises(ValueError, match="num_register_tokens must be a non-negative integer, got -1"):
+        build(num_register_tokens=-1)

@@ -10,7 +10,8 @@ from torch import nn
 
 from clearhead.nn import masks
 from clearhead.nn.attention import MultiHeadAttention
-from clearhead.nn.blocks import ACTIVATIONS, MLP, DecoderBlock, EncoderBlock, drop_path
+from clearhead.nn.blocks import ACTIVATIONS, MLP, DecoderBlock, EncoderBlock, SwiGLU, drop_path
+from clearhead.nn.norms import LayerScale, RMSNorm
 
 WIDTH = 8
 NORMS = {"pre": {}, "post": {"norm_first": False}, "none": {"norm_layer": nn.Identity}}
@@ -108,9 +109,9 @@ def test_each_sublayer_has_its_own_norm():
 def test_any_norm_layer_can_be_passed_in():
     block = decoder_block(norm_layer=partial(nn.LayerNorm, eps=0.5))
     assert {part.eps for part in block.modules() if isinstance(part, nn.LayerNorm)} == {0.5}
-    block, x = encoder_block(norm_layer=nn.RMSNorm), tokens()
-    h = x + block.attn(F.rms_norm(x, (WIDTH,), block.norm1.weight))
-    torch.testing.assert_close(block(x), h + block.mlp(F.rms_norm(h, (WIDTH,), block.norm2.weight)))
+    block, x = encoder_block(norm_layer=RMSNorm), tokens()
+    h = x + block.attn(F.rms_norm(x, (WIDTH,), block.norm1.weight, 1e-5))
+    torch.testing.assert_close(block(x), h + block.mlp(F.rms_norm(h, (WIDTH,), block.norm2.weight, 1e-5)))
 
 
 @EVERY_NORM
@@ -244,3 +245,59 @@ def test_mlp_norm_is_between_the_first_layer_and_the_activation():
     with torch.no_grad():
         torch.testing.assert_close(net(x), expected)
     assert "norm" not in dict(MLP(4, 7).named_modules())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_swiglu_matches_its_formula(bias):
+    net = randomized(SwiGLU(4, 7, out_features=3, bias=bias))
+    x = torch.randn(2, 5, 4, dtype=torch.float64)
+    gate, up = F.linear(x, *net.gate_proj.parameters()), F.linear(x, *net.up_proj.parameters())
+    expected = F.linear(gate / (1 + torch.exp(-gate)) * up, *net.down_proj.parameters())
+    torch.testing.assert_close(net(x), expected)
+    assert len(list(net.parameters())) == (6 if bias else 3)
+    with pytest.raises(ValueError, match=r"last dimension of x must be 4, got shape \(1, 5\)"):
+        net(torch.ones(1, 5))
+
+
+def test_swiglu_with_a_closed_gate_is_zero_and_with_an_open_one_is_linear():
+    net, x = randomized(SwiGLU(4, 7)), torch.randn(2, 5, 4, dtype=torch.float64)
+    nn.init.zeros_(net.gate_proj.weight)
+    nn.init.constant_(net.gate_proj.bias, -1e4)
+    assert torch.equal(net(x), net.down_proj.bias.expand(2, 5, 4))
+    nn.init.constant_(net.gate_proj.bias, 1e4)  # silu(x) = x for large x
+    torch.testing.assert_close(net(x), net.down_proj(1e4 * net.up_proj(x)))
+
+
+def test_swiglu_drops_hidden_units_in_training_only():
+    net, x = SwiGLU(4, 64, dropout=0.5), torch.randn(2, 5, 4)
+    assert not torch.equal(net(x), net(x))
+    assert torch.equal(net.eval()(x), net(x))
+
+
+@pytest.mark.parametrize("norm", ["pre", "none"])
+def test_layer_scale_of_zero_makes_a_block_the_identity(norm):
+    zero = partial(LayerScale, init=0.0)
+    x, memory = tokens(), tokens(4)
+    attn = [MultiHeadAttention(WIDTH, 2).double() for _ in range(3)]
+    nets = [SwiGLU(WIDTH, 16).double() for _ in range(2)]
+    encoder = EncoderBlock(attn[0], nets[0], width=WIDTH, layer_scale=zero, **NORMS[norm]).double()
+    decoder = DecoderBlock(attn[1], attn[2], nets[1], width=WIDTH, layer_scale=zero, **NORMS[norm]).double()
+    assert torch.equal(encoder(x), x)
+    assert torch.equal(decoder(x, memory), x)
+    for scale in (encoder.ls1, encoder.ls2, decoder.ls1, decoder.ls2, decoder.ls3):
+        nn.init.ones_(scale.gamma)
+        assert not torch.allclose(encoder(x) + decoder(x, memory), 2 * x), "each of them scales a sublayer"
+        nn.init.zeros_(scale.gamma)
+
+
+@EVERY_NORM
+def test_layer_scale_equals_scaled_rows_of_the_last_linear_layer(norm):
+    block, x = encoder_block(norm, layer_scale=LayerScale), tokens()
+    folded = encoder_block(norm)
+    state = block.state_dict()
+    for scale, layer in (("ls1", "attn.out_proj"), ("ls2", "mlp.fc2")):
+        gamma = state.pop(f"{scale}.gamma")
+        state[f"{layer}.weight"] = gamma[:, None] * state[f"{layer}.weight"]
+        state[f"{layer}.bias"] = gamma * state[f"{layer}.bias"]
+    folded.load_state_dict(state)
+    torch.testing.assert_close(block(x), folded(x))

@@ -12,8 +12,9 @@ from torch import nn
 
 from clearhead.nn import masks
 from clearhead.nn.attention import MultiHeadAttention, attend_reference
-from clearhead.nn.blocks import MLP, Decoder, DecoderBlock, Encoder, EncoderBlock, EncoderDecoder
+from clearhead.nn.blocks import MLP, Decoder, DecoderBlock, Encoder, EncoderBlock, EncoderDecoder, SwiGLU
 from clearhead.nn.interop import attention_from_packed
+from clearhead.nn.norms import LayerScale, RMSNorm
 
 WIDTH, HEADS = 8, 2
 
@@ -241,6 +242,10 @@ def narrow_encoder():
         (partial(attention, output_projection=False), "got output_projection=False; set out_proj"),
         (half_frozen, r"must be equal for all three, got requires_grad=\[True, False, True\]"),
         (partial(encoder_block, norm_layer=nn.Identity), "got a block with norm_layer=nn.Identity"),
+        (partial(attention, num_kv_heads=1), "heads of keys and values .* got num_kv_heads=1 for num_heads=2"),
+        (partial(attention, qk_norm=RMSNorm), "no norm of queries and keys, got an attention with qk_norm"),
+        (lambda: EncoderBlock(attention(), SwiGLU(8, 12), width=8), "only a MLP .* got SwiGLU; convert"),
+        (partial(encoder_block, layer_scale=LayerScale), "no layer scale, got a block with LayerScale; multiply"),
         (partial(encoder_block, drop_path=0.1), "no stochastic depth, got drop_path=0.1"),
         (
             lambda: MultiHeadAttention(8, 2, input_width=5),
@@ -282,3 +287,16 @@ def test_the_workarounds_suggested_by_the_errors_work():
 def test_equivalent_settings_are_converted(options):
     module, x = attention(**options), torch.randn(2, 5, WIDTH)
     torch.testing.assert_close(module.to_torch()(x, x, x)[0], module(x))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_rms_norm_is_converted(training):
+    """torch.nn's layers accept any norm, but their inference fast path reads the bias of a layer norm."""
+    attn, mlp = attention(), MLP(WIDTH, 12)
+    block, x = EncoderBlock(attn, mlp, width=WIDTH, norm_layer=RMSNorm).train(training), torch.randn(2, 5, WIDTH)
+    layer = block.to_torch()
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), block(x))
+        stack = Encoder([block], RMSNorm(WIDTH)).train(training)
+        torch.testing.assert_close(stack.to_torch()(x), stack(x))
+    torch.testing.assert_close(EncoderBlock.from_torch(layer)(x), block(x))

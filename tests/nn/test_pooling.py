@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from clearhead.nn.pooling import AttentionPooling, ClassToken, MeanPooling, NoPooling
+from clearhead.nn.pooling import AttentionPooling, ClassToken, MeanPooling, NoPooling, RegisterTokens
 
 VALID = torch.tensor([[True, True, False, False], [True, True, True, True], [False, True, False, True]])
 
@@ -58,3 +58,14 @@ def test_pooling_is_permutation_invariant(pooling):
     x, order = torch.randn(3, 4, 8), torch.tensor([2, 0, 3, 1])
     torch.testing.assert_close(pooling(x[:, order]), pooling(x))
     torch.testing.assert_close(pooling(x[:, order], VALID[:, order]), pooling(x, VALID))
+
+
+def test_register_tokens_are_put_before_the_sequence_and_removed_again():
+    x, registers = torch.randn(3, 4, 8), RegisterTokens(2, 8)
+    longer = registers(x)
+    assert torch.equal(longer[:, :2], registers.tokens.expand(3, 2, 8))
+    assert torch.equal(longer[:, 2:], x)
+    assert torch.equal(registers.remove(longer, 0), x)
+    pooling = ClassToken(8)
+    with_class_token = pooling.prepend_tokens(longer)  # class token, register tokens, x
+    assert torch.equal(registers.remove(with_class_token, 1), pooling.prepend_tokens(x))

@@ -21,7 +21,6 @@ from clearhead.tasks.objectives import (
     TokenClassification,
     shift_right,
 )
-from clearhead.training import evaluation as home
 from clearhead.training.distributed import Ranks
 from clearhead.training.evaluation import (
     compute_metrics,
@@ -279,11 +278,10 @@ def images(n):
     return Images(pixels.float(), torch.randint(3, (n,), generator=generator))
 
 
-def test_evaluate_returns_loss_and_accuracy_in_eval_mode(monkeypatch):
-    monkeypatch.setattr(home, "BATCH_SIZE", 4)
+def test_evaluate_returns_loss_and_accuracy_in_eval_mode():
     data, model = images(10), FirstRow()
     scores = data.images[:, 0, 0]
-    found = evaluate(model, OBJECTIVES["classification"], data, None)
+    found = evaluate(model, OBJECTIVES["classification"], data, None, batch_size=4)
     assert found["accuracy"] == (scores.argmax(1) == data.labels).double().mean().item()
     assert found["loss"] == pytest.approx(nn.functional.cross_entropy(scores, data.labels).item(), rel=1e-6)
     assert model.calls == 3
@@ -292,15 +290,14 @@ def test_evaluate_returns_loss_and_accuracy_in_eval_mode(monkeypatch):
 
 def test_ranks_evaluate_each_example_once(monkeypatch):
     """A rank without examples in the last batch calls the model as the others do and adds nothing to the sums."""
-    monkeypatch.setattr(home, "BATCH_SIZE", 4)
     data, whole = images(9), torch.zeros(5, dtype=torch.float64)
     sums, calls = [], []
     monkeypatch.setattr(Ranks, "all_reduce_sum", lambda self, numbers: sums.append(numbers.clone()) or numbers + 1)
     for rank in range(3):
         model = FirstRow()
-        evaluate(model, OBJECTIVES["classification"], data, None, Ranks(rank, 3))
+        evaluate(model, OBJECTIVES["classification"], data, None, Ranks(rank, 3), batch_size=4)
         calls.append(model.calls)
-    evaluate(FirstRow(), OBJECTIVES["classification"], data, None)
+    evaluate(FirstRow(), OBJECTIVES["classification"], data, None, batch_size=4)
     *parts, whole = sums
     assert calls == [3, 3, 3]
     assert min(part[1] for part in parts) < max(part[1] for part in parts)

@@ -274,3 +274,23 @@ def test_eval_weights_prefers_the_averages():
     model, average = {"w": torch.zeros(1), "buffer": torch.ones(1)}, torch.full((1,), 2.0)
     assert eval_weights(model, {"optim.w.exp_avg": average}) == model
     assert eval_weights(model, {"ema.w": average}) == {"w": average, "buffer": model["buffer"]}
+
+
+def test_new_parts_are_grouped_by_what_they_are():
+    """Matrices are decayed or go to Muon; gains of norms and of layer scale, and register tokens, are neither."""
+    parts = {"num_kv_heads": 1, "qk_norm": True, "activation": "swiglu", "norm_layer": "rmsnorm", "layer_scale": 0.1}
+    model = build_model(replace(VISION, **parts, num_register_tokens=2, bias=False))
+    muon, decay, no_decay = (names(model, weights) for weights in param_groups(model, "muon"))
+    attn, mlp = ("q_proj", "k_proj", "v_proj", "out_proj"), ("gate_proj", "up_proj", "down_proj")
+    assert {name for name in muon if name.startswith("blocks.")} == {
+        *(f"blocks.0.attn.{part}.weight" for part in attn),
+        *(f"blocks.0.mlp.{part}.weight" for part in mlp),
+    }
+    assert decay == {"head.weight"}
+    gains = {f"blocks.0.{name}" for name in ("norm1.weight", "norm2.weight", "ls1.gamma", "ls2.gamma")}
+    assert gains | {"blocks.0.attn.q_norm.weight", "blocks.0.attn.k_norm.weight"} < no_decay
+    assert {"registers.tokens", "pool.cls_token", "pos_embed.table", "norm.weight"} < no_decay
+    muon, decay, _ = (names(model, weights) for weights in param_groups(model, "adamw"))
+    assert not muon
+    assert all(model.get_parameter(name).dim() > 1 for name in decay)
+    assert "registers.tokens" not in decay

@@ -272,6 +272,8 @@ def decode(files: Sequence[Path], size: int, fit: Fit) -> DecodedImages:
 
 def check_memory(n: int, size: int) -> None:
     """Raise an error before the first image is read if the decoded images would exceed the physical memory."""
+    if not hasattr(os, "sysconf"):  # Windows
+        return
     needed, available = n * 3 * size**2, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > available:
         raise ValueError(

@@ -53,7 +53,15 @@ def measure(
     on_batch: Callable[[Batch, Tensor], None] | None = None,
 ) -> dict[str, float]:
     """Metrics on these examples; `on_batch` receives each batch and the model's outputs."""
-    return evaluate(run.model, run.task.objective, examples, normalize, tta=tta_of(run, part), on_batch=on_batch)
+    return evaluate(
+        run.model,
+        run.task.objective,
+        examples,
+        normalize,
+        batch_size=run.eval_batch_size,
+        tta=tta_of(run, part),
+        on_batch=on_batch,
+    )
 
 
 def tta_of(run: Run, part: PartName) -> TTA:

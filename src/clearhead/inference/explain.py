@@ -117,23 +117,23 @@ def image_figures(
     assert isinstance(model, VisionConfig)
     assert chosen is not None
     grid, last = model.grid, weights[-1]
+    has_pooling = last.shape[-2] != last.shape[-1]
+    num_register_tokens = 0 if has_pooling else model.num_register_tokens  # a pooling query does not see them
 
     def to_patches(matrix: Tensor) -> Tensor:
         """weights (...,Q,K) -> (...,rows,columns): attention from the output to each patch"""
-        return output_map(matrix, class_token=model.pooling == "cls").unflatten(1, grid)
+        cells = output_map(matrix, class_token=model.pooling == "cls", num_register_tokens=num_register_tokens)
+        return cells.unflatten(1, grid)
 
     title = "attention from the output to each patch"
     heads = {f"head {i}": cells for i, cells in enumerate(to_patches(last[0]))}
     full = f"{title}, in {list(traced)[-1]}\n{example.heading}"
     yield "patches.png", title, draw_over_image(example.image, heads, title=full)
-    has_pooling = last.shape[-2] != last.shape[-1]
     layers = weights[-1:] if has_pooling else weights  # only a pooling layer's query leads to the output
-    matrices = {
-        "mean": mean_attention(layers),
-        "maximum": max_attention(layers),
-        "rollout": rollout(weights),
-        "relevance": relevance(traced, traced.output[:, chosen]),
-    }
+    matrices = {"mean": mean_attention(layers), "maximum": max_attention(layers)}
+    if not (has_pooling and model.num_register_tokens):  # these two follow the same tokens through all layers
+        matrices["rollout"] = rollout(weights)
+        matrices["relevance"] = relevance(traced, traced.output[:, chosen])
     maps = {name: to_patches(matrix) for name, matrix in matrices.items()}
     fill: Fill = "black" if model.in_channels == 1 else "gray"
     occluded = occlusion(run.model, example.inputs, grid, chosen, fill=fill)

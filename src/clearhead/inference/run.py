@@ -21,7 +21,6 @@ from clearhead.tasks.report import Prediction
 from clearhead.tasks.task import PartName, Task, changed_files
 from clearhead.training.compatibility import config_for_inference
 from clearhead.training.distributed import load_tensors
-from clearhead.training.evaluation import BATCH_SIZE
 from clearhead.training.optim import eval_weights
 from clearhead.training.run_directory import RunDirectory
 from clearhead.training.state import DataInfo
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from clearhead.insight.trace import AttentionTrace
     from clearhead.models.generate import Sampling
 
-INFERENCE_BATCH_SIZE = BATCH_SIZE
-"""as in an evaluation, so that both compute the same logits"""
 Inputs = Tensor | str | Path | Sequence[str | Path] | Sequence[int]
 
 
@@ -83,6 +80,10 @@ class Run:
     def model_config(self) -> Any:
         return self.config.model
 
+    @property
+    def eval_batch_size(self) -> int:
+        return self.config.training.eval_batch_size
+
     def predict(self, inputs: Inputs, *, invert: bool = False) -> list[Prediction]:
         """Images, as files or uint8 (B,C,height,width): a prediction for each; `invert` swaps dark and light, because
         MNIST's digits are white on black. Digits (L,): a prediction for each digit or for the sequence, with
@@ -127,5 +128,5 @@ class Run:
     @torch.inference_mode()
     def logits(self, inputs: Tensor) -> Tensor:
         """The model's outputs for its own kind of inputs; for images the mean over the views of `training.tta`."""
-        tta = self.config.training.tta
-        return torch.cat([tta_mean(self.model, part, tta) for part in inputs.split(INFERENCE_BATCH_SIZE)])
+        parts = inputs.split(self.eval_batch_size)  # as in an evaluation, so that both compute the same logits
+        return torch.cat([tta_mean(self.model, part, self.config.training.tta) for part in parts])

@@ -76,9 +76,14 @@ def rollout_update(queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
     return (queries + weights @ keys) / (1 + weights.sum(-1, keepdim=True))
 
 
-def output_map(matrix: Tensor, *, class_token: bool) -> Tensor:
-    """The attribution of the output to patches, (B,Q,K) -> (B,P): the row of the class token, or the mean row."""
-    return matrix[:, 0, 1:] if class_token else matrix.mean(1)
+def output_map(matrix: Tensor, *, class_token: bool, num_register_tokens: int = 0) -> Tensor:
+    """The attribution of the output to patches, (B,Q,K) -> (B,P): the row of the class token, or the mean row.
+
+    Register tokens stand before the patches, after the class token; no output is read from them.
+    """
+    if class_token:
+        return matrix[:, 0, 1 + num_register_tokens :]
+    return matrix[:, num_register_tokens:, num_register_tokens:].mean(1)
 
 
 def propagate(layers: Sequence[Tensor], update: Update) -> Tensor:

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from clearhead.nn.attention import in_float32, softargmax
+from clearhead.nn.attention import in_float32, repeat_kv_heads, softargmax
 
 Rows = slice | Tensor
 
@@ -291,10 +291,6 @@ def select_heads(x: Tensor, heads: list[int], num_heads: int) -> Tensor:
     if indices == list(range(x.shape[1])):
         return x
     return x[:, indices[0] : indices[0] + 1] if len(indices) == 1 else x[:, indices]
-
-
-def repeat_kv_heads(x: Tensor, num_heads: int) -> Tensor:
-    return x if x.shape[1] == num_heads else x.repeat_interleave(num_heads // x.shape[1], 1)
 
 
 def write_heads(view: Tensor, heads: list[int], new: Tensor) -> None:

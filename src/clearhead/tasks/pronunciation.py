@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from clearhead.tasks.pronounce import Pronounce
 
 RunT = TypeVar("RunT", bound=TrainedRun)
-BATCH_SIZE = 512
-"""words per batch, for a beam of the default size"""
 MAX_PHONES = MAX_WORD_LENGTH + 1
 """the length limit of a pronunciation in a dictionary, plus the end-of-sequence token"""
 BEAM = Beam(5)
@@ -97,7 +95,8 @@ def pronounce(run: TrainedRun, words: Sequence[str], beam: Beam = BEAM) -> list[
     results: list[list[Pronunciation]] = [[] for _ in words]
     models = model.models if isinstance(model, Ensemble) else [model]
     max_phones = min(free_positions(each.config, 1, MAX_PHONES) for each in models)
-    for indices in order.split(max(1, BATCH_SIZE // max(1, beam.size // BEAM.size))):
+    batch_size = run.eval_batch_size // max(1, beam.size // BEAM.size)
+    for indices in order.split(max(1, batch_size)):
         source, _ = sources.get_batch(indices)
         output = model.generate(
             source,

@@ -47,6 +47,9 @@ class TrainedRun(Protocol):
         """The config that the model was built from."""
         ...
 
+    @property
+    def eval_batch_size(self) -> int: ...
+
     def logits(self, inputs: "Tensor") -> "Tensor":
         """The model's outputs for encoded inputs, averaged over the views of test-time augmentation."""
         ...

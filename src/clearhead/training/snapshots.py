@@ -6,6 +6,7 @@ bit. Shapes: N inputs, H heads, Q queries, K keys, T steps.
 """
 
 import hashlib
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,9 @@ from clearhead.files import (
     check_stored,
     from_json,
     make_folder,
+    opened_regular,
+    read_at,
     read_regular,
-    safetensors_header,
     write_atomic,
 )
 from clearhead.training.checkpoint import SMALL, parse_step, step_name
@@ -38,6 +40,10 @@ DIGEST = "sha256"
 MAX_FILE_BYTES = 256 * 2**20
 MAX_RUN_BYTES = 2**30
 """limit for all snapshots of a run; reading them takes about three times as much memory"""
+MAX_HEADER_BYTES = 16 * 2**20
+"""limit for the header of a safetensors file"""
+DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
+"""bytes per element, by the dtype names of safetensors"""
 
 
 def save_snapshot(ctx: "TrainContext", step: int, run: RunDirectory | None) -> None:
@@ -169,3 +175,37 @@ def matches_digest(content: bytes) -> bool:
 
 def damaged(path: Path, reason: str) -> ValueError:
     return ValueError(f"{path} is not an intact attention snapshot ({reason}); delete it")
+
+
+def safetensors_header(path: Path) -> dict[str, tuple[str, list[int]]]:
+    """The dtype and shape of each tensor, from the header alone. ValueError unless the tensors fill the file exactly.
+
+    A safetensors file starts with the length of its header (8 bytes), followed by the header: JSON with the dtype,
+    shape and offsets of each tensor.
+    """
+    with opened_regular(path, os.O_RDONLY) as file:
+        size = os.fstat(file).st_size
+        length = int.from_bytes(os.read(file, 8), "little")
+        if length > min(MAX_HEADER_BYTES, size - 8):
+            raise ValueError(f"the header of {path.name} must have at most {MAX_HEADER_BYTES:,} bytes, got {length:,}")
+        header = from_json(read_at(file, length, 8))
+    if not isinstance(header, dict):
+        raise ValueError(f"the header of {path.name} must be a JSON object")
+    tensors: dict[str, tuple[str, list[int]]] = {}
+    expected = 8 + length
+    for name, entry in header.items():
+        match entry:
+            case _ if name == "__metadata__":
+                continue
+            case {"dtype": str(dtype), "shape": list(shape)} if dtype in DTYPE_BYTES and is_shape(shape):
+                tensors[name] = dtype, shape
+                expected += DTYPE_BYTES[dtype] * math.prod(shape)
+            case _:
+                raise ValueError(f"{name!r:.60} in {path.name} must have a dtype and a shape, got {entry!r:.60}")
+    if expected != size:
+        raise ValueError(f"{path.name} has {size:,} bytes, but its header declares {expected:,}")
+    return tensors
+
+
+def is_shape(shape: list[Any]) -> bool:
+    return all(type(n) is int and n >= 0 for n in shape) and math.prod(shape) < 2**48
