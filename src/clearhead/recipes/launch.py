@@ -66,6 +66,7 @@ def resume(
         directory = RunDirectory.open(run)
         config = RunConfig.from_dict(directory.config)  # config.json may have been edited
         config.task.check_complete()
+        loop.check_latest_matches(directory, config)
         if not config.task.file_fields:  # the user's own files are compared by digest
             config.task.check_model(config.model)
         if changes:

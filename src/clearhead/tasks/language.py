@@ -110,7 +110,7 @@ class LanguageTask(Task):
     def example(self, run: TrainedRun, inputs: Any, *, invert: bool = False) -> "Example":
         """The token that the model predicts after a text."""
         if not isinstance(inputs, str):
-            raise ValueError(f"{run.path} takes text, got {inputs!r:.40}; try --text TEXT")
+            raise ValueError(f"{run.path} takes text, got {str(inputs)!r}; try --text TEXT")
         ids = self.tokenize(run, inputs)
         if not ids:
             raise ValueError("--text is empty")
