@@ -101,11 +101,11 @@ def test_a_config_that_contradicts_the_checkpoint_is_refused(capsys, mine, secti
 
 def test_a_model_that_does_not_match_the_data_is_refused(capsys, mine, forge):
     config = json.loads((mine / "config.json").read_text())
-    config["model"]["out_features"] = 9
+    config["model"]["context_length"] = 9
     (mine / "config.json").write_text(json.dumps(config))
     forge(mine, config=config)
     assert main(["resume", "mine", "--steps", "20"]) == 2
-    assert "out_features is 10 for reverse, got out_features=9" in capsys.readouterr().err
+    assert "context_length is 16 for reverse, got context_length=9" in capsys.readouterr().err
 
 
 def test_printed_learning_rates_match_the_records(capsys, mine):
