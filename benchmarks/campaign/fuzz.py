@@ -235,9 +235,7 @@ class Parsers(Fuzz):
             forged(path)
 
         def text(path: Path) -> None:
-            from clearhead.data.datasets import DataConfig
-
-            load_text(DataConfig(name="text", file=str(path), length=8, validation=2), 0)
+            load_text(str(path), "character", length=8, validation=2, limit=0)
 
         folder_name, name = str(self.checkpoint), checkpoint.MODEL
         return {
