@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from clearhead import lab as lab
     from clearhead import models as models
     from clearhead import nn as nn
+    from clearhead.inference.report import report as report
     from clearhead.inference.run import load as load
     from clearhead.inference.run import open_run as open_run
     from clearhead.insight.doctor.examine import examine as examine
@@ -54,6 +55,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "clearhead.insight.doctor.examine": ("examine",),
         "clearhead.recipes.launch": ("train", "resume"),
         "clearhead.inference.run": ("open_run", "load"),
+        "clearhead.inference.report": ("report",),
     },
     modules=(
         "clearhead.data",
