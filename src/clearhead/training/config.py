@@ -9,7 +9,14 @@ from typing import Any, Literal, get_type_hints
 
 from clearhead.data.options import TTA
 from clearhead.files import from_json, to_json
-from clearhead.models.config import LanguageConfig, ModelConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
+from clearhead.models.config import (
+    LanguageConfig,
+    ModelConfig,
+    ModuleConfig,
+    PredictorConfig,
+    Seq2SeqConfig,
+    VisionConfig,
+)
 from clearhead.tasks.registry import find_task
 from clearhead.tasks.task import Task
 from clearhead.validation import (
@@ -21,7 +28,7 @@ from clearhead.validation import (
     is_number,
 )
 
-OptimizerName = Literal["adamw", "muon"]
+OptimizerName = Literal["adamw", "muon", "factory"]
 Schedule = Literal["cosine", "linear", "constant"]
 Precision = Literal["float32", "bf16", "auto"]
 Compile = Literal["auto", "on", "off"]
@@ -41,6 +48,7 @@ MODELS: dict[str, type] = {
     "vision": VisionConfig,
     "seq2seq": Seq2SeqConfig,
     "language": LanguageConfig,
+    "module": ModuleConfig,
 }
 """the `kind` of a model config in config.json"""
 
@@ -50,7 +58,8 @@ class OptimizerConfig:
     """Optimizer and learning-rate schedule."""
 
     name: OptimizerName = "adamw"
-    """adamw for all weights, or muon for convolutions and the matrices inside blocks, and adamw for the rest"""
+    """adamw for all weights, or muon for convolutions and the matrices inside blocks, and adamw for the rest; factory
+    if clearhead.fit was given a function that makes the optimizer"""
     lr: float = 1e-3
     """peak learning rate of AdamW"""
     muon_lr: float = 0.02
