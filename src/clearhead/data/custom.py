@@ -200,6 +200,16 @@ class StreamBatches(Batches):
         return None
 
 
+def user_dataset(parts: Mapping[str, Any], seed: int, collate: Collate | None) -> Dataset:
+    """The data set of the parts "train", "val" and "test", of which the last two may be None."""
+    if parts["train"] is None:
+        raise ValueError(f"train_data must be {KINDS}, got None")
+    train, val, test = (user_examples(parts[part], part, seed, collate) for part in ("train", "val", "test"))
+    named = {"train_data": train, "val_data": val, "test_data": test}
+    digests = {name: part.digest() for name, part in named.items() if isinstance(part, TensorExamples) and len(part)}
+    return Dataset(train, val, test, classes=(), normalize=None, files=digests)
+
+
 def user_examples(data: Any, part: str, seed: int, collate: Collate | None) -> Examples:
     """The examples of `train_data`, `val_data` or `test_data`; none if it is None."""
     name = f"{part}_data"
@@ -208,7 +218,7 @@ def user_examples(data: Any, part: str, seed: int, collate: Collate | None) -> E
     if type(data) is TensorDataset and len(data.tensors) == 2 and collate is None:
         data = data.tensors
     if is_tensor_pair(data):
-        if collate is not None:
+        if collate is not None and part == "train":
             raise ValueError(f"collate has no effect on a pair of tensors, got {name} of tensors; remove collate=")
         return tensor_examples(data[0], data[1], name)
     if isinstance(data, IterableDataset):
@@ -219,7 +229,7 @@ def user_examples(data: Any, part: str, seed: int, collate: Collate | None) -> E
         return MapExamples(data, collate or default_collate, seed, part)
     if not isinstance(data, Iterable):
         raise ValueError(f"{name} must be {KINDS}, got {type(data).__name__}")
-    if collate is not None:
+    if collate is not None and part == "train":
         raise ValueError(f"collate makes batches of examples, got {name}, which already consists of batches")
     stream = BatchStream(data, seed, part)
     if stream.is_iterator and part != "train":
@@ -246,9 +256,13 @@ def is_tensors(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0
 
 
-def user_batches(data: Dataset, batch_size: int, steps: int, seed: int) -> Batches:
+def user_batches(data: Dataset, batch_size: int, epochs: int, steps: int, seed: int) -> Batches:
     match data.train:
-        case BatchStream():
+        case BatchStream(batches=batches):
+            if epochs and not isinstance(batches, Sized):
+                raise ValueError(
+                    f"epochs needs the number of batches, got a {type(batches).__name__} without a length; pass steps="
+                )
             return StreamBatches(data, steps, seed)
         case MapExamples():
             return MapBatches(data, batch_size, seed)

@@ -39,10 +39,10 @@ def call_callbacks(
     error: Exception | None = None
     if ranks.is_main:
         try:
-            with preserved_rng(), eval_mode(model):
-                for record in records:
-                    progress = Progress(record["kind"], record["step"], record["epoch"], dict(record), model)
-                    for callback in callbacks:
+            for record in records:
+                progress = Progress(record["kind"], record["step"], record["epoch"], dict(record), model)
+                for callback in callbacks:
+                    with preserved_rng(), eval_mode(model):
                         callback(progress)
         except Exception as failure:  # the user's code may raise anything; the loop saves a checkpoint first
             error = failure

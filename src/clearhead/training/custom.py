@@ -5,7 +5,7 @@ A run holds a description of the module and the data, never their code: whoever 
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,17 @@ from torch import Tensor, nn
 
 from clearhead.data.batches import Batches
 from clearhead.data.custom import (
-    BatchStream,
     Collate,
     MapBatches,
     MapExamples,
     StreamBatches,
     TensorExamples,
     user_batches,
-    user_examples,
+    user_dataset,
 )
-from clearhead.data.dataset import Dataset, Tree, tensors_in
+from clearhead.data.dataset import Dataset, Tree, map_tensors, tensors_in
 from clearhead.models.config import MAX_NAME, ModuleConfig
+from clearhead.nn.blocks import eval_mode
 from clearhead.tasks.custom import CustomData
 from clearhead.tasks.objectives import UserObjective
 from clearhead.training import checkpoint
@@ -40,8 +40,9 @@ from clearhead.training.config import (
     SnapshotConfig,
     TrainingConfig,
 )
-from clearhead.training.context import assemble_context, check_microbatches, isolated_torch_state
-from clearhead.training.distributed import current_ranks, load_tensors, state_of
+from clearhead.training.context import TrainContext, assemble_context, check_microbatches, isolated_torch_state
+from clearhead.training.distributed import current_ranks, load_tensors, preserved_rng, state_of
+from clearhead.training.evaluation import batch_sums, to_device
 from clearhead.training.loop import TrainResult, run_training, with_recorded_precision
 from clearhead.training.progress import Display, SilentDisplay
 from clearhead.training.run_directory import RUNS, RunDirectory, check_new, has_run
@@ -123,29 +124,73 @@ def fit(
         threads=threads,
     )
     shortcuts = {"lr": lr, "weight_decay": weight_decay, "schedule": schedule, "warmup": warmup, "grad_clip": grad_clip}
-    optimizer_config = optimizer_settings(optimizer, {k: value for k, value in shortcuts.items() if value is not None})
-    if dir is not None and not resume:
-        check_unused(Path(dir))
-    with current_ranks() as ranks, isolated_torch_state(threads):
+    given = {name: value for name, value in shortcuts.items() if value is not None}
+    parts = UserParts(
+        model=model,
+        data={"train": train_data, "val": val_data, "test": test_data},
+        objective=UserObjective(loss, correct, forward),
+        collate=collate,
+        optimizer=optimizer if callable(optimizer) else None,
+        callbacks=tuple(callbacks),
+    )
+    settings = FitSettings(
+        training=training,
+        optimizer=optimizer_settings(optimizer, given),
+        snapshots=SnapshotConfig(inputs=snapshots),
+        seed=seed,
+    )
+    return fit_parts(parts, settings, None if dir is None else Path(dir), resume=resume, shard=shard, quiet=quiet)
+
+
+@dataclass(frozen=True)
+class UserParts:
+    """What a run cannot contain: the user's own objects and functions."""
+
+    model: nn.Module | Callable[[], nn.Module]
+    data: dict[str, Any]
+    """train, val and test"""
+    objective: UserObjective
+    collate: Collate | None = None
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None
+    callbacks: tuple[Callback, ...] = ()
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """What a run contains, except for the description of the parts."""
+
+    training: TrainingConfig
+    optimizer: OptimizerConfig
+    snapshots: SnapshotConfig
+    seed: int
+
+
+def fit_parts(
+    parts: UserParts, settings: FitSettings, folder: Path | None, *, resume: bool, shard: bool, quiet: bool
+) -> TrainResult:
+    """Train the user's parts with these settings, in a new folder or, with `resume`, from the checkpoint in it."""
+    training, seed = settings.training, settings.seed
+    if folder is not None and not resume:
+        check_unused(folder)
+    with current_ranks() as ranks, isolated_torch_state(training.threads):
         display = Display(quiet=quiet) if ranks.is_main else SilentDisplay()
         torch.manual_seed(seed)
-        module = build_module(model)
-        data = read_data({"train": train_data, "val": val_data, "test": test_data}, seed, collate)
-        check_length(data, epochs)
-        batches = user_batches(data, batch_size, steps, seed)
+        module = build_module(parts.model)
+        data = user_dataset(parts.data, seed, parts.collate)
+        batches = user_batches(data, training.batch_size, training.epochs, training.steps, seed)
         config = RunConfig(
             recipe=RECIPE,
             model=describe_module(module),
-            data=describe_data(data, train_data),
-            optimizer=optimizer_config,
+            data=describe_data(data, parts.data["train"]),
+            optimizer=settings.optimizer,
             training=replace(training, batch_size=batches.batch_size),
             seed=seed,
-            snapshots=SnapshotConfig(inputs=snapshots),
+            snapshots=settings.snapshots,
         )
         check_microbatches(config, ranks.world_size)
-        if patience and not len(data.validation):
+        if training.patience and not len(data.validation):
             display.warn("patience has no effect without val_data")
-        folder = Path(dir) if dir is not None else default_folder(config, resume=resume)
+        folder = folder or default_folder(config, resume=resume)
         if resume:
             config = with_recorded_precision(config, folder, ranks)
         if ranks.world_size > 1:  # all ranks start with the weights of rank 0
@@ -155,15 +200,17 @@ def fit(
             ranks,
             data,
             batches,
-            UserObjective(loss, correct, forward),
+            parts.objective,
             module,
             shard=shard,
             report=display.warn,
-            optimizer=optimizer if callable(optimizer) else None,
-            callbacks=callbacks,
+            optimizer=parts.optimizer,
+            callbacks=parts.callbacks,
         )
-        if callable(optimizer):
-            ctx = replace(ctx, config=replace(ctx.config, optimizer=replace(optimizer_config, lr=first_lr(ctx))))
+        if parts.optimizer is not None:  # the records show the learning rate of its first group
+            lr = float(ctx.optimizers.base_lrs[0][1])
+            ctx = replace(ctx, config=replace(ctx.config, optimizer=replace(ctx.config.optimizer, lr=lr)))
+        check_first_batch(ctx)
         run = open_or_create(folder, ctx.config, display, resume=resume) if ranks.is_main else None
         report_exactness(batches, display)
         result = run_training(ctx, run, display, CHANGED_BY_RESUME)
@@ -198,11 +245,6 @@ def optimizer_settings(
     return OptimizerConfig(name=optimizer, **shortcuts)  # type: ignore[arg-type]
 
 
-def first_lr(ctx: Any) -> float:
-    """The learning rate of the first parameter group, for the records."""
-    return float(ctx.optimizers.base_lrs[0][1])
-
-
 def build_module(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
     """The module itself, or what a class or a function without arguments returns."""
     built = model if isinstance(model, nn.Module) else model() if callable(model) else model
@@ -227,23 +269,6 @@ def describe_module(module: nn.Module) -> ModuleConfig:
     )
 
 
-def read_data(parts: dict[str, Any], seed: int, collate: Collate | None) -> Dataset:
-    if parts["train"] is None:
-        raise ValueError("train_data is None")
-    # collate makes batches of examples: it concerns those parts only that are not tensors or batches already
-    train, val, test = (user_examples(data, part, seed, collate) for part, data in parts.items())
-    named = {"train_data": train, "val_data": val, "test_data": test}
-    digests = {name: part.digest() for name, part in named.items() if isinstance(part, TensorExamples) and len(part)}
-    return Dataset(train, val, test, classes=(), normalize=None, files=digests)
-
-
-def check_length(data: Dataset, epochs: int) -> None:
-    if epochs and isinstance(data.train, BatchStream) and not hasattr(data.train.batches, "__len__"):
-        raise ValueError(
-            "epochs needs the number of batches, which an iterable without a length does not tell; pass steps="
-        )
-
-
 def describe_data(data: Dataset, train_data: Any) -> CustomData:
     train = data.train
     if isinstance(train, TensorExamples):
@@ -266,6 +291,19 @@ def describe_data(data: Dataset, train_data: Any) -> CustomData:
 
 def shapes_of(tree: Tree) -> str:
     return ", ".join("x".join(map(str, tensor.shape)) for tensor in tensors_in(tree))
+
+
+def check_first_batch(ctx: TrainContext) -> None:
+    """Call model, loss and accuracy with two examples, so that their mistakes are found before a run is created."""
+    first = to_device(ctx.batches.at(0, ctx.ranks.rank, ctx.ranks.world_size), ctx.ranks.device)
+    two = replace(
+        first,
+        inputs=map_tensors(lambda t: t[:2] if t.dim() else t, first.inputs),
+        targets=map_tensors(lambda t: t[:2] if t.dim() else t, first.targets),
+    )
+    with preserved_rng(), eval_mode(ctx.model), torch.no_grad():
+        outputs = ctx.objective.compute_outputs(ctx.model, two)
+        batch_sums(ctx.objective, outputs, two, ctx.objective.loss(outputs, two))
 
 
 def report_exactness(batches: Batches, display: Display) -> None:
@@ -311,6 +349,33 @@ def open_or_create(folder: Path, config: RunConfig, display: Display, *, resume:
         with run.lock():
             run.change_config(config.to_dict())
     return run
+
+
+def resume_fit(
+    run: str | Path,
+    parts: UserParts,
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    threads: int | None = None,
+    shard: bool = False,
+    quiet: bool = False,
+) -> TrainResult:
+    """Continue a run of `fit` with its own settings; the user's parts are passed again."""
+    directory = RunDirectory.open(run)
+    config = RunConfig.from_dict(directory.config)
+    if not isinstance(config.data, CustomData):
+        raise ValueError(f"{directory.path} was trained by the recipe {config.recipe}; resume it without --model")
+    if config.optimizer.name == "factory":
+        raise ValueError(f"{directory.path} has an optimizer of your own; continue it with fit(..., resume=True)")
+    if epochs is not None and steps is not None:
+        raise ValueError(f"epochs and steps are mutually exclusive, got epochs={epochs} and steps={steps}")
+    training = config.training
+    if epochs is not None or steps is not None:
+        training = replace(training, epochs=epochs or 0, steps=steps or 0)
+    training = training if threads is None else replace(training, threads=threads)
+    settings = FitSettings(training, config.optimizer, config.snapshots, config.seed)
+    return fit_parts(parts, settings, directory.path, resume=True, shard=shard, quiet=quiet)
 
 
 def cpu_copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
