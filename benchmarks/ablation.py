@@ -1,9 +1,9 @@
-"""Does a trained run need its attention? Its accuracy on the test set with the weights of all heads changed.
+"""Does a trained run need its attention? Test accuracy with the attention weights of whole layers replaced.
 
 python benchmarks/ablation.py runs/cifar10-fast-0
 
-`uniform`: every token takes the mean of all, so that what a token looks for no longer counts. `zero`: nothing passes
-from token to token. Each is done to all layers at once, then to each layer alone; nothing is trained anew.
+`uniform` replaces the attention weights by the mean over all tokens, `zero` by zeros, so that no information passes
+between tokens. Each is applied to all layers at once, then to each layer alone, without retraining.
 """
 
 import argparse
@@ -15,29 +15,28 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from clearhead.data import datasets
 from clearhead.data.batches import evaluation_batches
 from clearhead.data.dataset import Dataset, Subset
 from clearhead.inference.run import Run
 from clearhead.insight.heads import edit
 from clearhead.insight.trace import look
-from clearhead.training.objectives import OBJECTIVES, evaluate
+from clearhead.training.evaluation import evaluate
 
-Way = Literal["uniform", "zero"]
-WAYS: tuple[Way, ...] = ("uniform", "zero")
+Pattern = Literal["uniform", "zero"]
+PATTERNS: tuple[Pattern, ...] = ("uniform", "zero")
 
 
-def accuracy(session: Run, data: Dataset, layers: Sequence[str], way: Way) -> float:
-    """With these layers' weights changed in this way."""
+def accuracy(run: Run, data: Dataset, layers: Sequence[str], pattern: Pattern) -> float:
+    """The test accuracy with the attention weights of these layers replaced."""
     with ExitStack() as changes:
         for layer in layers:
-            changes.enter_context(edit(session.model, layer, pattern=way))
-        result = evaluate(session.model, OBJECTIVES[session.config.objective], data.test, data.normalize)
+            changes.enter_context(edit(run.model, layer, pattern=pattern))
+        result = evaluate(run.model, run.task.objective, data.test, data.normalize)
     return result["accuracy"]
 
 
 def is_square(weights: Tensor) -> bool:
-    """From every token to every token; a pooling query has a single row."""
+    """Whether every token attends to every token; a pooling query has a single row."""
     return weights.shape[-2] == weights.shape[-1]
 
 
@@ -48,22 +47,22 @@ def limited(data: Dataset, n: int) -> Dataset:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("run")
-    options.add_argument("--examples", type=int, default=0, help="of the test set; 0 for all")
+    options.add_argument("--examples", type=int, default=0, help="number of test examples; 0 for all")
     args = options.parse_args()
-    session = Run(args.run)
-    data = limited(datasets.load_dataset(session.config.data, session.config.seed), args.examples)
+    run = Run(args.run)
+    data = limited(run.config.data.load(run.config.seed), args.examples)
     one = next(iter(evaluation_batches(data.test, data.normalize, batch_size=1)))
-    seen = look(session.model, one.inputs)
-    layers = list(seen)
-    inside = [layer for layer in layers if is_square(seen[layer].weights(head=0))]
-    print(f"{'as trained':32} {accuracy(session, data, (), 'zero'):7.2%}")
-    for way in WAYS:
-        print(f"{'all layers ' + way:32} {accuracy(session, data, layers, way):7.2%}")
-        if len(inside) < len(layers):
-            print(f"{'all but the pooling ' + way:32} {accuracy(session, data, inside, way):7.2%}")
+    trace = look(run.model, one.inputs)
+    layers = list(trace)
+    self_attention = [layer for layer in layers if is_square(trace[layer].weights(head=0))]
+    print(f"{'as trained':32} {accuracy(run, data, (), 'zero'):7.2%}")
+    for pattern in PATTERNS:
+        print(f"{'all layers ' + pattern:32} {accuracy(run, data, layers, pattern):7.2%}")
+        if len(self_attention) < len(layers):
+            print(f"{'all but the pooling ' + pattern:32} {accuracy(run, data, self_attention, pattern):7.2%}")
     for layer in layers:
-        for way in WAYS:
-            print(f"{layer + ' ' + way:32} {accuracy(session, data, [layer], way):7.2%}")
+        for pattern in PATTERNS:
+            print(f"{layer + ' ' + pattern:32} {accuracy(run, data, [layer], pattern):7.2%}")
 
 
 if __name__ == "__main__":

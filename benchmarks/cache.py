@@ -1,9 +1,9 @@
-"""What the key/value cache saves: seconds to write a text with it and without it, against the text's length.
+"""Speedup of generation by the key/value cache: seconds with and without it, by number of tokens.
 
 python benchmarks/cache.py
 
-Without a cache, every new token makes the model read the whole text again; with it, only the token before. Both write
-the same text, greedily, one after the other in each round.
+Without a cache, the model processes the whole sequence for every new token; with it, only the last token. Both
+generate the same tokens greedily, and alternate in each round.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def seconds_of(model: LanguageModel, n_tokens: int, use_cache: bool) -> tuple[fl
 
 
 def measure(model: LanguageModel, n_tokens: int, rounds: int) -> dict[str, float]:
-    """Medians over the rounds; the texts must be the same."""
+    """Median seconds over the rounds; both must generate the same tokens."""
     times: dict[bool, list[float]] = {True: [], False: []}
     for round_ in range(-1, rounds):  # round -1 warms up
         texts = []
@@ -39,14 +39,16 @@ def measure(model: LanguageModel, n_tokens: int, rounds: int) -> dict[str, float
             if round_ >= 0:
                 times[use_cache].append(seconds)
         if not torch.equal(*texts):
-            raise ValueError(f"both ways must write the same text, got different ones of {n_tokens} tokens")
+            raise ValueError(
+                f"generation with and without cache must agree, got different sequences of {n_tokens} tokens"
+            )
     cached, plain = median(times[True]), median(times[False])
     return {"tokens": n_tokens, "with": cached, "without": plain, "times": plain / cached}
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="tokens that are written")
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="numbers of new tokens")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--depth", type=int, default=4)

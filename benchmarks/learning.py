@@ -1,11 +1,11 @@
-"""How long recipes take to reach an accuracy: ours beside the one that a course or a report describes, in one run.
+"""Time to accuracy: our recipes beside published ones, measured in the same run.
 
-python benchmarks/learning.py reverse     the UvA notebook's recipe beside ours, taking turns
-python benchmarks/learning.py mnist       ours, for one minute and for two, and the plain transformer of R3 (50 minutes)
-python benchmarks/learning.py cifar10     ours; needs clearhead data get cifar10
+python benchmarks/learning.py reverse     our recipe and that of the UvA notebook, one after the other
+python benchmarks/learning.py mnist       ours with two training lengths, and a plain transformer (50 minutes)
+python benchmarks/learning.py cifar10     ours; requires clearhead data get cifar10
 
-Only training is timed; the test set is scored from time to time, off the clock. The test examples decide nothing here.
-Seconds times the matmul peak, measured in the same run, is what holds from machine to machine: TFLOP at peak.
+Only training is timed; evaluations on the test set are not, and do not influence training. The seconds times the matmul
+peak measured in the same run (TFLOP at peak) are comparable between machines.
 """
 
 import argparse
@@ -22,8 +22,8 @@ from clearhead.recipes.registry import config_of
 from clearhead.training.config import RunConfig
 from clearhead.training.context import build_context, isolated_torch_state
 from clearhead.training.distributed import SINGLE_PROCESS
+from clearhead.training.evaluation import evaluate
 from clearhead.training.loop import train_step
-from clearhead.training.objectives import evaluate
 from clearhead.training.progress import StopRequest
 from clearhead.training.state import TrainState
 
@@ -34,7 +34,7 @@ class Entry:
     config: RunConfig
     targets: tuple[float, ...]
     every: int
-    """steps between two scores"""
+    """steps between evaluations"""
     measure: str = "accuracy"
 
 
@@ -58,7 +58,7 @@ class Reached:
     seed: int
     target: float
     best: float
-    """score so far: below the target if training ended before it was reached"""
+    """best score so far; below the target if training ended before reaching it"""
     steps: int
     seconds: float
 
@@ -68,7 +68,7 @@ class Reached:
 
 
 def reach(entry: Entry, seed: int) -> Iterator[Reached]:
-    """Trains until the last target or the recipe's end."""
+    """Trains until the last target is reached or the recipe ends."""
     config = entry.config
     with isolated_torch_state(config.training.threads):
         ctx = build_context(config_with_seed(config, seed), SINGLE_PROCESS, shard=False, report=print)
@@ -100,7 +100,7 @@ def config_with_seed(config: RunConfig, seed: int) -> RunConfig:
 
 
 def matmul_peak(size: int = 1024, tries: int = 10) -> float:
-    """Operations a second, at the best of several tries."""
+    """FLOP/s of a matrix product, the best of several tries."""
     a, best = torch.randn(size, size), 0.0
     for _ in range(tries):
         start = time.perf_counter()
@@ -112,7 +112,7 @@ def matmul_peak(size: int = 1024, tries: int = 10) -> float:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("task", choices=TASKS)
-    options.add_argument("--rounds", type=int, default=1, help="each with another seed, the entries taking turns")
+    options.add_argument("--rounds", type=int, default=1, help="repetitions, each with another seed")
     options.add_argument("--json", type=Path, metavar="FILE")
     args = options.parse_args()
     peak = matmul_peak()

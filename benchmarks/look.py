@@ -1,13 +1,13 @@
-"""What looking costs: a forward pass under `look` beside the plain one, and beside Hugging Face's way to the weights.
+"""Overhead of `look`: a traced forward pass beside a plain one and beside output_attentions of Hugging Face.
 
     python benchmarks/look.py                         # 40 rounds: under a minute on two CPU cores
-    python benchmarks/look.py --check 1.15            # exit code 1 if looking costs more than that
-    python benchmarks/look.py --rounds 1 --batch 2    # does it run at all
+    python benchmarks/look.py --check 1.15            # exit code 1 if look takes more than 1.15 times the plain pass
+    python benchmarks/look.py --rounds 1 --batch 2    # smoke test
     pip install 'clearhead[oracles]'                  # Hugging Face, for the comparison
 
-A vision transformer of width 192, depth 6 and 65 tokens, without gradients, no weights asked for. One round times every
-way once, each round beginning with another; times are medians, ratios are medians of the rounds' ratios to the plain
-pass of the same model. And the memory that one row of one head takes at 16,384 tokens.
+A vision transformer of width 192, depth 6 and 65 tokens, without gradients, computing no weights. Each round
+times every method once, starting with a different one; times are medians, and ratios are medians over the rounds of the
+ratio to the plain pass of the same model. Also measures the memory of one attention row of one head at 16,384 tokens.
 """
 
 import argparse
@@ -26,16 +26,16 @@ from clearhead.models.presets import vit_tiny
 from clearhead.models.vit import VisionTransformer
 from peers import HuggingFaceVit, torchvision_or_stand_in
 
-Way = tuple[str, Callable[[], object]]
-"""the way whose time it is compared with, and what to do"""
+Method = tuple[str, Callable[[], object]]
+"""the method that it is compared with, and the function to time"""
 LONG = 16_384
 
 
-def ways(batch: int) -> dict[str, Way]:
+def methods(batch: int) -> dict[str, Method]:
     config = vit_tiny()
     images = torch.randn(batch, config.in_channels, *config.image_shape)
     ours = VisionTransformer.from_config(config).eval()
-    result: dict[str, Way] = {
+    result: dict[str, Method] = {
         "ours": ("ours", lambda: ours(images)),
         "ours, look": ("ours", lambda: look(ours, images)),
     }
@@ -57,7 +57,7 @@ def ways(batch: int) -> dict[str, Way]:
     }
 
 
-def time_rounds(jobs: dict[str, Way], rounds: int) -> dict[str, list[float]]:
+def time_rounds(jobs: dict[str, Method], rounds: int) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
     names = list(jobs)
     for round_ in range(-1, rounds):  # round -1 warms up
@@ -76,11 +76,11 @@ class Kernel(nn.Module):
 
 
 def row_memory() -> float:
-    """By how many megabytes the most that this process ever held grows, when one row of one head is asked for."""
+    """The increase of the peak resident memory in MB when one row of one head is computed."""
     q, k, v = torch.randn(3, 1, 1, LONG, 64)
-    seen = look(Kernel(), q, k, v)
+    trace = look(Kernel(), q, k, v)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    seen["Kernel"].weights(head=0, rows=[LONG // 2])
+    trace["Kernel"].weights(head=0, rows=[LONG // 2])
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
 
@@ -88,12 +88,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=40, help="counted rounds")
     parser.add_argument("--batch", type=int, default=32, help="images per pass")
-    parser.add_argument("--check", type=float, help="exit code 1 if looking at ours takes more times the plain pass")
+    parser.add_argument("--check", type=float, help="exit code 1 if look takes more than this times the plain pass")
     options = parser.parse_args(arguments)
     torch.manual_seed(0)
     torch.set_grad_enabled(False)
-    memory = row_memory()  # first, before anything else has held more
-    jobs = ways(options.batch)
+    memory = row_memory()  # first, while the peak memory is still low
+    jobs = methods(options.batch)
     seconds = time_rounds(jobs, options.rounds)
     print(f"torch {torch.__version__}, threads {torch.get_num_threads()}, batch {options.batch}")
     print(f"{'forward pass':<44}{'ms':>8}{'times plain':>13}")

@@ -1,7 +1,7 @@
 """The vision transformers that ours is compared with, built from one config of ours at equal size.
 
 Each takes images (B,C,height,width) and returns logits (B,num_classes): pre-norm, GELU, class token, learned positions.
-They are imported late, each by its builder, so that a peer that is not installed is left out, not an error.
+Each builder imports its own library, so that a peer that is not installed is skipped rather than an error.
 """
 
 import importlib
@@ -19,8 +19,8 @@ OPERATORS = "nms", "qnms"
 def torchvision_or_stand_in() -> None:
     """Makes `import torchvision` work beside a build of torch that its operators were not compiled for.
 
-    timm and vit-pytorch import torchvision, which stops where its compiled operators are absent. No vision transformer
-    calls them: it is enough that they have a name. An absent torchvision stays absent.
+    timm and vit-pytorch import torchvision, whose import fails if its compiled operators are missing. No vision
+    transformer calls them, so it is enough to declare them. A missing torchvision stays missing.
     """
     try:
         importlib.import_module("torchvision")
@@ -92,7 +92,7 @@ def vit_pytorch_vit(config: VisionConfig) -> nn.Module:
 
 
 class HuggingFaceVit(nn.Module):
-    """ViTForImageClassification, without the record around its logits."""
+    """ViTForImageClassification that returns the logits only."""
 
     def __init__(self, config: VisionConfig):
         super().__init__()
@@ -126,7 +126,7 @@ PEERS: dict[str, Callable[[VisionConfig], nn.Module]] = {
 
 
 def build_all(config: VisionConfig) -> tuple[dict[str, nn.Module], dict[str, str]]:
-    """Our model and its peers by name, and why each of the other peers is missing."""
+    """Our model and its installed peers by name, and the reason why each other peer is missing."""
     torchvision_or_stand_in()
     models: dict[str, nn.Module] = {OURS: VisionTransformer.from_config(config)}
     missing: dict[str, str] = {}
@@ -144,7 +144,7 @@ def n_parameters(model: nn.Module) -> int:
 
 
 def check_equal_size(models: dict[str, nn.Module]) -> None:
-    """At most one part in a hundred apart: vit-pytorch has no bias on q, k and v, and two more norms."""
+    """Within 1% of each other: vit-pytorch has no bias on q, k and v, and two more norms."""
     ours = n_parameters(models[OURS])
     for name, model in models.items():
         assert abs(n_parameters(model) / ours - 1) < 0.01, f"{name} has {n_parameters(model)} parameters, ours {ours}"

@@ -2,11 +2,11 @@
 
     python benchmarks/soak.py reverse                                         # 50 kills: some minutes
     python benchmarks/soak.py mnist --kills 50 --steps 120 -- --data.limit 4000 --training.batch-size 32
-    python benchmarks/soak.py reverse --kills 3                               # does it work at all
+    python benchmarks/soak.py reverse --kills 3                               # smoke test
 
 A third of the kills come while a checkpoint is being saved, when its temporary folder is there. After each kill the
-newest checkpoint must be whole; at the end weights, optimizer, averages, random states and every logged number must be
-those of the undisturbed run, bit for bit. What follows `--` goes to `clearhead train`. Exit code 1 if anything differs.
+newest checkpoint must be intact; at the end weights, optimizer, averages, RNG states and every logged value must equal
+the undisturbed run bit for bit. Arguments after `--` go to `clearhead train`. Exit code 1 if anything differs.
 """
 
 import argparse
@@ -33,12 +33,12 @@ UNDISTURBED = "undisturbed"
 
 
 class SoakError(Exception):
-    """What must not happen."""
+    """A violated guarantee."""
 
 
 @dataclass
 class Soak:
-    """The commands, and what has happened so far."""
+    """The commands of a soak and its counters."""
 
     train: list[str]
     """without --name"""
@@ -50,13 +50,13 @@ class Soak:
     kills: int = 0
     in_saves: int = 0
     resumable: int = 0
-    """kills between the first checkpoint and the last: the others only prove that a run can begin or be over"""
+    """kills between the first and the last checkpoint; the others do not test resuming"""
     longest_wait: float = 0.01
-    """seconds between the beginning of a save and a kill in it; shorter after each save that was over by then"""
+    """maximal seconds from the start of a save to the kill; reduced whenever the save had already finished"""
     first_checkpoint: float = 0.0
     """seconds from the start of the undisturbed run to its first checkpoint"""
     end: float = 0.0
-    """and to its end"""
+    """seconds from the start of the undisturbed run to its end"""
 
     def is_enough(self, n_kills: int) -> bool:
         return self.resumable >= n_kills and 3 * self.in_saves >= self.kills
@@ -68,17 +68,17 @@ class Soak:
         return self.folder / "runs" / name
 
     def start(self, name: str) -> "subprocess.Popen[bytes]":
-        """Trains, or resumes once there is something to resume."""
+        """Trains, or resumes if the run exists."""
         is_there = self.run_of(name).exists()
         command = [*self.resume, str(self.run_of(name))] if is_there else [*self.train, "--name", name]
         log = (self.folder / f"{name}.log").open("ab")
-        with log:  # a session of its own: a kill takes its children too
+        with log:  # its own session, so that a kill includes its children
             return subprocess.Popen(
                 command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
 
     def finish(self, name: str) -> None:
-        """Lets it run to its end, and notes when its first checkpoint came."""
+        """Runs it to the end, and records the time of its first checkpoint."""
         began, process = time.monotonic(), self.start(name)
         try:
             while process.poll() is None:
@@ -94,7 +94,7 @@ class Soak:
             raise SoakError(f"{name} saved no checkpoint; more --steps or a smaller --checkpoint-every is needed")
 
     def kill_once(self, name: str, in_save: bool) -> bool:
-        """Starts it and kills it at a random moment; False if it had made its last step before."""
+        """Starts it and kills it at a random moment; False if it had already made its last step."""
         left, began, process = saves(self.run_of(name)), time.monotonic(), self.start(name)
         try:
             if in_save:
@@ -107,7 +107,7 @@ class Soak:
             self.check_end(process, name)
             return False
         self.kills += 1
-        was_in_save = bool(saves(self.run_of(name)) - left)  # what the kill before this one left does not count
+        was_in_save = bool(saves(self.run_of(name)) - left)  # leftovers of the previous kill do not count
         self.in_saves += was_in_save
         newest, last = self.newest_step(name), self.newest_step(UNDISTURBED)
         self.resumable += 0 < newest < last
@@ -115,7 +115,7 @@ class Soak:
         return newest < last
 
     def moment(self) -> float:
-        """Seconds from the start of a process: one in four before it trains, the others while it does."""
+        """Seconds from the start of a process to the kill: one in four before training, the others during it."""
         start = self.first_checkpoint
         before, after = (0.0, start), (start, min(self.end, 3 * start))
         return self.moments.uniform(*self.moments.choice((before, after, after, after)))
@@ -123,8 +123,8 @@ class Soak:
     def wait_for_a_save(
         self, process: "subprocess.Popen[bytes]", name: str, began: float, left: set[tuple[str, int]]
     ) -> None:
-        """Until it stands still in a save: the first, second or third that is seen, or one after it. A little after the
-        save has begun the process is halted, and goes on if the save was over by then."""
+        """Waits until the process is suspended in a save: the first, second or third that is seen, or a later one. The
+        process is suspended shortly after the save has begun, and continued if the save had already finished."""
         n_passed, passed = self.moments.randint(0, 2), set[str]()
         while process.poll() is None:
             self.check_patience(began, name)
@@ -142,7 +142,7 @@ class Soak:
                 os.killpg(process.pid, signal.SIGCONT)
 
     def newest_step(self, name: str) -> int:
-        """0 before the first checkpoint. None may be damaged."""
+        """The step of the newest checkpoint, 0 if there is none; a damaged one is an error."""
         if not self.run_of(name).exists():
             return 0
         reports: list[str] = []
@@ -158,7 +158,7 @@ class Soak:
 
     def check_patience(self, began: float, name: str) -> None:
         if time.monotonic() - began > self.patience:
-            raise SoakError(f"{name} did nothing that was waited for within {self.patience:g} s")
+            raise SoakError(f"{name} did not reach the expected state within {self.patience:g} s")
 
 
 def stop(process: "subprocess.Popen[bytes]") -> None:
@@ -168,7 +168,7 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
 
 
 def halt(process: "subprocess.Popen[bytes]") -> None:
-    """Returns when the process stands still, or has ended."""
+    """Suspends the process; returns when it has stopped or ended."""
     os.killpg(process.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
@@ -190,7 +190,7 @@ def saves(run: Path) -> set[tuple[str, int]]:
 
 
 def differences(ours: Path, theirs: Path) -> list[str]:
-    """What is not equal in two runs, time aside."""
+    """The differences between two runs, times excluded."""
     found = []
     a, b = checkpoint.saved_steps(ours), checkpoint.saved_steps(theirs)
     if not a or not b or a[-1] != b[-1]:
@@ -215,7 +215,7 @@ def same_bytes(a: Path, b: Path) -> bool:
 
 
 def timeless(value: Any) -> Any:
-    """Without what a clock has measured: no two runs take equally long."""
+    """The value without measured times, which differ between any two runs."""
     if isinstance(value, dict):
         # the digest of the records, which are compared one by one, covers their seconds too
         return {key: timeless(inner) for key, inner in value.items() if "second" not in key and key != "sha256"}
@@ -223,7 +223,7 @@ def timeless(value: Any) -> Any:
 
 
 def soak(job: Soak, n_kills: int) -> int:
-    """As many runs as it takes for all the kills, each compared at its end; their number."""
+    """Kills and resumes runs until there were enough kills, comparing each at its end; returns their number."""
     print("an undisturbed run ...", flush=True)
     job.finish(UNDISTURBED)
     n_runs = 0
@@ -244,14 +244,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe")
     parser.add_argument(
-        "--kills", type=int, default=50, help="in the midst of training; those before and after do not count"
+        "--kills", type=int, default=50, help="kills between the first and the last checkpoint; others do not count"
     )
-    parser.add_argument("--steps", type=int, default=200, help="of a run")
-    parser.add_argument("--checkpoint-every", type=int, default=10, help="steps")
-    parser.add_argument("--seed", type=int, default=1, help="of the training and of the moments of the kills")
-    parser.add_argument("--patience", type=float, default=600, help="seconds for a run, or for a save to begin")
+    parser.add_argument("--steps", type=int, default=200, help="steps of a run")
+    parser.add_argument("--checkpoint-every", type=int, default=10, help="steps between checkpoints")
+    parser.add_argument("--seed", type=int, default=1, help="seed of training and of the moments of the kills")
+    parser.add_argument("--patience", type=float, default=600, help="maximal seconds for a run, or until a save begins")
     parser.add_argument(
-        "--command", default=f"{shlex.quote(sys.executable)} -P -m clearhead", help="how clearhead starts"
+        "--command", default=f"{shlex.quote(sys.executable)} -P -m clearhead", help="command that starts clearhead"
     )
     args = parser.parse_args(argv[:cut])
     start = shlex.split(args.command)
@@ -267,7 +267,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         n_runs = soak(job, args.kills)
     except SoakError as error:
-        print(f"soak: {error}\nall of it is left in {folder}", file=sys.stderr)
+        print(f"soak: {error}\nthe runs are kept in {folder}", file=sys.stderr)
         return 1
     shutil.rmtree(folder)
     print(f"{job.account()}: {n_runs} runs equal the undisturbed one, bit for bit")

@@ -1,13 +1,13 @@
 """Forward pass and training step of our vision transformer beside its peers, at equal size, in one interleaved run.
 
     python benchmarks/step.py                         # 25 rounds: about 3 minutes on two CPU cores
-    python benchmarks/step.py --check 0.97            # exit code 1 if ours is slower than that beside the fastest peer
-    python benchmarks/step.py --rounds 1 --batch 2    # does it run at all: a few seconds
+    python benchmarks/step.py --check 0.97            # exit code 1 if our speed is below 0.97 of the fastest peer
+    python benchmarks/step.py --rounds 1 --batch 2    # smoke test: a few seconds
     pip install 'clearhead[bench]'                    # the peers
 
-One round times every model once, and a large matrix product, in an order in which nobody keeps the same neighbour; a
-first round warms up and is not counted. A machine that slows down slows everybody in that round: so beside the ratio
-of the medians stands the median of the rounds' ratios, which `--check` looks at.
+Each round times every model and a large matrix product once, in a balanced order; a first round warms up and is not
+counted. A machine that slows down affects all models of that round, so the table has the ratio of the medians and the
+median of the ratios per round (paired), which `--check` uses.
 forward: eval mode, no gradients. train: zero_grad, forward, cross-entropy, backward, fused AdamW.
 """
 
@@ -35,7 +35,7 @@ Job = Callable[[], object]
 
 
 def multiply_adds(config: VisionConfig) -> int:
-    """Of one image's forward pass: patches, four projections, scores and their use, feed-forward, head."""
+    """Multiply-adds of the forward pass of one image: patches, four projections, scores and values, MLP, head."""
     rows, columns = config.grid
     patches, width = rows * columns, config.width
     length = patches + 1
@@ -65,7 +65,7 @@ def train_job(model: nn.Module, images: Tensor, labels: Tensor) -> Job:
 
 
 def order(names: list[str], round_: int) -> list[str]:
-    """One order per round. In 2n rounds everyone follows everyone else equally often (a Williams design)."""
+    """One order per round. In 2n rounds every name follows every other equally often (a Williams design)."""
     n = len(names)
     zigzag = [i // 2 if i % 2 == 0 else n - 1 - i // 2 for i in range(n)]  # 0, n-1, 1, n-2, ...
     ordered = [names[(i + round_) % n] for i in zigzag]
@@ -83,7 +83,7 @@ def time_rounds(
         "train": {name: train_job(model, images, labels) for name, model in models.items()} | peak,
     }
     seconds: dict[str, dict[str, list[float]]] = {mode: {name: [] for name in jobs[mode]} for mode in jobs}
-    gc.freeze()  # the imports' many objects; a collection that walks them would hit some model at random
+    gc.freeze()  # otherwise a collection over the imported objects would delay some model at random
     for round_ in range(-1, rounds):  # round -1 warms up
         for mode, mode_jobs in jobs.items():
             for model in models.values():
@@ -107,12 +107,12 @@ class Row:
     ratio: float
     paired_ratio: float
     """the median of the same ratio, taken round by round"""
-    share_of_peak: float
-    """operations per second, over those of a large matrix product"""
+    fraction_of_peak: float
+    """FLOP/s as a fraction of those of a large matrix product"""
 
 
 def matmul_peak(seconds: dict[str, list[float]]) -> float:
-    """Operations per second of the matrix product: what this machine can do at best."""
+    """FLOP/s of the matrix product, the peak of this machine."""
     return 2 * MATMUL_SIZE**3 / median(seconds[MATMUL])
 
 
@@ -132,7 +132,7 @@ def rows(
                 images_per_second=batch / typical,
                 ratio=median(seconds[fastest]) / typical,
                 paired_ratio=median(f / s for f, s in zip(seconds[fastest], seconds[name], strict=True)),
-                share_of_peak=operations * batch / typical / matmul_peak(seconds),
+                fraction_of_peak=operations * batch / typical / matmul_peak(seconds),
             )
         )
     return fastest, sorted(table, key=lambda row: row.milliseconds)
@@ -144,7 +144,7 @@ def show(mode: str, fastest: str, table: list[Row], seconds: dict[str, list[floa
     for row in table:
         print(
             f"{row.name:<14}{row.parameters:>12,}{row.milliseconds:>9.1f}{row.images_per_second:>10.0f}"
-            f"{row.ratio:>8.3f}{row.paired_ratio:>8.3f}{row.share_of_peak:>9.1%}"
+            f"{row.ratio:>8.3f}{row.paired_ratio:>8.3f}{row.fraction_of_peak:>9.1%}"
         )
 
 

@@ -1,11 +1,11 @@
-"""How soon a text is learnt: the recipe `text` beside nanoGPT's published laptop-CPU setting, in one run.
+"""Time to validation loss: the recipe `text` beside nanoGPT's published laptop-CPU setting, in one run.
 
-python benchmarks/text.py --file ../shared/data/tinyshakespeare/input.txt
+python benchmarks/text.py --file tinyshakespeare.txt
 
-Both train the same size of model (4 layers, 4 heads, width 128, 64 characters at once) on the first nine tenths of the
-text. They take turns, some steps each: next is the one that has had less time, so that whatever else the machine does
-slows down both. Only training is timed; the loss on the whole last tenth is measured off the clock. nanoGPT's setting
-goes on to its end, ours until both have reached the loss that nanoGPT publishes for it, 1.88.
+Both train a model of the same size (4 layers, 4 heads, width 128, context of 64 characters) on the first 90% of the
+text. They alternate every few steps, the one with less training time next, so that other load on the machine slows
+both. Only training is timed, not the evaluation on the last 10%. nanoGPT's setting trains to its end, ours until both
+have reached the loss that nanoGPT publishes, 1.88.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from clearhead.recipes.registry import config_of
 from clearhead.training.config import RunConfig
 from clearhead.training.context import TrainContext, build_context, isolated_torch_state
 from clearhead.training.distributed import Ranks
+from clearhead.training.evaluation import evaluate
 from clearhead.training.loop import train_step
-from clearhead.training.objectives import evaluate
 from clearhead.training.progress import StopRequest
 from clearhead.training.state import TrainState
 
@@ -48,12 +48,12 @@ NANOGPT = {
 
 @dataclass
 class Entry:
-    """A run in the middle of its training."""
+    """A run in progress."""
 
     name: str
     ctx: TrainContext
     every: int
-    """steps between two measurements, and of a turn"""
+    """steps per turn, after which the loss is measured"""
     to_the_end: bool
     state: TrainState = field(default_factory=TrainState)
     seconds: float = 0.0
@@ -109,10 +109,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--file", required=True, help="the text")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--every", type=int, default=20, help="steps of a turn, after which the loss is measured")
-    parser.add_argument("--steps", type=int, help="of both, instead of their own")
+    parser.add_argument("--every", type=int, default=20, help="steps per turn, after which the loss is measured")
+    parser.add_argument("--steps", type=int, help="number of steps of both runs (default: their own)")
     parser.add_argument("--target", type=float, default=TARGET)
-    parser.add_argument("--check", type=float, help="exit code 1 unless ours is that many times sooner")
+    parser.add_argument("--check", type=float, help="exit code 1 unless ours is at least this many times faster")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
     changes: dict[str, object] = {} if options.steps is None else {"training.steps": options.steps}
@@ -137,7 +137,7 @@ def verdict(found: list[Entry], wanted: float | None) -> int:
     if ours.reached is None or theirs.reached is None:
         return 0 if wanted is None else 1
     ratio = theirs.reached[1] / ours.reached[1]
-    print(f"ours is {ratio:.2f} times sooner")
+    print(f"ours is {ratio:.2f} times faster")
     return int(wanted is not None and ratio < wanted)
 
 

@@ -1,9 +1,9 @@
-"""One thread for each test process: several that share two cores only get in each other's way.
+"""Shared fixtures. Each test process uses one thread, because test processes run in parallel.
 
-Property-based tests draw the same examples each time; `make soak` draws others (pytest --hypothesis-profile=other).
+Property-based tests are derandomized; `make soak` uses random examples (pytest --hypothesis-profile=other).
 
-CLEARHEAD_TEST_PROCESSOR=avx2 imitates a processor without AVX-512 and bf16, =bf16 one that reports bf16 arithmetic: no
-result may depend on the difference. `make test-other-processor` chooses the kind that this machine is not.
+CLEARHEAD_TEST_PROCESSOR=avx2 simulates a processor without AVX-512 and bf16, =bf16 one that reports bf16 arithmetic:
+no result may depend on the difference. `make test-other-processor` selects the kind that this machine does not have.
 """
 
 import errno
@@ -30,14 +30,14 @@ if PROCESSOR:
 
 
 class Killed(BaseException):
-    """The process ends here: nothing that it would have done afterwards happens."""
+    """Simulates a killed process: nothing after the failing call is executed."""
 
 
 class Faults:
-    """A system whose calls fail at will: what full disks, permissions and kills do, at every place one by one."""
+    """Fault injection: makes one system call fail, as a full disk, missing permissions or a kill would."""
 
     CALLS = ("open", "write", "fsync", "rename", "replace", "mkdir", "unlink", "rmdir", "ftruncate")
-    """every call by which the package changes a disk"""
+    """every system call with which the package changes the file system"""
     NEVER = 10**9
     FULL = staticmethod(lambda: OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     KILLED = Killed
@@ -47,7 +47,7 @@ class Faults:
         self.at: int | None = None
         self.once = True
         self.error: Callable[[], BaseException] = self.FULL
-        monkeypatch.setattr(os, "fsync", lambda file: None)  # no test pulls the plug, and it takes all the time
+        monkeypatch.setattr(os, "fsync", lambda file: None)  # slow, and no test loses power
         for name in self.CALLS:
             monkeypatch.setattr(os, name, self.counted(name, getattr(os, name)))
 
@@ -64,8 +64,10 @@ class Faults:
         return counted_call
 
     def during(self, job, at: int, once: bool = True, error: Callable[[], BaseException] = FULL):
-        """Runs a job whose call number `at` fails, and all after it unless `once`; what it raised, or None, and whether
-        the job came as far as that call."""
+        """Runs `job` with call number `at` failing, and all later calls unless `once`.
+
+        Returns the exception or None, and whether the job reached that call.
+        """
         self.count, self.trace, self.at, self.once, self.error = 0, [], at, once, error
         try:
             job()
@@ -83,7 +85,7 @@ def faults(monkeypatch):
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
-    """Small runs of several kinds, hardly trained, made once: read them, don't change them."""
+    """Small, barely trained runs of several recipes, shared by all tests: do not modify them."""
     from clearhead.recipes.launch import train
 
     home = tmp_path_factory.mktemp("trained")
@@ -124,12 +126,12 @@ def trained(tmp_path_factory):
         (home / "my.words").write_text("".join(f"{a}{b}{a}\n" for a in letters for b in letters))
         train("words", "words", changes=brief | {"data.file": "my.words", "training.steps": 10}, quiet=True)
         train("text", "text", changes=brief | {"data.file": "my.txt", "training.steps": 10}, quiet=True)
-        os.rename(home / "my.txt", home / "gone.txt")  # a run needs no data to be asked
+        os.rename(home / "my.txt", home / "gone.txt")  # inference needs no data files
     return home / "runs"
 
 
 def made_up_dictionary() -> str:
-    """Words of four letters, each of which has a phone of its own."""
+    """Words over four letters, each of which maps to one phone."""
     phones = dict(zip("abcd", ("AE", "B", "K", "D"), strict=True))
     words = ["".join(letters[: 2 + i % 3]) for i, letters in enumerate(itertools.product("abcd", repeat=4))]
     return "".join(f"{word} {' '.join(phones[letter] for letter in word)}\n" for word in dict.fromkeys(words))
@@ -137,7 +139,7 @@ def made_up_dictionary() -> str:
 
 @pytest.fixture
 def pictures(tmp_path, monkeypatch):
-    """A folder of red, green and blue pictures, some larger than others; the cache is a temporary one."""
+    """A folder of red, green and blue images of different sizes, with a temporary cache."""
     import numpy as np
     from PIL import Image
 
@@ -154,8 +156,10 @@ def pictures(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def forge():
-    """forge(run, config=...) replaces entries of every state.json of a run, with a manifest that agrees: what a
-    stranger could send."""
+    """forge(run, config=...) replaces entries of every state.json of a run and updates the manifest.
+
+    The result is what an untrusted source could send.
+    """
     from clearhead.files import from_json, to_json
     from clearhead.training.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE, manifest
 

@@ -1,4 +1,4 @@
-"""Chosen torch functions reach the handler, and the stack knows which modules are running."""
+"""Selected torch functions reach the handler, and ModuleStack tracks the running modules."""
 
 import inspect
 
@@ -10,7 +10,7 @@ from torch import nn
 from clearhead.interception import Intercept, ModuleStack, argument, intercept, is_compiled, without_dispatch
 
 
-def test_only_chosen_functions_reach_the_handler():
+def test_only_selected_functions_reach_the_handler():
     calls = []
 
     def handle(name, func, args, kwargs):
@@ -25,7 +25,7 @@ def test_only_chosen_functions_reach_the_handler():
     assert calls == ["relu", "mT", "matmul"]
 
 
-def test_a_handler_replaces_the_result_and_is_not_called_again_by_itself():
+def test_a_handler_replaces_the_result_without_recursion():
     def handle(name, func, args, kwargs):
         return torch.relu(args[0]) + 1
 
@@ -92,9 +92,9 @@ def test_modules_are_reported_when_entered_and_left():
     ]
 
 
-def test_modules_are_restored_including_those_with_a_forward_of_their_own():
+def test_modules_are_restored_including_custom_forward_attributes():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    own = model[1].forward = lambda x: x + 1
+    custom_forward = model[1].forward = lambda x: x + 1
     before = [dict(vars(module)) for module in model.modules()]
 
     def fail_inside():
@@ -107,10 +107,10 @@ def test_modules_are_restored_including_those_with_a_forward_of_their_own():
     with pytest.raises(KeyError):
         fail_inside()
     assert [dict(vars(module)) for module in model.modules()] == before
-    assert model[1].forward is own
+    assert model[1].forward is custom_forward
 
 
-def test_switches_are_restored():
+def test_the_fast_path_setting_and_function_stack_are_restored():
     model = nn.Linear(2, 2)
     assert torch.backends.mha.get_fastpath_enabled()
     with intercept(ModuleStack(model), lambda name, func, args, kwargs: func(*args, **kwargs)):

@@ -15,26 +15,26 @@ PRESETS = ["bert_cifar10", "vit_cifar10", "vit_tiny", "gpt2_small", "vit_mnist_p
 
 
 @pytest.mark.parametrize(
-    ("name", "names", "meant"),
+    ("name", "names", "expected"),
     [
         ("fp32", ["auto", "float32", "bf16"], "float32"),
         ("bfloat16", ["auto", "float32", "bf16"], "bf16"),
         ("gpt2", PRESETS, "gpt2_small"),
-        ("vit", PRESETS, "vit_cifar10"),  # begins with it, which counts before contains it
+        ("vit", PRESETS, "vit_cifar10"),  # a common prefix takes precedence over containment
         ("vit-tiny", PRESETS, "vit_tiny"),
         ("VIT_TINY", PRESETS, "vit_tiny"),
         ("bert_cifra10", PRESETS, "bert_cifar10"),
         ("xyz", PRESETS, None),
         ("nosuch", ["reverse", "mnist", "pronounce", "words", "text"], None),
         ("", PRESETS, None),
-        ("fp32", PRESETS, None),  # a synonym of nothing that is known here
+        ("fp32", PRESETS, None),  # its synonym is not among the names
     ],
 )
-def test_the_name_that_was_meant(name, names, meant):
-    assert closest_name(name, names) == meant
+def test_closest_name_finds_the_intended_name(name, names, expected):
+    assert closest_name(name, names) == expected
 
 
-def test_the_suggestion_stands_before_the_list():
+def test_unknown_name_errors_put_the_suggestion_before_the_list():
     message = str(unknown_name("preset", "gpt2", PRESETS))
     assert message == f"unknown preset 'gpt2'; did you mean gpt2_small? Choose from {', '.join(PRESETS)}"
     assert str(unknown_name("preset", "xyz", PRESETS)) == f"unknown preset 'xyz'; choose from {', '.join(PRESETS)}"
@@ -60,12 +60,12 @@ def test_the_suggestion_stands_before_the_list():
         (76 * 3600, "3 d 4 h"),
     ],
 )
-def test_durations_in_the_units_that_a_person_would_use(seconds, text):
+def test_durations_use_readable_units(seconds, text):
     assert duration(seconds) == text
 
 
 @given(st.floats(min_value=0.1, max_value=1e12))
-def test_a_duration_is_never_written_in_scientific_notation_and_is_right_to_a_twentieth(seconds):
+def test_durations_avoid_scientific_notation_and_are_accurate_to_5_percent(seconds):
     text = duration(seconds)
     sizes = {"s": 1, "min": 60, "h": 3600, "d": 86400}
     parts = re.findall(r"([\d.,]+) (s|min|h|d)\b", text)
@@ -74,7 +74,7 @@ def test_a_duration_is_never_written_in_scientific_notation_and_is_right_to_a_tw
     assert abs(total - seconds) <= 0.05 * 1.001 * max(1, seconds)
 
 
-def test_counts_are_never_written_in_scientific_notation():
+def test_counts_avoid_scientific_notation():
     assert [round_count(n) for n in (0.25, 12.34, 30, 5560.4)] == ["0.25", "12.3", "30", "5,560"]
 
 
@@ -98,7 +98,7 @@ def test_messages_import_neither_torch_nor_rich():
         (7, "7"),
     ],
 )
-def test_printable_escapes_what_deceives_and_nothing_else(text, shown):
+def test_printable_escapes_only_deceptive_characters(text, shown):
     assert printable(text) == shown
     assert printable(shown) == shown
 
@@ -110,17 +110,17 @@ def test_every_control_character_is_escaped():
             assert printable(character).isprintable()
 
 
-def test_printable_keeps_line_breaks_where_they_are_wanted():
+def test_printable_keeps_the_requested_characters():
     assert printable("a\n\tb\r\x1b", keep="\n\t") == "a\n\tb\\r\\x1b"
 
 
-def test_json_output_has_only_numbers_that_json_knows():
+def test_json_text_replaces_non_finite_numbers_with_null():
     text = json_text({"loss": math.nan, "rows": [(1.5, -math.inf)], "name": "kᵀ"}, indent=None)
     assert text == '{"loss": null, "rows": [[1.5, null]], "name": "k\\u1d40"}'
 
 
-def test_json_output_is_printable_and_reads_back():
-    """Nothing is left in it that the standard streams would escape in their own way."""
+def test_json_text_is_printable_and_round_trips():
+    """It contains no character that the standard streams would escape."""
     everything = "".join(map(chr, range(0x300)))
     text = json_text([everything])
     assert printable(text, keep="\n") == text

@@ -1,4 +1,4 @@
-"""The command line of the campaign: see the docstring of the package."""
+"""The command line of the campaign; the docstring of the package lists its forms."""
 
 import argparse
 import sys
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import benchmarks.campaign
-from benchmarks.campaign.shards import Shard, cannot_run_here, one_case, run_shard
+from benchmarks.campaign.shards import Shard, run_case, run_shard, unsupported_reason
 
 RESULTS = Path(__file__).parents[2] / "docs" / "reliability"
 
@@ -49,20 +49,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, metavar="M", help="start no case after M minutes")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
-    parser.add_argument("--only", metavar='"KIND NUMBER"', help="do one case of one shard, and keep its folder")
+    parser.add_argument("--only", metavar='"KIND NUMBER"', help="run one case of one shard, and keep its folder")
     parser.add_argument("--list", action="store_true", help="list the shards and their cases")
     args = parser.parse_args(argv)
     if args.shards == ["report"]:
         from benchmarks.campaign.report import write_report
 
         return write_report(args.results)
-    if reason := cannot_run_here():
+    if reason := unsupported_reason():
         print(f"campaign: {reason}", file=sys.stderr)
         return 2
 
     import torch
 
-    torch.set_num_threads(1)  # a fork of a process with a pool of threads would wait for them for ever
+    torch.set_num_threads(1)  # a fork has no copies of the threads in the pool, and would wait for them forever
     known = all_shards()
     if unknown := [name for name in args.shards if name not in known]:
         print(f"campaign: no shard {', '.join(unknown)}; there are {', '.join(known)}", file=sys.stderr)
@@ -84,14 +84,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def reproduce(shard: Shard, only: str, seed: int) -> int:
-    """One case, whose folder stays."""
-    from benchmarks.campaign.runs import Stage
+    """Run one case, and keep its folder."""
+    from benchmarks.campaign.runs import Workspace
 
     kind, _, number = only.rpartition(" ")
     work = Path(tempfile.mkdtemp(prefix=f"campaign-{shard.name}-"))
     try:
-        shard.begin(Stage(work))
-        found = one_case(shard, kind, int(number), seed, work / "case", shard.batch)
+        shard.begin(Workspace(work))
+        found = run_case(shard, kind, int(number), seed, work / "case", shard.batch)
     finally:
         shard.end()
     for failure in found:

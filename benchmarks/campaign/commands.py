@@ -1,4 +1,4 @@
-"""Malformed command lines, and a long run that is watched for leaks."""
+"""Malformed command lines, and a long run that is checked for leaks."""
 
 import contextlib
 import io
@@ -9,17 +9,20 @@ import socket
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from benchmarks.campaign.fuzz import TooLongError, time_limit
+from benchmarks.campaign.hangs import CpuLimitError, HangDetector, TooLongError, time_limit
 from benchmarks.campaign.processes import Child
-from benchmarks.campaign.runs import PATIENCE, Stage, check_ended, last_line
+from benchmarks.campaign.runs import HANG_SECONDS, Workspace, check_exit, last_line
 from benchmarks.campaign.shards import Failure, Shard
 
-LONGEST = 20.0
-"""seconds after which a command that is only busy is interrupted; it is none of the malformed ones"""
-BASES = """\
+MAX_COMMAND_SECONDS = 20.0
+"""seconds of CPU time after which a command is interrupted: it was valid after all"""
+MAX_SOAK_SECONDS = 48 * 3600.0
+"""seconds of CPU time"""
+VALID_COMMANDS = """\
 recipes
 recipes reverse
 train reverse --name new --training.steps 2 --training.threads 1 --data.limit 300 --data.validation 20
@@ -52,7 +55,7 @@ mask causal padding --lengths 3 5 --figure mask.png
 lab scaled-key --alpha 10
 doctor module.py:Block
 """
-"""commands that work, and take little; the first word is never changed into one that trains for hours or fetches"""
+"""fast valid commands; their first word is never changed, so that no command trains for hours or downloads"""
 VALUES = (
     "", " ", "-1", "0", "1e999", "nan", "inf", "-inf", "1e30", "999999999999999999999", "0x10", "1_000", "½", "none",
     "true", "x" * 5000, "\x1b[31mred", "\x1b]0;t\x07", "a\nb", "%s%n", "{}", "[1]", "🙂", "\udcff", "..", ".",
@@ -69,32 +72,32 @@ class CommandLines(Shard):
     small = 60
     batch = 20
 
-    def begin(self, stage: Stage) -> None:
-        super().begin(stage)
-        self.run = stage.undisturbed("vit")
+    def begin(self, workspace: Workspace) -> None:
+        super().begin(workspace)
+        self.run = workspace.reference_run("vit")
 
     def case(self, kind: str, number: int, rng: random.Random, folder: Path) -> list[Failure]:
-        self.stage.copy(self.run, folder)
+        self.workspace.copy(self.run, folder)
         for name in ("pictures", "words.txt"):
-            os.symlink(self.stage.data / name, folder / name)
-        (folder / "picture.png").write_bytes((self.stage.data / "pictures" / "red" / "0.png").read_bytes())
+            os.symlink(self.workspace.data / name, folder / name)
+        (folder / "picture.png").write_bytes((self.workspace.data / "pictures" / "red" / "0.png").read_bytes())
         (folder / "mask.csv").write_text("0,-inf\n0,0\n")
         (folder / "steps.json").write_text('{"x": [[1, 0], [0, 1]], "w_q": [[1, 0], [0, 1]]}')
         (folder / "module.py").write_text("import torch\nclass Block(torch.nn.Linear):\n    pass\n")
         lines = [malformed(random.Random(f"{self.seed} command {number + i}")) for i in range(self.size)]
-        child = Child([], folder, job=lambda: run_all(lines), may_write=[self.stage.cache])
-        ended = child.wait(PATIENCE + 2 * LONGEST * len(lines))
+        child = Child([], folder, job=lambda: run_all(lines), may_write=[self.workspace.cache])
+        ended = child.wait(HANG_SECONDS + 2 * MAX_COMMAND_SECONDS * len(lines))
         found = [
             Failure(*line.removeprefix("failure ").split(": ", 1))
             for line in ended.out.splitlines()
             if line.startswith("failure ")
         ]
-        return found + check_ended(ended, [0], f"commands from {number}")
+        return found + check_exit(ended, [0], f"commands from {number}")
 
 
 def malformed(rng: random.Random) -> list[str]:
-    """A command that works, with one to three mistakes in it."""
-    words = rng.choice(BASES.splitlines()).split()
+    """A valid command with one to three mistakes."""
+    words = rng.choice(VALID_COMMANDS.splitlines()).split()
     for _ in range(rng.choice((1, 1, 2, 3))):
         at = rng.randrange(1, len(words) + 1)
         match rng.randrange(6):
@@ -116,7 +119,7 @@ def malformed(rng: random.Random) -> list[str]:
 
 
 def run_all(lines: Sequence[Sequence[str]]) -> int:
-    """In the child. Nothing may use the network, whatever it is asked for."""
+    """Runs in the child. No command may use the network."""
 
     def no_network(*args: Any, **kwargs: Any) -> Any:
         os.write(1, b"failure write outside: a connection to the network\n")
@@ -125,21 +128,23 @@ def run_all(lines: Sequence[Sequence[str]]) -> int:
     socket.socket.connect = no_network  # type: ignore[method-assign]
     socket.create_connection = no_network
     for words in lines:
-        for failure in judge(words):
+        for failure in check_command(words):
             os.write(1, f"failure {failure.kind}: {failure.what}\n".encode(errors="replace"))
     return 0
 
 
-def judge(words: Sequence[str]) -> list[Failure]:
-    """Exit code 0, 1 or 2; where it is not 0, one line on stderr; never a traceback."""
+def check_command(words: Sequence[str]) -> list[Failure]:
+    """The exit code must be 0, 1 or 2. If it is not 0, there must be one line on stderr, and never a traceback."""
     from clearhead.cli.main import main
 
     out, err, shown = io.StringIO(), io.StringIO(), " ".join(repr(word[:60]) for word in words)
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), time_limit(LONGEST):
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), time_limit(MAX_COMMAND_SECONDS):
             code = main(list(words))
-    except TooLongError:
-        return []  # valid after all, and at work
+    except CpuLimitError:
+        return []  # valid after all, and still working
+    except TooLongError as error:
+        return [Failure("hang", f"{shown}: {error}")]
     except BaseException as error:
         return [Failure("exit 5", f"{shown}: {type(error).__name__} came out of main: {str(error)[:200]!r}")]
     said = [line for line in err.getvalue().splitlines() if line.strip()]
@@ -154,25 +159,26 @@ def judge(words: Sequence[str]) -> list[Failure]:
 
 
 class Soak(Shard):
-    """One process that trains for many steps, evaluates and saves; its memory and its open files must not grow."""
+    """One process trains for many steps, evaluates and saves. Its memory and its open files must not grow."""
 
     name = "soak"
-    what = "steps of one process, watched for leaks"
+    what = "training steps in one process, checked for leaks"
     counts: ClassVar[Mapping[str, int]] = {"steps": 100_000}
     small = 1_000
     batch = 100_000
-    most_growth = 16 * 2**20
+    max_growth = 16 * 2**20
     """bytes of resident memory between the second fifth of the run and its last"""
 
     def case(self, kind: str, number: int, rng: random.Random, folder: Path) -> list[Failure]:
         n = self.size
         every = max(10, n // 100)
         changes = {"training__checkpoint_every": every, "training__evaluate_every": every, "training__log_every": 10}
-        argv = self.stage.train("language-model", training__steps=n, **changes)
-        child = Child(argv, folder, may_write=[self.stage.cache])
-        child.wait_for("saved ", PATIENCE)
+        argv = self.workspace.train("language-model", training__steps=n, **changes)
+        child = Child(argv, folder, may_write=[self.workspace.cache])
+        child.wait_for("saved ", HANG_SECONDS)
         memory: list[int] = []
         files: list[int] = []
+        detector, hang = HangDetector(MAX_SOAK_SECONDS, HANG_SECONDS), ""
         while child.is_alive():
             with contextlib.suppress(OSError, ValueError, IndexError):
                 resident = int(Path(f"/proc/{child.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -180,18 +186,18 @@ class Soak(Shard):
                 if resident:  # 0 when it has just ended
                     memory.append(resident)
                     files.append(n_files)
-            if time.monotonic() - child.began > 48 * 3600:
+            if not hang and (hang := child.check(detector)):
                 child.send(signal.SIGKILL)
             time.sleep(min(1.0, n / 20_000))
-        ended = child.wait(48 * 3600)
-        found = check_ended(ended, [0], f"{n} steps") + grown(memory, files, self.most_growth)
+        ended = replace(child.wait(HANG_SECONDS), hang=hang)
+        found = check_exit(ended, [0], f"{n} steps") + find_leaks(memory, files, self.max_growth)
         if memory:
             span = f"{min(memory) / 2**20:.0f} to {max(memory) / 2**20:.0f} MB"
             self.note = f"resident memory {span}, at most {max(files)} open files, {len(memory)} samples"
         return found
 
 
-def grown(memory: Sequence[int], files: Sequence[int], most: int) -> list[Failure]:
+def find_leaks(memory: Sequence[int], files: Sequence[int], most: int) -> list[Failure]:
     """Compare the second fifth of the samples with the last: the first one is still warming up.
 
     Of the open files the minimum is compared: a file that is open during a save comes and goes, a leaked one stays.

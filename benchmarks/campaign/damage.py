@@ -1,4 +1,4 @@
-"""Bits that flip in a run's files, and numbers that stop being finite."""
+"""Flipped bits in the files of a run, and non-finite numbers."""
 
 import contextlib
 import hashlib
@@ -10,17 +10,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from benchmarks.campaign.processes import Child, Prepare, Tell, run
-from benchmarks.campaign.runs import KINDS, PATIENCE, STEPS, Stage, check_ended, finish_and_compare, last_line
+from benchmarks.campaign.processes import Child, Prepare, Report, run
+from benchmarks.campaign.runs import HANG_SECONDS, KINDS, STEPS, Workspace, check_exit, last_line, resume_and_compare
 from benchmarks.campaign.shards import Failure, Shard
 
 MODEL = "vit"
 VERIFY = "verify"
-"""the command that checks every file of a run against its manifest, where this version has it"""
+"""the command that checks every file of a run against its manifest"""
 
 
 class Flips(Shard):
-    """One bit of one file of a run is flipped; then the commands that read the file are run.
+    """One bit of one file of a run is flipped, and then the commands that read the file are run.
 
     Nothing may differ silently: the answer is the one of the intact run, or the command says on stderr that something
     is wrong, or it refuses. A record or a snapshot of attention, which no answer depends on, may also be found out by
@@ -28,40 +28,40 @@ class Flips(Shard):
     """
 
     name = "flips"
-    what = "one flipped bit in a file of a run"
+    what = "one bit of a run's files is flipped"
     counts: ClassVar[Mapping[str, int]] = dict.fromkeys(("checkpoint", "config", "metrics", "best", "snapshots"), 2000)
     small = 40
     batch = 20
     resume_every = 5
 
-    def begin(self, stage: Stage) -> None:
-        super().begin(stage)
+    def begin(self, workspace: Workspace) -> None:
+        super().begin(workspace)
         from benchmarks.campaign.kills import stop_at
 
-        home = stage.new("half")
-        train = stage.train(MODEL, snapshots__inputs=2, snapshots__every=4)
-        run(train, home, PATIENCE, prepare=stop_at(STEPS // 2), may_write=[stage.cache])
-        self.half = home / "runs" / "run"
-        self.whole = stage.undisturbed(MODEL, "-probed", snapshots__inputs=2, snapshots__every=4)
+        home = workspace.new("stopped")
+        train = workspace.train(MODEL, snapshots__inputs=2, snapshots__every=4)
+        run(train, home, HANG_SECONDS, prepare=stop_at(STEPS // 2), may_write=[workspace.cache])
+        self.stopped = home / "runs" / "run"
+        self.finished = workspace.reference_run(MODEL, "-snapshots", snapshots__inputs=2, snapshots__every=4)
         self.intact: dict[tuple[str, ...], Any] = {}
 
     def case(self, kind: str, number: int, rng: random.Random, folder: Path) -> list[Failure]:
         """A batch of flips, all in one child."""
-        places = [self.flip_of(kind, number + i) for i in range(self.size)]
-        self.stage.copy(self.half, folder)
-        child = Child([], folder, job=lambda: self.flip_all(kind, places), may_write=[self.stage.cache])
-        ended = child.wait(PATIENCE)
+        flips = [self.choose_flip(kind, number + i) for i in range(self.size)]
+        self.workspace.copy(self.stopped, folder)
+        child = Child([], folder, job=lambda: self.flip_all(kind, flips), may_write=[self.workspace.cache])
+        ended = child.wait(HANG_SECONDS)
         found = [
             Failure(*line.removeprefix("failure ").split(": ", 1))
             for line in ended.out.splitlines()
             if line.startswith("failure ")
         ]
-        found += check_ended(ended, [0], f"{len(places)} flips in {kind}") if not found else []
+        found += check_exit(ended, [0], f"{len(flips)} flips in {kind}") if not found else []
         if number // self.batch % self.resume_every == 0:
-            found += self.resume_flipped(kind, places[0], folder)
+            found += self.resume_flipped(kind, flips[0], folder)
         return found
 
-    def flip_of(self, kind: str, number: int) -> tuple[str, int]:
+    def choose_flip(self, kind: str, number: int) -> tuple[str, int]:
         """The file, below the run, and the bit of case `number`."""
         rng = random.Random(f"{self.seed} flip {kind} {number}")
         patterns = {
@@ -71,26 +71,26 @@ class Flips(Shard):
             "best": "best.json",
             "snapshots": "snapshots/*",
         }
-        path = rng.choice(sorted(self.half.glob(patterns[kind])))
-        return str(path.relative_to(self.half)), rng.randrange(8 * path.stat().st_size)
+        path = rng.choice(sorted(self.stopped.glob(patterns[kind])))
+        return str(path.relative_to(self.stopped)), rng.randrange(8 * path.stat().st_size)
 
-    def flip_all(self, kind: str, places: Sequence[tuple[str, int]]) -> int:
-        """In the child: flips, asks, flips back."""
+    def flip_all(self, kind: str, flips: Sequence[tuple[str, int]]) -> int:
+        """Runs in the child: flip a bit, run the commands, restore the file."""
         run_folder = Path("runs/run")
         for command in commands_for(kind):
-            self.intact[tuple(command)] = asked(command)
-        for name, bit in places:
+            self.intact[tuple(command)] = run_command(command)
+        for name, bit in flips:
             intact = (run_folder / name).read_bytes()
             (run_folder / name).write_bytes(flipped(intact, bit))
-            for failure in self.silent(kind, f"bit {bit} of {name}"):
+            for failure in self.check_flip(kind, f"bit {bit} of {name}"):
                 os.write(1, f"failure {failure.kind}: {failure.what!r}\n".encode())
-            restore(self.half, run_folder, name, intact)
+            restore(self.stopped, run_folder, name, intact)
         return 0
 
-    def silent(self, kind: str, where: str) -> list[Failure]:
+    def check_flip(self, kind: str, where: str) -> list[Failure]:
         found, is_noticed, differs = [], False, []
         for command in commands_for(kind):
-            code, out, err = asked(command)
+            code, out, err = run_command(command)
             _, good, usual = self.intact[tuple(command)]
             err = "" if err == usual else err  # such as the warning that the run is unfinished
             if code not in (0, 1, 2) or "Traceback" in err:
@@ -99,40 +99,40 @@ class Flips(Shard):
             if out != good and code == 0 and not err.strip():
                 differs.append(command[0])
         if differs and kind in ("metrics", "snapshots") and not is_noticed:
-            is_noticed = has_verify() and asked([VERIFY, "runs/run"])[0] != 0
+            is_noticed = has_verify() and run_command([VERIFY, "runs/run"])[0] != 0
         if differs and not is_noticed:
-            found.append(Failure("silent difference", f"{where}: another answer of {', '.join(differs)}"))
+            found.append(Failure("silent difference", f"{where}: a different output of {', '.join(differs)}"))
         return found
 
-    def resume_flipped(self, kind: str, place: tuple[str, int], folder: Path) -> list[Failure]:
-        """Resuming is refused, announces something, or ends with the bits of the undisturbed run."""
-        name, bit = place
+    def resume_flipped(self, kind: str, flip: tuple[str, int], folder: Path) -> list[Failure]:
+        """A resume is refused, reports something, or ends with the same weights as the reference run."""
+        name, bit = flip
         shutil.rmtree(folder / "runs")
-        copy = self.stage.copy(self.half, folder)
+        copy = self.workspace.copy(self.stopped, folder)
         (copy / name).write_bytes(flipped((copy / name).read_bytes(), bit))
-        ended = run(["resume", "runs/run"], folder, PATIENCE, may_write=[self.stage.cache])
-        found = check_ended(ended, [0, 1, 2], f"resume after bit {bit} of {name} was flipped")
+        ended = run(["resume", "runs/run"], folder, HANG_SECONDS, may_write=[self.workspace.cache])
+        found = check_exit(ended, [0, 1, 2], f"resume after bit {bit} of {name} was flipped")
         if ended.code == 0 and not ended.err.strip():
             newest = f"checkpoints/step-{STEPS:08d}/model.safetensors"
-            if digest(copy / newest) != digest(self.whole / newest):
-                found.append(Failure("silent difference", f"bit {bit} of {name}: other weights after a resume"))
+            if digest(copy / newest) != digest(self.finished / newest):
+                found.append(Failure("silent difference", f"bit {bit} of {name}: different weights after a resume"))
         return found
 
 
 def commands_for(kind: str) -> list[list[str]]:
-    """What reads a file of this kind."""
+    """The commands that read a file of this kind."""
     return {
         "metrics": [["curves", "runs/run", "--csv", "-"]],
         "snapshots": [["look", "runs/run", "--training-dynamics", "--out", "figures"]],
     }.get(kind, [["predict", "runs/run", "picture.png", "--json"]])
 
 
-def asked(command: Sequence[str]) -> tuple[int, str, str]:
+def run_command(command: Sequence[str]) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a command in this process."""
     from clearhead.cli.main import main
 
     if command[0] == "look":
-        return maps_read()
+        return read_maps()
     if not Path("picture.png").exists():
         from PIL import Image
 
@@ -143,8 +143,8 @@ def asked(command: Sequence[str]) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-def maps_read() -> tuple[int, str, str]:
-    """What `look --training-dynamics` would draw; drawing it 2,000 times would take hours and show nothing else."""
+def read_maps() -> tuple[int, str, str]:
+    """The numbers that `look --training-dynamics` draws, without drawing, which would take hours for 2,000 flips."""
     from clearhead.training.snapshots import read_snapshots
 
     try:
@@ -172,8 +172,7 @@ def flipped(content: bytes, bit: int) -> bytes:
 
 
 def restore(original: Path, run_folder: Path, name: str, content: bytes) -> None:
-    """As it was before the flip: reading may rename a damaged checkpoint only for the owner of a run, and nobody owns
-    this one."""
+    """Undo a flip. A command may have renamed the damaged checkpoint."""
     if (run_folder / name).parent.is_dir():
         (run_folder / name).write_bytes(content)
     else:
@@ -195,54 +194,56 @@ class NonFinite(Shard):
     def case(self, kind: str, number: int, rng: random.Random, folder: Path) -> list[Failure]:
         model = KINDS[number % len(KINDS)]
         step, value = rng.randrange(1, STEPS + 1), rng.choice((float("nan"), float("inf"), -float("inf")))
-        self.stage.undisturbed(model)
+        self.workspace.reference_run(model)
         prepare = inject(kind, step, value, rng.random())
-        ended = run(self.stage.train(model), folder, PATIENCE, prepare=prepare, may_write=[self.stage.cache])
+        ended = run(
+            self.workspace.train(model), folder, HANG_SECONDS, prepare=prepare, may_write=[self.workspace.cache]
+        )
         what = f"{value} in the {kind} at step {step}"
-        found = check_ended(ended, [4], what)
+        found = check_exit(ended, [4], what)
         found += [Failure("non-finite checkpoint", f"{what}: {line}") for line in not_finite(folder / "runs" / "run")]
-        rest = finish_and_compare(self.stage, model, folder, ended.saved)
+        rest = resume_and_compare(self.workspace, model, folder, ended.saved)
         return found + [Failure(f.kind, f"{what}: {f.what}") for f in rest]
 
 
 def inject(kind: str, step: int, value: float, where: float) -> Prepare:
-    """Spoils one number just before the update that makes this step, or, of the optimizer, just after it."""
+    """Set one number to `value`: in a weight or a gradient just before this step, in the optimizer's state after it."""
 
-    def prepare(tell: Tell) -> None:
+    def prepare(report: Report) -> None:
         import torch
 
         from clearhead.training import loop
 
         train_step = loop.train_step
 
-        def spoil(tensors: Sequence[Any]) -> None:
+        def corrupt(tensors: Sequence[Any]) -> None:
             tensor = tensors[int(where * len(tensors))]
             with torch.no_grad():
                 tensor.view(-1)[int(where * tensor.numel())] = value
 
-        def spoilt(ctx: Any, state: Any, request: Any) -> Any:
+        def corrupted(ctx: Any, state: Any, request: Any) -> Any:
             if state.step != step - 1:
                 return train_step(ctx, state, request)
             weights = [weight for weight in ctx.model.parameters() if weight.requires_grad]
             if kind == "weight":
-                spoil(weights)
+                corrupt(weights)
             elif kind == "gradient":
                 chosen = weights[int(where * len(weights))]
-                chosen.register_post_accumulate_grad_hook(lambda weight: spoil([weight.grad]))
+                chosen.register_post_accumulate_grad_hook(lambda weight: corrupt([weight.grad]))
             must_stop = train_step(ctx, state, request)
             if kind == "optimizer":
                 states = ctx.optimizers.state_tensors()
                 names = sorted(name for name, t in states.items() if t.is_floating_point() and t.numel() > 1)
-                spoil([states[name] for name in names])
+                corrupt([states[name] for name in names])
             return must_stop
 
-        loop.train_step = spoilt
+        loop.train_step = corrupted
 
     return prepare
 
 
 def not_finite(run_folder: Path) -> list[str]:
-    """Numbers in checkpoints that are not finite."""
+    """Tensors in checkpoints with non-finite numbers."""
     from safetensors.torch import load_file
 
     found = []

@@ -1,4 +1,4 @@
-"""A disk that fails: file calls with an error, and a disk that is full."""
+"""File calls that fail, and full disks."""
 
 import errno
 import os
@@ -9,36 +9,38 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from benchmarks.campaign.processes import Prepare, Tell, intercept, run
-from benchmarks.campaign.runs import PATIENCE, Stage, check_ended, finish_and_compare
+from benchmarks.campaign.processes import Prepare, Report, intercept, run
+from benchmarks.campaign.runs import HANG_SECONDS, Workspace, check_exit, resume_and_compare
 from benchmarks.campaign.shards import Failure, Shard
 from benchmarks.soak import differences
 
 MODEL = "language-model"
-"""the quickest of the three; what is written does not depend on the model"""
+"""the fastest of the three; which file calls are made does not depend on the model"""
 ERRORS = ("ENOSPC", "EIO", "EACCES", "EROFS", "short write")
 
 
 class FileCalls(Shard):
-    """Training, and then resuming, in which one file call fails once; each call of both with each error."""
+    """Each file call of a training and of a resume fails once with each error."""
 
     name = "file-calls"
-    what = "one failing file call"
+    what = "one file call fails"
     small = 4
 
-    def begin(self, stage: Stage) -> None:
-        super().begin(stage)
-        stage.undisturbed(MODEL)
+    def begin(self, workspace: Workspace) -> None:
+        super().begin(workspace)
+        workspace.reference_run(MODEL)
         self.names: dict[str, list[str]] = {}
-        """of all file calls of each command"""
+        """the file calls of each command"""
         for command in ("train", "resume"):
-            folder = stage.new("counting")
-            ended = run(self.argv(command, folder), folder, PATIENCE, prepare=fail_at(-1, ""), may_write=[stage.cache])
+            folder = workspace.new("counting")
+            ended = run(
+                self.argv(command, folder), folder, HANG_SECONDS, prepare=fail_at(-1, ""), may_write=[workspace.cache]
+            )
             self.names[command] = [line.split()[1] for line in ended.lines if line.startswith("call ")]
-        self.counts = {error: len(self.places(error)) for error in ERRORS}
+        self.counts = {error: len(self.failing_calls(error)) for error in ERRORS}
 
-    def places(self, error: str) -> list[tuple[str, int]]:
-        """The calls that can fail with this error, in a random order: the small form is not about the first ones."""
+    def failing_calls(self, error: str) -> list[tuple[str, int]]:
+        """The calls that can fail with this error, shuffled, so that --small does not only test the first ones."""
         found = [
             (command, at)
             for command, calls in self.names.items()
@@ -50,45 +52,52 @@ class FileCalls(Shard):
 
     def argv(self, command: str, folder: Path) -> list[str]:
         if command == "train":
-            return self.stage.train(MODEL)
-        stopped = self.stage.folder / "stopped"
+            return self.workspace.train(MODEL)
+        stopped = self.workspace.folder / "stopped"
         if not stopped.exists():
             stopped.mkdir()
             from benchmarks.campaign.kills import stop_at
 
-            run(self.stage.train(MODEL), stopped, PATIENCE, prepare=stop_at(10), may_write=[self.stage.cache])
-        self.stage.copy(stopped / "runs" / "run", folder)
+            run(
+                self.workspace.train(MODEL),
+                stopped,
+                HANG_SECONDS,
+                prepare=stop_at(10),
+                may_write=[self.workspace.cache],
+            )
+        self.workspace.copy(stopped / "runs" / "run", folder)
         return ["resume", "runs/run"]
 
     def case(self, kind: str, number: int, rng: random.Random, folder: Path) -> list[Failure]:
-        command, at = self.places(kind)[number]
+        command, at = self.failing_calls(kind)[number]
         argv = self.argv(command, folder)
-        ended = run(argv, folder, PATIENCE, prepare=fail_at(at, kind), may_write=[self.stage.cache])
+        ended = run(argv, folder, HANG_SECONDS, prepare=fail_at(at, kind), may_write=[self.workspace.cache])
         what = f"{command} with {kind} at call {at} ({self.names[command][at]})"
-        found = check_ended(ended, [0] if kind == "short write" else [0, 1, 2], what)
+        found = check_exit(ended, [0] if kind == "short write" else [0, 1, 2], what)
         if ended.code and len(ended.err.strip().splitlines()) < 1:
-            found.append(Failure("no single line", f"{what} ended with code {ended.code} and said nothing"))
-        if ended.code == 0 and not found:  # it went on as if nothing had happened: then nothing may have
+            found.append(Failure("no single line", f"{what} ended with code {ended.code} without a message"))
+        if ended.code == 0 and not found:  # the error had no effect: then nothing may differ
             found += [
                 Failure("silent difference", f"{what}: {line}")
-                for line in differences(folder / "runs" / "run", self.stage.undisturbed(MODEL))
+                for line in differences(folder / "runs" / "run", self.workspace.reference_run(MODEL))
                 if not (command == "train" and not (folder / "runs" / "run").exists())
             ]
         return [Failure(f.kind, f"{what}: {f.what}") for f in
-                found + finish_and_compare(self.stage, MODEL, folder, ended.saved)]  # fmt: skip
+                found + resume_and_compare(self.workspace, MODEL, folder, ended.saved)]  # fmt: skip
 
 
 def fail_at(at: int, error: str) -> Prepare:
-    """The call of this number fails with an error, or writes only a part of what it was given. `call NAME` each."""
+    """The call with this number fails with an error, or writes only a part of its data. With a negative number, report
+    `call NAME` for each call."""
 
-    def prepare(tell: Tell) -> None:
+    def prepare(report: Report) -> None:
         n = -1
 
         def hook(name: str, call: Any, args: Any, kwargs: Any) -> Any:
             nonlocal n
             n += 1
             if at < 0:
-                tell(f"call {name}")
+                report(f"call {name}")
             if n != at:
                 return call(*args, **kwargs)
             if error == "short write":
@@ -102,18 +111,18 @@ def fail_at(at: int, error: str) -> Prepare:
 
 
 class FullDisk(Shard):
-    """A file system that has room for a part of the run, from nothing to almost all of it; then for all."""
+    """A file system with room for a part of the run only, from nothing to almost all of it; then with enough room."""
 
     name = "full-disk"
-    what = "a full disk, at levels from empty to almost enough"
+    what = "the disk is full, at 50 levels"
     counts: ClassVar[Mapping[str, int]] = {"level": 50}
     small = 4
 
-    def begin(self, stage: Stage) -> None:
-        super().begin(stage)
+    def begin(self, workspace: Workspace) -> None:
+        super().begin(workspace)
         self.mounted: Path | None = None
-        self.need = sum(path.stat().st_size + 4096 for path in stage.undisturbed(MODEL).rglob("*")) * 3 // 2
-        trial = stage.new("trial")
+        self.need = sum(path.stat().st_size + 4096 for path in workspace.reference_run(MODEL).rglob("*")) * 3 // 2
+        trial = workspace.new("trial")
         self.can_mount = mount(trial, 65536)
         if self.can_mount:
             unmount(trial)
@@ -124,23 +133,29 @@ class FullDisk(Shard):
         level = random.Random("levels").sample(range(50), 50)[number]
         size = max(4096, self.need * (level + 1) // 51 // 4096 * 4096)
         if not self.can_mount:
-            ended = run(self.stage.train(MODEL), folder, PATIENCE, prepare=room_for(size), may_write=[self.stage.cache])
-            return self.judge(ended, size, folder)
+            ended = run(
+                self.workspace.train(MODEL),
+                folder,
+                HANG_SECONDS,
+                prepare=room_for(size),
+                may_write=[self.workspace.cache],
+            )
+            return self.check_command(ended, size, folder)
         (folder / "runs").mkdir()
         mount(folder / "runs", size)
         self.mounted = folder / "runs"
         try:
-            ended = run(self.stage.train(MODEL), folder, PATIENCE, may_write=[self.stage.cache])
+            ended = run(self.workspace.train(MODEL), folder, HANG_SECONDS, may_write=[self.workspace.cache])
             subprocess.run(["mount", "-o", f"remount,size={16 * self.need}", str(folder / "runs")], check=True)
-            return self.judge(ended, size, folder)
+            return self.check_command(ended, size, folder)
         finally:
             self.end()
 
-    def judge(self, ended: Any, size: int, folder: Path) -> list[Failure]:
-        found = check_ended(ended, [0, 1], f"train on {size} bytes")
+    def check_command(self, ended: Any, size: int, folder: Path) -> list[Failure]:
+        found = check_exit(ended, [0, 1], f"train on {size} bytes")
         if ended.code == 1 and len(ended.err.strip().splitlines()) < 1:
             found.append(Failure("no single line", f"train on {size} bytes said {ended.err!r:.200}"))
-        return found + finish_and_compare(self.stage, MODEL, folder, ended.saved)
+        return found + resume_and_compare(self.workspace, MODEL, folder, ended.saved)
 
     def end(self) -> None:
         if getattr(self, "mounted", None):
@@ -158,9 +173,9 @@ def unmount(folder: Path | None) -> None:
 
 
 def room_for(size: int) -> Prepare:
-    """The named fallback where no tmpfs can be mounted: ENOSPC once so many bytes have been written."""
+    """The fallback where no tmpfs can be mounted: ENOSPC after so many bytes have been written."""
 
-    def prepare(tell: Tell) -> None:
+    def prepare(report: Report) -> None:
         left = size
 
         def hook(name: str, call: Any, args: Any, kwargs: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Mutated inputs for everything that reads somebody else's bytes, under limits of memory and time.
+"""Mutated inputs for all parsers of untrusted files, with limits on memory and time.
 
-Only what a user can be told in one line may come out of a parser: ValueError, LookupError and OSError, but neither
-KeyError nor IndexError nor UnicodeError, which nobody has written for a reader. Input `number` of a parser is
-determined by the seed, the parser and the number.
+A parser may raise only errors with a message for the user: ValueError, LookupError and OSError, but not KeyError,
+IndexError and UnicodeError, which Python itself raises. Input `number` of a parser is determined by the seed, the
+parser and the number.
 """
 
 import contextlib
@@ -14,39 +14,38 @@ import os
 import random
 import resource
 import shutil
-import signal
 import struct
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from benchmarks.campaign.hangs import TooLongError, time_limit
 from benchmarks.campaign.processes import Child
-from benchmarks.campaign.runs import PATIENCE, Stage
+from benchmarks.campaign.runs import HANG_SECONDS, Workspace
 from benchmarks.campaign.shards import Failure, Shard
 
-MOST_MEMORY = 512 * 2**20
+MAX_MEMORY = 512 * 2**20
 """bytes above the baseline after imports"""
-ROOM = 2 * 2**30
-"""of address space beyond the baseline: what would take more is refused by the system, not by the machine's collapse"""
-MOST_SECONDS = 20.0
-"""for one input, on a busy machine"""
+MAX_ADDRESS_SPACE = 2 * 2**30
+"""bytes of address space above the baseline; allocations beyond it fail, instead of exhausting the machine"""
+MAX_SECONDS = 20.0
+"""of CPU time, or without progress, for one input"""
 REFUSALS = (ValueError, LookupError, OSError)
-MISTAKES = (KeyError, IndexError, UnicodeError)
-"""are refusals by their type, and mistakes all the same: `clearhead` ends with code 5"""
+BUGS = (KeyError, IndexError, UnicodeError)
+"""subclasses of REFUSALS that are bugs nevertheless: `clearhead` ends with code 5"""
 
 Parse = Callable[[Path], Any]
 """reads a file that exists"""
 
 
 class Fuzz(Shard):
-    """Cases are inputs; a batch of them is read in one child."""
+    """Each case is one input. A batch of them is read in one child process."""
 
     batch = 500
 
     def parsers(self) -> dict[str, tuple[str, Parse]]:
-        """By kind: the name of the file that is mutated, and what reads it."""
+        """The mutated file and its parser, for each kind."""
         raise NotImplementedError
 
     def input(self, kind: str, rng: random.Random) -> bytes:
@@ -54,29 +53,32 @@ class Fuzz(Shard):
 
     def case(self, kind: str, number: int, rng: random.Random, folder: Path) -> list[Failure]:
         name, parse = self.parsers()[kind]
-        at = mmap.mmap(-1, 8)  # shared with the child: which input it was at when it died
+        at = mmap.mmap(-1, 8)  # shared with the child: the index of its current input
         self.prepare(kind, folder)
         child = Child([], folder, job=lambda: self.read_all(kind, number, folder / name, parse, at))
-        ended = child.wait(max(PATIENCE, self.size * 0.5))
+        ended = child.wait(max(HANG_SECONDS, self.size * 0.5))
         found = [
             Failure(*line.removeprefix("failure ").split(": ", 1))
             for line in ended.out.splitlines()
             if line.startswith("failure ")
         ]
         found += [Failure("write outside", line) for line in ended.outside]
+        peaks = [float(line.split()[1]) for line in ended.out.splitlines() if line.startswith("peak_mb ")]
+        self.peak_mb = max([self.peak_mb or 0.0, *peaks])
         where = f"{kind} {number + struct.unpack('q', at[:])[0]}"
-        if ended.timed_out:
-            found.append(Failure("hang", f"{where} was not read to its end"))
+        if ended.hang:
+            found.append(Failure("hang", f"{where}: {ended.hang}"))
         elif ended.code != 0:
             found.append(Failure("process died", f"{where}: code {ended.code}: {ended.err.strip()[-200:]}"))
         return found
 
     def prepare(self, kind: str, folder: Path) -> None:
-        """Puts what the parser needs beside the mutated file into the folder."""
+        """Create the other files that the parser needs."""
 
     def read_all(self, kind: str, first: int, path: Path, parse: Parse, at: mmap.mmap) -> int:
-        """In the child."""
-        baseline, limit = peak_memory(), address_space() + ROOM
+        """Runs in the child."""
+        first_baseline = baseline = peak_memory()
+        limit = address_space() + MAX_ADDRESS_SPACE
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         for i in range(self.size):
             at[:] = struct.pack("q", i)
@@ -84,57 +86,39 @@ class Fuzz(Shard):
             path.write_bytes(data)
             if (problem := read_one(parse, path)) is not None:
                 os.write(1, f"failure {problem.kind}: {kind} {first + i}: {problem.what}\n".encode(errors="replace"))
-            if (used := peak_memory() - baseline) > MOST_MEMORY:
+            if (used := peak_memory() - baseline) > MAX_MEMORY:
                 what = f"{kind} {first + i}: {used / 2**20:,.0f} MB for {len(data):,} bytes"
                 os.write(1, f"failure memory: {what}\n".encode())
-                baseline += used  # of further inputs only those that need even more are reported
+                baseline += used  # report further inputs only if they need even more
+        os.write(1, f"peak_mb {(peak_memory() - first_baseline) / 2**20:.1f}\n".encode())
         return 0
 
 
-class TooLongError(BaseException):
-    """Not an Exception: no parser may catch it."""
-
-
-@contextlib.contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    def stop(number: int, frame: Any) -> None:
-        raise TooLongError
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def read_one(parse: Parse, path: Path, seconds: float = MOST_SECONDS) -> Failure | None:
-    """None if the parser reads its input or refuses it as it should."""
-    began = time.monotonic()
+def read_one(parse: Parse, path: Path, seconds: float = MAX_SECONDS) -> Failure | None:
+    """None if the parser reads its input, or refuses it with a proper error."""
     try:
         with time_limit(seconds):
             parse(path)
-    except TooLongError:
-        return Failure("hang", f"not read within {time.monotonic() - began:.0f} s")
+    except TooLongError as error:
+        return Failure("hang", str(error))
     except REFUSALS as error:
-        if isinstance(error, MISTAKES):
-            return Failure("exit 5", in_a_line(error))
+        if isinstance(error, BUGS):
+            return Failure("exit 5", one_line(error))
         if not str(error).strip():
             return Failure("no single line", f"{type(error).__name__} without a message")
     except MemoryError:
-        return Failure("memory", f"more than {ROOM / 2**30:g} GB of address space")
+        return Failure("memory", f"more than {MAX_ADDRESS_SPACE / 2**30:g} GB of address space")
     except Exception as error:
-        return Failure("exit 5", in_a_line(error))
+        return Failure("exit 5", one_line(error))
     return None
 
 
-def in_a_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def peak_memory() -> int:
-    """The largest resident size that this process has had, in bytes."""
+    """The peak resident size of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -148,7 +132,7 @@ LEAVES = (None, True, -1, 0, 1e308, 10**30, "", "x" * 5000, "\x1b]0;t\x07", "\ud
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
-    """A few changes of bytes, wherever they are."""
+    """The data with a few random changes of bytes."""
     changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
         at = rng.randrange(len(changed) + 1) if rng.random() < 0.7 else rng.randrange(min(64, len(changed)) + 1)
@@ -176,7 +160,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 
 def mutated_json(data: bytes, rng: random.Random) -> bytes:
-    """One value or name of a JSON file is another; in a third of the cases bytes are changed instead."""
+    """A JSON file with a few changed values or names; in a third of the cases, with changed bytes instead."""
     if rng.random() < 0.33:
         return mutated(data, rng)
     value = json.loads(data)
@@ -207,7 +191,7 @@ def mutated_json(data: bytes, rng: random.Random) -> bytes:
 
 class Parsers(Fuzz):
     name = "parsers"
-    what = "mutated input of a parser"
+    what = "mutated parser input"
     small = 500
     counts: ClassVar[Mapping[str, int]] = dict.fromkeys(
         (
@@ -219,10 +203,10 @@ class Parsers(Fuzz):
     )  # fmt: skip
     in_runs: ClassVar[set[str]] = {"config", "metrics", "best", "state", "manifest", "checkpoint tensors", "snapshots"}
 
-    def begin(self, stage: Stage) -> None:
-        super().begin(stage)
-        self.run = stage.undisturbed("language-model", "-probed", snapshots__inputs=2, snapshots__every=12)
-        self.place = max(self.run.glob("checkpoints/step-*")).relative_to(self.run)
+    def begin(self, workspace: Workspace) -> None:
+        super().begin(workspace)
+        self.run = workspace.reference_run("language-model", "-snapshots", snapshots__inputs=2, snapshots__every=12)
+        self.checkpoint = max(self.run.glob("checkpoints/step-*")).relative_to(self.run)
         self.originals = {kind: self.original(kind) for kind in self.counts}
 
     def parsers(self) -> dict[str, tuple[str, Parse]]:
@@ -242,27 +226,25 @@ class Parsers(Fuzz):
             RunDirectory.open(path.parent, ignore).best_checkpoint()
 
         def forged(path: Path) -> None:
-            """A checkpoint whose manifest agrees with what was changed in it."""
+            """Load a checkpoint after updating its manifest, so that the digests match the mutated file."""
             contents = {n: (path.parent / n).read_bytes() for n in checkpoint_files()}
             (path.parent / checkpoint.MANIFEST).write_bytes(checkpoint.manifest(contents))
-            session(path.parents[2])
+            open_run(path.parents[2])
 
         def tensors(path: Path) -> None:
             forged(path)
 
         def text(path: Path) -> None:
-            from clearhead.data.datasets import DataConfig
+            load_text(str(path), "character", length=8, validation=2, limit=0)
 
-            load_text(DataConfig(name="text", file=str(path), length=8, validation=2), 0)
-
-        place, name = str(self.place), checkpoint.MODEL
+        folder_name, name = str(self.checkpoint), checkpoint.MODEL
         return {
             "config": ("run/config.json", config),
             "metrics": ("run/metrics.jsonl", lambda path: metrics_log.read(path)),
             "best": ("run/best.json", best),
-            "state": (f"run/{place}/{checkpoint.STATE}", forged),
-            "manifest": (f"run/{place}/{checkpoint.MANIFEST}", lambda path: checkpoint.load(path.parent)),
-            "checkpoint tensors": (f"run/{place}/{name}", tensors),
+            "state": (f"run/{folder_name}/{checkpoint.STATE}", forged),
+            "manifest": (f"run/{folder_name}/{checkpoint.MANIFEST}", lambda path: checkpoint.load(path.parent)),
+            "checkpoint tensors": (f"run/{folder_name}/{name}", tensors),
             "snapshots": (self.snapshot(), lambda path: read_snapshots(path.parents[1])),
             "picture cache": ("cache.safetensors", lambda path: folder.read_cache(path, n=2, size=4)),
             "dictionary": ("words.dict", lambda path: vocab.read_dictionary(path, stress=True)),
@@ -290,7 +272,7 @@ class Parsers(Fuzz):
         is_json = kind in ("config", "best", "state", "manifest", "cifar labels", "steps json")
         data = self.originals[kind]
         changed = mutated_json(data, rng) if is_json else mutated(data, rng)
-        return repaired(kind, changed, rng)
+        return with_valid_digest(kind, changed, rng)
 
     def original(self, kind: str) -> bytes:
         """A valid input of this kind."""
@@ -324,7 +306,7 @@ class Parsers(Fuzz):
 
 
 def ignore(message: str) -> None:
-    """A report that a user would see on stderr."""
+    """In place of a report on stderr."""
 
 
 def checkpoint_files() -> tuple[str, ...]:
@@ -333,16 +315,16 @@ def checkpoint_files() -> tuple[str, ...]:
     return checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.STATE
 
 
-def session(run: Path) -> None:
-    """What `predict`, `sample` and `look` do first with a run."""
+def open_run(run: Path) -> None:
+    """What `predict`, `sample` and `look` begin with."""
     from clearhead.inference.run import Run
 
     with contextlib.redirect_stderr(io.StringIO()):
         Run(run)
 
 
-def repaired(kind: str, data: bytes, rng: random.Random) -> bytes:
-    """In half of the cases the length or sum that would give the change away is made right again."""
+def with_valid_digest(kind: str, data: bytes, rng: random.Random) -> bytes:
+    """In half of the cases, update the digest, so that the change is not detected by it alone."""
     if kind == "picture cache" and rng.random() < 0.5:
         import hashlib
 

@@ -1,4 +1,4 @@
-"""Images and archives that a stranger has made: damaged, hostile, or larger than they seem."""
+"""Images and archives: damaged, hostile, or much larger than their files."""
 
 import contextlib
 import gzip
@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import ClassVar
 
 from benchmarks.campaign.fuzz import Fuzz, Parse, mutated
-from benchmarks.campaign.runs import Stage
+from benchmarks.campaign.runs import Workspace
 from PIL import Image
 
 
 class Images(Fuzz):
-    """Damaged images, and valid headers that declare another size than there is."""
+    """Damaged images, and images whose header declares a wrong size."""
 
     name = "images"
     what = "mutated image file"
     small = 500
     counts: ClassVar[Mapping[str, int]] = dict.fromkeys(("png", "jpeg", "webp", "gif", "bmp"), 10_000)
 
-    def begin(self, stage: Stage) -> None:
-        super().begin(stage)
+    def begin(self, workspace: Workspace) -> None:
+        super().begin(workspace)
         self.originals = {kind: pictures_of(kind) for kind in self.counts}
 
     def parsers(self) -> dict[str, tuple[str, Parse]]:
@@ -89,7 +89,7 @@ def with_size(kind: str, data: bytes, width: int, height: int) -> bytes:
 
 
 def gif_frame(data: bytes) -> int:
-    """Where the first frame begins: after the table of colours and the extensions."""
+    """The offset of the first frame, after the color table and the extensions."""
     at = 13 + (3 * 2 ** ((data[10] & 7) + 1) if data[10] & 0x80 else 0)
     while data[at] == 0x21:
         at += 2
@@ -100,7 +100,7 @@ def gif_frame(data: bytes) -> int:
 
 
 def png_with_sums(data: bytes) -> bytes:
-    """With the right checksum for each chunk, so that decoders get past it."""
+    """The same file with valid checksums, so that decoders read further."""
     changed, at = bytearray(data), 8
     while at + 12 <= len(changed):
         size = struct.unpack(">I", changed[at : at + 4])[0]
@@ -129,7 +129,7 @@ WANTED = ("a.bin", "b.bin")
 
 
 class Archives(Fuzz):
-    """Archives with hostile members (links, devices, names that lead outside, bombs), and damaged ones."""
+    """Archives with hostile members (links, devices, paths that lead outside, bombs), and damaged archives."""
 
     name = "archives"
     what = "hostile or damaged archive"
@@ -149,7 +149,7 @@ class Archives(Fuzz):
 
 
 def content_of(rng: random.Random) -> bytes:
-    """Small; or, one time in fifty, megabytes of zeros, which pack well."""
+    """A few bytes; in one of fifty cases megabytes of zeros, which compress well."""
     return bytes(rng.choice((2, 40)) * 2**20) if rng.random() < 0.02 else rng.randbytes(rng.randint(0, 200))
 
 
@@ -168,7 +168,7 @@ def tar_of(rng: random.Random) -> bytes:
             with contextlib.suppress(ValueError, UnicodeError):
                 archive.addfile(member, io.BytesIO(content))
     data = bytearray(buffer.getvalue())
-    if rng.random() < 0.2:  # a header that declares another size than there is
+    if rng.random() < 0.2:  # a header that declares a wrong size
         data[124:136] = b"%011o\0" % rng.choice((0, 10**6, 10**9, 8**11 - 1))
         data[148:156] = b"        "
         data[148:156] = b"%06o\0 " % sum(data[:512])
@@ -190,5 +190,5 @@ def zip_of(rng: random.Random) -> bytes:
 @contextlib.contextmanager
 def ignored_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of names that are there twice
+        warnings.simplefilter("ignore")  # about duplicate names
         yield

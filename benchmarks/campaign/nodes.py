@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from benchmarks.campaign.runs import PATIENCE, Stage, check_saved, last_line
+from benchmarks.campaign.hangs import HangDetector, descendants, is_alive
+from benchmarks.campaign.runs import HANG_SECONDS, Workspace, check_saved, last_line
 from benchmarks.campaign.shards import Failure, Shard
 from benchmarks.soak import differences
 
@@ -25,15 +26,15 @@ import clearhead
 
 MODEL = "language-model"
 STEPS = 240
-"""enough for a kill to come before the end"""
+"""enough for a kill before the end"""
 LONGER = {"training__steps": STEPS, "training__checkpoint_every": 20, "training__evaluate_every": 80}
 ORPHANS_MAY_LIVE = 15.0
-"""seconds after the death of their launcher: one step and 10 seconds, and a little for a busy machine"""
+"""seconds of CPU time, or without progress, after the death of their launcher: one step and 10 s, and a margin"""
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
-class Team:
-    """One torchrun, or one on each node, and all processes that they have started."""
+class TorchrunJob:
+    """One torchrun, or one per node, and all processes that they have started."""
 
     def __init__(self, launches: Sequence[tuple[list[str], Path, dict[str, str]]]):
         self.logs = [folder / f"torchrun-{i}.log" for i, (_, folder, _) in enumerate(launches)]
@@ -54,105 +55,115 @@ class Team:
         self.seen: set[int] = set()
 
     def processes(self) -> set[int]:
-        """All that are alive; also those whose parent has died since they were seen."""
+        """All that are alive, including those whose parent has died since they were first seen."""
         self.seen |= descendants([launcher.pid for launcher in self.launchers])
         return {pid for pid in self.seen if is_alive(pid)}
 
     def wait(self, seconds: float) -> list[int] | None:
-        """The exit codes of the launchers; None if one is still alive after so many seconds."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            self.processes()
+        """Wait for the exit codes of the launchers. None if they hang: see HangDetector."""
+        detector = HangDetector(seconds)
+        while not detector.check(self.processes()):
             if all(launcher.poll() is not None for launcher in self.launchers):
                 return [launcher.returncode for launcher in self.launchers]
             time.sleep(0.05)
         return None
 
+    def wait_for_all(self, seconds: float) -> set[int]:
+        """Wait until no process is alive. Returns those that hang."""
+        detector = HangDetector(seconds)
+        while left := self.processes():
+            if detector.check(left):
+                return left
+            time.sleep(0.05)
+        return set()
+
     def wait_for_step(self, run: Path, step: int, seconds: float) -> bool:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and any(launcher.poll() is None for launcher in self.launchers):
-            self.processes()
+        detector = HangDetector(seconds)
+        while any(launcher.poll() is None for launcher in self.launchers):
+            if detector.check(self.processes()):
+                break
             if last_step(run) >= step:
                 return True
             time.sleep(0.005)
         return False
 
     def end(self) -> None:
-        """Kills what is left, by its number."""
+        """Kill the processes that are still alive, by their ids."""
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for launcher in self.launchers:
             launcher.wait()
 
-    def said(self) -> str:
+    def last_lines(self) -> str:
         return "; ".join(last_line(log.read_text(errors="replace")) for log in self.logs)
 
 
 class Ranks(Shard):
-    """Two ranks on this machine; a rank or the launcher is killed with SIGKILL at a random step."""
+    """Two ranks on this machine. One of them, or the launcher, is killed with SIGKILL at a random step."""
 
     name = "ranks"
     what = "kill -9 of a rank or of the launcher under torchrun"
     counts: ClassVar[Mapping[str, int]] = {"rank 0": 15, "rank 1": 15, "launcher": 20}
     small = 1
 
-    def launch(self, argv: Sequence[str], folder: Path) -> Team:
+    def launch(self, argv: Sequence[str], folder: Path) -> TorchrunJob:
         command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "clearhead", *argv]
-        return Team([(command, folder, {})])
+        return TorchrunJob([(command, folder, {})])
 
-    def undisturbed(self) -> Path:
-        return undisturbed(self, self.stage)
+    def reference_run(self) -> Path:
+        return reference_run(self, self.workspace)
 
     def case(self, kind: str, number: int, rng: random.Random, folder: Path) -> list[Failure]:
-        undisturbed, run = self.undisturbed(), folder / "runs" / "run"
-        team = self.launch(self.stage.train(MODEL, **LONGER), folder)
+        reference, run = self.reference_run(), folder / "runs" / "run"
+        job = self.launch(self.workspace.train(MODEL, **LONGER), folder)
         try:
-            if not team.wait_for_step(run, rng.randrange(1, STEPS * 2 // 3), PATIENCE):
-                return [Failure("case not finished", f"no step was reached: {team.said()}")]
+            if not job.wait_for_step(run, rng.randrange(1, STEPS * 2 // 3), HANG_SECONDS):
+                return [Failure("case not finished", f"no step was reached: {job.last_lines()}")]
             saved = max(saved_steps(run), default=0)
-            victims = [pid for pid in team.processes() if rank_of(pid) == kind.removeprefix("rank ")]
-            os.kill(team.launchers[0].pid if kind == "launcher" else victims[0], signal.SIGKILL)
-            found = self.after_the_kill(kind, team, run)
+            victims = [pid for pid in job.processes() if rank_of(pid) == kind.removeprefix("rank ")]
+            os.kill(job.launchers[0].pid if kind == "launcher" else victims[0], signal.SIGKILL)
+            found = self.after_the_kill(kind, job, run)
         finally:
-            team.end()
+            job.end()
         found += check_saved(run, saved)
-        return found + self.resume_and_compare(folder, undisturbed)
+        return found + self.resume_and_compare(folder, reference)
 
-    def after_the_kill(self, kind: str, team: Team, run: Path) -> list[Failure]:
-        """Nothing may go on training without its launcher, and the launcher must not wait for a dead rank."""
+    def after_the_kill(self, kind: str, job: TorchrunJob, run: Path) -> list[Failure]:
+        """No rank may continue without its launcher, and the launcher must not wait for a dead rank."""
         limit = ORPHANS_MAY_LIVE if kind == "launcher" else 120.0
-        until = time.monotonic() + limit
-        while team.processes() and time.monotonic() < until:
-            time.sleep(0.05)
-        if left := team.processes():
-            return [Failure("process left", f"{len(left)} processes are alive {limit:g} s after the {kind} was killed")]
+        if left := job.wait_for_all(limit):
+            return [
+                Failure(
+                    "process left", f"{len(left)} processes did not end within {limit:g} s after the {kind} was killed"
+                )
+            ]
         if kind == "launcher" and max(saved_steps(run), default=0) < last_step(run):
             newest = max(saved_steps(run), default=0)
             return [Failure("no checkpoint", f"ranks without a launcher ended after step {last_step(run)}, {newest=}")]
         return []
 
-    def resume_and_compare(self, folder: Path, undisturbed: Path) -> list[Failure]:
-        team = self.launch(["resume", "runs/run"], folder)
+    def resume_and_compare(self, folder: Path, reference: Path) -> list[Failure]:
+        job = self.launch(["resume", "runs/run"], folder)
         try:
-            codes = team.wait(PATIENCE)
+            codes = job.wait(HANG_SECONDS)
         finally:
-            team.end()
+            job.end()
         if codes is None or any(codes):
-            return [Failure("wrong exit code", f"the resume ended with {codes}: {team.said()}")]
-        return [Failure("silent difference", line) for line in differences(folder / "runs" / "run", undisturbed)]
+            return [Failure("wrong exit code", f"the resume ended with {codes}: {job.last_lines()}")]
+        return [Failure("silent difference", line) for line in differences(folder / "runs" / "run", reference)]
 
 
 class TwoNodes(Shard):
-    """The second node is lost, with all its processes, at a random step; the first must end by itself."""
+    """The second node is lost with all its processes at a random step. The first one must end by itself."""
 
     name = "nodes"
-    what = "one of two nodes lost, then resumed by two"
+    what = "one of two nodes is lost, then both resume"
     counts: ClassVar[Mapping[str, int]] = {"node lost": 5}
     small = 1
 
-    def begin(self, stage: Stage) -> None:
-        super().begin(stage)
+    def begin(self, workspace: Workspace) -> None:
+        super().begin(workspace)
         self.network = Network()
         self.note = self.network.reason
 
@@ -160,7 +171,7 @@ class TwoNodes(Shard):
         if hasattr(self, "network"):
             self.network.remove()
 
-    def launch(self, argv: Sequence[str], folder: Path) -> Team:
+    def launch(self, argv: Sequence[str], folder: Path) -> TorchrunJob:
         port, launches = free_port(), []
         for node, home in enumerate((folder, folder / "second")):
             home.mkdir(exist_ok=True)
@@ -168,24 +179,26 @@ class TwoNodes(Shard):
             meet = ["--master-addr", self.network.address, "--master-port", str(port)]
             command = [*self.network.prefix(node), *TORCHRUN, *where, *meet, "-m", "clearhead", *argv]
             launches.append((command, home, {"GLOO_SOCKET_IFNAME": self.network.device(node)}))
-        return Team(launches)
+        return TorchrunJob(launches)
 
     def case(self, kind: str, number: int, rng: random.Random, folder: Path) -> list[Failure]:
-        before, run = undisturbed(self, self.stage), folder / "runs" / "run"
-        team = self.launch(self.stage.train(MODEL, **LONGER), folder)
+        before, run = reference_run(self, self.workspace), folder / "runs" / "run"
+        job = self.launch(self.workspace.train(MODEL, **LONGER), folder)
         try:
-            if not team.wait_for_step(run, rng.randrange(1, STEPS * 2 // 3), PATIENCE):
-                return [Failure("case not finished", f"no step was reached: {team.said()}")]
+            if not job.wait_for_step(run, rng.randrange(1, STEPS * 2 // 3), HANG_SECONDS):
+                return [Failure("case not finished", f"no step was reached: {job.last_lines()}")]
             saved = max(saved_steps(run), default=0)
-            for pid in descendants([team.launchers[1].pid]):
+            for pid in descendants([job.launchers[1].pid]):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            codes = team.wait(120)
-            left = team.processes() if codes is None else set()
+            codes = job.wait(120)
+            left = job.processes() if codes is None else set()
         finally:
-            team.end()
+            job.end()
         found = (
-            [Failure("process left", f"{len(left)} processes of the first node are alive after 120 s")] if left else []
+            [Failure("process left", f"{len(left)} processes of the first node did not end within 120 s")]
+            if left
+            else []
         )
         if codes and codes[0] == 0:
             found.append(Failure("wrong exit code", "the first node ended with code 0 after the second was lost"))
@@ -195,24 +208,24 @@ class TwoNodes(Shard):
         return found + Ranks.resume_and_compare(self, folder, before)  # type: ignore[arg-type]
 
 
-def undisturbed(shard: Any, stage: Stage) -> Path:
-    """A run to its end by the same processes, made once."""
-    home = stage.folder / f"undisturbed-{shard.name}"
+def reference_run(shard: Any, workspace: Workspace) -> Path:
+    """A run by the same processes without faults, trained once."""
+    home = workspace.folder / f"reference-{shard.name}"
     if not home.exists():
         home.mkdir()
-        team = shard.launch(stage.train(MODEL, **LONGER), home)
+        job = shard.launch(workspace.train(MODEL, **LONGER), home)
         try:
-            codes = team.wait(PATIENCE)
+            codes = job.wait(HANG_SECONDS)
         finally:
-            team.end()
+            job.end()
         if codes is None or any(codes):
             shutil.rmtree(home)
-            raise RuntimeError(f"the undisturbed run ended with {codes}: {team.said()}")
+            raise RuntimeError(f"the reference run ended with {codes}: {job.last_lines()}")
     return home / "runs" / "run"
 
 
 class Network:
-    """Two network namespaces, joined; 127.0.0.1 for both nodes where they are not permitted."""
+    """Two connected network namespaces; both nodes on 127.0.0.1 where they are not permitted."""
 
     def __init__(self) -> None:
         number = os.getpid()
@@ -241,7 +254,7 @@ class Network:
             with contextlib.suppress(OSError, subprocess.CalledProcessError):
                 ip("netns", "del", name)
         with contextlib.suppress(OSError, subprocess.CalledProcessError):
-            ip("link", "del", self.devices[0])  # is gone with its namespace, if it was in one
+            ip("link", "del", self.devices[0])  # unless it was deleted with its namespace
 
     @property
     def address(self) -> str:
@@ -268,27 +281,6 @@ def python_path() -> str:
     return os.pathsep.join(filter(None, [str(Path(clearhead.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]))
 
 
-def descendants(pids: Sequence[int]) -> set[int]:
-    """These processes and all that they have started, as far as they are alive."""
-    parents: dict[int, int] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                parents[int(entry)] = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
-    found = {pid for pid in pids if pid in parents}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found
-
-
-def is_alive(pid: int) -> bool:
-    """Not gone, and not a zombie that waits for its parent."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        return False
-
-
 def rank_of(pid: int) -> str | None:
     with contextlib.suppress(OSError):
         for pair in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
@@ -302,7 +294,7 @@ def saved_steps(run: Path) -> list[int]:
 
 
 def last_step(run: Path) -> int:
-    """Of the records; a line that is being written does not count."""
+    """The step of the last complete record."""
     import json
 
     try:

@@ -1,4 +1,4 @@
-"""Power failures: the file calls of a run are recorded, and the disk is rebuilt as a failure would have left it."""
+"""Power failures: the file calls of a run are recorded, and the disk is rebuilt as a failure might have left it."""
 
 import base64
 import json
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from benchmarks.campaign.disk import MODEL
-from benchmarks.campaign.processes import Prepare, Tell, intercept, path_of, run
-from benchmarks.campaign.runs import PATIENCE, Stage, check_saved, finish_and_compare
+from benchmarks.campaign.processes import Prepare, Report, intercept, path_of, run
+from benchmarks.campaign.runs import HANG_SECONDS, Workspace, check_saved, resume_and_compare
 from benchmarks.campaign.shards import Failure, Shard
 
 
@@ -25,12 +25,14 @@ class PowerFailures(Shard):
     counts: ClassVar[Mapping[str, int]] = {"moment": 300}
     small = 8
 
-    def begin(self, stage: Stage) -> None:
-        super().begin(stage)
-        stage.undisturbed(MODEL)
-        folder = stage.new("recorded")
+    def begin(self, workspace: Workspace) -> None:
+        super().begin(workspace)
+        workspace.reference_run(MODEL)
+        folder = workspace.new("recorded")
         record = folder.with_suffix(".jsonl")
-        ended = run(stage.train(MODEL), folder, PATIENCE, prepare=record_to(record), may_write=[stage.folder])
+        ended = run(
+            workspace.train(MODEL), folder, HANG_SECONDS, prepare=record_to(record), may_write=[workspace.folder]
+        )
         if ended.code:
             raise RuntimeError(f"the recorded run ended with code {ended.code}: {ended.err.strip()[-200:]}")
         self.operations = [json.loads(line) for line in record.read_text().splitlines()]
@@ -43,15 +45,17 @@ class PowerFailures(Shard):
         found = check_saved(folder / "runs" / "run", saved)
         at = f"operation {moment} of {len(self.operations)}"
         if not (folder / "runs" / "run" / "config.json").exists():
-            shutil.rmtree(folder / "runs", ignore_errors=True)  # nothing had been promised yet, or it is found above
+            shutil.rmtree(
+                folder / "runs", ignore_errors=True
+            )  # nothing was saved yet; a lost save has been found above
         return [Failure(f.kind, f"{at}: {f.what}") for f in
-                found + finish_and_compare(self.stage, MODEL, folder, 0)]  # fmt: skip
+                found + resume_and_compare(self.workspace, MODEL, folder, 0)]  # fmt: skip
 
 
 def record_to(path: Path) -> Prepare:
-    """Writes each operation that changes the folder as a line of JSON, and each report of a save between them."""
+    """Record each operation that changes the folder, and each completed save, as a line of JSON."""
 
-    def prepare(tell: Tell) -> None:
+    def prepare(report: Report) -> None:
         from clearhead.training.run_directory import RunDirectory
 
         root = Path.cwd()
@@ -90,9 +94,9 @@ def record_to(path: Path) -> Prepare:
         save = RunDirectory.save
 
         def saved(self: Any, snapshot: Any, *args: Any, **kwargs: Any) -> Any:
-            place = save(self, snapshot, *args, **kwargs)
+            saved_path = save(self, snapshot, *args, **kwargs)
             note(do="saved", step=snapshot.step)
-            return place
+            return saved_path
 
         RunDirectory.save = saved  # type: ignore[method-assign]
         intercept(root / "runs", hook)
@@ -106,15 +110,15 @@ class Node:
 
     is_folder: bool
     writes: list[tuple[int, int, bytes | None]] = field(default_factory=list)
-    """when, at which offset, which bytes; None: cut off there"""
+    """time, offset, and bytes; None for a truncation"""
     synced: int = -1
-    """when it was last synced"""
+    """time of the last fsync"""
     length: int = 0
     entries: "dict[str, Node]" = field(default_factory=dict)
 
     def content(self, rng: random.Random) -> bytes:
-        """What was synced, then a prefix of what was written afterwards, the last of it perhaps zeros: a file whose new
-        length reached the disk before its bytes did."""
+        """What was synced, followed by a prefix of later writes. The last of them may be zeros: a file whose new length
+        reached the disk before its data."""
         later = [write for write in self.writes if write[0] > self.synced]
         kept = later[: rng.randint(0, len(later))]
         data = bytearray()
@@ -213,7 +217,7 @@ def replayed(
     end: int,
     rng: random.Random,
 ) -> Disk:
-    """The names that survive, put together anew from the changes that reached the disk."""
+    """Rebuild the folders from the changes that reached the disk."""
     way = rng.choice(("nothing more", "a journal", "each for itself"))
     journal = rng.randint(0, end)
     until: dict[int, int] = {}

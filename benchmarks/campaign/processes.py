@@ -1,4 +1,4 @@
-"""A command of Clearhead in a child process that is watched.
+"""A command of Clearhead in a child process, observed by its parent.
 
 The child is a fork of this process, which has imported torch already: a case costs milliseconds instead of seconds. It
 reports through a pipe which checkpoints it has saved and whether it wrote outside its folder; a parent that kills it
@@ -19,28 +19,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-Tell = Callable[[str], None]
-Prepare = Callable[[Tell], None]
-"""runs in the child before the command: installs faults"""
+from benchmarks.campaign.hangs import HangDetector, descendants
+
+Report = Callable[[str], None]
+Prepare = Callable[[Report], None]
+"""runs in the child before the command, and installs faults"""
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink", "os.chmod"}
-"""audit events of calls that change a file system; "open" is looked at more closely"""
+"""audit events of calls that change a file system, besides some of "open" """
 PR_SET_PDEATHSIG = 1
 """of prctl(2)"""
 HARMLESS = ("/dev/", "/proc/")
 
 
 @dataclass
-class Ended:
-    """What is left of a child."""
+class ChildResult:
+    """What a child process leaves when it ends."""
 
     code: int
     """its exit code, or minus the number of the signal that ended it"""
     lines: list[str] = field(default_factory=list)
     out: str = ""
     err: str = ""
-    timed_out: bool = False
+    hang: str = ""
+    """why it was killed as a hang, if it was"""
 
     @property
     def saved(self) -> int:
@@ -60,7 +63,7 @@ class Child:
         argv: Sequence[str],
         folder: Path,
         *,
-        prepare: Prepare = lambda tell: None,
+        prepare: Prepare = lambda report: None,
         may_write: Sequence[Path] = (),
         name: str = "log",
         job: Callable[[], int] | None = None,
@@ -95,7 +98,7 @@ class Child:
         return self.code is None
 
     def lines(self) -> list[str]:
-        """What it has reported so far."""
+        """The lines that it has reported so far."""
         os.set_blocking(self.listens, False)
         try:
             while data := os.read(self.listens, 65536):
@@ -105,9 +108,9 @@ class Child:
         return self.text.decode(errors="replace").splitlines()
 
     def wait_for(self, line: str, seconds: float) -> bool:
-        """Until it reports a line that begins so; False if it ended before or time is up."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        """Wait until it reports a line with this prefix. False if it ends before that, or hangs."""
+        detector = HangDetector(seconds)
+        while not self.check(detector):
             if any(found.startswith(line) for found in self.lines()):
                 return True
             if not self.is_alive():
@@ -116,38 +119,41 @@ class Child:
         return False
 
     def send(self, number: int) -> None:
-        """A signal to the process and to all that it has started."""
+        """Send a signal to the process and to all processes that it has started."""
         if self.is_alive():
             os.killpg(self.pid, number)
 
-    def wait(self, seconds: float) -> Ended:
-        """Its end; after so many seconds it is killed."""
-        until, timed_out = self.began + seconds, False
+    def check(self, detector: HangDetector) -> str:
+        """Why it hangs; "" while it does not."""
+        return detector.check(descendants([self.pid])) if detector.is_due() else ""
+
+    def wait(self, seconds: float) -> ChildResult:
+        """Wait until it ends. It is killed if it hangs: see HangDetector."""
+        detector, hang = HangDetector(seconds), ""
         while self.is_alive():
-            if time.monotonic() > until:
-                timed_out = True
+            if not hang and (hang := self.check(detector)):
                 self.send(signal.SIGKILL)
             time.sleep(0.002)
         lines = self.lines()
         os.close(self.listens)
         assert self.code is not None
         out, err = (path.read_text(errors="replace") if path.exists() else "" for path in (self.out, self.err))
-        return Ended(self.code, lines, out, err, timed_out)
+        return ChildResult(self.code, lines, out, err, hang)
 
-    def kill_after(self, seconds: float) -> Ended:
-        """kill -9, so many seconds after it was started, unless it has ended before."""
+    def kill_after(self, seconds: float) -> ChildResult:
+        """Send SIGKILL so many seconds after its start, unless it ends before that."""
         while self.is_alive() and time.monotonic() - self.began < seconds:
             time.sleep(0.0005)
         self.send(signal.SIGKILL)
         return self.wait(600)
 
 
-def run(argv: Sequence[str], folder: Path, seconds: float = 600, **options: Any) -> Ended:
+def run(argv: Sequence[str], folder: Path, seconds: float = 600, **options: Any) -> ChildResult:
     return Child(argv, folder, **options).wait(seconds)
 
 
 def become(folder: Path, out: Path, err: Path) -> None:
-    """Gives the child its own session, current directory, streams and signal handlers."""
+    """Give the child its own session, current directory, streams and signal handlers."""
     os.setsid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a campaign that is killed leaves no process behind
     os.chdir(folder)
@@ -163,15 +169,15 @@ def become(folder: Path, out: Path, err: Path) -> None:
 
 
 def run_in_child(
-    argv: Sequence[str], tell: Tell, prepare: Prepare, roots: Sequence[Path], job: Callable[[], int] | None
+    argv: Sequence[str], report: Report, prepare: Prepare, roots: Sequence[Path], job: Callable[[], int] | None
 ) -> None:
     """Never returns."""
     try:
         from clearhead.cli.main import main
 
-        watch_writes([root.resolve() for root in roots], tell)
-        report_saves(tell)
-        prepare(tell)
+        watch_writes([root.resolve() for root in roots], report)
+        report_saves(report)
+        prepare(report)
         code = main(list(argv)) if job is None else job()
         sys.stdout.flush()
     except BaseException:
@@ -184,23 +190,23 @@ def say(file: int, line: str) -> None:
     os.write(file, f"{line}\n".encode(errors="replace"))
 
 
-def report_saves(tell: Tell) -> None:
-    """`saved STEP` as soon as a caller of `save` may rely on it."""
+def report_saves(report: Report) -> None:
+    """Report `saved STEP` as soon as a caller of `save` may rely on it."""
     from clearhead.training.run_directory import RunDirectory
 
     save = RunDirectory.save
 
     def reported(self: Any, snapshot: Any, *args: Any, **kwargs: Any) -> Any:
-        place = save(self, snapshot, *args, **kwargs)
-        tell(f"saved {snapshot.step}")
-        return place
+        path = save(self, snapshot, *args, **kwargs)
+        report(f"saved {snapshot.step}")
+        return path
 
     RunDirectory.save = reported  # type: ignore[method-assign]
 
 
-def watch_writes(roots: Sequence[Path], tell: Tell) -> None:
-    """`outside EVENT PATH` for each call that changes a file which is not below one of the roots; links are resolved.
-    Native code that opens files by itself is not seen: Clearhead writes no file that way."""
+def watch_writes(roots: Sequence[Path], report: Report) -> None:
+    """Report `outside EVENT PATH` for each call that changes a file outside of all roots; links are resolved. Files
+    that native code opens by itself are not seen; Clearhead writes none that way."""
     inside = tuple(f"{root}{os.sep}" for root in roots)
     is_busy = False
 
@@ -214,7 +220,7 @@ def watch_writes(roots: Sequence[Path], tell: Tell) -> None:
         folder, name = os.path.split(full)
         real = os.path.realpath(full) if follow else os.path.join(os.path.realpath(folder), name)
         if not f"{real}{os.sep}".startswith((*inside, *HARMLESS)):
-            tell(f"outside {event} {real}")
+            report(f"outside {event} {real}")
 
     def audit(event: str, args: tuple[Any, ...]) -> None:
         nonlocal is_busy
@@ -244,12 +250,12 @@ def watch_writes(roots: Sequence[Path], tell: Tell) -> None:
 
 
 CALLS = ("open", "write", "fsync", "rename", "replace", "mkdir", "unlink", "rmdir", "ftruncate", "listdir", "scandir")
-"""functions of `os` through which the package reads and changes folders; files are read by `open`"""
+"""functions of `os` with which the package reads and changes folders; files are read with `open`"""
 Hook = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
 def intercept(root: Path, hook: Hook) -> None:
-    """Every file call about something below `root` is hook(name, call, args, kwargs) from now on; only in a child."""
+    """Replace each file call on a path below `root` by hook(name, call, args, kwargs). Only for child processes."""
     prefix = str(root.resolve())
 
     def wrapped(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -266,7 +272,7 @@ def intercept(root: Path, hook: Hook) -> None:
 
 
 def path_of(target: Any, kwargs: dict[str, Any]) -> str:
-    """What a call is about: a path, a name in an open folder, or an open file."""
+    """The path that a call acts on, given as a path, a name in an open folder, or an open file."""
     try:
         if isinstance(target, int):
             return os.readlink(f"/proc/self/fd/{target}")

@@ -1,5 +1,5 @@
-"""Three small training runs to disturb: a vision transformer, an encoder-decoder and a language model, each with
-dropout, the first with augmentation too; and the comparison of a disturbed run with the undisturbed one."""
+"""Three small training runs (a vision transformer with augmentation, an encoder-decoder and a language model, all with
+dropout), and the comparison of a run that was interrupted with a reference run without faults."""
 
 import importlib
 import itertools
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.campaign.processes import Ended, run
+from benchmarks.campaign.processes import ChildResult, run
 from benchmarks.soak import differences
 
 import clearhead
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 KINDS = ("vit", "encoder-decoder", "language-model")
 STEPS = 24
-PATIENCE = 300.0
-"""seconds that a command may take before it counts as a hang"""
+HANG_SECONDS = 300.0
+"""seconds of CPU time, or without progress, after which a command counts as a hang"""
 SHARED = {
     "seed": 1,
     "training.steps": STEPS,
@@ -44,18 +44,18 @@ SHARED = {
 }
 
 CACHES = {"CLEARHEAD_CACHE": "", "MPLCONFIGDIR": "matplotlib", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
-"""where this package, matplotlib and torch keep what they may lose: not "outside" in the sense of the campaign"""
+"""caches of this package, of matplotlib and of torch: writing to them does not count as a write outside"""
 
 
-class Stage:
-    """A folder for one shard: data to learn from, and undisturbed runs, each made when it is first needed."""
+class Workspace:
+    """A folder for one shard, with data and reference runs. Each reference run is trained when it is first needed."""
 
     def __init__(self, folder: Path):
         self.folder = folder.resolve()
         self.data = self.folder / "data"
         self.cache = self.folder / "cache"
         self.seconds: dict[str, float] = {}
-        """how long each undisturbed run took"""
+        """duration of each reference run"""
         self.data.mkdir(exist_ok=True)
         self.cache.mkdir(exist_ok=True)
         (self.cache / "matplotlib").mkdir(exist_ok=True)
@@ -83,15 +83,17 @@ class Stage:
         pairs = [text for key, value in options.items() for text in (f"--{key}", str(value))]
         return ["train", recipe, "--name", name, *pairs]
 
-    def undisturbed(self, kind: str, label: str = "", **changes: object) -> Path:
-        """The folder of a run of this kind that nothing has disturbed; a label for one with changed settings."""
-        home = self.folder / f"undisturbed-{kind}{label}"
+    def reference_run(self, kind: str, label: str = "", **changes: object) -> Path:
+        """The folder of a run of this kind without faults. Runs with changed settings have a label."""
+        home = self.folder / f"reference-{kind}{label}"
         if not home.exists():
             home.mkdir()
             began = time.monotonic()
-            ended = run(self.train(kind, **changes), home, PATIENCE, may_write=[self.cache])
+            ended = run(self.train(kind, **changes), home, HANG_SECONDS, may_write=[self.cache])
             if ended.code != 0:
-                raise RuntimeError(f"the undisturbed {kind} ended with code {ended.code}: {ended.err.strip()[-300:]}")
+                raise RuntimeError(
+                    f"the reference run of {kind} ended with code {ended.code}: {ended.err.strip()[-300:]}"
+                )
             self.seconds[kind + label] = time.monotonic() - began
         return home / "runs" / "run"
 
@@ -106,7 +108,7 @@ class Stage:
 
 
 def preload() -> None:
-    """Imports here what every child would import again, each time for a second."""
+    """Import in the parent what every child would otherwise import again, which takes a second each time."""
     for name in ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.nn.parallel"):
         importlib.import_module(name)
     for module in pkgutil.walk_packages(clearhead.__path__, "clearhead."):
@@ -114,13 +116,13 @@ def preload() -> None:
             importlib.import_module(module.name)
 
 
-def check_ended(ended: Ended, allowed: Sequence[int], what: str) -> "list[Failure]":
-    """What every command must keep to: a known exit code, no traceback, no write outside, an end."""
+def check_exit(ended: ChildResult, allowed: Sequence[int], what: str) -> "list[Failure]":
+    """Every command must end, with an allowed exit code, without a traceback, and without a write outside."""
     from benchmarks.campaign.shards import Failure
 
     found = []
-    if ended.timed_out:
-        found.append(Failure("hang", f"{what} did not end"))
+    if ended.hang:
+        found.append(Failure("hang", f"{what}: {ended.hang}"))
     elif ended.code == 5 or ended.code == 99 or "Traceback" in ended.err:
         found.append(Failure("exit 5", f"{what} ended with code {ended.code}: {last_line(ended.err)}"))
     elif ended.code not in allowed:
@@ -136,7 +138,7 @@ def last_line(text: str) -> str:
 
 
 def check_saved(run_folder: Path, saved: int, *, may_report: bool = False) -> "list[Failure]":
-    """The newest checkpoint is the last that was reported as saved, or a newer one; none is damaged."""
+    """The newest checkpoint must be the last one that was reported as saved, or newer, and none may be damaged."""
     from benchmarks.campaign.shards import Failure
 
     from clearhead.training.run_directory import RunDirectory
@@ -156,24 +158,24 @@ def check_saved(run_folder: Path, saved: int, *, may_report: bool = False) -> "l
     return found
 
 
-def finish_and_compare(
-    stage: Stage, kind: str, case: Path, saved: int, *, label: str = "", train: Sequence[str] = ()
+def resume_and_compare(
+    workspace: Workspace, kind: str, case: Path, saved: int, *, label: str = "", train: Sequence[str] = ()
 ) -> "list[Failure]":
-    """Resumes runs/run of a case to its end (or trains it, if there is none yet), and compares all bits."""
+    """Resume runs/run of a case to its end (or train it, if it does not exist yet), and compare all bits."""
     from benchmarks.campaign.shards import Failure
 
-    undisturbed, ours = stage.undisturbed(kind, label), case / "runs" / "run"
+    reference, ours = workspace.reference_run(kind, label), case / "runs" / "run"
     found = check_saved(ours, saved)
-    argv = ["resume", "runs/run"] if ours.exists() else list(train) or stage.train(kind)
-    ended = run(argv, case, PATIENCE, may_write=[stage.cache], name="resumed")
-    found += check_ended(ended, [0], "resume")
+    argv = ["resume", "runs/run"] if ours.exists() else list(train) or workspace.train(kind)
+    ended = run(argv, case, HANG_SECONDS, may_write=[workspace.cache], name="resumed")
+    found += check_exit(ended, [0], "resume")
     if ended.code == 0:
-        found += [Failure("silent difference", line) for line in differences(ours, undisturbed)]
+        found += [Failure("silent difference", line) for line in differences(ours, reference)]
     return found
 
 
 def make_dictionary(path: Path) -> None:
-    """Words of four letters, each of which has a phone of its own."""
+    """Words over four letters, each of which has its own phone."""
     if not path.exists():
         phones = dict(zip("abcd", ("AE", "B", "K", "D"), strict=True))
         words = ["".join(letters[: 2 + i % 3]) for i, letters in enumerate(itertools.product("abcd", repeat=4))]
@@ -188,7 +190,7 @@ def make_words(path: Path) -> None:
 
 
 def make_pictures(folder: Path) -> None:
-    """Twenty-four noisy pictures of each of two colours."""
+    """Twenty-four noisy images of each of two colors."""
     if folder.exists():
         return
     from PIL import Image

@@ -9,33 +9,34 @@ several hard links, whose other names may be anywhere.
 
 import errno
 import hashlib
-import importlib.util
+import itertools
 import json
 import math
 import os
 import secrets
 import stat
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 TEMP_SUFFIX = ".part"
-"""of files that are still being written"""
+"""suffix of files that are still being written"""
 CLOSE_ON_EXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)  # Windows has only the second
 NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # not on Windows
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | NONBLOCK  # neither on Windows
+JUNCTION = 0xA0000003
+"""st_reparse_tag of a junction: a link to a folder on Windows, which lstat reports as a folder"""
+LOCK_OFFSET, LOCK_ATTEMPTS = 2**30, 10
+"""on Windows: the byte that is locked, far behind the process id, because nobody can read a locked byte"""
 MAX_DEPTH = 12
-"""levels of folders that `walk` descends to"""
+"""levels of folders that `walk` visits"""
 MAX_JSON_BYTES = 16 * 2**20
-"""of a JSON file. The largest one is the state of a run that lists hundreds of thousands of skipped images"""
+"""limit for a JSON file; the largest is the state of a run that lists hundreds of thousands of skipped images"""
 MAX_JSON_CONTAINERS = 2**17
-"""objects and arrays in a JSON file"""
-MAX_HEADER_BYTES = 16 * 2**20
-"""of the header of a safetensors file"""
-DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
-"""bytes per element, by the dtype names of safetensors"""
+"""limit for the objects and arrays in a JSON file"""
 FILE_TYPES = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFDIR: "a folder",
@@ -59,7 +60,7 @@ def write_atomic(path: Path, data: bytes | bytearray) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMP_SUFFIX}")
     try:
         write_durable(temporary, data)
-        os.replace(temporary, path)
+        replace_file(temporary, path)
     except BaseException as error:
         with suppress(OSError):
             os.unlink(temporary)
@@ -67,6 +68,18 @@ def write_atomic(path: Path, data: bytes | bytearray) -> None:
             error.filename, error.filename2 = os.fspath(path), None  # instead of the temporary name
         raise
     fsync_folder(path.parent)
+
+
+def replace_file(source: Path, target: Path) -> None:
+    """os.replace. On Windows it fails while another process has the target open: it is tried for a second."""
+    deadline = time.monotonic() + (1.0 if sys.platform == "win32" else 0.0)
+    while True:
+        try:
+            return os.replace(source, target)
+        except PermissionError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.02)
 
 
 def write_durable(path: Path, data: bytes | bytearray) -> None:
@@ -77,7 +90,9 @@ def write_durable(path: Path, data: bytes | bytearray) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make the creation, renaming and deletion of files in a folder durable."""
+    """Make the creation, renaming and deletion of files in a folder durable. Windows offers no such call."""
+    if sys.platform == "win32":
+        return
     with opened(folder, os.O_RDONLY) as file:
         try:
             os.fsync(file)
@@ -91,6 +106,12 @@ def write_all(file: int, data: bytes | bytearray) -> None:
     remaining = memoryview(data)
     while remaining:
         remaining = remaining[os.write(file, remaining) :]
+
+
+def read_at(file: int, n_bytes: int, offset: int) -> bytes:
+    """Bytes from an offset: os.pread, which Windows lacks, but the file position moves."""
+    os.lseek(file, offset, os.SEEK_SET)
+    return os.read(file, n_bytes)
 
 
 @contextmanager
@@ -127,6 +148,9 @@ def open_regular(path: Path, flags: int, *, follow: bool = False) -> int:
     """
     if follow:
         check_regular(path, os.stat(path), flags)  # before os.open, which may have side effects on a device
+    elif not hasattr(os, "O_NOFOLLOW"):
+        with suppress(FileNotFoundError):
+            check_regular(path, os.lstat(path), flags)
     try:
         file = os.open(path, flags | CLOSE_ON_EXEC | (NONBLOCK if follow else NO_FOLLOW), 0o666)
     except OSError:  # the error for a link, a pipe or a socket depends on the system
@@ -150,7 +174,14 @@ def check_regular(path: Path, status: os.stat_result, flags: int) -> None:
         raise UnsafeFileError(f"refusing to write to a file with {status.st_nlink} hard links", path)
 
 
+def is_plain(status: os.stat_result) -> bool:
+    """Whether it is a folder or a regular file, and not a link, a junction or a special file."""
+    return file_type(status) in ("a folder", "a regular file")
+
+
 def file_type(status: os.stat_result) -> str:
+    if getattr(status, "st_reparse_tag", 0) == JUNCTION:
+        return "a junction"
     return FILE_TYPES.get(stat.S_IFMT(status.st_mode), "a special file")
 
 
@@ -178,7 +209,7 @@ def check_folder(path: Path) -> None:
     """UnsafeFileError for a symbolic link or a special file; a folder, a regular file or a missing path passes."""
     with suppress(FileNotFoundError):
         status = os.lstat(path)
-        if not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
+        if not is_plain(status):
             raise UnsafeFileError(f"expected a folder, got {file_type(status)}", path)
 
 
@@ -205,7 +236,7 @@ def unsafe_type(status: os.stat_result, *, for_writing: bool) -> str:
 
     Several hard links are unsafe only for writing: reading such a file reveals no more than reading a copy.
     """
-    if not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
+    if not is_plain(status):
         return file_type(status)
     if for_writing and stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
         return f"a file with {status.st_nlink} hard links"
@@ -233,13 +264,13 @@ def remove_temporary_files(folder: Path, older_than: float = 0.0) -> None:
 
 def acquire_lock(file: int, path: Path) -> None:
     """Lock an open file without waiting, and write the process id into it, for the error message of others."""
-    if importlib.util.find_spec("fcntl") is None:
-        message = "training requires flock, which this system lacks; use Linux or macOS"
-        raise OSError(errno.ENOSYS, message, str(path))
     try:
         lock_exclusively(file)
+    except ImportError:
+        message = "training requires file locks (flock), which this system lacks; use Linux, macOS or Windows"
+        raise OSError(errno.ENOSYS, message, str(path)) from None
     except BlockingIOError as error:
-        number = os.read(file, 20).decode(errors="replace").strip()
+        number = read_at(file, 20, 0).decode(errors="replace").strip()
         owner = f"process {number}" if number.isdecimal() else "another process"
         message = f"locked by {owner}; wait until it ends, or stop it"
         raise OSError(error.errno, message, str(path)) from None
@@ -250,50 +281,66 @@ def acquire_lock(file: int, path: Path) -> None:
 def lock_exclusively(file: int) -> None:
     """BlockingIOError if another process holds the exclusive lock. Shared locks, which readers hold only briefly, are
     waited for."""
-    import fcntl
-
-    while True:
+    for attempt in itertools.count(1):
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            flock(file, "exclusive")
             return
         except BlockingIOError:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # fails only if the other lock is exclusive
-            fcntl.flock(file, fcntl.LOCK_UN)
+            if sys.platform != "win32":
+                flock(file, "shared")  # fails only if the other lock is exclusive
+                flock(file, "unlock")
+            elif attempt == LOCK_ATTEMPTS:  # there, a reader's lock is exclusive too
+                raise
             time.sleep(0.02)
 
 
-def safetensors_header(path: Path) -> dict[str, tuple[str, list[int]]]:
-    """The dtype and shape of each tensor, from the header alone. ValueError unless the tensors fill the file exactly.
+def flock(file: int, operation: Literal["exclusive", "shared", "unlock"]) -> None:
+    """Lock an open file, without waiting, or unlock it. BlockingIOError if another process, or another descriptor of
+    this one, holds the lock. The system unlocks the files of a process that ends."""
+    if sys.platform != "win32":
+        import fcntl
 
-    A safetensors file starts with the length of its header (8 bytes), followed by the header: JSON with the dtype,
-    shape and offsets of each tensor.
-    """
+        operations = {"exclusive": fcntl.LOCK_EX, "shared": fcntl.LOCK_SH, "unlock": fcntl.LOCK_UN}
+        return fcntl.flock(file, operations[operation] | fcntl.LOCK_NB)
+    import msvcrt
+
+    os.lseek(file, LOCK_OFFSET, os.SEEK_SET)  # msvcrt.locking locks bytes from the file position on
+    try:
+        return msvcrt.locking(file, msvcrt.LK_UNLCK if operation == "unlock" else msvcrt.LK_NBLCK, 1)
+    except PermissionError as error:
+        raise BlockingIOError(error.errno, "locked by another process") from None
+    finally:
+        os.lseek(file, 0, os.SEEK_SET)
+
+
+MAX_SPARSENESS = 8
+"""bytes of tensors per byte that is stored on disk. File systems that compress turn zeros into holes, but of the
+tensors of a checkpoint at least the weights are not zeros"""
+
+
+def check_stored(paths: Iterable[Path]) -> None:
+    """ValueError if these files are mostly holes: such a file of any size takes no room on disk and costs its sender
+    nothing, but reading it takes as much memory as reading a full one."""
+    sizes = {path: os.lstat(path).st_size for path in paths}
+    size, stored = sum(sizes.values()), sum(map(stored_bytes, sizes))
+    if size > MAX_SPARSENESS * stored:
+        raise ValueError(f"of {size:,} bytes only {stored:,} are stored on disk; the rest are holes in the file")
+
+
+def stored_bytes(path: Path) -> int:
+    """The size of a file without its holes; with them where the file system does not report them."""
     with opened_regular(path, os.O_RDONLY) as file:
-        size = os.fstat(file).st_size
-        length = int.from_bytes(os.read(file, 8), "little")
-        if length > min(MAX_HEADER_BYTES, size - 8):
-            raise ValueError(f"the header of {path.name} must have at most {MAX_HEADER_BYTES:,} bytes, got {length:,}")
-        header = from_json(os.pread(file, length, 8))
-    if not isinstance(header, dict):
-        raise ValueError(f"the header of {path.name} must be a JSON object")
-    tensors: dict[str, tuple[str, list[int]]] = {}
-    expected = 8 + length
-    for name, entry in header.items():
-        match entry:
-            case _ if name == "__metadata__":
-                continue
-            case {"dtype": str(dtype), "shape": list(shape)} if dtype in DTYPE_BYTES and is_shape(shape):
-                tensors[name] = dtype, shape
-                expected += DTYPE_BYTES[dtype] * math.prod(shape)
-            case _:
-                raise ValueError(f"{name!r:.60} in {path.name} must have a dtype and a shape, got {entry!r:.60}")
-    if expected != size:
-        raise ValueError(f"{path.name} has {size:,} bytes, but its header declares {expected:,}")
-    return tensors
-
-
-def is_shape(shape: list[Any]) -> bool:
-    return all(type(n) is int and n >= 0 for n in shape) and math.prod(shape) < 2**48
+        size, stored, end = os.fstat(file).st_size, 0, 0
+        if not hasattr(os, "SEEK_DATA"):  # Windows
+            return size
+        try:
+            while end < size:
+                start = os.lseek(file, end, os.SEEK_DATA)
+                end = os.lseek(file, start, os.SEEK_HOLE)
+                stored += end - start
+        except OSError as error:
+            return stored if error.errno == errno.ENXIO else size  # ENXIO: the rest of the file is a hole
+    return stored
 
 
 def sha256(content: bytes | Path) -> str:
@@ -340,13 +387,13 @@ DECODER = json.JSONDecoder(parse_constant=refuse_constant, parse_float=parse_fin
 
 
 MAX_UNPACKED = 512_000_000
-"""unpacked bytes of an archive, including skipped members"""
+"""limit for the unpacked bytes of an archive, including members that are skipped"""
 MAX_RATIO = 100
-"""compression ratio of an archive or gzip file that unpacks to more than UNPACKED_FLOOR bytes"""
+"""limit for the compression ratio of an archive or a gzip file that unpacks to more than UNPACKED_FLOOR bytes"""
 UNPACKED_FLOOR = 10_000_000
-"""bytes that any archive may unpack to, because small files of zeros compress by more than MAX_RATIO"""
+"""bytes that any archive may unpack to, because small files of zeros exceed MAX_RATIO"""
 
 
-def max_unpacked_bytes(packed_bytes: int, limit: int = MAX_UNPACKED) -> int:
-    """The number of bytes that an archive of this size may unpack to, at most `limit`."""
-    return min(limit, max(UNPACKED_FLOOR, MAX_RATIO * packed_bytes))
+def max_unpacked_bytes(packed: int, limit: int = MAX_UNPACKED) -> int:
+    """The number of bytes that `packed` bytes may unpack to: MAX_RATIO times as many, or the floor, up to `limit`."""
+    return min(limit, max(UNPACKED_FLOOR, MAX_RATIO * packed))

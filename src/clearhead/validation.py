@@ -121,6 +121,16 @@ def check_heads(width: int, num_heads: int) -> None:
         )
 
 
+def check_kv_heads(num_heads: int, num_kv_heads: int) -> None:
+    check_positive(num_kv_heads=num_kv_heads)
+    if num_heads % num_kv_heads:
+        nearest = max(n for n in range(1, num_heads + 1) if num_heads % n == 0 and n <= num_kv_heads)
+        raise ValueError(
+            f"num_heads must be a multiple of num_kv_heads, got num_heads={num_heads}, num_kv_heads={num_kv_heads}; "
+            f"try num_kv_heads={nearest}"
+        )
+
+
 def check_rotary_width(head_dim: int, multiple: int) -> None:
     """Each axis of the positions rotates pairs of features: a multiple of 2 in one dimension, of 4 in two."""
     if head_dim % multiple:

@@ -1,4 +1,4 @@
-"""benchmarks/cache.py measures both ways of writing the same text."""
+"""benchmarks/cache.py times generation with and without the key/value cache."""
 
 import importlib.util
 import json
@@ -7,7 +7,7 @@ from pathlib import Path
 FILE = Path(__file__).parents[2] / "benchmarks" / "cache.py"
 
 
-def test_it_measures_every_length(tmp_path, capsys):
+def test_every_length_is_measured(tmp_path, capsys):
     spec = importlib.util.spec_from_file_location("bench_cache", FILE)
     bench = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(bench)

@@ -1,17 +1,11 @@
-"""benchmarks/campaign: each shard in a very small form, and guards: each detector finds a fault that is planted."""
+"""benchmarks/campaign: a few cases of each shard, resumed and stored results, and the report."""
 
-import importlib
-import io
 import json
-import os
 import random
-import struct
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 ROOT = Path(__file__).parents[2]
 if str(ROOT) not in sys.path:
@@ -25,46 +19,19 @@ from benchmarks.campaign import (  # noqa: E402
     damage,
     disk,
     fuzz,
-    hostile,
     kills,
     media,
     nodes,
     power,
-    processes,
     report,
-    runs,
     shards,
 )
 
-from clearhead.training.checkpoint import step_name  # noqa: E402
 
-
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory):
-    """One for all tests; it sets environment variables, which are put back."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in runs.CACHES:
-            patch.setenv(name, "")
-        yield runs.Stage(tmp_path_factory.mktemp("stage"))
-
-
-@pytest.fixture
-def case(tmp_path):
-    (tmp_path / "case").mkdir()
-    return tmp_path / "case"
-
-
-def begun(shard, stage, size=1):
-    shard.begin(stage)
+def start(shard, workspace, size=1):
+    shard.begin(workspace)
     shard.size = size
     return shard
-
-
-def kinds_of(failures):
-    return {failure.kind for failure in failures}
-
-
-# --------------------------------------------------------------------------- a few cases of each shard
 
 
 @pytest.mark.slow
@@ -82,8 +49,8 @@ def kinds_of(failures):
         (damage.NonFinite, "gradient"),
     ],
 )
-def test_one_case(shard, kind, stage, case):
-    made = begun(shard(), stage)
+def test_one_case_of_each_shard(shard, kind, workspace, case):
+    made = start(shard(), workspace)
     try:
         assert made.case(kind, 0, random.Random(1), case) == []
     finally:
@@ -92,28 +59,28 @@ def test_one_case(shard, kind, stage, case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("shard", "kind"), [(media.Images, "png"), (media.Archives, "zip"), (fuzz.Parsers, "idx")])
-def test_a_few_mutated_inputs(shard, kind, stage, case):
-    assert begun(shard(), stage, size=20).case(kind, 0, random.Random(1), case) == []
+def test_mutated_inputs(shard, kind, workspace, case):
+    assert start(shard(), workspace, size=20).case(kind, 0, random.Random(1), case) == []
 
 
 @pytest.mark.slow
-def test_a_few_malformed_command_lines(stage, case):
-    assert begun(commands.CommandLines(), stage, size=10).case("command", 0, random.Random(1), case) == []
+def test_malformed_command_lines(workspace, case):
+    assert start(commands.CommandLines(), workspace, size=10).case("command", 0, random.Random(1), case) == []
 
 
 @pytest.mark.slow
-def test_a_few_flips_in_a_checkpoint(stage, case):
-    assert begun(damage.Flips(), stage, size=3).case("checkpoint", 20, random.Random(1), case) == []
+def test_bit_flips_in_a_checkpoint(workspace, case):
+    assert start(damage.Flips(), workspace, size=3).case("checkpoint", 20, random.Random(1), case) == []
 
 
 @pytest.mark.slow
-def test_a_short_soak(stage, case):
-    assert begun(commands.Soak(), stage, size=300).case("steps", 0, random.Random(1), case) == []
+def test_short_soak(workspace, case):
+    assert start(commands.Soak(), workspace, size=300).case("steps", 0, random.Random(1), case) == []
 
 
 @pytest.mark.soak
-def test_a_lost_node_is_noticed_and_two_nodes_resume(stage, case):
-    made = begun(nodes.TwoNodes(), stage)
+def test_lost_node_is_detected_and_two_nodes_resume(workspace, case):
+    made = start(nodes.TwoNodes(), workspace)
     try:
         assert made.case("node lost", 0, random.Random(1), case) == []
     finally:
@@ -122,326 +89,19 @@ def test_a_lost_node_is_noticed_and_two_nodes_resume(stage, case):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", ["rank 0", "rank 1"])
-def test_a_killed_rank_ends_the_run_and_it_resumes(kind, stage, case):
-    assert begun(nodes.Ranks(), stage).case(kind, 0, random.Random(1), case) == []
-
-
-# ---------------------------------------------------------------------------------------------- guards
-
-
-@pytest.mark.slow
-def test_a_lost_save_is_found(stage, case):
-    run = stage.copy(stage.undisturbed("language-model"), case)
-    assert runs.check_saved(run, runs.STEPS) == []
-    newest = run / "checkpoints" / step_name(runs.STEPS)
-    newest.rename(newest.with_name("gone"))
-    assert kinds_of(runs.check_saved(run, runs.STEPS)) == {"lost save"}
-
-
-def test_a_run_that_is_gone_is_a_lost_save_only_if_something_was_saved(tmp_path):
-    assert kinds_of(runs.check_saved(tmp_path / "none", 4)) == {"lost save"}
-    assert runs.check_saved(tmp_path / "none", 0) == []
-
-
-@pytest.mark.slow
-def test_a_resume_that_forgets_its_random_state_is_a_silent_difference(stage, case, monkeypatch):
-    from clearhead.training import state
-
-    stage.undisturbed("language-model")
-    ended = processes.run(stage.train("language-model"), case, 100, prepare=kills.stop_at(10), may_write=[stage.cache])
-    monkeypatch.setattr(state, "restore_rng", lambda *args: None)  # inherited by the child that resumes
-    assert "silent difference" in kinds_of(runs.finish_and_compare(stage, "language-model", case, ended.saved))
-
-
-def planted(line):
-    """A child in which `clearhead` runs this code instead."""
-
-    def job():
-        exec(line, {"os": os, "Path": Path})
-        return 0
-
-    return job
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "open('../outside.txt', 'w').close()",
-        "os.mkdir('../outside')",
-        "os.rename('inside.txt', '../outside.txt')",
-        "os.unlink('../there.txt')",
-        "os.symlink('..', 'link'); open('link/outside.txt', 'w').close()",
-        "os.symlink('../there.txt', 'link'); os.truncate('link', 0)",
-    ],
-)
-def test_a_write_outside_is_found(line, case):
-    (case / "inside.txt").touch()
-    (case.parent / "there.txt").write_text("content")
-    ended = processes.run([], case, 30, job=planted(line))
-    assert kinds_of(runs.check_ended(ended, [0], "it")) == {"write outside"}
-
-
-def test_writes_inside_are_none_outside(case):
-    line = (
-        "open('a', 'w').close(); os.mkdir('b'); os.rename('a', 'b/a'); os.symlink('b', 'c'); open('c/d', 'w').close()"
-    )
-    ended = processes.run([], case, 30, job=planted(line))
-    assert runs.check_ended(ended, [0], "it") == []
-
-
-@pytest.mark.parametrize("read", ["Path('runs/a').read_bytes()", "read_regular(Path('runs/a'))"])
-def test_every_way_of_reading_a_file_can_be_made_to_fail(read, case):
-    (case / "runs").mkdir()
-    (case / "runs" / "a").touch()
-    job = planted(f"from clearhead.files import read_regular; {read}")
-    assert "call read" in processes.run([], case, 30, prepare=disk.fail_at(-1, ""), job=job).lines
-
-
-@pytest.mark.parametrize("code", [5, 99])
-def test_exit_5_and_a_crash_are_found(code, case):
-    ended = processes.run([], case, 30, job=lambda: code)
-    assert kinds_of(runs.check_ended(ended, [0, 1, 2], "it")) == {"exit 5"}
-
-
-def test_a_traceback_is_found(case):
-    ended = processes.run([], case, 30, job=lambda: 1 // 0)
-    assert kinds_of(runs.check_ended(ended, [0, 99], "it")) == {"exit 5"}
-
-
-def test_a_hang_is_found(case):
-    ended = processes.run([], case, 0.3, job=lambda: time.sleep(60) or 0)
-    assert kinds_of(runs.check_ended(ended, [0], "it")) == {"hang"}
-
-
-def test_a_child_ends_with_the_campaign(case):
-    """The campaign is a child here, which is killed while it waits for its own."""
-
-    def campaign():
-        child = processes.Child([], case, job=lambda: time.sleep(60) or 0, name="inner")
-        (case / "pid").write_text(str(child.pid))
-        return child.wait(60).code
-
-    outer = processes.Child([], case, job=campaign, name="outer")
-    until = time.monotonic() + 30
-    while not ((case / "pid").exists() and (case / "pid").read_text()) and time.monotonic() < until:
-        time.sleep(0.01)
-    inner = int((case / "pid").read_text())
-    assert nodes.is_alive(inner)
-    time.sleep(0.2)  # it has asked for its end by then
-    os.kill(outer.pid, 9)
-    outer.wait(30)
-    while nodes.is_alive(inner) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not nodes.is_alive(inner)
-
-
-@pytest.mark.slow
-def test_a_non_finite_checkpoint_is_found(stage, case):
-    from safetensors.torch import load_file, save_file
-
-    run = stage.copy(stage.undisturbed("language-model"), case)
-    assert damage.not_finite(run) == []
-    path = max(run.glob("checkpoints/step-*")) / "optimizer.safetensors"
-    tensors = load_file(path)
-    name = next(name for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel() > 1)
-    tensors[name].view(-1)[0] = float("nan")
-    save_file(tensors, path)
-    assert [line.split()[0] for line in damage.not_finite(run)] == [name]
-
-
-@pytest.mark.slow
-def test_a_save_without_fsync_is_lost_in_a_power_failure(stage, case):
-    made = begun(power.PowerFailures(), stage)
-    made.operations = [op for op in made.operations if op["do"] != "fsync"]
-    found = set()
-    for number in range(12):
-        folder = case / str(number)
-        folder.mkdir()
-        power.survivors(made.operations, random.Random(number)).build(folder)
-        found |= kinds_of(runs.check_saved(folder / "runs" / "run", runs.STEPS))
-    assert "lost save" in found
-
-
-def test_after_a_power_failure_a_file_has_what_was_synced(tmp_path):
-    written = {"do": "write", "path": "a", "data": "b25l"}
-    synced = [{"do": "create", "path": "a"}, written, {"do": "fsync", "path": "a"}, {"do": "fsync", "path": "."}]
-    contents = set()
-    for number in range(40):
-        folder = tmp_path / str(number)
-        power.survivors([*synced, written | {"data": "dHdv"}], random.Random(number)).build(folder)
-        contents.add((folder / "a").read_bytes())
-    assert all(content.startswith(b"one") for content in contents)
-    assert {b"one", b"onetwo", b"one\0\0\0"} <= contents
-
-
-def test_a_name_that_was_not_synced_may_be_lost(tmp_path):
-    unsynced = [{"do": "create", "path": "a"}, {"do": "fsync", "path": "a"}]
-    there = set()
-    for number in range(40):
-        folder = tmp_path / str(number)
-        power.survivors(unsynced, random.Random(number)).build(folder)
-        there.add((folder / "a").exists())
-    assert there == {True, False}
-
-
-@pytest.mark.slow
-def test_a_flip_that_nothing_notices_is_found(stage, case, monkeypatch):
-    """With a reader that does not check what it reads."""
-    from clearhead.training import checkpoint
-
-    made = begun(damage.Flips(), stage)
-    best = json.loads((made.half / "best.json").read_text())["step"]
-    path = f"checkpoints/{step_name(best)}/optimizer.safetensors"  # whose averaged weights are what predicts
-    header = 8 + struct.unpack("<Q", (made.half / path).read_bytes()[:8])[0]
-    monkeypatch.setattr(made, "flip_of", lambda kind, number: (path, 8 * (header + 4 * number + 3) + 6))
-    made.size = 200
-    monkeypatch.setattr(checkpoint, "disagreements", lambda files, written: {})
-    assert "silent difference" in kinds_of(made.case("checkpoint", 20, random.Random(1), case))
-
-
-@pytest.mark.parametrize(
-    ("answer", "kind"),
-    [
-        ((0, "other", ""), "silent difference"),
-        ((0, "other", "warning: damaged"), None),
-        ((0, "good", ""), None),
-        ((2, "", "clearhead: damaged"), None),
-        ((5, "", "clearhead: KeyError"), "exit 5"),
-    ],
-)
-def test_an_answer_after_a_flip_is_judged(answer, kind, monkeypatch):
-    shard = damage.Flips()
-    shard.intact = {tuple(command): (0, "good", "") for command in damage.commands_for("config")}
-    monkeypatch.setattr(damage, "asked", lambda command: answer)
-    assert kinds_of(shard.silent("config", "bit 1")) == ({kind} if kind else set())
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (KeyError("normalize"), "exit 5"),
-        (RecursionError("deep"), "exit 5"),
-        (UnicodeDecodeError("utf-8", b"", 0, 1, "x"), "exit 5"),
-        (ValueError(""), "no single line"),
-        (MemoryError(), "memory"),
-        (ValueError("a size must be positive, got -1"), None),
-        (LookupError("no such run"), None),
-        (OSError(5, "Input/output error"), None),
-    ],
-)
-def test_what_comes_out_of_a_parser_is_judged(error, kind, tmp_path):
-    def parse(path):
-        raise error
-
-    found = fuzz.read_one(parse, tmp_path)
-    assert (found.kind if found else None) == kind
-
-
-def test_a_parser_that_hangs_is_found(tmp_path):
-    found = fuzz.read_one(lambda path: time.sleep(30), tmp_path, seconds=0.05)
-    assert found is not None
-    assert found.kind == "hang"
-
-
-class Hungry(fuzz.Fuzz):
-    """A parser that takes 600 MB, or dies."""
-
-    name, what, counts = "hungry", "input", {"memory": 1, "death": 1}
-
-    def parsers(self):
-        return {"memory": ("x", lambda path: bytearray(600 * 2**20)), "death": ("x", lambda path: os._exit(7))}
-
-    def input(self, kind, rng):
-        return b"x"
-
-
-@pytest.mark.parametrize(("kind", "expected"), [("memory", "memory"), ("death", "process died")])
-def test_a_parser_that_needs_too_much_memory_or_dies_is_found(kind, expected, case):
-    shard = Hungry()
-    shard.size = 1
-    assert kinds_of(shard.case(kind, 0, random.Random(1), case)) == {expected}
-
-
-@pytest.mark.parametrize(
-    ("code", "err", "kind"),
-    [
-        (5, "clearhead: KeyError\n", "exit 5"),
-        (1, "Traceback (most recent call last):\n", "exit 5"),
-        (2, "one\ntwo\n", "no single line"),
-        (2, "", "no single line"),
-        (2, "clearhead: \x1b]0;t\x07 is unknown\n", "escape sequence"),
-        (2, "clearhead: x is unknown\n", None),
-        (0, "", None),
-    ],
-)
-def test_a_command_line_is_judged(code, err, kind, monkeypatch):
-    main = importlib.import_module("clearhead.cli.main")
-    monkeypatch.setattr(main, "main", lambda words: (sys.stderr.write(err), code)[1])
-    assert kinds_of(commands.judge(["shapes", "x"])) == ({kind} if kind else set())
-
-
-def test_a_change_outside_through_a_link_is_found(tmp_path):
-    (tmp_path / "victim.txt").write_text("precious")
-    before = hostile.state_of(tmp_path)
-    assert hostile.changes(before, hostile.state_of(tmp_path)) == []
-    (tmp_path / "victim.txt").write_text("gone")
-    (tmp_path / "new.txt").touch()
-    assert hostile.changes(before, hostile.state_of(tmp_path)) == ["new.txt was made", "victim.txt was changed"]
-    (tmp_path / "victim.txt").unlink()
-    assert "victim.txt was deleted" in hostile.changes(before, hostile.state_of(tmp_path))
-
-
-@pytest.mark.parametrize("kind", list(hostile.Links.counts))
-@pytest.mark.parametrize("place", ["lock", "checkpoints"])
-def test_a_link_is_planted_where_something_is_or_is_not(kind, place, tmp_path):
-    outside, run = tmp_path / "outside", tmp_path / "run"
-    (outside / "victims").mkdir(parents=True)
-    (outside / "victim.txt").touch()
-    (run / "checkpoints").mkdir(parents=True)
-    hostile.plant(kind, run / place, outside)
-    assert os.path.lexists(run / place)
-    assert not (run / place).is_file() or (run / place).stat().st_ino == (outside / "victim.txt").stat().st_ino
-
-
-def test_growing_memory_and_files_are_leaks():
-    flat, rising = [10**8] * 50, [10**8 + 10**6 * i for i in range(50)]
-    assert commands.grown(flat, [9] * 50, 16 * 2**20) == []
-    assert kinds_of(commands.grown(rising, [9] * 50, 16 * 2**20)) == {"leak"}
-    assert kinds_of(commands.grown(flat, list(range(50)), 16 * 2**20)) == {"leak"}
-
-
-def test_two_owners_at_a_time_are_found():
-    def owner(begin, end):
-        return processes.Ended(0, [f"owns {begin}", f"owned {end}"])
-
-    assert kills.two_owners([owner(1, 5), owner(5, 9)]) == []
-    assert kinds_of(kills.two_owners([owner(1, 5), owner(4, 9)])) == {"two owners"}
-
-
-def test_a_png_keeps_valid_checksums_with_another_size():
-    data = media.with_size("png", media.pictures_of("png")[0], 5000, 7)
-    assert struct.unpack(">II", data[16:24]) == (5000, 7)
-    assert Image.open(io.BytesIO(data)).size == (5000, 7)
-
-
-@pytest.mark.parametrize("kind", ["jpeg", "webp", "gif", "bmp"])
-def test_images_can_declare_another_size(kind):
-    sizes = {Image.open(io.BytesIO(media.with_size(kind, data, 5000, 7))).size for data in media.pictures_of(kind)}
-    assert sizes == {(5000, 7)}
-
-
-# ------------------------------------------------------------------------------- results and the table
+def test_killed_rank_ends_the_run_which_resumes(kind, workspace, case):
+    assert start(nodes.Ranks(), workspace).case(kind, 0, random.Random(1), case) == []
 
 
 class Counted(shards.Shard):
-    """Does nothing, and fails at one case."""
+    """Counts its cases, one of which may fail."""
 
     name, what, counts, small = "counted", "nothing", {"a": 4, "b": 2}, 1
 
     def __init__(self, fails_at=None):
         self.done, self.fails_at = [], fails_at
 
-    def begin(self, stage):
+    def begin(self, workspace):
         pass
 
     def case(self, kind, number, rng, folder):
@@ -450,11 +110,11 @@ class Counted(shards.Shard):
 
 
 @pytest.fixture
-def quick(monkeypatch):
-    monkeypatch.setattr(shards, "Stage", lambda folder: None)
+def without_workspace(monkeypatch):
+    monkeypatch.setattr(shards, "Workspace", lambda folder: None)
 
 
-def test_a_shard_continues_where_it_stopped_with_the_same_cases(quick, tmp_path):
+def test_interrupted_shard_continues_with_the_same_cases(without_workspace, tmp_path):
     whole, first, rest = Counted(), Counted(), Counted()
     shards.run_shard(whole, tmp_path / "whole", 1, say=lambda line: None)
     shards.run_shard(first, tmp_path / "parts", 1, small=True, say=lambda line: None)
@@ -464,7 +124,7 @@ def test_a_shard_continues_where_it_stopped_with_the_same_cases(quick, tmp_path)
     assert result["done"] == result["wanted"] == {"a": 4, "b": 2}
 
 
-def test_results_of_another_seed_or_version_are_not_continued(quick, tmp_path, monkeypatch):
+def test_results_of_another_seed_or_version_are_discarded(without_workspace, tmp_path, monkeypatch):
     shards.run_shard(Counted(), tmp_path, 1, say=lambda line: None)
     other = Counted()
     shards.run_shard(other, tmp_path, 2, say=lambda line: None)
@@ -475,20 +135,7 @@ def test_results_of_another_seed_or_version_are_not_continued(quick, tmp_path, m
     assert len(changed.done) == 6
 
 
-@pytest.mark.parametrize("seeds", [(1, 2), (1, 1)])
-def test_another_seed_means_other_inputs(seeds, case):
-    """Of a fuzzer, whose inputs are drawn one by one in a child."""
-    drawn = []
-    for seed in seeds:
-        shard = Hungry()
-        shard.input = lambda kind, rng: b"%r" % rng.random()
-        shard.parsers = lambda: {"memory": ("x", lambda path: None)}
-        assert shards.one_case(shard, "memory", 0, seed, case) == []
-        drawn.append((case / "x").read_bytes())
-    assert (drawn[0] == drawn[1]) == (seeds[0] == seeds[1])
-
-
-def test_a_failure_is_stored_with_the_command_that_repeats_it(quick, tmp_path):
+def test_failure_is_stored_with_the_command_that_reproduces_it(without_workspace, tmp_path):
     said = []
     shards.run_shard(Counted(("a", 2)), tmp_path, 1, say=said.append)
     stored = json.loads((tmp_path / "counted.json").read_text())
@@ -499,7 +146,7 @@ def test_a_failure_is_stored_with_the_command_that_repeats_it(quick, tmp_path):
     assert {"seed", "date", "torch", "python", "processor", "seconds", "wanted", "done"} <= stored.keys()
 
 
-def test_a_case_that_breaks_is_a_failure_and_the_shard_goes_on(quick, tmp_path, monkeypatch):
+def test_exception_in_a_case_is_a_failure_and_the_shard_continues(without_workspace, tmp_path, monkeypatch):
     shard = Counted()
     monkeypatch.setattr(shard, "case", lambda *args: 1 // 0)
     result = shards.run_shard(shard, tmp_path, 1, small=True, say=lambda line: None)
@@ -507,7 +154,7 @@ def test_a_case_that_breaks_is_a_failure_and_the_shard_goes_on(quick, tmp_path, 
     assert result["failures"][0]["kind"] == "case not finished"
 
 
-def test_the_table_says_what_is_missing(quick, tmp_path):
+def test_report_of_an_incomplete_campaign_says_so(without_workspace, tmp_path):
     shards.run_shard(Counted(("a", 0)), tmp_path / "results", 1, small=True, say=lambda line: None)
     page = tmp_path / "page.md"
     page.write_text(f"before\n\n{report.BEGIN}\nold\n{report.END}\n\nafter\n")
@@ -521,6 +168,15 @@ def test_the_table_says_what_is_missing(quick, tmp_path):
     assert "old" not in text
 
 
-def test_the_page_shows_the_stored_results():
+def test_largest_memory_peak_is_kept_when_a_shard_continues(without_workspace, tmp_path):
+    for small, peak in ((True, 40.0), (False, 30.0)):
+        shard = Counted()
+        shard.peak_mb = peak
+        result = shards.run_shard(shard, tmp_path, 1, small=small, say=lambda line: None)
+    assert result["peak_mb"] == 40.0
+    assert "40 MB in `counted`" in report.table([result])
+
+
+def test_page_shows_the_stored_results():
     results = report.read_results(ROOT / "docs" / "reliability")
     assert report.table(results) in (ROOT / "docs" / "reliability.md").read_text()

@@ -1,4 +1,4 @@
-"""benchmarks/compare_versions.py tells equal losses from different ones."""
+"""benchmarks/compare_versions.py distinguishes identical from different losses."""
 
 import importlib.util
 import shutil
@@ -18,7 +18,7 @@ def compare():
 
 
 @pytest.mark.slow
-def test_the_same_checkout_has_the_same_losses(compare, capsys):
+def test_losses_of_the_same_checkout_are_identical(compare, capsys):
     options = [
         "--recipes",
         "reverse=reverse",
@@ -38,7 +38,7 @@ def test_the_same_checkout_has_the_same_losses(compare, capsys):
 
 
 @pytest.mark.slow
-def test_another_initialisation_is_noticed(compare, tmp_path, capsys):
+def test_different_initialization_is_detected(compare, tmp_path, capsys):
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "mnist"))
     setup = tmp_path / "src/clearhead/training/context.py"
     changed = setup.read_text().replace("torch.manual_seed(config.seed)", "torch.manual_seed(config.seed + 1)")

@@ -1,4 +1,4 @@
-"""benchmarks/learning.py finds the step at which an accuracy is reached, or says that it was not."""
+"""benchmarks/learning.py finds the step at which each target accuracy is reached."""
 
 import importlib.util
 from dataclasses import replace
@@ -33,7 +33,7 @@ def test_targets_are_reached_in_order_or_not_at_all(learning, capsys):
     assert "tiny: step 4" in capsys.readouterr().out
 
 
-def test_every_task_compares_recipes_that_exist(learning):
+def test_tasks_have_sorted_targets_and_comparable_recipes(learning):
     for make in learning.TASKS.values():
         for entry in make():
             assert entry.targets == tuple(sorted(entry.targets))
@@ -44,5 +44,5 @@ def test_every_task_compares_recipes_that_exist(learning):
     assert theirs.optimizer.lr == 5e-4
 
 
-def test_the_peak_is_a_speed(learning):
+def test_matmul_peak_is_positive(learning):
     assert learning.matmul_peak(size=64, tries=2) > 1e6

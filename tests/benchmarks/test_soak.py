@@ -1,4 +1,4 @@
-"""benchmarks/soak.py kills, resumes and compares, and finds what differs."""
+"""benchmarks/soak.py kills and resumes training and detects every difference from an undisturbed run."""
 
 import importlib
 import shlex
@@ -55,21 +55,21 @@ def soak(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture(autouse=True)
 def here(soak, tmp_path, monkeypatch):
-    """Runs are made in tmp_path/soak, by this very package."""
+    """Runs are created in tmp_path/soak with the package under test."""
     monkeypatch.setattr(soak.tempfile, "mkdtemp", lambda prefix: str(tmp_path / "soak"))
     monkeypatch.setenv("PYTHONPATH", str(BENCHMARKS.parent / "src"))
     (tmp_path / "soak").mkdir()
 
 
 def account(out: str) -> tuple[int, int, int]:
-    """Kills, those in a save and those in the midst of training, from the last line of what was said."""
+    """The numbers of kills, of kills during a save and of resumable kills, from the last line of the output."""
     last = out.splitlines()[-1]
     assert last.endswith("equal the undisturbed one, bit for bit")
     kills, in_saves, resumable = (int(part.split()[0]) for part in last.partition(":")[0].split(", "))
     return kills, in_saves, resumable
 
 
-def soaked(soak: ModuleType, tmp_path: Path, n_kills: int, forgets: bool) -> int:
+def run_soak(soak: ModuleType, tmp_path: Path, n_kills: int, forgets: bool) -> int:
     trainer = tmp_path / "trainer.py"
     trainer.write_text(TRAINER.replace("FORGETS", str(forgets)))
     command = shlex.join([sys.executable, str(trainer)])
@@ -78,8 +78,8 @@ def soaked(soak: ModuleType, tmp_path: Path, n_kills: int, forgets: bool) -> int
 
 
 @pytest.mark.slow
-def test_a_trainer_that_resumes_exactly_passes(soak, tmp_path, capsys):
-    assert soaked(soak, tmp_path, 1, forgets=False) == 0
+def test_trainer_that_resumes_bit_for_bit_passes(soak, tmp_path, capsys):
+    assert run_soak(soak, tmp_path, 1, forgets=False) == 0
     kills, in_saves, resumable = account(capsys.readouterr().out)
     assert resumable >= 1
     assert 3 * in_saves >= kills
@@ -87,8 +87,8 @@ def test_a_trainer_that_resumes_exactly_passes(soak, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_trainer_that_forgets_its_random_state_is_found_out(soak, tmp_path, capsys):
-    assert soaked(soak, tmp_path, 1, forgets=True) == 1
+def test_trainer_that_loses_its_rng_state_is_detected(soak, tmp_path, capsys):
+    assert run_soak(soak, tmp_path, 1, forgets=True) == 1
     err = capsys.readouterr().err
     assert "differs from the undisturbed run: model.safetensors of step" in err
     assert (tmp_path / "soak/runs/killed-1").exists()
@@ -105,9 +105,9 @@ IMAGES = "--model.width 16 --model.depth 1 --model.patch-size 14 --model.patch-e
     [("reverse", 2, DRAWING), ("mnist", 1, f"{DRAWING} {IMAGES}")],
     ids=["reverse", "mnist"],
 )
-def test_real_training_killed_at_random_moments_is_resumed_exactly(soak, tmp_path, capsys, recipe, n_kills, changes):
-    """What `make soak` does for an hour, with little of it."""
-    seed = "168"  # whose first kills are in a later save and while it trains: with others it takes more of them
+def test_training_killed_at_random_moments_resumes_bit_for_bit(soak, tmp_path, capsys, recipe, n_kills, changes):
+    """A short version of `make soak`."""
+    seed = "168"  # its first kills hit a later save and a training step; other seeds need more kills
     options = ["--kills", str(n_kills), "--steps", "60", "--checkpoint-every", "2", "--seed", seed]
     code = soak.main([recipe, *options, "--", *SMALL.split(), *changes.split()])
     captured = capsys.readouterr()
@@ -119,7 +119,7 @@ def test_real_training_killed_at_random_moments_is_resumed_exactly(soak, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_command_that_fails_is_shown_with_what_it_said(soak, capsys):
+def test_failing_command_is_shown_with_its_output(soak, capsys):
     assert soak.main(["any", "--command", f"{shlex.quote(sys.executable)} -c 1/0"]) == 1
     assert "ZeroDivisionError" in capsys.readouterr().err
 
@@ -137,7 +137,7 @@ def make_run(path: Path, **changes) -> Path:
     return path
 
 
-def test_equal_runs_differ_in_nothing_but_time(soak, tmp_path):
+def test_runs_that_differ_only_in_time_are_equal(soak, tmp_path):
     assert soak.differences(make_run(tmp_path / "a"), make_run(tmp_path / "b", seconds=9.0)) == []
 
 
@@ -152,6 +152,6 @@ def test_equal_runs_differ_in_nothing_but_time(soak, tmp_path):
         ({"best": 2}, "the best steps are 1 and 2"),
     ],
 )
-def test_every_difference_is_found(soak, tmp_path, changes, message):
+def test_every_difference_is_detected(soak, tmp_path, changes, message):
     found = soak.differences(make_run(tmp_path / "a"), make_run(tmp_path / "b", **changes))
     assert any(line.startswith(message) for line in found), found

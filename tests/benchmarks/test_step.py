@@ -1,4 +1,4 @@
-"""benchmarks/step.py runs, measures every peer that is installed, and orders its rounds fairly."""
+"""benchmarks/step.py measures every installed peer in a balanced order."""
 
 import importlib
 import importlib.util
@@ -25,7 +25,7 @@ MODULES = {"torch.nn": "torch", "timm": "timm", "vit-pytorch": "vit_pytorch", "t
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict:
     file = tmp_path_factory.mktemp("step") / "report.json"
     command = [sys.executable, BENCHMARKS / "step.py", "--rounds", "1", "--batch", "2", "--json", file]
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads that wait for each other crawl beside other tests
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # more threads would be slow beside other tests
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=one_thread)
     assert done.returncode == 0, done.stderr
     return {**json.loads(file.read_text()), "printed": done.stdout}
@@ -33,13 +33,13 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 @pytest.fixture
 def step(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script as a module, with the folder that Python puts on the path when it runs one."""
+    """The script as a module, with its folder on the path as when Python runs it."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module("step")
 
 
 @pytest.mark.slow
-def test_ours_is_measured_in_both_modes(report):
+def test_clearhead_is_measured_in_both_modes(report):
     for mode in ("forward", "train"):
         names = [row["name"] for row in report[mode]["rows"]]
         assert "clearhead" in names
@@ -51,7 +51,7 @@ def test_ours_is_measured_in_both_modes(report):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("peer", MODULES)
-def test_an_installed_peer_is_measured(report, peer):
+def test_installed_peer_is_measured(report, peer):
     if importlib.util.find_spec(MODULES[peer]) is None:
         assert f"{peer} is left out" in report["printed"]
         pytest.skip(f"{peer} is not installed: pip install 'clearhead[bench]'")
@@ -63,7 +63,7 @@ def test_an_installed_peer_is_measured(report, peer):
 
 @pytest.fixture
 def twice_as_slow(step, monkeypatch):
-    """The script with ours at 2 seconds, torch.nn at 1 and nobody else, without timing anything."""
+    """The script with fake times: 2 seconds for ours, 1 second for torch.nn, and no other peer."""
     config = vit_tiny()
     models = {name: VisionTransformer.from_config(config) for name in ("clearhead", "torch.nn")}
     seconds = {"clearhead": [2.0, 4.0, 2.0], "torch.nn": [1.0, 2.0, 1.0], step.MATMUL: [1.0, 1.0, 1.0]}
@@ -73,13 +73,13 @@ def twice_as_slow(step, monkeypatch):
 
 
 @pytest.mark.parametrize(("check", "code"), [("0.4", 0), ("0.5", 0), ("0.6", 1)])
-def test_the_check_fails_only_when_ours_is_too_slow(twice_as_slow, check, code, capsys):
+def test_check_fails_only_below_the_ratio(twice_as_slow, check, code, capsys):
     assert twice_as_slow.main(["--check", check]) == code
     assert ("wanted 0.6" in capsys.readouterr().err) == bool(code)
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 6])
-def test_everyone_follows_everyone_equally_often(step, n):
+def test_every_model_follows_every_other_equally_often(step, n):
     names = [str(i) for i in range(n)]
     rounds = [step.order(names, i) for i in range(2 * n)]
     assert all(sorted(order) == names for order in rounds)
@@ -88,7 +88,7 @@ def test_everyone_follows_everyone_equally_often(step, n):
     assert len(set(follows.values())) == 1
 
 
-def test_multiply_adds_are_those_of_the_linear_layers_and_the_scores(step):
+def test_multiply_adds_count_linear_layers_and_attention_scores(step):
     config = vit_tiny()
     linears = [m for m in VisionTransformer.from_config(config).modules() if isinstance(m, nn.Linear)]
     patches, *blocks, head = linears

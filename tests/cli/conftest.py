@@ -4,8 +4,8 @@ from clearhead.cli.main import main
 
 
 @pytest.fixture
-def told(capsys):
-    """What a command that should work prints."""
+def run_cli(capsys):
+    """Runs a command that must succeed without writing to stderr, and returns its output."""
 
     def run(*argv):
         assert main(argv) == 0

@@ -18,25 +18,25 @@ def runs(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_one_run_gets_its_picture_among_its_own_figures(runs, capsys):
+def test_figure_of_one_run_is_saved_in_its_figures_folder(runs, capsys):
     assert main(["curves", "runs/long"]) == 0
     assert capsys.readouterr().out == "runs/long/figures/curves.png\n"
     assert (runs / "runs/long/figures/curves.png").stat().st_size > 1000
 
 
-def test_several_runs_and_windows_in_any_format(runs, capsys):
+def test_several_runs_and_windows_are_drawn_in_any_format(runs, capsys):
     assert main(["curves", "runs/short", "runs/long"]) == 0
     assert (runs / "curves.png").exists()
     assert main(["curves", "runs/short", "runs/long", "--epochs", "2", "5", "--out", "a/b.svg"]) == 0
     assert (runs / "a/b.svg").read_text().startswith("<?xml")
 
 
-def test_a_bare_name_is_found_in_runs(runs, capsys):
+def test_bare_name_is_found_in_runs(runs, capsys):
     assert main(["curves", "long"]) == 0
     assert capsys.readouterr().out == "runs/long/figures/curves.png\n"
 
 
-def test_records_that_are_kept_without_their_run_are_drawn_here(runs, capsys):
+def test_figure_of_bare_records_is_saved_in_the_current_folder(runs, capsys):
     (runs / "docs/runs/kept").mkdir(parents=True)
     (runs / "runs/long/metrics.jsonl").rename(runs / "docs/runs/kept/metrics.jsonl")
     for given in ("docs/runs/kept", "docs/runs/kept/metrics.jsonl"):
@@ -45,7 +45,7 @@ def test_records_that_are_kept_without_their_run_are_drawn_here(runs, capsys):
     assert [path.name for path in (runs / "docs/runs/kept").iterdir()] == ["metrics.jsonl"]
 
 
-def test_a_window_beyond_the_end_is_cut_with_a_word(runs, capsys):
+def test_window_beyond_the_end_is_clipped_with_a_warning(runs, capsys):
     assert main(["curves", "long", "--epochs", "3", "10", "30"]) == 0
     expected = "warning: the run has 5 epochs so far; panels up to epoch 10, 30 end there\n"
     assert capsys.readouterr().err == expected
@@ -53,7 +53,7 @@ def test_a_window_beyond_the_end_is_cut_with_a_word(runs, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_the_numbers_are_printed_or_written_instead_of_a_picture(runs, capsys):
+def test_csv_is_printed_or_written_instead_of_a_figure(runs, capsys):
     assert main(["curves", "short", "long", "--csv", "-"]) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[:2] == ["run,kind,step,epoch,loss,accuracy", "short,train,,1,1.0,"]
@@ -62,7 +62,9 @@ def test_the_numbers_are_printed_or_written_instead_of_a_picture(runs, capsys):
     assert (runs / "a/numbers.csv").read_text() == out
     assert not (runs / "curves.png").exists()
     assert main(["curves", "long", "--epochs", "2", "--csv", "-"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 1 + 1 + 4  # the name of the file of before, then these
+    assert (
+        len(capsys.readouterr().out.splitlines()) == 1 + 1 + 4
+    )  # the file name printed by the command before, then the table
 
 
 @pytest.mark.parametrize(
@@ -80,20 +82,20 @@ def test_the_numbers_are_printed_or_written_instead_of_a_picture(runs, capsys):
         (["runs/long", "--smooth", "nan"], "must be a positive number of epochs, got 'nan'"),
     ],
 )
-def test_mistakes_are_one_line(runs, capsys, argv, message):
+def test_errors_are_one_line(runs, capsys, argv, message):
     assert main(["curves", *argv]) == 2
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
 
 
-def test_a_picture_that_cannot_be_written_is_one_line(runs, capsys):
+def test_unwritable_figure_is_a_one_line_error(runs, capsys):
     (runs / "a").write_text("in the way")
     assert main(["curves", "runs/long", "--out", "a/b.png"]) == 1
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_run_after_csv_is_not_overwritten(runs, capsys):
+def test_csv_does_not_overwrite_the_records_of_a_run(runs, capsys):
     records = (runs / "runs/short/metrics.jsonl").read_bytes()
     assert main(["curves", "long", "--csv", "runs/short/metrics.jsonl"]) == 2
     assert "must be a .csv file, or - for stdout, got 'runs/short/metrics.jsonl'" in capsys.readouterr().err

@@ -1,8 +1,10 @@
 import gzip
+import json
 import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +12,9 @@ from PIL import Image
 
 from clearhead.cli.main import main
 from clearhead.data import mnist
-from clearhead.data.datasets import DATASETS
+from clearhead.models.shapes import shapes
+from clearhead.recipes.registry import RECIPES
+from clearhead.tasks.registry import TASKS
 
 
 @pytest.fixture(autouse=True)
@@ -20,8 +24,8 @@ def elsewhere(tmp_path, monkeypatch):
     return tmp_path
 
 
-def as_fashion(folder, monkeypatch):
-    """MNIST's own test files in the place of all four: the right format, and already here."""
+def fake_fashion_mnist(folder, monkeypatch):
+    """Stands in for Fashion-MNIST: the embedded MNIST test files under the names of all four files."""
     folder.mkdir()
     for name in mnist.FASHION_DIGESTS:
         source = name.replace("train", "t10k")
@@ -30,16 +34,16 @@ def as_fashion(folder, monkeypatch):
     return folder
 
 
-def test_the_list_has_every_data_set_and_says_what_is_here(capsys):
+def test_list_shows_every_data_set_and_whether_it_is_downloaded(capsys):
     assert main(["data", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(DATASETS)
+    assert [line.split()[0] for line in lines] == list(TASKS)
     assert "not downloaded" in next(line for line in lines if line.startswith("cifar10"))
     assert max(map(len, lines)) <= 80
 
 
-def test_getting_from_a_folder_then_showing(capsys, elsewhere, monkeypatch):
-    mine = as_fashion(elsewhere / "mine", monkeypatch)
+def test_get_from_a_folder_then_show(capsys, elsewhere, monkeypatch):
+    mine = fake_fashion_mnist(elsewhere / "mine", monkeypatch)
     assert main(["data", "get", "fashion-mnist", "--from", str(mine)]) == 0
     captured = capsys.readouterr()
     assert "clearhead data show fashion-mnist" in captured.out
@@ -52,11 +56,11 @@ def test_getting_from_a_folder_then_showing(capsys, elsewhere, monkeypatch):
         assert sheet.format == "PNG"
 
 
-def test_getting_what_is_there_answers_without_a_source(capsys, elsewhere, monkeypatch):
-    mine = as_fashion(elsewhere / "mine", monkeypatch)
+def test_get_of_cached_data_contacts_no_source(capsys, elsewhere, monkeypatch):
+    mine = fake_fashion_mnist(elsewhere / "mine", monkeypatch)
     assert main(["data", "get", "fashion-mnist", "--from", str(mine)]) == 0
     capsys.readouterr()
-    monkeypatch.setattr("clearhead.data.cache.obtain", lambda *_: pytest.fail("asked a source"))
+    monkeypatch.setattr("clearhead.data.cache.obtain", lambda *_: pytest.fail("a source was contacted"))
     for again in (["data", "get", "fashion-mnist"], ["data", "get", "fashion-mnist", "--from", str(mine)]):
         assert main(again) == 0
         captured = capsys.readouterr()
@@ -64,8 +68,8 @@ def test_getting_what_is_there_answers_without_a_source(capsys, elsewhere, monke
         assert captured.err == ""
 
 
-def test_getting_what_is_damaged_fetches_it_again(capsys, elsewhere, monkeypatch):
-    mine = as_fashion(elsewhere / "mine", monkeypatch)
+def test_get_of_damaged_data_fetches_it_again(capsys, elsewhere, monkeypatch):
+    mine = fake_fashion_mnist(elsewhere / "mine", monkeypatch)
     assert main(["data", "get", "fashion-mnist", "--from", str(mine)]) == 0
     (elsewhere / "cache/fashion-mnist/t10k-labels-idx1-ubyte").write_bytes(b"damaged")
     assert main(["data", "get", "fashion-mnist", "--from", str(mine)]) == 0
@@ -73,8 +77,8 @@ def test_getting_what_is_damaged_fetches_it_again(capsys, elsewhere, monkeypatch
     assert main(["data", "show", "fashion-mnist"]) == 0
 
 
-def test_augmented_images_are_shown_with_the_recipes_augmentation_or_another(capsys, elsewhere, monkeypatch):
-    """The recipe of mnist only crops, so that with crop 0 a version is the image itself."""
+def test_show_augmented_uses_the_augmentation_of_the_recipe_or_of_the_options(capsys, elsewhere, monkeypatch):
+    """The mnist recipe only crops, so that crop 0 leaves the image unchanged."""
     assert main(["data", "show", "mnist", "--augmented"]) == 0
     assert capsys.readouterr().out == "wrote mnist-augmented.png\n"
     others = {"none": ["--data.augmentation.crop", "0"], "flipped": ["--data.augmentation.flip"], "seed": ["--seed=1"]}
@@ -84,7 +88,7 @@ def test_augmented_images_are_shown_with_the_recipes_augmentation_or_another(cap
     assert len(set(sheets)) == 4
 
 
-def test_own_pictures_are_shown_augmented_and_as_they_are_fitted(pictures, elsewhere):
+def test_show_folder_applies_fit_and_augmentation(pictures, elsewhere):
     mine = ["data", "show", "folder", "--data.folder", str(pictures)]
     shown = {}
     for name, options in {"pad": [], "crop": ["--data.fit", "crop"], "augmented": ["--augmented"]}.items():
@@ -94,13 +98,13 @@ def test_own_pictures_are_shown_augmented_and_as_they_are_fitted(pictures, elsew
 
 
 @pytest.mark.parametrize("name", ["mnist", "odd-one-out"])
-def test_what_is_embedded_can_be_shown_at_once(capsys, name):
+def test_show_embedded_data_needs_no_download(capsys, name):
     assert main(["data", "show", name]) == 0
     with Image.open(f"{name}.png") as sheet:
         assert sheet.width > 300
 
 
-def test_own_pictures_are_shown(capsys, elsewhere):
+def test_show_folder_of_user_images(capsys, elsewhere):
     for name in ("cat", "dog"):
         (elsewhere / "mine" / name).mkdir(parents=True)
         for i in range(3):
@@ -110,8 +114,8 @@ def test_own_pictures_are_shown(capsys, elsewhere):
     assert capsys.readouterr().out == "6 images, 2 classes (train 4, validation 0, test 2).\nwrote folder.png\n"
 
 
-def test_own_pictures_are_split_as_in_training(capsys, pictures, tmp_path):
-    """Also with the command that training itself points to."""
+def test_show_folder_splits_as_training_does(capsys, pictures, tmp_path):
+    """Also with the command that training suggests."""
     for changes in ([], ["--data.validation", "3", "--data.limit", "20"]):
         own = ["--data.folder", str(pictures), *changes]
         small = ["--model.width", "16", "--model.depth", "1", "--training.steps", "1"]
@@ -124,7 +128,7 @@ def test_own_pictures_are_split_as_in_training(capsys, pictures, tmp_path):
             assert split in capsys.readouterr().out
 
 
-def test_digits_are_shown_as_text(capsys):
+def test_show_digits_as_text(capsys):
     assert main(["data", "show", "reverse"]) == 0
     for line in capsys.readouterr().out.splitlines():
         digits, answer = (side.split() for side in line.split("->"))
@@ -137,7 +141,7 @@ def test_digits_are_shown_as_text(capsys):
 
 
 @pytest.mark.parametrize("argv", ["data", "data --help", "data get --help", "data show -h", "data get cifar10 --help"])
-def test_help(capsys, argv):
+def test_help_shows_the_usage(capsys, argv):
     assert main(argv.split()) == 0
     assert "usage: clearhead data" in capsys.readouterr().out
 
@@ -145,8 +149,8 @@ def test_help(capsys, argv):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("data fetch mnist", "data takes list, get NAME or show NAME, got 'fetch'"),
-        ("data get", "data get needs the name of a data set, got none; see clearhead data list"),
+        ("data fetch mnist", "data needs list, get NAME or show NAME, got 'fetch'"),
+        ("data get", "data get needs the name of a data set; clearhead data list"),
         ("data show --out x.png", "data show needs the name of a data set"),
         ("data get minst", "unknown data set 'minst'; did you mean mnist?"),
         ("data get cifar10 --form here", "did you mean --from?"),
@@ -154,8 +158,8 @@ def test_help(capsys, argv):
             "data get cifar10 --from nowhere",
             "cifar10 could not be fetched: nowhere: no such file or folder; if you have the files, run:",
         ),
-        ("data get cifar10 --from ~nobody-here/x", "~NAME must be somebody's home, got '~nobody-here/x'"),
-        ("data show folder --data.folder ~nobody-here/x", "~NAME must be somebody's home, got '~nobody-here/x'"),
+        ("data get cifar10 --from ~nobody-here/x", "there is no home directory for '~nobody-here/x'"),
+        ("data show folder --data.folder ~nobody-here/x", "there is no home directory for '~nobody-here/x'"),
         ("data show cifar10", "run: clearhead data get cifar10"),
         ("data show mnist --out x.jpg", "--out must be a .png file, got 'x.jpg'; try --out x.png"),
         ("data show folder", "--data.folder PATH is required for folder"),
@@ -170,22 +174,22 @@ def test_help(capsys, argv):
         ("data show odd-one-out --augmented", "data show odd-one-out has no option --augmented"),
         ("data show digits --data.question why", "question must be one of most-common, repeat, sum, got 'why'"),
         ("data list --all", "data list has no option --all"),
-        ("data get cifar10 --from=", "--from must be the path of a folder or an archive, got an empty one"),
+        ("data get cifar10 --from=", "--from must be the path of a folder or an archive, got ''"),
         ("train cifar10-vit --data.augmentation.crop 1000000000", "crop must be at most 2,048, got"),
         ("data show mnist --augmented --data.augmentation.crop 99", "crop must be at most the 28 pixels"),
         ("train reverse --data.length 1000000000", "length must be at most 65,536, got 1000000000"),
         ("train reverse --data.limit 100000000000", "limit must be at most 10,000,000, got"),
     ],
 )
-def test_mistakes_are_one_line(capsys, argv, message, monkeypatch):
-    monkeypatch.setattr("clearhead.data.sources.HttpSource.read", lambda *args: pytest.fail("asked a server"))
+def test_errors_are_one_line(capsys, argv, message, monkeypatch):
+    monkeypatch.setattr("clearhead.data.sources.HttpSource.read", lambda *args: pytest.fail("a server was contacted"))
     assert main(argv.split()) == 2
     err = capsys.readouterr().err.splitlines()
     assert message in err[-1]
     assert err[-1].startswith("clearhead: ")
 
 
-def test_a_folder_is_made_and_one_that_cannot_be_is_one_line(capsys):
+def test_output_folder_is_created_or_a_one_line_error(capsys):
     assert main(["data", "show", "mnist", "--out", "absent/x.png"]) == 0
     assert main(["data", "show", "mnist", "--out", "absent/x.png/y.png"]) == 1
     err = capsys.readouterr().err
@@ -194,12 +198,12 @@ def test_a_folder_is_made_and_one_that_cannot_be_is_one_line(capsys):
 
 
 @pytest.mark.parametrize("argv", [["data", "list"], ["data", "get", "x"], ["data", "show", "x"]])
-def test_the_list_and_mistakes_are_answered_without_torch(argv):
+def test_list_and_errors_do_not_import_torch(argv):
     code = f"import sys; from clearhead.cli.main import main; main({argv}); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
-def test_words_and_texts_are_shown_as_text(capsys, elsewhere):
+def test_show_words_and_texts_as_text(capsys, elsewhere):
     assert main(["data", "show", "pronounce"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 10
@@ -217,7 +221,67 @@ def test_words_and_texts_are_shown_as_text(capsys, elsewhere):
     assert "--data.file PATH is required for text" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("name", "why"), [("mnist", "part of the package"), ("reverse", "generated when it is used")])
-def test_data_that_needs_no_download_says_so(capsys, name, why):
+@pytest.mark.parametrize(("name", "why"), [("mnist", "part of the package"), ("reverse", "generated on the fly")])
+def test_get_of_data_without_download_explains_why(capsys, name, why):
     assert main(["data", "get", name]) == 0
-    assert capsys.readouterr().out == f"{name} needs no download: it is {why}\n"
+    assert capsys.readouterr().out == f"{name} does not need a download: it is {why}\n"
+
+
+def test_recipes_lists_every_recipe_with_its_measurements(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["recipes"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n{name} " in out for name in RECIPES)
+    assert "100.00%" in out
+    assert "10,282" in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_recipes_json_equals_the_measurements(capsys):
+    assert main(["recipes", "--json"]) == 0
+    rows = {row["recipe"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows.keys() == RECIPES.keys()
+    for name, recipe in RECIPES.items():
+        assert (rows[name]["seconds"] is None) == (recipe.measured is None)
+
+
+@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe.parameters is not None])
+def test_recipes_have_the_listed_number_of_parameters(name):
+    assert RECIPES[name].parameters == shapes(RECIPES[name].make().model).parameters
+
+
+def test_recipes_without_a_number_of_parameters_depend_on_user_data():
+    unknown = [name for name, recipe in RECIPES.items() if recipe.parameters is None]
+    assert unknown == ["text", "folder"]
+
+
+def test_recipes_labels_partial_and_missing_measurements(capsys, monkeypatch):
+    fashion = RECIPES["fashion-mnist"]
+    monkeypatch.setitem(
+        RECIPES, "fashion-mnist", replace(fashion, measured=replace(fashion.measured, accuracy=0.5, epochs=1))
+    )
+    monkeypatch.setitem(RECIPES, "mnist", replace(RECIPES["mnist"], measured=None))
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main(["recipes"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    epochs = RECIPES["fashion-mnist"].make().training.epochs
+    assert lines["fashion-mnist"].endswith(f"50.00%, epoch 1 of {epochs}, mean of 2 views")
+    assert lines["mnist"].endswith("not measured yet")
+    assert lines["folder"].endswith("depends on data")
+
+
+def test_recipes_name_the_number_of_tta_views(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main(["recipes"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert lines["cifar10-fast"].endswith("%, mean of 6 views")
+    assert lines["mnist"].endswith("%")
+
+
+def test_recipes_keep_all_numbers_in_a_narrow_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["recipes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) < 60
+    assert any("91.18%" in line for line in lines)

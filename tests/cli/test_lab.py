@@ -2,10 +2,9 @@ import json
 
 import pytest
 
-from clearhead.cli.lab import claim_summaries
 from clearhead.cli.main import main
 from clearhead.lab.claim import Curve, Result, equals
-from clearhead.lab.registry import all_claims
+from clearhead.lab.registry import all_claims, claim_summaries
 from clearhead.lab.registry import run as run_claim
 
 ALL = all_claims()

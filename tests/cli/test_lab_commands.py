@@ -1,4 +1,4 @@
-"""Every command that the lab suggests, in its help, its output and its page, runs and ends well."""
+"""Every command that the lab suggests in its help, output and page succeeds."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""docs/lab.md is what the lab finds now; if not: clearhead lab --all --page docs/lab.md"""
+"""docs/lab.md equals the current results of the lab; regenerate it with clearhead lab --all --page docs/lab.md"""
 
 import re
 from pathlib import Path
@@ -14,11 +14,11 @@ ALL = all_claims()
 CLAIMS = {claim.slug: claim for claim in ALL}
 
 DOCS = Path(__file__).parents[2] / "docs"
-STALE = "docs/lab.md is stale; write it anew: clearhead lab --all --page docs/lab.md"
+STALE = "docs/lab.md is stale; regenerate it: clearhead lab --all --page docs/lab.md"
 
 
 def entries(text):
-    """What stands below each ### slug: verdict."""
+    """The verdict and the body of each `### slug: verdict` section."""
     parts = re.split(r"^### (\S+): (.+)$", text, flags=re.MULTILINE)
     return {slug: (verdict, body) for slug, verdict, body in zip(parts[1::3], parts[2::3], parts[3::3], strict=True)}
 

@@ -18,8 +18,8 @@ def python(*args, **options):
 
 
 @pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["help"]])
-def test_help_lists_every_command_in_its_group(told, argv):
-    out = told(*argv)
+def test_help_lists_every_command_in_its_group(run_cli, argv):
+    out = run_cli(*argv)
     for group, commands in GROUPS.items():
         section = out.partition(f"\n{group}\n")[2].partition("\n\n")[0]
         assert [line.split()[0] for line in section.splitlines()] == list(commands)
@@ -49,7 +49,7 @@ EXAMPLES = [
     "clearhead data list",
     "clearhead completion bash",
 ]
-"""one of each command but `demo`, which trains for a minute: see test_demo.py"""
+"""one of each command but `demo`, which trains for a minute: see test_train.py"""
 
 
 def test_examples_cover_every_command():
@@ -71,8 +71,8 @@ def test_every_command_works(capsys, tmp_path, monkeypatch):
         assert capsys.readouterr().out
 
 
-def test_version(told):
-    assert told("--version") == f"clearhead {__version__}\n"
+def test_version(run_cli):
+    assert run_cli("--version") == f"clearhead {__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -140,18 +140,18 @@ def test_python_m_clearhead_reports_errors_in_one_line():
     [
         ("shpaes", f"unknown command 'shpaes'; did you mean shapes? Choose from {', '.join(COMMANDS)}"),
         ("--jsn", "unknown command '--jsn'; choose from demo, "),
-        ("shapes vit_tny", "no model 'vit_tny'; did you mean vit_tiny? Presets: "),
-        ("shapes xyz", "no model 'xyz'; Presets: "),
+        ("shapes vit_tny", "unknown model 'vit_tny'; did you mean vit_tiny? Choose from the presets "),
+        ("shapes xyz", "unknown model 'xyz'; choose from the presets "),
         ("shapes --jsn", "shapes NAME has no option --jsn; did you mean --json?"),
         ("shapes vit_tiny --widht 3", "shapes vit_tiny has no option --widht; did you mean --width?"),
         ("shapes vit_tiny --n_hedas=3", "has no option --n-hedas; did you mean --num-heads?"),
         ("shapes vit_tiny --zzz", "has no option --zzz; see clearhead shapes vit_tiny --help"),
-        ("shapes vit_tiny 5", "takes options, --name value, got '5'"),
+        ("shapes vit_tiny 5", "unexpected argument '5'"),
         ("shapes vit_tiny --width", "--width: expected one argument; see clearhead shapes vit_tiny --help"),
-        ("shapes vit_tiny --width abc", "--width: must be a whole number, got 'abc'"),
-        ("shapes vit_tiny --mlp-dim abc", "--mlp-dim: must be a whole number, or none, got 'abc'"),
+        ("shapes vit_tiny --width abc", "--width: must be an integer, got 'abc'"),
+        ("shapes vit_tiny --mlp-dim abc", "--mlp-dim: must be an integer, or none, got 'abc'"),
         ("shapes vit_tiny --dropout abc", "--dropout: must be a number, got 'abc'"),
-        ("shapes vit_tiny --image-size 3x", "must be a whole number, or two as 32x64, got '3x'"),
+        ("shapes vit_tiny --image-size 3x", "must be an integer, or two such as 32x64, got '3x'"),
         (
             "shapes vit_tiny --width 100",
             "width must be a multiple of num_heads, got width=100, num_heads=3; try width=99",
@@ -171,7 +171,7 @@ def test_python_m_clearhead_reports_errors_in_one_line():
         ),
         ("steps --beta nan", "--beta: must be a number or inf, got 'nan'"),
         ("steps --file nowhere.json", "nowhere.json: No such file or directory"),
-        ("steps my.json", "steps takes options, --name value, got 'my.json'"),
+        ("steps my.json", "steps: unexpected argument 'my.json'"),
     ],
 )
 def test_invalid_input_is_one_line_and_exit_code_2(capsys, argv, message):

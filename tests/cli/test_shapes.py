@@ -29,26 +29,26 @@ embedding = nn.Embedding(5, 3)
 """
 
 
-def test_shapes_lists_what_can_be_asked_for(told):
-    out = told("shapes")
+def test_shapes_lists_presets_recipes_and_forms(run_cli):
+    out = run_cli("shapes")
     assert all(name in out for name in ("attention", *PRESETS, *RECIPES, "runs/NAME", "FILE.py:NAME"))
-    assert told("shapes", "--help") == out
+    assert run_cli("shapes", "--help") == out
     assert not re.search(r"R\d\.\d", out)  # codes that a reader cannot look up
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_help_of_a_model_shows_its_fields_words_and_values(told, monkeypatch):
+def test_help_of_a_model_shows_its_fields_and_defaults(run_cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    out = told("shapes", "bert_cifar10", "--help")
+    out = run_cli("shapes", "bert_cifar10", "--help")
     assert "--num-heads N, --heads N" in out
     assert "(default: 8)" in out
-    assert "layer norm on the embeddings, as BERT does (default: yes)" in " ".join(out.split())
+    assert "normalize the embeddings, as BERT does (default: yes)" in " ".join(out.split())
     assert "--length" not in out
-    assert "--source-length" in told("shapes", "transformer_base", "--help")
+    assert "--source-length" in run_cli("shapes", "transformer_base", "--help")
 
 
-def test_shapes_json_equals_the_function(told):
-    data = json.loads(told("shapes", "reverse", "--batch", "3", "--length", "7", "--json"))
+def test_shapes_json_equals_the_function(run_cli):
+    data = json.loads(run_cli("shapes", "reverse", "--batch", "3", "--length", "7", "--json"))
     assert data == json.loads(
         json.dumps({"name": "reverse", "source": "preset", **shapes("reverse", batch=3, length=7).to_dict()})
     )
@@ -70,19 +70,19 @@ def test_shapes_json_equals_the_function(told):
         ("--embed-norm", "embed_norm", True),
     ],
 )
-def test_any_field_can_be_changed(told, argv, field, value):
-    data = json.loads(told("shapes", "vit-mnist", *argv.split(), "--depth", "1", "--json"))
+def test_any_config_field_can_be_changed(run_cli, argv, field, value):
+    data = json.loads(run_cli("shapes", "vit-mnist", *argv.split(), "--depth", "1", "--json"))
     assert data["config"][field] == value
     assert data["config"]["depth"] == 1
 
 
-def test_the_name_may_come_last(told):
-    assert told("shapes", "--width", "16", "reverse") == told("shapes", "reverse", "--width", "16")
+def test_name_may_come_last(run_cli):
+    assert run_cli("shapes", "--width", "16", "reverse") == run_cli("shapes", "reverse", "--width", "16")
 
 
-def test_attention_shapes_on_the_command_line(told):
+def test_attention_shapes_on_the_command_line(run_cli):
     def attention(options):
-        return told("shapes", "attention", *options.split())
+        return run_cli("shapes", "attention", *options.split())
 
     heads = attention("--width 768 --heads 12 --tokens 5")
     assert all(shape in heads for shape in ("[1,5,768]", "[1,5,12,64]", "[1,12,5,5]"))
@@ -93,14 +93,14 @@ def test_attention_shapes_on_the_command_line(told):
     assert "[1," not in columns
 
 
-def test_source_and_target_may_differ(told):
+def test_source_and_target_lengths_may_differ(run_cli):
     argv = "shapes transformer_base --depth 1 --length 7 --source-length 9 --every-block"
-    assert "[1,8,7,9]" in told(*argv.split())
+    assert "[1,8,7,9]" in run_cli(*argv.split())
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """With a run that was made, not trained, and a file of the user's."""
+    """The current folder, with an untrained run and a module of the user."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "shapes_users.py").write_text(FILE)
@@ -111,49 +111,50 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10_bert", "pronounce-fast", "odd-one-out"])
-def test_a_recipe_by_its_name(told, name):
-    data = json.loads(told("shapes", name, "--json"))
+def test_shapes_of_a_recipe(run_cli, name):
+    data = json.loads(run_cli("shapes", name, "--json"))
     model = RECIPES[name.replace("_", "-")].make().model
     assert data["source"] == "recipe"
     assert data["parameters"] == shapes(model).parameters
-    assert told("shapes", name).startswith(f"{name.replace('_', '-')}: the model of the recipe\n")
-    changed = json.loads(told("shapes", name, "--depth", "1", "--json"))
+    assert run_cli("shapes", name).startswith(f"{name.replace('_', '-')}: the model of the recipe\n")
+    changed = json.loads(run_cli("shapes", name, "--depth", "1", "--json"))
     assert changed["config"]["depth"] == 1
 
 
-def test_a_recipe_that_follows_from_data_says_so(told):
-    assert "with num_classes=2, which depends on your data" in told("shapes", "folder")
-    assert "with vocab_size=96, which depends on your data" in told("shapes", "text")
+def test_sizes_that_follow_from_data_are_noted(run_cli):
+    for recipe, sizes in {"folder": "num_classes=2", "text": "vocab_size=96, context_length=64"}.items():
+        printed = " ".join(run_cli("shapes", recipe).split())
+        assert f"{sizes}, which depend on your data" in printed
 
 
 @pytest.mark.parametrize("name", ["runs/mine", "mine", "./runs/mine/"])
-def test_a_run_by_its_folder_or_its_name(told, folder, name):
-    data = json.loads(told("shapes", name, "--json"))
+def test_shapes_of_a_run_by_folder_or_name(run_cli, folder, name):
+    data = json.loads(run_cli("shapes", name, "--json"))
     assert data["source"] == "run"
     assert data["config"]["width"] == 24
-    assert "runs/mine: the model of the run" in told("shapes", name)
+    assert "runs/mine: the model of the run" in run_cli("shapes", name)
 
 
-def test_a_name_with_several_meanings_is_the_first_of_preset_recipe_run_and_says_so(told, folder, monkeypatch):
+def test_ambiguous_name_prefers_preset_then_recipe_then_run_and_is_noted(run_cli, folder, monkeypatch):
     (folder / "runs" / "mine").rename(folder / "runs" / "mnist")
-    out = told("shapes", "mnist")
+    out = run_cli("shapes", "mnist")
     assert out.startswith(
         "mnist: the model of the recipe\nmnist is also a run, runs/mnist: clearhead shapes mnist --as run\n"
     )
-    assert json.loads(told("shapes", "mnist", "--as", "run", "--json"))["config"]["width"] == 24
+    assert json.loads(run_cli("shapes", "mnist", "--as", "run", "--json"))["config"]["width"] == 24
     monkeypatch.setitem(RECIPES, "vit-mnist", RECIPES["mnist"])
-    out = told("shapes", "vit_mnist")
+    out = run_cli("shapes", "vit_mnist")
     assert out.startswith("vit_mnist: the preset\nvit_mnist is also a recipe: clearhead shapes vit_mnist --as recipe")
-    assert json.loads(told("shapes", "vit_mnist", "--as=recipe", "--json"))["source"] == "recipe"
-    assert not told("shapes", "reverse").startswith("reverse")  # preset and recipe are the same model
+    assert json.loads(run_cli("shapes", "vit_mnist", "--as=recipe", "--json"))["source"] == "recipe"
+    assert not run_cli("shapes", "reverse").startswith("reverse")  # preset and recipe are the same model
 
 
-def test_a_module_of_the_user(capsys, folder):
+def test_shapes_of_a_user_module(capsys, folder):
     assert main(["shapes", "shapes_users.py:Encoder", "--batch", "3", "--length", "4"]) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith("shapes_users.py:Encoder, called with x [3, 4, 8]\n")
     assert "layers.1: same as above" in captured.out
-    assert captured.err == "the user's own words\n"  # and not among the answer
+    assert captured.err == "the user's own words\n"  # and not on stdout
     assert main(["shapes", "shapes_users:embedding", "--input", "2,6", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["source"] == "module"
@@ -181,7 +182,7 @@ def test_a_module_of_the_user(capsys, folder):
         ("shapes_users.py:Encoder --widht 8", "has no option --widht; did you mean --width?"),
     ],
 )
-def test_mistakes_are_one_line(capsys, folder, line, message):
+def test_errors_are_one_line(capsys, folder, line, message):
     assert main(["shapes", *line.split()]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -1,4 +1,4 @@
-"""clearhead train, from the command line to the folder."""
+"""clearhead train and clearhead demo, from the command line to the run directory."""
 
 import json
 import os
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.cli.main import EXIT_CODES, main
+from clearhead.cli.main import COMMANDS, EXIT_CODES, main
 from clearhead.training import checkpoint, progress
-from clearhead.training.loop import DivergedError
+from clearhead.training.loop import DivergedError, TrainResult
 from clearhead.training.run_directory import RunDirectory
 from clearhead.training.verify_resume import compare
 
@@ -60,7 +60,7 @@ def test_train_saves_the_run_in_its_folder(capsys):
         ("mnist --data.augmentation.flip", "data.augmentation.flip", True),
         ("fashion-mnist --data.augmentation.flip false", "data.augmentation.flip", False),
         ("fashion-mnist --no-data.augmentation.flip", "data.augmentation.flip", False),
-        ("digits --data.question sum", "objective", "regression"),
+        ("digits --data.question sum", "model.out_features", 1),
         ("mnist_plain --seed 4", "seed", 4),
         ("reverse --compile on", "training.compile", "on"),
         ("reverse --compile=off", "training.compile", "off"),
@@ -97,22 +97,17 @@ def test_any_setting_can_be_changed(monkeypatch, argv, path, value):
         ("reverse --training.seed 1", "has no option --training.seed; did you mean --seed?"),
         ("reverse --training.lr 1", "has no option --training.lr; did you mean --optimizer.lr?"),
         ("reverse --model.witdh 1", "did you mean --model.width?"),
-        ("reverse --training.steps many", "--training.steps: must be a whole number, got 'many'"),
+        ("reverse --training.steps many", "--training.steps: must be an integer, got 'many'"),
         ("mnist --data.augmentation.flip perhaps", "--data.augmentation.flip: must be true or false, got 'perhaps'"),
         ("pronounce --data.augmentation.flip true", "train pronounce has no option --data.augmentation.flip"),
         ("text", "data.file is empty; run: clearhead train text --data.file PATH"),
         ("reverse --training.steps 0", "set one of steps and epochs above 0"),
         ("reverse --model.width 33 --model.heads 2", "width must be a multiple of num_heads"),
         ("reverse --name a/b", "a run name must have at most 60 letters, digits"),
-        ("reverse extra", "takes options, --name value, got 'extra'"),
-        (
-            "digits --objective set-pointer",
-            "digits with question=most-common needs objective=classification, got set-pointer",
-        ),
+        ("reverse extra", "unexpected argument 'extra'"),
+        ("digits --model.out-features 3", "train digits has no option --model.out-features"),
         ("mnist --data.question sum", "train mnist has no option --data.question"),
         ("folder", "data.folder is empty; run: clearhead train folder --data.folder PATH"),
-        ("mnist --data.name folder", "run: clearhead train folder --data.folder PATH"),
-        ("mnist --data.name reverse", "reverse needs objective=token-classification, got classification"),
         ("reverse --training.steps " + "9" * 30, "steps must be at most 1,000,000,000,000, got 999"),
         ("reverse --name " + "x" * 300, "a run name must have at most 60 letters, digits"),
         ("cifar10-bert", "cifar10 has not been downloaded"),
@@ -248,3 +243,26 @@ def test_header_of_a_short_run_does_not_show_0_epochs(capsys, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     assert main(["train", "reverse", "--training.steps", "1", "--training.threads", "1"]) == 0
     assert "training   1 step (less than 0.01 epochs), batch size 128" in capsys.readouterr().out
+
+
+PICTURES = [(Path(f"runs/demo/figures/{name}.png"), f"about {name}") for name in ("curves", "look/aggregates")]
+
+
+def test_demo_prints_accuracy_figures_and_next_commands(capsys, monkeypatch):
+    outcome = TrainResult("finished", 9, 9, {"accuracy": 0.9876, "seconds": 61.2})
+    monkeypatch.setattr("clearhead.cli.train.run_demo", lambda steps: (outcome, PICTURES))
+    assert main(["demo"]) == 0
+    out = capsys.readouterr().out
+    assert "Test accuracy: 98.76% on 10,000 digits after 61 s of training." in out
+    assert all(str(path) in out and what in out for path, what in PICTURES)
+    assert "\nNext:\n  clearhead predict runs/demo" in out
+    assert max(map(len, out.splitlines())) <= 90
+    suggested = [line.split() for line in out[out.index("\nNext:\n") :].splitlines() if "clearhead " in line]
+    assert len(suggested) > 3
+    assert all(words[0] == "clearhead" and words[1] in COMMANDS for words in suggested)
+
+
+def test_a_stopped_demo_exits_with_code_3(monkeypatch, capsys):
+    monkeypatch.setattr("clearhead.cli.train.run_demo", lambda steps: (TrainResult("stopped", 9, 0, None), []))
+    assert main(["demo"]) == 3
+    assert "Figures:" not in capsys.readouterr().out

@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from clearhead.data import cifar10
-from clearhead.data.datasets import DataConfig, load_dataset
 from clearhead.files import sha256
+from clearhead.tasks.images import Cifar10
 
 NAMES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
 PER_FILE = 4
 
 
-def binary(seed):
+def random_records(seed):
     random = np.random.default_rng(seed)
     records = random.integers(0, 256, (PER_FILE, cifar10.RECORD), dtype=np.uint8)
     records[:, 0] = random.integers(0, 10, PER_FILE)
     return records.tobytes()
 
 
-BINARIES = {f"{name}.bin": binary(i) for i, name in enumerate(NAMES)}
+BINARIES = {f"{name}.bin": random_records(i) for i, name in enumerate(NAMES)}
 
 
 def as_png(data):
@@ -36,7 +36,7 @@ def as_png(data):
     return packed.getvalue()
 
 
-def as_pictures():
+def png_files():
     labels = {name: [data[i * cifar10.RECORD] for i in range(PER_FILE)] for name, data in BINARIES.items()}
     train = [label for name in NAMES[:5] for label in labels[f"{name}.bin"]]
     return {
@@ -51,12 +51,12 @@ def small(monkeypatch):
     monkeypatch.setattr(cifar10, "PER_FILE", PER_FILE)
 
 
-def test_pictures_become_the_makers_files_without_loss(small):
-    assert cifar10.decode(as_pictures()) == BINARIES
+def test_png_files_decode_to_the_original_binary_files(small):
+    assert cifar10.decode(png_files()) == BINARIES
     assert cifar10.decode(dict(BINARIES)) == BINARIES
 
 
-def test_a_file_is_read_as_its_makers_describe_it():
+def test_binary_files_are_parsed_as_documented():
     images = cifar10.parse(BINARIES["data_batch_1.bin"], "it")
     data = BINARIES["data_batch_1.bin"][cifar10.RECORD :]  # the second image
     assert images.images.shape == (PER_FILE, 3, 32, 32)
@@ -66,7 +66,7 @@ def test_a_file_is_read_as_its_makers_describe_it():
 
 
 @given(data=st.binary(max_size=40), records=st.integers(0, 2))
-def test_files_of_another_length_are_refused(data, records):
+def test_a_file_with_a_partial_record_is_rejected(data, records):
     broken = bytes(records * cifar10.RECORD) + data
     if len(broken) % cifar10.RECORD == 0 and broken:
         return
@@ -75,7 +75,7 @@ def test_files_of_another_length_are_refused(data, records):
 
 
 @given(label=st.integers(10, 255))
-def test_a_class_that_does_not_exist_is_refused(label):
+def test_labels_above_9_are_rejected(label):
     with pytest.raises(ValueError, match=f"labels must be below 10, got {label} in it"):
         cifar10.parse(bytes([label]) + bytes(3072), "it")
 
@@ -98,13 +98,13 @@ def test_a_class_that_does_not_exist_is_refused(label):
         ("test_lables.json", b"\xff", "must be a JSON list of labels"),
     ],
 )
-def test_pictures_that_do_not_fit_are_refused(small, name, data, message):
+def test_invalid_images_and_labels_are_rejected(small, name, data, message):
     with pytest.raises(ValueError, match=message):
-        cifar10.decode({**as_pictures(), name: data})
+        cifar10.decode({**png_files(), name: data})
 
 
 @given(data=st.data())
-def test_damaged_pictures_are_refused_or_read(data):
+def test_a_corrupted_png_is_parsed_or_raises_value_error(data):
     packed = bytearray(as_png(BINARIES["test_batch.bin"]))
     at = data.draw(st.integers(0, len(packed) - 1))
     packed[at] ^= data.draw(st.integers(1, 255))
@@ -116,7 +116,7 @@ def test_damaged_pictures_are_refused_or_read(data):
             assert re.search("cannot read the image it: |it must be an RGB image", str(error))  # noqa: PT017
 
 
-def test_missing_files_are_named():
+def test_missing_files_are_listed_in_the_error():
     half = {name: data for name, data in BINARIES.items() if "4" not in name}
     with pytest.raises(ValueError, match=r"data_batch_4.bin is missing"):
         cifar10.decode(half)
@@ -124,16 +124,16 @@ def test_missing_files_are_named():
         cifar10.decode({})
 
 
-def test_it_is_loaded_out_of_the_users_copy(cache, monkeypatch):
+def test_the_dataset_is_loaded_from_the_cache(cache, monkeypatch):
     (cache / "cifar10").mkdir(parents=True)
     for name, data in BINARIES.items():
         (cache / "cifar10" / name).write_bytes(data)
         monkeypatch.setitem(cifar10.CACHED.digests, name, sha256(data))
-    data = load_dataset(DataConfig(name="cifar10", validation=4), seed=0)
+    data = Cifar10(validation=4).load(0)
     assert (len(data.train), len(data.validation), len(data.test)) == (16, 4, 4)
     assert torch.equal(data.test.images, cifar10.parse(BINARIES["test_batch.bin"], "").images)
 
 
-def test_without_a_copy_it_says_how_to_get_one(cache):
+def test_without_a_cached_copy_the_error_prints_the_download_command(cache):
     with pytest.raises(LookupError, match="run: clearhead data get cifar10"):
-        load_dataset(DataConfig(name="cifar10"), seed=0)
+        Cifar10().load(0)

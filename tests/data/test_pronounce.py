@@ -1,15 +1,15 @@
 import pytest
 import torch
 
-from clearhead.data.datasets import DataConfig, load_dataset
 from clearhead.data.pronounce import load_splits
 from clearhead.data.vocab import EOS, Vocabulary
+from clearhead.tasks.pronounce import Pronounce
 
-CONFIG = DataConfig(name="pronounce", validation=700)
-DATA = load_dataset(CONFIG, seed=0)
+CONFIG = Pronounce(validation=700)
+DATA = CONFIG.load(0)
 
 
-PARTS = load_splits(CONFIG)
+SPLITS = load_splits(CONFIG)
 
 
 def words_in(examples):
@@ -17,8 +17,8 @@ def words_in(examples):
     return {"".join(Vocabulary(DATA.vocab).decode(row)) for row in source.tolist()}
 
 
-def test_no_word_is_in_two_parts_and_none_is_lost():
-    train, validation, test = (set(PARTS[name]) for name in ("train", "validation", "test"))
+def test_splits_are_disjoint_and_cover_the_dictionary():
+    train, validation, test = (set(SPLITS[name]) for name in ("train", "validation", "test"))
     assert words_in(DATA.validation) == validation
     assert not train & validation
     assert not (train | validation) & test
@@ -27,19 +27,19 @@ def test_no_word_is_in_two_parts_and_none_is_lost():
     assert 126_052 / 21 < len(test) < 126_052 / 19
 
 
-def test_neither_seed_nor_stress_nor_limit_moves_a_word():
-    config = DataConfig(name="pronounce", validation=700, stress=True, limit=50)
+def test_splits_do_not_depend_on_seed_stress_or_limit():
+    config = Pronounce(validation=700, stress=True, limit=50)
     other = load_splits(config)
     assert [set(other[name]) for name in ("validation", "test")] == [
-        set(PARTS[name]) for name in ("validation", "test")
+        set(SPLITS[name]) for name in ("validation", "test")
     ]
-    assert list(other["train"]) == list(PARTS["train"])[:50]
-    assert words_in(load_dataset(config, seed=1).train) == set(other["train"])
+    assert list(other["train"]) == list(SPLITS["train"])[:50]
+    assert words_in(config.load(1).train) == set(other["train"])
 
 
-def test_an_example_is_letters_and_phones_with_an_end():
+def test_an_example_is_letters_and_phones_with_eos():
     source, target = DATA.train.get_batch(torch.arange(3))
-    (word, known), *_ = PARTS["train"].items()
+    (word, known), *_ = SPLITS["train"].items()
     assert "".join(Vocabulary(DATA.vocab).decode(source[0].tolist())) == word
     written = target[0][target[0] >= 0].tolist()
     assert written[-1] == EOS
@@ -47,37 +47,37 @@ def test_an_example_is_letters_and_phones_with_an_end():
 
 
 def test_each_pronunciation_is_an_example():
-    assert len(DATA.train) == sum(map(len, PARTS["train"].values()))
-    assert max(map(len, PARTS["train"].values())) > 2
+    assert len(DATA.train) == sum(map(len, SPLITS["train"].values()))
+    assert max(map(len, SPLITS["train"].values())) > 2
 
 
 @pytest.fixture
-def own(tmp_path):
+def user_files(tmp_path):
     (tmp_path / "my.train").write_text("".join(f"{a}{b}\tAA B\n" for a in "abcd" for b in "abcd"))
     (tmp_path / "my.test").write_text("ab\tB AA\ndd\tAA\n")
     return {"train_file": str(tmp_path / "my.train"), "test_file": str(tmp_path / "my.test")}
 
 
-def test_own_files_are_learned_and_their_test_words_never(own):
-    config = DataConfig(name="pronounce", validation=3, **own)
+def test_test_file_words_are_excluded_from_training(user_files):
+    config = Pronounce(validation=3, **user_files)
     found = load_splits(config)
     assert {name: len(words) for name, words in found.items()} == {"train": 11, "validation": 3, "test": 2}
     assert found["test"]["ab"] == (("B", "AA"),)
-    assert load_dataset(config, 0).vocab[3:] == tuple("abcd")
+    assert config.load(0).vocab[3:] == tuple("abcd")
 
 
-def test_without_a_test_file_all_of_an_own_dictionary_is_learned(own):
-    found = load_splits(DataConfig(name="pronounce", validation=3, train_file=own["train_file"]))
+def test_without_a_test_file_a_user_dictionary_has_no_test_split(user_files):
+    found = load_splits(Pronounce(validation=3, train_file=user_files["train_file"]))
     assert {name: len(words) for name, words in found.items()} == {"train": 13, "validation": 3, "test": 0}
 
 
-def test_an_own_test_file_for_the_embedded_dictionary(own):
-    found = load_splits(DataConfig(name="pronounce", validation=3, test_file=own["test_file"]))
+def test_a_user_test_file_replaces_the_embedded_test_split(user_files):
+    found = load_splits(Pronounce(validation=3, test_file=user_files["test_file"]))
     assert set(found["test"]) == {"ab", "dd"}
     assert "ab" not in found["train"]
 
 
-def test_a_letter_that_was_never_learned_is_named(own, tmp_path):
+def test_a_test_word_with_an_unknown_letter_is_named_in_the_error(user_files, tmp_path):
     (tmp_path / "my.test").write_text("xa\tAA\n")
     with pytest.raises(LookupError, match=r"my\.test: unknown token 'x' in 'xa'; the vocabulary is 'abcd'"):
-        load_dataset(DataConfig(name="pronounce", validation=3, **own), 0)
+        Pronounce(validation=3, **user_files).load(0)

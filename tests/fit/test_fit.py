@@ -97,7 +97,7 @@ def test_open_run_says_what_to_pass(net, tensors):
         clearhead.open_run("run")
     with pytest.raises(ValueError, match=r"weights of a Net with [\d,]+ parameters, got a Net with"):
         clearhead.open_run("run", model=lambda: net(width=4))
-    with pytest.raises(ValueError, match="must be an nn.Module"):
+    with pytest.raises(ValueError, match=r"must be an nn\.Module"):
         clearhead.open_run("run", model=lambda: 3)
     with pytest.raises(ValueError, match=r"call run\.model"):
         clearhead.open_run("run", model=net).predict(tensors[0])

@@ -1,4 +1,4 @@
-"""Attention as people write it by hand, each in another order of axes and steps. All return (B,Q,E)."""
+"""Manual attention implementations with different axis orders and steps. All return (B,Q,E)."""
 
 import math
 from types import SimpleNamespace
@@ -15,8 +15,8 @@ B, L, WIDTH, HEADS = 2, 5, 8, 2
 D = WIDTH // HEADS
 
 
-class ByHand(nn.Module):
-    """x (B,L,E) -> (B,L,E). `weights` is what a subclass's own formula gave, (B,H,Q,K)."""
+class ManualAttention(nn.Module):
+    """x (B,L,E) -> (B,L,E). `weights` (B,H,Q,K) are those computed by the subclass's formula."""
 
     def __init__(self, num_heads=HEADS, dropout=0.0):
         super().__init__()
@@ -38,76 +38,76 @@ class ByHand(nn.Module):
         return self.drop(self.weights) @ v
 
 
-class Functional(ByHand):
+class Functional(ManualAttention):
     def attend(self, scores, v):
         self.weights = F.softmax(scores, dim=-1, dtype=torch.float64).to(v.dtype)
         return torch.matmul(F.dropout(self.weights, self.p, self.training), v)
 
 
-class Joined(ByHand):
+class MergedHeads(ManualAttention):
     def attend(self, scores, v):
         self.weights = nn.Softmax(dim=-1)(scores)
         out = torch.bmm(self.drop(self.weights).flatten(0, 1), v.flatten(0, 1))
         return out.view(v.shape)
 
 
-class Einsum(ByHand):
+class Einsum(ManualAttention):
     def attend(self, scores, v):
         self.weights = torch.softmax(scores, -1)
         return torch.einsum("b h i j, b h j d -> b h i d", self.drop(self.weights), v)
 
 
-class EinsumOtherOrder(ByHand):
+class EinsumOtherOrder(ManualAttention):
     def attend(self, scores, v):
         self.weights = torch.softmax(scores, dim=3)
         out = torch.einsum("jbhd,ijbh->bihd", v.permute(2, 0, 1, 3), self.weights.permute(2, 3, 0, 1))
         return out.transpose(1, 2)
 
 
-class EinsumDots(ByHand):
+class EinsumDots(ManualAttention):
     def attend(self, scores, v):
         self.weights = torch.softmax(scores, dim=3)
         return torch.einsum("...qk,...kd->...qd", self.weights, v)
 
 
-class Columns(ByHand):
-    """Tokens are columns: v softargmax(kᵀ q), the shares of one query below each other."""
+class Columns(ManualAttention):
+    """Tokens are columns: v softargmax(kᵀ q), with the weights of one query in a column."""
 
     def attend(self, scores, v):
-        shares = scores.mT.softmax(dim=-2)  # (B,H,K,Q)
-        self.weights = shares.mT
-        return (v.mT @ shares).mT
+        weights_by_column = scores.mT.softmax(dim=-2)  # (B,H,K,Q)
+        self.weights = weights_by_column.mT
+        return (v.mT @ weights_by_column).mT
 
 
-class Masked(ByHand):
-    """Steps between softmax and values: the weights of the first key are taken away, and the rest made to sum to 1."""
+class Masked(ManualAttention):
+    """Between softmax and values, the first key's weights are zeroed and the rest are renormalized."""
 
     def attend(self, scores, v):
-        hidden = torch.arange(scores.shape[-1]) == 0
-        weights = scores.softmax(-1).masked_fill(hidden, 0.0)
+        masked = torch.arange(scores.shape[-1]) == 0
+        weights = scores.softmax(-1).masked_fill(masked, 0.0)
         self.weights = weights / weights.sum(-1, keepdim=True)
-        return torch.where(torch.ones_like(hidden), self.weights, 0.0) @ v
+        return torch.where(torch.ones_like(masked), self.weights, 0.0) @ v
 
 
-class OwnDropout(ByHand):
+class ManualDropout(ManualAttention):
     def attend(self, scores, v):
         self.weights = torch.softmax(scores, -1)
         keep = (torch.rand_like(self.weights) > 0.5).float() / 0.5
         return (self.weights * keep).to(v.dtype) @ v
 
 
-class TalkingHeads(ByHand):
+class TalkingHeads(ManualAttention):
     def attend(self, scores, v):
         mix = torch.eye(self.num_heads).flip(0) + 0.5
         self.weights = torch.einsum("bhij,hg->bgij", scores.softmax(-1), mix)
         return self.weights @ v
 
 
-BY_HAND = [ByHand, Functional, Joined, Einsum, EinsumOtherOrder, EinsumDots, Columns, Masked, TalkingHeads]
+MANUAL = [ManualAttention, Functional, MergedHeads, Einsum, EinsumOtherOrder, EinsumDots, Columns, Masked, TalkingHeads]
 
 
-class OneHead(nn.Module):
-    """No axis for heads; with a softmax at the end that is no attention."""
+class SingleHead(nn.Module):
+    """No head axis, and a final softmax that is not attention."""
 
     def __init__(self):
         super().__init__()
@@ -131,15 +131,15 @@ class Classifier(nn.Module):
 class Raises(nn.Module):
     def __init__(self):
         super().__init__()
-        self.inner = ByHand()
+        self.inner = ManualAttention()
 
     def forward(self, x):
         self.inner(x)
-        raise RuntimeError("in the middle of it")
+        raise RuntimeError("raised during the forward pass")
 
 
 class OurReference(nn.Module):
-    """Our formula, with a mask that hides the last two keys."""
+    """attend_reference with a padding mask for the last two keys."""
 
     def __init__(self):
         super().__init__()
@@ -165,11 +165,11 @@ def tokens():
     return torch.randn(B, L, WIDTH)
 
 
-KINDS = {
-    "ours": (small_vit, lambda: (torch.randn(B, 1, 8, 8),)),
-    "our formula": (OurReference, lambda: (tokens(),)),
-    "by hand": (ByHand, lambda: (tokens(),)),
-    "joined heads": (Joined, lambda: (tokens(),)),
+MODELS = {
+    "VisionTransformer": (small_vit, lambda: (torch.randn(B, 1, 8, 8),)),
+    "attend_reference": (OurReference, lambda: (tokens(),)),
+    "manual": (ManualAttention, lambda: (tokens(),)),
+    "merged heads": (MergedHeads, lambda: (tokens(),)),
     "torch.nn": (lambda: nn.MultiheadAttention(WIDTH, HEADS, batch_first=True), lambda: (tokens(),) * 3),
     "torch.nn encoder": (encoder, lambda: (tokens(),)),
     "torch.nn transformer": (
@@ -184,21 +184,21 @@ def _seed():
     torch.manual_seed(0)
 
 
-@pytest.fixture(params=BY_HAND, ids=lambda kind: kind.__name__)
-def by_hand(request):
-    """A way to write attention by hand, as a class."""
+@pytest.fixture(params=MANUAL, ids=lambda cls: cls.__name__)
+def manual_class(request):
+    """A class with a manual attention implementation."""
     return request.param
 
 
-@pytest.fixture(params=KINDS)
-def kind(request):
+@pytest.fixture(params=MODELS)
+def model_and_inputs(request):
     """A model in evaluation mode and its inputs."""
-    build, inputs = KINDS[request.param]
+    build, inputs = MODELS[request.param]
     return build().eval(), inputs()
 
 
 @pytest.fixture
-def written():
-    """Models by name, for tests of one of them."""
-    classes = [*BY_HAND, OwnDropout, OneHead, Classifier, Raises, OurReference]
+def models():
+    """All model classes by name, for tests of a single one."""
+    classes = [*MANUAL, ManualDropout, SingleHead, Classifier, Raises, OurReference]
     return SimpleNamespace(small_vit=small_vit, encoder=encoder, tokens=tokens, **{c.__name__: c for c in classes})

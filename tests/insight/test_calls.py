@@ -6,7 +6,7 @@ import torch
 from clearhead.insight.calls import SDPACall, einsum_layout, matmul_layout, repeat_kv_heads, select_heads
 
 
-def test_query_heads_of_a_group_share_their_keys():
+def test_grouped_query_heads_share_their_keys():
     x = torch.randn(2, 2, 3, 4)
     assert torch.equal(select_heads(x, [0, 1, 2, 3], 4), repeat_kv_heads(x, 4))
     assert torch.equal(select_heads(x, [3], 4), x[:, 1:])
@@ -15,7 +15,7 @@ def test_query_heads_of_a_group_share_their_keys():
     assert repeat_kv_heads(x, 2) is x
 
 
-def test_half_precision_scores_are_summed_in_float32():
+def test_half_precision_scores_are_accumulated_in_float32():
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 2, 4, 64).bfloat16()
     call = SDPACall(q, k, v, None, 0.0, False, 0.125, v)
@@ -77,7 +77,7 @@ def test_arranged_weights_and_values_give_the_arranged_output(equation, weights_
     "equation",
     ["bhij,bhij->bhij", "bhij,bhjd->bhd", "bhij,bhj->bhi", "bij,bjde->bide", "bij,bjd", "bii,bid->bd"],
 )
-def test_einsum_layout_rejects_products_that_are_no_weighted_sums(equation):
+def test_einsum_layout_rejects_products_that_are_not_weighted_sums(equation):
     left, right = equation.partition("->")[0].split(",")
     assert einsum_layout(equation, True, len(left), len(right)) is None
 
@@ -87,7 +87,7 @@ def test_matmul_layout_with_tokens_as_rows_and_as_columns():
     out = weights @ values
     layout = matmul_layout(4, 3, weights_first=True)
     torch.testing.assert_close(layout.arrange_weights(weights, out) @ layout.arrange_values(values, out), out)
-    assert layout.arrange_out(out) is out  # no copy, so that autograd still knows it
+    assert layout.arrange_out(out) is out  # no copy, so autograd still tracks it
     columns = values.mT @ weights.mT
     layout = matmul_layout(4, 3, weights_first=False)
     torch.testing.assert_close(layout.arrange_out(columns), out)

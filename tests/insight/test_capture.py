@@ -1,4 +1,4 @@
-"""Inside the block every attention of the model is handed over; before, after and beside it, nothing is."""
+"""capture_attention reports every attention call of the model inside its context, and no other."""
 
 import pytest
 import torch
@@ -9,8 +9,8 @@ from clearhead.insight.capture import capture_attention, module_names, unknown_n
 from clearhead.insight.trace import look
 
 
-def test_only_calls_inside_the_model_count(written):
-    model, other, x = written.ByHand(), written.OneHead(), written.tokens()
+def test_only_calls_inside_the_model_are_captured(models):
+    model, other, x = models.ManualAttention(), models.SingleHead(), models.tokens()
     names = []
 
     def receive(name, call, kernel, note):
@@ -22,18 +22,18 @@ def test_only_calls_inside_the_model_count(written):
         F.scaled_dot_product_attention(x, x, x)
         model(x)
     model(x)
-    assert names == [("ByHand", "softmax", "")]
+    assert names == [("ManualAttention", "softmax", "")]
 
 
-def test_the_model_gets_what_the_receiver_returns(written):
-    model, x = written.ByHand(), written.tokens()
+def test_the_value_returned_by_the_receiver_replaces_the_output(models):
+    model, x = models.ManualAttention(), models.tokens()
     with capture_attention(model, lambda name, call, kernel, note: torch.zeros_like(call.raw_out)):
         torch.testing.assert_close(model(x), model.out.bias.expand(2, 5, 8))
 
 
-def test_switches_are_as_before(written):
+def test_the_fast_path_setting_is_restored(models):
     assert torch.backends.mha.get_fastpath_enabled()
-    with capture_attention(written.ByHand(), lambda *call: call[1].raw_out):
+    with capture_attention(models.ManualAttention(), lambda *call: call[1].raw_out):
         assert not torch.backends.mha.get_fastpath_enabled()
     assert torch.backends.mha.get_fastpath_enabled()
 
@@ -53,17 +53,17 @@ class Recovers(nn.Module):
         return (x @ x.mT).softmax(-1) @ x
 
 
-def test_names_are_counted_anew_in_each_pass_and_after_a_module_that_raises(written):
+def test_call_numbers_restart_in_each_pass_and_after_an_exception(models):
     names = []
 
     def receive(name, call, kernel, note):
         names.append(name)
         return call.raw_out
 
-    model = Recovers(written.ByHand(), nn.Linear(2, 2))
+    model = Recovers(models.ManualAttention(), nn.Linear(2, 2))
     with capture_attention(model, receive):
-        model(written.tokens())
-        model(written.tokens())
+        model(models.tokens())
+        model(models.tokens())
     assert names == ["Recovers", "Recovers#2"] * 2
 
 
@@ -72,7 +72,7 @@ def test_a_compiled_model_has_the_module_names_of_the_original():
     assert module_names(torch.compile(model, backend="eager"))[1:] == ["Sequential", "0"]
 
 
-def test_the_error_for_an_unknown_name_suggests_the_nearest_and_lists_all():
+def test_the_error_for_an_unknown_name_suggests_the_closest_and_lists_all():
     message = str(unknown_name("blocks.1.atn", ["blocks.0.attn", "blocks.1.attn"]))
     assert message.startswith("no attention named 'blocks.1.atn'; did you mean 'blocks.1.attn'?")
     assert message.endswith(" blocks.0.attn, blocks.1.attn")
@@ -81,7 +81,7 @@ def test_the_error_for_an_unknown_name_suggests_the_nearest_and_lists_all():
 
 
 class Named(nn.Module):
-    """Arguments by name, as some write them."""
+    """Attention whose last step is a parameter."""
 
     def __init__(self, step):
         super().__init__()
@@ -101,7 +101,7 @@ NAMED = {
 
 
 @pytest.mark.parametrize("step", NAMED.values(), ids=NAMED)
-def test_arguments_may_be_given_by_name(step):
+def test_keyword_arguments_are_supported(step):
     model, x = Named(step), torch.randn(2, 5, 4)
     trace = look(model, x)
     assert torch.equal(trace.output, model(x))
@@ -115,6 +115,6 @@ def test_arguments_may_be_given_by_name(step):
         lambda w, x: F.layer_norm(input=w, normalized_shape=(5,)) @ x,
     ],
 )
-def test_what_mixes_the_keys_makes_no_weights_but_does_not_stop_the_model(step):
+def test_operations_that_mix_keys_end_the_tracking(step):
     with pytest.raises(LookupError, match="no attention was found in Named"):
         look(Named(step), torch.randn(2, 5, 4))

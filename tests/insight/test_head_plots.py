@@ -3,13 +3,16 @@ import math
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from clearhead.insight.head_plots import (
+    LAST_FRAME,
     MAX_BARS,
     draw_attributions,
     draw_head_entropy,
     draw_head_importance,
     draw_training_strip,
+    save_animation,
 )
 
 
@@ -18,20 +21,20 @@ def drawn(figure):
     return figure
 
 
-def test_heads_are_ranked_by_the_size_of_the_change():
+def test_heads_are_ranked_by_absolute_change():
     changes = torch.tensor([[0.1, -0.5], [0.3, math.nan]])
     axes = drawn(draw_head_importance(changes, ["first", "second"])).axes[0]
     assert [bar.get_width() for bar in axes.patches] == pytest.approx([-0.5, 0.3, 0.1])
     assert [text.get_text() for text in axes.get_yticklabels()] == ["first  head 1", "second  head 0", "first  head 0"]
 
 
-def test_of_many_heads_the_smallest_changes_are_left_out_and_it_says_so():
+def test_the_smallest_changes_of_many_heads_are_omitted_with_a_count():
     axes = drawn(draw_head_importance(torch.rand(12, 12), [f"block {i}" for i in range(12)])).axes[0]
     assert len(axes.patches) == MAX_BARS
     assert f"({144 - MAX_BARS} smaller changes omitted)" in axes.get_xlabel()
 
 
-def test_aggregates_have_scales_of_their_own_and_occlusion_is_even_about_zero():
+def test_each_map_has_its_own_scale_and_occlusion_is_symmetric_about_zero():
     image = torch.randint(0, 256, (1, 28, 28), dtype=torch.uint8)
     maps = {"mean": torch.rand(7, 7), "rollout": 5 * torch.rand(7, 7), "relevance": torch.rand(7, 7)}
     occluded = torch.rand(7, 7) - 0.1
@@ -43,7 +46,7 @@ def test_aggregates_have_scales_of_their_own_and_occlusion_is_even_about_zero():
     assert {axes.get_xlabel() for axes in figure.axes} >= {"deletion AUC 0.250", "deletion AUC 0.100"}
 
 
-def test_the_deletion_area_is_explained_where_it_stands():
+def test_deletion_auc_is_explained_in_the_figure():
     image, maps = torch.zeros(1, 28, 28), {"mean": torch.rand(7, 7)}
     with_areas = drawn(draw_attributions(image, maps, torch.rand(7, 7), {"mean": 0.25}))
     note = with_areas._supxlabel.get_text().replace("\n", " ")
@@ -56,7 +59,7 @@ def test_the_deletion_area_is_explained_where_it_stands():
     assert "Deletion AUC" not in without._supxlabel.get_text()
 
 
-def test_occlusion_is_tinted_by_its_sign():
+def test_occlusion_is_colored_by_sign():
     figure = drawn(
         draw_attributions(torch.zeros(3, 8, 8), {"mean": torch.rand(2, 2)}, torch.tensor([[1.0, 0.0], [0.0, -1.0]]))
     )
@@ -68,7 +71,7 @@ def test_occlusion_is_tinted_by_its_sign():
     assert colors[1, 1, 0] < colors[1, 1, 1]  # green
 
 
-def test_no_title_of_a_ranking_or_of_entropies_is_cut_off():
+def test_titles_of_head_plots_are_not_clipped():
     long = "predicted: a class with a name as long as this one (31%), actual: " + "x" * 80
     name = "model.vision_tower.encoder.layers.11.self_attention.attention"
     for figure in (
@@ -82,7 +85,7 @@ def test_no_title_of_a_ranking_or_of_entropies_is_cut_off():
             assert not text.get_text() or (box.x0 >= 0 and box.x1 <= width and box.y1 <= height)
 
 
-def test_entropy_has_a_line_for_each_head_and_one_for_the_most():
+def test_entropy_plot_has_one_line_per_head_and_the_maximum():
     table = torch.rand(5, 2, 3)
     figure = drawn(draw_head_entropy([0, 10, 20, 30, 40], table, ["a", "b"], maximum=math.log(16)))
     for layer, axes in enumerate(figure.axes[:2]):
@@ -90,7 +93,7 @@ def test_entropy_has_a_line_for_each_head_and_one_for_the_most():
         assert axes.get_lines()[3].get_ydata()[0] == math.log(16)
 
 
-def test_a_strip_goes_from_the_first_to_the_last_step_on_one_scale():
+def test_training_strip_spans_first_to_last_step_on_one_scale():
     maps = torch.rand(20, 4, 4)
     figure = drawn(draw_training_strip(list(range(0, 200, 10)), maps, max_panels=5))
     titles = [axes.get_title() for axes in figure.axes[:5]]
@@ -98,3 +101,36 @@ def test_a_strip_goes_from_the_first_to_the_last_step_on_one_scale():
     images = [image for axes in figure.axes for image in axes.get_images()]
     assert np.allclose(images[4].get_array(), maps[-1])
     assert {image.get_clim() for image in images[:5]} == {(0, maps.max().item())}
+
+
+def test_animation_has_one_frame_per_step_and_holds_the_last(tmp_path):
+    path = save_animation([0, 10, 20], torch.eye(4) * torch.tensor([0.1, 0.5, 1.0])[:, None, None], tmp_path / "a.gif")
+    with Image.open(path) as animation:
+        assert animation.n_frames == 3
+        assert animation.info["loop"] == 0
+        frames, pauses = [], []
+        for i in range(3):
+            animation.seek(i)
+            frames.append(np.asarray(animation.convert("RGB")))
+            pauses.append(animation.info["duration"])
+    assert not np.array_equal(frames[0], frames[1])
+    assert pauses[2] == LAST_FRAME * pauses[0]
+
+
+def test_only_the_weights_and_the_step_change_between_frames(tmp_path):
+    constant = torch.full((3, 4, 4), 0.25)
+    with Image.open(save_animation([0, 500, 12_000], constant, tmp_path / "a.gif")) as animation:
+        frames = []
+        for i in range(3):
+            animation.seek(i)
+            frames.append(np.asarray(animation.convert("RGB")).astype(int))
+    changed_rows = [np.nonzero(np.abs(frame - frames[-1]).max((1, 2)) > 40)[0] for frame in frames[:-1]]
+    title = 80  # pixel rows above the map, with the title and the step
+    assert all(len(rows) and rows.max() < title for rows in changed_rows)
+
+
+def test_invalid_animations_raise(tmp_path):
+    with pytest.raises(ValueError, match=r"saved as \.gif, got 'a\.png'; try a\.gif"):
+        save_animation([0], torch.zeros(1, 2, 2), tmp_path / "a.png")
+    with pytest.raises(ValueError, match=r"one matrix for each step, got \(1, 2, 2\) for 2 steps"):
+        save_animation([0, 1], torch.zeros(1, 2, 2), tmp_path / "a.gif")

@@ -37,8 +37,8 @@ def test_future_leak_is_located(batch_size, length, data):
 
 @given(st.lists(st.integers(1, L), min_size=1, max_size=4), st.data())
 def test_padding_leak_is_located(lengths, data):
-    real = torch.arange(L) < torch.tensor(lengths)[:, None]
-    matrix = real[:, None, :].float().repeat(1, L, 1)
+    valid = torch.arange(L) < torch.tensor(lengths)[:, None]
+    matrix = valid[:, None, :].float().repeat(1, L, 1)
     batch = ids(len(lengths))
     assert padding_leak(mixing(matrix), batch, torch.tensor(lengths), VOCAB_SIZE) is None
     example = data.draw(st.integers(0, len(lengths) - 1))
@@ -84,7 +84,7 @@ def test_leak_between_examples_names_both():
     assert "of example 1 changes" in str(leak)
 
 
-def test_models_of_clearhead_do_not_leak():
+def test_clearhead_models_do_not_leak():
     model = LanguageModel.from_config(LanguageConfig(vocab_size=VOCAB_SIZE, context_length=L, **SMALL)).eval()
     assert future_leak(model, ids(), VOCAB_SIZE) is None
     assert (
@@ -100,7 +100,7 @@ def test_models_of_clearhead_do_not_leak():
     assert padding_leak(lambda ids: model(ids, target), ids(), lengths, VOCAB_SIZE).kind == "padding"
 
 
-def test_random_state_is_untouched_and_gradients_are_off():
+def test_rng_state_is_preserved_and_gradients_are_disabled():
     table = TABLE.clone().requires_grad_()
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -127,7 +127,7 @@ def test_leak_is_described_in_one_sentence():
     )
 
 
-def test_rounding_and_unchanged_nan_are_no_change():
+def test_rounding_and_unchanged_nan_are_not_reported():
     before = torch.tensor([[[1.0, 100.0], [torch.nan, 0.0]]])
     assert not output_change(before, before).any()
     assert not output_change(before, before + torch.tensor([1e-5, 0.0])).any()
@@ -143,7 +143,7 @@ def test_fill_values_do_not_raise_the_tolerance(fill):
     assert output_change(before, before + torch.tensor([0.1, 0.0]))[0].tolist() == pytest.approx([0.1, 0.1])
 
 
-def test_invalid_arguments_are_errors():
+def test_invalid_arguments_raise():
     with pytest.raises(ValueError, match=r"ids must be integers \(B,L\), got torch.float32"):
         future_leak(mixing(torch.eye(L)), torch.zeros(2, L), VOCAB_SIZE)
     with pytest.raises(ValueError, match="vocab_size must be at least 2, got 1"):

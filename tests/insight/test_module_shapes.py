@@ -1,4 +1,4 @@
-"""The shapes of anybody's module: those of a real pass, with all parameters and the work that torch counts."""
+"""module_shapes of any nn.Module equal a real forward pass, with parameter counts and multiply-adds."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from clearhead.models.shapes import as_text
 
 
 class Block(nn.Module):
-    """As many write it: one matrix for q, k, v, and the fused kernel by keyword."""
+    """A common style: one matrix for q, k and v, and keyword arguments for the fused kernel."""
 
     def __init__(self, width, num_heads):
         super().__init__()
@@ -44,8 +44,8 @@ class GPT(nn.Module):
         return {"logits": self.head(self.ln(x)), "loss": None}
 
 
-class ByHand(nn.Module):
-    """Products in all the ways that torch has, and a parameter that is multiplied in."""
+class ManualProducts(nn.Module):
+    """einsum, matmul and bmm products, and a multiplied parameter."""
 
     def __init__(self):
         super().__init__()
@@ -59,7 +59,7 @@ class ByHand(nn.Module):
         return torch.matmul(input=z.transpose(1, 2).flatten(2), other=self.o) * self.gain
 
 
-def seen_by_hooks(model, *inputs):
+def forward_hook_shapes(model, *inputs):
     outputs = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.LayerNorm | nn.Embedding):
@@ -68,20 +68,20 @@ def seen_by_hooks(model, *inputs):
     return outputs
 
 
-def test_a_gpt_of_the_user():
+def test_shapes_of_a_custom_gpt():
     model = GPT()
     shapes = module_shapes(model, batch=2, length=5)
     assert shapes["idx"].rows == (2, 5)
     assert shapes["blocks.2.q_per_head"].rows == (2, 5, 4, 4)
     assert shapes["blocks.2.weights"].rows == (2, 4, 5, 5)
     assert shapes["never.weight"].operation == "not used in this pass"
-    outputs = seen_by_hooks(model, torch.zeros(2, 5, dtype=torch.long))
+    outputs = forward_hook_shapes(model, torch.zeros(2, 5, dtype=torch.long))
     assert len(outputs) > 10
     assert {name: shapes[name].rows for name in outputs} == outputs
     assert sum(tensor.parameters for tensor in shapes.tensors) == sum(p.numel() for p in model.parameters())
 
 
-def test_equal_blocks_of_the_user_are_folded():
+def test_equal_blocks_of_a_custom_model_are_folded():
     text = as_text(module_shapes(GPT()).table())
     assert "blocks.1-2: same as above" in text
     assert text.count("qkv.weight") == 1
@@ -97,7 +97,7 @@ class ConvNet(nn.Module):
         return self.head(x.flatten(2).transpose(1, 2).mean(1))
 
 
-def test_pooling_and_means_are_called_by_their_names():
+def test_pooling_and_mean_operations_are_named():
     shapes = module_shapes(ConvNet(), sizes=[(2, 3, 8, 8)])
     assert (shapes["max_pool2d"].operation, shapes["max_pool2d"].rows) == ("max pooling", (2, 8, 4, 4))
     assert shapes["relu"].rows == (2, 8, 4, 4)
@@ -109,8 +109,8 @@ def test_pooling_and_means_are_called_by_their_names():
     assert stem["2"].rows == (2, 72)
 
 
-def test_multiply_adds_are_half_of_torchs_own_count():
-    for model, size in ((ByHand(), (2, 5, 8)), (nn.Conv1d(3, 4, 2), (2, 3, 7)), (nn.Linear(3, 4), (2, 3))):
+def test_multiply_adds_are_half_of_torch_flop_counter():
+    for model, size in ((ManualProducts(), (2, 5, 8)), (nn.Conv1d(3, 4, 2), (2, 3, 7)), (nn.Linear(3, 4), (2, 3))):
         with FlopCounterMode(display=False) as counter:
             model(torch.randn(size))
         shapes = module_shapes(model, sizes=[size])
@@ -120,7 +120,7 @@ def test_multiply_adds_are_half_of_torchs_own_count():
 
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("need_weights", [True, False])
-def test_torch_nn_multihead_attention(batch_first, need_weights):
+def test_shapes_of_torch_multihead_attention(batch_first, need_weights):
     class Layer(nn.Module):
         def __init__(self):
             super().__init__()
@@ -139,22 +139,22 @@ def test_torch_nn_multihead_attention(batch_first, need_weights):
     assert shapes.multiply_adds == B * (4 * L * E * E + 2 * L * L * E)
 
 
-def test_the_stacks_of_torch_nn():
+def test_shapes_of_torch_transformer_stacks():
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
     shapes = module_shapes(encoder, batch=4)
     assert shapes["layers.1.self_attn.weights"].rows == (4, 2, 7, 7)
     assert "layers.1: same as above" in str(shapes)
-    whole = module_shapes(nn.Transformer(8, 2, 1, 1, 16, batch_first=True), batch=3)
-    assert whole["decoder.layers.0.multihead_attn.weights"].rows == (3, 2, 7, 9)
+    transformer = module_shapes(nn.Transformer(8, 2, 1, 1, 16, batch_first=True), batch=3)
+    assert transformer["decoder.layers.0.multihead_attn.weights"].rows == (3, 2, 7, 9)
 
 
-def test_an_lstm_by_hand():
+def test_lstm_multiply_adds_match_hand_computation():
     shapes = module_shapes(nn.LSTM(6, 4), sizes=[(7, 2, 6)])
     assert shapes["output"].rows == (7, 2, 4)
     assert shapes.multiply_adds == 7 * 2 * (16 * 6 + 16 * 4)
 
 
-def test_the_module_stays_as_it_was():
+def test_the_module_is_left_unchanged():
     model = GPT().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     module_shapes(model)
@@ -163,7 +163,7 @@ def test_the_module_stays_as_it_was():
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_given_inputs_have_the_dtype_that_fits():
+def test_input_dtypes_are_inferred():
     assert module_shapes(GPT(), sizes=[(2, 4)])["head"].rows == (2, 4, 11)
     assert module_shapes(GPT(), sizes=[(2, 4)], dtypes=["long"])["head"].rows == (2, 4, 11)
     assert module_shapes(nn.Linear(3, 4), sizes=[(2, 3)])["output"].rows == (2, 4)
@@ -171,7 +171,7 @@ def test_given_inputs_have_the_dtype_that_fits():
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("kwargs", "message"),
     [
         ({"sizes": [(2, 10)]}, r"GPT does not take \(2, 10\) int64: RuntimeError: .* \(test_module_shapes.py:\d+\)"),
         ({"sizes": [(2, 4)], "dtypes": ["float"]}, r"GPT does not take \(2, 4\) float32"),
@@ -180,7 +180,7 @@ def test_given_inputs_have_the_dtype_that_fits():
         ({"width": 3}, r"GPT accepts none of features \(5,7,3\)"),
     ],
 )
-def test_what_does_not_fit_is_one_line(given, message):
+def test_invalid_inputs_raise_one_line_errors(kwargs, message):
     with pytest.raises(ValueError, match=message) as caught:
-        module_shapes(GPT(), **given)
+        module_shapes(GPT(), **kwargs)
     assert "\n" not in str(caught.value)

@@ -2,13 +2,61 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.insight.plots import draw_alignment, draw_head, draw_head_grid, draw_over_image, draw_tokens
+from clearhead.insight.plots import (
+    add_colorbar,
+    draw_alignment,
+    draw_head,
+    draw_head_grid,
+    draw_heatmap,
+    draw_over_image,
+    draw_tokens,
+    label_tokens,
+    new_figure,
+    to_numpy,
+    value_range,
+)
+
+
+def test_to_numpy_accepts_tensors_and_lists():
+    assert np.array_equal(to_numpy(torch.ones(2, requires_grad=True)), to_numpy([1, 1]))
+
+
+def test_value_range_ignores_non_finite_values():
+    assert value_range([np.array([1.0, np.nan]), np.array([[-2.0, np.inf]])]) == (-2.0, 1.0)
+
+
+def test_the_colorbar_labels_its_limits():
+    figure = new_figure(4, 3)
+    axes = figure.subplots()
+    add_colorbar(figure, draw_heatmap(axes, np.eye(3) * 0.37, 0, 0.37), axes, "weight")
+    labels = [text.get_text() for text in figure.axes[-1].get_yticklabels()]
+    assert (labels[0], labels[-1]) == ("0.00", "0.37")
+
+
+def test_only_long_token_labels_are_rotated():
+    figure = new_figure(4, 3)
+    axes = figure.subplots()
+    axes.imshow(np.zeros((2, 3)))
+    label_tokens(axes, None, ["<begin>", "b", "TH"], (2, 3))
+    figure.canvas.draw()
+    assert [text.get_rotation() for text in axes.get_xticklabels()] == [90, 0, 0]
+
+
+def test_tick_labels_are_thinned_and_label_counts_are_checked():
+    axes = new_figure(4, 3).subplots()
+    axes.imshow(np.zeros((50, 3)))
+    label_tokens(axes, None, ["a", "b", "c"], (50, 3))
+    assert len(axes.get_yticks()) < 10
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["a", "b", "c"]
+    with pytest.raises(ValueError, match=r"one name for each of 3 tokens.*, got 2 names"):
+        label_tokens(axes, None, ["a", "b"], (50, 3))
+
 
 WEIGHTS = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).softmax(-1)
 
 
 def drawn(figure):
-    figure.canvas.draw()  # with warnings as errors: everything fits
+    figure.canvas.draw()  # warnings are errors, so the layout must fit
     return figure
 
 
@@ -35,7 +83,7 @@ LONG = "blocks.11.attn · predicted: a class with a name as long as this one (31
         lambda: draw_over_image(torch.zeros(3, 8, 8), {"head 0": torch.rand(2, 2)}, title=LONG),
     ],
 )
-def test_no_title_is_cut_off(draw):
+def test_titles_are_not_clipped(draw):
     figure = drawn(draw())
     width, height = figure.canvas.get_width_height()
     for text in texts_of(figure):
@@ -44,7 +92,7 @@ def test_no_title_is_cut_off(draw):
 
 
 @pytest.mark.parametrize("n_layers", [1, 2, 4, 6])
-def test_the_wall_of_one_head_fills_its_picture(n_layers):
+def test_a_single_head_grid_fills_the_figure(n_layers):
     figure = drawn(draw_head_grid([torch.rand(1, 9, 9)] * n_layers, [f"blocks.{i}" for i in range(n_layers)]))
     boxes = [image.get_window_extent() for image in images_of(figure)]
     assert len(boxes) == n_layers
@@ -54,7 +102,7 @@ def test_the_wall_of_one_head_fills_its_picture(n_layers):
     assert sum(box.width * box.height for box in boxes) > 0.4 * width * height
 
 
-def test_one_head_shows_its_weights_from_zero_to_the_largest():
+def test_draw_head_scales_from_zero_to_the_maximum():
     figure = drawn(draw_head(WEIGHTS, queries=list("abcd")))
     (image,) = images_of(figure)
     assert np.allclose(image.get_array(), WEIGHTS)
@@ -62,7 +110,7 @@ def test_one_head_shows_its_weights_from_zero_to_the_largest():
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == list("abcd")
 
 
-def test_the_wall_has_a_panel_for_each_head_and_a_scale_for_each_layer():
+def test_the_head_grid_has_one_panel_per_head_and_one_scale_per_layer():
     layers = [torch.rand(3, 5, 5), torch.rand(2, 1, 5)]
     figure = drawn(draw_head_grid(layers, ["blocks.0.attn", "pool"]))
     images = images_of(figure)
@@ -75,7 +123,7 @@ def test_the_wall_has_a_panel_for_each_head_and_a_scale_for_each_layer():
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_maps_lie_over_the_image_patch_by_patch(channels):
+def test_maps_are_aligned_with_the_image_patches(channels):
     image = torch.randint(0, 256, (channels, 28, 28), dtype=torch.uint8)
     maps = {f"head {i}": torch.rand(7, 7) for i in range(6)}
     figure = drawn(draw_over_image(image, maps))
@@ -85,20 +133,20 @@ def test_maps_lie_over_the_image_patch_by_patch(channels):
     assert len({image.get_clim() for image in shown}) == 1
 
 
-def test_a_photograph_keeps_its_colors_below_a_map_where_the_weight_is_no_more_than_the_mean():
-    photograph = torch.randint(0, 256, (3, 8, 8), dtype=torch.uint8)
+def test_overlays_are_transparent_where_weights_do_not_exceed_the_mean():
+    image = torch.randint(0, 256, (3, 8, 8), dtype=torch.uint8)
     weights = torch.tensor([[0.1, 0.1], [0.1, 0.7]])
-    axes = drawn(draw_over_image(photograph, {"head 0": weights})).axes[1]
+    axes = drawn(draw_over_image(image, {"head 0": weights})).axes[1]
     below, above = axes.get_images()
-    assert np.allclose(below.get_array(), photograph.permute(1, 2, 0) / 255)
+    assert np.allclose(below.get_array(), image.permute(1, 2, 0) / 255)
     opacity = above.to_rgba(above.get_array())[..., 3]
     assert opacity[0, 0] == opacity[0, 1] == opacity[1, 0] == 0
     assert 0 < opacity[1, 1] < 1
     (outline, _) = axes.collections
-    assert len(outline.get_segments()) == 4  # the one patch with a large weight
+    assert len(outline.get_segments()) == 4  # the single patch with a large weight
 
 
-def test_nearly_uniform_weights_hardly_tint_a_photograph():
+def test_nearly_uniform_weights_are_nearly_transparent():
     weights = 1 / 64 + 1e-4 * torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
     axes = drawn(draw_over_image(torch.zeros(3, 32, 32), {"head 0": weights})).axes[1]
     above = axes.get_images()[1]
@@ -106,7 +154,7 @@ def test_nearly_uniform_weights_hardly_tint_a_photograph():
     assert not axes.collections[0].get_segments()
 
 
-def test_token_to_token_draws_the_strongest_widest():
+def test_draw_tokens_draws_the_largest_weight_widest():
     figure = drawn(draw_tokens(WEIGHTS, list("abcd"), list("uvwxyz")))
     lines = figure.axes[0].get_lines()
     assert len(lines) == 24
@@ -115,12 +163,12 @@ def test_token_to_token_draws_the_strongest_widest():
     assert f"{WEIGHTS.max():.2f}" in figure.axes[0].get_xlabel()
 
 
-def test_alignment_rings_the_largest_of_each_row():
+def test_draw_alignment_marks_the_maximum_of_each_row():
     figure = drawn(draw_alignment(WEIGHTS, list("uvwxyz"), list("abcd"), names=("letter", "phone")))
     axes = figure.axes[0]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("letter", "phone")
-    rings = axes.collections[0].get_offsets()
-    assert rings[:, 0].tolist() == WEIGHTS.argmax(1).tolist()
+    markers = axes.collections[0].get_offsets()
+    assert markers[:, 0].tolist() == WEIGHTS.argmax(1).tolist()
 
 
 def test_only_matrices_are_accepted():

@@ -1,4 +1,4 @@
-"""The result of a softmax is tracked through every operation that keeps its rows."""
+"""SoftmaxTracker follows a softmax output through every operation that preserves its rows."""
 
 import gc
 
@@ -10,7 +10,7 @@ from clearhead.insight.softmaxes import SoftmaxTracker, axis_after_shape_op, dro
 
 WEIGHTS = torch.rand(2, 3, 4, 5).softmax(-1)
 
-MOVES = {
+SHAPE_OPS = {
     "transpose": (lambda x: x.transpose(1, 3), 1),
     "permute": (lambda x: x.permute(3, 0, 1, 2), 0),
     "mT": (lambda x: x.mT, 2),
@@ -21,25 +21,25 @@ MOVES = {
     "index": (lambda x: x[:, 1, None], 3),
     "expand": (lambda x: x.expand(2, 3, 4, 5), 3),
     "part of the queries": (lambda x: x[:, :, :2], 3),
-    "joined with queries": (lambda x: x.flatten(2), None),
+    "merged with queries": (lambda x: x.flatten(2), None),
     "split": (lambda x: x.view(2, 3, 2, 10), None),
     "part of the keys": (lambda x: x[..., :3], None),
 }
 
 
-@pytest.mark.parametrize(("move", "axis"), MOVES.values(), ids=MOVES)
-def test_the_softmax_axis_is_found_after_a_shape_operation(move, axis):
-    assert axis_after_shape_op(move, WEIGHTS, 3, (WEIGHTS,), {}, move(WEIGHTS)) == axis
+@pytest.mark.parametrize(("shape_op", "axis"), SHAPE_OPS.values(), ids=SHAPE_OPS)
+def test_the_softmax_axis_is_found_after_a_shape_operation(shape_op, axis):
+    assert axis_after_shape_op(shape_op, WEIGHTS, 3, (WEIGHTS,), {}, shape_op(WEIGHTS)) == axis
 
 
 def test_the_softmax_axis_of_a_single_key_is_found():
     weights = torch.ones(2, 3, 4, 1)
-    for move, axis in (
+    for shape_op, axis in (
         (lambda x: x.transpose(1, 3), 1),
         (lambda x: x.view(6, 4, 1), 2),
         (lambda x: x.flatten(0, 1), 2),
     ):
-        assert axis_after_shape_op(move, weights, 3, (weights,), {}, move(weights)) == axis
+        assert axis_after_shape_op(shape_op, weights, 3, (weights,), {}, shape_op(weights)) == axis
 
 
 def started():
@@ -52,13 +52,13 @@ def test_operations_after_dropout_are_also_applied_to_the_undropped_tensor():
     tracker, weights = started()
     torch.manual_seed(0)
     dropped = tracker.call("dropout", F.dropout, (weights, 0.5, True), {})
-    hidden = torch.arange(5) == 0
-    masked = tracker.call("masked_fill", torch.Tensor.masked_fill, (dropped, hidden, 0.0), {})
-    joined = tracker.call("flatten", torch.flatten, (masked, 0, 1), {})
-    result = tracker.get(joined)
-    assert torch.equal(result.undropped, WEIGHTS.masked_fill(hidden, 0.0).flatten(0, 1))
-    assert not torch.equal(joined, result.undropped)
-    assert (result.axis, result.dropout, result.merged_heads(joined.shape)) == (2, 0.5, 3)
+    masked_keys = torch.arange(5) == 0
+    masked = tracker.call("masked_fill", torch.Tensor.masked_fill, (dropped, masked_keys, 0.0), {})
+    merged = tracker.call("flatten", torch.flatten, (masked, 0, 1), {})
+    result = tracker.get(merged)
+    assert torch.equal(result.undropped, WEIGHTS.masked_fill(masked_keys, 0.0).flatten(0, 1))
+    assert not torch.equal(merged, result.undropped)
+    assert (result.axis, result.dropout, result.merged_heads(merged.shape)) == (2, 0.5, 3)
 
 
 @pytest.mark.parametrize("in_place", [True, False])
@@ -86,7 +86,7 @@ def test_a_factor_of_another_shape_ends_the_tracking():
     gate = torch.rand(2, 3).softmax(-1)
     tracker.start(gate, (gate,), {"dim": -1})
     out = tracker.call("linear", F.linear, (gate, torch.ones(4, 3)), {})
-    assert tracker.get(out) is None  # it mixes the keys
+    assert tracker.get(out) is None  # linear mixes the keys
 
 
 def test_entries_are_removed_with_their_tensors():

@@ -22,7 +22,7 @@ CLAIMS = {claim.slug: claim for claim in ALL}
 
 
 @pytest.mark.parametrize(
-    ("check", "ok"),
+    ("check", "passes"),
     [
         (equals("a", 1.0, 1.1, 0.2), True),
         (equals("a", 1.0, 1.1, 0.05), False),
@@ -33,21 +33,21 @@ CLAIMS = {claim.slug: claim for claim in ALL}
         (at_most("a", math.nan, 2.0), False),
     ],
 )
-def test_check_passes_within_its_range(check, ok):
-    assert check.passed is ok
-    assert Result((check,)).verdict == ("holds" if ok else "refuted")
+def test_check_passes_within_its_range(check, passes):
+    assert check.passed is passes
+    assert Result((check,)).verdict == ("holds" if passes else "refuted")
 
 
-def test_expectation_names_a_nonzero_tolerance():
+def test_expectation_includes_a_nonzero_tolerance():
     assert equals("a", 3, 3, 0).expectation == "= 3"
     assert equals("a", 3, 3, 1e-9).expectation == "= 3 ± 1e-09"
 
 
-def test_one_failed_check_refutes():
+def test_one_failed_check_refutes_the_claim():
     assert Result((at_most("a", 0.0, 1.0), at_most("b", 2.0, 1.0))).verdict == "refuted"
 
 
-def test_result_needs_a_check():
+def test_result_without_checks_is_rejected():
     with pytest.raises(AssertionError, match="needs at least one check"):
         Result(())
 
@@ -61,16 +61,16 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize(("claim", "name"), NUMBERS, ids=lambda part: getattr(part, "slug", part))
-def test_settings_out_of_range_are_refused_in_one_line(claim, name):
-    minimum, most = limits(claim, name)
-    for value in (math.nan, minimum - max(1, abs(minimum)), most + max(1, most)):
-        if value in (math.inf, -math.inf) and most == math.inf:  # an infinite beta
+def test_out_of_range_settings_raise_one_line_errors(claim, name):
+    minimum, maximum = limits(claim, name)
+    for value in (math.nan, minimum - max(1, abs(minimum)), maximum + max(1, maximum)):
+        if value in (math.inf, -math.inf) and maximum == math.inf:  # beta may be infinite
             continue
-        whole = isinstance(settings(claim)[name].default, int)
-        if whole and math.isnan(value):
+        is_integer = isinstance(settings(claim)[name].default, int)
+        if is_integer and math.isnan(value):
             continue
         with pytest.raises(ValueError, match=rf"^{name} of {claim.slug} must be from .* to .*, got ") as caught:
-            lab.run(claim.slug, **{name: int(value) if whole else value})
+            lab.run(claim.slug, **{name: int(value) if is_integer else value})
         assert "\n" not in str(caught.value)
 
 
@@ -88,7 +88,7 @@ def test_boolean_settings_are_explained_in_the_docstring(claim):
 
 
 @pytest.mark.parametrize("claim", ALL, ids=lambda claim: claim.slug)
-def test_limits_name_existing_settings(claim):
+def test_limits_refer_to_existing_settings(claim):
     assert {*claim.minimum, *claim.maximum, *claim.multiple_of} <= set(settings(claim))
 
 
@@ -109,7 +109,7 @@ def test_limits_name_existing_settings(claim):
         ("self-weight", {"same_projection": 1}, "same_projection must be True or False, got 1"),
     ],
 )
-def test_invalid_settings_are_refused(slug, changes, message):
+def test_invalid_settings_raise_value_errors(slug, changes, message):
     with pytest.raises(ValueError, match=message):
         lab.run(slug, **changes)
 

@@ -18,7 +18,7 @@ MISCONCEPTIONS = {
     "column-convention": {"keys_first": False},
     "perturbed-key": {"rule": keys.scaled_down},
     "scaled-key": {"rule": keys.divided_by_alpha},
-    "permutation-equivariance": {"positions": SinusoidalPosEmbed()},
+    "permutation-equivariance": {"pos_embed": SinusoidalPosEmbed()},
     "pointwise-convolution": {"beta": 0.0},
     "convolution": {"beta": 0.5},
     "additive-mask": {"mask_value": -10.0},
@@ -53,13 +53,13 @@ MISCONCEPTIONS = {
     "rotation": {"rotate": True},
     "plain-vit": {"plain": True},
 }
-"""the false statement of each claim that holds, as its own experiment takes it"""
+"""the settings that turn each experiment into a test of the misconception"""
 
 
 FAST = [claim.slug for claim in ALL if not claim.trains]
 TRAINING = [claim.slug for claim in ALL if claim.trains]
 MINUTES = ("plain-vit",)
-"""claims whose single training run takes too long for every change; test_plain_vit.py tests what decides its verdict"""
+"""claims whose training takes too long for every change; test_vision.py tests how the verdict is derived"""
 WIDTHS = {
     "saturation": (64, 128, 192),
     "column-convention": (64, 128, 192),
@@ -82,7 +82,7 @@ def check_verdicts(slug, seeds, **fixed):
 
 
 @pytest.mark.parametrize("slug", FAST)
-def test_verdict_is_expected_over_seeds_and_widths(slug):
+def test_claim_has_the_expected_verdict_over_seeds_and_widths(slug):
     check_verdicts(slug, range(20))
 
 
@@ -143,11 +143,11 @@ DIFFERENCE = "largest difference between formula and measurement"
         ("attention-map", {"flatten_batch": True}, "change of an example's map when the other examples change"),
     ],
 )
-def test_change_is_refuted_by_the_check_it_concerns(slug, changes, name):
+def test_changed_setting_fails_the_related_check(slug, changes, name):
     assert name in {check.name for check in lab.run(slug, **changes).checks if not check.passed}
 
 
-def test_other_weights_than_softargmax_refute_both_orders_of_the_perturbed_key(monkeypatch):
+def test_perturbation_formulas_fail_for_weights_other_than_softargmax(monkeypatch):
     def squared(q, k, v, beta):
         weights = (1 + beta * q @ k.mT).square()
         weights = weights / weights.sum(-1, keepdim=True)
@@ -170,7 +170,7 @@ def test_other_weights_than_softargmax_refute_both_orders_of_the_perturbed_key(m
         ("recurrence", {2, 7}),
     ],
 )
-def test_misconception_of_a_training_claim_is_refuted_by_the_checks_it_concerns(slug, fails):
+def test_misconception_of_a_training_claim_fails_the_related_checks(slug, fails):
     checks = lab.run(slug, num_seeds=1, **MISCONCEPTIONS[slug]).checks
     assert {i for i, check in enumerate(checks) if not check.passed} == fails
 
@@ -182,12 +182,12 @@ def test_transposed_scores_are_width_by_width():
     ]
 
 
-def test_nan_refutes():
+def test_nan_refutes_the_claim():
     assert Result((at_least("a", math.nan, 0.0),)).verdict == "refuted"
 
 
 @pytest.mark.parametrize("claim", ALL, ids=lambda claim: claim.slug)
-def test_every_claim_is_complete(claim):
+def test_claim_has_a_lesson_texts_and_a_seed(claim):
     assert claim.lesson in LESSONS
     assert "seed" in settings(claim)
     for text in (claim.statement, claim.misconception, claim.formula):
@@ -195,7 +195,7 @@ def test_every_claim_is_complete(claim):
     assert claim.try_next.startswith("clearhead ")
 
 
-def test_same_seed_gives_same_numbers():
+def test_same_seed_gives_identical_results():
     torch.manual_seed(1)
     first = lab.run("perturbed-key", seed=3)
     torch.manual_seed(2)
@@ -209,7 +209,7 @@ def test_run_preserves_the_random_state(slug):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_unknown_names_suggest_similar_ones():
+def test_unknown_slugs_and_settings_suggest_similar_names():
     with pytest.raises(LookupError, match=r"^no claim named 'scaled'; did you mean scaled-key\? Run clearhead lab"):
         find("scaled")
     with pytest.raises(LookupError, match=r"^no claim named 'xyz'; run clearhead lab to list all \d+$"):
@@ -221,11 +221,11 @@ def test_unknown_names_suggest_similar_ones():
 @pytest.mark.parametrize(
     ("text", "slugs"),
     [
-        ("mask", ["additive-mask", "fully-masked-row"]),  # a word of the name
+        ("mask", ["additive-mask", "fully-masked-row"]),  # a word of the slug
         ("MASKS", ["additive-mask"]),
         ("norms", ["layer-norm", "pre-norm"]),
         ("dropout", ["train-and-eval-mode"]),  # a word of the formula
-        ("temprature", ["temperature"]),  # a typing error
+        ("temprature", ["temperature"]),  # a misspelled slug
         ("", []),
     ],
 )

@@ -19,12 +19,12 @@ from clearhead.lab.lstm import (
 )
 from clearhead.nn.attention import MultiHeadAttention
 
-WIDTH, TOKENS = 6, 9
+WIDTH, VOCAB = 6, 9
 
 
-def model(part, forget_bias=1.0):
+def model(mixer, forget_bias=1.0):
     torch.manual_seed(0)
-    return LSTMSeq2Seq(WIDTH, TOKENS, TOKENS, part, forget_bias=forget_bias).double()
+    return LSTMSeq2Seq(WIDTH, VOCAB, VOCAB, mixer, forget_bias=forget_bias).double()
 
 
 def attention():
@@ -32,11 +32,11 @@ def attention():
 
 
 def ids(num_tokens, seed=1):
-    return torch.randint(TOKENS, (3, num_tokens), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(VOCAB, (3, num_tokens), generator=torch.Generator().manual_seed(seed))
 
 
-def by_formula(lstm, x, h, c):
-    """All states (B,L,E), and the last state and cell: the file's four lines, step by step."""
+def lstm_by_formula(lstm, x, h, c):
+    """All hidden states (B,L,E), and the last hidden and cell state, by the formulas in the docstring of lstm.py."""
     states = []
     for x_t in x.unbind(1):
         gates = x_t @ lstm.weight_ih_l0.T + lstm.bias_ih_l0 + h @ lstm.weight_hh_l0.T + lstm.bias_hh_l0
@@ -47,12 +47,12 @@ def by_formula(lstm, x, h, c):
     return torch.stack(states, dim=1), h, c
 
 
-@pytest.mark.parametrize("part", [PositionwiseMLP(WIDTH), attention()])
-def test_lstm_seq2seq_equals_its_formula(part):
-    net, source, target = model(part), ids(5), ids(4, seed=2)
+@pytest.mark.parametrize("mixer", [PositionwiseMLP(WIDTH), attention()])
+def test_lstm_seq2seq_equals_its_formula(mixer):
+    net, source, target = model(mixer), ids(5), ids(4, seed=2)
     start = torch.zeros(3, WIDTH, dtype=torch.float64)
-    memory, h, c = by_formula(net.encoder, net.embed_source(source), start, start)
-    states, _, _ = by_formula(net.decoder, net.embed_target(target), h, c)
+    memory, h, c = lstm_by_formula(net.encoder, net.src_embed(source), start, start)
+    states, _, _ = lstm_by_formula(net.decoder, net.tgt_embed(target), h, c)
     expected = net.head(states + net.mixer(net.norm(states), memory))
     torch.testing.assert_close(net(source, target), expected)
 
@@ -66,17 +66,17 @@ def test_forget_bias_is_added_to_the_forget_gates():
         assert not torch.cat([i, g, o]).any()
 
 
-@pytest.mark.parametrize(("part", "looks"), [(PositionwiseMLP(WIDTH), False), (attention(), True)])
-def test_only_attention_depends_on_the_memory(part, looks):
+@pytest.mark.parametrize(("mixer", "uses_memory"), [(PositionwiseMLP(WIDTH), False), (attention(), True)])
+def test_only_attention_depends_on_the_memory(mixer, uses_memory):
     x, memory, other = torch.randn(3, 2, 4, WIDTH, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(part(x, memory), part(x, other)) is not looks
+    assert torch.equal(mixer(x, memory), mixer(x, other)) is not uses_memory
 
 
-@pytest.mark.parametrize("part", [PositionwiseMLP(WIDTH), attention()])
-def test_logits_do_not_depend_on_later_tokens(part):
-    net, source, target = model(part), ids(5), ids(4, seed=2)
+@pytest.mark.parametrize("mixer", [PositionwiseMLP(WIDTH), attention()])
+def test_logits_do_not_depend_on_later_tokens(mixer):
+    net, source, target = model(mixer), ids(5), ids(4, seed=2)
     changed = target.clone()
-    changed[:, 2] = (changed[:, 2] + 1) % TOKENS
+    changed[:, 2] = (changed[:, 2] + 1) % VOCAB
     before, after = net(source, target), net(source, changed)
     assert torch.equal(before[:, :2], after[:, :2])
     assert not torch.equal(before[:, 2:], after[:, 2:])
@@ -85,36 +85,36 @@ def test_logits_do_not_depend_on_later_tokens(part):
 def test_inputs_embeds_replaces_the_source():
     net, source, target = model(attention()), ids(5), ids(4, seed=2)
     torch.testing.assert_close(
-        net(None, target, inputs_embeds=net.embed_source(source)), net(source, target), rtol=0, atol=0
+        net(None, target, inputs_embeds=net.src_embed(source)), net(source, target), rtol=0, atol=0
     )
 
 
 @pytest.mark.parametrize("width", [16, 32, 64])
 @pytest.mark.parametrize(("src_vocab_size", "tgt_vocab_size"), [(13, 13), (32, 42)])
-def test_models_have_equal_size(width, src_vocab_size, tgt_vocab_size):
+def test_models_have_nearly_the_same_number_of_parameters(width, src_vocab_size, tgt_vocab_size):
     assert 1 <= size_ratio([build_seq2seq(name, width, src_vocab_size, tgt_vocab_size) for name in MODEL_NAMES]) < 1.05
 
 
-def test_size_ratio_detects_different_sizes():
+def test_size_ratio_of_models_of_different_width():
     assert size_ratio([build_seq2seq(name, width) for name, width in zip(MODEL_NAMES, (16, 32, 32), strict=True)]) > 2
 
 
 @pytest.mark.parametrize("name", MODEL_NAMES)
-def test_logits_for_every_target_token(name):
+def test_logits_have_one_row_per_target_token(name):
     torch.manual_seed(0)
     source, target = torch.randint(13, (2, 5)), torch.randint(9, (2, 4))
     assert build_seq2seq(name, 16, 13, 9)(source, target).shape == (2, 4, 9)
 
 
 class OneInput(nn.Module):
-    """Logits that depend on a single input, by a share that falls with the length."""
+    """Logits that depend on a single input position, with a gradient of 1/length."""
 
-    def __init__(self, place):
+    def __init__(self, position):
         super().__init__()
-        self.place = place
+        self.position = position
 
     def forward(self, source, target, *, inputs_embeds):
-        logits = inputs_embeds[:, self.place, :VOCAB_SIZE] / inputs_embeds.shape[1]
+        logits = inputs_embeds[:, self.position, :VOCAB_SIZE] / inputs_embeds.shape[1]
         return logits[:, None].expand(-1, target.shape[1], -1)
 
 
@@ -124,15 +124,15 @@ def test_input_gradient_norm_measures_the_first_input_only():
     assert input_gradient_norm(OneInput(1), 5, VOCAB_SIZE, random.manual_seed(0)) == 0
 
 
-def test_gradient_ratios_of_a_one_over_n_model():
+def test_gradient_ratio_is_one_over_length_for_a_known_model():
     one, tenth = gradient_ratios(
         OneInput(0), (100, 1000), VOCAB_SIZE, seed=0
-    )  # logits so small that all answers are as likely
+    )  # logits so small that all classes are equally probable
     assert one == 1
     assert tenth == pytest.approx(0.1, rel=0.02)
 
 
-def test_gradient_of_the_lstm_decays_exponentially():
+def test_lstm_gradient_decays_exponentially_with_length():
     model = untrained_models(16, 1.0, seed=0)[LSTM]
     _, once, twice, four_times = gradient_ratios(model, (8, 16, 32, 64), 16, seed=0)
     assert twice < once**1.5
@@ -155,7 +155,7 @@ def test_seed_determines_the_weights():
 DEEP = 3_000
 
 
-def test_sequential_operations_is_the_longest_path():
+def test_sequential_operations_counts_the_longest_path():
     x = torch.ones(2, requires_grad=True)
     one = sequential_operations(x.exp())
     assert sequential_operations(x.exp().sin()) == one + 1

@@ -16,7 +16,7 @@ def random():
     return torch.Generator().manual_seed(0)
 
 
-def test_reversal_task(random):
+def test_reversal_task_reverses_the_digits(random):
     rows, targets = reversal(5)(random, 40)
     assert torch.equal(rows[:, :5].flip(1), targets)
     assert (rows[:, 5] == BOS).all()
@@ -25,7 +25,7 @@ def test_reversal_task(random):
     assert targets.min() > EOS
 
 
-def test_pronunciation_task(random):
+def test_pronunciation_task_selects_words_of_one_length(random):
     words = [[LETTER] * n for n in (LETTERS - 1, LETTERS, LETTERS, LETTERS + 1)]
     phones = [[PHONE] * n + [EOS] for n in (1, 3, 2, 9)]
     rows, targets = pronunciation(SequencePairs.of(words, phones))(random, 20)
@@ -40,7 +40,7 @@ def test_pronunciation_task(random):
 
 
 class Echo(nn.Module):
-    """Says every source token again, whatever the target; its one weight has no effect."""
+    """Predicts the source tokens, whatever the target; its parameter exists only for the optimizer."""
 
     def __init__(self):
         super().__init__()
@@ -50,25 +50,25 @@ class Echo(nn.Module):
         return nn.functional.one_hot(source, 20).float() + self.weight
 
 
-def test_concatenated_inputs_are_split():
+def test_concatenated_inputs_are_split_at_the_source_length():
     rows = torch.tensor([[3, 4, 5, BOS, 6, 7]])
     assert ConcatenatedInputs(Echo(), 3)(rows).argmax(-1).tolist() == [[3, 4, 5]]
 
 
-@pytest.mark.parametrize(("targets", "share"), [([3, 4, 5], 1.0), ([3, 9, 9], 1 / 3), ([3, 9, IGNORE_INDEX], 1 / 2)])
-def test_accuracy_ignores_padding_targets(targets, share):
+@pytest.mark.parametrize(("targets", "expected"), [([3, 4, 5], 1.0), ([3, 9, 9], 1 / 3), ([3, 9, IGNORE_INDEX], 1 / 2)])
+def test_accuracy_ignores_padding_targets(targets, expected):
     def task(random, n):
         return torch.tensor([[3, 4, 5, BOS, 6, 7]] * n), torch.tensor([targets] * n)
 
-    assert accuracies(Echo(), 3, task, task, budgets=[2], seed=0) == [pytest.approx(share)]
+    assert accuracies(Echo(), 3, task, task, budgets=[2], seed=0) == [pytest.approx(expected)]
 
 
-def stub(monkeypatch, digits, few=0.99):
-    """The numbers of the three models in the place of their training; the last is that of the longest budget."""
+def stub(monkeypatch, digits, short_accuracy=0.99):
+    """Replaces training by given accuracies; those of the LSTM are for the larger budgets too."""
     phones = {TRANSFORMER: 0.85, LSTM_ATTENTION: 0.82, LSTM: 0.75}
 
     def digit_accuracy(name, length, width, budgets, seed):
-        return [few] if len(budgets) == 1 else digits[name]
+        return [short_accuracy] if len(budgets) == 1 else digits[name]
 
     monkeypatch.setattr(recurrence, "digit_accuracy", digit_accuracy)
     monkeypatch.setattr(recurrence, "phone_accuracy", lambda words, name, width, steps, seed: [phones[name]])
@@ -76,29 +76,29 @@ def stub(monkeypatch, digits, few=0.99):
     monkeypatch.setattr(recurrence, "untrained_curves", lambda *_: ())
 
 
-ALONE = [0.3, 0.5, 0.65, 0.75, 0.9]
-DIGITS_RIGHT = {TRANSFORMER: [0.5, 0.9, 1.0], LSTM_ATTENTION: [0.5, 0.8, 0.97], LSTM: ALONE}
+LSTM_ACCURACIES = [0.3, 0.5, 0.65, 0.75, 0.9]
+ACCURACIES = {TRANSFORMER: [0.5, 0.9, 1.0], LSTM_ATTENTION: [0.5, 0.8, 0.97], LSTM: LSTM_ACCURACIES}
 
 
-def test_verdict_depends_on_the_gain_from_attention(monkeypatch):
-    stub(monkeypatch, DIGITS_RIGHT)
+def test_verdict_requires_a_gain_from_attention_that_more_training_narrows(monkeypatch):
+    stub(monkeypatch, ACCURACIES)
     assert recurrence.run_recurrence().verdict == "holds"
-    stub(monkeypatch, DIGITS_RIGHT | {LSTM: [1.0] * 5})
+    stub(monkeypatch, ACCURACIES | {LSTM: [1.0] * 5})
     assert recurrence.run_recurrence().verdict == "refuted"
-    stub(monkeypatch, DIGITS_RIGHT | {LSTM: [0.1] * 5}, few=0.1)  # it learns nothing: that is no matter of length
+    stub(monkeypatch, ACCURACIES | {LSTM: [0.1] * 5}, short_accuracy=0.1)  # it learns nothing, not even short sequences
     assert recurrence.run_recurrence().verdict == "refuted"
-    stub(monkeypatch, DIGITS_RIGHT | {LSTM: [0.3, 0.5, 0.65, 0.65, 0.65]})  # more training does not help
+    stub(monkeypatch, ACCURACIES | {LSTM: [0.3, 0.5, 0.65, 0.65, 0.65]})  # more training does not help
     assert recurrence.run_recurrence().verdict == "refuted"
 
 
-def test_curve_of_the_lstm_without_attention_is_longer(monkeypatch):
-    stub(monkeypatch, DIGITS_RIGHT)
+def test_lstm_without_attention_is_trained_with_larger_budgets(monkeypatch):
+    stub(monkeypatch, ACCURACIES)
     curves = {
         curve.name: curve for curve in recurrence.run_recurrence(steps=300).curves if curve.quantity == "digit accuracy"
     }
     assert curves[TRANSFORMER].x == (75, 150, 300)
     assert curves[LSTM].x == (75, 150, 300, 600, 1800)
-    assert curves[LSTM].y == tuple(ALONE)
+    assert curves[LSTM].y == tuple(LSTM_ACCURACIES)
 
 
 @pytest.mark.slow

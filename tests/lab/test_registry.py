@@ -13,8 +13,8 @@ LAB = Path(lab.__file__).parent
 
 
 def run_python(code):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr
 
 
 def test_registry_lists_every_claim_under_its_slug():

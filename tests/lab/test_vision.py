@@ -8,8 +8,8 @@ from clearhead.models.presets import preset, vit_mnist_plain
 from clearhead.recipes.registry import config_of
 
 
-def parts_of(variant):
-    """What a variant's model really has, whatever its config expectation."""
+def components_of(variant):
+    """The components that the model of a variant contains."""
     model = build_model(config_of("mnist-plain", VARIANTS[variant]).model)
     names = dict(model.named_modules())
     return {
@@ -19,27 +19,27 @@ def parts_of(variant):
     }
 
 
-def test_variants_add_one_part_each_and_the_last_all():
+def test_each_variant_adds_one_component_and_the_last_adds_all():
     assert config_of("mnist-plain", VARIANTS[PLAIN]).model == vit_mnist_plain() == preset("vit_mnist_plain")
-    assert parts_of(PLAIN) == dict.fromkeys(PARTS, False)
+    assert components_of(PLAIN) == dict.fromkeys(PARTS, False)
     for part in PARTS:
-        assert parts_of(f"+ {part}") == {name: name == part for name in PARTS}
-    assert parts_of(ALL) == dict.fromkeys(PARTS, True)
+        assert components_of(f"+ {part}") == {name: name == part for name in PARTS}
+    assert components_of(ALL) == dict.fromkeys(PARTS, True)
 
 
 def stub(monkeypatch, accuracies):
-    found = {str(changes): accuracies[name] for name, changes in VARIANTS.items()}
-    monkeypatch.setattr(vision, "variant_accuracy", lambda changes, steps, seed: [found[str(changes)]])
+    by_changes = {str(changes): accuracies[name] for name, changes in VARIANTS.items()}
+    monkeypatch.setattr(vision, "variant_accuracy", lambda changes, steps, seed: [by_changes[str(changes)]])
 
 
 MEASURED = dict(zip(VARIANTS, (0.836, 0.887, 0.861, 0.833, 0.910), strict=True))
 
 
-def test_verdict_depends_on_all_parts(monkeypatch):
+def test_verdict_requires_the_predicted_gains(monkeypatch):
     stub(monkeypatch, MEASURED)
     assert vision.run_plain_vit().verdict == "holds"
     assert vision.run_plain_vit(plain=True).verdict == "refuted"
-    stub(monkeypatch, MEASURED | {ALL: 0.89, "+ positions": 0.90})  # no better than positions alone
+    stub(monkeypatch, MEASURED | {ALL: 0.89, "+ positions": 0.90})  # not better than positions alone
     assert vision.run_plain_vit().verdict == "refuted"
     stub(monkeypatch, MEASURED | {"+ output projection": 0.90})  # as good as positions
     assert vision.run_plain_vit().verdict == "refuted"

@@ -7,17 +7,17 @@ from clearhead import LanguageModel, Seq2Seq
 from clearhead.models.config import LanguageConfig, Seq2SeqConfig
 from clearhead.models.generate import Beam, Greedy, Sampling, keep_top_k, keep_top_p
 
-END = 3
+EOS = 3
 
 
 def sharpened(model):
-    """Random weights whose answers differ clearly from token to token."""
+    """Scales the logits of random weights so that token probabilities differ clearly."""
     with torch.no_grad():
         model.lm_head.weight.mul_(3)
     return model.double()
 
 
-def language(pos_embed="rotary", seed=0, **fields):
+def language_model(pos_embed="rotary", seed=0, **fields):
     torch.manual_seed(seed)
     config = LanguageConfig(
         width=16, depth=2, num_heads=2, vocab_size=7, pos_embed=pos_embed, tie_weights=False, **fields
@@ -37,8 +37,8 @@ def prompts(n=4, length=3):
 
 
 @torch.no_grad()
-def own_score(model, prompt, ids, length):
-    """The log-probability that the model itself gives to the first `length` new tokens."""
+def log_probability(model, prompt, ids, length):
+    """The model's log-probability of the first `length` new tokens."""
     log_p = model(torch.cat([prompt, ids])[None])[0, len(prompt) - 1 : -1].log_softmax(-1)
     return log_p.gather(-1, ids[:, None])[:length, 0].sum()
 
@@ -53,59 +53,63 @@ STRATEGIES = [
 ]
 
 
-@pytest.mark.parametrize("how", STRATEGIES, ids=str)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 @pytest.mark.parametrize("pos_embed", ["learned", "sinusoidal", "rotary", "alibi"])
-def test_a_cache_changes_no_token(how, pos_embed):
-    model = language(pos_embed)
-    cached = model.generate(prompts(), strategy=how, max_new_tokens=8, eos_id=END)
-    plain = model.generate(prompts(), strategy=how, max_new_tokens=8, eos_id=END, use_cache=False)
+def test_cached_generation_equals_uncached(strategy, pos_embed):
+    model = language_model(pos_embed)
+    cached = model.generate(prompts(), strategy=strategy, max_new_tokens=8, eos_id=EOS)
+    plain = model.generate(prompts(), strategy=strategy, max_new_tokens=8, eos_id=EOS, use_cache=False)
     assert torch.equal(cached.candidates, plain.candidates)
     assert torch.equal(cached.lengths, plain.lengths)
     torch.testing.assert_close(cached.scores, plain.scores)
 
 
-@pytest.mark.parametrize("how", STRATEGIES, ids=str)
-def test_a_cache_changes_no_token_of_a_translation(how):
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
+def test_cached_seq2seq_generation_equals_uncached(strategy):
     model, source = seq2seq(), torch.randint(0, 6, (4, 5), generator=torch.Generator().manual_seed(5))
-    options = {"bos_id": 0, "eos_id": END, "max_new_tokens": 8, "source_lengths": torch.tensor([5, 2, 3, 1])}
-    cached, plain = (model.generate(source, strategy=how, **options, use_cache=use) for use in (True, False))
+    options = {"bos_id": 0, "eos_id": EOS, "max_new_tokens": 8, "source_lengths": torch.tensor([5, 2, 3, 1])}
+    cached, plain = (model.generate(source, strategy=strategy, **options, use_cache=use) for use in (True, False))
     assert torch.equal(cached.candidates, plain.candidates)
     torch.testing.assert_close(cached.scores, plain.scores)
 
 
-@pytest.mark.parametrize("how", STRATEGIES, ids=str)
-def test_the_score_is_the_models_own(how):
-    model = language()
-    out = model.generate(prompts(), strategy=how, max_new_tokens=8, eos_id=END)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
+def test_scores_are_the_model_log_probabilities(strategy):
+    model = language_model()
+    out = model.generate(prompts(), strategy=strategy, max_new_tokens=8, eos_id=EOS)
     for row, prompt in enumerate(prompts()):
         for ids, length, score in zip(out.candidates[row], out.lengths[row], out.scores[row], strict=True):
-            torch.testing.assert_close(own_score(model, prompt, ids, length), score)
+            torch.testing.assert_close(log_probability(model, prompt, ids, length), score)
 
 
-@pytest.mark.parametrize("how", STRATEGIES[:1] + STRATEGIES[3:], ids=str)
-def test_a_batch_answers_as_its_examples_alone(how):
+@pytest.mark.parametrize("strategy", STRATEGIES[:1] + STRATEGIES[3:], ids=str)
+def test_batched_generation_equals_single_examples(strategy):
     model, source = seq2seq(), torch.randint(0, 6, (64, 5), generator=torch.Generator().manual_seed(5))
     lengths = torch.tensor([5, 2, 3, 1, 4, 5, 3, 2]).repeat(8)
-    together = model.generate(source, strategy=how, bos_id=0, eos_id=END, max_new_tokens=8, source_lengths=lengths)
+    batched = model.generate(source, strategy=strategy, bos_id=0, eos_id=EOS, max_new_tokens=8, source_lengths=lengths)
     for row in range(0, 64, 7):
         length = lengths[row]
-        alone = model.generate(source[row : row + 1, :length], strategy=how, bos_id=0, eos_id=END, max_new_tokens=8)
-        n = alone.ids.shape[1]
-        assert torch.equal(together.candidates[row, :, :n], alone.candidates[0])
-        assert (together.candidates[row, :, n:] == END).all()
-        torch.testing.assert_close(together.scores[row], alone.scores[0])
+        single = model.generate(
+            source[row : row + 1, :length], strategy=strategy, bos_id=0, eos_id=EOS, max_new_tokens=8
+        )
+        n = single.ids.shape[1]
+        assert torch.equal(batched.candidates[row, :, :n], single.candidates[0])
+        assert (batched.candidates[row, :, n:] == EOS).all()
+        torch.testing.assert_close(batched.scores[row], single.scores[0])
 
 
-def test_what_follows_the_end_is_the_end():
-    out = language(seed=1).generate(prompts(20), strategy=Sampling(temperature=2.0), max_new_tokens=12, eos_id=END)
+def test_sequences_are_padded_with_eos_after_eos():
+    out = language_model(seed=1).generate(
+        prompts(20), strategy=Sampling(temperature=2.0), max_new_tokens=12, eos_id=EOS
+    )
     assert (out.lengths < 12).any()
     for ids, length in zip(out.ids, out.lengths[:, 0], strict=True):
-        assert (ids[: length - 1] != END).all()
-        assert (ids[length:] == END).all()
+        assert (ids[: length - 1] != EOS).all()
+        assert (ids[length:] == EOS).all()
 
 
-def test_greedy_takes_the_likeliest_token_each_time():
-    model, ids = language(), prompts()
+def test_greedy_selects_the_argmax_at_each_step():
+    model, ids = language_model(), prompts()
     out = model.generate(ids, max_new_tokens=5)
     for step in range(5):
         with torch.no_grad():
@@ -113,36 +117,36 @@ def test_greedy_takes_the_likeliest_token_each_time():
         ids = torch.cat([ids, out.ids[:, step : step + 1]], dim=1)
 
 
-def test_sampling_follows_the_models_distribution():
-    model, n = language(), 4000
+def test_sampling_follows_the_model_distribution():
+    model, n = language_model(), 4000
     prompt = prompts(1).expand(n, -1)
     with torch.no_grad():
         expected = model(prompt[:1])[0, -1].softmax(-1)
     drawn = model.generate(prompt, strategy=Sampling(), max_new_tokens=1).ids[:, 0]
-    shares = torch.bincount(drawn, minlength=7) / n
-    assert (shares - expected).abs().max() < 4 * math.sqrt(0.25 / n)
+    frequencies = torch.bincount(drawn, minlength=7) / n
+    assert (frequencies - expected).abs().max() < 4 * math.sqrt(0.25 / n)
     assert expected.max() < 0.9
 
 
-def test_the_seed_decides_the_sample():
-    model = language()
+def test_the_seed_determines_the_sample():
+    model = language_model()
     first, again, other = (
         model.generate(prompts(), strategy=Sampling(seed=s), max_new_tokens=12).ids for s in (1, 1, 2)
     )
-    free, freer = (model.generate(prompts(), strategy=Sampling(), max_new_tokens=12).ids for _ in range(2))
-    assert not torch.equal(free, freer)
+    unseeded, other_unseeded = (model.generate(prompts(), strategy=Sampling(), max_new_tokens=12).ids for _ in range(2))
+    assert not torch.equal(unseeded, other_unseeded)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
 
-def test_a_low_temperature_and_the_top_one_are_greedy():
-    model = language()
+def test_low_temperature_top_k_1_and_tiny_top_p_are_greedy():
+    model = language_model()
     greedy = model.generate(prompts(), max_new_tokens=6).ids
-    for how in (Sampling(temperature=1e-4), Sampling(temperature=1e-300), Sampling(top_k=1), Sampling(top_p=1e-6)):
-        assert torch.equal(model.generate(prompts(), strategy=how, max_new_tokens=6).ids, greedy)
+    for strategy in (Sampling(temperature=1e-4), Sampling(temperature=1e-300), Sampling(top_k=1), Sampling(top_p=1e-6)):
+        assert torch.equal(model.generate(prompts(), strategy=strategy, max_new_tokens=6).ids, greedy)
 
 
-def test_top_k_and_top_p_keep_the_right_tokens():
+def test_top_k_and_top_p_keep_the_most_probable_tokens():
     logits = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log()
     assert keep_top_k(logits, 2).isfinite().tolist() == [[False, True, False, True]]
     assert keep_top_k(logits, 9).isfinite().all()
@@ -152,8 +156,8 @@ def test_top_k_and_top_p_keep_the_right_tokens():
     assert keep_top_p(logits, 1.0).isfinite().all()
 
 
-def test_generation_leaves_the_model_in_its_stage():
-    model = language(dropout=0.5).train()
+def test_generation_restores_the_training_mode():
+    model = language_model(dropout=0.5).train()
     model.dropout.eval()
     first, again = (model.generate(prompts(), max_new_tokens=6).ids for _ in range(2))
     assert torch.equal(first, again)
@@ -180,11 +184,11 @@ def test_generation_leaves_the_model_in_its_stage():
         (lambda m: m.generate(prompts(), max_new_tokens=2, eos_id=7), "eos_id must be a token id from 0 to 6, .*got 7"),
     ],
 )
-def test_bad_input_is_refused(call, message):
+def test_invalid_arguments_raise(call, message):
     with pytest.raises(ValueError, match=message):
-        call(language())
+        call(language_model())
 
 
-def test_a_learned_table_says_when_it_is_full():
+def test_generation_beyond_the_learned_position_table_raises():
     with pytest.raises(ValueError, match="must fit the learned position table of 5 rows, got 11"):
-        language("learned", context_length=5).generate(prompts(), max_new_tokens=9)
+        language_model("learned", context_length=5).generate(prompts(), max_new_tokens=9)

@@ -1,4 +1,4 @@
-"""Masks from a user's own file: what is written is what is read, and what could mean two things is refused."""
+"""Mask files: reading inverts writing, and ambiguous files are rejected."""
 
 import math
 import os
@@ -19,7 +19,7 @@ def write(path, text):
 
 
 @pytest.mark.parametrize(
-    ("text", "form"),
+    ("text", "convention"),
     [
         ("1 0 0\n1 1 0\n1 1 1\n", "bool"),
         ("1,0,0\n\n1, 1, 0 # the second\n1;1;1", "bool"),
@@ -30,34 +30,34 @@ def write(path, text):
     ],
 )
 @pytest.mark.parametrize("suffix", [".txt", ".csv"])
-def test_text_files(tmp_path, text, form, suffix):
-    mask, read_as = read_mask(write(tmp_path / f"mask{suffix}", text))
+def test_text_files_are_read_as_bool_or_additive(tmp_path, text, convention, suffix):
+    mask, detected = read_mask(write(tmp_path / f"mask{suffix}", text))
     assert torch.equal(mask, CAUSAL)
-    assert read_as == form
+    assert detected == convention
 
 
 @pytest.mark.parametrize("dtype", [bool, np.uint8, np.int64, np.float32])
 @pytest.mark.parametrize("shape", [(3, 3), (1, 3, 3), (2, 2, 3, 3)])
-def test_arrays_of_any_dtype(tmp_path, dtype, shape):
+def test_npy_arrays_of_any_dtype_are_read(tmp_path, dtype, shape):
     np.save(tmp_path / "mask.npy", np.broadcast_to(CAUSAL.numpy(), shape).astype(dtype))
-    mask, form = read_mask(tmp_path / "mask.npy")
+    mask, convention = read_mask(tmp_path / "mask.npy")
     assert torch.equal(mask, CAUSAL.expand(shape))
-    assert form == "bool"
+    assert convention == "bool"
 
 
 @pytest.mark.parametrize("low", [-math.inf, -10_000.0])
-def test_additive_round_trip(tmp_path, low):
+def test_additive_masks_round_trip(tmp_path, low):
     np.save(tmp_path / "mask.npy", masks.to_additive(CAUSAL, low).numpy())
     assert torch.equal(read_mask(tmp_path / "mask.npy")[0], CAUSAL)
 
 
-def test_the_convention_of_torch_nn_is_the_opposite(tmp_path):
+def test_the_torch_convention_is_inverted(tmp_path):
     path = write(tmp_path / "mask.txt", "0 1 1\n0 0 1\n0 0 0")
     assert torch.equal(read_mask(path, "torch")[0], CAUSAL)
     assert torch.equal(read_mask(path)[0], ~CAUSAL)
 
 
-def test_zeros_alone_could_mean_everything_or_nothing(tmp_path):
+def test_an_all_zero_mask_without_a_convention_is_rejected_as_ambiguous(tmp_path):
     path = write(tmp_path / "mask.txt", "0 0\n0 0")
     with pytest.raises(
         ValueError, match="zeros only: as a bool mask it hides every key, as an additive one it hides n"
@@ -75,7 +75,7 @@ def test_arrays_are_never_unpickled(tmp_path):
         read_mask(tmp_path / "mask.npy")
 
 
-def test_a_header_that_claims_too_much_allocates_nothing(tmp_path):
+def test_an_excessive_declared_shape_allocates_no_memory(tmp_path):
     path = tmp_path / "mask.npy"
     np.save(path, np.zeros((2, 2)))
     content = path.read_bytes()
@@ -101,13 +101,13 @@ def test_a_header_that_claims_too_much_allocates_nothing(tmp_path):
         ("mask.npy", "1 0\n1 1", "mask.npy is not an array saved by numpy.save"),
     ],
 )
-def test_what_is_no_mask_is_refused(tmp_path, name, text, message):
+def test_invalid_masks_raise_one_line_errors(tmp_path, name, text, message):
     with pytest.raises(ValueError, match=message) as caught:
         read_mask(write(tmp_path / name, text))
     assert "\n" not in str(caught.value)
 
 
-def test_files_that_cannot_be_read(tmp_path):
+def test_unreadable_files_raise(tmp_path):
     with pytest.raises(ValueError, match=r"cannot read .*none.txt: No such file or directory"):
         read_mask(tmp_path / "none.txt")
     with pytest.raises(ValueError, match=r"cannot read .*none.npy: No such file or directory"):
@@ -118,7 +118,7 @@ def test_files_that_cannot_be_read(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".csv", ".npy"])
-def test_pipes_and_very_long_files_are_refused_at_once(tmp_path, suffix):
+def test_pipes_and_oversized_files_are_rejected_without_reading(tmp_path, suffix):
     os.mkfifo(tmp_path / f"pipe{suffix}")
     with pytest.raises(ValueError, match="got a pipe or a device"):
         read_mask(tmp_path / f"pipe{suffix}")
@@ -128,7 +128,7 @@ def test_pipes_and_very_long_files_are_refused_at_once(tmp_path, suffix):
         read_mask(tmp_path / f"long{suffix}")
 
 
-def test_a_mask_of_the_largest_size_is_read(tmp_path):
+def test_the_maximum_mask_size_is_enforced(tmp_path):
     np.save(tmp_path / "mask.npy", np.ones((2048, 2048)))
     assert read_mask(tmp_path / "mask.npy")[0].all()
     np.save(tmp_path / "mask.npy", np.ones((2048, 2049), dtype=bool))

@@ -15,7 +15,7 @@ def count(name):
         return sum(p.numel() for p in build_model(preset(name)).parameters())
 
 
-def test_bert_cifar10_has_the_sizes_of_a_small_bert():
+def test_bert_cifar_has_the_sizes_of_a_small_bert():
     config = bert_cifar10()
     assert (config.image_size, config.patch_size, config.in_channels, config.num_classes) == (32, 4, 3, 10)
     assert (config.width, config.depth, config.num_heads, config.mlp_width) == (256, 12, 8, 1024)
@@ -47,8 +47,8 @@ def test_vit_mnist_plain_has_no_norm_positions_or_output_projection():
     assert not [name for name in names if "norm" in name or "pos_embed" in name or "out_proj" in name]
 
 
-def test_the_plain_model_cannot_tell_shuffled_patches():
-    """R3.2: without positions, the logits do not change when the patches change places."""
+def test_vit_mnist_plain_logits_are_patch_permutation_invariant():
+    """Without positional embedding, permuting the patches does not change the logits."""
     model = build_model(vit_mnist_plain()).double()
     patches = torch.randn(2, 16, 64, dtype=torch.float64)
     shuffled = patches[:, torch.randperm(16)]
@@ -58,10 +58,27 @@ def test_the_plain_model_cannot_tell_shuffled_patches():
     assert change.abs().max() > 1e-4
 
 
-def test_published_sizes_come_out():
-    """GPT-2 small has 124,439,808 parameters; ViT-B/16 86,567,656, 768 of them the class token's position."""
+def test_parameter_counts_match_the_published_models():
+    """GPT-2 small has 124,439,808 parameters; ViT-B/16 has 86,567,656, of which 768 are the class token's position."""
     assert count("gpt2_small") == 124_439_808
     assert count("vit_base") == 86_567_656 - 768
+
+
+def test_the_classic_and_the_modern_language_model_differ_in_parts_and_not_in_size():
+    classic, modern = preset("classic_lm"), preset("modern_lm")
+    assert abs(count("modern_lm") / count("classic_lm") - 1) < 0.02
+    for size in ("width", "depth", "num_heads", "vocab_size", "context_length", "tie_weights"):
+        assert getattr(classic, size) == getattr(modern, size)
+    assert (classic.norm, classic.norm_layer, classic.activation, classic.pos_embed, classic.bias) == (
+        *("post", "layernorm", "relu", "sinusoidal", True),
+    )
+    assert (modern.norm, modern.norm_layer, modern.activation, modern.pos_embed, modern.bias) == (
+        *("pre", "rmsnorm", "swiglu", "rotary", False),
+    )
+    assert (modern.kv_heads, modern.qk_norm) == (2, True)
+    with torch.device("meta"):
+        model = build_model(modern)
+    assert not [name for name, _ in model.named_parameters() if name.endswith("bias")]
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -69,7 +86,7 @@ def test_every_preset_builds(name):
     assert count(name) > 0
 
 
-def test_an_unknown_preset_is_answered_with_the_nearest():
+def test_an_unknown_preset_error_suggests_the_closest_name():
     with pytest.raises(
         LookupError, match=r"unknown preset 'bert_cifra10'; did you mean bert_cifar10\? Choose from reverse, "
     ):
@@ -84,14 +101,14 @@ def test_a_config_round_trips_through_json(name):
     assert type(config).from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
-def test_from_preset_changes_fields_of_the_config():
+def test_from_preset_overrides_config_fields():
     model = VisionTransformer.from_preset("vit_tiny", {"num_classes": 5, "depth": 1})
     assert (model.config.num_classes, model.config.depth, len(model.blocks)) == (5, 1, 1)
     with pytest.raises(LookupError, match=r"num_clases.*num_classes"):
         VisionTransformer.from_preset("vit_tiny", {"num_clases": 5})
 
 
-def test_a_config_from_a_dict_with_an_unknown_field_is_refused():
+def test_from_dict_rejects_unknown_fields():
     values = preset("vit_tiny").to_dict() | {"heads": 3}
     with pytest.raises(LookupError, match="heads"):
         VisionConfig.from_dict(values)

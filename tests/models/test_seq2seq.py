@@ -10,7 +10,7 @@ from clearhead.nn.cache import DecoderCache
 CONFIG = Seq2SeqConfig(
     width=8, depth=2, num_heads=2, src_vocab_size=5, tgt_vocab_size=7, decoder_depth=3, context_length=10
 )
-POSITIONS = ["sinusoidal", "learned", "rotary", "alibi", "none"]
+POS_EMBEDS = ["sinusoidal", "learned", "rotary", "alibi", "none"]
 LENGTHS = torch.tensor([2, 6, 4])
 
 
@@ -29,8 +29,8 @@ def target():
     return torch.randint(0, 7, (3, 4), generator=torch.Generator().manual_seed(2))
 
 
-@pytest.mark.parametrize("pos_embed", POSITIONS)
-def test_a_target_prefix_is_blind_to_its_suffix(source, target, pos_embed):
+@pytest.mark.parametrize("pos_embed", POS_EMBEDS)
+def test_a_target_prefix_does_not_depend_on_its_suffix(source, target, pos_embed):
     model = build(pos_embed=pos_embed)
     other = torch.cat([target[:, :2], (target[:, 2:] + 1) % 7], dim=1)
     before, after = model(source, target), model(source, other)
@@ -39,19 +39,19 @@ def test_a_target_prefix_is_blind_to_its_suffix(source, target, pos_embed):
     assert (before[:, 2:] - after[:, 2:]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("pos_embed", POSITIONS)
-def test_source_padding_never_changes_the_answer(source, target, pos_embed):
+@pytest.mark.parametrize("pos_embed", POS_EMBEDS)
+def test_source_padding_does_not_change_the_output(source, target, pos_embed):
     model = build(pos_embed=pos_embed)
-    real = torch.arange(6) < LENGTHS[:, None]
-    other = torch.where(real, source, (source + 1) % 5)
+    valid = torch.arange(6) < LENGTHS[:, None]
+    other = torch.where(valid, source, (source + 1) % 5)
     before = model(source, target, source_lengths=LENGTHS)
     torch.testing.assert_close(before, model(other, target, source_lengths=LENGTHS), rtol=0, atol=1e-12)
     torch.testing.assert_close(before[:1], model(source[:1, :2], target[:1]))
     assert (model(source, target) - model(other, target)).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("pos_embed", POSITIONS)
-def test_cached_decoding_equals_the_whole(source, target, pos_embed):
+@pytest.mark.parametrize("pos_embed", POS_EMBEDS)
+def test_cached_decoding_equals_the_full_forward_pass(source, target, pos_embed):
     model, cache = build(pos_embed=pos_embed), DecoderCache(3)
     with torch.no_grad():
         memory = model.encode(source, source_lengths=LENGTHS)
@@ -59,19 +59,19 @@ def test_cached_decoding_equals_the_whole(source, target, pos_embed):
         torch.testing.assert_close(torch.cat(steps, dim=1), model(source, target, source_lengths=LENGTHS))
 
 
-def test_embeddings_may_stand_for_the_source(source, target):
+def test_inputs_embeds_equal_source_ids(source, target):
     model = build()
     torch.testing.assert_close(model(None, target, inputs_embeds=model.source_tokens(source)), model(source, target))
 
 
-def test_one_table_may_serve_three_places(source, target):
+def test_tied_embeddings_share_one_table(source, target):
     for fields, n_tables in (({"src_vocab_size": 7, "tie_weights": True}, 1), ({"tie_weights": True}, 2), ({}, 3)):
         model = build(**fields)
         assert len([name for name in model.state_dict() if "embed" in name or "head" in name]) == n_tables
         assert model(source, target).shape == (3, 4, 7)
 
 
-def test_it_compiles_whole_with_padding(source, target):
+def test_compiled_fullgraph_output_with_padding_equals_eager(source, target):
     model = build()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     torch.testing.assert_close(
@@ -79,13 +79,13 @@ def test_it_compiles_whole_with_padding(source, target):
     )
 
 
-def test_every_parameter_learns(source, target):
+def test_every_parameter_gets_a_gradient(source, target):
     model = build(pos_embed="learned")
     model(source, target).square().sum().backward()
     assert not [name for name, p in model.named_parameters() if p.grad is None]
 
 
-def test_bad_ids_are_refused(source, target):
+def test_invalid_ids_raise(source, target):
     with pytest.raises(ValueError, match="ids must be from 0 to 4, got 6"):
         build()(torch.full((1, 2), 6), target[:1])
     with pytest.raises(ValueError, match="ids must be from 0 to 6, got 7"):

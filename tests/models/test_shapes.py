@@ -1,4 +1,4 @@
-"""The shape calculator: equal to what a real pass on real numbers goes through."""
+"""The shape calculator agrees with a real forward pass."""
 
 import json
 from dataclasses import replace
@@ -58,12 +58,12 @@ def real_inputs(config, batch=2):
 
 
 @cache
-def same_shapes(config, batch=2) -> Shapes:
-    """Of the inputs above."""
+def shapes_of_real_inputs(config, batch=2) -> Shapes:
+    """Shapes for the inputs of `real_inputs`."""
     return shapes(config, batch=batch, source_length=4 if isinstance(config, Seq2SeqConfig) else None)
 
 
-def test_twelve_heads_of_width_64():
+def test_shapes_of_twelve_heads_of_width_64():
     seen = shapes(AttentionConfig(width=768, num_heads=12), length=5)
     assert seen["tokens"].rows == (1, 5, 768)
     assert seen["q_per_head"].rows == seen["k_per_head"].rows == seen["v_per_head"].rows == (1, 5, 12, 64)
@@ -73,22 +73,22 @@ def test_twelve_heads_of_width_64():
 
 
 def test_predicted_shapes_equal_those_of_a_forward_pass():
-    kept = {}
+    recorded = {}
 
-    def keeping(q, k, v, *rest, **named):
+    def recording_attend(q, k, v, *rest, **named):
         out, weights = attend_reference(q, k, v, *rest, **named)
-        kept.update(q=q, k=k, v=v, z_per_head=out, weights=weights)
+        recorded.update(q=q, k=k, v=v, z_per_head=out, weights=weights)
         return out
 
-    layer = MultiHeadAttention(768, 12, attend=keeping)
-    layer.out_proj.register_forward_pre_hook(lambda module, args: kept.update(z=args[0]))
+    layer = MultiHeadAttention(768, 12, attend=recording_attend)
+    layer.out_proj.register_forward_pre_hook(lambda module, args: recorded.update(z=args[0]))
     layer(torch.randn(1, 5, 768))
     seen = shapes(AttentionConfig(width=768, num_heads=12), length=5)
     for name in ("q", "k", "v"):
-        assert seen[f"{name}_per_head"].rows == kept[name].transpose(1, 2).shape
-    assert seen["z_per_head"].rows == kept["z_per_head"].transpose(1, 2).shape
-    assert seen["weights"].rows == kept["weights"].shape
-    assert seen["z"].rows == kept["z"].shape
+        assert seen[f"{name}_per_head"].rows == recorded[name].transpose(1, 2).shape
+    assert seen["z_per_head"].rows == recorded["z_per_head"].transpose(1, 2).shape
+    assert seen["weights"].rows == recorded["weights"].shape
+    assert seen["z"].rows == recorded["z"].shape
 
 
 def test_columns_transpose_tokens_and_weights():
@@ -101,61 +101,61 @@ def test_columns_transpose_tokens_and_weights():
     assert seen["out_proj"].columns == (768, 6)
 
 
-def test_key_and_value_widths_may_differ():
+def test_key_and_value_widths_are_independent():
     seen = shapes(AttentionConfig(width=256, key_width=64, value_width=256), length=5)
     assert seen["k_proj.weight"].rows == (256, 64)
     assert seen["v_proj.weight"].rows == (256, 256)
     assert seen["z"].rows == (1, 5, 256)
 
 
-def test_columns_of_attention_to_a_memory_are_keys_by_queries():
-    seen = same_shapes(SEQ2SEQ)
+def test_cross_attention_weights_in_columns_are_keys_by_queries():
+    seen = shapes_of_real_inputs(SEQ2SEQ)
     weights = seen["decoder.blocks.0.cross_attn.weights"]
     assert weights.rows == (2, 2, 6, 4)
     assert weights.columns == (2, 4, 6)
 
 
 @small
-def test_meta_pass_equals_real_pass(config):
+def test_meta_forward_equals_real_forward(config):
     model = build_model(config).eval()
-    assert record(model, real_inputs(config)) == list(same_shapes(config).tensors)
+    assert record(model, real_inputs(config)) == list(shapes_of_real_inputs(config).tensors)
 
 
 @small
-def test_every_layer_has_the_shape_that_its_hook_sees(config):
+def test_layer_shapes_equal_forward_hook_outputs(config):
     model = build_model(config).eval()
     outputs = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.LayerNorm | nn.Conv2d | nn.Embedding):
             module.register_forward_hook(lambda _, args, out, name=name: outputs.update({name: tuple(out.shape)}))
     model(*real_inputs(config).values())
-    seen = same_shapes(config)
+    seen = shapes_of_real_inputs(config)
     assert len(outputs) > 8
     assert {name: seen[name].rows for name in outputs} == outputs
 
 
 @small
-def test_parameters_add_up_to_the_model(config):
-    seen = same_shapes(config)
+def test_parameter_counts_sum_to_the_model(config):
+    seen = shapes_of_real_inputs(config)
     assert seen.parameters == sum(p.numel() for p in build_model(config).parameters())
     assert seen.parameters == sum(tensor.parameters for tensor in seen.tensors)
 
 
 @small
 def test_names_are_unique(config):
-    names = [tensor.name for tensor in same_shapes(config).tensors]
+    names = [tensor.name for tensor in shapes_of_real_inputs(config).tensors]
     assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset(name):
+def test_every_preset_is_supported(name):
     seen = shapes(name)
     assert seen.parameters == sum(tensor.parameters for tensor in seen.tensors)
     stack = "encoder." if isinstance(seen.config, Seq2SeqConfig) else ""
     assert seen[f"{stack}blocks.{seen.config.depth - 1}.attn.weights"].multiply_adds > 0
 
 
-def test_multiply_adds_of_a_vision_transformer_by_hand():
+def test_vision_transformer_multiply_adds_match_hand_computation():
     config = VISION
     B, P, E, H = 2, 6, config.width, config.mlp_width
     L = P + 1
@@ -166,8 +166,8 @@ def test_multiply_adds_of_a_vision_transformer_by_hand():
 
 
 @pytest.mark.parametrize("name", [name for name in SMALL if "beta" not in name])
-def test_multiply_adds_are_half_of_torchs_own_count(name):
-    # with the formula for attention, whose products torch counts on every device
+def test_multiply_adds_are_half_of_torch_flop_counter(name):
+    # attend_reference uses matmuls, which torch counts on every device
     config = SMALL[name]
     model = build_model(config).eval().requires_grad_(False)
     for module in model.modules():
@@ -175,21 +175,21 @@ def test_multiply_adds_are_half_of_torchs_own_count(name):
             module.attend = attend_reference
     with FlopCounterMode(display=False) as counter:
         model(*real_inputs(config).values())
-    assert 2 * same_shapes(config).multiply_adds == counter.get_total_flops()
+    assert 2 * shapes_of_real_inputs(config).multiply_adds == counter.get_total_flops()
 
 
-def test_infinite_beta_takes_the_formula_with_the_same_work():
+def test_infinite_beta_has_the_same_multiply_adds():
     assert shapes(replace(VISION, beta=float("inf"))).multiply_adds == shapes(VISION).multiply_adds
 
 
-def test_multiply_adds_grow_with_the_batch_and_parameters_do_not():
+def test_multiply_adds_scale_with_the_batch_and_parameters_do_not():
     one, three = shapes(LANGUAGE), shapes(LANGUAGE, batch=3)
     assert three.multiply_adds == 3 * one.multiply_adds
     assert three.parameters == one.parameters
     assert [t.columns for t in three.tensors] == [t.columns for t in one.tensors]
 
 
-def test_recording_leaves_the_model_as_it_was():
+def test_recording_leaves_the_model_unchanged():
     model = build_model(VISION).eval()
     inputs = real_inputs(VISION)
     before = model(*inputs.values())
@@ -198,7 +198,7 @@ def test_recording_leaves_the_model_as_it_was():
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_a_tied_table_counts_once():
+def test_tied_weights_are_counted_once():
     seen = shapes(LANGUAGE)
     assert seen["tok_embed.weight"].parameters == LANGUAGE.vocab_size * LANGUAGE.width
     assert seen["lm_head.weight"].parameters == 0
@@ -209,14 +209,14 @@ def test_a_tied_table_counts_once():
 
 @small
 def test_json_round_trip(config):
-    seen = same_shapes(config)
+    seen = shapes_of_real_inputs(config)
     data = json.loads(json.dumps(seen.to_dict(), allow_nan=False))
     assert [tuple(t["rows"]) for t in data["tensors"]] == [t.rows for t in seen.tensors]
     assert data["parameters"] == seen.parameters
     assert data["config"]["kind"] == type(config).__name__
 
 
-def test_equal_blocks_are_folded_unless_asked_for():
+def test_equal_blocks_are_folded_by_default():
     deep = shapes(replace(VISION, depth=5))
     folded, full = as_text(deep.table()), as_text(deep.table(every_block=True))
     assert "blocks.1-4: same as above" in folded
@@ -234,7 +234,7 @@ def test_unequal_blocks_are_not_folded():
 
 
 @pytest.mark.parametrize("name", ["transformer_base", "vit_base", "gpt2_small"])
-def test_table_fits_the_terminal_a_line_for_each_tensor(name):
+def test_the_table_fits_the_terminal_with_one_line_per_tensor(name):
     seen = shapes(replace(PRESETS[name](), depth=1))
     for width in (80, 120):
         lines = as_text(seen.table(width=width), width).splitlines()
@@ -243,7 +243,7 @@ def test_table_fits_the_terminal_a_line_for_each_tensor(name):
         assert len(shown) == len(seen.tensors)
 
 
-def test_one_convention_at_a_time():
+def test_the_table_shows_one_convention():
     seen = shapes(AttentionConfig(width=12, num_heads=3), length=5)
     rows, columns = as_text(seen.table("rows")), as_text(seen.table("columns"))
     assert "[1,5,12]" in rows
@@ -252,13 +252,13 @@ def test_one_convention_at_a_time():
     assert "[1,5,12]" not in columns
 
 
-def test_counts_stay_short():
+def test_counts_have_at_most_9_characters():
     assert count(0) == ""
     assert count(9_999_999) == "9,999,999"
     assert all(len(count(10**n)) <= 9 for n in range(25))
 
 
-def test_public_name_is_the_function_even_after_its_module_is_imported():
+def test_clearhead_shapes_is_the_function_even_after_importing_its_module():
     import_module("clearhead.models.shapes")
     assert clearhead.shapes is shapes
     assert clearhead.shapes("reverse").tensors == shapes(PRESETS["reverse"]()).tensors
@@ -286,7 +286,7 @@ def test_public_name_is_the_function_even_after_its_module_is_imported():
         (lambda: AttentionConfig(width=8, value_width=0), "value_width must be a positive integer"),
     ],
 )
-def test_errors_say_what_to_do(make, message):
+def test_invalid_arguments_raise(make, message):
     with pytest.raises((ValueError, LookupError), match=message):
         make()
 

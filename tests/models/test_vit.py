@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import clearhead
 from clearhead import VisionTransformer
 from clearhead.models.config import VisionConfig
 
@@ -22,7 +23,7 @@ def images():
 @pytest.mark.parametrize("pooling", ["cls", "mean", "attention"])
 @pytest.mark.parametrize("pos_embed", ["learned", "sinusoidal", "rotary", "none"])
 @pytest.mark.parametrize("patch_embed", ["patch", "conv", "conv-stem"])
-def test_any_image_size_gives_logits(pooling, pos_embed, patch_embed):
+def test_images_of_any_divisible_size_give_logits(pooling, pos_embed, patch_embed):
     model = build(pooling=pooling, pos_embed=pos_embed, patch_embed=patch_embed)
     for height, width in ((8, 12), (4, 4), (16, 8)):
         assert model(torch.randn(2, 2, height, width, dtype=torch.float64)).shape == (2, 3)
@@ -39,20 +40,20 @@ def test_positions_make_the_order_of_the_patches_matter(pos_embed):
     assert change.abs().max() > 1e-4
 
 
-def test_without_positions_it_does_not(images):
+def test_without_positions_the_logits_are_patch_permutation_invariant(images):
     model = build(pos_embed="none")
     patches = model.patch_embed(images)
     torch.testing.assert_close(model(inputs_embeds=patches), model(inputs_embeds=patches[:, [5, 4, 3, 2, 1, 0]]))
 
 
-def test_embeddings_may_come_from_elsewhere(images):
+def test_inputs_embeds_equal_patch_embed(images):
     model = build()
     torch.testing.assert_close(model(inputs_embeds=model.patch_embed(images)), model(images))
 
 
 @pytest.mark.parametrize("pos_embed", ["learned", "sinusoidal", "rotary", "none"])
-def test_the_class_token_may_come_with_the_embeddings(images, pos_embed):
-    """The model's own class token, passed in, changes nothing; another one does."""
+def test_inputs_embeds_may_include_the_class_token(images, pos_embed):
+    """Passing the model's own class token gives the same logits; another token does not."""
     model = build(pos_embed=pos_embed)
     patches = model.patch_embed(images)
     own = torch.cat([model.pool.cls_token.expand(2, 1, -1), patches], dim=1)
@@ -63,7 +64,7 @@ def test_the_class_token_may_come_with_the_embeddings(images, pos_embed):
 
 
 @pytest.mark.parametrize("pooling", ["mean", "attention"])
-def test_a_model_without_a_class_token_takes_none(pooling):
+def test_includes_cls_token_requires_cls_pooling(pooling):
     model = build(pooling=pooling)
     with pytest.raises(ValueError, match=f"needs a model with pooling='cls', got pooling='{pooling}'"):
         model(inputs_embeds=torch.zeros(1, 7, 8).double(), includes_cls_token=True)
@@ -73,7 +74,7 @@ def test_a_model_without_a_class_token_takes_none(pooling):
 
 @pytest.mark.parametrize("norm", ["pre", "post", "none"])
 @pytest.mark.parametrize("pooling", ["cls", "mean", "attention"])
-def test_the_head_on_the_pooled_features_is_the_model(images, pooling, norm):
+def test_features_pooling_and_head_compose_to_the_model(images, pooling, norm):
     model = build(pooling=pooling, norm=norm, embed_norm=True, head_mlp_dim=4)
     features = model.features(images)
     assert features.shape == (2, 6 + (pooling == "cls"), 8)
@@ -82,37 +83,37 @@ def test_the_head_on_the_pooled_features_is_the_model(images, pooling, norm):
 
 
 @pytest.mark.parametrize("norm", ["pre", "post", "none"])
-def test_the_features_of_all_layers_begin_with_the_embeddings_and_end_with_the_features(images, norm):
-    model, entering = build(norm=norm), []
+def test_all_layers_returns_the_block_inputs_and_the_features(images, norm):
+    model, block_inputs = build(norm=norm), []
     for block in model.blocks:
-        block.register_forward_pre_hook(lambda module, args: entering.append(args[0]))
+        block.register_forward_pre_hook(lambda module, args: block_inputs.append(args[0]))
     states = model.features(images, all_layers=True)
     assert len(states) == 1 + model.config.depth
-    for state, x in zip(states, entering, strict=False):
+    for state, x in zip(states, block_inputs, strict=False):
         assert torch.equal(state, x)
     assert torch.equal(states[-1], model.features(images))
     cls_token, patches = model.pool.cls_token.expand(2, 1, -1), model.patch_embed(images)
-    given = model.features(
+    with_cls_token = model.features(
         inputs_embeds=torch.cat([cls_token, patches], dim=1), includes_cls_token=True, all_layers=True
     )
-    for state, other in zip(states, given, strict=True):
+    for state, other in zip(states, with_cls_token, strict=True):
         torch.testing.assert_close(state, other)
 
 
-def test_the_eps_of_the_config_reaches_every_layer_norm():
+def test_norm_eps_reaches_every_layer_norm():
     for norm in ("pre", "post"):
         model = build(norm=norm, norm_eps=1e-3, embed_norm=True)
         found = [module.eps for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
         assert found == [1e-3] * (5 + (norm == "pre"))
 
 
-def test_patches_cut_or_convolved_are_the_same_model(images):
+def test_linear_and_convolutional_patch_embeddings_are_equal(images):
     model = build()
     convolved = model.patch_embed.as_convolution()(images).flatten(2).transpose(1, 2)
     torch.testing.assert_close(model(inputs_embeds=convolved), model(images))
 
 
-def test_the_embedding_norm_comes_before_the_blocks(images):
+def test_embed_norm_is_applied_before_the_blocks(images):
     model = build(embed_norm=True)
     seen = []
     model.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
@@ -120,7 +121,7 @@ def test_the_embedding_norm_comes_before_the_blocks(images):
     assert seen[0].mean(-1).abs().max() < 1e-6
 
 
-def test_every_parameter_learns(images):
+def test_every_parameter_gets_a_gradient(images):
     for pooling in ("cls", "mean", "attention"):
         model = build(pooling=pooling, head_mlp_dim=4, embed_norm=True)
         model(images).square().sum().backward()
@@ -149,7 +150,44 @@ def test_every_parameter_learns(images):
         (lambda m: m(torch.zeros(1, 2, 8, 12, dtype=torch.uint8)), "images must be floating point, got torch.uint8"),
     ],
 )
-def test_bad_input_is_refused_in_one_line(call, message):
+def test_invalid_inputs_raise_one_line_errors(call, message):
     with pytest.raises(ValueError, match=message) as caught:
         call(build())
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "attention"])
+@pytest.mark.parametrize("pos_embed", ["learned", "rotary"])
+def test_register_tokens_change_neither_patches_nor_the_position_of_the_class_token(pooling, pos_embed, images):
+    model = build(pooling=pooling, pos_embed=pos_embed, num_register_tokens=3)
+    plain = build(pooling=pooling, pos_embed=pos_embed)
+    n_tokens = 6 + (pooling == "cls")
+    trace = clearhead.look(model, images)
+    assert trace["blocks.0.attn"].weights().shape == (2, 2, n_tokens + 3, n_tokens + 3)
+    assert torch.equal(model.head(model.pool(model.features(images))), model(images))
+    states, expected = (one.features(images, all_layers=True) for one in (model, plain))
+    assert [state.shape for state in states] == [state.shape for state in expected] == [(2, n_tokens, 8)] * 3
+    model.load_state_dict(plain.state_dict() | {"registers.tokens": model.registers.tokens.detach()})
+    assert torch.equal(model.features(images, all_layers=True)[0], plain.features(images, all_layers=True)[0])
+    before = model(images)
+    torch.nn.init.normal_(model.registers.tokens, std=2)
+    assert not torch.allclose(model(images), before, atol=1e-3), "they take part in attention"
+
+
+def test_register_tokens_that_nobody_attends_to_change_nothing(images):
+    """Without blocks between them and the output, they are removed before pooling without a trace."""
+    model, plain = build(num_register_tokens=3), build()
+    model.load_state_dict(plain.state_dict() | {"registers.tokens": torch.zeros(3, 8)})
+    for one in (model, plain):
+        for block in one.blocks:
+            torch.nn.init.zeros_(block.attn.out_proj.weight)
+    torch.testing.assert_close(model(images), plain(images))
+
+
+def test_register_tokens_follow_a_class_token_that_is_passed_in(images):
+    model = build(num_register_tokens=2)
+    patches = model.patch_embed(images)
+    with_cls = torch.cat([model.pool.cls_token.expand(2, 1, -1), patches], dim=1)
+    torch.testing.assert_close(model(inputs_embeds=with_cls, includes_cls_token=True), model(images))
+    with pytest.raises(ValueError, match="num_register_tokens must be a non-negative integer, got -1"):
+        build(num_register_tokens=-1)

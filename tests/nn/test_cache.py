@@ -8,9 +8,9 @@ def keys_values(length, batch=2):
     return torch.randn(batch, 3, length, 4), torch.randn(batch, 3, length, 5)
 
 
-def test_extend_returns_all_that_came_in_order():
+def test_extend_returns_all_keys_and_values_in_order():
     cache, ks, vs = KVCache(), [], []
-    for length in (1, 1, 3, 1, 7, 1):  # beyond the room that it makes, again and again
+    for length in (1, 1, 3, 1, 7, 1):  # repeatedly exceeds the allocated capacity
         k, v = keys_values(length)
         ks.append(k)
         vs.append(v)
@@ -20,19 +20,19 @@ def test_extend_returns_all_that_came_in_order():
         assert cache.length == all_k.shape[2]
 
 
-def test_a_token_more_seldom_costs_a_copy():
-    cache, homes = KVCache(), set()
-    kept = []  # keeps every buffer alive, so that no address is used twice
+def test_extend_reallocates_logarithmically_often():
+    cache, buffers = KVCache(), set()
+    kept = []  # keeps every buffer alive so that no address is reused
     for _ in range(100):
         k, _ = cache.extend(*keys_values(1))
         kept.append(k)
-        homes.add(k.data_ptr())
-    assert len(homes) <= 8, "room doubles"
+        buffers.add(k.data_ptr())
+    assert len(buffers) <= 8, "capacity doubles"
 
 
-def test_select_keeps_rows_in_the_order_given_and_goes_on():
+def test_select_reorders_rows_and_extend_continues():
     cache = KVCache()
-    cache.select(torch.tensor([0]))  # nothing in it yet: nothing to do
+    cache.select(torch.tensor([0]))  # selecting from an empty cache does nothing
     k, v = keys_values(3)
     cache.extend(k, v)
     rows = torch.tensor([1, 1, 0])
@@ -43,7 +43,7 @@ def test_select_keeps_rows_in_the_order_given_and_goes_on():
     assert torch.equal(all_v, torch.cat([v[rows], more_v], 2))
 
 
-def test_once_computes_at_the_first_call_alone():
+def test_get_or_compute_computes_only_once_per_memory():
     cache, calls, memory = KVCache(), [], torch.zeros(1)
 
     def compute():
@@ -58,14 +58,14 @@ def test_once_computes_at_the_first_call_alone():
         cache.get_or_compute(torch.zeros(1), compute)
 
 
-def test_another_batch_needs_another_cache():
+def test_extend_rejects_another_batch_size():
     cache = KVCache()
     cache.extend(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4))
     with pytest.raises(ValueError, match=r"it holds \(1, 2\), got \(3, 2\)"):
         cache.extend(torch.zeros(3, 2, 1, 4), torch.zeros(3, 2, 1, 4))
 
 
-def test_a_models_cache_has_a_memory_for_each_layer():
+def test_decoder_cache_has_self_and_cross_attention_caches_per_layer():
     cache = DecoderCache(2)
     assert (len(cache.layers), cache.length) == (2, 0)
     k, v = keys_values(3)
@@ -78,5 +78,5 @@ def test_a_models_cache_has_a_memory_for_each_layer():
     for layer in cache.layers:
         assert torch.equal(layer.self_attn.extend(k, v)[0], torch.cat([k[swapped], k], 2))
         assert torch.equal(layer.cross_attn.get_or_compute(k, lambda: (v, k))[0], k), (
-            "an example's memory stays as it is"
+            "cross-attention keys are not reordered"
         )

@@ -1,4 +1,4 @@
-"""Conversions lose nothing, and refuse what the other side cannot say. That they compute the same: tests/oracles."""
+"""Conversions to and from torch.nn are lossless and reject modules without an equivalent; outputs: tests/oracles."""
 
 import math
 from functools import partial
@@ -12,8 +12,9 @@ from torch import nn
 
 from clearhead.nn import masks
 from clearhead.nn.attention import MultiHeadAttention, attend_reference
-from clearhead.nn.blocks import MLP, Decoder, DecoderBlock, Encoder, EncoderBlock, EncoderDecoder
+from clearhead.nn.blocks import MLP, Decoder, DecoderBlock, Encoder, EncoderBlock, EncoderDecoder, SwiGLU
 from clearhead.nn.interop import attention_from_packed
+from clearhead.nn.norms import LayerScale, RMSNorm
 
 WIDTH, HEADS = 8, 2
 
@@ -23,8 +24,8 @@ def attention(**options):
 
 
 def encoder_block(activation=F.gelu, bias=True, **options):
-    feedforward = MLP(WIDTH, 12, activation, dropout=0.2, bias=bias)
-    return EncoderBlock(attention(dropout=0.1), feedforward, width=WIDTH, **{"dropout": 0.3} | options)
+    mlp = MLP(WIDTH, 12, activation, dropout=0.2, bias=bias)
+    return EncoderBlock(attention(dropout=0.1), mlp, width=WIDTH, **{"dropout": 0.3} | options)
 
 
 def decoder_block(**options):
@@ -68,7 +69,7 @@ def kind(part):
 
 
 def settings_of(module):
-    """All that is not a weight: classes, activations, rates, eps, and each module's mode, by address."""
+    """Everything that is not a weight, by module path: classes, activations, rates, eps and training mode."""
     ordinary = (bool, int, float, str, tuple, type(None), type(F.gelu), type(F.relu))
     return {
         name: (kind(part), {key: value for key, value in vars(part).items() if isinstance(value, ordinary)})
@@ -78,43 +79,43 @@ def settings_of(module):
 
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
-def test_there_and_back_changes_nothing(make, batch_first):
+def test_torch_round_trip_preserves_weights_and_settings(make, batch_first):
     module = make().double()
     for name, weight in module.named_parameters():
         weight.requires_grad_(not name.endswith("bias"))
     for part in module.modules():
         part.training = not isinstance(part, nn.Dropout)
     random_state = torch.get_rng_state()
-    there = module.to_torch(batch_first=batch_first)
-    back = type(module).from_torch(there)
+    converted = module.to_torch(batch_first=batch_first)
+    restored = type(module).from_torch(converted)
     assert torch.equal(torch.get_rng_state(), random_state)
-    assert settings_of(back) == settings_of(module)
-    ours, returned = dict(module.named_parameters()), dict(back.named_parameters())
+    assert settings_of(restored) == settings_of(module)
+    ours, returned = dict(module.named_parameters()), dict(restored.named_parameters())
     assert ours.keys() == returned.keys()
     for name, weight in ours.items():
         assert torch.equal(weight, returned[name])
         assert weight.dtype == returned[name].dtype
         assert weight.requires_grad == returned[name].requires_grad
-    places = [weight.data_ptr() for one in (module, there, back) for weight in one.parameters()]
-    assert len(places) == len(set(places))  # copies: training one leaves the others alone
+    addresses = [weight.data_ptr() for one in (module, converted, restored) for weight in one.parameters()]
+    assert len(addresses) == len(set(addresses))  # copies: no storage is shared
 
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
-def test_every_part_gets_the_mode(make, training):
+def test_conversion_preserves_training_mode(make, training):
     module = make().train(training)
-    there = module.to_torch()
-    for converted in (there, type(module).from_torch(there)):
-        assert {part.training for part in converted.modules()} == {training}
+    converted = module.to_torch()
+    for result in (converted, type(module).from_torch(converted)):
+        assert {part.training for part in result.modules()} == {training}
 
 
-def test_stacks_of_different_depths():
-    there = pair().to_torch()
-    assert there.encoder.num_layers == len(there.encoder.layers) == 2
-    assert there.decoder.num_layers == len(there.decoder.layers) == 3
+def test_encoder_and_decoder_depths_may_differ():
+    converted = pair().to_torch()
+    assert converted.encoder.num_layers == len(converted.encoder.layers) == 2
+    assert converted.decoder.num_layers == len(converted.decoder.layers) == 3
 
 
-def test_a_conversion_without_gradients_can_still_be_trained():
+def test_conversion_under_no_grad_keeps_requires_grad():
     with torch.no_grad():
         module = MultiHeadAttention.from_torch(nn.MultiheadAttention(WIDTH, HEADS))
         assert all(weight.requires_grad for weight in [*module.parameters(), *module.to_torch().parameters()])
@@ -130,7 +131,7 @@ def test_in_proj_weight_is_three_row_blocks():
 
 
 def name_of(activation) -> str:
-    """Without an address in it: test processes must agree on the names of their tests."""
+    """A name without a memory address: all test processes must agree on the test ids."""
     return getattr(activation, "__name__", str(activation))
 
 
@@ -139,7 +140,7 @@ def name_of(activation) -> str:
     ("ours", "theirs"),
     [(EncoderBlock, nn.TransformerEncoderLayer), (DecoderBlock, nn.TransformerDecoderLayer)],
 )
-def test_any_activation_comes_along(ours, theirs, activation):
+def test_any_activation_is_converted(ours, theirs, activation):
     block = ours.from_torch(theirs(WIDTH, HEADS, 12, activation=activation))
     expected = (
         {"relu": F.relu, "gelu": F.gelu}.get(activation, activation) if isinstance(activation, str) else activation
@@ -151,14 +152,14 @@ def test_any_activation_comes_along(ours, theirs, activation):
 
 
 @pytest.mark.parametrize("options", [{"activation": nn.GELU(approximate="tanh")}, {"bias": False}], ids=str)
-def test_no_fast_path_where_it_would_compute_something_else(options):
+def test_converted_blocks_avoid_an_incorrect_fast_path(options):
     block, x = encoder_block(**options).eval(), 3 * torch.randn(2, 5, WIDTH)
     with torch.no_grad():
         torch.testing.assert_close(block.to_torch()(x), block(x))
 
 
 def reference_packed_layer(x, qkv, output, num_heads, mask):
-    """The layer of the course report, as it is written there, with its mask passed on."""
+    """A layer with heads packed one after another, written out with its mask."""
     batch, length, width = x.shape
     packed = qkv(x).reshape(batch, length, num_heads, 3 * width // num_heads).permute(0, 2, 1, 3)
     q, k, v = packed.chunk(3, dim=-1)
@@ -169,7 +170,7 @@ def reference_packed_layer(x, qkv, output, num_heads, mask):
 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(2, 5), st.booleans(), st.booleans())
-def test_heads_packed_one_by_one(num_heads, head_dim, length, qkv_has_bias, output_has_bias):
+def test_attention_from_packed_matches_the_reference_layer(num_heads, head_dim, length, qkv_has_bias, output_has_bias):
     width = num_heads * head_dim
     qkv = nn.Linear(width, 3 * width, qkv_has_bias, dtype=torch.float64)
     output = nn.Linear(width, width, output_has_bias, dtype=torch.float64)
@@ -180,7 +181,7 @@ def test_heads_packed_one_by_one(num_heads, head_dim, length, qkv_has_bias, outp
     assert all(weight.requires_grad for weight in ours.parameters())
 
 
-def test_heads_packed_one_by_one_from_an_input_of_another_width():
+def test_attention_from_packed_supports_another_input_width():
     qkv, output = nn.Linear(5, 24, dtype=torch.float64), nn.Linear(8, 8, dtype=torch.float64)
     x = torch.randn(2, 3, 5, dtype=torch.float64)
     ours = attention_from_packed(qkv.weight, qkv.bias, output.weight, output.bias, 2)
@@ -189,7 +190,7 @@ def test_heads_packed_one_by_one_from_an_input_of_another_width():
     torch.testing.assert_close(ours(x), output((weights @ v).transpose(1, 2).flatten(2)))
 
 
-def test_packed_weights_of_other_shapes_are_refused():
+def test_packed_weights_of_wrong_shape_are_rejected():
     qkv, output = torch.randn(24, 8), torch.randn(8, 8)
     with pytest.raises(ValueError, match=r"must have the shapes .* got \(8, 24\) and \(8, 8\); transpose"):
         attention_from_packed(qkv.T, None, output, None, 2)
@@ -216,7 +217,7 @@ def test_packed_weights_of_other_shapes_are_refused():
         ),
     ],
 )
-def test_from_torch_refuses_modules_without_an_equivalent(convert, module, message):
+def test_from_torch_rejects_modules_without_an_equivalent(convert, module, message):
     with pytest.raises(ValueError, match=message) as error:
         convert.from_torch(module)
     assert "\n" not in str(error.value)
@@ -241,6 +242,10 @@ def narrow_encoder():
         (partial(attention, output_projection=False), "got output_projection=False; set out_proj"),
         (half_frozen, r"must be equal for all three, got requires_grad=\[True, False, True\]"),
         (partial(encoder_block, norm_layer=nn.Identity), "got a block with norm_layer=nn.Identity"),
+        (partial(attention, num_kv_heads=1), "heads of keys and values .* got num_kv_heads=1 for num_heads=2"),
+        (partial(attention, qk_norm=RMSNorm), "no norm of queries and keys, got an attention with qk_norm"),
+        (lambda: EncoderBlock(attention(), SwiGLU(8, 12), width=8), "only a MLP .* got SwiGLU; convert"),
+        (partial(encoder_block, layer_scale=LayerScale), "no layer scale, got a block with LayerScale; multiply"),
         (partial(encoder_block, drop_path=0.1), "no stochastic depth, got drop_path=0.1"),
         (
             lambda: MultiHeadAttention(8, 2, input_width=5),
@@ -256,14 +261,14 @@ def narrow_encoder():
         (narrow_encoder, "one width, got 6 in the encoder and 8 in the decoder; convert"),
     ],
 )
-def test_to_torch_refuses_modules_without_an_equivalent(make, message):
+def test_to_torch_rejects_modules_without_an_equivalent(make, message):
     with pytest.raises(ValueError, match=message) as error:
         make().to_torch()
     assert "\n" not in str(error.value)
 
 
-def test_the_ways_out_that_the_errors_name():
-    """beta goes into the queries, a missing output layer becomes the identity: torch.nn then computes the same."""
+def test_the_workarounds_suggested_by_the_errors_work():
+    """beta is folded into the queries and a missing output layer becomes the identity; torch.nn then agrees."""
     module, x = attention(beta=3.0, output_projection=False), torch.randn(2, 5, WIDTH)
     before = module(x)
     with torch.no_grad():
@@ -279,6 +284,19 @@ def test_the_ways_out_that_the_errors_name():
 @pytest.mark.parametrize(
     "options", [{"beta": 0.5}, {"attend": attend_reference}], ids=lambda fields: next(iter(fields))
 )
-def test_what_only_looks_different_is_converted(options):
+def test_equivalent_settings_are_converted(options):
     module, x = attention(**options), torch.randn(2, 5, WIDTH)
     torch.testing.assert_close(module.to_torch()(x, x, x)[0], module(x))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_rms_norm_is_converted(training):
+    """torch.nn's layers accept any norm, but their inference fast path reads the bias of a layer norm."""
+    attn, mlp = attention(), MLP(WIDTH, 12)
+    block, x = EncoderBlock(attn, mlp, width=WIDTH, norm_layer=RMSNorm).train(training), torch.randn(2, 5, WIDTH)
+    layer = block.to_torch()
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), block(x))
+        stack = Encoder([block], RMSNorm(WIDTH)).train(training)
+        torch.testing.assert_close(stack.to_torch()(x), stack(x))
+    torch.testing.assert_close(EncoderBlock.from_torch(layer)(x), block(x))

@@ -1,4 +1,4 @@
-"""Masks: True = may attend, everywhere. The causal one stores nothing and reaches the kernel as a flag."""
+"""Masks: True = may attend. The lazy causal mask stores no tensor and reaches the kernel as a flag."""
 
 import copy
 import math
@@ -17,7 +17,7 @@ from clearhead.nn.attention import attend_fused
 DENSE = torch.tensor([[True, False, False], [True, True, False], [True, True, True]])
 
 
-def test_causal_mask_of_five_tokens_as_numbers():
+def test_causal_mask_of_five_tokens_in_additive_form():
     expected = [
         [0, -10000, -10000, -10000, -10000],
         [0, 0, -10000, -10000, -10000],
@@ -28,25 +28,25 @@ def test_causal_mask_of_five_tokens_as_numbers():
     assert masks.to_additive(masks.causal(5), low=-10000).tolist() == expected
 
 
-def test_causal_with_more_keys_than_queries_is_the_last_rows():
+def test_causal_with_fewer_queries_is_the_last_rows():
     assert torch.equal(masks.causal(2, 5), masks.causal(5)[-2:])
     assert masks.causal(1, 4).tolist() == [[True] * 4]
     assert masks.causal(0, 4).shape == (0, 4)
 
 
-def test_causal_stores_nothing():
+def test_causal_allocates_no_memory():
     huge = masks.causal(1_000_000)
     assert huge.shape == (1_000_000, 1_000_000)
     assert huge.to("meta").dense().shape == huge.shape
 
 
 @pytest.mark.parametrize(("num_queries", "num_keys"), [(4, 3), (-1, 3)])
-def test_causal_refuses_more_queries_than_keys(num_queries, num_keys):
+def test_causal_rejects_more_queries_than_keys(num_queries, num_keys):
     with pytest.raises(ValueError, match=f"0 <= num_queries <= num_keys, got {num_queries} and {num_keys}"):
         masks.causal(num_queries, num_keys)
 
 
-# --- the causal mask stores nothing, and acts as a bool tensor --------------------------------------------------------
+# --- the causal mask stores no tensor and acts as a bool tensor -------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -74,11 +74,11 @@ def test_causal_refuses_more_queries_than_keys(num_queries, num_keys):
         lambda m: torch.stack(list(m)),
     ],
 )
-def test_what_is_computed_from_a_causal_mask_is_an_ordinary_tensor(use):
-    came, expected = use(masks.causal(3)), use(DENSE.clone())
-    assert type(came) is torch.Tensor
-    assert came.dtype == expected.dtype
-    assert torch.equal(came, expected)
+def test_operations_on_a_causal_mask_return_ordinary_tensors(use):
+    actual, expected = use(masks.causal(3)), use(DENSE.clone())
+    assert type(actual) is torch.Tensor
+    assert actual.dtype == expected.dtype
+    assert torch.equal(actual, expected)
 
 
 def test_a_causal_mask_can_be_inspected():
@@ -102,22 +102,22 @@ def test_a_causal_mask_moves_and_copies_without_becoming_dense():
         assert other.tolist() == mask.tolist()
 
 
-def test_a_causal_mask_cannot_be_changed_in_place():
+def test_a_causal_mask_is_immutable():
     mask = masks.causal(3)
     with pytest.raises(TypeError):
         mask[0, 2] = True
     joined = mask
     joined &= torch.eye(3, dtype=torch.bool)
     assert torch.equal(joined, torch.eye(3, dtype=torch.bool))
-    assert torch.equal(mask, DENSE), "the mask itself is as it was"
+    assert torch.equal(mask, DENSE), "the mask itself is unchanged"
 
 
 LANGUAGE = LanguageConfig(width=8, depth=1, num_heads=2, vocab_size=11, pos_embed="rotary")
 
 
 @pytest.mark.slow
-def test_a_compiled_causal_model_calls_the_kernel_with_its_flag_and_no_mask():
-    """With one graph for all lengths: a dense mask would rule out flash attention on a GPU."""
+def test_a_compiled_causal_model_calls_sdpa_with_is_causal_and_no_mask():
+    """One graph serves all lengths; a dense mask would rule out flash attention on a GPU."""
     model, graphs = LanguageModel.from_config(LANGUAGE).eval(), []
 
     def backend(graph, inputs):
@@ -136,7 +136,7 @@ def test_a_compiled_causal_model_calls_the_kernel_with_its_flag_and_no_mask():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strict", [False, True])
-def test_an_exported_causal_model_calls_the_kernel_with_its_flag_and_no_mask(strict):
+def test_an_exported_causal_model_calls_sdpa_with_is_causal_and_no_mask(strict):
     model, length = LanguageModel.from_config(LANGUAGE).eval(), torch.export.Dim("length", min=2, max=64)
     exported = torch.export.export(model, (torch.randint(11, (2, 5)),), dynamic_shapes=({1: length},), strict=strict)
     ids = torch.randint(11, (2, 9))
@@ -146,7 +146,7 @@ def test_an_exported_causal_model_calls_the_kernel_with_its_flag_and_no_mask(str
 
 
 @pytest.mark.parametrize("order", ["causal first", "padding first"])
-def test_a_combination_made_inside_a_compiled_function_works(order):
+def test_masks_can_be_combined_inside_a_compiled_function(order):
     def self_attention(x, real):
         causal = masks.causal(x.shape[-2])
         return attend_fused(x, x, x, causal & real if order == "causal first" else real & causal)
@@ -156,21 +156,21 @@ def test_a_combination_made_inside_a_compiled_function_works(order):
     torch.testing.assert_close(compiled(x, real), self_attention(x, real))
 
 
-# --- the others -------------------------------------------------------------------------------------------------------
+# --- other masks ------------------------------------------------------------------------------------------------------
 
 
-def test_window_is_a_band_and_with_causal_looks_back_only():
+def test_window_is_a_band_and_combines_with_causal():
     band = masks.window(4, 1)
     assert band.int().tolist() == [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
     assert (band & masks.causal(4)).int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
     assert torch.equal(masks.window(4, 0), torch.eye(4, dtype=torch.bool))
     assert masks.window(4, 3).all()
-    assert torch.equal(masks.window(2, 1, 4), band[-2:]), "fewer queries are the last ones"
+    assert torch.equal(masks.window(2, 1, 4), band[-2:]), "fewer queries are the last rows"
     with pytest.raises(ValueError, match="window_size must be non-negative, got -1"):
         masks.window(4, -1)
 
 
-def test_padding_marks_the_first_keys_of_each_sequence():
+def test_padding_allows_the_first_keys_of_each_sequence():
     mask = masks.padding(torch.tensor([2, 0, 3]))
     assert mask.shape == (3, 1, 1, 3)
     assert mask[:, 0, 0].int().tolist() == [[1, 1, 0], [0, 0, 0], [1, 1, 1]]
@@ -179,19 +179,19 @@ def test_padding_marks_the_first_keys_of_each_sequence():
 
 
 @pytest.mark.parametrize("lengths", [torch.tensor([1.0]), torch.tensor([True]), torch.tensor([[1]])])
-def test_padding_refuses_what_is_no_list_of_lengths(lengths):
+def test_padding_rejects_invalid_lengths(lengths):
     with pytest.raises(ValueError, match=r"lengths must be integers of shape \(B,\), got .*real\[:, None, None"):
         masks.padding(lengths)
 
 
-def test_padding_refuses_a_length_beyond_the_keys():
+def test_padding_rejects_lengths_out_of_range():
     with pytest.raises(ValueError, match=r"lengths must be in .*\[0, 3\], got 4"):
         masks.padding(torch.tensor([4, 1]), 3)
     with pytest.raises(ValueError, match="got -1"):
         masks.padding([2, -1], 3)
 
 
-def test_from_torch_reads_both_polarities():
+def test_from_torch_converts_bool_and_additive_masks():
     blocked = nn.Transformer.generate_square_subsequent_mask(4)
     assert torch.equal(masks.from_torch(blocked), masks.causal(4))
     assert torch.equal(masks.from_torch(blocked.bool()), masks.causal(4)), "-inf is True, 0 is False"
@@ -205,7 +205,7 @@ def test_from_torch_reads_both_polarities():
     assert masks.from_torch() is None
 
 
-def test_from_torch_unfolds_a_mask_for_each_head_of_each_example():
+def test_from_torch_unflattens_per_head_masks():
     B, H, Q, K = 2, 3, 4, 5
     ours = torch.rand(B, H, Q, K) > 0.5
     assert torch.equal(masks.from_torch(~ours.flatten(0, 1), num_heads=H), ours)
@@ -218,7 +218,7 @@ def test_from_torch_unfolds_a_mask_for_each_head_of_each_example():
 
 @pytest.mark.parametrize("low", [-math.inf, -10_000.0, -1e30])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_additive_and_back_is_the_same_mask(low, dtype):
+def test_additive_round_trip_preserves_the_mask(low, dtype):
     mask = torch.rand(2, 1, 4, 5) > 0.5
     numbers = masks.to_additive(mask, low, dtype)
     assert numbers.dtype == dtype
@@ -227,12 +227,12 @@ def test_additive_and_back_is_the_same_mask(low, dtype):
 
 
 @pytest.mark.parametrize("number", [-1.0, 0.5, -9999.0, math.inf, math.nan])
-def test_an_additive_mask_refuses_a_number_between(number):
+def test_from_additive_rejects_intermediate_values(number):
     with pytest.raises(ValueError, match=f"0 or at most -10000, got {number:g}; .*logit_bias="):
         masks.from_additive(torch.tensor([[0.0, number]]))
 
 
-def test_additive_masks_refuse_the_other_kind():
+def test_additive_conversions_reject_the_wrong_dtype():
     with pytest.raises(ValueError, match=r"must be floating point, got torch.bool; from_torch"):
         masks.from_additive(torch.tensor([True]))
     with pytest.raises(ValueError, match=r"a mask must be bool with True = may attend, got torch.float32"):

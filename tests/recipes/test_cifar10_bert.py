@@ -18,7 +18,7 @@ def test_augmentation_normalization_and_optimizer_settings():
     assert model.grid == (8, 8)
 
 
-def test_a_run_from_before_the_eps_keeps_the_one_that_it_was_trained_with():
+def test_configs_without_norm_eps_keep_the_previous_default():
     values = cifar10_bert().to_dict()
     del values["model"]["norm_eps"]
     assert RunConfig.from_dict(values).model.norm_eps == 1e-5

@@ -3,12 +3,12 @@ from clearhead.recipes.cifar10_fast import cifar10_fast
 from clearhead.training.optim import param_groups
 
 
-def test_photographs_are_mirrored_in_training_and_so_may_be_at_the_test():
+def test_flip_augmentation_is_matched_by_shift_tta():
     assert cifar10_fast().data.augmentation.flip
     assert cifar10_fast().training.tta == "shift"
 
 
-def test_muon_takes_most_of_the_weights_convolutions_among_them():
+def test_muon_optimizes_most_weights_including_convolutions():
     config = cifar10_fast()
     hidden, decayed, kept = param_groups(build_model(config.model), config.optimizer.name)
     counts = [sum(weight.numel() for weight in weights) for weights in (hidden, decayed, kept)]

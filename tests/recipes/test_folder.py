@@ -1,34 +1,32 @@
-import json
-
 import pytest
 import torch
 from PIL import Image
 
 from clearhead.cli.main import main
-from clearhead.data import datasets
 from clearhead.data.images import read_image, resize
 from clearhead.inference.run import Run
 from clearhead.recipes.folder import BATCH_SIZE, folder
 from clearhead.recipes.launch import train
 from clearhead.recipes.registry import config_of
+from clearhead.tasks.images import read_pixels
 from clearhead.training.run_directory import RunDirectory
 
 TINY = {"data.image_size": 16, "model.width": 8, "model.depth": 1, "training.steps": 2, "training.precision": "float32"}
 
 
-def test_classes_and_size_follow_the_pictures(pictures):
+def test_num_classes_and_image_size_follow_the_folder(pictures):
     config = config_of("folder", {"data.folder": str(pictures), "data.image_size": 16})
     assert config.model.num_classes == 3
     assert config.model.image_shape == (16, 16)
 
 
-def test_few_pictures_make_one_batch_and_many_do_not(pictures):
+def test_batch_size_is_limited_by_the_number_of_training_images(pictures):
     config = config_of("folder", {"data.folder": str(pictures)})
-    assert config.training.batch_size == len(datasets.load_dataset(config.data, config.seed).train) < BATCH_SIZE
+    assert config.training.batch_size == len(config.data.load(config.seed).train) < BATCH_SIZE
     assert folder().training.batch_size == BATCH_SIZE
 
 
-def test_own_pictures_are_learned_and_then_predicted_without_their_folder(pictures, monkeypatch):
+def test_a_trained_run_predicts_without_its_data_folder(pictures, monkeypatch):
     monkeypatch.chdir(pictures.parent)
     small = {
         "data.image_size": 16,
@@ -40,63 +38,46 @@ def test_own_pictures_are_learned_and_then_predicted_without_their_folder(pictur
     outcome = train("folder", "mine", changes={"data.folder": "pictures", "training.steps": 30, **small}, quiet=True)
     assert outcome.test["accuracy"] == 1
     elsewhere = pictures.rename(pictures.parent / "elsewhere")
-    session = Run("runs/mine")
-    assert session.classes == ("blue", "green", "red")
-    answers = session.predict([elsewhere / "red/9.png", elsewhere / "green/3.png", elsewhere / "blue/0.png"])
-    assert [answer.label for answer in answers] == ["red", "green", "blue"]
+    run = Run("runs/mine")
+    assert run.classes == ("blue", "green", "red")
+    predictions = run.predict([elsewhere / "red/9.png", elsewhere / "green/3.png", elsewhere / "blue/0.png"])
+    assert [prediction.label for prediction in predictions] == ["red", "green", "blue"]
 
 
-def test_a_folder_that_is_not_there():
+def test_a_missing_folder_raises():
     with pytest.raises(ValueError, match=r"folder must be a folder .*, got 'nowhere'"):
         config_of("folder", {"data.folder": "nowhere"})
 
 
 @pytest.mark.parametrize("fit", ["pad", "crop", "stretch"])
-def test_prediction_fits_a_picture_as_training_did(pictures, monkeypatch, fit):
+def test_prediction_uses_the_fit_mode_of_training(pictures, monkeypatch, fit):
     monkeypatch.chdir(pictures.parent)
     train("folder", "mine", changes={"data.folder": "pictures", "data.fit": fit, **TINY}, quiet=True)
     wide = pictures / "red/wide.png"
     Image.linear_gradient("L").rotate(90).resize((90, 30)).save(wide)
-    seen = Run("runs/mine").read_images([wide])
+    run = Run("runs/mine")
+    seen = read_pixels(run, [wide], 16, 3, run.task.fit, invert=False)
     assert torch.equal(seen[0], resize(read_image(wide), 16, fit))
     others = {"pad", "crop", "stretch"} - {fit}
     assert not any(torch.equal(seen[0], resize(read_image(wide), 16, other)) for other in others)
 
 
-def test_a_run_from_before_the_choice_still_crops(pictures, monkeypatch):
-    """Its config.json has no `fit`, and it was trained on center-cropped pictures; the default of today is another."""
-    monkeypatch.chdir(pictures.parent)
-    train("folder", "mine", changes={"data.folder": "pictures", "data.fit": "crop", **TINY}, quiet=True)
-    path = pictures.parent / "runs/mine/config.json"
-    config = json.loads(path.read_text())
-    assert config["data"].pop("fit") == "crop"
-    del config["data"]["skip_invalid"]
-    path.write_text(json.dumps(config))
-    session = Run("runs/mine")
-    assert session.config.data.fit == "crop" != config_of("folder", {"data.folder": "pictures"}).data.fit
-    (pictures.parent / "apart").mkdir()
-    wide = pictures.parent / "apart/wide.png"
-    Image.linear_gradient("L").rotate(90).resize((90, 30)).save(wide)
-    assert torch.equal(session.read_images([wide])[0], resize(read_image(wide), 16, "crop"))
-    assert main(["evaluate", "runs/mine"]) == 0
-
-
-def test_before_the_first_step_and_in_a_dry_run_it_is_said_what_becomes_of_the_pictures(pictures, monkeypatch, capsys):
+def test_training_and_dry_run_print_the_dataset_notes(pictures, monkeypatch, capsys):
     monkeypatch.chdir(pictures.parent)
     options = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
     command = ["train", "folder", "--data.folder", "pictures", "--name", "mine", *options]
     # all are 24 wide; those of 20, 21, 27, 28 and 29 high lose more than 10%
-    said = "30 images, 3 classes (train 20, validation 4, test 6). Center-cropping would discard more than 10% of 15 "
+    note = "30 images, 3 classes (train 20, validation 4, test 6). Center-cropping would discard more than 10% of 15 "
     for extra in ([], ["--dry-run"]):
         assert main([*command, *extra]) == 0
         lines = capsys.readouterr().out.splitlines()
-        assert lines[0].startswith(said)
+        assert lines[0].startswith(note)
         assert lines[1].endswith("clearhead data show folder --data.folder pictures --data.image-size 16")
     assert main(["resume", "runs/mine"]) == 0
-    assert said not in capsys.readouterr().out
+    assert note not in capsys.readouterr().out
 
 
-def test_skipped_files_are_said_recorded_and_not_counted(pictures, monkeypatch, capsys):
+def test_skipped_files_are_reported_recorded_and_not_counted(pictures, monkeypatch, capsys):
     monkeypatch.chdir(pictures.parent)
     for name in ("red/x.png", "blue/y.jpg"):
         (pictures / name).write_bytes(b"no picture")
@@ -111,15 +92,15 @@ def test_skipped_files_are_said_recorded_and_not_counted(pictures, monkeypatch, 
     best = RunDirectory.open("runs/mine").best_checkpoint()
     assert best.state["data"]["skipped"] == ["blue/y.jpg", "red/x.png"]
     config = Run("runs/mine").config
-    assert config.training.batch_size == len(datasets.load_dataset(config.data, config.seed).train)
-    for name in ("red/x.png", "blue/y.jpg"):  # which the run has never used
+    assert config.training.batch_size == len(config.data.load(config.seed).train)
+    for name in ("red/x.png", "blue/y.jpg"):  # the run has never used them
         (pictures / name).unlink()
     assert main(["resume", "runs/mine"]) == 0
 
 
-@pytest.mark.parametrize("option", ["--data.fit", "--data.skip-invalid"])
-def test_only_own_pictures_have_these_options(capsys, option):
-    assert main(["train", "mnist", option, "pad"]) == 2
+@pytest.mark.parametrize("option", ["--data.image-size", "--data.skip-invalid"])
+def test_folder_options_are_rejected_for_other_recipes(capsys, option):
+    assert main(["train", "mnist", option, "8"]) == 2
     assert f"train mnist has no option {option}" in capsys.readouterr().err
     assert main(["train", "folder", "--help"]) == 0
     assert option in capsys.readouterr().out

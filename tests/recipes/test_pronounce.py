@@ -1,18 +1,17 @@
 import pytest
 
-from clearhead.data.datasets import load_dataset
 from clearhead.recipes.registry import config_of
 
 
 @pytest.mark.parametrize("name", ["pronounce", "pronounce-fast"])
 @pytest.mark.parametrize("stress", [False, True])
-def test_the_model_has_the_letters_and_phones_of_the_embedded_dictionary(name, stress):
+def test_vocab_sizes_match_the_embedded_dictionary(name, stress):
     config = config_of(name, {"data.stress": stress, "data.limit": 5, "data.validation": 5})
-    data = load_dataset(config.data, seed=0)
+    data = config.data.load(0)
     assert (config.model.src_vocab_size, config.model.tgt_vocab_size) == (len(data.vocab), len(data.classes))
 
 
-def test_letters_and_phones_follow_an_own_dictionary(tmp_path):
+def test_vocab_sizes_follow_a_user_dictionary(tmp_path):
     (tmp_path / "my.dict").write_text("ab AA1 B\nba B AA0\nabba AA0 B AA0\n")
     config = config_of("pronounce", {"data.train_file": str(tmp_path / "my.dict")})
     assert (config.model.src_vocab_size, config.model.tgt_vocab_size) == (3 + 2, 3 + 2)
@@ -20,6 +19,6 @@ def test_letters_and_phones_follow_an_own_dictionary(tmp_path):
     assert (config.model.src_vocab_size, config.model.tgt_vocab_size) == (3 + 2, 3 + 3)
 
 
-def test_a_dictionary_that_is_not_there():
+def test_a_missing_dictionary_raises():
     with pytest.raises(FileNotFoundError):
         config_of("pronounce", {"data.train_file": "nowhere.dict"})

@@ -1,19 +1,18 @@
-"""The recipe beside the tutorial's own description of its network, built here from the parts of torch.nn."""
+"""The recipe compared with the network of the UvA tutorial, built from torch.nn modules."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from clearhead.data import datasets
 from clearhead.models.config import build_model
 from clearhead.nn.positions import sinusoidal
 from clearhead.recipes.launch import train
 from clearhead.recipes.registry import config_of
 
 
-class Notebook(nn.Module):
-    """Input net, sinusoidal positions, one post-norm block and an output net, for one-hot digits."""
+class TutorialNetwork(nn.Module):
+    """Input network, sinusoidal positions, one post-norm block and an output network, for one-hot digits."""
 
     def __init__(self):
         super().__init__()
@@ -29,23 +28,23 @@ class Notebook(nn.Module):
         return self.output_net(self.block(x))
 
 
-def test_it_is_the_notebooks_network():
+def test_the_model_equals_the_tutorial_network():
     torch.manual_seed(0)
-    model, notebook = build_model(config_of("reverse-uva").model).double(), Notebook().double()
+    model, tutorial = build_model(config_of("reverse-uva").model).double(), TutorialNetwork().double()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
     with torch.no_grad():
-        notebook.input_net[1].weight.copy_(model.embed.weight.T)
-        notebook.input_net[1].bias.copy_(model.embed.bias)
-    notebook.block = model.blocks[0].to_torch()
+        tutorial.input_net[1].weight.copy_(model.embed.weight.T)
+        tutorial.input_net[1].bias.copy_(model.embed.bias)
+    tutorial.block = model.blocks[0].to_torch()
     for i, name in ((0, "fc1"), (1, "norm"), (4, "fc2")):
-        notebook.output_net[i].load_state_dict(model.head.get_submodule(name).state_dict())
+        tutorial.output_net[i].load_state_dict(model.head.get_submodule(name).state_dict())
     ids = torch.randint(0, 10, (4, 16))
-    torch.testing.assert_close(model(ids), notebook(ids))
-    assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in Notebook().parameters())
+    torch.testing.assert_close(model(ids), tutorial(ids))
+    assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in TutorialNetwork().parameters())
 
 
-def test_its_numbers_are_the_notebooks():
+def test_hyperparameters_equal_the_tutorial():
     config = config_of("reverse-uva")
     model, optimizer, training = config.model, config.optimizer, config.training
     assert (model.width, model.num_heads, model.depth, model.mlp_dim, model.norm) == (32, 1, 1, 64, "post")
@@ -53,17 +52,17 @@ def test_its_numbers_are_the_notebooks():
     assert (optimizer.name, optimizer.lr, optimizer.weight_decay, optimizer.grad_clip) == ("adamw", 5e-4, 0.0, 5.0)
     assert (optimizer.beta1, optimizer.beta2, optimizer.schedule, optimizer.warmup) == (0.9, 0.999, "cosine", 50)
     assert (training.epochs, training.batch_size) == (10, 128)
-    data = datasets.load_dataset(config.data, seed=0)
+    data = config.data.load(0)
     assert [len(part) for part in (data.train, data.validation, data.test)] == [50_000, 1_000, 10_000]
 
 
-def test_the_length_is_also_the_models_context():
+def test_context_length_follows_the_data_length():
     config = config_of("reverse-uva", {"data.length": 5})
     assert (config.data.length, config.model.context_length) == (5, 5)
 
 
 @pytest.mark.slow
-def test_half_of_its_epochs_reverse_unseen_sequences(tmp_path, monkeypatch):
-    """All ten take about half a minute and leave no mistake; the validation sequences have none after the third."""
+def test_five_epochs_reverse_unseen_sequences(tmp_path, monkeypatch):
+    """All ten epochs take about half a minute and make no error; validation is perfect after the third."""
     monkeypatch.chdir(tmp_path)
     assert train("reverse-uva", changes={"training.epochs": 5}, quiet=True).test["exact_match"] > 0.999

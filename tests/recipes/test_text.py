@@ -3,7 +3,7 @@ import pytest
 from clearhead.recipes.registry import config_of
 
 
-def test_tokens_and_context_follow_the_text(tmp_path):
+def test_vocab_size_and_context_length_follow_the_text(tmp_path):
     (tmp_path / "my.txt").write_text("hello é")
     file = {"data.file": str(tmp_path / "my.txt")}
     assert config_of("text", file).model.vocab_size == len(set("hello é"))
@@ -11,6 +11,6 @@ def test_tokens_and_context_follow_the_text(tmp_path):
     assert config_of("text", file | {"data.length": 100}).model.context_length == 100
 
 
-def test_a_text_that_is_not_there():
+def test_a_missing_text_file_raises():
     with pytest.raises(FileNotFoundError):
         config_of("text", {"data.file": "nowhere.txt"})

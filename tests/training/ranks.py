@@ -1,4 +1,4 @@
-"""Runs of several processes on this machine, started by forks of one process that has imported torch already.
+"""Distributed runs on this machine: each rank is forked from one process that has already imported torch.
 
 python ranks.py FOLDER   trains and resumes everything that test_distributed_runs.py checks, into FOLDER
 """
@@ -14,17 +14,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-import torch._dynamo  # what torch imports late: once here, not in each fork
+import torch._dynamo  # imported lazily by torch: once here instead of in every fork
 import torch.distributed.fsdp
 import torch.distributed.tensor
 import torch.nn.parallel
 
-from clearhead.data import datasets
 from clearhead.data.batches import Batches
 from clearhead.data.dataset import Dataset, SequencePairs
-from clearhead.data.datasets import DataConfig
 from clearhead.data.vocab import EOS
 from clearhead.models.config import PredictorConfig, Seq2SeqConfig
+from clearhead.tasks.pronounce import Pronounce
+from clearhead.tasks.sequences import Reverse
 from clearhead.training import checkpoint, progress
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 from clearhead.training.loop import resume, train
@@ -34,7 +34,7 @@ CONFIG = RunConfig(
     model=PredictorConfig(
         width=8, depth=2, num_heads=2, in_features=5, out_features=5, context_length=6, pos_embed="learned"
     ),
-    data=DataConfig(name="reverse"),
+    data=Reverse(),
     optimizer=OptimizerConfig(name="muon", lr=0.005, warmup=2, grad_clip=0.5),
     training=TrainingConfig(
         steps=8,
@@ -47,18 +47,16 @@ CONFIG = RunConfig(
         keep_checkpoints=9,
         precision="float32",
     ),
-    objective="token-classification",
 )
-SELDOM = replace(CONFIG, training=replace(CONFIG.training, evaluate_every=1, checkpoint_every=8))
-"""most of its evaluations are followed by a step, not by a checkpoint"""
-WRITING = replace(
+FREQUENT_EVAL = replace(CONFIG, training=replace(CONFIG.training, evaluate_every=1, checkpoint_every=8))
+"""most evaluations are followed by a training step rather than by a checkpoint"""
+SEQ2SEQ = replace(
     CONFIG,
     model=Seq2SeqConfig(width=8, depth=1, num_heads=2, src_vocab_size=8, tgt_vocab_size=8),
-    data=DataConfig(name="pronounce", window=2),
+    data=Pronounce(window=2),
     training=replace(CONFIG.training, label_smoothing=0.1),
-    objective="seq2seq",
 )
-DROPPING = replace(CONFIG, model=replace(CONFIG.model, dropout=0.2))
+WITH_DROPOUT = replace(CONFIG, model=replace(CONFIG.model, dropout=0.2))
 
 
 class Digits:
@@ -75,15 +73,16 @@ class Digits:
 
 
 def words(n, seed):
-    """n words of 1 to 6 letters, to be written backwards."""
+    """n words of 1 to 6 letters, with the reversed word as the target."""
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.randint(1, 7, (n,), generator=generator).tolist()
     ids = [torch.randint(3, 8, (size,), generator=generator).tolist() for size in sizes]
     return SequencePairs.of(ids, [[*word[::-1], EOS] for word in ids])
 
 
-def in_processes(world, work):
-    """Forks `world` processes that do work(rank); their exit codes, and how long the last one took to follow."""
+def run_ranks(world, work):
+    """Forks `world` processes that call work(rank); returns their exit codes and the seconds between the first and the
+    last exit."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -107,10 +106,10 @@ def in_processes(world, work):
     return {"codes": codes, "seconds": ends[-1] - ends[0], "all": ends[-1] - began}
 
 
-def with_signal(step, number, only_rank, work):
-    """The same work, in which one process gets a signal while it is at a step."""
+def with_signal_at(step, number, only_rank, work):
+    """The same work, with a signal sent to one rank during a given step."""
 
-    def signalled(rank):
+    def work_with_signal(rank):
         whole = Batches.at
 
         def at(self, now, rank=0, world=1):
@@ -121,21 +120,21 @@ def with_signal(step, number, only_rank, work):
         Batches.at = at
         return work(rank)
 
-    return signalled
+    return work_with_signal
 
 
-def without_launcher(world, folder, work):
-    """Forks a launcher that forks `world` processes; the first of them kills it in its third step. Their exit codes:
-    nobody is left who could wait for them."""
+def run_ranks_without_launcher(world, folder, work):
+    """Forks a launcher that forks `world` ranks; rank 0 kills the launcher in its third step. The ranks write their
+    exit codes to files because no parent is left to wait for them."""
 
-    def killing(rank):
+    def kill_launcher(rank):
         whole = Batches.at
 
         def at(self, now, rank=0, world=1):
             if now == 2 and rank == 0:
                 os.kill(os.getppid(), signal.SIGKILL)
             if now > 2:
-                time.sleep(0.2)  # so that there is time to notice it before the last step
+                time.sleep(0.2)  # leaves time to notice the dead launcher before the last step
             return whole(self, now, rank, world)
 
         Batches.at = at
@@ -146,7 +145,7 @@ def without_launcher(world, folder, work):
     launcher = os.fork()
     if launcher == 0:
         os.environ["TORCHELASTIC_RUN_ID"] = "none"  # as torchrun sets it
-        in_processes(world, killing)
+        run_ranks(world, kill_launcher)
         os._exit(0)
     status, began = os.waitpid(launcher, 0)[1], time.monotonic()
     codes = [folder / f"orphan-{rank}" for rank in range(world)]
@@ -158,7 +157,8 @@ def without_launcher(world, folder, work):
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     digits, pairs = (Dataset(make(47, 0), make(13, 1), make(513, 2), (), None) for make in (Digits, words))
-    datasets.load_dataset = lambda config, seed: pairs if config.name == "pronounce" else digits
+    Reverse.read = lambda task, seed: digits
+    Pronounce.read = lambda task, seed: pairs
 
     def new(name, config=CONFIG, **options):
         return lambda rank: train(config, folder / name, quiet=True, **options)
@@ -168,31 +168,31 @@ def main(folder: Path) -> None:
 
     done = {}
     for world in (1, 2, 3):
-        done[f"of{world}"] = in_processes(world, new(f"of{world}"))
+        done[f"of{world}"] = run_ranks(world, new(f"of{world}"))
     for world in (1, 2):
-        done[f"written by {world}"] = in_processes(world, new(f"written by {world}", WRITING))
-    done["written sharded"] = in_processes(2, new("written sharded", WRITING, shard=True))
-    done["sharded"] = in_processes(2, new("sharded", shard=True))
+        done[f"seq2seq of {world}"] = run_ranks(world, new(f"seq2seq of {world}", SEQ2SEQ))
+    done["seq2seq sharded"] = run_ranks(2, new("seq2seq sharded", SEQ2SEQ, shard=True))
+    done["sharded"] = run_ranks(2, new("sharded", shard=True))
     for world in (1, 2):
-        done[f"seldom{world}"] = in_processes(world, new(f"seldom{world}", SELDOM, shard=True))
+        done[f"frequent-eval-{world}"] = run_ranks(world, new(f"frequent-eval-{world}", FREQUENT_EVAL, shard=True))
 
-    done["whole"] = in_processes(2, new("whole", DROPPING))
-    done["stopped"] = in_processes(2, with_signal(5, signal.SIGTERM, 1, new("stopped", DROPPING)))
-    done["continued"] = in_processes(2, again("stopped"))
+    done["uninterrupted"] = run_ranks(2, new("uninterrupted", WITH_DROPOUT))
+    done["stopped"] = run_ranks(2, with_signal_at(5, signal.SIGTERM, 1, new("stopped", WITH_DROPOUT)))
+    done["continued"] = run_ranks(2, again("stopped"))
 
-    done["stopped2"] = in_processes(2, with_signal(5, signal.SIGTERM, 0, new("recounted")))
-    done["recounted"] = in_processes(3, again("recounted"))
+    done["stopped2"] = run_ranks(2, with_signal_at(5, signal.SIGTERM, 0, new("recounted")))
+    done["recounted"] = run_ranks(3, again("recounted"))
 
-    done["stopped sharded"] = in_processes(2, with_signal(5, signal.SIGTERM, 0, new("resharded", shard=True)))
-    done["resharded"] = in_processes(2, again("resharded", shard=True))
+    done["stopped sharded"] = run_ranks(2, with_signal_at(5, signal.SIGTERM, 0, new("resharded", shard=True)))
+    done["resharded"] = run_ranks(2, again("resharded", shard=True))
 
-    done["killed"] = in_processes(2, with_signal(6, signal.SIGKILL, 1, new("killed")))
+    done["killed"] = run_ranks(2, with_signal_at(6, signal.SIGKILL, 1, new("killed")))
     done["after the kill"] = checkpoint.saved_steps(folder / "killed")
-    done["revived"] = in_processes(2, again("killed"))
+    done["revived"] = run_ranks(2, again("killed"))
     progress.LAUNCHER_INTERVAL = 0.1
-    done["orphaned"] = without_launcher(2, folder, new("orphaned"))
+    done["orphaned"] = run_ranks_without_launcher(2, folder, new("orphaned"))
     done["after the launcher"] = checkpoint.saved_steps(folder / "orphaned")
-    done["relaunched"] = in_processes(2, again("orphaned"))
+    done["relaunched"] = run_ranks(2, again("orphaned"))
     (folder / "done.json").write_text(json.dumps(done))
 
 

@@ -22,16 +22,16 @@ from clearhead.training.checkpoint import (
 FILES = (MODEL, OPTIMIZER, STATE, MANIFEST)
 
 
-def snapshot(step: int, value: float = 0.5) -> Checkpoint:
+def make_checkpoint(step: int, value: float = 0.5) -> Checkpoint:
     return Checkpoint(step, {"w": torch.full((2,), value)}, {"m": torch.tensor(step)}, {"loss": 0.1 + 0.2})
 
 
-def silent(message: str) -> None:
-    raise AssertionError(f"nothing is to be reported here: {message}")
+def fail_on_report(message: str) -> None:
+    raise AssertionError(f"unexpected report: {message}")
 
 
-def same(a: dict, b: dict) -> bool:
-    """bit for bit, NaN included"""
+def equal_tensors(a: dict, b: dict) -> bool:
+    """Whether two dicts of tensors are equal bit for bit, NaN included."""
     return a.keys() == b.keys() and all(
         a[k].dtype == b[k].dtype
         and a[k].shape == b[k].shape
@@ -40,12 +40,17 @@ def same(a: dict, b: dict) -> bool:
     )
 
 
-def equal(a: Checkpoint, b: Checkpoint) -> bool:
-    return a.step == b.step and a.state == b.state and same(a.model, b.model) and same(a.optimizer, b.optimizer)
+def equal_checkpoints(a: Checkpoint, b: Checkpoint) -> bool:
+    return (
+        a.step == b.step
+        and a.state == b.state
+        and equal_tensors(a.model, b.model)
+        and equal_tensors(a.optimizer, b.optimizer)
+    )
 
 
 class TestRoundTrip:
-    def test_every_kind_of_tensor_comes_back_bit_for_bit(self, tmp_path):
+    def test_every_dtype_and_layout_round_trips_bit_for_bit(self, tmp_path):
         table = torch.randn(3, 4)
         given = Checkpoint(
             step=7,
@@ -66,28 +71,28 @@ class TestRoundTrip:
             state={"a": 0.1 + 0.2, "b": [1, None, True, "ä"], "c": {"d": -0.0}},
         )
         back = load(save(tmp_path, given))
-        assert equal(given, back)
+        assert equal_checkpoints(given, back)
         assert str(back.state["c"]["d"]) == "-0.0"
-        back.model["whole"].mul_(2)  # its own memory, and writable
-        assert same({"t": back.model["turned"]}, {"t": table.t()})
+        back.model["whole"].mul_(2)  # it owns its memory and is writable
+        assert equal_tensors({"t": back.model["turned"]}, {"t": table.t()})
 
-    def test_nothing_at_all_is_a_snapshot_too(self, tmp_path):
-        assert equal(load(save(tmp_path, Checkpoint(0, {}, {}, {}))), Checkpoint(0, {}, {}, {}))
+    def test_empty_checkpoint_round_trips(self, tmp_path):
+        assert equal_checkpoints(load(save(tmp_path, Checkpoint(0, {}, {}, {}))), Checkpoint(0, {}, {}, {}))
 
-    def test_equal_snapshots_are_equal_bytes(self, tmp_path):
+    def test_equal_checkpoints_have_identical_bytes(self, tmp_path):
         (tmp_path / "a").mkdir()
         (tmp_path / "b").mkdir()
-        a, b = save(tmp_path / "a", snapshot(3)), save(tmp_path / "b", snapshot(3))
+        a, b = save(tmp_path / "a", make_checkpoint(3)), save(tmp_path / "b", make_checkpoint(3))
         assert all((a / name).read_bytes() == (b / name).read_bytes() for name in FILES)
 
-    def test_names_sort_in_the_order_of_steps(self, tmp_path):
-        places = [save(tmp_path, snapshot(step)).name for step in (1000, 9, 120)]
+    def test_folder_names_sort_by_step(self, tmp_path):
+        places = [save(tmp_path, make_checkpoint(step)).name for step in (1000, 9, 120)]
         assert places == ["step-00001000", "step-00000009", "step-00000120"]
         assert saved_steps(tmp_path) == [9, 120, 1000]
         assert [f"step-{step:08d}" for step in saved_steps(tmp_path)] == sorted(places)
 
     @pytest.mark.parametrize("state", [{"a": (1, 2)}, {"a": {1: 2}}])
-    def test_a_state_that_would_come_back_changed_is_refused(self, tmp_path, state):
+    def test_state_that_json_would_change_is_refused(self, tmp_path, state):
         with pytest.raises(ValueError, match=r"state must survive JSON unchanged, got a change in \['a'\]"):
             save(tmp_path, Checkpoint(1, {}, {}, state))
         assert os.listdir(tmp_path) == []
@@ -97,72 +102,75 @@ class TestRoundTrip:
             save(tmp_path, Checkpoint(1, {}, {}, {"loss": float("nan")}))
         assert os.listdir(tmp_path) == []
 
-    def test_the_same_step_again_takes_the_place_of_the_first(self, tmp_path):
-        save(tmp_path, snapshot(1, 0.25))
-        save(tmp_path, snapshot(1, 0.75))
-        assert equal(latest(tmp_path, silent), snapshot(1, 0.75))
+    def test_saving_a_step_again_replaces_its_checkpoint(self, tmp_path):
+        save(tmp_path, make_checkpoint(1, 0.25))
+        save(tmp_path, make_checkpoint(1, 0.75))
+        assert equal_checkpoints(latest(tmp_path, fail_on_report), make_checkpoint(1, 0.75))
         assert os.listdir(tmp_path / "checkpoints") == ["step-00000001"]
 
 
 class TestFailures:
-    """Each call of the system fails in turn: nothing that was saved is lost, and nothing is said to be saved that
-    is not."""
+    """Every system call fails in turn: no saved checkpoint is lost, and no failed save is reported as a success."""
 
     @pytest.mark.parametrize("once", [True, False])
     @pytest.mark.parametrize("kind", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EIO])
-    @pytest.mark.parametrize("step", [2, 3], ids=["the same step again", "a new step"])
-    def test_a_failing_save_says_so_and_loses_nothing(self, tmp_path, faults, kind, once, step):
+    @pytest.mark.parametrize("step", [2, 3], ids=["same step", "new step"])
+    def test_failed_save_raises_and_loses_no_checkpoint(self, tmp_path, faults, kind, once, step):
         for at in range(200):
             folder = tmp_path / str(at)
             folder.mkdir()
             for before in (1, 2):
-                save(folder, snapshot(before))
-            job, error = lambda f=folder: save(f, snapshot(step, 0.75)), lambda: OSError(kind, os.strerror(kind))
+                save(folder, make_checkpoint(before))
+            job, error = lambda f=folder: save(f, make_checkpoint(step, 0.75)), lambda: OSError(kind, os.strerror(kind))
             failure, reached = faults.during(job, at, once, error)
-            if once:  # then it can put things right by itself
+            if once:  # then the save cleans up after itself
                 assert saved_steps(folder)[:2] == [1, 2]
                 assert not list(folder.glob("checkpoints/saving-*"))
             clean(folder)
-            found = latest(folder, silent)
+            found = latest(folder, fail_on_report)
             if not reached:
                 break
             if failure is None:
-                assert equal(found, snapshot(step, 0.75))
+                assert equal_checkpoints(found, make_checkpoint(step, 0.75))
             else:
                 assert failure.errno == kind
                 assert f"the checkpoint of step {step} was not saved: {os.strerror(kind)}" in str(failure)
-                assert equal(found, snapshot(2)) or equal(found, snapshot(step, 0.75))
+                assert equal_checkpoints(found, make_checkpoint(2)) or equal_checkpoints(
+                    found, make_checkpoint(step, 0.75)
+                )
             remove(folder / "checkpoints" / f"step-{found.step:08d}")
-            assert equal(latest(folder, silent), snapshot(1 if found.step == 2 else 2))
+            assert equal_checkpoints(latest(folder, fail_on_report), make_checkpoint(1 if found.step == 2 else 2))
         assert at > 15
         assert failure is None
 
-    @pytest.mark.parametrize("step", [2, 3], ids=["the same step again", "a new step"])
-    def test_a_kill_at_any_call_of_a_save_loses_nothing(self, tmp_path, faults, step):
+    @pytest.mark.parametrize("step", [2, 3], ids=["same step", "new step"])
+    def test_kill_at_any_call_of_a_save_loses_no_checkpoint(self, tmp_path, faults, step):
         for at in range(200):
             folder = tmp_path / str(at)
             folder.mkdir()
             for before in (1, 2):
-                save(folder, snapshot(before))
-            job = lambda f=folder: save(f, snapshot(step, 0.75))  # noqa: E731
+                save(folder, make_checkpoint(before))
+            job = lambda f=folder: save(f, make_checkpoint(step, 0.75))  # noqa: E731
             _, reached = faults.during(job, at, once=False, error=faults.KILLED)
             clean(folder)
-            found = latest(folder, silent)
-            assert equal(found, snapshot(step, 0.75)) or (reached and equal(found, snapshot(2)))
+            found = latest(folder, fail_on_report)
+            assert equal_checkpoints(found, make_checkpoint(step, 0.75)) or (
+                reached and equal_checkpoints(found, make_checkpoint(2))
+            )
             assert all(name.startswith("step-") for name in os.listdir(folder / "checkpoints"))
             if not reached:
                 break
         assert at > 15
 
-    def test_a_kill_at_any_call_of_a_deletion_leaves_a_whole_one_or_none(self, tmp_path, faults):
+    def test_kill_at_any_call_of_a_deletion_leaves_an_intact_checkpoint_or_none(self, tmp_path, faults):
         for at in range(200):
             folder = tmp_path / str(at)
             folder.mkdir()
             for before in (1, 2):
-                save(folder, snapshot(before))
+                save(folder, make_checkpoint(before))
             job = lambda f=folder: remove(f / "checkpoints/step-00000002")  # noqa: E731
             _, reached = faults.during(job, at, once=False, error=faults.KILLED)
-            assert latest(folder, silent).step in (1, 2)
+            assert latest(folder, fail_on_report).step in (1, 2)
             clean(folder)
             assert set(os.listdir(folder / "checkpoints")) <= {"step-00000001", "step-00000002"}
             if not reached:
@@ -170,8 +178,8 @@ class TestFailures:
         assert at > 5
         assert saved_steps(folder) == [1]
 
-    def test_everything_is_durable_before_it_gets_its_name_and_the_name_before_it_returns(self, tmp_path, faults):
-        faults.during(lambda: save(tmp_path, snapshot(1)), faults.NEVER)
+    def test_files_are_fsynced_before_the_rename_and_the_folder_after_it(self, tmp_path, faults):
+        faults.during(lambda: save(tmp_path, make_checkpoint(1)), faults.NEVER)
         calls = [call for call, *_ in faults.trace]
         assert calls[calls.index("rename") :] == ["rename", "open", "fsync"]
         before = faults.trace[: calls.index("rename")]
@@ -180,24 +188,24 @@ class TestFailures:
         assert [call for call, *_ in before].count("fsync") == len(opened)
         assert before[-1][0] == "fsync"
 
-    def test_leftovers_of_a_killed_save_are_in_nobodys_way(self, tmp_path):
-        save(tmp_path, snapshot(1))
+    def test_leftovers_of_a_killed_save_are_ignored_and_cleaned(self, tmp_path):
+        save(tmp_path, make_checkpoint(1))
         for prefix in ("saving-", "deleting-"):
             (tmp_path / "checkpoints" / f"{prefix}step-00000002").mkdir()
             (tmp_path / "checkpoints" / f"{prefix}step-00000002" / MODEL).write_bytes(b"half")
-        assert latest(tmp_path, silent).step == 1
-        save(tmp_path, snapshot(2))
-        assert latest(tmp_path, silent).step == 2
+        assert latest(tmp_path, fail_on_report).step == 1
+        save(tmp_path, make_checkpoint(2))
+        assert latest(tmp_path, fail_on_report).step == 2
         clean(tmp_path)
         assert set(os.listdir(tmp_path / "checkpoints")) == {"step-00000001", "step-00000002"}
 
-    def test_a_file_where_the_folder_should_be_is_an_error(self, tmp_path):
+    def test_file_in_place_of_the_checkpoints_folder_is_an_error(self, tmp_path):
         (tmp_path / "checkpoints").write_bytes(b"")
         with pytest.raises(OSError, match="the checkpoint of step 1 was not saved"):
-            save(tmp_path, snapshot(1))
+            save(tmp_path, make_checkpoint(1))
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere: simulated above by EACCES and EROFS")
-    def test_a_folder_without_permission_is_an_error(self, tmp_path):
+    def test_read_only_folder_is_an_error(self, tmp_path):
         (tmp_path / "checkpoints").mkdir(mode=0o555)
         with pytest.raises(PermissionError, match="the checkpoint of step 1 was not saved"):
-            save(tmp_path, snapshot(1))
+            save(tmp_path, make_checkpoint(1))

@@ -1,9 +1,7 @@
-"""Damaged, forged and oversized checkpoints are detected, reported and skipped."""
+"""Damaged and forged checkpoints are detected, reported and skipped."""
 
 import errno
-import json
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -34,16 +32,16 @@ from clearhead.training.checkpoint import (
 FILES = (MODEL, OPTIMIZER, STATE, MANIFEST)
 
 
-def snapshot(step: int, value: float = 0.5) -> Checkpoint:
+def make_checkpoint(step: int, value: float = 0.5) -> Checkpoint:
     return Checkpoint(step, {"w": torch.full((2,), value)}, {"m": torch.tensor(step)}, {"loss": 0.1 + 0.2})
 
 
-def silent(message: str) -> None:
-    raise AssertionError(f"nothing is to be reported here: {message}")
+def fail_on_report(message: str) -> None:
+    raise AssertionError(f"unexpected report: {message}")
 
 
-def same(a: dict, b: dict) -> bool:
-    """bit for bit, NaN included"""
+def equal_tensors(a: dict, b: dict) -> bool:
+    """Whether two dicts of tensors are equal bit for bit, NaN included."""
     return a.keys() == b.keys() and all(
         a[k].dtype == b[k].dtype
         and a[k].shape == b[k].shape
@@ -52,21 +50,28 @@ def same(a: dict, b: dict) -> bool:
     )
 
 
-def equal(a: Checkpoint, b: Checkpoint) -> bool:
-    return a.step == b.step and a.state == b.state and same(a.model, b.model) and same(a.optimizer, b.optimizer)
+def equal_checkpoints(a: Checkpoint, b: Checkpoint) -> bool:
+    return (
+        a.step == b.step
+        and a.state == b.state
+        and equal_tensors(a.model, b.model)
+        and equal_tensors(a.optimizer, b.optimizer)
+    )
 
 
 class TestDamage:
-    def test_before_the_first_checkpoint_there_is_none(self, tmp_path):
-        assert latest(tmp_path, silent) is None
+    def test_latest_is_none_before_the_first_checkpoint(self, tmp_path):
+        assert latest(tmp_path, fail_on_report) is None
 
     @settings(max_examples=100, deadline=None)
     @given(st.sampled_from(FILES), st.floats(0, 1, exclude_max=True), st.integers(0, 8), st.integers(1, 2))
-    def test_a_flipped_bit_or_a_cut_anywhere_is_found_and_the_next_older_taken(self, name, where, bit, n_damaged):
+    def test_flipped_bit_or_truncation_anywhere_falls_back_to_the_previous_checkpoint(
+        self, name, where, bit, n_damaged
+    ):
         with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "fsync", lambda file: None)
             for step in range(3):
-                place = save(Path(folder), snapshot(step))
+                place = save(Path(folder), make_checkpoint(step))
                 if step >= 3 - n_damaged:
                     content = bytearray((place / name).read_bytes())
                     at = int(where * len(content))
@@ -76,14 +81,14 @@ class TestDamage:
             reports: list[str] = []
             found = latest(Path(folder), reports.append)
             assert found is not None
-            assert equal(found, snapshot(2 - n_damaged))
+            assert equal_checkpoints(found, make_checkpoint(2 - n_damaged))
             assert len(reports) == n_damaged
             assert len(list(Path(folder).glob("checkpoints/damaged-step-*"))) == n_damaged
-            assert equal(latest(Path(folder), silent), found)
+            assert equal_checkpoints(latest(Path(folder), fail_on_report), found)
 
     @pytest.mark.parametrize("name", FILES)
-    def test_a_missing_file_is_damage_and_named(self, tmp_path, name):
-        place = save(tmp_path, snapshot(1))
+    def test_missing_file_is_named(self, tmp_path, name):
+        place = save(tmp_path, make_checkpoint(1))
         (place / name).unlink()
         with pytest.raises(DamagedCheckpointError, match=f"{name} is missing"):
             load(place)
@@ -98,60 +103,60 @@ class TestDamage:
             (MANIFEST, b"[" * 10_000, "manifest.json has changed since it was saved"),
         ],
     )
-    def test_what_is_wrong_is_said(self, tmp_path, name, content, message):
-        place = save(tmp_path, snapshot(1))
+    def test_error_says_what_is_damaged(self, tmp_path, name, content, message):
+        place = save(tmp_path, make_checkpoint(1))
         (place / name).write_bytes(content)
         with pytest.raises(DamagedCheckpointError, match=message):
             load(place)
 
-    def test_a_checkpoint_under_the_name_of_another_step_is_not_taken_for_it(self, tmp_path):
-        save(tmp_path, snapshot(1)).rename(tmp_path / "checkpoints/step-00000009")
+    def test_checkpoint_renamed_to_another_step_is_refused(self, tmp_path):
+        save(tmp_path, make_checkpoint(1)).rename(tmp_path / "checkpoints/step-00000009")
         with pytest.raises(NoIntactCheckpointError, match="step 9: it holds step 1"):
             latest(tmp_path, print)
 
-    def test_the_same_step_damaged_again_loses_nothing(self, tmp_path):
-        save(tmp_path, snapshot(1))
+    def test_repeatedly_damaged_step_keeps_every_damaged_copy(self, tmp_path):
+        save(tmp_path, make_checkpoint(1))
         for _ in range(3):
-            (save(tmp_path, snapshot(2)) / STATE).unlink()
+            (save(tmp_path, make_checkpoint(2)) / STATE).unlink()
             assert latest(tmp_path, lambda message: None).step == 1
         names = {"damaged-step-00000002", "damaged-step-00000002-2", "damaged-step-00000002-3", "step-00000001"}
         assert set(os.listdir(tmp_path / "checkpoints")) == names
 
     @pytest.mark.parametrize("set_aside", [True, False])
-    def test_where_none_is_whole_nothing_is_renamed_and_that_is_an_error(self, tmp_path, set_aside):
+    def test_no_intact_checkpoint_is_an_error_and_renames_nothing(self, tmp_path, set_aside):
         for step in (1, 2):
-            (save(tmp_path, snapshot(step)) / STATE).unlink()
-        for _ in range(2):  # the second time is not the first step of a new run
+            (save(tmp_path, make_checkpoint(step)) / STATE).unlink()
+        for _ in range(2):  # a second attempt must not start a new run either
             with pytest.raises(NoIntactCheckpointError, match=r"can be used \(step 2: .*; step 1: .*\)"):
                 latest(tmp_path, print, set_aside=set_aside)
         assert saved_steps(tmp_path) == [1, 2]
 
-    def test_who_only_reads_renames_nothing(self, tmp_path):
-        save(tmp_path, snapshot(1))
-        (save(tmp_path, snapshot(2)) / STATE).unlink()
+    def test_reader_renames_nothing(self, tmp_path):
+        save(tmp_path, make_checkpoint(1))
+        (save(tmp_path, make_checkpoint(2)) / STATE).unlink()
         reports: list[str] = []
         assert latest(tmp_path, reports.append, set_aside=False).step == 1
         assert saved_steps(tmp_path) == [1, 2]
         assert len(reports) == 1
 
-    def test_one_that_is_deleted_while_it_is_read_is_no_damage(self, tmp_path, monkeypatch):
-        first = save(tmp_path, snapshot(1))
+    def test_checkpoint_deleted_while_it_is_read_is_not_damage(self, tmp_path, monkeypatch):
+        first = save(tmp_path, make_checkpoint(1))
         read_regular = checkpoint.read_regular
 
         def read_late(path, *most):
             if path.parent == first and path.name == STATE:
-                save(tmp_path, snapshot(2))
+                save(tmp_path, make_checkpoint(2))
                 remove(first)
             return read_regular(path, *most)
 
         monkeypatch.setattr(checkpoint, "read_regular", read_late)
-        assert latest(tmp_path, silent, set_aside=False).step == 2
+        assert latest(tmp_path, fail_on_report, set_aside=False).step == 2
 
     @pytest.mark.parametrize("kind", [errno.EACCES, errno.EIO])
     @pytest.mark.parametrize("name", FILES)
-    def test_one_that_cannot_be_read_is_passed_over_and_its_file_named(self, tmp_path, monkeypatch, kind, name):
+    def test_unreadable_checkpoint_is_skipped_and_its_file_named(self, tmp_path, monkeypatch, kind, name):
         for step in (1, 2):
-            save(tmp_path, snapshot(step))
+            save(tmp_path, make_checkpoint(step))
         fail_to_read(monkeypatch, kind, lambda path: path == tmp_path / "checkpoints/step-00000002" / name)
         reports: list[str] = []
         assert latest(tmp_path, reports.append).step == 1
@@ -159,51 +164,51 @@ class TestDamage:
         assert (tmp_path / "checkpoints/damaged-step-00000002" / name).exists()
 
     @pytest.mark.parametrize("kind", [errno.EACCES, errno.EIO])
-    def test_a_disk_that_cannot_be_read_at_all_is_an_error_and_changes_nothing(self, tmp_path, monkeypatch, kind):
-        save(tmp_path, snapshot(1))
+    def test_unreadable_disk_is_an_error_and_changes_nothing(self, tmp_path, monkeypatch, kind):
+        save(tmp_path, make_checkpoint(1))
         fail_to_read(monkeypatch, kind, lambda path: True)
         with pytest.raises(OSError, match=f"step 1: manifest.json cannot be read: {os.strerror(kind)}"):
-            latest(tmp_path, silent)
+            latest(tmp_path, fail_on_report)
         assert saved_steps(tmp_path) == [1]
 
-    def test_one_that_cannot_even_be_renamed_is_passed_over_too(self, tmp_path, monkeypatch):
+    def test_damaged_checkpoint_that_cannot_be_renamed_is_skipped(self, tmp_path, monkeypatch):
         for step in (1, 2):
-            save(tmp_path, snapshot(step))
+            save(tmp_path, make_checkpoint(step))
         (tmp_path / "checkpoints/step-00000002" / STATE).unlink()
         monkeypatch.setattr(os, "rename", lambda *names: (_ for _ in ()).throw(OSError(errno.EROFS, "read-only")))
         reports: list[str] = []
         assert latest(tmp_path, reports.append).step == 1
         assert reports[0].endswith(f"kept in {tmp_path / 'checkpoints/step-00000002'}")
 
-    def test_a_file_larger_than_its_manifest_says_is_not_even_read(self, tmp_path, monkeypatch):
-        place = save(tmp_path, snapshot(1))
-        os.truncate(place / MODEL, 2**33)  # sparse: it takes no room on the disk
-        monkeypatch.setattr(checkpoint, "sha256", lambda content: pytest.fail("it is read"))
+    def test_file_larger_than_its_manifest_entry_is_not_read(self, tmp_path, monkeypatch):
+        place = save(tmp_path, make_checkpoint(1))
+        os.truncate(place / MODEL, 2**33)  # sparse: takes no disk space
+        monkeypatch.setattr(checkpoint, "sha256", lambda content: pytest.fail("the file was read"))
         with pytest.raises(DamagedCheckpointError, match="has 8589934592 bytes instead of"):
             load(place)
 
 
 class TestNames:
-    """Only the name that a step has when it is saved counts."""
+    """Only a folder with the exact name that save() gives a step is a checkpoint."""
 
     @pytest.mark.parametrize(
         "name", ["step-000000099", "step-99", "step-1" + 30 * "0", "step-٠٠٠٠٠٠٩٩", "step-0000009a", "step-00000099 "]
     )
-    def test_others_are_no_checkpoints(self, tmp_path, name):
+    def test_other_folder_names_are_not_checkpoints(self, tmp_path, name):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
-        assert latest(tmp_path, silent) is None
-        save(tmp_path, snapshot(1))
-        assert latest(tmp_path, silent).step == 1
+        assert latest(tmp_path, fail_on_report) is None
+        save(tmp_path, make_checkpoint(1))
+        assert latest(tmp_path, fail_on_report).step == 1
         assert (tmp_path / "checkpoints" / name).is_dir()
 
-    def test_an_empty_one_of_a_high_step_is_passed_over(self, tmp_path):
-        save(tmp_path, snapshot(1))
+    def test_empty_folder_of_a_high_step_is_skipped(self, tmp_path):
+        save(tmp_path, make_checkpoint(1))
         (tmp_path / "checkpoints/step-999999999").mkdir()
         reports: list[str] = []
         assert latest(tmp_path, reports.append).step == 1
         assert "step 999999999 is skipped: manifest.json is missing" in reports[0]
 
-    def test_leftovers_of_other_names_are_not_touched(self, tmp_path):
+    def test_clean_leaves_unknown_names_alone(self, tmp_path):
         names = {"saving-step-x", "deleting-step-99", "replaced-step-000000001"}
         for name in names:
             (tmp_path / "checkpoints" / name).mkdir(parents=True)
@@ -211,13 +216,13 @@ class TestNames:
         assert set(os.listdir(tmp_path / "checkpoints")) == names
 
 
-class TestNumbers:
+class TestNonFinite:
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
     @pytest.mark.parametrize("where", ["model", "optimizer"])
-    def test_the_newest_finite_one_is_taken_and_that_is_reported(self, tmp_path, value, dtype, where):
+    def test_latest_finite_checkpoint_is_used_and_the_skipped_ones_reported(self, tmp_path, value, dtype, where):
         for step in (1, 2):
-            save(tmp_path, snapshot(step))
+            save(tmp_path, make_checkpoint(step))
         bad = {"w": torch.ones(2), "m.moment": torch.tensor([0.5, value], dtype=dtype)}
         tensors = {"model": {"w": torch.ones(2)}, "optimizer": {"m": torch.tensor(3)}} | {where: bad}
         for step in (3, 4):
@@ -226,22 +231,22 @@ class TestNumbers:
         assert latest(tmp_path, reports.append).step == 2
         assert len(reports) == 2
         assert f"step 4 is skipped: 'm.moment' in {where}.safetensors is not finite" in reports[0]
-        assert equal(latest(tmp_path, silent), snapshot(2))
+        assert equal_checkpoints(latest(tmp_path, fail_on_report), make_checkpoint(2))
 
-    def test_where_none_is_finite_that_is_an_error(self, tmp_path):
+    def test_no_finite_checkpoint_is_an_error(self, tmp_path):
         save(tmp_path, Checkpoint(1, {"w": torch.tensor(float("nan"))}, {}, {}))
         with pytest.raises(NoIntactCheckpointError, match=r"step 1: 'w' in model.safetensors is not finite"):
-            latest(tmp_path, silent)
+            latest(tmp_path, fail_on_report)
         assert saved_steps(tmp_path) == [1]
 
     @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float16, torch.complex64, torch.uint8, torch.bool])
-    def test_any_kind_of_tensor_can_be_asked(self, dtype):
+    def test_is_finite_accepts_every_dtype(self, dtype):
         assert is_finite(torch.zeros(2).to(dtype))
         assert is_finite(torch.empty(0).to(dtype))
 
 
 class TestForgery:
-    """Whoever makes a checkpoint by hand can make its manifest too."""
+    """A forged checkpoint may have a valid manifest."""
 
     @pytest.mark.parametrize(
         "state",
@@ -261,23 +266,23 @@ class TestForgery:
             b"\xff",
         ],
     )
-    def test_a_state_of_another_kind_is_damage(self, tmp_path, state):
-        place = save(tmp_path, snapshot(1))
+    def test_forged_state_is_damage(self, tmp_path, state):
+        place = save(tmp_path, make_checkpoint(1))
         forge(place, STATE, state)
         with pytest.raises(DamagedCheckpointError, match="not written by this version of Clearhead"):
             load(place)
 
     @pytest.mark.parametrize("name", [MODEL, OPTIMIZER])
-    def test_tensors_of_another_kind_are_damage(self, tmp_path, name):
+    def test_forged_tensor_files_are_damage(self, tmp_path, name):
         header = b'{"w": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}'
         for content in (b"", b"\xff" * 8, len(header).to_bytes(8, "little") + header + bytes(8)):
-            place = save(tmp_path, snapshot(1))
+            place = save(tmp_path, make_checkpoint(1))
             forge(place, name, content)
             with pytest.raises(DamagedCheckpointError, match="not written by this version of Clearhead"):
                 load(place)
 
-    def test_a_manifest_whose_numbers_are_none_is_damage(self, tmp_path):
-        place = save(tmp_path, snapshot(1))
+    def test_manifest_with_a_non_numeric_size_is_damage(self, tmp_path):
+        place = save(tmp_path, make_checkpoint(1))
         written = (place / MANIFEST).read_bytes()
         (place / MANIFEST).write_bytes(written.replace(b'"size": ', b'"size": "many" , "x": '))
         with pytest.raises(DamagedCheckpointError, match=r"manifest\.json has changed since it was saved"):
@@ -291,7 +296,7 @@ def forge(place: Path, name: str, content: bytes) -> None:
 
 
 def fail_to_read(monkeypatch, kind, fails) -> None:
-    """The disk gives an error instead of these files."""
+    """Makes reading these files raise an OSError."""
     read_regular = checkpoint.read_regular
 
     def read(path, *most):
@@ -303,60 +308,13 @@ def fail_to_read(monkeypatch, kind, fails) -> None:
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "model.safetensors", "state.json"])
-def test_a_folder_in_place_of_a_file_damages_only_that_checkpoint(tmp_path, name):
+def test_folder_in_place_of_a_file_damages_only_that_checkpoint(tmp_path, name):
     for step in (1, 2):
         checkpoint.save(tmp_path, Checkpoint(step, {"w": torch.ones(2)}, {}, {}))
     path = checkpoint.checkpoint_path(tmp_path, 2) / name
     path.unlink()
     path.mkdir()
-    told = []
-    assert checkpoint.latest(tmp_path, told.append, set_aside=False).step == 1
-    assert len(told) == 1
-    assert "the checkpoint of step 2 is skipped" in told[0]
-
-
-def sparse_checkpoint(run, header, size):
-    """A checkpoint whose model.safetensors is large and takes no room, with a manifest of the right sizes."""
-    place = max((run / "checkpoints").glob("step-*"))
-    start = json.dumps(header).encode()
-    (place / "model.safetensors").write_bytes(len(start).to_bytes(8, "little") + start)
-    os.truncate(place / "model.safetensors", 8 + len(start) + size)
-    manifest = json.loads((place / "manifest.json").read_bytes())
-    manifest["files"]["model.safetensors"]["size"] = 8 + len(start) + size
-    (place / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
-    return place
-
-
-@pytest.mark.parametrize("shape", [[2**30], [2**20, 2**8], []])
-def test_a_large_sparse_file_is_refused_before_it_is_read(trained, tmp_path, monkeypatch, shape):
-    run = shutil.copytree(trained / "reverse", tmp_path / "run")
-    header = {"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, 2**32]}}
-    place = sparse_checkpoint(run, header, 2**32)
-    read = checkpoint.read_regular
-
-    def not_the_model(path, *most):
-        assert path.name != "model.safetensors", "it was read"
-        return read(path, *most)
-
-    monkeypatch.setattr(checkpoint, "read_regular", not_the_model)
-    with pytest.raises(checkpoint.DamagedCheckpointError, match=r"model\.safetensors is not read"):
-        checkpoint.load(place)
-
-
-def test_a_large_checkpoint_of_its_own_model_is_read(trained, monkeypatch):
-    monkeypatch.setattr("clearhead.training.checkpoint.SMALL", 0)
-    for name in ("reverse", "mnist", "pronounce", "text"):
-        for step in checkpoint.saved_steps(trained / name):
-            assert checkpoint.load(checkpoint.checkpoint_path(trained / name, step)).step == step
-
-
-def test_a_checkpoint_that_exceeds_half_of_the_memory_is_refused_before_its_tensors_are_read(trained, monkeypatch):
-    monkeypatch.setattr(checkpoint, "SMALL", 0)
-    monkeypatch.setattr(checkpoint, "max_tensor_bytes", lambda: 10_000)
-    step = checkpoint.saved_steps(trained / "mnist")[-1]
-    with pytest.raises(checkpoint.DamagedCheckpointError, match=r"tensors have [\d,]+ bytes, .* \(10,000 bytes\)"):
-        checkpoint.load(checkpoint.checkpoint_path(trained / "mnist", step))
-
-
-def test_the_memory_limit_leaves_room_for_every_recipe():
-    assert checkpoint.max_tensor_bytes() > 2**28
+    reports = []
+    assert checkpoint.latest(tmp_path, reports.append, set_aside=False).step == 1
+    assert len(reports) == 1
+    assert "the checkpoint of step 2 is skipped" in reports[0]

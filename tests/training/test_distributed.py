@@ -19,13 +19,13 @@ from clearhead.training.distributed import (
 )
 
 
-def test_a_tensor_that_is_not_split_is_its_own_part():
+def test_unsharded_tensor_is_its_own_shard_and_full_tensor():
     x, like = torch.ones(2), torch.zeros(2)
     assert not is_sharded(x)
     assert to_local(x) is local_shard(x, like) is full_tensor(x, like) is shard_like(x, like) is x
 
 
-def test_only_who_keeps_gets_the_tensors():
+def test_gather_full_returns_tensors_only_if_keep_is_set():
     model = nn.Linear(2, 2)
     assert gather_full(model.state_dict(), keep=False) == {}
     kept = gather_full(model.state_dict(), keep=True)
@@ -33,7 +33,7 @@ def test_only_who_keeps_gets_the_tensors():
     assert torch.equal(kept["weight"], model.weight)
 
 
-def test_filling_writes_into_the_model():
+def test_load_tensors_writes_into_the_model():
     model = nn.Linear(2, 2)
     load_tensors(model.state_dict(), {"weight": torch.full((2, 2), 3.0), "bias": torch.zeros(2)})
     assert torch.equal(model.weight.detach(), torch.full((2, 2), 3.0))
@@ -42,14 +42,14 @@ def test_filling_writes_into_the_model():
 @pytest.mark.parametrize(
     "other", [{"weight": torch.zeros(2, 3)}, {}, {"weight": torch.zeros(2, 2), "more": torch.zeros(1)}]
 )
-def test_filling_with_the_weights_of_another_model_is_refused_and_changes_nothing(other):
+def test_load_tensors_refuses_mismatched_weights_and_changes_nothing(other):
     target = torch.ones(2, 2)
     with pytest.raises(ValueError, match=r"does not match the checkpoint"):
         load_tensors({"weight": target}, other)
     assert torch.equal(target, torch.ones(2, 2))
 
 
-def test_one_process_needs_no_others():
+def test_single_process_collectives_are_the_identity():
     alone = Ranks()
     numbers = torch.tensor([1.0, 2.0])
     assert alone.is_main

@@ -1,4 +1,4 @@
-"""Laws about several processes. ranks.py trains them all once; each test below looks at what came out."""
+"""Distributed training equals training in one process. ranks.py trains each run once; the tests examine the results."""
 
 import json
 import subprocess
@@ -40,8 +40,8 @@ def assert_close(folder, expected, n_evaluations=2):
 
 
 @pytest.mark.parametrize("name", ["of2", "of3", "sharded"])
-def test_any_number_of_processes_learns_the_same(runs, done, name):
-    """Losses of every step and evaluation, with 11 examples to a batch, and 13 and 513 (512 + 1) to evaluate."""
+def test_losses_do_not_depend_on_the_world_size(runs, done, name):
+    """Compares the loss of every step and evaluation, with batches of 11, and 13 or 513 (512 + 1) examples."""
     assert set(done[name]["codes"]) == {0}
     assert_close(runs / name, runs / "of1")
     environment = RunDirectory.open(runs / name).latest_checkpoint().state["environment"]
@@ -50,52 +50,52 @@ def test_any_number_of_processes_learns_the_same(runs, done, name):
 
 
 @pytest.mark.parametrize("name", ["of2", "of3", "sharded"])
-def test_evaluation_counts_each_example_once(runs, name):
-    """Accuracies are quotients of counts: equal to the last bit."""
+def test_distributed_evaluation_counts_each_example_once(runs, name):
+    """Accuracies are ratios of integer counts and therefore equal bit for bit."""
     mine, theirs = ([r["accuracy"] for r in records(runs / n) if r["kind"] != "train"] for n in (name, "of1"))
     assert mine == theirs
 
 
-def test_evaluation_leaves_no_averaged_weights_behind_where_weights_are_split(runs):
-    """Whole weights that a forward pass put together must not outlive the evaluation of their averages."""
-    assert [r["step"] for r in records(runs / "seldom1") if r["kind"] == "validation"] == list(range(1, 9))
-    assert len(list((runs / "seldom1/checkpoints").glob("step-*"))) < 8
-    assert_close(runs / "seldom2", runs / "seldom1", n_evaluations=8)
+def test_sharded_evaluation_restores_the_raw_weights_after_ema(runs):
+    """Parameters that FSDP gathered for a forward pass must not outlive the evaluation with averaged weights."""
+    assert [r["step"] for r in records(runs / "frequent-eval-1") if r["kind"] == "validation"] == list(range(1, 9))
+    assert len(list((runs / "frequent-eval-1/checkpoints").glob("step-*"))) < 8
+    assert_close(runs / "frequent-eval-2", runs / "frequent-eval-1", n_evaluations=8)
 
 
-@pytest.mark.parametrize("name", ["written by 2", "written sharded"])
-def test_padded_words_are_learnt_alike_by_any_number_of_processes(runs, done, name):
-    """Each process pads to its own longest word, and one of them has no test example in the last batch."""
+@pytest.mark.parametrize("name", ["seq2seq of 2", "seq2seq sharded"])
+def test_losses_of_padded_sequences_do_not_depend_on_the_world_size(runs, done, name):
+    """Each rank pads to its own longest word, and one rank has no test example in the last batch."""
     assert set(done[name]["codes"]) == {0}
-    assert_close(runs / name, runs / "written by 1")
+    assert_close(runs / name, runs / "seq2seq of 1")
 
 
-def test_split_weights_are_saved_whole(runs):
+def test_checkpoint_of_a_sharded_run_holds_full_tensors(runs):
     split, whole = (RunDirectory.open(runs / name).latest_checkpoint() for name in ("sharded", "of1"))
     assert {n: t.shape for n, t in split.model.items()} == {n: t.shape for n, t in whole.model.items()}
     moments = {n: t.shape for n, t in whole.optimizer.items() if not n.startswith("random.")}
     assert {n: t.shape for n, t in split.optimizer.items() if not n.startswith("random.")} == moments
 
 
-def test_a_signal_to_one_process_stops_all_and_resume_is_exact_with_dropout(runs, done):
+def test_signal_to_one_rank_stops_all_and_resume_is_exact_with_dropout(runs, done):
     assert done["stopped"]["codes"] == [3, 3]
     assert done["continued"]["codes"] == [0, 0]
-    assert compare(runs / "stopped", runs / "whole") == []
-    states = RunDirectory.open(runs / "whole").latest_checkpoint().optimizer
-    assert not torch.equal(states["random.rank0"], states["random.rank1"])  # each drops something else
+    assert compare(runs / "stopped", runs / "uninterrupted") == []
+    states = RunDirectory.open(runs / "uninterrupted").latest_checkpoint().optimizer
+    assert not torch.equal(states["random.rank0"], states["random.rank1"])  # each rank draws its own dropout masks
 
 
-def test_sharded_resume_is_exact(runs, done):
+def test_sharded_run_resumes_bit_for_bit(runs, done):
     assert (done["stopped sharded"]["codes"], done["resharded"]["codes"]) == ([3, 3], [0, 0])
     assert compare(runs / "resharded", runs / "sharded") == []
 
 
-def test_another_number_of_processes_goes_on_at_the_right_example(runs, done):
+def test_resume_with_another_world_size_continues_at_the_right_example(runs, done):
     assert (done["stopped2"]["codes"], done["recounted"]["codes"]) == ([3, 3], [0, 0, 0])
     assert_close(runs / "recounted", runs / "of1")
 
 
-def test_one_killed_process_ends_all_at_once_and_resume_is_exact(runs, done):
+def test_killed_rank_ends_all_ranks_and_resume_is_exact(runs, done):
     assert done["killed"]["codes"] == [1, -9]
     assert done["killed"]["seconds"] < 30
     assert done["after the kill"] == [2, 4]
@@ -103,7 +103,7 @@ def test_one_killed_process_ends_all_at_once_and_resume_is_exact(runs, done):
     assert compare(runs / "killed", runs / "of2") == []
 
 
-def test_a_killed_launcher_stops_its_processes_with_a_checkpoint(runs, done):
+def test_killed_launcher_stops_its_ranks_with_a_checkpoint(runs, done):
     assert done["orphaned"] == {"launcher": 9, "codes": [3, 3]}
     assert 3 <= done["after the launcher"][-1] < 8
     assert done["relaunched"]["codes"] == [0, 0]

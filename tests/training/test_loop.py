@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from clearhead.data import datasets
 from clearhead.data.batches import Batches
 from clearhead.data.dataset import Subset
-from clearhead.data.datasets import Augmentation
+from clearhead.data.options import Augmentation
 from clearhead.training import checkpoint, loop
 from clearhead.training.config import OptimizerConfig
 from clearhead.training.distributed import Ranks
@@ -30,7 +29,7 @@ def records(folder):
 
 
 def assert_identical(folder, other):
-    """Weights, optimizer, averages, random state, train state and records, of every checkpoint that both have."""
+    """Compares weights, optimizer, averages, RNG state, train state and records at all common steps."""
     assert records(folder) == records(other)
     common = set(checkpoint.saved_steps(folder)) & set(checkpoint.saved_steps(other))
     assert max(checkpoint.saved_steps(folder)) in common
@@ -47,14 +46,14 @@ def with_training(config, **changes):
     return replace(config, training=replace(config.training, **changes))
 
 
-def without_chance(config):
+def without_randomness(config):
     model = replace(config.model, dropout=0.0, attention_dropout=0.0, drop_path=0.0)
     return replace(config, model=model, data=replace(config.data, augmentation=Augmentation()))
 
 
 @pytest.fixture
 def signal_at(monkeypatch):
-    """Sends this process a signal while it works on a step."""
+    """Sends this process a signal during a given step."""
 
     def send_at(step, number=signal.SIGTERM):
         def at(self, now, rank=0, world=1):
@@ -69,7 +68,7 @@ def signal_at(monkeypatch):
     return send_at
 
 
-def test_the_test_names_the_checkpoint_that_it_is_of(config, tmp_path, monkeypatch):
+def test_test_record_names_the_step_of_its_checkpoint(config, tmp_path, monkeypatch):
     judge = TrainState.update_best
     monkeypatch.setattr(TrainState, "update_best", lambda self, score: self.step == 4 and judge(self, score))
     tested = train(config, tmp_path / "run", quiet=True).test
@@ -82,8 +81,8 @@ def test_the_test_names_the_checkpoint_that_it_is_of(config, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(("best", "said"), [(4, "best checkpoint (step 4)"), (None, "last checkpoint (step 12)")])
-def test_the_line_of_the_test_names_the_step_of_its_checkpoint(config, tmp_path, monkeypatch, capsys, best, said):
-    """It named the last step, whose weights were not tested."""
+def test_printed_test_result_names_the_step_of_its_checkpoint(config, tmp_path, monkeypatch, capsys, best, said):
+    """Regression test: the line once named the last step, whose weights were not the ones tested."""
     judge = TrainState.update_best
     monkeypatch.setattr(TrainState, "update_best", lambda self, score: self.step == best and judge(self, score))
     outcome = train(config, tmp_path / "run")
@@ -92,7 +91,7 @@ def test_the_line_of_the_test_names_the_step_of_its_checkpoint(config, tmp_path,
     assert line.startswith(expected)
 
 
-def test_the_records_of_a_run(config, tmp_path):
+def test_records_of_a_run_have_the_expected_kinds_steps_and_values(config, tmp_path):
     outcome = train(config, tmp_path / "run", quiet=True)
     found = RunDirectory.open(tmp_path / "run").records()
     assert [(r["kind"], r["step"]) for r in found] == [
@@ -114,28 +113,27 @@ def test_the_records_of_a_run(config, tmp_path):
     )
 
 
-def test_the_test_set_is_scored_once(config, tmp_path, monkeypatch):
+def test_finished_run_is_tested_only_once(config, tmp_path, monkeypatch):
     first = train(config, tmp_path / "run", quiet=True)
     monkeypatch.setattr(loop, "evaluate", None)
     assert resume(tmp_path / "run", quiet=True) == first
     assert [r["kind"] for r in records(tmp_path / "run")].count("test") == 1
 
 
-def test_a_run_without_validation_examples_keeps_its_last_step(config, tmp_path, monkeypatch):
-    from clearhead.data import datasets
+def test_run_without_validation_examples_tests_its_last_step(config, tmp_path, monkeypatch):
 
-    data = datasets.load_dataset(config.data, 0)
+    data = config.data.load(0)
     empty = replace(data, validation=type(data.validation)(data.validation.images[:0], data.validation.labels[:0]))
-    monkeypatch.setattr(datasets, "load_dataset", lambda config, seed: empty)
+    monkeypatch.setattr(type(config.data), "read", lambda task, seed: empty)
     outcome = train(config, tmp_path / "run", quiet=True)
     assert outcome.best_step == 0
     assert outcome.test["best_step"] == 12
     assert not [r for r in records(tmp_path / "run") if r["kind"] == "validation"]
 
 
-def test_portions_of_a_batch_are_the_batch(config, tmp_path):
-    """After one step the optimizers' moments are the gradient, up to a factor."""
-    config = without_chance(config)
+def test_gradient_accumulation_equals_the_full_batch(config, tmp_path):
+    """After one step, the moments of the optimizers are the gradient up to a factor."""
+    config = without_randomness(config)
     for n in (1, 3):
         train(with_training(config, grad_accum_steps=n, steps=1), tmp_path / f"in{n}", quiet=True)
     one, three = (RunDirectory.open(tmp_path / f"in{n}").latest_checkpoint() for n in (1, 3))
@@ -145,18 +143,18 @@ def test_portions_of_a_batch_are_the_batch(config, tmp_path):
         torch.testing.assert_close(three.optimizer[name], one.optimizer[name], rtol=1e-4, atol=1e-7)
 
 
-def test_patience_ends_a_run_that_gets_no_better_and_the_end_survives_a_kill(config, tmp_path, monkeypatch):
+def test_early_stopping_by_patience_survives_a_kill_before_the_test(config, tmp_path, monkeypatch):
     config = with_training(config, patience=2, evaluate_every=2, checkpoint_every=100, ema=0.0)
     config = replace(config, optimizer=replace(config.optimizer, lr=0.0, muon_lr=0.0))
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "test_best_checkpoint", lambda *parts: None)  # as if killed before the test
+        patch.setattr(loop, "test_best_checkpoint", lambda *parts: None)  # simulates a kill before the test
         outcome = train(config, tmp_path / "run", quiet=True)
     assert (outcome.reason, outcome.step, outcome.best_step) == ("patience", 6, 2)
     outcome = resume(tmp_path / "run", quiet=True)
     assert (outcome.reason, outcome.step, outcome.test["best_step"]) == ("patience", 6, 2)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_is_in_no_checkpoint(config, tmp_path):
+def test_non_finite_loss_stops_the_run_and_is_not_saved(config, tmp_path):
     optimizer = replace(config.optimizer, name="adamw", lr=1e30, grad_clip=0.0, warmup=0)
     config = with_training(replace(config, optimizer=optimizer), checkpoint_every=1, log_every=1)
     with pytest.raises(DivergedError, match=r"must be finite, got loss .* at step \d+, which was not saved") as caught:
@@ -168,7 +166,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_is_in_no_checkpoint(config,
     assert records(tmp_path / "run")[-2]["step"] == failed - 1
 
 
-def test_training_leaves_the_random_state_and_the_threads_alone(config, tmp_path):
+def test_training_preserves_the_rng_state_and_the_number_of_threads(config, tmp_path):
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
@@ -178,7 +176,7 @@ def test_training_leaves_the_random_state_and_the_threads_alone(config, tmp_path
 
 
 def test_bf16_trains_close_to_float32_and_keeps_float32_weights(config, tmp_path):
-    config = without_chance(config)
+    config = without_randomness(config)
     for precision in ("float32", "bf16"):
         train(with_training(config, precision=precision, steps=4, ema=0.0), tmp_path / precision, quiet=True)
     exact, rough = (RunDirectory.open(tmp_path / precision) for precision in ("float32", "bf16"))
@@ -188,20 +186,20 @@ def test_bf16_trains_close_to_float32_and_keeps_float32_weights(config, tmp_path
     assert rough_loss != exact_loss
 
 
-def test_a_folder_that_exists_is_not_overwritten(config, tmp_path):
+def test_existing_folder_is_not_overwritten(config, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/mine.txt").write_text("precious")
     with pytest.raises(ValueError, match="needs a new folder"):
         train(config, tmp_path / "run", quiet=True)
 
 
-def test_a_config_that_does_not_fit_the_data_leaves_no_folder(config, tmp_path):
+def test_config_that_does_not_fit_the_data_creates_no_folder(config, tmp_path):
     with pytest.raises(ValueError, match="batch_size must be from 1 to the 57"):
         train(with_training(config, batch_size=58), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
 
 
-def test_plain_lines_when_the_output_is_no_terminal(config, tmp_path, capsys):
+def test_output_without_a_terminal_is_plain_lines(config, tmp_path, capsys):
     train(config, tmp_path / "run")
     out = capsys.readouterr().out
     assert "step 12/12" in out
@@ -210,30 +208,30 @@ def test_plain_lines_when_the_output_is_no_terminal(config, tmp_path, capsys):
     assert "\x1b" not in out
 
 
-def spoil(monkeypatch, at):
-    """From this step on, updates leave weights that are not finite."""
+def corrupt_weights(monkeypatch, at):
+    """From this step on, updates make weights non-finite."""
     step = Optimizers.step
 
-    def spoiling(self, multiplier):
+    def step_and_corrupt(self, multiplier):
         step(self, multiplier)
-        spoiling.made += 1
-        if spoiling.made >= at:
+        step_and_corrupt.made += 1
+        if step_and_corrupt.made >= at:
             next(iter(self.weights.values())).data.fill_(float("inf"))
 
-    spoiling.made = 0
-    monkeypatch.setattr(Optimizers, "step", spoiling)
+    step_and_corrupt.made = 0
+    monkeypatch.setattr(Optimizers, "step", step_and_corrupt)
 
 
 @pytest.mark.parametrize("evaluate_every", [3, 100])
-def test_weights_that_an_update_has_spoilt_are_in_no_checkpoint(config, tmp_path, monkeypatch, evaluate_every):
+def test_weights_made_non_finite_by_an_update_are_not_saved(config, tmp_path, monkeypatch, evaluate_every):
     training = replace(config.training, steps=4, evaluate_every=evaluate_every, checkpoint_every=1, log_every=100)
-    spoil(monkeypatch, at=3)
+    corrupt_weights(monkeypatch, at=3)
     with pytest.raises(DivergedError, match="not finite after step 3"):
         train(replace(config, training=training), tmp_path / "run", quiet=True)
     assert max(checkpoint.saved_steps(tmp_path / "run")) == 2
 
 
-def test_portions_of_padded_sequences_make_the_same_update(sequences, tmp_path):
+def test_gradient_accumulation_of_padded_sequences_equals_the_full_batch(sequences, tmp_path):
     config = replace(sequences, model=replace(sequences.model, dropout=0.0))
     train(with_training(config, grad_accum_steps=1), tmp_path / "one", quiet=True)
     train(with_training(config, grad_accum_steps=3), tmp_path / "three", quiet=True)
@@ -241,7 +239,7 @@ def test_portions_of_padded_sequences_make_the_same_update(sequences, tmp_path):
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
 
 
-def test_padding_and_checked_masks_are_said_once_at_the_start(sequences, tmp_path, capsys, signal_at):
+def test_padding_and_mask_check_are_printed_once_at_the_start(sequences, tmp_path, capsys, signal_at):
     undo = signal_at(5)
     train(sequences, tmp_path / "run")
     undo()
@@ -252,16 +250,16 @@ def test_padding_and_checked_masks_are_said_once_at_the_start(sequences, tmp_pat
     assert "masks      checked" not in capsys.readouterr().out
 
 
-def test_a_run_without_a_test_set_ends_without_a_test(sequences, tmp_path, monkeypatch):
+def test_run_without_a_test_set_finishes_without_a_test(sequences, tmp_path, monkeypatch):
     data = loop.build_context(sequences, Ranks(), shard=False, report=pytest.fail).data
     none = Subset(data.test, torch.arange(0))
-    monkeypatch.setattr(datasets, "load_dataset", lambda config, seed: replace(data, test=none))
+    monkeypatch.setattr(type(sequences.data), "read", lambda task, seed: replace(data, test=none))
     outcome = train(sequences, tmp_path / "run", quiet=True)
     assert (outcome.reason, outcome.test) == ("finished", None)
     assert {record["kind"] for record in records(tmp_path / "run")} == {"train", "validation"}
 
 
-def test_choosing_a_precision_changes_nothing_else(config, tmp_path, monkeypatch):
+def test_measuring_precisions_does_not_change_training(config, tmp_path, monkeypatch):
     monkeypatch.setattr("clearhead.training.context.has_bf16", lambda device: True)
     train(with_training(config, precision="auto"), tmp_path / "auto", quiet=True)
     chosen = RunDirectory.open(tmp_path / "auto").config["training"]["precision"]
@@ -274,14 +272,14 @@ def at(step, **fields):
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
-def test_the_warm_up_rises_in_equal_steps_to_1(schedule):
+def test_warmup_rises_linearly_to_1(schedule):
     assert [at(step, schedule=schedule) for step in range(10)] == [(step + 1) / 10 for step in range(10)]
     assert at(10, schedule=schedule) == 1
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])
 @pytest.mark.parametrize("final", [0.0, 0.1])
-def test_it_ends_at_the_final_share_and_never_rises_on_the_way(schedule, final):
+def test_schedule_decays_monotonically_to_the_final_fraction(schedule, final):
     values = [at(step, schedule=schedule, final_lr_fraction=final) for step in range(10, 111)]
     assert values[-1] == pytest.approx(final)
     assert values == sorted(values, reverse=True)
@@ -289,12 +287,12 @@ def test_it_ends_at_the_final_share_and_never_rises_on_the_way(schedule, final):
     assert at(500, schedule=schedule, final_lr_fraction=final) == pytest.approx(final)
 
 
-def test_closed_forms():
+def test_schedules_match_their_closed_forms():
     assert at(35, schedule="cosine") == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
     assert at(35, schedule="linear") == pytest.approx(0.75)
     assert at(35, schedule="constant", final_lr_fraction=0.1) == 1
 
 
-def test_a_warm_up_as_long_as_training_is_no_division_by_zero():
+def test_warmup_as_long_as_training_does_not_divide_by_zero():
     assert lr_multiplier(4, 5, OptimizerConfig(warmup=5)) == 1
     assert lr_multiplier(0, 1, OptimizerConfig()) == 1

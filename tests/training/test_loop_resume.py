@@ -25,7 +25,7 @@ def records(folder):
 
 
 def assert_identical(folder, other):
-    """Weights, optimizer, averages, random state, train state and records, of every checkpoint that both have."""
+    """Compares weights, optimizer, averages, RNG state, train state and records at all common steps."""
     assert records(folder) == records(other)
     common = set(checkpoint.saved_steps(folder)) & set(checkpoint.saved_steps(other))
     assert max(checkpoint.saved_steps(folder)) in common
@@ -44,7 +44,7 @@ def with_training(config, **changes):
 
 @pytest.fixture
 def signal_at(monkeypatch):
-    """Sends this process a signal while it works on a step."""
+    """Sends this process a signal during a given step."""
 
     def send_at(step, number=signal.SIGTERM):
         def at(self, now, rank=0, world=1):
@@ -59,20 +59,22 @@ def signal_at(monkeypatch):
     return send_at
 
 
-def test_a_resumed_run_is_the_run_that_was_never_interrupted(config, tmp_path, signal_at):
+def test_run_interrupted_at_any_step_resumes_bit_for_bit(config, tmp_path, signal_at):
     assert train(config, tmp_path / "whole", quiet=True).reason == "finished"
     for step in range(1, 12):
-        back_to_normal = signal_at(step)
+        undo = signal_at(step)
         stopped = train(config, tmp_path / f"at{step}", quiet=True)
-        back_to_normal()
+        undo()
         assert (stopped.reason, stopped.step, stopped.test, stopped.exit_code) == ("stopped", step, None, STOPPED)
         ended = resume(tmp_path / f"at{step}", quiet=True)
         assert (ended.reason, ended.step, ended.exit_code) == ("finished", 12, FINISHED)
         assert_identical(tmp_path / f"at{step}", tmp_path / "whole")
 
 
-@pytest.mark.parametrize("from_the_end", [1, 2], ids=["in the test", "in the last validation"])
-def test_a_signal_after_the_last_step_stops_before_the_test_is_over(config, tmp_path, monkeypatch, capfd, from_the_end):
+@pytest.mark.parametrize("from_the_end", [1, 2], ids=["during the test", "during the last validation"])
+def test_signal_after_the_last_step_stops_before_the_test_is_recorded(
+    config, tmp_path, monkeypatch, capfd, from_the_end
+):
     asked, whole, n_evaluations = [], loop.evaluate, 0
 
     def counted(*args, **options):
@@ -93,7 +95,7 @@ def test_a_signal_after_the_last_step_stops_before_the_test_is_over(config, tmp_
     assert_identical(tmp_path / "run", tmp_path / "whole")
 
 
-def test_a_signal_in_the_last_step_stops_before_the_test(config, tmp_path, signal_at):
+def test_signal_in_the_last_step_stops_before_the_test(config, tmp_path, signal_at):
     train(config, tmp_path / "whole", quiet=True)
     undo = signal_at(12)
     stopped = train(config, tmp_path / "last", quiet=True)
@@ -103,7 +105,7 @@ def test_a_signal_in_the_last_step_stops_before_the_test(config, tmp_path, signa
     assert_identical(tmp_path / "last", tmp_path / "whole")
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_again(config, tmp_path):
+def test_run_with_only_damaged_checkpoints_does_not_restart(config, tmp_path):
     train(config, tmp_path / "run", quiet=True)
     for place in (tmp_path / "run/checkpoints").iterdir():
         (place / "state.json").write_text("{")
@@ -113,18 +115,18 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_again(config, tm
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
 
 
-def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(config, tmp_path):
+def test_run_with_missing_checkpoints_does_not_restart(config, tmp_path):
     train(config, tmp_path / "run", quiet=True)
     shutil.rmtree(tmp_path / "run/checkpoints")
     before = (tmp_path / "run/metrics.jsonl").read_bytes()
-    for _ in ("best.json names one", "the records have a test"):
+    for _ in ("best.json names a step", "the log has a test record"):
         with pytest.raises(OSError, match="its checkpoints are missing; restore them"):
             resume(tmp_path / "run", quiet=True)
         (tmp_path / "run/best.json").unlink(missing_ok=True)
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
 
 
-def test_a_run_made_longer_is_tested_again_and_says_so(config, tmp_path, capsys):
+def test_extended_run_reports_the_change_and_is_tested_again(config, tmp_path, capsys):
     first = train(config, tmp_path / "run", quiet=True)
     settings = json.loads((tmp_path / "run/config.json").read_text())
     settings["training"]["steps"] = 16
@@ -138,7 +140,7 @@ def test_a_run_made_longer_is_tested_again_and_says_so(config, tmp_path, capsys)
     assert resume(tmp_path / "run", quiet=True).test == longer.test
 
 
-def test_a_run_that_was_killed_goes_on_from_its_newest_checkpoint(config, tmp_path, monkeypatch):
+def test_killed_run_resumes_from_its_latest_checkpoint(config, tmp_path, monkeypatch):
     train(config, tmp_path / "whole", quiet=True)
     whole = Batches.at
 
@@ -151,20 +153,20 @@ def test_a_run_that_was_killed_goes_on_from_its_newest_checkpoint(config, tmp_pa
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "killed", quiet=True)
     monkeypatch.setattr(Batches, "at", whole)
-    assert records(tmp_path / "killed")[-1]["step"] == 10  # past the checkpoint: must be forgotten
+    assert records(tmp_path / "killed")[-1]["step"] == 10  # logged after the checkpoint: must be dropped
     assert checkpoint.saved_steps(tmp_path / "killed")[-1] == 9
     resume(tmp_path / "killed", quiet=True)
     assert_identical(tmp_path / "killed", tmp_path / "whole")
 
 
-def test_the_guard_of_these_tests_another_seed_is_another_run(config, tmp_path):
+def test_runs_with_different_seeds_are_not_identical(config, tmp_path):
     train(config, tmp_path / "a", quiet=True)
     train(replace(config, seed=1), tmp_path / "b", quiet=True)
     with pytest.raises(AssertionError):
         assert_identical(tmp_path / "a", tmp_path / "b")
 
 
-def test_a_run_that_writes_is_resumed_exactly(sequences, tmp_path, signal_at):
+def test_sequence_model_resumes_bit_for_bit(sequences, tmp_path, signal_at):
     train(sequences, tmp_path / "whole", quiet=True)
     undo = signal_at(5)
     assert train(sequences, tmp_path / "stopped", quiet=True).reason == "stopped"
@@ -173,8 +175,8 @@ def test_a_run_that_writes_is_resumed_exactly(sequences, tmp_path, signal_at):
     assert_identical(tmp_path / "stopped", tmp_path / "whole")
 
 
-def test_auto_is_resolved_once_and_the_run_records_the_choice(config, tmp_path, monkeypatch, signal_at):
-    """A run that was interrupted does not choose again: its arithmetic would change on another machine."""
+def test_auto_precision_is_chosen_once_and_recorded(config, tmp_path, monkeypatch, signal_at):
+    """A resumed run keeps its precision: another machine might choose another one."""
     chosen = iter(["bf16", "float32"])
     monkeypatch.setattr("clearhead.training.context.faster_precision", lambda step, device: (next(chosen), "measured"))
     undo = signal_at(5)

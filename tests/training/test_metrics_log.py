@@ -21,12 +21,12 @@ def path(tmp_path):
     return path
 
 
-def test_records_come_back_in_order_one_in_a_line(path):
+def test_records_round_trip_in_order_one_per_line(path):
     assert metrics_log.read(path) == TRAIN
     assert len(path.read_bytes().splitlines()) == len(TRAIN)
 
 
-def test_without_a_file_there_are_none(tmp_path):
+def test_missing_file_has_no_records_and_is_not_created(tmp_path):
     assert metrics_log.read(tmp_path / "metrics.jsonl") == []
     metrics_log.truncate_partial(tmp_path / "metrics.jsonl")
     metrics_log.drop_after(tmp_path / "metrics.jsonl", 0)
@@ -35,7 +35,7 @@ def test_without_a_file_there_are_none(tmp_path):
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False)))
-def test_losses_come_back_bit_for_bit(tmp_path_factory, losses):
+def test_losses_round_trip_bit_for_bit(tmp_path_factory, losses):
     path = tmp_path_factory.mktemp("records") / "metrics.jsonl"
     for loss in losses:
         metrics_log.append(path, {"loss": loss})
@@ -44,14 +44,14 @@ def test_losses_come_back_bit_for_bit(tmp_path_factory, losses):
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
-def test_a_loss_that_is_no_number_is_never_written(path, loss):
+def test_non_finite_loss_is_not_written(path, loss):
     before = path.read_bytes()
     with pytest.raises(ValueError, match="JSON"):
         metrics_log.append(path, {"step": 5, "loss": loss})
     assert path.read_bytes() == before
 
 
-def test_half_a_line_is_no_record_and_is_cut_off_wherever_it_ends(path):
+def test_partial_last_line_is_ignored_and_truncated(path):
     whole = path.read_bytes()
     last = whole.splitlines(keepends=True)[-1]
     for n in range(len(last)):
@@ -62,7 +62,7 @@ def test_half_a_line_is_no_record_and_is_cut_off_wherever_it_ends(path):
         assert path.read_bytes() == whole
 
 
-def test_lines_that_never_reached_the_disk_are_cut_off(path):
+def test_zero_bytes_at_the_end_are_truncated(path):
     whole = path.read_bytes()
     path.write_bytes(whole + b"\0" * 40 + b"\n\0\0")
     metrics_log.truncate_partial(path)
@@ -70,7 +70,7 @@ def test_lines_that_never_reached_the_disk_are_cut_off(path):
 
 
 @pytest.mark.parametrize("line", [b"\n", b"[1]\n", b'{"loss": NaN}\n', b"\xff\n"])
-def test_a_bad_line_in_the_middle_is_an_error_that_names_it(path, line):
+def test_malformed_line_is_an_error_that_names_it(path, line):
     path.write_bytes(line + path.read_bytes())
     metrics_log.truncate_partial(path)
     with pytest.raises(
@@ -79,21 +79,21 @@ def test_a_bad_line_in_the_middle_is_an_error_that_names_it(path, line):
         metrics_log.read(path)
 
 
-def test_what_came_after_a_step_is_forgotten_and_the_rest_is_left_as_it_is(path):
+def test_drop_after_removes_later_records_and_keeps_the_rest(path):
     metrics_log.append(path, {"kind": "start"})
     lines = path.read_bytes().splitlines(keepends=True)
     metrics_log.drop_after(path, 2)
     assert path.read_bytes() == b"".join([*lines[:3], lines[-1]])
 
 
-def test_nothing_is_rewritten_when_nothing_is_to_be_forgotten(path):
+def test_drop_after_does_not_rewrite_an_unchanged_file(path):
     before = path.stat().st_ino
     metrics_log.drop_after(path, 4)
     assert path.stat().st_ino == before
 
 
 @pytest.mark.parametrize("kill", [False, True])
-def test_forgetting_happens_whole_or_not_at_all(path, faults, kill):
+def test_drop_after_is_atomic_at_every_system_call(path, faults, kill):
     whole = path.read_bytes()
     for at in range(100):
         path.write_bytes(whole)
@@ -106,7 +106,7 @@ def test_forgetting_happens_whole_or_not_at_all(path, faults, kill):
     assert metrics_log.read(path) == TRAIN[:3]
 
 
-def test_a_disk_that_is_full_in_the_middle_of_a_line_leaves_no_part_of_it(path, monkeypatch):
+def test_failed_append_leaves_no_partial_line(path, monkeypatch):
     before, write = path.read_bytes(), os.write
 
     def write_some(file, data):
@@ -127,20 +127,20 @@ def test_a_disk_that_is_full_in_the_middle_of_a_line_leaves_no_part_of_it(path, 
     "line",
     [b'{"step": "x"}', b'{"step": 1, "epoch": []}', b'{"step": 1, "loss": null}', b'{"step": 1%s}' % (b"0" * 400)],
 )
-def test_a_record_whose_numbers_are_none_is_named(path, line):
+def test_non_numeric_value_is_an_error_that_names_its_line(path, line):
     path.write_bytes(line + b"\n")
     with pytest.raises(ValueError, match=r"must be a number in .*metrics\.jsonl, got line 1"):
         metrics_log.read(path)
 
 
 @pytest.mark.parametrize("line", [b'{"kind": []}\n', b'{"kind": "test", "tta": {}}\n'])
-def test_a_record_whose_texts_are_none_is_named(path, line):
+def test_non_string_value_is_an_error_that_names_its_line(path, line):
     path.write_bytes(line)
     with pytest.raises(ValueError, match=r"must be a string in .*metrics\.jsonl, got line 1"):
         metrics_log.read(path)
 
 
-def test_the_digest_of_what_is_appended_is_that_of_the_file(path):
+def test_incremental_digest_equals_the_digest_of_the_file(path):
     digest = metrics_log.Digest(metrics_log.lines(path))
     digest.add(metrics_log.append(path, TRAIN[0]))
     written = digest.value()
@@ -154,12 +154,12 @@ def test_the_digest_of_what_is_appended_is_that_of_the_file(path):
 
 
 @pytest.mark.parametrize("value", [None, [], 3, {}, {"count": True, "sha256": ""}, {"count": 1, "sha256": 2}])
-def test_a_count_that_is_none_is_refused(value):
+def test_malformed_digest_is_refused(value):
     with pytest.raises(ValueError, match="records must have a count"):
         metrics_log.RecordsDigest.from_json(value)
 
 
-def test_a_file_that_is_too_large_is_not_read(path):
+def test_file_above_the_size_limit_is_not_read(path):
     os.truncate(path, metrics_log.MAX_BYTES + 1)
     with pytest.raises(OSError, match=r"expected at most 268,435,456 bytes, got 268,435,457"):
         metrics_log.read(path)
@@ -167,8 +167,8 @@ def test_a_file_that_is_too_large_is_not_read(path):
 
 HOSTILE = {
     "many": b'{"a": 1.5, "b": 2.5, "c": 3.5, "d": 4.5, "e": 5.5, "f": 6.5}\n'
-    * 1_000_000,  # objects take far more memory than their text
-    "unended": None,  # a sparse file without any line
+    * 1_000_000,  # parsed objects take far more memory than their text
+    "unended": None,  # a sparse file without a line end
     "long": b'{"kind": "' + b"x" * (150 * 2**20) + b'"}\n',
 }
 MEASURE = """
@@ -189,7 +189,7 @@ print(peak() - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is measured with /proc")
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_hostile_file_takes_less_than_512_mb(tmp_path, kind):
+def test_hostile_file_is_read_within_512_mb(tmp_path, kind):
     path = tmp_path / "metrics.jsonl"
     if (content := HOSTILE[kind]) is None:
         path.touch()
@@ -201,7 +201,7 @@ def test_a_hostile_file_takes_less_than_512_mb(tmp_path, kind):
     assert int(ended.stdout) <= 512
 
 
-def test_a_line_that_is_too_long_is_named_and_cut_off_at_the_end(path):
+def test_overlong_line_is_named_and_truncated_at_the_end(path):
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"kind": "' + b"x" * metrics_log.MAX_LINE_BYTES + b'"}\n')
     with pytest.raises(ValueError, match=r"line 6 of .*metrics\.jsonl has more than 1,048,576 bytes"):
@@ -210,13 +210,13 @@ def test_a_line_that_is_too_long_is_named_and_cut_off_at_the_end(path):
     assert path.read_bytes() == whole
 
 
-def test_a_record_is_flat(path):
+def test_nested_value_is_refused(path):
     path.write_bytes(b'{"kind": "train", "other": [1]}\n')
     with pytest.raises(ValueError, match="'other' must be a number or a string"):
         metrics_log.read(path)
 
 
-def test_a_test_record_is_sealed_by_its_digest_and_every_flip_in_it_is_found(path):
+def test_digest_of_a_test_record_detects_every_flipped_bit(path):
     record = {"kind": "test", "step": 5, "accuracy": 0.875}
     line = metrics_log.append(path, record)
     assert metrics_log.read(path)[-1] == record

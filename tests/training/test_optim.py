@@ -30,7 +30,7 @@ def names(model, weights):
     return {by_weight[weight] for weight in weights}
 
 
-def test_which_weights_go_where():
+def test_param_groups_of_a_vision_transformer():
     model = build_model(VISION)
     hidden, decayed, kept = (names(model, weights) for weights in param_groups(model, "muon"))
     block = "blocks.0"
@@ -53,7 +53,7 @@ def test_which_weights_go_where():
         (PredictorConfig(width=8, depth=1, num_heads=2, in_features=5, out_features=2), {"embed.weight", "embed.bias"}),
     ],
 )
-def test_embeddings_are_not_pulled_to_zero(config, kept):
+def test_embeddings_have_no_weight_decay(config, kept):
     model = build_model(config)
     hidden, decayed, free = param_groups(model, "adamw")
     assert not hidden
@@ -73,7 +73,7 @@ def steps(model, optimizers, n):
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_state_to_tensors_and_back_goes_on_exactly(kind):
+def test_restored_optimizer_state_continues_bit_for_bit(kind):
     config = OptimizerConfig(name=kind, weight_decay=0.1)
     torch.manual_seed(0)
     whole, first = build_model(VISION), build_model(VISION)
@@ -89,7 +89,7 @@ def test_state_to_tensors_and_back_goes_on_exactly(kind):
         assert torch.equal(weight, first.get_parameter(name)), name
 
 
-def test_the_multiplier_scales_every_learning_rate():
+def test_lr_multiplier_scales_every_learning_rate():
     model = build_model(VISION)
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     optimizers = Optimizers(model, OptimizerConfig(name="muon", lr=0.1, muon_lr=0.2))
@@ -101,7 +101,7 @@ def test_the_multiplier_scales_every_learning_rate():
     assert {group["lr"] for member in optimizers.optimizers for group in member.param_groups} == {0.05, 0.1}
 
 
-def test_norm_and_shortening_are_those_of_torch():
+def test_gradient_norm_and_clipping_equal_torch():
     torch.manual_seed(0)
     ours, theirs = build_model(VISION), build_model(VISION)
     theirs.load_state_dict(ours.state_dict())
@@ -117,7 +117,7 @@ def test_norm_and_shortening_are_those_of_torch():
         torch.testing.assert_close(ours.get_parameter(name).grad, weight.grad)
 
 
-def test_a_muon_run_without_blocks_is_adamw_alone():
+def test_muon_without_hidden_matrices_uses_adamw_only():
     model = torch.nn.Linear(2, 2)
     assert len(Optimizers(model, replace(OptimizerConfig(), name="muon")).optimizers) == 1
 
@@ -137,11 +137,11 @@ PARAM_GROUPS = {
     "pronounce-fast": "74800126da0c",
     "words": "3295762f9d5f",
 }
-"""digests of the groups, in order, before modules got the names of timm and PyTorch"""
+"""digests of the ordered groups, recorded before the modules were renamed"""
 
 
 @pytest.mark.parametrize("recipe", PARAM_GROUPS)
-def test_the_groups_of_a_recipe_and_their_order_stay_the_same(recipe):
+def test_param_groups_of_each_recipe_keep_their_order(recipe):
     """The order decides in which order gradient norms are summed, and so the last bit of every loss."""
     with torch.device("meta"):
         model = build_model(config_of(recipe).model)
@@ -154,7 +154,7 @@ def test_the_groups_of_a_recipe_and_their_order_stay_the_same(recipe):
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 8, 32), (1, 1, 5)])
-def test_singular_values_become_about_1_and_directions_stay(shape):
+def test_newton_schulz_sets_singular_values_near_1_and_keeps_directions(shape):
     matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 1e-3
     u, s, v = torch.linalg.svd(matrices, full_matrices=False)
     result = newton_schulz(matrices)
@@ -162,19 +162,19 @@ def test_singular_values_become_about_1_and_directions_stay(shape):
     larger = kept[s > 0.02 * s.amax(dim=-1, keepdim=True)]  # five steps do not reach the very smallest
     assert larger.min() > 0.6
     assert larger.max() < 1.25
-    assert not ((s > 0.6) & (s < 1.25)).any()  # guard: they were elsewhere before
+    assert not ((s > 0.6) & (s < 1.25)).any()  # the inputs had other singular values
 
 
-def test_a_zero_gradient_is_no_update():
+def test_newton_schulz_of_zeros_is_zeros():
     assert torch.equal(newton_schulz(torch.zeros(2, 3, 4)), torch.zeros(2, 3, 4))
 
 
-def test_the_scale_of_a_gradient_does_not_matter():
+def test_newton_schulz_is_scale_invariant():
     x = torch.randn(1, 6, 6)
     torch.testing.assert_close(newton_schulz(x * 1e-12), newton_schulz(x), atol=1e-4, rtol=1e-3)
 
 
-def test_many_at_once_are_each_alone():
+def test_batched_orthogonalization_equals_one_at_a_time():
     shapes = [(8, 4), (4, 8), (8, 4), (6, 6), (8, 3, 2, 2), (2, 8, 3, 3), (6, 6)]
     updates = [torch.randn(shape) for shape in shapes]
     together = orthogonalize(updates)
@@ -183,25 +183,25 @@ def test_many_at_once_are_each_alone():
         torch.testing.assert_close(result, orthogonalize([update])[0], atol=1e-5, rtol=1e-4)
 
 
-def test_matrices_of_one_shape_share_one_call(monkeypatch):
+def test_matrices_of_one_shape_are_stacked(monkeypatch):
     calls = []
     monkeypatch.setattr(optim, "newton_schulz", lambda stack, dtype: calls.append(tuple(stack.shape)) or stack)
     orthogonalize([torch.ones(8, 4), torch.ones(4, 8), torch.ones(4, 4), torch.ones(4, 2, 2, 2)])
     assert sorted(calls) == [(1, 4, 4), (3, 4, 8)]
 
 
-def test_a_tall_matrix_is_its_transpose_times_the_root_of_its_shape():
+def test_tall_matrix_is_scaled_by_the_root_of_its_aspect_ratio():
     wide = torch.randn(3, 12)
     (flat,), (tall,) = orthogonalize([wide]), orthogonalize([wide.mT])
     torch.testing.assert_close(tall, flat.mT * (12 / 3) ** 0.5)
 
 
-def test_a_convolution_is_a_matrix_with_a_row_for_each_output():
+def test_convolution_kernel_is_flattened_per_output_channel():
     kernel = torch.randn(4, 3, 2, 2)
     torch.testing.assert_close(orthogonalize([kernel])[0].flatten(1), orthogonalize([kernel.flatten(1)])[0])
 
 
-def test_two_steps_by_the_formula():
+def test_muon_steps_match_the_formula():
     w = torch.nn.Parameter(torch.randn(4, 6))
     optimizer = Muon([w], lr=0.1, momentum=0.9, weight_decay=0.5)
     expected, momentum = w.detach().clone(), torch.zeros(4, 6)
@@ -213,10 +213,10 @@ def test_two_steps_by_the_formula():
         ahead = 0.1 * gradient + 0.9 * momentum
         expected = expected * (1 - 0.1 * 0.5) - 0.1 * orthogonalize([ahead])[0]
         torch.testing.assert_close(w.detach(), expected, atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(w.grad, gradient)  # not used up
+        torch.testing.assert_close(w.grad, gradient)  # unchanged
 
 
-def test_a_weight_without_a_gradient_stays():
+def test_muon_skips_parameters_without_gradient():
     w, idle = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2, 2))
     optimizer = Muon([w, idle], weight_decay=0.1)
     optimizer.step()
@@ -226,12 +226,12 @@ def test_a_weight_without_a_gradient_stays():
     assert not torch.equal(w.detach(), torch.ones(2, 2))
 
 
-def test_vectors_are_refused():
+def test_muon_refuses_vectors():
     with pytest.raises(ValueError, match=r"got a parameter of shape \(3,\)"):
         Muon([torch.nn.Parameter(torch.ones(3))])
 
 
-def test_the_average_is_the_weighted_sum_of_all_weights_so_far():
+def test_ema_equals_the_exponentially_weighted_sum():
     """With a constant decay d: d^n w_0 + (1 - d) sum d^(n-i) w_i."""
     model = nn.Linear(2, 1, bias=False)
     average = WeightEMA(model, decay=0.05)  # below (1 + 0) / (10 + 0): constant from the first step
@@ -245,7 +245,7 @@ def test_the_average_is_the_weighted_sum_of_all_weights_so_far():
     torch.testing.assert_close(average.averages["weight"], expected)
 
 
-def test_the_first_steps_forget_faster():
+def test_ema_decay_warms_up():
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
     average = WeightEMA(model, decay=0.999)
@@ -258,7 +258,7 @@ def test_the_first_steps_forget_faster():
     assert late.averages["weight"].item() == pytest.approx(0.999)
 
 
-def test_the_model_has_the_average_inside_and_its_own_weights_after_an_error_too():
+def test_average_parameters_restores_the_weights_after_an_error():
     model = nn.Linear(2, 2)
     average = WeightEMA(model, decay=0.9)
     own = {name: nn.init.normal_(weight).detach().clone() for name, weight in model.named_parameters()}
@@ -270,7 +270,27 @@ def test_the_model_has_the_average_inside_and_its_own_weights_after_an_error_too
     assert all(torch.equal(w, own[n]) for n, w in model.named_parameters())
 
 
-def test_a_checkpoint_is_used_with_its_averages_if_it_has_any():
+def test_eval_weights_prefers_the_averages():
     model, average = {"w": torch.zeros(1), "buffer": torch.ones(1)}, torch.full((1,), 2.0)
     assert eval_weights(model, {"optim.w.exp_avg": average}) == model
     assert eval_weights(model, {"ema.w": average}) == {"w": average, "buffer": model["buffer"]}
+
+
+def test_new_parts_are_grouped_by_what_they_are():
+    """Matrices are decayed or go to Muon; gains of norms and of layer scale, and register tokens, are neither."""
+    parts = {"num_kv_heads": 1, "qk_norm": True, "activation": "swiglu", "norm_layer": "rmsnorm", "layer_scale": 0.1}
+    model = build_model(replace(VISION, **parts, num_register_tokens=2, bias=False))
+    muon, decay, no_decay = (names(model, weights) for weights in param_groups(model, "muon"))
+    attn, mlp = ("q_proj", "k_proj", "v_proj", "out_proj"), ("gate_proj", "up_proj", "down_proj")
+    assert {name for name in muon if name.startswith("blocks.")} == {
+        *(f"blocks.0.attn.{part}.weight" for part in attn),
+        *(f"blocks.0.mlp.{part}.weight" for part in mlp),
+    }
+    assert decay == {"head.weight"}
+    gains = {f"blocks.0.{name}" for name in ("norm1.weight", "norm2.weight", "ls1.gamma", "ls2.gamma")}
+    assert gains | {"blocks.0.attn.q_norm.weight", "blocks.0.attn.k_norm.weight"} < no_decay
+    assert {"registers.tokens", "pool.cls_token", "pos_embed.table", "norm.weight"} < no_decay
+    muon, decay, _ = (names(model, weights) for weights in param_groups(model, "adamw"))
+    assert not muon
+    assert all(model.get_parameter(name).dim() > 1 for name in decay)
+    assert "registers.tokens" not in decay

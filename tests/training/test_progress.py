@@ -38,7 +38,7 @@ def shown(work, *, terminal, quiet=False, width=120):
     return out.getvalue()
 
 
-def test_a_file_gets_lines_a_few_seconds_apart_and_the_last(monkeypatch):
+def test_file_output_is_rate_limited_and_includes_the_last_step(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
 
@@ -52,7 +52,7 @@ def test_a_file_gets_lines_a_few_seconds_apart_and_the_last(monkeypatch):
     assert lines[0] == "step 10/100  loss 0.5000  accuracy 75.00%  160 examples/s  18 s left"
 
 
-def test_a_terminal_gets_a_bar_with_the_same_numbers():
+def test_terminal_output_is_a_bar_with_the_metrics():
     out = shown(lambda display: display.show_training(RECORD), terminal=True)
     assert "10/100" in out
     assert "accuracy 75.00%" in out
@@ -60,7 +60,7 @@ def test_a_terminal_gets_a_bar_with_the_same_numbers():
     assert "\x1b" in out
 
 
-def test_the_bar_of_slow_steps_says_how_long_they_will_take(monkeypatch):
+def test_bar_of_slow_steps_shows_the_remaining_time(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
 
@@ -69,13 +69,13 @@ def test_the_bar_of_slow_steps_says_how_long_they_will_take(monkeypatch):
             now[0] += 85
             display.show_training(RECORD | {"step": step})
 
-    out = shown(work, terminal=True, width=80)  # a narrow terminal shortens the bar, not the numbers
+    out = shown(work, terminal=True, width=80)  # in a narrow terminal the bar shrinks, not the numbers
     assert " 20/100" in out
     assert "loss 0.5000  accuracy 75.00%  4 examples/s  11 min left\n" in out
     assert "-:--:--" not in out
 
 
-def test_evaluations_stay_and_a_quiet_display_shows_nothing():
+def test_evaluations_are_printed_and_a_quiet_display_prints_nothing():
     record = RECORD | {"kind": "validation", "exact_match": 0.5}
 
     def work(display):
@@ -87,13 +87,13 @@ def test_evaluations_stay_and_a_quiet_display_shows_nothing():
     assert shown(work, terminal=True, quiet=True) == ""
 
 
-def test_warnings_are_heard_unless_another_process_speaks(capsys):
+def test_warnings_are_printed_by_the_main_rank_only(capsys):
     Display(quiet=True).warn("the sky falls")
     SilentDisplay().warn("here too")
     assert capsys.readouterr().err == "warning: the sky falls\n"
 
 
-def test_a_reader_who_leaves_does_not_end_the_training():
+def test_closed_pipe_does_not_stop_training():
     code = "from clearhead.training.progress import Display; d = Display(); [d.info('x' * 999) for _ in range(999)]"
     ends = "import sys; print(d.quiet, file=sys.stderr)"
     child = subprocess.Popen([sys.executable, "-c", f"{code}; {ends}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -105,7 +105,7 @@ def test_a_reader_who_leaves_does_not_end_the_training():
 
 
 class Broken(io.StringIO):
-    """A stream whose writes fail from some point on, as on a full disk or a terminal that is gone."""
+    """A stream whose writes fail after a while, as on a full disk or a closed terminal."""
 
     def __init__(self, number=errno.ENOSPC, good=0):
         super().__init__()
@@ -123,7 +123,7 @@ class Broken(io.StringIO):
 
 @pytest.mark.parametrize("good", [0, 5])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EPIPE])
-def test_training_continues_without_its_output(config, tmp_path, capsys, monkeypatch, number, good):
+def test_training_continues_if_output_fails(config, tmp_path, capsys, monkeypatch, number, good):
     monkeypatch.setattr(sys, "stdout", Broken(number, good))
     assert train(config, tmp_path / "run").exit_code == 0
     assert checkpoint.saved_steps(tmp_path / "run")[-1] == 12
@@ -131,7 +131,7 @@ def test_training_continues_without_its_output(config, tmp_path, capsys, monkeyp
     assert capsys.readouterr().err == warning
 
 
-def test_a_terminal_that_is_gone_does_not_end_the_training(capsys):
+def test_closed_terminal_does_not_stop_training(capsys):
     out = Broken(errno.EIO, good=4)
     display = Display(console=Console(file=out, force_terminal=True, width=80))
     with display.training(100, 0, 32):
@@ -142,17 +142,17 @@ def test_a_terminal_that_is_gone_does_not_end_the_training(capsys):
     assert capsys.readouterr().err.count("training continues without it") == 1
 
 
-def test_a_warning_is_shown_on_stdout_if_stderr_cannot_be_written(capsys, monkeypatch):
+def test_warning_falls_back_to_stdout_if_stderr_fails(capsys, monkeypatch):
     monkeypatch.setattr(sys, "stderr", Broken())
     display = Display()
     display.warn("the sky falls")
     assert capsys.readouterr().out == "warning: the sky falls\n"
-    Display(console=Console(file=Broken())).info("to nobody at all")
+    Display(console=Console(file=Broken())).info("unseen")
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("is_stderr_full", [False, True])
-def test_the_command_s_exit_code_and_checkpoints_are_as_usual(tmp_path, capsys, monkeypatch, is_stderr_full):
+def test_full_disk_for_output_changes_neither_exit_code_nor_checkpoints(tmp_path, capsys, monkeypatch, is_stderr_full):
     monkeypatch.chdir(tmp_path)
     few = "--training.steps 3 --data.limit 300 --data.validation 50 --training.threads 1 --training.precision float32"
     with open("/dev/full", "w") as full, open("/dev/full", "w") as other:
@@ -160,12 +160,12 @@ def test_the_command_s_exit_code_and_checkpoints_are_as_usual(tmp_path, capsys, 
         if is_stderr_full:
             monkeypatch.setattr(sys, "stderr", other)
         assert main(["train", "reverse", "--name", "mine", *few.split()]) == 0
-        full.flush()  # nothing is left that would fail when Python exits
+        full.flush()  # no buffered output fails when Python exits
     assert checkpoint.saved_steps(Path("runs/mine"))[-1] == 3
     assert capsys.readouterr().err.count("\n") == (0 if is_stderr_full else 1)
 
 
-def test_foreign_words_are_shown_as_they_are(capsys):
+def test_control_characters_and_markup_are_escaped(capsys):
     display = Display()
     display.info("[red]\x1b]0;t\x07\nforged")
     display.warn("\x1b[2J\nforged")
@@ -177,21 +177,21 @@ def test_foreign_words_are_shown_as_they_are(capsys):
     [
         (2, 0.1, 2, 1, None),
         (2, 0.1, 1, 2, None),
-        (2, 5.0, 1, 1, None),  # one thread waits for no other
+        (2, 5.0, 1, 1, None),  # a single thread waits for no other
         (2, 1.2, 2, 1, "busy (load average 1.2 on 2 cores), .* try --training.threads 1"),
         (8, 5.0, 8, 1, "busy (load average 5.0 on 8 cores), .* try --training.threads 3"),
         (2, 0.0, 4, 1, "4 threads on 2 cores .*; try --training.threads 2"),
         (2, 0.0, 2, 2, "4 threads on 2 cores .*; try --training.threads 1"),
     ],
 )
-def test_a_hint_where_threads_would_wait_for_each_other(monkeypatch, cores, load, threads, processes, hint):
+def test_oversubscription_hint(monkeypatch, cores, load, threads, processes, hint):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
     found = oversubscription_hint(threads, processes)
     assert found == "" if hint is None else re.search(hint.replace("(", r"\(").replace(")", r"\)"), found)
 
 
-def test_the_header_says_what_is_trained_on_what_and_how(config, tmp_path, capsys, monkeypatch):
+def test_header_describes_data_model_device_and_training(config, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("clearhead.training.context.faster_precision", lambda step, device: ("float32", "it is faster"))
     train(replace(config, training=replace(config.training, precision="auto")), tmp_path / "run")
     said = capsys.readouterr().out
@@ -203,7 +203,7 @@ def test_the_header_says_what_is_trained_on_what_and_how(config, tmp_path, capsy
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_asks_for_a_stop_and_nothing_else(number, capfd):
+def test_signal_requests_a_stop_and_handlers_are_restored(number, capfd):
     before = signal.getsignal(number)
     with stopping_on_signals() as request:
         assert not request.requested
@@ -213,7 +213,7 @@ def test_a_signal_asks_for_a_stop_and_nothing_else(number, capfd):
     assert f"{number.name}: stopping after this step" in capfd.readouterr().err
 
 
-def test_a_stop_is_asked_for_without_anybody_to_hear_of_it(monkeypatch):
+def test_signal_requests_a_stop_even_if_stderr_fails(monkeypatch):
     def fail(number, data):
         raise OSError(errno.EIO, "Input/output error")
 
@@ -223,8 +223,8 @@ def test_a_stop_is_asked_for_without_anybody_to_hear_of_it(monkeypatch):
         assert request.requested
 
 
-def test_a_dead_launcher_asks_for_a_stop_without_anybody_to_hear_of_it(monkeypatch):
-    """The launcher read this process's stderr: the pipe is broken."""
+def test_dead_launcher_requests_a_stop_even_if_stderr_is_closed(monkeypatch):
+    """The launcher was reading the stderr of this process, so that the pipe is broken."""
     monkeypatch.setattr(progress, "LAUNCHER_INTERVAL", 0.01)
     read, write = os.pipe()
     os.close(read)
@@ -243,13 +243,13 @@ def test_a_dead_launcher_asks_for_a_stop_without_anybody_to_hear_of_it(monkeypat
     assert request.requested
 
 
-def test_the_second_signal_ends_the_process():
+def test_second_signal_terminates_the_process():
     code = """
 import os, signal
 from clearhead.training import progress
 with progress.stopping_on_signals():
     os.kill(os.getpid(), signal.SIGTERM)
-    os.kill(os.getpid(), signal.SIGINT)  # an echo
+    os.kill(os.getpid(), signal.SIGINT)  # a duplicate signal
     print("still here", flush=True)
     progress.DEBOUNCE_SECONDS = 0.0
     os.kill(os.getpid(), signal.SIGTERM)
@@ -259,7 +259,7 @@ with progress.stopping_on_signals():
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "still here\n")
 
 
-def test_a_thread_of_its_own_trains_without_handlers():
+def test_training_in_a_thread_installs_no_handlers():
     found = []
 
     def work():
@@ -272,5 +272,5 @@ def test_a_thread_of_its_own_trains_without_handlers():
     assert found == [False]
 
 
-def test_exit_codes_differ_from_each_other_and_from_those_of_the_command_line():
+def test_exit_codes_are_distinct():
     assert len({FINISHED, STOPPED, DIVERGED, 1, 2, 130}) == 6

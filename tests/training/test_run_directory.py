@@ -13,7 +13,7 @@ from clearhead.training.run_directory import RunDirectory
 CONFIG = {"recipe": "reverse", "seed": 7, "optimizer": {"lr": 0.1 + 0.2}}
 
 
-def snapshot(step: int) -> Checkpoint:
+def make_checkpoint(step: int) -> Checkpoint:
     return Checkpoint(step, {"w": torch.full((2,), float(step))}, {}, {})
 
 
@@ -32,43 +32,43 @@ def run(tmp_path, reports):
 
 
 class TestCreate:
-    def test_it_opens_with_what_it_was_made_from(self, run):
+    def test_open_returns_the_config_of_create(self, run):
         assert run.config == CONFIG
         assert RunDirectory.open(run.path).config == CONFIG
         assert run.latest_checkpoint() is run.best_checkpoint() is None
         assert run.records() == []
         assert os.listdir(run.path.parent) == ["mine"]
 
-    def test_a_folder_that_exists_is_never_overwritten(self, run):
+    def test_existing_run_is_never_overwritten(self, run):
         with pytest.raises(ValueError, match=r"a new run needs a new folder, got .*mine.*`clearhead resume .*mine`"):
             RunDirectory.create(run.path, {"other": 1})
         assert RunDirectory.open(run.path).config == CONFIG
 
-    def test_neither_is_a_file(self, tmp_path):
+    def test_existing_file_is_never_overwritten(self, tmp_path):
         (tmp_path / "mine").write_text("poem")
         with pytest.raises(ValueError, match="needs a new folder"):
             RunDirectory.create(tmp_path / "mine", CONFIG)
         assert (tmp_path / "mine").read_text() == "poem"
 
-    def test_an_empty_folder_is_as_good_as_none(self, tmp_path):
+    def test_empty_folder_can_become_a_run(self, tmp_path):
         (tmp_path / "mine").mkdir()
         assert RunDirectory.create(tmp_path / "mine", CONFIG).config == CONFIG
 
-    def test_of_two_that_create_one_run_one_is_refused(self, tmp_path, monkeypatch):
+    def test_concurrent_creation_succeeds_only_once(self, tmp_path, monkeypatch):
         rename = os.rename
 
-        def late(old, new):
+        def rename_after_a_rival(old, new):
             monkeypatch.setattr(os, "rename", rename)
             RunDirectory.create(tmp_path / "mine", {"faster": 1})
             rename(old, new)
 
-        monkeypatch.setattr(os, "rename", late)
+        monkeypatch.setattr(os, "rename", rename_after_a_rival)
         with pytest.raises(ValueError, match="needs a new folder"):
             RunDirectory.create(tmp_path / "mine", CONFIG)
         assert RunDirectory.open(tmp_path / "mine").config == {"faster": 1}
         assert os.listdir(tmp_path) == ["mine"]
 
-    def test_a_run_is_there_with_its_config_or_not_at_all(self, tmp_path, faults):
+    def test_creation_is_atomic_at_every_system_call(self, tmp_path, faults):
         for at in range(100):
             path = tmp_path / f"run{at}"
             failure, reached = faults.during(lambda p=path: RunDirectory.create(p, CONFIG), at)
@@ -80,14 +80,14 @@ class TestCreate:
         assert at > 8
         assert RunDirectory.open(path).config == CONFIG
 
-    def test_a_file_instead_of_the_folder_above_is_an_error(self, tmp_path):
+    def test_file_in_place_of_the_parent_folder_is_an_error(self, tmp_path):
         (tmp_path / "runs").write_text("")
         with pytest.raises(OSError, match="the run was not created"):
             RunDirectory.create(tmp_path / "runs/mine", CONFIG)
 
 
 class TestOpen:
-    def test_what_is_no_run_is_answered_with_the_nearest_that_is(self, run):
+    def test_unknown_run_suggests_the_nearest_name(self, run):
         with pytest.raises(
             LookupError, match=r"a run is a folder with a config.json, got .*mime; did you mean .*mine\?"
         ):
@@ -96,24 +96,24 @@ class TestOpen:
             RunDirectory.open(run.path.with_name("other"))
 
     @pytest.mark.parametrize("content", ["{", "[1]", '{"a": NaN}'])
-    def test_a_config_that_is_none_is_an_error(self, run, content):
+    def test_malformed_config_is_an_error(self, run, content):
         (run.path / "config.json").write_text(content)
         with pytest.raises(ValueError, match=r"config.json must be "):
             RunDirectory.open(run.path)
 
 
-class TestOwner:
-    def test_only_the_owner_writes(self, run):
+class TestLock:
+    def test_only_the_lock_owner_writes(self, run):
         for write in (
             lambda: run.log(record(1)),
-            lambda: run.save(snapshot(1)),
+            lambda: run.save(make_checkpoint(1)),
             lambda: run.drop_after(1),
             lambda: run.mark_best(1),
         ):
             with pytest.raises(AssertionError, match="only the owner writes"):
                 write()
 
-    def test_there_is_one_at_a_time(self, run):
+    def test_second_lock_is_refused_and_the_lock_is_released(self, run):
         with run.lock():
             with pytest.raises(OSError, match=f"locked by process {os.getpid()}.*mine"):
                 RunDirectory.open(run.path).lock().__enter__()
@@ -121,7 +121,7 @@ class TestOwner:
         with RunDirectory.open(run.path).lock():
             pass
 
-    def test_an_error_of_the_owner_goes_through_unchanged_and_frees_the_run(self, run):
+    def test_exception_of_the_owner_propagates_and_releases_the_lock(self, run):
         with pytest.raises(OSError, match=r"^mine$") as caught, run.lock():
             raise OSError("mine")
         assert caught.value.filename is None
@@ -129,13 +129,13 @@ class TestOwner:
         with run.lock():
             pass
 
-    def test_a_system_without_locks_says_so(self, run, monkeypatch):
+    def test_system_without_flock_is_an_error(self, run, monkeypatch):
         monkeypatch.setitem(sys.modules, "fcntl", None)
         with pytest.raises(OSError, match="flock"):
             run.lock().__enter__()
 
     @pytest.mark.slow
-    def test_another_process_is_kept_out_until_the_owner_is_killed(self, run):
+    def test_lock_excludes_other_processes_until_the_owner_is_killed(self, run):
         code = (
             "import sys, time; from clearhead.training.run_directory import RunDirectory\n"
             "with RunDirectory.open(sys.argv[1]).lock(): print('mine', flush=True); time.sleep(100)"
@@ -149,10 +149,10 @@ class TestOwner:
             with run.lock():
                 pass
 
-    def test_what_a_killed_owner_left_is_tidied_up(self, run):
+    def test_lock_cleans_up_after_a_killed_owner(self, run):
         with run.lock():
             run.log(record(1))
-            run.save(snapshot(1))
+            run.save(make_checkpoint(1))
         (run.path / "checkpoints/saving-step-00000002").mkdir()
         (run.path / ".metrics.jsonl.0123.part").write_text("half")
         (run.path / "snapshots").mkdir()
@@ -167,7 +167,7 @@ class TestOwner:
 
 
 class TestLeftovers:
-    """What a killed process left beside a run, or among its figures."""
+    """Files that a killed process left beside a run or among its figures."""
 
     OLD = 1e9
     """seconds since 1970"""
@@ -180,7 +180,7 @@ class TestLeftovers:
         return folder
 
     @pytest.mark.parametrize("when", ["create", "lock"])
-    def test_runs_that_were_never_created_are_deleted(self, run, when):
+    def test_abandoned_creations_are_deleted(self, run, when):
         for name in (".other.new-0123abcd", ".mine.new-00000000"):
             self.abandon(run, name)
         if when == "create":
@@ -190,12 +190,12 @@ class TestLeftovers:
                 pass
         assert not list(run.path.parent.glob(".*"))
 
-    def test_one_that_may_be_being_created_is_left(self, run):
+    def test_recent_creation_in_progress_is_kept(self, run):
         folder = self.abandon(run, ".other.new-0123abcd", time.time() - 60)
         with run.lock():
             assert folder.is_dir()
 
-    def test_what_is_not_ours_is_left(self, run, tmp_path):
+    def test_folders_of_others_are_kept(self, run, tmp_path):
         full = self.abandon(run, ".a.new-0123abcd")
         (full / "thesis.tex").write_text("precious")
         other = self.abandon(run, ".b.new-0123")
@@ -217,7 +217,7 @@ class TestLeftovers:
         assert (saved / "config.json").exists()
         assert (elsewhere / "config.json").exists()
 
-    def test_unfinished_figures_are_deleted_when_they_are_old(self, run):
+    def test_old_partial_figures_are_deleted(self, run):
         (run.path / "figures/look").mkdir(parents=True)
         new = run.path / "figures/.curves.png.0123.part"
         old = [run.path / "figures/.old.png.0123.part", run.path / "figures/look/.old.png.0123.part"]
@@ -229,22 +229,22 @@ class TestLeftovers:
             assert new.exists()
             assert not any(path.exists() for path in old)
 
-    def test_a_folder_whose_name_ends_like_an_unfinished_file_is_in_nobodys_way(self, run):
+    def test_folder_named_like_a_partial_file_is_kept(self, run):
         (run.path / ".mine.part").mkdir()
         with run.lock():
             pass
         assert (run.path / ".mine.part").is_dir()
 
 
-def test_the_message_about_an_owner_shows_only_its_number(run):
+def test_lock_message_shows_no_foreign_text(run):
     with run.lock():
         (run.path / "lock").write_text("\x1b]0;t\x07")
         with pytest.raises(OSError, match="locked by another process"):
             RunDirectory.open(run.path).lock().__enter__()
 
 
-def test_a_run_that_cannot_save_is_refused_before_it_trains(run):
+def test_run_that_cannot_save_checkpoints_is_refused_before_training(run):
     (run.path / "checkpoints").rmdir()
     (run.path / "checkpoints").write_text("in the way")
     with pytest.raises(FileExistsError), run.lock():
-        pytest.fail("it would train")
+        pytest.fail("the run was locked for training")

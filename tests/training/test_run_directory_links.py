@@ -1,4 +1,4 @@
-"""A run directory from a stranger: nothing in it makes a command read, write or delete anything outside, or wait."""
+"""An untrusted run directory: no link or special file in it makes a command access files outside, or block."""
 
 import os
 import socket
@@ -48,23 +48,23 @@ def path(tmp_path):
 
 @pytest.fixture
 def victims(tmp_path):
-    """A file and a folder elsewhere; when the test is over, they must be as they were."""
+    """A file and a folder outside the run; they must be unchanged when the test ends."""
     (tmp_path / "victim").write_text("precious")
     (tmp_path / "victims/step-00000009").mkdir(parents=True)
     for name in ("curves.png", ".a.part", "state.json", "step-00000009/model.safetensors"):
         (tmp_path / "victims" / name).write_text("precious")
-    before = seen(tmp_path)
+    before = contents_of(tmp_path)
     yield tmp_path
-    assert seen(tmp_path) == before
+    assert contents_of(tmp_path) == before
 
 
-def seen(home: Path) -> dict:
+def contents_of(home: Path) -> dict:
     found = [home / "victim", home / "victims", *sorted((home / "victims").rglob("*"))]
     return {path: path.read_text() if path.is_file() else None for path in found}
 
 
 def make_room(run: Path, name: str) -> None:
-    """For a link of this name."""
+    """Removes whatever has this name, so that a link can take its place."""
     place = run / name
     place.parent.mkdir(parents=True, exist_ok=True)
     if place.is_dir():
@@ -73,7 +73,7 @@ def make_room(run: Path, name: str) -> None:
         place.unlink()
 
 
-def refused(command: list, capsys, name: str) -> None:
+def assert_refused(command: list, capsys, name: str) -> None:
     assert main(list(map(str, command))) == 1
     out, err = capsys.readouterr()
     assert err.count("\n") == 1
@@ -82,7 +82,7 @@ def refused(command: list, capsys, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*FILES, *FOLDERS, *OTHERS])
-def test_a_symbolic_link_is_refused_in_one_line_that_names_it(path, victims, capsys, name):
+def test_symbolic_link_is_refused_in_one_line_that_names_it(path, victims, capsys, name):
     make_room(path, name)
     (path / name).symlink_to(victims / ("victim" if "." in Path(name).name or name == "lock" else "victims"))
     for command in (
@@ -91,59 +91,61 @@ def test_a_symbolic_link_is_refused_in_one_line_that_names_it(path, victims, cap
         ["evaluate", path],
         ["look", path, "--sample", "0"],
     ):
-        refused(command, capsys, f"a symbolic link is not allowed in a run directory: {path / name}")
+        assert_refused(command, capsys, f"a symbolic link is not allowed in a run directory: {path / name}")
 
 
 @pytest.mark.parametrize("name", ["lock", "config.json", "metrics.jsonl", "best.json", "checkpoints", "figures"])
-def test_commands_that_load_no_weights_refuse_it_too(path, victims, capsys, name):
+def test_commands_that_load_no_weights_refuse_symbolic_links(path, victims, capsys, name):
     make_room(path, name)
     (path / name).symlink_to(victims / ("victims" if name in FOLDERS else "victim"))
-    refused(["curves", path], capsys, f": {path / name}")
+    assert_refused(["curves", path], capsys, f": {path / name}")
     if name not in ("metrics.jsonl", "config.json"):
-        refused(["curves", path / "metrics.jsonl"], capsys, f": {path / name}")
+        assert_refused(["curves", path / "metrics.jsonl"], capsys, f": {path / name}")
     assert main(["runs", str(path.parent)]) == 0
     assert "a symbolic link is not allowed in a run directory" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_dangling_link_is_refused_and_makes_no_file(path, victims, capsys):
+def test_dangling_link_is_refused_and_creates_no_file(path, victims, capsys):
     for name in ("lock", "metrics.jsonl", "config.json"):
         make_room(path, name)
         (path / name).symlink_to(victims / "new")
-        refused(["resume", path], capsys, f": {path / name}")
+        assert_refused(["resume", path], capsys, f": {path / name}")
         (path / name).unlink()
         (path / name).write_text("{}")
     assert not (victims / "new").exists()
 
 
 @pytest.mark.parametrize("name", [*FILES, ".lock.0123.part"])
-def test_a_second_hard_link_is_not_written_to(path, victims, name):
+def test_file_with_a_second_hard_link_is_not_written(path, victims, name):
     make_room(path, name)
     (path / name).hardlink_to(victims / "victim")
-    run = RunDirectory(path, {}, pytest.fail) if name == "config.json" else RunDirectory.open(path)  # which only reads
+    run = (
+        RunDirectory(path, {}, pytest.fail) if name == "config.json" else RunDirectory.open(path)
+    )  # opening only reads
     with pytest.raises(UnsafeFileError, match="a file with 2 hard links is not allowed") as caught:
         run.lock().__enter__()
     assert caught.value.filename == str(path / name)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_nothing_waits_for_a_named_pipe(path, capsys, name):
-    """Where this fails, it does not end."""
+def test_named_pipe_is_refused_without_blocking(path, capsys, name):
+    """A failure of this test is a hang."""
     make_room(path, name)
     os.mkfifo(path / name)
     for command in (["resume", path], ["evaluate", path], ["curves", path]):
-        refused(command, capsys, f"a named pipe is not allowed in a run directory: {path / name}")
+        assert_refused(command, capsys, f"a named pipe is not allowed in a run directory: {path / name}")
     assert main(["runs", str(path.parent)]) == 0
 
 
-def test_a_socket_is_refused(path, capsys, monkeypatch):
+def test_socket_is_refused(path, capsys, monkeypatch):
     (path / "lock").unlink()
-    monkeypatch.chdir(path)  # the names of sockets are short
+    monkeypatch.chdir(path)  # the path of a socket must be short
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind("lock")
-        refused(["resume", path], capsys, f"a socket is not allowed in a run directory: {path / 'lock'}")
+        assert_refused(["resume", path], capsys, f"a socket is not allowed in a run directory: {path / 'lock'}")
 
 
-def test_the_run_itself_may_be_a_link(path, tmp_path):
+def test_run_itself_may_be_a_symbolic_link(path, tmp_path):
     (tmp_path / "link").symlink_to(path)
     run = RunDirectory.open(tmp_path / "link", pytest.fail)
     with run.lock():
@@ -152,7 +154,7 @@ def test_the_run_itself_may_be_a_link(path, tmp_path):
     assert len(metrics_log.read(path / "metrics.jsonl")) == 3
 
 
-def test_a_named_file_of_records_may_be_a_link(path, tmp_path, capsys, monkeypatch):
+def test_metrics_file_given_by_path_may_be_a_symbolic_link(path, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link.jsonl").symlink_to(path / "metrics.jsonl")
     assert main(["curves", "link.jsonl", "--csv", "-"]) == 0
@@ -160,10 +162,10 @@ def test_a_named_file_of_records_may_be_a_link(path, tmp_path, capsys, monkeypat
 
 
 class TestAfterTheCheck:
-    """What appears only after the run was checked is not followed either."""
+    """Links created after the run was checked are not followed either."""
 
     @pytest.mark.parametrize("make", ["symbolic", "hard"])
-    def test_records(self, path, victims, make):
+    def test_metrics_log_link_is_refused(self, path, victims, make):
         with RunDirectory.open(path).lock() as run:
             (path / "metrics.jsonl").unlink()
             if make == "symbolic":
@@ -178,14 +180,14 @@ class TestAfterTheCheck:
                 with pytest.raises(UnsafeFileError):
                     write()
 
-    def test_the_lock(self, path, victims, monkeypatch):
+    def test_lock_link_is_refused(self, path, victims, monkeypatch):
         (path / "lock").unlink()
         (path / "lock").symlink_to(victims / "victim")
         monkeypatch.setattr("clearhead.training.run_directory.check_tree", lambda *args, **how: None)
         with pytest.raises(UnsafeFileError, match="expected a regular file, got a symbolic link"):
             RunDirectory(path, {}, print).lock().__enter__()
 
-    def test_the_folder_of_checkpoints(self, path, victims):
+    def test_checkpoints_folder_link_is_refused(self, path, victims):
         with RunDirectory.open(path).lock() as run:
             (path / "checkpoints").rename(path / "moved")
             (path / "checkpoints").symlink_to(victims / "victims")
@@ -200,15 +202,15 @@ class TestAfterTheCheck:
                 with pytest.raises(OSError, match="expected a folder, got a symbolic link"):
                     use()
 
-    def test_a_checkpoint(self, path, victims):
+    def test_checkpoint_link_is_refused_on_read_and_replaced_on_save(self, path, victims):
         with RunDirectory.open(path).lock() as run:
             checkpoint.checkpoint_path(path, 9).symlink_to(victims / "victims/step-00000009")
             with pytest.raises(UnsafeFileError):
                 run.latest_checkpoint()
-            run.save(Checkpoint(9, {}, {}, {}))  # takes its place
+            run.save(Checkpoint(9, {}, {}, {}))  # replaces the link
             assert not checkpoint.checkpoint_path(path, 9).is_symlink()
 
-    def test_the_mark_of_the_best(self, path, victims):
+    def test_best_json_link_is_refused(self, path, victims):
         with RunDirectory.open(path).lock() as run:
             (path / "best.json").unlink()
             (path / "best.json").symlink_to(victims / "victim")
@@ -216,7 +218,7 @@ class TestAfterTheCheck:
                 run.best_checkpoint()
             run.change_config({"recipe": "other"})
 
-    def test_the_snapshots(self, path, victims):
+    def test_snapshots_folder_link_is_refused(self, path, victims):
         make_room(path, "snapshots")
         (path / "snapshots").symlink_to(victims / "victims")
         with pytest.raises(UnsafeFileError):

@@ -23,7 +23,7 @@ def runs(tmp_path, monkeypatch):
     return tmp_path / "runs"
 
 
-def test_maps_of_the_start_the_end_and_between(runs):
+def test_snapshots_are_taken_at_the_start_at_intervals_and_at_the_end(runs):
     steps, maps = read_snapshots(runs / "watched")
     assert steps == [0, 4, 6]
     (layer,) = maps.values()
@@ -32,30 +32,29 @@ def test_maps_of_the_start_the_end_and_between(runs):
     assert not torch.equal(layer[0], layer[2])
 
 
-def test_a_watched_run_is_the_same_run(runs):
+def test_snapshots_do_not_change_training(runs):
     plain, watched = (checkpoint.latest(runs / name, print).model for name in ("plain", "watched"))
     assert plain.keys() == watched.keys()
     assert all(torch.equal(plain[name], watched[name]) for name in plain)
 
 
-def test_the_last_maps_are_those_of_the_last_weights(runs):
-    from clearhead.data import datasets
+def test_last_snapshot_equals_the_attention_of_the_final_weights(runs):
 
-    session = Run(runs / "watched")
-    session.model.load_state_dict(checkpoint.latest(runs / "watched", print).model)
-    inputs, _ = datasets.load_dataset(session.config.data, 0).validation.get_batch(torch.arange(2))
-    seen = look(session.model, inputs)
+    run = Run(runs / "watched")
+    run.model.load_state_dict(checkpoint.latest(runs / "watched", print).model)
+    inputs, _ = run.config.data.load(0).validation.get_batch(torch.arange(2))
+    trace = look(run.model, inputs)
     _, maps = read_snapshots(runs / "watched")
-    for address in seen:
-        assert torch.allclose(seen[address].weights(), maps[address][-1], atol=1e-3)
+    for name in trace:
+        assert torch.allclose(trace[name].weights(), maps[name][-1], atol=1e-3)
 
 
-def test_a_run_without_snapshots_has_none_to_read(runs):
+def test_reading_a_run_without_snapshots_is_an_error(runs):
     with pytest.raises(LookupError, match="has no attention snapshots"):
         read_snapshots(runs / "plain")
 
 
-def test_damaged_maps_are_named(runs):
+def test_damaged_snapshot_is_named_and_foreign_names_are_ignored(runs):
     path = runs / "watched/snapshots/step-00000004.safetensors"
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # one bit of one weight
@@ -68,7 +67,7 @@ def test_damaged_maps_are_named(runs):
         read_snapshots(runs / "watched")
     path.rename(path.with_name("step-four.safetensors"))
     assert read_snapshots(runs / "watched")[0] == [0, 6]
-    path.with_name("step-000000005.safetensors").write_bytes(b"no name of a step")
+    path.with_name("step-000000005.safetensors").write_bytes(b"not the name of a step")
     assert read_snapshots(runs / "watched")[0] == [0, 6]
 
 
@@ -77,14 +76,14 @@ MAPS = {"blocks.0.attn": torch.rand(2, 1, 4, 4).half(), "blocks.1.attn": torch.r
 
 @pytest.fixture
 def maps(tmp_path):
-    """The maps of two steps, without a run."""
+    """Attention snapshots of two steps, without a run."""
     (tmp_path / "snapshots").mkdir()
     for step in (0, 4):
         (tmp_path / f"snapshots/step-{step:08d}.safetensors").write_bytes(save(MAPS))
     return tmp_path
 
 
-def test_whichever_byte_of_a_header_is_changed_that_is_one_line_or_nothing(maps):
+def test_any_changed_header_byte_is_harmless_or_a_value_error(maps):
     path, content = maps / "snapshots/step-00000004.safetensors", save(MAPS)
     refusals = []
     for at in range(8 + int.from_bytes(content[:8], "little")):
@@ -111,13 +110,13 @@ def test_whichever_byte_of_a_header_is_changed_that_is_one_line_or_nothing(maps)
         MAPS | {"blocks.0.attn": torch.zeros(0, 1, 4, 4).half()},
     ],
 )
-def test_maps_that_do_not_agree_are_named(maps, other):
+def test_snapshots_with_inconsistent_layers_or_shapes_are_refused(maps, other):
     (maps / "snapshots/step-00000004.safetensors").write_bytes(save(other))
     with pytest.raises(ValueError, match=r"step-00000004\.safetensors"):
         read_snapshots(maps)
 
 
-def test_a_large_sparse_snapshot_is_refused_before_it_is_read(maps, monkeypatch):
+def test_large_sparse_snapshot_is_refused_before_it_is_read(maps, monkeypatch):
     path, content = maps / "snapshots/step-00000004.safetensors", save(MAPS)
     shape = [2**10, 2**6, 2**7, 2**7]
     header = to_json({"blocks.0.attn": {"dtype": "F16", "shape": shape, "data_offsets": [0, 2**31]}})
@@ -128,13 +127,23 @@ def test_a_large_sparse_snapshot_is_refused_before_it_is_read(maps, monkeypatch)
     with pytest.raises(ValueError, match=f"at most {snapshots.MAX_RUN_BYTES:,} bytes in all"):
         read_snapshots(maps)
     os.truncate(path, 8 + len(header) + 100)
-    monkeypatch.setattr(snapshots, "read_regular", lambda *args: pytest.fail("it was read"))
+    monkeypatch.setattr(snapshots, "read_regular", lambda *args: pytest.fail("the file was read"))
     with pytest.raises(ValueError, match="its header declares 2,147,"):
         snapshots.read_snapshot(path)
     assert len(content) < 10**4
 
 
-def test_snapshots_that_could_not_be_read_again_are_refused_when_they_are_taken(tmp_path, monkeypatch):
+def test_snapshots_of_holes_are_refused_before_they_are_read(maps, monkeypatch):
+    path = maps / "snapshots/step-00000004.safetensors"
+    header = to_json({"blocks.0.attn": {"dtype": "F16", "shape": [2, 8, 2**11, 2**11], "data_offsets": [0, 2**27]}})
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(path, 8 + len(header) + 2**27)
+    monkeypatch.setattr(snapshots, "read_regular", lambda *args: pytest.fail("it was read"))
+    with pytest.raises(ValueError, match=r"of [\d,]+ bytes only [\d,]+ are stored on disk"):
+        read_snapshots(maps)
+
+
+def test_snapshots_too_large_to_read_back_are_refused_before_training(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(snapshots, "MAX_FILE_BYTES", 1000)
     with pytest.raises(ValueError, match=r"attention snapshots may take .* for 4 inputs.*; try --snapshots"):

@@ -17,7 +17,7 @@ def ctx(config):
         yield build_context(config, Ranks(), shard=False, report=pytest.fail)
 
 
-def test_train_state_survives_json_with_its_clock():
+def test_train_state_round_trips_through_json_with_elapsed_time():
     state = TrainState(
         step=3, sums=[0.1, 1.0, 2.0, 3.0, 1e-300], best_step=2, best_score=[0.5, -1 / 3], evals_since_best=1
     )
@@ -28,16 +28,16 @@ def test_train_state_survives_json_with_its_clock():
     assert back == state
 
 
-def test_the_best_is_the_most_accurate_and_among_equals_the_surest():
+def test_best_has_the_highest_accuracy_then_the_lowest_loss():
     state = TrainState()
     results = [(0.5, 1.0), (0.4, 0.1), (0.5, 0.9), (0.5, 0.9), (0.6, 2.0)]
-    judged = []
+    results_of_update = []
     for state.step, (accuracy, loss) in enumerate(results, 1):
-        judged.append((state.update_best([accuracy, -loss]), state.evals_since_best, state.best_step))
-    assert judged == [(True, 0, 1), (False, 1, 1), (True, 0, 3), (False, 1, 3), (True, 0, 5)]
+        results_of_update.append((state.update_best([accuracy, -loss]), state.evals_since_best, state.best_step))
+    assert results_of_update == [(True, 0, 1), (False, 1, 1), (True, 0, 3), (False, 1, 3), (True, 0, 5)]
 
 
-def test_a_snapshot_restores_everything_that_the_next_step_depends_on(ctx):
+def test_restored_state_reproduces_the_next_step_bit_for_bit(ctx):
     state = TrainState()
     train_step(ctx, state, StopRequest())
     saved = capture_state(ctx, state)
@@ -57,7 +57,7 @@ def test_a_snapshot_restores_everything_that_the_next_step_depends_on(ctx):
     assert all(torch.equal(weight, expected[name]) for name, weight in again.model.state_dict().items())
 
 
-def test_what_is_used_is_what_was_evaluated(ctx):
+def test_load_eval_weights_loads_the_averages(ctx):
     state = TrainState()
     train_step(ctx, state, StopRequest())
     averages = {name: tensor.clone() for name, tensor in ctx.ema.averages.items()}
@@ -66,14 +66,14 @@ def test_what_is_used_is_what_was_evaluated(ctx):
     assert all(torch.equal(weight, averages[name]) for name, weight in ctx.model.named_parameters())
 
 
-def test_a_process_that_the_checkpoint_does_not_know_draws_its_own_numbers(ctx):
+def test_rank_without_a_saved_rng_state_draws_its_own_numbers(ctx):
     saved = capture_state(ctx, TrainState())
     other = build_context(ctx.config, Ranks(rank=1), shard=False, report=pytest.fail)
     restore(other, saved, pytest.fail)
     assert not torch.equal(torch.get_rng_state(), saved.optimizer["random.rank0"])
 
 
-def test_a_run_does_not_go_on_with_another_file(ctx):
+def test_resume_with_a_changed_data_file_is_refused(ctx):
     def reading(digest):
         return replace(ctx, data=replace(ctx.data, files={"my.dict": digest}))
 
@@ -83,31 +83,33 @@ def test_a_run_does_not_go_on_with_another_file(ctx):
         restore(reading("other"), saved, pytest.fail)
     assert (
         restore(reading("other"), capture_state(ctx, TrainState()), pytest.fail).step == 0
-    )  # of before, without digests
+    )  # a checkpoint without digests
 
 
-def test_without_a_checkpoint_it_is_the_beginning(ctx):
+def test_restore_without_a_checkpoint_starts_at_step_0(ctx):
     assert restore(ctx, None, pytest.fail).step == 0
 
 
-def test_other_conditions_are_announced():
-    said = []
-    report_environment_changes({"torch": "2.6", "threads": 2}, {"torch": "2.6", "threads": 2}, said.append)
-    assert said == []
-    report_environment_changes({"torch": "2.6"}, {"torch": "2.6", "of later": 1}, said.append)
-    assert said == []
-    report_environment_changes({"torch": "2.6", "threads": 2}, {"torch": "2.7", "threads": 2}, said.append)
-    assert said == ["results may differ in the last digits from those of an uninterrupted run: torch was 2.6, is 2.7"]
+def test_changed_environment_is_reported():
+    reports = []
+    report_environment_changes({"torch": "2.6", "threads": 2}, {"torch": "2.6", "threads": 2}, reports.append)
+    assert reports == []
+    report_environment_changes({"torch": "2.6"}, {"torch": "2.6", "new field": 1}, reports.append)
+    assert reports == []
+    report_environment_changes({"torch": "2.6", "threads": 2}, {"torch": "2.7", "threads": 2}, reports.append)
+    assert reports == [
+        "results may differ in the last digits from those of an uninterrupted run: torch was 2.6, is 2.7"
+    ]
 
 
-def test_another_precision_is_announced(ctx, config):
-    saved, said = capture_state(ctx, TrainState()), []
+def test_changed_precision_is_reported(ctx, config):
+    saved, reports = capture_state(ctx, TrainState()), []
     other = replace(config, training=replace(config.training, precision="bf16"))
-    restore(build_context(other, Ranks(), shard=False, report=pytest.fail), saved, said.append)
-    assert said[-1] == "results will differ from those of an uninterrupted run: precision was float32, is bf16"
+    restore(build_context(other, Ranks(), shard=False, report=pytest.fail), saved, reports.append)
+    assert reports[-1] == "results will differ from those of an uninterrupted run: precision was float32, is bf16"
 
 
 @pytest.mark.parametrize("has", [True, False])
-def test_the_precision_of_a_run_does_not_depend_on_the_processor(config, monkeypatch, has):
+def test_configured_precision_does_not_depend_on_the_processor(config, monkeypatch, has):
     monkeypatch.setattr("clearhead.training.context.has_bf16", lambda device: has)
     assert build_context(config, Ranks(), shard=False, report=pytest.fail).environment()["precision"] == "float32"

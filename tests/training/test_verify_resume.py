@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from clearhead.data.batches import Batches
-from clearhead.data.datasets import DataConfig
 from clearhead.models.config import PredictorConfig
+from clearhead.tasks.sequences import Reverse
 from clearhead.training import checkpoint
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 from clearhead.training.loop import train
@@ -16,17 +16,16 @@ from clearhead.training.verify_resume import compare, train_and_kill, verify_res
 REVERSE = RunConfig(
     recipe="reverse",
     model=PredictorConfig(width=8, depth=1, num_heads=1, in_features=10, out_features=10, dropout=0.1),
-    data=DataConfig(name="reverse", length=4, validation=50, limit=500),
+    data=Reverse(length=4, validation=50, limit=500),
     optimizer=OptimizerConfig(name="muon"),
     training=TrainingConfig(
         steps=40, batch_size=16, checkpoint_every=6, evaluate_every=40, ema=0.9, precision="float32"
     ),
-    objective="token-classification",
 )
 
 
 @pytest.mark.slow
-def test_a_killed_run_is_resumed_exactly(tmp_path):
+def test_killed_run_resumes_bit_for_bit(tmp_path):
     lines: list[str] = []
     found = verify_resume(REVERSE, tmp_path, lines.append)
     assert found.is_exact, found.differences
@@ -41,7 +40,7 @@ def test_a_killed_run_is_resumed_exactly(tmp_path):
     ]
 
 
-def test_every_difference_is_named(config, tmp_path):
+def test_compare_names_every_difference(config, tmp_path):
     train(config, tmp_path / "a", quiet=True)
     train(config, tmp_path / "b", quiet=True)
     assert compare(tmp_path / "a", tmp_path / "b") == []
@@ -56,7 +55,7 @@ def test_every_difference_is_named(config, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_child_that_fails_is_an_error_and_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
+def test_failing_child_is_an_error_and_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "torch.py").write_text("open('PWNED', 'w')")
     (tmp_path / "run").mkdir()
@@ -67,8 +66,8 @@ def test_a_child_that_fails_is_an_error_and_imports_nothing_from_the_current_fol
     assert not (tmp_path / "PWNED").exists()
 
 
-def test_the_child_runs_the_same_package_as_its_parent(tmp_path, monkeypatch):
-    """Also where that was imported from a folder that is on no other process's path."""
+def test_child_imports_the_same_package_as_its_parent(tmp_path, monkeypatch):
+    """Even if the package was imported from a folder that is not on the path of other processes."""
     package = tmp_path / "home/clearhead"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("import sys; raise SystemExit(f'mine, safe_path={sys.flags.safe_path}')")
@@ -77,7 +76,7 @@ def test_the_child_runs_the_same_package_as_its_parent(tmp_path, monkeypatch):
         train_and_kill(REVERSE, tmp_path / "run", 3)
 
 
-def test_whoever_stops_it_is_told_of_no_difference(tmp_path, monkeypatch):
+def test_interrupted_verification_reports_no_difference(tmp_path, monkeypatch):
     def at(self, step, rank=0, world=1):
         if step == 1:
             os.kill(os.getpid(), signal.SIGINT)
@@ -90,7 +89,7 @@ def test_whoever_stops_it_is_told_of_no_difference(tmp_path, monkeypatch):
     assert lines == ["training without interruption ..."]
 
 
-def test_a_run_too_short_to_be_killed_is_refused(tmp_path):
+def test_run_too_short_to_kill_is_refused(tmp_path):
     short = replace(REVERSE, training=replace(REVERSE.training, steps=3))
     with pytest.raises(ValueError, match="needs at least 4 steps to kill a run halfway, got 3"):
         verify_resume(short, tmp_path)

@@ -25,6 +25,8 @@ clearhead.open_run(RUN, model=...) loads it in Python."""
 NOT_OFFERED = ("label_smoothing", "tta")
 """settings of recipes only"""
 BATCH_SIZE = 32
+DEFAULTS = {"batch_size": BATCH_SIZE, "eval_batch_size": "as batch_size", "compile": "off"}
+"""defaults that differ from those of recipes"""
 
 
 def train_custom(argv: Sequence[str]) -> int:
@@ -51,6 +53,7 @@ def train_custom(argv: Sequence[str]) -> int:
     args = options.parse(argv)
     check_parts(args)
     values = {"training.batch_size": BATCH_SIZE, "training.compile": "off"} | vars(args)
+    values.setdefault("training.eval_batch_size", values["training.batch_size"])
     training = TrainingConfig(**settings_of(values, "training"))
     optimizer = OptimizerConfig(**settings_of(values, "optimizer"))
     snapshots = SnapshotConfig(inputs=args.snapshots)
@@ -87,7 +90,7 @@ def add_settings(options: Parser, group: str, config: type) -> None:
     for field in fields(config):
         if field.name in NOT_OFFERED:
             continue
-        default = BATCH_SIZE if field.name == "batch_size" else "off" if field.name == "compile" else field.default
+        default = DEFAULTS.get(field.name, field.default)
         short = group if field.name == "name" else field.name
         text = " ".join(filter(None, [docs.get(field.name, ""), f"(default: {format_value(default)})"]))
         section.add_argument(

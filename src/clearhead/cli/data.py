@@ -1,4 +1,4 @@
-"""`clearhead data` and `clearhead recipes`: list, download and show data sets; list the recipes."""
+"""`clearhead data` lists, downloads and shows data sets; `clearhead recipes` lists the recipes."""
 
 import argparse
 import io
@@ -23,42 +23,46 @@ if TYPE_CHECKING:
     from clearhead.training.config import RunConfig
 
 ABOUT_DATA = """\
-clearhead data list                        list all data sets
-clearhead data get NAME [--from PATH]      download one, or copy it from a folder or archive
-clearhead data show NAME [--out FILE]      show one: a contact sheet, or examples as text
-clearhead data show NAME --augmented       show images beside their augmented versions
+List, download and show data sets.
 
-Downloaded data is kept in ~/.cache/clearhead, or in the folder that CLEARHEAD_CACHE
-names, and verified by its SHA-256 digests. `data show` takes the same --data options
-as `train`: clearhead data show folder --data.folder PATH"""
+  clearhead data list                      list all data sets
+  clearhead data get NAME                  download a data set
+  clearhead data get NAME --from PATH      copy it from a folder or an archive
+  clearhead data show NAME [--out FILE]    save images as a contact sheet, or print
+                                           examples as text
+  clearhead data show NAME --augmented     show images beside augmented versions
+
+Downloaded data is stored in ~/.cache/clearhead, or in the folder CLEARHEAD_CACHE,
+and verified by SHA-256. `data show` accepts the --data options of `train`:
+clearhead data show folder --data.folder PATH"""
 
 ABOUT_SHOW = """\
-Writes a contact sheet of images as a PNG file: a row of training images for each
-class, or with --augmented a row for each image, followed by its versions as training
-sees them. Examples of digits, words and texts are printed as text."""
+Save a contact sheet of images as a PNG file, with a row of training images for
+each class. With --augmented, each row contains an image and augmented versions
+of it. Examples of digits, words and text are printed."""
 
 USAGE = "list, get NAME or show NAME"
 
 ABOUT_RECIPES = """\
-Experiments that are ready to run, with the time and test accuracy that were measured
-with their default settings on at most two processor cores."""
+List the recipes with the training time and test accuracy that were measured with
+default settings on at most two CPU cores."""
 
 
 def data(argv: Sequence[str]) -> int:
     match list(argv):
         case [] | ["-h" | "--help", *_]:
-            print(f"usage: clearhead data {USAGE}\n\n{ABOUT_DATA}")
+            print(f"usage: clearhead data list|get|show [NAME] [options]\n\n{ABOUT_DATA}")
         case ["list", *rest]:
-            Parser("clearhead data list", "Lists all data sets.").parse(rest)
+            Parser("clearhead data list", "List all data sets.").parse(rest)
             show_list()
         case [("get" | "show") as verb, name, *rest] if not name.startswith("-"):
             (get if verb == "get" else show)(name, rest)
         case [("get" | "show") as verb, "-h" | "--help", *_]:
-            print(f"usage: clearhead data {verb} NAME\n\n{ABOUT_DATA}")
+            print(f"usage: clearhead data {verb} NAME [options]\n\n{ABOUT_DATA}")
         case [("get" | "show") as verb, *_]:
-            raise ValueError(f"data {verb} needs the name of a data set, got none; see clearhead data list")
+            raise ValueError(f"data {verb} needs the name of a data set; clearhead data list shows all names")
         case [other, *_]:
-            raise LookupError(f"data takes {USAGE}, got {other!r}; see clearhead data --help")
+            raise LookupError(f"data needs {USAGE}, got {other!r}; see clearhead data --help")
     return 0
 
 
@@ -69,29 +73,30 @@ def show_list() -> None:
 
 
 def availability(name: str) -> str:
+    """generated, embedded, downloaded, not downloaded or your own"""
     from clearhead.data.cache import has
 
     origin = TASKS[name].origin
     return "not downloaded" if origin == "downloaded" and not has(name) else origin
 
 
-ORIGINS = {"generated": "generated when it is used", "embedded": "part of the package", "your own": "your own data"}
+ORIGINS = {"generated": "generated on the fly", "embedded": "part of the package", "your own": "your own data"}
 
 
 def get(name: str, argv: Sequence[str]) -> None:
-    options = Parser(f"clearhead data get {name}", "Downloads a data set from the first of its sources that has it.")
-    options.add_argument("--from", dest="path", metavar="PATH", help="copy it from this folder or archive instead")
+    options = Parser(f"clearhead data get {name}", "Download a data set from the first source that is available.")
+    options.add_argument("--from", dest="path", metavar="PATH", help="copy it from a folder or an archive instead")
     args = options.parse(argv)
     find_task(name)
     if args.path == "":
-        raise ValueError("--from must be the path of a folder or an archive, got an empty one")
+        raise ValueError("--from must be the path of a folder or an archive, got ''")
     from clearhead.data.cache import folder_of, is_complete, obtain
     from clearhead.data.sources import LocalSource
     from clearhead.data.user_files import user_path
 
     task = find_task(name)
     if (dataset := task.download()) is None:
-        print(f"{name} needs no download: it is {ORIGINS[task.origin]}")
+        print(f"{name} does not need a download: it is {ORIGINS[task.origin]}")
         return
     next_step = f"to view it, run: clearhead data show {name}"
     if is_complete(dataset):
@@ -179,7 +184,7 @@ def write_sheet(data: "Dataset", seed: int, out: Path, augmentation: "Augmentati
 
 
 def recipes(argv: Sequence[str]) -> None:
-    options = Parser("clearhead recipes", ABOUT_RECIPES)
+    options = Parser("clearhead recipes", ABOUT_RECIPES, examples=("clearhead recipes", "clearhead recipes --json"))
     options.add_argument("--json", action="store_true", help="machine-readable output")
     args = options.parse(argv)
     rows = [as_dict(name, recipe) for name, recipe in RECIPES.items()]

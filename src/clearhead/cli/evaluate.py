@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from clearhead.tasks.task import PartName
 
 MANY_WORDS = 1_000
-"""a longer evaluation is announced"""
+"""evaluations of more words are announced, because they take long"""
 PREDICTIONS_FIGURE = "figures/predictions.png"
 FRACTIONS = ("accuracy", "exact_match", "word_error_rate", "phoneme_error_rate")
 
 EVALUATE_DETAILS = """\
-Runs of pronounce are measured by word and phoneme error rate, each word against
-the nearest of its pronunciations; all other runs by loss and accuracy. Where
-every token has a target (reverse, words, text), loss and accuracy are means over
-tokens, and exact_match is the fraction of examples without a mistake. A run of
-text has no test set: use --part validation."""
+The metrics are loss and accuracy; for pronounce, word and phoneme error rates,
+where each word is compared with the nearest of its pronunciations. If every token
+has a target (reverse, words, text), loss and accuracy are means over tokens, and
+exact match is the fraction of examples without an error. A run of text has no
+test set: use --part validation."""
 
 PREDICTIONS_DETAILS = """\
 Shows the first examples of the test set and the most confident mistakes. Loss
@@ -197,56 +197,56 @@ def predictions(argv: Sequence[str]) -> None:
         print(f"Evaluating the {part} set ...", file=sys.stderr, flush=True)
 
     if args.beam is None:
-        found = report(run, part, args.n, announce)
+        result = report(run, part, args.n, announce)
     else:
-        found = report_words(as_pronounce(run), run, part, args.n, beam_of(args.beam), announce)
+        result = report_words(as_pronounce(run), run, part, args.n, beam_of(args.beam), announce)
     if args.json:
-        print(json_text(as_dict(run, found, part) | {"figure": None if out is None else str(out)}))
+        print(json_text(as_dict(run, result, part) | {"figure": None if out is None else str(out)}))
     else:
-        show_report(run, found, part)
+        show_report(run, result, part)
     if out is not None:
         print("Drawing 1 figure ...", file=sys.stderr, flush=True)
-        save_figure(draw_report(run, found, part), out)
+        save_figure(draw_report(run, result, part), out)
         if not args.json:
             say(out)
 
 
-def as_dict(run: "Run", found: "Report", part: "PartName") -> dict[str, Any]:
-    rows = {"first": [asdict(row) for row in found.first], "mistakes": [asdict(row) for row in found.mistakes]}
-    counts = {"unit": found.unit, "total": found.total, "wrong": found.wrong}
-    return with_part(run, part, found.metrics) | counts | rows
+def as_dict(run: "Run", report: "Report", part: "PartName") -> dict[str, Any]:
+    rows = {"first": [asdict(row) for row in report.first], "mistakes": [asdict(row) for row in report.mistakes]}
+    counts = {"unit": report.unit, "total": report.total, "wrong": report.wrong}
+    return with_part(run, part, report.metrics) | counts | rows
 
 
-def show_report(run: "Run", found: "Report", part: "PartName") -> None:
+def show_report(run: "Run", report: "Report", part: "PartName") -> None:
     from clearhead.cli.options import say, show
 
-    print(as_text(with_part(run, part, found.metrics)))
-    for title, rows in zip(found.titles(part), (found.first, found.mistakes), strict=True):
+    print(as_text(with_part(run, part, report.metrics)))
+    for title, rows in zip(report.titles(part), (report.first, report.mistakes), strict=True):
         if rows:
             print(f"\n{title}:")
             show(rows_table(rows))
-    if not found.mistakes:
-        print(f"\nAll {found.total:,} {found.unit} are correct.")
+    if not report.mistakes:
+        print(f"\nAll {report.total:,} {report.unit} are correct.")
     elif part == "test":
-        row = found.mistakes[0]
+        row = report.mistakes[0]
         option = f'--text "{row.input}"' if row.index is None else f"--sample {row.index}"
         print()
         say(f"See what the model attends to: clearhead look {run.path} {option}")
 
 
 def rows_table(rows: Sequence["Row"]) -> "Table":
-    """Columns without any value are left out."""
+    """A table of predictions; empty columns are omitted."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="none")
-    some_are_correct = any(row.correct for row in rows)
+    any_correct = any(row.correct for row in rows)
     columns: dict[str, list[str | None]] = {
         "index": [None if row.index is None else str(row.index) for row in rows],
         "input": [row.input for row in rows],
         "predicted": [row.predicted for row in rows],
         "actual": [row.actual for row in rows],
         "probability": [None if row.probability is None else percent(row.probability) for row in rows],
-        "": ["wrong" if some_are_correct and not row.correct else None for row in rows],
+        "": ["wrong" if any_correct and not row.correct else None for row in rows],
     }
     kept = {name: cells for name, cells in columns.items() if any(cell is not None for cell in cells)}
     for name in kept:

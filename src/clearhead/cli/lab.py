@@ -1,12 +1,9 @@
 """`clearhead lab`: list all claims or run them, or run one claim with changed settings and draw its figure."""
 
-import ast
 import math
 import sys
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
-from importlib.resources import files
 from inspect import cleandoc
 from itertools import groupby
 from pathlib import Path
@@ -23,8 +20,9 @@ ABOUT = """\
 Test claims about attention and print the verdicts. A demonstration holds by
 construction; the outcome of an experiment depends on random weights or on
 training. Without a claim, all claims are listed; --run, --json and --page run
-them.
+them, except those that train a model; --all runs those, too.
 
+Examples:
   clearhead lab temperature                 run one claim and draw its figure
   clearhead lab temperature --help          list the settings of the claim
   clearhead lab temperature --num-keys 3    run it with a changed setting
@@ -54,8 +52,8 @@ def lab(argv: Sequence[str]) -> int:
     if argv and not argv[0].startswith("-"):
         return run_one(argv[0], argv[1:])
     options = Parser("clearhead lab", ABOUT, usage="clearhead lab [CLAIM] [options]")
-    options.add_argument("--run", action="store_true", help="run all claims except those that train a model")
-    options.add_argument("--all", action="store_true", help=f"run all claims, including those ({TRAINING_TIME})")
+    options.add_argument("--run", action="store_true", help="run all claims that do not train a model (seconds)")
+    options.add_argument("--all", action="store_true", help=f"run all claims ({TRAINING_TIME})")
     options.add_argument("--json", action="store_true", help="run the claims and print machine-readable results")
     options.add_argument(
         "--page",
@@ -70,38 +68,10 @@ def lab(argv: Sequence[str]) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class ClaimSummary:
-    """The fields of a claim that the list shows."""
-
-    slug: str
-    lesson: str
-    statement: str
-    kind: str = "experiment"
-    trains: bool = False
-
-
-def claim_summaries() -> list[ClaimSummary]:
-    """All claims in the order of the lessons.
-
-    They are parsed from the source of the lessons: importing a lesson would import torch, which takes seconds.
-    """
-    from clearhead.lab.registry import CLAIMS
-
-    names = ClaimSummary.__dataclass_fields__
-    claims: dict[str, ClaimSummary] = {}
-    for lesson in dict.fromkeys(CLAIMS.values()):
-        source = files("clearhead.lab").joinpath(f"{lesson}.py").read_text(encoding="utf-8")
-        for statement in ast.parse(source).body:
-            match statement:
-                case ast.Assign(value=ast.Call(func=ast.Name(id="Claim"), keywords=keywords)):
-                    fields = {k.arg: ast.literal_eval(k.value) for k in keywords if k.arg in names}
-                    claims[fields["slug"]] = ClaimSummary(**fields)
-    return [claims[slug] for slug in CLAIMS]
-
-
 def claim_list() -> str:
     """Slug, kind and statement of every claim, grouped by lesson, followed by commands to run them."""
+    from clearhead.lab.registry import claim_summaries
+
     claims = claim_summaries()
     size = max(len(claim.slug) for claim in claims)
     lines: list[str] = []

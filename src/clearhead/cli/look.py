@@ -1,4 +1,4 @@
-"""`clearhead look`: the attention of a run as figures; `clearhead doctor`: checks of your own module."""
+"""`clearhead look` plots the attention of a run; `clearhead doctor` examines the user's own module."""
 
 import sys
 from argparse import Namespace
@@ -28,7 +28,8 @@ highest ranked first, and the area under the curve of the probability is between
 
 For a word to be pronounced they show which letters each phone attends to.
 
---training-dynamics shows how heads formed, in a run that recorded attention:
+--training-dynamics shows how the heads changed during the training of a run that
+saved attention snapshots:
   clearhead train reverse --name watched --snapshots 4
   clearhead look runs/watched --training-dynamics"""
 
@@ -47,12 +48,12 @@ def look(argv: Sequence[str]) -> None:
         details=LOOK_DETAILS,
     )
     options.add_run()
-    options.add_argument("--sample", metavar="N", type=reader(int), help="index of an example of the test set, from 0")
+    options.add_argument("--sample", metavar="N", type=reader(int), help="index of a test example, starting at 0")
     options.add_argument("--image", metavar="FILE", type=Path, help="an image file")
     options.add_argument("--ids", metavar="N", nargs="+", type=int, help="digits, for a run of reverse or digits")
     options.add_argument("--text", metavar="TEXT", help="a word, for a run of pronounce; text, for words and text")
     options.add_argument(
-        "--training-dynamics", action="store_true", help="how heads formed during training, instead of an example"
+        "--training-dynamics", action="store_true", help="plot the heads during training instead of an example"
     )
     options.add_argument("--invert", action="store_true", help="invert images: MNIST's digits are white on black")
     options.add_argument(
@@ -100,12 +101,12 @@ def check_one_input(args: Namespace) -> None:
 
 
 def announce_drawing() -> None:
-    """On stderr: drawing takes seconds."""
+    """Prints a line to stderr, because drawing takes seconds."""
     print("Drawing figures ...", file=sys.stderr, flush=True)
 
 
 def hint_if_busy() -> None:
-    """Occlusion takes hundreds of forward passes, which are many times slower on a busy machine."""
+    """Prints a hint if there are too many threads: the hundreds of forward passes of occlusion would be slow."""
     import torch
 
     from clearhead.training.progress import OMP_THREADS_HINT, oversubscription_hint
@@ -125,14 +126,7 @@ def print_figures(figures: Sequence[tuple[Path, str]]) -> None:
 # `clearhead doctor`
 
 
-ABOUT_DOCTOR = """\
-Examine a transformer that you wrote. The doctor changes later tokens, padding,
-the order of tokens and the dtype, and checks which outputs change. A fault is
-certainly wrong; a warning may be intended. docs/doctor.md explains each check.
-
-MODULE is FILE.py:NAME, or package.file:NAME for an importable module. NAME is an
-nn.Module, a class without required arguments, or a function that returns an
-nn.Module. The exit code is 1 if there is a fault."""
+ABOUT_DOCTOR = "Examine your own transformer: leaking masks, NaN, padding, order, dtypes, dead parameters."
 
 PARAMETER_RULES = """\
   first parameter                  the sequence: token ids if the module has an
@@ -148,14 +142,17 @@ PARAMETER_RULES = """\
   labels, targets                  the token ids, if needed
   any other, loss_mask=None ...    its default; it must have one"""
 
-EPILOG = f"""\
-how forward() is called, by the names of its parameters
-{PARAMETER_RULES}
+DOCTOR_DETAILS = f"""\
+The doctor changes later tokens, padding, the order of tokens and the dtype, and
+checks which outputs change. A fault is certainly wrong; a warning may be
+intended. docs/doctor.md explains each check. The exit code is 1 if there is a
+fault.
 
-examples
-  clearhead doctor mymodel.py:GPT
-  clearhead doctor models/mymodel.py:Encoder --no-causal --width 32
-  clearhead doctor package.models:small_model --json
+MODULE is FILE.py:NAME, or package.file:NAME for an importable module. NAME is an
+nn.Module, a class without required arguments, or a function that returns an
+nn.Module. The names of the parameters of forward() determine its arguments:
+
+{PARAMETER_RULES}
 
 In Python: clearhead.examine(module)"""
 
@@ -164,9 +161,16 @@ FAULT_EXIT_CODE = 1
 
 def doctor(argv: Sequence[str]) -> int:
     """Returns the exit code."""
-    options = Parser("clearhead doctor", ABOUT_DOCTOR)
-    options.usage = "clearhead doctor MODULE [options]"
-    options.epilog = EPILOG
+    options = Parser(
+        "clearhead doctor",
+        ABOUT_DOCTOR,
+        usage="clearhead doctor MODULE [options]",
+        examples=(
+            "clearhead doctor mymodel.py:GPT",
+            "clearhead doctor models/mymodel.py:Encoder --no-causal --width 32",
+        ),
+        details=DOCTOR_DETAILS,
+    )
     options.add_argument("module", metavar="MODULE", help="FILE.py:NAME or package.file:NAME")
     options.add_argument("--no-causal", action="store_true", help="allow attention to later tokens, as in an encoder")
     options.add_argument(

@@ -37,7 +37,7 @@ GROUPS = {
         "evaluate": Command("clearhead.cli.evaluate:evaluate", "Measure a run on its test or validation set"),
         "confusion": Command("clearhead.cli.evaluate:confusion", "Plot the confusion matrix on the test set"),
         "predictions": Command(
-            "clearhead.cli.evaluate:predictions", "Compare predictions with the truth; show the worst mistakes"
+            "clearhead.cli.evaluate:predictions", "Compare predictions with targets; show confident mistakes"
         ),
         "predict": Command(
             "clearhead.cli.predict:predict", "Predict the class of your own images, or from words or digits"
@@ -45,7 +45,7 @@ GROUPS = {
         "sample": Command("clearhead.cli.predict:sample", "Generate words or text with a trained language model"),
         "verify": Command("clearhead.cli.runs:verify", "Check the files of a run: missing, changed or unexpected ones"),
         "verify-resume": Command(
-            "clearhead.cli.train:verify_resume", "Prove on this machine that a killed run resumes bit for bit"
+            "clearhead.cli.train:verify_resume", "Verify on this machine that a killed run resumes bit for bit"
         ),
     },
     "Look inside": {
@@ -56,7 +56,7 @@ GROUPS = {
         ),
     },
     "Learn": {
-        "lab": Command("clearhead.cli.lab:lab", "Run claims about attention as experiments with a verdict"),
+        "lab": Command("clearhead.cli.lab:lab", "List claims about attention, and test them by experiments"),
         "steps": Command("clearhead.cli.mask:steps", "Compute self-attention in five steps, with the numbers of each"),
         "mask": Command("clearhead.cli.mask:mask", "Show an attention mask, or your own, as numbers and as a figure"),
     },

@@ -1,4 +1,4 @@
-"""What all commands share: a parser with one-line errors, options from config fields, and terminal output.
+"""Shared by all commands: a parser with one-line errors, options from config fields, and terminal output.
 
 `add_overrides` turns the fields of a config into options: --width 256, --image-size 32x64, --no-output-projection. The
 fields of nested configs are named by their path: --training.steps 100, --data.augmentation.flip true. Options only
@@ -39,17 +39,17 @@ SYNONYMS = {
     "n-heads": "num-heads",
     "n-classes": "num-classes",
 }
-"""names that other libraries use, and the last part of the option they mean here"""
+"""names used by other libraries -> the last part of the corresponding option"""
 
 ALIASES = {"num_heads": ("heads",)}
-"""short forms of fields"""
+"""shorter names of fields"""
 
 FILE_WIDTH = 120
-"""columns of output that goes to a file or a pipe"""
+"""columns of output to a file or a pipe"""
 MIN_WIDTH = 78
-"""a narrower table would lose its numbers; wrapped lines are the lesser evil"""
+"""columns; on a narrower terminal lines wrap, because a narrower table would cut off its numbers"""
 UNFINISHED = {"running": "is still training", "interrupted": "was interrupted", "diverged": "diverged"}
-"""states of a run whose training has not finished"""
+"""states of a run whose training has not finished, as they are worded in warnings"""
 
 
 class Parser(argparse.ArgumentParser):
@@ -90,14 +90,15 @@ class Parser(argparse.ArgumentParser):
         return args
 
     def describe_unknown(self, arg: str) -> str:
+        """An error message for an unknown argument, with the closest option."""
         command = self.prog.removeprefix("clearhead ")
         if not arg.startswith("-"):
-            return f"{command} takes options, --name value, got {arg!r}; see {self.prog} --help"
+            return f"{command}: unexpected argument {arg!r}; see {self.prog} --help"
         option = arg.partition("=")[0]
         known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
         known.remove("--help")  # or it would be suggested for --heads
-        near = nearest(option, known)
-        hint = f"did you mean {near}?" if near else f"see {self.prog} --help"
+        closest = closest_option(option, known)
+        hint = f"did you mean {closest}?" if closest else f"see {self.prog} --help"
         return f"{command} has no option {option}; {hint}"
 
 
@@ -106,7 +107,7 @@ def wrap_lines(text: str) -> list[str]:
     return text.splitlines() if "\n" in text else wrap(text, 80)
 
 
-def nearest(option: str, known: Sequence[str]) -> str | None:
+def closest_option(option: str, known: Sequence[str]) -> str | None:
     """The closest known option, or None.
 
     An option without its group (--lr for --optimizer.lr) or with another group (--training.seed for --seed) is
@@ -118,12 +119,13 @@ def nearest(option: str, known: Sequence[str]) -> str | None:
         return by_end[end]
     if SYNONYMS.get(end) in by_end:
         return by_end[SYNONYMS[end]]
-    if near := difflib.get_close_matches(option, known, n=1, cutoff=0.7):
-        return near[0]
-    if (by_last := messages.closest_name(end, by_end)) is not None:
-        return by_end[by_last]
-    by_name = {name.removeprefix("--"): name for name in known}  # shared dashes do not count as similarity
-    return next((by_name[near] for near in difflib.get_close_matches(option.removeprefix("--"), by_name, n=1)), None)
+    if matches := difflib.get_close_matches(option, known, n=1, cutoff=0.7):
+        return matches[0]
+    if (closest_end := messages.closest_name(end, by_end)) is not None:
+        return by_end[closest_end]
+    by_name = {name.removeprefix("--"): name for name in known}  # without dashes, which would count as similarity
+    matches = difflib.get_close_matches(option.removeprefix("--"), by_name, n=1)
+    return by_name[matches[0]] if matches else None
 
 
 def last_part(option: str) -> str:
@@ -210,12 +212,12 @@ def reader(kind: Any) -> Any:
 def describe_type(kind: Any) -> str:
     kinds = get_args(kind) or (kind,)
     if float in kinds:
-        words = "a number"
+        text = "a number"
     elif any(get_origin(k) is tuple for k in kinds):
-        words = "a whole number, or two as 32x64"
+        text = "an integer, or two such as 32x64"
     else:
-        words = "a whole number"
-    return f"{words}, or none" if NoneType in kinds else words
+        text = "an integer"
+    return f"{text}, or none" if NoneType in kinds else text
 
 
 def metavar(kind: Any) -> str:
@@ -253,7 +255,7 @@ def field_docs(kind: type) -> dict[str, str]:
 
 
 def console() -> Console:
-    """As wide as the terminal, with colors only there."""
+    """A console as wide as the terminal; to a file or a pipe, FILE_WIDTH columns without colors."""
     is_sized = sys.stdout.isatty() or "COLUMNS" in os.environ
     return safe_console(width=max(MIN_WIDTH, safe_console().width) if is_sized else FILE_WIDTH)
 
@@ -269,14 +271,14 @@ def warn(message: str) -> None:
 
 
 def warn_if_unfinished(run: Path, step: int) -> None:
-    """Warns that the results of a run are not final, because its training has not finished."""
+    """Warns if the training of a run has not finished, so that its results are not final."""
     from clearhead.cli.runs import summarize
 
     summary = summarize(run)
     if summary.state in UNFINISHED:
         end = f" of {summary.total_steps:,}" if summary.total_steps else ""
         at = f"at step {summary.step:,}{end}"
-        warn(f"{run} {UNFINISHED[summary.state]} {at}; its best checkpoint so far is that of step {step:,}")
+        warn(f"{run} {UNFINISHED[summary.state]} {at}; using its best checkpoint so far, of step {step:,}")
 
 
 def show(renderable: RenderableType) -> None:

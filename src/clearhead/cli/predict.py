@@ -1,4 +1,4 @@
-"""`clearhead predict` and `clearhead sample`: apply a run to inputs of your own."""
+"""`clearhead predict` and `clearhead sample`: apply a trained run to the user's own inputs."""
 
 import math
 from collections.abc import Sequence
@@ -50,17 +50,19 @@ def predict(argv: Sequence[str]) -> None:
     options.add_argument("inputs", metavar="IMAGE|WORD", nargs="*", help="image files, folders of images, or words")
     options.add_argument("--ids", metavar="N", nargs="+", type=int, help="digits, for a run of reverse or digits")
     options.add_argument(
-        "--beam", metavar="N", type=reader(int), help="words: beam size, and candidates shown (default: 5)"
+        "--beam", metavar="N", type=reader(int), help="words: beam size and number of candidates (default: 5)"
     )
-    options.add_argument("--ensemble", metavar="RUN", nargs="+", default=[], help="words: average with these runs")
+    options.add_argument(
+        "--ensemble", metavar="RUN", nargs="+", default=[], help="words: average the predictions with these runs"
+    )
     options.add_argument("--invert", action="store_true", help="invert images: MNIST's digits are white on black")
     options.add_argument("--json", action="store_true", help="machine-readable output with all probabilities")
     args = options.parse(argv)
     if bool(args.inputs) == bool(args.ids):
         given = "both" if args.ids else "neither"
         raise ValueError(
-            f"predict needs either images or words, before --ensemble, or --ids; got {given}; see "
-            "clearhead predict --help"
+            f"predict needs images or words (named before --ensemble), or --ids, got {given}; "
+            "see clearhead predict --help"
         )
 
     from clearhead.cli.options import warn, warn_if_unfinished
@@ -129,8 +131,8 @@ def candidates_text(words: Sequence[str], candidates: Sequence[Sequence["Pronunc
 
 def num_ordered(ranked: Sequence["Pronunciation"]) -> int:
     """How many candidates are in the order of their scores; the rest are less probable than the greedy candidate."""
-    falls = [after.score_per_token <= one.score_per_token + TOLERANCE for one, after in pairwise(ranked)]
-    return falls.index(False) + 1 if False in falls else len(ranked)
+    in_order = [b.score_per_token <= a.score_per_token + TOLERANCE for a, b in pairwise(ranked)]
+    return in_order.index(False) + 1 if False in in_order else len(ranked)
 
 
 def images_at(path: Path) -> list[Path]:
@@ -142,16 +144,16 @@ def images_at(path: Path) -> list[Path]:
         return [path]
     images = sorted(Path(entry.path) for entry in scandir_recursive(path) if is_image_file(entry))
     if not images:
-        raise LookupError(f"there are no images in {path}")
+        raise LookupError(f"no images in {path}")
     return images
 
 
 def as_text(names: Sequence[str], predictions: Sequence["Prediction"]) -> str:
-    """A line for each input; if each digit has a prediction, two lines for all."""
+    """One line per input; two lines in all if each digit has a prediction of its own."""
     names, labels = [printable(name) for name in names], [printable(one.label) for one in predictions]
     if len(predictions) > 1 and all(len(name) == 1 for name in names):
-        least = min(one.probability or 0 for one in predictions)
-        return f"digits       {' '.join(names)}\npredictions  {' '.join(labels)}   (lowest probability {least:.1%})"
+        lowest = min(prediction.probability or 0 for prediction in predictions)
+        return f"digits       {' '.join(names)}\npredictions  {' '.join(labels)}   (lowest probability {lowest:.1%})"
     size, label_size = max(map(len, names)), max(map(len, labels))
     return "\n".join(
         f"{name:{size}}  {label:{label_size}}{probability_text(one)}"
@@ -197,12 +199,12 @@ def sample(argv: Sequence[str]) -> None:
     options.add_argument(
         "--temperature", metavar="X", type=reader(float), default=1.0, help="sampling temperature (default: 1.0)"
     )
-    options.add_argument("--top-k", metavar="N", type=reader(int), help="sample from the N most probable tokens only")
+    options.add_argument("--top-k", metavar="N", type=reader(int), help="sample only from the N most probable tokens")
     options.add_argument(
         "--top-p",
         metavar="X",
         type=reader(float),
-        help="nucleus sampling: the smallest set of tokens with this total probability",
+        help="sample only from the smallest set of tokens whose total probability is at least X",
     )
     options.add_argument("--seed", metavar="N", type=reader(int), help="random seed, for reproducible samples")
     options.add_argument("--json", action="store_true", help="machine-readable output")
@@ -220,4 +222,5 @@ def sample(argv: Sequence[str]) -> None:
     if args.json:
         print(json_text(samples))
     else:
-        print("\n".join(printable(sample, keep="\n\t") for sample in samples))
+        keep = "" if isinstance(run.task, Words) else "\n\t"  # a word is one line
+        print("\n".join(printable(sample, keep=keep) for sample in samples))

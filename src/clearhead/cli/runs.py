@@ -1,4 +1,4 @@
-"""`clearhead runs` lists runs, `clearhead verify` checks the files of one. Both only read, without importing torch."""
+"""`clearhead runs` lists runs; `clearhead verify` checks the files of a run. Neither writes files or imports torch."""
 
 import os
 import time
@@ -28,20 +28,21 @@ accuracy, test accuracy and state:
   finished           training and test are complete
   interrupted        stopped or killed; clearhead resume NAME continues it
   diverged           loss, gradients or weights were not finite
-  no checkpoint yet  stopped before the first; clearhead resume NAME restarts it
+  no checkpoint yet  stopped before its first checkpoint; clearhead resume NAME
+                     restarts it
   unreadable         a file in its folder is damaged"""
 
 VERIFY_DETAILS = """\
 Checkpoints are compared with their manifests (size and SHA-256), metrics.jsonl
-and config.json with the newest intact checkpoint, and attention maps with the
-digest in their header. Figures are not checked. Nothing is written.
+and config.json with the latest intact checkpoint, and attention snapshots with
+the digest in their header. Figures are not checked. Nothing is written.
 
-  missing     a file or a record does not exist any more
-  changed     a file differs from what was saved
+  missing     a file or a record has been deleted
+  changed     a file differs from the version that was saved
   unexpected  a file does not belong to a run
   leftover    a killed process left an unfinished file
   unsafe      a link or a special file; other commands refuse the run
-  unreadable  the system reports an error for a file
+  unreadable  the operating system cannot read a file
 
 The exit code is 0 if the run is intact, and 1 if it is not."""
 
@@ -83,15 +84,15 @@ def runs(argv: Sequence[str]) -> None:
     if args.folder is not None and not args.folder.is_dir():
         raise LookupError(f"no such folder: {args.folder}")
     folder = args.folder or RUNS
-    found = summaries(folder)
+    listed = summaries(folder)
     if args.json:
-        print(json_text([asdict(one) for one in found]))
-    elif not found:
+        print(json_text([asdict(summary) for summary in listed]))
+    elif not listed:
         print(f"No runs in {printable(folder)}. Start one with: clearhead train reverse")
     else:
         from clearhead.cli.options import show
 
-        show(runs_table(found))
+        show(runs_table(listed))
 
 
 def summaries(folder: Path) -> list[RunSummary]:
@@ -99,8 +100,8 @@ def summaries(folder: Path) -> list[RunSummary]:
     if os.path.lexists(folder / CONFIG):
         return [summarize(folder)]
     names = [name for name in (os.listdir(folder) if folder.is_dir() else []) if not name.startswith(".")]
-    found = [summarize(folder / name) for name in names if os.path.lexists(folder / name / CONFIG)]
-    return sorted(found, key=lambda one: (-one.changed, one.name))
+    unsorted = [summarize(folder / name) for name in names if os.path.lexists(folder / name / CONFIG)]
+    return sorted(unsorted, key=lambda summary: (-summary.changed, summary.name))
 
 
 def summarize(folder: Path) -> RunSummary:
@@ -122,6 +123,7 @@ def error_text(error: Exception) -> str:
 
 
 def progress_of(config: RunConfig, records: Sequence[Record]) -> dict[str, Any]:
+    """Fields of a RunSummary: steps, length and accuracies."""
     training = config.training
     last = max((record for record in records if record.get("epoch")), key=lambda r: r["step"], default=None)
     per_epoch = round(last["step"] / last["epoch"]) if last else 0
@@ -139,6 +141,7 @@ def progress_of(config: RunConfig, records: Sequence[Record]) -> dict[str, Any]:
 
 
 def state_of(folder: Path, config: RunConfig, records: Sequence[Record], summary: RunSummary) -> State:
+    """The state of a readable run, from its lock, its records and its checkpoints."""
     if is_locked(folder):
         return "running"
     last = records[-1] if records else {}
@@ -161,6 +164,7 @@ def ran_out_of_patience(config: RunConfig, records: Sequence[Record]) -> bool:
 
 
 def last_change(folder: Path) -> float:
+    """The modification time of metrics.jsonl, else of config.json, in seconds since 1970; 0 without both."""
     for name in (METRICS, CONFIG):
         try:
             return (folder / name).lstat().st_mtime
@@ -169,8 +173,8 @@ def last_change(folder: Path) -> float:
     return 0.0
 
 
-def runs_table(found: Sequence[RunSummary], *, with_time: bool = True) -> "Table":
-    """Without the time of the last change if the terminal is too narrow for all columns."""
+def runs_table(summaries: Sequence[RunSummary], *, with_time: bool = True) -> "Table":
+    """The time of the last change is omitted if the terminal is too narrow for all columns."""
     from rich.table import Table
 
     from clearhead.cli.options import console
@@ -180,30 +184,30 @@ def runs_table(found: Sequence[RunSummary], *, with_time: bool = True) -> "Table
         table.add_column(title, overflow="fold")
     for title in ("step", "validation", "test"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("state", min_width=max(len(one.state) for one in found))
+    table.add_column("state", min_width=max(len(summary.state) for summary in summaries))
     if with_time:
         table.add_column("last change", justify="right", no_wrap=True)
     now = time.time()
-    for one in found:
+    for summary in summaries:
         table.add_row(
-            printable(one.name),
-            printable(one.recipe or ""),
-            steps(one),
-            percent(one.best_validation_accuracy),
-            percent(one.test_accuracy),
-            f"{one.state}: {printable(one.problem)}" if one.problem else one.state,
-            *([f"{duration(max(1.0, now - one.changed))} ago"] if with_time else []),
+            printable(summary.name),
+            printable(summary.recipe or ""),
+            steps(summary),
+            percent(summary.best_validation_accuracy),
+            percent(summary.test_accuracy),
+            f"{summary.state}: {printable(summary.problem)}" if summary.problem else summary.state,
+            *([f"{duration(max(1.0, now - summary.changed))} ago"] if with_time else []),
         )
     if with_time and safe_console(width=1000).measure(table).maximum > console().width:
-        return runs_table(found, with_time=False)
+        return runs_table(summaries, with_time=False)
     return table
 
 
-def steps(one: RunSummary) -> str:
-    if one.state == "unreadable":
+def steps(summary: RunSummary) -> str:
+    if summary.state == "unreadable":
         return ""
-    total = f"{one.total_steps:,}" if one.total_steps else f"{one.epochs} epochs"
-    return f"{one.step:,} / {total}"
+    total = f"{summary.total_steps:,}" if summary.total_steps else f"{summary.epochs} epochs"
+    return f"{summary.step:,} / {total}"
 
 
 def percent(accuracy: float | None) -> str:

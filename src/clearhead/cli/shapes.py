@@ -29,8 +29,8 @@ SOURCES = ("preset", "recipe", "run")
 RUNS = "runs"
 
 ABOUT = """\
-List every tensor of a forward pass with its shape, parameters and multiply-adds.
-Shapes are given with tokens as rows and with tokens as columns."""
+List every tensor of a forward pass: its shape, with tokens as rows and with
+tokens as columns, its parameters, and its multiply-adds."""
 
 DETAILS = """\
 More examples:

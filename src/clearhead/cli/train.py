@@ -1,4 +1,4 @@
-"""`clearhead train`, `resume`, `verify-resume` and `demo`: from a recipe and changed settings to a trained run."""
+"""`clearhead train`, `resume`, `verify-resume` and `demo`: train a recipe, with any of its settings changed."""
 
 import argparse
 import inspect
@@ -37,7 +37,7 @@ Your own nn.Module on your own data (clearhead train --model X --help lists more
   clearhead train --model mymodel.py:GPT --data mydata.py:load --epochs 3"""
 
 RESUME_DETAILS = """\
-Training continues from the newest intact checkpoint with the run's own
+Training continues from the latest intact checkpoint with the run's own
 settings, exactly as if it had not been interrupted. A finished run is left
 unchanged unless --epochs or --steps extends it. The learning-rate schedule is
 then stretched to the new end, so the result differs from that of a run that had
@@ -45,12 +45,12 @@ this length from the start.
 
 A run of your own model contains no code: --model and --data name both again."""
 
-VERIFY_RESUME = "Prove on this machine that a killed run resumes bit for bit."
+VERIFY_RESUME = "Verify on this machine that a killed run resumes bit for bit."
 VERIFY_RESUME_DETAILS = """\
 Trains a few steps of a recipe twice: once without interruption, and once in a
-process that is killed halfway (kill -9) and resumed. Weights, optimizer state,
-random state and records of the two runs must be identical in every bit. The
-exit code is 0 if they are, and 1 if not. All files are temporary."""
+process that is killed halfway (SIGKILL) and resumed. Weights, optimizer state,
+random state and records of the two runs must be identical. The exit code is 0 if
+they are, and 1 if not. All files are temporary."""
 
 DEMO_DETAILS = """\
 Trains a vision transformer on the 60,000 handwritten digits that come with
@@ -59,7 +59,7 @@ matrix, predictions and attention. The run is saved in runs/demo; a second call
 resumes it."""
 
 STEPS, CHECKPOINT_EVERY = 30, 4
-"""length of the two runs of verify-resume"""
+"""length of the runs of verify-resume, and steps between their checkpoints"""
 NOT_EXACT = 1
 
 

@@ -58,7 +58,7 @@ def augmented_sheet(data: Dataset, augmentation: Augmentation, seed: int) -> Ima
     images as the only training examples. Only the normalization is undone.
     """
     if data.normalize is None:
-        raise ValueError("augmentation is for images, got sequences")
+        raise ValueError("augmentation needs images, got sequences")
     names, chosen = examples_by_class(data)
     shown = Subset(data.train, chosen)
     batches = Batches(replace(data, train=shown), len(shown), seed, augmentation=augmentation)  # one step is one epoch

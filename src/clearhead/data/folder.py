@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from rich.console import Console
@@ -30,7 +29,7 @@ from torch import Tensor
 from clearhead.data.cache import cache_folder
 from clearhead.data.dataset import Dataset, Examples, Images, Normalize, Subset, train_val_split
 from clearhead.data.images import SUFFIXES, InvalidImageError, read_image, resize, with_image
-from clearhead.data.options import Fit
+from clearhead.data.options import Fit, FolderOptions
 from clearhead.data.prng import fold_in
 from clearhead.data.user_files import open_user_file, read_user_file, scandir_recursive, user_path
 from clearhead.files import write_atomic
@@ -49,23 +48,6 @@ MAX_CACHE_HEADER_BYTES = 4096
 """bytes of a cache file besides the tensors and the digest"""
 MAX_THREADS = min(8, os.cpu_count() or 1)
 """each thread that waits for the pixel budget holds an image file in memory"""
-
-
-class FolderOptions(Protocol):
-    """The options of the task `folder` that are read here."""
-
-    @property
-    def folder(self) -> str: ...
-    @property
-    def image_size(self) -> int: ...
-    @property
-    def fit(self) -> Fit: ...
-    @property
-    def skip_invalid(self) -> bool: ...
-    @property
-    def validation(self) -> int: ...
-    @property
-    def limit(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -290,6 +272,8 @@ def decode(files: Sequence[Path], size: int, fit: Fit) -> DecodedImages:
 
 def check_memory(n: int, size: int) -> None:
     """Raise an error before the first image is read if the decoded images would exceed the physical memory."""
+    if not hasattr(os, "sysconf"):  # Windows
+        return
     needed, available = n * 3 * size**2, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > available:
         raise ValueError(

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from clearhead.data.user_files import MAX_IMAGE_SIZE
 from clearhead.messages import short_repr
@@ -43,3 +43,35 @@ class Augmentation:
     @property
     def is_on(self) -> bool:
         return self != Augmentation()
+
+
+class FolderOptions(Protocol):
+    """What the loader of `folder` needs of its task."""
+
+    @property
+    def folder(self) -> str: ...
+    @property
+    def image_size(self) -> int: ...
+    @property
+    def fit(self) -> Fit: ...
+    @property
+    def skip_invalid(self) -> bool: ...
+    @property
+    def validation(self) -> int: ...
+    @property
+    def limit(self) -> int: ...
+
+
+class DictionaryOptions(Protocol):
+    """What the loader of `pronounce` needs of its task."""
+
+    @property
+    def train_file(self) -> str: ...
+    @property
+    def test_file(self) -> str: ...
+    @property
+    def stress(self) -> bool: ...
+    @property
+    def validation(self) -> int: ...
+    @property
+    def limit(self) -> int: ...

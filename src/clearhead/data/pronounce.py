@@ -6,9 +6,8 @@ out for validation. With the user's own files, `train_file` is split into traini
 `test_file`, if given, is the test set. Each pronunciation of a word is an example.
 """
 
-from typing import Protocol
-
 from clearhead.data.dataset import Dataset, SequencePairs
+from clearhead.data.options import DictionaryOptions
 from clearhead.data.vocab import (
     EOS,
     Pronunciations,
@@ -20,21 +19,6 @@ from clearhead.data.vocab import (
     split_test,
     split_validation,
 )
-
-
-class DictionaryOptions(Protocol):
-    """The options of the task `pronounce` that are read here."""
-
-    @property
-    def train_file(self) -> str: ...
-    @property
-    def test_file(self) -> str: ...
-    @property
-    def stress(self) -> bool: ...
-    @property
-    def validation(self) -> int: ...
-    @property
-    def limit(self) -> int: ...
 
 
 def load_pronounce(config: DictionaryOptions) -> Dataset:

@@ -24,7 +24,7 @@ MAX_NUMBERED_CLASSES = 30
 
 
 def evaluate_run(run: Run, part: PartName = "test") -> dict[str, Any]:
-    """What `clearhead evaluate` measures: loss and accuracy; for `pronounce` the error rates."""
+    """The metrics of `clearhead evaluate`: loss and accuracy; for `pronounce`, word and phoneme error rates."""
     check_choice(part=(part, PartName))
     return run.task.evaluate(run, part, lambda: loss_and_accuracy(run, part))
 
@@ -53,7 +53,15 @@ def measure(
     on_batch: Callable[[Batch, Tensor], None] | None = None,
 ) -> dict[str, float]:
     """Metrics on these examples; `on_batch` receives each batch and the model's outputs."""
-    return evaluate(run.model, run.task.objective, examples, normalize, tta=tta_of(run, part), on_batch=on_batch)
+    return evaluate(
+        run.model,
+        run.task.objective,
+        examples,
+        normalize,
+        batch_size=run.eval_batch_size,
+        tta=tta_of(run, part),
+        on_batch=on_batch,
+    )
 
 
 def tta_of(run: Run, part: PartName) -> TTA:
@@ -82,8 +90,8 @@ def confusion_matrix(targets: Tensor, predictions: Tensor, num_classes: int) -> 
 
 
 def draw_confusion(matrix: Tensor, classes: Sequence[str], note: str = "") -> "Figure":
-    """The confusion matrix (V,V) with counts as numbers. Colors show the fraction of each row, so that rare classes
-    are as displayable as frequent ones. The note is added to the title."""
+    """The confusion matrix (V,V) with its counts. Colors show the fraction of each row, so that rare classes are as
+    legible as frequent ones. The note is added to the title."""
     n, matrix = len(classes), matrix.cpu()
     if n == 0 or matrix.shape != (n, n):
         raise ValueError(
@@ -106,7 +114,7 @@ def draw_confusion(matrix: Tensor, classes: Sequence[str], note: str = "") -> "F
 
 
 def label_axes(panel: "Axes", classes: Sequence[str]) -> None:
-    """The name of every class; of many classes, of every second or third."""
+    """Label every class, or every second or third if there are many."""
     ticks = range(0, len(classes), -(-len(classes) // MAX_NUMBERED_CLASSES))
     names = [displayable(classes[i]) for i in ticks]
     panel.set_yticks(list(ticks), names)
@@ -122,7 +130,7 @@ def label_axes(panel: "Axes", classes: Sequence[str]) -> None:
 
 
 def draw_counts(panel: "Axes", matrix: Tensor, fractions: Tensor) -> None:
-    """Counts of 0 are left out, so that mistakes stand out."""
+    """Draw all counts except zeros, so that mistakes stand out."""
     for row, column in matrix.nonzero().tolist():
         color = "white" if fractions[row, column] > 0.55 else "black"
         text = f"{int(matrix[row, column]):,}"

@@ -35,7 +35,7 @@ from clearhead.insight.heads import entropy, head_importance
 from clearhead.insight.plots import draw_head, draw_head_grid, draw_over_image, draw_tokens
 from clearhead.insight.trace import AttentionTrace, look
 from clearhead.models.config import VisionConfig
-from clearhead.tasks.pronunciation import RANKING
+from clearhead.tasks.pronunciation import IMPORTANCE_TITLE
 from clearhead.tasks.report import Example
 from clearhead.training.run_directory import RunDirectory
 from clearhead.training.snapshots import read_snapshots
@@ -47,7 +47,7 @@ AGGREGATES = "attention over all layers, compared with occlusion"
 
 
 def explain_input(run: Run, example: Example, folder: Path | None = None) -> list[tuple[Path, str]]:
-    """Saves all figures of an example in RUN/figures/look, or in `folder`: the path and the title of each."""
+    """Save all figures of an example in `folder` (default: RUN/figures/look). Returns the path and title of each."""
     folder = run.path / "figures/look" if folder is None else folder
     return [(save_figure(figure, folder / name), title) for name, title, figure in figures_of(run, example)]
 
@@ -73,8 +73,8 @@ def figures_of(run: Run, example: Example) -> "Iterator[tuple[str, str, Figure]]
         traced = look(run.model, example.inputs)
     names = list(traced)
     weights = [record.weights().detach() for record in traced.values()]
-    wall = draw_head_grid([layer[0] for layer in weights], names, title=f"every layer and head\n{example.heading}")
-    yield "wall.png", "every layer and head", wall
+    grid = draw_head_grid([layer[0] for layer in weights], names, title=f"every layer and head\n{example.heading}")
+    yield "wall.png", "every layer and head", grid
     head = int(weights[0][0].amax(-1).mean(-1).argmax())
     tokens = token_names(example, weights[0].shape[-1])
     title, matrix = f"{names[0]}, head {head}\n{example.heading}", weights[0][0, head]
@@ -82,7 +82,7 @@ def figures_of(run: Run, example: Example) -> "Iterator[tuple[str, str, Figure]]
     yield "head.png", "the sharpest head of the first layer", figure
     if tokens is not None:
         yield "tokens.png", "the same head, from token to token", draw_tokens(matrix, tokens, title=title)
-    yield "heads.png", RANKING, head_importance_figure(run, example, traced)
+    yield "heads.png", IMPORTANCE_TITLE, head_importance_figure(run, example, traced)
     if example.image is not None:
         yield from image_figures(run, example, traced, weights)
 
@@ -106,34 +106,34 @@ def head_importance_figure(run: Run, example: Example, traced: AttentionTrace) -
     log_probability = "change in the log-probability of the prediction\n(below 0: less confident without the head)"
     unit = "change in the output" if is_number else log_probability
     changes = head_importance(run.model, example.inputs, score)
-    return draw_head_importance(changes, list(traced), unit=unit, title=f"{RANKING}\n{example.heading}")
+    return draw_head_importance(changes, list(traced), unit=unit, title=f"{IMPORTANCE_TITLE}\n{example.heading}")
 
 
 def image_figures(
     run: Run, example: Example, traced: AttentionTrace, weights: Sequence[Tensor]
 ) -> "Iterator[tuple[str, str, Figure]]":
-    """Attention of the last layer over the image, and aggregates over all layers beside occlusion."""
+    """The attention of the last layer over the image, and aggregates over all layers compared with occlusion."""
     model, chosen = run.config.model, example.predicted
     assert isinstance(model, VisionConfig)
     assert chosen is not None
     grid, last = model.grid, weights[-1]
+    has_pooling = last.shape[-2] != last.shape[-1]
+    num_register_tokens = 0 if has_pooling else model.num_register_tokens  # a pooling query does not see them
 
     def to_patches(matrix: Tensor) -> Tensor:
         """weights (...,Q,K) -> (...,rows,columns): attention from the output to each patch"""
-        return output_map(matrix, class_token=model.pooling == "cls").unflatten(1, grid)
+        cells = output_map(matrix, class_token=model.pooling == "cls", num_register_tokens=num_register_tokens)
+        return cells.unflatten(1, grid)
 
     title = "attention from the output to each patch"
     heads = {f"head {i}": cells for i, cells in enumerate(to_patches(last[0]))}
     full = f"{title}, in {list(traced)[-1]}\n{example.heading}"
     yield "patches.png", title, draw_over_image(example.image, heads, title=full)
-    has_pooling = last.shape[-2] != last.shape[-1]
     layers = weights[-1:] if has_pooling else weights  # only a pooling layer's query leads to the output
-    matrices = {
-        "mean": mean_attention(layers),
-        "maximum": max_attention(layers),
-        "rollout": rollout(weights),
-        "relevance": relevance(traced, traced.output[:, chosen]),
-    }
+    matrices = {"mean": mean_attention(layers), "maximum": max_attention(layers)}
+    if not (has_pooling and model.num_register_tokens):  # these two follow the same tokens through all layers
+        matrices["rollout"] = rollout(weights)
+        matrices["relevance"] = relevance(traced, traced.output[:, chosen])
     maps = {name: to_patches(matrix) for name, matrix in matrices.items()}
     fill: Fill = "black" if model.in_channels == 1 else "gray"
     occluded = occlusion(run.model, example.inputs, grid, chosen, fill=fill)
@@ -149,20 +149,20 @@ def image_figures(
 def plot_training_dynamics(
     run: str | Path, folder: Path | None = None, before_drawing: Callable[[], None] = lambda: None
 ) -> list[tuple[Path, str]]:
-    """Figures of the attention snapshots of a run: the entropy of each head against the step; and the head that
-    changed most, as a strip and as an animation."""
+    """Save figures of the attention snapshots of a run: the entropy of each head against the step, and the head that
+    changed most, as a strip and as an animation. Returns the path and title of each."""
     path = RunDirectory.open(run).path
     folder = path / "figures/look" if folder is None else folder
     steps, snapshots = read_snapshots(path)
     before_drawing()
     layers = {name: snapshots[name] for name in in_layer_order(snapshots)}
     table = entropies(list(layers.values()))
-    layer, head = changed_most(table)
+    layer, head = most_changed_head(table)
     name = list(layers)[layer]
     matrices, title = layers[name][:, 0, head], f"{name}, head {head}"  # (T,Q,K) of the first input
     uniform = {round(uniform_entropy(weights), 6) for weights in layers.values()}
-    most = uniform.pop() if len(uniform) == 1 else None
-    entropy_figure = draw_head_entropy(steps, table, list(layers), maximum=most)
+    maximum = uniform.pop() if len(uniform) == 1 else None
+    entropy_figure = draw_head_entropy(steps, table, list(layers), maximum=maximum)
     strip = draw_training_strip(steps, matrices, title=title)
     return [
         (save_figure(entropy_figure, folder / "entropy.png"), "entropy of each head against the step"),
@@ -186,7 +186,7 @@ def entropies(layers: Sequence[Tensor]) -> Tensor:
 
 
 def uniform_entropy(weights: Tensor) -> float:
-    """The entropy of uniform attention to the keys that a query may attend to: those to which any head ever did.
+    """The entropy of uniform attention to all keys that a query may attend to: those that any head ever attended to.
 
     weights (T,N,H,Q,K)
     """
@@ -194,7 +194,7 @@ def uniform_entropy(weights: Tensor) -> float:
     return num_keys[num_keys > 0].log().mean().item()
 
 
-def changed_most(table: Tensor) -> tuple[int, int]:
-    """The layer and head whose entropy moved farthest from its first value."""
+def most_changed_head(table: Tensor) -> tuple[int, int]:
+    """The layer and head whose entropy differs most from its initial value at any step."""
     change = (table - table[:1]).abs().amax(0).nan_to_num(-1)
     return divmod(int(change.argmax()), change.shape[1])

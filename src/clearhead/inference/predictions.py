@@ -1,4 +1,4 @@
-"""Predictions of a run on a part of its data, compared with the targets: a report, its figure, the confusion matrix.
+"""Compare the predictions of a run with the targets: a report, its figure, and the confusion matrix.
 
 The outputs come from the same evaluation as those of `clearhead evaluate`, so that all numbers agree.
 Dims: N examples, B batch, C channels, L length, S images of a set, V classes.
@@ -81,15 +81,15 @@ def plot_test_predictions(run: Run, n: int = 16) -> "Figure":
     return draw_report(run, report(run, n=n), "test")
 
 
-def draw_report(run: Run, found: Report, part: PartName) -> "Figure":
-    """The images of a report with their predictions; for sets, a line of images for each."""
+def draw_report(run: Run, result: Report, part: PartName) -> "Figure":
+    """The images of a report with their predictions; for sets, a row of images for each."""
     examples, _ = examples_of(run, part)
 
     def images(rows: Sequence[Row]) -> Tensor:
         return examples.get_batch(torch.tensor([row.index for row in rows]))[0]
 
     groups = {
-        title: rows for title, rows in zip(found.titles(part), (found.first, found.mistakes), strict=True) if rows
+        title: rows for title, rows in zip(result.titles(part), (result.first, result.mistakes), strict=True) if rows
     }
     if run.task.takes_sets:
         return draw_sets({title: (rows, images(rows)) for title, rows in groups.items()})
@@ -119,7 +119,7 @@ class PredictedImage:
 
     @property
     def text(self) -> str:
-        """Wrapped to the width of a column."""
+        """The caption, wrapped to the width of a column."""
         text = f"{displayable(self.predicted)}  {self.probability:.0%}"
         actual = f"\nactual: {displayable(self.actual or '')}" if self.is_wrong else ""
         return wrap(text + actual, 0.92 * CELL, TEXT)
@@ -145,26 +145,26 @@ def plot_predictions(groups: dict[str, Sequence[PredictedImage]]) -> "Figure":
     return figure
 
 
-def draw_image(panel: "Axes", shown: PredictedImage) -> None:
-    pixels = shown.image.permute(1, 2, 0)  # (C,height,width) -> (height,width,C)
+def draw_image(panel: "Axes", prediction: PredictedImage) -> None:
+    pixels = prediction.image.permute(1, 2, 0)  # (C,height,width) -> (height,width,C)
     panel.imshow(pixels.squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-    if shown.index is not None:
-        panel.set_title(f"#{shown.index}", fontsize=8, color=GRAY, pad=2)
+    if prediction.index is not None:
+        panel.set_title(f"#{prediction.index}", fontsize=8, color=GRAY, pad=2)
     panel.text(
         0.5,
         -0.06,
-        shown.text,
+        prediction.text,
         transform=panel.transAxes,
         ha="center",
         va="top",
         fontsize=TEXT,
-        color=VERMILION if shown.is_wrong else "black",
+        color=VERMILION if prediction.is_wrong else "black",
         parse_math=False,
     )
 
 
 def draw_sets(groups: dict[str, tuple[Sequence[Row], Tensor]]) -> "Figure":
-    """A line for each set of images (S,784), with frames around the predicted and the actual odd one."""
+    """A row for each set of images (S,784), with frames around the predicted and the actual odd one."""
     n_columns = next(iter(groups.values()))[1].shape[1]
     heights = [CELL * len(rows) + 0.4 for rows, _ in groups.values()]
     figure = new_figure(max(CELL * n_columns, 8.0), sum(heights))
@@ -182,7 +182,7 @@ def draw_sets(groups: dict[str, tuple[Sequence[Row], Tensor]]) -> "Figure":
 
 
 def frame_image(panel: "Axes", row: Row, name: str) -> None:
-    """A frame and a label for an image that was predicted to be the odd one, or that is."""
+    """Frame and label the image that was predicted to be the odd one, and the one that is."""
     if name not in (row.predicted, row.actual):
         return
     color = BLUE if name == row.actual else VERMILION

@@ -21,7 +21,6 @@ from clearhead.tasks.report import Prediction
 from clearhead.tasks.task import PartName, Task, changed_files
 from clearhead.training.compatibility import config_for_inference, state_digest
 from clearhead.training.distributed import load_tensors, state_of
-from clearhead.training.evaluation import BATCH_SIZE
 from clearhead.training.optim import eval_weights
 from clearhead.training.run_directory import RunDirectory
 from clearhead.training.state import DataInfo
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from clearhead.insight.trace import AttentionTrace
     from clearhead.models.generate import Sampling
 
-INFERENCE_BATCH_SIZE = BATCH_SIZE
-"""as in an evaluation, so that both compute the same logits"""
 Inputs = Tensor | str | Path | Sequence[str | Path] | Sequence[int]
 
 
@@ -103,6 +100,14 @@ class Run:
     def task(self) -> Task:
         return self.config.task
 
+    @property
+    def model_config(self) -> Any:
+        return self.config.model
+
+    @property
+    def eval_batch_size(self) -> int:
+        return self.config.training.eval_batch_size
+
     def predict(self, inputs: Inputs, *, invert: bool = False) -> list[Prediction]:
         """Images, as files or uint8 (B,C,height,width): a prediction for each; `invert` swaps dark and light, because
         MNIST's digits are white on black. Digits (L,): a prediction for each digit or for the sequence, with
@@ -122,7 +127,7 @@ class Run:
     def sample(
         self, prompt: str = "", *, n: int = 1, max_new_tokens: int = 300, strategy: "Sampling | None" = None
     ) -> list[str]:
-        """n continuations of a prompt, each with the prompt before it, by a language model (`words`, `text`)."""
+        """n continuations of a prompt, including the prompt, by a language model (`words`, `text`)."""
         from clearhead.models.generate import Sampling
 
         if not isinstance(self.task, LanguageTask):
@@ -138,7 +143,7 @@ class Run:
         return self.task.trace(self, self.task.example(self, example, invert=invert))
 
     def check_data_files(self) -> None:
-        """In a changed file, words of the test part may be among those of training, and ids may have other meanings."""
+        """ValueError if data files have changed: test examples may have been used in training, and ids may differ."""
         if changed := changed_files(self.data_files, self.task.digests()):
             raise ValueError(
                 f"the data of {self.path} has changed since training: {', '.join(changed)}; restore the original files"
@@ -147,5 +152,5 @@ class Run:
     @torch.inference_mode()
     def logits(self, inputs: Tensor) -> Tensor:
         """The model's outputs for its own kind of inputs; for images the mean over the views of `training.tta`."""
-        tta = self.config.training.tta
-        return torch.cat([tta_mean(self.model, part, tta) for part in inputs.split(INFERENCE_BATCH_SIZE)])
+        parts = inputs.split(self.eval_batch_size)  # as in an evaluation, so that both compute the same logits
+        return torch.cat([tta_mean(self.model, part, self.config.training.tta) for part in parts])

@@ -3,11 +3,12 @@
 - `mean_attention`, `max_attention` and `rollout` use the weights alone and ignore values, MLPs and norms. They show
   where information could have come from, not what caused the output.
 - `relevance` weights attention by the gradient of a score: a first-order measure, which needs a pass with gradients.
-- `occlusion` hides patches of the input and measures how the output changes: evidence of cause. `deletion_curve` judges
-  any map in the same way: hide the patches that it ranks first; the better the map, the faster the probability falls.
+- `occlusion` hides patches of the input and measures how the output changes, which is causal evidence.
+  `deletion_curve` evaluates any map in this way: it hides the patches that the map ranks first. The better the map, the
+  faster the probability falls.
 
 A stack of layers is an AttentionTrace, or a list of weights (B,H,L,L) in order of execution. The last layer may have
-fewer queries than the others: a pooling query, which is no token and has no residual connection.
+fewer queries than the others: a pooling query, which is not a token and has no residual connection.
 Dims: B batch, H heads, L tokens, Q queries or target tokens, K keys or source tokens, P patches, C channels, V classes.
 """
 
@@ -25,7 +26,7 @@ Update = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(attribution of the queries, weights, attribution of the keys) -> attribution after the layer"""
 
 MAX_BATCH = 256
-"""images in one forward pass of occlusion"""
+"""the largest batch of a forward pass in occlusion"""
 
 Fill = Literal["gray", "mean", "black"]
 ToLogits = Callable[[Any], Tensor]
@@ -55,7 +56,7 @@ def rollout(layers: "AttentionTrace | Sequence[Tensor]") -> Tensor:
     """(A_n + I)/2 ... (A_2 + I)/2 (A_1 + I)/2 with A the mean over a layer's heads: (B,L,L), whose rows sum to 1.
 
     Abnar & Zuidema (2020). It assumes that half of each token passes through the residual connection and half comes
-    from attention, that all heads matter equally, and that values only mix. A row without weights passes unchanged.
+    from attention, that all heads matter equally, and that values only mix. A fully masked row is left unchanged.
     """
     return propagate([weights.mean(1) for weights in stacked_layers(layers)], rollout_update)
 
@@ -63,7 +64,7 @@ def rollout(layers: "AttentionTrace | Sequence[Tensor]") -> Tensor:
 def rollout_encoder_decoder(
     encoder: Sequence[Tensor], decoder: Sequence[Tensor], cross: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """The rollout from each target token to the target (B,Q,Q) and to the source (B,Q,K); both rows together sum to 1.
+    """The rollout from each target token to the target (B,Q,Q) and to the source (B,Q,K); together a row sums to 1.
 
     encoder (B,H,K,K), decoder (B,H,Q,Q) and cross (B,H,Q,K) are the weights of each layer.
     """
@@ -75,9 +76,14 @@ def rollout_update(queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
     return (queries + weights @ keys) / (1 + weights.sum(-1, keepdim=True))
 
 
-def output_map(matrix: Tensor, *, class_token: bool) -> Tensor:
-    """The attribution of the output to patches, (B,Q,K) -> (B,P): the row of the class token, or the mean row."""
-    return matrix[:, 0, 1:] if class_token else matrix.mean(1)
+def output_map(matrix: Tensor, *, class_token: bool, num_register_tokens: int = 0) -> Tensor:
+    """The attribution of the output to patches, (B,Q,K) -> (B,P): the row of the class token, or the mean row.
+
+    Register tokens stand before the patches, after the class token; no output is read from them.
+    """
+    if class_token:
+        return matrix[:, 0, 1 + num_register_tokens :]
+    return matrix[:, num_register_tokens:, num_register_tokens:].mean(1)
 
 
 def propagate(layers: Sequence[Tensor], update: Update) -> Tensor:
@@ -92,7 +98,7 @@ def propagate(layers: Sequence[Tensor], update: Update) -> Tensor:
 def propagate_encoder_decoder(
     encoder: Sequence[Tensor], decoder: Sequence[Tensor], cross: Sequence[Tensor], *, update: Update
 ) -> tuple[Tensor, Tensor]:
-    """The same for a decoder, whose layers attend to the target tokens first and then to the encoded source."""
+    """`propagate` for a decoder, whose layers attend to the target tokens first and then to the encoded source."""
     if not encoder or not cross or len(decoder) != len(cross):
         raise ValueError(
             "an encoder-decoder needs encoder layers, and as many decoder layers as cross-attention layers, "
@@ -152,8 +158,8 @@ def layers_of_one_shape(layers: "AttentionTrace | Sequence[Tensor]") -> list[Ten
 def relevance(trace: "AttentionTrace", score: Tensor, names: Sequence[str] | None = None) -> Tensor:
     """R = (I + C_n) ... (I + C_1) with C the mean over heads of relu(A * dA): (B,L,L), or (B,Q,L) after pooling.
 
-    Chefer et al. (2021). A * dA is how much each weight contributes to the score; no slow path is needed for dA:
-    out = A v gives dA = d_out vᵀ. `score` (B,) or a single number is the output to explain, such as
+    Chefer et al. (2021). A * dA is the contribution of each weight to the score, where dA = d_out vᵀ follows from
+    out = A v. `score` (B,) or a single number is the output to explain, such as
     `trace.output[:, 3]`, of a pass with gradients enabled; the graph is kept, so several scores can be explained.
     `names` are the layers of one stack in order (default: all).
     """

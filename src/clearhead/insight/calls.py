@@ -1,11 +1,11 @@
-"""One attention as a model computed it, with everything needed to compute its weights later.
+"""One attention call as the model computed it, with everything needed to compute its weights later.
 
 `SDPACall` is a call of scaled_dot_product_attention: it keeps queries, keys, values and the mask, and computes weights
 on demand, for the requested heads and rows. `SoftmaxCall` is a softmax whose result multiplied values: it keeps the
 weights that the model computed, and a `Layout` that names the axes, because models write `weights @ values` in many
 orders.
 
-Whatever the model's own shapes, results are (B,H,Q,K) weights, (B,H,K,Dv) values and (B,H,Q,Dv) output.
+Regardless of the model's own shapes, weights are (B,H,Q,K), values (B,H,K,Dv) and the output (B,H,Q,Dv).
 Dims: B batch, H heads, Q queries, K keys, D width of queries and keys, Dv width of values.
 """
 
@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from clearhead.nn.attention import in_float32, softargmax
+from clearhead.nn.attention import in_float32, repeat_kv_heads, softargmax
 
 Rows = slice | Tensor
 
@@ -124,7 +124,7 @@ class SDPACall:
         mask = self.mask_for(heads, slice(None))
         if mask is None:
             return torch.ones((), dtype=torch.bool, device=self.raw_q.device)
-        # additive masks hide by -inf, or by the lowest number of some dtype
+        # additive masks use -inf, or the lowest number of some dtype
         return mask if mask.dtype == torch.bool else mask > torch.finfo(torch.float16).min
 
     def replace_heads(self, heads: list[int], new: Tensor) -> Tensor:
@@ -251,7 +251,7 @@ def einsum_layout(equation: str, weights_first: bool, weights_dim: int, values_d
 
 
 ELLIPSIS_LETTERS = "αβγδεζηθ"
-"""for the axes behind an ellipsis, the last axis first"""
+"""letters for the axes of an ellipsis, from the last axis to the first"""
 
 
 def expand_ellipsis(term: str, dim: int) -> str:
@@ -291,10 +291,6 @@ def select_heads(x: Tensor, heads: list[int], num_heads: int) -> Tensor:
     if indices == list(range(x.shape[1])):
         return x
     return x[:, indices[0] : indices[0] + 1] if len(indices) == 1 else x[:, indices]
-
-
-def repeat_kv_heads(x: Tensor, num_heads: int) -> Tensor:
-    return x if x.shape[1] == num_heads else x.repeat_interleave(num_heads // x.shape[1], 1)
 
 
 def write_heads(view: Tensor, heads: list[int], new: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Capture every attention of a forward pass, without changing the model or its kernels.
+"""Capture every attention call of a forward pass, without changing the model or its kernels.
 
 Three kinds of torch calls are attention: scaled_dot_product_attention; the function behind nn.MultiheadAttention, whose
 body runs so that the calls inside it are seen; and a softmax whose result multiplies values (insight/softmaxes.py).
@@ -38,7 +38,7 @@ Receive = Callable[[str, AttentionCall, str, str], Tensor]
 
 @contextmanager
 def capture_attention(model: nn.Module, receive: Receive) -> Iterator["Capture"]:
-    """Inside the block, every attention of the model is passed to `receive`; afterwards the model is as before."""
+    """Inside the block, every attention call of the model is passed to `receive`; on exit the model is restored."""
     capture = Capture(model, receive, torch.backends.mha.get_fastpath_enabled())
     names = ATTENTION | TRACKED | MATMULS | {"einsum"}
     with intercept(capture.stack, capture.handle, names) as mode:
@@ -47,7 +47,7 @@ def capture_attention(model: nn.Module, receive: Receive) -> Iterator["Capture"]
 
 
 class Capture:
-    """Recognizes attention among the torch calls of a model. A call has the path of the innermost running module."""
+    """Recognizes attention among the torch calls of a model. A call is named after the innermost running module."""
 
     def __init__(self, model: nn.Module, receive: Receive, fast_path: bool):
         self.stack, self.receive, self.fast_path = ModuleStack(model), receive, fast_path
@@ -162,7 +162,7 @@ class Capture:
         return self.receive(self.next_name(), call, kernel, "; ".join(notes))
 
     def next_name(self) -> str:
-        """The path of the innermost running module; from its second attention in a pass on, with #2, #3 and so on."""
+        """The path of the innermost running module; with #2, #3 and so on from its second attention call in a pass."""
         if self.counted_pass != self.stack.num_passes:
             self.counts.clear()
             self.counted_pass = self.stack.num_passes
@@ -173,7 +173,7 @@ class Capture:
 
 
 def has_fast_path(module: nn.Module) -> bool:
-    """Whether torch.nn would run this module by a single fused call, by the main conditions that it names."""
+    """Whether torch.nn would run this module as a single fused call, according to its main conditions."""
     if not isinstance(module, nn.MultiheadAttention) or module.training or not module.batch_first:
         return False
     return not (torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()))
@@ -189,9 +189,9 @@ def unknown_name(name: str, known: Iterable[str], kind: str = "attention") -> Lo
     known = list(known)
     nearest = get_close_matches(name, known, n=1, cutoff=0.6)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-    return LookupError(f"no {kind} named {name!r}; {hint}known names: {listed(known)}")
+    return LookupError(f"no {kind} named {name!r}; {hint}known names: {join_names(known)}")
 
 
-def listed(names: list[str], limit: int = 60) -> str:
+def join_names(names: list[str], limit: int = 60) -> str:
     text = ", ".join(names[:limit]) or "none"
     return text if len(names) <= limit else f"{text} and {len(names) - limit} more"

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 MAX_BARS = 24
 LAST_FRAME = 6
-"""the last frame of an animation is shown this many times as long"""
+"""the last frame of an animation is shown for this many frame durations"""
 DELETION_NOTE = (
     "Deletion AUC: patches are hidden one by one, the highest ranked first; this is the area under the curve of the "
     "predicted probability, from 0 to 1. The smaller it is, the better the map ranks what the model relies on."

@@ -1,4 +1,4 @@
-"""Edit attention heads while a model runs, and measure what each head does.
+"""Edit attention heads during a forward pass, and measure what each head does.
 
     with edit(model, "blocks.2.attn", head=1, pattern="uniform"):
         changed = model(images)
@@ -27,11 +27,11 @@ Pattern = Literal["uniform", "zero"] | Tensor | Callable[[Tensor], Tensor]
 def edit(
     model: nn.Module, name: str, head: int | Sequence[int] | None = None, pattern: Pattern = "zero"
 ) -> Iterator[None]:
-    """Inside the block, these heads (default: all) of one layer have other weights; other heads stay bit-identical.
+    """Inside the block, the weights of some heads (default: all) of one layer are replaced; others stay bit-identical.
 
     "zero" removes the output of the head; "uniform" gives equal weights to all keys that may be seen. A tensor must
-    broadcast to (B,heads,Q,K), and a function maps weights of that shape to new ones; both are used as they are, so
-    rows need not sum to 1.
+    broadcast to (B,heads,Q,K), and a function maps weights of that shape to new ones; neither is
+    normalized, so rows need not sum to 1.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"edit needs an nn.Module, got {type(model).__name__}")
@@ -92,7 +92,8 @@ def head_importance(
     """score(output with the head edited) - score(output) for every head: (layers, heads), one pass for each head.
 
     A row for each layer that `look` finds, or for each of `names`. `score` maps the output to one number, such as a
-    loss or a logit. `inputs` is a tensor, or a tuple of the model's arguments. Missing heads of a layer are NaN.
+    loss or a logit. `inputs` is a tensor, or a tuple of the model's arguments. Layers with fewer heads are padded with
+    NaN.
     """
     args = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
     trace = look(model, *args)

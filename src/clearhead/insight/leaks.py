@@ -1,7 +1,8 @@
-"""Leak tests for any model: change future tokens, or padding, and see whether an output changes that must not.
+"""Leak tests for any model: change future tokens or padding, and find outputs that change but must not.
 
-A model that sees the future reaches a low loss and is useless; one that sees padding depends on the rest of its batch.
-The model must be in eval() mode. Random state stays untouched, and no gradients are recorded.
+A model that sees future tokens reaches a low loss but is useless; the output of one that sees padding depends on the
+length of the other examples in the batch.
+The model must be in eval() mode. The random state is preserved, and no gradients are recorded.
 Shapes: B batch, L length, Q outputs, V vocabulary.
 """
 
@@ -19,7 +20,7 @@ TOLERANCE = 4
 """a value has changed if it differs by more than this many machine epsilons of the largest one; masks are exact"""
 
 FILL_RATIO = 1e6
-"""values larger than all changed ones by this factor are fill values, such as -1e9 for forbidden ids"""
+"""values larger than all changed ones by this factor count as fill values, such as -1e9 for excluded ids"""
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def is_padding(lengths: Tensor, length: int, device: torch.device) -> Tensor:
 
 
 def different_ids(ids: Tensor, vocab_size: int) -> Tensor:
-    """A different id for each one, reproducibly."""
+    """A different id in place of each one, the same in every call."""
     if ids.dim() != 2 or ids.is_floating_point():
         raise ValueError(f"ids must be integers (B,L), got {ids.dtype} {tuple(ids.shape)}")
     if vocab_size < 2:
@@ -142,7 +143,7 @@ def locate_leak(
     """The output that changed most, and the single token that changes it: one more forward pass per suspect."""
     example, output = divmod(int(change.argmax()), change.shape[1])
     changed: list[list[int]] = is_changed.nonzero().tolist()
-    suspects = sorted(((row, token) for row, token in changed), key=lambda at: (at[0] != example, at))
+    suspects = sorted(((row, token) for row, token in changed), key=lambda position: (position[0] != example, position))
     for row, token in suspects:
         modified = ids.clone()
         modified[row, token] = other[row, token]

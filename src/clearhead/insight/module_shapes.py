@@ -28,7 +28,7 @@ def module_shapes(
     sizes: Sequence[tuple[int, ...]] = (),
     dtypes: Sequence[str] = (),
 ) -> Shapes:
-    """Every tensor of a forward pass in eval mode, of a copy of the module."""
+    """The shape of every tensor in a forward pass of a copy of the module in eval mode."""
     inner = unwrap_compiled(module)
     with as_value_error(f"recording the shapes of {type(inner).__name__}"):
         return record_shapes(inner, batch, width, length, sizes, dtypes)
@@ -51,9 +51,9 @@ def record_shapes(
         }
         arguments, dtype, batch_size = {}, torch.float32, None  # the batch axis is not known
     else:
-        subject = prepare(inner, width, length)
-        model, dtype, batch_size = subject.model, subject.dtype, batch
-        arguments = subject.arguments(subject.sample_inputs(0, batch), {})
+        under_test = prepare(inner, width, length)
+        model, dtype, batch_size = under_test.model, under_test.dtype, batch
+        arguments = under_test.arguments(under_test.sample_inputs(0, batch), {})
         inputs = {name: x for name, x in arguments.items() if isinstance(x, Tensor)}
 
     def forward() -> Any:

@@ -1,7 +1,7 @@
 """Figures of attention weights: one head, a grid of all heads, alignments, maps over images, lines between tokens.
 
-Functions take tensors or arrays and return matplotlib figures, large enough to be read from the back of a room and
-with colors that color-blind readers can tell apart. Colors and saving are shared with all figures: see drawing.py.
+Functions take tensors or arrays and return matplotlib figures that are legible when projected and use a palette for
+color-blind readers. Colors and saving are defined in drawing.py.
 Dims: H heads, Q queries, K keys, C channels.
 """
 
@@ -27,12 +27,12 @@ TITLE, TEXT, SMALL = 18, 15, 12
 POSITIVE, NEGATIVE = "#E0007A", "#00A878"
 """magenta and green: rare in photographs, and of different lightness"""
 OPACITY = 0.7
-"""of the largest weight over an image, which stays recognizable below it"""
+"""opacity of the largest weight over an image, so that the image remains recognizable"""
 DPI = 120
 MAX_HORIZONTAL = 3
-"""longer labels of columns are rotated"""
+"""the longest column label, in characters, that is not rotated"""
 MAX_LINES = 400
-"""the number of lines between tokens; only the largest weights are drawn"""
+"""the largest number of lines between tokens; smaller weights are not drawn"""
 TINT_NOTE = (
     "The tint starts at the mean weight and is strongest at the largest, or at twice the mean if that is larger. "
     "Patches in the upper half of the scale are outlined. A map without visible tint is nearly uniform."
@@ -112,7 +112,7 @@ def layers_in_grid(stacks: "Sequence[NDArray[np.float64]]", names: Sequence[str]
 
 def draw_matrix(axes: "Axes", matrix: "NDArray[np.float64]", high: float) -> Any:
     if is_elongated(matrix.shape):
-        axes.set_box_aspect(1)  # as large as the square matrices of other layers
+        axes.set_box_aspect(1)  # the same panel size as for square matrices
     return draw_heatmap(axes, matrix, 0, high, aspect="auto" if is_elongated(matrix.shape) else "equal")
 
 
@@ -362,10 +362,10 @@ def to_matrix(values: Any) -> "NDArray[np.float64]":
 
 
 def is_elongated(shape: Sequence[int]) -> bool:
-    """Whether square cells would make the matrix a thin line."""
+    """Whether the matrix is too elongated to be drawn with square cells."""
     return max(shape) > 4 * min(shape)
 
 
 def on_two_lines(name: str) -> str:
-    """A module name on two lines, to fit next to its row."""
+    """A module name split into two lines, to fit beside its row."""
     return ".\n".join(name.rsplit(".", 1))

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.insight.calls import AttentionCall, Rows
-from clearhead.insight.capture import LOOKED_FOR, capture_attention, listed, unknown_name
+from clearhead.insight.capture import LOOKED_FOR, capture_attention, join_names, unknown_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CHUNK = 2**20
-"""the number of weights that are computed at a time"""
+"""the number of weights computed at a time"""
 
 
 def look(
@@ -64,14 +64,14 @@ def look(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AttentionRecord:
-    """One attention of a pass. Weights are computed on demand, for the requested heads and rows only."""
+    """One attention call of a forward pass. Weights are computed on demand, for the requested heads and rows only."""
 
     name: str
-    """the path of the module, with #2 if it is the module's second attention in the pass"""
+    """the path of the module, with #2 for the module's second attention call in the pass"""
     kernel: str
     """sdpa, softmax, or nn.MultiheadAttention"""
     note: str
-    """what was different in this pass, such as dropout or a compiled module that ran eagerly"""
+    """remarks about this pass, such as active dropout or a compiled module that ran eagerly"""
     call: AttentionCall
 
     @property
@@ -145,7 +145,7 @@ class AttentionRecord:
         queries: Sequence[str] | None = None,
         keys: Sequence[str] | None = None,
     ) -> "Figure":
-        """The weights of one example: one head with labels for its tokens, or all heads next to each other."""
+        """The weights of one example: one head with labeled tokens, or all heads side by side."""
         from clearhead.insight.plots import draw_head, draw_head_grid
 
         if head is None:
@@ -164,7 +164,7 @@ class AttentionTrace:
     def __init__(self, output: Any, records: dict[str, AttentionRecord], names: Sequence[str]):
         self.output, self.records = output, records
         self.names = list(names)
-        """every attention of the pass, including those that `keep` excluded"""
+        """the names of all attention calls of the pass, including those that `keep` excluded"""
 
     def __len__(self) -> int:
         return len(self.records)
@@ -186,11 +186,15 @@ class AttentionTrace:
 
     def __getitem__(self, name: str) -> AttentionRecord:
         if not isinstance(name, str):
-            raise LookupError(f"layers are looked up by module name, got {name!r}; this trace has {listed(self.names)}")
+            raise LookupError(
+                f"layers are looked up by module name, got {name!r}; this trace has {join_names(self.names)}"
+            )
         if name in self.records:
             return self.records[name]
         if name in self.names:
-            raise LookupError(f"{name!r} was not kept, only {listed(list(self.records))}; use look(keep=[{name!r}])")
+            raise LookupError(
+                f"{name!r} was not kept, only {join_names(list(self.records))}; use look(keep=[{name!r}])"
+            )
         raise unknown_name(name, self.records)
 
     def verify(self) -> dict[str, float]:
@@ -214,14 +218,14 @@ class AttentionTrace:
             return self[name].plot(head, example=example, queries=queries, keys=keys)
         if head is not None:
             raise ValueError(
-                f"plot needs the name of a layer to plot one head, got head={head}; known: {listed(list(self))}"
+                f"plot needs the name of a layer to plot one head, got head={head}; known: {join_names(list(self))}"
             )
         from clearhead.insight.plots import draw_head_grid
 
         return draw_head_grid([record.weights()[example] for record in self.values()], list(self))
 
     def save(self, path: str | Path, names: Sequence[str] | None = None) -> Path:
-        """Write the weights (B,H,Q,K) of all kept layers, or of these, to a .safetensors file, by name.
+        """Write the weights (B,H,Q,K) of the layers `names` (default: all kept layers) to a .safetensors file, by name.
 
         `safetensors.torch.load_file(path)` reads them back.
         """
@@ -240,8 +244,14 @@ class AttentionTrace:
     def __repr__(self) -> str:
         header = ["name", "kernel", "heads", "queries x keys", "note"]
         lines = [
-            [one.name, one.kernel, str(one.num_heads), f"{one.num_queries} x {one.num_keys}", one.note]
-            for one in self.values()
+            [
+                record.name,
+                record.kernel,
+                str(record.num_heads),
+                f"{record.num_queries} x {record.num_keys}",
+                record.note,
+            ]
+            for record in self.values()
         ]
         num_excluded = len(self.names) - len(self.records)
         footer = [f"and {num_excluded} more, not kept"] if num_excluded else []
@@ -260,10 +270,10 @@ def align_columns(table: list[list[str]], right: set[int]) -> list[str]:
 def check_heads(head: int | Sequence[int] | None, num_heads: int, name: str) -> list[int]:
     if head is None:
         return list(range(num_heads))
-    heads = [int(head)] if isinstance(head, Integral) else [int(one) for one in head]  # type: ignore[union-attr]
-    for one in heads:
-        if not 0 <= one < num_heads:
-            raise LookupError(f"head must be {index_range(num_heads)} for {name!r}, got {one}")
+    heads = [int(head)] if isinstance(head, Integral) else [int(index) for index in head]  # type: ignore[union-attr]
+    for index in heads:
+        if not 0 <= index < num_heads:
+            raise LookupError(f"head must be {index_range(num_heads)} for {name!r}, got {index}")
     return heads
 
 

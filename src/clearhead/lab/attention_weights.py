@@ -1,4 +1,4 @@
-"""The attention weights: their shape, where queries, keys and values come from, and whether a token attends to itself.
+"""Attention weights: their shape, the source of queries, keys and values, and whether tokens attend to themselves.
 
 Dims: B batch, L length, Q queries, K keys, E model width; the column convention uses d (width) and n (tokens).
 """
@@ -50,8 +50,8 @@ def run_attention_map(
     with torch.no_grad():
         weights = attention_map(x)
         change = (attention_map(others) - weights)[0].abs().max().item()
-        by_torch, _ = layer.to_torch()(x, x, x)
-        error = (layer(x) - by_torch).abs().max().item()
+        expected, _ = layer.to_torch()(x, x, x)
+        error = (layer(x) - expected).abs().max().item()
     return Result(
         (
             equals("size of axis 0: examples", weights.shape[0], batch_size, 0),
@@ -78,14 +78,14 @@ def draw_attention_map(*, seed: int = 0, width: int = 16, batch_size: int = 3, n
     for example, block in enumerate(weights.unbind()):
         rows = slice(example * num_tokens, (example + 1) * num_tokens)
         block_diagonal[rows, rows] = block
-    figure, both = subplots("AB")
-    heat_maps(figure, both, [block_diagonal, flattened[0]], "attention weight")
-    for axes in both:
+    figure, panels = subplots("AB")
+    heat_maps(figure, panels, [block_diagonal, flattened[0]], "attention weight")
+    for axes in panels:
         for edge in range(1, batch_size):
             axes.axhline(edge * num_tokens - 0.5, color=GRAY, linewidth=1)
             axes.axvline(edge * num_tokens - 0.5, color=GRAY, linewidth=1)
-    label_axes(both[0], f"Correct: {batch_size} maps of {num_tokens} × {num_tokens}", "key token", "query token")
-    label_axes(both[1], f"Misconception: 1 map of {num_rows} × {num_rows}", "key token")
+    label_axes(panels[0], f"Correct: {batch_size} maps of {num_tokens} × {num_tokens}", "key token", "query token")
+    label_axes(panels[1], f"Misconception: 1 map of {num_rows} × {num_rows}", "key token")
     set_headline(figure, "Each example of a batch has its own attention map: (batch, sequence, sequence)")
     return figure
 
@@ -94,8 +94,8 @@ ATTENTION_MAP = Claim(
     slug="attention-map",
     kind="demonstration",
     lesson="Attention weights",
-    statement="The attention map of one head has shape (batch, sequence, sequence), one map per example, and "
-    "self-attention is Attention(X, X, X).",
+    statement="The attention weights of one head have shape (batch, sequence, sequence): one map per example. "
+    "Self-attention is Attention(X, X, X).",
     misconception="The attention map mixes the examples of a batch.",
     formula="A = softargmax(beta X W_Q (X W_K)ᵀ)  (B,L,L)",
     run=run_attention_map,
@@ -111,9 +111,9 @@ def run_column_convention(*, seed: int = 0, width: int = 768, num_tokens: int = 
     q, k, v = torch.randn(3, width, width, generator=random, dtype=torch.float64) @ x / width**0.5
     scores = k.T @ q if keys_first else q @ k.T
     weights = softargmax(scores, width**-0.5, dim=0)  # columns sum to 1
-    inum_rows, _ = attend_reference(q.T, k.T, v.T)
+    row_output, _ = attend_reference(q.T, k.T, v.T)
     out = v @ weights if weights.shape == (num_tokens, num_tokens) else weights @ v
-    error = (out - inum_rows.T).abs().max().item()
+    error = (out - row_output.T).abs().max().item()
     return Result(
         (
             equals("rows of Q, K and V", len(q), width, 0),
@@ -153,9 +153,9 @@ def multiply(
 
     product = left[1] @ right[1]
     for x, symbol, (name, matrix) in ((1.6, "", left), (5.4, "·", right), (9.2, "=", (text, product))):
-        height, width = (grow * math.log2(1 + size) for grow, size in zip((0.23, 0.29), matrix.shape, strict=True))
-        look: dict[str, Any] = {"facecolor": color, "edgecolor": color, "linewidth": 2}
-        axes.add_patch(Rectangle((x - width / 2, y - height / 2), width, height, **look, alpha=0.3))
+        height, width = (scale * math.log2(1 + size) for scale, size in zip((0.23, 0.29), matrix.shape, strict=True))
+        style: dict[str, Any] = {"facecolor": color, "edgecolor": color, "linewidth": 2}
+        axes.add_patch(Rectangle((x - width / 2, y - height / 2), width, height, **style, alpha=0.3))
         axes.text(x, y, name, fontsize=SMALL_SIZE, ha="center", va="center")
         shape = f"{matrix.shape[0]} × {matrix.shape[1]}"
         axes.text(x, y - height / 2 - 0.15, shape, fontsize=SMALL_SIZE, ha="center", va="top")
@@ -188,8 +188,8 @@ def run_self_weight(
     steps: int = 200,
     same_projection: bool = False,
 ) -> Result:
-    """width and num_tokens are those of the layer with random weights; steps are those of the recipe `reverse`.
-    same_projection=True makes its queries and keys equal and of unit length; then the misconception is true."""
+    """width and num_tokens set the size of the layer with random weights, steps the training of the recipe `reverse`.
+    same_projection=True makes queries and keys of the random layer equal and of unit length: the misconception."""
     random = torch.Generator().manual_seed(seed)
     x = torch.randn(64, num_tokens, width, generator=random, dtype=torch.float64)
     w_q, w_k = torch.randn(2, width, width, generator=random, dtype=torch.float64) / width**0.5
@@ -197,8 +197,8 @@ def run_self_weight(
     if same_projection:
         k = q = q / q.norm(dim=-1, keepdim=True)
     weights = attend_reference(q, k, x)[1]
-    accuracy, argmax_self, self_weight, opposite = mean_over_seeds(
-        lambda each: measure_reversal(steps, each), seed, num_seeds
+    accuracy, argmax_self, self_weight, mirror_weight = mean_over_seeds(
+        lambda run_seed: measure_reversal(steps, run_seed), seed, num_seeds
     )
     return Result(
         (
@@ -210,7 +210,7 @@ def run_self_weight(
             at_least("trained to reverse: digit accuracy", accuracy, 0.95),
             at_most("trained to reverse: fraction of tokens with the largest weight on themselves", argmax_self, 0.1),
             at_most("trained to reverse: mean weight of a token on itself", self_weight, 0.1),
-            at_least("trained to reverse: mean weight of a token on its mirror token", opposite, 0.3),
+            at_least("trained to reverse: mean weight of a token on its mirror token", mirror_weight, 0.3),
         )
     )
 
@@ -222,40 +222,43 @@ def argmax_on_diagonal(weights: Tensor) -> float:
 
 @torch.no_grad()
 def measure_reversal(steps: int, seed: int) -> list[float]:
-    """Trains the recipe `reverse`, whose single head has to attend from token i to token L - 1 - i. -> accuracy, and of
-    the weights: fraction of rows with the argmax on the diagonal, mean of the diagonal, mean of the anti-diagonal"""
+    """Trains the recipe `reverse`, whose single head must attend from token i to token L - 1 - i.
+
+    Returns the accuracy, the fraction of rows of the weights whose argmax is on the diagonal, the mean of the diagonal,
+    and the mean of the antidiagonal.
+    """
     with single_thread(), torch.enable_grad():
         ctx = train_recipe("reverse", {"seed": seed}, steps)
     digits, reversed_digits = ctx.data.test.get_batch(torch.arange(NUM_TEST))
-    seen = look(ctx.model, digits)
-    (layer,) = seen
-    weights = seen[layer].weights()[:, 0]  # (B,L,L)
-    own, opposite = (each.diagonal(dim1=-2, dim2=-1).mean().item() for each in (weights, weights.flip(-1)))
-    right = (seen.output.argmax(-1) == reversed_digits).double().mean().item()
-    return [right, argmax_on_diagonal(weights), own, opposite]
+    trace = look(ctx.model, digits)
+    (layer,) = trace
+    weights = trace[layer].weights()[:, 0]  # (B,L,L)
+    diagonal, antidiagonal = (w.diagonal(dim1=-2, dim2=-1).mean().item() for w in (weights, weights.flip(-1)))
+    accuracy = (trace.output.argmax(-1) == reversed_digits).double().mean().item()
+    return [accuracy, argmax_on_diagonal(weights), diagonal, antidiagonal]
 
 
 def draw_self_weight(*, seed: int = 0, width: int = 16, num_tokens: int = 8, result: Result | None = None) -> "Figure":
-    """Left: the weights of one sequence, the largest of each row marked. Right: how often it lies on the diagonal; the
-    result adds the trained model."""
+    """Left: the weights of one sequence, with the argmax of each row. Right: how often it is on the diagonal, in the
+    trained model as well if there is a result."""
     random = torch.Generator().manual_seed(seed)
     x = torch.randn(64, num_tokens, width, generator=random, dtype=torch.float64)
     w_q, w_k = torch.randn(2, width, width, generator=random, dtype=torch.float64) / width**0.5
     q, k = x @ w_q, x @ w_k
-    same = q / q.norm(dim=-1, keepdim=True)
+    unit_q = q / q.norm(dim=-1, keepdim=True)
     weights = attend_reference(q, k, x)[1]
-    own = {"random\nweights": (argmax_on_diagonal(weights), BLUE), "chance\n(1/n)": (1 / num_tokens, GRAY)}
+    fractions = {"random\nweights": (argmax_on_diagonal(weights), BLUE), "chance\n(1/n)": (1 / num_tokens, GRAY)}
     for check in result.checks if result else ():
         if check.name.startswith("trained") and "on themselves" in check.name:
-            own["trained to\nreverse"] = (check.value, ORANGE)
-    own["q = k"] = (argmax_on_diagonal(attend_reference(same, same, x)[1]), GREEN)
+            fractions["trained to\nreverse"] = (check.value, ORANGE)
+    fractions["q = k"] = (argmax_on_diagonal(attend_reference(unit_q, unit_q, x)[1]), GREEN)
     figure, (left, right) = subplots("AB", widths=(1, 1.1))
     heat_maps(figure, [left], [weights[0]], "attention weight")
-    best = weights[0].argmax(-1)
-    left.scatter(best, range(num_tokens), s=200, facecolor="none", edgecolor="white", linewidth=4)
+    argmax = weights[0].argmax(-1)
+    left.scatter(argmax, range(num_tokens), s=200, facecolor="none", edgecolor="white", linewidth=4)
     left.plot([-0.5, num_tokens - 0.5], [-0.5, num_tokens - 0.5], color="white", linestyle=":", linewidth=2)
     label_axes(left, "Circle: largest weight of each row", "key token", "query token")
-    bars(right, own, "{:.0%}")
+    bars(right, fractions, "{:.0%}")
     right.set_ylim(0, 1.1)
     label_axes(right, "Circle on the diagonal", "", "fraction of tokens")
     set_headline(figure, "A token need not give itself the largest attention weight, unless q = k")
@@ -265,9 +268,9 @@ def draw_self_weight(*, seed: int = 0, width: int = 16, num_tokens: int = 8, res
 SELF_WEIGHT = Claim(
     slug="self-weight",
     lesson="Attention weights",
-    statement="A token need not give itself the largest attention weight: with random weights few tokens do, and in a "
-    "model trained to reverse its input none does.",
-    misconception="The current word always has the largest attention weight.",
+    statement="The largest attention weight of a token need not be on the token itself. With random weights, "
+    "most tokens attend more to another token; in a model trained to reverse sequences, all of them do.",
+    misconception="Every token attends most to itself.",
     conditions="The trained model is the recipe `reverse`: one block with one head, 16 digits, 200 steps in float32; "
     "mean of three seeds.",
     formula="argmax_j q_i·k_j = i only for particular W_Q and W_K",

@@ -1,4 +1,4 @@
-"""The parts of a block: feed-forward network, skip connections, layer norm and its placement."""
+"""The components of a block: feed-forward network, skip connections, layer norm and its placement."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from clearhead.drawing import BLACK, BLUE, VERMILION
 from clearhead.lab.claim import Claim, Curve, Result, at_least, at_most, equals, within
 from clearhead.lab.constructions import feedforward_as_convolutions
-from clearhead.lab.convolutions import num_inputs_seen
+from clearhead.lab.convolutions import receptive_field
 from clearhead.lab.plots import (
     CORRECT,
     MISCONCEPTION,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def run_feed_forward(*, seed: int = 0, width: int = 8, num_tokens: int = 5, use_attention: bool = False) -> Result:
-    """use_attention=True tests attention in place of the feed-forward network: it mixes positions."""
+    """use_attention=True tests attention, which mixes positions, in place of the feed-forward network."""
     torch.manual_seed(seed)
     net, x = MLP(width, 4 * width).double(), torch.randn(2, num_tokens, width, dtype=torch.float64)
     layer = MultiHeadAttention(width, 1).double() if use_attention else net
@@ -43,7 +43,7 @@ def run_feed_forward(*, seed: int = 0, width: int = 8, num_tokens: int = 5, use_
     return Result(
         (
             at_most("difference from two 1×1 convolutions", error, 1e-12),
-            equals("number of input positions that one output depends on", num_inputs_seen(layer, x[:1]), 1, 0),
+            equals("number of input positions that one output depends on", receptive_field(layer, x[:1]), 1, 0),
         )
     )
 
@@ -62,12 +62,12 @@ def draw_feed_forward(*, seed: int = 0, width: int = 8, num_tokens: int = 5) -> 
     x = torch.randn(2, num_tokens, width, dtype=torch.float64)
     attention = MultiHeadAttention(width, 1).double()
     with torch.no_grad():
-        convolved, answer = feedforward_as_convolutions(net)(x.mT).mT, net(x)
-    figure, (alone, mixed, scatter) = subplots("AC;BC", widths=(1, 1.5))
-    heat_maps(figure, [alone, mixed], [influences(net, x[:1]), influences(attention, x[:1])], "influence")
-    label_axes(alone, "feed-forward", "", "output")
-    label_axes(mixed, "attention", "input token", "output")
-    scatter_against(scatter, answer, {"two 1 × 1 convolutions": (convolved, CORRECT, "o")})
+        convolved, output = feedforward_as_convolutions(net)(x.mT).mT, net(x)
+    figure, (top, bottom, scatter) = subplots("AC;BC", widths=(1, 1.5))
+    heat_maps(figure, [top, bottom], [influences(net, x[:1]), influences(attention, x[:1])], "influence")
+    label_axes(top, "feed-forward", "", "output")
+    label_axes(bottom, "attention", "input token", "output")
+    scatter_against(scatter, output, {"two 1 × 1 convolutions": (convolved, CORRECT, "o")})
     label_axes(scatter, "Outputs of both", "two 1 × 1 convolutions", "feed-forward")
     set_headline(figure, "The feed-forward network is two 1 × 1 convolutions: tokens do not mix")
     return figure
@@ -77,7 +77,7 @@ FEED_FORWARD = Claim(
     slug="feed-forward",
     kind="demonstration",
     lesson="Blocks: feed-forward network, normalization, skip connections",
-    statement="The feed-forward network is applied to each position separately: two 1×1 convolutions with an "
+    statement="The feed-forward network is applied to each position separately. It equals two 1×1 convolutions with an "
     "activation between them.",
     misconception="The feed-forward network mixes positions.",
     formula="max(0, x W_1 + b_1) W_2 + b_2 = conv_1x1(max(0, conv_1x1(x)))",
@@ -89,15 +89,11 @@ FEED_FORWARD = Claim(
 
 
 SHALLOW = 2
-"""depth that deeper stacks are compared with"""
-
-
-STACKS = 4
-"""number of random initializations; their median is used"""
-
-
+"""depth of the reference stack"""
+NUM_STACKS = 4
+"""number of random initializations whose median is taken"""
 VANISHING, PRESERVED = 0.7, 0.85
-"""bounds of the gradient's factor per layer: at most VANISHING if it vanishes, at least PRESERVED if it does not"""
+"""limits of the gradient ratio per layer: a gradient vanishes at or below the first, and not at or above the second"""
 
 
 @dataclass(frozen=True)
@@ -121,18 +117,12 @@ def he_linear(weight: Tensor) -> Tensor:
 
 
 XAVIER = Initialization("Xavier + GELU", F.gelu, nn.init.xavier_uniform_, nn.init.xavier_uniform_)
-
-
 HE = Initialization("He + ReLU", F.relu, he, he_linear)
-
-
 ORTHOGONAL = Initialization("orthogonal + tanh", torch.tanh, nn.init.orthogonal_, nn.init.orthogonal_)
-
-
 INITIALIZATIONS = (XAVIER, HE, ORTHOGONAL)
 
 
-def first_gradient(depth: int, width: int, skip: bool, initialization: Initialization = XAVIER) -> float:
+def input_gradient_norm(depth: int, width: int, skip: bool, initialization: Initialization = XAVIER) -> float:
     """Norm of the gradient at the input of `depth` layers x + f(x), or f(x) without skip connections."""
     nets = [MLP(width, width, initialization.activation).double() for _ in range(depth)]
     for net in nets:
@@ -148,35 +138,36 @@ def first_gradient(depth: int, width: int, skip: bool, initialization: Initializ
 
 
 def gradient_ratio(depth: int, width: int, skip: bool, initialization: Initialization) -> float:
-    """The gradient at the input of `depth` layers relative to that of SHALLOW layers: the median of STACKS draws."""
+    """The gradient at the input of `depth` layers relative to that of SHALLOW layers: a median over NUM_STACKS."""
     ratios = [
-        first_gradient(depth, width, skip, initialization) / first_gradient(SHALLOW, width, skip, initialization)
-        for _ in range(STACKS)
+        input_gradient_norm(depth, width, skip, initialization)
+        / input_gradient_norm(SHALLOW, width, skip, initialization)
+        for _ in range(NUM_STACKS)
     ]
     return torch.tensor(ratios, dtype=torch.float64).median().item()
 
 
 def run_skip_connections(*, seed: int = 0, width: int = 32, depth: int = 24, skip: bool = True) -> Result:
-    """skip=False tests the stack without skip connections in place of the one with them."""
+    """skip=False removes the skip connections from both stacks that are compared: the misconception."""
     torch.manual_seed(seed)
-    skipping = {each.name: gradient_ratio(depth, width, skip, each) for each in INITIALIZATIONS}
-    plain = {each.name: gradient_ratio(depth, width, False, each) for each in INITIALIZATIONS}
+    with_skips = {init.name: gradient_ratio(depth, width, skip, init) for init in INITIALIZATIONS}
+    without_skips = {init.name: gradient_ratio(depth, width, False, init) for init in INITIALIZATIONS}
 
-    what = f"gradient, {depth} layers / {SHALLOW} layers"
+    quantity = f"gradient, {depth} layers / {SHALLOW} layers"
 
     def limit(factor: float) -> float:
-        """Rounded to one significant digit."""
+        """factor^(depth - SHALLOW), rounded to one significant digit."""
         return float(f"{factor ** (depth - SHALLOW):.1g}")
 
     checks = (
-        *(at_least(f"{name}, with skips: {what}", value, 0.1) for name, value in skipping.items()),
-        at_most(f"{XAVIER.name}, without skips: {what}", plain[XAVIER.name], limit(VANISHING)),
-        at_least(f"{HE.name}, without skips: {what}", plain[HE.name], limit(PRESERVED)),
-        at_least(f"{ORTHOGONAL.name}, without skips: {what}", plain[ORTHOGONAL.name], limit(PRESERVED)),
+        *(at_least(f"{name}, with skips: {quantity}", value, 0.1) for name, value in with_skips.items()),
+        at_most(f"{XAVIER.name}, without skips: {quantity}", without_skips[XAVIER.name], limit(VANISHING)),
+        at_least(f"{HE.name}, without skips: {quantity}", without_skips[HE.name], limit(PRESERVED)),
+        at_least(f"{ORTHOGONAL.name}, without skips: {quantity}", without_skips[ORTHOGONAL.name], limit(PRESERVED)),
     )
     curves = [
-        Curve("gradient left", f"{name}, {kind}", (depth,), (value,))
-        for kind, measured in (("with skips", skipping), ("without skips", plain))
+        Curve("gradient ratio", f"{name}, {kind}", (depth,), (value,))
+        for kind, measured in (("with skips", with_skips), ("without skips", without_skips))
         for name, value in measured.items()
     ]
     return Result(checks, tuple(curves))
@@ -189,7 +180,7 @@ def draw_skip_connections(*, seed: int = 0, width: int = 32, depth: int = 48, re
     figure, (axes, *others) = subplots("AB" if curves else "A")
     for skip, color, text in ((False, MISCONCEPTION, "f(x) alone"), (True, CORRECT, "x + f(x)")):
         torch.manual_seed(seed)
-        heights = [first_gradient(n, width, skip) for n in depths]
+        heights = [input_gradient_norm(n, width, skip) for n in depths]
         heights = [height / heights[0] for height in heights]
         axes.plot(depths, heights, "o-", color=color, linewidth=3, markersize=8, label=text)
     axes.set_yscale("log")
@@ -204,9 +195,9 @@ def draw_skip_connections(*, seed: int = 0, width: int = 32, depth: int = 48, re
 def draw_initializations(axes: "Axes", curves: Sequence[Curve]) -> None:
     """Two bars per initialization: the gradient with and without skip connections."""
     names = list(dict.fromkeys(curve.name.rpartition(", ")[0] for curve in curves))
-    for kind, color, side in (("without skips", MISCONCEPTION, 0.2), ("with skips", CORRECT, -0.2)):
+    for kind, color, offset in (("without skips", MISCONCEPTION, 0.2), ("with skips", CORRECT, -0.2)):
         heights = [curve.y[0] for text in names for curve in curves if curve.name == f"{text}, {kind}"]
-        axes.bar([index + side for index in range(len(names))], heights, 0.4, color=color)
+        axes.bar([index + offset for index in range(len(names))], heights, 0.4, color=color)
     axes.set_yscale("log")
     axes.axhline(1, color=BLACK, linestyle="--")
     axes.set_xticks(range(len(names)), labels=[text.replace(" + ", "\n+ ") for text in names])
@@ -220,11 +211,11 @@ def draw_initializations(axes: "Axes", curves: Sequence[Curve]) -> None:
 SKIP_CONNECTIONS = Claim(
     slug="skip-connections",
     lesson="Blocks: feed-forward network, normalization, skip connections",
-    statement="With skip connections, x + f(x), the gradient reaches the first of many layers. Without them it "
-    "vanishes for Xavier initialization with GELU; He initialization with ReLU and orthogonal initialization with "
-    "tanh nearly preserve it.",
-    misconception="Skip connections do not affect the gradient at the first layer; or: without skip connections the "
-    "gradient always vanishes.",
+    statement="With skip connections, x + f(x), the gradient at the input of a deep network does not vanish. Without "
+    "them, it vanishes for Xavier initialization with GELU, but not for He initialization with ReLU or orthogonal "
+    "initialization with tanh.",
+    misconception="Skip connections do not affect the gradient at the first layer, or the gradient always vanishes "
+    "without them.",
     formula="d(x + f(x))/dx = I + f'(x);  f(x) = activation(x W_1) W_2",
     conditions="Untrained feed-forward networks of equal width without normalization, 24 layers; the median of four "
     "random initializations.",
@@ -242,18 +233,18 @@ def run_layer_norm(*, seed: int = 0, width: int = 16, num_tokens: int = 5, batch
     others = 10 * torch.randn_like(x)
     others[0, 0] = x[0, 0]
 
-    def by_layer(tokens: Tensor) -> Tensor:
+    def layer_norm(tokens: Tensor) -> Tensor:
         return nn.LayerNorm(width).double()(tokens)
 
-    def by_batch(tokens: Tensor) -> Tensor:
+    def batch_norm_train(tokens: Tensor) -> Tensor:
         return nn.BatchNorm1d(width).double()(tokens.mT).mT
 
-    stored = nn.BatchNorm1d(width).double()
-    stored(3 * torch.randn_like(x).mT + 1)  # stores the statistics of another batch
-    stored.eval()
+    eval_norm = nn.BatchNorm1d(width).double()
+    eval_norm(3 * torch.randn_like(x).mT + 1)  # running statistics of another batch
+    eval_norm.eval()
 
-    def by_stored(tokens: Tensor) -> Tensor:
-        return stored(tokens.mT).mT
+    def batch_norm_eval(tokens: Tensor) -> Tensor:
+        return eval_norm(tokens.mT).mT
 
     def change(norm: Callable[[Tensor], Tensor]) -> float:
         """Change of the output for one token when all other tokens of the batch change."""
@@ -262,9 +253,11 @@ def run_layer_norm(*, seed: int = 0, width: int = 16, num_tokens: int = 5, batch
 
     return Result(
         (
-            at_most("layer norm: change of one token's output", change(by_batch if batch_norm else by_layer), 0),
-            at_least("batch norm, training mode: change of one token's output", change(by_batch), 0.01),
-            at_most("batch norm, evaluation mode: change of one token's output", change(by_stored), 0),
+            at_most(
+                "layer norm: change of one token's output", change(batch_norm_train if batch_norm else layer_norm), 0
+            ),
+            at_least("batch norm, training mode: change of one token's output", change(batch_norm_train), 0.01),
+            at_most("batch norm, evaluation mode: change of one token's output", change(batch_norm_eval), 0),
         )
     )
 
@@ -276,13 +269,14 @@ def draw_layer_norm(*, seed: int = 0, width: int = 16, num_tokens: int = 5) -> "
     x = torch.randn(4, num_tokens, width, dtype=torch.float64)
     others = 10 * torch.randn_like(x)
     others[0, 0] = x[0, 0]
-    layer, batch, tested = nn.LayerNorm(width).double(), nn.BatchNorm1d(width).double(), nn.BatchNorm1d(width).double()
-    tested(x.mT)  # stores the statistics of a batch
-    tested.eval()
+    layer = nn.LayerNorm(width).double()
+    batch, eval_batch = nn.BatchNorm1d(width).double(), nn.BatchNorm1d(width).double()
+    eval_batch(x.mT)  # running statistics of a batch
+    eval_batch.eval()
     cases = {
         "layer norm": (layer(x), layer(others), CORRECT),
         "batch norm, training": (batch(x.mT).mT, batch(others.mT).mT, MISCONCEPTION),
-        "batch norm, evaluation": (tested(x.mT).mT, tested(others.mT).mT, CORRECT),
+        "batch norm, evaluation": (eval_batch(x.mT).mT, eval_batch(others.mT).mT, CORRECT),
     }
     figure, all_axes = subplots("ABC")
     for axes, (title, (before, after, color)) in zip(all_axes, cases.items(), strict=True):
@@ -297,10 +291,10 @@ def draw_layer_norm(*, seed: int = 0, width: int = 16, num_tokens: int = 5) -> "
 LAYER_NORM = Claim(
     slug="layer-norm",
     lesson="Blocks: feed-forward network, normalization, skip connections",
-    statement="Layer norm normalizes each token separately. With batch norm in training mode, the output for a token "
-    "depends on the other tokens of the batch; in evaluation mode it does not, because stored statistics are used.",
-    misconception="Batch norm is equivalent; or: with batch norm, the output of a trained model in evaluation mode "
-    "depends on the batch.",
+    statement="Layer norm normalizes each token separately. With batch norm, the output for a token depends on the "
+    "other tokens of the batch in training mode, but not in evaluation mode, which uses running statistics.",
+    misconception="Batch norm is equivalent to layer norm, or its output depends on the batch in evaluation mode as "
+    "well.",
     formula="LN(x) = (x - mean(x)) / std(x), over the width of one token;  BN: over the batch in training mode, "
     "by the running mean and variance in evaluation mode",
     run=run_layer_norm,
@@ -332,25 +326,25 @@ def run_pre_norm(*, seed: int = 0, width: int = 32, depth: int = 24, post_norm: 
     """post_norm=True tests post-norm in place of pre-norm."""
     torch.manual_seed(seed)
 
-    def last(norm: str) -> float:
+    def last_block_gradient(norm: str) -> float:
         """Gradient at the last of `depth` blocks relative to that of a single block."""
         return gradients(norm, depth, width)[-1] / gradients(norm, 1, width)[-1]
 
-    shrinking, steady = last("post" if post_norm else "pre"), last("post")
+    pre, post = last_block_gradient("post" if post_norm else "pre"), last_block_gradient("post")
     return Result(
         (
             within(
                 f"pre-norm: gradient at last of {depth} blocks / single block × sqrt({depth})",
-                shrinking * math.sqrt(depth),
+                pre * math.sqrt(depth),
                 0.5,
                 1.8,
             ),
-            at_least("post-norm: gradient at last block / single block", steady, 0.35),
+            at_least("post-norm: gradient at last block / single block", post, 0.35),
         )
     )
 
 
-DRAWS = 4
+NUM_DRAWS = 4
 """number of random initializations that are averaged"""
 
 
@@ -360,10 +354,10 @@ def draw_pre_norm(*, seed: int = 0, width: int = 32, depth: int = 24) -> "Figure
     figure, (left, right) = subplots("AB", same_y=True)
     for norm, color, marker in (("post", VERMILION, "s"), ("pre", BLUE, "o")):
         torch.manual_seed(seed)
-        measured = [torch.tensor([gradients(norm, n, width) for _ in range(DRAWS)]).mean(0) for n in depths]
-        look: dict[str, Any] = {"color": color, "linewidth": 3, "label": f"{norm}-norm"}
-        left.plot(depths, [blocks[-1] / measured[0][0] for blocks in measured], f"{marker}-", markersize=8, **look)
-        right.plot(range(1, depths[-1] + 1), measured[-1] / measured[0][0], f"{marker}-", markersize=6, **look)
+        measured = [torch.tensor([gradients(norm, n, width) for _ in range(NUM_DRAWS)]).mean(0) for n in depths]
+        style: dict[str, Any] = {"color": color, "linewidth": 3, "label": f"{norm}-norm"}
+        left.plot(depths, [blocks[-1] / measured[0][0] for blocks in measured], f"{marker}-", markersize=8, **style)
+        right.plot(range(1, depths[-1] + 1), measured[-1] / measured[0][0], f"{marker}-", markersize=6, **style)
     left.plot(depths, [n**-0.5 for n in depths], "--", color=BLACK, linewidth=2, label="1 / sqrt(depth)")
     left.set_xscale("log", base=2)
     left.set_xticks(depths, labels=[str(n) for n in depths])
@@ -386,9 +380,9 @@ def draw_pre_norm(*, seed: int = 0, width: int = 32, depth: int = 24) -> "Figure
 PRE_NORM = Claim(
     slug="pre-norm",
     lesson="Blocks: feed-forward network, normalization, skip connections",
-    statement="In an untrained pre-norm model the gradient at the last block decreases as 1/sqrt(depth); with "
-    "post-norm it does not.",
-    misconception="The placement of the norm makes no difference in an untrained model.",
+    statement="At initialization, the gradient at the last block decreases as 1/sqrt(depth) in a pre-norm transformer, "
+    "but not in a post-norm transformer.",
+    misconception="At initialization, the placement of the normalization layers makes no difference.",
     formula="pre-norm: |x_L| grows as sqrt(L), and the final norm divides by it;  post-norm: the input of every "
     "block has norm sqrt(d)",
     run=run_pre_norm,

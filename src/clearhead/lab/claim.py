@@ -76,7 +76,7 @@ class Curve:
     """A measured series, stored in the result so that the figure does not repeat minutes of training."""
 
     quantity: str
-    """such as `digit accuracy`; curves of the same quantity share a panel"""
+    """such as `digit accuracy`; curves of the same quantity are drawn in one panel"""
     name: str
     """the model or variant that was measured"""
     x: tuple[float, ...]
@@ -119,11 +119,11 @@ class Claim:
     """a command to run after this claim"""
     kind: Kind = "experiment"
     conditions: str = ""
-    """what the statement assumes without saying so: the training budget, the initialization, the mode"""
+    """assumptions of the statement: the training budget, the initialization, the mode"""
     minimum: Mapping[str, float] = field(default_factory=dict)
     """the smallest value of a setting, if it is not 1"""
     maximum: Mapping[str, float] = field(default_factory=dict)
-    """the largest value of a setting, if it is below the limit of all claims"""
+    """the largest value of a setting, if it is lower than the general limit"""
     multiple_of: Mapping[str, int] = field(default_factory=dict)
     """divisors of settings, such as the width of a model with a fixed number of heads"""
     expected: Verdict = "holds"
@@ -159,7 +159,7 @@ class Finding:
 
     @property
     def is_expected(self) -> bool:
-        """A verdict is expected of the default settings only; with others, either verdict is a valid outcome."""
+        """With the default settings the verdict must be the expected one; with others, either verdict is valid."""
         return self.result is None or bool(self.changed) or self.result.verdict == self.claim.expected
 
 
@@ -194,13 +194,13 @@ SETTING_HELP = {
     "forget_bias": "added to the bias of the LSTM's forget gates",
     "dropout": "dropout probability",
 }
-"""of numeric settings; the docstring of the experiment explains those that are true or false"""
+"""help texts of numeric settings; boolean settings are described in the docstring of the experiment"""
 
 MAX_SIZE = 10_000
-"""of integer settings: larger ones exhaust memory without showing anything new"""
+"""limit of integer settings: larger values exhaust the memory and show nothing new"""
 MAX_SEED = 2**32 - 1
 MAX_NUMBER = 1e30
-"""of float settings other than beta: larger ones overflow in float32"""
+"""limit of float settings other than beta: larger values overflow in float32"""
 
 
 def settings(claim: Claim) -> dict[str, inspect.Parameter]:
@@ -215,7 +215,7 @@ def changed(claim: Claim, values: Mapping[str, object]) -> dict[str, object]:
 
 
 def check_settings(claim: Claim, changes: Mapping[str, object]) -> None:
-    """Refuses settings with which the experiment would fail or measure nothing meaningful."""
+    """Raises ValueError for settings with which the experiment would fail or be meaningless."""
     known = settings(claim)
     values: dict[str, Any] = {name: changes.get(name, parameter.default) for name, parameter in known.items()}
     for name, value in values.items():
@@ -261,7 +261,7 @@ def limits(claim: Claim, name: str) -> tuple[float, float]:
 
 @contextmanager
 def readable_memory_errors() -> Iterator[None]:
-    """Sizes that exceed the memory are the reader's to change: a ValueError in one line."""
+    """Turns out-of-memory errors into a one-line ValueError that suggests smaller sizes."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

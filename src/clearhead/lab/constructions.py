@@ -1,4 +1,4 @@
-"""Layers that MultiHeadAttention can compute, with weights constructed by hand.
+"""Layers that MultiHeadAttention can represent, with weights constructed by hand.
 
 Besides its features x, each token carries its position y on a grid, |y|² and the number 1. With q = (2 (y + offset),
 -1) and k = (y', |y'|²) the score is |y + offset|² - |y + offset - y'|²: it is largest for the key at the offset, and
@@ -17,17 +17,18 @@ from torch import Tensor, nn
 from clearhead.nn.attention import MultiHeadAttention, attend_fused, softargmax
 from clearhead.nn.blocks import MLP
 
-SHARP = 50.0
+LARGE_BETA = 50.0
+"""default inverse temperature of the constructions"""
 
 
 class OffsetAttention(nn.Module):
     """out_y = bias + sum over heads of taps[h] x_{y + offsets[h]}, with zeros beyond the border. (B,L,C) -> (B,L,C')
 
-    taps (H,C',C), offsets (H,n) on a grid of n axes whose positions are taken row by row.
+    taps (H,C',C), offsets (H,n) on a grid of n axes, with positions in row-major order.
     """
 
     def __init__(
-        self, taps: Tensor, offsets: Tensor, grid: Sequence[int], bias: Tensor | None = None, beta: float = SHARP
+        self, taps: Tensor, offsets: Tensor, grid: Sequence[int], bias: Tensor | None = None, beta: float = LARGE_BETA
     ):
         super().__init__()
         num_heads, self.out_channels, in_channels = taps.shape
@@ -43,10 +44,10 @@ class OffsetAttention(nn.Module):
         inside = ((target >= 0) & (target < torch.tensor(grid).to(taps))).all(-1)
         self.mask = inside[..., None]  # (H,L,1): a head that points beyond the border is masked and returns zeros
         self.attention = MultiHeadAttention(num_heads * head_dim, num_heads, beta=beta).to(taps)
-        self.fill(taps, offsets, bias)
+        self.set_weights(taps, offsets, bias)
 
     @torch.no_grad()
-    def fill(self, taps: Tensor, offsets: Tensor, bias: Tensor | None) -> None:
+    def set_weights(self, taps: Tensor, offsets: Tensor, bias: Tensor | None) -> None:
         num_heads, out_channels, in_channels = taps.shape
         num_axes = offsets.shape[1]
         square, one = in_channels + num_axes, in_channels + num_axes + 1
@@ -74,14 +75,16 @@ class OffsetAttention(nn.Module):
         return self.attention(tokens, mask=self.mask)[..., : self.out_channels]
 
 
-def convolution(weight: Tensor, bias: Tensor | None, grid: Sequence[int], beta: float = SHARP) -> OffsetAttention:
+def convolution(weight: Tensor, bias: Tensor | None, grid: Sequence[int], beta: float = LARGE_BETA) -> OffsetAttention:
     """Attention that computes conv1d or conv2d with this kernel, stride 1 and "same" zero padding.
 
     weight (C',C,k) for a sequence of `grid` = (length,), (C',C,k,k') for an image of (rows, columns).
     """
     sizes = weight.shape[2:]
     if len(sizes) != len(grid):
-        raise ValueError(f"a kernel of {len(sizes)} axes needs a grid of as many, got {tuple(grid)}")
+        raise ValueError(
+            f"kernel and grid must have the same number of axes, got kernel sizes {tuple(sizes)} and grid {tuple(grid)}"
+        )
     if not all(size % 2 for size in sizes):
         raise ValueError(f"kernel sizes must be odd, got {tuple(sizes)}")
     middle = torch.tensor([size // 2 for size in sizes])
@@ -89,20 +92,20 @@ def convolution(weight: Tensor, bias: Tensor | None, grid: Sequence[int], beta: 
     return OffsetAttention(weight.flatten(2).movedim(2, 0), offsets, grid, bias, beta)
 
 
-def pointwise(weight: Tensor, bias: Tensor | None, length: int, beta: float = SHARP) -> OffsetAttention:
+def pointwise(weight: Tensor, bias: Tensor | None, length: int, beta: float = LARGE_BETA) -> OffsetAttention:
     """Attention whose weights are the identity: a linear layer (C',C) at each position, a 1×1 convolution."""
     return convolution(weight[..., None], bias, (length,), beta)
 
 
-def identity(width: int, length: int, beta: float = SHARP, dtype: torch.dtype = torch.float64) -> OffsetAttention:
+def identity(width: int, length: int, beta: float = LARGE_BETA, dtype: torch.dtype = torch.float64) -> OffsetAttention:
     """Attention that returns its input."""
     return pointwise(torch.eye(width, dtype=dtype), None, length, beta)
 
 
-def permutation(x: Tensor, order: Tensor, beta: float = SHARP) -> Tensor:
+def permutation(x: Tensor, order: Tensor, beta: float = LARGE_BETA) -> Tensor:
     """Attention that moves token order[i] to position i: query i is the one-hot key of token order[i].
 
-    x (B,L,E), order (L,) -> x[:, order], the closer the larger beta.
+    x (B,L,E), order (L,) -> x[:, order] in the limit of large beta.
     """
     positions = torch.eye(x.shape[1]).to(x)
     queries, keys = (rows.expand(len(x), -1, -1) for rows in (positions[order], positions))
@@ -113,7 +116,7 @@ def message_passing(x: Tensor, scores: Tensor, edges: Tensor | None = None) -> T
     """Each node sums its neighbors' messages, weighted by the softargmax of its scores over its edges.
 
     x (n,E), scores (n,n), edges (n,n) bool with edges[i, j] = True if i receives from j; None is the complete
-    graph. A node without edges receives zeros. Written node by node; equal to attention with the edges as the mask.
+    graph. A node without edges receives zeros. Computed node by node; equal to attention with the edges as the mask.
     """
     outputs = []
     for node in range(len(x)):
@@ -130,11 +133,11 @@ def feedforward_as_convolutions(net: MLP) -> nn.Sequential:
         conv = nn.Conv1d(linear.in_features, linear.out_features, 1, bias=linear.bias is not None).to(linear.weight)
         conv.load_state_dict({name: p.unsqueeze(-1) if p.dim() == 2 else p for name, p in linear.state_dict().items()})
         layers.append(conv)
-    return nn.Sequential(layers[0], Pointwise(net.activation), layers[1])
+    return nn.Sequential(layers[0], Lambda(net.activation), layers[1])
 
 
-class Pointwise(nn.Module):
-    """A function of one tensor as a module."""
+class Lambda(nn.Module):
+    """Wraps a function of one tensor as a module."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]):
         super().__init__()

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def num_inputs_seen(layer: nn.Module, x: Tensor) -> int:
-    """The number of tokens that the middle output depends on: non-zero blocks of its Jacobian. x (1,L,E)"""
+def receptive_field(layer: nn.Module, x: Tensor) -> int:
+    """The number of tokens that the middle output depends on: nonzero blocks of its Jacobian. x (1,L,E)"""
     x = x.clone().requires_grad_()
     layer(x)[0, x.shape[1] // 2].square().sum().backward()
     assert x.grad is not None
@@ -51,7 +51,7 @@ def influence(layer: nn.Module, x: Tensor) -> Tensor:
 def run_receptive_field(
     *, seed: int = 0, width: int = 8, num_tokens: int = 21, kernel_size: int = 3, depth: int = 1
 ) -> Result:
-    """depth is the number of convolutions that are tested to see `kernel_size` tokens."""
+    """depth is the number of convolutions whose receptive field is compared with `kernel_size`."""
     if kernel_size > num_tokens:
         raise ValueError(f"num_tokens must be at least kernel_size, got {num_tokens} and {kernel_size}")
     torch.manual_seed(seed)
@@ -60,20 +60,20 @@ def run_receptive_field(
     return Result(
         (
             equals(
-                "tokens that one attention layer sees",
-                num_inputs_seen(MultiHeadAttention(width, 2).double(), x),
+                "receptive field of one attention layer (tokens)",
+                receptive_field(MultiHeadAttention(width, 2).double(), x),
                 num_tokens,
                 0,
             ),
             equals(
-                "tokens that one convolution sees",
-                num_inputs_seen(ConvStack(width, kernel_size, depth).double(), x),
+                "receptive field of one convolution (tokens)",
+                receptive_field(ConvStack(width, kernel_size, depth).double(), x),
                 kernel_size,
                 0,
             ),
             equals(
-                f"tokens that {needed} convolutions see",
-                num_inputs_seen(ConvStack(width, kernel_size, needed).double(), x),
+                f"receptive field of {needed} convolutions (tokens)",
+                receptive_field(ConvStack(width, kernel_size, needed).double(), x),
                 num_tokens,
                 0,
             ),
@@ -82,7 +82,7 @@ def run_receptive_field(
 
 
 def draw_receptive_field(*, seed: int = 0, width: int = 8, num_tokens: int = 21, kernel_size: int = 3) -> "Figure":
-    """Attention, one convolution, and the number of convolutions needed to see every token."""
+    """Attention, one convolution, and as many convolutions as cover every token."""
     needed = -(-(num_tokens // 2) // (kernel_size // 2))
     torch.manual_seed(seed)
     x = torch.randn(1, num_tokens, width, dtype=torch.float64)
@@ -92,7 +92,7 @@ def draw_receptive_field(*, seed: int = 0, width: int = 8, num_tokens: int = 21,
         f"{needed} convolutions": (ConvStack(width, kernel_size, needed), GREEN),
     }
     figure, all_axes = subplots("ABC", same_y=True)
-    offsets = [place - num_tokens // 2 for place in range(num_tokens)]
+    offsets = [index - num_tokens // 2 for index in range(num_tokens)]
     lowest = 1.0
     for axes, (title, (layer, color)) in zip(all_axes, layers.items(), strict=True):
         norms = influence(layer.double(), x)
@@ -111,9 +111,9 @@ RECEPTIVE_FIELD = Claim(
     slug="receptive-field",
     kind="demonstration",
     lesson="Images and convolutions",
-    statement="One attention layer sees every token; a convolution sees kernel_size tokens and needs depth to see "
-    "all of them.",
-    misconception="A single convolution also sees the whole input.",
+    statement="The receptive field of one attention layer is the whole sequence. That of a convolution is its kernel "
+    "size, and only a stack of convolutions covers the sequence.",
+    misconception="The receptive field of a single convolution is the whole input, too.",
     formula="d h_i / d x_j is dense for attention, k wide for a convolution, and 1 + depth (k-1) wide for a stack",
     run=run_receptive_field,
     figure=draw_receptive_field,
@@ -127,10 +127,10 @@ LENGTHS = (5, 8, 13, 40)
 
 
 SIDES = (12, 16, 20, 32)
-"""image sizes; networks for a fixed size are built for the second"""
+"""image sizes; networks with a fixed input size are built for the second"""
 
 
-def accepted(layer: Callable[[Tensor], Tensor], inputs: Sequence[Tensor]) -> int:
+def num_accepted(layer: Callable[[Tensor], Tensor], inputs: Sequence[Tensor]) -> int:
     """The number of inputs that the layer accepts."""
     count = 0
     for x in inputs:
@@ -142,9 +142,9 @@ def accepted(layer: Callable[[Tensor], Tensor], inputs: Sequence[Tensor]) -> int
 
 
 def classifier(width: int, *, flatten: bool) -> nn.Sequential:
-    """A CNN with three classes whose last linear layer receives the flattened image or the mean over positions."""
-    ends = (nn.Flatten(), nn.Linear(width * SIDES[1] ** 2, 3)) if flatten else (MeanOverImage(), nn.Linear(width, 3))
-    return nn.Sequential(nn.Conv2d(3, width, 3, padding=1), nn.ReLU(), *ends)
+    """A CNN with three classes whose linear layer receives the flattened feature map or its mean over positions."""
+    head = (nn.Flatten(), nn.Linear(width * SIDES[1] ** 2, 3)) if flatten else (MeanOverImage(), nn.Linear(width, 3))
+    return nn.Sequential(nn.Conv2d(3, width, 3, padding=1), nn.ReLU(), *head)
 
 
 class MeanOverImage(nn.Module):
@@ -164,38 +164,38 @@ def run_input_size(
     images = [torch.randn(1, 3, side, side) for side in SIDES]
     vit = small_vit(width, "cls", SIDES[1] // 4).float()
 
-    def lengths(layer: Callable[[Tensor], Tensor], numbers: Sequence[int] = LENGTHS) -> int:
-        return accepted(layer, [torch.randn(1, length, width) for length in numbers])
+    def num_accepted_lengths(layer: Callable[[Tensor], Tensor], sizes: Sequence[int] = LENGTHS) -> int:
+        return num_accepted(layer, [torch.randn(1, length, width) for length in sizes])
 
-    def placed(where: PosEmbed) -> Callable[[Tensor], Tensor]:
-        return lambda x: attention(where(x))
+    def with_positions(pos_embed: PosEmbed) -> Callable[[Tensor], Tensor]:
+        return lambda x: attention(pos_embed(x))
 
     with torch.no_grad():
         return Result(
             (
-                equals("convolutions: accepted lengths of 4", lengths(convolution), 4, 0),
+                equals("convolutions: accepted lengths of 4", num_accepted_lengths(convolution), 4, 0),
                 equals(
                     "attention with sinusoidal positions: accepted lengths of 4",
-                    lengths(placed(table if learned_positions else SinusoidalPosEmbed())),
+                    num_accepted_lengths(with_positions(table if learned_positions else SinusoidalPosEmbed())),
                     4,
                     0,
                 ),
                 equals(
                     f"attention with {context_length} learned positions: accepted lengths of 2",
-                    lengths(placed(table), (context_length, context_length + 1)),
+                    num_accepted_lengths(with_positions(table), (context_length, context_length + 1)),
                     1,
                     0,
                 ),
-                equals("ViT with interpolated positions: accepted image sizes of 4", accepted(vit, images), 4, 0),
+                equals("ViT with interpolated positions: accepted image sizes of 4", num_accepted(vit, images), 4, 0),
                 equals(
                     "CNN with mean + linear: accepted image sizes of 4",
-                    accepted(classifier(width, flatten=False), images),
+                    num_accepted(classifier(width, flatten=False), images),
                     4,
                     0,
                 ),
                 equals(
                     "CNN with flatten + linear: accepted image sizes of 4",
-                    accepted(classifier(width, flatten=True), images),
+                    num_accepted(classifier(width, flatten=True), images),
                     1,
                     0,
                 ),
@@ -207,28 +207,32 @@ def run_input_size(
 def draw_input_size(*, seed: int = 0, width: int = 8, context_length: int = 8) -> "Figure":
     """Which layers accept which sequence lengths and image sizes."""
     torch.manual_seed(seed)
-    attention, table, waves = MultiHeadAttention(width, 2), LearnedPosEmbed(context_length, width), SinusoidalPosEmbed()
+    attention, table, sinusoidal = (
+        MultiHeadAttention(width, 2),
+        LearnedPosEmbed(context_length, width),
+        SinusoidalPosEmbed(),
+    )
     sequence: dict[str, Callable[[Tensor], Tensor]] = {
         "convolution": ConvStack(width, kernel_size=3, depth=2),
-        "attention, sinusoidal\npositions": lambda x: attention(waves(x)),
+        "attention, sinusoidal\npositions": lambda x: attention(sinusoidal(x)),
         f"attention, learned\ntable of {context_length} rows": lambda x: attention(table(x)),
     }
-    built = SIDES[1]
+    built_size = SIDES[1]
     image: dict[str, Callable[[Tensor], Tensor]] = {
         "CNN, mean and linear": classifier(width, flatten=False),
         "CNN, flatten and linear": classifier(width, flatten=True),
-        "ViT, learned table,\ninterpolated": small_vit(4 * width, "mean", built // 4).float(),
+        "ViT, learned table,\ninterpolated": small_vit(4 * width, "mean", built_size // 4).float(),
     }
     lengths = torch.tensor(
-        [[accepted(layer, [torch.randn(1, n, width)]) for n in LENGTHS] for layer in sequence.values()]
+        [[num_accepted(layer, [torch.randn(1, n, width)]) for n in LENGTHS] for layer in sequence.values()]
     )
-    sides = torch.tensor([[accepted(layer, [torch.randn(1, 3, n, n)]) for n in SIDES] for layer in image.values()])
-    figure, both = subplots("A;B")
-    for axes, taken, names, sizes, x in (
-        (both[0], lengths, sequence, LENGTHS, "sequence length (tokens)"),
-        (both[1], sides, image, SIDES, f"image size (pixels; built for {built})"),
+    sides = torch.tensor([[num_accepted(layer, [torch.randn(1, 3, n, n)]) for n in SIDES] for layer in image.values()])
+    figure, panels = subplots("A;B")
+    for axes, accepts, names, sizes, x in (
+        (panels[0], lengths, sequence, LENGTHS, "sequence length (tokens)"),
+        (panels[1], sides, image, SIDES, f"image size (pixels; built for {built_size})"),
     ):
-        mask_map(axes, taken, [["yes" if cell else "no" for cell in row] for row in taken.tolist()])
+        mask_map(axes, accepts, [["yes" if cell else "no" for cell in row] for row in accepts.tolist()])
         axes.set_aspect("auto")
         axes.set_yticks(range(len(names)), labels=list(names))
         axes.set_xticks(range(len(sizes)), labels=[str(size) for size in sizes])
@@ -241,16 +245,15 @@ INPUT_SIZE = Claim(
     slug="input-size",
     kind="demonstration",
     lesson="Images and convolutions",
-    statement="Attention and convolution both accept inputs of any size. A learned position table fixes the size "
-    "unless it is interpolated, as in our ViT; so does the last linear layer of a CNN if it receives the flattened "
-    "image.",
-    conditions="The sides of an image are multiple_of of the patch size.",
-    misconception="A transformer accepts any input size, a CNN needs a fixed one.",
+    statement="Attention layers and convolutions accept inputs of any size. The size is limited only by a learned "
+    "position table that is not interpolated, or by a linear layer that receives a flattened feature map.",
+    conditions="The ViT interpolates its position table; image height and width are multiples of the patch size.",
+    misconception="A transformer accepts any input size, whereas a CNN requires a fixed one.",
     formula="the shapes of W_Q, W_K, W_V and of a kernel do not depend on the length;  those of a position table "
     "(context_length, width) and of a linear layer after flatten (h·w·channels, classes) do",
     run=run_input_size,
     figure=draw_input_size,
-    try_next="clearhead lab input-size --context_length 20",
+    try_next="clearhead lab input-size --context-length 20",
     multiple_of={"width": 2},
     maximum={"width": 1024},
 )
@@ -261,37 +264,43 @@ def run_parallelism(*, seed: int = 0, width: int = 8, num_tokens: int = 9, recur
     torch.manual_seed(seed)
     x = torch.randn(1, num_tokens, width, dtype=torch.float64)
     attention, convolution = MultiHeadAttention(width, 2).double(), ConvStack(width, 3, 1).double()
-    upper, higher = MultiHeadAttention(width, 2).double(), ConvStack(width, 3, 1).double()
-    chain = nn.GRU(width, width, batch_first=True).double()
+    attention_2, convolution_2 = MultiHeadAttention(width, 2).double(), ConvStack(width, 3, 1).double()
+    gru = nn.GRU(width, width, batch_first=True).double()
 
     def attend_one(i: int) -> Tensor:
-        """Position i computed from the layer's input, without the other outputs."""
-        return chain(x[:, i : i + 1])[0] if recurrent else attention(x[:, i : i + 1], x)
+        """Output i, computed from the input of the layer without the other outputs."""
+        return gru(x[:, i : i + 1])[0] if recurrent else attention(x[:, i : i + 1], x)
 
     def convolve_one(i: int) -> Tensor:
         return convolution(F.pad(x, (0, 0, 1, 1))[:, i : i + 3])[:, 1:2]
 
     with torch.no_grad():
-        full = chain(x)[0] if recurrent else attention(x)
-        alone = torch.cat([attend_one(i) for i in range(num_tokens)], dim=1)
-        windows = torch.cat([convolve_one(i) for i in range(num_tokens)], dim=1)
-        second = upper(attention(x)) - upper(x)
-        deeper = higher(convolution(x)) - higher(x)
+        attended = gru(x)[0] if recurrent else attention(x)
+        attended_separately = torch.cat([attend_one(i) for i in range(num_tokens)], dim=1)
+        convolved_separately = torch.cat([convolve_one(i) for i in range(num_tokens)], dim=1)
+        attention_change = attention_2(attention(x)) - attention_2(x)
+        convolution_change = convolution_2(convolution(x)) - convolution_2(x)
         return Result(
             (
                 at_most(
-                    "attention, each position computed alone: difference", (alone - full).abs().max().item(), 1e-12
+                    "attention, each position computed separately: difference",
+                    (attended_separately - attended).abs().max().item(),
+                    1e-12,
                 ),
                 at_most(
-                    "convolution, each position computed alone: difference",
-                    (windows - convolution(x)).abs().max().item(),
+                    "convolution, each position computed separately: difference",
+                    (convolved_separately - convolution(x)).abs().max().item(),
                     1e-12,
                 ),
                 at_least(
-                    "attention, second layer applied without the first: difference", second.abs().max().item(), 1e-3
+                    "attention, second layer applied without the first: difference",
+                    attention_change.abs().max().item(),
+                    1e-3,
                 ),
                 at_least(
-                    "convolution, second layer applied without the first: difference", deeper.abs().max().item(), 1e-3
+                    "convolution, second layer applied without the first: difference",
+                    convolution_change.abs().max().item(),
+                    1e-3,
                 ),
             )
         )
@@ -303,28 +312,28 @@ def draw_parallelism(*, seed: int = 0, width: int = 8, num_tokens: int = 9) -> "
     def recurrent() -> nn.Module:
         return nn.GRU(width, width, batch_first=True)
 
-    makers: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
+    layers: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
         "attention": (lambda: MultiHeadAttention(width, 2), BLUE, "o"),
         "convolution": (lambda: ConvStack(width, 3, 1), GREEN, "s"),
         "recurrent network (GRU)": (recurrent, VERMILION, "^"),
     }
 
-    def chain(make: Callable[[], nn.Module], length: int, depth: int) -> int:
+    def depth_of(build: Callable[[], nn.Module], length: int, depth: int) -> int:
         x = torch.randn(1, length, width)
         for _ in range(depth):
-            out = make()(x)
+            out = build()(x)
             x = out[0] if isinstance(out, tuple) else out
         return sequential_operations(x)
 
-    lengths = sorted({1, *(max(1, round(num_tokens * part / 4)) for part in range(1, 5))})
+    lengths = sorted({1, *(max(1, round(num_tokens * quarter / 4)) for quarter in range(1, 5))})
     depths = [1, 2, 3, 4]
     figure, (left, right) = subplots("AB")
     torch.manual_seed(seed)
-    for text, (make, color, marker) in reversed(makers.items()):
-        look: dict[str, Any] = {"color": color, "marker": marker, "linewidth": 3, "markersize": 9, "label": text}
-        left.plot(lengths, [chain(make, n, 1) for n in lengths], **look)
-        if make is not recurrent:
-            right.plot(depths, [chain(make, num_tokens, n) for n in depths], **look)
+    for text, (build, color, marker) in reversed(layers.items()):
+        style: dict[str, Any] = {"color": color, "marker": marker, "linewidth": 3, "markersize": 9, "label": text}
+        left.plot(lengths, [depth_of(build, n, 1) for n in lengths], **style)
+        if build is not recurrent:
+            right.plot(depths, [depth_of(build, num_tokens, n) for n in depths], **style)
     for axes in (left, right):
         axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
     left.set_xticks(lengths)
@@ -341,7 +350,7 @@ PARALLELISM = Claim(
     kind="demonstration",
     lesson="Images and convolutions",
     statement="Attention and convolution are both parallel over positions and sequential over layers.",
-    misconception="CNNs are sequential and transformers parallel.",
+    misconception="CNNs are sequential, whereas transformers are parallel.",
     formula="h_i^(l+1) = f(h^(l), i) needs the layer below, but no other position of its own layer",
     run=run_parallelism,
     figure=draw_parallelism,

@@ -1,4 +1,4 @@
-"""Multi-head attention: what each head computes, how the outputs are combined, and how torch.nn stores the weights.
+"""Multi-head attention: the computation of each head, the output projection, and the weight layout of torch.nn.
 
 Dims: with tokens as columns C is (e,n), e width, n tokens, h heads, d head width; with tokens as rows B batch, H heads,
 L length, D head width, E width.
@@ -39,7 +39,7 @@ def run_multi_head(
     """left_multiply=False multiplies from the right, which for square weights amounts to Wᵀ C: the misconception."""
     torch.manual_seed(seed)
     layer = MultiHeadAttention(width, num_heads, bias=False).double()
-    C, *given = torch.randn(4, width, num_tokens, dtype=torch.float64)  # tokens are columns
+    C, *qkv_inputs = torch.randn(4, width, num_tokens, dtype=torch.float64)  # tokens are columns
 
     def heads(weight: Tensor) -> tuple[Tensor, ...]:
         return (weight if left_multiply else weight.T).chunk(num_heads)  # W_i (d,e)
@@ -57,14 +57,16 @@ def run_multi_head(
 
     with torch.no_grad():
         assert isinstance(layer.out_proj, nn.Linear)
-        W_O, own = layer.out_proj.weight, outputs(C, C, C)
-        summed = torch.stack([part @ out for part, out in zip(W_O.chunk(num_heads, dim=1), own, strict=True)]).sum(0)
+        W_O, self_outputs = layer.out_proj.weight, outputs(C, C, C)
+        summed = torch.stack(
+            [part @ out for part, out in zip(W_O.chunk(num_heads, dim=1), self_outputs, strict=True)]
+        ).sum(0)
         return Result(
             (
-                equals("number of rows of one head's output", len(own[0]), width // num_heads, 0),
+                equals("number of rows of one head's output", len(self_outputs[0]), width // num_heads, 0),
                 at_most(
                     "self-attention: difference between W_O [O_1; ...; O_h] and the layer",
-                    error(W_O @ torch.cat(own), C),
+                    error(W_O @ torch.cat(self_outputs), C),
                     1e-12,
                 ),
                 at_most(
@@ -72,7 +74,7 @@ def run_multi_head(
                 ),
                 at_most(
                     "separate query, key and value inputs: difference from the layer",
-                    error(W_O @ torch.cat(outputs(*given)), *given),
+                    error(W_O @ torch.cat(outputs(*qkv_inputs)), *qkv_inputs),
                     1e-12,
                 ),
             )
@@ -80,7 +82,7 @@ def run_multi_head(
 
 
 HEAD_PANELS = "abcd"
-"""panels for the heads; at most four are drawn"""
+"""mosaic letters of the heads' panels; at most four heads are drawn"""
 
 
 def head_outputs(layer: MultiHeadAttention, C: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,33 +105,39 @@ def draw_multi_head(*, seed: int = 0, width: int = 16, num_heads: int = 4, num_t
     outputs, attention = head_outputs(layer, C)
     stacked = outputs.flatten(0, 1)
     letters = HEAD_PANELS[:num_heads]
-    figure, (given, result, joined, mixing, *heads) = subplots(
+    figure, (input_axes, output_axes, concat_axes, weight_axes, *heads) = subplots(
         ";".join(f"C{letter}WOH" for letter in letters), widths=(1, 1.1, 2, 1, 1)
     )
     heat_maps(figure, heads, list(attention[: len(heads)]), "weight")
-    heat_maps(figure, [given, mixing, joined, result], [C, W_O, stacked, W_O @ stacked], "value", beside=[result])
-    for axes in (given, mixing, joined, result):
+    heat_maps(
+        figure,
+        [input_axes, weight_axes, concat_axes, output_axes],
+        [C, W_O, stacked, W_O @ stacked],
+        "value",
+        beside=[output_axes],
+    )
+    for axes in (input_axes, weight_axes, concat_axes, output_axes):
         axes.set_aspect("auto")
-        first_and_last(axes, width if axes is mixing else num_tokens, width if axes is given else 0)
-    for axes in (joined, mixing):
+        label_first_and_last(axes, width if axes is weight_axes else num_tokens, width if axes is input_axes else 0)
+    for axes in (concat_axes, weight_axes):
         for head in range(1, num_heads):
-            (axes.axhline if axes is joined else axes.axvline)(
+            (axes.axhline if axes is concat_axes else axes.axvline)(
                 head * width // num_heads - 0.5, color="white", linewidth=2
             )
     for head, axes in enumerate(heads, start=1):
         axes.set(xticks=[], yticks=[])
         axes.set_ylabel(f"head {head}", fontsize=SMALL_SIZE)
-    label_axes(given, "C", "token", "feature")
-    label_axes(mixing, "$W_O$", "head feature")
-    label_axes(joined, f"[O$_1$; ...; O$_{{{num_heads}}}$]", "token")
-    label_axes(result, "H", "token")
+    label_axes(input_axes, "C", "token", "feature")
+    label_axes(weight_axes, "$W_O$", "head feature")
+    label_axes(concat_axes, f"[O$_1$; ...; O$_{{{num_heads}}}$]", "token")
+    label_axes(output_axes, "H", "token")
     heads[0].set_title("weights", fontsize=TEXT_SIZE, pad=10)
     heads[-1].set_xlabel("query", fontsize=TEXT_SIZE)
     set_headline(figure, "Each head projects all tokens; a single $W_O$ mixes the stacked head outputs")
     return figure
 
 
-def first_and_last(axes: "Axes", columns: int, rows: int) -> None:
+def label_first_and_last(axes: "Axes", columns: int, rows: int) -> None:
     """Labels only the first and the last index along each axis; none along an axis of size 0."""
     for set_ticks, size in ((axes.set_xticks, columns), (axes.set_yticks, rows)):
         ends = sorted({1, size}) if size else []
@@ -376,9 +384,9 @@ HEADS_AS_GROUPS = Claim(
     slug="heads-as-groups",
     kind="demonstration",
     lesson="Multi-head attention",
-    statement="Heads correspond to the groups of a convolution: each has its own channels and its own pattern. With "
+    statement="Heads correspond to the groups of a convolution: each has its own channels and its own kernel. With "
     "scores that depend on the offset alone, multi-head attention is a grouped convolution.",
-    misconception="All heads repeat one pattern, and convolutions have no counterpart to heads.",
+    misconception="All heads use the same attention pattern, and convolutions have no counterpart to heads.",
     minimum={"length": 3},
     formula="scores_h(i,j) = log w_h(j - i):  attention = grouped convolution with kernels w_h",
     run=run_heads_as_groups,

@@ -1,4 +1,4 @@
-"""What attention does when one key changes: a small random perturbation, or a scaling by alpha.
+"""The effect of changing one key: a small random perturbation, or a scaling by alpha.
 
 A_aj is the weight of key a for query j, h_j the output for query j.
 Dims: Q queries, K keys, E width.
@@ -83,19 +83,19 @@ def check_second_order(random: torch.Generator, q: Tensor, k: Tensor, v: Tensor,
     s = 0.05 / (beta * q.norm())  # small enough for third-order terms to be negligible
     steps = torch.randn(20_000, 1, len(q), generator=random, dtype=torch.float64)
     steps *= s * q.norm() / (steps @ q).square().mean().sqrt()  # their variance along q is exactly s²
-    total, closer = torch.zeros_like(out), 0.0
+    total, toward = torch.zeros_like(out), 0.0
     for sign in (1, -1):  # antithetic pairs: the first-order terms cancel
-        moved = k.repeat(len(steps), 1, 1)
-        moved[:, 0] += sign * steps[:, 0]
+        perturbed = k.repeat(len(steps), 1, 1)
+        perturbed[:, 0] += sign * steps[:, 0]
         queries = q.expand(len(steps), 1, -1)
-        outputs = attend_reference(queries, moved, v.expand(len(steps), -1, -1), beta=beta)[0]
+        outputs = attend_reference(queries, perturbed, v.expand(len(steps), -1, -1), beta=beta)[0]
         total += outputs.mean(0) / 2
         if sign == 1:
-            closer = ((outputs - out) @ (v[0] - out[0]) > 0).double().mean().item()
+            toward = ((outputs - out) @ (v[0] - out[0]) > 0).double().mean().item()
     scale = 0.5 * beta**2 * s**2 * q.square().sum() * weight * (v[0] - out)
     error = (total - out - scale * (1 - 2 * weight)).norm() / scale.norm()
     return [
-        equals("fraction of random perturbations that move the output toward v_a", closer, 0.5, 0.03),
+        equals("fraction of random perturbations that move the output toward v_a", toward, 0.5, 0.03),
         at_most("error of the second-order mean relative to ½ beta² s² |q|² A_a |v_a - h|", error.item(), 0.02),
     ]
 
@@ -112,10 +112,10 @@ def draw_perturbed_key(
     steps = torch.randn(1000, width, generator=random, dtype=torch.float64)
     steps = step_size * steps / steps.norm(dim=-1, keepdim=True)
     out, weights = attend_reference(q, k, v, beta=beta)
-    moved = k.repeat(len(steps), 1, 1)
-    moved[:, 0] += steps
+    perturbed = k.repeat(len(steps), 1, 1)
+    perturbed[:, 0] += steps
     queries, values = q.expand(len(steps), -1, -1), v.expand(len(steps), -1, -1)
-    measured = (attend_reference(queries, moved, values, beta=beta)[0] - out) / step_size  # (steps,queries,width)
+    measured = (attend_reference(queries, perturbed, values, beta=beta)[0] - out) / step_size  # (steps,queries,width)
     arguments = (weights[:, 0], q @ steps[0] / step_size, v[0], out, beta)
 
     figure, (left, right) = subplots("AB")
@@ -134,7 +134,7 @@ def draw_perturbed_key(
 
 
 def predictions(formula: Tensor, misconception: Tensor) -> dict[str, tuple[Tensor, str, str]]:
-    """Two predictions, as `scatter_against` draws them."""
+    """Both predictions, in the format of `scatter_against`."""
     return {"formula": (formula, CORRECT, "o"), "misconception": (misconception, MISCONCEPTION, "x")}
 
 
@@ -164,8 +164,8 @@ def exact(weights: Tensor, scores: Tensor, beta: float, alpha: float) -> Tensor:
     """A_0 r / (1 - A_0 + A_0 r) with r = e^(beta (alpha-1) z_0); the other weights are divided by the same sum."""
     exponent = beta * (alpha - 1) * scores[0]
     scale = torch.exp(-exponent.clamp(min=0))  # multiplies numerator and denominator, since r may overflow
-    grown = torch.cat([weights[:1] * torch.exp(exponent.clamp(max=0)), weights[1:] * scale])
-    return grown / ((1 - weights[0]) * scale + grown[0])
+    scaled = torch.cat([weights[:1] * torch.exp(exponent.clamp(max=0)), weights[1:] * scale])
+    return scaled / ((1 - weights[0]) * scale + scaled[0])
 
 
 def divided_by_alpha(weights: Tensor, scores: Tensor, beta: float, alpha: float) -> Tensor:
@@ -251,14 +251,14 @@ def draw_weight_by_alpha(axes: "Axes", before: Tensor, scores: Tensor, beta: flo
     """The weight of the scaled key against alpha, for a query with a positive score and one with a negative score."""
     low, high = min(1.0, max(alpha, 0.1)), max(alpha, 1.5)  # alpha < 1 is shown too
     alphas = torch.linspace(low, high, 37, dtype=torch.float64)
-    own = scores[:, 0]
-    for text, query in (("z > 0", own.argmax()), ("z < 0", before[:, 0].where(own < 0, -1).argmax())):
+    key_scores = scores[:, 0]
+    for text, query in (("z > 0", key_scores.argmax()), ("z < 0", before[:, 0].where(key_scores < 0, -1).argmax())):
         a, z = before[query], scores[query]
         measured = [softargmax(scale_first(z, factor), beta)[0].item() for factor in alphas.tolist()]
-        claimed = [divided_by_alpha(a, z, beta, factor)[0].item() for factor in alphas.tolist()]
-        look: dict[str, Any] = {"linewidth": 3, "markersize": 8, "markevery": 9}
-        axes.plot(alphas, claimed, "x--", color=MISCONCEPTION, markeredgewidth=2, **look)
-        axes.plot(alphas, measured, "o-", color=CORRECT, **look)
+        misconception = [divided_by_alpha(a, z, beta, factor)[0].item() for factor in alphas.tolist()]
+        style: dict[str, Any] = {"linewidth": 3, "markersize": 8, "markevery": 9}
+        axes.plot(alphas, misconception, "x--", color=MISCONCEPTION, markeredgewidth=2, **style)
+        axes.plot(alphas, measured, "o-", color=CORRECT, **style)
         label(axes, alphas[-1].item(), measured[-1], text, CORRECT, offset=(8, 0), va="center")
     axes.set_ylim(-0.05, 1.1)
     axes.set_xlim(low, low + 1.45 * (high - low))

@@ -22,18 +22,18 @@ Task = Callable[[torch.Generator, int], tuple[Tensor, Tensor]]
 
 WARMUP = 30
 """number of warm-up steps of the learning rate"""
-UNSEEN = 1_000_003
-"""added to the seed of the test examples"""
+TEST_SEED_OFFSET = 1_000_003
+"""added to the seed to draw the test examples"""
 
 
 def run_seeds(seed: int, num_seeds: int) -> list[int]:
-    """The seeds of the training runs; different values of `seed` share none."""
+    """The seeds of the training runs, disjoint for different values of `seed`."""
     return [seed * num_seeds + i for i in range(num_seeds)]
 
 
 def mean_over_seeds(measure: Callable[[int], Sequence[float]], seed: int, num_seeds: int) -> list[float]:
-    """Means over the training runs of the numbers that measure(seed) returns."""
-    runs = [measure(each) for each in run_seeds(seed, num_seeds)]
+    """Averages the numbers that measure(seed) returns over the training runs."""
+    runs = [measure(run_seed) for run_seed in run_seeds(seed, num_seeds)]
     return torch.tensor(runs, dtype=torch.float64).mean(0).tolist()
 
 
@@ -50,17 +50,18 @@ def learning_curve(
     seed: int,
     lr: float = 1e-2,
     batch_size: int = 64,
-    unseen: Task | None = None,
+    test_task: Task | None = None,
     num_test: int = 500,
 ) -> list[float]:
     """Accuracy on unseen examples after each number of steps in `budgets`, from one training run.
 
-    The learning rate is constant after a short warm-up, so that a budget is the beginning of every larger one.
+    The learning rate is constant after a short warm-up, so that a smaller budget is a prefix of a larger one.
+    Test examples come from `test_task` (default: `task`).
     """
     accuracies = []
     with single_thread():
         for _ in train(model, task, budgets=budgets, seed=seed, lr=lr, batch_size=batch_size):
-            accuracies.append(accuracy(model, unseen or task, seed=seed, num_test=num_test))
+            accuracies.append(accuracy(model, test_task or task, seed=seed, num_test=num_test))
     return accuracies
 
 
@@ -96,8 +97,8 @@ def train_recipe(recipe: str, changes: Mapping[str, object], steps: int) -> Trai
 
 @torch.no_grad()
 def accuracy(model: nn.Module, task: Task, *, seed: int, num_test: int = 2_000) -> float:
-    """The fraction of correct predictions for unseen examples; IGNORE_INDEX targets do not count."""
-    inputs, targets = task(torch.Generator().manual_seed(seed + UNSEEN), num_test)
+    """The fraction of correct predictions on unseen examples; targets equal to IGNORE_INDEX are excluded."""
+    inputs, targets = task(torch.Generator().manual_seed(seed + TEST_SEED_OFFSET), num_test)
     return (model(inputs).argmax(-1) == targets)[targets != IGNORE_INDEX].double().mean().item()
 
 

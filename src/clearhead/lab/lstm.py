@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class PositionwiseMLP(nn.Module):
-    """Replaces attention in the LSTM without it: as many parameters, but each step sees its own state only."""
+    """Replaces attention in the LSTM without attention: as many parameters, but no access to other positions."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -55,7 +55,7 @@ class LSTMSeq2Seq(nn.Module):
     ):
         super().__init__()
         self.width, self.mixer = width, mixer
-        self.embed_source, self.embed_target = nn.Embedding(src_vocab_size, width), nn.Embedding(tgt_vocab_size, width)
+        self.src_embed, self.tgt_embed = nn.Embedding(src_vocab_size, width), nn.Embedding(tgt_vocab_size, width)
         self.encoder, self.decoder = (nn.LSTM(width, width, batch_first=True) for _ in range(2))
         self.norm = nn.LayerNorm(width)
         self.head = Linear(width, tgt_vocab_size, bias=False)
@@ -65,8 +65,8 @@ class LSTMSeq2Seq(nn.Module):
 
     def forward(self, source: Tensor | None, target: Tensor, *, inputs_embeds: Tensor | None = None) -> Tensor:
         """`inputs_embeds` (B,K,E) may replace the source."""
-        memory, last = self.encoder(input_embeddings(self.embed_source, source, inputs_embeds, self.width))
-        states, _ = self.decoder(self.embed_target(target), last)
+        memory, state = self.encoder(input_embeddings(self.src_embed, source, inputs_embeds, self.width))
+        states, _ = self.decoder(self.tgt_embed(target), state)
         return self.head(states + self.mixer(self.norm(states), memory))
 
 
@@ -112,7 +112,7 @@ def size_ratio(models: list[nn.Module]) -> float:
 
 
 SHORT = 4
-"""length of the sequence that longer ones are compared with"""
+"""length of the reference sequence"""
 
 
 BATCH_SIZE = 16
@@ -121,17 +121,17 @@ BATCH_SIZE = 16
 def input_gradient_norm(model: nn.Module, length: int, width: int, random: torch.Generator) -> float:
     """Norm of the gradient of the last output's loss with respect to the first input; mean over random sequences."""
     source = torch.randn(BATCH_SIZE, length, width, generator=random, dtype=torch.float64, requires_grad=True)
-    target, answers = torch.randint(VOCAB_SIZE, (2, BATCH_SIZE, length), generator=random)
-    last: Tensor = model(None, target, inputs_embeds=source)[:, -1]
-    (gradient,) = torch.autograd.grad(F.cross_entropy(last, answers[:, -1], reduction="sum"), source)
+    target, labels = torch.randint(VOCAB_SIZE, (2, BATCH_SIZE, length), generator=random)
+    last_logits: Tensor = model(None, target, inputs_embeds=source)[:, -1]
+    (gradient,) = torch.autograd.grad(F.cross_entropy(last_logits, labels[:, -1], reduction="sum"), source)
     return gradient[:, 0].norm(dim=-1).mean().item()
 
 
 def gradient_ratios(model: nn.Module, lengths: Sequence[int], width: int, seed: int) -> list[float]:
     """The gradient at each length, relative to that at the first length."""
     random = torch.Generator().manual_seed(seed)
-    found = [input_gradient_norm(model, length, width, random) for length in lengths]
-    return [gradient / found[0] for gradient in found]
+    norms = [input_gradient_norm(model, length, width, random) for length in lengths]
+    return [norm / norms[0] for norm in norms]
 
 
 def untrained_models(width: int, forget_bias: float, seed: int) -> dict[str, nn.Module]:
@@ -145,18 +145,18 @@ def run_gradient_path(
 ) -> Result:
     """with_attention=False tests the LSTM without attention in place of the one with attention."""
     models = untrained_models(width, forget_bias, seed)
-    left = {name: gradient_ratios(model, (SHORT, length), width, seed)[-1] for name, model in models.items()}
+    ratios = {name: gradient_ratios(model, (SHORT, length), width, seed)[-1] for name, model in models.items()}
     length_ratio = length / SHORT
     return Result(
         (
             at_most("parameters of the largest model / smallest model", size_ratio(list(models.values())), 1.05),
-            at_least(f"transformer: gradient ratio × {length_ratio:g}", left[TRANSFORMER] * length_ratio, 0.3),
+            at_least(f"transformer: gradient ratio × {length_ratio:g}", ratios[TRANSFORMER] * length_ratio, 0.3),
             at_least(
                 f"LSTM with attention: gradient ratio × {length_ratio:g}",
-                left[LSTM_ATTENTION if with_attention else LSTM] * length_ratio,
+                ratios[LSTM_ATTENTION if with_attention else LSTM] * length_ratio,
                 0.3,
             ),
-            at_most(f"LSTM without attention: gradient ratio × {length_ratio:g}", left[LSTM] * length_ratio, 0.01),
+            at_most(f"LSTM without attention: gradient ratio × {length_ratio:g}", ratios[LSTM] * length_ratio, 0.01),
         )
     )
 
@@ -165,34 +165,34 @@ COLORS = {TRANSFORMER: BLUE, LSTM_ATTENTION: GREEN, LSTM: VERMILION}
 
 
 MARKERS = {TRANSFORMER: ("o", 7), LSTM_ATTENTION: ("s", 10), LSTM: ("^", 14)}
-"""shape and size, so that overlapping lines remain visible"""
+"""marker and size, so that overlapping lines remain visible"""
 
 
-def line(axes: "Axes", whose: str, x: Sequence[float], y: Sequence[float]) -> None:
-    marker, size = MARKERS[whose]
-    axes.plot(x, y, f"{marker}-", color=COLORS[whose], linewidth=3, markersize=size, label=whose)
+def plot_model(axes: "Axes", name: str, x: Sequence[float], y: Sequence[float]) -> None:
+    marker, size = MARKERS[name]
+    axes.plot(x, y, f"{marker}-", color=COLORS[name], linewidth=3, markersize=size, label=name)
 
 
-def doubling(axes: "Axes", lengths: Sequence[float]) -> None:
-    """A logarithmic axis of lengths."""
+def log2_length_axis(axes: "Axes", lengths: Sequence[float]) -> None:
+    """A logarithmic x axis with ticks at these lengths."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, labels=[f"{length:g}" for length in lengths])
 
 
-def up_to(length: int) -> list[int]:
+def doubled_lengths(length: int) -> list[int]:
     """SHORT and its doublings, up to `length`."""
     return [SHORT * 2**power for power in range(12) if SHORT * 2**power <= length / 1.5] + [length]
 
 
 def draw_gradient_path(*, seed: int = 0, width: int = 32, length: int = 64) -> "Figure":
     """The gradient of the last output with respect to the first input, against the length."""
-    lengths = up_to(length)
+    lengths = doubled_lengths(length)
     models = untrained_models(width, 1.0, seed)
     figure, (axes,) = subplots()
     axes.plot(lengths, [lengths[0] / n for n in lengths], "--", color=BLACK, linewidth=2, label="1 / length")
-    for whose in reversed(MODEL_NAMES):
-        line(axes, whose, lengths, gradient_ratios(models[whose], lengths, width, seed))
-    doubling(axes, lengths)
+    for name in reversed(MODEL_NAMES):
+        plot_model(axes, name, lengths, gradient_ratios(models[name], lengths, width, seed))
+    log2_length_axis(axes, lengths)
     axes.set_yscale("log")
     label_axes(
         axes,
@@ -208,16 +208,16 @@ def draw_gradient_path(*, seed: int = 0, width: int = 32, length: int = 64) -> "
 GRADIENT_PATH = Claim(
     slug="gradient-path",
     lesson="Attention and recurrence",
-    statement="In untrained models, the gradient of the last output with respect to the first input decreases as "
-    "1/length with attention, and exponentially with the length in an LSTM without attention.",
+    statement="At initialization, the gradient of the last output with respect to the first input decreases as "
+    "1/length in models with attention, and exponentially with the length in an LSTM without attention.",
     misconception="The cell state of an LSTM carries the gradient over any distance.",
-    conditions="Random weights, default forget-gate bias of 1: trained models may have other gates and attention "
+    conditions="At initialization, with a forget-gate bias of 1: trained models may have other gates and attention "
     "weights.",
     formula="attention: 1 step, with a weight of about 1/n;  LSTM: up to 2n steps, d c_t / d c_(t-1) = f_t + ..., "
     "f_t < 1",
     run=run_gradient_path,
     figure=draw_gradient_path,
-    try_next="clearhead lab gradient-path --forget_bias 8",
+    try_next="clearhead lab gradient-path --forget-bias 8",
     minimum={"width": 16, "length": 32, "forget_bias": -10},
     maximum={"width": 256, "length": 256, "forget_bias": 100},
     multiple_of={"width": 2},
@@ -227,20 +227,20 @@ GRADIENT_PATH = Claim(
 def sequential_operations(output: Tensor) -> int:
     """The number of operations on the longest path through the autograd graph of the output."""
     assert output.grad_fn is not None
-    lengths: dict[object, int] = {}
-    waiting = [output.grad_fn]
-    while waiting:
-        node = waiting[-1]
-        inputs = [other for other, _ in node.next_functions if other is not None]
-        unknown = [other for other in inputs if other not in lengths]
-        waiting += unknown
-        if not unknown:
-            lengths[waiting.pop()] = 1 + max((lengths[other] for other in inputs), default=0)
-    return lengths[output.grad_fn]
+    depths: dict[object, int] = {}
+    stack = [output.grad_fn]
+    while stack:
+        node = stack[-1]
+        parents = [parent for parent, _ in node.next_functions if parent is not None]
+        pending = [parent for parent in parents if parent not in depths]
+        stack += pending
+        if not pending:
+            depths[stack.pop()] = 1 + max((depths[parent] for parent in parents), default=0)
+    return depths[output.grad_fn]
 
 
-def chain(model: nn.Module, length: int) -> int:
-    """The sequential operations of all logits for a source and a target of this length."""
+def sequential_depth(model: nn.Module, length: int) -> int:
+    """The number of sequential operations to compute all logits, for a source and a target of this length."""
     ids = torch.arange(length)[None] % VOCAB_SIZE
     return sequential_operations(model(ids, ids))
 
@@ -260,21 +260,25 @@ def decoder_passes(model: Seq2Seq, length: int) -> int:
 def run_sequential_depth(*, seed: int = 0, width: int = 32, length: int = 64, recurrent: bool = False) -> Result:
     """recurrent=True tests the LSTM with attention in place of the transformer."""
     models = untrained_models(width, forget_bias=1.0, seed=seed)
-    longer = {name: chain(model, length) - chain(model, SHORT) for name, model in models.items()}
-    tokens = 2 * (length - SHORT)
+    growth = {name: sequential_depth(model, length) - sequential_depth(model, SHORT) for name, model in models.items()}
+    added_tokens = 2 * (length - SHORT)
     transformer = models[TRANSFORMER]
     assert isinstance(transformer, Seq2Seq)
     return Result(
         (
             equals(
                 f"transformer: additional sequential operations from {SHORT} to {length} tokens",
-                longer[LSTM_ATTENTION if recurrent else TRANSFORMER],
+                growth[LSTM_ATTENTION if recurrent else TRANSFORMER],
                 0,
                 0,
             ),
-            at_least("LSTM alone: more, for each length_ratio token read or written", longer[LSTM] / tokens, 1),
             at_least(
-                "LSTM with attention: sequential operations per additional token", longer[LSTM_ATTENTION] / tokens, 1
+                "LSTM without attention: sequential operations per additional token", growth[LSTM] / added_tokens, 1
+            ),
+            at_least(
+                "LSTM with attention: sequential operations per additional token",
+                growth[LSTM_ATTENTION] / added_tokens,
+                1,
             ),
             equals(
                 f"transformer: sequential decoder passes to generate {length} tokens",
@@ -288,11 +292,11 @@ def run_sequential_depth(*, seed: int = 0, width: int = 32, length: int = 64, re
 
 def draw_sequential_depth(*, seed: int = 0, width: int = 32, length: int = 64) -> "Figure":
     """The number of sequential operations under teacher forcing, against the length."""
-    lengths = up_to(length)
+    lengths = doubled_lengths(length)
     models = untrained_models(width, 1.0, seed)
     figure, (axes,) = subplots()
-    for whose in reversed(MODEL_NAMES):
-        line(axes, whose, lengths, [chain(models[whose], n) for n in lengths])
+    for name in reversed(MODEL_NAMES):
+        plot_model(axes, name, lengths, [sequential_depth(models[name], n) for n in lengths])
     axes.set_ylim(0)
     axes.set_xlim(0)
     label_axes(axes, "One forward pass with teacher forcing", "sequence length (tokens)", "sequential operations")
@@ -305,11 +309,11 @@ SEQUENTIAL_DEPTH = Claim(
     slug="sequential-depth",
     lesson="Attention and recurrence",
     statement="Under teacher forcing, the number of sequential operations of a transformer does not depend on the "
-    "length; that of an LSTM, with or without attention, grows with every token. Generation is sequential in all of "
-    "them.",
-    misconception="An LSTM with attention processes all tokens in parallel; or: a transformer generates all tokens "
+    "sequence length, whereas that of an LSTM, with or without attention, grows with every token. Autoregressive "
+    "generation is sequential in both.",
+    misconception="An LSTM with attention processes all tokens in parallel, or a transformer generates all tokens "
     "in parallel.",
-    conditions="Teacher forcing, as in training: all target tokens are given.",
+    conditions="Teacher forcing, as in training: the decoder receives all target tokens at once.",
     formula="LSTM: h_t = f(x_t, h_(t-1)) needs h_(t-1);  attention: softargmax(beta q_t Kᵀ) V needs no other output "
     "of its layer",
     run=run_sequential_depth,

@@ -34,67 +34,71 @@ if TYPE_CHECKING:
 
 
 def run_additive_mask(*, seed: int = 0, width: int = 8, num_tokens: int = 6, mask_value: float = -10_000.0) -> Result:
-    """Compares adding `mask_value` to the scores before scaling with a boolean mask. With -10, attention leaks."""
+    """Compares a boolean mask with `mask_value` added to the scores before scaling. With -10, attention leaks."""
     random = torch.Generator().manual_seed(seed)
     q, k, v = torch.randn(3, num_tokens, width, generator=random)
     mask = masks.causal(num_tokens)
     beta = width**-0.5
 
-    def added(number: float) -> Tensor:
-        return attend_reference(q, k, v, logit_bias=beta * masks.to_additive(mask, number))[1]
+    def additive_weights(value: float) -> Tensor:
+        return attend_reference(q, k, v, logit_bias=beta * masks.to_additive(mask, value))[1]
 
     logits = beta * (q @ k.T + masks.to_additive(mask, mask_value))
-    by_mask = attend_reference(q, k, v, mask)[1]
+    boolean_weights = attend_reference(q, k, v, mask)[1]
     return Result(
         (
-            at_most("largest weight of a masked key", added(mask_value)[~mask].max().item(), 0.0),
-            at_most("difference from a boolean mask", (added(mask_value) - by_mask).abs().max().item(), 1e-6),
+            at_most("largest weight of a masked key", additive_weights(mask_value)[~mask].max().item(), 0.0),
+            at_most(
+                "difference from a boolean mask",
+                (additive_weights(mask_value) - boolean_weights).abs().max().item(),
+                1e-6,
+            ),
             above(
                 "log of the largest weight of a masked key (boolean mask: -inf)",
                 logits.log_softmax(-1)[~mask].max().item(),
                 -math.inf,
             ),
-            at_least("largest weight of a masked key with -10", added(-10.0)[~mask].max().item(), 1e-8),
+            at_least("largest weight of a masked key with -10", additive_weights(-10.0)[~mask].max().item(), 1e-8),
         )
     )
 
 
 UNDERFLOW = 1e-46
-"""where 0 is drawn: below the smallest positive float32"""
+"""height at which 0 is drawn, below the smallest positive float32"""
 
 
 def draw_additive_mask(
     *, seed: int = 0, width: int = 8, num_tokens: int = 5, mask_value: float = -10_000.0
 ) -> "Figure":
-    """Left: the additive causal mask. Right: the largest weight of a masked key against the size of the number."""
+    """Left: the additive causal mask. Right: the largest weight of a masked key against the mask value."""
     random = torch.Generator().manual_seed(seed)
     q, k, v = torch.randn(3, num_tokens, width, generator=random)
     causal = masks.causal(num_tokens).dense()
     beta = width**-0.5
 
-    def leaked(number: float) -> float:
-        """The largest weight of a masked key if this number is added before scaling."""
-        weights = attend_reference(q, k, v, logit_bias=beta * masks.to_additive(causal, number))[1]
+    def leakage(value: float) -> float:
+        """The largest weight of a masked key if this value is added before scaling."""
+        weights = attend_reference(q, k, v, logit_bias=beta * masks.to_additive(causal, value))[1]
         return weights[~causal].max().item() if num_tokens > 1 else 0.0
 
     figure, (left, right) = subplots("AB", widths=(1.25, 1))
-    texts = [[f"{number:g}" for number in row] for row in masks.to_additive(causal, mask_value).tolist()]
+    texts = [[f"{value:g}" for value in row] for row in masks.to_additive(causal, mask_value).tolist()]
     mask_map(left, causal, texts)
     label_axes(left, "Additive causal mask", "key token", "query token")
-    numbers = [-(10 ** (power / 8)) for power in range(49)]
-    leaks = [leaked(number) for number in numbers]
-    seen = [(-number, leak) for number, leak in zip(numbers, leaks, strict=True) if leak > UNDERFLOW]
-    right.plot(*zip(*seen, strict=True), color=CORRECT, linewidth=3)
-    marks = {-10.0: VERMILION, mask_value: GREEN}
-    for number, color in marks.items():
-        if number < 0:
-            right.plot(-number, max(leaked(number), UNDERFLOW), "o", color=color, markersize=12)
-            text = f"{number:g}: {leaked(number):.2g}"
-            side: Literal["left", "right"] = "left" if number > -300 else "right"
+    mask_values = [-(10 ** (power / 8)) for power in range(49)]
+    leakages = [leakage(value) for value in mask_values]
+    points = [(-value, weight) for value, weight in zip(mask_values, leakages, strict=True) if weight > UNDERFLOW]
+    right.plot(*zip(*points, strict=True), color=CORRECT, linewidth=3)
+    highlighted = {-10.0: VERMILION, mask_value: GREEN}
+    for value, color in highlighted.items():
+        if value < 0:
+            right.plot(-value, max(leakage(value), UNDERFLOW), "o", color=color, markersize=12)
+            text = f"{value:g}: {leakage(value):.2g}"
+            side: Literal["left", "right"] = "left" if value > -300 else "right"
             label(
                 right,
-                -number,
-                max(leaked(number), UNDERFLOW),
+                -value,
+                max(leakage(value), UNDERFLOW),
                 text,
                 color,
                 offset=(10 if side == "left" else -10, 8),
@@ -104,7 +108,7 @@ def draw_additive_mask(
     right.set_yticks(
         [1e0, 1e-10, 1e-20, 1e-30, 1e-40, UNDERFLOW], labels=["1", *(f"$10^{{-{n}}}$" for n in (10, 20, 30, 40)), "0"]
     )
-    label_axes(right, "Leakage to masked keys", "size of the negative number", "largest attention weight")
+    label_axes(right, "Leakage to masked keys", "magnitude of the mask value", "largest attention weight")
     set_headline(figure, "An added negative number masks a key only if its exponential underflows")
     return figure
 
@@ -127,32 +131,36 @@ ADDITIVE_MASK = Claim(
 def run_fully_masked_row(
     *, seed: int = 0, width: int = 8, num_tokens: int = 6, mask_value: float = -1e14, boolean_mask: bool = False
 ) -> Result:
-    """boolean_mask=True tests a boolean mask in place of the added number."""
+    """boolean_mask=True tests a boolean mask in place of the additive one."""
     random = torch.Generator().manual_seed(seed)
     q, k, v = torch.randn(3, num_tokens, width, generator=random)
-    nobody = torch.zeros(num_tokens, num_tokens, dtype=torch.bool)
-    masked = attend_reference(q, k, v, nobody)[1]
-    hidden = masked if boolean_mask else attend_reference(q, k, v, logit_bias=masks.to_additive(nobody, mask_value))[1]
+    all_masked = torch.zeros(num_tokens, num_tokens, dtype=torch.bool)
+    boolean_weights = attend_reference(q, k, v, all_masked)[1]
+    weights = (
+        boolean_weights
+        if boolean_mask
+        else attend_reference(q, k, v, logit_bias=masks.to_additive(all_masked, mask_value))[1]
+    )
     return Result(
         (
-            at_most("difference of the weights from 1/n", (hidden - 1 / num_tokens).abs().max().item(), 1e-6),
-            at_most("largest weight with a boolean mask", masked.abs().max().item(), 0.0),
+            at_most("difference of the weights from 1/n", (weights - 1 / num_tokens).abs().max().item(), 1e-6),
+            at_most("largest weight with a boolean mask", boolean_weights.abs().max().item(), 0.0),
         )
     )
 
 
 def draw_fully_masked_row(*, seed: int = 0, width: int = 8, num_tokens: int = 6, mask_value: float = -1e14) -> "Figure":
-    """The weights of a fully masked query: without a mask, with an added number, with a boolean mask."""
+    """The weights of a fully masked query: without a mask, with an additive mask, with a boolean mask."""
     random = torch.Generator().manual_seed(seed)
     q, k, v = torch.randn(3, num_tokens, width, generator=random)
-    nobody = torch.zeros(num_tokens, num_tokens, dtype=torch.bool)
+    all_masked = torch.zeros(num_tokens, num_tokens, dtype=torch.bool)
     cases = {
         "no mask": (attend_reference(q, k, v)[1], GREEN),
         f"{mask_value:g} added": (
-            attend_reference(q, k, v, logit_bias=masks.to_additive(nobody, mask_value))[1],
+            attend_reference(q, k, v, logit_bias=masks.to_additive(all_masked, mask_value))[1],
             VERMILION,
         ),
-        "Boolean mask": (attend_reference(q, k, v, nobody)[1], BLUE),
+        "Boolean mask": (attend_reference(q, k, v, all_masked)[1], BLUE),
     }
     figure, all_axes = subplots("ABC", same_y=True)
     for axes, (title, (weights, color)) in zip(all_axes, cases.items(), strict=True):
@@ -177,8 +185,8 @@ FULLY_MASKED_ROW = Claim(
     lesson="Masks, training and evaluation",
     statement="If every key of a query is masked by adding -1e14, its weights become uniform over the masked keys; "
     "with a boolean mask they are zero.",
-    misconception="A fully masked row is ignored.",
-    formula="z - 1e14 = -1e14 in float32, whatever z; and softargmax of equal numbers is 1/n",
+    misconception="With any kind of mask, the attention weights of a fully masked query are zero.",
+    formula="z - 1e14 = -1e14 in float32 for every moderate z;  softargmax of equal scores is 1/n",
     run=run_fully_masked_row,
     figure=draw_fully_masked_row,
     try_next="clearhead lab additive-mask",
@@ -212,7 +220,7 @@ def run_train_and_eval_mode(*, seed: int = 0, width: int = 16, dropout: float = 
 
 
 def weight_change(model: nn.Module, ids: Tensor, training: bool) -> float:
-    """The largest change of a weight: by one step of SGD in training mode, none in evaluation mode."""
+    """The largest change of a weight: after one step of SGD in training mode, without a step in evaluation mode."""
     before = [parameter.detach().clone() for parameter in model.parameters()]
     model.train(training)
     with torch.set_grad_enabled(training):
@@ -230,15 +238,15 @@ def draw_train_and_eval_mode(*, seed: int = 0, width: int = 16, dropout: float =
         PredictorConfig(width=width, depth=2, num_heads=2, in_features=10, out_features=10, dropout=dropout)
     )
     ids = torch.randint(0, 10, (4, 8))
-    twice, weight_changes = {}, {}
+    passes, weight_changes = {}, {}
     for text, training, color in (("evaluation", False, CORRECT), ("training", True, MISCONCEPTION)):
         model.train(training)
         with torch.no_grad():
-            twice[text] = (model(ids)[0], model(ids)[0], color)
+            passes[text] = (model(ids)[0], model(ids)[0], color)
     for text, training, color in (("evaluation", False, CORRECT), ("training", True, MISCONCEPTION)):
         weight_changes[text] = (weight_change(model, ids, training), color)
     figure, (left, middle, right) = subplots("ABC")
-    for axes, (text, (first, second, color)) in zip((left, middle), twice.items(), strict=True):
+    for axes, (text, (first, second, color)) in zip((left, middle), passes.items(), strict=True):
         scatter_against(axes, second, {text: (first, color, "o")})
         label_axes(axes, text, "logits, first pass", "logits, second pass")
     bars(right, weight_changes)
@@ -251,8 +259,8 @@ def draw_train_and_eval_mode(*, seed: int = 0, width: int = 16, dropout: float =
 TRAIN_AND_EVAL_MODE = Claim(
     slug="train-and-eval-mode",
     lesson="Masks, training and evaluation",
-    statement="In evaluation mode the same input gives the same output and the weights do not change; in training "
-    "mode with dropout the outputs differ, and each step changes the weights.",
+    statement="In evaluation mode, a model is deterministic and its weights do not change. In training mode with "
+    "dropout, two passes with the same input differ, and each optimizer step changes the weights.",
     misconception="A trained model gives the same output in either mode.",
     formula="dropout(x) = x m / (1-p) with a new random m in training mode;  x in evaluation mode",
     run=run_train_and_eval_mode,
@@ -271,7 +279,7 @@ NUM_TEST = 2_000
 IMAGES = ("training images", "test images", "shifted test images", "rotated test images")
 
 
-def trained(crop: int, num_images: int, steps: int, seed: int) -> TrainContext:
+def train_small_vit(crop: int, num_images: int, steps: int, seed: int) -> TrainContext:
     """Trains the recipe `mnist` with a smaller model, without a convolutional stem, on few images."""
     changes = {
         "seed": seed,
@@ -310,7 +318,7 @@ def rotated(images: Tensor) -> Tensor:
 
 def accuracies(crop: int, num_images: int, steps: int, seed: int) -> list[float]:
     """Accuracy of one model on training, test, shifted test and rotated test images."""
-    ctx = trained(crop, num_images, steps, seed)
+    ctx = train_small_vit(crop, num_images, steps, seed)
     test = ctx.data.test
     return [
         accuracy_on(ctx, ctx.data.train),
@@ -325,11 +333,11 @@ def run_augmentation(
 ) -> Result:
     """crop=0 trains both models without crops."""
 
-    def measured(crop: int) -> list[float]:
-        return mean_over_seeds(lambda each: accuracies(crop, num_images, steps, each), seed, num_seeds)
+    def mean_accuracies(crop: int) -> list[float]:
+        return mean_over_seeds(lambda run_seed: accuracies(crop, num_images, steps, run_seed), seed, num_seeds)
 
     with single_thread():
-        plain, cropped = measured(0), measured(crop)
+        plain, cropped = mean_accuracies(0), mean_accuracies(crop)
     gap = plain[0] - plain[1]
     gap_ratio = (cropped[0] - cropped[1]) / gap if gap > 0 else math.nan
     checks = (
@@ -358,7 +366,7 @@ AUGMENTATION = Claim(
     lesson="Masks, training and evaluation",
     statement="Random crops reduce the gap between training and test accuracy and make a model robust to "
     "translation, but not to rotation.",
-    misconception="Crops and flips make a model robust to rotation; or: augmentation makes no difference.",
+    misconception="Random crops also make a model robust to rotation, or augmentation makes no difference.",
     formula="gap = training accuracy - test accuracy",
     conditions="A small vision transformer without a convolutional stem, trained on 500 MNIST images for 400 steps "
     "in float32; mean of three seeds.",

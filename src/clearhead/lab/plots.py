@@ -114,11 +114,11 @@ def heat_maps(
         low, high = min(low, 0.0), max(high, 1.0)
     images = []
     for axes, matrix in zip(all_axes, maps, strict=True):
-        shown = np.ma.masked_invalid(matrix.detach().double().numpy())
+        masked = np.ma.masked_invalid(matrix.detach().double().numpy())
         aspect: Any = (
             "equal" if 0.5 <= matrix.shape[0] / matrix.shape[1] <= 2 else "auto"
         )  # keep elongated matrices readable
-        images.append(axes.imshow(shown, cmap=COLORMAP, vmin=low, vmax=high, interpolation="nearest", aspect=aspect))
+        images.append(axes.imshow(masked, cmap=COLORMAP, vmin=low, vmax=high, interpolation="nearest", aspect=aspect))
         axes.grid(False)
         token_ticks(axes, *matrix.shape)
     bar = figure.colorbar(images[-1], ax=list(beside or all_axes), shrink=0.85, pad=0.03)
@@ -145,19 +145,17 @@ def scatter_against(
     axes.axline((0, 0), slope=1, color=GRAY, linewidth=2, zorder=0)
     parts = [measured, *(numbers for numbers, _, _ in predictions.values())]
     finite = torch.cat([part[part.isfinite()].flatten() for part in parts])
-    room = 0.06 * (finite.max() - finite.min()).item() or 1.0
-    limits = finite.min().item() - room, finite.max().item() + room
+    margin = 0.06 * (finite.max() - finite.min()).item() or 1.0
+    limits = finite.min().item() - margin, finite.max().item() + margin
     axes.set(xlim=limits, ylim=limits)
     axes.set_box_aspect(1)
     axes.locator_params(nbins=bins)
 
 
-def bars(axes: "Axes", heights: "dict[str, tuple[float, str]]", form: str = "{:.2g}") -> None:
+def bars(axes: "Axes", heights: "dict[str, tuple[float, str]]", fmt: str = "{:.2g}") -> None:
     """Labeled bars {name: (height, color)}."""
     drawn = axes.bar(list(heights), [height for height, _ in heights.values()], color=[c for _, c in heights.values()])
-    axes.bar_label(
-        drawn, labels=[form.format(height) for height, _ in heights.values()], fontsize=SMALL_SIZE, padding=3
-    )
+    axes.bar_label(drawn, labels=[fmt.format(height) for height, _ in heights.values()], fontsize=SMALL_SIZE, padding=3)
     top = max(height for height, _ in heights.values())
     axes.set_ylim(0, 1.15 * top or 1.0)
     axes.grid(axis="x", visible=False)
@@ -219,8 +217,8 @@ def token_ticks(axes: "Axes", rows: int, columns: int) -> None:
     """Tick labels count tokens from 1; long axes get only some labels."""
     for set_ticks, count in ((axes.set_xticks, columns), (axes.set_yticks, rows)):
         step = 1 if count <= 8 else math.ceil(count / 5)
-        places = range(0, count, step)
-        set_ticks(list(places), labels=[str(place + 1) for place in places])
+        indices = range(0, count, step)
+        set_ticks(list(indices), labels=[str(index + 1) for index in indices])
     axes.tick_params(length=0)
 
 
@@ -246,8 +244,8 @@ def draw_measured(result: Result, sentence: str) -> "Figure":
         draw_checks(axes, result.checks)
     else:
         figure, all_axes = subplots("ABCDEF"[: len(quantities)])
-        for axes, what in zip(all_axes, quantities, strict=True):
-            draw_quantity(axes, [curve for curve in result.curves if curve.quantity == what])
+        for axes, quantity in zip(all_axes, quantities, strict=True):
+            draw_quantity(axes, [curve for curve in result.curves if curve.quantity == quantity])
         if max(len(curve.x) for curve in result.curves) > 1:
             legend_below(figure, all_axes[0], 3)
     set_headline(figure, sentence)
@@ -256,24 +254,24 @@ def draw_measured(result: Result, sentence: str) -> "Figure":
 
 def draw_quantity(axes: "Axes", curves: Sequence[Curve]) -> None:
     """Lines over training steps; bars if each curve has one point or each point has a name."""
-    what, names = curves[0].quantity, curves[0].quantity.split(", ")
+    quantity, names = curves[0].quantity, curves[0].quantity.split(", ")
     if len(names) == len(curves[0].x) > 1:
         draw_groups(axes, curves, names)
-        what = "accuracy"
+        quantity = "accuracy"
     elif all(len(curve.x) == 1 for curve in curves):
         bars(axes, {fill(curve.name, 11): (curve.y[0], CORRECT) for curve in curves}, "{:.3g}")
     else:
         draw_lines(axes, curves)
     axes.set_ylim(0, 1.1 * max(1.0, *(height for curve in curves for height in curve.y)))
-    axes.set_ylabel(fill(what, 24), fontsize=TEXT_SIZE)
+    axes.set_ylabel(fill(quantity, 24), fontsize=TEXT_SIZE)
 
 
 def draw_groups(axes: "Axes", curves: Sequence[Curve], names: Sequence[str]) -> None:
     """Grouped bars: one group per name."""
     width = 0.8 / len(curves)
     for number, curve in reversed(list(enumerate(curves))):
-        places = [group + (number + 0.5) * width - 0.4 for group in range(len(names))]
-        drawn = axes.bar(places, curve.y, width, color=COLORS[number % len(COLORS)], label=curve.name)
+        centers = [group + (number + 0.5) * width - 0.4 for group in range(len(names))]
+        drawn = axes.bar(centers, curve.y, width, color=COLORS[number % len(COLORS)], label=curve.name)
         axes.bar_label(drawn, fmt="{:.0%}", fontsize=SMALL_SIZE)
     axes.set_xticks(range(len(names)), labels=[fill(text, 12) for text in names])
     axes.grid(axis="x", visible=False)

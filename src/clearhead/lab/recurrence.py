@@ -22,9 +22,9 @@ from clearhead.lab.lstm import (
     SHORT,
     TRANSFORMER,
     build_seq2seq,
-    doubling,
     gradient_ratios,
-    line,
+    log2_length_axis,
+    plot_model,
     size_ratio,
     untrained_models,
 )
@@ -39,26 +39,26 @@ if TYPE_CHECKING:
 LETTERS, NUM_TEST = 6, 1_000
 
 
-TOKENS_AT_ONCE = 2_048
-"""per batch when the time of a step is measured, for every length"""
+TOKENS_PER_STEP = 2_048
+"""batch size in tokens, for every length, when the time of a step is measured"""
 
 
-BEST_OF = 7
+NUM_TIMINGS = 7
 
 
 LONG_FACTOR = 6
-"""multiple of the budget with which the LSTM without attention comes much closer"""
+"""multiple of the budget after which the LSTM without attention has narrowed the gap"""
 
 
 class ConcatenatedInputs(nn.Module):
-    """Takes the source and the shifted target in one tensor: ids (n,K+Q) -> logits (n,Q,V)"""
+    """Takes source and shifted target as one concatenated tensor: ids (n,K+Q) -> logits (n,Q,V)"""
 
-    def __init__(self, model: nn.Module, src_vocab_size: int):
+    def __init__(self, model: nn.Module, src_length: int):
         super().__init__()
-        self.model, self.src_vocab_size = model, src_vocab_size
+        self.model, self.src_length = model, src_length
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.model(ids[:, : self.src_vocab_size], ids[:, self.src_vocab_size :])
+        return self.model(ids[:, : self.src_length], ids[:, self.src_length :])
 
 
 def reversal(length: int) -> Task:
@@ -83,23 +83,23 @@ def pronunciation(examples: SequencePairs) -> Task:
 
 
 def accuracies(
-    model: nn.Module, src_vocab_size: int, task: Task, unseen: Task, budgets: Sequence[int], seed: int
+    model: nn.Module, src_length: int, task: Task, test_task: Task, budgets: Sequence[int], seed: int
 ) -> list[float]:
     """Token accuracy under teacher forcing after each number of steps."""
-    rows = ConcatenatedInputs(model, src_vocab_size)
-    return learning_curve(rows, task, budgets=budgets, seed=seed, unseen=unseen, num_test=NUM_TEST)
+    joint_model = ConcatenatedInputs(model, src_length)
+    return learning_curve(joint_model, task, budgets=budgets, seed=seed, test_task=test_task, num_test=NUM_TEST)
 
 
-def seconds(model: nn.Module, length: int, seed: int) -> float:
-    """CPU time of one forward and backward pass, the best of several."""
-    rows = ConcatenatedInputs(model, length)
-    inputs, targets = reversal(length)(torch.Generator().manual_seed(seed), TOKENS_AT_ONCE // length)
-    found = []
-    for _ in range(BEST_OF):
+def step_seconds(model: nn.Module, length: int, seed: int) -> float:
+    """CPU time of one forward and backward pass: the minimum of several runs."""
+    joint_model = ConcatenatedInputs(model, length)
+    inputs, targets = reversal(length)(torch.Generator().manual_seed(seed), TOKENS_PER_STEP // length)
+    timings = []
+    for _ in range(NUM_TIMINGS):
         start = time.process_time()
-        nn.functional.cross_entropy(rows(inputs).flatten(0, -2), targets.flatten()).backward()
-        found.append(time.process_time() - start)
-    return min(found)
+        nn.functional.cross_entropy(joint_model(inputs).flatten(0, -2), targets.flatten()).backward()
+        timings.append(time.process_time() - start)
+    return min(timings)
 
 
 def digit_accuracy(name: str, length: int, width: int, budgets: Sequence[int], seed: int) -> list[float]:
@@ -129,81 +129,90 @@ def run_recurrence(
 ) -> Result:
     """with_attention=False tests the LSTM without attention in place of the one with attention."""
     short, budgets = length // 4, step_budgets(steps, 0.25, 0.5, 1)
-    longer = sorted({*budgets, *step_budgets(steps, 2, LONG_FACTOR)})
-    at = budgets.index(steps)
+    lstm_budgets = sorted({*budgets, *step_budgets(steps, 2, LONG_FACTOR)})
+    index = budgets.index(steps)
     with single_thread():
         digits = {
-            name: mean_over_seeds(partial(digit_accuracy, name, length, width, trained), seed, num_seeds)
-            for name, trained in {TRANSFORMER: budgets, LSTM_ATTENTION: budgets, LSTM: longer}.items()
+            name: mean_over_seeds(partial(digit_accuracy, name, length, width, model_budgets), seed, num_seeds)
+            for name, model_budgets in {TRANSFORMER: budgets, LSTM_ATTENTION: budgets, LSTM: lstm_budgets}.items()
         }
-        (few,) = mean_over_seeds(partial(digit_accuracy, LSTM, short, width, [steps]), seed, num_seeds)
+        (short_accuracy,) = mean_over_seeds(partial(digit_accuracy, LSTM, short, width, [steps]), seed, num_seeds)
         words = load_pronounce(Pronounce())
         phones = {
             name: mean_over_seeds(partial(phone_accuracy, words, name, width, steps), seed, num_seeds)[0]
             for name in MODEL_NAMES
         }
-        drawn = (
+        curves = (
             *(
-                Curve("digit accuracy", name, tuple(longer if name == LSTM else budgets), tuple(digits[name]))
+                Curve("digit accuracy", name, tuple(lstm_budgets if name == LSTM else budgets), tuple(digits[name]))
                 for name in MODEL_NAMES
             ),
             *(Curve("phoneme accuracy", name, (LETTERS,), (phones[name],)) for name in MODEL_NAMES),
             *untrained_curves(width, seed),
         )
-    other = LSTM_ATTENTION if with_attention else LSTM
-    alone = digits[LSTM]
+    compared = LSTM_ATTENTION if with_attention else LSTM
+    lstm_accuracy = digits[LSTM]
     checks = (
         at_most(
             "parameters of the largest model / smallest model",
             size_ratio([build_seq2seq(name, width) for name in MODEL_NAMES]),
             1.05,
         ),
-        at_least(f"transformer, {length} digits, {steps} steps: accuracy", digits[TRANSFORMER][at], 0.93),
-        at_least(f"LSTM with attention, {length} digits, {steps} steps: accuracy", digits[other][at], 0.93),
-        at_most(f"LSTM without attention, {length} digits, {steps} steps: accuracy", alone[at], 0.85),
-        at_least(f"LSTM without attention, {short} digits, {steps} steps: accuracy", few, 0.93),
-        at_least(f"LSTM without attention, {length} digits: gain with {longer[-1]} steps", alone[-1] - alone[at], 0.1),
+        at_least(f"transformer, {length} digits, {steps} steps: accuracy", digits[TRANSFORMER][index], 0.93),
+        at_least(f"LSTM with attention, {length} digits, {steps} steps: accuracy", digits[compared][index], 0.93),
+        at_most(f"LSTM without attention, {length} digits, {steps} steps: accuracy", lstm_accuracy[index], 0.85),
+        at_least(f"LSTM without attention, {short} digits, {steps} steps: accuracy", short_accuracy, 0.93),
         at_least(
-            "unseen words: phoneme accuracy, transformer minus LSTM without attention", lead(phones, TRANSFORMER), 0.03
+            f"LSTM without attention, {length} digits: gain with {lstm_budgets[-1]} steps",
+            lstm_accuracy[-1] - lstm_accuracy[index],
+            0.1,
         ),
-        at_least("unseen words: phoneme accuracy, LSTM with minus without attention", lead(phones, other), 0.02),
+        at_least(
+            "unseen words: phoneme accuracy, transformer minus LSTM without attention",
+            gain_over_lstm(phones, TRANSFORMER),
+            0.03,
+        ),
+        at_least(
+            "unseen words: phoneme accuracy, LSTM with minus without attention", gain_over_lstm(phones, compared), 0.02
+        ),
     )
-    return Result(checks, drawn)
+    return Result(checks, curves)
 
 
-def lead(phones: dict[str, float], name: str) -> float:
+def gain_over_lstm(phones: dict[str, float], name: str) -> float:
+    """Difference in phoneme accuracy between this model and the LSTM without attention."""
     return phones[name] - phones[LSTM]
 
 
 def untrained_curves(width: int, seed: int) -> list[Curve]:
-    """Of untrained models: the gradient of the last output with respect to the first input, and the time of a step."""
-    further = [SHORT * 2**power for power in range(6)]
-    found = []
+    """For untrained models: the gradient of the last output with respect to the first input, and the time of a step."""
+    lengths = [SHORT * 2**power for power in range(6)]
+    curves = []
     for name, model in untrained_models(width, 1.0, seed).items():
-        gradients = gradient_ratios(model, further, width, seed)
-        milliseconds = [1000 * seconds(model.float(), length, seed) for length in further]
-        found += [
-            Curve("gradient", name, tuple(further), tuple(gradients)),
-            Curve("milliseconds", name, tuple(further), tuple(milliseconds)),
+        gradients = gradient_ratios(model, lengths, width, seed)
+        milliseconds = [1000 * step_seconds(model.float(), length, seed) for length in lengths]
+        curves += [
+            Curve("gradient", name, tuple(lengths), tuple(gradients)),
+            Curve("milliseconds", name, tuple(lengths), tuple(milliseconds)),
         ]
-    return found
+    return curves
 
 
 def draw_recurrence(result: Result) -> "Figure":
     """Accuracy on digits and phonemes, and the time of a training step."""
     figure, (digits, phones, time) = subplots("AB;AC", widths=(1.2, 1))
-    for what, axes in {"digit accuracy": digits, "milliseconds": time}.items():
-        found = {curve.name: curve for curve in result.curves if curve.quantity == what}
-        for whose in reversed(MODEL_NAMES):
-            line(axes, whose, found[whose].x, found[whose].y)
-        doubling(axes, sorted({x for curve in found.values() for x in curve.x}))
+    for quantity, axes in {"digit accuracy": digits, "milliseconds": time}.items():
+        curves = {curve.name: curve for curve in result.curves if curve.quantity == quantity}
+        for name in reversed(MODEL_NAMES):
+            plot_model(axes, name, curves[name].x, curves[name].y)
+        log2_length_axis(axes, sorted({x for curve in curves.values() for x in curve.x}))
     draw_phoneme_accuracy(
         phones, {curve.name: curve.y[0] for curve in result.curves if curve.quantity == "phoneme accuracy"}
     )
     digits.set_ylim(0, 1.05)
     time.set_ylim(0, 1.1 * time.get_ylim()[1])
     label_axes(digits, "Reversed digits", "training steps", "accuracy")
-    label_axes(time, f"Step of {TOKENS_AT_ONCE:,} tokens", "sequence length (tokens)", "ms on one core")
+    label_axes(time, f"Step of {TOKENS_PER_STEP:,} tokens", "sequence length (tokens)", "ms on one core")
     legend_below(figure, digits)
     set_headline(figure, "Within the same training budget, an LSTM without attention falls behind")
     return figure
@@ -211,7 +220,7 @@ def draw_recurrence(result: Result) -> "Figure":
 
 def draw_phoneme_accuracy(axes: "Axes", accuracy: dict[str, float]) -> None:
     """One bar per model."""
-    heights, colors = [accuracy[whose] for whose in MODEL_NAMES], [COLORS[whose] for whose in MODEL_NAMES]
+    heights, colors = [accuracy[name] for name in MODEL_NAMES], [COLORS[name] for name in MODEL_NAMES]
     bars = axes.bar(range(len(MODEL_NAMES)), heights, color=colors)
     axes.bar_label(bars, fmt="{:.0%}", fontsize=SMALL_SIZE)
     axes.set_xticks([])
@@ -223,11 +232,11 @@ def draw_phoneme_accuracy(axes: "Axes", accuracy: dict[str, float]) -> None:
 RECURRENCE = Claim(
     slug="recurrence",
     lesson="Attention and recurrence",
-    statement="Within the same training budget, a transformer and an LSTM with attention learn to reverse sequences of "
-    "16 digits; an LSTM of equal size without attention learns only short ones and pronounces words worse. With more "
-    "training the difference shrinks.",
-    misconception="An LSTM of equal size learns as quickly without attention; or: attention helps only without "
-    "recurrence; or: reversal cannot be learned without attention at all.",
+    statement="Within the same training budget, a transformer and an LSTM with attention learn to reverse 16 digits, "
+    "whereas an LSTM of equal size without attention learns to reverse only short sequences and predicts "
+    "pronunciations less accurately. With more training, the gap narrows.",
+    misconception="An LSTM of equal size learns as fast without attention, attention does not help recurrent networks, "
+    "or reversal cannot be learned without attention at all.",
     formula="without attention, the decoder sees the source only through one hidden and one cell state: 2 · width "
     "numbers",
     conditions="Each model: 300 training steps of 64 sequences in float32; accuracy under teacher forcing, mean of "

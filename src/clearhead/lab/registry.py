@@ -1,10 +1,13 @@
-"""All claims by slug, and how one is found, run and drawn. Only the lesson of the claim is imported."""
+"""Finds, runs and draws a claim by its slug, importing only the lesson that defines it."""
 
+import ast
 import difflib
 import importlib
 import inspect
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -34,10 +37,10 @@ CLAIMS = {
     "gradient-path": "lstm",
     "sequential-depth": "lstm",
     "recurrence": "recurrence",
-    "permutation": "imitations",
-    "pointwise-convolution": "imitations",
-    "convolution": "imitations",
-    "message-passing": "imitations",
+    "permutation": "expressivity",
+    "pointwise-convolution": "expressivity",
+    "convolution": "expressivity",
+    "message-passing": "expressivity",
     "feed-forward": "blocks",
     "skip-connections": "blocks",
     "layer-norm": "blocks",
@@ -54,7 +57,7 @@ CLAIMS = {
     "train-and-eval-mode": "masks_and_training",
     "augmentation": "masks_and_training",
 }
-"""slug -> module that defines the claim, as the constant SCALED_KEY for `scaled-key`; in the order of the lessons"""
+"""slug -> module that defines the claim (`scaled-key` is the constant SCALED_KEY), in the order of the lessons"""
 
 RENAMED = {
     "any-size": "input-size",
@@ -93,9 +96,37 @@ def all_claims() -> list[Claim]:
     return [find(slug) for slug in CLAIMS]
 
 
+@dataclass(frozen=True)
+class ClaimSummary:
+    """The fields of a claim that `clearhead lab` lists."""
+
+    slug: str
+    lesson: str
+    statement: str
+    kind: str = "experiment"
+    trains: bool = False
+
+
+def claim_summaries() -> list[ClaimSummary]:
+    """All claims in the order of the lessons.
+
+    They are parsed from the source of the lessons: importing a lesson would import torch, which takes seconds.
+    """
+    names = ClaimSummary.__dataclass_fields__
+    claims: dict[str, ClaimSummary] = {}
+    for lesson in dict.fromkeys(CLAIMS.values()):
+        source = files("clearhead.lab").joinpath(f"{lesson}.py").read_text(encoding="utf-8")
+        for statement in ast.parse(source).body:
+            match statement:
+                case ast.Assign(value=ast.Call(func=ast.Name(id="Claim"), keywords=keywords)):
+                    fields = {k.arg: ast.literal_eval(k.value) for k in keywords if k.arg in names}
+                    claims[fields["slug"]] = ClaimSummary(**fields)
+    return [claims[slug] for slug in CLAIMS]
+
+
 def suggestions(text: str) -> list[str]:
-    """Up to three slugs: the new name of a former slug, else a shared word, a similar spelling, or a word in the
-    statement."""
+    """Up to three slugs: the new name of a former slug, or else those that share a word with the text, contain one of
+    its words in their statement, or are spelled similarly."""
     if text in RENAMED:
         return [RENAMED[text]]
     words = words_of(text)
@@ -121,9 +152,9 @@ def words_of(text: str) -> set[str]:
 
 
 def run(slug: str, **settings: object) -> Result:
-    """Runs the experiment of a claim, with some settings changed: run("scaled-key", alpha=3).verdict
+    """Runs the experiment of a claim, optionally with changed settings: run("scaled-key", alpha=3).verdict
 
-    The global random state of torch is the same afterwards.
+    The global random state of torch is preserved.
     """
     import torch
 
@@ -142,9 +173,9 @@ def run(slug: str, **settings: object) -> Result:
 def draw(
     claim: Claim, changes: Mapping[str, object] = MappingProxyType({}), result: Result | None = None
 ) -> "Figure | None":
-    """The figure of a claim with changed settings; None if it shows measured numbers and there is no result.
+    """The figure of a claim, optionally with changed settings; None if it needs a result and there is none.
 
-    The headline states the claim; a second line says if it does not hold with the changed settings.
+    The headline states the claim; if the claim does not hold with the changed settings, a second line says so.
     """
     import torch
 

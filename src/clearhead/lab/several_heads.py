@@ -1,4 +1,4 @@
-"""The number of heads at equal width, within a training budget: each output depends on four positions at once."""
+"""The number of heads at equal width, within a training budget, in a task whose outputs depend on four positions."""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,11 +19,11 @@ LENGTH, DIGITS, NUM_OUTPUTS = 16, 10, 4
 
 
 LONG_FACTOR = 5
-"""multiple of the budget with which one head nearly catches up"""
+"""multiple of the budget after which one head nearly catches up"""
 
 
 def four_digits_task(seed: int) -> Task:
-    """Each position has to output the digits at four positions, the same four in every sequence."""
+    """The targets of each position are the digits at four positions, which are the same in every sequence."""
     random = torch.Generator().manual_seed(seed)
     sources = torch.stack([torch.randperm(LENGTH, generator=random) for _ in range(NUM_OUTPUTS)], dim=1)  # (L,4)
 
@@ -67,12 +67,10 @@ def accuracies(width: int, num_heads: int, budgets: list[int], seed: int) -> lis
 def run_several_heads(
     *, seed: int = 0, num_seeds: int = 3, width: int = 32, num_heads: int = 4, steps: int = 250
 ) -> Result:
-    """num_heads is the number that is compared with one head and with `width` heads of width 1."""
+    """num_heads is compared with a single head and with `width` heads of width 1."""
     budgets = step_budgets(steps, 0.25, 0.5, 1, 2, LONG_FACTOR)
-    index, trained_for = (
-        budgets.index(steps),
-        {width: step_budgets(steps, 0.25, 0.5, 1, 2), 1: budgets, num_heads: budgets},
-    )
+    index = budgets.index(steps)
+    trained_for = {width: step_budgets(steps, 0.25, 0.5, 1, 2), 1: budgets, num_heads: budgets}
     accuracy_by_heads = {
         n: mean_over_seeds(partial(accuracies, width, n, budget), seed, num_seeds) for n, budget in trained_for.items()
     }
@@ -101,10 +99,10 @@ def draw_several_heads(result: Result) -> "Figure":
 SEVERAL_HEADS = Claim(
     slug="several-heads",
     lesson="Multi-head attention",
-    statement="If an output depends on several positions at once, several heads learn the task within a training "
-    "budget that is too small for one head of the same total width, and for many heads of width 1. With five times the "
-    "budget, one head nearly catches up.",
-    misconception="More heads are always better; or: the number of heads does not matter; or: one head cannot learn "
+    statement="If each output depends on several positions, several heads learn the task within a training budget "
+    "that is too small for a single head and for many heads of width 1, at equal total width. With five times the "
+    "budget, a single head nearly catches up.",
+    misconception="More heads are always better, the number of heads does not matter, or a single head cannot learn "
     "the task at all.",
     formula="num_heads · head width = width: all models have the same number of parameters",
     conditions="One encoder block of width 32, 250 training steps in float32; mean of three seeds.",

@@ -88,7 +88,7 @@ def draw_temperature(*, seed: int = 0, num_keys: int = 4) -> "Figure":
     axes.set_xticks(list(ticks), labels=[f"{beta}{meaning}" for beta, meaning in ticks.items()])
     axes.set_xticks([], minor=True)
     label_axes(axes, "", "beta (1 / temperature)", "attention weight of the key")
-    set_headline(figure, "Beta moves softargmax from the argmin over uniform weights to the argmax")
+    set_headline(figure, "As beta increases, softargmax goes from argmin through uniform weights to argmax")
     if num_keys <= 10:
         legend = axes.legend(title="score", fontsize=SMALL_SIZE, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
         legend.get_title().set_fontsize(SMALL_SIZE)
@@ -100,7 +100,7 @@ TEMPERATURE = Claim(
     kind="demonstration",
     lesson="Softargmax and temperature",
     statement="Softargmax gives uniform weights at beta = 0, the softmax at beta = 1, the one-hot argmax at "
-    "beta = +inf and the one-hot argmin at beta = -inf; tied scores share the weight equally.",
+    "beta = +inf and the one-hot argmin at beta = -inf. At beta = +inf, tied maxima have equal weights.",
     misconception="Softargmax is e^(-beta z) / sum e^(-beta z), and beta = 1 gives the argmin.",
     formula="softargmax_beta(z)_i = e^(beta z_i) / sum_j e^(beta z_j)",
     run=run_temperature,
@@ -112,7 +112,7 @@ TEMPERATURE = Claim(
 def run_hard_and_soft(
     *, seed: int = 0, width: int = 8, num_queries: int = 12, num_keys: int = 6, beta: float = math.inf
 ) -> Result:
-    """beta is that of hard attention. A finite beta approaches it as far as the gap between the scores allows."""
+    """beta is that of hard attention; a finite beta approximates it, depending on the gap between the scores."""
     random = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(n, width, generator=random, dtype=torch.float64) for n in (num_queries, num_keys, num_keys))
     tolerance = 1e-12 if math.isinf(beta) else 1e-3
@@ -121,24 +121,34 @@ def run_hard_and_soft(
         hard, weights = attend_reference(queries, k, v, beta=beta)
         soft, _ = attend_reference(queries, k, v, beta=0.0)
         one_hot, constant = hard_attention_as_linear(queries @ k.T), soft_attention_as_linear(num_keys)
-        rest, bound = rest_and_bound(weights, queries @ k.T, beta)
+        rest, bound = other_weight_and_bound(weights, queries @ k.T, beta)
         checks += [
-            at_most(f"hard {kind}-attention: distance of outputs to nearest value", furthest(hard, v), tolerance),
-            at_most(f"hard {kind}-attention: difference from one-hot rows", distance(hard, one_hot @ v), tolerance),
+            at_most(
+                f"hard {kind}-attention: distance of outputs to nearest value",
+                max_distance_to_values(hard, v),
+                tolerance,
+            ),
+            at_most(
+                f"hard {kind}-attention: difference from one-hot rows", max_difference(hard, one_hot @ v), tolerance
+            ),
             at_most(f"hard {kind}-attention: total weight of the other keys", rest, bound),
-            at_most(f"soft {kind}-attention: difference from a constant row", distance(soft, constant @ v), 1e-12),
+            at_most(
+                f"soft {kind}-attention: difference from a constant row", max_difference(soft, constant @ v), 1e-12
+            ),
         ]
     repeated = attend_reference(k.roll(1, 0)[[0, *range(num_keys)]], k, v, beta=beta)[1]
     return Result(
         (
             *checks,
             at_most(
-                "hard, two tied keys: difference from the mean of their values", tied(q[:1], k, v, beta), tolerance
+                "hard, two tied keys: difference from the mean of their values", tie_error(q[:1], k, v, beta), tolerance
             ),
-            at_most("soft: difference from the mean of all values", distance(soft, v.mean(0)), 1e-12),
-            at_most("hard: deviation of the sums over keys from 1", distance(weights.sum(-1), 1.0), 1e-12),
+            at_most("soft: difference from the mean of all values", max_difference(soft, v.mean(0)), 1e-12),
+            at_most("hard: deviation of the sums over keys from 1", max_difference(weights.sum(-1), 1.0), 1e-12),
             at_least(
-                "a repeated query: deviation of the sums over queries from 1", distance(repeated.sum(-2), 1.0), 0.5
+                "a repeated query: deviation of the sums over queries from 1",
+                max_difference(repeated.sum(-2), 1.0),
+                0.5,
             ),
         )
     )
@@ -154,7 +164,7 @@ def hard_attention_as_linear(scores: Tensor) -> Tensor:
     return torch.zeros_like(scores).scatter(-1, scores.argmax(-1, keepdim=True), 1.0)
 
 
-def rest_and_bound(weights: Tensor, scores: Tensor, beta: float) -> tuple[float, float]:
+def other_weight_and_bound(weights: Tensor, scores: Tensor, beta: float) -> tuple[float, float]:
     """The largest total weight, over the queries, of all keys but the best, and its bound (K-1) e^(-beta gap), where
     gap is the difference between the two largest scores. weights and scores (Q,K)"""
     num_keys = scores.shape[-1]
@@ -166,19 +176,19 @@ def rest_and_bound(weights: Tensor, scores: Tensor, beta: float) -> tuple[float,
     return rest, (num_keys - 1) * math.exp(-max(0.0, beta) * gap) + 1e-12
 
 
-def tied(q: Tensor, k: Tensor, v: Tensor, beta: float) -> float:
-    """For a query (1,E) whose best key occurs twice with different values: distance of the output from their mean."""
-    q, k = (8 * q).round() / 8, (8 * k).round() / 8  # few bits, so that products are exact and the tie is not broken
+def tie_error(q: Tensor, k: Tensor, v: Tensor, beta: float) -> float:
+    """For a query (1,E) whose best key occurs twice with different values: difference of the output from their mean."""
+    q, k = (8 * q).round() / 8, (8 * k).round() / 8  # few bits, so that products are exact and scores tie exactly
     keys, values = torch.cat([k, k[(q @ k.T).argmax()][None]]), torch.cat([v, v.mean(0, keepdim=True) + 1])
     scores = (q @ keys.T)[0]
-    return distance(attend_reference(q, keys, values, beta=beta)[0], values[scores == scores.max()].mean(0))
+    return max_difference(attend_reference(q, keys, values, beta=beta)[0], values[scores == scores.max()].mean(0))
 
 
-def distance(a: Tensor, b: Tensor | float) -> float:
+def max_difference(a: Tensor, b: Tensor | float) -> float:
     return (a - b).abs().max().item()
 
 
-def furthest(outputs: Tensor, values: Tensor) -> float:
+def max_distance_to_values(outputs: Tensor, values: Tensor) -> float:
     """The largest distance from an output to its nearest value."""
     return torch.cdist(outputs, values, compute_mode="donot_use_mm_for_euclid_dist").amin(1).max().item()
 
@@ -190,7 +200,7 @@ def draw_hard_and_soft(
     random = torch.Generator().manual_seed(seed)
     q, k = (torch.randn(n, width, generator=random, dtype=torch.float64) for n in (num_queries, num_keys))
     titles = {0.0: "soft: beta = 0", width**-0.5: "beta = 1/sqrt(d)", beta: f"hard: beta = {beta:g}"}
-    weights = [attend_reference(q, k, k, beta=each)[1] for each in titles]
+    weights = [attend_reference(q, k, k, beta=b)[1] for b in titles]
     figure, all_axes = subplots("ABC;DEF", heights=(3, 1))
     top, bottom = all_axes[:3], all_axes[3:]
     heat_maps(figure, top, weights, "attention weight")
@@ -217,8 +227,8 @@ HARD_AND_SOFT = Claim(
     slug="hard-and-soft",
     kind="demonstration",
     lesson="Softargmax and temperature",
-    statement="At beta = inf (hard attention) each output is one of the values, possibly the same for several queries, "
-    "or the mean of several values whose keys tie; at beta = 0 (soft attention) it is the mean of all values.",
+    statement="Hard attention (beta = inf) returns the value of the key with the largest score, or the mean over tied "
+    "keys; several queries may select the same value. Soft attention (beta = 0) returns the mean of all values.",
     misconception="Hard attention preserves all values: rows and columns of the weights sum to 1.",
     formula="beta = inf: h_j = mean of the v_i with the largest q_j·k_i;  beta = 0: h_j = (1/m) sum_i v_i;  "
     "0 < beta < inf: all weights but the largest sum to at most (m-1) e^(-beta gap)",
@@ -235,13 +245,13 @@ def inverse_sqrt(width: int) -> float:
 
 
 def unscaled(width: int) -> float:
-    """The misconception: the scale does not matter."""
+    """The misconception: no scale."""
     return 1.0
 
 
 @dataclass(frozen=True)
 class SoftargmaxStatistics:
-    """Of softargmax over several keys: means over many random queries and keys."""
+    """Statistics of softargmax, averaged over many random queries and keys."""
 
     logit_variance: float
     entropy: float
@@ -308,8 +318,8 @@ def draw_saturation(*, seed: int = 0, width: int = 256, num_keys: int = 16) -> "
         random = torch.Generator().manual_seed(seed)
         statistics = [measure(d, scale(d), num_keys, random) for d in widths]
         for axes, heights in (
-            (left, [each.entropy for each in statistics]),
-            (right, [each.vanished for each in statistics]),
+            (left, [s.entropy for s in statistics]),
+            (right, [s.vanished for s in statistics]),
         ):
             axes.plot(widths, heights, "o-", color=color, linewidth=3, markersize=8, label=name)
             axes.set_ylim(0, 1.25 * max(axes.get_ylim()[1] / 1.25, *heights))

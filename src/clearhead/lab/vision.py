@@ -1,4 +1,4 @@
-"""Vision transformers: patch embedding, class token, what a plain ViT lacks; and the equivariance of convolutions."""
+"""Vision transformers: patch embedding, class token, components of a plain ViT; and equivariance of convolutions."""
 
 from collections.abc import Callable
 from functools import partial
@@ -50,18 +50,18 @@ def small_vit(
 def run_patch_embedding(
     *, seed: int = 0, width: int = 8, patch_size: int = 4, grid_size: int = 3, stride: int = 0
 ) -> Result:
-    """A stride other than the patch size gives another layer."""
+    """A stride other than the patch size refutes the claim."""
     torch.manual_seed(seed)
-    tokens, images = (
+    patch_embed, images = (
         PatchEmbed(3, width, patch_size).double(),
         torch.randn(2, 3, grid_size * patch_size, grid_size * patch_size).double(),
     )
-    conv = tokens.as_convolution()
+    conv = patch_embed.as_convolution()
     conv.stride = (stride or patch_size, stride or patch_size)
     with torch.no_grad():
         convolved = conv(images).flatten(2).mT
-        cut = tokens(images)
-    error = (convolved - cut).abs().max().item() if convolved.shape == cut.shape else float("inf")
+        projected = patch_embed(images)
+    error = (convolved - projected).abs().max().item() if convolved.shape == projected.shape else float("inf")
     return Result((at_most("difference between projected patches and the convolution", error, 1e-12),))
 
 
@@ -71,11 +71,11 @@ def draw_patch_embedding(
 ) -> "Figure":
     """Left: the image and its patches. Middle: the projected patches. Right: the output of the convolution."""
     torch.manual_seed(seed)
-    tokens = PatchEmbed(3, width, patch_size).double()
+    patch_embed = PatchEmbed(3, width, patch_size).double()
     images = torch.randn(2, 3, grid_size * patch_size, grid_size * patch_size).double()
-    conv = tokens.as_convolution()
+    conv = patch_embed.as_convolution()
     conv.stride = (stride or patch_size, stride or patch_size)
-    cut, convolved = tokens(images)[0], conv(images).flatten(2).mT[0]
+    projected, convolved = patch_embed(images)[0], conv(images).flatten(2).mT[0]
     figure, (image, left, right) = subplots("ABC", widths=(1.3, 1, 1))
     picture = images[0] - images[0].min()
     image.imshow((picture / picture.max()).permute(1, 2, 0).numpy(), interpolation="nearest")
@@ -97,7 +97,7 @@ def draw_patch_embedding(
             image.texts[-1].set_bbox({"boxstyle": "circle", "facecolor": "white", "edgecolor": "none"})
     image.set_xticks([0, grid_size * patch_size - 1])
     image.set_yticks([0, grid_size * patch_size - 1])
-    heat_maps(figure, [left, right], [cut, convolved], "value")
+    heat_maps(figure, [left, right], [projected, convolved], "value")
     for axes in (left, right):
         axes.set_aspect("auto")
     label_axes(image, f"{grid_size * grid_size} patches of {patch_size} × {patch_size}", "pixel column", "pixel row")
@@ -126,9 +126,9 @@ def gradient_by_token(width: int, pooling: PoolingName, images: Tensor) -> Tenso
     model = small_vit(width, pooling)
     encoded: list[Tensor] = []
     handle = model.norm.register_forward_hook(lambda module, args, out: encoded.append(out))
-    answer = model(images)
+    logits = model(images)
     handle.remove()
-    (gradient,) = torch.autograd.grad(answer.square().sum(), encoded)
+    (gradient,) = torch.autograd.grad(logits.square().sum(), encoded)
     return gradient[0].norm(dim=-1)
 
 
@@ -143,24 +143,24 @@ def run_class_token(*, seed: int = 0, width: int = 16, mean_pooling: bool = Fals
 
     def classifier_inputs(*poolings: PoolingName) -> int:
         """The largest input width of the classifier."""
-        given: list[Tensor] = []
+        head_inputs: list[Tensor] = []
         for pooling in poolings:
             model = small_vit(width, pooling)
-            model.head.register_forward_pre_hook(lambda module, args: given.append(args[0]))
+            model.head.register_forward_pre_hook(lambda module, args: head_inputs.append(args[0]))
             model(images)
-        return max(x[0].numel() for x in given)
+        return max(x[0].numel() for x in head_inputs)
 
     model = small_vit(width, "cls")
     norm, z = model.norm, []
     assert isinstance(norm, nn.LayerNorm)
     handle = norm.register_forward_hook(lambda module, args, out: z.append(args[0]))
     with torch.no_grad():
-        answer = model(images)
+        logits = model(images)
         handle.remove()
-        by_hand = model.head(
+        expected = model.head(
             F.layer_norm(z[0][:, 0], (width,), eps=norm.eps)
         )  # at initialization the scale is 1 and the shift 0
-        error = (by_hand - answer).abs().max().item()
+        error = (expected - logits).abs().max().item()
     return Result(
         (
             at_most("difference between MLP(LN(z_0)) and the model", error, 1e-12),
@@ -183,18 +183,18 @@ def draw_class_token(*, seed: int = 0, width: int = 16) -> "Figure":
     images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
     norms = {"class token": gradient_by_token(width, "cls", images)}
     norms["mean pooling"] = gradient_by_token(width, "mean", images)
-    figure, both = subplots("AB")
-    for axes, (title, heights), first in zip(both, norms.items(), (0, 1), strict=True):
-        reached = int((heights > 0).sum())
-        places = range(first, first + len(heights))
-        axes.bar(places, (heights / heights.max()).tolist(), color=[GREEN if n == 0 else BLUE for n in places])
+    figure, panels = subplots("AB")
+    for axes, (title, heights), first in zip(panels, norms.items(), (0, 1), strict=True):
+        num_used = int((heights > 0).sum())
+        indices = range(first, first + len(heights))
+        axes.bar(indices, (heights / heights.max()).tolist(), color=[GREEN if n == 0 else BLUE for n in indices])
         axes.set_xlim(-1, 17)
         axes.set_xticks([first, 4, 8, 12, 16], labels=["cls" if first == 0 else "1", "4", "8", "12", "16"])
         axes.set_ylim(0, 1.1)
         axes.grid(axis="x", visible=False)
-        tokens = f"{reached} of {len(heights)} tokens"
+        tokens = f"{num_used} of {len(heights)} tokens"
         label_axes(axes, f"{title}: logits depend on\n{tokens}", "token (1 to 16: patches)")
-    both[0].set_ylabel("gradient norm of the logits\n(largest = 1)", fontsize=TEXT_SIZE)
+    panels[0].set_ylabel("gradient norm of the logits\n(largest = 1)", fontsize=TEXT_SIZE)
     set_headline(figure, "A ViT classifies from one token, or from the mean of all patches")
     return figure
 
@@ -219,7 +219,7 @@ PARTS: dict[str, dict[str, object]] = {
     "norm": {"model.norm": "pre"},
     "output projection": {"model.output_projection": True},
 }
-"""the parts that the plain model lacks: learned positions, pre-norm and W_O"""
+"""components that the plain model lacks: learned position embeddings, pre-norm and W_O"""
 
 
 PLAIN, ALL = "plain", "all three"
@@ -239,14 +239,14 @@ def variant_accuracy(changes: dict[str, object], steps: int, seed: int) -> list[
 
 
 def run_plain_vit(*, seed: int = 0, num_seeds: int = 3, steps: int = 600, plain: bool = False) -> Result:
-    """plain=True tests the plain model in place of the one with all three parts."""
+    """plain=True tests the plain model in place of the model with all three components."""
     with single_thread():
-        found = {
+        accuracy = {
             name: mean_over_seeds(partial(variant_accuracy, changes, steps), seed, num_seeds)[0]
             for name, changes in VARIANTS.items()
         }
-    base, complete = found[PLAIN], found[PLAIN if plain else ALL]
-    positions, norm, projection = (found[f"+ {name}"] - base for name in PARTS)
+    base, complete = accuracy[PLAIN], accuracy[PLAIN if plain else ALL]
+    positions, norm, projection = (accuracy[f"+ {name}"] - base for name in PARTS)
     checks = (
         at_least(f"{PLAIN}, {steps} steps: test accuracy", base, 0.75),
         at_least("+ positions: gain", positions, 0.02),
@@ -255,7 +255,7 @@ def run_plain_vit(*, seed: int = 0, num_seeds: int = 3, steps: int = 600, plain:
         at_least(f"{ALL}: gain", complete - base, 0.04),
         above(f"{ALL}: gain over the best single part", complete - base - max(positions, norm, projection), 0),
     )
-    return Result(checks, tuple(Curve("test accuracy", name, (steps,), (found[name],)) for name in VARIANTS))
+    return Result(checks, tuple(Curve("test accuracy", name, (steps,), (accuracy[name],)) for name in VARIANTS))
 
 
 def draw_plain_vit(result: Result) -> "Figure":
@@ -265,11 +265,11 @@ def draw_plain_vit(result: Result) -> "Figure":
 PLAIN_VIT = Claim(
     slug="plain-vit",
     lesson="Images and convolutions",
-    statement="Of the parts that the plain vision transformer lacks, position embeddings alone raise the accuracy "
-    "most and normalization alone raises it somewhat; the output projection of a single head changes little. All "
-    "three together raise it most.",
-    misconception="Each missing part costs about the same accuracy; or: a single missing part explains the low "
-    "accuracy.",
+    statement="Of the three components that the plain vision transformer lacks, position embeddings improve the "
+    "accuracy most, normalization improves it slightly, and the output projection of a single head has little effect. "
+    "All three together improve it more than any of them alone.",
+    misconception="Each missing component costs about the same accuracy, or a single missing component explains the "
+    "low accuracy.",
     formula="one head: softargmax(beta Q Kᵀ) (x W_V) W_O, and W_V W_O is a single matrix, so W_O adds no new functions",
     conditions="Preset vit_mnist_plain: 4 blocks of width 64, 7×7 patches; 40,000 training images, 600 steps of 128 "
     "images in float32; mean of three seeds.",
@@ -286,7 +286,7 @@ def run_rotation(*, seed: int = 0, width: int = 4, image_size: int = 8, rotate: 
     torch.manual_seed(seed)
     images = torch.randn(1, width, image_size, image_size, dtype=torch.float64)
     layer, symmetric = (nn.Conv2d(width, width, 3, padding=1, padding_mode="circular").double() for _ in range(2))
-    with torch.no_grad():  # the mean over four rotations is symmetric
+    with torch.no_grad():  # the mean over four rotations is rotationally symmetric
         symmetric.weight.copy_(
             torch.stack([symmetric.weight.rot90(quarter_turns, (2, 3)) for quarter_turns in range(4)]).mean(0)
         )
@@ -297,17 +297,17 @@ def run_rotation(*, seed: int = 0, width: int = 4, image_size: int = 8, rotate: 
     def rotated(x: Tensor) -> Tensor:
         return x.rot90(dims=(2, 3))
 
-    def change(move: Callable[[Tensor], Tensor], layer: nn.Module = layer) -> tuple[float, float]:
+    def change(transform: Callable[[Tensor], Tensor], layer: nn.Module = layer) -> tuple[float, float]:
         """max |conv(T x) - T conv(x)|, and the change of the pooled output."""
         with torch.no_grad():
-            before, after = layer(images), layer(move(images))
+            before, after = layer(images), layer(transform(images))
             pooled = after.relu().mean((2, 3)) - before.relu().mean((2, 3))
-            return (after - move(before)).abs().max().item(), pooled.abs().max().item()
+            return (after - transform(before)).abs().max().item(), pooled.abs().max().item()
 
-    move, pooled = change(rotated if rotate else shifted)
+    transform, pooled = change(rotated if rotate else shifted)
     return Result(
         (
-            at_most("shifted image: difference from the shifted output", move, 1e-12),
+            at_most("shifted image: difference from the shifted output", transform, 1e-12),
             at_most("shifted image: change of the pooled output", pooled, 1e-12),
             at_least("rotated image: difference from the rotated output", change(rotated)[0], 1e-2),
             at_least("rotated image: change of the pooled output", change(rotated)[1], 1e-4),
@@ -341,7 +341,7 @@ def draw_rotation(*, seed: int = 0, width: int = 4, image_size: int = 8) -> "Fig
         "rotated": (rotated, layer),
         "rotated,\nsymmetric kernel": (rotated, symmetric),
     }
-    pairs = [(conv(move(images)), move(conv(images))) for move, conv in cases.values()]
+    pairs = [(conv(transform(images)), transform(conv(images))) for transform, conv in cases.values()]
     figure, all_axes = subplots("ABC;DEF")
     maps = [pair[0][0, 0] for pair in pairs] + [pair[1][0, 0] for pair in pairs]
     heat_maps(figure, all_axes, maps, "output, channel 1")

@@ -1,5 +1,6 @@
 """Model configs: frozen, keyword-only dataclasses, validated when they are created. This does not import torch."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -11,9 +12,11 @@ from clearhead.validation import (
     check_eps,
     check_heads,
     check_int,
+    check_kv_heads,
     check_name,
     check_positive,
     check_power_of_two,
+    check_range,
     check_rate,
     check_rotary_width,
     check_sinusoidal_width,
@@ -23,7 +26,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 Norm = Literal["pre", "post", "none"]
-Activation = Literal["gelu", "relu"]
+NormLayerName = Literal["layernorm", "rmsnorm"]
+Activation = Literal["gelu", "relu", "swiglu"]
 PosEmbedName = Literal["sinusoidal", "learned", "rotary", "alibi", "none"]
 PosEmbed2dName = Literal["learned", "sinusoidal", "rotary", "none"]
 InitName = Literal["xavier", "bert"]
@@ -41,12 +45,24 @@ class StackConfig:
     width: int
     depth: int
     num_heads: int
+    num_kv_heads: int | None = None
+    """number of key and value heads, for grouped-query attention; num_heads unless given"""
+    qk_norm: bool = False
+    """normalize the queries and keys of each head"""
     mlp_dim: int | None = None
-    """width of the feed-forward net's middle; 4 * width unless given"""
+    """width of the MLP's hidden layer; 4 * width unless given, 8/3 * width for swiglu"""
     activation: Activation = "gelu"
+    """activation of the MLP; swiglu is a gated MLP with three matrices"""
     norm: Norm = "pre"
+    """position of the norms in a block"""
+    norm_layer: NormLayerName = "layernorm"
+    """kind of every norm"""
     norm_eps: float = 1e-5
-    """eps of every layer norm, added to the variance"""
+    """eps of every norm, added to the variance"""
+    layer_scale: float | None = None
+    """initial value of layer scale, a learned factor per channel on what each sublayer adds; none unless given"""
+    bias: bool = True
+    """biases in the linear layers and the norms of the blocks"""
     dropout: float = 0.0
     """on the embeddings and on what each sublayer adds"""
     attention_dropout: float = 0.0
@@ -63,11 +79,18 @@ class StackConfig:
     def __post_init__(self) -> None:
         check_positive(width=self.width, depth=self.depth, num_heads=self.num_heads, mlp_dim=self.mlp_width)
         check_heads(self.width, self.num_heads)
-        check_bool(output_projection=self.output_projection)
-        check_choice(activation=(self.activation, Activation), norm=(self.norm, Norm))
+        check_kv_heads(self.num_heads, self.kv_heads)
+        check_bool(output_projection=self.output_projection, qk_norm=self.qk_norm, bias=self.bias)
+        check_choice(
+            activation=(self.activation, Activation),
+            norm=(self.norm, Norm),
+            norm_layer=(self.norm_layer, NormLayerName),
+        )
         check_eps(norm_eps=self.norm_eps)
         if self.beta is not None:
             check_beta(self.beta)
+        if self.layer_scale is not None:
+            check_range(0, math.inf, layer_scale=self.layer_scale)
         for name in ("dropout", "attention_dropout", "mlp_dropout", "drop_path"):
             check_rate(**{name: getattr(self, name)})
 
@@ -85,7 +108,13 @@ class StackConfig:
 
     @property
     def mlp_width(self) -> int:
-        return 4 * self.width if self.mlp_dim is None else self.mlp_dim
+        if self.mlp_dim is not None:
+            return self.mlp_dim
+        return 8 * self.width // 3 if self.activation == "swiglu" else 4 * self.width
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
     @property
     def head_dim(self) -> int:
@@ -143,7 +172,7 @@ class PredictorConfig(StackConfig):
     head_mlp_dim: int = 0
     """width of one more layer before the answer; 0 for none"""
     head_norm: bool = False
-    """layer norm in the head, between its first layer and the activation; needs head_mlp_dim"""
+    """norm in the head, between its first layer and the activation; needs head_mlp_dim"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -156,6 +185,8 @@ class PredictorConfig(StackConfig):
                 "head_norm normalises the head's hidden layer, got head_norm=True with head_mlp_dim=0; "
                 f"try head_mlp_dim={self.width}"
             )
+        if self.head_norm and self.activation == "swiglu":
+            raise ValueError("head_norm needs a head without gates, got head_norm=True with activation='swiglu'")
         check_choice(pooling=(self.pooling, PredictorPoolingName))
         check_pos_embed(self.pos_embed, self)
 
@@ -172,10 +203,12 @@ class VisionConfig(StackConfig):
     patch_embed: PatchEmbedName = "patch"
     pos_embed: PosEmbed2dName = "learned"
     pooling: PoolingName = "cls"
+    num_register_tokens: int = 0
+    """learned tokens that take part in attention and are left out before pooling"""
     head_mlp_dim: int = 0
     """width of one more layer before the answer; 0 for none"""
     embed_norm: bool = False
-    """layer norm on the embeddings, as BERT does"""
+    """normalize the embeddings, as BERT does"""
     init: InitName = "xavier"
     """how weights start: by the widths of each layer, or small, as BERT's do"""
 
@@ -187,7 +220,7 @@ class VisionConfig(StackConfig):
         if not isinstance(size, int) and not (isinstance(size, tuple) and len(size) == 2):
             raise ValueError(f"image_size must be a number or (height, width), got {size!r}; try 32")
         check_bool(embed_norm=self.embed_norm)
-        check_int(0, head_mlp_dim=self.head_mlp_dim)
+        check_int(0, head_mlp_dim=self.head_mlp_dim, num_register_tokens=self.num_register_tokens)
         check_positive(patch_size=self.patch_size, num_classes=self.num_classes, in_channels=self.in_channels)
         check_choice(
             patch_embed=(self.patch_embed, PatchEmbedName),

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.models.config import Activation, LanguageConfig, Norm, PosEmbedName, check_kind
+from clearhead.models.config import Activation, LanguageConfig, Norm, NormLayerName, PosEmbedName, check_kind
 from clearhead.models.embeddings import embed_ids, token_embedding, token_scale
 from clearhead.models.generate import (
     DecodeState,
@@ -42,13 +42,18 @@ class LanguageModel(nn.Module):
         width: int,
         depth: int,
         num_heads: int,
+        num_kv_heads: int | None = None,
+        qk_norm: bool = False,
         context_length: int = 512,
         pos_embed: PosEmbedName = "learned",
         tie_weights: bool = True,
         mlp_dim: int | None = None,
         activation: Activation = "gelu",
         norm: Norm = "pre",
+        norm_layer: NormLayerName = "layernorm",
         norm_eps: float = 1e-5,
+        layer_scale: float | None = None,
+        bias: bool = True,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
         mlp_dropout: float = 0.0,
@@ -62,13 +67,18 @@ class LanguageModel(nn.Module):
             width=width,
             depth=depth,
             num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            qk_norm=qk_norm,
             context_length=context_length,
             pos_embed=pos_embed,
             tie_weights=tie_weights,
             mlp_dim=mlp_dim,
             activation=activation,
             norm=norm,
+            norm_layer=norm_layer,
             norm_eps=norm_eps,
+            layer_scale=layer_scale,
+            bias=bias,
             dropout=dropout,
             attention_dropout=attention_dropout,
             mlp_dropout=mlp_dropout,

@@ -9,7 +9,15 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.models.config import Activation, Norm, PosEmbedName, PredictorConfig, PredictorPoolingName, check_kind
+from clearhead.models.config import (
+    Activation,
+    Norm,
+    NormLayerName,
+    PosEmbedName,
+    PredictorConfig,
+    PredictorPoolingName,
+    check_kind,
+)
 from clearhead.models.embeddings import OneHotLinear, padding_mask
 from clearhead.models.presets import preset
 from clearhead.models.stack import (
@@ -36,6 +44,8 @@ class SequencePredictor(nn.Module):
         width: int,
         depth: int,
         num_heads: int,
+        num_kv_heads: int | None = None,
+        qk_norm: bool = False,
         context_length: int = 512,
         pos_embed: PosEmbedName = "sinusoidal",
         pooling: PredictorPoolingName = "none",
@@ -45,7 +55,10 @@ class SequencePredictor(nn.Module):
         mlp_dim: int | None = None,
         activation: Activation = "gelu",
         norm: Norm = "pre",
+        norm_layer: NormLayerName = "layernorm",
         norm_eps: float = 1e-5,
+        layer_scale: float | None = None,
+        bias: bool = True,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
         mlp_dropout: float = 0.0,
@@ -60,6 +73,8 @@ class SequencePredictor(nn.Module):
             width=width,
             depth=depth,
             num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            qk_norm=qk_norm,
             context_length=context_length,
             pos_embed=pos_embed,
             pooling=pooling,
@@ -69,7 +84,10 @@ class SequencePredictor(nn.Module):
             mlp_dim=mlp_dim,
             activation=activation,
             norm=norm,
+            norm_layer=norm_layer,
             norm_eps=norm_eps,
+            layer_scale=layer_scale,
+            bias=bias,
             dropout=dropout,
             attention_dropout=attention_dropout,
             mlp_dropout=mlp_dropout,

@@ -112,6 +112,40 @@ def transformer_base() -> Seq2SeqConfig:
     )
 
 
+def classic_lm() -> LanguageConfig:
+    """A small language model with the parts of Vaswani et al. (2017); `modern_lm` has its size."""
+    return LanguageConfig(
+        width=128,
+        depth=4,
+        num_heads=4,
+        mlp_dim=512,
+        activation="relu",
+        norm="post",
+        vocab_size=65,
+        context_length=64,
+        pos_embed="sinusoidal",
+    )
+
+
+def modern_lm() -> LanguageConfig:
+    """A small language model with the parts of today's: RMSNorm, SwiGLU, RoPE, grouped queries, QK-norm, no biases."""
+    return LanguageConfig(
+        width=128,
+        depth=4,
+        num_heads=4,
+        num_kv_heads=2,
+        qk_norm=True,
+        mlp_dim=384,
+        activation="swiglu",
+        norm="pre",
+        norm_layer="rmsnorm",
+        bias=False,
+        vocab_size=65,
+        context_length=64,
+        pos_embed="rotary",
+    )
+
+
 def gpt_tiny() -> LanguageConfig:
     """A character-level language model that trains on a laptop."""
     return LanguageConfig(width=128, depth=4, num_heads=4, vocab_size=65, context_length=64)
@@ -134,6 +168,8 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "vit_tiny": vit_tiny,
     "vit_base": vit_base,
     "transformer_base": transformer_base,
+    "classic_lm": classic_lm,
+    "modern_lm": modern_lm,
     "gpt_tiny": gpt_tiny,
     "gpt2_small": gpt2_small,
 }

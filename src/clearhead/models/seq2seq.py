@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.models.config import Activation, Norm, PosEmbedName, Seq2SeqConfig, check_kind
+from clearhead.models.config import Activation, Norm, NormLayerName, PosEmbedName, Seq2SeqConfig, check_kind
 from clearhead.models.embeddings import embed_ids, padding_mask, token_embedding, token_scale
 from clearhead.models.generate import (
     DecodeState,
@@ -52,6 +52,8 @@ class Seq2Seq(nn.Module):
         width: int,
         depth: int,
         num_heads: int,
+        num_kv_heads: int | None = None,
+        qk_norm: bool = False,
         decoder_depth: int | None = None,
         context_length: int = 512,
         pos_embed: PosEmbedName = "sinusoidal",
@@ -59,7 +61,10 @@ class Seq2Seq(nn.Module):
         mlp_dim: int | None = None,
         activation: Activation = "gelu",
         norm: Norm = "pre",
+        norm_layer: NormLayerName = "layernorm",
         norm_eps: float = 1e-5,
+        layer_scale: float | None = None,
+        bias: bool = True,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
         mlp_dropout: float = 0.0,
@@ -74,6 +79,8 @@ class Seq2Seq(nn.Module):
             width=width,
             depth=depth,
             num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            qk_norm=qk_norm,
             decoder_depth=decoder_depth,
             context_length=context_length,
             pos_embed=pos_embed,
@@ -81,7 +88,10 @@ class Seq2Seq(nn.Module):
             mlp_dim=mlp_dim,
             activation=activation,
             norm=norm,
+            norm_layer=norm_layer,
             norm_eps=norm_eps,
+            layer_scale=layer_scale,
+            bias=bias,
             dropout=dropout,
             attention_dropout=attention_dropout,
             mlp_dropout=mlp_dropout,

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from clearhead.models.config import PredictorConfig, StackConfig, VisionConfig
 from clearhead.nn.attention import Linear, MultiHeadAttention, check_width
-from clearhead.nn.blocks import ACTIVATIONS, MLP, DecoderBlock, EncoderBlock, NormLayer
+from clearhead.nn.blocks import ACTIVATIONS, MLP, DecoderBlock, EncoderBlock, SwiGLU
+from clearhead.nn.norms import LayerScale, NormLayer, RMSNorm
 from clearhead.nn.pooling import AttentionPooling, ClassToken, MeanPooling, NoPooling, Pooling
 from clearhead.nn.positions import (
     AlibiPosEmbed,
@@ -29,6 +30,7 @@ def build_encoder_blocks(config: StackConfig) -> list[EncoderBlock]:
             build_mlp(config),
             width=config.width,
             norm_layer=norm_layer(config),
+            layer_scale=layer_scale(config),
             norm_first=config.norm != "post",
             dropout=config.dropout,
             drop_path=drop_path,
@@ -45,6 +47,7 @@ def build_decoder_blocks(config: StackConfig, depth: int) -> list[DecoderBlock]:
             build_mlp(config),
             width=config.width,
             norm_layer=norm_layer(config),
+            layer_scale=layer_scale(config),
             norm_first=config.norm != "post",
             dropout=config.dropout,
             drop_path=drop_path,
@@ -57,23 +60,40 @@ def build_attention(config: StackConfig) -> MultiHeadAttention:
     return MultiHeadAttention(
         config.width,
         config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        qk_norm=partial(build_norm, config) if config.qk_norm else None,
+        bias=config.bias,
         output_projection=config.output_projection,
         dropout=config.attention_dropout,
         beta=config.beta,
     )
 
 
-def build_mlp(config: StackConfig) -> MLP:
-    return MLP(config.width, config.mlp_width, ACTIVATIONS[config.activation], config.mlp_dropout)
+def build_mlp(config: StackConfig) -> MLP | SwiGLU:
+    if config.activation == "swiglu":
+        return SwiGLU(config.width, config.mlp_width, config.mlp_dropout, bias=config.bias)
+    activation = ACTIVATIONS[config.activation]
+    return MLP(config.width, config.mlp_width, activation, config.mlp_dropout, bias=config.bias)
+
+
+def build_norm(config: StackConfig, width: int) -> nn.Module:
+    if config.norm_layer == "rmsnorm":
+        return RMSNorm(width, config.norm_eps)
+    return nn.LayerNorm(width, config.norm_eps, bias=config.bias)
 
 
 def norm_layer(config: StackConfig) -> NormLayer:
-    return nn.Identity if config.norm == "none" else partial(nn.LayerNorm, eps=config.norm_eps)
+    """For the norms around the sublayers of a block."""
+    return nn.Identity if config.norm == "none" else partial(build_norm, config)
+
+
+def layer_scale(config: StackConfig) -> NormLayer:
+    return nn.Identity if config.layer_scale is None else partial(LayerScale, init=config.layer_scale)
 
 
 def final_norm(config: StackConfig) -> nn.Module:
     """The norm after the last block. Only pre-norm needs one: its residual stream is not normalized."""
-    return nn.LayerNorm(config.width, eps=config.norm_eps) if config.norm == "pre" else nn.Identity()
+    return build_norm(config, config.width) if config.norm == "pre" else nn.Identity()
 
 
 def drop_path_rates(last: float, depth: int) -> list[float]:
@@ -115,6 +135,8 @@ def build_head(config: PredictorConfig | VisionConfig, out_features: int) -> nn.
     """A linear layer, or an MLP if head_mlp_dim is above 0. (...,E) -> (...,out_features)"""
     if not config.head_mlp_dim:
         return Linear(config.width, out_features)
+    if config.activation == "swiglu":
+        return SwiGLU(config.width, config.head_mlp_dim, config.mlp_dropout, out_features=out_features)
     has_norm = isinstance(config, PredictorConfig) and config.head_norm
     return MLP(
         config.width,
@@ -122,7 +144,7 @@ def build_head(config: PredictorConfig | VisionConfig, out_features: int) -> nn.
         ACTIVATIONS[config.activation],
         config.mlp_dropout,
         out_features=out_features,
-        norm=nn.LayerNorm(config.head_mlp_dim, eps=config.norm_eps) if has_norm else None,
+        norm=build_norm(config, config.head_mlp_dim) if has_norm else None,
     )
 
 

@@ -1,6 +1,7 @@
 """The vision transformer (Dosovitskiy et al. 2021): an image is a sequence of patches.
 
-Dims: B batch, C channels, P patches, L tokens (P, and the class token where there is one), E model width.
+Dims: B batch, C channels, P patches, L tokens (P, and class token and register tokens where there are
+such), E model width.
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from clearhead.models.config import (
     Activation,
     InitName,
     Norm,
+    NormLayerName,
     PatchEmbedName,
     PoolingName,
     PosEmbed2dName,
@@ -21,8 +23,16 @@ from clearhead.models.config import (
     check_kind,
 )
 from clearhead.models.presets import preset
-from clearhead.models.stack import build_encoder_blocks, build_head, build_pooling, final_norm, input_embeddings
+from clearhead.models.stack import (
+    build_encoder_blocks,
+    build_head,
+    build_norm,
+    build_pooling,
+    final_norm,
+    input_embeddings,
+)
 from clearhead.nn.patch_embed import ConvEmbed, ConvStem, PatchEmbed
+from clearhead.nn.pooling import RegisterTokens
 from clearhead.nn.positions import LearnedPosEmbed2d, NoPosEmbed2d, PosEmbed2d, RotaryPosEmbed2d, SinusoidalPosEmbed2d
 from clearhead.validation import suggest_keywords
 
@@ -45,17 +55,23 @@ class VisionTransformer(nn.Module):
         width: int,
         depth: int,
         num_heads: int,
+        num_kv_heads: int | None = None,
+        qk_norm: bool = False,
         in_channels: int = 3,
         patch_embed: PatchEmbedName = "patch",
         pos_embed: PosEmbed2dName = "learned",
         pooling: PoolingName = "cls",
+        num_register_tokens: int = 0,
         head_mlp_dim: int = 0,
         embed_norm: bool = False,
         init: InitName = "xavier",
         mlp_dim: int | None = None,
         activation: Activation = "gelu",
         norm: Norm = "pre",
+        norm_layer: NormLayerName = "layernorm",
         norm_eps: float = 1e-5,
+        layer_scale: float | None = None,
+        bias: bool = True,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
         mlp_dropout: float = 0.0,
@@ -71,17 +87,23 @@ class VisionTransformer(nn.Module):
             width=width,
             depth=depth,
             num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            qk_norm=qk_norm,
             in_channels=in_channels,
             patch_embed=patch_embed,
             pos_embed=pos_embed,
             pooling=pooling,
+            num_register_tokens=num_register_tokens,
             head_mlp_dim=head_mlp_dim,
             embed_norm=embed_norm,
             init=init,
             mlp_dim=mlp_dim,
             activation=activation,
             norm=norm,
+            norm_layer=norm_layer,
             norm_eps=norm_eps,
+            layer_scale=layer_scale,
+            bias=bias,
             dropout=dropout,
             attention_dropout=attention_dropout,
             mlp_dropout=mlp_dropout,
@@ -115,7 +137,8 @@ class VisionTransformer(nn.Module):
                 raise ValueError(f"unknown pos_embed {pos_embed!r}")
 
         self.pool = build_pooling(config)
-        self.embed_norm = nn.LayerNorm(width, eps=norm_eps) if embed_norm else nn.Identity()
+        self.registers = RegisterTokens(num_register_tokens, width) if num_register_tokens else None
+        self.embed_norm = build_norm(config, width) if embed_norm else nn.Identity()
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(build_encoder_blocks(config))
         self.norm = final_norm(config)
@@ -156,7 +179,8 @@ class VisionTransformer(nn.Module):
         """The encoder's last hidden state (B,L,E), from which head(pool(features)) computes the logits.
 
         all_layers=True returns the hidden states of all layers: the embeddings that enter the first block, then the
-        output of each block; the last one has gone through the final norm, where there is one.
+        output of each block; the last one has gone through the final norm, where there is one. Register tokens are left
+        out: the class token, where there is one, is followed by the patches.
         """
         x, rotary_angles = self.embed(images, inputs_embeds, includes_cls_token)
         states = [x]
@@ -165,6 +189,8 @@ class VisionTransformer(nn.Module):
             if all_layers:
                 states.append(x)
         states[-1] = self.norm(x)
+        if self.registers is not None:
+            states = [self.registers.remove(state, self.pool.num_prefix_tokens) for state in states]
         return tuple(states) if all_layers else states[-1]
 
     def embed(
@@ -177,12 +203,13 @@ class VisionTransformer(nn.Module):
         grid = self.config.grid if images is None else self.patch_embed.grid(images)
         self.check_tokens(x, grid, includes_cls_token)
         angles = self.pos_embed.rotary_angles(grid, x.device)
-        if angles is not None:  # the class token has no position: angle 0
-            angles = F.pad(angles, (0, 0, self.pool.num_prefix_tokens, 0))
-        if includes_cls_token:
-            x = torch.cat([x[:, :1], self.pos_embed(x[:, 1:], grid)], dim=1)
-        else:
-            x = self.pool.prepend_tokens(self.pos_embed(x, grid))  # (B,P,E) -> (B,L,E)
+        if angles is not None:  # class token and register tokens have no position: angle 0
+            angles = F.pad(angles, (0, 0, self.pool.num_prefix_tokens + self.config.num_register_tokens, 0))
+        cls_token, patches = (x[:, :1], x[:, 1:]) if includes_cls_token else (None, x)
+        patches = self.pos_embed(patches, grid)
+        if self.registers is not None:
+            patches = self.registers(patches)
+        x = self.pool.prepend_tokens(patches) if cls_token is None else torch.cat([cls_token, patches], dim=1)
         return self.dropout(self.embed_norm(x)), angles
 
     def check_tokens(self, x: Tensor, grid: tuple[int, int], includes_cls_token: bool) -> None:

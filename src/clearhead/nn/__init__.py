@@ -18,9 +18,12 @@ if TYPE_CHECKING:
     from clearhead.nn.blocks import Encoder as Encoder
     from clearhead.nn.blocks import EncoderBlock as EncoderBlock
     from clearhead.nn.blocks import EncoderDecoder as EncoderDecoder
+    from clearhead.nn.blocks import SwiGLU as SwiGLU
     from clearhead.nn.cache import DecoderCache as DecoderCache
     from clearhead.nn.cache import KVCache as KVCache
     from clearhead.nn.cache import LayerKVCache as LayerKVCache
+    from clearhead.nn.norms import LayerScale as LayerScale
+    from clearhead.nn.norms import RMSNorm as RMSNorm
     from clearhead.nn.patch_embed import ConvEmbed as ConvEmbed
     from clearhead.nn.patch_embed import ConvStem as ConvStem
     from clearhead.nn.patch_embed import PatchEmbed as PatchEmbed
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from clearhead.nn.pooling import MeanPooling as MeanPooling
     from clearhead.nn.pooling import NoPooling as NoPooling
     from clearhead.nn.pooling import Pooling as Pooling
+    from clearhead.nn.pooling import RegisterTokens as RegisterTokens
     from clearhead.nn.positions import AlibiPosEmbed as AlibiPosEmbed
     from clearhead.nn.positions import LearnedPosEmbed as LearnedPosEmbed
     from clearhead.nn.positions import LearnedPosEmbed2d as LearnedPosEmbed2d
@@ -59,7 +63,16 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "SingleHeadAttention",
             "MultiHeadAttention",
         ),
-        "clearhead.nn.blocks": ("MLP", "EncoderBlock", "DecoderBlock", "Encoder", "Decoder", "EncoderDecoder"),
+        "clearhead.nn.blocks": (
+            "MLP",
+            "SwiGLU",
+            "EncoderBlock",
+            "DecoderBlock",
+            "Encoder",
+            "Decoder",
+            "EncoderDecoder",
+        ),
+        "clearhead.nn.norms": ("RMSNorm", "LayerScale"),
         "clearhead.nn.positions": (
             "PosEmbed",
             "NoPosEmbed",
@@ -79,7 +92,14 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "alibi_bias",
         ),
         "clearhead.nn.patch_embed": ("PatchEmbed", "ConvEmbed", "ConvStem", "to_patches", "from_patches"),
-        "clearhead.nn.pooling": ("Pooling", "NoPooling", "ClassToken", "MeanPooling", "AttentionPooling"),
+        "clearhead.nn.pooling": (
+            "Pooling",
+            "NoPooling",
+            "ClassToken",
+            "MeanPooling",
+            "AttentionPooling",
+            "RegisterTokens",
+        ),
         "clearhead.nn.cache": ("KVCache", "LayerKVCache", "DecoderCache"),
     },
     modules=("clearhead.nn.masks",),

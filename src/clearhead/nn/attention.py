@@ -6,7 +6,10 @@
 
 `attend_reference` computes exactly this and returns the weights. `attend_fused` is the same function on PyTorch's fused
 kernel, without them; tests/nn/test_attention.py holds both to equal outputs and gradients for every mask and beta.
-Dims: B batch, L length, Q queries, K keys, H heads, D head width (Dv that of values), E model width.
+Keys and values may have fewer heads than the queries (grouped-query attention, Ainslie et al. 2023; multi-query
+attention, Shazeer 2019, is the case of one): each of their G heads serves H/G consecutive heads of the queries.
+Dims: B batch, L length, Q queries, K keys, H heads, G heads of keys and values, D head width (Dv that of values),
+E model width.
 """
 
 import math
@@ -18,8 +21,9 @@ from torch import Tensor, nn
 
 from clearhead.nn.cache import KVCache
 from clearhead.nn.masks import Mask, broadcasts_to, check_bool_mask, check_mask, kernel_mask
+from clearhead.nn.norms import NormLayer
 from clearhead.nn.positions import apply_rotary
-from clearhead.validation import check_beta, check_heads, check_positive, check_rate
+from clearhead.validation import check_beta, check_heads, check_kv_heads, check_positive, check_rate
 
 Attend = Callable[..., Tensor | tuple[Tensor, Tensor]]
 
@@ -36,11 +40,13 @@ def attend_reference(
 ) -> tuple[Tensor, Tensor]:
     """softargmax(beta q kᵀ + logit_bias) v, and the weights before dropout. A query that sees no key gets zeros.
 
-    q (B,H,Q,D), k (B,H,K,D), v (B,H,K,Dv), mask and logit_bias to (B,H,Q,K) -> out (B,H,Q,Dv), weights (B,H,Q,K)
+    q (B,H,Q,D), k (B,G,K,D), v (B,G,K,Dv), mask and logit_bias to (B,H,Q,K) -> out (B,H,Q,Dv), weights (B,H,Q,K)
     beta defaults to 1/sqrt(D). With an infinite beta, the bias has no effect.
     """
     check_attend(q, k, v, mask, beta, logit_bias)
     beta = 1 / math.sqrt(q.shape[-1]) if beta is None else beta
+    if is_grouped(q, k):
+        k, v = repeat_kv_heads(k, q.shape[-3]), repeat_kv_heads(v, q.shape[-3])
     scores = in_float32(q) @ in_float32(k).transpose(-2, -1)
     if logit_bias is not None and not is_infinite(beta, scores):
         scores, beta = beta * scores + logit_bias, 1.0
@@ -72,7 +78,7 @@ def attend_fused(
     if is_causal and beta <= 0:  # the kernel scales its -inf above the diagonal too: 0 * -inf is NaN, -1 * -inf is inf
         q, beta = beta * q, 1.0
     return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=attn_mask, dropout_p=dropout, is_causal=is_causal, scale=beta
+        q, k, v, attn_mask=attn_mask, dropout_p=dropout, is_causal=is_causal, scale=beta, enable_gqa=is_grouped(q, k)
     )
 
 
@@ -108,6 +114,19 @@ def softargmax(z: Tensor, beta: float = 1.0, dim: int = -1, where: "Mask | None"
     if where is None:
         return logits.softmax(dim)
     return logits.masked_fill(~where, lowest).softmax(dim).masked_fill(~where, 0.0)
+
+
+def is_grouped(q: Tensor, k: Tensor) -> bool:
+    """Whether each head of the keys (B,G,K,D) serves several heads of the queries (B,H,Q,D)."""
+    if not q.dim() == k.dim() > 3 or q.shape[:-3] != k.shape[:-3]:
+        return False
+    H, G = q.shape[-3], k.shape[-3]
+    return 0 < G < H and H % G == 0
+
+
+def repeat_kv_heads(x: Tensor, num_heads: int) -> Tensor:
+    """(B,G,K,D) -> (B,H,K,D): each head of keys or values, once for every head of queries that it serves."""
+    return x if x.shape[-3] == num_heads else x.repeat_interleave(num_heads // x.shape[-3], dim=-3)
 
 
 def in_float32(x: Tensor) -> Tensor:
@@ -158,7 +177,9 @@ class MultiHeadAttention(nn.Module):
 
     x (B,Q,input_width), keys (B,K,key_input_width), values (B,K,value_input_width) -> (B,Q,width)
     Self-attention if only x is given; values default to keys. input_width defaults to width, and the input widths of
-    keys and values default to input_width.
+    keys and values default to input_width. With num_kv_heads below num_heads, keys and values have fewer heads, which
+    shrinks their projections and the cache (grouped-query attention). qk_norm normalizes the queries and keys of each
+    head (Henry et al. 2020, Dehghani et al. 2023): the scores are bounded, whatever the size of the weights.
     """
 
     def __init__(
@@ -166,6 +187,8 @@ class MultiHeadAttention(nn.Module):
         width: int,
         num_heads: int,
         *,
+        num_kv_heads: int | None = None,
+        qk_norm: NormLayer | None = None,
         input_width: int | None = None,
         key_input_width: int | None = None,
         value_input_width: int | None = None,
@@ -179,14 +202,20 @@ class MultiHeadAttention(nn.Module):
         check_heads(width, num_heads)
         check_rate(dropout=dropout)
         self.num_heads, self.dropout, self.beta, self.attend = num_heads, dropout, beta, attend
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        check_kv_heads(num_heads, self.num_kv_heads)
+        self.head_dim = width // num_heads
+        kv_width = self.num_kv_heads * self.head_dim
         input_width = width if input_width is None else input_width
         key_input_width = input_width if key_input_width is None else key_input_width
         value_input_width = input_width if value_input_width is None else value_input_width
         check_positive(input_width=input_width, key_input_width=key_input_width, value_input_width=value_input_width)
         self.q_proj: nn.Linear = Linear(input_width, width, bias)
-        self.k_proj: nn.Linear = Linear(key_input_width, width, bias)
-        self.v_proj: nn.Linear = Linear(value_input_width, width, bias)
+        self.k_proj: nn.Linear = Linear(key_input_width, kv_width, bias)
+        self.v_proj: nn.Linear = Linear(value_input_width, kv_width, bias)
         self.out_proj: nn.Module = Linear(width, width, bias) if output_projection else nn.Identity()
+        self.q_norm = None if qk_norm is None else qk_norm(self.head_dim)
+        self.k_norm = None if qk_norm is None else qk_norm(self.head_dim)
 
     def forward(
         self,
@@ -209,6 +238,8 @@ class MultiHeadAttention(nn.Module):
         """
         check_width(x, self.q_proj.in_features, "x")
         q = self.split_heads(self.q_proj(x))
+        if self.q_norm is not None:
+            q = self.q_norm(q)
         if keys is None:
             k, v = self.keys_values(x, values)
             if rotary_angles is not None:
@@ -239,11 +270,12 @@ class MultiHeadAttention(nn.Module):
         values = keys if values is None else values
         check_width(keys, self.k_proj.in_features, "keys")
         check_width(values, self.v_proj.in_features, "values")
-        return self.split_heads(self.k_proj(keys)), self.split_heads(self.v_proj(values))
+        k, v = self.split_heads(self.k_proj(keys)), self.split_heads(self.v_proj(values))
+        return (k if self.k_norm is None else self.k_norm(k)), v
 
     def split_heads(self, x: Tensor) -> Tensor:
-        """(B,L,E) -> (B,H,L,D): each head gets its slice of the width."""
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(-3, -2)
+        """(B,L,E) -> (B,H,L,D), or (B,G,L,D) for keys and values: each head gets its slice of the width."""
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(-3, -2)
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> "MultiHeadAttention":
@@ -279,10 +311,11 @@ def check_attend(
         raise ValueError(f"queries and keys must have the same width, got {q.shape[-1]} and {k.shape[-1]}")
     if k.shape[-2] != v.shape[-2]:
         raise ValueError(f"there must be one value for each key, got {k.shape[-2]} keys and {v.shape[-2]} values")
-    if not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
+    if not (q.shape[:-2] == k.shape[:-2] or is_grouped(q, k)) or k.shape[:-2] != v.shape[:-2]:
         raise ValueError(
             "queries, keys and values must have the same batch and heads, got "
-            f"{tuple(q.shape[:-2])}, {tuple(k.shape[:-2])} and {tuple(v.shape[:-2])}"
+            f"{tuple(q.shape[:-2])}, {tuple(k.shape[:-2])} and {tuple(v.shape[:-2])}; of (B,H,L,D), keys and values "
+            "may have fewer heads if their number divides that of the queries"
         )
     scores = (*q.shape[:-1], k.shape[-2])
     for name, extra in (("mask", mask), ("logit_bias", logit_bias)):

@@ -4,7 +4,8 @@
     post-norm   norm(x + drop(f(x)))      Vaswani et al. 2017
     no norm     x + drop(f(x))            norm_layer=nn.Identity
 
-where f is attention or the MLP. Parts are passed in, so that a variant is another part and not another flag.
+where f is attention or the MLP, and drop is dropout; layer scale multiplies f before it. Parts are passed in, so that a
+variant is another part and not another flag: MLP or SwiGLU, nn.LayerNorm or RMSNorm, one attention or another.
 Dims: B batch, L length, Q queries, K keys, E model width.
 """
 
@@ -18,9 +19,9 @@ from torch import Tensor, nn
 from clearhead.nn.attention import Linear, MultiHeadAttention, check_width
 from clearhead.nn.cache import DecoderCache, LayerKVCache
 from clearhead.nn.masks import Mask
+from clearhead.nn.norms import NormLayer
 
 Activation = Callable[[Tensor], Tensor]
-NormLayer = Callable[[int], nn.Module]
 
 ACTIVATIONS: dict[str, Activation] = {"relu": F.relu, "gelu": F.gelu}
 IN_PLACE: dict[Activation, Activation] = {F.relu: F.relu_, F.gelu: torch.ops.aten.gelu_}
@@ -63,6 +64,27 @@ class MLP(nn.Module):
         return IN_PLACE.get(self.activation, self.activation)(hidden)
 
 
+class SwiGLU(nn.Module):
+    """down_proj(dropout(silu(gate_proj(x)) * up_proj(x))), at each position by itself. (B,L,E) -> (B,L,out_features)
+
+    A gated MLP (Shazeer 2020) with silu(x) = x * sigmoid(x). It has three matrices in place of two: mlp_dim = 8/3 width
+    has the parameters of an MLP with mlp_dim = 4 width.
+    """
+
+    def __init__(
+        self, width: int, mlp_dim: int, dropout: float = 0.0, *, out_features: int | None = None, bias: bool = True
+    ):
+        super().__init__()
+        self.gate_proj = Linear(width, mlp_dim, bias)
+        self.up_proj = Linear(width, mlp_dim, bias)
+        self.dropout = nn.Dropout(dropout)
+        self.down_proj = Linear(mlp_dim, width if out_features is None else out_features, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        check_width(x, self.gate_proj.in_features, "x")
+        return self.down_proj(self.dropout(F.silu(self.gate_proj(x)) * self.up_proj(x)))
+
+
 class ResidualDropout(nn.Module):
     """Dropout, then stochastic depth: what happens to a branch before it is added to the residual stream."""
 
@@ -88,16 +110,17 @@ def drop_path(branch: Tensor, rate: float) -> Tensor:
 class EncoderBlock(nn.Module):
     """Self-attention, then the MLP. With a causal mask it is the block of a decoder-only language model.
 
-    x (B,L,E) -> (B,L,E)
+    x (B,L,E) -> (B,L,E). A `layer_scale` such as `LayerScale` multiplies what each of the two adds to x.
     """
 
     def __init__(
         self,
         attn: MultiHeadAttention,
-        mlp: MLP,
+        mlp: nn.Module,
         *,
         width: int,
         norm_layer: NormLayer = nn.LayerNorm,
+        layer_scale: NormLayer = nn.Identity,
         norm_first: bool = True,
         dropout: float = 0.0,
         drop_path: float = 0.0,
@@ -107,6 +130,7 @@ class EncoderBlock(nn.Module):
         self.norm_first = norm_first
         self.attn, self.mlp = attn, mlp
         self.norm1, self.norm2 = norm_layer(width), norm_layer(width)
+        self.ls1, self.ls2 = layer_scale(width), layer_scale(width)
         self.drop1, self.drop2 = ResidualDropout(dropout, drop_path), ResidualDropout(dropout, drop_path)
 
     def forward(
@@ -125,11 +149,11 @@ class EncoderBlock(nn.Module):
             return self.attn(x, mask=mask, rotary_angles=rotary_angles, logit_bias=logit_bias, cache=self_cache)
 
         if self.norm_first:
-            x = x + self.drop1(attn(self.norm1(x)))
-            x = x + self.drop2(self.mlp(self.norm2(x)))
+            x = x + self.drop1(self.ls1(attn(self.norm1(x))))
+            x = x + self.drop2(self.ls2(self.mlp(self.norm2(x))))
         else:
-            x = self.norm1(x + self.drop1(attn(x)))
-            x = self.norm2(x + self.drop2(self.mlp(x)))
+            x = self.norm1(x + self.drop1(self.ls1(attn(x))))
+            x = self.norm2(x + self.drop2(self.ls2(self.mlp(x))))
         return x
 
     @classmethod
@@ -156,10 +180,11 @@ class DecoderBlock(nn.Module):
         self,
         self_attn: MultiHeadAttention,
         cross_attn: MultiHeadAttention,
-        mlp: MLP,
+        mlp: nn.Module,
         *,
         width: int,
         norm_layer: NormLayer = nn.LayerNorm,
+        layer_scale: NormLayer = nn.Identity,
         norm_first: bool = True,
         dropout: float = 0.0,
         drop_path: float = 0.0,
@@ -170,6 +195,7 @@ class DecoderBlock(nn.Module):
         self.norm_first = norm_first
         self.self_attn, self.cross_attn, self.mlp = self_attn, cross_attn, mlp
         self.norm1, self.norm2, self.norm3 = norm_layer(width), norm_layer(width), norm_layer(width)
+        self.ls1, self.ls2, self.ls3 = (layer_scale(width) for _ in range(3))
         self.drop1, self.drop2, self.drop3 = (ResidualDropout(dropout, drop_path) for _ in range(3))
 
     def forward(
@@ -193,13 +219,13 @@ class DecoderBlock(nn.Module):
             return self.cross_attn(x, memory, mask=memory_mask, cache=cross_cache)
 
         if self.norm_first:
-            x = x + self.drop1(self_attn(self.norm1(x)))
-            x = x + self.drop2(cross_attn(self.norm2(x)))
-            x = x + self.drop3(self.mlp(self.norm3(x)))
+            x = x + self.drop1(self.ls1(self_attn(self.norm1(x))))
+            x = x + self.drop2(self.ls2(cross_attn(self.norm2(x))))
+            x = x + self.drop3(self.ls3(self.mlp(self.norm3(x))))
         else:
-            x = self.norm1(x + self.drop1(self_attn(x)))
-            x = self.norm2(x + self.drop2(cross_attn(x)))
-            x = self.norm3(x + self.drop3(self.mlp(x)))
+            x = self.norm1(x + self.drop1(self.ls1(self_attn(x))))
+            x = self.norm2(x + self.drop2(self.ls2(cross_attn(x))))
+            x = self.norm3(x + self.drop3(self.ls3(self.mlp(x))))
         return x
 
     @classmethod

@@ -95,6 +95,13 @@ def convertible_out_proj(attention: MultiHeadAttention) -> nn.Linear:
             f"torch.nn has the attention of attend_fused and attend_reference only, got {attention.attend}; "
             "set attend to one of them"
         )
+    if attention.num_kv_heads != attention.num_heads:
+        raise ValueError(
+            "torch.nn has as many heads of keys and values as of queries, got "
+            f"num_kv_heads={attention.num_kv_heads} for num_heads={attention.num_heads}"
+        )
+    if attention.q_norm is not None or attention.k_norm is not None:
+        raise ValueError("torch.nn has no norm of queries and keys, got an attention with qk_norm")
     if not isinstance(attention.out_proj, nn.Linear):
         raise ValueError(
             "torch.nn always mixes the heads by an output layer, got output_projection=False; "
@@ -203,7 +210,7 @@ def fill_block(block: Block, layer: nn.TransformerEncoderLayer | nn.TransformerD
     for theirs, ours in parts.items():
         convert = attention_from_torch if theirs.endswith("attn") else deepcopy
         block.set_submodule(ours, convert(layer.get_submodule(theirs)))
-    block.mlp.activation = deepcopy(layer.activation)
+    require_type(block.mlp, MLP).activation = deepcopy(layer.activation)
     return block
 
 
@@ -212,7 +219,8 @@ def encoder_block_to_torch(block: nn.Module, *, batch_first: bool = True) -> nn.
     activation, norm_first = activation_and_order(block)
     layer = nn.TransformerEncoderLayer(1, 1, 1, activation=activation, norm_first=norm_first, device="meta")
     fill_layer(layer, block, ENCODER_PARTS, batch_first)
-    has_biases = all(part.bias is not None for part in (layer.linear1, layer.linear2, layer.norm1, layer.norm2))
+    parts = (layer.linear1, layer.linear2, layer.norm1, layer.norm2)
+    has_biases = all(getattr(part, "bias", None) is not None for part in parts)  # an RMSNorm has no such attribute
     if not has_biases or getattr(activation, "approximate", "none") != "none":
         # disable torch's inference fast path, which needs biases and computes the exact GELU for every nn.GELU
         layer.activation_relu_or_gelu = 0
@@ -232,6 +240,11 @@ def activation_and_order(block: EncoderBlock | DecoderBlock) -> tuple[Callable, 
         raise ValueError("torch.nn has no layers without a norm, got a block with norm_layer=nn.Identity")
     if block.drop1.drop_path:
         raise ValueError(f"torch.nn has no stochastic depth, got drop_path={block.drop1.drop_path:g}")
+    if not isinstance(block.ls1, nn.Identity):
+        raise ValueError(
+            f"torch.nn has no layer scale, got a block with {type(block.ls1).__name__}; multiply the rows of each "
+            "sublayer's last weight and bias by gamma, then set its layer scale to nn.Identity()"
+        )
     mlp = require_type(block.mlp, MLP)
     if mlp.norm is not None:
         raise ValueError("torch.nn has no norm inside the MLP, got an MLP with one")

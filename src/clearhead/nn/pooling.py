@@ -1,7 +1,8 @@
 """Pooling: from the tokens that leave an encoder to the vector that enters the head.
 
 `prepend_tokens` may add a token before the encoder; `forward` reads the encoder's output. `valid` (B,L) is True at real
-tokens and False at padding.
+tokens and False at padding. Register tokens stand between the tokens of the pooling and the sequence; they take part in
+attention and are left out before pooling.
 Dims: B batch, L length, E model width.
 """
 
@@ -71,3 +72,23 @@ class AttentionPooling(Pooling):
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         mask = None if valid is None else valid[:, None, None, :]
         return self.attn(self.query.expand(x.shape[0], 1, -1), x, mask=mask)[:, 0]
+
+
+class RegisterTokens(nn.Module):
+    """Learned tokens for a model to compute with (Darcet et al. 2024). No output is read from them.
+
+    Without them, vision transformers use patches of the background for this, whose own content is lost.
+    """
+
+    def __init__(self, num_tokens: int, width: int):
+        super().__init__()
+        self.tokens = nn.Parameter(torch.empty(num_tokens, width))
+        nn.init.normal_(self.tokens, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Puts the R register tokens before the sequence. (B,L,E) -> (B,R+L,E)"""
+        return torch.cat([self.tokens.expand(x.shape[0], -1, -1), x], dim=1)
+
+    def remove(self, x: Tensor, num_prefix_tokens: int) -> Tensor:
+        """Removes them from behind the tokens of the pooling. (B,prefix+R+L,E) -> (B,prefix+L,E)"""
+        return torch.cat([x[:, :num_prefix_tokens], x[:, num_prefix_tokens + len(self.tokens) :]], dim=1)

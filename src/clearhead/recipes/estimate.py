@@ -14,7 +14,7 @@ from clearhead.nn.blocks import eval_mode
 from clearhead.training.config import RunConfig
 from clearhead.training.context import TrainContext, build_context, isolated_torch_state
 from clearhead.training.distributed import Ranks
-from clearhead.training.evaluation import BATCH_SIZE, to_device
+from clearhead.training.evaluation import to_device
 from clearhead.training.loop import train_step
 from clearhead.training.progress import Display, StopRequest, padding_summary
 from clearhead.training.state import TrainState
@@ -148,7 +148,7 @@ def time_example(ctx: TrainContext) -> float:
     if not len(examples):
         return 0.0
     start = time.perf_counter()
-    batch = next(evaluation_batches(examples, ctx.data.normalize, BATCH_SIZE))
+    batch = next(evaluation_batches(examples, ctx.data.normalize, ctx.config.training.eval_batch_size))
     with eval_mode(ctx.model), torch.inference_mode():
         ctx.objective.compute_outputs(ctx.model, to_device(batch, ctx.ranks.device)).cpu()
     return (time.perf_counter() - start) / len(batch.inputs)

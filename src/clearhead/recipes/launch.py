@@ -64,7 +64,11 @@ def resume(
     requested = {*changes, *(LENGTH if changes.keys() & set(LENGTH) else ())}  # a new length sets both
     if os.environ.get("RANK", "0") == "0":
         directory = RunDirectory.open(run)
-        RunConfig.from_dict(directory.config).task.check_complete()  # config.json may have been edited
+        config = RunConfig.from_dict(directory.config)  # config.json may have been edited
+        config.task.check_complete()
+        loop.check_latest_matches(directory, config)
+        if not config.task.file_fields:  # the user's own files are compared by digest
+            config.task.check_model(config.model)
         if changes:
             change_training(directory, changes, Display(quiet=quiet))
     return loop.resume(run, shard=shard, quiet=quiet, requested={f"training.{name}" for name in requested})

@@ -48,7 +48,7 @@ class Measured:
 @cache
 def measurements() -> dict[str, Measured]:
     """All measured results by recipe."""
-    text = files("clearhead.recipes").joinpath("measured.json").read_text()
+    text = files("clearhead.recipes").joinpath("measured.json").read_text(encoding="utf-8")
     return {name: Measured(**fields) for name, fields in json.loads(text).items()}
 
 

@@ -240,7 +240,7 @@ class Folder(ImageTask):
     @property
     def num_images(self) -> int:
         """Training images, without those held out."""
-        return self.counts[1]
+        return min(self.counts[1], self.limit) if self.limit else self.counts[1]
 
     def read(self, seed: int) -> "Dataset":
         from clearhead.data.folder import load_folder

@@ -104,12 +104,13 @@ class LanguageTask(Task):
         return samples
 
     def predict(self, run: TrainedRun, inputs: Any, *, invert: bool = False) -> "list[Prediction]":
-        raise ValueError(f"{run.path} takes text; generate text with: clearhead sample {run.path}")
+        first = inputs if isinstance(inputs, str) or not len(inputs) else inputs[0]
+        raise ValueError(f"{run.path} takes text, got {str(first)!r}; generate text with: clearhead sample {run.path}")
 
     def example(self, run: TrainedRun, inputs: Any, *, invert: bool = False) -> "Example":
         """The token that the model predicts after a text."""
         if not isinstance(inputs, str):
-            raise ValueError(f"{run.path} takes text, got {inputs!r:.40}; try --text TEXT")
+            raise ValueError(f"{run.path} takes text, got {str(inputs)!r}; try --text TEXT")
         ids = self.tokenize(run, inputs)
         if not ids:
             raise ValueError("--text is empty")
@@ -118,11 +119,9 @@ class LanguageTask(Task):
     def next_token_example(self, run: TrainedRun, ids: Sequence[int]) -> "Example":
         import torch
 
-        from clearhead.models.language import LanguageModel
         from clearhead.tasks.report import Example
 
-        assert isinstance(run.model, LanguageModel)
-        inputs = torch.tensor([ids[-min(MAX_TOKENS, run.model.config.context_length) :]])
+        inputs = torch.tensor([ids[-min(MAX_TOKENS, run.model_config.context_length) :]])
         tokens = [run.vocab[i] for i in inputs[0].tolist()]
         predicted = int(run.logits(inputs)[0, -1].argmax())
         prediction = f"{self.quote(run.vocab[predicted])} after {self.quote(tokens[-1])}"
@@ -325,22 +324,29 @@ class Text(LanguageTask):
     def generate(
         self, run: TrainedRun, model: "LanguageModel", prompt: str, strategy: "Sampling", n: int, max_new_tokens: int
     ) -> list[str]:
-        """max_new_tokens tokens after the prompt. When the context is full, its last half is read again."""
+        """max_new_tokens tokens after the prompt."""
         import torch
 
         ids_of_prompt = self.tokenize(run, prompt)
         if not ids_of_prompt:
             ids_of_prompt = [run.vocab.index(LINE_BREAK) if LINE_BREAK in run.vocab else 0]
-        ids = torch.tensor([ids_of_prompt]).expand(n, -1)
-        context, n_new = model.config.context_length, 0
-        while n_new < max_new_tokens:
-            window = ids if ids.shape[1] < context else ids[:, -max(1, context // 2) :]
-            count = min(max_new_tokens - n_new, context - window.shape[1] + 1)
-            new = model.generate(window, max_new_tokens=count, strategy=with_seed(strategy, "chunk", n_new)).ids
-            ids = torch.cat([ids, new], dim=1)
-            n_new += count
+        ids = continue_text(model, torch.tensor([ids_of_prompt]).expand(n, -1), strategy, max_new_tokens)
         rows = ids[:, len(ids_of_prompt) :].tolist()
         return [prompt + self.detokenize([run.vocab[i] for i in row]) for row in rows]
 
     def show_examples(self, data: "Dataset", seed: int) -> Sequence[str]:
         return [repr(text) for text in self.random_texts(data, seed)]
+
+
+def continue_text(model: "LanguageModel", ids: "Tensor", strategy: "Sampling", max_new_tokens: int) -> "Tensor":
+    """ids (B,L) -> (B,L+max_new_tokens). When the context is full, generation continues from its last half."""
+    import torch
+
+    context, n_new = model.config.context_length, 0
+    while n_new < max_new_tokens:
+        window = ids if ids.shape[1] < context else ids[:, -max(1, context // 2) :]
+        count = min(max_new_tokens - n_new, context - window.shape[1] + 1)
+        new = model.generate(window, max_new_tokens=count, strategy=with_seed(strategy, "chunk", n_new)).ids
+        ids = torch.cat([ids, new], dim=1)
+        n_new += count
+    return ids

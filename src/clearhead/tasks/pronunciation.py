@@ -45,20 +45,18 @@ if TYPE_CHECKING:
     from clearhead.tasks.pronounce import Pronounce
 
 RunT = TypeVar("RunT", bound=TrainedRun)
-BATCH_SIZE = 512
-"""words per batch, for a beam of the default size"""
 MAX_PHONES = MAX_WORD_LENGTH + 1
-"""as many as the longest entry of a dictionary may have, and the end-of-sequence token"""
+"""the length limit of a pronunciation in a dictionary, plus the end-of-sequence token"""
 BEAM = Beam(5)
 CROSS_ATTENTION = "cross_attn"
 """part of the module path of each cross-attention layer"""
-WALLS = {
+HEAD_GRIDS = {
     "cross.png": "cross-attention of the decoder: every head",
     "encoder.png": "self-attention of the encoder: every head",
     "decoder.png": "self-attention of the decoder: every head",
 }
 """file name -> title"""
-RANKING = "effect of removing each head"
+IMPORTANCE_TITLE = "effect of removing each head"
 
 
 def beam_of(size: int | None) -> Beam:
@@ -97,7 +95,8 @@ def pronounce(run: TrainedRun, words: Sequence[str], beam: Beam = BEAM) -> list[
     results: list[list[Pronunciation]] = [[] for _ in words]
     models = model.models if isinstance(model, Ensemble) else [model]
     max_phones = min(free_positions(each.config, 1, MAX_PHONES) for each in models)
-    for indices in order.split(max(1, BATCH_SIZE // max(1, beam.size // BEAM.size))):
+    batch_size = run.eval_batch_size // max(1, beam.size // BEAM.size)
+    for indices in order.split(max(1, batch_size)):
         source, _ = sources.get_batch(indices)
         output = model.generate(
             source,
@@ -148,7 +147,9 @@ def ensemble(runs: Sequence[RunT]) -> RunT:
         if not isinstance(other.model, Seq2Seq):
             raise ValueError(f"an ensemble needs runs of the recipe pronounce, got {other.path}")
         if (other.vocab, other.classes) != (first.vocab, first.classes):
-            raise ValueError(f"an ensemble needs the same letters and phones, got others in {other.path}")
+            raise ValueError(
+                f"all runs of an ensemble must have the same letters and phones; those of {other.path} differ"
+            )
     if len(runs) == 1:
         return first
     joint = copy(first)
@@ -184,13 +185,13 @@ def decoder_inputs(run: TrainedRun, word: str, phones: Sequence[str]) -> tuple[T
 
 
 def trace_word(run: TrainedRun, word: str) -> AttentionTrace:
-    """The attention while the best pronunciation of a word is read back."""
+    """The attention under teacher forcing with the best pronunciation of a word."""
     letters, shifted, _ = decoder_inputs(run, word, predicted_phones(run, word))
     return look(run.model, letters, shifted)
 
 
 def word_figures(run: TrainedRun, word: str, heading: str = "") -> "Iterator[tuple[str, str, Figure]]":
-    """(file name, title, figure) for each figure; the heading stands below the title."""
+    """(file name, title, figure) for each figure; the heading is drawn below the title."""
     phones, letters = predicted_phones(run, word), tuple(map(displayable, word.strip().lower()))
     *inputs, target = decoder_inputs(run, word, phones)
     with torch.no_grad():
@@ -201,8 +202,8 @@ def word_figures(run: TrainedRun, word: str, heading: str = "") -> "Iterator[tup
     title = "attention of each phone to the letters"
     full = f"{title},\n{name}, mean of heads{heading}"
     yield "alignment.png", title, draw_alignment(aligned, letters, phones, names=("letter", "phone"), title=full)
-    for file, title in WALLS.items():
-        layers = {name: w for name, w in weights.items() if wall_of(name) == file}
+    for file, title in HEAD_GRIDS.items():
+        layers = {name: w for name, w in weights.items() if grid_file(name) == file}
         yield file, title, draw_head_grid([w[0] for w in layers.values()], list(layers), title=title + heading)
 
     def score(output: Tensor) -> Tensor:
@@ -210,11 +211,15 @@ def word_figures(run: TrainedRun, word: str, heading: str = "") -> "Iterator[tup
 
     unit = "change of the mean log-probability of a phone\n(below 0: less confident without the head)"
     changes = head_importance(run.model, tuple(inputs), score)
-    yield "heads.png", RANKING, draw_head_importance(changes, list(trace), unit=unit, title=RANKING + heading)
+    yield (
+        "heads.png",
+        IMPORTANCE_TITLE,
+        draw_head_importance(changes, list(trace), unit=unit, title=IMPORTANCE_TITLE + heading),
+    )
 
 
-def wall_of(name: str) -> str:
-    """The figure that shows a layer."""
+def grid_file(name: str) -> str:
+    """The file name of the figure that shows a layer."""
     if CROSS_ATTENTION in name:
         return "cross.png"
     return "encoder.png" if name.startswith("encoder.") else "decoder.png"

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from clearhead.data.options import Question
@@ -82,9 +83,11 @@ class DigitTask(Task):
 
 def check_digits(run: TrainedRun, inputs: Any) -> list[int]:
     """One sequence of digits as a list; ValueError for anything else."""
-    ids: list[Any] = (
-        inputs.tolist() if hasattr(inputs, "tolist") else [inputs] if isinstance(inputs, str) else list(inputs)
-    )
+    if isinstance(inputs, str | Path):
+        raise ValueError(f"{run.path} takes digits, got {str(inputs)!r}; {HINT}")
+    if getattr(inputs, "ndim", 1) > 1:
+        raise ValueError(f"{run.path} takes digits, got images; {HINT}")
+    ids: list[Any] = inputs.tolist() if hasattr(inputs, "tolist") else list(inputs)
     if not ids:
         raise ValueError("predict needs at least one input, got none")
     if not isinstance(ids[0], int | list):

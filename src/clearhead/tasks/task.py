@@ -42,6 +42,14 @@ class TrainedRun(Protocol):
     vocab: tuple[str, ...]
     normalize: "Normalize | None"
 
+    @property
+    def model_config(self) -> Any:
+        """The config that the model was built from."""
+        ...
+
+    @property
+    def eval_batch_size(self) -> int: ...
+
     def logits(self, inputs: "Tensor") -> "Tensor":
         """The model's outputs for encoded inputs, averaged over the views of test-time augmentation."""
         ...
@@ -72,7 +80,7 @@ class Task(ABC):
     """options that make no difference to `clearhead data show`"""
     input_kind: ClassVar[str] = ""
     """what `predict` and `look` accept, for messages: images, digits, words or text"""
-    input_option: ClassVar[Literal["image", "ids", "text"]]
+    input_option: ClassVar[Literal["image", "ids", "text"]] = "ids"
     """the option of `clearhead look` that takes such an input"""
     unit: ClassVar[str] = "sequences"
     """what a report of predictions counts"""

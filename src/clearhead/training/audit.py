@@ -23,7 +23,6 @@ from clearhead.files import (
     from_json,
     opened_regular,
     read_regular,
-    safetensors_header,
     unsafe_type,
     walk,
 )
@@ -54,7 +53,7 @@ from clearhead.training.run_directory import (
     is_locked,
     parse_best,
 )
-from clearhead.training.snapshots import SUFFIX, matches_digest, read_snapshot_bytes, snapshot_files
+from clearhead.training.snapshots import SUFFIX, matches_digest, read_snapshot_bytes, safetensors_header, snapshot_files
 
 Kind = Literal["missing", "changed", "unexpected", "leftover", "unsafe", "unreadable"]
 UNFINISHED_PREFIXES = (SAVING, REPLACED, DELETING)

@@ -25,6 +25,7 @@ from clearhead.files import (
     MAX_JSON_BYTES,
     UnsafeFileError,
     check_folder,
+    check_stored,
     from_json,
     fsync_folder,
     make_folder,
@@ -175,7 +176,8 @@ def load(path: Path) -> Checkpoint:
 
 
 def check_tensors(path: Path, state: bytes, size: int) -> None:
-    """DamagedCheckpointError if the tensors are not those of the model that the state describes, or exceed memory."""
+    """DamagedCheckpointError if the files of tensors are mostly holes, do not match the model that the state describes,
+    or exceed memory."""
     from clearhead.training.compatibility import check_tensor_files
 
     if size > max_tensor_bytes():
@@ -183,6 +185,7 @@ def check_tensors(path: Path, state: bytes, size: int) -> None:
             f"its tensors have {size:,} bytes, more than half of this machine's memory ({max_tensor_bytes():,} bytes)"
         )
     try:
+        check_stored([path / MODEL, path / OPTIMIZER])
         value = from_json(state)
         config = value["state"].get("config") if isinstance(value, dict) and isinstance(value["state"], dict) else None
         check_tensor_files(path / MODEL, path / OPTIMIZER, config)
@@ -211,10 +214,10 @@ def load_finite(path: Path) -> Checkpoint:
 
 def infinite_buffers(state: Mapping[str, Any]) -> tuple[str, ...]:
     """Buffers of a user's own model that were infinite from the start, such as additive masks."""
-    config = state.get("config")
-    model = config.get("model") if isinstance(config, dict) else None
-    names = model.get("infinite") if isinstance(model, dict) else None
-    return tuple(names) if isinstance(names, list) else ()
+    match state.get("config"):
+        case {"model": {"infinite": list(names)}}:
+            return tuple(names)
+    return ()
 
 
 def is_finite(tensor: "Tensor") -> bool:

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.files import safetensors_header, sha256
+from clearhead.files import sha256
 from clearhead.models.config import ModelConfig, ModuleConfig, Seq2SeqConfig, build_model
 from clearhead.training.checkpoint import SMALL, Checkpoint
 from clearhead.training.config import CHANGED_BY_RESUME, RunConfig, changes_since_saved
 from clearhead.training.distributed import check_same_shapes
 from clearhead.training.run_directory import RunDirectory
+from clearhead.training.snapshots import safetensors_header
 
 AFFECT_OUTPUTS = ("model.", "data.", "seed", "training.tta")
 """prefixes of settings that determine the outputs or their evaluation"""

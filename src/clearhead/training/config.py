@@ -37,6 +37,8 @@ MAX_SEED = 2**63 - 1
 """the largest seed that torch's generators accept"""
 MAX_STEPS = 10**12
 """of steps and of epochs"""
+EVAL_BATCH_SIZE = 512
+"""the default of training.eval_batch_size"""
 MAX_THREADS = 1024
 """with many more, the process dies silently when they are started"""
 
@@ -107,6 +109,8 @@ class TrainingConfig:
     """examples per update, over all processes"""
     grad_accum_steps: int = 1
     """gradient-accumulation steps per batch: less memory, the same update"""
+    eval_batch_size: int = EVAL_BATCH_SIZE
+    """examples per forward pass in evaluation and inference, over all processes; fewer take less memory"""
     label_smoothing: float = 0.0
     """label smoothing of the cross-entropy loss"""
     ema: float = 0.0
@@ -145,6 +149,7 @@ class TrainingConfig:
         )
         check_positive(
             batch_size=self.batch_size,
+            eval_batch_size=self.eval_batch_size,
             grad_accum_steps=self.grad_accum_steps,
             keep_checkpoints=self.keep_checkpoints,
             log_every=self.log_every,

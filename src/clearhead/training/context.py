@@ -101,6 +101,7 @@ def build_context(config: RunConfig, ranks: Ranks, *, shard: bool, report: Calla
     data, objective = config.task.load(config.seed), config.task.objective
     if config.training.patience and not len(data.validation):
         report("patience has no effect without validation examples; set --data.validation")
+    check_labels(config, data)
     check_lengths(config, data)
     batches = config.task.batches(data, config.training.batch_size, config.seed)
     torch.manual_seed(config.seed)  # all ranks start with the same weights
@@ -235,6 +236,13 @@ def check_microbatches(config: RunConfig, world_size: int) -> None:
             f"batch_size must be at least world_size * grad_accum_steps = {smallest}, got "
             f"batch_size={training.batch_size}, world_size={world_size}, grad_accum_steps={training.grad_accum_steps}"
         )
+
+
+def check_labels(config: RunConfig, data: Dataset) -> None:
+    """The model must have an output for each class, and an embedding for each token, that the data names."""
+    for name, n in config.task.label_counts(config.model).items():
+        if (size := len(getattr(data, name))) not in (0, n):
+            raise ValueError(f"{config.data.name} has {size} {name}, got a model for {n}")
 
 
 def check_lengths(config: RunConfig, data: Dataset) -> None:

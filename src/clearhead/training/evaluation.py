@@ -15,10 +15,9 @@ from clearhead.data.dataset import Examples, Normalize, Tree, map_tensors, num_e
 from clearhead.data.options import TTA
 from clearhead.nn.blocks import eval_mode
 from clearhead.tasks.objectives import Objective
+from clearhead.training.config import EVAL_BATCH_SIZE
 from clearhead.training.distributed import SINGLE_PROCESS, Ranks
 
-BATCH_SIZE = 512
-"""of evaluations"""
 NUM_SUMS = 5
 """numbers that `metric_sums` returns"""
 
@@ -103,6 +102,7 @@ def evaluate(
     normalize: Normalize | None,
     ranks: Ranks = SINGLE_PROCESS,
     *,
+    batch_size: int = EVAL_BATCH_SIZE,
     tta: TTA = "none",
     on_batch: Callable[[Batch, Tensor], None] | None = None,
 ) -> dict[str, float]:
@@ -114,7 +114,7 @@ def evaluate(
     """
     sums = torch.zeros(NUM_SUMS, dtype=torch.float64, device=ranks.device)
     with eval_mode(model), torch.inference_mode():
-        for batch in evaluation_batches(examples, normalize, BATCH_SIZE, ranks.rank, ranks.world_size):
+        for batch in evaluation_batches(examples, normalize, batch_size, ranks.rank, ranks.world_size):
             batch = to_device(batch, ranks.device)
             outputs = tta_outputs(model, objective, batch, tta)
             if on_batch is not None:

@@ -14,6 +14,8 @@ from typing import Any, Literal
 import torch
 
 from clearhead.data.augment import tta_note
+from clearhead.data.dataset import Examples
+from clearhead.data.options import TTA
 from clearhead.training import checkpoint
 from clearhead.training.callbacks import call_callbacks
 from clearhead.training.compatibility import check_config_matches
@@ -260,7 +262,7 @@ def log_training(ctx: TrainContext, state: TrainState, run: RunDirectory | None,
 def validate(ctx: TrainContext, state: TrainState, run: RunDirectory | None, display: Display) -> dict[str, Any]:
     """Evaluate on the validation set, with the averaged weights if there are any, and log the metrics."""
     with ctx.ema.average_parameters() if ctx.ema else nullcontext():
-        result = evaluate(ctx.model, ctx.objective, ctx.data.validation, ctx.data.normalize, ctx.ranks)
+        result = evaluate_examples(ctx, ctx.data.validation)
     check_finite_weights(math.isfinite(result["loss"]), state.step)
     is_best = state.update_best(ctx.objective.score(result))
     record = metrics_header("validation", ctx, state) | result | {"seconds": state.seconds}
@@ -268,6 +270,11 @@ def validate(ctx: TrainContext, state: TrainState, run: RunDirectory | None, dis
         run.log(record)
     display.show_evaluation(record, "  best so far" if is_best else "")
     return record
+
+
+def evaluate_examples(ctx: TrainContext, examples: Examples, tta: TTA = "none") -> dict[str, float]:
+    batch_size = ctx.config.training.eval_batch_size
+    return evaluate(ctx.model, ctx.objective, examples, ctx.data.normalize, ctx.ranks, batch_size=batch_size, tta=tta)
 
 
 def save_checkpoint(ctx: TrainContext, state: TrainState, run: RunDirectory | None) -> None:
@@ -293,7 +300,7 @@ def test_best_checkpoint(
     best = run.best_checkpoint() if run else None
     load_eval_weights(ctx, best)
     tta = ctx.config.training.tta
-    result = evaluate(ctx.model, ctx.objective, ctx.data.test, ctx.data.normalize, ctx.ranks, tta=tta)
+    result = evaluate_examples(ctx, ctx.data.test, tta)
     if not math.isfinite(result["loss"]):
         raise DivergedError(
             f"the test loss is {result['loss']}: the weights are finite, but too large to compute with; {REMEDY}",

@@ -21,7 +21,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-from clearhead.files import from_json, fsync_folder, opened_regular, to_json, write_all, write_atomic
+from clearhead.files import from_json, fsync_folder, opened_regular, read_at, to_json, write_all, write_atomic
 from clearhead.validation import is_number
 
 Record = dict[str, Any]
@@ -168,7 +168,7 @@ def truncate_partial(path: Path) -> int:
 
 
 def is_record_at(file: int, start: int, end: int) -> bool:
-    return end - start <= MAX_LINE_BYTES and is_record(os.pread(file, end - start, start))
+    return end - start <= MAX_LINE_BYTES and is_record(read_at(file, end - start, start))
 
 
 def fsync_log(path: Path) -> None:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.models.embeddings import OneHotLinear
-from clearhead.nn.pooling import Pooling
+from clearhead.nn.pooling import Pooling, RegisterTokens
 from clearhead.nn.positions import PosEmbed, PosEmbed2d
 from clearhead.training.config import OptimizerConfig
 from clearhead.training.distributed import blocks_of, full_tensor, local_shard, shard_like, to_local
 
-EMBEDDINGS = (nn.Embedding, OneHotLinear, PosEmbed, PosEmbed2d, Pooling)
+EMBEDDINGS = (nn.Embedding, OneHotLinear, PosEmbed, PosEmbed2d, Pooling, RegisterTokens)
 """modules whose own parameters are learned vectors (tokens, positions, queries), which get no weight decay"""
 QUINTIC = (3.4445, -4.7750, 2.0315)
 """a, b, c of a x + b x³ + c x⁵ (Jordan, 2024): steep at 0, and close to 1 from there on"""

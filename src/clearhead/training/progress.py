@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from clearhead.messages import FaultTolerantStream, duration, printable, safe_console
 
 FINISHED = 0
-"""exit code: trained to the end, or until early stopping, and tested"""
+"""exit code: training has finished, or stopped early, and the test set was evaluated"""
 STOPPED = 3
 """exit code: stopped by a signal; a checkpoint of the current step was saved, and `resume` continues after it"""
 DIVERGED = 4
@@ -30,7 +30,7 @@ SECONDS_BETWEEN_LINES = 5.0
 DEBOUNCE_SECONDS = 1.0
 """signals within this time of the first one are ignored: torchrun forwards a Ctrl-C that its processes also receive"""
 LAUNCHER_INTERVAL = 1.0
-"""seconds between two checks that the launcher is alive"""
+"""seconds between checks that the launcher is alive"""
 TRAINING_THREADS_HINT = "try --training.threads {0} (with resume: --threads {0})"
 OMP_THREADS_HINT = "try again with the environment variable OMP_NUM_THREADS={0}"
 
@@ -52,7 +52,7 @@ class Display:
 
     @contextmanager
     def training(self, n_steps: int, start: int, batch_size: int) -> Iterator[None]:
-        """Show a progress bar in a terminal while the steps from `start` to `n_steps` are made."""
+        """Show a progress bar in a terminal during the steps from `start` to `n_steps`."""
         self.n_steps, self.start, self.batch_size, self.start_time = n_steps, start, batch_size, time.monotonic()
         if self.quiet or not self.console.is_terminal:
             yield
@@ -167,7 +167,7 @@ class StoppedError(Exception):
 
 
 class StopRequest:
-    """Whether the run was asked to stop, and when."""
+    """Whether a stop was requested, and when."""
 
     requested = False
     time = 0.0

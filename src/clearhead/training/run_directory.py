@@ -32,6 +32,7 @@ from clearhead.files import (
     UnsafeFileError,
     acquire_lock,
     check_tree,
+    flock,
     from_json,
     fsync_folder,
     make_folder,
@@ -102,6 +103,8 @@ class RunDirectory:
             os.mkdir(new / CHECKPOINTS)
             write_durable(new / CONFIG, content)
             fsync_folder(new)
+            if sys.platform == "win32" and path.is_dir():  # there, a rename does not replace an empty folder
+                os.rmdir(path)
             os.rename(new, path)
             fsync_folder(path.parent)
         except OSError as error:
@@ -140,6 +143,8 @@ class RunDirectory:
             self.digest = Digest(metrics_log.lines(self.path / METRICS))
             yield self
         finally:
+            if self.is_owned:
+                flock(file, "unlock")
             self.is_owned = False
             os.close(file)
 
@@ -339,13 +344,12 @@ def candidates(path: Path) -> list[Path]:
 def is_locked(folder: Path) -> bool:
     """Whether a process is training this run. Neither the run nor that process is affected."""
     try:
-        import fcntl
-
         with opened_regular(folder / LOCK, os.O_RDONLY) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # released when the file is closed
+            flock(file, "shared")
+            flock(file, "unlock")
     except BlockingIOError:
         return True
-    except (ImportError, OSError):  # never trained, or a system without flock
+    except (ImportError, OSError):  # never trained, or a system without file locks
         return False
     return False
 

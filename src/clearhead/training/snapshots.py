@@ -6,14 +6,24 @@ bit. Shapes: N inputs, H heads, Q queries, K keys, T steps.
 """
 
 import hashlib
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, deserialize
 
-from clearhead.files import check_folder, from_json, make_folder, read_regular, safetensors_header, write_atomic
-from clearhead.training.checkpoint import parse_step, step_name
+from clearhead.files import (
+    check_folder,
+    check_stored,
+    from_json,
+    make_folder,
+    opened_regular,
+    read_at,
+    read_regular,
+    write_atomic,
+)
+from clearhead.training.checkpoint import SMALL, parse_step, step_name
 from clearhead.training.run_directory import SNAPSHOTS, RunDirectory
 
 if TYPE_CHECKING:
@@ -29,11 +39,15 @@ DIGEST = "sha256"
 """key of `snapshot_digest` in the metadata of a file"""
 MAX_FILE_BYTES = 256 * 2**20
 MAX_RUN_BYTES = 2**30
-"""of all snapshots of a run: reading them takes about three times as much memory"""
+"""limit for all snapshots of a run; reading them takes about three times as much memory"""
+MAX_HEADER_BYTES = 16 * 2**20
+"""limit for the header of a safetensors file"""
+DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
+"""bytes per element, by the dtype names of safetensors"""
 
 
 def save_snapshot(ctx: "TrainContext", step: int, run: RunDirectory | None) -> None:
-    """All ranks compute, because sharded weights are gathered by all of them; rank 0 writes."""
+    """Take a snapshot. All ranks compute, because sharded weights are gathered by all of them; rank 0 writes."""
     import torch
     from safetensors.torch import save
 
@@ -60,18 +74,18 @@ def save_snapshot(ctx: "TrainContext", step: int, run: RunDirectory | None) -> N
 
 
 def check_snapshot_size(size: int, inputs: int, n_snapshots: int) -> None:
-    """ValueError, at the first snapshot of a run, if all of them together could not be read again."""
-    most = min(MAX_FILE_BYTES, MAX_RUN_BYTES // n_snapshots)
-    if size > most:
+    """ValueError, at the first snapshot of a run, if all snapshots together will be too large to read."""
+    limit = min(MAX_FILE_BYTES, MAX_RUN_BYTES // n_snapshots)
+    if size > limit:
         raise ValueError(
             f"attention snapshots may take {MAX_FILE_BYTES >> 20} MiB per step and {MAX_RUN_BYTES >> 20} MiB in all, "
             f"got {size >> 20} MiB for {inputs} inputs, {n_snapshots} times; "
-            f"try --snapshots {max(1, inputs * most // size)} or a larger --snapshots.every"
+            f"try --snapshots {max(1, inputs * limit // size)} or a larger --snapshots.every"
         )
 
 
 def snapshot_inputs(ctx: "TrainContext") -> "Batch":
-    """The first validation examples; training examples if there are none."""
+    """The first validation examples; without a validation set, the first training examples."""
     import torch
 
     from clearhead.data.batches import OwnBatches, evaluation_batches
@@ -103,6 +117,8 @@ def read_snapshots(run: Path) -> "tuple[list[int], dict[str, Tensor]]":
         raise LookupError(f"{run} has no attention snapshots; take them with: clearhead train RECIPE --snapshots 4")
     if (size := sum(os.lstat(path).st_size for path in files.values())) > MAX_RUN_BYTES:
         raise ValueError(f"the snapshots of {run} must have at most {MAX_RUN_BYTES:,} bytes in all, got {size:,}")
+    if size > SMALL:
+        check_stored(files.values())
     maps = {path: read_snapshot(path) for path in files.values()}
     first, layers = next(iter(maps.items()))
     for path, others in maps.items():
@@ -138,7 +154,7 @@ def read_snapshot(path: Path) -> "dict[str, Tensor]":
 
 
 def read_snapshot_bytes(path: Path) -> bytes:
-    """The file, after a check of its size and header; ValueError or OSError if they are wrong."""
+    """The contents of a snapshot; ValueError or OSError if its size or header is invalid."""
     safetensors_header(path)
     return read_regular(path, MAX_FILE_BYTES)
 
@@ -153,10 +169,44 @@ def snapshot_digest(content: bytes) -> str:
 
 
 def matches_digest(content: bytes) -> bool:
-    """Whether the maps have the digest that the header records; files of earlier versions record none."""
+    """Whether the maps match the digest in the header; files of earlier versions have none."""
     header = from_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
     return (header.get("__metadata__") or {}).get(DIGEST) in (None, snapshot_digest(content))
 
 
 def damaged(path: Path, reason: str) -> ValueError:
     return ValueError(f"{path} is not an intact attention snapshot ({reason}); delete it")
+
+
+def safetensors_header(path: Path) -> dict[str, tuple[str, list[int]]]:
+    """The dtype and shape of each tensor, from the header alone. ValueError unless the tensors fill the file exactly.
+
+    A safetensors file starts with the length of its header (8 bytes), followed by the header: JSON with the dtype,
+    shape and offsets of each tensor.
+    """
+    with opened_regular(path, os.O_RDONLY) as file:
+        size = os.fstat(file).st_size
+        length = int.from_bytes(os.read(file, 8), "little")
+        if length > min(MAX_HEADER_BYTES, size - 8):
+            raise ValueError(f"the header of {path.name} must have at most {MAX_HEADER_BYTES:,} bytes, got {length:,}")
+        header = from_json(read_at(file, length, 8))
+    if not isinstance(header, dict):
+        raise ValueError(f"the header of {path.name} must be a JSON object")
+    tensors: dict[str, tuple[str, list[int]]] = {}
+    expected = 8 + length
+    for name, entry in header.items():
+        match entry:
+            case _ if name == "__metadata__":
+                continue
+            case {"dtype": str(dtype), "shape": list(shape)} if dtype in DTYPE_BYTES and is_shape(shape):
+                tensors[name] = dtype, shape
+                expected += DTYPE_BYTES[dtype] * math.prod(shape)
+            case _:
+                raise ValueError(f"{name!r:.60} in {path.name} must have a dtype and a shape, got {entry!r:.60}")
+    if expected != size:
+        raise ValueError(f"{path.name} has {size:,} bytes, but its header declares {expected:,}")
+    return tensors
+
+
+def is_shape(shape: list[Any]) -> bool:
+    return all(type(n) is int and n >= 0 for n in shape) and math.prod(shape) < 2**48

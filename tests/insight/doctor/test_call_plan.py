@@ -125,7 +125,7 @@ def test_call_is_described(zoo):
     assert description == "forward(query=features (7,5,8); key=query; value=query), eval(), float64"
 
 
-def test_refusal_names_what_was_tried(zoo):
+def test_errors_list_the_attempted_inputs(zoo):
     class Joined(nn.Linear):
         def forward(self, x):
             return super().forward(x).flatten(0, 1)[:3]
@@ -152,7 +152,7 @@ def test_errors_in_forward_are_reported_as_such(zoo):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")
-def test_torchscript_modules_are_refused():
+def test_torchscript_modules_are_rejected():
     with pytest.raises(ValueError, match="TorchScript"):
         prepare(torch.jit.script(nn.Linear(4, 4)), None, None)
 

@@ -222,7 +222,7 @@ def test_shifted_input_is_fine_under_a_causal_mask(zoo):
     assert causality_of(Shifted()).verdict == "fine"
 
 
-def test_window_that_excludes_the_own_token_is_off_by_one(zoo):
+def test_window_that_excludes_the_current_token_is_off_by_one(zoo):
     class Uniform(zoo.SafeMask):
         """Equal weights, so that an output does not depend on its own token by its query either."""
 

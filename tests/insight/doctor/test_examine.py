@@ -129,7 +129,7 @@ AMBIGUOUS = {
 
 
 @pytest.mark.parametrize("name", AMBIGUOUS)
-def test_what_may_be_intended_is_a_warning(zoo, name):
+def test_possibly_intended_behavior_is_a_warning(zoo, name):
     build, causal, check = AMBIGUOUS[name]
     report = examine(build(zoo), causal=causal)
     assert not report.faults
@@ -160,7 +160,7 @@ def test_checks_that_need_finite_outputs_are_skipped_without_them(zoo):
     assert report["gradient"].verdict == "not checked"
 
 
-def test_examine_is_reproducible_and_changes_nothing(zoo):
+def test_examine_is_reproducible_and_leaves_the_module_unchanged(zoo):
     model = zoo.GPT().train()
     state, random = {name: x.clone() for name, x in model.state_dict().items()}, torch.get_rng_state()
     assert examine(model) == examine(model)

@@ -92,7 +92,7 @@ NAMES = st.from_regex(r"[a-z_]{1,9}(_mask|_lens)?", fullmatch=True).filter(lambd
 
 
 @given(st.lists(NAMES, min_size=1, max_size=5, unique=True), st.integers(0, 5))
-def test_every_signature_is_accepted_or_refused_with_value_error(names, num_required):
+def test_every_signature_is_accepted_or_raises_value_error(names, num_required):
     signature = ", ".join(name if i < num_required else f"{name}=None" for i, name in enumerate(names))
     with suppress(ValueError):
         found = roles(signature)
@@ -100,7 +100,7 @@ def test_every_signature_is_accepted_or_refused_with_value_error(names, num_requ
         assert set(names[:num_required]) <= set(found)
 
 
-def test_unknown_required_parameters_are_refused_by_name():
+def test_unknown_required_parameters_are_named_in_the_error():
     with pytest.raises(ValueError, match="required parameter 'edges' of forward"):
         roles("x, edges, nodes=3")
     with pytest.raises(ValueError, match="no named parameters"):

@@ -137,7 +137,7 @@ def test_compiled_modules_are_unwrapped():
     assert unwrap_compiled(inner) is inner
 
 
-def test_modules_that_cannot_be_copied_are_refused():
+def test_modules_that_cannot_be_copied_raise():
     model = nn.Linear(2, 2)
     model.lock = threading.Lock()
     with pytest.raises(ValueError, match=r"copy.deepcopy cannot copy the module: TypeError: .*; keep only parameters"):

@@ -1,4 +1,4 @@
-"""Finds out how a module can be called: from the names of its parameters, then by trying."""
+"""Determines how a module can be called: from the names of its parameters, then by trial."""
 
 import re
 from collections import defaultdict
@@ -44,9 +44,9 @@ from clearhead.insight.leaks import output_change
 from clearhead.interception import Intercept
 
 LENGTH, SOURCE_EXTRA = 7, 2
-"""tokens, and how many more a source has where possible, so that the two sequences differ in length"""
+"""the number of tokens, and of additional tokens in a source, so that the two sequences differ in length"""
 CODE_ERRORS = (NameError, AttributeError, KeyError, ArithmeticError, ImportError, OSError, NotImplementedError)
-"""errors that a wrong kind of input hardly causes"""
+"""exceptions that are unlikely to be caused by a wrong kind of input"""
 Failure = tuple[CallPlan, Exception]
 
 
@@ -56,11 +56,11 @@ def prepare(model: nn.Module, width: int | None, length: int | None) -> ModuleUn
     if isinstance(inner, torch.jit.ScriptModule):
         raise ValueError("a TorchScript module cannot be examined; pass the nn.Module that torch.jit was given")
     parameters = parameters_of(inner.forward)
-    twin = perturb_parameters(eval_copy(inner).cpu())
-    dtype = next((p.dtype for p in twin.parameters() if p.is_floating_point()), torch.float32)
+    duplicate = perturb_parameters(eval_copy(inner).cpu())
+    dtype = next((p.dtype for p in duplicate.parameters() if p.is_floating_point()), torch.float32)
     candidates = (
-        ModuleUnderTest(twin, plan, dtype, parameters, native_dtype=dtype)
-        for plan in candidate_plans(twin, parameters, width, length)
+        ModuleUnderTest(duplicate, plan, dtype, parameters, native_dtype=dtype)
+        for plan in candidate_plans(duplicate, parameters, width, length)
     )
     module, failures = first_working(candidates)
     if module is None:
@@ -246,10 +246,10 @@ def with_padding_id(kind: ModelInput, sequence: str, source: str | None, ids: Ma
     """Takes the id whose name has the prefix of this sequence, or else one without the prefix of the other sequence."""
     if not isinstance(kind, TokenIds) or kind.padding_id is not None:
         return kind
-    own, other = (SOURCE_PREFIX, TARGET_PREFIX) if sequence == source else (TARGET_PREFIX, SOURCE_PREFIX)
+    matching, other = (SOURCE_PREFIX, TARGET_PREFIX) if sequence == source else (TARGET_PREFIX, SOURCE_PREFIX)
     names = [name for name in ids if source is None or not other.fullmatch(name)]
     valid = [name for name in names if 0 <= ids[name] < kind.vocab_size]
-    best = min(valid, key=lambda name: not own.fullmatch(name), default=None)
+    best = min(valid, key=lambda name: not matching.fullmatch(name), default=None)
     return kind if best is None else replace(kind, padding_id=ids[best])
 
 
@@ -263,7 +263,7 @@ def in_float64(module: ModuleUnderTest) -> ModuleUnderTest:
 
 
 def refusal(model: nn.Module, failures: list[Failure]) -> str:
-    """Why no plan works: the error of the most likely one, and the inputs that were tried."""
+    """Error message if no plan works: the error of the most likely plan, and the inputs that were tried."""
     name, (likeliest, error) = type(model).__name__, failures[0]
     if isinstance(error, NoOutputError):
         return f"{name} {error}"

@@ -1,4 +1,4 @@
-"""The order of tokens: no output may depend on a later token, and a model of sequences must know positions.
+"""The order of tokens: no output may depend on a later token, and a sequence model needs positional information.
 
 Shapes: B batch, H heads, L length, Q queries, K keys.
 """
@@ -32,9 +32,9 @@ CONVOLUTION = "; without attention, a convolution is padded on both sides: pad o
 
 
 def with_causal_mask(module: ModuleUnderTest) -> ModuleUnderTest:
-    """The module called so that it is causal: as is, or with a flag or a mask; the closest to it if none works.
+    """The module with a causal call: as is, or with a flag or a mask; if no call is causal, the one that leaks least.
 
-    A module whose own mask is wrong is left as is: a correct mask of ours would conceal the error.
+    A module whose own mask is wrong is left as is, because a correct mask from outside would conceal the error.
     """
     plain = module.run(module.sample_inputs(0))
     if not module.has_output_per_token(plain):
@@ -69,7 +69,7 @@ def causal_candidates(module: ModuleUnderTest) -> Iterator[ModuleUnderTest]:
 
 
 def attention_masks(module: ModuleUnderTest) -> list[str]:
-    """The masks by which a caller may make the module causal: all but those that are named after a source."""
+    """The masks with which a caller may make the module causal: all but those named after a source."""
     names = [p.name for p in module.parameters if p.role == "attention"]
     return [name for name in names if module.plan.source is None or not SOURCE_PREFIX.fullmatch(name.lower())]
 
@@ -95,7 +95,7 @@ def accepts_mask(module: ModuleUnderTest, name: str) -> bool:
 
 
 def check_causality(module: ModuleUnderTest) -> Finding:
-    """Changes one token at a time; `module` is called with what makes it causal, if anything does."""
+    """Changes one token at a time. `module` is the result of `with_causal_mask`."""
     inputs, plan = module.sample_inputs(0), module.plan
     if not module.has_output_per_token(module.run(inputs)):
         return Finding(CAUSALITY, "not checked", "the module has no output per token")
@@ -176,7 +176,7 @@ def leak_cause(depends: Dependency, patterns: list[AttentionPattern], module: Mo
 
 
 def check_order(module: ModuleUnderTest, causal: bool) -> list[Finding]:
-    """Permutes the tokens of each sequence. If the outputs are permuted alike, the module does not know positions."""
+    """Permutes the tokens of each sequence. If the outputs are permuted alike, positions have no effect."""
     if not module.has_tokens:
         return [Finding(ORDER, "not checked", "image inputs have no tokens to permute")]
     findings = []
@@ -185,7 +185,7 @@ def check_order(module: ModuleUnderTest, causal: bool) -> list[Finding]:
         if ignores_order(module, name, causal):
             text = f"{tokens} does not matter (permutation equivariance): correct for sets"
             findings.append(Finding(ORDER, "warning", f"{text}; for text, add positional encodings"))
-        elif causal and name == module.plan.main and only_mask_knows_order(module):
+        elif causal and name == module.plan.main and order_is_only_in_mask(module):
             text = "nothing but the causal mask distinguishes positions: are positional encodings missing?"
             findings.append(Finding(ORDER, "warning", text))
         else:
@@ -213,7 +213,7 @@ def swap_before_last(length: int) -> Tensor:
     return permutation
 
 
-def only_mask_knows_order(module: ModuleUnderTest) -> bool:
+def order_is_only_in_mask(module: ModuleUnderTest) -> bool:
     """Whether a causal module has no positions; False where its attention is not visible.
 
     With one token repeated, a mask alone leaves all outputs equal and all weights of a row equal; positions of any

@@ -1,4 +1,4 @@
-"""clearhead.examine: runs every check on a module, and reports each one."""
+"""clearhead.examine: runs every check on a module and reports the findings."""
 
 from collections.abc import Callable, Sequence
 
@@ -37,8 +37,8 @@ def examine(
     """Finds faults of a transformer from outside: print() the report, or read report.faults.
 
     The module is called with token ids if it has an nn.Embedding, and with features or images otherwise; `width` and
-    `length` set the size of features and the number of tokens. `causal=False` is for bidirectional models. The module
-    itself stays unchanged: a copy is examined.
+    `length` set the size of features and the number of tokens. `causal=False` is for bidirectional models. A copy is
+    examined; the module itself does not change.
     """
     if not isinstance(module, nn.Module):
         hint = "; pass an instance, not the class" if isinstance(module, type) else ""
@@ -55,7 +55,7 @@ def examine(
 
 
 def examine_calls(module: ModuleUnderTest, causal: bool) -> tuple[ModuleUnderTest, list[Finding]]:
-    """All checks that call the module; and the module with the masks that it was called with."""
+    """Runs all checks that call the module. Returns the findings, and the module with the masks that were passed."""
     if (stateful := check_repeatable(module)) is not None:
         skipped = [*["causality"] * causal, *FINITE_CHECKS]
         return module, [stateful, *not_checked(skipped, "the outputs of identical calls differ")]
@@ -89,11 +89,13 @@ def examine_finite(module: ModuleUnderTest, causal: bool) -> list[Finding]:
 
 
 def run_check(name: str, check: Check) -> list[Finding]:
-    """If the module fails in one check, the others still run."""
+    """Runs one check; an exception in the module is reported as a finding, so that the other checks still run."""
     try:
         return check()
     except Exception as error:
-        return [Finding(name, "not checked", f"the module fails in this check: {error_summary(error)}")]
+        return [
+            Finding(name, "not checked", f"the module raised an exception during this check: {error_summary(error)}")
+        ]
 
 
 def not_checked(checks: Sequence[str], reason: str) -> list[Finding]:

@@ -32,9 +32,9 @@ from clearhead.insight.doctor.scores import KEY_MODULE
 GRADIENT, NORMS, DTYPE, SAVING = "gradient", "norms", "dtype", "saving"
 NUM_BATCHES, NUM_BATCHES_FOR_EXPERTS = 3, 12
 MAX_SHAPES = 3
-"""of parameters, for which optional inputs are made"""
+"""number of parameter shapes for which optional inputs are generated"""
 ROUNDING = 1e-11
-"""in float64, what rounding leaves of a zero gradient, relative to the largest one"""
+"""rounding error of a zero gradient in float64, relative to the largest gradient"""
 KEY_BIAS = "harmless, since it adds the same number to all scores of a query, which softmax cancels"
 Outputs = Callable[[Any], list[Tensor]]
 
@@ -70,7 +70,9 @@ def unreached_findings(module: ModuleUnderTest, unreached: list[str]) -> list[Fi
     experts = expert_lists(module) if unreached else set()
     unselected = [name for name in unreached if any(parent in experts for parent, _ in list_entries(name))]
     if unselected:
-        text = f"no gradient reaches {join_names(unselected)}, but others in its list get one in some batches"
+        text = (
+            f"no gradient reaches {join_names(unselected)}, but other members of its list receive one in some batches"
+        )
         findings.append(Finding(GRADIENT, "warning", f"{text}: are these experts that no token selected?"))
     if unused := [name for name in unreached if name not in unselected]:
         text = f"no gradient reaches {join_names(unused)}: unused, detached, or behind a non-differentiable operation"
@@ -123,7 +125,7 @@ def list_entries(name: str) -> list[tuple[str, str]]:
 
 
 def still_unreached(module: ModuleUnderTest, names: list[str]) -> list[str]:
-    """The parameters that get no gradient in any other use of the module either."""
+    """The parameters that receive no gradient in train() mode or with optional inputs either."""
     for other in other_uses(module, names) if names else ():
         try:
             sizes = gradient_sizes(other, nested_tensors)
@@ -179,7 +181,7 @@ def has_zero_key_third(size: Tensor, threshold: float) -> bool:
 
 
 def check_norms(module: ModuleUnderTest) -> Finding:
-    """Warns about a norm that runs twice in one pass of its block, with one scale and shift for both."""
+    """Warns about a norm that runs twice in one pass of its block, with the same scale and shift."""
     runs = count_runs(module)
     norms = [path for path, part in module.model.named_modules() if is_norm(part)]
     shared = [path for path in norms if runs[path] > max(1, *(runs[parent] for parent in parents(path)))]

@@ -1,4 +1,4 @@
-"""What forward() is called with: a role for each parameter, by its name; random inputs; and masks in every convention.
+"""Arguments of forward(): the role of each parameter, by its name; random inputs; and masks in every convention.
 
 Shapes: B batch, L length, Q queries, K keys, E width, C channels.
 """
@@ -39,7 +39,7 @@ TARGET_PREFIX = re.compile(r"(tgt|trg|target|dec|decoder)_.*")
 SOURCE_PREFIX = re.compile(r"(src|source|memory|context|enc|encoder|cross)_.*")
 MEMORY_PREFIX = re.compile(r"(memory|context|enc|encoder|cross)_.*")
 CROSS_PREFIX = re.compile(r"(memory|context|cross)_.*")
-"""masks of cross-attention, which an encoder would not take for itself"""
+"""masks of cross-attention, which do not apply to the encoder itself"""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def main_and_source(parameters: list[Parameter]) -> tuple[str, str | None]:
 
 
 def masks_source(name: str, source: str | None) -> bool:
-    """Whether a mask hides tokens of the source. Without a prefix, masks of a decoder are about its own sequence."""
+    """Whether a mask hides tokens of the source. Without a prefix, masks of a decoder apply to its own sequence."""
     if source is None or TARGET_PREFIX.fullmatch(name.lower()):
         return False
     return bool(SOURCE_PREFIX.fullmatch(name.lower())) or not MEMORY_NAME.fullmatch(source.lower())
@@ -136,7 +136,7 @@ MAX_DISTINCT_IDS = 1000
 
 @dataclass(frozen=True)
 class TokenIds:
-    """Ids below vocab_size, without 0 and the padding id where enough others remain, since these may mean padding."""
+    """Ids below vocab_size, except for 0 and the padding id, which may mean padding, if enough others remain."""
 
     vocab_size: int
     padding_id: int | None = None

@@ -1,7 +1,7 @@
 """The module under test: a copy of the user's module, how it is called, and how its outputs depend on its tokens.
 
 The copy is in eval() mode and, where possible, in float64, so that an output that must not change does not change by
-a single bit. Its parameters are perturbed, because parameters that start at zero block what flows through them.
+a single bit. Its parameters are perturbed, because parameters initialized to zero would block signals and gradients.
 Shapes: B batch, L length, Q queries or outputs, K keys.
 """
 
@@ -21,7 +21,7 @@ from clearhead.insight.leaks import output_change
 from clearhead.interception import MULTI_HEAD_ATTENTION, SDPA, Intercept, argument
 
 BATCH_SIZE = 5
-"""rarely a number of heads, layers or tokens, so that a mask of the wrong shape does not broadcast by accident"""
+"""an unusual number of heads, layers or tokens, so that a mask of the wrong shape does not broadcast by accident"""
 PERTURBATION = 0.05
 FLOAT32_TOLERANCE = 100
 """machine epsilons"""
@@ -54,7 +54,7 @@ class CallPlan:
     """whether an output is a single number: outputs are (B,L)"""
 
     def masked_sequence(self, mask: str) -> str:
-        """The sequence whose tokens a mask hides. A causal mask is about the main sequence."""
+        """The sequence whose tokens a mask hides. A causal mask always applies to the main sequence."""
         is_source = mask not in self.causal_masks and masks_source(mask, self.source)
         return self.source if is_source and self.source else self.main
 
@@ -68,7 +68,7 @@ class ModuleUnderTest:
     native_dtype: torch.dtype
     """the dtype of the user's module"""
     float64_error: str = ""
-    """why it runs in its native dtype only"""
+    """the error in float64, if the module runs only in its native dtype"""
 
     @property
     def length(self) -> int:
@@ -219,14 +219,14 @@ def eval_copy(module: nn.Module) -> nn.Module:
             "calling the module once"
         )
     try:
-        twin = copy.deepcopy(module, detached_activations(module))
+        duplicate = copy.deepcopy(module, detached_activations(module))
     except Exception as error:
         message = (str(error).strip().splitlines() or [""])[0]
         raise ValueError(
             f"copy.deepcopy cannot copy the module: {type(error).__name__}: {message}; keep only parameters, buffers "
             "and modules as attributes"
         ) from None
-    return twin.eval()
+    return duplicate.eval()
 
 
 def detached_activations(module: nn.Module) -> dict[int, Any]:
@@ -240,7 +240,7 @@ def detached_activations(module: nn.Module) -> dict[int, Any]:
 
 @torch.no_grad()
 def perturb_parameters(module: nn.Module) -> nn.Module:
-    """Adds noise in place, except to padding rows of embeddings: a sum may rely on their zeros."""
+    """Adds noise in place, except to padding rows of embeddings, whose zeros a sum may rely on."""
     tables = [part for part in module.modules() if isinstance(part, nn.Embedding) and part.padding_idx is not None]
     padding_rows = {id(table.weight): table.padding_idx for table in tables}
     for i, parameter in enumerate(module.parameters()):
@@ -256,8 +256,8 @@ def perturb_parameters(module: nn.Module) -> nn.Module:
 def isolated_state(dtype: torch.dtype, seed: int) -> Iterator[None]:
     """Seeds torch and sets the default dtype; restores everything at exit.
 
-    The fast path of torch.nn and compiled code are disabled: they are not exact in float64 and hide their attention.
-    Anomaly detection is disabled too, since it turns NaN into an error.
+    The fast path of torch.nn and compiled code are disabled: they are not exact in float64, and their attention is not
+    recorded. Anomaly detection is disabled too, since it turns NaN into an error.
     """
     default_dtype, fastpath = torch.get_default_dtype(), torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
@@ -280,7 +280,7 @@ class NoOutputError(ValueError):
 
 
 def main_output(output: Any) -> Tensor:
-    """The tensor to examine, if a module returns several: logits, or else the first of floating-point numbers."""
+    """The tensor to examine if a module returns several: the logits, or else the first floating-point tensor."""
     for tensor in output_tensors(output):
         if tensor.dim() > 1 and tensor.numel():
             return tensor
@@ -309,7 +309,7 @@ def output_tensors(output: Any) -> list[Tensor]:
 
 def attributes_of(output: Any) -> dict[str, Any]:
     """The attributes of any object, or the fields of a dataclass with or without slots."""
-    slots = {one.name: getattr(output, one.name) for one in fields(output)} if is_dataclass(output) else {}
+    slots = {f.name: getattr(output, f.name) for f in fields(output)} if is_dataclass(output) else {}
     return {**slots, **getattr(output, "__dict__", {})}
 
 

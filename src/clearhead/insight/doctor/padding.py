@@ -1,6 +1,6 @@
 """Masked tokens: none may affect the output of another token, and a query without any visible key must stay finite.
 
-The convention of a mask, its shape and polarity, is found by trying. Shapes: B batch, Q queries, K keys, L length.
+The convention of a mask, its shape and polarity, is determined by trial. Shapes: B batch, Q queries, K keys, L length.
 """
 
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ TORCH_NN_NAN = (
     "need_weights=False gives zeros"
 )
 MAX_ADDED_TOKENS = 2
-"""such as a class token; an output that differs more in length is not one per token"""
+"""such as a class token; an output with a larger difference in length does not have one row per token"""
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ def group_finding(module: ModuleUnderTest, group: MaskGroup, trials: list[Trial]
         )
         return Finding(PADDING, "not checked", text)
     trial = most_relevant(trials, group)
-    if trial.has_no_effect or all(one.has_no_effect for one in trials):
+    if trial.has_no_effect or all(other.has_no_effect for other in trials):
         return Finding(PADDING, "fault", f"no effect of {group}: the mask does not reach the attention scores")
     if not trial.leak.is_finite:
         text = f"the output is not finite when {group} masks two tokens ({trial.convention}): {EMPTY_SOFTMAX}"

@@ -1,4 +1,4 @@
-"""Attention from inside: the scale of the scores, queries against keys, and the attention weights.
+"""Internals of attention: the scale of the scores, swapped queries and keys, and the attention weights.
 
 Shapes: B batch, H heads, Q queries, K keys, D head width.
 """
