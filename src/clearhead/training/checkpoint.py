@@ -204,18 +204,17 @@ def max_tensor_bytes() -> int:
 def load_finite(path: Path) -> Checkpoint:
     """`load`, and DamagedCheckpointError too if a tensor contains NaN or infinity."""
     found = load(path)
-    constants = infinite_buffers(found.state)
     for name, tensors in ((MODEL, found.model), (OPTIMIZER, found.optimizer)):
         for key, tensor in tensors.items():
-            if not is_finite(tensor) and not (name == MODEL and key in constants):
+            if not is_finite(tensor) and not (name == MODEL and key in infinite_buffers(found.state)):
                 raise DamagedCheckpointError(f"{key!r:.100} in {name} is not finite")
     return found
 
 
 def infinite_buffers(state: Mapping[str, Any]) -> tuple[str, ...]:
     """Buffers of a user's own model that were infinite from the start, such as additive masks."""
-    match state.get("config"):
-        case {"model": {"infinite": list(names)}}:
+    match state:
+        case {"config": {"model": {"infinite": list(names)}}}:
             return tuple(names)
     return ()
 

@@ -28,7 +28,9 @@ from clearhead.validation import (
     is_number,
 )
 
-OptimizerName = Literal["adamw", "muon", "factory"]
+OptimizerName = Literal["adamw", "muon"]
+FACTORY: Any = "factory"
+"""in place of a name: the optimizer is made by a function that `clearhead.fit` was given"""
 Schedule = Literal["cosine", "linear", "constant"]
 Precision = Literal["float32", "bf16", "auto"]
 Compile = Literal["auto", "on", "off"]
@@ -60,8 +62,7 @@ class OptimizerConfig:
     """Optimizer and learning-rate schedule."""
 
     name: OptimizerName = "adamw"
-    """adamw for all weights, or muon for convolutions and the matrices inside blocks, and adamw for the rest; factory
-    if clearhead.fit was given a function that makes the optimizer"""
+    """adamw for all weights, or muon for convolutions and the matrices inside blocks, and adamw for the rest"""
     lr: float = 1e-3
     """peak learning rate of AdamW"""
     muon_lr: float = 0.02
@@ -81,7 +82,9 @@ class OptimizerConfig:
     """clip the gradient norm to this value; 0 disables"""
 
     def __post_init__(self) -> None:
-        check_choice(name=(self.name, OptimizerName), schedule=(self.schedule, Schedule))
+        check_choice(schedule=(self.schedule, Schedule))
+        if self.name != FACTORY:
+            check_choice(name=(self.name, OptimizerName))
         check_range(
             0,
             math.inf,

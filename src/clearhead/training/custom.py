@@ -32,6 +32,7 @@ from clearhead.training.callbacks import Callback
 from clearhead.training.compatibility import state_digest
 from clearhead.training.config import (
     CHANGED_BY_RESUME,
+    FACTORY,
     Compile,
     OptimizerConfig,
     Precision,
@@ -241,7 +242,7 @@ def optimizer_settings(
     if callable(optimizer):
         if own := [name for name in ("lr", "weight_decay") if name in shortcuts]:
             raise ValueError(f"{own[0]} is set by the function that makes the optimizer, got {own[0]}= beside it")
-        return OptimizerConfig(name="factory", **shortcuts)
+        return OptimizerConfig(name=FACTORY, **shortcuts)
     if optimizer not in ("adamw", "muon"):
         raise ValueError(f"optimizer must be 'adamw', 'muon' or a function of the model, got {optimizer!r:.60}")
     return OptimizerConfig(name=optimizer, **shortcuts)  # type: ignore[arg-type]
@@ -368,7 +369,7 @@ def resume_fit(
     config = RunConfig.from_dict(directory.config)
     if not isinstance(config.data, CustomData):
         raise ValueError(f"{directory.path} was trained by the recipe {config.recipe}; resume it without --model")
-    if config.optimizer.name == "factory":
+    if config.optimizer.name == FACTORY:
         raise ValueError(f"{directory.path} has an optimizer of your own; continue it with fit(..., resume=True)")
     if epochs is not None and steps is not None:
         raise ValueError(f"epochs and steps are mutually exclusive, got epochs={epochs} and steps={steps}")

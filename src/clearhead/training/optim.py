@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from clearhead.models.embeddings import OneHotLinear
 from clearhead.nn.pooling import Pooling, RegisterTokens
 from clearhead.nn.positions import PosEmbed, PosEmbed2d
-from clearhead.training.config import OptimizerConfig
+from clearhead.training.config import FACTORY, OptimizerConfig
 from clearhead.training.distributed import blocks_of, full_tensor, local_shard, shard_like, to_local
 
 EMBEDDINGS = (nn.Embedding, OneHotLinear, PosEmbed, PosEmbed2d, Pooling, RegisterTokens)
@@ -28,8 +28,8 @@ class Optimizers:
     """AdamW, and optionally Muon for hidden matrices, with one learning-rate multiplier and one flat state."""
 
     def __init__(self, model: nn.Module, config: OptimizerConfig, muon_dtype: torch.dtype = torch.float32):
-        if config.name == "factory":
-            raise ValueError("the optimizer 'factory' exists for clearhead.fit only; try adamw or muon")
+        if config.name == FACTORY:
+            raise ValueError(f"the optimizer {FACTORY!r} is a function that was given to clearhead.fit; pass it again")
         muon, decay, no_decay = param_groups(model, config.name)
         groups = [
             {"params": decay, "weight_decay": config.weight_decay},
