@@ -19,10 +19,13 @@ PUBLIC = {
     *("Greedy", "Sampling", "Beam"),
     *("look", "edit", "head_importance", "examine"),
     *("train", "resume", "open_run", "load"),
-    *("nn", "models", "insight", "data", "lab"),
+    *("nn", "models", "insight", "data", "lab", "tasks", "training"),
 }
-MODULES = {"masks", "nn", "models", "insight", "data", "lab"}
-PACKAGES = ("clearhead", "clearhead.nn", "clearhead.models", "clearhead.insight", "clearhead.data")
+MODULES = {"masks", "nn", "models", "insight", "data", "lab", "tasks", "training"}
+PACKAGES = (
+    "clearhead",
+    *(f"clearhead.{name}" for name in ("nn", "models", "insight", "data", "tasks", "training")),
+)
 
 
 def run(code):
