@@ -15,8 +15,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 OLDEST := .venv-oldest
-OLDEST_TESTS := tests/nn tests/models tests/data tests/insight tests/test_files.py $(addprefix tests/training/test_,\
-	checkpoint.py loop.py loop_resume.py state.py objectives.py optim.py run_directory.py)
+OLDEST_TESTS := tests/nn tests/models tests/data tests/insight tests/training tests/inference tests/test_files.py
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo test test-other-processor test-oldest-torch wheel check lint format bench docs soak campaign campaign-small clean
