@@ -15,13 +15,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from clearhead.data import datasets
 from clearhead.data.batches import evaluation_batches
 from clearhead.data.dataset import Dataset, Subset
 from clearhead.inference.run import Run
 from clearhead.insight.heads import edit
 from clearhead.insight.trace import look
-from clearhead.training.objectives import OBJECTIVES, evaluate
+from clearhead.training.evaluation import evaluate
 
 Pattern = Literal["uniform", "zero"]
 PATTERNS: tuple[Pattern, ...] = ("uniform", "zero")
@@ -32,7 +31,7 @@ def accuracy(run: Run, data: Dataset, layers: Sequence[str], pattern: Pattern) -
     with ExitStack() as changes:
         for layer in layers:
             changes.enter_context(edit(run.model, layer, pattern=pattern))
-        result = evaluate(run.model, OBJECTIVES[run.config.objective], data.test, data.normalize)
+        result = evaluate(run.model, run.task.objective, data.test, data.normalize)
     return result["accuracy"]
 
 
@@ -51,7 +50,7 @@ def main() -> None:
     options.add_argument("--examples", type=int, default=0, help="number of test examples; 0 for all")
     args = options.parse_args()
     run = Run(args.run)
-    data = limited(datasets.load_dataset(run.config.data, run.config.seed), args.examples)
+    data = limited(run.config.data.load(run.config.seed), args.examples)
     one = next(iter(evaluation_batches(data.test, data.normalize, batch_size=1)))
     trace = look(run.model, one.inputs)
     layers = list(trace)

@@ -13,7 +13,6 @@ import math
 import torch
 from torch import Tensor
 
-from clearhead.data import datasets
 from clearhead.inference.run import Run
 from clearhead.insight.attribution import (
     deletion_auc,
@@ -60,7 +59,7 @@ def main() -> None:
     args = options.parse_args()
     torch.manual_seed(0)
     run = Run(args.run)
-    pixels, labels = datasets.load_dataset(run.config.data, run.config.seed).test.get_batch(
+    pixels, labels = run.config.data.load(run.config.seed).test.get_batch(
         torch.arange(args.first, args.first + args.images)
     )
     images = run.normalize(pixels)

@@ -23,8 +23,8 @@ from clearhead.recipes.registry import config_of
 from clearhead.training.config import RunConfig
 from clearhead.training.context import TrainContext, build_context, isolated_torch_state
 from clearhead.training.distributed import Ranks
+from clearhead.training.evaluation import evaluate
 from clearhead.training.loop import train_step
-from clearhead.training.objectives import evaluate
 from clearhead.training.progress import StopRequest
 from clearhead.training.state import TrainState
 

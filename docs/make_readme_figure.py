@@ -19,7 +19,7 @@ INK, ACCENT = "#1a1a1a", "#d6246e"
 
 def draw_digits(figure, run) -> None:
     """Ten test digits, tinted by the attention of the pooling query, summed over heads."""
-    dataset = clearhead.data.load_dataset(run.config.data, run.config.seed)
+    dataset = run.task.load(run.config.seed)
     images, labels = dataset.test.get_batch(torch.arange(500))
     images = dataset.normalize(images)
     chosen = [int((labels == digit).nonzero()[3]) for digit in range(10)]

@@ -12,9 +12,9 @@ from PIL import Image
 
 from clearhead.cli.main import main
 from clearhead.data import mnist
-from clearhead.data.datasets import DATASETS
 from clearhead.models.shapes import shapes
 from clearhead.recipes.registry import RECIPES
+from clearhead.tasks.registry import TASKS
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def fake_fashion_mnist(folder, monkeypatch):
 def test_list_shows_every_data_set_and_whether_it_is_downloaded(capsys):
     assert main(["data", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(DATASETS)
+    assert [line.split()[0] for line in lines] == list(TASKS)
     assert "not downloaded" in next(line for line in lines if line.startswith("cifar10"))
     assert max(map(len, lines)) <= 80
 

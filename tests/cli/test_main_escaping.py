@@ -187,7 +187,7 @@ def test_console_shows_markup_as_text_and_keeps_unicode():
 
 
 def test_generated_text_keeps_its_line_breaks(trained, monkeypatch, capsys):
-    monkeypatch.setattr("clearhead.inference.generation.draw_samples", lambda *args, **options: ["one\ntwo\x1b[2J"])
+    monkeypatch.setattr("clearhead.tasks.language.LanguageTask.sample", lambda *args, **options: ["one\ntwo\x1b[2J"])
     assert main(["sample", str(trained / "text")]) == 0
     assert capsys.readouterr().out == "one\ntwo\\x1b[2J\n"
     assert main(["sample", str(trained / "words")]) == 0

@@ -9,9 +9,9 @@ from PIL import Image
 
 from clearhead.cli.main import main
 from clearhead.cli.predict import candidates_text, num_ordered
-from clearhead.inference.generation import Pronunciation, pronounce
 from clearhead.inference.run import Run
 from clearhead.models.generate import Beam
+from clearhead.tasks.pronunciation import Pronunciation, pronounce
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_predict_errors_are_one_line(trained, digits, capsys, monkeypatch, argv,
 
 
 def test_words_are_listed_with_the_next_best_candidates(trained, capsys, monkeypatch):
-    monkeypatch.setattr("clearhead.inference.generation.MAX_PHONES", 12)
+    monkeypatch.setattr("clearhead.tasks.pronunciation.MAX_PHONES", 12)
     header, *lines = run_predict(capsys, trained / "pronounce", "cab", "BAD", "--beam", 3).splitlines()
     assert header.split() == ["word", "phones", "probability", "score"]
     lines = lines[: lines.index("")]
@@ -115,13 +115,13 @@ def test_words_are_listed_with_the_next_best_candidates(trained, capsys, monkeyp
 
 
 def test_truncated_candidates_are_marked(trained, capsys, monkeypatch):
-    monkeypatch.setattr("clearhead.inference.generation.MAX_PHONES", 1)
+    monkeypatch.setattr("clearhead.tasks.pronunciation.MAX_PHONES", 1)
     lines = run_predict(capsys, trained / "pronounce", "cab", "--beam", 5).splitlines()
     assert sum(" ... " in line for line in lines) >= 4  # one candidate may have ended without any phone
 
 
 def test_ensemble_of_a_run_with_itself_equals_the_run(trained, capsys, monkeypatch):
-    monkeypatch.setattr("clearhead.inference.generation.MAX_PHONES", 12)
+    monkeypatch.setattr("clearhead.tasks.pronunciation.MAX_PHONES", 12)
     alone = run_predict(capsys, trained / "pronounce", "cab", "bad")
     assert run_predict(capsys, trained / "pronounce", "cab", "bad", "--ensemble", trained / "pronounce") == alone
 

@@ -99,12 +99,13 @@ def test_a_config_that_contradicts_the_checkpoint_is_refused(capsys, mine, secti
     assert (mine / "config.json").read_text() == edited
 
 
-def test_an_objective_that_does_not_fit_the_data_is_refused(capsys, mine, forge):
-    config = json.loads((mine / "config.json").read_text()) | {"objective": "classification"}
+def test_a_model_that_does_not_match_the_data_is_refused(capsys, mine, forge):
+    config = json.loads((mine / "config.json").read_text())
+    config["model"]["context_length"] = 9
     (mine / "config.json").write_text(json.dumps(config))
     forge(mine, config=config)
     assert main(["resume", "mine", "--steps", "20"]) == 2
-    assert "reverse needs objective=token-classification, got classification" in capsys.readouterr().err
+    assert "context_length is 16 for reverse, got context_length=9" in capsys.readouterr().err
 
 
 def test_printed_learning_rates_match_the_records(capsys, mine):

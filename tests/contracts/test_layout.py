@@ -67,11 +67,11 @@ clearhead.examine
 traced(lambda: clearhead.examine(layer))
 """,
 }
-LIMITS = {"train": 34, "vit": 8, "look": 7, "doctor": 18}
+LIMITS = {"train": 37, "vit": 8, "look": 7, "doctor": 18}
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_task_executes_few_files(task):
+def test_common_operations_execute_few_files(task):
     done = subprocess.run([sys.executable, "-c", TRACE + TASKS[task]], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     files = json.loads(done.stdout.split("called ")[-1])
@@ -79,7 +79,7 @@ def test_a_task_executes_few_files(task):
 
 
 def test_the_number_of_source_files():
-    assert 110 <= len(SOURCES) <= 150
+    assert 110 <= len(SOURCES) <= 165
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "src/clearhead")))

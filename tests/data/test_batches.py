@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 
 from clearhead.data.batches import Batches, bucket_by_length, evaluation_batches, padding_fraction
 from clearhead.data.dataset import Dataset, Images, Normalize, SequencePairs
-from clearhead.data.datasets import Augmentation, DataConfig, load_dataset
+from clearhead.data.options import Augmentation
 from clearhead.data.prng import permutation
+from clearhead.tasks.sequences import Reverse
 
 N = 23
 PIXELS = torch.randint(0, 256, (N, 2, 6, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -17,7 +18,7 @@ ALL_AUGMENTATIONS = Augmentation(crop=2, flip=True, cutout=2, mixup=0.5)
 
 
 def batches(augmentation=ALL_AUGMENTATIONS, seed=0, batch_size=7):
-    return Batches(DATA, DataConfig(name="mnist", augmentation=augmentation), batch_size, seed)
+    return Batches(DATA, batch_size, seed, augmentation=augmentation)
 
 
 def tensors(batch):
@@ -71,7 +72,7 @@ def test_augmentation_differs_between_epochs():
 def test_augmentation_of_a_batch_slot_differs_between_steps():
     same = Images(PIXELS[:1].expand(N, -1, -1, -1), torch.arange(N))
     data = Dataset(same, same, same, classes=(), normalize=DATA.normalize)
-    order = Batches(data, DataConfig(name="mnist", augmentation=Augmentation(crop=2, flip=True)), 7, seed=0)
+    order = Batches(data, 7, seed=0, augmentation=Augmentation(crop=2, flip=True))
     assert not torch.equal(order.at(0).inputs, order.at(1).inputs)
     assert not torch.equal(order.at(0).inputs, order.at(3).inputs)  # the first step of the next epoch
 
@@ -111,8 +112,8 @@ def test_evaluation_covers_each_example_once_across_ranks(world_size, batch_size
 
 
 def test_token_ids_are_not_transformed():
-    config = DataConfig(name="reverse", limit=40)
-    batch = Batches(load_dataset(config, 0), config, 8, seed=0).at(3)
+    config = Reverse(limit=40)
+    batch = Batches(config.load(0), 8, seed=0).at(3)
     assert torch.equal(batch.inputs.flip(1), batch.targets)
     assert batch.targets_b is batch.lam is None
 
@@ -124,9 +125,9 @@ def test_invalid_batch_size_rank_or_augmentation_raises():
         batches().at(0, rank=0, world_size=8)
     with pytest.raises(ValueError, match=r"rank must be from 0 to 1 \(world_size=2\), got 2"):
         batches().at(0, rank=2, world_size=2)
-    config = DataConfig(name="reverse", augmentation=ALL_AUGMENTATIONS)
-    with pytest.raises(ValueError, match=r"augmentation needs images, got .* for reverse"):
-        Batches(load_dataset(config, 0), config, 8, seed=0)
+    config = Reverse()
+    with pytest.raises(ValueError, match=r"augmentation needs images, got Augmentation"):
+        Batches(config.load(0), 8, seed=0, augmentation=ALL_AUGMENTATIONS)
 
 
 LONG = SequencePairs.of([[3] * (1 + i * 7 % 13) for i in range(60)], [[4] * (1 + i * 5 % 11) for i in range(60)])
@@ -135,7 +136,7 @@ SEQUENCES = Dataset(LONG, LONG, LONG, classes=(), normalize=None)
 
 @given(st.integers(0, 9), st.integers(1, 12), st.integers(0, 5), st.integers(1, 12))
 def test_length_bucketed_order_is_the_same_for_any_world_size(seed, batch_size, window, world_size):
-    order, other = (Batches(SEQUENCES, DataConfig(name="pronounce", window=window), batch_size, seed) for _ in range(2))
+    order, other = (Batches(SEQUENCES, batch_size, seed, window=window) for _ in range(2))
     other.epoch_order(7)  # earlier calls must not matter
     for epoch in (0, 3):
         assert torch.equal(order.epoch_order(epoch), other.epoch_order(epoch))
@@ -148,7 +149,7 @@ def test_length_bucketed_order_is_the_same_for_any_world_size(seed, batch_size, 
 
 
 def test_padding_reports_fractions_with_and_without_bucketing():
-    by_length, any_length = (Batches(SEQUENCES, DataConfig(name="pronounce", window=w), 6, 0) for w in (10, 0))
+    by_length, any_length = (Batches(SEQUENCES, 6, 0, window=w) for w in (10, 0))
     bucketed, unsorted = by_length.padding()
     assert bucketed < 0.7 * unsorted
     assert any_length.padding() == (unsorted, unsorted)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from clearhead.data import cifar10
-from clearhead.data.datasets import DataConfig, load_dataset
 from clearhead.files import sha256
+from clearhead.tasks.images import Cifar10
 
 NAMES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
 PER_FILE = 4
@@ -129,11 +129,11 @@ def test_the_dataset_is_loaded_from_the_cache(cache, monkeypatch):
     for name, data in BINARIES.items():
         (cache / "cifar10" / name).write_bytes(data)
         monkeypatch.setitem(cifar10.CACHED.digests, name, sha256(data))
-    data = load_dataset(DataConfig(name="cifar10", validation=4), seed=0)
+    data = Cifar10(validation=4).load(0)
     assert (len(data.train), len(data.validation), len(data.test)) == (16, 4, 4)
     assert torch.equal(data.test.images, cifar10.parse(BINARIES["test_batch.bin"], "").images)
 
 
 def test_without_a_cached_copy_the_error_prints_the_download_command(cache):
     with pytest.raises(LookupError, match="run: clearhead data get cifar10"):
-        load_dataset(DataConfig(name="cifar10"), seed=0)
+        Cifar10().load(0)

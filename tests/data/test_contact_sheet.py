@@ -19,7 +19,10 @@ from clearhead.data.contact_sheet import (
     draw,
 )
 from clearhead.data.dataset import Dataset, Images, Normalize
-from clearhead.data.datasets import Augmentation, DataConfig, load_dataset
+from clearhead.data.options import Augmentation
+from clearhead.tasks.images import Folder
+from clearhead.tasks.sequences import Reverse
+from clearhead.tasks.sets import OddOneOut
 
 
 def colors(sheet):
@@ -54,13 +57,13 @@ def test_a_class_without_images_has_an_empty_row():
 
 
 def test_the_odd_image_of_each_set_is_framed():
-    sheet = contact_sheet(load_dataset(DataConfig(name="odd-one-out", set_size=4), seed=0))
+    sheet = contact_sheet(OddOneOut(set_size=4).load(0))
     assert HIGHLIGHT in colors(sheet)
 
 
 def test_contact_sheet_rejects_sequences():
     with pytest.raises(ValueError, match="a contact sheet needs images, got sequences"):
-        contact_sheet(load_dataset(DataConfig(name="reverse"), seed=0))
+        contact_sheet(Reverse().load(0))
 
 
 def random_data(num_classes=2, size=48):
@@ -85,10 +88,10 @@ def cells(sheet, size=48):
 def test_augmented_images_match_the_training_batches():
     data = random_data()
     augmentation = Augmentation(crop=5, flip=True, cutout=7)
-    config = DataConfig(name="folder", augmentation=augmentation)
-    rows = cells(augmented_sheet(data, config, seed=4))
+    config = Folder(augmentation=augmentation)
+    rows = cells(augmented_sheet(data, config.augmentation, seed=4))
     assert [len(row) for row in rows] == [1 + NUM_VERSIONS] * 4
-    batches = Batches(data, config, batch_size=4, seed=4)
+    batches = Batches(data, batch_size=4, seed=4, augmentation=config.augmentation)
     for row, original in zip(range(4), data.train.images, strict=True):
         assert torch.equal(rows[row][0], original)
     for step in range(NUM_VERSIONS):
@@ -100,13 +103,13 @@ def test_augmented_images_match_the_training_batches():
 
 
 def test_without_augmentation_all_versions_equal_the_original():
-    for row in cells(augmented_sheet(random_data(), DataConfig(name="folder"), seed=0)):
+    for row in cells(augmented_sheet(random_data(), Augmentation(), seed=0)):
         assert all(torch.equal(version, row[0]) for version in row)
 
 
 def test_more_classes_show_fewer_augmented_images_per_class():
     def height(num_classes):
-        return augmented_sheet(random_data(num_classes, 8), DataConfig(name="folder"), seed=0).height
+        return augmented_sheet(random_data(num_classes, 8), Augmentation(), seed=0).height
 
     assert height(5) == height(10)
     assert height(12) > height(10) > height(2)
@@ -117,8 +120,8 @@ def test_white_images_have_a_visible_edge():
 
 
 def test_augmented_sheet_rejects_sequences():
-    with pytest.raises(ValueError, match="augmentation needs images, got reverse"):
-        augmented_sheet(load_dataset(DataConfig(name="reverse"), seed=0), DataConfig(name="reverse"), 0)
+    with pytest.raises(ValueError, match="augmentation needs images, got sequences"):
+        augmented_sheet(Reverse().load(0), Augmentation(), 0)
 
 
 def test_sheet_size_is_bounded():

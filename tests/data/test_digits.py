@@ -3,9 +3,9 @@ from collections import Counter
 import pytest
 import torch
 
-from clearhead.data.datasets import DataConfig, load_dataset
+from clearhead.tasks.sequences import Digits, Reverse
 
-REVERSE = load_dataset(DataConfig(name="reverse", validation=500), seed=1)
+REVERSE = Reverse(validation=500).load(1)
 FIRST_500 = torch.arange(500)
 
 
@@ -29,12 +29,12 @@ def test_reverse_splits_are_disjoint_and_free_of_duplicates():
 
 
 def test_the_seed_changes_the_reverse_sequences():
-    other = load_dataset(DataConfig(name="reverse"), seed=2)
+    other = Reverse().load(2)
     assert not (REVERSE.train.get_batch(FIRST_500)[0] == other.train.get_batch(FIRST_500)[0]).all(1).any()
 
 
 def test_length_limit_and_validation_set_the_reverse_dataset_sizes():
-    data = load_dataset(DataConfig(name="reverse", length=5, limit=30, validation=3), seed=0)
+    data = Reverse(length=5, limit=30, validation=3).load(0)
     assert (len(data.train), len(data.validation)) == (30, 3)
     assert data.train.get_batch(torch.arange(30))[0].shape == (30, 5)
 
@@ -43,8 +43,8 @@ FIRST_2000 = torch.arange(2000)
 
 
 def examples(question, length, split="train"):
-    config = DataConfig(name="digits", question=question, length=length, validation=2000)
-    return getattr(load_dataset(config, seed=5), split).get_batch(FIRST_2000)
+    config = Digits(question=question, length=length, validation=2000)
+    return getattr(config.load(5), split).get_batch(FIRST_2000)
 
 
 def most_common(ids):

@@ -11,9 +11,9 @@ from safetensors.torch import save as to_safetensors
 
 from clearhead.data import folder, user_files
 from clearhead.data.cache import cache_folder
-from clearhead.data.datasets import DataConfig, digests, load_dataset
 from clearhead.data.folder import list_images, split_indices
 from clearhead.data.user_files import MAX_FOLDER_DEPTH
+from clearhead.tasks.images import Folder
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -33,7 +33,7 @@ def write_images(root, **counts):
 
 
 def load_folder(root, seed=0, **options):
-    return load_dataset(DataConfig(name="folder", folder=str(root), image_size=4, **options), seed)
+    return Folder(folder=str(root), image_size=4, **options).load(seed)
 
 
 def shades(examples):
@@ -109,9 +109,9 @@ def test_decoded_images_are_cached_until_a_file_changes(tmp_path, monkeypatch):
     data = load_folder(root)
     assert decoded == [7]
     assert 200 in shades(data.train) + shades(data.validation) + shades(data.test)
-    load_dataset(DataConfig(name="folder", folder=str(root), image_size=5), 0)
+    Folder(folder=str(root), image_size=5).load(0)
     assert decoded == [7, 7]
-    load_dataset(DataConfig(name="folder", folder=str(root), image_size=5, fit="crop"), 0)
+    Folder(folder=str(root), image_size=5, fit="crop").load(0)
     assert decoded == [7, 7, 7]
 
 
@@ -152,7 +152,7 @@ def test_a_dataset_larger_than_memory_is_rejected_before_decoding(tmp_path, monk
     monkeypatch.setattr(folder, "with_image", pytest.fail)
     monkeypatch.setattr(os, "sysconf", lambda name: 100)
     with pytest.raises(ValueError, match=r"must fit into memory, got 6 of 2048 x 2048 pixels \(0 GB, available: "):
-        load_dataset(DataConfig(name="folder", folder=str(root), image_size=2048), 0)
+        Folder(folder=str(root), image_size=2048).load(0)
 
 
 def unusable_caches(path):
@@ -254,8 +254,8 @@ def test_skip_invalid_equals_a_folder_without_the_unreadable_files(tmp_path):
     for part in ("train", "validation", "test"):
         assert shades(getattr(found, part)) == shades(getattr(expected, part))
     assert list(found.files.values()) == list(expected.files.values())
-    config = DataConfig(name="folder", folder=str(broken), image_size=4, skip_invalid=True)
-    assert digests(config) == found.files
+    config = Folder(folder=str(broken), image_size=4, skip_invalid=True)
+    assert config.digests() == found.files
     assert found.skipped == ("cat/00.png", "cat/15x.png", "dog/zzz.jpg")
     assert found.notes[-1] == "Skipped 3 image files that cannot be read: cat/00.png, cat/15x.png, dog/zzz.jpg."
     assert expected.skipped == ()
@@ -303,7 +303,7 @@ def test_notes_report_image_counts_and_the_effect_of_fit(tmp_path):
         ("crop", "Center-cropping discards more than 10% of 6 images; --data.fit pad keeps them whole.", "crop"),
         ("stretch", "Stretching changes the aspect ratio of 6 images by more than 10%; --data.fit pad", "stretch"),
     ):
-        first, second = load_dataset(DataConfig(name="folder", folder=str(root), fit=fit, **options), 0).notes
+        first, second = Folder(folder=str(root), fit=fit, **options).load(0).notes
         assert first.startswith(f"10 images, 2 classes (train 7, validation 1, test 2). {sentence}")
         assert second == look + (f" --data.fit {option}" if option else "")
 
@@ -317,7 +317,7 @@ def test_notes_for_square_images_report_only_counts(tmp_path):
 def test_invalid_folder_layouts_are_rejected(tmp_path):
     for nothing in ("", str(tmp_path / "absent")):
         with pytest.raises(ValueError, match="folder must be a folder with one subfolder of images per class, got"):
-            load_dataset(DataConfig(name="folder", folder=nothing), 0)
+            Folder(folder=nothing).load(0)
     root = write_images(tmp_path / "mine", cat=3)
     with pytest.raises(ValueError, match=r"at least 2 classes are required, each a subfolder of .*mine, got 1"):
         load_folder(root)
@@ -335,7 +335,7 @@ def test_invalid_folder_layouts_are_rejected(tmp_path):
 def test_notes_mention_image_files_of_unsupported_formats(pictures):
     for name in ("red/x.tif", "red/y.TIFF", "blue/z.tif"):
         (pictures / name).write_bytes(b"II*\0")
-    notes = load_dataset(DataConfig(name="folder", folder=str(pictures)), 0).notes
+    notes = Folder(folder=str(pictures)).load(0).notes
     assert "Ignored image files of unsupported formats: 2 .tif, 1 .tiff." in notes[-1]
 
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from clearhead.data import mnist
 from clearhead.data.cache import obtain
-from clearhead.data.datasets import DataConfig, load_dataset
 from clearhead.data.mnist import gunzip, images_and_labels, parse
 from clearhead.data.sources import LocalSource
 from clearhead.files import UNPACKED_FLOOR, sha256
+from clearhead.tasks.images import FashionMnist, Mnist
 
 MD5 = {  # as published
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
@@ -29,7 +29,7 @@ def test_embedded_files_have_the_published_md5(name):
 
 
 def test_mnist_splits_have_the_published_sizes():
-    data = load_dataset(DataConfig(name="mnist", validation=5000), seed=0)
+    data = Mnist(validation=5000).load(0)
     assert (len(data.train), len(data.validation), len(data.test)) == (55_000, 5_000, 10_000)
     images, labels = data.test.get_batch(torch.arange(10_000))
     assert images.shape == (10_000, 1, 28, 28)
@@ -172,7 +172,7 @@ def test_fashion_mnist_loads_from_gzipped_or_plain_files(cache, tmp_path, monkey
         (tmp_path / "mine" / f"{name}{ending}").write_bytes(pack(data))
         monkeypatch.setitem(mnist.FASHION_DIGESTS, name, sha256(data))
     obtain(mnist.CACHED, (LocalSource(tmp_path / "mine"),), print)
-    data = load_dataset(DataConfig(name="fashion-mnist", validation=2), seed=0)
+    data = FashionMnist(validation=2).load(0)
     assert (len(data.train), len(data.validation), len(data.test)) == (10, 2, 5)
     assert data.test.get_batch(torch.arange(5))[0].shape == (5, 1, 28, 28)
     assert len(data.classes) == 10

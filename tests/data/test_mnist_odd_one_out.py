@@ -1,9 +1,9 @@
 import torch
 
 from clearhead.data import mnist
-from clearhead.data.datasets import DataConfig, load_dataset
+from clearhead.tasks.sets import OddOneOut
 
-DATA = load_dataset(DataConfig(name="odd-one-out", set_size=6), seed=4)
+DATA = OddOneOut(set_size=6).load(4)
 ALL = torch.arange(1000)
 
 

@@ -1,12 +1,12 @@
 import pytest
 import torch
 
-from clearhead.data.datasets import DataConfig, load_dataset
 from clearhead.data.pronounce import load_splits
 from clearhead.data.vocab import EOS, Vocabulary
+from clearhead.tasks.pronounce import Pronounce
 
-CONFIG = DataConfig(name="pronounce", validation=700)
-DATA = load_dataset(CONFIG, seed=0)
+CONFIG = Pronounce(validation=700)
+DATA = CONFIG.load(0)
 
 
 SPLITS = load_splits(CONFIG)
@@ -28,13 +28,13 @@ def test_splits_are_disjoint_and_cover_the_dictionary():
 
 
 def test_splits_do_not_depend_on_seed_stress_or_limit():
-    config = DataConfig(name="pronounce", validation=700, stress=True, limit=50)
+    config = Pronounce(validation=700, stress=True, limit=50)
     other = load_splits(config)
     assert [set(other[name]) for name in ("validation", "test")] == [
         set(SPLITS[name]) for name in ("validation", "test")
     ]
     assert list(other["train"]) == list(SPLITS["train"])[:50]
-    assert words_in(load_dataset(config, seed=1).train) == set(other["train"])
+    assert words_in(config.load(1).train) == set(other["train"])
 
 
 def test_an_example_is_letters_and_phones_with_eos():
@@ -59,20 +59,20 @@ def user_files(tmp_path):
 
 
 def test_test_file_words_are_excluded_from_training(user_files):
-    config = DataConfig(name="pronounce", validation=3, **user_files)
+    config = Pronounce(validation=3, **user_files)
     found = load_splits(config)
     assert {name: len(words) for name, words in found.items()} == {"train": 11, "validation": 3, "test": 2}
     assert found["test"]["ab"] == (("B", "AA"),)
-    assert load_dataset(config, 0).vocab[3:] == tuple("abcd")
+    assert config.load(0).vocab[3:] == tuple("abcd")
 
 
 def test_without_a_test_file_a_user_dictionary_has_no_test_split(user_files):
-    found = load_splits(DataConfig(name="pronounce", validation=3, train_file=user_files["train_file"]))
+    found = load_splits(Pronounce(validation=3, train_file=user_files["train_file"]))
     assert {name: len(words) for name, words in found.items()} == {"train": 13, "validation": 3, "test": 0}
 
 
 def test_a_user_test_file_replaces_the_embedded_test_split(user_files):
-    found = load_splits(DataConfig(name="pronounce", validation=3, test_file=user_files["test_file"]))
+    found = load_splits(Pronounce(validation=3, test_file=user_files["test_file"]))
     assert set(found["test"]) == {"ab", "dd"}
     assert "ab" not in found["train"]
 
@@ -80,4 +80,4 @@ def test_a_user_test_file_replaces_the_embedded_test_split(user_files):
 def test_a_test_word_with_an_unknown_letter_is_named_in_the_error(user_files, tmp_path):
     (tmp_path / "my.test").write_text("xa\tAA\n")
     with pytest.raises(LookupError, match=r"my\.test: unknown token 'x' in 'xa'; the vocabulary is 'abcd'"):
-        load_dataset(DataConfig(name="pronounce", validation=3, **user_files), 0)
+        Pronounce(validation=3, **user_files).load(0)

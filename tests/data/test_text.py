@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.data import user_files
-from clearhead.data.datasets import DataConfig, load_dataset
 from clearhead.data.text import encode_text
 from clearhead.data.user_files import MAX_SYMBOLS
 from clearhead.data.vocab import BOS, EOS, IGNORE_INDEX, PAD, Vocabulary, read_text
+from clearhead.tasks.language import Text, Words
 
 TEXT = "".join(chr(97 + i * i % 7) for i in range(500)) + "é\n"
 
@@ -23,7 +23,7 @@ def text_of(data, ids):
 
 
 def test_targets_are_the_next_characters(file):
-    data = load_dataset(DataConfig(name="text", file=file, length=10), seed=0)
+    data = Text(file=file, length=10).load(0)
     inputs, targets = data.train.get_batch(torch.arange(len(data.train)))
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
     for start in (0, 7, len(data.train) - 1):
@@ -31,7 +31,7 @@ def test_targets_are_the_next_characters(file):
 
 
 def test_the_end_of_the_text_is_the_validation_split(file):
-    data = load_dataset(DataConfig(name="text", file=file, length=10), seed=0)
+    data = Text(file=file, length=10).load(0)
     n_train = len(TEXT) * 9 // 10
     _, last = data.train.get_batch(torch.tensor([len(data.train) - 1]))
     assert text_of(data, last[0]) == TEXT[n_train - 10 : n_train]
@@ -41,27 +41,27 @@ def test_the_end_of_the_text_is_the_validation_split(file):
 
 
 def test_validation_limits_the_number_of_windows(file):
-    data = load_dataset(DataConfig(name="text", file=file, length=10, validation=2, limit=7), seed=0)
+    data = Text(file=file, length=10, validation=2, limit=7).load(0)
     assert (len(data.train), len(data.validation)) == (7, 2)
     inputs, targets = data.validation.get_batch(torch.arange(2))
     assert text_of(data, inputs.flatten()) + text_of(data, targets[1, -1:]) == TEXT[-21:]
-    assert len(load_dataset(DataConfig(name="text", file=file, validation=0), seed=0).validation) == 0
+    assert len(Text(file=file, validation=0).load(0).validation) == 0
 
 
 def test_byte_level_has_256_tokens(file):
-    data = load_dataset(DataConfig(name="text", file=file, length=10, level="byte"), seed=0)
+    data = Text(file=file, length=10, level="byte").load(0)
     assert len(data.vocab) == 256
     assert data.train.get_batch(torch.tensor([0]))[0][0, 0] == ord(TEXT[0])
 
 
 @pytest.mark.parametrize(("validation", "least"), [(1, 161), (1000, 161), (0, 17)])
 def test_the_minimum_text_length_is_enforced(tmp_path, validation, least):
-    config = DataConfig(name="text", file=str(tmp_path / "short.txt"), length=16, validation=validation)
+    config = Text(file=str(tmp_path / "short.txt"), length=16, validation=validation)
     (tmp_path / "short.txt").write_text(TEXT[: least - 1])
     with pytest.raises(ValueError, match=f"at least {least} characters for length=16, got {least - 1} in"):
-        load_dataset(config, seed=0)
+        config.load(0)
     (tmp_path / "short.txt").write_text(TEXT[:least])
-    assert len(load_dataset(config, seed=0).train) >= 1
+    assert len(config.load(0).train) >= 1
 
 
 @given(st.lists(st.text()))
@@ -108,7 +108,7 @@ def data(tmp_path):
     (tmp_path / "names.txt").write_text(
         "\n".join(f"{a}{b}{c}"[: 2 + (c == "k")] for a in "abc" for b in "xyz" for c in "kl")
     )
-    return load_dataset(DataConfig(name="words", file=str(tmp_path / "names.txt"), validation=2), seed=0)
+    return Words(file=str(tmp_path / "names.txt"), validation=2).load(0)
 
 
 def test_word_targets_are_the_inputs_shifted_by_one(data):
@@ -133,6 +133,6 @@ def test_word_splits_are_disjoint(data):
 
 
 def test_without_a_file_the_embedded_word_list_is_used():
-    data = load_dataset(DataConfig(name="words", limit=100), seed=0)
+    data = Words(limit=100).load(0)
     assert (len(data.train), len(data.validation)) == (100, 1000)
     assert len(data.vocab) == 29

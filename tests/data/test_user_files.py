@@ -2,7 +2,6 @@ import os
 
 import pytest
 
-from clearhead.data.datasets import DataConfig, digests
 from clearhead.data.user_files import (
     MAX_LIST_LINES,
     check_user_file,
@@ -12,13 +11,14 @@ from clearhead.data.user_files import (
     read_user_file,
 )
 from clearhead.data.vocab import read_dictionary, read_text, read_words
+from clearhead.tasks.language import Text
 
 READERS = {
     "dictionary": lambda path: read_dictionary(path, stress=False),
     "words": read_words,
     "characters": lambda path: read_text(path, "character"),
     "bytes": lambda path: read_text(path, "byte"),
-    "digest": lambda path: digests(DataConfig(name="text", file=path)),
+    "digest": lambda path: Text(file=path).digests(),
 }
 
 

@@ -4,19 +4,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.data.pronounce import load_splits
-from clearhead.inference import evaluate
-from clearhead.inference.evaluate import (
-    confusion_matrix,
+from clearhead.inference.evaluate import confusion_matrix, draw_confusion, loss_and_accuracy
+from clearhead.inference.run import Run
+from clearhead.tasks import pronunciation
+from clearhead.tasks.pronunciation import (
+    Pronunciation,
     distance_to_nearest,
-    draw_confusion,
     edit_distance,
     error_rates,
-    loss_and_accuracy,
     training_overlap,
     words_to_score,
 )
-from clearhead.inference.generation import Pronunciation
-from clearhead.inference.run import Run
 from clearhead.training.run_directory import RunDirectory
 
 PHONES = st.lists(st.sampled_from(["AA", "B", "K"]), max_size=7)
@@ -50,7 +48,9 @@ def test_errors_are_counted_against_the_nearest_pronunciation():
 def test_error_rates_of_a_small_example(trained, monkeypatch):
     words = {"cab": (("K", "AE", "B"), ("K", "D", "B")), "bad": (("B", "AE", "D"),), "a": (("AE",),)}
     said = {"cab": ("K", "D", "B"), "bad": ("B", "D"), "a": ("K", "K")}
-    monkeypatch.setattr(evaluate, "pronounce", lambda run, asked, beam: [[Pronunciation(said[w], -1.0)] for w in asked])
+    monkeypatch.setattr(
+        pronunciation, "pronounce", lambda run, asked, beam: [[Pronunciation(said[w], -1.0)] for w in asked]
+    )
     found = error_rates(Run(trained / "pronounce"), words)
     assert (found.words, found.wrong, found.phones, found.errors) == (3, 2, 7, 3)
     assert (found.word_error_rate, found.phoneme_error_rate) == (2 / 3, 3 / 7)
@@ -59,10 +59,10 @@ def test_error_rates_of_a_small_example(trained, monkeypatch):
 def test_words_come_from_the_run_or_from_a_file(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(trained.parent)
     run = Run(trained / "pronounce")
-    assert set(words_to_score(run, "test")) == {"cab", "bad"}
-    assert len(words_to_score(run, "validation")) == 20
+    assert set(words_to_score(run.task, run, "test")) == {"cab", "bad"}
+    assert len(words_to_score(run.task, run, "validation")) == 20
     (tmp_path / "own").write_text("ab\tAE1 B\n")
-    assert words_to_score(run, "test", tmp_path / "own") == {"ab": (("AE", "B"),)}
+    assert words_to_score(run.task, run, "test", tmp_path / "own") == {"ab": (("AE", "B"),)}
     with pytest.raises(ValueError, match="no words to evaluate on"):
         error_rates(run, {})
 
@@ -77,8 +77,9 @@ def test_words_come_from_the_run_or_from_a_file(trained, tmp_path, monkeypatch):
 def test_unknown_letters_and_phones_are_refused(trained, tmp_path, line, message):
     """Such as the phones of a dictionary with stress: every word would be wrong."""
     (tmp_path / "own").write_text(f"ab\tAE B\n{line}\n")
+    run = Run(trained / "pronounce")
     with pytest.raises(LookupError, match=message):
-        words_to_score(Run(trained / "pronounce"), "test", tmp_path / "own")
+        words_to_score(run.task, run, "test", tmp_path / "own")
 
 
 def test_training_overlap_counts_the_words_of_the_training_part(trained, tmp_path, monkeypatch):
@@ -86,9 +87,9 @@ def test_training_overlap_counts_the_words_of_the_training_part(trained, tmp_pat
     run = Run(trained / "pronounce")
     train, held = load_splits(run.config.data)["train"], load_splits(run.config.data)["validation"]
     mixed = dict.fromkeys([*list(train)[:3], *held, "zzz"], (("B",),))
-    assert training_overlap(run, mixed) == 3
+    assert training_overlap(run.task, run, mixed) == 3
     monkeypatch.chdir(tmp_path)
-    assert training_overlap(run, mixed) is None
+    assert training_overlap(run.task, run, mixed) is None
 
 
 def test_changed_data_files_are_refused(trained, tmp_path, monkeypatch):
@@ -98,10 +99,10 @@ def test_changed_data_files_are_refused(trained, tmp_path, monkeypatch):
         (tmp_path / name).write_text((trained.parent / name).read_text() + "abba AE B B AE\n" * (name == "my.dict"))
     message = r"changed since training: my\.dict"
     with pytest.raises(ValueError, match=message):
-        words_to_score(run, "validation")
+        words_to_score(run.task, run, "validation")
     with pytest.raises(ValueError, match=message):
         loss_and_accuracy(run, "validation")
-    assert training_overlap(run, {"cab": (("B",),)}) is None
+    assert training_overlap(run.task, run, {"cab": (("B",),)}) is None
 
 
 @pytest.mark.parametrize("name", ["mnist", "reverse", "words", "pronounce"])

@@ -6,28 +6,29 @@ import pytest
 import torch
 from PIL import Image
 
-from clearhead.data import datasets
 from clearhead.data.batches import evaluation_batches
 from clearhead.data.dataset import Subset
 from clearhead.data.vocab import BYTES
 from clearhead.inference import explain
 from clearhead.inference.explain import (
     dataset_example,
-    digits_example,
     entropies,
     explain_input,
     figures_of,
-    image_example,
     in_layer_order,
     most_changed_head,
-    text_example,
     uniform_entropy,
 )
-from clearhead.inference.generation import Pronunciation
 from clearhead.inference.run import Run
-from clearhead.training.objectives import OBJECTIVES
+from clearhead.tasks import pronunciation
+from clearhead.tasks.pronunciation import Pronunciation
+from clearhead.tasks.report import Example
 
 ALWAYS = ["wall.png", "head.png"]
+
+
+def run_example(run, inputs):
+    return run.task.example(run, inputs)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_figures_of_each_task(trained, tmp_path, name, expected):
 
 def test_dataset_example_is_from_the_test_set(trained):
     run = Run(trained / "mnist")
-    pixels, _ = datasets.load_dataset(run.config.data, 0).test.get_batch(torch.tensor([3]))
+    pixels, _ = run.config.data.load(0).test.get_batch(torch.tensor([3]))
     example = dataset_example(run, 3)
     assert torch.equal(example.image, pixels[0])
     assert torch.equal(example.inputs, run.normalize(pixels))
@@ -61,37 +62,37 @@ def test_dataset_example_is_from_the_test_set(trained):
 def test_examples_from_image_files_and_digits(trained, tmp_path):
     run = Run(trained / "mnist")
     Image.fromarray(np.arange(28 * 28, dtype=np.uint8).reshape(28, 28)).save(tmp_path / "a.png")
-    plain, inverted = (image_example(run, tmp_path / "a.png", invert=invert) for invert in (False, True))
+    plain, inverted = (run.task.example(run, tmp_path / "a.png", invert=invert) for invert in (False, True))
     assert torch.equal(plain.image, 255 - inverted.image)
     reverse = Run(trained / "reverse")
-    example = digits_example(reverse, [3, 1, 4])
+    example = reverse.task.example(reverse, [3, 1, 4])
     assert (example.tokens, example.inputs.tolist()) == (("3", "1", "4"), [[3, 1, 4]])
-    for name, option in {"reverse": "--ids 3 1 4", "pronounce": "--text WORD", "text": "--text TEXT"}.items():
-        with pytest.raises(ValueError, match=f"got an image; try {option}"):
-            image_example(Run(trained / name), tmp_path / "a.png")
+    for name, kind in {"reverse": "digits", "text": "text"}.items():
+        with pytest.raises(ValueError, match=f"takes {kind}, got .*a.png"):
+            run_example(Run(trained / name), tmp_path / "a.png")
     with pytest.raises(ValueError, match="a set needs at least 3 images, got 1"):
-        image_example(Run(trained / "odd-one-out"), tmp_path / "a.png")
+        run_example(Run(trained / "odd-one-out"), tmp_path / "a.png")
 
 
 def test_long_text_is_cut_to_the_context(trained):
     run = Run(trained / "text")
     run.config = replace(run.config, model=replace(run.config.model, context_length=5))
-    assert text_example(run, "To be, or not").tokens == ("r", "space", "n", "o", "t")
+    assert run_example(run, "To be, or not").tokens == ("r", "space", "n", "o", "t")
     with pytest.raises(ValueError, match="--text is empty"):
-        text_example(run, "")
+        run_example(run, "")
 
 
 @pytest.mark.parametrize(("ended", "expected"), [(True, "K AE"), (False, "K AE ...")])
 def test_an_unfinished_pronunciation_is_marked(trained, monkeypatch, ended, expected):
-    monkeypatch.setattr(explain, "pronounce", lambda run, words: [[Pronunciation(("K", "AE"), -1.0, ended)]])
-    assert text_example(Run(trained / "pronounce"), "cab").prediction == expected
+    monkeypatch.setattr(pronunciation, "pronounce", lambda run, words: [[Pronunciation(("K", "AE"), -1.0, ended)]])
+    assert run_example(Run(trained / "pronounce"), "cab").prediction == expected
 
 
 def test_bytes_of_a_longer_character_are_escaped(trained):
     run = Run(trained / "text")
     run.vocab, run.model = BYTES, lambda ids: torch.eye(256)[ids].roll(1, -1)
     run.config = replace(run.config, data=replace(run.config.data, level="byte"))
-    example = text_example(run, "a ü")
+    example = run_example(run, "a ü")
     assert example.tokens == ("a", "space", "\\xc3", "\\xbc")
     assert example.prediction == r"'\xbd' after '\xbc'"
 
@@ -114,11 +115,11 @@ def test_a_run_without_a_test_set_has_no_test_example(trained, monkeypatch, tmp_
 @pytest.mark.parametrize("name", ["mnist", "reverse", "odd-one-out", "sum", "repeat"])
 def test_a_test_example_has_its_target_and_agrees_with_the_accuracy(trained, name):
     run = Run(trained / name)
-    data = datasets.load_dataset(run.config.data, run.config.seed)
+    data = run.config.data.load(run.config.seed)
     for number in range(8):
         batch = next(evaluation_batches(Subset(data.test, torch.tensor([number])), data.normalize, 1))
         example = dataset_example(run, number)
-        correct = OBJECTIVES[run.config.objective].correct(run.logits(batch.inputs), batch)
+        correct = run.task.objective.correct(run.logits(batch.inputs), batch)
         assert example.correct == bool(correct.all())
         names = {"odd-one-out": [f"image {i}" for i in range(10)], "sum": list(map(str, range(200)))}.get(
             name, run.classes
@@ -127,15 +128,15 @@ def test_a_test_example_has_its_target_and_agrees_with_the_accuracy(trained, nam
 
 
 def test_sentence_and_heading_name_prediction_target_and_agreement():
-    wrong = explain.Example(torch.zeros(1), "horse (31%)", target="cat", correct=False)
+    wrong = Example(torch.zeros(1), "horse (31%)", target="cat", correct=False)
     assert wrong.sentence == "Predicted: horse (31%). Actual: cat. The prediction is wrong."
     assert wrong.heading == "predicted: horse (31%) · actual: cat · wrong"
     right = replace(wrong, target="horse", correct=True)
     assert right.sentence == "Predicted: horse (31%). Actual: horse. The prediction is correct."
     digits = "3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3"
-    long = explain.Example(torch.zeros(1), digits, target=digits, correct=True)
+    long = Example(torch.zeros(1), digits, target=digits, correct=True)
     assert long.heading == f"predicted: {digits}\nactual: {digits} · correct"  # not broken within a sequence
-    own = explain.Example(torch.zeros(1), "horse (31%)")
+    own = Example(torch.zeros(1), "horse (31%)")
     assert (own.sentence, own.heading) == ("Predicted: horse (31%).", "predicted: horse (31%)")
 
 
@@ -153,7 +154,7 @@ def test_any_pronunciation_of_a_test_word_is_correct(trained, monkeypatch):
     monkeypatch.chdir(trained.parent)
     run = Run(trained / "pronounce")
     for phones, correct in ((("K", "AE", "D"), True), (("K", "AE", "B"), True), (("K",), False)):
-        monkeypatch.setattr(explain, "pronounce", lambda s, w, phones=phones: [[Pronunciation(phones, -1.0)]])
+        monkeypatch.setattr(pronunciation, "pronounce", lambda s, w, phones=phones: [[Pronunciation(phones, -1.0)]])
         example = dataset_example(run, 0)
         assert (example.word, example.target, example.correct) == ("cab", "K AE B or K AE D", correct)
 

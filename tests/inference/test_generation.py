@@ -7,31 +7,29 @@ import pytest
 import torch
 
 from clearhead.data.vocab import BOS, EOS, Vocabulary
-from clearhead.inference import generation
-from clearhead.inference.generation import (
+from clearhead.inference.run import Run
+from clearhead.models.config import LanguageConfig
+from clearhead.models.generate import Beam, Greedy, Sampling
+from clearhead.models.language import LanguageModel
+from clearhead.models.seq2seq import Seq2Seq
+from clearhead.tasks import language, pronunciation
+from clearhead.tasks.language import MAX_WORD_LETTERS, continue_text
+from clearhead.tasks.pronunciation import (
     BEAM,
-    MAX_WORD_LETTERS,
     Pronunciation,
-    continue_text,
-    draw_samples,
     ensemble,
     predicted_phones,
     pronounce,
     sharpest,
     word_figures,
 )
-from clearhead.inference.run import Run
-from clearhead.models.config import LanguageConfig
-from clearhead.models.generate import Beam, Greedy, Sampling
-from clearhead.models.language import LanguageModel
-from clearhead.models.seq2seq import Seq2Seq
 
 WORDS = ["cab", "a", "dddd", "bad", "abcabc", "ba"]
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(generation, "MAX_PHONES", 12)  # a barely trained model rarely generates the end token
+    monkeypatch.setattr(pronunciation, "MAX_PHONES", 12)  # a barely trained model rarely generates the end token
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +79,7 @@ def test_wide_beams_have_smaller_batches(run, monkeypatch):
 def test_a_score_is_the_log_probability_under_the_model(run):
     letters, phones = Vocabulary(run.vocab), Vocabulary(run.classes)
     for way in pronounce(run, ["cab"])[0]:
-        ended = len(way.phones) < generation.MAX_PHONES  # otherwise it was truncated
+        ended = len(way.phones) < pronunciation.MAX_PHONES  # otherwise it was truncated
         target = [*phones.encode(way.phones), EOS] if ended else phones.encode(way.phones)
         logits = run.model(torch.tensor([letters.encode("cab")]), torch.tensor([[BOS, *target[:-1]]]))
         logs = logits.log_softmax(-1)[0, range(len(target)), target]
@@ -93,7 +91,7 @@ def test_the_best_candidate_is_at_least_as_probable_as_the_greedy_one(run, beam)
     for word in WORDS:
         ids = torch.tensor([Vocabulary(run.vocab).encode(word)])
         greedy = run.model.generate(
-            ids, strategy=Greedy(), bos_id=BOS, eos_id=EOS, max_new_tokens=generation.MAX_PHONES
+            ids, strategy=Greedy(), bos_id=BOS, eos_id=EOS, max_new_tokens=pronunciation.MAX_PHONES
         )
         assert pronounce(run, [word], beam)[0][0].score >= greedy.scores.item() - 1e-5
 
@@ -143,7 +141,7 @@ def test_learned_positions_limit_the_length(run, monkeypatch):
 
 @pytest.mark.parametrize(("ended", "last"), [(True, ("<eos>",)), (False, ())])
 def test_predicted_phones_have_the_end_token_if_it_was_reached(trained, monkeypatch, ended, last):
-    monkeypatch.setattr(generation, "pronounce", lambda run, words: [[Pronunciation(("K", "AE"), -1.0, ended)]])
+    monkeypatch.setattr(pronunciation, "pronounce", lambda run, words: [[Pronunciation(("K", "AE"), -1.0, ended)]])
     assert predicted_phones(Run(trained / "pronounce"), "cab") == ("K", "AE", *last)
 
 
@@ -174,7 +172,7 @@ def text(trained):
 
 
 def test_words_begin_with_the_prompt_and_end_by_themselves(words):
-    found = draw_samples(words, "un", Sampling(seed=1), n=20, max_new_tokens=5)
+    found = words.task.sample(words, "un", Sampling(seed=1), n=20, max_new_tokens=5)
     assert len(found) == 20
     assert all(word.startswith("un") and len(word) <= 2 + MAX_WORD_LETTERS for word in found)
     assert len(set(found)) > 10
@@ -182,32 +180,32 @@ def test_words_begin_with_the_prompt_and_end_by_themselves(words):
 
 
 def test_text_has_max_new_tokens(text):
-    (found,) = draw_samples(text, "To be", Sampling(seed=1), n=1, max_new_tokens=200)
+    (found,) = text.task.sample(text, "To be", Sampling(seed=1), n=1, max_new_tokens=200)
     assert found.startswith("To be")
     assert len(found) == 5 + 200
-    (other,) = draw_samples(text, "", Sampling(seed=1), n=1, max_new_tokens=10)
+    (other,) = text.task.sample(text, "", Sampling(seed=1), n=1, max_new_tokens=10)
     assert len(other) == 10
 
 
 @pytest.mark.parametrize("name", ["words", "text"])
 def test_a_seed_reproduces_the_samples(trained, name):
     run = Run(trained / name)
-    first, again, other = (draw_samples(run, "", Sampling(seed=seed), n=3, max_new_tokens=150) for seed in (1, 1, 2))
+    first, again, other = (run.task.sample(run, "", Sampling(seed=seed), n=3, max_new_tokens=150) for seed in (1, 1, 2))
     assert first == again != other
 
 
 def test_batches_of_samples_differ(words, text, monkeypatch):
-    monkeypatch.setattr(generation, "SAMPLING_BATCH_SIZE", 4)
+    monkeypatch.setattr(language, "SAMPLING_BATCH_SIZE", 4)
     for run in (words, text):
-        found = draw_samples(run, "", Sampling(seed=1), n=10, max_new_tokens=20)
+        found = run.task.sample(run, "", Sampling(seed=1), n=10, max_new_tokens=20)
         assert len(found) == 10
-        assert found[:4] == draw_samples(run, "", Sampling(seed=1), n=4, max_new_tokens=20)
+        assert found[:4] == run.task.sample(run, "", Sampling(seed=1), n=4, max_new_tokens=20)
         assert found[:4] != found[4:8]
 
 
 def test_top_k_1_is_greedy(text):
-    one, two = (draw_samples(text, "To", Sampling(top_k=1, seed=seed), n=1, max_new_tokens=30) for seed in (1, 2))
-    assert one == two == draw_samples(text, "To", Sampling(temperature=1e-4), n=1, max_new_tokens=30)
+    one, two = (text.task.sample(text, "To", Sampling(top_k=1, seed=seed), n=1, max_new_tokens=30) for seed in (1, 2))
+    assert one == two == text.task.sample(text, "To", Sampling(temperature=1e-4), n=1, max_new_tokens=30)
 
 
 @pytest.mark.parametrize("pos_embed", ["rotary", "learned"])
@@ -251,16 +249,16 @@ def test_chunks_of_a_long_text_have_different_random_numbers():
 def test_learned_positions_limit_the_length_of_a_word(words, monkeypatch):
     model = LanguageModel.from_config(replace(words.config.model, pos_embed="learned", context_length=5)).eval()
     monkeypatch.setattr(words, "model", model)
-    assert max(map(len, draw_samples(words, "ab", Sampling(seed=0), n=20, max_new_tokens=1))) <= 5
+    assert max(map(len, words.task.sample(words, "ab", Sampling(seed=0), n=20, max_new_tokens=1))) <= 5
 
 
 def test_invalid_requests_are_refused(words, text, trained):
     with pytest.raises(LookupError, match="'ä'"):
-        draw_samples(words, "ä", Sampling(), n=1, max_new_tokens=1)
+        words.task.sample(words, "ä", Sampling(), n=1, max_new_tokens=1)
     with pytest.raises(
         ValueError, match=r"needs a language model .*, got .*, which takes words; try clearhead predict"
     ):
-        draw_samples(Run(trained / "pronounce"), "", Sampling(), n=1, max_new_tokens=1)
+        Run(trained / "pronounce").sample("", n=1, max_new_tokens=1)
     for n, max_new_tokens in ((0, 5), (5, 0), (10**30, 5), (5, 10**30)):
         with pytest.raises(ValueError, match=f"must be from 1 to 1000000, got {n} and {max_new_tokens}"):
-            draw_samples(text, "", Sampling(), n=n, max_new_tokens=max_new_tokens)
+            text.task.sample(text, "", Sampling(), n=n, max_new_tokens=max_new_tokens)

@@ -4,14 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.data import datasets
-from clearhead.inference.evaluate import error_rates, loss_and_accuracy, words_to_score
+from clearhead.inference.evaluate import loss_and_accuracy
 from clearhead.inference.predictions import (
     COLUMNS,
     PredictedImage,
-    Row,
     confusion,
-    decode_outputs,
     draw_report,
     draw_sets,
     outputs_on,
@@ -21,6 +18,9 @@ from clearhead.inference.predictions import (
 )
 from clearhead.inference.run import Run
 from clearhead.models.generate import Beam
+from clearhead.tasks.objectives import Classification
+from clearhead.tasks.pronunciation import error_rates, report_words, words_to_score
+from clearhead.tasks.report import Row
 from clearhead.training.run_directory import RunDirectory
 
 
@@ -36,7 +36,7 @@ def test_the_trace_of_the_confusion_matrix_is_the_test_accuracy(trained, name, n
 
 def test_regression_has_no_confusion_matrix(trained):
     with pytest.raises(
-        ValueError, match=r"a confusion matrix needs classes, got .*sum, .*regression; try clearhead evaluate"
+        ValueError, match=r"a confusion matrix needs classes, got .*sum, .*Regression; try clearhead evaluate"
     ):
         confusion(Run(trained / "sum"))
 
@@ -62,7 +62,7 @@ def test_predictions_and_evaluate_agree_to_the_last_digit(trained, monkeypatch, 
 def test_the_prediction_is_the_argmax_of_logits_not_of_rounded_probabilities():
     logits = torch.tensor([[0.0, 1e-8, -50.0]])
     assert logits.softmax(-1)[0, 0] == logits.softmax(-1)[0, 1]
-    assert decode_outputs("classification", logits, torch.tensor([0]))[0].tolist() == [1]
+    assert Classification().decode(logits, torch.tensor([0]))[0].tolist() == [1]
 
 
 @pytest.mark.parametrize("name", ["mnist", "reverse", "odd-one-out", "repeat"])
@@ -88,7 +88,7 @@ def test_regression_mistakes_are_ordered_by_error(trained):
 def test_the_context_of_a_mistake_is_the_input_before_it(trained, monkeypatch):
     monkeypatch.chdir(trained.parent)
     run = Run(trained / "words")
-    data = datasets.load_dataset(run.config.data, run.config.seed)
+    data = run.config.data.load(run.config.seed)
     found = report(run, n=5)
     assert found.unit == "tokens"
     for row in found.mistakes:
@@ -104,8 +104,8 @@ def test_the_context_of_a_mistake_is_the_input_before_it(trained, monkeypatch):
 def test_error_rates_equal_those_of_evaluate(trained, monkeypatch):
     monkeypatch.chdir(trained.parent)
     run = Run(trained / "pronounce")
-    found = report(run, "validation", n=3, beam=Beam(2))
-    rates = error_rates(run, words_to_score(run, "validation"), Beam(2))
+    found = report_words(run.task, run, "validation", 3, Beam(2), lambda: None)
+    rates = error_rates(run, words_to_score(run.task, run, "validation"), Beam(2))
     assert (found.wrong, found.total) == (rates.wrong, rates.words)
     assert found.metrics["word_error_rate"] == rates.word_error_rate
     assert all(row.correct == (row.predicted in row.actual.split(" or ")) for row in found.first)
@@ -162,9 +162,7 @@ def test_drawn_images_are_those_of_the_rows(trained):
     run = Run(trained / "mnist")
     found = report(run, n=2)
     figure = draw_report(run, found, "test")
-    images, _ = datasets.load_dataset(run.config.data, 0).test.get_batch(
-        torch.tensor([row.index for row in found.mistakes])
-    )
+    images, _ = run.config.data.load(0).test.get_batch(torch.tensor([row.index for row in found.mistakes]))
     shown = [axes.get_images()[0].get_array() for axes in figure.subfigs[1].axes[:2]]
     assert all(np.array_equal(pixels, image[0]) for pixels, image in zip(shown, images, strict=True))
 

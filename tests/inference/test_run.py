@@ -8,12 +8,12 @@ import torch
 from PIL import Image
 
 import clearhead
-from clearhead.data import datasets
-from clearhead.inference.generation import pronounce
 from clearhead.inference.run import Run, open_run
 from clearhead.models.generate import Sampling
 from clearhead.recipes.launch import train
-from clearhead.training.objectives import OBJECTIVES, evaluate
+from clearhead.tasks.images import read_pixels
+from clearhead.tasks.pronunciation import pronounce
+from clearhead.training.evaluation import evaluate
 from clearhead.training.run_directory import RunDirectory
 
 
@@ -27,8 +27,8 @@ def test_load_returns_the_model_in_eval_mode(trained):
 def test_the_loaded_model_has_the_metrics_of_the_test_record(trained, name):
     """The best checkpoint, and its averaged weights where there are any: the same numbers on the test set."""
     run = Run(trained / name)
-    data = datasets.load_dataset(run.config.data, run.config.seed)
-    result = evaluate(run.model, OBJECTIVES[run.config.objective], data.test, data.normalize)
+    data = run.config.data.load(run.config.seed)
+    result = evaluate(run.model, run.task.objective, data.test, data.normalize)
     (record,) = [r for r in RunDirectory.open(trained / name).records() if r["kind"] == "test"]
     assert record["best_step"] == run.step
     for key, value in result.items():
@@ -43,19 +43,19 @@ def test_loading_preserves_the_random_state(trained):
 
 def test_classes_and_normalization_are_those_of_the_data(trained):
     run = Run(trained / "mnist")
-    data = datasets.load_dataset(run.config.data, 0)
+    data = run.config.data.load(0)
     assert (run.classes, run.normalize) == (data.classes, data.normalize)
     assert Run(trained / "reverse").normalize is None
 
 
 def test_image_files_and_tensors_have_the_same_predictions(trained, tmp_path):
     run = Run(trained / "mnist")
-    images, _ = datasets.load_dataset(run.config.data, 0).test.get_batch(torch.arange(5))
+    images, _ = run.config.data.load(0).test.get_batch(torch.arange(5))
     paths = []
     for i, image in enumerate(images):
         paths.append(tmp_path / f"{i}.png")
         Image.fromarray(image[0].numpy()).save(paths[-1])
-    assert torch.equal(run.read_images(paths), images)
+    assert torch.equal(read_pixels(run, paths, 28, 1, "pad", invert=False), images)
     assert run.predict(paths) == run.predict(images)
     assert run.predict(255 - images, invert=True) == run.predict(images)
 
@@ -70,7 +70,7 @@ def test_images_of_any_size_and_color_are_accepted(trained, tmp_path):
 
 def test_predictions_do_not_depend_on_the_batch_size(trained):
     run = Run(trained / "mnist")
-    images, _ = datasets.load_dataset(run.config.data, 0).test.get_batch(torch.arange(7))
+    images, _ = run.config.data.load(0).test.get_batch(torch.arange(7))
     expected = run.predict(images)
     run.config = replace(run.config, training=replace(run.config.training, eval_batch_size=3))
     for one, other in zip(run.predict(images), expected, strict=True):
@@ -100,7 +100,7 @@ def test_digits_have_a_prediction_each_or_one_for_the_sequence(trained):
 
 
 def test_exactly_one_image_of_a_set_is_odd(trained):
-    images, _ = datasets.load_dataset(Run(trained / "mnist").config.data, 0).test.get_batch(torch.arange(4))
+    images, _ = Run(trained / "mnist").config.data.load(0).test.get_batch(torch.arange(4))
     predictions = Run(trained / "odd-one-out").predict(images)
     assert sum(prediction.label == "odd" for prediction in predictions) == 1
     same = Run(trained / "odd-one-out").predict(images[:1].expand(4, -1, -1, -1))
@@ -123,8 +123,8 @@ def test_other_kinds_of_input_are_refused(trained):
 
 def test_length_warning_names_both_lengths(trained):
     run = Run(trained / "repeat")
-    assert run.length_warning([3] * 8) == ""
-    assert "trained on sequences of 8 digits, got 3" in run.length_warning([3, 1, 4])
+    assert run.task.input_warning(run, [3] * 8) == ""
+    assert "trained on sequences of 8 digits, got 3" in run.task.input_warning(run, [3, 1, 4])
     with pytest.warns(UserWarning, match="trained on sequences of 8 digits, got 3"):
         run.predict([3, 1, 4])
 
@@ -210,7 +210,7 @@ def test_sample_continues_a_prompt(trained):
 
 def test_look_traces_an_image(trained, tmp_path):
     run = open_run(trained / "mnist")
-    images, _ = datasets.load_dataset(run.config.data, 0).test.get_batch(torch.arange(1))
+    images, _ = run.config.data.load(0).test.get_batch(torch.arange(1))
     Image.fromarray(images[0, 0].numpy()).save(tmp_path / "a.png")
     from_file, from_tensor = run.look(tmp_path / "a.png"), run.look(images[0])
     assert torch.equal(from_file.output, from_tensor.output)

@@ -106,10 +106,10 @@ def test_the_imitation_refuses_what_mps_refuses(tmp_path):
 
 TRAIN = """
 from clearhead.recipes.launch import resume, train
-from clearhead.training import distributed, objectives
+from clearhead.training import distributed, evaluation
 
 distributed.choose_device = lambda *_: torch.device("nodouble", 0)
-objectives.has_float64 = lambda device: device.type != "nodouble"
+evaluation.has_float64 = lambda device: device.type != "nodouble"
 torch.inference_mode = torch.no_grad  # inside the former, the imitation does not see which device .to() names
 recipe, changes = json.loads(sys.argv[1])
 with device.ImitatedDevice() as mode:

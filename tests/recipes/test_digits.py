@@ -1,32 +1,31 @@
 import pytest
 import torch
 
-from clearhead.data import datasets
 from clearhead.models.config import build_model
 from clearhead.recipes.registry import config_of
-from clearhead.training.objectives import OBJECTIVES
+from clearhead.tasks.objectives import BinaryClassification, Classification, Regression
 
 
 @pytest.mark.parametrize(
     ("question", "objective"),
-    [("most-common", "classification"), ("repeat", "binary-classification"), ("sum", "regression")],
+    [("most-common", Classification), ("repeat", BinaryClassification), ("sum", Regression)],
 )
 def test_objective_and_head_follow_the_question(question, objective):
     config = config_of("digits", {"data.question": question})
-    assert config.objective == objective
-    data = datasets.load_dataset(config.data, seed=0)
+    assert type(config.task.objective) is objective
+    data = config.data.load(0)
     ids, targets = data.test.get_batch(torch.arange(6))
-    assert ids.shape == (6, config.data.length)
+    assert ids.shape == (6, config.data.context_length)
     from clearhead.data.batches import Batch
 
     outputs = build_model(config.model)(ids)
     batch = Batch(ids, targets, None, None, 6)
-    assert OBJECTIVES[objective].correct(outputs, batch).shape == (6,)
-    assert OBJECTIVES[objective].loss(outputs, batch).isfinite()
+    assert objective().correct(outputs, batch).shape == (6,)
+    assert objective().loss(outputs, batch).isfinite()
 
 
 def test_the_repeat_question_defaults_to_8_digits_and_rejects_16():
-    assert config_of("digits", {"data.question": "repeat"}).data.length == 8
+    assert config_of("digits", {"data.question": "repeat"}).data.context_length == 8
     assert config_of("digits", {"data.question": "repeat", "data.length": 5}).model.context_length == 5
     with pytest.raises(ValueError, match="2 to 10 digits"):
         config_of("digits", {"data.question": "repeat", "data.length": 16})

@@ -1,16 +1,14 @@
-import json
-
 import pytest
 import torch
 from PIL import Image
 
 from clearhead.cli.main import main
-from clearhead.data import datasets
 from clearhead.data.images import read_image, resize
 from clearhead.inference.run import Run
 from clearhead.recipes.folder import BATCH_SIZE, folder
 from clearhead.recipes.launch import train
 from clearhead.recipes.registry import config_of
+from clearhead.tasks.images import read_pixels
 from clearhead.training.run_directory import RunDirectory
 
 TINY = {"data.image_size": 16, "model.width": 8, "model.depth": 1, "training.steps": 2, "training.precision": "float32"}
@@ -24,7 +22,7 @@ def test_num_classes_and_image_size_follow_the_folder(pictures):
 
 def test_batch_size_is_limited_by_the_number_of_training_images(pictures):
     config = config_of("folder", {"data.folder": str(pictures)})
-    assert config.training.batch_size == len(datasets.load_dataset(config.data, config.seed).train) < BATCH_SIZE
+    assert config.training.batch_size == len(config.data.load(config.seed).train) < BATCH_SIZE
     assert folder().training.batch_size == BATCH_SIZE
 
 
@@ -57,28 +55,11 @@ def test_prediction_uses_the_fit_mode_of_training(pictures, monkeypatch, fit):
     train("folder", "mine", changes={"data.folder": "pictures", "data.fit": fit, **TINY}, quiet=True)
     wide = pictures / "red/wide.png"
     Image.linear_gradient("L").rotate(90).resize((90, 30)).save(wide)
-    seen = Run("runs/mine").read_images([wide])
+    run = Run("runs/mine")
+    seen = read_pixels(run, [wide], 16, 3, run.task.fit, invert=False)
     assert torch.equal(seen[0], resize(read_image(wide), 16, fit))
     others = {"pad", "crop", "stretch"} - {fit}
     assert not any(torch.equal(seen[0], resize(read_image(wide), 16, other)) for other in others)
-
-
-def test_configs_without_fit_keep_center_cropping(pictures, monkeypatch):
-    """Older runs have no `fit` in config.json and were trained on center crops; today's default differs."""
-    monkeypatch.chdir(pictures.parent)
-    train("folder", "mine", changes={"data.folder": "pictures", "data.fit": "crop", **TINY}, quiet=True)
-    path = pictures.parent / "runs/mine/config.json"
-    config = json.loads(path.read_text())
-    assert config["data"].pop("fit") == "crop"
-    del config["data"]["skip_invalid"]
-    path.write_text(json.dumps(config))
-    run = Run("runs/mine")
-    assert run.config.data.fit == "crop" != config_of("folder", {"data.folder": "pictures"}).data.fit
-    (pictures.parent / "apart").mkdir()
-    wide = pictures.parent / "apart/wide.png"
-    Image.linear_gradient("L").rotate(90).resize((90, 30)).save(wide)
-    assert torch.equal(run.read_images([wide])[0], resize(read_image(wide), 16, "crop"))
-    assert main(["evaluate", "runs/mine"]) == 0
 
 
 def test_training_and_dry_run_print_the_dataset_notes(pictures, monkeypatch, capsys):
@@ -111,15 +92,15 @@ def test_skipped_files_are_reported_recorded_and_not_counted(pictures, monkeypat
     best = RunDirectory.open("runs/mine").best_checkpoint()
     assert best.state["data"]["skipped"] == ["blue/y.jpg", "red/x.png"]
     config = Run("runs/mine").config
-    assert config.training.batch_size == len(datasets.load_dataset(config.data, config.seed).train)
+    assert config.training.batch_size == len(config.data.load(config.seed).train)
     for name in ("red/x.png", "blue/y.jpg"):  # the run has never used them
         (pictures / name).unlink()
     assert main(["resume", "runs/mine"]) == 0
 
 
-@pytest.mark.parametrize("option", ["--data.fit", "--data.skip-invalid"])
+@pytest.mark.parametrize("option", ["--data.image-size", "--data.skip-invalid"])
 def test_folder_options_are_rejected_for_other_recipes(capsys, option):
-    assert main(["train", "mnist", option, "pad"]) == 2
+    assert main(["train", "mnist", option, "8"]) == 2
     assert f"train mnist has no option {option}" in capsys.readouterr().err
     assert main(["train", "folder", "--help"]) == 0
     assert option in capsys.readouterr().out

@@ -5,7 +5,7 @@ import pytest
 
 import clearhead
 from clearhead.recipes.launch import check_run_name, train
-from clearhead.recipes.registry import config_of
+from clearhead.recipes.registry import config_of, with_changes
 from clearhead.training.run_directory import RunDirectory
 
 TINY = {"training.steps": 2, "data.limit": 200, "data.validation": 10}
@@ -66,8 +66,8 @@ def test_a_config_can_be_trained_and_loaded_from_python(working_directory):
 
 
 def test_an_invalid_config_creates_no_run_folder(working_directory):
-    with pytest.raises(ValueError, match="needs objective=token-classification"):
-        clearhead.train(replace(config_of("reverse"), objective="set-pointer"), quiet=True)
+    with pytest.raises(ValueError, match="out_features is 10 for reverse, got out_features=9"):
+        clearhead.train(with_changes(config_of("reverse"), {"model.out_features": 9}), quiet=True)
     assert not (working_directory / "runs").exists()
 
 

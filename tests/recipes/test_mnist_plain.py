@@ -1,4 +1,5 @@
 from clearhead.recipes.mnist_plain import mnist_plain
+from clearhead.tasks.objectives import Classification
 
 
 def test_mnist_plain_has_the_documented_sizes():
@@ -11,4 +12,4 @@ def test_mnist_plain_has_the_documented_sizes():
     assert model.mlp_dim == model.width  # an MLP [d, d, d]
     assert (model.patch_embed, model.pooling, model.head_mlp_dim) == ("patch", "cls", 0)
     assert (model.image_size, model.in_channels, model.num_classes) == (28, 1, 10)
-    assert config.objective == "classification"
+    assert isinstance(config.task.objective, Classification)

@@ -1,6 +1,5 @@
 import torch
 
-from clearhead.data import datasets
 from clearhead.models.config import build_model
 from clearhead.recipes.registry import config_of
 
@@ -13,7 +12,7 @@ def test_context_length_follows_the_set_size():
 def test_scores_are_permutation_equivariant():
     config = config_of("odd-one-out")
     model = build_model(config.model).eval()
-    sets, positions = datasets.load_dataset(config.data, seed=0).test.get_batch(torch.arange(3))
+    sets, positions = config.data.load(0).test.get_batch(torch.arange(3))
     order = torch.randperm(sets.shape[1], generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         torch.testing.assert_close(model(sets[:, order]), model(sets)[:, order], rtol=0, atol=1e-5)

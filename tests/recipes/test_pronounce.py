@@ -1,6 +1,5 @@
 import pytest
 
-from clearhead.data.datasets import load_dataset
 from clearhead.recipes.registry import config_of
 
 
@@ -8,7 +7,7 @@ from clearhead.recipes.registry import config_of
 @pytest.mark.parametrize("stress", [False, True])
 def test_vocab_sizes_match_the_embedded_dictionary(name, stress):
     config = config_of(name, {"data.stress": stress, "data.limit": 5, "data.validation": 5})
-    data = load_dataset(config.data, seed=0)
+    data = config.data.load(0)
     assert (config.model.src_vocab_size, config.model.tgt_vocab_size) == (len(data.vocab), len(data.classes))
 
 

@@ -3,9 +3,9 @@ from itertools import islice
 import pytest
 
 from clearhead.data.pronounce import load_splits
-from clearhead.inference.evaluate import error_rates, words_to_score
 from clearhead.inference.run import Run
 from clearhead.recipes.launch import train
+from clearhead.tasks.pronunciation import error_rates, words_to_score
 
 
 @pytest.mark.slow
@@ -16,7 +16,7 @@ def test_unseen_words_are_pronounced_better_than_chance(tmp_path, monkeypatch):
     brief = {"training.steps": 240, "training.batch_size": 64, "training.evaluate_every": 240, "training.threads": 1}
     train("pronounce-fast", "run", changes=small | brief, quiet=True)
     run = Run("runs/run")
-    unseen = words_to_score(run, "test")
+    unseen = words_to_score(run.task, run, "test")
     assert not unseen.keys() & load_splits(run.config.data)["train"].keys()
     rates = error_rates(run, dict(islice(unseen.items(), 200)))
     assert rates.words == 200

@@ -6,17 +6,16 @@ import sys
 import pytest
 import torch
 
-from clearhead.data.datasets import Augmentation
+from clearhead.data.options import Augmentation
 from clearhead.messages import duration
 from clearhead.models.config import build_model
 from clearhead.recipes.registry import (
-    IMAGES,
     RECIPES,
+    check_run,
     config_of,
     find,
     measurements,
     results_table,
-    validate,
     with_changes,
 )
 from clearhead.training.config import RunConfig
@@ -85,7 +84,7 @@ def test_the_first_training_step_of_a_recipe_updates_the_weights(name):
 @pytest.mark.parametrize("name", ["mnist", "mnist-plain", "fashion-mnist", "cifar10-fast", "cifar10-bert"])
 def test_the_model_accepts_the_images_of_its_dataset(name):
     config = config_of(name)
-    channels, size = IMAGES[config.data.name]
+    channels, size = config.data.in_channels, config.data.image_size
     assert build_model(config.model)(torch.zeros(2, channels, size, size)).shape == (2, 10)
 
 
@@ -149,54 +148,35 @@ MNIST = config_of("mnist")
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        (
-            "digits",
-            {"objective": "regression"},
-            "digits with question=most-common needs objective=classification, got regression",
-        ),
-        ("digits", {"model.out_features": 1}, "digits with question=most-common needs out_features=10, got 1"),
         ("digits", {"model.pooling": "none"}, "needs pooling=mean, cls or attention, got none"),
         ("reverse", {"model.pooling": "mean"}, "reverse needs pooling=none, got mean"),
-        ("reverse", {"model.in_features": 9}, "reverse needs in_features=10, got 9"),
-        ("odd-one-out", {"model.in_features": 10}, "odd-one-out needs in_features=784, got 10"),
-        ("odd-one-out", {"objective": "classification"}, "odd-one-out needs objective=set-pointer, got classification"),
-        (
-            "mnist",
-            {"objective": "token-classification"},
-            "mnist needs objective=classification, got token-classification",
-        ),
-        (
-            "mnist",
-            {"model.image_size": 32},
-            "mnist has images of 28 x 28 with in_channels=1, got a model for 32 x 32 with in_channels=1",
-        ),
-        ("mnist", {"model.in_channels": 3}, "got a model for 28 x 28 with in_channels=3"),
-        ("mnist", {"model.num_classes": 5}, "mnist has 10 classes, got num_classes=5"),
+        ("digits", {"model.out_features": 1}, "model.out_features is determined by the data, which gives 10, got 1"),
+        ("reverse", {"model.in_features": 9}, "model.in_features is determined by the data, which gives 10, got 9"),
+        ("mnist", {"model.image_size": 32}, "model.image_size is determined by the data, which gives 28, got 32"),
+        ("mnist", {"model.in_channels": 3}, "model.in_channels is determined by the data, which gives 1, got 3"),
+        ("mnist", {"model.num_classes": 5}, "model.num_classes is determined by the data, which gives 10, got 5"),
         ("folder", {}, "data.folder is empty; run: clearhead train folder --data.folder PATH"),
         ("text", {}, "data.file is empty; run: clearhead train text --data.file PATH"),
-        ("words", {"objective": "token-classification"}, "words needs objective=causal-lm, got token-classification"),
     ],
 )
-def test_incompatible_data_model_and_objective_raise(name, changes, message):
+def test_a_model_that_does_not_match_the_data_raises(name, changes, message):
     with pytest.raises(ValueError, match=message):
         config_of(name, changes)
 
 
 def test_a_model_config_of_the_wrong_type_raises():
     with pytest.raises(ValueError, match="mnist needs a VisionConfig, got a PredictorConfig"):
-        validate(with_changes(MNIST, {"model": config_of("reverse").model}))
+        check_run(with_changes(MNIST, {"model": config_of("reverse").model}))
     with pytest.raises(ValueError, match="pronounce needs a Seq2SeqConfig, got a LanguageConfig"):
-        validate(with_changes(config_of("pronounce"), {"model": config_of("words").model}))
+        check_run(with_changes(config_of("pronounce"), {"model": config_of("words").model}))
     with pytest.raises(ValueError, match="reverse needs a PredictorConfig, got a VisionConfig"):
-        validate(with_changes(config_of("reverse"), {"model": MNIST.model}))
+        check_run(with_changes(config_of("reverse"), {"model": MNIST.model}))
 
 
-def test_context_length_must_cover_the_data_length_with_learned_positions(tmp_path):
+def test_context_length_of_a_text_is_that_of_its_windows(tmp_path):
     (tmp_path / "my.txt").write_text("words, words, words. " * 50)
     changes = {"data.file": str(tmp_path / "my.txt"), "model.pos_embed": "learned"}
     assert config_of("text", changes | {"data.length": 20}).model.context_length == 20
-    with pytest.raises(ValueError, match=r"context_length must be at least data.length=64 .* got 32"):
+    with pytest.raises(ValueError, match=r"model.context_length is determined by the data, which gives 64, got 32"):
         config_of("text", changes | {"model.context_length": 32})
-    assert (
-        config_of("words", {"model.pos_embed": "learned", "model.context_length": 9}).data.length > 9
-    )  # data.length has no effect on words
+    assert config_of("words", {"model.pos_embed": "learned", "model.context_length": 9}).model.context_length == 9

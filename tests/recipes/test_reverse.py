@@ -3,7 +3,6 @@ import torch
 import torch.nn.functional as F
 
 import clearhead
-from clearhead.data import datasets
 from clearhead.recipes.launch import train
 from clearhead.recipes.registry import config_of
 
@@ -20,7 +19,7 @@ def trained_reverse(tmp_path_factory):
         patch.chdir(tmp_path_factory.mktemp("reverse"))
         outcome = train("reverse", changes={"training.precision": "float32"}, quiet=True)
         model = clearhead.load("runs/reverse-0")
-    data = datasets.load_dataset(config_of("reverse").data, seed=0)
+    data = config_of("reverse").data.load(0)
     return model, outcome, *data.test.get_batch(torch.arange(len(data.test)))
 
 

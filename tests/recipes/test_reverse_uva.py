@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from clearhead.data import datasets
 from clearhead.models.config import build_model
 from clearhead.nn.positions import sinusoidal
 from clearhead.recipes.launch import train
@@ -53,7 +52,7 @@ def test_hyperparameters_equal_the_tutorial():
     assert (optimizer.name, optimizer.lr, optimizer.weight_decay, optimizer.grad_clip) == ("adamw", 5e-4, 0.0, 5.0)
     assert (optimizer.beta1, optimizer.beta2, optimizer.schedule, optimizer.warmup) == (0.9, 0.999, "cosine", 50)
     assert (training.epochs, training.batch_size) == (10, 128)
-    data = datasets.load_dataset(config.data, seed=0)
+    data = config.data.load(0)
     assert [len(part) for part in (data.train, data.validation, data.test)] == [50_000, 1_000, 10_000]
 
 

@@ -5,12 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from clearhead.data import datasets
+from clearhead.data import text
 from clearhead.data.dataset import Dataset, Images, Normalize, SequencePairs
-from clearhead.data.datasets import Augmentation, DataConfig
-from clearhead.data.text import Words
+from clearhead.data.options import Augmentation
 from clearhead.data.vocab import BOS, EOS
 from clearhead.models.config import LanguageConfig, Seq2SeqConfig, VisionConfig
+from clearhead.tasks.images import Mnist
+from clearhead.tasks.language import Words
+from clearhead.tasks.pronounce import Pronounce
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 
 MODEL = VisionConfig(
@@ -19,7 +21,7 @@ MODEL = VisionConfig(
 CONFIG = RunConfig(
     recipe="test",
     model=replace(MODEL, dropout=0.2, attention_dropout=0.1, drop_path=0.1),
-    data=DataConfig(name="mnist", augmentation=Augmentation(crop=1, flip=True, cutout=2, mixup=0.4)),
+    data=Mnist(augmentation=Augmentation(crop=1, flip=True, cutout=2, mixup=0.4)),
     optimizer=OptimizerConfig(name="muon", lr=0.01, warmup=3),
     training=TrainingConfig(
         steps=12,
@@ -47,22 +49,20 @@ def config(monkeypatch):
     data = Dataset(
         random_images(57, 0), random_images(13, 1), random_images(17, 2), ("a", "b", "c"), Normalize((0.5,), (0.2,))
     )
-    monkeypatch.setattr(datasets, "load_dataset", lambda config, seed: data)
+    monkeypatch.setattr(Mnist, "read", lambda task, seed: data)
     return CONFIG
 
 
 SEQ2SEQ = replace(
     CONFIG,
     model=Seq2SeqConfig(width=8, depth=1, num_heads=2, src_vocab_size=9, tgt_vocab_size=8, dropout=0.2),
-    data=DataConfig(name="pronounce", window=2),
+    data=Pronounce(window=2),
     training=replace(CONFIG.training, label_smoothing=0.1),
-    objective="seq2seq",
 )
 CAUSAL_LM = replace(
     SEQ2SEQ,
     model=LanguageConfig(width=8, depth=1, num_heads=2, vocab_size=9, dropout=0.2),
-    data=DataConfig(name="words", window=2),
-    objective="causal-lm",
+    data=Words(window=2),
 )
 
 
@@ -80,7 +80,7 @@ def pairs(n, seed):
 
 def word_sequences(n, seed):
     words, _ = random_words(n, seed)
-    return Words(SequencePairs.of([[BOS, *word] for word in words], [[*word, EOS] for word in words]))
+    return text.Words(SequencePairs.of([[BOS, *word] for word in words], [[*word, EOS] for word in words]))
 
 
 @pytest.fixture(params=["seq2seq", "causal-lm"])
@@ -88,5 +88,5 @@ def sequences(request, monkeypatch):
     """The config of a sequence model: an encoder-decoder or a language model."""
     make, config = (pairs, SEQ2SEQ) if request.param == "seq2seq" else (word_sequences, CAUSAL_LM)
     data = Dataset(make(57, 0), make(13, 1), make(17, 2), (), None)
-    monkeypatch.setattr(datasets, "load_dataset", lambda config, seed: data)
+    monkeypatch.setattr(type(config.data), "read", lambda task, seed: data)
     return config

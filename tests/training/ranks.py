@@ -19,12 +19,12 @@ import torch.distributed.fsdp
 import torch.distributed.tensor
 import torch.nn.parallel
 
-from clearhead.data import datasets
 from clearhead.data.batches import Batches
 from clearhead.data.dataset import Dataset, SequencePairs
-from clearhead.data.datasets import DataConfig
 from clearhead.data.vocab import EOS
 from clearhead.models.config import PredictorConfig, Seq2SeqConfig
+from clearhead.tasks.pronounce import Pronounce
+from clearhead.tasks.sequences import Reverse
 from clearhead.training import checkpoint, progress
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 from clearhead.training.loop import resume, train
@@ -34,7 +34,7 @@ CONFIG = RunConfig(
     model=PredictorConfig(
         width=8, depth=2, num_heads=2, in_features=5, out_features=5, context_length=6, pos_embed="learned"
     ),
-    data=DataConfig(name="reverse"),
+    data=Reverse(),
     optimizer=OptimizerConfig(name="muon", lr=0.005, warmup=2, grad_clip=0.5),
     training=TrainingConfig(
         steps=8,
@@ -47,16 +47,14 @@ CONFIG = RunConfig(
         keep_checkpoints=9,
         precision="float32",
     ),
-    objective="token-classification",
 )
 FREQUENT_EVAL = replace(CONFIG, training=replace(CONFIG.training, evaluate_every=1, checkpoint_every=8))
 """most evaluations are followed by a training step rather than by a checkpoint"""
 SEQ2SEQ = replace(
     CONFIG,
     model=Seq2SeqConfig(width=8, depth=1, num_heads=2, src_vocab_size=8, tgt_vocab_size=8),
-    data=DataConfig(name="pronounce", window=2),
+    data=Pronounce(window=2),
     training=replace(CONFIG.training, label_smoothing=0.1),
-    objective="seq2seq",
 )
 WITH_DROPOUT = replace(CONFIG, model=replace(CONFIG.model, dropout=0.2))
 
@@ -159,7 +157,8 @@ def run_ranks_without_launcher(world, folder, work):
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     digits, pairs = (Dataset(make(47, 0), make(13, 1), make(513, 2), (), None) for make in (Digits, words))
-    datasets.load_dataset = lambda config, seed: pairs if config.name == "pronounce" else digits
+    Reverse.read = lambda task, seed: digits
+    Pronounce.read = lambda task, seed: pairs
 
     def new(name, config=CONFIG, **options):
         return lambda rank: train(config, folder / name, quiet=True, **options)

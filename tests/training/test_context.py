@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.data import datasets
 from clearhead.data.dataset import Images
 from clearhead.nn import masks
 from clearhead.training import context
@@ -47,16 +46,16 @@ def test_evaluation_and_checkpoint_intervals_default_to_one_epoch(config):
 
 def test_num_classes_must_match_the_data(config):
     config = replace(config, model=replace(config.model, num_classes=4))
-    with pytest.raises(ValueError, match="mnist, which has 3 classes, got num_classes=4"):
+    with pytest.raises(ValueError, match="mnist has 3 classes, got a model for 4"):
         build_context(config, Ranks(), shard=False, report=pytest.fail)
 
 
 def test_patience_without_validation_examples_is_reported(config, monkeypatch):
     patient = replace(config, training=replace(config.training, patience=2))
     build_context(patient, Ranks(), shard=False, report=pytest.fail)
-    data = datasets.load_dataset(config.data, config.seed)
+    data = config.data.load(config.seed)
     none = replace(data, validation=Images(torch.zeros(0, 1, 8, 8, dtype=torch.uint8), torch.zeros(0)))
-    monkeypatch.setattr(datasets, "load_dataset", lambda config, seed: none)
+    monkeypatch.setattr(type(config.data), "read", lambda task, seed: none)
     build_context(config, Ranks(), shard=False, report=pytest.fail)
     reports = []
     build_context(patient, Ranks(), shard=False, report=reports.append)

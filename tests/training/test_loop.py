@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from clearhead.data import datasets
 from clearhead.data.batches import Batches
 from clearhead.data.dataset import Subset
-from clearhead.data.datasets import Augmentation
+from clearhead.data.options import Augmentation
 from clearhead.training import checkpoint, loop
 from clearhead.training.config import OptimizerConfig
 from clearhead.training.distributed import Ranks
@@ -122,11 +121,10 @@ def test_finished_run_is_tested_only_once(config, tmp_path, monkeypatch):
 
 
 def test_run_without_validation_examples_tests_its_last_step(config, tmp_path, monkeypatch):
-    from clearhead.data import datasets
 
-    data = datasets.load_dataset(config.data, 0)
+    data = config.data.load(0)
     empty = replace(data, validation=type(data.validation)(data.validation.images[:0], data.validation.labels[:0]))
-    monkeypatch.setattr(datasets, "load_dataset", lambda config, seed: empty)
+    monkeypatch.setattr(type(config.data), "read", lambda task, seed: empty)
     outcome = train(config, tmp_path / "run", quiet=True)
     assert outcome.best_step == 0
     assert outcome.test["best_step"] == 12
@@ -255,7 +253,7 @@ def test_padding_and_mask_check_are_printed_once_at_the_start(sequences, tmp_pat
 def test_run_without_a_test_set_finishes_without_a_test(sequences, tmp_path, monkeypatch):
     data = loop.build_context(sequences, Ranks(), shard=False, report=pytest.fail).data
     none = Subset(data.test, torch.arange(0))
-    monkeypatch.setattr(datasets, "load_dataset", lambda config, seed: replace(data, test=none))
+    monkeypatch.setattr(type(sequences.data), "read", lambda task, seed: replace(data, test=none))
     outcome = train(sequences, tmp_path / "run", quiet=True)
     assert (outcome.reason, outcome.test) == ("finished", None)
     assert {record["kind"] for record in records(tmp_path / "run")} == {"train", "validation"}

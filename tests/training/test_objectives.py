@@ -6,25 +6,42 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from clearhead.data import datasets
 from clearhead.data.batches import Batch
 from clearhead.data.dataset import Images, SequencePairs
 from clearhead.data.vocab import BOS, EOS, IGNORE_INDEX, PAD
 from clearhead.models.config import Seq2SeqConfig, build_model
 from clearhead.models.seq2seq import Seq2Seq
+from clearhead.tasks.objectives import (
+    BinaryClassification,
+    CausalLM,
+    Classification,
+    Regression,
+    SequenceToSequence,
+    SetPointer,
+    TokenClassification,
+    shift_right,
+)
 from clearhead.training.distributed import Ranks
-from clearhead.training.loop import train
-from clearhead.training.objectives import (
-    OBJECTIVES,
+from clearhead.training.evaluation import (
     compute_metrics,
     evaluate,
     metric_sums,
     microbatches,
-    shift_right,
     to_device,
 )
+from clearhead.training.loop import train
 from clearhead.training.optim import eval_weights
 from clearhead.training.run_directory import RunDirectory
+
+OBJECTIVES = {
+    "classification": Classification(),
+    "token-classification": TokenClassification(),
+    "binary-classification": BinaryClassification(),
+    "regression": Regression(),
+    "set-pointer": SetPointer(),
+    "seq2seq": SequenceToSequence(),
+    "causal-lm": CausalLM(),
+}
 
 X = torch.zeros(4, 1)
 
@@ -306,9 +323,9 @@ def test_evaluation_draws_no_random_numbers():
 def test_evaluation_is_in_float32_for_any_training_precision(config, tmp_path):
     train(replace(config, training=replace(config.training, precision="bf16")), tmp_path / "run", quiet=True)
     run = RunDirectory.open(tmp_path / "run")
-    data, found = datasets.load_dataset(config.data, 0), run.best_checkpoint()
+    data, found = config.data.load(0), run.best_checkpoint()
     model = build_model(config.model)
     model.load_state_dict(eval_weights(found.model, found.optimizer))
-    expected = evaluate(model, OBJECTIVES[config.objective], data.test, data.normalize)
+    expected = evaluate(model, config.task.objective, data.test, data.normalize)
     tested = run.records()[-1]
     assert {name: tested[name] for name in expected} == expected

@@ -39,11 +39,10 @@ def test_snapshots_do_not_change_training(runs):
 
 
 def test_last_snapshot_equals_the_attention_of_the_final_weights(runs):
-    from clearhead.data import datasets
 
     run = Run(runs / "watched")
     run.model.load_state_dict(checkpoint.latest(runs / "watched", print).model)
-    inputs, _ = datasets.load_dataset(run.config.data, 0).validation.get_batch(torch.arange(2))
+    inputs, _ = run.config.data.load(0).validation.get_batch(torch.arange(2))
     trace = look(run.model, inputs)
     _, maps = read_snapshots(runs / "watched")
     for name in trace:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from clearhead.data.batches import Batches
-from clearhead.data.datasets import DataConfig
 from clearhead.models.config import PredictorConfig
+from clearhead.tasks.sequences import Reverse
 from clearhead.training import checkpoint
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 from clearhead.training.loop import train
@@ -16,12 +16,11 @@ from clearhead.training.verify_resume import compare, train_and_kill, verify_res
 REVERSE = RunConfig(
     recipe="reverse",
     model=PredictorConfig(width=8, depth=1, num_heads=1, in_features=10, out_features=10, dropout=0.1),
-    data=DataConfig(name="reverse", length=4, validation=50, limit=500),
+    data=Reverse(length=4, validation=50, limit=500),
     optimizer=OptimizerConfig(name="muon"),
     training=TrainingConfig(
         steps=40, batch_size=16, checkpoint_every=6, evaluate_every=40, ema=0.9, precision="float32"
     ),
-    objective="token-classification",
 )
 
 

@@ -4,20 +4,22 @@ import argparse
 import io
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clearhead.cli.options import Parser
-from clearhead.data.datasets import N_VIEWS
+from clearhead.data.options import N_VIEWS
 from clearhead.messages import duration, json_text, printable
 from clearhead.recipes.registry import RECIPES, Recipe
+from clearhead.tasks.images import ImageTask
+from clearhead.tasks.registry import TASKS, find_task
+from clearhead.tasks.task import Task
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from clearhead.data.cache import CachedDataset
-    from clearhead.data.datasets import DataConfig
+    from clearhead.data.dataset import Dataset
+    from clearhead.data.options import Augmentation
     from clearhead.training.config import RunConfig
 
 ABOUT_DATA = """\
@@ -38,9 +40,6 @@ ABOUT_SHOW = """\
 Save a contact sheet of images as a PNG file, with a row of training images for
 each class. With --augmented, each row contains an image and augmented versions
 of it. Examples of digits, words and text are printed."""
-
-PATHS = {"folder": "--data.folder", "text": "--data.file", "words": "--data.file", "pronounce": "--data.train-file"}
-"""data set -> option with the path of the user's own data"""
 
 USAGE = "list, get NAME or show NAME"
 
@@ -68,19 +67,16 @@ def data(argv: Sequence[str]) -> int:
 
 
 def show_list() -> None:
-    from clearhead.data.datasets import DATASETS
-
-    width = max(map(len, DATASETS))
-    for name, entry in DATASETS.items():
+    width = max(map(len, TASKS))
+    for name, entry in TASKS.items():
         print(f"{name:{width}}  {availability(name):14}  {entry.description}")
 
 
 def availability(name: str) -> str:
     """generated, embedded, downloaded, not downloaded or your own"""
     from clearhead.data.cache import has
-    from clearhead.data.datasets import DATASETS
 
-    origin = DATASETS[name].origin
+    origin = TASKS[name].origin
     return "not downloaded" if origin == "downloaded" and not has(name) else origin
 
 
@@ -91,18 +87,17 @@ def get(name: str, argv: Sequence[str]) -> None:
     options = Parser(f"clearhead data get {name}", "Download a data set from the first source that is available.")
     options.add_argument("--from", dest="path", metavar="PATH", help="copy it from a folder or an archive instead")
     args = options.parse(argv)
-    check_name(name)
+    find_task(name)
     if args.path == "":
         raise ValueError("--from must be the path of a folder or an archive, got ''")
     from clearhead.data.cache import folder_of, is_complete, obtain
-    from clearhead.data.datasets import DATASETS
     from clearhead.data.sources import LocalSource
     from clearhead.data.user_files import user_path
 
-    if DATASETS[name].origin != "downloaded":
-        print(f"{name} does not need a download: it is {ORIGINS[DATASETS[name].origin]}")
+    task = find_task(name)
+    if (dataset := task.download()) is None:
+        print(f"{name} does not need a download: it is {ORIGINS[task.origin]}")
         return
-    dataset: CachedDataset = import_module(DATASETS[name].loader.split(":")[0]).CACHED
     next_step = f"to view it, run: clearhead data show {name}"
     if is_complete(dataset):
         print(f"{name} is already in {printable(folder_of(dataset))}, verified; {next_step}")
@@ -113,7 +108,7 @@ def get(name: str, argv: Sequence[str]) -> None:
 
 
 def show(name: str, argv: Sequence[str]) -> None:
-    check_name(name)
+    find_task(name)
     from clearhead.cli.options import add_overrides, get_overrides
     from clearhead.cli.train import fixed_settings
     from clearhead.models.config import VisionConfig
@@ -127,27 +122,31 @@ def show(name: str, argv: Sequence[str]) -> None:
     if isinstance(config.model, VisionConfig):
         options.add_argument("--augmented", action="store_true", help="show each image with its augmented versions")
     options.add_argument("--from", dest="path", help=argparse.SUPPRESS)
-    fixed = ("name", "window") if name == "folder" else ("name", "window", "validation", "limit")
-    excluded = fixed_settings(recipe) | {f"data.{field}" for field in fixed}
+    excluded = fixed_settings(recipe) | {f"data.{field}" for field in config.task.options_not_shown}
     add_overrides(options, config.data, "data", "data.", excluded)
     args = options.parse(argv)
     if args.path is not None:
-        hint = f"did you mean {PATHS[name]}?" if name in PATHS else f"see {options.prog} --help"
+        fields = config.task.file_fields
+        hint = f"did you mean --data.{fields[0].replace('_', '-')}?" if fields else f"see {options.prog} --help"
         raise ValueError(f"data show {name} has no option --from; {hint}")
-    data = override_data(config.data, get_overrides(config, args))
-    if name in ("reverse", "digits"):
-        show_digits(data, args.seed)
-    elif name in ("pronounce", "words", "text"):
-        show_symbols(data, args.seed)
-    else:
-        is_augmented = getattr(args, "augmented", False)
-        if data.augmentation != config.data.augmentation and not is_augmented:
+    task = override_data(config.data, get_overrides(config, args))
+    data = task.load(args.seed)
+    lines = task.show_examples(data, args.seed)
+    if lines:
+        print("\n".join(lines))
+        return
+    augmentation = None
+    if isinstance(task, ImageTask) and isinstance(config.task, ImageTask):
+        if args.augmented:
+            augmentation = task.augmentation
+        elif task.augmentation != config.task.augmentation:
             raise ValueError("--data.augmentation.* needs --augmented")
-        out = Path(args.out or f"{name}{'-augmented' * is_augmented}.png")
-        for note in write_sheet(data, args.seed, out, is_augmented=is_augmented):
-            if "clearhead data show" not in note:  # do not suggest the command that is running
-                print(printable(note))
-        print(f"wrote {printable(out)}")
+    out = Path(args.out or f"{name}{'' if augmentation is None else '-augmented'}.png")
+    write_sheet(data, args.seed, out, augmentation)
+    for note in data.notes:
+        if "clearhead data show" not in note:  # do not suggest the command that is running
+            print(printable(note))
+    print(f"wrote {printable(out)}")
 
 
 def recipe_of(name: str) -> tuple[str, "RunConfig"]:
@@ -156,73 +155,29 @@ def recipe_of(name: str) -> tuple[str, "RunConfig"]:
     return next((recipe, config) for recipe, config in configs if config.data.name == name)
 
 
-def override_data(data: "DataConfig", overrides: dict[str, Any]) -> "DataConfig":
-    """The recipe's data config with the user's overrides.
-
-    A folder is split as in training, because its split is printed. For other data, no validation examples are held out.
-    """
+def override_data(task: Task, overrides: dict[str, Any]) -> Task:
+    """The recipe's task with the user's overrides, for display."""
     from clearhead.recipes.registry import with_changes
 
     changes = {path.removeprefix("data."): value for path, value in overrides.items() if path.startswith("data.")}
-    if changes.get("question") == "repeat":
-        changes.setdefault("length", 8)
-    config: DataConfig = with_changes(data, changes if data.name == "folder" else changes | {"validation": 0})
-    if config.name in ("folder", "text") and not (config.folder or config.file):
-        raise ValueError(f"{PATHS[config.name]} PATH is required for {config.name}")
-    return config
+    changed: Task = with_changes(task, changes)
+    if changed.required and not getattr(changed, changed.required):
+        raise ValueError(f"--data.{changed.required} PATH is required for {changed.name}")
+    return changed.for_display()
 
 
-def show_digits(config: "DataConfig", seed: int) -> None:
-    """Prints ten sequences and their targets."""
-    import torch
-
-    from clearhead.data.datasets import load_dataset
-
-    data = load_dataset(config, seed)
-    ids, targets = data.train.get_batch(torch.arange(10))
-    for row, target in zip(ids.tolist(), targets.tolist(), strict=True):
-        target_text = " ".join(map(str, target)) if isinstance(target, list) else f"{target:g}"
-        print(f"{' '.join(map(str, row))}   ->   {target_text}")
-
-
-def show_symbols(config: "DataConfig", seed: int) -> None:
-    """Prints ten random examples: words with their phones, words, or windows of the text."""
-    from clearhead.data.datasets import load_dataset
-    from clearhead.data.prng import fold_in, permutation
-    from clearhead.data.vocab import Vocabulary
-
-    data = load_dataset(config, seed)
-    sources, targets = data.train.get_batch(permutation(fold_in(seed, "show"), len(data.train))[:10])
-    source_vocab, target_vocab = Vocabulary(data.vocab), Vocabulary(data.classes)
-    for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
-        text = "".join(source_vocab.decode(source))
-        if config.name == "pronounce":
-            text += f"   ->   {' '.join(target_vocab.decode(i for i in target if i >= 0))}"
-        print(repr(text) if config.name == "text" else printable(text))
-
-
-def write_sheet(config: "DataConfig", seed: int, out: Path, *, is_augmented: bool) -> tuple[str, ...]:
-    """Writes the contact sheet and returns the notes of the data set."""
+def write_sheet(data: "Dataset", seed: int, out: Path, augmentation: "Augmentation | None") -> None:
+    """Writes the contact sheet, with augmented versions if an augmentation is given."""
     from clearhead.data.contact_sheet import augmented_sheet, contact_sheet
-    from clearhead.data.datasets import load_dataset
     from clearhead.files import write_atomic
 
     if out.suffix.lower() != ".png":
         raise ValueError(f"--out must be a .png file, got {str(out)!r}; try --out {out.with_suffix('.png')}")
     png = io.BytesIO()
-    data = load_dataset(config, seed)
-    sheet = augmented_sheet(data, config, seed) if is_augmented else contact_sheet(data)
+    sheet = contact_sheet(data) if augmentation is None else augmented_sheet(data, augmentation, seed)
     sheet.save(png, "PNG")
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(out, png.getvalue())
-    return data.notes
-
-
-def check_name(name: str) -> None:
-    """Raises LookupError for an unknown data set."""
-    from clearhead.data.datasets import DataConfig
-
-    DataConfig(name=name)
 
 
 def recipes(argv: Sequence[str]) -> None:

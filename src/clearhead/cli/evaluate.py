@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.cli.options import Parser, reader
 from clearhead.messages import json_text, printable
+from clearhead.tasks.pronounce import Pronounce
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from clearhead.data.vocab import Pronunciations
-    from clearhead.inference.predictions import Report, Row
-    from clearhead.inference.run import PartName, Run
+    from clearhead.inference.run import Run
+    from clearhead.tasks.report import Report, Row
+    from clearhead.tasks.task import PartName
 
 MANY_WORDS = 1_000
 """evaluations of more words are announced, because they take long"""
@@ -66,7 +68,7 @@ def evaluate(argv: Sequence[str]) -> None:
 
     run = Run(args.run)
     warn_if_unfinished(run.path, run.step)
-    if run.config.objective == "seq2seq":
+    if isinstance(run.task, Pronounce):
         result = evaluate_words([run, *map(Run, args.ensemble)], part, args.test, args.beam)
     elif args.test is not None or args.beam is not None or args.ensemble:
         raise ValueError(f"--test, --beam and --ensemble need a run of pronounce, got {args.run}")
@@ -78,11 +80,10 @@ def evaluate(argv: Sequence[str]) -> None:
 def evaluate_words(
     runs: Sequence["Run"], part: "PartName", dictionary: Path | None, beam_size: int | None
 ) -> dict[str, Any]:
-    from clearhead.inference.evaluate import error_rates, words_to_score
-    from clearhead.inference.generation import beam_of, ensemble
+    from clearhead.tasks.pronunciation import beam_of, ensemble, error_rates, words_to_score
 
     beam, joint = beam_of(beam_size), ensemble(runs)
-    words = words_to_score(joint, part, dictionary)
+    words = words_to_score(as_pronounce(joint), joint, part, dictionary)
     name = f"the {part} words" if dictionary is None else f"the words of {dictionary}"
     for run in runs if dictionary is not None else runs[1:]:
         warn_of_overlap(run, words, name)
@@ -94,13 +95,18 @@ def evaluate_words(
 
 def warn_of_overlap(run: "Run", words: "Pronunciations", name: str) -> None:
     from clearhead.cli.options import warn
-    from clearhead.inference.evaluate import training_overlap
+    from clearhead.tasks.pronunciation import training_overlap
 
-    match training_overlap(run, words):
+    match training_overlap(as_pronounce(run), run, words):
         case None:
             warn(f"cannot check whether {run.path} was trained on {name}: its data is missing or has changed")
         case n if n:
             warn(f"{run.path} was trained on {n:,} of {name} ({len(words):,}): the error rates are too optimistic")
+
+
+def as_pronounce(run: "Run") -> Pronounce:
+    assert isinstance(run.task, Pronounce)
+    return run.task
 
 
 def with_part(run: "Run", part: "PartName", metrics: dict[str, Any]) -> dict[str, Any]:
@@ -134,7 +140,7 @@ def confusion(argv: Sequence[str]) -> None:
     args = options.parse(argv)
 
     from clearhead.cli.options import say, warn_if_unfinished
-    from clearhead.data.datasets import N_VIEWS
+    from clearhead.data.options import N_VIEWS
     from clearhead.drawing import check_suffix, save_figure
     from clearhead.inference.evaluate import draw_confusion
     from clearhead.inference.predictions import confusion
@@ -172,24 +178,28 @@ def predictions(argv: Sequence[str]) -> None:
 
     from clearhead.cli.options import say, warn_if_unfinished
     from clearhead.drawing import check_suffix, save_figure
-    from clearhead.inference.generation import beam_of
     from clearhead.inference.predictions import draw_report, report
     from clearhead.inference.run import Run
+    from clearhead.tasks.pronunciation import beam_of, report_words
 
     run = Run(args.run)
-    if args.beam is not None and run.config.objective != "seq2seq":
+    if args.beam is not None and not isinstance(run.task, Pronounce):
         raise ValueError(f"--beam needs a run of pronounce, got {run.path}")
-    if args.out is not None and run.input_kind != "images":
-        raise ValueError(f"--out needs a run on images, got {run.path}, which takes {run.input_kind}")
+    takes_images = run.task.input_option == "image"
+    if args.out is not None and not takes_images:
+        raise ValueError(f"--out needs a run on images, got {run.path}, which takes {run.task.input_kind}")
     warn_if_unfinished(run.path, run.step)
-    out = (args.out or run.path / PREDICTIONS_FIGURE) if run.input_kind == "images" else None
+    out = (args.out or run.path / PREDICTIONS_FIGURE) if takes_images else None
     if out is not None:
         check_suffix(out)
 
     def announce() -> None:
         print(f"Evaluating the {part} set ...", file=sys.stderr, flush=True)
 
-    result = report(run, part, args.n, beam_of(args.beam), announce)
+    if args.beam is None:
+        result = report(run, part, args.n, announce)
+    else:
+        result = report_words(as_pronounce(run), run, part, args.n, beam_of(args.beam), announce)
     if args.json:
         print(json_text(as_dict(run, result, part) | {"figure": None if out is None else str(out)}))
     else:

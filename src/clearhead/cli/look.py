@@ -73,16 +73,16 @@ def look(argv: Sequence[str]) -> None:
 
     run = Run(args.run)
     warn_if_unfinished(run.path, run.step)
-    if args.image is not None:
-        example = explain.image_example(run, args.image, invert=args.invert)
-    elif args.text is not None:
-        example = explain.text_example(run, args.text)
-    elif args.ids is not None:
-        example = explain.digits_example(run, args.ids)
-        if note := run.length_warning(args.ids):
-            warn(note)
-    else:
+    if args.sample is not None:
         example = explain.dataset_example(run, args.sample)
+    else:
+        (option,) = (name for name in ("image", "text", "ids") if getattr(args, name) is not None)
+        if option != run.task.input_option:
+            raise ValueError(f"{run.path} takes {run.task.input_kind}, got --{option}; try --{run.task.input_option}")
+        inputs = getattr(args, option)
+        example = run.task.example(run, inputs, invert=args.invert)
+        if note := run.task.input_warning(run, inputs):
+            warn(note)
     say(example.sentence)
     print()
     hint_if_busy()

@@ -244,7 +244,7 @@ def format_value(value: Any) -> str:
 def field_docs(kind: type) -> dict[str, str]:
     """The docstring below each field of a dataclass and of its base classes."""
     docs: dict[str, str] = {}
-    for base in reversed(kind.__mro__[:-1]):
+    for base in reversed([base for base in kind.__mro__ if is_dataclass(base)]):
         (tree,) = ast.parse(dedent(inspect.getsource(base))).body
         assert isinstance(tree, ast.ClassDef)
         for statement, below in zip(tree.body, tree.body[1:], strict=False):

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from clearhead.cli.options import Parser, reader
 from clearhead.messages import json_text, printable
+from clearhead.tasks.language import LanguageTask, Text, Words
+from clearhead.tasks.pronounce import Pronounce
 
 if TYPE_CHECKING:
-    from clearhead.inference.generation import Pronunciation
     from clearhead.inference.run import Prediction, Run
+    from clearhead.tasks.pronunciation import Pronunciation
 
 TOLERANCE = 1e-6
 """scores that differ by less are equal up to rounding"""
-WORDS, TEXTS = 10, 1
-"""default number of samples"""
 
 PREDICT_DETAILS = """\
 Images are squared and resized as in training (data.fit), with the test-time
@@ -69,22 +69,23 @@ def predict(argv: Sequence[str]) -> None:
     from clearhead.inference.run import Run
 
     run = Run(args.run)
-    if args.invert and run.input_kind != "images":
-        raise ValueError(f"--invert needs images, got {args.run}, which takes {run.input_kind}")
+    task = run.task
+    if args.invert and task.input_option != "image":
+        raise ValueError(f"--invert needs images, got {args.run}, which takes {task.input_kind}")
     warn_if_unfinished(run.path, run.step)
-    if args.inputs and run.input_kind == "words":
+    if args.inputs and isinstance(task, Pronounce):
         print(pronunciations([run, *map(Run, args.ensemble)], args.inputs, args.beam, as_json=args.json))
         return
     if args.beam is not None or args.ensemble:
         raise ValueError(f"--beam and --ensemble need words and a run of pronounce, got {args.run}")
     if args.ids:
-        predictions = run.predict_digits(args.ids)
-        if note := run.length_warning(args.ids):
+        predictions = task.predict(run, args.ids)
+        if note := task.input_warning(run, args.ids):
             warn(note)
         names = [str(n) for n in args.ids] if len(predictions) > 1 else [" ".join(map(str, args.ids))]
     else:
         names = list(args.inputs)
-        if run.input_kind == "images":
+        if task.input_option == "image":
             names = [str(path) for name in args.inputs for path in images_at(Path(name))]
         predictions = run.predict(names, invert=args.invert)
     print(as_json(names, predictions) if args.json else as_text(names, predictions))
@@ -92,7 +93,7 @@ def predict(argv: Sequence[str]) -> None:
 
 def pronunciations(runs: Sequence["Run"], words: Sequence[str], beam: int | None, *, as_json: bool) -> str:
     """The candidates of the beam search for each word, best first."""
-    from clearhead.inference.generation import beam_of, ensemble, pronounce
+    from clearhead.tasks.pronunciation import beam_of, ensemble, pronounce
 
     candidates = pronounce(ensemble(runs), words, beam_of(beam))
     if not as_json:
@@ -187,7 +188,10 @@ def sample(argv: Sequence[str]) -> None:
     options.add_run()
     options.add_argument("--prompt", metavar="TEXT", default="", help="text to continue (default: none)")
     options.add_argument(
-        "--n", metavar="N", type=reader(int), help=f"number of samples (default: {WORDS} words or {TEXTS} text)"
+        "--n",
+        metavar="N",
+        type=reader(int),
+        help=f"number of samples (default: {Words.num_samples} words or {Text.num_samples} text)",
     )
     options.add_argument(
         "--tokens", metavar="N", type=reader(int), default=300, help="text: number of new tokens (default: 300)"
@@ -211,10 +215,12 @@ def sample(argv: Sequence[str]) -> None:
 
     strategy = Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
     run = Run(args.run)
-    is_text = run.config.data.name == "text"
-    n = args.n if args.n is not None else TEXTS if is_text else WORDS
+    n = args.n
+    if n is None:
+        n = run.task.num_samples if isinstance(run.task, LanguageTask) else 1
     samples = run.sample(args.prompt, n=n, max_new_tokens=args.tokens, strategy=strategy)
     if args.json:
         print(json_text(samples))
     else:
-        print("\n".join(samples if is_text else map(printable, samples)))  # a word is one line
+        keep = "" if isinstance(run.task, Words) else "\n\t"  # a word is one line
+        print("\n".join(printable(sample, keep=keep) for sample in samples))

@@ -49,8 +49,6 @@ The exit code is 0 if the run is intact, and 1 if it is not."""
 NOT_INTACT = 1
 
 State = Literal["running", "finished", "interrupted", "diverged", "no checkpoint yet", "unreadable"]
-WITHOUT_TEST = ("text",)
-"""names of data sets without a test set"""
 
 
 @dataclass(frozen=True)
@@ -153,7 +151,7 @@ def state_of(folder: Path, config: RunConfig, records: Sequence[Record], summary
     # a run that was tested and then extended has not ended
     if last.get("kind") == "test" and (has_ended or ran_out_of_patience(config, records)):
         return "finished"
-    if has_ended and config.data.name in WITHOUT_TEST:
+    if has_ended and not config.task.has_test:
         return "finished"
     return "interrupted" if saved_steps(folder) else "no checkpoint yet"
 

@@ -180,9 +180,9 @@ def resolve(name: str, source: str | None) -> tuple[str, Any, list[str]]:
     elif source == "recipe":
         run_config = RECIPES[recipe].make()
         config, notes = run_config.model, [f"{recipe}: the model of the recipe"]
-        if run_config.data.name in ("folder", "text"):
-            field = "num_classes" if run_config.data.name == "folder" else "vocab_size"
-            notes[0] += f", with {field}={getattr(config, field)}, which depends on your data"
+        if (task := run_config.task).required:
+            sizes = ", ".join(f"{field}={getattr(config, field)}" for field in task.derived)
+            notes[0] += f", with {sizes}, which depend on your data"
     else:
         assert run_path is not None
         config, notes = config_of_run(run_path), [f"{run_path}: the model of the run"]

@@ -55,8 +55,6 @@ resumes it."""
 STEPS, CHECKPOINT_EVERY = 30, 4
 """length of the runs of verify-resume, and steps between their checkpoints"""
 NOT_EXACT = 1
-REQUIRED = {"folder": " --data.folder images", "text": " --data.file my.txt"}
-"""required options, for the examples in the help"""
 
 
 def train(argv: Sequence[str]) -> int:
@@ -85,7 +83,7 @@ def train(argv: Sequence[str]) -> int:
 def train_parser(name: str) -> Parser:
     """The options that are not settings of the recipe."""
     sentence, _, details = (inspect.getdoc(inspect.getmodule(find(name).make)) or "").partition("\n\n")
-    command = f"clearhead train {name}{REQUIRED.get(name, '')}"
+    command = f"clearhead train {name}{find(name).make().task.example_options()}"
     options = Parser(
         f"clearhead train {name}", sentence, examples=(command, f"{command} --seed 1 --dry-run"), details=details
     )
@@ -117,15 +115,10 @@ def add_shard(options: Parser) -> None:
 
 
 def fixed_settings(name: str) -> set[str]:
-    """Paths that are not options of a recipe: its name, and settings of other data sets or of images only."""
-    specific = (
-        *("question", "length", "set_size", "folder", "image_size", "fit", "skip_invalid", "train_file", "test_file"),
-        *("stress", "file", "level", "window"),
-    )
-    make = find(name).make
-    image_only: set[str] = set() if isinstance(make().model, VisionConfig) else {"data.augmentation", "training.tta"}
-    accepted = {f"data.{parameter}" for parameter in inspect.signature(make).parameters}
-    return {"recipe"} | image_only | {f"data.{field}" for field in specific} - accepted
+    """Paths that are not options of a recipe: its name, sizes that the data determines, and settings of images only."""
+    config = find(name).make()
+    derived = {f"model.{field}" for field in config.task.derived}
+    return {"recipe"} | derived | (set() if isinstance(config.model, VisionConfig) else {"training.tta"})
 
 
 def split_recipe(argv: Sequence[str], command: str) -> tuple[str | None, list[str]]:
@@ -182,7 +175,7 @@ def verify_resume(argv: Sequence[str]) -> int:
         print_recipe_help("verify-resume", VERIFY_RESUME, examples, VERIFY_RESUME_DETAILS)
         return 0
     config = find(name).make()
-    command = f"clearhead verify-resume {name}{REQUIRED.get(name, '')}"
+    command = f"clearhead verify-resume {name}{find(name).make().task.example_options()}"
     options = Parser(
         f"clearhead verify-resume {name}",
         VERIFY_RESUME,

@@ -14,16 +14,14 @@ if TYPE_CHECKING:
     from clearhead.data.dataset import SequencePairs as SequencePairs
     from clearhead.data.dataset import Subset as Subset
     from clearhead.data.dataset import train_val_split as train_val_split
-    from clearhead.data.datasets import Augmentation as Augmentation
-    from clearhead.data.datasets import DataConfig as DataConfig
-    from clearhead.data.datasets import load_dataset as load_dataset
     from clearhead.data.images import read_image as read_image
+    from clearhead.data.options import Augmentation as Augmentation
     from clearhead.data.vocab import Vocabulary as Vocabulary
 
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
-        "clearhead.data.datasets": ("DataConfig", "Augmentation", "load_dataset"),
+        "clearhead.data.options": ("Augmentation",),
         "clearhead.data.dataset": (
             "Dataset",
             "Examples",

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.data.dataset import Normalize
-from clearhead.data.datasets import TTA, Augmentation
+from clearhead.data.options import TTA, Augmentation
 from clearhead.data.prng import fold_in, permutation, random_below
 
 

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from clearhead.data.augment import augment, mixup, mixup_lam, mixup_perm
 from clearhead.data.dataset import Dataset, Examples, Normalize, lengths_of
-from clearhead.data.datasets import DataConfig
+from clearhead.data.options import Augmentation
 from clearhead.data.prng import fold_in, permutation
+
+NO_AUGMENTATION = Augmentation()
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,13 +36,25 @@ class Batch:
 class Batches:
     """Training batches by step. Every epoch is shuffled anew; the last incomplete batch is dropped."""
 
-    def __init__(self, data: Dataset, config: DataConfig, batch_size: int, seed: int):
+    def __init__(
+        self,
+        data: Dataset,
+        batch_size: int,
+        seed: int,
+        *,
+        augmentation: Augmentation = NO_AUGMENTATION,
+        window: int = 0,
+    ):
+        """`window`: sort examples by length within this many batches, to pad less; 0 disables."""
         if not 1 <= batch_size <= len(data.train):
-            raise ValueError(f"batch_size must be from 1 to the {len(data.train)} training examples, got {batch_size}")
-        if config.augmentation.is_on and data.normalize is None:
-            raise ValueError(f"augmentation needs images, got {config.augmentation} for {config.name}")
-        self.data, self.augmentation, self.batch_size, self.seed = data, config.augmentation, batch_size, seed
-        self.lengths, self.window = lengths_of(data.train), config.window
+            raise ValueError(
+                f"batch_size must be from 1 to the {len(data.train)} training examples, got {batch_size}; "
+                "choose a smaller batch_size"
+            )
+        if augmentation.is_on and data.normalize is None:
+            raise ValueError(f"augmentation needs images, got {augmentation}")
+        self.data, self.augmentation, self.batch_size, self.seed = data, augmentation, batch_size, seed
+        self.lengths, self.window = lengths_of(data.train), window
         self.steps_per_epoch = len(data.train) // batch_size
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
 

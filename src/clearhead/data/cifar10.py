@@ -8,7 +8,6 @@ import torch
 
 from clearhead.data.cache import CachedDataset, Files, pick, read
 from clearhead.data.dataset import Dataset, Images, Normalize, train_val_split
-from clearhead.data.datasets import DataConfig
 from clearhead.data.images import open_image
 from clearhead.data.sources import HttpSource, NpmSource
 from clearhead.files import from_json
@@ -92,8 +91,8 @@ CACHED = CachedDataset(
 )
 
 
-def load_cifar10(config: DataConfig, seed: int) -> Dataset:
-    batches = [parse(read(CACHED, f"{name}.bin"), name) for name in TRAIN]
-    images = Images(torch.cat([batch.images for batch in batches]), torch.cat([batch.labels for batch in batches]))
-    train, validation = train_val_split(images, config.validation, config.limit, seed)
-    return Dataset(train, validation, parse(read(CACHED, f"{TEST}.bin"), TEST), CLASSES, NORMALIZE)
+def load_cifar10(validation: int, limit: int, seed: int) -> Dataset:
+    parts = [parse(read(CACHED, f"{name}.bin"), name) for name in TRAIN]
+    images = Images(torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts]))
+    train, held_out = train_val_split(images, validation, limit, seed)
+    return Dataset(train, held_out, parse(read(CACHED, f"{TEST}.bin"), TEST), CLASSES, NORMALIZE)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from clearhead.data.batches import Batches
 from clearhead.data.dataset import Dataset, Examples, Subset
-from clearhead.data.datasets import DataConfig
 from clearhead.data.mnist import OddSets
+from clearhead.data.options import Augmentation
 
 NUM_COLUMNS, MARGIN, GAP, FONT_SIZE = 12, 16, 4, 16
 NUM_AUGMENTED_ROWS, NUM_VERSIONS = 10, 8
@@ -51,23 +51,23 @@ def rows_of_classes(examples: Examples, classes: Sequence[str]) -> list[Row]:
     return [Row(name, images[labels == label][:NUM_COLUMNS]) for label, name in enumerate(classes[:MAX_ROWS])]
 
 
-def augmented_sheet(data: Dataset, config: DataConfig, seed: int) -> Image.Image:
-    """One row per selected training image: the original, then its augmented versions in several training steps.
+def augmented_sheet(data: Dataset, augmentation: Augmentation, seed: int) -> Image.Image:
+    """One row per selected training image: the original, then its augmented version in each of several training steps.
 
     The versions are batches of `Batches`, as in training (including crop, flip, cutout and mixup), with the selected
     images as the only training examples. Only the normalization is undone.
     """
     if data.normalize is None:
-        raise ValueError(f"augmentation needs images, got {config.name}")
-    names, indices = examples_by_class(data)
-    subset = Subset(data.train, indices)
-    batches = Batches(replace(data, train=subset), config, len(subset), seed)  # one step is one epoch
-    columns = [subset.get_batch(torch.arange(len(subset)))[0]]
+        raise ValueError("augmentation needs images, got sequences")
+    names, chosen = examples_by_class(data)
+    shown = Subset(data.train, chosen)
+    batches = Batches(replace(data, train=shown), len(shown), seed, augmentation=augmentation)  # one step is one epoch
+    columns = [shown.get_batch(torch.arange(len(shown)))[0]]
     for step in range(NUM_VERSIONS):
         inputs = data.normalize.undo(batches.at(step).inputs)
         columns.append(inputs[batches.epoch_order(step).argsort()])  # restores the order of the rows
     rows = [Row(name, images) for name, images in zip(names, torch.stack(columns, dim=1), strict=True)]
-    return draw(rows, {0: "original", 1: f"augmented ({describe(config)})"})
+    return draw(rows, {0: "original", 1: f"augmented ({describe(augmentation)})"})
 
 
 def examples_by_class(data: Dataset) -> tuple[list[str], Tensor]:
@@ -78,10 +78,10 @@ def examples_by_class(data: Dataset) -> tuple[list[str], Tensor]:
     return [name for name, group in zip(data.classes, indices, strict=True) for _ in group], torch.cat(indices)
 
 
-def describe(config: DataConfig) -> str:
-    """The enabled augmentations, such as "crop 4, flip"."""
-    enabled = {name: value for name, value in asdict(config.augmentation).items() if value}
-    return ", ".join(name if value is True else f"{name} {value}" for name, value in enabled.items()) or "none"
+def describe(augmentation: Augmentation) -> str:
+    """crop 4, flip"""
+    used = {name: value for name, value in asdict(augmentation).items() if value}
+    return ", ".join(name if value is True else f"{name} {value}" for name, value in used.items()) or "none"
 
 
 def rows_of_sets(sets: OddSets) -> list[Row]:

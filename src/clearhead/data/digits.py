@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.data.dataset import Dataset
-from clearhead.data.datasets import DataConfig
 from clearhead.data.prng import fold_in, random_below, random_bits
 
 N_TRAIN, N_TEST = 50_000, 10_000
@@ -38,16 +37,16 @@ def random_digits(key: int, indices: Tensor, length: int) -> Tensor:
     return random_below(10, key, indices[:, None] * length + torch.arange(length))
 
 
-def load_reverse(config: DataConfig, seed: int) -> Dataset:
-    train, validation, test = (
-        Reversal(n, config.length, fold_in(seed, "reverse", split)) for split, n in split_sizes(config).items()
+def load_reverse(length: int, validation: int, limit: int, seed: int) -> Dataset:
+    train, held_out, test = (
+        Reversal(n, length, fold_in(seed, "reverse", split)) for split, n in split_sizes(validation, limit).items()
     )
-    return Dataset(train, validation, test, classes=tuple("0123456789"), normalize=None)
+    return Dataset(train, held_out, test, classes=tuple("0123456789"), normalize=None)
 
 
-def split_sizes(config: DataConfig) -> dict[str, int]:
+def split_sizes(validation: int, limit: int) -> dict[str, int]:
     """Number of sequences per split. Each split has its own stream, so nothing has to be held out."""
-    return {"train": config.limit or N_TRAIN, "validation": config.validation, "test": N_TEST}
+    return {"train": limit or N_TRAIN, "validation": validation, "test": N_TEST}
 
 
 def most_common(key: int, indices: Tensor, length: int) -> tuple[Tensor, Tensor]:
@@ -101,9 +100,9 @@ class DigitQuestions:
         return QUESTIONS[self.question](self.key, indices, self.length)
 
 
-def load_digits(config: DataConfig, seed: int) -> Dataset:
-    train, validation, test = (
-        DigitQuestions(n, config.length, fold_in(seed, "whole", split), config.question)
-        for split, n in split_sizes(config).items()
+def load_digits(question: str, length: int, validation: int, limit: int, seed: int) -> Dataset:
+    train, held_out, test = (
+        DigitQuestions(n, length, fold_in(seed, "whole", split), question)
+        for split, n in split_sizes(validation, limit).items()
     )
-    return Dataset(train, validation, test, classes=CLASSES[config.question], normalize=None)
+    return Dataset(train, held_out, test, classes=CLASSES[question], normalize=None)

@@ -27,9 +27,9 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from clearhead.data.cache import cache_folder
-from clearhead.data.dataset import Dataset, Images, Normalize, Subset, train_val_split
-from clearhead.data.datasets import DataConfig, Fit
+from clearhead.data.dataset import Dataset, Examples, Images, Normalize, Subset, train_val_split
 from clearhead.data.images import SUFFIXES, InvalidImageError, read_image, resize, with_image
+from clearhead.data.options import Fit, FolderOptions
 from clearhead.data.prng import fold_in
 from clearhead.data.user_files import open_user_file, read_user_file, scandir_recursive, user_path
 from clearhead.files import write_atomic
@@ -94,7 +94,7 @@ class DecodedImages:
     """int32 (N,2): original width and height of each image; 0 if it could not be decoded"""
 
 
-def load_folder(config: DataConfig, seed: int) -> Dataset:
+def load_folder(config: FolderOptions, seed: int) -> Dataset:
     listing, decoded, skipped = read_valid_images(config)
     train_indices, test_indices, n_validation = split_indices(listing, config.validation)
     images = Images(decoded.pixels, torch.tensor(listing.labels))
@@ -110,7 +110,7 @@ def load_folder(config: DataConfig, seed: int) -> Dataset:
     )
 
 
-def read_valid_images(config: DataConfig) -> tuple[Listing, DecodedImages, tuple[str, ...]]:
+def read_valid_images(config: FolderOptions) -> tuple[Listing, DecodedImages, tuple[str, ...]]:
     """The files that can be decoded, their images, and the names of the files that `skip_invalid` skips."""
     listing = list_images(config.folder)
     decoded = load_images(listing.root, listing.files, config.image_size, config.fit)
@@ -122,6 +122,22 @@ def read_valid_images(config: DataConfig) -> tuple[Listing, DecodedImages, tuple
         raise ValueError(describe_invalid(listing, invalid))
     skipped = tuple(listing.name(i) for i in invalid)
     return listing.filter(is_valid.tolist()), DecodedImages(decoded.pixels[is_valid], decoded.sizes[is_valid]), skipped
+
+
+def count_images(config: FolderOptions) -> tuple[int, int]:
+    """The number of classes and of training images; with `skip_invalid`, of those that can be read."""
+    listing = read_valid_images(config)[0] if config.skip_invalid else list_images(config.folder)
+    train, _, n_validation = split_indices(listing, config.validation)
+    return len(listing.classes), len(train) - n_validation
+
+
+def file_names(config: FolderOptions, examples: Examples) -> list[str]:
+    """The path of the image of each example, relative to the folder."""
+    indices = torch.arange(len(examples))
+    while isinstance(examples, Subset):
+        indices, examples = examples.indices[indices], examples.examples
+    listing, _, _ = read_valid_images(config)
+    return [listing.name(i) for i in indices.tolist()]
 
 
 def split_indices(listing: Listing, validation: int) -> tuple[list[int], list[int], int]:
@@ -300,7 +316,7 @@ def read_cache(path: Path, n: int, size: int) -> DecodedImages | None:
     return cached if is_valid and (cached.sizes.shape, cached.sizes.dtype) == ((n, 2), torch.int32) else None
 
 
-def describe(data: Dataset, config: DataConfig, sizes: Tensor) -> tuple[str, ...]:
+def describe(data: Dataset, config: FolderOptions, sizes: Tensor) -> tuple[str, ...]:
     """The size of the data set, the effect of `fit`, and the command that shows the images."""
     counts = f"train {len(data.train):,}, validation {len(data.validation):,}, test {len(data.test):,}"
     summary = f"{len(sizes):,} images, {len(data.classes):,} classes ({counts})."
@@ -315,11 +331,11 @@ def describe(data: Dataset, config: DataConfig, sizes: Tensor) -> tuple[str, ...
     return (f"{summary} {effect}" if n else summary, f"To see them as the model does: {show_command(config)}")
 
 
-def show_command(config: DataConfig) -> str:
+def show_command(config: FolderOptions) -> str:
     command = f"clearhead data show folder --data.folder {shlex.quote(config.folder)}"
-    command += f" --data.fit {config.fit}" if config.fit != DataConfig.fit else ""
+    command += f" --data.fit {config.fit}" if config.fit != type(config).fit else ""
     for field in ("image_size", "validation", "limit"):
-        if (value := getattr(config, field)) != getattr(DataConfig, field):
+        if (value := getattr(config, field)) != getattr(type(config), field):
             command += f" --data.{field.replace('_', '-')} {value}"
     return command + (" --data.skip-invalid" if config.skip_invalid else "")
 
@@ -362,7 +378,7 @@ def and_more(names: Sequence[object]) -> str:
     return f" and {len(names) - MAX_LISTED_FILES:,} more" if len(names) > MAX_LISTED_FILES else ""
 
 
-def digest(config: DataConfig) -> str:
+def digest(config: FolderOptions) -> str:
     """The digest of the configured folder. With `skip_invalid`, all files are decoded to find the valid ones."""
     return digest_of(read_valid_images(config)[0] if config.skip_invalid else list_images(config.folder))
 

@@ -26,7 +26,6 @@ from torch import Tensor
 
 from clearhead.data.cache import CachedDataset, Files, pick, read
 from clearhead.data.dataset import Dataset, Images, Normalize, train_val_split
-from clearhead.data.datasets import DataConfig
 from clearhead.data.prng import fold_in, permutation, random_below
 from clearhead.data.sources import HttpSource, LocalSource
 from clearhead.files import max_unpacked_bytes, sha256
@@ -46,9 +45,9 @@ DIGESTS = {
 }
 
 
-def load_mnist(config: DataConfig, seed: int) -> Dataset:
-    train, validation = train_val_split(load_images("train"), config.validation, config.limit, seed)
-    return Dataset(train, validation, load_images("t10k"), CLASSES, NORMALIZE)
+def load_mnist(validation: int, limit: int, seed: int) -> Dataset:
+    train, held_out = train_val_split(load_images("train"), validation, limit, seed)
+    return Dataset(train, held_out, load_images("t10k"), CLASSES, NORMALIZE)
 
 
 @cache
@@ -110,9 +109,9 @@ CACHED = CachedDataset(
 )
 
 
-def load_fashion_mnist(config: DataConfig, seed: int) -> Dataset:
-    train, validation = train_val_split(load_fashion_images("train"), config.validation, config.limit, seed)
-    return Dataset(train, validation, load_fashion_images("t10k"), FASHION_CLASSES, FASHION_NORMALIZE)
+def load_fashion_mnist(validation: int, limit: int, seed: int) -> Dataset:
+    train, held_out = train_val_split(load_fashion_images("train"), validation, limit, seed)
+    return Dataset(train, held_out, load_fashion_images("t10k"), FASHION_CLASSES, FASHION_NORMALIZE)
 
 
 def load_fashion_images(split: str) -> Images:
@@ -221,16 +220,16 @@ class OddSets:
         return NORMALIZE(pixels).view(*members.shape, -1), position
 
 
-def load_odd_one_out(config: DataConfig, seed: int) -> Dataset:
+def load_odd_one_out(set_size: int, validation: int, limit: int, seed: int) -> Dataset:
     train_images, test_images = load_images("train"), load_images("t10k")
     shuffled = permutation(fold_in(seed, "set apart"), len(train_images))
 
     def sets(split: str, n: int, images: Images, pool: Tensor) -> OddSets:
-        return OddSets(n, config.set_size, fold_in(seed, "oddity", split), images, pool)
+        return OddSets(n, set_size, fold_in(seed, "oddity", split), images, pool)
 
     return Dataset(
-        train=sets("train", config.limit or N_TRAIN, train_images, shuffled[N_HELD_OUT:]),
-        validation=sets("validation", config.validation, train_images, shuffled[:N_HELD_OUT]),
+        train=sets("train", limit or N_TRAIN, train_images, shuffled[N_HELD_OUT:]),
+        validation=sets("validation", validation, train_images, shuffled[:N_HELD_OUT]),
         test=sets("test", N_TEST, test_images, torch.arange(len(test_images))),
         classes=(),
         normalize=None,

@@ -7,7 +7,7 @@ out for validation. With the user's own files, `train_file` is split into traini
 """
 
 from clearhead.data.dataset import Dataset, SequencePairs
-from clearhead.data.datasets import DataConfig
+from clearhead.data.options import DictionaryOptions
 from clearhead.data.vocab import (
     EOS,
     Pronunciations,
@@ -21,7 +21,7 @@ from clearhead.data.vocab import (
 )
 
 
-def load_pronounce(config: DataConfig, seed: int) -> Dataset:
+def load_pronounce(config: DictionaryOptions) -> Dataset:
     words, test_words = read_dictionaries(config)
     letters = Vocabulary.with_special_tokens(letters_in(words))
     phones = Vocabulary.with_special_tokens(phones_in(words))
@@ -43,12 +43,14 @@ def check_vocab(words: Pronunciations, letters: Vocabulary, phones: Vocabulary, 
         raise LookupError(f"{file}: {error}") from None
 
 
-def load_splits(config: DataConfig) -> dict[str, Pronunciations]:
+def load_splits(config: DictionaryOptions) -> dict[str, Pronunciations]:
     """The words of each split: train, validation, test."""
     return split_words(*read_dictionaries(config), config)
 
 
-def split_words(words: Pronunciations, test_words: Pronunciations, config: DataConfig) -> dict[str, Pronunciations]:
+def split_words(
+    words: Pronunciations, test_words: Pronunciations, config: DictionaryOptions
+) -> dict[str, Pronunciations]:
     train, validation = split_validation((word for word in words if word not in test_words), config.validation)
     train = train[: config.limit] if config.limit else train
     return {
@@ -58,8 +60,8 @@ def split_words(words: Pronunciations, test_words: Pronunciations, config: DataC
     }
 
 
-def read_dictionaries(config: DataConfig) -> tuple[Pronunciations, Pronunciations]:
-    """The words that define the vocabularies, and the test words, which may be a subset of them."""
+def read_dictionaries(config: DictionaryOptions) -> tuple[Pronunciations, Pronunciations]:
+    """The words that define the vocabularies, and the test words, which may be among them."""
     if config.train_file:
         test_words = read_dictionary(config.test_file, stress=config.stress) if config.test_file else {}
         return read_dictionary(config.train_file, stress=config.stress), test_words

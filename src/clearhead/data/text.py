@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from clearhead.data.dataset import Dataset, SequencePairs
-from clearhead.data.datasets import DataConfig
+from clearhead.data.options import Level
 from clearhead.data.vocab import (
     BOS,
     EOS,
@@ -51,22 +51,22 @@ class Windows:
         return windows[:, :-1], windows[:, 1:]
 
 
-def load_text(config: DataConfig, seed: int) -> Dataset:
-    chunks = read_text(config.file, config.level)
-    vocab = text_vocab(chunks, config.level)
-    ids, length = encode_text(chunks, vocab), config.length
+def load_text(file: str, level: Level, length: int, validation: int, limit: int) -> Dataset:
+    chunks = read_text(file, level)
+    vocab = text_vocab(chunks, level)
+    ids = encode_text(chunks, vocab)
     max_held_out = len(ids) - len(ids) * (VALIDATION_EVERY - 1) // VALIDATION_EVERY
-    n_held_out = min(config.validation * length + 1, max_held_out) if config.validation else 0
+    n_held_out = min(validation * length + 1, max_held_out) if validation else 0
     train_ids, val_ids = ids[: len(ids) - n_held_out], ids[len(ids) - n_held_out :]
     n_train, n_val = len(train_ids) - length, (n_held_out - 1) // length if n_held_out else 0
-    if n_train < 1 or (config.validation and n_val < 1):
-        required = (VALIDATION_EVERY if config.validation else 1) * length + 1
+    if n_train < 1 or (validation and n_val < 1):
+        required = (VALIDATION_EVERY if validation else 1) * length + 1
         raise ValueError(
-            f"a text must have at least {required} characters for length={length}, got {len(ids)} in {config.file}"
+            f"a text must have at least {required} characters for length={length}, got {len(ids)} in {file}"
         )
-    train = Windows(train_ids, length, 1, min(n_train, config.limit or n_train))
-    validation, test = Windows(val_ids, length, length, n_val), Windows(val_ids, length, length, 0)
-    return Dataset(train, validation, test, classes=vocab, normalize=None, vocab=vocab)
+    train = Windows(train_ids, length, 1, min(n_train, limit or n_train))
+    held_out, test = Windows(val_ids, length, length, n_val), Windows(val_ids, length, length, 0)
+    return Dataset(train, held_out, test, classes=vocab, normalize=None, vocab=vocab)
 
 
 def encode_text(chunks: list[str], vocab: tuple[str, ...]) -> Tensor:
@@ -103,14 +103,14 @@ class Words:
         return self.pairs.get_batch(indices)
 
 
-def load_words(config: DataConfig, seed: int) -> Dataset:
-    words = load_word_list(config.file)
+def load_words(file: str, validation: int, limit: int) -> Dataset:
+    words = load_word_list(file)
     train_words, test_words = split_test(words)
-    train_words, val_words = split_validation(train_words, config.validation)
-    train_words = train_words[: config.limit] if config.limit else train_words
+    train_words, val_words = split_validation(train_words, validation)
+    train_words = train_words[:limit] if limit else train_words
     vocab = Vocabulary.with_special_tokens(letters_in(words))
-    train, validation, test = (encode_words(split, vocab) for split in (train_words, val_words, test_words))
-    return Dataset(train, validation, test, classes=vocab.tokens, normalize=None, vocab=vocab.tokens)
+    train, held_out, test = (encode_words(split, vocab) for split in (train_words, val_words, test_words))
+    return Dataset(train, held_out, test, classes=vocab.tokens, normalize=None, vocab=vocab.tokens)
 
 
 def encode_words(words: Iterable[str], vocab: Vocabulary) -> Words:

@@ -1,28 +1,18 @@
-"""Metrics of a run: loss and accuracy, the error rates of `pronounce`, and the confusion matrix.
-
-The word error rate (WER) is the fraction of words whose pronunciation equals none of those in the dictionary; the
-phoneme error rate (PER) is the edit distance to the nearest pronunciation over its length, summed over all words.
-"""
+"""Metrics of a run, and the confusion matrix."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from clearhead.data import datasets
 from clearhead.data.batches import Batch
 from clearhead.data.dataset import Examples, Normalize
-from clearhead.data.datasets import TTA
-from clearhead.data.pronounce import check_vocab, load_splits
-from clearhead.data.vocab import Pronunciations, Vocabulary, read_dictionary
+from clearhead.data.options import TTA
 from clearhead.drawing import displayable, new_figure
-from clearhead.inference.generation import BEAM, Pronunciation, pronounce
-from clearhead.inference.run import PartName, Run
-from clearhead.models.generate import Beam
-from clearhead.training.objectives import OBJECTIVES, evaluate
+from clearhead.inference.run import Run
+from clearhead.tasks.task import PartName
+from clearhead.training.evaluation import evaluate
 from clearhead.validation import check_choice
 
 if TYPE_CHECKING:
@@ -33,12 +23,10 @@ MAX_NUMBERED_CLASSES = 30
 """with more classes, the cells of a confusion matrix are too small for numbers"""
 
 
-def evaluate_run(run: Run, part: PartName = "test", beam: Beam = BEAM) -> dict[str, Any]:
+def evaluate_run(run: Run, part: PartName = "test") -> dict[str, Any]:
     """The metrics of `clearhead evaluate`: loss and accuracy; for `pronounce`, word and phoneme error rates."""
     check_choice(part=(part, PartName))
-    if run.config.objective == "seq2seq":
-        return error_rates(run, words_to_score(run, part), beam).to_dict(beam)
-    return loss_and_accuracy(run, part)
+    return run.task.evaluate(run, part, lambda: loss_and_accuracy(run, part))
 
 
 def loss_and_accuracy(run: Run, part: PartName) -> dict[str, float]:
@@ -49,7 +37,7 @@ def loss_and_accuracy(run: Run, part: PartName) -> dict[str, float]:
 def examples_of(run: Run, part: PartName) -> tuple[Examples, Normalize | None]:
     """The examples of a part, and the normalization of their images."""
     run.check_data_files()
-    data = datasets.load_dataset(run.config.data, run.config.seed)
+    data = run.task.load(run.config.seed)
     examples = data.test if part == "test" else data.validation
     if not len(examples):
         other = "validation" if part == "test" else "test"
@@ -67,10 +55,10 @@ def measure(
     """Metrics on these examples; `on_batch` receives each batch and the model's outputs."""
     return evaluate(
         run.model,
-        OBJECTIVES[run.config.objective],
+        run.task.objective,
         examples,
         normalize,
-        batch_size=run.config.training.eval_batch_size,
+        batch_size=run.eval_batch_size,
         tta=tta_of(run, part),
         on_batch=on_batch,
     )
@@ -79,81 +67,6 @@ def measure(
 def tta_of(run: Run, part: PartName) -> TTA:
     """Test-time augmentation is applied on the test set only."""
     return run.config.training.tta if part == "test" else "none"
-
-
-@dataclass(frozen=True)
-class ErrorRates:
-    words: int
-    wrong: int
-    """words whose pronunciation equals none of those in the dictionary"""
-    phones: int
-    """total length of the nearest pronunciations"""
-    errors: int
-    """insertions, deletions and substitutions"""
-
-    @property
-    def word_error_rate(self) -> float:
-        return self.wrong / self.words
-
-    @property
-    def phoneme_error_rate(self) -> float:
-        return self.errors / self.phones
-
-    def to_dict(self, beam: Beam) -> dict[str, Any]:
-        rates = {"word_error_rate": self.word_error_rate, "phoneme_error_rate": self.phoneme_error_rate}
-        return {"beam": beam.size} | asdict(self) | rates
-
-
-def error_rates(run: Run, words: Pronunciations, beam: Beam = BEAM) -> ErrorRates:
-    """Compare the best candidate for each word with its pronunciations in the dictionary."""
-    if not words:
-        raise ValueError(f"{run.path} has no words to evaluate on; name a dictionary with --test FILE")
-    return count_errors(pronounce(run, list(words), beam), words)
-
-
-def count_errors(candidates: Sequence[Sequence[Pronunciation]], words: Pronunciations) -> ErrorRates:
-    counts = [
-        distance_to_nearest(best.phones, known) for (best, *_), known in zip(candidates, words.values(), strict=True)
-    ]
-    wrong, phones, errors = sum(e > 0 for e, _ in counts), sum(n for _, n in counts), sum(e for e, _ in counts)
-    return ErrorRates(len(words), wrong, phones, errors)
-
-
-def words_to_score(run: Run, part: PartName, dictionary: Path | None = None) -> Pronunciations:
-    """The words of a dictionary file, or of a part of the run's data.
-
-    Raises ValueError for phones that the run does not know, usually because only one of the two has stress marks.
-    """
-    if dictionary is not None:
-        words = read_dictionary(dictionary, stress=run.config.data.stress)
-        check_vocab(words, Vocabulary(run.vocab), Vocabulary(run.classes), dictionary)
-        return words
-    run.check_data_files()
-    return load_splits(run.config.data)[part]
-
-
-def training_overlap(run: Run, words: Pronunciations) -> int | None:
-    """How many of the words the run was trained on; None if its data is missing or has changed."""
-    try:
-        run.check_data_files()
-        return len(words.keys() & load_splits(run.config.data)["train"].keys())
-    except (OSError, ValueError):
-        return None
-
-
-def distance_to_nearest(phones: Sequence[str], known: Sequence[Sequence[str]]) -> tuple[int, int]:
-    """The edit distance to the nearest known pronunciation, the first one in case of a tie, and its length."""
-    return min(((edit_distance(phones, other), len(other)) for other in known), key=lambda pair: pair[0])
-
-
-def edit_distance(a: Sequence[str], b: Sequence[str]) -> int:
-    """Levenshtein distance: the fewest insertions, deletions and substitutions that turn a into b."""
-    row = list(range(len(b) + 1))
-    for i, symbol_a in enumerate(a, start=1):
-        diagonal, row[0] = row[0], i
-        for j, symbol_b in enumerate(b, start=1):
-            diagonal, row[j] = row[j], min(diagonal + (symbol_a != symbol_b), row[j] + 1, row[j - 1] + 1)
-    return row[-1]
 
 
 def confusion_matrix(targets: Tensor, predictions: Tensor, num_classes: int) -> Tensor:

@@ -5,20 +5,14 @@ Dims: C channels, H heads, Q queries, K keys, T recorded steps, N recorded input
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from clearhead.data import datasets, mnist
-from clearhead.data.batches import Batch
-from clearhead.data.pronounce import load_splits
-from clearhead.data.vocab import BOS, IGNORE_INDEX, Vocabulary, text_to_tokens
-from clearhead.drawing import displayable, save_figure
-from clearhead.inference.generation import IMPORTANCE_TITLE, letter_ids, pronounce, trace_word, word_figures
-from clearhead.inference.run import Prediction, Run
+from clearhead.drawing import save_figure
+from clearhead.inference.run import Run
 from clearhead.insight.attribution import (
     Fill,
     deletion_auc,
@@ -40,8 +34,9 @@ from clearhead.insight.head_plots import (
 from clearhead.insight.heads import entropy, head_importance
 from clearhead.insight.plots import draw_head, draw_head_grid, draw_over_image, draw_tokens
 from clearhead.insight.trace import AttentionTrace, look
-from clearhead.models.config import LanguageConfig, VisionConfig
-from clearhead.training.objectives import OBJECTIVES
+from clearhead.models.config import VisionConfig
+from clearhead.tasks.pronunciation import IMPORTANCE_TITLE
+from clearhead.tasks.report import Example
 from clearhead.training.run_directory import RunDirectory
 from clearhead.training.snapshots import read_snapshots
 
@@ -49,48 +44,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 AGGREGATES = "attention over all layers, compared with occlusion"
-MAX_TOKENS = 64
-"""a longer text is truncated to its last tokens; so is one that is longer than the model's context"""
-MAX_HEADING = 60
-"""characters of prediction and target that fit into one line"""
-
-
-@dataclass(frozen=True)
-class Example:
-    """One input as the model takes it, (1, ...), and as it is drawn."""
-
-    inputs: Tensor
-    prediction: str
-    image: Tensor | None = None
-    """uint8 (C,height,width)"""
-    tokens: tuple[str, ...] | None = None
-    """the name of each token"""
-    word: str | None = None
-    """the word to be pronounced"""
-    target: str | None = None
-    """None for an input that is not from the test set"""
-    correct: bool | None = None
-    predicted: int | None = None
-    """index of the predicted class of an image, or of the predicted token after a text"""
-
-    @property
-    def heading(self) -> str:
-        """Prediction, target and agreement, for the title of a figure."""
-        predicted = f"predicted: {displayable(self.prediction)}"
-        if self.target is None:
-            return predicted
-        actual, verdict = f"actual: {displayable(self.target)}", "correct" if self.correct else "wrong"
-        if len(predicted) + len(actual) > MAX_HEADING:  # sequences, one below the other
-            return f"{predicted}\n{actual} · {verdict}"
-        return f"{predicted} · {actual} · {verdict}"
-
-    @property
-    def sentence(self) -> str:
-        """The same as a sentence for the terminal."""
-        predicted = f"Predicted: {self.prediction or '(nothing)'}."
-        if self.target is None:
-            return predicted
-        return f"{predicted} Actual: {self.target}. The prediction is {'correct' if self.correct else 'wrong'}."
 
 
 def explain_input(run: Run, example: Example, folder: Path | None = None) -> list[tuple[Path, str]]:
@@ -99,146 +52,22 @@ def explain_input(run: Run, example: Example, folder: Path | None = None) -> lis
     return [(save_figure(figure, folder / name), title) for name, title, figure in figures_of(run, example)]
 
 
-def trace(run: Run, example: Example) -> AttentionTrace:
-    """The attention of every layer; for a word, under teacher forcing with its best pronunciation."""
-    return look(run.model, example.inputs) if example.word is None else trace_word(run, example.word)
-
-
-def make_example(
-    run: Run, data: Tensor | str | Path | Sequence[int] | Sequence[str | Path], *, invert: bool = False
-) -> Example:
-    """An input of the run's own kind: an image file or uint8 (C,height,width), a set of them, digits, or text."""
-    if run.input_kind == "images":
-        return image_example(run, data, invert=invert)  # type: ignore[arg-type]
-    if isinstance(data, str | Path):
-        return text_example(run, str(data))
-    return digits_example(run, data)  # type: ignore[arg-type]
-
-
-def image_example(run: Run, data: Tensor | str | Path | Sequence[str | Path], *, invert: bool = False) -> Example:
-    """Image files are squared and resized as in training. In a set of images, each image is a token."""
-    if run.input_kind != "images":
-        option = {"digits": "--ids 3 1 4", "words": "--text WORD", "text": "--text TEXT"}[run.input_kind]
-        raise ValueError(f"{run.path} takes {run.input_kind}, got an image; try {option}")
-    if isinstance(data, Tensor):
-        pixels = data[None] if data.dim() == 3 else data
-    else:
-        pixels = run.read_images([data] if isinstance(data, str | Path) else data)
-    pixels = 255 - pixels if invert else pixels
-    if run.takes_sets:
-        return set_example(run, mnist.NORMALIZE(pixels).flatten(1))
-    assert run.normalize is not None
-    (prediction,) = run.predict(pixels)
-    predicted = run.classes.index(prediction.label)
-    return Example(run.normalize(pixels), with_probability(prediction), image=pixels[0], predicted=predicted)
-
-
-def set_example(run: Run, images: Tensor) -> Example:
-    """A set of normalized images (S,784), each of which is a token."""
-    labels = [prediction.label for prediction in run.predict_set(images)]
-    names = tuple(f"image {i}" for i in range(len(images)))
-    return Example(images[None], names[labels.index("odd")], tokens=names)
-
-
-def with_probability(prediction: Prediction) -> str:
-    if prediction.probability is None:
-        return prediction.label
-    return f"{prediction.label} ({prediction.probability:.0%})"
-
-
-def digits_example(run: Run, ids: Sequence[int]) -> Example:
-    predictions = run.predict_digits(ids)
-    labels = " ".join(prediction.label for prediction in predictions)
-    return Example(torch.tensor([list(ids)]), labels, tokens=tuple(str(int(i)) for i in ids))
-
-
-def text_example(run: Run, text: str) -> Example:
-    """A word for a run of pronounce; any text for a run of words or text."""
-    if run.input_kind == "words":
-        best = pronounce(run, [text])[0][0]
-        return Example(torch.tensor([letter_ids(run, text)]), str(best), word=text)
-    if run.input_kind != "text":
-        raise ValueError(f"{run.path} takes {run.input_kind}, got text; {run.hint}")
-    vocab = Vocabulary(run.vocab)
-    ids = [BOS] * vocab.has_special_tokens + vocab.encode(text_to_tokens(text, run.config.data.level))
-    if not ids:
-        raise ValueError("--text is empty")
-    return next_token_example(run, ids)
-
-
-def next_token_example(run: Run, ids: Sequence[int]) -> Example:
-    """The token that a language model predicts after these."""
-    assert isinstance(run.config.model, LanguageConfig)
-    inputs = torch.tensor([ids[-min(MAX_TOKENS, run.config.model.context_length) :]])
-    tokens = [run.vocab[i] for i in inputs[0].tolist()]
-    predicted = int(run.logits(inputs)[0, -1].argmax())
-    if run.config.data.level == "byte":  # a byte of a longer character must not look like another character
-        names = tuple(displayable(token) if token.isascii() else ascii(token)[1:-1] for token in tokens)
-    else:
-        names = tuple(map(displayable, tokens))
-    prediction = f"{quoted(run, run.vocab[predicted])} after {quoted(run, tokens[-1])}"
-    return Example(inputs, prediction, tokens=names, predicted=predicted)
-
-
-def quoted(run: Run, token: str) -> str:
-    return ascii(token) if run.config.data.level == "byte" else repr(token)
-
-
 def dataset_example(run: Run, index: int) -> Example:
     """Example `index` of the run's test set, with its target."""
     run.check_data_files()
-    data = datasets.load_dataset(run.config.data, run.config.seed)
+    data = run.task.load(run.config.seed)
     if not len(data.test):
-        raise LookupError(f"{run.path} has no test examples; try --text instead of --sample {index}")
+        raise LookupError(f"{run.path} has no test examples; try --{run.task.input_option} instead of --sample {index}")
     if not 0 <= index < len(data.test):
         raise LookupError(f"the test set has examples from 0 to {len(data.test) - 1}, got {index}")
     inputs, targets = data.test.get_batch(torch.tensor([index]))
-    if run.normalize is not None:
-        example, target = image_example(run, inputs), int(targets[0])
-        return with_target(example, run.classes[target], correct=example.predicted == target)
-    if run.input_kind == "words":
-        return labeled_word(run, inputs[0])
-    if run.input_kind == "text":
-        return labeled_text(run, inputs[0], targets[0])
-    if run.takes_sets:
-        example, odd = set_example(run, inputs[0]), f"image {int(targets[0])}"
-        return with_target(example, odd, correct=example.prediction == odd)
-    return labeled_digits(run, inputs[0], targets[0])
-
-
-def with_target(example: Example, target: str, *, correct: bool) -> Example:
-    return replace(example, target=target, correct=correct)
-
-
-def labeled_digits(run: Run, ids: Tensor, target: Tensor) -> Example:
-    example = digits_example(run, ids.tolist())
-    if run.config.objective == "regression":
-        batch = Batch(ids[None], target[None], None, None, 1)
-        correct = bool(OBJECTIVES["regression"].correct(run.logits(batch.inputs), batch))
-        return with_target(example, f"{float(target):g}", correct=correct)
-    labels = " ".join(run.classes[int(i)] for i in target.flatten())
-    return with_target(example, labels, correct=example.prediction == labels)
-
-
-def labeled_word(run: Run, source: Tensor) -> Example:
-    """A word with its pronunciations, any of which is correct."""
-    word = "".join(Vocabulary(run.vocab).decode(source.tolist()))
-    known = [" ".join(phones) for phones in load_splits(run.config.data)["test"][word]]
-    example = text_example(run, word)
-    return with_target(example, " or ".join(known), correct=example.prediction in known)
-
-
-def labeled_text(run: Run, ids: Tensor, targets: Tensor) -> Example:
-    """A text up to the last token that has a target."""
-    last = int((targets != IGNORE_INDEX).nonzero()[-1])
-    example, target = next_token_example(run, ids[: last + 1].tolist()), int(targets[last])
-    return with_target(example, quoted(run, run.vocab[target]), correct=example.predicted == target)
+    return run.task.labeled_example(run, inputs[0], targets[0])
 
 
 def figures_of(run: Run, example: Example) -> "Iterator[tuple[str, str, Figure]]":
     """(file name, title, figure) for each figure."""
-    if example.word is not None:
-        yield from word_figures(run, example.word, example.heading)
+    if (figures := run.task.figures(run, example)) is not None:
+        yield from figures
         return
     with torch.enable_grad():
         traced = look(run.model, example.inputs)

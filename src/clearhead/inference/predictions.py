@@ -4,24 +4,19 @@ The outputs come from the same evaluation as those of `clearhead evaluate`, so t
 Dims: N examples, B batch, C channels, L length, S images of a set, V classes.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from clearhead.data.batches import Batch
-from clearhead.data.dataset import Examples, Subset
-from clearhead.data.folder import read_valid_images
-from clearhead.data.vocab import IGNORE_INDEX, tokens_to_text
 from clearhead.drawing import BLUE, GRAY, VERMILION, displayable, new_figure, wrap
-from clearhead.inference.evaluate import confusion_matrix, count_errors, examples_of, measure, words_to_score
-from clearhead.inference.generation import BEAM, pronounce
-from clearhead.inference.run import PartName, Run
-from clearhead.models.generate import Beam
-from clearhead.training.objectives import OBJECTIVES
+from clearhead.inference.evaluate import confusion_matrix, examples_of, measure
+from clearhead.inference.run import Run
+from clearhead.tasks.report import Outputs, Report, Row
+from clearhead.tasks.task import PartName
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,78 +34,20 @@ LINE = 1.35 * TEXT / 72
 """inches"""
 
 
-@dataclass(frozen=True, eq=False)
-class Outputs:
-    """Predictions for all examples of a part: for each example a tensor (), or (L,) if each token has a target."""
-
-    examples: Examples
-    metrics: dict[str, float]
-    targets: list[Tensor]
-    predicted: list[Tensor]
-    """classes; for regression numbers"""
-    confidence: list[Tensor]
-    """probability of the predicted class; for regression the absolute error"""
-    correct: list[Tensor]
-    """bool: whether the accuracy counts it as correct"""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One prediction beside its target."""
-
-    index: int | None
-    """argument of `clearhead look --sample`; None for words, which `look` takes as --text"""
-    input: str | None
-    """None for images without a file name"""
-    predicted: str
-    actual: str
-    probability: float | None
-    correct: bool
-
-
-@dataclass(frozen=True)
-class Report:
-    """The first predictions of a part, and its most confident mistakes."""
-
-    unit: str
-    """what is counted: images, sequences, tokens, words or sets"""
-    metrics: dict[str, Any]
-    total: int
-    wrong: int
-    first: list[Row]
-    mistakes: list[Row]
-
-    def titles(self, part: PartName) -> tuple[str, str]:
-        """The titles of the first predictions and of the mistakes."""
-        examples = "texts" if self.unit == "tokens" else self.unit
-        is_number = self.first[0].probability is None and self.unit != "tokens"
-        order = "the largest errors" if is_number else "the most confident"
-        return (
-            f"The first {len(self.first)} {examples} of the {part} set",
-            f"Wrong predictions: {self.wrong:,} of {self.total:,} {self.unit}, {order} first",
-        )
-
-
-def report(
-    run: Run, part: PartName = "test", n: int = 16, beam: Beam = BEAM, announce: Announce = lambda: None
-) -> Report:
+def report(run: Run, part: PartName = "test", n: int = 16, announce: Announce = lambda: None) -> Report:
     """The first n predictions of a part and its n most confident mistakes. `announce` is called before the evaluation,
     which may take minutes."""
     if n < 1:
         raise ValueError(f"the number of predictions must be at least 1, got {n}")
-    if run.config.objective == "seq2seq":
-        return report_words(run, part, n, beam, announce)
-    outputs = outputs_on(run, part, announce)
-    if run.config.objective == "causal-lm":
-        return report_tokens(run, outputs, n)
-    return report_examples(run, outputs, n)
+    return run.task.report(run, part, n, lambda: outputs_on(run, part, announce), announce)
 
 
 def confusion(run: Run, announce: Announce = lambda: None) -> Tensor:
     """The confusion matrix (V,V) on the test set. If each token has a class, tokens are counted."""
-    if run.config.objective not in ("classification", "token-classification", "binary-classification"):
+    objective = run.task.objective
+    if not objective.has_classes:
         raise ValueError(
-            f"a confusion matrix needs classes, got {run.path}, whose objective is {run.config.objective}; "
+            f"a confusion matrix needs classes, got {run.path}, whose objective is {type(objective).__name__}; "
             f"try clearhead evaluate {run.path}"
         )
     outputs = outputs_on(run, announce=announce)
@@ -120,14 +57,14 @@ def confusion(run: Run, announce: Announce = lambda: None) -> Tensor:
 
 def outputs_on(run: Run, part: PartName = "test", announce: Announce = lambda: None) -> Outputs:
     """Predictions for every example of a part, and the metrics of the same evaluation."""
-    objective = OBJECTIVES[run.config.objective]
+    objective = run.task.objective
     targets: list[Tensor] = []
     predicted: list[Tensor] = []
     confidence: list[Tensor] = []
     correct: list[Tensor] = []
 
     def collect(batch: Batch, outputs: Tensor) -> None:
-        classes, probabilities = decode_outputs(run.config.objective, outputs, batch.targets)
+        classes, probabilities = objective.decode(outputs, batch.targets)
         targets.extend(batch.targets)
         predicted.extend(classes)
         confidence.extend(probabilities)
@@ -137,110 +74,6 @@ def outputs_on(run: Run, part: PartName = "test", announce: Announce = lambda: N
     announce()
     metrics = measure(run, part, examples, normalize, collect)
     return Outputs(examples, metrics, targets, predicted, confidence, correct)
-
-
-def decode_outputs(objective: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The predicted classes and their probabilities; for regression the numbers and their absolute errors."""
-    if objective == "regression":
-        values = outputs.squeeze(-1)
-        return values, (values - targets).abs()
-    if objective == "binary-classification":
-        logits = outputs.squeeze(-1)
-        return (logits > 0).long(), logits.abs().sigmoid()
-    logits = outputs.squeeze(-1) if objective == "set-pointer" else outputs
-    classes = logits.argmax(-1)  # not of probabilities: those of different logits may be equal after rounding
-    return classes, logits.softmax(-1).gather(-1, classes[..., None])[..., 0]
-
-
-def report_examples(run: Run, outputs: Outputs, n: int) -> Report:
-    """A row for each example. The probability of a sequence is the product of those of its tokens."""
-    correct = torch.stack([row.all() for row in outputs.correct])
-    confidence = torch.stack([row.prod() for row in outputs.confidence])
-    files = file_names(run, outputs.examples)
-
-    def row(i: int) -> Row:
-        inputs, _ = outputs.examples.get_batch(torch.tensor([i]))
-        predicted, actual = (format_target(run, side[i]) for side in (outputs.predicted, outputs.targets))
-        probability = None if run.config.objective == "regression" else float(confidence[i])
-        digits = None if run.input_kind == "images" else " ".join(map(str, inputs[0].tolist()))
-        return Row(i, files[i] if files else digits, predicted, actual, probability, bool(correct[i]))
-
-    wrong = (~correct).nonzero().flatten()
-    worst = wrong[confidence[wrong].argsort(descending=True, stable=True)][:n]
-    unit = "sets" if run.takes_sets else "images" if run.input_kind == "images" else "sequences"
-    first, mistakes = ([row(i) for i in indices] for indices in (range(min(n, len(correct))), worst.tolist()))
-    return Report(unit, outputs.metrics, len(correct), len(wrong), first, mistakes)
-
-
-def format_target(run: Run, value: Tensor) -> str:
-    """The name of a class, the names of the classes of all tokens, or a number."""
-    if run.config.objective == "regression":
-        return f"{float(value):.4g}"
-    if run.takes_sets:
-        return f"image {int(value)}"
-    return " ".join(run.classes[int(i)] for i in value.flatten())
-
-
-def file_names(run: Run, examples: Examples) -> list[str]:
-    """The paths of the user's own images below their folder; [] for other data."""
-    if run.config.data.name != "folder":
-        return []
-    indices = torch.arange(len(examples))
-    while isinstance(examples, Subset):
-        indices, examples = examples.indices[indices], examples.examples
-    listing, _, _ = read_valid_images(run.config.data)
-    return [listing.name(i) for i in indices.tolist()]
-
-
-def report_tokens(run: Run, outputs: Outputs, n: int) -> Report:
-    """A row for each of the first texts, and for each of the most confident mistakes among all tokens."""
-    targets, predicted, confidence, correct = map(
-        torch.cat, (outputs.targets, outputs.predicted, outputs.confidence, outputs.correct)
-    )
-    lengths = torch.tensor([len(row) for row in outputs.targets])
-    starts = lengths.cumsum(0) - lengths
-    wrong = ((targets != IGNORE_INDEX) & ~correct).nonzero().flatten()
-    worst = wrong[confidence[wrong].argsort(descending=True, stable=True)][:n]
-
-    def token_row(position: int) -> Row:
-        example = int(torch.searchsorted(starts, position, right=True)) - 1
-        inputs, _ = outputs.examples.get_batch(torch.tensor([example]))
-        context = inputs[0, : position - int(starts[example]) + 1][-CONTEXT:]
-        sides = (context, predicted[position, None], targets[position, None])
-        before, prediction, actual = (format_tokens(run, ids) for ids in sides)
-        return Row(example, before, prediction, actual, float(confidence[position]), False)
-
-    def text_row(example: int) -> Row:
-        mask = outputs.targets[example] != IGNORE_INDEX
-        prediction, actual = (
-            format_tokens(run, side[example][mask][-2 * CONTEXT :]) for side in (outputs.predicted, outputs.targets)
-        )
-        return Row(example, None, prediction, actual, None, bool((outputs.correct[example] | ~mask).all()))
-
-    first = [text_row(i) for i in range(min(n, len(lengths)))]
-    total = int((targets != IGNORE_INDEX).sum())
-    return Report("tokens", outputs.metrics, total, len(wrong), first, [token_row(i) for i in worst.tolist()])
-
-
-def format_tokens(run: Run, ids: Tensor) -> str:
-    """Tokens as text, with line breaks and other control characters as escapes."""
-    return repr(tokens_to_text("".join(run.vocab[i] for i in ids.tolist()), run.config.data.level))[1:-1]
-
-
-def report_words(run: Run, part: PartName, n: int, beam: Beam, announce: Announce) -> Report:
-    """A row for each word, for which any of its pronunciations is correct."""
-    words = words_to_score(run, part)
-    if not words:
-        raise ValueError(f"{run.path} has no {part} words; try --part validation")
-    announce()
-    candidates = pronounce(run, list(words), beam)
-    rates = count_errors(candidates, words)
-    rows = [
-        Row(None, word, str(best), " or ".join(map(" ".join, known)), math.exp(best.score), best.phones in known)
-        for (best, *_), (word, known) in zip(candidates, words.items(), strict=True)
-    ]
-    mistakes = sorted((row for row in rows if not row.correct), key=lambda row: -(row.probability or 0))
-    return Report("words", rates.to_dict(beam), len(rows), rates.wrong, rows[:n], mistakes[:n])
 
 
 def plot_test_predictions(run: Run, n: int = 16) -> "Figure":
@@ -258,7 +91,7 @@ def draw_report(run: Run, result: Report, part: PartName) -> "Figure":
     groups = {
         title: rows for title, rows in zip(result.titles(part), (result.first, result.mistakes), strict=True) if rows
     }
-    if result.unit == "sets":
+    if run.task.takes_sets:
         return draw_sets({title: (rows, images(rows)) for title, rows in groups.items()})
     return plot_predictions(
         {

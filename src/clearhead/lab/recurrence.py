@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.data.dataset import Dataset, SequencePairs
-from clearhead.data.datasets import DataConfig
 from clearhead.data.pronounce import load_pronounce
 from clearhead.data.vocab import SPECIAL_TOKENS
 from clearhead.lab.claim import Claim, Curve, Result, at_least, at_most
@@ -30,7 +29,8 @@ from clearhead.lab.lstm import (
     untrained_models,
 )
 from clearhead.lab.plots import SMALL_SIZE, label_axes, legend_below, set_headline, subplots
-from clearhead.training.objectives import shift_right
+from clearhead.tasks.objectives import shift_right
+from clearhead.tasks.pronounce import Pronounce
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -137,7 +137,7 @@ def run_recurrence(
             for name, model_budgets in {TRANSFORMER: budgets, LSTM_ATTENTION: budgets, LSTM: lstm_budgets}.items()
         }
         (short_accuracy,) = mean_over_seeds(partial(digit_accuracy, LSTM, short, width, [steps]), seed, num_seeds)
-        words = load_pronounce(DataConfig(name="pronounce"), seed)
+        words = load_pronounce(Pronounce())
         phones = {
             name: mean_over_seeds(partial(phone_accuracy, words, name, width, steps), seed, num_seeds)[0]
             for name in MODEL_NAMES

@@ -25,7 +25,7 @@ from clearhead.models.config import PoolingName, PosEmbed2dName, VisionConfig
 from clearhead.models.vit import VisionTransformer
 from clearhead.nn.blocks import DecoderBlock
 from clearhead.nn.patch_embed import PatchEmbed
-from clearhead.training.objectives import evaluate
+from clearhead.training.evaluation import evaluate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,17 +10,19 @@ type embedding to each token, including the class token; here they are part of t
 Augmentation applies to training images only.
 """
 
-from clearhead.data.datasets import Augmentation, DataConfig
+from clearhead.data.options import Augmentation
 from clearhead.models import presets
+from clearhead.tasks.images import Cifar10
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 
+DATA = Cifar10(augmentation=Augmentation(crop=4, flip=True))
 
-def cifar10_bert() -> RunConfig:
+
+def cifar10_bert(data: Cifar10 = DATA) -> RunConfig:
     return RunConfig(
         recipe="cifar10-bert",
         model=presets.bert_cifar10(),
-        data=DataConfig(name="cifar10", augmentation=Augmentation(crop=4, flip=True)),
+        data=data,
         optimizer=OptimizerConfig(lr=5e-4, schedule="constant", grad_clip=0.0),
         training=TrainingConfig(epochs=43, batch_size=192),
-        objective="classification",
     )

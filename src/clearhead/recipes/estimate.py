@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from clearhead.data.batches import evaluation_batches
-from clearhead.data.datasets import N_VIEWS
+from clearhead.data.options import N_VIEWS
 from clearhead.messages import duration, round_count
 from clearhead.nn.blocks import eval_mode
 from clearhead.training.config import RunConfig
 from clearhead.training.context import TrainContext, build_context, isolated_torch_state
 from clearhead.training.distributed import Ranks, choose_device
+from clearhead.training.evaluation import to_device
 from clearhead.training.loop import train_step
-from clearhead.training.objectives import to_device
 from clearhead.training.progress import Display, StopRequest, padding_summary
 from clearhead.training.state import TrainState
 

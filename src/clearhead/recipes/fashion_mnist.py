@@ -7,15 +7,17 @@ Test accuracy: 91.89% with test-time augmentation over each image and its mirror
 
 from dataclasses import replace
 
-from clearhead.data.datasets import Augmentation, DataConfig
+from clearhead.data.options import Augmentation
 from clearhead.recipes.mnist import mnist
+from clearhead.tasks.images import FashionMnist
 from clearhead.training.config import RunConfig, TrainingConfig
 
+DATA = FashionMnist(augmentation=Augmentation(crop=2, flip=True))
 
-def fashion_mnist() -> RunConfig:
+
+def fashion_mnist(data: FashionMnist = DATA) -> RunConfig:
     return replace(
-        mnist(),
+        mnist(data),
         recipe="fashion-mnist",
-        data=DataConfig(name="fashion-mnist", augmentation=Augmentation(crop=2, flip=True)),
         training=TrainingConfig(epochs=5, batch_size=128, label_smoothing=0.1, tta="flip"),
     )

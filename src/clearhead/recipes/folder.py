@@ -14,24 +14,17 @@ the same preprocessing as training. If files cannot be read, training stops with
 --data.skip-invalid skips them and records their names in the checkpoints (data.skipped in state.json).
 """
 
-from clearhead.data.datasets import Augmentation, DataConfig, Fit
+from clearhead.data.options import Augmentation
 from clearhead.models.config import VisionConfig
+from clearhead.tasks.images import Folder
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 
+DATA = Folder(augmentation=Augmentation(crop=4, flip=True))
 BATCH_SIZE = 32
 
 
-def folder(*, folder: str = "", image_size: int = 64, fit: Fit = "pad", skip_invalid: bool = False) -> RunConfig:
-    """The folder determines the number of classes; the batch is at most as large as the training set."""
-    data = DataConfig(
-        name="folder",
-        folder=folder,
-        image_size=image_size,
-        fit=fit,
-        skip_invalid=skip_invalid,
-        augmentation=Augmentation(crop=4, flip=True),
-    )
-    num_classes, num_train = count_images(data) if folder else (2, BATCH_SIZE)
+def folder(data: Folder = DATA) -> RunConfig:
+    """Fewer images than a batch make one small batch."""
     return RunConfig(
         recipe="folder",
         model=VisionConfig(
@@ -39,23 +32,16 @@ def folder(*, folder: str = "", image_size: int = 64, fit: Fit = "pad", skip_inv
             depth=3,
             num_heads=4,
             mlp_dim=256,
-            image_size=image_size,
+            image_size=data.image_size,
+            in_channels=data.in_channels,
             patch_size=8,
-            num_classes=num_classes,
+            num_classes=data.num_classes,
             patch_embed="conv-stem",
             pooling="attention",
         ),
         data=data,
         optimizer=OptimizerConfig(name="muon", lr=3e-3, schedule="linear", warmup=20),
-        training=TrainingConfig(epochs=30, batch_size=min(BATCH_SIZE, num_train), label_smoothing=0.1, tta="flip"),
-        objective="classification",
+        training=TrainingConfig(
+            epochs=30, batch_size=min(BATCH_SIZE, data.num_images), label_smoothing=0.1, tta="flip"
+        ),
     )
-
-
-def count_images(data: DataConfig) -> tuple[int, int]:
-    """The number of classes and of training images; with `skip_invalid`, only images that can be read are counted."""
-    from clearhead.data.folder import list_images, read_valid_images, split_indices  # imports torch
-
-    listing = read_valid_images(data)[0] if data.skip_invalid else list_images(data.folder)
-    train, _, n_validation = split_indices(listing, data.validation)
-    return len(listing.classes), len(train) - n_validation

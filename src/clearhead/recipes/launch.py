@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clearhead.data import datasets
 from clearhead.messages import round_count
-from clearhead.recipes.registry import config_of, validate
+from clearhead.recipes.registry import check_run, config_of
 from clearhead.training import checkpoint, loop
 from clearhead.training.compatibility import check_config_matches
 from clearhead.training.config import RunConfig
@@ -39,7 +38,7 @@ def train(
     config = config_of(recipe, dict(changes or {})) if isinstance(recipe, str) else recipe
     if not isinstance(recipe, str) and changes:
         raise ValueError("changes apply to the name of a recipe, got a config; change it with dataclasses.replace")
-    validate(config)
+    check_run(config)
     folder_name = f"{config.recipe}-{config.seed}" if name is None else name
     check_run_name(folder_name)
     numbered = name is None and not resume
@@ -62,13 +61,17 @@ def resume(
     """
     changes = {"epochs": epochs, "steps": steps, "threads": threads}
     changes = {name: value for name, value in changes.items() if value is not None}
-    names = {*changes, *(LENGTH if changes.keys() & set(LENGTH) else ())}  # a new length sets both
+    requested = {*changes, *(LENGTH if changes.keys() & set(LENGTH) else ())}  # a new length sets both
     if os.environ.get("RANK", "0") == "0":
         directory = RunDirectory.open(run)
-        validate(RunConfig.from_dict(directory.config))  # config.json may have been edited
+        config = RunConfig.from_dict(directory.config)  # config.json may have been edited
+        config.task.check_complete()
+        loop.check_latest_matches(directory, config)
+        if not config.task.file_fields:  # the user's own files are compared by digest
+            config.task.check_model(config.model)
         if changes:
             change_training(directory, changes, Display(quiet=quiet))
-    return loop.resume(run, shard=shard, quiet=quiet, requested={f"training.{name}" for name in names})
+    return loop.resume(run, shard=shard, quiet=quiet, requested={f"training.{name}" for name in requested})
 
 
 def change_training(run: RunDirectory, changes: dict[str, Any], display: Display) -> None:
@@ -79,7 +82,7 @@ def change_training(run: RunDirectory, changes: dict[str, Any], display: Display
     old = RunConfig.from_dict(run.config)
     if latest := run.latest_checkpoint():  # refuse before config.json is written
         check_config_matches(run.path, old, latest)
-        check_files(latest.state, datasets.digests(old.data))
+        check_files(latest.state, old.task.digests())
     other = {"epochs": "steps", "steps": "epochs"}
     zeros: dict[str, Any] = {other[name]: 0 for name in changes if name in other}
     new = replace(old, training=replace(old.training, **changes, **zeros))
@@ -126,7 +129,7 @@ def steps_per_epoch(run: RunDirectory, config: RunConfig) -> int:
         last = record if record.get("epoch") else last
     if last:
         return round(last["step"] / last["epoch"])
-    return len(datasets.load_dataset(config.data, config.seed).train) // config.training.batch_size
+    return len(config.task.load(config.seed).train) // config.training.batch_size
 
 
 def check_run_name(name: str) -> None:

@@ -9,12 +9,15 @@ clearhead train mnist --training.epochs 15 --training.evaluate-every 0 --trainin
 Test accuracy: 99.66% in 17 minutes
 """
 
-from clearhead.data.datasets import Augmentation, DataConfig
+from clearhead.data.options import Augmentation
 from clearhead.models.config import VisionConfig
+from clearhead.tasks.images import ImageTask, Mnist
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 
+DATA = Mnist(augmentation=Augmentation(crop=2))
 
-def mnist() -> RunConfig:
+
+def mnist(data: ImageTask = DATA) -> RunConfig:
     return RunConfig(
         recipe="mnist",
         model=VisionConfig(
@@ -22,15 +25,14 @@ def mnist() -> RunConfig:
             depth=2,
             num_heads=2,
             mlp_dim=128,
-            image_size=28,
-            in_channels=1,
+            image_size=data.image_size,
+            in_channels=data.in_channels,
             patch_size=4,
-            num_classes=10,
+            num_classes=data.num_classes,
             patch_embed="conv-stem",
             pooling="attention",
         ),
-        data=DataConfig(name="mnist", augmentation=Augmentation(crop=2)),
+        data=data,
         optimizer=OptimizerConfig(name="muon", lr=3e-3, schedule="linear", warmup=50),
         training=TrainingConfig(epochs=1, batch_size=128, evaluate_every=100),
-        objective="classification",
     )

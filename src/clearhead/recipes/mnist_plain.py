@@ -8,17 +8,18 @@ The report that introduced this model gives 94.61% after 1000 epochs. A comparis
 parts contribute.
 """
 
-from clearhead.data.datasets import DataConfig
 from clearhead.models import presets
+from clearhead.tasks.images import Mnist
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 
+DATA = Mnist(limit=40_000)
 
-def mnist_plain() -> RunConfig:
+
+def mnist_plain(data: Mnist = DATA) -> RunConfig:
     return RunConfig(
         recipe="mnist-plain",
         model=presets.vit_mnist_plain(),
-        data=DataConfig(name="mnist", limit=40_000),
+        data=data,
         optimizer=OptimizerConfig(lr=1e-3, schedule="constant", weight_decay=0.0),
         training=TrainingConfig(epochs=20, batch_size=128),
-        objective="classification",
     )

@@ -5,26 +5,27 @@ Time: 5 min 32 s on 1 CPU core
 Test accuracy: 99.17% on 10,000 sets
 """
 
-from clearhead.data.datasets import DataConfig
 from clearhead.models.config import PredictorConfig
+from clearhead.tasks.sets import OddOneOut
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 
+DATA = OddOneOut()
 
-def odd_one_out(*, set_size: int = 10) -> RunConfig:
+
+def odd_one_out(data: OddOneOut = DATA) -> RunConfig:
     return RunConfig(
         recipe="odd-one-out",
         model=PredictorConfig(
             width=128,
             depth=2,
             num_heads=4,
-            in_features=28 * 28,
-            out_features=1,
-            context_length=set_size,
-            pos_embed="none",  # a set has no order: the prediction is permutation-equivariant
+            in_features=data.in_features,
+            out_features=data.out_features,
+            context_length=data.context_length,
+            pos_embed="none",  # a set has no order, and the answer moves with the odd one
             head_mlp_dim=128,
         ),
-        data=DataConfig(name="odd-one-out", set_size=set_size),
+        data=data,
         optimizer=OptimizerConfig(name="muon", lr=1e-3, schedule="linear", warmup=50),
         training=TrainingConfig(epochs=5, batch_size=128),
-        objective="set-pointer",
     )

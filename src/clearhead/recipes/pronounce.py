@@ -8,17 +8,14 @@ Test accuracy: 22% word error rate and 5.4% phoneme error rate on 2,000 held-out
                20.69% and 4.95% on its 12,000 test words with an ensemble of four runs (evaluate --ensemble)
 """
 
-from clearhead.data.datasets import DataConfig
 from clearhead.models.config import Seq2SeqConfig
+from clearhead.tasks.pronounce import Pronounce
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 
-LETTERS, PHONES, STRESSED = 32, 42, 72
-"""vocabulary sizes of the embedded dictionary, including the special tokens"""
+DATA = Pronounce(validation=2000)
 
 
-def pronounce(*, train_file: str = "", test_file: str = "", stress: bool = False, window: int = 50) -> RunConfig:
-    """The training dictionary determines the vocabularies of letters and phones."""
-    src_vocab_size, tgt_vocab_size = vocab_sizes(train_file, stress)
+def pronounce(data: Pronounce = DATA) -> RunConfig:
     return RunConfig(
         recipe="pronounce",
         model=Seq2SeqConfig(
@@ -27,30 +24,12 @@ def pronounce(*, train_file: str = "", test_file: str = "", stress: bool = False
             num_heads=4,
             mlp_dim=512,
             dropout=0.1,
-            src_vocab_size=src_vocab_size,
-            tgt_vocab_size=tgt_vocab_size,
+            src_vocab_size=data.src_vocab_size,
+            tgt_vocab_size=data.tgt_vocab_size,
         ),
-        data=DataConfig(
-            name="pronounce",
-            train_file=train_file,
-            test_file=test_file,
-            stress=stress,
-            window=window,
-            validation=2000,
-        ),
+        data=data,
         optimizer=OptimizerConfig(
             name="muon", lr=3e-3, muon_lr=0.02, beta2=0.98, schedule="linear", warmup=200, weight_decay=0.05
         ),
         training=TrainingConfig(epochs=36, batch_size=512, label_smoothing=0.1, ema=0.998),
-        objective="seq2seq",
     )
-
-
-def vocab_sizes(train_file: str, stress: bool) -> tuple[int, int]:
-    """The number of letters and of phones, including the special tokens."""
-    if not train_file:
-        return LETTERS, STRESSED if stress else PHONES
-    from clearhead.data.vocab import SPECIAL_TOKENS, letters_in, phones_in, read_dictionary
-
-    words = read_dictionary(train_file, stress=stress)
-    return len(SPECIAL_TOKENS) + len(letters_in(words)), len(SPECIAL_TOKENS) + len(phones_in(words))

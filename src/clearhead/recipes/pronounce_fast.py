@@ -8,14 +8,14 @@ Test accuracy: 60.82% exact match; clearhead evaluate RUN --beam 1: word error r
 from dataclasses import replace
 
 from clearhead.models.config import Seq2SeqConfig
-from clearhead.recipes.pronounce import pronounce, vocab_sizes
+from clearhead.recipes.pronounce import DATA, pronounce
+from clearhead.tasks.pronounce import Pronounce
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 
 
-def pronounce_fast(*, train_file: str = "", test_file: str = "", stress: bool = False, window: int = 50) -> RunConfig:
-    src_vocab_size, tgt_vocab_size = vocab_sizes(train_file, stress)
+def pronounce_fast(data: Pronounce = DATA) -> RunConfig:
     return replace(
-        pronounce(train_file=train_file, test_file=test_file, stress=stress, window=window),
+        pronounce(data),
         recipe="pronounce-fast",
         model=Seq2SeqConfig(
             width=96,
@@ -23,8 +23,8 @@ def pronounce_fast(*, train_file: str = "", test_file: str = "", stress: bool = 
             num_heads=4,
             mlp_dim=256,
             dropout=0.05,
-            src_vocab_size=src_vocab_size,
-            tgt_vocab_size=tgt_vocab_size,
+            src_vocab_size=data.src_vocab_size,
+            tgt_vocab_size=data.tgt_vocab_size,
         ),
         optimizer=OptimizerConfig(name="muon", lr=3e-3, beta2=0.98, schedule="linear", warmup=100),
         training=TrainingConfig(epochs=4, batch_size=256, ema=0.99),

@@ -1,6 +1,5 @@
 """All recipes by name, with measured results; overrides such as `training.steps=100`, and validation of the config."""
 
-import inspect
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass, replace
@@ -8,13 +7,12 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from clearhead.data.datasets import N_VIEWS, DataConfig
+from clearhead.data.options import N_VIEWS
 from clearhead.messages import duration
-from clearhead.models.config import LanguageConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
 from clearhead.recipes.cifar10_bert import cifar10_bert
 from clearhead.recipes.cifar10_fast import cifar10_fast
 from clearhead.recipes.cifar10_vit import cifar10_vit
-from clearhead.recipes.digits import QUESTIONS, digits
+from clearhead.recipes.digits import digits
 from clearhead.recipes.fashion_mnist import fashion_mnist
 from clearhead.recipes.folder import folder
 from clearhead.recipes.mnist import mnist
@@ -26,7 +24,7 @@ from clearhead.recipes.reverse import reverse
 from clearhead.recipes.reverse_uva import reverse_uva
 from clearhead.recipes.text import text
 from clearhead.recipes.words import words
-from clearhead.training.config import ObjectiveName, RunConfig
+from clearhead.training.config import RunConfig
 from clearhead.validation import check_name
 
 
@@ -57,7 +55,7 @@ def measurements() -> dict[str, Measured]:
 @dataclass(frozen=True)
 class Recipe:
     make: Callable[..., RunConfig]
-    """returns the config; its parameters are fields of the data config from which other settings are derived"""
+    """takes the task with the options of its data, from which sizes of the model are derived"""
     description: str
     parameters: int | None
     """the number of parameters, so that it can be listed without torch; None if it depends on the user's data"""
@@ -108,18 +106,25 @@ def find(name: str) -> Recipe:
 
 
 def config_of(name: str, changes: dict[str, Any] | None = None) -> RunConfig:
-    """The config of a recipe with changes such as {"training.steps": 100, "seed": 1}.
+    """A recipe's config, with changes such as {"training.steps": 100, "seed": 1}.
 
-    Data settings from which others are derived are applied first. Setting the steps unsets the epochs, and vice versa.
+    Changes of the data come first, because sizes of the model are derived from it. Steps and epochs replace each other.
     """
     changes, make = dict(changes or {}), find(name).make
-    arguments = {f"data.{name}": name for name in inspect.signature(make).parameters}
-    config = make(**{arguments[path]: changes.pop(path) for path in list(changes) if path in arguments})
-    for name, other in (("training.steps", "training.epochs"), ("training.epochs", "training.steps")):
-        if changes.get(name):
+    data_changes = {path: changes.pop(path) for path in list(changes) if path.startswith("data.")}
+    default = make()
+    config = make(with_changes(default, data_changes).data) if data_changes else default
+    for field in config.task.derived:
+        if f"model.{field}" in changes:
+            raise ValueError(
+                f"model.{field} is determined by the data, which gives {getattr(config.task, field)}, "
+                f"got {changes[f'model.{field}']}"
+            )
+    for one, other in (("training.steps", "training.epochs"), ("training.epochs", "training.steps")):
+        if changes.get(one):
             changes.setdefault(other, 0)
     config = with_changes(config, changes)
-    validate(config)
+    check_run(config)
     return config
 
 
@@ -143,81 +148,7 @@ def with_changes(config: Any, changes: dict[str, Any]) -> Any:
     return replace(config, **values)
 
 
-NUM_CLASSES = 10
-"""number of classes of every data set except the user's own"""
-OBJECTIVES: dict[str, ObjectiveName] = {
-    "reverse": "token-classification",
-    "odd-one-out": "set-pointer",
-    "pronounce": "seq2seq",
-    "words": "causal-lm",
-    "text": "causal-lm",
-}
-"""objective by data set; image data sets use classification, and that of digits depends on the question"""
-GENERATIVE: dict[str, type] = {"seq2seq": Seq2SeqConfig, "causal-lm": LanguageConfig}
-"""model config by generative objective"""
-IMAGES = {"mnist": (1, 28), "fashion-mnist": (1, 28), "cifar10": (3, 32)}
-"""channels, and height and width"""
-
-
-def validate(config: RunConfig) -> None:
-    """Raise a ValueError if data, model and objective are incompatible, before any data is read."""
-    data, objective = config.data, objective_for(config.data)
-    name = f"digits with question={data.question}" if data.name == "digits" else data.name
-    if config.objective != objective:
-        raise ValueError(f"{name} needs objective={objective}, got {config.objective}")
-    if data.name == "folder" and not data.folder:
-        raise ValueError("data.folder is empty; run: clearhead train folder --data.folder PATH")
-    if data.name == "text" and not data.file:
-        raise ValueError("data.file is empty; run: clearhead train text --data.file PATH")
-    if data.name in (*IMAGES, "folder"):
-        check_vision(config.model, data)
-    elif objective in GENERATIVE:
-        check_generative(config.model, data, GENERATIVE[objective])
-    else:
-        check_predictor(config.model, name, objective)
-
-
-def objective_for(data: DataConfig) -> ObjectiveName:
-    return QUESTIONS[data.question].objective if data.name == "digits" else OBJECTIVES.get(data.name, "classification")
-
-
-def check_vision(model: object, data: DataConfig) -> None:
-    if not isinstance(model, VisionConfig):
-        raise ValueError(f"{data.name} needs a VisionConfig, got a {type(model).__name__}")
-    channels, size = IMAGES.get(data.name, (3, data.image_size))
-    if (model.in_channels, model.image_shape) != (channels, (size, size)):
-        height, width = model.image_shape
-        raise ValueError(
-            f"{data.name} has images of {size} x {size} with in_channels={channels}, "
-            f"got a model for {height} x {width} with in_channels={model.in_channels}"
-        )
-    if data.name != "folder" and model.num_classes < NUM_CLASSES:
-        raise ValueError(f"{data.name} has {NUM_CLASSES} classes, got num_classes={model.num_classes}")
-
-
-def check_generative(model: object, data: DataConfig, kind: type) -> None:
-    if not isinstance(model, kind):
-        raise ValueError(f"{data.name} needs a {kind.__name__}, got a {type(model).__name__}")
-    if data.name != "text" or not isinstance(model, LanguageConfig) or model.pos_embed != "learned":
-        return
-    if model.context_length < data.length:
-        raise ValueError(
-            f"context_length must be at least data.length={data.length} with learned positions, "
-            f"got {model.context_length}"
-        )
-
-
-def check_predictor(model: object, name: str, objective: ObjectiveName) -> None:
-    if not isinstance(model, PredictorConfig):
-        raise ValueError(f"{name} needs a PredictorConfig, got a {type(model).__name__}")
-    is_per_token = objective in ("token-classification", "set-pointer")
-    if (model.pooling == "none") != is_per_token:
-        expected = "none" if is_per_token else "mean, cls or attention"
-        raise ValueError(f"{name} needs pooling={expected}, got {model.pooling}")
-    features = {
-        "in_features": 28 * 28 if objective == "set-pointer" else 10,
-        "out_features": NUM_CLASSES if objective in ("classification", "token-classification") else 1,
-    }
-    for field, expected_size in features.items():
-        if (size := getattr(model, field)) != expected_size:
-            raise ValueError(f"{name} needs {field}={expected_size}, got {size}")
+def check_run(config: RunConfig) -> None:
+    """ValueError if the model does not match the data, or if data is missing; runs before any example is read."""
+    config.task.check_complete()
+    config.task.check_model(config.model)

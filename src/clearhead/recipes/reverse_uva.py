@@ -19,17 +19,18 @@ Unlike the notebook:
 
 from dataclasses import replace
 
-from clearhead.data.datasets import DataConfig
 from clearhead.models import presets
+from clearhead.tasks.sequences import Reverse
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 
+DATA = Reverse()
 
-def reverse_uva(*, length: int = 16) -> RunConfig:
+
+def reverse_uva(data: Reverse = DATA) -> RunConfig:
     return RunConfig(
         recipe="reverse-uva",
-        model=replace(presets.reverse_uva(), context_length=length),
-        data=DataConfig(name="reverse", length=length),
+        model=replace(presets.reverse_uva(), context_length=data.context_length),
+        data=data,
         optimizer=OptimizerConfig(lr=5e-4, weight_decay=0.0, schedule="cosine", warmup=50, grad_clip=5.0),
         training=TrainingConfig(epochs=10, batch_size=128, precision="float32", threads=1),
-        objective="token-classification",
     )

@@ -21,9 +21,7 @@ from clearhead.training.distributed import check_same_shapes
 from clearhead.training.run_directory import RunDirectory
 from clearhead.training.snapshots import safetensors_header
 
-PATHS = ("data.folder", "data.file", "data.train_file", "data.test_file")
-"""locations of the data: files may be moved, and their contents are compared by digest"""
-AFFECT_OUTPUTS = ("model.", "data.", "objective", "seed", "training.tta")
+AFFECT_OUTPUTS = ("model.", "data.", "seed", "training.tta")
 """prefixes of settings that determine the outputs or their evaluation"""
 TRAINING_ONLY = ("dropout", "drop_path")
 """suffixes of model settings that have no effect in inference"""
@@ -54,8 +52,10 @@ def config_for_inference(run: RunDirectory, checkpoint: Checkpoint) -> RunConfig
             f"checkpoint's own config: {describe_changes(conflicts)}"
         )
         saved = RunConfig.from_dict(checkpoint.state["config"])
-        paths = {name.removeprefix("data."): getattr(config.data, name.removeprefix("data.")) for name in PATHS}
-        config = replace(saved, data=replace(saved.data, **paths))
+        if type(saved.data) is type(config.data):
+            paths = {name: getattr(config.data, name) for name in config.task.file_fields}
+            saved = replace(saved, data=replace(saved.data, **paths))
+        config = saved
         changes = {}
     check_model_matches(config.model, checkpoint.model)
     if other_changes := {name: change for name, change in changes.items() if name not in CHANGED_BY_RESUME}:
@@ -80,9 +80,11 @@ def check_config_matches(run: Path, config: RunConfig, checkpoint: Checkpoint) -
 
 
 def changes_in(config: RunConfig, checkpoint: Checkpoint) -> Changes:
-    """Settings that differ from those in the checkpoint, without paths."""
+    """Settings that differ from those in the checkpoint, without paths: files may be moved, and their contents are
+    compared by digest."""
     changes = changes_since_saved(checkpoint.state.get("config"), config)
-    return {name: change for name, change in changes.items() if name not in PATHS}
+    paths = [f"data.{name}" for name in config.task.file_fields]
+    return {name: change for name, change in changes.items() if name not in paths}
 
 
 def affects_outputs(name: str) -> bool:

@@ -7,9 +7,11 @@ import math
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_type_hints
 
-from clearhead.data.datasets import TTA, DataConfig
+from clearhead.data.options import TTA
 from clearhead.files import from_json, to_json
 from clearhead.models.config import LanguageConfig, ModelConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
+from clearhead.tasks.registry import find_task
+from clearhead.tasks.task import Task
 from clearhead.validation import (
     check_choice,
     check_int,
@@ -23,15 +25,6 @@ OptimizerName = Literal["adamw", "muon"]
 Schedule = Literal["cosine", "linear", "constant"]
 Precision = Literal["float32", "bf16", "auto"]
 Compile = Literal["auto", "on", "off"]
-ObjectiveName = Literal[
-    "classification",
-    "token-classification",
-    "binary-classification",
-    "regression",
-    "set-pointer",
-    "seq2seq",
-    "causal-lm",
-]
 
 MAX_SEED = 2**63 - 1
 """the largest seed that torch's generators accept"""
@@ -193,38 +186,38 @@ class RunConfig:
     recipe: str
     """the recipe that these settings come from"""
     model: ModelConfig
-    data: DataConfig
+    data: Task
+    """the task, with the options of its data"""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: TrainingConfig
-    objective: ObjectiveName = "classification"
-    """the loss and what counts as correct: see training/objectives.py"""
     seed: int = 0
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
 
     def __post_init__(self) -> None:
-        check_choice(objective=(self.objective, ObjectiveName))
         check_int(0, MAX_SEED, seed=self.seed)
         if self.training.tta != "none" and not isinstance(self.model, VisionConfig):
             raise ValueError(f"test-time augmentation is for images, got tta={self.training.tta!r}; set it to 'none'")
 
+    @property
+    def task(self) -> Task:
+        """The same as `data`, where its methods matter rather than its options."""
+        return self.data
+
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; the model's `kind` names its config class."""
+        """Plain values for JSON; the model's `kind` and the data's `name` select their config classes."""
         (kind,) = [name for name, kind in MODELS.items() if type(self.model) is kind]
         values = asdict(self)
-        return values | {"model": {"kind": kind} | values["model"]}
+        return values | {"model": {"kind": kind} | values["model"], "data": self.data.to_dict()}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "RunConfig":
         model = values.get("model") if isinstance(values, dict) else None
-        if isinstance(model, dict) and "hidden" in model and "mlp_dim" not in model:
+        is_old_model = isinstance(model, dict) and "hidden" in model and "mlp_dim" not in model
+        if is_old_model or (isinstance(values, dict) and "objective" in values):
             raise ValueError(
                 "this run was made by an earlier version of Clearhead, with other names of settings and weights; "
                 "train it again"
             )
-        if isinstance(values, dict) and isinstance(
-            values.get("data"), dict
-        ):  # runs without `fit` were trained on center-cropped pictures
-            values = values | {"data": {"fit": "crop"} | values["data"]}
         return read(cls, values, "a run")
 
     def changes_since(self, before: "RunConfig") -> dict[str, tuple[Any, Any]]:
@@ -259,7 +252,10 @@ def read(kind: Any, values: Any, what: str) -> Any:
         name, values = values.get("kind"), {key: value for key, value in values.items() if key != "kind"}
         check_name(name, MODELS, "kind of model")
         kind = MODELS[name]  # type: ignore[index]
-    types = get_type_hints(kind)
+    if kind is Task:
+        kind, values = find_task(values.get("name")), {key: value for key, value in values.items() if key != "name"}
+    hints = get_type_hints(kind)
+    types = {field.name: hints[field.name] for field in fields(kind)}
     for name in values:
         check_name(name, types, f"field of {what}")
     nested = {

@@ -16,18 +16,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.data import datasets
 from clearhead.data.batches import Batches
 from clearhead.data.dataset import Dataset, lengths_of
 from clearhead.data.prng import fold_in
 from clearhead.data.vocab import PAD
 from clearhead.insight.leaks import Leak, future_leak, padding_leak
-from clearhead.models.config import LanguageConfig, Seq2SeqConfig, VisionConfig, build_model
+from clearhead.models.config import LanguageConfig, Seq2SeqConfig, build_model
 from clearhead.nn.blocks import eval_mode
+from clearhead.tasks.objectives import Objective, shift_right
 from clearhead.training import distributed
 from clearhead.training.config import Compile, Precision, RunConfig
 from clearhead.training.distributed import Ranks, preserved_rng, replicated
-from clearhead.training.objectives import OBJECTIVES, Objective, microbatches, shift_right, to_device
+from clearhead.training.evaluation import microbatches, to_device
 from clearhead.training.optim import Optimizers, WeightEMA
 
 WARMUP_STEPS, TIMED_STEPS = 1, 7
@@ -51,6 +51,7 @@ class TrainContext:
     ranks: Ranks
     data: Dataset
     batches: Batches
+    objective: Objective
     model: nn.Module
     """the plain model, whose parameter names are those of the checkpoints"""
     forward: Callable[..., Tensor]
@@ -61,10 +62,6 @@ class TrainContext:
     is_compiled: bool
     precision_reason: str = ""
     """why "auto" chose this precision; "" if the config named one"""
-
-    @property
-    def objective(self) -> Objective:
-        return OBJECTIVES[self.config.objective]
 
     @property
     def n_steps(self) -> int:
@@ -97,13 +94,12 @@ class TrainContext:
 def build_context(config: RunConfig, ranks: Ranks, *, shard: bool, report: Callable[[str], None]) -> TrainContext:
     """Build all parts of a run. `report` receives warnings; ValueError if the config does not match the data."""
     check_microbatches(config, ranks.world_size)
-    data = datasets.load_dataset(config.data, config.seed)
+    data, objective = config.task.load(config.seed), config.task.objective
     if config.training.patience and not len(data.validation):
         report("patience has no effect without validation examples; set --data.validation")
-    check_classes(config, data)
-    check_vocab_sizes(config, data)
+    check_labels(config, data)
     check_lengths(config, data)
-    batches = Batches(data, config.data, config.training.batch_size, config.seed)
+    batches = config.task.batches(data, config.training.batch_size, config.seed)
     torch.manual_seed(config.seed)  # all ranks start with the same weights
     model = build_model(config.model).to(ranks.device)
     fast: Callable[..., Tensor] = model
@@ -113,9 +109,9 @@ def build_context(config: RunConfig, ranks: Ranks, *, shard: bool, report: Calla
     if is_sharded:
         distributed.shard(model)
     else:
-        fast = compile_model(model, config.training.compile, warmup_forward(config, batches, ranks), report)
+        fast = compile_model(model, config.training.compile, warmup_forward(objective, batches, ranks), report)
     forward = model if is_sharded else replicated(fast, ranks)
-    config, reason = with_precision(config, model, forward, batches, ranks)
+    config, reason = with_precision(config, objective, model, forward, batches, ranks)
     # on a GPU, Muon computes its matrix products in bf16 too
     muon_in_bf16 = config.training.precision == "bf16" and ranks.device.type == "cuda"
     optimizers = Optimizers(model, config.optimizer, torch.bfloat16 if muon_in_bf16 else torch.float32)
@@ -126,6 +122,7 @@ def build_context(config: RunConfig, ranks: Ranks, *, shard: bool, report: Calla
         ranks=ranks,
         data=data,
         batches=batches,
+        objective=objective,
         model=model,
         forward=forward,
         optimizers=optimizers,
@@ -137,14 +134,19 @@ def build_context(config: RunConfig, ranks: Ranks, *, shard: bool, report: Calla
 
 
 def with_precision(
-    config: RunConfig, model: nn.Module, forward: Callable[..., Tensor], batches: Batches, ranks: Ranks
+    config: RunConfig,
+    objective: Objective,
+    model: nn.Module,
+    forward: Callable[..., Tensor],
+    batches: Batches,
+    ranks: Ranks,
 ) -> tuple[RunConfig, str]:
     """The config with "auto" resolved to the faster precision, and the reason. All ranks choose the same."""
     training = config.training
     if training.precision != "auto":
         return config, ""
     batch = to_device(batches.at(0, ranks.rank, ranks.world_size), ranks.device)
-    first, objective = microbatches(batch, training.grad_accum_steps)[0], OBJECTIVES[config.objective]
+    first = microbatches(batch, training.grad_accum_steps)[0]
 
     def step(precision: Precision) -> None:
         with autocast(precision, ranks.device):
@@ -159,12 +161,12 @@ def with_precision(
     return replace(config, training=replace(training, precision=precision)), reason
 
 
-def warmup_forward(config: RunConfig, batches: Batches, ranks: Ranks) -> Callable[[Callable[..., Tensor]], Tensor]:
+def warmup_forward(objective: Objective, batches: Batches, ranks: Ranks) -> Callable[[Callable[..., Tensor]], Tensor]:
     """A function that calls a model with the first batch and returns its outputs."""
 
     def forward_first_batch(forward: Callable[..., Tensor]) -> Tensor:
         batch = to_device(batches.at(0, ranks.rank, ranks.world_size), ranks.device)
-        return OBJECTIVES[config.objective].compute_outputs(forward, batch)
+        return objective.compute_outputs(forward, batch)
 
     return forward_first_batch
 
@@ -179,27 +181,11 @@ def check_microbatches(config: RunConfig, world_size: int) -> None:
         )
 
 
-def check_classes(config: RunConfig, data: Dataset) -> None:
-    if isinstance(config.model, VisionConfig) and data.classes and len(data.classes) != config.model.num_classes:
-        raise ValueError(
-            f"num_classes must match {config.data.name}, which has {len(data.classes)} classes, got "
-            f"num_classes={config.model.num_classes}; set --model.num-classes {len(data.classes)}"
-        )
-
-
-def check_vocab_sizes(config: RunConfig, data: Dataset) -> None:
-    """The model's vocabularies must have the size of the data's, if the data has any."""
-    sizes = {}
-    if isinstance(config.model, Seq2SeqConfig):
-        sizes = {"src_vocab_size": len(data.vocab), "tgt_vocab_size": len(data.classes)}
-    if isinstance(config.model, LanguageConfig):
-        sizes = {"vocab_size": len(data.vocab)}
-    for name, size in sizes.items():
-        if size and getattr(config.model, name) != size:
-            raise ValueError(
-                f"{name} must match the vocabulary of {config.data.name}, which has {size} tokens, got "
-                f"{name}={getattr(config.model, name)}; set --model.{name.replace('_', '-')} {size}"
-            )
+def check_labels(config: RunConfig, data: Dataset) -> None:
+    """The model must have an output for each class, and an embedding for each token, that the data names."""
+    for name, n in config.task.label_counts(config.model).items():
+        if (size := len(getattr(data, name))) not in (0, n):
+            raise ValueError(f"{config.data.name} has {size} {name}, got a model for {n}")
 
 
 def check_lengths(config: RunConfig, data: Dataset) -> None:

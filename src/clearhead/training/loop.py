@@ -15,13 +15,13 @@ import torch
 
 from clearhead.data.augment import tta_note
 from clearhead.data.dataset import Examples
-from clearhead.data.datasets import TTA
+from clearhead.data.options import TTA
 from clearhead.training import checkpoint
 from clearhead.training.compatibility import check_config_matches
 from clearhead.training.config import OptimizerConfig, RunConfig
 from clearhead.training.context import TrainContext, autocast, build_context, check_masks, isolated_torch_state
 from clearhead.training.distributed import Ranks, current_ranks, gradient_sync
-from clearhead.training.objectives import (
+from clearhead.training.evaluation import (
     NUM_SUMS,
     compute_metrics,
     evaluate,
@@ -39,7 +39,6 @@ from clearhead.training.progress import (
     StoppedError,
     StopRequest,
     count,
-    next_commands,
     oversubscription_hint,
     padding_summary,
     stopping_on_signals,
@@ -105,7 +104,7 @@ def train(
         result = fit(ctx, run, display)
         if run and result.reason != "stopped":
             display.info(f"saved in {run.path}; next:")
-            for command in next_commands(config, has_test=result.test is not None):
+            for command in config.task.next_commands(has_test=result.test is not None):
                 display.info(f"  clearhead {command.format(run.path)}")
         return result
 

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import cycle, islice
 from types import FrameType
 from typing import Any
 
@@ -19,8 +18,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from clearhead.messages import FaultTolerantStream, duration, printable, safe_console
-from clearhead.models.config import VisionConfig
-from clearhead.training.config import RunConfig
 
 FINISHED = 0
 """exit code: training has finished, or stopped early, and the test set was evaluated"""
@@ -125,22 +122,6 @@ class SilentDisplay(Display):
 
     def warn(self, message: str) -> None:
         pass
-
-
-def next_commands(config: RunConfig, *, has_test: bool) -> list[str]:
-    """Commands for a trained run of this kind, in which {} stands for its path."""
-    look = ["look {} --sample 0"] if has_test else []
-    match config.objective:
-        case "causal-lm":
-            return ["sample {}", *look, "curves {}"]
-        case "seq2seq":
-            return ["predict {} thorough", "look {} --text thorough", "curves {}"]
-        case "set-pointer":
-            return [*look, "predictions {}", "curves {}"]
-    if isinstance(config.model, VisionConfig):
-        return [*look, "predict {} IMAGE", "curves {}"]
-    digits = islice(cycle("3141592653589793"), config.data.length)
-    return [f"predict {{}} --ids {' '.join(digits)}", *look, "curves {}"]
 
 
 def padding_summary(fraction: float, unsorted: float) -> str:

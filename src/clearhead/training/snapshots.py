@@ -90,7 +90,7 @@ def snapshot_inputs(ctx: "TrainContext") -> "Batch":
 
     from clearhead.data.batches import evaluation_batches
     from clearhead.data.dataset import Subset
-    from clearhead.training.objectives import to_device
+    from clearhead.training.evaluation import to_device
 
     examples = ctx.data.validation if len(ctx.data.validation) else ctx.data.train
     n = min(ctx.config.snapshots.inputs, len(examples))

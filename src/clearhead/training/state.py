@@ -14,16 +14,15 @@ import torch
 from torch import Tensor
 
 from clearhead.data.dataset import Dataset, Normalize
-from clearhead.data.datasets import changed_files, digests
 from clearhead.data.prng import fold_in
 from clearhead.files import from_json, to_json
-from clearhead.models.config import LanguageConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
+from clearhead.tasks.task import changed_files
 from clearhead.training.checkpoint import Checkpoint
 from clearhead.training.compatibility import announce_changes
 from clearhead.training.config import MAX_STEPS, RunConfig
 from clearhead.training.context import TrainContext
 from clearhead.training.distributed import gather_full, load_tensors
-from clearhead.training.objectives import NUM_SUMS
+from clearhead.training.evaluation import NUM_SUMS
 from clearhead.training.optim import eval_weights
 from clearhead.training.run_directory import RunDirectory
 from clearhead.validation import is_number
@@ -111,17 +110,7 @@ class DataInfo:
 
     def check_matches(self, config: RunConfig) -> None:
         """ValueError unless there is a class name for each output of the model, and a token for each id."""
-        match config.model:
-            case VisionConfig(num_classes=n):
-                expected = {"classes": n}
-            case Seq2SeqConfig(src_vocab_size=src_vocab_size, tgt_vocab_size=tgt_vocab_size):
-                expected = {"vocab": src_vocab_size, "classes": tgt_vocab_size}
-            case LanguageConfig(vocab_size=n):
-                expected = {"vocab": n}
-            case PredictorConfig(out_features=n) if config.objective in ("classification", "token-classification"):
-                expected = {"classes": n}
-            case _:
-                expected = {"classes": 2} if config.objective == "binary-classification" else {}
+        expected = config.task.label_counts(config.model)
         for name, n in expected.items():
             if (length := len(getattr(self, name))) != n:
                 raise ValueError(f"{name} in the checkpoint must have {n} entries, as its model has, got {length}")
@@ -185,7 +174,7 @@ def changed_file_messages(run: RunDirectory | None, config: RunConfig) -> Iterat
         yield
     except (ValueError, LookupError):
         if run and (latest := run.latest_checkpoint()):
-            check_files(latest.state, digests(config.data))
+            check_files(latest.state, config.task.digests())
         raise
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from clearhead.data import datasets
 from clearhead.inference.evaluate import loss_and_accuracy
 from clearhead.inference.predictions import confusion
 from clearhead.inference.run import Run
@@ -25,12 +24,14 @@ SMALL = {
 @pytest.mark.parametrize(
     ("precision", "tta", "eval_batch_size"), [("float32", "none", 512), ("bf16", "flip", 512), ("float32", "flip", 77)]
 )
-def test_all_four_agree_whatever_the_precision_of_training(tmp_path, monkeypatch, precision, tta, eval_batch_size):
+def test_training_evaluate_confusion_and_predict_report_the_same_accuracy(
+    tmp_path, monkeypatch, precision, tta, eval_batch_size
+):
     monkeypatch.chdir(tmp_path)
     changes = {"training.precision": precision, "training.tta": tta, "training.eval_batch_size": eval_batch_size}
     tested = train("mnist", "run", changes=SMALL | changes, quiet=True)
     session = Run("runs/run")
-    data = datasets.load_dataset(session.config.data, session.config.seed)
+    data = session.config.data.load(session.config.seed)
     images, labels = data.test.get_batch(torch.arange(len(data.test)))
     answers = [answer.label for answer in session.predict(images)]
     n_right = sum(answer == session.classes[label] for answer, label in zip(answers, labels.tolist(), strict=True))

@@ -1,34 +1,29 @@
-"""Objectives: the loss that training minimizes, which predictions are correct, and exact evaluation with both.
+"""Objectives: the loss that training minimizes, and which predictions are correct.
 
-A loss is the sum over the examples of a batch, not the mean, and metrics are computed from sums and counts. These add
-up over batches, microbatches and ranks; dividing by the number of all examples gives the exact mean.
+A loss is the sum over the examples of a batch, not the mean. Sums add up over batches, microbatches and ranks; dividing
+by the number of all examples gives the exact mean.
 
 Dims: B batch, L length, Q target length, V classes or vocabulary, S elements of a set.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from clearhead.data.augment import tta_mean
-from clearhead.data.batches import Batch, evaluation_batches
-from clearhead.data.dataset import Examples, Normalize
-from clearhead.data.datasets import TTA
+from clearhead.data.batches import Batch
 from clearhead.data.vocab import BOS, IGNORE_INDEX, PAD
-from clearhead.nn.blocks import eval_mode
-from clearhead.training.config import EVAL_BATCH_SIZE
-from clearhead.training.distributed import SINGLE_PROCESS, Ranks, has_float64
-
-NUM_SUMS = 5
-"""numbers that `metric_sums` returns"""
 
 
 class Objective(Protocol):
-    """What a model is trained for. Implementations are stateless; OBJECTIVES maps their names to them."""
+    """What a model is trained for. Implementations are stateless."""
+
+    has_classes: bool = False
+    """whether a confusion matrix makes sense"""
+    is_number: bool = False
+    """whether predictions are numbers rather than classes"""
 
     def compute_outputs(self, forward: Callable[..., Tensor], batch: Batch) -> Tensor:
         """The outputs of the model for a batch."""
@@ -50,12 +45,23 @@ class Objective(Protocol):
         """Which predictions are correct: bool (B,), or (B,L) with one prediction per token."""
         ...
 
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """The probability of each class, (B,V)."""
+        return outputs.softmax(-1)
+
+    def decode(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The predicted classes and their probabilities."""
+        classes = outputs.argmax(-1)  # of logits: different ones may have probabilities that round to the same number
+        return classes, outputs.softmax(-1).gather(-1, classes[..., None])[..., 0]
+
 
 class Classification(Objective):
     """One of V classes per example: logits (B,V), targets (B,).
 
     With mixup, the loss is lam * loss(targets) + (1 - lam) * loss(targets_b).
     """
+
+    has_classes = True
 
     def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
         outputs = outputs.float()
@@ -76,6 +82,8 @@ class Classification(Objective):
 class TokenClassification(Objective):
     """One of V classes per token: logits (B,L,V), targets (B,L). An example's loss is the mean over its tokens."""
 
+    has_classes = True
+
     def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
         logits, targets = outputs.float().flatten(0, 1), batch.targets.flatten()
         return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing) / batch.targets.shape[1]
@@ -87,6 +95,8 @@ class TokenClassification(Objective):
 class BinaryClassification(Objective):
     """Two classes, 0 and 1: one logit (B,1), targets (B,)."""
 
+    has_classes = True
+
     def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
         targets = batch.targets.float() * (1 - smoothing) + smoothing / 2
         return F.binary_cross_entropy_with_logits(outputs.float().squeeze(-1), targets, reduction="sum")
@@ -94,15 +104,29 @@ class BinaryClassification(Objective):
     def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
         return (outputs.squeeze(-1) > 0) == (batch.targets > 0.5)
 
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        return torch.cat([torch.zeros_like(outputs), outputs], dim=-1).softmax(-1)  # softmax([0, z]) is sigmoid(z)
+
+    def decode(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logits = outputs.squeeze(-1)
+        return (logits > 0).long(), logits.abs().sigmoid()
+
 
 class Regression(Objective):
     """A number (B,1), trained with the squared error to the target (B,); correct if both round to the same integer."""
+
+    is_number = True
 
     def loss(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> Tensor:
         return F.mse_loss(outputs.float().squeeze(-1), batch.targets.float(), reduction="sum")
 
     def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
         return outputs.squeeze(-1).round() == batch.targets.round()
+
+    def decode(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The predicted numbers, and their absolute errors."""
+        values = outputs.squeeze(-1)
+        return values, (values - targets).abs()
 
 
 class SetPointer(Objective):
@@ -114,6 +138,9 @@ class SetPointer(Objective):
 
     def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
         return outputs.squeeze(-1).argmax(dim=-1) == batch.targets
+
+    def decode(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return super().decode(outputs.squeeze(-1), targets)
 
 
 class SequenceToSequence(Objective):
@@ -158,121 +185,7 @@ class CausalLM(Objective):
         return outputs.argmax(dim=-1) == batch.targets
 
 
-OBJECTIVES: dict[str, Objective] = {
-    "classification": Classification(),
-    "token-classification": TokenClassification(),
-    "binary-classification": BinaryClassification(),
-    "regression": Regression(),
-    "set-pointer": SetPointer(),
-    "seq2seq": SequenceToSequence(),
-    "causal-lm": CausalLM(),
-}
-
-
 def shift_right(targets: Tensor) -> Tensor:
     """The decoder's inputs: BOS, followed by the targets without their last token. (B,Q) -> (B,Q)"""
     bos = torch.full_like(targets[:, :1], BOS)
     return torch.cat([bos, targets[:, :-1].masked_fill(targets[:, :-1] == IGNORE_INDEX, PAD)], dim=1)
-
-
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    if batch.inputs.device == device:
-        return batch
-
-    def move(tensor: Tensor) -> Tensor:
-        return tensor.to(device, non_blocking=device.type == "cuda")  # MPS may read the memory after it is reused
-
-    targets_b, lam = (None if t is None else move(t) for t in (batch.targets_b, batch.lam))
-    return Batch(move(batch.inputs), move(batch.targets), targets_b, lam, batch.num_global)
-
-
-def microbatches(batch: Batch, n: int) -> list[Batch]:
-    """Split a batch into n parts whose sizes differ by at most one."""
-    if n == 1:
-        return [batch]
-    targets_b, lam = ([None] * n if t is None else t.tensor_split(n) for t in (batch.targets_b, batch.lam))
-    parts = zip(batch.inputs.tensor_split(n), batch.targets.tensor_split(n), targets_b, lam, strict=True)
-    return [Batch(*part, batch.num_global) for part in parts]
-
-
-def zero_sums(device: torch.device) -> Tensor:
-    """Where `metric_sums` are added up: float64 on the device, or on the CPU if the device has no float64."""
-    return torch.zeros(NUM_SUMS, dtype=torch.float64, device=device if has_float64(device) else "cpu")
-
-
-def metric_sums(loss: Tensor, correct: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Sums for `compute_metrics`, which add up over batches and ranks. correct (B,) or (B,L) -> (5,)
-
-    The five numbers are: loss, examples, correct predictions, predictions, and examples with only correct predictions.
-    Predictions where `mask` is False are not counted. The dtype is float64; on MPS, which lacks it, float32, in which
-    the numbers of one batch are exact too.
-    """
-    n_examples, dtype = correct.shape[0], torch.float64 if has_float64(loss.device) else torch.float32
-    correct = correct[:, None] if correct.dim() == 1 else correct.flatten(1)
-    if mask is None:
-        n_predictions = loss.new_full((), correct.numel(), dtype=dtype)
-        exact_match = correct.all(dim=1)
-    else:
-        n_predictions = mask.sum().to(dtype)
-        exact_match, correct = (correct | ~mask.flatten(1)).all(dim=1), correct & mask.flatten(1)
-    return torch.stack(
-        [
-            loss.detach().to(dtype),
-            loss.new_full((), n_examples, dtype=dtype),
-            correct.sum().to(dtype),
-            n_predictions,
-            exact_match.sum().to(dtype),
-        ]
-    )
-
-
-def compute_metrics(sums: list[float]) -> dict[str, float]:
-    """Mean loss and accuracy; with several predictions per example, also `exact_match`.
-
-    `exact_match` is the fraction of examples with only correct predictions.
-    """
-    loss, n_examples, n_correct, n_predictions, n_exact = sums
-    metrics = {"loss": loss / n_examples, "accuracy": n_correct / n_predictions}
-    return metrics if n_predictions == n_examples else metrics | {"exact_match": n_exact / n_examples}
-
-
-def evaluate(
-    model: nn.Module,
-    objective: Objective,
-    examples: Examples,
-    normalize: Normalize | None,
-    ranks: Ranks = SINGLE_PROCESS,
-    *,
-    batch_size: int = EVAL_BATCH_SIZE,
-    tta: TTA = "none",
-    on_batch: Callable[[Batch, Tensor], None] | None = None,
-) -> dict[str, float]:
-    """Metrics over all examples, equal on all ranks; each example counts once, for any number of ranks.
-
-    The model runs in float32, whatever the precision of training, so that a run has the same accuracy on every machine.
-    With test-time augmentation, the outputs are averaged over the views. `on_batch` is called with each batch of this
-    rank and the model's outputs.
-    """
-    sums = zero_sums(ranks.device)
-    with eval_mode(model), torch.inference_mode():
-        for batch in evaluation_batches(examples, normalize, batch_size, ranks.rank, ranks.world_size):
-            batch = to_device(batch, ranks.device)
-            outputs = tta_outputs(model, objective, batch, tta)
-            if on_batch is not None:
-                on_batch(batch, outputs)
-            loss, correct = objective.loss(outputs, batch), objective.correct(outputs, batch)
-            sums += metric_sums(loss, correct, objective.loss_mask(batch)).to(sums.device)
-    return compute_metrics(ranks.all_reduce_sum(sums).tolist())
-
-
-def tta_outputs(model: nn.Module, objective: Objective, batch: Batch, tta: TTA) -> Tensor:
-    """The model's outputs, averaged over the views of test-time augmentation.
-
-    A rank whose part of the batch is empty runs the model on zeros, because sharded weights are gathered by all ranks.
-    """
-    n = len(batch.inputs)
-    if not n:
-        inputs, targets = (side.new_zeros(1, *side.shape[1:]) for side in (batch.inputs, batch.targets))
-        batch = replace(batch, inputs=inputs, targets=targets)
-    outputs = tta_mean(lambda view: objective.compute_outputs(model, replace(batch, inputs=view)), batch.inputs, tta)
-    return outputs[:n]

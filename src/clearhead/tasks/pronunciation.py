@@ -1,57 +1,53 @@
-"""Generation with a run: pronunciations by beam search (`pronounce`), samples of a language model (`words`, `text`).
+"""Pronunciation of words by beam search, with ensembles, error rates and figures of the attention.
 
-Pronunciation is grapheme-to-phoneme conversion; it has ensembles and figures of the attention.
+The word error rate (WER) is the fraction of words whose pronunciation equals none of those in the dictionary; the
+phoneme error rate (PER) is the edit distance to the nearest pronunciation over its length, summed over all words.
 
 Dims: B batch, H heads, Q phones, K letters.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
-from typing import TYPE_CHECKING, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from clearhead.data.dataset import SequencePairs
-from clearhead.data.prng import fold_in
+from clearhead.data.pronounce import check_vocab, load_splits
 from clearhead.data.vocab import (
     BOS,
     EOS,
     MAX_WORD_LENGTH,
     PAD,
     SPECIAL_TOKENS,
+    Pronunciations,
     Vocabulary,
-    text_to_tokens,
-    tokens_to_text,
+    read_dictionary,
 )
 from clearhead.drawing import displayable
-from clearhead.inference.run import Prediction, Run
 from clearhead.insight.head_plots import draw_head_importance
 from clearhead.insight.heads import entropy, head_importance
 from clearhead.insight.plots import draw_alignment, draw_head_grid
 from clearhead.insight.trace import AttentionTrace, look
-from clearhead.models.generate import Beam, Sampling, free_positions
-from clearhead.models.language import LanguageModel
+from clearhead.models.generate import Beam, free_positions
 from clearhead.models.seq2seq import Ensemble, Seq2Seq
+from clearhead.tasks.report import Example, Prediction, Report, Row
+from clearhead.tasks.task import PartName, TrainedRun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from clearhead.tasks.pronounce import Pronounce
+
+RunT = TypeVar("RunT", bound=TrainedRun)
 MAX_PHONES = MAX_WORD_LENGTH + 1
 """the length limit of a pronunciation in a dictionary, plus the end-of-sequence token"""
 BEAM = Beam(5)
-SAMPLING_BATCH_SIZE = 256
-"""each batch draws its own random numbers, so a different size gives different samples"""
-MAX_WORD_LETTERS = 40
-"""longer words are truncated"""
-MAX_COUNT = 1_000_000
-"""limit for the number of samples, and for the tokens of each"""
-LINE_BREAK = "\n"
-"""replaces an empty prompt if it is in the vocabulary"""
-
 CROSS_ATTENTION = "cross_attn"
 """part of the module path of each cross-attention layer"""
 HEAD_GRIDS = {
@@ -88,7 +84,7 @@ class Pronunciation:
         return " ".join(self.phones if self.ended else (*self.phones, "..."))
 
 
-def pronounce(run: Run, words: Sequence[str], beam: Beam = BEAM) -> list[list[Pronunciation]]:
+def pronounce(run: TrainedRun, words: Sequence[str], beam: Beam = BEAM) -> list[list[Pronunciation]]:
     """The candidates of the beam search for each word, best first."""
     model = run.model
     if not isinstance(model, Seq2Seq | Ensemble):
@@ -99,7 +95,7 @@ def pronounce(run: Run, words: Sequence[str], beam: Beam = BEAM) -> list[list[Pr
     results: list[list[Pronunciation]] = [[] for _ in words]
     models = model.models if isinstance(model, Ensemble) else [model]
     max_phones = min(free_positions(each.config, 1, MAX_PHONES) for each in models)
-    batch_size = run.config.training.eval_batch_size // max(1, beam.size // BEAM.size)
+    batch_size = run.eval_batch_size // max(1, beam.size // BEAM.size)
     for indices in order.split(max(1, batch_size)):
         source, _ = sources.get_batch(indices)
         output = model.generate(
@@ -119,7 +115,24 @@ def pronounce(run: Run, words: Sequence[str], beam: Beam = BEAM) -> list[list[Pr
     return results
 
 
-def predict_words(run: Run, words: Sequence[str]) -> list[Prediction]:
+def check_words(run: TrainedRun, inputs: Any) -> list[str]:
+    """Words as a list of strings; ValueError for inputs of another kind."""
+    words = [inputs] if isinstance(inputs, str | Path) else list(inputs)
+    if not words:
+        raise ValueError("predict needs at least one input, got none")
+    if not isinstance(words[0], str | Path):
+        kind = "images" if getattr(inputs, "ndim", 1) > 1 else "digits"
+        raise ValueError(f"{run.path} takes words, got {kind}; pass words")
+    return [str(word) for word in words]
+
+
+def word_example(run: TrainedRun, word: str) -> Example:
+    """A word with its best pronunciation."""
+    best = pronounce(run, [word])[0][0]
+    return Example(torch.tensor([letter_ids(run, word)]), str(best), word=word)
+
+
+def predict_words(run: TrainedRun, words: Sequence[str]) -> list[Prediction]:
     """The best candidate of each word, with the probabilities of all."""
     return [
         Prediction(str(best), math.exp(best.score), {str(one): math.exp(one.score) for one in (best, *others)})
@@ -127,8 +140,8 @@ def predict_words(run: Run, words: Sequence[str]) -> list[Prediction]:
     ]
 
 
-def ensemble(runs: Sequence[Run]) -> Run:
-    """A run whose model averages the predictions of several runs, with the data of the first one."""
+def ensemble(runs: Sequence[RunT]) -> RunT:
+    """A run whose model averages the predictions of several runs; its data is that of the first."""
     first = runs[0]
     for other in runs:
         if not isinstance(other.model, Seq2Seq):
@@ -144,12 +157,12 @@ def ensemble(runs: Sequence[Run]) -> Run:
     return joint
 
 
-def phones_of(run: Run, ids: Sequence[int]) -> tuple[str, ...]:
+def phones_of(run: TrainedRun, ids: Sequence[int]) -> tuple[str, ...]:
     """The phones before the end-of-sequence token, and any other special token among them."""
     return tuple(run.classes[i] for i in takewhile(lambda i: i != EOS, ids))
 
 
-def letter_ids(run: Run, word: str) -> list[int]:
+def letter_ids(run: TrainedRun, word: str) -> list[int]:
     letters = word.strip().lower()
     if not letters:
         raise ValueError(f"a word must have letters, got {word!r}")
@@ -158,26 +171,26 @@ def letter_ids(run: Run, word: str) -> list[int]:
     return Vocabulary(run.vocab).encode(letters)
 
 
-def predicted_phones(run: Run, word: str) -> tuple[str, ...]:
+def predicted_phones(run: TrainedRun, word: str) -> tuple[str, ...]:
     """The best pronunciation of a word, with the end-of-sequence token if it was reached."""
     best = pronounce(run, [word])[0][0]
     return (*best.phones, SPECIAL_TOKENS[EOS]) if best.ended else best.phones
 
 
-def decoder_inputs(run: Run, word: str, phones: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
+def decoder_inputs(run: TrainedRun, word: str, phones: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
     """letters (1,K), the phones before each position (1,Q), and the phones themselves (1,Q)"""
     target = torch.tensor([Vocabulary(run.classes).encode(phones)])
     shifted = torch.cat([torch.full((1, 1), BOS), target[:, :-1]], dim=1)
     return torch.tensor([letter_ids(run, word)]), shifted, target
 
 
-def trace_word(run: Run, word: str) -> AttentionTrace:
+def trace_word(run: TrainedRun, word: str) -> AttentionTrace:
     """The attention under teacher forcing with the best pronunciation of a word."""
     letters, shifted, _ = decoder_inputs(run, word, predicted_phones(run, word))
     return look(run.model, letters, shifted)
 
 
-def word_figures(run: Run, word: str, heading: str = "") -> "Iterator[tuple[str, str, Figure]]":
+def word_figures(run: TrainedRun, word: str, heading: str = "") -> "Iterator[tuple[str, str, Figure]]":
     """(file name, title, figure) for each figure; the heading is drawn below the title."""
     phones, letters = predicted_phones(run, word), tuple(map(displayable, word.strip().lower()))
     *inputs, target = decoder_inputs(run, word, phones)
@@ -219,53 +232,94 @@ def sharpest(layers: dict[str, Tensor]) -> tuple[str, Tensor]:
     return name, means[name][0, 0]
 
 
-def draw_samples(run: Run, prompt: str, strategy: Sampling, *, n: int, max_new_tokens: int) -> list[str]:
-    """n continuations of a prompt, including the prompt. A word ends at its end-of-sequence token; a text is continued
-    by max_new_tokens tokens."""
-    if not isinstance(run.model, LanguageModel):
-        raise ValueError(
-            f"sampling needs a language model (recipes words and text), got {run.path}, which takes {run.input_kind}; "
-            f"try clearhead predict {run.path}"
-        )
-    if not (1 <= n <= MAX_COUNT and 1 <= max_new_tokens <= MAX_COUNT):
-        raise ValueError(f"n and max_new_tokens must be from 1 to {MAX_COUNT}, got {n} and {max_new_tokens}")
-    samples: list[str] = []
-    for i in range(0, n, SAMPLING_BATCH_SIZE):
-        n_batch = min(SAMPLING_BATCH_SIZE, n - i)
-        samples += sample_batch(run, run.model, prompt, with_seed(strategy, "sample", i), n_batch, max_new_tokens)
-    return samples
+@dataclass(frozen=True)
+class ErrorRates:
+    words: int
+    wrong: int
+    """words whose pronunciation equals none of those in the dictionary"""
+    phones: int
+    """of the nearest pronunciations"""
+    errors: int
+    """insertions, deletions and substitutions"""
+
+    @property
+    def word_error_rate(self) -> float:
+        return self.wrong / self.words
+
+    @property
+    def phoneme_error_rate(self) -> float:
+        return self.errors / self.phones
+
+    def to_dict(self, beam: Beam) -> dict[str, Any]:
+        rates = {"word_error_rate": self.word_error_rate, "phoneme_error_rate": self.phoneme_error_rate}
+        return {"beam": beam.size} | asdict(self) | rates
 
 
-def with_seed(strategy: Sampling, kind: str, index: int) -> Sampling:
-    """The strategy with a seed derived from its own; unchanged for index 0 or without a seed."""
-    if strategy.seed is None or not index:
-        return strategy
-    return replace(strategy, seed=fold_in(strategy.seed, kind, index) >> 1)  # torch takes 63 bits
+def error_rates(run: TrainedRun, words: Pronunciations, beam: Beam = BEAM) -> ErrorRates:
+    """The best candidate of each word, compared with its pronunciations in the dictionary."""
+    if not words:
+        raise ValueError(f"{run.path} has no words to evaluate on; name a dictionary with --test FILE")
+    return count_errors(pronounce(run, list(words), beam), words)
 
 
-def sample_batch(
-    run: Run, model: LanguageModel, prompt: str, strategy: Sampling, n: int, max_new_tokens: int
-) -> list[str]:
-    vocab, level = Vocabulary(run.vocab), run.config.data.level
-    tokens = text_to_tokens(prompt, level)
-    if vocab.has_special_tokens:
-        ids = torch.tensor([[BOS, *vocab.encode(tokens)]]).expand(n, -1)
-        max_letters = max(1, free_positions(model.config, ids.shape[1], MAX_WORD_LETTERS))
-        rows = model.generate(ids, strategy=strategy, max_new_tokens=max_letters, eos_id=EOS).ids
-        return [prompt + "".join(vocab.decode(row)) for row in rows.tolist()]
-    if not tokens:
-        tokens = LINE_BREAK if LINE_BREAK in vocab.token_to_id else vocab.tokens[0]
-    rows = continue_text(model, torch.tensor([vocab.encode(tokens)]).expand(n, -1), strategy, max_new_tokens)
-    return [prompt + tokens_to_text("".join(vocab.decode(row)), level) for row in rows[:, len(tokens) :].tolist()]
+def count_errors(candidates: Sequence[Sequence[Pronunciation]], words: Pronunciations) -> ErrorRates:
+    counts = [
+        distance_to_nearest(best.phones, known) for (best, *_), known in zip(candidates, words.values(), strict=True)
+    ]
+    wrong, phones, errors = sum(e > 0 for e, _ in counts), sum(n for _, n in counts), sum(e for e, _ in counts)
+    return ErrorRates(len(words), wrong, phones, errors)
 
 
-def continue_text(model: LanguageModel, ids: Tensor, strategy: Sampling, max_new_tokens: int) -> Tensor:
-    """ids (B,L) -> (B,L+max_new_tokens). When the context is full, generation continues from its last half."""
-    context, n_new = model.config.context_length, 0
-    while n_new < max_new_tokens:
-        window = ids if ids.shape[1] < context else ids[:, -max(1, context // 2) :]
-        count = min(max_new_tokens - n_new, context - window.shape[1] + 1)
-        new = model.generate(window, max_new_tokens=count, strategy=with_seed(strategy, "chunk", n_new)).ids
-        ids = torch.cat([ids, new], dim=1)
-        n_new += count
-    return ids
+def words_to_score(
+    task: "Pronounce", run: TrainedRun, part: PartName, dictionary: Path | None = None
+) -> Pronunciations:
+    """The words of a dictionary file, or of a part of the run's data. Phones that the run does not know are refused:
+    usually they have stress marks and the run has none, or the other way round."""
+    if dictionary is not None:
+        words = read_dictionary(dictionary, stress=task.stress)
+        check_vocab(words, Vocabulary(run.vocab), Vocabulary(run.classes), dictionary)
+        return words
+    run.check_data_files()
+    return load_splits(task)[part]
+
+
+def training_overlap(task: "Pronounce", run: TrainedRun, words: Pronunciations) -> int | None:
+    """How many of the words the run was trained on; None if its data is missing or has changed."""
+    try:
+        run.check_data_files()
+        return len(words.keys() & load_splits(task)["train"].keys())
+    except (OSError, ValueError):
+        return None
+
+
+def distance_to_nearest(phones: Sequence[str], known: Sequence[Sequence[str]]) -> tuple[int, int]:
+    """The edit distance to the nearest known pronunciation, and the length of that one; ties go to the first."""
+    return min(((edit_distance(phones, other), len(other)) for other in known), key=lambda pair: pair[0])
+
+
+def edit_distance(a: Sequence[str], b: Sequence[str]) -> int:
+    """Levenshtein distance: the fewest insertions, deletions and substitutions that turn a into b."""
+    row = list(range(len(b) + 1))
+    for i, symbol_a in enumerate(a, start=1):
+        diagonal, row[0] = row[0], i
+        for j, symbol_b in enumerate(b, start=1):
+            diagonal, row[j] = row[j], min(diagonal + (symbol_a != symbol_b), row[j] + 1, row[j - 1] + 1)
+    return row[-1]
+
+
+def report_words(
+    task: "Pronounce", run: TrainedRun, part: PartName, n: int, beam: Beam, before: Callable[[], None]
+) -> Report:
+    """A row for each word: any of its pronunciations is correct."""
+    words = words_to_score(task, run, part)
+    if not words:
+        raise ValueError(f"{run.path} has no {part} words; try --part validation")
+    before()
+    candidates = pronounce(run, list(words), beam)
+    rates = count_errors(candidates, words)
+    rows = [
+        Row(None, word, str(best), " or ".join(map(" ".join, known)), math.exp(best.score), best.phones in known)
+        for (best, *_), (word, known) in zip(candidates, words.items(), strict=True)
+    ]
+    mistakes = sorted((row for row in rows if not row.correct), key=lambda row: -(row.probability or 0))
+    return Report("words", rates.to_dict(beam), len(rows), rates.wrong, rows[:n], mistakes[:n])
