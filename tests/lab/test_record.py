@@ -1,6 +1,7 @@
 """results.json holds the current results; `python docs/make_lab.py --measure` records them again."""
 
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -55,9 +56,10 @@ def test_measured_values_equal_the_record(slug):
 @pytest.mark.slow
 @pytest.mark.parametrize("slug", TRAINING)
 def test_checks_of_a_training_claim_are_those_of_the_record(slug):
-    """With two steps the values differ, but not what is measured."""
+    """With two steps the values and the numbers of steps in the names differ, but not what is measured."""
     now = lab.run(slug, steps=2, num_seeds=1).checks
-    assert [check.name for check in now] == [check.name for check in recorded()[slug].checks], STALE.format(slug)
+    names = [[re.sub(r"\d+", "N", check.name) for check in checks] for checks in (now, recorded()[slug].checks)]
+    assert names[0] == names[1], STALE.format(slug)
 
 
 def test_a_changed_value_verdict_or_name_is_noticed():

@@ -61,9 +61,9 @@ clearhead lab temperature --help  # list the settings that you can change
 """
 
 GENERATED = """\
-The numbers on these pages come from [results.json](../src/clearhead/lab/results.json), which
-`python docs/make_lab.py --measure` records with the default settings of each claim. `python docs/make_lab.py` writes
-the pages from it. Most claims run in seconds; those that train a model take up to five minutes.
+`python docs/make_lab.py --measure` runs every claim with its default settings and records the results in
+`src/clearhead/lab/results.json`; `python docs/make_lab.py` writes these pages from the record. Most claims run in
+seconds; those that train a model take up to five minutes.
 """
 
 SINGLE_PAGE_HEAD = """\
@@ -138,13 +138,13 @@ def section(finding: Finding, figure: str | None, variation: Variation | None = 
     claim = finding.claim
     return [
         f"### {claim.slug}\n",
-        f"**{claim.statement}**\n",
+        f"> {claim.statement}\n",
         *([f"*Conditions:* {claim.conditions}\n"] if claim.conditions else []),
-        f"*Misconception:* {claim.misconception}\n",
         "\n".join(["```text", *claim.formulas, "```\n"]),
         *([f"![Figure of the claim {claim.slug}]({figure})\n"] if figure else []),
         f"*Verdict:* **{finding.verdict}**{counted(finding)}\n",
         *(check_table(finding.checks) if finding.checks else []),
+        f"*Misconception:* {claim.misconception}\n",
         f"*Settings:* {setting_list(claim)}.\n",
         "Try it:\n",
         "\n".join(["```bash", *commands(claim), "```\n"]),
@@ -153,10 +153,15 @@ def section(finding: Finding, figure: str | None, variation: Variation | None = 
 
 
 def counted(finding: Finding) -> str:
-    if not finding.checks:
+    """After the verdict: how many of the numbers are as predicted."""
+    total, passed = len(finding.checks), sum(check.passed for check in finding.checks)
+    if not total:
         return "."
-    passed = sum(check.passed for check in finding.checks)
-    return f": {passed} of {len(finding.checks)} measured numbers are as predicted."
+    if passed < total:
+        return f": {passed} of {total} measured numbers are as predicted."
+    return (
+        f": all {total} measured numbers are as predicted." if total > 1 else ": the measured number is as predicted."
+    )
 
 
 def check_table(checks: Sequence[Check]) -> list[str]:
