@@ -82,7 +82,7 @@ $(VENV)/dev: $(VENV)/package
 	$(PIP) --editable '.[dev]'
 	touch $@
 
-# rich>=13 becomes rich==13; matplotlib 3.9 warns with pyparsing 3.3. An installation with pip: no CUDA, no other index.
+# Every lower bound is installed: rich>=13 becomes rich==13. matplotlib 3.9 warns if pyparsing is newer than 3.2.
 $(OLDEST)/dev: pyproject.toml constraints.txt
 	rm -rf $(OLDEST)
 	$(PYTHON) -m venv $(OLDEST)
