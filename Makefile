@@ -4,7 +4,7 @@
 # make test-oldest-torch     run the fast tests with the oldest version of each dependency that pyproject.toml allows
 # make wheel                 build the sdist and the wheel, and use each in an empty environment
 # make check                 format, lint, types, import layers and tests: what a contributor runs before a commit
-# make docs                  generate docs/lab.md from the lab's results, and docs/files.md
+# make docs                  generate the lab's pages from its recorded results, and docs/files.md
 # make soak                  the long tests: kill -9 at random moments, 50 times for each of two recipes
 # make campaign              inject every fault of docs/reliability.md; shards resume where they stopped. Takes hours
 # make campaign-small        a few cases of each fault, in at most five minutes
@@ -67,7 +67,7 @@ bench: $(VENV)/bench
 
 docs: $(VENV)/package
 	$(BIN)/python docs/make_files.py
-	$(BIN)/clearhead lab --all --page docs/lab.md
+	$(BIN)/python docs/make_lab.py
 
 clean:
 	rm -rf $(VENV) .venv-oldest .venv-wheel build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
