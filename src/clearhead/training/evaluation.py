@@ -16,7 +16,7 @@ from clearhead.data.options import TTA
 from clearhead.nn.blocks import eval_mode
 from clearhead.tasks.objectives import Objective
 from clearhead.training.config import EVAL_BATCH_SIZE
-from clearhead.training.distributed import SINGLE_PROCESS, Ranks
+from clearhead.training.distributed import SINGLE_PROCESS, Ranks, has_float64
 
 NUM_SUMS = 5
 """numbers that `metric_sums` returns"""
@@ -25,9 +25,12 @@ NUM_SUMS = 5
 def to_device(batch: Batch, device: torch.device) -> Batch:
     if isinstance(batch.inputs, Tensor) and batch.inputs.device == device:
         return batch
+
+    def move(tensor: Tensor) -> Tensor:
+        return tensor.to(device, non_blocking=device.type == "cuda")  # MPS may read the memory after it is reused
+
     inputs, targets, targets_b, lam = (
-        map_tensors(lambda t: t.to(device, non_blocking=True), tree)
-        for tree in (batch.inputs, batch.targets, batch.targets_b, batch.lam)
+        map_tensors(move, tree) for tree in (batch.inputs, batch.targets, batch.targets_b, batch.lam)
     )
     return Batch(inputs, targets, targets_b, lam, batch.num_global)
 
@@ -54,31 +57,41 @@ def batch_sums(objective: Objective, outputs: Tree, batch: Batch, loss: Tensor) 
     correct: Tensor | None = objective.correct(outputs, batch)
     if correct is None:
         n_examples = num_examples(batch.inputs)
-        return torch.stack([loss.detach().double(), *loss.new_tensor([n_examples, 0, 0, 0], dtype=torch.float64)])
+        sums = torch.zeros(NUM_SUMS, dtype=torch.float64 if has_float64(loss.device) else torch.float32)
+        sums[1] = n_examples
+        sums = sums.to(loss.device)
+        sums[0] = loss.detach()
+        return sums
     return metric_sums(loss, correct, objective.loss_mask(batch))
 
 
+def zero_sums(device: torch.device) -> Tensor:
+    """Where `metric_sums` are added up: float64 on the device, or on the CPU if the device has no float64."""
+    return torch.zeros(NUM_SUMS, dtype=torch.float64, device=device if has_float64(device) else "cpu")
+
+
 def metric_sums(loss: Tensor, correct: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Sums for `compute_metrics`, which add up over batches and ranks. correct (B,) or (B,L) -> float64 (5,)
+    """Sums for `compute_metrics`, which add up over batches and ranks. correct (B,) or (B,L) -> (5,)
 
     The five numbers are: loss, examples, correct predictions, predictions, and examples with only correct predictions.
-    Predictions where `mask` is False are not counted.
+    Predictions where `mask` is False are not counted. The dtype is float64; on MPS, which lacks it, float32, in which
+    the numbers of one batch are exact too.
     """
-    n_examples = correct.shape[0]
+    n_examples, dtype = correct.shape[0], torch.float64 if has_float64(loss.device) else torch.float32
     correct = correct[:, None] if correct.dim() == 1 else correct.flatten(1)
     if mask is None:
-        n_predictions = loss.new_full((), correct.numel(), dtype=torch.float64)
+        n_predictions = loss.new_full((), correct.numel(), dtype=dtype)
         exact_match = correct.all(dim=1)
     else:
-        n_predictions = mask.sum().double()
+        n_predictions = mask.sum().to(dtype)
         exact_match, correct = (correct | ~mask.flatten(1)).all(dim=1), correct & mask.flatten(1)
     return torch.stack(
         [
-            loss.detach().double(),
-            loss.new_full((), n_examples, dtype=torch.float64),
-            correct.sum().double(),
+            loss.detach().to(dtype),
+            loss.new_full((), n_examples, dtype=dtype),
+            correct.sum().to(dtype),
             n_predictions,
-            exact_match.sum().double(),
+            exact_match.sum().to(dtype),
         ]
     )
 
@@ -112,7 +125,7 @@ def evaluate(
     With test-time augmentation, the outputs are averaged over the views. `on_batch` is called with each batch of this
     rank and the model's outputs.
     """
-    sums = torch.zeros(NUM_SUMS, dtype=torch.float64, device=ranks.device)
+    sums = zero_sums(ranks.device)
     with eval_mode(model), torch.inference_mode():
         for batch in evaluation_batches(examples, normalize, batch_size, ranks.rank, ranks.world_size):
             batch = to_device(batch, ranks.device)
@@ -120,7 +133,7 @@ def evaluate(
             if on_batch is not None:
                 on_batch(batch, outputs)
             if num_examples(batch.inputs):
-                sums += batch_sums(objective, outputs, batch, objective.loss(outputs, batch))
+                sums += batch_sums(objective, outputs, batch, objective.loss(outputs, batch)).to(sums.device)
     return compute_metrics(ranks.all_reduce_sum(sums).tolist())
 
 
