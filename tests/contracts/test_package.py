@@ -18,11 +18,14 @@ PUBLIC = {
     *("VisionTransformer", "SequencePredictor", "Seq2Seq", "LanguageModel", "list_presets", "shapes"),
     *("Greedy", "Sampling", "Beam"),
     *("look", "edit", "head_importance", "examine"),
-    *("train", "resume", "open_run", "load", "report"),
-    *("nn", "models", "insight", "data", "lab"),
+    *("train", "resume", "fit", "open_run", "load", "report"),
+    *("nn", "models", "insight", "data", "lab", "tasks", "training"),
 }
-MODULES = {"masks", "nn", "models", "insight", "data", "lab"}
-PACKAGES = ("clearhead", "clearhead.nn", "clearhead.models", "clearhead.insight", "clearhead.data")
+MODULES = {"masks", "nn", "models", "insight", "data", "lab", "tasks", "training"}
+PACKAGES = (
+    "clearhead",
+    *(f"clearhead.{name}" for name in ("nn", "models", "insight", "data", "tasks", "training")),
+)
 
 
 def run(code):

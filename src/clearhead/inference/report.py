@@ -99,7 +99,7 @@ def runs_table(sources: Sequence[Source]) -> Table:
         summary = source.summary
         accuracies = (summary.best_validation_accuracy, summary.test_accuracy)
         results = ["" if accuracy is None else f"{accuracy:.2%}" for accuracy in accuracies]
-        sizes = (f"{summary.step:,}", f"{source.shapes.parameters:,}", duration(source.seconds))
+        sizes = (f"{summary.step:,}", f"{source.parameters:,}", duration(source.seconds))
         rows.append((source.name, source.config.recipe, summary.state, *sizes, str(source.config.seed), *results))
     return Table(columns, rows, caption="Accuracy on the validation and test set", right_aligned=columns[3:])
 

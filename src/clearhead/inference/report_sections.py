@@ -14,7 +14,7 @@ from clearhead.inference.explain import example_at, figures_of, masks_of
 from clearhead.inference.predictions import confusion_of, draw_report, predict_examples
 from clearhead.inference.run import Run
 from clearhead.messages import duration, round_count
-from clearhead.models.config import VisionConfig
+from clearhead.models.config import ModuleConfig, VisionConfig
 from clearhead.models.generate import Sampling
 from clearhead.models.mask_view import legend
 from clearhead.models.matrix_figures import draw_mask
@@ -50,7 +50,7 @@ class Source:
     summary: RunSummary
     records: list[dict[str, Any]]
     run: Run | None
-    """None before the first checkpoint"""
+    """None before the first checkpoint, and for a model of the user whose code was not passed"""
     data: Dataset | None
     problem: str
     """why there is no data"""
@@ -61,8 +61,10 @@ class Source:
         directory = RunDirectory.open(run.path if isinstance(run, Run) else run)
         path, summary = directory.path, summarize(directory.path)
         announce(f"Reading {path} ...")
-        opened = run if isinstance(run, Run) else Run(path) if saved_steps(path) else None
-        config = RunConfig.from_dict(directory.config) if opened is None else opened.config
+        config = RunConfig.from_dict(directory.config)
+        can_open = bool(saved_steps(path)) and not isinstance(config.model, ModuleConfig)
+        opened = run if isinstance(run, Run) else Run(path) if can_open else None
+        config = config if opened is None else opened.config
         data, problem = None, ""
         try:
             if opened is not None:
@@ -92,7 +94,13 @@ class Source:
 
     @cached_property
     def shapes(self) -> Shapes:
+        """Of a model of ours."""
         return shapes(self.config.model)
+
+    @property
+    def parameters(self) -> int:
+        model = self.config.model
+        return model.parameters if isinstance(model, ModuleConfig) else self.shapes.parameters
 
     @cached_property
     def curves(self) -> Curves | None:
@@ -138,14 +146,16 @@ def highlights(source: Source) -> Facts:
     result = [(name, value) for name, value in format_metrics(metrics).items() if name != "loss"][:2]
     part = "test" if any(record.get("kind") == "test" for record in source.records) else "validation"
     items = [(f"{part} {name}", value) for name, value in result]
-    items += [("parameters", f"{source.shapes.parameters:,}"), ("training time", duration(source.seconds))]
+    items += [("parameters", f"{source.parameters:,}"), ("training time", duration(source.seconds))]
     items += [("steps", f"{source.summary.step:,}"), ("seed", str(source.config.seed))]
     return Facts(items, is_highlighted=True)
 
 
 def warnings_of(source: Source) -> Iterator[Paragraph]:
-    if source.run is None:
+    if source.run is None and not saved_steps(source.path):
         yield Paragraph("This run has no checkpoint yet: there are no results.", is_warning=True)
+    elif source.run is None:
+        yield Paragraph("A run of clearhead.fit contains no code: open it in Python, and call run.report(...).")
     elif state := source.summary.unfinished:
         text = f"This run {state}. The results are those of its best checkpoint so far, of step {source.run.step:,}."
         yield Paragraph(text, is_warning=True)
@@ -164,9 +174,10 @@ def run_sections(
     yield Section("Training", [training_facts(source)], level)
     if level == 2:
         yield Section("Learning curves", curve_blocks([source], epochs), level)
+    if source.recorded_metrics:
+        yield Section(f"Results on the {source.part} set", list(results(source, mistakes, prefix)), level)
     if source.run is None:
         return
-    yield Section(f"Results on the {source.part} set", list(results(source, mistakes, prefix)), level)
     if isinstance(source.config.task, LanguageTask):
         yield Section("Generated text", [generated(source.run, source.config.task)], level)
     if source.examples is None:
@@ -233,6 +244,13 @@ def configuration(source: Source) -> Iterator[Block]:
 
 
 def model_blocks(source: Source) -> list[Block]:
+    model = source.config.model
+    if isinstance(model, ModuleConfig):
+        named = [] if source.run is None else source.run.model.named_parameters()
+        weights = [(name, brackets(tuple(weight.shape)), count(weight.numel())) for name, weight in named]
+        names = ("parameter", "shape", "number of values")
+        table = [Table(names, weights, right_aligned=names[2:], is_code=True)] if weights else []
+        return [Paragraph(f"{model.name}: {model.parameters:,} parameters"), *table]
     summary = source.shapes
     columns = ("tensor", "operation", "shape (rows)", "shape (columns)", "parameters", "multiply-adds")
     rows: list[tuple[str, ...]] = []
@@ -247,7 +265,7 @@ def model_blocks(source: Source) -> list[Block]:
     totals = f"{summary.parameters:,} parameters, {summary.multiply_adds:,} multiply-adds for one example."
     text = "Shapes are given with tokens as rows, [batch, tokens, width], and as columns, [width, tokens]."
     return [
-        Paragraph(f"{type(source.config.model).__name__.removesuffix('Config')} model: {totals} {text}"),
+        Paragraph(f"{type(model).__name__.removesuffix('Config')} model: {totals} {text}"),
         Table(columns, rows, right_aligned=columns[4:], is_code=True),
     ]
 
@@ -283,7 +301,7 @@ def results(source: Source, mistakes: int, prefix: str) -> Iterator[Block]:
     predictions, run = source.predictions(mistakes), source.run
     if predictions is None or run is None:
         yield Facts(list(format_metrics(source.recorded_metrics).items()))
-        yield Paragraph("These are the recorded metrics, because the data cannot be read.")
+        yield Paragraph("These metrics were recorded in training.")
         return
     tta = TTA_DESCRIPTIONS[tta_of(run, source.part)]
     yield Facts([*format_metrics(predictions.metrics).items(), *([("test-time augmentation", tta)] if tta else [])])
