@@ -63,6 +63,8 @@ class Fuzz(Shard):
             if line.startswith("failure ")
         ]
         found += [Failure("write outside", line) for line in ended.outside]
+        peaks = [float(line.split()[1]) for line in ended.out.splitlines() if line.startswith("peak_mb ")]
+        self.peak_mb = max([self.peak_mb or 0.0, *peaks])
         where = f"{kind} {number + struct.unpack('q', at[:])[0]}"
         if ended.hang:
             found.append(Failure("hang", f"{where}: {ended.hang}"))
@@ -75,7 +77,8 @@ class Fuzz(Shard):
 
     def read_all(self, kind: str, first: int, path: Path, parse: Parse, at: mmap.mmap) -> int:
         """Runs in the child."""
-        baseline, limit = peak_memory(), address_space() + MAX_ADDRESS_SPACE
+        first_baseline = baseline = peak_memory()
+        limit = address_space() + MAX_ADDRESS_SPACE
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         for i in range(self.size):
             at[:] = struct.pack("q", i)
@@ -87,6 +90,7 @@ class Fuzz(Shard):
                 what = f"{kind} {first + i}: {used / 2**20:,.0f} MB for {len(data):,} bytes"
                 os.write(1, f"failure memory: {what}\n".encode())
                 baseline += used  # report further inputs only if they need even more
+        os.write(1, f"peak_mb {(peak_memory() - first_baseline) / 2**20:.1f}\n".encode())
         return 0
 
 

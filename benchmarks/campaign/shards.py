@@ -49,6 +49,8 @@ class Shard(ABC):
     """from which each input of a batch is drawn"""
     note: str = ""
     """which fallback was used, if any"""
+    peak_mb: float | None = None
+    """peak memory of a child process above the baseline after imports, where it is measured"""
 
     def begin(self, workspace: Workspace) -> None:
         """Prepare what all cases share. May set `counts` and `note`."""
@@ -98,6 +100,8 @@ def run_shard(
                 result["failures"] = (result["failures"] + entries)[:MAX_FAILURES]
                 result["seconds"] = round(result["seconds"] + time.monotonic() - began, 1)
                 result |= {"note": shard.note, "date": datetime.date.today().isoformat()}
+                if shard.peak_mb is not None:
+                    result["peak_mb"] = round(max(result.get("peak_mb", 0.0), shard.peak_mb), 1)
                 save_result(path, result)
                 for failure in found:
                     say(f"{shard.name} {kind} {number}: {failure.kind}: {failure.what}")

@@ -168,6 +168,15 @@ def test_report_of_an_incomplete_campaign_says_so(without_workspace, tmp_path):
     assert "old" not in text
 
 
+def test_largest_memory_peak_is_kept_when_a_shard_continues(without_workspace, tmp_path):
+    for small, peak in ((True, 40.0), (False, 30.0)):
+        shard = Counted()
+        shard.peak_mb = peak
+        result = shards.run_shard(shard, tmp_path, 1, small=small, say=lambda line: None)
+    assert result["peak_mb"] == 40.0
+    assert "40 MB in `counted`" in report.table([result])
+
+
 def test_page_shows_the_stored_results():
     results = report.read_results(ROOT / "docs" / "reliability")
     assert report.table(results) in (ROOT / "docs" / "reliability.md").read_text()
