@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from clearhead.messages import duration
 
-TOPICS = ("attention",)
+TOPICS = ("attention", "theory", "transformer")
 PLACEHOLDER = re.compile(r"\{(value|error|percent|points|recipe|run):([^|}]+)\|([^}]+)\}")
 
 
