@@ -79,12 +79,10 @@ def render_block(block: Block) -> str:
 
 
 def lab_link(claim: str) -> str:
-    """The section of a claim: a heading such as `### temperature: holds` has the anchor `temperature-holds`."""
-    for page in (ROOT / "docs/lab.md", *sorted((ROOT / "docs/lab").glob("*.md"))):
-        for line in page.read_text().splitlines():
-            if line.startswith(f"### {claim}: "):
-                anchor = line.removeprefix("### ").lower().replace(":", "").replace(" ", "-")
-                return f"{page.relative_to(ROOT / 'docs')}#{anchor}"
+    """The section of a claim in the page of its lesson."""
+    for page in sorted((ROOT / "docs/lab").glob("*.md")):
+        if f"\n### {claim}\n" in page.read_text():
+            return f"lab/{page.name}#{claim}"
     raise LookupError(f"no page of the lab has a section for {claim}")
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from clearhead import lab as lab
     from clearhead import models as models
     from clearhead import nn as nn
+    from clearhead import tasks as tasks
+    from clearhead import training as training
     from clearhead.inference.run import load as load
     from clearhead.inference.run import open_run as open_run
     from clearhead.insight.doctor.examine import examine as examine
@@ -62,5 +64,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "clearhead.models",
         "clearhead.nn",
         "clearhead.nn.masks",
+        "clearhead.tasks",
+        "clearhead.training",
     ),
 )

@@ -125,12 +125,12 @@ def test_command_lines_parse(line, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files(page):
+def test_links_resolve_to_files(page):
     missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
     assert not missing
 
 
-def test_the_pages_have_blocks_and_commands():
+def test_blocks_and_commands_are_collected():
     assert len(list(blocks("python"))) >= 5
     assert len(list(commands())) >= 50
 

@@ -54,7 +54,7 @@ BANNED = {
 
 
 @pytest.mark.parametrize("phrase", BANNED)
-def test_a_phrase_of_the_dialect_does_not_occur(phrase):
+def test_banned_phrases_do_not_occur(phrase):
     pattern = re.compile(phrase)
     places = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
@@ -65,7 +65,7 @@ def test_a_phrase_of_the_dialect_does_not_occur(phrase):
     assert not places, f"write {BANNED[phrase]!r} instead:\n" + "\n".join(places)
 
 
-def test_the_phrases_can_be_found():
+def test_banned_phrases_are_detected():
     """The patterns match what they are meant to keep out."""
     examples = ["(now 3)", "go on with a run that was stopped", "the encoder-decoder of 2017", "see R4.5", "learnt"]
     assert all(any(re.search(phrase, example) for phrase in BANNED) for example in examples)

@@ -71,7 +71,7 @@ LIMITS = {"train": 37, "vit": 8, "look": 7, "doctor": 18}
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_task_executes_few_files(task):
+def test_common_operations_execute_few_files(task):
     done = subprocess.run([sys.executable, "-c", TRACE + TASKS[task]], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     files = json.loads(done.stdout.split("called ")[-1])

@@ -19,10 +19,13 @@ PUBLIC = {
     *("Greedy", "Sampling", "Beam"),
     *("look", "edit", "head_importance", "examine"),
     *("train", "resume", "open_run", "load"),
-    *("nn", "models", "insight", "data", "lab"),
+    *("nn", "models", "insight", "data", "lab", "tasks", "training"),
 }
-MODULES = {"masks", "nn", "models", "insight", "data", "lab"}
-PACKAGES = ("clearhead", "clearhead.nn", "clearhead.models", "clearhead.insight", "clearhead.data")
+MODULES = {"masks", "nn", "models", "insight", "data", "lab", "tasks", "training"}
+PACKAGES = (
+    "clearhead",
+    *(f"clearhead.{name}" for name in ("nn", "models", "insight", "data", "tasks", "training")),
+)
 
 
 def run(code):
@@ -69,7 +72,7 @@ def test_an_exported_function_is_not_hidden_by_a_module_of_its_name():
     assert run(code).stdout.count("<function") == 2
 
 
-def test_an_unknown_name_is_answered_with_what_there_is():
+def test_an_unknown_name_lists_the_public_names():
     with pytest.raises(AttributeError, match=r"clearhead has no 'atend_fused'; it has .*attend_fused"):
         clearhead.atend_fused  # noqa: B018
 
@@ -107,7 +110,7 @@ def test_the_version_is_written_once():
     assert clearhead.__version__ not in (ROOT / "pyproject.toml").read_text()
 
 
-def test_no_output_of_a_command_is_in_the_repository():
+def test_command_outputs_are_not_committed():
     """Commands write into runs/ and figures/ of the folder where they are run, which may be this one."""
     listed = subprocess.run(["git", "ls-files", "runs", "figures"], cwd=ROOT, capture_output=True, text=True)
     assert listed.stdout == ""

@@ -5,6 +5,7 @@ import re
 import runpy
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,6 +27,31 @@ QUESTIONS = {
     11: "attention-map",
     12: "cross-attention",
     13: "graph-network",
+    14: "dot-product-attention",
+    15: "beta",
+    16: "hard-attention",
+    17: "soft-attention",
+    18: "perturbed-key",
+    19: "scaled-key",
+    20: "multi-head-output",
+    21: "convolutional-analogue",
+    22: "multi-head-self-attention",
+    23: "positional-encoding",
+    24: "permutation",
+    25: "running-linear-layer",
+    26: "attention-as-convolution",
+    27: "transformer-layers",
+    28: "layer-norm",
+    29: "train-and-eval-mode",
+    30: "skip-connections",
+    31: "number-of-heads",
+    32: "in-proj-weight",
+    33: "recurrence",
+    34: "encoder-and-decoder",
+    35: "feed-forward",
+    36: "multi-head-benefits",
+    37: "sequence-reversal",
+    38: "sequence-level-prediction",
 }
 each_answer = pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.slug)
 
@@ -91,14 +117,9 @@ def test_a_placeholder_without_a_value_is_an_error(text):
 
 
 def test_placeholders_are_filled(monkeypatch):
-    checks = [
-        {"name": "one: accuracy", "value": 0.9969},
-        {"name": "one: accuracy and more", "value": 0.5},
-        {"name": "error", "value": 1e-15},
-        {"name": "zero", "value": 0},
-        {"name": "difference", "value": 0.12345},
-    ]
-    monkeypatch.setattr(course, "results", lambda: {"claim": {"checks": checks}})
+    values = {"one: accuracy": 0.9969, "one: accuracy and more": 0.5, "error": 1e-15, "zero": 0, "difference": 0.12345}
+    checks = [SimpleNamespace(name=name, value=value) for name, value in values.items()]
+    monkeypatch.setattr(course, "recorded", lambda: {"claim": SimpleNamespace(checks=checks)})
     monkeypatch.setattr(course, "recipe_results", lambda: {"mnist": {"accuracy": 0.9905, "seconds": 75, "epochs": 1}})
     monkeypatch.setattr(course, "run_results", lambda: {"short": {"epochs": 10.0, "test accuracy": 0.789}})
     filled = {

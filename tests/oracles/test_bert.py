@@ -89,7 +89,7 @@ def distance(one, other):
 
 
 @torch.no_grad()
-def test_logits_equal_berts_with_the_same_weights(bert, classifier, inputs):
+def test_logits_equal_bert_with_the_same_weights(bert, classifier, inputs):
     """Within 1e-10 in float64, whether the class token is the model's own or comes with inputs_embeds."""
     inputs = torch.cat([inputs[:1, :1].expand(2, -1, -1), inputs[:, 1:]], dim=1)  # one class token for both examples
     model, expected = ours(bert, classifier, inputs[0, 0]), theirs(bert, classifier, inputs)[1]
@@ -100,7 +100,7 @@ def test_logits_equal_berts_with_the_same_weights(bert, classifier, inputs):
 
 
 @torch.no_grad()
-def test_every_hidden_state_equals_berts(bert, classifier, inputs):
+def test_hidden_states_equal_bert(bert, classifier, inputs):
     model, (expected, _) = ours(bert, classifier, inputs[0, 0]), theirs(bert, classifier, inputs[:1])
     states = model.features(inputs_embeds=inputs[:1, 1:], all_layers=True)
     assert len(states) == len(expected) == 13
@@ -109,7 +109,7 @@ def test_every_hidden_state_equals_berts(bert, classifier, inputs):
 
 
 @torch.no_grad()
-def test_logits_equal_berts_in_float32(bert, classifier, inputs):
+def test_logits_equal_bert_in_float32(bert, classifier, inputs):
     expected = theirs(bert, classifier, inputs[:1])[1]
     model = ours(bert, classifier, inputs[0, 0]).float()
     single = theirs(deepcopy(bert).float(), deepcopy(classifier).float(), inputs[:1].float())[1]
@@ -119,7 +119,7 @@ def test_logits_equal_berts_in_float32(bert, classifier, inputs):
 
 
 @torch.no_grad()
-def test_the_eps_of_other_layer_norms_gives_other_logits(bert, classifier, inputs):
+def test_a_different_layer_norm_eps_changes_the_logits(bert, classifier, inputs):
     """Guards the tests above: with PyTorch's usual 1e-5 instead of BERT's 1e-12 they would fail."""
     model, expected = ours(bert, classifier, inputs[0, 0], norm_eps=1e-5), theirs(bert, classifier, inputs[:1])[1]
     assert distance(model(inputs_embeds=inputs[:1, 1:]), expected) > 1e-8

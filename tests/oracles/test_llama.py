@@ -116,7 +116,7 @@ def test_a_single_block_equals_a_llama_decoder_layer_in_outputs_and_gradients():
 
 
 @torch.no_grad()
-def test_the_cache_holds_as_many_numbers_as_llamas():
+def test_the_cache_has_the_size_of_llamas():
     theirs, ids = hugging_face("Llama"), torch.randint(VOCAB, (2, 9))
     model, cache = ours(theirs), DecoderCache(DEPTH)
     model(ids, cache=cache)
@@ -127,7 +127,7 @@ def test_the_cache_holds_as_many_numbers_as_llamas():
 
 
 @torch.no_grad()
-def test_rms_norm_equals_llamas():
+def test_rms_norm_equals_llama():
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
     norm, theirs, x = RMSNorm(6, 1e-6), LlamaRMSNorm(6, 1e-6), 3 * torch.randn(2, 5, 6)

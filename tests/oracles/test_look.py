@@ -180,7 +180,7 @@ def test_vit_pytorch_gives_the_same_weights():
     check_edits(model, (images,), {})
 
 
-def test_heads_that_are_mixed_after_the_softmax_are_seen_mixed():
+def test_talking_heads_are_recorded_after_mixing():
     from vit_pytorch.deepvit import DeepViT
 
     sizes = {"dim": WIDTH, "depth": DEPTH, "heads": HEADS, "dim_head": 4, "mlp_dim": 32}
@@ -215,7 +215,7 @@ def test_x_transformers_gives_the_same_weights(options, flash):
     check_edits(model, (ids,), {})
 
 
-def test_cross_attention_of_x_transformers_is_seen():
+def test_cross_attention_of_x_transformers_is_recorded():
     from x_transformers import XTransformer
 
     sizes = {"num_tokens": 50, "depth": 1, "heads": HEADS, "max_seq_len": 16}

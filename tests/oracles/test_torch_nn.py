@@ -166,7 +166,7 @@ def test_attention_of_any_shape(data):
 @pytest.mark.parametrize("beta", [0.0, WIDTH**-0.5, 1.0, 50.0])
 @pytest.mark.parametrize("kind", ["none", "causal", "window", "padding"])
 @pytest.mark.parametrize("n_keys", [Q, K], ids=["self", "cross"])
-def test_any_beta_is_a_larger_or_smaller_query(n_keys, kind, beta, dtype):
+def test_beta_is_equivalent_to_scaling_the_queries(n_keys, kind, beta, dtype):
     """torch.nn has no beta, but queries that are beta * sqrt(D) times as long say the same."""
     theirs = shaken(nn.MultiheadAttention(WIDTH, HEADS, batch_first=True), torch.float64)
     ours = MultiHeadAttention.from_torch(theirs).to(dtype)
@@ -187,13 +187,13 @@ def test_any_beta_is_a_larger_or_smaller_query(n_keys, kind, beta, dtype):
         assert (a - b).abs().max() <= tolerance * max(1.0, b.abs().max().item())
 
 
-def test_attention_of_the_width_of_the_course():
+def test_attention_of_width_768_with_12_heads():
     theirs = shaken(nn.MultiheadAttention(768, 12, batch_first=True), torch.float64)
     (x,) = inputs((2, 4, 768), dtype=torch.float64)
     compare_attention(theirs, *mask_pair("causal", 4, 4), x)
 
 
-def test_a_row_that_may_see_nothing():
+def test_a_fully_masked_row():
     """Ours answers zeros, mixed by W_O, with finite gradients; torch.nn, asked for its weights, answers NaN."""
     theirs = shaken(nn.MultiheadAttention(WIDTH, HEADS, batch_first=True), torch.float64)
     ours = MultiHeadAttention.from_torch(theirs)
@@ -225,7 +225,7 @@ TARGET = {
 }
 
 
-def test_every_mask_here_masks_something():
+def test_every_tested_mask_hides_a_key():
     assert not any(masks.dense(mask).all() for mask in (SOURCE_REAL, TARGET_REAL, CAUSAL))
 
 
@@ -305,7 +305,7 @@ def test_blocks_and_stacks(kind, make, run, shapes, options, dtype, batch_first,
 
 @pytest.mark.parametrize(("kind", "make"), [(EncoderBlock, encoder_layer), (DecoderBlock, decoder_layer)])
 @pytest.mark.parametrize("norm_first", [True, False])
-def test_dropout_is_at_the_same_places(kind, make, norm_first):
+def test_dropout_is_applied_to_the_same_tensors(kind, make, norm_first):
     """With another rate at each place, the same seed drops the same numbers; one example, so that layouts agree."""
     theirs = shaken(make(norm_first=norm_first, batch_first=True), torch.float64)
     theirs.self_attn.dropout = 0.1

@@ -26,7 +26,7 @@ def ask(argv: Sequence[str]) -> None:
         "Answer a question about attention, transformers and vision transformers: in words, as a formula, and with "
         "numbers that the lab has measured. Without a question, all questions are listed.",
         usage="clearhead ask [QUESTION] [options]",
-        examples=("clearhead ask causal-mask", "clearhead ask 5", "clearhead ask --json"),
+        examples=("clearhead ask layer-norm", "clearhead ask 28", "clearhead ask --json"),
     )
     options.add_argument("question", metavar="QUESTION", nargs="*", help="name or number of a question")
     options.add_argument("--json", action="store_true", help="machine-readable output")
@@ -57,7 +57,7 @@ def question_list(width: int) -> "Text":
             text.append(f"  {answer.slug:{size}}", "cyan").append(f"  {first}\n")
             text.append("".join(f"{'':{size + 4}}{line}\n" for line in others))
         text.append("\n")
-    return text.append("Print an answer: clearhead ask causal-mask")
+    return text.append("Print an answer: clearhead ask layer-norm")
 
 
 def answer_text(answer: "Answer", width: int, is_terminal: bool) -> "Text":

@@ -24,6 +24,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
+from clearhead.lab.record import recorded
 from clearhead.messages import duration
 
 TOPICS = ("attention", "theory", "transformer")
@@ -168,8 +169,8 @@ def parse_block(block: str) -> Block:
 
 def parse_evidence(text: str) -> Evidence:
     claim, _, sentence = text.partition(": ")
-    result = results()[claim]
-    return Evidence(claim, result["kind"], result["verdict"], fill(joined(sentence)))
+    record = recorded()[claim]
+    return Evidence(claim, record.kind, record.verdict, fill(joined(sentence)))
 
 
 def joined(text: str) -> str:
@@ -183,12 +184,12 @@ def fill(text: str) -> str:
 
 def claim_value(claim: str, name: str) -> float:
     """The value of the check with this name; or else the only one that starts with it; or else that contains it."""
-    checks = {check["name"]: check["value"] for check in results()[claim]["checks"]}
+    checks = {check.name: check.value for check in recorded()[claim].checks}
     tests = (name.__eq__, lambda check: check.startswith(name), lambda check: name in check)
     matches = next(filter(None, ([check for check in checks if test(check)] for test in tests)), [])
     if len(matches) != 1:
         raise LookupError(f"{claim} has {len(matches)} checks named {name!r}: {', '.join(checks)}")
-    return float(checks[matches[0]])
+    return checks[matches[0]]
 
 
 def recipe_field(recipe: str, field: str) -> str:
@@ -231,12 +232,6 @@ SOURCES: Mapping[str, Callable[[str, str], str]] = {
 
 def read(package: str, name: str) -> str:
     return files(package).joinpath(name).read_text(encoding="utf-8")
-
-
-@cache
-def results() -> dict[str, Any]:
-    """The recorded result of each claim."""
-    return json.loads(read("clearhead.lab", "results.json"))
 
 
 @cache

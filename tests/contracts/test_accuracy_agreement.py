@@ -24,7 +24,9 @@ SMALL = {
 @pytest.mark.parametrize(
     ("precision", "tta", "eval_batch_size"), [("float32", "none", 512), ("bf16", "flip", 512), ("float32", "flip", 77)]
 )
-def test_all_four_agree_whatever_the_precision_of_training(tmp_path, monkeypatch, precision, tta, eval_batch_size):
+def test_training_evaluate_confusion_and_predict_report_the_same_accuracy(
+    tmp_path, monkeypatch, precision, tta, eval_batch_size
+):
     monkeypatch.chdir(tmp_path)
     changes = {"training.precision": precision, "training.tta": tta, "training.eval_batch_size": eval_batch_size}
     tested = train("mnist", "run", changes=SMALL | changes, quiet=True)

@@ -19,7 +19,7 @@ def run(pictures, monkeypatch, capsys):
     return Path("runs/mine")
 
 
-def test_several_views_are_named_beside_every_number_of_theirs(run, capsys):
+def test_test_time_augmentation_is_named_beside_its_metrics(run, capsys):
     from clearhead.data.augment import TTA_DESCRIPTIONS
     from clearhead.inference.run import Run
 
@@ -34,7 +34,7 @@ def test_several_views_are_named_beside_every_number_of_theirs(run, capsys):
 
 
 @pytest.mark.parametrize("command", ["resume", "evaluate", "confusion"])
-def test_with_one_picture_more_a_run_neither_goes_on_nor_is_measured(run, capsys, command):
+def test_an_added_image_prevents_resume_and_evaluation(run, capsys, command):
     shutil.copy("pictures/red/0.png", "pictures/blue/more.png")
     assert main([command, str(run)]) == 2
     err = capsys.readouterr().err
@@ -43,7 +43,7 @@ def test_with_one_picture_more_a_run_neither_goes_on_nor_is_measured(run, capsys
 
 
 @pytest.mark.parametrize("part", ["test", "validation"])
-def test_predictions_name_the_files(run, capsys, part):
+def test_predictions_list_file_names(run, capsys, part):
     assert main(["predictions", str(run), "--part", part, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["first"]
     assert rows

@@ -94,7 +94,7 @@ def written_out(node: ast.AST, known: dict[str, str]) -> str | None:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_nothing_is_unpickled(path):
+def test_no_pickle(path):
     assert unpicklers(path.read_text()) == []
 
 
@@ -134,7 +134,7 @@ def test_nothing_is_unpickled(path):
         "__import__('shelve')",
     ],
 )
-def test_what_unpickles_is_found(source):
+def test_unpickling_code_is_detected(source):
     assert unpicklers(source)
 
 
@@ -151,5 +151,5 @@ def test_what_unpickles_is_found(source):
         "from . import pickles\nmarshal = 1",
     ],
 )
-def test_what_only_reads_is_not(source):
+def test_plain_reading_is_not_reported(source):
     assert unpicklers(source) == []
