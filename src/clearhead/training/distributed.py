@@ -21,6 +21,7 @@ from clearhead.nn.blocks import DecoderBlock, EncoderBlock
 from clearhead.training.progress import stopping_with_launcher
 
 CPU = torch.device("cpu")
+DEVICE = "CLEARHEAD_DEVICE"
 TIMEOUT = timedelta(minutes=5)
 """of collectives, if another process hangs; one that has exited is noticed immediately"""
 
@@ -80,14 +81,32 @@ class Ranks:
 SINGLE_PROCESS = Ranks()
 
 
+def choose_device(world_size: int = 1, local_rank: int = 0) -> torch.device:
+    """CUDA, else MPS (the GPU of a Mac), else the CPU; or the device that CLEARHEAD_DEVICE names.
+
+    Several processes do not use MPS: they would share one GPU, and gloo cannot send its tensors.
+    """
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available() and world_size == 1}
+    choices = [*(name for name, is_available in available.items() if is_available), "cpu"]
+    name = os.environ.get(DEVICE) or choices[0]
+    if name not in choices:
+        raise ValueError(f"{DEVICE} must be available here ({', '.join(choices)}), got {name!r}")
+    return torch.device("cuda", local_rank) if name == "cuda" else torch.device(name)
+
+
+def has_float64(device: torch.device) -> bool:
+    return device.type != "mps"
+
+
 @contextmanager
 def current_ranks() -> Iterator[Ranks]:
     """The ranks of this run, connected by NCCL on GPUs and by gloo on CPUs."""
-    has_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if has_gpu else CPU
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    device = choose_device(world_size, int(os.environ.get("LOCAL_RANK", 0)))
+    has_gpu = device.type == "cuda"
     if has_gpu:
         torch.cuda.set_device(device)
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+    if world_size == 1:
         yield Ranks(device=device)
         return
     # CPU tensors (random states, checkpoints) use gloo even if there are GPUs
@@ -115,17 +134,24 @@ def preserved_rng() -> Iterator[None]:
 
     Reading the state of the other GPUs would allocate memory on each of them.
     """
-    with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
-        yield
+    mps_state = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
+    try:
+        with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
+            yield
+    finally:
+        if mps_state is not None:
+            torch.mps.set_rng_state(mps_state)
 
 
-def replicated(forward: Callable[..., Tensor], ranks: Ranks) -> Callable[..., Tensor]:
+def replicated(
+    forward: Callable[..., Tensor], ranks: Ranks, *, find_unused_parameters: bool = False
+) -> Callable[..., Tensor]:
     """The model wrapped in DDP, which averages gradients over all ranks; the model itself in a single process."""
     if ranks.world_size == 1 or not isinstance(forward, nn.Module):
         return forward
     from torch.nn.parallel import DistributedDataParallel
 
-    return DistributedDataParallel(forward, gradient_as_bucket_view=True)
+    return DistributedDataParallel(forward, gradient_as_bucket_view=True, find_unused_parameters=find_unused_parameters)
 
 
 def gradient_sync(forward: Any, is_last: bool) -> AbstractContextManager[None]:
@@ -144,14 +170,32 @@ def shard(model: nn.Module) -> None:
 
     # harmless: no loss modifies the model's outputs in place
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    for module in model.modules():
-        if isinstance(module, EncoderBlock | DecoderBlock):
-            fully_shard(module)
+    for block in blocks_of(model):
+        fully_shard(block)
     # gathered weights must not outlive the forward pass: an evaluation may use averaged weights (WeightEMA)
     fully_shard(model, reshard_after_forward=True)
     for name in ("encode", "decode"):  # these methods are called directly, and need gathered weights too
         if hasattr(model, name):
             register_fsdp_forward_method(model, name)
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The blocks of our models; of any other model, the elements of each nn.ModuleList, and of each nn.Sequential of
+    equal modules, that have submodules. Blocks inside blocks do not count."""
+    ours: list[nn.Module] = [m for m in model.modules() if isinstance(m, EncoderBlock | DecoderBlock)]
+    if ours:
+        return ours
+    found: list[nn.Module] = []
+    inside: set[nn.Module] = set()
+    for container in model.modules():
+        children = list(container.children())
+        is_stack = isinstance(container, nn.Sequential) and len({type(child) for child in children}) == 1
+        if container in inside or not (is_stack or isinstance(container, nn.ModuleList)):
+            continue
+        blocks = [child for child in children if next(child.children(), None) is not None]
+        found += blocks
+        inside.update(module for block in blocks for module in block.modules())
+    return found
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -202,6 +246,18 @@ def gather_full(tensors: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:
         if keep:
             gathered[name] = complete.cpu()
     return gathered
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    """The model's state_dict, with tied weights only once."""
+    named = (model.named_parameters, model.named_buffers)
+    everything, unique = (
+        {name for names in named for name, _ in names(remove_duplicate=once)} for once in (False, True)
+    )
+    state = {name: tensor for name, tensor in model.state_dict().items() if name not in everything - unique}
+    if others := [name for name, value in state.items() if not isinstance(value, Tensor)]:
+        raise ValueError(f"the state of a model must consist of tensors, got {others[0]} in its state_dict")
+    return state
 
 
 def check_same_shapes(tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
