@@ -16,6 +16,7 @@ import torch
 from clearhead.data.augment import tta_note
 from clearhead.data.dataset import Examples
 from clearhead.data.options import TTA
+from clearhead.notebook import html_table
 from clearhead.training import checkpoint
 from clearhead.training.compatibility import check_config_matches
 from clearhead.training.config import OptimizerConfig, RunConfig
@@ -70,6 +71,13 @@ class TrainResult:
     """the step of the best evaluation, whose checkpoint is kept; 0 before the first evaluation"""
     test: dict[str, Any] | None
     """the best checkpoint's metrics on the test set; None if the run was stopped or has no test set"""
+
+    def _repr_html_(self) -> str:
+        scores = [
+            (f"test {name}", f"{value:.4f}") for name, value in (self.test or {}).items() if isinstance(value, float)
+        ]
+        rows = [("training", self.reason), ("step", f"{self.step:,}"), ("best step", f"{self.best_step:,}"), *scores]
+        return html_table([], rows)
 
     @property
     def exit_code(self) -> int:

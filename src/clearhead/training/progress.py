@@ -1,4 +1,4 @@
-"""Progress output of a training run (a bar in a terminal, lines in a file), and requests to stop it (Ctrl-C, SIGTERM).
+"""Progress of a training run (a bar in a terminal or notebook, lines in a file), and requests to stop it (SIGTERM).
 
 The first signal ends a run after the current step, with a checkpoint; so does the death of its launcher.
 """
@@ -17,7 +17,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from clearhead.messages import FaultTolerantStream, duration, printable, safe_console
+from clearhead.messages import FaultTolerantStream, duration, is_notebook, printable, safe_console
+from clearhead.notebook import NotebookBar
 
 FINISHED = 0
 """exit code: training has finished, or stopped early, and the test set was evaluated"""
@@ -47,13 +48,22 @@ class Display:
         stream = FaultTolerantStream(self.console.file, self.on_output_failure)  # type: ignore[arg-type]
         self.console.file = stream  # type: ignore[assignment]
         self.bar: tuple[Progress, TaskID] | None = None
+        self.notebook_bar: NotebookBar | None = None
         self.n_steps = self.start = self.batch_size = 0
         self.start_time, self.last_line_time = 0.0, -SECONDS_BETWEEN_LINES
 
     @contextmanager
     def training(self, n_steps: int, start: int, batch_size: int) -> Iterator[None]:
-        """Show a progress bar in a terminal during the steps from `start` to `n_steps`."""
+        """Show a progress bar in a terminal or notebook during the steps from `start` to `n_steps`."""
         self.n_steps, self.start, self.batch_size, self.start_time = n_steps, start, batch_size, time.monotonic()
+        if not self.quiet and is_notebook():
+            self.notebook_bar = NotebookBar(n_steps, start)
+            try:
+                yield
+            finally:
+                self.notebook_bar.update(self.notebook_bar.completed, force=True)
+                self.notebook_bar = None
+            return
         if self.quiet or not self.console.is_terminal:
             yield
             return
@@ -90,6 +100,8 @@ class Display:
         if self.bar is not None:
             progress, task = self.bar
             progress.update(task, completed=step)
+        elif self.notebook_bar is not None:
+            self.notebook_bar.update(step)
 
     def show_training(self, record: dict[str, Any]) -> None:
         """Update the progress bar; without one, print a line every few seconds."""
@@ -103,6 +115,8 @@ class Display:
         if self.bar is not None:
             progress, task = self.bar
             progress.update(task, completed=step, metrics=metrics)
+        elif self.notebook_bar is not None:
+            self.notebook_bar.update(step, metrics)
         elif now - self.last_line_time >= SECONDS_BETWEEN_LINES or step == self.n_steps:
             self.info(f"step {step}/{self.n_steps}  {metrics}")
             self.last_line_time = now
