@@ -11,14 +11,15 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from clearhead.messages import FaultTolerantStream, duration, is_notebook, printable, safe_console
-from clearhead.notebook import NotebookBar
+from clearhead.notebook import NotebookBar, html_table
 
 FINISHED = 0
 """exit code: training has finished, or stopped early, and the test set was evaluated"""
@@ -27,6 +28,8 @@ STOPPED = 3
 DIVERGED = 4
 """exit code: the loss, the gradient or a weight is not finite; this step is in no checkpoint"""
 
+Reason = Literal["finished", "patience", "stopped"]
+
 SECONDS_BETWEEN_LINES = 5.0
 DEBOUNCE_SECONDS = 1.0
 """signals within this time of the first one are ignored: torchrun forwards a Ctrl-C that its processes also receive"""
@@ -34,6 +37,30 @@ LAUNCHER_INTERVAL = 1.0
 """seconds between checks that the launcher is alive"""
 TRAINING_THREADS_HINT = "try --training.threads {0} (with resume: --threads {0})"
 OMP_THREADS_HINT = "try again with the environment variable OMP_NUM_THREADS={0}"
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a training run ended; its test metrics are those of the best checkpoint."""
+
+    reason: Reason
+    """why training ended: all steps are done, early stopping, or a request to stop"""
+    step: int
+    best_step: int
+    """the step of the best evaluation, whose checkpoint is kept; 0 before the first evaluation"""
+    test: dict[str, Any] | None
+    """the best checkpoint's metrics on the test set; None if the run was stopped or has no test set"""
+
+    def _repr_html_(self) -> str:
+        scores = [
+            (f"test {name}", f"{value:.4f}") for name, value in (self.test or {}).items() if isinstance(value, float)
+        ]
+        rows = [("training", self.reason), ("step", f"{self.step:,}"), ("best step", f"{self.best_step:,}"), *scores]
+        return html_table([], rows)
+
+    @property
+    def exit_code(self) -> int:
+        return STOPPED if self.reason == "stopped" else FINISHED
 
 
 class Display:
