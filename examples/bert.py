@@ -16,8 +16,8 @@ try:
 except ImportError as error:
     sys.exit(f"this example needs transformers: {error}")
 
-SUBJECTS = "the film,the book,this song,that meal,her talk,our trip".split(",")
-GOOD, BAD = "great,lovely,brilliant,fine".split(","), "awful,boring,terrible,poor".split(",")
+SUBJECTS = ["the film", "the book", "this song", "that meal", "her talk", "our trip"]
+GOOD, BAD = ["great", "lovely", "brilliant", "fine"], ["awful", "boring", "terrible", "poor"]
 VOCAB = ["[PAD]", "[CLS]", *sorted({word for text in (*SUBJECTS, *GOOD, *BAD, "was not") for word in text.split()})]
 
 
