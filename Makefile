@@ -2,7 +2,8 @@
 # make test                  run the whole test suite
 # make test-other-processor  run it as on the other kind of processor (with or without AVX-512 and bf16)
 # make check                 format, lint, types, import layers and tests: what a contributor runs before a commit
-# make docs                  generate docs/lab.md from the lab's results, and docs/files.md
+# make docs                  build the documentation in site/ and check its links
+# make pages                 regenerate the pages of docs/ that are committed: files.md, the diagrams and lab.md
 # make soak                  the long tests: kill -9 at random moments, 50 times for each of two recipes
 # make campaign              inject every fault of docs/reliability.md; shards resume where they stopped. Takes hours
 # make campaign-small        a few cases of each fault, in at most five minutes
@@ -14,7 +15,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-other-processor check lint format bench docs soak campaign campaign-small clean
+.PHONY: demo test test-other-processor check lint format bench docs pages soak campaign campaign-small clean
 
 demo: $(VENV)/package
 	$(BIN)/clearhead demo
@@ -55,12 +56,17 @@ campaign-small: $(VENV)/dev
 bench: $(VENV)/bench
 	$(BIN)/python benchmarks/step.py
 
-docs: $(VENV)/package
+# NO_MKDOCS_2_WARNING silences an announcement of the theme, not a warning about our pages.
+docs: $(VENV)/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	$(BIN)/python docs/check_site.py site
+
+pages: $(VENV)/package
 	$(BIN)/python docs/make_files.py
 	$(BIN)/clearhead lab --all --page docs/lab.md
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 # Each file below stands for an installed set of packages; it is rebuilt when the lists of packages change.
 $(VENV)/package: pyproject.toml constraints.txt
@@ -70,6 +76,10 @@ $(VENV)/package: pyproject.toml constraints.txt
 
 $(VENV)/dev: $(VENV)/package
 	$(PIP) --editable '.[dev]'
+	touch $@
+
+$(VENV)/docs: $(VENV)/package
+	$(PIP) --editable '.[docs]'
 	touch $@
 
 $(VENV)/bench: $(VENV)/package
