@@ -1,6 +1,8 @@
 # make demo                  train a vision transformer on handwritten digits for a minute and plot the results
 # make test                  run the whole test suite
 # make test-other-processor  run it as on the other kind of processor (with or without AVX-512 and bf16)
+# make test-oldest-torch     run the fast tests with the oldest version of each dependency that pyproject.toml allows
+# make wheel                 build the sdist and the wheel, and use each in an empty environment
 # make check                 format, lint, types, import layers and tests: what a contributor runs before a commit
 # make docs                  build the documentation in site/ and check its links
 # make pages                 regenerate the pages of docs/ that are committed: files.md, the diagrams and lab.md
@@ -13,9 +15,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+OLDEST := .venv-oldest
+OLDEST_TESTS := tests/nn tests/models tests/data tests/insight tests/training tests/inference tests/test_files.py
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-other-processor check lint format bench docs pages soak campaign campaign-small clean
+.PHONY: demo test test-other-processor test-oldest-torch wheel check lint format bench docs pages soak campaign campaign-small clean
 
 demo: $(VENV)/package
 	$(BIN)/clearhead demo
@@ -27,6 +31,12 @@ test: $(VENV)/dev
 test-other-processor: $(VENV)/dev
 	other=$$($(BIN)/python -c "import torch; print('avx2' if torch.cpu._is_avx512_bf16_supported() else 'bf16')") && \
 	CLEARHEAD_TEST_PROCESSOR=$$other $(BIN)/pytest -n 2 --ignore=tests/benchmarks
+
+test-oldest-torch: $(OLDEST)/dev
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n 2 -m 'not slow and not soak' -p no:cacheprovider $(OLDEST_TESTS)
+
+wheel:
+	PYTHON=$(PYTHON) .ci/wheel
 
 check: lint test
 
@@ -66,7 +76,7 @@ pages: $(VENV)/package
 	$(BIN)/clearhead lab --all --page docs/lab.md
 
 clean:
-	rm -rf $(VENV) site build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site .venv-oldest .venv-wheel build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 # Each file below stands for an installed set of packages; it is rebuilt when the lists of packages change.
 $(VENV)/package: pyproject.toml constraints.txt
@@ -80,6 +90,17 @@ $(VENV)/dev: $(VENV)/package
 
 $(VENV)/docs: $(VENV)/package
 	$(PIP) --editable '.[docs]'
+	touch $@
+
+# Every lower bound is installed: rich>=13 becomes rich==13. matplotlib 3.9 warns if pyparsing is newer than 3.2.
+$(OLDEST)/dev: pyproject.toml constraints.txt
+	rm -rf $(OLDEST)
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check 'pyparsing<3.3' \
+		$$($(PYTHON) -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+			print(*(name.replace('>=', '==') for name in project['dependencies']))") \
+		$$(grep -E '^(pytest|pytest-xdist|hypothesis|setuptools)==' constraints.txt)
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
 
 $(VENV)/bench: $(VENV)/package

@@ -1,4 +1,4 @@
-"""Windows, by imitation (see windows.py): nobody has run these tests on a real one."""
+"""Windows, by imitation (see windows.py): these tests have not been run on a real one."""
 
 import ast
 import json

@@ -113,7 +113,8 @@ class Sampling:
 
     def distribution(self, logits: Tensor) -> Tensor:
         """The probabilities of the next token: logits (B,V) -> (B,V)"""
-        logits = logits.double()  # the largest logit becomes 0, so that no temperature overflows
+        logits = logits.float() if logits.device.type == "mps" else logits.double()  # MPS has no float64
+        # the largest logit becomes 0, so that no temperature overflows
         logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature
         if self.top_k is not None:
             logits = keep_top_k(logits, self.top_k)

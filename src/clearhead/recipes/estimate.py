@@ -13,7 +13,7 @@ from clearhead.messages import duration, round_count
 from clearhead.nn.blocks import eval_mode
 from clearhead.training.config import RunConfig
 from clearhead.training.context import TrainContext, build_context, isolated_torch_state
-from clearhead.training.distributed import Ranks
+from clearhead.training.distributed import Ranks, choose_device
 from clearhead.training.evaluation import to_device
 from clearhead.training.loop import train_step
 from clearhead.training.progress import Display, StopRequest, padding_summary
@@ -83,9 +83,8 @@ class Estimate:
 def estimate(config: RunConfig) -> Estimate:
     """Train for a few steps in memory and measure them."""
     display = Display(quiet=True)
-    device = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
     with isolated_torch_state(config.training.threads):
-        ctx = build_context(config, Ranks(device=device), shard=False, report=display.warn)
+        ctx = build_context(config, Ranks(device=choose_device()), shard=False, report=display.warn)
         memory = measure_memory(ctx)
         per_step = time_steps(ctx)
         per_example = time_example(ctx)

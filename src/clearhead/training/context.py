@@ -87,7 +87,7 @@ class TrainContext:
             "world_size": self.ranks.world_size,
             "sharded": self.is_sharded,
             "compiled": self.is_compiled,
-            "device": torch.cuda.get_device_name() if self.ranks.device.type == "cuda" else "cpu",
+            "device": torch.cuda.get_device_name() if self.ranks.device.type == "cuda" else self.ranks.device.type,
         }
 
 
@@ -220,6 +220,8 @@ def faster_precision(step: Callable[[Precision], None], device: torch.device) ->
     The two are timed alternately, so that other load on the machine slows both. All ranks make the same number of
     steps, because DDP and FSDP synchronize gradients.
     """
+    if device.type == "mps":
+        return "float32", "bf16 is not timed on MPS"
     if not has_bf16(device):
         return "float32", f"this {'GPU' if device.type == 'cuda' else 'CPU'} has no native bf16"
     choices: tuple[Precision, Precision] = ("float32", "bf16")

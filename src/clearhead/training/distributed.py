@@ -21,6 +21,7 @@ from clearhead.nn.blocks import DecoderBlock, EncoderBlock
 from clearhead.training.progress import stopping_with_launcher
 
 CPU = torch.device("cpu")
+DEVICE = "CLEARHEAD_DEVICE"
 TIMEOUT = timedelta(minutes=5)
 """of collectives, if another process hangs; one that has exited is noticed immediately"""
 
@@ -80,14 +81,32 @@ class Ranks:
 SINGLE_PROCESS = Ranks()
 
 
+def choose_device(world_size: int = 1, local_rank: int = 0) -> torch.device:
+    """CUDA, else MPS (the GPU of a Mac), else the CPU; or the device that CLEARHEAD_DEVICE names.
+
+    Several processes do not use MPS: they would share one GPU, and gloo cannot send its tensors.
+    """
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available() and world_size == 1}
+    choices = [*(name for name, is_available in available.items() if is_available), "cpu"]
+    name = os.environ.get(DEVICE) or choices[0]
+    if name not in choices:
+        raise ValueError(f"{DEVICE} must be available here ({', '.join(choices)}), got {name!r}")
+    return torch.device("cuda", local_rank) if name == "cuda" else torch.device(name)
+
+
+def has_float64(device: torch.device) -> bool:
+    return device.type != "mps"
+
+
 @contextmanager
 def current_ranks() -> Iterator[Ranks]:
     """The ranks of this run, connected by NCCL on GPUs and by gloo on CPUs."""
-    has_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if has_gpu else CPU
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    device = choose_device(world_size, int(os.environ.get("LOCAL_RANK", 0)))
+    has_gpu = device.type == "cuda"
     if has_gpu:
         torch.cuda.set_device(device)
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+    if world_size == 1:
         yield Ranks(device=device)
         return
     # CPU tensors (random states, checkpoints) use gloo even if there are GPUs
@@ -115,8 +134,13 @@ def preserved_rng() -> Iterator[None]:
 
     Reading the state of the other GPUs would allocate memory on each of them.
     """
-    with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
-        yield
+    mps_state = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
+    try:
+        with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
+            yield
+    finally:
+        if mps_state is not None:
+            torch.mps.set_rng_state(mps_state)
 
 
 def replicated(forward: Callable[..., Tensor], ranks: Ranks) -> Callable[..., Tensor]:

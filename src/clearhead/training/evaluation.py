@@ -16,7 +16,7 @@ from clearhead.data.options import TTA
 from clearhead.nn.blocks import eval_mode
 from clearhead.tasks.objectives import Objective
 from clearhead.training.config import EVAL_BATCH_SIZE
-from clearhead.training.distributed import SINGLE_PROCESS, Ranks
+from clearhead.training.distributed import SINGLE_PROCESS, Ranks, has_float64
 
 NUM_SUMS = 5
 """numbers that `metric_sums` returns"""
@@ -25,9 +25,12 @@ NUM_SUMS = 5
 def to_device(batch: Batch, device: torch.device) -> Batch:
     if batch.inputs.device == device:
         return batch
-    targets_b, lam = (None if t is None else t.to(device, non_blocking=True) for t in (batch.targets_b, batch.lam))
-    inputs, targets = (t.to(device, non_blocking=True) for t in (batch.inputs, batch.targets))
-    return Batch(inputs, targets, targets_b, lam, batch.num_global)
+
+    def move(tensor: Tensor) -> Tensor:
+        return tensor.to(device, non_blocking=device.type == "cuda")  # MPS may read the memory after it is reused
+
+    targets_b, lam = (None if t is None else move(t) for t in (batch.targets_b, batch.lam))
+    return Batch(move(batch.inputs), move(batch.targets), targets_b, lam, batch.num_global)
 
 
 def microbatches(batch: Batch, n: int) -> list[Batch]:
@@ -39,27 +42,33 @@ def microbatches(batch: Batch, n: int) -> list[Batch]:
     return [Batch(*part, batch.num_global) for part in parts]
 
 
+def zero_sums(device: torch.device) -> Tensor:
+    """Where `metric_sums` are added up: float64 on the device, or on the CPU if the device has no float64."""
+    return torch.zeros(NUM_SUMS, dtype=torch.float64, device=device if has_float64(device) else "cpu")
+
+
 def metric_sums(loss: Tensor, correct: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Sums for `compute_metrics`, which add up over batches and ranks. correct (B,) or (B,L) -> float64 (5,)
+    """Sums for `compute_metrics`, which add up over batches and ranks. correct (B,) or (B,L) -> (5,)
 
     The five numbers are: loss, examples, correct predictions, predictions, and examples with only correct predictions.
-    Predictions where `mask` is False are not counted.
+    Predictions where `mask` is False are not counted. The dtype is float64; on MPS, which lacks it, float32, in which
+    the numbers of one batch are exact too.
     """
-    n_examples = correct.shape[0]
+    n_examples, dtype = correct.shape[0], torch.float64 if has_float64(loss.device) else torch.float32
     correct = correct[:, None] if correct.dim() == 1 else correct.flatten(1)
     if mask is None:
-        n_predictions = loss.new_full((), correct.numel(), dtype=torch.float64)
+        n_predictions = loss.new_full((), correct.numel(), dtype=dtype)
         exact_match = correct.all(dim=1)
     else:
-        n_predictions = mask.sum().double()
+        n_predictions = mask.sum().to(dtype)
         exact_match, correct = (correct | ~mask.flatten(1)).all(dim=1), correct & mask.flatten(1)
     return torch.stack(
         [
-            loss.detach().double(),
-            loss.new_full((), n_examples, dtype=torch.float64),
-            correct.sum().double(),
+            loss.detach().to(dtype),
+            loss.new_full((), n_examples, dtype=dtype),
+            correct.sum().to(dtype),
             n_predictions,
-            exact_match.sum().double(),
+            exact_match.sum().to(dtype),
         ]
     )
 
@@ -91,7 +100,7 @@ def evaluate(
     With test-time augmentation, the outputs are averaged over the views. `on_batch` is called with each batch of this
     rank and the model's outputs.
     """
-    sums = torch.zeros(NUM_SUMS, dtype=torch.float64, device=ranks.device)
+    sums = zero_sums(ranks.device)
     with eval_mode(model), torch.inference_mode():
         for batch in evaluation_batches(examples, normalize, batch_size, ranks.rank, ranks.world_size):
             batch = to_device(batch, ranks.device)
@@ -99,7 +108,7 @@ def evaluate(
             if on_batch is not None:
                 on_batch(batch, outputs)
             loss, correct = objective.loss(outputs, batch), objective.correct(outputs, batch)
-            sums += metric_sums(loss, correct, objective.loss_mask(batch))
+            sums += metric_sums(loss, correct, objective.loss_mask(batch)).to(sums.device)
     return compute_metrics(ranks.all_reduce_sum(sums).tolist())
 
 

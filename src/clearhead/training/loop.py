@@ -21,7 +21,15 @@ from clearhead.training.compatibility import check_config_matches
 from clearhead.training.config import OptimizerConfig, RunConfig
 from clearhead.training.context import TrainContext, autocast, build_context, check_masks, isolated_torch_state
 from clearhead.training.distributed import Ranks, current_ranks, gradient_sync
-from clearhead.training.evaluation import NUM_SUMS, compute_metrics, evaluate, metric_sums, microbatches, to_device
+from clearhead.training.evaluation import (
+    NUM_SUMS,
+    compute_metrics,
+    evaluate,
+    metric_sums,
+    microbatches,
+    to_device,
+    zero_sums,
+)
 from clearhead.training.progress import (
     DIVERGED,
     FINISHED,
@@ -185,7 +193,7 @@ def train_step(ctx: TrainContext, state: TrainState, request: StopRequest) -> bo
     """Forward, backward, clip, update. Returns whether any rank was asked to stop."""
     config, ranks, step = ctx.config, ctx.ranks, state.step
     batch = to_device(ctx.batches.at(step, ranks.rank, ranks.world_size), ranks.device)
-    sums = torch.zeros(NUM_SUMS, dtype=torch.float64, device=ranks.device)
+    sums = zero_sums(ranks.device)
     parts = microbatches(batch, config.training.grad_accum_steps)
     for i, part in enumerate(parts):
         with gradient_sync(ctx.forward, is_last=i == len(parts) - 1):
@@ -194,10 +202,11 @@ def train_step(ctx: TrainContext, state: TrainState, request: StopRequest) -> bo
             loss = ctx.objective.loss(outputs, part, config.training.label_smoothing)
             # gradients are averaged over ranks: times world_size / num_global gives the mean over all examples
             (loss * (ranks.world_size / batch.num_global)).backward()
-        sums += metric_sums(loss, ctx.objective.correct(outputs.detach(), part), ctx.objective.loss_mask(part))
+        correct = ctx.objective.correct(outputs.detach(), part)
+        sums += metric_sums(loss, correct, ctx.objective.loss_mask(part)).to(sums.device)
 
     # one message for everything that the ranks must agree on, and one synchronization with the GPU
-    extra = torch.stack([ctx.optimizers.squared_norm(), sums.new_full((), request.requested)])
+    extra = torch.stack([ctx.optimizers.squared_norm().to(sums.device), sums.new_full((), request.requested)])
     *totals, squared_norm, n_stops = ranks.all_reduce_sum(torch.cat([sums, extra])).tolist()
     norm = math.sqrt(squared_norm if ctx.is_sharded else squared_norm / ranks.world_size)
     check_finite(totals[0] / batch.num_global, norm, step + 1)

@@ -187,7 +187,11 @@ def load_eval_weights(ctx: TrainContext, checkpoint: Checkpoint | None) -> None:
 def rng_states(device: torch.device) -> dict[str, Tensor]:
     """The states of the random generators that dropout uses."""
     states = {"": torch.get_rng_state()}
-    return states | ({".cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+    if device.type == "cuda":
+        states[".cuda"] = torch.cuda.get_rng_state(device)
+    if device.type == "mps":
+        states[".mps"] = torch.mps.get_rng_state()
+    return states
 
 
 def restore_rng(ctx: TrainContext, states: dict[str, Tensor], step: int) -> None:
@@ -199,6 +203,8 @@ def restore_rng(ctx: TrainContext, states: dict[str, Tensor], step: int) -> None
             torch.set_rng_state(states[f"rank{rank}"])
         if f"rank{rank}.cuda" in states and device.type == "cuda":
             torch.cuda.set_rng_state(states[f"rank{rank}.cuda"], device)
+        if f"rank{rank}.mps" in states and device.type == "mps":
+            torch.mps.set_rng_state(states[f"rank{rank}.mps"])
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"invalid random state in the checkpoint of step {step}: {error}") from None
 
