@@ -22,12 +22,12 @@ WIDTH, MARGIN, PADDING, GAP = 440, 10, 12, 18
 LINE, SMALL_LINE = 19, 16
 
 STYLE = """\
-.clearhead-diagram { --ink: var(--md-default-fg-color, #1f2328); --soft: var(--md-default-fg-color--light, #57606a);
-  --box: var(--md-code-bg-color, #f4f4f6); --line: var(--md-default-fg-color--lighter, #8c959f);
-  --name: var(--md-typeset-a-color, #4051b5); }
+.clearhead-diagram { --ink: var(--md-default-fg-color, #1f2328); --box: var(--md-code-bg-color, #f4f4f6);
+  --line: var(--md-default-fg-color--lighter, #8c959f); --name: var(--md-typeset-a-color, #4051b5);
+  --soft: color-mix(in srgb, var(--ink) 78%, transparent); }
 @media (prefers-color-scheme: dark) { .clearhead-diagram { --ink: var(--md-default-fg-color, #e6edf3);
-  --soft: var(--md-default-fg-color--light, #adb6c0); --box: var(--md-code-bg-color, #21262d);
-  --line: var(--md-default-fg-color--lighter, #6e7681); --name: var(--md-typeset-a-color, #8ea2ff); } }
+  --box: var(--md-code-bg-color, #21262d); --line: var(--md-default-fg-color--lighter, #6e7681);
+  --name: var(--md-typeset-a-color, #8ea2ff); } }
 .clearhead-diagram text { font: 14px system-ui, sans-serif; fill: var(--ink); }
 .clearhead-diagram .name { font: 600 13px ui-monospace, monospace; fill: var(--name); }
 .clearhead-diagram .file, .clearhead-diagram .note { font-size: 12px; fill: var(--soft); }

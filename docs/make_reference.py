@@ -203,7 +203,8 @@ def api(page: str) -> str:
     names = [(module, name) for module, name in public_names(package) if not is_module(f"{module}.{name}")]
     if not names:
         return f"# {package}\n\n::: {package}\n    options:\n      show_root_heading: false\n"
-    parts = [f"# {package}\n", f"::: {package}\n    options:\n      members: false\n      show_root_heading: false\n"]
+    summary_only = "members: false\n      show_root_heading: false\n      show_root_toc_entry: false"
+    parts = [f"# {package}\n", f"::: {package}\n    options:\n      {summary_only}\n"]
     elsewhere = {entry for other in API.values() if other.startswith(f"{package}.") for entry in public_names(other)}
     if linked := [entry for entry in names if entry in elsewhere]:
         rows = [f"| [`{package}.{name}`][{module}.{name}] | {summary(module, name)} |" for module, name in linked]

@@ -39,8 +39,26 @@ LANGUAGES = {".py": "python", ".toml": "toml"}
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Anchors as on GitHub."""
+    """Anchors as on GitHub; a folder in the navigation stands for its pages."""
     config.mdx_configs["toc"]["slugify"] = slugify(case="lower")
+    config.nav = expanded(config.nav)
+
+
+def expanded(entry: Any) -> Any:
+    """Replaces "lab/*" by the pages that docs/lab.md links, in this order."""
+    if isinstance(entry, dict):
+        return {title: expanded(value) for title, value in entry.items()}
+    if not isinstance(entry, list):
+        return entry
+    pages: list[Any] = []
+    for value in entry:
+        if isinstance(value, str) and value.endswith("/*"):
+            folder = value.removesuffix("/*")
+            links = re.findall(rf"\(({folder}/[\w-]+\.md)", (DOCS / f"{folder}.md").read_text())
+            pages += dict.fromkeys(links)
+        else:
+            pages.append(expanded(value))
+    return pages
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -136,4 +154,6 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 def to_mathml(match: re.Match[str]) -> str:
     tex = unescape(match["tex"]).strip()
     body: Any = tex.removeprefix("\\(").removesuffix("\\)").removeprefix("\\[").removesuffix("\\]")
-    return convert(body, display="inline" if match["tag"] == "span" else "block")
+    if match["tag"] == "span":
+        return convert(body)
+    return f'<div class="formula">{convert(body, display="block")}</div>'

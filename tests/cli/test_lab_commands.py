@@ -6,9 +6,10 @@ import shlex
 import pytest
 
 import clearhead
-from clearhead.cli.lab import ABOUT, about_claim, page, report, summary
+from clearhead.cli.lab import ABOUT, about_claim, report, summary
 from clearhead.cli.main import main
 from clearhead.lab.claim import Finding, Result, equals, settings
+from clearhead.lab.handout import single_page
 from clearhead.lab.registry import all_claims
 from clearhead.lab.registry import run as run_claim
 
@@ -25,7 +26,7 @@ def suggested():
         *(about_claim(claim) for claim in ALL),
         *(report(Finding(claim, done), None) for claim in ALL),
         *(report(Finding(claim, done, {"seed": 1}), None) for claim in ALL),
-        page([Finding(claim, done) for claim in ALL], "lab", ()),
+        single_page([Finding(claim, done) for claim in ALL], "lab", ()),
     ]
     found = [command for text in texts for command in re.findall(r"\bclearhead ([a-z][^`\n]*?)(?=`|  |\n|$)", text)]
     return list(dict.fromkeys(command.strip() for command in found))

@@ -1,70 +1,136 @@
-"""docs/lab.md equals the current results of the lab; regenerate it with clearhead lab --all --page docs/lab.md"""
+"""docs/lab.md and docs/lab/*.md show the claims and their recorded results; regenerate them with docs/make_lab.py."""
 
 import re
+import runpy
+import shlex
 from pathlib import Path
 
 import pytest
 
 from clearhead import lab
-from clearhead.cli.lab import page, rounded, write_page
-from clearhead.lab.claim import LESSONS, Finding, Result, equals
+from clearhead.cli.lab import add_settings, claim_parser, write_page
+from clearhead.cli.main import main
+from clearhead.lab.claim import LESSONS, Check, Finding, Result, changed, check_settings, equals
+from clearhead.lab.handout import INTRODUCTIONS, LESSON_PAGES, outcome, shown, single_page
+from clearhead.lab.record import Variation, recorded
 from clearhead.lab.registry import all_claims
 
 ALL = all_claims()
 CLAIMS = {claim.slug: claim for claim in ALL}
 
-DOCS = Path(__file__).parents[2] / "docs"
-STALE = "docs/lab.md is stale; regenerate it: clearhead lab --all --page docs/lab.md"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+MAKE_LAB = runpy.run_path(str(DOCS / "make_lab.py"))
+STALE = "the pages of the lab are stale; run `python docs/make_lab.py`"
+PAGES = {page: (DOCS / "lab" / f"{page}.md").read_text(encoding="utf-8") for page in INTRODUCTIONS}
 
 
-def entries(text):
-    """The verdict and the body of each `### slug: verdict` section."""
-    parts = re.split(r"^### (\S+): (.+)$", text, flags=re.MULTILINE)
-    return {slug: (verdict, body) for slug, verdict, body in zip(parts[1::3], parts[2::3], parts[3::3], strict=True)}
+def sections(text):
+    """The body of each `### slug` section."""
+    parts = re.split(r"^##+ (.+)$", text, flags=re.MULTILINE)
+    return {slug: body for slug, body in zip(parts[1::2], parts[2::2], strict=True) if slug in CLAIMS}
 
 
-def without_values(body):
-    return re.sub(r"^(\| .*? \| )\S+(?: 1e-9)?( \|)", r"\1\2", body, flags=re.MULTILINE)
+SECTIONS = {slug: body for page in PAGES.values() for slug, body in sections(page).items()}
 
 
-def values(body):
-    cells = [line.split(" | ")[1] for line in body.splitlines() if re.match(r"\| (?!measured)", line)]
-    return [0.0 if cell == "below 1e-9" else float(cell) for cell in cells]
+@pytest.mark.parametrize(("path", "text"), MAKE_LAB["render"]().items())
+def test_pages_are_current(path, text):
+    assert (DOCS / path).read_text(encoding="utf-8") == text, STALE
 
 
-@pytest.fixture(scope="module")
-def written():
-    return entries((DOCS / "lab.md").read_text(encoding="utf-8"))
+def test_every_page_of_the_directory_is_generated():
+    assert {path.stem for path in (DOCS / "lab").glob("*.md")} == set(INTRODUCTIONS)
+    assert {path.stem for path in (DOCS / "lab").glob("*.svg")} == set(CLAIMS)
 
 
-def test_page_has_every_claim_in_order(written):
-    assert list(written) == list(CLAIMS), STALE
-    text = (DOCS / "lab.md").read_text(encoding="utf-8")
-    assert all(f". {lesson}\n" in text for lesson in LESSONS), STALE
+def test_every_claim_is_on_the_page_of_its_lesson():
+    for lesson in LESSONS:
+        assert set(sections(PAGES[LESSON_PAGES[lesson]])) == {claim.slug for claim in ALL if claim.lesson == lesson}
 
 
 @pytest.mark.parametrize("slug", CLAIMS)
-def test_page_is_current(written, slug):
-    claim = CLAIMS[slug]
-    verdict, body = written[slug]
-    assert verdict == claim.expected, STALE
-    assert claim.statement in body, STALE
-    assert claim.misconception in body, STALE
-    if claim.trains:  # minutes: their numbers are measured when the page is written
+def test_section_shows_claim_and_record(slug):
+    claim, entry, body = CLAIMS[slug], recorded()[slug], SECTIONS[slug]
+    for text in (claim.statement, claim.misconception, claim.conditions, f"*Verdict:* **{entry.verdict}**"):
+        assert text in body, STALE
+    assert f"```text\n{chr(10).join(claim.formulas)}\n```\n" in body
+    rows = [line for line in body.splitlines() if re.match(r"\| (?!measured)", line)]
+    assert len(rows) == len(entry.checks)
+    for row, check in zip(rows, entry.checks, strict=True):
+        assert f"| {shown(check.value)} | {check.expectation} |" in row, STALE
+    assert f"({slug}.svg)" in body
+
+
+def test_experiments_are_apart_from_demonstrations():
+    for page in PAGES.values():
+        before, _, after = page.partition("## Experiments")
+        assert all(CLAIMS[slug].kind == "demonstration" for slug in sections(before))
+        assert all(CLAIMS[slug].kind == "experiment" for slug in sections(after))
+    assert any("## Experiments" in page and "## Demonstrations" in page for page in PAGES.values())
+
+
+def test_index_links_every_claim():
+    index = (DOCS / "lab.md").read_text(encoding="utf-8")
+    for claim in ALL:
+        assert f"](lab/{LESSON_PAGES[claim.lesson]}.md#{claim.slug})" in index
+
+
+def commands():
+    return [
+        line.partition(" #")[0].strip()
+        for text in [(DOCS / "lab.md").read_text(encoding="utf-8"), *PAGES.values()]
+        for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+        for line in block.splitlines()
+    ]
+
+
+COMMANDS = list(dict.fromkeys(commands()))
+
+
+def test_commands_are_found():
+    assert {f"clearhead lab {slug}" for slug in CLAIMS} | {claim.try_next for claim in ALL} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_is_accepted(command):
+    """With settings that the claim accepts; test_lab_commands.py runs the commands."""
+    program, name, *words = shlex.split(command)
+    assert program == "clearhead"
+    if name != "lab" or not words or "--help" in words:
+        assert main([name, *words]) == 0
         return
-    finding = Finding(claim, lab.run(slug))
-    now = entries(page([finding], "lab", CLAIMS))[slug][1].strip()
-    before = body.partition("\n## ")[0].strip()
-    assert without_values(now) == without_values(before), STALE
-    for new, old in zip(values(now), values(before), strict=True):
-        assert new == pytest.approx(old, rel=0.05, abs=1e-6), STALE
+    claim = CLAIMS[words[0]]
+    parser = claim_parser(claim.slug, "")
+    add_settings(parser, claim)
+    check_settings(claim, changed(claim, vars(parser.parse(words[1:]))))
 
 
-def test_page_links_existing_figures():
-    text = (DOCS / "lab.md").read_text(encoding="utf-8")
-    linked = re.findall(r"\]\((lab/.*?)\)", text)
-    assert {Path(link).stem for link in linked} == set(CLAIMS)
-    assert all((DOCS / link).is_file() for link in linked)
+@pytest.mark.parametrize("slug", [slug for slug in CLAIMS if not CLAIMS[slug].trains and recorded()[slug].variation])
+def test_recorded_variation_is_current(slug):
+    """What the page says about the suggested command is what the command finds."""
+    claim, variation = CLAIMS[slug], recorded()[slug].variation
+    result = lab.run(slug, **MAKE_LAB["variation_settings"](claim))
+    assert (variation.command, variation.verdict) == (claim.try_next, result.verdict), STALE
+    failed = [check for check in result.checks if not check.passed]
+    assert [check.name for check in failed] == [check.name for check in variation.failed]
+    for now, before in zip(failed, variation.failed, strict=True):
+        assert now.value == pytest.approx(before.value, rel=0.05, abs=1e-6)
+
+
+@pytest.mark.parametrize("claim", ALL, ids=lambda claim: claim.slug)
+def test_a_variation_is_recorded_where_one_is_suggested(claim):
+    variation = recorded()[claim.slug].variation
+    assert bool(variation) == bool(MAKE_LAB["variation_settings"](claim))
+    assert variation is None or variation.command == claim.try_next
+
+
+def test_outcome_of_a_variation():
+    failed = (Check("largest error", 0.5, "at most 0.1", False),)
+    command = "clearhead lab permutation --beta 2"
+    refuted = outcome(Variation(command=command, verdict="refuted", failed=failed))
+    assert "With `--beta 2` the claim does not hold: largest error: 0.5 (predicted: at most 0.1)." in refuted
+    assert outcome(Variation(command=command, verdict="holds", failed=())) == "With `--beta 2` the claim still holds."
 
 
 def test_write_page_saves_figures(tmp_path):
@@ -73,7 +139,7 @@ def test_write_page_saves_figures(tmp_path):
     text = (tmp_path / "new" / "hand-out.md").read_text(encoding="utf-8")
     assert "(hand-out/temperature.svg)" in text
     assert (tmp_path / "new" / "hand-out" / "temperature.svg").is_file()
-    assert f"### {ALL[-1].slug}: not run" in text
+    assert "*Verdict:* **not run**." in sections(text)[ALL[-1].slug]
 
 
 def test_refuted_claim_is_unexpected():
@@ -87,22 +153,22 @@ def test_any_verdict_is_expected_with_changed_settings():
     assert Finding(claim, Result((equals("two", 2, 1, 0),)), {"seed": 1}).is_expected
 
 
-def test_page_shows_kind_conditions_and_misconception():
+def test_single_page_shows_conditions_and_misconception():
     claim = CLAIMS["saturation"]
-    text = page([Finding(claim, None)], "lab", ())
-    assert f"*Experiment:* {claim.statement}" in text
+    text = single_page([Finding(claim, None)], "lab", ())
+    assert claim.statement in text
     assert f"*Conditions:* {claim.conditions}" in text
     assert f"*Misconception:* {claim.misconception}" in text
 
 
-def test_page_has_one_formula_per_line():
+def test_single_page_has_one_formula_per_line():
     claim = CLAIMS["scaled-key"]
     assert len(claim.formulas) == 4
-    assert "```text\n" + "\n".join(claim.formulas) + "\n```\n" in page([Finding(claim, None)], "lab", ())
+    assert "```text\n" + "\n".join(claim.formulas) + "\n```\n" in single_page([Finding(claim, None)], "lab", ())
 
 
 def test_rounding_errors_are_not_printed():
-    assert [rounded(value) for value in (0.0, 3e-16, -3e-16, 0.12345, 768)] == [
+    assert [shown(value) for value in (0.0, 3e-16, -3e-16, 0.12345, 768)] == [
         "0",
         "below 1e-9",
         "below 1e-9",

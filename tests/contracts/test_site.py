@@ -93,12 +93,15 @@ def test_the_layers_are_those_of_the_package():
 
 def test_every_page_is_in_the_navigation():
     _, _, navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")
-    listed = re.findall(r"\S+\.md$", navigation, re.MULTILINE)
+    listed = re.findall(r"[:-] (\S+\.md)$", navigation, re.MULTILINE)
     assert len(listed) == len(set(listed))
-    written = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    assert "- lab/*" in navigation
+    lessons = set(re.findall(r"\((lab/[\w-]+\.md)", (ROOT / "docs/lab.md").read_text()))
+    assert lessons == {f"lab/{path.name}" for path in (ROOT / "docs/lab").glob("*.md")}
+    written = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")} - lessons
     reference = load("make_reference.py")
     generated = PROJECT | {"reference/settings.md"} | {f"reference/api/{page}.md" for page in reference["API"]}
-    assert set(listed) == written | generated
+    assert set(listed) == written | generated, "list every page of docs/ in the nav of mkdocs.yml"
 
 
 def test_settings_list_every_option_of_train():
