@@ -5,7 +5,7 @@
 # make wheel                 build the sdist and the wheel, and use each in an empty environment
 # make check                 format, lint, types, import layers and tests: what a contributor runs before a commit
 # make docs                  build the documentation in site/ and check its links
-# make pages                 regenerate the pages of docs/ that are committed: files.md, diagrams, lab
+# make pages                 regenerate the pages of docs/ that are committed: files, diagrams, lab, course
 # make soak                  the long tests: kill -9 at random moments, 50 times for each of two recipes
 # make campaign              inject every fault of docs/reliability.md; shards resume where they stopped. Takes hours
 # make campaign-small        a few cases of each fault, in at most five minutes
@@ -73,7 +73,9 @@ docs: $(VENV)/docs
 
 pages: $(VENV)/package
 	$(BIN)/python docs/make_files.py
+	$(BIN)/python docs/make_diagrams.py
 	$(BIN)/python docs/make_lab.py
+	$(BIN)/python docs/make_course.py
 
 clean:
 	rm -rf $(VENV) site .venv-oldest .venv-wheel build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

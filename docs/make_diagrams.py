@@ -1,205 +1,262 @@
-"""Draws the diagrams of docs/internals.md as SVG: the layers, and the path of `train` and of `look`.
+"""Draws the diagrams of docs/figures: the encoder block, the decoder block, the vision transformer, the causal mask.
 
-python docs/make_diagrams.py    writes docs/diagrams/*.svg
+python docs/make_diagrams.py
 
-The colors follow the theme where a diagram is part of a page of the site, and the reader's light or dark preference
-where it is an image. The layers come from the contract in pyproject.toml that import-linter enforces.
+The background is transparent. Lines and labels have a gray that is readable on white and on black; text inside a box is
+dark on a light fill.
 """
 
-import tomllib
-from dataclasses import dataclass
-from html import escape
 from pathlib import Path
-from textwrap import wrap
 
-from make_files import first_sentence
-
-ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "src/clearhead"
-FOLDER = ROOT / "docs/diagrams"
-
-WIDTH, MARGIN, PADDING, GAP = 440, 10, 12, 18
-LINE, SMALL_LINE = 19, 16
-
-STYLE = """\
-.clearhead-diagram { --ink: var(--md-default-fg-color, #1f2328); --box: var(--md-code-bg-color, #f4f4f6);
-  --line: var(--md-default-fg-color--lighter, #8c959f); --name: var(--md-typeset-a-color, #4051b5);
-  --soft: color-mix(in srgb, var(--ink) 78%, transparent); }
-@media (prefers-color-scheme: dark) { .clearhead-diagram { --ink: var(--md-default-fg-color, #e6edf3);
-  --box: var(--md-code-bg-color, #21262d); --line: var(--md-default-fg-color--lighter, #6e7681);
-  --name: var(--md-typeset-a-color, #8ea2ff); } }
-.clearhead-diagram text { font: 14px system-ui, sans-serif; fill: var(--ink); }
-.clearhead-diagram .name { font: 600 13px ui-monospace, monospace; fill: var(--name); }
-.clearhead-diagram .file, .clearhead-diagram .note { font-size: 12px; fill: var(--soft); }
-.clearhead-diagram .box { fill: var(--box); stroke: var(--line); }
-.clearhead-diagram .group { fill: none; stroke: var(--line); stroke-dasharray: 5 4; }
-.clearhead-diagram .arrow { fill: none; stroke: var(--soft); stroke-width: 1.5; }
-.clearhead-diagram .head { fill: var(--soft); }"""
+FIGURES = Path(__file__).parent / "figures"
+LINE, INK = "#7b8794", "#1f2933"
+FILLS = {
+    "attention": "#f6c177",
+    "mlp": "#9ccfd8",
+    "norm": "#e0def4",
+    "embed": "#f2b5c4",
+    "head": "#b8d8a7",
+    "plain": "#e4e7eb",
+}
+FONT = "font-family='Helvetica, Arial, sans-serif'"
 
 
-@dataclass(frozen=True)
-class Step:
-    """One box: what happens, and where in the code."""
+class Drawing:
+    """An SVG image. Coordinates are pixels from the top left corner."""
 
-    text: str
-    function: str
-    file: str
+    def __init__(self, width: int, height: int, title: str):
+        self.width, self.height = width, height
+        self.parts = [f"<title>{title}</title>"]
+
+    def box(self, x: float, y: float, width: float, height: float, text: str, fill: str) -> None:
+        """A rounded box around (x, y) with one or several lines of text."""
+        self.parts.append(
+            f"<rect x='{x - width / 2:g}' y='{y - height / 2:g}' width='{width:g}' height='{height:g}' rx='6' "
+            f"fill='{FILLS[fill]}' stroke='{LINE}' stroke-width='1'/>"
+        )
+        self.text(x, y, text, color=INK)
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        size: int = 14,
+        color: str = LINE,
+        anchor: str = "middle",
+        weight: str = "",
+    ) -> None:
+        lines = text.split("\n")
+        for number, line in enumerate(lines):
+            shift = (number - (len(lines) - 1) / 2) * size * 1.25 + size * 0.35
+            bold = f" font-weight='{weight}'" if weight else ""
+            self.parts.append(
+                f"<text x='{x:g}' y='{y + shift:g}' {FONT} font-size='{size}' fill='{color}' "
+                f"text-anchor='{anchor}'{bold}>{line}</text>"
+            )
+
+    def plus(self, x: float, y: float) -> None:
+        """The addition of a skip connection."""
+        self.parts.append(
+            f"<circle cx='{x:g}' cy='{y:g}' r='11' fill='{FILLS['plain']}' stroke='{LINE}'/>"
+            f"<path d='M{x - 6:g} {y:g}h12M{x:g} {y - 6:g}v12' stroke='{INK}' stroke-width='1.6'/>"
+        )
+
+    def arrow(self, *points: tuple[float, float], head: bool = True, dashed: bool = False) -> None:
+        """A line through the points, with rounded corners and an arrow head."""
+        path = f"M{points[0][0]:g} {points[0][1]:g}"
+        for before, corner, after in zip(points, points[1:], points[2:], strict=False):
+            start, end = toward(corner, before, 8), toward(corner, after, 8)
+            path += f"L{start[0]:g} {start[1]:g}Q{corner[0]:g} {corner[1]:g} {end[0]:g} {end[1]:g}"
+        last = toward(points[-1], points[-2], 5) if head else points[-1]
+        dash = " stroke-dasharray='5 4'" if dashed else ""
+        self.parts.append(
+            f"<path d='{path}L{last[0]:g} {last[1]:g}' fill='none' stroke='{LINE}' stroke-width='1.6'{dash}/>"
+        )
+        if head:
+            self.arrow_head(points[-1], points[-2])
+
+    def arrow_head(self, tip: tuple[float, float], before: tuple[float, float]) -> None:
+        x, y = toward(tip, before, 8)
+        dx, dy = (tip[1] - y) / 2, (x - tip[0]) / 2
+        self.parts.append(
+            f"<path d='M{tip[0]:g} {tip[1]:g}L{x + dx:g} {y + dy:g}L{x - dx:g} {y - dy:g}Z' fill='{LINE}'/>"
+        )
+
+    def frame(self, x: float, y: float, width: float, height: float) -> None:
+        """A dashed frame around a block; (x, y) is its top left corner."""
+        self.parts.append(
+            f"<rect x='{x:g}' y='{y:g}' width='{width:g}' height='{height:g}' rx='12' fill='{LINE}' "
+            f"fill-opacity='0.07' stroke='{LINE}' stroke-dasharray='6 4'/>"
+        )
+
+    def svg(self) -> str:
+        body = "\n".join(self.parts)
+        size = f"width='{self.width}' height='{self.height}' viewBox='0 0 {self.width} {self.height}'"
+        return f"<svg xmlns='http://www.w3.org/2000/svg' {size} role='img'>\n{body}\n</svg>\n"
 
 
-@dataclass(frozen=True)
-class Repeat:
-    """Steps inside a dashed frame."""
-
-    title: str
-    steps: tuple[Step, ...]
-
-
-TRAIN = (
-    Step("Parse the options into changes of the recipe's settings", "train", "cli/train.py"),
-    Step("Build and validate the configuration of the run", "config_of", "recipes/registry.py"),
-    Step("Name the run and start", "train", "recipes/launch.py"),
-    Step("Read the data; build the model, the optimizers and the batches", "build_context", "training/context.py"),
-    Step("Create the run directory, or open it and take its lock", "open_or_create", "training/run_directory.py"),
-    Step("Load the latest intact checkpoint, if there is one", "restore", "training/state.py"),
-    Repeat(
-        "for each step, until the last one or a signal",
-        (
-            Step("Take batch number `step`, a function of the seed", "Batches.at", "data/batches.py"),
-            Step("Forward, loss, backward, clip, update", "train_step", "training/loop.py"),
-            Step("Every few steps: evaluate on the validation set", "validate", "training/loop.py"),
-            Step("Write a temporary folder, sync it, rename it", "save", "training/checkpoint.py"),
-        ),
-    ),
-    Step("Score the best checkpoint on the test set, once", "test_best_checkpoint", "training/loop.py"),
-)
-LOOK = (
-    Step("Take a model and its inputs", "look", "insight/trace.py"),
-    Step("Intercept torch functions for the time of one pass", "capture_attention", "insight/capture.py"),
-    Step("Note which module is running, for the names", "ModuleStack", "interception.py"),
-    Repeat(
-        "for each torch function that the forward pass calls",
-        (
-            Step("Run it unchanged; decide whether it is attention", "Capture.handle", "insight/capture.py"),
-            Step("The fused kernel: keep q, k, v, mask, scale, output", "SDPACall", "insight/calls.py"),
-            Step("A softmax whose result multiplies values: keep both", "SoftmaxTracker", "insight/softmaxes.py"),
-        ),
-    ),
-    Step("Return the output, and a record for each layer", "AttentionTrace", "insight/trace.py"),
-    Step("Only when asked: compute the weights of these heads and rows", "AttentionRecord.weights", "insight/trace.py"),
-)
+def toward(point: tuple[float, float], other: tuple[float, float], distance: float) -> tuple[float, float]:
+    """The point at this distance from `point` on the way to `other`."""
+    dx, dy = other[0] - point[0], other[1] - point[1]
+    length = (dx * dx + dy * dy) ** 0.5
+    return point[0] + dx / length * distance, point[1] + dy / length * distance
 
 
-def diagram(title: str, steps: tuple[Step | Repeat, ...]) -> str:
-    """Boxes from top to bottom, joined by arrows."""
-    parts: list[str] = []
-    y = MARGIN
-    for number, step in enumerate(steps):
-        if number:
-            parts.append(arrow(y, y + GAP))
-            y += GAP
-        if isinstance(step, Repeat):
-            top, inner = y, y + 30
-            frame: list[str] = []
-            for i, part in enumerate(step.steps):
-                if i:
-                    frame.append(arrow(inner, inner + GAP))
-                    inner += GAP
-                drawn, inner = box(part, inner, inset=12)
-                frame += drawn
-            y = inner + 12
-            size = f'x="{MARGIN}" y="{top}" width="{WIDTH - 2 * MARGIN}" height="{y - top}"'
-            parts += [f'<rect class="group" {size} rx="8"/>', label(MARGIN + 12, top + 20, step.title, "note"), *frame]
+SUBLAYERS = {"attention": ("Multi-head\nself-attention", "attention"), "mlp": ("Feed-forward\nnetwork", "mlp")}
+
+
+def sublayer(d: Drawing, x: float, y: float, text: str, fill: str, norm_first: bool) -> float:
+    """Draws x + f(LN(x)) or LN(x + f(x)) upward from (x, y), and returns the height where it ends."""
+    rail = x - 110
+    if norm_first:
+        d.arrow((x, y), (x, y - 40))
+        d.box(x, y - 54, 150, 28, "Layer norm", "norm")
+        d.arrow((x, y - 68), (x, y - 88))
+        d.box(x, y - 112, 150, 48, text, fill)
+        d.arrow((x, y - 136), (x, y - 165))
+        d.arrow((x, y - 16), (rail, y - 16), (rail, y - 176), (x - 11, y - 176))
+        d.plus(x, y - 176)
+        return y - 187
+    d.arrow((x, y), (x, y - 40))
+    d.box(x, y - 64, 150, 48, text, fill)
+    d.arrow((x, y - 88), (x, y - 109))
+    d.arrow((x, y - 16), (rail, y - 16), (rail, y - 120), (x - 11, y - 120))
+    d.plus(x, y - 120)
+    d.arrow((x, y - 131), (x, y - 153))
+    d.box(x, y - 167, 150, 28, "Layer norm", "norm")
+    return y - 181
+
+
+def encoder_block() -> str:
+    d = Drawing(640, 556, "Encoder block with post-norm and with pre-norm")
+    for x, norm_first, title, formula in (
+        (180, False, "Post-norm", "x ← LN(x + f(x))"),
+        (500, True, "Pre-norm", "x ← x + f(LN(x))"),
+    ):
+        d.frame(x - 145, 108, 250, 402)
+        top = sublayer(d, x, 510, *SUBLAYERS["attention"], norm_first)
+        top = sublayer(d, x, top, *SUBLAYERS["mlp"], norm_first)
+        d.arrow((x, top), (x, 86))
+        d.text(x, 530, "x  (L, E)")
+        d.text(x, 74, "(L, E)")
+        d.text(x - 20, 14, title, size=16, weight="bold")
+        d.text(x - 20, 38, formula)
+    return d.svg()
+
+
+def decoder_block() -> str:
+    d = Drawing(620, 740, "Decoder block with masked self-attention, cross-attention and a feed-forward network")
+    x = 400
+    d.frame(x - 145, 72, 270, 610)
+    top = sublayer(d, x, 682, "Masked multi-head\nself-attention", "attention", True)
+    middle = top
+    top = sublayer(d, x, top, "Multi-head\ncross-attention", "attention", True)
+    top = sublayer(d, x, top, "Feed-forward\nnetwork", "mlp", True)
+    d.arrow((x, top), (x, 52))
+    d.text(x, 704, "decoder tokens x  (Q, E)")
+    d.text(x, 40, "(Q, E)")
+    d.text(x, 14, "Decoder block (pre-norm)", size=16, weight="bold")
+    y = middle - 112
+    d.box(80, y, 130, 48, "Encoder output\nm  (K, E)", "plain")
+    d.arrow((145, y), (x - 75, y))
+    d.text(198, y - 12, "keys, values")
+    d.text(x + 22, middle - 78, "queries", anchor="start")
+    return d.svg()
+
+
+TOKENS = (("cls", "head"), ("1", "plain"), ("2", "plain"), ("⋮", ""), ("64", "plain"))
+
+
+def vision_transformer() -> str:
+    d = Drawing(980, 400, "Vision transformer")
+    y, pixel = 200, 13
+    for row in range(8):
+        for column in range(8):
+            shade = 205 - 9 * abs(row - 3) - 12 * abs(column - 4)
+            d.parts.append(
+                f"<rect x='{24 + column * (pixel + 2):g}' y='{y - 60 + row * (pixel + 2):g}' width='{pixel}' "
+                f"height='{pixel}' fill='rgb({shade - 60},{shade - 25},{shade})'/>"
+            )
+    d.text(84, 120, "image\n8 × 8 patches")
+    d.text(84, 282, "(B, 3, 32, 32)")
+    d.arrow((148, y), (176, y))
+    d.box(236, y, 116, 66, "Patch\nembedding\n(convolution)", "embed")
+    d.text(236, 258, "kernel = stride\n= patch size")
+    d.arrow((294, y), (330, y))
+    for number, (label, fill) in enumerate(TOKENS):
+        top = 84 + number * 58
+        if fill:
+            d.box(356, top, 44, 34, label, fill)
+            d.plus(408, top)
+            d.box(460, top, 44, 34, f"p{subscript(label.replace('cls', '0'))}", "norm")
         else:
-            drawn, y = box(step, y)
-            parts += drawn
-    return svg(title, parts, y + MARGIN)
+            d.text(356, top, label, size=18)
+            d.text(460, top, label, size=18)
+    d.text(356, 32, "tokens")
+    d.text(460, 32, "position\nembeddings")
+    d.text(408, 358, "(B, 65, E)")
+    d.arrow((484, y), (528, y))
+    d.frame(530, 62, 150, 276)
+    d.box(605, 108, 118, 34, "Feed-forward", "mlp")
+    d.box(605, 156, 118, 30, "Layer norm", "norm")
+    d.box(605, 228, 118, 44, "Multi-head\nself-attention", "attention")
+    d.box(605, 280, 118, 30, "Layer norm", "norm")
+    d.text(605, 322, "with skip connections", size=12)
+    d.text(605, 46, "encoder block × N")
+    d.text(605, 358, "(B, 65, E)")
+    d.arrow((605, 265), (605, 250))
+    d.arrow((605, 206), (605, 171))
+    d.arrow((605, 141), (605, 125))
+    d.arrow((680, y), (716, y))
+    for number, (label, fill) in enumerate(TOKENS):
+        top = 84 + number * 58
+        if fill:
+            d.box(742, top, 44, 34, label, fill)
+        else:
+            d.text(742, top, label, size=18)
+    d.text(742, 32, "outputs")
+    d.arrow((764, 84), (806, 84))
+    d.box(866, 84, 118, 30, "Layer norm", "norm")
+    d.arrow((866, 99), (866, 132))
+    d.box(866, 154, 118, 44, "Classifier\n(linear or MLP)", "head")
+    d.arrow((866, 176), (866, 216))
+    d.text(866, 232, "logits (B, classes)")
+    d.text(866, 46, "z₀  (B, E)")
+    return d.svg()
 
 
-def box(step: Step, y: int, inset: int = 0) -> tuple[list[str], int]:
-    """A box with the text of a step above its function and file; returns its parts and its lower edge."""
-    lines = wrap(step.text, 58 - inset // 3)
-    height = 2 * PADDING + LINE * len(lines) + SMALL_LINE
-    x = MARGIN + inset
-    parts = [f'<rect class="box" x="{x}" y="{y}" width="{WIDTH - 2 * x}" height="{height}" rx="6"/>']
-    baseline = y + PADDING + 13
-    for line in lines:
-        parts.append(label(x + PADDING, baseline, line))
-        baseline += LINE
-    parts.append(
-        f'<text x="{x + PADDING}" y="{baseline}"><tspan class="name">{escape(step.function)}</tspan>'
-        f'<tspan class="file" dx="10">{escape(step.file)}</tspan></text>'
-    )
-    return parts, y + height
+def subscript(number: str) -> str:
+    return number.translate(str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉"))
 
 
-def layers() -> list[tuple[str, ...]]:
-    """The layers of pyproject.toml from top to bottom; names on one line do not import each other."""
-    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
-    return [
-        tuple(part.strip(" ()").removeprefix("clearhead.") for part in layer.split("|")) for layer in contract["layers"]
-    ]
+def causal_mask(tokens: int = 5) -> str:
+    size, left, top = 54, 74, 56
+    d = Drawing(left + tokens * size + 20, top + tokens * size + 44, "Causal mask of five tokens")
+    for i in range(tokens):
+        d.text(left - 16, top + (i + 0.5) * size, str(i + 1))
+        d.text(left + (i + 0.5) * size, top - 14, str(i + 1))
+        for j in range(tokens):
+            visible = j <= i
+            d.parts.append(
+                f"<rect x='{left + j * size + 2}' y='{top + i * size + 2}' width='{size - 4}' height='{size - 4}' "
+                f"rx='5' fill='{FILLS['mlp'] if visible else FILLS['plain']}' stroke='{LINE}' stroke-width='0.8'/>"
+            )
+            d.text(left + (j + 0.5) * size, top + (i + 0.5) * size, "0" if visible else "−∞", color=INK)
+    d.text(left + tokens * size / 2, 16, "key j")
+    d.text(22, top + tokens * size / 2, "query\ni")
+    d.text(left + tokens * size / 2, top + tokens * size + 24, "added to the scores: 0 if j ≤ i, else −∞")
+    return d.svg()
 
 
-def layers_diagram() -> str:
-    """A stack of packages; each may import those below it."""
-    parts: list[str] = []
-    y = MARGIN
-    for number, names in enumerate(layers()):
-        if number:
-            parts.append(arrow(y, y + GAP))
-            y += GAP
-        entries = [(name, wrap(first_sentence(module_path(name)), 62)) for name in names]
-        height = 2 * PADDING - 4 + sum(LINE + SMALL_LINE * len(lines) for _, lines in entries) + 6 * (len(entries) - 1)
-        parts.append(f'<rect class="box" x="{MARGIN}" y="{y}" width="{WIDTH - 2 * MARGIN}" height="{height}" rx="6"/>')
-        baseline = y + PADDING + 10
-        for name, lines in entries:
-            parts.append(label(MARGIN + PADDING, baseline, name, "name"))
-            for line in lines:
-                baseline += SMALL_LINE
-                parts.append(label(MARGIN + PADDING, baseline, line, "note"))
-            baseline += LINE + 6
-        y += height
-    return svg("The layers of the package: imports point down only", parts, y + MARGIN)
-
-
-def module_path(name: str) -> Path:
-    package = PACKAGE / name / "__init__.py"
-    return package if package.exists() else PACKAGE / f"{name}.py"
-
-
-def label(x: int, y: int, text: str, kind: str = "") -> str:
-    attribute = f' class="{kind}"' if kind else ""
-    return f'<text{attribute} x="{x}" y="{y}">{escape(text)}</text>'
-
-
-def arrow(top: int, bottom: int) -> str:
-    x = WIDTH // 2
-    return (
-        f'<path class="arrow" d="M{x} {top}V{bottom - 5}"/>'
-        f'<path class="head" d="M{x - 4} {bottom - 7}L{x} {bottom}L{x + 4} {bottom - 7}Z"/>'
-    )
-
-
-def svg(title: str, parts: list[str], height: int) -> str:
-    box = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" role="img" aria-label="{escape(title)}"'
-    opening = f'<svg class="clearhead-diagram" xmlns="http://www.w3.org/2000/svg" {box}>'
-    return "\n".join([opening, f"<style>\n{STYLE}\n</style>", *parts, "</svg>\n"])
-
-
-def render() -> dict[str, str]:
-    """The SVG of each diagram, by the name of its file."""
-    return {
-        "layers.svg": layers_diagram(),
-        "train.svg": diagram("The path of clearhead train, from the command line to the test", TRAIN),
-        "look.svg": diagram("The path of clearhead.look, from a model to attention weights", LOOK),
-    }
-
-
-def write() -> None:
-    FOLDER.mkdir(exist_ok=True)
-    for name, text in render().items():
-        (FOLDER / name).write_text(text)
-
+DIAGRAMS = {
+    "encoder-block": encoder_block,
+    "decoder-block": decoder_block,
+    "vision-transformer": vision_transformer,
+    "causal-mask": causal_mask,
+}
 
 if __name__ == "__main__":
-    write()
+    for name, draw in DIAGRAMS.items():
+        (FIGURES / f"{name}.svg").write_text(draw(), encoding="utf-8")

@@ -202,7 +202,10 @@ def api(page: str) -> str:
     package = API[page]
     names = [(module, name) for module, name in public_names(package) if not is_module(f"{module}.{name}")]
     if not names:
-        return f"# {package}\n\n::: {package}\n    options:\n      show_root_heading: false\n"
+        options = (
+            "show_root_heading: false\n      show_root_toc_entry: false\n      filters: ['!^_', '!^(check|kernel)_']"
+        )
+        return f"# {package}\n\n::: {package}\n    options:\n      {options}\n"
     summary_only = "members: false\n      show_root_heading: false\n      show_root_toc_entry: false"
     parts = [f"# {package}\n", f"::: {package}\n    options:\n      {summary_only}\n"]
     elsewhere = {entry for other in API.values() if other.startswith(f"{package}.") for entry in public_names(other)}

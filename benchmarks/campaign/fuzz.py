@@ -193,6 +193,7 @@ class Parsers(Fuzz):
     name = "parsers"
     what = "mutated parser input"
     small = 500
+    batch = 5_000  # starting a child takes longer than reading 500 inputs
     counts: ClassVar[Mapping[str, int]] = dict.fromkeys(
         (
             "config", "metrics", "best", "state", "manifest", "checkpoint tensors", "snapshots", "picture cache",

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from clearhead.nn.attention import softargmax as softargmax
     from clearhead.recipes.launch import resume as resume
     from clearhead.recipes.launch import train as train
+    from clearhead.training.custom import fit as fit
 
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
@@ -55,6 +56,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "clearhead.insight.heads": ("edit", "head_importance"),
         "clearhead.insight.doctor.examine": ("examine",),
         "clearhead.recipes.launch": ("train", "resume"),
+        "clearhead.training.custom": ("fit",),
         "clearhead.inference.run": ("open_run", "load"),
     },
     modules=(

@@ -43,6 +43,7 @@ EXAMPLES = [
     "clearhead look runs/mine --sample 3",
     "clearhead doctor mymodel.py:GPT",
     "clearhead shapes bert_cifar10",
+    "clearhead ask causal-mask",
     "clearhead lab scaled-key --alpha 10",
     "clearhead steps --causal",
     "clearhead mask causal --tokens 5",

@@ -71,13 +71,13 @@ def test_an_empty_site_is_a_problem(tmp_path):
 
 
 def test_the_diagrams_are_current():
-    for name, text in load("make_diagrams.py")["render"]().items():
+    for name, text in load("make_internals.py")["render"]().items():
         assert (ROOT / "docs/diagrams" / name).read_text() == text, "run `python docs/make_files.py`"
 
 
 @pytest.mark.parametrize("path", ["TRAIN", "LOOK"])
 def test_the_diagrams_name_functions_that_exist(path):
-    steps = [step for part in load("make_diagrams.py")[path] for step in getattr(part, "steps", (part,))]
+    steps = [step for part in load("make_internals.py")[path] for step in getattr(part, "steps", (part,))]
     for step in steps:
         body = ast.parse((PACKAGE / step.file).read_text()).body
         for name in step.function.split("."):
@@ -86,7 +86,7 @@ def test_the_diagrams_name_functions_that_exist(path):
 
 
 def test_the_layers_are_those_of_the_package():
-    names = {name for layer in load("make_diagrams.py")["layers"]() for name in layer}
+    names = {name for layer in load("make_internals.py")["layers"]() for name in layer}
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert packages <= names
 

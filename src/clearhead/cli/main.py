@@ -56,6 +56,7 @@ GROUPS = {
         ),
     },
     "Learn": {
+        "ask": Command("clearhead.cli.ask:ask", "Answer a question about attention and transformers"),
         "lab": Command("clearhead.cli.lab:lab", "List claims about attention, and test them by experiments"),
         "steps": Command("clearhead.cli.mask:steps", "Compute self-attention in five steps, with the numbers of each"),
         "mask": Command("clearhead.cli.mask:mask", "Show an attention mask, or your own, as numbers and as a figure"),

@@ -164,6 +164,18 @@ class Task(ABC):
         """How many `classes` and tokens of `vocab` the checkpoint of a model must name."""
         return {}
 
+    # Messages of training
+
+    def describe(self, data: "Dataset") -> str:
+        """The sizes of the splits."""
+        splits = {"training": data.train, "validation": data.validation, "test": data.test}
+        sizes = ", ".join(f"{len(examples):,} {name}" for name, examples in splits.items())
+        return f"{self.name}: {sizes} examples"
+
+    def resume_hint(self, path: Path) -> str:
+        """How a run that was stopped continues."""
+        return f"continue with: clearhead resume {path}"
+
     # Use of a trained model
 
     def next_commands(self, *, has_test: bool) -> list[str]:

@@ -97,7 +97,7 @@ class Display:
             return
         step, now = record["step"], time.monotonic()
         speed = (step - self.start) * self.batch_size / max(now - self.start_time, 1e-9)
-        metrics = f"loss {record['loss']:.4f}  accuracy {record['accuracy']:.2%}  {speed:,.0f} examples/s"
+        metrics = f"{loss_and_accuracy(record)}  {speed:,.0f} examples/s"
         if step < self.n_steps:
             metrics += f"  {duration((self.n_steps - step) * self.batch_size / max(speed, 1e-9))} left"
         if self.bar is not None:
@@ -111,7 +111,7 @@ class Display:
         """Print the metrics of an evaluation. The default title names the data and the step."""
         exact = f"  exact_match {record['exact_match']:.2%}" if "exact_match" in record else ""
         title = title or f"{record['kind']} at step {record['step']}"
-        self.info(f"{title}  loss {record['loss']:.4f}  accuracy {record['accuracy']:.2%}{exact}{note}")
+        self.info(f"{title}  {loss_and_accuracy(record)}{exact}{note}")
 
 
 class SilentDisplay(Display):
@@ -122,6 +122,12 @@ class SilentDisplay(Display):
 
     def warn(self, message: str) -> None:
         pass
+
+
+def loss_and_accuracy(record: dict[str, Any]) -> str:
+    """With `clearhead.fit`, a run may have no accuracy."""
+    accuracy = f"  accuracy {record['accuracy']:.2%}" if "accuracy" in record else ""
+    return f"loss {record['loss']:.4f}{accuracy}"
 
 
 def padding_summary(fraction: float, unsorted: float) -> str:
