@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from clearhead.data.augment import tta_mean
 from clearhead.models.config import ModelConfig, ModuleConfig, build_model
+from clearhead.notebook import html_table
 from clearhead.tasks.language import LanguageTask
 from clearhead.tasks.report import Prediction
 from clearhead.tasks.task import PartName, Task, changed_files
@@ -90,6 +91,19 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, recipe={self.config.recipe!r}, step={self.step})"
+
+    def _repr_html_(self) -> str:
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        rows = [
+            ("run", self.path),
+            ("recipe", self.config.recipe),
+            ("model", type(self.model).__name__),
+            ("parameters", f"{parameters:,}"),
+            ("step of the best checkpoint", f"{self.step:,}"),
+            ("input", self.task.input_kind),
+            *([("classes", ", ".join(self.classes))] if self.classes else []),
+        ]
+        return html_table([], rows)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:

@@ -7,9 +7,9 @@ an uninterrupted one bit for bit, given the same software and the same number of
 import math
 from collections.abc import Collection
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -33,12 +33,12 @@ from clearhead.training.evaluation import (
 )
 from clearhead.training.progress import (
     DIVERGED,
-    FINISHED,
-    STOPPED,
     Display,
+    Reason,
     SilentDisplay,
     StoppedError,
     StopRequest,
+    TrainResult,
     count,
     loss_and_accuracy,
     oversubscription_hint,
@@ -49,7 +49,6 @@ from clearhead.training.run_directory import RunDirectory, check_new, has_run, o
 from clearhead.training.snapshots import save_snapshot
 from clearhead.training.state import TrainState, capture_state, changed_file_messages, load_eval_weights, restore
 
-Reason = Literal["finished", "patience", "stopped"]
 REMEDY = "try a smaller learning rate, a longer warm-up or grad_clip=1"
 
 
@@ -61,21 +60,6 @@ class DivergedError(ArithmeticError):
     def __init__(self, message: str, step: int):
         super().__init__(message)
         self.step = step
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    reason: Reason
-    """why training ended: all steps are done, early stopping, or a request to stop"""
-    step: int
-    best_step: int
-    """the step of the best evaluation, whose checkpoint is kept; 0 before the first evaluation"""
-    test: dict[str, Any] | None
-    """the best checkpoint's metrics on the test set; None if the run was stopped or has no test set"""
-
-    @property
-    def exit_code(self) -> int:
-        return STOPPED if self.reason == "stopped" else FINISHED
 
 
 def train(
