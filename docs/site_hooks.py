@@ -68,10 +68,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     generated |= {page: (ROOT / name).read_text() for name, page in PROJECT.items()}
     texts = {file.src_uri: file.content_string for file in files.documentation_pages()} | generated
     for page, text in texts.items():
-        for match in LINK.finditer(text):
-            source = target_of(match["path"], page)
-            if source and source.is_file() and source_page(source) not in generated | texts:
-                generated[source_page(source)] = source_text(source)
+        for source in filter(None, (target_of(match["path"], page) for match in LINK.finditer(text))):
+            for path in [source, *sorted(source.glob("*.py"))] if source.exists() else []:
+                if source_page(path) not in texts:
+                    generated[source_page(path)] = source_text(path)
     for page, text in generated.items():
         files.append(File.generated(config, page, content=text))
     return files
@@ -91,13 +91,15 @@ def source_page(source: Path) -> str:
 
 
 def source_text(source: Path) -> str:
-    """A page with the text of a file, left out of the search."""
-    name, language = source.relative_to(ROOT), LANGUAGES.get(source.suffix, "text")
-    fence = "`" * 8
-    return (
-        f"---\nsearch:\n  exclude: true\nhide: [navigation, toc]\n---\n# {name}\n\n"
-        f'{fence} {{ .{language} linenums="1" }}\n{source.read_text().rstrip()}\n{fence}\n'
-    )
+    """A page with the text of a file, or with the list of files of a folder, left out of the search."""
+    name, fence = source.relative_to(ROOT), "`" * 8
+    if source.is_dir():
+        links = [f"- [{path.name}]({source.name}/{path.name}.md)" for path in sorted(source.glob("*.py"))]
+        text = "\n".join(links)
+    else:
+        options = f'.{LANGUAGES.get(source.suffix, "text")} linenums="1"'
+        text = f"{fence} {{ {options} }}\n{source.read_text().rstrip()}\n{fence}"
+    return f"---\nsearch:\n  exclude: true\nhide: [navigation, toc]\n---\n# {name}\n\n{text}\n"
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -134,7 +136,7 @@ def from_top(match: re.Match[str], uri: str) -> str:
 
 def redirected(match: re.Match[str], uri: str) -> str:
     target = target_of(match["path"], uri)
-    if target is None or not target.is_file():
+    if target is None or not target.exists():
         return match[0]
     path = os.path.relpath(source_page(target), Path(uri).parent)
     return f"{match['text']}{path}{match['anchor'] or ''})"
