@@ -72,7 +72,7 @@ def render(notebook: Any, name: str) -> tuple[str, dict[str, bytes]]:
                     parts.append(STYLE.sub("", data["text/html"]))
             elif "text/plain" in data:
                 parts.append(fenced(data["text/plain"]))
-    link = f"*This page is the output of `notebooks/{name}.py`, which Jupyter opens as a notebook (with jupytext).*"
+    link = f"*Source: [notebooks/{name}.py](../../notebooks/{name}.py), a notebook for Jupyter with jupytext.*"
     title, *rest = parts
     heading, _, introduction = title.partition("\n")
     return "\n\n".join([heading, link, introduction.strip(), *rest]) + "\n", images
