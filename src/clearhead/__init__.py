@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from clearhead import nn as nn
     from clearhead import tasks as tasks
     from clearhead import training as training
+    from clearhead.inference.report import report as report
     from clearhead.inference.run import load as load
     from clearhead.inference.run import open_run as open_run
     from clearhead.insight.doctor.examine import examine as examine
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from clearhead.nn.attention import softargmax as softargmax
     from clearhead.recipes.launch import resume as resume
     from clearhead.recipes.launch import train as train
+    from clearhead.training.custom import fit as fit
 
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
@@ -55,7 +57,9 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "clearhead.insight.heads": ("edit", "head_importance"),
         "clearhead.insight.doctor.examine": ("examine",),
         "clearhead.recipes.launch": ("train", "resume"),
+        "clearhead.training.custom": ("fit",),
         "clearhead.inference.run": ("open_run", "load"),
+        "clearhead.inference.report": ("report",),
     },
     modules=(
         "clearhead.data",

@@ -5,6 +5,7 @@ matplotlib is imported when a figure is made. pyplot is not used, so no global s
 
 import io
 import math
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ GRAY, LIGHT_GRAY = "#767676", "#DDDDDD"
 COLORMAP = "viridis"
 """perceptually uniform, also for color-blind readers and in grayscale"""
 DPI = 150
+NOTEBOOK_DPI = 90
 
 METADATA: dict[str, dict[str, Any]] = {
     ".png": {"Software": None},
@@ -34,11 +36,24 @@ METADATA: dict[str, dict[str, Any]] = {
 def new_figure(width: float, height: float, dpi: int = DPI) -> "Figure":
     """An empty figure; sizes are in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
+    figure = figure_class()(figsize=(width, height), dpi=dpi, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+@cache
+def figure_class() -> "type[Figure]":
+    """A figure that a notebook shows as an image, also if pyplot was never imported."""
+    from matplotlib.figure import Figure
+
+    class NotebookFigure(Figure):
+        def _repr_png_(self) -> bytes:
+            content = io.BytesIO()
+            self.savefig(content, format="png", dpi=NOTEBOOK_DPI, metadata=METADATA[".png"], facecolor="white")
+            return content.getvalue()
+
+    return NotebookFigure
 
 
 def format_number(value: float, spread: float) -> str:

@@ -1,4 +1,4 @@
-"""Text for users: escaping of control characters, suggestions for misspelled names, durations, JSON, safe streams.
+"""Text for users: escaping of control characters, suggestions for misspelled names, durations, JSON and safe streams.
 
 Importing this module imports neither torch nor rich.
 """
@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
@@ -25,6 +26,7 @@ SYNONYMS = {
     "width": ("embed_dim", "hidden_size", "hidden_dim", "d_model", "n_embd", "dim"),
     "depth": ("num_layers", "num_hidden_layers", "n_layer", "n_layers", "num_encoder_layers", "num_decoder_layers"),
     "num_heads": ("num_attention_heads", "nhead", "n_head", "n_heads"),
+    "num_kv_heads": ("num_key_value_heads", "n_kv_heads", "n_kv_head"),
     "mlp_dim": ("mlp_ratio", "intermediate_size", "dim_feedforward", "n_inner"),
     "image_size": ("img_size",),
     "in_channels": ("in_chans", "num_channels"),
@@ -34,7 +36,9 @@ SYNONYMS = {
     "attention_dropout": ("attn_drop_rate", "attention_probs_dropout_prob", "attn_pdrop"),
     "drop_path": ("drop_path_rate",),
     "norm": ("norm_first",),
-    "norm_eps": ("layer_norm_eps", "layer_norm_epsilon"),
+    "norm_eps": ("layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps"),
+    "layer_scale": ("init_values", "layerscale_value"),
+    "num_register_tokens": ("reg_tokens",),
     "activation": ("act_layer", "hidden_act", "activation_function"),
     "pooling": ("global_pool", "pool"),
     "tie_weights": ("tie_word_embeddings",),
@@ -161,7 +165,8 @@ def finite_or_none(value: Any) -> Any:
 def safe_console(*, width: int | None = None, stderr: bool = False) -> "Console":
     """A rich console for untrusted text: `[red]` and `:smile:` are printed literally, control characters are escaped.
 
-    Colors come from styles only. The text is escaped before its style becomes a terminal sequence.
+    Colors come from styles only. The text is escaped before its style becomes a terminal sequence. In a notebook it
+    writes plain text to stdout, as print does; rich would display each line as an HTML block of its own.
     """
     import rich.console
     from rich.segment import Segment
@@ -174,7 +179,14 @@ def safe_console(*, width: int | None = None, stderr: bool = False) -> "Console"
                 else:
                     yield Segment(printable(segment.text, keep=LAYOUT), segment.style)
 
-    return SafeConsole(width=width, stderr=stderr, highlight=False, emoji=False, markup=False)
+    return SafeConsole(width=width, stderr=stderr, highlight=False, emoji=False, markup=False, force_jupyter=False)
+
+
+def is_notebook() -> bool:
+    """Whether a Jupyter kernel runs this process. The IPython shell of a terminal is no notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
+    return hasattr(shell, "kernel")
 
 
 class EscapedStream:

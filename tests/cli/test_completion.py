@@ -81,3 +81,8 @@ def test_unknown_shells_are_refused(capsys):
 
     assert main(["completion", "bsh"]) == 2
     assert "did you mean bash?" in capsys.readouterr().err
+
+
+@needs_bash
+def test_bash_completes_questions(bash_script):
+    assert complete(bash_script, "clearhead", "ask", "causal") == ["causal-mask"]

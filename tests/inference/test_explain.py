@@ -20,6 +20,7 @@ from clearhead.inference.explain import (
     uniform_entropy,
 )
 from clearhead.inference.run import Run
+from clearhead.recipes.launch import train
 from clearhead.tasks import pronunciation
 from clearhead.tasks.pronunciation import Pronunciation
 from clearhead.tasks.report import Example
@@ -46,6 +47,26 @@ def test_figures_of_each_task(trained, tmp_path, name, expected):
     assert [path.name for path, _ in pictures] == expected
     assert all(path.read_bytes().startswith(b"\x89PNG") for path, _ in pictures)
     assert all(parameter.grad is None for parameter in run.model.parameters())
+
+
+@pytest.mark.parametrize(("pooling", "num_maps"), [("cls", 5), ("mean", 5), ("attention", 3)])
+def test_maps_of_a_model_with_register_tokens_cover_the_patches(tmp_path, monkeypatch, pooling, num_maps):
+    """The occlusion map, and one for each aggregate; rollout and relevance do not reach through removed tokens."""
+    monkeypatch.chdir(tmp_path)
+    modern = {"num_register_tokens": 2, "norm_layer": "rmsnorm", "activation": "swiglu", "num_kv_heads": 1}
+    sizes = {"patch_size": 14, "width": 16, "depth": 1, "patch_embed": "patch", "pooling": pooling}
+    changes = {f"model.{name}": value for name, value in (modern | sizes).items()}
+    fast = {"data.validation": 50, "data.limit": 200, "training.steps": 2, "training.threads": 1}
+    train("mnist", "registers", changes=changes | fast, quiet=True)
+    shown = []
+    monkeypatch.setattr(
+        explain, "draw_attributions", lambda image, cells, occluded, *_, **__: shown.append((cells, occluded))
+    )
+    run = Run(tmp_path / "runs/registers")
+    assert [name for name, _, _ in figures_of(run, dataset_example(run, 1))][-2:] == ["patches.png", "aggregates.png"]
+    ((cells, occluded),) = shown
+    assert len(cells) + 1 == num_maps
+    assert all(one.shape == occluded.shape == (2, 2) for one in cells.values())
 
 
 def test_dataset_example_is_from_the_test_set(trained):

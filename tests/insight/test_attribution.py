@@ -83,6 +83,10 @@ def test_output_map_is_the_class_token_row_or_the_mean_row(layers):
     matrix = rollout(layers)
     assert torch.equal(output_map(matrix, class_token=True), matrix[:, 0, 1:])
     assert torch.allclose(output_map(matrix, class_token=False).sum(-1), torch.ones(2, dtype=torch.double))
+    after_registers = output_map(matrix, class_token=True, num_register_tokens=2)
+    assert torch.equal(after_registers, matrix[:, 0, 3:])
+    patches = matrix[:, 2:, 2:]
+    assert torch.equal(output_map(matrix, class_token=False, num_register_tokens=2), patches.mean(1))
 
 
 @pytest.fixture

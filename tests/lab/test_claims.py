@@ -39,6 +39,7 @@ MISCONCEPTIONS = {
     "multi-head": {"left_multiply": False},
     "heads-as-groups": {"one_kernel": True},
     "several-heads": {"num_heads": 1},
+    "modern-parts": {"classic": True},
     "augmentation": {"crop": 0},
     "learned-positions": {"rule": positions.index_feature},
     "positions": {"with_positions": False},
@@ -68,6 +69,7 @@ WIDTHS = {
     "skip-connections": (32, 48, 64),
     **dict.fromkeys(TRAINING, (32, 48, 64)),
     "recurrence": (32, 40, 48),
+    "modern-parts": (64, 72, 80),
 }
 
 
@@ -166,6 +168,7 @@ def test_perturbation_formulas_fail_for_weights_other_than_softargmax(monkeypatc
         ("self-weight", {0}),
         ("positions", {0}),
         ("several-heads", {0, 1}),
+        ("modern-parts", {1, 2, 3, 4}),
         ("augmentation", {1, 2, 3}),
         ("recurrence", {2, 7}),
     ],
@@ -248,6 +251,7 @@ EXPERIMENTS = {
     "recurrence",
     "skip-connections",
     "pre-norm",
+    "modern-parts",
     "augmentation",
 }
 

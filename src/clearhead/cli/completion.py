@@ -1,4 +1,4 @@
-"""`clearhead completion bash|zsh|fish`: a completion script for commands, recipes, runs and options.
+"""`clearhead completion bash|zsh|fish`: a completion script for commands, recipes, questions, runs and options.
 
 Options are taken from the help of each command, so that they are always complete.
 """
@@ -29,6 +29,7 @@ _clearhead() {{
     if [ "$COMP_CWORD" -eq 2 ]; then
         case "${{COMP_WORDS[1]}}" in
             train|verify-resume) COMPREPLY=($(compgen -W "{recipes}" -- "$current")); return ;;
+            ask) COMPREPLY=($(compgen -W "{questions}" -- "$current")); return ;;
             completion) COMPREPLY=($(compgen -W "{shells}" -- "$current")); return ;;
         esac
     fi
@@ -43,6 +44,7 @@ autoload -U +X bashcompinit && bashcompinit
 FISH = """\
 complete -c clearhead -f -n __fish_use_subcommand -a "{commands}"
 complete -c clearhead -f -n "__fish_seen_subcommand_from train verify-resume" -a "{recipes}"
+complete -c clearhead -f -n "__fish_seen_subcommand_from ask" -a "{questions}"
 complete -c clearhead -f -n "__fish_seen_subcommand_from completion" -a "{shells}"
 {fish_options}
 """
@@ -71,10 +73,17 @@ def completion(argv: Sequence[str]) -> None:
 
 def script(shell: str) -> str:
     from clearhead.cli.main import COMMANDS
+    from clearhead.course import answers
     from clearhead.recipes.registry import RECIPES
 
     options = {command: options_of(command, RECIPES) for command in COMMANDS}
-    words = {"commands": " ".join(COMMANDS), "recipes": " ".join(RECIPES), "shells": " ".join(SHELLS)}
+    lists: dict[str, Iterable[str]] = {
+        "commands": COMMANDS,
+        "recipes": RECIPES,
+        "questions": answers(),
+        "shells": SHELLS,
+    }
+    words = {name: " ".join(values) for name, values in lists.items()}
     if shell == "fish":
         lines = [
             f'complete -c clearhead -n "__fish_seen_subcommand_from {command}" -l {name.removeprefix("--")}'

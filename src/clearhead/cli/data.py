@@ -152,7 +152,10 @@ def show(name: str, argv: Sequence[str]) -> None:
 def recipe_of(name: str) -> tuple[str, "RunConfig"]:
     """Name and config of the first recipe that trains on a data set."""
     configs = ((recipe, entry.make()) for recipe, entry in RECIPES.items())
-    return next((recipe, config) for recipe, config in configs if config.data.name == name)
+    found = next(((recipe, config) for recipe, config in configs if config.data.name == name), None)
+    if found is None:
+        raise LookupError(f"{name} has no examples to show: {find_task(name).description}")
+    return found
 
 
 def override_data(task: Task, overrides: dict[str, Any]) -> Task:

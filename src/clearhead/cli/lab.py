@@ -30,7 +30,7 @@ From Python:
   import clearhead
   clearhead.lab.run("temperature", num_keys=3).verdict"""
 
-TRAINING_TIME = "about 8 minutes"
+TRAINING_TIME = "about 9 minutes"
 """the run time of all claims that train"""
 
 
@@ -273,14 +273,11 @@ def summary(findings: Sequence["Finding"]) -> list[str]:
 
 def report(finding: "Finding", figure: Path | None) -> str:
     """One claim in full: statement, misconception, formulas, measured numbers and verdict."""
+    from clearhead.lab.claim import check_lines
+
     claim = finding.claim
-    size = max(len(check.name) for check in finding.checks)
     formulas = [
         line for part in claim.formulas for line in wrap(part, 76, initial_indent="  ", subsequent_indent="    ")
-    ]
-    numbers = [
-        f"  {'pass' if check.passed else 'FAIL'}  {check.name:{size}}  {check.value:.6g}  ({check.expectation})"
-        for check in finding.checks
     ]
     return "\n".join(
         [
@@ -292,7 +289,7 @@ def report(finding: "Finding", figure: Path | None) -> str:
             "",
             *formulas,
             "",
-            *numbers,
+            *check_lines(finding.checks),
             "",
             *conclusion(finding),
             *([f"Figure:   {printable(figure)}"] if figure else []),

@@ -39,6 +39,9 @@ GROUPS = {
         "predictions": Command(
             "clearhead.cli.evaluate:predictions", "Compare predictions with targets; show confident mistakes"
         ),
+        "report": Command(
+            "clearhead.cli.report:report", "Write a report of runs: settings, curves, results, attention"
+        ),
         "predict": Command(
             "clearhead.cli.predict:predict", "Predict the class of your own images, or from words or digits"
         ),
@@ -56,6 +59,7 @@ GROUPS = {
         ),
     },
     "Learn": {
+        "ask": Command("clearhead.cli.ask:ask", "Answer a question about attention and transformers"),
         "lab": Command("clearhead.cli.lab:lab", "List claims about attention, and test them by experiments"),
         "steps": Command("clearhead.cli.mask:steps", "Compute self-attention in five steps, with the numbers of each"),
         "mask": Command("clearhead.cli.mask:mask", "Show an attention mask, or your own, as numbers and as a figure"),

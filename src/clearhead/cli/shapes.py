@@ -200,10 +200,14 @@ def run_folder(name: str) -> Path | None:
 
 
 def config_of_run(path: Path) -> Any:
+    from clearhead.models.config import ModuleConfig
     from clearhead.training.config import RunConfig
     from clearhead.training.run_directory import RunDirectory
 
-    return RunConfig.from_dict(RunDirectory.open(path).config).model
+    model = RunConfig.from_dict(RunDirectory.open(path).config).model
+    if isinstance(model, ModuleConfig):
+        raise ValueError(f"{path} has a model of your own; try clearhead shapes FILE.py:{model.name}")
+    return model
 
 
 def unknown_model(name: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clearhead.cli.custom import add_parts, resume_custom, train_custom
 from clearhead.cli.options import Parser, add_overrides, get_overrides, reader
 from clearhead.messages import duration, printable
 from clearhead.models.config import VisionConfig
@@ -30,14 +31,19 @@ More examples:
   clearhead train pronounce-fast --data.stress true
   torchrun --nproc-per-node 2 -m clearhead train mnist --name two
 
-clearhead train RECIPE --help lists the settings of a recipe."""
+clearhead train RECIPE --help lists the settings of a recipe.
+
+Your own nn.Module on your own data (clearhead train --model X --help lists more):
+  clearhead train --model mymodel.py:GPT --data mydata.py:load --epochs 3"""
 
 RESUME_DETAILS = """\
 Training continues from the latest intact checkpoint with the run's own
 settings, exactly as if it had not been interrupted. A finished run is left
 unchanged unless --epochs or --steps extends it. The learning-rate schedule is
 then stretched to the new end, so the result differs from that of a run that had
-this length from the start."""
+this length from the start.
+
+A run of your own model contains no code: --model and --data name both again."""
 
 VERIFY_RESUME = "Verify on this machine that a killed run resumes bit for bit."
 VERIFY_RESUME_DETAILS = """\
@@ -58,10 +64,13 @@ NOT_EXACT = 1
 
 
 def train(argv: Sequence[str]) -> int:
+    if argv and argv[0].startswith("-") and any(arg.partition("=")[0] in ("--model", "--data") for arg in argv):
+        return train_custom(argv)
     name, rest = split_recipe(argv, "train")
     if name is None:
         examples = ("clearhead train reverse", "clearhead train mnist --name mine --seed 1")
-        print_recipe_help("train", "Train a recipe, with any of its settings changed.", examples, TRAIN_DETAILS)
+        sentence = "Train a recipe, with any of its settings changed, or a model of your own."
+        print_recipe_help("train", sentence, examples, TRAIN_DETAILS)
         return 0
     config = find(name).make()
     options = train_parser(name)
@@ -161,7 +170,10 @@ def resume(argv: Sequence[str]) -> int:
         "--threads", metavar="N", type=reader(int), help="number of CPU threads from now on; 0 for PyTorch's default"
     )
     add_shard(options)
+    add_parts(options)
     args = options.parse(argv)
+    if args.model or args.data:
+        return resume_custom(args).exit_code
 
     from clearhead.recipes.launch import resume
 

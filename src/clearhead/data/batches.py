@@ -7,12 +7,13 @@ Dims: N examples, S sides (source, target), B batch.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from clearhead.data.augment import augment, mixup, mixup_lam, mixup_perm
-from clearhead.data.dataset import Dataset, Examples, Normalize, lengths_of
+from clearhead.data.dataset import Dataset, Examples, Normalize, Tree, lengths_of
 from clearhead.data.options import Augmentation
 from clearhead.data.prng import fold_in, permutation
 
@@ -23,14 +24,22 @@ NO_AUGMENTATION = Augmentation()
 class Batch:
     """The n examples of one process."""
 
-    inputs: Tensor
-    targets: Tensor
+    inputs: Tree
+    """a tensor (n,...); with `clearhead.fit`, any nested structure of tensors"""
+    targets: Tree
     targets_b: Tensor | None
     """mixup: the second target (n,)"""
     lam: Tensor | None
     """mixup: the weight of the first target (n,)"""
     num_global: int
     """examples in the batch over all processes"""
+
+
+@runtime_checkable
+class OwnBatches(Protocol):
+    """Examples that come in batches of their own."""
+
+    def evaluation_batches(self, rank: int, world_size: int) -> Iterator[Batch]: ...
 
 
 class Batches:
@@ -120,6 +129,9 @@ def evaluation_batches(
     Each example is in the slice of exactly one process. Every process gets the same number of batches, but its slice of
     the last batch may be empty.
     """
+    if isinstance(examples, OwnBatches):
+        yield from examples.evaluation_batches(rank, world_size)
+        return
     for first in range(0, len(examples), batch_size):
         n = min(batch_size, len(examples) - first)
         inputs, targets = examples.get_batch(first + slice_for_rank(n, rank, world_size))

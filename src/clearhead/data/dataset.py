@@ -4,16 +4,44 @@
 Dims: N examples, B batch, C channels, K source tokens, Q target tokens, S sides (source, target).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from clearhead.data.prng import fold_in, permutation
 from clearhead.data.vocab import IGNORE_INDEX, PAD
+
+Tree = Any
+"""a tensor, or nested tuples, lists and dicts of tensors; other values in them are passed on unchanged"""
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
+    """The tree with each tensor replaced by function(tensor)."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        return {key: map_tensors(function, value) for key, value in tree.items()}
+    if isinstance(tree, tuple | list):
+        values = [map_tensors(function, value) for value in tree]
+        return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+    return tree
+
+
+def tensors_in(tree: Tree) -> Iterator[Tensor]:
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping | tuple | list):
+        for value in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from tensors_in(value)
+
+
+def num_examples(tree: Tree) -> int:
+    """The size of the first dimension of the first tensor."""
+    return next((len(tensor) for tensor in tensors_in(tree) if tensor.dim()), 0)
 
 
 class Examples(Protocol):

@@ -2,12 +2,13 @@
 
     run = clearhead.open_run("runs/mine")
     run.predict(["photo.jpg"]), run.evaluate("test"), run.sample("Once"), run.look("photo.jpg"), run.metrics
+    run.report("report.html")
 
 Each method accepts the inputs of the run's own task. Dims: B batch, C channels, L length, V classes.
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.data.augment import tta_mean
-from clearhead.models.config import build_model
+from clearhead.models.config import ModelConfig, ModuleConfig, build_model
+from clearhead.notebook import html_table
 from clearhead.tasks.language import LanguageTask
 from clearhead.tasks.report import Prediction
 from clearhead.tasks.task import PartName, Task, changed_files
-from clearhead.training.compatibility import config_for_inference
-from clearhead.training.distributed import load_tensors
+from clearhead.training.compatibility import config_for_inference, state_digest
+from clearhead.training.distributed import load_tensors, state_of
 from clearhead.training.optim import eval_weights
 from clearhead.training.run_directory import RunDirectory
 from clearhead.training.state import DataInfo
@@ -32,9 +34,10 @@ if TYPE_CHECKING:
 Inputs = Tensor | str | Path | Sequence[str | Path] | Sequence[int]
 
 
-def open_run(path: str | Path) -> "Run":
-    """A run by its path, or by its name in runs/."""
-    return Run(path)
+def open_run(path: str | Path, model: nn.Module | Callable[[], nn.Module] | None = None) -> "Run":
+    """A run by its path, or by its name in runs/. A run of `clearhead.fit` needs its module, or a function without
+    arguments that builds it: a run never contains code."""
+    return Run(path, model)
 
 
 def load(run: str | Path) -> nn.Module:
@@ -44,10 +47,41 @@ def load(run: str | Path) -> nn.Module:
     return open_run(run).model
 
 
+def environment_in(state: Mapping[str, Any]) -> dict[str, str | int | bool]:
+    """The environment that a checkpoint records; {} if it is missing or invalid."""
+    values = state.get("environment")
+    if not isinstance(values, dict) or not all(isinstance(value, str | int | bool) for value in values.values()):
+        return {}
+    return values
+
+
+def build_run_model(path: Path, config: ModelConfig, model: nn.Module | Callable[[], nn.Module] | None) -> nn.Module:
+    """The model that a run's config describes; the user's own one, if the run was trained by `clearhead.fit`."""
+    if not isinstance(config, ModuleConfig):
+        if model is not None:
+            raise ValueError(f"{path} contains the description of its model; open it without model=")
+        return build_model(config)
+    if model is None:
+        raise ValueError(
+            f"{path} was trained by clearhead.fit, and a run contains no code; pass the model in Python: "
+            f"clearhead.open_run({str(path)!r}, model={config.name})"
+        )
+    from clearhead.training.custom import build_module
+
+    module = build_module(model)
+    if state_digest(state_of(module)) != config.sha256:
+        n = sum(weight.numel() for weight in module.parameters())
+        raise ValueError(
+            f"{path} holds the weights of a {config.name} with {config.parameters:,} parameters, got a "
+            f"{type(module).__name__} with {n:,}, whose names or shapes of weights differ"
+        )
+    return module
+
+
 class Run:
     """The best checkpoint of a run: `model`, `config`, `step`, `path`, class names and preprocessing."""
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path, model: nn.Module | Callable[[], nn.Module] | None = None):
         directory = RunDirectory.open(path)
         self.path = directory.path
         best = directory.best_checkpoint()
@@ -56,16 +90,31 @@ class Run:
         self.step = best.step
         self.config = config_for_inference(directory, best)
         with torch.random.fork_rng(devices=[]):
-            self.model = build_model(self.config.model)
-        load_tensors(self.model.state_dict(), eval_weights(best.model, best.optimizer))
+            self.model = build_run_model(self.path, self.config.model, model)
+        load_tensors(state_of(self.model), eval_weights(best.model, best.optimizer))
         self.model.eval()
         data = DataInfo.from_state(best.state)
         data.check_matches(self.config)
         self.classes, self.vocab, self.data_files = data.classes, data.vocab, data.files
         self.normalize = data.normalize
+        self.environment = environment_in(best.state)
+        """what results depend on besides the config: precision, threads, processes, device, version of PyTorch"""
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, recipe={self.config.recipe!r}, step={self.step})"
+
+    def _repr_html_(self) -> str:
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        rows = [
+            ("run", self.path),
+            ("recipe", self.config.recipe),
+            ("model", type(self.model).__name__),
+            ("parameters", f"{parameters:,}"),
+            ("step of the best checkpoint", f"{self.step:,}"),
+            ("input", self.task.input_kind),
+            *([("classes", ", ".join(self.classes))] if self.classes else []),
+        ]
+        return html_table([], rows)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -117,6 +166,21 @@ class Run:
         """The attention of every layer for one input: an image file or uint8 (C,height,width), a set of images,
         digits, a word to be pronounced, or text."""
         return self.task.trace(self, self.task.example(self, example, invert=invert))
+
+    def report(
+        self,
+        out: str | Path = "report.html",
+        *,
+        epochs: Sequence[float] = (),
+        samples: Sequence[int] = (0,),
+        mistakes: int = 16,
+        embed: bool = False,
+    ) -> Path:
+        """Write a report of this run to a .html or .md file: settings, curves, results, mistakes, and the attention for
+        the test examples `samples`. `clearhead.report` compares several runs."""
+        from clearhead.inference.report import report
+
+        return report(self, out, epochs=epochs, samples=samples, mistakes=mistakes, embed=embed)
 
     def check_data_files(self) -> None:
         """ValueError if data files have changed: test examples may have been used in training, and ids may differ."""

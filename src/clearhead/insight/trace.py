@@ -22,12 +22,16 @@ from torch import Tensor, nn
 
 from clearhead.insight.calls import AttentionCall, Rows
 from clearhead.insight.capture import LOOKED_FOR, capture_attention, join_names, unknown_name
+from clearhead.messages import printable
+from clearhead.notebook import html_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CHUNK = 2**20
 """the number of weights computed at a time"""
+TABLE_HEADER = ["name", "kernel", "heads", "queries x keys", "note"]
+RIGHT_ALIGNED = {2, 3}
 
 
 def look(
@@ -155,7 +159,14 @@ class AttentionRecord:
 
     def __repr__(self) -> str:
         size = f"{self.num_heads} heads, {self.num_queries} x {self.num_keys}"
-        return f"{self.name}: {self.kernel}, {size}" + (f" ({self.note})" if self.note else "")
+        return printable(f"{self.name}: {self.kernel}, {size}" + (f" ({self.note})" if self.note else ""))
+
+    def row(self) -> list[str]:
+        """The cells of this record in the table of its trace: TABLE_HEADER."""
+        return [self.name, self.kernel, str(self.num_heads), f"{self.num_queries} x {self.num_keys}", self.note]
+
+    def _repr_html_(self) -> str:
+        return html_table(TABLE_HEADER, [self.row()], right=RIGHT_ALIGNED)
 
 
 class AttentionTrace:
@@ -242,20 +253,18 @@ class AttentionTrace:
         return path
 
     def __repr__(self) -> str:
-        header = ["name", "kernel", "heads", "queries x keys", "note"]
-        lines = [
-            [
-                record.name,
-                record.kernel,
-                str(record.num_heads),
-                f"{record.num_queries} x {record.num_keys}",
-                record.note,
-            ]
-            for record in self.values()
-        ]
+        lines = [[printable(cell) for cell in record.row()] for record in self.values()]
+        footer = [self.footer] if self.footer else []
+        return "\n".join([*align_columns([TABLE_HEADER, *lines], right=RIGHT_ALIGNED), *footer])
+
+    def _repr_html_(self) -> str:
+        rows = [record.row() for record in self.values()]
+        return html_table(TABLE_HEADER, rows, footer=self.footer, right=RIGHT_ALIGNED)
+
+    @property
+    def footer(self) -> str:
         num_excluded = len(self.names) - len(self.records)
-        footer = [f"and {num_excluded} more, not kept"] if num_excluded else []
-        return "\n".join([*align_columns([header, *lines], right={2, 3}), *footer])
+        return f"and {num_excluded} more, not kept" if num_excluded else ""
 
 
 def align_columns(table: list[list[str]], right: set[int]) -> list[str]:

@@ -6,11 +6,12 @@ check passes. This module does not import torch.
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from clearhead.notebook import html_table
 from clearhead.validation import check_heads
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Curve:
     y: tuple[float, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """The measurements of one experiment."""
 
@@ -97,8 +98,25 @@ class Result:
     def verdict(self) -> Verdict:
         return "holds" if all(check.passed and not math.isnan(check.value) for check in self.checks) else "refuted"
 
+    def __repr__(self) -> str:
+        return "\n".join([self.verdict, *check_lines(self.checks)])
 
-@dataclass(frozen=True, kw_only=True)
+    def _repr_html_(self) -> str:
+        header = ["measured", "value", "predicted", "as predicted"]
+        rows = [(c.name, f"{c.value:.6g}", c.expectation, "yes" if c.passed else "no") for c in self.checks]
+        return html_table(header, rows, caption=f"Verdict: {self.verdict}", right={1})
+
+
+def check_lines(checks: Sequence[Check]) -> list[str]:
+    """One aligned line for each check: whether it passed, its name, the measured value and the prediction."""
+    size = max(len(check.name) for check in checks)
+    return [
+        f"  {'pass' if check.passed else 'FAIL'}  {check.name:{size}}  {check.value:.6g}  ({check.expectation})"
+        for check in checks
+    ]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Claim:
     """A statement about attention, with the experiment that tests it and the figure that shows it."""
 
@@ -136,8 +154,21 @@ class Claim:
     def formulas(self) -> list[str]:
         return self.formula.split(";  ")
 
+    def __repr__(self) -> str:
+        return f"{self.slug} ({self.kind}): {self.statement}"
 
-@dataclass(frozen=True)
+    def _repr_html_(self) -> str:
+        rows = [
+            (self.kind, self.statement),
+            *([("conditions", self.conditions)] if self.conditions else []),
+            ("formula", "\n".join(self.formulas)),
+            ("misconception", self.misconception),
+            ("settings", ", ".join(f"{name}={parameter.default}" for name, parameter in settings(self).items())),
+        ]
+        return html_table([], rows, caption=f"{self.slug}: {self.lesson}")
+
+
+@dataclass(frozen=True, repr=False)
 class Finding:
     """A claim and its result, None if it was not run. `changed` holds the settings that differ from their defaults."""
 
@@ -156,6 +187,12 @@ class Finding:
     @property
     def verdict(self) -> str:
         return self.result.verdict if self.result else "not run"
+
+    def __repr__(self) -> str:
+        return f"{self.claim!r}\n{self.result!r}" if self.result else f"{self.claim!r}\nnot run"
+
+    def _repr_html_(self) -> str:
+        return self.claim._repr_html_() + (self.result._repr_html_() if self.result else "<p>not run</p>")
 
     @property
     def is_expected(self) -> bool:

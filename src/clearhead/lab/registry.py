@@ -45,6 +45,7 @@ CLAIMS = {
     "skip-connections": "blocks",
     "layer-norm": "blocks",
     "pre-norm": "blocks",
+    "modern-parts": "modern",
     "patch-embedding": "vision",
     "class-token": "vision",
     "plain-vit": "vision",

@@ -33,6 +33,8 @@ PosEmbed2dName = Literal["learned", "sinusoidal", "rotary", "none"]
 InitName = Literal["xavier", "bert"]
 PatchEmbedName = Literal["patch", "conv", "conv-stem"]
 PoolingName = Literal["cls", "mean", "attention"]
+MAX_NAME = 200
+"""characters of the name of a user's class"""
 PredictorPoolingName = Literal["none", "cls", "mean", "attention"]
 
 
@@ -301,7 +303,30 @@ class LanguageConfig(StackConfig):
         check_pos_embed(self.pos_embed, self)
 
 
-ModelConfig = PredictorConfig | VisionConfig | Seq2SeqConfig | LanguageConfig
+@dataclass(frozen=True, kw_only=True)
+class ModuleConfig:
+    """A user's own nn.Module, which `clearhead.fit` trains: a description to recognize it, not to build it."""
+
+    name: str = ""
+    """the name of its class"""
+    parameters: int = 0
+    """number of parameters"""
+    sha256: str = ""
+    """of the names, types and shapes of all parameters and buffers"""
+    infinite: tuple[str, ...] = ()
+    """buffers that contain infinite values, such as additive masks"""
+
+    def __post_init__(self) -> None:
+        for name, value in (("name", self.name), ("sha256", self.sha256)):
+            if not isinstance(value, str) or len(value) > MAX_NAME:
+                raise ValueError(f"{name} must be a string of at most {MAX_NAME} characters, got {value!r:.60}")
+        check_int(0, parameters=self.parameters)
+        if not isinstance(self.infinite, tuple | list) or not all(isinstance(name, str) for name in self.infinite):
+            raise ValueError(f"infinite must be names of buffers, got {self.infinite!r:.60}")
+        object.__setattr__(self, "infinite", tuple(self.infinite))  # a list in JSON
+
+
+ModelConfig = PredictorConfig | VisionConfig | Seq2SeqConfig | LanguageConfig | ModuleConfig
 
 
 def build_model(config: ModelConfig) -> "nn.Module":
@@ -321,6 +346,8 @@ def build_model(config: ModelConfig) -> "nn.Module":
             return Seq2Seq.from_config(config)
         case LanguageConfig():
             return LanguageModel.from_config(config)
+        case ModuleConfig():
+            raise ValueError(f"{config.name} is a model of your own, which is not built from its description")
         case _:
             raise TypeError(
                 "config must be a PredictorConfig, VisionConfig, Seq2SeqConfig or LanguageConfig, "

@@ -35,6 +35,7 @@ from clearhead.models.config import (
 from clearhead.models.presets import preset
 from clearhead.models.recorder import TIED, Shape, TensorShape, record
 from clearhead.nn.attention import MultiHeadAttention, SingleHeadAttention
+from clearhead.notebook import html_table
 from clearhead.validation import check_positive
 
 Conventions = Literal["rows", "columns", "both"]
@@ -44,7 +45,7 @@ ATTENTION_LENGTH = 5
 """the default length for a single attention layer, which has no context length"""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Shapes:
     """The tensors of one forward pass, in order of execution. Index it by name: `shapes["norm"]`."""
 
@@ -88,6 +89,16 @@ class Shapes:
 
     def __str__(self) -> str:
         return as_text(self.table())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        header = ["Tensor", "Operation", "Shape", "Param #", "Mult-adds"]
+        rows = [
+            (line.label, line.operation, brackets(line.rows), count(line.parameters), count(line.multiply_adds))
+            for line in block_lines(self.tensors, every_block=False)
+        ]
+        return html_table(header, rows, footer="\n".join(total_lines(self)), right={3, 4})
 
 
 def shapes(
@@ -197,10 +208,13 @@ def shapes_table(shapes: "Shapes", conventions: "Conventions", *, every_block: b
         cells += [brackets(getattr(line, name)) for name in shown]
         cells += ["tied" if is_tied else count(line.parameters), count(line.multiply_adds)]
         table.add_row(*(Text(printable(cell)) for cell in cells), style=line.style)
-    batch = "for these inputs" if shapes.batch is None else f"for batch size {shapes.batch}"
-    totals = [f"Total params: {shapes.parameters:,}", f"Total mult-adds: {shapes.multiply_adds:,} {batch}"]
     legend = [Text(LEGEND[name], style="dim") for name in (*shown, "mult-adds")]
-    return Group(table, Text(), *(Text(line, style="bold") for line in totals), Text(), *legend)
+    return Group(table, Text(), *(Text(line, style="bold") for line in total_lines(shapes)), Text(), *legend)
+
+
+def total_lines(shapes: "Shapes") -> list[str]:
+    batch = "for these inputs" if shapes.batch is None else f"for batch size {shapes.batch}"
+    return [f"Total params: {shapes.parameters:,}", f"Total mult-adds: {shapes.multiply_adds:,} {batch}"]
 
 
 def block_lines(tensors: Sequence[TensorShape], every_block: bool) -> Iterator[Line]:

@@ -6,14 +6,15 @@ by the number of all examples gives the exact mean.
 Dims: B batch, L length, Q target length, V classes or vocabulary, S elements of a set.
 """
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.data.batches import Batch
+from clearhead.data.dataset import num_examples
 from clearhead.data.vocab import BOS, IGNORE_INDEX, PAD
 
 
@@ -189,3 +190,87 @@ def shift_right(targets: Tensor) -> Tensor:
     """The decoder's inputs: BOS, followed by the targets without their last token. (B,Q) -> (B,Q)"""
     bos = torch.full_like(targets[:, :1], BOS)
     return torch.cat([bos, targets[:, :-1].masked_fill(targets[:, :-1] == IGNORE_INDEX, PAD)], dim=1)
+
+
+class UserObjective(Objective):
+    """The functions that `clearhead.fit` was given.
+
+    `loss(outputs, targets)` returns the mean over a batch, as PyTorch's losses do; `correct(outputs, targets)` a bool
+    tensor (B,) or (B,L), and `forward(model, inputs)` the outputs.
+    """
+
+    def __init__(
+        self,
+        loss: Callable[[Any, Any], Tensor] | None = None,
+        correct: Callable[[Any, Any], Tensor] | None = None,
+        forward: Callable[[Callable[..., Any], Any], Any] | None = None,
+    ):
+        self.mean_loss = loss or cross_entropy
+        self.is_correct = correct
+        self.call = forward or call_model
+
+    def compute_outputs(self, forward: Callable[..., Any], batch: Batch) -> Any:
+        return self.call(forward, batch.inputs)
+
+    def loss(self, outputs: Any, batch: Batch, smoothing: float = 0.0) -> Tensor:
+        if isinstance(outputs, Tensor) and outputs.dtype in (torch.bfloat16, torch.float16):  # of autocast
+            outputs = outputs.float()
+        mean = self.mean_loss(outputs, batch.targets)
+        if not isinstance(mean, Tensor) or mean.dim():
+            got = f"shape {tuple(mean.shape)}" if isinstance(mean, Tensor) else f"a {type(mean).__name__}"
+            raise ValueError(f"loss must return a tensor without dimensions, the mean over the batch, got {got}")
+        return mean * num_examples(batch.inputs)
+
+    def correct(self, outputs: Any, batch: Batch) -> Tensor | None:  # type: ignore[override]
+        """Without a function of the user: of logits (B,V) or (B,L,V) and integer targets (B,) or (B,L); else None."""
+        if self.is_correct is not None:
+            return self.is_correct(outputs, batch.targets)
+        logits = logits_in(outputs)
+        return logits.argmax(-1) == batch.targets if are_classes(logits, batch.targets) else None
+
+    def loss_mask(self, batch: Batch) -> Tensor | None:
+        targets = batch.targets
+        if self.is_correct is not None or not isinstance(targets, Tensor) or targets.dim() < 2:
+            return None
+        return targets != IGNORE_INDEX
+
+    def score(self, result: dict[str, float]) -> list[float]:
+        return super().score(result) if "accuracy" in result else [-result["loss"]]
+
+
+def call_model(model: Callable[..., Any], inputs: Any) -> Any:
+    """model(**inputs) for a dict, model(*inputs) for a tuple or a list, model(inputs) for anything else."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, tuple | list):
+        return model(*inputs)
+    return model(inputs)
+
+
+def logits_in(outputs: Any) -> Any:
+    """The outputs themselves, or their `logits`, as Hugging Face's models return them."""
+    return outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)
+
+
+def are_classes(logits: Any, targets: Any) -> bool:
+    """Whether there is one class, given by its index, for each vector of logits."""
+    if not isinstance(logits, Tensor) or not isinstance(targets, Tensor):
+        return False
+    return targets.dtype == torch.int64 and logits.dim() > 1 and targets.shape == logits.shape[:-1]
+
+
+def cross_entropy(outputs: Any, targets: Any) -> Tensor:
+    """The mean cross-entropy of logits (B,V) or (B,L,V) and classes (B,) or (B,L); IGNORE_INDEX is left out."""
+    logits = logits_in(outputs)
+    if not are_classes(logits, targets):
+        shapes = " and ".join(
+            f"{type(value).__name__} of {value.dtype} {tuple(value.shape)}"
+            if isinstance(value, Tensor)
+            else type(value).__name__
+            for value in (outputs, targets)
+        )
+        raise ValueError(
+            "the default loss is the cross-entropy of logits (B,V) or (B,L,V) and int64 classes (B,) or (B,L), got "
+            f"{shapes}; pass loss="
+        )
+    return F.cross_entropy(logits.float().flatten(0, -2), targets.flatten(), ignore_index=IGNORE_INDEX)

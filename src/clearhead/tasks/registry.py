@@ -3,6 +3,7 @@
 from typing import Any
 
 from clearhead.messages import MAX_REPR_LENGTH, short_repr, unknown_name
+from clearhead.tasks.custom import CustomData
 from clearhead.tasks.images import Cifar10, FashionMnist, Folder, Mnist
 from clearhead.tasks.language import Text, Words
 from clearhead.tasks.pronounce import Pronounce
@@ -21,6 +22,7 @@ TASKS: dict[str, type[Task]] = {
     "words": Words,
     "text": Text,
     "folder": Folder,
+    "custom": CustomData,
 }
 
 

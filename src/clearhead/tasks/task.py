@@ -136,6 +136,11 @@ class Task(ABC):
         """The files that `clearhead data get` downloads."""
         return None
 
+    def published_digests(self) -> dict[str, str]:
+        """SHA-256 of each file of an embedded or downloaded data set, with which it is compared when it is read."""
+        dataset = self.download()
+        return {} if dataset is None else dataset.digests
+
     def for_display(self) -> "Task":
         """The task whose training examples `clearhead data show` shows: none are held out."""
         return replace(self, validation=0)
@@ -163,6 +168,18 @@ class Task(ABC):
     def label_counts(self, model: Any) -> dict[str, int]:
         """How many `classes` and tokens of `vocab` the checkpoint of a model must name."""
         return {}
+
+    # Messages of training
+
+    def describe(self, data: "Dataset") -> str:
+        """The sizes of the splits."""
+        splits = {"training": data.train, "validation": data.validation, "test": data.test}
+        sizes = ", ".join(f"{len(examples):,} {name}" for name, examples in splits.items())
+        return f"{self.name}: {sizes} examples"
+
+    def resume_hint(self, path: Path) -> str:
+        """How a run that was stopped continues."""
+        return f"continue with: clearhead resume {path}"
 
     # Use of a trained model
 

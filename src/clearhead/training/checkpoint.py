@@ -206,9 +206,17 @@ def load_finite(path: Path) -> Checkpoint:
     found = load(path)
     for name, tensors in ((MODEL, found.model), (OPTIMIZER, found.optimizer)):
         for key, tensor in tensors.items():
-            if not is_finite(tensor):
+            if not is_finite(tensor) and not (name == MODEL and key in infinite_buffers(found.state)):
                 raise DamagedCheckpointError(f"{key!r:.100} in {name} is not finite")
     return found
+
+
+def infinite_buffers(state: Mapping[str, Any]) -> tuple[str, ...]:
+    """Buffers of a user's own model that were infinite from the start, such as additive masks."""
+    match state:
+        case {"config": {"model": {"infinite": list(names)}}}:
+            return tuple(names)
+    return ()
 
 
 def is_finite(tensor: "Tensor") -> bool:

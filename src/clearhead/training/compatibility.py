@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.models.config import ModelConfig, Seq2SeqConfig, build_model
+from clearhead.files import sha256
+from clearhead.models.config import ModelConfig, ModuleConfig, Seq2SeqConfig, build_model
 from clearhead.training.checkpoint import SMALL, Checkpoint
 from clearhead.training.config import CHANGED_BY_RESUME, RunConfig, changes_since_saved
 from clearhead.training.distributed import check_same_shapes
@@ -123,11 +124,22 @@ def meta_tensor(name: str, dtype: str, shape: list[int]) -> Tensor:
     return torch.empty(shape, dtype=DTYPES[dtype], device="meta")
 
 
+def state_digest(tensors: Mapping[str, Tensor]) -> str:
+    """The SHA-256 of the names, types and shapes of a model's state, in alphabetical order."""
+    lines = [f"{name} {tensor.dtype} {tuple(tensor.shape)}\n" for name, tensor in sorted(tensors.items())]
+    return sha256("".join(lines).encode())
+
+
 def check_model_matches(config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
     """ValueError unless a model built from this config has exactly these parameters and buffers.
 
-    The model is built on the meta device, so a config that describes an enormous model costs nothing.
+    The model is built on the meta device, so a config that describes an enormous model costs nothing. A user's own
+    model cannot be built; the digest of its names and shapes is compared.
     """
+    if isinstance(config, ModuleConfig):
+        if state_digest(tensors) != config.sha256:
+            raise ValueError(f"the weights in the checkpoint are not those of the {config.name} in config.json")
+        return
     blocks = config.depth + (config.decoder_blocks if isinstance(config, Seq2SeqConfig) else 0)
     if blocks > len(tensors):  # each block has parameters: do not build a billion of them to find that out
         raise ValueError(

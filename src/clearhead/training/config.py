@@ -9,7 +9,14 @@ from typing import Any, Literal, get_type_hints
 
 from clearhead.data.options import TTA
 from clearhead.files import from_json, to_json
-from clearhead.models.config import LanguageConfig, ModelConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
+from clearhead.models.config import (
+    LanguageConfig,
+    ModelConfig,
+    ModuleConfig,
+    PredictorConfig,
+    Seq2SeqConfig,
+    VisionConfig,
+)
 from clearhead.tasks.registry import find_task
 from clearhead.tasks.task import Task
 from clearhead.validation import (
@@ -22,6 +29,8 @@ from clearhead.validation import (
 )
 
 OptimizerName = Literal["adamw", "muon"]
+FACTORY: Any = "factory"
+"""in place of a name: the optimizer is made by a function that `clearhead.fit` was given"""
 Schedule = Literal["cosine", "linear", "constant"]
 Precision = Literal["float32", "bf16", "auto"]
 Compile = Literal["auto", "on", "off"]
@@ -43,6 +52,7 @@ MODELS: dict[str, type] = {
     "vision": VisionConfig,
     "seq2seq": Seq2SeqConfig,
     "language": LanguageConfig,
+    "module": ModuleConfig,
 }
 """the `kind` of a model config in config.json"""
 
@@ -72,7 +82,9 @@ class OptimizerConfig:
     """clip the gradient norm to this value; 0 disables"""
 
     def __post_init__(self) -> None:
-        check_choice(name=(self.name, OptimizerName), schedule=(self.schedule, Schedule))
+        check_choice(schedule=(self.schedule, Schedule))
+        if self.name != FACTORY:
+            check_choice(name=(self.name, OptimizerName))
         check_range(
             0,
             math.inf,

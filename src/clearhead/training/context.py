@@ -8,27 +8,29 @@ import ctypes
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.data.batches import Batches
-from clearhead.data.dataset import Dataset, lengths_of
+from clearhead.data.dataset import Dataset, Tree, lengths_of, tensors_in
 from clearhead.data.prng import fold_in
 from clearhead.data.vocab import PAD
 from clearhead.insight.leaks import Leak, future_leak, padding_leak
-from clearhead.models.config import LanguageConfig, Seq2SeqConfig, build_model
+from clearhead.models.config import LanguageConfig, ModuleConfig, Seq2SeqConfig, build_model
 from clearhead.nn.blocks import eval_mode
 from clearhead.tasks.objectives import Objective, shift_right
 from clearhead.training import distributed
+from clearhead.training.callbacks import Callback
 from clearhead.training.config import Compile, Precision, RunConfig
 from clearhead.training.distributed import Ranks, preserved_rng, replicated
 from clearhead.training.evaluation import microbatches, to_device
-from clearhead.training.optim import Optimizers, WeightEMA
+from clearhead.training.optim import Optimizers, UserOptimizer, WeightEMA
 
 WARMUP_STEPS, TIMED_STEPS = 1, 7
 """in each precision, to choose the faster one"""
@@ -62,6 +64,8 @@ class TrainContext:
     is_compiled: bool
     precision_reason: str = ""
     """why "auto" chose this precision; "" if the config named one"""
+    callbacks: tuple[Callback, ...] = ()
+    """the user's functions, called by rank 0 after each record"""
 
     @property
     def n_steps(self) -> int:
@@ -101,20 +105,46 @@ def build_context(config: RunConfig, ranks: Ranks, *, shard: bool, report: Calla
     check_lengths(config, data)
     batches = config.task.batches(data, config.training.batch_size, config.seed)
     torch.manual_seed(config.seed)  # all ranks start with the same weights
-    model = build_model(config.model).to(ranks.device)
+    assert not isinstance(config.model, ModuleConfig), "the model of clearhead.fit is not built from a config"
+    model = build_model(config.model)
+    return assemble_context(config, ranks, data, batches, objective, model, shard=shard, report=report)
+
+
+def assemble_context(
+    config: RunConfig,
+    ranks: Ranks,
+    data: Dataset,
+    batches: Batches,
+    objective: Objective,
+    model: nn.Module,
+    *,
+    shard: bool,
+    report: Callable[[str], None],
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> TrainContext:
+    """Move the model to its device, compile, replicate or shard it, choose the precision, and make the optimizers."""
+    model.to(ranks.device)
     fast: Callable[..., Tensor] = model
     is_sharded = shard and ranks.world_size > 1
     if shard and not is_sharded:
         report("--shard has no effect with one process; start several with torchrun")
+    first_forward = warmup_forward(objective, batches, ranks)
     if is_sharded:
         distributed.shard(model)
     else:
-        fast = compile_model(model, config.training.compile, warmup_forward(objective, batches, ranks), report)
-    forward = model if is_sharded else replicated(fast, ranks)
+        fast = compile_model(model, config.training.compile, first_forward, report)
+    is_own = isinstance(config.model, ModuleConfig)
+    has_unused = is_own and ranks.world_size > 1 and not is_sharded and has_unused_parameters(model, first_forward)
+    forward = model if is_sharded else replicated(fast, ranks, find_unused_parameters=has_unused)
     config, reason = with_precision(config, objective, model, forward, batches, ranks)
     # on a GPU, Muon computes its matrix products in bf16 too
     muon_in_bf16 = config.training.precision == "bf16" and ranks.device.type == "cuda"
-    optimizers = Optimizers(model, config.optimizer, torch.bfloat16 if muon_in_bf16 else torch.float32)
+    optimizers = (
+        Optimizers(model, config.optimizer, torch.bfloat16 if muon_in_bf16 else torch.float32)
+        if optimizer is None
+        else UserOptimizer(model, optimizer)
+    )
     ema = WeightEMA(model, config.training.ema) if config.training.ema else None
     torch.manual_seed(fold_in(config.seed, "dropout", ranks.rank))  # but draw different dropout masks
     return TrainContext(
@@ -130,7 +160,34 @@ def build_context(config: RunConfig, ranks: Ranks, *, shard: bool, report: Calla
         is_sharded=is_sharded,
         is_compiled=fast is not model,
         precision_reason=reason,
+        callbacks=tuple(callbacks),
     )
+
+
+def has_unused_parameters(model: nn.Module, first_forward: Callable[[Callable[..., Tensor]], Any]) -> bool:
+    """Whether the first batch gives some weights no gradient; DDP has to be told."""
+    with preserved_rng(), preserved_buffers(model):
+        total_of(first_forward(model)).backward()
+    is_unused = any(weight.requires_grad and weight.grad is None for weight in model.parameters())
+    model.zero_grad(set_to_none=True)
+    return is_unused
+
+
+def total_of(outputs: Tree) -> Tensor:
+    """The sum of all floating-point numbers in the outputs of a model, to compute gradients of."""
+    tensors = [tensor for tensor in tensors_in(outputs) if tensor.is_floating_point()]
+    return torch.stack([tensor.float().sum() for tensor in tensors]).sum()
+
+
+@contextmanager
+def preserved_buffers(model: nn.Module) -> Iterator[None]:
+    """Restore all buffers, such as the running means of batch norm, on exit."""
+    saved = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, before in saved:
+            buffer.copy_(before)
 
 
 def with_precision(
@@ -156,7 +213,7 @@ def with_precision(
         loss.item()  # synchronizes with a GPU
         model.zero_grad(set_to_none=True)
 
-    with preserved_rng():
+    with preserved_rng(), preserved_buffers(model):
         precision, reason = ranks.broadcast_json(faster_precision(step, ranks.device))
     return replace(config, training=replace(training, precision=precision)), reason
 
@@ -248,8 +305,8 @@ def compile_model(
         return model
     fast: Callable[..., Tensor] = torch.compile(model)
     try:
-        with preserved_rng():
-            warmup(fast).float().sum().backward()
+        with preserved_rng(), preserved_buffers(model):
+            total_of(warmup(fast)).backward()
     except Exception as error:  # a compiler, its cache or its linker may raise anything
         reason = str(error).strip().splitlines() or [type(error).__name__]
         report(f"torch.compile failed; training continues without it, more slowly: {reason[0]}")

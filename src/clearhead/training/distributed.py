@@ -143,13 +143,15 @@ def preserved_rng() -> Iterator[None]:
             torch.mps.set_rng_state(mps_state)
 
 
-def replicated(forward: Callable[..., Tensor], ranks: Ranks) -> Callable[..., Tensor]:
+def replicated(
+    forward: Callable[..., Tensor], ranks: Ranks, *, find_unused_parameters: bool = False
+) -> Callable[..., Tensor]:
     """The model wrapped in DDP, which averages gradients over all ranks; the model itself in a single process."""
     if ranks.world_size == 1 or not isinstance(forward, nn.Module):
         return forward
     from torch.nn.parallel import DistributedDataParallel
 
-    return DistributedDataParallel(forward, gradient_as_bucket_view=True)
+    return DistributedDataParallel(forward, gradient_as_bucket_view=True, find_unused_parameters=find_unused_parameters)
 
 
 def gradient_sync(forward: Any, is_last: bool) -> AbstractContextManager[None]:
@@ -168,14 +170,32 @@ def shard(model: nn.Module) -> None:
 
     # harmless: no loss modifies the model's outputs in place
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    for module in model.modules():
-        if isinstance(module, EncoderBlock | DecoderBlock):
-            fully_shard(module)
+    for block in blocks_of(model):
+        fully_shard(block)
     # gathered weights must not outlive the forward pass: an evaluation may use averaged weights (WeightEMA)
     fully_shard(model, reshard_after_forward=True)
     for name in ("encode", "decode"):  # these methods are called directly, and need gathered weights too
         if hasattr(model, name):
             register_fsdp_forward_method(model, name)
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The blocks of our models; of any other model, the elements of each nn.ModuleList, and of each nn.Sequential of
+    equal modules, that have submodules. Blocks inside blocks do not count."""
+    ours: list[nn.Module] = [m for m in model.modules() if isinstance(m, EncoderBlock | DecoderBlock)]
+    if ours:
+        return ours
+    found: list[nn.Module] = []
+    inside: set[nn.Module] = set()
+    for container in model.modules():
+        children = list(container.children())
+        is_stack = isinstance(container, nn.Sequential) and len({type(child) for child in children}) == 1
+        if container in inside or not (is_stack or isinstance(container, nn.ModuleList)):
+            continue
+        blocks = [child for child in children if next(child.children(), None) is not None]
+        found += blocks
+        inside.update(module for block in blocks for module in block.modules())
+    return found
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -226,6 +246,18 @@ def gather_full(tensors: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:
         if keep:
             gathered[name] = complete.cpu()
     return gathered
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    """The model's state_dict, with tied weights only once."""
+    named = (model.named_parameters, model.named_buffers)
+    everything, unique = (
+        {name for names in named for name, _ in names(remove_duplicate=once)} for once in (False, True)
+    )
+    state = {name: tensor for name, tensor in model.state_dict().items() if name not in everything - unique}
+    if others := [name for name, value in state.items() if not isinstance(value, Tensor)]:
+        raise ValueError(f"the state of a model must consist of tensors, got {others[0]} in its state_dict")
+    return state
 
 
 def check_same_shapes(tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from clearhead.data.augment import tta_mean
 from clearhead.data.batches import Batch, evaluation_batches
-from clearhead.data.dataset import Examples, Normalize
+from clearhead.data.dataset import Examples, Normalize, Tree, map_tensors, num_examples
 from clearhead.data.options import TTA
 from clearhead.nn.blocks import eval_mode
 from clearhead.tasks.objectives import Objective
@@ -23,23 +23,46 @@ NUM_SUMS = 5
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    if batch.inputs.device == device:
+    if isinstance(batch.inputs, Tensor) and batch.inputs.device == device:
         return batch
 
     def move(tensor: Tensor) -> Tensor:
         return tensor.to(device, non_blocking=device.type == "cuda")  # MPS may read the memory after it is reused
 
-    targets_b, lam = (None if t is None else move(t) for t in (batch.targets_b, batch.lam))
-    return Batch(move(batch.inputs), move(batch.targets), targets_b, lam, batch.num_global)
+    inputs, targets, targets_b, lam = (
+        map_tensors(move, tree) for tree in (batch.inputs, batch.targets, batch.targets_b, batch.lam)
+    )
+    return Batch(inputs, targets, targets_b, lam, batch.num_global)
 
 
 def microbatches(batch: Batch, n: int) -> list[Batch]:
     """Split a batch into n parts whose sizes differ by at most one."""
     if n == 1:
         return [batch]
-    targets_b, lam = ([None] * n if t is None else t.tensor_split(n) for t in (batch.targets_b, batch.lam))
-    parts = zip(batch.inputs.tensor_split(n), batch.targets.tensor_split(n), targets_b, lam, strict=True)
-    return [Batch(*part, batch.num_global) for part in parts]
+    inputs, targets, targets_b, lam = (
+        split_tree(tree, n) for tree in (batch.inputs, batch.targets, batch.targets_b, batch.lam)
+    )
+    return [Batch(*part, batch.num_global) for part in zip(inputs, targets, targets_b, lam, strict=True)]
+
+
+def split_tree(tree: Tree, n: int) -> list[Tree]:
+    if isinstance(tree, Tensor):
+        return list(tree.tensor_split(n))
+    return [map_tensors(lambda t: t.tensor_split(n)[i] if t.dim() else t, tree) for i in range(n)]  # noqa: B023
+
+
+@torch.no_grad()
+def batch_sums(objective: Objective, outputs: Tree, batch: Batch, loss: Tensor) -> Tensor:
+    """`metric_sums` of a batch. If the objective does not say what is correct, only the loss is counted."""
+    correct: Tensor | None = objective.correct(outputs, batch)
+    if correct is None:
+        n_examples = num_examples(batch.inputs)
+        sums = torch.zeros(NUM_SUMS, dtype=torch.float64 if has_float64(loss.device) else torch.float32)
+        sums[1] = n_examples
+        sums = sums.to(loss.device)
+        sums[0] = loss.detach()
+        return sums
+    return metric_sums(loss, correct, objective.loss_mask(batch))
 
 
 def zero_sums(device: torch.device) -> Tensor:
@@ -74,11 +97,13 @@ def metric_sums(loss: Tensor, correct: Tensor, mask: Tensor | None = None) -> Te
 
 
 def compute_metrics(sums: list[float]) -> dict[str, float]:
-    """Mean loss and accuracy; with several predictions per example, also `exact_match`.
+    """Mean loss and accuracy; with several predictions per example, also `exact_match`; without any, only the loss.
 
     `exact_match` is the fraction of examples with only correct predictions.
     """
     loss, n_examples, n_correct, n_predictions, n_exact = sums
+    if not n_predictions:
+        return {"loss": loss / n_examples}
     metrics = {"loss": loss / n_examples, "accuracy": n_correct / n_predictions}
     return metrics if n_predictions == n_examples else metrics | {"exact_match": n_exact / n_examples}
 
@@ -107,19 +132,22 @@ def evaluate(
             outputs = tta_outputs(model, objective, batch, tta)
             if on_batch is not None:
                 on_batch(batch, outputs)
-            loss, correct = objective.loss(outputs, batch), objective.correct(outputs, batch)
-            sums += metric_sums(loss, correct, objective.loss_mask(batch)).to(sums.device)
+            if num_examples(batch.inputs):
+                sums += batch_sums(objective, outputs, batch, objective.loss(outputs, batch)).to(sums.device)
     return compute_metrics(ranks.all_reduce_sum(sums).tolist())
 
 
-def tta_outputs(model: nn.Module, objective: Objective, batch: Batch, tta: TTA) -> Tensor:
+def tta_outputs(model: nn.Module, objective: Objective, batch: Batch, tta: TTA) -> Tree:
     """The model's outputs, averaged over the views of test-time augmentation.
 
     A rank whose part of the batch is empty runs the model on zeros, because sharded weights are gathered by all ranks.
     """
-    n = len(batch.inputs)
+    n = num_examples(batch.inputs)
     if not n:
-        inputs, targets = (side.new_zeros(1, *side.shape[1:]) for side in (batch.inputs, batch.targets))
+        inputs, targets = (
+            map_tensors(lambda t: t.new_zeros(1, *t.shape[1:]) if t.dim() else t, side)
+            for side in (batch.inputs, batch.targets)
+        )
         batch = replace(batch, inputs=inputs, targets=targets)
     outputs = tta_mean(lambda view: objective.compute_outputs(model, replace(batch, inputs=view)), batch.inputs, tta)
-    return outputs[:n]
+    return outputs if n else map_tensors(lambda t: t[:0] if t.dim() else t, outputs)

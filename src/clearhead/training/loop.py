@@ -1,4 +1,4 @@
-"""The training loop: `train` and `resume` set up a run, `fit` trains it, and `train_step` makes one update.
+"""The training loop: `train` and `resume` set up a run, `run_training` trains it, and `train_step` makes one update.
 
 The code is the same for one process and for many: all ranks compute, and rank 0 writes the files. A resumed run equals
 an uninterrupted one bit for bit, given the same software and the same number of threads and processes.
@@ -7,9 +7,9 @@ an uninterrupted one bit for bit, given the same software and the same number of
 import math
 from collections.abc import Collection
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -17,28 +17,30 @@ from clearhead.data.augment import tta_note
 from clearhead.data.dataset import Examples
 from clearhead.data.options import TTA
 from clearhead.training import checkpoint
+from clearhead.training.callbacks import call_callbacks
 from clearhead.training.compatibility import check_config_matches
 from clearhead.training.config import OptimizerConfig, RunConfig
 from clearhead.training.context import TrainContext, autocast, build_context, check_masks, isolated_torch_state
 from clearhead.training.distributed import Ranks, current_ranks, gradient_sync
 from clearhead.training.evaluation import (
     NUM_SUMS,
+    batch_sums,
     compute_metrics,
     evaluate,
-    metric_sums,
     microbatches,
     to_device,
     zero_sums,
 )
 from clearhead.training.progress import (
     DIVERGED,
-    FINISHED,
-    STOPPED,
     Display,
+    Reason,
     SilentDisplay,
     StoppedError,
     StopRequest,
+    TrainResult,
     count,
+    loss_and_accuracy,
     oversubscription_hint,
     padding_summary,
     stopping_on_signals,
@@ -47,7 +49,6 @@ from clearhead.training.run_directory import RunDirectory, check_new, has_run, o
 from clearhead.training.snapshots import save_snapshot
 from clearhead.training.state import TrainState, capture_state, changed_file_messages, load_eval_weights, restore
 
-Reason = Literal["finished", "patience", "stopped"]
 REMEDY = "try a smaller learning rate, a longer warm-up or grad_clip=1"
 
 
@@ -59,21 +60,6 @@ class DivergedError(ArithmeticError):
     def __init__(self, message: str, step: int):
         super().__init__(message)
         self.step = step
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    reason: Reason
-    """why training ended: all steps are done, early stopping, or a request to stop"""
-    step: int
-    best_step: int
-    """the step of the best evaluation, whose checkpoint is kept; 0 before the first evaluation"""
-    test: dict[str, Any] | None
-    """the best checkpoint's metrics on the test set; None if the run was stopped or has no test set"""
-
-    @property
-    def exit_code(self) -> int:
-        return STOPPED if self.reason == "stopped" else FINISHED
 
 
 def train(
@@ -101,7 +87,7 @@ def train(
         run = None
         if ranks.is_main:
             run = open_or_create(folder, ctx.config, resume=resume, numbered=numbered, report=display.warn)
-        result = fit(ctx, run, display)
+        result = run_training(ctx, run, display)
         if run and result.reason != "stopped":
             display.info(f"saved in {run.path}; next:")
             for command in config.task.next_commands(has_test=result.test is not None):
@@ -125,13 +111,15 @@ def resume(
         with isolated_torch_state(config.training.threads):
             with changed_file_messages(run, config):
                 ctx = build_context(config, ranks, shard=shard, report=display.warn)
-            result = fit(ctx, run, display, requested)
+            result = run_training(ctx, run, display, requested)
             if run and result.reason != "stopped":
                 display.info(f"training of {run.path} is complete{test_note(result)}")
             return result
 
 
-def fit(ctx: TrainContext, run: RunDirectory | None, display: Display, requested: Collection[str] = ()) -> TrainResult:
+def run_training(
+    ctx: TrainContext, run: RunDirectory | None, display: Display, requested: Collection[str] = ()
+) -> TrainResult:
     """Train from the latest checkpoint, or from the beginning, to the end, then test. Only rank 0 has a `run`."""
     with run.lock() if run else nullcontext(), stopping_on_signals() as request:
         state = restore(ctx, run.latest_checkpoint() if run else None, display.warn, requested)
@@ -155,7 +143,7 @@ def fit(ctx: TrainContext, run: RunDirectory | None, display: Display, requested
             except StoppedError:
                 reason = "stopped"
     if reason == "stopped" and run:
-        display.info(f"stopped after step {state.step}; continue with: clearhead resume {run.path}")
+        display.info(f"stopped after step {state.step}; {ctx.config.task.resume_hint(run.path)}")
     return TrainResult(reason, state.step, state.best_step, test)
 
 
@@ -171,19 +159,24 @@ def train_loop(
         step, is_last = state.step, state.step == ctx.n_steps
         display.advance(step)
 
+        records = []
         if step % config.log_every == 0 or is_last:
-            log_training(ctx, state, run, display)
+            records.append(log_training(ctx, state, run, display))
 
         if ctx.is_snapshot_due(step):
             save_snapshot(ctx, step, run)
 
-        is_best = False
         if (step % ctx.evaluate_every == 0 or is_last) and len(ctx.data.validation):
-            is_best = validate(ctx, state, run, display)
+            records.append(validate(ctx, state, run, display))
 
         is_over = is_last or must_stop or (config.patience > 0 and state.evals_since_best >= config.patience)
-        if step % ctx.checkpoint_every == 0 or is_best or is_over:
+        is_saved = step % ctx.checkpoint_every == 0 or state.best_step == step or is_over
+        if is_saved:
             save_checkpoint(ctx, state, run)
+        if ctx.callbacks and (error := call_callbacks(ctx.callbacks, records, ctx.model, ctx.ranks)):
+            if not is_saved:
+                save_checkpoint(ctx, state, run)
+            raise error
         if must_stop and (not is_last or len(ctx.data.test)):
             return "stopped"
     return "finished" if state.step == ctx.n_steps else "patience"
@@ -202,8 +195,7 @@ def train_step(ctx: TrainContext, state: TrainState, request: StopRequest) -> bo
             loss = ctx.objective.loss(outputs, part, config.training.label_smoothing)
             # gradients are averaged over ranks: times world_size / num_global gives the mean over all examples
             (loss * (ranks.world_size / batch.num_global)).backward()
-        correct = ctx.objective.correct(outputs.detach(), part)
-        sums += metric_sums(loss, correct, ctx.objective.loss_mask(part)).to(sums.device)
+        sums += batch_sums(ctx.objective, outputs, part, loss).to(sums.device)
 
     # one message for everything that the ranks must agree on, and one synchronization with the GPU
     extra = torch.stack([ctx.optimizers.squared_norm().to(sums.device), sums.new_full((), request.requested)])
@@ -247,7 +239,7 @@ def lr_multiplier(step: int, n_steps: int, config: OptimizerConfig) -> float:
             raise ValueError(f"unknown schedule {config.schedule!r}")
 
 
-def log_training(ctx: TrainContext, state: TrainState, run: RunDirectory | None, display: Display) -> None:
+def log_training(ctx: TrainContext, state: TrainState, run: RunDirectory | None, display: Display) -> dict[str, Any]:
     """Log the mean over the steps since the previous training record."""
     config = ctx.config.optimizer
     lr = config.lr * lr_multiplier(state.step - 1, ctx.n_steps, config)
@@ -256,10 +248,11 @@ def log_training(ctx: TrainContext, state: TrainState, run: RunDirectory | None,
     if run:
         run.log(record)
     display.show_training(record)
+    return record
 
 
-def validate(ctx: TrainContext, state: TrainState, run: RunDirectory | None, display: Display) -> bool:
-    """Evaluate on the validation set, with the averaged weights if there are any. Whether this is the best so far."""
+def validate(ctx: TrainContext, state: TrainState, run: RunDirectory | None, display: Display) -> dict[str, Any]:
+    """Evaluate on the validation set, with the averaged weights if there are any, and log the metrics."""
     with ctx.ema.average_parameters() if ctx.ema else nullcontext():
         result = evaluate_examples(ctx, ctx.data.validation)
     check_finite_weights(math.isfinite(result["loss"]), state.step)
@@ -268,7 +261,7 @@ def validate(ctx: TrainContext, state: TrainState, run: RunDirectory | None, dis
     if run:
         run.log(record)
     display.show_evaluation(record, "  best so far" if is_best else "")
-    return is_best
+    return record
 
 
 def evaluate_examples(ctx: TrainContext, examples: Examples, tta: TTA = "none") -> dict[str, float]:
@@ -279,7 +272,9 @@ def evaluate_examples(ctx: TrainContext, examples: Examples, tta: TTA = "none") 
 def save_checkpoint(ctx: TrainContext, state: TrainState, run: RunDirectory | None) -> None:
     captured = capture_state(ctx, state)
     if run and captured:
-        tensors = [*captured.model.values(), *captured.optimizer.values()]
+        constants = checkpoint.infinite_buffers(captured.state)
+        weights = [tensor for name, tensor in captured.model.items() if name not in constants]
+        tensors = [*weights, *captured.optimizer.values()]
         check_finite_weights(all(bool(tensor.isfinite().all()) for tensor in tensors), state.step)
         run.save(captured, ctx.config.training.keep_checkpoints)
         if state.best_step == state.step:
@@ -310,6 +305,8 @@ def test_best_checkpoint(
         run.log(record)
     name = "best" if best_step == state.best_step else "last"
     display.show_evaluation(record, tta_note(tta), f"test of the {name} checkpoint (step {best_step})")
+    if ctx.callbacks and (error := call_callbacks(ctx.callbacks, [record], ctx.model, ctx.ranks)):
+        raise error
     return record
 
 
@@ -357,7 +354,7 @@ def with_recorded_precision(config: RunConfig, folder: Path, ranks: Ranks) -> Ru
 def test_note(result: TrainResult) -> str:
     if result.test is None:
         return ""
-    return f": test accuracy {result.test['accuracy']:.2%}{tta_note(result.test['tta'])}"
+    return f": test {loss_and_accuracy(result.test)}{tta_note(result.test['tta'])}"
 
 
 def announce(ctx: TrainContext, display: Display, *, is_new: bool) -> None:
@@ -365,13 +362,11 @@ def announce(ctx: TrainContext, display: Display, *, is_new: bool) -> None:
     print how much of the batches is padding."""
     training, data, ranks = ctx.config.training, ctx.data, ctx.ranks
     threads, n_parameters = torch.get_num_threads(), sum(weight.numel() for weight in ctx.model.parameters())
-    splits = {"training": data.train, "validation": data.validation, "test": data.test}
-    sizes = ", ".join(f"{len(examples):,} {name}" for name, examples in splits.items())
     reason = f" (auto: {ctx.precision_reason})" if ctx.precision_reason else ""
     processes = f"{ranks.world_size} processes, " if ranks.world_size > 1 else ""
     epochs = ctx.n_steps / ctx.batches.steps_per_epoch
     length = count(round(epochs, 2), "epoch") if epochs >= 0.01 else "less than 0.01 epochs"
-    for line in data.notes if is_new and data.notes else (f"data       {ctx.config.data.name}: {sizes} examples",):
+    for line in data.notes if is_new and data.notes else (f"data       {ctx.config.task.describe(data)}",):
         display.info(line)
     display.info(f"model      {type(ctx.model).__name__}, {n_parameters:,} parameters")
     display.info(f"device     {ranks.device.type}, {processes}{count(threads, 'thread')}, {training.precision}{reason}")

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.models.embeddings import OneHotLinear
-from clearhead.nn.blocks import DecoderBlock, EncoderBlock
 from clearhead.nn.pooling import Pooling, RegisterTokens
 from clearhead.nn.positions import PosEmbed, PosEmbed2d
-from clearhead.training.config import OptimizerConfig
-from clearhead.training.distributed import full_tensor, local_shard, shard_like, to_local
+from clearhead.training.config import FACTORY, OptimizerConfig
+from clearhead.training.distributed import blocks_of, full_tensor, local_shard, shard_like, to_local
 
 EMBEDDINGS = (nn.Embedding, OneHotLinear, PosEmbed, PosEmbed2d, Pooling, RegisterTokens)
 """modules whose own parameters are learned vectors (tokens, positions, queries), which get no weight decay"""
@@ -29,6 +28,8 @@ class Optimizers:
     """AdamW, and optionally Muon for hidden matrices, with one learning-rate multiplier and one flat state."""
 
     def __init__(self, model: nn.Module, config: OptimizerConfig, muon_dtype: torch.dtype = torch.float32):
+        if config.name == FACTORY:
+            raise ValueError(f"the optimizer {FACTORY!r} is a function that was given to clearhead.fit; pass it again")
         muon, decay, no_decay = param_groups(model, config.name)
         groups = [
             {"params": decay, "weight_decay": config.weight_decay},
@@ -41,6 +42,9 @@ class Optimizers:
             self.optimizers.append(torch.optim.AdamW(groups, lr=config.lr, betas=betas, fused=True))
         if muon:
             self.optimizers.append(Muon(muon, config.muon_lr, config.momentum, config.weight_decay, muon_dtype))
+        self.attach(model)
+
+    def attach(self, model: nn.Module) -> None:
         self.weights = dict(model.named_parameters())
         self.base_lrs = [(group, group["lr"]) for optimizer in self.optimizers for group in optimizer.param_groups]
 
@@ -98,6 +102,82 @@ class Optimizers:
                 owners[weight].state[weight][key] = shard_like(copied, weight) if tensor.dim() else copied
 
 
+class UserOptimizer(Optimizers):
+    """Any torch.optim.Optimizer, made by the user's function of the model.
+
+    Numbers that it keeps, for each weight or in its parameter groups, are saved as tensors of no dimensions, under a
+    name that ends with their type. The schedule multiplies the learning rate that each group had at the beginning.
+    """
+
+    def __init__(self, model: nn.Module, factory: Callable[[nn.Module], torch.optim.Optimizer]):
+        optimizer = factory(model)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ValueError(
+                f"optimizer must be a function from the model to a torch.optim.Optimizer, got a "
+                f"{type(optimizer).__name__} from it"
+            )
+        self.optimizer, self.optimizers = optimizer, [optimizer]
+        self.attach(model)
+        known = set(self.weights.values())
+        if any(weight not in known for group in optimizer.param_groups for weight in group["params"]):
+            raise ValueError("the optimizer must train parameters of the model that it was given, got others")
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        names: dict[Tensor, str] = {weight: name for name, weight in self.weights.items()}
+        values = {
+            f"{names[weight]}.{key}": value
+            for weight, state in self.optimizer.state.items()
+            for key, value in state.items()
+        }
+        for i, group in enumerate(self.optimizer.param_groups):
+            numbers = {key: value for key, value in group.items() if isinstance(value, bool | int | float)}
+            values |= {f"{GROUP}{i}.{key}": value for key, value in numbers.items() if key not in ("lr", "initial_lr")}
+        return dict(named_tensor(name, value) for name, value in values.items() if value is not None)
+
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
+        groups = self.optimizer.param_groups
+        group_of = {weight: group for group in groups for weight in group["params"]}
+        loaded: list[tuple[Any, str, Any]] = []
+        for name, tensor in tensors.items():
+            owner, _, key = name.rpartition(".")
+            key, value = plain_value(key, tensor)
+            number = owner.removeprefix(GROUP)
+            if number != owner:
+                if not number.isdecimal() or int(number) >= len(groups) or key not in groups[int(number)]:
+                    raise ValueError(f"the optimizer has other parameter groups than in the checkpoint, got {name!r}")
+                loaded.append((groups[int(number)], key, value))
+                continue
+            weight = self.weights.get(owner)
+            if weight is None or weight not in group_of:
+                raise ValueError(f"the optimizer state in the checkpoint is for other weights, got {owner!r}")
+            is_on_device = group_of[weight].get("fused") or group_of[weight].get("capturable")
+            if isinstance(value, Tensor) and (value.dim() or is_on_device):  # torch counts steps on the CPU by default
+                value = value.to(weight.device)
+                value = shard_like(value, weight) if value.shape == weight.shape else value
+            loaded.append((self.optimizer.state[weight], key, value))
+        for target, key, value in loaded:
+            target[key] = value
+
+
+GROUP = "param_groups."
+SCALARS: dict[type, torch.dtype] = {bool: torch.bool, int: torch.int64, float: torch.float64}
+
+
+def named_tensor(name: str, value: Any) -> tuple[str, Tensor]:
+    """A value of an optimizer's state as a tensor; the name of a number ends with its type."""
+    if isinstance(value, Tensor):
+        return name, value
+    if type(value) not in SCALARS:
+        raise ValueError(f"the state of an optimizer must be tensors and numbers, got a {type(value).__name__}: {name}")
+    return f"{name}:{type(value).__name__}", torch.tensor(value, dtype=SCALARS[type(value)])
+
+
+def plain_value(name: str, tensor: Tensor) -> tuple[str, Any]:
+    """The inverse of `named_tensor`."""
+    plain, _, kind = name.partition(":")
+    return (plain, tensor.item()) if kind else (plain, tensor.clone())
+
+
 def check_optimizer_state(
     name: str, state: dict[str, Tensor], optimizer: torch.optim.Optimizer, weight: Tensor
 ) -> None:
@@ -115,11 +195,13 @@ def param_groups(model: nn.Module, name: str) -> tuple[list[nn.Parameter], list[
 
     Muon gets the matrices inside blocks and all convolution kernels. Norms, biases and embeddings have no decay.
     """
-    in_blocks = {
+    in_blocks = {weight for block in blocks_of(model) for weight in block.parameters()}
+    kernels = {
         weight
         for module in model.modules()
-        if isinstance(module, EncoderBlock | DecoderBlock)
-        for weight in module.parameters()
+        if isinstance(module, nn.modules.conv._ConvNd)
+        for weight in module.parameters(recurse=False)
+        if weight.dim() > 2
     }
     embeddings = {
         weight
@@ -131,7 +213,7 @@ def param_groups(model: nn.Module, name: str) -> tuple[list[nn.Parameter], list[
     decay: list[nn.Parameter] = []
     no_decay: list[nn.Parameter] = []
     for weight in model.parameters():
-        is_hidden_matrix = (weight in in_blocks and weight.dim() == 2) or weight.dim() > 2
+        is_hidden_matrix = (weight in in_blocks and weight.dim() == 2) or weight in kernels
         if name == "muon" and is_hidden_matrix:
             muon.append(weight)
         else:

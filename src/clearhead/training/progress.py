@@ -1,4 +1,4 @@
-"""Progress output of a training run (a bar in a terminal, lines in a file), and requests to stop it (Ctrl-C, SIGTERM).
+"""Progress of a training run (a bar in a terminal or notebook, lines in a file), and requests to stop it (SIGTERM).
 
 The first signal ends a run after the current step, with a checkpoint; so does the death of its launcher.
 """
@@ -11,13 +11,15 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from clearhead.messages import FaultTolerantStream, duration, printable, safe_console
+from clearhead.messages import FaultTolerantStream, duration, is_notebook, printable, safe_console
+from clearhead.notebook import NotebookBar, html_table
 
 FINISHED = 0
 """exit code: training has finished, or stopped early, and the test set was evaluated"""
@@ -26,6 +28,8 @@ STOPPED = 3
 DIVERGED = 4
 """exit code: the loss, the gradient or a weight is not finite; this step is in no checkpoint"""
 
+Reason = Literal["finished", "patience", "stopped"]
+
 SECONDS_BETWEEN_LINES = 5.0
 DEBOUNCE_SECONDS = 1.0
 """signals within this time of the first one are ignored: torchrun forwards a Ctrl-C that its processes also receive"""
@@ -33,6 +37,30 @@ LAUNCHER_INTERVAL = 1.0
 """seconds between checks that the launcher is alive"""
 TRAINING_THREADS_HINT = "try --training.threads {0} (with resume: --threads {0})"
 OMP_THREADS_HINT = "try again with the environment variable OMP_NUM_THREADS={0}"
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a training run ended; its test metrics are those of the best checkpoint."""
+
+    reason: Reason
+    """why training ended: all steps are done, early stopping, or a request to stop"""
+    step: int
+    best_step: int
+    """the step of the best evaluation, whose checkpoint is kept; 0 before the first evaluation"""
+    test: dict[str, Any] | None
+    """the best checkpoint's metrics on the test set; None if the run was stopped or has no test set"""
+
+    def _repr_html_(self) -> str:
+        scores = [
+            (f"test {name}", f"{value:.4f}") for name, value in (self.test or {}).items() if isinstance(value, float)
+        ]
+        rows = [("training", self.reason), ("step", f"{self.step:,}"), ("best step", f"{self.best_step:,}"), *scores]
+        return html_table([], rows)
+
+    @property
+    def exit_code(self) -> int:
+        return STOPPED if self.reason == "stopped" else FINISHED
 
 
 class Display:
@@ -47,13 +75,22 @@ class Display:
         stream = FaultTolerantStream(self.console.file, self.on_output_failure)  # type: ignore[arg-type]
         self.console.file = stream  # type: ignore[assignment]
         self.bar: tuple[Progress, TaskID] | None = None
+        self.notebook_bar: NotebookBar | None = None
         self.n_steps = self.start = self.batch_size = 0
         self.start_time, self.last_line_time = 0.0, -SECONDS_BETWEEN_LINES
 
     @contextmanager
     def training(self, n_steps: int, start: int, batch_size: int) -> Iterator[None]:
-        """Show a progress bar in a terminal during the steps from `start` to `n_steps`."""
+        """Show a progress bar in a terminal or notebook during the steps from `start` to `n_steps`."""
         self.n_steps, self.start, self.batch_size, self.start_time = n_steps, start, batch_size, time.monotonic()
+        if not self.quiet and is_notebook():
+            self.notebook_bar = NotebookBar(n_steps, start)
+            try:
+                yield
+            finally:
+                self.notebook_bar.update(self.notebook_bar.completed, force=True)
+                self.notebook_bar = None
+            return
         if self.quiet or not self.console.is_terminal:
             yield
             return
@@ -90,6 +127,8 @@ class Display:
         if self.bar is not None:
             progress, task = self.bar
             progress.update(task, completed=step)
+        elif self.notebook_bar is not None:
+            self.notebook_bar.update(step)
 
     def show_training(self, record: dict[str, Any]) -> None:
         """Update the progress bar; without one, print a line every few seconds."""
@@ -97,12 +136,14 @@ class Display:
             return
         step, now = record["step"], time.monotonic()
         speed = (step - self.start) * self.batch_size / max(now - self.start_time, 1e-9)
-        metrics = f"loss {record['loss']:.4f}  accuracy {record['accuracy']:.2%}  {speed:,.0f} examples/s"
+        metrics = f"{loss_and_accuracy(record)}  {speed:,.0f} examples/s"
         if step < self.n_steps:
             metrics += f"  {duration((self.n_steps - step) * self.batch_size / max(speed, 1e-9))} left"
         if self.bar is not None:
             progress, task = self.bar
             progress.update(task, completed=step, metrics=metrics)
+        elif self.notebook_bar is not None:
+            self.notebook_bar.update(step, metrics)
         elif now - self.last_line_time >= SECONDS_BETWEEN_LINES or step == self.n_steps:
             self.info(f"step {step}/{self.n_steps}  {metrics}")
             self.last_line_time = now
@@ -111,7 +152,7 @@ class Display:
         """Print the metrics of an evaluation. The default title names the data and the step."""
         exact = f"  exact_match {record['exact_match']:.2%}" if "exact_match" in record else ""
         title = title or f"{record['kind']} at step {record['step']}"
-        self.info(f"{title}  loss {record['loss']:.4f}  accuracy {record['accuracy']:.2%}{exact}{note}")
+        self.info(f"{title}  {loss_and_accuracy(record)}{exact}{note}")
 
 
 class SilentDisplay(Display):
@@ -122,6 +163,12 @@ class SilentDisplay(Display):
 
     def warn(self, message: str) -> None:
         pass
+
+
+def loss_and_accuracy(record: dict[str, Any]) -> str:
+    """With `clearhead.fit`, a run may have no accuracy."""
+    accuracy = f"  accuracy {record['accuracy']:.2%}" if "accuracy" in record else ""
+    return f"loss {record['loss']:.4f}{accuracy}"
 
 
 def padding_summary(fraction: float, unsorted: float) -> str:

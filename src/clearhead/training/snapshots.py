@@ -88,12 +88,13 @@ def snapshot_inputs(ctx: "TrainContext") -> "Batch":
     """The first validation examples; without a validation set, the first training examples."""
     import torch
 
-    from clearhead.data.batches import evaluation_batches
+    from clearhead.data.batches import OwnBatches, evaluation_batches
     from clearhead.data.dataset import Subset
     from clearhead.training.evaluation import to_device
 
     examples = ctx.data.validation if len(ctx.data.validation) else ctx.data.train
-    n = min(ctx.config.snapshots.inputs, len(examples))
+    n = ctx.config.snapshots.inputs
+    n = n if isinstance(examples, OwnBatches) else min(n, len(examples))
     batch = next(evaluation_batches(Subset(examples, torch.arange(n)), ctx.data.normalize, n))
     return to_device(batch, ctx.ranks.device)
 

@@ -21,7 +21,7 @@ from clearhead.training.checkpoint import Checkpoint
 from clearhead.training.compatibility import announce_changes
 from clearhead.training.config import MAX_STEPS, RunConfig
 from clearhead.training.context import TrainContext
-from clearhead.training.distributed import gather_full, load_tensors
+from clearhead.training.distributed import gather_full, load_tensors, state_of
 from clearhead.training.evaluation import NUM_SUMS
 from clearhead.training.optim import eval_weights
 from clearhead.training.run_directory import RunDirectory
@@ -122,7 +122,7 @@ def capture_state(ctx: TrainContext, state: TrainState) -> Checkpoint | None:
     averages = {} if ctx.ema is None else ctx.ema.averages
     optim = {f"optim.{name}": tensor for name, tensor in ctx.optimizers.state_tensors().items()}
     optim |= {f"ema.{name}": tensor for name, tensor in averages.items()}
-    model, optimizer = gather_full(ctx.model.state_dict(), keep), gather_full(optim, keep)
+    model, optimizer = gather_full(state_of(ctx.model), keep), gather_full(optim, keep)
     for suffix, rng_state in rng_states(ctx.ranks.device).items():
         for rank, rng_state_of_rank in enumerate(ctx.ranks.all_gather(rng_state)):
             optimizer[f"random.rank{rank}{suffix}"] = rng_state_of_rank
@@ -144,7 +144,7 @@ def restore(
         return TrainState()
     check_files(saved, ctx.data.files)
     state = TrainState.from_json(saved.get("train_state"))
-    load_tensors(ctx.model.state_dict(), ranks.broadcast_tensors(checkpoint.model if checkpoint else {}))
+    load_tensors(state_of(ctx.model), ranks.broadcast_tensors(checkpoint.model if checkpoint else {}))
     optimizer = ranks.broadcast_tensors(checkpoint.optimizer if checkpoint else {})
     ctx.optimizers.load_state_tensors(with_prefix("optim.", optimizer))
     if ctx.ema is not None:
@@ -181,7 +181,7 @@ def changed_file_messages(run: RunDirectory | None, config: RunConfig) -> Iterat
 def load_eval_weights(ctx: TrainContext, checkpoint: Checkpoint | None) -> None:
     """Load the weights that evaluations of this checkpoint used into the model."""
     weights = eval_weights(checkpoint.model, checkpoint.optimizer) if checkpoint else {}
-    load_tensors(ctx.model.state_dict(), ctx.ranks.broadcast_tensors(weights))
+    load_tensors(state_of(ctx.model), ctx.ranks.broadcast_tensors(weights))
 
 
 def rng_states(device: torch.device) -> dict[str, Tensor]:

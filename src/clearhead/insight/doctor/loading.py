@@ -1,4 +1,4 @@
-"""Loads a user's module from `mymodel.py:GPT` (a file) or `package.mymodel:GPT` (an import path)."""
+"""Loads a user's module, data or loss from `mymodel.py:GPT` (a file) or `package.mymodel:GPT` (an import path)."""
 
 import ast
 import importlib
@@ -20,10 +20,21 @@ from clearhead.insight.doctor.report import error_summary, join_names
 EXPECTED = "expected FILE.py:NAME"
 
 
-def load(target: str, folder: Path) -> nn.Module:
+def load(target: str, folder: Path, seed: int = 0) -> nn.Module:
     """The nn.Module of that name: an instance, a class that is built without arguments, or a function's return value.
 
     Files are relative to `folder`, which is also searched for imports, as with `python -m`.
+    """
+    loaded = load_value(target, folder, seed)
+    if not isinstance(loaded, nn.Module):
+        raise ValueError(f"{target} must be an nn.Module or return one, got {type(loaded).__name__}")
+    return loaded
+
+
+def load_value(target: str, folder: Path, seed: int = 0, *, call_functions: bool = True) -> Any:
+    """The object of that name; an instance of a class; and what a function returns, if `call_functions`.
+
+    A data set, which has a length or can be iterated over, and a module are used as they are.
     """
     path, colon, name = target.rpartition(":")
     if not (colon and path and name):
@@ -31,12 +42,11 @@ def load(target: str, folder: Path) -> nn.Module:
     if path.startswith(".") and "/" not in path and not path.endswith(".py"):
         raise ValueError(f"{EXPECTED}, got {target!r}; try {path.strip('.')}:{name}")
     with torch.random.fork_rng(devices=[]), accelerators_hidden():
-        torch.default_generator.manual_seed(0)
+        torch.default_generator.manual_seed(seed)
         loaded = find_attribute(import_python(path, folder), path, name)
-        if callable(loaded) and not isinstance(loaded, nn.Module):
-            loaded = build(loaded, target, name)
-    if not isinstance(loaded, nn.Module):
-        raise ValueError(f"{target} must be an nn.Module or return one, got {type(loaded).__name__}")
+        is_object = isinstance(loaded, nn.Module) or hasattr(loaded, "__len__") or hasattr(loaded, "__iter__")
+        if isinstance(loaded, type) or (call_functions and callable(loaded) and not is_object):
+            return build(loaded, target, name, seed)
     return loaded
 
 
@@ -72,14 +82,14 @@ def accelerators_hidden() -> Iterator[None]:
         yield
 
 
-def build(factory: Callable[[], Any], target: str, name: str) -> Any:
+def build(factory: Callable[[], Any], target: str, name: str, seed: int = 0) -> Any:
     required = required_parameters(factory)
     if required:
         raise ValueError(
             f"{target} requires arguments ({', '.join(required)}); write a function without any: "
             f"def small(): return {name}({', '.join(f'{parameter}=...' for parameter in required)})"
         )
-    torch.default_generator.manual_seed(0)  # the same weights, and so the same report, every time
+    torch.default_generator.manual_seed(seed)  # the same weights, and so the same report, every time
     try:
         return factory()
     except KeyboardInterrupt:

@@ -7,6 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from clearhead.messages import printable
+from clearhead.notebook import html_table
+
 Verdict = Literal["fine", "note", "warning", "fault", "not checked"]
 SEVERITY: tuple[Verdict, ...] = ("fault", "warning", "note", "not checked", "fine")
 """the worst first"""
@@ -25,9 +28,9 @@ class Finding:
     """one line: what is wrong, the evidence, and how to fix it"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
-    """All findings about one module; print() shows them as a table."""
+    """All findings about one module; print() and notebooks show them as a table."""
 
     module: str
     call: str
@@ -72,6 +75,14 @@ class Report:
         size = max((len(finding.check) for finding in self.findings), default=0)
         lines = [f"{finding.verdict:11}  {finding.check:{size}}  {finding.text}" for finding in self.findings]
         return "\n".join([f"{self.module}: {self.call}", "", *lines, "", self.summary()])
+
+    def __repr__(self) -> str:
+        return printable(self, keep="\n")
+
+    def _repr_html_(self) -> str:
+        rows = [(finding.verdict, finding.check, finding.text) for finding in self.findings]
+        title = f"{self.module}: {self.call}"
+        return html_table(["verdict", "check", "finding"], rows, caption=title, footer=self.summary())
 
 
 def count(n: int, noun: str) -> str:
