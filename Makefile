@@ -68,6 +68,8 @@ bench: $(VENV)/bench
 docs: $(VENV)/package
 	$(BIN)/python docs/make_files.py
 	$(BIN)/python docs/make_lab.py
+	$(BIN)/python docs/make_diagrams.py
+	$(BIN)/python docs/make_course.py
 
 clean:
 	rm -rf $(VENV) .venv-oldest .venv-wheel build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -39,6 +39,9 @@ def run_results() -> str:
         results[path.parent.name] = {
             "epochs": test["epoch"],
             "test accuracy": test["accuracy"],
+            "validation accuracy at epoch 10": next(
+                record["accuracy"] for record in records if record["kind"] == "validation" and record["epoch"] == 10
+            ),
             "training accuracy": round(fmean(record["accuracy"] for record in last_epoch), 4),
         }
     return json.dumps(results, indent=2) + "\n"

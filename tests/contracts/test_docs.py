@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 import clearhead
+from clearhead.cli import custom as cli_custom
 from clearhead.cli import main as cli
 from clearhead.cli.options import Parser
 from clearhead.recipes import estimate, launch
@@ -113,6 +114,7 @@ def test_command_lines_parse(line, monkeypatch, tmp_path):
     argv = shlex.split(re.sub(r" >.*| \|.*|[;&].*$", "", line), comments=True)[1:]
     if argv[0] == "train":  # its settings are checked against each other, too
         monkeypatch.setattr(launch, "train", accept)
+        monkeypatch.setattr(cli_custom, "load_parts", accept)
         monkeypatch.setattr(estimate, "estimate", accept)
     else:
         parse = Parser.parse

@@ -52,6 +52,19 @@ QUESTIONS = {
     36: "multi-head-benefits",
     37: "sequence-reversal",
     38: "sequence-level-prediction",
+    39: "image-classification",
+    40: "encoder-input-output",
+    41: "which-augmentations",
+    42: "preprocessing",
+    43: "augmentation",
+    44: "cifar10-pipeline",
+    45: "learning-curves",
+    46: "transformer-or-cnn",
+    47: "convolution-in-vit",
+    48: "vit-or-transformer",
+    49: "position-embeddings",
+    50: "class-token",
+    51: "plain-vit",
 }
 each_answer = pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.slug)
 

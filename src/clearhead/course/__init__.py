@@ -27,7 +27,7 @@ from typing import Any, Literal
 from clearhead.lab.record import recorded
 from clearhead.messages import duration
 
-TOPICS = ("attention", "theory", "transformer")
+TOPICS = ("attention", "theory", "transformer", "vision")
 PLACEHOLDER = re.compile(r"\{(value|error|percent|points|recipe|run):([^|}]+)\|([^}]+)\}")
 
 
