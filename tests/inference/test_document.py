@@ -91,6 +91,10 @@ def test_the_html_page_allows_neither_scripts_nor_requests():
     assert "https://" not in page
 
 
+def test_white_space_alone_is_named():
+    assert [shown(text) for text in (" ", "\n", "", " a ")] == ["space", r"\n", "", "a"]
+
+
 def test_a_long_text_is_cut_off():
     assert len(shown("x" * 10 * MAX_TEXT)) < MAX_TEXT + 10
     assert len(to_html(Document("x" * 10**6, []))) < len(to_html(Document("", []))) + 2 * MAX_TEXT + 20

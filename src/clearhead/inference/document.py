@@ -130,7 +130,9 @@ def pictures(document: Document) -> Iterator[Picture]:
 
 
 def shown(text: str) -> str:
-    """One line without control characters, of limited length."""
+    """One line without control characters, of limited length. A predicted space would be invisible: it is named."""
+    if text.isspace():
+        return ascii(text)[1:-1].replace(" ", "space")
     line = " ".join(printable(text, keep="\n\t").split())
     return line if len(line) <= MAX_TEXT else f"{line[:MAX_TEXT]} ..."
 
