@@ -97,7 +97,7 @@ def test_texts_have_no_unfilled_placeholders(answer):
 @each_answer
 def test_lines_of_formulas_fit_into_a_terminal(answer):
     lines = [line for block in answer.body if block.kind in ("text", "python") for line in block.text.splitlines()]
-    assert max(map(len, lines)) <= 84
+    assert max(map(len, lines)) <= 76
 
 
 @each_answer
