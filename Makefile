@@ -4,7 +4,8 @@
 # make test-oldest-torch     run the fast tests with the oldest version of each dependency that pyproject.toml allows
 # make wheel                 build the sdist and the wheel, and use each in an empty environment
 # make check                 format, lint, types, import layers and tests: what a contributor runs before a commit
-# make docs                  generate the lab's pages from its recorded results, and docs/files.md
+# make docs                  build the documentation in site/ and check its links
+# make pages                 regenerate the pages of docs/ that are committed: files, diagrams, lab, course
 # make soak                  the long tests: kill -9 at random moments, 50 times for each of two recipes
 # make campaign              inject every fault of docs/reliability.md; shards resume where they stopped. Takes hours
 # make campaign-small        a few cases of each fault, in at most five minutes
@@ -18,7 +19,7 @@ OLDEST := .venv-oldest
 OLDEST_TESTS := tests/nn tests/models tests/data tests/insight tests/training tests/inference tests/test_files.py
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-other-processor test-oldest-torch wheel check lint format bench docs soak campaign campaign-small clean
+.PHONY: demo test test-other-processor test-oldest-torch wheel check lint format bench docs pages soak campaign campaign-small clean
 
 demo: $(VENV)/package
 	$(BIN)/clearhead demo
@@ -65,14 +66,19 @@ campaign-small: $(VENV)/dev
 bench: $(VENV)/bench
 	$(BIN)/python benchmarks/step.py
 
-docs: $(VENV)/package
+# NO_MKDOCS_2_WARNING silences an announcement of the theme, not a warning about our pages.
+docs: $(VENV)/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	$(BIN)/python docs/check_site.py site
+
+pages: $(VENV)/package
 	$(BIN)/python docs/make_files.py
-	$(BIN)/python docs/make_lab.py
 	$(BIN)/python docs/make_diagrams.py
+	$(BIN)/python docs/make_lab.py
 	$(BIN)/python docs/make_course.py
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-wheel build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site .venv-oldest .venv-wheel build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 # Each file below stands for an installed set of packages; it is rebuilt when the lists of packages change.
 $(VENV)/package: pyproject.toml constraints.txt
@@ -82,6 +88,10 @@ $(VENV)/package: pyproject.toml constraints.txt
 
 $(VENV)/dev: $(VENV)/package
 	$(PIP) --editable '.[dev]'
+	touch $@
+
+$(VENV)/docs: $(VENV)/package
+	$(PIP) --editable '.[docs]'
 	touch $@
 
 # Every lower bound is installed: rich>=13 becomes rich==13. matplotlib 3.9 warns if pyparsing is newer than 3.2.

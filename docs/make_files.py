@@ -48,3 +48,6 @@ def cell(text: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(render())
+    from make_internals import write  # the diagram of the layers contains the same sentences
+
+    write()

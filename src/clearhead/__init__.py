@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from clearhead import nn as nn
     from clearhead import tasks as tasks
     from clearhead import training as training
+    from clearhead.inference.report import report as report
     from clearhead.inference.run import load as load
     from clearhead.inference.run import open_run as open_run
     from clearhead.insight.doctor.examine import examine as examine
@@ -58,6 +59,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "clearhead.recipes.launch": ("train", "resume"),
         "clearhead.training.custom": ("fit",),
         "clearhead.inference.run": ("open_run", "load"),
+        "clearhead.inference.report": ("report",),
     },
     modules=(
         "clearhead.data",

@@ -36,6 +36,7 @@ EXAMPLES = [
     "clearhead evaluate runs/mine --part validation",
     "clearhead confusion runs/mine",
     "clearhead predictions runs/mine",
+    "clearhead report runs/mine --samples 3",
     "clearhead predict runs/mine --ids 3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3",
     "clearhead sample runs/words-0 --prompt un",
     "clearhead verify runs/mine",

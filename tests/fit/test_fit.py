@@ -138,8 +138,14 @@ def test_a_longer_run_continues(net, tensors):
     assert result.step == 8
     clearhead.fit(net, tensors, steps=8, dir="other", schedule="constant", log_every=1, **QUIET)
     assert compare(RunDirectory.open("run").path, RunDirectory.open("other").path) == []
-    with pytest.raises(ValueError, match="trained for 8 steps, got steps=2"):
+    with pytest.raises(ValueError, match="trained for 8 steps already, got 2"):
         clearhead.fit(net, tensors, steps=2, dir="run", schedule="constant", log_every=1, resume=True, **QUIET)
+
+
+def test_a_pair_of_numpy_arrays_is_a_pair_of_tensors(net, tensors):
+    clearhead.fit(net, tensors, steps=2, dir="a", log_every=1, **QUIET)
+    clearhead.fit(net, (tensors[0].numpy(), tensors[1].numpy()), steps=2, dir="b", log_every=1, **QUIET)
+    assert compare(RunDirectory.open("a").path, RunDirectory.open("b").path) == []
 
 
 def test_other_settings_data_or_models_are_refused_on_resume(net, tensors):
@@ -376,6 +382,7 @@ def test_mistakes_are_refused_before_a_run_is_created(net, data, tensors, folder
         ("train_data must be a pair of tensors", net, "abc", {}),
         ("train_data must be a pair of tensors", net, x, {}),
         ("train_data must be a pair of tensors", net, None, {}),
+        ("got a tuple of 2: list and Tensor", net, (x.tolist(), y), {}),
         ("same first dimension", net, (x, y[:3]), {}),
         (r"must be a pair \(inputs, targets\)", net, [x[0], x[1], x[2]], {"batch_size": 2}),
         (r"DataLoader\(train_data", net, Examples(), {}),

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 MANY_WORDS = 1_000
 """evaluations of more words are announced, because they take long"""
 PREDICTIONS_FIGURE = "figures/predictions.png"
-FRACTIONS = ("accuracy", "exact_match", "word_error_rate", "phoneme_error_rate")
 
 EVALUATE_DETAILS = """\
 The metrics are loss and accuracy; for pronounce, word and phoneme error rates,
@@ -120,12 +119,11 @@ def with_part(run: "Run", part: "PartName", metrics: dict[str, Any]) -> dict[str
 
 def as_text(result: dict[str, Any]) -> str:
     """A line for each number."""
-    lines = {}
-    for name, value in result.items():
-        text = f"{value:.2%}" if name in FRACTIONS else f"{value:.4f}" if name == "loss" else value
-        lines[name.replace("_", " ")] = f"{text:,}" if isinstance(text, int) else printable(text)
+    from clearhead.tasks.report import format_metrics
+
+    lines = format_metrics(result)
     size = max(map(len, lines))
-    return "\n".join(f"{name:{size}}  {text}" for name, text in lines.items())
+    return "\n".join(f"{name:{size}}  {printable(text)}" for name, text in lines.items())
 
 
 def confusion(argv: Sequence[str]) -> None:
@@ -238,24 +236,12 @@ def rows_table(rows: Sequence["Row"]) -> "Table":
     """A table of predictions; empty columns are omitted."""
     from rich.table import Table
 
+    from clearhead.tasks.report import columns_of
+
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="none")
-    any_correct = any(row.correct for row in rows)
-    columns: dict[str, list[str | None]] = {
-        "index": [None if row.index is None else str(row.index) for row in rows],
-        "input": [row.input for row in rows],
-        "predicted": [row.predicted for row in rows],
-        "actual": [row.actual for row in rows],
-        "probability": [None if row.probability is None else percent(row.probability) for row in rows],
-        "": ["wrong" if any_correct and not row.correct else None for row in rows],
-    }
-    kept = {name: cells for name, cells in columns.items() if any(cell is not None for cell in cells)}
-    for name in kept:
+    columns = columns_of(rows)
+    for name in columns:
         table.add_column(name, justify="right" if name in ("index", "probability") else "left", overflow="fold")
-    for cells in zip(*kept.values(), strict=True):
-        table.add_row(*(printable(cell or "") for cell in cells))
+    for cells in zip(*columns.values(), strict=True):
+        table.add_row(*map(printable, cells))
     return table
-
-
-def percent(probability: float) -> str:
-    """54.2%, or 3.1e-05 for the probability of a long sequence."""
-    return f"{probability:.1%}" if probability >= 1e-3 or probability == 0 else f"{probability:.1e}"

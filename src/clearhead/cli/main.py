@@ -39,6 +39,9 @@ GROUPS = {
         "predictions": Command(
             "clearhead.cli.evaluate:predictions", "Compare predictions with targets; show confident mistakes"
         ),
+        "report": Command(
+            "clearhead.cli.report:report", "Write a report of runs: settings, curves, results, attention"
+        ),
         "predict": Command(
             "clearhead.cli.predict:predict", "Predict the class of your own images, or from words or digits"
         ),

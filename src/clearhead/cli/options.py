@@ -48,8 +48,6 @@ FILE_WIDTH = 120
 """columns of output to a file or a pipe"""
 MIN_WIDTH = 78
 """columns; on a narrower terminal lines wrap, because a narrower table would cut off its numbers"""
-UNFINISHED = {"running": "is still training", "interrupted": "was interrupted", "diverged": "diverged"}
-"""states of a run whose training has not finished, as they are worded in warnings"""
 
 
 class Parser(argparse.ArgumentParser):
@@ -272,13 +270,10 @@ def warn(message: str) -> None:
 
 def warn_if_unfinished(run: Path, step: int) -> None:
     """Warns if the training of a run has not finished, so that its results are not final."""
-    from clearhead.cli.runs import summarize
+    from clearhead.training.run_summary import summarize
 
-    summary = summarize(run)
-    if summary.state in UNFINISHED:
-        end = f" of {summary.total_steps:,}" if summary.total_steps else ""
-        at = f"at step {summary.step:,}{end}"
-        warn(f"{run} {UNFINISHED[summary.state]} {at}; using its best checkpoint so far, of step {step:,}")
+    if state := summarize(run).unfinished:
+        warn(f"{run} {state}; using its best checkpoint so far, of step {step:,}")
 
 
 def show(renderable: RenderableType) -> None:

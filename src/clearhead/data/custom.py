@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
@@ -24,8 +25,8 @@ Collate = Callable[[list[Any]], Any]
 KINDS = "a pair of tensors (inputs, targets), a map-style dataset or an iterable of batches"
 PROBED = 8
 """examples that are loaded twice before training, to see whether they are the same"""
-HASHED = 1024
-"""examples of a pair of tensors whose contents are compared when a run is resumed"""
+HASHED_BYTES = 16 * 2**20
+"""of the examples of a tensor whose contents are compared when a run is resumed"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +49,8 @@ class TensorExamples:
         digest = hashlib.sha256()
         for tensor in tensors_in((self.inputs, self.targets)):
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            some = tensor[:: max(1, len(tensor) // HASHED)].detach().cpu().contiguous()
+            n_hashed = max(1, HASHED_BYTES // max(1, tensor[0].nbytes))
+            some = tensor[:: -(-len(tensor) // n_hashed)].detach().cpu().contiguous()
             digest.update(some.reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
@@ -217,6 +219,11 @@ def user_examples(data: Any, part: str, seed: int, collate: Collate | None) -> E
         return TensorExamples(torch.empty(0), torch.empty(0))
     if type(data) is TensorDataset and len(data.tensors) == 2 and collate is None:
         data = data.tensors
+    if isinstance(data, tuple):
+        data = tuple(torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in data)
+        if not is_tensor_pair(data):
+            got = " and ".join(type(part).__name__ for part in data[:3])
+            raise ValueError(f"{name} must be {KINDS}, got a tuple of {len(data)}: {got}")
     if is_tensor_pair(data):
         if collate is not None and part == "train":
             raise ValueError(f"collate has no effect on a pair of tensors, got {name} of tensors; remove collate=")

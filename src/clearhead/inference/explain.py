@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from clearhead.data.dataset import Examples
 from clearhead.drawing import save_figure
 from clearhead.inference.run import Run
 from clearhead.insight.attribution import (
@@ -35,6 +36,7 @@ from clearhead.insight.heads import entropy, head_importance
 from clearhead.insight.plots import draw_head, draw_head_grid, draw_over_image, draw_tokens
 from clearhead.insight.trace import AttentionTrace, look
 from clearhead.models.config import VisionConfig
+from clearhead.models.mask_view import MaskView
 from clearhead.tasks.pronunciation import IMPORTANCE_TITLE
 from clearhead.tasks.report import Example
 from clearhead.training.run_directory import RunDirectory
@@ -60,7 +62,12 @@ def dataset_example(run: Run, index: int) -> Example:
         raise LookupError(f"{run.path} has no test examples; try --{run.task.input_option} instead of --sample {index}")
     if not 0 <= index < len(data.test):
         raise LookupError(f"the test set has examples from 0 to {len(data.test) - 1}, got {index}")
-    inputs, targets = data.test.get_batch(torch.tensor([index]))
+    return example_at(run, data.test, index)
+
+
+def example_at(run: Run, examples: Examples, index: int) -> Example:
+    """An example of a part of the run's data, with its target."""
+    inputs, targets = examples.get_batch(torch.tensor([index]))
     return run.task.labeled_example(run, inputs[0], targets[0])
 
 
@@ -144,6 +151,22 @@ def image_figures(
     cells = {name: one[0] for name, one in maps.items()}
     figure = draw_attributions(example.image, cells, occluded[0], areas, title=f"{AGGREGATES}\n{example.heading}")
     yield "aggregates.png", AGGREGATES, figure
+
+
+def masks_of(run: Run, example: Example) -> list[tuple[str, MaskView]]:
+    """The different masks that the layers apply to an example, each with the names of its layers."""
+    masks: list[Tensor] = []
+    names: list[list[str]] = []
+    for name, record in run.task.trace(run, example).items():
+        mask = record.call.allowed([0]).expand(1, 1, record.num_queries, record.num_keys)[0, 0]
+        index = next((i for i, other in enumerate(masks) if torch.equal(mask, other)), len(masks))
+        if index == len(masks):
+            masks.append(mask)
+            names.append([])
+        names[index].append(name)
+    titles = [layers[0] if len(layers) == 1 else f"{layers[0]} to {layers[-1]}" for layers in names]
+    views = [MaskView(mask, "no mask" if mask.all() else "attention mask") for mask in masks]
+    return list(zip(titles, views, strict=True))
 
 
 def plot_training_dynamics(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from clearhead.data.batches import Batch
+from clearhead.data.dataset import Examples, Normalize
 from clearhead.drawing import BLUE, GRAY, VERMILION, displayable, new_figure, wrap
 from clearhead.inference.evaluate import confusion_matrix, examples_of, measure
 from clearhead.inference.run import Run
@@ -50,13 +51,24 @@ def confusion(run: Run, announce: Announce = lambda: None) -> Tensor:
             f"a confusion matrix needs classes, got {run.path}, whose objective is {type(objective).__name__}; "
             f"try clearhead evaluate {run.path}"
         )
-    outputs = outputs_on(run, announce=announce)
+    return confusion_of(run, outputs_on(run, announce=announce))
+
+
+def confusion_of(run: Run, outputs: Outputs) -> Tensor:
+    """The confusion matrix (V,V) of predictions that were made before."""
     targets, predicted = (torch.stack(side).flatten().long() for side in (outputs.targets, outputs.predicted))
     return confusion_matrix(targets, predicted, len(run.classes))
 
 
 def outputs_on(run: Run, part: PartName = "test", announce: Announce = lambda: None) -> Outputs:
     """Predictions for every example of a part, and the metrics of the same evaluation."""
+    examples, normalize = examples_of(run, part)
+    announce()
+    return predict_examples(run, part, examples, normalize)
+
+
+def predict_examples(run: Run, part: PartName, examples: Examples, normalize: Normalize | None) -> Outputs:
+    """The same for examples that are loaded already."""
     objective = run.task.objective
     targets: list[Tensor] = []
     predicted: list[Tensor] = []
@@ -70,8 +82,6 @@ def outputs_on(run: Run, part: PartName = "test", announce: Announce = lambda: N
         confidence.extend(probabilities)
         correct.extend(objective.correct(outputs, batch))
 
-    examples, normalize = examples_of(run, part)
-    announce()
     metrics = measure(run, part, examples, normalize, collect)
     return Outputs(examples, metrics, targets, predicted, confidence, correct)
 
@@ -81,9 +91,10 @@ def plot_test_predictions(run: Run, n: int = 16) -> "Figure":
     return draw_report(run, report(run, n=n), "test")
 
 
-def draw_report(run: Run, result: Report, part: PartName) -> "Figure":
-    """The images of a report with their predictions; for sets, a row of images for each."""
-    examples, _ = examples_of(run, part)
+def draw_report(run: Run, result: Report, part: PartName, examples: Examples | None = None) -> "Figure":
+    """The images of a report with their predictions; for sets, a row of images for each. `examples` are those of the
+    part, if they are loaded already."""
+    examples = examples_of(run, part)[0] if examples is None else examples
 
     def images(rows: Sequence[Row]) -> Tensor:
         return examples.get_batch(torch.tensor([row.index for row in rows]))[0]

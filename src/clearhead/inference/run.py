@@ -2,12 +2,13 @@
 
     run = clearhead.open_run("runs/mine")
     run.predict(["photo.jpg"]), run.evaluate("test"), run.sample("Once"), run.look("photo.jpg"), run.metrics
+    run.report("report.html")
 
 Each method accepts the inputs of the run's own task. Dims: B batch, C channels, L length, V classes.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,14 @@ def load(run: str | Path) -> nn.Module:
     ids (B,16) -> logits (B,16,10); for normalized images, (B,C,height,width) -> (B,V); for `words` and `text`, ids
     (B,L) -> (B,L,V); for `pronounce`, letters (B,K) and the phones before each position (B,Q) -> (B,Q,V)."""
     return open_run(run).model
+
+
+def environment_in(state: Mapping[str, Any]) -> dict[str, str | int | bool]:
+    """The environment that a checkpoint records; {} if it is missing or invalid."""
+    values = state.get("environment")
+    if not isinstance(values, dict) or not all(isinstance(value, str | int | bool) for value in values.values()):
+        return {}
+    return values
 
 
 def build_run_model(path: Path, config: ModelConfig, model: nn.Module | Callable[[], nn.Module] | None) -> nn.Module:
@@ -88,6 +97,8 @@ class Run:
         data.check_matches(self.config)
         self.classes, self.vocab, self.data_files = data.classes, data.vocab, data.files
         self.normalize = data.normalize
+        self.environment = environment_in(best.state)
+        """what results depend on besides the config: precision, threads, processes, device, version of PyTorch"""
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, recipe={self.config.recipe!r}, step={self.step})"
@@ -155,6 +166,21 @@ class Run:
         """The attention of every layer for one input: an image file or uint8 (C,height,width), a set of images,
         digits, a word to be pronounced, or text."""
         return self.task.trace(self, self.task.example(self, example, invert=invert))
+
+    def report(
+        self,
+        out: str | Path = "report.html",
+        *,
+        epochs: Sequence[float] = (),
+        samples: Sequence[int] = (0,),
+        mistakes: int = 16,
+        embed: bool = False,
+    ) -> Path:
+        """Write a report of this run to a .html or .md file: settings, curves, results, mistakes, and the attention for
+        the test examples `samples`. `clearhead.report` compares several runs."""
+        from clearhead.inference.report import report
+
+        return report(self, out, epochs=epochs, samples=samples, mistakes=mistakes, embed=embed)
 
     def check_data_files(self) -> None:
         """ValueError if data files have changed: test examples may have been used in training, and ids may differ."""

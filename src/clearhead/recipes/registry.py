@@ -1,7 +1,9 @@
 """All recipes by name, with measured results; overrides such as `training.steps=100`, and validation of the config."""
 
 import json
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -26,6 +28,9 @@ from clearhead.recipes.text import text
 from clearhead.recipes.words import words
 from clearhead.training.config import RunConfig
 from clearhead.validation import check_name
+
+COMMAND_WIDTH = 88
+"""characters of a line of a command that is printed for the user to copy"""
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,58 @@ def config_of(name: str, changes: dict[str, Any] | None = None) -> RunConfig:
     config = with_changes(config, changes)
     check_run(config)
     return config
+
+
+def overrides_of(config: RunConfig) -> dict[str, Any] | None:
+    """The changes that turn a recipe into this config, the inverse of `config_of`; None if no recipe leads to it.
+
+    If the user's files are missing, from which sizes of the model are derived, those sizes are not checked.
+    """
+    if config.recipe not in RECIPES:
+        return None
+    default = RECIPES[config.recipe].make()
+    if type(config.data) is not type(default.data) or type(config.model) is not type(default.model):
+        return None
+    base = default
+    with suppress(OSError, ValueError):
+        base = replace(RECIPES[config.recipe].make(config.data), data=default.data)
+    found = {path: now for path, (_, now) in config.changes_since(base).items()}
+    dropped = {f"model.{field}" for field in config.task.derived}
+    dropped |= {path for path in ("training.steps", "training.epochs") if found.get(path) == 0}  # set by the other one
+    found = {path: value for path, value in found.items() if path not in dropped}
+    with suppress(OSError, ValueError):
+        return found if config_of(config.recipe, found) == config else None
+    return found
+
+
+def train_command(config: RunConfig, overrides: Mapping[str, Any], name: str, environment: Mapping[str, Any]) -> str:
+    """The shell command that trains a run with these overrides of its recipe. `environment` is that of a checkpoint."""
+    world_size = environment.get("world_size", 1)
+    start = "clearhead" if world_size == 1 else f"torchrun --nproc-per-node {world_size} -m clearhead"
+    words = [f"--name {shlex.quote(name)}"]
+    for path, value in overrides.items():
+        option, text = "--" + path.replace("_", "-"), option_value(value)
+        words.append(f"{option}={shlex.quote(text)}" if text[:1] in ("", "-") else f"{option} {shlex.quote(text)}")
+    words += ["--shard"] * bool(environment.get("sharded", False))
+    lines = [f"{start} train {config.recipe}"]
+    for word in words:
+        if len(lines[-1]) + len(word) < COMMAND_WIDTH:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(f"    {word}")
+    return " \\\n".join(lines)
+
+
+def option_value(value: Any) -> str:
+    """A value as the command line accepts it."""
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "true" if value else "false"
+        case (height, width):
+            return f"{height}x{width}"
+    return str(value)
 
 
 def with_changes(config: Any, changes: dict[str, Any]) -> Any:

@@ -146,6 +146,11 @@ class Mnist(ImageTask):
 
         return load_mnist(self.validation, self.limit, seed)
 
+    def published_digests(self) -> dict[str, str]:
+        from clearhead.data.mnist import DIGESTS
+
+        return DIGESTS
+
 
 @dataclass(frozen=True, kw_only=True)
 class FashionMnist(ImageTask):

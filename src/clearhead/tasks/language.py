@@ -228,6 +228,11 @@ class Words(LanguageTask):
 
         return load_words(self.file, self.validation, self.limit)
 
+    def published_digests(self) -> dict[str, str]:
+        from clearhead.data.vocab import CMUDICT_SHA256
+
+        return {} if self.file else {"cmudict.dict": CMUDICT_SHA256}
+
     def batches(self, data: "Dataset", batch_size: int, seed: int) -> "Batches":
         from clearhead.data.batches import Batches
 

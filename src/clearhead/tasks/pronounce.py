@@ -88,6 +88,11 @@ class Pronounce(Task):
 
         return load_pronounce(self)
 
+    def published_digests(self) -> dict[str, str]:
+        from clearhead.data.vocab import CMUDICT_SHA256
+
+        return {} if self.train_file else {"cmudict.dict": CMUDICT_SHA256}
+
     def batches(self, data: "Dataset", batch_size: int, seed: int) -> "Batches":
         from clearhead.data.batches import Batches
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, replace
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -308,10 +308,16 @@ def edit_distance(a: Sequence[str], b: Sequence[str]) -> int:
 
 
 def report_words(
-    task: "Pronounce", run: TrainedRun, part: PartName, n: int, beam: Beam, before: Callable[[], None]
+    task: "Pronounce",
+    run: TrainedRun,
+    part: PartName,
+    n: int,
+    beam: Beam,
+    before: Callable[[], None],
+    max_words: int | None = None,
 ) -> Report:
-    """A row for each word: any of its pronunciations is correct."""
-    words = words_to_score(task, run, part)
+    """A row for each word: any of its pronunciations is correct. At most `max_words` are evaluated, the first ones."""
+    words = dict(islice(words_to_score(task, run, part).items(), max_words))
     if not words:
         raise ValueError(f"{run.path} has no {part} words; try --part validation")
     before()

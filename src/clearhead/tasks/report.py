@@ -3,7 +3,7 @@
 Dims: B batch, C channels, L length, V classes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -137,6 +137,38 @@ class Report:
             f"The first {len(self.first)} {examples} of the {part} set",
             f"Wrong predictions: {self.wrong:,} of {self.total:,} {self.unit}, {self.order} first",
         )
+
+
+FRACTIONS = ("accuracy", "exact_match", "word_error_rate", "phoneme_error_rate")
+
+
+def format_metrics(metrics: Mapping[str, Any]) -> dict[str, str]:
+    """Metrics by name as text: fractions in percent, counts with thousands separators."""
+    texts = {}
+    for name, value in metrics.items():
+        text = f"{value:.2%}" if name in FRACTIONS else f"{value:.4f}" if name == "loss" else value
+        texts[name.replace("_", " ")] = f"{text:,}" if isinstance(text, int) else str(text)
+    return texts
+
+
+def columns_of(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """The rows as the columns of a table; empty columns are omitted."""
+    any_correct = any(row.correct for row in rows)
+    columns: dict[str, list[str | None]] = {
+        "index": [None if row.index is None else str(row.index) for row in rows],
+        "input": [row.input for row in rows],
+        "predicted": [row.predicted for row in rows],
+        "actual": [row.actual for row in rows],
+        "probability": [None if row.probability is None else percent(row.probability) for row in rows],
+        "": ["wrong" if any_correct and not row.correct else None for row in rows],
+    }
+    kept = {name: cells for name, cells in columns.items() if any(cell is not None for cell in cells)}
+    return {name: [cell or "" for cell in cells] for name, cells in kept.items()}
+
+
+def percent(probability: float) -> str:
+    """54.2%, or 3.1e-05 for the probability of a long sequence."""
+    return f"{probability:.1%}" if probability >= 1e-3 or probability == 0 else f"{probability:.1e}"
 
 
 def report_examples(task: "Task", run: "TrainedRun", outputs: Outputs, n: int) -> Report:

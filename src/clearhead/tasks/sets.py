@@ -65,6 +65,11 @@ class OddOneOut(Task):
 
         return load_odd_one_out(self.set_size, self.validation, self.limit, seed)
 
+    def published_digests(self) -> dict[str, str]:
+        from clearhead.data.mnist import DIGESTS
+
+        return DIGESTS
+
     def check_model(self, model: Any) -> None:
         super().check_model(model)
         check_pooling(self.name, model, per_token=True)

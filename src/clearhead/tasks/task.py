@@ -136,6 +136,11 @@ class Task(ABC):
         """The files that `clearhead data get` downloads."""
         return None
 
+    def published_digests(self) -> dict[str, str]:
+        """SHA-256 of each file of an embedded or downloaded data set, with which it is compared when it is read."""
+        dataset = self.download()
+        return {} if dataset is None else dataset.digests
+
     def for_display(self) -> "Task":
         """The task whose training examples `clearhead data show` shows: none are held out."""
         return replace(self, validation=0)

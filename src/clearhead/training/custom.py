@@ -214,7 +214,7 @@ def fit_parts(
             lr = float(ctx.optimizers.base_lrs[0][1])
             ctx = replace(ctx, config=replace(ctx.config, optimizer=replace(ctx.config.optimizer, lr=lr)))
         check_first_batch(ctx)
-        run = open_or_create(folder, ctx.config, display, resume=resume) if ranks.is_main else None
+        run = open_or_create(folder, ctx, display, resume=resume) if ranks.is_main else None
         report_exactness(batches, display)
         result = run_training(ctx, run, display, CHANGED_BY_RESUME)
         if result.reason != "stopped":
@@ -334,8 +334,9 @@ def default_folder(config: RunConfig, *, resume: bool) -> Path:
     return folder
 
 
-def open_or_create(folder: Path, config: RunConfig, display: Display, *, resume: bool) -> RunDirectory:
+def open_or_create(folder: Path, ctx: TrainContext, display: Display, *, resume: bool) -> RunDirectory:
     """A new run directory, or with `resume` the existing one, whose length and threads may change."""
+    config = ctx.config
     if not (resume and has_run(folder)):
         check_unused(folder)
         return RunDirectory.create(folder, config.to_dict(), display.warn)
@@ -347,8 +348,8 @@ def open_or_create(folder: Path, config: RunConfig, display: Display, *, resume:
         raise ValueError(f"{folder} was started with other settings, data or another model: {listed}")
     if changes:
         trained = max(checkpoint.saved_steps(run.path), default=0)
-        if 0 < config.training.steps < trained:
-            raise ValueError(f"{folder} has been trained for {trained} steps, got steps={config.training.steps}")
+        if ctx.n_steps < trained:
+            raise ValueError(f"{folder} has been trained for {trained} steps already, got {ctx.n_steps}")
         with run.lock():
             run.change_config(config.to_dict())
     return run
