@@ -93,7 +93,7 @@ def verdict_text(verdict: str) -> str:
 
 def block_lines(block: "Block", width: int) -> list[str]:
     match block.kind:
-        case "text" | "python":
+        case "formula" | "python":
             return [f"{CODE_INDENT}{line}".rstrip() for line in block.text.splitlines()]
         case "list":
             return [line for item in block.text.splitlines() for line in wrap_inline(f"- {item}", width, "  ")]
