@@ -69,7 +69,8 @@ def sums(results: Sequence[dict[str, Any]]) -> list[str]:
 
 def notes(results: Sequence[dict[str, Any]]) -> list[str]:
     where = sorted({f"{r['system']}, {r['processor']}, Python {r['python']}, torch {r['torch']}" for r in results})
-    lines = [f"Measured on {'; '.join(where)}.", ""]
+    sources = sorted({f"`{r['source']}`" for r in results})
+    lines = [f"Measured on {'; '.join(where)}, with the sources of digest {', '.join(sources)}.", ""]
     lines += [f"- `{result['shard']}`: {result['note']}." for result in results if result["note"]]
     peaks = [f"{result['peak_mb']:,.0f} MB in `{result['shard']}`" for result in results if "peak_mb" in result]
     if peaks:
