@@ -5,6 +5,7 @@
 # make wheel                 build the sdist and the wheel, and use each in an empty environment
 # make check                 format, lint, types, import layers and tests: what a contributor runs before a commit
 # make docs                  build the documentation in site/ and check its links
+# make notebooks             execute the notebooks and write docs/notebooks with their outputs
 # make pages                 regenerate the pages of docs/ that are committed: files, diagrams, lab, course
 # make soak                  the long tests: kill -9 at random moments, 50 times for each of two recipes
 # make campaign              inject every fault of docs/reliability.md; shards resume where they stopped. Takes hours
@@ -19,7 +20,7 @@ OLDEST := .venv-oldest
 OLDEST_TESTS := tests/nn tests/models tests/data tests/insight tests/training tests/inference tests/test_files.py
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-other-processor test-oldest-torch wheel check lint format bench docs pages soak campaign campaign-small clean
+.PHONY: demo test test-other-processor test-oldest-torch wheel check lint format bench docs pages notebooks soak campaign campaign-small clean
 
 demo: $(VENV)/package
 	$(BIN)/clearhead demo
@@ -76,6 +77,10 @@ pages: $(VENV)/package
 	$(BIN)/python docs/make_diagrams.py
 	$(BIN)/python docs/make_lab.py
 	$(BIN)/python docs/make_course.py
+
+# The outputs in docs/notebooks come from a real kernel; they take a minute or two.
+notebooks: $(VENV)/dev
+	$(BIN)/python docs/make_notebooks.py
 
 clean:
 	rm -rf $(VENV) site .venv-oldest .venv-wheel build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -115,11 +115,12 @@ def test_shapes():
 
 
 def test_train_result():
-    result = TrainResult("finished", 1200, 1100, {"loss": 0.25, "accuracy": 0.5, "part": HOSTILE})
+    result = TrainResult("finished", 1200, 1100, {"loss": 0.25, "accuracy": 0.5, "part": HOSTILE, "seconds": 9.0})
     html = result._repr_html_()
     assert "1,200" in html
     assert "test accuracy" in html
     assert "0.5000" in html
+    assert "seconds" not in html
     assert "<script" not in html
     assert "test" not in TrainResult("stopped", 3, 0, None)._repr_html_()
 
@@ -207,6 +208,7 @@ CELLS = (
     "trace = clearhead.open_run('small').look([1] * 16)\ntrace",
     "trace.plot()",
     "clearhead.lab.run('temperature')",
+    "clearhead.shapes('reverse')",
 )
 
 
@@ -218,7 +220,7 @@ def test_objects_in_a_real_notebook(tmp_path):
     cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
     document = nbformat.v4.new_notebook(cells=cells)
     nbclient.NotebookClient(document, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    imports, train, trace, plot, result = (cell.outputs for cell in document.cells)
+    imports, train, trace, plot, result, shapes = (cell.outputs for cell in document.cells)
     assert not imports
     bars = [output for output in train if "<progress" in output.get("data", {}).get("text/html", "")]
     assert len(bars) == 1
@@ -226,6 +228,6 @@ def test_objects_in_a_real_notebook(tmp_path):
     text = "".join(output["text"] for output in train if output["output_type"] == "stream")
     assert len(re.findall(r"^saved in", text, re.MULTILINE)) == 1
     assert [output["output_type"] for output in train].count("execute_result") == 1
-    for outputs, mime in ((trace, "text/html"), (plot, "image/png"), (result, "text/html")):
+    for outputs, mime in ((trace, "text/html"), (plot, "image/png"), (result, "text/html"), (shapes, "text/html")):
         assert len(outputs) == 1
         assert mime in outputs[0]["data"]

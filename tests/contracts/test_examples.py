@@ -11,9 +11,13 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 EXPECTED = {
     "augmented_dataset": "all weights are identical",
     "bert": "bert.encoder.layer.1.attention",
+    "edit_a_head": "attention    reversed  copied",
+    "generate_text": "Twinkle, twinkle, little star",
     "gpt": "the cat sat on the mat",
+    "look_into_timm": "saved attention.png",
     "own_module": "encoder.layers.1.self_attn",
     "reverse": "100.00% of 10,000",
+    "train_on_a_folder": "attention maps, mistakes and curves: shapes.html",
     "timm_vit": "blocks.1.attn",
 }
 RUN = """

@@ -191,14 +191,14 @@ footer { margin-top: 3rem; padding-top: .8rem; border-top: 1px solid var(--line)
   :root { color-scheme: light; --text: #000; --dim: #444; --line: #bbb; --page: #fff; --card: #f4f4f4; --accent: #000;
     --warning: #7a3000; --warning-card: #fff; }
   @page { margin: 16mm 14mm; }
+  html { font-size: 12px; }
   body { font-size: 10pt; max-width: none; padding: 0; }
   nav { display: none; }
-  h2, h3, figcaption, caption { break-after: avoid; }
+  h2, h3, h2 + p, h3 + p, figcaption, caption { break-after: avoid; }
   figure, pre, dl, tr { break-inside: avoid; }
   .scroll { overflow: visible; }
-  table { font-size: 8pt; }
-  th, td { padding-right: .7rem; }
-  img { max-height: 235mm; width: auto; border: 0; padding: 0; }
+  th, td { padding: .15rem .8rem .15rem 0; }
+  img { max-height: 120mm; width: auto; border: 0; padding: 0; }
 }
 """
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

@@ -305,7 +305,7 @@ def results(source: Source, mistakes: int, prefix: str) -> Iterator[Block]:
         return
     tta = TTA_DESCRIPTIONS[tta_of(run, source.part)]
     yield Facts([*format_metrics(predictions.metrics).items(), *([("test-time augmentation", tta)] if tta else [])])
-    if predictions.unit == "words" and predictions.total == MAX_WORDS:
+    if isinstance(run.task, Pronounce) and predictions.total == MAX_WORDS:
         text = f"Measured on the first {MAX_WORDS:,} words. All words: clearhead evaluate {source.name}"
         yield Paragraph(text)
     if source.outputs is not None and run.task.objective.has_classes:

@@ -275,5 +275,5 @@ def count(n: int) -> str:
 def as_text(table: Group, width: int = 120) -> str:
     """The table as plain text."""
     file = io.StringIO()
-    Console(file=file, width=width, color_system=None, highlight=False).print(table)
+    Console(file=file, width=width, color_system=None, highlight=False, force_jupyter=False).print(table)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())

@@ -52,9 +52,8 @@ class TrainResult:
     """the best checkpoint's metrics on the test set; None if the run was stopped or has no test set"""
 
     def _repr_html_(self) -> str:
-        scores = [
-            (f"test {name}", f"{value:.4f}") for name, value in (self.test or {}).items() if isinstance(value, float)
-        ]
+        metrics = {name: value for name, value in (self.test or {}).items() if name not in ("epoch", "seconds")}
+        scores = [(f"test {name}", f"{value:.4f}") for name, value in metrics.items() if isinstance(value, float)]
         rows = [("training", self.reason), ("step", f"{self.step:,}"), ("best step", f"{self.best_step:,}"), *scores]
         return html_table([], rows)
 
