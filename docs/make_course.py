@@ -76,8 +76,10 @@ def render_block(block: Block) -> str:
             return f"![{block.text}]({block.path})\n"
         case "list":
             return "".join(f"- {item}\n" for item in block.text.splitlines())
-        case "text" | "python":
-            return f"```{block.kind}\n{block.text}\n```\n"
+        case "formula":
+            return f"```text\n{block.text}\n```\n"
+        case "python":
+            return f"```python\n{block.text}\n```\n"
     return f"{block.text}\n"
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 MAX_WIDTH = 88
 """columns of an answer; longer lines are hard to read"""
-CODE = ("text", "python")
-"""kinds of blocks that are not wrapped"""
 CODE_INDENT = "    "
 INLINE = re.compile(r"`(?P<code>[^`]+)`|\*\*(?P<bold>[^*]+)\*\*|\*(?P<italic>[^*]+)\*")
 
@@ -94,10 +92,11 @@ def verdict_text(verdict: str) -> str:
 
 
 def block_lines(block: "Block", width: int) -> list[str]:
-    if block.kind in CODE:
-        return [f"{CODE_INDENT}{line}".rstrip() for line in block.text.splitlines()]
-    if block.kind == "list":
-        return [line for item in block.text.splitlines() for line in wrap_inline(f"- {item}", width, "  ")]
+    match block.kind:
+        case "formula" | "python":
+            return [f"{CODE_INDENT}{line}".rstrip() for line in block.text.splitlines()]
+        case "list":
+            return [line for item in block.text.splitlines() for line in wrap_inline(f"- {item}", width, "  ")]
     return wrap_inline(block.text, width)
 
 

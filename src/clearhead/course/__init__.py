@@ -35,7 +35,7 @@ PLACEHOLDER = re.compile(r"\{(value|error|percent|points|recipe|run):([^|}]+)\|(
 class Block:
     """A part of an answer; a `figure` has the path of an image in docs/, and its text is the caption."""
 
-    kind: Literal["paragraph", "list", "text", "python", "figure"]
+    kind: Literal["paragraph", "list", "formula", "python", "figure"]
     text: str
     path: str = ""
 
@@ -161,7 +161,7 @@ def split_blocks(section: str) -> Iterator[str]:
 def parse_block(block: str) -> Block:
     if block.startswith("```"):
         language, *lines = block.splitlines()[:-1]
-        return Block("python" if language == "```python" else "text", fill("\n".join(lines)))
+        return Block("python" if language == "```python" else "formula", fill("\n".join(lines)))
     if block.startswith("- "):
         return Block("list", "\n".join(fill(joined(item)) for item in re.split(r"(?m)^- ", block)[1:]))
     return Block("paragraph", fill(joined(block)))
