@@ -21,6 +21,7 @@ from clearhead.cli import main as cli
 from clearhead.cli.options import Parser
 from clearhead.recipes import estimate, launch
 from clearhead.recipes.registry import results_table
+from clearhead.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -79,7 +80,12 @@ def test_python_blocks_run(text, is_run, runs, tmp_path, monkeypatch):
         name_torchvision_operators()
     shutil.copytree(runs, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    exec(code, {"__name__": "__main__"})
+    tasks = dict(TASKS)
+    try:
+        exec(code, {"__name__": "__main__"})
+    finally:  # the guide adds a task
+        TASKS.clear()
+        TASKS.update(tasks)
 
 
 def name_torchvision_operators():
