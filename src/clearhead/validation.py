@@ -89,7 +89,7 @@ def check_name(name: Any, names: Iterable[str], kind: str) -> None:
 
 
 def suggest_keywords(init: Callable[P, R]) -> Callable[P, R]:
-    """A decorator for `__init__`: an unknown keyword argument raises a TypeError that suggests the closest name."""
+    """A decorator for functions and `__init__`: the TypeError for an unknown keyword suggests the closest name."""
     names = [name for name in inspect.signature(init).parameters if name != "self"]
 
     @wraps(init)

@@ -458,3 +458,17 @@ def test_the_file_of_a_command_gives_model_data_and_loss(folder, capsys):
         assert expected in err
         assert err.count("\n") == 1
     assert not (folder / "runs" / "net").exists()
+
+
+@pytest.mark.parametrize(("keyword", "ours"), [("epoch", "epochs"), ("learning_rate", "lr"), ("output_dir", "dir")])
+def test_unknown_keywords_suggest_the_closest_one(net, tensors, keyword, ours):
+    with pytest.raises(TypeError, match=rf"fit got an unexpected keyword argument '{keyword}'; did you mean {ours}\?"):
+        clearhead.fit(net, tensors, **{keyword: 3})
+
+
+def test_a_resumed_run_names_its_checkpoint(net, tensors, capsys):
+    settings = {"batch_size": 8, "checkpoint_every": 2, "threads": 1, "dir": "runs/named"}
+    clearhead.fit(net, tensors, steps=2, **settings)
+    assert "resuming" not in capsys.readouterr().out
+    clearhead.fit(net, tensors, steps=4, resume=True, **settings)
+    assert "resuming   from the checkpoint of step 2\n" in capsys.readouterr().out

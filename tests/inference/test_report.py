@@ -182,7 +182,7 @@ def test_a_run_of_fit(tmp_path):
     page = page_of(clearhead.report(tmp_path / "own", tmp_path / "a.html"))
     assert "contains no code" in page.text
     page = page_of(clearhead.open_run(tmp_path / "own", model=nn.Linear(4, 2)).report(tmp_path / "b.html"))
-    assert {"Model", "Learning curves"} <= set(page.headings)
+    assert {"Model", "Learning curves", "Results on the validation set"} <= set(page.headings)
     assert "Linear: 10 parameters" in page.text
     assert "weight[2,4]8" in page.text
 

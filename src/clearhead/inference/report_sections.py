@@ -133,6 +133,11 @@ class Source:
         return self.run.task.report(self.run, self.part, n, lambda: self.outputs, lambda: None)  # type: ignore[arg-type, return-value]
 
     @property
+    def recorded_part(self) -> PartName:
+        """The part of the data that `recorded_metrics` are about."""
+        return "test" if any(record.get("kind") == "test" for record in self.records) else "validation"
+
+    @property
     def recorded_metrics(self) -> dict[str, Any]:
         """Those of the last test record, or of the best validation record; {} before the first evaluation."""
         tests = [record for record in self.records if record.get("kind") == "test"]
@@ -144,8 +149,7 @@ class Source:
 def highlights(source: Source) -> Facts:
     metrics = source.recorded_metrics
     result = [(name, value) for name, value in format_metrics(metrics).items() if name != "loss"][:2]
-    part = "test" if any(record.get("kind") == "test" for record in source.records) else "validation"
-    items = [(f"{part} {name}", value) for name, value in result]
+    items = [(f"{source.recorded_part} {name}", value) for name, value in result]
     items += [("parameters", f"{source.parameters:,}"), ("training time", duration(source.seconds))]
     items += [("steps", f"{source.summary.step:,}"), ("seed", str(source.config.seed))]
     return Facts(items, is_highlighted=True)
@@ -175,7 +179,9 @@ def run_sections(
     if level == 2:
         yield Section("Learning curves", curve_blocks([source], epochs), level)
     if source.recorded_metrics:
-        yield Section(f"Results on the {source.part} set", list(results(source, mistakes, prefix)), level)
+        is_measured = source.run is not None and source.examples is not None
+        part = source.part if is_measured else source.recorded_part
+        yield Section(f"Results on the {part} set", list(results(source, mistakes, prefix)), level)
     if source.run is None:
         return
     if isinstance(source.config.task, LanguageTask):

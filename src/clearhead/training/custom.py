@@ -48,6 +48,7 @@ from clearhead.training.loop import TrainResult, run_training, with_recorded_pre
 from clearhead.training.progress import Display, SilentDisplay
 from clearhead.training.run_directory import RUNS, RunDirectory, check_new, has_run
 from clearhead.training.state import load_eval_weights
+from clearhead.validation import suggest_keywords
 
 RECIPE = "fit"
 """the recipe in the config of a run of `fit`"""
@@ -61,6 +62,7 @@ STREAM = (
 )
 
 
+@suggest_keywords
 def fit(
     model: nn.Module | Callable[[], nn.Module],
     train_data: Any,

@@ -128,6 +128,8 @@ def run_training(
             if state.best_step in checkpoint.saved_steps(run.path):  # a kill may have come between save and mark_best
                 run.mark_best(state.best_step)
         announce(ctx, display, is_new=state.step == 0)
+        if state.step:
+            display.info(f"resuming   from the checkpoint of step {state.step:,}")
         with display.training(ctx.n_steps, state.step, ctx.config.training.batch_size):
             try:
                 reason = train_loop(ctx, state, run, request, display)
