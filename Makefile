@@ -106,7 +106,7 @@ $(OLDEST)/dev: pyproject.toml constraints.txt
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check 'pyparsing<3.3' \
 		$$($(PYTHON) -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 			print(*(name.replace('>=', '==') for name in project['dependencies']))") \
-		$$(grep -E '^(pytest|pytest-xdist|hypothesis|setuptools)==' constraints.txt)
+		$$(grep -E '^(pytest|pytest-xdist|hypothesis|markdown-it-py|setuptools)==' constraints.txt)
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
 
