@@ -1,16 +1,23 @@
-"""Display in notebooks: HTML tables for `_repr_html_`, and a progress bar that is updated in place.
+"""Display in notebooks: HTML tables and the viewer for `_repr_html_`, and a progress bar that is updated in place.
 
 All text is escaped: names of modules, classes and files are not markup. Importing this module does not import IPython.
 """
 
+import base64
 import html
+import io
 import time
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clearhead.messages import printable
 
+if TYPE_CHECKING:
+    import numpy as np
+
 SECONDS_BETWEEN_UPDATES = 0.2
+FRAME_HEIGHT = 720
+"""pixels of the viewer in a notebook"""
 CELL = "text-align: {}; padding: 0.2em 0.8em; white-space: pre-wrap"
 
 
@@ -43,6 +50,40 @@ def html_table(
             f"<p>{escaped(footer)}</p>" if footer else "",
         ]
     )
+
+
+def viewer_frame(document: str, image: bytes) -> str:
+    """An HTML document in a frame that may run its scripts and nothing else.
+
+    A static image (PNG) lies below it, and is seen where frames or scripts are removed.
+    """
+    picture = base64.b64encode(image).decode()
+    return (
+        '<div style="display: grid">'
+        f'<img style="grid-area: 1 / 1; max-width: 100%" alt="Attention of every layer (rows) and head (columns)" '
+        f'src="data:image/png;base64,{picture}">'
+        f'<iframe style="grid-area: 1 / 1; z-index: 1; width: 100%; height: {FRAME_HEIGHT}px; border: 0; '
+        f'background: white" sandbox="allow-scripts" srcdoc="{html.escape(document)}"></iframe></div>'
+    )
+
+
+def static_image(maps: "Sequence[np.ndarray]", size: int = 64) -> bytes:
+    """A PNG of attention maps (H,Q,K), one row for each layer: the darker, the larger the weight."""
+    import numpy as np
+    from PIL import Image
+
+    gap, columns = 4, max(len(layer) for layer in maps)
+    canvas = np.full((len(maps) * (size + gap) + gap, columns * (size + gap) + gap), 255, dtype=np.uint8)
+    for i, layer in enumerate(maps):
+        for j, weights in enumerate(layer):
+            rows, keys = (np.arange(size) * length // size for length in weights.shape)
+            cell = weights[rows][:, keys].astype(np.float32)
+            shade = 235 - 235 * cell / max(float(np.nanmax(cell, initial=0.0)), 1e-12)
+            top, left = gap + i * (size + gap), gap + j * (size + gap)
+            canvas[top : top + size, left : left + size] = np.nan_to_num(shade, nan=255.0)
+    stream = io.BytesIO()
+    Image.fromarray(canvas).save(stream, "PNG")
+    return stream.getvalue()
 
 
 class NotebookBar:

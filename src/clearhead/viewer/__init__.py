@@ -1,0 +1,396 @@
+"""The viewer: hand-written ES modules in js/ and viewer.css, and what Python writes for them.
+
+A viewer shows a `Description` (JSON) and tensors (a safetensors file); js/types.js documents both. `document` joins
+everything into one HTML file that makes no request: it opens from disk, in a notebook or on any server. Joining needs
+no JavaScript tools: each module becomes a function of its own in one classic script.
+
+This is a leaf: it knows arrays and names, no models. Dims: B batch, H heads, Q queries, K keys.
+"""
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from clearhead.messages import finite_or_none, printable
+from clearhead.validation import check_bool, check_choice, check_int, check_positive
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FOLDER = Path(__file__).parent
+ENTRIES = {"host.js": "document", "worker.js": "WorkerGlobalScope"}
+"""modules that run by themselves, and the global name that exists where they do"""
+FORMAT = 1
+Kind = Literal["model", "live", "trace"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputSpec:
+    """How an image enters the model: normalized = (pixel / 255 - mean) / std, per channel."""
+
+    channels: int
+    height: int
+    width: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    background: tuple[int, ...]
+    """pixel value per channel that hides a patch"""
+    draw: bool
+    """whether visitors can draw: gray, white on black"""
+    patch_size: int
+
+    def __post_init__(self) -> None:
+        check_positive(height=self.height, width=self.width, patch_size=self.patch_size)
+        check_int(1, 4, channels=self.channels)
+        check_bool(draw=self.draw)
+        for name in ("mean", "std", "background"):
+            if len(getattr(self, name)) != self.channels:
+                raise ValueError(f"{name} must have {self.channels} values, one per channel, got {getattr(self, name)}")
+        if min(self.std) <= 0:
+            raise ValueError(f"std must be positive, got {self.std}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerInfo:
+    """One attention layer of a forward pass."""
+
+    name: str
+    kernel: str
+    heads: int
+    queries: int
+    keys: int
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What a viewer shows. The fields are those of `Description` in js/types.js."""
+
+    kind: Kind
+    title: str
+    source: str
+    """Python expression of the model, such as `clearhead.open_run("runs/mine").model`"""
+    input: InputSpec | None = None
+    classes: tuple[str, ...] = ()
+    grid: tuple[int, int] | None = None
+    num_prefix_tokens: int = 0
+    layers: tuple[LayerInfo, ...] = ()
+    unresolved: tuple[str, ...] = ()
+    config: Mapping[str, Any] | None = None
+    tokens: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check_choice(kind=(self.kind, Kind))
+        check_int(0, num_prefix_tokens=self.num_prefix_tokens)
+        if self.grid is not None:
+            check_positive(rows=self.grid[0], columns=self.grid[1])
+        if self.kind == "model" and self.config is None:
+            raise ValueError("kind 'model' needs a config")
+        if self.kind != "trace" and self.input is None:
+            raise ValueError(f"kind {self.kind!r} needs an input")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"format": FORMAT} | asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Description":
+        """The inverse of `to_dict`, also after it has been JSON."""
+        fields = with_tuples(values)
+        if (version := fields.pop("format", None)) != FORMAT:
+            raise ValueError(f"a description must have format {FORMAT}, got {version!r:.20}")
+        fields["input"] = None if fields["input"] is None else InputSpec(**with_tuples(fields["input"]))
+        return cls(**fields | {"layers": tuple(LayerInfo(**layer) for layer in fields["layers"])})
+
+
+def with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has lists only."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+def pack_tensors(arrays: "Mapping[str, np.ndarray]", metadata: Mapping[str, str] | None = None) -> bytes:
+    """A safetensors file of float32, float16, uint8 and int32 arrays: the types that the viewer reads."""
+    import numpy as np
+    from safetensors.numpy import save
+
+    for name, array in arrays.items():
+        if array.dtype not in (np.float32, np.float16, np.uint8, np.int32):
+            raise ValueError(f"tensor {name!r} must be float32, float16, uint8 or int32, got {array.dtype}")
+    contiguous = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
+    return save(contiguous, None if metadata is None else dict(metadata))
+
+
+def to_half(array: "np.ndarray") -> "np.ndarray":
+    """float16, or float32 if a value exceeds the range of float16."""
+    import numpy as np
+
+    largest = np.abs(array[np.isfinite(array)]).max(initial=0.0)
+    return array.astype(np.float16 if largest <= np.finfo(np.float16).max else np.float32)
+
+
+# The joiner
+
+TOKEN = re.compile(
+    r"""(?P<space>\s+|//[^\n]*|/\*.*?\*/)
+    |(?P<word>[\w$]+)
+    |(?P<string>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
+    |(?P<mark>=>|[-+*%&|^!=<>?:;,.~@#/(){}\[\]`])""",
+    re.DOTALL | re.VERBOSE,
+)
+REGEX = re.compile(r"/(?:[^/\\\[\n]|\\.|\[(?:[^\]\\\n]|\\.)*\])+/\w*")
+TEMPLATE = re.compile(r"(?:[^`\\$]|\\.|\$(?!\{))*(?P<end>`|\$\{)", re.DOTALL)
+OPENING, CLOSING = {"(": ")", "[": "]", "{": "}", "${": "}"}, ")]}"
+BEFORE_REGEX = {"return", "typeof", "case", "in", "of", "void", "delete", "throw", "yield", "await", "else", "do"}
+
+
+@dataclass(frozen=True)
+class Token:
+    text: str
+    start: int
+    depth: int
+    """brackets around it"""
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.text)
+
+
+def tokens_of(source: str, name: str) -> Iterator[Token]:
+    """The tokens of a module without spaces and comments. A template is one token for each of its literal parts."""
+    open_brackets: list[str] = []
+    position, previous = 0, ""
+    while position < len(source):
+        is_template = source[position] == "`" or (source[position] == "}" and open_brackets[-1:] == ["${"])
+        if is_template:
+            match = TEMPLATE.match(source, position + 1)
+        elif source[position] == "/" and source[position + 1] not in "/*" and begins_regex(previous):
+            match = REGEX.match(source, position)
+        else:
+            match = TOKEN.match(source, position)
+        if match is None:
+            raise problem(source, name, position, "cannot be read")
+        text = source[position : match.end()]
+        if text[0] in CLOSING and (not open_brackets or OPENING[open_brackets.pop()] != text[0]):
+            raise problem(source, name, position, f"has an unexpected {text[0]!r}")
+        if is_template or match.lastgroup != "space":
+            yield Token(text, position, len(open_brackets))
+            previous = text
+        if is_template and match["end"] == "${":
+            open_brackets.append("${")
+        elif text in OPENING:
+            open_brackets.append(text)
+        position = match.end()
+    if open_brackets:
+        raise problem(source, name, len(source), f"ends inside {open_brackets[-1]!r}")
+
+
+def begins_regex(previous: str) -> bool:
+    """Whether a slash after this token begins a regular expression; after a value it divides."""
+    is_value = re.fullmatch(r"[\w$]+|[)\]}]|[\"'`}].*[\"'`]", previous, re.DOTALL)
+    return not is_value or previous in BEFORE_REGEX
+
+
+def problem(source: str, name: str, position: int, what: str) -> ValueError:
+    return ValueError(f"{name}:{source.count(chr(10), 0, position) + 1} {what}")
+
+
+@dataclass(frozen=True)
+class Module:
+    """An ES module as the body of a function: its imports and exports are names in an object `modules`."""
+
+    name: str
+    body: str
+    imports: dict[str, tuple[str, ...]]
+    """the names that it takes from each module"""
+    exports: tuple[str, ...]
+
+
+def parse_module(name: str, source: str) -> Module:
+    """ValueError for every form of import and export but `import {a, b as c} from "./x.js"`, `export function`,
+    `export class`, `export const` and, for other hosts, `export default {name}`."""
+    if re.search(r"<!--|</?script", source, re.IGNORECASE):
+        raise ValueError(f"{name} contains <!-- or a script tag, which would end the script element")
+    tokens = list(tokens_of(source, name))
+    imports: dict[str, tuple[str, ...]] = {}
+    exports, pieces, copied = [], [], 0
+    for i, token in enumerate(tokens):
+        is_statement = token.text in ("import", "export", "await") and (i == 0 or tokens[i - 1].text != ".")
+        if not is_statement or (token.depth and token.text != "import"):
+            continue
+        end = next((j for j in range(i, len(tokens)) if tokens[j].text == ";" and tokens[j].depth == 0), -1)
+        statement = " ".join(part.text for part in tokens[i : end + 1 or None])
+        if match := re.fullmatch(r"import \{ ([\w$, ]+?),? ?\} from [\"']\./([\w-]+\.js)[\"'] ;", statement):
+            pairs = [pair.split(" as ") for pair in match[1].rstrip(" ,").split(" , ")]
+            imports[match[2]] = (*imports.get(match[2], ()), *(pair[0] for pair in pairs))
+            taken = ", ".join(": ".join(pair) for pair in pairs)
+            replacement, after = f'const {{ {taken} }} = modules["{match[2]}"];', tokens[end].end
+        elif match := re.match(r"export (?:async )?(?:function|class|const) (?:\* )?([\w$]+) ", statement):
+            exports.append(match[1])
+            replacement, after = "", tokens[i + 1].start
+        elif re.fullmatch(r"export (?:default )?\{ (?:[\w$, ]* )?\} ;", statement):
+            replacement, after = "", tokens[end].end
+        else:
+            raise problem(source, name, token.start, f"has a statement that the joiner does not read: {statement:.60}")
+        pieces += [source[copied : token.start], replacement]
+        copied = after
+    return Module(name, "".join([*pieces, source[copied:]]), imports, tuple(exports))
+
+
+def in_dependency_order(modules: Mapping[str, Module], entries: Sequence[str]) -> list[Module]:
+    """Each module after those that it imports. ValueError for a cycle, a missing module or a name that is missing."""
+    ordered: dict[str, Module] = {}
+
+    def visit(name: str, importers: tuple[str, ...]) -> None:
+        if name in ordered:
+            return
+        if name in importers:
+            raise ValueError(f"modules import each other: {' -> '.join([*importers, name])}")
+        for other, names in modules[name].imports.items():
+            if other not in modules:
+                raise ValueError(f"{name} imports {other}, which does not exist")
+            if missing := set(names) - set(modules[other].exports):
+                raise ValueError(f"{name} imports {', '.join(sorted(missing))}, which {other} does not export")
+            visit(other, (*importers, name))
+        ordered[name] = modules[name]
+
+    for entry in entries:
+        visit(entry, ())
+    return list(ordered.values())
+
+
+def join(sources: Mapping[str, str], entries: Mapping[str, str] = ENTRIES) -> str:
+    """One classic script of ES modules. It also runs in a worker, where only the worker's entry is executed."""
+    present = {name: exists for name, exists in entries.items() if name in sources}
+    ordered = in_dependency_order({name: parse_module(name, text) for name, text in sources.items()}, list(present))
+    parts = ['"use strict";\nconst modules = {};\n']
+    for module in ordered:
+        condition = f'if (typeof {present[module.name]} !== "undefined") ' if module.name in present else ""
+        result = f"return {{ {', '.join(module.exports)} }};"
+        parts.append(f'{condition}modules["{module.name}"] = (() => {{\n{module.body}\n{result}\n}})();\n')
+    return "".join(parts)
+
+
+# HTML documents
+
+
+@cache
+def assets() -> dict[str, str]:
+    """The files of the viewer by the path that a server gives them: js/host.js, viewer.css, ..."""
+    files = [*sorted((FOLDER / "js").glob("*.js")), *sorted(FOLDER.glob("*.css"))]
+    return {path.relative_to(FOLDER).as_posix(): path.read_text(encoding="utf-8") for path in files}
+
+
+@cache
+def joined_script() -> str:
+    return join({name.removeprefix("js/"): text for name, text in assets().items() if name.startswith("js/")})
+
+
+def server_document() -> str:
+    """The page of the local server, which loads everything else from its own origin."""
+    styles = "".join(f'<link rel="stylesheet" href="{name}">\n' for name in assets() if name.endswith(".css"))
+    return page("Clearhead", styles, '<script type="module" src="js/host.js"></script>')
+
+
+def document(description: Description, tensors: bytes, *, title: str, notice: str = "") -> str:
+    """One self-contained HTML file. Its policy forbids every request, and every script and style but its own.
+
+    `notice` is text for whoever reads the source, such as the license of the examples.
+    """
+    script, style = joined_script(), "".join(text for name, text in assets().items() if name.endswith(".css"))
+    policy = (
+        f"default-src 'none'; script-src {digest(script)}; style-src {digest(style)}; "
+        "img-src data: blob:; worker-src blob:; base-uri 'none'; form-action 'none'"
+    )
+    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{style}</style>'
+    body = (
+        f'<script type="application/json" id="clearhead-description">{script_json(description.to_dict())}</script>\n'
+        f'<script type="text/plain" id="clearhead-tensors">{base64.b64encode(tensors).decode()}</script>\n'
+        f"<script>{script}</script>"
+    )
+    return page(title, head, body, notice)
+
+
+def page(title: str, head: str, body: str, notice: str = "") -> str:
+    comment = f"<!-- {html.escape(printable(notice)).replace('--', '- -')} -->\n" if notice else ""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'{comment}<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<title>{html.escape(printable(title))}</title>\n<link rel="icon" href="data:,">\n{head}\n</head>\n'
+        f'<body>\n<main id="clearhead"></main>\n'
+        f"<noscript>This page needs JavaScript. It makes no request to any other site.</noscript>\n{body}\n"
+        "</body>\n</html>\n"
+    )
+
+
+def digest(text: str) -> str:
+    """A source expression of a content security policy: exactly this inline script or style."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def script_json(value: Any) -> str:
+    """JSON that can stand in a script element: every `<` is escaped, so that no text can end the element."""
+    return json.dumps(finite_or_none(value), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+# Recorded traces
+
+Maps = Callable[[], "np.ndarray"]
+"""computes the weights (B,H,Q,K) of a layer"""
+
+
+def trace_view(
+    layers: Sequence[tuple[LayerInfo, Maps]],
+    batch: int,
+    max_bytes: int,
+    description: Description,
+    *,
+    pixels: "np.ndarray | None" = None,
+    logits: "np.ndarray | None" = None,
+) -> tuple[Description, bytes]:
+    """The description and the tensors of a recorded pass, whose maps take at most `max_bytes` of base64.
+
+    If the maps of the whole batch do not fit, those of the first example are taken; layers that still do not fit are
+    left out. The description lists what is missing. pixels uint8 (B,C,height,width), logits (B,V)
+    """
+    sizes = [info.heads * info.queries * info.keys * 2 * 4 // 3 for info, _ in layers]
+    examples = batch if batch * sum(sizes) <= max_bytes else 1
+    missing = [] if examples == batch else [f"Only the first of {batch} examples is shown; the others were left out."]
+    shown: list[LayerInfo] = []
+    arrays, room = {}, max_bytes
+    for (info, maps), size in zip(layers, sizes, strict=True):
+        if size * examples > room:
+            megabytes = f"{size / 1e6:,.1f} MB, and {room / 1e6:,.1f} of {max_bytes / 1e6:,.0f} MB remain"
+            missing.append(f"{info.name} was left out: its maps take {megabytes}.")
+            continue
+        room -= size * examples
+        arrays[f"trace.{len(shown)}"] = to_half(maps()[:examples])
+        shown.append(info)
+    if pixels is not None:
+        arrays["trace.pixels"] = pixels[:examples]
+        description = replace(description, input=displayed_image(pixels.shape, description.grid))
+    if logits is not None:
+        arrays["trace.logits"] = logits[:examples]
+    return replace(description, layers=tuple(shown), unresolved=(*description.unresolved, *missing)), pack_tensors(
+        arrays
+    )
+
+
+def displayed_image(shape: tuple[int, ...], grid: tuple[int, int] | None) -> InputSpec:
+    """The input of a recorded pass, which is shown and never normalized."""
+    _, channels, height, width = shape
+    return InputSpec(
+        channels=channels,
+        height=height,
+        width=width,
+        mean=(0.0,) * channels,
+        std=(1.0,) * channels,
+        background=(0,) * channels,
+        draw=False,
+        patch_size=height // grid[0] if grid else height,
+    )
