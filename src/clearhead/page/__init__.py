@@ -12,7 +12,6 @@ needs it.
 """
 
 import asyncio
-import json
 import socket
 import sys
 import threading
@@ -30,6 +29,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from clearhead.files import from_json
 from clearhead.messages import finite_or_none, printable
 from clearhead.page.guard import LOOPBACK, Guard, TimedProtocol
 from clearhead.page.models import SHIPPED, Catalog, Listed, Loaded
@@ -51,7 +51,7 @@ class BusyError(Exception):
 class Turns:
     """Lets one call at a time use the processor, the newest first: older ones are the most likely to be outdated."""
 
-    def __init__(self, max_waiting: int = MAX_WAITING):
+    def __init__(self, max_waiting: int):
         self.is_busy, self.max_waiting = False, max_waiting
         self.waiting: list[asyncio.Future[None]] = []
 
@@ -90,7 +90,7 @@ class Page:
     """The application: a catalog of models, and turns of using the processor."""
 
     def __init__(self, catalog: Catalog):
-        self.catalog, self.turns = catalog, Turns()
+        self.catalog, self.turns = catalog, Turns(MAX_WAITING)
         self.listed: tuple[float, list[Listed]] = (-LIST_SECONDS, [])
         self.html = server_document()
         routes = [
@@ -143,22 +143,22 @@ class Page:
         line, _, pixels = (await request.body()).partition(b"\n")
         if len(line) > MAX_HEADER_BYTES:
             raise ValueError(f"the first line of a request may have at most {MAX_HEADER_BYTES:,} bytes")
-        steps = live.answer(json.loads(line), pixels)
+        steps = live.answer(from_json(line), pixels)
         while True:
             async with self.turns.turn():
                 if await request.is_disconnected():
                     return Response(status_code=499)  # nobody reads it
                 finished = await run_in_threadpool(advance, steps)
             if finished is not None:
-                return Response(pack_tensors(*finished), media_type="application/octet-stream")
+                return Response(finished, media_type="application/octet-stream")
 
 
-def advance(steps: Generator[None, None, Any]) -> Any:
-    """Compute until the next pass is done: None, or the result."""
+def advance(steps: Generator[None, None, Any]) -> bytes | None:
+    """Compute until the next pass is done: None, or the answer as a safetensors file."""
     try:
         next(steps)
     except StopIteration as stop:
-        return stop.value
+        return pack_tensors(*stop.value)
     return None
 
 
