@@ -75,7 +75,7 @@ export function softargmax(z, start, length, beta, visible = null) {
       largest = Math.max(largest, toFinite(sign * z[start + j]));
     }
   }
-  const isInfinite = sign * beta > FLOAT_MAX;
+  const isInfinite = isInfiniteBeta(beta);
   let sum = 0;
   for (let j = 0; j < length; j++) {
     let power = 0;
@@ -89,6 +89,14 @@ export function softargmax(z, start, length, beta, visible = null) {
   for (let j = 0; sum > 0 && j < length; j++) {
     z[start + j] /= sum;
   }
+}
+
+/**
+ * Whether beta is infinite in float32: then the weights do not change with small changes of the scores.
+ * @param {number} beta
+ */
+export function isInfiniteBeta(beta) {
+  return Math.abs(beta) > FLOAT_MAX;
 }
 
 /**

@@ -6,7 +6,7 @@
  * Letters for shapes: H heads, Q queries, K keys, L tokens, P patches.
  */
 
-import { attentionContributions } from "./gradients.js";
+import { backward } from "./gradients.js";
 import { probabilities } from "./tensors.js";
 import { attentionLayers, runTokens, runVision } from "./vit.js";
 
@@ -76,7 +76,7 @@ export function rolloutAttention(layers, readout) {
  */
 export function relevanceOf(vision, pixels, edits, target, workspace) {
   checkTarget(vision, target);
-  const contributions = attentionContributions(vision, runVision(vision, pixels, edits, workspace), target);
+  const { contributions } = backward(vision, runVision(vision, pixels, edits, workspace), target);
   return readPatches(propagate(contributions, false), readoutOf(vision));
 }
 
