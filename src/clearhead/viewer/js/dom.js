@@ -179,6 +179,18 @@ export function contextOf(canvas) {
 }
 
 /**
+ * A horizontal strip with all colors of a table.
+ * @param {HTMLCanvasElement} canvas
+ * @param {import("./colors.js").ColorTable} table
+ */
+export function drawColorBar(canvas, table) {
+  const image = new ImageData(256, 1);
+  for (let i = 0; i < 256; i++) image.data.set([table[3 * i], table[3 * i + 1], table[3 * i + 2], 255], 4 * i);
+  [canvas.width, canvas.height] = [256, 1];
+  contextOf(canvas).putImageData(image, 0, 0);
+}
+
+/**
  * Replace the text of an element, if it has changed.
  * @param {Element} element
  * @param {string} text

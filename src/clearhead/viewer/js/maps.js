@@ -73,7 +73,7 @@ export function paintPixels(pixels, channels, image) {
 /**
  * The input as the model receives it, with the patch grid over it.
  * @param {Session} session
- * @param {{onPatch: (patch: number) => void, onHide: (patch: number) => void, onMask: (patch: number) => void}} actions
+ * @param {import("./actions.js").Actions} actions
  */
 export function createGrid(session, actions) {
   const grid = session.description.grid ?? [1, 1];
@@ -84,6 +84,7 @@ export function createGrid(session, actions) {
     "div",
     {
       class: "ch-grid",
+      "data-part": "grid",
       tabindex: "0",
       role: "application",
       "aria-label": "Patch grid. Arrow keys choose a query patch, Enter pins it, H hides it, M masks it, Escape returns to the readout.",
@@ -115,8 +116,8 @@ export function createGrid(session, actions) {
     const next = moveCell(cursor, event.key, grid[1], grid[0] * grid[1]);
     if (next !== null) session.setHover((cursor = next));
     else if (event.key === "Enter" || event.key === " ") actions.onPatch(cursor);
-    else if (event.key === "h") actions.onHide(cursor);
-    else if (event.key === "m") actions.onMask(cursor);
+    else if (event.key === "h") actions.hide(cursor);
+    else if (event.key === "m") actions.mask(cursor);
     else if (event.key === "Escape") {
       session.setHover(null);
       session.update({ pins: [] });

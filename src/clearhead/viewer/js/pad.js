@@ -172,7 +172,7 @@ export function createPad(session, onTouch) {
   const clearButton = iconButton("clear", "Clear (Delete)", clear);
   const center = checkbox(
     "Center by mass (MNIST preprocessing)",
-    "Reduces a drawing that is larger than 20 × 20 pixels to this size and moves its center of mass to the center of the image, as MNIST was prepared. The model has only seen such images.",
+    "Scales the drawing to 20 × 20 pixels and moves its center of mass to the center of the image, as MNIST was prepared. The model has only seen such images.",
     (checked) => session.update({ center: checked }),
   );
   const tools = node("div", { class: "ch-tools", role: "toolbar", "aria-label": "Drawing tools" }, pen, eraser, undoButton, redoButton, clearButton);

@@ -69,8 +69,8 @@ export class Session {
     this.penDown = false;
     /** whether the visitor has asked for effects that take long to measure */
     this.measureRequested = false;
-    /** milliseconds of the last pass */
-    this.passTime = 0;
+    /** @type {number[]} milliseconds of the latest passes */
+    this.passTimes = [];
     /** @type {Panel[]} */
     this.panels = [];
     /** @type {(push: boolean) => void} called when the state has changed */
@@ -237,7 +237,7 @@ export class Session {
       try {
         const result = await this.whileBusy(engine.run(pixels, edits));
         if (!result) continue;
-        this.passTime = performance.now() - started;
+        this.recordPass(performance.now() - started);
         const unedited = hasEdits(edits) && engine.canRun ? await this.whileBusy(engine.run(pixels, noEdits)) : result;
         this.setResult(result, unedited ?? result);
       } catch (error) {
@@ -269,6 +269,17 @@ export class Session {
     clearTimeout(this.settleTimer);
     if (!this.engine?.canRun || this.input.empty) return;
     this.settleTimer = window.setTimeout(() => this.measure(), SETTLE);
+  }
+
+  /** @param {number} milliseconds */
+  recordPass(milliseconds) {
+    this.passTimes.push(milliseconds);
+    if (this.passTimes.length > 9) this.passTimes.shift();
+  }
+
+  /** Milliseconds of a pass: the shortest of the latest ones, because the first one waits for the worker. */
+  get passTime() {
+    return this.passTimes.length > 1 ? Math.min(...this.passTimes) : 0;
   }
 
   /** The estimated time in milliseconds that measuring all effects takes. */

@@ -24,6 +24,8 @@ export const PEN_RADIUS = 12;
 export const ERASER_RADIUS = 24;
 /** MNIST's digits fit into a box with sides of 20 of the 28 pixels. */
 const BOX_FRACTION = 20 / 28;
+/** A drawing is enlarged at most this much, so that a dot does not fill the image. */
+const MAX_SCALE = 2;
 
 const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_";
 const HALF = 31;
@@ -166,7 +168,8 @@ export function measureInk(raster, width, height) {
 
 /**
  * The gray image (height, width) of a drawing, and the transform that was applied. With `center`, as MNIST was prepared:
- * a drawing that is larger than 20 of 28 pixels is reduced to this size, and its center of mass moves to the center.
+ * the drawing is scaled to fit into 20 of 28 pixels, and its center of mass moves to the center. Unlike in a scaled
+ * picture, the pen keeps its width.
  * @param {Stroke[]} strokes
  * @param {{width: number, height: number}} size of the input, in pixels
  * @param {boolean} center
@@ -181,13 +184,10 @@ export function drawingToImage(strokes, size, center) {
   if (center) {
     const side = Math.max(ink.right - ink.left, ink.bottom - ink.top);
     const box = BOX_FRACTION * Math.min(width, height);
-    if (side > box) {
-      const scale = (box - 2 * PEN_RADIUS) / (side - 2 * PEN_RADIUS);
-      transform = { scale, dx: width / 2 - scale * ink.x, dy: height / 2 - scale * ink.y };
-      raster = paintStrokes(strokes, width, height, transform);
-      ink = measureInk(raster, width, height) ?? ink;
-    }
-    const { scale, dx, dy } = transform;
+    const scale = Math.min(MAX_SCALE, (box - 2 * PEN_RADIUS) / Math.max(1, side - 2 * PEN_RADIUS));
+    transform = { scale, dx: width / 2 - scale * ink.x, dy: height / 2 - scale * ink.y };
+    ink = measureInk(paintStrokes(strokes, width, height, transform), width, height) ?? ink;
+    const { dx, dy } = transform;
     transform = { scale, dx: dx + Math.round(width / 2 - ink.x), dy: dy + Math.round(height / 2 - ink.y) };
     raster = paintStrokes(strokes, width, height, transform);
   }

@@ -4,10 +4,10 @@
  * All maps are drawn on one canvas; the buttons over it take the focus and the clicks.
  */
 
-import { headStatistics } from "./attribution.js";
 import { GLOW, SIGNED_DARK, cssColor, paintColors } from "./colors.js";
-import { contextOf, fitCanvas, node, setText } from "./dom.js";
+import { contextOf, drawColorBar, fitCanvas, node, setText } from "./dom.js";
 import { orderHeads, shortNumber, signed, wallGeometry } from "./layout.js";
+import { headDiagonality, headDistance, headEntropy } from "./statistics.js";
 import { ALL_HEADS, maxAbsOf, maxOf, tokenLayout } from "./queries.js";
 
 /** @typedef {import("./session.js").Session} Session */
@@ -22,7 +22,7 @@ const SMALL = 54;
 
 /**
  * @param {Session} session
- * @param {{onAblate: (ref: HeadRef) => void, onFlatten: (ref: HeadRef) => void}} actions
+ * @param {import("./actions.js").Actions} actions
  */
 export function createWall(session, actions) {
   const canvas = node("canvas", { class: "ch-layer", "aria-hidden": "true" });
@@ -39,7 +39,7 @@ export function createWall(session, actions) {
   let [size, columns] = [0, 1];
   let built = "";
   let focused = 0;
-  /** @type {{result: any, values: Record<string, Float32Array>} | null} */
+  /** @type {{result: any, sort: string, values: Float32Array} | null} */
   let statistics = null;
 
   /** Values that the wall is sorted by; null for the order of layers. */
@@ -47,16 +47,19 @@ export function createWall(session, actions) {
     const { sort } = session.state;
     if (sort === "layer" || !session.result) return null;
     if (sort === "effect") return session.effects?.map((value) => -Math.abs(value)) ?? null;
-    if (statistics?.result !== session.result) {
-      const { grid } = session.description;
-      const each = session.result.layers.map((layer) => {
-        const tokens = tokenLayout(session.description, layer);
-        return headStatistics(layer, tokens.onGrid ? grid : null, tokens.prefix);
-      });
-      const join = (/** @type {"entropy" | "distance" | "diagonality"} */ key) => Float32Array.from(each.flatMap((s) => [...s[key]]));
-      statistics = { result: session.result, values: { entropy: join("entropy"), distance: join("distance"), diagonality: join("diagonality") } };
+    if (statistics?.result !== session.result || statistics.sort !== sort) {
+      const each = session.result.layers.map((layer) => [...(statisticOf(layer, sort) ?? Array(layer.heads).fill(NaN))]);
+      statistics = { result: session.result, sort, values: Float32Array.from(each.flat()) };
     }
-    return statistics.values[sort];
+    return statistics.values;
+  }
+
+  /** @param {import("./types.js").LayerWeights} layer @param {"entropy" | "distance" | "diagonality"} sort */
+  function statisticOf(layer, sort) {
+    if (sort === "entropy") return headEntropy(layer);
+    if (sort === "diagonality") return headDiagonality(layer);
+    const tokens = tokenLayout(session.description, layer);
+    return headDistance(layer, tokens.onGrid ? session.description.grid : null, tokens.onGrid ? tokens.prefix : 0);
   }
 
   function build() {
@@ -125,8 +128,8 @@ export function createWall(session, actions) {
       focused = Math.min(cells.length - 1, Math.max(0, index + step));
       cells[focused].element.focus();
       session.invalidate("state");
-    } else if (event.key === "z") actions.onAblate(cells[index]);
-    else if (event.key === "u") actions.onFlatten(cells[index]);
+    } else if (event.key === "z") actions.editHead(cells[index].layer, cells[index].head, "zero");
+    else if (event.key === "u") actions.editHead(cells[index].layer, cells[index].head, "uniform");
     else return;
     event.preventDefault();
     event.stopPropagation();
@@ -197,10 +200,7 @@ export function createWall(session, actions) {
 
   /** @param {import("./colors.js").ColorTable} table @param {boolean} isSigned @param {number | null} limit */
   function drawLegend(table, isSigned, limit) {
-    const image = new ImageData(256, 1);
-    paintColors(Array.from({ length: 256 }, (_, i) => i), 0, 255, table, image.data);
-    [bar.width, bar.height] = [256, 1];
-    contextOf(bar).putImageData(image, 0, 0);
+    drawColorBar(bar, table);
     setText(low, isSigned ? (limit ? `−${shortNumber(limit)}` : "−max") : "0");
     setText(high, limit ? shortNumber(limit) : "max of each");
   }
