@@ -11,7 +11,7 @@ import { createInterface } from "node:readline";
 import { createEngine, createTraceEngine } from "../../src/clearhead/viewer/js/engine.js";
 import { centerByMass, downscale, fitImage } from "../../src/clearhead/viewer/js/image.js";
 import { parseSafetensors } from "../../src/clearhead/viewer/js/safetensors.js";
-import { headDiagonality, headDistance, headEntropy } from "../../src/clearhead/viewer/js/statistics.js";
+import { headStatistics } from "../../src/clearhead/viewer/js/statistics.js";
 
 /** JSON has no infinite numbers: Python writes "inf" and "-inf". */
 function readEdits(edits) {
@@ -47,9 +47,7 @@ async function compute(engine, description, pixels, job) {
   if (job.kind === "statistics") {
     const { layers } = await engine.run(pixels, edits);
     const { grid, num_prefix_tokens: prefix } = description;
-    return layers.map((layer) => {
-      return [headEntropy(layer), headDistance(layer, grid, prefix), headDiagonality(layer)];
-    });
+    return layers.map((layer) => headStatistics(layer, grid, prefix));
   }
   return engine.attribute(pixels, edits, job.method, job.target);
 }

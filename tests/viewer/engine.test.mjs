@@ -183,8 +183,7 @@ test("weights that do not fit are an error at once", () => {
 test("worker.js starts by itself in the scope of a worker", async () => {
   const code = `
     const { parentPort } = require("node:worker_threads");
-    globalThis.self = globalThis;
-    globalThis.importScripts = () => {};
+    globalThis.WorkerGlobalScope = class {};
     globalThis.postMessage = (message, transfer) => parentPort.postMessage(message, transfer);
     import(${JSON.stringify(new URL("../../src/clearhead/viewer/js/worker.js", import.meta.url).href)}).then(() => {
       parentPort.on("message", (data) => globalThis.onmessage({ data }));
