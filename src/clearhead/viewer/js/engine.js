@@ -22,9 +22,9 @@ export const noEdits = Object.freeze({ heads: [], hiddenPatches: [], maskedPatch
 /**
  * An engine for a description of kind "model". Throws an Error if the weights do not fit the config.
  *
- * It computes in the Worker that `spawnWorker` returns. Without one (if it throws, or if the Worker fails to start), it
- * computes on the main thread.
- * @param {{description: Description, tensors: Tensors, spawnWorker?: (() => Worker) | null}} options
+ * It computes in the Worker that `spawnWorker` returns. Without one (if it returns null or throws, or if the
+ * Worker fails to start), it computes on the main thread.
+ * @param {{description: Description, tensors: Tensors, spawnWorker?: (() => Worker | null) | null}} options
  * @returns {Engine}
  */
 export function createEngine({ description, tensors, spawnWorker = null }) {

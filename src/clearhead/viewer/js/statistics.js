@@ -24,11 +24,11 @@ export function headEntropy(layer) {
  * @param {LayerWeights} layer
  * @param {[number, number] | null} grid rows and columns
  * @param {number} prefix tokens before the patches
- * @returns {Float32Array | null} (H); null for a layer whose queries are not its keys
+ * @returns {Float32Array} (H); NaN for a layer whose queries are not its keys
  */
 export function headDistance(layer, grid, prefix) {
   if (layer.queries !== layer.keys || (grid !== null && grid[0] * grid[1] !== layer.keys - prefix)) {
-    return null;
+    return new Float32Array(layer.heads).fill(NaN);
   }
   const columns = grid === null ? Infinity : grid[1];
   return meanOverRows(layer, prefix, (row, query) => {
@@ -55,6 +55,17 @@ export function headDiagonality(layer) {
     const middle = queries > 1 ? (query * (keys - 1)) / (queries - 1) : 0;
     return row.reduce((sum, weight, key) => (Math.abs(key - middle) <= 0.5 ? sum + weight : sum), 0);
   });
+}
+
+/**
+ * All three for every head.
+ * @param {LayerWeights} layer
+ * @param {[number, number] | null} grid
+ * @param {number} prefix
+ * @returns {{entropy: Float32Array, distance: Float32Array, diagonality: Float32Array}}
+ */
+export function headStatistics(layer, grid, prefix) {
+  return { entropy: headEntropy(layer), distance: headDistance(layer, grid, prefix), diagonality: headDiagonality(layer) };
 }
 
 /**

@@ -49,6 +49,6 @@ function buffersOf(value) {
   return value !== null && typeof value === "object" ? Object.values(value).flatMap(buffersOf) : [];
 }
 
-if (typeof document === "undefined" && typeof self !== "undefined" && "importScripts" in self) {
-  serveEngine(/** @type {WorkerScope} */ (/** @type {unknown} */ (self)));
+if ("WorkerGlobalScope" in globalThis) {
+  serveEngine(/** @type {WorkerScope} */ (/** @type {unknown} */ (globalThis)));
 }
