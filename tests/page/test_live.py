@@ -1,4 +1,4 @@
-"""Live models: torch's own numbers, with edits that equal those of `clearhead.edit`, for models of several libraries."""
+"""Live models: the numbers of torch, edits that equal those of `clearhead.edit`, and models of several libraries."""
 
 import math
 

@@ -34,7 +34,7 @@ from clearhead.messages import finite_or_none, printable
 from clearhead.page.guard import LOOPBACK, Guard, TimedProtocol
 from clearhead.page.models import SHIPPED, Catalog, Listed, Loaded
 from clearhead.training.run_summary import error_text
-from clearhead.viewer import assets, pack_tensors, server_document
+from clearhead.viewer import asset, asset_names, pack_tensors, server_document
 
 MAX_WAITING = 32
 """calls that wait for the model; when another one comes, the oldest is refused"""
@@ -95,7 +95,7 @@ class Page:
         self.html = server_document()
         routes = [
             Route("/", self.index),
-            *(Route(f"/{name}", self.asset) for name in assets()),
+            *(Route(f"/{name}", self.asset) for name in asset_names()),
             Route("/api/models", self.models),
             Route("/api/models/{id}/description", self.description),
             Route("/api/models/{id}/tensors", self.tensors),
@@ -109,7 +109,7 @@ class Page:
 
     async def asset(self, request: Request) -> Response:
         name = request.url.path.removeprefix("/")
-        return Response(assets()[name], media_type=TYPES[f".{name.rpartition('.')[2]}"])
+        return Response(asset(name), media_type=TYPES[f".{name.rpartition('.')[2]}"])
 
     async def models(self, request: Request) -> Response:
         listed_at, models = self.listed

@@ -171,9 +171,6 @@ export function decodeBase64(text) {
  * @returns {Uint8Array}
  */
 function toBytes(file) {
-  if (file instanceof Uint8Array) {
-    return file;
-  }
   return ArrayBuffer.isView(file)
     ? new Uint8Array(file.buffer, file.byteOffset, file.byteLength)
     : new Uint8Array(file);
