@@ -33,7 +33,12 @@ def trained_model(tmp_path_factory):
     """The recipe `mnist` after 100 steps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("mnist"))
-        changes = {"training.steps": 100, "training.batch_size": 64, "training.evaluate_every": 0, "training.threads": 1}
+        changes = {
+            "training.steps": 100,
+            "training.batch_size": 64,
+            "training.evaluate_every": 0,
+            "training.threads": 1,
+        }
         train("mnist", "mnist", changes=changes, quiet=True)
         return clearhead.open_run("runs/mnist").model
 
