@@ -4,7 +4,7 @@
 
 import { GLOW, SIGNED_DARK, paintColors } from "./colors.js";
 import { contextOf, drawColorBar, fitCanvas, node, panelHead, setText } from "./dom.js";
-import { percent, shortNumber, signed } from "./layout.js";
+import { percent, shortNumber } from "./layout.js";
 import { indexOfMax, maxAbsOf, maxOf } from "./queries.js";
 
 /** @typedef {import("./session.js").Session} Session */
@@ -64,8 +64,8 @@ export function createAggregates(session, menu) {
       "figure",
       { class: "ch-aggregate", "data-method": method },
       canvas,
+      node("figcaption", {}, node("h3", {}, title), node("p", {}, what), node("p", { class: "ch-limit" }, limit), effect),
       node("div", { class: "ch-colorbar" }, low, strip, high),
-      node("figcaption", {}, node("h3", {}, title), effect, node("p", {}, what), node("p", { class: "ch-limit" }, limit)),
     );
     return { element: card, method, canvas, strip, low, high, effect };
   }
@@ -114,7 +114,7 @@ export function createAggregates(session, menu) {
     if (!map || !occlusion) return " ";
     const change = -occlusion[indexOfMax(map)];
     const now = session.probabilities[session.target];
-    return `Brightest patch hidden: ${percent(now)} → ${percent(now + change)} (${signed(change)})`;
+    return `Its top patch hidden: ${percent(now)} → ${percent(now + change)}`;
   }
 
   /** @param {Set<Change>} changes */

@@ -3,7 +3,7 @@
  */
 
 import { node, setText } from "./dom.js";
-import { percent, shownClasses, signed, topTwo } from "./layout.js";
+import { percent, shownClasses, signOf, signed, topTwo } from "./layout.js";
 
 /** @typedef {import("./session.js").Session} Session */
 /** @typedef {import("./session.js").Change} Change */
@@ -27,8 +27,10 @@ export function createBars(session) {
     const bar = node("span", { class: "ch-bar-fill" });
     const ghost = node("span", { class: "ch-bar-ghost" });
     const value = node("span", { class: "ch-bar-value" });
-    const row = node("div", { class: "ch-bar", role: "listitem" }, label, node("span", { class: "ch-bar-track" }, bar, ghost), value);
-    return { element: row, label, bar, ghost, value };
+    const change = node("span", { class: "ch-bar-change" });
+    const track = node("span", { class: "ch-bar-track" }, bar, ghost);
+    const row = node("div", { class: "ch-bar", role: "listitem" }, label, track, value, change);
+    return { element: row, label, bar, ghost, value, change };
   }
 
   /** @param {Set<Change>} changes */
@@ -53,11 +55,13 @@ export function createBars(session) {
       row.element.dataset.probability = value.toFixed(6);
       row.element.classList.toggle("ch-first", ready && index === first);
       row.bar.style.transform = `scaleX(${value})`;
-      row.ghost.style.transform = `translateX(${100 * before - 100}%)`;
-      row.ghost.hidden = !(ready && edited);
+      row.ghost.style.width = `${100 * before}%`;
+      row.ghost.hidden = !(ready && edited) || before < 0.005;
       setText(row.label, session.className(index));
-      setText(row.value, ready ? (edited && Math.abs(value - before) >= 0.005 ? signed(value - before) : percent(value)) : "");
-      row.value.dataset.sign = edited && ready ? String(Math.sign(Math.round((value - before) * 200))) : "0";
+      setText(row.value, ready ? percent(value) : "");
+      const sign = ready && edited ? signOf(value - before) : 0;
+      setText(row.change, sign ? signed(value - before) : "");
+      row.change.dataset.sign = String(sign);
     });
   }
 

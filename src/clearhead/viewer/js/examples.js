@@ -104,7 +104,7 @@ function createBrowser(session) {
     filter.mistakes = checked;
     refilter();
   });
-  const uncertain = checkbox("Least certain first", "Examples in the order of the margin between the two most probable classes", (checked) => {
+  const uncertain = checkbox("Least certain", "Examples in the order of the margin between the two most probable classes", (checked) => {
     filter.uncertain = checked;
     refilter();
   });

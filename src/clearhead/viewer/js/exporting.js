@@ -200,7 +200,7 @@ export function createMenu(name, { figure, python, say }) {
     set(false);
     button.focus();
   };
-  button.addEventListener("click", () => set(list.hidden));
+  button.addEventListener("click", () => set(Boolean(list.hidden)));
   element.addEventListener("focusout", (event) => {
     if (!element.contains(/** @type {Node | null} */ (event.relatedTarget))) set(false);
   });

@@ -6,7 +6,7 @@
 import { explainCell, matrixOf } from "./arithmetic.js";
 import { AMBER_LIGHT, GLOW, SIGNED_DARK, SIGNED_LIGHT, paintColors } from "./colors.js";
 import { contextOf, fitCanvas, node, panelHead, setText } from "./dom.js";
-import { cellAt, moveCell, patchName, shortNumber } from "./layout.js";
+import { cellAt, clamp, moveCell, patchName, shortNumber } from "./layout.js";
 import { READOUT, hasClassTokenIn, maxAbsOf, tokenLayout } from "./queries.js";
 
 /** @typedef {import("./session.js").Session} Session */
@@ -14,8 +14,11 @@ import { READOUT, hasClassTokenIn, maxAbsOf, tokenLayout } from "./queries.js";
 /** @typedef {import("./types.js").Tensor} Tensor */
 /** @typedef {import("./arithmetic.js").MatrixName} MatrixName */
 
-const SIDE = 140;
+/** Limits of the sides of a matrix and of a cell, and what operators and gaps take of the width, in CSS pixels. */
+const MAX_SIDE_OF_MATRIX = 180;
 const MIN_SIDE = 12;
+const MAX_CELL = 8;
+const OPERATORS = 420;
 
 /** @type {{name: string, title: string, before: string, axis: string, note: string}[]} */
 const MATRICES_OF_HEAD = [
@@ -55,13 +58,14 @@ export function createHeadPanel(session, menu) {
     const canvas = node("canvas", { class: "ch-matrix", tabindex: "0", role: "application", "data-matrix": name });
     const shape = node("span", { class: "ch-matrix-shape" }, axis);
     const limits = node("span", { class: "ch-matrix-limits" });
+    const operator = node("span", { class: "ch-operator" }, before);
     const card = node(
       "figure",
       { class: "ch-matrix-card" },
-      before ? node("span", { class: "ch-operator" }, before) : null,
+      before ? operator : null,
       node("div", {}, node("figcaption", {}, node("b", {}, text), shape), canvas, node("p", { class: "ch-note" }, note), limits),
     );
-    const entry = { element: card, name, canvas, shape, limits, cursor: 0, columns: 1, count: 0 };
+    const entry = { element: card, name, operator, canvas, shape, limits, cursor: 0, columns: 1, count: 0 };
     const choose = (/** @type {number} */ cell) => {
       entry.cursor = cell;
       const [row, column] = [Math.floor(cell / entry.columns), cell % entry.columns];
@@ -101,15 +105,23 @@ export function createHeadPanel(session, menu) {
     return query === READOUT ? (tokens.readout === "token" ? 0 : -1) : tokens.prefix + query;
   }
 
-  /** @param {ReturnType<typeof createCard>} card */
-  function drawMatrix(card) {
+  /** The side of a cell, so that all matrices fit into one line where there is room. */
+  function cellSize() {
+    const columns = cards.reduce((sum, { name }) => sum + (tensorOf(name)?.shape[1] ?? 0), 0);
+    const room = (flow.clientWidth - OPERATORS) / Math.max(1, columns);
+    const largest = Math.max(...(session.steps?.scores.shape ?? [1]), session.steps?.q.shape[1] ?? 1);
+    return clamp(room, 100 / largest, Math.min(MAX_CELL, 160 / largest));
+  }
+
+  /** @param {ReturnType<typeof createCard>} card @param {number} unit */
+  function drawMatrix(card, unit) {
     const tensor = tensorOf(card.name);
     card.element.hidden = !tensor;
     if (!tensor) return;
     const [rows, columns] = tensor.shape;
     [card.columns, card.count] = [columns, rows * columns];
-    const unit = SIDE / Math.max(session.steps?.scores.shape[1] ?? 1, session.steps?.scores.shape[0] ?? 1, 24);
-    const [width, height] = [Math.max(MIN_SIDE, columns * unit), Math.max(MIN_SIDE, rows * unit)];
+    const side = (/** @type {number} */ count) => clamp(count * unit, MIN_SIDE, MAX_SIDE_OF_MATRIX);
+    const [width, height] = [side(columns), side(rows)];
     Object.assign(card.canvas.style, { width: `${width}px`, height: `${height}px` });
     const context = fitCanvas(card.canvas, width, height);
     const dark = session.theme === "dark";
@@ -212,7 +224,15 @@ export function createHeadPanel(session, menu) {
     element.classList.toggle("ch-stale", stale);
     setText(title, `${session.layers[session.layer].name}, head ${Math.max(0, session.state.head)}`);
     if (stale) return;
-    cards.forEach(drawMatrix);
+    const unit = cellSize();
+    let above = Infinity;
+    for (const card of cards) {
+      drawMatrix(card, unit);
+      if (card.element.hidden) continue;
+      const height = parseFloat(card.canvas.style.height);
+      card.operator.style.marginTop = `${12 + Math.min(above, height) / 2}px`;
+      above = height;
+    }
     if (!(changes.size === 1 && changes.has("query"))) drawArithmetic();
   }
 

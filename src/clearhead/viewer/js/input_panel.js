@@ -78,6 +78,7 @@ export function createInputPanel(session, actions, menu) {
     const name = (/** @type {number} */ patch) =>
       patch === READOUT || layer.queries === 1 ? readoutName : `The patch in ${patchName(patch, shape)}`;
     const { direction } = session.state;
+    if (minus !== null && layer.queries === 1) return `${layer.name} has a single query: no difference.`;
     if (minus !== null) return `Difference of the patches in ${patchName(active, shape)} (blue) and ${patchName(minus, shape)} (rose), in ${session.headName}.`;
     if (direction === "from" && active !== READOUT) return `Attention that the patch in ${patchName(active, shape)} receives, in ${session.headName}.`;
     return `${name(active)} attends to these patches, in ${session.headName}.`;

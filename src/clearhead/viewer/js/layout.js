@@ -77,20 +77,58 @@ export function orderHeads(headCounts, values, descending = false) {
 }
 
 /**
- * The number of columns of the wall, and the side of a cell: in order of layers a column for each head; otherwise as
- * many columns as make the cells largest.
- * @param {number} width available
- * @param {number} count of cells
- * @param {number} maxHeads 0 for a free number of columns
- * @param {{gap: number, caption: number, minSize: number, maxSize: number, maxHeight: number}} options
+ * @typedef {object} WallOptions
+ * @property {number} gap between cells
+ * @property {number} caption height of the text under a cell
+ * @property {number} label height of the text above a layer
+ * @property {number} minSize of a cell
+ * @property {number} goodSize of a cell, which is preferred to fewer rows
+ * @property {number} maxSize
  */
-export function wallGeometry(width, count, maxHeads, { gap, caption, minSize, maxSize, maxHeight }) {
-  const sizeOf = (/** @type {number} */ columns) => Math.floor(Math.min(maxSize, (width - gap * (columns - 1)) / columns));
-  if (maxHeads) return { columns: maxHeads, size: Math.max(minSize, sizeOf(maxHeads)) };
-  let columns = Math.max(1, Math.floor((width + gap) / (maxSize + gap)));
-  const heightOf = (/** @type {number} */ n) => Math.ceil(count / n) * (sizeOf(n) + caption + gap);
-  while (sizeOf(columns + 1) >= minSize && heightOf(columns) > maxHeight) columns++;
-  return { columns: Math.min(columns, count), size: sizeOf(columns) };
+
+/**
+ * Positions of the heads of all layers. Each layer is a block of cells in one row; blocks stand side by side where the
+ * cells stay large enough.
+ * @param {number} width available
+ * @param {number[]} headCounts of each layer
+ * @param {WallOptions} options
+ * @returns {{size: number, columns: number, height: number, cells: WallCell[], labels: {layer: number, x: number, y: number}[]}}
+ */
+export function wallBlocks(width, headCounts, { gap, caption, label, minSize, goodSize, maxSize }) {
+  const most = Math.max(1, ...headCounts);
+  const between = 2 * gap;
+  const sizeOf = (/** @type {number} */ blocks) => {
+    const gaps = gap * (most - 1) * blocks + between * (blocks - 1);
+    return Math.floor(Math.min(maxSize, (width - gaps) / (most * blocks)));
+  };
+  let blocks = Math.max(1, headCounts.length);
+  while (blocks > 1 && sizeOf(blocks) < goodSize) blocks--;
+  const size = Math.max(minSize, sizeOf(blocks));
+  const blockWidth = most * size + (most - 1) * gap + between;
+  const rowHeight = label + size + caption + gap;
+  /** @type {WallCell[]} */
+  const cells = [];
+  const labels = headCounts.map((count, layer) => {
+    const [x, y] = [(layer % blocks) * blockWidth, Math.floor(layer / blocks) * rowHeight];
+    for (let head = 0; head < count; head++) cells.push({ layer, head, x: x + head * (size + gap), y: y + label, size });
+    return { layer, x, y };
+  });
+  const height = Math.ceil(headCounts.length / blocks) * rowHeight - gap;
+  return { size, columns: most, height, cells, labels };
+}
+
+/**
+ * Positions of heads in a given order, row after row, with cells as large as in `wallBlocks` or smaller.
+ * @param {number} width available
+ * @param {HeadRef[]} order
+ * @param {number} size of a cell
+ * @param {WallOptions} options
+ * @returns {{columns: number, height: number, cells: WallCell[]}}
+ */
+export function wallRows(width, order, size, { gap, caption }) {
+  const columns = Math.max(1, Math.floor((width + gap) / (size + gap)));
+  const cells = order.map((ref, i) => ({ ...ref, x: (i % columns) * (size + gap), y: Math.floor(i / columns) * (size + caption + gap), size }));
+  return { columns, height: Math.ceil(order.length / columns) * (size + caption + gap) - gap, cells };
 }
 
 /**
@@ -123,8 +161,8 @@ export function topTwo(probabilities) {
  */
 export function percent(value) {
   if (!Number.isFinite(value)) return "–";
-  if (value > 0.999 && value < 1) return "> 99.9%";
-  if (value > 0 && value < 0.001) return "< 0.1%";
+  if (value > 0.999 && value < 1) return ">99.9%";
+  if (value > 0 && value < 0.001) return "<0.1%";
   return `${(100 * value).toFixed(1)}%`;
 }
 
@@ -138,6 +176,15 @@ export function signed(value, digits = 2) {
   const text = Math.abs(value).toFixed(digits);
   if (Number(text) === 0) return `±${text}`;
   return (value < 0 ? "−" : "+") + text;
+}
+
+/**
+ * The sign of a number that `signed` shows: 0 if it is rounded to zero.
+ * @param {number} value
+ * @param {number} [digits]
+ */
+export function signOf(value, digits = 2) {
+  return Math.sign(Number(value.toFixed(digits))) || 0;
 }
 
 /**

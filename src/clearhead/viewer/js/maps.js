@@ -80,6 +80,7 @@ export function createGrid(session, actions) {
   const picture = node("canvas", { class: "ch-layer ch-pixelated", "aria-hidden": "true" });
   const overlay = node("canvas", { class: "ch-layer ch-pixelated", "aria-hidden": "true", "data-layer-role": "overlay" });
   const marks = node("canvas", { class: "ch-layer", "aria-hidden": "true" });
+  const target = node("div", { class: "ch-target", hidden: true, "aria-hidden": "true" });
   const surface = node(
     "div",
     {
@@ -92,6 +93,7 @@ export function createGrid(session, actions) {
     picture,
     overlay,
     marks,
+    target,
   );
   let cursor = Math.floor(grid[0] / 2) * grid[1] + Math.floor(grid[1] / 2);
   /** @type {number | null} patch that the story points at */
@@ -109,7 +111,10 @@ export function createGrid(session, actions) {
   surface.addEventListener("pointerleave", () => session.setHover(null));
   surface.addEventListener("click", (event) => {
     const patch = patchAt(event);
-    if (patch >= 0) actions.onPatch((cursor = patch));
+    if (patch < 0) return;
+    cursor = patch;
+    if (patch === outlined) actions.hide(patch);
+    else actions.onPatch(patch);
   });
   surface.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
@@ -156,11 +161,10 @@ export function createGrid(session, actions) {
       if (pin !== READOUT) strokeBox(context, cellBox(context, pin, size), PIN_COLORS[i], 2.5);
     });
     if (session.hover !== null && session.hover !== READOUT) strokeBox(context, cellBox(context, session.hover, size), "#fff", 1.5);
-    if (outlined !== null) {
-      context.setLineDash([5, 4]);
-      strokeBox(context, cellBox(context, outlined, size), "#fff", 2.5);
-      context.setLineDash([]);
-    }
+    target.hidden = outlined === null || session.state.edits.hiddenPatches.includes(outlined);
+    if (outlined === null) return;
+    const [x, y, w, h] = cellBox(context, outlined, size);
+    Object.assign(target.style, { left: `${x}px`, top: `${y}px`, width: `${w}px`, height: `${h}px` });
   }
 
   function drawOverlay() {

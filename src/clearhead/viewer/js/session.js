@@ -50,8 +50,9 @@ export class Session {
     this.input = { pixels: new Uint8Array(this.inputSize()), transform: null, empty: true };
     /** @type {Result | null} result of the pass with the edits */
     this.result = null;
+    /** @type {Float32Array} */
     this.probabilities = new Float32Array(0);
-    /** probabilities without edits; equal to `probabilities` if there are none */
+    /** @type {Float32Array} probabilities without edits; equal to `probabilities` if there are none */
     this.baseline = new Float32Array(0);
     /** @type {Float32Array | null} change of the probability of `target` when a head is set to zero */
     this.effects = null;

@@ -140,7 +140,8 @@ export function decodeState(text, description, numExamples = Infinity) {
   if (state.source === "picture" && !(canRun && state.picture)) state.source = defaultState(description).source;
   state.center = get("m") !== "0";
   state.layer = integer(get("l"), 0, numLayers - 1) ?? -1;
-  const heads = description.layers[state.layer]?.heads ?? Infinity;
+  const chosen = description.layers.at(state.layer);
+  const heads = chosen?.heads ?? Infinity;
   state.head = integer(get("h"), 0, heads - 1) ?? ALL_HEADS;
   state.pins = integers(get("q"), READOUT, patches - 1).slice(0, 2);
   state.direction = get("r") === "1" ? "from" : "to";

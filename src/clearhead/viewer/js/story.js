@@ -15,8 +15,8 @@ import { decodeStrokes } from "./strokes.js";
 /** @typedef {import("./types.js").Description} Description */
 
 /** A 3, and the stroke that closes it to an 8. */
-export const RECORDED_THREE = "p0";
-export const RECORDED_CLOSING = "p0";
+export const RECORDED_THREE = "p1U1RYMaNcOfPfQgTgUfXeZcaZcYdUdSeQdNcMbLZKYKVLTEuwJwJgYeadcadYeWfTfQeOfMdKcJaJZIWJVJTLRMPPNRNTLWLZLbMdM";
+export const RECORDED_CLOSING = "p1U1RSeUeUeWdXcYcZcNVPURUTVVUWVYU";
 
 /** Duration of a recorded drawing, in milliseconds. */
 const DRAWING_TIME = 2400;
@@ -39,8 +39,8 @@ export function createStory(session, grid, actions) {
   const { classes } = session.description;
   const [three, eight] = [classes.indexOf("3"), classes.indexOf("8")];
   const prompt = node("p", { class: "ch-prompt", "aria-live": "polite" });
-  const show = node("button", { type: "button", class: "ch-button", click: () => playClosing() }, "Show me");
-  const hideIt = node("button", { type: "button", class: "ch-button", click: () => patch !== null && actions.hide(patch) }, "Hide it");
+  const show = node("button", { type: "button", class: "ch-button ch-primary", click: () => playClosing() }, "Show me");
+  const hideIt = node("button", { type: "button", class: "ch-button ch-primary", click: () => patch !== null && actions.hide(patch) }, "Hide it");
   const replay = iconButton("replay", "Replay the story", () => start());
   const dismiss = iconButton("close", "Dismiss the story", () => setStep("off"));
   const dots = ["Draw", "See", "Cause"].map((text) => node("li", {}, text));

@@ -90,8 +90,12 @@ export function attentionLayers(vision) {
   return vision.pool === null ? layers : [...layers, vision.pool];
 }
 
+/** @type {WeakMap<Workspace, {vision: Vision, pixels: Uint8Array}>} the image whose tokens are in a workspace */
+const EMBEDDED_IMAGES = new WeakMap();
+
 /**
- * The tokens that enter the first block: (L,E), before and after the norm of the embeddings.
+ * The tokens that enter the first block: (L,E), before and after the norm of the embeddings. They are computed again only
+ * if the image has changed: edits of heads, masks and beta come later.
  * @param {Vision} vision
  * @param {Uint8Array} pixels (C,height,width)
  * @param {Edits} edits
@@ -104,13 +108,19 @@ export function embedImage(vision, pixels, edits, workspace) {
     const expected = `${input.channels} x ${input.height} x ${input.width}`;
     throw new Error(`pixels must be ${expected} bytes, got ${pixels.length}`);
   }
-  const visible = edits.hiddenPatches.length ? hidePatches(pixels, input, patchSize, edits.hiddenPatches) : pixels;
-  const patchTokens = embedPatches(vision.patchEmbed, normalizePixels(visible, input, workspace), patchSize, workspace);
+  const shown = hidePatches(pixels, input, patchSize, edits.hiddenPatches);
   const embedded = workspace.floats("embedded", (prefix + patches) * width);
-  embedded.set(vision.prefixTokens);
-  const start = prefix * width;
-  for (let i = 0; i < patchTokens.length; i++) {
-    embedded[start + i] = patchTokens[i] + (positions === null ? 0 : positions[i]);
+  const last = EMBEDDED_IMAGES.get(workspace);
+  if (last === undefined || last.vision !== vision || !shown.every((value, i) => value === last.pixels[i])) {
+    EMBEDDED_IMAGES.delete(workspace);
+    const image = normalizePixels(shown, input, workspace);
+    const patchTokens = embedPatches(vision.patchEmbed, image, patchSize, workspace);
+    embedded.set(vision.prefixTokens);
+    const start = prefix * width;
+    for (let i = 0; i < patchTokens.length; i++) {
+      embedded[start + i] = patchTokens[i] + (positions === null ? 0 : positions[i]);
+    }
+    EMBEDDED_IMAGES.set(workspace, { vision, pixels: shown });
   }
   return { embedded, tokens: normOrSame(vision.embedNorm, embedded, "tokens", workspace) };
 }

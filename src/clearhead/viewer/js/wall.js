@@ -6,7 +6,7 @@
 
 import { GLOW, SIGNED_DARK, cssColor, paintColors } from "./colors.js";
 import { contextOf, drawColorBar, fitCanvas, node, setText } from "./dom.js";
-import { orderHeads, shortNumber, signed, wallGeometry } from "./layout.js";
+import { orderHeads, shortNumber, signOf, signed, wallBlocks, wallRows } from "./layout.js";
 import { headDiagonality, headDistance, headEntropy } from "./statistics.js";
 import { ALL_HEADS, maxAbsOf, maxOf, tokenLayout } from "./queries.js";
 
@@ -15,10 +15,10 @@ import { ALL_HEADS, maxAbsOf, maxOf, tokenLayout } from "./queries.js";
 /** @typedef {import("./layout.js").HeadRef} HeadRef */
 /** @typedef {HeadRef & {x: number, y: number, element: HTMLButtonElement, name: HTMLElement, effect: HTMLElement}} Cell */
 
-const GAP = 12;
-const CAPTION = 20;
-const LAYER_LABEL = 22;
+/** Cells smaller than this have no caption. */
 const SMALL = 54;
+const OPTIONS = { gap: 12, caption: 20, label: 22, minSize: 20, goodSize: 84, maxSize: 128 };
+const SMALL_OPTIONS = { ...OPTIONS, gap: 4, caption: 0 };
 
 /**
  * @param {Session} session
@@ -36,7 +36,7 @@ export function createWall(session, actions) {
   const sheet = document.createElement("canvas");
   /** @type {Cell[]} */
   let cells = [];
-  let [size, columns] = [0, 1];
+  let [size, columns, caption] = [0, 1, 0];
   let built = "";
   let focused = 0;
   /** @type {{result: any, sort: string, values: Float32Array} | null} */
@@ -65,40 +65,28 @@ export function createWall(session, actions) {
   function build() {
     const width = stage.clientWidth;
     const counts = session.layers.map(({ heads }) => heads);
-    const values = sortValues();
     const byLayer = session.state.sort === "layer";
-    const order = orderHeads(counts, values, session.state.sort === "diagonality");
-    const key = JSON.stringify([width, counts, order]);
+    const order = orderHeads(counts, sortValues(), session.state.sort === "diagonality");
+    const key = JSON.stringify([width, counts, order, byLayer]);
     if (key === built || !width) return;
     built = key;
-    const options = { gap: GAP, caption: CAPTION, minSize: 22, maxSize: 128, maxHeight: 520 };
-    ({ columns, size } = wallGeometry(width, order.length, byLayer ? Math.max(1, ...counts) : 0, options));
-    const gap = size < SMALL ? 4 : GAP;
-    const caption = size < SMALL ? 4 : CAPTION;
-    stage.replaceChildren(canvas);
-    let y = 0;
-    let height = 0;
-    let previous = -1;
-    cells = order.map((ref, i) => {
-      if (byLayer && ref.layer !== previous) {
-        if (previous >= 0) y += size + caption + gap;
-        stage.append(layerLabel(ref.layer, y));
-        y += LAYER_LABEL;
-      }
-      previous = ref.layer;
-      const column = byLayer ? ref.head : i % columns;
-      const top = byLayer ? y : Math.floor(i / columns) * (size + caption + gap);
-      height = Math.max(height, top + size + caption);
-      return createCell(ref, column * (size + gap), top);
-    });
-    stage.append(...cells.map((cell) => cell.element));
-    stage.style.height = `${height}px`;
-    element.classList.toggle("ch-small", size < SMALL);
+    const isSmall = wallBlocks(width, counts, OPTIONS).size < SMALL;
+    const options = isSmall ? SMALL_OPTIONS : OPTIONS;
+    const blocks = wallBlocks(width, counts, options);
+    const rows = wallRows(width, order, blocks.size, options);
+    size = blocks.size;
+    columns = byLayer ? blocks.columns : rows.columns;
+    caption = options.caption;
+    cells = (byLayer ? blocks : rows).cells.map((cell) => createCell(cell, cell.x, cell.y));
+    const labels = byLayer ? blocks.labels.map(({ layer, x, y }) => layerLabel(layer, x, y)) : [];
+    stage.replaceChildren(canvas, ...labels, ...cells.map((cell) => cell.element));
+    stage.style.height = `${(byLayer ? blocks : rows).height}px`;
+    element.classList.toggle("ch-small", isSmall);
     focused = Math.min(focused, cells.length - 1);
   }
 
-  /** @param {number} layer @param {number} y */
-  function layerLabel(layer, y) {
+  /** @param {number} layer @param {number} x @param {number} y */
+  function layerLabel(layer, x, y) {
     const { name, queries, keys } = session.layers[layer];
     const label = node(
       "button",
@@ -106,7 +94,7 @@ export function createWall(session, actions) {
       node("b", {}, name),
       node("span", {}, `${queries} × ${keys}`),
     );
-    label.style.top = `${y}px`;
+    Object.assign(label.style, { left: `${x}px`, top: `${y}px` });
     return label;
   }
 
@@ -115,7 +103,7 @@ export function createWall(session, actions) {
     const name = node("span", {});
     const effect = node("span", { class: "ch-effect" });
     const button = node("button", { type: "button", class: "ch-wall-cell", "data-layer": ref.layer, "data-head": ref.head, tabindex: "-1" }, node("span", { class: "ch-wall-caption" }, name, effect));
-    Object.assign(button.style, { left: `${x}px`, top: `${y}px`, width: `${size}px`, height: `${size + (size < SMALL ? 0 : CAPTION)}px` });
+    Object.assign(button.style, { left: `${x}px`, top: `${y}px`, width: `${size}px`, height: `${size + caption}px` });
     button.addEventListener("click", () => session.update({ layer: ref.layer, head: ref.head }));
     return { ...ref, x, y, element: button, name, effect };
   }
@@ -219,7 +207,7 @@ export function createWall(session, actions) {
       const label = byLayer ? `head ${cell.head}` : `${cell.layer}.${cell.head}`;
       setText(cell.name, !byLayer && values && session.state.sort !== "effect" ? `${label} · ${shortNumber(values[index])}` : label);
       setText(cell.effect, effect === undefined ? "" : signed(effect));
-      cell.effect.dataset.sign = effect === undefined ? "0" : String(Math.sign(Math.round(effect * 200)));
+      cell.effect.dataset.sign = effect === undefined ? "0" : String(signOf(effect));
       const measured = effect === undefined ? "" : `; set to zero, it changes the probability of ${session.className(session.target)} by ${signed(effect)}`;
       cell.element.setAttribute("aria-label", `${session.layers[cell.layer].name}, head ${cell.head}${edit ? `, ${edit.pattern}` : ""}${measured}`);
       cell.element.setAttribute("aria-pressed", String(selected));

@@ -73,19 +73,35 @@ test("heads are sorted by a value, and those without one come last", () => {
   assert.deepEqual(layout.orderHeads([1, 2], null), [{ layer: 0, head: 0 }, { layer: 1, head: 0 }, { layer: 1, head: 1 }]);
 });
 
-test("the wall fits into its width", () => {
-  const options = { gap: 12, caption: 20, minSize: 22, maxSize: 128, maxHeight: 520 };
-  for (const [width, count, heads] of [[276, 6, 0], [276, 6, 2], [1300, 144, 12], [358, 144, 0], [1300, 144, 0]]) {
-    const { columns, size } = layout.wallGeometry(width, count, heads, options);
-    assert.ok(columns * size + (columns - 1) * 12 <= width || size === options.minSize);
-    assert.ok(size <= options.maxSize && size >= options.minSize);
+const WALL = { gap: 12, caption: 20, label: 22, minSize: 20, goodSize: 84, maxSize: 128 };
+
+test("the wall fits into its width, and no two cells overlap", () => {
+  for (const width of [276, 358, 940, 1300]) {
+    for (const counts of [[2, 2, 2], [1], [4, 4, 2], Array(12).fill(12), Array(6).fill(6)]) {
+      const blocks = layout.wallBlocks(width, counts, WALL);
+      const rows = layout.wallRows(width, layout.orderHeads(counts, null), blocks.size, WALL);
+      for (const { cells, height } of [blocks, rows]) {
+        assert.equal(cells.length, counts.reduce((a, b) => a + b));
+        const places = new Set(cells.map(({ x, y }) => `${x} ${y}`));
+        assert.equal(places.size, cells.length);
+        for (const { x, y, size } of cells) {
+          assert.ok(x >= 0 && (x + size <= width || size === WALL.minSize), `${width}: ${x} + ${size}`);
+          assert.ok(y >= 0 && y + size <= height);
+        }
+      }
+    }
   }
+});
+
+test("layers stand side by side where there is room", () => {
+  assert.equal(new Set(layout.wallBlocks(940, [2, 2, 2], WALL).labels.map(({ y }) => y)).size, 1);
+  assert.equal(new Set(layout.wallBlocks(276, [2, 2, 2], WALL).labels.map(({ y }) => y)).size, 3);
 });
 
 test("percentages are never rounded to certainty", () => {
   assert.equal(layout.percent(1), "100.0%");
-  assert.equal(layout.percent(0.99999), "> 99.9%");
-  assert.equal(layout.percent(0.00001), "< 0.1%");
+  assert.equal(layout.percent(0.99999), ">99.9%");
+  assert.equal(layout.percent(0.00001), "<0.1%");
   assert.equal(layout.percent(0), "0.0%");
   assert.equal(layout.percent(0.5), "50.0%");
   assert.equal(layout.percent(NaN), "–");
