@@ -1,5 +1,6 @@
 """Live models: the numbers of torch, edits that equal those of `clearhead.edit`, and models of several libraries."""
 
+import json
 import math
 
 import numpy as np
@@ -73,7 +74,7 @@ def test_a_pass_without_edits_is_an_ordinary_one(live, image):
         expected = clearhead.look(live.model, live.normalize(torch.from_numpy(image)))
     answer = finish(live.run(image, Edits()))
     assert np.array_equal(answer["logits"], expected.output[0].numpy())
-    assert answer["layers"] == list(expected)
+    assert json.loads(answer["layers"]) == list(expected)
     for i, record in enumerate(expected.values()):
         assert np.array_equal(answer[f"layers.{i}"], record.weights()[0].numpy())
     assert np.allclose(answer["logits"], live.model(torch_input(image))[0].detach().numpy(), atol=1e-5)
@@ -227,6 +228,15 @@ def test_a_model_with_its_own_softmax(image):
     edited = logits_with(live, image, beta=2.0)
     live.model.beta = 2.0
     assert torch.allclose(edited, logits_with(live, image), atol=1e-5)
+
+
+def test_metadata_are_strings_that_the_viewer_can_read(live, image):
+    no_edits = {"heads": [], "hiddenPatches": [], "maskedPatches": [], "beta": "-Infinity"}
+    call = {"call": "head_steps", "layer": live.layers[0].name, "head": 0, "edits": no_edits}
+    _, metadata = finish(live.answer(call, image.tobytes()))
+    assert metadata == {"beta": "-Infinity"}
+    _, metadata = finish(live.answer({"call": "run", "edits": no_edits}, image.tobytes()))
+    assert json.loads(metadata["layers"]) == [layer.name for layer in live.layers]
 
 
 def test_large_maps_are_sent_in_half_precision(live, image, monkeypatch):

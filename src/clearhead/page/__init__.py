@@ -7,8 +7,8 @@
     GET  /api/models/ID/tensors        weights and test images (safetensors)
     POST /api/models/ID/run            a call of js/remote.js: a line of JSON, then pixels; answers with safetensors
 
-Every request has passed the guard (page/guard.py). Importing this does not import torch: a thread does, when a model
-needs it.
+Every request has passed the guard (page/guard.py). Importing this does not import torch: a thread does when the page,
+which is there by then, asks for a model that needs it.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from starlette.routing import Route
 from clearhead.files import from_json
 from clearhead.messages import finite_or_none, printable
 from clearhead.page.guard import LOOPBACK, Guard, TimedProtocol
-from clearhead.page.models import SHIPPED, Catalog, Listed, Loaded
+from clearhead.page.models import Catalog, Listed, Loaded
 from clearhead.training.run_summary import error_text
 from clearhead.viewer import asset, asset_names, pack_tensors, server_document
 
@@ -258,19 +258,9 @@ def serve(catalog: Catalog, *, host: str, port: int, browser: bool, announce: Ca
         announce(guard.link())
         if browser:
             threading.Thread(target=webbrowser.open, args=(guard.link(once=True),), daemon=True).start()
-        if catalog.opened != SHIPPED:
-            threading.Thread(target=preload, args=(catalog,), daemon=True).start()
 
     with suppress(KeyboardInterrupt):
         create_server(catalog, listener, host, on_start).run(sockets=[listener])
-
-
-def preload(catalog: Catalog) -> None:
-    """Load the opened model, which imports torch, while the browser loads the page."""
-    try:
-        catalog.load(catalog.opened)
-    except Exception as error:  # the page shows it too
-        print(f"clearhead: {printable(error_text(error))}", file=sys.stderr)
 
 
 def is_loopback(host: str) -> bool:

@@ -202,6 +202,27 @@ def find_classes(module: "nn.Module") -> tuple[str, ...]:
     return ()
 
 
+def pictures(spec: InputSpec) -> dict[str, np.ndarray]:
+    """Simple pictures to begin with, for a model without test images: digits of MNIST, or colored shapes."""
+    if (spec.channels, spec.height, spec.width) == (1, 28, 28):
+        return {"examples.pixels": read_idx("t10k-images-idx3-ubyte.gz")[:30, None]}
+    y, x = np.mgrid[0 : spec.height, 0 : spec.width] / (np.array([spec.height, spec.width]) - 0.999)[:, None, None]
+    shapes = {
+        "disc": (x - 0.5) ** 2 + (y - 0.5) ** 2 < 0.09,
+        "square": np.maximum(abs(x - 0.35), abs(y - 0.35)) < 0.2,
+        "ring": abs(np.hypot(x - 0.5, y - 0.5) - 0.3) < 0.06,
+        "cross": np.minimum(abs(x - 0.5), abs(y - 0.5)) < 0.08,
+        "stripes": (6 * x).astype(int) % 2 == 0,
+        "ramp": x,
+    }
+    colors = [(230, 60, 50, 255), (60, 160, 70, 255), (60, 110, 230, 255), (240, 190, 60, 255)]
+    images = [
+        shape[None] * np.array(colors[i % len(colors)])[: spec.channels, None, None] + 20 * (1 - shape)
+        for i, shape in enumerate(shapes.values())
+    ]
+    return {"examples.pixels": np.stack(images).clip(0, 255).astype(np.uint8)}
+
+
 # Examples of the test set
 
 

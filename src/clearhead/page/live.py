@@ -133,7 +133,7 @@ class LiveModel:
         if header.get("call") not in calls or options.keys() != calls[header["call"]][1]:
             raise ValueError(f"unknown call {header.get('call')!r:.60} with {', '.join(options) or 'no options'}")
         tensors = yield from calls[header["call"]][0](image, edits, **options)
-        metadata = {name: json.dumps(tensors.pop(name)) for name in ("layers", "beta") if name in tensors}
+        metadata = {name: str(tensors.pop(name)) for name in ("layers", "beta") if name in tensors}
         return tensors, metadata
 
     def read_pixels(self, pixels: bytes) -> np.ndarray:
@@ -215,7 +215,7 @@ class LiveModel:
         is_large = sum(layer.numel() for layer in maps) * 4 > HALF_PRECISION_BYTES
         dtype = np.float16 if is_large else np.float32
         tensors = {f"layers.{i}": layer.float().cpu().numpy().astype(dtype) for i, layer in enumerate(maps)}
-        names: Any = list(trace)
+        names: Any = json.dumps(list(trace))
         return {"logits": logits_of(trace.output)[0].float().cpu().numpy(), **tensors, "layers": names}
 
     def head_effects(self, image: np.ndarray, edits: Edits, target: Any) -> Steps:

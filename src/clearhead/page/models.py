@@ -21,6 +21,7 @@ from clearhead.page.describe import (
     find_classes,
     find_input,
     find_patch_size,
+    pictures,
     run_examples,
     shipped,
     weights_of,
@@ -217,10 +218,10 @@ def load_module(module: "nn.Module", target: Target, source: str) -> Loaded:
         module.eval()
         description = describe_vision(module, spec, title=title, source=source, classes=classes)
         if runs_in_browser(module, description):
-            return Loaded(description, pack_tensors(weights_of(module)))
+            return Loaded(description, pack_tensors(weights_of(module) | pictures(spec)))
     live = live_model(module, spec, find_patch_size(module))
     placeholder = Description(kind="live", title=title, source=source, input=spec, classes=classes)
-    return Loaded(live_description(live, placeholder), pack_tensors({}), live)
+    return Loaded(live_description(live, placeholder), pack_tensors(pictures(spec)), live)
 
 
 def live_model(module: "nn.Module", spec: InputSpec | None, patch_size: int | None = None) -> "LiveModel":

@@ -162,8 +162,9 @@ def styles() -> list[str]:
 
 def server_document() -> str:
     """The page of the local server, which loads everything else from its own origin."""
-    links = "".join(f'<link rel="stylesheet" href="{name}">\n' for name in styles())
-    return page("Clearhead", links, '<script type="module" src="js/host.js"></script>')
+    links = [f'<link rel="stylesheet" href="{name}">' for name in styles()]
+    links += [f'<link rel="modulepreload" href="{name}">' for name in asset_names() if name.endswith(".js")]
+    return page("Clearhead", "\n".join(links), '<script type="module" src="js/host.js"></script>')
 
 
 def document(description: Description, tensors: bytes, *, title: str, notice: str = "") -> str:
@@ -191,7 +192,7 @@ def page(title: str, head: str, body: str, notice: str = "") -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'{comment}<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<title>{html.escape(printable(title))}</title>\n<link rel="icon" href="data:,">\n{head}\n</head>\n'
-        f'<body>\n<main id="clearhead"></main>\n'
+        '<body>\n<main id="clearhead"><p class="host-status">Loading …</p></main>\n'
         f"<noscript>This page needs JavaScript. It makes no request to any other site.</noscript>\n{body}\n"
         "</body>\n</html>\n"
     )

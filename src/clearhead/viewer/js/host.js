@@ -88,6 +88,19 @@ function writeFragment(state) {
 function show(el, description, tensors, address) {
   const engine = description.kind === "live" ? remoteEngine(address) : null;
   render({ model: hostModel({ description, tensors, engine }), el });
+  followTheme(el);
+}
+
+/**
+ * The page around the viewer has the viewer's theme.
+ * @param {HTMLElement} el
+ */
+function followTheme(el) {
+  const viewer = el.firstElementChild;
+  if (!(viewer instanceof HTMLElement)) return;
+  const apply = () => void (document.body.dataset.theme = viewer.dataset.theme ?? "light");
+  new MutationObserver(apply).observe(viewer, { attributes: true, attributeFilter: ["data-theme"] });
+  apply();
 }
 
 /** @param {HTMLElement} el */
@@ -99,11 +112,11 @@ function startEmbedded(el) {
 /** @param {HTMLElement} el */
 async function startServed(el) {
   const status = element("p", "host-status", "Loading the list of models …");
-  el.before(status);
+  el.replaceChildren(status);
   try {
     const { models, opened } = await (await request("api/models")).json();
     const id = new URLSearchParams(window.location.search).get("model") ?? opened;
-    status.before(modelPicker(models, id));
+    el.before(modelPicker(models, id));
     const chosen = models.find((/** @type {ListedModel} */ model) => model.id === id);
     if (!chosen) throw new Error("This model is not in the list any more. Choose another one.");
     if (chosen.problem) throw new Error(chosen.problem);
@@ -112,7 +125,6 @@ async function startServed(el) {
     const address = `api/models/${encodeURIComponent(id)}`;
     const description = await (await request(`${address}/description`)).json();
     const tensors = new Uint8Array(await (await request(`${address}/tensors`)).arrayBuffer());
-    status.remove();
     show(el, description, tensors, address);
   } catch (error) {
     status.classList.add("host-problem");
@@ -186,6 +198,7 @@ function element(tag, className, text = "") {
 }
 
 const root = document.getElementById("clearhead");
+document.body.dataset.theme = window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
 if (root && document.getElementById("clearhead-description")) {
   startEmbedded(root);
 } else if (root) {
