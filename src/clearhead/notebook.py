@@ -59,7 +59,7 @@ def viewer_frame(document: str, image: bytes) -> str:
     """
     picture = base64.b64encode(image).decode()
     return (
-        '<div style="display: grid">'
+        '<div class="clearhead-viewer" style="display: grid">'
         f'<img style="grid-area: 1 / 1; max-width: 100%" alt="Attention of every layer (rows) and head (columns)" '
         f'src="data:image/png;base64,{picture}">'
         f'<iframe style="grid-area: 1 / 1; z-index: 1; width: 100%; height: {FRAME_HEIGHT}px; border: 0; '
