@@ -212,7 +212,7 @@ class Parsers(Fuzz):
 
     def parsers(self) -> dict[str, tuple[str, Parse]]:
         from clearhead.data import cifar10, folder, mnist, vocab
-        from clearhead.data.text import load_text as load_text
+        from clearhead.data.sequences import load_text as load_text
         from clearhead.models.mask_view import read_mask
         from clearhead.models.steps import five_steps, read_steps_file
         from clearhead.training import checkpoint, metrics_log

@@ -6,7 +6,7 @@ import pytest
 
 from clearhead.cli.completion import SHELLS, script
 from clearhead.cli.main import COMMANDS
-from clearhead.recipes.registry import RECIPES
+from clearhead.recipes.launch import RECIPES
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from PIL import Image
 from clearhead.cli.main import main
 from clearhead.data import mnist
 from clearhead.models.shapes import shapes
-from clearhead.recipes.registry import RECIPES
+from clearhead.recipes.launch import RECIPES
 from clearhead.tasks.registry import TASKS
 
 
@@ -60,7 +60,7 @@ def test_get_of_cached_data_contacts_no_source(capsys, elsewhere, monkeypatch):
     mine = fake_fashion_mnist(elsewhere / "mine", monkeypatch)
     assert main(["data", "get", "fashion-mnist", "--from", str(mine)]) == 0
     capsys.readouterr()
-    monkeypatch.setattr("clearhead.data.cache.obtain", lambda *_: pytest.fail("a source was contacted"))
+    monkeypatch.setattr("clearhead.data.downloads.obtain", lambda *_: pytest.fail("a source was contacted"))
     for again in (["data", "get", "fashion-mnist"], ["data", "get", "fashion-mnist", "--from", str(mine)]):
         assert main(again) == 0
         captured = capsys.readouterr()
@@ -182,7 +182,7 @@ def test_help_shows_the_usage(capsys, argv):
     ],
 )
 def test_errors_are_one_line(capsys, argv, message, monkeypatch):
-    monkeypatch.setattr("clearhead.data.sources.HttpSource.read", lambda *args: pytest.fail("a server was contacted"))
+    monkeypatch.setattr("clearhead.data.downloads.HttpSource.read", lambda *args: pytest.fail("a server was contacted"))
     assert main(argv.split()) == 2
     err = capsys.readouterr().err.splitlines()
     assert message in err[-1]

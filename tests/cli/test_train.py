@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from clearhead.cli.main import COMMANDS, EXIT_CODES, main
+from clearhead.recipes.trial import compare
 from clearhead.training import checkpoint, progress
 from clearhead.training.loop import DivergedError, TrainResult
 from clearhead.training.run_directory import RunDirectory
-from clearhead.training.verify_resume import compare
 
 TINY = ["--training.steps", "3", "--data.limit", "300", "--data.validation", "20"]
 
@@ -166,7 +166,7 @@ def test_help_shows_the_recipe_and_its_settings(capsys, monkeypatch):
 
 
 def test_dry_run_prints_an_estimate_and_creates_no_files(capsys, here, monkeypatch):
-    monkeypatch.setattr("clearhead.recipes.estimate.TIMED_STEPS", 1)
+    monkeypatch.setattr("clearhead.recipes.trial.TIMED_STEPS", 1)
     assert main(["train", "reverse", "--dry-run", *TINY]) == 0
     out = capsys.readouterr().out
     for word in ("parameters         10,282", "memory ", "time per epoch", "it ends at"):

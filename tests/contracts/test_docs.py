@@ -19,8 +19,8 @@ import clearhead
 from clearhead.cli import custom as cli_custom
 from clearhead.cli import main as cli
 from clearhead.cli.options import Parser
-from clearhead.recipes import estimate, launch
-from clearhead.recipes.registry import results_table
+from clearhead.recipes import launch, trial
+from clearhead.recipes.launch import results_table
 from clearhead.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
@@ -125,7 +125,7 @@ def test_command_lines_parse(line, monkeypatch, tmp_path):
     if argv[0] == "train":  # its settings are checked against each other, too
         monkeypatch.setattr(launch, "train", accept)
         monkeypatch.setattr(cli_custom, "load_parts", accept)
-        monkeypatch.setattr(estimate, "estimate", accept)
+        monkeypatch.setattr(trial, "estimate", accept)
     else:
         parse = Parser.parse
         monkeypatch.setattr(Parser, "parse", lambda parser, argv: accept(parse(parser, argv)))

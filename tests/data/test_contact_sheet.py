@@ -21,8 +21,7 @@ from clearhead.data.contact_sheet import (
 from clearhead.data.dataset import Dataset, Images, Normalize
 from clearhead.data.options import Augmentation
 from clearhead.tasks.images import Folder
-from clearhead.tasks.sequences import Reverse
-from clearhead.tasks.sets import OddOneOut
+from clearhead.tasks.sequences import OddOneOut, Reverse
 
 
 def colors(sheet):

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.data import mnist
-from clearhead.data.cache import obtain
+from clearhead.data.downloads import LocalSource, obtain
 from clearhead.data.mnist import gunzip, images_and_labels, parse
-from clearhead.data.sources import LocalSource
 from clearhead.files import UNPACKED_FLOOR, sha256
 from clearhead.tasks.images import FashionMnist, Mnist
 

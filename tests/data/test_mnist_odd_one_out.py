@@ -1,7 +1,7 @@
 import torch
 
 from clearhead.data import mnist
-from clearhead.tasks.sets import OddOneOut
+from clearhead.tasks.sequences import OddOneOut
 
 DATA = OddOneOut(set_size=6).load(4)
 ALL = torch.arange(1000)

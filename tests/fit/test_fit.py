@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import clearhead
 from clearhead.cli.main import main
+from clearhead.recipes.trial import compare
 from clearhead.training.config import OptimizerConfig, RunConfig
 from clearhead.training.run_directory import RunDirectory
-from clearhead.training.verify_resume import compare
 
 QUIET = {"quiet": True, "threads": 1}
 

@@ -5,7 +5,7 @@ import pytest
 from clearhead.cli import train as module
 from clearhead.cli.train import plot_results, run_demo
 from clearhead.inference.run import Run
-from clearhead.recipes.registry import config_of
+from clearhead.recipes.launch import config_of
 
 
 def test_figures_of_a_run(trained):

@@ -15,7 +15,7 @@ import clearhead
 from clearhead.cli.main import main
 from clearhead.inference.run import Run
 from clearhead.recipes import launch
-from clearhead.recipes.registry import RECIPES, config_of, overrides_of, train_command
+from clearhead.recipes.launch import RECIPES, config_of, overrides_of, train_command
 from clearhead.training.run_directory import RunDirectory
 
 RUNS = ("mnist", "reverse", "odd-one-out", "sum", "repeat", "pronounce", "words", "text")

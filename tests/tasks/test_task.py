@@ -6,13 +6,12 @@ from typing import get_args
 import pytest
 
 from clearhead.data.options import Augmentation
-from clearhead.recipes.registry import RECIPES
+from clearhead.recipes.launch import RECIPES
 from clearhead.tasks.images import Folder, Mnist
 from clearhead.tasks.language import Text, Words
 from clearhead.tasks.pronounce import Pronounce
 from clearhead.tasks.registry import TASKS, find_task
-from clearhead.tasks.sequences import Digits, Reverse
-from clearhead.tasks.sets import OddOneOut
+from clearhead.tasks.sequences import Digits, OddOneOut, Reverse
 from clearhead.tasks.task import Origin, changed_files
 
 

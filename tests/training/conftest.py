@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from clearhead.data import text
 from clearhead.data.dataset import Dataset, Images, Normalize, SequencePairs
 from clearhead.data.options import Augmentation
+from clearhead.data.sequences import Words as WordExamples
 from clearhead.data.vocab import BOS, EOS
 from clearhead.models.config import LanguageConfig, Seq2SeqConfig, VisionConfig
 from clearhead.tasks.images import Mnist
@@ -80,7 +80,7 @@ def pairs(n, seed):
 
 def word_sequences(n, seed):
     words, _ = random_words(n, seed)
-    return text.Words(SequencePairs.of([[BOS, *word] for word in words], [[*word, EOS] for word in words]))
+    return WordExamples(SequencePairs.of([[BOS, *word] for word in words], [[*word, EOS] for word in words]))
 
 
 @pytest.fixture(params=["seq2seq", "causal-lm"])

@@ -74,7 +74,7 @@ def completion(argv: Sequence[str]) -> None:
 def script(shell: str) -> str:
     from clearhead.cli.main import COMMANDS
     from clearhead.course import answers
-    from clearhead.recipes.registry import RECIPES
+    from clearhead.recipes.launch import RECIPES
 
     options = {command: options_of(command, RECIPES) for command in COMMANDS}
     lists: dict[str, Iterable[str]] = {

@@ -110,7 +110,7 @@ def as_pronounce(run: "Run") -> Pronounce:
 
 def with_part(run: "Run", part: "PartName", metrics: dict[str, Any]) -> dict[str, Any]:
     """The metrics with the part of the data and the test-time augmentation before them."""
-    from clearhead.data.augment import TTA_DESCRIPTIONS
+    from clearhead.data.batches import TTA_DESCRIPTIONS
     from clearhead.inference.evaluate import tta_of
 
     tta = TTA_DESCRIPTIONS[tta_of(run, part)]

@@ -12,7 +12,7 @@ from clearhead.cli.custom import add_parts, resume_custom, train_custom
 from clearhead.cli.options import Parser, add_overrides, get_overrides, reader
 from clearhead.messages import duration, printable
 from clearhead.models.config import VisionConfig
-from clearhead.recipes.registry import RECIPES, config_of, find
+from clearhead.recipes.launch import RECIPES, config_of, find
 
 if TYPE_CHECKING:
     from clearhead.inference.run import Run
@@ -80,7 +80,7 @@ def train(argv: Sequence[str]) -> int:
     config = config_of(name, get_overrides(config, args) | snapshots)  # reports mistakes before torch is imported
 
     if args.dry_run:
-        from clearhead.recipes.estimate import estimate
+        from clearhead.recipes.trial import estimate
 
         print(estimate(config))
         return 0
@@ -198,7 +198,7 @@ def verify_resume(argv: Sequence[str]) -> int:
     short = {"training.steps": STEPS, "training.checkpoint_every": CHECKPOINT_EVERY}
     config = config_of(name, short | get_overrides(config, options.parse(rest)))
 
-    from clearhead.training.verify_resume import verify_resume
+    from clearhead.recipes.trial import verify_resume
 
     with tempfile.TemporaryDirectory() as folder:
         result = verify_resume(config, folder, report_progress)

@@ -6,10 +6,9 @@ In the published binary files, each image is one byte for its class and 1,024 by
 import numpy as np
 import torch
 
-from clearhead.data.cache import CachedDataset, Files, pick, read
 from clearhead.data.dataset import Dataset, Images, Normalize, train_val_split
+from clearhead.data.downloads import CachedDataset, Files, HttpSource, NpmSource, pick, read
 from clearhead.data.images import open_image
-from clearhead.data.sources import HttpSource, NpmSource
 from clearhead.files import from_json
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

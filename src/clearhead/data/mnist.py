@@ -24,10 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.data.cache import CachedDataset, Files, pick, read
 from clearhead.data.dataset import Dataset, Images, Normalize, train_val_split
+from clearhead.data.downloads import CachedDataset, Files, HttpSource, LocalSource, pick, read
 from clearhead.data.prng import fold_in, permutation, random_below
-from clearhead.data.sources import HttpSource, LocalSource
 from clearhead.files import max_unpacked_bytes, sha256
 
 UNSIGNED_BYTE = 8

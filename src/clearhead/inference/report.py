@@ -16,7 +16,7 @@ from clearhead.inference.document import Block, Document, Facts, Paragraph, Sect
 from clearhead.inference.report_sections import Announce, Source, curve_blocks, highlights, run_sections, warnings_of
 from clearhead.inference.run import Run
 from clearhead.messages import duration
-from clearhead.recipes.registry import option_value
+from clearhead.recipes.launch import option_value
 from clearhead.training.config import flat
 
 PACKAGES = ("torch", "numpy", "matplotlib", "safetensors", "pillow")

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from clearhead.data.augment import TTA_DESCRIPTIONS
+from clearhead.data.batches import TTA_DESCRIPTIONS
 from clearhead.data.dataset import Dataset, Examples
 from clearhead.inference.document import Block, Facts, Paragraph, Picture, Preformatted, Section, Table
 from clearhead.inference.evaluate import draw_confusion, tta_of
@@ -19,7 +19,7 @@ from clearhead.models.generate import Sampling
 from clearhead.models.mask_view import legend
 from clearhead.models.matrix_figures import draw_mask
 from clearhead.models.shapes import Shapes, block_lines, brackets, count, shapes
-from clearhead.recipes.registry import RECIPES, option_value, overrides_of, train_command
+from clearhead.recipes.launch import RECIPES, option_value, overrides_of, train_command
 from clearhead.tasks.language import LanguageTask
 from clearhead.tasks.pronounce import Pronounce
 from clearhead.tasks.pronunciation import BEAM, report_words

@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.data.augment import tta_mean
+from clearhead.data.batches import tta_mean
 from clearhead.models.config import ModelConfig, ModuleConfig, build_model
 from clearhead.notebook import html_table
 from clearhead.tasks.language import LanguageTask
 from clearhead.tasks.report import Prediction
 from clearhead.tasks.task import PartName, Task, changed_files
-from clearhead.training.compatibility import config_for_inference, state_digest
 from clearhead.training.distributed import load_tensors, state_of
 from clearhead.training.optim import eval_weights
 from clearhead.training.run_directory import RunDirectory
-from clearhead.training.state import DataInfo
+from clearhead.training.state import DataInfo, config_for_inference, state_digest
 
 if TYPE_CHECKING:
     from clearhead.insight.trace import AttentionTrace

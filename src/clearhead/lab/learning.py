@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.data.vocab import IGNORE_INDEX
-from clearhead.recipes.registry import config_of
+from clearhead.recipes.launch import config_of
 from clearhead.training.context import TrainContext, build_context
 from clearhead.training.distributed import SINGLE_PROCESS
 from clearhead.training.loop import train_step

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from clearhead.tasks.report import to_predictions as to_predictions
     from clearhead.tasks.sequences import Digits as Digits
     from clearhead.tasks.sequences import DigitTask as DigitTask
+    from clearhead.tasks.sequences import OddOneOut as OddOneOut
     from clearhead.tasks.sequences import Reverse as Reverse
-    from clearhead.tasks.sets import OddOneOut as OddOneOut
     from clearhead.tasks.task import Task as Task
 
 __getattr__, __dir__, __all__ = lazy_exports(
@@ -53,8 +53,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "clearhead.tasks.pronounce": ("Pronounce",),
         "clearhead.tasks.registry": ("TASKS",),
         "clearhead.tasks.report": ("Example", "Prediction", "to_predictions"),
-        "clearhead.tasks.sequences": ("DigitTask", "Reverse", "Digits"),
-        "clearhead.tasks.sets": ("OddOneOut",),
+        "clearhead.tasks.sequences": ("DigitTask", "Reverse", "Digits", "OddOneOut"),
         "clearhead.tasks.task": ("Task",),
     },
 )

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from clearhead.data.batches import Batches
-    from clearhead.data.cache import CachedDataset
     from clearhead.data.dataset import Dataset, Examples
+    from clearhead.data.downloads import CachedDataset
     from clearhead.tasks.objectives import Objective
     from clearhead.tasks.report import Example, Prediction
 

@@ -224,7 +224,7 @@ class Words(LanguageTask):
         return len(SPECIAL_TOKENS) + len(letters_in(read_words(self.file)))
 
     def read(self, seed: int) -> "Dataset":
-        from clearhead.data.text import load_words
+        from clearhead.data.sequences import load_words
 
         return load_words(self.file, self.validation, self.limit)
 
@@ -302,7 +302,7 @@ class Text(LanguageTask):
         return len(text_vocab(read_text(self.file, self.level), self.level))
 
     def read(self, seed: int) -> "Dataset":
-        from clearhead.data.text import load_text
+        from clearhead.data.sequences import load_text
 
         return load_text(self.file, self.level, self.length, self.validation, self.limit)
 

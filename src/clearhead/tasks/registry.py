@@ -3,13 +3,11 @@
 from typing import Any
 
 from clearhead.messages import MAX_REPR_LENGTH, short_repr, unknown_name
-from clearhead.tasks.custom import CustomData
 from clearhead.tasks.images import Cifar10, FashionMnist, Folder, Mnist
 from clearhead.tasks.language import Text, Words
 from clearhead.tasks.pronounce import Pronounce
-from clearhead.tasks.sequences import Digits, Reverse
-from clearhead.tasks.sets import OddOneOut
-from clearhead.tasks.task import Task
+from clearhead.tasks.sequences import Digits, OddOneOut, Reverse
+from clearhead.tasks.task import CustomData, Task
 
 TASKS: dict[str, type[Task]] = {
     "reverse": Reverse,

@@ -26,10 +26,9 @@ from clearhead.models.config import LanguageConfig, ModuleConfig, Seq2SeqConfig,
 from clearhead.nn.blocks import eval_mode
 from clearhead.tasks.objectives import Objective, shift_right
 from clearhead.training import distributed
-from clearhead.training.callbacks import Callback
 from clearhead.training.config import Compile, Precision, RunConfig
 from clearhead.training.distributed import Ranks, preserved_rng, replicated
-from clearhead.training.evaluation import microbatches, to_device
+from clearhead.training.evaluation import Callback, microbatches, to_device
 from clearhead.training.optim import Optimizers, UserOptimizer, WeightEMA
 
 WARMUP_STEPS, TIMED_STEPS = 1, 7

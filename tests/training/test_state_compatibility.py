@@ -12,9 +12,8 @@ import clearhead
 from clearhead.cli.main import main
 from clearhead.inference.run import Run
 from clearhead.models.config import build_model
-from clearhead.training.compatibility import check_model_matches
 from clearhead.training.loop import resume, train
-from clearhead.training.state import DataInfo, TrainState
+from clearhead.training.state import DataInfo, TrainState, check_model_matches
 
 
 @pytest.fixture

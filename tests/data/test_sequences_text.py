@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.data import user_files
-from clearhead.data.text import encode_text
+from clearhead.data.sequences import encode_text
 from clearhead.data.user_files import MAX_SYMBOLS
 from clearhead.data.vocab import BOS, EOS, IGNORE_INDEX, PAD, Vocabulary, read_text
 from clearhead.tasks.language import Text, Words

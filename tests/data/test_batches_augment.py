@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from clearhead.data.augment import augment, crop, cutout, flip, mixup, mixup_lam, mixup_perm, tta_mean, tta_views
+from clearhead.data.batches import augment, crop, cutout, flip, mixup, mixup_lam, mixup_perm, tta_mean, tta_views
 from clearhead.data.dataset import Normalize
 from clearhead.data.options import N_VIEWS, TTA, Augmentation
 

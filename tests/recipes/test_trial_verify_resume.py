@@ -7,11 +7,11 @@ import torch
 
 from clearhead.data.batches import Batches
 from clearhead.models.config import PredictorConfig
+from clearhead.recipes.trial import compare, train_and_kill, verify_resume
 from clearhead.tasks.sequences import Reverse
 from clearhead.training import checkpoint
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 from clearhead.training.loop import train
-from clearhead.training.verify_resume import compare, train_and_kill, verify_resume
 
 REVERSE = RunConfig(
     recipe="reverse",
@@ -40,11 +40,11 @@ def test_killed_run_resumes_bit_for_bit(tmp_path):
     ]
 
 
-def test_compare_names_every_difference(config, tmp_path):
-    train(config, tmp_path / "a", quiet=True)
-    train(config, tmp_path / "b", quiet=True)
+def test_compare_names_every_difference(tmp_path):
+    train(REVERSE, tmp_path / "a", quiet=True)
+    train(REVERSE, tmp_path / "b", quiet=True)
     assert compare(tmp_path / "a", tmp_path / "b") == []
-    place = tmp_path / "b/checkpoints" / checkpoint.step_name(12)
+    place = tmp_path / "b/checkpoints" / checkpoint.step_name(REVERSE.training.steps)
     state = checkpoint.load(place)
     state.model["head.bias"][0] = (
         -0.0 if state.model["head.bias"][0] == 0 else torch.nextafter(state.model["head.bias"][0], torch.tensor(9.0))
@@ -71,7 +71,7 @@ def test_child_imports_the_same_package_as_its_parent(tmp_path, monkeypatch):
     package = tmp_path / "home/clearhead"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("import sys; raise SystemExit(f'mine, safe_path={sys.flags.safe_path}')")
-    monkeypatch.setattr("clearhead.training.verify_resume.PACKAGE_ROOT", tmp_path / "home")
+    monkeypatch.setattr("clearhead.recipes.trial.PACKAGE_ROOT", tmp_path / "home")
     with pytest.raises(ValueError, match=r"failed before step 3, .*: mine, safe_path=True"):
         train_and_kill(REVERSE, tmp_path / "run", 3)
 

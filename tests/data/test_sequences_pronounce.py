@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from clearhead.data.pronounce import load_splits
+from clearhead.data.sequences import load_splits
 from clearhead.data.vocab import EOS, Vocabulary
 from clearhead.tasks.pronounce import Pronounce
 

@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from clearhead.recipes import estimate as module
-from clearhead.recipes.estimate import Estimate, estimate
-from clearhead.recipes.registry import config_of
+from clearhead.recipes import trial
+from clearhead.recipes.launch import config_of
+from clearhead.recipes.trial import Estimate, estimate
 from clearhead.training.config import MAX_STEPS
 
 SMALL = {"data.limit": 1000, "data.validation": 100, "training.batch_size": 50, "training.epochs": 3}
@@ -13,7 +13,7 @@ SMALL = {"data.limit": 1000, "data.validation": 100, "training.batch_size": 50, 
 
 def test_the_estimate_counts_parameters_steps_and_evaluations(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(module, "TIMED_STEPS", 2)
+    monkeypatch.setattr(trial, "TIMED_STEPS", 2)
     before = torch.get_rng_state()
     found = estimate(config_of("reverse", SMALL))
     assert torch.equal(torch.get_rng_state(), before)
@@ -24,7 +24,7 @@ def test_the_estimate_counts_parameters_steps_and_evaluations(tmp_path, monkeypa
 
 
 def test_memory_grows_with_the_batch_and_shrinks_with_gradient_accumulation(monkeypatch):
-    monkeypatch.setattr(module, "TIMED_STEPS", 1)
+    monkeypatch.setattr(trial, "TIMED_STEPS", 1)
 
     def memory(**training):
         return estimate(config_of("reverse", SMALL | {f"training.{k}": v for k, v in training.items()})).memory
@@ -76,7 +76,7 @@ def test_epoch_time_does_not_depend_on_the_number_of_steps():
 
 
 def test_evaluations_per_epoch_do_not_depend_on_the_number_of_steps(monkeypatch):
-    monkeypatch.setattr(module, "TIMED_STEPS", 1)
+    monkeypatch.setattr(trial, "TIMED_STEPS", 1)
     short = {"training.epochs": 0, "training.steps": 2}
     assert estimate(config_of("reverse", SMALL | short | {"training.evaluate_every": 5})).evaluations_per_epoch == 4
     assert estimate(config_of("reverse", SMALL | short | {"training.evaluate_every": 0})).evaluations_per_epoch == 1
@@ -85,8 +85,8 @@ def test_evaluations_per_epoch_do_not_depend_on_the_number_of_steps(monkeypatch)
 
 @pytest.mark.parametrize(("tta", "n_views"), [("none", 1), ("flip", 2), ("shift", 6)])
 def test_test_time_includes_every_tta_view(monkeypatch, tta, n_views):
-    monkeypatch.setattr(module, "TIMED_STEPS", 1)
-    monkeypatch.setattr(module, "time_example", lambda ctx: 0.25)
+    monkeypatch.setattr(trial, "TIMED_STEPS", 1)
+    monkeypatch.setattr(trial, "time_example", lambda ctx: 0.25)
     small = {"data.limit": 100, "data.validation": 40, "training.batch_size": 10, "model.width": 8, "model.depth": 1}
     found = estimate(config_of("mnist", small | {"training.tta": tta}))
     assert found.seconds_per_evaluation == 40 * 0.25
@@ -94,7 +94,7 @@ def test_test_time_includes_every_tta_view(monkeypatch, tta, n_views):
 
 
 def test_without_validation_the_test_set_is_timed(monkeypatch):
-    monkeypatch.setattr(module, "TIMED_STEPS", 1)
+    monkeypatch.setattr(trial, "TIMED_STEPS", 1)
     found = estimate(config_of("reverse", SMALL | {"data.validation": 0}))
     assert found.seconds_per_evaluation == 0
     assert 0 < found.seconds_per_test < 100

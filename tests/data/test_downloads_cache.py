@@ -6,8 +6,17 @@ from pathlib import Path
 import pytest
 
 from clearhead import files
-from clearhead.data.cache import CachedDataset, cache_folder, has, is_complete, obtain, pick, read
-from clearhead.data.sources import HttpSource, LocalSource
+from clearhead.data.downloads import (
+    CachedDataset,
+    HttpSource,
+    LocalSource,
+    cache_folder,
+    has,
+    is_complete,
+    obtain,
+    pick,
+    read,
+)
 from clearhead.files import sha256
 
 FILES = {"one": b"first", "two": b"second"}

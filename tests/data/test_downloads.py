@@ -6,8 +6,8 @@ from urllib.error import HTTPError
 
 import pytest
 
-from clearhead.data import sources as downloads
-from clearhead.data.sources import HttpSource, LocalSource, NpmSource, download
+from clearhead.data import downloads
+from clearhead.data.downloads import HttpSource, LocalSource, NpmSource, download
 from clearhead.data.user_files import DOWNLOAD_WAITS
 
 WANTED = {"one.bin", "two.bin"}
