@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from clearhead.cli.main import main
-from clearhead.data import mnist
+from clearhead.data import image_datasets
 from clearhead.models.shapes import shapes
 from clearhead.recipes.launch import RECIPES
 from clearhead.tasks.registry import TASKS
@@ -27,10 +27,10 @@ def elsewhere(tmp_path, monkeypatch):
 def fake_fashion_mnist(folder, monkeypatch):
     """Stands in for Fashion-MNIST: the embedded MNIST test files under the names of all four files."""
     folder.mkdir()
-    for name in mnist.FASHION_DIGESTS:
+    for name in image_datasets.FASHION_DIGESTS:
         source = name.replace("train", "t10k")
-        (folder / f"{name}.gz").write_bytes(gzip.compress(mnist.read_embedded(source), 1))
-        monkeypatch.setitem(mnist.FASHION_DIGESTS, name, mnist.DIGESTS[source])
+        (folder / f"{name}.gz").write_bytes(gzip.compress(image_datasets.read_embedded(source), 1))
+        monkeypatch.setitem(image_datasets.FASHION_DIGESTS, name, image_datasets.MNIST_DIGESTS[source])
     return folder
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.data.batches import Batches
 from clearhead.data.dataset import Dataset, Examples, Subset
-from clearhead.data.mnist import OddSets
+from clearhead.data.image_datasets import OddSets
 from clearhead.data.options import Augmentation
 
 NUM_COLUMNS, MARGIN, GAP, FONT_SIZE = 12, 16, 4, 16

@@ -21,12 +21,13 @@ from urllib.request import Request, urlopen
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from clearhead.data.archives import check_total, read_archive
 from clearhead.data.user_files import (
     DOWNLOAD_WAITS,
     MAX_DOWNLOAD_BYTES,
     MAX_MEMBER_BYTES,
     MIN_SPEED,
+    check_total,
+    read_archive,
     read_user_file,
     scandir_recursive,
 )

@@ -275,14 +275,14 @@ class OddOneOut(Task):
         return SetPointer()
 
     def read(self, seed: int) -> "Dataset":
-        from clearhead.data.mnist import load_odd_one_out
+        from clearhead.data.image_datasets import load_odd_one_out
 
         return load_odd_one_out(self.set_size, self.validation, self.limit, seed)
 
     def published_digests(self) -> dict[str, str]:
-        from clearhead.data.mnist import DIGESTS
+        from clearhead.data.image_datasets import MNIST_DIGESTS
 
-        return DIGESTS
+        return MNIST_DIGESTS
 
     def check_model(self, model: Any) -> None:
         super().check_model(model)
@@ -293,9 +293,9 @@ class OddOneOut(Task):
 
     def encode(self, run: TrainedRun, inputs: Any, *, invert: bool) -> "Tensor":
         """Image files, or uint8 (S,1,28,28), of one set -> (S,784)"""
-        from clearhead.data.mnist import NORMALIZE
+        from clearhead.data.image_datasets import MNIST_NORMALIZE
 
-        images = NORMALIZE(read_pixels(run, inputs, SIZE, 1, self.fit, invert=invert)).flatten(1)
+        images = MNIST_NORMALIZE(read_pixels(run, inputs, SIZE, 1, self.fit, invert=invert)).flatten(1)
         if len(images) < MIN_SET_SIZE:
             raise ValueError(f"a set needs at least {MIN_SET_SIZE} images, got {len(images)}")
         return images

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.data import archives
-from clearhead.data.archives import read_archive
+from clearhead.data import user_files
+from clearhead.data.user_files import read_archive
 from clearhead.files import MAX_RATIO, MAX_UNPACKED, UNPACKED_FLOOR, max_unpacked_bytes
 
 
@@ -110,12 +110,12 @@ def test_compression_ratio_above_the_limit_is_rejected(tmp_path, make):
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_members_larger_than_any_dataset_file_are_rejected(tmp_path, make, monkeypatch):
-    monkeypatch.setattr(archives, "MAX_MEMBER_BYTES", 1000)
+    monkeypatch.setattr(user_files, "MAX_MEMBER_BYTES", 1000)
     path = make(tmp_path / "archive", [("a", bytes(1000)), ("b", bytes(1001))])
     assert len(read_archive(path, {"a"})["a"]) == 1000
     with pytest.raises(ValueError, match="a file of a data set may have at most 1000 bytes, got 1001 in b of archive"):
         read_archive(path, {"b"})
-    monkeypatch.setattr(archives, "MAX_DATASET_BYTES", 1999)
+    monkeypatch.setattr(user_files, "MAX_DATASET_BYTES", 1999)
     path = make(tmp_path / "archive", [("a", bytes(1000)), ("b", bytes(1000))])
     with pytest.raises(ValueError, match="the files of a data set may have at most 1999 bytes, got 2000 in archive"):
         read_archive(path, {"a", "b"})
@@ -217,7 +217,7 @@ def test_duplicate_and_too_many_members_are_rejected(tmp_path, make, monkeypatch
     path = make(tmp_path / "archive", [("a/one", b"1"), ("b/one", b"2")])
     with pytest.raises(ValueError, match="got one twice in archive"):
         read_archive(path, {"one"})
-    monkeypatch.setattr(archives, "MAX_MEMBERS", 1)
+    monkeypatch.setattr(user_files, "MAX_MEMBERS", 1)
     with pytest.raises(ValueError, match="may have at most 1 members, got more"):
         read_archive(path, {"two"})
 

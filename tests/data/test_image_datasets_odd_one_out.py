@@ -1,6 +1,6 @@
 import torch
 
-from clearhead.data import mnist
+from clearhead.data import image_datasets
 from clearhead.tasks.sequences import OddOneOut
 
 DATA = OddOneOut(set_size=6).load(4)
@@ -19,7 +19,7 @@ def test_exactly_one_image_per_set_has_a_different_class():
 
 def test_every_position_and_every_class_occurs():
     members, position = DATA.train.members(ALL)
-    labels = mnist.load_images("train").labels[members]
+    labels = image_datasets.load_images("train").labels[members]
     assert torch.bincount(position, minlength=6).min() > 120
     assert torch.bincount(labels.gather(1, position[:, None])[:, 0], minlength=10).min() > 60
     assert torch.bincount(labels.flatten(), minlength=10).min() > 400
@@ -30,7 +30,7 @@ def test_inputs_are_the_flattened_normalized_images():
     inputs, targets = DATA.test.get_batch(ALL[:5])
     assert inputs.shape == (5, 6, 784)
     assert torch.equal(targets, position)
-    expected = mnist.NORMALIZE(mnist.load_images("t10k").images[members.flatten()])
+    expected = image_datasets.MNIST_NORMALIZE(image_datasets.load_images("t10k").images[members.flatten()])
     assert torch.equal(inputs, expected.view(5, 6, 784))
 
 
@@ -38,7 +38,7 @@ def test_splits_share_no_image():
     train, validation = set(DATA.train.pool.tolist()), set(DATA.validation.pool.tolist())
     assert not train & validation
     assert len(train) + len(validation) == 60_000
-    assert DATA.test.images is mnist.load_images("t10k")
+    assert DATA.test.images is image_datasets.load_images("t10k")
 
 
 def test_splits_use_independent_random_streams():

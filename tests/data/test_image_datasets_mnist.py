@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.data import mnist
+from clearhead.data import image_datasets
 from clearhead.data.downloads import LocalSource, obtain
-from clearhead.data.mnist import gunzip, images_and_labels, parse
+from clearhead.data.image_datasets import gunzip, images_and_labels, parse_idx
 from clearhead.files import UNPACKED_FLOOR, sha256
 from clearhead.tasks.images import FashionMnist, Mnist
 
@@ -24,7 +24,7 @@ MD5 = {  # as published
 
 @pytest.mark.parametrize("name", MD5)
 def test_embedded_files_have_the_published_md5(name):
-    assert hashlib.md5(mnist.read_embedded(name)).hexdigest() == MD5[name]
+    assert hashlib.md5(image_datasets.read_embedded(name)).hexdigest() == MD5[name]
 
 
 def test_mnist_splits_have_the_published_sizes():
@@ -37,15 +37,15 @@ def test_mnist_splits_have_the_published_sizes():
 
 
 def test_normalized_mnist_has_zero_mean_and_unit_std():
-    normal = mnist.NORMALIZE(mnist.load_images("train").images)
+    normal = image_datasets.MNIST_NORMALIZE(image_datasets.load_images("train").images)
     assert abs(normal.mean()) < 1e-3
     assert abs(normal.std() - 1) < 1e-3
 
 
 def test_modified_embedded_bytes_raise(monkeypatch):
-    monkeypatch.setattr(mnist, "gunzip", lambda packed, name, most: b"\0\0\x08\x01\0\0\0\0")
+    monkeypatch.setattr(image_datasets, "gunzip", lambda packed, name, most: b"\0\0\x08\x01\0\0\0\0")
     with pytest.raises(ValueError, match="does not match its SHA-256 digest"):
-        mnist.read_embedded("t10k-labels-idx1-ubyte")
+        image_datasets.read_embedded("t10k-labels-idx1-ubyte")
 
 
 def test_the_license_file_names_license_and_authors():
@@ -66,19 +66,19 @@ shapes = st.lists(st.integers(0, 5), min_size=1, max_size=4)
 @given(shape=shapes)
 def test_idx_parsing_inverts_idx_encoding(shape):
     tensor = torch.randint(0, 256, shape, dtype=torch.uint8)
-    assert torch.equal(parse(idx(tensor), "it"), tensor)
+    assert torch.equal(parse_idx(idx(tensor), "it"), tensor)
 
 
 @given(shape=shapes, extra=st.binary(min_size=1, max_size=9))
 def test_trailing_bytes_are_rejected(shape, extra):
     with pytest.raises(ValueError, match="bytes after its header, got"):
-        parse(idx(torch.zeros(shape, dtype=torch.uint8)) + extra, "it")
+        parse_idx(idx(torch.zeros(shape, dtype=torch.uint8)) + extra, "it")
 
 
 @given(length=st.integers(0, len(VALID_IDX) - 1))
 def test_a_truncated_idx_file_is_rejected(length):
     with pytest.raises(ValueError, match="idx file"):
-        parse(VALID_IDX[:length], "it")
+        parse_idx(VALID_IDX[:length], "it")
 
 
 @given(
@@ -86,7 +86,7 @@ def test_a_truncated_idx_file_is_rejected(length):
 )
 def test_arbitrary_bytes_are_parsed_or_raise_value_error(data, start):
     try:
-        tensor = parse(start + data, "it")
+        tensor = parse_idx(start + data, "it")
     except ValueError:
         return
     assert idx(tensor) == start + data
@@ -95,12 +95,12 @@ def test_arbitrary_bytes_are_parsed_or_raise_value_error(data, start):
 @pytest.mark.parametrize(("kind", "dims"), [(0x0D, 1), (9, 2), (8, 0), (8, 5), (8, 255)])
 def test_unsupported_data_types_and_ranks_are_rejected(kind, dims):
     with pytest.raises(ValueError, match=f"got data type {kind} and {dims} dimensions in it"):
-        parse(bytes([0, 0, kind, dims]) + bytes(4 * dims), "it")
+        parse_idx(bytes([0, 0, kind, dims]) + bytes(4 * dims), "it")
 
 
 def test_an_excessive_declared_size_is_rejected_without_allocation():
     with pytest.raises(ValueError, match="got 0 in it"):
-        parse(b"\0\0\x08\x04" + b"\xff" * 16, "it")
+        parse_idx(b"\0\0\x08\x04" + b"\xff" * 16, "it")
 
 
 @given(data=st.binary(max_size=200))
@@ -169,8 +169,8 @@ def test_fashion_mnist_loads_from_gzipped_or_plain_files(cache, tmp_path, monkey
     (tmp_path / "mine").mkdir()
     for name, data in FILES.items():
         (tmp_path / "mine" / f"{name}{ending}").write_bytes(pack(data))
-        monkeypatch.setitem(mnist.FASHION_DIGESTS, name, sha256(data))
-    obtain(mnist.CACHED, (LocalSource(tmp_path / "mine"),), print)
+        monkeypatch.setitem(image_datasets.FASHION_DIGESTS, name, sha256(data))
+    obtain(image_datasets.FASHION_MNIST, (LocalSource(tmp_path / "mine"),), print)
     data = FashionMnist(validation=2).load(0)
     assert (len(data.train), len(data.validation), len(data.test)) == (10, 2, 5)
     assert data.test.get_batch(torch.arange(5))[0].shape == (5, 1, 28, 28)
@@ -181,9 +181,11 @@ def test_fashion_mnist_rejects_files_with_other_digests(cache, tmp_path):
     for name, data in FILES.items():
         (tmp_path / name).write_bytes(data)
     with pytest.raises(LookupError, match="train-images-idx3-ubyte does not match its published SHA-256 digest"):
-        obtain(mnist.CACHED, (LocalSource(tmp_path),), print)
+        obtain(image_datasets.FASHION_MNIST, (LocalSource(tmp_path),), print)
 
 
 def test_a_missing_fashion_mnist_file_is_named_in_the_error():
     with pytest.raises(ValueError, match="t10k-labels-idx1-ubyte is missing"):
-        mnist.decode({name: data for name, data in FILES.items() if not name.startswith("t10k-l")})
+        image_datasets.decode_fashion_mnist(
+            {name: data for name, data in FILES.items() if not name.startswith("t10k-l")}
+        )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from clearhead.data import cifar10
+from clearhead.data import image_datasets
 from clearhead.files import sha256
 from clearhead.tasks.images import Cifar10
 
@@ -19,7 +19,7 @@ PER_FILE = 4
 
 def random_records(seed):
     random = np.random.default_rng(seed)
-    records = random.integers(0, 256, (PER_FILE, cifar10.RECORD), dtype=np.uint8)
+    records = random.integers(0, 256, (PER_FILE, image_datasets.RECORD_BYTES), dtype=np.uint8)
     records[:, 0] = random.integers(0, 10, PER_FILE)
     return records.tobytes()
 
@@ -29,7 +29,7 @@ BINARIES = {f"{name}.bin": random_records(i) for i, name in enumerate(NAMES)}
 
 def as_png(data):
     """One image in each row, in height-width-channel order."""
-    records = np.frombuffer(data, np.uint8).reshape(-1, cifar10.RECORD)
+    records = np.frombuffer(data, np.uint8).reshape(-1, image_datasets.RECORD_BYTES)
     pixels = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1).reshape(-1, 1024, 3)
     packed = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(pixels)).save(packed, "PNG")
@@ -37,7 +37,7 @@ def as_png(data):
 
 
 def png_files():
-    labels = {name: [data[i * cifar10.RECORD] for i in range(PER_FILE)] for name, data in BINARIES.items()}
+    labels = {name: [data[i * image_datasets.RECORD_BYTES] for i in range(PER_FILE)] for name, data in BINARIES.items()}
     train = [label for name in NAMES[:5] for label in labels[f"{name}.bin"]]
     return {
         **{f"{name}.png": as_png(BINARIES[f"{name}.bin"]) for name in NAMES},
@@ -48,17 +48,17 @@ def png_files():
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(cifar10, "PER_FILE", PER_FILE)
+    monkeypatch.setattr(image_datasets, "IMAGES_PER_FILE", PER_FILE)
 
 
 def test_png_files_decode_to_the_original_binary_files(small):
-    assert cifar10.decode(png_files()) == BINARIES
-    assert cifar10.decode(dict(BINARIES)) == BINARIES
+    assert image_datasets.decode_cifar10(png_files()) == BINARIES
+    assert image_datasets.decode_cifar10(dict(BINARIES)) == BINARIES
 
 
 def test_binary_files_are_parsed_as_documented():
-    images = cifar10.parse(BINARIES["data_batch_1.bin"], "it")
-    data = BINARIES["data_batch_1.bin"][cifar10.RECORD :]  # the second image
+    images = image_datasets.parse_cifar10(BINARIES["data_batch_1.bin"], "it")
+    data = BINARIES["data_batch_1.bin"][image_datasets.RECORD_BYTES :]  # the second image
     assert images.images.shape == (PER_FILE, 3, 32, 32)
     assert images.labels[1] == data[0]
     assert images.images[1, 0, 0, :5].tolist() == list(data[1:6])
@@ -67,17 +67,17 @@ def test_binary_files_are_parsed_as_documented():
 
 @given(data=st.binary(max_size=40), records=st.integers(0, 2))
 def test_a_file_with_a_partial_record_is_rejected(data, records):
-    broken = bytes(records * cifar10.RECORD) + data
-    if len(broken) % cifar10.RECORD == 0 and broken:
+    broken = bytes(records * image_datasets.RECORD_BYTES) + data
+    if len(broken) % image_datasets.RECORD_BYTES == 0 and broken:
         return
     with pytest.raises(ValueError, match="has 3073 bytes for each image, got"):
-        cifar10.parse(broken, "it")
+        image_datasets.parse_cifar10(broken, "it")
 
 
 @given(label=st.integers(10, 255))
 def test_labels_above_9_are_rejected(label):
     with pytest.raises(ValueError, match=f"labels must be below 10, got {label} in it"):
-        cifar10.parse(bytes([label]) + bytes(3072), "it")
+        image_datasets.parse_cifar10(bytes([label]) + bytes(3072), "it")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_labels_above_9_are_rejected(label):
 )
 def test_invalid_images_and_labels_are_rejected(small, name, data, message):
     with pytest.raises(ValueError, match=message):
-        cifar10.decode({**png_files(), name: data})
+        image_datasets.decode_cifar10({**png_files(), name: data})
 
 
 @given(data=st.data())
@@ -109,9 +109,9 @@ def test_a_corrupted_png_is_parsed_or_raises_value_error(data):
     at = data.draw(st.integers(0, len(packed) - 1))
     packed[at] ^= data.draw(st.integers(1, 255))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cifar10, "PER_FILE", PER_FILE)
+        patch.setattr(image_datasets, "IMAGES_PER_FILE", PER_FILE)
         try:
-            assert cifar10.parse_png(bytes(packed), "it").shape == (PER_FILE, 1024, 3)
+            assert image_datasets.parse_png(bytes(packed), "it").shape == (PER_FILE, 1024, 3)
         except ValueError as error:
             assert re.search("cannot read the image it: |it must be an RGB image", str(error))  # noqa: PT017
 
@@ -119,19 +119,19 @@ def test_a_corrupted_png_is_parsed_or_raises_value_error(data):
 def test_missing_files_are_listed_in_the_error():
     half = {name: data for name, data in BINARIES.items() if "4" not in name}
     with pytest.raises(ValueError, match=r"data_batch_4.bin is missing"):
-        cifar10.decode(half)
+        image_datasets.decode_cifar10(half)
     with pytest.raises(ValueError, match=r"data_batch_1.png, .* are missing"):
-        cifar10.decode({})
+        image_datasets.decode_cifar10({})
 
 
 def test_the_dataset_is_loaded_from_the_cache(cache, monkeypatch):
     (cache / "cifar10").mkdir(parents=True)
     for name, data in BINARIES.items():
         (cache / "cifar10" / name).write_bytes(data)
-        monkeypatch.setitem(cifar10.CACHED.digests, name, sha256(data))
+        monkeypatch.setitem(image_datasets.CIFAR10.digests, name, sha256(data))
     data = Cifar10(validation=4).load(0)
     assert (len(data.train), len(data.validation), len(data.test)) == (16, 4, 4)
-    assert torch.equal(data.test.images, cifar10.parse(BINARIES["test_batch.bin"], "").images)
+    assert torch.equal(data.test.images, image_datasets.parse_cifar10(BINARIES["test_batch.bin"], "").images)
 
 
 def test_without_a_cached_copy_the_error_prints_the_download_command(cache):
