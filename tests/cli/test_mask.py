@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from clearhead.cli.main import main
-from clearhead.models.mask_view import MaskView
-from clearhead.models.matrix_figures import draw_mask
+from clearhead.models.mask_view import MaskView, draw_mask
 from clearhead.nn import masks
 from clearhead.nn.attention import attend_reference
 

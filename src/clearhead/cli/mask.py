@@ -58,7 +58,7 @@ def mask(argv: Sequence[str]) -> None:
     view = build_mask(kinds, args)
     if args.figure is not None:
         from clearhead.drawing import save_figure
-        from clearhead.models.matrix_figures import draw_mask
+        from clearhead.models.mask_view import draw_mask
 
         save_figure(draw_mask(view), args.figure)
     if args.json:
@@ -208,7 +208,7 @@ def steps(argv: Sequence[str]) -> None:
     steps = five_steps(**steps_inputs(args))
     if args.figure is not None:
         from clearhead.drawing import save_figure
-        from clearhead.models.matrix_figures import draw_steps
+        from clearhead.models.steps_render import draw_steps
 
         save_figure(draw_steps(steps), args.figure)
     if args.json:

@@ -16,8 +16,7 @@ from clearhead.inference.run import Run
 from clearhead.messages import duration, round_count
 from clearhead.models.config import ModuleConfig, VisionConfig
 from clearhead.models.generate import Sampling
-from clearhead.models.mask_view import legend
-from clearhead.models.matrix_figures import draw_mask
+from clearhead.models.mask_view import draw_mask, legend
 from clearhead.models.shapes import Shapes, block_lines, brackets, count, shapes
 from clearhead.recipes.launch import RECIPES, option_value, overrides_of, train_command
 from clearhead.tasks.language import LanguageTask

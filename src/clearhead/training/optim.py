@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.models.embeddings import OneHotLinear
+from clearhead.models.stack import OneHotLinear
 from clearhead.nn.pooling import Pooling, RegisterTokens
 from clearhead.nn.positions import PosEmbed, PosEmbed2d
 from clearhead.training.config import FACTORY, OptimizerConfig

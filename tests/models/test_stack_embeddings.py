@@ -3,8 +3,7 @@ import torch
 
 from clearhead import LanguageModel
 from clearhead.models.config import LanguageConfig
-from clearhead.models.embeddings import embed_ids
-from clearhead.models.stack import input_embeddings
+from clearhead.models.stack import embed_ids, input_embeddings
 
 
 def test_input_embeddings_embeds_ids_and_passes_embeddings_through():

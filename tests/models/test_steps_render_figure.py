@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from clearhead.models.matrix_figures import draw_steps
 from clearhead.models.steps import EXAMPLE, EXAMPLE_HEADS, five_steps
+from clearhead.models.steps_render import draw_steps
 
 
 def matrices(steps):
