@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from clearhead.inference.evaluate import loss_and_accuracy
-from clearhead.inference.predictions import confusion
+from clearhead.inference.evaluate import confusion, loss_and_accuracy
 from clearhead.inference.run import Run
 from clearhead.recipes.launch import train
 

@@ -140,8 +140,7 @@ def confusion(argv: Sequence[str]) -> None:
     from clearhead.cli.options import say, warn_if_unfinished
     from clearhead.data.options import N_VIEWS
     from clearhead.drawing import check_suffix, save_figure
-    from clearhead.inference.evaluate import draw_confusion
-    from clearhead.inference.predictions import confusion
+    from clearhead.inference.evaluate import confusion, draw_confusion
     from clearhead.inference.run import Run
 
     if args.out:
@@ -176,7 +175,7 @@ def predictions(argv: Sequence[str]) -> None:
 
     from clearhead.cli.options import say, warn_if_unfinished
     from clearhead.drawing import check_suffix, save_figure
-    from clearhead.inference.predictions import draw_report, report
+    from clearhead.inference.evaluate import draw_report, report
     from clearhead.inference.run import Run
     from clearhead.tasks.pronunciation import beam_of, report_words
 

@@ -276,9 +276,8 @@ def run_demo(steps: int | None = None) -> "tuple[TrainResult, list[tuple[Path, s
 def plot_results(run: "Run") -> list[tuple[Path, str]]:
     """Learning curves, confusion matrix, predictions, and the attention for the first test image."""
     from clearhead.drawing import save_figure
-    from clearhead.inference.evaluate import draw_confusion
+    from clearhead.inference.evaluate import confusion, draw_confusion, plot_test_predictions
     from clearhead.inference.explain import dataset_example, explain_input
-    from clearhead.inference.predictions import confusion, plot_test_predictions
     from clearhead.training.curves import draw_curves, read_curves
 
     figures = {

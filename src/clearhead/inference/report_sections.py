@@ -9,9 +9,8 @@ from typing import Any
 from clearhead.data.batches import TTA_DESCRIPTIONS
 from clearhead.data.dataset import Dataset, Examples
 from clearhead.inference.document import Block, Facts, Paragraph, Picture, Preformatted, Section, Table
-from clearhead.inference.evaluate import draw_confusion, tta_of
+from clearhead.inference.evaluate import confusion_of, draw_confusion, draw_report, predict_examples, tta_of
 from clearhead.inference.explain import example_at, figures_of, masks_of
-from clearhead.inference.predictions import confusion_of, draw_report, predict_examples
 from clearhead.inference.run import Run
 from clearhead.messages import duration, round_count
 from clearhead.models.config import ModuleConfig, VisionConfig

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.data.batches import tta_mean
+from clearhead.messages import html_table
 from clearhead.models.config import ModelConfig, ModuleConfig, build_model
-from clearhead.notebook import html_table
 from clearhead.tasks.language import LanguageTask
 from clearhead.tasks.report import Prediction
 from clearhead.tasks.task import PartName, Task, changed_files

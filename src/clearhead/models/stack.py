@@ -16,7 +16,6 @@ from clearhead.nn import masks
 from clearhead.nn.attention import Linear, MultiHeadAttention, check_width
 from clearhead.nn.blocks import ACTIVATIONS, MLP, DecoderBlock, EncoderBlock, SwiGLU
 from clearhead.nn.norms import LayerScale, NormLayer, RMSNorm
-from clearhead.nn.pooling import AttentionPooling, ClassToken, MeanPooling, NoPooling, Pooling
 from clearhead.nn.positions import (
     AlibiPosEmbed,
     LearnedPosEmbed,
@@ -25,6 +24,7 @@ from clearhead.nn.positions import (
     RotaryPosEmbed,
     SinusoidalPosEmbed,
 )
+from clearhead.nn.tokens import AttentionPooling, ClassToken, MeanPooling, NoPooling, Pooling
 
 
 def token_embedding(vocab_size: int, width: int) -> nn.Embedding:

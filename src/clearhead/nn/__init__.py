@@ -24,17 +24,6 @@ if TYPE_CHECKING:
     from clearhead.nn.cache import LayerKVCache as LayerKVCache
     from clearhead.nn.norms import LayerScale as LayerScale
     from clearhead.nn.norms import RMSNorm as RMSNorm
-    from clearhead.nn.patch_embed import ConvEmbed as ConvEmbed
-    from clearhead.nn.patch_embed import ConvStem as ConvStem
-    from clearhead.nn.patch_embed import PatchEmbed as PatchEmbed
-    from clearhead.nn.patch_embed import from_patches as from_patches
-    from clearhead.nn.patch_embed import to_patches as to_patches
-    from clearhead.nn.pooling import AttentionPooling as AttentionPooling
-    from clearhead.nn.pooling import ClassToken as ClassToken
-    from clearhead.nn.pooling import MeanPooling as MeanPooling
-    from clearhead.nn.pooling import NoPooling as NoPooling
-    from clearhead.nn.pooling import Pooling as Pooling
-    from clearhead.nn.pooling import RegisterTokens as RegisterTokens
     from clearhead.nn.positions import AlibiPosEmbed as AlibiPosEmbed
     from clearhead.nn.positions import LearnedPosEmbed as LearnedPosEmbed
     from clearhead.nn.positions import LearnedPosEmbed2d as LearnedPosEmbed2d
@@ -51,6 +40,17 @@ if TYPE_CHECKING:
     from clearhead.nn.positions import rotary_angles as rotary_angles
     from clearhead.nn.positions import sinusoidal as sinusoidal
     from clearhead.nn.positions import sinusoidal_2d as sinusoidal_2d
+    from clearhead.nn.tokens import AttentionPooling as AttentionPooling
+    from clearhead.nn.tokens import ClassToken as ClassToken
+    from clearhead.nn.tokens import ConvEmbed as ConvEmbed
+    from clearhead.nn.tokens import ConvStem as ConvStem
+    from clearhead.nn.tokens import MeanPooling as MeanPooling
+    from clearhead.nn.tokens import NoPooling as NoPooling
+    from clearhead.nn.tokens import PatchEmbed as PatchEmbed
+    from clearhead.nn.tokens import Pooling as Pooling
+    from clearhead.nn.tokens import RegisterTokens as RegisterTokens
+    from clearhead.nn.tokens import from_patches as from_patches
+    from clearhead.nn.tokens import to_patches as to_patches
 
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
@@ -91,8 +91,12 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "apply_rotary",
             "alibi_bias",
         ),
-        "clearhead.nn.patch_embed": ("PatchEmbed", "ConvEmbed", "ConvStem", "to_patches", "from_patches"),
-        "clearhead.nn.pooling": (
+        "clearhead.nn.tokens": (
+            "PatchEmbed",
+            "ConvEmbed",
+            "ConvStem",
+            "to_patches",
+            "from_patches",
             "Pooling",
             "NoPooling",
             "ClassToken",

@@ -14,8 +14,7 @@ from clearhead.drawing import new_figure
 from clearhead.insight.doctor.report import Finding as DoctorFinding
 from clearhead.insight.doctor.report import Report
 from clearhead.lab.claim import Check, Finding, Result
-from clearhead.messages import is_notebook
-from clearhead.notebook import NotebookBar, escaped, html_table
+from clearhead.messages import NotebookBar, escaped, html_table, is_notebook
 from clearhead.training.loop import TrainResult
 from clearhead.training.progress import Display
 

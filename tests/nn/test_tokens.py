@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.nn.patch_embed import (
+from clearhead.nn.tokens import (
     CHANNEL_CORRELATION,
     NOISE_VARIANCE,
     PIXEL_CORRELATION,

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from clearhead.nn.pooling import AttentionPooling, ClassToken, MeanPooling, NoPooling, RegisterTokens
+from clearhead.nn.tokens import AttentionPooling, ClassToken, MeanPooling, NoPooling, RegisterTokens
 
 VALID = torch.tensor([[True, True, False, False], [True, True, True, True], [False, True, False, True]])
 

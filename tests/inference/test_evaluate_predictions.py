@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.inference.evaluate import loss_and_accuracy
-from clearhead.inference.predictions import (
+from clearhead.inference.evaluate import (
     COLUMNS,
     PredictedImage,
     confusion,
     draw_report,
     draw_sets,
+    loss_and_accuracy,
     outputs_on,
     plot_predictions,
     plot_test_predictions,

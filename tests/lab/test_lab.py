@@ -7,7 +7,7 @@ import pytest
 
 from clearhead import lab
 from clearhead.cli.lab import TRAINING_TIME, duration
-from clearhead.lab.registry import CLAIMS, RENAMED, all_claims, find, suggestions
+from clearhead.lab import CLAIMS, RENAMED, all_claims, find, suggestions
 
 LAB = Path(lab.__file__).parent
 
@@ -37,7 +37,7 @@ import sys
 import clearhead.lab
 assert "torch" not in sys.modules
 clearhead.lab.run("temperature")
-from clearhead.lab.registry import CLAIMS
+from clearhead.lab import CLAIMS
 assert {lesson for lesson in CLAIMS.values() if f"clearhead.lab.{lesson}" in sys.modules} == {"temperature"}
 """)
 

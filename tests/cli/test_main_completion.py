@@ -4,14 +4,13 @@ import sys
 
 import pytest
 
-from clearhead.cli.completion import SHELLS, script
-from clearhead.cli.main import COMMANDS
+from clearhead.cli.main import COMMANDS, SHELLS, completion_script
 from clearhead.recipes.launch import RECIPES
 
 
 @pytest.fixture(scope="module")
 def bash_script():
-    return script("bash")
+    return completion_script("bash")
 
 
 def complete(script, *words):
@@ -56,7 +55,7 @@ def test_bash_completes_paths(bash_script, tmp_path, monkeypatch):
 
 
 def test_fish_and_zsh_scripts_have_commands_recipes_and_options():
-    fish, zsh = script("fish"), script("zsh")
+    fish, zsh = completion_script("fish"), completion_script("zsh")
     assert zsh.startswith("#compdef clearhead\n")
     for text in (fish, zsh):
         assert " ".join(COMMANDS) in text
@@ -68,11 +67,11 @@ def test_fish_and_zsh_scripts_have_commands_recipes_and_options():
 def test_other_scripts_are_valid(shell):
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
-    subprocess.run([shell, "-n"], input=script(shell), text=True, check=True)
+    subprocess.run([shell, "-n"], input=completion_script(shell), text=True, check=True)
 
 
 def test_completion_does_not_import_torch():
-    code = "import sys; from clearhead.cli.completion import script; script('bash'); sys.exit('torch' in sys.modules)"
+    code = "import sys; from clearhead.cli.main import completion_script; completion_script('bash'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
