@@ -71,7 +71,8 @@ def test_other_scripts_are_valid(shell):
 
 
 def test_completion_does_not_import_torch():
-    code = "import sys; from clearhead.cli.main import completion_script; completion_script('bash'); sys.exit('torch' in sys.modules)"
+    code = "import sys; from clearhead.cli.main import completion_script; completion_script('bash')"
+    code += "; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
