@@ -14,7 +14,7 @@ from clearhead.cli.main import main
 from clearhead.data import image_datasets
 from clearhead.models.shapes import shapes
 from clearhead.recipes.launch import RECIPES
-from clearhead.tasks.registry import TASKS
+from clearhead.tasks import TASKS
 
 
 @pytest.fixture(autouse=True)

@@ -249,10 +249,14 @@ PICTURES = [(Path(f"runs/demo/figures/{name}.png"), f"about {name}") for name in
 
 
 def test_demo_prints_accuracy_figures_and_next_commands(capsys, monkeypatch):
-    outcome = TrainResult("finished", 9, 9, {"accuracy": 0.9876, "seconds": 61.2})
-    monkeypatch.setattr("clearhead.cli.train.run_demo", lambda steps: (outcome, PICTURES))
+    def run_demo(steps, announce):
+        announce()
+        return TrainResult("finished", 9, 9, {"accuracy": 0.9876, "seconds": 61.2}), PICTURES
+
+    monkeypatch.setattr("clearhead.inference.explain.run_demo", run_demo)
     assert main(["demo"]) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert err.endswith("Drawing figures ...\n")
     assert "Test accuracy: 98.76% on 10,000 digits after 61 s of training." in out
     assert all(str(path) in out and what in out for path, what in PICTURES)
     assert "\nNext:\n  clearhead predict runs/demo" in out
@@ -263,6 +267,8 @@ def test_demo_prints_accuracy_figures_and_next_commands(capsys, monkeypatch):
 
 
 def test_a_stopped_demo_exits_with_code_3(monkeypatch, capsys):
-    monkeypatch.setattr("clearhead.cli.train.run_demo", lambda steps: (TrainResult("stopped", 9, 0, None), []))
+    monkeypatch.setattr(
+        "clearhead.inference.explain.run_demo", lambda steps, announce: (TrainResult("stopped", 9, 0, None), [])
+    )
     assert main(["demo"]) == 3
     assert "Figures:" not in capsys.readouterr().out

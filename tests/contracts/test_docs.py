@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 
 import clearhead
-from clearhead.cli import custom as cli_custom
 from clearhead.cli import main as cli
+from clearhead.cli import train as cli_train
 from clearhead.cli.options import Parser
 from clearhead.recipes import launch, trial
 from clearhead.recipes.launch import results_table
@@ -124,7 +124,7 @@ def test_command_lines_parse(line, monkeypatch, tmp_path):
     argv = shlex.split(re.sub(r" >.*| \|.*|[;&].*$", "", line), comments=True)[1:]
     if argv[0] == "train":  # its settings are checked against each other, too
         monkeypatch.setattr(launch, "train", accept)
-        monkeypatch.setattr(cli_custom, "load_parts", accept)
+        monkeypatch.setattr(cli_train, "load_parts", accept)
         monkeypatch.setattr(trial, "estimate", accept)
     else:
         parse = Parser.parse

@@ -11,8 +11,8 @@ from clearhead.cli.options import Parser
 from clearhead.data.options import N_VIEWS
 from clearhead.messages import duration, json_text, printable
 from clearhead.recipes.launch import RECIPES, Recipe
+from clearhead.tasks import TASKS, find_task
 from clearhead.tasks.images import ImageTask
-from clearhead.tasks.registry import TASKS, find_task
 from clearhead.tasks.task import Task
 
 if TYPE_CHECKING:

@@ -59,10 +59,10 @@ GROUPS = {
         ),
     },
     "Learn": {
-        "ask": Command("clearhead.cli.ask:ask", "Answer a question about attention and transformers"),
+        "ask": Command("clearhead.cli.learn:ask", "Answer a question about attention and transformers"),
         "lab": Command("clearhead.cli.lab:lab", "List claims about attention, and test them by experiments"),
-        "steps": Command("clearhead.cli.mask:steps", "Compute self-attention in five steps, with the numbers of each"),
-        "mask": Command("clearhead.cli.mask:mask", "Show an attention mask, or your own, as numbers and as a figure"),
+        "steps": Command("clearhead.cli.learn:steps", "Compute self-attention in five steps, with the numbers of each"),
+        "mask": Command("clearhead.cli.learn:mask", "Show an attention mask, or your own, as numbers and as a figure"),
     },
     "Data": {
         "data": Command("clearhead.cli.data:data", "List, download and show data sets"),

@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.data.dataset import Dataset, Examples, Normalize, Tree, lengths_of
+from clearhead.data.dataset import Dataset, Examples, Normalize, Tree, fold_in, lengths_of, permutation, random_below
 from clearhead.data.options import TTA, Augmentation
-from clearhead.data.prng import fold_in, permutation, random_below
 
 NO_AUGMENTATION = Augmentation()
 

@@ -29,10 +29,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.data.dataset import Dataset, Images, Normalize, train_val_split
+from clearhead.data.dataset import Dataset, Images, Normalize, fold_in, permutation, random_below, train_val_split
 from clearhead.data.downloads import CachedDataset, Files, HttpSource, LocalSource, NpmSource, pick, read
 from clearhead.data.images import open_image
-from clearhead.data.prng import fold_in, permutation, random_below
 from clearhead.files import from_json, max_unpacked_bytes, sha256
 
 UNSIGNED_BYTE = 8

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from clearhead.models.config import PredictorConfig, StackConfig, VisionConfig
 from clearhead.nn import masks
-from clearhead.nn.attention import Linear, MultiHeadAttention, check_width
+from clearhead.nn.attention import LayerScale, Linear, MultiHeadAttention, NormLayer, RMSNorm, check_width
 from clearhead.nn.blocks import ACTIVATIONS, MLP, DecoderBlock, EncoderBlock, SwiGLU
-from clearhead.nn.norms import LayerScale, NormLayer, RMSNorm
 from clearhead.nn.positions import (
     AlibiPosEmbed,
     LearnedPosEmbed,

@@ -6,8 +6,10 @@ from clearhead.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from clearhead.nn import masks as masks
+    from clearhead.nn.attention import LayerScale as LayerScale
     from clearhead.nn.attention import Linear as Linear
     from clearhead.nn.attention import MultiHeadAttention as MultiHeadAttention
+    from clearhead.nn.attention import RMSNorm as RMSNorm
     from clearhead.nn.attention import SingleHeadAttention as SingleHeadAttention
     from clearhead.nn.attention import attend_fused as attend_fused
     from clearhead.nn.attention import attend_reference as attend_reference
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from clearhead.nn.cache import DecoderCache as DecoderCache
     from clearhead.nn.cache import KVCache as KVCache
     from clearhead.nn.cache import LayerKVCache as LayerKVCache
-    from clearhead.nn.norms import LayerScale as LayerScale
-    from clearhead.nn.norms import RMSNorm as RMSNorm
     from clearhead.nn.positions import AlibiPosEmbed as AlibiPosEmbed
     from clearhead.nn.positions import LearnedPosEmbed as LearnedPosEmbed
     from clearhead.nn.positions import LearnedPosEmbed2d as LearnedPosEmbed2d
@@ -60,6 +60,8 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "attend_reference",
             "attend_fused",
             "Linear",
+            "RMSNorm",
+            "LayerScale",
             "SingleHeadAttention",
             "MultiHeadAttention",
         ),
@@ -72,7 +74,6 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "Decoder",
             "EncoderDecoder",
         ),
-        "clearhead.nn.norms": ("RMSNorm", "LayerScale"),
         "clearhead.nn.positions": (
             "PosEmbed",
             "NoPosEmbed",

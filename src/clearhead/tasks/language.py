@@ -177,7 +177,7 @@ class LanguageTask(Task):
 
     def random_texts(self, data: "Dataset", seed: int) -> list[str]:
         """The inputs of ten random training examples."""
-        from clearhead.data.prng import fold_in, permutation
+        from clearhead.data.dataset import fold_in, permutation
         from clearhead.data.vocab import Vocabulary
 
         sources, _ = data.train.get_batch(permutation(fold_in(seed, "show"), len(data.train))[:10])
@@ -186,7 +186,7 @@ class LanguageTask(Task):
 
 def with_seed(strategy: "Sampling", kind: str, index: int) -> "Sampling":
     """The same strategy with a seed derived from its own; at index 0 unchanged."""
-    from clearhead.data.prng import fold_in
+    from clearhead.data.dataset import fold_in
 
     if strategy.seed is None or not index:
         return strategy

@@ -154,7 +154,7 @@ class Pronounce(Task):
         return report_words(self, run, part, n, BEAM, before)
 
     def show_examples(self, data: "Dataset", seed: int) -> Sequence[str]:
-        from clearhead.data.prng import fold_in, permutation
+        from clearhead.data.dataset import fold_in, permutation
         from clearhead.data.vocab import Vocabulary
 
         sources, targets = data.train.get_batch(permutation(fold_in(seed, "show"), len(data.train))[:10])

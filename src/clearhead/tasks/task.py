@@ -2,7 +2,7 @@
 
 A task is a frozen dataclass. Its fields are the options of its data; its methods load the splits, name the loss, encode
 the user's inputs and decode the model's outputs. To add one, subclass `Task` and list the subclass in
-clearhead/tasks/registry.py; docs/adding-a-task.md shows a complete example. `CustomData` is the task of
+clearhead/tasks/__init__.py; docs/adding-a-task.md shows a complete example. `CustomData` is the task of
 `clearhead.fit`, which takes the user's own data and module.
 
 Importing this module does not import torch: configs are read before it is needed.

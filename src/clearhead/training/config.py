@@ -17,7 +17,7 @@ from clearhead.models.config import (
     Seq2SeqConfig,
     VisionConfig,
 )
-from clearhead.tasks.registry import find_task
+from clearhead.tasks import find_task
 from clearhead.tasks.task import Task
 from clearhead.validation import (
     check_choice,

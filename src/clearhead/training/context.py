@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.data.batches import Batches
-from clearhead.data.dataset import Dataset, Tree, lengths_of, tensors_in
-from clearhead.data.prng import fold_in
+from clearhead.data.dataset import Dataset, Tree, fold_in, lengths_of, tensors_in
 from clearhead.data.vocab import PAD
 from clearhead.insight.leaks import Leak, future_leak, padding_leak
 from clearhead.models.config import LanguageConfig, ModuleConfig, Seq2SeqConfig, build_model

@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.data.dataset import Dataset, Normalize
-from clearhead.data.prng import fold_in
+from clearhead.data.dataset import Dataset, Normalize, fold_in
 from clearhead.files import from_json, sha256, to_json
 from clearhead.models.config import ModelConfig, ModuleConfig, Seq2SeqConfig, build_model
 from clearhead.tasks.task import changed_files

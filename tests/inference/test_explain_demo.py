@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.cli import train as module
-from clearhead.cli.train import plot_results, run_demo
+from clearhead.inference import explain
+from clearhead.inference.explain import plot_results, run_demo
 from clearhead.inference.run import Run
 from clearhead.recipes.launch import config_of
 
@@ -24,17 +24,18 @@ def test_demo_resumes_its_run(tmp_path, monkeypatch):
         return type("TrainResult", (), {"reason": "stopped"})
 
     monkeypatch.setattr("clearhead.recipes.launch.train", train)
-    monkeypatch.setattr(module, "plot_results", lambda run: pytest.fail("there is nothing to draw"))
+    monkeypatch.setattr(explain, "plot_results", lambda run: pytest.fail("there is nothing to draw"))
     assert run_demo()[1] == []
     assert asked == [(config_of("mnist"), "demo", {"resume": True})]
 
 
-def test_demo_with_a_tiny_model(tmp_path, monkeypatch, capsys):
+def test_demo_with_a_tiny_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tiny = {"model.patch_size": 14, "model.width": 8, "model.patch_embed": "patch", "model.depth": 1, "data.limit": 300}
-    monkeypatch.setattr(module, "config_of", lambda name, changes: config_of(name, tiny | changes))
-    outcome, figures = run_demo(steps=2)
-    assert capsys.readouterr().err.endswith("Drawing figures ...\n")
+    monkeypatch.setattr(explain, "config_of", lambda name, changes: config_of(name, tiny | changes))
+    announced = []
+    outcome, figures = run_demo(steps=2, announce=lambda: announced.append("drawing"))
+    assert announced == ["drawing"]
     assert outcome.step == 2
     assert outcome.test["accuracy"] > 0
     assert all(Path(path).is_file() for path, _ in figures)

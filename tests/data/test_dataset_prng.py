@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.data.prng import GOLDEN, fold_in, mix_one, permutation, random_below, random_bits, signed
+from clearhead.data.dataset import GOLDEN, fold_in, mix_one, permutation, random_below, random_bits, signed
 
 int64 = st.integers(-(2**63), 2**63 - 1)
 

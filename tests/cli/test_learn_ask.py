@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from clearhead.cli.ask import answer_text, wrap_inline
+from clearhead.cli.learn import answer_text, wrap_inline
 from clearhead.cli.main import main
 from clearhead.course import answers
 

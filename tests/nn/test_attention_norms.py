@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.nn.norms import LayerScale, RMSNorm
+from clearhead.nn.attention import LayerScale, RMSNorm
 
 
 @pytest.fixture
