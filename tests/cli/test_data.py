@@ -13,7 +13,7 @@ from PIL import Image
 from clearhead.cli.main import main
 from clearhead.data import image_datasets
 from clearhead.models.shapes import shapes
-from clearhead.recipes.launch import RECIPES
+from clearhead.recipes import RECIPES
 from clearhead.tasks import TASKS
 
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from clearhead.cli.main import COMMANDS, SHELLS, completion_script
-from clearhead.recipes.launch import RECIPES
+from clearhead.recipes import RECIPES
 
 
 @pytest.fixture(scope="module")

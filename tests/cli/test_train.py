@@ -75,7 +75,7 @@ def test_any_setting_can_be_changed(monkeypatch, argv, path, value):
         seen.append(config)
         return type("TrainResult", (), {"exit_code": 0})
 
-    monkeypatch.setattr("clearhead.recipes.launch.train", train)
+    monkeypatch.setattr("clearhead.recipes.train", train)
     assert main(["train", *argv.split()]) == 0
     found = seen[0].to_dict()
     for name in path.split("."):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from clearhead.cli.main import main
-from clearhead.recipes.launch import train
+from clearhead.recipes import train
 from clearhead.recipes.trial import Verification
 from clearhead.training.config import RunConfig
 from clearhead.training.loop import lr_multiplier

@@ -7,7 +7,7 @@ import torch
 
 from clearhead.inference.evaluate import confusion, loss_and_accuracy
 from clearhead.inference.run import Run
-from clearhead.recipes.launch import train
+from clearhead.recipes import train
 
 SMALL = {
     "model.patch_size": 7,

@@ -5,7 +5,7 @@ import pytest
 from clearhead.inference import explain
 from clearhead.inference.explain import plot_results, run_demo
 from clearhead.inference.run import Run
-from clearhead.recipes.launch import config_of
+from clearhead.recipes import config_of
 
 
 def test_figures_of_a_run(trained):
@@ -23,7 +23,7 @@ def test_demo_resumes_its_run(tmp_path, monkeypatch):
         asked.append((config, name, options))
         return type("TrainResult", (), {"reason": "stopped"})
 
-    monkeypatch.setattr("clearhead.recipes.launch.train", train)
+    monkeypatch.setattr("clearhead.recipes.train", train)
     monkeypatch.setattr(explain, "plot_results", lambda run: pytest.fail("there is nothing to draw"))
     assert run_demo()[1] == []
     assert asked == [(config_of("mnist"), "demo", {"resume": True})]

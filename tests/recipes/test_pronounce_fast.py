@@ -4,7 +4,7 @@ import pytest
 
 from clearhead.data.sequences import load_splits
 from clearhead.inference.run import Run
-from clearhead.recipes.launch import train
+from clearhead.recipes import train
 from clearhead.tasks.pronunciation import error_rates, words_to_score
 
 

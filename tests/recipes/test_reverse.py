@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 
 import clearhead
-from clearhead.recipes.launch import config_of, train
+from clearhead.recipes import config_of, train
 
 
 def test_context_length_follows_the_data_length():

@@ -3,8 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from clearhead.recipes import trial
-from clearhead.recipes.launch import config_of
+from clearhead.recipes import config_of, trial
 from clearhead.recipes.trial import Estimate, estimate
 from clearhead.training.config import MAX_STEPS
 

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from clearhead.data.options import Augmentation
-from clearhead.recipes.launch import RECIPES
+from clearhead.recipes import RECIPES
 from clearhead.tasks import TASKS, find_task
 from clearhead.tasks.images import Folder, Mnist
 from clearhead.tasks.language import Text, Words

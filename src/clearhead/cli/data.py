@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from clearhead.cli.options import Parser
 from clearhead.data.options import N_VIEWS
 from clearhead.messages import duration, json_text, printable
-from clearhead.recipes.launch import RECIPES, Recipe
+from clearhead.recipes import RECIPES, Recipe
 from clearhead.tasks import TASKS, find_task
 from clearhead.tasks.images import ImageTask
 from clearhead.tasks.task import Task
@@ -159,7 +159,7 @@ def recipe_of(name: str) -> tuple[str, "RunConfig"]:
 
 def override_data(task: Task, overrides: dict[str, Any]) -> Task:
     """The recipe's task with the user's overrides, for display."""
-    from clearhead.recipes.launch import with_changes
+    from clearhead.recipes import with_changes
 
     changes = {path.removeprefix("data."): value for path, value in overrides.items() if path.startswith("data.")}
     changed: Task = with_changes(task, changes)

@@ -242,7 +242,7 @@ def completion(argv: Sequence[str]) -> None:
 
 def completion_script(shell: str) -> str:
     from clearhead.course import answers
-    from clearhead.recipes.launch import RECIPES
+    from clearhead.recipes import RECIPES
 
     options = {command: options_of(command, RECIPES) for command in COMMANDS}
     lists: dict[str, Iterable[str]] = {

@@ -21,7 +21,7 @@ from clearhead.cli.options import (
 )
 from clearhead.messages import duration, printable
 from clearhead.models.config import VisionConfig
-from clearhead.recipes.launch import RECIPES, config_of, find
+from clearhead.recipes import RECIPES, config_of, find
 from clearhead.training.config import OptimizerConfig, SnapshotConfig, TrainingConfig
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def train(argv: Sequence[str]) -> int:
 
         print(estimate(config))
         return 0
-    from clearhead.recipes.launch import train
+    from clearhead.recipes import train
 
     return train(config, args.name, resume=args.resume, shard=args.shard).exit_code
 
@@ -200,7 +200,7 @@ def resume(argv: Sequence[str]) -> int:
     if args.model or args.data:
         return resume_custom(args).exit_code
 
-    from clearhead.recipes.launch import resume
+    from clearhead.recipes import resume
 
     return resume(args.run, epochs=args.epochs, steps=args.steps, threads=args.threads, shard=args.shard).exit_code
 
@@ -309,7 +309,7 @@ def train_custom(argv: Sequence[str]) -> int:
     optimizer = OptimizerConfig(**settings_of(values, "optimizer"))
     snapshots = SnapshotConfig(inputs=args.snapshots)
 
-    from clearhead.recipes.launch import check_run_name
+    from clearhead.recipes import check_run_name
     from clearhead.training.custom import FitSettings, fit_parts
     from clearhead.training.run_directory import RUNS
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from clearhead import recipes
 from clearhead.data.dataset import Examples
 from clearhead.drawing import save_figure
 from clearhead.inference.evaluate import confusion, draw_confusion, plot_test_predictions
@@ -38,8 +39,7 @@ from clearhead.insight.plots import draw_head, draw_head_grid, draw_over_image, 
 from clearhead.insight.trace import AttentionTrace, look
 from clearhead.models.config import VisionConfig
 from clearhead.models.mask_view import MaskView
-from clearhead.recipes import launch
-from clearhead.recipes.launch import config_of
+from clearhead.recipes import config_of
 from clearhead.tasks.pronunciation import IMPORTANCE_TITLE
 from clearhead.tasks.report import Example
 from clearhead.training.curves import draw_curves, read_curves
@@ -237,7 +237,7 @@ def run_demo(
     training was stopped. `announce` is called before drawing, which takes seconds."""
     if steps is not None:
         check_positive(steps=steps)
-    result = launch.train(config_of(DEMO_RECIPE, {"training.steps": steps} if steps else {}), DEMO_NAME, resume=True)
+    result = recipes.train(config_of(DEMO_RECIPE, {"training.steps": steps} if steps else {}), DEMO_NAME, resume=True)
     if result.reason == "stopped":
         return result, []
     announce()

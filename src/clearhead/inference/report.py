@@ -33,7 +33,7 @@ from clearhead.models.config import ModuleConfig, VisionConfig
 from clearhead.models.generate import Sampling
 from clearhead.models.mask_view import draw_mask, legend
 from clearhead.models.shapes import block_lines, brackets, count
-from clearhead.recipes.launch import RECIPES, option_value, overrides_of, train_command
+from clearhead.recipes import RECIPES, option_value, overrides_of, train_command
 from clearhead.tasks.language import LanguageTask
 from clearhead.tasks.pronounce import Pronounce
 from clearhead.tasks.report import Example, columns_of, format_metrics

@@ -31,7 +31,7 @@ from clearhead.models.config import LanguageConfig, PredictorConfig
 from clearhead.models.language import LanguageModel
 from clearhead.models.predictor import SequencePredictor
 from clearhead.models.presets import classic_lm, modern_lm
-from clearhead.recipes.launch import config_of
+from clearhead.recipes import config_of
 from clearhead.training.context import TrainContext, build_context
 from clearhead.training.distributed import SINGLE_PROCESS
 from clearhead.training.loop import train_step

@@ -9,7 +9,7 @@ import torch
 from clearhead.data.options import Augmentation
 from clearhead.messages import duration
 from clearhead.models.config import build_model
-from clearhead.recipes.launch import (
+from clearhead.recipes import (
     RECIPES,
     check_run,
     config_of,
@@ -89,7 +89,7 @@ def test_the_model_accepts_the_images_of_its_dataset(name):
 
 
 def test_importing_recipes_does_not_import_torch():
-    code = "import sys; from clearhead.recipes.launch import RECIPES; [recipe.make() for recipe in RECIPES.values()]"
+    code = "import sys; from clearhead.recipes import RECIPES; [recipe.make() for recipe in RECIPES.values()]"
     code += "; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 

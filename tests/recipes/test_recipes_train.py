@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 import clearhead
-from clearhead.recipes.launch import check_run_name, config_of, train, with_changes
+from clearhead.recipes import check_run_name, config_of, train, with_changes
 from clearhead.training.run_directory import RunDirectory
 
 TINY = {"training.steps": 2, "data.limit": 200, "data.validation": 10}
