@@ -1,9 +1,9 @@
 import pytest
 import torch
 
+from clearhead.data import N_VIEWS, TTA, Augmentation
 from clearhead.data.batches import augment, crop, cutout, flip, mixup, mixup_lam, mixup_perm, tta_mean, tta_views
 from clearhead.data.dataset import Normalize
-from clearhead.data.options import N_VIEWS, TTA, Augmentation
 
 IMAGES = torch.randint(1, 256, (6, 3, 5, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 ALL_AUGMENTATIONS = Augmentation(crop=2, flip=True, cutout=3)

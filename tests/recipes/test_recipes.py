@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from clearhead.data.options import Augmentation
+from clearhead.data import Augmentation
 from clearhead.messages import duration
 from clearhead.models.config import build_model
 from clearhead.recipes import (

@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from clearhead.data.options import Augmentation
+from clearhead.data import Augmentation
 from clearhead.recipes import RECIPES
 from clearhead.tasks import TASKS, find_task
 from clearhead.tasks.images import Folder, Mnist

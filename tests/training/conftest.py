@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from clearhead.data import Augmentation
 from clearhead.data.dataset import Dataset, Images, Normalize, SequencePairs
-from clearhead.data.options import Augmentation
 from clearhead.data.sequences import Words as WordExamples
 from clearhead.data.vocab import BOS, EOS
 from clearhead.models.config import LanguageConfig, Seq2SeqConfig, VisionConfig

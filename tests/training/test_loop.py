@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from clearhead.data import Augmentation
 from clearhead.data.batches import Batches
 from clearhead.data.dataset import Subset
-from clearhead.data.options import Augmentation
 from clearhead.training import checkpoint, loop
 from clearhead.training.config import OptimizerConfig
 from clearhead.training.distributed import Ranks

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clearhead.cli.options import Parser
-from clearhead.data.options import N_VIEWS
+from clearhead.data import N_VIEWS
 from clearhead.messages import duration, json_text, printable
 from clearhead.recipes import RECIPES, Recipe
 from clearhead.tasks import TASKS, find_task
@@ -18,8 +18,8 @@ from clearhead.tasks.task import Task
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from clearhead.data import Augmentation
     from clearhead.data.dataset import Dataset
-    from clearhead.data.options import Augmentation
     from clearhead.training.config import RunConfig
 
 ABOUT_DATA = """\
@@ -170,8 +170,8 @@ def override_data(task: Task, overrides: dict[str, Any]) -> Task:
 
 def write_sheet(data: "Dataset", seed: int, out: Path, augmentation: "Augmentation | None") -> None:
     """Writes the contact sheet, with augmented versions if an augmentation is given."""
-    from clearhead.data.contact_sheet import augmented_sheet, contact_sheet
     from clearhead.files import write_atomic
+    from clearhead.tasks.report import augmented_sheet, contact_sheet
 
     if out.suffix.lower() != ".png":
         raise ValueError(f"--out must be a .png file, got {str(out)!r}; try --out {out.with_suffix('.png')}")

@@ -138,7 +138,7 @@ def confusion(argv: Sequence[str]) -> None:
     args = options.parse(argv)
 
     from clearhead.cli.options import say, warn_if_unfinished
-    from clearhead.data.options import N_VIEWS
+    from clearhead.data import N_VIEWS
     from clearhead.drawing import check_suffix, save_figure
     from clearhead.inference.evaluate import confusion, draw_confusion
     from clearhead.inference.run import Run

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clearhead.data import TTA, Augmentation
 from clearhead.data.dataset import Dataset, Examples, Normalize, Tree, fold_in, lengths_of, permutation, random_below
-from clearhead.data.options import TTA, Augmentation
 
 NO_AUGMENTATION = Augmentation()
 

@@ -26,8 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clearhead.data import DictionaryOptions, Level
 from clearhead.data.dataset import Dataset, SequencePairs, fold_in, random_below, random_bits
-from clearhead.data.options import DictionaryOptions, Level
 from clearhead.data.vocab import (
     BOS,
     EOS,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from clearhead.data import TTA
 from clearhead.data.batches import Batch
 from clearhead.data.dataset import Examples, Normalize
-from clearhead.data.options import TTA
 from clearhead.drawing import BLUE, GRAY, VERMILION, displayable, new_figure, wrap
 from clearhead.inference.run import Run
 from clearhead.tasks.report import Outputs, Report, Row

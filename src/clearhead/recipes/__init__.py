@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from clearhead.data.options import N_VIEWS
+from clearhead.data import N_VIEWS
 from clearhead.messages import duration, round_count
 from clearhead.recipes import (
     cifar10_bert,
@@ -238,7 +238,7 @@ def train(
     The default name is RECIPE-SEED, followed by a number if that run exists. `resume` continues the run of this name if
     it exists; `shard` splits the weights over the processes that torchrun has started (FSDP2).
     """
-    from clearhead.training import loop
+    import clearhead.training.loop as loop
 
     config = config_of(recipe, dict(changes or {})) if isinstance(recipe, str) else recipe
     if not isinstance(recipe, str) and changes:
@@ -264,7 +264,7 @@ def resume(
     `epochs` or `steps` set a new length for the run and its schedule; these and `threads` are recorded in config.json,
     under torchrun by rank 0.
     """
-    from clearhead.training import loop
+    import clearhead.training.loop as loop
 
     changes = {"epochs": epochs, "steps": steps, "threads": threads}
     changes = {name: value for name, value in changes.items() if value is not None}

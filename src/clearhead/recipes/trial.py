@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.data import N_VIEWS
 from clearhead.data.batches import evaluation_batches
-from clearhead.data.options import N_VIEWS
 from clearhead.messages import duration, round_count
 from clearhead.nn.blocks import eval_mode
 from clearhead.training.config import RunConfig

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from clearhead.data.options import Augmentation, Fit
+from clearhead.data import Augmentation, Fit
 from clearhead.data.user_files import MAX_EXAMPLES, MAX_IMAGE_SIZE
 from clearhead.messages import short_repr
 from clearhead.models.config import VisionConfig

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from clearhead.data.options import Level
+from clearhead.data import Level
 from clearhead.data.user_files import MAX_EXAMPLES, MAX_LENGTH
 from clearhead.messages import printable
 from clearhead.models.config import LanguageConfig

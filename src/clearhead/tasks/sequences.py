@@ -10,7 +10,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from clearhead.data.options import Fit, Question
+from clearhead.data import Fit, Question
 from clearhead.data.user_files import MAX_LENGTH
 from clearhead.models.config import PredictorConfig
 from clearhead.tasks.images import read_pixels

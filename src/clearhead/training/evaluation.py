@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead.data import TTA
 from clearhead.data.batches import Batch, evaluation_batches, tta_mean
 from clearhead.data.dataset import Examples, Normalize, Tree, map_tensors, num_examples
-from clearhead.data.options import TTA
 from clearhead.nn.blocks import eval_mode
 from clearhead.tasks.objectives import Objective
 from clearhead.training.config import EVAL_BATCH_SIZE

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from clearhead.data import TTA
 from clearhead.data.batches import tta_note
 from clearhead.data.dataset import Examples
-from clearhead.data.options import TTA
 from clearhead.training import checkpoint
 from clearhead.training.config import OptimizerConfig, RunConfig
 from clearhead.training.context import TrainContext, autocast, build_context, check_masks, isolated_torch_state

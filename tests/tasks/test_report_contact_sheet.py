@@ -2,8 +2,11 @@ import numpy as np
 import pytest
 import torch
 
+from clearhead.data import Augmentation
 from clearhead.data.batches import Batches
-from clearhead.data.contact_sheet import (
+from clearhead.data.dataset import Dataset, Images, Normalize
+from clearhead.tasks.images import Folder
+from clearhead.tasks.report import (
     BACKGROUND,
     HIGHLIGHT,
     MAX_CELL,
@@ -13,14 +16,11 @@ from clearhead.data.contact_sheet import (
     NUM_VERSIONS,
     OUTLINE,
     TEXT_COLOR,
-    Row,
+    SheetRow,
     augmented_sheet,
     contact_sheet,
-    draw,
+    draw_sheet,
 )
-from clearhead.data.dataset import Dataset, Images, Normalize
-from clearhead.data.options import Augmentation
-from clearhead.tasks.images import Folder
 from clearhead.tasks.sequences import OddOneOut, Reverse
 
 
@@ -126,8 +126,11 @@ def test_augmented_sheet_rejects_sequences():
 def test_sheet_size_is_bounded():
     """Thousands of classes, names of 255 characters or large images would otherwise take gigabytes."""
     images = torch.zeros(1, 3, 4, 4, dtype=torch.uint8)
-    assert draw([Row("n" * 255, images)] * 5000).size == draw([Row("n" * 37 + "...", images)] * MAX_ROWS).size
+    assert (
+        draw_sheet([SheetRow("n" * 255, images)] * 5000).size
+        == draw_sheet([SheetRow("n" * 37 + "...", images)] * MAX_ROWS).size
+    )
     large = torch.full((12, 3, 1024, 1024), 7, dtype=torch.uint8)
-    width, height = draw([Row("a", large)]).size
+    width, height = draw_sheet([SheetRow("a", large)]).size
     assert MAX_CELL < height < 300
     assert 12 * MAX_CELL < width < 13 * MAX_CELL
