@@ -1,5 +1,6 @@
-"""All recipes by name, with measured results and overrides such as `training.steps=100`; `train` and `resume` run them.
+"""Recipes: one file per experiment, with its command, time and accuracy.
 
+`RECIPES` lists them by name with measured results; settings are changed by their paths, such as `training.steps`.
 `train` creates a run in runs/, and `resume` continues it, optionally for longer. Importing this does not import torch.
 """
 
