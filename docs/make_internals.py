@@ -56,8 +56,8 @@ class Repeat:
 
 TRAIN = (
     Step("Parse the options into changes of the recipe's settings", "train", "cli/train.py"),
-    Step("Build and validate the configuration of the run", "config_of", "recipes/registry.py"),
-    Step("Name the run and start", "train", "recipes/launch.py"),
+    Step("Build and validate the configuration of the run", "config_of", "recipes/__init__.py"),
+    Step("Name the run and start", "train", "recipes/__init__.py"),
     Step("Read the data; build the model, the optimizers and the batches", "build_context", "training/context.py"),
     Step("Create the run directory, or open it and take its lock", "open_or_create", "training/run_directory.py"),
     Step("Load the latest intact checkpoint, if there is one", "restore", "training/state.py"),

@@ -18,8 +18,8 @@ from unittest.mock import patch
 
 from clearhead.cli import main as cli
 from clearhead.cli.options import Parser, field_docs, format_value
-from clearhead.data.options import Augmentation
-from clearhead.tasks.registry import TASKS
+from clearhead.data import Augmentation
+from clearhead.tasks import TASKS
 from clearhead.training.config import MODELS, OptimizerConfig, RunConfig, SnapshotConfig, TrainingConfig
 
 ROOT = Path(__file__).parents[1]

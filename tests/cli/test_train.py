@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from clearhead.cli.main import COMMANDS, EXIT_CODES, main
+from clearhead.recipes.trial import compare
 from clearhead.training import checkpoint, progress
 from clearhead.training.loop import DivergedError, TrainResult
 from clearhead.training.run_directory import RunDirectory
-from clearhead.training.verify_resume import compare
 
 TINY = ["--training.steps", "3", "--data.limit", "300", "--data.validation", "20"]
 
@@ -75,7 +75,7 @@ def test_any_setting_can_be_changed(monkeypatch, argv, path, value):
         seen.append(config)
         return type("TrainResult", (), {"exit_code": 0})
 
-    monkeypatch.setattr("clearhead.recipes.launch.train", train)
+    monkeypatch.setattr("clearhead.recipes.train", train)
     assert main(["train", *argv.split()]) == 0
     found = seen[0].to_dict()
     for name in path.split("."):
@@ -166,7 +166,7 @@ def test_help_shows_the_recipe_and_its_settings(capsys, monkeypatch):
 
 
 def test_dry_run_prints_an_estimate_and_creates_no_files(capsys, here, monkeypatch):
-    monkeypatch.setattr("clearhead.recipes.estimate.TIMED_STEPS", 1)
+    monkeypatch.setattr("clearhead.recipes.trial.TIMED_STEPS", 1)
     assert main(["train", "reverse", "--dry-run", *TINY]) == 0
     out = capsys.readouterr().out
     for word in ("parameters         10,282", "memory ", "time per epoch", "it ends at"):
@@ -249,10 +249,14 @@ PICTURES = [(Path(f"runs/demo/figures/{name}.png"), f"about {name}") for name in
 
 
 def test_demo_prints_accuracy_figures_and_next_commands(capsys, monkeypatch):
-    outcome = TrainResult("finished", 9, 9, {"accuracy": 0.9876, "seconds": 61.2})
-    monkeypatch.setattr("clearhead.cli.train.run_demo", lambda steps: (outcome, PICTURES))
+    def run_demo(steps, announce):
+        announce()
+        return TrainResult("finished", 9, 9, {"accuracy": 0.9876, "seconds": 61.2}), PICTURES
+
+    monkeypatch.setattr("clearhead.inference.explain.run_demo", run_demo)
     assert main(["demo"]) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert err.endswith("Drawing figures ...\n")
     assert "Test accuracy: 98.76% on 10,000 digits after 61 s of training." in out
     assert all(str(path) in out and what in out for path, what in PICTURES)
     assert "\nNext:\n  clearhead predict runs/demo" in out
@@ -263,6 +267,8 @@ def test_demo_prints_accuracy_figures_and_next_commands(capsys, monkeypatch):
 
 
 def test_a_stopped_demo_exits_with_code_3(monkeypatch, capsys):
-    monkeypatch.setattr("clearhead.cli.train.run_demo", lambda steps: (TrainResult("stopped", 9, 0, None), []))
+    monkeypatch.setattr(
+        "clearhead.inference.explain.run_demo", lambda steps, announce: (TrainResult("stopped", 9, 0, None), [])
+    )
     assert main(["demo"]) == 3
     assert "Figures:" not in capsys.readouterr().out

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from clearhead.cli.main import main
-from clearhead.recipes.launch import train
+from clearhead.recipes import train
+from clearhead.recipes.trial import Verification
 from clearhead.training.config import RunConfig
 from clearhead.training.loop import lr_multiplier
 from clearhead.training.run_directory import RunDirectory
-from clearhead.training.verify_resume import Verification
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def verdict(monkeypatch):
             report("training without interruption ...")
             return Verification(config.training.steps, 15, 12, differences)
 
-        monkeypatch.setattr("clearhead.training.verify_resume.verify_resume", verify)
+        monkeypatch.setattr("clearhead.recipes.trial.verify_resume", verify)
         return configs
 
     return fake

@@ -16,11 +16,11 @@ import torch
 from PIL import Image
 
 import clearhead
-from clearhead.cli import custom as cli_custom
+from clearhead import recipes
 from clearhead.cli import main as cli
+from clearhead.cli import train as cli_train
 from clearhead.cli.options import Parser
-from clearhead.recipes import estimate, launch
-from clearhead.recipes.registry import results_table
+from clearhead.recipes import results_table, trial
 from clearhead.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
@@ -123,9 +123,9 @@ def test_command_lines_parse(line, monkeypatch, tmp_path):
     write_inputs(line)
     argv = shlex.split(re.sub(r" >.*| \|.*|[;&].*$", "", line), comments=True)[1:]
     if argv[0] == "train":  # its settings are checked against each other, too
-        monkeypatch.setattr(launch, "train", accept)
-        monkeypatch.setattr(cli_custom, "load_parts", accept)
-        monkeypatch.setattr(estimate, "estimate", accept)
+        monkeypatch.setattr(recipes, "train", accept)
+        monkeypatch.setattr(cli_train, "load_parts", accept)
+        monkeypatch.setattr(trial, "estimate", accept)
     else:
         parse = Parser.parse
         monkeypatch.setattr(Parser, "parse", lambda parser, argv: accept(parse(parser, argv)))

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from clearhead.insight.calls import AttentionCall, Rows
 from clearhead.insight.capture import LOOKED_FOR, capture_attention, join_names, unknown_name
-from clearhead.messages import printable
-from clearhead.notebook import html_table
+from clearhead.messages import html_table, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -31,9 +31,8 @@ from clearhead.models.stack import (
     final_norm,
     input_embeddings,
 )
-from clearhead.nn.patch_embed import ConvEmbed, ConvStem, PatchEmbed
-from clearhead.nn.pooling import RegisterTokens
 from clearhead.nn.positions import LearnedPosEmbed2d, NoPosEmbed2d, PosEmbed2d, RotaryPosEmbed2d, SinusoidalPosEmbed2d
+from clearhead.nn.tokens import ConvEmbed, ConvStem, PatchEmbed, RegisterTokens
 from clearhead.validation import suggest_keywords
 
 

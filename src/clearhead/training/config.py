@@ -7,7 +7,7 @@ import math
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_type_hints
 
-from clearhead.data.options import TTA
+from clearhead.data import TTA
 from clearhead.files import from_json, to_json
 from clearhead.models.config import (
     LanguageConfig,
@@ -17,7 +17,7 @@ from clearhead.models.config import (
     Seq2SeqConfig,
     VisionConfig,
 )
-from clearhead.tasks.registry import find_task
+from clearhead.tasks import find_task
 from clearhead.tasks.task import Task
 from clearhead.validation import (
     check_choice,

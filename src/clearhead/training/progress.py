@@ -18,8 +18,15 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from clearhead.messages import FaultTolerantStream, duration, is_notebook, printable, safe_console
-from clearhead.notebook import NotebookBar, html_table
+from clearhead.messages import (
+    FaultTolerantStream,
+    NotebookBar,
+    duration,
+    html_table,
+    is_notebook,
+    printable,
+    safe_console,
+)
 
 FINISHED = 0
 """exit code: training has finished, or stopped early, and the test set was evaluated"""
