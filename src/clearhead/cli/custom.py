@@ -84,7 +84,7 @@ def check_parts(args: argparse.Namespace) -> None:
 
 
 def add_settings(options: Parser, group: str, config: type) -> None:
-    """An option for each field: --lr and --optimizer.lr."""
+    """An option for each field: --lr, which may also be written --optimizer.lr."""
     section = options.add_argument_group(f"{group} settings")
     docs, hints = field_docs(config), get_type_hints(config)
     for field in fields(config):
@@ -93,9 +93,9 @@ def add_settings(options: Parser, group: str, config: type) -> None:
         default = DEFAULTS.get(field.name, field.default)
         short = group if field.name == "name" else field.name
         text = " ".join(filter(None, [docs.get(field.name, ""), f"(default: {format_value(default)})"]))
+        options.other_names[f"--{group}.{dashes(field.name)}"] = f"--{dashes(short)}"
         section.add_argument(
             f"--{dashes(short)}",
-            f"--{group}.{dashes(field.name)}",
             dest=f"{group}.{field.name}",
             default=argparse.SUPPRESS,
             type=reader(hints[field.name]),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from clearhead.cli.curves import parse_epochs
 from clearhead.cli.options import Parser, reader
+from clearhead.messages import printable
 
 DETAILS = """\
 The report contains the command that reproduces the run, its data with sizes and
@@ -71,14 +72,16 @@ def report(argv: Sequence[str]) -> None:
     def announce(message: str) -> None:
         print(message, file=sys.stderr, flush=True)
 
-    say(
-        report(
-            args.runs,
-            args.out,
-            epochs=args.epochs,
-            samples=args.samples,
-            mistakes=args.mistakes,
-            embed=args.embed,
-            announce=announce,
-        )
+    is_replaced = args.out.exists()
+    path = report(
+        args.runs,
+        args.out,
+        epochs=args.epochs,
+        samples=args.samples,
+        mistakes=args.mistakes,
+        embed=args.embed,
+        announce=announce,
     )
+    if is_replaced:
+        announce(f"replaced the existing file {printable(path)}")
+    say(path)
