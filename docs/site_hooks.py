@@ -34,6 +34,8 @@ COMMANDS = re.compile(r"<!-- commands: .* -->")
 LINK = re.compile(r"(?P<text>\]\()(?P<path>(?!https?://|#|mailto:)[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 DIAGRAM = re.compile(r"^!\[(?P<alt>[^\]]*)\]\((?P<path>[^)]*diagrams/[\w-]+\.svg)\)$", re.MULTILINE)
 FORMULA = re.compile(r'<(?P<tag>span|div|pre) class="arithmatex">(?P<tex>.*?)</(?P=tag)>', re.DOTALL)
+SHORT_CELL = re.compile(r"(?<=<td>)[^<]{2,16}(?=</td>)|(?<=;\">)[^<]{2,16}(?=</td>)")
+"""a cell of a table that stays on one line, such as "5 min 32 s"; the second form has an alignment"""
 ITEM = re.compile(r"(?:[-*]|\d+\.) ")
 LANGUAGES = {".py": "python", ".toml": "toml"}
 
@@ -149,8 +151,8 @@ def inlined(match: re.Match[str], uri: str) -> str:
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Formulas as MathML, which browsers render without a script."""
-    return FORMULA.sub(to_mathml, html)
+    """Formulas as MathML, which browsers render without a script; no line breaks in short cells of tables."""
+    return SHORT_CELL.sub(lambda cell: cell[0].replace(" ", "&nbsp;"), FORMULA.sub(to_mathml, html))
 
 
 def to_mathml(match: re.Match[str]) -> str:
