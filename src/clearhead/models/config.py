@@ -188,7 +188,7 @@ class PredictorConfig(StackConfig):
         check_bool(head_norm=self.head_norm)
         if self.head_norm and not self.head_mlp_dim:
             raise ValueError(
-                "head_norm normalises the head's hidden layer, got head_norm=True with head_mlp_dim=0; "
+                "head_norm normalizes the head's hidden layer, got head_norm=True with head_mlp_dim=0; "
                 f"try head_mlp_dim={self.width}"
             )
         if self.head_norm and self.activation == "swiglu":
@@ -209,7 +209,7 @@ class VisionConfig(StackConfig):
     in_channels: int = 3
     """1 for gray images, 3 for color"""
     patch_embed: PatchEmbedName = "patch"
-    """from pixels to tokens: a linear layer for each patch, the same as a convolution, or several convolutions"""
+    """from pixels to tokens: a linear layer for each patch, strided convolutions, or convolutions with max pooling"""
     pos_embed: PosEmbed2dName = "learned"
     """how patches get their positions"""
     pooling: PoolingName = "cls"
