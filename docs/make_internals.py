@@ -148,7 +148,7 @@ def layers_diagram() -> str:
         if number:
             parts.append(arrow(y, y + GAP))
             y += GAP
-        entries = [(name, wrap(first_sentence(module_path(name)), 62)) for name in names]
+        entries = [(name, wrap(first_sentence(module_path(name)).replace("`", ""), 62)) for name in names]
         height = 2 * PADDING - 4 + sum(LINE + SMALL_LINE * len(lines) for _, lines in entries) + 6 * (len(entries) - 1)
         parts.append(f'<rect class="box" x="{MARGIN}" y="{y}" width="{WIDTH - 2 * MARGIN}" height="{height}" rx="6"/>')
         baseline = y + PADDING + 10

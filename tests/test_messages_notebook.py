@@ -121,7 +121,9 @@ def test_train_result():
     assert "0.5000" in html
     assert "seconds" not in html
     assert "<script" not in html
-    assert "test" not in TrainResult("stopped", 3, 0, None)._repr_html_()
+    page = TrainResult("stopped", 3, None, None)._repr_html_()
+    assert "test" not in page
+    assert "best" not in page
 
 
 def test_run(tmp_path, monkeypatch):

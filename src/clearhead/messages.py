@@ -304,7 +304,7 @@ def html_table(
             "<table>",
             f"<thead>{line(header, 'th')}</thead>" if header else "",
             f"<tbody>{''.join(line(row, 'td') for row in rows)}</tbody></table>",
-            f"<p>{escaped(footer)}</p>" if footer else "",
+            f"<p>{escaped(footer).replace(chr(10), '<br>')}</p>" if footer else "",
         ]
     )
 

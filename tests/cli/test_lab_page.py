@@ -169,8 +169,8 @@ def test_single_page_has_one_formula_per_line():
 def test_rounding_errors_are_not_printed():
     assert [shown(value) for value in (0.0, 3e-16, -3e-16, 0.12345, 768)] == [
         "0",
-        "below 1e-9",
-        "below 1e-9",
+        "below 1e-12",
+        "below 1e-12",
         "0.123",
         "768",
     ]

@@ -48,7 +48,10 @@ def test_train_saves_the_run_in_its_folder(capsys):
     ("argv", "path", "value"),
     [
         ("reverse --training.steps 9", "training.steps", 9),
+        ("reverse --steps 9", "training.steps", 9),
+        ("reverse --threads=1", "training.threads", 1),
         ("reverse --training.epochs 2", "training.steps", 0),
+        ("reverse --epochs 2", "training.steps", 0),
         ("reverse --training.checkpoint-every 5", "training.checkpoint_every", 5),
         ("reverse --training.checkpoint_every=5", "training.checkpoint_every", 5),
         ("reverse --optimizer.lr 1e-3", "optimizer.lr", 1e-3),
@@ -91,7 +94,8 @@ def test_any_setting_can_be_changed(monkeypatch, argv, path, value):
         ("reverse --training.precision fp32", "got 'fp32'; did you mean float32?"),
         ("--name x", "train needs a recipe as its first argument, got '--name'; one of reverse, "),
         ("reverse --lr 1", "train reverse has no option --lr; did you mean --optimizer.lr?"),
-        ("reverse --steps 1", "has no option --steps; did you mean --training.steps?"),
+        ("reverse --stpes 1", "has no option --stpes; did you mean --training.steps?"),
+        ("reverse --steps many", "--training.steps: must be an integer, got 'many'"),
         ("reverse --optimiser.lr 1", "has no option --optimiser.lr; did you mean --optimizer.lr?"),
         ("reverse --training.check-point-every 1", "did you mean --training.checkpoint-every?"),
         ("reverse --training.seed 1", "has no option --training.seed; did you mean --seed?"),
@@ -268,7 +272,7 @@ def test_demo_prints_accuracy_figures_and_next_commands(capsys, monkeypatch):
 
 def test_a_stopped_demo_exits_with_code_3(monkeypatch, capsys):
     monkeypatch.setattr(
-        "clearhead.inference.explain.run_demo", lambda steps, announce: (TrainResult("stopped", 9, 0, None), [])
+        "clearhead.inference.explain.run_demo", lambda steps, announce: (TrainResult("stopped", 9, None, None), [])
     )
     assert main(["demo"]) == 3
     assert "Figures:" not in capsys.readouterr().out

@@ -1,7 +1,7 @@
 """README, docs and the generated list of commands: Python blocks run, `clearhead` lines parse, links lead somewhere.
 
 A Python block after the line `<!-- not run: REASON -->` is compiled only. Blocks run in a folder that has small trained
-runs of the names in RUNS.
+runs of the names in RUNS and a folder of images, pets.
 """
 
 import importlib
@@ -67,6 +67,7 @@ def runs(tmp_path_factory):
         patch.chdir(folder)
         for name, (recipe, changes) in RUNS.items():
             clearhead.train(recipe, name, changes=changes, quiet=True)
+        write_pets()
     return folder
 
 
@@ -111,6 +112,11 @@ def write_inputs(line):
         Path(file).write_text("A line of a text file.\n" * 100)
     for file in re.findall(r"[\w-]+\.dict|\w+\.train", line):
         Path(file).write_text("".join(f"{a}{b} {a.upper()} {b.upper()}\n" for a in "bdfgklm" for b in "pstvz"))
+    write_pets()
+
+
+def write_pets():
+    """The folder of images pets: ten of each of two classes."""
     for name in ("cat", "dog"):
         Path("pets", name).mkdir(parents=True)
         for i in range(10):

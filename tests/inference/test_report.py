@@ -245,6 +245,11 @@ def test_command_line(at_home, tmp_path, capsys):
     assert captured.out == f"{out}\n"
     assert "Evaluating 10,000 test examples" in captured.err
     assert {"Attention: test example 1", "Attention: test example 4"} <= set(page_of(out).headings)
+    assert "replaced" not in captured.err
+    assert main(["report", str(at_home / "reverse"), "--samples", "--out", str(out)]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"{out}\n"
+    assert f"replaced the existing file {out}\n" in captured.err
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_run_without_validation_examples_tests_its_last_step(config, tmp_path, m
     empty = replace(data, validation=type(data.validation)(data.validation.images[:0], data.validation.labels[:0]))
     monkeypatch.setattr(type(config.data), "read", lambda task, seed: empty)
     outcome = train(config, tmp_path / "run", quiet=True)
-    assert outcome.best_step == 0
+    assert outcome.best_step is None
     assert outcome.test["best_step"] == 12
     assert not [r for r in records_of(tmp_path / "run") if r["kind"] == "validation"]
 

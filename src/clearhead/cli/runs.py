@@ -362,14 +362,16 @@ def report(argv: Sequence[str]) -> None:
     def announce(message: str) -> None:
         print(message, file=sys.stderr, flush=True)
 
-    say(
-        report(
-            args.runs,
-            args.out,
-            epochs=args.epochs,
-            samples=args.samples,
-            mistakes=args.mistakes,
-            embed=args.embed,
-            announce=announce,
-        )
+    is_replaced = args.out.exists()
+    path = report(
+        args.runs,
+        args.out,
+        epochs=args.epochs,
+        samples=args.samples,
+        mistakes=args.mistakes,
+        embed=args.embed,
+        announce=announce,
     )
+    if is_replaced:
+        announce(f"replaced the existing file {printable(path)}")
+    say(path)

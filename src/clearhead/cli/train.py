@@ -86,6 +86,8 @@ DEFAULTS = {"batch_size": BATCH_SIZE, "eval_batch_size": "as batch_size", "compi
 STEPS, CHECKPOINT_EVERY = 30, 4
 """length of the runs of verify-resume, and steps between their checkpoints"""
 NOT_EXACT = 1
+SHORT_NAMES = {f"--{name}": f"--training.{name}" for name in ("epochs", "steps", "threads")}
+"""options of `resume` and the settings of a recipe that they change; both commands accept both names"""
 
 
 def train(argv: Sequence[str]) -> int:
@@ -121,6 +123,7 @@ def train_parser(name: str) -> Parser:
     options = Parser(
         f"clearhead train {name}", sentence, examples=(command, f"{command} --seed 1 --dry-run"), details=details
     )
+    options.other_names |= SHORT_NAMES
     options.add_argument("--name", metavar="NAME", help="save the run in runs/NAME (default: RECIPE-SEED)")
     options.add_argument("--resume", action="store_true", help="resume the run if it exists")
     add_shard(options)
@@ -187,6 +190,7 @@ def resume(argv: Sequence[str]) -> int:
         examples=("clearhead resume runs/mine", "clearhead resume runs/mine --epochs 50"),
         details=RESUME_DETAILS,
     )
+    options.other_names |= {setting: option for option, setting in SHORT_NAMES.items()}
     options.add_run()
     length = options.add_mutually_exclusive_group()
     length.add_argument("--epochs", metavar="N", type=reader(int), help="train until epoch N, counted from the start")
@@ -219,6 +223,7 @@ def verify_resume(argv: Sequence[str]) -> int:
         examples=(command, f"{command} --training.steps 60"),
         details=VERIFY_RESUME_DETAILS,
     )
+    options.other_names |= SHORT_NAMES
     add_overrides(options, config, "run settings", without=fixed_settings(name))
     short = {"training.steps": STEPS, "training.checkpoint_every": CHECKPOINT_EVERY}
     config = config_of(name, short | get_overrides(config, options.parse(rest)))
@@ -335,7 +340,7 @@ def check_parts(args: argparse.Namespace) -> None:
 
 
 def add_settings(options: Parser, group: str, config: type) -> None:
-    """An option for each field: --lr and --optimizer.lr."""
+    """An option for each field: --lr, which may also be written --optimizer.lr."""
     section = options.add_argument_group(f"{group} settings")
     docs, hints = field_docs(config), get_type_hints(config)
     for field in fields(config):
@@ -344,9 +349,9 @@ def add_settings(options: Parser, group: str, config: type) -> None:
         default = DEFAULTS.get(field.name, field.default)
         short = group if field.name == "name" else field.name
         text = " ".join(filter(None, [docs.get(field.name, ""), f"(default: {format_value(default)})"]))
+        options.other_names[f"--{group}.{dashes(field.name)}"] = f"--{dashes(short)}"
         section.add_argument(
             f"--{dashes(short)}",
-            f"--{group}.{dashes(field.name)}",
             dest=f"{group}.{field.name}",
             default=argparse.SUPPRESS,
             type=reader(hints[field.name]),

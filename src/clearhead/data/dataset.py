@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -107,6 +107,14 @@ class Dataset:
     """the user's own files that could not be read and were skipped"""
     notes: tuple[str, ...] = ()
     """sentences to print before training"""
+
+    def tensors(self, split: Literal["train", "validation", "test"]) -> tuple[Tensor, Tensor]:
+        """All inputs and targets of a split, images normalized: data for `clearhead.fit`."""
+        if split not in ("train", "validation", "test"):
+            raise ValueError(f"split must be 'train', 'validation' or 'test', got {split!r:.60}")
+        examples: Examples = getattr(self, split)
+        inputs, targets = examples.get_batch(torch.arange(len(examples)))
+        return (self.normalize(inputs) if self.normalize else inputs), targets
 
 
 @dataclass(frozen=True, eq=False)

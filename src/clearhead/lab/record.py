@@ -343,4 +343,4 @@ def cell(text: str) -> str:
 
 def shown(value: float) -> str:
     """Three significant digits; rounding errors differ between machines, so their size is not shown."""
-    return "below 1e-9" if 0 < abs(value) < 1e-9 else f"{value:.3g}"
+    return "below 1e-12" if 0 < abs(value) < 1e-12 else f"{value:.3g}"

@@ -5,6 +5,7 @@ such), E model width.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -156,6 +157,14 @@ class VisionTransformer(nn.Module):
         config = preset(name, changes)
         check_kind(config, VisionConfig)
         return cls(**vars(config))
+
+    def reset_classifier(self, num_classes: int) -> None:
+        """Replace the head by a new one for `num_classes` classes, as in timm; all other weights stay."""
+        self.config = replace(self.config, num_classes=num_classes)
+        example = next(self.head.parameters())
+        self.head = build_head(self.config, num_classes).to(example).train(self.training)
+        if self.config.init == "bert":
+            init_bert_(self.head)
 
     def forward(
         self,

@@ -209,6 +209,7 @@ class MultiHeadAttention(nn.Module):
     """num_heads attentions in parallel, each on its own slice of the width, concatenated and mixed by W_O.
 
     x (B,Q,input_width), keys (B,K,key_input_width), values (B,K,value_input_width) -> (B,Q,width)
+
     Self-attention if only x is given; values default to keys. input_width defaults to width, and the input widths of
     keys and values default to input_width. With num_kv_heads below num_heads, keys and values have fewer heads, which
     shrinks their projections and the cache (grouped-query attention). qk_norm normalizes the queries and keys of each

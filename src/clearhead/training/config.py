@@ -70,10 +70,13 @@ class OptimizerConfig:
     weight_decay: float = 0.01
     """decoupled weight decay of matrices; none for norms, biases and embeddings"""
     beta1: float = 0.9
+    """decay of AdamW's mean of the gradients"""
     beta2: float = 0.999
+    """decay of AdamW's mean of the squared gradients"""
     momentum: float = 0.95
     """momentum of Muon"""
     schedule: Schedule = "cosine"
+    """course of the learning rate after the warm-up"""
     warmup: int = 0
     """steps of linear learning-rate warm-up"""
     final_lr_fraction: float = 0.0
@@ -203,6 +206,7 @@ class RunConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: TrainingConfig
     seed: int = 0
+    """random seed of the initial weights, the validation split, the order of the batches and dropout"""
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
 
     def __post_init__(self) -> None:

@@ -152,7 +152,7 @@ def run_training(
                 reason = "stopped"
     if reason == "stopped" and run:
         display.info(f"stopped after step {state.step}; {ctx.config.task.resume_hint(run.path)}")
-    return TrainResult(reason, state.step, state.best_step, test)
+    return TrainResult(reason, state.step, state.best_step or None, test)
 
 
 def train_loop(
