@@ -4,6 +4,7 @@ import math
 import pytest
 
 from clearhead import lab
+from clearhead.lab import all_claims
 from clearhead.lab.claim import (
     SETTING_HELP,
     Result,
@@ -15,7 +16,6 @@ from clearhead.lab.claim import (
     readable_memory_errors,
     settings,
 )
-from clearhead.lab.registry import all_claims
 
 ALL = all_claims()
 CLAIMS = {claim.slug: claim for claim in ALL}

@@ -23,9 +23,8 @@ from torch import Tensor, nn
 
 from clearhead.insight.calls import AttentionCall, Rows
 from clearhead.insight.capture import LOOKED_FOR, capture_attention, join_names, unknown_name
-from clearhead.messages import printable
-from clearhead.notebook import html_table, static_image, viewer_frame
-from clearhead.viewer import Description, LayerInfo, document, trace_view
+from clearhead.messages import html_table, printable
+from clearhead.viewer import Description, LayerInfo, document, static_image, trace_view, viewer_frame
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from clearhead.notebook import html_table
+from clearhead.messages import html_table
 from clearhead.validation import check_heads
 
 if TYPE_CHECKING:

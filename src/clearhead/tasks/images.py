@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from clearhead.data.options import Augmentation, Fit
+from clearhead.data import Augmentation, Fit
 from clearhead.data.user_files import MAX_EXAMPLES, MAX_IMAGE_SIZE
 from clearhead.messages import short_repr
 from clearhead.models.config import VisionConfig
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from clearhead.data.batches import Batches
-    from clearhead.data.cache import CachedDataset
     from clearhead.data.dataset import Dataset, Examples
+    from clearhead.data.downloads import CachedDataset
     from clearhead.tasks.objectives import Objective
     from clearhead.tasks.report import Example, Prediction
 
@@ -151,14 +151,14 @@ class Mnist(ImageTask):
     num_classes: ClassVar[int] = 10
 
     def read(self, seed: int) -> "Dataset":
-        from clearhead.data.mnist import load_mnist
+        from clearhead.data.image_datasets import load_mnist
 
         return load_mnist(self.validation, self.limit, seed)
 
     def published_digests(self) -> dict[str, str]:
-        from clearhead.data.mnist import DIGESTS
+        from clearhead.data.image_datasets import MNIST_DIGESTS
 
-        return DIGESTS
+        return MNIST_DIGESTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,15 +173,15 @@ class FashionMnist(ImageTask):
     num_classes: ClassVar[int] = 10
 
     def read(self, seed: int) -> "Dataset":
-        from clearhead.data.mnist import load_fashion_mnist
+        from clearhead.data.image_datasets import load_fashion_mnist
 
         return load_fashion_mnist(self.validation, self.limit, seed)
 
     @classmethod
     def download(cls) -> "CachedDataset":
-        from clearhead.data.mnist import CACHED
+        from clearhead.data.image_datasets import FASHION_MNIST
 
-        return CACHED
+        return FASHION_MNIST
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,15 +196,15 @@ class Cifar10(ImageTask):
     num_classes: ClassVar[int] = 10
 
     def read(self, seed: int) -> "Dataset":
-        from clearhead.data.cifar10 import load_cifar10
+        from clearhead.data.image_datasets import load_cifar10
 
         return load_cifar10(self.validation, self.limit, seed)
 
     @classmethod
     def download(cls) -> "CachedDataset":
-        from clearhead.data.cifar10 import CACHED
+        from clearhead.data.image_datasets import CIFAR10
 
-        return CACHED
+        return CIFAR10
 
 
 @dataclass(frozen=True, kw_only=True)
