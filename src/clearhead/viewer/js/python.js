@@ -39,31 +39,47 @@ export function pythonLines(part, shown) {
   const needsEdits = editContexts(shown);
   const imports = ["import base64", ...(needsEdits.length ? ["import contextlib"] : []), "", "import torch", "", "import clearhead"];
   if (part === "aggregates") imports.push("from clearhead import insight");
-  const body = needsEdits.length && part !== "cause" ? ["with edits:", ...indented(partLines(part, shown))] : partLines(part, shown);
-  return [...imports, "", ...inputLines(shown), ...needsEdits, ...body, ""].join("\n");
+  const body = needsEdits.length ? ["with edits:", ...indented(partLines(part, shown))] : partLines(part, shown);
+  const first = part === "cause" && hasEdits(shown.edits) ? ["with torch.no_grad():", "    before = model(images).softmax(-1)[0]", ""] : [];
+  const again = first.length && shown.edits.hiddenPatches.length ? imageLines(shown) : [];
+  const input = first.length ? [...pixelLines(shown), normalizeLine(shown), ...first, ...again] : [...pixelLines(shown), ...imageLines(shown)];
+  return [...imports, "", ...input, ...needsEdits, ...body, ""].join("\n");
 }
 
 /** @param {Shown} shown */
-function inputLines({ description, pixels, edits }) {
-  const input = /** @type {InputSpec} */ (description.input);
-  const { channels, height, width, mean, std, background, patch_size: size } = input;
-  const grid = description.grid ?? [1, 1];
-  const perChannel = (/** @type {number[]} */ values) => `torch.tensor([${values.join(", ")}]).view(-1, 1, 1)`;
-  const hidden = edits.hiddenPatches.map((patch) => {
-    const [top, left] = [Math.floor(patch / grid[1]) * size, (patch % grid[1]) * size];
-    const value = channels === 1 ? String(background[0]) : perChannel(background);
-    return `pixels[..., ${top}:${top + size}, ${left}:${left + size}] = ${value}  # hide the patch in ${patchName(patch, grid)}`;
-  });
+function pixelLines({ description, pixels }) {
+  const { channels, height, width } = /** @type {InputSpec} */ (description.input);
   return [
     `model = ${description.source}`,
     "data = (",
     ...wrapText(toBase64(pixels)).map((line) => `    "${line}"`),
     ")",
     `pixels = torch.frombuffer(bytearray(base64.b64decode(data)), dtype=torch.uint8).view(1, ${channels}, ${height}, ${width})`,
-    ...hidden,
-    `images = (pixels / 255 - ${perChannel(mean)}) / ${perChannel(std)}`,
-    "",
   ];
+}
+
+/** @param {Shown} shown */
+function imageLines(shown) {
+  const { description, edits } = shown;
+  const { channels, background, patch_size: size } = /** @type {InputSpec} */ (description.input);
+  const grid = description.grid ?? [1, 1];
+  const hidden = edits.hiddenPatches.map((patch) => {
+    const [top, left] = [Math.floor(patch / grid[1]) * size, (patch % grid[1]) * size];
+    const value = channels === 1 ? String(background[0]) : perChannel(background);
+    return `pixels[..., ${top}:${top + size}, ${left}:${left + size}] = ${value}  # hide the patch in ${patchName(patch, grid)}`;
+  });
+  return [...hidden, normalizeLine(shown), ""];
+}
+
+/** @param {Shown} shown */
+function normalizeLine({ description }) {
+  const { mean, std } = /** @type {InputSpec} */ (description.input);
+  return `images = (pixels / 255 - ${perChannel(mean)}) / ${perChannel(std)}`;
+}
+
+/** @param {number[]} values */
+function perChannel(values) {
+  return `torch.tensor([${values.join(", ")}]).view(-1, 1, 1)`;
 }
 
 /**
@@ -132,8 +148,8 @@ function partLines(part, shown) {
     case "cause":
       return [
         "with torch.no_grad():",
-        "    before = model(images).softmax(-1)[0]",
-        ...(hasEdits(shown.edits) && editContexts(shown).length ? ["    with edits:", "        after = model(images).softmax(-1)[0]", "print(after - before)"] : ["print(before)"]),
+        "    after = model(images).softmax(-1)[0]",
+        hasEdits(shown.edits) ? "print(after - before)" : "print(after)",
         `score = lambda logits: logits.softmax(-1)[0, ${target}]`,
         "print(clearhead.head_importance(model, images, score))  # effect of setting each head to zero",
       ];
@@ -186,6 +202,7 @@ function aggregateLines({ description, target, layers }) {
   const pooled = layers[layers.length - 1]?.queries === 1;
   const registers = pooled ? 0 : description.num_prefix_tokens - Number(hasClassTokenIn(description));
   const options = `class_token=${hasClassTokenIn(description) ? "True" : "False"}${registers > 0 ? `, num_register_tokens=${registers}` : ""}`;
+  const followsTokens = !pooled || description.num_prefix_tokens === 0; // a pooling layer does not see register tokens
   const view = `.view(${grid[0]}, ${grid[1]})`;
   const mean = pooled ? `[trace[${JSON.stringify(layers[layers.length - 1].name)}].weights()]` : "trace";
   const fill = (description.input?.background ?? []).every((value) => value === 0) ? "black" : "mean";
@@ -193,8 +210,8 @@ function aggregateLines({ description, target, layers }) {
     "trace = clearhead.look(model, images)",
     "matrices = {",
     `    "mean": insight.mean_attention(${mean}),`,
-    '    "rollout": insight.rollout(trace),',
-    `    "relevance": insight.relevance(trace, trace.output[:, ${target}]),`,
+    ...(followsTokens ? ['    "rollout": insight.rollout(trace),'] : []),
+    ...(followsTokens ? [`    "relevance": insight.relevance(trace, trace.output[:, ${target}]),`] : []),
     "}",
     "for name, matrix in matrices.items():",
     `    print(name, insight.output_map(matrix, ${options})[0]${view})`,
