@@ -81,7 +81,7 @@ export function explainCell(steps, matrix, row, column, projection = null) {
 export function matrixOf(steps, name) {
   if (name === "scaled") return { shape: steps.scores.shape, data: scaledScores(steps) };
   if (name === "mask") return steps.mask && { shape: steps.scores.shape, data: steps.mask };
-  return steps[name];
+  return steps[name] ?? null;
 }
 
 /**

@@ -178,12 +178,17 @@ export function contextOf(canvas) {
   return context;
 }
 
+/** @type {WeakMap<HTMLCanvasElement, import("./colors.js").ColorTable>} */
+const shownTables = new WeakMap();
+
 /**
  * A horizontal strip with all colors of a table.
  * @param {HTMLCanvasElement} canvas
  * @param {import("./colors.js").ColorTable} table
  */
 export function drawColorBar(canvas, table) {
+  if (shownTables.get(canvas) === table) return;
+  shownTables.set(canvas, table);
   const image = new ImageData(256, 1);
   for (let i = 0; i < 256; i++) image.data.set([table[3 * i], table[3 * i + 1], table[3 * i + 2], 255], 4 * i);
   [canvas.width, canvas.height] = [256, 1];

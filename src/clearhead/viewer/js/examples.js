@@ -3,6 +3,7 @@
  */
 
 import { contextOf, dropdown, checkbox, iconButton, node, segmented, setText } from "./dom.js";
+import { inputSize } from "./inputs.js";
 import { paintPixels } from "./maps.js";
 import { percent, topTwo } from "./layout.js";
 import { pixelsOfPicture } from "./picture.js";
@@ -10,7 +11,7 @@ import { range, toProbabilities } from "./queries.js";
 
 /** @typedef {import("./session.js").Session} Session */
 /** @typedef {import("./session.js").Change} Change */
-/** @typedef {import("./session.js").Examples} Examples */
+/** @typedef {import("./inputs.js").Examples} Examples */
 /** @typedef {import("./state.js").Source} Source */
 
 const PAGE = 30;
@@ -133,7 +134,7 @@ function createBrowser(session) {
   function thumbnail(examples, index) {
     const spec = session.description.input;
     const canvas = node("canvas", { class: "ch-pixelated" });
-    const size = session.inputSize();
+    const size = inputSize(session.description);
     if (spec) {
       const image = new ImageData(spec.width, spec.height);
       paintPixels(examples.pixels.subarray(index * size, (index + 1) * size), spec.channels, image);

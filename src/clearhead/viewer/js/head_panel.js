@@ -18,7 +18,7 @@ import { READOUT, hasClassTokenIn, maxAbsOf, tokenLayout } from "./queries.js";
 const MAX_SIDE_OF_MATRIX = 180;
 const MIN_SIDE = 12;
 const MAX_CELL = 8;
-const OPERATORS = 420;
+const OPERATORS = 540;
 
 /** @type {{name: string, title: string, before: string, axis: string, note: string}[]} */
 const MATRICES_OF_HEAD = [
@@ -50,8 +50,9 @@ export function createHeadPanel(session, menu) {
     flow,
     arithmetic,
   );
-  const sheet = document.createElement("canvas");
   let explained = "";
+  let drawn = false;
+  let unit = 1;
 
   /** @param {typeof MATRICES_OF_HEAD[number]} entry */
   function createCard({ name, title: text, before, axis, note }) {
@@ -65,7 +66,9 @@ export function createHeadPanel(session, menu) {
       before ? operator : null,
       node("div", {}, node("figcaption", {}, node("b", {}, text), shape), canvas, node("p", { class: "ch-note" }, note), limits),
     );
-    const entry = { element: card, name, operator, canvas, shape, limits, cursor: 0, columns: 1, count: 0 };
+    const painted = { steps: /** @type {object | null} */ (null), dark: false, limit: 1 };
+    const entry = { painted, element: card, name, operator, canvas, shape, limits, cursor: 0, columns: 1, count: 0, sheet: document.createElement("canvas") };
+
     const choose = (/** @type {number} */ cell) => {
       entry.cursor = cell;
       const [row, column] = [Math.floor(cell / entry.columns), cell % entry.columns];
@@ -87,13 +90,19 @@ export function createHeadPanel(session, menu) {
     return entry;
   }
 
+  /** The matrices of the current steps by name; some are computed. */
+  const tensors = { of: /** @type {object | null} */ (null), byName: /** @type {Map<string, Tensor | null>} */ (new Map()) };
+
   /** @param {string} name @returns {Tensor | null} */
   function tensorOf(name) {
     const { steps } = session;
     if (!steps) return null;
-    if (name === "q" || name === "v") return steps[name];
-    if (name === "kT") return transposed(steps.k);
-    return matrixOf(steps, /** @type {MatrixName} */ (name));
+    if (tensors.of !== steps) {
+      tensors.of = steps;
+      tensors.byName = new Map(cards.map((card) => [card.name, matrixOf(steps, /** @type {MatrixName} */ (card.name))]));
+      tensors.byName.set("q", steps.q).set("v", steps.v).set("kT", transposed(steps.k));
+    }
+    return tensors.byName.get(name) ?? null;
   }
 
   /** Row of the query that the other panels show. */
@@ -113,6 +122,28 @@ export function createHeadPanel(session, menu) {
     return clamp(room, 100 / largest, Math.min(MAX_CELL, 160 / largest));
   }
 
+  /**
+   * The colors of a matrix, one pixel for each number; painted again only if the matrix or the theme has changed.
+   * @param {ReturnType<typeof createCard>} card
+   * @param {Tensor} tensor
+   * @param {boolean} dark
+   * @returns {number} the limit of the color scale
+   */
+  function paintSheet(card, tensor, dark) {
+    if (card.painted.steps === session.steps && card.painted.dark === dark) return card.painted.limit;
+    const [rows, columns] = tensor.shape;
+    const positive = isPositive(card.name);
+    const finite = Float32Array.from(tensor.data, (x) => (Number.isFinite(x) ? x : 0));
+    const limit = maxAbsOf(finite) || 1;
+    const table = positive ? (dark ? GLOW : AMBER_LIGHT) : dark ? SIGNED_DARK : SIGNED_LIGHT;
+    const image = new ImageData(columns, rows);
+    paintColors(finite, positive ? 0 : -limit, limit, table, image.data);
+    [card.sheet.width, card.sheet.height] = [columns, rows];
+    contextOf(card.sheet).putImageData(image, 0, 0);
+    card.painted = { steps: session.steps, dark, limit };
+    return limit;
+  }
+
   /** @param {ReturnType<typeof createCard>} card @param {number} unit */
   function drawMatrix(card, unit) {
     const tensor = tensorOf(card.name);
@@ -125,15 +156,9 @@ export function createHeadPanel(session, menu) {
     Object.assign(card.canvas.style, { width: `${width}px`, height: `${height}px` });
     const context = fitCanvas(card.canvas, width, height);
     const dark = session.theme === "dark";
-    const positive = card.name === "weights" || card.name === "mask";
-    const finite = positive ? tensor.data : Float32Array.from(tensor.data, (x) => (Number.isFinite(x) ? x : 0));
-    const limit = maxAbsOf(finite) || 1;
-    const image = new ImageData(columns, rows);
-    paintColors(finite, positive ? 0 : -limit, limit, positive ? (dark ? GLOW : AMBER_LIGHT) : dark ? SIGNED_DARK : SIGNED_LIGHT, image.data);
-    [sheet.width, sheet.height] = [columns, rows];
-    contextOf(sheet).putImageData(image, 0, 0);
+    const limit = paintSheet(card, tensor, dark);
     context.imageSmoothingEnabled = false;
-    context.drawImage(sheet, 0, 0, width, height);
+    context.drawImage(card.sheet, 0, 0, width, height);
     const row = activeRow();
     const byQuery = card.name !== "kT" && card.name !== "v";
     context.strokeStyle = dark ? "#fff" : "#1c1e22";
@@ -147,7 +172,7 @@ export function createHeadPanel(session, menu) {
       context.strokeRect(cell.column * w - 1, cell.row * h - 1, w + 2, h + 2);
     }
     setText(card.shape, `${rows} × ${columns}`);
-    setText(card.limits, positive ? `0 to ${shortNumber(limit)}` : `±${shortNumber(limit)}`);
+    setText(card.limits, isPositive(card.name) ? `0 to ${shortNumber(limit)}` : `±${shortNumber(limit)}`);
     card.canvas.setAttribute("aria-label", `${card.name}, ${rows} rows and ${columns} columns. Arrow keys choose a number.`);
   }
 
@@ -219,12 +244,15 @@ export function createHeadPanel(session, menu) {
   /** @param {Set<Change>} changes */
   function draw(changes) {
     if (changes.size === 1 && changes.has("measures")) return;
+    const isHover = changes.size === 1 && changes.has("query");
     if (!session.layers.length) return;
     const stale = !session.steps;
     element.classList.toggle("ch-stale", stale);
     setText(title, `${session.layers[session.layer].name}, head ${Math.max(0, session.state.head)}`);
+    flow.classList.toggle("ch-empty", stale && !drawn);
     if (stale) return;
-    const unit = cellSize();
+    drawn = true;
+    if (!isHover) unit = cellSize();
     let above = Infinity;
     for (const card of cards) {
       drawMatrix(card, unit);
@@ -233,10 +261,15 @@ export function createHeadPanel(session, menu) {
       card.operator.style.marginTop = `${12 + Math.min(above, height) / 2}px`;
       above = height;
     }
-    if (!(changes.size === 1 && changes.has("query"))) drawArithmetic();
+    if (!isHover) drawArithmetic();
   }
 
   return { element, draw };
+}
+
+/** @param {string} name of a matrix */
+function isPositive(name) {
+  return name === "weights" || name === "mask";
 }
 
 /** @param {Tensor} tensor @returns {Tensor} */

@@ -36,7 +36,7 @@ export function createInputPanel(session, actions, menu) {
     "Direction of attention",
     [
       ["to", "Attends to", "Weights of the query for each patch"],
-      ["from", "Received", "Weight that each patch, as a query, gives to this token"],
+      ["from", "Attention received", "Weight that each patch, as a query, gives to this token"],
     ],
     (value) => session.update({ direction: /** @type {"to" | "from"} */ (value) }),
   );
@@ -53,7 +53,7 @@ export function createInputPanel(session, actions, menu) {
   const strip = node("canvas", { class: "ch-colorbar-strip", "aria-hidden": "true" });
   const [low, high] = [node("span", {}, "0"), node("span", {}, "")];
   const legend = node("div", { class: "ch-colorbar", role: "img", "aria-label": "Color scale of attention weights" }, low, strip, high);
-  const clickRow = node("div", { class: "ch-row" }, node("span", { class: "ch-label" }, "Click"), click.element);
+  const clickRow = node("div", { class: "ch-row" }, node("span", { class: "ch-label" }, "Click to"), click.element);
   const element = node(
     "section",
     { class: "ch-panel ch-area-input", "data-part": "input", "aria-label": "Input and attention" },
@@ -74,13 +74,14 @@ export function createInputPanel(session, actions, menu) {
     if (!layer || !shape) return "";
     const tokens = tokenLayout(session.description, layer);
     const readoutName =
-      tokens.readout === "mean" ? "The mean over all queries" : hasClassTokenIn(session.description) ? "The class token" : "The pooling query";
+      hasClassTokenIn(session.description) ? "The class token" : "The pooling query";
     const name = (/** @type {number} */ patch) =>
       patch === READOUT || layer.queries === 1 ? readoutName : `The patch in ${patchName(patch, shape)}`;
     const { direction } = session.state;
     if (minus !== null && layer.queries === 1) return `${layer.name} has a single query: no difference.`;
     if (minus !== null) return `Difference of the patches in ${patchName(active, shape)} (blue) and ${patchName(minus, shape)} (rose), in ${session.headName}.`;
     if (direction === "from" && active !== READOUT) return `Attention that the patch in ${patchName(active, shape)} receives, in ${session.headName}.`;
+    if (active === READOUT && tokens.readout === "mean") return `Attention to each patch, mean over all queries, in ${session.headName}.`;
     return `${name(active)} attends to these patches, in ${session.headName}.`;
   }
 

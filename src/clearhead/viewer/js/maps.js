@@ -18,6 +18,7 @@ let glowCanvas = null;
 
 /**
  * The map of the selected head as an image with a pixel for each patch: color of the weight, opaque where it is large.
+ * A transparent border of one pixel lets it fade out when it is drawn smoothly.
  * @param {Session} session
  * @returns {HTMLCanvasElement | null}
  */
@@ -28,7 +29,7 @@ export function glowImage(session) {
   const isSigned = session.activeQuery.minus !== null;
   const limit = (isSigned ? maxAbsOf(map) : maxOf(map)) || 1;
   glowCanvas ??= document.createElement("canvas");
-  [glowCanvas.width, glowCanvas.height] = [grid[1], grid[0]];
+  [glowCanvas.width, glowCanvas.height] = [grid[1] + 2, grid[0] + 2];
   const image = new ImageData(grid[1], grid[0]);
   if (isSigned) paintColors(map, -limit, limit, SIGNED_DARK, image.data);
   for (let i = 0; i < map.length; i++) {
@@ -39,7 +40,7 @@ export function glowImage(session) {
     }
     image.data[4 * i + 3] = 235 * t;
   }
-  contextOf(glowCanvas).putImageData(image, 0, 0);
+  contextOf(glowCanvas).putImageData(image, 1, 1);
   return glowCanvas;
 }
 
@@ -95,6 +96,10 @@ export function createGrid(session, actions) {
     marks,
     target,
   );
+  /** measured once per layout, because measuring between writes is slow */
+  const sizes = { width: 0, height: 0 };
+  const { input } = session.description;
+  if (input) surface.style.aspectRatio = `${input.width} / ${input.height}`;
   let cursor = Math.floor(grid[0] / 2) * grid[1] + Math.floor(grid[1] / 2);
   /** @type {number | null} patch that the story points at */
   let outlined = null;
@@ -134,23 +139,23 @@ export function createGrid(session, actions) {
 
   /** @param {CanvasRenderingContext2D} context @param {number} patch @param {number} size */
   const cellBox = (context, patch, size) => {
-    const [w, h] = [size / grid[1], surface.clientHeight / grid[0]];
+    const [w, h] = [size / grid[1], sizes.height / grid[0]];
     return /** @type {[number, number, number, number]} */ ([(patch % grid[1]) * w, Math.floor(patch / grid[1]) * h, w, h]);
   };
 
   function drawMarks() {
-    const size = surface.clientWidth;
-    const context = fitCanvas(marks, size, surface.clientHeight);
+    const size = sizes.width;
+    const context = fitCanvas(marks, size, sizes.height);
     context.strokeStyle = "rgb(255 255 255 / 0.13)";
     context.lineWidth = 1;
     context.beginPath();
     for (let i = 1; i < grid[1]; i++) {
       const x = Math.round((i * size) / grid[1]) + 0.5;
       context.moveTo(x, 0);
-      context.lineTo(x, size);
+      context.lineTo(x, sizes.height);
     }
     for (let i = 1; i < grid[0]; i++) {
-      const y = Math.round((i * surface.clientHeight) / grid[0]) + 0.5;
+      const y = Math.round((i * sizes.height) / grid[0]) + 0.5;
       context.moveTo(0, y);
       context.lineTo(size, y);
     }
@@ -170,11 +175,12 @@ export function createGrid(session, actions) {
   function drawOverlay() {
     const image = session.input.empty ? null : glowImage(session);
     [overlay.width, overlay.height] = [grid[1], grid[0]];
-    if (image) contextOf(overlay).drawImage(image, 0, 0);
+    if (image) contextOf(overlay).drawImage(image, -1, -1);
   }
 
   /** @param {Set<Change>} changes */
   function draw(changes) {
+    if (!changes.has("query") || changes.size > 1) Object.assign(sizes, { width: surface.clientWidth, height: surface.clientHeight });
     if (changes.has("input") || changes.has("layout")) paintInput(session, picture);
     drawOverlay();
     drawMarks();

@@ -2,7 +2,7 @@
  * The drawing pad: pen and eraser by pointer or keyboard, undo and redo, and the glow of the attended patches.
  */
 
-import { contextOf, fitCanvas, iconButton, node, checkbox } from "./dom.js";
+import { fitCanvas, iconButton, node, checkbox } from "./dom.js";
 import { glowImage } from "./maps.js";
 import { clamp } from "./layout.js";
 import { ERASER_RADIUS, PEN_RADIUS, UNITS } from "./strokes.js";
@@ -38,6 +38,7 @@ export function createPad(session, onTouch) {
     hint,
   );
 
+  const sizes = { width: 0, height: 0 };
   /** @type {Stroke | null} stroke that is being drawn */
   let current = null;
   let erasing = false;
@@ -179,8 +180,8 @@ export function createPad(session, onTouch) {
   const element = node("div", { class: "ch-pad-area" }, surface, node("div", { class: "ch-pad-tools" }, tools, center.element));
 
   function drawInk() {
-    const size = surface.clientWidth;
-    const context = fitCanvas(ink, size, surface.clientHeight);
+    const size = sizes.width;
+    const context = fitCanvas(ink, size, sizes.height);
     const scale = size / width;
     context.lineCap = context.lineJoin = "round";
     for (const { erase, points } of session.state.strokes) {
@@ -189,8 +190,7 @@ export function createPad(session, onTouch) {
       context.strokeStyle = "#fff";
       context.beginPath();
       context.moveTo(points[0] * scale, points[1] * scale);
-      for (let i = 2; i < points.length; i += 2) context.lineTo(points[i] * scale, points[i + 1] * scale);
-      if (points.length === 2) context.lineTo(points[0] * scale, points[1] * scale + 0.01);
+      traceCurve(context, points, scale);
       context.stroke();
     }
     context.globalCompositeOperation = "source-over";
@@ -203,21 +203,24 @@ export function createPad(session, onTouch) {
   }
 
   function drawGlow() {
-    const size = surface.clientWidth;
-    const context = fitCanvas(glow, size, surface.clientHeight);
+    const size = sizes.width;
+    const context = fitCanvas(glow, size, sizes.height);
     const image = session.input.empty ? null : glowImage(session);
     if (!image || !spec) return;
     const transform = session.input.transform ?? { scale: 1, dx: 0, dy: 0 };
     const scale = size / width / transform.scale;
     context.globalAlpha = 0.85;
     context.imageSmoothingEnabled = true;
-    context.drawImage(image, -transform.dx * scale, -transform.dy * scale, width * scale, height * scale);
+    const [patchWidth, patchHeight] = [(width * scale) / (image.width - 2), (height * scale) / (image.height - 2)];
+    const [x, y] = [-transform.dx * scale - patchWidth, -transform.dy * scale - patchHeight];
+    context.drawImage(image, x, y, image.width * patchWidth, image.height * patchHeight);
     context.globalAlpha = 1;
   }
 
   /** @param {Set<Change>} changes */
   function draw(changes) {
     if (session.state.source !== "draw") return;
+    if (changes.has("layout") || changes.has("state")) Object.assign(sizes, { width: surface.clientWidth, height: surface.clientHeight });
     if (changes.has("input") || changes.has("layout") || changes.has("state")) {
       drawInk();
       hint.hidden = session.state.strokes.length > 0;
@@ -229,5 +232,20 @@ export function createPad(session, onTouch) {
     if (!changes.has("measures") || changes.size > 1) drawGlow();
   }
 
-  return { element, surface, draw, remember, contextOf: () => contextOf(ink) };
+  return { element, draw, remember };
+}
+
+/**
+ * A smooth curve through the middles of the segments.
+ * @param {CanvasRenderingContext2D} context
+ * @param {number[]} points
+ * @param {number} scale
+ */
+function traceCurve(context, points, scale) {
+  for (let i = 2; i < points.length - 2; i += 2) {
+    const [x, y] = [points[i] * scale, points[i + 1] * scale];
+    context.quadraticCurveTo(x, y, (x + points[i + 2] * scale) / 2, (y + points[i + 3] * scale) / 2);
+  }
+  const last = points.length - 2;
+  context.lineTo(points[last] * scale, points[last + 1] * scale + (last ? 0 : 0.01));
 }

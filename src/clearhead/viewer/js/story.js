@@ -15,8 +15,9 @@ import { decodeStrokes } from "./strokes.js";
 /** @typedef {import("./types.js").Description} Description */
 
 /** A 3, and the stroke that closes it to an 8. */
-export const RECORDED_THREE = "p1U1RYMaNcOfPfQgTgUfXeZcaZcYdUdSeQdNcMbLZKYKVLTEuwJwJgYeadcadYeWfTfQeOfMdKcJaJZIWJVJTLRMPPNRNTLWLZLbMdM";
-export const RECORDED_CLOSING = "p1U1RSeUeUeWdXcYcZcNVPURUTVVUWVYU";
+export const RECORDED_THREE =
+  "p1e1FXRYSZSZSZSZTaTaTaUaUaUaVaVZVaWZWaWZXYXYYYXXYXYXZWYVZVYVZUZUYTZSYTZRYSYRYRYQXRXQXQWQWQW1VnTnSaWaWaWZXZYZXYZYYXZXZXZVaWZUaVaTaUZSaTaRZSZRZQZRYQYQYQXPXQWPWQWQVPURUQUQTRTRSSSSSTRTRTRURVQVQVR";
+export const RECORDED_CLOSING = "p1e1FUZUZUZUYVZVYVZVYVYWZWYWYWXXYXYPYQXRYRYRYTYSYTYUYUZVYVZVYWZXZ";
 
 /** Duration of a recorded drawing, in milliseconds. */
 const DRAWING_TIME = 2400;
@@ -33,7 +34,7 @@ export function hasStory(description) {
 /**
  * @param {Session} session
  * @param {{outline: (patch: number | null) => void}} grid
- * @param {{hide: (patch: number) => void}} actions
+ * @param {{hide: (patch: number) => void, remember: () => void}} actions `remember` keeps the drawing for undo
  */
 export function createStory(session, grid, actions) {
   const { classes } = session.description;
@@ -41,7 +42,7 @@ export function createStory(session, grid, actions) {
   const prompt = node("p", { class: "ch-prompt", "aria-live": "polite" });
   const show = node("button", { type: "button", class: "ch-button ch-primary", click: () => playClosing() }, "Show me");
   const hideIt = node("button", { type: "button", class: "ch-button ch-primary", click: () => patch !== null && actions.hide(patch) }, "Hide it");
-  const replay = iconButton("replay", "Replay the story", () => start());
+  const replay = node("button", { type: "button", class: "ch-button ch-quiet-button", click: () => start() }, icon("replay"), node("span", {}, "Replay the story"));
   const dismiss = iconButton("close", "Dismiss the story", () => setStep("off"));
   const dots = ["Draw", "See", "Cause"].map((text) => node("li", {}, text));
   const element = node(
@@ -77,6 +78,7 @@ export function createStory(session, grid, actions) {
 
   function playClosing() {
     stopAnimation();
+    actions.remember();
     const before = session.state.strokes;
     play(decodeStrokes(RECORDED_CLOSING), before, CLOSING_TIME, () => session.update({}, { push: true }));
   }
@@ -202,7 +204,7 @@ export function createStory(session, grid, actions) {
   }
 
   session.onResult.push(observe);
-  return { element, draw, start, takeOver, observe, close: stopAnimation, icon };
+  return { element, draw, start, takeOver, observe, close: stopAnimation };
 }
 
 /** @param {number} t */

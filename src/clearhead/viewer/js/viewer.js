@@ -24,6 +24,7 @@ import { parseSafetensors } from "./safetensors.js";
 import { Session } from "./session.js";
 import { decodeState, encodeState } from "./state.js";
 import { createStory, hasStory } from "./story.js";
+import { createTokenMatrix } from "./token_matrix.js";
 import { createWall } from "./wall.js";
 
 /** @typedef {import("./types.js").Description} Description */
@@ -121,8 +122,11 @@ function buildPage(session) {
   let story = null;
   const hasGrid = Boolean(description.grid && description.input);
   const input = hasGrid ? createInputPanel(session, actions, menu("input", figureOfInput)) : null;
-  if (input && hasStory(description)) story = createStory(session, input.grid, actions);
   const pad = session.canRun && description.input?.draw ? createPad(session, () => story?.takeOver()) : null;
+  if (input && pad && hasStory(description)) {
+    story = createStory(session, input.grid, { hide: actions.hide, remember: pad.remember });
+  }
+  const matrix = createTokenMatrix(session, menu("input", figureOfWall));
   const source = description.input ? createSourcePanel(session, pad, menu("pad", figureOfPad), story?.element ?? node("div")) : null;
   const bars = description.classes.length || session.canRun ? createBars(session) : null;
   const wall = createWall(session, actions);
@@ -152,16 +156,16 @@ function buildPage(session) {
   const many = description.layers.reduce((sum, { heads }) => sum + heads, 0) > 24;
   const root = node(
     "div",
-    { class: `ch-viewer${many ? " ch-many-heads" : ""}`, "data-kind": description.kind },
+    { class: `ch-viewer${many ? " ch-many-heads" : ""}${hasGrid ? "" : " ch-no-grid"}`, "data-kind": description.kind },
     header,
     notices,
-    node("main", { class: "ch-instrument" }, source?.element, input?.element, barsPanel, wallPanel.element, cause?.element, aggregates?.element, head?.element),
+    node("main", { class: "ch-instrument" }, source?.element, input?.element, matrix.element, barsPanel, wallPanel.element, cause?.element, aggregates?.element, head?.element),
     live,
     help.element,
     toast.element,
   );
 
-  session.panels = [source, input, bars, wallPanel, cause, aggregates, head, story].filter((panel) => panel !== null);
+  session.panels = [source, input, matrix, bars, wallPanel, cause, aggregates, head, story].filter((panel) => panel !== null);
   session.panels.push({ element: root, draw: drawRoot });
   session.onError = showError;
   let reading = 0;
