@@ -19,7 +19,7 @@ const PAGE = 30;
 /**
  * The indices of examples that pass a filter, the least certain ones first if this is asked for.
  * @param {Examples} examples
- * @param {{label: number, mistakes: boolean, uncertain: boolean}} filter label -1: all classes
+ * @param {import("./state.js").ExampleFilter} filter
  * @returns {number[]}
  */
 export function filterExamples({ count, labels, logits, classes }, { label, mistakes, uncertain }) {
@@ -86,29 +86,20 @@ export function createSourcePanel(session, pad, menu, story) {
 
 /** @param {Session} session */
 function createBrowser(session) {
-  const filter = { label: -1, mistakes: false, uncertain: false };
   let page = 0;
   let shown = "";
-  /** @type {number[] | null} */
+  /** @type {{filter: object, examples: number, indices: number[]} | null} */
   let filtered = null;
-  const refilter = () => {
-    filtered = null;
+  const setFilter = (/** @type {Partial<import("./state.js").ExampleFilter>} */ changes) => {
     page = 0;
-    session.invalidate("state");
+    session.update({ filter: { ...session.state.filter, ...changes } }, { push: false });
   };
-  const { classes } = session.description;
-  const label = dropdown("Class", [["-1", "All"], ...classes.map((name, i) => /** @type {[string, string]} */ ([String(i), name]))], (value) => {
-    filter.label = Number(value);
-    refilter();
-  });
-  const mistakes = checkbox("Mistakes only", "Examples whose predicted class is wrong", (checked) => {
-    filter.mistakes = checked;
-    refilter();
-  });
-  const uncertain = checkbox("Least certain", "Examples in the order of the margin between the two most probable classes", (checked) => {
-    filter.uncertain = checked;
-    refilter();
-  });
+  /** @type {[string, string][]} */
+  const choices = [["-1", "All"], ...session.description.classes.map((name, i) => /** @type {[string, string]} */ ([String(i), name]))];
+  const label = dropdown("Class", choices, (value) => setFilter({ label: Number(value) }));
+  const mistakes = checkbox("Mistakes only", "Examples whose predicted class is wrong", (checked) => setFilter({ mistakes: checked }));
+  const order = "Examples in the order of the margin between the two most probable classes";
+  const uncertain = checkbox("Least certain", order, (checked) => setFilter({ uncertain: checked }));
   const list = node("div", { class: "ch-thumbnails", role: "group", "aria-label": "Examples. Arrow keys move, Enter chooses." });
   const position = node("span", { class: "ch-note" });
   const turn = (/** @type {number} */ step) => {
@@ -156,10 +147,16 @@ function createBrowser(session) {
       return;
     }
     filters.hidden = !examples.labels;
-    filtered ??= filterExamples(examples, filter);
-    const pages = Math.max(1, Math.ceil(filtered.length / PAGE));
+    const { filter } = session.state;
+    if (filtered?.filter !== filter || filtered.examples !== examples.count) {
+      filtered = { filter, examples: examples.count, indices: filterExamples(examples, filter) };
+    }
+    label.select.value = String(filter.label);
+    mistakes.input.checked = filter.mistakes;
+    uncertain.input.checked = filter.uncertain;
+    const pages = Math.max(1, Math.ceil(filtered.indices.length / PAGE));
     page = Math.min(Math.max(0, page), pages - 1);
-    const indices = filtered.slice(page * PAGE, (page + 1) * PAGE);
+    const indices = filtered.indices.slice(page * PAGE, (page + 1) * PAGE);
     const key = `${indices.join(" ")}`;
     if (key !== shown) {
       shown = key;
@@ -168,6 +165,7 @@ function createBrowser(session) {
     for (const button of /** @type {Iterable<HTMLElement>} */ (/** @type {unknown} */ (list.children))) {
       const chosen = session.state.source === "example" && Number(button.dataset.example) === session.state.example;
       button.setAttribute("aria-pressed", String(chosen));
+      button.tabIndex = chosen || (button === list.firstElementChild && !indices.includes(session.state.example)) ? 0 : -1;
     }
     setText(position, `${page + 1} of ${pages}`);
     back.disabled = page === 0;

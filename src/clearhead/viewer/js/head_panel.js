@@ -6,7 +6,7 @@
 import { explainCell, matrixOf } from "./arithmetic.js";
 import { AMBER_LIGHT, GLOW, SIGNED_DARK, SIGNED_LIGHT, paintColors } from "./colors.js";
 import { contextOf, fitCanvas, node, panelHead, setText } from "./dom.js";
-import { cellAt, clamp, moveCell, patchName, shortNumber } from "./layout.js";
+import { cellAt, clamp, moveCell, shortNumber } from "./layout.js";
 import { READOUT, hasClassTokenIn, maxAbsOf, tokenLayout } from "./queries.js";
 
 /** @typedef {import("./session.js").Session} Session */
@@ -183,7 +183,7 @@ export function createHeadPanel(session, menu) {
     const tokens = tokenLayout(session.description, layer);
     if (isQuery && layer.queries === 1) return "pooling query";
     if (!tokens.onGrid || !grid) return labels?.[token] ? `token ${token} “${labels[token]}”` : `token ${token}`;
-    if (token >= tokens.prefix) return patchName(token - tokens.prefix, grid);
+    if (token >= tokens.prefix) return `patch (${Math.floor((token - tokens.prefix) / grid[1]) + 1}, ${((token - tokens.prefix) % grid[1]) + 1})`;
     return token === 0 && hasClassTokenIn(session.description) ? "class token" : `register token ${token}`;
   }
 

@@ -17,7 +17,8 @@ export const PIN_COLORS = ["#5aa5ff", "#ff7d9c"];
 let glowCanvas = null;
 
 /**
- * The map of the selected head as an image with a pixel for each patch: color of the weight, opaque where it is large.
+ * The map of the selected head as an image with a pixel for each patch: color of the weight, opaque where it is large
+ * (235 of 255 at the largest weight).
  * A transparent border of one pixel lets it fade out when it is drawn smoothly.
  * @param {Session} session
  * @returns {HTMLCanvasElement | null}
@@ -104,6 +105,8 @@ export function createGrid(session, actions) {
   /** @type {number | null} patch that the story points at */
   let outlined = null;
 
+  /** @param {number} patch */
+  const choose = (patch) => (patch === outlined ? actions.hide(patch) : actions.onPatch(patch));
   /** @param {MouseEvent} event */
   const patchAt = (event) => {
     const box = surface.getBoundingClientRect();
@@ -116,16 +119,13 @@ export function createGrid(session, actions) {
   surface.addEventListener("pointerleave", () => session.setHover(null));
   surface.addEventListener("click", (event) => {
     const patch = patchAt(event);
-    if (patch < 0) return;
-    cursor = patch;
-    if (patch === outlined) actions.hide(patch);
-    else actions.onPatch(patch);
+    if (patch >= 0) choose((cursor = patch));
   });
   surface.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const next = moveCell(cursor, event.key, grid[1], grid[0] * grid[1]);
     if (next !== null) session.setHover((cursor = next));
-    else if (event.key === "Enter" || event.key === " ") actions.onPatch(cursor);
+    else if (event.key === "Enter" || event.key === " ") choose(cursor);
     else if (event.key === "h") actions.hide(cursor);
     else if (event.key === "m") actions.mask(cursor);
     else if (event.key === "Escape") {

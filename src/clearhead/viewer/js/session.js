@@ -28,8 +28,9 @@ import { hasEdits } from "./state.js";
 
 /** Milliseconds without a change of the input before effects are measured. */
 const SETTLE = 140;
-/** Effects are measured without being asked for if they take less than this, in milliseconds. */
-const AUTOMATIC = 2500;
+/** Effects are measured without being asked for if they take less than this, in milliseconds: here, and on a server. */
+const AUTOMATIC = { model: 20000, live: 2500, trace: Infinity };
+const MAX_UNANSWERED = 4;
 const METHODS = /** @type {const} */ (["occlusion", "mean", "rollout", "relevance"]);
 
 export class Session {
@@ -68,7 +69,6 @@ export class Session {
     this.hover = null;
     /** @type {"light" | "dark"} */
     this.theme = "light";
-    this.busy = false;
     this.penDown = false;
     /** whether the visitor has asked for effects that take long to measure */
     this.measureRequested = false;
@@ -78,6 +78,8 @@ export class Session {
     this.panels = [];
     /** @type {(push: boolean) => void} called when the state has changed */
     this.onState = () => {};
+    /** @type {(busy: boolean) => void} called when the engine starts and ends to compute */
+    this.onBusy = () => {};
     /** @type {(message: string) => void} called with an error of the engine */
     this.onError = () => {};
     /** @type {(() => void)[]} called after a pass, before the next frame */
@@ -88,6 +90,8 @@ export class Session {
     this.changes = new Set();
     this.frame = 0;
     this.version = 0;
+    /** version that the result belongs to; older than `version` while a pass is being computed */
+    this.resultVersion = -1;
     this.running = false;
     this.settleTimer = 0;
     this.closed = false;
@@ -203,6 +207,7 @@ export class Session {
     if (!engine) return;
     this.running = true;
     let done = -1;
+    let unanswered = 0;
     while (done !== this.version && !this.closed) {
       done = this.version;
       const { pixels } = this.input;
@@ -210,9 +215,11 @@ export class Session {
       const started = performance.now();
       try {
         const result = await this.whileBusy(engine.run(pixels, edits));
+        if (!result && ++unanswered < MAX_UNANSWERED) done = -1; // another request has replaced it
         if (!result) continue;
         this.recordPass(performance.now() - started);
         const unedited = hasEdits(edits) && engine.canRun ? await this.whileBusy(engine.run(pixels, noEdits)) : result;
+        this.resultVersion = done;
         this.setResult(result, unedited ?? result);
       } catch (error) {
         this.onError(error instanceof Error ? error.message : String(error));
@@ -264,7 +271,7 @@ export class Session {
   }
 
   get measuresWait() {
-    return this.canRun && this.measureTime > AUTOMATIC && !this.measureRequested;
+    return this.measureTime > AUTOMATIC[this.description.kind] && !this.measureRequested;
   }
 
   async measure() {
@@ -316,11 +323,11 @@ export class Session {
    * @returns {Promise<T>}
    */
   async whileBusy(work) {
-    this.busy = true;
+    this.onBusy(true);
     try {
       return await work;
     } finally {
-      this.busy = false;
+      this.onBusy(false);
     }
   }
 

@@ -126,13 +126,15 @@ export function createStory(session, grid, actions) {
   /** Follow the predictions. */
   function observe() {
     const { state, probabilities } = session;
-    if (session.input.empty || animation || session.penDown || !probabilities.length) return;
+    if (session.input.empty && !animation && state.story !== "drawing") setStep("off");
+    if (session.input.empty || animation || session.penDown || session.resultVersion !== session.version) return;
     const predicted = indexOfMax(probabilities);
     if (state.story === "close") {
       if (predicted === three && !session.edited) measured.three = probabilities[three];
-      if (predicted === eight && !session.edited && measured.three) {
+      if (predicted === eight && !session.edited && state.strokes.length > 1) {
         measured.eight = probabilities[eight];
         setStep("hide", true);
+        session.measureRequested = true;
       }
     } else if (state.story === "hide") {
       if (!session.edited && predicted !== eight) setStep("close");
@@ -141,7 +143,11 @@ export function createStory(session, grid, actions) {
         measured.back = probabilities[three];
         setStep("done", true);
       }
-    } else if (state.story === "done" && !session.edited) setStep(predicted === eight ? "hide" : "close");
+    } else if (state.story === "done") {
+      if (!session.edited) setStep(predicted === eight ? "hide" : "close");
+      measured.eight = session.baseline[eight];
+      measured.back = probabilities[three];
+    }
   }
 
   /** Choose the patch whose hiding brings the 3 back: by measured effect, not by the map. */
@@ -174,13 +180,18 @@ export function createStory(session, grid, actions) {
     switch (story) {
       case "drawing":
         return "Watch: the model reads every stroke of the pen.";
-      case "close":
-        return "Close the left side of the 3.";
+      case "close": {
+        const predicted = indexOfMax(session.probabilities);
+        const isTried = session.state.strokes.length > 1 && !session.penDown && !animation && predicted !== eight;
+        if (!isTried) return "Close the left side of the 3.";
+        const reading = `${session.className(predicted)} (${percent(session.probabilities[predicted])})`;
+        return `Still read as ${reading}. Undo, and join both ends of the 3 with its middle.`;
+      }
       case "hide":
         return patch === null ? "It is an 8 now. Measuring which patch made the difference …" : "Now hide that patch.";
       case "done":
         return measured.back > 0.5
-          ? `One stroke turned a 3 (${percent(measured.three)}) into an 8 (${percent(measured.eight)}). Without one of ${count} patches, the model reads 3 again (${percent(measured.back)}): it had used what you drew there.`
+          ? `One stroke turned a 3${measured.three ? ` (${percent(measured.three)})` : ""} into an 8 (${percent(measured.eight)}). Without one of ${count} patches, the model reads 3 again (${percent(measured.back)}): it had used what you drew there.`
           : `One stroke turned a 3 into an 8 (${percent(measured.eight)}). Hiding the patch with the largest effect left ${percent(session.probabilities[eight])} for 8.`;
       default:
         return "";
@@ -189,6 +200,7 @@ export function createStory(session, grid, actions) {
 
   /** @param {Set<Change>} changes */
   function draw(changes) {
+    if (changes.has("state") || changes.has("input") || changes.has("result")) observe();
     if (changes.has("measures") || changes.has("state")) choosePatch();
     const { story } = session.state;
     const text = sentence();
@@ -203,8 +215,7 @@ export function createStory(session, grid, actions) {
     if (patch !== null) hideIt.title = `Hide the patch in ${patchName(patch, session.description.grid ?? [1, 1])}`;
   }
 
-  session.onResult.push(observe);
-  return { element, draw, start, takeOver, observe, close: stopAnimation };
+  return { element, draw, start, takeOver, close: stopAnimation };
 }
 
 /** @param {number} t */

@@ -36,6 +36,8 @@ import { createWall } from "./wall.js";
 /** Milliseconds of rest before a prediction is read aloud, and before the address changes. */
 const READ_DELAY = 700;
 const ADDRESS_DELAY = 250;
+/** The wall of a model with more heads takes the whole width. */
+const MANY_HEADS = 24;
 
 /**
  * @param {{model: WidgetModel, el: HTMLElement}} context
@@ -153,7 +155,7 @@ function buildPage(session) {
   const notices = node("div", { class: "ch-notices" });
   for (const line of description.unresolved) notices.append(node("p", { class: "ch-notice" }, `Not recorded: ${line}`));
   const live = node("div", { class: "ch-hidden", role: "status", "aria-live": "polite" });
-  const many = description.layers.reduce((sum, { heads }) => sum + heads, 0) > 24;
+  const many = description.layers.reduce((sum, { heads }) => sum + heads, 0) > MANY_HEADS;
   const root = node(
     "div",
     { class: `ch-viewer${many ? " ch-many-heads" : ""}${hasGrid ? "" : " ch-no-grid"}`, "data-kind": description.kind },
@@ -168,14 +170,15 @@ function buildPage(session) {
   session.panels = [source, input, matrix, bars, wallPanel, cause, aggregates, head, story].filter((panel) => panel !== null);
   session.panels.push({ element: root, draw: drawRoot });
   session.onError = showError;
+  session.onBusy = (isBusy) => busy.classList.toggle("ch-on", isBusy);
   let reading = 0;
 
   /** @param {Set<Change>} changes */
   function drawRoot(changes) {
     if (changes.has("theme")) root.dataset.theme = session.theme;
     root.classList.toggle("ch-ready", Boolean(session.result));
-    busy.classList.toggle("ch-on", session.busy && session.passTime > 120);
     if (!changes.has("result")) return;
+    root.classList.toggle("ch-many-heads", session.layers.reduce((sum, { heads }) => sum + heads, 0) > MANY_HEADS);
     clearTimeout(reading);
     reading = window.setTimeout(readAloud, READ_DELAY);
   }
