@@ -44,9 +44,16 @@ function openEngine(spawnWorker) {
   return createEngine({ description: DESCRIPTION, tensors: TENSORS, spawnWorker });
 }
 
+/** An engine whose worker has answered. */
+async function openReadyEngine(spawnWorker) {
+  const engine = openEngine(spawnWorker);
+  await engine.headEffects(randomPixels(), noEdits, 0);
+  return engine;
+}
+
 for (const [name, spawnWorker] of [["a worker", fakeWorker], ["the main thread", null]]) {
   test(`${name} answers every kind of request`, async () => {
-    const engine = openEngine(spawnWorker);
+    const engine = await openReadyEngine(spawnWorker);
     const pixels = randomPixels();
     const result = await engine.run(pixels, noEdits);
     assert.equal(engine.canRun, true);
@@ -68,7 +75,7 @@ for (const [name, spawnWorker] of [["a worker", fakeWorker], ["the main thread",
   });
 
   test(`on ${name}, an outdated request is answered with null`, async () => {
-    const engine = openEngine(spawnWorker);
+    const engine = await openReadyEngine(spawnWorker);
     await engine.run(randomPixels(), noEdits);
     const runs = [1, 2, 3, 4, 5].map((seed) => engine.run(randomPixels(seed), noEdits));
     const other = engine.attribute(randomPixels(), noEdits, "mean", 0);
@@ -81,7 +88,7 @@ for (const [name, spawnWorker] of [["a worker", fakeWorker], ["the main thread",
   });
 
   test(`on ${name}, a pass is served before a long job that has begun`, async () => {
-    const engine = openEngine(spawnWorker);
+    const engine = await openReadyEngine(spawnWorker);
     const pixels = randomPixels();
     const order = [];
     const note = (label) => (value) => {
@@ -98,7 +105,7 @@ for (const [name, spawnWorker] of [["a worker", fakeWorker], ["the main thread",
   });
 
   test(`on ${name}, closing answers what is still pending`, async () => {
-    const engine = openEngine(spawnWorker);
+    const engine = await openReadyEngine(spawnWorker);
     const pending = engine.attribute(randomPixels(), noEdits, "occlusion", 0);
     engine.close();
     assert.equal(await pending, null);
@@ -128,9 +135,12 @@ test("passes between the steps of a long job do not change its result", async ()
 });
 
 test("a worker and the main thread give the same results", async () => {
-  const [there, here] = [openEngine(fakeWorker), openEngine(null)];
+  let worker = null;
+  const there = await openReadyEngine(() => (worker = fakeWorker()));
+  const here = openEngine(null);
   const edits = { heads: [{ layer: "pool.attn", head: 0, pattern: "zero" }], hiddenPatches: [1], maskedPatches: [2], beta: Infinity };
   assert.deepEqual(await there.run(randomPixels(), edits), await here.run(randomPixels(), edits));
+  assert.deepEqual(worker.received, ["load", "headEffects", "run"]);
   there.close();
   here.close();
 });
@@ -150,6 +160,28 @@ test("if the worker fails, the main thread takes over what is pending", async ()
   assert.equal((await pending).logits.length, 4);
   assert.equal(worker.terminated, true);
   assert.equal((await engine.run(randomPixels(), noEdits)).logits.length, 4);
+  engine.close();
+});
+
+test("passes do not wait until the worker is ready", async () => {
+  const received = [];
+  const worker = { onmessage: null, postMessage: (message) => received.push(message), terminate() {} };
+  const engine = openEngine(() => worker);
+  const first = await engine.run(randomPixels(1), noEdits);
+  assert.equal(first.logits.length, 4);
+  const effects = engine.headEffects(randomPixels(1), noEdits, 0);
+  assert.deepEqual(received.map(({ kind }) => kind), ["load", "headEffects"]);
+
+  const here = engine.run(randomPixels(2), noEdits);
+  worker.onmessage({ data: { isReady: true } });
+  const there = engine.run(randomPixels(3), noEdits);
+  assert.equal(await here, null, "the newer pass is computed in the worker");
+  assert.equal(received[2].kind, "run");
+  worker.onmessage({ data: { id: received[2].id, value: "answer of the worker" } });
+  assert.equal(await there, "answer of the worker");
+
+  worker.onerror({ preventDefault() {} });
+  assert.equal((await effects).length, 6, "the main thread takes over");
   engine.close();
 });
 
@@ -198,7 +230,8 @@ test("worker.js starts by itself in the scope of a worker", async () => {
   thread.on("message", (data) => worker.onmessage({ data }));
   const engine = openEngine(() => worker);
   const here = openEngine(null);
-  assert.deepEqual(await engine.run(randomPixels(), noEdits), await here.run(randomPixels(), noEdits));
+  const [there, expected] = await Promise.all([engine, here].map((one) => one.headEffects(randomPixels(), noEdits, 1)));
+  assert.deepEqual(there, expected);
   engine.close();
   here.close();
 });

@@ -1,8 +1,10 @@
 """The viewer's forward pass in JavaScript equals PyTorch's, for every form of the vision transformer and every edit.
 
+PyTorch computes in float64 here, with the same float32 weights: its own rounding in float32 depends on the processor.
 Letters for shapes: B batch, C channels, H heads, Q queries, K keys, P patches.
 """
 
+import copy
 import itertools
 import math
 import random
@@ -77,6 +79,11 @@ def random_model(config, seed=0):
     return model
 
 
+def exact(model):
+    """The same weights, computing in float64."""
+    return copy.deepcopy(model).double()
+
+
 def random_pixels(config, seed=0, batch=1):
     shape = (batch, config.in_channels, *config.image_shape)
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
@@ -84,7 +91,7 @@ def random_pixels(config, seed=0, batch=1):
 
 def normalize(pixels):
     """As `describe` in conftest.py says; the background becomes 0."""
-    return (pixels.float() / 255 - 0.4) / 0.3
+    return (pixels.double() / 255 - 0.4) / 0.3
 
 
 @contextmanager
@@ -118,7 +125,7 @@ def hide(pixels, config, patches):
 
 def reference(model, pixels, edits):
     """Logits, and the weights that `look` finds, of one image."""
-    pixels = hide(pixels, model.config, edits.get("hiddenPatches", []))
+    pixels, model = hide(pixels, model.config, edits.get("hiddenPatches", [])), exact(model)
     with torch.no_grad(), edited(model, edits | {"heads": []}):
         trace = insight.look(model, normalize(pixels))
     with torch.no_grad(), edited(model, edits):
@@ -231,9 +238,10 @@ def test_the_steps_of_a_head_are_the_arithmetic_of_attention(engine, layer):
     assert torch.allclose(projected, out @ weight.T, atol=1e-5)
     (shown,) = (found for found in result["layers"] if found["name"] == layer)
     assert np.array_equal(shown["weights"].reshape(4, *weights.shape)[3], weights.numpy())
+    model = exact(model)
     with torch.no_grad(), edited(model, edits):
         record = insight.look(model, normalize(pixels))[layer]
-    assert torch.allclose(record.v[0, 3], v, atol=1e-5)
+    assert torch.allclose(record.v[0, 3].float(), v, atol=1e-5)
 
 
 # Attribution
@@ -241,7 +249,7 @@ def test_the_steps_of_a_head_are_the_arithmetic_of_attention(engine, layer):
 
 def attributions(model, pixels, target, edits):
     """The maps of clearhead.insight, by method: (P,)"""
-    config = model.config
+    config, model = model.config, exact(model)
     pixels = hide(pixels, config, edits.get("hiddenPatches", []))
     with edited(model, edits):
         trace = insight.look(model, normalize(pixels))
@@ -281,7 +289,7 @@ def test_rollout_and_relevance_leave_out_register_tokens_before_pooling(engine):
     """The pooling query sees patches only: rows of the register tokens are dropped, as the model drops them."""
     config = small_config(("patch", "learned", "attention", "pre"), num_register_tokens=2)
     model, pixels = random_model(config), random_pixels(config)
-    trace = insight.look(model, normalize(pixels))
+    trace = insight.look(exact(model), normalize(pixels))
     weights = [record.weights().detach() for record in trace.values()]
     expected = (weights[-1].mean(1) @ insight.rollout(weights[:-1])[:, 2:])[0, 0, 2:].numpy()
     (result,) = engine.ask_model(model, pixels, [{"kind": "attribute", "method": "rollout", "target": 0}])
@@ -296,7 +304,7 @@ def test_relevance_of_a_pass_with_an_edited_head(engine, value):
     edits = {"heads": [{"layer": "blocks.1.attn", "head": 1, "pattern": "uniform" if value else "zero"}]}
     job = {"kind": "attribute", "method": "relevance", "target": target, "edits": edits}
     (result,) = engine.ask_model(model, pixels, [job])
-    calls = []
+    calls, model = [], exact(model)
 
     def attend(q, k, v, mask=None, beta=None, **options):
         weights = attend_reference(q, k, v, mask, beta)[1]
@@ -310,7 +318,7 @@ def test_relevance_of_a_pass_with_an_edited_head(engine, value):
         if isinstance(module, MultiHeadAttention):
             module.attend = attend
     score = model(normalize(pixels))[0, target]
-    expected = torch.eye(6)
+    expected = torch.eye(6, dtype=torch.float64)
     for (weights, v, _), gradient in zip(calls, torch.autograd.grad(score, [out for *_, out in calls]), strict=True):
         contribution = (weights * (gradient @ v.mT)).clamp(min=0).mean(1)[0]
         expected = contribution @ expected if len(contribution) == 1 else expected + contribution @ expected
@@ -323,6 +331,7 @@ def test_head_effects_are_changes_of_the_probability(engine):
     edits = {"hiddenPatches": [3], "heads": [{"layer": "blocks.0.attn", "head": 0, "pattern": "uniform"}]}
     images = normalize(hide(pixels, config, [3]))
     (result,) = engine.ask_model(model, pixels, [{"kind": "headEffects", "target": 4, "edits": edits}])
+    model = exact(model)
     with torch.no_grad(), edited(model, edits):
         before = model(images).softmax(-1)[0, 4]
     expected = []
@@ -340,7 +349,7 @@ def test_head_statistics_equal_those_of_insight(engine, pooling):
     model, pixels = random_model(config), random_pixels(config)
     (results,) = engine.ask_model(model, pixels, [{"kind": "statistics"}])
     with torch.no_grad():
-        trace = insight.look(model, normalize(pixels))
+        trace = insight.look(exact(model), normalize(pixels))
     for record, numbers in zip(trace.values(), results, strict=True):
         weights = record.weights()
         assert np.allclose(numbers["entropy"], insight.entropy(weights), atol=1e-5)

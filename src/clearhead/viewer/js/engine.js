@@ -16,14 +16,18 @@ import { loadVision } from "./loading.js";
 /** @typedef {import("./types.js").Tensor} Tensor */
 /** @typedef {import("./types.js").Tensors} Tensors */
 
+/** @typedef {{request: JobRequest, inWorker: boolean, resolve: (value: any) => void, reject: (error: Error) => void}}
+ * PendingCall */
+
 /** @type {Readonly<Edits>} */
 export const noEdits = Object.freeze({ heads: [], hiddenPatches: [], maskedPatches: [], beta: null });
 
 /**
  * An engine for a description of kind "model". Throws an Error if the weights do not fit the config.
  *
- * It computes in the Worker that `spawnWorker` returns. Without one (if it returns null or throws, or if the
- * Worker fails to start), it computes on the main thread.
+ * It computes in the Worker that `spawnWorker` returns. Until the Worker is ready, passes are computed on the main thread,
+ * so that the first one does not wait. Without a Worker (if `spawnWorker` returns null or throws, or if the Worker fails
+ * to start), everything is.
  * @param {{description: Description, tensors: Tensors, spawnWorker?: (() => Worker | null) | null}} options
  * @returns {Engine}
  */
@@ -33,14 +37,48 @@ export function createEngine({ description, tensors, spawnWorker = null }) {
     throw new Error("a model needs a config and an input, which the description does not have");
   }
   const weights = new Map([...tensors].filter(([name]) => name.startsWith("model.")));
-  const vision = loadVision(config, weights, input);
-  /** @type {Map<number, {request: JobRequest, resolve: (value: any) => void, reject: (error: Error) => void}>} */
+  const queue = new JobQueue(loadVision(config, weights, input), receive);
+  /** @type {Map<number, PendingCall>} */
   const pending = new Map();
-  /** @type {JobQueue | null} */
-  let queue = null;
-  /** @type {Worker | null} */
-  let worker = null;
+  let isReady = false;
   let lastId = 0;
+  let worker = startWorker();
+
+  /** @returns {Worker | null} */
+  function startWorker() {
+    let started = null;
+    try {
+      started = spawnWorker === null ? null : spawnWorker();
+    } catch {
+      return null; // some browsers refuse a Worker to a file
+    }
+    if (started !== null) {
+      started.onmessage = ({ data }) => {
+        if (data.isReady) {
+          isReady = true;
+        } else {
+          receive(data);
+        }
+      };
+      started.onerror = (event) => {
+        event.preventDefault();
+        stopWorker();
+        pending.forEach((call) => {
+          if (call.inWorker) {
+            call.inWorker = false;
+            queue.submit(call.request);
+          }
+        });
+      };
+      started.postMessage({ kind: "load", config, input, tensors: weights });
+    }
+    return started;
+  }
+
+  function stopWorker() {
+    worker?.terminate();
+    worker = null;
+  }
 
   /** @param {JobReply} reply */
   function receive({ id, value, error }) {
@@ -53,42 +91,27 @@ export function createEngine({ description, tensors, spawnWorker = null }) {
     }
   }
 
-  function computeHere() {
-    worker?.terminate();
-    worker = null;
-    const own = new JobQueue(vision, receive);
-    queue = own;
-    pending.forEach(({ request }) => own.submit(request));
-  }
-
-  try {
-    worker = spawnWorker === null ? null : spawnWorker();
-  } catch {
-    worker = null; // some browsers refuse a Worker to a file
-  }
-  if (worker === null) {
-    computeHere();
-  } else {
-    worker.onmessage = ({ data }) => receive(data);
-    worker.onerror = (event) => {
-      event.preventDefault();
-      computeHere();
-    };
-    worker.postMessage({ kind: "load", config, input, tensors: weights });
-  }
-
   /**
    * @param {Omit<JobRequest, "id">} job
    * @returns {Promise<any>}
    */
   function ask(job) {
     const request = { ...job, id: ++lastId };
+    const inWorker = worker !== null && (isReady || job.kind !== "run");
+    if (job.kind === "run") {
+      // A pass that was begun on the other side is outdated.
+      pending.forEach((call, id) => {
+        if (call.request.kind === "run" && call.inWorker !== inWorker) {
+          receive({ id, value: null });
+        }
+      });
+    }
     return new Promise((resolve, reject) => {
-      pending.set(request.id, { request, resolve, reject });
-      if (worker !== null) {
-        worker.postMessage(request);
+      pending.set(request.id, { request, inWorker, resolve, reject });
+      if (inWorker) {
+        worker?.postMessage(request);
       } else {
-        queue?.submit(request);
+        queue.submit(request);
       }
     });
   }
@@ -100,8 +123,8 @@ export function createEngine({ description, tensors, spawnWorker = null }) {
     attribute: (pixels, edits, method, target) => ask({ kind: "attribute", pixels, edits, method, target }),
     headSteps: (pixels, edits, layer, head) => ask({ kind: "headSteps", pixels, edits, layer, head }),
     close() {
-      worker?.terminate();
-      queue?.close();
+      stopWorker();
+      queue.close();
       pending.forEach(({ resolve }) => resolve(null));
       pending.clear();
     },

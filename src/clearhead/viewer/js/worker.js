@@ -31,6 +31,7 @@ export function serveEngine(scope) {
     if (message.kind === "load") {
       const vision = loadVision(message.config, message.tensors, message.input);
       queue = new JobQueue(vision, (reply) => scope.postMessage(reply, buffersOf(reply.value)));
+      scope.postMessage({ isReady: true }, []);
     } else if (queue !== null) {
       queue.submit(message);
     }
