@@ -10,7 +10,10 @@ const random = (() => {
   let seed = 7;
   return () => ((seed = (seed * 48271) % 2147483647) / 2147483647) * 4 - 2;
 })();
-const tensor = (rows, columns) => ({ shape: [rows, columns], data: Float32Array.from({ length: rows * columns }, random) });
+const tensor = (rows, columns) => ({
+  shape: [rows, columns],
+  data: Float32Array.from({ length: rows * columns }, random),
+});
 const multiply = (a, b) => {
   const [rows, inner, columns] = [a.shape[0], a.shape[1], b.shape[1]];
   const data = Float32Array.from({ length: rows * columns }, (_, i) => {
@@ -33,13 +36,19 @@ function makeSteps(beta, mask = null) {
   for (let row = 0; row < 3; row++) {
     const visible = [...Array(12).keys()].filter((key) => !mask || mask[row * 12 + key]);
     const max = Math.max(...visible.map((key) => scores.data[row * 12 + key]));
-    const power = (key) => (beta === Infinity ? Number(scores.data[row * 12 + key] === max) : Math.exp(beta * (scores.data[row * 12 + key] - max)));
+    const power = (key) =>
+      beta === Infinity
+        ? Number(scores.data[row * 12 + key] === max)
+        : Math.exp(beta * (scores.data[row * 12 + key] - max));
     const sum = visible.reduce((total, key) => total + power(key), 0);
     for (const key of visible) weights.data[row * 12 + key] = power(key) / sum;
   }
   const out = multiply(weights, v);
   const projection = tensor(5, 18);
-  const own = { shape: [5, 9], data: Float32Array.from({ length: 45 }, (_, i) => projection.data[Math.floor(i / 9) * 18 + 9 + (i % 9)]) };
+  const own = {
+    shape: [5, 9],
+    data: Float32Array.from({ length: 45 }, (_, i) => projection.data[Math.floor(i / 9) * 18 + 9 + (i % 9)]),
+  };
   const projected = multiply(out, transpose(own));
   return { steps: { layer: "x", head: 1, beta, q, k, v, scores, mask, weights, out, projected }, projection };
 }
@@ -52,9 +61,16 @@ test("the terms of every cell add up to its number", () => {
     const found = explainCell(steps, matrix, 2, 3, projection);
     close(found.sum, found.value);
     close(found.terms.reduce((sum, { value }) => sum + value, 0) + found.others, found.sum);
-    for (const { factors, value } of found.terms) close(factors.reduce((a, b) => a * b), value);
+    for (const { factors, value } of found.terms)
+      close(
+        factors.reduce((a, b) => a * b),
+        value,
+      );
     const sizes = found.terms.map(({ value }) => Math.abs(value));
-    assert.deepEqual(sizes, [...sizes].sort((a, b) => b - a));
+    assert.deepEqual(
+      sizes,
+      [...sizes].sort((a, b) => b - a),
+    );
   }
 });
 
@@ -114,5 +130,8 @@ test("examples are filtered by class, mistake and certainty", () => {
   assert.deepEqual(filterExamples(examples, { ...all, label: 1 }), [2, 3]);
   assert.deepEqual(filterExamples(examples, { ...all, mistakes: true }), [1, 2]);
   assert.deepEqual(filterExamples(examples, { ...all, uncertain: true }), [4, 2, 1, 0, 3]);
-  assert.deepEqual(filterExamples({ ...examples, labels: null, logits: null, classes: 0 }, { ...all, uncertain: true }), [0, 1, 2, 3, 4]);
+  assert.deepEqual(
+    filterExamples({ ...examples, labels: null, logits: null, classes: 0 }, { ...all, uncertain: true }),
+    [0, 1, 2, 3, 4],
+  );
 });

@@ -64,7 +64,14 @@ export function createAggregates(session, menu) {
       "figure",
       { class: "ch-aggregate", "data-method": method },
       canvas,
-      node("figcaption", {}, node("h3", {}, title), node("p", {}, what), node("p", { class: "ch-limit" }, limit), effect),
+      node(
+        "figcaption",
+        {},
+        node("h3", {}, title),
+        node("p", {}, what),
+        node("p", { class: "ch-limit" }, limit),
+        effect,
+      ),
       node("div", { class: "ch-colorbar" }, low, strip, high),
     );
     return { element: card, method, canvas, strip, low, high, effect };
@@ -128,7 +135,10 @@ export function createAggregates(session, menu) {
       [ghost.width, ghost.height] = [spec.width, spec.height];
       contextOf(ghost).putImageData(image, 0, 0);
     }
-    setText(target, session.input.empty || !session.probabilities.length ? "" : `for P(${session.className(session.target)})`);
+    setText(
+      target,
+      session.input.empty || !session.probabilities.length ? "" : `for P(${session.className(session.target)})`,
+    );
     cards.forEach(drawCard);
   }
 

@@ -29,7 +29,8 @@ export function filterExamples({ count, labels, logits, classes }, { label, mist
     return { index, predicted: top?.first ?? -1, margin: top?.margin ?? 1 };
   });
   const kept = ranked.filter(
-    ({ index, predicted }) => (label < 0 || labels?.[index] === label) && (!mistakes || (labels && predicted !== labels[index])),
+    ({ index, predicted }) =>
+      (label < 0 || labels?.[index] === label) && (!mistakes || (labels && predicted !== labels[index])),
   );
   if (uncertain) kept.sort((a, b) => a.margin - b.margin);
   return kept.map(({ index }) => index);
@@ -61,7 +62,12 @@ export function createSourcePanel(session, pad, menu, story) {
   const element = node(
     "section",
     { class: "ch-panel ch-area-pad", "data-part": "pad", "aria-label": "Input" },
-    node("header", { class: "ch-panel-head" }, tabs.length > 1 ? choice.element : node("h2", {}, tabs[0][1]), node("div", { class: "ch-panel-tools" }, menu)),
+    node(
+      "header",
+      { class: "ch-panel-head" },
+      tabs.length > 1 ? choice.element : node("h2", {}, tabs[0][1]),
+      node("div", { class: "ch-panel-tools" }, menu),
+    ),
     pad?.element,
     browser.element,
     picture.element,
@@ -95,12 +101,21 @@ function createBrowser(session) {
     session.update({ filter: { ...session.state.filter, ...changes } }, { push: false });
   };
   /** @type {[string, string][]} */
-  const choices = [["-1", "All"], ...session.description.classes.map((name, i) => /** @type {[string, string]} */ ([String(i), name]))];
+  const choices = [
+    ["-1", "All"],
+    ...session.description.classes.map((name, i) => /** @type {[string, string]} */ ([String(i), name])),
+  ];
   const label = dropdown("Class", choices, (value) => setFilter({ label: Number(value) }));
-  const mistakes = checkbox("Mistakes only", "Examples whose predicted class is wrong", (checked) => setFilter({ mistakes: checked }));
+  const mistakes = checkbox("Mistakes only", "Examples whose predicted class is wrong", (checked) =>
+    setFilter({ mistakes: checked }),
+  );
   const order = "Examples in the order of the margin between the two most probable classes";
   const uncertain = checkbox("Least certain", order, (checked) => setFilter({ uncertain: checked }));
-  const list = node("div", { class: "ch-thumbnails", role: "group", "aria-label": "Examples. Arrow keys move, Enter chooses." });
+  const list = node("div", {
+    class: "ch-thumbnails",
+    role: "group",
+    "aria-label": "Examples. Arrow keys move, Enter chooses.",
+  });
   const position = node("span", { class: "ch-note" });
   const turn = (/** @type {number} */ step) => {
     page += step;
@@ -110,7 +125,13 @@ function createBrowser(session) {
   const forward = iconButton("next", "Next page", () => turn(1));
   const facts = node("p", { class: "ch-example-facts" });
   const filters = node("div", { class: "ch-filters" }, label.element, mistakes.element, uncertain.element);
-  const element = node("div", { class: "ch-browser", "data-part": "examples" }, filters, list, node("div", { class: "ch-row ch-pager" }, facts, position, back, forward));
+  const element = node(
+    "div",
+    { class: "ch-browser", "data-part": "examples" },
+    filters,
+    list,
+    node("div", { class: "ch-row ch-pager" }, facts, position, back, forward),
+  );
 
   list.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -6, ArrowDown: 6 }[event.key];
@@ -135,7 +156,13 @@ function createBrowser(session) {
     const name = examples.labels ? `, ${session.className(examples.labels[index])}` : "";
     return node(
       "button",
-      { type: "button", "data-example": index, "aria-label": `Example ${index}${name}`, title: `Example ${index}${name}`, click: () => session.update({ source: "example", example: index }) },
+      {
+        type: "button",
+        "data-example": index,
+        "aria-label": `Example ${index}${name}`,
+        title: `Example ${index}${name}`,
+        click: () => session.update({ source: "example", example: index }),
+      },
       canvas,
     );
   }
@@ -143,7 +170,9 @@ function createBrowser(session) {
   function draw() {
     const { examples } = session;
     if (!examples) {
-      list.replaceChildren(node("p", { class: "ch-note" }, session.tensors ? "This file contains no examples." : "Loading …"));
+      list.replaceChildren(
+        node("p", { class: "ch-note" }, session.tensors ? "This file contains no examples." : "Loading …"),
+      );
       return;
     }
     filters.hidden = !examples.labels;
@@ -160,19 +189,28 @@ function createBrowser(session) {
     const key = `${indices.join(" ")}`;
     if (key !== shown) {
       shown = key;
-      list.replaceChildren(...(indices.length ? indices.map((i) => thumbnail(examples, i)) : [node("p", { class: "ch-note" }, "No example passes this filter.")]));
+      list.replaceChildren(
+        ...(indices.length
+          ? indices.map((i) => thumbnail(examples, i))
+          : [node("p", { class: "ch-note" }, "No example passes this filter.")]),
+      );
     }
     for (const button of /** @type {Iterable<HTMLElement>} */ (/** @type {unknown} */ (list.children))) {
       const chosen = session.state.source === "example" && Number(button.dataset.example) === session.state.example;
       button.setAttribute("aria-pressed", String(chosen));
-      button.tabIndex = chosen || (button === list.firstElementChild && !indices.includes(session.state.example)) ? 0 : -1;
+      button.tabIndex =
+        chosen || (button === list.firstElementChild && !indices.includes(session.state.example)) ? 0 : -1;
     }
     setText(position, `${page + 1} of ${pages}`);
     back.disabled = page === 0;
     forward.disabled = page === pages - 1;
     const { example } = session.state;
     const target = examples.labels?.[example];
-    const known = target !== undefined && target >= 0 && target < session.probabilities.length && session.state.source === "example";
+    const known =
+      target !== undefined &&
+      target >= 0 &&
+      target < session.probabilities.length &&
+      session.state.source === "example";
     setText(facts, known ? `Label ${session.className(target)}, P = ${percent(session.probabilities[target])}` : "");
   }
 
@@ -184,16 +222,32 @@ function createBrowser(session) {
  * @param {() => void} onPicture
  */
 function createPicturePicker(session, onPicture) {
-  const file = node("input", { type: "file", accept: "image/*", class: "ch-hidden", tabindex: "-1", "aria-hidden": "true" });
+  const file = node("input", {
+    type: "file",
+    accept: "image/*",
+    class: "ch-hidden",
+    tabindex: "-1",
+    "aria-hidden": "true",
+  });
   const status = node("p", { class: "ch-note", role: "status" });
-  const choose = node("button", { type: "button", class: "ch-button ch-primary", click: () => file.click() }, "Choose a picture");
+  const choose = node(
+    "button",
+    { type: "button", class: "ch-button ch-primary", click: () => file.click() },
+    "Choose a picture",
+  );
   const element = node(
     "div",
     { class: "ch-drop", "data-part": "picture" },
     node("p", {}, "Drop a picture here, paste one, or"),
     choose,
     file,
-    node("p", { class: "ch-note" }, "The picture stays in this browser."),
+    node(
+      "p",
+      { class: "ch-note" },
+      session.description.kind === "live"
+        ? "Its pixels are sent to the server that runs the model."
+        : "The picture stays in this browser.",
+    ),
     status,
   );
 

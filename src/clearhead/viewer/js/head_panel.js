@@ -64,10 +64,29 @@ export function createHeadPanel(session, menu) {
       "figure",
       { class: "ch-matrix-card" },
       before ? operator : null,
-      node("div", {}, node("figcaption", {}, node("b", {}, text), shape), canvas, node("p", { class: "ch-note" }, note), limits),
+      node(
+        "div",
+        {},
+        node("figcaption", {}, node("b", {}, text), shape),
+        canvas,
+        node("p", { class: "ch-note" }, note),
+        limits,
+      ),
     );
     const painted = { steps: /** @type {object | null} */ (null), dark: false, limit: 1 };
-    const entry = { painted, element: card, name, operator, canvas, shape, limits, cursor: 0, columns: 1, count: 0, sheet: document.createElement("canvas") };
+    const entry = {
+      painted,
+      element: card,
+      name,
+      operator,
+      canvas,
+      shape,
+      limits,
+      cursor: 0,
+      columns: 1,
+      count: 0,
+      sheet: document.createElement("canvas"),
+    };
 
     const choose = (/** @type {number} */ cell) => {
       entry.cursor = cell;
@@ -77,7 +96,10 @@ export function createHeadPanel(session, menu) {
     canvas.addEventListener("click", (event) => {
       const box = canvas.getBoundingClientRect();
       const rows = entry.count / entry.columns;
-      const cell = cellAt(event.clientX - box.left, event.clientY - box.top, box.width, box.height, [rows, entry.columns]);
+      const cell = cellAt(event.clientX - box.left, event.clientY - box.top, box.width, box.height, [
+        rows,
+        entry.columns,
+      ]);
       if (cell >= 0) choose(cell);
     });
     canvas.addEventListener("keydown", (event) => {
@@ -91,7 +113,10 @@ export function createHeadPanel(session, menu) {
   }
 
   /** The matrices of the current steps by name; some are computed. */
-  const tensors = { of: /** @type {object | null} */ (null), byName: /** @type {Map<string, Tensor | null>} */ (new Map()) };
+  const tensors = {
+    of: /** @type {object | null} */ (null),
+    byName: /** @type {Map<string, Tensor | null>} */ (new Map()),
+  };
 
   /** @param {string} name @returns {Tensor | null} */
   function tensorOf(name) {
@@ -99,7 +124,9 @@ export function createHeadPanel(session, menu) {
     if (!steps) return null;
     if (tensors.of !== steps) {
       tensors.of = steps;
-      tensors.byName = new Map(cards.map((card) => [card.name, matrixOf(steps, /** @type {MatrixName} */ (card.name))]));
+      tensors.byName = new Map(
+        cards.map((card) => [card.name, matrixOf(steps, /** @type {MatrixName} */ (card.name))]),
+      );
       tensors.byName.set("q", steps.q).set("v", steps.v).set("kT", transposed(steps.k));
     }
     return tensors.byName.get(name) ?? null;
@@ -163,7 +190,8 @@ export function createHeadPanel(session, menu) {
     const byQuery = card.name !== "kT" && card.name !== "v";
     context.strokeStyle = dark ? "#fff" : "#1c1e22";
     context.lineWidth = 1;
-    if (byQuery && row >= 0 && rows > 1) context.strokeRect(0.5, row * (height / rows) - 0.5, width - 1, height / rows + 1);
+    if (byQuery && row >= 0 && rows > 1)
+      context.strokeRect(0.5, row * (height / rows) - 0.5, width - 1, height / rows + 1);
     const { cell } = session.state;
     if (cell?.matrix === card.name && cell.row < rows && cell.column < columns) {
       const [w, h] = [width / columns, height / rows];
@@ -173,7 +201,10 @@ export function createHeadPanel(session, menu) {
     }
     setText(card.shape, `${rows} × ${columns}`);
     setText(card.limits, isPositive(card.name) ? `0 to ${shortNumber(limit)}` : `±${shortNumber(limit)}`);
-    card.canvas.setAttribute("aria-label", `${card.name}, ${rows} rows and ${columns} columns. Arrow keys choose a number.`);
+    card.canvas.setAttribute(
+      "aria-label",
+      `${card.name}, ${rows} rows and ${columns} columns. Arrow keys choose a number.`,
+    );
   }
 
   /** @param {number} token @param {boolean} isQuery */
@@ -183,7 +214,8 @@ export function createHeadPanel(session, menu) {
     const tokens = tokenLayout(session.description, layer);
     if (isQuery && layer.queries === 1) return "pooling query";
     if (!tokens.onGrid || !grid) return labels?.[token] ? `token ${token} “${labels[token]}”` : `token ${token}`;
-    if (token >= tokens.prefix) return `patch (${Math.floor((token - tokens.prefix) / grid[1]) + 1}, ${((token - tokens.prefix) % grid[1]) + 1})`;
+    if (token >= tokens.prefix)
+      return `patch (${Math.floor((token - tokens.prefix) / grid[1]) + 1}, ${((token - tokens.prefix) % grid[1]) + 1})`;
     return token === 0 && hasClassTokenIn(session.description) ? "class token" : `register token ${token}`;
   }
 
@@ -191,7 +223,8 @@ export function createHeadPanel(session, menu) {
     const { steps } = session;
     const { cell } = session.state;
     const projection = steps ? (session.tensors?.get(`model.${steps.layer}.out_proj.weight`) ?? null) : null;
-    const found = steps && cell && explainCell(steps, /** @type {MatrixName} */ (cell.matrix), cell.row, cell.column, projection);
+    const found =
+      steps && cell && explainCell(steps, /** @type {MatrixName} */ (cell.matrix), cell.row, cell.column, projection);
     const key = found ? JSON.stringify(found) : "";
     if (key === explained && arithmetic.childElementCount) return;
     explained = key;
@@ -214,21 +247,42 @@ export function createHeadPanel(session, menu) {
     const n = shortNumber;
     const [heading, formula] = {
       scores: [`Score of ${query} for ${key}`, `q · k = ${n(value)}`],
-      scaled: [`Scaled score of ${query} for ${key}`, `β × q · k = ${n(beta)} × ${n(found.terms[0]?.factors[1] ?? 0)} = ${n(value)}`],
-      mask: [`Mask of ${query} for ${key}`, value ? "1: the query may attend to the key" : "0: the query may not attend to the key"],
-      weights: [`Weight of ${query} for ${key}`, `exp(x − max) / Σ exp(x − max) = ${n(found.numerator ?? 0)} / ${n(found.sum)} = ${n(value)}`],
+      scaled: [
+        `Scaled score of ${query} for ${key}`,
+        `β × q · k = ${n(beta)} × ${n(found.terms[0]?.factors[1] ?? 0)} = ${n(value)}`,
+      ],
+      mask: [
+        `Mask of ${query} for ${key}`,
+        value ? "1: the query may attend to the key" : "0: the query may not attend to the key",
+      ],
+      weights: [
+        `Weight of ${query} for ${key}`,
+        `exp(x − max) / Σ exp(x − max) = ${n(found.numerator ?? 0)} / ${n(found.sum)} = ${n(value)}`,
+      ],
       out: [`Output of ${query}, dimension ${column}`, `Σ A v = ${n(value)}`],
       projected: [`Contribution to ${query}, dimension ${column} of the residual stream`, `Σ out × W_O = ${n(value)}`],
     }[matrix];
-    const replaced = found.isReplaced ? node("p", { class: "ch-note" }, "An edit has replaced the computed weight.") : null;
-    const head = node("div", { class: "ch-arithmetic-head" }, node("h3", {}, heading), node("p", { class: "ch-formula" }, formula), replaced);
+    const replaced = found.isReplaced
+      ? node("p", { class: "ch-note" }, "An edit has replaced the computed weight.")
+      : null;
+    const head = node(
+      "div",
+      { class: "ch-arithmetic-head" },
+      node("h3", {}, heading),
+      node("p", { class: "ch-formula" }, formula),
+      replaced,
+    );
     if (found.over === "none") return [head];
     const largest = Math.max(...found.terms.map(({ value: term }) => Math.abs(term)), Math.abs(found.others), 1e-12);
-    const name = (/** @type {number} */ index) => (found.over === "key" ? tokenName(index, false) : `dimension ${index}`);
-    const product = (/** @type {number[]} */ factors) => (matrix === "weights" ? `exp(${n(factors[0])})` : factors.map(n).join(" × "));
+    const name = (/** @type {number} */ index) =>
+      found.over === "key" ? tokenName(index, false) : `dimension ${index}`;
+    const product = (/** @type {number[]} */ factors) =>
+      matrix === "weights" ? `exp(${n(factors[0])})` : factors.map(n).join(" × ");
     const rows = [
       ...found.terms.map((term) => termRow(name(term.index), product(term.factors), term.value, largest)),
-      found.numOthers ? termRow(`${found.numOthers} other ${found.over === "key" ? "keys" : "dimensions"}`, "", found.others, largest) : null,
+      found.numOthers
+        ? termRow(`${found.numOthers} other ${found.over === "key" ? "keys" : "dimensions"}`, "", found.others, largest)
+        : null,
       termRow("Sum", "", found.sum, 0),
     ];
     return [head, node("table", { class: "ch-terms" }, node("tbody", {}, ...rows))];
@@ -238,7 +292,14 @@ export function createHeadPanel(session, menu) {
   function termRow(name, product, value, largest) {
     const bar = node("span", { class: value < 0 ? "ch-term-bar ch-negative" : "ch-term-bar" });
     bar.style.width = `${largest ? (100 * Math.abs(value)) / largest : 0}%`;
-    return node("tr", { class: largest ? "" : "ch-sum" }, node("th", {}, name), node("td", {}, product), node("td", { class: "ch-term-value" }, shortNumber(value)), node("td", { class: "ch-term-track" }, bar));
+    return node(
+      "tr",
+      { class: largest ? "" : "ch-sum" },
+      node("th", {}, name),
+      node("td", {}, product),
+      node("td", { class: "ch-term-value" }, shortNumber(value)),
+      node("td", { class: "ch-term-track" }, bar),
+    );
   }
 
   /** @param {Set<Change>} changes */

@@ -80,7 +80,11 @@ export function paintPixels(pixels, channels, image) {
 export function createGrid(session, actions) {
   const grid = session.description.grid ?? [1, 1];
   const picture = node("canvas", { class: "ch-layer ch-pixelated", "aria-hidden": "true" });
-  const overlay = node("canvas", { class: "ch-layer ch-pixelated", "aria-hidden": "true", "data-layer-role": "overlay" });
+  const overlay = node("canvas", {
+    class: "ch-layer ch-pixelated",
+    "aria-hidden": "true",
+    "data-layer-role": "overlay",
+  });
   const marks = node("canvas", { class: "ch-layer", "aria-hidden": "true" });
   const target = node("div", { class: "ch-target", hidden: true, "aria-hidden": "true" });
   const surface = node(
@@ -90,7 +94,8 @@ export function createGrid(session, actions) {
       "data-part": "grid",
       tabindex: "0",
       role: "application",
-      "aria-label": "Patch grid. Arrow keys choose a query patch, Enter pins it, H hides it, M masks it, Escape returns to the readout.",
+      "aria-label":
+        "Patch grid. Arrow keys choose a query patch, Enter pins it, H hides it, M masks it, Escape returns to the readout.",
     },
     picture,
     overlay,
@@ -140,7 +145,12 @@ export function createGrid(session, actions) {
   /** @param {CanvasRenderingContext2D} context @param {number} patch @param {number} size */
   const cellBox = (context, patch, size) => {
     const [w, h] = [size / grid[1], sizes.height / grid[0]];
-    return /** @type {[number, number, number, number]} */ ([(patch % grid[1]) * w, Math.floor(patch / grid[1]) * h, w, h]);
+    return /** @type {[number, number, number, number]} */ ([
+      (patch % grid[1]) * w,
+      Math.floor(patch / grid[1]) * h,
+      w,
+      h,
+    ]);
   };
 
   function drawMarks() {
@@ -165,7 +175,8 @@ export function createGrid(session, actions) {
     session.state.pins.forEach((pin, i) => {
       if (pin !== READOUT) strokeBox(context, cellBox(context, pin, size), PIN_COLORS[i], 2.5);
     });
-    if (session.hover !== null && session.hover !== READOUT) strokeBox(context, cellBox(context, session.hover, size), "#fff", 1.5);
+    if (session.hover !== null && session.hover !== READOUT)
+      strokeBox(context, cellBox(context, session.hover, size), "#fff", 1.5);
     target.hidden = outlined === null || session.state.edits.hiddenPatches.includes(outlined);
     if (outlined === null) return;
     const [x, y, w, h] = cellBox(context, outlined, size);
@@ -180,12 +191,16 @@ export function createGrid(session, actions) {
 
   /** @param {Set<Change>} changes */
   function draw(changes) {
-    if (!changes.has("query") || changes.size > 1) Object.assign(sizes, { width: surface.clientWidth, height: surface.clientHeight });
+    if (!changes.has("query") || changes.size > 1)
+      Object.assign(sizes, { width: surface.clientWidth, height: surface.clientHeight });
     if (changes.has("input") || changes.has("layout")) paintInput(session, picture);
     drawOverlay();
     drawMarks();
     const hovered = session.hover;
-    surface.setAttribute("aria-description", hovered === null || hovered === READOUT ? "Readout" : `Patch in ${patchName(hovered, grid)}`);
+    surface.setAttribute(
+      "aria-description",
+      hovered === null || hovered === READOUT ? "Readout" : `Patch in ${patchName(hovered, grid)}`,
+    );
   }
 
   return {

@@ -31,7 +31,8 @@ export function createPad(session, onTouch) {
       class: "ch-pad",
       tabindex: "0",
       role: "application",
-      "aria-label": "Drawing pad. Draw with the pointer, or with the keyboard: arrow keys move the pen, Space puts it down or lifts it.",
+      "aria-label":
+        "Drawing pad. Draw with the pointer, or with the keyboard: arrow keys move the pen, Space puts it down or lifts it.",
     },
     glow,
     ink,
@@ -140,7 +141,9 @@ export function createPad(session, onTouch) {
 
   surface.addEventListener("keydown", (event) => {
     const step = KEY_STEP * (event.shiftKey ? 4 : 1);
-    const [dx, dy] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key] ?? [0, 0];
+    const [dx, dy] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key] ?? [
+      0, 0,
+    ];
     if (dx || dy) {
       cursor.x = clamp(cursor.x + dx * step, 0, width);
       cursor.y = clamp(cursor.y + dy * step, 0, height);
@@ -176,8 +179,21 @@ export function createPad(session, onTouch) {
     "Scales the drawing to 20 × 20 pixels and moves its center of mass to the center of the image, as MNIST was prepared. The model has only seen such images.",
     (checked) => session.update({ center: checked }),
   );
-  const tools = node("div", { class: "ch-tools", role: "toolbar", "aria-label": "Drawing tools" }, pen, eraser, undoButton, redoButton, clearButton);
-  const element = node("div", { class: "ch-pad-area" }, surface, node("div", { class: "ch-pad-tools" }, tools, center.element));
+  const tools = node(
+    "div",
+    { class: "ch-tools", role: "toolbar", "aria-label": "Drawing tools" },
+    pen,
+    eraser,
+    undoButton,
+    redoButton,
+    clearButton,
+  );
+  const element = node(
+    "div",
+    { class: "ch-pad-area" },
+    surface,
+    node("div", { class: "ch-pad-tools" }, tools, center.element),
+  );
 
   function drawInk() {
     const size = sizes.width;
@@ -220,7 +236,8 @@ export function createPad(session, onTouch) {
   /** @param {Set<Change>} changes */
   function draw(changes) {
     if (session.state.source !== "draw") return;
-    if (changes.has("layout") || changes.has("state")) Object.assign(sizes, { width: surface.clientWidth, height: surface.clientHeight });
+    if (changes.has("layout") || changes.has("state"))
+      Object.assign(sizes, { width: surface.clientWidth, height: surface.clientHeight });
     if (changes.has("input") || changes.has("layout") || changes.has("state")) {
       drawInk();
       hint.hidden = session.state.strokes.length > 0;

@@ -37,12 +37,24 @@ const LINE = 100;
 export function pythonLines(part, shown) {
   if (shown.description.kind === "trace" || !shown.description.input) return traceLines(shown);
   const needsEdits = editContexts(shown);
-  const imports = ["import base64", ...(needsEdits.length ? ["import contextlib"] : []), "", "import torch", "", "import clearhead"];
+  const imports = [
+    "import base64",
+    ...(needsEdits.length ? ["import contextlib"] : []),
+    "",
+    "import torch",
+    "",
+    "import clearhead",
+  ];
   if (part === "aggregates") imports.push("from clearhead import insight");
   const body = needsEdits.length ? ["with edits:", ...indented(partLines(part, shown))] : partLines(part, shown);
-  const first = part === "cause" && hasEdits(shown.edits) ? ["with torch.no_grad():", "    before = model(images).softmax(-1)[0]", ""] : [];
+  const first =
+    part === "cause" && hasEdits(shown.edits)
+      ? ["with torch.no_grad():", "    before = model(images).softmax(-1)[0]", ""]
+      : [];
   const again = first.length && shown.edits.hiddenPatches.length ? imageLines(shown) : [];
-  const input = first.length ? [...pixelLines(shown), normalizeLine(shown), ...first, ...again] : [...pixelLines(shown), ...imageLines(shown)];
+  const input = first.length
+    ? [...pixelLines(shown), normalizeLine(shown), ...first, ...again]
+    : [...pixelLines(shown), ...imageLines(shown)];
   return [...imports, "", ...input, ...needsEdits, ...body, ""].join("\n");
 }
 
@@ -98,7 +110,9 @@ function editContexts({ description, layers, edits, beta }) {
     lines.push("    edits.enter_context(clearhead.edit(model, name, pattern=change))");
   }
   for (const { layer, head, pattern } of edits.heads) {
-    lines.push(`edits.enter_context(clearhead.edit(model, ${JSON.stringify(layer)}, head=${head}, pattern="${pattern}"))`);
+    lines.push(
+      `edits.enter_context(clearhead.edit(model, ${JSON.stringify(layer)}, head=${head}, pattern="${pattern}"))`,
+    );
   }
   return [...lines, ""];
 }
@@ -118,10 +132,11 @@ function changeLines(edits, patches, own) {
       "weights[..., keys] = 0",
     );
   }
-  if (edits.beta === Infinity) lines.push("weights = (weights == weights.amax(-1, keepdim=True)).float()  # beta = infinity");
+  if (edits.beta === Infinity)
+    lines.push("weights = (weights == weights.amax(-1, keepdim=True)).float()  # beta = infinity");
   else if (edits.beta === 0) lines.push("weights = (weights > 0).float()  # beta = 0");
   else if (edits.beta !== null && own) {
-    lines.push(`weights = weights ** (${number(edits.beta)} / ${number(own)})  # beta = ${number(edits.beta)} instead of the model's ${number(own)}`);
+    lines.push(`weights = weights ** (${number(edits.beta)} / ${number(own)})  # beta in place of the model's own`);
   }
   lines.push("return (weights / weights.sum(-1, keepdim=True)).nan_to_num()");
   return lines;
@@ -142,7 +157,12 @@ function partLines(part, shown) {
     case "bars":
       return ["with torch.no_grad():", "    print(model(images).softmax(-1)[0])  # the probability of each class"];
     case "wall":
-      return ["trace = clearhead.look(model, images)", "print(trace)  # every layer", "figure = trace.plot()  # every layer and head", 'figure.savefig("wall.png")'];
+      return [
+        "trace = clearhead.look(model, images)",
+        "print(trace)  # every layer",
+        "figure = trace.plot()  # every layer and head",
+        'figure.savefig("wall.png")',
+      ];
     case "input":
       return ["trace = clearhead.look(model, images)", ...mapLines(shown, name)];
     case "cause":
@@ -201,7 +221,8 @@ function aggregateLines({ description, target, layers }) {
   const grid = description.grid ?? [1, 1];
   const pooled = layers[layers.length - 1]?.queries === 1;
   const registers = pooled ? 0 : description.num_prefix_tokens - Number(hasClassTokenIn(description));
-  const options = `class_token=${hasClassTokenIn(description) ? "True" : "False"}${registers > 0 ? `, num_register_tokens=${registers}` : ""}`;
+  const classToken = hasClassTokenIn(description) ? "True" : "False";
+  const options = `class_token=${classToken}${registers > 0 ? `, num_register_tokens=${registers}` : ""}`;
   const followsTokens = !pooled || description.num_prefix_tokens === 0; // a pooling layer does not see register tokens
   const view = `.view(${grid[0]}, ${grid[1]})`;
   const mean = pooled ? `[trace[${JSON.stringify(layers[layers.length - 1].name)}].weights()]` : "trace";
@@ -223,7 +244,14 @@ function aggregateLines({ description, target, layers }) {
 function traceLines(shown) {
   const name = JSON.stringify(shown.layers[shown.layer]?.name ?? "");
   const head = shown.head === ALL_HEADS ? "" : `head=${shown.head}`;
-  return ["import clearhead", "", `model = ${shown.description.source}`, "trace = clearhead.look(model, inputs)  # the inputs of the recorded pass", `print(trace[${name}].weights(${head}))`, ""].join("\n");
+  return [
+    "import clearhead",
+    "",
+    `model = ${shown.description.source}`,
+    "trace = clearhead.look(model, inputs)  # the inputs of the recorded pass",
+    `print(trace[${name}].weights(${head}))`,
+    "",
+  ].join("\n");
 }
 
 /** @param {string[]} lines */

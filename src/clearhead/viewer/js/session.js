@@ -1,6 +1,6 @@
 /**
- * What the panels show: the state, and everything that is computed from it. Panels read a session, change its state with
- * `update`, and are drawn again once per frame.
+ * What the panels show: the state, and everything that is computed from it. Panels read a session, change its state
+ * with `update`, and are drawn again once per frame.
  */
 
 import { noEdits } from "./engine.js";

@@ -115,8 +115,10 @@ export function encodeState(state, description) {
   add("x", edits.hiddenPatches.join("."), "");
   add("y", edits.maskedPatches.join("."), "");
   add("z", edits.heads.map((e) => `${layerOf(e)}-${e.head}${keyOf(PATTERNS, e.pattern)}`).join("."), "");
-  if (edits.beta !== null) add("b", true, false, edits.beta === Infinity ? "inf" : String(Number(edits.beta.toPrecision(4))));
-  if (state.cell) add("a", true, false, `${MATRICES.indexOf(state.cell.matrix)}.${state.cell.row}.${state.cell.column}`);
+  if (edits.beta !== null)
+    add("b", true, false, edits.beta === Infinity ? "inf" : String(Number(edits.beta.toPrecision(4))));
+  if (state.cell)
+    add("a", true, false, `${MATRICES.indexOf(state.cell.matrix)}.${state.cell.row}.${state.cell.column}`);
   add("w", state.story, "off", keyOf(STORIES, state.story));
   add("t", state.theme, "auto", keyOf(THEMES, state.theme));
   return pairs.map(([key, value]) => `${key}=${value}`).join("&");
@@ -131,7 +133,12 @@ export function encodeState(state, description) {
  */
 export function decodeState(text, description, numExamples = Infinity) {
   const state = defaultState(description);
-  const values = new Map(text.replace(/^#/, "").split("&").map((pair) => splitOnce(pair)));
+  const values = new Map(
+    text
+      .replace(/^#/, "")
+      .split("&")
+      .map((pair) => splitOnce(pair)),
+  );
   const get = (/** @type {string} */ key) => values.get(key) ?? "";
   const patches = description.grid ? description.grid[0] * description.grid[1] : 0;
   const numLayers = description.layers.length || Infinity;
@@ -227,7 +234,10 @@ function integer(text, low, high) {
  * @returns {number[]}
  */
 function integers(text, low, high) {
-  const values = text.split(".").slice(0, MAX_EDITS).map((part) => integer(part, low, high));
+  const values = text
+    .split(".")
+    .slice(0, MAX_EDITS)
+    .map((part) => integer(part, low, high));
   return [...new Set(values)].filter((value) => value !== null);
 }
 

@@ -41,8 +41,17 @@ export function createStory(session, grid, actions) {
   const [three, eight] = [classes.indexOf("3"), classes.indexOf("8")];
   const prompt = node("p", { class: "ch-prompt", "aria-live": "polite" });
   const show = node("button", { type: "button", class: "ch-button ch-primary", click: () => playClosing() }, "Show me");
-  const hideIt = node("button", { type: "button", class: "ch-button ch-primary", click: () => patch !== null && actions.hide(patch) }, "Hide it");
-  const replay = node("button", { type: "button", class: "ch-button ch-quiet-button", click: () => start() }, icon("replay"), node("span", {}, "Replay the story"));
+  const hideIt = node(
+    "button",
+    { type: "button", class: "ch-button ch-primary", click: () => patch !== null && actions.hide(patch) },
+    "Hide it",
+  );
+  const replay = node(
+    "button",
+    { type: "button", class: "ch-button ch-quiet-button", click: () => start() },
+    icon("replay"),
+    node("span", {}, "Replay the story"),
+  );
   const dismiss = iconButton("close", "Dismiss the story", () => setStep("off"));
   const dots = ["Draw", "See", "Cause"].map((text) => node("li", {}, text));
   const element = node(
@@ -72,7 +81,20 @@ export function createStory(session, grid, actions) {
 
   function start() {
     stopAnimation();
-    session.update({ source: "draw", center: true, strokes: [], pins: [], layer: -1, head: -1, direction: "to", edits: { heads: [], hiddenPatches: [], maskedPatches: [], beta: null }, story: "drawing" }, { push: false });
+    session.update(
+      {
+        source: "draw",
+        center: true,
+        strokes: [],
+        pins: [],
+        layer: -1,
+        head: -1,
+        direction: "to",
+        edits: { heads: [], hiddenPatches: [], maskedPatches: [], beta: null },
+        story: "drawing",
+      },
+      { push: false },
+    );
     play(decodeStrokes(RECORDED_THREE), [], DRAWING_TIME, () => setStep("close"));
   }
 
@@ -104,7 +126,10 @@ export function createStory(session, grid, actions) {
     const frame = () => {
       const t = (performance.now() - started) / duration;
       if (t >= 1) return finish();
-      session.update({ strokes: [...before, ...firstPoints(strokes, Math.ceil(easeInOut(t) * total))] }, { push: false });
+      session.update(
+        { strokes: [...before, ...firstPoints(strokes, Math.ceil(easeInOut(t) * total))] },
+        { push: false },
+      );
       animation = requestAnimationFrame(frame);
     };
     animation = requestAnimationFrame(frame);
@@ -153,7 +178,15 @@ export function createStory(session, grid, actions) {
   /** Choose the patch whose hiding brings the 3 back: by measured effect, not by the map. */
   async function choosePatch() {
     const occlusion = session.attributions.get("occlusion");
-    if (session.state.story !== "hide" || session.edited || patch !== null || searching || !occlusion || !session.engine) return;
+    if (
+      session.state.story !== "hide" ||
+      session.edited ||
+      patch !== null ||
+      searching ||
+      !occlusion ||
+      !session.engine
+    )
+      return;
     searching = true;
     const { version } = session;
     const order = [...occlusion.keys()].sort((a, b) => occlusion[b] - occlusion[a]).slice(0, MAX_TRIES);
@@ -173,10 +206,20 @@ export function createStory(session, grid, actions) {
     session.invalidate("state");
   }
 
+  /** What was shown, with the measured probabilities. @param {number} count of patches */
+  function conclusion(count) {
+    const before = measured.three ? ` (${percent(measured.three)})` : "";
+    const turned = `One stroke turned a 3${before} into an 8 (${percent(measured.eight)}).`;
+    if (measured.back <= 0.5) {
+      return `${turned} Without the patch with the largest effect, 8 has ${percent(session.probabilities[eight])}.`;
+    }
+    const again = `Without one of ${count} patches, the model reads 3 again (${percent(measured.back)})`;
+    return `${turned} ${again}: it had used what you drew there.`;
+  }
+
   function sentence() {
     const shape = session.description.grid ?? [1, 1];
     const { story } = session.state;
-    const count = shape[0] * shape[1];
     switch (story) {
       case "drawing":
         return "Watch: the model reads every stroke of the pen.";
@@ -190,9 +233,7 @@ export function createStory(session, grid, actions) {
       case "hide":
         return patch === null ? "It is an 8 now. Measuring which patch made the difference …" : "Now hide that patch.";
       case "done":
-        return measured.back > 0.5
-          ? `One stroke turned a 3${measured.three ? ` (${percent(measured.three)})` : ""} into an 8 (${percent(measured.eight)}). Without one of ${count} patches, the model reads 3 again (${percent(measured.back)}): it had used what you drew there.`
-          : `One stroke turned a 3 into an 8 (${percent(measured.eight)}). Hiding the patch with the largest effect left ${percent(session.probabilities[eight])} for 8.`;
+        return conclusion(shape[0] * shape[1]);
       default:
         return "";
     }

@@ -45,7 +45,12 @@ export function headMatrix({ heads, queries, keys, weights }, head) {
  * @param {HTMLElement} menu
  */
 export function createTokenMatrix(session, menu) {
-  const canvas = node("canvas", { class: "ch-token-matrix", tabindex: "0", role: "application", "aria-label": "Attention matrix. Arrow keys choose a query and a key." });
+  const canvas = node("canvas", {
+    class: "ch-token-matrix",
+    tabindex: "0",
+    role: "application",
+    "aria-label": "Attention matrix. Arrow keys choose a query and a key.",
+  });
   const title = node("span", { class: "ch-note" });
   const reading = node("p", { class: "ch-query", "aria-live": "polite" });
   const strip = node("canvas", { class: "ch-colorbar-strip", "aria-hidden": "true" });
@@ -145,7 +150,8 @@ export function createTokenMatrix(session, menu) {
     const every = Math.ceil(MIN_CELL_FOR_LABELS / cell);
     context.textBaseline = "middle";
     context.textAlign = "right";
-    for (let i = 0; i < queries; i += every) context.fillText(labelText(i, queries), labels - 8, labels + (i + 0.5) * cell, labels - 10);
+    for (let i = 0; i < queries; i += every)
+      context.fillText(labelText(i, queries), labels - 8, labels + (i + 0.5) * cell, labels - 10);
     context.textAlign = "left";
     for (let i = 0; i < keys; i += every) {
       context.save();
@@ -161,7 +167,9 @@ export function createTokenMatrix(session, menu) {
     if (chosen === null || chosen >= matrix.length) return "Rows are queries, columns are keys. Each row sums to 1.";
     const { tokens } = session.description;
     const [row, column] = [Math.floor(chosen / keys), chosen % keys];
-    return `${tokenLabel(tokens, row, queries)} in row ${row} attends to ${tokenLabel(tokens, column, keys)} in column ${column} with weight ${shortNumber(matrix[chosen])}.`;
+    const [query, key] = [tokenLabel(tokens, row, queries), tokenLabel(tokens, column, keys)];
+    const weight = shortNumber(matrix[chosen]);
+    return `${query} in row ${row} attends to ${key} in column ${column} with weight ${weight}.`;
   }
 
   /** @param {Set<Change>} changes */

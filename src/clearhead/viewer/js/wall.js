@@ -29,7 +29,15 @@ const SMALL_OPTIONS = { ...OPTIONS, gap: 4, caption: 6, goodSize: 36, maxSize: S
  */
 export function createWall(session, actions) {
   const canvas = node("canvas", { class: "ch-layer", "aria-hidden": "true" });
-  const stage = node("div", { class: "ch-wall-stage", role: "group", "aria-label": "Layers and heads. Arrow keys move, Enter selects, Z sets a head to zero, U makes it uniform." }, canvas);
+  const stage = node(
+    "div",
+    {
+      class: "ch-wall-stage",
+      role: "group",
+      "aria-label": "Layers and heads. Arrow keys move, Enter selects, Z sets a head to zero, U makes it uniform.",
+    },
+    canvas,
+  );
   const bar = node("canvas", { class: "ch-colorbar-strip", "aria-hidden": "true" });
   const low = node("span", {}, "0");
   const high = node("span", {}, "1");
@@ -54,7 +62,9 @@ export function createWall(session, actions) {
     if (sort === "layer" || !session.result) return null;
     if (sort === "effect") return session.effects?.map((value) => -Math.abs(value)) ?? null;
     if (statistics?.result !== session.result || statistics.sort !== sort) {
-      const each = session.result.layers.map((layer) => [...(statisticOf(layer, sort) ?? Array(layer.heads).fill(NaN))]);
+      const each = session.result.layers.map((layer) => [
+        ...(statisticOf(layer, sort) ?? Array(layer.heads).fill(NaN)),
+      ]);
       statistics = { result: session.result, sort, values: Float32Array.from(each.flat()) };
     }
     return statistics.values;
@@ -97,7 +107,14 @@ export function createWall(session, actions) {
     const { name, queries, keys } = session.layers[layer];
     const label = node(
       "button",
-      { type: "button", class: "ch-layer-label", title: "Show the mean over the heads of this layer", click: () => session.update({ layer, head: ALL_HEADS }), "data-layer": layer, "data-head": "mean" },
+      {
+        type: "button",
+        class: "ch-layer-label",
+        title: "Show the mean over the heads of this layer",
+        click: () => session.update({ layer, head: ALL_HEADS }),
+        "data-layer": layer,
+        "data-head": "mean",
+      },
       node("b", {}, name),
       node("span", {}, `${queries} × ${keys}`),
     );
@@ -109,7 +126,11 @@ export function createWall(session, actions) {
   function createCell(ref, x, y) {
     const name = node("span", {});
     const effect = node("span", { class: "ch-effect" });
-    const button = node("button", { type: "button", class: "ch-wall-cell", "data-layer": ref.layer, "data-head": ref.head, tabindex: "-1" }, node("span", { class: "ch-wall-caption" }, name, effect));
+    const button = node(
+      "button",
+      { type: "button", class: "ch-wall-cell", "data-layer": ref.layer, "data-head": ref.head, tabindex: "-1" },
+      node("span", { class: "ch-wall-caption" }, name, effect),
+    );
     Object.assign(button.style, { left: `${x}px`, top: `${y}px`, width: `${size}px`, height: `${size + caption}px` });
     button.addEventListener("click", () => session.update({ layer: ref.layer, head: ref.head }));
     return { ...ref, x, y, element: button, name, effect };
@@ -138,9 +159,14 @@ export function createWall(session, actions) {
     const table = isSigned ? SIGNED_DARK : GLOW;
     const limitOf = isSigned ? maxAbsOf : maxOf;
     const own = session.state.scale === "own";
-    const maps = cells.map(({ layer, head }) => (session.input.empty ? null : session.mapOf(layer, head)?.slice() ?? null));
+    const maps = cells.map(({ layer, head }) =>
+      session.input.empty ? null : (session.mapOf(layer, head)?.slice() ?? null),
+    );
     const matrices = cells.map((cell, i) => (maps[i] || session.input.empty ? null : matrixOfCell(cell)));
-    const shared = Math.max(1e-9, ...maps.map((map, i) => (map ? limitOf(map) : matrices[i] ? maxOf(matrices[i].map) : 0)));
+    const shared = Math.max(
+      1e-9,
+      ...maps.map((map, i) => (map ? limitOf(map) : matrices[i] ? maxOf(matrices[i].map) : 0)),
+    );
     if (grid) paintSheet(grid, maps, (map) => (own ? limitOf(map) : shared), isSigned, table);
     cells.forEach((cell, i) => {
       context.fillStyle = cssColor(table, isSigned ? 0.5 : 0);
@@ -227,7 +253,8 @@ export function createWall(session, actions) {
     const at = cellAt(x - cell.x, y - cell.y, size, size, [layer.queries, layer.keys]);
     const [row, column] = [Math.floor(at / layer.keys), at % layer.keys];
     const weight = headMatrix(layer, cell.head)[at];
-    return `${name} · ${tokenLabel(tokens, row, layer.queries)} → ${tokenLabel(tokens, column, layer.keys)}: ${shortNumber(weight)}`;
+    const [query, key] = [tokenLabel(tokens, row, layer.queries), tokenLabel(tokens, column, layer.keys)];
+    return `${name} · ${query} → ${key}: ${shortNumber(weight)}`;
   }
 
   stage.addEventListener("pointermove", (event) => {
@@ -254,8 +281,11 @@ export function createWall(session, actions) {
     const values = sortValues();
     cells.forEach((cell, i) => {
       const index = session.headIndex(cell.layer, cell.head);
-      const selected = cell.layer === session.layer && (session.state.head === cell.head || session.state.head === ALL_HEADS);
-      const edit = session.state.edits.heads.find((e) => e.layer === session.layers[cell.layer].name && e.head === cell.head);
+      const selected =
+        cell.layer === session.layer && (session.state.head === cell.head || session.state.head === ALL_HEADS);
+      const edit = session.state.edits.heads.find(
+        (e) => e.layer === session.layers[cell.layer].name && e.head === cell.head,
+      );
       const effect = session.shownEffects?.[index];
       cell.effect.classList.toggle("ch-stale-text", !session.effects);
       cell.element.classList.toggle("ch-selected", selected);
@@ -266,8 +296,14 @@ export function createWall(session, actions) {
       setText(cell.name, Number.isFinite(value) ? `${label} · ${shortNumber(value)}` : label);
       setText(cell.effect, effect === undefined ? "" : signed(effect));
       cell.effect.dataset.sign = effect === undefined ? "0" : String(signOf(effect));
-      const measured = effect === undefined ? "" : `; set to zero, it changes the probability of ${session.className(session.target)} by ${signed(effect)}`;
-      cell.element.setAttribute("aria-label", `${session.layers[cell.layer].name}, head ${cell.head}${edit ? `, ${edit.pattern}` : ""}${measured}`);
+      const measured =
+        effect === undefined
+          ? ""
+          : `; set to zero, it changes the probability of ${session.className(session.target)} by ${signed(effect)}`;
+      cell.element.setAttribute(
+        "aria-label",
+        `${session.layers[cell.layer].name}, head ${cell.head}${edit ? `, ${edit.pattern}` : ""}${measured}`,
+      );
       cell.element.setAttribute("aria-pressed", String(selected));
     });
   }
