@@ -276,46 +276,6 @@ def viewer_frame(document: str, image: bytes) -> str:
     """
     picture = base64.b64encode(image).decode()
     return (
-        '<div style="display: grid">'
-        f'<img style="grid-area: 1 / 1; max-width: 100%" alt="Attention of every layer (rows) and head (columns)" '
-        f'src="data:image/png;base64,{picture}">'
-        f'<iframe style="grid-area: 1 / 1; z-index: 1; width: 100%; height: {FRAME_HEIGHT}px; border: 0; '
-        f'background: white" sandbox="allow-scripts" srcdoc="{html.escape(document)}"></iframe></div>'
-    )
-
-
-def static_image(maps: "Sequence[np.ndarray]", size: int = 64) -> bytes:
-    """A PNG of attention maps (H,Q,K), one row for each layer: the darker, the larger the weight."""
-    import numpy as np
-    from PIL import Image
-
-    gap, columns = 4, max(len(layer) for layer in maps)
-    canvas = np.full((len(maps) * (size + gap) + gap, columns * (size + gap) + gap), 255, dtype=np.uint8)
-    for i, layer in enumerate(maps):
-        for j, weights in enumerate(layer):
-            rows, keys = (np.arange(size) * length // size for length in weights.shape)
-            cell = weights[rows][:, keys].astype(np.float32)
-            shade = 235 - 235 * cell / max(float(np.nanmax(cell, initial=0.0)), 1e-12)
-            top, left = gap + i * (size + gap), gap + j * (size + gap)
-            canvas[top : top + size, left : left + size] = np.nan_to_num(shade, nan=255.0)
-    stream = io.BytesIO()
-    Image.fromarray(canvas).save(stream, "PNG")
-    return stream.getvalue()
-
-
-# Notebooks
-
-FRAME_HEIGHT = 720
-"""pixels of the viewer in a notebook"""
-
-
-def viewer_frame(document: str, image: bytes) -> str:
-    """An HTML document in a frame that may run its scripts and nothing else.
-
-    A static image (PNG) lies below it, and is seen where frames or scripts are removed.
-    """
-    picture = base64.b64encode(image).decode()
-    return (
         '<div class="clearhead-viewer" style="display: grid">'
         f'<img style="grid-area: 1 / 1; max-width: 100%" alt="Attention of every layer (rows) and head (columns)" '
         f'src="data:image/png;base64,{picture}">'
