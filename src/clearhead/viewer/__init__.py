@@ -147,11 +147,16 @@ def asset_names() -> tuple[str, ...]:
 
 @cache
 def asset(name: str) -> str:
-    """A file of the viewer, without its comments."""
+    """A file of the viewer, without comments and indentation."""
     if name not in asset_names():
         raise LookupError(f"the viewer has no file {name!r:.60}")
     text = (FOLDER / name).read_text(encoding="utf-8")
-    return compact(text, name) if name.endswith(".js") else re.sub(r"/\*.*?\*/\n?", "", text, flags=re.DOTALL)
+    return compact(text, name) if name.endswith(".js") else compact_css(text)
+
+
+def compact_css(text: str) -> str:
+    """A style sheet without comments, indentation and empty lines."""
+    return re.sub(r"\n\s*", "\n", re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)).strip() + "\n"
 
 
 @cache
