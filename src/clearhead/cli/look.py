@@ -150,7 +150,6 @@ def hint_if_busy() -> None:
 
 
 def print_figures(figures: Sequence[tuple[Path, str]]) -> None:
-
     print("Figures:")
     for path, title in figures:
         say(f"  {path!s:40}  {title}")
@@ -228,7 +227,6 @@ def doctor(argv: Sequence[str]) -> int:
 
 def format_report(report: "Report") -> str:
     """The report as a table, wrapped to the width of the terminal."""
-
     width = console().width
     size = max(len(finding.check) for finding in report.findings)
     lines = [*wrap(f"{report.module}: {report.call}", width, subsequent_indent="  "), ""]
